@@ -1,0 +1,67 @@
+"""Draw jaxtyping annotations and nbdev's parameter comments in the API pages.
+
+nbdev writes the meaning of a parameter as a comment beside it; autodoc does
+not see comments. Their text is added to the docstring as a field list, unless
+the docstring documents its parameters itself.
+"""
+import dataclasses
+import inspect
+
+from fastcore.docments import docments, empty
+from sphinx.ext.intersphinx import missing_reference
+
+ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module"}
+ROUTINES = ("function", "method", "class")
+
+
+def described(what, obj):
+    "What carries the parameter comments of a documented object."
+    if what == "class":
+        return obj if dataclasses.is_dataclass(obj) else obj.__init__
+    return obj
+
+
+def fields(obj) -> list[str]:
+    "Field list lines from the comments beside an object's parameters."
+    try:
+        found = docments(obj, full=True)
+    except (OSError, SyntaxError, TypeError, ValueError):
+        return []
+    out = []
+    for arg, one in found.items():
+        text = one.get("docment")
+        if text and text is not empty:
+            text = " ".join(text.split())
+            out.append(f":returns: {text}" if arg == "return"
+                       else f":param {arg}: {text}")
+    return out
+
+
+def add_docments(app, what, name, obj, options, lines):
+    if what == "data" and "\n".join(lines).strip() == (
+            inspect.cleandoc(type(obj).__doc__ or "").strip()):
+        lines.clear()               # a constant is not described by its type
+        return
+    target = described(what, obj) if what in ROUTINES else None
+    routine = inspect.isroutine(target) or dataclasses.is_dataclass(target)
+    if target is None or not routine:
+        return
+    documented = any(l.lstrip().startswith((":param", ":return", "Parameters"))
+                     for l in lines)
+    new = [] if documented else fields(target)
+    if new:
+        lines += ["", *new, ""]
+
+
+def resolve(app, env, node, contnode):
+    target = node.get("reftarget", "")
+    if target in ALIAS:
+        node["reftarget"] = ALIAS[target]
+        return missing_reference(app, env, node, contnode)
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", add_docments, priority=400)
+    app.connect("missing-reference", resolve)
+    return {"version": "2", "parallel_read_safe": True,
+            "parallel_write_safe": True}

@@ -1,0 +1,117 @@
+"""What the extensions and the tests know of the course: its contents, and
+what stands in each notebook. No Sphinx here; standard library and PyYAML."""
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Iterator
+
+import yaml
+
+HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
+FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})")
+LABEL = re.compile(r"^\(([\w.:-]+)\)=\s*$")
+DEFAULT_EXP = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)\s*$", re.MULTILINE)
+MINUTES = re.compile(r"\{exercise(?:-start)?\}[^\n]*?\((\d+) min")
+
+
+@dataclass
+class Notebook:
+    "One chapter as it lies on disk."
+    path: Path
+    title: str = ""
+    summary: str = ""
+    module: str = ""
+    text: str = ""                       # all markdown cells
+    code: str = ""                       # all code cells
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def files_in(toc: dict) -> Iterator[str]:
+    "Documents of a jb-book table of contents, in order of reading."
+    if "root" in toc:
+        yield toc["root"]
+    if "file" in toc:
+        yield toc["file"]
+    for key in ("parts", "chapters", "sections"):
+        for item in toc.get(key, ()):
+            yield from files_in(item)
+
+
+def source(cell: dict) -> str:
+    text = cell["source"]
+    return text if isinstance(text, str) else "".join(text)
+
+
+def lines_outside_fences(text: str) -> Iterator[tuple[str, bool]]:
+    "Each line, and whether it is text (not code, not inside a directive)."
+    fence = None
+    for line in text.splitlines():
+        m = FENCE.match(line)
+        if fence is None and m:
+            fence = m[1]
+            yield line, False
+        elif fence is not None:
+            closes = m and line.strip() == m[1] and m[1][0] == fence[0]
+            if closes and len(m[1]) >= len(fence):
+                fence = None
+            yield line, False
+        else:
+            yield line, True
+
+
+def read_notebook(path: Path, text: str | None = None) -> Notebook:
+    "Title, summary, module, text, code and labels of one notebook."
+    path = Path(path)
+    nb = json.loads(path.read_text(encoding="utf-8") if text is None else text)
+    cells = nb["cells"]
+    md = "\n\n".join(source(c) for c in cells if c["cell_type"] == "markdown")
+    code = "\n\n".join(source(c) for c in cells if c["cell_type"] == "code")
+    found = Notebook(path=path, text=md, code=code)
+    for line, is_text in lines_outside_fences(md):
+        head, label = HEADING.match(line), LABEL.match(line)
+        if not is_text:
+            continue
+        if label:
+            found.labels.append(label[1])
+        elif head and len(head[1]) == 1 and not found.title:
+            found.title = head[2]
+        elif line.startswith("> ") and found.title and not found.summary:
+            found.summary = line[2:].strip()
+    module = DEFAULT_EXP.search(code)
+    found.module = module[1] if module else ""
+    return found
+
+
+def notebooks(root: Path) -> list[Notebook]:
+    "The notebooks of the table of contents, in order of reading."
+    toc = yaml.safe_load((Path(root) / "_toc.yml").read_text(encoding="utf-8"))
+    paths = [Path(root) / f"{doc}.ipynb" for doc in files_in(toc)]
+    return [read_notebook(p) for p in paths if p.exists()]
+
+
+def section(text: str, title: str) -> str:
+    "Body of the first section of that title, its labels left out."
+    body, depth = [], None
+    for line, is_text in lines_outside_fences(text):
+        head = HEADING.match(line) if is_text else None
+        if head and depth is not None and len(head[1]) <= depth:
+            break
+        if head and depth is None and head[2].lower() == title.lower():
+            depth = len(head[1])
+        elif depth is not None and not (is_text and LABEL.match(line)):
+            body.append(line)
+    return "\n".join(body).strip()
+
+
+def plain(text: str) -> str:
+    "Markdown of one line as plain text, for attributes and descriptions."
+    text = re.sub(r"\{[\w:]+\}`([^`<]*?)(?:\s*<[^>]*>)?`", r"\1", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"[`*$\\]", "", text).strip()

@@ -1,0 +1,118 @@
+"""Draw the course's plan, ``book/chapters.yml``: its chapters and routes.
+
+``<!-- chapters -->`` in a page becomes the table of chapters, ``<!-- routes
+-->`` the list of routes with their hours. Hours are estimates, and one rule
+makes them: a chapter that stands takes the time to read its words and its code
+plus the minutes of its exercises; a chapter to come is taken as `TO_COME`
+minutes. Run as a program, this file rewrites the table in README.md.
+"""
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import yaml
+
+from course import MINUTES, Notebook, notebooks
+
+CHAPTERS, ROUTES = "<!-- chapters -->", "<!-- routes -->"
+README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
+WORDS, LINES = 150, 12           # read in a minute: prose, code
+TO_COME = 75                     # minutes assumed for a chapter not there yet
+NAMES = {
+    "gpt": ("Build a GPT", "The core, marked ★ below: from one dot product to a"
+            " trained decoder that writes."),
+    "serve": ("Serve it", "For those who have a model and want it fast: caches,"
+              " batching, costs, real checkpoints."),
+    "all": ("All of it", "Every chapter and appendix, in order."),
+}
+
+
+def plan(root: Path) -> list[dict]:
+    text = (Path(root) / "book" / "chapters.yml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
+
+
+def minutes(nb: Notebook | None) -> float:
+    "Time to read a chapter and do its exercises, estimated."
+    if nb is None:
+        return TO_COME
+    prose = len(nb.text.split()) / WORDS
+    code = len([l for l in nb.code.splitlines() if l.strip()]) / LINES
+    return prose + code + sum(map(int, MINUTES.findall(nb.text)))
+
+
+def number(name: str) -> str:
+    "The chapter's number or letter: 7 of 07_…, A1 of A1_…"
+    head = name.split("_")[0]
+    return str(int(head)) if head.isdigit() else head
+
+
+def named(chapter: dict, found: dict[str, Notebook], folder: str) -> str:
+    nb = found.get(chapter["nb"])
+    if nb is None:
+        return chapter["title"]
+    return f"[{nb.title or chapter['title']}]({folder}/{nb.path.name})"
+
+
+def chapters(root: Path, folder: str) -> str:
+    "Markdown table of all chapters, done and to come."
+    found = {nb.name: nb for nb in notebooks(root)}
+    rows = ["| | chapter | what it builds | |", "|---:|:---|:---|:---|"]
+    for part in plan(root):
+        rows.append(f"| | **{part['part']}** | | |")
+        for ch in part["chapters"]:
+            star = " ★" if ch.get("gpt") and ch["nb"][0] != "A" else ""
+            state = "done" if ch["nb"] in found else "to come"
+            rows.append(f"| {number(ch['nb'])} | {named(ch, found, folder)}"
+                        f"{star} | {ch['builds']} | {state} |")
+    return "\n".join(rows)
+
+
+def routes(root: Path, folder: str) -> str:
+    "The routes with their chapters and estimated hours, as Markdown."
+    found = {nb.name: nb for nb in notebooks(root)}
+    every = [ch for part in plan(root) for ch in part["chapters"]]
+    out = []
+    for key, (name, purpose) in NAMES.items():
+        on = [ch for ch in every if key == "all" or ch.get(key)]
+        hours = math.ceil(sum(minutes(found.get(ch["nb"])) for ch in on) / 60)
+        out.append(f"**{name}**, about {hours} hours. {purpose}")
+        here = [named(ch, found, folder) for ch in on if ch["nb"] in found]
+        later = [ch["title"] for ch in on if ch["nb"] not in found]
+        if key == "all":
+            here, later = [f"{len(here)} chapters"], [f"{len(later)} chapters"]
+        out.append(f": Done: {', '.join(here) or 'none'}.")
+        if later:
+            out[-1] += f" To come: {', '.join(later)}."
+        out.append("")
+    return "\n".join(out)
+
+
+def in_readme(root: Path) -> str:
+    "README.md with its table of chapters drawn again."
+    text = (Path(root) / "README.md").read_text(encoding="utf-8")
+    table = chapters(root, "nbs")
+    return README_TABLE.sub(lambda m: f"{m[1]}{table}\n{m[2]}", text)
+
+
+def on_source_read(app, docname, content):
+    root = Path(app.srcdir)
+    for mark, draw in ((CHAPTERS, chapters), (ROUTES, routes)):
+        if mark in content[0]:
+            for path in (root / "_toc.yml", root / "book" / "chapters.yml",
+                         *(nb.path for nb in notebooks(root))):
+                app.env.note_dependency(str(path))
+            content[0] = content[0].replace(mark, draw(root, "../nbs"))
+
+
+def setup(app):
+    app.connect("source-read", on_source_read)
+    return {"version": "1", "parallel_read_safe": True,
+            "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parents[2]
+    (here / "README.md").write_text(in_readme(here), encoding="utf-8")

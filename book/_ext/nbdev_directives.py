@@ -1,0 +1,111 @@
+"""Render nbdev notebooks without their ``#|`` directive lines.
+
+Runs on Sphinx's ``source-read`` event, so the notebook on disk (the one thing
+that nbdev exports and nbval tests) is never copied or changed. A directive
+becomes the MyST-NB tag that draws what it means. An exported cell gets the
+class ``tag_exported`` and, in the HTML, ``data-module="tformer.attend"``, from
+which the style sheet draws its badge. The summary below the title (``> …``)
+becomes the page's description.
+"""
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+from course import plain, read_notebook, source
+
+DIRECTIVE = re.compile(
+    r"^\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<arg>.*?)\s*$")
+FALSE = {"false", "no", "off"}
+EXPORTED_CELL = re.compile(r'<div class="cell [^"]*\btag_exported\b[^"]*"')
+CELL_INPUT = re.compile(r'<div class="cell_input\b[^"]*"')
+
+
+def tags_for(name: str, arg: str) -> list[str]:
+    "MyST-NB tags that draw what an nbdev directive means."
+    if name in ("hide", "default_exp"):
+        return ["remove-cell"]
+    if name in ("export", "exports"):
+        return ["exported"]
+    if name == "exporti":
+        return ["exported", "hide-input"]
+    if name == "hide_input" or (name == "echo" and arg.lower() in FALSE):
+        return ["remove-input"]
+    if name == "hide_output" or (name == "output" and arg.lower() in FALSE):
+        return ["remove-output"]
+    if name == "code-fold" and arg.lower() not in FALSE:
+        return ["hide-input"]
+    return []
+
+
+def strip_cell(cell: dict) -> None:
+    "Take the directives off one code cell and set the tags they mean."
+    lines = source(cell).splitlines(keepends=True)
+    tags = cell["metadata"].setdefault("tags", [])
+    head = 0
+    for line in lines:
+        m = DIRECTIVE.match(line)
+        if not m:
+            break
+        new = tags_for(m["name"], m["arg"])
+        tags += [t for t in new if t not in tags]
+        head += 1
+    cell["source"] = "".join(lines[head:]).lstrip("\n")
+    if head and not cell["source"].strip() and "remove-cell" not in tags:
+        tags.append("remove-cell")
+
+
+def strip(text: str) -> str:
+    "Turn the JSON of a notebook into the JSON to render."
+    nb = json.loads(text)
+    for cell in nb["cells"]:
+        if cell["cell_type"] == "code":
+            strip_cell(cell)
+    return json.dumps(nb)
+
+
+def mark_module(body: str, module: str) -> str:
+    "Write the module's name on every exported cell and on its input."
+    attribute = f' data-module="{html.escape(module, quote=True)}"'
+    out, at = [], 0
+    for cell in EXPORTED_CELL.finditer(body):
+        out += [body[at:cell.end()], attribute]
+        at = cell.end()
+        inner = CELL_INPUT.search(body, at)
+        if inner:
+            out += [body[at:inner.end()], attribute]
+            at = inner.end()
+    return "".join(out) + body[at:]
+
+
+def on_source_read(app, docname, content):
+    path = Path(app.env.doc2path(docname))
+    if path.suffix != ".ipynb":
+        return
+    found = read_notebook(path, content[0])
+    app.env.metadata[docname].update(
+        course_module=found.module, course_summary=plain(found.summary))
+    content[0] = strip(content[0])
+
+
+def on_page(app, page, template, context, doctree):
+    meta = app.env.metadata.get(page, {})
+    if meta.get("course_module"):
+        module = "tformer." + meta["course_module"]
+        context["body"] = mark_module(context["body"], module)
+    if meta.get("course_summary"):
+        summary = html.escape(meta["course_summary"], quote=True)
+        context["meta"] = {
+            **(context.get("meta") or {}), "og:description": summary}
+        context["metatags"] = (
+            f'<meta name="description" content="{summary}" />\n'
+            + context.get("metatags", ""))
+
+
+def setup(app):
+    app.connect("source-read", on_source_read)
+    app.connect("html-page-context", on_page, priority=400)
+    return {"version": "2", "parallel_read_safe": True,
+            "parallel_write_safe": True}

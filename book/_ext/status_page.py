@@ -1,0 +1,90 @@
+"""Draw the status page from the committed record ``book/status.json``.
+
+The record is written by ``make status``, which runs every notebook as a test
+and writes down what happened::
+
+    {"date": "2026-11-21", "device": "cpu", "python": "3.11.7",
+     "platform": "Linux x86_64", "versions": {"torch": "2.13.0"},
+     "notebooks": {"00_tour": {"passed": true, "cells": 31, "seconds": 70.2}}}
+
+A notebook that the record lacks is shown as not recorded; a record without a
+run is said to be one.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from course import Notebook, notebooks
+
+MARK = "<!-- status -->"
+EMPTY = "No run has been recorded yet: `make status` records one."
+
+
+def load(path: Path) -> dict:
+    "The record, or an empty one where there is none."
+    if not path.exists():
+        return {}
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def row(nb: Notebook, seen: dict | None) -> str:
+    "One line of the table."
+    link = f"[{nb.title or nb.name}](../nbs/{nb.path.name})"
+    if seen is None:
+        return f"| {link} | not recorded | – | – |"
+    word = "passed" if seen.get("passed") else "**failed**"
+    cells = seen.get("cells", "–")
+    seconds = seen.get("seconds")
+    took = "–" if seconds is None else f"{seconds:.1f}"
+    return f"| {link} | {word} | {cells} | {took} |"
+
+
+def summary(record: dict, names: list[str]) -> str:
+    "How many of the notebooks passed, in how long, on what."
+    seen = record.get("notebooks", {})
+    ours = [seen[n] for n in names if n in seen]
+    passed = sum(bool(s.get("passed")) for s in ours)
+    total = sum(s.get("seconds") or 0 for s in ours)
+    where = {"cpu": "the CPU", "cuda": "CUDA"}
+    device = record.get("device", "unknown")
+    return (f"{passed} of {len(names)} notebooks passed on "
+            f"{record.get('date', 'an unknown date')}, on "
+            f"{where.get(device, device)}, in {total:.0f} seconds together.")
+
+
+def status(record: dict, found: list[Notebook]) -> str:
+    "Markdown of the page's body."
+    if not record.get("notebooks"):
+        return EMPTY
+    seen = record["notebooks"]
+    table = ["| notebook | result | cells | seconds |",
+             "|:---|:---|---:|---:|",
+             *(row(nb, seen.get(nb.name)) for nb in found)]
+    machine = [("device", record.get("device")),
+               ("Python", record.get("python")),
+               ("platform", record.get("platform")),
+               *sorted(record.get("versions", {}).items())]
+    versions = ["| what | version |", "|:---|:---|",
+                *(f"| {name} | {text} |" for name, text in machine if text)]
+    return "\n\n".join([summary(record, [nb.name for nb in found]),
+                        "\n".join(table), "## The machine and the versions",
+                        "\n".join(versions)])
+
+
+def on_source_read(app, docname, content):
+    if MARK not in content[0]:
+        return
+    root = Path(app.srcdir)
+    found = notebooks(root)
+    for path in (root / "book" / "status.json", root / "_toc.yml",
+                 *(nb.path for nb in found)):
+        app.env.note_dependency(str(path))
+    record = load(root / "book" / "status.json")
+    content[0] = content[0].replace(MARK, status(record, found))
+
+
+def setup(app):
+    app.connect("source-read", on_source_read)
+    return {"version": "1", "parallel_read_safe": True,
+            "parallel_write_safe": True}

@@ -1,0 +1,51 @@
+"""Gather the takeaways page from the notebooks themselves.
+
+Where the page says ``<!-- takeaways -->``, every notebook of the table of
+contents gives its sections *What to remember* and *Questions you can now
+answer*. Links between pages are rewritten to hold from where they now stand.
+"""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from course import Notebook, notebooks, section
+
+MARK = "<!-- takeaways -->"
+SECTIONS = ("What to remember", "Questions you can now answer")
+LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")
+
+
+def relink(text: str, folder: str) -> str:
+    "Rewrite relative links of a notebook for a page in another folder."
+    return LINK.sub(lambda m: f"]({folder}/{m[1]})", text)
+
+
+def takeaways(found: list[Notebook], folder: str = "../nbs") -> str:
+    "Markdown of the page's body."
+    out = []
+    for nb in found:
+        parts = [(name, section(nb.text, name)) for name in SECTIONS]
+        parts = [(name, body) for name, body in parts if body]
+        if parts:
+            out.append(f"## [{nb.title}]({folder}/{nb.path.name})")
+        for name, body in parts:
+            out += [f"### {name}", relink(body, folder)]
+    return "\n\n".join(out) or "No chapter has takeaways yet."
+
+
+def on_source_read(app, docname, content):
+    if MARK not in content[0]:
+        return
+    root = Path(app.srcdir)
+    found = notebooks(root)
+    for nb in found:
+        app.env.note_dependency(str(nb.path))
+    app.env.note_dependency(str(root / "_toc.yml"))
+    content[0] = content[0].replace(MARK, takeaways(found))
+
+
+def setup(app):
+    app.connect("source-read", on_source_read)
+    return {"version": "1", "parallel_read_safe": True,
+            "parallel_write_safe": True}

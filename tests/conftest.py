@@ -1,0 +1,89 @@
+"""What several test files share: the built book, a browser, executed shapes."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+if os.environ.get("TFORMER_SHAPES"):
+    # test_shapes.py runs the tests once more like this: every signature of
+    # the package is then executed, and a refused call may be refused by
+    # the signature before it is refused by the function
+    from jaxtyping import TypeCheckError, install_import_hook
+
+    install_import_hook("tformer", "beartype.beartype")
+    _raises = pytest.raises
+
+    def raises(expected, *args, **kwargs):
+        kinds = expected if isinstance(expected, tuple) else (expected,)
+        kwargs.pop("match", None)
+        return _raises((*kinds, TypeCheckError), *args, **kwargs)
+
+    pytest.raises = raises
+
+
+def find_chromium():
+    "The browser to test with, or None."
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    return None
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    "A headless browser; where CI is set, its absence is a failure."
+    path = find_chromium()
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium on this machine: install the package "
+                        "chromium")
+        pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=path,
+                                    args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def run(*args, cwd=ROOT, **kwargs):
+    "Run a command; its whole output is in the failure."
+    done = subprocess.run([str(a) for a in args], cwd=cwd, text=True,
+                          capture_output=True, **kwargs)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def tracked(*patterns):
+    "The project's own files: what git tracks, or would."
+    out = subprocess.run(["git", "ls-files", "-z", "--cached", "--others",
+                          "--exclude-standard", *patterns], cwd=ROOT,
+                         capture_output=True, check=True).stdout.decode()
+    return sorted(ROOT / n for n in out.split("\0")
+                  if n and (ROOT / n).is_file())
+
+
+@pytest.fixture(scope="session")
+def copy_tree():
+    "Copies the project's own files into a folder."
+    def copy(target):
+        for path in tracked():
+            to = Path(target) / path.relative_to(ROOT)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, to)
+        return Path(target)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory):
+    "The book, built once with every warning fatal; its HTML folder."
+    out = tmp_path_factory.mktemp("book")
+    run(Path(sys.executable).parent / "jupyter-book", "build", ".",
+        "--path-output", out, "-W", "-n", "--keep-going")
+    return out / "_build" / "html"

@@ -1,0 +1,72 @@
+"""The wheel: what is in it, what it asks for, and that it works alone."""
+import email
+import re
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, run
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory, copy_tree):
+    "The wheel, built by way of the sdist from a clean copy."
+    copy = copy_tree(tmp_path_factory.mktemp("source"))
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", out, cwd=copy)
+    assert len(list(out.glob("*.tar.gz"))) == 1
+    return next(out.glob("*.whl"))
+
+
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as z:
+        name = next(n for n in z.namelist() if n.endswith("/METADATA"))
+        return email.message_from_bytes(z.read(name))
+
+
+def test_wheel_holds_the_package_alone(wheel):
+    with zipfile.ZipFile(wheel) as z:
+        names = [n for n in z.namelist() if ".dist-info/" not in n]
+    here = {str(p.relative_to(ROOT)) for p in (ROOT / "tformer").rglob("*")
+            if p.suffix in {".py", ".csv", ".safetensors", ".json"}}
+    assert set(names) == here | {"tformer/py.typed"}
+
+
+def test_wheel_asks_for_lower_bounds_alone(wheel):
+    meta = metadata(wheel)
+    asked = meta.get_all("Requires-Dist")
+    plain = {re.split(r"[>=<; ]", r)[0] for r in asked if "extra" not in r}
+    assert plain == {"torch", "numpy", "einops", "jaxtyping", "regex",
+                     "tqdm", "safetensors"}
+    for line in asked:
+        assert re.fullmatch(r"[\w-]+>=[\d.]+(; extra == \"\w+\")?", line)
+    assert meta["Requires-Python"] == ">=3.11"
+    assert meta["License"] == "Apache-2.0" or \
+        meta["License-Expression"] == "Apache-2.0"
+
+
+def readme_snippet():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert blocks, "the README shows no Python"
+    return blocks[0]
+
+
+def test_readme_runs_from_the_wheel_in_a_fresh_environment(wheel, tmp_path):
+    home = tmp_path / "env"
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "-c",
+        ROOT / "requirements.txt", f"{wheel}[plot]", cwd=tmp_path)
+    assert len(readme_snippet().strip().splitlines()) <= 12
+    out = run(python, "-I", "-c", readme_snippet(), cwd=tmp_path)
+    assert out.strip(), "the snippet prints nothing"
+    where = run(python, "-I", "-c", "import tformer; print(tformer.__file__)",
+                cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(home)
+    for module in sorted((ROOT / "tformer").glob("[a-z]*.py")):
+        run(python, "-I", "-c", f"import tformer.{module.stem}",
+            cwd=tmp_path)

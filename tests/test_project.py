@@ -1,0 +1,245 @@
+"""The project's own order: imports, exports, notebooks, addresses, time."""
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, run, tracked
+
+NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+CHAPTERS = [p for p in NOTEBOOKS if p.name[0].isdigit()]
+MODULES = sorted(p for p in (ROOT / "tformer").glob("*.py")
+                 if not p.name.startswith("_"))
+ANYWHERE = {"plot", "stories"}      # importable from every chapter
+STANDARD = set(sys.stdlib_module_names)
+RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
+           "safetensors"}
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def code_cells(path):
+    return [c for c in read(path)["cells"] if c["cell_type"] == "code"]
+
+
+def notebook_of(module):
+    "The notebook that a module says it was exported from."
+    m = re.search(r"File to edit: \.\./nbs/(\S+\.ipynb)",
+                  module.read_text(encoding="utf-8"))
+    assert m, f"{module.name} was not exported from a notebook"
+    return m[1]
+
+
+def imported(tree):
+    "(package, rest) of every import."
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.split(".")[0], alias.name.split(".")[1:]
+        elif isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            if node.level or parts[0] == "tformer":
+                rest = parts if node.level else parts[1:]
+                rest = [r for r in rest if r]
+                for alias in node.names:
+                    yield "tformer", rest or [alias.name]
+            else:
+                yield parts[0], parts[1:]
+
+
+def order_faults(order, name, tree):
+    "Imports of `tree`, exported by notebook `name`, that come too early."
+    for package, rest in imported(tree):
+        if package != "tformer" or not rest or rest[0] in ANYWHERE:
+            continue
+        if order.get(rest[0], "~") >= name:
+            yield f"{name} imports tformer.{rest[0]}"
+
+
+def test_imports_follow_the_order_of_reading():
+    order = {m.stem: notebook_of(m) for m in MODULES}
+    assert order, "no module was exported"
+    for module in MODULES:
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        assert not list(order_faults(order, notebook_of(module), tree))
+    for path in NOTEBOOKS:
+        for cell in code_cells(path):
+            text = re.sub(r"^\s*[%!].*$", "pass", source(cell), flags=re.M)
+            tree = ast.parse(text.replace("%pip", "pass #"))
+            own = {m for m, n in order.items() if n == path.name}
+            faults = [f for f in order_faults(order, path.name, tree)
+                      if f.split(".")[-1] not in own]
+            assert not faults
+    early = ast.parse("from tformer.bpe import BPE")
+    assert list(order_faults(order, "01_attention_by_hand.ipynb", early))
+
+
+def test_run_time_imports_are_declared():
+    for module in MODULES:
+        allowed = STANDARD | RUNTIME | {"tformer"}
+        if module.stem == "plot":
+            allowed |= {"matplotlib"}
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        extra = {p for p, _ in imported(tree)} - allowed
+        assert not extra, f"{module.name} imports {sorted(extra)}"
+
+
+def test_exporting_again_changes_nothing(tmp_path, copy_tree):
+    copy = copy_tree(tmp_path)
+    before = {p.name: p.read_text(encoding="utf-8")
+              for p in (copy / "tformer").glob("*.py")}
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    run(sys.executable, "-c",
+        "from nbdev.doclinks import nbdev_export as f; f()",
+        cwd=copy, env=env)
+    after = {p.name: p.read_text(encoding="utf-8")
+             for p in (copy / "tformer").glob("*.py")}
+    assert after.keys() == before.keys()
+    for name in before:
+        assert before[name] == after[name], f"export {name} again"
+    # a module whose notebook is gone would survive an export
+    assert {notebook_of(m) for m in MODULES} <= {p.name for p in NOTEBOOKS}
+
+
+def test_cleaning_again_changes_nothing(tmp_path, copy_tree):
+    copy = copy_tree(tmp_path)
+    run(sys.executable, "-c", "from nbdev.clean import nbdev_clean as f; f()",
+        cwd=copy)
+    for path in NOTEBOOKS:
+        assert path.read_text(encoding="utf-8") == \
+            (copy / "nbs" / path.name).read_text(encoding="utf-8"), \
+            f"make notebooks NB={path.stem} was not run"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_holds_what_a_chapter_holds(path):
+    nb = read(path)
+    prose = "\n\n".join(source(c) for c in nb["cells"]
+                        if c["cell_type"] == "markdown")
+    assert re.match(r"# \S.*\n\n> \S", source(nb["cells"][0])), \
+        "a chapter opens with its title and one line that sums it up"
+    for part in ("How this goes wrong", "What to remember",
+                 "Questions you can now answer", "Exercises",
+                 "Further reading"):
+        assert re.search(rf"^## {part}", prose, re.M), f"no part: {part}"
+    for kind in ("Predict", "Break", "Build"):
+        assert re.search(rf"\{{exercise(-start)?\}} {kind}: .*minutes\)",
+                         prose), f"no exercise: {kind}: … (N minutes)"
+    outputs = json.dumps([c["outputs"] for c in code_cells(path)])
+    assert "<svg" in outputs, "no figure"
+    assert '"output_type": "error"' not in outputs
+    assert "image/png" not in outputs, "figures are drawn by plot.show"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_code_is_small_enough_to_read(path):
+    for cell in code_cells(path):
+        text = source(cell)
+        long = [s for s in text.splitlines() if len(s) > 75]
+        assert not long, f"over 75 characters: {long[0]}"
+        if not re.search(r"^#\s*\|\s*exporti?\b", text, re.M):
+            continue
+        tree = ast.parse(text)
+        public = [n for n in tree.body
+                  if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+        for node in ast.walk(tree):
+            assert not isinstance(node, ast.Assert), "assert in the package"
+            if isinstance(node, ast.FunctionDef):
+                n = sum(isinstance(x, ast.stmt) for x in ast.walk(node))
+                n -= 1 + bool(ast.get_docstring(node))
+                assert n <= 15, f"{node.name} has {n} statements"
+            if isinstance(node, ast.ClassDef):
+                n = node.end_lineno - node.lineno + 1
+                assert n <= 60, f"{node.name} has {n} lines"
+        for node in public:
+            if not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{node.name}: no docstring"
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_address_names_one_owner(tmp_path, copy_tree):
+    owner = load(ROOT / ".ci" / "owner.py")
+    assert not list(owner.disagreements(owner.current()))
+    copy = copy_tree(tmp_path)
+    run("git", "init", "-q", cwd=copy)
+    run(sys.executable, ".ci/owner.py", "some-body", cwd=copy)
+    text = (copy / "settings.ini").read_text(encoding="utf-8")
+    assert "user = some-body" in text and "OWNER" not in text
+    left = [p for p in copy.rglob("*") if p.is_file()
+            and ".git" not in p.relative_to(copy).parts
+            and p.suffix in {".md", ".yml", ".ini", ".ipynb", ".cff"}
+            and "OWNER/tformer" in p.read_text(encoding="utf-8")]
+    assert [p.name for p in left] in ([], ["maintain.md"])
+    # one address changed by hand is found
+    page = copy / "README.md"
+    page.write_text(page.read_text(encoding="utf-8") +
+                    "\nhttps://github.com/another/tformer\n")
+    found = load(copy / ".ci" / "owner.py")
+    assert [d.split(":")[0] for d in found.disagreements("some-body")] == \
+        ["README.md"]
+    assert found.main(["not a login"]) == 2
+
+
+def test_nothing_tells_of_the_machine():
+    telling = re.compile(r"/root/|/home/\w+/|/tmp/\w+|/work/|\.pyenv|"
+                         r"127\.0\.0\.1:\d{4,}|site-packages/|file:///")
+    for path in tracked():
+        if path.suffix in {".woff2", ".png", ".ico", ".inv"} or \
+                "mathjax" in path.parts or path == Path(__file__):
+            continue
+        text = path.read_text(encoding="utf-8")
+        found = [m[0] for m in telling.finditer(text)]
+        assert not found, f"{path.relative_to(ROOT)}: {found[:3]}"
+
+
+def test_time_budgets():
+    rules = load(ROOT / "conftest.py")
+    record = read(ROOT / "book" / "status.json")["notebooks"]
+    assert set(record) == {p.stem for p in NOTEBOOKS}, "make status"
+    seconds = sorted(b["seconds"] for b in record.values())
+    assert all(b["passed"] for b in record.values())
+    assert seconds[-1] <= rules.NOTEBOOK_BUDGET
+    assert sum(seconds) <= rules.TOTAL_BUDGET
+    # the clock of a run that takes too long says so
+    clock = rules.Clock()
+    clock.books["slow"]["seconds"] = rules.TOTAL_BUDGET + 1
+    assert "901 s" in clock.over_budget()
+    clock.books["slow"]["seconds"] = 1
+    assert clock.over_budget() is None
+
+
+def test_figures_compare_by_what_they_say():
+    rules = load(ROOT / "conftest.py")
+    svg = '<p>a</p><svg id="{}"><title>T</title><desc id="x">D</desc></svg>'
+    assert rules.reduce_svg(svg.format(1)) == rules.reduce_svg(svg.format(2))
+    assert "T | D" in rules.reduce_svg(svg.format(1))
+    other = svg.format(1).replace("D<", "E<")
+    assert rules.reduce_svg(svg.format(1)) != rules.reduce_svg(other)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_make_knows_what_the_readme_names():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`make (\w+)", text)) | \
+        set(re.findall(r"^make (\w+)", text, re.M))
+    assert {"test", "book"} <= named
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert named <= set(re.findall(r"^(\w+):", rules, re.M))
