@@ -12,6 +12,7 @@ NOTEBOOK_BUDGET, TOTAL_BUDGET = 120, 900
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
+LOOKS = re.compile(r"<(style|script)\b.*?</\1>", re.S)
 KEPT = re.compile(r"<(title|desc)\b[^>]*>(.*?)</\1>", re.S)
 
 try:
@@ -22,11 +23,11 @@ except ImportError:
 
 
 def reduce_svg(text):
-    "Every drawing of `text` as its title and description alone."
+    "Every drawing of `text` as its title and description, without looks."
     def kept(m):
         found = " | ".join(v.strip() for _, v in KEPT.findall(m[0]))
         return f"<svg>{found}</svg>"
-    return SVG.sub(kept, text)
+    return SVG.sub(kept, LOOKS.sub("", text))
 
 
 def _execute(self, source, allow_stdin=None):

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# %% ../nbs/01_attention_by_hand.ipynb #abdbe2dc
+# %% ../nbs/01_attention_by_hand.ipynb #942eb390
 def softmax(
     x: Float[Tensor, "..."],  # scores
     dim: int = -1,  # the axis whose entries share
@@ -23,8 +23,11 @@ def softmax(
     exp(x) divided by its sum, computed after the largest entry was
     subtracted and in float32 or wider; the result has the type of
     ``x``.  Where all entries are minus infinity the shares are 0 (a
-    plain softmax gives NaN), with gradient 0.
+    plain softmax gives NaN), with gradient 0.  Raises ``ValueError``
+    for integers.
     """
+    if not x.is_floating_point():
+        raise ValueError(f"softmax needs a floating type, got {x.dtype}")
     if x.shape[dim] == 0:
         return x
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -89,7 +92,7 @@ def _check_qkv(q, k, v):
         raise ValueError("q, k, v must share one floating type, got "
                          f"{q.dtype}, {k.dtype}, {v.dtype}")
 
-# %% ../nbs/01_attention_by_hand.ipynb #815aacc5
+# %% ../nbs/01_attention_by_hand.ipynb #2739f5bd
 def _check_mask(mask, bias, shape):
     "Refuse a mask or bias that does not fit scores of this shape."
     if mask is not None and mask.dtype != torch.bool:
@@ -106,9 +109,9 @@ def _check_mask(mask, bias, shape):
             raise ValueError(f"a {name} of shape {size} does not "
                              f"broadcast to scores of shape {shape}")
     if mask is not None and 2 < mask.ndim < len(shape):
-        raise ValueError(f"a mask of shape {tuple(mask.shape)} is ambiguous"
-                         f" for scores of shape {shape}: write the missing"
-                         " axes, e.g. mask[:, None] for all heads")
+        raise ValueError(f"a mask of shape {tuple(mask.shape)} could mean "
+                         f"two things for scores of shape {shape}: write "
+                         "all axes, such as mask[:, None] for all heads")
 
 # %% ../nbs/01_attention_by_hand.ipynb #389a0859
 def attend(

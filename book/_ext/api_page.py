@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course import Notebook, notebooks
+from course import Notebook, as_rst, notebooks
 
 MARK = "<!-- api -->"
 ORIGIN = re.compile(r"File to edit:\s*(\S+\.ipynb)")
@@ -98,7 +98,7 @@ def directive(module: str, name: Name) -> str:
     if name.kind == "data" and len(name.value) > LONG:
         out += ["   :no-value:"]
     if name.comment:
-        out += ["", f"   {name.comment}"]
+        out += ["", f"   {as_rst(name.comment)}"]
     return "\n".join(out)
 
 

@@ -6,12 +6,17 @@ the docstring documents its parameters itself.
 """
 import dataclasses
 import inspect
+import sys
 
+from docutils import nodes
 from fastcore.docments import docments, empty
 from sphinx.ext.intersphinx import missing_reference
 
+from course import as_rst
+
 ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module"}
 ROUTINES = ("function", "method", "class")
+PLAIN = ("property", "attribute", "data")
 
 
 def described(what, obj):
@@ -31,7 +36,7 @@ def fields(obj) -> list[str]:
     for arg, one in found.items():
         text = one.get("docment")
         if text and text is not empty:
-            text = " ".join(text.split())
+            text = as_rst(text)
             out.append(f":returns: {text}" if arg == "return"
                        else f":param {arg}: {text}")
     return out
@@ -53,15 +58,39 @@ def add_docments(app, what, name, obj, options, lines):
         lines += ["", *new, ""]
 
 
+def keep_plain(app, what, name, obj, options, lines):
+    "Remember a property's text: napoleon reads «a: b» in it as a type."
+    if what in PLAIN:
+        app.env.temp_data["plain", name] = list(lines)
+
+
+def put_back(app, what, name, obj, options, lines):
+    lines[:] = app.env.temp_data.pop(("plain", name), lines)
+
+
+def python_page(target: str) -> str | None:
+    "Address of a class of the standard library in Python's documentation."
+    module, _, name = target.rpartition(".")
+    if module.split(".")[0] in sys.stdlib_module_names and name:
+        return f"https://docs.python.org/3/library/{module}.html#{target}"
+    return None
+
+
 def resolve(app, env, node, contnode):
     target = node.get("reftarget", "")
     if target in ALIAS:
         node["reftarget"] = ALIAS[target]
         return missing_reference(app, env, node, contnode)
+    page = python_page(target) if node.get("refdomain") == "py" else None
+    if page:
+        return nodes.reference("", "", contnode, refuri=page, internal=False)
+    return None
 
 
 def setup(app):
     app.connect("autodoc-process-docstring", add_docments, priority=400)
+    app.connect("autodoc-process-docstring", keep_plain, priority=450)
+    app.connect("autodoc-process-docstring", put_back, priority=550)
     app.connect("missing-reference", resolve)
     return {"version": "2", "parallel_read_safe": True,
             "parallel_write_safe": True}

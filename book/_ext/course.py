@@ -115,3 +115,11 @@ def plain(text: str) -> str:
     text = re.sub(r"\{[\w:]+\}`([^`<]*?)(?:\s*<[^>]*>)?`", r"\1", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"[`*$\\]", "", text).strip()
+
+
+def as_rst(comment: str) -> str:
+    "A comment of the code as reStructuredText: code as code, no markup."
+    parts = re.split(r"(`[^`]*`)", " ".join(comment.split()))
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([\\|*])|_(?!\w)", r"\\\g<0>", parts[i])
+    return "".join(parts)

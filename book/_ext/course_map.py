@@ -64,7 +64,7 @@ def chapters(root: Path, folder: str) -> str:
         rows.append(f"| | **{part['part']}** | | |")
         for ch in part["chapters"]:
             star = " ★" if ch.get("gpt") and ch["nb"][0] != "A" else ""
-            state = "done" if ch["nb"] in found else "to come"
+            state = "done" if ch["nb"] in found else "to&nbsp;come"
             rows.append(f"| {number(ch['nb'])} | {named(ch, found, folder)}"
                         f"{star} | {ch['builds']} | {state} |")
     return "\n".join(rows)
@@ -78,12 +78,12 @@ def routes(root: Path, folder: str) -> str:
     for key, (name, purpose) in NAMES.items():
         on = [ch for ch in every if key == "all" or ch.get(key)]
         hours = math.ceil(sum(minutes(found.get(ch["nb"])) for ch in on) / 60)
-        out.append(f"**{name}**, about {hours} hours. {purpose}")
+        out.append(f"{name}, about {hours} hours")
         here = [named(ch, found, folder) for ch in on if ch["nb"] in found]
         later = [ch["title"] for ch in on if ch["nb"] not in found]
         if key == "all":
             here, later = [f"{len(here)} chapters"], [f"{len(later)} chapters"]
-        out.append(f": Done: {', '.join(here) or 'none'}.")
+        out.append(f": {purpose} Done: {', '.join(here) or 'none'}.")
         if later:
             out[-1] += f" To come: {', '.join(later)}."
         out.append("")

@@ -1,5 +1,6 @@
-"""Leave out the scripts of what the book does not use: Thebe is declared
-twice by its extension, which raises an error in every page's console."""
+"""Two repairs that keep every page's console free of errors: leave out the
+scripts of Thebe, which its extension declares twice and the book does not use,
+and name the color mode that the theme starts with."""
 
 
 def wanted(js) -> bool:
@@ -12,6 +13,7 @@ def drop(app, page, template, context, doctree):
     scripts = context.get("script_files", [])
     context["script_files"] = [
         js for js in scripts if not hasattr(js, "attributes") or wanted(js)]
+    context.setdefault("default_mode", "auto")
 
 
 def setup(app):

@@ -1,0 +1,405 @@
+"""The figures of ``tformer.plot``: their text, and what a browser makes of it."""
+import os
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+plot = pytest.importorskip("tformer.plot")
+
+LIGHT, DARK = "rgb(29, 36, 48)", "rgb(213, 220, 228)"
+
+
+def curve(title="A curve", height=1.0):
+    fig, ax = plot.figure(4, 2)
+    ax.plot([0, 1, 2], [0, height, 0])
+    ax.set(xlabel="step", title="a < b & c")
+    return plot.show(fig, title, "It rises & falls.")
+
+
+def triangle(n):
+    a = np.full((4, 4), np.nan)
+    for i in range(min(n, 4)):
+        a[i, : i + 1] = 1 / (i + 1)
+    fig, ax = plot.figure(3.6, 2.4)
+    plot.heat(ax, a, list("abcd"), list("abcd"), ".2f", vmin=0, vmax=1)
+    return fig
+
+
+def steps(title="Steps", n=4, **kw):
+    return plot.stepper([(triangle(i + 1), f"row {i} <is> drawn") for i in range(n)], title, **kw)
+
+
+def ids(text):
+    return re.findall(r'\sid="([^"]+)"', text)
+
+
+# ---- the text of a figure ----
+
+def test_same_figure_same_bytes():
+    assert curve().svg == curve().svg
+    assert steps()._repr_html_() == steps()._repr_html_()
+
+
+def test_drawing_order_leaves_no_trace():
+    alone = curve("second").svg
+    curve("first", 3.0)
+    assert curve("second").svg == alone
+
+
+def test_ids_are_unique_on_a_page():
+    page = curve("one").svg + curve("two").svg + curve("two", 2.0).svg + steps()._repr_html_() + steps("Others")._repr_html_()
+    found = ids(page)
+    assert len(found) == len(set(found))
+    wanted = re.findall(r'(?:url\(|href=")#([^")]+)', page)
+    assert wanted and set(wanted) <= set(found)
+
+
+def test_equal_frames_keep_their_ids_apart():
+    same = plot.stepper([(triangle(2), "same")] * 3, "Same")._repr_html_()
+    assert len(ids(same)) == len(set(ids(same)))
+
+
+def test_an_element_not_a_document():
+    svg = curve().svg
+    assert svg.startswith("<svg ") and svg.endswith("</svg>")
+    for bad in ("<?xml", "<!DOCTYPE", "<metadata", "<style", "<!--", "<script"):
+        assert bad not in svg
+    assert not re.search(r"\d{4}-\d\d-\d\d|[Mm]atplotlib", svg)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", svg)
+
+
+def test_ink_is_the_pages():
+    svg = curve().svg
+    assert "currentColor" in svg
+    assert plot.INK not in svg and "#000000" not in svg and plot.PAPER not in svg
+    assert "#ffffff" not in svg.replace(plot.BLUE, "")        # no white ground
+
+
+def test_ink_reaches_text_written_after_the_style_changed():
+    import matplotlib
+    fig, ax = plot.figure(3, 2)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        ax.text(0.5, 0.5, "late", color="black")
+        ax.plot([0, 1], [0, 1], color="black")
+        svg = plot.show(fig, "t", "d").svg
+    assert "#000000" not in svg and ">late</text>" in svg
+
+
+def test_title_and_description_are_read_aloud_and_escaped():
+    svg = curve('<b>"bold"</b> & more').svg
+    tree = ElementTree.fromstring(svg)
+    title, desc = list(tree)[:2]
+    assert tree.get("role") == "img"
+    assert tree.get("aria-labelledby").split() == [title.get("id"), desc.get("id")]
+    assert title.text == '<b>"bold"</b> & more' and desc.text == "It rises & falls."
+    assert "<b>" not in svg
+
+
+def test_text_stays_text():
+    tree = ElementTree.fromstring(curve().svg)
+    texts = ["".join(e.itertext()) for e in tree.iter() if e.tag.endswith("}text")]
+    assert "step" in texts and "a < b & c" in texts and "DejaVu" not in curve().svg
+
+
+def test_only_html_and_plain_words():
+    from IPython.core.formatters import DisplayFormatter
+    for made in (curve(), steps()):
+        assert set(DisplayFormatter().format(made)[0]) == {"text/html", "text/plain"}
+
+
+@pytest.mark.parametrize("title, desc", [("", "d"), (None, "d"), ("t", ""), ("t", "  ")])
+def test_words_are_required(title, desc):
+    with pytest.raises(ValueError, match="0 characters"):
+        plot.show(plot.figure()[0], title, desc)
+
+
+def test_size_limit_names_both_numbers():
+    fig, ax = plot.figure()
+    ax.plot(np.random.default_rng(0).normal(size=(4000, 4)))
+    with pytest.raises(ValueError, match=r"takes \d{6} bytes, at most 150000"):
+        plot.show(fig, "t", "d")
+
+
+def test_stepper_errors():
+    with pytest.raises(ValueError, match="got 1"):
+        steps(n=1)
+    with pytest.raises(ValueError, match=r"\[9\].*0 to 3"):
+        steps(key=[9])
+    fig, ax = plot.figure()
+    ax.plot(np.random.default_rng(0).normal(size=(4500, 2)))
+    with pytest.raises(ValueError, match=r"takes \d+ bytes, at most 400000"):
+        plot.stepper([(fig, "c")] * 4, "t")
+
+
+def test_a_stepper_of_many_frames_prints_four():
+    assert steps(n=9)._repr_html_().count("tf-frame tf-key") == 4
+
+
+# ---- heat maps ----
+
+def test_labels_must_fit():
+    with pytest.raises(ValueError, match="3 row labels for 2 rows"):
+        plot.heat(plot.figure()[1], np.eye(2), rows="abc")
+    with pytest.raises(ValueError, match="1 column labels for 2 columns"):
+        plot.heat(plot.figure()[1], np.eye(2), cols="a")
+    with pytest.raises(ValueError, match="2 axes, got 3"):
+        plot.heat(plot.figure()[1], np.zeros((2, 2, 2)))
+
+
+def test_numbers_are_readable_on_every_cell():
+    for low, high in ((0, 1), (-1, 1)):
+        fig, ax = plot.figure(7, 5)
+        plot.heat(ax, np.linspace(low, high, 60).reshape(6, 10), fmt=".2f")
+        svg = plot.show(fig, "t", "d").svg
+        cells = re.findall(r'<path[^>]*"fill: (#\w{6})"', svg)
+        inks = re.findall(r'fill: (#\w{6})[^>]*>[-−]?\d\.\d\d<', svg)
+        assert len(cells) == len(inks) == 60
+        assert min(map(plot.contrast, cells, inks)) >= 4.5
+
+
+def test_cells_hold_the_values():
+    fig, ax = plot.figure(4, 3)
+    values = np.array([[0.0, 0.25], [np.nan, 1.0]])
+    art = plot.heat(ax, values, fmt=".2f")
+    svg = plot.show(fig, "t", "d").svg
+    assert re.findall(r">(\d\.\d\d)<", svg) == ["0.00", "0.25", "1.00"]
+    want = [plot.HEAT(art.norm(v)) for v in (0.0, 0.25, 1.0)]
+    want = ["#%02x%02x%02x" % tuple(round(255 * x) for x in c[:3]) for c in want]
+    assert re.findall(r'<path[^>]*"fill: (#\w{6})"', svg) == want
+
+
+def test_a_large_map_is_a_small_image():
+    fig, ax = plot.figure()
+    plot.heat(ax, np.random.default_rng(0).random((128, 512)))
+    svg = plot.show(fig, "t", "d").svg           # noise: the worst case
+    assert "image/png" in svg and len(svg) < plot.MAX_BYTES
+
+
+def test_the_image_holds_the_values():
+    import base64
+    import io
+
+    from PIL import Image
+    values = np.arange(900.0).reshape(30, 30) / 899
+    values[3, 4] = np.nan
+    fig, ax = plot.figure()
+    art = plot.heat(ax, values)
+    svg = plot.show(fig, "t", "d").svg
+    data = re.search(r"base64,([\w+/=]+)", svg)[1]
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA"))
+    want = art.cmap(art.norm(np.ma.masked_invalid(values)), bytes=True)
+    if "scale(1 -1)" in svg or "-" in re.search(r"matrix\(([^)]*)\)", svg)[1]:
+        pixels = pixels[::-1]
+    visible = np.isfinite(values)
+    assert (pixels[..., 3] > 0).tolist() == visible.tolist()
+    assert np.abs(pixels.astype(int) - want.astype(int))[visible].max() <= 2
+
+
+def test_palette():
+    for colour in plot.PALETTE:
+        assert plot.contrast(colour, "#ffffff") >= 3
+        assert plot.contrast(colour, "#14181e") >= 3
+    assert len({*plot.PALETTE}) == 6
+
+
+# ---- the browser ----
+
+def browser_path():
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        if found := shutil.which(name):
+            return found
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        own = p.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+@pytest.fixture(scope="module")
+def browser():
+    pytest.importorskip("playwright")
+    from playwright.sync_api import sync_playwright
+    path = browser_path()
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium on a CI machine")
+        pytest.skip("no Chromium here")
+    with sync_playwright() as p:
+        running = p.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Figures</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+:root{color-scheme:light;--pst-color-background:#fff}
+body{margin:0;padding:0 16px;background:var(--pst-color-background);color:#1d2430;max-width:740px}
+@media (prefers-color-scheme:dark){:root:not([data-theme]){color-scheme:dark;--pst-color-background:#14181e}
+:root:not([data-theme]) body{color:#d5dce4}}
+[data-theme=dark]{color-scheme:dark;--pst-color-background:#14181e}[data-theme=dark] body{color:#d5dce4}
+</style><body>%s</body></html>"""
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    parts = [curve("one"), steps("First"), curve("two", 2.0), steps("Second", key=[0, 3])]
+    wide, ax = plot.figure(7, 3)
+    plot.heat(ax, np.random.default_rng(0).random((24, 60)), xlabel="key")
+    parts.append(plot.show(wide, "wide", "noise"))
+    file = tmp_path_factory.mktemp("figures") / "page.html"
+    file.write_text(PAGE % "\n".join(f"<div>{p._repr_html_()}</div>" for p in parts), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def opened(browser, page_file):
+    made, heard = [], []
+
+    def go(**kw):
+        context = browser.new_context(**kw)
+        made.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: heard.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: heard.append(str(e)))
+        page.on("request", lambda r: heard.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+        page.goto(page_file.as_uri())
+        return page
+
+    yield go
+    for context in made:
+        context.close()
+    assert heard == []
+
+
+def state(page, k):
+    return page.evaluate("""k => {const box = document.querySelectorAll('.tf-stepper')[k];
+      const frames = [...box.querySelectorAll('.tf-frame')];
+      const seen = frames.map((f, i) => { const s = getComputedStyle(f);
+        return s.display !== 'none' && s.visibility === 'visible' && f.offsetHeight > 0 ? i : -1; }).filter(i => i >= 0);
+      return {seen, value: +box.querySelector('input').value, count: box.querySelector('.tf-count').textContent,
+        said: box.querySelector('[aria-live]').textContent,
+        off: [...box.querySelectorAll('button')].map(b => b.disabled)}; }""", k)
+
+
+def test_keyboard_slider_and_buttons(opened):
+    page = opened(viewport={"width": 1000, "height": 800})
+    assert state(page, 0) == {"seen": [0], "value": 0, "count": "1 / 4", "said": "", "off": [True, False]}
+    height = page.evaluate("document.body.scrollHeight")
+    tops = page.evaluate("[...document.querySelectorAll('.tf-stepper')].map(s => new Set("
+                         "[...s.querySelectorAll('svg')].map(e => e.getBoundingClientRect().top)).size)")
+    assert tops == [1, 1]                            # the frames lie on one another
+    first, second = page.locator(".tf-stepper").all()
+    first.locator("button").nth(1).click()
+    assert state(page, 0) == {"seen": [1], "value": 1, "count": "2 / 4", "said": "row 1 <is> drawn", "off": [False, False]}
+    first.locator("input").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page, 0)["seen"] == [2]
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")                # stays at the end
+    assert state(page, 0)["seen"] == [3] and state(page, 0)["off"] == [False, True]
+    page.keyboard.press("ArrowLeft")
+    assert state(page, 0)["seen"] == [2] and state(page, 0)["said"] == "row 2 <is> drawn"
+    assert first.locator("input").get_attribute("aria-valuetext") == "3 of 4"
+    page.keyboard.press("Home")
+    assert state(page, 0)["seen"] == [0]
+    first.locator("input").fill("2")                 # dragging
+    assert state(page, 0)["seen"] == [2]
+    first.locator("button").first.click()
+    assert state(page, 0)["seen"] == [1]
+    page.keyboard.press("ArrowRight")                # a button has the focus
+    assert state(page, 0)["seen"] == [2]
+    assert state(page, 1)["seen"] == [0]             # the other did not move
+    second.locator("input").focus()
+    page.keyboard.press("ArrowRight")
+    assert (state(page, 0)["seen"], state(page, 1)["seen"]) == ([2], [1])
+    assert page.evaluate("document.body.scrollHeight") == height   # nothing jumped
+
+
+def test_arrows_elsewhere_are_left_alone(opened):
+    page = opened()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("ArrowRight")
+    assert state(page, 0)["seen"] == state(page, 1)["seen"] == [0]
+
+
+def test_script_twice_wakes_once(opened):
+    page = opened()
+    page.locator(".tf-stepper button").nth(1).click()
+    page.evaluate("() => {const s = document.createElement('script');"
+                  "s.textContent = document.querySelector('script').textContent; document.body.append(s);}")
+    assert state(page, 0)["seen"] == [1]             # it did not start again
+    page.locator(".tf-stepper button").nth(1).click()
+    page.keyboard.press("ArrowLeft")                 # and listens once
+    assert state(page, 0)["seen"] == [1]
+
+
+INKS = """() => ['text', '.tf-figure > g path[style*="stroke: currentColor"]'].map(s => {
+  const e = document.querySelector('.tf-figure ' + s.replace('.tf-figure > ', '')), c = getComputedStyle(e);
+  return s === 'text' ? c.fill : c.stroke; })"""
+
+
+@pytest.mark.parametrize("scheme, theme, ink", [
+    ("light", None, LIGHT), ("dark", None, DARK), ("light", "dark", DARK), ("dark", "light", LIGHT)])
+def test_ink_follows_the_page(opened, scheme, theme, ink):
+    page = opened(color_scheme=scheme)
+    if theme:
+        page.evaluate("t => document.documentElement.dataset.theme = t", theme)
+    assert page.evaluate(INKS) == [ink, ink]
+    line = page.evaluate(f"""getComputedStyle(document.querySelector('.tf-figure path[style*="{plot.BLUE}"]')).stroke""")
+    assert line == "rgb(%d, %d, %d)" % tuple(bytes.fromhex(plot.BLUE[1:]))
+
+
+def test_narrow_screen(opened):
+    page = opened(viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    widths = page.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width)")
+    assert max(widths) <= 358 and min(widths) > 200
+    small = page.evaluate("""Math.min(...[...document.querySelectorAll('.tf-figure text')].map(t => {
+      const m = t.getScreenCTM(); return parseFloat(getComputedStyle(t).fontSize) * Math.hypot(m.a, m.b); }))""")
+    assert small > 6, f"the smallest letters are {small:.1f} px high"
+
+
+def test_wide_screen_does_not_blow_figures_up(opened):
+    page = opened(viewport={"width": 1600, "height": 900})
+    page.add_style_tag(content="body{max-width:none}")
+    assert page.evaluate("document.querySelector('svg').getBoundingClientRect().width") == pytest.approx(432, abs=1)
+
+
+def test_paper_shows_the_key_frames(opened):
+    page = opened(viewport={"width": 1000, "height": 800})
+    page.locator(".tf-stepper button").nth(1).click()
+    page.emulate_media(media="print")
+    assert state(page, 0)["seen"] == [0, 1, 2, 3] and state(page, 1)["seen"] == [0, 3]
+    assert not page.locator(".tf-bar").first.is_visible()
+    tops = page.evaluate("""[...document.querySelectorAll('.tf-stepper')[1].querySelectorAll('.tf-key')]
+      .map(f => f.getBoundingClientRect()).map(r => [r.top, r.bottom])""")
+    assert tops[0][1] <= tops[1][0]                  # one under another
+    assert page.locator(".tf-stepper figcaption").nth(4).is_visible()
+
+
+def test_without_javascript(opened):
+    page = opened(java_script_enabled=False)
+    seen = [[f.is_visible() for f in box.locator(".tf-frame").all()] for box in page.locator(".tf-stepper").all()]
+    assert seen == [[True] * 4, [True, False, False, True]]
+    assert not page.locator(".tf-bar").first.is_visible()
+
+
+def test_names_and_roles(opened):
+    page = opened()
+    assert page.get_by_role("img", name="one").count() >= 1
+    assert page.get_by_role("group", name="First").count() == 1
+    assert page.get_by_role("slider", name="step").count() == 2
+    assert page.get_by_role("button", name="next step").count() == 2
+    # hidden frames are not read out
+    assert page.get_by_role("img", name="First, step").count() == 1
+
+
+def test_clip_paths_are_each_figures_own(opened):
+    page = opened()
+    assert page.evaluate("""() => [...document.querySelectorAll('svg [clip-path]')].every(e => {
+      const id = e.getAttribute('clip-path').slice(5, -1);
+      return document.getElementById(id).closest('svg') === e.closest('svg'); })""")

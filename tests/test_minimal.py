@@ -1,0 +1,187 @@
+"""The tour's model, taken apart from outside."""
+import csv
+import math
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import ROOT, run
+from tformer import minimal
+from tformer.minimal import (Attention, Block, MiniGPT, evaluate, fit,
+                             next_id_loss, sample, to_ids, to_text, windows)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return MiniGPT(50, d_model=16, n_layers=2, n_heads=2, max_len=12)
+
+
+def reference_attention(layer, x):
+    "The same by PyTorch's own module, weights copied."
+    d, h = x.shape[-1], layer.n_heads
+    theirs = nn.MultiheadAttention(d, h, batch_first=True)
+    theirs.load_state_dict({
+        "in_proj_weight": layer.qkv_proj.weight,
+        "in_proj_bias": layer.qkv_proj.bias,
+        "out_proj.weight": layer.o_proj.weight,
+        "out_proj.bias": layer.o_proj.bias})
+    blocked = ~torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    return theirs(x, x, x, attn_mask=blocked if layer.causal else None)[0]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_equals_pytorch(causal):
+    torch.manual_seed(1)
+    layer = Attention(24, 3, causal)
+    x = torch.randn(2, 7, 24, requires_grad=True)
+    ours, theirs = layer(x), reference_attention(layer, x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    g = torch.randn_like(ours)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, x, g, retain_graph=True)[0],
+        torch.autograd.grad(theirs, x, g)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_block_equals_a_pre_norm_encoder_layer():
+    torch.manual_seed(2)
+    ours = Block(16, 2, causal=False)
+    theirs = nn.TransformerEncoderLayer(
+        16, 2, 64, dropout=0, activation="gelu", batch_first=True,
+        norm_first=True)
+    names = {"self_attn.in_proj_": "attention.qkv_proj.",
+             "self_attn.out_proj.": "attention.o_proj.",
+             "linear1.": "mlp.0.", "linear2.": "mlp.2.",
+             "norm1.": "attention_norm.", "norm2.": "mlp_norm."}
+    state, mine = theirs.state_dict(), ours.state_dict()
+    for key in state:
+        for there, here in names.items():
+            if key.startswith(there):
+                state[key] = mine[here + key.removeprefix(there)]
+    theirs.load_state_dict(state)
+    x = torch.randn(3, 5, 16)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_no_output_moves_before_the_change(model, at):
+    ids = torch.randint(50, (2, 12))
+    other = ids.clone()
+    other[:, at] = (other[:, at] + 1) % 50
+    before, after = model(ids), model(other)
+    assert torch.equal(before[:, :at], after[:, :at])
+    assert (before[:, at:] != after[:, at:]).any(-1).all()
+
+
+def test_without_the_mask_everything_moves():
+    torch.manual_seed(0)
+    model = MiniGPT(50, d_model=16, n_heads=2, max_len=12, causal=False)
+    ids = torch.randint(50, (1, 12))
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % 50
+    assert (model(ids) != model(other)).any(-1).all()
+
+
+def test_the_loss_is_that_of_the_next_id(model):
+    window = torch.randint(50, (3, 13))
+    log_p = model(window[:, :-1]).log_softmax(-1)
+    by_hand = -sum(log_p[b, t, window[b, t + 1]]
+                   for b in range(3) for t in range(12)) / 36
+    torch.testing.assert_close(next_id_loss(model, window), by_hand)
+
+
+def test_evaluate_weighs_every_window_alike(model):
+    ids = torch.randint(50, (13 * 70 + 5,))         # not a whole number
+    rows = ids[:13 * 70].view(70, 13)
+    with torch.no_grad():
+        mean = sum(next_id_loss(model, r[None]) for r in rows) / 70
+    assert math.isclose(evaluate(model, ids), mean, rel_tol=1e-5)
+
+
+def test_windows_are_pieces_of_the_text():
+    ids = torch.arange(100)
+    some = next(windows(ids, 9, batch=200, seed=3))
+    assert some.shape == (200, 10)
+    assert (some.diff(dim=1) == 1).all()
+    assert some.min() == 0 and some.max() == 99     # both ends are reached
+    again = next(windows(ids, 9, batch=200, seed=3))
+    assert torch.equal(some, again)
+    assert not torch.equal(some, next(windows(ids, 9, batch=200, seed=4)))
+    whole = next(windows(ids[:10], 9, batch=2))
+    assert torch.equal(whole, ids[:10].expand(2, 10))
+
+
+def test_fit_learns_and_takes_any_loss():
+    torch.manual_seed(0)
+    model = MiniGPT(4, d_model=16, n_layers=1, n_heads=2, max_len=8)
+    ids = torch.arange(400) % 4
+    losses = fit(model, windows(ids, 8), 60, lr=1e-2)
+    assert len(losses) == 60 and losses[-1] < .1 < 1 < losses[0]
+    line = nn.Linear(1, 1)
+    data = [(torch.ones(1, 1), torch.full((1, 1), 3.))] * 200
+    fit(line, data, 200, lambda m, b: F.mse_loss(m(b[0]), b[1]), lr=.1)
+    torch.testing.assert_close(line(torch.ones(1, 1)).item(), 3.,
+                               atol=.05, rtol=0)
+
+
+def test_sample_writes_what_the_model_is_sure_of():
+    model = MiniGPT(4, d_model=16, n_layers=1, n_heads=2, max_len=8)
+    torch.manual_seed(0)
+    fit(model, windows(torch.arange(400) % 4, 8), 60, lr=1e-2)
+    written = sample(model, torch.tensor([1]), 20, temperature=.1)
+    assert written.tolist() == [(1 + i) % 4 for i in range(21)]
+
+
+def test_sample_draws_from_the_models_guess(model):
+    start = torch.tensor([7])
+    guess = (model(start[None])[0, -1] / 2.).softmax(-1)
+    drawn = torch.cat([sample(model, start, 1, 2., seed=s)[1:]
+                       for s in range(2000)])
+    share = torch.bincount(drawn, minlength=50) / 2000
+    assert (share - guess).abs().max() < .03
+    same = [sample(model, start, 5, seed=9) for _ in range(2)]
+    assert torch.equal(*same)
+
+
+def test_bytes_there_and_back():
+    for text in ["", "Tom", "Zoë 🙂 你好", "\r\n\0"]:
+        assert to_text(to_ids(text)) == text
+    assert to_text(torch.tensor([195])) == "�"
+
+
+@pytest.mark.parametrize("call,named", [
+    (lambda m: Attention(10, 3), ["10", "3"]),
+    (lambda m: m(torch.zeros(1, 13, dtype=torch.long)), ["13", "12"]),
+    (lambda m: next(windows(torch.arange(9), 9)), ["9"]),
+    (lambda m: evaluate(m, torch.zeros(12, dtype=torch.long)),
+     ["12", "13"]),
+    (lambda m: sample(m, torch.zeros(0, dtype=torch.long), 1), ["0 ids"]),
+    (lambda m: sample(m, torch.zeros(1, dtype=torch.long), 1, 0.),
+     ["temperature 0"]),
+    (lambda m: minimal.read_record("nothing"), ["nothing"]),
+])
+def test_errors_name_what_was_given(model, call, named):
+    with pytest.raises(ValueError) as error:
+        call(model)
+    assert all(n in str(error.value) for n in named)
+
+
+def test_the_ladder_is_recorded_by_its_script(tmp_path):
+    out = tmp_path / "ladder.csv"
+    run(sys.executable, ROOT / "experiments" / "ladder.py", "--steps", "2",
+        "--seeds", "1", "--out", out)
+    with out.open(encoding="utf-8", newline="") as lines:
+        new = list(csv.DictReader(lines))
+    kept = minimal.read_record("ladder")
+    assert [r["model"] for r in new] == [r["model"] for r in kept]
+    for short, long in zip(new, kept):
+        assert short.keys() == long.keys()
+        for same in ("bytes_per_token", "context_bytes", "megabytes"):
+            assert short[same] == long[same]
+        assert float(short["nats_per_byte"]) > float(long["nats_per_byte"])
+    table = minimal.ladder(0)
+    assert "tour, bytes" in table and "tour, tokens" not in table
+    assert "tour, tokens" in minimal.ladder(2)

