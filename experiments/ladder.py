@@ -22,13 +22,14 @@ from tformer.bpe import BPE
 from tformer.minimal import MiniGPT, evaluate, fit, to_ids, windows
 
 OUT = Path(__file__).parents[1] / "tformer" / "records" / "ladder.csv"
+BATCH = 8
 TRAIN, HELD_OUT = 300_000, 30_000       # characters of stories
 VOCAB, TOKEN_CONTEXT = 512, 64          # of the row in tokens
 
 
 def row_bytes(text, held_out):
     "Chapter 0: bytes."
-    return dict(chapter=0, model="tour, bytes", steps=1200,
+    return dict(chapter=0, model="tour, bytes", steps=1800,
                 new=lambda: MiniGPT(), ids=to_ids(text),
                 held_out=to_ids(held_out), size=len(held_out.encode()))
 
@@ -36,7 +37,7 @@ def row_bytes(text, held_out):
 def row_tokens(text, held_out):
     "Chapter 2: the same model on tokens."
     bpe = BPE.train(text, VOCAB)
-    return dict(chapter=2, model="tour, tokens", steps=1200,
+    return dict(chapter=2, model="tour, tokens", steps=1800,
                 new=lambda: MiniGPT(len(bpe), max_len=TOKEN_CONTEXT),
                 ids=torch.tensor(bpe.encode(text)),
                 held_out=torch.tensor(bpe.encode(held_out)),
@@ -55,8 +56,8 @@ def train_row(row, seeds, steps=None):
         torch.manual_seed(seed)
         model = row["new"]()
         began = time.perf_counter()
-        fit(model, windows(row["ids"], model.max_len, seed=seed), steps)
-        speeds.append(steps * 16 * model.max_len
+        fit(model, windows(row["ids"], model.max_len, BATCH, seed), steps)
+        speeds.append(steps * BATCH * model.max_len
                       / (time.perf_counter() - began))
         losses.append(evaluate(model, row["held_out"]) / per_token)
     size = sum(p.numel() * p.element_size() for p in model.parameters())

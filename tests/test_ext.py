@@ -204,7 +204,7 @@ def books(*names):
 
 def test_the_status_page_shows_the_record():
     page = status_page.status(RECORD, books("a", "b", "c"))
-    assert "1 of 3 notebooks passed on 2026-01-02" in page
+    assert "1 of 3 notebooks passed on 2026-01-02, on the CPU, in 3 s" in page
     assert "| [A](../nbs/a.ipynb) | passed | 3 | 1.2 |" in page
     assert "| [B](../nbs/b.ipynb) | **failed** | 4 | 2.0 |" in page
     assert "| [C](../nbs/c.ipynb) | not recorded | – | – |" in page
@@ -388,3 +388,11 @@ def test_the_readme_prints_what_it_shows():
     lines = [l for l in code.splitlines() if l.strip()]
     assert len(lines) == 10 and max(map(len, lines)) <= 75
     assert run(sys.executable, "-c", code) == shown
+
+
+def test_the_citation_names_the_version():
+    ini = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    version = re.search(r"^version = (\S+)$", ini, re.M)[1]
+    cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in cff
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")

@@ -136,12 +136,12 @@ def test_merges_of_a_real_vocabulary(text):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         hf = hf_merges(hf_trained([text], 5000))
-    assert len(hf) > 3000
+    assert len(hf) > 2000
     assert learn_merges(words, len(hf), "ids") == hf
 
 
 def test_special_tokens_are_left_out_of_training():
-    text = "ab<|x|>ab<|x|><|y|>ab" * 20
+    text = "ab<|x|>ab<|x|><|y|>ab<|x|>" * 20
     special = ["<|x|>", "<|x|><|y|>"]
     tok = quiet_train([text], 300, special_tokens=special)
     plain = quiet_train(["ab"] * 60, 300)
@@ -356,7 +356,7 @@ def test_forbidden_token_across_chunks(tok):
             list(tok.encode_iterable(["x <|a|> y"[:2 + cut],
                                       "x <|a|> y"[2 + cut:]]))
     # but two texts of a batch do not meet
-    tok.encode_batch(["x <|a", "|> y"])
+    tok.encode_batch(["x <|a", "|>y"])
 
 
 def test_stream_in_constant_memory(tok, text):
@@ -382,8 +382,8 @@ def test_training_in_constant_memory(text):
         tracemalloc.stop()
         return sum(words.values()), top
 
-    few, many = peak(40), peak(160)
-    assert many[0] == 4 * few[0]
+    few, many = peak(40), peak(120)
+    assert many[0] == 3 * few[0]
     assert many[1] < 1.2 * few[1]
 
 
@@ -399,11 +399,11 @@ def test_cache_is_bounded():
 # ---- decoding
 
 def test_decode(tok):
-    ids = tok.encode("é🎉")
+    ids = tok.encode("🦄é")
     assert tok.decode(ids[:1]) == "\ufffd"
-    assert tok.decode(np.array(ids)) == "é🎉"
-    assert tok.decode(iter(ids)) == "é🎉" and tok.decode([]) == ""
-    assert tok.decode_batch([ids, []]) == ["é🎉", ""]
+    assert tok.decode(np.array(ids)) == "🦄é"
+    assert tok.decode(iter(ids)) == "🦄é" and tok.decode([]) == ""
+    assert tok.decode_batch([ids, []]) == ["🦄é", ""]
     for bad in (len(tok), -1, 10**9):
         with pytest.raises(ValueError, match=f"id {bad} is unknown"):
             tok.decode([65, bad])

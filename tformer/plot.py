@@ -343,7 +343,7 @@ def heat(
         _numbers(ax, a, art, fmt, even)
     return art
 
-# %% ../nbs/A1_figures.ipynb #ae5ea7b0
+# %% ../nbs/A1_figures.ipynb #67a96f8c
 _STEPPER_CSS = """<style>
 .tf-stepper .tf-bar,.tf-stepper .tf-frame:not(.tf-key){display:none}
 .tf-stepper .tf-frame{margin:0 0 1em;width:auto;max-width:none;
@@ -355,7 +355,8 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 @media screen{
 .tf-live .tf-bar{display:flex;gap:.5em;align-items:center;
 max-width:34em;margin:0 0 .5em}
-.tf-live .tf-bar input{flex:1;min-width:4em;accent-color:var(--pst-color-primary,#3470d6)}
+.tf-live .tf-bar input{flex:1;min-width:4em;
+accent-color:var(--pst-color-primary,#3470d6)}
 .tf-live .tf-bar button{font:inherit;color:inherit;background:none;
 border:1px solid currentColor;border-radius:.3em;padding:.1em .7em;
 cursor:pointer}

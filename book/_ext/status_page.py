@@ -46,11 +46,11 @@ def summary(record: dict, names: list[str]) -> str:
     ours = [seen[n] for n in names if n in seen]
     passed = sum(bool(s.get("passed")) for s in ours)
     total = sum(s.get("seconds") or 0 for s in ours)
-    where = {"cpu": "the CPU", "cuda": "CUDA"}
-    device = record.get("device", "unknown")
+    device = record.get("device", "an unknown device")
+    device = "the CPU" if device.lower() == "cpu" else device
     return (f"{passed} of {len(names)} notebooks passed on "
             f"{record.get('date', 'an unknown date')}, on "
-            f"{where.get(device, device)}, in {total:.0f} seconds together.")
+            f"{device}, in {total:.0f} seconds together.")
 
 
 def status(record: dict, found: list[Notebook]) -> str:

@@ -1,0 +1,474 @@
+"""Stories: what the grammar tells scores 1 on every rule, and damage to one rule lowers that rule alone."""
+import dataclasses
+import hashlib
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import tracemalloc
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer import stories
+from tformer.stories import (BEATS, LEVELS, LEXICON, PLOTS, RULES, SEX, SITE, World, corpus, generate, grade, hear,
+                             match, plain, read, sentences)
+
+levels = pytest.mark.parametrize("level", LEVELS)
+
+
+def low(found):
+    "The rules below 1."
+    return {rule for rule in RULES if getattr(found, rule) < 1}
+
+
+def some(level, n=400, seed=77):
+    return list(generate(n, seed=seed, level=level))
+
+
+# ------------------------------------------------------------------ what is told
+
+@levels
+def test_everything_told_scores_one(level):
+    for seed in range(150):
+        found = grade("".join(generate(4, seed=seed, level=level)), level)
+        assert low(found) == set() and found.score == 1, found.problems
+        assert found.flawless == found.stories == 4 and found.problems == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**80), st.sampled_from(LEVELS), st.integers(0, 6))
+def test_any_seed(seed, level, n):
+    told = list(generate(n, seed=seed, level=level))
+    assert len(told) == n and all(s.endswith("\n") and s.count("\n") == 1 and s.isascii() for s in told)
+    for text in ("".join(told), "\n".join(told)):
+        found = grade(text, level)
+        assert found.stories == found.flawless == n
+        assert (low(found) == set()) == (n > 0)
+
+
+@levels
+def test_english(level):
+    text = corpus(300_000, level=level)
+    assert not re.search(r"\ba [aeio]|\ban [^aeiou]|\ba u(?!n[ik]|se)", text)
+    assert not re.search(r"  |[{}|_+]|\.\.| [.,!?]| $", text)
+    for story in text.split("\n\n"):
+        assert story.count('"') % 2 == 0
+        for sentence in sentences(story):
+            assert re.match(r'"?[A-Z]', sentence) and re.search(r'[.!?]$', sentence), sentence
+    assert not re.search(r"\b(he|she|it|him|her) (he|she|it|him|her)\b", text)
+    words = re.findall(r"\w+", text)
+    assert not [a for a, b in zip(words, words[1:]) if a == b]
+
+
+def test_sizes():
+    words = {level: {w.lower() for w in re.findall(r"[A-Za-z-]+", corpus(1_500_000, level=level)) if SEX.get(w, 2) == 2}
+             for level in LEVELS}
+    assert 100 <= len(words[1]) <= 150 < len(words[2]) < 1000 <= len(words[3])
+    lengths = [len(s) for s in some(1, 2000)]
+    assert 150 <= min(lengths) and max(lengths) < 450 and sum(n <= 350 for n in lengths) > 1400
+    assert len(PLOTS) >= 8 and sum(p.level == 1 for p in PLOTS) == 3
+
+
+@levels
+def test_levels_nest(level):
+    text = corpus(60_000, seed=3, level=level)
+    assert [low(grade(text, wider)) for wider in LEVELS if wider >= level] == [set()] * (4 - level)
+    assert low(grade(text)) == set()
+    for narrower in range(1, level):
+        assert grade(text, narrower).sentences < 0.9
+
+
+DIGESTS = {1: "3f2f3edfe2a1b843", 2: "ee30226537d4a56f", 3: "75f9b33001ad7fe4"}
+
+
+@levels
+def test_same_text_on_every_machine(level):
+    assert hashlib.sha256(corpus(100_000, seed=0, level=level).encode()).hexdigest()[:16] == DIGESTS[level]
+
+
+def test_hash_seed_does_not_matter():
+    code = "import sys; from tformer import stories; sys.stdout.write(stories.corpus(20000, seed=5, level=3))"
+    runs = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": h}, check=True,
+                           capture_output=True, text=True).stdout for h in ("0", "12345")}
+    assert runs == {corpus(20_000, seed=5, level=3)}
+
+
+@levels
+def test_stream(level):
+    assert list(generate(5, seed=2, level=level)) == list(islice(generate(seed=2, level=level), 5))
+    assert list(generate(5, seed=2, level=level)) != list(generate(5, seed=3, level=level))
+    assert len({s for s in generate(4000, level=level)}) > 3980
+    for chars in (0, 1, 1000, 30_000):
+        text = corpus(chars, seed=2, level=level)
+        assert chars <= len(text) <= chars + 1000 and (text == "" or text.endswith("\n"))
+        assert text == "\n".join(generate(text.count("\n\n") + bool(text), seed=2, level=level))
+    tracemalloc.start()
+    for _ in generate(4000, level=level):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000
+
+
+def test_speed():
+    best = min(_seconds(lambda: corpus(300_000, level=3)) for _ in range(3))
+    assert best < 1.5       # 1 MB in a few seconds, on a busy machine too
+
+
+def _seconds(f):
+    start = time.process_time()
+    f()
+    return time.process_time() - start
+
+
+# ------------------------------------------------------------------ one list, two directions
+
+@levels
+def test_every_wording_is_read_back(level):
+    dice, seen = stories.Dice(9, level), set()
+    for _ in range(1500):
+        plot = dice.pick([p for p in PLOTS if p.level <= level])
+        cast = stories.choose_cast(plot, dice)
+        for beat in stories.choose_beats(plot, dice):
+            w = dice.pick(stories.wordings(beat, level))
+            text = w.render(cast, False, dice)
+            got, found = read(text, level)
+            assert got is w, (text, got.text, w.text)
+            for slot, word in found:
+                if slot.key in cast and slot.form not in stories.FORMS:
+                    assert word == cast[slot.key]
+            seen.add(w)
+    assert seen == {w for p in PLOTS if p.level <= level for b in p.beats() if BEATS.get(b)
+                    for w in stories.wordings(b, level)} & seen
+    assert len(seen) >= 0.97 * sum(w.level <= level for ws in BEATS.values() for w in ws)
+
+
+@levels
+def test_no_sentence_has_two_readings(level):
+    every = [w for ws in BEATS.values() for w in ws if w.level <= level]
+    lines = {line for story in some(level, 60) for line in sentences(story)}
+    for line in sorted(lines)[::3]:
+        fit = [w.text for w in every if match(w, plain(line), stories.TAKES, level)]
+        assert len(fit) == 1, (line, fit)
+
+
+def test_tables():
+    for shelves in LEXICON.values():
+        assert set(shelves[0]) <= set(shelves[1]) <= set(shelves[2])
+        assert all(len(s) == len(set(s)) for s in shelves)
+    people = [w for w in SEX if SEX[w] < 2]
+    assert len(people) == len(set(people)) and not {p.lower() for p in people} & set(sum(
+        (s[2] for k, s in LEXICON.items() if not set(s[2]) & set(people)), []))
+    facts = {f[1] for ws in BEATS.values() for w in ws for f in w.facts if len(f) == 3}
+    assert facts <= {">", "=", "!", "~"}
+    for plot in PLOTS:
+        assert len(plot.parts) == 4 and len(plot.parts[3]) == 1 and len(plot.marks) == 4
+        roles = {role for role, _ in plot.cast}
+        for beat in plot.beats():
+            assert BEATS[beat], beat
+            for w in BEATS[beat]:
+                keys = {p.key for p in w.parts if isinstance(p, stories.Slot)}
+                assert {k for k in keys if len(k) == 1} <= roles, (plot.name, w.text)
+                assert {k for k in keys if len(k) > 1} <= set(LEXICON), w.text
+
+
+# ------------------------------------------------------------------ one rule broken
+
+@levels
+def test_swapped_pronoun(level):
+    other = {"he": "she", "she": "he", "He": "She", "She": "He"}
+    tried = 0
+    for story in some(level, 200):
+        for m in re.finditer(r"\b([Hh]e|[Ss]he)\b", story):
+            found = grade(story[:m.start()] + other[m[0]] + story[m.end():], level)
+            assert low(found) == {"agreement"} and len(found.problems) == 1
+            assert re.fullmatch(r"story 1: s?he → \w+ is a (boy|girl)", found.problems[0])
+            tried += 1
+    assert tried > 300
+
+
+@levels
+def test_swapped_possessive_and_noun(level):
+    tried = 0
+    for story in some(level, 300):
+        for old, new in ((" his ", " her "), (" a boy named ", " a girl named ")):
+            if old in story:
+                found = grade(story.replace(old, new, 1), level)
+                assert low(found) == {"agreement"}, found.problems
+                tried += 1
+    assert tried > 20
+
+
+@levels
+def test_stranger(level):
+    tried = 0
+    for story in some(level, 200):
+        lines = sentences(story)
+        for i in range(2, len(lines)):
+            names = [n for n in re.findall(r"\b[A-Z]\w+", lines[i]) if SEX.get(n, 2) < 2]
+            names = [n for n in names if re.search(rf"\b{n}\b", " ".join(lines[:i]))]
+            if not names:
+                continue
+            child = names[0] in LEXICON["child"][2]
+            new = next(n for n in LEXICON["child" if child else "grown"][level - 1] if n not in story)
+            bad = [*lines[:i], re.sub(rf"\b{names[0]}\b", new, lines[i]), *lines[i + 1:]]
+            found = grade(" ".join(bad) + "\n", level)
+            assert low(found) == {"who"}, (bad[i], found.problems)
+            assert f"story 1: {new} was never introduced" in found.problems
+            tried += 1
+    assert tried > 300
+
+
+def claims(lines, i, level):
+    "The spot that sentence i says a thing is in, if an earlier sentence put it there."
+    w, found = read(lines[i], level)
+    spots = [word for slot, word in found if slot.key == "c"]
+    if spots and ("x", "=", "c") in w.facts and spots[0] in " ".join(lines[:i]):
+        return spots[0]
+    return None
+
+
+@levels
+def test_moved_thing(level):
+    tried = 0
+    for story in some(level, 300):
+        lines = sentences(story)
+        for i in range(len(lines)):
+            spot = claims(lines, i, level)
+            if spot:
+                kind = "low " if spot in LEXICON["low"][2] else "high "
+                new = next((s for s in LEXICON[kind + SITE[spot]][level - 1] if s not in story), None)
+                if new is None:
+                    continue
+                found = grade(" ".join([*lines[:i], lines[i].replace(spot, new), *lines[i + 1:]]) + "\n", level)
+                assert low(found) == {"permanence"}, (lines[i], found.problems)
+                tried += 1
+                assert f" is {spot}, not {new}" in found.problems[0]
+    assert tried > 40
+
+
+@levels
+def test_held_by_one(level):
+    tried = 0
+    for story in some(level, 300):
+        lines = sentences(story)
+        beats = [read(line, level)[0].beat for line in lines]
+        for taking in ("give", "fetch", "mend", "restore"):     # without it, the next sentence has the wrong holder
+            if taking in beats and "return" in beats:
+                i = beats.index(taking)
+                found = grade(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
+                assert low(found) == {"permanence"}, found.problems
+                tried += 1
+    assert tried > 20
+
+
+@levels
+def test_nobody_is_where_he_did_not_go(level):
+    tried = 0
+    for story in some(level, 300):
+        lines = sentences(story)
+        beats = [read(line, level)[0].beat for line in lines]
+        if "back" in beats:
+            i = beats.index("back")
+            found = grade(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
+            assert low(found) == {"where"}, found.problems
+            tried += 1
+    assert tried > 40
+
+
+@levels
+def test_ending_dropped(level):
+    for story in some(level, 200):
+        lines = sentences(story)
+        assert low(grade(" ".join(lines[:-1]) + "\n", level)) == {"ending"}
+        found = grade(" ".join(lines[1:]) + "\n", level)
+        assert "ending" in low(found) and "story 1: no beginning" in found.problems
+
+
+@levels
+def test_problem_and_solution_dropped(level):
+    for story in some(level, 200):
+        lines = sentences(story)
+        beats = [read(line, level)[0].beat for line in lines]
+        plot = next(p for p in PLOTS if p.marks[1] in beats)
+        for part, name in ((1, "problem"), (2, "solution")):
+            i = beats.index(plot.marks[part])
+            found = grade(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
+            assert f"story 1: no {name}" in found.problems and found.sentences == 1
+
+
+@levels
+def test_two_plots_mixed(level):
+    told = some(level, 60)
+    for one, two in zip(told, told[1:]):
+        a, b = sentences(one), sentences(two)
+        beats = [[read(line, level)[0].beat for line in x] for x in (a, b)]
+        plots = [next(p.name for p in PLOTS if p.marks[1] in x) for x in beats]
+        if plots[0] != plots[1]:
+            found = grade(" ".join(a[:-1] + b[-1:]) + "\n", level)
+            assert found.ending < 1 and "story 1: no ending" in found.problems
+
+
+@levels
+def test_shuffled(level):
+    rng = random.Random(0)
+    for story in some(level, 100):
+        lines = sentences(story)
+        found = grade(" ".join(reversed(lines)) + "\n", level)
+        assert found.sentences == 1 and "ending" in low(found) and found.score < 0.95
+        words = story.split()
+        found = grade(" ".join(rng.sample(words, len(words))) + "\n", level)
+        assert found.score < 0.2 and {"sentences", "ending"} <= low(found)
+
+
+@levels
+def test_unreadable_sentence_costs_only_itself(level):
+    for story in some(level, 150):
+        lines = sentences(story)
+        beats = [read(line, level)[0].beat for line in lines]
+        plot = next(p for p in PLOTS if p.marks[1] in beats)
+        for i in range(1, len(lines) - 1):
+            _, introduces = read(lines[i], level)[0], any(len(f) == 1 for f in read(lines[i], level)[0].facts)
+            if beats[i] in plot.marks or introduces:
+                continue
+            bad = [*lines[:i], "Then there was " + lines[i], *lines[i + 1:]]
+            found = grade(" ".join(bad) + "\n", level)
+            assert low(found) == {"sentences"}, (lines[i], found.problems)
+
+
+def test_problems_name_the_story():
+    told = list(generate(3, seed=128))
+    told[1] = told[0].replace("She", "He", 1)
+    found = grade("".join(told))
+    assert found.problems == ["story 2: he → Anna is a girl"]
+    assert (found.stories, found.flawless) == (3, 2)
+
+
+# ------------------------------------------------------------------ garbage
+
+def test_nothing():
+    for text in ("", "\n", " \n\n \t"):
+        found = grade(text)
+        assert [getattr(found, rule) for rule in RULES] == [0] * 6
+        assert found.score == 0 and found.stories == 0 and found.problems == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text())
+def test_any_text(text):
+    found = grade(text)
+    assert all(0 <= getattr(found, rule) <= 1 for rule in RULES) and 0 <= found.score < 0.5
+    assert isinstance(found.problems, list) and str(found)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=400), st.sampled_from(["utf-8", "latin-1"]))
+def test_any_bytes(data, encoding):
+    assert grade(data.decode(encoding, errors="replace")).score < 0.5
+
+
+PIECES = sorted({line for level in LEVELS for s in some(level, 30) for line in sentences(s)})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.sampled_from(["\n", "\n\n", '"', "the ", "{a}", "\ud800", "."]),
+                          st.text(max_size=8)), max_size=30), st.sampled_from([None, *LEVELS]))
+def test_any_mixture(pieces, level):
+    found = grade(" ".join(pieces), level)
+    assert all(0 <= getattr(found, rule) <= 1 for rule in RULES)
+    assert found.stories >= found.flawless >= 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(LEVELS))
+def test_cut_anywhere(data, level):
+    "A window of the corpus with the end of a story in it has no fault."
+    text = corpus(2500, seed=data.draw(st.integers(0, 50)), level=level)
+    middle = text.index("\n", 200)
+    start = data.draw(st.integers(0, middle - 1))
+    stop = data.draw(st.integers(middle + 3, len(text)))
+    found = grade(text[start:stop], level)
+    assert found.problems == [], (text[start:start + 50], text[stop - 50:stop])
+
+
+@pytest.mark.parametrize("text", ['"' * 20_000, "a " * 50_000, "." * 50_000, 'Tom "' * 20_000, "Tom. " * 20_000,
+                                  "Mia put the " + "ball " * 50, "He said said " * 5000, "\n" * 100_000])
+def test_long_garbage_is_fast(text):
+    assert _seconds(lambda: grade(text)) < 3
+
+
+# ------------------------------------------------------------------ arguments and results
+
+@pytest.mark.parametrize("call, error, words", [
+    (lambda: grade(None), TypeError, ("NoneType", "str")),
+    (lambda: grade(b"Tom"), TypeError, ("bytes", "str")),
+    (lambda: grade("", 4), ValueError, ("level", "4", "1 to 3")),
+    (lambda: generate(-1), ValueError, ("n", "-1", "0 or more")),
+    (lambda: generate("3"), TypeError, ("n", "'3'", "int")),
+    (lambda: generate(True), TypeError, ("n", "True", "int")),
+    (lambda: generate(1, level=0), ValueError, ("level", "0", "1 to 3")),
+    (lambda: generate(1, level=9), ValueError, ("level", "9", "1 to 3")),
+    (lambda: generate(1, level="1"), TypeError, ("level", "'1'")),
+    (lambda: generate(1, seed=-3), ValueError, ("seed", "-3", "0 or more")),
+    (lambda: generate(1, seed=0.5), TypeError, ("seed", "0.5")),
+    (lambda: corpus(-1), ValueError, ("chars", "-1", "0 or more")),
+    (lambda: corpus(1.5), TypeError, ("chars", "1.5")),
+    (lambda: stories.add_beats("meet: +a\n    {a} came."), ValueError, ("meet",)),
+])
+def test_bad_arguments(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    if caught.type is error:
+        assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_grade_is_a_small_frozen_value():
+    found = grade(corpus(2000), 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.who = 0.0
+    assert len(str(found).splitlines()) == 1 + len(RULES)
+    assert all(rule in str(found) for rule in RULES) and "flawless" in str(found)
+    assert dataclasses.replace(found, sentences=0.5).score == 0.5
+
+
+def test_world():
+    world = World()
+    for fact in (("Mia", ">", "the park"), ("Tom", ">", "the kitchen"), ("ball", ">", "Mia")):
+        world.tell(*fact)
+    assert world.room("ball") == "the park" and world.room("Zoe") is None
+    world.tell("Mia", "~", "Tom")
+    world.tell("ball", "=", "Tom")
+    assert world.problems == ["Mia is in the park, not in the kitchen", "ball is with Mia, not with Tom"]
+    assert world.failed == {"where": 1, "permanence": 1}
+    world.forget("Once Mia and the ball flew away")
+    assert world.room("ball") is None and world.room("Tom") == "the kitchen"
+
+
+def test_a_plot_can_be_added(monkeypatch):
+    for name in ("PLOTS", "BEATS", "TAKES", "INDEX"):
+        monkeypatch.setattr(stories, name, type(getattr(stories, name))(getattr(stories, name)))
+    plot = stories.add_plot("""
+nap: a:child p:home
+    meet lie
+    / awake
+    / sleep
+    / dream_on
+
+lie: a > p
+    {a} lay down {p.at}.
+awake:
+    But {a} could not sleep.
+sleep: a = p
+    {a} counted {number} sheep and fell asleep {p.at}.
+dream_on:
+    {a} dreamed of {subject}.
+""")
+    found = grade("".join(stories.tell(plot, stories.Dice(i, 3)) for i in range(30)))
+    read.cache_clear()
+    assert low(found) == set() and found.flawless == 30
+    assert hear and plot.marks == ("meet", "awake", "sleep", "dream_on")
