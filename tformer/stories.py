@@ -410,7 +410,7 @@ def surface(
         return f"{FORMS['he'][SEX[word]]} {slot.form}".strip()
     return f"{slot.form} {named(word)}".strip()
 
-# %% ../nbs/A2_stories.ipynb #5281f269
+# %% ../nbs/A2_stories.ipynb #e109c559
 VOWEL = re.compile(r"\b([Aa]) (?=[aeiou])(?!uni|use|eu|one\b|once\b)")
 AN = re.compile(r"\b([Aa])n (?=[aeiou])")
 
@@ -421,7 +421,7 @@ def article(
     """Turn ``a`` into ``an`` where a vowel sound follows."""
     return VOWEL.sub(r"\1n ", text)
 
-
+# %% ../nbs/A2_stories.ipynb #867bf997
 def plain(
     text: str,  # a sentence
 ) -> str | None:
@@ -481,7 +481,7 @@ def wording(
     return Wording(beat, facts, level, text, parts, subject,
                    people or ("a", "b") * bool(they))
 
-# %% ../nbs/A2_stories.ipynb #63a46bfc
+# %% ../nbs/A2_stories.ipynb #9bfce687
 WORDS = r"[\w'-]+(?: [\w'-]+)*?"
 BEFORE = "|".join(sorted({s.partition(" the ")[0] for s in SITE}
                          | set(PREPS.values())))
@@ -499,7 +499,7 @@ def gap(
         return f"((?:{BEFORE}) the {WORDS})"
     return f"({WORDS})"
 
-
+# %% ../nbs/A2_stories.ipynb #e7890a2f
 @lru_cache(maxsize=None)
 def pattern(
     wording: Wording,
@@ -565,7 +565,7 @@ def tells(
         return f"with {named(where)}"
     return {"floor": "on the floor"}.get(where, where)
 
-# %% ../nbs/A2_stories.ipynb #05e71907
+# %% ../nbs/A2_stories.ipynb #f4a85ad7
 class World:
     """What a story has said so far, and the checks made on it."""
 
@@ -611,7 +611,7 @@ class World:
 
     def forget(self, sentence):
         """Give up what an unreadable ``sentence`` may have changed."""
-        words = set(re.findall(r"\w+", sentence))
+        words = set(re.findall(r"[\w-]+", sentence))
         for x in [x for x in self.where if x not in SITE]:
             if (x == self.focus or words & {"it", "They", *x.split()}
                     or self.focus is None and x in SEX):
@@ -639,7 +639,7 @@ class Plot(NamedTuple):
         return {b for part in self.parts for _, runs, _ in part
                 for run in runs for b in run}
 
-# %% ../nbs/A2_stories.ipynb #c539e400
+# %% ../nbs/A2_stories.ipynb #e542dc16
 def read_step(
     word: str,  # as ``miss``, ``+walk?`` or ``search|come,hint``
 ) -> tuple:
@@ -650,7 +650,7 @@ def read_step(
                  for run in text.rstrip("?").split("|"))
     return level, runs, text[-1] == "?"
 
-
+# %% ../nbs/A2_stories.ipynb #fd59660d
 def read_plot(
     text: str,  # ``name: role:shelf …`` and the beats, parts cut by ``/``
 ) -> Plot:
@@ -678,7 +678,7 @@ def read_beats(
             beats[name].append(wording(name, facts, line))
     return beats
 
-# %% ../nbs/A2_stories.ipynb #25b71cc8
+# %% ../nbs/A2_stories.ipynb #01c0c50a
 PLOTS = []      # all plots
 BEATS = {}      # name → its wordings
 TAKES = {}      # (beat, role) → shelves that may fill it
@@ -693,7 +693,7 @@ def ends(
     return tuple(None if "{" in w or "}" in w else w
                  for w in (words[0], words[-1]))
 
-
+# %% ../nbs/A2_stories.ipynb #c208d79b
 def add_beats(
     table: str,  # as ``read_beats`` takes it
 ) -> None:
@@ -1033,7 +1033,7 @@ pal: n ~ a
     ++ {a} had an empty stomach and a friend for life.
 """)
 
-# %% ../nbs/A2_stories.ipynb #cea164fb
+# %% ../nbs/A2_stories.ipynb #4a7532a1
 #| code-fold: true
 RAIN = add_plot("""
 + rain: a:child m:grown x:wear p:indoors q:outside c:low
@@ -1058,7 +1058,7 @@ rain: a = q
     + Soon it began to rain, and {a} got wet.
     + Dark clouds came, and {a} stood in the rain.
     ++ There was thunder, and {a} was soaked from head to toe.
-wish: x ! a
+wish: x ! a, x = c
     + "I wish I had my {x}," {a:said}.
     ++ "My {x} is still {c}," {a:sighed}.
 dry: c ~ a, x = c, x > a
@@ -1361,7 +1361,7 @@ class Dice:
         """A word from the shelf ``kind`` of this level."""
         return self.pick(LEXICON[kind][self.level - 1])
 
-# %% ../nbs/A2_stories.ipynb #b7807810
+# %% ../nbs/A2_stories.ipynb #ef3651f1
 def choose_cast(
     plot: Plot,
     dice: Dice,
@@ -1376,7 +1376,7 @@ def choose_cast(
                                 if w not in cast.values()])
     return cast
 
-
+# %% ../nbs/A2_stories.ipynb #17500fe2
 def choose_beats(
     plot: Plot,
     dice: Dice,
@@ -1387,7 +1387,7 @@ def choose_beats(
             if level <= dice.level and not (free and dice.chance(0.5)):
                 yield from dice.pick(runs)
 
-# %% ../nbs/A2_stories.ipynb #6f8fff15
+# %% ../nbs/A2_stories.ipynb #2219da49
 def wordings(
     beat: str,
     level: int,  # 1, 2 or 3
@@ -1395,7 +1395,7 @@ def wordings(
     """The ways to tell ``beat`` at ``level``."""
     return [w for w in BEATS[beat] if w.level <= level]
 
-
+# %% ../nbs/A2_stories.ipynb #ca37a262
 def tell(
     plot: Plot,
     dice: Dice,
@@ -1407,7 +1407,7 @@ def tell(
     for beat in choose_beats(plot, dice):
         w = dice.pick(wordings(beat, dice.level))
         who = w.subject
-        clear = who and who == focus and not any(
+        clear = who is not None and who == focus and not any(
             SEX[cast[r]] == SEX[cast[who]] for r in last if r != who)
         lines.append(w.render(cast, clear and dice.chance(0.75), dice))
         if who or w.people:
@@ -1432,7 +1432,7 @@ def checked(
         raise ValueError(f"{name} is {value}; expected {least} {span}")
     return value
 
-# %% ../nbs/A2_stories.ipynb #5128dd01
+# %% ../nbs/A2_stories.ipynb #abe18daa
 def generate(
     n: int | None = None,  # how many; None: without end
     seed: int = 0,         # 0 or more
@@ -1451,7 +1451,7 @@ def generate(
     endless = iter(lambda: tell(dice.pick(plots), dice), None)
     return islice(endless, n)
 
-
+# %% ../nbs/A2_stories.ipynb #587eb61d
 def corpus(
     chars: int,      # at least so many characters
     seed: int = 0,   # 0 or more
@@ -1483,7 +1483,7 @@ def sentences(
     rest = text[start:].strip()
     return out + [rest] if rest else out
 
-# %% ../nbs/A2_stories.ipynb #456b525f
+# %% ../nbs/A2_stories.ipynb #edf8d5ff
 def person(
     world: World,
     slot: Slot,
@@ -1502,7 +1502,7 @@ def person(
         world.known.add(text)
     return text
 
-
+# %% ../nbs/A2_stories.ipynb #a243f024
 def agrees(
     world: World,
     form: str,        # a key of ``FORMS``
@@ -1558,7 +1558,7 @@ def hear(
     if w.subject or w.people:
         world.focus = cast.get(w.subject)
 
-# %% ../nbs/A2_stories.ipynb #b2e01fcd
+# %% ../nbs/A2_stories.ipynb #342af62d
 def has_part(
     beats: list,   # names, None for unreadable sentences
     marks: tuple,  # of a plot
@@ -1570,7 +1570,7 @@ def has_part(
     before = beats[:beats.index(marks[1])] if marks[1] in beats else []
     return marks[part] in beats and marks[part] not in before
 
-
+# %% ../nbs/A2_stories.ipynb #d998c7a2
 def ending(
     world: World,
     beats: list,  # names, None for unreadable sentences
@@ -1612,7 +1612,7 @@ class Grade:
         return "\n".join([f"Grade {self.score:.3f}: {self.flawless} of "
                           f"{self.stories} stories flawless", *rows])
 
-# %% ../nbs/A2_stories.ipynb #40a61083
+# %% ../nbs/A2_stories.ipynb #fbd41175
 def cut(
     text: str,
 ) -> list[tuple[list[str], bool]]:
@@ -1635,7 +1635,7 @@ def cut(
             last.pop()
     return [(lines, whole) for lines, whole in blocks if lines]
 
-
+# %% ../nbs/A2_stories.ipynb #8b345321
 def starts(
     sentence: str,
 ) -> bool:

@@ -9,9 +9,9 @@ __all__ = ['SAFE_CUTS', 'FORMAT', 'as_chars', 'index_pairs', 'replace_pair', 'ap
            'merge_short', 'merge_long', 'Cache', 'lay_out', 'Vocabulary', 'spell', 'unspell', 'write_file', 'read_json',
            'checksum', 'pack', 'unpack', 'expect', 'read_hf_pattern', 'read_hf', 'check_whole', 'write_hf',
            'read_ranks', 'show_ranks', 'recover_merges', 'make_ranks', 'read_gpt2', 'Portable', 'choose_special',
-           'refuse_special', 'encode_task', 'Encoder', 'count_merges', 'Tokenizer']
+           'refuse_special', 'check_batch', 'encode_task', 'unpack_ids', 'Encoder', 'count_merges', 'Tokenizer']
 
-# %% ../nbs/03_tokenizer.ipynb #22682eb6
+# %% ../nbs/03_tokenizer.ipynb #9202d876
 #| code-fold: true
 import base64
 import codecs
@@ -32,6 +32,7 @@ from operator import add, index
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import regex
 from tqdm import tqdm
 
@@ -58,26 +59,31 @@ def index_pairs(
             where[pair].append(i)
     return total, where
 
-# %% ../nbs/03_tokenizer.ipynb #a9e87549
+# %% ../nbs/03_tokenizer.ipynb #c609e7c8
 def replace_pair(
-    pair: str,             # two characters, to become one
-    new: str,              # the new character
-    texts: list[str],      # the words; changed in place
-    places: Iterable[int],  # where to look; may hold words without it
-) -> Iterator[tuple[int, str, str]]:  # word, what goes, what comes
-    "Replace a pair in some words; yield the smallest parts that change."
+    pair: str,               # two characters, to become one
+    new: str,                # the new character
+    texts: list[str],        # the words; changed in place
+    places: Iterable[int],   # where to look; some may have lost the pair
+) -> tuple[dict[str, list[int]], dict[str, list[int]], list[int]]:
+    "Replace a pair; list the words by what stood before, after, between."
+    before, after, touching = defaultdict(list), defaultdict(list), []
     for i in places:
-        old = texts[i]
-        at = old.find(pair)
-        if at < 0:
+        parts = texts[i].split(pair)
+        if len(parts) == 1:
             continue
-        texts[i] = now = old.replace(pair, new)
-        if old.find(pair, at + 1) < 0:
-            first = max(at - 1, 0)
-            old, now = old[first:at + 3], now[first:at + 2]
-        yield i, old, now
+        texts[i] = new.join(parts)
+        before[parts[0][-1:]].append(i)
+        after[parts[-1][:1]].append(i)
+        for part in parts[1:-1] if len(parts) > 2 else ():
+            if part:
+                before[part[-1]].append(i)
+                after[part[0]].append(i)
+            else:
+                touching.append(i)
+    return before, after, touching
 
-# %% ../nbs/03_tokenizer.ipynb #16d77e8e
+# %% ../nbs/03_tokenizer.ipynb #dd4d4d86
 def apply_merge(
     pair: str,                    # two characters, to become one
     new: str,                     # the new character
@@ -85,36 +91,37 @@ def apply_merge(
     n: Sequence[int],             # how often each word occurs
     total: dict[str, int],        # as ``index_pairs`` gives; changed
     where: dict[str, list[int]],  # as ``index_pairs`` gives; changed
-) -> set[str]:                    # the pairs that came into being
+) -> list[str]:                   # the pairs that came into being
     "Merge a pair in all words that hold it, and keep the tables right."
-    born = set()
-    places = where.pop(pair, ())
-    for i, gone, come in replace_pair(pair, new, texts, places):
-        for p in map(add, gone, gone[1:]):
-            total[p] -= n[i]
-        for p in map(add, come, come[1:]):
-            total[p] += n[i]
-            if new in p:
-                where[p].append(i)
-                born.add(p)
-    return born
+    before, after, touching = replace_pair(pair, new, texts,
+                                           where.pop(pair, ()))
+    a, b = pair
+    changes = [(x + a, x + new, at) for x, at in before.items() if x]
+    changes += [(b + y, new + y, at) for y, at in after.items() if y]
+    if touching:
+        changes.append((b + a, new + new, touching))
+    for gone, come, at in changes:
+        times = sum(map(n.__getitem__, at))
+        total[gone] -= times
+        total[come] = times
+        where[come] = at
+    total.pop(pair, None)
+    return [come for _, come, _ in changes]
 
-# %% ../nbs/03_tokenizer.ipynb #2007798e
+# %% ../nbs/03_tokenizer.ipynb #5a8ab1aa
 _MIRROR, _END = bytes(range(255, -1, -1)), "\u0100"
 _RANK = {byte: rank for rank, byte in enumerate(BYTE_ORDER)}
 
 
 def tie_key(
-    pair: str,                # two characters
-    tokens: Sequence[bytes],  # the bytes of each character
-    ties: str,                # "bytes" or "ids"
-) -> str:                     # the smallest is merged first
+    id: int,       # of a token
+    token: bytes,  # its bytes
+    ties: str,     # "bytes" or "ids"
+) -> str:          # those of a pair, joined: the smallest is merged first
     "Order pairs of equal count: see ``tformer.bpe.best_pair``."
-    ids = [ord(c) for c in pair]
     if ties == "ids":
-        return "".join(chr(_RANK.get(i, i)) for i in ids)
-    return "".join(tokens[i].translate(_MIRROR).decode("latin-1") + _END
-                   for i in ids)
+        return chr(_RANK.get(id, id))
+    return token.translate(_MIRROR).decode("latin-1") + _END
 
 # %% ../nbs/03_tokenizer.ipynb #f95dddc0
 def pop_pair(
@@ -132,7 +139,7 @@ def pop_pair(
             del total[pair]
     return None
 
-# %% ../nbs/03_tokenizer.ipynb #9c1734f5
+# %% ../nbs/03_tokenizer.ipynb #55c048d1
 def learn_merges(
     words: Mapping[str, int],   # pre-token: its count
     n_merges: int,              # fewer come out when no pair is left
@@ -142,18 +149,19 @@ def learn_merges(
     "Learn byte-pair merges from counted words (Sennrich et al. 2016)."
     texts, n = [as_chars(word) for word in words], list(words.values())
     total, where = index_pairs(texts, n)
-    tokens, merges = [bytes([i]) for i in range(256)], []
-    heap = [(-c, tie_key(p, tokens, ties), p) for p, c in total.items()]
+    tokens, merges = {chr(i): bytes([i]) for i in range(256)}, []
+    keys = {c: tie_key(ord(c), token, ties) for c, token in tokens.items()}
+    heap = [(-c, keys[p[0]] + keys[p[1]], p) for p, c in total.items()]
     heapify(heap)
-    for new in tqdm(range(256, 256 + n_merges), "merges",
-                    disable=None if progress else True):
+    for id in tqdm(range(256, 256 + n_merges), "merges",
+                   disable=None if progress else True):
         if (pair := pop_pair(heap, total)) is None:
             break
-        merges.append(tuple(tokens[ord(c)] for c in pair))
-        tokens.append(b"".join(merges[-1]))
-        for p in apply_merge(pair, chr(new), texts, n, total, where):
-            heappush(heap, (-total[p], tie_key(p, tokens, ties), p))
-        del total[pair]
+        merges.append((tokens[pair[0]], tokens[pair[1]]))
+        tokens[chr(id)] = b"".join(merges[-1])
+        keys[chr(id)] = tie_key(id, tokens[chr(id)], ties)
+        for p in apply_merge(pair, chr(id), texts, n, total, where):
+            heappush(heap, (-total[p], keys[p[0]] + keys[p[1]], p))
     return merges
 
 # %% ../nbs/03_tokenizer.ipynb #0d7efde7
@@ -322,10 +330,10 @@ def count_task(
             counts.update(split_words(part, pattern))
     return counts
 
-# %% ../nbs/03_tokenizer.ipynb #93fd6727
+# %% ../nbs/03_tokenizer.ipynb #639eab1e
 def gather(
     texts: Iterable[str],
-    size: int = 1 << 21,  # characters
+    size: int = 1 << 20,  # characters
 ) -> Iterator[list[str]]:
     "Put texts together into lists of about ``size`` characters."
     task, n = [], 0
@@ -921,7 +929,7 @@ def choose_special(
     return allowed, (known - allowed if forbidden == "all"
                      else frozenset(forbidden))
 
-# %% ../nbs/03_tokenizer.ipynb #38a86688
+# %% ../nbs/03_tokenizer.ipynb #36e3fe14
 def refuse_special(
     chunks: Iterable[str],      # a text in any pieces
     forbidden: frozenset[str],
@@ -931,26 +939,55 @@ def refuse_special(
     for chunk in chunks:
         check_text(chunk)
         seen = tail + chunk
-        for token in forbidden:
-            if token in seen:
-                raise ValueError(
-                    f"the text holds the special token {token!r}: make it "
-                    f"an id by allowed_special={{{token!r}}}, or plain "
-                    "text by disallowed_special=()")
+        if any(token in seen for token in forbidden):
+            token = special_pattern(forbidden).search(seen)[0]
+            raise ValueError(
+                f"the text holds the special token {token!r}: make it an "
+                f"id by allowed_special={{{token!r}}}, or plain text by "
+                "disallowed_special=()")
         tail = seen[-keep:] if keep else ""
         yield chunk
 
-# %% ../nbs/03_tokenizer.ipynb #71a0cf6e
+# %% ../nbs/03_tokenizer.ipynb #562390e0
+def check_batch(
+    texts: Iterable[str],
+    forbidden: frozenset[str],
+) -> Iterator[str]:  # the same texts
+    "Pass texts on, each checked by itself as in ``refuse_special``."
+    if isinstance(texts, str):
+        raise ValueError("a batch is a list of texts, got one string")
+    for text in texts:
+        yield from refuse_special([text], forbidden)
+
+# %% ../nbs/03_tokenizer.ipynb #e3fd6e65
 def encode_task(
     texts: list[str],
-    encoder: "Encoder",
-    special: frozenset[str],
-) -> list[array]:  # handed over faster than lists
-    "Encode some texts in another process."
-    return [array("I", encoder.encode_known(text, special))
-            for text in texts]
+    encode: Callable[[str], list[int]],
+    dtype: np.dtype,                # small, for the way back
+) -> tuple[np.ndarray, list[int]]:  # all ids; how many each text has
+    "Encode some texts of a batch, in another process."
+    ids, lengths = [], []
+    for text in texts:
+        found = encode(text)
+        ids += found
+        lengths.append(len(found))
+    return np.frombuffer(array("I", ids), np.uintc).astype(dtype), lengths
 
-# %% ../nbs/03_tokenizer.ipynb #2ea9cf34
+# %% ../nbs/03_tokenizer.ipynb #ad35024d
+def unpack_ids(
+    results: Iterable[tuple[np.ndarray, list[int]]],  # of ``encode_task``
+    n_ids: int,                                       # vocabulary size
+) -> list[list[int]]:
+    "The ids of each text, as lists that share their integers."
+    numbers, batch = np.array(range(n_ids), dtype=object), []
+    for flat, lengths in results:
+        ids, at = numbers[flat], 0
+        for n in lengths:
+            batch.append(ids[at:at + n].tolist())
+            at += n
+    return batch
+
+# %% ../nbs/03_tokenizer.ipynb #03637625
 class Encoder(Portable):
     "Text to ids: at once, in batches, in streams."
 
@@ -969,14 +1006,13 @@ class Encoder(Portable):
     def encode_known(self, text: str,
                      special: frozenset[str]) -> list[int]:
         "Encode a text whose special tokens have been looked at already."
-        ids = []
+        ids, find = [], self._cache.__getitem__
         for n, part in enumerate(split_known(text, special)):
             if n % 2:
                 ids.append(self.special_tokens[part])
             else:
                 words = split_words(part, self.pattern)
-                ids.extend(chain.from_iterable(
-                    map(self._cache.__getitem__, words)))
+                ids.extend(chain.from_iterable(map(find, words)))
         return ids
 
     def encode(self, text: str, *, allowed_special=(),
@@ -993,13 +1029,14 @@ class Encoder(Portable):
         "``encode`` for many texts, in several processes if wanted."
         allowed, forbidden = choose_special(
             self.special_tokens, allowed_special, disallowed_special)
-        if isinstance(texts, str):
-            raise ValueError("a batch is a list of texts, got one string")
-        texts = (refuse_special([text], forbidden) for text in texts)
-        tasks = gather(chain.from_iterable(texts), 1 << 18)
-        job = partial(encode_task, encoder=self, special=allowed)
-        return [ids.tolist() for task in share(job, tasks, processes)
-                for ids in task]
+        encode = partial(self.encode_known, special=allowed)
+        checked = check_batch(texts, forbidden)
+        if processes in (None, 1):
+            return list(map(encode, checked))
+        job = partial(encode_task, encode=encode,
+                      dtype=np.min_scalar_type(len(self)))
+        return unpack_ids(share(job, gather(checked), processes),
+                          len(self))
 
     def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
                         disallowed_special="all") -> Iterator[int]:
