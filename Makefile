@@ -16,11 +16,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: help setup test book serve notebooks records bench status owner clean
 
 help:  ## what there is to make
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s%s\n", $$1, $$2}' Makefile
 
 $(VENV)/.done: requirements.txt setup.py settings.ini
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit(f"needs Python 3.11, found {v[0]}.{v[1]}: make … PYTHON=/path/to/python3.11")'
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q -r requirements.txt
 	$(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@

@@ -21,8 +21,8 @@ PLACES = re.compile(
     re.MULTILINE)
 
 
-def owner_places(text):
-    "Each match that names an owner."
+def owner_places(text, known):
+    "Each match that names an owner; bare `known`/tformer is one too."
     for m in PLACES.finditer(text):
         before, after = m["before"], m["after"]
         if before == "user = " and after == "":
@@ -31,7 +31,7 @@ def owner_places(text):
             yield m
         elif after == "/tformer" and before not in ("", "user = "):
             yield m
-        elif after == "/tformer" and m["owner"] == "OWNER":
+        elif after == "/tformer" and m["owner"] == known:
             yield m
 
 
@@ -58,7 +58,7 @@ def current():
 def disagreements(owner):
     "Places that name another owner than settings.ini."
     for path, text in files():
-        for m in owner_places(text):
+        for m in owner_places(text, owner):
             if m["owner"] != owner:
                 line = text.count("\n", 0, m.start()) + 1
                 yield f"{path.relative_to(ROOT)}:{line}: {m[0].strip()}"
@@ -66,10 +66,10 @@ def disagreements(owner):
 
 def rename(new):
     "Write `new` wherever an owner is named; return the files changed."
-    changed = []
+    changed, old = [], current()
     for path, text in files():
         parts, at = [], 0
-        for m in owner_places(text):
+        for m in owner_places(text, old):
             parts += [text[at:m.start("owner")], new]
             at = m.end("owner")
         out = "".join([*parts, text[at:]])

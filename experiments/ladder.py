@@ -60,6 +60,9 @@ def train_row(row, seeds, steps=None):
         speeds.append(steps * BATCH * model.max_len
                       / (time.perf_counter() - began))
         losses.append(evaluate(model, row["held_out"]) / per_token)
+        print(f"{row['model']}, seed {seed}: {losses[-1]:.3f} nats per "
+              f"byte, {speeds[-1]:,.0f} tokens/s", flush=True)
+    threads = torch.get_num_threads()
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     return {
         "chapter": row["chapter"], "model": row["model"],
@@ -71,7 +74,8 @@ def train_row(row, seeds, steps=None):
         "megabytes": f"{size / 1e6:.2f}",
         "steps": steps, "seeds": seeds, "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{torch.get_num_threads()} cores, {platform.machine()}",
+        "machine": f"{threads} thread{'s' * (threads > 1)}, "
+                   f"{platform.machine()}",
         "date": datetime.date.today().isoformat(),
     }
 
@@ -93,8 +97,6 @@ def main():
         writer.writeheader()
         writer.writerows(rows)
     beside.replace(args.out)
-    for row in rows:
-        print(row)
 
 
 if __name__ == "__main__":

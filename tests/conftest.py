@@ -26,25 +26,29 @@ if os.environ.get("TFORMER_SHAPES"):
     pytest.raises = raises
 
 
-def find_chromium():
-    "The browser to test with, or None."
-    for name in ("chromium", "chromium-browser", "google-chrome"):
+def find_chromium(playwright):
+    "The browser to test with, the system's or Playwright's own, or None."
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
         if path := shutil.which(name):
             return path
-    return None
+    own = playwright.chromium.executable_path
+    return own if Path(own).exists() else None
 
 
 @pytest.fixture(scope="session")
 def chromium():
-    "A headless browser; where CI is set, its absence is a failure."
-    path = find_chromium()
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium on this machine: install the package "
-                        "chromium")
-        pytest.skip("no Chromium on this machine")
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
+    """A headless browser; where CI is set, its absence is a failure.
+
+    The only one: Playwright cannot be started twice in one process.
+    """
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as p:
+        path = find_chromium(p)
+        if path is None:
+            if os.environ.get("CI"):
+                pytest.fail("no Chromium on this machine: install the "
+                            "package chromium")
+            pytest.skip("no Chromium on this machine")
         browser = p.chromium.launch(executable_path=path,
                                     args=["--no-sandbox"])
         yield browser

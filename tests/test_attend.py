@@ -291,6 +291,15 @@ def test_masks_and_biases_broadcast(shape):
     close(out, F.scaled_dot_product_attention(q, k, v, added))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_bias_may_be_of_another_type(dtype):
+    q, k, v = qkv(5, 7)
+    bias = randn(5, 7).to(dtype)
+    out, w = attend(q, k, v, bias=bias)
+    assert out.dtype == w.dtype == torch.float32
+    assert torch.equal(out, attend(q, k, v, bias=bias.float())[0])
+
+
 def test_a_bias_per_head_needs_no_batch_axis():
     q, k, v = qkv(5, 7)
     bias = randn(3, 5, 7)

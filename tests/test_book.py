@@ -120,13 +120,12 @@ def test_pages_in_the_browser(book, chromium, kind, width, scheme):
         page = context.new_page()
         seen = watch(page)
         page.goto(path.as_uri(), wait_until="load")
+        if page.query_selector(".math"):
+            page.wait_for_selector("mjx-container", timeout=15_000)
         page.wait_for_timeout(100)
         assert not seen, f"{path.name}, {kind}: {seen[:3]}"
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{path.name} is {wide} px wide at {width}"
-        if math := page.query_selector(".math"):
-            page.wait_for_selector("mjx-container", timeout=15_000)
-            assert math
         page.close()
     context.close()
 
@@ -162,6 +161,10 @@ def test_copied_code_is_clean(book, chromium):
     buttons = page.locator("div.cell_input button.copybtn")
     outputs = page.locator("div.cell_output button.copybtn")
     assert buttons.count() > 5 and outputs.count() == 0
+    for button in buttons.all():
+        code = page.locator(button.get_attribute("data-clipboard-target"))
+        assert not re.search(r"^\s*(#\s*\||>>>|In \[)", code.inner_text(),
+                             re.M)
     page.close()
 
 

@@ -1,14 +1,14 @@
 """The figures of ``tformer.plot``: their text, and what a browser makes of it."""
-import os
+import base64
+import io
 import re
-import shutil
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
-plot = pytest.importorskip("tformer.plot")
+from tformer import plot
 
 LIGHT, DARK = "rgb(29, 36, 48)", "rgb(213, 220, 228)"
 
@@ -207,32 +207,29 @@ def test_palette():
     assert len({*plot.PALETTE}) == 6
 
 
+def test_zero_is_in_the_middle_where_signs_differ():
+    _, ax = plot.figure()
+    both = plot.heat(ax, [[-1.0, 0.0], [2.0, 3.0]])
+    assert (both.norm.vmin, both.norm.vmax) == (-3, 3)
+    assert both.cmap == plot.SIGNED
+    one = plot.heat(ax, [[1.0, 2.0]])
+    assert (one.norm.vmin, one.norm.vmax) == (1, 2)
+    assert one.cmap == plot.HEAT
+
+
+@pytest.mark.parametrize("colours", [20, 600])
+def test_pictures_keep_their_colours(colours):
+    rgb = np.random.default_rng(0).integers(0, 256, (colours, 3), np.uint8)
+    fig, ax = plot.figure()
+    ax.imshow(np.resize(rgb, (20, 30, 3)))
+    svg = plot.show(fig, "dots", "Dots.").svg
+    data = base64.b64decode(re.search(r'base64,([^"]+)"', svg)[1])
+    shown = np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+    drawn = {tuple(c) for c in shown[..., :3].reshape(-1, 3).tolist()}
+    assert {tuple(c) for c in rgb.tolist()} <= drawn
+
+
 # ---- the browser ----
-
-def browser_path():
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if found := shutil.which(name):
-            return found
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
-        own = p.chromium.executable_path
-    return own if Path(own).exists() else None
-
-
-@pytest.fixture(scope="module")
-def browser():
-    pytest.importorskip("playwright")
-    from playwright.sync_api import sync_playwright
-    path = browser_path()
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium on a CI machine")
-        pytest.skip("no Chromium here")
-    with sync_playwright() as p:
-        running = p.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
-
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Figures</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
@@ -256,11 +253,11 @@ def page_file(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(browser, page_file):
+def opened(chromium, page_file):
     made, heard = [], []
 
     def go(**kw):
-        context = browser.new_context(**kw)
+        context = chromium.new_context(**kw)
         made.append(context)
         page = context.new_page()
         page.on("console", lambda m: heard.append(m.text) if m.type in ("error", "warning") else None)

@@ -7,8 +7,9 @@ import pytest
 
 from conftest import ROOT
 
-# the tests of modules whose signatures carry shapes
-FILES = ["test_attend.py", "test_minimal.py"]
+# the tests of every module whose signatures carry shapes
+FILES = [f"test_{p.stem}.py" for p in sorted(ROOT.glob("tformer/[a-z]*.py"))
+         if "from jaxtyping import" in p.read_text(encoding="utf-8")]
 
 WRONG = """
 import torch
@@ -36,4 +37,5 @@ def test_signatures_hold(name):
 
 
 def test_a_wrong_call_is_refused():
+    assert "test_attend.py" in FILES
     assert shaped("-c", WRONG).stdout == "refused\n"

@@ -29,7 +29,7 @@ def to_text(ids: Int[Tensor, "n"]) -> str:
     "The text of byte ids; bytes that are no UTF-8 become the sign �."
     return bytes(ids.tolist()).decode("utf-8", errors="replace")
 
-# %% ../nbs/00_tour.ipynb #d7a2478d
+# %% ../nbs/00_tour.ipynb #960cf9c8
 def windows(
     ids: Int[Tensor, "n"],  # the whole text
     length: int,            # of the context, in ids
@@ -41,8 +41,9 @@ def windows(
         raise ValueError(f"{len(ids)} ids hold no window of "
                          f"{length} + 1 ids")
     draw = torch.Generator().manual_seed(seed)
+    n = len(ids) - length           # places to begin
     while True:
-        start = torch.randint(len(ids) - length, (batch, 1), generator=draw)
+        start = torch.randint(n, (batch, 1), generator=draw)
         yield ids[start + torch.arange(length + 1)]
 
 # %% ../nbs/00_tour.ipynb #f367609b
@@ -69,7 +70,7 @@ class Attention(nn.Module):
         out = scores.softmax(-1) @ v
         return self.o_proj(rearrange(out, "b h t d -> b t (h d)"))
 
-# %% ../nbs/00_tour.ipynb #364acc2e
+# %% ../nbs/00_tour.ipynb #f75844e4
 class Block(nn.Module):
     "Attention and a feed-forward network, each added to its input."
 
@@ -78,14 +79,15 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(d_model)
         self.attention = Attention(d_model, n_heads, causal)
         self.mlp_norm = nn.LayerNorm(d_model)
-        self.mlp = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.GELU(),
-                                 nn.Linear(4 * d_model, d_model))
+        self.mlp = nn.Sequential(
+            nn.Linear(d_model, 4 * d_model), nn.GELU(),
+            nn.Linear(4 * d_model, d_model))
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
-# %% ../nbs/00_tour.ipynb #06fc5090
+# %% ../nbs/00_tour.ipynb #1b4b1f3a
 class MiniGPT(nn.Module):
     "A decoder-only transformer, as small and plain as it can be."
 
@@ -108,7 +110,9 @@ class MiniGPT(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.lm_head = nn.Linear(d_model, vocab_size)
 
-    def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t vocab"]:
+    def forward(
+        self, ids: Int[Tensor, "b t"],
+    ) -> Float[Tensor, "b t vocab"]:
         if ids.shape[1] > self.max_len:
             raise ValueError(f"{ids.shape[1]} ids; the model sees at most "
                              f"max_len {self.max_len}")
@@ -190,13 +194,14 @@ def read_record(name: str) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
-# %% ../nbs/00_tour.ipynb #a57b911c
+# %% ../nbs/00_tour.ipynb #39461768
 def ladder(last: int) -> str:
     "The table that grows through the book, up to chapter `last`."
-    head = ["", "nats/byte", "bytes/token", "context", "tokens/s", "MB"]
-    rows = [[r["model"], r["nats_per_byte"], r["bytes_per_token"],
-             r["context_bytes"] + " bytes", r["tokens_per_s"],
-             r["megabytes"]]
+    head = ["", "nats/byte", "spread", "bytes/token", "context",
+            "tokens/s", "MB"]
+    rows = [[r["model"], r["nats_per_byte"], r["spread"],
+             r["bytes_per_token"], r["context_bytes"] + " bytes",
+             r["tokens_per_s"], r["megabytes"]]
             for r in read_record("ladder") if int(r["chapter"]) <= last]
     widths = [max(map(len, column)) for column in zip(head, *rows)]
     lines = ["  ".join([row[0].ljust(widths[0])] + [

@@ -398,7 +398,7 @@ box.classList.add("tf-live");go(0,false);});
 # %% ../nbs/A1_figures.ipynb #ab729d8a
 MAX_STEPPER = 400_000  # bytes of all frames together
 
-# %% ../nbs/A1_figures.ipynb #317151e0
+# %% ../nbs/A1_figures.ipynb #2558b198
 class Stepper:
     """A few figures with captions, leafed through without a kernel."""
 
@@ -417,7 +417,8 @@ class Stepper:
         return (
             f'{_STEPPER_CSS}<div class="tf-stepper" role="group" '
             f'aria-label="{title}"><div class="tf-bar">'
-            '<button type="button" aria-label="previous step">&larr;</button>'
+            '<button type="button" aria-label="previous step">'
+            '&larr;</button>'
             f'<input type="range" min="0" max="{n - 1}" value="0" '
             'aria-label="step">'
             '<button type="button" aria-label="next step">&rarr;</button>'

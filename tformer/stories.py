@@ -46,7 +46,7 @@ PEOPLE = {
 GROUPS = {"child": "girl boy", "grown": "woman man",
           "pet": "small_pet big_pet"}
 
-# %% ../nbs/A2_stories.ipynb #b08d07a1
+# %% ../nbs/A2_stories.ipynb #3a4dc4b0
 #| code-fold: true
 THINGS = {
     "toy": """ball doll car boat drum book
@@ -57,7 +57,8 @@ THINGS = {
         snow_globe music_box jigsaw scrapbook""",
     "flyer": """ball kite plane hat
         | balloon cap ribbon
-        | frisbee shuttlecock scarf parachute handkerchief glider pinwheel""",
+        | frisbee shuttlecock scarf parachute handkerchief glider
+        pinwheel""",
     "breakable": """| robot cup jar plate toy_boat
         | vase teapot lantern mirror clock pitcher violin statue
         model_ship guitar saucer birdhouse picture_frame""",

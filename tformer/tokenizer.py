@@ -9,7 +9,8 @@ __all__ = ['SAFE_CUTS', 'FORMAT', 'as_chars', 'index_pairs', 'replace_pair', 'ap
            'merge_short', 'merge_long', 'Cache', 'lay_out', 'Vocabulary', 'spell', 'unspell', 'write_file', 'read_json',
            'checksum', 'pack', 'unpack', 'expect', 'read_hf_pattern', 'read_hf', 'check_whole', 'write_hf',
            'read_ranks', 'show_ranks', 'recover_merges', 'make_ranks', 'read_gpt2', 'Portable', 'choose_special',
-           'refuse_special', 'check_batch', 'encode_task', 'unpack_ids', 'Encoder', 'count_merges', 'Tokenizer']
+           'refuse_special', 'check_batch', 'span_texts', 'encode_span', 'unpack_ids', 'Encoder', 'count_merges',
+           'Tokenizer']
 
 # %% ../nbs/03_tokenizer.ipynb #9202d876
 #| code-fold: true
@@ -511,7 +512,7 @@ def lay_out(
                              "expected distinct ids from 0 on")
     return ids, special
 
-# %% ../nbs/03_tokenizer.ipynb #5a977135
+# %% ../nbs/03_tokenizer.ipynb #a91f0c89
 class Vocabulary:
     "Merges, special tokens and their ids; ids back to text."
 
@@ -550,7 +551,7 @@ class Vocabulary:
         "The bytes that an id stands for."
         return self.decode_bytes([id])
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+    def decode_bytes(self, ids: Iterable) -> bytes:
         "Join the bytes of ids; ``ValueError`` for an unknown id."
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         try:
@@ -559,11 +560,11 @@ class Vocabulary:
             raise ValueError(f"id {e.args[0]!r} is unknown, expected 0 to "
                              f"{len(self) - 1}") from None
 
-    def decode(self, ids: Iterable[int], errors: str = "replace") -> str:
+    def decode(self, ids: Iterable, errors: str = "replace") -> str:
         "Turn ids into text; bytes that are no UTF-8 become U+FFFD."
         return self.decode_bytes(ids).decode("utf-8", errors)
 
-    def decode_batch(self, batch: Iterable[Iterable[int]]) -> list[str]:
+    def decode_batch(self, batch: Iterable[Iterable]) -> list[str]:
         "``decode`` for several lists of ids."
         return [self.decode(ids) for ids in batch]
 
@@ -959,23 +960,37 @@ def check_batch(
     for text in texts:
         yield from refuse_special([text], forbidden)
 
-# %% ../nbs/03_tokenizer.ipynb #e3fd6e65
-def encode_task(
-    texts: list[str],
+# %% ../nbs/03_tokenizer.ipynb #8cfff4f6
+def span_texts(
+    texts: Sequence[str],
+    size: int = 1 << 20,  # characters
+) -> Iterator[range]:
+    "Cut a list of texts into spans of about ``size`` characters."
+    first, n = 0, 0
+    for i, text in enumerate(texts):
+        n += len(text) + 1
+        if n >= size or i == len(texts) - 1:
+            yield range(first, i + 1)
+            first, n = i + 1, 0
+
+# %% ../nbs/03_tokenizer.ipynb #49359305
+def encode_span(
+    span: range,
+    texts: Sequence[str],
     encode: Callable[[str], list[int]],
     dtype: np.dtype,                # small, for the way back
 ) -> tuple[np.ndarray, list[int]]:  # all ids; how many each text has
     "Encode some texts of a batch, in another process."
     ids, lengths = [], []
-    for text in texts:
-        found = encode(text)
+    for i in span:
+        found = encode(texts[i])
         ids += found
         lengths.append(len(found))
     return np.frombuffer(array("I", ids), np.uintc).astype(dtype), lengths
 
-# %% ../nbs/03_tokenizer.ipynb #ad35024d
+# %% ../nbs/03_tokenizer.ipynb #ba2ec906
 def unpack_ids(
-    results: Iterable[tuple[np.ndarray, list[int]]],  # of ``encode_task``
+    results: Iterable[tuple[np.ndarray, list[int]]],  # of ``encode_span``
     n_ids: int,                                       # vocabulary size
 ) -> list[list[int]]:
     "The ids of each text, as lists that share their integers."
@@ -987,7 +1002,7 @@ def unpack_ids(
             at += n
     return batch
 
-# %% ../nbs/03_tokenizer.ipynb #03637625
+# %% ../nbs/03_tokenizer.ipynb #d722695f
 class Encoder(Portable):
     "Text to ids: at once, in batches, in streams."
 
@@ -1030,12 +1045,12 @@ class Encoder(Portable):
         allowed, forbidden = choose_special(
             self.special_tokens, allowed_special, disallowed_special)
         encode = partial(self.encode_known, special=allowed)
-        checked = check_batch(texts, forbidden)
+        texts = list(check_batch(texts, forbidden))
         if processes in (None, 1):
-            return list(map(encode, checked))
-        job = partial(encode_task, encode=encode,
+            return list(map(encode, texts))
+        job = partial(encode_span, texts=texts, encode=encode,
                       dtype=np.min_scalar_type(len(self)))
-        return unpack_ids(share(job, gather(checked), processes),
+        return unpack_ids(share(job, span_texts(texts), processes),
                           len(self))
 
     def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),

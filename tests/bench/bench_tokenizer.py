@@ -11,6 +11,7 @@ BENCH_TEXT=path   a natural text, UTF-8 (default: ``tformer.stories``, level 3)
 --only WORD       only the rows whose section holds the word
 """
 import argparse
+import json
 import os
 import pickle
 import random
@@ -29,8 +30,8 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from tformer import bpe, stories
 from tformer.tokenizer import (
-    SAFE_CUTS, GPT2_PATTERN, Tokenizer, count_source, cut_blocks, make_rules,
-    merge_short, as_chars, unspell)
+    Tokenizer, as_chars, count_source, cut_blocks, make_rules, merge_short,
+    share, unspell)
 
 QUICK = False
 
@@ -109,7 +110,6 @@ def hf_train(chunks, vocab_size, parallel=False):
 
 
 def hf_merges(hf):
-    import json
     return [tuple(map(unspell, pair)) for pair
             in json.loads(hf.to_str())["model"]["merges"]]
 
@@ -212,22 +212,34 @@ def bench_encoding(text):
         f"{len(ids):,} ids")
 
 
+def spin(n):
+    for i in range(n):
+        pass
+
+
 def bench_processes(text):
     head("two processes: wall time, one / two")
     whole = repeated(text, 400_000 if QUICK else 20_000_000)
     documents = cut(whole, 2000)
     tok = our_train([text], 600 if QUICK else 10_000)
     tok.encode(text)
+    t = in_turn({n: lambda n=n: list(share(spin, [3_000_000] * 4, n))
+                 for n in (1, 2)}, 3, time.perf_counter)
+    row("a bare loop: what this machine can give", t[1] / t[2], None,
+        f"{t[1]:.2f} s / {t[2]:.2f} s")
     works = {"pre-tokenization":
              lambda n: count_source([whole], processes=n),
              "encoding": lambda n: tok.encode_batch(documents, processes=n)}
     for name, work in works.items():
         same = work(1) == work(2)
-        t = in_turn({n: lambda n=n: work(n) for n in (1, 2)}, 5,
-                    time.perf_counter)
+        both = {n: lambda n=n: work(n) for n in (1, 2)}
+        t = in_turn(both, 5, time.perf_counter)
+        c = in_turn(both, 3)
         row(name, t[1] / t[2], (AT_LEAST, 1.6),
-            f"{t[1]:.2f} s / {t[2]:.2f} s; same result: {same}; "
-            f"load {os.getloadavg()[0]:.1f}")
+            f"{t[1]:.2f} s / {t[2]:.2f} s by the clock at a load of "
+            f"{os.getloadavg()[0]:.1f}; processor time {c[1]:.2f} s / "
+            f"{c[2]:.2f} s, so at most {2 * c[1] / c[2]:.2f} x on two free "
+            f"cores; same result: {same}")
 
 
 def count_and_merge(lists, pairs_seen, new):
@@ -274,16 +286,20 @@ def bench_plain(text):
         f"to {n * last:,.0f} to {n * first:,.0f} s; ours {ours:.2f} s")
 
 
+# the largest memory since the program began; ``ru_maxrss`` is inherited
 STREAM = """
-import resource, sys, time
+import re, resource, sys, time
 from pathlib import Path
 from tformer.tokenizer import Tokenizer, read_file
 tok = Tokenizer.load(sys.argv[1])
 count, start = 0, time.process_time()
 for id in tok.encode_iterable(read_file(sys.argv[2])):
     count += 1
-print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-      time.process_time() - start)
+status = Path("/proc/self/status")
+peak = (int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])
+        if status.exists() else
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(count, peak // 1024, time.process_time() - start)
 """
 
 
