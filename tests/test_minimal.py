@@ -163,6 +163,8 @@ def test_bytes_there_and_back():
     (lambda m: sample(m, torch.zeros(0, dtype=torch.long), 1), ["0 ids"]),
     (lambda m: sample(m, torch.zeros(1, dtype=torch.long), 1, 0.),
      ["temperature 0"]),
+    (lambda m: fit(m, [torch.zeros(1, 13, dtype=torch.long)], 2),
+     ["1 batches", "2 steps"]),
     (lambda m: minimal.read_record("nothing"), ["nothing"]),
 ])
 def test_errors_name_what_was_given(model, call, named):

@@ -236,13 +236,6 @@ def test_figures_compare_by_what_they_say():
     assert rules.reduce_svg(svg.format(1)) != rules.reduce_svg(other)
 
 
-def test_what_the_readme_points_to_is_there():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    local = re.findall(r"\]\((?!https?:|#)([^)\s]+)\)", text)
-    assert any(name.endswith(".png") for name in local), "no picture"
-    assert not [name for name in local if not (ROOT / name).exists()]
-
-
 def test_make_knows_what_the_readme_names():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`make (\w+)", text)) | \

@@ -29,24 +29,24 @@ def to_text(ids: Int[Tensor, "n"]) -> str:
     "The text of byte ids; bytes that are no UTF-8 become the sign �."
     return bytes(ids.tolist()).decode("utf-8", errors="replace")
 
-# %% ../nbs/00_tour.ipynb #960cf9c8
+# %% ../nbs/00_tour.ipynb #2893bdc3
 def windows(
-    ids: Int[Tensor, "n"],  # the whole text
-    length: int,            # of the context, in ids
-    batch: int = 8,         # windows at a time
-    seed: int = 0,          # of the places they are cut at
-) -> Iterator[Int[Tensor, "batch length_plus_1"]]:
-    "Cut windows of `length` + 1 ids at random places, without end."
+    ids: Int[Tensor, "n"], length: int, batch: int = 8, seed: int = 0,
+) -> Iterator[Int[Tensor, "batch window"]]:
+    """Cut windows of `length` + 1 ids at random places, without end.
+
+    Yields `batch` windows at a time; `seed` decides the places. A text
+    of fewer ids than one window is a ``ValueError``.
+    """
     if len(ids) <= length:
-        raise ValueError(f"{len(ids)} ids hold no window of "
-                         f"{length} + 1 ids")
+        raise ValueError(f"{len(ids)} ids hold no window of {length} + 1")
     draw = torch.Generator().manual_seed(seed)
     n = len(ids) - length           # places to begin
     while True:
         start = torch.randint(n, (batch, 1), generator=draw)
         yield ids[start + torch.arange(length + 1)]
 
-# %% ../nbs/00_tour.ipynb #f367609b
+# %% ../nbs/00_tour.ipynb #6f0693c5
 class Attention(nn.Module):
     "Multi-head self-attention (Vaswani et al. 2017, section 3.2)."
 
@@ -60,9 +60,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(d_model, d_model)
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        q, k, v = rearrange(self.qkv_proj(x),
-                            "b t (three h d) -> three b h t d",
-                            three=3, h=self.n_heads)
+        q, k, v = rearrange(self.qkv_proj(x), "b t (n h d) -> n b h t d",
+                            n=3, h=self.n_heads)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         if self.causal:
             may_see = torch.ones_like(scores, dtype=torch.bool).tril()
@@ -87,18 +86,19 @@ class Block(nn.Module):
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
-# %% ../nbs/00_tour.ipynb #1b4b1f3a
+# %% ../nbs/00_tour.ipynb #9d3d4ecf
 class MiniGPT(nn.Module):
-    "A decoder-only transformer, as small and plain as it can be."
+    """A decoder-only transformer, as small and plain as it can be.
 
-    def __init__(
-        self, vocab_size: int = 256, *,
-        d_model: int = 96,      # width of each position's vector
-        n_layers: int = 2,      # blocks
-        n_heads: int = 4,       # heads in each block
-        max_len: int = 128,     # longest context, in ids
-        causal: bool = True,    # False: every position sees all others
-    ):
+    `d_model` is the width of each position's vector, `n_layers` the
+    number of blocks, `max_len` the longest context in ids; without
+    `causal`, every position sees all others. Ids ``(b, t)`` give logits
+    ``(b, t, vocab_size)``; `t` above `max_len` is a ``ValueError``.
+    """
+
+    def __init__(self, vocab_size: int = 256, *, d_model: int = 96,
+                 n_layers: int = 2, n_heads: int = 4, max_len: int = 128,
+                 causal: bool = True):
         super().__init__()
         self.max_len = max_len
         self.embed = nn.Embedding(vocab_size, d_model)
@@ -110,9 +110,7 @@ class MiniGPT(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.lm_head = nn.Linear(d_model, vocab_size)
 
-    def forward(
-        self, ids: Int[Tensor, "b t"],
-    ) -> Float[Tensor, "b t vocab"]:
+    def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         if ids.shape[1] > self.max_len:
             raise ValueError(f"{ids.shape[1]} ids; the model sees at most "
                              f"max_len {self.max_len}")
@@ -120,25 +118,22 @@ class MiniGPT(nn.Module):
         x = self.embed(ids) + self.embed_pos(pos)
         return self.lm_head(self.norm(self.blocks(x)))
 
-# %% ../nbs/00_tour.ipynb #8ceba7ad
-def next_id_loss(
-    model: nn.Module,
-    window: Int[Tensor, "b length_plus_1"],  # inputs and targets, shifted
-) -> Float[Tensor, ""]:
-    "Mean loss, in nats, of guessing each id from those before it."
+# %% ../nbs/00_tour.ipynb #835a6829
+def next_id_loss(model: nn.Module, window: Int[Tensor, "b w"]) -> Tensor:
+    "Mean loss, in nats per id, of guessing each id from those before."
     window = window.to(next(model.parameters()).device)
     logits = model(window[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
 
-# %% ../nbs/00_tour.ipynb #938d9939
-def fit(
-    model: nn.Module,
-    batches: Iterable,             # endless, of whatever loss_of takes
-    steps: int,
-    loss_of: Callable = next_id_loss,  # (model, batch) → scalar
-    lr: float = 6e-3,              # the largest step size
-) -> list[float]:
-    "Train `model` in place for `steps` steps; return each step's loss."
+# %% ../nbs/00_tour.ipynb #865dad55
+def fit(model: nn.Module, batches: Iterable, steps: int,
+        loss_of: Callable = next_id_loss, lr: float = 6e-3) -> list[float]:
+    """Train `model` in place for `steps` steps; return each step's loss.
+
+    `batches` yields whatever `loss_of` takes: ``loss_of(model, batch)``
+    is the scalar to lower. `lr` is the largest step size. Batches that
+    end before `steps` are a ``ValueError``.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
     losses = []
@@ -149,18 +144,19 @@ def fit(
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
+    if len(losses) < steps:
+        raise ValueError(f"{len(losses)} batches for {steps} steps")
     return losses
 
-# %% ../nbs/00_tour.ipynb #8471f4f4
+# %% ../nbs/00_tour.ipynb #de838567
 @torch.no_grad()
-def sample(
-    model: nn.Module,
-    ids: Int[Tensor, "n"],    # how the text begins; at least one id
-    n: int,                   # how many ids to write
-    temperature: float = 0.7,
-    seed: int = 0,
-) -> Int[Tensor, "n_plus"]:
-    "Write `n` ids after `ids`, one at a time; return all of them."
+def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
+           temperature: float = 0.7, seed: int = 0) -> Int[Tensor, "all"]:
+    """Write `n` ids after `ids`, one at a time; return all of them.
+
+    Needs at least one id to begin with and a `temperature` above 0, else
+    ``ValueError``. The same `seed` draws the same numbers.
+    """
     if len(ids) == 0 or temperature <= 0:
         raise ValueError(f"needs a first id and a temperature above 0, "
                          f"got {len(ids)} ids, temperature {temperature}")

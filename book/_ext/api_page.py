@@ -16,7 +16,7 @@ from course import Notebook, as_rst, notebooks
 
 MARK = "<!-- api -->"
 ORIGIN = re.compile(r"File to edit:\s*(\S+\.ipynb)")
-COMMENT = re.compile(r"^#(?!\s*%%)\s?(.*)$")
+COMMENT = re.compile(r"^#(?!\s*(?:%%|\|))\s?(.*)$")
 LONG = 60                                   # a value longer is not shown
 
 

@@ -6,6 +6,7 @@ the docstring documents its parameters itself.
 """
 import dataclasses
 import inspect
+import re
 import sys
 
 from docutils import nodes
@@ -14,7 +15,8 @@ from sphinx.ext.intersphinx import missing_reference
 
 from course import as_rst
 
-ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module"}
+ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module",
+         "torch.nn.modules.module.Module": "torch.nn.Module"}
 ROUTINES = ("function", "method", "class")
 PLAIN = ("property", "attribute", "data")
 
@@ -76,12 +78,20 @@ def python_page(target: str) -> str | None:
     return None
 
 
+def numpy_page(target: str) -> str | None:
+    "Address of a class of NumPy."
+    if re.fullmatch(r"numpy\.\w+", target):
+        return f"https://numpy.org/doc/stable/reference/generated/{target}.html"
+    return None
+
+
 def resolve(app, env, node, contnode):
     target = node.get("reftarget", "")
     if target in ALIAS:
         node["reftarget"] = ALIAS[target]
         return missing_reference(app, env, node, contnode)
-    page = python_page(target) if node.get("refdomain") == "py" else None
+    page = python_page(target) or numpy_page(target)
+    page = page if node.get("refdomain") == "py" else None
     if page:
         return nodes.reference("", "", contnode, refuri=page, internal=False)
     return None
