@@ -420,7 +420,7 @@ def test_ids_of_other_integer_types_decode():
     (lambda: BPE([], ["\ud800"]), "lone surrogate"),
     (lambda: BPE([], [""]), "'' is empty"),
     (lambda: BPE([], ["<x>", EOT, "<x>"]), "'<x>' is twice"),
-    (lambda: BPE([], EOT), "is the string .*, expected a list"),
+    (lambda: BPE([], EOT), "is the str .*, expected a list"),
     (lambda: BPE([], [b"<x>"]), "is bytes, expected str"),
     (lambda: train_bpe("ab", 300, [""]), "'' is empty"),
     (lambda: split_special("ab", ["a", "a"]), "'a' is twice"),
@@ -439,3 +439,12 @@ def test_everything_public_is_documented():
     names = [n for n in bpe.__all__ if callable(getattr(bpe, n))]
     assert {"BPE", "train_bpe", "pretokenize"} <= set(names)
     assert all(getattr(bpe, n).__doc__ for n in names)
+
+
+def test_special_tokens_have_an_order():
+    with pytest.raises(ValueError, match="set.*expected a list"):
+        BPE([], {"<a>", "<b>"})
+
+
+def test_merge_pair_takes_a_list():
+    assert merge_pair([1, 2, 1, 2], (1, 2), 256) == (256, 256)

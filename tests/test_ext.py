@@ -85,7 +85,7 @@ def test_comments_are_no_markup(comment, rst):
     ("#| hide", ["remove-cell"]),
     ("#|default_exp attend", ["remove-cell"]),
     ("#| export", ["exported"]),
-    ("# | exporti", ["exported", "hide-input"]),
+    ("# | exporti", ["exported"]),
     ("#| echo: false", ["remove-input"]),
     ("#| echo: true", []),
     ("#| output: false", ["remove-output"]),

@@ -766,3 +766,50 @@ def test_benchmark_runs(tmp_path):
     for word in ("training", "hard case", "tiktoken", "processes",
                  "extrapolat"):
         assert word in out.stdout
+
+
+def test_special_tokens_have_an_order():
+    with pytest.raises(ValueError, match="set.*expected a list"):
+        Tokenizer([], {"<a>", "<b>"})
+    with pytest.raises(ValueError, match="set.*expected a list"):
+        Tokenizer.train(["some text"], 300, special_tokens={"<a>", "<b>"})
+
+
+def test_a_token_and_a_special_token_that_read_the_same(tmp_path):
+    tokenizer = Tokenizer([(b"t", b"h")], ["th"])
+    ids = tokenizer.encode("the th", allowed_special="all")
+    assert ids == [257, 101, 32, 257]           # the special token wins
+    for write in (lambda: tokenizer.to_hf(tmp_path / "t.json"),
+                  lambda: tokenizer.to_gpt2(tmp_path / "v", tmp_path / "m")):
+        with pytest.raises(ValueError, match="'th' is a token and a special"):
+            write()
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_lack_a_part_or_repeat_one(tmp_path):
+    path = tmp_path / "t.json"
+    Tokenizer([(b"t", b"h")]).save(path)
+    body = json.loads(path.read_text(encoding="utf-8"))
+    del body["merges"], body["checksum"]
+    body["checksum"] = module.checksum(body)
+    path.write_text(json.dumps(body), encoding="utf-8")
+    with pytest.raises(ValueError, match="not laid out as save writes"):
+        Tokenizer.load(path)
+    ranks = tmp_path / "r.tiktoken"
+    ranks.write_text("YQ== 0\nYQ== 1\n", encoding="ascii")
+    with pytest.raises(ValueError, match="line 2"):
+        Tokenizer.from_tiktoken(ranks)
+
+
+def test_there_and_back_through_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours = Tokenizer.train(["low lower lowest newer new"] * 5, 270,
+                           special_tokens=["<|endoftext|>"])
+    ours.to_hf(tmp_path / "tokenizer.json")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"))
+    text = "the lowest is newer, naïve"
+    assert theirs(text)["input_ids"] == ours.encode(text)
+    theirs.save_pretrained(tmp_path / "saved")
+    back = Tokenizer.from_hf(tmp_path / "saved" / "tokenizer.json")
+    assert back == ours

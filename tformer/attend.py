@@ -92,12 +92,15 @@ def _check_qkv(q, k, v):
         raise ValueError("q, k, v must share one floating type, got "
                          f"{q.dtype}, {k.dtype}, {v.dtype}")
 
-# %% ../nbs/01_attention_by_hand.ipynb #2739f5bd
+# %% ../nbs/01_attention_by_hand.ipynb #fd1db2b3
 def _check_mask(mask, bias, shape):
     "Refuse a mask or bias that does not fit scores of this shape."
     if mask is not None and mask.dtype != torch.bool:
+        hint = ("numbers to add are a bias" if mask.is_floating_point()
+                else "0 and 1 per key become one by "
+                "mask.bool()[:, None, None]")
         raise ValueError(f"a mask is boolean, True = may attend, got "
-                         f"{mask.dtype}; numbers to add are a bias")
+                         f"{mask.dtype}; {hint}")
     if bias is not None and not bias.is_floating_point():
         raise ValueError(f"a bias is a floating tensor, got {bias.dtype}; "
                          "booleans that allow or forbid are a mask")

@@ -44,7 +44,7 @@ def count_pairs(
             pairs[pair] = pairs.get(pair, 0) + n
     return pairs
 
-# %% ../nbs/02_bytes_and_bpe.ipynb #bb6c950d
+# %% ../nbs/02_bytes_and_bpe.ipynb #51f09ea4
 def merge_pair(
     ids: tuple[int, ...],   # ids of one pre-token
     pair: tuple[int, int],  # what to replace
@@ -55,7 +55,7 @@ def merge_pair(
         return ids
     out, i = [], 0
     while i < len(ids):
-        found = ids[i:i + 2] == pair
+        found = tuple(ids[i:i + 2]) == pair
         out.append(new_id if found else ids[i])
         i += 2 if found else 1
     return tuple(out)
@@ -110,13 +110,14 @@ def pretokenize(
                          f"{end}; expected one that covers the whole text")
     return pieces
 
-# %% ../nbs/02_bytes_and_bpe.ipynb #87a9fab6
+# %% ../nbs/02_bytes_and_bpe.ipynb #a01f765b
 def check_special(
     special_tokens: Sequence[str],  # for example ["<|endoftext|>"]
 ) -> None:
-    "Refuse special tokens that are empty, repeated, or one bare string."
-    if isinstance(special_tokens, str):
-        raise ValueError("special_tokens is the string "
+    "Refuse special tokens that are empty, repeated, or without order."
+    if isinstance(special_tokens, (str, set)):
+        kind = type(special_tokens).__name__
+        raise ValueError(f"special_tokens is the {kind} "
                          f"{special_tokens!r}, expected a list of strings")
     seen = set()
     for token in special_tokens:

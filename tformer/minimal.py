@@ -29,14 +29,14 @@ def to_text(ids: Int[Tensor, "n"]) -> str:
     "The text of byte ids; bytes that are no UTF-8 become the sign �."
     return bytes(ids.tolist()).decode("utf-8", errors="replace")
 
-# %% ../nbs/00_tour.ipynb #2893bdc3
+# %% ../nbs/00_tour.ipynb #4dd319e3
 def windows(
     ids: Int[Tensor, "n"], length: int, batch: int = 8, seed: int = 0,
 ) -> Iterator[Int[Tensor, "batch window"]]:
     """Cut windows of `length` + 1 ids at random places, without end.
 
     Yields `batch` windows at a time; `seed` decides the places. A text
-    of fewer ids than one window is a ``ValueError``.
+    of fewer ids than one window is a ``ValueError``, at the first one.
     """
     if len(ids) <= length:
         raise ValueError(f"{len(ids)} ids hold no window of {length} + 1")
@@ -148,7 +148,7 @@ def fit(model: nn.Module, batches: Iterable, steps: int,
         raise ValueError(f"{len(losses)} batches for {steps} steps")
     return losses
 
-# %% ../nbs/00_tour.ipynb #de838567
+# %% ../nbs/00_tour.ipynb #a73232e7
 @torch.no_grad()
 def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
            temperature: float = 0.7, seed: int = 0) -> Int[Tensor, "all"]:
@@ -166,7 +166,7 @@ def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
         context = ids[None, -model.max_len:].to(device)
         guess = (model(context)[0, -1].float() / temperature).softmax(-1)
         drawn = torch.multinomial(guess.cpu(), 1, generator=draw)
-        ids = torch.cat([ids, drawn])
+        ids = torch.cat([ids, drawn.to(ids.device)])
     return ids
 
 # %% ../nbs/00_tour.ipynb #dad81663
@@ -181,12 +181,13 @@ def evaluate(model: nn.Module, ids: Int[Tensor, "n"]) -> float:
               for part in rows.split(64)]
     return float(sum(losses) / len(rows))
 
-# %% ../nbs/00_tour.ipynb #c235985a
+# %% ../nbs/00_tour.ipynb #c85edd03
 def read_record(name: str) -> list[dict[str, str]]:
     "The rows of a recorded experiment that comes with the package."
     path = resources.files("tformer") / "records" / f"{name}.csv"
     if not path.is_file():
-        raise ValueError(f"no record named {name!r}")
+        known = sorted(p.name for p in path.parent.iterdir())
+        raise ValueError(f"no record {name}.csv, expected one of {known}")
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 

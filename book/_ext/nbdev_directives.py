@@ -27,10 +27,8 @@ def tags_for(name: str, arg: str) -> list[str]:
     "MyST-NB tags that draw what an nbdev directive means."
     if name in ("hide", "default_exp"):
         return ["remove-cell"]
-    if name in ("export", "exports"):
+    if name in ("export", "exports", "exporti"):
         return ["exported"]
-    if name == "exporti":
-        return ["exported", "hide-input"]
     if name == "hide_input" or (name == "echo" and arg.lower() in FALSE):
         return ["remove-input"]
     if name == "hide_output" or (name == "output" and arg.lower() in FALSE):
