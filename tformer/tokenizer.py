@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SAFE_CUTS', 'as_chars', 'index_pairs', 'replace_pair', 'apply_merge', 'tie_key', 'learn_merges', 'split_words',
-           'cut_blocks', 'read_file', 'count_source', 'make_rules', 'merge_short', 'merge_long', 'Cache', 'Vocabulary',
-           'spell', 'unspell', 'recover_merges', 'Portable', 'Encoder', 'Tokenizer']
+           'cut_blocks', 'read_file', 'count_source', 'Rules', 'make_rules', 'merge_short', 'merge_long', 'Cache',
+           'Vocabulary', 'spell', 'unspell', 'recover_merges', 'Portable', 'Encoder', 'Tokenizer']
 
 # %% ../nbs/03_tokenizer.ipynb #9202d876
 #| code-fold: true
@@ -398,7 +398,7 @@ def count_source(
         raise ValueError("the source holds no text to train on")
     return counts
 
-# %% ../nbs/03_tokenizer.ipynb #9fca1547
+# %% ../nbs/03_tokenizer.ipynb #89deee00
 class Rules(NamedTuple):
     "Merges as tables over strings of one character per token."
     rank: dict[str, int]     # pair of characters: its place in the order

@@ -95,11 +95,19 @@ def directive(module: str, name: Name) -> str:
     out = [f".. auto{name.kind}:: {module}.{name.name}"]
     if name.kind == "class":
         out += ["   :members:"]
-    if name.kind == "data" and len(name.value) > LONG:
+    if name.kind == "data" and not tells(name.value):
         out += ["   :no-value:"]
     if name.comment:
         out += ["", f"   {as_rst(name.comment)}"]
     return "\n".join(out)
+
+
+def tells(value: str) -> bool:
+    "Whether a constant's source is short and all there is to its value."
+    try:
+        return len(value) <= LONG and bool(ast.literal_eval(value))
+    except (ValueError, SyntaxError):
+        return False
 
 
 def rst(module: Module) -> str:
