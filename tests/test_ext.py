@@ -85,7 +85,7 @@ def test_comments_are_no_markup(comment, rst):
     ("#| hide", ["remove-cell"]),
     ("#|default_exp attend", ["remove-cell"]),
     ("#| export", ["exported"]),
-    ("# | exporti", ["exported"]),
+    ("# | exporti", ["exported", "hide-input"]),
     ("#| echo: false", ["remove-input"]),
     ("#| echo: true", []),
     ("#| output: false", ["remove-output"]),
@@ -104,6 +104,12 @@ def test_tags_are_kept_and_not_doubled():
     cell = code("#| export\n#| code-fold: true\nx", tags=["exported", "own"])
     nbdev_directives.strip_cell(cell)
     assert cell["metadata"]["tags"] == ["exported", "own", "hide-input"]
+
+
+def test_a_private_cell_can_be_shown():
+    cell = code("#| exporti\n#| code-fold: false\nx")
+    nbdev_directives.strip_cell(cell)
+    assert cell["metadata"]["tags"] == ["exported"]
 
 
 def test_a_cell_of_directives_alone_is_not_drawn():

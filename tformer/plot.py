@@ -60,7 +60,8 @@ SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#4a2404", ORANGE, "#efece6", "#7fa6e6", "#123f93"],
     N=129)
 
-# %% ../nbs/A1_figures.ipynb #5a22d7cc
+# %% ../nbs/A1_figures.ipynb #57b7898f
+#| code-fold: false
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "tformer",
     "font.family": "DejaVu Sans", "font.size": 10.5,
@@ -111,7 +112,8 @@ def _draw(fig):
         fig.savefig(file, format="svg", metadata=bare)
     return file.getvalue()
 
-# %% ../nbs/A1_figures.ipynb #5021f85e
+# %% ../nbs/A1_figures.ipynb #3c1b4be3
+#| code-fold: false
 FONT = "'Source Sans 3', 'Source Sans Pro', system-ui, sans-serif"
 MONO = "'Source Code Pro', ui-monospace, monospace"
 GROUND = "var(--pst-color-background, var(--jp-layout-color0, Canvas))"
@@ -164,7 +166,8 @@ def _own_ids(svg, prefix):
         f' id="{prefix}{m[1]}"' if m[1] in used else ""), svg)
     return re.sub(r'(url\(|href=")#', rf"\g<1>#{prefix}", svg)
 
-# %% ../nbs/A1_figures.ipynb #b31b61d6
+# %% ../nbs/A1_figures.ipynb #6bdbcac8
+#| code-fold: false
 def inline_svg(
     fig,         # a matplotlib figure
     title: str,  # what it is, in a few words

@@ -20,7 +20,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-# %% ../nbs/A2_stories.ipynb #6d0c325b
+# %% ../nbs/A2_stories.ipynb #fbe4b43b
+#| code-fold: false
 PEOPLE = {
     "girl": """Mia Anna Zoe Lucy Nora
         | Rosa Ella Ivy Maya Ruth Clara Jane Hana
@@ -81,7 +82,8 @@ THINGS = {
         turn_somersaults walk_backwards""",
 }
 
-# %% ../nbs/A2_stories.ipynb #b41e6e8d
+# %% ../nbs/A2_stories.ipynb #2549c6de
+#| code-fold: false
 FILLERS = {
     "color": """red blue green yellow
         | white brown pink purple
@@ -214,7 +216,8 @@ def shelve(
     for shelf in shelves[level - 1:]:
         shelf += [w for w in words if w not in shelf]
 
-# %% ../nbs/A2_stories.ipynb #ba889c05
+# %% ../nbs/A2_stories.ipynb #7df28647
+#| code-fold: false
 def shelve_table(
     table: dict,  # kind → "words | more for level 2 | more for level 3"
 ) -> None:
@@ -232,7 +235,8 @@ for _group, _kinds in GROUPS.items():
         for _level, _words in enumerate(LEXICON[_kind], 1):
             shelve(_group, _level, _words)
 
-# %% ../nbs/A2_stories.ipynb #d650a600
+# %% ../nbs/A2_stories.ipynb #2e4c158f
+#| code-fold: false
 def graded(
     line: str,  # a line of a table
 ) -> tuple[int, str]:
@@ -241,7 +245,8 @@ def graded(
     text = line.strip().lstrip("+")
     return 1 + line.strip().index(text), text.strip()
 
-# %% ../nbs/A2_stories.ipynb #db6e3c11
+# %% ../nbs/A2_stories.ipynb #c9351af5
+#| code-fold: false
 PLACES = """
 in the kitchen, home, indoors, cook:
     under the table; behind the door
@@ -391,7 +396,8 @@ def named(
     """``Mia`` for Mia, ``the dog`` for a dog."""
     return "the " + who if SEX[who] == 2 else who
 
-# %% ../nbs/A2_stories.ipynb #3c71fe61
+# %% ../nbs/A2_stories.ipynb #9044a78c
+#| code-fold: false
 def surface(
     slot: Slot,
     word: str,              # who or what fills it
@@ -479,7 +485,8 @@ def wording(
     return Wording(beat, facts, level, text, parts, subject,
                    people or ("a", "b") * bool(they))
 
-# %% ../nbs/A2_stories.ipynb #7c3c4e7b
+# %% ../nbs/A2_stories.ipynb #63cb2189
+#| code-fold: false
 WORDS = r"[\w'-]+(?: [\w'-]+)*?"
 BEFORE = "|".join(sorted({s.partition(" the ")[0] for s in SITE}
                          | set(PREPS.values())))
@@ -497,7 +504,8 @@ def gap(
         return f"((?:{BEFORE}) the {WORDS})"
     return f"({WORDS})"
 
-# %% ../nbs/A2_stories.ipynb #2d7abcf1
+# %% ../nbs/A2_stories.ipynb #8b90d8ec
+#| code-fold: false
 @lru_cache(maxsize=None)
 def pattern(
     wording: Wording,
@@ -507,7 +515,8 @@ def pattern(
         re.escape(p) if type(p) is str else gap(p)
         for p in wording.parts))
 
-# %% ../nbs/A2_stories.ipynb #4e05b833
+# %% ../nbs/A2_stories.ipynb #3007b242
+#| code-fold: false
 def fills(
     slot: Slot,
     text: str,   # what was found there
@@ -633,7 +642,8 @@ class Plot(NamedTuple):
         return {b for part in self.parts for _, runs, _ in part
                 for run in runs for b in run}
 
-# %% ../nbs/A2_stories.ipynb #81b92c31
+# %% ../nbs/A2_stories.ipynb #5fc49436
+#| code-fold: false
 def read_step(
     word: str,  # as ``miss``, ``+walk?`` or ``search|come,hint``
 ) -> tuple:
@@ -644,7 +654,8 @@ def read_step(
                  for run in text.rstrip("?").split("|"))
     return level, runs, text[-1] == "?"
 
-# %% ../nbs/A2_stories.ipynb #34b7da6a
+# %% ../nbs/A2_stories.ipynb #fef9215e
+#| code-fold: false
 def read_plot(
     text: str,  # ``name: role:shelf …`` and the beats, parts cut by ``/``
 ) -> Plot:
@@ -657,7 +668,8 @@ def read_plot(
     return Plot(name, level, tuple(
         tuple(c.split(":")) for c in cast.split()), parts)
 
-# %% ../nbs/A2_stories.ipynb #939ca657
+# %% ../nbs/A2_stories.ipynb #d62b24ef
+#| code-fold: false
 def read_beats(
     table: str,  # ``name: facts`` lines, their wordings indented
 ) -> dict:
@@ -821,7 +833,8 @@ thanks: a ~ b
 """
 add_beats(COMMON)
 
-# %% ../nbs/A2_stories.ipynb #21311204
+# %% ../nbs/A2_stories.ipynb #c9283ad6
+#| code-fold: false
 LOST = add_plot("""
 lost: a:child x:toy p:home q:outside c:low d:low m:grown
     meet +about? +sky? scene put leave +walk? +play? back
@@ -1478,7 +1491,8 @@ def sentences(
     rest = text[start:].strip()
     return out + [rest] if rest else out
 
-# %% ../nbs/A2_stories.ipynb #f7de78b8
+# %% ../nbs/A2_stories.ipynb #bdac0f33
+#| code-fold: false
 def person(
     world: World,
     slot: Slot,
@@ -1497,7 +1511,8 @@ def person(
         world.known.add(text)
     return text
 
-# %% ../nbs/A2_stories.ipynb #0641ac4f
+# %% ../nbs/A2_stories.ipynb #aaaf1aab
+#| code-fold: false
 def agrees(
     world: World,
     form: str,        # a key of ``FORMS``
@@ -1511,7 +1526,8 @@ def agrees(
         world.check("agreement", FORMS[form][SEX[who]] == text,
                     f"{text} → {who} is {a_kind}")
 
-# %% ../nbs/A2_stories.ipynb #10c3526a
+# %% ../nbs/A2_stories.ipynb #4e6db85f
+#| code-fold: false
 def take(
     world: World,
     cast: dict,  # role → who or what
@@ -1553,7 +1569,8 @@ def hear(
     if w.subject or w.people:
         world.focus = cast.get(w.subject)
 
-# %% ../nbs/A2_stories.ipynb #b9465de5
+# %% ../nbs/A2_stories.ipynb #7d4bcdab
+#| code-fold: false
 def has_part(
     beats: list,   # names, None for unreadable sentences
     marks: tuple,  # of a plot
@@ -1607,7 +1624,8 @@ class Grade:
         return "\n".join([f"Grade {self.score:.3f}: {self.flawless} of "
                           f"{self.stories} stories flawless", *rows])
 
-# %% ../nbs/A2_stories.ipynb #98d861c6
+# %% ../nbs/A2_stories.ipynb #73c80a5b
+#| code-fold: false
 def cut(
     text: str,
 ) -> list[tuple[list[str], bool]]:
@@ -1630,7 +1648,8 @@ def cut(
             last.pop()
     return [(lines, whole) for lines, whole in blocks if lines]
 
-# %% ../nbs/A2_stories.ipynb #9d159404
+# %% ../nbs/A2_stories.ipynb #4f5d1c52
+#| code-fold: false
 def starts(
     sentence: str,
 ) -> bool:
@@ -1638,7 +1657,8 @@ def starts(
     found = read(sentence)
     return bool(found) and found[0].beat in {p.marks[0] for p in PLOTS}
 
-# %% ../nbs/A2_stories.ipynb #139ef027
+# %% ../nbs/A2_stories.ipynb #569c3c9b
+#| code-fold: false
 def hear_story(
     lines: list,       # sentences
     whole: bool,       # whether it should have all its parts

@@ -119,7 +119,8 @@ def tie_key(
         return chr(_RANK.get(id, id))
     return token.translate(_MIRROR).decode("latin-1") + _END
 
-# %% ../nbs/03_tokenizer.ipynb #27f26d7f
+# %% ../nbs/03_tokenizer.ipynb #e3341cc2
+#| code-fold: false
 def pop_pair(
     heap: list[tuple[int, str, str]],  # (-count, tie key, pair)
     total: Mapping[str, int],          # the true counts
@@ -160,7 +161,8 @@ def learn_merges(
             heappush(heap, (-total[p], keys[p[0]] + keys[p[1]], p))
     return merges
 
-# %% ../nbs/03_tokenizer.ipynb #e02aadc9
+# %% ../nbs/03_tokenizer.ipynb #364169c3
+#| code-fold: false
 @lru_cache
 def char_class(
     name: str,  # such as r"\p{L}", in the syntax of ``regex``
@@ -170,7 +172,8 @@ def char_class(
     spans = [m.span() for m in regex.finditer(f"{name}+", every)]
     return "".join(f"\\u{a:04x}-\\u{b - 1:04x}" for a, b in spans)
 
-# %% ../nbs/03_tokenizer.ipynb #07dad1cf
+# %% ../nbs/03_tokenizer.ipynb #a700fcc1
+#| code-fold: false
 @lru_cache
 def gpt2_for_re() -> re.Pattern[str]:
     "GPT-2's pattern for ``re``: the same choices, classes spelled out."
@@ -201,7 +204,8 @@ def split_words(
 SAFE_CUTS = {GPT2_PATTERN: regex.compile(
     r"(?r)(?<=\S)(?=\s)|(?<=\p{L})(?=\P{L})|(?<=\p{N})(?=\P{N})")}
 
-# %% ../nbs/03_tokenizer.ipynb #1afd5125
+# %% ../nbs/03_tokenizer.ipynb #89d5bb75
+#| code-fold: false
 @lru_cache
 def special_pattern(
     special_tokens: frozenset[str],  # at least one
@@ -210,7 +214,8 @@ def special_pattern(
     longest_first = sorted(special_tokens, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
-# %% ../nbs/03_tokenizer.ipynb #5f0f7eed
+# %% ../nbs/03_tokenizer.ipynb #301b7af8
+#| code-fold: false
 def split_known(
     text: str,                       # any text
     special_tokens: frozenset[str],  # may be empty
@@ -220,7 +225,8 @@ def split_known(
         return [text]
     return special_pattern(special_tokens).split(text)
 
-# %% ../nbs/03_tokenizer.ipynb #27a275ae
+# %% ../nbs/03_tokenizer.ipynb #cdfe863c
+#| code-fold: false
 def find_cut(
     text: str,                       # the stream so far
     special_tokens: frozenset[str],  # as in ``special_pattern``
@@ -288,7 +294,8 @@ def read_file(
         if not file.tell():
             raise ValueError(f"{os.fspath(path)} is empty")
 
-# %% ../nbs/03_tokenizer.ipynb #8b0c9dc2
+# %% ../nbs/03_tokenizer.ipynb #5ec15d20
+#| code-fold: false
 def open_texts(
     source: str | os.PathLike | Iterable[str | os.PathLike],
 ) -> Iterator[Iterable[str]]:  # each text in pieces
@@ -317,7 +324,8 @@ def open_texts(
                              "files are given as Path objects")
         yield (item,)
 
-# %% ../nbs/03_tokenizer.ipynb #eaaa1bb2
+# %% ../nbs/03_tokenizer.ipynb #9f5ee525
+#| code-fold: false
 def count_task(
     texts: list[str],                # blocks, as ``cut_blocks`` gives
     special_tokens: frozenset[str],  # left out of the count
@@ -330,7 +338,8 @@ def count_task(
             counts.update(split_words(part, pattern))
     return counts
 
-# %% ../nbs/03_tokenizer.ipynb #83b5f716
+# %% ../nbs/03_tokenizer.ipynb #8c1ffc32
+#| code-fold: false
 def gather(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters
@@ -358,7 +367,8 @@ def _take_job(function):
 def _do_job(task):
     return _job(task)
 
-# %% ../nbs/03_tokenizer.ipynb #86ae267d
+# %% ../nbs/03_tokenizer.ipynb #1d164b87
+#| code-fold: false
 def share(
     function: Callable,          # importable by other processes
     tasks: Iterable,
@@ -487,7 +497,8 @@ class Cache(dict):
             self[word] = ids
         return ids
 
-# %% ../nbs/03_tokenizer.ipynb #7831b769
+# %% ../nbs/03_tokenizer.ipynb #77d55679
+#| code-fold: false
 def lay_out(
     tokens: Sequence[bytes],  # single bytes and what merges make
     special_tokens: Sequence[str] | Mapping[str, int],
@@ -593,7 +604,8 @@ def unspell(
         raise ValueError(f"{text!r} is no byte-level token: {e.args[0]!r} "
                          "stands for no byte") from None
 
-# %% ../nbs/03_tokenizer.ipynb #3a75e4ba
+# %% ../nbs/03_tokenizer.ipynb #893cfebc
+#| code-fold: false
 def write_file(
     path: str | os.PathLike,
     text: str,
@@ -610,7 +622,8 @@ def write_file(
     finally:
         beside.unlink(missing_ok=True)
 
-# %% ../nbs/03_tokenizer.ipynb #8d31269e
+# %% ../nbs/03_tokenizer.ipynb #baa7b536
+#| code-fold: false
 def read_json(
     path: str | os.PathLike,
 ) -> dict:
@@ -625,7 +638,8 @@ def read_json(
                          f"{type(body).__name__}, expected an object")
     return body
 
-# %% ../nbs/03_tokenizer.ipynb #fe8fbb5c
+# %% ../nbs/03_tokenizer.ipynb #05519e8c
+#| code-fold: false
 FORMAT = "tformer tokenizer 1"
 
 
@@ -634,7 +648,8 @@ def checksum(body: Mapping) -> str:
     plain = json.dumps(body, sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()
 
-# %% ../nbs/03_tokenizer.ipynb #f63474e7
+# %% ../nbs/03_tokenizer.ipynb #43b8feee
+#| code-fold: false
 def pack(vocab: Vocabulary) -> dict:
     "A vocabulary as a JSON object with a checksum."
     in_order = vocab.ids == dict(zip(vocab.ids, range(len(vocab.ids))))
@@ -645,7 +660,8 @@ def pack(vocab: Vocabulary) -> dict:
             "merges": [f"{spell(a)} {spell(b)}" for a, b in vocab.merges]}
     return body | {"checksum": checksum(body)}
 
-# %% ../nbs/03_tokenizer.ipynb #be6ac18a
+# %% ../nbs/03_tokenizer.ipynb #63b35ae9
+#| code-fold: false
 def unpack(
     body: dict,
     name: str,  # of the file, for messages
@@ -665,7 +681,8 @@ def unpack(
             "special_tokens": body["special_tokens"],
             "pattern": body["pattern"], "ids": ids}
 
-# %% ../nbs/03_tokenizer.ipynb #354a9a7d
+# %% ../nbs/03_tokenizer.ipynb #a0647065
+#| code-fold: false
 _HF_TOP = {"version": ..., "truncation": [None], "padding": [None],
            "added_tokens": ..., "normalizer": [None], "model": ...,
            "pre_tokenizer": ..., "post_processor": ..., "decoder": ...}
@@ -700,7 +717,8 @@ def expect(
                              f"{' or '.join(map(repr, known[key]))}")
     return part or {}
 
-# %% ../nbs/03_tokenizer.ipynb #dcfb5ea1
+# %% ../nbs/03_tokenizer.ipynb #1ab6961b
+#| code-fold: false
 def read_hf_pattern(
     part: dict | None,  # ``pre_tokenizer`` of a ``tokenizer.json``
 ) -> str:
@@ -718,7 +736,8 @@ def read_hf_pattern(
     pattern = steps[0]["pattern"]
     return pattern.get("Regex") or regex.escape(pattern["String"])
 
-# %% ../nbs/03_tokenizer.ipynb #1af6051e
+# %% ../nbs/03_tokenizer.ipynb #c52ebcd4
+#| code-fold: false
 def read_hf(
     body: dict,  # a ``tokenizer.json``
 ) -> dict:       # arguments of ``Vocabulary``
@@ -744,7 +763,8 @@ def read_hf(
                     for token, i in model["vocab"].items()
                     if special.get(token) != i}}
 
-# %% ../nbs/03_tokenizer.ipynb #327c7b88
+# %% ../nbs/03_tokenizer.ipynb #0b8339cb
+#| code-fold: false
 def check_whole(
     merges: Sequence[tuple[bytes, bytes]],
 ) -> None:
@@ -755,7 +775,8 @@ def check_whole(
             raise ValueError("model: ignore_merges is True, and its "
                              f"merges do not make {token!r}")
 
-# %% ../nbs/03_tokenizer.ipynb #c2cb10e6
+# %% ../nbs/03_tokenizer.ipynb #e1fa3757
+#| code-fold: false
 def refuse_twins(vocab: Vocabulary) -> None:
     "Refuse to write a token and a special token that read the same."
     twins = {spell(t) for t in vocab.ids} & vocab.special_tokens.keys()
@@ -763,7 +784,8 @@ def refuse_twins(vocab: Vocabulary) -> None:
         raise ValueError(f"{min(twins)!r} is a token and a special token; "
                          "such a file has one id for each string")
 
-# %% ../nbs/03_tokenizer.ipynb #03ef61ad
+# %% ../nbs/03_tokenizer.ipynb #69735bc5
+#| code-fold: false
 def write_hf(vocab: Vocabulary) -> dict:
     "A vocabulary as the content of a ``tokenizer.json``."
     refuse_twins(vocab)
@@ -787,7 +809,8 @@ def write_hf(vocab: Vocabulary) -> dict:
                   "merges": [[spell(a), spell(b)]
                              for a, b in vocab.merges]}}
 
-# %% ../nbs/03_tokenizer.ipynb #4a2aaf34
+# %% ../nbs/03_tokenizer.ipynb #b4ef43b6
+#| code-fold: false
 def read_ranks(
     path: str | os.PathLike,  # lines of base64 and a number
 ) -> dict[bytes, int]:
@@ -808,7 +831,8 @@ def read_ranks(
                 ) from None
     return ranks
 
-# %% ../nbs/03_tokenizer.ipynb #c561252a
+# %% ../nbs/03_tokenizer.ipynb #32717a28
+#| code-fold: false
 def show_ranks(
     ranks: Mapping[bytes, int],
 ) -> str:
@@ -838,7 +862,8 @@ def recover_merges(
         tokens[chr(256 + n)] = token
     return merges
 
-# %% ../nbs/03_tokenizer.ipynb #89ce3f6a
+# %% ../nbs/03_tokenizer.ipynb #94ca5abe
+#| code-fold: false
 def make_ranks(vocab: Vocabulary) -> dict:
     "Arguments of ``tiktoken.Encoding``, if ranks can say the same."
     try:
@@ -851,7 +876,8 @@ def make_ranks(vocab: Vocabulary) -> dict:
     return {"pat_str": vocab.pattern, "mergeable_ranks": vocab.ids,
             "special_tokens": vocab.special_tokens}
 
-# %% ../nbs/03_tokenizer.ipynb #e6c5d014
+# %% ../nbs/03_tokenizer.ipynb #33d01f7e
+#| code-fold: false
 def read_gpt2(
     vocab_path: str | os.PathLike,   # vocab.json: token to id
     merges_path: str | os.PathLike,  # merges.txt: one merge a line
@@ -871,7 +897,8 @@ def read_gpt2(
     return {"merges": merges, "special_tokens": special,
             "ids": {unspell(token): i for token, i in ids.items()}}
 
-# %% ../nbs/03_tokenizer.ipynb #71d1a960
+# %% ../nbs/03_tokenizer.ipynb #3e36b7df
+#| code-fold: false
 def read_own(
     path: str | os.PathLike,  # what ``save`` wrote
 ) -> dict:                    # arguments of ``Vocabulary``
@@ -944,7 +971,8 @@ class Portable(Vocabulary):
         write_file(vocab, json.dumps(ids | self.special_tokens))
         write_file(merges, "#version: 0.2\n" + "".join(lines))
 
-# %% ../nbs/03_tokenizer.ipynb #4621872d
+# %% ../nbs/03_tokenizer.ipynb #f02d213a
+#| code-fold: false
 def choose_special(
     known: Iterable[str],
     allowed: str | Iterable[str],    # "all" or names
@@ -963,7 +991,8 @@ def choose_special(
     return allowed, (known - allowed if forbidden == "all"
                      else frozenset(forbidden))
 
-# %% ../nbs/03_tokenizer.ipynb #eb4257f8
+# %% ../nbs/03_tokenizer.ipynb #5456051e
+#| code-fold: false
 def refuse_special(
     chunks: Iterable[str],      # a text in any pieces
     forbidden: frozenset[str],
@@ -982,7 +1011,8 @@ def refuse_special(
         tail = seen[-keep:] if keep else ""
         yield chunk
 
-# %% ../nbs/03_tokenizer.ipynb #36a79e02
+# %% ../nbs/03_tokenizer.ipynb #357e4161
+#| code-fold: false
 def check_batch(
     texts: Iterable[str],
     forbidden: frozenset[str],
@@ -993,7 +1023,8 @@ def check_batch(
     for text in texts:
         yield from refuse_special([text], forbidden)
 
-# %% ../nbs/03_tokenizer.ipynb #c91b1654
+# %% ../nbs/03_tokenizer.ipynb #b9ca4622
+#| code-fold: false
 def span_texts(
     texts: Sequence[str],
     size: int = 1 << 20,  # characters
@@ -1006,7 +1037,8 @@ def span_texts(
             yield range(first, i + 1)
             first, n = i + 1, 0
 
-# %% ../nbs/03_tokenizer.ipynb #c45963d0
+# %% ../nbs/03_tokenizer.ipynb #be6fad91
+#| code-fold: false
 def encode_span(
     span: range,
     texts: Sequence[str],
@@ -1021,7 +1053,8 @@ def encode_span(
         lengths.append(len(found))
     return np.frombuffer(array("I", ids), np.uintc).astype(dtype), lengths
 
-# %% ../nbs/03_tokenizer.ipynb #8b8c0aa6
+# %% ../nbs/03_tokenizer.ipynb #b8a68b82
+#| code-fold: false
 def unpack_ids(
     results: Iterable[tuple[np.ndarray, list[int]]],  # of ``encode_span``
     n_ids: int,                                       # vocabulary size
@@ -1096,7 +1129,8 @@ class Encoder(Portable):
         return chain.from_iterable(self.encode_known(block, allowed)
                                    for block in blocks)
 
-# %% ../nbs/03_tokenizer.ipynb #1247e2b6
+# %% ../nbs/03_tokenizer.ipynb #f7fbee6e
+#| code-fold: false
 def count_merges(
     vocab_size: int,
     special_tokens: Sequence[str],

@@ -27,8 +27,10 @@ def tags_for(name: str, arg: str) -> list[str]:
     "MyST-NB tags that draw what an nbdev directive means."
     if name in ("hide", "default_exp"):
         return ["remove-cell"]
-    if name in ("export", "exports", "exporti"):
+    if name in ("export", "exports"):
         return ["exported"]
+    if name == "exporti":
+        return ["exported", "hide-input"]
     if name == "hide_input" or (name == "echo" and arg.lower() in FALSE):
         return ["remove-input"]
     if name == "hide_output" or (name == "output" and arg.lower() in FALSE):
@@ -47,6 +49,8 @@ def strip_cell(cell: dict) -> None:
         m = DIRECTIVE.match(line)
         if not m:
             break
+        if m["name"] == "code-fold" and m["arg"].lower() in FALSE:
+            tags[:] = [t for t in tags if t != "hide-input"]
         new = tags_for(m["name"], m["arg"])
         tags += [t for t in new if t not in tags]
         head += 1
