@@ -813,3 +813,17 @@ def test_there_and_back_through_transformers(tmp_path):
     theirs.save_pretrained(tmp_path / "saved")
     back = Tokenizer.from_hf(tmp_path / "saved" / "tokenizer.json")
     assert back == ours
+
+
+def test_packed_ids_survive_gaps_and_pickling():
+    tokenizer = Tokenizer([(b"t", b"h")], {"<a>": 70_000})
+    texts = ["the th<a>x", "", "<a><a>", "naïve"] * 3
+    one = tokenizer.encode_batch(texts, allowed_special="all")
+    assert one[0] == [256, 101, 32, 256, 70_000, 120]
+    assert one == tokenizer.encode_batch(texts, allowed_special="all",
+                                         processes=2)
+    packer = module.Packer(tokenizer, frozenset(["<a>"]))
+    again = pickle.loads(pickle.dumps(packer))
+    assert packer.dtype == np.uint32
+    assert again("th<a>") == packer("th<a>") == np.array(
+        [256, 70_000], np.uint32).tobytes()

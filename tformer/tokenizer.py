@@ -7,7 +7,7 @@ __all__ = ['SAFE_CUTS', 'as_chars', 'index_pairs', 'replace_pair', 'apply_merge'
            'cut_blocks', 'read_file', 'count_source', 'Rules', 'make_rules', 'merge_short', 'merge_long', 'Cache',
            'Vocabulary', 'spell', 'unspell', 'recover_merges', 'Portable', 'Encoder', 'Tokenizer']
 
-# %% ../nbs/03_tokenizer.ipynb #9202d876
+# %% ../nbs/03_tokenizer.ipynb #160fbf5e
 #| code-fold: true
 import base64
 import codecs
@@ -17,7 +17,6 @@ import os
 import re
 import tempfile
 import warnings
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -1037,38 +1036,62 @@ def span_texts(
             yield range(first, i + 1)
             first, n = i + 1, 0
 
-# %% ../nbs/03_tokenizer.ipynb #be6fad91
+# %% ../nbs/03_tokenizer.ipynb #e9994894
+#| code-fold: false
+class Packer:
+    "An encoder whose ids come as bytes, to travel between processes."
+
+    def __init__(self, encoder: "Encoder", special: frozenset[str]):
+        self.encoder, self.special = encoder, special
+        self.dtype = np.min_scalar_type(len(encoder))
+        self.words = Cache(self.pack)
+
+    def pack(self, word: str) -> bytes:
+        return np.array(self.encoder._cache[word], self.dtype).tobytes()
+
+    def __call__(self, text: str) -> bytes:
+        parts, find = [], self.words.__getitem__
+        for n, part in enumerate(split_known(text, self.special)):
+            if n % 2:
+                number = self.encoder.special_tokens[part]
+                parts.append(np.array(number, self.dtype).tobytes())
+            else:
+                words = split_words(part, self.encoder.pattern)
+                parts.extend(map(find, words))
+        return b"".join(parts)
+
+    def __reduce__(self):
+        return Packer, (self.encoder, self.special)
+
+# %% ../nbs/03_tokenizer.ipynb #98a83172
 #| code-fold: false
 def encode_span(
     span: range,
     texts: Sequence[str],
-    encode: Callable[[str], list[int]],
-    dtype: np.dtype,                # small, for the way back
-) -> tuple[np.ndarray, list[int]]:  # all ids; how many each text has
+    packer: Packer,
+) -> tuple[bytes, list[int]]:  # all ids; how many each text has
     "Encode some texts of a batch, in another process."
-    ids, lengths = [], []
-    for i in span:
-        found = encode(texts[i])
-        ids += found
-        lengths.append(len(found))
-    return np.frombuffer(array("I", ids), np.uintc).astype(dtype), lengths
+    parts = [packer(texts[i]) for i in span]
+    width = packer.dtype.itemsize
+    return b"".join(parts), [len(part) // width for part in parts]
 
-# %% ../nbs/03_tokenizer.ipynb #b8a68b82
+# %% ../nbs/03_tokenizer.ipynb #f234ddb5
 #| code-fold: false
 def unpack_ids(
-    results: Iterable[tuple[np.ndarray, list[int]]],  # of ``encode_span``
-    n_ids: int,                                       # vocabulary size
+    results: Iterable[tuple[bytes, list[int]]],  # of ``encode_span``
+    packer: Packer,
 ) -> list[list[int]]:
     "The ids of each text, as lists that share their integers."
-    numbers, batch = np.array(range(n_ids), dtype=object), []
-    for flat, lengths in results:
-        ids, at = numbers[flat], 0
+    numbers = np.array(range(len(packer.encoder)), dtype=object)
+    batch = []
+    for packed, lengths in results:
+        ids, at = numbers[np.frombuffer(packed, packer.dtype)], 0
         for n in lengths:
             batch.append(ids[at:at + n].tolist())
             at += n
     return batch
 
-# %% ../nbs/03_tokenizer.ipynb #be164587
+# %% ../nbs/03_tokenizer.ipynb #64d3c8c7
 class Encoder(Portable):
     "Text to ids: at once, in batches, in streams."
 
@@ -1110,14 +1133,12 @@ class Encoder(Portable):
         "``encode`` for many texts, in several processes if wanted."
         allowed, forbidden = choose_special(
             self.special_tokens, allowed_special, disallowed_special)
-        encode = partial(self.encode_known, special=allowed)
         texts = list(check_batch(texts, forbidden))
         if processes in (None, 1):
-            return list(map(encode, texts))
-        job = partial(encode_span, texts=texts, encode=encode,
-                      dtype=np.min_scalar_type(len(self)))
-        return unpack_ids(share(job, span_texts(texts), processes),
-                          len(self))
+            return [self.encode_known(text, allowed) for text in texts]
+        packer = Packer(self, allowed)
+        job = partial(encode_span, texts=texts, packer=packer)
+        return unpack_ids(share(job, span_texts(texts), processes), packer)
 
     def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
                         disallowed_special="all") -> Iterator[int]:
