@@ -1,0 +1,605 @@
+"""Relative and rotary positions against transformers, and by properties."""
+import copy
+import csv
+import math
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, T5Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gptj import modeling_gptj as gptj
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
+
+from conftest import ROOT, run
+from tformer.attend import attend, causal_mask
+from tformer.rotary import (
+    ALiBi, Rotary, ShawRelative, T5Bias, alibi_slopes, convert_layout,
+    linear_scaling, llama3_scaling, ntk_base, relative_positions,
+    rope_frequencies, rotate, t5_bucket, yarn_scaling)
+
+quick = settings(max_examples=30, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+LAYOUTS = ["half", "interleaved"]
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def at(*numbers):
+    return torch.tensor([numbers])
+
+
+def steps(n, first=0):
+    return torch.arange(first, first + n)[None]
+
+
+def close(ours, reference, tolerance=1e-5):
+    "The parity of the course: relative to the largest number, at least 1."
+    assert ours.shape == reference.shape and ours.dtype == reference.dtype
+    worst = (ours - reference).abs().max().item()
+    assert worst <= tolerance * max(1, reference.abs().max().item())
+
+
+def close_with_gradients(ours, peer, *inputs):
+    "Outputs and the gradients of all inputs."
+    results = []
+    for function in (ours, peer):
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        outs = function(*leaves)
+        outs = outs if isinstance(outs, (tuple, list)) else (outs,)
+        loss = sum((o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype)
+                    .reshape(o.shape)).sum() for o in outs)
+        results.append((*outs, *torch.autograd.grad(loss, leaves)))
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+
+
+def by_hand(x, pos, freqs, layout):
+    "RoPE as a loop over pairs of plain numbers."
+    d, out = x.shape[-1], x.clone()
+    for i, f in enumerate(freqs.tolist()):
+        a, b = (i, i + d // 2) if layout == "half" else (2 * i, 2 * i + 1)
+        c = torch.tensor([math.cos(p * f) for p in pos], dtype=x.dtype)
+        s = torch.tensor([math.sin(p * f) for p in pos], dtype=x.dtype)
+        out[..., a] = x[..., a] * c - x[..., b] * s
+        out[..., b] = x[..., a] * s + x[..., b] * c
+    return out
+
+
+def config(d=64, base=10_000.0, length=8192, kind="default", **numbers):
+    return LlamaConfig(
+        hidden_size=2 * d, num_attention_heads=2, head_dim=d,
+        max_position_embeddings=length, rope_parameters=dict(
+            rope_theta=base, rope_type=kind, **numbers))
+
+
+def scaled(kind, *args, length=None, **numbers):
+    "Frequencies and factor of transformers."
+    return ROPE_INIT_FUNCTIONS[kind](config(*args, kind=kind, **numbers),
+                                     seq_len=length)
+
+
+# relative positions, Shaw
+
+def test_relative_positions_are_key_minus_query():
+    pos, k_pos = torch.tensor([[3, 4], [-1, 0]]), at(0, 1, 2, 3, 4)
+    found = relative_positions(pos, k_pos)
+    assert found.shape == (2, 2, 5) and found.dtype == torch.int64
+    assert found[0].tolist() == [[-3, -2, -1, 0, 1], [-4, -3, -2, -1, 0]]
+    assert found[1].tolist() == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("pos", [torch.arange(3), torch.zeros(1, 3),
+                                 torch.zeros(1, 3, dtype=torch.int32)])
+def test_positions_of_other_kinds_are_refused(pos):
+    for call in (lambda: relative_positions(pos, steps(3)),
+                 lambda: T5Bias(2)(pos, steps(3)),
+                 lambda: ALiBi(2)(steps(3), pos),
+                 lambda: Rotary(4)(randn(1, 1, 3, 4), pos=pos)):
+        with pytest.raises(ValueError, match="int64"):
+            call()
+
+
+@pytest.mark.parametrize("far", [1, 2, 7])
+@pytest.mark.parametrize("t, s, first", [(6, 6, 0), (2, 9, 7), (5, 3, 0)])
+def test_shaw_keys_equal_transformers(far, t, s, first):
+    part = ShawRelative(8, far, std=0.1)
+    q, k = randn(2, 3, t, 8), randn(2, 3, s, 8)
+    pos = steps(t, first)
+
+    def ours(q, table):
+        part.key_table.data = table.data
+        return torch.func.functional_call(
+            _Bias(part), {"part.key_table": table}, (q, pos, steps(s)))
+
+    def peer(q, table):
+        module = SimpleNamespace(
+            left_max_position_embeddings=far, scaling=8 ** -0.5,
+            right_max_position_embeddings=far,
+            distance_embedding=lambda rows: table[rows])
+        full = torch.cat([q.new_zeros(2, 3, first, 8), q], 2)
+        if first:       # it counts queries from 0
+            return w2v._apply_relative_key_position_encoding(
+                module, full, k)[1][:, :, first:]
+        return w2v._apply_relative_key_position_encoding(module, q, k)[1]
+
+    close_with_gradients(ours, peer, q, part.key_table)
+
+
+class _Bias(torch.nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args):
+        return self.part.bias(*args)
+
+
+@pytest.mark.parametrize("far", [1, 3])
+def test_shaw_equals_its_equations(far):
+    "Equations 3 and 4, with a batch of positions, padding and a mask."
+    part = ShawRelative(4, far, std=0.1)
+    q, k, v = (randn(2, 3, 5, 4, seed=i) for i in range(3))
+    pos = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 2]])
+    mask = causal_mask(pos, pos)
+    out, w = attend(q, k, v, mask, part.bias(q, pos, pos))
+    out = out + part.values(w, pos, pos)
+    distance = (pos[:, None, :] - pos[:, :, None]).clamp(-far, far) + far
+    key = k[:, :, None] + part.key_table[distance][:, None]
+    value = v[:, :, None] + part.value_table[distance][:, None]
+    scores = (q[:, :, :, None] * key).sum(-1) / 2
+    shares = scores.masked_fill(~mask, -math.inf).softmax(-1)
+    close(out, (shares[..., None] * value).sum(-2))
+    out.sum().backward()
+    for table in (part.key_table, part.value_table):
+        assert table.grad.isfinite().all() and table.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_shaw_keeps_the_type(dtype):
+    part = ShawRelative(8, 2)
+    q = randn(2, 3, 5, 8, dtype=dtype)
+    bias = part.bias(q, steps(5), steps(5))
+    more = part.values(bias.softmax(-1), steps(5), steps(5))
+    assert bias.dtype == more.dtype == dtype and more.shape == q.shape
+    exact = part.bias(q.double(), steps(5), steps(5))
+    assert torch.allclose(bias.double(), exact, atol=2e-2)
+
+
+def test_shaw_is_shift_invariant_and_has_one_row_per_clipped_distance():
+    part = ShawRelative(8, 3)
+    assert part.key_table.shape == part.value_table.shape == (7, 8)
+    q = randn(1, 2, 9, 8)
+    a, b = (part.bias(q, steps(9, n), steps(9, n)) for n in (0, 1000))
+    assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="max_distance is 0"):
+        ShawRelative(8, 0)
+
+
+# T5
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n, far", [(32, 128), (16, 64), (8, 20),
+                                    (64, 1000), (4, 8)])
+def test_t5_buckets_equal_transformers(causal, n, far):
+    distance = torch.arange(-5000, 5001)
+    ours = t5_bucket(distance, n_buckets=n, max_distance=far, causal=causal)
+    assert torch.equal(ours, T5Attention._relative_position_bucket(
+        distance, not causal, n, far))
+    assert ours.min() == 0 and ours.max() == n - 1 or causal
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("t, s, past", [(6, 6, 0), (1, 9, 8), (40, 300, 0)])
+def test_t5_bias_equals_transformers(causal, t, s, past):
+    peer = T5Attention(
+        T5Config(d_model=12, num_heads=3, d_kv=4, is_decoder=causal),
+        has_relative_attention_bias=True, layer_idx=0)
+    ours = T5Bias(3, causal=causal)
+    theirs = peer.relative_attention_bias
+    theirs.weight.data = randn(32, 3)
+    ours.load_state_dict(theirs.state_dict())
+    a = ours(steps(t, past), steps(s))
+    b = peer.compute_bias(t, s, past_seen_tokens=past)
+    close(a, b)
+    tilt = randn(*a.shape)
+    (a * tilt).sum().backward()
+    (b * tilt).sum().backward()
+    close(ours.weight.grad, theirs.weight.grad)
+
+
+def test_t5_names_what_does_not_fit():
+    with pytest.raises(ValueError, match="2 buckets hold 0 exact"):
+        T5Bias(2, n_buckets=2)
+    with pytest.raises(ValueError, match="8 exact .* max_distance is 8"):
+        T5Bias(2, max_distance=8)
+    assert T5Bias(2).bfloat16()(steps(3), steps(3)).dtype == torch.bfloat16
+
+
+# ALiBi
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6, 8, 12, 16, 20, 40, 112])
+def test_alibi_equals_bloom(n):
+    "Up to a number per row, which a softmax does not see."
+    ours = ALiBi(n)(steps(7), steps(7))
+    theirs = build_alibi_tensor(torch.ones(1, 7), n, torch.float32)
+    theirs = theirs.reshape(1, n, 1, 7)
+    lower = causal_mask(steps(7), steps(7))
+    close(ours * lower, (theirs - theirs.mT) * lower)
+    q, k, v = (randn(1, n, 7, 4, seed=i) for i in range(3))
+    for a, b in zip(attend(q, k, v, lower, ours),
+                    attend(q, k, v, lower, theirs)):
+        close(a, b)
+
+
+def test_alibi_slopes_by_hand():
+    assert alibi_slopes(8).tolist() == [2.0 ** -i for i in range(1, 9)]
+    six = [2.0 ** -i for i in (2, 4, 6, 8, 1, 3)]
+    assert alibi_slopes(6).tolist() == six
+    with pytest.raises(ValueError, match="n_heads is 0"):
+        alibi_slopes(0)
+
+
+def test_alibi_pays_for_both_directions_and_follows_positions():
+    bias = ALiBi(2)(at(5), torch.tensor([[3, 5, 6], [0, 1, 5]]))
+    assert bias.shape == (2, 2, 1, 3)
+    assert bias[0, 1, 0].tolist() == [-2 / 256, 0, -1 / 256]
+    assert bias[1, 0, 0].tolist() == [-5 / 16, -4 / 16, 0]
+
+
+# RoPE
+
+@pytest.mark.parametrize("d", [2, 8, 64, 80, 128])
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
+def test_frequencies_equal_transformers(d, base):
+    peer = llama.LlamaRotaryEmbedding(config(d, base))
+    assert torch.equal(rope_frequencies(d, base), peer.inv_freq)
+
+
+def test_the_published_wavelengths():
+    for d, slowest in ((64, 47117.242780), (128, 54410.143131)):
+        wave = 2 * math.pi / rope_frequencies(d).double()
+        assert math.isclose(wave[0], 2 * math.pi)
+        assert math.isclose(wave[-1], slowest, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("d", [0, 1, 63, -2])
+def test_odd_widths_are_refused(d):
+    for call in (lambda: rope_frequencies(d), lambda: Rotary(d)):
+        with pytest.raises(ValueError, match=f"even width, got d_head {d}"):
+            call()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("d", [2, 6, 64])
+def test_rotation_equals_a_loop_over_pairs(layout, d):
+    x, pos = randn(2, 3, 5, d), [0, 1, 7, 100, 3]
+    ours, = Rotary(d, layout=layout)(x, pos=at(*pos))
+    close(ours, by_hand(x, pos, rope_frequencies(d), layout), 2e-5)
+
+
+@pytest.mark.parametrize("d, base", [(64, 10_000.0), (16, 500_000.0)])
+def test_half_layout_equals_llama(d, base):
+    "Forward and gradients, fewer key heads, positions of a batch."
+    peer = llama.LlamaRotaryEmbedding(config(d, base))
+    pos = torch.stack([torch.arange(9), torch.arange(4000, 4009)])
+    ours = Rotary(d, base=base)
+    close_with_gradients(
+        lambda q, k: ours(q, k, pos=pos),
+        lambda q, k: llama.apply_rotary_pos_emb(q, k, *peer(q, pos)),
+        randn(2, 4, 9, d), randn(2, 2, 9, d, seed=1))
+
+
+def test_interleaved_layout_equals_gptj():
+    table = gptj.create_sinusoidal_positions(20, 8)[None, 5:14]
+    sin, cos = table.chunk(2, -1)
+    ours = Rotary(8, layout="interleaved")
+    close_with_gradients(
+        lambda q: ours(q, pos=steps(9, 5)),
+        lambda q: gptj.apply_rotary_pos_emb(
+            q.transpose(1, 2), sin, cos).transpose(1, 2),
+        randn(2, 3, 9, 8))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rotation_gradients(layout):
+    rotary = Rotary(4, layout=layout)
+    x = randn(1, 2, 3, 4, dtype=torch.float64).requires_grad_()
+
+    def turned(x):
+        return rotary(x, pos=steps(3, 5))[0]
+
+    assert torch.autograd.gradcheck(turned, (x,))
+    assert torch.autograd.gradgradcheck(turned, (x,))
+
+
+@quick
+@given(seeds, st.integers(-200, 200), st.sampled_from(LAYOUTS),
+       st.sampled_from([2, 8, 64]))
+def test_scores_do_not_see_a_shift(seed, shift, layout, d):
+    q, k = (randn(1, 2, 6, d, seed=seed + i) for i in range(2))
+    rotary = Rotary(d, layout=layout)
+    a, b = (rotary(q, k, pos=steps(6, n)) for n in (0, shift))
+    gap = (a[0] @ a[1].mT - b[0] @ b[1].mT).abs().max()
+    assert gap < 2e-4 * d ** 0.5
+    close(b[0].norm(dim=-1), q.norm(dim=-1))
+
+
+def test_each_pair_turns_and_the_direction_counts():
+    q, k = randn(1, 1, 1, 8), randn(1, 1, 1, 8, seed=1)
+    rotary = Rotary(8)
+    (a,), (b,) = rotary(q, pos=at(0)), rotary(q, pos=at(1))
+    pairs = (a - b).unflatten(-1, (2, 4)).norm(dim=-2)
+    assert (pairs > 1e-4).all() and torch.equal(a, q)
+    ahead = rotary(q, pos=at(0))[0] @ rotary(k, pos=at(3))[0].mT
+    behind = rotary(q, pos=at(3))[0] @ rotary(k, pos=at(0))[0].mT
+    assert abs(ahead - behind) > 1e-2
+
+
+@pytest.mark.parametrize("one", [0, 3])
+def test_a_query_alone_is_turned_as_in_the_sequence(one):
+    "What a cache needs: positions are given, not counted."
+    q, rotary = randn(2, 2, 6, 8), Rotary(8)
+    whole, = rotary(q, pos=steps(6, 10))
+    alone, = rotary(q[:, :, one:one + 1], pos=at(10 + one))
+    close(alone, whole[:, :, one:one + 1], 1e-6)
+    restarted, = rotary(q[:, :, 3:4], pos=at(0))
+    assert not torch.allclose(restarted, whole[:, :, 3:4], atol=0.1)
+
+
+def test_positions_of_a_batch_go_with_the_batch():
+    "With as many heads as sentences, so that a slip would fit."
+    q, rotary = randn(2, 2, 5, 8), Rotary(8)
+    pos = torch.stack([torch.arange(5), torch.arange(5) - 2])
+    both, = rotary(q, pos=pos)
+    for row in range(2):
+        alone, = rotary(q[row:row + 1], pos=pos[row:row + 1])
+        assert torch.equal(both[row:row + 1], alone)
+    angle = pos[..., None] * rope_frequencies(8)
+    with pytest.raises(ValueError, match=r"\(2, 5, 4\).*\(2, 2, 5, 8\)"):
+        rotate(q, angle.cos(), angle.sin())
+    per_head = rotate(q, angle.cos()[:, None], angle.sin()[:, None])
+    assert torch.equal(per_head, both)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_types_are_kept_and_angles_are_float32(dtype, layout):
+    rotary, x = Rotary(64, layout=layout), randn(1, 2, 5, 64, dtype=dtype)
+    narrow = copy.deepcopy(rotary).to(dtype)
+    turned, = narrow(x, pos=steps(5, 4000))
+    exact, = rotary(x.double(), pos=steps(5, 4000))
+    assert turned.dtype == dtype
+    assert narrow.freqs.dtype == torch.float32
+    assert torch.equal(turned, exact.to(dtype)) or \
+        (turned.double() - exact).abs().max() <= 2e-3 * exact.abs().max()
+    if dtype == torch.bfloat16:     # no worse than rounding once
+        worst = ((turned.double() - exact).abs() / exact.abs()).max()
+        assert worst <= 2 ** -8
+
+
+def test_bfloat16_is_more_exact_than_llama():
+    pos, x = steps(64, 1000), randn(1, 4, 64, 64, dtype=torch.bfloat16)
+    peer = llama.LlamaRotaryEmbedding(config(64))
+    exact, = Rotary(64)(x.double(), pos=pos)
+    ours, = Rotary(64)(x, pos=pos)
+    theirs, _ = llama.apply_rotary_pos_emb(x, x, *peer(x, pos))
+    errors = [(y.double() - exact).abs().mean() for y in (ours, theirs)]
+    assert errors[0] <= errors[1]
+
+
+def test_a_model_in_bfloat16_keeps_exact_constants():
+    model = torch.nn.ModuleList([Rotary(64), ALiBi(12)])
+    model.to(torch.bfloat16).double().half()
+    assert torch.equal(model[0].freqs, rope_frequencies(64))
+    assert torch.equal(model[1].slopes, alibi_slopes(12))
+    assert not model.state_dict()
+
+
+def test_rotary_names_what_does_not_fit():
+    with pytest.raises(ValueError, match="d_head 8 has 4 pairs, got 3"):
+        Rotary(8, freqs=torch.ones(3))
+    with pytest.raises(ValueError, match="'neox'.*half"):
+        Rotary(8, layout="neox")
+    with pytest.raises(ValueError, match=r"\(5, 4\).*\(1, 1, 5, 6\)"):
+        rotate(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
+    with pytest.raises(ValueError, match="'neox'"):
+        rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
+
+
+def test_scale_multiplies_and_the_input_is_left_alone():
+    x = randn(1, 2, 5, 8)
+    before = x.clone()
+    plain, = Rotary(8)(x, pos=steps(5))
+    large, = Rotary(8, scale=1.5)(x, pos=steps(5))
+    close(large, 1.5 * plain)
+    assert torch.equal(x, before)
+    assert Rotary(8)(pos=steps(5)) == ()
+
+
+# layouts
+
+@quick
+@given(st.integers(1, 4), st.sampled_from([2, 4, 10]), seeds)
+def test_converting_there_and_back_changes_nothing(h, d, seed):
+    for shape in ((h * d, 3), (h * d,)):
+        weight = randn(*shape, seed=seed)
+        for to, back in (LAYOUTS, LAYOUTS[::-1]):
+            there = convert_layout(weight, d, to)
+            assert torch.equal(convert_layout(there, d, back), weight)
+    assert torch.equal(
+        convert_layout(torch.arange(8.0), 4),
+        torch.tensor([0., 2, 1, 3, 4, 6, 5, 7]))
+
+
+@pytest.mark.parametrize("to", LAYOUTS)
+def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
+    from tformer.attention import MultiHeadAttention
+    other = LAYOUTS[1 - LAYOUTS.index(to)]
+    x, head = randn(2, 7, 16), randn(16, 11, seed=1)
+    logits = {}
+    torch.manual_seed(0)
+    parts = [MultiHeadAttention(16, 2, causal=True, rotary=Rotary(
+        8, layout=layout)) for layout in (other, to, to)]
+    for p in parts[0].parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    state = parts[0].state_dict()
+    parts[2].load_state_dict(state)     # forgotten
+    for name in ("q_proj", "k_proj"):
+        for kind in ("weight", "bias"):
+            state[f"{name}.{kind}"] = convert_layout(
+                state[f"{name}.{kind}"], 8, to)
+    parts[1].load_state_dict(state)
+    logits = [part(x) @ head for part in parts]
+    close(logits[1], logits[0])
+    assert (logits[2] - logits[0]).abs().max() > 1e-2
+
+
+def test_layouts_of_no_whole_heads_are_refused():
+    for rows, d in ((10, 4), (9, 3)):
+        with pytest.raises(ValueError, match=f"{rows} rows.*d_head {d}"):
+            convert_layout(randn(rows, 2), d)
+    with pytest.raises(ValueError, match="'neox'"):
+        convert_layout(randn(8, 2), 4, "neox")
+
+
+# scaling
+
+SIZES = [(8, 10_000.0), (64, 10_000.0), (80, 10_000.0), (128, 500_000.0)]
+
+
+@pytest.mark.parametrize("d, base", SIZES)
+@pytest.mark.parametrize("factor", [1.5, 4.0, 32.0])
+def test_scalings_equal_transformers(d, base, factor):
+    freqs = rope_frequencies(d, base)
+    numbers = dict(low_freq_factor=1.0, high_freq_factor=4.0)
+    pairs = [
+        (linear_scaling(freqs, factor),
+         scaled("linear", d, base, factor=factor)),
+        (rope_frequencies(d, ntk_base(base, factor, d)),
+         scaled("dynamic", d, base, 1024, length=int(1024 * factor),
+                factor=1.0)),
+        (llama3_scaling(freqs, factor=factor, original_max_len=1024,
+                        **numbers),
+         scaled("llama3", d, base, factor=factor, **numbers,
+                original_max_position_embeddings=1024))]
+    for ours, (theirs, scale) in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+        assert scale == 1.0
+
+
+@pytest.mark.parametrize("d, base", SIZES)
+@pytest.mark.parametrize("factor, fast, slow",
+                         [(4.0, 32.0, 1.0), (16.0, 32.0, 1.0),
+                          (8.0, 16.0, 2.0)])
+@pytest.mark.parametrize("length", [128, 4096])
+def test_yarn_equals_transformers(d, base, factor, fast, slow, length):
+    ours, scale = yarn_scaling(d, base, factor=factor, beta_fast=fast,
+                               beta_slow=slow, original_max_len=length)
+    theirs, their_scale = scaled(
+        "yarn", d, base, factor=factor, beta_fast=fast, beta_slow=slow,
+        original_max_position_embeddings=length)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    assert math.isclose(scale, their_scale)
+
+
+def test_yarn_in_a_rotary_equals_llama():
+    numbers = dict(factor=4.0, original_max_position_embeddings=256)
+    peer = llama.LlamaRotaryEmbedding(config(32, kind="yarn", **numbers))
+    freqs, scale = yarn_scaling(32, factor=4.0, original_max_len=256)
+    q, k, pos = randn(1, 2, 9, 32), randn(1, 2, 9, 32, seed=1), steps(9, 900)
+    for a, b in zip(Rotary(32, freqs=freqs, scale=scale)(q, k, pos=pos),
+                    llama.apply_rotary_pos_emb(q, k, *peer(q, pos))):
+        close(a, b)
+
+
+def test_what_the_scalings_keep_and_slow():
+    freqs = rope_frequencies(64)
+    ntk = rope_frequencies(64, ntk_base(10_000.0, 8.0, 64))
+    assert ntk[0] == freqs[0]
+    assert math.isclose(freqs[-1] / ntk[-1], 8.0, rel_tol=1e-5)
+    three = llama3_scaling(freqs, factor=8.0, low_freq_factor=1.0,
+                           high_freq_factor=4.0, original_max_len=1024)
+    turns = 1024 * freqs / (2 * math.pi)
+    assert torch.equal(three[turns > 4], freqs[turns > 4])
+    assert torch.equal(three[turns < 1], freqs[turns < 1] / 8)
+    assert (three.diff() < 0).all()
+    assert yarn_scaling(64, factor=1.0, original_max_len=1024)[1] == 1.0
+    with pytest.raises(ValueError, match="4.0 must be below.* 1.0"):
+        llama3_scaling(freqs, factor=8.0, low_freq_factor=4.0,
+                       high_freq_factor=1.0, original_max_len=1024)
+    with pytest.raises(ValueError, match="4 or more, got 2"):
+        ntk_base(10_000.0, 8.0, 2)
+
+
+# compiled, other devices, the experiment
+
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                    reason="signatures are not compiled")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_all_parts_compile_to_one_graph(dynamic):
+    q, pos = randn(2, 4, 6, 8), steps(6).repeat(2, 1)
+    shaw, rotary, neighbors = (ShawRelative(8, 2), Rotary(8),
+                               Rotary(8, layout="interleaved"))
+    calls = [lambda q, p: rotary(q, q[:, :1], pos=p)[0],
+             lambda q, p: neighbors(q, pos=p)[0],
+             lambda q, p: shaw.bias(q, p, p),
+             lambda q, p: shaw.values(q @ q.mT, p, p),
+             lambda q, p: T5Bias.forward(t5, p, p),
+             lambda q, p: ALiBi.forward(alibi, p, p)]
+    t5, alibi = T5Bias(4), ALiBi(4)
+    for call in calls:
+        torch.compiler.reset()
+        compiled = torch.compile(call, fullgraph=True, backend="eager",
+                                 dynamic=dynamic)
+        for t in (6, 4):
+            x, p = q[:, :, :t], pos[:, :t]
+            close(compiled(x, p), call(x, p), 1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_cuda(dtype):
+    q, pos = randn(2, 4, 6, 8, dtype=dtype), steps(6, 300)
+    for make, call in (
+            (lambda: Rotary(8), lambda m, q, p: m(q, pos=p)[0]),
+            (lambda: T5Bias(4), lambda m, q, p: m(p, p)),
+            (lambda: ALiBi(4), lambda m, q, p: m(p, p)),
+            (lambda: ShawRelative(8, 2), lambda m, q, p: m.bias(q, p, p)),
+            (lambda: ShawRelative(8, 2),
+             lambda m, q, p: m.values((q @ q.mT).softmax(-1), p, p))):
+        part = make()
+        here = call(part, q, pos)
+        there = call(part.cuda(), q.cuda(), pos.cuda())
+        assert there.is_cuda and there.dtype == here.dtype
+        close(there.cpu(), here, 1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_the_experiment_runs_at_a_small_size(tmp_path):
+    out = tmp_path / "positions.csv"
+    run(sys.executable, ROOT / "experiments" / "positions.py",
+        "--steps", "2", "--seeds", "1", "--out", out)
+    recorded = ROOT / "tformer" / "records" / "positions.csv"
+    tables = []
+    for path in (out, recorded):
+        with path.open(encoding="utf-8", newline="") as lines:
+            tables.append(list(csv.DictReader(lines)))
+    small, full = tables
+    assert [list(r) for r in small] == [list(r) for r in full]
+    for a, b in zip(small, full, strict=True):
+        for name in ("task", "method", "first", "last"):
+            assert a[name] == b[name]
+        assert 0 <= float(b["lowest"]) <= float(b["accuracy"]) \
+            <= float(b["highest"]) <= 1
+    assert int(full[0]["seeds"]) >= 5 and full[0]["date"] > "2026"
