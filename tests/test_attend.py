@@ -496,3 +496,11 @@ def test_a_mask_that_would_land_on_the_heads_is_refused():
     with pytest.raises(ValueError, match=r"mask\[:, None\]"):
         attend(q, k, v, mask)
     assert attend(q, k, v, mask[:, None])[0].shape == (2, 2, 5, 3)
+
+
+def test_autocast_does_not_narrow_the_products():
+    q, k, v = qkv(5, 7, d=16)
+    plain = attend(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = attend(q, k, v)
+    assert torch.equal(plain[0], cast[0]) and torch.equal(plain[1], cast[1])

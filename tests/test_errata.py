@@ -1,5 +1,6 @@
 """The right values on the errata page are computed again, in 40 digits."""
 import io
+import math
 import re
 from collections import Counter
 from decimal import Decimal as D
@@ -22,8 +23,10 @@ def right(number):
 
 
 def numbers(number):
-    found = re.findall(r"(?<![\w√])\d+(?:\.\d+)?(?:e-\d+)?", right(number))
-    return [D(n) for n in found]
+    text = right(number).replace("−", "-")
+    found = re.findall(r"(?<![\w√.,])-?\d+(?:,\d{3})*(?:\.\d+)?"
+                       r"(?:e-\d+)?", text)
+    return [D(n.replace(",", "")) for n in found]
 
 
 def close(shown, exact):
@@ -111,7 +114,7 @@ def test_saturation_is_as_said():
 
 
 def test_every_entry_is_listed_once():
-    for kind, n in (("TOY", 16), ("TOK", 19)):
+    for kind, n in (("TOY", 16), ("TOK", 19), ("POS", 29), ("ATT", 28)):
         found = re.findall(rf"^\| \[({kind}-\d\d)\]", PAGE, re.M)
         assert found == [f"{kind}-{i:02}" for i in range(1, n + 1)]
 
@@ -139,3 +142,53 @@ def test_tokenizer_values_are_right():
     assert ord("ê") == 0xEA and len("e\u0302") == 2
     assert train_bpe("ab cd", 257)[0] != train_bpe("ab cd", 257,
                                                    ties="ids")[0]
+
+
+def cosines(offset, d):
+    "Sum of cos(offset / 10000^(2k/d)) over the pairs of columns."
+    return math.fsum(math.cos(offset / 10_000 ** (2 * k / d))
+                     for k in range(d // 2))
+
+
+NEMOTRON = dict(d=18_432, n=4_096)
+# what is right, computed here by plain Python, in the order of the page
+
+VALUES = {
+    "POS-08": [2 * cosines(k, 64) for k in (0, 1, 2, 8, 64)]
+    + [2 * math.fsum(math.cos(k * i) for i in range(32))
+       for k in (0, 1, 2, 8, 64)]
+    + [4095 * 10_000 ** (-62 / 64), 4095 * 31],
+    "POS-14": [256, *(cosines(k, 512) for k in (1, 2, 10, 64))],
+    "POS-15": [math.cos(10), math.cos(10 / 10_000 ** (1 / 512))],
+    "POS-16": [math.sqrt(2 * 512), math.sqrt(2 * 256), math.sqrt(2)],
+    "POS-20": [cosines(1, 512), cosines(45, 512)],
+    "POS-21": [cosines(10, 512)],
+    "POS-26": [2 * math.pi, *(2 * math.pi * 10_000 ** (1 - 2 / d)
+                              for d in (64, 128))],
+    "ATT-13": [4 * 4096 ** 2],
+    "ATT-21": [512 // 8],
+    "ATT-22": [4 * NEMOTRON["d"] / (4 * NEMOTRON["d"] + 2 * NEMOTRON["n"])],
+    "ARC-06": [12 * 512 ** 2, 8 * 512 ** 2],
+    "ARC-13": [int(8 * 512 / 3), int(8 * 4096 / 3),
+               64 * round(8 * 512 / 3 / 64), 64 * round(8 * 4096 / 3 / 64)],
+    "ARC-15": [2 * 512 * 2048 + 2048 + 512,
+               4 * (512 ** 2 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512],
+}
+
+
+@pytest.mark.parametrize("number", VALUES)
+def test_values_of_the_parts_are_right(number):
+    shown = [n for n in numbers(number)]
+    for value in VALUES[number]:
+        exact = D(value)
+        assert any(close(n, exact) for n in shown), \
+            f"{number}: {value:.10g} is right, not among {shown}"
+
+
+def test_the_least_value_of_silu_is_right():
+    place, least = D("-1.278465"), D("-0.278465")
+    sigmoid = 1 / (1 + (-place).exp())
+    slope = sigmoid * (1 + place * (1 - sigmoid))
+    assert abs(slope) < D("1e-6") and close(least, place * sigmoid)
+    assert {place, least} <= set(numbers("ARC-20"))
+    assert least in numbers("ARC-21")

@@ -8,6 +8,7 @@ __all__ = ['softmax', 'causal_mask', 'padding_mask', 'attend']
 # %% ../nbs/01_attention_by_hand.ipynb #aab3b039
 #| code-fold: true
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -116,6 +117,13 @@ def _check_mask(mask, bias, shape):
                          f"two things for scores of shape {shape}: write "
                          "all axes, such as mask[:, None] for all heads")
 
+# %% ../nbs/01_attention_by_hand.ipynb #2860642d
+def _no_autocast(device: torch.device) -> AbstractContextManager:
+    "A context in which products keep the type of their arguments."
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
 # %% ../nbs/01_attention_by_hand.ipynb #389a0859
 def attend(
     q: Float[Tensor, "*b t d"],  # queries
@@ -128,8 +136,8 @@ def attend(
     """Scaled dot-product attention: the output, and the weights.
 
     Vaswani et al. (2017), equation 1.  ``mask`` and ``bias`` broadcast
-    to the scores ``(*b, t, s)``.  Works in float32 or wider and returns
-    the type of ``q``.  A query that may attend to nothing gets weights
+    to the scores ``(*b, t, s)``.  Works in float32 or wider, under
+    autocast too, and returns the type of ``q``.  A query that may attend to nothing gets weights
     and output exactly 0, with finite gradients.  Raises ``ValueError``
     naming the shapes or types that do not fit.
     """
@@ -137,11 +145,12 @@ def attend(
     _check_mask(mask, bias, (*q.shape[:-1], k.shape[-2]))
     wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = scale * (q.to(wide) @ k.to(wide).mT)
-    if bias is not None:
-        scores = scores + bias.to(wide)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    weights = softmax(scores)
-    output = weights @ v.to(wide)
+    with _no_autocast(q.device):
+        scores = scale * (q.to(wide) @ k.to(wide).mT)
+        if bias is not None:
+            scores = scores + bias.to(wide)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        weights = softmax(scores)
+        output = weights @ v.to(wide)
     return output.to(q.dtype), weights.to(q.dtype)

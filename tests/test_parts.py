@@ -1,0 +1,527 @@
+"""Contracts that all parts of chapters 04–07 keep, whatever they compute.
+
+Device, type, `state_dict`, compilation, causality, equal paths, no memory.
+"""
+import math
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import tformer.attention
+from tformer import minimal
+from tformer.attention import (
+    Cache, MultiHeadAttention, explicit_attend, fused_attend, online_attend)
+from tformer.layers import (
+    Dropout, FeedForward, GatedFeedForward, LayerNorm, Linear, PostNorm,
+    PreNorm, RMSNorm)
+from tformer.position import (
+    Embedding, LearnedPositions, SinusoidalPositions)
+from tformer.rotary import ALiBi, Rotary, ShawRelative, T5Bias
+
+DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+DTYPES = [torch.float32, torch.bfloat16]
+B, T, D, H = 2, 7, 16, 4
+each_device = pytest.mark.parametrize("device", DEVICES)
+each_dtype = pytest.mark.parametrize(
+    "dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+def randn(*shape, seed=0, device="cpu", dtype=torch.float32):
+    "Drawn on the CPU, so that all devices get the same numbers."
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=g, dtype=torch.float64)
+    return x.to(device, dtype)
+
+
+def places(device="cpu", t=T):
+    return torch.arange(t, device=device)[None]
+
+
+def close(ours, reference, tolerance=1e-5):
+    "Relative to the largest number, at least 1."
+    assert ours.shape == reference.shape and ours.dtype == reference.dtype
+    worst = (ours.double() - reference.double()).abs().max().item()
+    assert worst <= tolerance * max(1, reference.abs().max().item())
+
+
+def seeded(make, seed=0):
+    "A built part with weights away from 0, biases too, norms away from 1."
+    torch.manual_seed(seed)
+    part = make()
+    for i, p in enumerate(part.parameters()):
+        rest = 1.3 if p.ndim == 1 and p.mean() > 0.9 else 0.0
+        p.data = rest + 0.1 * randn(*p.shape, seed=100 * seed + i)
+    return part
+
+
+def mha(**options):
+    return lambda: MultiHeadAttention(D, H, **options)
+
+
+def with_rotary(**options):
+    return lambda: MultiHeadAttention(D, H, causal=True,
+                                      rotary=Rotary(D // H), **options)
+
+
+def with_bias(bias, **options):
+    return lambda: MultiHeadAttention(D, H, causal=True, score_bias=bias(),
+                                      **options)
+
+
+def heads(x):
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def on_x(part, x):
+    return part(x)
+
+
+def on_ids(part, x):
+    return part(torch.tensor([[3, 1, 4, 1, 5, 9, 2]] * B, device=x.device))
+
+
+def on_places(part, x):
+    return part(places(x.device))
+
+
+def on_padded_places(part, x):
+    return part(places(x.device) - 2)
+
+
+def on_two_places(part, x):
+    return part(places(x.device), places(x.device))
+
+
+def on_q_and_k(part, x):
+    return part(heads(x), heads(2 * x), pos=places(x.device))
+
+
+def on_scores(part, x):
+    at = places(x.device)
+    bias = part.bias(heads(x), at, at)
+    return bias, part.values(bias.softmax(-1), at, at)
+
+
+def with_positions(part, x):
+    pos = places(x.device).repeat(B, 1)
+    pos[1] -= 3  # a row that is padded on the left
+    return part(x, pos=pos)
+
+
+def with_memory(part, x):
+    return part(x, memory=x.flip(1)[:, :5])
+
+
+def with_weights(part, x):
+    return part(x, need_weights=True)
+
+
+def with_cache(part, x):
+    cache = Cache(1)
+    first = part(x[:, :4], cache=cache.layers[0])
+    return torch.cat([first, part(x[:, 4:], cache=cache.layers[0])], 1)
+
+
+PARTS = {
+    "Embedding": (lambda: Embedding(11, D, scale=3.0), on_ids),
+    "SinusoidalPositions": (lambda: SinusoidalPositions(12, D), on_places),
+    "SinusoidalPositions, beyond": (
+        lambda: SinusoidalPositions(3, D), on_padded_places),
+    "LearnedPositions": (lambda: LearnedPositions(12, D), on_places),
+    "LearnedPositions, padded": (
+        lambda: LearnedPositions(12, D), on_padded_places),
+    "ShawRelative": (lambda: ShawRelative(D // H, 3), on_scores),
+    "T5Bias": (lambda: T5Bias(H), on_two_places),
+    "ALiBi": (lambda: ALiBi(H), on_two_places),
+    "Rotary": (lambda: Rotary(D // H), on_q_and_k),
+    "Rotary, interleaved": (
+        lambda: Rotary(D // H, layout="interleaved"), on_q_and_k),
+    "Linear": (lambda: Linear(D, 5), on_x),
+    "LayerNorm": (lambda: LayerNorm(D), on_x),
+    "RMSNorm": (lambda: RMSNorm(D), on_x),
+    "Dropout": (lambda: Dropout(0.0), on_x),
+    "FeedForward": (lambda: FeedForward(D, 40), on_x),
+    "FeedForward, gelu_tanh": (
+        lambda: FeedForward(D, 40, activation="gelu_tanh"), on_x),
+    "GatedFeedForward": (lambda: GatedFeedForward(D, 24), on_x),
+    "PreNorm": (
+        lambda: PreNorm(RMSNorm(D), GatedFeedForward(D, 24)), on_x),
+    "PostNorm": (lambda: PostNorm(LayerNorm(D), mha()()), on_x),
+    "attention": (mha(), on_x),
+    "attention, causal": (mha(causal=True), on_x),
+    "attention, explicit": (mha(causal=True, fused=False), on_x),
+    "attention, weights": (mha(causal=True), with_weights),
+    "attention, packed": (mha(causal=True, packed=True), on_x),
+    "attention, widths": (mha(d_head=6, d_v=3, bias=False), on_x),
+    "attention, memory": (mha(), with_memory),
+    "attention, rotary": (with_rotary(), on_x),
+    "attention, ALiBi": (with_bias(lambda: ALiBi(H)), on_x),
+    "attention, T5": (with_bias(lambda: T5Bias(H)), on_x),
+    "attention, padded": (with_rotary(), with_positions),
+    "attention, cached": (with_rotary(), with_cache),
+}
+each_part = pytest.mark.parametrize("name", PARTS)
+
+
+def results(out):
+    return out if isinstance(out, tuple) else (out,)
+
+
+def loss(out):
+    "Not constant in any of the outputs."
+    return sum((x.float() * torch.linspace(-1, 1, x.numel()).view(
+        x.shape).to(x.device)).sum() for x in results(out))
+
+
+def run(part, use, x):
+    "Outputs, and the gradients of x and all parameters, by name."
+    x = x.clone().requires_grad_()
+    part.zero_grad()
+    out = use(part, x)
+    if loss(out).requires_grad:
+        loss(out).backward()
+    grads = {n: p.grad for n, p in part.named_parameters()}
+    return results(out), {**grads, "x": x.grad}
+
+
+# device, type, state_dict
+
+@each_device
+@each_dtype
+@each_part
+def test_device_and_type_are_kept_and_all_is_finite(name, device, dtype):
+    make, use = PARTS[name]
+    part = seeded(make).to(device, dtype)
+    x = randn(B, T, D, device=device, dtype=dtype)
+    out, grads = run(part, use, x)
+    for y in out:
+        wide = name == "ALiBi"  # slopes are exact in every type
+        assert y.dtype == (torch.float32 if wide else dtype)
+        assert y.device.type == device and y.isfinite().all()
+    uses_x = use not in (on_ids, on_places, on_padded_places, on_two_places)
+    assert (grads.pop("x") is not None) == uses_x
+    for key, grad in grads.items():
+        assert grad is not None, f"{key} gets no gradient"
+        assert grad.dtype == dtype and grad.device.type == device
+        assert grad.isfinite().all()
+    assert any(g.any() for g in grads.values()) or not grads
+
+
+@each_part
+def test_bfloat16_is_near_float32(name):
+    "Not merely finite: the same numbers, up to rounding."
+    make, use = PARTS[name]
+    x = randn(B, T, D).bfloat16()
+    exact = results(use(seeded(make).bfloat16().float(), x.float()))
+    for a, b in zip(results(use(seeded(make).bfloat16(), x)), exact):
+        close(a.float(), b, 2e-2)
+
+
+@each_part
+def test_the_state_comes_back(name):
+    make, use = PARTS[name]
+    old, new = seeded(make), seeded(make, seed=1)
+    x = randn(B, T, D)
+    state = {k: v.clone() for k, v in old.state_dict().items()}
+    assert set(state) == {n for n, _ in old.named_parameters()}
+    new.load_state_dict(state, strict=True)
+    for a, b in zip(results(use(old, x)), results(use(new, x))):
+        assert torch.equal(a, b)
+
+
+@each_device
+@each_dtype
+@each_part
+def test_no_module_keeps_anything(name, device, dtype):
+    "No attribute, buffer or hook is new or changed after a forward."
+    make, use = PARTS[name]
+    part = seeded(make).to(device, dtype)
+
+    def kept():
+        return [(where, key, type(value), repr(value))
+                for where, module in part.named_modules()
+                for key, value in sorted(vars(module).items())
+                if key != "_modules"]
+
+    for training in (True, False):
+        part.train(training)
+        before = kept()
+        with torch.no_grad():
+            use(part, randn(B, T, D, device=device, dtype=dtype))
+        assert kept() == before
+
+
+# torch.compile
+
+def agree_compiled(name, backend):
+    make, use = PARTS[name]
+    part, x = seeded(make), randn(B, T, D)
+    out, grads = run(part, use, x)
+    torch._dynamo.reset()
+    if use is on_scores:  # two methods, and no forward
+        fast = torch.compile(use, fullgraph=True, backend=backend)
+    else:
+        whole_part = torch.compile(part, fullgraph=True, backend=backend)
+
+        def fast(part, x):
+            return use(whole_part, x)
+    faster, slopes = run(part, fast, x)
+    for a, b in zip(faster, out, strict=True):
+        close(a, b)
+    for key, grad in grads.items():
+        assert (grad is None) == (slopes[key] is None)
+        if grad is not None:
+            close(slopes[key], grad)
+
+
+@each_part
+def test_compiled_in_one_graph_equals_eager(name):
+    agree_compiled(name, "aot_eager")
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
+                    reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("name", ["RMSNorm", "attention, rotary"])
+def test_compiled_to_machine_code_equals_eager(name):
+    agree_compiled(name, "inductor")
+
+
+# causality (DESIGN, section 5)
+
+class TourAttention(minimal.Attention):
+    "The tour's: explicit, and without positions or cache."
+
+    def __init__(self):
+        super().__init__(D, H)
+
+
+def whole(layer, x):
+    return layer(x)
+
+
+def placed(layer, x):
+    return layer(x, pos=places(x.device, x.shape[1]))
+
+
+def weighed(layer, x):
+    return layer(x, need_weights=True)[0]
+
+
+def in_chunks(*sizes):
+    def chunks(layer, x):
+        cache = Cache(1).layers[0]
+        return torch.cat([layer(part, cache=cache)
+                          for part in x.split(sizes, 1)], 1)
+    chunks.__name__ = f"cached {sizes}"
+    return chunks
+
+
+def padded(layer, x):
+    "Behind two places of padding that hold large numbers."
+    filler = 50 * torch.ones_like(x[:, :2])
+    pos = places(x.device, x.shape[1] + 2) - 2
+    return layer(torch.cat([filler, x], 1), pos=pos)[:, 2:]
+
+
+CAUSAL = {
+    "explicit": mha(causal=True, fused=False),
+    "fused": mha(causal=True),
+    "packed": mha(causal=True, packed=True),
+    "packed, explicit": mha(causal=True, packed=True, fused=False),
+    "rotary": with_rotary(),
+    "rotary, packed": with_rotary(packed=True),
+    "rotary, explicit": with_rotary(fused=False),
+    "ALiBi": with_bias(lambda: ALiBi(H)),
+    "ALiBi, explicit": with_bias(lambda: ALiBi(H), fused=False),
+    "T5": with_bias(lambda: T5Bias(H, causal=True)),
+    "T5, both sides, explicit": with_bias(lambda: T5Bias(H), fused=False),
+}
+WAYS = [whole, placed, weighed, padded, in_chunks(1, 1, 1, 1, 1, 1, 1),
+        in_chunks(3, 4), in_chunks(6, 1)]
+
+
+def is_causal(layer, way, dtype, exact, device="cpu"):
+    "Change what comes after each place; nothing up to it may move."
+    x = randn(B, T, D, seed=1, device=device, dtype=dtype)
+    for n in range(1, T):
+        y = x.clone()
+        y[:, n:] = 8 * randn(B, T - n, D, seed=n, device=device, dtype=dtype)
+        with torch.no_grad():
+            before, after = way(layer, x), way(layer, y)
+        assert before.isfinite().all()
+        assert not torch.equal(before[:, n:], after[:, n:])
+        if exact:
+            assert torch.equal(before[:, :n], after[:, :n]), f"from {n} on"
+        else:
+            close(after[:, :n], before[:, :n], 4 * torch.finfo(dtype).eps)
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_the_future_does_not_move_the_past(kind, way, dtype, device):
+    layer = seeded(CAUSAL[kind]).to(device, dtype).eval()
+    exact = device == "cpu" and ("explicit" in kind or way is weighed)
+    is_causal(layer, way, dtype, exact, device)
+
+
+@each_dtype
+def test_the_tour_does_not_look_ahead(dtype):
+    is_causal(seeded(TourAttention).to(dtype), whole, dtype, exact=True)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_no_gradient_comes_from_the_future(kind, way):
+    "Exactly none: the derivative says it for all changes at once."
+    layer = seeded(CAUSAL[kind]).eval()
+    for n in (1, 3, T - 1):
+        x = randn(B, T, D).requires_grad_()
+        grad, = torch.autograd.grad(way(layer, x)[:, :n].sum(), x)
+        assert (grad[:, n:] == 0).all() and (grad[:, :n] != 0).any()
+
+
+def off_by_one(pos, k_pos):
+    return (k_pos[:, None, :] <= pos[:, :, None] + 1)[:, None]
+
+
+class LeakyView(nn.Module):
+    "Heads cut by a view instead of a transpose: places mix."
+
+    def forward(self, x):
+        q = x.view(B, H, T, -1)
+        out, _ = explicit_attend(q, q, q, causal=True)
+        return out.transpose(1, 2).reshape(x.shape)
+
+
+@each_dtype
+@pytest.mark.parametrize("way", [placed, weighed, padded, in_chunks(3, 4)],
+                         ids=lambda w: w.__name__)
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
+    "The contract's own check: it must fail where it should."
+    monkeypatch.setattr(tformer.attention, "causal_mask", off_by_one)
+    layer = seeded(CAUSAL[kind]).to(dtype).eval()
+    with pytest.raises(AssertionError, match="."):
+        is_causal(layer, way, dtype, exact=False)
+
+
+@pytest.mark.parametrize("make", [
+    mha(), mha(fused=False), mha(packed=True), LeakyView,
+    lambda: minimal.Attention(D, H, causal=False)])
+def test_layers_that_see_the_future_are_found(make):
+    with pytest.raises(AssertionError):
+        is_causal(seeded(make), whole, torch.float32, exact=False)
+
+
+# explicit = fused = packed
+
+def three_paths(score_bias=None, causal=False, rotary=None):
+    "The same weights in an explicit, a fused and a packed layer."
+    options = dict(causal=causal, score_bias=score_bias, rotary=rotary)
+    explicit = seeded(mha(fused=False, **options))
+    fused, packed = mha(**options)(), mha(packed=True, **options)()
+    state = explicit.state_dict()
+    fused.load_state_dict(state)
+    for end in ("weight", "bias"):
+        state[f"qkv_proj.{end}"] = torch.cat([
+            state.pop(f"{x}_proj.{end}") for x in "qkv"])
+    packed.load_state_dict(state)
+    return explicit, fused, packed
+
+
+def lower(*shape):
+    return torch.ones(*shape).tril().bool()
+
+
+def a_mask(name):
+    "Some masks, and which (row, query) they leave with nothing."
+    g = torch.Generator().manual_seed(0)
+    some = torch.rand(B, 1, T, T, generator=g) < 0.6
+    some[..., 0] = True
+    dead = some.clone()
+    dead[0, :, 2], dead[1, :, 5] = False, False
+    return {"none": None, "lower": lower(T, T), "rows": some,
+            "heads": some ^ torch.eye(H).bool()[:, :1, None],
+            "dead": dead, "all dead": torch.zeros(T, T).bool()}[name]
+
+
+BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),
+          "T5": lambda: T5Bias(H)}
+
+
+@pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "dead",
+                                  "all dead"])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pos", ["default", "padded"])
+def test_all_paths_agree(mask, bias, causal, pos):
+    paths = three_paths(BIASES[bias](), causal)
+    allowed, options = a_mask(mask), {}
+    if pos == "padded":
+        options["pos"] = torch.stack([torch.arange(T), torch.tensor(
+            [-1, -1, 0, 1, -1, 2, 3])])
+    all_out, all_grads = [], []
+    for layer in paths:
+        out, grads = run(layer, lambda p, x: p(
+            x, mask=allowed, **options), randn(B, T, D))
+        for end in ("weight", "bias"):
+            if f"qkv_proj.{end}" not in grads:
+                grads[f"qkv_proj.{end}"] = torch.cat([
+                    grads.pop(f"{x}_proj.{end}") for x in "qkv"])
+        all_out.append(out[0]), all_grads.append(grads)
+    for out, grads in zip(all_out[1:], all_grads[1:]):
+        close(out, all_out[0])
+        assert grads.keys() == all_grads[0].keys()
+        for key, grad in grads.items():
+            close(grad, all_grads[0][key])
+    if mask == "all dead":
+        for layer, out in zip(paths, all_out):
+            assert torch.equal(out, layer.o_proj.bias.expand_as(out))
+    if mask == "dead" and pos == "default":
+        for layer, out in zip(paths, all_out):
+            for row, query in ((0, 2), (1, 5)):
+                assert torch.equal(out[row, query], layer.o_proj.bias)
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("kind", ["mask", "bias", "both"])
+def test_dead_rows_are_zero_on_every_path(kind, dtype, device):
+    q, k, v = (randn(B, H, T, 8, seed=i, device=device, dtype=dtype)
+               .requires_grad_() for i in range(3))
+    mask = bias = None
+    if kind != "bias":
+        mask = a_mask("dead").to(device)
+    if kind != "mask":
+        bias = randn(B, H, T, T, device=device).masked_fill(
+            ~a_mask("dead").to(device), -math.inf)
+    paths = [explicit_attend(q, k, v, mask, bias)[0],
+             fused_attend(q, k, v, mask, bias)]
+    if bias is None:
+        paths.append(online_attend(q, k, v, mask, block=3))
+    for out in paths:
+        assert out.dtype == dtype and out.isfinite().all()
+        assert (out[0, :, 2] == 0).all() and (out[1, :, 5] == 0).all()
+        assert (out[0, :, 3] != 0).any()
+        close(out, paths[0], 1e-5 if dtype == torch.float32 else 2e-2)
+        for grad in torch.autograd.grad(out.float().pow(2).sum(), (q, k, v),
+                                        retain_graph=True):
+            assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kv", [1, 2, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_shared_key_heads_agree_on_both_paths(kv, causal, masked):
+    q = randn(B, H, T, 8)
+    k, v = (randn(B, kv, T, 8, seed=i) for i in (1, 2))
+    mask = a_mask("rows") if masked else None
+    ours = explicit_attend(q, k, v, mask, causal=causal)[0]
+    close(fused_attend(q, k, v, mask, causal=causal), ours)
+    of = torch.arange(H) // (H // kv)  # which key head each query head has
+    long = explicit_attend(q, k[:, of], v[:, of], mask, causal=causal)
+    close(ours, long[0])
