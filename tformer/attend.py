@@ -137,9 +137,9 @@ def attend(
 
     Vaswani et al. (2017), equation 1.  ``mask`` and ``bias`` broadcast
     to the scores ``(*b, t, s)``.  Works in float32 or wider, under
-    autocast too, and returns the type of ``q``.  A query that may attend to nothing gets weights
-    and output exactly 0, with finite gradients.  Raises ``ValueError``
-    naming the shapes or types that do not fit.
+    autocast too, and returns the type of ``q``.  A query that may attend
+    to nothing gets weights and output exactly 0, with finite gradients.
+    Raises ``ValueError`` naming the shapes or types that do not fit.
     """
     _check_qkv(q, k, v)
     _check_mask(mask, bias, (*q.shape[:-1], k.shape[-2]))

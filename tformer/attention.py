@@ -230,17 +230,16 @@ def fused_attend(
         scale=scale)
     return _silence(out, dead)
 
-# %% ../nbs/07_multi_head_attention.ipynb #606e2bfe
+# %% ../nbs/07_multi_head_attention.ipynb #77467fc3
 def next_positions(
     cache,  # a Cache, a LayerCache, or None
     t: int,  # how many tokens follow
     device: torch.device | str | None = None,
 ) -> Int[Tensor, "_ t"]:
     "Positions of the next ``t`` tokens of each row: n_seen + arange(t)."
-    at = torch.arange(t, device=device)[None]
-    if cache is None or cache.empty:
-        return at
-    return cache.n_seen[:, None] + at
+    past = 0 if cache is None else getattr(cache, "n_plain", None)
+    at = torch.arange(past or 0, (past or 0) + t, device=device)[None]
+    return at if past is not None else cache.n_seen[:, None] + at
 
 # %% ../nbs/07_multi_head_attention.ipynb #9faac8ad
 def _check_options(dropout, packed, d_memory):
@@ -313,12 +312,21 @@ def _check_memory(layer, x, memory, kept):
                          f"{kept[-1].shape[1]} tokens, got one of "
                          f"{memory.shape[1]}: use a new cache")
 
-# %% ../nbs/07_multi_head_attention.ipynb #1f5c73dd
-def _self_qkv(layer, x, pos, cache):
-    "Queries, keys, values of one text, and the positions of the keys."
+# %% ../nbs/07_multi_head_attention.ipynb #ceb33a0f
+def _place(x, pos, cache):
+    "Positions of x, and what the cache may know of them."
+    counts = pos is None and getattr(cache, "n_plain", None) is not None
+    if pos is None:
+        pos = next_positions(cache, x.shape[1], x.device)
     if len(pos) not in (1, len(x)):
         raise ValueError(f"a batch of {len(x)} meets a cache of "
                          f"{len(pos)}")
+    return pos, dict(plain=True) if counts else {}
+
+# %% ../nbs/07_multi_head_attention.ipynb #eebb4d33
+def _self_qkv(layer, x, pos, cache):
+    "Queries, keys and values of one text, positions of both."
+    pos, plain = _place(x, pos, cache)
     if layer.packed:
         parts = layer.qkv_proj(x).split(layer.widths, -1)
     else:
@@ -327,8 +335,9 @@ def _self_qkv(layer, x, pos, cache):
     if layer.rotary is not None:
         q, k = layer.rotary(q, k, pos=pos)
     if cache is None:
-        return q, k, v, pos
-    return q, *cache.update(k, v, pos=pos)
+        return q, k, v, pos, pos
+    k, v, k_pos = cache.update(k, v, pos=pos, **plain)
+    return q, k, v, pos, k_pos
 
 # %% ../nbs/07_multi_head_attention.ipynb #cb3b87fb
 def _cross_qkv(layer, x, memory, memory_pos, cache):
@@ -346,14 +355,16 @@ def _cross_qkv(layer, x, memory, memory_pos, cache):
             kept = cache.keep(k, v, pos=memory_pos)
     return q, *kept
 
-# %% ../nbs/07_multi_head_attention.ipynb #a17fda24
-def _is_free(pos, cache, memory, memory_pos):
+# %% ../nbs/07_multi_head_attention.ipynb #189ff739
+def _is_free(pos, t, cache, memory, memory_pos):
     "Whether positions can forbid nothing beyond plain causality."
     if memory is not None:
         return memory_pos is None and cache is None
-    return pos is None and (cache is None or cache.empty)
+    if pos is not None or cache is None or cache.empty:
+        return pos is None
+    return t == 1 and getattr(cache, "n_plain", None) is not None
 
-# %% ../nbs/07_multi_head_attention.ipynb #8ea42fcc
+# %% ../nbs/07_multi_head_attention.ipynb #2d2fa06a
 def _rules(layer, q, k, pos, k_pos, mask, free):
     "The layer's options and the call as arguments of attention."
     bias = None
@@ -362,10 +373,11 @@ def _rules(layer, q, k, pos, k_pos, mask, free):
     if not free:
         mask = combined_mask(pos if layer.causal else None, k_pos, mask,
                              (*q.shape[:-1], k.shape[-2]))
-    return dict(mask=mask, bias=bias, causal=free and layer.causal,
+    causal = free and layer.causal and q.shape[-2] == k.shape[-2]
+    return dict(mask=mask, bias=bias, causal=causal,
                 dropout=layer.dropout if layer.training else 0.0)
 
-# %% ../nbs/07_multi_head_attention.ipynb #3eaf87bc
+# %% ../nbs/07_multi_head_attention.ipynb #1cba4b30
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2.2).
 
@@ -413,11 +425,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         "The output ``(b, t, d)``; with ``need_weights`` and the weights."
         _check_call(self, x, pos, mask, cache, memory, memory_pos)
-        free = _is_free(pos, cache, memory, memory_pos)
+        free = _is_free(pos, x.shape[1], cache, memory, memory_pos)
         if memory is None:
-            if pos is None:
-                pos = next_positions(cache, x.shape[1], x.device)
-            q, k, v, k_pos = _self_qkv(self, x, pos, cache)
+            q, k, v, pos, k_pos = _self_qkv(self, x, pos, cache)
         else:
             q, k, v, k_pos = _cross_qkv(self, x, memory, memory_pos, cache)
         how = _rules(self, q, k, pos, k_pos, mask, free)
@@ -427,7 +437,7 @@ class MultiHeadAttention(nn.Module):
         output = self.o_proj(merge_heads(output))
         return (output, weights.to(x.dtype)) if need_weights else output
 
-# %% ../nbs/07_multi_head_attention.ipynb #e6913c15
+# %% ../nbs/07_multi_head_attention.ipynb #0c9a666d
 def _check_update(held, new):
     "Refuse (*tensors, pos) that do not agree or cannot follow ``held``."
     *tensors, pos = new
@@ -441,6 +451,8 @@ def _check_update(held, new):
         raise ValueError(f"positions of shape {tuple(pos.shape)} do not "
                          f"fit tensors of shapes {shapes}")
     old = [tuple(x.shape) for x in held[:-1]] if held else shapes
+    if old[0][0] != b:
+        raise ValueError(f"a batch of {b} meets a cache of {old[0][0]}")
     if [(*x[:-2], x[-1]) for x in old] != [(*x[:-2], x[-1])
                                            for x in shapes]:
         raise ValueError(f"shapes {shapes} cannot continue a cache of "
@@ -479,7 +491,7 @@ def _forget(held, n):
     kept = (pos >= 0).any(0).nonzero()[:, 0]
     return *(x.index_select(-2, kept) for x in tensors), pos[:, kept]
 
-# %% ../nbs/07_multi_head_attention.ipynb #7997163a
+# %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
 class LayerCache:
     """What one layer remembers of earlier tokens: a part of ``Cache``.
 
@@ -489,13 +501,19 @@ class LayerCache:
     """
 
     def __init__(self):
-        self.past: tuple[Tensor, ...] | None = None
-        self.memory: tuple[Tensor, ...] | None = None
+        self.past = self.memory = None
+        self._plain = True  # so far
 
     @property
     def empty(self) -> bool:
         "Whether nothing is stored; known without asking the device."
         return self.past is None or self.past[-1].shape[1] == 0
+
+    @property
+    def n_plain(self) -> int | None:
+        "Tokens of every row, if none had positions of its own."
+        n = 0 if self.past is None else self.past[-1].shape[1]
+        return n if self._plain else None
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:
@@ -511,9 +529,11 @@ class LayerCache:
                    for x in held[:-1])
 
     def update(
-        self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ t"]
+        self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ t"],
+        plain: bool = False,  # whether ``pos`` just counts on
     ) -> tuple[Tensor, ...]:
-        "Append along time; return all that is kept, (*tensors, k_pos)."
+        "Append along time; return all that is kept, and its positions."
+        self._plain = self._plain and plain
         self.past = _append(self.past, (*tensors, pos))
         return self.past
 
@@ -533,7 +553,7 @@ class LayerCache:
         "Forget the tokens at positions n and above; not the memory."
         self.past = _forget(self.past, n)
 
-# %% ../nbs/07_multi_head_attention.ipynb #45dc6b2f
+# %% ../nbs/07_multi_head_attention.ipynb #8b183d0c
 class Cache:
     """Keys and values of earlier tokens, for every layer of a model.
 
@@ -555,6 +575,11 @@ class Cache:
     def empty(self) -> bool:
         "Whether no token is stored; known without asking the device."
         return self.layers[0].empty
+
+    @property
+    def n_plain(self) -> int | None:
+        "Tokens of every row, if none had positions of its own."
+        return getattr(self.layers[0], "n_plain", None)
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:

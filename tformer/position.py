@@ -19,7 +19,7 @@ def _check_size(**named):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
 
-# %% ../nbs/04_absolute_positions.ipynb #5a3bb360
+# %% ../nbs/04_absolute_positions.ipynb #e6aa65ef
 def _check_integers(ids):
     "Refuse ids and positions that are no integers."
     if ids.is_floating_point() or ids.dtype == torch.bool:
@@ -34,14 +34,12 @@ def _blind(ids):
 
 def _rows(ids, table):
     "Rows of a table, or None if one of them does not exist."
-    if _blind(ids):
-        return F.embedding(ids, table)
     if ids.is_cpu:  # here the look-up itself finds out
         try:
             return F.embedding(ids, table)
         except IndexError:
             return None
-    if ids.numel() and not ((ids >= 0) & (ids < len(table))).all():
+    if not _blind(ids) and ids.numel() and not ((ids >= 0) & (ids < len(table))).all():
         return None
     return F.embedding(ids, table)
 
@@ -146,7 +144,7 @@ def shift_matrix(
     turns = torch.stack([c, s, -s, c], dim=-1).reshape(-1, 2, 2)
     return torch.block_diag(*turns).float()
 
-# %% ../nbs/04_absolute_positions.ipynb #4ba7f17e
+# %% ../nbs/04_absolute_positions.ipynb #7bfab5a4
 class SinusoidalPositions(nn.Module):
     """Sinusoids of positions, the first ``max_len`` kept in a table.
 
@@ -171,17 +169,18 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, pos: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         _check_integers(pos)
-        pos, n = pos.long(), len(self.table)
-        x = None if _blind(pos) else _rows(pos, self.table)
+        pos, table, blind = pos.long(), self.table, _blind(pos)
+        x = None if blind else _rows(pos, table)
         if x is not None:
             return x
-        x = F.embedding(pos.clamp(0, n - 1), self.table)
-        if _blind(pos) or (pos >= n).any():
+        n = len(table)
+        x = F.embedding(pos.clamp(0, n - 1), table)
+        if blind or (pos >= n).any():
             far = sinusoids(pos, self.d_model, self.base).to(x.dtype)
             x = torch.where((pos >= n)[..., None], far, x)
         return x.masked_fill((pos < 0)[..., None], 0.0)
 
-# %% ../nbs/04_absolute_positions.ipynb #374194bf
+# %% ../nbs/04_absolute_positions.ipynb #4219ad28
 class LearnedPositions(nn.Module):
     """A learned vector for each of ``max_len`` positions.
 
@@ -205,12 +204,12 @@ class LearnedPositions(nn.Module):
 
     def forward(self, pos: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         _check_integers(pos)
-        pos, n = pos.long(), len(self.weight)
-        x = None if _blind(pos) else _rows(pos, self.weight)
+        pos, weight, blind = pos.long(), self.weight, _blind(pos)
+        x = None if blind else _rows(pos, weight)
         if x is not None:
             return x
-        if not _blind(pos) and (high := pos.max().item()) >= n:
+        if not blind and (high := pos.max().item()) >= len(weight):
             raise ValueError(f"position {high} is beyond the table of "
-                             f"{n} positions")
-        x = F.embedding(pos.clamp(min=0), self.weight)
+                             f"{len(weight)} positions")
+        x = F.embedding(pos.clamp(min=0), weight)
         return x.masked_fill((pos < 0)[..., None], 0.0)
