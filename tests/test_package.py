@@ -48,12 +48,13 @@ def test_wheel_asks_for_lower_bounds_alone(wheel):
         meta["License-Expression"] == "Apache-2.0"
 
 
-def readme_snippet():
+def readme_snippets():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     shown = re.findall(r"```text\n(.*?)```", text, re.S)
-    assert blocks and shown, "the README shows no Python, or not its output"
-    return blocks[0], shown[0]
+    assert blocks and len(blocks) == len(shown), \
+        "the README shows no Python, or not its output"
+    return zip(blocks, shown)
 
 
 def test_readme_runs_from_the_wheel_in_a_fresh_environment(wheel, tmp_path):
@@ -62,9 +63,9 @@ def test_readme_runs_from_the_wheel_in_a_fresh_environment(wheel, tmp_path):
     python = home / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "-c",
         ROOT / "requirements.txt", f"{wheel}[plot]", cwd=tmp_path)
-    snippet, shown = readme_snippet()
-    assert len([s for s in snippet.splitlines() if s.strip()]) <= 10
-    assert run(python, "-I", "-c", snippet, cwd=tmp_path) == shown
+    for snippet, shown in readme_snippets():
+        assert len([s for s in snippet.splitlines() if s.strip()]) <= 12
+        assert run(python, "-I", "-c", snippet, cwd=tmp_path) == shown
     where = run(python, "-I", "-c", "import tformer; print(tformer.__file__)",
                 cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(home)
