@@ -19,7 +19,7 @@ def _check_size(**named):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
 
-# %% ../nbs/04_absolute_positions.ipynb #e6aa65ef
+# %% ../nbs/04_absolute_positions.ipynb #e5c55ff7
 def _check_integers(ids):
     "Refuse ids and positions that are no integers."
     if ids.is_floating_point() or ids.dtype == torch.bool:
@@ -39,7 +39,8 @@ def _rows(ids, table):
             return F.embedding(ids, table)
         except IndexError:
             return None
-    if not _blind(ids) and ids.numel() and not ((ids >= 0) & (ids < len(table))).all():
+    if not _blind(ids) and ids.numel() and not (
+            (ids >= 0) & (ids < len(table))).all():
         return None
     return F.embedding(ids, table)
 
