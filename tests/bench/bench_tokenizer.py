@@ -15,7 +15,6 @@ import json
 import os
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,55 +27,15 @@ import tiktoken
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from tformer import bpe, stories
-from tformer.tokenizer import (
+sys.path.insert(0, str(Path(__file__).parent))
+import timing  # noqa: E402
+from timing import (  # noqa: E402
+    AT_LEAST, AT_MOST, fastest, head, in_turn, once, row)
+
+from tformer import bpe, stories  # noqa: E402
+from tformer.tokenizer import (  # noqa: E402
     Tokenizer, as_chars, count_source, cut_blocks, make_rules, merge_short,
     share, unspell)
-
-QUICK = False
-
-
-def cpu():
-    "Processor seconds of this process, its threads and its children."
-    return sum(sum(resource.getrusage(who)[:2]) for who in
-               (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-
-def once(function, clock=cpu):
-    start = clock()
-    result = function()
-    return clock() - start, result
-
-
-def in_turn(functions, rounds, clock=cpu):
-    "Medians of several functions that are called in turn."
-    times = {name: [] for name in functions}
-    for _ in range(1 if QUICK else rounds):
-        for name, function in functions.items():
-            times[name].append(once(function, clock)[0])
-    return {name: median(t) for name, t in times.items()}
-
-
-def fastest(ways):
-    "The name of the way that takes least processor time: two tries each."
-    return min(ways, key=lambda k: min(once(ways[k])[0]
-                                       for _ in range(1 if QUICK else 2)))
-
-
-def row(name, value, target, detail):
-    met = ("" if QUICK else
-           "met" if target is None or value * target[0] >= target[1] * target[0]
-           else "NOT met")
-    goal = "" if target is None else f"{'>=' if target[0] > 0 else '<='} " \
-        f"{target[1]:g}"
-    print(f"{name:<44}{value:>9.2f} x  {goal:<10}{met:<9}{detail}", flush=True)
-
-
-AT_MOST, AT_LEAST = -1, 1
-
-
-def head(title):
-    print(f"\n{title}\n{'-' * len(title)}")
 
 
 def natural_text():
@@ -122,7 +81,7 @@ def our_train(source, vocab_size, **options):
 
 
 def hf_ways(text, vocab_size):
-    sizes = [4000] if QUICK else [1000, 10_000, 100_000]
+    sizes = [4000] if timing.quick else [1000, 10_000, 100_000]
     return {(size, parallel): lambda c=cut(text, size), p=parallel:
             hf_train(c, vocab_size, p)
             for size in sizes for parallel in (False, True)}
@@ -130,9 +89,9 @@ def hf_ways(text, vocab_size):
 
 def bench_training(text):
     head("training: processor time, ours / tokenizers")
-    vocab = 600 if QUICK else 10_000
+    vocab = 600 if timing.quick else 10_000
     for size, target in ((5_000_000, 0.8), (20_000_000, 0.6)):
-        size = size // 100 if QUICK else size
+        size = size // 100 if timing.quick else size
         whole = repeated(text, size)
         ways = hf_ways(whole, vocab)
         best = fastest(ways)
@@ -160,7 +119,7 @@ def hard_words(n):
 
 def bench_hard(_):
     head("training, hard case: processor time, ours / tokenizers")
-    n, vocab = (2000, 600) if QUICK else (235_000, 10_000)
+    n, vocab = (2000, 600) if timing.quick else (235_000, 10_000)
     text = " ".join(hard_words(n))
     chunks = cut(text, 10_000)
     same = our_train([text], vocab).merges == hf_merges(
@@ -174,8 +133,8 @@ def bench_hard(_):
 
 def bench_encoding(text):
     head("encoding: speed, ours / peer")
-    text = text[:40_000] if QUICK else text
-    tok = our_train([text], 600 if QUICK else 10_000)
+    text = text[:40_000] if timing.quick else text
+    tok = our_train([text], 600 if timing.quick else 10_000)
     tik = tiktoken.Encoding("peer", **tok.to_tiktoken())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tokenizer.json")
@@ -219,9 +178,9 @@ def spin(n):
 
 def bench_processes(text):
     head("two processes: wall time, one / two")
-    whole = repeated(text, 400_000 if QUICK else 20_000_000)
+    whole = repeated(text, 400_000 if timing.quick else 20_000_000)
     documents = cut(whole, 2000)
-    tok = our_train([text], 600 if QUICK else 10_000)
+    tok = our_train([text], 600 if timing.quick else 10_000)
     tok.encode(text)
     t = in_turn({n: lambda n=n: list(share(spin, [3_000_000] * 4, n))
                  for n in (1, 2)}, 3, time.perf_counter)
@@ -264,14 +223,14 @@ def count_and_merge(lists, pairs_seen, new):
 def bench_plain(text):
     head("training against the plain trainer (one list per occurrence, "
          "all pairs counted again at every merge)")
-    size, vocab = (100_000, 600) if QUICK else (22_000_000, 10_000)
+    size, vocab = (100_000, 600) if timing.quick else (22_000_000, 10_000)
     whole = repeated(text, size)
     ours, tok = once(lambda: our_train([whole], vocab))
     words = bpe.pretokenize(whole)
     rules = make_rules(tok.merges)
     lists = [list(word.encode()) for word in words]
     first = median(once(lambda: count_and_merge(lists, [], 256 + k))[0]
-                   for k in range(1 if QUICK else 3))
+                   for k in range(1 if timing.quick else 3))
     # the same lists as they are when all merges but the last have been made
     done = {w: [*map(ord, merge_short(as_chars(w), rules))]
             for w in set(words)}
@@ -310,7 +269,7 @@ def bench_stream(text):
         vocab, path = Path(folder, "t.json"), Path(folder, "text.txt")
         tok.save(vocab)
         peaks = []
-        for size in (200_000, 2_000_000) if QUICK else (
+        for size in (200_000, 2_000_000) if timing.quick else (
                 2_000_000, 20_000_000, 200_000_000):
             with open(path, "w", encoding="utf-8", newline="") as file:
                 for _ in range(-(-size // len(text))):
@@ -330,14 +289,13 @@ BENCHES = [bench_training, bench_hard, bench_encoding, bench_processes,
 
 
 def main():
-    global QUICK
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    QUICK = options.quick
+    timing.quick = options.quick
     text, name = natural_text()
-    text = text[:100_000] if QUICK else text
+    text = text[:100_000] if timing.quick else text
     print(f"text: {name}, {len(text):,} characters, repeated where longer; "
           f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; tokenizers "
           f"{tokenizers.__version__}, tiktoken {tiktoken.__version__}, Python "

@@ -1,0 +1,71 @@
+"""The benchmark of the parts runs, and compares like with like."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import bench_parts  # noqa: E402
+import timing  # noqa: E402
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(timing, "quick", True)
+
+
+def test_the_benchmark_of_the_parts_runs():
+    done = subprocess.run(
+        [sys.executable, "tests/bench/bench_parts.py", "--quick"],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1",
+                          "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    for part in ("Embedding", "SinusoidalPositions", "LearnedPositions",
+                 "Rotary", "ShawRelative", "T5Bias", "ALiBi", "Linear",
+                 "LayerNorm", "RMSNorm", "ACTIVATIONS", "FeedForward, relu",
+                 "FeedForward, gelu_tanh", "GatedFeedForward", "PreNorm",
+                 "PostNorm", "attention, apart", "attention, packed",
+                 "fused_attend", "Cache.update", "cached decoding"):
+        assert re.search(rf"^{part}.* / .* x ", done.stdout, re.M), part
+
+
+def test_sides_that_differ_are_refused(quick):
+    x = torch.ones(2, 3)
+    case = bench_parts.Case("doubled", lambda x: 2 * x, torch.clone, (x,))
+    with pytest.raises(AssertionError, match="doubled, forward.* differ: 1"):
+        bench_parts.measure(case)
+    # equal values, other gradients
+    case = bench_parts.Case("kept", lambda x: x + 2 * (x - x.detach()),
+                            torch.clone, (x,))
+    with pytest.raises(AssertionError, match="kept, and backward.* differ"):
+        bench_parts.measure(case)
+    case = bench_parts.Case("wider", torch.Tensor.double, torch.clone, (x,))
+    with pytest.raises(AssertionError, match="float64.*float32"):
+        bench_parts.measure(case)
+
+
+def test_a_slow_side_misses_its_target(capsys, monkeypatch):
+    monkeypatch.setattr(bench_parts, "SAMPLE", 0.002)
+    monkeypatch.setattr(bench_parts, "BUDGET", 0.03)
+    monkeypatch.setattr(bench_parts, "FAILED", [])
+    x = torch.ones(200, 200)
+    case = bench_parts.Case(
+        "slow", lambda x: sum(x.clone() for _ in range(8)) / 8, torch.clone,
+        (x,), backward=False)
+    bench_parts.measure(case)
+    assert "NOT met" in capsys.readouterr().out
+    [(name, value)] = bench_parts.FAILED
+    assert name == "slow, forward" and value > 2
+
+
+def test_every_other_round_runs_backwards():
+    seen = []
+    times = timing.rounds_of({k: lambda k=k: seen.append(k) for k in "ab"}, 3)
+    assert "".join(seen) == "abbaab"
+    assert [len(t) for t in times.values()] == [3, 3]

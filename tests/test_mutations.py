@@ -1,0 +1,428 @@
+"""Break the package on purpose: each change must turn its named test red.
+
+A copy of the package and of the tests is changed by one replacement, and the
+named test runs in a fork of a process that has imported PyTorch and the like
+already, but nothing of the package. The test must fail itself: not at
+collection, not in a fixture, not for a name that the change took away.
+"""
+import ast
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Mutation = namedtuple("Mutation", "name module old new test")
+
+# what is changed, in which module, from, to, and the test that must see it
+MUTATIONS = [Mutation(*row) for row in [
+    # chapter 1
+    ("mask inverted", "attend",
+     "masked_fill(~mask, -math.inf)", "masked_fill(mask, -math.inf)",
+     "test_attend.py::test_values_and_gradients_equal_sdpa"),
+    ("causal mask hides the token itself", "attend",
+     "k_pos[:, None, :] <= pos[:, :, None]",
+     "k_pos[:, None, :] < pos[:, :, None]",
+     "test_attend.py::test_masks_equal_loops"),
+    ("causal mask shows the next token", "attend",
+     "k_pos[:, None, :] <= pos[:, :, None]",
+     "k_pos[:, None, :] <= pos[:, :, None] + 1",
+     "test_attend.py::test_the_future_does_not_move_the_past"),
+    ("scale dropped", "attend",
+     "q.shape[-1] ** -0.5 if scale is None", "1.0 if scale is None",
+     "test_attend.py::test_values_and_gradients_equal_sdpa"),
+    ("padding attended to", "attend",
+     "(k_pos >= 0)", "(k_pos >= -1)",
+     "test_attend.py::test_a_padded_row_equals_the_row_alone"),
+    ("dead rows divide by zero", "attend",
+     "total.masked_fill(total == 0, 1.0)", "total",
+     "test_attend.py::test_dead_rows_are_zero_with_finite_gradients"),
+    ("softmax in the type it was given", "attend",
+     "wide = x.to(torch.promote_types(x.dtype, torch.float32))", "wide = x",
+     "test_attend.py::test_softmax_equals_torch"),
+    # chapter 2
+    ("ties broken the other way", "bpe",
+     "min(tied, key=lambda p: [rank", "max(tied, key=lambda p: [rank",
+     "test_bpe.py::test_ties"),
+    ("special tokens not sorted by length", "bpe",
+     "sorted(special_tokens, key=len, reverse=True)",
+     "list(special_tokens)",
+     "test_bpe.py::test_longest_special_token_wins"),
+    # chapter 3
+    ("a merge replaces what ranks last", "tokenizer",
+     "best = min(map(rules.rank.get", "best = max(map(rules.rank.get",
+     "test_tokenizer.py::test_both_ways_of_merging_agree"),
+    ("a stream is cut inside a special token", "tokenizer",
+     "max(map(len, special_tokens), default=1) + 1",
+     "0 * max(map(len, special_tokens), default=1)",
+     "test_tokenizer.py::test_every_cut_in_small_blocks"),
+    # the tour
+    ("the tour's mask shows the next token", "minimal",
+     "dtype=torch.bool).tril()", "dtype=torch.bool).tril(1)",
+     "test_minimal.py::test_no_output_moves_before_the_change"),
+    # chapter 4
+    ("sine and cosine swapped", "position",
+     "[angle.sin(), angle.cos()]", "[angle.cos(), angle.sin()]",
+     "test_position.py::test_sinusoids_equal_transformers"),
+    ("sinusoids shifted by one", "position",
+     "sinusoids(torch.arange(max_len), d_model, base)",
+     "sinusoids(torch.arange(max_len) + 1, d_model, base)",
+     "test_position.py::test_the_first_row_is_position_0"),
+    ("steps in the other direction", "position",
+     "torch.stack([c, s, -s, c], dim=-1)",
+     "torch.stack([c, -s, s, c], dim=-1)",
+     "test_position.py::test_a_step_is_one_matrix_for_all_positions"),
+    ("embedding scale dropped", "position",
+     "x if self.scale == 1.0 else self.scale * x", "x",
+     "test_position.py::test_values_and_gradients_equal_nn_embedding"),
+    ("variance of the embedding 1, not 1/d_model", "position",
+     "std=d_model ** -0.5", "std=1.0",
+     "test_position.py::test_the_variance_is_one_over_d_model"),
+    # chapter 5
+    ("rope layout swapped", "rotary",
+     """    if layout == "half":
+        a, b = wide""", """    if layout != "half":
+        a, b = wide""",
+     "test_rotary.py::test_half_layout_equals_llama"),
+    ("rope layout swapped in a Rotary", "rotary",
+     'scale: float = 1.0, layout: str = "half"):',
+     'scale: float = 1.0, layout: str = "interleaved"):',
+     "test_rotary.py::test_half_layout_equals_llama"),
+    ("rope converts to the other layout", "rotary",
+     "forms[::-1]", "forms",
+     "test_rotary.py::test_the_same_model_in_both_layouts_gives_the_same"
+     "_logits"),
+    ("rope turns backwards", "rotary",
+     "torch.addcmul(a * cos, b, sin, value=-1)",
+     "torch.addcmul(a * cos, b, sin)",
+     "test_rotary.py::test_rotation_equals_a_loop_over_pairs"),
+    ("rope positions shifted by one", "rotary",
+     "pos[:, None, :, None].float() * self.freqs",
+     "(pos + 1)[:, None, :, None].float() * self.freqs",
+     "test_rotary.py::test_half_layout_equals_llama"),
+    ("relative positions shifted by one", "rotary",
+     "return k_pos[:, None, :] - pos[:, :, None]",
+     "return k_pos[:, None, :] - pos[:, :, None] + 1",
+     "test_rotary.py::test_relative_positions_are_key_minus_query"),
+    ("T5's sides swapped", "rotary",
+     "side * (distance > 0)", "side * (distance < 0)",
+     "test_rotary.py::test_t5_buckets_equal_transformers"),
+    ("ALiBi rewards distance", "rotary",
+     "relative_positions(pos, k_pos).abs()",
+     "relative_positions(pos, k_pos)",
+     "test_rotary.py::test_alibi_equals_bloom"),
+    # chapter 6
+    ("eps of RMSNorm 1e-5", "layers",
+     "def __init__(self, d_model: int, *, eps: float = 1e-6):",
+     "def __init__(self, d_model: int, *, eps: float = 1e-5):",
+     "test_layers.py::test_norms_equal_torch"),
+    ("eps of rms_norm 1e-5", "layers",
+     "eps: float = 1e-6,  # added", "eps: float = 1e-5,  # added",
+     "test_layers.py::test_the_default_eps_is_that_of_the_checkpoints"),
+    ("eps of LayerNorm 1e-6", "layers",
+     "def __init__(self, d_model: int, *, eps: float = 1e-5,",
+     "def __init__(self, d_model: int, *, eps: float = 1e-6,",
+     "test_layers.py::test_the_default_eps_is_that_of_the_checkpoints"),
+    ("exact GELU where the tanh form belongs", "layers",
+     'partial(F.gelu, approximate="tanh")', "F.gelu",
+     "test_layers.py::test_feed_forward_equals_gpt2"),
+    ("tanh GELU where the exact form belongs", "layers",
+     '"gelu": F.gelu,', '"gelu": partial(F.gelu, approximate="tanh"),',
+     "test_layers.py::test_feed_forward_equals_bert"),
+    ("dropout active in eval", "layers",
+     "F.dropout(x, self.p, self.training)", "F.dropout(x, self.p, True)",
+     "test_layers.py::test_dropout_is_off_in_eval_and_at_0"),
+    ("dropout, written out, active in eval", "layers",
+     "if not training or p == 0:", "if p == 0:",
+     "test_layers.py::test_dropout_is_off_in_eval_and_at_0"),
+    ("pre-norm becomes post-norm", "layers",
+     "x + self.dropout(self.part(self.norm(x), *args, **kwargs))",
+     "self.norm(x + self.dropout(self.part(x, *args, **kwargs))) + 0",
+     "test_layers.py::test_the_two_orders_equal_torch"),
+    ("post-norm becomes pre-norm", "layers",
+     "self.norm(x + self.dropout(self.part(x, *args, **kwargs)))",
+     "x + self.dropout(self.part(self.norm(x), *args, **kwargs)) + 0",
+     "test_layers.py::test_the_two_orders_equal_torch"),
+    ("gate and value swapped", "layers",
+     "(self.gate_proj(x))", "(self.up_proj(x))",
+     "test_layers.py::test_gated_feed_forward_equals_llama"),
+    ("residual projections not scaled", "layers",
+     '"residual": std * shrink', '"residual": std',
+     "test_layers.py::test_init_weights_follows_its_table"),
+    # chapter 7
+    ("heads cut across", "attention",
+     '"b t (h d) -> b h t d"', '"b t (d h) -> b h t d"',
+     "test_attention.py::test_heads_are_runs_of_consecutive_features"),
+    ("heads tiled, not repeated", "attention",
+     '"b kv s d -> b (kv n) s d"', '"b kv s d -> b (n kv) s d"',
+     "test_attention.py::test_repeated_heads_are_consecutive"),
+    ("scale dropped in the kernel", "attention",
+     "scale=scale, enable_gqa=n > 1", "scale=1.0, enable_gqa=n > 1",
+     "test_attention.py::test_self_attention_equals_torch"),
+    ("the caller's mask inverted", "attention",
+     "return allowed if mask is None else allowed & mask",
+     "return allowed if mask is None else allowed & ~mask",
+     "test_attention.py::test_masks_through_the_adapters"),
+    ("the kernel's mask inverted", "attention",
+     "torch.where(mask, added, -math.inf)",
+     "torch.where(mask, -math.inf, added)",
+     "test_attention.py::test_both_paths_agree"),
+    ("dead rows answer", "attention",
+     "if not dead.any():", "if True:",
+     "test_attention.py::test_both_paths_agree"),
+    ("the kernel's causal flag off", "attention",
+     "causal = free and layer.causal", "causal = False",
+     "test_attention.py::test_the_future_does_not_move_the_past"),
+    ("causal=True off by one", "attention",
+     "causal_mask(at, at)", "causal_mask(at + 1, at)",
+     "test_attention.py::test_causal_is_the_causal_mask"),
+    ("causal mask of positions off by one", "attention",
+     "allowed & causal_mask(pos, k_pos)",
+     "allowed & causal_mask(pos + 1, k_pos)",
+     "test_attention.py::test_cached_equals_uncached_for_every_chunking"),
+    ("padding attended to by a layer", "attention",
+     "allowed = padding_mask(k_pos)", "allowed = padding_mask(k_pos.abs())",
+     "test_attention.py::test_padded_equals_unpadded"),
+    ("dropout of weights active in eval", "attention",
+     "layer.dropout if layer.training else 0.0", "layer.dropout",
+     "test_attention.py::test_dropout_acts_in_training_only"),
+    ("positions after a cache shifted by one", "attention",
+     "(past or 0) + t, device=device)",
+     "(past or 0) + t, device=device).add(bool(past))",
+     "test_attention.py::test_cached_equals_uncached_for_every_chunking"),
+    ("positions after a ragged cache shifted by one", "attention",
+     "cache.n_seen[:, None] + at", "cache.n_seen[:, None] + at + 1",
+     "test_attention.py::test_ragged_batches_equal_each_text_alone"),
+    ("a chunk after the cache sees ahead", "attention",
+     "return t == 1 and getattr(", "return getattr(",
+     "test_attention.py::test_cached_equals_uncached_for_every_chunking"),
+    ("cache slot empty", "attention",
+     "for pair in zip(past, tensors))",
+     "for pair in zip(past, map(torch.zeros_like, tensors)))",
+     "test_attention.py::test_cached_equals_uncached_for_every_chunking"),
+    ("crop keeps one too many", "attention",
+     "masked_fill(pos >= n, -1)", "masked_fill(pos > n, -1)",
+     "test_attention.py::test_crop_forgets_from_n_on"),
+    ("select leaves the memory as it was", "attention",
+     "self.memory = _take_rows(self.memory, rows)", "pass",
+     "test_attention.py::test_memory_is_kept_follows_select_and_ignores"
+     "_crop"),
+]]
+
+BLAMELESS = {"ImportError", "ModuleNotFoundError", "NameError",
+             "SyntaxError", "IndentationError", "UnboundLocalError"}
+LIMIT = 300         # seconds for the tests of one copy
+
+
+def mutated(mutation):
+    "The module's source with the replacement."
+    path = ROOT / "tformer" / f"{mutation.module}.py"
+    source = path.read_text(encoding="utf-8")
+    count = source.count(mutation.old)
+    if count != 1:
+        raise ValueError(f"{path.name} has {count} times: {mutation.old}")
+    return source.replace(mutation.old, mutation.new)
+
+
+# the process that forks, and its forks
+
+def preload(files):
+    "Import what the tests import, except the package and the tests."
+    local = {"tformer", "conftest", *(p.stem for p in files)}
+    import pytest  # noqa: F401
+    for path in files:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = ([node.module or "."] if isinstance(node, ast.ImportFrom)
+                     else [a.name for a in node.names]
+                     if isinstance(node, ast.Import) else [])
+            for name in names:
+                if name.split(".")[0] not in local:
+                    exec(compile(ast.Module([node], []), path.name, "exec"),
+                         {})
+
+
+class Log:
+    "What the tests did: the plugin of a fork."
+
+    def __init__(self):
+        self.passed, self.failed, self.broken = [], [], []
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.broken.append(f"{report.nodeid}: {report.longrepr}")
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and report.when != "call":
+            self.broken.append(f"{report.nodeid}: {report.longrepr}")
+        elif report.when == "call" and report.passed:
+            self.passed.append(report.nodeid)
+
+    def pytest_exception_interact(self, node, call, report):
+        if getattr(report, "when", None) == "call":
+            self.failed.append([node.nodeid, call.excinfo.typename,
+                                str(call.excinfo.value)[:300]])
+
+
+def run_tests(folder, tests, fast):
+    "Run tests in this process against the package in `folder`."
+    import pytest
+    from hypothesis import Phase, settings
+    settings.register_profile("mutants", database=None, phases=[
+        Phase.explicit, Phase.generate])        # a failure is enough
+    settings.load_profile("mutants")
+    assert not any(m.split(".")[0] == "tformer" for m in sys.modules)
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    log = Log()
+    code = pytest.main([
+        "-q", "-p", "no:cacheprovider", "--tb=short", "--rootdir", folder,
+        *(["-x"] if fast else []), *(f"tests/{t}" for t in tests)], [log])
+    files = [m.__file__ for name, m in sys.modules.items()
+             if name.split(".")[0] == "tformer"]
+    return {"code": int(code), "files": files, **vars(log)}
+
+
+def fork(task):
+    "The result of one task, computed by a child that then ends."
+    answer, output = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LIMIT)
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        try:
+            result = run_tests(**task)
+        except BaseException as error:
+            result = {"died": repr(error)}
+        answer.write(json.dumps(result).encode())
+        answer.flush()
+        sys.stdout.flush()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    for file in (answer, output):
+        file.seek(0)
+    text = answer.read().decode()
+    result = json.loads(text) if text else {"died": f"status {status}"}
+    return {**result, "output": output.read().decode(errors="replace")[-4000:]}
+
+
+def serve():
+    "Answer every line of the input, a task, by a line: its result."
+    sys.dont_write_bytecode = True
+    folder = Path(sys.argv[1])
+    sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
+    preload([folder / "tests" / name for name in sys.argv[2:]])
+    gc.collect()
+    gc.freeze()         # a child's collections need not copy all of it
+    for line in sys.stdin:
+        print(json.dumps(fork(json.loads(line))), flush=True)
+
+
+# the tests
+
+FILES = sorted({m.test.split("::")[0] for m in MUTATIONS})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    "A copy of the package and of the tests."
+    folder = tmp_path_factory.mktemp("mutants")
+    for name in ("tformer", "tests"):
+        shutil.copytree(ROOT / name, folder / name,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ask(folder):
+    "Runs tests against the copy as it is, and tells what happened."
+    if not hasattr(os, "fork"):
+        pytest.skip("needs a system that forks")
+    env = {k: v for k, v in os.environ.items()
+           if k not in ("TFORMER_SHAPES", "PYTEST_ADDOPTS")
+           and not k.startswith("PYTEST_XDIST")}
+    server = subprocess.Popen(
+        [sys.executable, __file__, folder, *FILES], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+
+    def ask(tests, fast=True):
+        task = {"folder": str(folder), "tests": tests, "fast": fast}
+        server.stdin.write(json.dumps(task) + "\n")
+        server.stdin.flush()
+        result = json.loads(server.stdout.readline())
+        assert "died" not in result, result["died"] + result["output"]
+        assert result["files"], "the package was not imported"
+        for file in result["files"]:
+            assert Path(file).parent == folder / "tformer"
+        assert not result["broken"], result["broken"]
+        return result
+
+    yield ask
+    server.stdin.close()
+    assert server.wait() == 0
+
+
+def check(mutation, folder, ask):
+    "Change the copy, run the test, change it back; it must have failed."
+    path = folder / "tformer" / f"{mutation.module}.py"
+    source = path.read_text(encoding="utf-8")
+    path.write_text(mutated(mutation), encoding="utf-8")
+    try:
+        result = ask([mutation.test])
+    finally:
+        path.write_text(source, encoding="utf-8")
+    assert result["code"] == 1 and result["failed"], (
+        f"{mutation.test} stays green: {result['output']}")
+    for node, kind, message in result["failed"]:
+        assert f"{node}[".startswith(f"tests/{mutation.test}[")
+        assert kind not in BLAMELESS, f"{kind}: {message}"
+
+
+def test_nothing_is_red_without_a_change(ask):
+    tests = sorted({m.test for m in MUTATIONS})
+    result = ask(tests, fast=False)
+    assert result["code"] == 0 and not result["failed"], result["output"]
+    for test in tests:
+        assert any(f"{p}[".startswith(f"tests/{test}[")
+                   for p in result["passed"]), f"{test} did not run"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS,
+                         ids=[m.name for m in MUTATIONS])
+def test_a_change_is_seen(mutation, folder, ask):
+    check(mutation, folder, ask)
+
+
+HERE = "test_attend.py::test_i_love_ai"
+
+
+@pytest.mark.parametrize("row, says", [
+    (("attend", "def softmax(", "def softmax(", HERE), "stays green"),
+    (("attend", "def softmax(", "def sofmax(", HERE), "ImportError"),
+    (("attend", "def softmax(", "def (", HERE), "SyntaxError"),
+    (("attend", "weights = softmax(scores)", "weights = sotfmax(scores)",
+      HERE), "NameError"),
+    (("attend", "def softmax(", "def softmax(", HERE + "_not"), "not found"),
+    (("attend", "no such text", "", HERE), "has 0 times: no such text"),
+    (("attend", "import", "", HERE), "times: import")])
+def test_what_is_no_proof_is_refused(row, says, folder, ask):
+    with pytest.raises((AssertionError, ValueError), match=says):
+        check(Mutation("", *row), folder, ask)
+
+
+def test_names_of_mutations_are_different():
+    assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)
+
+
+if __name__ == "__main__":
+    serve()
