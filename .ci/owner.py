@@ -19,6 +19,8 @@ PLACES = re.compile(
     rf"(?P<before>github(?:\.com)?[/:]|gh/|^user = |\b)(?P<owner>{LOGIN})"
     rf"(?P<after>/tformer\b|\.github\.io\b|@users\.noreply\.github\.com|$)",
     re.MULTILINE)
+# pages of other people are named there
+CITED = ROOT / "book" / "references.bib"
 
 
 def owner_places(text, known):
@@ -42,7 +44,9 @@ def files():
          "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     for name in out.stdout.decode().split("\0"):
         path = ROOT / name
-        if name and path.is_file() and path != Path(__file__).resolve():
+        if path in (Path(__file__).resolve(), CITED):
+            continue
+        if name and path.is_file():
             try:
                 yield path, path.read_bytes().decode("utf-8")
             except UnicodeDecodeError:

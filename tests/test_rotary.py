@@ -20,6 +20,7 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 
 from conftest import ROOT, run
 from tformer.attend import attend, causal_mask
+from tformer.minimal import read_record
 from tformer.rotary import (
     ALiBi, Rotary, ShawRelative, T5Bias, alibi_slopes, convert_layout,
     linear_scaling, llama3_scaling, ntk_base, relative_positions,
@@ -590,12 +591,9 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
     out = tmp_path / "positions.csv"
     run(sys.executable, ROOT / "experiments" / "positions.py",
         "--steps", "2", "--seeds", "1", "--out", out)
-    recorded = ROOT / "tformer" / "records" / "positions.csv"
-    tables = []
-    for path in (out, recorded):
-        with path.open(encoding="utf-8", newline="") as lines:
-            tables.append(list(csv.DictReader(lines)))
-    small, full = tables
+    with out.open(encoding="utf-8", newline="") as lines:
+        small = list(csv.DictReader(lines))
+    full = read_record("positions")
     assert [list(r) for r in small] == [list(r) for r in full]
     for a, b in zip(small, full, strict=True):
         for name in ("task", "method", "first", "last"):

@@ -282,7 +282,7 @@ class Adapter:
         kinds = sorted(str(d).split(".")[1] for d in self.dtypes)
         return ", ".join([name, *kinds, self.device.type])
 
-# %% ../nbs/08_is_it_right.ipynb #5921ae4d
+# %% ../nbs/08_is_it_right.ipynb #e9876da9
 def _accepted(model):
     "The names of the arguments a model takes."
     if isinstance(model, type) or not callable(model):
@@ -312,6 +312,11 @@ def _step(adapter, ids, state, pos):
             state = adapter.inner.new_cache(len(ids))
         more = {} if pos is None else {"pos": pos}
         return take_logits(adapter.model(ids, cache=state, **more)), state
+    return _step_with_past(adapter, ids, state, pos)
+
+
+def _step_with_past(adapter, ids, state, pos):
+    "One call in the dialect of Hugging Face."
     past, keep = state or (None, ids.new_zeros(len(ids), 0).bool())
     more = {}
     if pos is not None:

@@ -7,8 +7,9 @@ the peer's. A sample repeats its call until it takes 20 ms. Before anything is
 timed, both must have computed the same numbers, gradients included: a row
 whose two sides differ stops the program. "forward" runs without gradients
 and in eval mode, as in use; "and backward" runs forward and backward in
-training mode with a dropout of 0. Rows without a target are there to be
-known. One thread, unless --threads tells otherwise.
+training mode with a dropout of 0. Where it can be, both sides read the very
+same tensors, and freed memory is kept for both. Rows without a target are
+there to be known. One thread, unless --threads tells otherwise.
 
 --quick           small sizes, one round: that everything runs, not how fast
 --only WORD       only the rows whose section holds the word
