@@ -1348,3 +1348,26 @@ def test_every_says_the_same_mistake_once():
     text = caught(check.every, BREAKS["dropout in eval"][0](), VOCAB)
     assert text.count("F.dropout without") == 1
     assert text.count("likely mistake is the same") == 4
+
+
+def test_same_tells_of_a_square_matrix_on_its_side():
+    "Nothing raises, as the shapes agree; biased or not, two layouts."
+    def pair(bias):
+        return (nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8, bias),
+                              nn.Linear(8, 20)) for _ in range(2))
+
+    for bias in (True, False):
+        ours, theirs = map(shaken, pair(bias))
+        ours.load_state_dict(theirs.state_dict())
+        assert check.same(ours, theirs)
+        with torch.no_grad():
+            ours[1].weight.copy_(theirs[1].weight.T)
+        with pytest.raises(check.CheckFailed,
+                           match=r"weight\s+lies\s+on\s+its\s+side"):
+            check.same(ours, theirs)
+    ours, theirs = map(shaken, pair(True))  # another formula is none
+    ours.load_state_dict(theirs.state_dict())
+    twice = ours[1]
+    twice.forward = lambda x: 2 * F.linear(x, twice.weight, twice.bias)
+    with pytest.raises(check.CheckFailed, match=r"formula\s+differs"):
+        check.same(ours, theirs)

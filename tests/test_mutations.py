@@ -90,9 +90,13 @@ MUTATIONS = [Mutation(*row) for row in [
     # chapter 5
     ("rope layout swapped", "rotary",
      """    if layout == "half":
-        a, b = wide""", """    if layout != "half":
-        a, b = wide""",
+        return x.chunk""", """    if layout != "half":
+        return x.chunk""",
      "test_rotary.py::test_half_layout_equals_llama"),
+    ("rope signs swapped in a Rotary", "rotary",
+     "_joined(-freqs.float(), freqs.float(), layout)",
+     "_joined(freqs.float(), -freqs.float(), layout)",
+     "test_rotary.py::test_a_rotary_turns_as_rotate_does"),
     ("rope layout swapped in a Rotary", "rotary",
      'scale: float = 1.0, layout: str = "half"):',
      'scale: float = 1.0, layout: str = "interleaved"):',
@@ -106,8 +110,8 @@ MUTATIONS = [Mutation(*row) for row in [
      "torch.addcmul(a * cos, b, sin)",
      "test_rotary.py::test_rotation_equals_a_loop_over_pairs"),
     ("rope positions shifted by one", "rotary",
-     "pos[:, None, :, None].float() * self.freqs",
-     "(pos + 1)[:, None, :, None].float() * self.freqs",
+     "pos[:, None, :, None].float() * self.turns",
+     "(pos + 1)[:, None, :, None].float() * self.turns",
      "test_rotary.py::test_half_layout_equals_llama"),
     ("relative positions shifted by one", "rotary",
      "return k_pos[:, None, :] - pos[:, :, None]",
@@ -139,7 +143,7 @@ MUTATIONS = [Mutation(*row) for row in [
      '"gelu": F.gelu,', '"gelu": partial(F.gelu, approximate="tanh"),',
      "test_layers.py::test_feed_forward_equals_bert"),
     ("dropout active in eval", "layers",
-     "F.dropout(x, self.p, self.training)", "F.dropout(x, self.p, True)",
+     "if not self.training or self.p == 0:", "if self.p == 0:",
      "test_layers.py::test_dropout_is_off_in_eval_and_at_0"),
     ("dropout, written out, active in eval", "layers",
      "if not training or p == 0:", "if p == 0:",
@@ -214,6 +218,10 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_attention.py::test_crop_forgets_from_n_on"),
     ("select leaves the memory as it was", "attention",
      "self.memory = _take_rows(self.memory, rows)", "pass",
+     "test_attention.py::test_memory_is_kept_follows_select_and_ignores"
+     "_crop"),
+    ("a kept memory's padding forgotten", "attention",
+     'getattr(cache, "memory_plain", False)', "True",
      "test_attention.py::test_memory_is_kept_follows_select_and_ignores"
      "_crop"),
 ]]

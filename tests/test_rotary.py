@@ -371,7 +371,22 @@ def test_positions_of_a_batch_go_with_the_batch():
     with pytest.raises(ValueError, match=r"\(2, 5, 4\).*\(2, 2, 5, 8\)"):
         rotate(q, angle.cos(), angle.sin())
     per_head = rotate(q, angle.cos()[:, None], angle.sin()[:, None])
-    assert torch.equal(per_head, both)
+    close(per_head, both)
+
+
+def test_a_rotary_turns_as_rotate_does():
+    "Two ways to write one turn: values and gradients, scaled or not."
+    pos = torch.stack([torch.arange(5), torch.arange(5) + 700])
+    angle = pos[:, None, :, None].float() * rope_frequencies(8)
+    for layout in LAYOUTS:
+        for scale in (1.0, 0.5):
+            x = randn(2, 3, 5, 8).requires_grad_()
+            short, = Rotary(8, layout=layout, scale=scale)(x, pos=pos)
+            long = rotate(x, scale * angle.cos(), scale * angle.sin(), layout)
+            close(short, long)
+            tilt = randn(2, 3, 5, 8, seed=1)
+            close(torch.autograd.grad(short, x, tilt)[0],
+                  torch.autograd.grad(long, x, tilt)[0])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -415,6 +430,8 @@ def test_rotary_names_what_does_not_fit():
         Rotary(8, layout="neox")
     with pytest.raises(ValueError, match=r"\(5, 4\).*\(1, 1, 5, 6\)"):
         rotate(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
+    with pytest.raises(ValueError, match="width 6, but d_head is 8"):
+        Rotary(8)(randn(1, 1, 5, 6), pos=steps(5))
     with pytest.raises(ValueError, match="'neox'"):
         rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
 

@@ -85,8 +85,9 @@ def _fit_heads(q, k, v, mask, bias):
     if kv < 1 or heads % kv:
         raise ValueError(f"{heads} query heads cannot share {kv} key "
                          "heads")
-    _check_qkv(q[:, :kv], k, v)
-    _check_mask(mask, bias, (*q.shape[:-1], k.shape[-2]))
+    _check_qkv(q if heads == kv else q[:, :kv], k, v)
+    if mask is not None or bias is not None:
+        _check_mask(mask, bias, (*q.shape[:-1], k.shape[-2]))
     return heads // kv
 
 # %% ../nbs/07_multi_head_attention.ipynb #790aec0d
@@ -324,14 +325,23 @@ def _place(x, pos, cache):
     return pos, dict(plain=True) if counts else {}
 
 # %% ../nbs/07_multi_head_attention.ipynb #eebb4d33
+def _project(layer, x):
+    "Queries, keys and values, cut into heads."
+    n, widths = layer.n_heads, layer.widths
+    if layer.packed and widths[0] == widths[2]:  # one cut for all three
+        return rearrange(layer.qkv_proj(x), "b t (n h d) -> n b h t d",
+                         n=3, h=n)
+    if layer.packed:
+        parts = layer.qkv_proj(x).split(widths, -1)
+    else:
+        parts = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    return [split_heads(y, n) for y in parts]
+
+
 def _self_qkv(layer, x, pos, cache):
     "Queries, keys and values of one text, positions of both."
     pos, plain = _place(x, pos, cache)
-    if layer.packed:
-        parts = layer.qkv_proj(x).split(layer.widths, -1)
-    else:
-        parts = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
-    q, k, v = (split_heads(y, layer.n_heads) for y in parts)
+    q, k, v = _project(layer, x)
     if layer.rotary is not None:
         q, k = layer.rotary(q, k, pos=pos)
     if cache is None:
@@ -348,18 +358,21 @@ def _cross_qkv(layer, x, memory, memory_pos, cache):
     if kept is None:
         k, v = (split_heads(p(memory), layer.n_heads)
                 for p in (layer.k_proj, layer.v_proj))
-        if memory_pos is None:
+        counts = dict(plain=True) if memory_pos is None else {}
+        if counts:
             memory_pos = next_positions(None, k.shape[-2], x.device)
         kept = k, v, memory_pos
         if cache is not None:
-            kept = cache.keep(k, v, pos=memory_pos)
+            kept = cache.keep(k, v, pos=memory_pos, **counts)
     return q, *kept
 
 # %% ../nbs/07_multi_head_attention.ipynb #189ff739
 def _is_free(pos, t, cache, memory, memory_pos):
     "Whether positions can forbid nothing beyond plain causality."
     if memory is not None:
-        return memory_pos is None and cache is None
+        known = cache is None or cache.memory is None
+        return memory_pos is None and (
+            known or getattr(cache, "memory_plain", False))
     if pos is not None or cache is None or cache.empty:
         return pos is None
     return t == 1 and getattr(cache, "n_plain", None) is not None
@@ -466,9 +479,11 @@ def _append(held, new):
     if not held:
         return *(x.contiguous() for x in tensors), pos
     *past, past_pos = held
-    rows = max(len(past_pos), len(pos))
-    both = torch.cat([past_pos.expand(rows, -1), pos.expand(rows, -1)], -1)
-    return *(torch.cat(pair, -2) for pair in zip(past, tensors)), both
+    if len(past_pos) != len(pos):  # one of them counts for all rows
+        rows = max(len(past_pos), len(pos))
+        past_pos, pos = past_pos.expand(rows, -1), pos.expand(rows, -1)
+    return (*(torch.cat(pair, -2) for pair in zip(past, tensors)),
+            torch.cat([past_pos, pos], -1))
 
 # %% ../nbs/07_multi_head_attention.ipynb #4e6097c2
 def _take_rows(held, rows):
@@ -495,14 +510,13 @@ def _forget(held, n):
 class LayerCache:
     """What one layer remembers of earlier tokens: a part of ``Cache``.
 
-    ``past`` is None or ``(*tensors, k_pos)``: tensors with the batch as
-    first axis and time as axis -2, positions of shape ``(1 or b, s)``.
-    ``memory`` is the same for cross-attention.
+    ``past`` and, for cross-attention, ``memory`` are None or ``(*tensors,
+    k_pos)``: the batch is axis 0, time axis -2, k_pos ``(1 or b, s)``.
     """
 
     def __init__(self):
         self.past = self.memory = None
-        self._plain = True  # so far
+        self._plain = self.memory_plain = True
 
     @property
     def empty(self) -> bool:
@@ -525,8 +539,8 @@ class LayerCache:
     @property
     def nbytes(self) -> int:
         "Bytes of the stored tensors, positions not counted."
-        return sum(x.nbytes for held in (self.past, self.memory) if held
-                   for x in held[:-1])
+        kept = (*(self.past or ())[:-1], *(self.memory or ())[:-1])
+        return sum(x.nbytes for x in kept)
 
     def update(
         self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ t"],
@@ -538,10 +552,11 @@ class LayerCache:
         return self.past
 
     def keep(
-        self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ s"]
-    ) -> tuple[Tensor, ...]:
+        self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ s"],
+        plain: bool = False) -> tuple[Tensor, ...]:  # no padding in it
         "Store what belongs to a memory, in place of what was there."
         self.memory = _append(None, (*tensors, pos))
+        self.memory_plain = plain
         return self.memory
 
     def select(self, rows: Int[Tensor, "n"]) -> None:

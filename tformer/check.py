@@ -1666,8 +1666,27 @@ def _explain_pair(step, twin, hint, theirs):
         return ("its input is the same and its parts are, as far as they "
                 "have a counterpart: what it does with them differs, or "
                 "it leaves one out. " + hint).strip()
-    return ("the same input and weights give another output: the formula "
-            f"differs ({kinds}{_settings(mine, other)})")
+    return _on_its_side(step, twin) or (
+        "the same input and weights give another output: the formula "
+        f"differs ({kinds}{_settings(mine, other)})")
+
+
+@torch.no_grad()
+def _on_its_side(step, twin):
+    "Whether a square matrix, transposed, would give the right output."
+    slack = tolerance(twin.out, step.out.dtype)
+    for name, p in step.module.named_parameters(recurse=False):
+        if p.ndim != 2 or len(p) != len(p.T) or step.given is None:
+            continue
+        with contextlib.suppress(Exception):  # it may take more than x
+            out = torch.func.functional_call(
+                step.module, {name: p.T}, (step.given,))
+            if gap(_tensors(out)[0], twin.out) <= slack:
+                return (f"{name} lies on its side: transposed, it gives "
+                        "the output there. It is square, so no shape "
+                        "tells; Conv1D keeps (d_in, d_out), Linear "
+                        "(d_out, d_in)")
+    return ""
 
 
 def _explain_input(step, twin, hint):

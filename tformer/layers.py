@@ -260,7 +260,9 @@ class Dropout(nn.Module):
     def forward(
         self, x: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
-        return F.dropout(x, self.p, self.training)
+        if not self.training or self.p == 0:
+            return x
+        return F.dropout(x, self.p)
 
     def extra_repr(self) -> str:
         return f"{self.p}"

@@ -220,7 +220,21 @@ def _angles_fit(cos, x):
             f"{tuple(x.shape)}: they need {x.shape[-1]}/2 columns, and "
             "an axis for every axis of the vectors, or two at most")
 
-# %% ../nbs/05_relative_and_rotary.ipynb #f598b8d0
+# %% ../nbs/05_relative_and_rotary.ipynb #a2cd5134
+def _members(x, layout):
+    "The first of each pair, and the second: two views."
+    if layout == "half":
+        return x.chunk(2, -1)
+    return x.unflatten(-1, (-1, 2)).unbind(-1)
+
+
+def _joined(first, second, layout):
+    "Pairs put in place again."
+    if layout == "half":
+        return torch.cat([first, second], -1)
+    return torch.stack([first, second], -1).flatten(-2)
+
+# %% ../nbs/05_relative_and_rotary.ipynb #959d0e86
 def rotate(
     x: Float[Tensor, "*b d"],  # vectors, made of pairs
     cos: Float[Tensor, "..."],  # of each pair's angle, d/2 wide
@@ -238,15 +252,10 @@ def rotate(
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    if layout == "half":
-        a, b = wide.chunk(2, -1)
-    else:
-        a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
-    pair = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
-            torch.addcmul(a * sin, b, cos))  # a sin + b cos
-    if layout == "half":
-        return torch.cat(pair, -1).to(x.dtype)
-    return torch.stack(pair, -1).flatten(-2).to(x.dtype)
+    a, b = _members(wide, layout)
+    turned = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
+              torch.addcmul(a * sin, b, cos))  # a sin + b cos
+    return _joined(*turned, layout).to(x.dtype)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #cc3b0216
 def convert_layout(
@@ -269,7 +278,18 @@ def convert_layout(
     pattern = " -> ".join(forms if to == "half" else forms[::-1])
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
-# %% ../nbs/05_relative_and_rotary.ipynb #eecfdfeb
+# %% ../nbs/05_relative_and_rotary.ipynb #e3dcf2db
+def _turn(x, cos, sin, layout):
+    "``rotate`` in fewer passes; ``sin`` is negative for first members."
+    if x.shape[-1] != cos.shape[-1]:
+        raise ValueError(f"vectors of width {x.shape[-1]}, but d_head is "
+                         f"{cos.shape[-1]}")
+    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+    a, b = _members(wide, layout)
+    turned = (wide * cos).addcmul_(_joined(b, a, layout), sin)
+    return turned.to(x.dtype)
+
+# %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
 class Rotary(_Float32):
     """Rotary positions (RoPE): turns queries and keys by position.
 
@@ -292,7 +312,13 @@ class Rotary(_Float32):
         if layout not in LAYOUTS:
             raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
         self.scale, self.layout = scale, layout
-        self.register_buffer("freqs", freqs.float(), persistent=False)
+        turns = _joined(-freqs.float(), freqs.float(), layout)
+        self.register_buffer("turns", turns, persistent=False)
+
+    @property
+    def freqs(self) -> Float[Tensor, "half"]:
+        "Radians per position of each pair."
+        return _members(self.turns, self.layout)[1]
 
     def forward(
         self,
@@ -301,9 +327,11 @@ class Rotary(_Float32):
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
         _check_positions(pos=pos)
-        angle = pos[:, None, :, None].float() * self.freqs
-        cos, sin = self.scale * angle.cos(), self.scale * angle.sin()
-        return tuple(rotate(x, cos, sin, self.layout) for x in tensors)
+        angle = pos[:, None, :, None].float() * self.turns
+        cos, sin = angle.cos(), angle.sin()
+        if self.scale != 1.0:
+            cos, sin = self.scale * cos, self.scale * sin
+        return tuple(_turn(x, cos, sin, self.layout) for x in tensors)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #fcd4a9ef
 def linear_scaling(

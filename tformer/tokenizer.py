@@ -294,7 +294,6 @@ def read_file(
             raise ValueError(f"{os.fspath(path)} is empty")
 
 # %% ../nbs/03_tokenizer.ipynb #5ec15d20
-#| code-fold: false
 def open_texts(
     source: str | os.PathLike | Iterable[str | os.PathLike],
 ) -> Iterator[Iterable[str]]:  # each text in pieces
@@ -324,7 +323,6 @@ def open_texts(
         yield (item,)
 
 # %% ../nbs/03_tokenizer.ipynb #9f5ee525
-#| code-fold: false
 def count_task(
     texts: list[str],                # blocks, as ``cut_blocks`` gives
     special_tokens: frozenset[str],  # left out of the count
@@ -338,7 +336,6 @@ def count_task(
     return counts
 
 # %% ../nbs/03_tokenizer.ipynb #8c1ffc32
-#| code-fold: false
 def gather(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters
@@ -367,7 +364,6 @@ def _do_job(task):
     return _job(task)
 
 # %% ../nbs/03_tokenizer.ipynb #1d164b87
-#| code-fold: false
 def share(
     function: Callable,          # importable by other processes
     tasks: Iterable,
@@ -497,7 +493,6 @@ class Cache(dict):
         return ids
 
 # %% ../nbs/03_tokenizer.ipynb #77d55679
-#| code-fold: false
 def lay_out(
     tokens: Sequence[bytes],  # single bytes and what merges make
     special_tokens: Sequence[str] | Mapping[str, int],
@@ -622,7 +617,6 @@ def write_file(
         beside.unlink(missing_ok=True)
 
 # %% ../nbs/03_tokenizer.ipynb #baa7b536
-#| code-fold: false
 def read_json(
     path: str | os.PathLike,
 ) -> dict:
@@ -638,7 +632,6 @@ def read_json(
     return body
 
 # %% ../nbs/03_tokenizer.ipynb #05519e8c
-#| code-fold: false
 FORMAT = "tformer tokenizer 1"
 
 
@@ -648,7 +641,6 @@ def checksum(body: Mapping) -> str:
     return hashlib.sha256(plain.encode()).hexdigest()
 
 # %% ../nbs/03_tokenizer.ipynb #43b8feee
-#| code-fold: false
 def pack(vocab: Vocabulary) -> dict:
     "A vocabulary as a JSON object with a checksum."
     in_order = vocab.ids == dict(zip(vocab.ids, range(len(vocab.ids))))
@@ -660,7 +652,6 @@ def pack(vocab: Vocabulary) -> dict:
     return body | {"checksum": checksum(body)}
 
 # %% ../nbs/03_tokenizer.ipynb #63b35ae9
-#| code-fold: false
 def unpack(
     body: dict,
     name: str,  # of the file, for messages
@@ -681,7 +672,6 @@ def unpack(
             "pattern": body["pattern"], "ids": ids}
 
 # %% ../nbs/03_tokenizer.ipynb #a0647065
-#| code-fold: false
 _HF_TOP = {"version": ..., "truncation": [None], "padding": [None],
            "added_tokens": ..., "normalizer": [None], "model": ...,
            "pre_tokenizer": ..., "post_processor": ..., "decoder": ...}
@@ -717,7 +707,6 @@ def expect(
     return part or {}
 
 # %% ../nbs/03_tokenizer.ipynb #1ab6961b
-#| code-fold: false
 def read_hf_pattern(
     part: dict | None,  # ``pre_tokenizer`` of a ``tokenizer.json``
 ) -> str:
@@ -736,7 +725,6 @@ def read_hf_pattern(
     return pattern.get("Regex") or regex.escape(pattern["String"])
 
 # %% ../nbs/03_tokenizer.ipynb #c52ebcd4
-#| code-fold: false
 def read_hf(
     body: dict,  # a ``tokenizer.json``
 ) -> dict:       # arguments of ``Vocabulary``
@@ -763,7 +751,6 @@ def read_hf(
                     if special.get(token) != i}}
 
 # %% ../nbs/03_tokenizer.ipynb #0b8339cb
-#| code-fold: false
 def check_whole(
     merges: Sequence[tuple[bytes, bytes]],
 ) -> None:
@@ -775,7 +762,6 @@ def check_whole(
                              f"merges do not make {token!r}")
 
 # %% ../nbs/03_tokenizer.ipynb #e1fa3757
-#| code-fold: false
 def refuse_twins(vocab: Vocabulary) -> None:
     "Refuse to write a token and a special token that read the same."
     twins = {spell(t) for t in vocab.ids} & vocab.special_tokens.keys()
@@ -784,7 +770,6 @@ def refuse_twins(vocab: Vocabulary) -> None:
                          "such a file has one id for each string")
 
 # %% ../nbs/03_tokenizer.ipynb #69735bc5
-#| code-fold: false
 def write_hf(vocab: Vocabulary) -> dict:
     "A vocabulary as the content of a ``tokenizer.json``."
     refuse_twins(vocab)
@@ -809,7 +794,6 @@ def write_hf(vocab: Vocabulary) -> dict:
                              for a, b in vocab.merges]}}
 
 # %% ../nbs/03_tokenizer.ipynb #b4ef43b6
-#| code-fold: false
 def read_ranks(
     path: str | os.PathLike,  # lines of base64 and a number
 ) -> dict[bytes, int]:
@@ -831,7 +815,6 @@ def read_ranks(
     return ranks
 
 # %% ../nbs/03_tokenizer.ipynb #32717a28
-#| code-fold: false
 def show_ranks(
     ranks: Mapping[bytes, int],
 ) -> str:
@@ -862,7 +845,6 @@ def recover_merges(
     return merges
 
 # %% ../nbs/03_tokenizer.ipynb #94ca5abe
-#| code-fold: false
 def make_ranks(vocab: Vocabulary) -> dict:
     "Arguments of ``tiktoken.Encoding``, if ranks can say the same."
     try:
@@ -876,7 +858,6 @@ def make_ranks(vocab: Vocabulary) -> dict:
             "special_tokens": vocab.special_tokens}
 
 # %% ../nbs/03_tokenizer.ipynb #33d01f7e
-#| code-fold: false
 def read_gpt2(
     vocab_path: str | os.PathLike,   # vocab.json: token to id
     merges_path: str | os.PathLike,  # merges.txt: one merge a line
@@ -897,7 +878,6 @@ def read_gpt2(
             "ids": {unspell(token): i for token, i in ids.items()}}
 
 # %% ../nbs/03_tokenizer.ipynb #3e36b7df
-#| code-fold: false
 def read_own(
     path: str | os.PathLike,  # what ``save`` wrote
 ) -> dict:                    # arguments of ``Vocabulary``
@@ -971,7 +951,6 @@ class Portable(Vocabulary):
         write_file(merges, "#version: 0.2\n" + "".join(lines))
 
 # %% ../nbs/03_tokenizer.ipynb #f02d213a
-#| code-fold: false
 def choose_special(
     known: Iterable[str],
     allowed: str | Iterable[str],    # "all" or names
@@ -991,7 +970,6 @@ def choose_special(
                      else frozenset(forbidden))
 
 # %% ../nbs/03_tokenizer.ipynb #5456051e
-#| code-fold: false
 def refuse_special(
     chunks: Iterable[str],      # a text in any pieces
     forbidden: frozenset[str],
@@ -1011,7 +989,6 @@ def refuse_special(
         yield chunk
 
 # %% ../nbs/03_tokenizer.ipynb #357e4161
-#| code-fold: false
 def check_batch(
     texts: Iterable[str],
     forbidden: frozenset[str],
@@ -1023,7 +1000,6 @@ def check_batch(
         yield from refuse_special([text], forbidden)
 
 # %% ../nbs/03_tokenizer.ipynb #b9ca4622
-#| code-fold: false
 def span_texts(
     texts: Sequence[str],
     size: int = 1 << 20,  # characters
@@ -1037,7 +1013,6 @@ def span_texts(
             first, n = i + 1, 0
 
 # %% ../nbs/03_tokenizer.ipynb #e9994894
-#| code-fold: false
 class Packer:
     "An encoder whose ids come as bytes, to travel between processes."
 
@@ -1064,7 +1039,6 @@ class Packer:
         return Packer, (self.encoder, self.special)
 
 # %% ../nbs/03_tokenizer.ipynb #98a83172
-#| code-fold: false
 def encode_span(
     span: range,
     texts: Sequence[str],
@@ -1076,7 +1050,6 @@ def encode_span(
     return b"".join(parts), [len(part) // width for part in parts]
 
 # %% ../nbs/03_tokenizer.ipynb #f234ddb5
-#| code-fold: false
 def unpack_ids(
     results: Iterable[tuple[bytes, list[int]]],  # of ``encode_span``
     packer: Packer,
@@ -1151,7 +1124,6 @@ class Encoder(Portable):
                                    for block in blocks)
 
 # %% ../nbs/03_tokenizer.ipynb #f7fbee6e
-#| code-fold: false
 def count_merges(
     vocab_size: int,
     special_tokens: Sequence[str],
