@@ -1,5 +1,6 @@
 """The right values on the errata page are computed again, in 40 digits."""
 import io
+import json
 import math
 import re
 from collections import Counter
@@ -7,6 +8,8 @@ from decimal import Decimal as D
 from decimal import getcontext
 
 import pytest
+import torch
+from torch import nn
 
 from conftest import ROOT
 from tformer.bpe import pretokenize, split_special, train_bpe
@@ -114,7 +117,8 @@ def test_saturation_is_as_said():
 
 
 def test_every_entry_is_listed_once():
-    for kind, n in (("TOY", 16), ("TOK", 19), ("POS", 29), ("ATT", 28)):
+    for kind, n in (("TOY", 16), ("TOK", 19), ("POS", 29), ("ATT", 28),
+                    ("ARC", 25)):
         found = re.findall(rf"^\| \[({kind}-\d\d)\]", PAGE, re.M)
         assert found == [f"{kind}-{i:02}" for i in range(1, n + 1)]
 
@@ -150,6 +154,32 @@ def cosines(offset, d):
                      for k in range(d // 2))
 
 
+def attention_parameters(d):
+    "Queries, keys, values and output, with biases."
+    return 4 * (d * d + d)
+
+
+def base_parameters(final_norms):
+    "The stacks of 2017: six layers each, d = 512, d_ff = 2048."
+    d, d_ff = 512, 2048
+    forward, norm = 2 * d * d_ff + d_ff + d, 2 * d
+    encoder = attention_parameters(d) + forward + 2 * norm
+    decoder = 2 * attention_parameters(d) + forward + 3 * norm
+    return 6 * (encoder + decoder) + 2 * final_norms * norm
+
+
+def xavier(vocab_size, d):
+    "The variance, cut off at three standard deviations."
+    density = math.exp(-9 / 2) / math.sqrt(2 * math.pi)
+    kept = 1 - 6 * density / math.erf(3 / math.sqrt(2))
+    return kept * 2 / (vocab_size + d)
+
+
+def normed(variance, eps=1e-5):
+    "Root mean square of what a norm makes of such vectors."
+    return math.sqrt(variance / (variance + eps))
+
+
 NEMOTRON = dict(d=18_432, n=4_096)
 # what is right, computed here by plain Python, in the order of the page
 
@@ -169,6 +199,12 @@ VALUES = {
     "ATT-21": [512 // 8],
     "ATT-22": [4 * NEMOTRON["d"] / (4 * NEMOTRON["d"] + 2 * NEMOTRON["n"])],
     "ARC-06": [12 * 512 ** 2, 8 * 512 ** 2],
+    "ARC-10": [base_parameters(True), base_parameters(False),
+               base_parameters(True) - base_parameters(False)],
+    "ARC-12": [xavier(10_000, 512), normed(xavier(10_000, 512)),
+               normed(xavier(50_257, 768))],
+    "ARC-25": [2.0 ** -5 * (1 + 52 / 128), 2.0 ** -5 / 128, 2 ** 8, 1e-4,
+               1 + 1 / 2],
     "ARC-13": [int(8 * 512 / 3), int(8 * 4096 / 3),
                64 * round(8 * 512 / 3 / 64), 64 * round(8 * 4096 / 3 / 64)],
     "ARC-15": [2 * 512 * 2048 + 2048 + 512,
@@ -192,3 +228,99 @@ def test_the_least_value_of_silu_is_right():
     assert abs(slope) < D("1e-6") and close(least, place * sigmoid)
     assert {place, least} <= set(numbers("ARC-20"))
     assert least in numbers("ARC-21")
+
+
+def test_xavier_of_a_drawn_table_is_as_computed():
+    torch.manual_seed(0)
+    for size, row in (((10_000, 512), "0.974"), ((50_257, 768), "0.890")):
+        std = math.sqrt(2 / sum(size))
+        x = nn.init.trunc_normal_(torch.empty(1000, size[1]), std=std,
+                                  a=-3 * std, b=3 * std)
+        rms = nn.RMSNorm(size[1], eps=1e-5)(x).square().mean(-1).sqrt()
+        assert f"{rms.mean():.3f}" == row
+        assert row in right("ARC-12")
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_parameters_are_those_of_pytorch():
+    whole = nn.Transformer(device="meta")
+    bare = nn.ModuleList([whole.encoder.layers, whole.decoder.layers])
+    for module, final in ((whole, True), (bare, False)):
+        n = sum(p.numel() for p in module.parameters())
+        assert n == base_parameters(final)
+    assert not whole.batch_first
+    assert nn.TransformerEncoderLayer(8, 2).self_attn.dropout == 0.1
+
+
+def test_output_0_sees_token_4_without_a_mask():
+    torch.manual_seed(0)
+    model = nn.Transformer(32, 4, 2, 2, 64, batch_first=True).eval()
+    src, tgt = torch.randn(1, 6, 32), torch.randn(1, 5, 32)
+    other = torch.cat([tgt[:, :4], torch.randn(1, 1, 32)], 1)
+    later = torch.ones(5, 5).triu(1).bool()
+    moved = {mask is None: (
+        model(src, other, tgt_mask=mask) - model(src, tgt, tgt_mask=mask)
+        )[0, 0].abs().max().item() for mask in (None, later)}
+    assert moved[True] > 0.01 and moved[False] < 1e-6
+    assert "output 0 moves" in right("ARC-14")
+
+
+def test_masks_fail_as_is_said():
+    lower = torch.ones(4, 4).tril().bool()
+    with pytest.raises(RuntimeError, match="bool"):
+        1 - lower.triu()
+    weights = torch.zeros(4, 4).masked_fill(lower, -math.inf).softmax(-1)
+    seen = weights > 0                    # of the inverted mask, ARC-07
+    assert torch.equal(seen[:3], ~lower[:3])
+    assert weights[3].isnan().all() and not weights[:3].isnan().any()
+    pads = torch.tensor([False, False, True, True])
+    joined, met = ~lower | pads, ~lower & pads            # ARC-08
+    assert joined[:, 2:].all() and not met[3].any()
+    keep = (~pads).expand(4, 4)           # given where True = blocked
+    scores = torch.zeros(4, 4).masked_fill(keep, -math.inf)
+    assert (scores.softmax(-1)[:, :2] == 0).all()
+    everything = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).bool(),
+                                               -math.inf)
+    assert everything.softmax(-1).isnan().all()
+
+
+def test_bfloat16_loses_what_is_said():
+    w = torch.tensor(0.044).bfloat16()
+    after = torch.nextafter(w, torch.tensor(1.0).bfloat16())
+    assert D(w.item()) == D("0.0439453125") in numbers("ARC-25")
+    assert D((after - w).item()) == D("0.000244140625")
+    assert w + 1e-4 == w
+    whole = torch.arange(300)
+    exact = whole == whole.bfloat16().long()
+    assert exact[:257].all() and not exact[257]
+    place = torch.arange(64)[:, None]
+    angle = place / 10_000 ** (torch.arange(0, 512, 2) / 512)
+    sinusoids = torch.cat([angle.sin(), angle.cos()], 1)
+    assert abs(sinusoids.square().mean() - 0.5) < 1e-6
+
+
+def test_a_class_that_is_no_subclass_cannot_call_super_of_another():
+    class Other(nn.Module):
+        pass
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super(Other, self).__init__()
+
+    with pytest.raises(TypeError):
+        Layer()
+
+
+def test_links_lead_to_places_that_exist():
+    anchors = set()
+    for path in (ROOT / "nbs").glob("*.ipynb"):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "markdown":
+                anchors |= set(re.findall(r"^\(([\w-]+)\)=$", "".join(
+                    cell["source"]), re.M))
+    links = re.findall(r"^\| \[\w{3}-\d\d\]\(([^)]*)\)", PAGE, re.M)
+    assert len(links) == 16 + 19 + 29 + 28 + 25
+    missing = [link for link in links if (
+        link[1:] not in anchors if link[0] == "#"
+        else not (ROOT / "book" / link).is_file())]
+    assert not missing
