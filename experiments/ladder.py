@@ -10,7 +10,7 @@ that a chapter shows them wherever it runs. A row is the mean over seeds of the
 loss on held-out stories; `spread` is the largest less the smallest. Speed is
 that of training, the median over rounds in which the models take turns. From
 chapter 4 on each row keeps what the row before it has, and replaces one part
-more of the tour's model.
+more of the tour's model; from chapter 12 on the rows are the book's models.
 """
 import argparse
 import csv
@@ -26,6 +26,7 @@ from torch import nn
 from tformer import stories
 from tformer.attention import MultiHeadAttention
 from tformer.bpe import BPE
+from tformer.gpt import GPT, GPTConfig
 from tformer.layers import (
     FeedForward, GatedFeedForward, LayerNorm, Linear, PreNorm, RMSNorm,
     swiglu_width)
@@ -100,10 +101,18 @@ def grown(chapter, name):
     return row
 
 
+def row_gpt(text, held_out):
+    "Chapter 12: GPT-2 in the tour's size."
+    config = GPTConfig(vocab_size=256, d_model=D_MODEL, n_layers=N_LAYERS,
+                       n_heads=N_HEADS, max_len=MAX_LEN, dropout=0.0)
+    return {**row_bytes(text, held_out), "chapter": 12, "model": "GPT",
+            "new": lambda: GPT(config)}
+
+
 ROWS = {0: row_bytes, 2: row_tokens, 4: grown(4, "… with sinusoids"),
         5: grown(5, "… with rotary positions"),
         6: grown(6, "… with RMSNorm, SwiGLU"),
-        7: grown(7, "… with fused attention")}
+        7: grown(7, "… with fused attention"), 12: row_gpt}
 
 
 def train_row(row, seeds, steps=None):
