@@ -1,0 +1,1110 @@
+"""The encoder-decoder, against two others; configurations, files."""
+import copy
+import dataclasses
+import json
+import math
+import os
+import pickle
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tformer import check, seq2seq
+from tformer.attention import Cache, MultiHeadAttention
+from tformer.layers import FeedForward, PostNorm, PreNorm
+from tformer.minimal import fit
+from tformer.position import sinusoids
+from tformer.seq2seq import (
+    DecoderBlock, EncoderBlock, ModelConfig, PreNormDecoderBlock,
+    PreNormEncoderBlock, PreNormSeq2Seq, Saved, Seq2Seq, Seq2SeqConfig,
+    greedy, load_model, load_weights, read_tensors, save_model,
+    shift_right, teacher_forced_loss, token_positions)
+
+SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
+                      d_ff=24, max_len=20, dropout=0.0)
+kinds = pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed))
+
+
+def draw_ids(*shape, low=3, high=40, seed=0):
+    return torch.randint(low, high, shape, generator=generator(seed))
+
+
+@torch.no_grad()
+def spread(module, std=0.1):
+    "Weights of standard deviation 0.1, gains near 1 and biases near 0."
+    for i, (name, p) in enumerate(module.named_parameters()):
+        if p.requires_grad:
+            gain = p.ndim == 1 and name.endswith("weight")
+            p.copy_(std * randn(*p.shape, seed=100 + i) + gain)
+    return module.eval()
+
+
+def make(kind=Seq2Seq, std=0.1, **changes):
+    return spread(kind(dataclasses.replace(SMALL, **changes)), std)
+
+
+def close(ours, reference, tolerance=1e-5):
+    "The parity of the course: relative to the largest number, at least 1."
+    assert ours.shape == reference.shape and ours.dtype == reference.dtype
+    worst = (ours - reference).abs().max().item()
+    assert worst <= tolerance * max(1, reference.abs().max().item())
+
+
+@torch.no_grad()
+def talkative(model):
+    "A model that says different things at different places; 12 often."
+    spread(model, 0.2)
+    weight = dict(model.named_parameters()).get("embed.weight")
+    weight = model.model.shared.weight if weight is None else weight
+    weight.copy_(0.02 * randn(40, 16, seed=5))
+    return model
+
+
+def padded_sources(side="right"):
+    "Three sources, two of them padded with 0, and the mask."
+    src = draw_ids(3, 7)
+    for row, n in ((1, 3), (2, 5)):
+        src[row, slice(7 - n, 7) if side == "right" else slice(n)] = 0
+    return src, src != 0
+
+
+# references
+
+
+class Around(nn.Module):
+    "nn.Transformer with embedding, positions and a tied output."
+
+    def __init__(self, c, norm_first=False):
+        super().__init__()
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.stacks = nn.Transformer(
+                c.d_model, c.n_heads, c.n_layers, c.n_layers, c.d_ff, 0.0,
+                batch_first=True, norm_first=norm_first)
+
+    def enter(self, ids, pos):
+        d = self.embed.embedding_dim
+        there = torch.zeros(*pos.shape, d)
+        there[pos >= 0] = sinusoids(pos[pos >= 0], d)
+        return math.sqrt(d) * self.embed(ids) + there
+
+    def forward(self, src, ids, keep, pos=None):
+        t = ids.shape[1]
+        if pos is None:
+            pos = torch.arange(t)[None].expand(len(ids), -1)
+        at = (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
+        x = self.stacks(
+            self.enter(src, at), self.enter(ids, pos),
+            tgt_mask=torch.ones(t, t).triu(1).bool(),
+            src_key_padding_mask=~keep, memory_key_padding_mask=~keep)
+        return x @ self.embed.weight.T
+
+
+@torch.no_grad()
+def copy_block(block, layer):
+    attentions = [(block.attention, layer.self_attn)]
+    norms = [layer.norm1, layer.norm2]
+    if hasattr(layer, "multihead_attn"):
+        attentions.append((block.cross_attention, layer.multihead_attn))
+        norms.append(layer.norm3)
+    for wrapped, theirs in attentions:
+        part = wrapped.part
+        for p, w, b in zip((part.q_proj, part.k_proj, part.v_proj),
+                           theirs.in_proj_weight.chunk(3),
+                           theirs.in_proj_bias.chunk(3)):
+            p.weight.copy_(w)
+            p.bias.copy_(b)
+        part.o_proj.load_state_dict(theirs.out_proj.state_dict())
+    feed = block.feed_forward.part
+    feed.up_proj.load_state_dict(layer.linear1.state_dict())
+    feed.down_proj.load_state_dict(layer.linear2.state_dict())
+    wrapped = [w for w, _ in attentions] + [block.feed_forward]
+    for w, norm in zip(wrapped, norms, strict=True):
+        w.norm.load_state_dict(norm.state_dict())
+
+
+@torch.no_grad()
+def from_torch(peer, config, kind=Seq2Seq):
+    ours = kind(config).eval()
+    ours.embed.weight.copy_(peer.embed.weight)
+    for blocks, stack, norm in (
+            (ours.encoder_blocks, peer.stacks.encoder, ours.encoder_norm),
+            (ours.blocks, peer.stacks.decoder, ours.norm)):
+        for block, layer in zip(blocks, stack.layers, strict=True):
+            copy_block(block, layer)
+        norm.load_state_dict(stack.norm.state_dict())
+    return ours
+
+
+def make_marian(c):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MarianConfig(
+        vocab_size=c.vocab_size, d_model=c.d_model,
+        encoder_layers=c.n_layers, decoder_layers=c.n_layers,
+        encoder_attention_heads=c.n_heads, encoder_ffn_dim=c.d_ff,
+        decoder_attention_heads=c.n_heads, decoder_ffn_dim=c.d_ff,
+        max_position_embeddings=c.max_len, activation_function="relu",
+        scale_embedding=True, dropout=0.0, pad_token_id=0,
+        eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
+        decoder_vocab_size=c.vocab_size, attn_implementation="eager")
+    marian = spread(transformers.MarianMTModel(config))
+    for module in marian.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # else row 0 gets no gradient
+    return marian
+
+
+@torch.no_grad()
+def from_marian(peer, config):
+    ours, inner = Seq2Seq(config).eval(), peer.model
+    ours.embed.weight.copy_(inner.shared.weight)
+    ours.positions.table.copy_(inner.encoder.embed_positions.weight)
+
+    def load(wrapped, theirs, norm, names):
+        for mine, name in names.items():
+            getattr(wrapped.part, mine).load_state_dict(
+                getattr(theirs, name).state_dict())
+        wrapped.norm.load_state_dict(norm.state_dict())
+
+    qkvo = dict(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj",
+                o_proj="out_proj")
+    for blocks, stack in ((ours.encoder_blocks, inner.encoder),
+                          (ours.blocks, inner.decoder)):
+        for block, layer in zip(blocks, stack.layers, strict=True):
+            load(block.attention, layer.self_attn,
+                 layer.self_attn_layer_norm, qkvo)
+            if stack is inner.decoder:
+                load(block.cross_attention, layer.encoder_attn,
+                     layer.encoder_attn_layer_norm, qkvo)
+            load(block.feed_forward, layer, layer.final_layer_norm,
+                 dict(up_proj="fc1", down_proj="fc2"))
+    return ours
+
+
+def agree(ours, peer, again, out, expected):
+    "Values, then the gradients of all parameters, copied like weights."
+    close(out, expected)
+    tilt = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    (out * tilt).sum().backward()
+    (expected * tilt).sum().backward()
+    for p in peer.parameters():
+        if p.requires_grad:
+            p.data = p.grad
+    slopes = dict(again(peer).named_parameters())
+    for name, p in ours.named_parameters():
+        close(p.grad, slopes[name].detach())
+        assert "k_proj.bias" in name or p.grad.abs().max() > 1e-4, name
+
+
+# parity
+
+
+def test_equals_nn_transformer_in_value_and_gradient():
+    config = dataclasses.replace(SMALL, final_norm=True)
+    peer = spread(Around(config))
+    ours = from_torch(peer, config)
+    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    agree(ours, peer, lambda peer: from_torch(peer, config), out,
+          peer(src, ids, keep))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pre_norm_equals_norm_first_in_value_and_gradient(side):
+    peer = spread(Around(SMALL, norm_first=True))
+    ours = from_torch(peer, SMALL, PreNormSeq2Seq)
+    (src, keep), ids = padded_sources(side), draw_ids(3, 5, seed=1)
+    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    agree(ours, peer,
+          lambda peer: from_torch(peer, SMALL, PreNormSeq2Seq), out,
+          peer(src, ids, keep))
+
+
+def test_sources_padded_on_the_left_equal_nn_transformer():
+    config = dataclasses.replace(SMALL, final_norm=True)
+    peer = spread(Around(config))
+    ours = from_torch(peer, config)
+    (src, keep), ids = padded_sources("left"), draw_ids(3, 5, seed=1)
+    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    agree(ours, peer, lambda peer: from_torch(peer, config), out,
+          peer(src, ids, keep))
+
+
+def test_equals_marian_in_value_and_gradient():
+    marian = make_marian(SMALL)
+    ours = from_marian(marian, SMALL)
+    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    expected = marian(input_ids=src, attention_mask=keep.long(),
+                      decoder_input_ids=ids).logits
+    agree(ours, marian, lambda peer: from_marian(peer, SMALL), out,
+          expected)
+
+
+def test_check_same_agrees_with_marian():
+    marian = make_marian(SMALL)
+    ours, src = from_marian(marian, SMALL), draw_ids(1, 7)
+    report = check.same(check.WithSource(ours, src),
+                        check.WithSource(marian, src), 40)
+    assert report and "agree" in dict(report.lines)["gradients"]
+
+
+def test_greedy_writes_what_marian_generates():
+    marian = talkative(make_marian(SMALL))
+    ours = from_marian(marian, SMALL)
+    src, keep = padded_sources()
+    free = greedy(ours, src, 9, start=1, eos=-1, mask=keep)
+    ends = {*free[:, :6].flatten().tolist()} - {0, 1}
+    assert len(ends) > 1
+    for eos in (2, *ends):
+        want = marian.generate(
+            src, attention_mask=keep.long(), num_beams=1, eos_token_id=eos,
+            do_sample=False, max_new_tokens=9)[:, 1:]
+        out = greedy(ours, src, 9, start=1, eos=eos, mask=keep)
+        ended = (want == eos).cumsum(-1) > 0  # theirs ends in padding
+        assert ended.any() or eos == 2
+        assert torch.equal(out, want.masked_fill(ended, eos))
+
+
+def test_default_eps_and_stacks_are_those_of_the_paper():
+    c = Seq2SeqConfig(vocab_size=37_000)
+    assert (c.n_layers, c.n_heads, c.d_model, c.d_model // c.n_heads,
+            c.d_ff, c.dropout) == (6, 8, 512, 64, 2048, 0.1)
+    table = 37_000 * 512
+    with torch.device("meta"):
+        counts = [sum(p.numel() for p in Seq2Seq(
+            dataclasses.replace(c, final_norm=ends)).parameters())
+            for ends in (False, True)]
+    assert counts == [44_138_496 + table, 44_140_544 + table]
+
+
+# contracts
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_check_passes(kind, dtype):
+    model = make(kind).to(dtype)
+    if dtype == torch.bfloat16:
+        model = spread(model, 0.15)
+    source = check.WithSource(model, draw_ids(1, 7))
+    report = check.every(source, 40)
+    assert all(text == "passed" for _, text in report.lines)
+
+
+def test_every_check_passes_on_the_fresh_model():
+    torch.manual_seed(0)
+    model = Seq2Seq(SMALL)
+    assert check.every(check.WithSource(model, draw_ids(1, 7)), 40)
+
+
+@kinds
+@pytest.mark.parametrize("sizes", [[1] * 8, [8], [3, 1, 4], [5, 3]])
+def test_cached_equals_uncached_in_chunks(kind, sizes):
+    model, ids = make(kind, 0.3), draw_ids(3, 8, seed=1)
+    src, keep = padded_sources()
+    memory, cache = model.encode(src, keep), model.new_cache(3)
+    whole = model(ids, memory=memory, memory_mask=keep)
+    parts = [model(part, memory=memory, memory_mask=keep, cache=cache)
+             for part in ids.split(sizes, 1)]
+    close(torch.cat(parts, 1), whole)
+    assert cache.n_seen.tolist() == [8] * 3
+
+
+def test_the_memory_is_projected_once_and_kept():
+    model, src = make(), draw_ids(2, 7)
+    cache, memory = model.new_cache(2), model.encode(src)
+    calls = []
+    for block in model.blocks:
+        block.cross_attention.part.k_proj.register_forward_hook(
+            lambda *_: calls.append(1))
+    for _ in range(3):
+        model(draw_ids(2, 1), memory=memory, cache=cache)
+    assert len(calls) == SMALL.n_layers
+    for layer in cache.layers:
+        k, v, pos = layer.memory
+        assert k.shape == (2, 4, 7, 4) and pos.shape == (1, 7)
+
+
+def test_rows_of_a_cache_are_reordered_with_their_memory():
+    model, ids = make(std=0.3), draw_ids(3, 6, seed=1)
+    src, keep = padded_sources()
+    memory, cache = model.encode(src, keep), model.new_cache(3)
+    model(ids[:, :4], memory=memory, memory_mask=keep, cache=cache)
+    rows = torch.tensor([2, 0, 0])
+    cache.select(rows)
+    out = model(ids[rows, 4:], memory=memory[rows], memory_mask=keep[rows],
+                cache=cache)
+    whole = model(ids[rows], memory=memory[rows], memory_mask=keep[rows])
+    close(out, whole[:, 4:])
+
+
+def test_a_source_padded_on_any_side_equals_the_source_alone():
+    model, ids = make(std=0.3), draw_ids(3, 5, seed=1)
+    for side in ("left", "right"):
+        src, keep = padded_sources(side)
+        out = model(ids, memory=model.encode(src, keep), memory_mask=keep)
+        for i in range(3):
+            alone = model.encode(src[i, keep[i]][None])
+            close(out[i:i + 1], model(ids[i:i + 1], memory=alone))
+        assert not torch.allclose(  # the mask matters in both places
+            out, model(ids, memory=model.encode(src), memory_mask=keep))
+        assert not torch.allclose(
+            out, model(ids, memory=model.encode(src, keep)))
+
+
+def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
+    model, ids = make(std=0.3), draw_ids(2, 6, seed=1)
+    memory = model.encode(draw_ids(2, 7))
+    first = torch.zeros(1, 1, 6, 6).bool()
+    first[..., :3, :3] = first[..., 3:, 3:] = True  # two documents
+    out = model(ids, memory=memory, mask=first)
+    other = ids.clone()
+    other[:, 0] = (ids[:, 0] - 2) % 37 + 3
+    moved = (model(other, memory=memory, mask=first) - out).abs().amax(-1)
+    assert (moved[:, :3] > 1e-4).all() and (moved[:, 3:] == 0).all()
+
+
+def test_positions_given_equal_positions_counted():
+    model, ids = make(std=0.3), draw_ids(2, 6, seed=1)
+    memory = model.encode(draw_ids(2, 7))
+    out = model(ids, memory=memory)
+    close(model(ids, memory=memory, pos=torch.arange(6)[None]), out)
+    moved = model(ids, memory=memory, pos=torch.arange(1, 7)[None])
+    assert (moved - out).abs().max() > 1e-3
+
+
+def test_the_encoder_sees_both_ways_and_its_order():
+    model, src = make(std=0.3), draw_ids(1, 7)
+    memory = model.encode(src)
+    other = src.clone()
+    other[0, 6] = (src[0, 6] - 2) % 37 + 3
+    assert ((model.encode(other) - memory).abs().amax(-1) > 1e-4).all()
+    order = torch.tensor([3, 1, 0, 2, 6, 5, 4])
+    assert not torch.allclose(model.encode(src[:, order]),
+                              memory[:, order], atol=1e-3)
+
+
+def test_the_decoder_reads_the_memory_as_a_set():
+    model, ids = make(std=0.3), draw_ids(1, 4)
+    memory = model.encode(draw_ids(1, 7))
+    order = torch.tensor([3, 1, 0, 2, 6, 5, 4])
+    close(model(ids, memory=memory[:, order]), model(ids, memory=memory))
+
+
+def test_a_source_of_padding_only_is_finite():
+    model = make(std=0.3)
+    src, keep = draw_ids(2, 5), torch.ones(2, 5).bool()
+    keep[1] = False
+    out = model(draw_ids(2, 4), memory=model.encode(src, keep),
+                memory_mask=keep)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+# construction
+
+
+def test_one_table_embeds_both_texts_and_makes_the_logits():
+    model = make()
+    assert model.lm_head.weight is model.embed.weight
+    assert model.lm_head.bias is None
+    assert model.embed.scale == 4.0  # the root of 16
+    names = [n for n, p in model.named_parameters() if p.shape == (40, 16)]
+    assert names == ["embed.weight"]
+
+
+def test_numbers_start_at_the_size_they_should():
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=4000, n_layers=1,
+                                  dropout=0.0))
+    src, ids = draw_ids(2, 2, 100, high=4000)
+    with torch.no_grad():
+        entered = seq2seq._enter(model, src, None)
+        logits = model(ids, memory=model.encode(src))
+    assert abs(model.embed(src).square().mean().item() - 1.0) < 0.03
+    assert abs(entered.square().mean().item() - 1.5) < 0.04
+    assert abs(logits.var().item() - 1.0) < 0.1
+    for name, p in model.named_parameters():
+        if p.ndim == 2:
+            d = p.shape[1]
+            assert abs(p.var().item() * d - 1) < 0.05, name
+        else:
+            assert (p == (1.0 if name.endswith("weight") else 0.0)).all()
+
+
+def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
+    for kind, arrange in ((Seq2Seq, PostNorm), (PreNormSeq2Seq, PreNorm)):
+        model = make(kind, dropout=0.3, eps=1e-3)
+        assert len(model.blocks) == len(model.encoder_blocks) == 2
+        for block in (*model.encoder_blocks, *model.blocks):
+            wrapped = [m for m in block.children()]
+            assert {type(m) for m in wrapped} == {arrange}
+            assert {m.dropout.p for m in wrapped} == {0.3}
+            assert {m.norm.eps for m in wrapped} == {1e-3}
+        for block in model.blocks:
+            assert block.attention.part.causal
+            assert not block.cross_attention.part.causal
+        assert not any(b.attention.part.causal
+                       for b in model.encoder_blocks)
+        assert model.dropout.p == 0.3
+        ends = [type(m).__name__ for m in (model.encoder_norm, model.norm)]
+        assert ends == [["Identity"] * 2, ["LayerNorm"] * 2][
+            kind is PreNormSeq2Seq]
+    model = make(PreNormSeq2Seq, eps=1e-3)
+    assert model.norm.eps == model.encoder_norm.eps == 1e-3
+
+
+def test_an_encoder_block_with_causal_attention_takes_a_cache():
+    for kind in (EncoderBlock, PreNormEncoderBlock):
+        block = spread(kind(16, MultiHeadAttention(16, 4, causal=True),
+                            FeedForward(16, 24)), 0.3)
+        x, cache = randn(2, 6, 16), Cache(1).layers[0]
+        parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
+        close(torch.cat(parts, 1), block(x))
+
+
+def test_blocks_hand_their_arguments_on():
+    x, memory = randn(2, 4, 16), randn(2, 5, 16, seed=1)
+    pos = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
+    memory_pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
+    for kind in (DecoderBlock, PreNormDecoderBlock):
+        block = spread(kind(16, MultiHeadAttention(16, 4, causal=True),
+                            MultiHeadAttention(16, 4),
+                            FeedForward(16, 24)), 0.3)
+        out = block(x, memory=memory, memory_pos=memory_pos, pos=pos)
+        close(out[1:, :2], block(x[1:, :2], memory=memory[1:, 2:]))
+
+
+def test_dropout_acts_in_training_only_and_in_every_place():
+    model = make(dropout=0.5)
+    ids = draw_ids(2, 5)
+
+    def run():
+        return model(ids, memory=model.encode(ids))
+
+    assert torch.equal(run(), run())
+    for part in model.modules():  # each place by itself
+        if isinstance(part, seq2seq.Dropout) and part.p:
+            part.train()
+            assert not torch.equal(run(), run())
+            part.eval()
+    active = [m for m in model.modules()
+              if isinstance(m, seq2seq.Dropout) and m.p == 0.5]
+    assert len(active) == 1 + 2 * 2 + 2 * 3  # where they enter, each part
+    model.train()
+    assert not torch.equal(run(), run())
+
+
+def test_too_long_texts_are_refused_naming_both_numbers():
+    model, memory = make(), torch.zeros(1, 3, 16)
+    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+        model.encode(draw_ids(1, 21))
+    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+        model(draw_ids(1, 21), memory=memory)
+    cache = model.new_cache(1)
+    model(draw_ids(1, 20), memory=memory, cache=cache)
+    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+        model(draw_ids(1, 1), memory=memory, cache=cache)
+    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+        model(draw_ids(1, 1), memory=memory, pos=torch.tensor([[20]]))
+    pos = torch.arange(22)[None] - 2  # the padding is not counted
+    model(draw_ids(1, 22), memory=memory, pos=pos)
+    cache = model.new_cache(2)
+    model(draw_ids(2, 20), memory=memory.repeat(2, 1, 1), cache=cache,
+          pos=torch.stack([torch.arange(20), torch.arange(20) - 3]))
+    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+        model(draw_ids(2, 1), memory=memory.repeat(2, 1, 1), cache=cache)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    model, src = make(), draw_ids(2, 5)
+    for mask in (torch.ones(2, 5), torch.ones(2, 4).bool(),
+                 torch.ones(2, 1, 1, 5).bool(), torch.ones(1, 5).bool()):
+        with pytest.raises(ValueError, match=r"\(2, 5\), got"):
+            model.encode(src, mask)
+        with pytest.raises(ValueError, match=r"\(2, 5\), got"):
+            model(src, memory=model.encode(src), memory_mask=mask)
+    with pytest.raises(ValueError, match="batch of 2 meets a memory of 3"):
+        model(src, memory=torch.zeros(3, 5, 16))
+
+
+# positions, shift, loss, greedy
+
+
+def test_positions_count_the_tokens_on_any_side():
+    ids = torch.tensor([[5, 6, 7], [0, 5, 6], [5, 0, 0], [0, 0, 0]])
+    assert token_positions(ids, 0).tolist() == [
+        [0, 1, 2], [-1, 0, 1], [0, -1, -1], [-1, -1, -1]]
+    assert token_positions(ids, 5).dtype == torch.int64
+
+
+def test_shift_right_puts_the_start_first_and_drops_the_last():
+    ids = torch.tensor([[11, 12, 13, 2]])
+    assert shift_right(ids, 1).tolist() == [[1, 11, 12, 13]]
+    assert ids.tolist() == [[11, 12, 13, 2]]
+    assert shift_right(ids[:, :1], 7).tolist() == [[7]]
+
+
+def test_the_loss_equals_predictions_made_one_by_one():
+    model = make(std=0.3)
+    src, _ = padded_sources()
+    targets = draw_ids(3, 5, seed=1)
+    targets[0, 3:] = 0
+    targets[2, 4:] = 0
+    losses = []
+    with torch.no_grad():
+        for row in range(3):
+            memory = model.encode(src[row][src[row] != 0][None])
+            seen = torch.tensor([[1]])
+            for token in targets[row][targets[row] != 0]:
+                logits = model(seen, memory=memory)[0, -1]
+                losses.append(-logits.log_softmax(-1)[token])
+                seen = torch.cat([seen, token.view(1, 1)], 1)
+        at_once = teacher_forced_loss(model, src, targets, start=1, pad=0)
+    assert len(losses) == 12
+    close(at_once, torch.stack(losses).mean())
+
+
+def test_without_a_padding_id_every_target_counts():
+    model, src, targets = make(), draw_ids(2, 6), draw_ids(2, 4, seed=1)
+    targets[0, 3] = 0
+    logits = model(shift_right(targets, 1), memory=model.encode(src))
+    want = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    close(teacher_forced_loss(model, src, targets, start=1), want)
+    ours = teacher_forced_loss(model, src, targets, start=1, pad=0)
+    assert abs(ours - want) > 1e-4
+
+
+def test_the_loss_of_a_narrow_model_is_wide():
+    model = make().bfloat16()
+    loss = teacher_forced_loss(model, draw_ids(2, 6), draw_ids(2, 4),
+                               start=1)
+    assert loss.dtype == torch.float32
+
+
+def test_greedy_is_the_same_with_and_without_a_cache():
+    src, keep = padded_sources()
+    for kind in (Seq2Seq, PreNormSeq2Seq):
+        for eos in (2, 12):
+            model = talkative(make(kind))
+            out = greedy(model, src, 12, start=1, eos=eos, mask=keep)
+            slow = greedy(model, src, 12, start=1, eos=eos, mask=keep,
+                          cached=False)
+            assert torch.equal(out, slow) and len(out.unique()) > 1
+
+
+def test_greedy_takes_the_likeliest_token_each_time():
+    model, src = talkative(make()), draw_ids(2, 7)
+    out = greedy(model, src, 6, start=1, eos=-1)
+    assert len(out.unique()) > 2
+    assert out.shape == (2, 6)
+    logits = model(shift_right(out, 1), memory=model.encode(src))
+    assert torch.equal(logits.argmax(-1), out)
+
+
+class Script(nn.Module):
+    "Says what is written down, whatever it reads."
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows, self.calls = torch.tensor(rows), []
+
+    def encode(self, src, mask=None):
+        return torch.zeros(len(src), src.shape[1], 4)
+
+    def new_cache(self, batch):
+        return [0]
+
+    def forward(self, ids, *, memory, memory_mask=None, cache=None):
+        self.calls.append(tuple(ids.shape))
+        assert not torch.is_grad_enabled()
+        start = 0 if cache is None else cache[0]
+        if cache is not None:
+            cache[0] += ids.shape[1]
+        said = self.rows[:, start:start + ids.shape[1]]
+        return F.one_hot(said, 10).float()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_greedy_stops_each_row_at_its_end_and_then_altogether(cached):
+    model = Script([[5, 2, 7, 8, 9, 6], [5, 6, 7, 2, 9, 6],
+                    [2, 5, 6, 7, 9, 6]])
+    src = draw_ids(3, 4)
+    out = greedy(model, src, 6, start=1, eos=2, cached=cached)
+    assert out.tolist() == [[5, 2, 2, 2], [5, 6, 7, 2], [2, 2, 2, 2]]
+    assert model.calls == [(3, 1 if cached else n + 1) for n in range(4)]
+    assert greedy(Script([[5, 6, 7, 8]] * 3), src, 3, start=1,
+                  eos=2).tolist() == [[5, 6, 7]] * 3
+    assert greedy(model, src, 0, start=1, eos=2).shape == (3, 0)
+    # a start that is the end as well does not end anything
+    out = greedy(Script([[5, 6, 2, 8]] * 3), src, 4, start=2, eos=2)
+    assert out.tolist() == [[5, 6, 2]] * 3
+
+
+def test_greedy_ends_each_row_by_itself():
+    out = greedy(Script([[5, 2, 7, 8], [5, 6, 7, 2]]), draw_ids(2, 4), 4,
+                 start=1, eos=2)
+    assert out.tolist() == [[5, 2, 2, 2], [5, 6, 7, 2]]
+
+
+def test_greedy_writes_for_each_row_what_it_writes_alone():
+    model = talkative(make())
+    src, keep = padded_sources("left")
+    out = greedy(model, src, 8, start=1, eos=2, mask=keep)
+    for row in range(3):
+        alone = greedy(model, src[row, keep[row]][None], 8, start=1, eos=2)
+        assert torch.equal(alone[0], out[row, :alone.shape[1]])
+
+
+def test_it_learns_to_reverse():
+    def batches(seed, batch=32, n=4):
+        g = generator(seed)
+        while True:
+            src = torch.randint(3, 11, (batch, n), generator=g)
+            yield src, F.pad(src.flip(1), (0, 1), value=2)
+
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(
+        vocab_size=11, d_model=32, n_layers=1, n_heads=4, d_ff=64,
+        max_len=8, dropout=0.0))
+    losses = fit(model, batches(0), 250, lambda m, b: teacher_forced_loss(
+        m, *b, start=1, pad=0), lr=1e-2)
+    src, targets = next(batches(9, batch=100))
+    out = greedy(model.eval(), src, 5, start=1, eos=2)
+    assert losses[0] > 2 and losses[-1] < 0.2
+    assert (out == targets).all(1).float().mean() > 0.8
+
+
+# configurations
+
+
+def test_a_configuration_prints_as_the_call_that_makes_it():
+    config = Seq2SeqConfig(vocab_size=9, d_model=8, n_heads=2,
+                           dropout=0.25, eps=1e-12, final_norm=True)
+    assert eval(repr(config)) == config
+    assert repr(config).startswith("Seq2SeqConfig(\n    vocab_size=9,\n")
+    assert list(config.to_dict())[:3] == ["vocab_size", "d_model",
+                                          "n_layers"]
+
+
+def test_a_configuration_is_frozen_keyword_only_and_a_key():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SMALL.d_model = 8
+    with pytest.raises(TypeError):
+        Seq2SeqConfig(40)
+    assert {SMALL: 1}[dataclasses.replace(SMALL)] == 1
+    assert copy.deepcopy(SMALL) == SMALL
+    assert pickle.loads(pickle.dumps(SMALL)) == SMALL
+
+
+def test_a_configuration_goes_through_json():
+    text = json.dumps(SMALL.to_dict())
+    assert Seq2SeqConfig.from_dict(json.loads(text)) == SMALL
+    assert Seq2SeqConfig.from_dict({"vocab_size": 5}).d_model == 512
+    with pytest.raises(ValueError, match="no field depth, width; its fie"
+                       "lds are vocab_size, d_model"):
+        Seq2SeqConfig.from_dict({"vocab_size": 5, "width": 1, "depth": 2})
+    with pytest.raises(ValueError, match="needs a value for vocab_size"):
+        Seq2SeqConfig.from_dict({"d_model": 8})
+
+
+def test_fields_of_other_kinds_are_printed_and_filled_in():
+    @dataclass(frozen=True, kw_only=True, repr=False)
+    class Listed(ModelConfig):
+        vocab_size: int
+        activation: str = "gelu"
+        scales: tuple = dataclasses.field(default_factory=tuple)
+
+    config = Listed.from_dict({"vocab_size": 3})
+    assert config.scales == ()
+    assert eval(repr(config), {"Listed": Listed}) == config
+
+
+@pytest.mark.parametrize("bad, words", [
+    (dict(vocab_size=0), "vocab_size.*got 0"),
+    (dict(n_layers=-1), "n_layers.*got -1"),
+    (dict(n_layers=2.0), "n_layers.*got 2.0"),
+    (dict(d_ff=True), "d_ff.*got True"),
+    (dict(max_len="20"), "max_len.*got '20'"),
+    (dict(n_heads=0), "n_heads.*got 0"),
+    (dict(d_model=18), "d_model 18 .*n_heads 4"),
+    (dict(d_model=15, n_heads=5), "d_model 15 must be even"),
+    (dict(dropout=1.0), "dropout.*got 1.0"),
+    (dict(dropout=-0.1), "dropout.*got -0.1"),
+    (dict(dropout="0.1"), "dropout.*got '0.1'"),
+    (dict(dropout=float("nan")), "dropout.*got nan"),
+    (dict(eps=0.0), "eps.*got 0.0"),
+    (dict(eps=True), "eps.*got True"),
+    (dict(final_norm=1), "final_norm.*got 1"),
+])
+def test_bad_fields_are_refused_naming_the_value(bad, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(SMALL, **bad)
+
+
+# files
+
+
+def equal_models(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    assert list(a) == list(b)
+    return all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n])
+               for n in a)
+
+
+@kinds
+def test_a_model_comes_back_from_its_folder(kind, tmp_path):
+    model = make(kind)
+    model.save(tmp_path / "new" / "folder")
+    again = kind.load(tmp_path / "new" / "folder")
+    assert equal_models(model, again) and not again.training
+    assert again.config == model.config
+    assert again.lm_head.weight is again.embed.weight
+    src = draw_ids(1, 5)
+    assert torch.equal(again(src, memory=again.encode(src)),
+                       model(src, memory=model.encode(src)))
+
+
+def test_files_are_json_and_safetensors_with_each_tensor_once(tmp_path):
+    model = make()
+    model.save(tmp_path)
+    names = sorted(os.listdir(tmp_path))
+    assert names == ["config.json", "model.safetensors"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values == {"model": "Seq2Seq", **SMALL.to_dict()}
+    tensors, metadata = read_tensors(tmp_path / "model.safetensors")
+    assert metadata["format"] == "pt"
+    assert json.loads(metadata["config"]) == values
+    assert "embed.weight" in tensors and "lm_head.weight" not in tensors
+    assert sum(t.numel() for t in tensors.values()) == sum(
+        p.numel() for p in model.parameters())
+    assert not any("table" in name for name in tensors)
+
+
+def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path):
+    make().save(tmp_path)
+    model = make(std=0.2)
+    model.save(tmp_path)
+    assert equal_models(Seq2Seq.load(tmp_path), model)
+    assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("failing", ["save_file", "os.replace", "os.fsync",
+                                     "write_text"])
+def test_an_interrupted_save_leaves_the_old_model(failing, tmp_path,
+                                                  monkeypatch):
+    old = make()
+    old.save(tmp_path)
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if failing == "save_file":
+            def half(tensors, path, metadata=None):
+                path.write_bytes(b"half")
+                raise KeyboardInterrupt
+            patch.setattr(seq2seq, "save_file", half)
+        elif failing == "write_text":
+            patch.setattr("pathlib.Path.write_text", stop)
+        else:
+            patch.setattr(failing, stop)
+        with pytest.raises(KeyboardInterrupt):
+            make(n_layers=1).save(tmp_path)
+    assert equal_models(Seq2Seq.load(tmp_path), old)
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_an_interruption_between_two_files_is_noticed(tmp_path,
+                                                      monkeypatch):
+    make().save(tmp_path)
+    renames, real = [], os.replace
+
+    def once(a, b):
+        renames.append(b)
+        if len(renames) == 2:
+            raise OSError("disk gone")
+        real(a, b)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", once)
+        with pytest.raises(OSError, match="disk gone"):
+            make(n_layers=1).save(tmp_path)
+    with pytest.raises(ValueError, match="not of one save: n_layers"):
+        Seq2Seq.load(tmp_path)
+
+
+def test_files_of_two_saves_are_refused_though_all_shapes_fit(tmp_path):
+    make().save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"n_heads": 4',
+                                             '"n_heads": 8'))
+    with pytest.raises(ValueError, match="not of one save: n_heads 8 and"
+                       " 4"):
+        Seq2Seq.load(tmp_path)
+
+
+def test_another_class_is_refused(tmp_path):
+    make().save(tmp_path)
+    with pytest.raises(ValueError, match="holds a Seq2Seq, not a PreNorm"):
+        PreNormSeq2Seq.load(tmp_path)
+    with pytest.raises(ValueError, match="holds a Seq2Seq, not a PreNorm"):
+        load_model(PreNormSeq2Seq, tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 3000, -1])
+def test_a_file_cut_short_is_refused(size, tmp_path):
+    make().save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match="no whole safetensors file"):
+        Seq2Seq.load(tmp_path)
+
+
+def test_a_pickle_is_refused_and_never_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    make().save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    for write in (lambda: path.write_bytes(pickle.dumps(Trap())),
+                  lambda: torch.save({"x": Trap()}, path)):
+        write()
+        with pytest.raises(ValueError, match="no whole safetensors file"):
+            Seq2Seq.load(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file .*"):
+        read_tensors(tmp_path)  # a folder
+    with pytest.raises(FileNotFoundError, match="model.safetensors"):
+        Seq2Seq.load(tmp_path)
+    make().save(tmp_path)
+    path = tmp_path / "config.json"
+    text = path.read_text()
+    path.write_text(text[:20])
+    with pytest.raises(ValueError, match="config.json.*is no JSON"):
+        Seq2Seq.load(tmp_path)
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match="holds no configuration"):
+        Seq2Seq.load(tmp_path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        Seq2Seq.load(tmp_path)
+
+
+def test_all_misfits_are_listed_and_nothing_is_changed():
+    model, other = make(), make(std=0.2)
+    tensors = {n: t for n, t in other.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
+    del tensors["blocks.0.attention.norm.bias"]
+    del tensors["embed.weight"], tensors["lm_head.weight"]
+    tensors["blocks.1.extra"] = torch.zeros(2, 3)
+    tensors["encoder_blocks.0.attention.part.q_proj.weight"] = randn(4, 4)
+    with pytest.raises(ValueError) as error:
+        load_weights(model, tensors)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "the weights do not fit Seq2Seq:"
+    assert sorted(lines[1:]) == [
+        "  encoder_blocks.0.attention.part.q_proj.weight: (4, 4), expected "
+        "(16, 16)",
+        "  missing: blocks.0.attention.norm.bias (16,)",
+        "  missing: embed.weight (40, 16)",
+        "  unknown: blocks.1.extra (2, 3)"]
+    assert all(torch.equal(t, before[n])
+               for n, t in model.state_dict().items())
+
+
+def test_a_shared_tensor_may_come_under_any_of_its_names():
+    source = make(std=0.2)
+    full = source.state_dict()
+    for gone in ((), ("embed.weight",), ("lm_head.weight",)):
+        model = make()
+        load_weights(model, {n: t for n, t in full.items()
+                             if n not in gone})
+        assert equal_models(model, source)
+        assert model.lm_head.weight is model.embed.weight
+    apart = {**full, "lm_head.weight": full["lm_head.weight"] + 1}
+    with pytest.raises(ValueError, match="lm_head.weight: differs from "
+                       "embed.weight"):
+        load_weights(make(), apart)
+
+
+def test_loading_keeps_the_type_of_the_model():
+    model = make().bfloat16()
+    load_weights(model, make(std=0.2).state_dict())
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model.embed.weight,
+                       make(std=0.2).embed.weight.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16,
+                                   torch.float64])
+def test_the_type_comes_back_with_the_model(dtype, tmp_path):
+    model = make().to(dtype)
+    model.save(tmp_path)
+    again = Seq2Seq.load(tmp_path)
+    assert equal_models(model, again)
+    assert again.positions.table.dtype == dtype
+    src = draw_ids(1, 5)
+    assert again(src, memory=again.encode(src)).dtype == dtype
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OddConfig(ModelConfig):
+    d: int = 4
+
+
+class Odd(Saved, nn.Module):
+    "Shared tensors, views, empty ones, buffers, several types."
+    config_class = OddConfig
+
+    def __init__(self, config, extra=None):
+        super().__init__()
+        self.config, self.extra = config, extra
+        self.a = nn.Linear(config.d, config.d, bias=False)
+        self.b = nn.Linear(config.d, config.d, bias=False)
+        self.b.weight = self.a.weight
+        self.norm = nn.LayerNorm(config.d)
+        large = torch.arange(12.0)
+        self.view = nn.Parameter(large[2:6])
+        self.other = nn.Parameter(large[4:9])  # overlaps
+        self.turned = nn.Parameter(torch.arange(6.0).view(2, 3).T)
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.void = nn.Parameter(torch.zeros(0, 3))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+
+def test_views_shares_and_types_of_all_kinds_survive(tmp_path):
+    odd = Odd(OddConfig()).bfloat16()
+    odd.norm.float()
+    with torch.no_grad():
+        odd.count += 3
+        for p in odd.parameters():
+            p.add_(1.0)
+    odd.save(tmp_path)
+    again = Odd.load(tmp_path, extra="part")
+    assert equal_models(odd, again) and again.extra == "part"
+    assert again.b.weight is again.a.weight
+    assert again.count.item() == 10 and again.count.dtype == torch.int64
+    assert again.norm.weight.dtype == torch.float32
+    assert again.table.dtype == torch.bfloat16
+    odd = Odd(OddConfig())  # with views that overlap
+    odd.save(tmp_path)
+    assert equal_models(odd, Odd.load(tmp_path))
+
+
+def test_two_parameters_over_one_memory_are_written_once(tmp_path):
+    odd = Odd(OddConfig())
+    odd.b.weight = nn.Parameter(odd.a.weight.data)  # shares the memory
+    assert odd.b.weight is not odd.a.weight
+    odd.save(tmp_path)
+    tensors, _ = read_tensors(tmp_path / "model.safetensors")
+    assert "a.weight" in tensors and "b.weight" not in tensors
+    assert equal_models(odd, Odd.load(tmp_path))
+
+
+def test_loading_leaves_the_random_numbers_alone(tmp_path):
+    make().save(tmp_path)
+    torch.manual_seed(3)
+    want = torch.rand(4)
+    torch.manual_seed(3)
+    Seq2Seq.load(tmp_path)
+    assert torch.equal(torch.rand(4), want)
+
+
+def test_saving_changes_nothing_and_needs_no_gradients(tmp_path):
+    model = make().train()
+    before = copy.deepcopy(model.state_dict())
+    model.save(tmp_path)
+    assert model.training and all(p.requires_grad
+                                  for p in model.parameters())
+    assert all(torch.equal(t, before[n])
+               for n, t in model.state_dict().items())
+    assert all(p.requires_grad
+               for p in Seq2Seq.load(tmp_path).parameters())
+
+
+def test_a_compiled_model_is_saved_under_its_own_names(tmp_path):
+    model = make()
+    save_model(torch.compile(model), tmp_path)
+    assert equal_models(Seq2Seq.load(tmp_path), model)
+    other = make(std=0.2)
+    load_weights(torch.compile(other), model.state_dict())
+    assert equal_models(other, model)
+
+
+# other ways to run
+
+
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                    reason="runtime type checks cannot be traced")
+@kinds
+def test_compiles_in_one_graph(kind):
+    model = make(kind, n_layers=1)
+    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+
+    def run(src, ids):
+        memory = model.encode(src, keep)
+        return model(ids, memory=memory, memory_mask=keep)
+
+    fast = torch.compile(run, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        close(fast(src, ids), run(src, ids))
+
+
+def test_bfloat16_is_near_float32():
+    model, src, ids = make(), draw_ids(2, 7), draw_ids(2, 5, seed=1)
+    want = model(ids, memory=model.encode(src))
+    low = copy.deepcopy(model).bfloat16()
+    out = low(ids, memory=low.encode(src))
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - want).abs().max() < 0.05 * want.abs().max()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(ids, memory=model.encode(src))
+    assert (out.float() - want).abs().max() < 0.05 * want.abs().max()
+
+
+def test_works_on_meta_tensors():
+    with torch.device("meta"):
+        model = Seq2Seq(SMALL)
+        src = torch.zeros(2, 5, dtype=torch.int64)
+        out = model(src, memory=model.encode(src, src == 0),
+                    memory_mask=src == 0)
+    assert out.shape == (2, 5, 40)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@kinds
+def test_runs_on_a_gpu(kind, tmp_path):
+    model = make(kind, 0.3)
+    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+    want = model(ids, memory=model.encode(src, keep), memory_mask=keep)
+    written = greedy(model, src, 6, start=1, eos=2, mask=keep)
+    model.cuda()
+    src, keep, ids = src.cuda(), keep.cuda(), ids.cuda()
+    out = model(ids, memory=model.encode(src, keep), memory_mask=keep)
+    close(out.cpu(), want, 1e-4)
+    assert torch.equal(greedy(model, src, 6, start=1, eos=2,
+                              mask=keep).cpu(), written)
+    assert check.every(check.WithSource(model, src[:1]), 40)
+    model.save(tmp_path)
+    assert equal_models(kind.load(tmp_path), model.cpu())
