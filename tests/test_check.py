@@ -1371,3 +1371,22 @@ def test_same_tells_of_a_square_matrix_on_its_side():
     twice.forward = lambda x: 2 * F.linear(x, twice.weight, twice.bias)
     with pytest.raises(check.CheckFailed, match=r"formula\s+differs"):
         check.same(ours, theirs)
+
+
+def test_nested_tensors_inside_a_model_are_passed_over():
+    "PyTorch's encoder makes some of a padded batch, where it runs fast."
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    stack, embed = nn.TransformerEncoder(layer, 2), nn.Embedding(VOCAB, 16)
+
+    class Open(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.stack = embed, stack
+
+        def forward(self, ids):
+            pad = torch.zeros(ids.shape, dtype=torch.bool)
+            return self.stack(self.embed(ids), src_key_padding_mask=pad)
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        assert "no causal mask" in caught(check.causal, Open(), VOCAB)

@@ -748,7 +748,8 @@ class _Step:
 def _tensors(x):
     "All floating tensors in nested tuples, lists and dicts."
     if isinstance(x, Tensor):
-        return [x] if x.is_floating_point() else []
+        plain = x.is_floating_point() and not x.is_nested
+        return [x] if plain else []
     items = x.values() if isinstance(x, dict) else x
     return ([t for item in items for t in _tensors(item)]
             if isinstance(x, dict | list | tuple) else [])
