@@ -1,4 +1,4 @@
-"""The benchmark of the parts runs, and compares like with like."""
+"""The benchmarks of parts and models run, and compare like with like."""
 import os
 import re
 import subprocess
@@ -10,6 +10,7 @@ import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import bench_models  # noqa: E402
 import bench_parts  # noqa: E402
 import timing  # noqa: E402
 
@@ -19,20 +20,59 @@ def quick(monkeypatch):
     monkeypatch.setattr(timing, "quick", True)
 
 
-def test_the_benchmark_of_the_parts_runs():
+def quickly(name):
+    "What a benchmark prints that is run with --quick."
     done = subprocess.run(
-        [sys.executable, "tests/bench/bench_parts.py", "--quick"],
+        [sys.executable, f"tests/bench/{name}", "--quick"],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1",
                           "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_benchmark_of_the_parts_runs():
+    printed = quickly("bench_parts.py")
     for part in ("Embedding", "SinusoidalPositions", "LearnedPositions",
                  "Rotary", "ShawRelative", "T5Bias", "ALiBi", "Linear",
                  "LayerNorm", "RMSNorm", "ACTIVATIONS", "FeedForward, relu",
                  "FeedForward, gelu_tanh", "GatedFeedForward", "PreNorm",
                  "PostNorm", "attention, apart", "attention, packed",
                  "fused_attend", "Cache.update", "cached decoding"):
-        assert re.search(rf"^{part}.* / .* x ", done.stdout, re.M), part
+        assert re.search(rf"^{part}.* / .* x ", printed, re.M), part
+
+
+def test_the_benchmark_of_the_models_runs():
+    printed = quickly("bench_models.py")
+    ways = "forward", "and backward", "a cached step"
+    for name, peer, n in (
+            ("Seq2Seq", "MarianMTModel", 3), ("BERT", "BertForPreTraining", 2),
+            ("GPT", "GPT2LMHeadModel", 3), ("GPT1", "OpenAIGPTLMHeadModel", 2),
+            ("Llama", "LlamaForCausalLM", 3),
+            ("Llama, GQA", "LlamaForCausalLM", 3),
+            ("Qwen3", "Qwen3ForCausalLM", 3)):
+        for way in ways[:n]:
+            assert re.search(rf"^{name} / {peer}, {way} .* x ", printed,
+                             re.M), (name, way)
+
+
+def test_twins_must_have_the_same_weights_and_gradients(quick):
+    size = bench_models.SMALL[0]
+    *_, twins = bench_models.bench_seq2seq(size)
+    twins.ours.blocks[0].cross_attention.norm.eps = 0.1
+    with pytest.raises(AssertionError, match="Seq2Seq.*forward.* differ"):
+        twins.measure()
+    *_, twins = bench_models.bench_bert(size)
+    run, twins.run_ours = twins.run_ours, lambda ids, segments: [
+        x + (x - x.detach()) for x in run(ids, segments)]
+    with pytest.raises(AssertionError, match="BERT.*and backward.* differ"):
+        twins.measure()
+    *_, twins = bench_models.bench_llama(size)
+    twins.step = None
+    twins.measure()
+    with pytest.raises(AssertionError, match="model.norm.weight"):
+        bench_models.decoder("", twins.ours, twins.peer,
+                             bench_models.LLAMA[:1], *twins.inputs)
 
 
 def test_sides_that_differ_are_refused(quick):

@@ -509,8 +509,20 @@ def test_a_new_head_on_a_trained_encoder(tmp_path):
     assert texts(ids).shape == (2, 5)
     hidden = texts.bert(ids, segments=segments)
     close(texts.pooler(hidden), out.pooler_output)
-    with pytest.raises(ValueError, match="has no part tail"):
+    with pytest.raises(ValueError, match="no part tail; its parts are bert"):
         BertTagger.from_bert(tmp_path, new=("tail",))
+    BertTagger.from_bert(tmp_path, new="label_head")  # one name is enough
+
+
+def test_our_own_folder_is_not_taken_for_theirs(tmp_path):
+    Bert(TINY).save(tmp_path)
+    with pytest.raises(ValueError, match="not of a BERT of transformers"):
+        Bert.from_bert(tmp_path)
+
+
+def test_a_segment_without_a_row_is_named_as_one():
+    with pytest.raises(ValueError, match="segments: id 2 is outside"):
+        Bert(TINY)(draw(2, 4), segments=torch.full((2, 4), 2))
 
 
 def test_a_head_in_the_file_gives_way_to_a_new_one(tmp_path):
@@ -629,6 +641,8 @@ def test_compiled_in_one_graph():
     ids, pos = draw(4, 9), count(ragged("left"))
     close(fast(ids), model(ids))
     close(fast(ids, pos=pos), model(ids, pos=pos))
+    two = kinds(4, 9)
+    close(fast(ids, segments=two), model(ids, segments=two))
 
 
 @each

@@ -228,6 +228,14 @@ def test_a_family_that_is_not_known_is_refused():
         read_sizes(LlamaConfig(**SMALL), like="lama")
 
 
+@pytest.mark.parametrize("thing", ["gpt2", {"hidden_size": 8}, None,
+                                   torch.nn.Linear(2, 2)])
+def test_what_is_no_configuration_is_refused_by_its_kind(thing):
+    with pytest.raises(ValueError, match="expected the configuration.*got "
+                       + type(thing).__name__):
+        read_sizes(thing)
+
+
 def test_a_missing_number_is_named():
     fields = {k: v for k, v in GROUPED.items()
               if k not in ("hidden_size", "vocab_size")}

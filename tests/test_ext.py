@@ -391,7 +391,7 @@ def test_the_readme_prints_what_it_shows():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(
         r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.S)
-    assert len(found) == text.count("```python") == 2
+    assert len(found) == text.count("```python") == 3
     for code, shown in found:
         lines = [l for l in code.splitlines() if l.strip()]
         assert len(lines) <= 12 and max(map(len, lines)) <= 75

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -748,6 +749,66 @@ def test_rows_without_keys_are_watched():
     report = failed("attend", attend)
     assert report.problem == "not all results are numbers"
     assert "padding" in report.likely
+
+
+def test_an_error_comes_with_its_line_and_what_was_given():
+    class Wrong(EmptyGPT):
+        def places(self, cache, t):
+            at = torch.arange(t)
+            return at[:, None] if cache is None else cache.n_seen + at
+
+        def attend(self, q, k, v, allowed):
+            return q @ k @ v
+
+    for gap, line, given in (
+            ("attend", "return q @ k @ v", "q of shape (2, 3, 5, 8)"),
+            ("places", "", "cache None, t 3")):
+        with pytest.raises(check.CheckFailed) as caught:
+            check_gap(Wrong, gap)
+        report = caught.value.report
+        assert line in report.problem and given in dict(
+            report.lines)["given"]
+        assert not report.likely and "symptom" not in dict(report.lines)
+    said = " ".join(str(rebuild(Wrong)).split())
+    assert 'raises RuntimeError in "return q @ k @ v": ' in said
+
+
+def test_what_is_given_must_not_be_changed():
+    def block(self, x, norm_1, attention, norm_2, feed_forward):
+        x += attention(norm_1(x))
+        return x + feed_forward(norm_2(x))
+
+    assert "x = x + …" in failed("block", block).problem
+
+    def ffn(self, x, up, down):  # a tensor of its own may change
+        hidden = up(x)
+        hidden *= 1.0
+        return down(F.gelu(hidden, approximate="tanh"))
+
+    with torch.no_grad():
+        assert not gpt._cause(gpt._fill(type("Own", (EmptyGPT,), {
+            "ffn": ffn}), "ffn")[0], "ffn")[0]
+
+
+@plain_only
+def test_an_unknown_mistake_is_shown_at_its_place_and_told_where_to_read():
+    report = failed("split", lambda self, qkv: gpt._FILLED["split"](
+        self, qkv)[::-1])
+    lines = dict(report.lines)
+    assert "chapter 7" in report.likely and "is right, at [" in \
+        lines["returns"]
+    assert lines["symptom"].startswith("check.same")
+    report = failed("allowed", lambda self, pos, k_pos: torch.ones(
+        len(pos), 1, pos.shape[1], k_pos.shape[1]).bool())
+    assert dict(report.lines)["returns"].startswith(
+        "True where False is right")
+    assert dict(report.lines)["given"].startswith("pos [[-1, -1, 0, 1, 2]")
+    titles = (Path(__file__).parents[1] / "nbs").glob("*.ipynb")
+    text = {path.name[:2]: path.read_text("utf-8") for path in titles}
+    for gap, place in gpt._TOLD.items():
+        number, _, name = place.removeprefix("chapter ").partition(", ")
+        for title in name.split(" and ") if gap == "ffn" else [name]:
+            assert f"## {title}" in text[f"{int(number):02}"], place
 
 
 def test_what_only_a_model_shows_is_found():

@@ -293,7 +293,8 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_seq2seq.py::test_greedy_ends_each_row_by_itself"),
     # chapter 11
     ("segments ignored", "bert",
-     "else self.segments(segments))", "else self.segments.weight[0])",
+     "else _segment_rows(self.segments, segments))",
+     "else self.segments.weight[0])",
      "test_bert.py::test_the_parts_add_up"),
     ("the mask-filling head has a table of its own", "bert",
      "self.weight = table  #",

@@ -867,6 +867,22 @@ def test_another_class_is_refused(tmp_path):
         load_model(PreNormSeq2Seq, tmp_path)
 
 
+def test_a_folder_that_save_did_not_write_is_refused(tmp_path):
+    seq2seq.save_file({"x": torch.zeros(2)},
+                      tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"d_model": 16}')
+    with pytest.raises(ValueError, match="holds no model that save wrote"):
+        Seq2Seq.load(tmp_path)
+
+
+def test_ids_without_a_batch_are_refused():
+    model = make()
+    for call in (lambda x: model.encode(x),
+                 lambda x: model(x, memory=torch.zeros(1, 3, 16))):
+        with pytest.raises(ValueError, match=r"must be \(b, t\), got \(5,"):
+            call(torch.arange(5))
+
+
 @pytest.mark.parametrize("size", [0, 4, 100, 3000, -1])
 def test_a_file_cut_short_is_refused(size, tmp_path):
     make().save(tmp_path)

@@ -46,8 +46,8 @@ def _check_positions(**named):
             raise ValueError(
                 f"{name} must be int64 of shape (b, length), got "
                 f"{pos.dtype} of shape {tuple(pos.shape)}")
-    rows = {name: pos.shape[0] for name, pos in named.items()}
-    if len(set(rows.values()) - {1}) > 1:
+    if len({pos.shape[0] for pos in named.values()} - {1}) > 1:
+        rows = {name: pos.shape[0] for name, pos in named.items()}
         raise ValueError(f"batch sizes differ: {rows}")
 
 # %% ../nbs/01_attention_by_hand.ipynb #79a4cd2a
@@ -78,17 +78,19 @@ def padding_mask(
 # %% ../nbs/01_attention_by_hand.ipynb #fff83022
 def _check_qkv(q, k, v):
     "Refuse queries, keys and values that do not fit each other."
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if min(q.ndim, k.ndim, v.ndim) < 2:
-        raise ValueError(f"q, k, v need two axes or more: {shapes}")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"queries of width {q.shape[-1]} cannot meet "
-                         f"keys of width {k.shape[-1]}: {shapes}")
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"{k.shape[-2]} keys but {v.shape[-2]} values: "
-                         f"{shapes}")
-    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
-        raise ValueError(f"the leading axes differ: {shapes}")
+    a, b, c = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    problem = ""
+    if min(len(a), len(b), len(c)) < 2:
+        problem = "q, k, v need two axes or more"
+    elif a[-1] != b[-1]:
+        problem = (f"queries of width {a[-1]} cannot meet keys of width "
+                   f"{b[-1]}")
+    elif b[-2] != c[-2]:
+        problem = f"{b[-2]} keys but {c[-2]} values"
+    elif not a[:-2] == b[:-2] == c[:-2]:
+        problem = "the leading axes differ"
+    if problem:
+        raise ValueError(f"{problem}: q {a}, k {b}, v {c}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError("q, k, v must share one floating type, got "
                          f"{q.dtype}, {k.dtype}, {v.dtype}")

@@ -78,10 +78,11 @@ def repeat_heads(
         raise ValueError(f"heads cannot be repeated {n} times")
     return x if n == 1 else repeat(x, "b kv s d -> b (kv n) s d", n=n)
 
-# %% ../nbs/07_multi_head_attention.ipynb #87ae649e
+# %% ../nbs/07_multi_head_attention.ipynb #a03c0b1b
 def _fit_heads(q, k, v, mask, bias):
     "Check the arguments; how many query heads share one key head."
-    heads, kv = (x.shape[1] if x.ndim == 4 else 1 for x in (q, k))
+    heads = q.shape[1] if q.ndim == 4 else 1
+    kv = k.shape[1] if k.ndim == 4 else 1
     if kv < 1 or heads % kv:
         raise ValueError(f"{heads} query heads cannot share {kv} key "
                          "heads")
@@ -313,29 +314,36 @@ def _check_memory(layer, x, memory, kept):
                          f"{kept[-1].shape[1]} tokens, got one of "
                          f"{memory.shape[1]}: use a new cache")
 
-# %% ../nbs/07_multi_head_attention.ipynb #ceb33a0f
+# %% ../nbs/07_multi_head_attention.ipynb #7490d26f
 def _place(x, pos, cache):
     "Positions of x, and what the cache may know of them."
     counts = pos is None and getattr(cache, "n_plain", None) is not None
     if pos is None:
         pos = next_positions(cache, x.shape[1], x.device)
-    if len(pos) not in (1, len(x)):
+    if pos.shape[0] not in (1, x.shape[0]):
         raise ValueError(f"a batch of {len(x)} meets a cache of "
                          f"{len(pos)}")
     return pos, dict(plain=True) if counts else {}
 
-# %% ../nbs/07_multi_head_attention.ipynb #eebb4d33
+# %% ../nbs/07_multi_head_attention.ipynb #bc5a57f5
+def _split(x, n):
+    "``split_heads`` without the check and the pattern."
+    b, t, width = x.shape
+    return x.view(b, t, n, width // n).transpose(1, 2)
+
+
+def _merge(x):
+    "``merge_heads`` without the pattern."
+    return x.transpose(1, 2).flatten(2)
+
+# %% ../nbs/07_multi_head_attention.ipynb #39b1ab73
 def _project(layer, x):
     "Queries, keys and values, cut into heads."
-    n, widths = layer.n_heads, layer.widths
-    if layer.packed and widths[0] == widths[2]:  # one cut for all three
-        return rearrange(layer.qkv_proj(x), "b t (n h d) -> n b h t d",
-                         n=3, h=n)
     if layer.packed:
-        parts = layer.qkv_proj(x).split(widths, -1)
+        parts = layer.qkv_proj(x).split(layer.widths, -1)
     else:
         parts = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
-    return [split_heads(y, n) for y in parts]
+    return [_split(y, layer.n_heads) for y in parts]
 
 
 def _self_qkv(layer, x, pos, cache):
@@ -349,14 +357,14 @@ def _self_qkv(layer, x, pos, cache):
     k, v, k_pos = cache.update(k, v, pos=pos, **plain)
     return q, k, v, pos, k_pos
 
-# %% ../nbs/07_multi_head_attention.ipynb #cb3b87fb
+# %% ../nbs/07_multi_head_attention.ipynb #cdfe4b07
 def _cross_qkv(layer, x, memory, memory_pos, cache):
     "Queries of x; keys, values and their positions of a memory."
     kept = cache.memory if cache is not None else None
     _check_memory(layer, x, memory, kept)
-    q = split_heads(layer.q_proj(x), layer.n_heads)
+    q = _split(layer.q_proj(x), layer.n_heads)
     if kept is None:
-        k, v = (split_heads(p(memory), layer.n_heads)
+        k, v = (_split(p(memory), layer.n_heads)
                 for p in (layer.k_proj, layer.v_proj))
         counts = dict(plain=True) if memory_pos is None else {}
         if counts:
@@ -390,7 +398,7 @@ def _rules(layer, q, k, pos, k_pos, mask, free):
     return dict(mask=mask, bias=bias, causal=causal,
                 dropout=layer.dropout if layer.training else 0.0)
 
-# %% ../nbs/07_multi_head_attention.ipynb #1cba4b30
+# %% ../nbs/07_multi_head_attention.ipynb #fef7c249
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2.2).
 
@@ -445,33 +453,34 @@ class MultiHeadAttention(nn.Module):
             q, k, v, k_pos = _cross_qkv(self, x, memory, memory_pos, cache)
         how = _rules(self, q, k, pos, k_pos, mask, free)
         if self.fused and not need_weights:
-            return self.o_proj(merge_heads(fused_attend(q, k, v, **how)))
+            return self.o_proj(_merge(fused_attend(q, k, v, **how)))
         output, weights = explicit_attend(q, k, v, **how)
-        output = self.o_proj(merge_heads(output))
+        output = self.o_proj(_merge(output))
         return (output, weights.to(x.dtype)) if need_weights else output
 
-# %% ../nbs/07_multi_head_attention.ipynb #0c9a666d
+# %% ../nbs/07_multi_head_attention.ipynb #c79bc883
 def _check_update(held, new):
     "Refuse (*tensors, pos) that do not agree or cannot follow ``held``."
     *tensors, pos = new
     _check_positions(pos=pos)
     shapes = [tuple(x.shape) for x in tensors]
     b, s = shapes[0][0], shapes[0][-2]
-    if any((x[0], x[-2]) != (b, s) for x in shapes):
+    if any([x[0] != b or x[-2] != s for x in shapes]):
         raise ValueError("the tensors of an update must agree in batch "
                          f"and time, got shapes {shapes}")
-    if len(pos) not in (1, b) or pos.shape[1] != s:
+    if pos.shape[0] not in (1, b) or pos.shape[1] != s:
         raise ValueError(f"positions of shape {tuple(pos.shape)} do not "
                          f"fit tensors of shapes {shapes}")
-    old = [tuple(x.shape) for x in held[:-1]] if held else shapes
+    if not held:
+        return
+    old = [tuple(x.shape) for x in held[:-1]]
     if old[0][0] != b:
         raise ValueError(f"a batch of {b} meets a cache of {old[0][0]}")
-    if [(*x[:-2], x[-1]) for x in old] != [(*x[:-2], x[-1])
-                                           for x in shapes]:
+    if [x[:-2] + x[-1:] for x in old] != [x[:-2] + x[-1:] for x in shapes]:
         raise ValueError(f"shapes {shapes} cannot continue a cache of "
                          f"shapes {old}: only time, axis -2, may differ")
 
-# %% ../nbs/07_multi_head_attention.ipynb #a85337c8
+# %% ../nbs/07_multi_head_attention.ipynb #a61ae345
 def _append(held, new):
     "(*tensors, pos) with ``new`` after ``held``, which may be None."
     _check_update(held, new)
@@ -479,7 +488,7 @@ def _append(held, new):
     if not held:
         return *(x.contiguous() for x in tensors), pos
     *past, past_pos = held
-    if len(past_pos) != len(pos):  # one of them counts for all rows
+    if past_pos.shape[0] != pos.shape[0]:  # one counts for all rows
         rows = max(len(past_pos), len(pos))
         past_pos, pos = past_pos.expand(rows, -1), pos.expand(rows, -1)
     return (*(torch.cat(pair, -2) for pair in zip(past, tensors)),

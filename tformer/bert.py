@@ -77,7 +77,15 @@ def _check_inputs(ids, pos, segments, max_len):
             raise ValueError(f"{name} of shape {tuple(x.shape)} does not "
                              f"fit ids of shape {(b, t)}")
 
-# %% ../nbs/11_bert.ipynb #d749f17a
+# %% ../nbs/11_bert.ipynb #fdff9186
+def _segment_rows(table, segments):
+    "The vectors of segments, and errors that speak of segments."
+    try:
+        return table(segments)
+    except ValueError as error:
+        raise ValueError(f"segments: {error}") from error
+
+# %% ../nbs/11_bert.ipynb #edcc1d24
 class BertEmbedding(nn.Module):
     """Token + position + segment, normed, then dropout.
 
@@ -106,7 +114,7 @@ class BertEmbedding(nn.Module):
         if pos is None:
             pos = next_positions(None, ids.shape[1], ids.device)
         kind = (self.segments.weight[0] if segments is None
-                else self.segments(segments))
+                else _segment_rows(self.segments, segments))
         x = self.tokens(ids) + kind + self.positions(pos)
         return self.dropout(self.norm(x))
 
@@ -127,7 +135,7 @@ class _FromBert(Saved):
 
     @classmethod
     def from_bert(cls, folder: str | os.PathLike, *,
-                  new: tuple[str, ...] = (), **fields: Any):
+                  new: tuple[str, ...] | str = (), **fields: Any):
         "The model in a folder of transformers' BERT: ``load_bert``."
         return load_bert(cls, folder, new=new, **fields)
 
@@ -358,7 +366,7 @@ class BertClassifier(_FromBert, nn.Module):
         x = self.bert(ids, pos=pos, mask=mask, segments=segments)
         return self.label_head(self.dropout(self.pooler(x, pos)))
 
-# %% ../nbs/11_bert.ipynb #b46c01c3
+# %% ../nbs/11_bert.ipynb #6b3a2297
 _FIELDS = {"vocab_size": "vocab_size", "hidden_size": "d_model",
            "num_hidden_layers": "n_layers", "intermediate_size": "d_ff",
            "num_attention_heads": "n_heads", "layer_norm_eps": "eps",
@@ -376,6 +384,9 @@ def _read_bert_config(path):
         theirs = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
+    if "hidden_size" not in theirs:
+        raise ValueError(f"{path} is not of a BERT of transformers; what "
+                         "save wrote is read by load")
     for name, value in _FIXED.items():
         if theirs.get(name, value) != value:
             raise ValueError(f"{path}: {name} is {theirs[name]!r}, "
@@ -387,7 +398,7 @@ def _read_bert_config(path):
     return BertConfig(**fields, n_labels=len(labels),
                       activation=_TANH.get(act, act))
 
-# %% ../nbs/11_bert.ipynb #3a66fab6
+# %% ../nbs/11_bert.ipynb #37a96c07
 _HEADS = {"pooler", "lm_head", "next_head", "label_head"}
 
 
@@ -398,9 +409,12 @@ def _part(name):
 def _fit_weights(model, tensors, new):
     "By our names: what the model has, and the new parts as they are."
     own, named = model.state_dict(), {}
-    if wrong := set(new) - {_part(n) for n in own}:
+    new = (new,) if isinstance(new, str) else new
+    parts = list(dict.fromkeys(_part(n) for n in own))
+    if wrong := set(new) - set(parts):
         raise ValueError(f"{type(model).__name__} has no part "
-                         f"{', '.join(sorted(wrong))}")
+                         f"{', '.join(sorted(wrong))}; its parts are "
+                         f"{', '.join(parts)}")
     for name, tensor in tensors.items():
         if not name.endswith("position_ids"):  # a buffer of old files
             name = bert_name(name)
@@ -415,7 +429,7 @@ def load_bert(
     cls: type,  # of this chapter, such as ``BertMaskedLM``
     folder: str | os.PathLike,  # config.json and model.safetensors
     *,
-    new: tuple[str, ...] = (),  # parts that keep their first weights
+    new: tuple[str, ...] | str = (),  # parts that keep first weights
     **fields: Any,  # of the configuration, in place of the file's
 ) -> nn.Module:
     """A BERT from the files of transformers, in eval mode.

@@ -211,7 +211,7 @@ def _find(config, name):
             return value
     return None
 
-# %% ../nbs/14_costs.ipynb #30cf651a
+# %% ../nbs/14_costs.ipynb #05ec134b
 def _family(source, config, like):
     "The traits of a family, and its name."
     name = like or getattr(config, "model_type", None)
@@ -221,6 +221,9 @@ def _family(source, config, like):
     for known in names:
         if known in _FAMILIES:
             return known, dict(_FAMILIES[known])
+    if not name and _find(config, "d_model") is None:
+        raise ValueError("expected the configuration of a Transformer, or "
+                         f"a model that has one, got {names[0]}")
     raise ValueError(f"no family {names[0]!r}; if it is built like one of "
                      f"{', '.join(sorted(_FAMILIES))}, name it by like=")
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,7 +345,7 @@ def load_gpt2_tensors(
         names.get(name, name): x.T if x.ndim == 2 and ".c_" in name else x
         for name, x in tensors.items()})
 
-# %% ../nbs/12_gpt.ipynb #faafd11f
+# %% ../nbs/12_gpt.ipynb #18f22ef7
 class EmptyGPT(GPT):
     """GPT-2 with eight gaps, to be filled in a class of one's own.
 
@@ -366,7 +367,7 @@ class EmptyGPT(GPT):
         raise NotImplementedError
 
     def split(self, qkv):
-        "Three of (b, h, t, d_head), from the fused (b, t, 3 d)."
+        "Three of (b, h, t, d_head), from the packed (b, t, 3 d)."
         raise NotImplementedError
 
     def attend(self, q, k, v, allowed):
@@ -429,7 +430,8 @@ def skeleton() -> str:
     source = inspect.getsource(EmptyGPT)
     start, end = (source.index(f"    def {name}(")
                   for name in ("places", "forward"))
-    return ("import torch\n\nfrom tformer.gpt import EmptyGPT, rebuild\n"
+    return ("import torch\nfrom torch.nn import functional as F\n\n"
+            "from tformer.gpt import EmptyGPT, rebuild\n"
             f"\n\nclass MyGPT(EmptyGPT):\n{source[start:end].rstrip()}\n"
             '\n\nif __name__ == "__main__":\n    print(rebuild(MyGPT))\n')
 
@@ -521,6 +523,10 @@ _MISTAKES = {"places": [  # what is likely, and the version that does it
 ], "vectors": [
     ("the vectors of the positions are missing",
      lambda m, ids, pos: m.embed(ids)),
+    ("the vectors of the tokens are missing",
+     lambda m, ids, pos: m.embed_pos(pos)),
+    ("the vectors are multiplied: add them",
+     lambda m, ids, pos: m.embed(ids) * m.embed_pos(pos)),
     ("places in the batch were counted, and pos was not used: in a row "
      "with padding on the left every token is at the wrong position",
      lambda m, ids, pos: m.embed(ids) + m.embed_pos(
@@ -542,6 +548,10 @@ _MISTAKES = {"places": [  # what is likely, and the version that does it
          -1, -1, pos.shape[1], -1)),
     ("padding is attended to: a key at a negative position is no token",
      lambda m, pos, k_pos: causal_mask(pos, k_pos)),
+    ("position 0 is hidden, which is a token: > where >= was meant",
+     lambda m, pos, k_pos: combined_mask(pos, k_pos - (k_pos == 0).int())),
+    ("either condition is enough here, and both must hold: & and not |",
+     lambda m, pos, k_pos: causal_mask(pos, k_pos) | padding_mask(k_pos)),
     *((f"places were compared, not positions{more}: with a cache, the "
        "first query is not beside the first key", version)
       for more, version in (
@@ -552,7 +562,7 @@ _MISTAKES = {"places": [  # what is likely, and the version that does it
                pos.shape[1], k_pos.shape[1]).tril().bool()))),
 ]}
 
-# %% ../nbs/12_gpt.ipynb #93d99f4e
+# %% ../nbs/12_gpt.ipynb #06f8a5d1
 #| code-fold: true
 def _cut(model, qkv, pattern):
     "Queries, keys and values by an einops pattern."
@@ -574,10 +584,10 @@ _MISTAKES["split"] = [
     ("view or reshape does not move an axis, so tokens are mixed; cut "
      "into (b, t, h, d_head), then transpose(1, 2)",
      lambda m, qkv: tuple(_viewed(m, x) for x in qkv.chunk(3, -1))),
-    ("keys and values are exchanged: the fused order is q, k, v",
+    ("keys and values are exchanged: the packed order is q, k, v",
      lambda m, qkv: tuple(_FILLED["split"](m, qkv)[i]
                           for i in (0, 2, 1))),
-    ("queries and keys are exchanged: the fused order is q, k, v",
+    ("queries and keys are exchanged: the packed order is q, k, v",
      lambda m, qkv: tuple(_FILLED["split"](m, qkv)[i]
                           for i in (1, 0, 2)))]
 
@@ -613,8 +623,12 @@ _MISTAKES["attend"] = [
      lambda m, q, k, v, allowed: _mixed(q, k, v, ~allowed)),
     ("the mask is not used", lambda m, q, k, v, allowed: _mixed(
         q, k, v, torch.ones_like(allowed))),
+    ("the mask was added as 1 and 0, which blocks nothing: use it in "
+     "masked_fill", lambda m, q, k, v, allowed: rearrange(softmax(
+         q @ k.mT * k.shape[-1] ** -0.5 + allowed, -1) @ v,
+         "b h t d -> b t (h d)")),
     ("forbidden scores were set to 0, which is a score like any other: "
-     "it must be -inf, whose share is 0", _mistaken(fill=0.0)),
+     "they must be so low that their share is 0", _mistaken(fill=0.0)),
     ("the mask came after softmax, so the shares of a query no longer "
      "sum to 1: mask the scores", _mistaken(after=True)),
     ("heads were merged by a view that does not move their axis: "
@@ -651,6 +665,13 @@ _MISTAKES["block"] = [
      lambda m, x, n1, f, n2, g: g(n2(f(n1(x))))),
     ("the normed x was added, not x: the stream itself is not normed",
      lambda m, x, n1, f, n2, g: (z := n2((y := n1(x)) + f(y))) + g(z)),
+    ("the norm comes last, x + norm(f(x)): it belongs before the sublayer",
+     lambda m, x, n1, f, n2, g: (y := x + n1(f(x))) + n2(g(y))),
+    ("the second sum goes back to the block's x, so what attention wrote "
+     "is lost: add to the first sum",
+     lambda m, x, n1, f, n2, g: x + g(n2(x + f(n1(x))))),
+    ("the feed-forward layer comes first: attention does",
+     lambda m, x, n1, f, n2, g: (y := x + g(n2(x))) + f(n1(y))),
     ("both sublayers read the same x: the second has to read what the "
      "first wrote", lambda m, x, n1, f, n2, g: x + f(n1(x)) + g(n2(x))),
     ("the two norms are exchanged: they have weights of their own",
@@ -685,7 +706,9 @@ def _fits(got, right):
         return "returns None: is a return missing?"
     if isinstance(right, tuple):
         if not isinstance(got, tuple | list) or len(got) != len(right):
-            return f"must return {len(right)} tensors"
+            have = (len(got) if isinstance(got, tuple | list) else
+                    f"one {type(got).__name__}")
+            return f"must return {len(right)} tensors, got {have}"
         return next(filter(None, map(_fits, got, right)), "")
     if not isinstance(got, Tensor):
         return f"must return a tensor, got {type(got).__name__}"
@@ -711,6 +734,31 @@ def _parts(results):
     return [x for r in results for x in (
         r if isinstance(r, tuple | list) else [r])]
 
+
+def _values(got, right, where):
+    "The numbers where two results differ most."
+    pairs = zip(_parts([got]), _parts([right]))
+    a, b = torch.broadcast_tensors(*max(
+        pairs, key=lambda pair: _far(*pair, where)))
+    apart = torch.zeros(a.shape)
+    apart[where] = (a.float() - b.float()).nan_to_num(0.0).abs()[where]
+    at = [i.item() for i in torch.unravel_index(apart.argmax(), a.shape)]
+    mine, correct = (
+        f"{x[tuple(at)].item():.5g}" if x.is_floating_point() else
+        str(x[tuple(at)].item()) for x in (a, b))
+    return f"{mine} where {correct} is right, at {at}"
+
+
+def _shown(gap, args):
+    "The arguments of a call, tensors by their shapes."
+    names = [*inspect.signature(getattr(EmptyGPT, gap)).parameters][1:]
+    return ", ".join(
+        f"{name} {x}" if not isinstance(x, Tensor | Cache) else
+        f"{name}.n_seen {x.n_seen.tolist()}" if isinstance(x, Cache) else
+        f"{name} {x.tolist()}" if x.dtype == torch.int64 else
+        f"{name} of shape {tuple(x.shape)}"
+        for name, x in zip(names, args) if not callable(x))
+
 # %% ../nbs/12_gpt.ipynb #8464a7a0
 #| code-fold: true
 _DEAD = ("a query that may attend to nothing, such as padding, gets a row "
@@ -719,39 +767,64 @@ _DEAD = ("a query that may attend to nothing, such as padding, gets a row "
          "tformer.attend")
 
 
-def _results(model, gap, calls):
+_SPOILED = ("changes what it was given, by += or a function whose name "
+            "ends in _; gradients need the old numbers: write x = x + …")
+
+
+def _result(model, gap, args):
     "What a gap returns, and what is wrong with the form of it."
+    right = _FILLED[gap](model, *args)
+    given = [x for x in args if isinstance(x, Tensor)]
+    before = [x._version for x in given]
     try:
-        got = [getattr(model, gap)(*args) for args, _ in calls]
+        got = getattr(model, gap)(*args)
     except NotImplementedError:
-        return [], "still empty"
+        return None, "still empty"
     except Exception as error:
-        return [], f"raises {type(error).__name__}: {error}"
-    right = (_FILLED[gap](model, *args) for args, _ in calls)
-    return got, next(filter(None, map(_fits, got, right)), "")
+        frames = [f for f in traceback.extract_tb(error.__traceback__)
+                  if f.name == gap]
+        line = f" in \"{frames[-1].line}\"" if frames else ""
+        return None, f"raises {type(error).__name__}{line}: {error}"
+    spoiled = before != [x._version for x in given]
+    return got, _SPOILED if spoiled else _fits(got, right)
+
+
+def _compared(model, gap, calls, got):
+    "Results of the right form: the problem, the likely mistake, where."
+    def far(version):
+        return [_far(mine, version(model, *args), where)
+                for mine, (args, where) in zip(got, calls)]
+
+    right = [_FILLED[gap](model, *args) for args, _ in calls]
+    slack = max(check.tolerance(x.float()) for x in _parts(right))
+    apart = far(_FILLED[gap])
+    if max(apart) <= slack:
+        dead = not all(x.isfinite().all() for x in _parts(got))
+        return ("not all results are numbers", _DEAD, []) if dead else (
+            "", "", [])
+    i = apart.index(max(apart))
+    likely = (text for text, version in _MISTAKES[gap]
+              if max(far(version)) <= slack)
+    by = "" if gap == "allowed" else f" by {apart[i]:.2g}"
+    return f"differs{by} from what it should be", next(likely, ""), [
+        ("given", _shown(gap, calls[i][0])),
+        ("returns", _values(got[i], right[i], calls[i][1]))]
 
 
 @torch.no_grad()
 def _cause(model, gap):
-    "What is wrong with one gap by itself, and the likely mistake."
-    calls = _CALLS[gap](_samples(model))
-    got, form = _results(model, gap, calls)
-    if form:
-        return form, ""
+    """What is wrong with one gap by itself.
 
-    def worst(version):
-        return max(_far(mine, version(model, *args), where)
-                   for mine, (args, where) in zip(got, calls))
-
-    right = _parts(_FILLED[gap](model, *args) for args, _ in calls)
-    slack = max(check.tolerance(x.float()) for x in right)
-    if (far := worst(_FILLED[gap])) <= slack:
-        dead = not all(x.isfinite().all() for x in _parts(got))
-        return ("not all results are numbers", _DEAD) if dead else ("", "")
-    likely = (text for text, version in _MISTAKES[gap]
-              if worst(version) <= slack)
-    by = "" if right[0].dtype == torch.bool else f" by {far:.2g}"
-    return f"differs{by} from what it should be", next(likely, "")
+    The problem, the likely mistake (None: the form is wrong, so that
+    nothing could be compared), and lines that show it.
+    """
+    calls, got = _CALLS[gap](_samples(model)), []
+    for args, _ in calls:
+        one, form = _result(model, gap, args)
+        if form:
+            return form, None, [("given", _shown(gap, args))]
+        got.append(one)
+    return _compared(model, gap, calls, got)
 
 # %% ../nbs/12_gpt.ipynb #79a901c9
 #| code-fold: true
@@ -776,6 +849,33 @@ def _symptom(model, right, gap):
     return "", "", ""
 
 
+_TOLD = {  # where a gap is explained
+    "places": "chapter 7, What a layer keeps",
+    "vectors": "chapter 4, A learned table",
+    "allowed": "chapter 7, Which keys may a query attend to?",
+    "split": "chapter 7, The layer of 2017",
+    "attend": "chapter 7, The explicit path",
+    "ffn": "chapter 6, Activations and What attention cannot do",
+    "block": "chapter 6, Where the norm stands",
+    "head": "chapter 12, The head is the token table"}
+
+
+def _diagnosis(cls, gap):
+    "The problem of a gap, the likely mistake, and lines that show it."
+    model, right = _fill(cls, gap)
+    problem, likely, lines = _cause(model, gap)
+    if likely is None:  # of the wrong form: the rest would be noise
+        return problem, "", lines if problem != "still empty" else []
+    name, seen, guess = _symptom(model, right, gap)
+    if not problem:
+        return seen, guess, []
+    lines.append(("symptom", f"check.{name}: {seen}" if seen else
+                  "none that tformer.check sees"))
+    guess = guess if name != "same" else ""  # which says where, not what
+    return problem, likely or guess or (
+        f"no mistake that this checker knows; see {_TOLD[gap]}"), lines
+
+
 class _Rebuilt(check.Report):
     "A report under its own name."
 
@@ -798,14 +898,9 @@ def check_gap(
         raise ValueError(f"checks {', '.join(GAPS)} of an EmptyGPT, not "
                          f"{gap!r} of {cls.__name__}")
     report = _Rebuilt("gap", f"{cls.__name__}.{gap}")
-    model, right = _fill(cls, gap)
-    problem, likely = _cause(model, gap)
-    if problem != "still empty":
-        name, seen, guess = _symptom(model, right, gap)
-        if problem:
-            report.note("symptom", f"check.{name}: {seen}" if seen else
-                        "none that tformer.check sees")
-        problem, likely = problem or seen, likely or guess
+    problem, likely, lines = _diagnosis(cls, gap)
+    for label, text in lines:
+        report.note(label, text)
     if problem:
         report.fail(problem, likely)
     report.note("tested", "alone, and in a model by " + ", ".join(

@@ -53,9 +53,11 @@ class Linear(nn.Module):
     def forward(
         self, x: Float[Tensor, "*b d_in"]
     ) -> Float[Tensor, "*b d_out"]:
-        weight = self.weight
-        _check_width(x, weight.shape[1:], "Linear")
-        return F.linear(x, weight, self.bias)
+        try:
+            return F.linear(x, self.weight, self.bias)
+        except RuntimeError:  # see whether the width is the reason
+            _check_width(x, self.weight.shape[1:], "Linear")
+            raise
 
     def extra_repr(self) -> str:
         d_out, d_in = self.weight.shape

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from .attention import (
     Cache, _check_call, _head_widths, _is_free, _merge, _place, _rules,
     _split, explicit_attend, fused_attend, next_positions)
-from .layers import (
-    GatedFeedForward, Linear, PreNorm,
-    RMSNorm, init_weights, swiglu_width)
+from tformer.layers import (
+    GatedFeedForward, Linear, PreNorm, RMSNorm, init_weights,
+    swiglu_width)
 from .position import Embedding, _blind
 from .rotary import Rotary, llama3_scaling, rope_frequencies
 from .seq2seq import ModelConfig, Saved, _check_whole

@@ -279,15 +279,22 @@ def convert_layout(
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e3dcf2db
+def _swapped(x, layout):
+    "The members of each pair in each other's place."
+    if layout == "half":
+        return x.roll(x.shape[-1] // 2, -1)
+    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
     if x.shape[-1] != cos.shape[-1]:
         raise ValueError(f"vectors of width {x.shape[-1]}, but d_head is "
                          f"{cos.shape[-1]}")
-    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    a, b = _members(wide, layout)
-    turned = (wide * cos).addcmul_(_joined(b, a, layout), sin)
-    return turned.to(x.dtype)
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    if x.dtype != wide:
+        return _turn(x.to(wide), cos, sin, layout).to(x.dtype)
+    return (x * cos).addcmul_(_swapped(x, layout), sin)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
 class Rotary(_Float32):
@@ -327,11 +334,11 @@ class Rotary(_Float32):
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
         _check_positions(pos=pos)
-        angle = pos[:, None, :, None].float() * self.turns
+        angle = pos[:, None, :, None] * self.turns
         cos, sin = angle.cos(), angle.sin()
         if self.scale != 1.0:
             cos, sin = self.scale * cos, self.scale * sin
-        return tuple(_turn(x, cos, sin, self.layout) for x in tensors)
+        return tuple([_turn(x, cos, sin, self.layout) for x in tensors])
 
 # %% ../nbs/05_relative_and_rotary.ipynb #fcd4a9ef
 def linear_scaling(

@@ -254,9 +254,11 @@ class Saved:
         "The model in a folder, in eval mode: ``load_model``."
         return load_model(cls, folder, **parts)
 
-# %% ../nbs/09_encoder_decoder.ipynb #f4d33aa2
+# %% ../nbs/09_encoder_decoder.ipynb #e883fee6
 def _check_length(ids, pos, cache, max_len):
     "Refuse ids whose last position the model does not have."
+    if ids.ndim != 2:
+        raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
     n = ids.shape[1]
     if pos is not None:
         blind = _blind(pos) or not pos.numel()
@@ -554,7 +556,7 @@ def _adopt_types(model, tensors):
         if found and x.dtype != found[0].dtype:
             x.data = x.data.to(found[0].dtype)
 
-# %% ../nbs/09_encoder_decoder.ipynb #bbd364f1
+# %% ../nbs/09_encoder_decoder.ipynb #75759eda
 def load_model(
     cls: type,  # the class that was saved, such as ``Seq2Seq``
     folder: str | os.PathLike,  # what ``save_model`` wrote
@@ -571,8 +573,9 @@ def load_model(
     values = _read_config(folder, metadata)
     name = values.pop("model", None)
     if name != cls.__name__:
-        raise ValueError(f"{folder} holds a {name}, not a "
-                         f"{cls.__name__}")
+        held = (f"a {name}, not a {cls.__name__}" if name
+                else "no model that save wrote")
+        raise ValueError(f"{folder} holds {held}")
     with torch.random.fork_rng(devices=[]):
         model = cls(cls.config_class.from_dict(values), **parts)
     _adopt_types(model, tensors)

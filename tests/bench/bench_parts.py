@@ -93,6 +93,7 @@ class Case:
     forward: bool = True
     backward: bool = True
     seed: int | None = None     # for what draws random numbers
+    finely: bool = False        # many short samples, for what is short
     note: str = ""
 
 
@@ -104,11 +105,11 @@ def randn(*shape, seed=0):
 
 
 @torch.no_grad()
-def fill(module):
-    "Weights of standard deviation 0.1 at most, norms away from 1."
+def fill(module, std=0.1):
+    "Weights of this standard deviation, norms away from 1."
     for i, (name, p) in enumerate(sorted(module.named_parameters())):
         norm = p.ndim == 1 and name.endswith("weight")
-        p.copy_(0.1 * randn(*p.shape, seed=i) + (1 if norm else 0))
+        p.copy_(std * randn(*p.shape, seed=i) + (1 if norm else 0))
     return module
 
 
@@ -174,12 +175,13 @@ def apart(ours, peers):
     return worst
 
 
-def ratio(ours, peer):
+def ratio(ours, peer, finely=False):
     "The median of our time / the peer's, and the medians of both, per call."
-    ways = {name: timing.repeated(f, SAMPLE)
+    sample, most = (SAMPLE / 4, 150) if finely else (SAMPLE, 25)
+    ways = {name: timing.repeated(f, sample)
             for name, f in (("ours", ours), ("peer", peer))}
     first = sum(timing.once(f, time.process_time)[0] for f, _ in ways.values())
-    rounds = max(7, min(25, int(BUDGET / first)))
+    rounds = max(7, min(most, int(BUDGET / first)))
     gc.collect()
     gc.disable()
     try:
@@ -200,7 +202,7 @@ def compare(case, label, ours, peer, aligned):
     if not (isinstance(difference, float) and difference <= 1e-5):
         raise AssertionError(f"{case.name}, {label}: the two sides differ: "
                              f"{difference}")
-    value, a, b = ratio(ours, peer)
+    value, a, b = ratio(ours, peer, case.finely)
     name = f"{case.name}, {label}"
     timing.row(name, value, case.target and (timing.AT_MOST, case.target),
                f"{1e6 * a:,.1f} / {1e6 * b:,.1f} µs; "
