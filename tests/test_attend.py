@@ -504,3 +504,13 @@ def test_autocast_does_not_narrow_the_products():
     with torch.autocast("cpu", torch.bfloat16):
         cast = attend(q, k, v)
     assert torch.equal(plain[0], cast[0]) and torch.equal(plain[1], cast[1])
+
+
+def test_a_mask_of_one_row_for_each_text_gets_a_hint():
+    q = torch.zeros(2, 3, 4, 8)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"is mask\[:, None, None\]"):
+        attend(q, q, q, mask=mask)
+    attend(q, q, q, mask=mask[:, None, None])
+    with pytest.raises(ValueError, match=r"\(2, 3, 4, 4\)$"):
+        attend(q, q, q, bias=torch.ones(2, 4))

@@ -899,3 +899,9 @@ def test_the_skeleton_runs_as_a_file(tmp_path):
     exec(skeleton(), space)
     assert space["MyGPT"].__mro__[1] is EmptyGPT
     assert all(gap in vars(space["MyGPT"]) for gap in GAPS)
+
+
+def test_ids_without_a_batch_are_refused():
+    for kind in (GPT, GPT1):
+        with pytest.raises(ValueError, match=r"\(b, t\), got \(5,\)"):
+            model(kind)(torch.arange(5))

@@ -759,3 +759,8 @@ def test_the_record_is_whole():
         (name, str(seed)) for name in script.VARIANTS for seed in range(5)]
     assert {r["steps"] for r in rows} == {str(script.STEPS)}
     assert isinstance(script.Mixed(), nn.Module)
+
+
+def test_ids_without_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"\(b, t\), got \(5,\)"):
+        model()(torch.arange(5))

@@ -432,6 +432,10 @@ def test_rotary_names_what_does_not_fit():
         rotate(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
     with pytest.raises(ValueError, match="width 6, but d_head is 8"):
         Rotary(8)(randn(1, 1, 5, 6), pos=steps(5))
+    changed = Rotary(8)
+    changed.layout = "interleaved"
+    with pytest.raises(ValueError, match="'half', now 'interleaved'"):
+        changed(randn(1, 1, 5, 8), pos=steps(5))
     with pytest.raises(ValueError, match="'neox'"):
         rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
 

@@ -112,8 +112,11 @@ def _check_mask(mask, bias, shape):
         long = (1,) * (len(shape) - len(size)) + size
         if len(long) > len(shape) or any(
                 a not in (1, b) for a, b in zip(long, shape)):
+            hint = ("; one row for each text is mask[:, None, None]"
+                    if name == "mask" and len(size) == 2 else "")
             raise ValueError(f"a {name} of shape {size} does not "
-                             f"broadcast to scores of shape {shape}")
+                             f"broadcast to scores of shape {shape}"
+                             f"{hint}")
     if mask is not None and 2 < mask.ndim < len(shape):
         raise ValueError(f"a mask of shape {tuple(mask.shape)} could mean "
                          f"two things for scores of shape {shape}: write "

@@ -110,8 +110,11 @@ def _tied_head(embed):
     return head
 
 # %% ../nbs/12_gpt.ipynb #304b28a6
-def _check_length(model, t, cache, pos):
+def _check_length(model, ids, cache, pos):
     "Refuse more tokens than there are positions, where that is known."
+    if ids.ndim != 2:
+        raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
+    t = ids.shape[1]
     past = 0 if cache is None else getattr(cache, "n_plain", None)
     if pos is None and past is not None and past + t > model.max_len:
         kept = f" after {past} in the cache" if past else ""
@@ -142,7 +145,7 @@ class _Decoder(Saved, nn.Module):
         mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         "Logits for the token after each; ``pos`` < 0 is padding."
-        _check_length(self, ids.shape[1], cache, pos)
+        _check_length(self, ids, cache, pos)
         at = pos if pos is not None else next_positions(
             cache, ids.shape[1], ids.device)
         x = self.dropout(self.embed(ids) + self.embed_pos(at))

@@ -222,6 +222,8 @@ def _check_cache(cache, n_layers):
 
 def _known_positions(ids, pos, cache, max_len):
     "What layers are told of positions; refuses those past max_len."
+    if ids.ndim != 2:
+        raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
     t = ids.shape[1]
     if pos is None and cache is not None and cache.n_plain is None:
         pos = next_positions(cache, t, ids.device)

@@ -318,7 +318,7 @@ class Rotary(_Float32):
                              f"got {len(freqs)} frequencies")
         if layout not in LAYOUTS:
             raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
-        self.scale, self.layout = scale, layout
+        self.scale, self.layout, self._made = scale, layout, layout
         turns = _joined(-freqs.float(), freqs.float(), layout)
         self.register_buffer("turns", turns, persistent=False)
 
@@ -334,6 +334,9 @@ class Rotary(_Float32):
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
         _check_positions(pos=pos)
+        if self.layout != self._made:
+            raise ValueError(f"made for layout {self._made!r}, now "
+                             f"{self.layout!r}: make a new Rotary")
         angle = pos[:, None, :, None] * self.turns
         cos, sin = angle.cos(), angle.sin()
         if self.scale != 1.0:
