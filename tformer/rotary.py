@@ -325,7 +325,7 @@ class Rotary(_Float32):
     @property
     def freqs(self) -> Float[Tensor, "half"]:
         "Radians per position of each pair."
-        return _members(self.turns, self.layout)[1]
+        return _members(self.turns, self._made)[1]
 
     def forward(
         self,
@@ -334,10 +334,10 @@ class Rotary(_Float32):
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
         _check_positions(pos=pos)
-        if self.layout != self._made:
-            raise ValueError(f"made for layout {self._made!r}, now "
-                             f"{self.layout!r}: make a new Rotary")
-        angle = pos[:, None, :, None] * self.turns
+        turns = self.turns
+        if self.layout != self._made:  # it was changed afterwards
+            turns = _joined(-self.freqs, self.freqs, self.layout)
+        angle = pos[:, None, :, None] * turns
         cos, sin = angle.cos(), angle.sin()
         if self.scale != 1.0:
             cos, sin = self.scale * cos, self.scale * sin
