@@ -872,6 +872,18 @@ def test_the_graph_does_not_break(options):
     close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
 
 
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                    reason="a checked signature cannot be compiled")
+def test_one_graph_serves_every_length():
+    m, x = layer(causal=True), randn(2, 9, 16)
+    fast = torch.compile(m, backend="aot_eager", fullgraph=True)
+    for t in (4, 6, 9, 1):  # from the second on, the length is a symbol
+        close(fast(x[:, :t]), m(x[:, :t]))
+    cache = LayerCache()
+    parts = [fast(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)]
+    close(torch.cat(parts, 1), m(x))
+
+
 # mistakes are named
 
 @pytest.mark.parametrize("call, says", [

@@ -20,6 +20,7 @@ from tformer.bert import (  # noqa: E402
     BERT_NAMES, Bert, BertClassifier, BertConfig, BertEmbedding,
     BertMaskedLM, BertPretraining, BertTagger, MaskedHead, Pooler,
     bert_name, load_bert)
+from tformer.gpt import GPTConfig  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -621,6 +622,25 @@ def test_calls_that_cannot_be(cls):
         model(ids, segments=torch.zeros(3, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="a mask is boolean"):
         model(ids, mask=torch.ones(2, 5).long())
+
+
+@each
+def test_a_configuration_of_another_model_is_refused(cls):
+    for other in (GPTConfig(), TINY.to_dict()):
+        with pytest.raises(ValueError, match=(
+                f"{cls.__name__} takes a BertConfig, got a "
+                f"{type(other).__name__}$")):
+            cls(other)
+
+
+def test_a_text_without_tokens_has_no_first_one():
+    none = draw(2, 0)
+    assert BertMaskedLM(TINY)(none).shape == (2, 0, 40)
+    for cls in (BertPretraining, BertClassifier):
+        for pos in (None, none):
+            with pytest.raises(ValueError, match="0 tokens"):
+                cls(TINY)(none, pos=pos)
+        assert outputs(cls(TINY), draw(0, 5))[-1].shape[0] == 0
 
 
 def test_rows_may_be_longer_than_max_len_by_padding():

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tformer import check, gpt, seq2seq
-from tformer.attention import next_positions
+from tformer.attention import Cache, next_positions
+from tformer.bert import BertConfig
 from tformer.gpt import (
     GAPS, EmptyGPT, GPT, GPT1, GPTConfig, check_gap, gpt2_config,
     gpt2_name, load_gpt2_tensors, log_likelihood, read_gpt2_tensors,
@@ -342,6 +343,10 @@ def test_it_compiles_as_one_graph(kind):
     ours, ids = model(kind), some_ids(2, 8)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     close(compiled(ids), ours(ids))
+    close(compiled(ids[:, :5]), ours(ids[:, :5]))
+    cache = ours.new_cache(2)
+    parts = [compiled(x, cache=cache) for x in ids.split([4, 1, 1, 2], 1)]
+    close(torch.cat(parts, 1), ours(ids))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -388,6 +393,7 @@ def test_the_configuration():
     ("n_layers", 0, "n_layers .* 0"), ("n_heads", 5, "768 .* 5"),
     ("max_len", -1, "max_len .* -1"), ("d_ff", 0, "d_ff .* 0"),
     ("dropout", 1.0, "dropout .* 1.0"), ("eps", 0.0, "eps .* 0.0"),
+    ("eps", "1e-5", "eps .* '1e-5'"),
     ("activation", "gelu_new", "'gelu_new'.*gelu_tanh")])
 def test_bad_fields_are_refused(field, value, said):
     with pytest.raises(ValueError, match=f"(?s){said}"):
@@ -905,3 +911,35 @@ def test_ids_without_a_batch_are_refused():
     for kind in (GPT, GPT1):
         with pytest.raises(ValueError, match=r"\(b, t\), got \(5,\)"):
             model(kind)(torch.arange(5))
+
+
+@both
+def test_positions_of_other_tokens_are_refused(kind):
+    ours, ids = model(kind), some_ids(2, 5)
+    for pos in (torch.arange(4)[None], torch.zeros(3, 5).long(),
+                torch.zeros(1, 1).long()):
+        with pytest.raises(ValueError, match=(
+                rf"pos of shape \({len(pos)}, .*\(2, 5\)")):
+            ours(ids, pos=pos)
+    with pytest.raises(ValueError, match=r"\(2, 5\) does not .*\(1, 5\)"):
+        ours(ids[:1], pos=torch.arange(5).expand(2, 5))
+
+
+@both
+def test_a_cache_of_another_model_is_refused_and_left_alone(kind):
+    ours = model(kind)
+    for n in (1, 3):
+        cache = Cache(n)
+        with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
+            ours(some_ids(), cache=cache)
+        assert cache.empty
+
+
+@both
+def test_a_configuration_of_another_model_is_refused(kind):
+    like = BertConfig(vocab_size=61, d_model=32, n_layers=2, n_heads=4)
+    for other in (like, CONFIG.to_dict(), None):
+        with pytest.raises(ValueError, match=(
+                f"{kind.__name__} takes a GPTConfig, got a "
+                f"{type(other).__name__}$")):
+            kind(other)

@@ -21,6 +21,7 @@ from conftest import ROOT, run  # noqa: E402
 from tformer import check, llama, seq2seq  # noqa: E402
 from tformer.attention import (  # noqa: E402
     Cache, LayerCache, MultiHeadAttention)
+from tformer.gpt import GPTConfig  # noqa: E402
 from tformer.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
 from tformer.llama import (  # noqa: E402
     GroupedAttention, Llama, LlamaBlock, LlamaConfig, Qwen3, grouped,
@@ -337,6 +338,11 @@ def test_biases_where_asked_for():
     (lambda: config(base=0.0), "base 0"),
     (lambda: config(eps=-1e-6), "eps -1e-06"),
     (lambda: config(eps=math.nan), "eps nan"),
+    (lambda: config(eps="1e-5"), "eps '1e-5'"),
+    (lambda: config(base=None), "base None"),
+    (lambda: config(tied="no"), "tied 'no'"),
+    (lambda: config(rope_scaling=dict(SCALING, factor="8")), "factor '8'"),
+    (lambda: config(rope_scaling=8.0), "rope_scaling 8.0"),
     (lambda: config(rope_scaling=dict(factor=8.0)), "factor low_freq_factor"),
     (lambda: config(rope_scaling=dict(SCALING, rope_type="llama3")),
      "rope_type"),
@@ -404,8 +410,7 @@ def test_every_check_passes():
 def test_every_check_passes_in_bfloat16(kind):
     m = model(kind).to(torch.bfloat16)
     assert m(some_ids(2, 5)).dtype == torch.bfloat16
-    for law in (check.shapes, check.causal, check.padding, check.cache):
-        assert law(m, 50)
+    assert check.every(m, 50)
 
 
 def test_bfloat16_is_near_float32():
@@ -628,9 +633,9 @@ def test_an_interrupted_save_leaves_the_old(tmp_path, monkeypatch):
 
     def stop(*args, **kwargs):
         raise OSError("no space left")
-    for name in ("save_file",):
+    for name, where in (("save_file", seq2seq), ("replace", os)):
         with monkeypatch.context() as patch:
-            patch.setattr(seq2seq, name, stop)
+            patch.setattr(where, name, stop)
             with pytest.raises(OSError):
                 spread(Llama(config()), 0.7).save(tmp_path)
     again = Llama.load(tmp_path)
@@ -651,13 +656,18 @@ def test_a_truncated_file_is_refused(tmp_path):
 @pytest.mark.skipif(
     bool(os.environ.get("TFORMER_SHAPES")),
     reason="signatures are executed here, which cannot be compiled")
-def test_compiled_equals_eager():
-    m = model(n_layers=1)
+@pytest.mark.parametrize("kind", [Llama, Qwen3])
+def test_compiled_equals_eager(kind):
+    m = model(kind, n_layers=1)
     ids = some_ids(2, 8)
     compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
     close(compiled(ids), m(ids))
     pos = torch.tensor([[-1, 0, 1, 2, 3, 4, 5, 6], [*range(8)]])
     close(compiled(ids, pos=pos)[1], m(ids, pos=pos)[1])
+    close(compiled(ids[:, :5]), m(ids[:, :5]))
+    cache = m.new_cache(2)
+    parts = [compiled(x, cache=cache) for x in ids.split([4, 1, 1, 2], 1)]
+    close(torch.cat(parts, 1), m(ids))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -764,3 +774,12 @@ def test_the_record_is_whole():
 def test_ids_without_a_batch_are_refused():
     with pytest.raises(ValueError, match=r"\(b, t\), got \(5,\)"):
         model()(torch.arange(5))
+
+
+@pytest.mark.parametrize("kind", [Llama, Qwen3])
+def test_a_configuration_of_another_model_is_refused(kind):
+    for other in (GPTConfig(), config().to_dict(), None):
+        with pytest.raises(ValueError, match=(
+                f"{kind.__name__} takes a LlamaConfig, got a "
+                f"{type(other).__name__}$")):
+            kind(other)

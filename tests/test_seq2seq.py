@@ -883,6 +883,42 @@ def test_ids_without_a_batch_are_refused():
             call(torch.arange(5))
 
 
+def test_positions_of_other_tokens_are_refused():
+    model, memory = make(), torch.zeros(2, 3, 16)
+    for pos in (torch.arange(4)[None], torch.zeros(3, 5).long(),
+                torch.zeros(1, 1).long(), torch.arange(5)):
+        with pytest.raises(ValueError, match=(
+                rf"pos of shape \({len(pos)}, ?.*\(2, 5\)")):
+            model(draw_ids(2, 5), memory=memory, pos=pos)
+    with pytest.raises(ValueError, match=r"\(2, 5\) does not .*\(1, 5\)"):
+        model(draw_ids(1, 5), memory=memory, pos=torch.arange(5).expand(2, 5))
+
+
+@kinds
+def test_a_cache_of_another_model_is_refused_and_left_alone(kind):
+    model, memory = make(kind), torch.zeros(2, 3, 16)
+    for n in (1, 3):
+        cache = Cache(n)
+        with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
+            model(draw_ids(2, 5), memory=memory, cache=cache)
+        assert cache.empty and cache.layers[0].memory is None
+
+
+@kinds
+def test_a_configuration_of_another_model_is_refused(kind):
+    @dataclass(frozen=True, kw_only=True, repr=False)
+    class Derived(Seq2SeqConfig):
+        more: int = 1
+
+    model = kind(Derived(**SMALL.to_dict()))
+    assert model.config.more == 1 and model.max_len == 20
+    for other in (OddConfig(), SMALL.to_dict(), None, Seq2SeqConfig):
+        with pytest.raises(ValueError, match=(
+                f"{kind.__name__} takes a Seq2SeqConfig, got a "
+                f"{type(other).__name__}$")):
+            kind(other)
+
+
 @pytest.mark.parametrize("size", [0, 4, 100, 3000, -1])
 def test_a_file_cut_short_is_refused(size, tmp_path):
     make().save(tmp_path)
@@ -1085,6 +1121,13 @@ def test_compiles_in_one_graph(kind):
     fast = torch.compile(run, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         close(fast(src, ids), run(src, ids))
+        close(fast(src, ids[:, :3]), run(src, ids[:, :3]))
+        fast, cache = torch.compile(
+            model, fullgraph=True, backend="aot_eager"), model.new_cache(3)
+        memory = model.encode(src, keep)
+        parts = [fast(x, memory=memory, memory_mask=keep, cache=cache)
+                 for x in ids.split([2, 1, 1, 1], 1)]
+        close(torch.cat(parts, 1), run(src, ids))
 
 
 def test_bfloat16_is_near_float32():

@@ -394,7 +394,8 @@ def _rules(layer, q, k, pos, k_pos, mask, free):
     if not free:
         mask = combined_mask(pos if layer.causal else None, k_pos, mask,
                              (*q.shape[:-1], k.shape[-2]))
-    causal = free and layer.causal and q.shape[-2] == k.shape[-2]
+    square = q.shape[-2] == k.shape[-2]  # torch.compile: not yet a bool
+    causal = True if free and layer.causal and square else False
     return dict(mask=mask, bias=bias, causal=causal,
                 dropout=layer.dropout if layer.training else 0.0)
 

@@ -28,7 +28,7 @@ from .layers import (
 from .position import Embedding, LearnedPositions
 from .seq2seq import (
     EncoderBlock, ModelConfig, Saved, _check_dropout, _check_eps,
-    _check_split, _check_whole, load_weights, read_tensors)
+    _check_ids, _check_split, _check_whole, load_weights, read_tensors)
 
 # %% ../nbs/11_bert.ipynb #810400e5
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -66,16 +66,11 @@ class BertConfig(ModelConfig):
 # %% ../nbs/11_bert.ipynb #20f54496
 def _check_inputs(ids, pos, segments, max_len):
     "Refuse ids, positions and segments that do not fit each other."
-    if ids.ndim != 2:
-        raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
-    b, t = ids.shape
+    _check_ids(ids, pos=pos, segments=segments)
+    t = ids.shape[1]
     if pos is None and t > max_len:
         raise ValueError(f"{t} ids; the model has positions for max_len "
                          f"{max_len}")
-    for name, x in (("pos", pos), ("segments", segments)):
-        if x is not None and x.shape not in ((b, t), (1, t)):
-            raise ValueError(f"{name} of shape {tuple(x.shape)} does not "
-                             f"fit ids of shape {(b, t)}")
 
 # %% ../nbs/11_bert.ipynb #fdff9186
 def _segment_rows(table, segments):
@@ -150,8 +145,8 @@ class Bert(_FromBert, nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        c = self.config = config
-        self.max_len = c.max_len
+        self._take(config)
+        c = config
         self.embed = BertEmbedding(
             c.vocab_size, c.d_model, max_len=c.max_len,
             n_segments=c.n_segments, eps=c.eps, dropout=c.dropout)
@@ -254,7 +249,7 @@ class BertMaskedLM(_FromBert, nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.config, self.max_len = config, config.max_len
+        self._take(config)
         self.bert = Bert(config)
         self.lm_head = MaskedHead(
             self.bert.embed.tokens.weight, eps=config.eps,
@@ -285,6 +280,8 @@ class Pooler(nn.Module):
         self, x: Float[Tensor, "b t d"],
         pos: Int[Tensor, "_ t"] | None = None,  # None: no padding
     ) -> Float[Tensor, "b d"]:
+        if not x.shape[1]:
+            raise ValueError("a text of 0 tokens has no first token")
         if pos is None:
             return torch.tanh(self.proj(x[:, 0]))
         place = (pos >= 0).long().argmax(1).expand(len(x))
@@ -302,7 +299,7 @@ class BertPretraining(_FromBert, nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.config, self.max_len = config, config.max_len
+        self._take(config)
         self.bert = Bert(config)
         self.pooler = Pooler(config.d_model)
         self.lm_head = MaskedHead(
@@ -328,7 +325,7 @@ class BertTagger(_FromBert, nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.config, self.max_len = config, config.max_len
+        self._take(config)
         self.bert = Bert(config)
         self.dropout = Dropout(config.dropout)
         self.label_head = _linear(config.d_model, config.n_labels)
@@ -351,7 +348,7 @@ class BertClassifier(_FromBert, nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.config, self.max_len = config, config.max_len
+        self._take(config)
         self.bert = Bert(config)
         self.pooler = Pooler(config.d_model)
         self.dropout = Dropout(config.dropout)

@@ -35,8 +35,8 @@ from .layers import (
     _check_activation, gelu_tanh, init_weights)
 from .position import Embedding, LearnedPositions
 from .seq2seq import (
-    ModelConfig, Saved, _check_dropout, _check_split, _check_whole,
-    load_weights, read_tensors)
+    ModelConfig, Saved, _check_cache, _check_dropout, _check_eps,
+    _check_ids, _check_split, _check_whole, load_weights, read_tensors)
 
 # %% ../nbs/12_gpt.ipynb #f3ab9c79
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -65,9 +65,8 @@ class GPTConfig(ModelConfig):
             _check_whole(self, "d_ff")
         _check_split(self)
         _check_dropout(self)
+        _check_eps(self)
         _check_activation(self.activation)
-        if not self.eps > 0:
-            raise ValueError(f"eps must be above 0, got {self.eps}")
 
 # %% ../nbs/12_gpt.ipynb #b297db4f
 class GPTBlock(nn.Module):
@@ -112,8 +111,8 @@ def _tied_head(embed):
 # %% ../nbs/12_gpt.ipynb #304b28a6
 def _check_length(model, ids, cache, pos):
     "Refuse more tokens than there are positions, where that is known."
-    if ids.ndim != 2:
-        raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
+    _check_ids(ids, pos=pos)
+    _check_cache(cache, len(model.blocks))
     t = ids.shape[1]
     past = 0 if cache is None else getattr(cache, "n_plain", None)
     if pos is None and past is not None and past + t > model.max_len:
@@ -130,7 +129,6 @@ class _Decoder(Saved, nn.Module):
 
     def _build(self, config, wrap, norm):
         d = config.d_model
-        self.config, self.max_len = config, config.max_len
         self.embed = Embedding(config.vocab_size, d)
         self.embed_pos = LearnedPositions(config.max_len, d)
         self.dropout = Dropout(config.dropout)
@@ -168,6 +166,7 @@ class GPT(_Decoder):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self._take(config)
         norm = LayerNorm(config.d_model, eps=config.eps)
         self._build(config, PreNorm, norm)
         init_weights(self, std=0.02, n_layers=config.n_layers)
@@ -200,6 +199,7 @@ class GPT1(_Decoder):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self._take(config)
         self._build(config, PostNorm, nn.Identity())
         init_weights(self, std=0.02)
 

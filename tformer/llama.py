@@ -22,7 +22,9 @@ from tformer.layers import (
     swiglu_width)
 from .position import Embedding, _blind
 from .rotary import Rotary, llama3_scaling, rope_frequencies
-from .seq2seq import ModelConfig, Saved, _check_whole
+from tformer.seq2seq import (
+    ModelConfig, Saved, _check_cache, _check_ids, _check_number,
+    _check_whole)
 
 # %% ../nbs/13_modern_decoder.ipynb #f97b0878
 def _check_groups(n_heads, n_kv_heads):
@@ -110,13 +112,16 @@ SCALING = {"factor", "low_freq_factor", "high_freq_factor",
 
 def _check_scaling(scaling):
     "Refuse what is not the four numbers of ``llama3_scaling``."
+    if not isinstance(scaling, dict):
+        raise ValueError(f"rope_scaling is a dictionary or None, got "
+                         f"{scaling!r}")
     if set(scaling) != SCALING:
         raise ValueError(f"rope_scaling needs {', '.join(sorted(SCALING))}"
                          f", got {', '.join(sorted(scaling))}")
     for name, value in scaling.items():
-        if not value > 0:
+        if type(value) not in (int, float) or not value > 0:
             raise ValueError(f"rope_scaling: {name} must be above 0, got "
-                             f"{value}")
+                             f"{value!r}")
     llama3_scaling(torch.ones(1), **scaling)
 
 # %% ../nbs/13_modern_decoder.ipynb #88349c1d
@@ -154,9 +159,9 @@ class LlamaConfig(ModelConfig):
         rope_frequencies(_head_widths(self.d_model, self.n_heads,
                                       self.d_head, None)[0])
         for name in ("base", "eps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got "
-                                 f"{getattr(self, name)}")
+            _check_number(self, name, lambda x: x > 0, "above 0")
+        if type(self.tied) is not bool:
+            raise ValueError(f"tied is True or False, got {self.tied!r}")
         if self.rope_scaling is not None:
             _check_scaling(self.rope_scaling)
             object.__setattr__(self, "rope_scaling",
@@ -213,17 +218,9 @@ class LlamaBlock(nn.Module):
         return self.feed_forward(x)
 
 # %% ../nbs/13_modern_decoder.ipynb #0abf5531
-def _check_cache(cache, n_layers):
-    "Refuse a cache of another model."
-    if cache is not None and len(cache.layers) != n_layers:
-        raise ValueError(f"a cache of {len(cache.layers)} layers meets a "
-                         f"model of {n_layers}")
-
-
 def _known_positions(ids, pos, cache, max_len):
     "What layers are told of positions; refuses those past max_len."
-    if ids.ndim != 2:
-        raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
+    _check_ids(ids, pos=pos)
     t = ids.shape[1]
     if pos is None and cache is not None and cache.n_plain is None:
         pos = next_positions(cache, t, ids.device)
@@ -253,10 +250,10 @@ class Llama(Saved, nn.Module):
     def __init__(self, config: LlamaConfig,
                  attention: Callable[[int], nn.Module] | None = None):
         super().__init__()
+        self._take(config)
         new = grouped(config) if attention is None else attention
         d, eps = config.d_model, config.eps
         d_ff = config.d_ff or swiglu_width(d)
-        self.config, self.max_len = config, config.max_len
         self.embed = Embedding(config.vocab_size, d)
         self.blocks = nn.ModuleList(
             LlamaBlock(new(layer), GatedFeedForward(d, d_ff), d, eps=eps)

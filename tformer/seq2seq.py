@@ -245,6 +245,14 @@ class Saved:
     The class has a ``config_class``, the model a ``config``.
     """
 
+    def _take(self, config):
+        "Keep a configuration of the right kind, and the limit in it."
+        needed, kind = self.config_class.__name__, type(config)
+        if needed not in [c.__name__ for c in kind.__mro__]:
+            raise ValueError(f"{type(self).__name__} takes a {needed}, "
+                             f"got a {kind.__name__}")
+        self.config, self.max_len = config, config.max_len
+
     def save(self, folder: str | os.PathLike) -> None:
         "Write config.json and model.safetensors: ``save_model``."
         save_model(self, folder)
@@ -255,10 +263,26 @@ class Saved:
         return load_model(cls, folder, **parts)
 
 # %% ../nbs/09_encoder_decoder.ipynb #e883fee6
-def _check_length(ids, pos, cache, max_len):
-    "Refuse ids whose last position the model does not have."
+def _check_ids(ids, **beside):
+    "Refuse ids that are no batch, and tensors that do not fit them."
     if ids.ndim != 2:
         raise ValueError(f"ids must be (b, t), got {tuple(ids.shape)}")
+    for name, x in beside.items():
+        if x is not None and x.shape not in (ids.shape, (1, ids.shape[1])):
+            raise ValueError(f"{name} of shape {tuple(x.shape)} does not "
+                             f"fit ids of shape {tuple(ids.shape)}")
+
+
+def _check_cache(cache, n_layers):
+    "Refuse a cache of another model."
+    if cache is not None and len(cache.layers) != n_layers:
+        raise ValueError(f"a cache of {len(cache.layers)} layers meets a "
+                         f"model of {n_layers}")
+
+
+def _check_length(ids, pos, cache, max_len):
+    "Refuse ids whose last position the model does not have."
+    _check_ids(ids, pos=pos)
     n = ids.shape[1]
     if pos is not None:
         blind = _blind(pos) or not pos.numel()
@@ -273,6 +297,7 @@ def _check_length(ids, pos, cache, max_len):
 
 def _enter(model, ids, pos, cache=None):
     "Embeddings and positions, summed: how ids enter the stream."
+    _check_cache(cache, len(model.blocks))
     _check_length(ids, pos, cache, model.max_len)
     if pos is None:
         pos = next_positions(cache, ids.shape[1], ids.device)
@@ -295,7 +320,7 @@ class Seq2Seq(Saved, nn.Module):
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__()
-        self.config, self.max_len = config, config.max_len
+        self._take(config)
         d, vocab_size = config.d_model, config.vocab_size
         self.embed = Embedding(vocab_size, d, scale=d**0.5)
         self.positions = SinusoidalPositions(config.max_len, d)
