@@ -1118,6 +1118,7 @@ def test_compiles_in_one_graph(kind):
         memory = model.encode(src, keep)
         return model(ids, memory=memory, memory_mask=keep)
 
+    torch._dynamo.reset()  # it limits the graphs of one function
     fast = torch.compile(run, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         close(fast(src, ids), run(src, ids))
