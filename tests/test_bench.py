@@ -57,7 +57,7 @@ def test_the_benchmark_of_the_models_runs():
 
 
 def test_twins_must_have_the_same_weights_and_gradients(quick):
-    size = bench_models.SMALL[0]
+    size = bench_parts.SMALL[0]
     *_, twins = bench_models.bench_seq2seq(size)
     twins.ours.blocks[0].cross_attention.norm.eps = 0.1
     with pytest.raises(AssertionError, match="Seq2Seq.*forward.* differ"):

@@ -346,10 +346,10 @@ def _project(layer, x):
     return [_split(y, layer.n_heads) for y in parts]
 
 
-def _self_qkv(layer, x, pos, cache):
+def _self_qkv(layer, x, pos, cache, project=_project):
     "Queries, keys and values of one text, positions of both."
     pos, plain = _place(x, pos, cache)
-    q, k, v = _project(layer, x)
+    q, k, v = project(layer, x)
     if layer.rotary is not None:
         q, k = layer.rotary(q, k, pos=pos)
     if cache is None:

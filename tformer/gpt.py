@@ -36,7 +36,7 @@ from .layers import (
 from .position import Embedding, LearnedPositions
 from .seq2seq import (
     ModelConfig, Saved, _check_cache, _check_dropout, _check_eps,
-    _check_ids, _check_split, _check_whole, load_weights, read_tensors)
+    _check_length, _check_split, _check_whole, load_weights, read_tensors)
 
 # %% ../nbs/12_gpt.ipynb #f3ab9c79
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -108,18 +108,6 @@ def _tied_head(embed):
     head.weight = embed.weight
     return head
 
-# %% ../nbs/12_gpt.ipynb #304b28a6
-def _check_length(model, ids, cache, pos):
-    "Refuse more tokens than there are positions, where that is known."
-    _check_ids(ids, pos=pos)
-    _check_cache(cache, len(model.blocks))
-    t = ids.shape[1]
-    past = 0 if cache is None else getattr(cache, "n_plain", None)
-    if pos is None and past is not None and past + t > model.max_len:
-        kept = f" after {past} in the cache" if past else ""
-        raise ValueError(f"{t} tokens{kept}; the model has max_len "
-                         f"{model.max_len} positions")
-
 # %% ../nbs/12_gpt.ipynb #ca754187
 #| code-fold: false
 class _Decoder(Saved, nn.Module):
@@ -143,7 +131,8 @@ class _Decoder(Saved, nn.Module):
         mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         "Logits for the token after each; ``pos`` < 0 is padding."
-        _check_length(self, ids, cache, pos)
+        _check_cache(cache, len(self.blocks))
+        _check_length(ids, pos, cache, self.max_len)
         at = pos if pos is not None else next_positions(
             cache, ids.shape[1], ids.device)
         x = self.dropout(self.embed(ids) + self.embed_pos(at))

@@ -15,16 +15,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .attention import (
-    Cache, _check_call, _head_widths, _is_free, _merge, _place, _rules,
-    _split, explicit_attend, fused_attend, next_positions)
-from tformer.layers import (
-    GatedFeedForward, Linear, PreNorm, RMSNorm, init_weights,
-    swiglu_width)
-from .position import Embedding, _blind
+    Cache, _check_call, _head_widths, _is_free, _merge, _rules,
+    _self_qkv, _split, explicit_attend, fused_attend)
+from .layers import (
+    GatedFeedForward, Linear, PreNorm,
+    RMSNorm, init_weights, swiglu_width)
+from .position import Embedding
 from .rotary import Rotary, llama3_scaling, rope_frequencies
-from tformer.seq2seq import (
-    ModelConfig, Saved, _check_cache, _check_ids, _check_number,
-    _check_whole)
+from .seq2seq import (
+    ModelConfig, Saved, _check_cache, _check_length,
+    _check_number, _check_whole)
 
 # %% ../nbs/13_modern_decoder.ipynb #f97b0878
 def _check_groups(n_heads, n_kv_heads):
@@ -42,18 +42,17 @@ def _normed_heads(x, n_heads, norm):
     return norm(x.unflatten(-1, (n_heads, -1))).transpose(1, 2)
 
 
+def _grouped_heads(layer, x):
+    "Queries, and fewer keys and values, cut into heads."
+    return (
+        _normed_heads(layer.q_proj(x), layer.n_heads, layer.q_norm),
+        _normed_heads(layer.k_proj(x), layer.n_kv_heads, layer.k_norm),
+        _split(layer.v_proj(x), layer.n_kv_heads))
+
+
 def _grouped_qkv(layer, x, pos, cache):
-    "Queries, keys, values, the positions of queries and of keys."
-    pos, plain = _place(x, pos, cache)
-    q = _normed_heads(layer.q_proj(x), layer.n_heads, layer.q_norm)
-    k = _normed_heads(layer.k_proj(x), layer.n_kv_heads, layer.k_norm)
-    v = _split(layer.v_proj(x), layer.n_kv_heads)
-    if layer.rotary is not None:
-        q, k = layer.rotary(q, k, pos=pos)
-    if cache is None:
-        return q, k, v, pos, pos
-    k, v, k_pos = cache.update(k, v, pos=pos, **plain)
-    return q, k, v, pos, k_pos
+    "Turned and, with a cache, joined to what it keeps: as in chapter 7."
+    return _self_qkv(layer, x, pos, cache, _grouped_heads)
 
 # %% ../nbs/13_modern_decoder.ipynb #35ff9244
 class GroupedAttention(nn.Module):
@@ -217,23 +216,6 @@ class LlamaBlock(nn.Module):
         x = self.attention(x, pos=pos, mask=mask, cache=cache)
         return self.feed_forward(x)
 
-# %% ../nbs/13_modern_decoder.ipynb #0abf5531
-def _known_positions(ids, pos, cache, max_len):
-    "What layers are told of positions; refuses those past max_len."
-    _check_ids(ids, pos=pos)
-    t = ids.shape[1]
-    if pos is None and cache is not None and cache.n_plain is None:
-        pos = next_positions(cache, t, ids.device)
-    if pos is None:
-        end = t if cache is None else cache.n_plain + t
-    else:
-        known = pos.numel() and not _blind(pos)
-        end = pos.max().item() + 1 if known else t
-    if end > max_len:
-        raise ValueError(f"a text of {end} tokens, but max_len is "
-                         f"{max_len}")
-    return pos
-
 # %% ../nbs/13_modern_decoder.ipynb #6cb30a2f
 class Llama(Saved, nn.Module):
     """A decoder of today: pre-norm, RMSNorm, SwiGLU, no biases.
@@ -274,7 +256,7 @@ class Llama(Saved, nn.Module):
         mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         _check_cache(cache, len(self.blocks))
-        pos = _known_positions(ids, pos, cache, self.max_len)
+        _check_length(ids, pos, cache, self.max_len)
         x = self.embed(ids)
         for i, block in enumerate(self.blocks):
             part = None if cache is None else cache.layers[i]

@@ -12,12 +12,8 @@ the peer lays them the other way round.
 --only WORD       only the models whose name holds the word
 --threads N       threads of PyTorch (then the processor time of all of them)
 """
-import argparse
-import os
 import re
 import sys
-import time
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,13 +33,12 @@ from transformers.modeling_outputs import BaseModelOutput
 sys.path.insert(0, str(Path(__file__).parent))
 import timing  # noqa: E402
 from bench_parts import (  # noqa: E402
-    FAILED, Case, Size, as_list, compare, fill, ids_of, measure)
+    Case, Size, as_list, compare, fill, ids_of, measure, run)
 
 from tformer import bert, gpt, llama, seq2seq  # noqa: E402
 
 TARGET = 1.0
 SIZES = [Size(8, 64, 256, 4), Size(4, 256, 512, 8)]
-SMALL = [Size(2, 16, 32, 4)]
 LAYERS, VOCAB = 4, 2000
 
 
@@ -304,34 +299,7 @@ def bench_seq2seq(size):
 BENCHES = [bench_seq2seq, bench_bert, bench_gpt, bench_llama]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    timing.quick = options.quick
-    timing.keep_memory()
-    torch.set_num_threads(options.threads)
-    transformers.logging.set_verbosity_error()
-    warnings.filterwarnings("ignore")
-    print(f"processor time, ours / peer, in float32; {options.threads} "
-          f"thread of {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
-          f"torch {torch.__version__}, transformers "
-          f"{transformers.__version__}, Python {sys.version.split()[0]}")
-    start = time.perf_counter()
-    for size in SMALL if options.quick else SIZES:
-        timing.head(f"{size} (rows, tokens, d_model), {size.h} heads, "
-                    f"{LAYERS} layers, {VOCAB:,} ids")
-        for bench in BENCHES:
-            if options.only in bench.__name__:
-                for twins in bench(size):
-                    twins.measure()
-    print(f"\n{time.perf_counter() - start:.0f} s; rows that miss their "
-          f"target: {len(FAILED)}")
-    for name, value in FAILED:
-        print(f"  {value:.2f} x  {name}")
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, BENCHES, SIZES, lambda size:
+        f"{size} (rows, tokens, d_model), {size.h} heads, {LAYERS} layers, "
+        f"{VOCAB:,} ids", Twins.measure)

@@ -643,8 +643,9 @@ BENCHES = [bench_embedding, bench_positions, bench_rotary, bench_shaw,
            bench_cache, bench_written_out]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def run(doc, benches, sizes, title, each):
+    "Read the options, and measure `each` of what every bench makes."
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--threads", type=int, default=1)
@@ -659,12 +660,12 @@ def main():
           f"torch {torch.__version__}, transformers "
           f"{transformers.__version__}, Python {sys.version.split()[0]}")
     start = time.perf_counter()
-    for size in SMALL if options.quick else SIZES:
-        timing.head(f"{size} (rows, tokens, d_model), {size.h} heads")
-        for bench in BENCHES:
+    for size in SMALL if options.quick else sizes:
+        timing.head(title(size))
+        for bench in benches:
             if options.only in bench.__name__:
-                for case in bench(size) or ():
-                    measure(case)
+                for made in bench(size) or ():
+                    each(made)
     print(f"\n{time.perf_counter() - start:.0f} s; rows that miss their "
           f"target: {len(FAILED)}")
     for name, value in FAILED:
@@ -672,4 +673,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, BENCHES, SIZES, lambda size:
+        f"{size} (rows, tokens, d_model), {size.h} heads", measure)
