@@ -331,7 +331,7 @@ def _split(x, n):
     b, t, width = x.shape
     return x.view(b, t, n, width // n).transpose(1, 2)
 
-
+# %% ../nbs/07_multi_head_attention.ipynb #1e368059
 def _merge(x):
     "``merge_heads`` without the pattern."
     return x.transpose(1, 2).flatten(2)
@@ -345,7 +345,7 @@ def _project(layer, x):
         parts = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
     return [_split(y, layer.n_heads) for y in parts]
 
-
+# %% ../nbs/07_multi_head_attention.ipynb #757ac5f1
 def _self_qkv(layer, x, pos, cache, project=_project):
     "Queries, keys and values of one text, positions of both."
     pos, plain = _place(x, pos, cache)

@@ -402,7 +402,7 @@ _HEADS = {"pooler", "lm_head", "next_head", "label_head"}
 def _part(name):
     return name.split(".")[0]
 
-
+# %% ../nbs/11_bert.ipynb #7e1f4cbd
 def _fit_weights(model, tensors, new):
     "By our names: what the model has, and the new parts as they are."
     own, named = model.state_dict(), {}

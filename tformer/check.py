@@ -146,7 +146,7 @@ def _inside(thing):
         return _captured(thing)
     return list(vars(thing).values()) if hasattr(thing, "__dict__") else []
 
-
+# %% ../nbs/08_is_it_right.ipynb #e5094128
 def _captured(function):
     "Values of a closure, defaults, and globals that are named inside."
     names, found = [], [*(function.__defaults__ or ())]
@@ -196,20 +196,20 @@ def _attributes(module):
             for n, v in vars(module).items()
             if not hasattr(module, "_orig_mod")}
 
-
+# %% ../nbs/08_is_it_right.ipynb #86fc751e
 def _contents(module):
     "Lists and dicts of the module's own, and what they hold now."
     return [(value, value.copy()) for name, value in vars(module).items()
             if name[0] != "_" and type(value) in (list, dict, set)]
 
-
+# %% ../nbs/08_is_it_right.ipynb #48a44d0a
 def _refill(contents):
     "Give lists and dicts what they held before."
     for value, before in contents:
         value.clear()
         (value.extend if isinstance(value, list) else value.update)(before)
 
-
+# %% ../nbs/08_is_it_right.ipynb #481ce2ab
 def _restore(module, training, attributes, buffers):
     "Put back what a run has changed."
     module.training = training
@@ -301,7 +301,7 @@ def _accepted(model):
     rest = any(p.kind is p.VAR_KEYWORD for p in found.values())
     return {*found, "use_cache"} if rest else set(found)
 
-
+# %% ../nbs/08_is_it_right.ipynb #45e8fe61
 def _step(adapter, ids, state, pos):
     "One call with a cache, in the model's own dialect."
     if adapter.step_:
@@ -314,7 +314,7 @@ def _step(adapter, ids, state, pos):
         return take_logits(adapter.model(ids, cache=state, **more)), state
     return _step_with_past(adapter, ids, state, pos)
 
-
+# %% ../nbs/08_is_it_right.ipynb #8c86ae7c
 def _step_with_past(adapter, ids, state, pos):
     "One call in the dialect of Hugging Face."
     past, keep = state or (None, ids.new_zeros(len(ids), 0).bool())
@@ -327,7 +327,7 @@ def _step_with_past(adapter, ids, state, pos):
     out = adapter.model(ids, past_key_values=past, **more)
     return take_logits(out), (_past(out), keep)
 
-
+# %% ../nbs/08_is_it_right.ipynb #efa497b9
 def _past(out):
     "What a model returned, beside logits, to go on from."
     past = (out.get("past_key_values") if isinstance(out, dict)
@@ -468,7 +468,7 @@ class _Trial:
 LENGTHS = ("max_len", "max_position_embeddings", "n_positions",
            "max_seq_len", "block_size")
 
-
+# %% ../nbs/08_is_it_right.ipynb #0bd4cbb4
 def _setting(model, names):
     "A number that a model, or its config, goes by."
     for holder in (model, getattr(model, "config", None)):
@@ -491,7 +491,7 @@ ERRORS = {  # what an error in the model usually means
     "length|block|max": "the text may be longer than the model allows: "
     "pass length= (max_len= in shapes)"}
 
-
+# %% ../nbs/08_is_it_right.ipynb #28c767eb
 def _call(trial, ids):
     "Logits; an error in the model becomes a failed check."
     try:
@@ -507,7 +507,7 @@ def _call(trial, ids):
         except CheckFailed as failed:
             raise failed from error
 
-
+# %% ../nbs/08_is_it_right.ipynb #8635fbcb
 def _settle(trial, ids, again=True):
     "Logits that can be judged: of a right shape, finite, repeatable."
     report, logits = trial.report, _call(trial, ids)
@@ -521,7 +521,7 @@ def _settle(trial, ids, again=True):
         _not_repeatable(trial, ids, logits)
     return logits
 
-
+# %% ../nbs/08_is_it_right.ipynb #8fdc1ea9
 def _shape_hint(shape, size):
     "What a shape that is not (b, t, vocab) may come from."
     b, t = size
@@ -536,7 +536,7 @@ def _shape_hint(shape, size):
         return "batch and time were flattened for the loss"
     return "the model pools over time, or returns only the last output"
 
-
+# %% ../nbs/08_is_it_right.ipynb #19135a9a
 def _not_finite(trial, ids, logits):
     "Say where numbers are lacking, and whether one token suffices."
     bad = (~logits.isfinite()).any(-1).any(0).nonzero().flatten().tolist()
@@ -549,7 +549,7 @@ def _not_finite(trial, ids, logits):
         if not alone else "a row of the mask leaves nothing to attend to, "
         "or something overflows")
 
-
+# %% ../nbs/08_is_it_right.ipynb #f7c7ad63
 def _not_repeatable(trial, ids, logits):
     "Two equal calls differ: is it chance, or memory?"
     once, again = _seeded(trial, ids), _seeded(trial, ids)
@@ -569,7 +569,7 @@ def _not_repeatable(trial, ids, logits):
         "the model remembers earlier calls: a cache or counter is kept on "
         "a module")
 
-
+# %% ../nbs/08_is_it_right.ipynb #56e333b8
 def _seeded(trial, ids):
     torch.manual_seed(0)
     return trial.adapter(ids)
@@ -643,7 +643,8 @@ def diagnose(
             "where a transpose was meant, or a softmax, norm or sort runs "
             "along time")
 
-
+# %% ../nbs/08_is_it_right.ipynb #314ad7d5
+#| code-fold: false
 def _mean(x):
     "Mean of the entries that are not 0."
     return (x.sum() / (x != 0).sum().clamp(min=1)).item()
@@ -698,14 +699,14 @@ def _explore(trial, draws):
         moved = torch.maximum(moved, far)
     return moved > _least(trial, moved, logits, noise), moved
 
-
+# %% ../nbs/08_is_it_right.ipynb #7ba02e64
 def _least(trial, moved, logits, noise):
     "What counts as influence: more than noise, and no rounding."
     past = moved.tril(-1)
     usual = past[past > 0].median().item() if past.any() else 0.0
     return max(8 * noise, min(trial.tolerance(logits), usual / 16))
 
-
+# %% ../nbs/08_is_it_right.ipynb #f11af5ae
 def _check_rows(trial, rows, logits):
     "The first and the last row must not move when the others do."
     worst = 0.0
@@ -718,7 +719,7 @@ def _check_rows(trial, rows, logits):
         worst = max(worst, far)
     return worst
 
-
+# %% ../nbs/08_is_it_right.ipynb #b0fd9e8e
 def _name_row_leak(trial, rows, kept, far):
     "Which outputs of one row answer to one token of another?"
     other, before = 1 if kept == 0 else 0, trial.adapter(rows)[kept]
@@ -733,7 +734,7 @@ def _name_row_leak(trial, rows, kept, far):
         if hit == [2] else "a view or reshape mixes the rows of a batch, "
         "or something is normalized over the batch")
 
-
+# %% ../nbs/08_is_it_right.ipynb #0633a9a3
 @dataclass(eq=False)
 class _Step:
     "One call of a module: what went in and what came out."
@@ -744,7 +745,7 @@ class _Step:
     moves: bool = True  # with the ids
     twin: Any = None  # the step of the other model with the same output
 
-
+# %% ../nbs/08_is_it_right.ipynb #fab874e5
 def _tensors(x):
     "All floating tensors in nested tuples, lists and dicts."
     if isinstance(x, Tensor):
@@ -754,7 +755,7 @@ def _tensors(x):
     return ([t for item in items for t in _tensors(item)]
             if isinstance(x, dict | list | tuple) else [])
 
-
+# %% ../nbs/08_is_it_right.ipynb #4fde9c06
 def _record(adapter, ids):
     "The logits, and every call of a module in the order of completion."
     steps, hooks = [], []
@@ -778,7 +779,7 @@ def _record(adapter, ids):
             hook.remove()
     return logits, steps
 
-
+# %% ../nbs/08_is_it_right.ipynb #20fe97e4
 def _named(adapter, kind):
     "Named modules or parameters, also where there are several roots."
     found = {}
@@ -789,7 +790,7 @@ def _named(adapter, kind):
             found.setdefault(id(thing), (prefix + name, thing))
     return list(found.values())
 
-
+# %% ../nbs/08_is_it_right.ipynb #36b668bb
 def _name_leak(trial, ids, other, moved, seen, noise):
     "Where the future comes in first, and what the map there looks like."
     i, j = divmod(int(moved.triu(1).argmax()), len(moved))
@@ -806,7 +807,7 @@ def _name_leak(trial, ids, other, moved, seen, noise):
             break
     trial.report.fail(problem, diagnose(seen, moved), draw_map(seen))
 
-
+# %% ../nbs/08_is_it_right.ipynb #5bf80c5d
 def _inner_outputs(trial, ids, other):
     "Outputs of all modules, batch first, in the order they finish."
     t = ids.shape[1]
@@ -814,7 +815,7 @@ def _inner_outputs(trial, ids, other):
     return [(s.name, s.out) for s in steps
             if s.out.ndim == 3 and s.out.shape[:2] == (t + 1, t)]
 
-
+# %% ../nbs/08_is_it_right.ipynb #d96049fe
 def _check_past(trial, seen):
     "Did anything move at all, and did the past matter?"
     if not seen.any():
@@ -834,7 +835,7 @@ def _check_past(trial, seen):
             "applied, or a mask that leaves only the diagonal",
             draw_map(seen))
 
-
+# %% ../nbs/08_is_it_right.ipynb #82b14c35
 def _check_order(trial):
     "The last output must notice in which order the others came."
     ids = trial.draw(1)
@@ -849,7 +850,7 @@ def _check_order(trial):
             "before it", "positions are missing: they are not added, or "
             "not passed on to the attention")
 
-
+# %% ../nbs/08_is_it_right.ipynb #b3addc91
 def _check_prefixes(trial):
     "Outputs must not depend on how many tokens follow."
     ids = trial.draw(1)
@@ -918,7 +919,7 @@ def _check_width(trial, logits, vocab_size):
             "logits and applies its own; with both, training goes on, "
             "but slowly")
 
-
+# %% ../nbs/08_is_it_right.ipynb #bbcef48f
 def _check_alone(trial):
     "Rows of a batch, each alone."
     ids = trial.draw(3)
@@ -980,7 +981,7 @@ def _batch_size(adapter):
             return _setting(module, names)
     return 4
 
-
+# %% ../nbs/08_is_it_right.ipynb #7adfff1a
 def _kept(ids, side):
     "Which places of a batch of ragged rows hold tokens; row 0 is full."
     b, t = ids.shape
@@ -990,19 +991,19 @@ def _kept(ids, side):
             else place < t - lack[:, None])
     return keep.to(ids.device)
 
-
+# %% ../nbs/08_is_it_right.ipynb #0d4f1627
 def _positions(keep):
     "0, 1, 2 … at tokens, -1 at padding."
     return torch.where(keep, keep.long().cumsum(1) - 1, -1)
 
-
+# %% ../nbs/08_is_it_right.ipynb #cfb264a8
 def _rows_alone(trial, ids):
     "Logits of every row without padding, one call each."
     lengths = _kept(ids, "right").sum(1).tolist()
     return [trial.adapter(row[None, :n])[0]
             for row, n in zip(ids, lengths)]
 
-
+# %% ../nbs/08_is_it_right.ipynb #9a1d7a9b
 def _pad(trial, ids, keep, fill):
     "The tokens of the rows at the places to keep, others elsewhere."
     out = trial.draw(*ids.shape) if fill is None \
@@ -1011,7 +1012,7 @@ def _pad(trial, ids, keep, fill):
         out[i, keep[i]] = ids[i, :n]
     return out
 
-
+# %% ../nbs/08_is_it_right.ipynb #43501a42
 def _check_numbering(trial, ids):
     "To say that nothing is padding must be the same as to say nothing."
     adapter, bare = trial.adapter, trial.adapter(ids)
@@ -1034,7 +1035,7 @@ def _check_numbering(trial, ids):
         f"outputs move by {far[0]:.2g} when all tokens are marked as "
         "tokens, at 0, 1, 2 …", likely)
 
-
+# %% ../nbs/08_is_it_right.ipynb #301e565b
 def _check_side(trial, ids, alone, side, fills):
     "Padded on this side, every row must be as it was alone."
     adapter, keep = trial.adapter, _kept(ids, side)
@@ -1053,7 +1054,7 @@ def _check_side(trial, ids, alone, side, fills):
                       **{side: max(far), f"{side}_unmarked": need})
     return need / slack
 
-
+# %% ../nbs/08_is_it_right.ipynb #bef90804
 def _check_need(trial, need):
     "Would padding that is not marked have moved anything?"
     if need <= 4:
@@ -1063,7 +1064,7 @@ def _check_need(trial, need):
             "logits, or its effect is below the rounding of this dtype "
             "(try float32)")
 
-
+# %% ../nbs/08_is_it_right.ipynb #771dd1c1
 def _explain_padding(trial, ids, alone, side, outs, far):
     "What a difference between padded and alone looks like."
     row = far.index(max(far))
@@ -1088,7 +1089,7 @@ def _explain_padding(trial, ids, alone, side, outs, far):
         likely = _explain_shift(trial, ids, alone, side, outs[0], keep)
     trial.report.fail(problem, likely)
 
-
+# %% ../nbs/08_is_it_right.ipynb #5b44a16e
 def _explain_shift(trial, ids, alone, side, out, keep):
     "The content of the padding is ignored; is its length counted?"
     slack, adapter = trial.tolerance(out), trial.adapter
@@ -1175,7 +1176,7 @@ def _pieces(t):
     return [t * [1], [t], [t // 2] + (t - t // 2) * [1],
             [t // 2, t - t // 2], uneven]
 
-
+# %% ../nbs/08_is_it_right.ipynb #2673af76
 def _check_worth(trial, ids, whole):
     "Is there an influence of the past that a wrong cache could lose?"
     t, slack = trial.length, trial.tolerance(whole)
@@ -1196,7 +1197,7 @@ def _check_worth(trial, ids, whole):
     trial.report.note("worth", f"without the first {t // 2} tokens, "
                       f"outputs would move by {bare:.1g}", worth=bare)
 
-
+# %% ../nbs/08_is_it_right.ipynb #50dd6070
 def _check_fresh(trial, ids):
     "A new cache must be empty, also the second one."
     half = ids[:, :trial.length // 2]
@@ -1208,7 +1209,7 @@ def _check_fresh(trial, ids):
             "logits", "the second cache is not new: it is kept on a "
             "module, or is a default argument, which is made only once")
 
-
+# %% ../nbs/08_is_it_right.ipynb #3e504e60
 def _check_pieces(trial, ids, whole, sizes):
     "Fed in these pieces, the logits must be the same."
     out, slack = feed(trial.adapter, ids, sizes), trial.tolerance(whole)
@@ -1227,7 +1228,7 @@ def _check_pieces(trial, ids, whole, sizes):
     if len(done) == 5:
         trial.report.note("pieces", "; ".join(done))
 
-
+# %% ../nbs/08_is_it_right.ipynb #66e29bb1
 def _explain_cache(trial, ids, whole, sizes, name, out):
     "Which output is the first to differ, and how."
     far = (out.float() - whole.float()).abs().amax(-1).amax(0)
@@ -1241,7 +1242,7 @@ def _explain_cache(trial, ids, whole, sizes, name, out):
     likely = likely or _try_positions(trial, ids, sizes, out, first)
     trial.report.fail(problem, likely, picture)
 
-
+# %% ../nbs/08_is_it_right.ipynb #757e519a
 def _two_maps(trial, ids, whole, sizes):
     "Influence without and with the cache; None where that crashes."
     other = trial.others(ids)
@@ -1254,7 +1255,7 @@ def _two_maps(trial, ids, whole, sizes):
         return None  # a cache made for another batch size, perhaps
     return plain > small, cached > small
 
-
+# %% ../nbs/08_is_it_right.ipynb #8ebe590f
 def _compare_maps(plain, cached, sizes):
     "What the outputs see with a cache and do not without, or reversely."
     ahead, lost = cached & ~plain, plain & ~cached
@@ -1265,7 +1266,7 @@ def _compare_maps(plain, cached, sizes):
                 "once there is a cache")
     return _name_lost(cached, lost, sizes) if lost.any() else ""
 
-
+# %% ../nbs/08_is_it_right.ipynb #3c06408c
 def _name_lost(cached, lost, sizes):
     "Which tokens of earlier calls are out of sight?"
     place = torch.arange(len(lost))
@@ -1293,7 +1294,7 @@ GUESSES = {
     1: "new tokens are placed one position too far",
     -1: "new tokens are placed one position too early"}
 
-
+# %% ../nbs/08_is_it_right.ipynb #69aca7a9
 def _try_positions(trial, ids, sizes, out, first):
     "All tokens are seen; are they thought to stand elsewhere?"
     if first < sizes[0]:
@@ -1314,7 +1315,7 @@ def _try_positions(trial, ids, sizes, out, first):
             "differ: positions restart or are shifted, an empty slot "
             "takes a share of the softmax, or keys are rotated twice")
 
-
+# %% ../nbs/08_is_it_right.ipynb #64de890c
 def _check_sessions(trial, ids, whole):
     "Two texts that take turns, each with its own cache."
     adapter, half = trial.adapter, trial.length // 2
@@ -1337,7 +1338,7 @@ def _check_sessions(trial, ids, whole):
     trial.report.note("sessions", "two that take turns do not meet",
                       sessions=far)
 
-
+# %% ../nbs/08_is_it_right.ipynb #03a553a8
 def _check_ragged(trial):
     "A batch padded on the left: its prompt at once, then one by one."
     adapter = trial.adapter
@@ -1360,7 +1361,7 @@ def _check_ragged(trial):
         "padded", f"{len(ids)} rows of {keep.sum(1).min()} to "
         f"{keep.sum(1).max()} tokens, as each alone", padded=max(far))
 
-
+# %% ../nbs/08_is_it_right.ipynb #453f49de
 def _check_verbs(trial, ids):
     "Reorder rows and forget tokens, where the cache can."
     if trial.adapter.step_:
@@ -1382,7 +1383,7 @@ def _check_verbs(trial, ids):
             else:
                 _check_resumed(trial, state, start, verb)
 
-
+# %% ../nbs/08_is_it_right.ipynb #c84e9183
 def _check_resumed(trial, state, start, label):
     "After a verb, the cache continues as if it had been so always."
     b, n = start.shape
@@ -1459,7 +1460,7 @@ def _adapted(model):
     "As an adapter, unless it is one."
     return model if isinstance(model, Adapter) else Adapter(model)
 
-
+# %% ../nbs/08_is_it_right.ipynb #6b8a0b0d
 def _find_vocab_size(adapter):
     "From the config, or else the width of the logits."
     known = _setting(adapter.inner, ("vocab_size",))
@@ -1469,7 +1470,7 @@ def _find_vocab_size(adapter):
         ids = torch.zeros(1, 1, dtype=torch.long, device=adapter.device)
         return adapter(ids).shape[-1]
 
-
+# %% ../nbs/08_is_it_right.ipynb #45b2a771
 def _compare_logits(trial, ids):
     "Same logits; if not, where the ways part."
     ours, theirs = trial.adapter, trial.reference
@@ -1493,7 +1494,7 @@ def _compare_logits(trial, ids):
     trial.report.note("modules", f"{equal} of {len(steps)} outputs have "
                       "an equal in the reference")
 
-
+# %% ../nbs/08_is_it_right.ipynb #542d86ff
 def _walk(trial, ids, other):
     "Steps that depend on the ids, or have weights, with their twins."
     lists = []
@@ -1514,7 +1515,7 @@ def _walk(trial, ids, other):
                 break
     return lists
 
-
+# %% ../nbs/08_is_it_right.ipynb #74950fac
 def _alike(a, b, ordered=True):
     "The same numbers, in whatever shape (or order)."
     if a is None or b is None or a.numel() != b.numel():
@@ -1527,7 +1528,7 @@ def _alike(a, b, ordered=True):
         a, b = a.sort().values, b.sort().values
     return (a - b).abs().max().item() <= part * b.abs().max().item()
 
-
+# %% ../nbs/08_is_it_right.ipynb #0d67c959
 def _first_pair(trial, ours, theirs):
     "The first of our steps whose counterpart returned something else."
     free = [s for s in theirs if s.twin is None]
@@ -1538,7 +1539,7 @@ def _first_pair(trial, ours, theirs):
             return step, twin
     return None
 
-
+# %% ../nbs/08_is_it_right.ipynb #518cb9ee
 def _by_name(step, theirs, names):
     "The step whose name is ours, with parts replaced."
     name = step.name
@@ -1546,7 +1547,7 @@ def _by_name(step, theirs, names):
         name = name.replace(here, there)
     return next((s for s in theirs if s.name == name), None)
 
-
+# %% ../nbs/08_is_it_right.ipynb #41d0a17d
 def _by_value(step, free, theirs):
     "A step with the same input; or, if that is new, of the same kind."
     fits = [s for s in free if s.out.numel() == step.out.numel()
@@ -1559,26 +1560,26 @@ def _by_value(step, free, theirs):
         return None
     return next((s for s in fits if _kinds(s) == _kinds(step)), None)
 
-
+# %% ../nbs/08_is_it_right.ipynb #88597c20
 def _kinds(step):
     "How many axes a module's own parameters have."
     return sorted(p.ndim for p in step.module.parameters(recurse=False))
 
-
+# %% ../nbs/08_is_it_right.ipynb #b96f43ca
 def _alike_input(step, twin, ordered=True):
     "The same numbers went in, or ids, which are the same."
     if step.given is None and twin.given is None:
         return True
     return _alike(step.given, twin.given, ordered)
 
-
+# %% ../nbs/08_is_it_right.ipynb #ede5ecba
 def _known(given, steps):
     "Did one of these steps return, or take, these numbers?"
     return given is None or any(
         _alike(given, x, ordered=False) for s in steps
         for x in (s.out, s.given))
 
-
+# %% ../nbs/08_is_it_right.ipynb #bb86a46b
 def _name_first(trial, logits, truth, slack, ours, theirs):
     "Say which module is the first that differs, and in what."
     report, pair = trial.report, _first_pair(trial, ours, theirs)
@@ -1597,7 +1598,7 @@ def _name_first(trial, logits, truth, slack, ours, theirs):
     report.fail(f"the first module that differs is {_both(step, twin)}",
                 _explain_pair(step, twin, hint or left_out, theirs))
 
-
+# %% ../nbs/08_is_it_right.ipynb #b9fcff7b
 def _note_between(report, step, twin, ours, theirs):
     "What agrees before it, and what ran since on one side only."
     ours, theirs = ours[:ours.index(step)], theirs[:theirs.index(twin)]
@@ -1617,13 +1618,13 @@ def _note_between(report, step, twin, ours, theirs):
     return (f"Here nothing like {missing[0]} runs: is it left out?"
             if missing else "")
 
-
+# %% ../nbs/08_is_it_right.ipynb #9aa065ef
 def _both(step, twin):
     "The names of both, if they differ."
     return step.name + (f" (there {twin.name})"
                         if step.name != twin.name else "")
 
-
+# %% ../nbs/08_is_it_right.ipynb #2a600fa3
 def _place(a, b):
     "Both values where they differ most."
     b = b.reshape(a.shape).to(a)
@@ -1632,7 +1633,7 @@ def _place(a, b):
     return (f"{a.flatten()[n]:.3g} against {b.flatten()[n]:.3g} at {at}, "
             "where they differ most")
 
-
+# %% ../nbs/08_is_it_right.ipynb #0d0b4b8c
 def _only_first(right):
     "If output 0 is right and others are not, attention is at fault."
     if right[0] and not right.all():
@@ -1641,7 +1642,7 @@ def _only_first(right):
                 "rotary layout or base, bias)")
     return ""
 
-
+# %% ../nbs/08_is_it_right.ipynb #0695c7e9
 def _explain_pair(step, twin, hint, theirs):
     "Input, kind, weights, settings: what do two modules not share?"
     mine, other = step.module, twin.module
@@ -1671,7 +1672,7 @@ def _explain_pair(step, twin, hint, theirs):
         "the same input and weights give another output: the formula "
         f"differs ({kinds}{_settings(mine, other)})")
 
-
+# %% ../nbs/08_is_it_right.ipynb #56342d21
 @torch.no_grad()
 def _on_its_side(step, twin):
     "Whether a square matrix, transposed, would give the right output."
@@ -1689,7 +1690,7 @@ def _on_its_side(step, twin):
                         "(d_out, d_in)")
     return ""
 
-
+# %% ../nbs/08_is_it_right.ipynb #6060634e
 def _explain_input(step, twin, hint):
     "The way into the module is at fault, not the module."
     if _alike(step.given, twin.given, ordered=False):
@@ -1701,7 +1702,7 @@ def _explain_input(step, twin, hint):
                 hint or "In attention: the mask, how heads are shared and "
                 "joined; elsewhere: the activation, a residual"))
 
-
+# %% ../nbs/08_is_it_right.ipynb #fa7c398d
 def _settings(mine, other):
     "Plain numbers and words that only one of two modules holds."
     a, b = ({n: v for n, v in vars(m).items() if n[0] != "_"
@@ -1713,7 +1714,7 @@ def _settings(mine, other):
     return f": {own or 'nothing'} here, {far or 'nothing'} there" \
         if own or far else ""
 
-
+# %% ../nbs/08_is_it_right.ipynb #557c52ff
 def _equal_weights(p, q):
     "The same numbers, perhaps transposed."
     if p.numel() != q.numel() or p.ndim != q.ndim:
@@ -1722,7 +1723,7 @@ def _equal_weights(p, q):
     return (p.shape == q.shape and torch.equal(p, q)) or (
         p.ndim == 2 and p.shape == q.T.shape and torch.equal(p, q.T))
 
-
+# %% ../nbs/08_is_it_right.ipynb #7a1dee81
 def _match_weights(ours, theirs):
     "Groups of parameters with the same numbers, such as tied ones."
     ours, theirs = ([(n, p) for n, p in side
@@ -1737,7 +1738,7 @@ def _match_weights(ours, theirs):
             done |= {n for n, _ in sides[0]}
     return groups
 
-
+# %% ../nbs/08_is_it_right.ipynb #7767ffa9
 def _compare_gradients(trial, ids):
     "Gradients of one number with respect to weights of equal value."
     sides = (trial.adapter, trial.reference)
@@ -1755,7 +1756,7 @@ def _compare_gradients(trial, ids):
                       f"{len(named[0])} parameters; any others are "
                       "constant, or have no equal there")
 
-
+# %% ../nbs/08_is_it_right.ipynb #d4426671
 def _slopes(adapter, groups, ids, slope):
     "For each group of equal weights, the sum of their gradients."
     for _, p in (item for group in groups for item in group):
@@ -1772,14 +1773,14 @@ def _slopes(adapter, groups, ids, slope):
         sums.append(sum(turned) if turned else None)
     return sums
 
-
+# %% ../nbs/08_is_it_right.ipynb #21b05020
 def _grad(total, weights):
     "Gradients, None where there is no way from a weight to the total."
     if not weights or not total.requires_grad:
         return [None] * len(weights)
     return torch.autograd.grad(total, weights, allow_unused=True)
 
-
+# %% ../nbs/08_is_it_right.ipynb #05020e5c
 def _compare_gradient(trial, group, a, b):
     "One group of weights: the same gradient, or none in both."
     (here, p), (there, q) = group[0][0], group[1][0]
@@ -1800,7 +1801,7 @@ def _compare_gradient(trial, group, a, b):
             f"of {there}; tolerance {slack:.1g}",
             "a detach on one of several ways")
 
-
+# %% ../nbs/08_is_it_right.ipynb #be20a99e
 def _note_tied(trial, groups):
     "Weights that are one tensor on one side and several on the other."
     for group in groups:
@@ -1813,7 +1814,7 @@ def _note_tied(trial, groups):
                               f"tensor {one}: training will part them "
                               f"{two}", tied=names)
 
-
+# %% ../nbs/08_is_it_right.ipynb #28335fb6
 def _note_sizes(trial):
     "How many weights there are, and which could not show a mistake."
     sizes = [sum(p.numel() for _, p in _named(a, "named_parameters"))
@@ -1882,7 +1883,7 @@ def _backward(trial, named):
             hook.remove()
     return loss.item(), dict(zip((n for n, _ in learning), found)), called
 
-
+# %% ../nbs/08_is_it_right.ipynb #08035446
 def _sort_gradients(named, found, called, frozen):
     "Names of parameters by what is wrong with their gradients."
     wrong = {kind: [] for kind in (*LIKELY, "silent")}
@@ -1897,11 +1898,11 @@ def _sort_gradients(named, found, called, frozen):
             wrong[kind].append(name)
     return wrong
 
-
+# %% ../nbs/08_is_it_right.ipynb #c4c1c7fc
 def _largest(grad):
     return grad.abs().max().nan_to_num(posinf=0.0).item()
 
-
+# %% ../nbs/08_is_it_right.ipynb #0167b3b8
 def _kind(p, grad, owner, alive, least):
     "What is wrong with one gradient; \"\" if nothing."
     if not p.requires_grad:
@@ -1931,7 +1932,7 @@ LIKELY = {  # kinds of wrong gradients, the worst first
              "them is multiplied by 0: a projection that starts at zero, "
              "ReLUs that are all off, a mask")}
 
-
+# %% ../nbs/08_is_it_right.ipynb #0a997a98
 def _judge_gradients(trial, named, wrong, found):
     "The worst first; then depth; then what is right."
     for kind, (what, likely) in LIKELY.items():
@@ -1948,7 +1949,7 @@ def _judge_gradients(trial, named, wrong, found):
                           "keys adds the same to all scores of a query",
                           silent=wrong["silent"])
 
-
+# %% ../nbs/08_is_it_right.ipynb #3a43301b
 def _check_depth(trial, found):
     "Do gradients grow or shrink by a steady factor per block?"
     stacks = {}
@@ -1962,7 +1963,7 @@ def _check_depth(trial, found):
             logs = torch.tensor([sums[i] for i in sorted(sums)]).log() / 2
             _judge_depth(trial, stack, logs)
 
-
+# %% ../nbs/08_is_it_right.ipynb #8f9b5ab2
 def _judge_depth(trial, stack, logs):
     "A straight line through the logarithms of the norms."
     steps = torch.arange(len(logs)) - (len(logs) - 1) / 2
@@ -2023,7 +2024,7 @@ def _try(check, model, vocab_size, failed):
         return f"could not be run; {type(error).__name__}: {said}"
     return "passed"
 
-
+# %% ../nbs/08_is_it_right.ipynb #448404ba
 def _why_not(name, adapter):
     "Why a check was not run."
     if any(word in n for n in adapter.accepts

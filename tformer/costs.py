@@ -63,7 +63,7 @@ def _check_sizes_of(s):
         raise ValueError(f"biases are among 'qkv', 'o', 'ff', got "
                          f"{s.biases!r}")
 
-
+# %% ../nbs/14_costs.ipynb #b1859797
 def _check_heads(s):
     "Refuse heads and windows that do not fit the model."
     if s.d_head is None and s.d_model % s.n_heads:
@@ -325,7 +325,7 @@ def _pairs(t, past, window):
         return full * (full + 1) // 2 + (n - full) * window
     return up_to(past + t) - up_to(past)
 
-
+# %% ../nbs/14_costs.ipynb #36c078b0
 def _self_pairs(s, t, past, skip):
     "Pairs of query and key, in all layers of the stack that decodes."
     if not (skip and s.causal):
@@ -656,7 +656,7 @@ def _parts_lines(c):
         f"  {name:<20}{n:>18,} {n / total:>6.1%}"
         for name, n in parts.items()]
 
-
+# %% ../nbs/14_costs.ipynb #2ac91ecf
 def _table(c):
     "The costs of a configuration, one per line."
     n = c.max_len or 2048

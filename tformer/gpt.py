@@ -561,7 +561,8 @@ def _cut(model, qkv, pattern):
     return tuple(rearrange(qkv, f"{pattern} -> n b h t d", n=3,
                            h=model.config.n_heads))
 
-
+# %% ../nbs/12_gpt.ipynb #79d931a6
+#| code-fold: true
 def _viewed(model, x):
     "Heads by a view that does not move the axis."
     return x.reshape(*x.shape[:1], model.config.n_heads, x.shape[1], -1)
@@ -594,7 +595,8 @@ def _mixed(q, k, v, allowed, power=-0.5, width=None, fill=-math.inf,
     weights = softmax(scores, dim)
     return rearrange((weights * allowed if after else weights) @ v, merge)
 
-
+# %% ../nbs/12_gpt.ipynb #2ae90abf
+#| code-fold: true
 def _mistaken(**how):
     return lambda m, q, k, v, allowed: _mixed(q, k, v, allowed, **how)
 
@@ -712,7 +714,8 @@ def _fits(got, right):
                 f"{tuple(right.shape)}")
     return ""
 
-
+# %% ../nbs/12_gpt.ipynb #6e804427
+#| code-fold: true
 def _far(got, right, where):
     "The largest difference where results count; no number counts as 0."
     if isinstance(right, tuple):
@@ -720,13 +723,15 @@ def _far(got, right, where):
     pair = torch.broadcast_tensors(got, right)
     return check.gap(*(x[where].float().nan_to_num(0.0) for x in pair))
 
-
+# %% ../nbs/12_gpt.ipynb #4814372b
+#| code-fold: true
 def _parts(results):
     "All tensors of some results."
     return [x for r in results for x in (
         r if isinstance(r, tuple | list) else [r])]
 
-
+# %% ../nbs/12_gpt.ipynb #ad7bf244
+#| code-fold: true
 def _values(got, right, where):
     "The numbers where two results differ most."
     pairs = zip(_parts([got]), _parts([right]))
@@ -740,7 +745,8 @@ def _values(got, right, where):
         str(x[tuple(at)].item()) for x in (a, b))
     return f"{mine} where {correct} is right, at {at}"
 
-
+# %% ../nbs/12_gpt.ipynb #38407522
+#| code-fold: true
 def _shown(gap, args):
     "The arguments of a call, tensors by their shapes."
     names = [*inspect.signature(getattr(EmptyGPT, gap)).parameters][1:]
@@ -780,7 +786,8 @@ def _result(model, gap, args):
     spoiled = before != [x._version for x in given]
     return got, _SPOILED if spoiled else _fits(got, right)
 
-
+# %% ../nbs/12_gpt.ipynb #ae70a294
+#| code-fold: true
 def _compared(model, gap, calls, got):
     "Results of the right form: the problem, the likely mistake, where."
     def far(version):
@@ -802,7 +809,8 @@ def _compared(model, gap, calls, got):
         ("given", _shown(gap, calls[i][0])),
         ("returns", _values(got[i], right[i], calls[i][1]))]
 
-
+# %% ../nbs/12_gpt.ipynb #e7b0d5ca
+#| code-fold: true
 @torch.no_grad()
 def _cause(model, gap):
     """What is wrong with one gap by itself.
@@ -851,7 +859,8 @@ _TOLD = {  # where a gap is explained
     "block": "chapter 6, Where the norm stands",
     "head": "chapter 12, The head is the token table"}
 
-
+# %% ../nbs/12_gpt.ipynb #9c4c6b74
+#| code-fold: true
 def _diagnosis(cls, gap):
     "The problem of a gap, the likely mistake, and lines that show it."
     model, right = _fill(cls, gap)
@@ -867,7 +876,8 @@ def _diagnosis(cls, gap):
     return problem, likely or guess or (
         f"no mistake that this checker knows; see {_TOLD[gap]}"), lines
 
-
+# %% ../nbs/12_gpt.ipynb #b7029901
+#| code-fold: true
 class _Rebuilt(check.Report):
     "A report under its own name."
 

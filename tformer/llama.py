@@ -34,14 +34,14 @@ def _check_groups(n_heads, n_kv_heads):
                          f"{n_kv_heads} key heads: n_kv_heads must "
                          "divide n_heads")
 
-
+# %% ../nbs/13_modern_decoder.ipynb #0c8ad263
 def _normed_heads(x, n_heads, norm):
     "``split_heads``, with a norm on each head's vector, or None."
     if norm is None:
         return _split(x, n_heads)
     return norm(x.unflatten(-1, (n_heads, -1))).transpose(1, 2)
 
-
+# %% ../nbs/13_modern_decoder.ipynb #27142641
 def _grouped_heads(layer, x):
     "Queries, and fewer keys and values, cut into heads."
     return (
@@ -49,7 +49,7 @@ def _grouped_heads(layer, x):
         _normed_heads(layer.k_proj(x), layer.n_kv_heads, layer.k_norm),
         _split(layer.v_proj(x), layer.n_kv_heads))
 
-
+# %% ../nbs/13_modern_decoder.ipynb #2978290d
 def _grouped_qkv(layer, x, pos, cache):
     "Turned and, with a cache, joined to what it keeps: as in chapter 7."
     return _self_qkv(layer, x, pos, cache, _grouped_heads)

@@ -26,12 +26,12 @@ def _check_integers(ids):
         raise ValueError("ids and positions are integers, got "
                          f"{ids.dtype}")
 
-
+# %% ../nbs/04_absolute_positions.ipynb #4006a6ce
 def _blind(ids):
     "Whether nobody may look at values: compiled code, or no data."
     return torch.compiler.is_compiling() or ids.is_meta
 
-
+# %% ../nbs/04_absolute_positions.ipynb #1e84b4a6
 def _rows(ids, table):
     "Rows of a table, or None if one of them does not exist."
     if ids.is_cpu:  # here the look-up itself finds out

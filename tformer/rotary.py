@@ -227,7 +227,7 @@ def _members(x, layout):
         return x.chunk(2, -1)
     return x.unflatten(-1, (-1, 2)).unbind(-1)
 
-
+# %% ../nbs/05_relative_and_rotary.ipynb #3f1f82eb
 def _joined(first, second, layout):
     "Pairs put in place again."
     if layout == "half":
@@ -285,7 +285,7 @@ def _swapped(x, layout):
         return x.roll(x.shape[-1] // 2, -1)
     return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
-
+# %% ../nbs/05_relative_and_rotary.ipynb #41ed6228
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
     if x.shape[-1] != cos.shape[-1]:

@@ -155,26 +155,26 @@ def _check_whole(config, *names):
             raise ValueError(f"{name} must be a whole number of at least "
                              f"1, got {value!r}")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #fcd4b340
 def _check_number(config, name, ok, rule):
     "Refuse a field that is no number, or not as the rule says."
     value = getattr(config, name)
     if type(value) not in (int, float) or not ok(value):
         raise ValueError(f"{name} must be {rule}, got {value!r}")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #6f0fee9d
 def _check_dropout(config):
     "Refuse a rate that is no share, or drops everything."
     _check_number(config, "dropout", lambda p: 0 <= p < 1,
                   "at least 0 and below 1")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #ec108c9d
 def _check_eps(config):
     "Refuse an eps that does not keep a division from 0."
     _check_number(config, "eps", lambda eps: 0 < eps < 1,
                   "above 0 and below 1")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #9771b48a
 def _check_split(config, d_head=None):
     "Refuse a width that the heads cannot share equally."
     if d_head is None and config.d_model % config.n_heads:
@@ -272,14 +272,14 @@ def _check_ids(ids, **beside):
             raise ValueError(f"{name} of shape {tuple(x.shape)} does not "
                              f"fit ids of shape {tuple(ids.shape)}")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #5b330106
 def _check_cache(cache, n_layers):
     "Refuse a cache of another model."
     if cache is not None and len(cache.layers) != n_layers:
         raise ValueError(f"a cache of {len(cache.layers)} layers meets a "
                          f"model of {n_layers}")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #bbde2787
 def _check_length(ids, pos, cache, max_len):
     "Refuse ids whose last position the model does not have."
     _check_ids(ids, pos=pos)
@@ -294,7 +294,7 @@ def _check_length(ids, pos, cache, max_len):
         raise ValueError(f"{n} tokens; the model takes at most max_len "
                          f"{max_len}")
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #93fc2621
 def _enter(model, ids, pos, cache=None):
     "Embeddings and positions, summed: how ids enter the stream."
     _check_cache(cache, len(model.blocks))
@@ -442,7 +442,7 @@ def _weights(model):
             found.setdefault(place, (name, [], x))[1].append(name)
     return list(found.values())
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #01befe42
 def _alone(tensor):
     "A tensor that owns its memory, as a file wants it."
     x = tensor.detach().contiguous()
@@ -566,7 +566,7 @@ def _read_config(folder, metadata):
                          f"one save: {', '.join(differ)}")
     return values
 
-
+# %% ../nbs/09_encoder_decoder.ipynb #9b45d4f5
 @torch.no_grad()
 def _adopt_types(model, tensors):
     "Give every tensor its type in the file; the rest follows most."

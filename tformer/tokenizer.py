@@ -359,7 +359,7 @@ def _take_job(function):
     global _job
     _job = function
 
-
+# %% ../nbs/03_tokenizer.ipynb #b05bc4db
 def _do_job(task):
     return _job(task)
 
