@@ -51,6 +51,10 @@ def strip_cell(cell: dict) -> None:
             break
         if m["name"] == "code-fold" and m["arg"].lower() in FALSE:
             tags[:] = [t for t in tags if t != "hide-input"]
+        if m["name"] == "code-summary":     # what a fold says is in it
+            cell["metadata"]["mystnb"] = {
+                f"code_prompt_{state}": m["arg"]
+                for state in ("show", "hide")}
         new = tags_for(m["name"], m["arg"])
         tags += [t for t in new if t not in tags]
         head += 1
