@@ -167,7 +167,7 @@ def _axes(pattern):
                        for w in (words[1:] if many else words))
 
 # %% ../nbs/A3_expect.ipynb #822a9c31
-#| code-summary: whether one shape fits a pattern, given what letters stand for
+#| code-summary: whether one shape fits a pattern
 def _fits(shape, pattern, known):
     many, axes = _axes(pattern)
     lead = len(shape) - len(axes)
