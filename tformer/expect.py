@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['whole', 'number', 'choice', 'that', 'kind', 'fields', 'heads', 'shapes', 'floating', 'integers', 'positions', 'mask',
-           'text', 'file', 'write_files']
+           'attention', 'text', 'file', 'write_files']
 
 # %% ../nbs/A3_expect.ipynb #0ca268fd
 #| code-fold: true
@@ -143,12 +143,12 @@ def heads(
     n_heads: int,
     n_kv_heads: int | None = None,  # None: as many as query heads
     d_head: int | None = None,  # None: d_model / n_heads
-    d_v: int | None = None,  # None: d_head
+    **others: int | None,  # further sizes, such as d_v; None passes
 ) -> None:
     "Whole numbers, and both divisions come out even."
-    given = dict(n_kv_heads=n_kv_heads, d_head=d_head, d_v=d_v)
+    others |= dict(n_kv_heads=n_kv_heads, d_head=d_head)
     whole(d_model=d_model, n_heads=n_heads,
-          **{name: n for name, n in given.items() if n is not None})
+          **{name: n for name, n in others.items() if n is not None})
     that(d_head is not None or d_model % n_heads == 0,
          f"d_model {d_model} is no multiple of n_heads {n_heads}: change "
          "one of them, or give d_head")
@@ -290,6 +290,31 @@ def mask(
     for name, x in (("mask", mask), ("bias", bias)):
         if x is not None:
             _broadcasts(name, x, shape)
+
+# %% ../nbs/A3_expect.ipynb #94cc9323
+def attention(
+    q: Tensor,  # queries (…, t, d)
+    k: Tensor,  # keys (…, s, d)
+    v: Tensor,  # values (…, s, d_v)
+    allowed: Tensor | None = None,  # a mask
+    bias: Tensor | None = None,
+    shared: bool = False,  # whether keys may have fewer heads
+) -> None:
+    """Queries, keys and values that fit each other, a mask and a bias.
+
+    ``shared``: four axes, and query heads may share key heads.
+    """
+    floating(q=q, k=k, v=v)
+    lead = "b h" if shared and k.ndim == 4 else "*b"
+    few = "b kv" if shared and k.ndim == 4 else "*b"
+    shapes(q=(q, f"{lead} t d"), k=(k, f"{few} s d"),
+           v=(v, f"{few} s d_v"))
+    if few == "b kv":
+        h, kv = q.shape[1], k.shape[1]
+        that(kv and h % kv == 0,
+             f"{h} query heads cannot share {kv} key heads")
+    if allowed is not None or bias is not None:
+        mask((*q.shape[:-1], k.shape[-2]), allowed, bias)
 
 # %% ../nbs/A3_expect.ipynb #756c57c2
 def text(**named: Any) -> None:
