@@ -441,6 +441,29 @@ def test_rotary_names_what_does_not_fit():
         rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_angles_made_once_serve_every_layer(layout, scale, dtype):
+    "Bit for bit what positions give, and exact in every bit themselves."
+    rotary = Rotary(8, layout=layout, scale=scale)
+    pos = torch.stack([torch.arange(5), torch.arange(5) + 700])
+    q, k = randn(2, 3, 5, 8, dtype=dtype), randn(2, 1, 5, 8, dtype=dtype)
+    cos, sin = rotary.angles(pos)
+    angle = pos[:, None, :, None] * rope_frequencies(8)
+    twice = ((lambda x: torch.cat([x, x], -1)) if layout == "half"
+             else (lambda x: x.repeat_interleave(2, -1)))
+    assert torch.equal(cos, scale * twice(angle).cos())
+    assert torch.equal(sin.abs(), (scale * twice(angle).sin()).abs())
+    assert cos.dtype == sin.dtype == torch.float32
+    assert rotary.angles(pos[:1])[0].shape == (1, 1, 5, 8)
+    for a, b in zip(rotary(q, k, angles=(cos, sin)), rotary(q, k, pos=pos)):
+        assert torch.equal(a, b)
+    for wrong in ({}, dict(pos=pos, angles=(cos, sin))):
+        with pytest.raises(ValueError, match="either pos or angles"):
+            rotary(q, **wrong)
+
+
 def test_scale_multiplies_and_the_input_is_left_alone():
     x = randn(1, 2, 5, 8)
     before = x.clone()

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attend import _check_positions
+from . import expect
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41d20a95
 def relative_positions(
@@ -28,7 +28,7 @@ def relative_positions(
     Negative for keys before the query, 0 for its own place.  Raises
     ``ValueError`` for positions that are not int64 ``(b, length)``.
     """
-    _check_positions(pos=pos, k_pos=k_pos)
+    expect.positions(pos=pos, k_pos=k_pos)
     return k_pos[:, None, :] - pos[:, :, None]
 
 # %% ../nbs/05_relative_and_rotary.ipynb #b1c1dcb9
@@ -327,13 +327,13 @@ class Rotary(_Float32):
         "Radians per position of each pair."
         return _members(self.turns, self._made)[1]
 
-    def forward(
+    def angles(
         self,
-        *tensors: Float[Tensor, "b _ t d_head"],  # queries, keys, …
         pos: Int[Tensor, "#b t"],  # the position of each token
-    ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
-        "Each tensor turned, in its own type; always a tuple."
-        _check_positions(pos=pos)
+    ) -> tuple[Float[Tensor, "#b 1 t d_head"],
+               Float[Tensor, "#b 1 t d_head"]]:
+        "cos and signed sin, times ``scale``, for every layer to share."
+        expect.positions(pos=pos)
         turns = self.turns
         if self.layout != self._made:  # it was changed afterwards
             turns = _joined(-self.freqs, self.freqs, self.layout)
@@ -341,6 +341,18 @@ class Rotary(_Float32):
         cos, sin = angle.cos(), angle.sin()
         if self.scale != 1.0:
             cos, sin = self.scale * cos, self.scale * sin
+        return cos, sin
+
+    def forward(
+        self,
+        *tensors: Float[Tensor, "b _ t d_head"],  # queries, keys, …
+        pos: Int[Tensor, "#b t"] | None = None,  # of each token, or …
+        angles: tuple[Tensor, Tensor] | None = None,  # … from ``angles``
+    ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
+        "Each tensor turned, in its own type; always a tuple."
+        expect.that((pos is None) != (angles is None),
+                    "give either pos or angles, and not both")
+        cos, sin = self.angles(pos) if angles is None else angles
         return tuple([_turn(x, cos, sin, self.layout) for x in tensors])
 
 # %% ../nbs/05_relative_and_rotary.ipynb #fcd4a9ef
