@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['split_heads', 'merge_heads', 'combined_mask', 'repeat_heads', 'explicit_attend', 'online_step', 'online_attend',
-           'fused_attend', 'next_positions', 'MultiHeadAttention', 'LayerCache', 'Cache']
+           'fused_attend', 'Positions', 'attention_rules', 'Attention', 'SelfAttention', 'CrossAttention', 'LayerCache',
+           'Cache', 'MemoryCache']
 
 # %% ../nbs/07_multi_head_attention.ipynb #2e373faa
 #| code-fold: true
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
@@ -17,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import expect
 from .attend import (
-    _check_mask, _check_positions, _check_qkv, _no_autocast, attend,
-    causal_mask, padding_mask)
+    attend, causal_mask, no_autocast, padding_mask)
 from .layers import Linear
 
 # %% ../nbs/07_multi_head_attention.ipynb #a1480edd
@@ -32,9 +34,7 @@ def split_heads(
     Head i gets the i-th run of consecutive features.  Raises
     ``ValueError`` for a width that is no multiple of ``n_heads``.
     """
-    if n_heads < 1 or x.shape[-1] % n_heads:
-        raise ValueError(f"a width of {x.shape[-1]} cannot be split into "
-                         f"{n_heads} heads")
+    expect.heads(d_model=x.shape[-1], n_heads=n_heads)
     return rearrange(x, "b t (h d) -> b h t d", h=n_heads)
 
 # %% ../nbs/07_multi_head_attention.ipynb #580beafe
@@ -57,8 +57,7 @@ def combined_mask(
     given, and must be allowed by ``mask``.  Raises ``ValueError`` for a
     mask that is not boolean or does not fit ``shape``.
     """
-    if shape is not None:
-        _check_mask(mask, None, shape)
+    expect.mask(shape or (1,) * 4, mask if shape else None)
     allowed = padding_mask(k_pos)
     if pos is not None:
         allowed = allowed & causal_mask(pos, k_pos)
@@ -74,34 +73,20 @@ def repeat_heads(
     Head i of the result is head i // n of ``x``, the order of Llama.
     Raises ``ValueError`` for ``n`` below 1.
     """
-    if n < 1:
-        raise ValueError(f"heads cannot be repeated {n} times")
+    expect.whole(n=n)
     return x if n == 1 else repeat(x, "b kv s d -> b (kv n) s d", n=n)
 
-# %% ../nbs/07_multi_head_attention.ipynb #a03c0b1b
-def _fit_heads(q, k, v, mask, bias):
-    "Check the arguments; how many query heads share one key head."
-    heads = q.shape[1] if q.ndim == 4 else 1
-    kv = k.shape[1] if k.ndim == 4 else 1
-    if kv < 1 or heads % kv:
-        raise ValueError(f"{heads} query heads cannot share {kv} key "
-                         "heads")
-    _check_qkv(q if heads == kv else q[:, :kv], k, v)
-    if mask is not None or bias is not None:
-        _check_mask(mask, bias, (*q.shape[:-1], k.shape[-2]))
-    return heads // kv
-
-# %% ../nbs/07_multi_head_attention.ipynb #790aec0d
+# %% ../nbs/07_multi_head_attention.ipynb #a8278deb
+#| code-summary: the causal flag as a mask
 def _with_causal(mask, causal, t, s, device):
     "The mask, and with it that query i sees keys 0 … i only."
     if not causal:
         return mask
-    if t != s:
-        raise ValueError(f"causal=True counts from the first of as many "
-                         f"keys as queries, got {t} queries and {s} keys; "
-                         "use causal_mask(pos, k_pos)")
+    expect.that(t == s, f"causal=True counts from the first of as many "
+                f"keys as queries, got {t} queries and {s} keys; use "
+                "causal_mask(pos, k_pos)")
     at = torch.arange(t, device=device)[None]
-    lower = causal_mask(at, at)[0, 0]
+    lower = causal_mask(at, at)
     return lower if mask is None else mask & lower
 
 # %% ../nbs/07_multi_head_attention.ipynb #0f6a3c50
@@ -122,11 +107,12 @@ def explicit_attend(
     output has the type of ``q``, the weights stay wide.  Raises
     ``ValueError`` naming the shapes or types that do not fit.
     """
-    n = _fit_heads(q, k, v, mask, bias)
-    mask = _with_causal(mask, causal, q.shape[-2], k.shape[-2], q.device)
+    expect.attention(q, k, v, mask, bias, shared=True)
+    n, t, s = q.shape[1] // k.shape[1], q.shape[-2], k.shape[-2]
+    mask = _with_causal(mask, causal, t, s, q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = (repeat_heads(x, n).to(wide) for x in (k, v))
-    with _no_autocast(q.device):
+    with no_autocast(q.device):
         output, weights = attend(q.to(wide), k, v, mask, bias, scale)
         if dropout > 0.0:
             output = F.dropout(weights, dropout) @ v
@@ -164,9 +150,8 @@ def online_attend(
     kernels (Dao et al., 2022).  Equal to the output of ``attend``, dead
     rows and errors included.
     """
-    _check_qkv(q, k, v)
+    expect.attention(q, k, v, mask)
     shape = (*q.shape[:-1], k.shape[-2])
-    _check_mask(mask, None, shape)
     allowed = None if mask is None else mask.expand(shape)
     wide = q.to(torch.promote_types(q.dtype, torch.float32))
     state = (wide.new_full((*shape[:-1], 1), -math.inf),
@@ -215,7 +200,8 @@ def fused_attend(
     causal flag spares the kernel half of its work; together with a
     mask or a bias it becomes a mask.
     """
-    n, (t, s) = _fit_heads(q, k, v, mask, bias), (q.shape[-2], k.shape[-2])
+    expect.attention(q, k, v, mask, bias, shared=True)
+    n, t, s = q.shape[1] // k.shape[1], q.shape[-2], k.shape[-2]
     if mask is None and bias is None and (t == s or not causal):
         return F.scaled_dot_product_attention(
             q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1)
@@ -232,379 +218,465 @@ def fused_attend(
         scale=scale)
     return _silence(out, dead)
 
-# %% ../nbs/07_multi_head_attention.ipynb #77467fc3
-def next_positions(
-    cache,  # a Cache, a LayerCache, or None
-    t: int,  # how many tokens follow
-    device: torch.device | str | None = None,
-) -> Int[Tensor, "_ t"]:
-    "Positions of the next ``t`` tokens of each row: n_seen + arange(t)."
-    past = 0 if cache is None else getattr(cache, "n_plain", None)
-    at = torch.arange(past or 0, (past or 0) + t, device=device)[None]
-    return at if past is not None else cache.n_seen[:, None] + at
+# %% ../nbs/07_multi_head_attention.ipynb #53a19633
+#| code-fold: true
+#| code-summary: Positions, with what is known and what is derived
+class Positions:
+    """Where tokens stand, and what is known of it without looking.
 
-# %% ../nbs/07_multi_head_attention.ipynb #9faac8ad
-def _check_options(dropout, packed, d_memory):
-    "Refuse options that contradict each other."
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    if d_memory is not None and d_memory < 1:
-        raise ValueError(f"d_memory must be 1 or more, got {d_memory}")
-    if packed and d_memory is not None:
-        raise ValueError(f"packed=True projects one text, so there is no "
-                         f"memory of width d_memory {d_memory}")
+    ``start`` is a number if every row counts start, start + 1, …, and
+    None if nobody knows.  What follows from positions is derived on
+    first use and kept, so that layers which are handed the same
+    ``Positions`` share it.  Negative positions are padding.
+    """
 
-# %% ../nbs/07_multi_head_attention.ipynb #f0920e58
-def _head_widths(d_model, n_heads, d_head, d_v):
-    "The widths of one head's keys and values, defaults filled in."
-    if n_heads < 1 or d_model < 1:
-        raise ValueError(f"d_model {d_model} and n_heads {n_heads} must "
-                         "be 1 or more")
-    if d_head is None:
-        if d_model % n_heads:
-            raise ValueError(f"d_model {d_model} is no multiple of "
-                             f"n_heads {n_heads}; give d_head")
-        d_head = d_model // n_heads
-    d_v = d_head if d_v is None else d_v
-    if d_head < 1 or d_v < 1:
-        raise ValueError(f"d_head {d_head} and d_v {d_v} must be 1 or "
-                         "more")
-    return d_head, d_v
+    def __init__(self, at: Int[Tensor, "_ n"] | None = None, *,
+                 start: int | None = None, n: int | None = None,
+                 device: torch.device | str | None = None):
+        self.start, self.device, self._at = start, device, at
+        self.n = n if at is None else at.shape[1]
+        self.rows = 1 if at is None else at.shape[0]
+        self._made = []
 
-# %% ../nbs/07_multi_head_attention.ipynb #9815fc0f
-def _check_call(layer, x, pos, mask, cache, memory, memory_pos):
-    "Refuse what ``MultiHeadAttention`` cannot be called with."
-    known = layer.o_proj.weight.shape[0]
-    if x.ndim != 3 or x.shape[-1] != known:
-        raise ValueError(f"x must be (b, t, {known}), as d_model is "
-                         f"{known}, got {tuple(x.shape)}")
-    if memory is None and memory_pos is not None:
-        raise ValueError(f"memory_pos {tuple(memory_pos.shape)} without "
-                         "memory")
-    for name, at, y in (("pos", pos, x),
-                        ("memory_pos", memory_pos, memory)):
-        if at is not None:
-            _check_positions(**{name: at})
-            if len(at) not in (1, len(y)) or at.shape[1] != y.shape[1]:
-                raise ValueError(
-                    f"{name} of shape {tuple(at.shape)} does not fit "
-                    f"{y.shape[1]} tokens in each of {len(y)} rows")
-    if memory is None and cache is not None and not layer.causal and (
-            mask is None):
-        raise ValueError("a cache needs causal=True: without it, earlier "
-                         "outputs change when tokens are added")
+    @property
+    def at(self) -> Int[Tensor, "_ n"]:
+        "The positions as a tensor, (1 or b, n)."
+        if self._at is None:
+            self._at = torch.arange(
+                self.start, self.start + self.n, device=self.device)[None]
+        return self._at
 
-# %% ../nbs/07_multi_head_attention.ipynb #7ef7699e
-def _check_memory(layer, x, memory, kept):
-    "Refuse a memory that does not fit the layer or the batch."
-    if layer.packed or layer.causal or not (
-            layer.rotary is None and layer.score_bias is None):
-        raise ValueError("cross-attention has packed=False, causal=False "
-                         "and no rotary or score_bias: its positions are "
-                         "those of two different texts")
-    known = layer.k_proj.weight.shape[1]
-    if memory.ndim != 3 or memory.shape[-1] != known:
-        raise ValueError(f"memory must be (b, s, {known}), got "
-                         f"{tuple(memory.shape)}")
-    rows = len(kept[0] if kept else memory)
-    if rows != len(x):
-        raise ValueError(f"a batch of {len(x)} meets a memory of {rows}")
-    if kept and kept[-1].shape[1] != memory.shape[1]:
-        raise ValueError(f"the cache keeps a memory of "
-                         f"{kept[-1].shape[1]} tokens, got one of "
-                         f"{memory.shape[1]}: use a new cache")
+    @classmethod
+    def of(cls, pos: Any, x: Float[Tensor, "b n ..."] | None = None,
+           cache: Any = None) -> "Positions":
+        """``pos`` as ``Positions``; a tensor must be int64 ``(b, n)``.
 
-# %% ../nbs/07_multi_head_attention.ipynb #7490d26f
-def _place(x, pos, cache):
-    "Positions of x, and what the cache may know of them."
-    counts = pos is None and getattr(cache, "n_plain", None) is not None
-    if pos is None:
-        pos = next_positions(cache, x.shape[1], x.device)
-    if pos.shape[0] not in (1, x.shape[0]):
-        raise ValueError(f"a batch of {len(x)} meets a cache of "
-                         f"{len(pos)}")
-    return pos, dict(plain=True) if counts else {}
+        None stands for those that follow what the cache holds, or 0,
+        1, 2, …  Raises ``ValueError`` if they do not fit ``x``.
+        """
+        if pos is None:
+            past = getattr(cache, "k_pos", None)
+            pos = cls(start=0, n=0) if past is None else cls.of(past)
+            pos = pos.following(x.shape[1], x.device)
+        elif not isinstance(pos, cls):
+            expect.positions(pos=pos)
+            pos = cls(pos)
+        if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
+                              or pos.rows not in (1, len(x))):
+            raise ValueError(f"positions of {pos.rows} rows and {pos.n} "
+                             f"tokens do not fit x {tuple(x.shape)}")
+        return pos
 
-# %% ../nbs/07_multi_head_attention.ipynb #bc5a57f5
-def _split(x, n):
-    "``split_heads`` without the check and the pattern."
-    b, t, width = x.shape
-    return x.view(b, t, n, width // n).transpose(1, 2)
+    def following(self, n: int, device=None) -> "Positions":
+        "Those of the next ``n`` tokens of each row: last + 1, …"
+        if self.start is not None:
+            return Positions(start=self.start + self.n, n=n, device=device)
+        last = self.at.amax(-1, keepdim=True)
+        return Positions(last + torch.arange(1, n + 1, device=device))
 
-# %% ../nbs/07_multi_head_attention.ipynb #1e368059
-def _merge(x):
-    "``merge_heads`` without the pattern."
-    return x.transpose(1, 2).flatten(2)
+    def once(self, key: tuple, make: Callable) -> Any:
+        "What ``make()`` returns, made once for each key."
+        for known, made in self._made:
+            if len(known) == len(key) and all(
+                    [a is b for a, b in zip(known, key)]):
+                return made
+        self._made.append((key, make()))
+        return self._made[-1][1]
 
-# %% ../nbs/07_multi_head_attention.ipynb #39b1ab73
-def _project(layer, x):
-    "Queries, keys and values, cut into heads."
-    if layer.packed:
-        parts = layer.qkv_proj(x).split(layer.widths, -1)
-    else:
-        parts = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
-    return [_split(y, layer.n_heads) for y in parts]
+    def after(self, past: "Positions | None") -> "Positions":
+        "These behind those of the past: what a cache holds then."
+        return self.once(("after", past), lambda: self._behind(past))
 
-# %% ../nbs/07_multi_head_attention.ipynb #757ac5f1
-def _self_qkv(layer, x, pos, cache, project=_project):
-    "Queries, keys and values of one text, positions of both."
-    pos, plain = _place(x, pos, cache)
-    q, k, v = project(layer, x)
-    if layer.rotary is not None:
-        q, k = layer.rotary(q, k, pos=pos)
-    if cache is None:
-        return q, k, v, pos, pos
-    k, v, k_pos = cache.update(k, v, pos=pos, **plain)
-    return q, k, v, pos, k_pos
+    def _behind(self, past):
+        start, n, end = self.start, self.n, None
+        if past is not None and past.n:
+            start, n = past.start, past.n + n
+            end = None if start is None else start + past.n
+        if start is not None and end in (None, self.start):
+            return Positions(start=start, n=n, device=self.device)
+        if end is None and n == self.n:
+            return Positions(self.at)
+        rows = max(past.rows, self.rows)
+        return Positions(torch.cat([x.expand(rows, -1)
+                                    for x in (past.at, self.at)], -1))
 
-# %% ../nbs/07_multi_head_attention.ipynb #cdfe4b07
-def _cross_qkv(layer, x, memory, memory_pos, cache):
-    "Queries of x; keys, values and their positions of a memory."
-    kept = cache.memory if cache is not None else None
-    _check_memory(layer, x, memory, kept)
-    q = _split(layer.q_proj(x), layer.n_heads)
-    if kept is None:
-        k, v = (_split(p(memory), layer.n_heads)
-                for p in (layer.k_proj, layer.v_proj))
-        counts = dict(plain=True) if memory_pos is None else {}
-        if counts:
-            memory_pos = next_positions(None, k.shape[-2], x.device)
-        kept = k, v, memory_pos
-        if cache is not None:
-            kept = cache.keep(k, v, pos=memory_pos, **counts)
-    return q, *kept
+    def below(self, n: int | Int[Tensor, "b"]) -> tuple:
+        "Those below n, one or one for each row, and their places."
+        if self.start is not None and isinstance(n, int):
+            n = min(max(n - self.start, 0), self.n)
+            return Positions(start=self.start, n=n,
+                             device=self.device), slice(n)
+        n = n if isinstance(n, int) else n[:, None]
+        at = self.at.masked_fill(self.at >= n, -1)
+        places = (at >= 0).any(0).nonzero()[:, 0]
+        return Positions(at[:, places]), places
 
-# %% ../nbs/07_multi_head_attention.ipynb #189ff739
-def _is_free(pos, t, cache, memory, memory_pos):
-    "Whether positions can forbid nothing beyond plain causality."
-    if memory is not None:
-        known = cache is None or cache.memory is None
-        return memory_pos is None and (
-            known or getattr(cache, "memory_plain", False))
-    if pos is not None or cache is None or cache.empty:
-        return pos is None
-    return t == 1 and getattr(cache, "n_plain", None) is not None
+    def select(self, rows: Int[Tensor, "n"]) -> "Positions":
+        "Those of these rows of the batch; shared ones stay."
+        if self.rows == 1:
+            return self
+        return self.once(("select", rows), lambda: Positions(
+            self.at.index_select(0, rows)))
 
-# %% ../nbs/07_multi_head_attention.ipynb #2d2fa06a
-def _rules(layer, q, k, pos, k_pos, mask, free):
-    "The layer's options and the call as arguments of attention."
-    bias = None
-    if layer.score_bias is not None:
-        bias = layer.score_bias(pos, k_pos)
-    if not free:
-        mask = combined_mask(pos if layer.causal else None, k_pos, mask,
-                             (*q.shape[:-1], k.shape[-2]))
-    square = q.shape[-2] == k.shape[-2]  # torch.compile: not yet a bool
-    causal = True if free and layer.causal and square else False
-    return dict(mask=mask, bias=bias, causal=causal,
-                dropout=layer.dropout if layer.training else 0.0)
+# %% ../nbs/07_multi_head_attention.ipynb #ad1344da
+#| code-fold: true
+#| code-summary: from positions to a mask, or to none
+def attention_rules(
+    pos: Positions,  # of the queries
+    k_pos: Positions,  # of the keys
+    shape: tuple[int, ...],  # of the scores, (b, h, t, s)
+    causal: bool = True,
+    mask: Bool[Tensor, "..."] | None = None,  # what the caller allows
+) -> dict[str, Any]:
+    """``mask`` and ``causal`` as the two ``_attend`` functions take them.
+
+    A mask is made where one is needed, once for all layers that share
+    these positions; where positions are known to forbid nothing, or
+    nothing beyond plain causality, there is none.
+    """
+    expect.mask(shape, mask)
+    if mask is None and k_pos.start is not None:  # no padding
+        if not causal:
+            return {}
+        if pos.start is not None:
+            if k_pos.start + k_pos.n - 1 <= pos.start:
+                return {}
+            if pos.start == k_pos.start and pos.n == k_pos.n:
+                return dict(causal=True)
+    return dict(mask=pos.once(
+        ("causal" if causal else "all", k_pos, mask),
+        lambda: combined_mask(pos.at if causal else None, k_pos.at, mask)))
+
+# %% ../nbs/07_multi_head_attention.ipynb #5a255c64
+class Attention(nn.Module):
+    """What every attention ends with: values are mixed, then heads.
+
+    Subclasses make ``o_proj``, which mixes the heads.
+    """
+
+    def __init__(self, dropout: float = 0.0, fused: bool = True):
+        super().__init__()
+        expect.number("[0, 1)", dropout=dropout)
+        self.dropout, self.fused = dropout, fused
+
+    def mix(
+        self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b kv s d"],
+        v: Float[Tensor, "b kv s d_v"], *, need_weights: bool = False,
+        **how: Any,  # mask, bias, causal
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        "The output ``(b, t, d_model)``; with ``need_weights``, and them."
+        how["dropout"] = self.dropout if self.training else 0.0
+        if self.fused and not need_weights:
+            output, weights = fused_attend(q, k, v, **how), None
+        else:
+            output, weights = explicit_attend(q, k, v, **how)
+        output = self.o_proj(output.transpose(1, 2).flatten(2))
+        return (output, weights.to(q.dtype)) if need_weights else output
 
 # %% ../nbs/07_multi_head_attention.ipynb #fef7c249
-class MultiHeadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017, section 3.2.2).
+class SelfAttention(Attention):
+    """Multi-head self-attention (Vaswani et al., 2017, section 3.2.2).
 
-    Queries and keys of a head have width ``d_head`` (default: d_model /
-    n_heads), values ``d_v`` (default: d_head), the memory of
-    cross-attention ``d_memory`` (default: d_model).  ``causal``: no key
-    comes after its query.  ``dropout`` drops weights, in training only.
-    ``rotary(q, k, pos=pos)`` turns queries and keys, ``score_bias(pos,
-    k_pos)`` gives a bias.  ``fused`` uses the kernel where no weights
-    are asked for; ``packed`` makes q, k, v by one ``qkv_proj``.  Raises
-    ``ValueError`` naming the numbers that disagree.
+    ``n_kv_heads`` key and value heads (default: ``n_heads``) are shared
+    by the query heads (Ainslie et al., 2023).  A head is ``d_head`` wide
+    (default: d_model / n_heads), its values ``d_v`` (default: d_head).
+    ``causal``: no key comes after its query.  ``rotary``, such as a
+    ``Rotary``, turns queries and keys; ``q_norm`` and ``k_norm`` act on
+    each head before that; ``score_bias(pos, k_pos)`` gives a bias.
+    ``dropout`` drops weights, in training only.  ``packed`` makes q, k,
+    v by one ``qkv_proj``; ``fused`` uses the kernel where no weights
+    are asked for.  Raises ``ValueError`` naming what disagrees.
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, *, d_head: int | None = None,
-        d_v: int | None = None, d_memory: int | None = None,
+        self, d_model: int, n_heads: int, *, n_kv_heads: int | None = None,
+        d_head: int | None = None, d_v: int | None = None,
         bias: bool = True, causal: bool = False, dropout: float = 0.0,
-        rotary: Callable | None = None,
-        score_bias: Callable | None = None, fused: bool = True,
-        packed: bool = False,
+        rotary: nn.Module | None = None,
+        score_bias: Callable | None = None,
+        q_norm: nn.Module | None = None, k_norm: nn.Module | None = None,
+        packed: bool = False, fused: bool = True,
     ):
-        super().__init__()
-        _check_options(dropout, packed, d_memory)
-        d_head, d_v = _head_widths(d_model, n_heads, d_head, d_v)
-        self.n_heads, self.causal, self.dropout = n_heads, causal, dropout
+        super().__init__(dropout, fused)
+        expect.heads(d_model=d_model, n_heads=n_heads, d_head=d_head,
+                     n_kv_heads=n_kv_heads, d_v=d_v)
+        d_head, kv = d_head or d_model // n_heads, n_kv_heads or n_heads
+        d_v = d_v or d_head
+        self.n_heads, self.n_kv_heads, self.causal = n_heads, kv, causal
         self.rotary, self.score_bias = rotary, score_bias
-        self.fused, self.packed = fused, packed
-        wide, wide_v = n_heads * d_head, n_heads * d_v
-        self.widths = [wide, wide, wide_v]
+        self.q_norm, self.k_norm, self.packed = q_norm, k_norm, packed
+        self.widths = [n_heads * d_head, kv * d_head, kv * d_v]
         if packed:
             self.qkv_proj = Linear(d_model, sum(self.widths), bias)
         else:
-            self.q_proj = Linear(d_model, wide, bias)
-            self.k_proj = Linear(d_memory or d_model, wide, bias)
-            self.v_proj = Linear(d_memory or d_model, wide_v, bias)
-        self.o_proj = Linear(wide_v, d_model, bias)
+            self.q_proj = Linear(d_model, self.widths[0], bias)
+            self.k_proj = Linear(d_model, self.widths[1], bias)
+            self.v_proj = Linear(d_model, self.widths[2], bias)
+        self.o_proj = Linear(n_heads * d_v, d_model, bias)
+
+    def qkv(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
+        "Queries (b, h, t, d_head), keys and values (b, kv, t, …)."
+        if self.packed:
+            parts = self.qkv_proj(x).split(self.widths, -1)
+        else:
+            parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
+        q, k, v = [y.view(*x.shape[:2], n, y.shape[-1] // n)
+                   for y, n in zip(parts, heads)]
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(
         self, x: Float[Tensor, "b t d"], *,
-        pos: Int[Tensor, "_ t"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None, cache=None,
-        memory: Float[Tensor, "_ s m"] | None = None,
-        memory_pos: Int[Tensor, "_ s"] | None = None,
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
+        mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        "The output ``(b, t, d)``; with ``need_weights`` and the weights."
-        _check_call(self, x, pos, mask, cache, memory, memory_pos)
-        free = _is_free(pos, x.shape[1], cache, memory, memory_pos)
-        if memory is None:
-            q, k, v, pos, k_pos = _self_qkv(self, x, pos, cache)
+        """The output ``(b, t, d)``; with ``need_weights`` and the weights.
+
+        ``pos``: where the tokens stand; None counts on from the cache.
+        ``mask``: ``(b, h, t, s)``, True = may attend, beside causality
+        and padding.  ``cache``: from ``new_cache``, and updated.
+        """
+        expect.that(cache is None or self.causal or mask is not None,
+                    "a cache needs causal=True: without it, earlier "
+                    "outputs change when tokens are added")
+        pos = Positions.of(pos, x, cache)
+        q, k, v = self.qkv(x)
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, angles=pos.once(
+                (self.rotary,), lambda: self.rotary.angles(pos.at)))
+        k_pos = pos
+        if cache is not None:
+            k, v, k_pos = cache.update(k, v, pos=pos)
+        k_pos = Positions.of(k_pos)
+        how = attention_rules(pos, k_pos, (*q.shape[:-1], k.shape[-2]),
+                              self.causal, mask)
+        if self.score_bias is not None:
+            how["bias"] = self.score_bias(pos.at, k_pos.at)
+        return self.mix(q, k, v, need_weights=need_weights, **how)
+
+    def new_cache(self, batch: int,
+                  max_len: int | None = None) -> "LayerCache":
+        "What this layer keeps of earlier tokens; it grows as needed."
+        return LayerCache()
+
+    def extra_repr(self) -> str:
+        each = self.widths[1] // self.n_kv_heads
+        return (f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, "
+                f"d_head={each}, causal={self.causal}, "
+                f"dropout={self.dropout}")
+
+# %% ../nbs/07_multi_head_attention.ipynb #153aa227
+class CrossAttention(Attention):
+    """Multi-head attention to a memory: Vaswani et al. (2017), 3.2.3.
+
+    Queries come from ``x``, keys and values from vectors of width
+    ``d_memory`` (default: d_model).  ``d_head``, ``d_v``, ``dropout``
+    and ``fused`` as in ``SelfAttention``.  Raises ``ValueError`` naming
+    what disagrees.
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_memory: int | None = None,
+        d_head: int | None = None, d_v: int | None = None,
+        bias: bool = True, dropout: float = 0.0, fused: bool = True,
+    ):
+        super().__init__(dropout, fused)
+        expect.heads(d_model=d_model, n_heads=n_heads, d_head=d_head,
+                     d_v=d_v, d_memory=d_memory)
+        d_head, self.n_heads = d_head or d_model // n_heads, n_heads
+        d_v, d_memory = d_v or d_head, d_memory or d_model
+        self.q_proj = Linear(d_model, n_heads * d_head, bias)
+        self.k_proj = Linear(d_memory, n_heads * d_head, bias)
+        self.v_proj = Linear(d_memory, n_heads * d_v, bias)
+        self.o_proj = Linear(n_heads * d_v, d_model, bias)
+
+    def heads(self, x: Float[Tensor, "b n hd"]) -> Tensor:
+        "``split_heads`` as two views."
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def kv(self, memory: Float[Tensor, "b s m"]) -> tuple[Tensor, Tensor]:
+        "Keys and values, cut into heads."
+        expect.that(memory is not None,
+                    "pass memory=, or a cache that keeps one")
+        return (self.heads(self.k_proj(memory)),
+                self.heads(self.v_proj(memory)))
+
+    def forward(
+        self, x: Float[Tensor, "b t d"], *,
+        memory: Float[Tensor, "b s m"] | None = None,
+        memory_pos: Positions | Int[Tensor, "_ s"] | None = None,
+        mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The output ``(b, t, d)``; with ``need_weights`` and the weights.
+
+        ``memory_pos``: negative at padding; None: there is none.
+        ``cache``: from ``new_cache``; it keeps the keys and values of
+        this memory, and answers when ``memory`` is None.
+        """
+        expect.shapes(x=(x, "b t d"), memory=(memory, "b s m"))
+        q = self.heads(self.q_proj(x))
+        if cache is None:
+            k, v = self.kv(memory)
+            k_pos = Positions.of(memory_pos, memory)
         else:
-            q, k, v, k_pos = _cross_qkv(self, x, memory, memory_pos, cache)
-        how = _rules(self, q, k, pos, k_pos, mask, free)
-        if self.fused and not need_weights:
-            return self.o_proj(_merge(fused_attend(q, k, v, **how)))
-        output, weights = explicit_attend(q, k, v, **how)
-        output = self.o_proj(_merge(output))
-        return (output, weights.to(x.dtype)) if need_weights else output
+            k, v, k_pos = cache.keep(memory, memory_pos, self.kv)
+        pos = Positions(start=0, n=x.shape[1], device=x.device)
+        how = attention_rules(pos, k_pos, (*q.shape[:-1], k.shape[-2]),
+                              False, mask)
+        return self.mix(q, k, v, need_weights=need_weights, **how)
 
-# %% ../nbs/07_multi_head_attention.ipynb #c79bc883
-def _check_update(held, new):
-    "Refuse (*tensors, pos) that do not agree or cannot follow ``held``."
-    *tensors, pos = new
-    _check_positions(pos=pos)
-    shapes = [tuple(x.shape) for x in tensors]
-    b, s = shapes[0][0], shapes[0][-2]
-    if any([x[0] != b or x[-2] != s for x in shapes]):
-        raise ValueError("the tensors of an update must agree in batch "
-                         f"and time, got shapes {shapes}")
-    if pos.shape[0] not in (1, b) or pos.shape[1] != s:
-        raise ValueError(f"positions of shape {tuple(pos.shape)} do not "
-                         f"fit tensors of shapes {shapes}")
-    if not held:
-        return
-    old = [tuple(x.shape) for x in held[:-1]]
-    if old[0][0] != b:
-        raise ValueError(f"a batch of {b} meets a cache of {old[0][0]}")
-    if [x[:-2] + x[-1:] for x in old] != [x[:-2] + x[-1:] for x in shapes]:
-        raise ValueError(f"shapes {shapes} cannot continue a cache of "
-                         f"shapes {old}: only time, axis -2, may differ")
+    def new_cache(self, batch: int,
+                  max_len: int | None = None) -> "MemoryCache":
+        "What this layer keeps of a memory."
+        return MemoryCache()
 
-# %% ../nbs/07_multi_head_attention.ipynb #a61ae345
-def _append(held, new):
-    "(*tensors, pos) with ``new`` after ``held``, which may be None."
-    _check_update(held, new)
-    *tensors, pos = new
-    if not held:
-        return *(x.contiguous() for x in tensors), pos
-    *past, past_pos = held
-    if past_pos.shape[0] != pos.shape[0]:  # one counts for all rows
-        rows = max(len(past_pos), len(pos))
-        past_pos, pos = past_pos.expand(rows, -1), pos.expand(rows, -1)
-    return (*(torch.cat(pair, -2) for pair in zip(past, tensors)),
-            torch.cat([past_pos, pos], -1))
+    def extra_repr(self) -> str:
+        return f"n_heads={self.n_heads}, dropout={self.dropout}"
 
-# %% ../nbs/07_multi_head_attention.ipynb #4e6097c2
-def _take_rows(held, rows):
-    "Rows of the batch, in this order; positions shared by all stay."
-    if not held:
-        return held
-    *tensors, pos = held
-    pos = pos if len(pos) == 1 else pos.index_select(0, rows)
-    return *(x.index_select(0, rows) for x in tensors), pos
+# %% ../nbs/07_multi_head_attention.ipynb #4a248175
+#| code-summary: space to grow into
+class Room:
+    """Tensors with space beyond what they hold, along axis -2.
 
-# %% ../nbs/07_multi_head_attention.ipynb #e44edb41
-def _forget(held, n):
-    "Only the tokens at positions below n; their places close up."
-    if n < 0:
-        raise ValueError(f"crop keeps the positions below n, got n = {n}")
-    if not held:
-        return held
-    *tensors, pos = held
-    pos = pos.masked_fill(pos >= n, -1)
-    kept = (pos >= 0).any(0).nonzero()[:, 0]
-    return *(x.index_select(-2, kept) for x in tensors), pos[:, kept]
+    ``used`` counts what is held; whoever holds less was overtaken by
+    another, and must not write here.
+    """
+
+    def __init__(self, held: list[Tensor], size: int):
+        self.used, self.size = held[0].shape[-2], size
+        self.buffers = [x.new_empty(*x.shape[:-2], size, x.shape[-1])
+                        for x in held]
+        for buffer, x in zip(self.buffers, held):
+            buffer[..., :self.used, :] = x
+
+    def takes(self, n: int, t: int) -> bool:
+        "Whether t more may be written behind n."
+        return self.used == n and n + t <= self.size and (
+            not self.buffers[0].is_inference()
+            or torch.is_inference_mode_enabled())
+
+    def write(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+        "Behind what is held; returns all of it."
+        start, self.used = self.used, self.used + tensors[0].shape[-2]
+        for buffer, x in zip(self.buffers, tensors):
+            buffer[..., start:self.used, :] = x
+        return [x[..., :self.used, :] for x in self.buffers]
 
 # %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
 class LayerCache:
-    """What one layer remembers of earlier tokens: a part of ``Cache``.
+    """What one layer keeps of earlier tokens: a part of ``Cache``.
 
-    ``past`` and, for cross-attention, ``memory`` are None or ``(*tensors,
-    k_pos)``: the batch is axis 0, time axis -2, k_pos ``(1 or b, s)``.
+    ``kept`` holds tensors, batch at axis 0 and time at axis -2;
+    ``k_pos`` is their ``Positions``, None before the first token.
     """
 
     def __init__(self):
-        self.past = self.memory = None
-        self._plain = self.memory_plain = True
+        self.kept, self.k_pos, self._room = [], None, None
 
     @property
     def empty(self) -> bool:
-        "Whether nothing is stored; known without asking the device."
-        return self.past is None or self.past[-1].shape[1] == 0
-
-    @property
-    def n_plain(self) -> int | None:
-        "Tokens of every row, if none had positions of its own."
-        n = 0 if self.past is None else self.past[-1].shape[1]
-        return n if self._plain else None
+        "Whether nothing is kept; known without asking the device."
+        return self.k_pos is None or not self.k_pos.n
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:
         "Tokens of each row, padding not counted; [0] before the first."
-        if self.past is None:
+        if self.k_pos is None:
             return torch.zeros(1, dtype=torch.int64)
-        return (self.past[-1] >= 0).sum(-1).expand(len(self.past[0]))
+        return (self.k_pos.at >= 0).sum(-1).expand(len(self.kept[0]))
 
     @property
     def nbytes(self) -> int:
-        "Bytes of the stored tensors, positions not counted."
-        kept = (*(self.past or ())[:-1], *(self.memory or ())[:-1])
-        return sum(x.nbytes for x in kept)
+        "Bytes of what is kept, without positions and room to grow."
+        return sum(x.nbytes for x in self.kept)
 
     def update(
-        self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ t"],
-        plain: bool = False,  # whether ``pos`` just counts on
-    ) -> tuple[Tensor, ...]:
+        self, *tensors: Float[Tensor, "b ..."],
+        pos: Positions | Int[Tensor, "_ t"],
+    ) -> tuple:
         "Append along time; return all that is kept, and its positions."
-        self._plain = self._plain and plain
-        self.past = _append(self.past, (*tensors, pos))
-        return self.past
+        pos = Positions.of(pos)
+        self._check(tensors, pos)
+        self.kept = self._joined(tensors)
+        self.k_pos = pos.after(self.k_pos)
+        return *self.kept, self.k_pos
 
-    def keep(
-        self, *tensors: Float[Tensor, "b ..."], pos: Int[Tensor, "_ s"],
-        plain: bool = False) -> tuple[Tensor, ...]:  # no padding in it
-        "Store what belongs to a memory, in place of what was there."
-        self.memory = _append(None, (*tensors, pos))
-        self.memory_plain = plain
-        return self.memory
+    def _joined(self, tensors):
+        "All that is kept, with these behind."
+        n, room = 0 if self.empty else self.k_pos.n, self._room
+        if not n:
+            return [x.contiguous() for x in tensors]
+        t, alike = tensors[0].shape[-2], all(
+            [a.dtype == b.dtype for a, b in zip(self.kept, tensors)])
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
+                not alike):
+            self._room = None
+            return [torch.cat(p, -2) for p in zip(self.kept, tensors)]
+        if room is None or not room.takes(n, t):
+            self._room = room = Room(self.kept, 2 * (n + t))
+        return room.write(tensors)
+
+    def _check(self, tensors, pos):
+        "Refuse tensors that do not agree or cannot follow what is kept."
+        new, old = ([tuple(x.shape) for x in held]
+                    for held in (tensors, self.kept))
+        b, problem = new[0][0], None
+        if any([x[0] != b or x[-2] != pos.n for x in new]) or (
+                pos.rows not in (1, b)):
+            problem = "the tensors of an update must agree in batch and time"
+        elif old and old[0][0] != b:
+            problem = f"a batch of {b} meets a cache of {old[0][0]}"
+        elif old and [x[:-2] + x[-1:] for x in old] != [
+                x[:-2] + x[-1:] for x in new]:
+            problem = "only time, axis -2, may differ from what is kept"
+        if problem:
+            raise ValueError(f"{problem}: shapes {new}, positions "
+                             f"({pos.rows}, {pos.n}), kept {old}")
 
     def select(self, rows: Int[Tensor, "n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
-        self.past = _take_rows(self.past, rows)
-        self.memory = _take_rows(self.memory, rows)
+        if self.k_pos is not None:
+            self.kept = [x.index_select(0, rows) for x in self.kept]
+            self.k_pos, self._room = self.k_pos.select(rows), None
 
-    def crop(self, n: int) -> None:
-        "Forget the tokens at positions n and above; not the memory."
-        self.past = _forget(self.past, n)
+    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+        "Forget positions n and above; n may be one number for each row."
+        expect.that(isinstance(n, Tensor) or n >= 0,
+                    f"crop keeps the positions below n, got n = {n}")
+        if self.k_pos is not None:
+            self.k_pos, places = self.k_pos.once(
+                ("crop", n), lambda: self.k_pos.below(n))
+            self.kept = [x[..., places, :] for x in self.kept]
+            self._room = None
 
 # %% ../nbs/07_multi_head_attention.ipynb #8b183d0c
 class Cache:
-    """Keys and values of earlier tokens, for every layer of a model.
+    """What all layers of a model keep of earlier tokens.
 
-    ``layers[i]`` is a ``LayerCache``, or what ``make`` returns: anything
-    with the same verbs.  All layers see the same tokens.
+    ``layers[i]`` is made by the attention of layer i (``new_cache``):
+    a ``LayerCache``, or anything with its verbs and a ``k_pos``; a
+    ``Cache`` itself, where a layer has several attentions.
     """
 
-    def __init__(
-        self,
-        n_layers: int,  # layers with attention
-        make: Callable = LayerCache,  # called once for each of them
-    ):
-        if n_layers < 1:
-            raise ValueError(f"a cache needs 1 layer or more, got "
-                             f"{n_layers}")
-        self.layers = [make() for _ in range(n_layers)]
+    def __init__(self, layers: list[Any]):
+        expect.that(layers, "a cache needs 1 layer or more, got 0")
+        self.layers = list(layers)
+
+    @property
+    def k_pos(self) -> Positions | None:
+        "Positions of what is kept, None before the first token."
+        return self.layers[0].k_pos
 
     @property
     def empty(self) -> bool:
         "Whether no token is stored; known without asking the device."
-        return self.layers[0].empty
-
-    @property
-    def n_plain(self) -> int | None:
-        "Tokens of every row, if none had positions of its own."
-        return getattr(self.layers[0], "n_plain", None)
+        return self.k_pos is None or not Positions.of(self.k_pos).n
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:
@@ -613,7 +685,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        "Bytes of the stored tensors, positions not counted."
+        "Bytes of what is kept, without positions."
         return sum(layer.nbytes for layer in self.layers)
 
     def select(self, rows: Int[Tensor, "n"]) -> None:
@@ -621,7 +693,59 @@ class Cache:
         for layer in self.layers:
             layer.select(rows)
 
-    def crop(self, n: int) -> None:
-        "Forget the tokens at positions n and above, in every row."
+    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+        "Forget positions n and above; if one layer refuses, in none."
+        before = [(layer, dict(vars(layer))) for layer in self._leaves()]
+        try:
+            for layer in self.layers:
+                layer.crop(n)
+        except ValueError:
+            for layer, held in before:
+                vars(layer).update(held)
+            raise
+
+    def _leaves(self):
         for layer in self.layers:
-            layer.crop(n)
+            yield from layer._leaves() if isinstance(layer, Cache) else [
+                layer]
+
+# %% ../nbs/07_multi_head_attention.ipynb #4effc06b
+#| code-fold: true
+#| code-summary: MemoryCache, which keeps keys and values of a memory
+class MemoryCache:
+    """What cross-attention keeps: tensors made from one memory.
+
+    Another memory, even one of equal shape, replaces them.
+    """
+
+    def __init__(self):
+        self.memory, self.kept, self.k_pos = None, [], None
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes of what is kept, without positions."
+        return sum(x.nbytes for x in self.kept)
+
+    def keep(
+        self, memory: Float[Tensor, "b s m"] | None,  # None: as before
+        pos: Positions | Int[Tensor, "_ s"] | None,  # None: no padding
+        make: Callable,  # from a memory to the tensors that are kept
+    ) -> tuple:
+        "What is kept of this memory, and the positions of its tokens."
+        expect.that(memory is not None or self.kept,
+                    "there is no memory yet: pass memory= the first time")
+        if memory is not None:
+            if memory is not self.memory:
+                self.memory, self.kept = memory, list(make(memory))
+            self.k_pos = Positions.of(pos, memory)
+        return *self.kept, self.k_pos
+
+    def select(self, rows: Int[Tensor, "n"]) -> None:
+        "Keep these rows of the batch, in this order; repeats copy."
+        if self.kept:
+            self.memory = None  # the next one given is another
+            self.kept = [x.index_select(0, rows) for x in self.kept]
+            self.k_pos = self.k_pos.select(rows)
+
+    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+        "A memory is not what was written: nothing is forgotten."

@@ -156,34 +156,25 @@ def heads(
          f"{n_heads} query heads cannot share {n_kv_heads} key heads: "
          "n_kv_heads must divide n_heads")
 
-# %% ../nbs/A3_expect.ipynb #4cc3ae42
-#| code-summary: reads a pattern of axes such as "*b t 16"
-@lru_cache
-def _axes(pattern):
-    "Whether a pattern begins with any axes; its letters and numbers."
-    words = pattern.split()
-    many = words[0][1:] if words[0].startswith("*") else None
-    return many, tuple(int(w) if w.isdigit() else w
-                       for w in (words[1:] if many else words))
-
-# %% ../nbs/A3_expect.ipynb #822a9c31
+# %% ../nbs/A3_expect.ipynb #60fb75ed
 #| code-summary: whether one shape fits a pattern
 def _fits(shape, pattern, known):
-    many, axes = _axes(pattern)
-    lead = len(shape) - len(axes)
-    if lead < 0 or lead and many is None:
+    "Compare, and note in ``known`` what each letter stands for."
+    axes = pattern.split()
+    if axes[0][0] == "*":
+        many, *axes = axes
+        lead = len(shape) - len(axes)
+        if lead < 0 or known.setdefault(many, shape[:lead]) != shape[:lead]:
+            return False
+        shape = shape[lead:]
+    if len(axes) != len(shape):
         return False
-    if many is not None and known.setdefault(many, shape[:lead]) != \
-            shape[:lead]:
-        return False
-    for axis, size in zip(axes, shape[lead:]):
-        if axis.__class__ is int:
-            if size != axis:
-                return False
-        elif axis[0] == "#":
-            if size != 1 and known.setdefault(axis[1:], size) != size:
-                return False
-        elif known.setdefault(axis, size) != size:
+    for axis, size in zip(axes, shape):
+        if axis[0] == "#" and size == 1:
+            continue
+        wanted = (int(axis) if axis.isdigit()
+                  else known.setdefault(axis.lstrip("#"), size))
+        if wanted != size:
             return False
     return True
 
@@ -203,7 +194,6 @@ def shapes(**named: tuple[Tensor | None, str]) -> None:
 # %% ../nbs/A3_expect.ipynb #8a1fea7d
 #| code-summary: the sentence about a shape that does not fit
 def _misfit(name, named):
-    many, axes = _axes(named[name][1])
     known, before = {}, []
     for other, (x, pattern) in named.items():
         if other == name:
@@ -211,9 +201,12 @@ def _misfit(name, named):
         if x is not None:
             _fits(tuple(x.shape), pattern, known)
             before.append(f"{other} {tuple(x.shape)}")
-    words = [str(n) for n in known.get(many, "…" * bool(many))]
-    for axis in axes:
-        letter = str(axis).lstrip("#")
+    words = []
+    for axis in named[name][1].split():
+        if axis[0] == "*":
+            words += [str(n) for n in known.get(axis, "…")]
+            continue
+        letter = axis.lstrip("#")
         word = str(known.get(letter, letter))
         loose = letter != axis and word not in ("1", letter)
         words.append(f"1 or {word}" if loose else word)
@@ -255,7 +248,7 @@ def _broadcasts(name, x, shape):
     size = tuple(x.shape)
     long = (1,) * (len(shape) - len(size)) + size
     if len(long) > len(shape) or any(
-            a not in (1, b) for a, b in zip(long, shape)):
+            [a != 1 and a != b for a, b in zip(long, shape)]):
         raise ValueError(f"a {name} of shape {size} does not broadcast to "
                          f"scores of shape {shape}")
 
