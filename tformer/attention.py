@@ -232,11 +232,10 @@ class Positions:
 
     def __init__(self, at: Int[Tensor, "_ n"] | None = None, *,
                  start: int | None = None, n: int | None = None,
-                 device: torch.device | str | None = None):
+                 device: Any = None, end: int | None = None):
         self.start, self.device, self._at = start, device, at
-        self.n = n if at is None else at.shape[1]
-        self.rows = 1 if at is None else at.shape[0]
-        self._made = []
+        self.rows, self.n = (1, n) if at is None else at.shape
+        self._end, self._made = end, []
 
     @property
     def at(self) -> Int[Tensor, "_ n"]:
@@ -246,18 +245,28 @@ class Positions:
                 self.start, self.start + self.n, device=self.device)[None]
         return self._at
 
+    @property
+    def end(self) -> int | None:
+        "One past the largest position; a device is asked once at most."
+        if self.start is not None:
+            return self.start + self.n
+        blind = torch.compiler.is_compiling() or self._at.is_meta
+        if self._end is None and not blind and self._at.numel():
+            self._end = self._at.max().item() + 1
+        return self._end
+
     @classmethod
     def of(cls, pos: Any, x: Float[Tensor, "b n ..."] | None = None,
            cache: Any = None) -> "Positions":
-        """``pos`` as ``Positions``; a tensor must be int64 ``(b, n)``.
+        """``pos``, a tensor or None, as ``Positions`` that fit ``x``.
 
-        None stands for those that follow what the cache holds, or 0,
-        1, 2, …  Raises ``ValueError`` if they do not fit ``x``.
+        None stands for those that follow what the cache holds, or 0, 1,
+        2, …  Raises ``ValueError`` if they do not fit.
         """
         if pos is None:
             past = getattr(cache, "k_pos", None)
-            pos = cls(start=0, n=0) if past is None else cls.of(past)
-            pos = pos.following(x.shape[1], x.device)
+            past = cls(start=0, n=0) if past is None else cls.of(past)
+            pos = past.following(x.shape[1], x.device)
         elif not isinstance(pos, cls):
             expect.positions(pos=pos)
             pos = cls(pos)
@@ -267,12 +276,13 @@ class Positions:
                              f"tokens do not fit x {tuple(x.shape)}")
         return pos
 
-    def following(self, n: int, device=None) -> "Positions":
+    def following(self, n: int, device: Any = None) -> "Positions":
         "Those of the next ``n`` tokens of each row: last + 1, …"
         if self.start is not None:
             return Positions(start=self.start + self.n, n=n, device=device)
         last = self.at.amax(-1, keepdim=True)
-        return Positions(last + torch.arange(1, n + 1, device=device))
+        return Positions(last + torch.arange(1, n + 1, device=device),
+                         end=None if self._end is None else self._end + n)
 
     def once(self, key: tuple, make: Callable) -> Any:
         "What ``make()`` returns, made once for each key."
@@ -282,41 +292,6 @@ class Positions:
                 return made
         self._made.append((key, make()))
         return self._made[-1][1]
-
-    def after(self, past: "Positions | None") -> "Positions":
-        "These behind those of the past: what a cache holds then."
-        return self.once(("after", past), lambda: self._behind(past))
-
-    def _behind(self, past):
-        start, n, end = self.start, self.n, None
-        if past is not None and past.n:
-            start, n = past.start, past.n + n
-            end = None if start is None else start + past.n
-        if start is not None and end in (None, self.start):
-            return Positions(start=start, n=n, device=self.device)
-        if end is None and n == self.n:
-            return Positions(self.at)
-        rows = max(past.rows, self.rows)
-        return Positions(torch.cat([x.expand(rows, -1)
-                                    for x in (past.at, self.at)], -1))
-
-    def below(self, n: int | Int[Tensor, "b"]) -> tuple:
-        "Those below n, one or one for each row, and their places."
-        if self.start is not None and isinstance(n, int):
-            n = min(max(n - self.start, 0), self.n)
-            return Positions(start=self.start, n=n,
-                             device=self.device), slice(n)
-        n = n if isinstance(n, int) else n[:, None]
-        at = self.at.masked_fill(self.at >= n, -1)
-        places = (at >= 0).any(0).nonzero()[:, 0]
-        return Positions(at[:, places]), places
-
-    def select(self, rows: Int[Tensor, "n"]) -> "Positions":
-        "Those of these rows of the batch; shared ones stay."
-        if self.rows == 1:
-            return self
-        return self.once(("select", rows), lambda: Positions(
-            self.at.index_select(0, rows)))
 
 # %% ../nbs/07_multi_head_attention.ipynb #ad1344da
 #| code-fold: true
@@ -359,6 +334,11 @@ class Attention(nn.Module):
         expect.number("[0, 1)", dropout=dropout)
         self.dropout, self.fused = dropout, fused
 
+    def new_cache(self, batch: int,
+                  max_len: int | None = None) -> "LayerCache":
+        "What this layer keeps of earlier tokens; it grows as needed."
+        return LayerCache()
+
     def mix(
         self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b kv s d"],
         v: Float[Tensor, "b kv s d_v"], *, need_weights: bool = False,
@@ -377,23 +357,20 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     """Multi-head self-attention (Vaswani et al., 2017, section 3.2.2).
 
-    ``n_kv_heads`` key and value heads (default: ``n_heads``) are shared
-    by the query heads (Ainslie et al., 2023).  A head is ``d_head`` wide
-    (default: d_model / n_heads), its values ``d_v`` (default: d_head).
-    ``causal``: no key comes after its query.  ``rotary``, such as a
-    ``Rotary``, turns queries and keys; ``q_norm`` and ``k_norm`` act on
-    each head before that; ``score_bias(pos, k_pos)`` gives a bias.
-    ``dropout`` drops weights, in training only.  ``packed`` makes q, k,
-    v by one ``qkv_proj``; ``fused`` uses the kernel where no weights
-    are asked for.  Raises ``ValueError`` naming what disagrees.
+    ``n_kv_heads`` (default: n_heads) are shared by the query heads
+    (Ainslie et al., 2023).  A head is ``d_head`` wide (default: d_model
+    / n_heads), its values ``d_v`` (default: d_head).  ``causal``: no key
+    comes after its query.  ``rotary(q, k, pos=pos)`` turns, ``q_norm``
+    and ``k_norm`` act before; ``score_bias(pos, k_pos)`` gives a bias.
+    ``dropout`` drops weights in training.  ``packed``: one ``qkv_proj``.
+    ``fused``: the kernel, where no weights are asked for.
     """
 
     def __init__(
         self, d_model: int, n_heads: int, *, n_kv_heads: int | None = None,
         d_head: int | None = None, d_v: int | None = None,
         bias: bool = True, causal: bool = False, dropout: float = 0.0,
-        rotary: nn.Module | None = None,
-        score_bias: Callable | None = None,
+        rotary: Callable | None = None, score_bias: Callable | None = None,
         q_norm: nn.Module | None = None, k_norm: nn.Module | None = None,
         packed: bool = False, fused: bool = True,
     ):
@@ -423,10 +400,8 @@ class SelfAttention(Attention):
         heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
         q, k, v = [y.view(*x.shape[:2], n, y.shape[-1] // n)
                    for y, n in zip(parts, heads)]
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(
@@ -435,20 +410,17 @@ class SelfAttention(Attention):
         mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The output ``(b, t, d)``; with ``need_weights`` and the weights.
+        """The output (b, t, d); with ``need_weights``, and the weights.
 
         ``pos``: where the tokens stand; None counts on from the cache.
-        ``mask``: ``(b, h, t, s)``, True = may attend, beside causality
-        and padding.  ``cache``: from ``new_cache``, and updated.
+        ``mask``: (b, h, t, s), True = may attend.  ``cache``: updated.
         """
         expect.that(cache is None or self.causal or mask is not None,
-                    "a cache needs causal=True: without it, earlier "
-                    "outputs change when tokens are added")
+                    "a cache needs causal=True, or earlier outputs change")
         pos = Positions.of(pos, x, cache)
         q, k, v = self.qkv(x)
         if self.rotary is not None:
-            q, k = self.rotary(q, k, angles=pos.once(
-                (self.rotary,), lambda: self.rotary.angles(pos.at)))
+            q, k = self.rotary(q, k, pos=pos)
         k_pos = pos
         if cache is not None:
             k, v, k_pos = cache.update(k, v, pos=pos)
@@ -459,16 +431,9 @@ class SelfAttention(Attention):
             how["bias"] = self.score_bias(pos.at, k_pos.at)
         return self.mix(q, k, v, need_weights=need_weights, **how)
 
-    def new_cache(self, batch: int,
-                  max_len: int | None = None) -> "LayerCache":
-        "What this layer keeps of earlier tokens; it grows as needed."
-        return LayerCache()
-
     def extra_repr(self) -> str:
-        each = self.widths[1] // self.n_kv_heads
-        return (f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, "
-                f"d_head={each}, causal={self.causal}, "
-                f"dropout={self.dropout}")
+        return (f"n_heads={self.n_heads}, widths={self.widths}, "
+                f"causal={self.causal}, dropout={self.dropout}")
 
 # %% ../nbs/07_multi_head_attention.ipynb #153aa227
 class CrossAttention(Attention):
@@ -568,6 +533,42 @@ class Room:
             buffer[..., start:self.used, :] = x
         return [x[..., :self.used, :] for x in self.buffers]
 
+# %% ../nbs/07_multi_head_attention.ipynb #c92e2384
+#| code-summary: positions of what is kept, after more was added
+def _joined_positions(past, pos):
+    "Those of the past and these behind; nothing else that was derived."
+    if past is None or not past.n:
+        return Positions(pos._at, start=pos.start, n=pos.n,
+                         device=pos.device, end=pos._end)
+    if past.start is not None and pos.start == past.start + past.n:
+        return Positions(start=past.start, n=past.n + pos.n,
+                         device=pos.device)
+    rows = max(past.rows, pos.rows)
+    ends = [p._end if p.start is None else p.end for p in (past, pos)]
+    return Positions(
+        torch.cat([p.at.expand(rows, -1) for p in (past, pos)], -1),
+        end=None if None in ends else max(ends))
+
+# %% ../nbs/07_multi_head_attention.ipynb #f65ec030
+#| code-summary: positions of what is kept, after some was forgotten
+def _below(k_pos, n):
+    "Those below n, one number or one for each row, and their places."
+    if k_pos.start is not None and isinstance(n, int):
+        n = min(max(n - k_pos.start, 0), k_pos.n)
+        return Positions(start=k_pos.start, n=n,
+                         device=k_pos.device), slice(n)
+    n = n if isinstance(n, int) else n[:, None]
+    at = k_pos.at.masked_fill(k_pos.at >= n, -1)
+    places = (at >= 0).any(0).nonzero()[:, 0]
+    return Positions(at[:, places]), places
+
+# %% ../nbs/07_multi_head_attention.ipynb #f3bc8c3a
+#| code-summary: positions of what is kept, by rows
+def _rows_of(k_pos, rows):
+    "Those of these rows of the batch; shared ones stay."
+    return k_pos if k_pos.rows == 1 else Positions(
+        k_pos.at.index_select(0, rows), end=k_pos._end)
+
 # %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
 class LayerCache:
     """What one layer keeps of earlier tokens: a part of ``Cache``.
@@ -604,7 +605,9 @@ class LayerCache:
         pos = Positions.of(pos)
         self._check(tensors, pos)
         self.kept = self._joined(tensors)
-        self.k_pos = pos.after(self.k_pos)
+        past = self.k_pos
+        self.k_pos = pos.once((past,),
+                              lambda: _joined_positions(past, pos))
         return *self.kept, self.k_pos
 
     def _joined(self, tensors):
@@ -643,15 +646,16 @@ class LayerCache:
         "Keep these rows of the batch, in this order; repeats copy."
         if self.k_pos is not None:
             self.kept = [x.index_select(0, rows) for x in self.kept]
-            self.k_pos, self._room = self.k_pos.select(rows), None
+            past, self._room = self.k_pos, None
+            self.k_pos = past.once((rows,), lambda: _rows_of(past, rows))
 
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.that(isinstance(n, Tensor) or n >= 0,
                     f"crop keeps the positions below n, got n = {n}")
         if self.k_pos is not None:
-            self.k_pos, places = self.k_pos.once(
-                ("crop", n), lambda: self.k_pos.below(n))
+            past = self.k_pos
+            self.k_pos, places = past.once((n,), lambda: _below(past, n))
             self.kept = [x[..., places, :] for x in self.kept]
             self._room = None
 
@@ -745,7 +749,7 @@ class MemoryCache:
         if self.kept:
             self.memory = None  # the next one given is another
             self.kept = [x.index_select(0, rows) for x in self.kept]
-            self.k_pos = self.k_pos.select(rows)
+            self.k_pos = _rows_of(self.k_pos, rows)
 
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "A memory is not what was written: nothing is forgotten."
