@@ -6,6 +6,7 @@ import os
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -184,7 +185,7 @@ def test_shaw_is_shift_invariant_and_has_one_row_per_clipped_distance():
     q = randn(1, 2, 9, 8)
     a, b = (part.bias(q, steps(9, n), steps(9, n)) for n in (0, 1000))
     assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="max_distance is 0"):
+    with pytest.raises(ValueError, match="max_distance must be .* got 0"):
         ShawRelative(8, 0)
 
 
@@ -248,7 +249,7 @@ def test_alibi_slopes_by_hand():
     assert alibi_slopes(8).tolist() == [2.0 ** -i for i in range(1, 9)]
     six = [2.0 ** -i for i in (2, 4, 6, 8, 1, 3)]
     assert alibi_slopes(6).tolist() == six
-    with pytest.raises(ValueError, match="n_heads is 0"):
+    with pytest.raises(ValueError, match="n_heads must be .* got 0"):
         alibi_slopes(0)
 
 
@@ -278,7 +279,7 @@ def test_the_published_wavelengths():
 @pytest.mark.parametrize("d", [0, 1, 63, -2])
 def test_odd_widths_are_refused(d):
     for call in (lambda: rope_frequencies(d), lambda: Rotary(d)):
-        with pytest.raises(ValueError, match=f"even width, got d_head {d}"):
+        with pytest.raises(ValueError, match=rf"d_head.*{d}\b"):
             call()
 
 
@@ -426,19 +427,86 @@ def test_a_model_in_bfloat16_keeps_exact_constants():
 def test_rotary_names_what_does_not_fit():
     with pytest.raises(ValueError, match="d_head 8 has 4 pairs, got 3"):
         Rotary(8, freqs=torch.ones(3))
-    with pytest.raises(ValueError, match="'neox'.*half"):
+    with pytest.raises(ValueError, match="half.*'neox'"):
         Rotary(8, layout="neox")
     with pytest.raises(ValueError, match=r"\(5, 4\).*\(1, 1, 5, 6\)"):
         rotate(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
-    with pytest.raises(ValueError, match="width 6, but d_head is 8"):
+    with pytest.raises(ValueError, match=r"\(b, h, 5, 8\).*\(1, 1, 5, 6\)"):
         Rotary(8)(randn(1, 1, 5, 6), pos=steps(5))
+    for wrong in (randn(1, 1, 4, 8), randn(1, 5, 8), randn(3, 1, 5, 8)):
+        for q in ((wrong,), (randn(2, 1, 5, 8), wrong)):
+            with pytest.raises(ValueError, match="x must be of shape"):
+                Rotary(8)(*q, pos=steps(5).repeat(2, 1))
+    with pytest.raises(ValueError, match=r"8\), got \(1, 1, 5, 16\)"):
+        Rotary(8)(randn(1, 1, 5, 16), angles=Rotary(16).angles(steps(5)))
     changed, x = Rotary(8), randn(1, 1, 5, 8)
     changed.layout = "interleaved"  # afterwards: taken as it is
     assert torch.equal(changed.freqs, Rotary(8).freqs)
     close(changed(x, pos=steps(5))[0],
           Rotary(8, layout="interleaved")(x, pos=steps(5))[0])
+    changed.bfloat16().layout = "half"
+    assert torch.equal(changed.freqs, Rotary(8).freqs)
+    with pytest.raises(ValueError, match="'neox'"):
+        changed.layout = "neox"
     with pytest.raises(ValueError, match="'neox'"):
         rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda: ShawRelative(0, 3), "d_head .* got 0"),
+    (lambda: ShawRelative(8, 2.5), "max_distance .* got 2.5"),
+    (lambda: ShawRelative(8, True), "max_distance .* got True"),
+    (lambda: ShawRelative(8, 3, std=-1.0), "std .* got -1.0"),
+    (lambda: T5Bias(0), "n_heads .* got 0"),
+    (lambda: T5Bias(2, n_buckets=8.0), "n_buckets .* got 8.0"),
+    (lambda: T5Bias(2, max_distance="9"), "max_distance .* got '9'"),
+    (lambda: t5_bucket(at(1), n_buckets=0), "n_buckets .* got 0"),
+    (lambda: ALiBi(-1), "n_heads .* got -1"),
+    (lambda: alibi_slopes(2.0), "n_heads .* got 2.0"),
+    (lambda: Rotary(8.0), "d_head .* got 8.0"),
+    (lambda: Rotary(7), "d_head 7 .* even, as 8"),
+    (lambda: Rotary(8, base=0.0), "base .* got 0.0"),
+    (lambda: Rotary(8, base=math.inf), "base .* got inf"),
+    (lambda: Rotary(8, scale=math.nan), "scale .* got nan"),
+    (lambda: Rotary(8, scale=0.0), "scale .* got 0.0"),
+    (lambda: Rotary(8, freqs=torch.ones(4, device="meta")), "on meta"),
+    (lambda: rope_frequencies(4, -1.0), "base .* got -1.0"),
+    (lambda: convert_layout(randn(8, 2), 2.0), "d_head .* got 2.0"),
+    (lambda: linear_scaling(torch.ones(2), 0.0), "factor .* got 0.0"),
+    (lambda: ntk_base(1e4, -1.0, 8), "factor .* got -1.0"),
+    (lambda: ntk_base(0.0, 2.0, 8), "base .* got 0.0"),
+    (lambda: llama3(factor=0.0), "factor .* got 0.0"),
+    (lambda: llama3(original_max_len=0), "original_max_len .* got 0"),
+    (lambda: llama3(low_freq_factor=-1.0), "low_freq_factor -1.0"),
+    (lambda: llama3(high_freq_factor=1.0), "1.0 must be .* below .* 1.0"),
+    (lambda: yarn(factor=0.0), "factor .* got 0.0"),
+    (lambda: yarn(base=1.0), "base .* got 1.0"),
+    (lambda: yarn(original_max_len=1.5), "original_max_len .* got 1.5"),
+    (lambda: yarn(beta_slow=0.0), "beta_slow .* got 0.0"),
+    (lambda: yarn(beta_fast=0.5), "beta_slow 1.0 .* beta_fast 0.5"),
+])
+def test_wrong_numbers_are_named(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def llama3(**changed):
+    return llama3_scaling(rope_frequencies(8), **{**dict(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_len=64), **changed})
+
+
+def yarn(**changed):
+    return yarn_scaling(8, **{**dict(factor=8.0, original_max_len=64),
+                              **changed})
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    two, eight = np.int64(2), np.int64(8)
+    assert torch.equal(alibi_slopes(two), alibi_slopes(2))
+    assert torch.equal(Rotary(eight).freqs, Rotary(8).freqs)
+    assert T5Bias(two, n_buckets=eight)(steps(3), steps(3)).shape[1] == 2
+    assert ShawRelative(eight, two).key_table.shape == (5, 8)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -520,6 +588,31 @@ def test_layouts_of_no_whole_heads_are_refused():
         convert_layout(randn(8, 2), 4, "neox")
 
 
+# what print shows
+
+def test_print_shows_all_that_changes_the_numbers():
+    freqs = rope_frequencies(8)
+    scaled = linear_scaling(freqs, 2.0)
+    kinds = [Rotary(8), Rotary(4), Rotary(8, base=100.0),
+             Rotary(8, scale=1.5), Rotary(8, layout="interleaved"),
+             Rotary(8, freqs=freqs), Rotary(8, freqs=scaled),
+             ALiBi(4), ALiBi(8), T5Bias(4), T5Bias(8),
+             T5Bias(4, n_buckets=16), T5Bias(4, max_distance=64),
+             T5Bias(4, causal=True), ShawRelative(8, 2),
+             ShawRelative(4, 2), ShawRelative(8, 4)]
+    assert len({repr(part) for part in kinds}) == len(kinds)
+    assert repr(Rotary(8)) == \
+        "Rotary(8, base=10000.0, scale=1.0, layout='half')"
+    assert repr(T5Bias(4)) == ("T5Bias(4, n_buckets=32, causal=False, "
+                               "max_distance=128)")
+    assert repr(ShawRelative(8, 2)) == "ShawRelative(8, max_distance=2)"
+    assert repr(ALiBi(4)) == "ALiBi(4)"
+    assert repr(Rotary(8, freqs=scaled)) == repr(Rotary(8, freqs=scaled))
+    changed = Rotary(8)
+    changed.layout = "interleaved"
+    assert repr(changed) == repr(Rotary(8, layout="interleaved"))
+
+
 # scaling
 
 SIZES = [(8, 10_000.0), (64, 10_000.0), (80, 10_000.0), (128, 500_000.0)]
@@ -582,10 +675,10 @@ def test_what_the_scalings_keep_and_slow():
     assert torch.equal(three[turns < 1], freqs[turns < 1] / 8)
     assert (three.diff() < 0).all()
     assert yarn_scaling(64, factor=1.0, original_max_len=1024)[1] == 1.0
-    with pytest.raises(ValueError, match="4.0 must be below.* 1.0"):
+    with pytest.raises(ValueError, match="4.0 must be .* below.* 1.0"):
         llama3_scaling(freqs, factor=8.0, low_freq_factor=4.0,
                        high_freq_factor=1.0, original_max_len=1024)
-    with pytest.raises(ValueError, match="4 or more, got 2"):
+    with pytest.raises(ValueError, match="d_head .* at least 4, got 2"):
         ntk_base(10_000.0, 8.0, 2)
 
 

@@ -9,6 +9,7 @@ __all__ = ['relative_positions', 'ShawRelative', 't5_bucket', 'T5Bias', 'alibi_s
 # %% ../nbs/05_relative_and_rotary.ipynb #2501ee3e
 #| code-fold: true
 import math
+import zlib
 
 import torch
 from einops import rearrange
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
+from .position import Derived
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41d20a95
 def relative_positions(
@@ -44,9 +46,8 @@ class ShawRelative(nn.Module):
     def __init__(self, d_head: int, max_distance: int, *,
                  std: float = 0.02):
         super().__init__()
-        if max_distance < 1:
-            raise ValueError(f"max_distance is {max_distance}, expected "
-                             "1 or more")
+        expect.whole(d_head=d_head, max_distance=max_distance)
+        expect.number("[0, inf)", std=std)
         self.max_distance = max_distance
         size = 2 * max_distance + 1, d_head
         self.key_table = nn.Parameter(std * torch.randn(size))
@@ -57,8 +58,8 @@ class ShawRelative(nn.Module):
         shape: tuple[int, ...],
     ) -> Int[Tensor, "_ h t s"]:
         "The row of the tables for each query and key, in this shape."
-        far = self.max_distance
-        row = relative_positions(pos, k_pos).clamp(-far, far) + far
+        far = self.max_distance  # so many rows are for keys before
+        row = relative_positions(pos - far, k_pos).clamp(0, 2 * far)
         return row[:, None].expand(shape)
 
     def bias(
@@ -69,9 +70,10 @@ class ShawRelative(nn.Module):
     ) -> Float[Tensor, "b h t s"]:
         "What is added to the scaled scores: q · a / √d."
         wide = torch.promote_types(q.dtype, torch.float32)
-        each = q.to(wide) @ self.key_table.to(wide).mT  # per distance
+        keys = self.key_table.to(wide) * q.shape[-1] ** -0.5
+        each = q.to(wide) @ keys.mT  # one number for each distance
         row = self.rows(pos, k_pos, (*q.shape[:3], k_pos.shape[1]))
-        return (each.gather(-1, row) * q.shape[-1] ** -0.5).to(q.dtype)
+        return each.gather(-1, row).to(q.dtype)
 
     def values(
         self,
@@ -86,6 +88,10 @@ class ShawRelative(nn.Module):
         row = self.rows(pos, k_pos, weights.shape)
         share = share.scatter_add(-1, row, weights.to(wide))
         return (share @ self.value_table.to(wide)).to(weights.dtype)
+
+    def extra_repr(self) -> str:
+        d_head = self.key_table.shape[1]
+        return f"{d_head}, max_distance={self.max_distance}"
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d87abcfb
 def t5_bucket(
@@ -102,11 +108,11 @@ def t5_bucket(
     keys ahead have half of the buckets each.  Raises ``ValueError`` if
     no exact bucket is left or ``max_distance`` is among them.
     """
+    expect.whole(n_buckets=n_buckets, max_distance=max_distance)
     side = n_buckets if causal else n_buckets // 2
     exact = side // 2
-    if exact < 1 or max_distance <= exact:
-        raise ValueError(f"{n_buckets} buckets hold {exact} exact "
-                         f"distances, max_distance is {max_distance}")
+    expect.that(1 <= exact < max_distance, f"{n_buckets} buckets hold "
+                f"{exact} exact distances, max_distance is {max_distance}")
     away = (-distance).clamp(min=0) if causal else distance.abs()
     octaves = torch.log(away.clamp(min=exact).float() / exact)
     far = octaves / math.log(max_distance / exact) * (side - exact)
@@ -125,6 +131,7 @@ class T5Bias(nn.Module):
     def __init__(self, n_heads: int, *, n_buckets: int = 32,
                  max_distance: int = 128, causal: bool = False):
         super().__init__()
+        expect.whole(n_heads=n_heads)
         self.sizes = dict(n_buckets=n_buckets, causal=causal,
                           max_distance=max_distance)
         t5_bucket(torch.zeros(1, dtype=torch.int64), **self.sizes)
@@ -140,6 +147,10 @@ class T5Bias(nn.Module):
         bucket = t5_bucket(distance, **self.sizes)
         return F.embedding(bucket, self.weight).permute(0, 3, 1, 2)
 
+    def extra_repr(self) -> str:
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"{self.weight.shape[1]}, {sizes}"
+
 # %% ../nbs/05_relative_and_rotary.ipynb #e64ce988
 def alibi_slopes(
     n_heads: int,
@@ -148,30 +159,18 @@ def alibi_slopes(
 
     Press et al. (2022), section 3: for a power of two, head i = 1 … n
     has 2^(-8 i / n).  Other numbers of heads take the slopes of the
-    power below, and then every other slope of the power above.
+    power below, and then every other slope of the power above.  These
+    few numbers are on the CPU, whatever the default device.
     """
-    if n_heads < 1:
-        raise ValueError(f"n_heads is {n_heads}, expected 1 or more")
-    below = 2 ** (n_heads.bit_length() - 1)
+    expect.whole(n_heads=n_heads)
+    below = 2 ** (int(n_heads).bit_length() - 1)
     slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
     more = [2 ** (-4 * i / below) for i in range(1, 2 * below, 2)]
-    return torch.tensor((slopes + more)[:n_heads])
-
-# %% ../nbs/05_relative_and_rotary.ipynb #83562b0b
-class _Float32(nn.Module):
-    "Keeps its buffers exact when a model goes to another type."
-
-    def _apply(self, fn, recurse=True):
-        exact = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)
-        for name, buffer in exact.items():
-            if getattr(self, name).dtype != buffer.dtype:
-                device = getattr(self, name).device
-                setattr(self, name, buffer.to(device))
-        return self
+    return torch.tensor((slopes + more)[:n_heads], dtype=torch.float32,
+                        device="cpu")
 
 # %% ../nbs/05_relative_and_rotary.ipynb #77b85218
-class ALiBi(_Float32):
+class ALiBi(Derived):
     """A bias that falls linearly with the distance; nothing learned.
 
     Press et al. (2022), section 3.  The slopes stay in float32 when the
@@ -180,8 +179,11 @@ class ALiBi(_Float32):
 
     def __init__(self, n_heads: int):
         super().__init__()
-        self.register_buffer("slopes", alibi_slopes(n_heads),
-                             persistent=False)
+        self.n_heads = n_heads
+        self.renew()
+
+    def derive(self, device: str) -> dict[str, Tensor]:
+        return {"slopes": alibi_slopes(self.n_heads)}
 
     def forward(
         self,
@@ -190,7 +192,11 @@ class ALiBi(_Float32):
     ) -> Float[Tensor, "#b h t s"]:
         "Minus slope times distance, in both directions."
         distance = relative_positions(pos, k_pos).abs()
-        return -self.slopes[:, None, None] * distance[:, None]
+        slopes = self.ready("slopes", pos)
+        return -slopes[:, None, None] * distance[:, None]
+
+    def extra_repr(self) -> str:
+        return f"{self.n_heads}"
 
 # %% ../nbs/05_relative_and_rotary.ipynb #73a63805
 def rope_frequencies(
@@ -200,25 +206,19 @@ def rope_frequencies(
     """The angle by which each pair turns per position, in radians.
 
     Su et al. (2024; arXiv 2104.09864), section 3.2.2: base^(-2 i /
-    d_head) for the pairs i = 0 … d_head/2 - 1.  Raises ``ValueError``
-    for an odd width.
+    d_head) for the pairs i = 0 … d_head/2 - 1.  These few numbers are
+    on the CPU, whatever the default device.  Raises ``ValueError`` for
+    an odd width.
     """
-    if d_head < 2 or d_head % 2:
-        raise ValueError(f"pairs need an even width, got d_head {d_head};"
-                         f" {max(2, d_head + d_head % 2)} would do")
-    return 1.0 / base ** (torch.arange(0, d_head, 2).float() / d_head)
+    expect.whole(d_head=d_head)
+    expect.number("(0, inf)", base=base)
+    expect.that(d_head % 2 == 0, f"d_head {d_head} must be even, as "
+                f"{d_head + 1}: pairs of numbers are turned")
+    i = torch.arange(0, d_head, 2, dtype=torch.float32, device="cpu")
+    return 1.0 / base ** (i / d_head)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d7a83718
 LAYOUTS = "half", "interleaved"
-
-
-def _angles_fit(cos, x):
-    "Refuse angles that do not fit the vectors, or fit in two ways."
-    if 2 * cos.shape[-1] != x.shape[-1] or 2 < cos.ndim < x.ndim:
-        raise ValueError(
-            f"angles of shape {tuple(cos.shape)} for vectors of shape "
-            f"{tuple(x.shape)}: they need {x.shape[-1]}/2 columns, and "
-            "an axis for every axis of the vectors, or two at most")
 
 # %% ../nbs/05_relative_and_rotary.ipynb #a2cd5134
 def _members(x, layout):
@@ -248,9 +248,11 @@ def rotate(
     in the wider type; the result has the type of ``x``.  Raises
     ``ValueError`` for shapes that do not fit or could mean two things.
     """
-    _angles_fit(cos, x)
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
+    expect.choice(LAYOUTS, layout=layout)
+    expect.that(2 * cos.shape[-1] == x.shape[-1] and not (
+        2 < cos.ndim < x.ndim), f"angles of shape {tuple(cos.shape)} for "
+        f"vectors of shape {tuple(x.shape)}: half as many columns are "
+        "needed, and as many axes, or two at most")
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     a, b = _members(wide, layout)
     turned = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
@@ -269,11 +271,11 @@ def convert_layout(
     same logits with ``Rotary(layout=to)`` as before with the other
     layout.  Raises ``ValueError`` if the rows are no whole heads.
     """
-    if d_head % 2 or weight.shape[0] % d_head:
-        raise ValueError(f"{weight.shape[0]} rows are no heads of even "
-                         f"width d_head {d_head}")
-    if to not in LAYOUTS:
-        raise ValueError(f"layout {to!r} is none of {LAYOUTS}")
+    expect.whole(d_head=d_head)
+    expect.choice(LAYOUTS, to=to)
+    expect.that(d_head % 2 == 0 == weight.shape[0] % d_head,
+                f"{weight.shape[0]} rows are no heads of even width "
+                f"d_head {d_head}")
     forms = "(h pair two) ...", "(h two pair) ..."
     pattern = " -> ".join(forms if to == "half" else forms[::-1])
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
@@ -288,16 +290,17 @@ def _swapped(x, layout):
 # %% ../nbs/05_relative_and_rotary.ipynb #41ed6228
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
-    if x.shape[-1] != cos.shape[-1]:
-        raise ValueError(f"vectors of width {x.shape[-1]}, but d_head is "
-                         f"{cos.shape[-1]}")
-    wide = torch.promote_types(x.dtype, cos.dtype)
-    if x.dtype != wide:
-        return _turn(x.to(wide), cos, sin, layout).to(x.dtype)
-    return (x * cos).addcmul_(_swapped(x, layout), sin)
+    if (x.shape[-2:] != cos.shape[-2:] or x.ndim != cos.ndim
+            or 1 != cos.shape[0] != x.shape[0]):
+        expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
+    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+    other = _swapped(wide, layout)
+    new = wide.dtype != x.dtype  # then nobody else has it
+    turned = wide.mul_(cos) if new else wide * cos
+    return turned.addcmul_(other, sin).to(x.dtype)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
-class Rotary(_Float32):
+class Rotary(Derived):
     """Rotary positions (RoPE): turns queries and keys by position.
 
     Su et al. (2024).  ``freqs`` replaces the frequencies of ``base``,
@@ -311,33 +314,47 @@ class Rotary(_Float32):
                  freqs: Float[Tensor, "half"] | None = None,
                  scale: float = 1.0, layout: str = "half"):
         super().__init__()
-        default = rope_frequencies(d_head, base)
-        freqs = default if freqs is None else freqs
-        if freqs.shape != default.shape:
-            raise ValueError(f"d_head {d_head} has {len(default)} pairs, "
-                             f"got {len(freqs)} frequencies")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
-        self.scale, self.layout, self._made = scale, layout, layout
-        turns = _joined(-freqs.float(), freqs.float(), layout)
-        self.register_buffer("turns", turns, persistent=False)
+        expect.number("(0, inf)", scale=scale)
+        self.d_head, self.base, self.scale = d_head, base, scale
+        self.given = None  # or the frequencies, as plain numbers
+        pairs = rope_frequencies(d_head, base).shape
+        if freqs is not None:
+            expect.that(freqs.shape == pairs and not freqs.is_meta,
+                        f"d_head {d_head} has {pairs[0]} pairs, got "
+                        f"{freqs.numel()} frequencies on {freqs.device}")
+            self.given = tuple(freqs.float().tolist())
+        self.layout = layout
+
+    @property
+    def layout(self) -> str:
+        "Which numbers are a pair; another one may be set at any time."
+        return self._layout
+
+    @layout.setter
+    def layout(self, layout: str):
+        expect.choice(LAYOUTS, layout=layout)
+        self._layout = layout
+        self.renew(self.turns.device if self._buffers else None)
+
+    def derive(self, device: str) -> dict[str, Tensor]:
+        freqs = (rope_frequencies(self.d_head, self.base)
+                 if self.given is None else torch.tensor(
+                     self.given, dtype=torch.float32, device="cpu"))
+        return {"turns": _joined(-freqs, freqs, self.layout)}
 
     @property
     def freqs(self) -> Float[Tensor, "half"]:
         "Radians per position of each pair."
-        return _members(self.turns, self._made)[1]
+        return _members(self.turns, self.layout)[1]
 
     def angles(
         self,
         pos: Int[Tensor, "#b t"],  # the position of each token
     ) -> tuple[Float[Tensor, "#b 1 t d_head"],
                Float[Tensor, "#b 1 t d_head"]]:
-        "cos and signed sin, times ``scale``, for every layer to share."
+        "cos and signed sin, times ``scale``: layers may share them."
         expect.positions(pos=pos)
-        turns = self.turns
-        if self.layout != self._made:  # it was changed afterwards
-            turns = _joined(-self.freqs, self.freqs, self.layout)
-        angle = pos[:, None, :, None] * turns
+        angle = pos[:, None, :, None] * self.ready("turns", pos)
         cos, sin = angle.cos(), angle.sin()
         if self.scale != 1.0:
             cos, sin = self.scale * cos, self.scale * sin
@@ -353,7 +370,15 @@ class Rotary(_Float32):
         expect.that((pos is None) != (angles is None),
                     "give either pos or angles, and not both")
         cos, sin = self.angles(pos) if angles is None else angles
+        if cos.shape[-1] != self.d_head:
+            expect.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
         return tuple([_turn(x, cos, sin, self.layout) for x in tensors])
+
+    def extra_repr(self) -> str:
+        pace = f"base={self.base}" if self.given is None else (
+            f"freqs=given {zlib.crc32(repr(self.given).encode()):08x}")
+        return (f"{self.d_head}, {pace}, scale={self.scale}, "
+                f"layout={self.layout!r}")
 
 # %% ../nbs/05_relative_and_rotary.ipynb #fcd4a9ef
 def linear_scaling(
@@ -364,6 +389,7 @@ def linear_scaling(
 
     Chen et al. (2023).
     """
+    expect.number("(0, inf)", factor=factor)
     return freqs / factor
 
 # %% ../nbs/05_relative_and_rotary.ipynb #1950bff8
@@ -378,8 +404,8 @@ def ntk_base(
     by Peng et al. (2024), section 3.1.  Raises ``ValueError`` for fewer
     than two pairs.
     """
-    if d_head < 4:
-        raise ValueError(f"needs a d_head of 4 or more, got {d_head}")
+    expect.whole(4, d_head=d_head)
+    expect.number("(0, inf)", base=base, factor=factor)
     return base * factor ** (d_head / (d_head - 2))
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d637383c
@@ -397,9 +423,11 @@ def llama3_scaling(
     ``original_max_len``.  Raises ``ValueError`` if the two limits are
     not in order.
     """
-    if low_freq_factor >= high_freq_factor:
-        raise ValueError(f"low_freq_factor {low_freq_factor} must be below"
-                         f" high_freq_factor {high_freq_factor}")
+    expect.whole(original_max_len=original_max_len)
+    expect.number("(0, inf)", factor=factor)
+    expect.that(0 <= low_freq_factor < high_freq_factor, "low_freq_factor "
+                f"{low_freq_factor} must be at least 0 and below "
+                f"high_freq_factor {high_freq_factor}")
     turns = original_max_len * freqs / (2 * math.pi)
     keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
     keep = keep.clamp(0, 1)
@@ -421,6 +449,12 @@ def yarn_scaling(
     *index* of the pair, between the pairs that turn ``beta_fast`` and
     ``beta_slow`` times within ``original_max_len``.
     """
+    expect.whole(original_max_len=original_max_len)
+    expect.number("(0, inf)", factor=factor, beta_slow=beta_slow)
+    expect.number("(1, inf)", base=base)
+    expect.that(beta_slow <= beta_fast < math.inf, "beta_slow "
+                f"{beta_slow} must not be above beta_fast {beta_fast}")
+
     def pair(turns):
         "The index, in general no integer, of the pair that turns so."
         wave = original_max_len / (2 * math.pi * turns)
@@ -429,7 +463,7 @@ def yarn_scaling(
     freqs = rope_frequencies(d_head, base)
     first = max(math.floor(pair(beta_fast)), 0)
     last = min(math.ceil(pair(beta_slow)), d_head - 1)
-    slow = (torch.arange(d_head // 2) - first) / max(last - first, 0.001)
-    slow = slow.clamp(0, 1)
+    index = torch.arange(len(freqs), dtype=freqs.dtype, device="cpu")
+    slow = ((index - first) / max(last - first, 0.001)).clamp(0, 1)
     scale = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     return slow * freqs / factor + (1 - slow) * freqs, scale
