@@ -533,7 +533,7 @@ class Room:
             buffer[..., start:self.used, :] = x
         return [x[..., :self.used, :] for x in self.buffers]
 
-# %% ../nbs/07_multi_head_attention.ipynb #c92e2384
+# %% ../nbs/07_multi_head_attention.ipynb #7ca9126a
 #| code-summary: positions of what is kept, after more was added
 def _joined_positions(past, pos):
     "Those of the past and these behind; nothing else that was derived."
@@ -549,7 +549,7 @@ def _joined_positions(past, pos):
         torch.cat([p.at.expand(rows, -1) for p in (past, pos)], -1),
         end=None if None in ends else max(ends))
 
-# %% ../nbs/07_multi_head_attention.ipynb #f65ec030
+# %% ../nbs/07_multi_head_attention.ipynb #2e8463bc
 #| code-summary: positions of what is kept, after some was forgotten
 def _below(k_pos, n):
     "Those below n, one number or one for each row, and their places."
@@ -562,12 +562,29 @@ def _below(k_pos, n):
     places = (at >= 0).any(0).nonzero()[:, 0]
     return Positions(at[:, places]), places
 
-# %% ../nbs/07_multi_head_attention.ipynb #f3bc8c3a
+# %% ../nbs/07_multi_head_attention.ipynb #67b8b5c8
 #| code-summary: positions of what is kept, by rows
 def _rows_of(k_pos, rows):
     "Those of these rows of the batch; shared ones stay."
     return k_pos if k_pos.rows == 1 else Positions(
         k_pos.at.index_select(0, rows), end=k_pos._end)
+
+# %% ../nbs/07_multi_head_attention.ipynb #b6f0d104
+#| code-summary: refuses tensors that cannot follow what is kept
+def _follows(tensors, pos, kept):
+    new, old = ([tuple(x.shape) for x in held] for held in (tensors, kept))
+    b, problem = new[0][0], None
+    if any([x[0] != b or x[-2] != pos.n for x in new]) or (
+            pos.rows not in (1, b)):
+        problem = "tensors and positions must agree in batch and time"
+    elif old and old[0][0] != b:
+        problem = f"a batch of {b} meets a cache of {old[0][0]}"
+    elif old and [x[:-2] + x[-1:] for x in old] != [
+            x[:-2] + x[-1:] for x in new]:
+        problem = "only time, axis -2, may differ from what is kept"
+    if problem:
+        raise ValueError(f"{problem}: shapes {new}, positions "
+                         f"({pos.rows}, {pos.n}), kept {old}")
 
 # %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
 class LayerCache:
@@ -603,7 +620,7 @@ class LayerCache:
     ) -> tuple:
         "Append along time; return all that is kept, and its positions."
         pos = Positions.of(pos)
-        self._check(tensors, pos)
+        _follows(tensors, pos, self.kept)
         self.kept = self._joined(tensors)
         past = self.k_pos
         self.k_pos = pos.once((past,),
@@ -624,23 +641,6 @@ class LayerCache:
         if room is None or not room.takes(n, t):
             self._room = room = Room(self.kept, 2 * (n + t))
         return room.write(tensors)
-
-    def _check(self, tensors, pos):
-        "Refuse tensors that do not agree or cannot follow what is kept."
-        new, old = ([tuple(x.shape) for x in held]
-                    for held in (tensors, self.kept))
-        b, problem = new[0][0], None
-        if any([x[0] != b or x[-2] != pos.n for x in new]) or (
-                pos.rows not in (1, b)):
-            problem = "the tensors of an update must agree in batch and time"
-        elif old and old[0][0] != b:
-            problem = f"a batch of {b} meets a cache of {old[0][0]}"
-        elif old and [x[:-2] + x[-1:] for x in old] != [
-                x[:-2] + x[-1:] for x in new]:
-            problem = "only time, axis -2, may differ from what is kept"
-        if problem:
-            raise ValueError(f"{problem}: shapes {new}, positions "
-                             f"({pos.rows}, {pos.n}), kept {old}")
 
     def select(self, rows: Int[Tensor, "n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."

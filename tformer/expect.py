@@ -156,7 +156,7 @@ def heads(
          f"{n_heads} query heads cannot share {n_kv_heads} key heads: "
          "n_kv_heads must divide n_heads")
 
-# %% ../nbs/A3_expect.ipynb #b6636b3b
+# %% ../nbs/A3_expect.ipynb #f27574b6
 #| code-summary: whether one shape fits a pattern
 def _fits(shape, pattern, known):
     "Compare, and note in ``known`` what each letter stands for."
@@ -189,7 +189,7 @@ def shapes(**named: tuple[Tensor | None, str]) -> None:
         if x is not None and not _fits(tuple(x.shape), pattern, known):
             raise ValueError(_misfit(name, named))
 
-# %% ../nbs/A3_expect.ipynb #d4ed0de1
+# %% ../nbs/A3_expect.ipynb #d3e74b59
 #| code-summary: the sentence about a shape that does not fit
 def _misfit(name, named):
     known, before = {}, []
@@ -212,7 +212,7 @@ def _misfit(name, named):
 def floating(**named: Tensor) -> None:
     "Tensors of one floating type."
     kinds = [x.dtype for x in named.values()]
-    if not kinds[0].is_floating_point or kinds.count(kinds[0]) < len(kinds):
+    if not kinds[0].is_floating_point or len(set(kinds)) > 1:
         got = ", ".join(f"{name} {x.dtype}" for name, x in named.items())
         one = "one floating type" if len(named) > 1 else "a floating type"
         raise ValueError(f"{', '.join(named)} must have {one}, got {got}")
@@ -224,7 +224,7 @@ def integers(**named: Tensor) -> None:
         if x.dtype.is_floating_point or x.dtype == torch.bool:
             raise ValueError(f"{name} must be integers, got {x.dtype}")
 
-# %% ../nbs/A3_expect.ipynb #01ac2771
+# %% ../nbs/A3_expect.ipynb #d4cfc1ee
 def zeros_and_ones(**named: Tensor) -> None:
     """Tensors ``(b, n)`` of booleans, or of whole numbers 0 and 1.
 

@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTS', 'CONFIG', 'PARTS', 'ModelConfig', 'Block', 'layer_cache', 'from_attention_mask', 'Model', 'Decoder',
            'save_model', 'read_tensors', 'load_weights', 'load_model', 'describe']
 
-# %% ../nbs/A4_models.ipynb #bbd47a2a
+# %% ../nbs/A4_models.ipynb #d99800ac
 #| code-fold: true
 #| code-summary: imports
 import dataclasses
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from . import expect
 from .attention import Cache, LayerCache, Positions
-from .rotary import _Float32 as Derived
+from .position import Derived
 
-# %% ../nbs/A4_models.ipynb #eb07b39a
+# %% ../nbs/A4_models.ipynb #831780bf
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModelConfig:
     """The numbers that a model is built from; a base of others.
@@ -65,7 +65,7 @@ class ModelConfig:
                         f"{', '.join(fields)}")
         return cls(**values)
 
-# %% ../nbs/A4_models.ipynb #483c3819
+# %% ../nbs/A4_models.ipynb #a3e1dfc4
 class Block(nn.Module):
     """Attention, then a feed-forward layer, each as it is given.
 
@@ -96,7 +96,7 @@ class Block(nn.Module):
         "What this block keeps of earlier tokens, as its attention says."
         return layer_cache(self.attention, batch, max_len)
 
-# %% ../nbs/A4_models.ipynb #90283549
+# %% ../nbs/A4_models.ipynb #ff4802ed
 #| code-fold: true
 #| code-summary: the cache that an attention asks for
 def layer_cache(
@@ -110,7 +110,7 @@ def layer_cache(
             return module.new_cache(batch, max_len)
     return LayerCache()
 
-# %% ../nbs/A4_models.ipynb #55a044ee
+# %% ../nbs/A4_models.ipynb #ca7d2e60
 def from_attention_mask(
     mask: Shaped[Tensor, "b t"],  # whole numbers or booleans
 ) -> Int[Tensor, "b t"]:
@@ -124,7 +124,7 @@ def from_attention_mask(
     keep = mask.bool()
     return (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
 
-# %% ../nbs/A4_models.ipynb #bbb81df0
+# %% ../nbs/A4_models.ipynb #4af5348a
 #| code-summary: refuses a 0/1 mask in the place of positions
 def _refuse_zeros_and_ones(pos):
     "Two ones side by side: no text has two tokens at position 1."
@@ -136,7 +136,7 @@ def _refuse_zeros_and_ones(pos):
                     "side by side; from_attention_mask(mask) makes "
                     "positions of it")
 
-# %% ../nbs/A4_models.ipynb #9baec7b4
+# %% ../nbs/A4_models.ipynb #4231807d
 class Model(nn.Module):
     """What all models share; a subclass sets ``config_class``.
 
@@ -196,7 +196,7 @@ class Model(nn.Module):
         n = sum(p.numel() for p in self.parameters())
         return f"{n:,} parameters, max_len={self.max_len}"
 
-# %% ../nbs/A4_models.ipynb #45259ffc
+# %% ../nbs/A4_models.ipynb #d79a1629
 class Decoder(Model):
     """Ids to logits by a stack of causal blocks.
 
@@ -239,7 +239,7 @@ class Decoder(Model):
         return self.lm_head(self.hidden(ids, cache=cache, pos=pos,
                                         mask=mask))
 
-# %% ../nbs/A4_models.ipynb #2b71e8a0
+# %% ../nbs/A4_models.ipynb #8cd9eaea
 #| code-summary: parameters and saved buffers, shared ones once
 def _weights(model):
     "The first name, all names, and the tensor."
@@ -251,16 +251,16 @@ def _weights(model):
             found.setdefault(place, (name, [], x))[1].append(name)
     return list(found.values())
 
-# %% ../nbs/A4_models.ipynb #55d14004
+# %% ../nbs/A4_models.ipynb #76bb3ce0
 #| code-summary: a tensor that owns its memory, as a file wants it
 def _alone(tensor):
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
-# %% ../nbs/A4_models.ipynb #47fd95da
+# %% ../nbs/A4_models.ipynb #af613d51
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-# %% ../nbs/A4_models.ipynb #5c54a060
+# %% ../nbs/A4_models.ipynb #cc889f48
 def save_model(
     model: nn.Module,  # with a ``config``, a ``ModelConfig``
     folder: str | os.PathLike,  # made if it is not there
@@ -287,7 +287,7 @@ def save_model(
         path: lambda beside: beside.write_text(text + "\n",
                                                encoding="utf-8")})
 
-# %% ../nbs/A4_models.ipynb #f5250972
+# %% ../nbs/A4_models.ipynb #7f3da052
 def read_tensors(
     path: str | os.PathLike,  # a safetensors file
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -306,7 +306,7 @@ def read_tensors(
         raise ValueError(f"{path} is no whole safetensors file: "
                          f"{error}") from error
 
-# %% ../nbs/A4_models.ipynb #ad31b4bf
+# %% ../nbs/A4_models.ipynb #f33c62c7
 #| code-summary: lists what keeps tensors from being loaded
 def _misfits(known, tensors):
     "One line for each name that is missing, unknown, or misshapen."
@@ -325,7 +325,7 @@ def _misfits(known, tensors):
                   if not torch.equal(tensors[name], tensors[given[0]])]
     return wrong
 
-# %% ../nbs/A4_models.ipynb #db45c3fe
+# %% ../nbs/A4_models.ipynb #ac117961
 @torch.no_grad()
 def load_weights(
     model: nn.Module,  # changed in place, or not at all
@@ -347,7 +347,7 @@ def load_weights(
     for _, names, x in known:
         x.copy_(next(tensors[name] for name in names if name in tensors))
 
-# %% ../nbs/A4_models.ipynb #978f230e
+# %% ../nbs/A4_models.ipynb #af27fb5d
 #| code-summary: a model with memory, and no weights in it yet
 def _unfilled(cls, config, parts):
     "Made on the meta device, unless that would lose a table."
@@ -361,7 +361,7 @@ def _unfilled(cls, config, parts):
     with torch.random.fork_rng(devices=[]):
         return cls(config, **parts)
 
-# %% ../nbs/A4_models.ipynb #c639baa4
+# %% ../nbs/A4_models.ipynb #2f1a160a
 #| code-summary: gives every tensor the type it has in the file
 @torch.no_grad()
 def _adopt_types(model, tensors):
@@ -377,7 +377,7 @@ def _adopt_types(model, tensors):
         if found and x.dtype != found[0].dtype:
             x.data = x.data.to(found[0].dtype)
 
-# %% ../nbs/A4_models.ipynb #1b4022dc
+# %% ../nbs/A4_models.ipynb #c01c5482
 #| code-summary: reads the configuration, which must belong to the weights
 def _read_config(folder, metadata):
     """What config.json says, or the copy inside the weights.
@@ -402,7 +402,7 @@ def _read_config(folder, metadata):
                 f"of one save: {', '.join(differ)}")
     return values
 
-# %% ../nbs/A4_models.ipynb #83d667f1
+# %% ../nbs/A4_models.ipynb #632558fc
 def load_model(
     cls: type,  # the class that was saved, such as ``Llama``
     folder: str | os.PathLike,  # what ``save_model`` wrote
@@ -430,10 +430,10 @@ def load_model(
     load_weights(model, tensors)
     return model.eval()
 
-# %% ../nbs/A4_models.ipynb #6123ec28
+# %% ../nbs/A4_models.ipynb #b714a89f
 PARTS = {"attention"}  # what ``Model.parts`` may tell of
 
-# %% ../nbs/A4_models.ipynb #95a0d9b9
+# %% ../nbs/A4_models.ipynb #0e65b3de
 def describe(
     module: nn.Module,
 ) -> str:
@@ -448,7 +448,7 @@ def describe(
     said = ", ".join([*filter(None, [module.extra_repr()]), *inner])
     return f"{type(module).__name__}({said})"
 
-# %% ../nbs/A4_models.ipynb #33225b8e
+# %% ../nbs/A4_models.ipynb #4957844f
 #| code-summary: refuses a model with other parts than those saved
 def _same_parts(folder, saved, model):
     made = getattr(model, "parts", dict)()

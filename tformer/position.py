@@ -189,8 +189,9 @@ class Derived(nn.Module):
             new = self._buffers[name]
             if old.is_meta and not new.is_meta:
                 self.renew(new.device)
-            elif self.exact and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
+            elif not new.is_meta:  # a shared module may come here twice
+                kind = old.dtype if self.exact else new.dtype
+                self._buffers[name] = old.to(new.device, kind)
         return self
 
 # %% ../nbs/04_absolute_positions.ipynb #7bfab5a4

@@ -10,6 +10,7 @@ __all__ = ['relative_positions', 'ShawRelative', 't5_bucket', 'T5Bias', 'alibi_s
 #| code-fold: true
 import math
 import zlib
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -306,8 +307,7 @@ class Rotary(Derived):
     Su et al. (2024).  ``freqs`` replaces the frequencies of ``base``,
     as scaling does; ``scale`` multiplies cos and sin (YaRN).  The
     frequencies stay in float32 when the model goes to another type,
-    and they are no part of the ``state_dict``.  Raises ``ValueError``
-    for an odd ``d_head`` and for frequencies that do not fit it.
+    and they are no part of the ``state_dict``.
     """
 
     def __init__(self, d_head: int, *, base: float = 10_000.0,
@@ -350,8 +350,7 @@ class Rotary(Derived):
     def angles(
         self,
         pos: Int[Tensor, "#b t"],  # the position of each token
-    ) -> tuple[Float[Tensor, "#b 1 t d_head"],
-               Float[Tensor, "#b 1 t d_head"]]:
+    ) -> tuple[Tensor, Tensor]:
         "cos and signed sin, times ``scale``: layers may share them."
         expect.positions(pos=pos)
         angle = pos[:, None, :, None] * self.ready("turns", pos)
@@ -363,13 +362,17 @@ class Rotary(Derived):
     def forward(
         self,
         *tensors: Float[Tensor, "b _ t d_head"],  # queries, keys, …
-        pos: Int[Tensor, "#b t"] | None = None,  # of each token, or …
+        pos: Any = None,  # (b, t) or ``Positions`` of each token, or …
         angles: tuple[Tensor, Tensor] | None = None,  # … from ``angles``
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
+        "Each tensor turned, in its own type; always a tuple."
         expect.that((pos is None) != (angles is None),
                     "give either pos or angles, and not both")
-        cos, sin = self.angles(pos) if angles is None else angles
+        if angles is None:  # ``Positions`` keep them for other layers
+            angles = (self.angles(pos) if isinstance(pos, Tensor) else
+                      pos.once((self,), lambda: self.angles(pos.at)))
+        cos, sin = angles
         if cos.shape[-1] != self.d_head:
             expect.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
         return tuple([_turn(x, cos, sin, self.layout) for x in tensors])
