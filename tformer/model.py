@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTS', 'CONFIG', 'PARTS', 'ModelConfig', 'Block', 'layer_cache', 'from_attention_mask', 'Model', 'Decoder',
            'save_model', 'read_tensors', 'load_weights', 'load_model', 'describe']
 
-# %% ../nbs/A4_models.ipynb #d99800ac
+# %% ../nbs/A4_models.ipynb #0482b514
 #| code-fold: true
 #| code-summary: imports
 import dataclasses
@@ -26,7 +26,7 @@ from . import expect
 from .attention import Cache, LayerCache, Positions
 from .position import Derived
 
-# %% ../nbs/A4_models.ipynb #831780bf
+# %% ../nbs/A4_models.ipynb #1d90f821
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModelConfig:
     """The numbers that a model is built from; a base of others.
@@ -65,7 +65,7 @@ class ModelConfig:
                         f"{', '.join(fields)}")
         return cls(**values)
 
-# %% ../nbs/A4_models.ipynb #a3e1dfc4
+# %% ../nbs/A4_models.ipynb #6b7a1bc1
 class Block(nn.Module):
     """Attention, then a feed-forward layer, each as it is given.
 
@@ -96,7 +96,7 @@ class Block(nn.Module):
         "What this block keeps of earlier tokens, as its attention says."
         return layer_cache(self.attention, batch, max_len)
 
-# %% ../nbs/A4_models.ipynb #ff4802ed
+# %% ../nbs/A4_models.ipynb #ec9826a2
 #| code-fold: true
 #| code-summary: the cache that an attention asks for
 def layer_cache(
@@ -110,7 +110,7 @@ def layer_cache(
             return module.new_cache(batch, max_len)
     return LayerCache()
 
-# %% ../nbs/A4_models.ipynb #ca7d2e60
+# %% ../nbs/A4_models.ipynb #2de206b9
 def from_attention_mask(
     mask: Shaped[Tensor, "b t"],  # whole numbers or booleans
 ) -> Int[Tensor, "b t"]:
@@ -124,7 +124,7 @@ def from_attention_mask(
     keep = mask.bool()
     return (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
 
-# %% ../nbs/A4_models.ipynb #4af5348a
+# %% ../nbs/A4_models.ipynb #f65d5eec
 #| code-summary: refuses a 0/1 mask in the place of positions
 def _refuse_zeros_and_ones(pos):
     "Two ones side by side: no text has two tokens at position 1."
@@ -136,7 +136,7 @@ def _refuse_zeros_and_ones(pos):
                     "side by side; from_attention_mask(mask) makes "
                     "positions of it")
 
-# %% ../nbs/A4_models.ipynb #4231807d
+# %% ../nbs/A4_models.ipynb #ee7a54c5
 class Model(nn.Module):
     """What all models share; a subclass sets ``config_class``.
 
@@ -192,11 +192,24 @@ class Model(nn.Module):
         "The model in a folder, in eval mode: ``load_model``."
         return load_model(cls, folder, **parts)
 
+    def _apply(self, fn, recurse=True):
+        "What is one parameter stays one when it leaves the meta device."
+        names = {}
+        for name, p in self.named_parameters(remove_duplicate=False):
+            names.setdefault(p, []).append(name)
+        super()._apply(fn, recurse)
+        for first, *others in names.values():
+            for name in others:
+                owner, _, last = name.rpartition(".")
+                setattr(self.get_submodule(owner), last,
+                        self.get_parameter(first))
+        return self
+
     def extra_repr(self) -> str:
         n = sum(p.numel() for p in self.parameters())
         return f"{n:,} parameters, max_len={self.max_len}"
 
-# %% ../nbs/A4_models.ipynb #d79a1629
+# %% ../nbs/A4_models.ipynb #668f0eb6
 class Decoder(Model):
     """Ids to logits by a stack of causal blocks.
 
@@ -239,7 +252,7 @@ class Decoder(Model):
         return self.lm_head(self.hidden(ids, cache=cache, pos=pos,
                                         mask=mask))
 
-# %% ../nbs/A4_models.ipynb #8cd9eaea
+# %% ../nbs/A4_models.ipynb #6d6bc833
 #| code-summary: parameters and saved buffers, shared ones once
 def _weights(model):
     "The first name, all names, and the tensor."
@@ -251,16 +264,16 @@ def _weights(model):
             found.setdefault(place, (name, [], x))[1].append(name)
     return list(found.values())
 
-# %% ../nbs/A4_models.ipynb #76bb3ce0
+# %% ../nbs/A4_models.ipynb #2d2ce231
 #| code-summary: a tensor that owns its memory, as a file wants it
 def _alone(tensor):
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
-# %% ../nbs/A4_models.ipynb #af613d51
+# %% ../nbs/A4_models.ipynb #98ab6dac
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-# %% ../nbs/A4_models.ipynb #cc889f48
+# %% ../nbs/A4_models.ipynb #ba98e4b3
 def save_model(
     model: nn.Module,  # with a ``config``, a ``ModelConfig``
     folder: str | os.PathLike,  # made if it is not there
@@ -287,7 +300,7 @@ def save_model(
         path: lambda beside: beside.write_text(text + "\n",
                                                encoding="utf-8")})
 
-# %% ../nbs/A4_models.ipynb #7f3da052
+# %% ../nbs/A4_models.ipynb #58827051
 def read_tensors(
     path: str | os.PathLike,  # a safetensors file
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -306,7 +319,7 @@ def read_tensors(
         raise ValueError(f"{path} is no whole safetensors file: "
                          f"{error}") from error
 
-# %% ../nbs/A4_models.ipynb #f33c62c7
+# %% ../nbs/A4_models.ipynb #92db6788
 #| code-summary: lists what keeps tensors from being loaded
 def _misfits(known, tensors):
     "One line for each name that is missing, unknown, or misshapen."
@@ -325,7 +338,7 @@ def _misfits(known, tensors):
                   if not torch.equal(tensors[name], tensors[given[0]])]
     return wrong
 
-# %% ../nbs/A4_models.ipynb #ac117961
+# %% ../nbs/A4_models.ipynb #a8ff5f33
 @torch.no_grad()
 def load_weights(
     model: nn.Module,  # changed in place, or not at all
@@ -347,7 +360,7 @@ def load_weights(
     for _, names, x in known:
         x.copy_(next(tensors[name] for name in names if name in tensors))
 
-# %% ../nbs/A4_models.ipynb #af27fb5d
+# %% ../nbs/A4_models.ipynb #73e89763
 #| code-summary: a model with memory, and no weights in it yet
 def _unfilled(cls, config, parts):
     "Made on the meta device, unless that would lose a table."
@@ -356,12 +369,12 @@ def _unfilled(cls, config, parts):
     lost = [module for module in model.modules()
             if module._non_persistent_buffers_set
             and not isinstance(module, Derived)]
-    if not lost:
+    if isinstance(model, Model) and not lost:
         return model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
         return cls(config, **parts)
 
-# %% ../nbs/A4_models.ipynb #2f1a160a
+# %% ../nbs/A4_models.ipynb #0f29186e
 #| code-summary: gives every tensor the type it has in the file
 @torch.no_grad()
 def _adopt_types(model, tensors):
@@ -377,7 +390,7 @@ def _adopt_types(model, tensors):
         if found and x.dtype != found[0].dtype:
             x.data = x.data.to(found[0].dtype)
 
-# %% ../nbs/A4_models.ipynb #c01c5482
+# %% ../nbs/A4_models.ipynb #04bb0b95
 #| code-summary: reads the configuration, which must belong to the weights
 def _read_config(folder, metadata):
     """What config.json says, or the copy inside the weights.
@@ -402,7 +415,7 @@ def _read_config(folder, metadata):
                 f"of one save: {', '.join(differ)}")
     return values
 
-# %% ../nbs/A4_models.ipynb #632558fc
+# %% ../nbs/A4_models.ipynb #a12ad5a2
 def load_model(
     cls: type,  # the class that was saved, such as ``Llama``
     folder: str | os.PathLike,  # what ``save_model`` wrote
@@ -430,10 +443,10 @@ def load_model(
     load_weights(model, tensors)
     return model.eval()
 
-# %% ../nbs/A4_models.ipynb #b714a89f
+# %% ../nbs/A4_models.ipynb #933ec5af
 PARTS = {"attention"}  # what ``Model.parts`` may tell of
 
-# %% ../nbs/A4_models.ipynb #0e65b3de
+# %% ../nbs/A4_models.ipynb #a802bdfb
 def describe(
     module: nn.Module,
 ) -> str:
@@ -448,7 +461,7 @@ def describe(
     said = ", ".join([*filter(None, [module.extra_repr()]), *inner])
     return f"{type(module).__name__}({said})"
 
-# %% ../nbs/A4_models.ipynb #4957844f
+# %% ../nbs/A4_models.ipynb #1180119b
 #| code-summary: refuses a model with other parts than those saved
 def _same_parts(folder, saved, model):
     made = getattr(model, "parts", dict)()
