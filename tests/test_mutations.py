@@ -321,15 +321,16 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_bert.py::test_a_head_in_the_file_gives_way_to_a_new_one"),
     # chapter 12
     ("GPT-2 without its final norm", "gpt",
-     "return self.lm_head(self.norm(x))", "return self.lm_head(x)",
+     "norm = LayerNorm(config.d_model, eps=config.eps)",
+     "norm = nn.Identity()",
      "test_gpt.py::test_gpt2_equals_transformers"),
     ("GPT-1 wired as pre-norm", "gpt",
-     "self._build(config, PostNorm, nn.Identity())",
-     "self._build(config, PreNorm, nn.Identity())",
+     "super().__init__(config, PostNorm, nn.Identity())",
+     "super().__init__(config, PreNorm, nn.Identity())",
      "test_gpt.py::test_gpt1_is_post_norm_without_a_final_norm"),
-    ("positions of a GPT begin again with a cache", "gpt",
-     "next_positions(\n            cache, ids",
-     "next_positions(\n            None, ids",
+    ("positions of a GPT begin again with a cache", "model",
+     "pos = Positions.of(pos, ids, cache)",
+     "pos = Positions.of(pos, ids, None)",
      "test_gpt.py::test_positions_continue_with_a_cache"),
     ("the square matrix of GPT-2 not transposed", "gpt",
      'if x.ndim == 2 and ".c_" in name else x',
@@ -338,9 +339,26 @@ MUTATIONS = [Mutation(*row) for row in [
     ("log-likelihood not shifted", "gpt",
      "logits[:, :-1].float().mT", "logits[:, 1:].float().mT",
      "test_gpt.py::test_log_likelihood_is_the_logarithm_of_probabilities"),
-    ("the capstone does not see rows without keys", "gpt",
+    # the capstone
+    ("the capstone does not see rows without keys", "rebuild",
      "dead = not all(x.isfinite().all() for x in _parts(got))",
-     "dead = False", "test_gpt.py::test_rows_without_keys_are_watched"),
+     "dead = False",
+     "test_rebuild.py::test_rows_without_keys_are_watched"),
+    ("the capstone does not see what is changed in place", "rebuild",
+     "spoiled = before != [x._version for x in given]", "spoiled = False",
+     "test_rebuild.py::test_what_is_given_must_not_be_changed"),
+    ("the capstone compares with the right version only", "rebuild",
+     "if max(far(version)) <= slack)", "if False)",
+     "test_rebuild.py::test_every_mistake_is_called_by_its_name"),
+    ("a reader's gap is filled for him", "rebuild",
+     "others = {name: f for name, f in _FILLED.items() if name != gap}",
+     "others = dict(_FILLED)",
+     "test_rebuild.py::test_the_empty_one_fails_at_each_gap"),
+    ("the capstone's cache is asked before it holds a token", "rebuild",
+     "begun = None if cache is None or cache.empty else cache",
+     "begun = cache",
+     "test_rebuild.py::test_places_of_an_empty_cache_are_asked_without_"
+     "one"),
     # chapter 13
     ("QK-norm of the keys by the queries' norm", "llama",
      "layer.n_kv_heads, layer.k_norm)", "layer.n_kv_heads, layer.q_norm)",
@@ -405,7 +423,7 @@ def mutated(mutation):
 
 def preload(files):
     "Import what the tests import, except the package and the tests."
-    local = {"tformer", "conftest", *(p.stem for p in files)}
+    local = {"tformer", *(p.stem for p in files[0].parent.glob("*.py"))}
     import pytest  # noqa: F401
     for path in files:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -596,11 +596,10 @@ class _Rebuilt(check.Report):
 
 # %% ../nbs/A5_rebuild.ipynb #e638c2fb
 #| code-summary: refuses what is no gap, and no class with gaps
-def _expect_gap(cls, gap):
-    expect.choice(GAPS, gap=gap)
+def _expect_gaps(cls, **gap):
+    expect.choice(GAPS, **gap)
     expect.that(isinstance(cls, type) and issubclass(cls, EmptyGPT),
-                "cls must be a subclass of EmptyGPT, got "
-                f"{getattr(cls, '__name__', cls)}")
+                f"cls must be a subclass of EmptyGPT, got {cls!r:.60}")
 
 # %% ../nbs/A5_rebuild.ipynb #a283f201
 def check_gap(
@@ -614,7 +613,7 @@ def check_gap(
     ``tformer.check``.  Raises ``CheckFailed`` naming the likely mistake
     and what the check saw, ``ValueError`` for another class or name.
     """
-    _expect_gap(cls, gap)
+    _expect_gaps(cls, gap=gap)
     report = _Rebuilt("gap", f"{cls.__name__}.{gap}")
     problem, likely, lines = _diagnosis(cls, gap)
     for label, text in lines:
@@ -642,8 +641,10 @@ def rebuild(
 ) -> check.Report:
     """Check the eight gaps one by one, then the class as a whole.
 
-    The report is true if all is right; nothing is raised.
+    The report is true if all is right.  Raises ``ValueError`` for what
+    is no subclass of ``EmptyGPT``.
     """
+    _expect_gaps(cls)
     report = _Rebuilt("rebuild", cls.__name__)
     found = [_open(cls, gap) for gap in GAPS]
     for n, (gap, wrong) in enumerate(zip(GAPS, found), 1):
