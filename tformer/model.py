@@ -163,7 +163,7 @@ class Model(nn.Module):
         another model, a 0/1 mask given as ``pos``.
         """
         expect.shapes(ids=(ids, "b t"))
-        if cache is None and isinstance(pos, Tensor):
+        if isinstance(pos, Tensor):
             _refuse_zeros_and_ones(Positions.of(pos))
         if cache is not None and len(cache.layers) != len(self.blocks):
             raise ValueError(f"a cache of {len(cache.layers)} layers "
