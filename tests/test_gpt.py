@@ -124,32 +124,6 @@ def test_padded_batches_equal_transformers(tmp_path):
     assert ours(ids, pos=pos).isfinite().all()
 
 
-@both
-def test_rows_padded_on_both_sides_are_as_alone(kind):
-    ours, ids, pos = model(kind), some_ids(), padded()
-    got = ours(ids, pos=pos)
-    for row in range(3):
-        kept = pos[row] >= 0
-        close(got[row, kept], ours(ids[row:row + 1, kept])[0])
-
-
-@both
-@pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 1, 5], [8, 4]])
-def test_a_cache_continues_a_padded_batch(kind, sizes):
-    ours, ids = model(kind), some_ids(2)
-    pos = padded(2)
-    whole, cache, parts, seen = ours(ids, pos=pos), ours.new_cache(2), [], 0
-    for n in sizes:
-        at = slice(seen, seen + n)
-        # padding has to be named; after it the positions continue
-        given = pos[:, at] if (pos[:, at] < 0).any() else None
-        parts.append(ours(ids[:, at], pos=given, cache=cache))
-        seen += n
-    live = pos >= 0
-    close(torch.cat(parts, 1)[live], whole[live])
-    assert cache.n_seen.tolist() == [12, 8]
-
-
 def test_positions_continue_with_a_cache():
     ours, ids = model(), some_ids(2)
     cache = ours.new_cache(2)
@@ -284,23 +258,6 @@ def test_dropout_is_where_gpt2_has_it():
     assert drops == [True]
 
 
-def test_too_many_tokens_are_refused():
-    ours = model()
-    ours(some_ids(1, 40))
-    with pytest.raises(ValueError, match="41 tokens.*max_len 40"):
-        ours(some_ids(1, 41))
-    cache = ours.new_cache(1)
-    ours(some_ids(1, 38), cache=cache)
-    with pytest.raises(ValueError, match="41 tokens.*max_len 40"):
-        ours(some_ids(1, 3), cache=cache)
-    with pytest.raises(ValueError, match="41 tokens.*max_len 40"):
-        ours(some_ids(1, 2), pos=torch.tensor([[39, 40]]))
-    pos = (torch.arange(45) - 5).clamp(min=-1)[None]
-    assert ours(some_ids(1, 45), pos=pos).shape == (1, 45, 61)
-    with pytest.raises(ValueError, match="id 61 .* 61"):
-        ours(torch.tensor([[61]]))
-
-
 @needs_cuda
 @both
 def test_it_runs_on_cuda(kind):
@@ -321,29 +278,18 @@ def test_half_precision():
     close(half.float(), right, 3e-2)
 
 
-# configuration, save and load
+# configuration
 
 def test_the_configuration():
     config = GPTConfig()
-    assert eval(repr(config)) == config
     assert config.activation == "gelu_tanh" and config.eps == 1e-5
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.d_model = 5
-    assert GPTConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(TypeError):
-        GPTConfig(100)
-
-
-@pytest.mark.parametrize("field, value, said", [
-    ("vocab_size", 0, "vocab_size .* 0"), ("d_model", 2.5, "d_model.*2.5"),
-    ("n_layers", 0, "n_layers .* 0"), ("n_heads", 5, "768 .* 5"),
-    ("max_len", -1, "max_len .* -1"), ("d_ff", 0, "d_ff .* 0"),
-    ("dropout", 1.0, "dropout .* 1.0"), ("eps", 0.0, "eps .* 0.0"),
-    ("eps", "1e-5", "eps .* '1e-5'"),
-    ("activation", "gelu_new", "activation .*'gelu_tanh'.* got 'gelu_new'")])
-def test_bad_fields_are_refused(field, value, said):
-    with pytest.raises(ValueError, match=f"(?s){said}"):
-        GPTConfig(**{field: value})
+    assert (config.vocab_size, config.d_model, config.n_layers,
+            config.n_heads, config.max_len) == (50_257, 768, 12, 12, 1024)
+    with pytest.raises(ValueError, match="768 .* n_heads 5"):
+        GPTConfig(n_heads=5)
+    with pytest.raises(ValueError, match=(
+            "activation .*'gelu_tanh'.* got 'gelu_new'")):
+        GPTConfig(activation="gelu_new")
 
 
 # log-likelihood

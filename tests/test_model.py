@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from helpers import close, equal_models, padded, plain_only, randn, spread
+from helpers import (
+    close, equal_models, needs_cuda, padded, plain_only, randn, spread)
 from models import MAX_LEN, ROWS, VOCAB, causal, every
 from tformer.attention import Positions
 from tformer.llama import Llama, LlamaConfig, Qwen3, grouped
@@ -144,6 +145,14 @@ def test_ids_without_a_batch_are_refused(row):
                               getattr(model, "encode", None))):
         with pytest.raises(ValueError, match=r"\(b, t\).*got \(5,\)"):
             call(torch.arange(5))
+
+
+@every
+def test_ids_outside_of_the_vocabulary_are_refused(row):
+    model, ids = row.make(), row.ids(1, 5)
+    ids[0, 3] = VOCAB
+    with pytest.raises(ValueError, match=f"id {VOCAB} .*{VOCAB}"):
+        row.run(model, ids)
 
 
 @every
@@ -856,6 +865,32 @@ def test_layers_that_differ_are_described_one_by_one(tmp_path):
     assert equal_models(Llama.load(tmp_path, attention=attention), model)
     with pytest.raises(ValueError, match="with attention"):
         Llama.load(tmp_path, attention=grouped(config))
+
+
+# on other machines
+
+@needs_cuda
+@every
+@pytest.mark.parametrize("where", ["moved", "born", "loaded"])
+def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
+    model, ids, pos = row.make(), row.ids(), padded()
+    right = row.run(model, ids, pos=pos)
+    if where == "born":
+        with torch.device("cuda"):
+            there = row.cls(row.config).eval()
+        load_weights(there, model.state_dict())
+    else:
+        model.save(tmp_path / "a")
+        there = (row.cls.load(tmp_path / "a") if where == "loaded"
+                 else copy.deepcopy(model)).cuda()
+    assert shared(there) == shared(model)
+    if not row.source:  # whose sources are drawn here
+        found = row.run(there, ids.cuda(), pos=pos.cuda()).cpu()
+        if found.ndim == 3:
+            found, right = found[pos >= 0], right[pos >= 0]
+        close(found, right, 1e-4)
+    there.save(tmp_path)
+    assert equal_models(row.cls.load(tmp_path), model)
 
 
 # compiled
