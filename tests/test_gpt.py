@@ -457,7 +457,7 @@ def test_the_type_is_that_of_the_file(tmp_path):
 def test_a_pickle_is_never_opened(tmp_path):
     folder_of(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         read_gpt2_tensors(tmp_path)
     assert "pickle" not in inspect.getsource(gpt).replace(
         "a pickle", "") and "torch.load(" not in inspect.getsource(gpt)
