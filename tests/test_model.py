@@ -85,6 +85,7 @@ def test_a_field_that_cannot_be_is_refused_by_name(row, field, value):
             {"d_head": None} if "d_head" in row.config.to_dict() else {}))
 
 
+@plain_only  # where an annotation says int, and means it
 @every
 def test_whole_numbers_of_numpy_are_whole_numbers(row, tmp_path):
     config = row.change(n_layers=np.int64(1), max_len=np.int32(20))
