@@ -22,12 +22,12 @@ from .model import Block, Decoder, ModelConfig, describe
 from .position import Embedding
 from .rotary import Rotary, llama3_scaling, rope_frequencies
 
-# %% ../nbs/13_modern_decoder.ipynb #f4d1b2f9
+# %% ../nbs/13_modern_decoder.ipynb #083b230f
 #| code-summary: the four numbers of llama3_scaling
 SCALING = {"factor", "low_freq_factor", "high_freq_factor",
            "original_max_len"}
 
-# %% ../nbs/13_modern_decoder.ipynb #6663a9e2
+# %% ../nbs/13_modern_decoder.ipynb #018177aa
 #| code-summary: refuses what is not the four numbers of llama3_scaling
 def _check_scaling(scaling):
     expect.kind(dict, rope_scaling=scaling)
