@@ -587,8 +587,8 @@ class _Basics(_Trial):
             f"{hit})", "batch and time have changed places: attention "
             "runs over the batch (batch_first=False in "
             "nn.MultiheadAttention?)" if hit == [2] else "a view or "
-            "reshape mixes the rows of a batch, or something is normalized "
-            "over the batch")
+            "reshape mixes the rows of a batch, or something is "
+            "normalized over the batch")
 
 # %% ../nbs/08_is_it_right.ipynb #8fdc1ea9
 #| code-summary: what logits of a wrong shape may come from
