@@ -420,6 +420,12 @@ def gap(
     far = far.nan_to_num(nan=math.inf)
     return far.max().item() if far.numel() else 0.0
 
+# %% ../nbs/08_is_it_right.ipynb #acb1c86e
+#| code-summary: a model as an adapter, unless it is one
+def _adapted(model, **adapt):
+    "As an adapter, unless it is one."
+    return model if isinstance(model, Adapter) else Adapter(model, **adapt)
+
 # %% ../nbs/08_is_it_right.ipynb #3afbe61f
 #| code-summary: a trial: a model, its report, random ids
 class _Trial:
@@ -1551,12 +1557,6 @@ def same(
             trial.compare_gradients(ids)
     trial.note_sizes()
     return trial.report
-
-# %% ../nbs/08_is_it_right.ipynb #acb1c86e
-#| code-summary: a model as an adapter, unless it is one
-def _adapted(model, **adapt):
-    "As an adapter, unless it is one."
-    return model if isinstance(model, Adapter) else Adapter(model, **adapt)
 
 # %% ../nbs/08_is_it_right.ipynb #6b8a0b0d
 #| code-summary: finds how many ids there are
