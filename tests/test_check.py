@@ -692,7 +692,7 @@ def test_the_edges_are_tried():
     short = MiniGPT(5000, d_model=8, n_layers=1, n_heads=2, max_len=40)
     short.embed_pos = nn.Embedding(39, 8)
     assert "(1, 40)" in caught(check.shapes, short, 5000)
-    trial = check._Trial("example", MiniGPT(2), 2)
+    trial = check._Trial(MiniGPT(2), 2)
     ids = trial.draw(8)
     assert torch.equal(trial.others(ids), 1 - ids)
 
@@ -790,6 +790,22 @@ def test_a_model_without_cache_is_refused():
         check.gradients(lambda x: F.one_hot(x, VOCAB).float(), VOCAB)
     with pytest.raises(ValueError, match="1 ids"):
         check.causal(healthy("tour"), 1)
+
+
+@pytest.mark.parametrize("name, more, says", [
+    ("causal", dict(length=0), "length must be .* 1, got 0"),
+    ("causal", dict(length=4.0), "length must be .* got 4.0"),
+    ("causal", dict(length=3), "4 tokens, got .* 3 tokens"),
+    ("causal", dict(draws=0), "draws must be .* 1, got 0"),
+    ("padding", dict(sides=("rihgt",)), "sides are .* got .'rihgt'"),
+    ("padding", dict(sides=()), r"at least one; got \(\)"),
+    ("every", dict(skip=("casual",)), "causal.* got .'casual'")])
+def test_what_would_test_nothing_is_refused(name, more, says):
+    with pytest.raises(ValueError, match=says):
+        getattr(check, name)(healthy("tour"), VOCAB, **more)
+    for vocab_size in (VOCAB * 1.0, True, 0):
+        with pytest.raises(ValueError, match="vocab_size must be"):
+            getattr(check, name)(healthy("tour"), vocab_size)
 
 
 def test_own_cache_by_a_step_function():
@@ -951,6 +967,7 @@ def test_nothing_is_changed(name):
 def test_at_rest_restores_after_an_error():
     model = filled(Decoder()).train()
     model.register_buffer("table", torch.ones(3))
+    model.seen, model.known = seen, known = [1], {"a": 1}
     before = snapshot(model)
     with pytest.raises(KeyError):
         with check.at_rest(model):
@@ -961,8 +978,12 @@ def test_at_rest_restores_after_an_error():
             model.norm.weight.requires_grad_(False)
             model.norm.weight.grad = torch.ones(32)
             torch.rand(3)
+            model.seen.append(2)
+            model.known |= {"a": 2, "b": 3}
+            model.seen = []
             raise KeyError
     assert equal(snapshot(model), before)
+    assert model.seen is seen == [1] and model.known is known == {"a": 1}
 
 
 def test_dropout_of_a_model_in_training_is_no_mistake():
@@ -1308,7 +1329,7 @@ def test_a_text_that_is_too_long():
 
 @pytest.mark.parametrize("args,says", [
     (("gpt2", VOCAB), "got str"), ((Own, VOCAB), "the class Own"),
-    ((Own(), "60"), "number of ids"), ((VOCAB, Own()), "got int")])
+    ((Own(), "60"), "vocab_size must be .* got '60'"), ((VOCAB, Own()), "got int")])
 def test_what_is_no_model_is_refused(args, says):
     for judge in (check.causal, check.every):
         with pytest.raises(ValueError, match=says):
