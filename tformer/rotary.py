@@ -249,10 +249,10 @@ def rotate(
     ``ValueError`` for shapes that do not fit or could mean two things.
     """
     expect.choice(LAYOUTS, layout=layout)
-    expect.that(2 * cos.shape[-1] == x.shape[-1] and not (
-        2 < cos.ndim < x.ndim), f"angles of shape {tuple(cos.shape)} for "
-        f"vectors of shape {tuple(x.shape)}: half as many columns are "
-        "needed, and as many axes, or two at most")
+    fit = 2 * cos.shape[-1] == x.shape[-1] and not 2 < cos.ndim < x.ndim
+    expect.that(fit, f"angles of shape {tuple(cos.shape)} for vectors of "
+                f"shape {tuple(x.shape)}: they need half as many columns, "
+                "and as many axes or two at most")
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     a, b = _members(wide, layout)
     turned = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
