@@ -290,14 +290,14 @@ def _swapped(x, layout):
 # %% ../nbs/05_relative_and_rotary.ipynb #41ed6228
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
-    if (x.shape[-2:] != cos.shape[-2:] or x.ndim != cos.ndim
-            or 1 != cos.shape[0] != x.shape[0]):
+    if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
         expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
-    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    other = _swapped(wide, layout)
-    new = wide.dtype != x.dtype  # then nobody else has it
-    turned = wide.mul_(cos) if new else wide * cos
-    return turned.addcmul_(other, sin).to(x.dtype)
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    if x.dtype == wide:
+        return (x * cos).addcmul_(_swapped(x, layout), sin)
+    copy = x.to(wide)  # nobody else has it: it may be overwritten
+    other = _swapped(copy, layout)
+    return copy.mul_(cos).addcmul_(other, sin).to(x.dtype)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
 class Rotary(Derived):
