@@ -653,6 +653,22 @@ def test_yarn_equals_transformers(d, base, factor, fast, slow, length):
     assert math.isclose(scale, their_scale)
 
 
+@pytest.mark.parametrize("d, base, length", [
+    (8, 10.0, 1024), (64, 10.0, 1024),  # the slowest turn often: to d - 1
+    (8, 10_000.0, 16), (64, 500_000.0, 100),  # the fastest not once: to 0
+    (8, 1e9, 256)])  # all of the blend between two pairs
+def test_yarn_beyond_the_ends_equals_transformers(d, base, length):
+    ours, _ = yarn_scaling(d, base, factor=8.0, original_max_len=length)
+    theirs, _ = scaled("yarn", d, base, factor=8.0,
+                       original_max_position_embeddings=length)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    plain = rope_frequencies(d, base)
+    assert (ours <= plain).all() and (ours >= plain / 8.01).all()
+    # where all turn often all stay; transformers then slows them all
+    often, _ = yarn_scaling(d, 1.5, factor=8.0, original_max_len=4096)
+    assert torch.equal(often, rope_frequencies(d, 1.5))
+
+
 def test_yarn_in_a_rotary_equals_llama():
     numbers = dict(factor=4.0, original_max_position_embeddings=256)
     peer = llama.LlamaRotaryEmbedding(config(32, kind="yarn", **numbers))

@@ -250,10 +250,10 @@ def rotate(
     ``ValueError`` for shapes that do not fit or could mean two things.
     """
     expect.choice(LAYOUTS, layout=layout)
-    expect.that(2 * cos.shape[-1] == x.shape[-1] and not (
-        2 < cos.ndim < x.ndim), f"angles of shape {tuple(cos.shape)} for "
-        f"vectors of shape {tuple(x.shape)}: half as many columns are "
-        "needed, and as many axes, or two at most")
+    fit = 2 * cos.shape[-1] == x.shape[-1] and not 2 < cos.ndim < x.ndim
+    expect.that(fit, f"angles of shape {tuple(cos.shape)} for vectors of "
+                f"shape {tuple(x.shape)}: they need half as many columns, "
+                "and as many axes or two at most")
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     a, b = _members(wide, layout)
     turned = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
@@ -291,14 +291,14 @@ def _swapped(x, layout):
 # %% ../nbs/05_relative_and_rotary.ipynb #41ed6228
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
-    if (x.shape[-2:] != cos.shape[-2:] or x.ndim != cos.ndim
-            or 1 != cos.shape[0] != x.shape[0]):
+    if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
         expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
-    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    other = _swapped(wide, layout)
-    new = wide.dtype != x.dtype  # then nobody else has it
-    turned = wide.mul_(cos) if new else wide * cos
-    return turned.addcmul_(other, sin).to(x.dtype)
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    if x.dtype == wide:
+        return (x * cos).addcmul_(_swapped(x, layout), sin)
+    copy = x.to(wide)  # nobody else has it: it may be overwritten
+    other = _swapped(copy, layout)
+    return copy.mul_(cos).addcmul_(other, sin).to(x.dtype)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
 class Rotary(Derived):
