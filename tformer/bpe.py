@@ -88,8 +88,8 @@ def pretokenize(
             break
         pieces.append(match[0])
         end = match.end()
-    expect.that(end == len(text), f"the pattern skips {text[end:end + 1]!r}"
-                f" at position {end}; it must cover the whole text")
+    expect.that(end == len(text), "the pattern must cover the whole text, "
+                f"but skips {text[end:end + 1]!r} at position {end}")
     return pieces
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #a01f765b
