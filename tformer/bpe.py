@@ -193,8 +193,8 @@ def build_vocab(
     vocab = {i: bytes([i]) for i in range(256)}
     ids, ranks = {token: i for i, token in vocab.items()}, {}
     for n, (left, right) in enumerate(merges):
-        expect.that({left, right} <= ids.keys(), f"merge {n} must join bytes"
-                    f" or earlier merges, got {left!r} and {right!r}")
+        expect.that({left, right} <= ids.keys(), f"merge {n} must join "
+                    f"bytes or earlier merges, got {left!r} and {right!r}")
         expect.that(left + right not in ids,
                     f"merge {n} makes {left + right!r} again")
         ids[left + right] = ranks[ids[left], ids[right]] = len(vocab)

@@ -416,44 +416,43 @@ def count_source(
 # %% ../nbs/03_tokenizer.ipynb #6eac24c9
 #| code-fold: true
 #| code-summary: the tokens that merges make, if these are in order
-def _list_tokens(merges):
-    "The 256 bytes, then what merges make, each token once."
+def _tokens_of(merges):
+    "The 256 bytes, then what merges make: a dict, for its order."
     tokens, used = dict.fromkeys(bytes([i]) for i in range(256)), set()
-    seen = set()
+    pairs = set()
     for n, pair in enumerate(merges):
         if len(pair) != 2 or not tokens.keys() >= {*pair}:
             raise ValueError(f"merge {n} must join two bytes or earlier "
                              f"merges, got {pair}")
-        used.update(pair)
         token = b"".join(pair)
-        if token in used or pair in seen:
+        used.update(pair)
+        if token in used or pair in pairs:
             raise ValueError(f"merge {n} makes {token!r} again, after it "
                              "was made and used")
+        pairs.add(pair)
         tokens[token] = None
-        seen.add(pair)
-    return list(tokens)
+    return tokens
 
 # %% ../nbs/03_tokenizer.ipynb #77d55679
 #| code-fold: true
 #| code-summary: an id for each token, or the ids that were given, checked
 def _number(tokens, special_tokens, ids):
     "Ids of tokens and of special tokens: in order, or the given ones."
-    check_special([*special_tokens] if isinstance(
-        special_tokens, Mapping) else special_tokens)
-    if ids is None:
-        ids = dict(zip(tokens, range(len(tokens))))
-    missing, unknown = {*tokens} - ids.keys(), ids.keys() - {*tokens}
+    named = isinstance(special_tokens, Mapping)
+    check_special([*special_tokens] if named else special_tokens)
+    ids = dict(zip(tokens, range(len(tokens))) if ids is None else ids)
+    missing, unknown = tokens.keys() - ids, ids.keys() - tokens
     expect.that(not missing, f"{sorted(missing)[:3]} have no id")
     expect.that(not unknown, f"no merge makes {sorted(unknown)[:3]}")
-    if not isinstance(special_tokens, Mapping):
-        special_tokens = dict(zip(special_tokens,
-                                  range(max(ids.values()) + 1, 1 << 63)))
-    every = [*ids.items(), *special_tokens.items()]
-    expect.whole(0, **{f"the id of {token!r}": i for token, i in every})
+    special = dict(special_tokens if named else zip(
+        special_tokens, range(max(ids.values()) + 1, 1 << 63)))
+    every = [*ids.items(), *special.items()]
+    expect.whole(0, **{f"the id of {token!r}": i for token, i in every
+                       if type(i) is not int or i < 0})
     twice = [i for i, n in Counter(i for _, i in every).items() if n > 1]
     expect.that(not twice, f"ids must be distinct, got {twice[:3]} twice")
     return ({token: int(i) for token, i in ids.items()},
-            {token: int(i) for token, i in special_tokens.items()})
+            {token: int(i) for token, i in special.items()})
 
 # %% ../nbs/03_tokenizer.ipynb #c92b459e
 class Vocabulary:
@@ -470,7 +469,7 @@ class Vocabulary:
         self.merges = [tuple(map(bytes, pair)) for pair in merges]
         self.pattern = pattern
         self.ids, self.special_tokens = _number(
-            _list_tokens(self.merges), special_tokens, ids)
+            _tokens_of(self.merges), special_tokens, ids)
         self._bytes = {i: token for token, i in self.ids.items()}
         self._bytes |= {i: token.encode() for token, i
                         in self.special_tokens.items()}
@@ -654,6 +653,7 @@ class Encoder:
         self.words = Cache(self.merge)
         self.special = {token: (i,) for token, i
                         in vocab.special_tokens.items()}
+        self.known = frozenset(self.special)
 
     def __reduce__(self):
         return Encoder, (self.vocab,)  # the cache stays behind
@@ -675,10 +675,9 @@ class Encoder:
 
     def choose(self, allowed, forbidden) -> tuple[frozenset, frozenset]:
         "Which special tokens become ids, and which are refused in a text."
-        known = frozenset(self.special)
-        allowed = _named(allowed, known)
-        return allowed, (known - allowed if forbidden == "all"
-                         else _named(forbidden, known))
+        allowed = _named(allowed, self.known)
+        return allowed, (self.known - allowed if forbidden == "all"
+                         else _named(forbidden, self.known))
 
     def encode(self, text: str, *, allowed_special=(),
                disallowed_special="all") -> list[int]:
