@@ -636,8 +636,7 @@ def _several(
     "Refuse one string, which would be taken apart into characters."
     if isinstance(texts, (str, bytes, os.PathLike)):
         raise ValueError(
-            f"texts come from an open file or a list, got "
-            f"{texts!r:.200}; "
+            f"texts come from an open file or a list, got {texts!r:.200}; "
             "write open(path, encoding='utf-8', newline='') for what is "
             "in a file, or [text] for one text")
     return texts
@@ -673,7 +672,7 @@ class Encoder:
             ids.extend(chain.from_iterable(map(table.__getitem__, words)))
         return ids
 
-    def choose(self, allowed, forbidden) -> tuple[frozenset, frozenset]:
+    def _choose(self, allowed, forbidden):
         "Which special tokens become ids, and which are refused in a text."
         allowed = _named(allowed, self.known)
         return allowed, (self.known - allowed if forbidden == "all"
@@ -688,8 +687,8 @@ class Encoder:
         all others) raise ``ValueError``; the rest is text like any other,
         as in tiktoken.
         """
-        allowed, forbidden = self.choose(allowed_special,
-                                         disallowed_special)
+        allowed, forbidden = self._choose(allowed_special,
+                                          disallowed_special)
         text, = _watch([text], forbidden)
         return self.look_up(text, allowed)
 
@@ -697,8 +696,8 @@ class Encoder:
                      allowed_special=(),
                      disallowed_special="all") -> list[list[int]]:
         "``encode`` for many texts, in several processes if wanted."
-        allowed, forbidden = self.choose(allowed_special,
-                                         disallowed_special)
+        allowed, forbidden = self._choose(allowed_special,
+                                          disallowed_special)
         texts = [text for one in _several(texts)
                  for text in _watch([one], forbidden)]
         if processes in (None, 1):
@@ -709,8 +708,8 @@ class Encoder:
     def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
                         disallowed_special="all") -> Iterator[int]:
         "The ids of one text in pieces, such as ``read_file(path)`` gives."
-        allowed, forbidden = self.choose(allowed_special,
-                                         disallowed_special)
+        allowed, forbidden = self._choose(allowed_special,
+                                          disallowed_special)
         blocks = cut_blocks(_watch(_several(chunks), forbidden), allowed,
                             self.vocab.pattern)
         return chain.from_iterable(self.look_up(block, allowed)
@@ -1124,8 +1123,7 @@ def train_vocabulary(
     return Vocabulary(merges, special_tokens, pattern)
 
 # %% ../nbs/03_tokenizer.ipynb #083c6894
-#| code-fold: true
-#| code-summary: a method that a part of the object answers
+#| code-fold: false
 def _part(name, method):
     "A method that the attribute ``name`` answers by its ``method``."
     @wraps(method)
