@@ -609,7 +609,7 @@ def test_tiktoken_both_ways(tok, tmp_path):
         for t, r in kwargs["mergeable_ranks"].items()))
     assert Tokenizer.from_tiktoken(path, SPECIAL) == tok
     assert tok.to_tiktoken(tmp_path / "y.tiktoken") == kwargs
-    assert (tmp_path / "y.tiktoken").read_text() == path.read_text()
+    assert (tmp_path / "y.tiktoken").read_bytes() == path.read_bytes()
     path.write_text("YQ== 1\n???\n")
     with pytest.raises(ValueError, match="line 2"):
         Tokenizer.from_tiktoken(path)
@@ -688,6 +688,12 @@ LONE = "ab\ud800cd"
     (lambda t, p: t.train(["ab"], 300, special_tokens=[""]), ValueError,
      "empty"),
     (lambda t, p: t.train(["ab"], 300, ties="other"), ValueError, "other"),
+    (lambda t, p: t.train(p / "none.txt", 300, ties="other"), ValueError,
+     "ties must be one of 'bytes', 'ids', got 'other'"),
+    (lambda t, p: learn_merges({"ab": 1}, 1, "other"), ValueError, "other"),
+    (lambda t, p: made([(b"a", b"b"), (b"ab", b"c"), (b"abc", b"d"),
+                        (b"b", b"c"), (b"a", b"bc")]), ValueError,
+     "merge 4 makes b'abc' again"),
     (lambda t, p: t.train(["ab"], 300, processes=0), ValueError,
      "processes must be a whole number of at least 1, got 0"),
     (lambda t, p: made([], ["a", "a"]), ValueError, "twice"),
