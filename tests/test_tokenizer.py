@@ -320,6 +320,9 @@ def test_special_tokens_as_in_tiktoken(tok):
 
 
 def test_longest_special_token_wins(tok):
+    for text in ("x<|a|><|b|>", "<|a|><|b|><|a|>"):
+        with pytest.raises(ValueError, match=r"token '<\|a\|><\|b\|>'"):
+            tok.encode(text)
     a, ab = (tok.vocab.special_tokens[t] for t in SPECIAL[:2])
     ids = tok.encode("<|a|><|b|><|a|>x", allowed_special="all")
     assert ids == [ab, a, ord("x")]

@@ -618,12 +618,13 @@ def _watch(
     for chunk in chunks:
         expect.text(text=chunk)
         seen = tail + chunk
-        if any(token in seen for token in forbidden):
-            token = special_pattern(forbidden).search(seen)[0]
-            raise ValueError(
-                f"the text holds the special token {token!r}: make it an "
-                f"id by allowed_special={{{token!r}}}, or plain text by "
-                "disallowed_special=()")
+        for token in forbidden:
+            if token in seen:
+                first = special_pattern(forbidden).search(seen)[0]
+                raise ValueError(
+                    f"the text holds the special token {first!r}: make it "
+                    f"an id by allowed_special={{{first!r}}}, or plain "
+                    "text by disallowed_special=()")
         tail = seen[-keep:] if keep else ""
         yield chunk
 
