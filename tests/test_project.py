@@ -175,22 +175,7 @@ def test_code_is_small_enough_to_read(path):
 
 # names that begin with _ are a module's own; what still reaches for those
 # of another module: this can only shrink
-PRIVATE_USES = {
-    "attention: attend._check_mask", "attention: attend._check_positions",
-    "attention: attend._check_qkv", "attention: attend._no_autocast",
-    "bert: layers._check_activation", "bert: seq2seq._check_dropout",
-    "bert: seq2seq._check_eps", "bert: seq2seq._check_ids",
-    "bert: seq2seq._check_split", "bert: seq2seq._check_whole",
-    "gpt: layers._check_activation", "gpt: seq2seq._check_cache",
-    "gpt: seq2seq._check_dropout", "gpt: seq2seq._check_eps",
-    "gpt: seq2seq._check_length", "gpt: seq2seq._check_split",
-    "gpt: seq2seq._check_whole", "llama: attention._check_call",
-    "llama: attention._head_widths", "llama: attention._is_free",
-    "llama: attention._merge", "llama: attention._rules",
-    "llama: attention._self_qkv", "llama: attention._split",
-    "llama: seq2seq._check_cache", "llama: seq2seq._check_length",
-    "llama: seq2seq._check_number", "llama: seq2seq._check_whole",
-    "rotary: attend._check_positions", "seq2seq: position._blind"}
+PRIVATE_USES = set()
 
 
 def private_uses(tree):
@@ -241,16 +226,17 @@ self._own, b.__name__, attend._not_a_module
 
 # modules of which under 15 of 100 lines may refuse input
 LEAN = ["attend", "position", "rotary", "layers", "attention", "bpe",
-        "seq2seq", "bert", "gpt", "llama", "model", "check", "costs"]
+        "seq2seq", "bert", "gpt", "llama", "model", "check", "costs",
+        "tokenizer", "rebuild"]
 # what is over it yet: this can only shrink
-TOO_GUARDED = {"attend", "attention", "bpe", "layers", "llama", "position",
-               "seq2seq"}
+TOO_GUARDED = set()
 
 
 def is_expect(node):
     "A call such as expect.whole(n=n)."
     return isinstance(node, ast.Call) and \
-        ast.unparse(node.func).startswith("expect.")
+        ast.unparse(node.func).startswith("expect.") and \
+        not ast.unparse(node.func).endswith("write_files")
 
 
 def lines(node):
@@ -259,8 +245,13 @@ def lines(node):
 
 
 def only_checks(function):
-    "Whether a helper refuses, and neither returns nor sets anything."
+    "Whether a helper ends by refusing, and returns and sets nothing."
     refuses = given = False
+    steps = [n for n in function.body if not (
+        isinstance(n, ast.Return) and n.value is None)]
+    if not steps or not any(isinstance(n, ast.Raise) or is_expect(n)
+                            for n in ast.walk(steps[-1])):
+        return False
     for node in ast.walk(function):
         refuses |= isinstance(node, ast.Raise) or is_expect(node)
         given |= isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) \
@@ -344,7 +335,7 @@ def test_few_lines_are_guards():
         f"mended, take them out: {sorted(TOO_GUARDED - over)}")
     assert guard_share(GUARDED) == 11 / 15
     for line, n in (("return 1", 8), ("n[0] = 1", 8), ("self.n += 1", 8),
-                    ("return", 12), ("n += 1", 12)):    # 8: it does a thing
+                    ("return", 12), ("n += 1", 8)):     # 8: it does a thing
         more = GUARDED + f"    {line}\n"
         assert guard_share(more) == n / 16, line
 

@@ -372,17 +372,11 @@ _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_tanh")
 
 def _read_bert_config(path):
     "A ``BertConfig`` from the config.json of transformers."
-    try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    if "hidden_size" not in theirs:
-        raise ValueError(f"{path} is not of a BERT of transformers; what "
-                         "save wrote is read by load")
+    theirs = expect.json_object(path)
+    expect.that("hidden_size" in theirs, f"{path} is not of a BERT of "
+                "transformers; what save wrote is read by load")
     for name, value in _FIXED.items():
-        if theirs.get(name, value) != value:
-            raise ValueError(f"{path}: {name} is {theirs[name]!r}, "
-                             f"expected {value!r}")
+        expect.choice([value], **{name: theirs.get(name, value)})
     fields = {ours: theirs[name] for name, ours in _FIELDS.items()
               if name in theirs}
     act = theirs.get("hidden_act", "gelu")

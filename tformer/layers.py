@@ -205,12 +205,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": identity,
 }
 
-# %% ../nbs/06_norms_and_feedforward.ipynb #9399eada
-def _check_activation(name):
-    "For other modules, until each of them asks ``expect.choice``."
-    expect.that(name in ACTIVATIONS, f"unknown activation {name!r}, "
-                f"expected one of {', '.join(ACTIVATIONS)}")
-
 # %% ../nbs/06_norms_and_feedforward.ipynb #2d3adcc7
 def dropout(
     x: Float[Tensor, "..."],
@@ -394,9 +388,11 @@ def init_weights(
     twice; biases 0, weights of norms 1.  A parameter that no rule fits
     is a ``ValueError``, and then nothing is changed.
     """
-    expect.whole(n_layers=1 if n_layers is None else n_layers)
     expect.number("[0, inf)", std=std)
-    shrink = 1.0 if n_layers is None else (2 * n_layers) ** -0.5
+    shrink = 1.0
+    if n_layers is not None:
+        expect.whole(n_layers=n_layers)
+        shrink = (2 * n_layers) ** -0.5
     stds = {"zero": 0.0, "plain": std, "residual": std * shrink}
     plan = []
     for name, p in model.named_parameters():

@@ -211,11 +211,9 @@ def rope_frequencies(
     on the CPU, whatever the default device.  Raises ``ValueError`` for
     an odd width.
     """
-    expect.whole(d_head=d_head)
-    expect.number("(0, inf)", base=base)
-    expect.that(d_head % 2 == 0, f"d_head {d_head} must be even, as "
-                f"{d_head + 1}: pairs of numbers are turned")
+    expect.even(d_head=d_head)
     i = torch.arange(0, d_head, 2, dtype=torch.float32, device="cpu")
+    expect.number("(0, inf)", base=base)
     return 1.0 / base ** (i / d_head)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d7a83718
@@ -305,9 +303,8 @@ class Rotary(Derived):
     """Rotary positions (RoPE): turns queries and keys by position.
 
     Su et al. (2024).  ``freqs`` replaces the frequencies of ``base``,
-    as scaling does; ``scale`` multiplies cos and sin (YaRN).  The
-    frequencies stay in float32 when the model goes to another type,
-    and they are no part of the ``state_dict``.
+    as scaling does; ``scale`` multiplies cos and sin (YaRN).  They stay
+    float32 in any model, and are no part of the ``state_dict``.
     """
 
     def __init__(self, d_head: int, *, base: float = 10_000.0,
