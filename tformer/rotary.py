@@ -270,12 +270,11 @@ def convert_layout(
     same logits with ``Rotary(layout=to)`` as before with the other
     layout.  Raises ``ValueError`` if the rows are no whole heads.
     """
-    expect.whole(d_head=d_head)
-    expect.choice(LAYOUTS, to=to)
-    expect.that(d_head % 2 == 0 == weight.shape[0] % d_head,
-                f"{weight.shape[0]} rows are no heads of even width "
-                f"d_head {d_head}")
+    expect.even(d_head=d_head)
     forms = "(h pair two) ...", "(h two pair) ..."
+    expect.choice(LAYOUTS, to=to)
+    expect.that(weight.shape[0] % d_head == 0, f"{weight.shape[0]} rows "
+                f"are no heads of width d_head {d_head}")
     pattern = " -> ".join(forms if to == "half" else forms[::-1])
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
@@ -400,8 +399,9 @@ def ntk_base(
     than two pairs.
     """
     expect.whole(4, d_head=d_head)
+    power = d_head / (d_head - 2)
     expect.number("(0, inf)", base=base, factor=factor)
-    return base * factor ** (d_head / (d_head - 2))
+    return base * factor ** power
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d637383c
 def llama3_scaling(
@@ -419,8 +419,8 @@ def llama3_scaling(
     not in order.
     """
     expect.whole(original_max_len=original_max_len)
-    expect.number("(0, inf)", factor=factor)
     low, high = low_freq_factor, high_freq_factor
+    expect.number("(0, inf)", factor=factor)
     expect.that(0 <= low < high, f"low_freq_factor {low} must be below "
                 f"high_freq_factor {high}, and not negative")
     turns = original_max_len * freqs / (2 * math.pi)
@@ -444,10 +444,6 @@ def yarn_scaling(
     ``beta_slow`` times within ``original_max_len``.
     """
     expect.whole(original_max_len=original_max_len)
-    expect.number("(0, inf)", factor=factor, beta_slow=beta_slow)
-    expect.number("(1, inf)", base=base)
-    expect.that(beta_slow <= beta_fast < math.inf, "beta_slow "
-                f"{beta_slow} must not be above beta_fast {beta_fast}")
 
     def pair(turns):
         "The index, in general no integer, of the pair that turns so."
@@ -455,6 +451,10 @@ def yarn_scaling(
         return d_head * math.log(wave) / (2 * math.log(base))
 
     freqs = rope_frequencies(d_head, base)
+    expect.number("(0, inf)", factor=factor, beta_slow=beta_slow)
+    expect.number("(1, inf)", base=base)
+    expect.that(beta_slow <= beta_fast < math.inf, "beta_slow "
+                f"{beta_slow} must not be above beta_fast {beta_fast}")
     first = max(math.floor(pair(beta_fast)), 0)
     last = min(math.ceil(pair(beta_slow)), d_head - 1)
     index = torch.arange(len(freqs), dtype=freqs.dtype, device="cpu")
