@@ -148,6 +148,7 @@ def test_wrong_sizes_are_named(make, says):
         make()
 
 
+@pytest.mark.skipif(SHAPES, reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
     ids, four = draw(2, 5, high=4), np.int64(4)
     for kind in (Embedding, LearnedPositions, SinusoidalPositions):
