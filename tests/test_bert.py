@@ -396,21 +396,6 @@ def test_dropout_before_the_labels():
 
 # files
 
-@each
-def test_saved_and_loaded(cls, tmp_path):
-    model = spread(cls(TINY))
-    model.save(tmp_path)
-    again, ids = cls.load(tmp_path), draw(2, 9)
-    assert not again.training and again.config == model.config
-    for a, b in zip(outputs(again, ids), outputs(model, ids)):
-        assert torch.equal(a, b)
-
-
-def test_another_class_is_refused(tmp_path):
-    BertMaskedLM(TINY).save(tmp_path)
-    with pytest.raises(ValueError, match="BertMaskedLM, not a BertTagger"):
-        BertTagger.load(tmp_path)
-
 
 def test_pickle_is_never_used(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
@@ -423,23 +408,6 @@ def test_pickle_is_never_used(tmp_path, monkeypatch):
         monkeypatch.setattr(f"pickle.{name}", refuse)
     BertMaskedLM.from_bert(tmp_path / "theirs").save(tmp_path / "ours")
     BertMaskedLM.load(tmp_path / "ours")
-
-
-def test_an_interrupted_save_leaves_the_old_model(tmp_path, monkeypatch):
-    old = spread(BertMaskedLM(TINY))
-    old.save(tmp_path)
-
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    for name in ("save_file", "os.replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"tformer.seq2seq.{name}", stop)
-            with pytest.raises(KeyboardInterrupt):
-                spread(BertMaskedLM(TINY), seed=9).save(tmp_path)
-        again = BertMaskedLM.load(tmp_path)
-        assert torch.equal(again(draw(1, 5)), old(draw(1, 5)))
-        assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_weights_that_do_not_fit_are_listed(tmp_path):
@@ -622,15 +590,6 @@ def test_calls_that_cannot_be(cls):
         model(ids, segments=torch.zeros(3, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="a mask is boolean"):
         model(ids, mask=torch.ones(2, 5).long())
-
-
-@each
-def test_a_configuration_of_another_model_is_refused(cls):
-    for other in (GPTConfig(), TINY.to_dict()):
-        with pytest.raises(ValueError, match=(
-                f"{cls.__name__} takes a BertConfig, got a "
-                f"{type(other).__name__}$")):
-            cls(other)
 
 
 def test_a_text_without_tokens_has_no_first_one():

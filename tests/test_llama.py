@@ -369,18 +369,6 @@ def test_rotary_has_no_default():
 
 # configurations
 
-def test_the_config_is_frozen_and_its_repr_makes_it():
-    for change in CASES.values():
-        c = config(**change)
-        assert eval(repr(c), {"LlamaConfig": LlamaConfig}) == c
-        assert LlamaConfig.from_dict(json.loads(json.dumps(
-            c.to_dict()))) == c
-        assert hash(c) == hash(config(**change))
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            c.d_model = 3
-    with pytest.raises(TypeError):
-        LlamaConfig(50, 32)
-
 
 def test_the_config_keeps_a_scaling_of_its_own():
     mine = dict(SCALING)
@@ -433,21 +421,6 @@ def test_feeding_in_chunks_equals_feeding_whole():
             at += n
         close(torch.cat(out, 1), whole)
         assert cache.n_plain == 9 and cache.n_seen.tolist() == [9, 9]
-
-
-def test_ragged_rows_go_on_by_themselves():
-    m, ids = model(std=0.3), some_ids(2, 8)
-    pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
-    cache = m.new_cache(2)
-    m(ids[:, :5], pos=pos, cache=cache)
-    out = torch.cat([m(ids[:, i:i + 1], cache=cache) for i in (5, 6, 7)], 1)
-    close(out[0], m(ids[:1])[0, 5:])
-    close(out[1], m(ids[1:, 2:])[0, 3:])
-    cache.select(torch.tensor([1, 0, 1]))
-    assert cache.n_seen.tolist() == [6, 8, 6]
-    cache.crop(5)
-    again = m(ids[[1, 0, 1], 7:], cache=cache)
-    close(again[1], m(ids[:1, [0, 1, 2, 3, 4, 7]])[0, -1:])
 
 
 def test_max_len_counts_positions_and_not_places():
@@ -588,87 +561,8 @@ def test_integers_of_other_widths_are_ids_too():
 
 # saving
 
-@pytest.mark.parametrize("kind, change", [
-    (Llama, {}), (Llama, dict(tied=True, rope_scaling=SCALING)),
-    (Qwen3, dict(d_head=16))])
-def test_saved_and_loaded(tmp_path, kind, change):
-    m = model(kind, **change)
-    m.save(tmp_path)
-    again = kind.load(tmp_path)
-    assert again.config == m.config and not again.training
-    assert torch.equal(again(some_ids(2, 6)), m(some_ids(2, 6)))
-    if m.config.tied:
-        assert again.lm_head.weight is again.embed.weight
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "config.json", "model.safetensors"]
-
-
-def test_saved_with_another_attention(tmp_path):
-    m = spread(Llama(config(), grouped(config(), qk_norm=True)))
-    m.save(tmp_path)
-    with pytest.raises(ValueError, match="unknown.*q_norm"):
-        Llama.load(tmp_path)
-    again = Llama.load(tmp_path, attention=grouped(config(), qk_norm=True))
-    assert torch.equal(again(some_ids(1, 5)), m(some_ids(1, 5)))
-    with pytest.raises(ValueError, match="Llama.*Qwen3"):
-        Qwen3.load(tmp_path)
-
-
-def test_what_does_not_fit_is_listed():
-    m = Llama(config())
-    before = {n: t.clone() for n, t in m.state_dict().items()}
-    tensors = dict(Llama(config(d_ff=40, n_kv_heads=4)).state_dict())
-    tensors["extra"] = tensors.pop("norm.weight")
-    with pytest.raises(ValueError) as problem:
-        seq2seq.load_weights(m, tensors)
-    for word in ("missing: norm.weight", "unknown: extra", "k_proj",
-                 "(40, 32), expected (48, 32)"):
-        assert word in str(problem.value)
-    assert all(torch.equal(t, before[n]) for n, t in m.state_dict().items())
-
-
-def test_an_interrupted_save_leaves_the_old(tmp_path, monkeypatch):
-    m = model()
-    m.save(tmp_path)
-
-    def stop(*args, **kwargs):
-        raise OSError("no space left")
-    for name, where in (("save_file", seq2seq), ("replace", os)):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, stop)
-            with pytest.raises(OSError):
-                spread(Llama(config()), 0.7).save(tmp_path)
-    again = Llama.load(tmp_path)
-    assert torch.equal(again(some_ids(1, 5)), m(some_ids(1, 5)))
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_truncated_file_is_refused(tmp_path):
-    model().save(tmp_path)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="safetensors"):
-        Llama.load(tmp_path)
-
 
 # compiled, on a GPU
-
-@pytest.mark.skipif(
-    bool(os.environ.get("TFORMER_SHAPES")),
-    reason="signatures are executed here, which cannot be compiled")
-@pytest.mark.parametrize("kind", [Llama, Qwen3])
-def test_compiled_equals_eager(kind):
-    m = model(kind, n_layers=1)
-    ids = some_ids(2, 8)
-    torch._dynamo.reset()  # it limits the graphs of one function
-    compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
-    close(compiled(ids), m(ids))
-    pos = torch.tensor([[-1, 0, 1, 2, 3, 4, 5, 6], [*range(8)]])
-    close(compiled(ids, pos=pos)[1], m(ids, pos=pos)[1])
-    close(compiled(ids[:, :5]), m(ids[:, :5]))
-    cache = m.new_cache(2)
-    parts = [compiled(x, cache=cache) for x in ids.split([4, 1, 1, 2], 1)]
-    close(torch.cat(parts, 1), m(ids))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -770,17 +664,3 @@ def test_the_record_is_whole():
         (name, str(seed)) for name in script.VARIANTS for seed in range(5)]
     assert {r["steps"] for r in rows} == {str(script.STEPS)}
     assert isinstance(script.Mixed(), nn.Module)
-
-
-def test_ids_without_a_batch_are_refused():
-    with pytest.raises(ValueError, match=r"\(b, t\), got \(5,\)"):
-        model()(torch.arange(5))
-
-
-@pytest.mark.parametrize("kind", [Llama, Qwen3])
-def test_a_configuration_of_another_model_is_refused(kind):
-    for other in (GPTConfig(), config().to_dict(), None):
-        with pytest.raises(ValueError, match=(
-                f"{kind.__name__} takes a LlamaConfig, got a "
-                f"{type(other).__name__}$")):
-            kind(other)

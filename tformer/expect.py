@@ -16,7 +16,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ def even(**named: Any) -> None:
 
 # %% ../nbs/A3_expect.ipynb #442a081c
 #| code-summary: reads an interval such as "[0, 1)"
-@lru_cache
 def _interval(text):
     "The ends of an interval, and how they are compared and spoken of."
     low, high = (float(end) for end in text[1:-1].split(","))
@@ -316,7 +315,7 @@ def inputs(
     if cache is not None and len(cache.layers) != n_layers:
         raise ValueError(f"a cache of {len(cache.layers)} layers meets a "
                          f"model of {n_layers}")
-    if cache is None and isinstance(pos, Tensor) and pos.is_cpu and (
+    if isinstance(pos, Tensor) and pos.is_cpu and (
             not torch.compiler.is_compiling()):
         ones = pos == 1
         that(not (ones[..., 1:] & ones[..., :-1]).any(),
