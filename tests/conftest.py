@@ -9,19 +9,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-if os.environ.get("TFORMER_SHAPES"):
-    # test_shapes.py runs the tests once more like this: every signature of
-    # the package is then executed, and a refused call may be refused by
-    # the signature before it is refused by the function
-    from jaxtyping import TypeCheckError, install_import_hook
 
-    install_import_hook("tformer", "beartype.beartype")
-    _raises = pytest.raises
+def pytest_configure(config):
+    """With ``--jaxtyping-packages`` every signature is executed.
+
+    A call may then be refused by its signature before it is refused by
+    the function.  Tests that cannot be run like that, or run smaller,
+    ask for TFORMER_SHAPES.
+    """
+    if not config.getoption("--jaxtyping-packages", None):
+        os.environ.pop("TFORMER_SHAPES", None)
+        return
+    from jaxtyping import TypeCheckError
+    os.environ["TFORMER_SHAPES"] = "1"
+    plain = pytest.raises
 
     def raises(expected, *args, **kwargs):
         kinds = expected if isinstance(expected, tuple) else (expected,)
         kwargs.pop("match", None)
-        return _raises((*kinds, TypeCheckError), *args, **kwargs)
+        return plain((*kinds, TypeCheckError), *args, **kwargs)
 
     pytest.raises = raises
 

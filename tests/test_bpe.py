@@ -183,7 +183,7 @@ def test_ties():
     # (a, bz) and (ab, c) have (ab, c) the greater, abz > abc joined
     vocab = {1: b"a", 2: b"bz", 3: b"ab", 4: b"c"}
     assert best_pair({(1, 2): 5, (3, 4): 5}, vocab) == (3, 4)
-    with pytest.raises(ValueError, match="'random', expected 'bytes'"):
+    with pytest.raises(ValueError, match="ties must be one of 'bytes', 'ids', got 'random'"):
         train_bpe("ab", 300, ties="random")
 
 
@@ -410,25 +410,27 @@ def test_ids_of_other_integer_types_decode():
 # --- mistakes ------------------------------------------------------------
 
 @pytest.mark.parametrize("do, message", [
-    (lambda: train_bpe("ab", 255), "vocab_size is 255, expected at least "
-                                   "256 bytes \\+ 0 special"),
-    (lambda: train_bpe("ab", 257, [EOT, "<x>"]), "257, .* 2 special"),
-    (lambda: SMALL.decode([0, 330]), "id 330 is unknown, expected 0 to 329"),
-    (lambda: SMALL.decode([-1]), "id -1 is unknown"),
+    (lambda: train_bpe("ab", 255), "vocab_size must be at least 256 bytes "
+                                   "\\+ 0 special tokens, got 255"),
+    (lambda: train_bpe("ab", 257, [EOT, "<x>"]), "2 special.* got 257"),
+    (lambda: train_bpe("ab", 300.0), "vocab_size must be a whole .* 300.0"),
+    (lambda: train_bpe("ab", True), "vocab_size must be a whole .* True"),
+    (lambda: SMALL.decode([0, 330]), r"ids must be 0 to 329, got \[330\]"),
+    (lambda: SMALL.decode([-1]), r"ids must be 0 to 329, got \[-1\]"),
     (lambda: SMALL.encode("ok \ud800"), r"character 3 is '\\ud800', a lone"),
     (lambda: train_bpe(["fine", "\udfff"], 300), "lone surrogate"),
     (lambda: BPE([], ["\ud800"]), "lone surrogate"),
-    (lambda: BPE([], [""]), "'' is empty"),
+    (lambda: BPE([], [""]), r"special_tokens\[0\] is empty"),
     (lambda: BPE([], ["<x>", EOT, "<x>"]), "'<x>' is twice"),
-    (lambda: BPE([], EOT), "is the str .*, expected a list"),
-    (lambda: BPE([], [b"<x>"]), "is bytes, expected str"),
-    (lambda: train_bpe("ab", 300, [""]), "'' is empty"),
+    (lambda: BPE([], EOT), "special_tokens must be list .*, got str"),
+    (lambda: BPE([], ["a", b"x"]), r"special_tokens\[1\] must be a str, got b"),
+    (lambda: train_bpe("ab", 300, ["a", ""]), r"tokens\[1\] is empty"),
     (lambda: split_special("ab", ["a", "a"]), "'a' is twice"),
-    (lambda: SMALL.encode(b"bytes"), "is bytes, expected str"),
-    (lambda: train_bpe(b"bytes", 300), "is bytes, expected str"),
-    (lambda: BPE([(b"a", b"bc")]), "merge 0 joins b'bc', expected a byte"),
+    (lambda: SMALL.encode(b"bytes"), "text must be a str, got bytes"),
+    (lambda: train_bpe(b"bytes", 300), "text must be a str, got bytes"),
+    (lambda: BPE([(b"a", b"bc")]), "merge 0 must join .* got b'a' and b'bc'"),
     (lambda: BPE([(b"a", b"b"), (b"a", b"b")]), "merge 1 makes b'ab' again"),
-    (lambda: BPE([("a", "b")]), "merge 0 joins 'a', expected"),
+    (lambda: BPE([("a", "b")]), "merge 0 must join .* got 'a' and 'b'"),
 ])
 def test_errors_name_the_value_and_what_was_expected(do, message):
     with pytest.raises(ValueError, match=message):
@@ -442,7 +444,7 @@ def test_everything_public_is_documented():
 
 
 def test_special_tokens_have_an_order():
-    with pytest.raises(ValueError, match="set.*expected a list"):
+    with pytest.raises(ValueError, match="must be list or tuple, got set"):
         BPE([], {"<a>", "<b>"})
 
 

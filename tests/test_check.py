@@ -15,7 +15,7 @@ from torch import nn
 
 from tformer import check
 from tformer.attend import attend, causal_mask, padding_mask
-from tformer.attention import (Cache, merge_heads, next_positions,
+from tformer.attention import (Cache, LayerCache, merge_heads,
                                repeat_heads, split_heads)
 from tformer.layers import (FeedForward, GatedFeedForward, LayerNorm, Linear,
                             RMSNorm)
@@ -108,7 +108,10 @@ class Attention(nn.Module):
         return repeat_heads(x, 2)
 
     def remember(self, k, v, pos, layer):
-        return layer.update(k, v, pos=pos) if layer else (k, v, pos)
+        if layer is None:
+            return k, v, pos
+        k, v, k_pos = layer.update(k, v, pos=pos)
+        return k, v, k_pos.at
 
     def turned(self, q, k, pos):
         return self.rotary(q, k, pos=pos)
@@ -137,6 +140,12 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def next_positions(cache, t, device=None):
+    "As many as each row has seen, and counted on."
+    at = torch.arange(t, device=device)[None]
+    return at if cache is None or cache.empty else cache.n_seen[:, None] + at
+
+
 class Decoder(nn.Module):
     def __init__(self, attention=Attention, block=Block, layers=2):
         super().__init__()
@@ -146,7 +155,7 @@ class Decoder(nn.Module):
         self.norm, self.lm_head = RMSNorm(32), Linear(32, VOCAB, bias=False)
 
     def new_cache(self, batch, max_len=None):
-        return Cache(len(self.blocks))
+        return Cache([LayerCache() for _ in self.blocks])
 
     def positions(self, cache, t, device):
         return next_positions(cache, t, device)
@@ -339,8 +348,8 @@ def _(self, k, v, pos, layer):
     if not layer:
         return k, v, pos
     k, v, k_pos = layer.update(k, v, pos=pos)
-    hole = (k_pos == 3)[:, None, :, None]
-    return k.masked_fill(hole, 0), v.masked_fill(hole, 0), k_pos
+    hole = (k_pos.at == 3)[:, None, :, None]
+    return k.masked_fill(hole, 0), v.masked_fill(hole, 0), k_pos.at
 
 
 @attention("newest slot empty", "remember", cache="newest token is not yet")
@@ -349,7 +358,7 @@ def _(self, k, v, pos, layer):
         return k, v, pos
     k, v, k_pos = layer.update(k, v, pos=pos)
     return (*(torch.cat([x[:, :, :-1], 0 * x[:, :, -1:]], 2)
-              for x in (k, v)), k_pos)
+              for x in (k, v)), k_pos.at)
 
 
 @attention("cache never read", "remember", cache="cached is lost")
@@ -379,7 +388,7 @@ def _(self, k, v, pos, layer):
     if not layer:
         return k, v, pos
     k, v, k_pos = layer.update(k, v, pos=pos)
-    return self.rotary(k, pos=k_pos)[0], v, k_pos
+    return self.rotary(k, pos=k_pos)[0], v, k_pos.at
 
 
 @decoder("positions restart", "positions", cache="restart at 0")
@@ -409,7 +418,7 @@ KEPT = {}
 
 @decoder("cache shared", "new_cache", cache="second cache is not new")
 def _(self, batch, max_len=None):
-    return KEPT.setdefault(id(self), Cache(2))
+    return KEPT.setdefault(id(self), Cache([LayerCache(), LayerCache()]))
 
 
 @decoder("remembers calls", "logits", shapes="remembers earlier calls",
@@ -692,7 +701,7 @@ def test_the_edges_are_tried():
     short = MiniGPT(5000, d_model=8, n_layers=1, n_heads=2, max_len=40)
     short.embed_pos = nn.Embedding(39, 8)
     assert "(1, 40)" in caught(check.shapes, short, 5000)
-    trial = check._Trial("example", MiniGPT(2), 2)
+    trial = check._Trial(MiniGPT(2), 2)
     ids = trial.draw(8)
     assert torch.equal(trial.others(ids), 1 - ids)
 
@@ -701,7 +710,7 @@ def test_sessions_that_take_turns():
     "A cache on the module, emptied whenever a new session begins."
     class Kept(Decoder):
         def new_cache(self, batch, max_len=None):
-            self.kept = Cache(2)
+            self.kept = Cache([LayerCache(), LayerCache()])
             return self.kept
 
         def forward(self, ids, *, cache=None, pos=None, mask=None):
@@ -790,6 +799,22 @@ def test_a_model_without_cache_is_refused():
         check.gradients(lambda x: F.one_hot(x, VOCAB).float(), VOCAB)
     with pytest.raises(ValueError, match="1 ids"):
         check.causal(healthy("tour"), 1)
+
+
+@pytest.mark.parametrize("name, more, says", [
+    ("causal", dict(length=0), "length must be .* 1, got 0"),
+    ("causal", dict(length=4.0), "length must be .* got 4.0"),
+    ("causal", dict(length=3), "4 tokens, got .* 3 tokens"),
+    ("causal", dict(draws=0), "draws must be .* 1, got 0"),
+    ("padding", dict(sides=("rihgt",)), "sides are .* got .'rihgt'"),
+    ("padding", dict(sides=()), r"at least one; got \(\)"),
+    ("every", dict(skip=("casual",)), "causal.* got .'casual'")])
+def test_what_would_test_nothing_is_refused(name, more, says):
+    with pytest.raises(ValueError, match=says):
+        getattr(check, name)(healthy("tour"), VOCAB, **more)
+    for vocab_size in (VOCAB * 1.0, True, 0):
+        with pytest.raises(ValueError, match="vocab_size must be"):
+            getattr(check, name)(healthy("tour"), vocab_size)
 
 
 def test_own_cache_by_a_step_function():
@@ -951,6 +976,7 @@ def test_nothing_is_changed(name):
 def test_at_rest_restores_after_an_error():
     model = filled(Decoder()).train()
     model.register_buffer("table", torch.ones(3))
+    model.seen, model.known = seen, known = [1], {"a": 1}
     before = snapshot(model)
     with pytest.raises(KeyError):
         with check.at_rest(model):
@@ -961,8 +987,12 @@ def test_at_rest_restores_after_an_error():
             model.norm.weight.requires_grad_(False)
             model.norm.weight.grad = torch.ones(32)
             torch.rand(3)
+            model.seen.append(2)
+            model.known |= {"a": 2, "b": 3}
+            model.seen = []
             raise KeyError
     assert equal(snapshot(model), before)
+    assert model.seen is seen == [1] and model.known is known == {"a": 1}
 
 
 def test_dropout_of_a_model_in_training_is_no_mistake():
@@ -1308,7 +1338,7 @@ def test_a_text_that_is_too_long():
 
 @pytest.mark.parametrize("args,says", [
     (("gpt2", VOCAB), "got str"), ((Own, VOCAB), "the class Own"),
-    ((Own(), "60"), "number of ids"), ((VOCAB, Own()), "got int")])
+    ((Own(), "60"), "vocab_size must be .* got '60'"), ((VOCAB, Own()), "got int")])
 def test_what_is_no_model_is_refused(args, says):
     for judge in (check.causal, check.every):
         with pytest.raises(ValueError, match=says):

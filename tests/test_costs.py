@@ -7,13 +7,14 @@ import dataclasses
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tformer import costs as module
-from tformer.attention import MultiHeadAttention
+from tformer.attention import SelfAttention
 from tformer.bert import Bert, BertConfig
 from tformer.costs import (
     CARDS, Card, Costs, Sizes, Work, activations, costs, crossover,
@@ -299,10 +300,30 @@ def test_defaults_are_filled_in():
     (dict(window=0, n_windowed=1), "window .* got 0"),
     (dict(window=4, n_windowed=3), "3 of 2 layers"),
     (dict(n_windowed=1), "1 of 2 layers cannot have the window None"),
-    (dict(biases=("q",)), "biases are among")])
+    (dict(biases=("q",)), "biases are among"),
+    (dict(max_len=0), "max_len .* 1, got 0"),
+    (dict(norms=-1), "norms .* 0, got -1"),
+    (dict(gated=1), "gated must be one of True, False, got 1"),
+    (dict(tied="no"), "tied must be one of True, False, got 'no'")])
 def test_numbers_that_cannot_be_are_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         sizes(**fields)
+
+
+def test_numbers_of_numpy_neither_overflow_nor_stay():
+    ours = read_sizes(nemotron())
+    theirs = dataclasses.replace(ours, **{
+        f.name: np.int32(getattr(ours, f.name))
+        for f in dataclasses.fields(ours)
+        if type(getattr(ours, f.name)) is int})
+    assert theirs == ours
+    assert all(type(getattr(theirs, f.name)) is type(getattr(ours, f.name))
+               for f in dataclasses.fields(ours))
+    for n in (np.int32(4096), np.int64(4096)):
+        assert flops(ours, n, n) == flops(ours, 4096, 4096) > 2**63
+        assert kv_cache(ours, n, n) == kv_cache(ours, 4096, 4096)
+        assert activations(ours, n, n) == activations(ours, 4096, 4096)
+        assert decode_work(ours, n, n) == decode_work(ours, 4096, 4096)
 
 
 def test_sizes_and_costs_are_frozen():
@@ -453,6 +474,8 @@ def test_crossover_of_other_models():
 @pytest.mark.parametrize("how, says", [
     (dict(tokens=0), "tokens .* 1, got 0"),
     (dict(tokens=1.5), "tokens .* got 1.5"),
+    (dict(tokens=2.0), "tokens .* got 2.0"),
+    (dict(tokens=True), "tokens .* got True"),
     (dict(tokens=1, batch=0), "batch .* got 0"),
     (dict(tokens=1, past=-1), "past .* got -1"),
     (dict(tokens=1, memory=-1), "memory .* got -1"),
@@ -497,7 +520,8 @@ def test_adamw_takes_16_bytes_either_way():
     assert mixed["weights"] == mixed["gradients"] == 2 * n
     assert mixed["float32 copy"] == 4 * n and mixed["optimizer"] == 8 * n
     assert total(state_parts(sizes(), "sgd")) == 8 * n
-    with pytest.raises(ValueError, match="'adagrad'.*sgd, momentum, adamw"):
+    with pytest.raises(ValueError, match="optimizer must be one of 'sgd', "
+                       "'momentum', 'adamw', got 'adagrad'"):
         state_parts(sizes(), "adagrad")
 
 
@@ -641,7 +665,7 @@ def test_an_encoder_keeps_no_cache():
     assert kv_cache(s, 9) == 0
     with pytest.raises(ValueError, match="causal is False"):
         max_batch(s, CARDS["H100"], 9)
-    with pytest.raises(ValueError, match="causal False"):
+    with pytest.raises(ValueError, match="past is 9.*not causal"):
         decode_work(s, 9)
 
 
@@ -660,7 +684,7 @@ def test_roofline_by_hand():
 
 
 @pytest.mark.parametrize("name", ["memory", "bandwidth", "flops"])
-@pytest.mark.parametrize("value", [0, -1.0, math.nan])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, True, "1e12"])
 def test_a_card_without_speed_is_refused(name, value):
     good = dict(name="x", memory=1, bandwidth=1, flops=1)
     with pytest.raises(ValueError, match=f"{name} must be above 0, got"):
@@ -739,7 +763,7 @@ def test_a_prompt_reads_each_weight_once():
 
 
 def test_a_step_continues_something():
-    with pytest.raises(ValueError, match="past 0"):
+    with pytest.raises(ValueError, match="past must be .* 1, got 0"):
         decode_work(sizes(), 0)
 
 
@@ -763,8 +787,10 @@ def test_training_time_is_flops_by_speed():
     for bad in (0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=f"utilization.*got {bad}"):
             training_time(s, 1, card, utilization=bad)
-    with pytest.raises(ValueError, match="n_cards at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_cards must be .* 1, got 0"):
         training_time(s, 1, card, 0)
+    with pytest.raises(ValueError, match="context must be .* 1, got 0"):
+        training_time(s, 1, card, context=0)
 
 
 # ---- the table ----------------------------------------------------------
@@ -775,7 +801,19 @@ def test_training_time_is_flops_by_speed():
     (2**30, "B", "1.07 GB = 1.00 GiB"), (80e9, "B", "80.0 GB = 74.5 GiB"),
     (999_600, "", "1.00 M"), (999_400, "", "999 k"), (12_345, "", "12.3 k"),
     (9.996, "s", "10.0 s"), (9.99, "s", "9.99 s"), (99.96, "s", "100 s"),
-    (1.5, "s", "1.50 s"), (3.8e25, "FLOP", "38000000 EFLOP")])
+    (1.5, "s", "1.50 s"), (0, "s", "0 s"), (1, "s", "1 s"),
+    # below one: what is measured has prefixes, what is counted has none
+    (0.0042, "s", "4.20 ms"), (4.2e-6, "s", "4.20 µs"),
+    (42e-9, "s", "42.0 ns"), (420e-12, "J", "420 pJ"),
+    (0.9996, "s", "1.00 s"), (0.9994, "s", "999 ms"), (0.5, "s", "500 ms"),
+    (9.994e-4, "s", "999 µs"), (9.996e-4, "s", "1.00 ms"),
+    (1e-18, "s", "0.00100 fs"), (0.5, "B", "0.500 B"),
+    (0.0042, "FLOP", "0.00420 FLOP"), (0.25, "", "0.250"),
+    # beyond exa
+    (3.14e23, "FLOP", "314 ZFLOP"), (3.8e25, "FLOP", "38.0 YFLOP"),
+    (9.996e20, "FLOP", "1.00 ZFLOP"), (38 * 10**24, "", "38.0 Y"),
+    (3.8e28, "FLOP", "38000 YFLOP"), (2**70, "B", "1.18 ZB = 1.00 ZiB"),
+    (2**80, "B", "1.21 YB = 1.00 YiB")])
 def test_readable(n, unit, says):
     assert readable(n, unit) == says
 
@@ -845,7 +883,7 @@ def test_costs_are_sizes_with_the_functions_as_methods():
 
 def test_the_counter_does_not_see_the_fused_kernel_of_the_cpu():
     "If this fails, PyTorch has learned it: change the text of chapter 14."
-    layer = MultiHeadAttention(64, 4, causal=True)
+    layer = SelfAttention(64, 4, causal=True)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(torch.zeros(1, 50, 64))
     s = Sizes(vocab_size=1, d_model=64, n_layers=1, n_heads=4)

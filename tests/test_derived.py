@@ -1,4 +1,4 @@
-"""Buffers that follow from numbers: made without memory, moved, saved, copied."""
+"""Buffers that follow from numbers: made without memory, moved, copied."""
 import copy
 import io
 import os

@@ -8,6 +8,7 @@ import statistics
 from decimal import Decimal, localcontext
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -276,6 +277,40 @@ def test_norms_in_bfloat16_are_as_exact_as_torch(name, weight):
     truth = run(ours.to(weight), torch.float64, torch.float64)
     for a, b, exact in zip(got, theirs, truth):
         assert (a - exact).abs().mean() <= 1.1 * (b - exact).abs().mean()
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("x_type, weight_type", [
+    (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16),
+    (torch.float16, torch.float32), (torch.float64, torch.float32),
+    (torch.bfloat16, torch.float64)])
+def test_mixed_types_are_rounded_once(name, x_type, weight_type):
+    "Against float64: as near as one rounding of the exact result."
+    kind, function = NORMS[name]
+    module = fill(kind(96)).to(weight_type)
+    x = (3 * randn(64, 96, mean=0.5)).to(x_type).requires_grad_()
+    out = module(x)
+    assert out.dtype == x_type
+    exact = copy.deepcopy(module).double()
+    y = x.detach().double().requires_grad_()
+    truth = function(y, *exact.parameters(), eps=exact.eps)
+    inside = torch.promote_types(torch.promote_types(
+        x_type, weight_type), torch.float32)
+    finest = 8 * torch.finfo(inside).eps
+    rounding = max(torch.finfo(x_type).eps / 2, finest)
+    assert ((out.double() - truth).abs()
+            <= rounding * truth.abs() + finest).all()
+    tilt = torch.linspace(-1, 1, out.numel()).view(out.shape).to(x_type)
+    out.backward(tilt), truth.backward(tilt.double())
+    assert x.grad.dtype == x_type
+    pairs = [(x.grad, y.grad, x_type)] + [
+        (p.grad, q.grad, weight_type)
+        for p, q in zip(module.parameters(), exact.parameters())]
+    for ours, theirs, kept in pairs:
+        assert ours.dtype == kept
+        near = 2 * torch.finfo(x_type).eps + torch.finfo(kept).eps + 1e-5
+        assert ((ours.double() - theirs).abs().max()
+                <= near * theirs.abs().max())
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -747,13 +782,27 @@ def test_scaled_writes_keep_the_stream_level_at_any_depth():
 # mistakes are named
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: Linear(8, 4)(torch.ones(2, 7)), r"width 8.*\(2, 7\)"),
-    (lambda: Linear(8, 4)(torch.ones(())), r"width 8.*\(\)"),
-    (lambda: LayerNorm(8)(torch.ones(2, 7)), r"LayerNorm.*8.*\(2, 7\)"),
-    (lambda: LayerNorm(8)(torch.ones(2, 1)), r"LayerNorm.*8.*\(2, 1\)"),
-    (lambda: RMSNorm(8)(torch.ones(2, 1)), r"RMSNorm.*8.*\(2, 1\)"),
-    (lambda: FeedForward(8, 16)(torch.ones(7)), r"width 8.*\(7,\)"),
-    (lambda: GatedFeedForward(8, 16)(torch.ones(7)), r"width 8.*\(7,\)"),
+    (lambda: Linear(8, 4)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
+    (lambda: Linear(8, 4)(torch.ones(())), r"x .*, 8\), got \(\)"),
+    (lambda: LayerNorm(8)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
+    (lambda: LayerNorm(8)(torch.ones(2, 1)), r"x .*, 8\), got \(2, 1\)"),
+    (lambda: LayerNorm(8)(torch.ones(2, 1).bfloat16()), r"got \(2, 1\)"),
+    (lambda: LayerNorm(8)(torch.ones(())), r"x .*, 8\), got \(\)"),
+    (lambda: RMSNorm(8)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
+    (lambda: RMSNorm(8)(torch.ones(2, 1)), r"x .*, 8\), got \(2, 1\)"),
+    (lambda: RMSNorm(8)(torch.ones(2, 1).bfloat16()), r"got \(2, 1\)"),
+    (lambda: FeedForward(8, 16)(torch.ones(7)), r"x .*, 8\), got \(7,?\)"),
+    (lambda: GatedFeedForward(8, 16)(torch.ones(7)), r"8\), got \(7,?\)"),
+    (lambda: Linear(4.0, 4), "d_in.*whole.*got 4.0"),
+    (lambda: Linear(4, True), "d_out.*whole.*got True"),
+    (lambda: LayerNorm(8, eps=0.0), "eps.*above 0.*got 0.0"),
+    (lambda: RMSNorm(8, eps=-1e-6), "eps.*above 0.*got -1e-06"),
+    (lambda: RMSNorm(8, eps=math.nan), "eps.*got nan"),
+    (lambda: swiglu_width(8.5), "d_model.*got 8.5"),
+    (lambda: Dropout(True), "p must.*got True"),
+    (lambda: Dropout("0.1"), "p must.*got '0.1'"),
+    (lambda: init_weights(Linear(2, 2), std=-0.1), "std.*got -0.1"),
+    (lambda: init_weights(Linear(2, 2), n_layers=2.0), "n_layers.*got 2.0"),
     (lambda: Linear(0, 4), "d_in.*at least 1, got 0"),
     (lambda: Linear(4, -1), "d_out.*at least 1, got -1"),
     (lambda: LayerNorm(0), "d_model.*got 0"),
@@ -763,8 +812,9 @@ def test_scaled_writes_keep_the_stream_level_at_any_depth():
     (lambda: swiglu_width(0), "d_model.*got 0"),
     (lambda: swiglu_width(8, 0), "multiple_of.*got 0"),
     (lambda: FeedForward(8, 16, activation="swish"),
-     "'swish'.*relu, gelu, gelu_tanh, silu, sigmoid, identity"),
-    (lambda: GatedFeedForward(8, 16, activation="SiLU"), "'SiLU'.*relu"),
+     "'relu', 'gelu', 'gelu_tanh', 'silu', 'sigmoid', 'identity', got "
+     "'swish'"),
+    (lambda: GatedFeedForward(8, 16, activation="SiLU"), "'relu'.*'SiLU'"),
     (lambda: Dropout(1.0), "below 1, got 1.0"),
     (lambda: Dropout(-0.1), "got -0.1"),
     (lambda: Dropout(math.nan), "got nan"),
@@ -780,7 +830,53 @@ def test_wrong_arguments_are_named(call, says):
         call()
 
 
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                    reason="signatures say int")
+def test_sizes_may_be_numbers_of_numpy():
+    eight, x = np.int64(8), randn(2, 8)
+    for part in (Linear(eight, 4), LayerNorm(eight), RMSNorm(eight),
+                 FeedForward(eight, eight), GatedFeedForward(eight, eight),
+                 Dropout(np.float64(0.5))):
+        assert part(x).shape[0] == 2
+    assert swiglu_width(eight) == swiglu_width(8)
+
+
 # as modules
+
+class Keeps(nn.Module):
+    "A part that makes a cache, as attention does."
+
+    def new_cache(self, batch, max_len=None):
+        return self, batch, max_len
+
+
+@pytest.mark.parametrize("kind", [PreNorm, PostNorm])
+def test_the_cache_of_a_wrapped_part(kind):
+    part = Keeps()
+    block = kind(RMSNorm(8), part)
+    assert block.new_cache(3) == (part, 3, None)
+    assert block.new_cache(3, 40) == (part, 3, 40)
+    assert block.new_cache(3, max_len=40) == (part, 3, 40)
+    assert kind(RMSNorm(8), block).new_cache(2, 5) == (part, 2, 5)
+    assert kind(RMSNorm(8), FeedForward(8, 16)).new_cache(3, 40) is None
+
+
+def test_print_shows_all_that_changes_the_numbers():
+    kinds = [Linear(8, 4), Linear(4, 8), Linear(8, 4, bias=False),
+             LayerNorm(8), LayerNorm(4), LayerNorm(8, eps=1e-6),
+             LayerNorm(8, bias=False), RMSNorm(8), RMSNorm(8, eps=1e-5),
+             Dropout(0.1), Dropout(0.2), FeedForward(8, 16),
+             FeedForward(8, 24), FeedForward(8, 16, activation="gelu"),
+             FeedForward(8, 16, dropout=0.1), FeedForward(8, 16, bias=False),
+             GatedFeedForward(8, 16),
+             GatedFeedForward(8, 16, activation="gelu"),
+             PreNorm(RMSNorm(8), Linear(8, 8)),
+             PostNorm(RMSNorm(8), Linear(8, 8)),
+             PostNorm(RMSNorm(8), Linear(8, 8), 0.1)]
+    assert len({repr(part) for part in kinds}) == len(kinds)
+    assert repr(Linear(8, 4)) == "Linear(8, 4, bias=True)"
+    assert repr(RMSNorm(8)) == "RMSNorm(8, eps=1e-06)"
+
 
 MODULES = [Linear(8, 4), LayerNorm(8), RMSNorm(8), Dropout(0.1),
            FeedForward(8, 16, activation="gelu_tanh", dropout=0.1),

@@ -5,6 +5,7 @@ import math
 import os
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -123,18 +124,48 @@ def test_wrong_ids_are_named(ids, says):
 @pytest.mark.parametrize("make, says", [
     (lambda: Embedding(0, 4), "vocab_size .* 0"),
     (lambda: Embedding(4, 0), "d_model .* 0"),
-    (lambda: Embedding(4, 4, init="xavier"), "xavier"),
+    (lambda: Embedding(4, 4, init="xavier"), "'uniform'.*'xavier'"),
+    (lambda: Embedding(4.0, 4), "vocab_size .* 4.0"),
+    (lambda: Embedding(4, True), "d_model .* True"),
+    (lambda: Embedding(4, 4, scale=math.nan), "scale .* nan"),
+    (lambda: LearnedPositions(4, 4, std=-0.1), "std .* -0.1"),
+    (lambda: SinusoidalPositions(2.5, 4), "max_len .* 2.5"),
+    (lambda: SinusoidalPositions(4, 4, base=math.inf), "base .* inf"),
+    (lambda: SinusoidalPositions(4, 4)(torch.ones(1, 2)), "float32"),
+    (lambda: sinusoids(torch.arange(3), 4.0), "d_model .* 4.0"),
+    (lambda: sinusoids(torch.arange(3), 4, base=math.nan), "base .* nan"),
+    (lambda: shift_matrix(1, 4, base=-1.0), "base .* -1.0"),
     (lambda: LearnedPositions(0, 4), "max_len .* 0"),
     (lambda: LearnedPositions(4, -1), "d_model .* -1"),
     (lambda: SinusoidalPositions(0, 4), "max_len .* 0"),
     (lambda: SinusoidalPositions(4, 7), "d_model 7.* even, as 8"),
-    (lambda: sinusoids(torch.arange(3), 1), "d_model 1.* even, as 2"),
+    (lambda: sinusoids(torch.arange(3), 1), "d_model must be .* least 2, got 1"),
     (lambda: sinusoids(torch.arange(3), 4, base=0.0), "base .* 0.0"),
     (lambda: sinusoids(torch.arange(3.0), 4), "float32"),
     (lambda: shift_matrix(1, 5), "d_model 5.* even, as 6")])
 def test_wrong_sizes_are_named(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+@pytest.mark.skipif(SHAPES, reason="signatures say int")
+def test_sizes_may_be_numbers_of_numpy():
+    ids, four = draw(2, 5, high=4), np.int64(4)
+    for kind in (Embedding, LearnedPositions, SinusoidalPositions):
+        assert kind(four, four)(ids).shape == (2, 5, 4)
+
+
+def test_print_shows_all_that_changes_the_numbers():
+    kinds = [Embedding(9, 4), Embedding(8, 4), Embedding(9, 6),
+             Embedding(9, 4, scale=2.0), LearnedPositions(9, 4),
+             LearnedPositions(8, 4), LearnedPositions(9, 6),
+             SinusoidalPositions(9, 4), SinusoidalPositions(8, 4),
+             SinusoidalPositions(9, 6), SinusoidalPositions(9, 4, base=9.0)]
+    assert len({repr(part) for part in kinds}) == len(kinds)
+    assert repr(Embedding(9, 4)) == "Embedding(9, 4, scale=1.0)"
+    assert repr(LearnedPositions(9, 4)) == "LearnedPositions(9, 4)"
+    assert repr(SinusoidalPositions(9, 4)) == \
+        "SinusoidalPositions(9, 4, base=10000.0)"
 
 
 def test_ids_may_be_narrow_or_none():

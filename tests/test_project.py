@@ -173,6 +173,202 @@ def test_code_is_small_enough_to_read(path):
                 assert ast.get_docstring(node), f"{node.name}: no docstring"
 
 
+# names that begin with _ are a module's own; what still reaches for those
+# of another module: this can only shrink
+PRIVATE_USES = set()
+
+
+def private_uses(tree):
+    "Private names that a module takes from others, as module.name."
+    names = {}          # of modules of the package, as they are called here
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("tformer."):
+                    names[alias.asname or alias.name] = alias.name[8:]
+        elif isinstance(node, ast.ImportFrom) and (
+                node.level or (node.module or "").split(".")[0] == "tformer"):
+            module = (node.module or "").removeprefix("tformer").strip(".")
+            for alias in node.names:
+                if not module:
+                    names[alias.asname or alias.name] = alias.name
+                elif is_private(alias.name):
+                    yield f"{module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            if module := names.get(ast.unparse(node.value)):
+                yield f"{module}.{node.attr}"
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_private_names_stay_in_their_module():
+    found = {f"{m.stem}: {use}" for m in MODULES for use in private_uses(
+        ast.parse(m.read_text(encoding="utf-8")))}
+    assert found <= PRIVATE_USES, f"new: {sorted(found - PRIVATE_USES)}"
+    assert PRIVATE_USES <= found, (
+        f"mended, take them out: {sorted(PRIVATE_USES - found)}")
+    slips = """
+from .attend import attend, _hidden
+from tformer.layers import _other as other
+from . import rotary as turn, expect
+import tformer.gpt
+import tformer.bert as b
+turn._turned(1), expect.whole(n=1), tformer.gpt._deep.x, b._made(2)
+self._own, b.__name__, attend._not_a_module
+"""
+    assert sorted(private_uses(ast.parse(slips))) == [
+        "attend._hidden", "bert._made", "gpt._deep", "layers._other",
+        "rotary._turned"]
+
+
+# modules of which under 15 of 100 lines may refuse input
+LEAN = ["attend", "position", "rotary", "layers", "attention", "bpe",
+        "seq2seq", "bert", "gpt", "llama", "model", "check", "costs",
+        "tokenizer", "rebuild"]
+# what is over it yet: this can only shrink
+TOO_GUARDED = set()
+
+
+def is_expect(node):
+    "A call such as expect.whole(n=n)."
+    return isinstance(node, ast.Call) and \
+        ast.unparse(node.func).startswith("expect.") and \
+        not ast.unparse(node.func).endswith("write_files")
+
+
+def lines(node):
+    "The numbers of a node's lines."
+    return set(range(node.lineno, node.end_lineno + 1))
+
+
+def only_checks(function):
+    "Whether a helper ends by refusing, and returns and sets nothing."
+    refuses = given = False
+    steps = [n for n in function.body if not (
+        isinstance(n, ast.Return) and n.value is None)]
+    if not steps or not any(isinstance(n, ast.Raise) or is_expect(n)
+                            for n in ast.walk(steps[-1])):
+        return False
+    for node in ast.walk(function):
+        refuses |= isinstance(node, ast.Raise) or is_expect(node)
+        given |= isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) \
+            and node.value is not None
+        targets = (node.targets if isinstance(node, ast.Assign) else
+                   [node.target] if isinstance(node, ast.AugAssign) else [])
+        given |= any(isinstance(t, (ast.Attribute, ast.Subscript))
+                     for t in targets)
+    return refuses and not given and function.name != "__init__"
+
+
+def code_lines(tree, text):
+    "Lines that are not blank, no comment and no docstring."
+    found = {i for i, line in enumerate(text.splitlines(), 1)
+             if line.strip() and not line.strip().startswith("#")}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) \
+                and ast.get_docstring(node) is not None:
+            found -= lines(node.body[0])
+    return found
+
+
+def guard_lines(tree):
+    "Lines that refuse: raise, what leads to it, expect, checking helpers."
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and only_checks(node):
+            found |= lines(node).union(*map(lines, node.decorator_list))
+        elif isinstance(node, ast.Raise) or is_expect(node):
+            found |= lines(node)
+        elif isinstance(node, ast.If) and any(
+                isinstance(n, ast.Raise) for n in node.body):
+            found |= set(range(node.lineno, node.body[0].lineno))
+        elif isinstance(node, ast.ExceptHandler) and any(
+                isinstance(n, ast.Raise) for n in node.body):
+            found.add(node.lineno)
+    return found
+
+
+def guard_share(text):
+    "The share of a module's lines that do nothing but refuse."
+    tree = ast.parse(text)
+    code = code_lines(tree, text)
+    return len(guard_lines(tree) & code) / len(code)
+
+
+GUARDED = '''"A module."
+import expect           # 1 of 15 lines of code
+
+# a comment
+
+def work(n, m):         # 2
+    """What it does,
+
+    and how.
+    """
+    expect.whole(n=n,       # 3, 4: guards
+                 m=m)
+    if n > m or (           # 5, 6, 7: guards
+            m > 9):
+        raise ValueError(n)
+    try:                    # 8
+        return n            # 9
+    except KeyError:        # 10, 11: guards
+        raise ValueError from None
+
+
+@cache                      # 12 to 15: guards
+def _check(n):
+    for i in n:
+        expect.that(i, "no")
+'''
+
+
+def test_few_lines_are_guards():
+    share = {m.stem: guard_share(m.read_text(encoding="utf-8"))
+             for m in MODULES if m.stem in LEAN}
+    over = {name for name, part in share.items() if part >= 0.15}
+    assert over <= TOO_GUARDED, {n: f"{share[n]:.1%}" for n in over}
+    assert TOO_GUARDED <= over, (
+        f"mended, take them out: {sorted(TOO_GUARDED - over)}")
+    assert guard_share(GUARDED) == 11 / 15
+    for line, n in (("return 1", 8), ("n[0] = 1", 8), ("self.n += 1", 8),
+                    ("return", 12), ("n += 1", 8)):     # 8: it does a thing
+        more = GUARDED + f"    {line}\n"
+        assert guard_share(more) == n / 16, line
+
+
+def first_refusals(function):
+    "How many lines of expect stand before the first line of work."
+    body = function.body[ast.get_docstring(function) is not None:]
+    work = [i for i, node in enumerate(body) if not (
+        isinstance(node, ast.Expr) and is_expect(node.value))]
+    return work[0] if work else 0       # a helper that only checks
+
+
+def slow_starts(tree):
+    return [node.name for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and first_refusals(node) > 1]
+
+
+def test_a_function_begins_with_one_line_of_expect():
+    for module in MODULES:
+        slow = slow_starts(ast.parse(module.read_text(encoding="utf-8")))
+        assert not slow, f"{module.name}: {slow}"
+    for text, found in (
+            ('def f(n):\n "doc"\n expect.whole(n=n)\n expect.that(n)\n'
+             ' return n', ["f"]),
+            ('def f(n):\n "doc"\n expect.whole(n=n)\n return n', []),
+            ('def f(n):\n expect.whole(n=n)\n m = n\n expect.that(m)\n'
+             ' return n', []),
+            ('def f(n):\n expect.whole(n=n)\n expect.that(n)', []),
+            ('class A:\n def f(s):\n  expect.that(s)\n  expect.that(s)\n'
+             '  s.n = 1', ["f"])):
+        assert slow_starts(ast.parse(text)) == found, text
+
+
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

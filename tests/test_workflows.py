@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,36 @@ def test_a_failed_week_opens_an_issue():
         "newest", "links"}
     assert job["permissions"] == {"issues": "write"}
     assert "gh issue create" in job["steps"][0]["run"]
+
+
+def test_hooks_lint_workflows_and_keep_notebooks_and_modules_in_step():
+    theirs, ours = load(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert theirs["repo"] == "https://github.com/rhysd/actionlint"
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", theirs["rev"])
+    assert [h["id"] for h in theirs["hooks"]] == ["actionlint"]
+    assert ours["repo"] == "local"
+    files = {}
+    for hook in ours["hooks"]:
+        folder, name = hook["entry"].rsplit("/", 1)
+        assert folder == ".venv/bin" and hook["language"] == "system"
+        assert (Path(sys.executable).parent / name).exists(), name
+        assert hook["pass_filenames"] is False
+        files[name] = re.compile(hook["files"])
+    assert list(files) == ["nbdev_clean", "nbdev_export"]   # in this order
+    for path in ROOT.glob("nbs/*.ipynb"):
+        name = path.relative_to(ROOT).as_posix()
+        assert all(f.search(name) for f in files.values()), name
+    assert files["nbdev_export"].search("tformer/attend.py")
+    page = (ROOT / "book" / "maintain.md").read_text(encoding="utf-8")
+    assert "pre-commit install" in page
+
+
+def test_the_linter_knows_our_runners():
+    known = load(ROOT / ".github" / "actionlint.yaml")
+    own = {label for path in FILES for job in load(path)["jobs"].values()
+           for label in job["runs-on"] if isinstance(job["runs-on"], list)}
+    assert own - {"self-hosted", "linux"} == set(
+        known["self-hosted-runner"]["labels"])
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import MultiHeadAttention, next_positions
-from .layers import (
-    ACTIVATIONS, Dropout, FeedForward, LayerNorm, Linear,
-    _check_activation, init_weights)
+from . import expect
+from .attention import Positions, SelfAttention
+from tformer.layers import (
+    ACTIVATIONS, Dropout, FeedForward, LayerNorm, Linear, PostNorm,
+    init_weights)
+from .model import (
+    Block, Model, ModelConfig, load_weights, read_tensors)
 from .position import Embedding, LearnedPositions
-from .seq2seq import (
-    EncoderBlock, ModelConfig, Saved, _check_dropout, _check_eps,
-    _check_ids, _check_split, _check_whole, load_weights, read_tensors)
 
 # %% ../nbs/11_bert.ipynb #810400e5
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,27 +54,15 @@ class BertConfig(ModelConfig):
     n_labels: int = 2
 
     def __post_init__(self):
-        if self.d_ff is None and type(self.d_model) is int:
+        super().__post_init__()
+        expect.heads(d_model=self.d_model, n_heads=self.n_heads)
+        expect.choice(ACTIVATIONS, activation=self.activation)
+        if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
-        _check_whole(self, "vocab_size", "d_model", "n_layers", "n_heads",
-                     "d_ff", "max_len", "n_segments", "n_labels")
-        _check_split(self)
-        _check_dropout(self)
-        _check_eps(self)
-        _check_activation(self.activation)
-
-# %% ../nbs/11_bert.ipynb #20f54496
-def _check_inputs(ids, pos, segments, max_len):
-    "Refuse ids, positions and segments that do not fit each other."
-    _check_ids(ids, pos=pos, segments=segments)
-    t = ids.shape[1]
-    if pos is None and t > max_len:
-        raise ValueError(f"{t} ids; the model has positions for max_len "
-                         f"{max_len}")
 
 # %% ../nbs/11_bert.ipynb #fdff9186
+#| code-summary: vectors of segments, and errors that speak of segments
 def _segment_rows(table, segments):
-    "The vectors of segments, and errors that speak of segments."
     try:
         return table(segments)
     except ValueError as error:
@@ -102,30 +90,30 @@ class BertEmbedding(nn.Module):
 
     def forward(
         self, ids: Int[Tensor, "b t"], *,
-        pos: Int[Tensor, "_ t"] | None = None,
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
         segments: Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t d"]:
-        _check_inputs(ids, pos, segments, len(self.positions.weight))
-        if pos is None:
-            pos = next_positions(None, ids.shape[1], ids.device)
+        expect.shapes(ids=(ids, "b t"), segments=(segments, "#b t"))
+        pos = Positions.of(pos, ids)
         kind = (self.segments.weight[0] if segments is None
                 else _segment_rows(self.segments, segments))
-        x = self.tokens(ids) + kind + self.positions(pos)
+        x = self.tokens(ids) + kind + self.positions(pos.at)
         return self.dropout(self.norm(x))
 
 # %% ../nbs/11_bert.ipynb #9cf52a10
+#| code-summary: one block, the encoder block of 2017 with GELU
 def _block(c):
-    "The encoder block of 2017, with GELU and dropout of weights."
-    attention = MultiHeadAttention(c.d_model, c.n_heads,
-                                   dropout=c.dropout)
+    attention = SelfAttention(c.d_model, c.n_heads, dropout=c.dropout)
     feed_forward = FeedForward(c.d_model, c.d_ff,
                                activation=c.activation)
-    return EncoderBlock(c.d_model, attention, feed_forward,
-                        dropout=c.dropout, eps=c.eps)
+    return Block(*(PostNorm(LayerNorm(c.d_model, eps=c.eps), part,
+                            c.dropout)
+                   for part in (attention, feed_forward)))
 
 # %% ../nbs/11_bert.ipynb #62576b01
-class _FromBert(Saved):
-    "``save``, ``load`` and ``from_bert`` for the models of this chapter."
+#| code-summary: a base that adds from_bert
+class _FromBert(Model):
+    "``from_bert`` for the models of this chapter."
     config_class = BertConfig
 
     @classmethod
@@ -135,7 +123,7 @@ class _FromBert(Saved):
         return load_bert(cls, folder, new=new, **fields)
 
 # %% ../nbs/11_bert.ipynb #ceb57f9f
-class Bert(_FromBert, nn.Module):
+class Bert(_FromBert):
     """The encoder of BERT: ids to one vector for each token.
 
     Devlin et al. (2019), section 3.  Weights begin normal with standard
@@ -144,8 +132,7 @@ class Bert(_FromBert, nn.Module):
     """
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self._take(config)
+        super().__init__(config)
         c = config
         self.embed = BertEmbedding(
             c.vocab_size, c.d_model, max_len=c.max_len,
@@ -156,10 +143,16 @@ class Bert(_FromBert, nn.Module):
 
     def forward(
         self, ids: Int[Tensor, "b t"], *,
-        pos: Int[Tensor, "_ t"] | None = None,  # None: 0, 1, 2, …
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segments: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b t d"]:
+        """A vector for each token, (b, t, d).
+
+        ``pos``: negative at padding; None: 0, 1, 2, …  ``mask``:
+        (b, h, t, s), True = may attend.  ``segments``: None: all 0.
+        """
+        pos = self.place(ids, pos)
         x = self.embed(ids, pos=pos, segments=segments)
         for block in self.blocks:
             x = block(x, pos=pos, mask=mask)
@@ -226,7 +219,7 @@ class MaskedHead(nn.Module):
                  eps: float = 1e-12):
         super().__init__()
         vocab_size, d_model = table.shape
-        _check_activation(activation)
+        expect.choice(ACTIVATIONS, activation=activation)
         self.activation = activation
         self.proj = _linear(d_model, d_model)
         self.norm = LayerNorm(d_model, eps=eps)
@@ -240,7 +233,7 @@ class MaskedHead(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 # %% ../nbs/11_bert.ipynb #fa9db8a1
-class BertMaskedLM(_FromBert, nn.Module):
+class BertMaskedLM(_FromBert):
     """BERT with the head that fills in blanks: ids to logits.
 
     ``BertForMaskedLM`` of transformers.  Output i is a guess of token i
@@ -248,8 +241,7 @@ class BertMaskedLM(_FromBert, nn.Module):
     """
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self._take(config)
+        super().__init__(config)
         self.bert = Bert(config)
         self.lm_head = MaskedHead(
             self.bert.embed.tokens.weight, eps=config.eps,
@@ -257,12 +249,18 @@ class BertMaskedLM(_FromBert, nn.Module):
 
     def forward(
         self, ids: Int[Tensor, "b t"], *,
-        pos: Int[Tensor, "_ t"] | None = None,  # None: 0, 1, 2, …
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segments: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b t vocab"]:
-        return self.lm_head(self.bert(ids, pos=pos, mask=mask,
-                                      segments=segments))
+        "Logits (b, t, vocab); arguments as in ``Bert``."
+        return self.lm_head(self.hidden(ids, pos=pos, mask=mask,
+                                        segments=segments))
+
+    def hidden(self, ids: Int[Tensor, "b t"],
+               **how: Any) -> Float[Tensor, "b t d"]:
+        "The vectors before ``lm_head``."
+        return self.bert(ids, **how)
 
 # %% ../nbs/11_bert.ipynb #520eb911
 class Pooler(nn.Module):
@@ -289,7 +287,7 @@ class Pooler(nn.Module):
         return torch.tanh(self.proj(x[rows, place]))
 
 # %% ../nbs/11_bert.ipynb #0b5c1a3c
-class BertPretraining(_FromBert, nn.Module):
+class BertPretraining(_FromBert):
     """BERT with both heads that it was trained with.
 
     ``BertForPreTraining`` of transformers.  Returns the logits of all
@@ -298,8 +296,7 @@ class BertPretraining(_FromBert, nn.Module):
     """
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self._take(config)
+        super().__init__(config)
         self.bert = Bert(config)
         self.pooler = Pooler(config.d_model)
         self.lm_head = MaskedHead(
@@ -309,7 +306,7 @@ class BertPretraining(_FromBert, nn.Module):
 
     def forward(
         self, ids: Int[Tensor, "b t"], *,
-        pos: Int[Tensor, "_ t"] | None = None,  # None: 0, 1, 2, …
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segments: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> tuple[Float[Tensor, "b t vocab"], Float[Tensor, "b 2"]]:
@@ -317,22 +314,21 @@ class BertPretraining(_FromBert, nn.Module):
         return self.lm_head(x), self.next_head(self.pooler(x, pos))
 
 # %% ../nbs/11_bert.ipynb #b2ad064e
-class BertTagger(_FromBert, nn.Module):
+class BertTagger(_FromBert):
     """BERT with a label for each token: ids to ``(b, t, n_labels)``.
 
     ``BertForTokenClassification`` of transformers.
     """
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self._take(config)
+        super().__init__(config)
         self.bert = Bert(config)
         self.dropout = Dropout(config.dropout)
         self.label_head = _linear(config.d_model, config.n_labels)
 
     def forward(
         self, ids: Int[Tensor, "b t"], *,
-        pos: Int[Tensor, "_ t"] | None = None,  # None: 0, 1, 2, …
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segments: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b t labels"]:
@@ -340,15 +336,14 @@ class BertTagger(_FromBert, nn.Module):
         return self.label_head(self.dropout(x))
 
 # %% ../nbs/11_bert.ipynb #0d9eaeae
-class BertClassifier(_FromBert, nn.Module):
+class BertClassifier(_FromBert):
     """BERT with a label for each text: ids to ``(b, n_labels)``.
 
     ``BertForSequenceClassification`` of transformers.
     """
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        self._take(config)
+        super().__init__(config)
         self.bert = Bert(config)
         self.pooler = Pooler(config.d_model)
         self.dropout = Dropout(config.dropout)
@@ -356,7 +351,7 @@ class BertClassifier(_FromBert, nn.Module):
 
     def forward(
         self, ids: Int[Tensor, "b t"], *,
-        pos: Int[Tensor, "_ t"] | None = None,  # None: 0, 1, 2, …
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segments: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b labels"]:
@@ -377,17 +372,11 @@ _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_tanh")
 
 def _read_bert_config(path):
     "A ``BertConfig`` from the config.json of transformers."
-    try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    if "hidden_size" not in theirs:
-        raise ValueError(f"{path} is not of a BERT of transformers; what "
-                         "save wrote is read by load")
+    theirs = expect.json_object(path)
+    expect.that("hidden_size" in theirs, f"{path} is not of a BERT of "
+                "transformers; what save wrote is read by load")
     for name, value in _FIXED.items():
-        if theirs.get(name, value) != value:
-            raise ValueError(f"{path}: {name} is {theirs[name]!r}, "
-                             f"expected {value!r}")
+        expect.choice([value], **{name: theirs.get(name, value)})
     fields = {ours: theirs[name] for name, ours in _FIELDS.items()
               if name in theirs}
     act = theirs.get("hidden_act", "gelu")

@@ -8,6 +8,7 @@ __all__ = ['Report', 'CheckFailed', 'Adapter', 'WithSource', 'tolerance', 'influ
 
 # %% ../nbs/08_is_it_right.ipynb #97e98a51
 #| code-fold: true
+#| code-summary: imports
 import contextlib
 import functools
 import inspect
@@ -24,6 +25,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from . import expect
 
 # %% ../nbs/08_is_it_right.ipynb #3da1be5c
 @dataclass(repr=False)
@@ -82,6 +85,7 @@ class CheckFailed(AssertionError):
         return CheckFailed, (self.report,)
 
 # %% ../nbs/08_is_it_right.ipynb #1f3b76f5
+#| code-summary: a line with its label in the margin
 def _hang(label, text, width=75):
     "A line with its label in the margin, wrapped."
     first = f"  {label:<10} " if label else "  "
@@ -89,6 +93,7 @@ def _hang(label, text, width=75):
                          subsequent_indent=" " * len(first))
 
 # %% ../nbs/08_is_it_right.ipynb #5ee76c90
+#| code-summary: finds the logits in what a model returned
 def take_logits(
     out: Any,  # a tensor, or what holds one
 ) -> Float[Tensor, "..."]:
@@ -107,13 +112,13 @@ def take_logits(
     parts = out if isinstance(out, tuple | list) else [out]
     found = [x for x in parts if isinstance(x, Tensor)
              and x.is_floating_point()]
-    if not found:
-        raise ValueError("a model must return logits, a floating tensor; "
-                         f"this one returned {type(out).__name__}: wrap "
-                         "it, as in lambda ids: model(ids)[\"scores\"]")
+    expect.that(found, "a model must return logits, a floating tensor; "
+                f"this one returned {type(out).__name__}: wrap it, as in "
+                "lambda ids: model(ids)[\"scores\"]")
     return next((x for x in found if x.ndim == 3), found[0]).clone()
 
 # %% ../nbs/08_is_it_right.ipynb #19fa4dda
+#| code-summary: finds the modules behind a callable
 def find_modules(
     thing: Any,  # a module, or a callable that uses some
     depth: int = 3,  # functions within functions to look into
@@ -134,6 +139,7 @@ def find_modules(
     return list(dict.fromkeys(found))
 
 # %% ../nbs/08_is_it_right.ipynb #a07a3eb5
+#| code-summary: what a callable holds
 def _inside(thing):
     "What a callable holds: arguments, owner, closure, globals it names."
     if isinstance(thing, functools.partial):
@@ -147,6 +153,7 @@ def _inside(thing):
     return list(vars(thing).values()) if hasattr(thing, "__dict__") else []
 
 # %% ../nbs/08_is_it_right.ipynb #e5094128
+#| code-summary: what a function has captured
 def _captured(function):
     "Values of a closure, defaults, and globals that are named inside."
     names, found = [], [*(function.__defaults__ or ())]
@@ -161,6 +168,7 @@ def _captured(function):
     return found + [held[n] for n in dict.fromkeys(names) if n in held]
 
 # %% ../nbs/08_is_it_right.ipynb #a8c5f035
+#| code-summary: eval mode for a while, and afterwards all as it was
 @contextlib.contextmanager
 def at_rest(*models: nn.Module) -> Iterator[None]:
     """Modules in eval mode; afterwards everything is as it was.
@@ -170,12 +178,10 @@ def at_rest(*models: nn.Module) -> Iterator[None]:
     parameters require gradients and the gradients they hold, and the
     state of the random generators.
     """
-    modules = list(dict.fromkeys(m for r in models for m in r.modules()))
-    saved = [(m, m.training, _attributes(m), [
-        (b, b.clone()) for b in m._buffers.values() if b is not None],
-        _contents(m)) for m in modules]
-    weights = [(p, p.requires_grad, p.grad) for r in models
-               for p in r.parameters()]
+    saved = [_State(m) for m in dict.fromkeys(
+        m for model in models for m in model.modules())]
+    weights = [(p, p.requires_grad, p.grad) for model in models
+               for p in model.parameters()]
     places = {p.device for p, *_ in weights if p.device.type == "cuda"}
     with torch.random.fork_rng(places):
         try:
@@ -183,53 +189,56 @@ def at_rest(*models: nn.Module) -> Iterator[None]:
                 model.eval()
             yield
         finally:
-            for *state, contents in saved:
-                _restore(*state)
-                _refill(contents)
+            for state in saved:
+                state.restore()
             for p, learns, grad in weights:
                 p.requires_grad_(learns).grad = grad
 
 # %% ../nbs/08_is_it_right.ipynb #d51120e8
-def _attributes(module):
-    "The entries of a module that it may set while it runs."
-    return {n: (dict(v) if n == "_buffers" else v)
-            for n, v in vars(module).items()
-            if not hasattr(module, "_orig_mod")}
+#| code-summary: what one module holds, and how it is put back
+class _State:
+    "What a module holds and may change while it runs."
 
-# %% ../nbs/08_is_it_right.ipynb #86fc751e
-def _contents(module):
-    "Lists and dicts of the module's own, and what they hold now."
-    return [(value, value.copy()) for name, value in vars(module).items()
+    def __init__(self, module):
+        held = vars(module)
+        self.module, self.training = module, module.training
+        self.buffers = [(b, b.clone()) for b in module._buffers.values()
+                        if b is not None]
+        self.contents = [  # lists and dicts of the module's own
+            (value, value.copy()) for name, value in held.items()
             if name[0] != "_" and type(value) in (list, dict, set)]
+        shell = hasattr(module, "_orig_mod")  # a compiled module
+        self.attributes = {} if shell else {
+            name: dict(value) if name == "_buffers" else value
+            for name, value in held.items()}
 
-# %% ../nbs/08_is_it_right.ipynb #48a44d0a
-def _refill(contents):
-    "Give lists and dicts what they held before."
-    for value, before in contents:
-        value.clear()
-        (value.extend if isinstance(value, list) else value.update)(before)
+    def restore(self):
+        self.module.training = self.training
+        with torch.no_grad():
+            for buffer, value in self.buffers:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        if self.attributes:
+            self.restore_attributes()
+        for value, before in self.contents:
+            value.clear()
+            (value.extend if isinstance(value, list)
+             else value.update)(before)
 
-# %% ../nbs/08_is_it_right.ipynb #481ce2ab
-def _restore(module, training, attributes, buffers):
-    "Put back what a run has changed."
-    module.training = training
-    with torch.no_grad():
-        for buffer, value in buffers:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
-    if not attributes:  # a compiled module is only a shell
-        return
-    kept = vars(module)
-    for name in set(kept) - set(attributes):
-        del kept[name]
-    for name, value in attributes.items():
-        if name != "_buffers":
-            kept[name] = value
-    module._buffers.clear()
-    module._buffers.update(attributes["_buffers"])
+    def restore_attributes(self):
+        "Those that were set, and those that are new."
+        held, buffers = vars(self.module), self.module._buffers
+        for name in set(held) - set(self.attributes):
+            del held[name]
+        for name, value in self.attributes.items():
+            if name != "_buffers":
+                held[name] = value
+        buffers.clear()
+        buffers.update(self.attributes["_buffers"])
 
 # %% ../nbs/08_is_it_right.ipynb #91f35a50
 #| code-fold: true
+#| code-summary: the adapter: reads a model's dialect, and speaks it
 class Adapter:
     """One way to call any model: ids, positions, a cache; out come logits.
 
@@ -248,14 +257,13 @@ class Adapter:
         found = [m for f in (model, step, padded) for m in find_modules(f)]
         self.modules = list(dict.fromkeys(found))
         self.inner = getattr(model, "_orig_mod", model)
-        self.accepts = _accepted(self.inner)
+        self.accepts = names = _accepted(self.inner)
         tensors = [t for m in self.modules for t in (
             *m.parameters(), *m.buffers()) if t.is_floating_point()]
         self.dtypes = {t.dtype for t in tensors}
         self.device = torch.device(
             device or (tensors[0].device if tensors else "cpu"))
         self.first_position = 0
-        names = self.accepts
         self.places = bool({"pos", "position_ids"} & names)
         self.pads = bool(padded or {"pos", "attention_mask"} & names)
         self.caches = bool(step or "past_key_values" in names or (
@@ -275,7 +283,27 @@ class Adapter:
 
     def step(self, ids, state=None, pos=None):
         "Logits of the next ids, and what is needed to go on."
-        return _step(self, ids, state, pos)
+        if self.step_:
+            out, state = self.step_(ids, state)
+            return take_logits(out), state
+        if "cache" not in self.accepts:
+            return self._step_with_past(ids, state, pos)
+        if state is None:
+            state = self.inner.new_cache(len(ids))
+        more = {} if pos is None else {"pos": pos}
+        return take_logits(self.model(ids, cache=state, **more)), state
+
+    def _step_with_past(self, ids, state, pos):
+        "One call in the dialect of Hugging Face."
+        past, keep = state or (None, ids.new_zeros(len(ids), 0).bool())
+        more = {}
+        if pos is not None:
+            keep = torch.cat([keep, pos >= 0], 1)
+            more = self._place(pos, keep)
+        if "use_cache" in self.accepts:
+            more["use_cache"] = True
+        out = self.model(ids, past_key_values=past, **more)
+        return take_logits(out), (_past(out), keep)
 
     def __str__(self):
         name = getattr(self.inner, "__name__", type(self.inner).__name__)
@@ -283,13 +311,14 @@ class Adapter:
         return ", ".join([name, *kinds, self.device.type])
 
 # %% ../nbs/08_is_it_right.ipynb #e9876da9
+#| code-summary: the names of the arguments that a model takes
 def _accepted(model):
     "The names of the arguments a model takes."
-    if isinstance(model, type) or not callable(model):
-        got = (f"the class {model.__name__}: make a model of it first"
-               if isinstance(model, type) else type(model).__name__)
-        raise ValueError("a check takes a model, which is called as "
-                         f"model(ids) and returns logits; got {got}")
+    made = not isinstance(model, type)
+    got = (type(model).__name__ if made else
+           f"the class {model.__name__}: make a model of it first")
+    expect.that(made and callable(model), "a check takes a model, which "
+                f"is called as model(ids) and returns logits; got {got}")
     names = getattr(model, "accepts", None)
     if isinstance(names, set):
         return names
@@ -301,33 +330,8 @@ def _accepted(model):
     rest = any(p.kind is p.VAR_KEYWORD for p in found.values())
     return {*found, "use_cache"} if rest else set(found)
 
-# %% ../nbs/08_is_it_right.ipynb #45e8fe61
-def _step(adapter, ids, state, pos):
-    "One call with a cache, in the model's own dialect."
-    if adapter.step_:
-        out, state = adapter.step_(ids, state)
-        return take_logits(out), state
-    if "cache" in adapter.accepts:
-        if state is None:
-            state = adapter.inner.new_cache(len(ids))
-        more = {} if pos is None else {"pos": pos}
-        return take_logits(adapter.model(ids, cache=state, **more)), state
-    return _step_with_past(adapter, ids, state, pos)
-
-# %% ../nbs/08_is_it_right.ipynb #8c86ae7c
-def _step_with_past(adapter, ids, state, pos):
-    "One call in the dialect of Hugging Face."
-    past, keep = state or (None, ids.new_zeros(len(ids), 0).bool())
-    more = {}
-    if pos is not None:
-        keep = torch.cat([keep, pos >= 0], 1)
-        more = adapter._place(pos, keep)
-    if "use_cache" in adapter.accepts:
-        more["use_cache"] = True
-    out = adapter.model(ids, past_key_values=past, **more)
-    return take_logits(out), (_past(out), keep)
-
 # %% ../nbs/08_is_it_right.ipynb #efa497b9
+#| code-summary: what a model of Hugging Face returned to go on from
 def _past(out):
     "What a model returned, beside logits, to go on from."
     past = (out.get("past_key_values") if isinstance(out, dict)
@@ -335,14 +339,14 @@ def _past(out):
     if isinstance(out, tuple):
         past = next((x for x in out[1:] if x is not None and not (
             isinstance(x, Tensor) and x.ndim <= 3)), None)
-    if past is None:
-        raise ValueError("the model takes past_key_values= and returns "
-                         "none to go on from, neither out."
-                         "past_key_values nor in a tuple after the logits")
+    expect.that(past is not None, "the model takes past_key_values= and "
+                "returns none to go on from, neither out.past_key_values "
+                "nor in a tuple after the logits")
     return past
 
 # %% ../nbs/08_is_it_right.ipynb #ac103ec5
 #| code-fold: true
+#| code-summary: a translator with its source fixed, as a callable
 class WithSource:
     """The decoder of an encoder–decoder model, with its source fixed.
 
@@ -355,11 +359,10 @@ class WithSource:
 
     def __init__(self, model: nn.Module, src: Int[Tensor, "1 s"]):
         names = _accepted(getattr(model, "_orig_mod", model))
-        if not {"decoder_input_ids", "memory"} & names:
-            raise ValueError(
-                f"{type(model).__name__} takes neither memory= nor "
-                "decoder_input_ids=; write lambda ids: model(src.expand("
-                "len(ids), -1), ids)")
+        expect.that({"decoder_input_ids", "memory"} & names,
+                    f"{type(model).__name__} takes neither memory= nor "
+                    "decoder_input_ids=; write lambda ids: model("
+                    "src.expand(len(ids), -1), ids)")
         self.model, self.src = model, src
         self.theirs = "decoder_input_ids" in names
         self.new_cache = getattr(model, "new_cache", None)
@@ -377,6 +380,7 @@ class WithSource:
                           decoder_attention_mask=attention_mask, **more)
 
 # %% ../nbs/08_is_it_right.ipynb #e37abe36
+#| code-summary: what rounding may change, by type
 DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3,
           torch.bfloat16: 3e-2}  # what rounding may change, relatively
 
@@ -402,13 +406,13 @@ def tolerance(
     return part * (max(1.0, largest) if part <= 1e-5 else largest)
 
 # %% ../nbs/08_is_it_right.ipynb #f0425479
+#| code-summary: the largest difference of two tensors
 def gap(
     a: Float[Tensor, "..."], b: Float[Tensor, "..."],
 ) -> float:
     "The largest difference; infinite where one is not a number."
-    if a.shape != b.shape:
-        raise ValueError(f"shapes differ: {tuple(a.shape)} and "
-                         f"{tuple(b.shape)}")
+    expect.that(a.shape == b.shape, f"shapes differ: {tuple(a.shape)} and "
+                f"{tuple(b.shape)}")
     wide = torch.promote_types(a.dtype, torch.float32)
     far = (a.to(wide) - b.to(a.device, wide)).abs()
     same = (a == b.to(a.device, a.dtype))  # equal infinities included
@@ -416,29 +420,33 @@ def gap(
     far = far.nan_to_num(nan=math.inf)
     return far.max().item() if far.numel() else 0.0
 
+# %% ../nbs/08_is_it_right.ipynb #acb1c86e
+#| code-summary: a model as an adapter, unless it is one
+def _adapted(model, **adapt):
+    "As an adapter, unless it is one."
+    return model if isinstance(model, Adapter) else Adapter(model, **adapt)
+
 # %% ../nbs/08_is_it_right.ipynb #3afbe61f
+#| code-summary: a trial: a model, its report, random ids
 class _Trial:
     "A model, its report, and random ids to try it with."
+    check = "every"  # the name that the report gives it
 
-    def __init__(self, check, model, vocab_size, length=None, seed=0,
-                 **adapt):
-        if isinstance(model, Adapter):
-            self.adapter = model
-        else:
-            self.adapter = Adapter(model, **adapt)
-        self.report = Report(check, str(self.adapter))
+    def __init__(self, model, vocab_size, length=None, seed=0, **adapt):
+        self.adapter = _adapted(model, **adapt)
+        expect.whole(vocab_size=vocab_size,
+                     length=12 if length is None else length)
+        self.report = Report(self.check, str(self.adapter))
+        self.note, self.fail = self.report.note, self.report.fail
         self.generator = torch.Generator().manual_seed(seed)
         self.max_len = _setting(self.adapter.inner, LENGTHS)
         self.length = length or min(12, self.max_len or 12)
-        if not hasattr(vocab_size, "__index__"):
-            raise ValueError("vocab_size is the number of ids, got "
-                             f"{type(vocab_size).__name__}")
         pad = _setting(self.adapter.inner, ("pad_token_id",))
-        self.pad = pad if isinstance(pad, int) else None
-        ids = [i for i in range(vocab_size) if i != self.pad]
-        if len(ids) < 2 or self.length < 4:
-            raise ValueError("a check needs at least 2 ids and 4 tokens, "
-                             f"got {len(ids)} ids, {self.length} tokens")
+        self.pad_id = pad if isinstance(pad, int) else None
+        ids = [i for i in range(vocab_size) if i != self.pad_id]
+        expect.that(len(ids) >= 2 and self.length >= 4, "a check needs at "
+                    f"least 2 ids and 4 tokens, got {len(ids)} ids, "
+                    f"{self.length} tokens")
         self.allowed = torch.tensor(ids)
 
     def draw(self, b, t=None):
@@ -464,21 +472,26 @@ class _Trial:
         stack.enter_context(torch.no_grad())
         return stack
 
-
-LENGTHS = ("max_len", "max_position_embeddings", "n_positions",
-           "max_seq_len", "block_size")
+    def call(self, ids):
+        "Logits; an error in the model becomes a failed check."
+        try:
+            return self.adapter(ids)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            try:
+                self.fail(
+                    f"ids of shape {tuple(ids.shape)} between {ids.min()} "
+                    f"and {ids.max()} raised "
+                    f"{textwrap.shorten(said, 300)}",
+                    next((text for pattern, text in ERRORS.items()
+                          if re.search(pattern, said)), ""))
+            except CheckFailed as failed:
+                raise failed from error
 
 # %% ../nbs/08_is_it_right.ipynb #0bd4cbb4
-def _setting(model, names):
-    "A number that a model, or its config, goes by."
-    for holder in (model, getattr(model, "config", None)):
-        for name in names:
-            value = getattr(holder, name, None)
-            if isinstance(value, int):
-                return value
-    return None
-
-
+#| code-summary: reads settings of a model, and errors that it raises
+LENGTHS = ("max_len", "max_position_embeddings", "n_positions",
+           "max_seq_len", "block_size")
 ERRORS = {  # what an error in the model usually means
     "IndexError|out of (range|bounds)": "a table has fewer rows than "
     "there are ids or positions: is vocab_size right? If the model's "
@@ -491,37 +504,100 @@ ERRORS = {  # what an error in the model usually means
     "length|block|max": "the text may be longer than the model allows: "
     "pass length= (max_len= in shapes)"}
 
-# %% ../nbs/08_is_it_right.ipynb #28c767eb
-def _call(trial, ids):
-    "Logits; an error in the model becomes a failed check."
-    try:
-        return trial.adapter(ids)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        try:
-            trial.report.fail(
-                f"ids of shape {tuple(ids.shape)} between {ids.min()} and "
-                f"{ids.max()} raised {textwrap.shorten(said, 300)}",
-                next((text for pattern, text in ERRORS.items()
-                      if re.search(pattern, said)), ""))
-        except CheckFailed as failed:
-            raise failed from error
+
+def _setting(model, names):
+    "A number that a model, or its config, goes by."
+    for holder in (model, getattr(model, "config", None)):
+        for name in names:
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+    return None
 
 # %% ../nbs/08_is_it_right.ipynb #8635fbcb
-def _settle(trial, ids, again=True):
-    "Logits that can be judged: of a right shape, finite, repeatable."
-    report, logits = trial.report, _call(trial, ids)
-    if logits.shape[:2] != ids.shape or logits.ndim != 3:
-        report.fail(f"ids {tuple(ids.shape)} gave {tuple(logits.shape)}, "
-                    "not (batch, tokens, vocabulary)", _shape_hint(
-                        logits.shape, ids.shape))
-    if not logits.isfinite().all():
-        _not_finite(trial, ids, logits)
-    if again and not torch.equal(logits, trial.adapter(ids)):
-        _not_repeatable(trial, ids, logits)
-    return logits
+#| code-summary: what every check asks first of the logits
+class _Basics(_Trial):
+    "What every check asks first: are there logits that can be judged?"
+
+    def settle(self, ids, again=True):
+        "Logits that can be judged: of a right shape, finite, repeatable."
+        logits = self.call(ids)
+        if logits.shape[:2] != ids.shape or logits.ndim != 3:
+            self.fail(f"ids {tuple(ids.shape)} gave {tuple(logits.shape)},"
+                      " not (batch, tokens, vocabulary)",
+                      _shape_hint(logits.shape, ids.shape))
+        if not logits.isfinite().all():
+            self.explain_not_finite(ids, logits)
+        if again and not torch.equal(logits, self.adapter(ids)):
+            self.explain_not_repeatable(ids, logits)
+        return logits
+
+    def explain_not_finite(self, ids, logits):
+        "Say where numbers are lacking, and whether one token suffices."
+        bad = (~logits.isfinite()).any(-1).any(0).nonzero().flatten()
+        alone = self.adapter(ids[:, :1]).isfinite().all()
+        self.fail(
+            f"the logits at outputs {bad.tolist()} are not finite" + (
+                "" if alone else "; a single token, alone, gives NaN too"),
+            "the first token may attend to nothing, not even itself: the "
+            "mask is inverted, or strict where it should include the "
+            "diagonal" if not alone else "a row of the mask leaves "
+            "nothing to attend to, or something overflows")
+
+    def explain_not_repeatable(self, ids, logits):
+        "Two equal calls differ: is it chance, or memory?"
+        once, again = self.seeded(ids), self.seeded(ids)
+        near = self.tolerance(logits)
+        if gap(logits, once) + gap(logits, again) <= near:
+            return  # rounding in another order, as GPUs do
+        far = max(gap(logits, once), gap(once, again))
+        active = [n for m in self.adapter.modules for n, part
+                  in m.named_modules() if part.training]
+        self.fail(
+            f"two equal calls differ by {far:.2g}, in eval mode",
+            "no module was found behind this function, so that it could "
+            "not be put in eval mode: call .eval() first, or pass the "
+            "module" if not self.adapter.modules else
+            f"these modules ignore eval(): {active}" if active else
+            "dropout is active although the model is in eval mode: "
+            "F.dropout without training=self.training"
+            if torch.equal(once, again) else
+            "the model remembers earlier calls: a cache or counter is "
+            "kept on a module")
+
+    def seeded(self, ids):
+        torch.manual_seed(0)
+        return self.adapter(ids)
+
+    def check_rows(self, rows, logits):
+        "The first and the last row must not move when the others do."
+        worst = 0.0
+        for kept in (0, len(rows) - 1):
+            strangers = self.others(rows)
+            strangers[kept] = rows[kept]
+            far = gap(self.adapter(strangers)[kept], logits[kept])
+            if far > self.tolerance(logits):
+                self.explain_rows(strangers, kept, far)
+            worst = max(worst, far)
+        return worst
+
+    def explain_rows(self, rows, kept, far):
+        "Which outputs of one row answer to one token of another?"
+        other, before = 1 if kept == 0 else 0, self.adapter(rows)[kept]
+        rows[other, 2] = self.others(rows)[other, 2]
+        hit = (self.adapter(rows)[kept] != before).any(-1)
+        hit = hit.nonzero().flatten().tolist()
+        self.fail(
+            f"row {kept} of a batch moved by {far:.2g} when only other "
+            f"rows changed (token 2 of row {other} moves its outputs "
+            f"{hit})", "batch and time have changed places: attention "
+            "runs over the batch (batch_first=False in "
+            "nn.MultiheadAttention?)" if hit == [2] else "a view or "
+            "reshape mixes the rows of a batch, or something is "
+            "normalized over the batch")
 
 # %% ../nbs/08_is_it_right.ipynb #8fdc1ea9
+#| code-summary: what logits of a wrong shape may come from
 def _shape_hint(shape, size):
     "What a shape that is not (b, t, vocab) may come from."
     b, t = size
@@ -535,44 +611,6 @@ def _shape_hint(shape, size):
     if len(shape) == 2 and shape[0] == b * t > b:
         return "batch and time were flattened for the loss"
     return "the model pools over time, or returns only the last output"
-
-# %% ../nbs/08_is_it_right.ipynb #19135a9a
-def _not_finite(trial, ids, logits):
-    "Say where numbers are lacking, and whether one token suffices."
-    bad = (~logits.isfinite()).any(-1).any(0).nonzero().flatten().tolist()
-    alone = trial.adapter(ids[:, :1]).isfinite().all()
-    trial.report.fail(
-        f"the logits at outputs {bad} are not finite" + (
-            "" if alone else "; a single token, alone, gives NaN too"),
-        "the first token may attend to nothing, not even itself: the mask "
-        "is inverted, or strict where it should include the diagonal"
-        if not alone else "a row of the mask leaves nothing to attend to, "
-        "or something overflows")
-
-# %% ../nbs/08_is_it_right.ipynb #f7c7ad63
-def _not_repeatable(trial, ids, logits):
-    "Two equal calls differ: is it chance, or memory?"
-    once, again = _seeded(trial, ids), _seeded(trial, ids)
-    if gap(logits, once) + gap(logits, again) <= trial.tolerance(logits):
-        return  # rounding in another order, as GPUs do
-    far = max(gap(logits, once), gap(once, again))
-    active = [n for m in trial.adapter.modules for n, part
-              in m.named_modules() if part.training]
-    trial.report.fail(
-        f"two equal calls differ by {far:.2g}, in eval mode",
-        "no module was found behind this function, so that it could not "
-        "be put in eval mode: call .eval() first, or pass the module"
-        if not trial.adapter.modules else
-        f"these modules ignore eval(): {active}" if active else
-        "dropout is active although the model is in eval mode: F.dropout "
-        "without training=self.training" if torch.equal(once, again) else
-        "the model remembers earlier calls: a cache or counter is kept on "
-        "a module")
-
-# %% ../nbs/08_is_it_right.ipynb #56e333b8
-def _seeded(trial, ids):
-    torch.manual_seed(0)
-    return trial.adapter(ids)
 
 # %% ../nbs/08_is_it_right.ipynb #8d7d3d30
 #| code-fold: false
@@ -602,6 +640,7 @@ def influence(
     return moved.T.cpu(), logits
 
 # %% ../nbs/08_is_it_right.ipynb #81624afb
+#| code-summary: draws a map in characters
 def draw_map(
     seen: Bool[Tensor, "t s"],  # [i, j]: output i answers to token j
 ) -> str:
@@ -666,75 +705,73 @@ def causal(
     likely mistake, also where nothing could be tested, because no
     output answers to an earlier token.
     """
-    trial = _Trial("causal", model, vocab_size, length, seed,
-                   device=device)
+    expect.whole(draws=draws)
+    trial = _Causal(model, vocab_size, length, seed, device=device)
     with trial.run():
-        seen, moved = _explore(trial, draws)
-        _check_past(trial, seen)
-        _check_order(trial)
-        _check_prefixes(trial)
-    trial.report.note(
-        "tested", f"{draws} × {trial.length} tokens, each replaced in "
-        "turn; prefixes", moved=moved, seen=seen)
-    trial.report.note("past", "outputs move by up to "
-                      f"{moved.tril(-1).max():.1g} when an earlier token "
-                      "is replaced")
-    trial.report.note("future", "no output moves when a later one is")
+        seen, moved = trial.explore(draws)
+        trial.check_past(seen)
+        trial.check_order()
+        trial.check_prefixes()
+    trial.note("tested", f"{draws} × {trial.length} tokens, each replaced "
+               "in turn; prefixes", moved=moved, seen=seen)
+    trial.note("past", f"outputs move by up to {moved.tril(-1).max():.1g} "
+               "when an earlier token is replaced")
+    trial.note("future", "no output moves when a later one is")
     return trial.report
 
 # %% ../nbs/08_is_it_right.ipynb #d37cd66d
-def _explore(trial, draws):
-    "Influences over several draws; stops at the first leak."
-    moved, noise = torch.zeros(trial.length, trial.length), 0.0
-    for _ in range(draws):
-        ids = trial.draw(1)
-        other = trial.others(ids)
-        _settle(trial, ids)
-        far, logits = influence(trial.adapter, ids, other)
-        rows = variants(ids, other)
-        noise = max(noise, _check_rows(trial, rows, logits))
-        seen = far > _least(trial, far, logits, noise)
-        if seen.triu(1).any():
-            _name_leak(trial, ids, other, far, seen, noise)
-        moved = torch.maximum(moved, far)
-    return moved > _least(trial, moved, logits, noise), moved
+#| code-summary: replaces tokens, and says where the future enters
+class _Influence(_Basics):
+    "Replaces tokens one by one; names the module that sees the future."
+    noise = 0.0  # how far logits move for no reason
 
-# %% ../nbs/08_is_it_right.ipynb #7ba02e64
-def _least(trial, moved, logits, noise):
-    "What counts as influence: more than noise, and no rounding."
-    past = moved.tril(-1)
-    usual = past[past > 0].median().item() if past.any() else 0.0
-    return max(8 * noise, min(trial.tolerance(logits), usual / 16))
+    def explore(self, draws):
+        "Influences over several draws; stops at the first leak."
+        moved = torch.zeros(self.length, self.length)
+        for _ in range(draws):
+            ids = self.draw(1)
+            other = self.others(ids)
+            self.settle(ids)
+            far, logits = influence(self.adapter, ids, other)
+            rows = variants(ids, other)
+            self.noise = max(self.noise, self.check_rows(rows, logits))
+            seen = far > self.least(far, logits)
+            if seen.triu(1).any():
+                self.explain_leak(ids, other, far, seen)
+            moved = torch.maximum(moved, far)
+        return moved > self.least(moved, logits), moved
 
-# %% ../nbs/08_is_it_right.ipynb #f11af5ae
-def _check_rows(trial, rows, logits):
-    "The first and the last row must not move when the others do."
-    worst = 0.0
-    for kept in (0, len(rows) - 1):
-        strangers = trial.others(rows)
-        strangers[kept] = rows[kept]
-        far = gap(trial.adapter(strangers)[kept], logits[kept])
-        if far > trial.tolerance(logits):
-            _name_row_leak(trial, strangers, kept, far)
-        worst = max(worst, far)
-    return worst
+    def least(self, moved, logits):
+        "What counts as influence: more than noise, and no rounding."
+        past = moved.tril(-1)
+        usual = past[past > 0].median().item() if past.any() else 0.0
+        return max(8 * self.noise, min(self.tolerance(logits), usual / 16))
 
-# %% ../nbs/08_is_it_right.ipynb #b0fd9e8e
-def _name_row_leak(trial, rows, kept, far):
-    "Which outputs of one row answer to one token of another?"
-    other, before = 1 if kept == 0 else 0, trial.adapter(rows)[kept]
-    rows[other, 2] = trial.others(rows)[other, 2]
-    hit = (trial.adapter(rows)[kept] != before).any(-1)
-    hit = hit.nonzero().flatten().tolist()
-    trial.report.fail(
-        f"row {kept} of a batch moved by {far:.2g} when only other rows "
-        f"changed (token 2 of row {other} moves its outputs {hit})",
-        "batch and time have changed places: attention runs over the "
-        "batch (batch_first=False in nn.MultiheadAttention?)"
-        if hit == [2] else "a view or reshape mixes the rows of a batch, "
-        "or something is normalized over the batch")
+    def explain_leak(self, ids, other, moved, seen):
+        "Where the future comes in first, and what the map there is like."
+        i, j = divmod(int(moved.triu(1).argmax()), len(moved))
+        problem = (f"output {i} moved by {moved[i, j]:.2g} when token "
+                   f"{j}, which comes after it, was replaced")
+        for name, out in self.inner_outputs(ids, other):
+            far, _ = influence(lambda _, out=out: out, ids, other)
+            here = far > self.least(far, out)
+            if here.triu(1).any():
+                self.note("where", f"{name} is the first module whose "
+                          "output sees the future; this is its map",
+                          where=name)
+                moved, seen = far, here
+                break
+        self.fail(problem, diagnose(seen, moved), draw_map(seen))
+
+    def inner_outputs(self, ids, other):
+        "Outputs of all modules, batch first, in the order they finish."
+        t = ids.shape[1]
+        steps = _record(self.adapter, variants(ids, other))[1]
+        return [(s.name, s.out) for s in steps
+                if s.out.ndim == 3 and s.out.shape[:2] == (t + 1, t)]
 
 # %% ../nbs/08_is_it_right.ipynb #0633a9a3
+#| code-summary: one call of a module, and its counterparts
 @dataclass(eq=False)
 class _Step:
     "One call of a module: what went in and what came out."
@@ -745,7 +782,63 @@ class _Step:
     moves: bool = True  # with the ids
     twin: Any = None  # the step of the other model with the same output
 
+    def kinds(self):
+        "How many axes the module's own parameters have."
+        return sorted(p.ndim for p in self.module.parameters(
+            recurse=False))
+
+    def idle(self):
+        "Whether it returned what went in."
+        return self.given is not None and \
+            self.given.shape == self.out.shape and \
+            torch.equal(self.given, self.out)
+
+    def find_twin(self, theirs):
+        "The first of theirs that returned the same and is still free."
+        for twin in theirs:
+            if twin.twin is None and self.moves == twin.moves and _alike(
+                    self.out, twin.out):
+                self.twin, twin.twin = twin, self
+                return
+
+    def beside(self, twin):
+        "The names of both, if they differ."
+        return self.name + (f" (there {twin.name})"
+                            if self.name != twin.name else "")
+
+    def same_input(self, twin, ordered=True):
+        "The same numbers went in, or ids, which are the same."
+        if self.given is None and twin.given is None:
+            return True
+        return _alike(self.given, twin.given, ordered)
+
+    def known_input(self, steps):
+        "Did one of these steps return, or take, what went in here?"
+        return self.given is None or any(
+            _alike(self.given, x, ordered=False) for s in steps
+            for x in (s.out, s.given))
+
+    def by_name(self, theirs, names):
+        "The step whose name is ours, with parts replaced."
+        name = self.name
+        for here, there in names.items():
+            name = name.replace(here, there)
+        return next((s for s in theirs if s.name == name), None)
+
+    def by_value(self, free, theirs):
+        "One with the same input; or, if that is new, of the same kind."
+        fits = [s for s in free if s.out.numel() == self.out.numel()
+                and s.moves == self.moves]
+        for ordered in (True, False):
+            for twin in fits:
+                if self.same_input(twin, ordered):
+                    return twin
+        if self.known_input(theirs):
+            return None
+        return next((s for s in fits if s.kinds() == self.kinds()), None)
+
 # %% ../nbs/08_is_it_right.ipynb #fab874e5
+#| code-summary: all floating tensors in what a module returned
 def _tensors(x):
     "All floating tensors in nested tuples, lists and dicts."
     if isinstance(x, Tensor):
@@ -756,6 +849,7 @@ def _tensors(x):
             if isinstance(x, dict | list | tuple) else [])
 
 # %% ../nbs/08_is_it_right.ipynb #4fde9c06
+#| code-summary: runs a model and records every call of a module
 def _record(adapter, ids):
     "The logits, and every call of a module in the order of completion."
     steps, hooks = [], []
@@ -780,6 +874,7 @@ def _record(adapter, ids):
     return logits, steps
 
 # %% ../nbs/08_is_it_right.ipynb #20fe97e4
+#| code-summary: named modules or parameters of an adapter
 def _named(adapter, kind):
     "Named modules or parameters, also where there are several roots."
     found = {}
@@ -790,80 +885,60 @@ def _named(adapter, kind):
             found.setdefault(id(thing), (prefix + name, thing))
     return list(found.values())
 
-# %% ../nbs/08_is_it_right.ipynb #36b668bb
-def _name_leak(trial, ids, other, moved, seen, noise):
-    "Where the future comes in first, and what the map there looks like."
-    i, j = divmod(int(moved.triu(1).argmax()), len(moved))
-    problem = (f"output {i} moved by {moved[i, j]:.2g} when token {j}, "
-               "which comes after it, was replaced")
-    for name, out in _inner_outputs(trial, ids, other):
-        far, _ = influence(lambda _, out=out: out, ids, other)
-        here = far > _least(trial, far, out, noise)
-        if here.triu(1).any():
-            trial.report.note("where", f"{name} is the first module whose "
-                              "output sees the future; this is its map",
-                              where=name)
-            moved, seen = far, here
-            break
-    trial.report.fail(problem, diagnose(seen, moved), draw_map(seen))
-
-# %% ../nbs/08_is_it_right.ipynb #5bf80c5d
-def _inner_outputs(trial, ids, other):
-    "Outputs of all modules, batch first, in the order they finish."
-    t = ids.shape[1]
-    steps = _record(trial.adapter, variants(ids, other))[1]
-    return [(s.name, s.out) for s in steps
-            if s.out.ndim == 3 and s.out.shape[:2] == (t + 1, t)]
-
 # %% ../nbs/08_is_it_right.ipynb #d96049fe
-def _check_past(trial, seen):
-    "Did anything move at all, and did the past matter?"
-    if not seen.any():
-        trial.report.fail(
-            "nothing was tested: no output moved, whatever token was "
-            "replaced", "the logits are constant: ids do not reach them")
-    if not seen.diagonal().any():
-        trial.report.fail(
-            "no output moved when its own token was replaced", "the model "
-            "shifts its input by one, so that its last token is never "
-            "used, or the mask is strict", draw_map(seen))
-    if not seen.tril(-1).any():
-        trial.report.fail(
-            "nothing was tested: no output moved when an earlier token "
-            "was replaced", "what attention returns does not reach the "
-            "logits: an output projection of zeros, or one that is never "
-            "applied, or a mask that leaves only the diagonal",
-            draw_map(seen))
+#| code-summary: does the past matter, does order, does the length not?
+class _Causal(_Influence):
+    "The past has to matter, and so has its order; the length must not."
+    check = "causal"
 
-# %% ../nbs/08_is_it_right.ipynb #82b14c35
-def _check_order(trial):
-    "The last output must notice in which order the others came."
-    ids = trial.draw(1)
-    back = torch.cat([ids[:, :-1].flip(1), ids[:, -1:]], 1)
-    here, there = (trial.adapter(x)[:, -1] for x in (ids, back))
-    slack = trial.tolerance(here)
-    if slack > 1e-4 * here.abs().max():
-        return  # in half precision, order may drown in rounding
-    if gap(here, there) <= 0.02 * slack:
-        trial.report.fail(
-            "the last output is the same for any order of the tokens "
-            "before it", "positions are missing: they are not added, or "
-            "not passed on to the attention")
+    def check_past(self, seen):
+        "Did anything move at all, and did the past matter?"
+        if not seen.any():
+            self.fail(
+                "nothing was tested: no output moved, whatever token was "
+                "replaced", "the logits are constant: ids do not reach "
+                "them")
+        if not seen.diagonal().any():
+            self.fail(
+                "no output moved when its own token was replaced", "the "
+                "model shifts its input by one, so that its last token is "
+                "never used, or the mask is strict", draw_map(seen))
+        if not seen.tril(-1).any():
+            self.fail(
+                "nothing was tested: no output moved when an earlier "
+                "token was replaced", "what attention returns does not "
+                "reach the logits: an output projection of zeros, or one "
+                "that is never applied, or a mask that leaves only the "
+                "diagonal", draw_map(seen))
 
-# %% ../nbs/08_is_it_right.ipynb #b3addc91
-def _check_prefixes(trial):
-    "Outputs must not depend on how many tokens follow."
-    ids = trial.draw(1)
-    whole = trial.adapter(ids)
-    for n in sorted({1, trial.length // 2, trial.length - 1}):
-        far = (trial.adapter(ids[:, :n]).float()
-               - whole[:, :n].float()).abs().amax(-1)[0]
-        if not far.max() <= trial.tolerance(whole):
-            trial.report.fail(
-                f"output {int(far.argmax())} of {n} tokens moves by "
-                f"{far.max():.2g} when more follow, whatever they are",
-                "something depends on the length: positions counted from "
-                "the end, or a sum divided by the number of tokens")
+    def check_order(self):
+        "The last output must notice in which order the others came."
+        ids = self.draw(1)
+        back = torch.cat([ids[:, :-1].flip(1), ids[:, -1:]], 1)
+        here, there = (self.adapter(x)[:, -1] for x in (ids, back))
+        slack = self.tolerance(here)
+        if slack > 1e-4 * here.abs().max():
+            return  # in half precision, order may drown in rounding
+        if gap(here, there) <= 0.02 * slack:
+            self.fail(
+                "the last output is the same for any order of the tokens "
+                "before it", "positions are missing: they are not added, "
+                "or not passed on to the attention")
+
+    def check_prefixes(self):
+        "Outputs must not depend on how many tokens follow."
+        ids = self.draw(1)
+        whole = self.adapter(ids)
+        for n in sorted({1, self.length // 2, self.length - 1}):
+            far = (self.adapter(ids[:, :n]).float()
+                   - whole[:, :n].float()).abs().amax(-1)[0]
+            if not far.max() <= self.tolerance(whole):
+                self.fail(
+                    f"output {int(far.argmax())} of {n} tokens moves by "
+                    f"{far.max():.2g} when more follow, whatever they are",
+                    "something depends on the length: positions counted "
+                    "from the end, or a sum divided by the number of "
+                    "tokens")
 
 # %% ../nbs/08_is_it_right.ipynb #e1f28fce
 def shapes(
@@ -881,58 +956,62 @@ def shapes(
     are logits and no probabilities; that a row does not notice its
     neighbours.  Raises ``CheckFailed``.
     """
-    trial = _Trial("shapes", model, vocab_size, seed=seed, device=device)
+    trial = _Shapes(model, vocab_size, seed=seed, device=device)
     longest = max_len or trial.max_len or 0
     sizes = [(1, 1), (1, 4), (3, trial.length)]
     sizes += [(1, min(longest, 1024))] if longest > trial.length else []
     with trial.run():
         for size in sizes:
-            logits = _settle(trial, trial.draw(*size),
-                             again=size[1] <= trial.length)
-            _check_width(trial, logits, vocab_size)
+            logits = trial.settle(trial.draw(*size),
+                                  again=size[1] <= trial.length)
+            trial.check_width(logits, vocab_size)
         for i in (0, vocab_size - 1):
-            _settle(trial, torch.full_like(trial.draw(1), i))
-        far = _check_alone(trial)
-    trial.report.note("tested", "ids of shapes " + ", ".join(
+            trial.settle(torch.full_like(trial.draw(1), i))
+        far = trial.check_alone()
+    trial.note("tested", "ids of shapes " + ", ".join(
         f"{b} × {t}" for b, t in sizes) + f"; ids 0 and {vocab_size - 1}")
     kind = str(logits.dtype).split(".")[1]
-    trial.report.note("logits", f"{kind}, width {vocab_size}; rows alone "
-                      "as in a batch", rows=far)
+    trial.note("logits", f"{kind}, width {vocab_size}; rows alone as in a "
+               "batch", rows=far)
     return trial.report
 
 # %% ../nbs/08_is_it_right.ipynb #45b382d1
-def _check_width(trial, logits, vocab_size):
-    "Are these logits, as many as there are ids?"
-    width = logits.shape[-1]
-    if width != vocab_size:
-        trial.report.fail(
-            f"the logits have width {width}; vocab_size is {vocab_size}",
-            "the vocabulary was padded to a rounder number: pass "
-            f"vocab_size={width}" if width > vocab_size else
-            "vocab_size is wrong, or these are hidden states without the "
-            "last projection" if width < vocab_size else "")
-    sums, slack = logits.float().sum(-1), 4 * DIGITS[logits.dtype]
-    if (logits >= 0).all() and (sums - 1).abs().max() <= slack:
-        trial.report.fail(
-            "every row of the output sums to 1: these are probabilities",
-            "a softmax at the end of the model. F.cross_entropy takes "
-            "logits and applies its own; with both, training goes on, "
-            "but slowly")
+#| code-summary: the width of the logits, and each row of a batch alone
+class _Shapes(_Basics):
+    "The width of the logits, and each row of a batch alone."
+    check = "shapes"
 
-# %% ../nbs/08_is_it_right.ipynb #bbcef48f
-def _check_alone(trial):
-    "Rows of a batch, each alone."
-    ids = trial.draw(3)
-    batch = trial.adapter(ids)
-    far = max(gap(trial.adapter(row[None])[0], whole)
-              for row, whole in zip(ids, batch))
-    _check_rows(trial, ids, batch)
-    if far > trial.tolerance(batch):
-        trial.report.fail(
-            f"a row alone differs by {far:.2g} from the same row in a "
-            "batch", "the batch's size matters: a sum or mean over the "
-            "batch, or a tensor made for one batch size")
-    return far
+    def check_width(self, logits, vocab_size):
+        "Are these logits, as many as there are ids?"
+        width = logits.shape[-1]
+        if width != vocab_size:
+            self.fail(
+                f"the logits have width {width}; vocab_size is "
+                f"{vocab_size}", "the vocabulary was padded to a rounder "
+                f"number: pass vocab_size={width}" if width > vocab_size
+                else "vocab_size is wrong, or these are hidden states "
+                "without the last projection")
+        sums, slack = logits.float().sum(-1), 4 * DIGITS[logits.dtype]
+        if (logits >= 0).all() and (sums - 1).abs().max() <= slack:
+            self.fail(
+                "every row of the output sums to 1: these are "
+                "probabilities", "a softmax at the end of the model. "
+                "F.cross_entropy takes logits and applies its own; with "
+                "both, training goes on, but slowly")
+
+    def check_alone(self):
+        "Rows of a batch, each alone."
+        ids = self.draw(3)
+        batch = self.adapter(ids)
+        far = max(gap(self.adapter(row[None])[0], whole)
+                  for row, whole in zip(ids, batch))
+        self.check_rows(ids, batch)
+        if far > self.tolerance(batch):
+            self.fail(
+                f"a row alone differs by {far:.2g} from the same row in a "
+                "batch", "the batch's size matters: a sum or mean over "
+                "the batch, or a tensor made for one batch size")
+        return far
 
 # %% ../nbs/08_is_it_right.ipynb #d51c69ce
 def padding(
@@ -954,25 +1033,92 @@ def padding(
     that takes ids only is tested on the right only.  Raises
     ``CheckFailed`` with the likely mistake.
     """
-    trial = _Trial("padding", model, vocab_size, length, seed,
-                   **({} if isinstance(model, Adapter) else
-                      dict(padded=padded, device=device)))
-    fills = [pad_id] if pad_id is not None else [None, None]
+    expect.that(sides and set(sides) <= {"right", "left"}, "sides are "
+                f"among 'right', 'left', and at least one; got {sides!r}")
+    trial = _Padding(model, vocab_size, length, seed, padded=padded,
+                     device=device)
     with trial.run():
-        ids = trial.draw(_batch_size(trial.adapter))
-        _check_rows(trial, ids, _settle(trial, ids))
-        _check_numbering(trial, ids)
-        alone = _rows_alone(trial, ids)
-        known = [s for s in sides if s == "right" or trial.adapter.pads]
-        need = [_check_side(trial, ids, alone, s, fills) for s in known]
-        if "left" in known:
-            _check_need(trial, max(need))
+        trial.draw_rows(_batch_size(trial.adapter))
+        trial.check_rows(trial.ids, trial.adapter(trial.ids))
+        if "right" in sides:
+            trial.check_side("right", pad_id)
+        if "left" in sides and trial.adapter.pads:
+            trial.check_side("left", pad_id)
+            trial.check_need()
         elif "left" in sides:
-            trial.report.note("left", "not tested: the model takes "
-                              "neither pos nor attention_mask")
+            trial.note("left", "not tested: the model takes neither pos "
+                       "nor attention_mask")
     return trial.report
 
+# %% ../nbs/08_is_it_right.ipynb #221bd6d3
+#| code-summary: rows of different lengths, each alone and padded
+class _Padded(_Basics):
+    "Rows of different lengths, each alone and padded."
+
+    def draw_rows(self, b):
+        "Rows, and the logits of each alone."
+        self.ids = self.draw(b)
+        bare = self.settle(self.ids)
+        if self.adapter.pads:
+            self.check_numbering(self.ids, bare)
+        lengths = _kept(self.ids, "right").sum(1).tolist()
+        self.alone = [self.adapter(row[None, :n])[0]
+                      for row, n in zip(self.ids, lengths)]
+        self.slack = self.tolerance(torch.cat(self.alone))
+
+    def pad(self, keep, fill=None):
+        "The tokens of the rows at the places to keep, others elsewhere."
+        out = self.draw(*self.ids.shape) if fill is None \
+            else torch.full_like(self.ids, fill)
+        for row, k, ids in zip(out, keep, self.ids):
+            row[k] = ids[:k.sum()]
+        return out
+
+    def far(self, out, keep):
+        "How far each row is from what it was alone."
+        return [gap(o[k], row) for o, k, row in zip(out, keep, self.alone)]
+
+    def check_numbering(self, ids, bare):
+        "To say that nothing is padding must change nothing."
+        adapter = self.adapter
+        pos = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        own = (self.pad_id or 0) + 1  # RoBERTa begins after its padding
+        starts = (0, own, 1, -1) if adapter.places else (0,)
+        far = {start: gap(adapter(ids, (pos + start).clamp(min=0)), bare)
+               for start in starts}
+        fits = [s for s in starts if far[s] <= self.tolerance(bare)]
+        if fits and (fits[0] == 0 or fits[0] == own > 1):
+            adapter.first_position = fits[0]
+            return
+        likely = (f"the positions taken by default begin at {fits[0]}"
+                  if fits else "the mask is inverted" + (
+                      ", or the default positions are others"
+                      if adapter.places else ""))
+        self.fail(
+            f"outputs move by {far[0]:.2g} when all tokens are marked as "
+            "tokens, at 0, 1, 2 …", likely)
+
+    def explain_shift(self, side, out, keep):
+        "The content of the padding is ignored; is its length counted?"
+        adapter, far = self.adapter, []
+        shifts = keep.long().argmax(1).tolist()
+        if adapter.places and not adapter.padded_ and side == "left":
+            for i, (shift, row) in enumerate(zip(shifts, self.alone)):
+                pos = torch.arange(len(row), device=out.device) + shift
+                there = adapter(self.ids[i:i + 1, :len(row)], pos[None])
+                far.append(gap(there[0], out[i, keep[i]]))
+            if max(far) <= self.slack:
+                return ("positions count the padding: the first token of "
+                        "a row padded by n gets position n instead of 0")
+        return ("what stands in the padding does not matter, but how much "
+                "there is: positions count it, or padded keys were set to "
+                "zero and still take their share of the softmax" + (
+                    ". If it is never padded on the left, pass sides=("
+                    "\"right\",)" if side == "left" and
+                    not adapter.places else ""))
+
 # %% ../nbs/08_is_it_right.ipynb #052b3337
+#| code-summary: as many rows as heads
 def _batch_size(adapter):
     "As many rows as heads: then a mask on the wrong axis shows itself."
     names = ("n_heads", "num_heads", "num_attention_heads", "n_head")
@@ -982,6 +1128,7 @@ def _batch_size(adapter):
     return 4
 
 # %% ../nbs/08_is_it_right.ipynb #7adfff1a
+#| code-summary: which places of padded rows hold tokens
 def _kept(ids, side):
     "Which places of a batch of ragged rows hold tokens; row 0 is full."
     b, t = ids.shape
@@ -992,123 +1139,67 @@ def _kept(ids, side):
     return keep.to(ids.device)
 
 # %% ../nbs/08_is_it_right.ipynb #0d4f1627
+#| code-summary: positions of tokens between padding
 def _positions(keep):
     "0, 1, 2 … at tokens, -1 at padding."
     return torch.where(keep, keep.long().cumsum(1) - 1, -1)
 
-# %% ../nbs/08_is_it_right.ipynb #cfb264a8
-def _rows_alone(trial, ids):
-    "Logits of every row without padding, one call each."
-    lengths = _kept(ids, "right").sum(1).tolist()
-    return [trial.adapter(row[None, :n])[0]
-            for row, n in zip(ids, lengths)]
-
-# %% ../nbs/08_is_it_right.ipynb #9a1d7a9b
-def _pad(trial, ids, keep, fill):
-    "The tokens of the rows at the places to keep, others elsewhere."
-    out = trial.draw(*ids.shape) if fill is None \
-        else torch.full_like(ids, fill)
-    for i, n in enumerate(keep.sum(1).tolist()):
-        out[i, keep[i]] = ids[i, :n]
-    return out
-
-# %% ../nbs/08_is_it_right.ipynb #43501a42
-def _check_numbering(trial, ids):
-    "To say that nothing is padding must be the same as to say nothing."
-    adapter, bare = trial.adapter, trial.adapter(ids)
-    if not adapter.pads:
-        return
-    pos = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    own = (trial.pad or 0) + 1  # RoBERTa begins after its padding
-    starts = (0, own, 1, -1) if adapter.places else (0,)
-    far = {start: gap(adapter(ids, (pos + start).clamp(min=0)), bare)
-           for start in starts}
-    fits = [s for s in starts if far[s] <= trial.tolerance(bare)]
-    if fits and (fits[0] == 0 or fits[0] == own > 1):
-        adapter.first_position = fits[0]
-        return
-    likely = (f"the positions taken by default begin at {fits[0]}"
-              if fits else "the mask is inverted" + (
-                  ", or the default positions are others"
-                  if adapter.places else ""))
-    trial.report.fail(
-        f"outputs move by {far[0]:.2g} when all tokens are marked as "
-        "tokens, at 0, 1, 2 …", likely)
-
 # %% ../nbs/08_is_it_right.ipynb #301e565b
-def _check_side(trial, ids, alone, side, fills):
-    "Padded on this side, every row must be as it was alone."
-    adapter, keep = trial.adapter, _kept(ids, side)
-    pos = _positions(keep) if adapter.pads else None
-    filled = [_pad(trial, ids, keep, fill) for fill in fills]
-    outs = [adapter(x, pos) for x in filled]
-    slack = trial.tolerance(torch.cat(alone))
-    far = [gap(out[k], row) for out, k, row in zip(outs[0], keep, alone)]
-    if max(far) > slack:
-        _explain_padding(trial, ids, alone, side, outs, far)
-    bare = adapter(filled[0]) if adapter.pads else outs[0]
-    need = max(gap(out[k], row) for out, k, row in zip(bare, keep, alone))
-    free = "" if need > 4 * slack else " (also when it is not marked)"
-    trial.report.note(side, f"{len(ids)} rows of {keep.sum(1).min()} to "
-                      f"{keep.sum(1).max()} tokens: padded = alone{free}",
-                      **{side: max(far), f"{side}_unmarked": need})
-    return need / slack
+#| code-summary: pads on one side, compares, and explains a difference
+class _Padding(_Padded):
+    "Pads on one side, compares with each row alone, explains."
+    check, need = "padding", 0.0
 
-# %% ../nbs/08_is_it_right.ipynb #bef90804
-def _check_need(trial, need):
-    "Would padding that is not marked have moved anything?"
-    if need <= 4:
-        trial.report.fail(
-            "nothing was tested: the outputs are the same when the "
-            "padding is not marked at all", "attention does not reach the "
-            "logits, or its effect is below the rounding of this dtype "
-            "(try float32)")
+    def check_side(self, side, pad_id):
+        "Padded on this side, every row must be as it was alone."
+        adapter, keep = self.adapter, _kept(self.ids, side)
+        pos = _positions(keep) if adapter.pads else None
+        fills = [None, None] if pad_id is None else [pad_id]
+        filled = [self.pad(keep, fill) for fill in fills]
+        outs = [adapter(x, pos) for x in filled]
+        far = self.far(outs[0], keep)
+        if max(far) > self.slack:
+            self.explain(side, keep, outs, far)
+        bare = adapter(filled[0]) if adapter.pads else outs[0]
+        need = max(self.far(bare, keep))
+        self.need = max(self.need, need / self.slack)
+        free = "" if need > 4 * self.slack else \
+            " (also when it is not marked)"
+        self.note(side, f"{len(keep)} rows of {keep.sum(1).min()} to "
+                  f"{keep.sum(1).max()} tokens: padded = alone{free}",
+                  **{side: max(far), f"{side}_unmarked": need})
 
-# %% ../nbs/08_is_it_right.ipynb #771dd1c1
-def _explain_padding(trial, ids, alone, side, outs, far):
-    "What a difference between padded and alone looks like."
-    row = far.index(max(far))
-    keep, slack = _kept(ids, side), trial.tolerance(torch.cat(alone))
-    problem = (f"row {row}, padded on the {side}, moved by {max(far):.2g}"
-               if far[row] < math.inf else
-               f"row {row}, padded on the {side}, is not finite")
-    if far[row] == math.inf:
-        likely = ("a padded query is left without a key, and its NaN "
-                  "spreads through the next layer")
-    elif far[0] > slack and side == "right":
-        likely = ("row 0 has no padding and moved all the same: the mask "
-                  "of one row acts on another. A mask (b, t, s) meets "
-                  "scores (b, h, t, s) from the right; it needs an axis "
-                  "for the heads")
-    elif len(outs) > 1 and max(gap(a[k], b[k]) for a, b, k in
-                               zip(*outs, keep)) > slack:
-        likely = ("padding is attended to: what stands there changes the "
-                  "outputs; the mask is missing, inverted, or added as "
-                  "numbers")
-    else:
-        likely = _explain_shift(trial, ids, alone, side, outs[0], keep)
-    trial.report.fail(problem, likely)
+    def check_need(self):
+        "Would padding that is not marked have moved anything?"
+        if self.need <= 4:
+            self.fail(
+                "nothing was tested: the outputs are the same when the "
+                "padding is not marked at all", "attention does not reach "
+                "the logits, or its effect is below the rounding of this "
+                "dtype (try float32)")
 
-# %% ../nbs/08_is_it_right.ipynb #5b44a16e
-def _explain_shift(trial, ids, alone, side, out, keep):
-    "The content of the padding is ignored; is its length counted?"
-    slack, adapter = trial.tolerance(out), trial.adapter
-    shifts = keep.long().argmax(1).tolist()
-    if adapter.places and not adapter.padded_ and side == "left":
-        far = []
-        for i, (shift, row) in enumerate(zip(shifts, alone)):
-            pos = torch.arange(len(row), device=ids.device)[None] + shift
-            there = adapter(ids[i:i + 1, :len(row)], pos)[0]
-            far.append(gap(there, out[i, keep[i]]))
-        if max(far) <= slack:
-            return ("positions count the padding: the first token of a "
-                    "row padded by n gets position n instead of 0")
-    return ("what stands in the padding does not matter, but how much "
-            "there is: positions count it, or padded keys were set to "
-            "zero and still take their share of the softmax" + (
-                ". If it is never padded on the left, pass sides=("
-                "\"right\",)" if side == "left" and not adapter.places
-                else ""))
+    def explain(self, side, keep, outs, far):
+        "What a difference between padded and alone looks like."
+        row = far.index(max(far))
+        problem = f"row {row}, padded on the {side}, " + (
+            f"moved by {far[row]:.2g}" if far[row] < math.inf else
+            "is not finite")
+        if far[row] == math.inf:
+            likely = ("a padded query is left without a key, and its NaN "
+                      "spreads through the next layer")
+        elif far[0] > self.slack and side == "right":
+            likely = ("row 0 has no padding and moved all the same: the "
+                      "mask of one row acts on another. A mask (b, t, s) "
+                      "meets scores (b, h, t, s) from the right; it needs "
+                      "an axis for the heads")
+        elif len(outs) > 1 and max(gap(a[k], b[k]) for a, b, k in
+                                   zip(*outs, keep)) > self.slack:
+            likely = ("padding is attended to: what stands there changes "
+                      "the outputs; the mask is missing, inverted, or "
+                      "added as numbers")
+        else:
+            likely = self.explain_shift(side, outs[0], keep)
+        self.fail(problem, likely)
 
 # %% ../nbs/08_is_it_right.ipynb #1c752794
 #| code-fold: false
@@ -1145,28 +1236,27 @@ def cache(
     All must give the logits of one call without a cache.  Raises
     ``CheckFailed`` with the likely mistake.
     """
-    trial = _Trial("cache", model, vocab_size, length, seed,
-                   **({} if isinstance(model, Adapter) else
-                      dict(step=step, device=device)))
-    if not trial.adapter.caches:
-        raise ValueError(f"{trial.adapter} has no cache of a known kind, "
-                         "neither cache= and new_cache nor "
-                         "past_key_values=; pass step, a function (ids, "
-                         "state) → (logits, state), state None at first")
+    trial = _Cache(model, vocab_size, length, seed, step=step,
+                   device=device)
+    expect.that(trial.adapter.caches, f"{trial.adapter} has no cache of a "
+                "known kind, neither cache= and new_cache nor "
+                "past_key_values=; pass step, a function (ids, state) → "
+                "(logits, state), state None at first")
     with trial.run():
         ids = trial.draw(2)
-        whole = _settle(trial, ids)
-        _check_rows(trial, ids, whole)
-        _check_worth(trial, ids, whole)
-        _check_fresh(trial, ids)
+        whole = trial.settle(ids)
+        trial.check_rows(ids, whole)
+        trial.check_worth(ids, whole)
+        trial.check_fresh(ids)
         for sizes in _pieces(trial.length):
-            _check_pieces(trial, ids, whole, sizes)
-        _check_sessions(trial, ids, whole)
-        _check_ragged(trial)
-        _check_verbs(trial, ids)
+            trial.check_pieces(ids, whole, sizes)
+        trial.check_sessions(ids, whole)
+        trial.check_ragged()
+        trial.check_verbs(ids)
     return trial.report
 
 # %% ../nbs/08_is_it_right.ipynb #0d673c3c
+#| code-summary: ways to cut a text
 def _pieces(t):
     "Ways to cut t tokens: one by one, all, prompt and tokens, uneven."
     uneven = [1, 3, 2]
@@ -1177,85 +1267,143 @@ def _pieces(t):
             [t // 2, t - t // 2], uneven]
 
 # %% ../nbs/08_is_it_right.ipynb #2673af76
-def _check_worth(trial, ids, whole):
-    "Is there an influence of the past that a wrong cache could lose?"
-    t, slack = trial.length, trial.tolerance(whole)
-    bare = gap(trial.adapter(ids[:, t // 2:]), whole[:, t // 2:])
-    moved, _ = influence(trial.adapter, ids[:1], trial.others(ids[:1]))
-    if moved.triu(1).max() > slack:
-        i, j = divmod(int(moved.triu(1).argmax()), t)
-        trial.report.fail(
-            f"output {i} moves when token {j} is replaced, without any "
-            "cache", "the model is not causal, so that no cache can be "
-            "right: run check.causal first")
-    if min(moved.tril(-1).max().item(), bare) <= 4 * slack:
-        trial.report.fail(
-            "nothing was tested: forgetting earlier tokens would move no "
-            "output by more than rounding does", "attention does not "
-            "reach the logits, or the dtype is too narrow for so weak an "
-            "effect (try float32)")
-    trial.report.note("worth", f"without the first {t // 2} tokens, "
-                      f"outputs would move by {bare:.1g}", worth=bare)
+#| code-summary: feeds in pieces, compares, and explains a difference
+class _Pieces(_Padded):
+    "Feeds a text in pieces, compares with the whole, explains."
 
-# %% ../nbs/08_is_it_right.ipynb #50dd6070
-def _check_fresh(trial, ids):
-    "A new cache must be empty, also the second one."
-    half = ids[:, :trial.length // 2]
-    once, again = (trial.adapter.step(half)[0] for _ in range(2))
-    if once.shape != again.shape or (
-            gap(once, again) > trial.tolerance(once)):
-        trial.report.fail(
-            "the same tokens, fed into a new cache twice, give different "
-            "logits", "the second cache is not new: it is kept on a "
-            "module, or is a default argument, which is made only once")
+    def check_pieces(self, ids, whole, sizes):
+        "Fed in these pieces, the logits must be the same."
+        out = feed(self.adapter, ids, sizes)
+        name = f"{len(ids[0])} × 1" if set(sizes) == {1} else \
+            " + ".join(map(str, sizes))
+        if out.shape != whole.shape:
+            self.fail(
+                f"fed as {name} tokens, {tuple(out.shape)} logits came "
+                f"out instead of {tuple(whole.shape)}", "with a cache, "
+                "only the last output is returned, or the cached ones as "
+                "well")
+        if gap(out, whole) > self.tolerance(whole):
+            self.explain(ids, whole, sizes, name, out)
+        done = self.report.numbers.setdefault("pieces", {})
+        done[name] = gap(out, whole)
+        if len(done) == 5:
+            self.note("pieces", "; ".join(done))
+
+    def explain(self, ids, whole, sizes, name, out):
+        "Which output is the first to differ, and how."
+        far = (out.float() - whole.float()).abs().amax(-1).amax(0)
+        far = far.nan_to_num(nan=math.inf)
+        first = (far > self.tolerance(whole)).nonzero()[0].item()
+        maps = self.two_maps(ids[:1], whole, sizes)
+        likely = _compare_maps(*maps, sizes) if maps else ""
+        picture = draw_map(maps[1]) if likely else ""
+        self.fail(f"fed as {name} tokens, output {first} differs from the "
+                  f"uncached one by {far[first]:.2g}",
+                  likely or self.try_positions(ids, sizes, out, first),
+                  picture)
+
+    def two_maps(self, ids, whole, sizes):
+        "Influence without and with the cache; None where that crashes."
+        other = self.others(ids)
+        plain, _ = influence(self.adapter, ids, other)
+        small = min(self.tolerance(whole),
+                    plain[plain > 0].min().item() / 4)
+        try:
+            cached, _ = influence(
+                lambda x: feed(self.adapter, x, sizes), ids, other)
+        except (RuntimeError, ValueError, IndexError):
+            return None  # a cache made for another batch size, perhaps
+        return plain > small, cached > small
+
+    def try_positions(self, ids, sizes, out, first):
+        "All tokens are seen; are they thought to stand elsewhere?"
+        if first < sizes[0]:
+            return GUESSES["first"]
+        right = torch.arange(ids.shape[1], device=ids.device)
+        wrong = {n: right + n * (right >= sizes[0]) for n in (1, -1)}
+        wrong |= {"restart": torch.cat([right[:n] for n in sizes])}
+        for name, pos in wrong.items() if self.adapter.places else ():
+            guess = feed(self.adapter, ids, sizes, pos.repeat(len(ids), 1))
+            if gap(guess, out) <= self.tolerance(out):
+                return GUESSES[name]
+        return GUESSES["none"]
+
+
+GUESSES = {
+    "first": "the first call, with an empty cache, is wrong already: an "
+    "empty slot takes a share of the softmax, the newest token is not yet "
+    "in the cache when it is read, or the path with a cache computes "
+    "something else",
+    "restart": "positions restart at 0 in every call; a token's position "
+    "is the number of tokens cached plus its place in the call",
+    1: "new tokens are placed one position too far",
+    -1: "new tokens are placed one position too early",
+    "none": "every token is seen that should be, and yet the numbers "
+    "differ: positions restart or are shifted, an empty slot takes a "
+    "share of the softmax, or keys are rotated twice"}
 
 # %% ../nbs/08_is_it_right.ipynb #3e504e60
-def _check_pieces(trial, ids, whole, sizes):
-    "Fed in these pieces, the logits must be the same."
-    out, slack = feed(trial.adapter, ids, sizes), trial.tolerance(whole)
-    name = f"{len(ids[0])} × 1" if set(sizes) == {1} else \
-        " + ".join(map(str, sizes))
-    if out.shape != whole.shape:
-        trial.report.fail(
-            f"fed as {name} tokens, {tuple(out.shape)} logits came out "
-            f"instead of {tuple(whole.shape)}", "with a cache, only the "
-            "last output is returned, or the cached ones as well")
-    far = gap(out, whole)
-    if far > slack:
-        _explain_cache(trial, ids, whole, sizes, name, out)
-    done = trial.report.numbers.setdefault("pieces", {})
-    done[name] = far
-    if len(done) == 5:
-        trial.report.note("pieces", "; ".join(done))
+#| code-summary: is there a past to lose, and whose is the cache?
+class _Sessions(_Pieces):
+    "There has to be a past to lose, and each text has its own cache."
 
-# %% ../nbs/08_is_it_right.ipynb #66e29bb1
-def _explain_cache(trial, ids, whole, sizes, name, out):
-    "Which output is the first to differ, and how."
-    far = (out.float() - whole.float()).abs().amax(-1).amax(0)
-    far = far.nan_to_num(nan=math.inf)
-    first = (far > trial.tolerance(whole)).nonzero()[0].item()
-    problem = (f"fed as {name} tokens, output {first} differs from the "
-               f"uncached one by {far[first]:.2g}")
-    maps = _two_maps(trial, ids[:1], whole, sizes)
-    likely = _compare_maps(*maps, sizes) if maps else ""
-    picture = draw_map(maps[1]) if likely else ""
-    likely = likely or _try_positions(trial, ids, sizes, out, first)
-    trial.report.fail(problem, likely, picture)
+    def check_worth(self, ids, whole):
+        "Is there an influence of the past that a cache could lose?"
+        t, slack = self.length, self.tolerance(whole)
+        bare = gap(self.adapter(ids[:, t // 2:]), whole[:, t // 2:])
+        moved, _ = influence(self.adapter, ids[:1], self.others(ids[:1]))
+        if moved.triu(1).max() > slack:
+            i, j = divmod(int(moved.triu(1).argmax()), t)
+            self.fail(
+                f"output {i} moves when token {j} is replaced, without "
+                "any cache", "the model is not causal, so that no cache "
+                "can be right: run check.causal first")
+        if min(moved.tril(-1).max().item(), bare) <= 4 * slack:
+            self.fail(
+                "nothing was tested: forgetting earlier tokens would move "
+                "no output by more than rounding does", "attention does "
+                "not reach the logits, or the dtype is too narrow for so "
+                "weak an effect (try float32)")
+        self.note("worth", f"without the first {t // 2} tokens, outputs "
+                  f"would move by {bare:.1g}", worth=bare)
 
-# %% ../nbs/08_is_it_right.ipynb #757e519a
-def _two_maps(trial, ids, whole, sizes):
-    "Influence without and with the cache; None where that crashes."
-    other = trial.others(ids)
-    plain, _ = influence(trial.adapter, ids, other)
-    small = min(trial.tolerance(whole), plain[plain > 0].min().item() / 4)
-    try:
-        cached, _ = influence(lambda x: feed(trial.adapter, x, sizes),
-                              ids, other)
-    except (RuntimeError, ValueError, IndexError):
-        return None  # a cache made for another batch size, perhaps
-    return plain > small, cached > small
+    def check_fresh(self, ids):
+        "A new cache must be empty, also the second one."
+        half = ids[:, :self.length // 2]
+        once, again = (self.adapter.step(half)[0] for _ in range(2))
+        if once.shape != again.shape or (
+                gap(once, again) > self.tolerance(once)):
+            self.fail(
+                "the same tokens, fed into a new cache twice, give "
+                "different logits", "the second cache is not new: it is "
+                "kept on a module, or is a default argument, which is "
+                "made only once")
+
+    def check_sessions(self, ids, whole):
+        "Two texts that take turns, each with its own cache."
+        adapter, half, slack = (self.adapter, self.length // 2,
+                                self.tolerance(whole))
+        turns, states = [[], []], [None, None]
+        for part in ids.split([half, 1, self.length - half - 1], 1):
+            for i in (0, 1):
+                out, states[i] = adapter.step(part[i:i + 1], states[i])
+                turns[i].append(out)
+        far = gap(torch.cat([torch.cat(t, 1) for t in turns]), whole)
+        if far > slack:
+            self.fail(
+                f"two sessions that take turns differ by {far:.2g} from "
+                "each alone", "the cache is shared between calls: it is "
+                "kept on a module, or is a default argument that is made "
+                "only once")
+        if gap(adapter(ids), whole) > slack:
+            self.fail("after a call with a cache, a call without one "
+                      "gives other logits", "something was left on a "
+                      "module")
+        self.note("sessions", "two that take turns do not meet",
+                  sessions=far)
 
 # %% ../nbs/08_is_it_right.ipynb #8ebe590f
+#| code-summary: compares the influence maps without and with the cache
 def _compare_maps(plain, cached, sizes):
     "What the outputs see with a cache and do not without, or reversely."
     ahead, lost = cached & ~plain, plain & ~cached
@@ -1267,6 +1415,7 @@ def _compare_maps(plain, cached, sizes):
     return _name_lost(cached, lost, sizes) if lost.any() else ""
 
 # %% ../nbs/08_is_it_right.ipynb #3c06408c
+#| code-summary: says which tokens of earlier calls are out of sight
 def _name_lost(cached, lost, sizes):
     "Which tokens of earlier calls are out of sight?"
     place = torch.arange(len(lost))
@@ -1287,136 +1436,90 @@ def _name_lost(cached, lost, sizes):
     return (f"output {i} does not see the tokens {gone}: their slots in "
             "the cache are empty or were overwritten")
 
-
-GUESSES = {
-    "restart": "positions restart at 0 in every call; a token's position "
-    "is the number of tokens cached plus its place in the call",
-    1: "new tokens are placed one position too far",
-    -1: "new tokens are placed one position too early"}
-
-# %% ../nbs/08_is_it_right.ipynb #69aca7a9
-def _try_positions(trial, ids, sizes, out, first):
-    "All tokens are seen; are they thought to stand elsewhere?"
-    if first < sizes[0]:
-        return ("the first call, with an empty cache, is wrong already: "
-                "an empty slot takes a share of the softmax, the newest "
-                "token is not yet in the cache when it is read, or the "
-                "path with a cache computes something else")
-    right = torch.arange(ids.shape[1], device=ids.device)
-    for shift in GUESSES if trial.adapter.places else ():
-        pos = right + (right >= sizes[0]) * (
-            0 if shift == "restart" else shift)
-        if shift == "restart":
-            pos = torch.cat([right[:n] for n in sizes])
-        guess = feed(trial.adapter, ids, sizes, pos.repeat(len(ids), 1))
-        if gap(guess, out) <= trial.tolerance(out):
-            return GUESSES[shift]
-    return ("every token is seen that should be, and yet the numbers "
-            "differ: positions restart or are shifted, an empty slot "
-            "takes a share of the softmax, or keys are rotated twice")
-
 # %% ../nbs/08_is_it_right.ipynb #64de890c
-def _check_sessions(trial, ids, whole):
-    "Two texts that take turns, each with its own cache."
-    adapter, half = trial.adapter, trial.length // 2
-    turns = [[], []]
-    states = [None, None]
-    for part in ids.split([half, 1, trial.length - half - 1], 1):
-        for i in (0, 1):
-            out, states[i] = adapter.step(part[i:i + 1], states[i])
-            turns[i].append(out)
-    far = gap(torch.cat([torch.cat(t, 1) for t in turns]), whole)
-    if far > trial.tolerance(whole):
-        trial.report.fail(
-            f"two sessions that take turns differ by {far:.2g} from each "
-            "alone", "the cache is shared between calls: it is kept on a "
-            "module, or is a default argument that is made only once")
-    if gap(adapter(ids), whole) > trial.tolerance(whole):
-        trial.report.fail(
-            "after a call with a cache, a call without one gives other "
-            "logits", "something was left on a module")
-    trial.report.note("sessions", "two that take turns do not meet",
-                      sessions=far)
+#| code-summary: padded batches, reordered rows, forgotten tokens
+class _Cache(_Sessions):
+    "A cache of padded rows, reordered rows, forgotten tokens."
+    check = "cache"
 
-# %% ../nbs/08_is_it_right.ipynb #03a553a8
-def _check_ragged(trial):
-    "A batch padded on the left: its prompt at once, then one by one."
-    adapter = trial.adapter
-    if not adapter.pads or adapter.step_ or adapter.padded_:
-        return
-    ids = trial.draw(4)
-    _check_numbering(trial, ids)
-    keep, alone = _kept(ids, "left"), _rows_alone(trial, ids)
-    sizes = [trial.length - 3, 1, 1, 1]
-    out = feed(adapter, _pad(trial, ids, keep, None), sizes,
-               _positions(keep))
-    far = [gap(o[k], row) for o, k, row in zip(out, keep, alone)]
-    if max(far) > trial.tolerance(torch.cat(alone)):
-        row = far.index(max(far))
-        trial.report.fail(
-            f"in a batch padded on the left and fed as {sizes} tokens, "
-            f"row {row} moved by {far[row]:.2g}", "the padding of the "
-            "prompt is attended to by later tokens, or positions count it")
-    trial.report.note(
-        "padded", f"{len(ids)} rows of {keep.sum(1).min()} to "
-        f"{keep.sum(1).max()} tokens, as each alone", padded=max(far))
+    def check_ragged(self):
+        "A batch padded on the left: its prompt at once, then one by one."
+        adapter = self.adapter
+        if not adapter.pads or adapter.step_ or adapter.padded_:
+            return
+        self.draw_rows(4)
+        keep = _kept(self.ids, "left")
+        sizes = [self.length - 3, 1, 1, 1]
+        out = feed(adapter, self.pad(keep), sizes, _positions(keep))
+        far = self.far(out, keep)
+        if max(far) > self.slack:
+            self.fail(
+                f"in a batch padded on the left and fed as {sizes} "
+                f"tokens, row {far.index(max(far))} moved by "
+                f"{max(far):.2g}",
+                "the padding of the prompt is attended to by later "
+                "tokens, or positions count it")
+        self.note("padded", f"{len(keep)} rows of {keep.sum(1).min()} to "
+                  f"{keep.sum(1).max()} tokens, as each alone",
+                  padded=max(far))
 
-# %% ../nbs/08_is_it_right.ipynb #453f49de
-def _check_verbs(trial, ids):
-    "Reorder rows and forget tokens, where the cache can."
-    if trial.adapter.step_:
-        return
-    n = trial.length // 2
-    order = torch.tensor([1, 0, 0], device=ids.device)
-    for verb, start in (("select", ids[order, :n]),
-                        ("crop", ids[:, :n - 2])):
-        _, state = trial.adapter.step(ids[:, :n])
-        theirs = isinstance(state, tuple)  # Hugging Face
-        store = state[0] if theirs else state
-        name = "reorder_cache" if verb == "select" and theirs else verb
-        size = -2 if theirs else n - 2  # how many fewer, or how many left
-        if hasattr(store, name):
-            try:
-                getattr(store, name)(order if verb == "select" else size)
-            except (ValueError, RuntimeError) as error:
-                trial.report.note(verb, f"not tested: refused, {error}")
-            else:
-                _check_resumed(trial, state, start, verb)
+    def check_verbs(self, ids):
+        "Reorder rows and forget tokens, where the cache can."
+        n = self.length // 2
+        order = torch.tensor([1, 0, 0], device=ids.device)
+        for verb, start in (("select", ids[order, :n]),
+                            ("crop", ids[:, :n - 2])):
+            if self.adapter.step_:
+                return
+            _, state = self.adapter.step(ids[:, :n])
+            theirs = isinstance(state, tuple)  # Hugging Face
+            store = state[0] if theirs else state
+            name = "reorder_cache" if verb == "select" and theirs else verb
+            size = -2 if theirs else n - 2  # how many fewer, or are left
+            if hasattr(store, name):
+                change = functools.partial(
+                    getattr(store, name),
+                    order if verb == "select" else size)
+                self.check_verb(verb, change, state, start)
 
-# %% ../nbs/08_is_it_right.ipynb #c84e9183
-def _check_resumed(trial, state, start, label):
-    "After a verb, the cache continues as if it had been so always."
-    b, n = start.shape
-    ids = torch.cat([start, trial.draw(b)[:, n:]], 1)
-    whole = trial.adapter(ids)[:, n:]
-    if isinstance(state, tuple):
-        state = (state[0], torch.ones_like(start).bool())
-    out, _ = trial.adapter.step(ids[:, n:], state)
-    if gap(out, whole) > trial.tolerance(whole):
-        trial.report.fail(
-            f"after {label}, the cache continues with other logits: they "
-            f"differ by {gap(out, whole):.2g}", "rows are reordered, or "
-            "tokens forgotten, in some of the tensors only; or positions "
-            "do not begin at 0")
-    trial.report.note(label, "continues as it should")
+    def check_verb(self, verb, change, state, start):
+        "After a verb, the cache continues as if it had been so always."
+        try:
+            change()
+        except (ValueError, RuntimeError) as error:
+            return self.note(verb, f"not tested: refused, {error}")
+        b, n = start.shape
+        ids = torch.cat([start, self.draw(b)[:, n:]], 1)
+        whole = self.adapter(ids)[:, n:]
+        if isinstance(state, tuple):
+            state = (state[0], torch.ones_like(start).bool())
+        out, _ = self.adapter.step(ids[:, n:], state)
+        if gap(out, whole) > self.tolerance(whole):
+            self.fail(
+                f"after {verb}, the cache continues with other logits: "
+                f"they differ by {gap(out, whole):.2g}", "rows are "
+                "reordered, or tokens forgotten, in some of the tensors "
+                "only; or positions do not begin at 0")
+        self.note(verb, "continues as it should")
 
 # %% ../nbs/08_is_it_right.ipynb #e81595d1
+#| code-summary: refuses to compare a model with itself
 def _refuse_itself(ours, theirs):
     "A comparison of a thing with itself proves nothing."
     mine, other = (
         {id(m) for root in a.modules for m in root.modules()}
         for a in (ours, theirs))
-    if ours.inner is theirs.inner or mine & other:
-        raise ValueError("model and reference are, or use, the same "
-                         "module: that would compare it with itself. "
-                         "Build the reference apart, copy the weights")
+    expect.that(ours.inner is not theirs.inner and not mine & other,
+                "model and reference are, or use, the same module: that "
+                "would compare it with itself. Build the reference apart, "
+                "copy the weights")
     mine, other = (
         {p.untyped_storage().data_ptr() for root in a.modules
          for p in root.parameters() if p.numel()} for a in (ours, theirs))
-    if shared := (mine & other) - {0}:
-        raise ValueError(f"model and reference share the memory of "
-                         f"{len(shared)} parameter(s): copy them, as "
-                         "load_state_dict does")
+    shared = (mine & other) - {0}
+    expect.that(not shared, "model and reference share the memory of "
+                f"{len(shared)} parameter(s): copy them, as "
+                "load_state_dict does")
 
 # %% ../nbs/08_is_it_right.ipynb #2363434e
 def same(
@@ -1444,23 +1547,19 @@ def same(
     _refuse_itself(ours, theirs)
     size = vocab_size or _find_vocab_size(theirs)
     longest = min(_setting(a.inner, LENGTHS) or 12 for a in (ours, theirs))
-    trial = _Trial("same", ours, size, min(12, longest), seed)
+    trial = _Same(ours, size, min(12, longest), seed)
     trial.report.model = f"{ours} — against {theirs}"
     trial.reference, trial.names, trial.tol = theirs, names, tol
     with trial.run(), at_rest(*theirs.modules):
         ids = trial.draw(2) if ids is None else ids.to(ours.device)
-        _compare_logits(trial, ids)
+        trial.compare_logits(ids)
         if gradients and ours.modules and theirs.modules:
-            _compare_gradients(trial, ids)
-    _note_sizes(trial)
+            trial.compare_gradients(ids)
+    trial.note_sizes()
     return trial.report
 
-# %% ../nbs/08_is_it_right.ipynb #acb1c86e
-def _adapted(model):
-    "As an adapter, unless it is one."
-    return model if isinstance(model, Adapter) else Adapter(model)
-
 # %% ../nbs/08_is_it_right.ipynb #6b8a0b0d
+#| code-summary: finds how many ids there are
 def _find_vocab_size(adapter):
     "From the config, or else the width of the logits."
     known = _setting(adapter.inner, ("vocab_size",))
@@ -1471,51 +1570,175 @@ def _find_vocab_size(adapter):
         return adapter(ids).shape[-1]
 
 # %% ../nbs/08_is_it_right.ipynb #45b2a771
-def _compare_logits(trial, ids):
-    "Same logits; if not, where the ways part."
-    ours, theirs = trial.adapter, trial.reference
-    truth, far_ids = theirs(ids.to(theirs.device)), trial.others(ids)
-    logits = _settle(trial, ids)
-    if gap(theirs(far_ids.to(theirs.device)), truth) == 0:
-        trial.report.fail("nothing was tested: the reference returns the "
-                          "same logits for other ids")
-    if logits.shape != truth.shape:
-        trial.report.fail(f"logits of shape {tuple(logits.shape)}; the "
-                          f"reference has {tuple(truth.shape)}")
-    slack = trial.tol or tolerance(truth, *ours.dtypes, *theirs.dtypes)
-    far, (b, t) = gap(truth, logits), ids.shape
-    trial.report.note("logits", f"{b} × {t} tokens: " + (
-        f"equal within {slack:.1g}" if far <= slack else
-        f"differ by {far:.2g}; tolerance {slack:.1g}"), logits=far)
-    steps, others = _walk(trial, ids, far_ids)
-    if far > slack:
-        _name_first(trial, logits, truth, slack, steps, others)
-    equal = sum(s.twin is not None for s in steps)
-    trial.report.note("modules", f"{equal} of {len(steps)} outputs have "
-                      "an equal in the reference")
+#| code-summary: walks through both models, and names where the ways part
+class _Walk(_Basics):
+    "Both models module by module; names the first that differs."
+    reference = names = None  # see ``same``
+
+    def walk(self, ids, other):
+        "Steps that depend on the ids, or have weights, with their twins."
+        lists = []
+        for adapter in (self.adapter, self.reference):
+            steps, again = (_record(adapter, x.to(adapter.device))[1]
+                            for x in (ids, other))
+            for step, moved in zip(steps, again):
+                step.moves = not torch.equal(step.out, moved.out)
+            lists.append([s for s in steps if (s.moves or s.kinds())
+                          and not s.idle()])
+        for step in lists[0]:
+            step.find_twin(lists[1])
+        return lists
+
+    def first_pair(self, ours, theirs):
+        "The first of ours whose counterpart returned something else."
+        free = [s for s in theirs if s.twin is None]
+        for step in (s for s in ours if s.twin is None or self.names):
+            twin = (step.by_name(theirs, self.names) if self.names
+                    else step.by_value(free, theirs))
+            if twin and not _alike(step.out, twin.out):
+                return step, twin
+        return None
+
+    def name_first(self, far, slack, ours, theirs):
+        "Say which module is the first that differs, and in what."
+        pair, hint = self.first_pair(ours, theirs), ""
+        right = (far <= slack).all(0)
+        if right[0] and not right.all():
+            hint = ("Yet output 0, which sees a single token, is right: "
+                    "the scores of attention are wrong (scale, mask, "
+                    "positions, rotary layout or base, bias)")
+        twins = [s for s in ours if s.twin is not None]
+        if pair is None:
+            self.fail(f"the logits differ by {far.max():.2g}", hint or (
+                f"all modules agree, up to {twins[-1].name}: what is done "
+                "after them differs" if twins else "no module could be "
+                "matched; pass names=, parts of names, ours to theirs"))
+        step, twin = pair
+        left_out = self.note_between(step, twin, ours, theirs)
+        self.note("values", _place(step.out, twin.out), first=step.name,
+                  counterpart=twin.name)
+        self.fail(f"the first module that differs is {step.beside(twin)}",
+                  _Pair(step, twin, hint or left_out).explain(theirs))
+
+    def note_between(self, step, twin, ours, theirs):
+        "What agrees before it, and what ran since on one side only."
+        ours = ours[:ours.index(step)]
+        theirs = theirs[:theirs.index(twin)]
+        for i, s in reversed(list(enumerate(ours))):
+            if s.twin in theirs:
+                self.note("agree", "up to " + s.beside(s.twin))
+                ours, theirs = ours[i:], theirs[theirs.index(s.twin):]
+                break
+        ours, theirs = ([s for s in steps if s.twin is None]
+                        for steps in (ours, theirs))
+        for label, steps in (("only here", ours), ("only there", theirs)):
+            if steps:
+                self.note(label, ", ".join(s.name for s in steps))
+        here = [s.kinds() for s in (*ours, step)]
+        missing = [s.name for s in theirs
+                   if s.kinds() and s.kinds() not in here]
+        return (f"Here nothing like {missing[0]} runs: is it left out?"
+                if missing else "")
+
+# %% ../nbs/08_is_it_right.ipynb #e053f70d
+#| code-summary: compares gradients of equal weights
+class _Slopes(_Walk):
+    "Gradients of one number for weights of equal value."
+    tol = None  # see ``same``
+
+    def compare_gradients(self, ids):
+        "Gradients of one number for weights of equal value."
+        sides = (self.adapter, self.reference)
+        named = [_named(a, "named_parameters") for a in sides]
+        groups = _match_weights(*named)
+        for group in groups:
+            self.note_tied(group)
+        slope = torch.randn(self.adapter(ids).shape,
+                            generator=self.generator)
+        grads = [_slopes(adapter, [g[k] for g in groups], ids, slope)
+                 for k, adapter in enumerate(sides)]
+        for group, a, b in zip(groups, *grads):
+            if a is not None or b is not None:
+                self.compare_gradient(group, a, b)
+        equal = sum(len(group[0]) for group in groups)
+        self.note("gradients", f"agree for {equal} of {len(named[0])} "
+                  "parameters; any others are constant, or have no equal "
+                  "there")
+
+    def compare_gradient(self, group, a, b):
+        "One group of weights: the same gradient, or none in both."
+        (here, p), (there, q) = group[0][0], group[1][0]
+        if a is None or b is None:
+            self.fail(
+                f"{here} gets {'no' if a is None else 'a'} gradient, and "
+                f"{there} {'one' if a is None else 'none'}", "a detach, "
+                ".data or no_grad on the way: the value is right, and "
+                "nothing is learned")
+        if p.shape != q.shape or not torch.equal(p, q.to(p)):
+            b = b.T
+        slack = self.tol or tolerance(b, p.dtype, q.dtype)
+        if gap(b, a) > slack:
+            self.fail(
+                f"the gradient of {here} differs by {gap(b, a):.2g} from "
+                f"that of {there}; tolerance {slack:.1g}",
+                "a detach on one of several ways")
+
+    def note_tied(self, group):
+        "Weights that are one tensor on one side, several on the other."
+        counts = [len(side) for side in group]
+        if min(counts) == 1 < max(counts):
+            side = counts.index(max(counts))
+            names = " and ".join(n for n, _ in group[side][:2])
+            two, one = ("here", "there")[side], ("there", "here")[side]
+            self.note("tied", f"{names} are equal now, and one tensor "
+                      f"{one}: training will part them {two}", tied=names)
 
 # %% ../nbs/08_is_it_right.ipynb #542d86ff
-def _walk(trial, ids, other):
-    "Steps that depend on the ids, or have weights, with their twins."
-    lists = []
-    for adapter in (trial.adapter, trial.reference):
-        here = ids.to(adapter.device)
-        steps, again = _record(adapter, here)[1], _record(
-            adapter, other.to(adapter.device))[1]
-        for step, moved in zip(steps, again):
-            step.moves = not torch.equal(step.out, moved.out)
-        lists.append([s for s in steps if (s.moves or _kinds(s)) and not (
-            s.given is not None and s.given.shape == s.out.shape
-            and torch.equal(s.given, s.out))])
-    for step in lists[0]:
-        for twin in lists[1]:
-            if twin.twin is None and step.moves == twin.moves and _alike(
-                    step.out, twin.out):
-                step.twin, twin.twin = twin, step
-                break
-    return lists
+#| code-summary: compares logits with those of a reference
+class _Same(_Slopes):
+    "Logits, then gradients, against those of a reference."
+    check = "same"
+
+    def compare_logits(self, ids):
+        "Same logits; if not, where the ways part."
+        ours, theirs = self.adapter, self.reference
+        truth, other = theirs(ids.to(theirs.device)), self.others(ids)
+        logits = self.settle(ids)
+        if gap(theirs(other.to(theirs.device)), truth) == 0:
+            self.fail("nothing was tested: the reference returns the same "
+                      "logits for other ids")
+        if logits.shape != truth.shape:
+            self.fail(f"logits of shape {tuple(logits.shape)}; the "
+                      f"reference has {tuple(truth.shape)}")
+        slack = self.tol or tolerance(truth, *ours.dtypes, *theirs.dtypes)
+        far, (b, t) = gap(truth, logits), ids.shape
+        self.note("logits", f"{b} × {t} tokens: " + (
+            f"equal within {slack:.1g}" if far <= slack else
+            f"differ by {far:.2g}; tolerance {slack:.1g}"), logits=far)
+        steps, others = self.walk(ids, other)
+        if far > slack:
+            apart = logits.float() - truth.to(logits.device).float()
+            self.name_first(apart.abs().amax(-1), slack, steps, others)
+        self.note("modules", f"{sum(s.twin is not None for s in steps)} of"
+                  f" {len(steps)} outputs have an equal in the reference")
+
+    def note_sizes(self):
+        "How many weights there are, and which could not show a mistake."
+        ours, theirs = (_named(a, "named_parameters")
+                        for a in (self.adapter, self.reference))
+        sizes = [sum(p.numel() for _, p in x) for x in (ours, theirs)]
+        self.note("weights", f"{sizes[0]:,} here, {sizes[1]:,} there")
+        plain = [n for n, p in theirs
+                 if p.numel() > 1 and ((p == 0).all() or (p == 1).all())]
+        if plain:
+            self.note(
+                "untested", f"{len(plain)} parameters of the reference "
+                f"are all 0 or all 1, such as {plain[0]}: a mistake in "
+                "their use does not show. Make them random first",
+                constant=plain)
 
 # %% ../nbs/08_is_it_right.ipynb #74950fac
+#| code-summary: whether two tensors hold the same numbers
 def _alike(a, b, ordered=True):
     "The same numbers, in whatever shape (or order)."
     if a is None or b is None or a.numel() != b.numel():
@@ -1528,103 +1751,8 @@ def _alike(a, b, ordered=True):
         a, b = a.sort().values, b.sort().values
     return (a - b).abs().max().item() <= part * b.abs().max().item()
 
-# %% ../nbs/08_is_it_right.ipynb #0d67c959
-def _first_pair(trial, ours, theirs):
-    "The first of our steps whose counterpart returned something else."
-    free = [s for s in theirs if s.twin is None]
-    for step in (s for s in ours if s.twin is None or trial.names):
-        twin = (_by_name(step, theirs, trial.names) if trial.names
-                else _by_value(step, free, theirs))
-        if twin and not _alike(step.out, twin.out):
-            return step, twin
-    return None
-
-# %% ../nbs/08_is_it_right.ipynb #518cb9ee
-def _by_name(step, theirs, names):
-    "The step whose name is ours, with parts replaced."
-    name = step.name
-    for here, there in names.items():
-        name = name.replace(here, there)
-    return next((s for s in theirs if s.name == name), None)
-
-# %% ../nbs/08_is_it_right.ipynb #41d0a17d
-def _by_value(step, free, theirs):
-    "A step with the same input; or, if that is new, of the same kind."
-    fits = [s for s in free if s.out.numel() == step.out.numel()
-            and s.moves == step.moves]
-    for ordered in (True, False):
-        for twin in fits:
-            if _alike_input(step, twin, ordered):
-                return twin
-    if _known(step.given, theirs):
-        return None
-    return next((s for s in fits if _kinds(s) == _kinds(step)), None)
-
-# %% ../nbs/08_is_it_right.ipynb #88597c20
-def _kinds(step):
-    "How many axes a module's own parameters have."
-    return sorted(p.ndim for p in step.module.parameters(recurse=False))
-
-# %% ../nbs/08_is_it_right.ipynb #b96f43ca
-def _alike_input(step, twin, ordered=True):
-    "The same numbers went in, or ids, which are the same."
-    if step.given is None and twin.given is None:
-        return True
-    return _alike(step.given, twin.given, ordered)
-
-# %% ../nbs/08_is_it_right.ipynb #ede5ecba
-def _known(given, steps):
-    "Did one of these steps return, or take, these numbers?"
-    return given is None or any(
-        _alike(given, x, ordered=False) for s in steps
-        for x in (s.out, s.given))
-
-# %% ../nbs/08_is_it_right.ipynb #bb86a46b
-def _name_first(trial, logits, truth, slack, ours, theirs):
-    "Say which module is the first that differs, and in what."
-    report, pair = trial.report, _first_pair(trial, ours, theirs)
-    far = (logits.float() - truth.to(logits.device).float()).abs().amax(-1)
-    hint = _only_first((far <= slack).all(0))
-    twins = [s for s in ours if s.twin is not None]
-    if pair is None:
-        report.fail(f"the logits differ by {far.max():.2g}", hint or (
-            f"all modules agree, up to {twins[-1].name}: what is done "
-            "after them differs" if twins else "no module could be "
-            "matched; pass names=, parts of names, ours to theirs"))
-    step, twin = pair
-    left_out = _note_between(report, step, twin, ours, theirs)
-    report.note("values", _place(step.out, twin.out), first=step.name,
-                counterpart=twin.name)
-    report.fail(f"the first module that differs is {_both(step, twin)}",
-                _explain_pair(step, twin, hint or left_out, theirs))
-
-# %% ../nbs/08_is_it_right.ipynb #b9fcff7b
-def _note_between(report, step, twin, ours, theirs):
-    "What agrees before it, and what ran since on one side only."
-    ours, theirs = ours[:ours.index(step)], theirs[:theirs.index(twin)]
-    for i, s in reversed(list(enumerate(ours))):
-        if s.twin in theirs:
-            report.note("agree", "up to " + _both(s, s.twin))
-            ours, theirs = ours[i:], theirs[theirs.index(s.twin):]
-            break
-    ours, theirs = ([s for s in steps if s.twin is None]
-                    for steps in (ours, theirs))
-    for label, steps in (("only here", ours), ("only there", theirs)):
-        if steps:
-            report.note(label, ", ".join(s.name for s in steps))
-    here = [_kinds(s) for s in (*ours, step)]
-    missing = [s.name for s in theirs
-               if _kinds(s) and _kinds(s) not in here]
-    return (f"Here nothing like {missing[0]} runs: is it left out?"
-            if missing else "")
-
-# %% ../nbs/08_is_it_right.ipynb #9aa065ef
-def _both(step, twin):
-    "The names of both, if they differ."
-    return step.name + (f" (there {twin.name})"
-                        if step.name != twin.name else "")
-
 # %% ../nbs/08_is_it_right.ipynb #2a600fa3
+#| code-summary: both values where they differ most
 def _place(a, b):
     "Both values where they differ most."
     b = b.reshape(a.shape).to(a)
@@ -1633,76 +1761,82 @@ def _place(a, b):
     return (f"{a.flatten()[n]:.3g} against {b.flatten()[n]:.3g} at {at}, "
             "where they differ most")
 
-# %% ../nbs/08_is_it_right.ipynb #0d0b4b8c
-def _only_first(right):
-    "If output 0 is right and others are not, attention is at fault."
-    if right[0] and not right.all():
-        return ("Yet output 0, which sees a single token, is right: the "
-                "scores of attention are wrong (scale, mask, positions, "
-                "rotary layout or base, bias)")
-    return ""
-
 # %% ../nbs/08_is_it_right.ipynb #0695c7e9
-def _explain_pair(step, twin, hint, theirs):
-    "Input, kind, weights, settings: what do two modules not share?"
-    mine, other = step.module, twin.module
-    if not _alike_input(step, twin):
-        return _explain_input(step, twin, hint)
-    kinds = f"{type(mine).__name__} and {type(other).__name__}"
-    if _kinds(step) != _kinds(twin):
-        return ("the same input goes into different kinds of layer ("
-                f"{kinds}): steps in another order, as in pre- and "
-                "post-norm")
-    for name, p in mine.named_parameters(recurse=False):
-        if not any(_equal_weights(p, q) for q in other.parameters()):
-            if elsewhere := [s.name for s in theirs if any(
-                    _equal_weights(p, q) for q in s.module.parameters(
-                        recurse=False)) and p.std() > 0]:
-                return (f"the same input goes into another layer: its "
-                        f"weights are those of {elsewhere[0]} there. A "
-                        "layer is left out, or they run in another order")
-            return (f"the same input, other weights ({name}): not copied, "
-                    "or in another layout (transposed, heads or rotary "
-                    "pairs in another order)")
-    if list(mine.children()):
-        return ("its input is the same and its parts are, as far as they "
-                "have a counterpart: what it does with them differs, or "
-                "it leaves one out. " + hint).strip()
-    return _on_its_side(step, twin) or (
-        "the same input and weights give another output: the formula "
-        f"differs ({kinds}{_settings(mine, other)})")
+#| code-summary: what two modules do not share
+@dataclass
+class _Pair:
+    "Two steps with different outputs: input, kind, weights, settings?"
+    step: _Step
+    twin: _Step
+    hint: str
 
-# %% ../nbs/08_is_it_right.ipynb #56342d21
-@torch.no_grad()
-def _on_its_side(step, twin):
-    "Whether a square matrix, transposed, would give the right output."
-    slack = tolerance(twin.out, step.out.dtype)
-    for name, p in step.module.named_parameters(recurse=False):
-        if p.ndim != 2 or len(p) != len(p.T) or step.given is None:
-            continue
-        with contextlib.suppress(Exception):  # it may take more than x
-            out = torch.func.functional_call(
-                step.module, {name: p.T}, (step.given,))
-            if gap(_tensors(out)[0], twin.out) <= slack:
-                return (f"{name} lies on its side: transposed, it gives "
-                        "the output there. It is square, so no shape "
-                        "tells; Conv1D keeps (d_in, d_out), Linear "
-                        "(d_out, d_in)")
-    return ""
+    def explain(self, theirs):
+        step, twin = self.step, self.twin
+        mine, other = step.module, twin.module
+        if not step.same_input(twin):
+            return self.explain_input()
+        kinds = f"{type(mine).__name__} and {type(other).__name__}"
+        if step.kinds() != twin.kinds():
+            return ("the same input goes into different kinds of layer ("
+                    f"{kinds}): steps in another order, as in pre- and "
+                    "post-norm")
+        for name, p in mine.named_parameters(recurse=False):
+            if not any(_equal_weights(p, q) for q in other.parameters()):
+                return self.explain_weights(name, p, theirs)
+        if list(mine.children()):
+            return ("its input is the same and its parts are, as far as "
+                    "they have a counterpart: what it does with them "
+                    "differs, or it leaves one out. " + self.hint).strip()
+        return self.on_its_side() or (
+            "the same input and weights give another output: the formula "
+            f"differs ({kinds}{_settings(mine, other)})")
 
-# %% ../nbs/08_is_it_right.ipynb #6060634e
-def _explain_input(step, twin, hint):
-    "The way into the module is at fault, not the module."
-    if _alike(step.given, twin.given, ordered=False):
-        return ("its input holds the right numbers in another order: a "
-                "view or reshape where a transpose was meant, or heads "
-                "that are joined in another order")
-    return ("its input differs already: the mistake lies in what is "
-            "computed between the modules, after those that agree. " + (
-                hint or "In attention: the mask, how heads are shared and "
-                "joined; elsewhere: the activation, a residual"))
+    def explain_input(self):
+        "The way into the module is at fault, not the module."
+        if self.step.same_input(self.twin, ordered=False):
+            return ("its input holds the right numbers in another order: "
+                    "a view or reshape where a transpose was meant, or "
+                    "heads that are joined in another order")
+        return ("its input differs already: the mistake lies in what is "
+                "computed between the modules, after those that agree. "
+                + (self.hint or "In attention: the mask, how heads are "
+                   "shared and joined; elsewhere: the activation, a "
+                   "residual"))
+
+    def explain_weights(self, name, p, theirs):
+        "A parameter that the counterpart does not have; does another?"
+        elsewhere = [s.name for s in theirs if any(
+            _equal_weights(p, q) for q in s.module.parameters(
+                recurse=False)) and p.std() > 0]
+        if elsewhere:
+            return ("the same input goes into another layer: its weights "
+                    f"are those of {elsewhere[0]} there. A layer is left "
+                    "out, or they run in another order")
+        return (f"the same input, other weights ({name}): not copied, or "
+                "in another layout (transposed, heads or rotary pairs in "
+                "another order)")
+
+    @torch.no_grad()
+    def on_its_side(self):
+        "Whether a square matrix, transposed, would give the output."
+        module, given = self.step.module, self.step.given
+        right = self.twin.out
+        slack = tolerance(right, self.step.out.dtype)
+        for name, p in module.named_parameters(recurse=False):
+            if p.ndim != 2 or len(p) != len(p.T) or given is None:
+                continue
+            with contextlib.suppress(Exception):  # it may take more
+                out = torch.func.functional_call(
+                    module, {name: p.T}, (given,))
+                if gap(_tensors(out)[0], right) <= slack:
+                    return (f"{name} lies on its side: transposed, it "
+                            "gives the output there. It is square, so no "
+                            "shape tells; Conv1D keeps (d_in, d_out), "
+                            "Linear (d_out, d_in)")
+        return ""
 
 # %% ../nbs/08_is_it_right.ipynb #fa7c398d
+#| code-summary: settings that only one of two modules has
 def _settings(mine, other):
     "Plain numbers and words that only one of two modules holds."
     a, b = ({n: v for n, v in vars(m).items() if n[0] != "_"
@@ -1715,6 +1849,7 @@ def _settings(mine, other):
         if own or far else ""
 
 # %% ../nbs/08_is_it_right.ipynb #557c52ff
+#| code-summary: whether two weights are equal, perhaps transposed
 def _equal_weights(p, q):
     "The same numbers, perhaps transposed."
     if p.numel() != q.numel() or p.ndim != q.ndim:
@@ -1724,6 +1859,7 @@ def _equal_weights(p, q):
         p.ndim == 2 and p.shape == q.T.shape and torch.equal(p, q.T))
 
 # %% ../nbs/08_is_it_right.ipynb #7a1dee81
+#| code-summary: groups of equal weights in two models
 def _match_weights(ours, theirs):
     "Groups of parameters with the same numbers, such as tied ones."
     ours, theirs = ([(n, p) for n, p in side
@@ -1738,25 +1874,8 @@ def _match_weights(ours, theirs):
             done |= {n for n, _ in sides[0]}
     return groups
 
-# %% ../nbs/08_is_it_right.ipynb #7767ffa9
-def _compare_gradients(trial, ids):
-    "Gradients of one number with respect to weights of equal value."
-    sides = (trial.adapter, trial.reference)
-    named = [_named(a, "named_parameters") for a in sides]
-    groups = _match_weights(*named)
-    _note_tied(trial, groups)
-    slope = torch.randn(trial.adapter(ids).shape,
-                        generator=trial.generator)
-    grads = [_slopes(adapter, [g[k] for g in groups], ids, slope)
-             for k, adapter in enumerate(sides)]
-    for group, a, b in zip(groups, *grads):
-        _compare_gradient(trial, group, a, b)
-    trial.report.note("gradients", "agree for "
-                      f"{sum(len(g[0]) for g in groups)} of "
-                      f"{len(named[0])} parameters; any others are "
-                      "constant, or have no equal there")
-
 # %% ../nbs/08_is_it_right.ipynb #d4426671
+#| code-summary: gradients of groups of equal weights
 def _slopes(adapter, groups, ids, slope):
     "For each group of equal weights, the sum of their gradients."
     for _, p in (item for group in groups for item in group):
@@ -1774,59 +1893,12 @@ def _slopes(adapter, groups, ids, slope):
     return sums
 
 # %% ../nbs/08_is_it_right.ipynb #21b05020
+#| code-summary: gradients, None where there is none
 def _grad(total, weights):
     "Gradients, None where there is no way from a weight to the total."
     if not weights or not total.requires_grad:
         return [None] * len(weights)
     return torch.autograd.grad(total, weights, allow_unused=True)
-
-# %% ../nbs/08_is_it_right.ipynb #05020e5c
-def _compare_gradient(trial, group, a, b):
-    "One group of weights: the same gradient, or none in both."
-    (here, p), (there, q) = group[0][0], group[1][0]
-    if a is None and b is None:
-        return
-    if a is None or b is None:
-        trial.report.fail(
-            f"{here} gets {'no' if a is None else 'a'} gradient, and "
-            f"{there} {'one' if a is None else 'none'}", "a detach, .data "
-            "or no_grad on the way: the value is right, and nothing is "
-            "learned")
-    if p.shape != q.shape or not torch.equal(p, q.to(p)):
-        b = b.T
-    slack = trial.tol or tolerance(b, p.dtype, q.dtype)
-    if gap(b, a) > slack:
-        trial.report.fail(
-            f"the gradient of {here} differs by {gap(b, a):.2g} from that "
-            f"of {there}; tolerance {slack:.1g}",
-            "a detach on one of several ways")
-
-# %% ../nbs/08_is_it_right.ipynb #be20a99e
-def _note_tied(trial, groups):
-    "Weights that are one tensor on one side and several on the other."
-    for group in groups:
-        counts = [len(side) for side in group]
-        if min(counts) == 1 < max(counts):
-            side = counts.index(max(counts))
-            names = " and ".join(n for n, _ in group[side][:2])
-            two, one = ("here", "there")[side], ("there", "here")[side]
-            trial.report.note("tied", f"{names} are equal now, and one "
-                              f"tensor {one}: training will part them "
-                              f"{two}", tied=names)
-
-# %% ../nbs/08_is_it_right.ipynb #28335fb6
-def _note_sizes(trial):
-    "How many weights there are, and which could not show a mistake."
-    sizes = [sum(p.numel() for _, p in _named(a, "named_parameters"))
-             for a in (trial.adapter, trial.reference)]
-    trial.report.note("weights", f"{sizes[0]:,} here, {sizes[1]:,} there")
-    plain = [n for n, p in _named(trial.reference, "named_parameters")
-             if p.numel() > 1 and ((p == 0).all() or (p == 1).all())]
-    if plain:
-        trial.report.note(
-            "untested", f"{len(plain)} parameters of the reference are "
-            f"all 0 or all 1, such as {plain[0]}: a mistake in their use "
-            "does not show. Make them random first", constant=plain)
 
 # %% ../nbs/08_is_it_right.ipynb #edb4ca92
 def gradients(
@@ -1846,63 +1918,92 @@ def gradients(
     no id asked for are fine.  Raises ``CheckFailed``.
     """
     adapter = _adapted(model)
-    trial = _Trial("gradients", adapter,
-                   vocab_size or _find_vocab_size(adapter), length, seed)
-    named = _named(adapter, "named_parameters")
-    if not named:
-        raise ValueError(f"{adapter}: no parameters were found; pass the "
-                         "module itself")
+    trial = _Gradients(adapter, vocab_size or _find_vocab_size(adapter),
+                       length, seed)
     with trial.run():
-        logits = _settle(trial, trial.draw(2))
+        logits = trial.settle(trial.draw(2))
         if logits.shape[-1] <= trial.allowed.max():
-            _check_width(trial, logits, int(trial.allowed.max()) + 1)
-        loss, found, called = _backward(trial, named)
-        wrong = _sort_gradients(named, found, called, frozen)
-    trial.report.note("loss", f"{loss:.2f}; guessing blindly gives "
-                      f"{math.log(len(trial.allowed)):.2f}", loss=loss)
-    _judge_gradients(trial, named, wrong, found)
+            trial.check_width(logits, int(trial.allowed.max()) + 1)
+        loss, found, called = trial.backward()
+        wrong = trial.sort(found, called, frozen)
+    trial.note("loss", f"{loss:.2f}; guessing blindly gives "
+               f"{math.log(len(trial.allowed)):.2f}", loss=loss)
+    trial.judge(wrong, found)
     return trial.report
 
 # %% ../nbs/08_is_it_right.ipynb #9b49126f
-def _backward(trial, named):
-    "Loss, gradients by name (None: none), and the modules that ran."
-    ids, called, hooks = trial.draw(8), set(), []
-    for _, module in _named(trial.adapter, "named_modules"):
-        hooks.append(module.register_forward_hook(
-            lambda m, *_: called.add(m)))
-    learning = [(n, p) for n, p in named if p.requires_grad]
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            ids = ids.clone()  # not made in inference mode
-            logits = take_logits(trial.adapter.inner(ids))
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(),
-                                   ids[:, 1:].flatten())
-            found = _grad(loss, [p for _, p in learning])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return loss.item(), dict(zip((n for n, _ in learning), found)), called
+#| code-summary: one backward pass, its gradients sorted and judged
+class _Gradients(_Shapes):
+    "One backward pass; its gradients sorted by what is wrong with them."
+    check = "gradients"
 
-# %% ../nbs/08_is_it_right.ipynb #08035446
-def _sort_gradients(named, found, called, frozen):
-    "Names of parameters by what is wrong with their gradients."
-    wrong = {kind: [] for kind in (*LIKELY, "silent")}
-    usual = sorted(_largest(g) for g in found.values() if g is not None)
-    least = 1e-8 * usual[len(usual) // 2] if usual else 0.0
-    alive = {id(p) for n, p in named if p.ndim > 1
-             and found.get(n) is not None and _largest(found[n]) > least}
-    beside = {id(p): m for m in called for p in m._parameters.values()}
-    for name, p in named:
-        kind = _kind(p, found.get(name), beside.get(id(p)), alive, least)
-        if kind and not any(fnmatch(name, f) for f in frozen):
-            wrong[kind].append(name)
-    return wrong
+    def __init__(self, adapter, *args):
+        super().__init__(adapter, *args)
+        self.named = _named(adapter, "named_parameters")
+        expect.that(self.named, f"{adapter}: no parameters were found; "
+                    "pass the module itself")
+
+    def backward(self):
+        "Loss, gradients by name (None: none), and the modules that ran."
+        ids, called, hooks = self.draw(8), set(), []
+        for _, module in _named(self.adapter, "named_modules"):
+            hooks.append(module.register_forward_hook(
+                lambda m, *_: called.add(m)))
+        learning = [(n, p) for n, p in self.named if p.requires_grad]
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                ids = ids.clone()  # not made in inference mode
+                logits = take_logits(self.adapter.inner(ids))
+                loss = F.cross_entropy(
+                    logits[:, :-1].flatten(0, 1).float(),
+                    ids[:, 1:].flatten())
+                found = _grad(loss, [p for _, p in learning])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        names = (n for n, _ in learning)
+        return loss.item(), dict(zip(names, found)), called
+
+    def sort(self, found, called, frozen):
+        "Names of parameters by what is wrong with their gradients."
+        wrong = {kind: [] for kind in (*LIKELY, "silent")}
+        usual = sorted(_largest(g) for g in found.values()
+                       if g is not None)
+        least = 1e-8 * usual[len(usual) // 2] if usual else 0.0
+        alive = {id(p) for n, p in self.named if p.ndim > 1
+                 and found.get(n) is not None
+                 and _largest(found[n]) > least}
+        beside = {id(p): m for m in called
+                  for p in m._parameters.values()}
+        for name, p in self.named:
+            kind = _kind(p, found.get(name), beside.get(id(p)), alive,
+                         least)
+            if kind and not any(fnmatch(name, f) for f in frozen):
+                wrong[kind].append(name)
+        return wrong
+
+    def judge(self, wrong, found):
+        "The worst first; then depth; then what is right."
+        for kind, (what, likely) in LIKELY.items():
+            if names := wrong[kind]:
+                some = ", ".join(names[:4]) + " …" * (len(names) > 4)
+                self.report.numbers[kind] = names
+                self.fail(f"{len(names)} of {len(self.named)} parameters "
+                          f"{what}: {some}", likely)
+        _check_depth(self.report, found)
+        self.note("tested", f"{len(self.named)} parameters, all reached")
+        if silent := wrong["silent"]:
+            self.note("silent", f"{len(silent)} biases without effect, "
+                      "which is no mistake: a bias of keys adds the same "
+                      "to all scores of a query", silent=silent)
 
 # %% ../nbs/08_is_it_right.ipynb #c4c1c7fc
+#| code-summary: the largest entry of a gradient
 def _largest(grad):
     return grad.abs().max().nan_to_num(posinf=0.0).item()
 
 # %% ../nbs/08_is_it_right.ipynb #0167b3b8
+#| code-summary: what is wrong with one gradient
 def _kind(p, grad, owner, alive, least):
     "What is wrong with one gradient; \"\" if nothing."
     if not p.requires_grad:
@@ -1932,25 +2033,9 @@ LIKELY = {  # kinds of wrong gradients, the worst first
              "them is multiplied by 0: a projection that starts at zero, "
              "ReLUs that are all off, a mask")}
 
-# %% ../nbs/08_is_it_right.ipynb #0a997a98
-def _judge_gradients(trial, named, wrong, found):
-    "The worst first; then depth; then what is right."
-    for kind, (what, likely) in LIKELY.items():
-        if names := wrong[kind]:
-            some = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-            trial.report.numbers[kind] = names
-            trial.report.fail(f"{len(names)} of {len(named)} parameters "
-                              f"{what}: {some}", likely)
-    _check_depth(trial, found)
-    trial.report.note("tested", f"{len(named)} parameters, all reached")
-    if wrong["silent"]:
-        trial.report.note("silent", f"{len(wrong['silent'])} biases "
-                          "without effect, which is no mistake: a bias of "
-                          "keys adds the same to all scores of a query",
-                          silent=wrong["silent"])
-
 # %% ../nbs/08_is_it_right.ipynb #3a43301b
-def _check_depth(trial, found):
+#| code-summary: do gradients grow or shrink steadily from block to block?
+def _check_depth(report, found):
     "Do gradients grow or shrink by a steady factor per block?"
     stacks = {}
     for name, grad in found.items():
@@ -1961,19 +2046,20 @@ def _check_depth(trial, found):
     for stack, sums in stacks.items():
         if len(sums) > 2 and min(sums.values()) > 0:
             logs = torch.tensor([sums[i] for i in sorted(sums)]).log() / 2
-            _judge_depth(trial, stack, logs)
+            _judge_depth(report, stack, logs)
 
 # %% ../nbs/08_is_it_right.ipynb #8f9b5ab2
-def _judge_depth(trial, stack, logs):
+#| code-summary: a straight line through the logarithms of the norms
+def _judge_depth(report, stack, logs):
     "A straight line through the logarithms of the norms."
     steps = torch.arange(len(logs)) - (len(logs) - 1) / 2
     slope = (logs @ steps / (steps @ steps)).item()
     straight = torch.corrcoef(torch.stack([logs, steps]))[0, 1].abs()
     change = math.exp(abs(slope) * (len(logs) - 1))
-    trial.report.note("depth", f"{stack}: × {math.exp(-slope):.2g} per "
-                      "block on the way back", depth=math.exp(-slope))
+    report.note("depth", f"{stack}: × {math.exp(-slope):.2g} per block on "
+                "the way back", depth=math.exp(-slope))
     if change > 1e3 and straight > 0.9:
-        trial.report.fail(
+        report.fail(
             f"gradients {'vanish' if slope > 0 else 'explode'} with "
             f"depth: by a factor of {change:.1g} over {len(logs)} blocks "
             f"of {stack}", "no residual connection, no norm, or weights "
@@ -1992,11 +2078,14 @@ def every(
     gradients (if parameters are found).  Raises ``CheckFailed`` after
     the last of them if any failed.
     """
-    trial, failed = _Trial("every", model, vocab_size), []
+    checks = {check.__name__: check for check in (
+        shapes, causal, padding, cache, gradients)}
+    expect.that(set(skip) <= set(checks), "skip holds names of checks, "
+                f"{', '.join(checks)}; got {skip!r}")
+    trial, failed = _Trial(model, vocab_size), []
     report, adapter = trial.report, trial.adapter
     applies = {"cache": adapter.caches, "gradients": adapter.modules}
-    for check in (shapes, causal, padding, cache, gradients):
-        name = check.__name__
+    for name, check in checks.items():
         if name in skip:
             report.note(name, "skipped")
         elif applies.get(name, True):
@@ -2008,6 +2097,7 @@ def every(
     return report
 
 # %% ../nbs/08_is_it_right.ipynb #baf1f8e2
+#| code-summary: one check in a line of the report of all
 def _try(check, model, vocab_size, failed):
     "One check in a line; what was said before is not said again."
     try:
@@ -2025,6 +2115,7 @@ def _try(check, model, vocab_size, failed):
     return "passed"
 
 # %% ../nbs/08_is_it_right.ipynb #448404ba
+#| code-summary: why a check was not run
 def _why_not(name, adapter):
     "Why a check was not run."
     if any(word in n for n in adapter.accepts

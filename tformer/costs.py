@@ -9,6 +9,7 @@ __all__ = ['CARDS', 'readable', 'Sizes', 'parameter_parts', 'read_sizes', 'weigh
 
 # %% ../nbs/14_costs.ipynb #68944923
 #| code-fold: true
+#| code-summary: imports
 import math
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,17 +17,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import expect
 from .layers import swiglu_width
 
 # %% ../nbs/14_costs.ipynb #59371910
-def _scaled(n, base, prefixes):
+#| code-summary: three digits of a number, and its prefix
+def _scaled(n, base, larger, smaller=""):
     "About three digits of n, and the prefix that it needs."
-    for prefix in prefixes[:-1]:
+    prefix = ""
+    for larger_one in larger:
         if n < base - 0.5:
             break
-        n /= base
-    else:
-        prefix = prefixes[-1]
+        n, prefix = n / base, larger_one
+    for smaller_one in smaller:
+        if not 0 < n < 0.9995:
+            break
+        n, prefix = n * base, smaller_one
+    if 0 < n < 0.9995:  # no prefix is small enough
+        return f"{n:#.3g} {prefix}"
     digits = 0 if prefix == "" and n == int(n) else \
         (n < 99.95) + (n < 9.995)
     return f"{n:.{digits}f} {prefix}"
@@ -38,43 +46,23 @@ def readable(
 ) -> str:
     """A number with a prefix for powers of 1,000; bytes in both ways.
 
-    1 GB is 10^9 bytes, 1 GiB is 2^30.
+    1 GB is 10^9 bytes, 1 GiB is 2^30.  What is counted (bytes, FLOP,
+    or no unit at all) has no prefixes below one: 4.20 ms, 0.00420 B.
     """
-    text = _scaled(n, 1000, ["", "k", "M", "G", "T", "P", "E"]) + unit
+    counted = unit in ("", "B", "FLOP")
+    text = _scaled(n, 1000, "kMGTPEZY", "" if counted else "mµnpf") + unit
     if unit == "B" and n >= 1024:
-        binary = _scaled(n, 1024, ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"])
+        binary = _scaled(n, 1024, [f"{p}i" for p in "KMGTPEZY"])
         text += f" = {binary}B"
     return text.strip()
 
 # %% ../nbs/14_costs.ipynb #3707f6e9
-def _check_sizes_of(s):
-    "Refuse numbers that no model can have; None stands for a default."
-    least = dict(vocab_size=1, d_model=1, n_layers=1, n_heads=1,
-                 n_encoder_layers=0, n_windowed=0, position_rows=0)
-    least |= {name: 1 for name in ("n_kv_heads", "d_head", "d_ff",
-                                   "window") if getattr(s, name)
-              is not None}
-    for name, low in least.items():
-        value = getattr(s, name)
-        if type(value) is not int or value < low:
-            raise ValueError(f"{name} must be a whole number of at least "
-                             f"{low}, got {value!r}")
-    if not set(s.biases) <= {"qkv", "o", "ff"}:
-        raise ValueError(f"biases are among 'qkv', 'o', 'ff', got "
-                         f"{s.biases!r}")
-
-# %% ../nbs/14_costs.ipynb #b1859797
-def _check_heads(s):
-    "Refuse heads and windows that do not fit the model."
-    if s.d_head is None and s.d_model % s.n_heads:
-        raise ValueError(f"d_model {s.d_model} is no multiple of n_heads "
-                         f"{s.n_heads}; give d_head")
-    if s.n_heads % (s.n_kv_heads or s.n_heads):
-        raise ValueError(f"{s.n_heads} query heads cannot share "
-                         f"{s.n_kv_heads} key heads")
-    if s.n_windowed > s.n_layers * (s.window is not None):
-        raise ValueError(f"{s.n_windowed} of {s.n_layers} layers cannot "
-                         f"have the window {s.window}")
+#| code-summary: the least that each number of a model may be
+_LEAST = dict(
+    vocab_size=1, d_model=1, n_layers=1, n_heads=1, n_kv_heads=1, d_head=1,
+    d_ff=1, ff_kept=1, max_len=1, window=1, n_encoder_layers=0,
+    norm_vectors=0, norms=0, final_norms=0, embed_norms=0, position_rows=0,
+    n_windowed=0)
 
 # %% ../nbs/14_costs.ipynb #a4d4cce5
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +101,29 @@ class Sizes:
     n_windowed: int = 0  # layers that have this window
 
     def __post_init__(self):
-        _check_sizes_of(self)
-        _check_heads(self)
-        rules = dict(n_kv_heads=lambda: self.n_heads,
-                     d_head=lambda: self.d_model // self.n_heads,
-                     d_ff=lambda: 4 * self.d_model,
-                     ff_kept=lambda: 4 if self.gated else 2)
-        for name, rule in rules.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, rule())
+        expect.heads(d_model=self.d_model, n_heads=self.n_heads,
+                     n_kv_heads=self.n_kv_heads, d_head=self.d_head)
+        rules = dict(n_kv_heads=self.n_heads,
+                     d_head=self.d_model // self.n_heads,
+                     d_ff=4 * self.d_model, ff_kept=4 if self.gated else 2)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            value = rules.get(name) if value is None else value
+            if value is not None:  # as int, which cannot overflow
+                expect.whole(least, **{name: value})
+                object.__setattr__(self, name, int(value))
+        expect.choice((True, False), **{
+            f.name: getattr(self, f.name) for f in fields(self)
+            if f.type is bool})
+        expect.that(set(self.biases) <= {"qkv", "o", "ff"}, "biases are "
+                    f"among 'qkv', 'o', 'ff', got {self.biases!r}")
+        expect.that(
+            self.n_windowed <= self.n_layers * (self.window is not None),
+            f"{self.n_windowed} of {self.n_layers} layers cannot have the "
+            f"window {self.window}")
 
 # %% ../nbs/14_costs.ipynb #02d09748
+#| code-summary: weights of attention and of feed-forward
 def _weights(s):
     "Weights of one attention, and of one feed-forward layer."
     heads = 2 * s.n_heads + 2 * s.n_kv_heads
@@ -131,6 +131,7 @@ def _weights(s):
         (3 if s.gated else 2) * s.d_model * s.d_ff
 
 # %% ../nbs/14_costs.ipynb #602a068b
+#| code-summary: biases of attention and of feed-forward
 def _bias_sizes(s):
     "Biases of one attention, and of one feed-forward layer."
     qkv = (s.n_heads + 2 * s.n_kv_heads) * s.d_head
@@ -139,6 +140,7 @@ def _bias_sizes(s):
         ("ff" in s.biases) * (inner + s.d_model)
 
 # %% ../nbs/14_costs.ipynb #f4d4fcb1
+#| code-summary: how many layers and norms there are
 def _counts(s):
     "How many attentions, feed-forward layers and norms there are."
     two = s.n_encoder_layers
@@ -170,6 +172,7 @@ def parameter_parts(
     return {name: n for name, n in parts.items() if n}
 
 # %% ../nbs/14_costs.ipynb #27ec7372
+#| code-summary: the table of names and the table of families
 _NAMES = {  # ours: what others call it
     "vocab_size": ("vocab_size",),
     "d_model": ("d_model", "hidden_size", "n_embd", "dim"),
@@ -203,6 +206,7 @@ _FAMILIES = {  # by the name of our class, or by their model_type
     "PreNormSeq2Seq": dict(final_norms=2, ff_kept=1, stacks=2)}
 
 # %% ../nbs/14_costs.ipynb #abb4648d
+#| code-summary: looks a field up by any of its names
 def _find(config, name):
     "A field of a configuration by any of its names, or None."
     for known in _NAMES[name]:
@@ -212,22 +216,24 @@ def _find(config, name):
     return None
 
 # %% ../nbs/14_costs.ipynb #05ec134b
+#| code-summary: looks the family up
 def _family(source, config, like):
     "The traits of a family, and its name."
     name = like or getattr(config, "model_type", None)
     names = [name] if name else [
         c.__name__.removesuffix("Config")
         for part in (source, config) for c in type(part).__mro__]
-    for known in names:
-        if known in _FAMILIES:
-            return known, dict(_FAMILIES[known])
-    if not name and _find(config, "d_model") is None:
-        raise ValueError("expected the configuration of a Transformer, or "
-                         f"a model that has one, got {names[0]}")
-    raise ValueError(f"no family {names[0]!r}; if it is built like one of "
-                     f"{', '.join(sorted(_FAMILIES))}, name it by like=")
+    known = next((n for n in names if n in _FAMILIES), None)
+    expect.that(
+        known or name or _find(config, "d_model") is not None,
+        "expected the configuration of a Transformer, or a model that has "
+        f"one, got {names[0]}")
+    expect.that(known, f"no family {names[0]!r}; if it is built like one "
+                f"of {', '.join(sorted(_FAMILIES))}, name it by like=")
+    return known, dict(_FAMILIES[known])
 
 # %% ../nbs/14_costs.ipynb #5c950e88
+#| code-summary: reads the window of a configuration
 def _windows(config):
     "The window of a configuration and how many layers have it."
     window = getattr(config, "sliding_window", None)
@@ -240,6 +246,7 @@ def _windows(config):
     return dict(window=window, n_windowed=n) if n else {}
 
 # %% ../nbs/14_costs.ipynb #d7d4dad6
+#| code-summary: reads biases, windows and a second stack
 def _more_fields(config, traits, found):
     "What the family and single fields of a configuration add."
     more = dict(traits)
@@ -258,29 +265,29 @@ def _more_fields(config, traits, found):
     return more | _windows(config)
 
 # %% ../nbs/14_costs.ipynb #b68968e1
+#| code-summary: refuses what lacks a number, or has parts not counted
 def _check_readable(config, found, learned):
     "Refuse what lacks a number, or has parts that no field counts."
     needed = ["vocab_size", "d_model", "n_layers", "n_heads"]
     missing = [name for name in needed + ["max_len"] * learned
                if found[name] is None]
-    if missing:
-        raise ValueError(f"{type(config).__name__} has no "
-                         f"{', no '.join(missing)} under any known name")
+    expect.that(not missing, f"{type(config).__name__} has no "
+                f"{', no '.join(missing)} under any known name")
     for name in ("num_local_experts", "num_experts", "n_routed_experts",
                  "kv_lora_rank"):
-        if getattr(config, name, None):
-            raise ValueError(f"{name} is {getattr(config, name)}: experts "
-                             "and latent attention are not counted")
+        n = getattr(config, name, None)
+        expect.that(not n, f"{name} is {n}: experts and latent attention "
+                    "are not counted")
 
 # %% ../nbs/14_costs.ipynb #9ad4eb38
+#| code-summary: refuses a model that has other parts than its family
 def _check_model(model, sizes):
     "Refuse a model whose parameters are not those of its sizes."
     has = sum(p.numel() for p in model.parameters())
     says = sum(parameter_parts(sizes).values())
-    if has != says:
-        raise ValueError(f"the model has {has:,} parameters, its "
-                         f"configuration gives {says:,}: it has other "
-                         "parts than its family")
+    expect.that(has == says, f"the model has {has:,} parameters, its "
+                f"configuration gives {says:,}: it has other parts than "
+                "its family")
 
 # %% ../nbs/14_costs.ipynb #e05f8af1
 def read_sizes(
@@ -318,6 +325,7 @@ def weight_bytes(
     return sum(parameter_parts(sizes).values()) * dtype.itemsize
 
 # %% ../nbs/14_costs.ipynb #d140ccea
+#| code-summary: pairs of queries and keys in one layer
 def _pairs(t, past, window):
     "Pairs of t queries with keys not after them, at most window each."
     def up_to(n):
@@ -326,6 +334,7 @@ def _pairs(t, past, window):
     return up_to(past + t) - up_to(past)
 
 # %% ../nbs/14_costs.ipynb #36c078b0
+#| code-summary: pairs of queries and keys in all layers
 def _self_pairs(s, t, past, skip):
     "Pairs of query and key, in all layers of the stack that decodes."
     if not (skip and s.causal):
@@ -334,19 +343,18 @@ def _self_pairs(s, t, past, skip):
     return plain + s.n_windowed * _pairs(t, past, s.window or 0)
 
 # %% ../nbs/14_costs.ipynb #3e8fc480
-def _check_tokens(sizes, tokens, batch=1, past=0, memory=0):
-    "Refuse numbers of tokens that cannot be."
-    for name, n, low in (("tokens", tokens, 1), ("batch", batch, 1),
-                         ("past", past, 0), ("memory", memory, 0)):
-        if n != int(n) or n < low:
-            raise ValueError(f"{name} must be a whole number of at least "
-                             f"{low}, got {n!r}")
-    if memory and not sizes.n_encoder_layers:
-        raise ValueError(f"memory is {memory}, but {sizes.name} has "
-                         "n_encoder_layers 0 and no memory")
-    if past and not sizes.causal:
-        raise ValueError(f"past is {past}, but {sizes.name} is not causal "
-                         "and keeps no cache")
+#| code-summary: refuses numbers of tokens that cannot be
+def _asked(sizes, **asked):
+    "Numbers of tokens and rows, as int, which cannot overflow."
+    for name, n in asked.items():
+        expect.whole(0 if name in ("past", "memory") else 1, **{name: n})
+    for name, has, lacks in (
+            ("memory", sizes.n_encoder_layers, "has n_encoder_layers 0"),
+            ("past", sizes.causal, "is not causal and keeps no cache")):
+        n = asked.get(name, 0)
+        expect.that(has or not n, f"{name} is {n}, but {sizes.name} "
+                    f"{lacks}")
+    return map(int, asked.values())
 
 # %% ../nbs/14_costs.ipynb #76cc5160
 def flop_parts(
@@ -364,7 +372,8 @@ def flop_parts(
     before.  Without ``skip`` all pairs count, as ``FlopCounterMode``
     counts them.
     """
-    _check_tokens(sizes, tokens, batch, past, memory)
+    tokens, batch, past, memory = _asked(
+        sizes, tokens=tokens, batch=batch, past=past, memory=memory)
     s, new = sizes, 0 if past else memory  # source tokens encoded now
     (attention, ff), two = _weights(s), s.n_encoder_layers
     asks = 2 * s.d_model * s.n_heads * s.d_head  # W_Q and W_O
@@ -414,19 +423,14 @@ def training_flops(
     Of an encoder–decoder these are the tokens of the target, and a
     source has as many.
     """
+    expect.whole(context=context)
     memory = context if sizes.n_encoder_layers else 0
     forward = flops(sizes, context, memory=memory)
     return 3 * forward / context * tokens
 
 # %% ../nbs/14_costs.ipynb #5cb6513c
+#| code-summary: how many running means an optimizer keeps
 _MEANS = {"sgd": 0, "momentum": 1, "adamw": 2}  # float32, per parameter
-
-
-def _check_optimizer(optimizer):
-    "Refuse an optimizer whose state is not known."
-    if optimizer not in _MEANS:
-        raise ValueError(f"unknown optimizer {optimizer!r}, expected one "
-                         f"of {', '.join(_MEANS)}")
 
 # %% ../nbs/14_costs.ipynb #45234de4
 def state_parts(
@@ -439,7 +443,7 @@ def state_parts(
     Weights in less than four bytes have a float32 copy.  Raises
     ``ValueError`` for another optimizer.
     """
-    _check_optimizer(optimizer)
+    expect.choice(_MEANS, optimizer=optimizer)
     n = sum(parameter_parts(sizes).values())
     copy = 4 * n if dtype.itemsize < 4 else 0
     parts = {"weights": dtype.itemsize * n,
@@ -462,7 +466,7 @@ def activations(
     ``ff_kept`` vectors of width d_ff are kept (ReLU 1, GELU 2, gated
     4); the log-probabilities are float32; a source has as many tokens.
     """
-    _check_tokens(sizes, tokens, batch)
+    tokens, batch = _asked(sizes, tokens=tokens, batch=batch)
     s, (n_attention, n_ff, _) = sizes, _counts(sizes)
     heads = 2 * (s.n_heads + s.n_kv_heads) * s.d_head
     tables = 0 if fused else 2 * s.n_heads * tokens
@@ -500,7 +504,8 @@ def kv_cache(
     A layer with a window keeps that many at most.  0 for a model that
     is not causal.
     """
-    _check_tokens(sizes, tokens, batch, memory=memory)
+    tokens, batch, memory = _asked(sizes, tokens=tokens, batch=batch,
+                                   memory=memory)
     s = sizes
     if not s.causal:
         return 0
@@ -543,10 +548,8 @@ class Card:
     flops: int | float  # FLOP/s
 
     def __post_init__(self):
-        for name in ("memory", "bandwidth", "flops"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got "
-                                 f"{getattr(self, name)}")
+        expect.number("(0, inf)", memory=self.memory,
+                      bandwidth=self.bandwidth, flops=self.flops)
 
     @property
     def balance(self) -> float:
@@ -583,15 +586,11 @@ def decode_work(
     Moved are the weights of all products, once for the whole batch, and
     the cache.  Raises ``ValueError`` for a model that is not causal.
     """
-    if past < 1 or not sizes.causal:
-        raise ValueError(f"a step continues a text of at least 1 token of "
-                         f"a causal model, got past {past}, causal "
-                         f"{sizes.causal}")
+    expect.whole(past=past)  # a step continues a text
     how = dict(past=past, memory=memory, skip=True)
-    parts = flop_parts(sizes, 1, batch, **how)
-    pairs = parts.pop("pairs")
-    weights = sum(parts.values()) // (2 * batch)  # in some product
-    return Work(sum(parts.values()) + pairs, weights * dtype.itemsize
+    row = flop_parts(sizes, 1, **how)
+    weights = (sum(row.values()) - row["pairs"]) // 2  # in some product
+    return Work(flops(sizes, 1, batch, **how), weights * dtype.itemsize
                 + kv_cache(sizes, past + 1, batch, dtype, memory=memory))
 
 # %% ../nbs/14_costs.ipynb #6cc878c2
@@ -605,11 +604,10 @@ def prefill_work(
 
     The output layer counts at every token, as in a plain forward pass.
     """
-    parts = flop_parts(sizes, tokens, batch, skip=True)
-    weights = sum(n for name, n in parts.items() if name not in
-                  ("pairs", "pooler")) // (2 * batch * tokens)
-    return Work(sum(parts.values()), weights * dtype.itemsize
-                + kv_cache(sizes, tokens, batch, dtype))
+    weights = sum(n for name, n in flop_parts(sizes, 1).items()
+                  if name not in ("pairs", "pooler")) // 2
+    return Work(flops(sizes, tokens, batch, skip=True), weights
+                * dtype.itemsize + kv_cache(sizes, tokens, batch, dtype))
 
 # %% ../nbs/14_costs.ipynb #c305f09b
 def max_batch(
@@ -619,12 +617,10 @@ def max_batch(
     dtype: torch.dtype = torch.bfloat16,
 ) -> int:
     "How many texts of a length a card can write beside the weights."
+    expect.that(sizes.causal, f"{sizes.name} keeps no cache: causal is "
+                "False")
     free = card.memory - weight_bytes(sizes, dtype)
-    each = kv_cache(sizes, tokens, 1, dtype)
-    if not each:
-        raise ValueError(f"{sizes.name} keeps no cache: causal is "
-                         f"{sizes.causal}")
-    return max(0, int(free // each))
+    return max(0, int(free // kv_cache(sizes, tokens, 1, dtype)))
 
 # %% ../nbs/14_costs.ipynb #3e9999b2
 def training_time(
@@ -640,14 +636,13 @@ def training_time(
 
     Raises ``ValueError`` for a utilization outside (0, 1].
     """
-    if not 0 < utilization <= 1 or n_cards < 1:
-        raise ValueError(f"utilization must be above 0 and at most 1, got "
-                         f"{utilization}; n_cards at least 1, got "
-                         f"{n_cards}")
-    return training_flops(sizes, tokens, context) / (
-        card.flops * n_cards * utilization)
+    expect.number("(0, 1]", utilization=utilization)
+    speed = card.flops * utilization
+    expect.whole(n_cards=n_cards)
+    return training_flops(sizes, tokens, context) / (n_cards * speed)
 
 # %% ../nbs/14_costs.ipynb #701f72da
+#| code-summary: lines of the table about parameters
 def _parts_lines(c):
     "The lines of the table that say where the parameters are."
     parts = parameter_parts(c)
@@ -657,6 +652,7 @@ def _parts_lines(c):
         for name, n in parts.items()]
 
 # %% ../nbs/14_costs.ipynb #2ac91ecf
+#| code-summary: the table
 def _table(c):
     "The costs of a configuration, one per line."
     n = c.max_len or 2048

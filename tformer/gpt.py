@@ -118,8 +118,8 @@ class GPT(_GPT):
         Raises ``ValueError`` naming what ``GPT`` cannot be: an option
         of the configuration, missing and unknown tensors, shapes.
         """
-        text = (Path(folder) / "config.json").read_text(encoding="utf-8")
-        model = cls(gpt2_config(json.loads(text), dropout))
+        values = expect.json_object(Path(folder) / "config.json")
+        model = cls(gpt2_config(values, dropout))
         tensors = read_gpt2_tensors(folder)
         load_gpt2_tensors(model, tensors)
         return model.to(tensors["wte.weight"].dtype).eval()

@@ -19,20 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# %% ../nbs/06_norms_and_feedforward.ipynb #53ce95c7
-def _check_sizes(**named):
-    "Refuse sizes that are not whole numbers from 1 on."
-    for name, size in named.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at "
-                             f"least 1, got {size}")
-
-# %% ../nbs/06_norms_and_feedforward.ipynb #feaade73
-def _check_width(x, width, name):
-    "Refuse vectors of another width, a torch.Size, than the layer's."
-    if x.shape[-1:] != width:
-        raise ValueError(f"{name} takes vectors of width {width[0]}, got "
-                         f"x of shape {tuple(x.shape)}")
+from . import expect
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #b3a6fc87
 class Linear(nn.Module):
@@ -46,7 +33,7 @@ class Linear(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True):
         super().__init__()
-        _check_sizes(d_in=d_in, d_out=d_out)
+        expect.whole(d_in=d_in, d_out=d_out)
         self.weight = nn.Parameter(torch.randn(d_out, d_in) / d_in**0.5)
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
@@ -56,7 +43,7 @@ class Linear(nn.Module):
         try:
             return F.linear(x, self.weight, self.bias)
         except RuntimeError:  # see whether the width is the reason
-            _check_width(x, self.weight.shape[1:], "Linear")
+            expect.shapes(x=(x, f"*b {self.weight.shape[1]}"))
             raise
 
     def extra_repr(self) -> str:
@@ -111,7 +98,8 @@ class LayerNorm(nn.Module):
     def __init__(self, d_model: int, *, eps: float = 1e-5,
                  bias: bool = True):
         super().__init__()
-        _check_sizes(d_model=d_model)
+        expect.whole(d_model=d_model)
+        expect.number("(0, 1)", eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
@@ -120,7 +108,8 @@ class LayerNorm(nn.Module):
         self, x: Float[Tensor, "*b d"]
     ) -> Float[Tensor, "*b d"]:
         weight, eps = self.weight, self.eps
-        _check_width(x, weight.shape, "LayerNorm")
+        if x.shape[-1:] != weight.shape:
+            expect.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return layer_norm(x, weight, self.bias, eps)
         return F.layer_norm(x, weight.shape, weight, self.bias, eps)
@@ -139,7 +128,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, d_model: int, *, eps: float = 1e-6):
         super().__init__()
-        _check_sizes(d_model=d_model)
+        expect.whole(d_model=d_model)
+        expect.number("(0, 1)", eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
 
@@ -147,7 +137,8 @@ class RMSNorm(nn.Module):
         self, x: Float[Tensor, "*b d"]
     ) -> Float[Tensor, "*b d"]:
         weight, eps = self.weight, self.eps
-        _check_width(x, weight.shape, "RMSNorm")
+        if x.shape[-1:] != weight.shape:
+            expect.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return rms_norm(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -214,20 +205,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": identity,
 }
 
-# %% ../nbs/06_norms_and_feedforward.ipynb #9399eada
-def _check_activation(name):
-    "Refuse a name that is not in the table, listing those that are."
-    if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}, expected one of "
-                         f"{', '.join(ACTIVATIONS)}")
-
-# %% ../nbs/06_norms_and_feedforward.ipynb #27b9b638
-def _check_rate(p):
-    "Refuse a dropout rate that leaves nothing, or means nothing."
-    if not 0 <= p < 1:
-        raise ValueError(f"the dropout rate p must be at least 0 and "
-                         f"below 1, got {p}")
-
 # %% ../nbs/06_norms_and_feedforward.ipynb #2d3adcc7
 def dropout(
     x: Float[Tensor, "..."],
@@ -240,7 +217,7 @@ def dropout(
     every entry is unchanged, so nothing has to be done outside of
     training.  Raises ``ValueError`` for p outside [0, 1).
     """
-    _check_rate(p)
+    expect.number("[0, 1)", p=p)
     if not training or p == 0:
         return x
     keep = torch.rand(x.shape, device=x.device) >= p
@@ -256,7 +233,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float):
         super().__init__()
-        _check_rate(p)
+        expect.number("[0, 1)", p=p)
         self.p = p
 
     def forward(
@@ -283,8 +260,8 @@ class FeedForward(nn.Module):
                  activation: str = "relu", dropout: float = 0.0,
                  bias: bool = True):
         super().__init__()
-        _check_sizes(d_model=d_model, d_ff=d_ff)
-        _check_activation(activation)
+        expect.whole(d_model=d_model, d_ff=d_ff)
+        expect.choice(ACTIVATIONS, activation=activation)
         self.activation = activation
         self.up_proj = Linear(d_model, d_ff, bias)
         self.down_proj = Linear(d_ff, d_model, bias)
@@ -313,8 +290,8 @@ class GatedFeedForward(nn.Module):
                  activation: str = "silu", dropout: float = 0.0,
                  bias: bool = False):
         super().__init__()
-        _check_sizes(d_model=d_model, d_ff=d_ff)
-        _check_activation(activation)
+        expect.whole(d_model=d_model, d_ff=d_ff)
+        expect.choice(ACTIVATIONS, activation=activation)
         self.activation = activation
         self.gate_proj = Linear(d_model, d_ff, bias)
         self.up_proj = Linear(d_model, d_ff, bias)
@@ -341,22 +318,33 @@ def swiglu_width(
     width 4 d_model.  Exact in whole numbers: 512 gives 1344, 4096 gives
     10944.  (Llama rounds up, 4096 to 11008.)
     """
-    _check_sizes(d_model=d_model, multiple_of=multiple_of)
+    expect.whole(d_model=d_model, multiple_of=multiple_of)
     nearest = (16 * d_model + 3 * multiple_of) // (6 * multiple_of)
     return multiple_of * max(1, nearest)
 
-# %% ../nbs/06_norms_and_feedforward.ipynb #7847644d
-class PreNorm(nn.Module):
-    """``x + dropout(part(norm(x), …))``: the stream itself is not normed.
-
-    Xiong et al. (2020).  Further arguments go to the part.
-    """
+# %% ../nbs/06_norms_and_feedforward.ipynb #8c0e2337
+#| code-fold: true
+#| code-summary: what both orders hold, and the cache of the part
+class _Wrapped(nn.Module):
+    "A part with its norm and its dropout; a subclass puts them in order."
 
     def __init__(self, norm: nn.Module, part: nn.Module,
                  dropout: float = 0.0):
         super().__init__()
         self.norm, self.part = norm, part
         self.dropout = Dropout(dropout)
+
+    def new_cache(self, batch: int, max_len: int | None = None):
+        "The cache that the part makes; None if it keeps nothing."
+        make = getattr(self.part, "new_cache", None)
+        return None if make is None else make(batch, max_len)
+
+# %% ../nbs/06_norms_and_feedforward.ipynb #7847644d
+class PreNorm(_Wrapped):
+    """``x + dropout(part(norm(x), …))``: the stream itself is not normed.
+
+    Xiong et al. (2020).  Further arguments go to the part.
+    """
 
     def forward(
         self, x: Float[Tensor, "*b d"], *args, **kwargs
@@ -364,18 +352,12 @@ class PreNorm(nn.Module):
         return x + self.dropout(self.part(self.norm(x), *args, **kwargs))
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #b790d4fa
-class PostNorm(nn.Module):
+class PostNorm(_Wrapped):
     """``norm(x + dropout(part(x, …)))``, the order of 2017.
 
     Vaswani et al. (2017), section 3.1.  Further arguments go to the
     part.
     """
-
-    def __init__(self, norm: nn.Module, part: nn.Module,
-                 dropout: float = 0.0):
-        super().__init__()
-        self.norm, self.part = norm, part
-        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "*b d"], *args, **kwargs
@@ -406,16 +388,18 @@ def init_weights(
     twice; biases 0, weights of norms 1.  A parameter that no rule fits
     is a ``ValueError``, and then nothing is changed.
     """
-    _check_sizes(n_layers=1 if n_layers is None else n_layers)
-    shrink = 1.0 if n_layers is None else (2 * n_layers) ** -0.5
+    expect.number("[0, inf)", std=std)
+    shrink = 1.0
+    if n_layers is not None:
+        expect.whole(n_layers=n_layers)
+        shrink = (2 * n_layers) ** -0.5
     stds = {"zero": 0.0, "plain": std, "residual": std * shrink}
     plan = []
     for name, p in model.named_parameters():
         fits = [(mean, stds[kind]) for end, axes, mean, kind in INIT_RULES
                 if p.ndim >= axes and re.search(rf"(^|\.){end}$", name)]
-        if not fits:
-            raise ValueError(f"no rule for the parameter {name!r} of "
-                             f"shape {tuple(p.shape)}: see INIT_RULES")
+        expect.that(fits, f"no rule for the parameter {name!r} of shape "
+                    f"{tuple(p.shape)}: see INIT_RULES")
         plan.append((p, *fits[0]))
     for p, mean, spread in plan:
         p.normal_(mean, spread)

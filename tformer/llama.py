@@ -22,21 +22,10 @@ from .model import Block, Decoder, ModelConfig, describe
 from .position import Embedding
 from .rotary import Rotary, llama3_scaling, rope_frequencies
 
-# %% ../nbs/13_modern_decoder.ipynb #f4d1b2f9
+# %% ../nbs/13_modern_decoder.ipynb #9cb8a2c4
 #| code-summary: the four numbers of llama3_scaling
-SCALING = {"factor", "low_freq_factor", "high_freq_factor",
-           "original_max_len"}
-
-# %% ../nbs/13_modern_decoder.ipynb #6663a9e2
-#| code-summary: refuses what is not the four numbers of llama3_scaling
-def _check_scaling(scaling):
-    expect.kind(dict, rope_scaling=scaling)
-    expect.that(set(scaling) == SCALING, "rope_scaling needs "
-                f"{', '.join(sorted(SCALING))}, got "
-                f"{', '.join(sorted(scaling))}")
-    expect.number("(0, inf)", **{f"rope_scaling: {name}": value
-                                 for name, value in scaling.items()})
-    llama3_scaling(torch.ones(1), **scaling)
+SCALING = ("factor", "low_freq_factor", "high_freq_factor",
+           "original_max_len")
 
 # %% ../nbs/13_modern_decoder.ipynb #88349c1d
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,7 +59,10 @@ class LlamaConfig(ModelConfig):
                      n_kv_heads=self.n_kv_heads, d_head=self.d_head)
         rope_frequencies(self.head_width)
         if self.rope_scaling is not None:
-            _check_scaling(self.rope_scaling)
+            expect.kind(dict, rope_scaling=self.rope_scaling)
+            expect.keys(self.rope_scaling, SCALING, SCALING,
+                        of="rope_scaling")
+            llama3_scaling(torch.ones(1), **self.rope_scaling)
             object.__setattr__(self, "rope_scaling",
                                dict(self.rope_scaling))
 

@@ -19,6 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import expect
+
 # %% ../nbs/00_tour.ipynb #3bde7736
 def to_ids(text: str) -> Int[Tensor, "n"]:
     "The UTF-8 bytes of `text` as int64 ids, each in 0 … 255."
@@ -38,8 +40,8 @@ def windows(
     Yields `batch` windows at a time; `seed` decides the places. A text
     of fewer ids than one window is a ``ValueError``, at the first one.
     """
-    if len(ids) <= length:
-        raise ValueError(f"{len(ids)} ids hold no window of {length} + 1")
+    expect.that(len(ids) > length,
+                f"{len(ids)} ids hold no window of {length} + 1")
     draw = torch.Generator().manual_seed(seed)
     n = len(ids) - length           # places to begin
     while True:
@@ -52,9 +54,7 @@ class Attention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, causal: bool = True):
         super().__init__()
-        if d_model % n_heads:
-            raise ValueError(f"d_model {d_model} is no multiple of "
-                             f"n_heads {n_heads}")
+        expect.heads(d_model=d_model, n_heads=n_heads)
         self.n_heads, self.causal = n_heads, causal
         self.qkv_proj = nn.Linear(d_model, 3 * d_model)
         self.o_proj = nn.Linear(d_model, d_model)
@@ -111,10 +111,10 @@ class MiniGPT(nn.Module):
         self.lm_head = nn.Linear(d_model, vocab_size)
 
     def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
-        if ids.shape[1] > self.max_len:
-            raise ValueError(f"{ids.shape[1]} ids; the model sees at most "
-                             f"max_len {self.max_len}")
-        pos = torch.arange(ids.shape[1], device=ids.device)
+        n = ids.shape[1]
+        expect.that(n <= self.max_len, f"{n} ids; the model sees at most "
+                    f"max_len {self.max_len}")
+        pos = torch.arange(n, device=ids.device)
         x = self.embed(ids) + self.embed_pos(pos)
         return self.lm_head(self.norm(self.blocks(x)))
 
@@ -144,8 +144,8 @@ def fit(model: nn.Module, batches: Iterable, steps: int,
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    if len(losses) < steps:
-        raise ValueError(f"{len(losses)} batches for {steps} steps")
+    expect.that(len(losses) == steps,
+                f"{len(losses)} batches for {steps} steps")
     return losses
 
 # %% ../nbs/00_tour.ipynb #a73232e7
@@ -157,9 +157,9 @@ def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
     Needs at least one id to begin with and a `temperature` above 0, else
     ``ValueError``. The same `seed` draws the same numbers.
     """
-    if len(ids) == 0 or temperature <= 0:
-        raise ValueError(f"needs a first id and a temperature above 0, "
-                         f"got {len(ids)} ids, temperature {temperature}")
+    expect.that(len(ids) > 0 and temperature > 0,
+                "needs a first id and a temperature above 0, got "
+                f"{len(ids)} ids, temperature {temperature}")
     draw = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     for _ in range(n):
@@ -174,8 +174,8 @@ def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
 def evaluate(model: nn.Module, ids: Int[Tensor, "n"]) -> float:
     "Mean loss in nats per id, over all windows of `ids` side by side."
     length = model.max_len + 1
-    if len(ids) < length:
-        raise ValueError(f"{len(ids)} ids; a window has {length}")
+    expect.that(len(ids) >= length,
+                f"{len(ids)} ids; a window has {length}")
     rows = ids[:len(ids) // length * length].view(-1, length)
     losses = [next_id_loss(model, part) * len(part)
               for part in rows.split(64)]
@@ -184,10 +184,10 @@ def evaluate(model: nn.Module, ids: Int[Tensor, "n"]) -> float:
 # %% ../nbs/00_tour.ipynb #c85edd03
 def read_record(name: str) -> list[dict[str, str]]:
     "The rows of a recorded experiment that comes with the package."
-    path = resources.files("tformer") / "records" / f"{name}.csv"
-    if not path.is_file():
-        known = sorted(p.name for p in path.parent.iterdir())
-        raise ValueError(f"no record {name}.csv, expected one of {known}")
+    folder = resources.files("tformer") / "records"
+    expect.choice(sorted(p.name.removesuffix(".csv")
+                         for p in folder.iterdir()), name=name)
+    path = folder / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 

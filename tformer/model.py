@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTS', 'CONFIG', 'PARTS', 'ModelConfig', 'Block', 'layer_cache', 'from_attention_mask', 'Model', 'Decoder',
            'save_model', 'read_tensors', 'load_weights', 'load_model', 'describe']
 
-# %% ../nbs/A4_models.ipynb #0482b514
+# %% ../nbs/A4_models.ipynb #d28fe722
 #| code-fold: true
 #| code-summary: imports
 import dataclasses
@@ -26,7 +26,7 @@ from . import expect
 from .attention import Cache, LayerCache, Positions
 from .position import Derived
 
-# %% ../nbs/A4_models.ipynb #1d90f821
+# %% ../nbs/A4_models.ipynb #080ecb60
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModelConfig:
     """The numbers that a model is built from; a base of others.
@@ -55,17 +55,11 @@ class ModelConfig:
         "The configuration with these fields; the others keep defaults."
         fields = {f.name: f.default is f.default_factory  # both missing
                   for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(fields))
-        lacking = [name for name, needed in fields.items()
-                   if needed and name not in values]
-        for names, what in ((unknown, "has no field"),
-                            (lacking, "needs a value for")):
-            expect.that(not names, f"{cls.__name__} {what} "
-                        f"{', '.join(names)}; its fields are "
-                        f"{', '.join(fields)}")
+        needed = [name for name, must in fields.items() if must]
+        expect.keys(values, fields, needed, of=cls.__name__)
         return cls(**values)
 
-# %% ../nbs/A4_models.ipynb #6b7a1bc1
+# %% ../nbs/A4_models.ipynb #948bf879
 class Block(nn.Module):
     """Attention, then a feed-forward layer, each as it is given.
 
@@ -96,7 +90,7 @@ class Block(nn.Module):
         "What this block keeps of earlier tokens, as its attention says."
         return layer_cache(self.attention, batch, max_len)
 
-# %% ../nbs/A4_models.ipynb #ec9826a2
+# %% ../nbs/A4_models.ipynb #d6ae4132
 #| code-fold: true
 #| code-summary: the cache that an attention asks for
 def layer_cache(
@@ -110,7 +104,7 @@ def layer_cache(
             return module.new_cache(batch, max_len)
     return LayerCache()
 
-# %% ../nbs/A4_models.ipynb #2de206b9
+# %% ../nbs/A4_models.ipynb #4fe90b25
 def from_attention_mask(
     mask: Shaped[Tensor, "b t"],  # whole numbers or booleans
 ) -> Int[Tensor, "b t"]:
@@ -124,19 +118,7 @@ def from_attention_mask(
     keep = mask.bool()
     return (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
 
-# %% ../nbs/A4_models.ipynb #f65d5eec
-#| code-summary: refuses a 0/1 mask in the place of positions
-def _refuse_zeros_and_ones(pos):
-    "Two ones side by side: no text has two tokens at position 1."
-    at = pos.at
-    if at.is_cpu and not torch.compiler.is_compiling():
-        ones = at == 1
-        expect.that(not (ones[:, 1:] & ones[:, :-1]).any(),
-                    "pos looks like a 0/1 mask: it has position 1 twice "
-                    "side by side; from_attention_mask(mask) makes "
-                    "positions of it")
-
-# %% ../nbs/A4_models.ipynb #ee7a54c5
+# %% ../nbs/A4_models.ipynb #c34252f0
 class Model(nn.Module):
     """What all models share; a subclass sets ``config_class``.
 
@@ -162,16 +144,9 @@ class Model(nn.Module):
         Raises ``ValueError`` for a text beyond ``max_len``, a cache of
         another model, a 0/1 mask given as ``pos``.
         """
-        expect.shapes(ids=(ids, "b t"))
-        if isinstance(pos, Tensor):
-            _refuse_zeros_and_ones(Positions.of(pos))
-        if cache is not None and len(cache.layers) != len(self.blocks):
-            raise ValueError(f"a cache of {len(cache.layers)} layers "
-                             f"meets a model of {len(self.blocks)}")
+        expect.inputs(ids, pos, cache, len(self.blocks))
         pos = Positions.of(pos, ids, cache)
-        if pos.end is not None and pos.end > self.max_len:
-            raise ValueError(f"{pos.end} tokens; the model takes at most "
-                             f"max_len {self.max_len}")
+        expect.at_most(self.max_len, tokens=pos.end)
         return pos
 
     def new_cache(self, batch: int, max_len: int | None = None) -> Cache:
@@ -209,7 +184,7 @@ class Model(nn.Module):
         n = sum(p.numel() for p in self.parameters())
         return f"{n:,} parameters, max_len={self.max_len}"
 
-# %% ../nbs/A4_models.ipynb #668f0eb6
+# %% ../nbs/A4_models.ipynb #cd652b3d
 class Decoder(Model):
     """Ids to logits by a stack of causal blocks.
 
@@ -252,7 +227,7 @@ class Decoder(Model):
         return self.lm_head(self.hidden(ids, cache=cache, pos=pos,
                                         mask=mask))
 
-# %% ../nbs/A4_models.ipynb #6d6bc833
+# %% ../nbs/A4_models.ipynb #cbbdc157
 #| code-summary: parameters and saved buffers, shared ones once
 def _weights(model):
     "The first name, all names, and the tensor."
@@ -264,16 +239,16 @@ def _weights(model):
             found.setdefault(place, (name, [], x))[1].append(name)
     return list(found.values())
 
-# %% ../nbs/A4_models.ipynb #2d2ce231
+# %% ../nbs/A4_models.ipynb #3596cfc5
 #| code-summary: a tensor that owns its memory, as a file wants it
 def _alone(tensor):
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
-# %% ../nbs/A4_models.ipynb #98ab6dac
+# %% ../nbs/A4_models.ipynb #a42884fd
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-# %% ../nbs/A4_models.ipynb #ba98e4b3
+# %% ../nbs/A4_models.ipynb #d2acde01
 def save_model(
     model: nn.Module,  # with a ``config``, a ``ModelConfig``
     folder: str | os.PathLike,  # made if it is not there
@@ -300,7 +275,7 @@ def save_model(
         path: lambda beside: beside.write_text(text + "\n",
                                                encoding="utf-8")})
 
-# %% ../nbs/A4_models.ipynb #58827051
+# %% ../nbs/A4_models.ipynb #3b2454f7
 def read_tensors(
     path: str | os.PathLike,  # a safetensors file
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -319,7 +294,7 @@ def read_tensors(
         raise ValueError(f"{path} is no whole safetensors file: "
                          f"{error}") from error
 
-# %% ../nbs/A4_models.ipynb #92db6788
+# %% ../nbs/A4_models.ipynb #eb80bb74
 #| code-summary: lists what keeps tensors from being loaded
 def _misfits(known, tensors):
     "One line for each name that is missing, unknown, or misshapen."
@@ -338,7 +313,7 @@ def _misfits(known, tensors):
                   if not torch.equal(tensors[name], tensors[given[0]])]
     return wrong
 
-# %% ../nbs/A4_models.ipynb #a8ff5f33
+# %% ../nbs/A4_models.ipynb #14a48c47
 @torch.no_grad()
 def load_weights(
     model: nn.Module,  # changed in place, or not at all
@@ -360,7 +335,7 @@ def load_weights(
     for _, names, x in known:
         x.copy_(next(tensors[name] for name in names if name in tensors))
 
-# %% ../nbs/A4_models.ipynb #73e89763
+# %% ../nbs/A4_models.ipynb #9c60e65c
 #| code-summary: a model with memory, and no weights in it yet
 def _unfilled(cls, config, parts):
     "Made on the meta device, unless that would lose a table."
@@ -374,7 +349,7 @@ def _unfilled(cls, config, parts):
     with torch.random.fork_rng(devices=[]):
         return cls(config, **parts)
 
-# %% ../nbs/A4_models.ipynb #0f29186e
+# %% ../nbs/A4_models.ipynb #163615cf
 #| code-summary: gives every tensor the type it has in the file
 @torch.no_grad()
 def _adopt_types(model, tensors):
@@ -390,7 +365,7 @@ def _adopt_types(model, tensors):
         if found and x.dtype != found[0].dtype:
             x.data = x.data.to(found[0].dtype)
 
-# %% ../nbs/A4_models.ipynb #04bb0b95
+# %% ../nbs/A4_models.ipynb #e4568672
 #| code-summary: reads the configuration, which must belong to the weights
 def _read_config(folder, metadata):
     """What config.json says, or the copy inside the weights.
@@ -398,16 +373,11 @@ def _read_config(folder, metadata):
     The copy counts if config.json is still the one that the save was
     about to replace when it was interrupted.
     """
-    path = folder / CONFIG
-    try:
-        text = expect.file(path).read_text(encoding="utf-8")
-        inside = json.loads(metadata.get("config", "null"))
-        if inside is not None and text == metadata.get("replaces"):
-            return inside
-        values = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    expect.kind(dict, **{CONFIG: values})
+    inside = json.loads(metadata.get("config", "null"))
+    path, old = folder / CONFIG, metadata.get("replaces")
+    if inside and expect.file(path).read_text(encoding="utf-8") == old:
+        return inside
+    values = expect.json_object(path)
     differ = [f"{name} {values.get(name)!r} and {inside.get(name)!r}"
               for name in {**values, **(inside or {})}
               if inside and values.get(name) != inside.get(name)]
@@ -415,7 +385,7 @@ def _read_config(folder, metadata):
                 f"of one save: {', '.join(differ)}")
     return values
 
-# %% ../nbs/A4_models.ipynb #a12ad5a2
+# %% ../nbs/A4_models.ipynb #9346aab9
 def load_model(
     cls: type,  # the class that was saved, such as ``Llama``
     folder: str | os.PathLike,  # what ``save_model`` wrote
@@ -443,10 +413,10 @@ def load_model(
     load_weights(model, tensors)
     return model.eval()
 
-# %% ../nbs/A4_models.ipynb #933ec5af
+# %% ../nbs/A4_models.ipynb #e58a3752
 PARTS = {"attention"}  # what ``Model.parts`` may tell of
 
-# %% ../nbs/A4_models.ipynb #a802bdfb
+# %% ../nbs/A4_models.ipynb #4bbcd7c0
 def describe(
     module: nn.Module,
 ) -> str:
@@ -461,7 +431,7 @@ def describe(
     said = ", ".join([*filter(None, [module.extra_repr()]), *inner])
     return f"{type(module).__name__}({said})"
 
-# %% ../nbs/A4_models.ipynb #1180119b
+# %% ../nbs/A4_models.ipynb #15fcc3ac
 #| code-summary: refuses a model with other parts than those saved
 def _same_parts(folder, saved, model):
     made = getattr(model, "parts", dict)()

@@ -22,6 +22,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
+from . import expect
+
 # %% ../nbs/A1_figures.ipynb #6f4ff70c
 def luminance(
     color,  # anything that matplotlib reads as a color
@@ -179,8 +181,7 @@ def inline_svg(
     description, and for more than 150,000 bytes.
     """
     for name, text in (("title", title), ("desc", desc)):
-        if not str(text or "").strip():
-            raise ValueError(f"a figure needs a {name}: 0 characters")
+        expect.that(str(text or "").strip(), f"a figure needs a {name}")
     raw = _draw(fig)
     box = re.search(r'viewBox="([^"]*)"', raw)[1]
     body = raw[raw.index(">", raw.index("<svg")) + 1:raw.rindex("</svg>")]
@@ -227,9 +228,9 @@ def show(
     for more than 150,000 bytes.
     """
     svg = inline_svg(fig, title, desc)
-    if len(svg.encode()) > MAX_BYTES:
-        raise ValueError(f"the figure takes {len(svg.encode())} bytes, "
-                         f"at most {MAX_BYTES} are allowed")
+    size = len(svg.encode())
+    expect.that(size <= MAX_BYTES, f"the figure takes {size} bytes, at "
+                f"most {MAX_BYTES} are allowed")
     return Figure(svg, title, desc)
 
 # %% ../nbs/A1_figures.ipynb #a1a7e4c8
@@ -238,12 +239,10 @@ def _array(values, rows, cols):
     if hasattr(values, "detach"):
         values = values.detach().float().cpu()
     a = np.asarray(values, dtype=float)
-    if a.ndim != 2:
-        raise ValueError(f"a heat map has 2 axes, got {a.ndim}")
+    expect.that(a.ndim == 2, f"a heat map has 2 axes, got {a.ndim}")
     for name, labels, n in zip(("row", "column"), (rows, cols), a.shape):
-        if labels is not None and len(labels) != n:
-            raise ValueError(
-                f"{len(labels)} {name} labels for {n} {name}s")
+        got = n if labels is None else len(labels)
+        expect.that(got == n, f"{got} {name} labels for {n} {name}s")
     return a
 
 # %% ../nbs/A1_figures.ipynb #a3f7c5f8
@@ -447,18 +446,15 @@ def stepper(
     """
     frames = list(frames)
     n = len(frames)
-    if n < 2:
-        raise ValueError(f"a stepper needs 2 frames or more, got {n}")
+    expect.that(n >= 2, f"a stepper needs 2 frames or more, got {n}")
     if key is None:
         key = sorted({round(i * (n - 1) / 3) for i in range(4)})
-    if not key or min(key) < 0 or max(key) >= n:
-        raise ValueError(f"key is {list(key)}, expected some of the "
-                         f"frames 0 to {n - 1}")
+    expect.that(key and {*key} <= {*range(n)}, f"key must name some of "
+                f"the frames 0 to {n - 1}, got {list(key)}")
     drawn = [(inline_svg(f, f"{title}, step {i + 1} of {n}", c), c)
              for i, (f, c) in enumerate(frames)]
     made = Stepper(drawn, title, list(key))
     size = len(made._repr_html_().encode())
-    if size > MAX_STEPPER:
-        raise ValueError(f"the stepper takes {size} bytes, "
-                         f"at most {MAX_STEPPER} are allowed")
+    expect.that(size <= MAX_STEPPER, f"the stepper takes {size} bytes, at "
+                f"most {MAX_STEPPER} are allowed")
     return made

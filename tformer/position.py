@@ -94,11 +94,9 @@ class Embedding(nn.Module):
 # %% ../nbs/04_absolute_positions.ipynb #349a9568
 def _frequencies(d_model, base, device=None):
     "Radians per position of each pair of columns, in float64."
-    expect.whole(d_model=d_model)
-    expect.that(0 < base < math.inf, f"base must be above 0, got {base}")
-    expect.that(d_model % 2 == 0, f"d_model {d_model} must be even, as "
-                f"{d_model + 1}: sine and cosine come in pairs")
+    expect.even(d_model=d_model)
     i = torch.arange(d_model // 2, dtype=torch.float64, device=device)
+    expect.that(0 < base < math.inf, f"base must be above 0, got {base}")
     return base ** (-2 * i / d_model)
 
 # %% ../nbs/04_absolute_positions.ipynb #35feac2d

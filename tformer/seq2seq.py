@@ -95,10 +95,9 @@ class Seq2SeqConfig(ModelConfig):
     def __post_init__(self):
         super().__post_init__()
         expect.heads(d_model=self.d_model, n_heads=self.n_heads)
-        expect.that(self.d_model % 2 == 0, f"d_model {self.d_model} must "
-                    "be even: sinusoids come in pairs")
+        expect.even(d_model=self.d_model)
 
-# %% ../nbs/09_encoder_decoder.ipynb #7a6e507a
+# %% ../nbs/09_encoder_decoder.ipynb #01ab5720
 #| code-summary: positions of a source, from a mask of its tokens
 def _named(mask):
     return None if mask is None else Positions(from_attention_mask(mask))

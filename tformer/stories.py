@@ -6,8 +6,7 @@
 __all__ = ['LEXICON', 'SITE', 'PREPS', 'ROLES', 'SEX', 'FORMS', 'VOWEL', 'AN', 'SLOT', 'PLOTS', 'BEATS', 'TAKES', 'INDEX',
            'LEVELS', 'END', 'RULES', 'shelve', 'read_places', 'Slot', 'named', 'article', 'plain', 'Wording', 'wording',
            'match', 'tells', 'World', 'Plot', 'ends', 'add_beats', 'read', 'add_plot', 'Dice', 'choose_cast',
-           'choose_beats', 'wordings', 'tell', 'checked', 'generate', 'corpus', 'sentences', 'hear', 'ending', 'Grade',
-           'grade']
+           'choose_beats', 'wordings', 'tell', 'generate', 'corpus', 'sentences', 'hear', 'ending', 'Grade', 'grade']
 
 # %% ../nbs/A2_stories.ipynb #c66ee178
 #| code-fold: true
@@ -19,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
+
+from . import expect
 
 # %% ../nbs/A2_stories.ipynb #fbe4b43b
 #| code-fold: false
@@ -705,8 +706,8 @@ def add_beats(
 ) -> None:
     """Make the beats of ``table`` known."""
     for name, wordings in read_beats(table).items():
-        if BEATS.get(name, wordings) != wordings:
-            raise ValueError(f"beat {name!r} is there already")
+        expect.that(BEATS.get(name, wordings) == wordings,
+                    f"beat {name!r} is there already")
         fresh = [] if name in BEATS else wordings
         BEATS[name] = wordings
         for w in fresh:
@@ -1349,12 +1350,16 @@ master: k = a
     ++ {a} thanked {b!}, and they went on to {k} together.
 """)
 
+# %% ../nbs/A2_stories.ipynb #7b59f1d9
+LEVELS = (1, 2, 3)
+
 # %% ../nbs/A2_stories.ipynb #dadf46a7
 class Dice:
     """The only source of chance in a story."""
 
     def __init__(self, seed, level):
-        self.random = random.Random(4 * seed + level).random
+        expect.choice(LEVELS, level=level)
+        self.random = random.Random(4 * int(seed) + level).random
         self.level = level
 
     def pick(self, options):
@@ -1422,24 +1427,6 @@ def tell(
             focus, last = who, w.people
     return " ".join(lines) + "\n"
 
-# %% ../nbs/A2_stories.ipynb #7b59f1d9
-LEVELS = (1, 2, 3)
-
-
-def checked(
-    name: str,     # of the argument, for the message
-    value: int,
-    least: int,    # the smallest right value
-    most: int | None = None,
-) -> int:
-    """``value`` if it is an int from ``least`` to ``most``."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}; expected an int")
-    if value < least or most is not None and value > most:
-        span = "or more" if most is None else f"to {most}"
-        raise ValueError(f"{name} is {value}; expected {least} {span}")
-    return value
-
 # %% ../nbs/A2_stories.ipynb #abe18daa
 def generate(
     n: int | None = None,  # how many; None: without end
@@ -1449,12 +1436,11 @@ def generate(
     """Yield ``n`` stories, each a line that ends with a newline.
 
     The same seed and level give the same stories everywhere. Raises
-    TypeError or ValueError, naming the value, for arguments that are
-    no such numbers.
+    ``ValueError``, naming the value, for arguments that are no such
+    numbers.
     """
-    if n is not None:
-        checked("n", n, 0)
-    dice = Dice(checked("seed", seed, 0), checked("level", level, 1, 3))
+    expect.whole(0, seed=seed, n=0 if n is None else n)
+    dice = Dice(seed, level)
     plots = [p for p in PLOTS if p.level <= level]
     endless = iter(lambda: tell(dice.pick(plots), dice), None)
     return islice(endless, n)
@@ -1466,9 +1452,9 @@ def corpus(
     level: int = 1,  # 1, 2 or 3
 ) -> str:
     """Whole stories with an empty line between them."""
+    expect.whole(0, chars=chars)
     stories, size = [], 0       # with one newline after each
     endless = generate(None, seed, level)
-    checked("chars", chars, 0)
     while max(size - 1, 0) < chars:
         stories.append(next(endless))
         size += len(stories[-1]) + 1
@@ -1637,6 +1623,7 @@ def cut(
     end if ``text`` does not end with a newline. Then a last sentence
     that cannot be read is left out, since it may stop half-way.
     """
+    expect.kind(str, text=text)
     blocks = [[sentences(b), True] for b in text.split("\n") if b.strip()]
     many = len(blocks) > 1
     if many and not starts(blocks[0][0][0]):
@@ -1687,11 +1674,10 @@ def grade(
 
     A rule's score is the share of its checks that passed. A rule that
     nothing in the text could be checked by scores 1 if some sentence
-    was readable, else 0. Raises TypeError if ``text`` is no str.
+    was readable, else 0. Raises ``ValueError`` if ``text`` is no str.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"text is {type(text).__name__}; expected str")
-    level = 3 if level is None else checked("level", level, 1, 3)
+    expect.choice((None, *LEVELS), level=level)
+    level = 3 if level is None else level
     worlds = [hear_story(*story, level) for story in cut(text)]
     made = sum((w.made for w in worlds), Counter())
     failed = sum((w.failed for w in worlds), Counter())

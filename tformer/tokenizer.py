@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SAFE_CUTS', 'as_chars', 'index_pairs', 'replace_pair', 'apply_merge', 'tie_key', 'learn_merges', 'split_words',
-           'cut_blocks', 'read_file', 'count_source', 'Rules', 'make_rules', 'merge_short', 'merge_long', 'Cache',
-           'Vocabulary', 'spell', 'unspell', 'recover_merges', 'Portable', 'Encoder', 'Tokenizer']
+           'cut_blocks', 'read_file', 'count_source', 'Vocabulary', 'Rules', 'make_rules', 'merge_short', 'merge_long',
+           'Cache', 'Encoder', 'spell', 'unspell', 'pack', 'unpack', 'read_hf', 'write_hf', 'recover_merges',
+           'read_tiktoken', 'write_tiktoken', 'read_gpt2', 'write_gpt2', 'train_vocabulary', 'Tokenizer']
 
 # %% ../nbs/03_tokenizer.ipynb #160fbf5e
 #| code-fold: true
@@ -15,11 +16,10 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from heapq import heapify, heappop, heappush
 from itertools import chain, repeat
 from multiprocessing import Pool
@@ -31,8 +31,9 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
+from . import expect
 from .bpe import (BYTE_ORDER, GPT2_PATTERN, check_special,
-                         check_text, pretokenize)
+                         count_merges, pretokenize)
 
 # %% ../nbs/03_tokenizer.ipynb #48567133
 def as_chars(
@@ -114,6 +115,7 @@ def tie_key(
     ties: str,     # "bytes" or "ids"
 ) -> str:          # those of a pair, joined: the smallest is merged first
     "Order pairs of equal count: see ``tformer.bpe.best_pair``."
+    expect.choice(("bytes", "ids"), ties=ties)
     if ties == "ids":
         return chr(_RANK.get(id, id))
     return token.translate(_MIRROR).decode("latin-1") + _END
@@ -215,14 +217,19 @@ def special_pattern(
 
 # %% ../nbs/03_tokenizer.ipynb #301b7af8
 #| code-fold: false
-def split_known(
+def split_text(
     text: str,                       # any text
     special_tokens: frozenset[str],  # may be empty
-) -> list[str]:                      # text and special tokens in turn
-    "Cut a text at special tokens: every second item is one."
-    if not special_tokens:
-        return [text]
-    return special_pattern(special_tokens).split(text)
+    pattern: str = GPT2_PATTERN,     # in the syntax of ``regex``
+) -> Iterator[tuple[bool, list[str]]]:
+    "Yield the words of a text, and its special tokens as (True, [one])."
+    parts = (special_pattern(special_tokens).split(text)
+             if special_tokens else [text])
+    for n, part in enumerate(parts):
+        if n % 2:
+            yield True, [part]
+        else:
+            yield False, split_words(part, pattern)
 
 # %% ../nbs/03_tokenizer.ipynb #cdfe863c
 #| code-fold: false
@@ -290,11 +297,11 @@ def read_file(
             raise ValueError(f"{os.fspath(path)} is not UTF-8: byte "
                              f"0x{e.object[e.start]:02x} at position "
                              f"{at}") from None
-        if not file.tell():
-            raise ValueError(f"{os.fspath(path)} is empty")
+        expect.that(file.tell(), f"{os.fspath(path)} is empty")
 
 # %% ../nbs/03_tokenizer.ipynb #5ec15d20
-def open_texts(
+#| code-summary: telling files from texts
+def _open_texts(
     source: str | os.PathLike | Iterable[str | os.PathLike],
 ) -> Iterator[Iterable[str]]:  # each text in pieces
     """Yield the texts of a source: a path, or an iterable.
@@ -302,10 +309,9 @@ def open_texts(
     A ``str`` alone is a path. In an iterable, ``Path`` objects are files
     and strings are texts.
     """
-    if isinstance(source, bytes) or not isinstance(
-            source, (os.PathLike, Iterable)):
-        raise ValueError(f"the source is {type(source).__name__}, "
-                         "expected a path or a list of texts")
+    expect.that(isinstance(source, (os.PathLike, Iterable))
+                and not isinstance(source, bytes), "source must be a path "
+                f"or a list of texts, got {type(source).__name__}")
     if isinstance(source, str) and not os.path.exists(source):
         shown = source if len(source) < 60 else source[:57] + "..."
         raise FileNotFoundError(
@@ -316,14 +322,15 @@ def open_texts(
         if isinstance(item, os.PathLike):
             yield read_file(item)
             continue
-        check_text(item)
+        expect.text(text=item)
         if n == 0 and len(item) < 256 and os.path.isfile(item):
             raise ValueError(f"the text {item!r} names a file; in a list, "
                              "files are given as Path objects")
         yield (item,)
 
 # %% ../nbs/03_tokenizer.ipynb #9f5ee525
-def count_task(
+#| code-summary: counting the words of some blocks
+def _count_task(
     texts: list[str],                # blocks, as ``cut_blocks`` gives
     special_tokens: frozenset[str],  # left out of the count
     pattern: str,
@@ -331,12 +338,14 @@ def count_task(
     "Count the pre-tokens of some blocks."
     counts = Counter()
     for text in texts:
-        for part in split_known(text, special_tokens)[::2]:
-            counts.update(split_words(part, pattern))
+        for special, words in split_text(text, special_tokens, pattern):
+            if not special:
+                counts.update(words)
     return counts
 
 # %% ../nbs/03_tokenizer.ipynb #8c1ffc32
-def gather(
+#| code-summary: putting texts together into tasks
+def _gather(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters
 ) -> Iterator[list[str]]:
@@ -352,6 +361,7 @@ def gather(
         yield task
 
 # %% ../nbs/03_tokenizer.ipynb #2fb6feb0
+#| code-summary: what a process is given when it starts
 _job = None
 
 
@@ -360,18 +370,19 @@ def _take_job(function):
     _job = function
 
 # %% ../nbs/03_tokenizer.ipynb #b05bc4db
+#| code-summary: what it then does with each task
 def _do_job(task):
     return _job(task)
 
 # %% ../nbs/03_tokenizer.ipynb #1d164b87
+#| code-summary: one task after the other, here or in several processes
 def share(
     function: Callable,          # importable by other processes
     tasks: Iterable,
     processes: int | None = None,  # None or 1: this process
 ) -> Iterator:
     "Apply a function to tasks, here or in several processes, in order."
-    if processes is not None and index(processes) < 1:
-        raise ValueError(f"processes is {processes}, expected 1 or more")
+    expect.whole(processes=1 if processes is None else processes)
     if processes in (None, 1):
         yield from map(function, tasks)
         return
@@ -392,16 +403,115 @@ def count_source(
                disable=None if progress else True)
     blocks = chain.from_iterable(
         cut_blocks(chunks, special_tokens, pattern, 1 << 20)
-        for chunks in open_texts(source))
-    count = partial(count_task, special_tokens=special_tokens,
+        for chunks in _open_texts(source))
+    count = partial(_count_task, special_tokens=special_tokens,
                     pattern=pattern)
     with bar:
-        for part in share(count, gather(blocks), processes):
+        for part in share(count, _gather(blocks), processes):
             counts.update(part)
             bar.update(sum(len(w) * n for w, n in part.items()))
-    if not counts:
-        raise ValueError("the source holds no text to train on")
+    expect.that(counts, "the source holds no text to train on")
     return counts
+
+# %% ../nbs/03_tokenizer.ipynb #6eac24c9
+#| code-fold: true
+#| code-summary: the tokens that merges make, if these are in order
+def _tokens_of(merges):
+    "The 256 bytes, then what merges make: a dict, for its order."
+    tokens, used = dict.fromkeys(bytes([i]) for i in range(256)), set()
+    pairs = set()
+    for n, pair in enumerate(merges):
+        if len(pair) != 2 or not tokens.keys() >= {*pair}:
+            raise ValueError(f"merge {n} must join two bytes or earlier "
+                             f"merges, got {pair}")
+        token = b"".join(pair)
+        used.update(pair)
+        if token in used or pair in pairs:
+            raise ValueError(f"merge {n} makes {token!r} again, after it "
+                             "was made and used")
+        pairs.add(pair)
+        tokens[token] = None
+    return tokens
+
+# %% ../nbs/03_tokenizer.ipynb #77d55679
+#| code-fold: true
+#| code-summary: an id for each token, or the ids that were given, checked
+def _number(tokens, special_tokens, ids):
+    "Ids of tokens and of special tokens: in order, or the given ones."
+    named = isinstance(special_tokens, Mapping)
+    check_special([*special_tokens] if named else special_tokens)
+    ids = dict(zip(tokens, range(len(tokens))) if ids is None else ids)
+    missing, unknown = tokens.keys() - ids, ids.keys() - tokens
+    expect.that(not missing, f"{sorted(missing)[:3]} have no id")
+    expect.that(not unknown, f"no merge makes {sorted(unknown)[:3]}")
+    special = dict(special_tokens if named else zip(
+        special_tokens, range(max(ids.values()) + 1, 1 << 63)))
+    every = [*ids.items(), *special.items()]
+    expect.whole(0, **{f"the id of {token!r}": i for token, i in every
+                       if type(i) is not int or i < 0})
+    twice = [i for i, n in Counter(i for _, i in every).items() if n > 1]
+    expect.that(not twice, f"ids must be distinct, got {twice[:3]} twice")
+    return ({token: int(i) for token, i in ids.items()},
+            {token: int(i) for token, i in special.items()})
+
+# %% ../nbs/03_tokenizer.ipynb #c92b459e
+class Vocabulary:
+    "Tokens, special tokens and their ids; ids back to bytes and text."
+
+    def __init__(
+        self,
+        merges: Sequence[tuple[bytes, bytes]],  # in order
+        special_tokens: Sequence[str] | Mapping[str, int] = (),
+        pattern: str = GPT2_PATTERN,  # in the syntax of ``regex``
+        ids: Mapping[bytes, int] | None = None,  # None: as in chapter 2
+    ):
+        regex.compile(pattern)
+        self.merges = [tuple(map(bytes, pair)) for pair in merges]
+        self.pattern = pattern
+        self.ids, self.special_tokens = _number(
+            _tokens_of(self.merges), special_tokens, ids)
+        self._bytes = {i: token for token, i in self.ids.items()}
+        self._bytes |= {i: token.encode() for token, i
+                        in self.special_tokens.items()}
+
+    def __len__(self) -> int:
+        "One more than the largest id: the rows of an embedding table."
+        return max(self._bytes) + 1
+
+    def __eq__(self, other):
+        return (vars(self) == vars(other) if isinstance(other, Vocabulary)
+                else NotImplemented)
+
+    def token_to_id(self, token: str | bytes) -> int:
+        "The id of a special token or of a token given as text or bytes."
+        if token in self.special_tokens:
+            return self.special_tokens[token]
+        raw = token.encode() if isinstance(token, str) else token
+        expect.that(raw in self.ids, f"{token!r} is no token")
+        return self.ids[raw]
+
+    def id_to_bytes(self, id: int) -> bytes:
+        "The bytes that an id stands for."
+        return self.decode_bytes([id])
+
+    def decode_bytes(self, ids: Iterable) -> bytes:
+        "Join the bytes of ids; ``ValueError`` for an unknown id."
+        try:
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            return b"".join(map(self._bytes.__getitem__, map(index, ids)))
+        except KeyError as e:
+            raise ValueError(f"id {e.args[0]!r} is unknown, expected 0 to "
+                             f"{len(self) - 1}") from None
+        except TypeError as e:
+            raise ValueError(f"expected one flat list of ids: {e}") from e
+
+    def decode(self, ids: Iterable, errors: str = "replace") -> str:
+        "Turn ids into text; bytes that are no UTF-8 become U+FFFD."
+        return self.decode_bytes(ids).decode("utf-8", errors)
+
+    def decode_batch(self, batch: Iterable[Iterable]) -> list[str]:
+        "``decode`` for several lists of ids."
+        return [self.decode(ids) for ids in batch]
 
 # %% ../nbs/03_tokenizer.ipynb #89deee00
 class Rules(NamedTuple):
@@ -413,26 +523,16 @@ class Rules(NamedTuple):
 
 # %% ../nbs/03_tokenizer.ipynb #e757f2f3
 def make_rules(
-    merges: Sequence[tuple[bytes, bytes]],  # first one first
+    merges: Sequence[tuple[bytes, bytes]],  # as a ``Vocabulary`` has them
 ) -> Rules:
-    "Check the order of merges and turn them into tables."
-    rules, used = Rules({}, [], [], {}), set()
-    rules.chars.update((bytes([i]), chr(i)) for i in range(256))
+    "Turn merges into tables."
+    chars = {bytes([i]): chr(i) for i in range(256)}
     for n, (left, right) in enumerate(merges):
-        for part in (left, right):
-            if part not in rules.chars:
-                raise ValueError(f"merge {n} joins {part!r}, expected a "
-                                 "byte or the result of an earlier merge")
-        used |= {left, right}
-        pair = rules.chars[left] + rules.chars[right]
-        if left + right in used or pair in rules.rank:
-            raise ValueError(f"merge {n} makes {left + right!r} again, "
-                             "after it was made and used")
-        rules.rank[pair] = n
-        rules.pairs.append(pair)
-        rules.made.append(rules.chars.setdefault(left + right,
-                                                 chr(256 + n)))
-    return rules
+        chars.setdefault(left + right, chr(256 + n))
+    pairs = [chars[left] + chars[right] for left, right in merges]
+    made = [chars[left + right] for left, right in merges]
+    rank = {pair: n for n, pair in enumerate(pairs)}
+    return Rules(rank, pairs, made, chars)
 
 # %% ../nbs/03_tokenizer.ipynb #ae88d440
 def merge_short(
@@ -492,88 +592,182 @@ class Cache(dict):
             self[word] = ids
         return ids
 
-# %% ../nbs/03_tokenizer.ipynb #77d55679
-def lay_out(
-    tokens: Sequence[bytes],  # single bytes and what merges make
-    special_tokens: Sequence[str] | Mapping[str, int],
-    ids: Mapping[bytes, int] | None,  # None: in order
-) -> tuple[dict[bytes, int], dict[str, int]]:
-    "Give every token and every special token its id, or check given ones."
-    check_special([*special_tokens] if isinstance(
-        special_tokens, Mapping) else special_tokens)
-    ids = dict(zip(tokens, range(len(tokens))) if ids is None else ids)
-    if isinstance(special_tokens, Mapping):
-        special = dict(special_tokens)
-    else:
-        first = max(ids.values(), default=-1) + 1
-        special = {t: first + i for i, t in enumerate(special_tokens)}
-    for token in {*tokens} ^ ids.keys():
-        what = "no id" if token not in ids else "no merge that makes it"
-        raise ValueError(f"token {token!r} has {what}")
-    used = Counter(map(index, [*ids.values(), *special.values()]))
-    for number, times in used.items():
-        if times > 1 or number < 0:
-            raise ValueError(f"{times} tokens have the id {number}, "
-                             "expected distinct ids from 0 on")
-    return ids, special
+# %% ../nbs/03_tokenizer.ipynb #f02d213a
+#| code-fold: true
+#| code-summary: special tokens by name, or all of them
+def _named(
+    names: str | Iterable[str],  # "all" or some of them
+    known: frozenset[str],
+) -> frozenset[str]:
+    "The special tokens that are meant."
+    chosen = known if names == "all" else frozenset(names)
+    if not chosen <= known or names != "all" and isinstance(names, str):
+        raise ValueError("special tokens are named by 'all' or a set of "
+                         f"{sorted(known)}, got {names!r}")
+    return chosen
 
-# %% ../nbs/03_tokenizer.ipynb #c92b459e
-class Vocabulary:
-    "Merges, special tokens and their ids; ids back to text."
+# %% ../nbs/03_tokenizer.ipynb #5456051e
+#| code-fold: true
+#| code-summary: refusing special tokens that are not allowed
+def _watch(
+    chunks: Iterable[str],      # a text in any pieces
+    forbidden: frozenset[str],
+) -> Iterator[str]:             # the same pieces
+    "Pass a text on, unless it holds a special token that is not allowed."
+    keep, tail = max(map(len, forbidden), default=1) - 1, ""
+    for chunk in chunks:
+        expect.text(text=chunk)
+        seen = tail + chunk
+        for token in forbidden:
+            if token in seen:
+                first = special_pattern(forbidden).search(seen)[0]
+                raise ValueError(
+                    f"the text holds the special token {first!r}: make it "
+                    f"an id by allowed_special={{{first!r}}}, or plain "
+                    "text by disallowed_special=()")
+        tail = seen[-keep:] if keep else ""
+        yield chunk
 
-    def __init__(
-        self,
-        merges: Sequence[tuple[bytes, bytes]],  # in order
-        special_tokens: Sequence[str] | Mapping[str, int] = (),
-        pattern: str = GPT2_PATTERN,  # in the syntax of ``regex``
-        ids: Mapping[bytes, int] | None = None,  # None: as in chapter 2
-    ):
-        regex.compile(pattern)
-        self.merges = [tuple(map(bytes, pair)) for pair in merges]
-        self.pattern, self._rules = pattern, make_rules(self.merges)
-        self.ids, self.special_tokens = lay_out(
-            list(self._rules.chars), special_tokens, ids)
-        self._bytes = {i: token for token, i in self.ids.items()}
-        self._bytes |= {i: token.encode() for token, i
-                        in self.special_tokens.items()}
+# %% ../nbs/03_tokenizer.ipynb #357e4161
+#| code-fold: true
+#| code-summary: one text or path where several texts are meant
+def _several(
+    texts: Iterable[str],
+) -> Iterable[str]:  # the same
+    "Refuse one string, which would be taken apart into characters."
+    if isinstance(texts, (str, bytes, os.PathLike)):
+        raise ValueError(
+            f"texts come from an open file or a list, got {texts!r:.200}; "
+            "write open(path, encoding='utf-8', newline='') for what is "
+            "in a file, or [text] for one text")
+    return texts
 
-    def __len__(self) -> int:
-        "One more than the largest id: the rows of an embedding table."
-        return max(self._bytes) + 1
+# %% ../nbs/03_tokenizer.ipynb #64d3c8c7
+class Encoder:
+    "Text to ids by the merges of a vocabulary."
 
-    vocab_size = property(__len__)
+    def __init__(self, vocab: Vocabulary):
+        self.vocab, self.rules = vocab, make_rules(vocab.merges)
+        self.ids = {char: vocab.ids[token]
+                    for token, char in self.rules.chars.items()}
+        self.words = Cache(self.merge)
+        self.special = {token: (i,) for token, i
+                        in vocab.special_tokens.items()}
+        self.known = frozenset(self.special)
 
-    def token_to_id(self, token: str | bytes) -> int:
-        "The id of a special token or of a token given as text or bytes."
-        if token in self.special_tokens:
-            return self.special_tokens[token]
-        raw = token.encode() if isinstance(token, str) else token
-        if raw not in self.ids:
-            raise ValueError(f"{token!r} is no token of this vocabulary")
-        return self.ids[raw]
+    def __reduce__(self):
+        return Encoder, (self.vocab,)  # the cache stays behind
 
-    def id_to_bytes(self, id: int) -> bytes:
-        "The bytes that an id stands for."
-        return self.decode_bytes([id])
+    def merge(self, word: str) -> tuple[int, ...]:
+        "The ids of a word, by merging."
+        text = as_chars(word)
+        merge = merge_short if len(text) < 32 else merge_long
+        return tuple(map(self.ids.get, merge(text, self.rules)))
 
-    def decode_bytes(self, ids: Iterable) -> bytes:
-        "Join the bytes of ids; ``ValueError`` for an unknown id."
-        try:
-            ids = ids.tolist() if hasattr(ids, "tolist") else ids
-            return b"".join(map(self._bytes.__getitem__, map(index, ids)))
-        except KeyError as e:
-            raise ValueError(f"id {e.args[0]!r} is unknown, expected 0 to "
-                             f"{len(self) - 1}") from None
-        except TypeError as e:
-            raise ValueError(f"expected one flat list of ids: {e}") from e
+    def look_up(self, text: str, allowed: frozenset[str]) -> list[int]:
+        "The ids of a text; of special tokens, only of these."
+        ids = []
+        for special, words in split_text(text, allowed,
+                                         self.vocab.pattern):
+            table = self.special if special else self.words
+            ids.extend(chain.from_iterable(map(table.__getitem__, words)))
+        return ids
 
-    def decode(self, ids: Iterable, errors: str = "replace") -> str:
-        "Turn ids into text; bytes that are no UTF-8 become U+FFFD."
-        return self.decode_bytes(ids).decode("utf-8", errors)
+    def _choose(self, allowed, forbidden):
+        "Which special tokens become ids, and which are refused in a text."
+        allowed = _named(allowed, self.known)
+        return allowed, (self.known - allowed if forbidden == "all"
+                         else _named(forbidden, self.known))
 
-    def decode_batch(self, batch: Iterable[Iterable]) -> list[str]:
-        "``decode`` for several lists of ids."
-        return [self.decode(ids) for ids in batch]
+    def encode(self, text: str, *, allowed_special=(),
+               disallowed_special="all") -> list[int]:
+        """Turn a text into ids.
+
+        Special tokens in it: ``allowed_special`` (a set, or "all") become
+        their ids, the longest first; ``disallowed_special`` (by default
+        all others) raise ``ValueError``; the rest is text like any other,
+        as in tiktoken.
+        """
+        allowed, forbidden = self._choose(allowed_special,
+                                          disallowed_special)
+        text, = _watch([text], forbidden)
+        return self.look_up(text, allowed)
+
+    def encode_batch(self, texts: Iterable[str], *, processes=None,
+                     allowed_special=(),
+                     disallowed_special="all") -> list[list[int]]:
+        "``encode`` for many texts, in several processes if wanted."
+        allowed, forbidden = self._choose(allowed_special,
+                                          disallowed_special)
+        texts = [text for one in _several(texts)
+                 for text in _watch([one], forbidden)]
+        if processes in (None, 1):
+            return [self.look_up(text, allowed) for text in texts]
+        batch = _Batch(self, texts, allowed)
+        return batch.unpack(share(batch, batch.spans(), processes))
+
+    def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
+                        disallowed_special="all") -> Iterator[int]:
+        "The ids of one text in pieces, such as ``read_file(path)`` gives."
+        allowed, forbidden = self._choose(allowed_special,
+                                          disallowed_special)
+        blocks = cut_blocks(_watch(_several(chunks), forbidden), allowed,
+                            self.vocab.pattern)
+        return chain.from_iterable(self.look_up(block, allowed)
+                                   for block in blocks)
+
+# %% ../nbs/03_tokenizer.ipynb #e9994894
+#| code-fold: true
+#| code-summary: a batch on its way through several processes
+class _Batch:
+    "Texts that several processes encode; their ids travel as bytes."
+
+    def __init__(self, encoder, texts, allowed):
+        self.encoder, self.texts, self.allowed = encoder, texts, allowed
+        self.dtype = np.min_scalar_type(len(encoder.vocab))
+        self.words = Cache(lambda word: self._pack(encoder.words[word]))
+        self.special = {token: self._pack(ids) for token, ids
+                        in encoder.special.items()}
+
+    def __reduce__(self):
+        return _Batch, (self.encoder, self.texts, self.allowed)
+
+    def _pack(self, ids):
+        return np.array(ids, self.dtype).tobytes()
+
+    def _encode(self, text):
+        packed = []
+        for special, words in split_text(text, self.allowed,
+                                         self.encoder.vocab.pattern):
+            table = self.special if special else self.words
+            packed.extend(map(table.__getitem__, words))
+        return b"".join(packed)
+
+    def __call__(self, span: range) -> tuple[bytes, list[int]]:
+        "All ids of some texts, packed; how many each text has."
+        packed = [self._encode(self.texts[i]) for i in span]
+        size = self.dtype.itemsize
+        return b"".join(packed), [len(ids) // size for ids in packed]
+
+    def spans(self, size: int = 1 << 20) -> Iterator[range]:
+        "Cut the texts into spans of about ``size`` characters."
+        first, n = 0, 0
+        for i, text in enumerate(self.texts):
+            n += len(text) + 1
+            if n >= size or i == len(self.texts) - 1:
+                yield range(first, i + 1)
+                first, n = i + 1, 0
+
+    def unpack(self, results) -> list[list[int]]:
+        "The ids of each text, as lists that share their integers."
+        numbers = np.array(range(len(self.encoder.vocab)), dtype=object)
+        batch = []
+        for packed, lengths in results:
+            ids, at = numbers[np.frombuffer(packed, self.dtype)], 0
+            for n in lengths:
+                batch.append(ids[at:at + n].tolist())
+                at += n
+        return batch
 
 # %% ../nbs/03_tokenizer.ipynb #03a50734
 _SPELLED = {byte: byte if rank < 188 else 68 + rank
@@ -599,48 +793,48 @@ def unspell(
                          "stands for no byte") from None
 
 # %% ../nbs/03_tokenizer.ipynb #893cfebc
-#| code-fold: false
-def write_file(
+#| code-fold: true
+#| code-summary: reading a file, and writing several or none
+def _read(
     path: str | os.PathLike,
-    text: str,
-) -> None:
-    "Write a file beside the old one, then let it take its place."
-    path = Path(path)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    unpack: Callable[[dict], Vocabulary],  # what is done with its content
+) -> Vocabulary:
+    "Read a JSON file; errors name the file."
+    name = str(expect.file(path))
     try:
-        with open(beside, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        return unpack(json.loads(Path(name).read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"cannot read {name}: {type(e).__name__}: {e}"
+                         ) from None
 
 # %% ../nbs/03_tokenizer.ipynb #baa7b536
-def read_json(
-    path: str | os.PathLike,
-) -> dict:
-    "Read a JSON object; ``ValueError`` naming the file if it is none."
-    try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise ValueError(f"{os.fspath(path)} is no JSON file, or cut "
-                         f"short: {e}") from None
-    if not isinstance(body, dict):
-        raise ValueError(f"{os.fspath(path)} holds a "
-                         f"{type(body).__name__}, expected an object")
-    return body
+#| code-fold: true
+#| code-summary: writing files, all of them or none
+def _write(
+    contents: Mapping[str | os.PathLike, str | dict],  # by path
+) -> None:
+    "Write texts and JSON; a failure leaves old files as they were."
+    texts = {Path(path): content if isinstance(content, str) else
+             json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+             for path, content in contents.items()}
+    expect.write_files({path: partial(
+        Path.write_text, data=text, encoding="utf-8", newline="\n")
+        for path, text in texts.items()})
 
 # %% ../nbs/03_tokenizer.ipynb #05519e8c
+#| code-fold: true
+#| code-summary: a checksum of JSON
 FORMAT = "tformer tokenizer 1"
 
 
-def checksum(body: Mapping) -> str:
+def _checksum(body):
     "SHA-256 of a JSON object, in a form that ignores the order of keys."
     plain = json.dumps(body, sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()
 
 # %% ../nbs/03_tokenizer.ipynb #43b8feee
+#| code-fold: true
+#| code-summary: a vocabulary as JSON
 def pack(vocab: Vocabulary) -> dict:
     "A vocabulary as a JSON object with a checksum."
     in_order = vocab.ids == dict(zip(vocab.ids, range(len(vocab.ids))))
@@ -649,29 +843,26 @@ def pack(vocab: Vocabulary) -> dict:
             "ids": None if in_order else
             {spell(token): i for token, i in vocab.ids.items()},
             "merges": [f"{spell(a)} {spell(b)}" for a, b in vocab.merges]}
-    return body | {"checksum": checksum(body)}
+    return body | {"checksum": _checksum(body)}
 
 # %% ../nbs/03_tokenizer.ipynb #63b35ae9
-def unpack(
-    body: dict,
-    name: str,  # of the file, for messages
-) -> dict:      # arguments of ``Vocabulary``
-    "Read what ``pack`` wrote; ``ValueError`` if it was changed since."
-    if body.get("format") != FORMAT:
-        raise ValueError(f"{name} has the format {body.get('format')!r}, "
-                         f"expected {FORMAT!r}")
+#| code-fold: true
+#| code-summary: and back
+def unpack(body: dict) -> Vocabulary:
+    "Read what ``pack`` made; ``ValueError`` if it was changed since."
+    expect.that(body.get("format") == FORMAT, "its format is "
+                f"{body.get('format')!r}, expected {FORMAT!r}")
     rest = {k: v for k, v in body.items() if k != "checksum"}
-    if body.get("checksum") != checksum(rest):
-        raise ValueError(f"{name} was edited or damaged: its checksum is "
-                         f"{body.get('checksum')}, expected "
-                         f"{checksum(rest)}")
+    expect.that(body.get("checksum") == _checksum(rest),
+                "it was edited or damaged: its checksum is wrong")
     ids = body["ids"] and {unspell(t): i for t, i in body["ids"].items()}
-    return {"merges": [tuple(map(unspell, pair.split(" ")))
+    return Vocabulary([tuple(map(unspell, pair.split(" ")))
                        for pair in body["merges"]],
-            "special_tokens": body["special_tokens"],
-            "pattern": body["pattern"], "ids": ids}
+                      body["special_tokens"], body["pattern"], ids)
 
 # %% ../nbs/03_tokenizer.ipynb #a0647065
+#| code-fold: true
+#| code-summary: what a tokenizer.json may hold
 _HF_TOP = {"version": ..., "truncation": [None], "padding": [None],
            "added_tokens": ..., "normalizer": [None], "model": ...,
            "pre_tokenizer": ..., "post_processor": ..., "decoder": ...}
@@ -689,7 +880,7 @@ _HF_AFTER = _HF_BYTES | {"add_prefix_space": ..., "use_regex": ...}
 _HF_ALONE = [{"Sequence": {"id": "A", "type_id": 0}}]
 
 
-def expect(
+def _only(
     where: str,   # the part's name, for messages
     part: dict | None,
     known: Mapping,  # allowed values of each key, ``...`` for any
@@ -699,80 +890,83 @@ def expect(
         if key not in known:
             raise ValueError(f"{where} has {key!r}, which is not known")
         if known[key] is not ... and value not in known[key]:
-            shown = value
-            if isinstance(value, dict):
-                shown = value.get("type", value)
-            raise ValueError(f"{where}: {key} is {shown!r}, expected "
-                             f"{' or '.join(map(repr, known[key]))}")
+            wanted = " or ".join(map(repr, known[key]))
+            kind = isinstance(value, dict) and value.get("type")
+            raise ValueError(f"{where}: {key} must be {wanted}, got "
+                             f"{kind or value!r}")
     return part or {}
 
 # %% ../nbs/03_tokenizer.ipynb #1ab6961b
-def read_hf_pattern(
-    part: dict | None,  # ``pre_tokenizer`` of a ``tokenizer.json``
-) -> str:
+#| code-fold: true
+#| code-summary: its pattern
+def _hf_pattern(part: dict) -> str:
     "The pattern behind a pre-tokenizer, if it is one of two known forms."
-    if (part or {}).get("type") != "Sequence":
-        expect("pre_tokenizer", part or {"type": None}, _HF_BYTES)
+    if part.get("type") != "Sequence":
+        _only("pre_tokenizer", part or {"type": None}, _HF_BYTES)
         return GPT2_PATTERN
-    steps = part["pretokenizers"]
-    if [step["type"] for step in steps] != ["Split", "ByteLevel"]:
-        raise ValueError("pre_tokenizer is a Sequence of "
-                         f"{[step['type'] for step in steps]}, expected "
-                         "['Split', 'ByteLevel']")
-    expect("pre_tokenizer", steps[0], _HF_SPLIT)
-    expect("pre_tokenizer", steps[1], _HF_BYTES | {"use_regex": [False]})
-    pattern = steps[0]["pattern"]
+    kinds = [step["type"] for step in part["pretokenizers"]]
+    expect.that(kinds == ["Split", "ByteLevel"], "pre_tokenizer is a "
+                f"Sequence of {kinds}, expected ['Split', 'ByteLevel']")
+    split, last = part["pretokenizers"]
+    _only("pre_tokenizer", split, _HF_SPLIT)
+    _only("pre_tokenizer", last, _HF_BYTES | {"use_regex": [False]})
+    pattern = split["pattern"]
     return pattern.get("Regex") or regex.escape(pattern["String"])
 
-# %% ../nbs/03_tokenizer.ipynb #c52ebcd4
-def read_hf(
-    body: dict,  # a ``tokenizer.json``
-) -> dict:       # arguments of ``Vocabulary``
-    "Read Hugging Face byte-level BPE; refuse unknown parts by name."
-    expect("tokenizer.json", body, _HF_TOP)
-    model = expect("model", body["model"], _HF_MODEL)
-    if (body.get("post_processor") or {}).get("single") == _HF_ALONE:
-        body = body | {"post_processor": None}  # a template that adds none
-    for name in ("post_processor", "decoder"):
-        expect(name, body.get(name), _HF_AFTER)
-    special = {}
-    for token in body.get("added_tokens") or []:
-        expect(f"added token {token['content']!r}", token, _HF_TOKEN)
-        special[token["content"]] = token["id"]
-    pairs = [m.split(" ") if isinstance(m, str) else m
-             for m in model["merges"]]
-    merges = [tuple(map(unspell, pair)) for pair in pairs]
-    if model.get("ignore_merges"):
-        check_whole(merges)
-    return {"merges": merges, "special_tokens": special,
-            "pattern": read_hf_pattern(body.get("pre_tokenizer")),
-            "ids": {unspell(token): i
-                    for token, i in model["vocab"].items()
-                    if special.get(token) != i}}
-
 # %% ../nbs/03_tokenizer.ipynb #0b8339cb
-def check_whole(
-    merges: Sequence[tuple[bytes, bytes]],
-) -> None:
+#| code-fold: true
+#| code-summary: whether merges alone make every token
+def _check_whole(vocab: Vocabulary) -> None:
     "Refuse merges that do not make every token from its own bytes."
-    rules = make_rules(merges)
+    rules = make_rules(vocab.merges)
     for token, char in rules.chars.items():
         if merge_short(token.decode("latin-1"), rules) != char:
             raise ValueError("model: ignore_merges is True, and its "
                              f"merges do not make {token!r}")
 
+# %% ../nbs/03_tokenizer.ipynb #c52ebcd4
+#| code-fold: true
+#| code-summary: a vocabulary from a tokenizer.json
+def read_hf(
+    body: dict,  # a ``tokenizer.json``
+) -> Vocabulary:
+    "Read Hugging Face byte-level BPE; refuse unknown parts by name."
+    model = _only("model", _only("tokenizer.json", body, _HF_TOP)["model"],
+                  _HF_MODEL)
+    after = body.get("post_processor") or {}
+    if after.get("single") != _HF_ALONE:  # a template that adds nothing
+        _only("post_processor", after, _HF_AFTER)
+    _only("decoder", body.get("decoder"), _HF_AFTER)
+    special = {}
+    for token in body.get("added_tokens") or []:
+        _only(f"added token {token['content']!r}", token, _HF_TOKEN)
+        special[token["content"]] = token["id"]
+    pairs = (m.split(" ") if isinstance(m, str) else m
+             for m in model["merges"])
+    ids = {unspell(token): i for token, i in model["vocab"].items()
+           if special.get(token) != i}
+    vocab = Vocabulary([tuple(map(unspell, pair)) for pair in pairs],
+                       special, _hf_pattern(body["pre_tokenizer"] or {}),
+                       ids)
+    if model.get("ignore_merges"):
+        _check_whole(vocab)
+    return vocab
+
 # %% ../nbs/03_tokenizer.ipynb #e1fa3757
-def refuse_twins(vocab: Vocabulary) -> None:
+#| code-fold: true
+#| code-summary: a token and a special token that read the same
+def _refuse_twins(vocab: Vocabulary) -> None:
     "Refuse to write a token and a special token that read the same."
     twins = {spell(t) for t in vocab.ids} & vocab.special_tokens.keys()
-    if twins:
-        raise ValueError(f"{min(twins)!r} is a token and a special token; "
-                         "such a file has one id for each string")
+    expect.that(not twins, f"{', '.join(sorted(twins))!r} is a token and "
+                "a special token; such a file has one id for each string")
 
 # %% ../nbs/03_tokenizer.ipynb #69735bc5
+#| code-fold: true
+#| code-summary: a vocabulary as a tokenizer.json
 def write_hf(vocab: Vocabulary) -> dict:
     "A vocabulary as the content of a ``tokenizer.json``."
-    refuse_twins(vocab)
+    _refuse_twins(vocab)
     plain = vocab.pattern == GPT2_PATTERN
     last = {"type": "ByteLevel", "add_prefix_space": False,
             "trim_offsets": True, "use_regex": plain}
@@ -793,36 +987,6 @@ def write_hf(vocab: Vocabulary) -> dict:
                   "merges": [[spell(a), spell(b)]
                              for a, b in vocab.merges]}}
 
-# %% ../nbs/03_tokenizer.ipynb #b4ef43b6
-def read_ranks(
-    path: str | os.PathLike,  # lines of base64 and a number
-) -> dict[bytes, int]:
-    "Read a ``.tiktoken`` file."
-    ranks = {}
-    with open(path, encoding="ascii", errors="replace") as file:
-        for n, line in enumerate(filter(str.strip, file), 1):
-            try:
-                token, rank = line.split()
-                token = base64.b64decode(token, validate=True)
-                if token in ranks:
-                    raise ValueError
-                ranks[token] = int(rank)
-            except ValueError:
-                raise ValueError(
-                    f"{os.fspath(path)}, line {n}: {line.strip()[:40]!r}, "
-                    "expected base64 of a new token and a number"
-                ) from None
-    return ranks
-
-# %% ../nbs/03_tokenizer.ipynb #32717a28
-def show_ranks(
-    ranks: Mapping[bytes, int],
-) -> str:
-    "Ranks as the lines of a ``.tiktoken`` file."
-    by_rank = sorted(ranks, key=ranks.get)
-    return "".join(f"{base64.b64encode(token).decode()} {ranks[token]}\n"
-                   for token in by_rank)
-
 # %% ../nbs/03_tokenizer.ipynb #904915fc
 def recover_merges(
     ranks: Mapping[bytes, int],  # as tiktoken's ``mergeable_ranks``
@@ -833,10 +997,9 @@ def recover_merges(
     for n, token in enumerate(sorted((t for t in ranks if len(t) > 1),
                                      key=ranks.get)):
         parts = merge_long(token.decode("latin-1"), rules)
-        if len(parts) != 2:
-            raise ValueError(
-                f"token {token!r} of rank {ranks[token]} falls into "
-                f"{len(parts)} tokens of lower rank, expected 2")
+        expect.that(len(parts) == 2, f"token {token!r} of rank "
+                    f"{ranks[token]} falls into {len(parts)} tokens of "
+                    "lower rank, expected 2")
         rules.rank[parts] = n
         rules.pairs.append(parts)
         rules.made.append(chr(256 + n))
@@ -844,355 +1007,209 @@ def recover_merges(
         tokens[chr(256 + n)] = token
     return merges
 
+# %% ../nbs/03_tokenizer.ipynb #392046f9
+#| code-fold: true
+#| code-summary: a vocabulary from the ranks of tiktoken
+def read_tiktoken(
+    ranks: Mapping[bytes, int],  # its ``mergeable_ranks``
+    special_tokens: Mapping[str, int] | Sequence[str] = (),
+    pattern: str = GPT2_PATTERN,
+) -> Vocabulary:
+    "Read what tiktoken keeps of a vocabulary."
+    return Vocabulary(recover_merges(ranks), special_tokens, pattern,
+                      ranks)
+
 # %% ../nbs/03_tokenizer.ipynb #94ca5abe
-def make_ranks(vocab: Vocabulary) -> dict:
+#| code-fold: true
+#| code-summary: a vocabulary as tiktoken keeps it
+def write_tiktoken(vocab: Vocabulary) -> dict:
     "Arguments of ``tiktoken.Encoding``, if ranks can say the same."
     try:
         same = recover_merges(vocab.ids) == vocab.merges
     except ValueError:
         same = False
-    if not same:
-        raise ValueError("the merges do not follow from the order of the "
-                         "ids, which is all that tiktoken keeps")
+    expect.that(same, "the merges do not follow from the order of the "
+                "ids, which is all that tiktoken keeps")
     return {"pat_str": vocab.pattern, "mergeable_ranks": vocab.ids,
             "special_tokens": vocab.special_tokens}
 
+# %% ../nbs/03_tokenizer.ipynb #b4ef43b6
+#| code-fold: true
+#| code-summary: the lines of a .tiktoken file
+def _read_ranks(
+    path: str | os.PathLike,  # lines of base64 and a number
+) -> dict[bytes, int]:
+    "Read a ``.tiktoken`` file."
+    ranks = {}
+    with open(path, encoding="ascii", errors="replace") as file:
+        for n, line in enumerate(filter(str.strip, file), 1):
+            try:
+                token, rank = line.split()
+                token = base64.b64decode(token, validate=True)
+                expect.that(token not in ranks, "a token of two ranks")
+                ranks[token] = int(rank)
+            except ValueError:
+                raise ValueError(
+                    f"{os.fspath(path)}, line {n}: {line.strip()[:40]!r}, "
+                    "expected base64 of a new token and a number"
+                ) from None
+    return ranks
+
+# %% ../nbs/03_tokenizer.ipynb #32717a28
+#| code-fold: true
+#| code-summary: and how they are written
+def _show_ranks(
+    ranks: Mapping[bytes, int],
+) -> str:
+    "Ranks as the lines of a ``.tiktoken`` file."
+    by_rank = sorted(ranks, key=ranks.get)
+    return "".join(f"{base64.b64encode(token).decode()} {ranks[token]}\n"
+                   for token in by_rank)
+
 # %% ../nbs/03_tokenizer.ipynb #33d01f7e
+#| code-fold: true
+#| code-summary: a vocabulary from the two files of GPT-2
 def read_gpt2(
-    vocab_path: str | os.PathLike,   # vocab.json: token to id
-    merges_path: str | os.PathLike,  # merges.txt: one merge a line
-    special_tokens: Sequence[str],   # which tokens of it are special
-) -> dict:                           # arguments of ``Vocabulary``
-    "Read the two files in which GPT-2's vocabulary was published."
-    ids = read_json(vocab_path)
-    lines = Path(merges_path).read_text(encoding="utf-8").split("\n")
-    merges = [tuple(map(unspell, line.split(" "))) for line in lines
-              if line and not line.startswith("#version")]
-    for n, pair in enumerate(merges):
-        if len(pair) != 2:
-            raise ValueError(f"{os.fspath(merges_path)}: merge {n} has "
-                             f"{len(pair)} parts, expected 2")
-    special = {token: ids.pop(token) for token in special_tokens
+    ids: dict,                      # vocab.json: token to id
+    merges: str,                    # merges.txt: one merge a line
+    special_tokens: Sequence[str],  # which tokens of it are special
+) -> Vocabulary:
+    "Read a vocabulary as OpenAI published that of GPT-2."
+    special = {token: ids[token] for token in special_tokens
                if token in ids}
-    return {"merges": merges, "special_tokens": special,
-            "ids": {unspell(token): i for token, i in ids.items()}}
+    return Vocabulary(
+        [tuple(map(unspell, line.split(" ")))
+         for line in merges.split("\n")
+         if line and not line.startswith("#version")], special,
+        ids={unspell(token): i for token, i in ids.items()
+             if token not in special})
 
-# %% ../nbs/03_tokenizer.ipynb #3e36b7df
-def read_own(
-    path: str | os.PathLike,  # what ``save`` wrote
-) -> dict:                    # arguments of ``Vocabulary``
-    "Read a file of ``save``; ``ValueError`` for any other."
-    name = os.fspath(path)
-    try:
-        return unpack(read_json(path), name)
-    except (KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"{name} is not laid out as save writes it: "
-                         f"{e!r}") from None
+# %% ../nbs/03_tokenizer.ipynb #cdb07081
+#| code-fold: true
+#| code-summary: and as these two files
+def write_gpt2(vocab: Vocabulary) -> tuple[dict, str]:
+    "The content of ``vocab.json`` and of ``merges.txt``."
+    _refuse_twins(vocab)
+    ids = {spell(token): i for token, i in vocab.ids.items()}
+    lines = [f"{spell(a)} {spell(b)}\n" for a, b in vocab.merges]
+    return ids | vocab.special_tokens, "#version: 0.2\n" + "".join(lines)
 
-# %% ../nbs/03_tokenizer.ipynb #5371b063
-class Portable(Vocabulary):
-    "A vocabulary that can be saved, loaded, imported and exported."
+# %% ../nbs/03_tokenizer.ipynb #f7fbee6e
+def train_vocabulary(
+    source: str | os.PathLike | Iterable[str | os.PathLike],
+    vocab_size: int,  # 256 bytes, merges, special tokens
+    *,
+    special_tokens: Sequence[str] = (),  # never merged, nor across
+    ties: str = "bytes",  # see ``tformer.bpe.best_pair``
+    pattern: str = GPT2_PATTERN,
+    processes: int | None = None,  # for reading; None: this one
+    progress: bool = True,  # a bar, where there is a terminal
+) -> Vocabulary:
+    """Learn a vocabulary from a file, ``Path`` objects or texts.
+
+    A string names a file; an iterable gives texts (strings) or files
+    (``Path`` objects). Stops early, with a warning, when no pair is
+    left to merge.
+    """
+    expect.choice(("bytes", "ids"), ties=ties)
+    n_merges = count_merges(vocab_size, special_tokens)
+    words = count_source(source, frozenset(special_tokens), pattern,
+                         processes, progress)
+    merges = learn_merges(words, n_merges, ties, progress)
+    if len(merges) < n_merges:
+        size = vocab_size - n_merges + len(merges)
+        warnings.warn(f"no pair is left after {len(merges)} merges: the "
+                      f"vocabulary has {size} tokens, not {vocab_size}",
+                      stacklevel=3)
+    return Vocabulary(merges, special_tokens, pattern)
+
+# %% ../nbs/03_tokenizer.ipynb #083c6894
+#| code-fold: false
+def _part(name, method):
+    "A method that the attribute ``name`` answers by its ``method``."
+    @wraps(method)
+    def answer(self, *args, **options):
+        return method(getattr(self, name), *args, **options)
+    return answer
+
+# %% ../nbs/03_tokenizer.ipynb #9258d22a
+class Tokenizer:
+    """Byte-level BPE: text to ids and back, exactly.
+
+    ``vocab`` holds the tokens and their ids. Thread-safe and picklable;
+    the cache of encoded words is bounded, and is not pickled.
+    """
+
+    def __init__(self, vocab: Vocabulary):
+        expect.kind(Vocabulary, vocab=vocab)
+        self.vocab, self._encoder = vocab, Encoder(vocab)
+
+    @classmethod
+    def train(cls, source, vocab_size: int, **options) -> "Tokenizer":
+        "Learn a vocabulary: arguments of ``train_vocabulary``."
+        return cls(train_vocabulary(source, vocab_size, **options))
+
+    encode = _part("_encoder", Encoder.encode)
+    encode_batch = _part("_encoder", Encoder.encode_batch)
+    encode_iterable = _part("_encoder", Encoder.encode_iterable)
+    decode = _part("vocab", Vocabulary.decode)
+    decode_bytes = _part("vocab", Vocabulary.decode_bytes)
+    decode_batch = _part("vocab", Vocabulary.decode_batch)
+    token_to_id = _part("vocab", Vocabulary.token_to_id)
+    id_to_bytes = _part("vocab", Vocabulary.id_to_bytes)
+    __len__ = _part("vocab", Vocabulary.__len__)
+    vocab_size = property(__len__)
+
+    def __eq__(self, other):
+        return (self.vocab == other.vocab if isinstance(other, Tokenizer)
+                else NotImplemented)
+
+    def __repr__(self):
+        return (f"Tokenizer({len(self)} ids: 256 bytes, "
+                f"{len(self.vocab.merges)} merges, "
+                f"special tokens {list(self.vocab.special_tokens)})")
 
     def save(self, path: str | os.PathLike) -> None:
         "Write a JSON file; a failure leaves an old file as it was."
-        write_file(path, json.dumps(pack(self), ensure_ascii=False,
-                                    indent=1) + "\n")
+        _write({path: pack(self.vocab)})
 
     @classmethod
-    def load(cls, path: str | os.PathLike):
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
         "Read what ``save`` wrote; ``ValueError`` if it was changed since."
-        return cls(**read_own(path))
-
-    @classmethod
-    def from_hf(cls, path: str | os.PathLike):
-        "Read a byte-level BPE ``tokenizer.json`` of Hugging Face."
-        try:
-            return cls(**read_hf(read_json(path)))
-        except (KeyError, TypeError, AttributeError) as e:
-            raise ValueError(f"{os.fspath(path)} is not laid out as a "
-                             f"tokenizer.json: {e!r}") from None
+        return cls(_read(path, unpack))
 
     def to_hf(self, path: str | os.PathLike) -> None:
         "Write a ``tokenizer.json`` that Hugging Face's library reads."
-        write_file(path, json.dumps(write_hf(self), ensure_ascii=False))
+        _write({path: write_hf(self.vocab)})
 
     @classmethod
-    def from_tiktoken(
-        cls,
-        ranks: Mapping[bytes, int] | str | os.PathLike,
-        special_tokens: Mapping[str, int] | Sequence[str] = (),
-        pattern: str = GPT2_PATTERN,
-    ):
-        "From tiktoken's ranks: a dict, or the path of a file of them."
-        if not isinstance(ranks, Mapping):
-            ranks = read_ranks(ranks)
-        return cls(recover_merges(ranks), special_tokens, pattern, ranks)
+    def from_hf(cls, path: str | os.PathLike) -> "Tokenizer":
+        "Read a byte-level BPE ``tokenizer.json`` of Hugging Face."
+        return cls(_read(path, read_hf))
 
     def to_tiktoken(self, path: str | os.PathLike | None = None) -> dict:
         "Arguments for ``tiktoken.Encoding``; also a file of the ranks."
-        arguments = make_ranks(self)
+        arguments = write_tiktoken(self.vocab)
         if path is not None:
-            write_file(path, show_ranks(arguments["mergeable_ranks"]))
+            _write({path: _show_ranks(arguments["mergeable_ranks"])})
         return arguments
+
+    @classmethod
+    def from_tiktoken(cls, ranks, special_tokens=(),
+                      pattern: str = GPT2_PATTERN) -> "Tokenizer":
+        "From tiktoken's ranks: a dict, or the path of a file of them."
+        ranks = ranks if isinstance(ranks, Mapping) else _read_ranks(ranks)
+        return cls(read_tiktoken(ranks, special_tokens, pattern))
+
+    def to_gpt2(self, vocab: str | os.PathLike,
+                merges: str | os.PathLike) -> None:
+        "Write ``vocab.json`` and ``merges.txt``."
+        _write(dict(zip((vocab, merges), write_gpt2(self.vocab))))
 
     @classmethod
     def from_gpt2(cls, vocab: str | os.PathLike, merges: str | os.PathLike,
                   special_tokens: Sequence[str] = ("<|endoftext|>",)):
         "Read ``vocab.json`` and ``merges.txt`` as GPT-2 has them."
-        return cls(**read_gpt2(vocab, merges, special_tokens))
-
-    def to_gpt2(self, vocab: str | os.PathLike,
-                merges: str | os.PathLike) -> None:
-        "Write ``vocab.json`` and ``merges.txt``."
-        refuse_twins(self)
-        ids = {spell(token): i for token, i in self.ids.items()}
-        lines = [f"{spell(a)} {spell(b)}\n" for a, b in self.merges]
-        write_file(vocab, json.dumps(ids | self.special_tokens))
-        write_file(merges, "#version: 0.2\n" + "".join(lines))
-
-# %% ../nbs/03_tokenizer.ipynb #f02d213a
-def choose_special(
-    known: Iterable[str],
-    allowed: str | Iterable[str],    # "all" or names
-    forbidden: str | Iterable[str],  # "all" (not allowed ones) or names
-) -> tuple[frozenset[str], frozenset[str]]:
-    "Which special tokens become ids, and which are refused in a text."
-    known = frozenset(known)
-    for names in (allowed, forbidden):
-        if isinstance(names, str) and names != "all":
-            raise ValueError(f"{names!r} is one string, expected a set of "
-                             "special tokens or 'all'")
-        for name in frozenset(() if names == "all" else names) - known:
-            raise ValueError(f"{name!r} is no special token; known are "
-                             f"{sorted(known)}")
-    allowed = known if allowed == "all" else frozenset(allowed)
-    return allowed, (known - allowed if forbidden == "all"
-                     else frozenset(forbidden))
-
-# %% ../nbs/03_tokenizer.ipynb #5456051e
-def refuse_special(
-    chunks: Iterable[str],      # a text in any pieces
-    forbidden: frozenset[str],
-) -> Iterator[str]:             # the same pieces
-    "Pass a text on, unless it holds a special token that is not allowed."
-    keep, tail = max(map(len, forbidden), default=1) - 1, ""
-    for chunk in chunks:
-        check_text(chunk)
-        seen = tail + chunk
-        if any(token in seen for token in forbidden):
-            token = special_pattern(forbidden).search(seen)[0]
-            raise ValueError(
-                f"the text holds the special token {token!r}: make it an "
-                f"id by allowed_special={{{token!r}}}, or plain text by "
-                "disallowed_special=()")
-        tail = seen[-keep:] if keep else ""
-        yield chunk
-
-# %% ../nbs/03_tokenizer.ipynb #357e4161
-def check_batch(
-    texts: Iterable[str],
-    forbidden: frozenset[str],
-) -> Iterator[str]:  # the same texts
-    "Pass texts on, each checked by itself as in ``refuse_special``."
-    if isinstance(texts, str):
-        raise ValueError("a batch is a list of texts, got one string")
-    for text in texts:
-        yield from refuse_special([text], forbidden)
-
-# %% ../nbs/03_tokenizer.ipynb #b9ca4622
-def span_texts(
-    texts: Sequence[str],
-    size: int = 1 << 20,  # characters
-) -> Iterator[range]:
-    "Cut a list of texts into spans of about ``size`` characters."
-    first, n = 0, 0
-    for i, text in enumerate(texts):
-        n += len(text) + 1
-        if n >= size or i == len(texts) - 1:
-            yield range(first, i + 1)
-            first, n = i + 1, 0
-
-# %% ../nbs/03_tokenizer.ipynb #e9994894
-class Packer:
-    "An encoder whose ids come as bytes, to travel between processes."
-
-    def __init__(self, encoder: "Encoder", special: frozenset[str]):
-        self.encoder, self.special = encoder, special
-        self.dtype = np.min_scalar_type(len(encoder))
-        self.words = Cache(self.pack)
-
-    def pack(self, word: str) -> bytes:
-        return np.array(self.encoder._cache[word], self.dtype).tobytes()
-
-    def __call__(self, text: str) -> bytes:
-        parts, find = [], self.words.__getitem__
-        for n, part in enumerate(split_known(text, self.special)):
-            if n % 2:
-                number = self.encoder.special_tokens[part]
-                parts.append(np.array(number, self.dtype).tobytes())
-            else:
-                words = split_words(part, self.encoder.pattern)
-                parts.extend(map(find, words))
-        return b"".join(parts)
-
-    def __reduce__(self):
-        return Packer, (self.encoder, self.special)
-
-# %% ../nbs/03_tokenizer.ipynb #98a83172
-def encode_span(
-    span: range,
-    texts: Sequence[str],
-    packer: Packer,
-) -> tuple[bytes, list[int]]:  # all ids; how many each text has
-    "Encode some texts of a batch, in another process."
-    parts = [packer(texts[i]) for i in span]
-    width = packer.dtype.itemsize
-    return b"".join(parts), [len(part) // width for part in parts]
-
-# %% ../nbs/03_tokenizer.ipynb #f234ddb5
-def unpack_ids(
-    results: Iterable[tuple[bytes, list[int]]],  # of ``encode_span``
-    packer: Packer,
-) -> list[list[int]]:
-    "The ids of each text, as lists that share their integers."
-    numbers = np.array(range(len(packer.encoder)), dtype=object)
-    batch = []
-    for packed, lengths in results:
-        ids, at = numbers[np.frombuffer(packed, packer.dtype)], 0
-        for n in lengths:
-            batch.append(ids[at:at + n].tolist())
-            at += n
-    return batch
-
-# %% ../nbs/03_tokenizer.ipynb #64d3c8c7
-class Encoder(Portable):
-    "Text to ids: at once, in batches, in streams."
-
-    def __init__(self, merges, special_tokens=(), pattern=GPT2_PATTERN,
-                 ids=None):
-        super().__init__(merges, special_tokens, pattern, ids)
-        self._ids = {char: self.ids[token]
-                     for token, char in self._rules.chars.items()}
-        self._cache = Cache(self._merge)
-
-    def _merge(self, word: str) -> tuple[int, ...]:
-        text = as_chars(word)
-        merge = merge_short if len(text) < 32 else merge_long
-        return tuple(map(self._ids.get, merge(text, self._rules)))
-
-    def encode_known(self, text: str,
-                     special: frozenset[str]) -> list[int]:
-        "Encode a text whose special tokens have been looked at already."
-        ids, find = [], self._cache.__getitem__
-        for n, part in enumerate(split_known(text, special)):
-            if n % 2:
-                ids.append(self.special_tokens[part])
-            else:
-                words = split_words(part, self.pattern)
-                ids.extend(chain.from_iterable(map(find, words)))
-        return ids
-
-    def encode(self, text: str, *, allowed_special=(),
-               disallowed_special="all") -> list[int]:
-        "Turn a text into ids; for special tokens see ``Tokenizer``."
-        allowed, forbidden = choose_special(
-            self.special_tokens, allowed_special, disallowed_special)
-        text, = refuse_special([text], forbidden)
-        return self.encode_known(text, allowed)
-
-    def encode_batch(self, texts: Iterable[str], *, processes=None,
-                     allowed_special=(),
-                     disallowed_special="all") -> list[list[int]]:
-        "``encode`` for many texts, in several processes if wanted."
-        allowed, forbidden = choose_special(
-            self.special_tokens, allowed_special, disallowed_special)
-        texts = list(check_batch(texts, forbidden))
-        if processes in (None, 1):
-            return [self.encode_known(text, allowed) for text in texts]
-        packer = Packer(self, allowed)
-        job = partial(encode_span, texts=texts, packer=packer)
-        return unpack_ids(share(job, span_texts(texts), processes), packer)
-
-    def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
-                        disallowed_special="all") -> Iterator[int]:
-        "The ids of one text in pieces, such as ``read_file(path)`` gives."
-        allowed, forbidden = choose_special(
-            self.special_tokens, allowed_special, disallowed_special)
-        blocks = cut_blocks(refuse_special(chunks, forbidden), allowed,
-                            self.pattern)
-        return chain.from_iterable(self.encode_known(block, allowed)
-                                   for block in blocks)
-
-# %% ../nbs/03_tokenizer.ipynb #f7fbee6e
-def count_merges(
-    vocab_size: int,
-    special_tokens: Sequence[str],
-    ties: str,
-) -> int:  # how many merges fill the vocabulary
-    "Check what a training is asked for."
-    check_special(special_tokens)
-    if ties not in ("bytes", "ids"):
-        raise ValueError(f"ties is {ties!r}, expected 'bytes' or 'ids'")
-    if not hasattr(vocab_size, "__index__"):
-        raise ValueError(f"vocab_size is {vocab_size!r}, expected an int")
-    n_merges = index(vocab_size) - 256 - len(special_tokens)
-    if n_merges < 0:
-        raise ValueError(
-            f"vocab_size is {vocab_size}, expected at least 256 bytes + "
-            f"{len(special_tokens)} special tokens")
-    return n_merges
-
-# %% ../nbs/03_tokenizer.ipynb #9258d22a
-class Tokenizer(Encoder):
-    """Byte-level BPE: text to ids and back, exactly.
-
-    Thread-safe and picklable; its cache is bounded. Special tokens in a
-    text: ``allowed_special`` (a set, or "all") become their ids, the
-    longest first; ``disallowed_special`` (by default all others) raise
-    ``ValueError``; the rest is text like any other, as in tiktoken.
-    """
-
-    @classmethod
-    def train(
-        cls,
-        source: str | os.PathLike | Iterable[str | os.PathLike],
-        vocab_size: int,  # 256 bytes, merges, special tokens
-        *,
-        special_tokens: Sequence[str] = (),  # never merged, nor across
-        ties: str = "bytes",  # see ``tformer.bpe.best_pair``
-        pattern: str = GPT2_PATTERN,
-        processes: int | None = None,  # for reading; None: this one
-        progress: bool = True,  # a bar, where there is a terminal
-    ) -> "Tokenizer":
-        """Learn a vocabulary from a file, ``Path`` objects or texts.
-
-        A string names a file; an iterable gives texts (strings) or files
-        (``Path`` objects). Stops early, with a warning, when no pair is
-        left to merge.
-        """
-        n_merges = count_merges(vocab_size, special_tokens, ties)
-        words = count_source(source, frozenset(special_tokens), pattern,
-                             processes, progress)
-        merges = learn_merges(words, n_merges, ties, progress)
-        if len(merges) < n_merges:
-            size = vocab_size - n_merges + len(merges)
-            warnings.warn(f"no pair is left after {len(merges)} merges: "
-                          f"the vocabulary has {size} tokens, not "
-                          f"{vocab_size}", stacklevel=2)
-        return cls(merges, special_tokens, pattern)
-
-    def __eq__(self, other):
-        if not isinstance(other, Vocabulary):
-            return NotImplemented
-        return ((self.merges, self.ids, self.special_tokens, self.pattern)
-                == (other.merges, other.ids, other.special_tokens,
-                    other.pattern))
-
-    def __reduce__(self):
-        return type(self), (self.merges, self.special_tokens, self.pattern,
-                            self.ids)
-
-    def __repr__(self):
-        return (f"Tokenizer({len(self)} ids: 256 bytes, "
-                f"{len(self.merges)} merges, "
-                f"special tokens {list(self.special_tokens)})")
+        text = expect.file(merges).read_text(encoding="utf-8")
+        return cls(_read(vocab, partial(read_gpt2, merges=text,
+                                        special_tokens=special_tokens)))

@@ -95,7 +95,8 @@ def bench_training(text):
         whole = repeated(text, size)
         ways = hf_ways(whole, vocab)
         best = fastest(ways)
-        same = our_train([whole], vocab).merges == hf_merges(ways[best]())
+        same = our_train([whole], vocab).vocab.merges == hf_merges(
+            ways[best]())
         t = in_turn({"ours": lambda: our_train([whole], vocab),
                      "hf": ways[best]}, 5)
         row(f"{size / 1e6:g} MB, V = {vocab:,}", t["ours"] / t["hf"],
@@ -122,7 +123,7 @@ def bench_hard(_):
     n, vocab = (2000, 600) if timing.quick else (235_000, 10_000)
     text = " ".join(hard_words(n))
     chunks = cut(text, 10_000)
-    same = our_train([text], vocab).merges == hf_merges(
+    same = our_train([text], vocab).vocab.merges == hf_merges(
         hf_train(chunks, vocab))
     t = in_turn({"ours": lambda: our_train([text], vocab),
                  "hf": lambda: hf_train(chunks, vocab)}, 3)
@@ -227,7 +228,7 @@ def bench_plain(text):
     whole = repeated(text, size)
     ours, tok = once(lambda: our_train([whole], vocab))
     words = bpe.pretokenize(whole)
-    rules = make_rules(tok.merges)
+    rules = make_rules(tok.vocab.merges)
     lists = [list(word.encode()) for word in words]
     first = median(once(lambda: count_and_merge(lists, [], 256 + k))[0]
                    for k in range(1 if timing.quick else 3))
@@ -238,7 +239,7 @@ def bench_plain(text):
     if not any(len(ids) > 1 for ids in lists):
         lists.append([0, 1])
     last = once(lambda: count_and_merge(lists, [], 256 + vocab))[0]
-    n = len(tok.merges)
+    n = len(tok.vocab.merges)
     row(f"{size / 1e6:g} MB, V = {vocab:,}, at least", n * last / ours,
         (AT_LEAST, 1000), f"{n:,} merges at {first:.2f} s (the first ones, "
         f"measured) to {last:.2f} s (the last one, measured): extrapolated "
