@@ -41,7 +41,7 @@ def whole(
                              f"{least}, got {value!r}")
 
 # %% ../nbs/A3_expect.ipynb #442a081c
-#| code-summary: reads an interval such as "[0, 1)"
+#| code-summary: reads an interval
 def _interval(text):
     "The ends of an interval, and how they are compared and spoken of."
     low, high = (float(end) for end in text[1:-1].split(","))
