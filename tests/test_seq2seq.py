@@ -14,14 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from tformer import check, seq2seq
-from tformer.attention import Cache, MultiHeadAttention
-from tformer.layers import FeedForward, PostNorm, PreNorm
+from tformer.attention import CrossAttention, SelfAttention
+from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
 from tformer.minimal import fit
 from tformer.position import sinusoids
+from tformer.model import Block
 from tformer.seq2seq import (
-    DecoderBlock, EncoderBlock, ModelConfig, PreNormDecoderBlock,
-    PreNormEncoderBlock, PreNormSeq2Seq, Saved, Seq2Seq, Seq2SeqConfig,
-    greedy, load_model, load_weights, read_tensors, save_model,
+    DecoderBlock, PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig, greedy,
     shift_right, teacher_forced_loss, token_positions)
 
 SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
@@ -322,8 +321,25 @@ def test_the_memory_is_projected_once_and_kept():
         model(draw_ids(2, 1), memory=memory, cache=cache)
     assert len(calls) == SMALL.n_layers
     for layer in cache.layers:
-        k, v, pos = layer.memory
-        assert k.shape == (2, 4, 7, 4) and pos.shape == (1, 7)
+        k, v = layer.layers[1].kept
+        assert k.shape == (2, 4, 7, 4) and layer.layers[1].k_pos.n == 7
+
+
+def test_another_memory_in_the_same_cache_is_not_answered_with_the_old():
+    model, ids = make(std=0.3), draw_ids(2, 5, seed=1)
+    first, other = (model.encode(draw_ids(2, 7, seed=s)) for s in (2, 3))
+    cache = model.new_cache(2)
+    model(ids[:, :3], memory=first, cache=cache)
+    out = model(ids[:, 3:4], memory=other, cache=cache)
+    again = model(ids[:, 4:], cache=cache)  # goes on with the other one
+    fresh = model.new_cache(2)
+    model(ids[:, :3], memory=first, cache=fresh)
+    for layer in fresh.layers:
+        layer.layers[1] = type(layer.layers[1])()
+    close(out, model(ids[:, 3:4], memory=other, cache=fresh))
+    close(again, model(ids[:, 4:], memory=other, cache=fresh))
+    with pytest.raises(ValueError, match="memory="):
+        model(ids, cache=model.new_cache(2))
 
 
 def test_rows_of_a_cache_are_reordered_with_their_memory():
@@ -421,7 +437,7 @@ def test_numbers_start_at_the_size_they_should():
                                   dropout=0.0))
     src, ids = draw_ids(2, 2, 100, high=4000)
     with torch.no_grad():
-        entered = seq2seq._enter(model, src, None)
+        entered = model.enter(src, model.place(src))
         logits = model(ids, memory=model.encode(src))
     assert abs(model.embed(src).square().mean().item() - 1.0) < 0.03
     assert abs(entered.square().mean().item() - 1.5) < 0.04
@@ -445,7 +461,7 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
             assert {m.norm.eps for m in wrapped} == {1e-3}
         for block in model.blocks:
             assert block.attention.part.causal
-            assert not block.cross_attention.part.causal
+            assert isinstance(block.cross_attention.part, CrossAttention)
         assert not any(b.attention.part.causal
                        for b in model.encoder_blocks)
         assert model.dropout.p == 0.3
@@ -456,25 +472,29 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
     assert model.norm.eps == model.encoder_norm.eps == 1e-3
 
 
-def test_an_encoder_block_with_causal_attention_takes_a_cache():
-    for kind in (EncoderBlock, PreNormEncoderBlock):
-        block = spread(kind(16, MultiHeadAttention(16, 4, causal=True),
-                            FeedForward(16, 24)), 0.3)
-        x, cache = randn(2, 6, 16), Cache(1).layers[0]
-        parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
-        close(torch.cat(parts, 1), block(x))
+def wrapped(arrange, *parts):
+    return [arrange(LayerNorm(16), part) for part in parts]
 
 
-def test_blocks_hand_their_arguments_on():
+@pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
+def test_an_encoder_block_with_causal_attention_takes_a_cache(arrange):
+    block = spread(Block(*wrapped(
+        arrange, SelfAttention(16, 4, causal=True), FeedForward(16, 24))), 0.3)
+    x, cache = randn(2, 6, 16), block.new_cache(2)
+    parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
+    close(torch.cat(parts, 1), block(x))
+
+
+@pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
+def test_blocks_hand_their_arguments_on(arrange):
     x, memory = randn(2, 4, 16), randn(2, 5, 16, seed=1)
     pos = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
     memory_pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
-    for kind in (DecoderBlock, PreNormDecoderBlock):
-        block = spread(kind(16, MultiHeadAttention(16, 4, causal=True),
-                            MultiHeadAttention(16, 4),
-                            FeedForward(16, 24)), 0.3)
-        out = block(x, memory=memory, memory_pos=memory_pos, pos=pos)
-        close(out[1:, :2], block(x[1:, :2], memory=memory[1:, 2:]))
+    block = spread(DecoderBlock(*wrapped(
+        arrange, SelfAttention(16, 4, causal=True), CrossAttention(16, 4),
+        FeedForward(16, 24))), 0.3)
+    out = block(x, memory=memory, memory_pos=memory_pos, pos=pos)
+    close(out[1:, :2], block(x[1:, :2], memory=memory[1:, 2:]))
 
 
 def test_dropout_acts_in_training_only_and_in_every_place():
@@ -518,16 +538,30 @@ def test_too_long_texts_are_refused_naming_both_numbers():
         model(draw_ids(2, 1), memory=memory.repeat(2, 1, 1), cache=cache)
 
 
-def test_masks_that_do_not_fit_are_refused():
+@pytest.mark.parametrize("mask, said", [
+    (torch.ones(2, 5), "mask must hold True and False"),
+    (torch.tensor([[0, 1, 2, 1, 1]]), "mask must hold .* 0 and 1, got"),
+    (torch.ones(2, 4).bool(), r"\(2, 4\) do not fit x \(2, 5"),
+    (torch.ones(3, 5).bool(), r"\(3, 5\) do not fit x \(2, 5"),
+    (torch.ones(2, 1, 1, 5).bool(), r"mask must be of shape \(b, n\)")])
+def test_masks_that_do_not_fit_are_refused(mask, said):
     model, src = make(), draw_ids(2, 5)
-    for mask in (torch.ones(2, 5), torch.ones(2, 4).bool(),
-                 torch.ones(2, 1, 1, 5).bool(), torch.ones(1, 5).bool()):
-        with pytest.raises(ValueError, match=r"\(2, 5\), got"):
-            model.encode(src, mask)
-        with pytest.raises(ValueError, match=r"\(2, 5\), got"):
-            model(src, memory=model.encode(src), memory_mask=mask)
-    with pytest.raises(ValueError, match="batch of 2 meets a memory of 3"):
-        model(src, memory=torch.zeros(3, 5, 16))
+    with pytest.raises(ValueError, match=said):
+        model.encode(src, mask)
+    with pytest.raises(ValueError, match=said):
+        model(src, memory=model.encode(src), memory_mask=mask)
+
+
+def test_a_memory_of_another_batch_is_refused():
+    with pytest.raises(ValueError, match=r"\(2, s, m\).*got \(3, 5, 16\)"):
+        make()(draw_ids(2, 5), memory=torch.zeros(3, 5, 16))
+
+
+def test_a_mask_of_zeros_and_ones_is_a_mask():
+    model, src = make(std=0.3), draw_ids(2, 5)
+    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    assert torch.equal(model.encode(src, keep),
+                       model.encode(src, keep.bool()))
 
 
 # positions, shift, loss, greedy
