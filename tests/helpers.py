@@ -27,8 +27,9 @@ def draw_ids(*shape, high, low=0, seed=0):
 def spread(module, std=0.1):
     "Every parameter drawn anew; weights of norms around 1."
     for i, (name, p) in enumerate(module.named_parameters()):
-        gain = p.ndim == 1 and name.endswith("weight")
-        p.copy_(std * randn(*p.shape, seed=100 + i) + gain)
+        if p.requires_grad:
+            gain = p.ndim == 1 and name.endswith("weight")
+            p.copy_(std * randn(*p.shape, seed=100 + i) + gain)
     return module.eval()
 
 

@@ -18,6 +18,7 @@ from transformers import (  # noqa: E402
     LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 from conftest import ROOT, run  # noqa: E402
+from helpers import close, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
 from tformer import check, llama  # noqa: E402
 from tformer.attention import (  # noqa: E402
@@ -44,11 +45,6 @@ NAMES = {"blocks": "model.layers", "embed": "model.embed_tokens",
          "feed_forward.norm": "post_attention_layernorm",
          "feed_forward.part": "mlp"}
 both_paths = pytest.mark.parametrize("fused", [True, False])
-
-
-def randn(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g)
 
 
 @torch.no_grad()
@@ -96,12 +92,6 @@ def pair(kind=Llama, std=0.1, **change):
     load_weights(ours, {name: tensors[their_name(name)]
                                 for name in ours.state_dict()})
     return ours.eval(), theirs
-
-
-def close(ours, reference, tolerance=1e-5):
-    assert ours.shape == reference.shape
-    worst = (ours - reference).abs().max().item()
-    assert worst <= tolerance * max(1, reference.abs().max().item())
 
 
 def some_ids(*shape, seed=0):

@@ -1,18 +1,17 @@
-"""The encoder-decoder, against two others; configurations, files."""
+"""The encoder-decoder, against two others."""
 import copy
 import dataclasses
-import json
 import math
-import os
-import pickle
 import warnings
-from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import helpers
+from helpers import close, equal_models, generator, randn, spread
 from tformer import check, seq2seq
 from tformer.attention import CrossAttention, SelfAttention
 from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
@@ -26,39 +25,11 @@ from tformer.seq2seq import (
 SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
                       d_ff=24, max_len=20, dropout=0.0)
 kinds = pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed))
-
-
-def draw_ids(*shape, low=3, high=40, seed=0):
-    return torch.randint(low, high, shape, generator=generator(seed))
-
-
-@torch.no_grad()
-def spread(module, std=0.1):
-    "Weights of standard deviation 0.1, gains near 1 and biases near 0."
-    for i, (name, p) in enumerate(module.named_parameters()):
-        if p.requires_grad:
-            gain = p.ndim == 1 and name.endswith("weight")
-            p.copy_(std * randn(*p.shape, seed=100 + i) + gain)
-    return module.eval()
+draw_ids = partial(helpers.draw_ids, low=3, high=40)
 
 
 def make(kind=Seq2Seq, std=0.1, **changes):
     return spread(kind(dataclasses.replace(SMALL, **changes)), std)
-
-
-def close(ours, reference, tolerance=1e-5):
-    "The parity of the course: relative to the largest number, at least 1."
-    assert ours.shape == reference.shape and ours.dtype == reference.dtype
-    worst = (ours - reference).abs().max().item()
-    assert worst <= tolerance * max(1, reference.abs().max().item())
 
 
 @torch.no_grad()
