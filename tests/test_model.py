@@ -194,15 +194,15 @@ def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
 @every
 def test_positions_of_other_tokens_are_refused(row):
     model = row.make()
-    for pos, said in ((torch.arange(4)[None], "1 rows and 4 tokens"),
-                      (torch.zeros(3, 5).long(), "3 rows and 5 tokens"),
-                      (torch.zeros(1, 1).long(), "1 rows and 1 tokens"),
-                      (Positions(start=0, n=4), "1 rows and 4 tokens"),
+    for pos, said in ((torch.arange(4)[None], r"\(1, 4\) do not fit x \(2, 5\)"),
+                      (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit x \(2, 5\)"),
+                      (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit x \(2, 5\)"),
+                      (Positions(start=0, n=4), r"\(1, 4\) do not fit x \(2, 5\)"),
                       (torch.arange(5), "int64 of shape"),
                       (torch.zeros(2, 5), "int64 of shape")):
         with pytest.raises(ValueError, match=said):
             row.run(model, row.ids(2, 5), pos=pos)
-    with pytest.raises(ValueError, match="2 rows and 5 tokens do not fit"):
+    with pytest.raises(ValueError, match=r"\(2, 5\) do not fit x \(1, 5"):
         row.run(model, row.ids(1, 5), pos=torch.arange(5).expand(2, 5))
 
 
