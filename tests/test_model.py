@@ -194,10 +194,10 @@ def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
 @every
 def test_positions_of_other_tokens_are_refused(row):
     model = row.make()
-    for pos, said in ((torch.arange(4)[None], r"\(1, 4\) do not fit x \(2, 5\)"),
-                      (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit x \(2, 5\)"),
-                      (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit x \(2, 5\)"),
-                      (Positions(start=0, n=4), r"\(1, 4\) do not fit x \(2, 5\)"),
+    for pos, said in ((torch.arange(4)[None], r"\(1, 4\) do not fit"),
+                      (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit"),
+                      (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit"),
+                      (Positions(start=0, n=4), r"\(1, 4\) do not fit"),
                       (torch.arange(5), "int64 of shape"),
                       (torch.zeros(2, 5), "int64 of shape")):
         with pytest.raises(ValueError, match=said):
