@@ -1,0 +1,54 @@
+"""What tests of parts and models draw, compare and skip with."""
+import os
+
+import pytest
+import torch
+
+plain_only = pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ,
+    reason="slow, or not to be traced, where signatures are executed")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(),
+                                reason="needs CUDA")
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed))
+
+
+def draw_ids(*shape, high, low=0, seed=0):
+    return torch.randint(low, high, shape, generator=generator(seed))
+
+
+@torch.no_grad()
+def spread(module, std=0.1):
+    "Every parameter drawn anew; weights of norms around 1."
+    for i, (name, p) in enumerate(module.named_parameters()):
+        gain = p.ndim == 1 and name.endswith("weight")
+        p.copy_(std * randn(*p.shape, seed=100 + i) + gain)
+    return module.eval()
+
+
+def close(ours, reference, tolerance=1e-5):
+    "The parity of the course: relative to the largest number, at least 1."
+    assert ours.shape == reference.shape and ours.dtype == reference.dtype
+    worst = (ours - reference).abs().max().item()
+    assert worst <= tolerance * max(1, reference.abs().max().item())
+
+
+def equal_models(a, b):
+    "The same tensors under the same names, bit for bit."
+    a, b = a.state_dict(), b.state_dict()
+    assert list(a) == list(b)
+    return all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n])
+               for n in a)
+
+
+def padded(b=3, t=12):
+    "Positions of rows without padding, padded on the left, on the right."
+    at = torch.arange(t)[None]
+    return torch.cat([at, (at - 4).clamp(min=-1), torch.where(
+        at < t - 3, at, -1)])[:b]
