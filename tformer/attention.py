@@ -151,13 +151,13 @@ def online_attend(
     rows and errors included.
     """
     expect.attention(q, k, v, mask)
-    expect.whole(block=block)
     shape = (*q.shape[:-1], k.shape[-2])
     allowed = None if mask is None else mask.expand(shape)
     wide = q.to(torch.promote_types(q.dtype, torch.float32))
     state = (wide.new_full((*shape[:-1], 1), -math.inf),
              wide.new_zeros(*shape[:-1], 1),
              wide.new_zeros(*shape[:-1], v.shape[-1]))
+    expect.whole(block=block)
     for start in range(0, k.shape[-2], block):
         part = slice(start, start + block)
         scores = wide @ k[..., part, :].to(wide).mT * q.shape[-1] ** -0.5
@@ -400,11 +400,10 @@ class SelfAttention(Attention):
 
     def qkv(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
         "Queries (b, h, t, d_head), keys and values (b, kv, t, …)."
-        expect.shapes(x=(x, "b t d"))
-        if self.packed:
-            parts = self.qkv_proj(x).split(self.widths, -1)
-        else:
-            parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if x.ndim != 3:
+            expect.shapes(x=(x, "b t d"))
+        parts = (self.qkv_proj(x).split(self.widths, -1) if self.packed
+                 else (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
         heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
         q, k, v = [y.view(*x.shape[:2], n, y.shape[-1] // n)
                    for y, n in zip(parts, heads)]
