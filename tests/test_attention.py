@@ -939,7 +939,8 @@ def test_select_reorders_every_row(rows, ragged):
 
 @pytest.mark.parametrize("n", range(7))
 def test_crop_forgets_from_n_on(n):
-    layers, x, cache = two_layers(rotary=Rotary(4)), randn(2, 8, 16), new_cache(2)
+    layers, x = two_layers(rotary=Rotary(4)), randn(2, 8, 16)
+    cache = new_cache(2)
     stack(layers, x[:, :5], cache)
     cache.crop(n)
     kept = min(n, 5)
@@ -1212,8 +1213,8 @@ def test_a_few_graphs_serve_all_steps(ragged):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
                     reason="no C++ compiler on this machine")
 def test_machine_code_of_a_cached_step_equals_eager():
-    m, x, cache = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16), \
-        LayerCache()
+    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
+    cache = LayerCache()
     torch._dynamo.reset()
     fast = torch.compile(m, backend="inductor", fullgraph=True)
     with torch.no_grad():
@@ -1656,8 +1657,8 @@ def test_padding_once_told_is_never_forgotten(fused):
 
 def test_positions_that_do_not_follow_are_kept_as_they_are():
     "After a gap nothing is known; the keys are told by their positions."
-    m, x, cache = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16), \
-        LayerCache()
+    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
+    cache = LayerCache()
     m(x[:, :3], cache=cache)
     y = m(x[:, 3:], pos=Positions(start=7, n=2), cache=cache)
     assert cache.k_pos.start is None and cache.k_pos.end == 9
@@ -1794,8 +1795,8 @@ def test_branches_after_crop_and_select(way, change):
 
 
 def test_a_cache_of_inference_goes_on_outside_of_it():
-    layers, x, cache = two_layers(rotary=Rotary(4)), randn(2, 8, 16), \
-        new_cache(2)
+    layers, x = two_layers(rotary=Rotary(4)), randn(2, 8, 16)
+    cache = new_cache(2)
     whole = stack(layers, x)
     with torch.inference_mode():
         parts = [stack(layers, p, cache) for p in x[:, :4].split(2, 1)]
@@ -1848,8 +1849,8 @@ def test_tensors_of_another_type_are_joined_not_written():
 
 @each_way
 def test_crop_with_one_number_for_each_row(way):
-    layers, x, cache = two_layers(rotary=Rotary(4)), randn(3, 9, 16), \
-        new_cache(2)
+    layers, x = two_layers(rotary=Rotary(4)), randn(3, 9, 16)
+    cache = new_cache(2)
     n = torch.tensor([1, 3, 4])
     with way():
         stack(layers, x[:, :5], cache)
