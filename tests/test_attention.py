@@ -1839,8 +1839,9 @@ def test_tensors_of_another_type_are_joined_not_written():
     with torch.no_grad():
         fill(cache, 3, seed=0)
         kept = bits(cache)
-        wide = randn(2, 3, 1, 4).double(), randn(2, 3, 1, 5).double()
+        wide = [randn(2, 3, 1, d).double() / 3 for d in (4, 5)]
         k, v, _ = cache.update(*wide, pos=Positions(start=3, n=1))
+    assert k.dtype == v.dtype == torch.float64
     assert torch.equal(k[..., -1:, :], wide[0])
     assert torch.equal(v[..., :3, :], kept[1].double())
 
