@@ -273,8 +273,8 @@ class Positions:
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
                               or pos.rows not in (1, len(x))):
-            raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) do "
-                             f"not fit x {tuple(x.shape)}")
+            raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) "
+                             f"do not fit x {tuple(x.shape)}")
         return pos
 
     def following(self, n: int, device: Any = None) -> "Positions":
