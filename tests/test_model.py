@@ -51,14 +51,14 @@ def test_a_configuration_prints_as_its_call_and_goes_through_json(row):
     assert cls.from_dict(json.loads(text)) == row.config
     assert list(row.config.to_dict()) == [
         f.name for f in dataclasses.fields(cls)]
-    with pytest.raises(ValueError, match="no field depth, width; its "
-                       "fields are vocab_size, d_model"):
+    with pytest.raises(ValueError, match="has no width, depth; it knows "
+                       "vocab_size, d_model"):
         cls.from_dict({"vocab_size": 5, "width": 1, "depth": 2})
     needed = [f.name for f in dataclasses.fields(cls)
               if f.default is f.default_factory]
     if needed:
         with pytest.raises(ValueError, match=(
-                f"needs a value for {', '.join(needed)};")):
+                f"needs {', '.join(needed)}; it knows")):
             cls.from_dict({})
     else:
         assert cls.from_dict({}) == cls()
@@ -158,7 +158,8 @@ def test_ids_outside_of_the_vocabulary_are_refused(row):
 
 @every
 def test_more_tokens_than_max_len_are_refused(row):
-    model, too_many = row.make(), f"{MAX_LEN + 1} tokens.*max_len {MAX_LEN}"
+    model, too_many = row.make(), (
+        f"{MAX_LEN + 1} tokens, where max_len allows at most {MAX_LEN}")
     row.run(model, row.ids(1, MAX_LEN))
     for call in (lambda: row.run(model, row.ids(1, MAX_LEN + 1)),
                  lambda: row.run(model, row.ids(1, 2), pos=torch.tensor(
@@ -585,8 +586,11 @@ def test_missing_and_broken_files_are_named(tmp_path):
         with pytest.raises(ValueError, match=f"{CONFIG}.*is no JSON"):
             row.cls.load(tmp_path)
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match=f"{CONFIG} must be dict, got list"):
+    with pytest.raises(ValueError, match=f"{CONFIG} holds list, not an obj"):
         row.cls.load(tmp_path)
+    path.write_bytes(b"\xff\xfe")
+    row.make(0.2).save(tmp_path)  # over a broken one
+    assert equal_models(row.cls.load(tmp_path), row.make(0.2))
     path.unlink()
     with pytest.raises(FileNotFoundError, match="no such file"):
         row.cls.load(tmp_path)

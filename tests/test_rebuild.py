@@ -344,7 +344,8 @@ def test_hidden_and_refusals_are_those_of_every_model():
                               ours.hidden(ids))
     for call, said in (
             (lambda: mine(torch.arange(5)), r"\(b, t\), got \(5,\)"),
-            (lambda: mine(some_ids(1, 41)), "41 tokens.*max_len 40"),
+            (lambda: mine(some_ids(1, 41)),
+             "41 tokens, where max_len allows at most 40"),
             (lambda: mine(ids, pos=torch.ones(3, 12).long()), "0/1 mask"),
             (lambda: mine(ids, cache=Cache([LayerCache()])),
              "of 1 layers .* model of 2")):

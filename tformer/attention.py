@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -257,7 +257,7 @@ class Positions:
         return self._end
 
     @classmethod
-    def of(cls, pos: Any, x: Float[Tensor, "b n ..."] | None = None,
+    def of(cls, pos: Any, x: Shaped[Tensor, "b n ..."] | None = None,
            cache: Any = None) -> "Positions":
         """``pos``, a tensor or None, as ``Positions`` that fit ``x``.
 
