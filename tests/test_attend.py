@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import helpers
+from helpers import close, generator
 from tformer.attend import attend, causal_mask, padding_mask, softmax
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -17,8 +19,7 @@ sizes = st.integers(1, 6)
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+    return helpers.randn(*shape, seed=seed).to(dtype)
 
 
 def qkv(t, s, d=4, d_v=3, lead=(2, 3), seed=0, dtype=torch.float32):
@@ -27,19 +28,11 @@ def qkv(t, s, d=4, d_v=3, lead=(2, 3), seed=0, dtype=torch.float32):
 
 
 def some_mask(*shape, seed=0, dead=None):
-    g = torch.Generator().manual_seed(seed)
-    mask = torch.rand(*shape, generator=g) < 0.6
+    mask = torch.rand(*shape, generator=generator(seed)) < 0.6
     mask[..., 0] |= True
     if dead is not None:
         mask[..., dead, :] = False
     return mask
-
-
-def close(ours, reference, tolerance=1e-5):
-    "The parity of the course: relative to the largest number, at least 1."
-    assert ours.shape == reference.shape and ours.dtype == reference.dtype
-    worst = (ours - reference).abs().max().item()
-    assert worst <= tolerance * max(1, reference.abs().max().item())
 
 
 def exact_shares(scores):
@@ -278,12 +271,15 @@ def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias,
         assert (ours[0].grad[..., -1, :] == 0).all()
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (5, 1), (1, 1, 5, 7),
-                                   (2, 1, 1, 7), (2, 3, 5, 7), (1, 3, 5, 1)])
+@pytest.mark.parametrize("shape", [
+    (7,), (1,), (5, 7), (1, 7), (5, 1), (1, 1, 5, 7), (2, 1, 1, 7),
+    (2, 3, 5, 7), (1, 3, 5, 1)])
 def test_masks_and_biases_broadcast(shape):
-    q, k, v = qkv(5, 7)
+    "Two axes where scores have three; with four they are refused."
+    lead = (3,) if len(shape) == 2 else (2, 3)
+    q, k, v = qkv(5, 7, lead=lead)
     mask, bias = some_mask(*shape, seed=3), randn(*shape, seed=4)
-    full = (2, 3, 5, 7)
+    full = (*lead, 5, 7)
     out, w = attend(q, k, v, mask, bias)
     long, w_long = attend(q, k, v, mask.expand(full), bias.expand(full))
     assert torch.equal(out, long) and torch.equal(w, w_long)
@@ -300,17 +296,20 @@ def test_a_bias_may_be_of_another_type(dtype):
     assert torch.equal(out, attend(q, k, v, bias=bias.float())[0])
 
 
-def test_a_bias_per_head_needs_no_batch_axis():
+@pytest.mark.parametrize("shape", [(3, 5, 7), (5, 7), (1, 7), (5, 1)])
+def test_a_bias_needs_no_leading_axes(shape):
+    "Unlike a mask: numbers per text are not what biases are."
     q, k, v = qkv(5, 7)
-    bias = randn(3, 5, 7)
-    assert torch.equal(attend(q, k, v, bias=bias)[0],
-                       attend(q, k, v, bias=bias[None])[0])
+    bias = randn(*shape)
+    out, w = attend(q, k, v, bias=bias)
+    long, w_long = attend(q, k, v, bias=bias.expand(2, 3, 5, 7))
+    assert torch.equal(out, long) and torch.equal(w, w_long)
 
 
 @pytest.mark.parametrize("t, s, d", [(16, 16, 8), (40, 70, 32), (96, 96, 64)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_bfloat16_is_as_exact_as_sdpa(t, s, d, masked):
-    mask = some_mask(t, s, seed=t, dead=2) if masked else None
+    mask = some_mask(1, 1, t, s, seed=t, dead=2) if masked else None
     data = qkv(t, s, d, d, lead=(2, 2), seed=t, dtype=torch.bfloat16)
 
     def run(function, dtype):
@@ -343,9 +342,9 @@ def test_types_are_kept(dtype):
 def test_under_autocast():
     q, k, v = qkv(5, 7)
     with torch.autocast("cpu", torch.bfloat16):
-        out, w = attend(q, k, v, some_mask(5, 7, dead=1))
+        out, w = attend(q, k, v, some_mask(1, 1, 5, 7, dead=1))
     assert out.isfinite().all() and (w[..., 1, :] == 0).all()
-    close(out, attend(q, k, v, some_mask(5, 7, dead=1))[0], 3e-2)
+    close(out, attend(q, k, v, some_mask(1, 1, 5, 7, dead=1))[0])
 
 
 # dead rows
@@ -355,9 +354,9 @@ def test_under_autocast():
 def test_dead_rows_are_zero_with_finite_gradients(dtype, by):
     s = 0 if by == "no keys" else 4
     q, k, v = (x.requires_grad_() for x in qkv(3, s, dtype=dtype))
-    mask, bias = torch.ones(3, s).bool(), torch.zeros(3, s)
+    mask, bias = torch.ones(1, 1, 3, s).bool(), torch.zeros(3, s)
     if by == "mask":
-        mask[1] = False
+        mask[..., 1, :] = False
     elif by == "bias":
         bias[1] = -math.inf
     elif by == "all":
@@ -381,7 +380,7 @@ def test_rows_sum_to_one_or_zero_and_outputs_stay_in_the_hull(t, s, few, seed):
     q, k, v = qkv(t, s, seed=seed, dtype=torch.float64)
     mask = torch.rand(t, s, generator=torch.Generator().manual_seed(seed)) < (
         0.3 if few else 0.8)
-    out, w = attend(3 * q, k, v, mask)
+    out, w = attend(3 * q, k, v, mask[None, None])
     alive = mask.any(-1)
     total = w.sum(-1)
     assert torch.allclose(total, alive.double().expand_as(total), atol=1e-12)
@@ -409,9 +408,9 @@ def test_a_constant_bias_changes_nothing(t, s, seed, c):
 def test_the_order_of_keys_does_not_matter(t, s, seed):
     q, k, v = qkv(t, s, seed=seed, dtype=torch.float64)
     order = torch.randperm(s, generator=torch.Generator().manual_seed(seed))
-    mask = some_mask(t, s, seed=seed)
+    mask = some_mask(1, 1, t, s, seed=seed)
     a, w = attend(q, k, v, mask)
-    b, u = attend(q, k[..., order, :], v[..., order, :], mask[:, order])
+    b, u = attend(q, k[..., order, :], v[..., order, :], mask[..., order])
     assert torch.allclose(a, b, atol=1e-12)
     assert torch.allclose(w[..., order], u, atol=1e-12)
 
@@ -448,7 +447,7 @@ def test_the_future_does_not_move_the_past(t, dtype):
 
 
 def test_the_inputs_are_left_alone():
-    tensors = [*qkv(4, 5), some_mask(4, 5), randn(4, 5)]
+    tensors = [*qkv(4, 5), some_mask(1, 1, 4, 5), randn(4, 5)]
     before = [x.clone() for x in tensors]
     attend(*tensors)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before))
@@ -467,21 +466,31 @@ def test_gradients_reach_the_bias():
 # mistakes are named
 
 @pytest.mark.parametrize("change, says", [
-    (dict(mask=torch.ones(5, 7)), "mask is boolean.*float32.*bias"),
-    (dict(mask=torch.ones(5, 7).long()), "mask is boolean.*int64"),
+    (dict(mask=torch.ones(1, 1, 5, 7)), "mask is boolean.*float32.*bias"),
+    (dict(mask=torch.ones(1, 1, 5, 7).long()),
+     r"mask is boolean.*int64.*bool\(\)\[:, None, None\]"),
     (dict(bias=torch.ones(5, 7).bool()), "bias is a floating.*bool.*mask"),
-    (dict(mask=torch.ones(5, 6).bool()),
-     r"mask of shape \(5, 6\).*\(2, 3, 5, 7\)"),
-    (dict(mask=torch.ones(2, 2, 5, 7).bool()), r"\(2, 2, 5, 7\)"),
-    (dict(mask=torch.ones(1, 2, 3, 5, 7).bool()), r"\(1, 2, 3, 5, 7\)"),
+    (dict(mask=torch.ones(1, 1, 5, 6).bool()),
+     r"mask of shape \(1, 1, 5, 6\) does not.*\(2, 3, 5, 7\)"),
+    (dict(mask=torch.ones(6).bool()), r"mask of shape \(6,\) does not"),
+    (dict(mask=torch.ones(2, 2, 5, 7).bool()), r"\(2, 2, 5, 7\) does not"),
+    (dict(mask=torch.ones(1, 2, 3, 5, 7).bool()),
+     r"\(1, 2, 3, 5, 7\) does not"),
     (dict(mask=torch.ones(3, 5, 7).bool()), "two things"),
-    (dict(bias=torch.ones(7, 5)), r"bias of shape \(7, 5\)"),
-    (dict(q=torch.ones(2, 3, 5, 6)), "width 6.*width 4"),
-    (dict(v=torch.ones(2, 3, 6, 3)), "7 keys but 6 values"),
-    (dict(q=torch.ones(2, 1, 5, 4)), r"leading axes.*\(2, 1, 5, 4\)"),
-    (dict(q=torch.ones(4)), "two axes"),
+    (dict(bias=torch.ones(7, 5)), r"bias of shape \(7, 5\) does not"),
+    (dict(bias=torch.ones(2, 5, 7)), r"bias of shape \(2, 5, 7\) does not"),
+    (dict(q=torch.ones(2, 3, 5, 6)),
+     r"k must be .*\(2, 3, s, 6\).*q \(2, 3, 5, 6\), got \(2, 3, 7, 4\)"),
+    (dict(v=torch.ones(2, 3, 6, 3)),
+     r"v must be .*\(2, 3, 7, d_v\).*k \(2, 3, 7, 4\), got \(2, 3, 6, 3\)"),
+    (dict(v=torch.ones(2, 2, 7, 3)), r"v must be .*got \(2, 2, 7, 3\)"),
+    (dict(q=torch.ones(2, 1, 5, 4)),
+     r"k must be .*\(2, 1, s, 4\).*got \(2, 3, 7, 4\)"),
+    (dict(k=torch.ones(3, 7, 4)), r"k must be .*got \(3, 7, 4\)"),
+    (dict(q=torch.ones(4)), r"q must be .*t, d\), got \(4,\)"),
     (dict(q=torch.ones(2, 3, 5, 4).double()), "float64.*float32"),
     (dict(q=torch.ones(2, 3, 5, 4).long()), "int64"),
+    ({n: torch.ones(2, 3, 5, 4).long() for n in "qkv"}, "int64"),
 ])
 def test_wrong_arguments_are_named(change, says):
     q, k, v = qkv(5, 7)
@@ -493,7 +502,7 @@ def test_a_mask_that_would_land_on_the_heads_is_refused():
     "With as many heads as sentences it broadcasts, to the wrong axis."
     q, k, v = qkv(5, 7, lead=(2, 2))
     mask = torch.ones(2, 5, 7).bool()
-    with pytest.raises(ValueError, match=r"mask\[:, None\]"):
+    with pytest.raises(ValueError, match=r"mask\[:, None\] for all heads"):
         attend(q, k, v, mask)
     assert attend(q, k, v, mask[:, None])[0].shape == (2, 2, 5, 3)
 
@@ -506,11 +515,23 @@ def test_autocast_does_not_narrow_the_products():
     assert torch.equal(plain[0], cast[0]) and torch.equal(plain[1], cast[1])
 
 
-def test_a_mask_of_one_row_for_each_text_gets_a_hint():
-    q = torch.zeros(2, 3, 4, 8)
-    mask = torch.ones(2, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"is mask\[:, None, None\]"):
-        attend(q, q, q, mask=mask)
-    attend(q, q, q, mask=mask[:, None, None])
-    with pytest.raises(ValueError, match=r"\(2, 3, 4, 4\)$"):
-        attend(q, q, q, bias=torch.ones(2, 4))
+@pytest.mark.parametrize("t", [4, 2])
+def test_a_mask_of_two_axes_is_refused_and_both_spellings_are_named(t):
+    "(b, s) or (t, s)? With t = b or b = 1 nobody could know."
+    q, k, v = qkv(t, 4, lead=(2, 3))
+    mask = some_mask(2, 4, seed=t)
+    with pytest.raises(ValueError, match="two things") as refused:
+        attend(q, k, v, mask=mask)
+    for spelling in ("mask[:, None, None] for one row for each text (b, s)",
+                     "mask[None, None] for one row for each query (t, s)"):
+        assert spelling in str(refused.value)
+    by_text, _ = attend(q, k, v, mask=mask[:, None, None])
+    for i in range(2):
+        close(by_text[i], attend(q[i], k[i], v[i], mask=mask[i])[0])
+    if t == 2:
+        by_query, _ = attend(q, k, v, mask=mask[None, None])
+        for i in range(2):
+            close(by_query[i], attend(q[i], k[i], v[i], mask=mask)[0])
+        assert not torch.allclose(by_text, by_query)
+    with pytest.raises(ValueError, match=rf"\(2, 3, {t}, 4\)$"):
+        attend(q, k, v, bias=torch.ones(3, 4))

@@ -1,7 +1,9 @@
 """Multi-head attention and its cache, against PyTorch and by their laws."""
+import copy
 import itertools
 import math
-import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +11,18 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
+import helpers
+from helpers import close, generator, needs_cuda, plain_only, spread
 from tformer import attention
 from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import (
-    Cache, LayerCache, MultiHeadAttention, combined_mask, explicit_attend,
-    fused_attend, merge_heads, next_positions, online_attend, online_step,
-    repeat_heads, split_heads)
+    Attention, Cache, CrossAttention, LayerCache, MemoryCache, Positions,
+    SelfAttention, attention_rules, combined_mask, explicit_attend,
+    fused_attend, merge_heads, online_attend, online_step, repeat_heads,
+    split_heads)
+from tformer.layers import RMSNorm
 from tformer.rotary import ALiBi, Rotary, T5Bias
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
@@ -26,36 +33,27 @@ both_paths = pytest.mark.parametrize("fused", [True, False])
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+    return helpers.randn(*shape, seed=seed).to(dtype)
 
 
 def some_mask(*shape, seed=0, dead=None):
-    g = torch.Generator().manual_seed(seed)
-    mask = torch.rand(*shape, generator=g) < 0.6
+    mask = torch.rand(*shape, generator=generator(seed)) < 0.6
     mask[..., 0] |= True
     if dead is not None:
         mask[..., dead, :] = False
     return mask
 
 
-@torch.no_grad()
-def spread(module, std=0.1):
-    "Weights of standard deviation 0.1, biases away from 0."
-    for i, p in enumerate(module.parameters()):
-        p.copy_(std * randn(*p.shape, seed=100 + i))
-    return module.eval()
-
-
 def layer(d_model=16, n_heads=4, std=0.1, **options):
-    return spread(MultiHeadAttention(d_model, n_heads, **options), std)
+    return spread(SelfAttention(d_model, n_heads, **options), std)
 
 
-def close(ours, reference, tolerance=1e-5):
-    "The parity of the course: relative to the largest number, at least 1."
-    assert ours.shape == reference.shape and ours.dtype == reference.dtype
-    worst = (ours - reference).abs().max().item()
-    assert worst <= tolerance * max(1, reference.abs().max().item())
+def cross(d_model=16, n_heads=4, std=0.1, **options):
+    return spread(CrossAttention(d_model, n_heads, **options), std)
+
+
+def new_cache(n=1):
+    return Cache([LayerCache() for _ in range(n)])
 
 
 def near(ours, reference):
@@ -97,13 +95,18 @@ HOWS = {
     "plain": {}, "causal": dict(causal=True), "scale": dict(scale=0.3),
     "mask": dict(mask=some_mask(2, 1, 6, 6, dead=2)),
     "mask per head": dict(mask=some_mask(2, 4, 6, 6, seed=1, dead=0)),
-    "mask of two axes": dict(mask=some_mask(6, 6, dead=5)),
+    "mask of all axes": dict(mask=some_mask(1, 1, 6, 6, dead=5)),
     "mask of one axis": dict(mask=some_mask(6)),
     "mask of keys": dict(mask=some_mask(2, 1, 1, 6)),
     "mask of queries": dict(mask=some_mask(1, 1, 6, 1, seed=3, dead=1)),
     "mask of all": dict(mask=torch.zeros(1, 1, 1, 1).bool()),
-    "mask, causal": dict(mask=some_mask(6, 6, seed=2, dead=3),
+    "mask, causal": dict(mask=some_mask(1, 1, 6, 6, seed=2, dead=3),
                          causal=True),
+    "mask, scale": dict(mask=some_mask(2, 1, 6, 6, seed=4, dead=2),
+                        scale=0.9),
+    "bias, causal": dict(bias=randn(4, 6, 6, seed=7), causal=True),
+    "bias, mask, scale": dict(bias=randn(4, 6, 6, seed=6), scale=0.6,
+                              mask=some_mask(2, 4, 6, 6, seed=5, dead=0)),
     "bias": dict(bias=randn(4, 6, 6, seed=9)),
     "bias of one axis": dict(bias=randn(6, seed=9)),
     "bias, float64": dict(bias=randn(1, 1, 6, 6, dtype=torch.float64)),
@@ -156,17 +159,47 @@ def test_causal_is_the_causal_mask():
         weights.diagonal(dim1=-2, dim2=-1) > 0).all()
 
 
+DROPPED = {
+    "plain": {}, "causal": dict(causal=True),
+    "mask, scale": dict(mask=some_mask(1, 1, 6, 6, dead=2), scale=2.0),
+    "bias, mask, causal": dict(bias=randn(4, 6, 6, seed=8), causal=True,
+                               mask=some_mask(1, 4, 6, 6, dead=1)),
+}
+
+
+@pytest.mark.parametrize("how", DROPPED.values(), ids=DROPPED)
 @pytest.mark.parametrize("path", [explicit_attend, fused_attend])
-def test_dropout_keeps_the_mean(path):
+def test_dropout_keeps_the_mean(path, how):
     torch.manual_seed(0)
-    q, k, v = (x.detach().expand(500, -1, -1, -1) for x in
-               (y[:1] for y in qkv()))
-    exact = explicit_attend(q[:1], k[:1], v[:1])[0]
-    y = path(q, k, v, dropout=0.25)
+    q, k, v = (x.detach()[:1] for x in qkv())
+    many = [x.expand(800, -1, -1, -1) for x in (q, k, v)]
+    exact, weights = explicit_attend(q, k, v, **how)
+    y = path(*many, dropout=0.25, **how)
     y = y[0] if path is explicit_attend else y
     assert not torch.allclose(y[0], y[1])
-    assert (y.mean(0) - exact[0]).abs().max() < 0.2
-    assert torch.equal(*(path(q, k, v, dropout=0.0)[0] for _ in range(2)))
+    assert (y.mean(0) - exact[0]).abs().max() < 0.15
+    dead = (weights == 0).all(-1)[0]
+    assert (y[:, dead] == 0).all()
+    assert torch.equal(*(path(*many, dropout=0.0, **how)[0]
+                         for _ in range(2)))
+    for left_out in how:  # what does not act would not be noticed here
+        rest = {k: v for k, v in how.items() if k != left_out}
+        other, _ = explicit_attend(q, k, v, **rest)
+        assert (other - exact).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("how", DROPPED.values(), ids=DROPPED)
+def test_explicit_dropout_under_autocast_is_wide(how):
+    "The same draws, the same numbers: no product was made narrow."
+    results = []
+    for on in (False, True):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            results.append(explicit_attend(*qkv(), dropout=0.4, **how))
+    (plain, exact), (out, weights) = results
+    assert out.dtype == weights.dtype == torch.float32
+    assert torch.equal(out, plain) and torch.equal(weights, exact)
+    assert not torch.allclose(out, explicit_attend(*qkv(), **how)[0])
 
 
 def test_weights_come_before_dropout():
@@ -189,10 +222,16 @@ def test_autocast_does_not_reach_the_explicit_path():
 
 
 def test_the_meta_device_works():
-    m = MultiHeadAttention(16, 4, causal=True).to("meta")
-    x = torch.empty(2, 5, 16, device="meta")
+    m = SelfAttention(16, 4, causal=True, rotary=Rotary(4)).to("meta")
+    x, cache = torch.empty(2, 5, 16, device="meta"), LayerCache()
     assert m(x).shape == (2, 5, 16)
     assert m(x, need_weights=True)[1].shape == (2, 4, 5, 5)
+    pos = torch.empty(2, 5, dtype=torch.int64, device="meta")
+    assert m(x, pos=pos, cache=cache).shape == (2, 5, 16)
+    assert m(x, cache=cache).shape == (2, 5, 16)
+    assert Positions(pos).end is None
+    over = CrossAttention(16, 4).to("meta")
+    assert over(x, memory=x, memory_pos=pos).shape == (2, 5, 16)
 
 
 @quick
@@ -260,11 +299,12 @@ def test_combined_masks_equal_loops(t, s, causal, seed):
 
 # the layer against nn.MultiheadAttention
 
-def pair(memory=None, packed=False, bias=True, batch=2, **options):
+def pair(memory=None, packed=False, bias=True, over=False, **options):
     "Our layer and PyTorch's, with equal weights."
     peer = spread(nn.MultiheadAttention(
         16, 4, bias=bias, kdim=memory, vdim=memory, batch_first=True))
-    ours = layer(packed=packed, d_memory=memory, bias=bias, **options)
+    ours = (cross(d_memory=memory, bias=bias, **options) if over else
+            layer(packed=packed, bias=bias, **options))
     with torch.no_grad():
         parts = (peer.q_proj_weight, peer.k_proj_weight,
                  peer.v_proj_weight)
@@ -344,8 +384,9 @@ def test_self_attention_equals_torch(fused, packed, bias, causal):
 @both_paths
 @pytest.mark.parametrize("width", [None, 16, 10, 24])
 @pytest.mark.parametrize("padded", [False, True])
-def test_cross_attention_equals_torch(fused, width, padded):
-    ours, peer = pair(width, fused=fused)
+@pytest.mark.parametrize("bias", [False, True])
+def test_cross_attention_equals_torch(fused, width, padded, bias):
+    ours, peer = pair(width, fused=fused, over=True, bias=bias)
     memory = randn(2, 9, width or 16, seed=3).requires_grad_()
     k_pos = torch.arange(9).repeat(2, 1)
     k_pos[0, 3:] = k_pos[1, 4] = -1
@@ -371,7 +412,7 @@ def test_keys_and_values_of_different_widths(fused):
     "kdim and vdim are one memory in which each looks at its own part."
     peer = spread(nn.MultiheadAttention(16, 4, kdim=10, vdim=6,
                                         batch_first=True))
-    ours = layer(d_memory=16, fused=fused)
+    ours = cross(d_memory=16, fused=fused)
     with torch.no_grad():
         for p in (ours.k_proj, ours.v_proj):
             p.weight.zero_()
@@ -397,7 +438,7 @@ def test_keys_and_values_of_different_widths(fused):
 def by_hand(m, x, memory=None, turn=None, bias=None, mask=None):
     "The equations: one head after the other, what each writes added."
     source, total = x if memory is None else memory, m.o_proj.bias
-    d, d_v = (w // m.n_heads for w in (m.widths[0], m.widths[2]))
+    d, d_v = (len(p.weight) // m.n_heads for p in (m.q_proj, m.v_proj))
     for i in range(m.n_heads):
         rows, rows_v = (slice(w * i, w * i + w) for w in (d, d_v))
         q = F.linear(x, m.q_proj.weight[rows], m.q_proj.bias[rows])
@@ -431,6 +472,67 @@ def test_widths_of_heads(fused, options):
 
 
 @both_paths
+@pytest.mark.parametrize("options", [
+    {}, dict(d_head=6), dict(d_v=3), dict(d_head=2, d_v=9),
+    dict(d_memory=10), dict(d_memory=7, d_head=3, d_v=5, n_heads=5)])
+def test_widths_of_heads_across(fused, options):
+    m = cross(**options, fused=fused)
+    x = randn(2, 5, 16).requires_grad_()
+    memory = randn(2, 7, options.get("d_memory", 16), seed=1)
+    y = m(x, memory=memory.requires_grad_())
+    expected = by_hand(m, x, memory)
+    close(y, expected)
+    for a, b in zip(*(pull(z, [x, memory, *m.parameters()])
+                      for z in (y, expected))):
+        close(a, b)
+
+
+@both_paths
+@pytest.mark.parametrize("kv", [1, 2, 4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_shared_key_heads_equal_copies_of_them(fused, kv, packed):
+    "A layer of few key heads is one in which rows of weights repeat."
+    few = layer(n_kv_heads=kv, d_v=3, causal=True, packed=packed,
+                fused=fused, std=0.3)
+    full = layer(d_v=3, causal=True, fused=fused)
+    with torch.no_grad():
+        for kind in ("weight", "bias"):
+            parts = ([getattr(p, kind) for p in (
+                few.q_proj, few.k_proj, few.v_proj)] if not packed else
+                getattr(few.qkv_proj, kind).split(few.widths))
+            for name, part in zip(("q_proj", "k_proj", "v_proj"), parts):
+                if name != "q_proj":
+                    part = part.unflatten(0, (kv, -1)).repeat_interleave(
+                        4 // kv, 0).flatten(0, 1)
+                getattr(getattr(full, name), kind).copy_(part)
+    full.o_proj.load_state_dict(few.o_proj.state_dict())
+    x, cache = randn(2, 5, 16), few.new_cache(2)
+    close(few(x), full(x))
+    close(few(x, need_weights=True)[1], full(x, need_weights=True)[1])
+    parts = [few(part, cache=cache) for part in x.split((3, 1, 1), 1)]
+    close(torch.cat(parts, 1), full(x))
+    assert cache.kept[0].shape == (2, kv, 5, 4)
+
+
+@both_paths
+@pytest.mark.parametrize("packed", [False, True])
+def test_norms_act_on_heads_before_they_turn(fused, packed):
+    "Qwen3's order: norm, then rotary; each head by itself."
+    rotary, norms = Rotary(4), [spread(RMSNorm(4), 0.4) for _ in "qk"]
+    m = spread(SelfAttention(16, 4, causal=True, rotary=rotary,
+                             q_norm=norms[0], k_norm=norms[1],
+                             packed=packed, fused=fused), 0.3)
+    assert not torch.equal(m.q_norm.weight, m.k_norm.weight)
+    x, pos = randn(2, 5, 16), torch.arange(5)[None]
+    q, k, v = ((m.qkv_proj(x).chunk(3, -1)) if packed else
+               (m.q_proj(x), m.k_proj(x), m.v_proj(x)))
+    q, k, v = (split_heads(y, 4) for y in (q, k, v))
+    q, k = rotary(norms[0](q), norms[1](k), pos=pos)
+    out = attend(q, k, v, causal_mask(pos, pos))[0]
+    close(m(x), m.o_proj(merge_heads(out)))
+
+
+@both_paths
 def test_rotary_gets_positions(fused):
     rotary, pos = Rotary(4), torch.tensor([[3, 4, 5, 9, 11]])
     m = layer(rotary=rotary, causal=True, fused=fused, std=0.3)
@@ -445,15 +547,37 @@ def test_rotary_gets_positions(fused):
 
 
 @both_paths
+@pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
+@pytest.mark.parametrize("options", [
+    dict(rotary=Rotary(4)), dict(score_bias=ALiBi(4)), {}])
+def test_queries_may_come_out_of_order(fused, order, options):
+    "Who may look where is a matter of positions, not of places."
+    m = layer(causal=True, fused=fused, std=0.3, **options)
+    x, p = randn(2, 5, 16), torch.tensor(order)
+    whole = m(x)
+    close(m(x[:, p], pos=p[None]), whole[:, p])
+    close(m(x[:, p], pos=p.expand(2, -1)), whole[:, p])
+    close(m(x[:, p], pos=Positions(p[None])), whole[:, p])
+    rows = torch.stack([p, p.flip(0)])
+    mixed = torch.stack([x[i, rows[i]] for i in (0, 1)])
+    close(m(mixed, pos=rows),
+          torch.stack([whole[i, rows[i]] for i in (0, 1)]))
+
+
+@both_paths
 @pytest.mark.parametrize("causal", [False, True])
 def test_score_bias_gets_positions(fused, causal):
     table = T5Bias(4, causal=causal)
-    m = spread(MultiHeadAttention(16, 4, score_bias=table, causal=causal,
-                                  fused=fused), 0.3)
+    m = spread(SelfAttention(16, 4, score_bias=table, causal=causal,
+                             fused=fused), 0.3)
     x, at = randn(2, 5, 16), torch.arange(5)[None]
     expected = by_hand(m, x, bias=table(at, at),
                        mask=causal_mask(at, at)[:, 0] if causal else None)
     close(m(x), expected)
+    allowed = some_mask(1, 1, 5, 5, seed=2)
+    lower = causal_mask(at, at) & allowed if causal else allowed
+    close(m(x, mask=allowed), by_hand(m, x, bias=table(at, at),
+                                      mask=lower[:, 0]))
     for a, b in zip(pull(m(x), list(table.parameters())),
                     pull(expected, list(table.parameters()))):
         close(a, b)
@@ -466,7 +590,23 @@ def test_names_of_parameters():
     assert list(layer(bias=False).state_dict()) == names[::2]
     assert list(layer(packed=True).state_dict()) == [
         "qkv_proj.weight", "qkv_proj.bias", "o_proj.weight", "o_proj.bias"]
-    assert layer(d_memory=7).v_proj.weight.shape == (16, 7)
+    assert list(cross().state_dict()) == names
+    assert list(cross(bias=False).state_dict()) == names[::2]
+    over = cross(d_memory=7)
+    assert over.v_proj.weight.shape == over.k_proj.weight.shape == (16, 7)
+    assert over.q_proj.weight.shape == (16, 16)
+    normed = layer(q_norm=RMSNorm(4), k_norm=RMSNorm(4))
+    assert set(normed.state_dict()) - set(names) == {
+        "q_norm.weight", "k_norm.weight"}
+
+
+def test_print_shows_what_the_weights_do_not():
+    m = layer(n_kv_heads=2, causal=True, dropout=0.25, rotary=Rotary(4))
+    assert all(said in repr(m) for said in (
+        "n_heads=4", "causal=True", "dropout=0.25", "widths=[16, 8, 8]",
+        "Rotary"))
+    assert "n_heads=4" in repr(cross(dropout=0.5))
+    assert "dropout=0.5" in repr(cross(dropout=0.5))
 
 
 @both_paths
@@ -515,24 +655,29 @@ def test_the_bias_of_the_keys_does_nothing():
 # dropout
 
 @both_paths
-def test_dropout_acts_in_training_only(fused):
-    m, x = layer(dropout=0.5, fused=fused), randn(2, 6, 16)
-    plain = layer(fused=fused)
-    assert torch.equal(m(x), plain(x))
+@pytest.mark.parametrize("over", [False, True])
+def test_dropout_acts_in_training_only(fused, over):
+    make, x = cross if over else layer, randn(2, 6, 16)
+    m, plain = make(dropout=0.5, fused=fused), make(fused=fused)
+    how = dict(memory=randn(2, 5, 16, seed=1)) if over else {}
+    assert torch.equal(m(x, **how), plain(x, **how))
     m.train()
     torch.manual_seed(0)
-    assert not torch.allclose(m(x), m(x), atol=1e-4)
-    assert not torch.allclose(m(x), plain(x), atol=1e-4)
-    _, weights = m(x, need_weights=True)
-    close(weights, plain(x, need_weights=True)[1])
-    assert torch.equal(m.eval()(x), plain(x))
+    assert not torch.allclose(m(x, **how), m(x, **how), atol=1e-4)
+    assert not torch.allclose(m(x, **how), plain(x, **how), atol=1e-4)
+    _, weights = m(x, need_weights=True, **how)
+    close(weights, plain(x, need_weights=True, **how)[1])
+    assert torch.equal(m.eval()(x, **how), plain(x, **how))
 
 
 # causality and padding
 
 KINDS = {"plain": {}, "packed": dict(packed=True),
          "rotary": dict(rotary=Rotary(4)), "alibi": dict(score_bias=ALiBi(4)),
-         "widths": dict(d_head=6, d_v=3)}
+         "widths": dict(d_head=6, d_v=3),
+         "shared": dict(n_kv_heads=2, rotary=Rotary(4)),
+         "normed": dict(q_norm=RMSNorm(4), k_norm=RMSNorm(4),
+                        rotary=Rotary(4))}
 every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
@@ -587,7 +732,7 @@ def test_dead_rows_are_the_bias_of_the_output(fused, dtype, asks):
     assert all((g == 0).all() for g in alone)  # before o_proj: exactly 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@needs_cuda
 @both_paths
 @both_types
 def test_on_a_gpu(fused, dtype):
@@ -599,31 +744,97 @@ def test_on_a_gpu(fused, dtype):
     near(y.cpu(), expected)
     y.float().pow(2).sum().backward()
     assert all(p.grad.isfinite().all() for p in m.parameters())
-    cache = Cache(1)
-    parts = [m(part, cache=cache.layers[0])
-             for part in x.cuda().split((4, 1, 4), 1)]
-    near(torch.cat(parts, 1), m(x.cuda()))
+    for grad in (True, False):
+        cache = LayerCache()
+        with torch.set_grad_enabled(grad):
+            parts = [m(part, cache=cache)
+                     for part in x.cuda().split((4, 1, 4), 1)]
+        near(torch.cat(parts, 1), m(x.cuda()))
+        assert cache.k_pos.following(2).at.tolist() == [[9, 10]]
+        assert cache.n_seen.tolist() == [9, 9]
+    told = Positions(pos.cuda()).following(2)
+    assert told.at.is_cuda and told.at.tolist() == [[7, 8]]
 
 
-def test_the_causal_flag_is_used_only_where_it_is_right(monkeypatch):
+@pytest.fixture
+def taken(monkeypatch):
+    "What the kernel is called with: a list of (mask?, causal flag)."
     seen, kernel = [], F.scaled_dot_product_attention
 
-    def spy(q, k, v, mask=None, p=0.0, causal=False, **rest):
-        seen.append((mask is None, causal))
-        return kernel(q, k, v, mask, p, causal, **rest)
+    def spy(query, key, value, attn_mask=None, dropout_p=0.0,
+            is_causal=False, **rest):
+        seen.append((attn_mask is not None, is_causal))
+        return kernel(query, key, value, attn_mask, dropout_p, is_causal,
+                      **rest)
 
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return seen
+
+
+NEITHER, FLAG, MASK = (False, False), (False, True), (True, False)
+
+
+def test_the_causal_flag_is_used_only_where_it_is_right(taken):
     m, x, cache = layer(causal=True), randn(2, 4, 16), LayerCache()
     at = torch.arange(4)[None]
     m(x), m(x, cache=cache), layer()(x)
-    assert seen == [(True, True), (True, True), (True, False)]
-    seen.clear()
-    m(x, pos=at), m(x, mask=torch.ones(4, 4).bool()), m(x, cache=cache)
-    layer()(x, pos=at), layer(causal=True, score_bias=ALiBi(4))(x)
-    assert seen == [(False, False)] * 5
-    seen.clear()
-    layer()(x, memory=x), layer()(x, memory=x, memory_pos=at)
-    assert seen == [(True, False), (False, False)]
+    assert taken == [FLAG, FLAG, NEITHER]
+    taken.clear()
+    m(x[:, :1]), m(x[:, :1], cache=cache), m(x[:, :1], cache=cache)
+    assert taken == [NEITHER] * 3  # one token sees all that is kept
+    taken.clear()
+    m(x[:, :2], cache=cache), m(x, pos=at), layer()(x, pos=at)
+    m(x, mask=torch.ones(1, 1, 4, 4).bool())
+    layer(causal=True, score_bias=ALiBi(4))(x)
+    assert taken == [MASK] * 5
+    taken.clear()
+    over = cross()
+    over(x, memory=x), over(x, memory=x[:, :3]), over(
+        x, memory=x, memory_pos=Positions(start=0, n=4))
+    assert taken == [NEITHER] * 3
+    taken.clear()
+    over(x, memory=x, memory_pos=at), over(
+        x, memory=x, mask=torch.ones(1, 1, 1, 4).bool())
+    assert taken == [MASK] * 2
+
+
+def test_what_is_taken_where_positions_were_given_once(taken):
+    m, x, cache = layer(causal=True), randn(2, 6, 16), LayerCache()
+    m(x[:, :3], pos=torch.arange(3)[None], cache=cache)
+    m(x[:, 3:4], cache=cache), m(x[:, 4:], cache=cache)
+    assert taken == [MASK] * 3  # nobody knows that there is no padding
+    taken.clear()
+    m(x, pos=Positions(start=5, n=6)), m(x[:, :1], pos=Positions(
+        start=3, n=1))
+    assert taken == [FLAG, NEITHER]
+    taken.clear()
+    cache = LayerCache()
+    m(x[:, :4], cache=cache), cache.crop(2), m(x[:, 4:], cache=cache)
+    cache.crop(0), m(x, cache=cache)
+    assert taken == [FLAG, MASK, FLAG]
+
+
+@pytest.mark.parametrize("start, t", [(0, 4), (3, 1), (3, 2), (4, 1),
+                                      (2, 1), (2, 2), (5, 3), (0, 1)])
+@pytest.mark.parametrize("k_start, s", [(0, 4), (0, 5), (1, 4), (0, 1)])
+def test_rules_allow_what_the_mask_allows(start, t, k_start, s):
+    "Whether a mask, a flag or none: the same keys for every query."
+    pos = Positions(start=start, n=t)
+    k_pos = Positions(start=k_start, n=s)
+    how = attention_rules(pos, k_pos, (1, 1, t, s))
+    assert not how.keys() - {"mask", "causal"}
+    got = how.get("mask", torch.ones(1, 1, t, s).bool())
+    if how.get("causal"):
+        assert t == s
+        got = torch.ones(1, 1, t, s).bool().tril()
+    told = attention_rules(Positions(pos.at), Positions(k_pos.at),
+                           (1, 1, t, s))
+    expected = combined_mask(pos.at, k_pos.at)
+    assert torch.equal(got, expected)
+    assert torch.equal(told["mask"], expected)
+    assert attention_rules(pos, k_pos, (1, 1, t, s), causal=False) == {}
+    seen = expected.all()
+    assert ("mask" in how) == (not seen and not how.get("causal"))
 
 
 # the cache
@@ -652,7 +863,7 @@ def test_cached_equals_uncached_for_every_chunking(options, fused):
     whole = stack(layers, x)
     assert len(list(chunkings(5))) == 16
     for sizes in chunkings(5):
-        cache = Cache(2)
+        cache = new_cache(2)
         parts = [stack(layers, part, cache) for part in x.split(sizes, 1)]
         close(torch.cat(parts, 1), whole)
         assert cache.n_seen.tolist() == [5, 5]
@@ -661,15 +872,15 @@ def test_cached_equals_uncached_for_every_chunking(options, fused):
 @both_types
 def test_cached_in_both_types(dtype):
     layers = [m.to(dtype) for m in two_layers(rotary=Rotary(4))]
-    x, cache = randn(2, 6, 16, dtype=dtype), Cache(2)
+    x, cache = randn(2, 6, 16, dtype=dtype), new_cache(2)
     parts = [stack(layers, part, cache) for part in x.split((3, 1, 2), 1)]
     near(torch.cat(parts, 1), stack(layers, x))
-    assert all(t.dtype == dtype for t in cache.layers[0].past[:2])
+    assert all(t.dtype == dtype for t in cache.layers[0].kept)
 
 
 def test_gradients_flow_through_the_cache():
     layers, x = two_layers(), randn(2, 5, 16).requires_grad_()
-    cache = Cache(2)
+    cache = new_cache(2)
     y = torch.cat([stack(layers, p, cache) for p in x.split((2, 3), 1)], 1)
     close(*(pull(out, [x])[0] for out in (y, stack(layers, x))))
 
@@ -688,7 +899,7 @@ def test_ragged_batches_equal_each_text_alone(lengths, more, chunk, left,
     for i, k in enumerate(lengths):
         place = slice(n - k, n) if left else slice(0, k)
         x[i, place], pos[i, place] = texts[i][0, :k], torch.arange(k)
-    cache, size = Cache(2), chunk or n
+    cache, size = new_cache(2), chunk or n
     first = torch.cat([stack(layers, part, cache, at) for part, at in
                        zip(x.split(size, 1), pos.split(size, 1))], 1)
     assert cache.n_seen.tolist() == lengths
@@ -711,37 +922,39 @@ def test_select_reorders_every_row(rows, ragged):
     pos = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2], [-1, -1, 0, 1]])
     if not ragged:
         pos = pos[:1]
-    cache = Cache(2)
+    cache = new_cache(2)
     stack(layers, x[:, :4], cache, pos)
-    both = Cache(2)
+    both = new_cache(2)
     stack(layers, x[rows, :4], both, pos[rows] if ragged else pos)
     cache.select(torch.tensor(rows))
     assert cache.n_seen.tolist() == both.n_seen.tolist()
     for a, b in zip(cache.layers, both.layers):
-        for one, other in zip(a.past, b.past):
-            close(one, other) if one.is_floating_point() else (
-                torch.testing.assert_close(one, other))
+        for one, other in zip(a.kept, b.kept, strict=True):
+            close(one, other)
+        assert torch.equal(a.k_pos.at.expand(len(rows), -1),
+                           b.k_pos.at.expand(len(rows), -1))
     new = x[rows, 4:]
     close(stack(layers, new, cache), stack(layers, new, both))
 
 
 @pytest.mark.parametrize("n", range(7))
 def test_crop_forgets_from_n_on(n):
-    layers, x, cache = two_layers(rotary=Rotary(4)), randn(2, 8, 16), Cache(2)
+    layers, x = two_layers(rotary=Rotary(4)), randn(2, 8, 16)
+    cache = new_cache(2)
     stack(layers, x[:, :5], cache)
     cache.crop(n)
     kept = min(n, 5)
     assert cache.n_seen.tolist() == [kept, kept]
     assert cache.empty == (kept == 0)
-    assert cache.layers[0].past[0].shape[-2] == kept
-    assert next_positions(cache, 2).expand(2, 2).tolist() == [
-        [kept, kept + 1]] * 2
+    assert cache.layers[0].kept[0].shape[-2] == kept
+    assert cache.k_pos.following(2).at.tolist() == [[kept, kept + 1]]
+    assert cache.k_pos.end == kept
     whole = stack(layers, torch.cat([x[:, :kept], x[:, 5:]], 1))
     close(stack(layers, x[:, 5:], cache), whole[:, kept:])
 
 
 def test_crop_counts_positions_in_ragged_rows():
-    layers, x, cache = two_layers(), randn(2, 7, 16), Cache(2)
+    layers, x, cache = two_layers(), randn(2, 7, 16), new_cache(2)
     pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
     stack(layers, x[:, :5], cache, pos)
     cache.crop(2)
@@ -753,18 +966,23 @@ def test_crop_counts_positions_in_ragged_rows():
 
 
 def test_nbytes_is_what_is_stored():
-    layers, cache = two_layers(d_head=6, d_v=3), Cache(2)
+    layers, cache = two_layers(d_head=6, d_v=3), new_cache(2)
     assert cache.nbytes == 0
-    stack(layers, randn(2, 5, 16), cache)
-    assert cache.nbytes == 2 * (2 * 4 * 5 * (6 + 3)) * 4
+    for grad in (True, False):  # without: there is room, not counted
+        with torch.set_grad_enabled(grad):
+            stack(layers, randn(2, 5, 16), cache)
+    assert cache.nbytes == 2 * (2 * 4 * 10 * (6 + 3)) * 4
+    cache.crop(4), cache.select(torch.tensor([1]))
+    assert cache.nbytes == 2 * (1 * 4 * 4 * (6 + 3)) * 4
     packed, cache = layer(causal=True, packed=True), LayerCache()
     packed(randn(2, 5, 16), cache=cache)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-            for t in cache.past[:2]}
+            for t in cache.kept}
     assert sum(held.values()) == cache.nbytes  # nothing else kept alive
-    cache.keep(randn(2, 4, 3, 4), randn(2, 4, 3, 2), pos=torch.zeros(
-        1, 3).long())
-    assert cache.nbytes == (2 * 4 * 5 * 8 + 2 * 4 * 3 * 6) * 4
+    both = Cache([cache, MemoryCache()])
+    both.layers[1].keep(randn(2, 3, 16), None, lambda memory: (
+        randn(2, 4, 3, 4), randn(2, 4, 3, 2)))
+    assert both.nbytes == (2 * 4 * 5 * 8 + 2 * 4 * 3 * 6) * 4
 
 
 def test_nothing_is_stored_on_the_module():
@@ -775,71 +993,148 @@ def test_nothing_is_stored_on_the_module():
     assert torch.equal(m(x), m(x, cache=LayerCache()))
 
 
-def test_an_update_leaves_what_it_returned_alone():
-    cache, at = LayerCache(), torch.arange(3)[None]
-    k, v, k_pos = cache.update(randn(2, 4, 3, 4), randn(2, 4, 3, 5), pos=at)
-    copies = [x.clone() for x in (k, v, k_pos)]
-    *_, later = cache.update(randn(2, 4, 1, 4), randn(2, 4, 1, 5),
-                             pos=torch.tensor([[3]]))
-    cache.crop(1), cache.select(torch.tensor([1]))
-    assert later.tolist() == [[0, 1, 2, 3]]
-    assert all(torch.equal(a, b) for a, b in zip((k, v, k_pos), copies))
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_update_leaves_what_it_returned_alone(grad):
+    with torch.set_grad_enabled(grad):
+        cache, at = LayerCache(), torch.arange(3)[None]
+        given = cache.update(randn(2, 4, 3, 4), randn(2, 4, 3, 5), pos=at)
+        returned = [given]
+        for i in (3, 4, 5):
+            returned.append(cache.update(
+                randn(2, 4, 1, 4, seed=i), randn(2, 4, 1, 5, seed=i),
+                pos=Positions(torch.tensor([[i]]))))
+        copies = [[k.clone(), v.clone(), pos.at.clone()]
+                  for k, v, pos in returned]
+        cache.update(randn(2, 4, 2, 4), randn(2, 4, 2, 5),
+                     pos=torch.tensor([[6, 7]]))
+        cache.crop(2)
+        cache.update(randn(2, 4, 2, 4, seed=9), randn(2, 4, 2, 5, seed=9),
+                     pos=torch.tensor([[2, 3]]))
+        cache.select(torch.tensor([1]))
+        cache.update(randn(1, 4, 1, 4), randn(1, 4, 1, 5),
+                     pos=torch.tensor([[4]]))
+    assert returned[-1][2].at.tolist() == [[0, 1, 2, 3, 4, 5]]
+    for (k, v, pos), copied in zip(returned, copies):
+        assert all(torch.equal(a, b)
+                   for a, b in zip((k, v, pos.at), copied, strict=True))
 
 
 def test_a_cache_keeps_any_tensors_and_any_layer():
     "Time is axis -2 whatever the number of axes; positions may differ."
-    cache = Cache(3, make=LayerCache)
+    cache = new_cache(3)
     one = cache.layers[1]
     one.update(randn(2, 3, 7), pos=torch.tensor([[0, 1, 2]]))
     latent, k_pos = one.update(randn(2, 1, 7, seed=1),
                                pos=torch.tensor([[3], [-1]]))
     assert latent.shape == (2, 4, 7)
-    assert k_pos.tolist() == [[0, 1, 2, 3], [0, 1, 2, -1]]
+    assert k_pos.at.tolist() == [[0, 1, 2, 3], [0, 1, 2, -1]]
     assert one.n_seen.tolist() == [4, 3]
     assert cache.layers[0].n_seen.tolist() == [0] and cache.empty
+    assert cache.k_pos is None and not one.empty
 
 
-def test_next_positions():
-    assert next_positions(None, 3).tolist() == [[0, 1, 2]]
-    cache = LayerCache()
-    assert next_positions(cache, 2).tolist() == [[0, 1]]
-    cache.update(randn(2, 3, 4), pos=torch.tensor([[0, 1, 2], [-1, -1, 0]]))
-    assert next_positions(cache, 2).tolist() == [[3, 4], [1, 2]]
+def test_every_layer_says_what_it_keeps():
+    assert isinstance(layer().new_cache(2), LayerCache)
+    assert isinstance(layer().new_cache(2, 10), LayerCache)
+    assert isinstance(cross().new_cache(2), MemoryCache)
+    assert isinstance(cross().new_cache(2, max_len=10), MemoryCache)
+    assert issubclass(SelfAttention, Attention)
+    assert issubclass(CrossAttention, Attention)
 
+
+# what is kept of a memory
 
 @both_paths
 @pytest.mark.parametrize("padded", [False, True])
 def test_memory_is_kept_follows_select_and_ignores_crop(fused, padded):
-    m, cache = layer(d_memory=10, fused=fused), LayerCache()
+    m, cache = cross(d_memory=10, fused=fused), MemoryCache()
     x, memory = randn(2, 3, 16), randn(2, 5, 10)
     at = torch.tensor([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
     how = dict(memory_pos=at) if padded else {}
     expected = m(x, memory=memory, **how)
     close(m(x, memory=memory, cache=cache, **how), expected)
-    assert cache.past is None and len(cache.memory) == 3
-    noise = randn(2, 5, 10, seed=7)
-    close(m(x, memory=noise, cache=cache), expected)
-    cache.crop(0)
+    assert len(cache.kept) == 2
+    kept = [id(y) for y in cache.kept]
+    for step in range(3):  # None answers from what is kept
+        close(m(x[:, step:step + 1], cache=cache),
+              expected[:, step:step + 1])
+    close(m(x, memory=memory, cache=cache, **how), expected)
+    assert [id(y) for y in cache.kept] == kept
+    cache.crop(0), cache.crop(torch.tensor([0, 1]))
+    close(m(x, cache=cache), expected)
     cache.select(torch.tensor([1, 0, 0]))
-    close(m(x[[1, 0, 0]], memory=noise, cache=cache), expected[[1, 0, 0]])
-    assert cache.memory[0].shape == (3, 4, 5, 4)
+    close(m(x[[1, 0, 0]], cache=cache), expected[[1, 0, 0]])
+    assert cache.kept[0].shape == (3, 4, 5, 4)
 
 
-def test_self_and_cross_attention_share_a_layer_cache():
-    own, cross, cache = layer(causal=True), layer(), LayerCache()
-    x, memory = randn(2, 4, 16), randn(2, 3, 16, seed=1)
+@both_paths
+def test_another_memory_is_another_answer(fused):
+    "Of equal shape, with other padding, or shorter: never the old rows."
+    m, cache, x = cross(fused=fused), MemoryCache(), randn(2, 3, 16)
+    at = torch.tensor([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
+    one, other = randn(2, 5, 16, seed=1), randn(2, 5, 16, seed=2)
+    m(x, memory=one, memory_pos=at, cache=cache)
+    close(m(x, memory=other, cache=cache), m(x, memory=other))
+    close(m(x, cache=cache), m(x, memory=other))
+    close(m(x, memory=other, memory_pos=at, cache=cache),
+          m(x, memory=other, memory_pos=at))
+    close(m(x, memory=one[:, :4], cache=cache), m(x, memory=one[:, :4]))
+    close(m(x, memory=one, cache=cache), m(x, memory=one))
+    assert not torch.allclose(m(x, memory=one), m(x, memory=other),
+                              atol=1e-4)
+
+
+def test_after_select_the_old_memory_is_another_one():
+    m, cache, x = cross(), MemoryCache(), randn(2, 3, 16)
+    memory, rows = randn(2, 5, 16), torch.tensor([1, 0])
+    expected = m(x, memory=memory, cache=cache)
+    cache.select(rows)
+    close(m(x[rows], cache=cache), expected[rows])
+    close(m(x, memory=memory, cache=cache), expected)
+    cache.select(rows)
+    moved = memory[rows]
+    close(m(x, memory=moved, cache=cache), m(x, memory=moved))
+
+
+def test_a_memory_is_projected_once():
+    m, cache, memory = cross(), MemoryCache(), randn(2, 5, 16)
+    calls = []
+    m.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(4):
+        m(randn(2, 1, 16), memory=memory, cache=cache)
+    m(randn(2, 1, 16), cache=cache)
+    assert len(calls) == 1
+
+
+def test_an_empty_memory_cache():
+    cache = MemoryCache()
+    cache.crop(3), cache.select(torch.tensor([0]))
+    assert cache.nbytes == 0 and cache.k_pos is None
+    with pytest.raises(ValueError, match="no memory yet.*memory="):
+        cross()(randn(2, 3, 16), cache=cache)
+
+
+def test_self_and_cross_attention_have_one_cache_in_two_parts():
+    own, over, memory = layer(causal=True), cross(), randn(2, 3, 16, seed=1)
+    x = randn(2, 4, 16)
 
     def block(x, cache=None):
-        return cross(own(x, cache=cache), memory=memory, cache=cache)
+        a, b = cache.layers if cache else (None, None)
+        return over(own(x, cache=a), memory=memory, cache=b)
 
+    cache = Cache([own.new_cache(2), over.new_cache(2)])
+    assert cache.empty
     parts = [block(p, cache) for p in x.split((2, 1, 1), 1)]
     close(torch.cat(parts, 1), block(x))
-    assert cache.n_seen.tolist() == [4, 4]
+    assert cache.n_seen.tolist() == [4, 4] and not cache.empty
+    cache.crop(2)
+    assert cache.layers[1].kept[0].shape == (2, 4, 3, 4)
+    close(block(x[:, 2:], cache), block(x)[:, 2:])
 
 
 def test_a_mask_meets_all_keys():
     "With a cache, the mask of the caller covers earlier keys too."
-    layers, x, cache = two_layers(), randn(2, 6, 16), Cache(2)
+    layers, x, cache = two_layers(), randn(2, 6, 16), new_cache(2)
     document = torch.tensor([[0, 0, 0, 1, 1, 1]])
     mask = (document[:, :, None] == document[:, None])[:, None]
     whole = stack(layers, x, mask=mask)
@@ -851,29 +1146,37 @@ def test_a_mask_meets_all_keys():
 
 # compiled
 
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="a checked signature cannot be compiled")
-@pytest.mark.parametrize("options", [
-    {}, dict(need_weights=True), dict(pos=torch.tensor([[-1, 0, 1, 2]])),
-    dict(mask=torch.ones(4, 4).bool()), dict(cached=True),
-    dict(memory=randn(2, 5, 16))], ids=lambda o: "-".join(o) or "plain")
+COMPILED = {
+    "plain": {}, "need_weights": dict(need_weights=True),
+    "pos": dict(pos=torch.tensor([[-1, 0, 1, 2]])),
+    "mask": dict(mask=torch.ones(1, 1, 4, 4).bool()),
+    "cached": dict(cached=True), "rotary": dict(rotary=Rotary(4)),
+    "memory": dict(memory=randn(2, 5, 16)),
+    "memory, padded": dict(memory=randn(2, 5, 16),
+                           memory_pos=torch.arange(-2, 3)[None]),
+}
+
+
+@plain_only
+@pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
 def test_the_graph_does_not_break(options):
-    m = layer(causal="memory" not in options)
-    how = {k: v for k, v in options.items() if k != "cached"}
+    how = dict(options)
+    cached, rotary = how.pop("cached", False), how.pop("rotary", None)
+    m = cross() if "memory" in how else layer(causal=True, rotary=rotary)
 
     def run(x):
-        if "cached" not in options:
+        if not cached:
             y = m(x, **how)
             return y[0] if isinstance(y, tuple) else y
         cache = LayerCache()
         return torch.cat([m(p, cache=cache) for p in x.split(2, 1)], 1)
 
+    torch._dynamo.reset()
     x = randn(2, 4, 16)
     close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
 
 
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="a checked signature cannot be compiled")
+@plain_only
 def test_one_graph_serves_every_length():
     m, x = layer(causal=True), randn(2, 9, 16)
     torch._dynamo.reset()  # it limits the graphs of one function
@@ -885,81 +1188,163 @@ def test_one_graph_serves_every_length():
     close(torch.cat(parts, 1), m(x))
 
 
+@plain_only
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_few_graphs_serve_all_steps(ragged):
+    "Prefill, a first step, and one for all others."
+    layers, x = two_layers(rotary=Rotary(4)), randn(2, 16, 16)
+    pos = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]) if ragged else None
+    torch._dynamo.reset()
+    counter, graphs = CompileCounter(), []
+    fast = torch.compile(stack, backend=counter, fullgraph=True)
+    cache, same = new_cache(2), new_cache(2)
+    with torch.no_grad():
+        close(fast(layers, x[:, :4], cache, pos),
+              stack(layers, x[:, :4], same, pos))
+        for i in range(4, 16):
+            close(fast(layers, x[:, i:i + 1], cache),
+                  stack(layers, x[:, i:i + 1], same))
+            graphs.append(counter.frame_count)
+    assert graphs[-1] <= 5 and graphs[-1] == graphs[3]
+    assert cache.n_seen.tolist() == [16, 14 if ragged else 16]
+
+
+@plain_only
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
+                    reason="no C++ compiler on this machine")
+def test_machine_code_of_a_cached_step_equals_eager():
+    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
+    cache = LayerCache()
+    torch._dynamo.reset()
+    fast = torch.compile(m, backend="inductor", fullgraph=True)
+    with torch.no_grad():
+        parts = [fast(part, cache=cache) for part in x.split([3, 2], 1)]
+        close(torch.cat(parts, 1), m(x))
+
+
 # mistakes are named
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: MultiHeadAttention(10, 4), "d_model 10.*n_heads 4"),
-    (lambda: MultiHeadAttention(8, 0), "8.*n_heads 0"),
-    (lambda: MultiHeadAttention(8, 2, d_head=0), "d_head 0"),
-    (lambda: MultiHeadAttention(8, 2, d_v=-1), "d_v -1"),
-    (lambda: MultiHeadAttention(8, 2, dropout=1.0), r"\[0, 1\), got 1.0"),
-    (lambda: MultiHeadAttention(8, 2, dropout=-0.1), r"got -0.1"),
-    (lambda: MultiHeadAttention(8, 2, packed=True, d_memory=5), "5"),
-    (lambda: MultiHeadAttention(8, 2, d_memory=0), "d_memory.*got 0"),
-    (lambda: split_heads(randn(1, 2, 10), 4), "10.*4 heads"),
-    (lambda: repeat_heads(randn(1, 2, 3, 4), 0), "0 times"),
-    (lambda: layer()(randn(2, 3, 8)), r"16.*\(2, 3, 8\)"),
-    (lambda: layer()(randn(3, 16)), r"\(3, 16\)"),
+    (lambda: SelfAttention(10, 4), "d_model 10.*n_heads 4"),
+    (lambda: SelfAttention(8, 0), "n_heads must be.*at least 1, got 0"),
+    (lambda: SelfAttention(8, 2, d_head=0), "d_head must be.*got 0"),
+    (lambda: SelfAttention(8, 2, d_v=-1), "d_v must be.*got -1"),
+    (lambda: SelfAttention(8, 2.0), "n_heads must be.*got 2.0"),
+    (lambda: SelfAttention(8, 4, n_kv_heads=3), "4 query heads.*3 key heads"),
+    (lambda: SelfAttention(8, 4, n_kv_heads=0), "n_kv_heads must be.*got 0"),
+    (lambda: SelfAttention(8, 2, dropout=1.0), "below 1, got 1.0"),
+    (lambda: SelfAttention(8, 2, dropout=-0.1), "at least 0.*got -0.1"),
+    (lambda: CrossAttention(10, 4), "d_model 10.*n_heads 4"),
+    (lambda: CrossAttention(8, 2, d_memory=0), "d_memory must be.*got 0"),
+    (lambda: CrossAttention(8, 2, d_v=0), "d_v must be.*got 0"),
+    (lambda: CrossAttention(8, 2, dropout=1), "dropout.*got 1"),
+    (lambda: split_heads(randn(1, 2, 10), 4), "10.*n_heads 4"),
+    (lambda: repeat_heads(randn(1, 2, 3, 4), 0), "n must be.*got 0"),
+    (lambda: layer()(randn(2, 3, 8)), r"16\), got \(2, 3, 8\)"),
+    (lambda: layer(packed=True)(randn(2, 3, 8)), r"16\), got \(2, 3, 8\)"),
+    (lambda: layer()(randn(3, 16)), r"x must be.*got \(3, 16\)"),
+    (lambda: layer()(randn(2, 2, 3, 16)), r"x .*\(2, 2, 3, 16\)"),
+    (lambda: layer()(randn(16)), r"x must be.*got \(16,\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.arange(4)[None]),
-     r"pos of shape \(1, 4\).*3 tokens"),
+     r"1 rows and 4 tokens.*\(2, 3, 16\)"),
+    (lambda: layer()(randn(2, 3, 16), pos=Positions(start=0, n=4)),
+     r"1 rows and 4 tokens.*\(2, 3, 16\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.zeros(3, 3).long()),
-     r"\(3, 3\).*2 rows"),
+     r"3 rows and 3 tokens.*\(2, 3, 16\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.arange(3)),
-     r"pos.*shape \(3,\)"),
+     r"pos must be int64.*shape \(3,\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.zeros(1, 3)), "float32"),
-    (lambda: layer()(randn(2, 3, 16), memory_pos=torch.arange(3)[None]),
-     "without"),
-    (lambda: layer()(randn(2, 3, 16), mask=torch.ones(3, 4).bool()),
-     r"mask of shape \(3, 4\).*\(2, 4, 3, 3\)"),
-    (lambda: layer()(randn(2, 3, 16), mask=torch.ones(3, 3)),
-     "mask is boolean.*float32"),
+    (lambda: layer()(randn(2, 3, 16), mask=torch.ones(1, 1, 3, 4).bool()),
+     r"mask of shape \(1, 1, 3, 4\) does not.*\(2, 4, 3, 3\)"),
+    (lambda: layer()(randn(2, 3, 16), mask=torch.ones(1, 1, 3, 3)),
+     "mask is boolean.*float32.*bias"),
     (lambda: layer(n_heads=2)(randn(2, 3, 16),
                               mask=torch.ones(2, 3, 3).bool()),
-     "two things"),
-    (lambda: layer()(randn(2, 3, 16), memory=randn(3, 3, 16)),
-     "batch of 2 meets a memory of 3"),
-    (lambda: layer(d_memory=8)(randn(2, 3, 16), memory=randn(2, 3, 16)),
+     r"two things.*mask\[:, None\] for all heads"),
+    (lambda: layer()(randn(2, 3, 16), mask=torch.ones(3, 3).bool()),
+     r"two things.*\[:, None, None\].*\[None, None\]"),
+    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 3, 16),
+                     mask=torch.ones(2, 3).bool()), "two things"),
+    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
+                     mask=torch.ones(2, 1, 3, 4).bool()),
+     r"\(2, 1, 3, 4\) does not.*\(2, 4, 3, 5\)"),
+    (lambda: cross()(randn(2, 3, 16), memory=randn(3, 3, 16)),
+     r"memory must be.*\(2, s, m\).*got \(3, 3, 16\)"),
+    (lambda: cross()(randn(2, 3, 16), memory=randn(3, 16)),
+     r"memory must be.*got \(3, 16\)"),
+    (lambda: cross()(randn(3, 16), memory=randn(2, 3, 16)),
+     r"x must be.*got \(3, 16\)"),
+    (lambda: cross(d_memory=8)(randn(2, 3, 16), memory=randn(2, 3, 16)),
      r"8\), got \(2, 3, 16\)"),
-    (lambda: layer(causal=True)(randn(2, 3, 16), memory=randn(2, 3, 16)),
-     "causal=False"),
-    (lambda: layer(packed=True)(randn(2, 3, 16), memory=randn(2, 3, 16)),
-     "packed=False"),
-    (lambda: layer(rotary=Rotary(4))(randn(2, 3, 16),
-                                     memory=randn(2, 3, 16)), "rotary"),
+    (lambda: cross()(randn(2, 3, 16)), "pass memory="),
+    (lambda: cross()(randn(2, 3, 16), memory_pos=torch.arange(3)[None]),
+     "pass memory="),
+    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
+                     memory_pos=torch.arange(4)[None]),
+     r"1 rows and 4 tokens.*\(2, 5, 16\)"),
+    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
+                     memory_pos=torch.zeros(3, 5).long()),
+     r"3 rows and 5 tokens.*\(2, 5, 16\)"),
     (lambda: layer()(randn(2, 3, 16), cache=LayerCache()), "causal=True"),
-    (lambda: Cache(0), "1 layer or more.*0"),
+    (lambda: Cache([]), "1 layer or more.*0"),
     (lambda: LayerCache().crop(-1), "-1"),
+    (lambda: new_cache().crop(-1), "-1"),
+    (lambda: combined_mask(None, torch.arange(3)[None],
+                           torch.ones(3, 3).bool(), (1, 1, 3, 3)),
+     "two things"),
+    (lambda: combined_mask(None, torch.arange(3)[None],
+                           torch.ones(1, 1, 3, 4).bool(), (1, 1, 3, 3)),
+     r"\(1, 1, 3, 4\) does not"),
     (lambda: fused_attend(*qkv(t=3, s=5), causal=True), "3 queries.*5 keys"),
     (lambda: explicit_attend(*qkv(t=3, s=5), causal=True), "3 queries.*5"),
     (lambda: fused_attend(*qkv(kv=3)), "4 query heads.*3 key heads"),
-    (lambda: fused_attend(*qkv(), mask=torch.ones(6, 6)), "boolean"),
-    (lambda: fused_attend(*qkv(), mask=torch.ones(6, 5).bool()),
-     r"\(6, 5\)"),
+    (lambda: explicit_attend(*qkv(kv=3)), "4 query heads.*3 key heads"),
+    (lambda: fused_attend(*qkv(), mask=torch.ones(1, 1, 6, 6)), "boolean"),
+    (lambda: fused_attend(*qkv(), mask=torch.ones(6, 6).bool()),
+     "two things"),
+    (lambda: fused_attend(*qkv(), mask=torch.ones(1, 1, 6, 5).bool()),
+     r"\(1, 1, 6, 5\) does not"),
     (lambda: fused_attend(*qkv(), bias=torch.ones(6, 6).bool()), "bias"),
-    (lambda: online_attend(*qkv(), mask=torch.ones(6, 5).bool()),
-     r"\(6, 5\)"),
+    (lambda: online_attend(*qkv(), mask=torch.ones(1, 1, 6, 5).bool()),
+     r"\(1, 1, 6, 5\) does not"),
     (lambda: online_attend(randn(2, 3), randn(4, 5), randn(4, 5)),
-     "width 3.*width 5"),
+     r"k must be.*\(s, 3\).*q \(2, 3\), got \(4, 5\)"),
+    (lambda: online_attend(*qkv(), block=0), "block must be.*got 0"),
+    (lambda: online_attend(*qkv(), block=-1), "block must be.*got -1"),
 ])
 def test_wrong_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
         call()
 
 
+@pytest.mark.parametrize("how", [dict(rotary=Rotary(4)), dict(packed=True),
+                                 dict(causal=True), dict(score_bias=None)])
+def test_cross_attention_has_no_options_of_self_attention(how):
+    "A memory has no place in the order of the queries."
+    with pytest.raises(TypeError, match=next(iter(how))):
+        CrossAttention(16, 4, **how)
+    with pytest.raises(TypeError, match="memory"):
+        layer()(randn(2, 3, 16), memory=randn(2, 3, 16))
+
+
 @pytest.mark.parametrize("new, pos, says", [
     ((randn(3, 4, 1, 4),), torch.tensor([[3]]), "batch of 3.*of 2"),
     ((randn(2, 4, 1, 5),), torch.tensor([[3]]), r"\(2, 4, 1, 5\)"),
-    ((randn(2, 4, 1, 4),) * 2, torch.tensor([[3]]), "continue"),
-    ((randn(2, 4, 1, 4),), torch.tensor([[3, 4]]), r"\(1, 2\)"),
-    ((randn(2, 4, 1, 4),), torch.tensor([[3]] * 3), r"\(3, 1\)"),
+    ((randn(2, 3, 1, 4),), torch.tensor([[3]]), r"\(2, 3, 1, 4\)"),
+    ((randn(2, 4, 1, 4),) * 2, torch.tensor([[3]]), "only time"),
+    ((randn(2, 4, 1, 4),), torch.tensor([[3, 4]]), r"agree.*\(1, 2\)"),
+    ((randn(2, 4, 1, 4),), torch.tensor([[3]] * 3), r"agree.*\(3, 1\)"),
     ((randn(2, 4, 1, 4),), torch.tensor([[3.0]]), "int64"),
 ])
-def test_wrong_updates_are_named(new, pos, says):
+@pytest.mark.parametrize("grad", [True, False])
+def test_wrong_updates_are_named(new, pos, says, grad):
     cache = LayerCache()
-    cache.update(randn(2, 4, 3, 4), pos=torch.arange(3)[None])
-    with pytest.raises(ValueError, match=f"(?s){says}"):
-        cache.update(*new, pos=pos)
+    with torch.set_grad_enabled(grad):
+        cache.update(randn(2, 4, 3, 4), pos=torch.arange(3)[None])
+        with pytest.raises(ValueError, match=f"(?s){says}"):
+            cache.update(*new, pos=pos)
     assert cache.n_seen.tolist() == [3, 3]
+    assert cache.kept[0].shape == (2, 4, 3, 4)
 
 
 def test_wrong_pieces_of_one_update():
@@ -973,17 +1358,15 @@ def test_a_cache_meets_another_batch_or_memory():
     m(randn(2, 3, 16), cache=cache)
     with pytest.raises(ValueError, match="batch of 3 meets a cache of 2"):
         m(randn(3, 1, 16), cache=cache)
-    cross, cache = layer(), LayerCache()
-    cross(randn(2, 3, 16), memory=randn(2, 5, 16), cache=cache)
-    with pytest.raises(ValueError, match="memory of 5 tokens.*of 6"):
-        cross(randn(2, 3, 16), memory=randn(2, 6, 16), cache=cache)
-    with pytest.raises(ValueError, match="batch of 3 meets a memory of 2"):
-        cross(randn(3, 3, 16), memory=randn(3, 5, 16), cache=cache)
+    over, cache = cross(), MemoryCache()
+    over(randn(2, 3, 16), memory=randn(2, 5, 16), cache=cache)
+    with pytest.raises(ValueError, match=r"\(3, .*got \(2, 4, 5, 4\)"):
+        over(randn(3, 3, 16), cache=cache)
 
 
 def test_the_inputs_are_left_alone():
     m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 4, 16)
-    pos, mask = torch.tensor([[-1, 0, 1, 2]]), some_mask(4, 4)
+    pos, mask = torch.tensor([[-1, 0, 1, 2]]), some_mask(1, 1, 4, 4)
     before = [y.clone() for y in (x, pos, mask)]
     m(x, pos=pos, mask=mask, cache=LayerCache())
     assert all(torch.equal(a, b) for a, b in zip((x, pos, mask), before))
@@ -995,9 +1378,246 @@ def test_a_mask_without_queries_is_the_padding_mask():
     assert torch.equal(combined_mask(None, k_pos), padding_mask(k_pos))
 
 
+# positions, and what is known of them without looking
+
+def test_positions_count_on():
+    x = randn(2, 3, 4)
+    assert Positions.of(None, x).at.tolist() == [[0, 1, 2]]
+    cache = LayerCache()
+    assert Positions.of(None, x, cache).at.tolist() == [[0, 1, 2]]
+    cache.update(x, pos=torch.tensor([[0, 1, 2], [-1, -1, 0]]))
+    after = Positions.of(None, x[:, :2], cache)
+    assert after.at.tolist() == [[3, 4], [1, 2]] and after.end == 5
+    assert cache.k_pos.following(2).at.tolist() == [[3, 4], [1, 2]]
+    nobody = Positions(torch.full((1, 3), -1))
+    assert nobody.following(2).at.tolist() == [[0, 1]] and nobody.end == 0
+
+
+@pytest.mark.parametrize("start, n, more", [(0, 3, 2), (4, 1, 1), (0, 0, 3)])
+def test_known_positions_equal_those_of_a_tensor(start, n, more):
+    known = Positions(start=start, n=n)
+    told = Positions(torch.arange(start, start + n)[None])
+    assert (known.start, known.n, known.rows) == (start, n, 1)
+    assert (told.start, told.n, told.rows) == (None, n, 1)
+    assert torch.equal(known.at, told.at) and known.at is known.at
+    assert known.at.dtype == torch.int64
+    assert known.end == start + n
+    if n:
+        assert told.end == known.end
+        a, b = known.following(more), told.following(more)
+        assert torch.equal(a.at, b.at) and a.end == b.end
+        assert a.start == start + n and b.start is None
+
+
+@both_paths
+def test_known_positions_may_begin_with_padding(fused):
+    "Negative is padding, whether or not a tensor says so."
+    m, over = layer(causal=True, fused=fused), cross(fused=fused)
+    x, pos = randn(2, 6, 16), Positions(start=-2, n=6)
+    close(m(x, pos=pos), m(x, pos=pos.at))
+    close(m(x, pos=pos)[:, 2:], m(x[:, 2:]))
+    close(over(x, memory=x, memory_pos=pos), over(x, memory=x[:, 2:]))
+    cache = LayerCache()
+    m(x[:, :5], pos=Positions(start=-2, n=5), cache=cache)
+    close(m(x[:, 5:], cache=cache), m(x[:, 2:])[:, 3:])
+
+
+def test_positions_of_what_is_given():
+    x, at = randn(2, 3, 4), torch.tensor([[5, -1, 6]])
+    given = Positions.of(at, x)
+    assert given.at is at and given.start is None and given.end == 7
+    assert Positions.of(given, x) is given and Positions.of(given) is given
+    rows = Positions.of(at.expand(2, -1), x)
+    assert (rows.rows, rows.n) == (2, 3)
+    for wrong in (at[:, :2], at.expand(3, -1), at[0], at.float(), at.int()):
+        with pytest.raises(ValueError):
+            Positions.of(wrong, x)
+
+
+def test_once_is_once_for_each_key():
+    pos, calls, a, b = Positions(start=0, n=2), [], object(), object()
+
+    def ask(*key):
+        return pos.once(key, lambda: calls.append(key) or object())
+
+    first = ask(a)
+    assert ask(a) is first and len(calls) == 1
+    others = [ask(b), ask(a, b), ask(b, a), ask(), ask(a, None)]
+    assert len({id(x) for x in [first, *others]}) == 6 and len(calls) == 6
+    assert [ask(b), ask(a, b), ask(b, a), ask(), ask(a, None)] == others
+    assert ask(a) is first and len(calls) == 6
+    assert Positions(start=0, n=2).once((a,), object) is not first
+    one, same = torch.ones(2), torch.ones(2)  # equal, and not the same
+    assert ask(one) is not ask(same) and ask(one) is ask(one)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    "Counts how often a number is taken out of a tensor."
+    seen = []
+    for name in ("item", "tolist", "__int__", "__bool__", "__float__",
+                 "__index__", "nonzero", "max"):
+        plain = getattr(torch.Tensor, name)
+
+        def spy(self, *args, _plain=plain, _name=name, **rest):
+            seen.append(_name)
+            return _plain(self, *args, **rest)
+        monkeypatch.setattr(torch.Tensor, name, spy)
+    return seen
+
+
+def test_a_tensor_of_positions_is_looked_at_once(looks):
+    pos = Positions(torch.tensor([[0, 1, 2], [-1, 0, 1]]))
+    assert not looks
+    assert [pos.end for _ in range(3)] == [3] * 3
+    assert looks.count("item") == looks.count("max") == 1
+    assert pos.following(2).end == 5 and len(looks) == 2
+    assert Positions(torch.tensor([[0, 1]]), end=2).end == 2
+    assert Positions(start=3, n=2).end == 5 and len(looks) == 2
+
+
+@both_paths
+@pytest.mark.parametrize("options", [dict(rotary=Rotary(4)),
+                                     dict(score_bias=ALiBi(4))])
+def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
+    "A device would have to be waited for; ``end`` travels in the cache."
+    if fused:  # on the CPU the kernel's wrapper may ask for dead rows
+        monkeypatch.setattr(attention, "_silence", lambda out, dead:
+                            out.masked_fill(dead, 0.0))
+    layers, x = two_layers(fused=fused, **options), randn(2, 8, 16)
+    pos = Positions(torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]]))
+    for given in (None, pos):
+        cache = new_cache(2)
+        end = None if given is None else given.end
+        looks.clear()
+        with torch.no_grad():
+            stack(layers, x[:, :4], cache, given)
+            for i in range(4, 8):
+                where = Positions.of(None, x[:, i:i + 1], cache)
+                assert where.end == i + 1
+                stack(layers, x[:, i:i + 1], cache, where)
+        assert not looks, (end, looks)
+        assert cache.k_pos.end == 8 and not cache.empty and not looks
+
+
+# what follows from positions is derived once
+
+@pytest.fixture
+def derived(monkeypatch):
+    "Counts angles and masks as they are made."
+    seen = []
+
+    def count(owner, name):
+        plain = getattr(owner, name)
+
+        def spy(*args, **rest):
+            seen.append(name)
+            return plain(*args, **rest)
+        monkeypatch.setattr(owner, name, spy)
+
+    count(Rotary, "angles")
+    count(attention, "combined_mask")
+    return seen
+
+
+RAGGED = [[0, 1, 2, 3], [-1, -1, 0, 1], [0, 1, 2, -1]]
+
+
+@both_paths
+@pytest.mark.parametrize("ragged", [False, True])
+def test_layers_share_what_follows_from_positions(derived, fused, ragged):
+    rotary = Rotary(4)
+    layers = [layer(causal=True, rotary=rotary, fused=fused, std=0.2)
+              for _ in range(3)]
+    x = randn(3, 7, 16)
+    pos = torch.tensor(RAGGED) if ragged else torch.arange(4)[None]
+    masks = ["angles", "combined_mask"]
+
+    def made(part, pos, cache=None, mask=None):
+        derived.clear()
+        y = stack(layers, part, cache, pos, mask)
+        return y, sorted(derived)
+
+    told = Positions(pos)
+    whole, once = made(x[:, :4], told)
+    assert once == masks
+    assert made(x[:, :4], told)[1] == []  # nor for a second call
+    allowed = torch.ones(1, 1, 4, 4).bool()
+    assert made(x[:, :4], told, mask=allowed)[1] == masks[1:]
+    assert made(x[:, :4], told, mask=allowed)[1] == []
+    cache = new_cache(3)
+    first, once = made(x[:, :4], Positions(pos), cache)
+    assert once == masks
+    close(first, whole)
+    for i in (4, 5, 6):
+        part = x[:, i:i + 1]
+        _, once = made(part, Positions.of(None, part, cache), cache)
+        assert once == masks
+        layers_pos = {id(kept.k_pos) for kept in cache.layers}
+        assert len(layers_pos) == 1
+    cache.select(torch.tensor([2, 0])), cache.crop(torch.tensor([4, 2]))
+    assert len({id(kept.k_pos) for kept in cache.layers}) == 1
+    part = x[[2, 0], 4:6]
+    assert made(part, Positions.of(None, part, cache), cache)[1] == masks
+
+
+def test_without_padding_no_mask_is_made(derived):
+    layers, x, cache = two_layers(), randn(2, 7, 16), new_cache(2)
+    for part in x[:, :6].split((4, 1, 1), 1):
+        stack(layers, part, cache, Positions.of(None, part, cache))
+    assert derived == []
+    part = x[:, :2]
+    stack(layers, part, cache, Positions.of(None, part, cache))
+    assert derived == ["combined_mask"]
+
+
+def test_layers_of_other_rules_do_not_share():
+    "The same positions, but not causal, or another mask, or other keys."
+    x, pos = randn(3, 4, 16), Positions(torch.tensor(RAGGED))
+    rotaries = Rotary(4), Rotary(4, base=100.0)
+    masks = None, some_mask(1, 1, 4, 4, seed=1), some_mask(1, 1, 4, 4,
+                                                           seed=2)
+    for _ in range(2):
+        for rotary in rotaries:
+            for causal in (True, False):
+                for mask in masks:
+                    m = layer(causal=causal, rotary=rotary, std=0.3)
+                    close(m(x, pos=pos, mask=mask),
+                          m(x, pos=pos.at, mask=mask))
+    m, over = layer(causal=True, std=0.3), cross()
+    cache = LayerCache()
+    m(x, pos=pos, cache=cache)
+    m(x, pos=pos)
+    a = m(x, pos=pos, cache=copy.copy(cache))
+    cache.crop(2)
+    b = m(x, pos=pos, cache=cache)
+    assert not torch.allclose(a, b, atol=1e-4)
+    close(over(x, memory=x, memory_pos=pos),
+          over(x, memory=x, memory_pos=pos.at))
+
+
+def test_positions_let_go_of_their_masks():
+    "No ring of references: a mask must not wait for the collector."
+    import gc
+    import weakref
+    m, x = layer(causal=True, rotary=Rotary(4)), randn(3, 4, 16)
+    gc.collect()
+    gc.disable()
+    try:
+        for cache in (None, LayerCache()):
+            pos = Positions(torch.tensor(RAGGED))
+            with torch.no_grad():
+                m(x, pos=pos, cache=cache)
+            ghost = weakref.ref(pos)
+            del pos
+            assert ghost() is None
+    finally:
+        gc.enable()
+
+
 # the cache that knows its positions without looking
 
-@pytest.mark.parametrize("fused", [True, False])
+@both_paths
 @pytest.mark.parametrize("where", [dict(rotary=Rotary(4)),
                                    dict(score_bias=ALiBi(4)), {}])
 def test_counted_positions_equal_given_ones(where, fused):
@@ -1009,24 +1629,373 @@ def test_counted_positions_equal_given_ones(where, fused):
         a = part(x[:, first:last], pos=pos, cache=told)
         b = part(x[:, first:last], cache=counted)
         close(b, a)
-        assert counted.n_plain == last and told.n_plain is None
-        assert torch.equal(counted.past[-1].expand(2, -1), told.past[-1])
+        assert counted.k_pos.start == 0 and told.k_pos.start is None
+        assert counted.k_pos.n == counted.k_pos.end == last
+        assert told.k_pos.end == last
+        assert torch.equal(counted.k_pos.at.expand(2, -1), told.k_pos.at)
     counted.crop(4)
     counted.select(torch.tensor([1]))
-    assert counted.n_plain == 4 and counted.n_seen.tolist() == [4]
+    assert (counted.k_pos.start, counted.k_pos.n) == (0, 4)
+    assert counted.n_seen.tolist() == [4]
     close(part(x[1:, 4:5], cache=counted), part(x[1:, :5])[:, -1:])
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@both_paths
 def test_padding_once_told_is_never_forgotten(fused):
     part = layer(causal=True, fused=fused, rotary=Rotary(4))
     x = randn(2, 6, 16)
     pos = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
-    cache = Cache(1)
+    cache = new_cache(1)
     part(x[:, :4], pos=pos, cache=cache.layers[0])
-    assert cache.n_plain is None
+    assert cache.k_pos.start is None
     for i in (4, 5):            # positions are counted on in each row
         out = part(x[:, i:i + 1], cache=cache.layers[0])
-        assert cache.n_plain is None
+        assert cache.k_pos.start is None
         close(out[1], part(x[1:, 2:i + 1])[0, -1:])
     assert cache.n_seen.tolist() == [6, 4]
+
+
+def test_positions_that_do_not_follow_are_kept_as_they_are():
+    "After a gap nothing is known; the keys are told by their positions."
+    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
+    cache = LayerCache()
+    m(x[:, :3], cache=cache)
+    y = m(x[:, 3:], pos=Positions(start=7, n=2), cache=cache)
+    assert cache.k_pos.start is None and cache.k_pos.end == 9
+    at = torch.tensor([[0, 1, 2, 7, 8]])
+    assert torch.equal(cache.k_pos.at, at)
+    close(y, m(x, pos=at)[:, 3:])
+    assert cache.k_pos.following(1).at.tolist() == [[9]]
+    cache = LayerCache()
+    m(x[:, :3], pos=Positions(start=7, n=3), cache=cache)
+    assert cache.k_pos.start == 7
+    y = m(x[:, 3:], pos=Positions(start=0, n=2), cache=cache)
+    close(y, m(x, pos=torch.tensor([[7, 8, 9, 0, 1]]))[:, 3:])
+
+
+# room to grow
+
+def ways():
+    return {"grad": torch.enable_grad, "no grad": torch.no_grad,
+            "inference": torch.inference_mode}
+
+
+each_way = pytest.mark.parametrize("way", ways().values(), ids=ways())
+
+
+@each_way
+@pytest.mark.parametrize("ragged", [False, True])
+@both_types
+def test_with_and_without_gradients_the_cache_is_equal(way, ragged, dtype):
+    layers = [m.to(dtype) for m in two_layers(rotary=Rotary(4))]
+    x = randn(3, 20, 16, dtype=dtype)
+    pos = torch.tensor(RAGGED) if ragged else None
+
+    def run(mode):
+        cache, parts = new_cache(2), []
+        with mode():
+            for i, part in enumerate(x.split((4, *[1] * 9, 3, 4), 1)):
+                parts.append(stack(layers, part, cache,
+                                   None if i else pos))
+        return torch.cat([p.clone() for p in parts], 1), cache
+
+    (a, plain), (b, other) = run(torch.enable_grad), run(way)
+    assert torch.equal(a, b)
+    for one, same in zip(plain.layers, other.layers):
+        assert all(torch.equal(s, t) for s, t in zip(one.kept, same.kept))
+        assert torch.equal(one.k_pos.at, same.k_pos.at)
+    assert plain.nbytes == other.nbytes
+
+
+def test_growing_copies_seldom():
+    "Without gradients, what is kept stays where it is for many steps."
+    cache, places = LayerCache(), []
+    with torch.no_grad():
+        for i in range(200):
+            k, _ = cache.update(randn(1, 2, 1, 4), pos=Positions(
+                start=i, n=1))
+            places.append(k.untyped_storage().data_ptr())
+    moves = sum(a != b for a, b in zip(places, places[1:]))
+    assert moves <= 10
+
+
+def fill(cache, n, seed, start=None):
+    start = start if start is not None else (
+        0 if cache.empty else cache.k_pos.n)
+    return [cache.update(
+        randn(2, 3, 1, 4, seed=seed + i), randn(2, 3, 1, 5, seed=seed - i),
+        pos=Positions(start=start + i, n=1)) for i in range(n)][-1]
+
+
+def bits(cache):
+    return [x.clone() for x in cache.kept]
+
+
+def same_bits(cache, copies):
+    return all(torch.equal(a, b)
+               for a, b in zip(cache.kept, copies, strict=True))
+
+
+@each_way
+def test_branches_of_a_copied_cache_do_not_overwrite_each_other(way):
+    with way():
+        first = LayerCache()
+        fill(first, 5, seed=0)
+        copies = [copy.copy(first) for _ in range(3)]
+        held = []
+        for i, branch in enumerate(copies):
+            fill(branch, 3, seed=100 * (i + 1))
+            held.append(bits(branch))
+        before = bits(first)
+        for branch, bits_then in zip(copies, held):
+            assert same_bits(branch, bits_then)
+            assert branch.k_pos.n == 8
+        assert same_bits(first, before) and first.k_pos.n == 5
+        for i, branch in enumerate(copies):  # and go on, in turn
+            fill(branch, 1, seed=700 + i)
+        fill(first, 4, seed=900)
+        for branch, bits_then in zip(copies, held):
+            assert branch.k_pos.n == 9
+            assert all(torch.equal(a[..., :8, :], b)
+                       for a, b in zip(branch.kept, bits_then))
+        assert all(torch.equal(a[..., :5, :], b)
+                   for a, b in zip(first.kept, before))
+
+
+@each_way
+@pytest.mark.parametrize("change", ["crop", "crop rows", "select"])
+def test_branches_after_crop_and_select(way, change):
+    def changed(cache):
+        if change == "select":
+            cache.select(torch.tensor([1, 0]))
+        else:
+            cache.crop(3 if change == "crop" else torch.tensor([3, 3]))
+
+    with way():
+        cache = LayerCache()
+        fill(cache, 6, seed=0)
+        branch, kept = copy.copy(cache), bits(cache)
+        changed(branch)
+        expected = [x[[1, 0]] if change == "select" else x[..., :3, :]
+                    for x in kept]
+        assert same_bits(branch, expected)
+        n = branch.k_pos.n
+        fill(branch, 2, seed=50, start=n)
+        written = bits(branch)
+        assert same_bits(cache, kept)
+        fill(cache, 2, seed=80)
+        assert same_bits(branch, written)
+        assert all(torch.equal(a[..., :6, :], b)
+                   for a, b in zip(cache.kept, kept))
+        assert all(torch.equal(a[..., :n, :], b)
+                   for a, b in zip(branch.kept, expected))
+        other = copy.copy(branch)
+        changed(branch), fill(branch, 1, seed=60, start=branch.k_pos.n)
+        assert same_bits(other, written)
+
+
+def test_a_cache_of_inference_goes_on_outside_of_it():
+    layers, x = two_layers(rotary=Rotary(4)), randn(2, 8, 16)
+    cache = new_cache(2)
+    whole = stack(layers, x)
+    with torch.inference_mode():
+        parts = [stack(layers, p, cache) for p in x[:, :4].split(2, 1)]
+    with torch.no_grad():
+        parts += [stack(layers, p, cache) for p in x[:, 4:6].split(1, 1)]
+    with torch.inference_mode():
+        parts.append(stack(layers, x[:, 6:7], cache))
+    kept = [x for part in cache.layers for x in part.kept]
+    copies = [x.clone() for x in kept]
+    with torch.no_grad():
+        parts.append(stack(layers, x[:, 7:], cache))
+    close(torch.cat([p.clone() for p in parts], 1), whole)
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies))
+
+
+def test_gradients_after_a_prefill_without():
+    "What was kept without gradients is constant, and is not written to."
+    layers, x = two_layers(), randn(2, 6, 16)
+    cache, other = new_cache(2), new_cache(2)
+    with torch.no_grad():
+        for part in x[:, :4].split((2, 1, 1), 1):
+            stack(layers, part, cache)
+    stack(layers, x[:, :4], other)
+    for part in other.layers:
+        part.kept = [y.detach() for y in part.kept]
+    grads = []
+    for kept in (cache, other):
+        new = x[:, 4:].clone().requires_grad_()
+        a = stack(layers, new[:, :1], kept)
+        with torch.no_grad():  # a look ahead, in a branch
+            ahead = Cache([copy.copy(part) for part in kept.layers])
+            stack(layers, 3 * new[:, 1:], ahead)
+        b = stack(layers, new[:, 1:], kept)
+        grads.append(pull(torch.cat([a, b], 1), [new])[0])
+    close(*grads)
+
+
+def test_tensors_of_another_type_are_joined_not_written():
+    cache = LayerCache()
+    with torch.no_grad():
+        fill(cache, 3, seed=0)
+        kept = bits(cache)
+        wide = [randn(2, 3, 1, d).double() / 3 for d in (4, 5)]
+        k, v, _ = cache.update(*wide, pos=Positions(start=3, n=1))
+    assert k.dtype == v.dtype == torch.float64
+    assert torch.equal(k[..., -1:, :], wide[0])
+    assert torch.equal(v[..., :3, :], kept[1].double())
+
+
+# crop, alone and in a stack
+
+@each_way
+def test_crop_with_one_number_for_each_row(way):
+    layers, x = two_layers(rotary=Rotary(4)), randn(3, 9, 16)
+    cache = new_cache(2)
+    n = torch.tensor([1, 3, 4])
+    with way():
+        stack(layers, x[:, :5], cache)
+        cache.crop(n)
+        assert cache.n_seen.tolist() == [1, 3, 4]
+        assert cache.k_pos.following(1).at.tolist() == [[1], [3], [4]]
+        assert cache.layers[0].kept[0].shape[-2] == 4
+        later = [stack(layers, part, cache)
+                 for part in x[:, 5:].split((1, 2, 1), 1)]
+        y = torch.cat([part.clone() for part in later], 1)
+    for i, k in enumerate(n.tolist()):
+        text = torch.cat([x[i:i + 1, :k], x[i:i + 1, 5:]], 1)
+        close(y[i:i + 1], stack(layers, text).detach()[:, k:])
+    cache.crop(torch.tensor([0, 0, 0]))
+    assert cache.n_seen.tolist() == [0, 0, 0] and cache.empty
+    assert cache.k_pos.n == 0
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_one_number_is_that_number_for_each_row(n):
+    for pos in (None, torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])):
+        one, rows = LayerCache(), LayerCache()
+        for cache in (one, rows):
+            layer(causal=True)(randn(2, 5, 16), pos=pos, cache=cache)
+        one.crop(n), rows.crop(torch.tensor([n, n]))
+        assert one.n_seen.tolist() == rows.n_seen.tolist()
+        a, b = ([k.masked_fill((c.k_pos.at < 0)[:, None, :, None], 0)
+                 for k in c.kept] for c in (one, rows))
+        assert all(torch.equal(s, t) for s, t in zip(a, b))
+        assert torch.equal(one.k_pos.at.expand(2, -1),
+                           rows.k_pos.at.expand(2, -1))
+
+
+class Refuses:
+    "A layer that keeps a state from which nothing can be forgotten."
+
+    k_pos, nbytes = None, 0
+
+    def crop(self, n):
+        raise ValueError("a state cannot be cropped")
+
+
+@pytest.mark.parametrize("n", [2, torch.tensor([2, 1])])
+@pytest.mark.parametrize("nested", [False, True])
+def test_crop_is_all_or_nothing(n, nested):
+    layers, x, cache = two_layers(), randn(2, 6, 16), new_cache(2)
+    with torch.no_grad():
+        stack(layers, x[:, :3], cache), stack(layers, x[:, 3:4], cache)
+    kept = [bits(part) for part in cache.layers]
+    inner = Cache(cache.layers) if nested else None
+    every = Cache([inner, Refuses()] if nested else
+                  [*cache.layers, Refuses()])
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        every.crop(n)
+    for part, copies in zip(cache.layers, kept):
+        assert same_bits(part, copies) and part.k_pos.n == 4
+        assert part.k_pos.at.tolist() == [[0, 1, 2, 3]]
+    assert every.n_seen.tolist() == [4, 4]
+    close(stack(layers, x[:, 4:], cache), stack(layers, x)[:, 4:])
+
+
+def test_a_nested_cache():
+    "A layer of several attentions: own keys, and those of a memory."
+    own = [layer(causal=True, std=0.2) for _ in range(2)]
+    over = [cross(std=0.2) for _ in range(2)]
+    x, memory = randn(2, 6, 16), randn(2, 4, 16, seed=3)
+
+    def run(x, memory, cache=None):
+        for i, (a, b) in enumerate(zip(own, over)):
+            one, two = cache.layers[i].layers if cache else (None, None)
+            x = x + a(x, cache=one)
+            x = x + b(x, memory=memory, cache=two)
+        return x
+
+    cache = Cache([Cache([a.new_cache(2), b.new_cache(2)])
+                   for a, b in zip(own, over)])
+    assert cache.empty and cache.k_pos is None and cache.nbytes == 0
+    whole = run(x, memory)
+    parts = [run(p, memory, cache) for p in x[:, :5].split((3, 1, 1), 1)]
+    close(torch.cat(parts, 1), whole[:, :5])
+    assert cache.n_seen.tolist() == [5, 5] and cache.k_pos.end == 5
+    assert cache.nbytes == 2 * 2 * (2 * 4 * (5 + 4) * 4) * 4
+    cache.crop(4)
+    rows = torch.tensor([1, 1, 0])
+    cache.select(rows)
+    y = run(x[rows, 4:], None, cache)
+    close(y, whole[rows, 4:])
+    assert cache.nbytes == 2 * 2 * (3 * 4 * (6 + 4) * 4) * 4
+
+
+# a cache of one's own
+
+class Window:
+    "Keeps the last ``size`` tokens; positions are a plain tensor."
+
+    def __init__(self, size):
+        self.size, self.k_pos, self.kept = size, None, []
+
+    @property
+    def nbytes(self):
+        return sum(x.nbytes for x in self.kept)
+
+    def update(self, *tensors, pos):
+        at = Positions.of(pos).at.expand(len(tensors[0]), -1)
+        if self.k_pos is not None:
+            at = torch.cat([self.k_pos, at], -1)
+            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors)]
+        self.k_pos = at[:, -self.size:]
+        self.kept = [x[..., -self.size:, :] for x in tensors]
+        return *tensors, at
+
+    def select(self, rows):
+        self.kept = [x[rows] for x in self.kept]
+        self.k_pos = self.k_pos[rows]
+
+    def crop(self, n):
+        keep = (self.k_pos[0] < n).nonzero()[:, 0]
+        self.kept = [x[..., keep, :] for x in self.kept]
+        self.k_pos = self.k_pos[:, keep]
+
+
+@both_paths
+@pytest.mark.parametrize("options", [dict(rotary=Rotary(4)),
+                                     dict(score_bias=ALiBi(4))])
+def test_a_cache_of_another_class(fused, options):
+    m = layer(causal=True, fused=fused, std=0.3, **options)
+    x, whole = randn(2, 8, 16), Window(8)
+    cache = Cache([whole])
+    assert cache.empty and cache.nbytes == 0
+    parts = [m(p, cache=whole) for p in x[:, :6].split((3, 1, 2), 1)]
+    close(torch.cat(parts, 1), m(x[:, :6]))
+    assert not cache.empty and cache.nbytes > 0
+    assert cache.k_pos is whole.k_pos
+    cache.crop(4), cache.select(torch.tensor([1, 0]))
+    close(m(x[[1, 0], 4:6], cache=whole), m(x[[1, 0], :6])[:, 4:])
+    short, at = Window(3), torch.arange(8)
+    y = torch.cat([m(p, cache=short) for p in x.split(1, 1)], 1)
+    near_by = (at[:, None] - at < 4)[None, None]
+    close(y, m(x, mask=near_by))
+
+
+def test_any_cache_with_an_update_will_do():
+    "A layer asks a cache for ``k_pos`` and ``update``, nothing else."
+    m, x = layer(causal=True), randn(2, 3, 16)
+    at = torch.arange(3)[None]
+    plain = SimpleNamespace(k_pos=None, update=lambda k, v, pos: (k, v, at))
+    close(m(x, cache=plain), m(x))

@@ -157,6 +157,7 @@ def online_attend(
     state = (wide.new_full((*shape[:-1], 1), -math.inf),
              wide.new_zeros(*shape[:-1], 1),
              wide.new_zeros(*shape[:-1], v.shape[-1]))
+    expect.whole(block=block)
     for start in range(0, k.shape[-2], block):
         part = slice(start, start + block)
         scores = wide @ k[..., part, :].to(wide).mT * q.shape[-1] ** -0.5
@@ -272,20 +273,23 @@ class Positions:
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
                               or pos.rows not in (1, len(x))):
-            raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) do "
-                             f"not fit x {tuple(x.shape)}")
+            raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) "
+                             f"do not fit x {tuple(x.shape)}")
         return pos
 
     def following(self, n: int, device: Any = None) -> "Positions":
         "Those of the next ``n`` tokens of each row: last + 1, …"
         if self.start is not None:
-            return Positions(start=self.start + self.n, n=n, device=device)
+            return Positions(start=self.start + self.n, n=n,
+                             device=device or self.device)
         last = self.at.amax(-1, keepdim=True)
-        return Positions(last + torch.arange(1, n + 1, device=device),
+        steps = torch.arange(1, n + 1, device=last.device)
+        return Positions(last + steps,
                          end=None if self._end is None else self._end + n)
 
     def once(self, key: tuple, make: Callable) -> Any:
         "What ``make()`` returns, made once for each key."
+        key = tuple([None if a is self else a for a in key])  # no ring
         for known, made in self._made:
             if len(known) == len(key) and all(
                     [a is b for a, b in zip(known, key)]):
@@ -323,7 +327,8 @@ def attention_rules(
     nothing beyond plain causality, there is none.
     """
     expect.mask(shape, mask)
-    if mask is None and k_pos.start is not None:  # no padding
+    if mask is None and k_pos.start is not None and (
+            k_pos.start >= 0):  # no padding
         if not causal:
             return {}
         if pos.start is not None:
@@ -364,7 +369,9 @@ class Attention(nn.Module):
         else:
             output, weights = explicit_attend(q, k, v, **how)
         output = self.o_proj(output.transpose(1, 2).flatten(2))
-        return (output, weights.to(q.dtype)) if need_weights else output
+        if not need_weights:
+            return output
+        return output, weights.to(self.o_proj.weight.dtype)
 
 # %% ../nbs/07_multi_head_attention.ipynb #fef7c249
 class SelfAttention(Attention):
@@ -406,10 +413,10 @@ class SelfAttention(Attention):
 
     def qkv(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
         "Queries (b, h, t, d_head), keys and values (b, kv, t, …)."
-        if self.packed:
-            parts = self.qkv_proj(x).split(self.widths, -1)
-        else:
-            parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if x.ndim != 3:
+            expect.shapes(x=(x, "b t d"))
+        parts = (self.qkv_proj(x).split(self.widths, -1) if self.packed
+                 else (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
         heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
         q, k, v = [y.view(*x.shape[:2], n, y.shape[-1] // n)
                    for y, n in zip(parts, heads)]
@@ -430,8 +437,8 @@ class SelfAttention(Attention):
         """
         expect.that(cache is None or self.causal or mask is not None,
                     "a cache needs causal=True, or earlier outputs change")
-        pos = Positions.of(pos, x, cache)
         q, k, v = self.qkv(x)
+        pos = Positions.of(pos, x, cache)
         if self.rotary is not None:
             q, k = self.rotary(q, k, pos=pos)
         k_pos = pos

@@ -409,12 +409,16 @@ def keys(
     needed=(),  # those that must be
     /, *,
     of: str,  # what it is that has them
+    kind: str = "key",  # what they are called
 ) -> None:
     "No key that is unknown, none missing; the message lists all known."
-    for names, what in (([k for k in given if k not in known], "has no"),
-                        ([k for k in needed if k not in given], "needs")):
-        that(not names, f"{of} {what} {', '.join(map(str, names))}; it "
-             f"knows {', '.join(map(str, known))}")
+    every = ", ".join(map(str, known))
+    unknown = sorted(str(k) for k in given if k not in known)
+    that(not unknown, f"{of} has no {kind} {', '.join(unknown)}; its "
+         f"{kind}s are {every}")
+    missing = [str(k) for k in needed if k not in given]
+    that(not missing, f"{of} needs a value for {', '.join(missing)}; its "
+         f"{kind}s are {every}")
 
 # %% ../nbs/A3_expect.ipynb #49c0db28
 def write_files(

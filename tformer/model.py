@@ -56,7 +56,7 @@ class ModelConfig:
         fields = {f.name: f.default is f.default_factory  # both missing
                   for f in dataclasses.fields(cls)}
         needed = [name for name, must in fields.items() if must]
-        expect.keys(values, fields, needed, of=cls.__name__)
+        expect.keys(values, fields, needed, of=cls.__name__, kind="field")
         return cls(**values)
 
 # %% ../nbs/A4_models.ipynb #948bf879
