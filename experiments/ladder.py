@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from tformer import stories
-from tformer.attention import MultiHeadAttention
+from tformer.attention import SelfAttention
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
 from tformer.layers import (
@@ -61,7 +61,7 @@ class Grown(nn.Module):
 
     def block(self, chapter):
         rotary = Rotary(D_MODEL // N_HEADS) if chapter >= 5 else None
-        yield PreNorm(self.new_norm(chapter), MultiHeadAttention(
+        yield PreNorm(self.new_norm(chapter), SelfAttention(
             D_MODEL, N_HEADS, causal=True, packed=True, rotary=rotary,
             fused=chapter >= 7))
         yield PreNorm(self.new_norm(chapter), GatedFeedForward(

@@ -26,7 +26,7 @@ from tformer import stories
 from tformer.layers import (
     FeedForward, GatedFeedForward, LayerNorm, Linear, PreNorm, RMSNorm,
     init_weights)
-from tformer.llama import GroupedAttention
+from tformer.attention import SelfAttention
 from tformer.minimal import evaluate, fit, to_ids, windows
 from tformer.position import Embedding, LearnedPositions
 from tformer.rotary import Rotary
@@ -70,8 +70,8 @@ class Mixed(nn.Module):
     def attention(self):
         norms = {name: RMSNorm(D_HEAD, eps=EPS)
                  for name in ("q_norm", "k_norm") if "QK-norm" in self.changes}
-        return GroupedAttention(
-            D_MODEL, N_HEADS, bias=self.bias, **norms,
+        return SelfAttention(
+            D_MODEL, N_HEADS, bias=self.bias, causal=True, **norms,
             n_kv_heads=KV_HEADS if "grouped heads" in self.changes else None,
             rotary=Rotary(D_HEAD) if "RoPE" in self.changes else None)
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tformer.attention import MultiHeadAttention
+from tformer.attention import SelfAttention
 from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
 from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
 from tformer.rotary import ALiBi, Rotary, T5Bias
@@ -55,7 +55,7 @@ class Model(nn.Module):
         self.embed = Embedding(VOCAB, D_MODEL, scale=D_MODEL ** 0.5)
         self.positions = ABSOLUTE.get(method, lambda: None)()
         self.blocks = nn.Sequential(
-            PreNorm(LayerNorm(D_MODEL), MultiHeadAttention(
+            PreNorm(LayerNorm(D_MODEL), SelfAttention(
                 D_MODEL, N_HEADS, causal=True, packed=True,
                 rotary=rotary and rotary(), score_bias=bias and bias())),
             PreNorm(LayerNorm(D_MODEL), FeedForward(

@@ -15,7 +15,7 @@ from torch import nn
 
 from tformer import check
 from tformer.attend import attend, causal_mask, padding_mask
-from tformer.attention import (Cache, merge_heads, next_positions,
+from tformer.attention import (Cache, LayerCache, merge_heads,
                                repeat_heads, split_heads)
 from tformer.layers import (FeedForward, GatedFeedForward, LayerNorm, Linear,
                             RMSNorm)
@@ -108,7 +108,10 @@ class Attention(nn.Module):
         return repeat_heads(x, 2)
 
     def remember(self, k, v, pos, layer):
-        return layer.update(k, v, pos=pos) if layer else (k, v, pos)
+        if layer is None:
+            return k, v, pos
+        k, v, k_pos = layer.update(k, v, pos=pos)
+        return k, v, k_pos.at
 
     def turned(self, q, k, pos):
         return self.rotary(q, k, pos=pos)
@@ -137,6 +140,12 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def next_positions(cache, t, device=None):
+    "As many as each row has seen, and counted on."
+    at = torch.arange(t, device=device)[None]
+    return at if cache is None or cache.empty else cache.n_seen[:, None] + at
+
+
 class Decoder(nn.Module):
     def __init__(self, attention=Attention, block=Block, layers=2):
         super().__init__()
@@ -146,7 +155,7 @@ class Decoder(nn.Module):
         self.norm, self.lm_head = RMSNorm(32), Linear(32, VOCAB, bias=False)
 
     def new_cache(self, batch, max_len=None):
-        return Cache(len(self.blocks))
+        return Cache([LayerCache() for _ in self.blocks])
 
     def positions(self, cache, t, device):
         return next_positions(cache, t, device)
@@ -339,8 +348,8 @@ def _(self, k, v, pos, layer):
     if not layer:
         return k, v, pos
     k, v, k_pos = layer.update(k, v, pos=pos)
-    hole = (k_pos == 3)[:, None, :, None]
-    return k.masked_fill(hole, 0), v.masked_fill(hole, 0), k_pos
+    hole = (k_pos.at == 3)[:, None, :, None]
+    return k.masked_fill(hole, 0), v.masked_fill(hole, 0), k_pos.at
 
 
 @attention("newest slot empty", "remember", cache="newest token is not yet")
@@ -349,7 +358,7 @@ def _(self, k, v, pos, layer):
         return k, v, pos
     k, v, k_pos = layer.update(k, v, pos=pos)
     return (*(torch.cat([x[:, :, :-1], 0 * x[:, :, -1:]], 2)
-              for x in (k, v)), k_pos)
+              for x in (k, v)), k_pos.at)
 
 
 @attention("cache never read", "remember", cache="cached is lost")
@@ -379,7 +388,7 @@ def _(self, k, v, pos, layer):
     if not layer:
         return k, v, pos
     k, v, k_pos = layer.update(k, v, pos=pos)
-    return self.rotary(k, pos=k_pos)[0], v, k_pos
+    return self.rotary(k, pos=k_pos)[0], v, k_pos.at
 
 
 @decoder("positions restart", "positions", cache="restart at 0")
@@ -409,7 +418,7 @@ KEPT = {}
 
 @decoder("cache shared", "new_cache", cache="second cache is not new")
 def _(self, batch, max_len=None):
-    return KEPT.setdefault(id(self), Cache(2))
+    return KEPT.setdefault(id(self), Cache([LayerCache(), LayerCache()]))
 
 
 @decoder("remembers calls", "logits", shapes="remembers earlier calls",
@@ -701,7 +710,7 @@ def test_sessions_that_take_turns():
     "A cache on the module, emptied whenever a new session begins."
     class Kept(Decoder):
         def new_cache(self, batch, max_len=None):
-            self.kept = Cache(2)
+            self.kept = Cache([LayerCache(), LayerCache()])
             return self.kept
 
         def forward(self, ids, *, cache=None, pos=None, mask=None):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tformer import costs as module
-from tformer.attention import MultiHeadAttention
+from tformer.attention import SelfAttention
 from tformer.bert import Bert, BertConfig
 from tformer.costs import (
     CARDS, Card, Costs, Sizes, Work, activations, costs, crossover,
@@ -883,7 +883,7 @@ def test_costs_are_sizes_with_the_functions_as_methods():
 
 def test_the_counter_does_not_see_the_fused_kernel_of_the_cpu():
     "If this fails, PyTorch has learned it: change the text of chapter 14."
-    layer = MultiHeadAttention(64, 4, causal=True)
+    layer = SelfAttention(64, 4, causal=True)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(torch.zeros(1, 50, 64))
     s = Sizes(vocab_size=1, d_model=64, n_layers=1, n_heads=4)

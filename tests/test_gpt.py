@@ -1,27 +1,21 @@
-"""GPT-1 and GPT-2 against transformers, GPT-2's files, and the capstone."""
+"""GPT-1 and GPT-2 against transformers, and GPT-2's own files."""
 import dataclasses
 import inspect
 import json
 import math
-import os
-import subprocess
-import sys
+import pydoc
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tformer import check, gpt, seq2seq
-from tformer.attention import Cache, next_positions
-from tformer.bert import BertConfig
+from helpers import close, draw_ids, needs_cuda, padded, randn, spread
+from tformer import check, gpt
 from tformer.gpt import (
-    GAPS, EmptyGPT, GPT, GPT1, GPTConfig, check_gap, gpt2_config,
-    gpt2_name, load_gpt2_tensors, log_likelihood, read_gpt2_tensors,
-    rebuild, skeleton)
+    GPT, GPT1, GPTConfig, gpt2_config, gpt2_name, load_gpt2_tensors,
+    log_likelihood, read_gpt2_tensors)
 from tformer.layers import PostNorm, PreNorm
 from tformer.minimal import next_id_loss
 
@@ -32,46 +26,16 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 both = pytest.mark.parametrize("kind", [GPT, GPT1])
-plain_only = pytest.mark.skipif(  # nothing in it is a question of shapes
-    "TFORMER_SHAPES" in os.environ, reason="slow where shapes are checked")
 CONFIG = GPTConfig(vocab_size=61, d_model=32, n_layers=2, n_heads=4,
                    max_len=40, dropout=0.0)
-
-
-def draw(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g)
-
-
-@torch.no_grad()
-def spread(module, std=0.1):
-    "Every parameter drawn anew; weights of norms around 1."
-    for i, (name, p) in enumerate(module.named_parameters()):
-        norm = p.ndim == 1 and name.endswith("weight")
-        p.copy_(norm + std * draw(*p.shape, seed=100 + i))
-    return module.eval()
 
 
 def model(kind=GPT, **changes):
     return spread(kind(dataclasses.replace(CONFIG, **changes)))
 
 
-def some_ids(b=3, t=12, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randint(61, (b, t), generator=g)
-
-
-def padded(b=3, t=12):
-    "Positions of rows that are padded on the left, on the right, and not."
-    at = torch.arange(t)[None]
-    return torch.cat([at, (at - 4).clamp(min=-1), torch.where(
-        at < t - 3, at, -1)])[:b]
-
-
-def close(ours, reference, tolerance=1e-5):
-    assert ours.shape == reference.shape
-    worst = (ours - reference).abs().max().item()
-    assert worst <= tolerance * max(1, reference.abs().max().item())
+def some_ids(b=3, t=12):
+    return draw_ids(b, t, high=61)
 
 
 def theirs_gpt2(**options):
@@ -130,7 +94,7 @@ def test_gpt1_equals_transformers():
 @both
 def test_gradients_equal_transformers(kind, tmp_path):
     ours, theirs = pair(kind, tmp_path)
-    slope = draw(3, 12, 61, seed=5)
+    slope = randn(3, 12, 61, seed=5)
     (ours(some_ids()) * slope).sum().backward()
     (theirs(some_ids()).logits * slope).sum().backward()
     grads = {n.removeprefix("transformer.").replace(
@@ -150,7 +114,7 @@ def test_padded_batches_equal_transformers(tmp_path):
                    position_ids=pos.clamp(min=0)).logits
     got = ours(ids, pos=pos)
     close(got[live], right[live])
-    slope = draw(3, 12, 61)[live]
+    slope = randn(3, 12, 61)[live]
     (got[live] * slope).sum().backward()
     (right[live] * slope).sum().backward()
     close(ours.blocks[0].attention.part.qkv_proj.weight.grad,
@@ -158,32 +122,6 @@ def test_padded_batches_equal_transformers(tmp_path):
     close(ours.embed_pos.weight.grad[1:],
           theirs.transformer.wpe.weight.grad[1:])
     assert ours(ids, pos=pos).isfinite().all()
-
-
-@both
-def test_rows_padded_on_both_sides_are_as_alone(kind):
-    ours, ids, pos = model(kind), some_ids(), padded()
-    got = ours(ids, pos=pos)
-    for row in range(3):
-        kept = pos[row] >= 0
-        close(got[row, kept], ours(ids[row:row + 1, kept])[0])
-
-
-@both
-@pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 1, 5], [8, 4]])
-def test_a_cache_continues_a_padded_batch(kind, sizes):
-    ours, ids = model(kind), some_ids(2)
-    pos = padded(2)
-    whole, cache, parts, seen = ours(ids, pos=pos), ours.new_cache(2), [], 0
-    for n in sizes:
-        at = slice(seen, seen + n)
-        # padding has to be named; after it the positions continue
-        given = pos[:, at] if (pos[:, at] < 0).any() else None
-        parts.append(ours(ids[:, at], pos=given, cache=cache))
-        seen += n
-    live = pos >= 0
-    close(torch.cat(parts, 1)[live], whole[live])
-    assert cache.n_seen.tolist() == [12, 8]
 
 
 def test_positions_continue_with_a_cache():
@@ -221,7 +159,7 @@ def test_gpt2_is_pre_norm_with_a_final_norm():
     ours = model()
     assert all(type(part) is PreNorm for b in ours.blocks
                for part in (b.attention, b.feed_forward))
-    x = draw(1, 4, 32)
+    x = randn(1, 4, 32)
     block = ours.blocks[0]
     y = x + block.attention.part(block.attention.norm(x))
     close(block(x), y + block.feed_forward.part(
@@ -235,7 +173,7 @@ def test_gpt1_is_post_norm_without_a_final_norm():
     assert all(type(part) is PostNorm for b in ours.blocks
                for part in (b.attention, b.feed_forward))
     assert not list(ours.norm.parameters())
-    x, block = draw(1, 4, 32), ours.blocks[0]
+    x, block = randn(1, 4, 32), ours.blocks[0]
     y = block.attention.norm(x + block.attention.part(x))
     close(block(x), block.feed_forward.norm(
         y + block.feed_forward.part(y)))
@@ -320,49 +258,13 @@ def test_dropout_is_where_gpt2_has_it():
     assert drops == [True]
 
 
-def test_too_many_tokens_are_refused():
-    ours = model()
-    ours(some_ids(1, 40))
-    with pytest.raises(ValueError, match="41 tokens.*max_len 40"):
-        ours(some_ids(1, 41))
-    cache = ours.new_cache(1)
-    ours(some_ids(1, 38), cache=cache)
-    with pytest.raises(ValueError, match="41 tokens.*max_len 40"):
-        ours(some_ids(1, 3), cache=cache)
-    with pytest.raises(ValueError, match="41 tokens.*max_len 40"):
-        ours(some_ids(1, 2), pos=torch.tensor([[39, 40]]))
-    pos = (torch.arange(45) - 5).clamp(min=-1)[None]
-    assert ours(some_ids(1, 45), pos=pos).shape == (1, 45, 61)
-    with pytest.raises(ValueError, match="id 61 .* 61"):
-        ours(torch.tensor([[61]]))
-
-
-@plain_only
-@both
-def test_it_compiles_as_one_graph(kind):
-    ours, ids = model(kind, n_layers=1), some_ids(2, 8)
-    torch._dynamo.reset()  # it limits the graphs of one function
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    close(compiled(ids), ours(ids))
-    close(compiled(ids[:, :5]), ours(ids[:, :5]))
-    cache = ours.new_cache(2)
-    parts = [compiled(x, cache=cache) for x in ids.split([4, 1, 1, 2], 1)]
-    close(torch.cat(parts, 1), ours(ids))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @both
 def test_it_runs_on_cuda(kind):
     ours, ids, pos = model(kind), some_ids(2), padded(2)
     right = ours(ids, pos=pos)
     got = ours.cuda()(ids.cuda(), pos=pos.cuda()).cpu()
     close(got[pos >= 0], right[pos >= 0], 1e-4)
-    check.every(ours, 61)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_rebuilt_model_runs_on_cuda():
-    ours = Mine(CONFIG).eval().cuda()
     check.every(ours, 61)
 
 
@@ -376,75 +278,18 @@ def test_half_precision():
     close(half.float(), right, 3e-2)
 
 
-# configuration, save and load
+# configuration
 
 def test_the_configuration():
     config = GPTConfig()
-    assert eval(repr(config)) == config
     assert config.activation == "gelu_tanh" and config.eps == 1e-5
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.d_model = 5
-    assert GPTConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(TypeError):
-        GPTConfig(100)
-
-
-@pytest.mark.parametrize("field, value, said", [
-    ("vocab_size", 0, "vocab_size .* 0"), ("d_model", 2.5, "d_model.*2.5"),
-    ("n_layers", 0, "n_layers .* 0"), ("n_heads", 5, "768 .* 5"),
-    ("max_len", -1, "max_len .* -1"), ("d_ff", 0, "d_ff .* 0"),
-    ("dropout", 1.0, "dropout .* 1.0"), ("eps", 0.0, "eps .* 0.0"),
-    ("eps", "1e-5", "eps .* '1e-5'"),
-    ("activation", "gelu_new", "'gelu_new'.*gelu_tanh")])
-def test_bad_fields_are_refused(field, value, said):
-    with pytest.raises(ValueError, match=f"(?s){said}"):
-        GPTConfig(**{field: value})
-
-
-@both
-def test_save_and_load(kind, tmp_path):
-    ours = model(kind)
-    ours.save(tmp_path)
-    again = kind.load(tmp_path)
-    assert again.config == ours.config and not again.training
-    assert torch.equal(again(some_ids()), ours(some_ids()))
-    assert again.lm_head.weight is again.embed.weight
-    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    other = GPT1 if kind is GPT else GPT
-    with pytest.raises(ValueError, match="holds a "):
-        other.load(tmp_path)
-
-
-def test_an_interrupted_save_leaves_the_old(tmp_path, monkeypatch):
-    old = model()
-    old.save(tmp_path)
-
-    def broken(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    for name, where in (("save_file", seq2seq), ("replace", os)):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, broken)
-            with pytest.raises(KeyboardInterrupt):
-                spread(GPT(CONFIG), 0.2).save(tmp_path)
-        assert torch.equal(GPT.load(tmp_path)(some_ids()), old(some_ids()))
-        assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_wrong_weights_are_listed(tmp_path):
-    model().save(tmp_path)
-    path = tmp_path / "model.safetensors"
-    whole = path.read_bytes()
-    tensors = load_file(path)
-    tensors["norm.weight"] = torch.zeros(31)
-    tensors["extra"] = tensors.pop("embed_pos.weight")
-    save_file(tensors, path)
-    with pytest.raises(ValueError, match="(?s)missing: embed_pos.weight.*"
-                       r"unknown: extra.*norm.weight: \(31,\).*\(32,\)"):
-        GPT.load(tmp_path)
-    path.write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match="no whole safetensors file"):
-        GPT.load(tmp_path)
+    assert (config.vocab_size, config.d_model, config.n_layers,
+            config.n_heads, config.max_len) == (50_257, 768, 12, 12, 1024)
+    with pytest.raises(ValueError, match="768 .* n_heads 5"):
+        GPTConfig(n_heads=5)
+    with pytest.raises(ValueError, match=(
+            "activation .*'gelu_tanh'.* got 'gelu_new'")):
+        GPTConfig(activation="gelu_new")
 
 
 # log-likelihood
@@ -578,12 +423,12 @@ def test_a_head_of_its_own_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("change, said", [
-    (dict(activation_function="gelu_fast"), "'gelu_fast'.*gelu_new"),
-    (dict(scale_attn_weights=False), "scale_attn_weights is False"),
-    (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx is T"),
-    (dict(add_cross_attention=True), "add_cross_attention is True"),
-    (dict(tie_word_embeddings=False), "tie_word_embeddings is False"),
-    (dict(model_type="llama"), "model_type is 'llama'"),
+    (dict(activation_function="gelu_fast"), "'gelu_new'.*got 'gelu_fast'"),
+    (dict(scale_attn_weights=False), "scale_attn_weights must .*True, got False"),
+    (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx must .*False, got True"),
+    (dict(add_cross_attention=True), "add_cross_attention must .*False, got T"),
+    (dict(tie_word_embeddings=False), "tie_word_embeddings must .*True, got F"),
+    (dict(model_type="llama"), "model_type must .*'gpt2', got 'llama'"),
     (dict(attn_pdrop=0.3), "attn_pdrop': 0.3.*dropout="),
     (dict(n_head=5), "32 .* 5")])
 def test_options_that_differ_are_refused(tmp_path, change, said):
@@ -612,7 +457,7 @@ def test_the_type_is_that_of_the_file(tmp_path):
 def test_a_pickle_is_never_opened(tmp_path):
     folder_of(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         read_gpt2_tensors(tmp_path)
     assert "pickle" not in inspect.getsource(gpt).replace(
         "a pickle", "") and "torch.load(" not in inspect.getsource(gpt)
@@ -628,319 +473,12 @@ def test_loading_fails_whole(tmp_path):
     assert torch.equal(ours(some_ids()), before)
 
 
-# the capstone
-
-class Mine(EmptyGPT):
-    "The eight gaps, filled by hand."
-
-    def places(self, cache, t):
-        at = torch.arange(t)[None]
-        return at if cache is None else cache.n_seen[:, None] + at
-
-    def vectors(self, ids, pos):
-        return self.embed(ids) + self.embed_pos(pos)
-
-    def allowed(self, pos, k_pos):
-        at, to = pos[:, None, :, None], k_pos[:, None, None, :]
-        return (to <= at) & (to >= 0)
-
-    def split(self, qkv):
-        b, t, d = qkv.shape
-        h = self.config.n_heads
-        return [x.view(b, t, h, d // 3 // h).transpose(1, 2)
-                for x in qkv.chunk(3, dim=-1)]
-
-    def attend(self, q, k, v, allowed):
-        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        least = torch.finfo(scores.dtype).min
-        weights = scores.masked_fill(~allowed, least).softmax(dim=-1)
-        return (weights @ v).transpose(1, 2).flatten(2)
-
-    def ffn(self, x, up, down):
-        return down(F.gelu(up(x), approximate="tanh"))
-
-    def block(self, x, norm_1, attention, norm_2, feed_forward):
-        x = x + attention(norm_1(x))
-        return x + feed_forward(norm_2(x))
-
-    def head(self, x):
-        return self.norm(x) @ self.embed.weight.T
-
-
-def failed(gap, filling, base=EmptyGPT):
-    "The report of one gap with this filling; it must fail."
-    with pytest.raises(check.CheckFailed) as caught:
-        check_gap(type("Wrong", (base,), {gap: filling}), gap)
-    return caught.value.report
-
-
-def test_the_empty_one_fails_at_each_gap():
-    for gap in GAPS:
-        with pytest.raises(check.CheckFailed, match="still empty"):
-            check_gap(EmptyGPT, gap)
-    report = rebuild(EmptyGPT)
-    assert not report and str(report).count("still empty") == 8
-    assert "8 of 8 gaps are open" in str(report)
-
-
-def test_the_filled_one_passes():
-    for gap in GAPS:
-        assert check_gap(Mine, gap)
-    report = rebuild(Mine)
-    assert report and str(report).count("passed") == 9
-    assert "check.every" in str(report)
-
-
-def test_there_are_eight_gaps_and_eight_checkers():
-    assert len(GAPS) == 8 == len(set(GAPS))
-    for table in (gpt._FILLED, gpt._CALLS, gpt._MISTAKES, gpt._WATCHED):
-        assert set(table) == set(GAPS)
-    stubs = [n for n, f in vars(EmptyGPT).items()
-             if inspect.isfunction(f) and n != "forward"]
-    assert tuple(stubs) == GAPS
-
-
-@plain_only
-@pytest.mark.parametrize("gap", GAPS)
-def test_every_mistake_is_called_by_its_name(gap):
-    said = set()
-    for likely, version in gpt._MISTAKES[gap]:
-        report = failed(gap, version)
-        assert report.likely == likely
-        assert any(label == "symptom" for label, _ in report.lines)
-        said.add(likely)
-    assert len(said) == len(gpt._MISTAKES[gap]) >= 3
-
-
-def test_one_wrong_gap_does_not_hide_the_others():
-    class Wrong(Mine):
-        def allowed(self, pos, k_pos):
-            return ~Mine.allowed(self, pos, k_pos)
-
-    report = rebuild(Wrong)
-    assert "1 of 8" in str(report) and str(report).count("passed") == 7
-    assert "inverted" in str(report)
-
-
-@pytest.mark.parametrize("gap, filling, said", [
-    ("places", lambda s, cache, t: None, "returns None"),
-    ("places", lambda s, cache, t: torch.arange(t), "expected"),
-    ("places", lambda s, cache, t: torch.arange(float(t))[None],
-     "torch.float32, expected torch.int64"),
-    ("vectors", lambda s, ids: 0, "TypeError"),
-    ("allowed", lambda s, pos, k_pos: torch.ones(5, 5).tril().bool(),
-     r"\(5, 5\), expected \(2, 1, 5, 5\)"),
-    ("allowed", lambda s, pos, k_pos: torch.zeros(
-        len(pos), 1, pos.shape[1], k_pos.shape[1]),
-     "torch.float32, expected torch.bool"),
-    ("split", lambda s, qkv: qkv.chunk(2, -1), "3 tensors"),
-    ("split", lambda s, qkv: qkv, "3 tensors"),
-    ("split", lambda s, qkv: [x.view(2, 5, 3, 8) for x in
-                              qkv.chunk(3, -1)],
-     r"\(2, 5, 3, 8\), expected \(2, 3, 5, 8\)"),
-    ("head", lambda s, x: 7, "must return a tensor, got int"),
-    ("head", lambda s, x: s.lm_head(s.norm(x)).argmax(-1), "int64"),
-    ("block", lambda s, x, n1, a, n2, f: x @ x, "RuntimeError")])
-def test_results_of_another_form_are_described(gap, filling, said):
-    report = failed(gap, filling)
-    assert said in report.problem or __import__("re").search(
-        said, report.problem)
-
-
-def test_rows_without_keys_are_watched():
-    def attend(self, q, k, v, allowed):
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        weights = scores.masked_fill(~allowed, -math.inf).softmax(-1)
-        return (weights @ v).transpose(1, 2).flatten(2)
-
-    report = failed("attend", attend)
-    assert report.problem == "not all results are numbers"
-    assert "padding" in report.likely
-
-
-def test_an_error_comes_with_its_line_and_what_was_given():
-    class Wrong(EmptyGPT):
-        def places(self, cache, t):
-            at = torch.arange(t)
-            return at[:, None] if cache is None else cache.n_seen + at
-
-        def attend(self, q, k, v, allowed):
-            return q @ k @ v
-
-    for gap, line, given in (
-            ("attend", "return q @ k @ v", "q of shape (2, 3, 5, 8)"),
-            ("places", "", "cache None, t 3")):
-        with pytest.raises(check.CheckFailed) as caught:
-            check_gap(Wrong, gap)
-        report = caught.value.report
-        assert line in report.problem and given in dict(
-            report.lines)["given"]
-        assert not report.likely and "symptom" not in dict(report.lines)
-    said = " ".join(str(rebuild(Wrong)).split())
-    assert 'raises RuntimeError in "return q @ k @ v": ' in said
-
-
-def test_what_is_given_must_not_be_changed():
-    def block(self, x, norm_1, attention, norm_2, feed_forward):
-        x += attention(norm_1(x))
-        return x + feed_forward(norm_2(x))
-
-    assert "x = x + …" in failed("block", block).problem
-
-    def ffn(self, x, up, down):  # a tensor of its own may change
-        hidden = up(x)
-        hidden *= 1.0
-        return down(F.gelu(hidden, approximate="tanh"))
-
-    with torch.no_grad():
-        assert not gpt._cause(gpt._fill(type("Own", (EmptyGPT,), {
-            "ffn": ffn}), "ffn")[0], "ffn")[0]
-
-
-@plain_only
-def test_an_unknown_mistake_is_shown_at_its_place_and_told_where_to_read():
-    report = failed("split", lambda self, qkv: gpt._FILLED["split"](
-        self, qkv)[::-1])
-    lines = dict(report.lines)
-    assert "chapter 7" in report.likely and "is right, at [" in \
-        lines["returns"]
-    assert lines["symptom"].startswith("check.same")
-    report = failed("allowed", lambda self, pos, k_pos: torch.ones(
-        len(pos), 1, pos.shape[1], k_pos.shape[1]).bool())
-    assert dict(report.lines)["returns"].startswith(
-        "True where False is right")
-    assert dict(report.lines)["given"].startswith("pos [[-1, -1, 0, 1, 2]")
-    titles = (Path(__file__).parents[1] / "nbs").glob("*.ipynb")
-    text = {path.name[:2]: path.read_text("utf-8") for path in titles}
-    for gap, place in gpt._TOLD.items():
-        number, _, name = place.removeprefix("chapter ").partition(", ")
-        for title in name.split(" and ") if gap == "ffn" else [name]:
-            assert f"## {title}" in text[f"{int(number):02}"], place
-
-
-def test_what_only_a_model_shows_is_found():
-    "Right alone, wrong in use: the checks of chapter 8 see it."
-    def detached(self, x, up, down):
-        return down(F.gelu(up(x).detach(), approximate="tanh"))
-
-    report = failed("ffn", detached)
-    assert "gradient" in report.problem and "detach" in report.likely
-    seen = []
-
-    def once(self, ids, pos):
-        seen.append(1)
-        x = self.embed(ids) + self.embed_pos(pos)
-        return x if len(seen) < 2 else 1.5 * x
-
-    assert failed("vectors", once).problem
-
-
-def test_helpers_of_the_class_are_found():
-    class Helped(Mine):
-        def ffn(self, x, up, down):
-            return down(self.curve(up(x)))
-
-        def curve(self, x):
-            return F.gelu(x, approximate="tanh")
-
-    assert check_gap(Helped, "ffn")
-
-
-def test_an_unknown_gap_is_refused():
-    with pytest.raises(ValueError, match="places, .*'mask' of Mine"):
-        check_gap(Mine, "mask")
-    with pytest.raises(ValueError, match="of an EmptyGPT, .* GPT"):
-        check_gap(GPT, "places")
-
-
-def test_the_filled_one_is_gpt2(tmp_path):
-    theirs = folder_of(tmp_path)
-    mine = Mine.from_gpt2(tmp_path)
-    assert type(mine) is Mine
-    close(mine(some_ids()), theirs(some_ids()).logits)
-    ours, pos = GPT.from_gpt2(tmp_path), padded()
-    got = mine(some_ids(), pos=pos)
-    close(got[pos >= 0], ours(some_ids(), pos=pos)[pos >= 0])
-    mine.save(tmp_path / "mine")
-    close(Mine.load(tmp_path / "mine")(some_ids()), ours(some_ids()))
-    mask = torch.rand(3, 1, 12, 12) > 0.3
-    mask |= torch.eye(12).bool()
-    close(mine(some_ids(), mask=mask), ours(some_ids(), mask=mask))
-
-
-def test_dropout_acts_in_the_frame():
-    mine = Mine(dataclasses.replace(CONFIG, dropout=0.5)).train()
-    calls = []
-    mine.dropout.register_forward_hook(lambda *_: calls.append(1))
-    mine(some_ids())
-    assert len(calls) == 1 + 2 * 2  # the vectors, two sublayers a block
-    assert not torch.equal(mine(some_ids()), mine(some_ids()))
-
-
-def test_places_of_an_empty_cache_are_asked_without_one():
-    caches = []
-
-    class Nosy(Mine):
-        def places(self, cache, t):
-            caches.append(cache)
-            return next_positions(cache, t)
-
-    nosy = spread(Nosy(CONFIG))
-    cache = nosy.new_cache(1)
-    for part in some_ids(1).split(6, 1):
-        nosy(part, cache=cache)
-    assert caches == [None, cache]
-
-
-def test_the_skeleton_runs_as_a_file(tmp_path):
-    path = tmp_path / "my_gpt.py"
-    path.write_text(skeleton(), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, path], text=True, capture_output=True,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1",
-                          "PYTHONIOENCODING": "utf-8"})
-    assert done.returncode == 0, done.stderr
-    assert "rebuild FAILED: MyGPT" in done.stdout
-    assert done.stdout.count("still empty") == 8
-    space = {"__name__": "my_gpt"}
-    exec(skeleton(), space)
-    assert space["MyGPT"].__mro__[1] is EmptyGPT
-    assert all(gap in vars(space["MyGPT"]) for gap in GAPS)
-
-
-def test_ids_without_a_batch_are_refused():
-    for kind in (GPT, GPT1):
-        with pytest.raises(ValueError, match=r"\(b, t\), got \(5,\)"):
-            model(kind)(torch.arange(5))
-
-
 @both
-def test_positions_of_other_tokens_are_refused(kind):
-    ours, ids = model(kind), some_ids(2, 5)
-    for pos in (torch.arange(4)[None], torch.zeros(3, 5).long(),
-                torch.zeros(1, 1).long()):
-        with pytest.raises(ValueError, match=(
-                rf"pos of shape \({len(pos)}, .*\(2, 5\)")):
-            ours(ids, pos=pos)
-    with pytest.raises(ValueError, match=r"\(2, 5\) does not .*\(1, 5\)"):
-        ours(ids[:1], pos=torch.arange(5).expand(2, 5))
-
-
-@both
-def test_a_cache_of_another_model_is_refused_and_left_alone(kind):
-    ours = model(kind)
-    for n in (1, 3):
-        cache = Cache(n)
-        with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
-            ours(some_ids(), cache=cache)
-        assert cache.empty
-
-
-@both
-def test_a_configuration_of_another_model_is_refused(kind):
-    like = BertConfig(vocab_size=61, d_model=32, n_layers=2, n_heads=4)
-    for other in (like, CONFIG.to_dict(), None):
-        with pytest.raises(ValueError, match=(
-                f"{kind.__name__} takes a GPTConfig, got a "
-                f"{type(other).__name__}$")):
-            kind(other)
+def test_help_tells_what_forward_takes(kind):
+    said = pydoc.plain(pydoc.render_doc(kind.forward))
+    for words in ("Logits for the token after each, (b, t, vocab)",
+                  "``cache``: from ``new_cache``", "``pos``: int64 (b, t)",
+                  "``mask``: (b, h, t, s), True = may attend", "max_len"):
+        assert words in said
+    assert list(inspect.signature(kind.forward).parameters) == [
+        "self", "ids", "cache", "pos", "mask"]

@@ -830,6 +830,8 @@ def test_wrong_arguments_are_named(call, says):
         call()
 
 
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                    reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
     eight, x = np.int64(8), randn(2, 8)
     for part in (Linear(eight, 4), LayerNorm(eight), RMSNorm(eight),

@@ -102,6 +102,10 @@ def on_q_and_k(part, x):
     return part(heads(x), heads(2 * x), pos=places(x.device))
 
 
+def on_angles(part, x):
+    return part(heads(x), heads(2 * x), angles=part.angles(places(x.device)))
+
+
 def on_scores(part, x):
     at = places(x.device)
     bias = part.bias(heads(x), at, at)
@@ -163,6 +167,7 @@ PARTS = {
     "Rotary": (lambda: Rotary(D // H), on_q_and_k),
     "Rotary, interleaved": (
         lambda: Rotary(D // H, layout="interleaved"), on_q_and_k),
+    "Rotary, ready angles": (lambda: Rotary(D // H), on_angles),
     "Linear": (lambda: Linear(D, 5), on_x),
     "LayerNorm": (lambda: LayerNorm(D), on_x),
     "RMSNorm": (lambda: RMSNorm(D), on_x),

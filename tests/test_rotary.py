@@ -446,8 +446,9 @@ def test_rotary_names_what_does_not_fit():
           Rotary(8, layout="interleaved")(x, pos=steps(5))[0])
     changed.bfloat16().layout = "half"
     assert torch.equal(changed.freqs, Rotary(8).freqs)
+    changed.layout = "neox"
     with pytest.raises(ValueError, match="'neox'"):
-        changed.layout = "neox"
+        changed(x, pos=steps(5))
     with pytest.raises(ValueError, match="'neox'"):
         rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
 
@@ -478,7 +479,7 @@ def test_rotary_names_what_does_not_fit():
     (lambda: llama3(factor=0.0), "factor .* got 0.0"),
     (lambda: llama3(original_max_len=0), "original_max_len .* got 0"),
     (lambda: llama3(low_freq_factor=-1.0), "low_freq_factor -1.0"),
-    (lambda: llama3(high_freq_factor=1.0), "1.0 must be .* below .* 1.0"),
+    (lambda: llama3(high_freq_factor=1.0), "1.0 must be below .* 1.0"),
     (lambda: yarn(factor=0.0), "factor .* got 0.0"),
     (lambda: yarn(base=1.0), "base .* got 1.0"),
     (lambda: yarn(original_max_len=1.5), "original_max_len .* got 1.5"),
@@ -501,6 +502,8 @@ def yarn(**changed):
                               **changed})
 
 
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                    reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
     two, eight = np.int64(2), np.int64(8)
     assert torch.equal(alibi_slopes(two), alibi_slopes(2))
@@ -559,12 +562,12 @@ def test_converting_there_and_back_changes_nothing(h, d, seed):
 
 @pytest.mark.parametrize("to", LAYOUTS)
 def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
-    from tformer.attention import MultiHeadAttention
+    from tformer.attention import SelfAttention
     other = LAYOUTS[1 - LAYOUTS.index(to)]
     x, head = randn(2, 7, 16), randn(16, 11, seed=1)
     logits = {}
     torch.manual_seed(0)
-    parts = [MultiHeadAttention(16, 2, causal=True, rotary=Rotary(
+    parts = [SelfAttention(16, 2, causal=True, rotary=Rotary(
         8, layout=layout)) for layout in (other, to, to)]
     for p in parts[0].parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -581,9 +584,10 @@ def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
 
 
 def test_layouts_of_no_whole_heads_are_refused():
-    for rows, d in ((10, 4), (9, 3)):
-        with pytest.raises(ValueError, match=f"{rows} rows.*d_head {d}"):
-            convert_layout(randn(rows, 2), d)
+    with pytest.raises(ValueError, match="10 rows.*d_head 4"):
+        convert_layout(randn(10, 2), 4)
+    with pytest.raises(ValueError, match="d_head 3 must be even"):
+        convert_layout(randn(9, 2), 3)
     with pytest.raises(ValueError, match="'neox'"):
         convert_layout(randn(8, 2), 4, "neox")
 
@@ -691,7 +695,7 @@ def test_what_the_scalings_keep_and_slow():
     assert torch.equal(three[turns < 1], freqs[turns < 1] / 8)
     assert (three.diff() < 0).all()
     assert yarn_scaling(64, factor=1.0, original_max_len=1024)[1] == 1.0
-    with pytest.raises(ValueError, match="4.0 must be .* below.* 1.0"):
+    with pytest.raises(ValueError, match="4.0 must be below.* 1.0"):
         llama3_scaling(freqs, factor=8.0, low_freq_factor=4.0,
                        high_freq_factor=1.0, original_max_len=1024)
     with pytest.raises(ValueError, match="d_head .* at least 4, got 2"):

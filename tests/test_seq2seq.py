@@ -14,14 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from tformer import check, seq2seq
-from tformer.attention import Cache, MultiHeadAttention
-from tformer.layers import FeedForward, PostNorm, PreNorm
+from tformer.attention import CrossAttention, SelfAttention
+from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
 from tformer.minimal import fit
 from tformer.position import sinusoids
+from tformer.model import Block
 from tformer.seq2seq import (
-    DecoderBlock, EncoderBlock, ModelConfig, PreNormDecoderBlock,
-    PreNormEncoderBlock, PreNormSeq2Seq, Saved, Seq2Seq, Seq2SeqConfig,
-    greedy, load_model, load_weights, read_tensors, save_model,
+    DecoderBlock, PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig, greedy,
     shift_right, teacher_forced_loss, token_positions)
 
 SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
@@ -311,19 +310,6 @@ def test_every_check_passes_on_the_fresh_model():
     assert check.every(check.WithSource(model, draw_ids(1, 7)), 40)
 
 
-@kinds
-@pytest.mark.parametrize("sizes", [[1] * 8, [8], [3, 1, 4], [5, 3]])
-def test_cached_equals_uncached_in_chunks(kind, sizes):
-    model, ids = make(kind, 0.3), draw_ids(3, 8, seed=1)
-    src, keep = padded_sources()
-    memory, cache = model.encode(src, keep), model.new_cache(3)
-    whole = model(ids, memory=memory, memory_mask=keep)
-    parts = [model(part, memory=memory, memory_mask=keep, cache=cache)
-             for part in ids.split(sizes, 1)]
-    close(torch.cat(parts, 1), whole)
-    assert cache.n_seen.tolist() == [8] * 3
-
-
 def test_the_memory_is_projected_once_and_kept():
     model, src = make(), draw_ids(2, 7)
     cache, memory = model.new_cache(2), model.encode(src)
@@ -335,8 +321,25 @@ def test_the_memory_is_projected_once_and_kept():
         model(draw_ids(2, 1), memory=memory, cache=cache)
     assert len(calls) == SMALL.n_layers
     for layer in cache.layers:
-        k, v, pos = layer.memory
-        assert k.shape == (2, 4, 7, 4) and pos.shape == (1, 7)
+        k, v = layer.layers[1].kept
+        assert k.shape == (2, 4, 7, 4) and layer.layers[1].k_pos.n == 7
+
+
+def test_another_memory_in_the_same_cache_is_not_answered_with_the_old():
+    model, ids = make(std=0.3), draw_ids(2, 5, seed=1)
+    first, other = (model.encode(draw_ids(2, 7, seed=s)) for s in (2, 3))
+    cache = model.new_cache(2)
+    model(ids[:, :3], memory=first, cache=cache)
+    out = model(ids[:, 3:4], memory=other, cache=cache)
+    again = model(ids[:, 4:], cache=cache)  # goes on with the other one
+    fresh = model.new_cache(2)
+    model(ids[:, :3], memory=first, cache=fresh)
+    for layer in fresh.layers:
+        layer.layers[1] = type(layer.layers[1])()
+    close(out, model(ids[:, 3:4], memory=other, cache=fresh))
+    close(again, model(ids[:, 4:], memory=other, cache=fresh))
+    with pytest.raises(ValueError, match="memory="):
+        model(ids, cache=model.new_cache(2))
 
 
 def test_rows_of_a_cache_are_reordered_with_their_memory():
@@ -434,7 +437,7 @@ def test_numbers_start_at_the_size_they_should():
                                   dropout=0.0))
     src, ids = draw_ids(2, 2, 100, high=4000)
     with torch.no_grad():
-        entered = seq2seq._enter(model, src, None)
+        entered = model.enter(src, model.place(src))
         logits = model(ids, memory=model.encode(src))
     assert abs(model.embed(src).square().mean().item() - 1.0) < 0.03
     assert abs(entered.square().mean().item() - 1.5) < 0.04
@@ -458,7 +461,7 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
             assert {m.norm.eps for m in wrapped} == {1e-3}
         for block in model.blocks:
             assert block.attention.part.causal
-            assert not block.cross_attention.part.causal
+            assert isinstance(block.cross_attention.part, CrossAttention)
         assert not any(b.attention.part.causal
                        for b in model.encoder_blocks)
         assert model.dropout.p == 0.3
@@ -469,25 +472,29 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
     assert model.norm.eps == model.encoder_norm.eps == 1e-3
 
 
-def test_an_encoder_block_with_causal_attention_takes_a_cache():
-    for kind in (EncoderBlock, PreNormEncoderBlock):
-        block = spread(kind(16, MultiHeadAttention(16, 4, causal=True),
-                            FeedForward(16, 24)), 0.3)
-        x, cache = randn(2, 6, 16), Cache(1).layers[0]
-        parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
-        close(torch.cat(parts, 1), block(x))
+def wrapped(arrange, *parts):
+    return [arrange(LayerNorm(16), part) for part in parts]
 
 
-def test_blocks_hand_their_arguments_on():
+@pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
+def test_an_encoder_block_with_causal_attention_takes_a_cache(arrange):
+    block = spread(Block(*wrapped(
+        arrange, SelfAttention(16, 4, causal=True), FeedForward(16, 24))), 0.3)
+    x, cache = randn(2, 6, 16), block.new_cache(2)
+    parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
+    close(torch.cat(parts, 1), block(x))
+
+
+@pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
+def test_blocks_hand_their_arguments_on(arrange):
     x, memory = randn(2, 4, 16), randn(2, 5, 16, seed=1)
     pos = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
     memory_pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
-    for kind in (DecoderBlock, PreNormDecoderBlock):
-        block = spread(kind(16, MultiHeadAttention(16, 4, causal=True),
-                            MultiHeadAttention(16, 4),
-                            FeedForward(16, 24)), 0.3)
-        out = block(x, memory=memory, memory_pos=memory_pos, pos=pos)
-        close(out[1:, :2], block(x[1:, :2], memory=memory[1:, 2:]))
+    block = spread(DecoderBlock(*wrapped(
+        arrange, SelfAttention(16, 4, causal=True), CrossAttention(16, 4),
+        FeedForward(16, 24))), 0.3)
+    out = block(x, memory=memory, memory_pos=memory_pos, pos=pos)
+    close(out[1:, :2], block(x[1:, :2], memory=memory[1:, 2:]))
 
 
 def test_dropout_acts_in_training_only_and_in_every_place():
@@ -531,16 +538,30 @@ def test_too_long_texts_are_refused_naming_both_numbers():
         model(draw_ids(2, 1), memory=memory.repeat(2, 1, 1), cache=cache)
 
 
-def test_masks_that_do_not_fit_are_refused():
+@pytest.mark.parametrize("mask, said", [
+    (torch.ones(2, 5), "mask must hold True and False"),
+    (torch.tensor([[0, 1, 2, 1, 1]]), "mask must hold .* 0 and 1, got"),
+    (torch.ones(2, 4).bool(), r"\(2, 4\) do not fit x \(2, 5"),
+    (torch.ones(3, 5).bool(), r"\(3, 5\) do not fit x \(2, 5"),
+    (torch.ones(2, 1, 1, 5).bool(), r"mask must be of shape \(b, n\)")])
+def test_masks_that_do_not_fit_are_refused(mask, said):
     model, src = make(), draw_ids(2, 5)
-    for mask in (torch.ones(2, 5), torch.ones(2, 4).bool(),
-                 torch.ones(2, 1, 1, 5).bool(), torch.ones(1, 5).bool()):
-        with pytest.raises(ValueError, match=r"\(2, 5\), got"):
-            model.encode(src, mask)
-        with pytest.raises(ValueError, match=r"\(2, 5\), got"):
-            model(src, memory=model.encode(src), memory_mask=mask)
-    with pytest.raises(ValueError, match="batch of 2 meets a memory of 3"):
-        model(src, memory=torch.zeros(3, 5, 16))
+    with pytest.raises(ValueError, match=said):
+        model.encode(src, mask)
+    with pytest.raises(ValueError, match=said):
+        model(src, memory=model.encode(src), memory_mask=mask)
+
+
+def test_a_memory_of_another_batch_is_refused():
+    with pytest.raises(ValueError, match=r"\(2, s, m\).*got \(3, 5, 16\)"):
+        make()(draw_ids(2, 5), memory=torch.zeros(3, 5, 16))
+
+
+def test_a_mask_of_zeros_and_ones_is_a_mask():
+    model, src = make(std=0.3), draw_ids(2, 5)
+    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    assert torch.equal(model.encode(src, keep),
+                       model.encode(src, keep.bool()))
 
 
 # positions, shift, loss, greedy
@@ -693,48 +714,6 @@ def test_it_learns_to_reverse():
 # configurations
 
 
-def test_a_configuration_prints_as_the_call_that_makes_it():
-    config = Seq2SeqConfig(vocab_size=9, d_model=8, n_heads=2,
-                           dropout=0.25, eps=1e-12, final_norm=True)
-    assert eval(repr(config)) == config
-    assert repr(config).startswith("Seq2SeqConfig(\n    vocab_size=9,\n")
-    assert list(config.to_dict())[:3] == ["vocab_size", "d_model",
-                                          "n_layers"]
-
-
-def test_a_configuration_is_frozen_keyword_only_and_a_key():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SMALL.d_model = 8
-    with pytest.raises(TypeError):
-        Seq2SeqConfig(40)
-    assert {SMALL: 1}[dataclasses.replace(SMALL)] == 1
-    assert copy.deepcopy(SMALL) == SMALL
-    assert pickle.loads(pickle.dumps(SMALL)) == SMALL
-
-
-def test_a_configuration_goes_through_json():
-    text = json.dumps(SMALL.to_dict())
-    assert Seq2SeqConfig.from_dict(json.loads(text)) == SMALL
-    assert Seq2SeqConfig.from_dict({"vocab_size": 5}).d_model == 512
-    with pytest.raises(ValueError, match="no field depth, width; its fie"
-                       "lds are vocab_size, d_model"):
-        Seq2SeqConfig.from_dict({"vocab_size": 5, "width": 1, "depth": 2})
-    with pytest.raises(ValueError, match="needs a value for vocab_size"):
-        Seq2SeqConfig.from_dict({"d_model": 8})
-
-
-def test_fields_of_other_kinds_are_printed_and_filled_in():
-    @dataclass(frozen=True, kw_only=True, repr=False)
-    class Listed(ModelConfig):
-        vocab_size: int
-        activation: str = "gelu"
-        scales: tuple = dataclasses.field(default_factory=tuple)
-
-    config = Listed.from_dict({"vocab_size": 3})
-    assert config.scales == ()
-    assert eval(repr(config), {"Listed": Listed}) == config
-
-
 @pytest.mark.parametrize("bad, words", [
     (dict(vocab_size=0), "vocab_size.*got 0"),
     (dict(n_layers=-1), "n_layers.*got -1"),
@@ -760,375 +739,7 @@ def test_bad_fields_are_refused_naming_the_value(bad, words):
 # files
 
 
-def equal_models(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    assert list(a) == list(b)
-    return all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n])
-               for n in a)
-
-
-@kinds
-def test_a_model_comes_back_from_its_folder(kind, tmp_path):
-    model = make(kind)
-    model.save(tmp_path / "new" / "folder")
-    again = kind.load(tmp_path / "new" / "folder")
-    assert equal_models(model, again) and not again.training
-    assert again.config == model.config
-    assert again.lm_head.weight is again.embed.weight
-    src = draw_ids(1, 5)
-    assert torch.equal(again(src, memory=again.encode(src)),
-                       model(src, memory=model.encode(src)))
-
-
-def test_files_are_json_and_safetensors_with_each_tensor_once(tmp_path):
-    model = make()
-    model.save(tmp_path)
-    names = sorted(os.listdir(tmp_path))
-    assert names == ["config.json", "model.safetensors"]
-    values = json.loads((tmp_path / "config.json").read_text())
-    assert values == {"model": "Seq2Seq", **SMALL.to_dict()}
-    tensors, metadata = read_tensors(tmp_path / "model.safetensors")
-    assert metadata["format"] == "pt"
-    assert json.loads(metadata["config"]) == values
-    assert "embed.weight" in tensors and "lm_head.weight" not in tensors
-    assert sum(t.numel() for t in tensors.values()) == sum(
-        p.numel() for p in model.parameters())
-    assert not any("table" in name for name in tensors)
-
-
-def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path):
-    make().save(tmp_path)
-    model = make(std=0.2)
-    model.save(tmp_path)
-    assert equal_models(Seq2Seq.load(tmp_path), model)
-    assert len(os.listdir(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("failing", ["save_file", "os.replace", "os.fsync",
-                                     "write_text"])
-def test_an_interrupted_save_leaves_the_old_model(failing, tmp_path,
-                                                  monkeypatch):
-    old = make()
-    old.save(tmp_path)
-
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        if failing == "save_file":
-            def half(tensors, path, metadata=None):
-                path.write_bytes(b"half")
-                raise KeyboardInterrupt
-            patch.setattr(seq2seq, "save_file", half)
-        elif failing == "write_text":
-            patch.setattr("pathlib.Path.write_text", stop)
-        else:
-            patch.setattr(failing, stop)
-        with pytest.raises(KeyboardInterrupt):
-            make(n_layers=1).save(tmp_path)
-    assert equal_models(Seq2Seq.load(tmp_path), old)
-    assert len(os.listdir(tmp_path)) == 2
-
-
-def test_an_interruption_between_two_files_is_noticed(tmp_path,
-                                                      monkeypatch):
-    make().save(tmp_path)
-    renames, real = [], os.replace
-
-    def once(a, b):
-        renames.append(b)
-        if len(renames) == 2:
-            raise OSError("disk gone")
-        real(a, b)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", once)
-        with pytest.raises(OSError, match="disk gone"):
-            make(n_layers=1).save(tmp_path)
-    with pytest.raises(ValueError, match="not of one save: n_layers"):
-        Seq2Seq.load(tmp_path)
-
-
-def test_files_of_two_saves_are_refused_though_all_shapes_fit(tmp_path):
-    make().save(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"n_heads": 4',
-                                             '"n_heads": 8'))
-    with pytest.raises(ValueError, match="not of one save: n_heads 8 and"
-                       " 4"):
-        Seq2Seq.load(tmp_path)
-
-
-def test_another_class_is_refused(tmp_path):
-    make().save(tmp_path)
-    with pytest.raises(ValueError, match="holds a Seq2Seq, not a PreNorm"):
-        PreNormSeq2Seq.load(tmp_path)
-    with pytest.raises(ValueError, match="holds a Seq2Seq, not a PreNorm"):
-        load_model(PreNormSeq2Seq, tmp_path)
-
-
-def test_a_folder_that_save_did_not_write_is_refused(tmp_path):
-    seq2seq.save_file({"x": torch.zeros(2)},
-                      tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"d_model": 16}')
-    with pytest.raises(ValueError, match="holds no model that save wrote"):
-        Seq2Seq.load(tmp_path)
-
-
-def test_ids_without_a_batch_are_refused():
-    model = make()
-    for call in (lambda x: model.encode(x),
-                 lambda x: model(x, memory=torch.zeros(1, 3, 16))):
-        with pytest.raises(ValueError, match=r"must be \(b, t\), got \(5,"):
-            call(torch.arange(5))
-
-
-def test_positions_of_other_tokens_are_refused():
-    model, memory = make(), torch.zeros(2, 3, 16)
-    for pos in (torch.arange(4)[None], torch.zeros(3, 5).long(),
-                torch.zeros(1, 1).long(), torch.arange(5)):
-        with pytest.raises(ValueError, match=(
-                rf"pos of shape \({len(pos)}, ?.*\(2, 5\)")):
-            model(draw_ids(2, 5), memory=memory, pos=pos)
-    with pytest.raises(ValueError, match=r"\(2, 5\) does not .*\(1, 5\)"):
-        model(draw_ids(1, 5), memory=memory, pos=torch.arange(5).expand(2, 5))
-
-
-@kinds
-def test_a_cache_of_another_model_is_refused_and_left_alone(kind):
-    model, memory = make(kind), torch.zeros(2, 3, 16)
-    for n in (1, 3):
-        cache = Cache(n)
-        with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
-            model(draw_ids(2, 5), memory=memory, cache=cache)
-        assert cache.empty and cache.layers[0].memory is None
-
-
-@kinds
-def test_a_configuration_of_another_model_is_refused(kind):
-    @dataclass(frozen=True, kw_only=True, repr=False)
-    class Derived(Seq2SeqConfig):
-        more: int = 1
-
-    model = kind(Derived(**SMALL.to_dict()))
-    assert model.config.more == 1 and model.max_len == 20
-    for other in (OddConfig(), SMALL.to_dict(), None, Seq2SeqConfig):
-        with pytest.raises(ValueError, match=(
-                f"{kind.__name__} takes a Seq2SeqConfig, got a "
-                f"{type(other).__name__}$")):
-            kind(other)
-
-
-@pytest.mark.parametrize("size", [0, 4, 100, 3000, -1])
-def test_a_file_cut_short_is_refused(size, tmp_path):
-    make().save(tmp_path)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match="no whole safetensors file"):
-        Seq2Seq.load(tmp_path)
-
-
-def test_a_pickle_is_refused_and_never_run(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "sprung"),))
-
-    make().save(tmp_path)
-    path = tmp_path / "model.safetensors"
-    for write in (lambda: path.write_bytes(pickle.dumps(Trap())),
-                  lambda: torch.save({"x": Trap()}, path)):
-        write()
-        with pytest.raises(ValueError, match="no whole safetensors file"):
-            Seq2Seq.load(tmp_path)
-    assert not (tmp_path / "sprung").exists()
-
-
-def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file .*"):
-        read_tensors(tmp_path)  # a folder
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
-        Seq2Seq.load(tmp_path)
-    make().save(tmp_path)
-    path = tmp_path / "config.json"
-    text = path.read_text()
-    path.write_text(text[:20])
-    with pytest.raises(ValueError, match="config.json.*is no JSON"):
-        Seq2Seq.load(tmp_path)
-    path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match="holds no configuration"):
-        Seq2Seq.load(tmp_path)
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match="config.json"):
-        Seq2Seq.load(tmp_path)
-
-
-def test_all_misfits_are_listed_and_nothing_is_changed():
-    model, other = make(), make(std=0.2)
-    tensors = {n: t for n, t in other.state_dict().items()}
-    before = copy.deepcopy(model.state_dict())
-    del tensors["blocks.0.attention.norm.bias"]
-    del tensors["embed.weight"], tensors["lm_head.weight"]
-    tensors["blocks.1.extra"] = torch.zeros(2, 3)
-    tensors["encoder_blocks.0.attention.part.q_proj.weight"] = randn(4, 4)
-    with pytest.raises(ValueError) as error:
-        load_weights(model, tensors)
-    lines = str(error.value).splitlines()
-    assert lines[0] == "the weights do not fit Seq2Seq:"
-    assert sorted(lines[1:]) == [
-        "  encoder_blocks.0.attention.part.q_proj.weight: (4, 4), expected "
-        "(16, 16)",
-        "  missing: blocks.0.attention.norm.bias (16,)",
-        "  missing: embed.weight (40, 16)",
-        "  unknown: blocks.1.extra (2, 3)"]
-    assert all(torch.equal(t, before[n])
-               for n, t in model.state_dict().items())
-
-
-def test_a_shared_tensor_may_come_under_any_of_its_names():
-    source = make(std=0.2)
-    full = source.state_dict()
-    for gone in ((), ("embed.weight",), ("lm_head.weight",)):
-        model = make()
-        load_weights(model, {n: t for n, t in full.items()
-                             if n not in gone})
-        assert equal_models(model, source)
-        assert model.lm_head.weight is model.embed.weight
-    apart = {**full, "lm_head.weight": full["lm_head.weight"] + 1}
-    with pytest.raises(ValueError, match="lm_head.weight: differs from "
-                       "embed.weight"):
-        load_weights(make(), apart)
-
-
-def test_loading_keeps_the_type_of_the_model():
-    model = make().bfloat16()
-    load_weights(model, make(std=0.2).state_dict())
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert torch.equal(model.embed.weight,
-                       make(std=0.2).embed.weight.bfloat16())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16,
-                                   torch.float64])
-def test_the_type_comes_back_with_the_model(dtype, tmp_path):
-    model = make().to(dtype)
-    model.save(tmp_path)
-    again = Seq2Seq.load(tmp_path)
-    assert equal_models(model, again)
-    assert again.positions.table.dtype == dtype
-    src = draw_ids(1, 5)
-    assert again(src, memory=again.encode(src)).dtype == dtype
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class OddConfig(ModelConfig):
-    d: int = 4
-
-
-class Odd(Saved, nn.Module):
-    "Shared tensors, views, empty ones, buffers, several types."
-    config_class = OddConfig
-
-    def __init__(self, config, extra=None):
-        super().__init__()
-        self.config, self.extra = config, extra
-        self.a = nn.Linear(config.d, config.d, bias=False)
-        self.b = nn.Linear(config.d, config.d, bias=False)
-        self.b.weight = self.a.weight
-        self.norm = nn.LayerNorm(config.d)
-        large = torch.arange(12.0)
-        self.view = nn.Parameter(large[2:6])
-        self.other = nn.Parameter(large[4:9])  # overlaps
-        self.turned = nn.Parameter(torch.arange(6.0).view(2, 3).T)
-        self.empty = nn.Parameter(torch.zeros(0, 3))
-        self.void = nn.Parameter(torch.zeros(0, 3))
-        self.register_buffer("count", torch.tensor(7))
-        self.register_buffer("table", torch.ones(2), persistent=False)
-
-
-def test_views_shares_and_types_of_all_kinds_survive(tmp_path):
-    odd = Odd(OddConfig()).bfloat16()
-    odd.norm.float()
-    with torch.no_grad():
-        odd.count += 3
-        for p in odd.parameters():
-            p.add_(1.0)
-    odd.save(tmp_path)
-    again = Odd.load(tmp_path, extra="part")
-    assert equal_models(odd, again) and again.extra == "part"
-    assert again.b.weight is again.a.weight
-    assert again.count.item() == 10 and again.count.dtype == torch.int64
-    assert again.norm.weight.dtype == torch.float32
-    assert again.table.dtype == torch.bfloat16
-    odd = Odd(OddConfig())  # with views that overlap
-    odd.save(tmp_path)
-    assert equal_models(odd, Odd.load(tmp_path))
-
-
-def test_two_parameters_over_one_memory_are_written_once(tmp_path):
-    odd = Odd(OddConfig())
-    odd.b.weight = nn.Parameter(odd.a.weight.data)  # shares the memory
-    assert odd.b.weight is not odd.a.weight
-    odd.save(tmp_path)
-    tensors, _ = read_tensors(tmp_path / "model.safetensors")
-    assert "a.weight" in tensors and "b.weight" not in tensors
-    assert equal_models(odd, Odd.load(tmp_path))
-
-
-def test_loading_leaves_the_random_numbers_alone(tmp_path):
-    make().save(tmp_path)
-    torch.manual_seed(3)
-    want = torch.rand(4)
-    torch.manual_seed(3)
-    Seq2Seq.load(tmp_path)
-    assert torch.equal(torch.rand(4), want)
-
-
-def test_saving_changes_nothing_and_needs_no_gradients(tmp_path):
-    model = make().train()
-    before = copy.deepcopy(model.state_dict())
-    model.save(tmp_path)
-    assert model.training and all(p.requires_grad
-                                  for p in model.parameters())
-    assert all(torch.equal(t, before[n])
-               for n, t in model.state_dict().items())
-    assert all(p.requires_grad
-               for p in Seq2Seq.load(tmp_path).parameters())
-
-
-def test_a_compiled_model_is_saved_under_its_own_names(tmp_path):
-    model = make()
-    save_model(torch.compile(model), tmp_path)
-    assert equal_models(Seq2Seq.load(tmp_path), model)
-    other = make(std=0.2)
-    load_weights(torch.compile(other), model.state_dict())
-    assert equal_models(other, model)
-
-
 # other ways to run
-
-
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="runtime type checks cannot be traced")
-@kinds
-def test_compiles_in_one_graph(kind):
-    model = make(kind, n_layers=1)
-    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
-
-    def run(src, ids):
-        memory = model.encode(src, keep)
-        return model(ids, memory=memory, memory_mask=keep)
-
-    torch._dynamo.reset()  # it limits the graphs of one function
-    fast = torch.compile(run, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        close(fast(src, ids), run(src, ids))
-        close(fast(src, ids[:, :3]), run(src, ids[:, :3]))
-        fast, cache = torch.compile(
-            model, fullgraph=True, backend="aot_eager"), model.new_cache(3)
-        memory = model.encode(src, keep)
-        parts = [fast(x, memory=memory, memory_mask=keep, cache=cache)
-                 for x in ids.split([2, 1, 1, 1], 1)]
-        close(torch.cat(parts, 1), run(src, ids))
 
 
 def test_bfloat16_is_near_float32():

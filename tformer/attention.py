@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['split_heads', 'merge_heads', 'combined_mask', 'repeat_heads', 'explicit_attend', 'online_step', 'online_attend',
-           'fused_attend', 'Positions', 'attention_rules', 'Attention', 'SelfAttention', 'CrossAttention', 'LayerCache',
-           'Cache', 'MemoryCache']
+           'fused_attend', 'Positions', 'next_positions', 'attention_rules', 'Attention', 'SelfAttention',
+           'CrossAttention', 'LayerCache', 'Cache', 'MemoryCache']
 
 # %% ../nbs/07_multi_head_attention.ipynb #2e373faa
 #| code-fold: true
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -257,7 +257,7 @@ class Positions:
         return self._end
 
     @classmethod
-    def of(cls, pos: Any, x: Float[Tensor, "b n ..."] | None = None,
+    def of(cls, pos: Any, x: Shaped[Tensor, "b n ..."] | None = None,
            cache: Any = None) -> "Positions":
         """``pos``, a tensor or None, as ``Positions`` that fit ``x``.
 
@@ -273,8 +273,8 @@ class Positions:
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
                               or pos.rows not in (1, len(x))):
-            raise ValueError(f"positions of {pos.rows} rows and {pos.n} "
-                             f"tokens do not fit x {tuple(x.shape)}")
+            raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) "
+                             f"do not fit x {tuple(x.shape)}")
         return pos
 
     def following(self, n: int, device: Any = None) -> "Positions":
@@ -296,6 +296,19 @@ class Positions:
                 return made
         self._made.append((key, make()))
         return self._made[-1][1]
+
+# %% ../nbs/07_multi_head_attention.ipynb #b4ef36e5
+#| code-fold: true
+#| code-summary: the next positions as a tensor
+def next_positions(
+    cache: Any,  # with a ``k_pos``, or None
+    t: int,  # how many tokens follow
+    device: torch.device | str | None = None,
+) -> Int[Tensor, "_ t"]:
+    "Positions of the next ``t`` tokens of each row: last + 1, …"
+    past = getattr(cache, "k_pos", None)
+    past = Positions(start=0, n=0) if past is None else Positions.of(past)
+    return past.following(t, device).at
 
 # %% ../nbs/07_multi_head_attention.ipynb #ad1344da
 #| code-fold: true

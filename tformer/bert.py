@@ -226,6 +226,9 @@ class MaskedHead(nn.Module):
         self.weight = table  # the same tensor, not a copy
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, activation={self.activation}"
+
     def forward(
         self, x: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b t vocab"]:
@@ -276,13 +279,15 @@ class Pooler(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "b t d"],
-        pos: Int[Tensor, "_ t"] | None = None,  # None: no padding
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b d"]:
+        "``pos``: negative at padding; None: there is none."
         if not x.shape[1]:
             raise ValueError("a text of 0 tokens has no first token")
         if pos is None:
             return torch.tanh(self.proj(x[:, 0]))
-        place = (pos >= 0).long().argmax(1).expand(len(x))
+        at = Positions.of(pos).at
+        place = (at >= 0).long().argmax(1).expand(len(x))
         rows = torch.arange(len(x), device=x.device)
         return torch.tanh(self.proj(x[rows, place]))
 

@@ -88,7 +88,7 @@ class _GPT(Decoder):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(_gpt_block(config, wrap)
                                     for _ in range(config.n_layers))
-        self.norm = norm
+        self.norm = norm(d, eps=config.eps)
         self.lm_head = _tied_head(self.embed)
 
     def enter(self, ids, pos):
@@ -103,8 +103,7 @@ class GPT(_GPT):
     """
 
     def __init__(self, config: GPTConfig):
-        norm = LayerNorm(config.d_model, eps=config.eps)
-        super().__init__(config, PreNorm, norm)
+        super().__init__(config, PreNorm, LayerNorm)
         init_weights(self, std=0.02, n_layers=config.n_layers)
 
     @classmethod
@@ -134,7 +133,7 @@ class GPT1(_GPT):
     """
 
     def __init__(self, config: GPTConfig):
-        super().__init__(config, PostNorm, nn.Identity())
+        super().__init__(config, PostNorm, nn.Identity)
         init_weights(self, std=0.02)
 
 # %% ../nbs/12_gpt.ipynb #7dfe41eb

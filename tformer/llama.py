@@ -88,6 +88,7 @@ def grouped(
     qk_norm: bool = False,  # RMSNorm on each head's query and key
 ) -> Callable[[int], SelfAttention]:
     "A function that makes the attention of layer 0, 1, …, for ``Llama``."
+    expect.kind(LlamaConfig, config=config)
     rotary, d_head = rotary_of(config), config.head_width
 
     def attention(layer):

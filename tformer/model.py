@@ -56,7 +56,7 @@ class ModelConfig:
         fields = {f.name: f.default is f.default_factory  # both missing
                   for f in dataclasses.fields(cls)}
         needed = [name for name, must in fields.items() if must]
-        expect.keys(values, fields, needed, of=cls.__name__)
+        expect.keys(values, fields, needed, of=cls.__name__, kind="field")
         return cls(**values)
 
 # %% ../nbs/A4_models.ipynb #948bf879
@@ -267,7 +267,7 @@ def save_model(
     config = {"model": type(model).__name__, **parts,
               **model.config.to_dict()}
     text = json.dumps(config, indent=2)
-    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    old = path.read_text("utf-8", "replace") if path.is_file() else ""
     tensors = {name: _alone(x) for name, _, x in _weights(model)}
     about = {"format": "pt", "config": text, "replaces": old}
     expect.write_files({
@@ -375,7 +375,7 @@ def _read_config(folder, metadata):
     """
     inside = json.loads(metadata.get("config", "null"))
     path, old = folder / CONFIG, metadata.get("replaces")
-    if inside and expect.file(path).read_text(encoding="utf-8") == old:
+    if inside and expect.file(path).read_text("utf-8", "replace") == old:
         return inside
     values = expect.json_object(path)
     differ = [f"{name} {values.get(name)!r} and {inside.get(name)!r}"

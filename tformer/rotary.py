@@ -270,12 +270,11 @@ def convert_layout(
     same logits with ``Rotary(layout=to)`` as before with the other
     layout.  Raises ``ValueError`` if the rows are no whole heads.
     """
-    expect.whole(d_head=d_head)
-    expect.choice(LAYOUTS, to=to)
-    expect.that(d_head % 2 == 0 == weight.shape[0] % d_head,
-                f"{weight.shape[0]} rows are no heads of even width "
-                f"d_head {d_head}")
+    expect.even(d_head=d_head)
     forms = "(h pair two) ...", "(h two pair) ..."
+    expect.choice(LAYOUTS, to=to)
+    expect.that(weight.shape[0] % d_head == 0, f"{weight.shape[0]} rows "
+                f"are no heads of width d_head {d_head}")
     pattern = " -> ".join(forms if to == "half" else forms[::-1])
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
@@ -312,7 +311,9 @@ class Rotary(Derived):
                  scale: float = 1.0, layout: str = "half"):
         super().__init__()
         expect.number("(0, inf)", scale=scale)
+        expect.choice(LAYOUTS, layout=layout)
         self.d_head, self.base, self.scale = d_head, base, scale
+        self.layout = self._made = layout
         self.given = None  # or the frequencies, as plain numbers
         pairs = rope_frequencies(d_head, base).shape
         if freqs is not None:
@@ -320,29 +321,18 @@ class Rotary(Derived):
                         f"d_head {d_head} has {pairs[0]} pairs, got "
                         f"{freqs.numel()} frequencies on {freqs.device}")
             self.given = tuple(freqs.float().tolist())
-        self.layout = layout
-
-    @property
-    def layout(self) -> str:
-        "Which numbers are a pair; another one may be set at any time."
-        return self._layout
-
-    @layout.setter
-    def layout(self, layout: str):
-        expect.choice(LAYOUTS, layout=layout)
-        self._layout = layout
-        self.renew(self.turns.device if self._buffers else None)
+        self.renew()
 
     def derive(self, device: str) -> dict[str, Tensor]:
         freqs = (rope_frequencies(self.d_head, self.base)
                  if self.given is None else torch.tensor(
                      self.given, dtype=torch.float32, device="cpu"))
-        return {"turns": _joined(-freqs, freqs, self.layout)}
+        return {"turns": _joined(-freqs, freqs, self._made)}
 
     @property
     def freqs(self) -> Float[Tensor, "half"]:
         "Radians per position of each pair."
-        return _members(self.turns, self.layout)[1]
+        return _members(self.turns, self._made)[1]
 
     def angles(
         self,
@@ -350,7 +340,11 @@ class Rotary(Derived):
     ) -> tuple[Tensor, Tensor]:
         "cos and signed sin, times ``scale``: layers may share them."
         expect.positions(pos=pos)
-        angle = pos[:, None, :, None] * self.ready("turns", pos)
+        turns = self.ready("turns", pos)
+        if self.layout != self._made:  # it was changed afterwards
+            expect.choice(LAYOUTS, layout=self.layout)
+            turns = _joined(-self.freqs, self.freqs, self.layout)
+        angle = pos[:, None, :, None] * turns
         cos, sin = angle.cos(), angle.sin()
         if self.scale != 1.0:
             cos, sin = self.scale * cos, self.scale * sin
@@ -405,8 +399,9 @@ def ntk_base(
     than two pairs.
     """
     expect.whole(4, d_head=d_head)
+    power = d_head / (d_head - 2)
     expect.number("(0, inf)", base=base, factor=factor)
-    return base * factor ** (d_head / (d_head - 2))
+    return base * factor ** power
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d637383c
 def llama3_scaling(
@@ -424,13 +419,12 @@ def llama3_scaling(
     not in order.
     """
     expect.whole(original_max_len=original_max_len)
+    low, high = low_freq_factor, high_freq_factor
     expect.number("(0, inf)", factor=factor)
-    expect.that(0 <= low_freq_factor < high_freq_factor, "low_freq_factor "
-                f"{low_freq_factor} must be at least 0 and below "
-                f"high_freq_factor {high_freq_factor}")
+    expect.that(0 <= low < high, f"low_freq_factor {low} must be below "
+                f"high_freq_factor {high}, and not negative")
     turns = original_max_len * freqs / (2 * math.pi)
-    keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    keep = keep.clamp(0, 1)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * freqs + (1 - keep) * freqs / factor
 
 # %% ../nbs/05_relative_and_rotary.ipynb #5e93a1d0
@@ -450,10 +444,6 @@ def yarn_scaling(
     ``beta_slow`` times within ``original_max_len``.
     """
     expect.whole(original_max_len=original_max_len)
-    expect.number("(0, inf)", factor=factor, beta_slow=beta_slow)
-    expect.number("(1, inf)", base=base)
-    expect.that(beta_slow <= beta_fast < math.inf, "beta_slow "
-                f"{beta_slow} must not be above beta_fast {beta_fast}")
 
     def pair(turns):
         "The index, in general no integer, of the pair that turns so."
@@ -461,6 +451,10 @@ def yarn_scaling(
         return d_head * math.log(wave) / (2 * math.log(base))
 
     freqs = rope_frequencies(d_head, base)
+    expect.number("(0, inf)", factor=factor, beta_slow=beta_slow)
+    expect.number("(1, inf)", base=base)
+    expect.that(beta_slow <= beta_fast < math.inf, "beta_slow "
+                f"{beta_slow} must not be above beta_fast {beta_fast}")
     first = max(math.floor(pair(beta_fast)), 0)
     last = min(math.ceil(pair(beta_slow)), d_head - 1)
     index = torch.arange(len(freqs), dtype=freqs.dtype, device="cpu")

@@ -1,0 +1,94 @@
+"""The one table of whole models; a contract is one test over its rows."""
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import draw_ids, spread
+from tformer.gpt import GPT, GPT1, GPTConfig
+from tformer.llama import Llama, LlamaConfig, Qwen3
+from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
+
+try:
+    from tformer import bert
+except ImportError as problem:
+    bert, NO_BERT = None, f"tformer.bert cannot be imported: {problem}"
+
+VOCAB, MAX_LEN = 47, 20
+SIZE = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, d_ff=24,
+            max_len=MAX_LEN)
+SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+               original_max_len=16)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of the table: what it is made of, and how it is called.
+
+    ``causal``: it continues texts, with a cache; ``source``: it reads
+    another text beside.
+    """
+
+    name: str
+    cls: Any
+    config: Any
+    causal: bool = True
+    source: bool = False
+
+    def change(self, **changes):
+        return dataclasses.replace(self.config, **changes)
+
+    def make(self, std=0.3, **changes):
+        "In eval mode, all parameters drawn anew."
+        return spread(self.cls(self.change(**changes)), std)
+
+    def ids(self, b=3, t=12, seed=0):
+        return draw_ids(b, t, low=1, high=VOCAB, seed=seed)
+
+    def run(self, model, ids, rows=None, via="forward", **how):
+        """What a model answers; all of it in one tensor.
+
+        ``rows``: whose sources are read, of three, one of them padded.
+        """
+        call = model if via == "forward" else getattr(model, via)
+        if self.source and (how.get("cache") is None or how["cache"].empty):
+            rows = torch.arange(len(ids)) if rows is None else rows
+            src, keep = self.ids(3, 7, seed=9)[rows], torch.ones(3, 7).bool()
+            keep[1, :3] = False
+            keep = keep[rows]
+            how |= dict(memory=model.encode(src, keep), memory_mask=keep)
+        out = call(ids, **how)
+        if isinstance(out, torch.Tensor):
+            return out
+        return torch.cat([part.flatten() for part in out])
+
+
+ROWS = [
+    Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
+    Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
+        source=True),
+    Row("GPT", GPT, GPTConfig(**SIZE)),
+    Row("GPT1", GPT1, GPTConfig(**SIZE)),
+    Row("Llama", Llama, LlamaConfig(**SIZE)),
+    Row("Llama, grouped, tied, scaled", Llama, LlamaConfig(
+        **SIZE, n_kv_heads=2, tied=True, rope_scaling=SCALING)),
+    Row("Qwen3", Qwen3, LlamaConfig(**SIZE, n_kv_heads=1, d_head=6)),
+]
+BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
+         "BertClassifier"]
+ROWS += [Row(name, bert and getattr(bert, name),
+             bert and bert.BertConfig(**SIZE, n_labels=3), causal=False)
+         for name in BERTS]
+
+
+def rows(*kinds):
+    "A test over the rows that are all of this, such as \"causal\"."
+    return pytest.mark.parametrize("row", [
+        pytest.param(row, id=row.name, marks=[] if row.cls else [
+            pytest.mark.skip(reason=NO_BERT)])
+        for row in ROWS if all(getattr(row, kind) for kind in kinds)])
+
+
+every, causal = rows(), rows("causal")

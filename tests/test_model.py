@@ -1,0 +1,934 @@
+"""What all models share, once for each: the contracts of appendix A4."""
+import copy
+import dataclasses
+import json
+import os
+import pickle
+import re
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from helpers import (
+    close, equal_models, needs_cuda, padded, plain_only, randn, spread)
+from models import MAX_LEN, ROWS, VOCAB, causal, every
+from tformer.attention import Positions
+from tformer.llama import Llama, LlamaConfig, Qwen3, grouped
+from tformer.model import (
+    CONFIG, WEIGHTS, Model, ModelConfig, describe, from_attention_mask,
+    load_model, load_weights, read_tensors, save_model)
+
+warnings.filterwarnings("ignore", message="IProgress not found")
+
+OF = {row.name: row for row in ROWS}
+
+
+# configurations
+
+@every
+def test_a_configuration_is_frozen_keyword_only_and_a_key(row):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        row.config.d_model = 8
+    with pytest.raises(TypeError):
+        type(row.config)(40)
+    assert {row.config: 1}[row.change()] == 1
+    assert copy.deepcopy(row.config) == row.config
+    assert pickle.loads(pickle.dumps(row.config)) == row.config
+
+
+@every
+def test_a_configuration_prints_as_its_call_and_goes_through_json(row):
+    cls = type(row.config)
+    assert eval(repr(row.config), {cls.__name__: cls}) == row.config
+    text = json.dumps(row.config.to_dict())
+    assert cls.from_dict(json.loads(text)) == row.config
+    assert list(row.config.to_dict()) == [
+        f.name for f in dataclasses.fields(cls)]
+    with pytest.raises(ValueError, match="has no width, depth; it knows "
+                       "vocab_size, d_model"):
+        cls.from_dict({"vocab_size": 5, "width": 1, "depth": 2})
+    needed = [f.name for f in dataclasses.fields(cls)
+              if f.default is f.default_factory]
+    if needed:
+        with pytest.raises(ValueError, match=(
+                f"needs {', '.join(needed)}; it knows")):
+            cls.from_dict({})
+    else:
+        assert cls.from_dict({}) == cls()
+
+
+@every
+@pytest.mark.parametrize("field, value", [
+    ("vocab_size", 0), ("d_model", 2.5), ("d_model", None),
+    ("n_layers", -1), ("n_layers", 2.0), ("n_layers", True),
+    ("n_heads", 0), ("n_heads", "4"), ("max_len", 0), ("max_len", "20"),
+    ("d_ff", -4), ("d_ff", True), ("dropout", 1.0), ("dropout", -0.1),
+    ("dropout", "0.1"), ("dropout", float("nan")), ("eps", 0.0),
+    ("eps", True), ("eps", "1e-5"), ("eps", float("nan"))])
+def test_a_field_that_cannot_be_is_refused_by_name(row, field, value):
+    if field not in row.config.to_dict():
+        with pytest.raises(TypeError):
+            row.change(**{field: value})
+        return
+    with pytest.raises(ValueError, match=rf"{field} must be .*"
+                       + re.escape(f"got {value!r}")):
+        row.change(**{field: value})
+    with pytest.raises(ValueError, match="d_model 18 .* n_heads 4"):
+        row.change(d_model=18, **(
+            {"d_head": None} if "d_head" in row.config.to_dict() else {}))
+
+
+@plain_only  # where an annotation says int, and means it
+@every
+def test_whole_numbers_of_numpy_are_whole_numbers(row, tmp_path):
+    config = row.change(n_layers=np.int64(1), max_len=np.int32(20))
+    row.cls(config).save(tmp_path)
+    assert row.cls.load(tmp_path).config == row.change(n_layers=1)
+
+
+def test_fields_of_other_kinds_are_printed_and_filled_in():
+    @dataclass(frozen=True, kw_only=True, repr=False)
+    class Listed(ModelConfig):
+        vocab_size: int
+        activation: str = "gelu"
+        scales: tuple = dataclasses.field(default_factory=tuple)
+
+    config = Listed.from_dict({"vocab_size": 3})
+    assert config.scales == ()
+    assert eval(repr(config), {"Listed": Listed}) == config
+
+
+@every
+def test_a_configuration_of_another_model_is_refused(row):
+    own = type(row.config)
+
+    @dataclass(frozen=True, kw_only=True, repr=False)
+    class More(own):
+        more: int = 1
+
+    model = row.cls(More(**row.config.to_dict()))
+    assert model.config.more == 1 and model.max_len == MAX_LEN
+    others = [r.config for r in ROWS if r.cls and type(r.config) is not own]
+    assert len({type(c) for c in others}) >= 2
+    for other in (*others, OddConfig(), row.config.to_dict(), None):
+        with pytest.raises(ValueError, match=(
+                f"config must be {own.__name__}, got "
+                f"{type(other).__name__}")):
+            row.cls(other)
+    with pytest.raises(ValueError, match=f"got the class {own.__name__}"):
+        row.cls(own)
+
+
+@every
+def test_a_configuration_of_the_same_name_is_refused_by_its_class(row):
+    "``LlamaConfig`` is a class of transformers, too."
+    transformers = pytest.importorskip("transformers")
+    twin = type(type(row.config).__name__, (), row.config.to_dict())
+    for other in (transformers.LlamaConfig(), twin()):
+        with pytest.raises(ValueError, match="config must be .*, got "
+                           f"{type(other).__name__}"):
+            row.cls(other)
+
+
+# what a model is called with
+
+@every
+def test_ids_without_a_batch_are_refused(row):
+    model = row.make()
+    for call in filter(None, (lambda ids: row.run(model, ids, [0]),
+                              getattr(model, "encode", None))):
+        with pytest.raises(ValueError, match=r"\(b, t\).*got \(5,\)"):
+            call(torch.arange(5))
+
+
+@every
+def test_ids_outside_of_the_vocabulary_are_refused(row):
+    model, ids = row.make(), row.ids(1, 5)
+    ids[0, 3] = VOCAB
+    with pytest.raises(ValueError, match=f"id {VOCAB} .*{VOCAB}"):
+        row.run(model, ids)
+
+
+@every
+def test_more_tokens_than_max_len_are_refused(row):
+    model, too_many = row.make(), (
+        f"{MAX_LEN + 1} tokens, where max_len allows at most {MAX_LEN}")
+    row.run(model, row.ids(1, MAX_LEN))
+    for call in (lambda: row.run(model, row.ids(1, MAX_LEN + 1)),
+                 lambda: row.run(model, row.ids(1, 2), pos=torch.tensor(
+                     [[MAX_LEN - 1, MAX_LEN]])),
+                 lambda: row.run(model, row.ids(1, 2), pos=Positions(
+                     start=MAX_LEN - 1, n=2))):
+        with pytest.raises(ValueError, match=too_many):
+            call()
+    if row.source:
+        with pytest.raises(ValueError, match=too_many):
+            model.encode(row.ids(1, MAX_LEN + 1))
+    pos = (torch.arange(MAX_LEN + 5) - 5).clamp(min=-1)[None]
+    row.run(model, row.ids(1, MAX_LEN + 5), pos=pos)  # padding is no token
+
+
+@causal
+@pytest.mark.parametrize("pad", [0, 3])
+def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
+    model, cache = row.make(), row.make().new_cache(2)
+    pos = torch.stack([torch.arange(MAX_LEN - 1 + pad) - pad,
+                       torch.arange(MAX_LEN - 1 + pad) - pad - 2])
+    given = dict(pos=pos.clamp(min=-1)) if pad else {}
+    row.run(model, row.ids(2, MAX_LEN - 1 + pad), cache=cache, **given)
+    row.run(model, row.ids(2, 1), cache=cache)
+    seen = cache.n_seen.tolist()
+    assert max(seen) == MAX_LEN
+    with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens"):
+        row.run(model, row.ids(2, 1), cache=cache)
+    assert cache.n_seen.tolist() == seen  # and none of them was taken
+
+
+@every
+def test_positions_of_other_tokens_are_refused(row):
+    model = row.make()
+    for pos, said in ((torch.arange(4)[None], "1 rows and 4 tokens"),
+                      (torch.zeros(3, 5).long(), "3 rows and 5 tokens"),
+                      (torch.zeros(1, 1).long(), "1 rows and 1 tokens"),
+                      (Positions(start=0, n=4), "1 rows and 4 tokens"),
+                      (torch.arange(5), "int64 of shape"),
+                      (torch.zeros(2, 5), "int64 of shape")):
+        with pytest.raises(ValueError, match=said):
+            row.run(model, row.ids(2, 5), pos=pos)
+    with pytest.raises(ValueError, match="2 rows and 5 tokens do not fit"):
+        row.run(model, row.ids(1, 5), pos=torch.arange(5).expand(2, 5))
+
+
+@causal
+def test_a_cache_of_another_model_is_refused_and_left_alone(row):
+    model, ids = row.make(), row.ids()
+    for n in (1, 3):
+        cache = row.make(n_layers=n).new_cache(3)
+        with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
+            row.run(model, ids, cache=cache)
+        assert cache.empty and cache.nbytes == 0
+    model.new_cache(3, max_len=5)  # a limit is no promise to keep to it
+
+
+@every
+def test_a_mask_of_zeros_and_ones_is_refused_as_positions(row):
+    model, keep = row.make(), (padded() >= 0).long()
+    for pos in (keep, keep[1:], torch.ones(1, 12).long()):
+        with pytest.raises(ValueError, match="0/1 mask.*from_attention_m"):
+            row.run(model, row.ids(len(pos)), pos=pos)
+        if row.causal:
+            with pytest.raises(ValueError, match="0/1 mask"):
+                row.run(model, row.ids(len(pos)), pos=pos,
+                        cache=model.new_cache(len(pos)))
+    row.run(model, row.ids(2, 1), pos=torch.ones(2, 1).long())
+
+
+@every
+def test_positions_made_of_a_mask_make_rows_equal_rows_alone(row):
+    model, ids, keep = row.make(), row.ids(), padded() >= 0
+    for mask in (keep, keep.long(), keep.int()):
+        pos = from_attention_mask(mask)
+        assert torch.equal(pos, padded())
+        got = row.run(model, ids, pos=pos)
+        assert got.isfinite().all()
+        for i in range(3):
+            if got.ndim < 3:
+                continue
+            alone = row.run(model, ids[i:i + 1, keep[i]], [i])
+            close(got[i, keep[i]], alone[0])
+        again = row.run(model, ids, pos=Positions(pos))
+        assert torch.equal(again, got)
+    if row.source:  # the same mask, of the source
+        src = row.ids(3, 12, seed=4)
+        assert torch.equal(model.encode(src, keep.long()),
+                           model.encode(src, keep))
+
+
+# a model as a whole
+
+@every
+def test_a_model_prints_its_sizes(row):
+    model = row.make()
+    for name, module in model.named_modules():
+        said = module.extra_repr()
+        for p in module.parameters(recurse=False):
+            for size in p.shape:
+                assert re.search(rf"\b{size}\b", said), f"{name}: {said}"
+        if list(module.buffers(recurse=False)):
+            assert re.search(r"\d", said), f"{name}: {said}"
+    n = sum(p.numel() for p in model.parameters())
+    assert f"{n:,} parameters, max_len={MAX_LEN}" in repr(model)
+    assert not re.search(r"(Embedding|Linear|Norm|Positions)\(\)",
+                         repr(model))
+
+
+@causal
+def test_hidden_and_the_head_are_forward(row):
+    model, ids, pos = row.make(), row.ids(), padded()
+    mask = torch.rand(3, 1, 12, 12) > 0.3
+    for how in ({}, dict(pos=pos), dict(pos=pos, mask=mask)):
+        vectors = row.run(model, ids, via="hidden", **how)
+        assert vectors.shape == (3, 12, 16)
+        assert torch.equal(model.lm_head(vectors),
+                           row.run(model, ids, **how))
+    cache, other = model.new_cache(3), model.new_cache(3)
+    for part in ids.split(4, 1):
+        assert torch.equal(
+            model.lm_head(row.run(model, part, via="hidden", cache=cache)),
+            row.run(model, part, cache=other))
+    assert cache.n_seen.tolist() == [12] * 3
+
+
+# cached equals uncached
+
+def fed(row, model, ids, pos, sizes, cache, start=0):
+    "Logits of a text in parts; padding is named, the rest continues."
+    parts, at = [], start
+    for n in sizes:
+        now = slice(at, at + n)
+        given = pos[:, now] if (pos[:, now] < 0).any() else None
+        parts.append(row.run(model, ids[:, now], pos=given, cache=cache))
+        at += n
+    return torch.cat(parts, 1)
+
+
+@causal
+@pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 1, 5], [8, 4]])
+@pytest.mark.parametrize("grad", [True, False])
+def test_cached_equals_uncached(row, sizes, grad):
+    model, ids = row.make(), row.ids()
+    with torch.set_grad_enabled(grad):
+        for pos in (padded(), padded(1).expand(3, -1)):
+            live, cache = pos >= 0, model.new_cache(3)
+            whole = row.run(model, ids, pos=pos)
+            found = fed(row, model, ids, pos, sizes, cache)
+            close(found[live], whole[live])
+            assert torch.equal(cache.n_seen, live.sum(-1))
+    plain = model.new_cache(3)
+    parts = [row.run(model, part, cache=plain)
+             for part in ids.split(sizes, 1)]
+    close(torch.cat(parts, 1), row.run(model, ids))
+
+
+@causal
+def test_a_cache_whose_rows_are_selected_goes_on(row):
+    model, ids, pos = row.make(), row.ids(), padded()
+    cache, order = model.new_cache(3), torch.tensor([1, 0, 1, 2])
+    fed(row, model, ids, pos, [8], cache)
+    cache.select(order)
+    found = fed(row, model, ids[order], pos[order], [1, 3], cache, 8)
+    whole = row.run(model, ids[order], order, pos=pos[order])
+    live = pos[order][:, 8:] >= 0
+    close(found[live], whole[:, 8:][live])
+
+
+@causal
+@pytest.mark.parametrize("n", [5, torch.tensor([3, 5, 8])])
+def test_a_cache_that_is_cropped_goes_on(row, n):
+    model, ids = row.make(), row.ids()
+    pos = padded(2)[[0, 1, 0]]
+    cache = model.new_cache(3)
+    fed(row, model, ids, pos, [7, 5], cache)
+    cache.crop(n)
+    left = (n if isinstance(n, torch.Tensor) else torch.tensor([n])
+            ).expand(3)
+    assert torch.equal(cache.n_seen, left)
+    new = row.ids(3, 4, seed=5)
+    found = row.run(model, new, cache=cache)
+    for i, keep in enumerate(left.tolist()):
+        begun = ids[i, pos[i] >= 0][:keep]
+        alone = row.run(model, torch.cat([begun, new[i]])[None], [i])
+        close(found[i], alone[0, -4:])
+    cache.crop(0)
+    assert cache.n_seen.tolist() == [0] * 3
+
+
+# saved and loaded
+
+def narrow(model, dtype):
+    "``mixed``: norms in float32, the rest in bfloat16."
+    if dtype != "mixed":
+        return model.to(dtype)
+    model.bfloat16()
+    for name, module in model.named_modules():
+        if name.endswith("norm"):
+            module.float()
+    return model
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "mixed",
+                                   torch.float64])
+def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path):
+    model, folder = narrow(row.make(), dtype), tmp_path / "new" / "folder"
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    model.save(folder)
+    assert model.training and all(p.requires_grad
+                                  for p in model.parameters())
+    assert all(torch.equal(t, before[n])
+               for n, t in model.state_dict().items())
+    assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
+    torch.manual_seed(3)
+    want = torch.rand(4)
+    torch.manual_seed(3)
+    again = row.cls.load(folder)
+    assert torch.equal(torch.rand(4), want)  # nothing was drawn
+    assert type(again) is row.cls and again.config == model.config
+    assert not again.training and equal_models(again, model)
+    assert all(p.requires_grad and not p.is_meta
+               for p in again.parameters())
+    assert [(n, b.dtype) for n, b in again.named_buffers()] == [
+        (n, b.dtype) for n, b in model.named_buffers()]
+    assert torch.equal(row.run(again, row.ids()),
+                       row.run(model.eval(), row.ids()))
+
+
+def shared(model):
+    "Which names stand for one parameter."
+    names = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, []).append(name)
+    return sorted(n for n in names.values() if len(n) > 1)
+
+
+@every
+def test_files_are_json_and_safetensors_with_each_tensor_once(row, tmp_path):
+    model = row.make()
+    model.save(tmp_path)
+    values = json.loads((tmp_path / CONFIG).read_text())
+    assert values == {"model": row.cls.__name__, **model.parts(),
+                      **row.config.to_dict()}
+    tensors, metadata = read_tensors(tmp_path / WEIGHTS)
+    assert metadata["format"] == "pt"
+    assert json.loads(metadata["config"]) == values
+    assert sorted(tensors) == sorted(n for n, _ in model.named_parameters())
+    assert shared(row.cls.load(tmp_path)) == shared(model)
+
+
+def test_which_tables_are_tied():
+    tied = {row.name: shared(row.cls(row.config)) for row in ROWS if row.cls}
+    one = [["embed.weight", "lm_head.weight"]]
+    for name in ("Seq2Seq", "PreNormSeq2Seq", "GPT", "GPT1",
+                 "Llama, grouped, tied, scaled"):
+        assert tied[name] == one
+    assert tied["Llama"] == tied["Qwen3"] == []
+
+
+@every
+def test_saving_again_replaces_and_leaves_nothing_beside(row, tmp_path):
+    for model in (row.make(), row.make(0.2, n_layers=1), row.make(0.1)):
+        model.save(tmp_path)
+        again = row.cls.load(tmp_path)
+        assert again.config == model.config and equal_models(again, model)
+        assert len(os.listdir(tmp_path)) == 2
+
+
+@every
+def test_another_class_is_refused(row, tmp_path):
+    row.make().save(tmp_path)
+    for other in {r.cls for r in ROWS if r.cls} - {row.cls}:
+        said = f"holds a {row.cls.__name__}, not a {other.__name__}$"
+        with pytest.raises(ValueError, match=said):
+            other.load(tmp_path)
+        with pytest.raises(ValueError, match=said):
+            load_model(other, tmp_path)
+
+
+class Cut(Exception):
+    "The power is gone."
+
+
+def cut(patch, what, n):
+    "Let the n-th call of a function fail; a half-written file stays."
+    if what == "save_file":
+        def half(tensors, path, metadata=None):
+            Path(path).write_bytes(b"half")
+            raise Cut
+        patch.setattr("tformer.model.save_file", half)
+        return
+    owner, name = (Path, what) if what == "write_text" else (os, what)
+    real, calls = getattr(owner, name), []
+
+    def broken(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == n:
+            raise Cut
+        return real(*args, **kwargs)
+
+    patch.setattr(owner, name, broken)
+
+
+CHANGES = {"other weights": dict(std=0.2), "other numbers": dict(eps=0.01),
+           "other shapes": dict(n_layers=1)}
+
+
+@every
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("what, n, wins", [
+    ("save_file", 1, "old"), ("write_text", 1, "old"), ("fsync", 1, "old"),
+    ("fsync", 2, "old"), ("replace", 1, "old"), ("replace", 2, "new")])
+def test_an_interrupted_save_leaves_the_old_model_or_the_new(
+        row, change, what, n, wins, tmp_path, monkeypatch):
+    old, new = row.make(), row.make(**CHANGES[change])
+    old.save(tmp_path)
+    for killed in (False, True, False):  # three times, never repaired
+        with monkeypatch.context() as patch:
+            cut(patch, what, n)
+            if killed:  # then nobody sweeps up
+                patch.setattr(Path, "unlink", lambda *a, **k: None)
+            with pytest.raises(Cut):
+                new.save(tmp_path)
+        again, right = row.cls.load(tmp_path), old if wins == "old" else new
+        assert again.config == right.config and equal_models(again, right)
+        assert len(os.listdir(tmp_path)) == 2 or killed
+    new.save(tmp_path)
+    assert equal_models(row.cls.load(tmp_path), new)
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_there_are_two_renames(tmp_path, monkeypatch):
+    "So that the test above has interrupted all of them."
+    renames, real = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (
+        renames.append(Path(b).name), real(a, b)))
+    OF["GPT"].make().save(tmp_path)
+    assert renames == [WEIGHTS, CONFIG]
+
+
+def test_the_first_save_interrupted_leaves_no_half_model(tmp_path,
+                                                         monkeypatch):
+    row = OF["GPT"]
+    for n in (1, 2):
+        with monkeypatch.context() as patch:
+            cut(patch, "replace", n)
+            with pytest.raises(Cut):
+                row.make().save(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            row.cls.load(tmp_path)
+    row.make().save(tmp_path)
+    assert equal_models(row.cls.load(tmp_path), row.make())
+
+
+# files that are not what was saved
+
+@every
+@pytest.mark.parametrize("change", ["other numbers", "other shapes"])
+def test_files_of_two_saves_are_refused(row, change, tmp_path):
+    row.make().save(tmp_path / "a")
+    row.make(**CHANGES[change]).save(tmp_path / "b")
+    shutil.copy(tmp_path / "a" / CONFIG, tmp_path / "b" / CONFIG)
+    (name,) = {"std": None, **CHANGES[change]}.keys() - {"std"}
+    with pytest.raises(ValueError, match=f"not of one save: .*{name} "):
+        row.cls.load(tmp_path / "b")
+    path = tmp_path / "a" / CONFIG
+    path.write_text(path.read_text().replace('"n_heads": 4',
+                                             '"n_heads": 2'))
+    with pytest.raises(ValueError, match="not of one save: n_heads 2 and 4"):
+        row.cls.load(tmp_path / "a")
+
+
+@every
+@pytest.mark.parametrize("size", [0, 4, 100, 3000, -100, -1])
+def test_a_file_cut_short_is_refused(row, size, tmp_path):
+    row.make().save(tmp_path)
+    path = tmp_path / WEIGHTS
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"{WEIGHTS} is no whole safetens"):
+        row.cls.load(tmp_path)
+
+
+def test_a_file_whose_head_is_spoiled_is_refused(tmp_path):
+    row = OF["GPT"]
+    row.make().save(tmp_path)
+    path = tmp_path / WEIGHTS
+    whole = path.read_bytes()
+    for at in (1, 8, 9):
+        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1:])
+        with pytest.raises(ValueError, match="no whole safetensors file"):
+            row.cls.load(tmp_path)
+
+
+def test_a_pickle_is_refused_and_never_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    row = OF["Seq2Seq"]
+    row.make().save(tmp_path)
+    path = tmp_path / WEIGHTS
+    for write in (lambda: path.write_bytes(pickle.dumps(Trap())),
+                  lambda: torch.save({"x": Trap()}, path)):
+        write()
+        with pytest.raises(ValueError, match="no whole safetensors file"):
+            row.cls.load(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    row = OF["Llama"]
+    with pytest.raises(FileNotFoundError, match="a folder, not a file"):
+        read_tensors(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        row.cls.load(tmp_path)
+    row.make().save(tmp_path)
+    path = tmp_path / CONFIG
+    text = path.read_text()
+    for broken in (text[:20].encode(), b"{", b"\xff\xfe"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=f"{CONFIG}.*is no JSON"):
+            row.cls.load(tmp_path)
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match=f"{CONFIG} holds list, not an obj"):
+        row.cls.load(tmp_path)
+    path.write_bytes(b"\xff\xfe")
+    row.make(0.2).save(tmp_path)  # over a broken one
+    assert equal_models(row.cls.load(tmp_path), row.make(0.2))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        row.cls.load(tmp_path)
+
+
+def test_a_folder_that_save_did_not_write_is_refused(tmp_path):
+    row = OF["GPT"]
+    save_file({"x": torch.zeros(2)}, tmp_path / WEIGHTS)
+    (tmp_path / CONFIG).write_text('{"d_model": 16, "model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="holds no model that save wrote"):
+        row.cls.load(tmp_path)
+
+
+@every
+def test_weights_that_do_not_fit_are_listed(row, tmp_path):
+    "Rewritten by another program, that is without the inner copy."
+    row.make().save(tmp_path)
+    path = tmp_path / WEIGHTS
+    tensors = load_file(path)
+    save_file(tensors, path)
+    assert equal_models(row.cls.load(tmp_path), row.make())
+    gain, table = (next(n for n, t in tensors.items() if t.shape == shape)
+                   for shape in ((16,), (VOCAB, 16)))
+    tensors[gain] = torch.zeros(15)
+    tensors["extra"] = tensors.pop(table)
+    save_file(tensors, path)
+    with pytest.raises(ValueError) as problem:
+        row.cls.load(tmp_path)
+    assert sorted(str(problem.value).splitlines()) == sorted([
+        f"the weights do not fit {row.cls.__name__}:",
+        f"  missing: {table} ({VOCAB}, 16)",
+        f"  unknown: extra ({VOCAB}, 16)",
+        f"  {gain}: (15,), expected (16,)"])
+
+
+# weights of a model
+
+def test_all_misfits_are_listed_and_nothing_is_changed():
+    row = OF["Seq2Seq"]
+    model, tensors = row.make(), dict(row.make(0.2).state_dict())
+    before = copy.deepcopy(model.state_dict())
+    del tensors["blocks.0.attention.norm.bias"]
+    del tensors["embed.weight"], tensors["lm_head.weight"]
+    tensors["blocks.1.extra"] = torch.zeros(2, 3)
+    tensors["encoder_blocks.0.attention.part.q_proj.weight"] = randn(4, 4)
+    with pytest.raises(ValueError) as error:
+        load_weights(model, tensors)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "the weights do not fit Seq2Seq:"
+    assert sorted(lines[1:]) == [
+        "  encoder_blocks.0.attention.part.q_proj.weight: (4, 4), expected "
+        "(16, 16)",
+        "  missing: blocks.0.attention.norm.bias (16,)",
+        f"  missing: embed.weight ({VOCAB}, 16)",
+        "  unknown: blocks.1.extra (2, 3)"]
+    assert all(torch.equal(t, before[n])
+               for n, t in model.state_dict().items())
+
+
+@every
+def test_a_shared_tensor_may_come_under_any_of_its_names(row):
+    source = row.make(0.2)
+    full, tied = source.state_dict(), shared(source)
+    first, *others = tied[0] if tied else (None,)
+    for gone in ((), (first,), others):
+        model = row.make()
+        load_weights(model, {n: t for n, t in full.items()
+                             if n not in gone})
+        assert equal_models(model, source) and shared(model) == tied
+    for name in others:
+        apart = {**full, name: full[name] + 1}
+        with pytest.raises(ValueError, match=f"{name}: differs from "
+                           f"{first}"):
+            load_weights(row.make(), apart)
+
+
+def test_loading_weights_keeps_the_type_of_the_model():
+    row = OF["GPT"]
+    model, source = row.make().bfloat16(), row.make(0.2)
+    load_weights(model, source.state_dict())
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model.embed.weight, source.embed.weight.bfloat16())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OddConfig(ModelConfig):
+    d: int = 4
+
+
+class Odd(nn.Module):
+    "Shared tensors, views, empty ones, buffers, several types; no Model."
+    config_class = OddConfig
+
+    def __init__(self, config, extra=None):
+        super().__init__()
+        self.config, self.extra = config, extra
+        self.a = nn.Linear(config.d, config.d, bias=False)
+        self.b = nn.Linear(config.d, config.d, bias=False)
+        self.b.weight = self.a.weight
+        self.norm = nn.LayerNorm(config.d)
+        large = torch.arange(12.0)
+        self.view = nn.Parameter(large[2:6])
+        self.other = nn.Parameter(large[4:9])  # overlaps
+        self.turned = nn.Parameter(torch.arange(6.0).view(2, 3).T)
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.void = nn.Parameter(torch.zeros(0, 3))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+
+def test_views_shares_and_types_of_all_kinds_survive(tmp_path):
+    odd = Odd(OddConfig()).bfloat16()
+    odd.norm.float()
+    with torch.no_grad():
+        odd.count += 3
+        for p in odd.parameters():
+            p.add_(1.0)
+    save_model(odd, tmp_path)
+    torch.manual_seed(3)
+    want = torch.rand(4)
+    torch.manual_seed(3)
+    again = load_model(Odd, tmp_path, extra="part")
+    assert torch.equal(torch.rand(4), want)
+    assert equal_models(odd, again) and again.extra == "part"
+    assert again.b.weight is again.a.weight
+    assert again.count.item() == 10 and again.count.dtype == torch.int64
+    assert again.norm.weight.dtype == torch.float32
+    assert again.table.dtype == torch.bfloat16
+    assert (again.table == 1).all()
+    odd = Odd(OddConfig())  # with views that overlap
+    save_model(odd, tmp_path)
+    assert equal_models(odd, load_model(Odd, tmp_path))
+
+
+def test_two_parameters_over_one_memory_are_written_once(tmp_path):
+    odd = Odd(OddConfig())
+    odd.b.weight = nn.Parameter(odd.a.weight.data)  # shares the memory
+    assert odd.b.weight is not odd.a.weight
+    save_model(odd, tmp_path)
+    tensors, _ = read_tensors(tmp_path / WEIGHTS)
+    assert "a.weight" in tensors and "b.weight" not in tensors
+    assert equal_models(odd, load_model(Odd, tmp_path))
+
+
+def test_a_table_of_someone_else_survives(tmp_path):
+    "A buffer that is not saved, in a Model: it is made the usual way."
+    class Waves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.arange(4.0),
+                                 persistent=False)
+
+    class Wavy(Model):
+        config_class = OddConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.waves, self.lm_head = Waves(), nn.Linear(4, 4)
+
+    @dataclass(frozen=True, kw_only=True, repr=False)
+    class WavyConfig(OddConfig):
+        max_len: int = 3
+
+    Wavy.config_class = WavyConfig
+    Wavy(WavyConfig()).save(tmp_path)
+    again = Wavy.load(tmp_path)
+    assert torch.equal(again.waves.table, torch.arange(4.0))
+
+
+@every
+def test_a_compiled_model_is_saved_under_its_own_names(row, tmp_path):
+    model = row.make()
+    save_model(torch.compile(model), tmp_path)
+    assert equal_models(row.cls.load(tmp_path), model)
+    other = row.make(0.2)
+    load_weights(torch.compile(other), model.state_dict())
+    assert equal_models(other, model)
+
+
+# made without memory
+
+WAYS = {
+    "to_empty, load_weights": lambda model, state: load_weights(
+        model.to_empty(device="cpu"), state),
+    "to_empty, load_state_dict": lambda model, state:
+        model.to_empty(device="cpu").load_state_dict(state),
+    "assign": lambda model, state:
+        model.load_state_dict(state, assign=True)}
+
+
+@every
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_made_on_meta_and_loaded_equals_made_here(row, way, dtype,
+                                                  monkeypatch):
+    right = row.make().to(dtype)
+    with torch.device("meta"):
+        model = row.cls(row.config).to(dtype)
+    assert all(p.is_meta for p in model.parameters())
+    real = torch.empty_like  # what is in fresh memory, made sure of
+    monkeypatch.setattr(torch, "empty_like", lambda t, **how: real(
+        t, **how).fill_(77))
+    WAYS[way](model, copy.deepcopy(right.state_dict()))
+    monkeypatch.undo()
+    model.eval()
+    assert equal_models(model, right)
+    assert torch.equal(row.run(model, row.ids()), row.run(right, row.ids()))
+    assert way == "assign" or shared(model) == shared(right)
+
+
+@pytest.mark.xfail(strict=True, reason="PyTorch assigns two parameters")
+@pytest.mark.parametrize("name", ["Seq2Seq", "GPT",
+                                  "Llama, grouped, tied, scaled"])
+def test_tables_stay_tied_when_weights_are_assigned(name):
+    row = OF[name]
+    with torch.device("meta"):
+        model = row.cls(row.config)
+    model.load_state_dict(row.make().state_dict(), assign=True)
+    assert shared(model) == shared(row.make())
+
+
+# parts that the configuration does not tell of
+
+def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
+    row = OF["Llama"]
+    config, normed = row.config, grouped(row.config, qk_norm=True)
+    model = spread(Llama(config, normed), 0.3)
+    model.save(tmp_path)
+    with pytest.raises(ValueError, match="holds a Llama with attention "
+                       "SelfAttention.*q_norm.*give attention="):
+        Llama.load(tmp_path)
+    again = Llama.load(tmp_path, attention=normed)
+    assert torch.equal(again(row.ids()), model(row.ids()))
+    with pytest.raises(ValueError, match="holds a Llama, not a Qwen3"):
+        Qwen3.load(tmp_path)
+    with pytest.raises(ValueError, match="Llama with attention"):
+        load_model(Llama, tmp_path)
+
+
+@pytest.mark.parametrize("change", [
+    dict(base=500.0), dict(rope_scaling=None), dict(n_heads=2),
+    dict(n_kv_heads=None)])
+def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
+    "Names and shapes agree; what is computed does not."
+    config = OF["Llama, grouped, tied, scaled"].config
+    config = dataclasses.replace(config, n_kv_heads=4, n_heads=4)
+    other = dataclasses.replace(config, **(
+        dict(n_kv_heads=2, d_head=8) if "n_heads" in change else {}),
+        **change)
+    if change == dict(n_kv_heads=None):
+        other = dataclasses.replace(config, eps=0.1)  # of nothing in it
+    model = spread(Llama(config, grouped(other)), 0.3)
+    model.save(tmp_path)
+    if change == dict(n_kv_heads=None):
+        assert equal_models(Llama.load(tmp_path), model)
+        return
+    with pytest.raises(ValueError, match="(?s)with attention .*, but what "
+                       "was made has .*give attention="):
+        Llama.load(tmp_path)
+    again = Llama.load(tmp_path, attention=grouped(other))
+    ids = OF["Llama"].ids()
+    assert torch.equal(again(ids), model(ids))
+    assert not torch.allclose(spread(Llama(config), 0.3)(ids), model(ids))
+
+
+def test_layers_that_differ_are_described_one_by_one(tmp_path):
+    config = OF["Llama"].config
+
+    def attention(layer):
+        return grouped(config, qk_norm=layer == 1)(layer)
+
+    model = Llama(config, attention)
+    first, second = (describe(b.attention.part) for b in model.blocks)
+    assert model.parts() == {"attention": f"{first}; {second}"}
+    assert "q_norm" in second and "q_norm" not in first
+    model.save(tmp_path)
+    assert equal_models(Llama.load(tmp_path, attention=attention), model)
+    with pytest.raises(ValueError, match="with attention"):
+        Llama.load(tmp_path, attention=grouped(config))
+
+
+# on other machines
+
+@needs_cuda
+@every
+@pytest.mark.parametrize("where", ["moved", "born", "loaded"])
+def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
+    model, ids, pos = row.make(), row.ids(), padded()
+    right = row.run(model, ids, pos=pos)
+    if where == "born":
+        with torch.device("cuda"):
+            there = row.cls(row.config).eval()
+        load_weights(there, model.state_dict())
+    else:
+        model.save(tmp_path / "a")
+        there = (row.cls.load(tmp_path / "a") if where == "loaded"
+                 else copy.deepcopy(model)).cuda()
+    assert shared(there) == shared(model)
+    if not row.source:  # whose sources are drawn here
+        found = row.run(there, ids.cuda(), pos=pos.cuda()).cpu()
+        if found.ndim == 3:
+            found, right = found[pos >= 0], right[pos >= 0]
+        close(found, right, 1e-4)
+    there.save(tmp_path)
+    assert equal_models(row.cls.load(tmp_path), model)
+
+
+# compiled
+
+@plain_only
+@every
+def test_it_compiles_as_one_graph(row):
+    model, ids, pos = row.make(n_layers=1), row.ids(2), padded(2)
+    torch._dynamo.reset()  # it limits the graphs of one function
+    how = dict(fullgraph=True, backend="eager")
+    fast = torch.compile(model, **how)
+    with torch.no_grad():
+        for some in (ids, ids[:, :5]):
+            close(row.run(fast, some), row.run(model, some))
+        found, right = (row.run(m, ids, pos=pos) for m in (fast, model))
+        if found.ndim == 3:
+            found, right = found[pos >= 0], right[pos >= 0]
+        close(found, right)
+        if row.source:
+            close(torch.compile(model.encode, **how)(ids, pos >= 0),
+                  model.encode(ids, pos >= 0))
+        if row.causal:
+            cache = model.new_cache(2)
+            parts = [row.run(fast, x, cache=cache)
+                     for x in ids.split([8, 1, 1, 2], 1)]
+            close(torch.cat(parts, 1), row.run(model, ids))
+
+
+@plain_only
+def test_it_compiles_to_code():
+    row = OF["Llama, grouped, tied, scaled"]
+    model, ids, pos = row.make(n_layers=1), row.ids(2, 8), padded(2, 8)
+    torch._dynamo.reset()
+    fast = torch.compile(model, fullgraph=True, backend="inductor")
+    with torch.no_grad():
+        close(fast(ids, pos=pos)[pos >= 0], model(ids, pos=pos)[pos >= 0])
