@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytest.register_assert_rewrite("helpers")     # its failures show numbers
 
 
 def pytest_configure(config):

@@ -1984,7 +1984,9 @@ def test_a_cache_of_another_class(fused, options):
     parts = [m(p, cache=whole) for p in x[:, :6].split((3, 1, 2), 1)]
     close(torch.cat(parts, 1), m(x[:, :6]))
     assert not cache.empty and cache.nbytes > 0
-    assert cache.k_pos is whole.k_pos
+    assert torch.equal(cache.k_pos.at, whole.k_pos)
+    assert cache.k_pos.end == 6
+    assert cache.k_pos.following(1).at.tolist() == [[6], [6]]
     cache.crop(4), cache.select(torch.tensor([1, 0]))
     close(m(x[[1, 0], 4:6], cache=whole), m(x[[1, 0], :6])[:, 4:])
     short, at = Window(3), torch.arange(8)

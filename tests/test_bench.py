@@ -38,7 +38,7 @@ def test_the_benchmark_of_the_parts_runs():
                  "LayerNorm", "RMSNorm", "ACTIVATIONS", "FeedForward, relu",
                  "FeedForward, gelu_tanh", "GatedFeedForward", "PreNorm",
                  "PostNorm", "attention, apart", "attention, packed",
-                 "fused_attend", "Cache.update", "cached decoding"):
+                 "fused_attend", "LayerCache.update", "cached decoding"):
         assert re.search(rf"^{part}.* / .* x ", printed, re.M), part
 
 

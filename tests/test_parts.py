@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+import helpers
 import tformer.attention
+from helpers import close, generator
 from tformer import minimal
 from tformer.attention import (
-    Cache, MultiHeadAttention, explicit_attend, fused_attend, online_attend)
+    CrossAttention, SelfAttention, explicit_attend, fused_attend,
+    online_attend)
 from tformer.layers import (
     Dropout, FeedForward, GatedFeedForward, LayerNorm, Linear, PostNorm,
     PreNorm, RMSNorm)
@@ -30,20 +33,11 @@ each_dtype = pytest.mark.parametrize(
 
 def randn(*shape, seed=0, device="cpu", dtype=torch.float32):
     "Drawn on the CPU, so that all devices get the same numbers."
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(*shape, generator=g, dtype=torch.float64)
-    return x.to(device, dtype)
+    return helpers.randn(*shape, seed=seed).to(device, dtype)
 
 
 def places(device="cpu", t=T):
     return torch.arange(t, device=device)[None]
-
-
-def close(ours, reference, tolerance=1e-5):
-    "Relative to the largest number, at least 1."
-    assert ours.shape == reference.shape and ours.dtype == reference.dtype
-    worst = (ours.double() - reference.double()).abs().max().item()
-    assert worst <= tolerance * max(1, reference.abs().max().item())
 
 
 def seeded(make, seed=0):
@@ -57,17 +51,27 @@ def seeded(make, seed=0):
 
 
 def mha(**options):
-    return lambda: MultiHeadAttention(D, H, **options)
+    return lambda: SelfAttention(D, H, **options)
+
+
+def cross(**options):
+    return lambda: CrossAttention(D, H, **options)
 
 
 def with_rotary(**options):
-    return lambda: MultiHeadAttention(D, H, causal=True,
-                                      rotary=Rotary(D // H), **options)
+    return lambda: SelfAttention(D, H, causal=True, rotary=Rotary(D // H),
+                                 **options)
+
+
+def with_norms(**options):
+    return lambda: SelfAttention(
+        D, H, causal=True, rotary=Rotary(D // H), n_kv_heads=2, bias=False,
+        q_norm=RMSNorm(D // H), k_norm=RMSNorm(D // H), **options)
 
 
 def with_bias(bias, **options):
-    return lambda: MultiHeadAttention(D, H, causal=True, score_bias=bias(),
-                                      **options)
+    return lambda: SelfAttention(D, H, causal=True, score_bias=bias(),
+                                 **options)
 
 
 def heads(x):
@@ -118,14 +122,35 @@ def with_memory(part, x):
     return part(x, memory=x.flip(1)[:, :5])
 
 
+def with_padded_memory(part, x):
+    pos = places(x.device, 5).repeat(B, 1)
+    pos[1] -= 3
+    return part(x, memory=x.flip(1)[:, :5], memory_pos=pos)
+
+
+def with_kept_memory(part, x):
+    cache, memory = part.new_cache(len(x)), x.flip(1)[:, :5]
+    first = part(x[:, :4], memory=memory, cache=cache)
+    return torch.cat([first, part(x[:, 4:], cache=cache)], 1)
+
+
 def with_weights(part, x):
     return part(x, need_weights=True)
 
 
 def with_cache(part, x):
-    cache = Cache(1)
-    first = part(x[:, :4], cache=cache.layers[0])
-    return torch.cat([first, part(x[:, 4:], cache=cache.layers[0])], 1)
+    cache = part.new_cache(len(x))
+    first = part(x[:, :4], cache=cache)
+    return torch.cat([first, part(x[:, 4:], cache=cache)], 1)
+
+
+def with_padded_cache(part, x):
+    pos = places(x.device, 4).repeat(B, 1)
+    pos[1] -= 2
+    cache = part.new_cache(len(x))
+    first = part(x[:, :4], pos=pos, cache=cache)
+    return torch.cat([first, *(part(y, cache=cache)
+                               for y in x[:, 4:].split((1, 2), 1))], 1)
 
 
 PARTS = {
@@ -160,12 +185,26 @@ PARTS = {
     "attention, weights": (mha(causal=True), with_weights),
     "attention, packed": (mha(causal=True, packed=True), on_x),
     "attention, widths": (mha(d_head=6, d_v=3, bias=False), on_x),
-    "attention, memory": (mha(), with_memory),
+    "attention, shared": (mha(causal=True, n_kv_heads=2), on_x),
+    "attention, shared, explicit": (
+        mha(causal=True, n_kv_heads=1, fused=False), on_x),
+    "attention, normed": (with_norms(), on_x),
+    "attention, normed, packed": (with_norms(packed=True), with_cache),
+    "attention, memory": (cross(), with_memory),
+    "attention, memory, explicit": (cross(fused=False), with_memory),
+    "attention, memory, padded": (cross(), with_padded_memory),
+    "attention, memory, kept": (cross(d_head=6, d_v=3), with_kept_memory),
+    "attention, memory, weights": (
+        cross(bias=False), lambda part, x: part(
+            x, memory=x[:, :5], need_weights=True)),
     "attention, rotary": (with_rotary(), on_x),
     "attention, ALiBi": (with_bias(lambda: ALiBi(H)), on_x),
     "attention, T5": (with_bias(lambda: T5Bias(H)), on_x),
     "attention, padded": (with_rotary(), with_positions),
     "attention, cached": (with_rotary(), with_cache),
+    "attention, cached, padded": (with_rotary(), with_padded_cache),
+    "attention, cached, ALiBi": (with_bias(lambda: ALiBi(H)),
+                                 with_padded_cache),
 }
 each_part = pytest.mark.parametrize("name", PARTS)
 
@@ -316,11 +355,21 @@ def weighed(layer, x):
 
 def in_chunks(*sizes):
     def chunks(layer, x):
-        cache = Cache(1).layers[0]
+        cache = layer.new_cache(len(x))
         return torch.cat([layer(part, cache=cache)
                           for part in x.split(sizes, 1)], 1)
     chunks.__name__ = f"cached {sizes}"
     return chunks
+
+
+def padded_in_chunks(layer, x):
+    "As ``padded``, and the rest token by token from a cache."
+    filler = 50 * torch.ones_like(x[:, :2])
+    pos, cache = places(x.device, 5) - 2, layer.new_cache(len(x))
+    parts = [layer(torch.cat([filler, x[:, :3]], 1), pos=pos,
+                   cache=cache)[:, 2:]]
+    return torch.cat(parts + [layer(part, cache=cache)
+                              for part in x[:, 3:].split(1, 1)], 1)
 
 
 def padded(layer, x):
@@ -340,11 +389,14 @@ CAUSAL = {
     "rotary, explicit": with_rotary(fused=False),
     "ALiBi": with_bias(lambda: ALiBi(H)),
     "ALiBi, explicit": with_bias(lambda: ALiBi(H), fused=False),
+    "shared": mha(causal=True, n_kv_heads=2),
+    "normed": with_norms(),
+    "normed, packed, explicit": with_norms(packed=True, fused=False),
     "T5": with_bias(lambda: T5Bias(H, causal=True)),
     "T5, both sides, explicit": with_bias(lambda: T5Bias(H), fused=False),
 }
-WAYS = [whole, placed, weighed, padded, in_chunks(1, 1, 1, 1, 1, 1, 1),
-        in_chunks(3, 4), in_chunks(6, 1)]
+WAYS = [whole, placed, weighed, padded, padded_in_chunks,
+        in_chunks(1, 1, 1, 1, 1, 1, 1), in_chunks(3, 4), in_chunks(6, 1)]
 
 
 def is_causal(layer, way, dtype, exact, device="cpu"):
@@ -403,7 +455,8 @@ class LeakyView(nn.Module):
 
 
 @each_dtype
-@pytest.mark.parametrize("way", [placed, weighed, padded, in_chunks(3, 4)],
+@pytest.mark.parametrize("way", [placed, weighed, padded,
+                                 padded_in_chunks, in_chunks(3, 4)],
                          ids=lambda w: w.__name__)
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
@@ -444,14 +497,13 @@ def lower(*shape):
 
 def a_mask(name):
     "Some masks, and which (row, query) they leave with nothing."
-    g = torch.Generator().manual_seed(0)
-    some = torch.rand(B, 1, T, T, generator=g) < 0.6
+    some = torch.rand(B, 1, T, T, generator=generator()) < 0.6
     some[..., 0] = True
     dead = some.clone()
     dead[0, :, 2], dead[1, :, 5] = False, False
-    return {"none": None, "lower": lower(T, T), "rows": some,
+    return {"none": None, "lower": lower(1, 1, T, T), "rows": some,
             "heads": some ^ torch.eye(H).bool()[:, :1, None],
-            "dead": dead, "all dead": torch.zeros(T, T).bool()}[name]
+            "dead": dead, "all dead": torch.zeros(1, 1, T, T).bool()}[name]
 
 
 BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),

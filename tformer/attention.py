@@ -695,12 +695,13 @@ class Cache:
     @property
     def k_pos(self) -> Positions | None:
         "Positions of what is kept, None before the first token."
-        return self.layers[0].k_pos
+        held = self.layers[0].k_pos
+        return None if held is None else Positions.of(held)
 
     @property
     def empty(self) -> bool:
         "Whether no token is stored; known without asking the device."
-        return self.k_pos is None or not Positions.of(self.k_pos).n
+        return self.k_pos is None or not self.k_pos.n
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:

@@ -3,15 +3,16 @@
 The peers are the models of transformers, on PyTorch's fused attention, with
 weights equal to ours. Every row is a ratio of processor times, as in
 bench_parts.py: "forward" runs without gradients, "and backward" takes the
-gradient of all parameters, "a cached step" decodes one token after a text
-that both have in their caches. Before anything is timed, both sides must have
-computed the same logits and gradients. Both read the very same weights, unless
-the peer lays them the other way round.
+gradient of all parameters, "a cached step" decodes a few tokens, one by one,
+after a text that both have in their caches. Before anything is timed, both
+sides must have computed the same logits and gradients. Both read the very same
+weights, unless the peer lays them the other way round.
 
 --quick           small sizes, one round: that everything runs, not how fast
 --only WORD       only the models whose name holds the word
 --threads N       threads of PyTorch (then the processor time of all of them)
 """
+import copy
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -36,10 +37,12 @@ from bench_parts import (  # noqa: E402
     Case, Size, as_list, compare, fill, ids_of, measure, run)
 
 from tformer import bert, gpt, llama, seq2seq  # noqa: E402
+from tformer.attention import Cache  # noqa: E402
 
 TARGET = 1.0
 SIZES = [Size(8, 64, 256, 4), Size(4, 256, 512, 8)]
 LAYERS, VOCAB = 4, 2000
+STEPS = 8           # tokens of a cached row, one by one
 
 
 # names of theirs, from names of ours: a pattern, what becomes of it, and
@@ -145,36 +148,42 @@ class Twins:
             with torch.no_grad():
                 ours, peer = self.step()
                 compare(Case(self.name, None, None, target=TARGET,
-                             finely=True),
+                             finely=True, note=f"{STEPS} tokens"),
                         "a cached step", ours, peer, as_list)
 
 
+def branch(cache):
+    "A cache that goes on by itself, and leaves the other as it is."
+    if hasattr(cache, "layers"):
+        return Cache([branch(layer) for layer in cache.layers])
+    return copy.copy(cache)
+
+
 def in_place(ours, cache, peer, theirs):
-    """Two steps that leave both caches as they were.
+    """``STEPS`` steps each, that leave both caches as they were.
 
     ``ours(cache)`` and ``peer(theirs)`` run one step each; ``theirs`` is, or
     holds, the cache of the keys and values that grow.
     """
     grows = getattr(theirs, "self_attention_cache", theirs)
-    past = [layer.past for layer in cache.layers]
     kept = [(layer.keys, layer.values) for layer in grows.layers]
+    steps = 2 if timing.quick else STEPS
 
-    def our_step():
-        for layer, held in zip(cache.layers, past):
-            layer.past = held
+    def our_steps():
         with torch.no_grad():
-            return ours(cache)
+            own = branch(cache)
+            return [ours(own) for _ in range(steps)][-1]
 
-    def peer_step():
+    def peer_steps():
         for layer, held in zip(grows.layers, kept):
             layer.keys, layer.values = held
         with torch.no_grad():
-            return peer(theirs)
-    return our_step, peer_step
+            return [peer(theirs) for _ in range(steps)][-1]
+    return our_steps, peer_steps
 
 
 def decoder_step(ours, peer, ids):
-    "One token after `ids`, by both."
+    "Tokens after `ids`, one by one, by both."
     def make():
         cache, theirs = ours.new_cache(len(ids)), DynamicCache()
         ours(ids, cache=cache)
@@ -252,7 +261,7 @@ def bench_bert(size):
 
 
 def marian_step(ours, peer, src, ids):
-    "One token after `ids`, of a translation of `src`, by both."
+    "Tokens after `ids`, of a translation of `src`, by both."
     def make():
         cache, last = ours.new_cache(len(ids)), ids[:, -1:]
         theirs = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -48,7 +48,7 @@ import timing  # noqa: E402
 from tformer import layers  # noqa: E402
 from tformer.attend import attend, softmax  # noqa: E402
 from tformer.attention import (  # noqa: E402
-    Cache, MultiHeadAttention, fused_attend)
+    CrossAttention, LayerCache, Positions, SelfAttention, fused_attend)
 from tformer.position import (  # noqa: E402
     Embedding, LearnedPositions, SinusoidalPositions)
 from tformer.rotary import (  # noqa: E402
@@ -459,9 +459,10 @@ def bench_attention(size):
     for packed in (False, True):
         how = "packed" if packed else "apart"
 
-        def pair(**options):
-            ours = MultiHeadAttention(size.d, size.h, packed=packed,
-                                      **options)
+        def pair(cls=SelfAttention, **options):
+            if cls is SelfAttention:
+                options["packed"] = packed
+            ours = cls(size.d, size.h, **options)
             peer = nn.MultiheadAttention(size.d, size.h, batch_first=True)
             return ours, peer, attention_pairs(ours, peer)
 
@@ -486,13 +487,13 @@ def bench_attention(size):
         yield Case(f"attention, {how}, padded / nn.…", run, peers, (x,),
                    **fields)
         if not packed:
-            ours, peer, fields = pair()
+            ours, peer, fields = pair(CrossAttention)
             yield Case(f"attention, {how}, cross / nn.…",
                        lambda x, y, m=ours: m(x, memory=y),
                        lambda x, y, m=peer: m(x, y, y,
                                               need_weights=False)[0],
                        (x, memory), **fields)
-    ours = MultiHeadAttention(size.d, size.h)
+    ours = SelfAttention(size.d, size.h)
     peer = nn.MultiheadAttention(size.d, size.h, batch_first=True)
     yield Case("attention and weights / nn.…",
                lambda x, m=ours: m(x, need_weights=True)[0],
@@ -504,8 +505,8 @@ def bench_attention(size):
 def bench_llama_attention(size):
     x, pos, config = stream(size), positions(size), llama_config(size)
     rope, peer = LlamaRotaryEmbedding(config), LlamaAttention(config, 0)
-    ours = MultiHeadAttention(size.d, size.h, bias=False, causal=True,
-                              rotary=Rotary(size.d // size.h))
+    ours = SelfAttention(size.d, size.h, bias=False, causal=True,
+                         rotary=Rotary(size.d // size.h))
     fields = share(ours, peer)
     yield Case("attention, rotary / LlamaAttention", ours,
                lambda x: peer(x, rope(x, pos))[0], (x,), **fields)
@@ -537,7 +538,7 @@ class Block(nn.Module):
     def __init__(self, size, wrap, activation):
         super().__init__()
         self.attention = wrap(layers.LayerNorm(size.d),
-                              MultiHeadAttention(size.d, size.h, packed=True))
+                              SelfAttention(size.d, size.h, packed=True))
         self.feed = wrap(layers.LayerNorm(size.d), layers.FeedForward(
             size.d, 4 * size.d, activation=activation))
 
@@ -583,19 +584,20 @@ def bench_cache(size):
     n = 4 if timing.quick else 32
     b, s = 1, size.t
     k, v = heads(Size(b, s, size.d, size.h), 2)
-    tokens = [(*heads(Size(b, 1, size.d, size.h), 2, seed=i),
-               torch.full((b, 1), s + i)) for i in range(n)]
-    old = (k, v, torch.arange(s)[None])
+    tokens = [(*heads(Size(b, 1, size.d, size.h), 2, seed=i), s + i)
+              for i in range(n)]
+    old = (k, v, 0)
 
-    def ours_update(cache, k, v, pos):
-        return cache.layers[0].update(k, v, pos=pos)[:2]
+    def ours_update(cache, k, v, start):
+        pos = Positions(start=start, n=k.shape[-2])
+        return cache.update(k, v, pos=pos)[:2]
 
-    def peer_update(cache, k, v, pos):
+    def peer_update(cache, k, v, start):
         return cache.update(k, v, 0)
 
     note = f"the first {s} tokens at once, then {n} one by one; one row"
-    update = updates(lambda: Cache(1), ours_update, old, tokens)
-    case = Case("Cache.update / DynamicCache", None, None, target=None,
+    update = updates(LayerCache, ours_update, old, tokens)
+    case = Case("LayerCache.update / DynamicCache", None, None, target=None,
                 note=note)
     compare(case, "of k and v", update,
             updates(DynamicCache, peer_update, old, tokens), same)
@@ -603,27 +605,27 @@ def bench_cache(size):
     config = llama_config(size)
     rope = LlamaRotaryEmbedding(config)
     peer = LlamaAttention(config, 0).eval()
-    ours = MultiHeadAttention(size.d, size.h, bias=False, causal=True,
-                              rotary=Rotary(size.d // size.h)).eval()
+    ours = SelfAttention(size.d, size.h, bias=False, causal=True,
+                         rotary=Rotary(size.d // size.h)).eval()
     share(ours, peer)
     x = 0.5 * randn(b, s + n, size.d, seed=5)
     pieces = [(x[:, s + i:s + i + 1], torch.full((b, 1), s + i))
               for i in range(n)]
 
     def our_step(cache, x, pos):
-        return [ours(x, cache=cache.layers[0])]
+        return [ours(x, cache=cache)]
 
     def peer_step(cache, x, pos):
         return [peer(x, rope(x, pos), past_key_values=cache)[0]]
 
     first = (x[:, :s], torch.arange(s)[None])
-    step = updates(lambda: Cache(1), our_step, first, pieces)
+    step = updates(LayerCache, our_step, first, pieces)
     case = Case("cached decoding / LlamaAttention", None, None, target=None,
                 note=note)
     compare(case, "a layer", step,
             updates(DynamicCache, peer_step, first, pieces), same)
-    alone = updates(lambda: Cache(1), our_step, first, [pieces[0]])
-    few = updates(lambda: Cache(1), ours_update, old, tokens[:1])
+    alone = updates(LayerCache, our_step, first, [pieces[0]])
+    few = updates(LayerCache, ours_update, old, tokens[:1])
     times = {name: timing.repeated(f, SAMPLE) for name, f in
              (("step", step), ("update", update), ("one", alone),
               ("few", few))}
@@ -632,7 +634,7 @@ def bench_cache(size):
     t = {k: v / times[k][1] for k, v in t.items()}
     a = (t["update"] - t["few"]) / (n - 1)
     b = (t["step"] - t["one"]) / (n - 1)
-    timing.row("Cache.update / a layer's decoding step", a / b, None,
+    timing.row("LayerCache.update / a layer's decoding step", a / b, None,
                f"{1e6 * a:,.1f} µs of {1e6 * b:,.1f} µs per token, about "
                f"{s + n // 2} tokens kept")
 
