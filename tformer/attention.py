@@ -272,15 +272,15 @@ class Positions:
             expect.positions(pos=pos)
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
-                              or pos.rows not in (1, len(x))):
+                              or 1 != pos.rows != len(x)):
             raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) "
                              f"do not fit x {tuple(x.shape)}")
         return pos
 
     def following(self, n: int, device: Any = None) -> "Positions":
         "Those of the next ``n`` tokens of each row: last + 1, …"
-        if self.start is not None:
-            return Positions(start=self.start + self.n, n=n,
+        if self.start is not None or not self.n:
+            return Positions(start=(self.start or 0) + self.n, n=n,
                              device=device or self.device)
         last = self.at.amax(-1, keepdim=True)
         steps = torch.arange(1, n + 1, device=last.device)
@@ -595,7 +595,7 @@ def _follows(tensors, pos, kept):
     new, old = ([tuple(x.shape) for x in held] for held in (tensors, kept))
     b, problem = new[0][0], None
     if any([x[0] != b or x[-2] != pos.n for x in new]) or (
-            pos.rows not in (1, b)):
+            1 != pos.rows != b):
         problem = "tensors and positions must agree in batch and time"
     elif old and old[0][0] != b:
         problem = f"a batch of {b} meets a cache of {old[0][0]}"
