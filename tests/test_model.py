@@ -51,14 +51,14 @@ def test_a_configuration_prints_as_its_call_and_goes_through_json(row):
     assert cls.from_dict(json.loads(text)) == row.config
     assert list(row.config.to_dict()) == [
         f.name for f in dataclasses.fields(cls)]
-    with pytest.raises(ValueError, match="has no width, depth; it knows "
-                       "vocab_size, d_model"):
+    with pytest.raises(ValueError, match="has no field depth, width; its "
+                       "fields are vocab_size, d_model"):
         cls.from_dict({"vocab_size": 5, "width": 1, "depth": 2})
     needed = [f.name for f in dataclasses.fields(cls)
               if f.default is f.default_factory]
     if needed:
         with pytest.raises(ValueError, match=(
-                f"needs {', '.join(needed)}; it knows")):
+                f"needs a value for {', '.join(needed)};")):
             cls.from_dict({})
     else:
         assert cls.from_dict({}) == cls()
