@@ -511,8 +511,11 @@ def test_the_first_save_interrupted_leaves_no_half_model(tmp_path,
             cut(patch, "replace", n)
             with pytest.raises(Cut):
                 row.make().save(tmp_path)
-        with pytest.raises(FileNotFoundError):
-            row.cls.load(tmp_path)
+        if n == 1:
+            with pytest.raises(FileNotFoundError):
+                row.cls.load(tmp_path)
+        else:  # the weights hold a copy of the configuration
+            assert equal_models(row.cls.load(tmp_path), row.make())
     row.make().save(tmp_path)
     assert equal_models(row.cls.load(tmp_path), row.make())
 
@@ -801,7 +804,6 @@ def test_made_on_meta_and_loaded_equals_made_here(row, way, dtype,
     assert way == "assign" or shared(model) == shared(right)
 
 
-@pytest.mark.xfail(strict=True, reason="PyTorch assigns two parameters")
 @pytest.mark.parametrize("name", ["Seq2Seq", "GPT",
                                   "Llama, grouped, tied, scaled"])
 def test_tables_stay_tied_when_weights_are_assigned(name):

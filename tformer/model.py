@@ -167,18 +167,32 @@ class Model(nn.Module):
         "The model in a folder, in eval mode: ``load_model``."
         return load_model(cls, folder, **parts)
 
-    def _apply(self, fn, recurse=True):
-        "What is one parameter stays one when it leaves the meta device."
+    def _names(self):
+        "The parameters, each with all its names."
         names = {}
         for name, p in self.named_parameters(remove_duplicate=False):
             names.setdefault(p, []).append(name)
-        super()._apply(fn, recurse)
-        for first, *others in names.values():
+        return names.values()
+
+    def _tie(self, names):
+        "Let what had several names be one parameter again."
+        for first, *others in names:
             for name in others:
                 owner, _, last = name.rpartition(".")
                 setattr(self.get_submodule(owner), last,
                         self.get_parameter(first))
         return self
+
+    def _apply(self, fn, recurse=True):
+        names = list(self._names())
+        return super()._apply(fn, recurse)._tie(names)
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        "As PyTorch's; tied parameters stay tied, also with ``assign``."
+        names = list(self._names())
+        result = super().load_state_dict(state_dict, strict, assign)
+        self._tie(names)
+        return result
 
     def extra_repr(self) -> str:
         n = sum(p.numel() for p in self.parameters())
@@ -375,7 +389,8 @@ def _read_config(folder, metadata):
     """
     inside = json.loads(metadata.get("config", "null"))
     path, old = folder / CONFIG, metadata.get("replaces")
-    if inside and expect.file(path).read_text("utf-8", "replace") == old:
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    if inside and text == old:
         return inside
     values = expect.json_object(path)
     differ = [f"{name} {values.get(name)!r} and {inside.get(name)!r}"
