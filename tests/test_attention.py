@@ -1246,11 +1246,11 @@ def test_machine_code_of_a_cached_step_equals_eager():
     (lambda: layer()(randn(2, 2, 3, 16)), r"x .*\(2, 2, 3, 16\)"),
     (lambda: layer()(randn(16)), r"x must be.*got \(16,\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.arange(4)[None]),
-     r"1 rows and 4 tokens.*\(2, 3, 16\)"),
+     r"positions of shape \(1, 4\).*x \(2, 3, 16\)"),
     (lambda: layer()(randn(2, 3, 16), pos=Positions(start=0, n=4)),
-     r"1 rows and 4 tokens.*\(2, 3, 16\)"),
+     r"positions of shape \(1, 4\).*x \(2, 3, 16\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.zeros(3, 3).long()),
-     r"3 rows and 3 tokens.*\(2, 3, 16\)"),
+     r"positions of shape \(3, 3\).*x \(2, 3, 16\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.arange(3)),
      r"pos must be int64.*shape \(3,\)"),
     (lambda: layer()(randn(2, 3, 16), pos=torch.zeros(1, 3)), "float32"),
@@ -1281,10 +1281,10 @@ def test_machine_code_of_a_cached_step_equals_eager():
      "pass memory="),
     (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
                      memory_pos=torch.arange(4)[None]),
-     r"1 rows and 4 tokens.*\(2, 5, 16\)"),
+     r"positions of shape \(1, 4\).*x \(2, 5, 16\)"),
     (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
                      memory_pos=torch.zeros(3, 5).long()),
-     r"3 rows and 5 tokens.*\(2, 5, 16\)"),
+     r"positions of shape \(3, 5\).*x \(2, 5, 16\)"),
     (lambda: layer()(randn(2, 3, 16), cache=LayerCache()), "causal=True"),
     (lambda: Cache([]), "1 layer or more.*0"),
     (lambda: LayerCache().crop(-1), "-1"),
@@ -1868,6 +1868,10 @@ def test_crop_with_one_number_for_each_row(way):
     cache.crop(torch.tensor([0, 0, 0]))
     assert cache.n_seen.tolist() == [0, 0, 0] and cache.empty
     assert cache.k_pos.n == 0
+    assert cache.k_pos.following(2).at.tolist() == [[0, 1]]
+    with way():  # and it begins again
+        parts = [stack(layers, part, cache) for part in x.split((4, 5), 1)]
+        close(torch.cat(parts, 1), stack(layers, x))
 
 
 @pytest.mark.parametrize("n", range(6))
