@@ -2005,3 +2005,28 @@ def test_any_cache_with_an_update_will_do():
     at = torch.arange(3)[None]
     plain = SimpleNamespace(k_pos=None, update=lambda k, v, pos: (k, v, at))
     close(m(x, cache=plain), m(x))
+
+
+def test_padding_of_a_kept_memory_may_be_named_without_it():
+    layer, x = spread(CrossAttention(16, 4)), randn(2, 3, 16)
+    memory, cache = randn(2, 5, 16, seed=1), layer.new_cache(2)
+    pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
+    layer(x, memory=memory, cache=cache)
+    close(layer(x, memory_pos=pos, cache=cache),
+          layer(x, memory=memory, memory_pos=pos))
+    with pytest.raises(ValueError, match=r"\(2, 4\) do not fit"):
+        layer(x, memory_pos=pos[:, :4], cache=cache)
+
+
+def test_layers_share_the_mask_of_a_padded_memory(monkeypatch):
+    made, real = [], attention.combined_mask
+    monkeypatch.setattr(attention, "combined_mask", lambda *a: (
+        made.append(1), real(*a))[1])
+    layers = [spread(CrossAttention(16, 4)) for _ in range(3)]
+    x, memory = randn(2, 3, 16), randn(2, 5, 16, seed=1)
+    pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
+    shared = attention.Positions(pos)
+    for layer in layers:
+        close(layer(x, memory=memory, memory_pos=shared)[1:],
+              layer(x[1:], memory=memory[1:, :3]))
+    assert len(made) == 1

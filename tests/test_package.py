@@ -72,3 +72,19 @@ def test_readme_runs_from_the_wheel_in_a_fresh_environment(wheel, tmp_path):
     for module in sorted((ROOT / "tformer").glob("[a-z]*.py")):
         run(python, "-I", "-c", f"import tformer.{module.stem}",
             cwd=tmp_path)
+
+
+def test_modules_are_there_on_first_use():
+    "import tformer; tformer.check works, and costs nothing before."
+    said = run(sys.executable, "-c", """
+import sys, tformer
+assert "torch" not in sys.modules and "check" in dir(tformer)
+assert callable(tformer.check.causal)
+for name in tformer.__all__:
+    assert getattr(tformer, name).__name__ == f"tformer.{name}"
+try:
+    tformer.chek
+except AttributeError as error:
+    print(error)
+""")
+    assert said.startswith("tformer has no module 'chek'; it has attend, ")

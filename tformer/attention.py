@@ -511,9 +511,9 @@ class CrossAttention(Attention):
             k_pos = Positions.of(memory_pos, memory)
         else:
             k, v, k_pos = cache.keep(memory, memory_pos, self.kv)
-        pos = Positions(start=0, n=x.shape[1], device=x.device)
-        how = attention_rules(pos, k_pos, (*q.shape[:-1], k.shape[-2]),
-                              False, mask)
+        shape = *q.shape[:-1], k.shape[-2]  # padding's mask: once for all
+        pos = k_pos if mask is None else Positions(start=0, n=x.shape[1])
+        how = attention_rules(pos, k_pos, shape, False, mask)
         return self.mix(q, k, v, need_weights=need_weights, **how)
 
     def new_cache(self, batch: int,
@@ -759,10 +759,11 @@ class MemoryCache:
         "What is kept of this memory, and the positions of its tokens."
         expect.that(memory is not None or self.kept,
                     "there is no memory yet: pass memory= the first time")
-        if memory is not None:
-            if memory is not self.memory:
-                self.memory, self.kept = memory, list(make(memory))
-            self.k_pos = Positions.of(pos, memory)
+        if memory is not None and memory is not self.memory:
+            self.memory, self.kept = memory, list(make(memory))
+        if memory is not None or pos is not None:
+            tokens = self.kept[0].transpose(1, -2)  # time at axis 1
+            self.k_pos = Positions.of(pos, tokens)
         return *self.kept, self.k_pos
 
     def select(self, rows: Int[Tensor, "n"]) -> None:
