@@ -484,11 +484,11 @@ MUTATIONS = [Mutation(*row) for row in [
      "self.k_pos = past.once((rows,), lambda: _rows_of(past, rows))",
      "pass", "test_attention.py::test_select_reorders_every_row"),
     ("a memory of equal shape passes for the one kept", "attention",
-     "if memory is not self.memory:",
+     "if memory is not None and memory is not self.memory:",
      "if self.memory is None or memory.shape != self.memory.shape:",
      "test_attention.py::test_another_memory_is_another_answer"),
     ("a memory is projected in every call", "attention",
-     "if memory is not self.memory:", "if True:",
+     "if memory is not None and memory is not self.memory:", "if True:",
      "test_attention.py::test_a_memory_is_projected_once"),
     ("select leaves the memory as it was", "attention",
      "is another\n"
