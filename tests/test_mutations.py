@@ -328,7 +328,7 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_attention.py::test_known_positions_may_begin_with_padding"),
     ("padding of a memory attended to", "attention",
      "k_pos = Positions.of(memory_pos, memory)",
-     "k_pos = Positions.of(None, tokens)",
+     "k_pos = Positions.of(None, memory)",
      "test_attention.py::test_cross_attention_equals_torch"),
     ("dropout of weights active in eval", "attention",
      "self.dropout if self.training else 0.0", "self.dropout",
