@@ -544,7 +544,7 @@ def test_configuration():
     assert BertConfig.from_dict(config.to_dict()) == config
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.d_model = 16
-    with pytest.raises(ValueError, match="has no depth"):
+    with pytest.raises(ValueError, match="has no field depth"):
         BertConfig.from_dict({"depth": 3})
 
 

@@ -135,7 +135,9 @@ def test_pages_in_the_browser(book, chromium, kind, width, scheme):
         seen = watch(page)
         page.goto(path.as_uri(), wait_until="load")
         if page.query_selector(".math"):
-            page.wait_for_selector("mjx-container", timeout=15_000)
+            # set, if not in sight: the first may stand in a folded box
+            page.wait_for_selector("mjx-container", state="attached",
+                                   timeout=15_000)
         page.wait_for_timeout(100)
         assert not seen, f"{path.name}, {kind}: {seen[:3]}"
         wide = page.evaluate("document.documentElement.scrollWidth")
