@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['split_heads', 'merge_heads', 'combined_mask', 'repeat_heads', 'explicit_attend', 'online_step', 'online_attend',
            'fused_attend', 'Positions', 'next_positions', 'attention_rules', 'Attention', 'SelfAttention',
-           'CrossAttention', 'LayerCache', 'Cache', 'MemoryCache']
+           'CrossAttention', 'KeptRows', 'LayerCache', 'Cache', 'MemoryCache']
 
 # %% ../nbs/07_multi_head_attention.ipynb #2e373faa
 #| code-fold: true
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -233,10 +234,11 @@ class Positions:
 
     def __init__(self, at: Int[Tensor, "_ n"] | None = None, *,
                  start: int | None = None, n: int | None = None,
-                 device: Any = None, end: int | None = None):
+                 device: Any = None, end: int | None = None,
+                 bound: int | None = None):
         self.start, self.device, self._at = start, device, at
         self.rows, self.n = (1, n) if at is None else at.shape
-        self._end, self._made = end, []
+        self._end, self._bound, self._made = end, bound, []
 
     @property
     def at(self) -> Int[Tensor, "_ n"]:
@@ -255,6 +257,14 @@ class Positions:
         if self._end is None and not blind and self._at.numel():
             self._end = self._at.max().item() + 1
         return self._end
+
+    @property
+    def bound(self) -> int | None:
+        "No position is as large, as far as one knows without asking."
+        if self.start is None and self._end is None and (
+                self._bound is not None or not self._at.is_cpu):
+            return self._bound
+        return self.end
 
     @classmethod
     def of(cls, pos: Any, x: Shaped[Tensor, "b n ..."] | None = None,
@@ -284,8 +294,9 @@ class Positions:
                              device=device or self.device)
         last = self.at.amax(-1, keepdim=True)
         steps = torch.arange(1, n + 1, device=last.device)
-        return Positions(last + steps,
-                         end=None if self._end is None else self._end + n)
+        end, bound = [None if known is None else known + n
+                      for known in (self._end, self._bound)]
+        return Positions(last + steps, end=end, bound=bound)
 
     def once(self, key: tuple, make: Callable) -> Any:
         "What ``make()`` returns, made once for each key."
@@ -355,7 +366,7 @@ class Attention(nn.Module):
     def new_cache(self, batch: int,
                   max_len: int | None = None) -> "LayerCache":
         "What this layer keeps of earlier tokens; it grows as needed."
-        return LayerCache()
+        return LayerCache(batch)
 
     def mix(
         self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b kv s d"],
@@ -519,7 +530,7 @@ class CrossAttention(Attention):
     def new_cache(self, batch: int,
                   max_len: int | None = None) -> "MemoryCache":
         "What this layer keeps of a memory."
-        return MemoryCache()
+        return MemoryCache(batch)
 
     def extra_repr(self) -> str:
         return f"n_heads={self.n_heads}, dropout={self.dropout}"
@@ -559,15 +570,18 @@ def _joined_positions(past, pos):
     "Those of the past and these behind; nothing else that was derived."
     if past is None or not past.n:
         return Positions(pos._at, start=pos.start, n=pos.n,
-                         device=pos.device, end=pos._end)
+                         device=pos.device, end=pos._end, bound=pos._bound)
     if past.start is not None and pos.start == past.start + past.n:
         return Positions(start=past.start, n=past.n + pos.n,
                          device=pos.device)
     rows = max(past.rows, pos.rows)
+    at = torch.cat([p.at.expand(rows, -1) for p in (past, pos)], -1)
     ends = [p._end if p.start is None else p.end for p in (past, pos)]
-    return Positions(
-        torch.cat([p.at.expand(rows, -1) for p in (past, pos)], -1),
-        end=None if None in ends else max(ends))
+    if None not in ends:
+        return Positions(at, end=max(ends))
+    bounds = [p._bound if end is None else end
+              for p, end in zip((past, pos), ends)]
+    return Positions(at, bound=None if None in bounds else max(bounds))
 
 # %% ../nbs/07_multi_head_attention.ipynb #2e8463bc
 #| code-summary: positions of what is kept, after some was forgotten
@@ -580,25 +594,45 @@ def _below(k_pos, n):
     n = n if isinstance(n, int) else n[:, None]
     at = k_pos.at.masked_fill(k_pos.at >= n, -1)
     places = (at >= 0).any(0).nonzero()[:, 0]
-    return Positions(at[:, places]), places
+    return Positions(at[:, places], bound=k_pos.bound), places
 
 # %% ../nbs/07_multi_head_attention.ipynb #67b8b5c8
 #| code-summary: positions of what is kept, by rows
 def _rows_of(k_pos, rows):
     "Those of these rows of the batch; shared ones stay."
     return k_pos if k_pos.rows == 1 else Positions(
-        k_pos.at.index_select(0, rows), end=k_pos._end)
+        k_pos.at.index_select(0, rows), bound=k_pos.bound)
+
+# %% ../nbs/07_multi_head_attention.ipynb #e85eddd2
+#| code-summary: other rows put into places of a batch
+def _with_rows(old, rows, new, fill, axis):
+    "``old`` with these rows as in ``new``; the shorter is filled up."
+    n = max(old.shape[axis], new.shape[axis])
+    old, new = (F.pad(x, (0, 0) * (-1 - axis) + (0, n - x.shape[axis]),
+                      value=fill) for x in (old, new))
+    return old.index_copy(0, rows, new)
+
+# %% ../nbs/07_multi_head_attention.ipynb #7bfd3db8
+#| code-summary: positions after other rows were put into a batch
+def _put_positions(past, b, rows, new):
+    "Those of ``b`` rows of which some hold another text from now on."
+    old = torch.full((b, 0), -1, device=new.at.device) if past is None \
+        else past.at.expand(b, -1)
+    ends = 0 if past is None else past.bound, new.bound
+    return Positions(
+        _with_rows(old, rows, new.at.expand(len(rows), -1), -1, -1),
+        bound=None if None in ends else max(ends))
 
 # %% ../nbs/07_multi_head_attention.ipynb #b6f0d104
 #| code-summary: refuses tensors that cannot follow what is kept
-def _follows(tensors, pos, kept):
+def _follows(tensors, pos, kept, batch):
     new, old = ([tuple(x.shape) for x in held] for held in (tensors, kept))
     b, problem = new[0][0], None
     if any([x[0] != b or x[-2] != pos.n for x in new]) or (
             1 != pos.rows != b):
         problem = "tensors and positions must agree in batch and time"
-    elif old and old[0][0] != b:
-        problem = f"a batch of {b} meets a cache of {old[0][0]}"
+    elif batch not in (None, b):
+        problem = f"a batch of {b} meets a cache of {batch}"
     elif old and [x[:-2] + x[-1:] for x in old] != [
             x[:-2] + x[-1:] for x in new]:
         problem = "only time, axis -2, may differ from what is kept"
@@ -606,16 +640,38 @@ def _follows(tensors, pos, kept):
         raise ValueError(f"{problem}: shapes {new}, positions "
                          f"({pos.rows}, {pos.n}), kept {old}")
 
-# %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
-class LayerCache:
-    """What one layer keeps of earlier tokens: a part of ``Cache``.
+# %% ../nbs/07_multi_head_attention.ipynb #f7516cf0
+#| code-summary: refuses rows that cannot take these places
+def _takes(batch, kept, rows, other):
+    new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
+                 for x in held] for held in (other.kept, kept))
+    n = len(other.kept[0]) if other.kept else 0
+    expect.that(n, "put takes rows of a cache that holds something; "
+                "crop empties rows")
+    expect.that(batch, "a cache that is empty takes rows if it was told "
+                "of how many: new_cache(batch)")
+    expect.that(rows.shape == (n,), f"{n} rows need {n} places, got rows "
+                f"of shape {tuple(rows.shape)}")
+    expect.that(new == (old or new), "what is put must be like what is "
+                f"kept in all but batch and time: {new} meets {old}")
+    places = rows.tolist()
+    expect.that(len({*places}) == n and 0 <= min(places)
+                and max(places) < batch, f"places are different numbers "
+                f"from 0 to {batch - 1}, got {places}")
+
+# %% ../nbs/07_multi_head_attention.ipynb #87bfe17e
+#| code-fold: true
+#| code-summary: KeptRows, what caches share: rows of a batch
+class KeptRows:
+    """Tensors of the rows of a batch, and where their tokens stand.
 
     ``kept`` holds tensors, batch at axis 0 and time at axis -2;
     ``k_pos`` is their ``Positions``, None before the first token.
+    ``batch`` is told beforehand, or by the first that is kept.
     """
 
-    def __init__(self):
-        self.kept, self.k_pos, self._room = [], None, None
+    def __init__(self, batch: int | None = None):
+        self.batch, self.kept, self.k_pos = batch, [], None
 
     @property
     def empty(self) -> bool:
@@ -634,14 +690,54 @@ class LayerCache:
         "Bytes of what is kept, without positions and room to grow."
         return sum(x.nbytes for x in self.kept)
 
+    def hold(self, kept: list[Tensor], k_pos: Positions) -> None:
+        "Keep this from now on, instead of what was kept."
+        self.kept, self.k_pos, self.batch = kept, k_pos, len(kept[0])
+
+    def select(self, rows: Int[Tensor, "n"]) -> None:
+        "Keep these rows of the batch, in this order; repeats copy."
+        past = self.k_pos
+        if past is None:
+            self.batch = len(rows)
+        else:
+            self.hold([x.index_select(0, rows) for x in self.kept],
+                      past.once((rows,), lambda: _rows_of(past, rows)))
+
+    def put(self, rows: Int[Tensor, "n"], other: Any) -> None:
+        """Let row ``rows[i]`` hold what row i of ``other`` holds.
+
+        ``other``: of the same model, with ``kept`` and ``k_pos``, of n
+        rows.  Raises ``ValueError`` naming what does not fit.
+        """
+        _takes(self.batch, self.kept, rows, other)
+        past, b, new = self.k_pos, self.batch, Positions.of(other.k_pos)
+        k_pos = new.once((past, rows), lambda: _put_positions(
+            past, b, rows, new))
+        old = self.kept or [x.new_zeros(b, *x.shape[1:-2], 0, x.shape[-1])
+                            for x in other.kept]
+        self.hold([_with_rows(x, rows, y, 0.0, -2)
+                   for x, y in zip(old, other.kept)], k_pos)
+
+# %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
+class LayerCache(KeptRows):
+    """What one layer keeps of earlier tokens: a part of ``Cache``.
+
+    It grows: what ``update`` is given is kept behind what is there.
+    """
+
+    def hold(self, kept: list[Tensor], k_pos: Positions) -> None:
+        "Keep this from now on, with no room to grow."
+        super().hold(kept, k_pos)
+        self._room = None
+
     def update(
         self, *tensors: Float[Tensor, "b ..."],
         pos: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
         "Append along time; return all that is kept, and its positions."
         pos = Positions.of(pos)
-        _follows(tensors, pos, self.kept)
-        self.kept = self._joined(tensors)
+        _follows(tensors, pos, self.kept, self.batch)
+        self.kept, self.batch = self._joined(tensors), len(tensors[0])
         past = self.k_pos
         self.k_pos = pos.once((past,),
                               lambda: _joined_positions(past, pos))
@@ -649,11 +745,12 @@ class LayerCache:
 
     def _joined(self, tensors):
         "All that is kept, with these behind."
-        n, room = 0 if self.empty else self.k_pos.n, self._room
-        if not n:
+        if self.empty:
+            self._room = None
             return [x.contiguous() for x in tensors]
-        t, alike = tensors[0].shape[-2], all(
-            [a.dtype == b.dtype for a, b in zip(self.kept, tensors)])
+        n, t, room = self.k_pos.n, tensors[0].shape[-2], self._room
+        alike = all([a.dtype == b.dtype
+                     for a, b in zip(self.kept, tensors)])
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
                 not alike):
             self._room = None
@@ -662,22 +759,14 @@ class LayerCache:
             self._room = room = Room(self.kept, 2 * (n + t))
         return room.write(tensors)
 
-    def select(self, rows: Int[Tensor, "n"]) -> None:
-        "Keep these rows of the batch, in this order; repeats copy."
-        if self.k_pos is not None:
-            self.kept = [x.index_select(0, rows) for x in self.kept]
-            past, self._room = self.k_pos, None
-            self.k_pos = past.once((rows,), lambda: _rows_of(past, rows))
-
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.that(isinstance(n, Tensor) or n >= 0,
                     f"crop keeps the positions below n, got n = {n}")
         if self.k_pos is not None:
             past = self.k_pos
-            self.k_pos, places = past.once((n,), lambda: _below(past, n))
-            self.kept = [x[..., places, :] for x in self.kept]
-            self._room = None
+            k_pos, places = past.once((n,), lambda: _below(past, n))
+            self.hold([x[..., places, :] for x in self.kept], k_pos)
 
 # %% ../nbs/07_multi_head_attention.ipynb #8b183d0c
 class Cache:
@@ -720,12 +809,32 @@ class Cache:
 
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; if one layer refuses, in none."
-        before = [(layer, dict(vars(layer))) for layer in self._leaves()]
-        try:
+        with self._all_or_none():
             for layer in self.layers:
                 layer.crop(n)
-        except ValueError:
+
+    def put(self, rows: Int[Tensor, "n"], other: "Cache") -> None:
+        """Let row ``rows[i]`` hold what row i of ``other`` holds.
+
+        So texts that came to their end make place for others.  If one
+        layer refuses, none has changed.
+        """
+        n = len(self.layers), len(other.layers)
+        expect.that(n[0] == n[1], f"a cache of {n[1]} layers cannot be put "
+                    f"into one of {n[0]}")
+        with self._all_or_none():
+            for layer, theirs in zip(self.layers, other.layers):
+                layer.put(rows, theirs)
+
+    @contextlib.contextmanager
+    def _all_or_none(self):
+        "After an error every layer holds what it held."
+        before = [(layer, dict(vars(layer))) for layer in self._leaves()]
+        try:
+            yield
+        except Exception:
             for layer, held in before:
+                vars(layer).clear()
                 vars(layer).update(held)
             raise
 
@@ -737,19 +846,18 @@ class Cache:
 # %% ../nbs/07_multi_head_attention.ipynb #4effc06b
 #| code-fold: true
 #| code-summary: MemoryCache, which keeps keys and values of a memory
-class MemoryCache:
+class MemoryCache(KeptRows):
     """What cross-attention keeps: tensors made from one memory.
 
     Another memory, even one of equal shape, replaces them.
     """
 
-    def __init__(self):
-        self.memory, self.kept, self.k_pos = None, [], None
+    memory = None  # of which they were made
 
-    @property
-    def nbytes(self) -> int:
-        "Bytes of what is kept, without positions."
-        return sum(x.nbytes for x in self.kept)
+    def hold(self, kept: list[Tensor], k_pos: Positions) -> None:
+        "Keep this from now on; the next memory given is another."
+        super().hold(kept, k_pos)
+        self.memory = None
 
     def keep(
         self, memory: Float[Tensor, "b s m"] | None,  # None: as before
@@ -761,17 +869,11 @@ class MemoryCache:
                     "there is no memory yet: pass memory= the first time")
         if memory is not None and memory is not self.memory:
             self.memory, self.kept = memory, list(make(memory))
+            self.batch = len(memory)
         if memory is not None or pos is not None:
             tokens = self.kept[0].transpose(1, -2)  # time at axis 1
             self.k_pos = Positions.of(pos, tokens)
         return *self.kept, self.k_pos
-
-    def select(self, rows: Int[Tensor, "n"]) -> None:
-        "Keep these rows of the batch, in this order; repeats copy."
-        if self.kept:
-            self.memory = None  # the next one given is another
-            self.kept = [x.index_select(0, rows) for x in self.kept]
-            self.k_pos = _rows_of(self.k_pos, rows)
 
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "A memory is not what was written: nothing is forgotten."

@@ -102,7 +102,7 @@ def layer_cache(
     for module in attention.modules():
         if hasattr(module, "new_cache"):
             return module.new_cache(batch, max_len)
-    return LayerCache()
+    return LayerCache(batch)
 
 # %% ../nbs/A4_models.ipynb #4fe90b25
 def from_attention_mask(
@@ -145,8 +145,10 @@ class Model(nn.Module):
         another model, a 0/1 mask given as ``pos``.
         """
         expect.inputs(ids, pos, cache, len(self.blocks))
-        pos = Positions.of(pos, ids, cache)
-        expect.at_most(self.max_len, tokens=pos.end)
+        given, pos = pos, Positions.of(pos, ids, cache)
+        end = pos.bound if given is None else pos.end
+        if end is not None and end > self.max_len:  # look closely
+            expect.at_most(self.max_len, tokens=pos.end)
         return pos
 
     def new_cache(self, batch: int, max_len: int | None = None) -> Cache:

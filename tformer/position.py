@@ -18,8 +18,13 @@ from . import expect
 
 # %% ../nbs/04_absolute_positions.ipynb #4006a6ce
 def _blind(ids):
-    "Whether nobody may look at values: compiled code, or no data."
-    return torch.compiler.is_compiling() or ids.is_meta
+    """Whether nobody may look at values.
+
+    In compiled code, where there are none, and in a step of one token
+    on a GPU, which would have to wait for each.
+    """
+    return (torch.compiler.is_compiling() or ids.is_meta
+            or not ids.is_cpu and ids.shape[-1] == 1)
 
 # %% ../nbs/04_absolute_positions.ipynb #1e84b4a6
 def _rows(ids, table):
@@ -53,8 +58,8 @@ class Embedding(nn.Module):
 
     The weights have variance 1/d_model.  Vaswani et al. (2017), section
     3.4, multiply by ``scale`` = √d_model.  The output has the type of
-    ``weight``.  Ids outside the vocabulary raise ``ValueError``; to look
-    for them a CPU waits for its GPU, and ``torch.compile`` leaves it out.
+    ``weight``.  Ids outside the vocabulary raise ``ValueError``, but not
+    in compiled code, nor one by one on a GPU, which is not waited for.
     """
 
     def __init__(
@@ -244,7 +249,7 @@ class LearnedPositions(nn.Module):
     Gehring et al. (2017), section 3.1.  A negative position (padding)
     gives 0 and gets no gradient.  The output has the type of ``weight``.
     Raises ``ValueError`` for a position that the table does not have,
-    but not inside ``torch.compile``.
+    but not in compiled code, nor for single positions on a GPU.
     """
 
     def __init__(

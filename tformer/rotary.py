@@ -357,7 +357,6 @@ class Rotary(Derived):
         angles: tuple[Tensor, Tensor] | None = None,  # … from ``angles``
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
-        "Each tensor turned, in its own type; always a tuple."
         expect.that((pos is None) != (angles is None),
                     "give either pos or angles, and not both")
         if angles is None:  # ``Positions`` keep them for other layers
