@@ -185,6 +185,20 @@ def _silence(out, dead):
             return out
     return out.masked_fill(dead, 0.0)
 
+# %% ../nbs/07_multi_head_attention.ipynb #b81cf3c3
+#| code-summary: heads that share keys, as rows of one query
+def _one_query(q, k, v, mask, bias, n, **how):
+    """Where t = 1: the n heads that share keys become n queries.
+
+    So keys and values are read once for all of them.
+    """
+    mask, bias = (x if x is None or x.ndim < 3 or x.shape[-3] == 1
+                  else x.reshape(*x.shape[:-3], -1, n, x.shape[-1])
+                  for x in (mask, bias))
+    rows = q.reshape(len(q), -1, n, q.shape[-1])
+    out = fused_attend(rows, k, v, mask, bias, **how)
+    return out.reshape(*q.shape[:-1], v.shape[-1])
+
 # %% ../nbs/07_multi_head_attention.ipynb #bcfeab76
 def fused_attend(
     q: Float[Tensor, "b h t d"],  # queries
@@ -204,6 +218,9 @@ def fused_attend(
     """
     expect.attention(q, k, v, mask, bias, shared=True)
     n, t, s = q.shape[1] // k.shape[1], q.shape[-2], k.shape[-2]
+    if n > 1 and t == 1 and not causal:
+        return _one_query(q, k, v, mask, bias, n, scale=scale,
+                          dropout=dropout)
     if mask is None and bias is None and (t == s or not causal):
         return F.scaled_dot_product_attention(
             q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1)
@@ -559,10 +576,11 @@ class Room:
 
     def write(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         "Behind what is held; returns all of it."
-        start, self.used = self.used, self.used + tensors[0].shape[-2]
+        start, n = self.used, tensors[0].shape[-2]
+        self.used = start + n
         for buffer, x in zip(self.buffers, tensors):
-            buffer[..., start:self.used, :] = x
-        return [x[..., :self.used, :] for x in self.buffers]
+            buffer.narrow(-2, start, n).copy_(x)
+        return [x.narrow(-2, 0, self.used) for x in self.buffers]
 
 # %% ../nbs/07_multi_head_attention.ipynb #7ca9126a
 #| code-summary: positions of what is kept, after more was added
@@ -868,8 +886,8 @@ class MemoryCache(KeptRows):
         expect.that(memory is not None or self.kept,
                     "there is no memory yet: pass memory= the first time")
         if memory is not None and memory is not self.memory:
-            self.memory, self.kept = memory, list(make(memory))
-            self.batch = len(memory)
+            self.kept = [x.contiguous() for x in make(memory)]
+            self.memory, self.batch = memory, len(memory)
         if memory is not None or pos is not None:
             tokens = self.kept[0].transpose(1, -2)  # time at axis 1
             self.k_pos = Positions.of(pos, tokens)

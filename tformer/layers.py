@@ -122,7 +122,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """``rms_norm`` with a learned ``weight`` (from 1).
 
-    Computed by PyTorch's kernel; ``rms_norm`` is the reference.
+    Computed by PyTorch's kernels; ``rms_norm`` is the reference.
     Raises ``ValueError`` naming both widths.
     """
 
@@ -132,6 +132,7 @@ class RMSNorm(nn.Module):
         expect.number("(0, 1)", eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
+        self._eps = torch.tensor(eps, device="cpu")
 
     def forward(
         self, x: Float[Tensor, "*b d"]
@@ -141,6 +142,11 @@ class RMSNorm(nn.Module):
             expect.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return rms_norm(x, weight, eps)
+        if x.is_cpu and x.dtype == self._eps.dtype and not (
+                torch.is_grad_enabled()):  # in use: fewer passes
+            size = torch.linalg.vector_norm(x, 2, -1, True)
+            power = self._eps.addcmul(size, size, value=1 / x.shape[-1])
+            return (x * power.rsqrt_()).mul_(weight)
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def extra_repr(self) -> str:

@@ -3,8 +3,8 @@
 The peers are the models of transformers, on PyTorch's fused attention, with
 weights equal to ours. Every row is a ratio of processor times, as in
 bench_parts.py: "forward" runs without gradients, "and backward" takes the
-gradient of all parameters, "a cached step" decodes a few tokens, one by one,
-after a text that both have in their caches. Before anything is timed, both
+gradient of all parameters, "a step" decodes a few tokens, one by one, after a
+text of some rows and tokens that both have in their caches. Before anything is timed, both
 sides must have computed the same logits and gradients. Both read the very same
 weights, unless the peer lays them the other way round.
 
@@ -42,7 +42,10 @@ from tformer.attention import Cache  # noqa: E402
 TARGET = 1.0
 SIZES = [Size(8, 64, 256, 4), Size(4, 256, 512, 8)]
 LAYERS, VOCAB = 4, 2000
-STEPS = 8           # tokens of a cached row, one by one
+STEPS = 32          # tokens of a cached row, one by one
+# rows and tokens in the cache when a step begins, and its target
+SHORT = [(1, 8, None), (2, 8, None)]
+CACHED = [(1, 64, 0.9), (8, 64, 0.9), (1, 1024, 0.85), (8, 1024, 0.85)]
 
 
 # names of theirs, from names of ours: a pattern, what becomes of it, and
@@ -109,7 +112,7 @@ class Twins:
     inputs: tuple
     run_ours: object
     run_peer: object
-    step: object = None     # makes two functions: a cached step of each
+    step: object = None     # of ids: two functions, cached steps of each
 
     def __post_init__(self):
         width = self.ours.config.d_model    # keeps what flows at size 1
@@ -145,11 +148,13 @@ class Twins:
         measure(self.case())
         if self.step:
             self.ours.eval(), self.peer.eval()
-            with torch.no_grad():
-                ours, peer = self.step()
-                compare(Case(self.name, None, None, target=TARGET,
-                             finely=True, note=f"{STEPS} tokens"),
-                        "a cached step", ours, peer, as_list)
+            for rows, tokens, target in SHORT if timing.quick else CACHED:
+                ids = ids_of(Size(rows, tokens, 0, 0), VOCAB)
+                with torch.no_grad():
+                    ours, peer = self.step(ids)
+                    compare(Case(self.name, None, None, target=target,
+                                 finely=True), f"a step, {rows} x {tokens}",
+                            ours, peer, as_list)
 
 
 def branch(cache):
@@ -182,9 +187,9 @@ def in_place(ours, cache, peer, theirs):
     return our_steps, peer_steps
 
 
-def decoder_step(ours, peer, ids):
-    "Tokens after `ids`, one by one, by both."
-    def make():
+def decoder_step(ours, peer):
+    "Tokens after a text, one by one, by both."
+    def make(ids):
         cache, theirs = ours.new_cache(len(ids)), DynamicCache()
         ours(ids, cache=cache)
         peer(ids, past_key_values=theirs, use_cache=True)
@@ -199,14 +204,14 @@ def decoder(name, ours, peer, rules, ids, cached=True):
     return Twins(name, ours, peer, lambda x: renamed(x, rules), (ids,), ours,
                  lambda ids: peer(ids, use_cache=False).logits if cached
                  else peer(ids).logits,
-                 decoder_step(ours, peer, ids[:1]) if cached else None)
+                 decoder_step(ours, peer) if cached else None)
 
 
 def bench_gpt(size):
     ids = ids_of(size, VOCAB)
     config = gpt.GPTConfig(vocab_size=VOCAB, d_model=size.d, n_heads=size.h,
-                           n_layers=LAYERS, max_len=1024, dropout=0.0)
-    numbers = dict(vocab_size=VOCAB, n_positions=1024, n_embd=size.d,
+                           n_layers=LAYERS, max_len=2048, dropout=0.0)
+    numbers = dict(vocab_size=VOCAB, n_positions=2048, n_embd=size.d,
                    n_layer=LAYERS, n_head=size.h, resid_pdrop=0.0,
                    embd_pdrop=0.0, attn_pdrop=0.0)
     peer = GPT2LMHeadModel(GPT2Config(**numbers))
@@ -228,12 +233,12 @@ def bench_llama(size):
              Qwen3ForCausalLM)):
         numbers = llama.LlamaConfig(
             vocab_size=VOCAB, d_model=size.d, n_heads=size.h, n_kv_heads=kv,
-            n_layers=LAYERS, d_ff=3 * size.d, max_len=1024)
+            n_layers=LAYERS, d_ff=3 * size.d, max_len=2048)
         theirs = config(
             vocab_size=VOCAB, hidden_size=size.d, num_attention_heads=size.h,
             num_key_value_heads=kv, num_hidden_layers=LAYERS,
             head_dim=size.d // size.h, intermediate_size=3 * size.d,
-            max_position_embeddings=1024, rms_norm_eps=1e-5,
+            max_position_embeddings=2048, rms_norm_eps=1e-5,
             tie_word_embeddings=False)
         theirs._attn_implementation = "sdpa"
         yield decoder(f"{name} / {peer.__name__}", ours(numbers),
@@ -260,10 +265,11 @@ def bench_bert(size):
             ids, token_type_ids=segments).to_tuple())
 
 
-def marian_step(ours, peer, src, ids):
-    "Tokens after `ids`, of a translation of `src`, by both."
-    def make():
+def marian_step(ours, peer):
+    "Tokens after a text, the translation of a source, by both."
+    def make(ids):
         cache, last = ours.new_cache(len(ids)), ids[:, -1:]
+        src = ids[:, :64].flip(1)
         theirs = EncoderDecoderCache(DynamicCache(), DynamicCache())
         memory = ours.encode(src)
         state = BaseModelOutput(peer.model.encoder(src)[0])
@@ -283,12 +289,12 @@ def bench_seq2seq(size):
     ids = src.flip(1)
     ours = seq2seq.Seq2Seq(seq2seq.Seq2SeqConfig(
         vocab_size=VOCAB, d_model=size.d, n_heads=size.h, n_layers=LAYERS,
-        d_ff=4 * size.d, dropout=0.0))
+        d_ff=4 * size.d, dropout=0.0, max_len=2048))
     peer = MarianMTModel(MarianConfig(
         vocab_size=VOCAB, d_model=size.d, encoder_layers=LAYERS,
         decoder_layers=LAYERS, encoder_attention_heads=size.h,
         decoder_attention_heads=size.h, encoder_ffn_dim=4 * size.d,
-        decoder_ffn_dim=4 * size.d, max_position_embeddings=512,
+        decoder_ffn_dim=4 * size.d, max_position_embeddings=2048,
         activation_function="relu", scale_embedding=True, dropout=0.0,
         pad_token_id=0, decoder_start_token_id=0,
         attn_implementation="sdpa"))
@@ -302,7 +308,7 @@ def bench_seq2seq(size):
         (src, ids), lambda src, ids: ours(ids, memory=ours.encode(src)),
         lambda src, ids: peer(src, decoder_input_ids=ids,
                               use_cache=False).logits,
-        marian_step(ours, peer, src[:1], ids[:1]))
+        marian_step(ours, peer))
 
 
 BENCHES = [bench_seq2seq, bench_bert, bench_gpt, bench_llama]
