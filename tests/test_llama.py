@@ -247,16 +247,18 @@ def test_plain_texts_spare_the_mask(monkeypatch):
     seen = []
     real = attention_module.fused_attend
 
-    def spy(q, k, v, **how):
-        seen.append((how.get("mask"), how.get("causal", False), k.shape[1]))
-        return real(q, k, v, **how)
+    def spy(q, k, v, mask=None, *rest, **how):
+        seen.append((mask, how.get("causal", False), *q.shape[1:3],
+                     k.shape[1]))
+        return real(q, k, v, mask, *rest, **how)
     monkeypatch.setattr(attention_module, "fused_attend", spy)
     layer, cache = sharing(32, 4, n_kv_heads=2,
                                     rotary=Rotary(8)), LayerCache()
     x = randn(1, 5, 32)
     layer(x, cache=cache)
-    layer(x[:, :1], cache=cache)
-    assert seen == [(None, True, 2), (None, False, 2)]
+    layer(x[:, :1], cache=cache)    # two heads are two rows of one
+    assert seen == [(None, True, 4, 5, 2), (None, False, 4, 1, 2),
+                    (None, False, 2, 2, 2)]
     layer(x[:, :2], cache=cache)
     assert seen[-1][0].shape[-2:] == (2, 8) and not seen[-1][1]
     assert cache.k_pos.start == 0 and cache.k_pos.n == 8

@@ -20,6 +20,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 
 from conftest import ROOT, run
+from helpers import plain_only
 from tformer.attend import attend, causal_mask
 from tformer.minimal import read_record
 from tformer.rotary import (
@@ -388,6 +389,59 @@ def test_a_rotary_turns_as_rotate_does():
             tilt = randn(2, 3, 5, 8, seed=1)
             close(torch.autograd.grad(short, x, tilt)[0],
                   torch.autograd.grad(long, x, tilt)[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scale", [1.0, 1.3])
+def test_the_gradient_of_a_turn(layout, scale):
+    "Against finite differences, also of the gradient itself."
+    rotary, pos = Rotary(8, layout=layout, scale=scale), steps(3, 700)
+    cos, sin = (x.double() for x in rotary.angles(pos))
+    x = randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: rotary(x, angles=(cos, sin)), [x])
+    assert torch.autograd.gradgradcheck(
+        lambda x: rotary(x, angles=(cos, sin)), [x])
+    uneven = sin * (1 + torch.arange(8))    # no rotation at all
+    assert torch.autograd.gradcheck(
+        lambda x: rotary(x, angles=(cos, uneven)), [x])
+    free = cos.clone().requires_grad_()     # angles that are learned
+    assert torch.autograd.gradcheck(
+        lambda x, free: rotary(x, angles=(free, sin)), [x, free])
+
+
+@plain_only
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_turn_under_transforms(layout):
+    "Forward mode, and one text at a time."
+    rotary, pos = Rotary(8, layout=layout), steps(3, 5)
+    x, along = randn(2, 2, 3, 8), randn(2, 2, 3, 8, seed=1)
+    turn = lambda x: rotary(x, pos=pos)[0]      # noqa: E731
+    value, moved = torch.func.jvp(turn, (x,), (along,))
+    close(value, turn(x)), close(moved, turn(along))
+
+    def loss(x):
+        return (turn(x[None]) ** 3).sum()
+    by_hand = x.clone().requires_grad_()
+    (turn(by_hand) ** 3).sum().backward()
+    close(torch.func.vmap(torch.func.grad(loss))(x), by_hand.grad)
+
+
+@pytest.mark.parametrize("t, d", [(1, 64), (5, 16), (5, 64)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_narrow_turn_is_the_wide_one_rounded_once(t, d, layout, grad):
+    rotary, pos = Rotary(d, layout=layout), steps(t, 900)
+    x = randn(2, 3, t, d, dtype=torch.bfloat16).requires_grad_(grad)
+    close(rotary(x, pos=pos)[0].detach(),
+          rotary(x.detach().float(), pos=pos)[0].bfloat16(), 2 ** -8)
+    if grad:
+        tilt = randn(2, 3, t, d, seed=1, dtype=torch.bfloat16)
+        wide = x.detach().float().requires_grad_()
+        found, = torch.autograd.grad(rotary(x, pos=pos), x, tilt)
+        asked, = torch.autograd.grad(rotary(wide, pos=pos), wide,
+                                     tilt.float())
+        close(found, asked.bfloat16(), 2 ** -8)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

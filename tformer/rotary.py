@@ -288,14 +288,46 @@ def _swapped(x, layout):
 # %% ../nbs/05_relative_and_rotary.ipynb #41ed6228
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
-    if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
-        expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
     wide = torch.promote_types(x.dtype, cos.dtype)
     if x.dtype == wide:
         return (x * cos).addcmul_(_swapped(x, layout), sin)
     copy = x.to(wide)  # nobody else has it: it may be overwritten
+    if layout == "half" and x.shape[-2] > 1 and x.shape[-1] > 32:
+        (a, b), (cos_a, cos_b), (sin_a, sin_b) = (
+            part.chunk(2, -1) for part in (copy, cos, sin))
+        from_a = a * sin_b
+        a.mul_(cos_a).addcmul_(b, sin_a)
+        b.mul_(cos_b).add_(from_a)
+        return copy.to(x.dtype)
     other = _swapped(copy, layout)
     return copy.mul_(cos).addcmul_(other, sin).to(x.dtype)
+
+# %% ../nbs/05_relative_and_rotary.ipynb #2b78a06b
+#| code-summary: the gradient of a turn is the turn back
+class _Turn(torch.autograd.Function):
+    "Keeps the angles alone, and turns gradients in their own type."
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, cos, sin, layout):
+        return _turn(x, cos, sin, layout)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, cos, sin, ctx.layout = inputs
+        ctx.save_for_backward(cos, sin)
+        ctx.save_for_forward(cos, sin)
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        back = _swapped(sin, ctx.layout)  # of a rotation: -sin
+        return _Turn.apply(grad, cos, back, ctx.layout), None, None, None
+
+    @staticmethod
+    def jvp(ctx, x, cos, sin, layout):
+        return _turn(x, *ctx.saved_tensors, ctx.layout)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
 class Rotary(Derived):
@@ -365,7 +397,14 @@ class Rotary(Derived):
         cos, sin = angles
         if cos.shape[-1] != self.d_head:
             expect.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
-        return tuple([_turn(x, cos, sin, self.layout) for x in tensors])
+        for x in tensors:
+            if x.shape[2:] != cos.shape[2:] or (
+                    1 != cos.shape[0] != x.shape[0]):
+                expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
+        plain = torch.compiler.is_compiling() or cos.requires_grad
+        return tuple([(_Turn.apply if x.requires_grad and not plain
+                       else _turn)(x, cos, sin, self.layout)
+                      for x in tensors])
 
     def extra_repr(self) -> str:
         pace = f"base={self.base}" if self.given is None else (

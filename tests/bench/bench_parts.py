@@ -94,6 +94,7 @@ class Case:
     backward: bool = True
     seed: int | None = None     # for what draws random numbers
     finely: bool = False        # many short samples, for what is short
+    within: float = 1e-5        # how far the two sides may differ
     note: str = ""
 
 
@@ -199,7 +200,7 @@ FAILED = []
 
 def compare(case, label, ours, peer, aligned):
     difference = apart(aligned(as_list(ours())), as_list(peer()))
-    if not (isinstance(difference, float) and difference <= 1e-5):
+    if not (isinstance(difference, float) and difference <= case.within):
         raise AssertionError(f"{case.name}, {label}: the two sides differ: "
                              f"{difference}")
     value, a, b = ratio(ours, peer, case.finely)
@@ -286,6 +287,14 @@ def bench_rotary(size):
 
     yield Case("Rotary of q and k / Llama", lambda q, k: ours(q, k, pos=pos),
                lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k))
+    q, k = q.bfloat16(), k.bfloat16()
+    exact, _ = ours(q.double(), k.double(), pos=pos)
+    off = [(y.double() - exact).abs().max().item() for y in (
+        ours(q, pos=pos)[0], apply_rotary_pos_emb(q, k, *rope(q, pos))[0])]
+    yield Case("Rotary, bfloat16 / Llama", lambda q, k: ours(q, k, pos=pos),
+               lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k),
+               target=1.0, within=2 ** -5,
+               note=f"off by {off[0]:.3f} / {off[1]:.3f}")
 
 
 class ShawPeer(nn.Module):
