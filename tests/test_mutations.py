@@ -399,7 +399,8 @@ MUTATIONS = [Mutation(*row) for row in [
      '("causal" if causal else "all", mask)',
      "test_attention.py::test_layers_of_other_rules_do_not_share"),
     ("nothing is derived once", "attention",
-     "self._made.append((key, make()))", "self._made[:] = [(key, make())]",
+     "self._made += [(key, made := make())]",
+     "self._made[:] = [(key, made := make())]",
      "test_attention.py::test_once_is_once_for_each_key"),
     ("the positions of each layer's cache are its own", "attention",
      "pos.once((past,),\n"
@@ -441,8 +442,8 @@ MUTATIONS = [Mutation(*row) for row in [
      "                torch.zeros_like, tensors))]",
      "test_attention.py::test_cached_equals_uncached_for_every_chunking"),
     ("cache slot of the room empty", "attention",
-     "buffer[..., start:self.used, :] = x",
-     "buffer[..., start:self.used, :] = 0",
+     "buffer.narrow(-2, start, n).copy_(x)",
+     "buffer.narrow(-2, start, n).zero_()",
      "test_attention.py::test_with_and_without_gradients_the_cache_is_equal"
      ),
     ("whoever shares the room may write", "attention",

@@ -168,6 +168,15 @@ def online_attend(
     _, total, mixed = state
     return (mixed / total.masked_fill(total == 0, 1.0)).to(q.dtype)
 
+# %% ../nbs/07_multi_head_attention.ipynb #0aa4082e
+#| code-summary: mask and bias as the one thing that a kernel takes
+def _added(mask, bias, shape, dtype):
+    "The mask; or the bias, -∞ where the mask forbids."
+    added = mask if bias is None else bias.to(dtype)
+    if bias is not None and mask is not None:
+        added = torch.where(mask, added, -math.inf)
+    return added.expand(shape) if added.ndim < 2 else added
+
 # %% ../nbs/07_multi_head_attention.ipynb #07a6fba1
 def _open_dead_rows(added):
     "A mask or bias without dead rows, and which rows were dead."
@@ -185,7 +194,7 @@ def _silence(out, dead):
             return out
     return out.masked_fill(dead, 0.0)
 
-# %% ../nbs/07_multi_head_attention.ipynb #b81cf3c3
+# %% ../nbs/07_multi_head_attention.ipynb #7479305a
 #| code-summary: heads that share keys, as rows of one query
 def _one_query(q, k, v, mask, bias, n, **how):
     """Where t = 1: the n heads that share keys become n queries.
@@ -224,14 +233,8 @@ def fused_attend(
     if mask is None and bias is None and (t == s or not causal):
         return F.scaled_dot_product_attention(
             q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1)
-    added = mask = _with_causal(mask, causal, t, s, q.device)
-    if bias is not None:
-        added = bias.to(q.dtype)
-        if mask is not None:
-            added = torch.where(mask, added, -math.inf)
-    if added.ndim < 2:
-        added = added.expand(t, s)
-    added, dead = _open_dead_rows(added)
+    mask = _with_causal(mask, causal, t, s, q.device)
+    added, dead = _open_dead_rows(_added(mask, bias, (t, s), q.dtype))
     out = F.scaled_dot_product_attention(
         q, repeat_heads(k, n), repeat_heads(v, n), added, dropout,
         scale=scale)
@@ -244,15 +247,13 @@ class Positions:
     """Where tokens stand, and what is known of it without looking.
 
     ``start`` is a number if every row counts start, start + 1, …, and
-    None if nobody knows.  What follows from positions is derived on
-    first use and kept, so that layers which are handed the same
-    ``Positions`` share it.  Negative positions are padding.
+    None if nobody knows.  What follows from positions is derived once
+    and shared by layers.  Negative positions are padding.
     """
 
     def __init__(self, at: Int[Tensor, "_ n"] | None = None, *,
                  start: int | None = None, n: int | None = None,
-                 device: Any = None, end: int | None = None,
-                 bound: int | None = None):
+                 device: Any = None, end: int | None = None, bound=None):
         self.start, self.device, self._at = start, device, at
         self.rows, self.n = (1, n) if at is None else at.shape
         self._end, self._bound, self._made = end, bound, []
@@ -311,8 +312,8 @@ class Positions:
                              device=device or self.device)
         last = self.at.amax(-1, keepdim=True)
         steps = torch.arange(1, n + 1, device=last.device)
-        end, bound = [None if known is None else known + n
-                      for known in (self._end, self._bound)]
+        end, bound = [k if k is None else k + n
+                      for k in (self._end, self._bound)]
         return Positions(last + steps, end=end, bound=bound)
 
     def once(self, key: tuple, make: Callable) -> Any:
@@ -322,8 +323,8 @@ class Positions:
             if len(known) == len(key) and all(
                     [a is b for a, b in zip(known, key)]):
                 return made
-        self._made.append((key, make()))
-        return self._made[-1][1]
+        self._made += [(key, made := make())]
+        return made
 
 # %% ../nbs/07_multi_head_attention.ipynb #b4ef36e5
 #| code-fold: true

@@ -16,7 +16,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -166,29 +166,23 @@ def heads(
          f"{n_heads} query heads cannot share {n_kv_heads} key heads: "
          "n_kv_heads must divide n_heads")
 
-# %% ../nbs/A3_expect.ipynb #7a74902b
-#| code-summary: reads a pattern, once
-@cache
-def _axes(pattern):
-    "The name of the many, or None; of each axis its size or name."
-    axes = pattern.split()
-    many = axes.pop(0) if axes[0][0] == "*" else None
-    return many, [(int(a) if a.isdigit() else None, a.lstrip("#"),
-                   a[0] == "#") for a in axes]
-
 # %% ../nbs/A3_expect.ipynb #687d53af
 #| code-summary: whether one shape fits a pattern
 def _fits(shape, pattern, known):
     "Compare, and note in ``known`` what each letter stands for."
-    many, axes = _axes(pattern)
-    if many:
+    axes = pattern.split()
+    if axes[0][0] == "*":
+        many, *axes = axes
         lead = max(0, len(shape) - len(axes))
         if known.setdefault(many, shape[:lead]) != shape[:lead]:
             return False
         shape = shape[lead:]
-    for (number, name, loose), size in zip(axes, shape):
-        if not (loose and size == 1) and size != (
-                number or known.setdefault(name, size)):
+    for axis, size in zip(axes, shape):
+        if axis[0] == "#" and size == 1:
+            continue
+        wanted = (int(axis) if axis.isdigit()
+                  else known.setdefault(axis.lstrip("#"), size))
+        if wanted != size:
             return False
     return len(axes) == len(shape)
 
@@ -359,7 +353,7 @@ def attention(
     if allowed is not None or bias is not None:
         mask((*q.shape[:-1], k.shape[-2]), allowed, bias)
 
-# %% ../nbs/A3_expect.ipynb #27ff0390
+# %% ../nbs/A3_expect.ipynb #0168838e
 #| code-summary: the usual case, seen at a glance
 def _alike(q, k, v, shared):
     "True only if they fit; a step of one token has no time to lose."
@@ -370,7 +364,7 @@ def _alike(q, k, v, shared):
             and (few == many or shared and len(few) == len(many) == 1
                  and few[0] > 0 and many[0] % few[0] == 0))
 
-# %% ../nbs/A3_expect.ipynb #a2b3dd60
+# %% ../nbs/A3_expect.ipynb #f2d1bac5
 #| code-summary: queries, keys and values that may not fit, axis by axis
 def _attention(q, k, v, shared):
     floating(q=q, k=k, v=v)

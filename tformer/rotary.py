@@ -302,7 +302,7 @@ def _turn(x, cos, sin, layout):
     other = _swapped(copy, layout)
     return copy.mul_(cos).addcmul_(other, sin).to(x.dtype)
 
-# %% ../nbs/05_relative_and_rotary.ipynb #2b78a06b
+# %% ../nbs/05_relative_and_rotary.ipynb #2d75ee71
 #| code-summary: the gradient of a turn is the turn back
 class _Turn(torch.autograd.Function):
     "Keeps the angles alone, and turns gradients in their own type."
@@ -328,6 +328,16 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def jvp(ctx, x, cos, sin, layout):
         return _turn(x, *ctx.saved_tensors, ctx.layout)
+
+# %% ../nbs/05_relative_and_rotary.ipynb #e823b4ae
+#| code-summary: one tensor turned, by the way that suits it
+def _turned(x, cos, sin, layout):
+    if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
+        expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
+    if x.requires_grad and not (
+            torch.compiler.is_compiling() or cos.requires_grad):
+        return _Turn.apply(x, cos, sin, layout)
+    return _turn(x, cos, sin, layout)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e2fbc555
 class Rotary(Derived):
@@ -397,14 +407,7 @@ class Rotary(Derived):
         cos, sin = angles
         if cos.shape[-1] != self.d_head:
             expect.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
-        for x in tensors:
-            if x.shape[2:] != cos.shape[2:] or (
-                    1 != cos.shape[0] != x.shape[0]):
-                expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
-        plain = torch.compiler.is_compiling() or cos.requires_grad
-        return tuple([(_Turn.apply if x.requires_grad and not plain
-                       else _turn)(x, cos, sin, self.layout)
-                      for x in tensors])
+        return tuple([_turned(x, cos, sin, self.layout) for x in tensors])
 
     def extra_repr(self) -> str:
         pace = f"base={self.base}" if self.given is None else (
