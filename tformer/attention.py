@@ -168,7 +168,7 @@ def online_attend(
     _, total, mixed = state
     return (mixed / total.masked_fill(total == 0, 1.0)).to(q.dtype)
 
-# %% ../nbs/07_multi_head_attention.ipynb #0aa4082e
+# %% ../nbs/07_multi_head_attention.ipynb #f8406869
 #| code-summary: mask and bias as the one thing that a kernel takes
 def _added(mask, bias, shape, dtype):
     "The mask; or the bias, -∞ where the mask forbids."
@@ -194,7 +194,7 @@ def _silence(out, dead):
             return out
     return out.masked_fill(dead, 0.0)
 
-# %% ../nbs/07_multi_head_attention.ipynb #7479305a
+# %% ../nbs/07_multi_head_attention.ipynb #4e2e8437
 #| code-summary: heads that share keys, as rows of one query
 def _one_query(q, k, v, mask, bias, n, **how):
     """Where t = 1: the n heads that share keys become n queries.
@@ -246,9 +246,8 @@ def fused_attend(
 class Positions:
     """Where tokens stand, and what is known of it without looking.
 
-    ``start`` is a number if every row counts start, start + 1, …, and
-    None if nobody knows.  What follows from positions is derived once
-    and shared by layers.  Negative positions are padding.
+    ``start``: rows count start, start + 1, …; None: nobody knows.  What
+    follows is derived once, for all layers.  Negative: padding.
     """
 
     def __init__(self, at: Int[Tensor, "_ n"] | None = None, *,
@@ -289,8 +288,7 @@ class Positions:
            cache: Any = None) -> "Positions":
         """``pos``, a tensor or None, as ``Positions`` that fit ``x``.
 
-        None stands for those that follow what the cache holds, or 0, 1,
-        2, …  Raises ``ValueError`` if they do not fit.
+        None: those that follow the cache, or 0, 1, 2, …
         """
         if pos is None:
             past = getattr(cache, "k_pos", None)
