@@ -519,6 +519,10 @@ MUTATIONS = [Mutation(*row) for row in [
      "past.once((rows,), lambda: _rows_of(past, rows))", "past",
      "test_attention.py::test_memory_is_kept_follows_select_and_ignores"
      "_crop"),
+    ("the way is chosen before the cache is asked", "attention",
+     "k_pos = Positions.of(k_pos)\n        how",
+     "k_pos = Positions(start=0, n=k.shape[-2])\n        how",
+     "test_caches.py::test_all_places_may_be_given_back"),
     ("rows are put into the places after theirs", "attention",
      "return old.index_copy(0, rows, new)",
      "return old.index_copy(0, (rows + 1) % len(old), new)",

@@ -168,7 +168,7 @@ def online_attend(
     _, total, mixed = state
     return (mixed / total.masked_fill(total == 0, 1.0)).to(q.dtype)
 
-# %% ../nbs/07_multi_head_attention.ipynb #64cc050b
+# %% ../nbs/07_multi_head_attention.ipynb #3af7d1dd
 #| code-summary: mask and bias as the one thing that a kernel takes
 def _added(mask, bias, shape, dtype):
     "The mask; or the bias, -∞ where the mask forbids."
@@ -194,7 +194,7 @@ def _silence(out, dead):
             return out
     return out.masked_fill(dead, 0.0)
 
-# %% ../nbs/07_multi_head_attention.ipynb #151c5290
+# %% ../nbs/07_multi_head_attention.ipynb #5def52db
 #| code-summary: heads that share keys, as rows of one query
 def _one_query(q, k, v, mask, bias, n, **how):
     """Where t = 1: the n heads that share keys become n queries.
