@@ -3,6 +3,7 @@
 Each is about thirty lines: what is kept differs, the verbs do not. Every one
 goes through the same tests, and must give what is given without a cache.
 """
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,10 +11,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import close, draw_ids, plain_only, spread
-from models import causal
+from models import ROWS, causal
 from tformer import check
 from tformer.attention import (
-    Cache, KeptRows, LayerCache, Positions, SelfAttention, attention_rules,
+    Cache, CrossAttention, KeptRows, LayerCache, Positions, SelfAttention, attention_rules,
     combined_mask, fused_attend, merge_heads, split_heads)
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
@@ -210,7 +211,8 @@ class Preallocated(KeptRows):
         return *self.kept, self.k_pos
 
     def select(self, rows):
-        self.hold([x[rows] for x in self.kept], self.k_pos[rows])
+        self.kept = [x[rows] for x in self.kept]
+        self.k_pos, self.batch = self.k_pos[rows], len(rows)
 
     def crop(self, n):
         n = torch.as_tensor(n).reshape(-1, 1)
@@ -312,7 +314,10 @@ def test_every_check_passes(name):
     # what an indexer chooses is no number, and has no gradient
     skip = ("gradients",) if name == "indexer" else ()
     report = check.every(model_of(name), VOCAB, skip=skip)
-    assert {said for _, said in report.lines} <= {"passed", "skipped"}
+    said = {said for _, said in report.lines} - {"passed", "skipped"}
+    # a window may refuse to take back what it has forgotten
+    assert not said or name in ("rolling", "mixed") and all(
+        "crop" in text for text in said)
 
 
 @each
@@ -521,6 +526,15 @@ def test_two_graphs_serve_prefill_and_every_step(name):
 
 class Reads(TorchDispatchMode):
     "Refuses what a host has to wait for, where tensors are on a GPU."
+    now = False
+
+    def __enter__(self):
+        Reads.now = True
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        Reads.now = False
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -533,6 +547,13 @@ class Reads(TorchDispatchMode):
 def elsewhere(monkeypatch):
     "All tensors say that they are not on the CPU."
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda x: False))
+    for name in ("tolist", "numpy", "cpu", "unique", "masked_select"):
+        plain = getattr(torch.Tensor, name)
+
+        def spy(self, *args, _plain=plain, _name=name, **how):
+            assert not Reads.now, f"{_name} waits for the device"
+            return _plain(self, *args, **how)
+        monkeypatch.setattr(torch.Tensor, name, spy)
 
 
 def step_blind(model, ragged, source=False):
@@ -571,7 +592,9 @@ def test_a_step_of_a_model_reads_no_value(row, ragged, elsewhere):
 
 
 def test_what_is_read_is_seen(elsewhere):
-    for read in (torch.Tensor.any, torch.Tensor.nonzero, lambda x: x[x > 0]):
+    for read in (torch.Tensor.any, torch.Tensor.nonzero, lambda x: x[x > 0],
+                 lambda x: x.tolist(), lambda x: x.numpy(),
+                 lambda x: x.cpu(), lambda x: x.unique()):
         with pytest.raises(AssertionError, match="waits"), Reads():
             bool(read(torch.ones(1)))
 
@@ -618,12 +641,12 @@ def filled(rows, n=4, width=4, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("rows, other, says", [
-    ([0, 1], lambda: filled(1), r"1 rows need 1 places, got .*\(2,\)"),
-    ([[0]], lambda: filled(1), r"1 rows need 1 places, got .*\(1, 1\)"),
+    ([0, 1], lambda: filled(1), r"1 rows are put, .* 1 places, got \(2,\)"),
+    ([[0]], lambda: filled(1), r"rows must be a tensor of row numbers"),
     ([3], lambda: filled(1), r"from 0 to 2, got \[3\]"),
     ([-1], lambda: filled(1), r"from 0 to 2, got \[-1\]"),
     ([1, 1], lambda: filled(2), r"different numbers .* got \[1, 1\]"),
-    ([1], lambda: LayerCache(1), "holds something"),
+    ([1], lambda: LayerCache(1), "a cache that holds tokens"),
     ([1], lambda: filled(1, width=5), "all but batch and time.* 5"),
     ([1], lambda: filled(1, dtype=torch.float64), "float64.* meets .*32")])
 def test_rows_that_do_not_fit_are_named(rows, other, says):
@@ -642,7 +665,7 @@ def test_a_cache_of_more_layers_is_not_put():
     with pytest.raises(ValueError, match="of 1 layers .* into one of 2"):
         Cache([filled(2), filled(2)]).put(torch.tensor([0]),
                                           Cache([filled(1)]))
-    with pytest.raises(ValueError, match="told of how many"):
+    with pytest.raises(ValueError, match="knows how many rows"):
         LayerCache().put(torch.tensor([0]), filled(1))
 
 
@@ -785,3 +808,320 @@ def test_ties_must_not_depend_on_where_a_key_lies(monkeypatch):
     monkeypatch.setitem(TABLE, "indexer", by_place)
     with pytest.raises(AssertionError):
         test_queries_out_of_order_are_the_same_queries()
+
+
+# what is refused changes nothing
+
+@causal
+def test_a_refused_step_leaves_the_cache_as_it_was(row):
+    "Also if the second layer refuses, or a memory is forgotten."
+    model, ids = row.make(), row.ids(3, 8)
+    cache, how, later = model.new_cache(3), {}, {}
+    with torch.no_grad():
+        if row.source:
+            memory = model.encode(row.ids(3, 7, seed=9))
+            with pytest.raises(ValueError, match="no memory yet"):
+                model(ids[:, :5], cache=cache)
+            assert cache.empty
+            how = dict(memory=memory)
+            later = dict(memory=memory)
+        whole = model(ids, **how)
+        model(ids[:, :5], cache=cache, **how)
+        for wrong in (dict(mask=torch.ones(3, 6).bool()),
+                      dict(mask=torch.ones(3, 1, 1, 9).bool()),
+                      dict(mask=torch.ones(3, 1, 1, 6))):
+            with pytest.raises(ValueError, match="mask"):
+                model(ids[:, 5:6], cache=cache, **wrong, **later)
+            assert cache.n_seen.tolist() == [5, 5, 5]
+        last = model.blocks[-1].feed_forward.part
+        hook = last.register_forward_pre_hook(lambda *a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, 5:6], cache=cache, **later)
+        hook.remove()
+        assert cache.n_seen.tolist() == [5, 5, 5]
+        close(model(ids[:, 5:], cache=cache, **later), whole[:, 5:])
+
+
+def test_positions_of_fewer_keys_are_refused():
+    class Late(LayerCache):
+        def update(self, *tensors, pos):
+            return *super().update(*tensors, pos=pos)[:-1], pos
+    layer, late = own_attention(), Late()
+    layer(torch.randn(2, 4, 16), cache=late)
+    with pytest.raises(ValueError, match="1 positions for 5 keys"):
+        layer(torch.randn(2, 1, 16), cache=late)
+
+
+def test_a_server_does_not_grow_without_end():
+    "Places that no row needs any more go when another text comes."
+    model, text = model_of("growing"), draw_ids(1, 20, high=VOCAB)
+    cache, widest = model.new_cache(2), 0
+    with torch.no_grad():
+        for i in range(60):
+            if i % 6 == 0:
+                one = model.new_cache(1)
+                model(text[:, :4], cache=one)
+                cache.put(torch.tensor([i // 6 % 2]), one)
+            model(text[:, :1].expand(2, 1), cache=cache)
+            widest = max(widest, cache.layers[0].kept[0].shape[-2])
+    assert widest <= 4 + 3 * 6
+
+
+def test_the_same_memory_keeps_its_padding():
+    row = next(r for r in ROWS if r.source)
+    model, ids = row.make(), row.ids(2, 6)
+    keep = torch.ones(2, 7).bool()
+    keep[1, :3] = False
+    memory, cache = model.encode(row.ids(2, 7, seed=9), keep), None
+    cache = model.new_cache(2)
+    how = dict(memory=memory, memory_mask=keep)
+    model(ids[:, :5], cache=cache, **how)
+    close(model(ids[:, 5:], memory=memory, cache=cache),
+          model(ids, **how)[:, 5:])
+
+
+@pytest.mark.parametrize("use, says", [
+    (lambda c: c.select(torch.tensor([0, 3])), r"from 0 to 2, got \[0, 3\]"),
+    (lambda c: c.select([0, 1]), "rows must be a tensor of row numbers"),
+    (lambda c: c.select(torch.tensor([True, False, True])), "row numbers"),
+    (lambda c: c.select(torch.tensor([0.0])), "row numbers"),
+    (lambda c: c.crop(2.5), "n must be a whole number .*2.5"),
+    (lambda c: c.crop(True), "n must be a whole number .*True"),
+    (lambda c: c.crop(-1), "n must be a whole number .*-1"),
+    (lambda c: c.crop(torch.tensor(3)), r"one for each row, got .*\(\)"),
+    (lambda c: c.crop(torch.tensor([1, 2])), r"\(3,\), one for each row"),
+    (lambda c: c.crop(torch.tensor([1.0, 2, 3])), "got torch.float32")])
+def test_verbs_refuse_what_is_no_row_and_no_number(use, says):
+    for cache in (filled(3), Cache([filled(3), filled(3)])):
+        with pytest.raises(ValueError, match=says):
+            use(cache)
+        assert cache.n_seen.tolist() == [4, 4, 4]
+    cache.crop(np.int64(3))
+    assert cache.n_seen.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, True])
+def test_a_cache_of_no_rows_is_refused(batch):
+    with pytest.raises(ValueError, match="batch must be a whole number"):
+        model_of("growing").new_cache(batch)
+
+
+@pytest.mark.parametrize("cache", [LayerCache(1), (LayerCache(1),), 3])
+def test_what_is_no_cache_is_named(cache):
+    with pytest.raises(ValueError, match="what new_cache makes, got"):
+        model_of("growing")(torch.zeros(1, 2).long(), cache=cache)
+
+
+def test_a_batch_that_meets_the_cache_of_another():
+    model = model_of("growing")
+    ids, pos = left_padded(texts(3, 5))
+    for pos in (pos, None):
+        cache = model.new_cache(2)
+        model(ids, pos=pos, cache=cache)
+        with pytest.raises(ValueError, match=r"after the cache of shape "
+                           r"\(2, 1\)|a batch of 3 meets a cache of 2"):
+            model(torch.zeros(3, 1).long(), cache=cache)
+
+
+# what is broken in the verbs is found by the check that readers have
+
+def only_tensors(self, rows):
+    self.kept, self.batch = [x[rows] for x in self.kept], len(rows)
+
+
+def only_positions(self, rows):
+    at = self.k_pos.at.expand(self.batch, -1)[rows]
+    self.k_pos, self.batch = Positions(at), len(rows)
+    self.kept = [x[torch.arange(len(rows)) % len(x)] if len(rows) == 3
+                 else x for x in self.kept]
+
+
+def widest_row(self, n):
+    LayerCache_crop(self, int(torch.as_tensor(n).max()))
+
+
+def every_place(self, n):
+    self.kept = [x[..., :-1, :] for x in self.kept]
+
+
+LayerCache_crop = LayerCache.crop
+
+
+@pytest.mark.parametrize("verb, wrong, says", [
+    ("select", only_tensors, "after select, rows that stand at different"),
+    ("select", only_positions, "after select, "),
+    ("put", lambda self, rows, other: None, "after put, rows that stand"),
+    ("put", one_row_late, "after put, rows that stand"),
+    ("crop", lambda self, n: None, "after crop, "),
+    ("crop", widest_row, "after crop, rows that stand at different"),
+    ("crop", every_place, "positions|shape|crop")])
+def test_check_cache_finds_broken_verbs(verb, wrong, says, monkeypatch):
+    monkeypatch.setattr(KeptRows if verb != "crop" else LayerCache, verb,
+                        wrong)
+    with pytest.raises((check.CheckFailed, ValueError), match=says):
+        check.cache(model_of("growing"), VOCAB)
+
+
+def test_what_a_cache_cannot_do_is_not_hidden(monkeypatch):
+    def refuses(self, n):
+        raise ValueError("nothing is forgotten here")
+
+    def breaks_down(self, rows):
+        raise RuntimeError("sizes of tensors must match")
+    monkeypatch.setattr(LayerCache, "crop", refuses)
+    said = dict(check.every(model_of("growing"), VOCAB).lines)
+    assert said["cache"] == "passed, crop, crop of rows not tested"
+    monkeypatch.setattr(KeptRows, "select", breaks_down)
+    with pytest.raises(check.CheckFailed, match="select of rows raised "
+                       "RuntimeError: sizes of tensors"):
+        check.cache(model_of("growing"), VOCAB)
+
+
+def test_what_a_window_gave_back_too_little_of_is_said(monkeypatch):
+    monkeypatch.setattr(Rolling, "update", trimmed)
+    with pytest.raises(check.CheckFailed, match=r"(?s)of its own call.*Forget"
+                       r"\s+only\s+after\s+it was looked at"):
+        check.cache(model_of("rolling"), VOCAB, length=14)
+
+
+# what an engineer broke
+
+def test_each_put_has_positions_of_its_own():
+    "Also where one cache is put twice, by rows that were changed."
+    one, rows = filled(1), torch.tensor([0])
+    a, b = LayerCache(2), LayerCache(3)
+    a.put(rows, one), b.put(rows, one)
+    assert a.n_seen.tolist() == [4, 0] and b.n_seen.tolist() == [4, 0, 0]
+    rows.fill_(1)
+    b.put(rows, one)
+    assert b.n_seen.tolist() == [4, 4, 0] and not one.k_pos._made
+    for _ in range(3):
+        rows.fill_(0)
+        b.select(torch.tensor([1, 2, 0])), b.crop(rows.expand(3) + 3)
+    assert not b.k_pos._made and b.n_seen.tolist() == [3, 3, 0]
+
+
+@pytest.mark.parametrize("verb", ["select", "crop", "put"])
+def test_layers_share_positions_after_every_verb(verb):
+    model = model_of("growing")
+    ids, pos = left_padded(texts(6, 3))
+    cache, guest = model.new_cache(2), model.new_cache(1)
+    model(ids, pos=pos, cache=cache), model(ids[:1], cache=guest)
+    {"select": lambda: cache.select(torch.tensor([1, 0])),
+     "crop": lambda: cache.crop(torch.tensor([4, 2])),
+     "put": lambda: cache.put(torch.tensor([1]), guest)}[verb]()
+    first, *others = [layer.k_pos for layer in cache.layers]
+    assert others and all(k_pos is first for k_pos in others)
+    mixed = model_of("mixed")
+    cache = mixed.new_cache(2)
+    mixed(ids, pos=pos, cache=cache)
+    cache.select(torch.tensor([1, 0]))
+    assert cache.layers[0].k_pos is not cache.layers[1].k_pos
+
+
+class Bare(nn.Module):
+    "An attention without ``new_cache``."
+
+    def __init__(self):
+        super().__init__()
+        self.inside = [own_attention()]     # not a module of this one
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, *, pos=None, mask=None, cache=None):
+        return self.weight * self.inside[0](x, pos=pos, mask=mask,
+                                            cache=cache)
+
+
+def test_an_attention_without_a_cache_of_its_own_gets_one():
+    model, ids = model_of(lambda layer: Bare()), draw_ids(2, 6, high=VOCAB)
+    cache = model.new_cache(2)
+    assert all(type(layer) is LayerCache for layer in cache.layers)
+    with torch.no_grad():
+        parts = [model(x, cache=cache) for x in ids.split((3, 2, 1), 1)]
+        close(torch.cat(parts, 1), model(ids))
+
+
+def test_a_buffer_of_positions_may_be_used_again():
+    layer, x = own_attention(), torch.randn(1, 4, 16)
+    cache, buffer = layer.new_cache(1), torch.zeros(1, 1).long()
+    parts = []
+    for i in range(4):
+        buffer.fill_(i)
+        parts.append(layer(x[:, i:i + 1], pos=buffer, cache=cache))
+    close(torch.cat(parts, 1), layer(x))
+
+
+def test_a_memory_that_was_changed_in_place_is_another():
+    layer, x = spread(CrossAttention(16, 4)), torch.randn(2, 3, 16)
+    memory, cache = torch.randn(2, 5, 16), layer.new_cache(2)
+    for _ in range(2):
+        close(layer(x, memory=memory, cache=cache), layer(x, memory=memory))
+        memory.mul_(-2.0)
+    with torch.inference_mode():    # there PyTorch does not count
+        close(layer(x, memory=memory, cache=layer.new_cache(2)),
+              layer(x, memory=memory))
+
+
+def test_padding_below_minus_one_and_nothing_at_all():
+    layer = own_attention()
+    cache = layer.new_cache(2)
+    layer(torch.randn(2, 2, 16), cache=cache,
+          pos=torch.tensor([[0, 1], [-100, -100]]))
+    assert cache.k_pos.following(1).at.tolist() == [[2], [0]]
+    cache = layer.new_cache(1)
+    layer(torch.randn(1, 4, 16), pos=Positions(start=5, n=4), cache=cache)
+    cache.crop(0)
+    assert cache.k_pos.following(2).at.tolist() == [[0, 1]]
+
+
+def test_an_empty_batch_may_go_on():
+    layer = own_attention()
+    cache = layer.new_cache(2)
+    layer(torch.randn(2, 2, 16), cache=cache)
+    cache.select(torch.tensor([], dtype=torch.int64))
+    assert layer(torch.zeros(0, 1, 16), cache=cache).shape == (0, 1, 16)
+
+
+def test_rows_may_be_narrow_integers():
+    cache = filled(3)
+    cache.put(torch.tensor([1], dtype=torch.int32), filled(1, n=6))
+    assert cache.n_seen.tolist() == [4, 6, 4]
+    with pytest.raises(ValueError, match="n must be a whole number .*-1"):
+        cache.crop(torch.tensor([1, -1, 2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_large_bias_is_rounded_where_it_is_small(dtype):
+    "Only differences count, so the largest is taken off before."
+    q, k, v = (torch.randn(1, 2, 3, 8, dtype=dtype) for _ in range(3))
+    near, far = torch.randn(2, 3, 3), 600.0
+    mask = torch.ones(1, 1, 3, 3).bool().tril()
+    for how in (dict(), dict(mask=mask)):
+        a = fused_attend(q, k, v, bias=near + far, **how)
+        b = fused_attend(q, k, v, bias=near, **how)
+        close(a, b, 2e-2)
+    low = torch.full((3, 3), -1e5)
+    assert (fused_attend(q, k, v, bias=low) != 0).any()
+
+
+def test_the_limit_holds_where_nobody_looks(elsewhere):
+    "After every verb, and for positions that a caller gave."
+    model = model_of("growing")
+    ids, pos = left_padded(texts(MAX_LEN, 3))
+    for verb in (lambda c: c.select(torch.tensor([1, 0])),
+                 lambda c: c.crop(torch.tensor([MAX_LEN, 3])),
+                 lambda c: None):
+        cache = model.new_cache(2)
+        model(ids, pos=pos, cache=cache)
+        verb(cache)
+        with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
+            model(ids[:, -1:], cache=cache)
+    cache, guest = model.new_cache(2), model.new_cache(1)
+    model(ids[:1], cache=guest)
+    cache.put(torch.tensor([1]), guest)
+    with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
+        model(ids[:, -1:], cache=cache)
+    with pytest.raises(ValueError, match="58 tokens, beyond"):
+        model(ids[:, :1], pos=torch.tensor([[57]]))
+    with torch.no_grad(), Reads():      # a bound that was told is believed
+        model(ids[:, :1], pos=Positions(torch.tensor([[7]]), bound=9))

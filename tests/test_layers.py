@@ -942,3 +942,20 @@ def test_everything_public_has_a_test_here():
     text = open(__file__, encoding="utf-8").read()
     assert all(name in text for name in layers.__all__
                if name != "INIT_RULES")
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 5, 8)])
+def test_the_size_of_eps_is_read_in_every_mode(grad, shape):
+    "Also after it was changed, and where another type is the default."
+    norm, x = RMSNorm(8), randn(*shape) * 1e-3
+    norm.eps = 0.5
+    with torch.set_grad_enabled(grad):
+        close(norm(x).detach(), rms_norm(x, norm.weight, 0.5).detach())
+        torch.set_default_dtype(torch.float64)
+        try:
+            close(norm(x).detach(), rms_norm(x, norm.weight, 0.5).detach())
+        finally:
+            torch.set_default_dtype(torch.float32)
+        x = torch.zeros(1, 8)
+        assert not norm(x).any() and norm(x).isfinite().all()

@@ -425,6 +425,9 @@ def test_a_turn_under_transforms(layout):
     by_hand = x.clone().requires_grad_()
     (turn(by_hand) ** 3).sum().backward()
     close(torch.func.vmap(torch.func.grad(loss))(x), by_hand.grad)
+    _, product = torch.func.jvp(torch.func.grad(loss), (x[0],), (along[0],))
+    grad = torch.autograd.functional.hvp(loss, x[0], along[0])[1]
+    close(product, grad)
 
 
 @pytest.mark.parametrize("t, d", [(1, 64), (5, 16), (5, 64)])
@@ -813,3 +816,32 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
         assert 0 <= float(b["lowest"]) <= float(b["accuracy"]) \
             <= float(b["highest"]) <= 1
     assert int(full[0]["seeds"]) >= 5 and full[0]["date"] > "2026"
+
+
+@plain_only
+@pytest.mark.parametrize("d", [16, 64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_narrow_types_are_trained_when_compiled(d, layout):
+    rotary, pos = Rotary(d, layout=layout), steps(4, 9)
+
+    def turn(x):
+        return rotary(x, pos=pos)[0]
+    torch.compiler.reset()
+    fast = torch.compile(turn, backend="aot_eager", fullgraph=True)
+    found = []
+    for way in (turn, fast):
+        x = randn(1, 2, 4, d, dtype=torch.bfloat16).requires_grad_()
+        y = way(x)
+        y.float().pow(3).sum().backward()
+        found.append((y.detach(), x.grad))
+    torch.compiler.reset()
+    for a, b in zip(*found):
+        close(a, b, 2 ** -7)
+
+
+def test_learned_angles_of_a_narrow_type():
+    rotary = Rotary(64)
+    cos, sin = (x.requires_grad_() for x in rotary.angles(steps(4)))
+    x = randn(1, 2, 4, 64, dtype=torch.bfloat16).requires_grad_()
+    rotary(x, angles=(cos, sin))[0].float().pow(2).sum().backward()
+    assert cos.grad.abs().max() > 0 and x.grad.isfinite().all()

@@ -11,7 +11,7 @@ __all__ = ['split_heads', 'merge_heads', 'combined_mask', 'repeat_heads', 'expli
 #| code-fold: true
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ def combined_mask(
     given, and must be allowed by ``mask``.  Raises ``ValueError`` for a
     mask that is not boolean or does not fit ``shape``.
     """
-    expect.mask(shape or (1,) * 4, mask if shape else None)
+    if mask is not None:
+        expect.mask(shape or tuple(mask.shape), mask)
     allowed = padding_mask(k_pos)
     if pos is not None:
         allowed = allowed & causal_mask(pos, k_pos)
@@ -172,10 +173,14 @@ def online_attend(
 #| code-summary: mask and bias as the one thing that a kernel takes
 def _added(mask, bias, shape, dtype):
     "The mask; or the bias, -∞ where the mask forbids."
-    added = mask if bias is None else bias.to(dtype)
+    added = mask if bias is None else bias
     if bias is not None and mask is not None:
         added = torch.where(mask, added, -math.inf)
-    return added.expand(shape) if added.ndim < 2 else added
+    added = added.expand(shape) if added.ndim < 2 else added
+    if bias is not None and bias.dtype != dtype:  # round what is small
+        top = added.detach().amax(-1, keepdim=True)
+        added = (added - top.masked_fill(top == -math.inf, 0.0)).to(dtype)
+    return added
 
 # %% ../nbs/07_multi_head_attention.ipynb #07a6fba1
 def _open_dead_rows(added):
@@ -201,10 +206,11 @@ def _one_query(q, k, v, mask, bias, n, **how):
 
     So keys and values are read once for all of them.
     """
+    kv = k.shape[1]
     mask, bias = (x if x is None or x.ndim < 3 or x.shape[-3] == 1
-                  else x.reshape(*x.shape[:-3], -1, n, x.shape[-1])
+                  else x.reshape(*x.shape[:-3], kv, n, x.shape[-1])
                   for x in (mask, bias))
-    rows = q.reshape(len(q), -1, n, q.shape[-1])
+    rows = q.reshape(len(q), kv, n, q.shape[-1])
     out = fused_attend(rows, k, v, mask, bias, **how)
     return out.reshape(*q.shape[:-1], v.shape[-1])
 
@@ -277,7 +283,7 @@ class Positions:
 
     @property
     def bound(self) -> int | None:
-        "No position is as large, as far as one knows without asking."
+        "All positions are below it, as far as one knows without asking."
         if self.start is None and self._end is None and (
                 self._bound is not None or not self._at.is_cpu):
             return self._bound
@@ -286,12 +292,10 @@ class Positions:
     @classmethod
     def of(cls, pos: Any, x: Shaped[Tensor, "b n ..."] | None = None,
            cache: Any = None) -> "Positions":
-        """``pos``, a tensor or None, as ``Positions`` that fit ``x``.
-
-        None: those that follow the cache, or 0, 1, 2, …
-        """
+        "``pos`` that fit ``x``; None: those after the cache, or 0, 1, …"
+        of = " after the cache" if pos is None and cache else ""
         if pos is None:
-            past = getattr(cache, "k_pos", None)
+            past = None if cache is None else cache.k_pos
             past = cls(start=0, n=0) if past is None else cls.of(past)
             pos = past.following(x.shape[1], x.device)
         elif not isinstance(pos, cls):
@@ -299,8 +303,8 @@ class Positions:
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
                               or 1 != pos.rows != len(x)):
-            raise ValueError(f"positions of shape ({pos.rows}, {pos.n}) "
-                             f"do not fit x {tuple(x.shape)}")
+            raise ValueError(f"positions{of} of shape ({pos.rows}, {pos.n}"
+                             f") do not fit x {tuple(x.shape)}")
         return pos
 
     def following(self, n: int, device: Any = None) -> "Positions":
@@ -308,7 +312,7 @@ class Positions:
         if self.start is not None or not self.n:
             return Positions(start=(self.start or 0) + self.n, n=n,
                              device=device or self.device)
-        last = self.at.amax(-1, keepdim=True)
+        last = self.at.amax(-1, keepdim=True).clamp(min=-1)
         steps = torch.arange(1, n + 1, device=last.device)
         end, bound = [k if k is None else k + n
                       for k in (self._end, self._bound)]
@@ -354,6 +358,9 @@ def attention_rules(
     nothing beyond plain causality, there is none.
     """
     expect.mask(shape, mask)
+    if k_pos.n != shape[-1]:
+        raise ValueError(f"{k_pos.n} positions for {shape[-1]} keys: "
+                         "update returns the positions of all it returns")
     if mask is None and k_pos.start is not None and (
             k_pos.start >= 0):  # no padding
         if not causal:
@@ -585,9 +592,10 @@ class Room:
 #| code-summary: positions of what is kept, after more was added
 def _joined_positions(past, pos):
     "Those of the past and these behind; nothing else that was derived."
-    if past is None or not past.n:
-        return Positions(pos._at, start=pos.start, n=pos.n,
-                         device=pos.device, end=pos._end, bound=pos._bound)
+    if past is None or not past.n:  # a copy: the caller's may change
+        at = pos.at.clone() if pos.start is None else None
+        return Positions(at, start=pos.start, n=pos.n, device=pos.device,
+                         end=pos._end, bound=pos._bound)
     if past.start is not None and pos.start == past.start + past.n:
         return Positions(start=past.start, n=past.n + pos.n,
                          device=pos.device)
@@ -606,7 +614,7 @@ def _below(k_pos, n):
     "Those below n, one number or one for each row, and their places."
     if k_pos.start is not None and isinstance(n, int):
         n = min(max(n - k_pos.start, 0), k_pos.n)
-        return Positions(start=k_pos.start, n=n,
+        return Positions(start=k_pos.start if n else 0, n=n,
                          device=k_pos.device), slice(n)
     n = n if isinstance(n, int) else n[:, None]
     at = k_pos.at.masked_fill(k_pos.at >= n, -1)
@@ -632,13 +640,14 @@ def _with_rows(old, rows, new, fill, axis):
 # %% ../nbs/07_multi_head_attention.ipynb #7bfd3db8
 #| code-summary: positions after other rows were put into a batch
 def _put_positions(past, b, rows, new):
-    "Those of ``b`` rows of which some hold another text from now on."
+    "Those of ``b`` rows of which some hold another text, and places."
     old = torch.full((b, 0), -1, device=new.at.device) if past is None \
         else past.at.expand(b, -1)
     ends = 0 if past is None else past.bound, new.bound
-    return Positions(
-        _with_rows(old, rows, new.at.expand(len(rows), -1), -1, -1),
-        bound=None if None in ends else max(ends))
+    at = _with_rows(old, rows, new.at.expand(len(rows), -1), -1, -1)
+    places = (at >= 0).any(0).nonzero()[:, 0]  # what nobody needs goes
+    return Positions(at[:, places], bound=None if None in ends
+                     else max(ends)), places
 
 # %% ../nbs/07_multi_head_attention.ipynb #b6f0d104
 #| code-summary: refuses tensors that cannot follow what is kept
@@ -657,24 +666,20 @@ def _follows(tensors, pos, kept, batch):
         raise ValueError(f"{problem}: shapes {new}, positions "
                          f"({pos.rows}, {pos.n}), kept {old}")
 
-# %% ../nbs/07_multi_head_attention.ipynb #f7516cf0
+# %% ../nbs/07_multi_head_attention.ipynb #0ca069bb
 #| code-summary: refuses rows that cannot take these places
 def _takes(batch, kept, rows, other):
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
                  for x in held] for held in (other.kept, kept))
     n = len(other.kept[0]) if other.kept else 0
-    expect.that(n, "put takes rows of a cache that holds something; "
-                "crop empties rows")
-    expect.that(batch, "a cache that is empty takes rows if it was told "
-                "of how many: new_cache(batch)")
-    expect.that(rows.shape == (n,), f"{n} rows need {n} places, got rows "
-                f"of shape {tuple(rows.shape)}")
+    expect.that(n and batch, "put takes rows of a cache that holds tokens "
+                "into one that knows how many rows it has: "
+                "new_cache(batch)")
+    expect.rows(batch, rows=rows, different=True)
+    expect.that(rows.shape == (n,), f"{n} rows are put, so rows must name "
+                f"{n} places, got {tuple(rows.shape)}")
     expect.that(new == (old or new), "what is put must be like what is "
                 f"kept in all but batch and time: {new} meets {old}")
-    places = rows.tolist()
-    expect.that(len({*places}) == n and 0 <= min(places)
-                and max(places) < batch, f"places are different numbers "
-                f"from 0 to {batch - 1}, got {places}")
 
 # %% ../nbs/07_multi_head_attention.ipynb #87bfe17e
 #| code-fold: true
@@ -688,6 +693,7 @@ class KeptRows:
     """
 
     def __init__(self, batch: int | None = None):
+        expect.whole(batch=1 if batch is None else batch)
         self.batch, self.kept, self.k_pos = batch, [], None
 
     @property
@@ -697,7 +703,10 @@ class KeptRows:
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:
-        "Tokens of each row, padding not counted; [0] before the first."
+        """Tokens kept of each row, without padding; [0] before the first.
+
+        The next position is another thing: ``k_pos.following``.
+        """
         if self.k_pos is None:
             return torch.zeros(1, dtype=torch.int64)
         return (self.k_pos.at >= 0).sum(-1).expand(len(self.kept[0]))
@@ -707,32 +716,36 @@ class KeptRows:
         "Bytes of what is kept, without positions and room to grow."
         return sum(x.nbytes for x in self.kept)
 
-    def hold(self, kept: list[Tensor], k_pos: Positions) -> None:
+    def hold(self, kept: list[Tensor],
+             k_pos: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on, instead of what was kept."
-        self.kept, self.k_pos, self.batch = kept, k_pos, len(kept[0])
+        self.kept, self.batch = kept, len(kept[0])
+        self.k_pos = Positions.of(k_pos)
 
     def select(self, rows: Int[Tensor, "n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
-        past = self.k_pos
+        past, b = self.k_pos, self.batch
+        expect.rows(len(rows) if b is None else b, rows=rows)
         if past is None:
             self.batch = len(rows)
         else:
             self.hold([x.index_select(0, rows) for x in self.kept],
-                      past.once((rows,), lambda: _rows_of(past, rows)))
+                      _rows_of(past, rows))
 
     def put(self, rows: Int[Tensor, "n"], other: Any) -> None:
         """Let row ``rows[i]`` hold what row i of ``other`` holds.
 
         ``other``: of the same model, with ``kept`` and ``k_pos``, of n
-        rows.  Raises ``ValueError`` naming what does not fit.
+        rows, all of which are put.  Places that no row needs any more
+        go.  Raises ``ValueError`` naming what does not fit.
         """
         _takes(self.batch, self.kept, rows, other)
-        past, b, new = self.k_pos, self.batch, Positions.of(other.k_pos)
-        k_pos = new.once((past, rows), lambda: _put_positions(
-            past, b, rows, new))
+        b, rows = self.batch, rows.long()
+        k_pos, places = _put_positions(self.k_pos, b, rows,
+                                       Positions.of(other.k_pos))
         old = self.kept or [x.new_zeros(b, *x.shape[1:-2], 0, x.shape[-1])
                             for x in other.kept]
-        self.hold([_with_rows(x, rows, y, 0.0, -2)
+        self.hold([_with_rows(x, rows, y, 0.0, -2)[..., places, :]
                    for x, y in zip(old, other.kept)], k_pos)
 
 # %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
@@ -742,7 +755,8 @@ class LayerCache(KeptRows):
     It grows: what ``update`` is given is kept behind what is there.
     """
 
-    def hold(self, kept: list[Tensor], k_pos: Positions) -> None:
+    def hold(self, kept: list[Tensor],
+             k_pos: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on, with no room to grow."
         super().hold(kept, k_pos)
         self._room = None
@@ -778,19 +792,57 @@ class LayerCache(KeptRows):
 
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        expect.that(isinstance(n, Tensor) or n >= 0,
-                    f"crop keeps the positions below n, got n = {n}")
+        expect.each_row(self.batch, n=n)
         if self.k_pos is not None:
-            past = self.k_pos
-            k_pos, places = past.once((n,), lambda: _below(past, n))
+            k_pos, places = _below(
+                self.k_pos, n if isinstance(n, Tensor) else int(n))
             self.hold([x[..., places, :] for x in self.kept], k_pos)
 
+# %% ../nbs/07_multi_head_attention.ipynb #46371a32
+#| code-summary: what several layers do: all or none, and still sharing
+class Together:
+    "Caches of layers that change together."
+
+    @contextlib.contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """After an error inside, every layer holds what it held.
+
+        What a cache of one's own writes in place, it mends itself.
+        """
+        before = [(layer, dict(vars(layer))) for layer in self._leaves()]
+        try:
+            yield
+        except BaseException:
+            for layer, held in before:
+                vars(layer).clear()
+                vars(layer).update(held)
+            raise
+
+    @contextlib.contextmanager
+    def _sharing(self, *others):
+        "Positions that layers of one kind shared, they share again."
+        before = [[type(leaf), *(cache.k_pos for cache in (leaf, *theirs))]
+                  for leaf, *theirs in zip(self._leaves(), *(
+                      other._leaves() for other in others))]
+        yield
+        first = {}
+        for leaf, key in zip(self._leaves(), before):
+            if isinstance(leaf.k_pos, Positions):
+                leaf.k_pos = first.setdefault(tuple(map(id, key)),
+                                              leaf.k_pos)
+
+    def _leaves(self):
+        for layer in self.layers:
+            inner = isinstance(layer, Together)
+            yield from layer._leaves() if inner else [layer]
+
 # %% ../nbs/07_multi_head_attention.ipynb #8b183d0c
-class Cache:
+class Cache(Together):
     """What all layers of a model keep of earlier tokens.
 
     ``layers[i]`` is made by the attention of layer i (``new_cache``):
-    a ``LayerCache``, or anything with its verbs and a ``k_pos``; a
+    a ``LayerCache``, or anything with its verbs and its ``k_pos``,
+    ``n_seen`` and ``nbytes`` (``KeptRows`` is a base for such); a
     ``Cache`` itself, where a layer has several attentions.
     """
 
@@ -811,7 +863,7 @@ class Cache:
 
     @property
     def n_seen(self) -> Int[Tensor, "_"]:
-        "Tokens of each row, padding not counted; [0] before the first."
+        "Tokens kept of each row, without padding; [0] before the first."
         return self.layers[0].n_seen
 
     @property
@@ -821,12 +873,13 @@ class Cache:
 
     def select(self, rows: Int[Tensor, "n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
-        for layer in self.layers:
-            layer.select(rows)
+        with self.all_or_none(), self._sharing():
+            for layer in self.layers:
+                layer.select(rows)
 
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; if one layer refuses, in none."
-        with self._all_or_none():
+        with self.all_or_none(), self._sharing():
             for layer in self.layers:
                 layer.crop(n)
 
@@ -839,26 +892,16 @@ class Cache:
         n = len(self.layers), len(other.layers)
         expect.that(n[0] == n[1], f"a cache of {n[1]} layers cannot be "
                     f"put into one of {n[0]}")
-        with self._all_or_none():
+        with self.all_or_none(), self._sharing(other):
             for layer, theirs in zip(self.layers, other.layers):
                 layer.put(rows, theirs)
 
-    @contextlib.contextmanager
-    def _all_or_none(self):
-        "After an error every layer holds what it held."
-        before = [(layer, dict(vars(layer))) for layer in self._leaves()]
-        try:
-            yield
-        except Exception:
-            for layer, held in before:
-                vars(layer).clear()
-                vars(layer).update(held)
-            raise
-
-    def _leaves(self):
-        for layer in self.layers:
-            yield from layer._leaves() if isinstance(layer, Cache) else [
-                layer]
+# %% ../nbs/07_multi_head_attention.ipynb #7df036e5
+#| code-summary: counts how often a tensor was changed in place
+def _stamp(x):
+    "None where PyTorch does not count."
+    blind = torch.compiler.is_compiling() or x.is_inference()
+    return None if blind else x._version
 
 # %% ../nbs/07_multi_head_attention.ipynb #4effc06b
 #| code-fold: true
@@ -866,12 +909,14 @@ class Cache:
 class MemoryCache(KeptRows):
     """What cross-attention keeps: tensors made from one memory.
 
-    Another memory, even one of equal shape, replaces them.
+    Another memory, even one of equal shape, replaces them, and so does
+    the same after it was changed in place.
     """
 
-    memory = None  # of which they were made
+    memory, _stamp = None, None  # of which they were made
 
-    def hold(self, kept: list[Tensor], k_pos: Positions) -> None:
+    def hold(self, kept: list[Tensor],
+             k_pos: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on; the next memory given is another."
         super().hold(kept, k_pos)
         self.memory = None
@@ -884,10 +929,14 @@ class MemoryCache(KeptRows):
         "What is kept of this memory, and the positions of its tokens."
         expect.that(memory is not None or self.kept,
                     "there is no memory yet: pass memory= the first time")
-        if memory is not None and memory is not self.memory:
+        stamp = None if memory is None else _stamp(memory)
+        new = memory is not None and (memory is not self.memory
+                                      or stamp != self._stamp)
+        if new:
             self.kept = [x.contiguous() for x in make(memory)]
-            self.memory, self.batch = memory, len(memory)
-        if memory is not None or pos is not None:
+            self.memory, self._stamp = memory, stamp
+            self.batch = len(memory)
+        if new or pos is not None:
             tokens = self.kept[0].transpose(1, -2)  # time at axis 1
             self.k_pos = Positions.of(pos, tokens)
         return *self.kept, self.k_pos

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['whole', 'number', 'choice', 'that', 'kind', 'even', 'fields', 'heads', 'shapes', 'floating', 'integers',
-           'zeros_and_ones', 'positions', 'mask', 'inputs', 'at_most', 'attention', 'text', 'file', 'json_object',
-           'keys', 'write_files']
+           'zeros_and_ones', 'positions', 'mask', 'inputs', 'at_most', 'rows', 'each_row', 'attention', 'text', 'file',
+           'json_object', 'keys', 'write_files']
 
 # %% ../nbs/A3_expect.ipynb #0ca268fd
 #| code-fold: true
@@ -313,6 +313,8 @@ def inputs(
 ) -> None:
     "What a model is called with; values are looked at on the CPU only."
     shapes(ids=(ids, "b t"))
+    that(cache is None or isinstance(getattr(cache, "layers", None), list),
+         f"cache must be what new_cache makes, got {type(cache).__name__}")
     if cache is not None and len(cache.layers) != n_layers:
         raise ValueError(f"a cache of {len(cache.layers)} layers meets a "
                          f"model of {n_layers}")
@@ -334,6 +336,46 @@ def at_most(
     for name, value in named.items():
         if value is not None and value > limit:
             raise ValueError(f"{value} {name}, beyond {of} {limit}")
+
+# %% ../nbs/A3_expect.ipynb #6d25c972
+def rows(
+    batch: int,  # how many there are
+    /, *,
+    different: bool = False,  # whether none may come twice
+    **named: Tensor,
+) -> None:
+    """Numbers of rows of a batch, ``(n,)``, from 0 to batch - 1.
+
+    Their values are looked at on the CPU only.
+    """
+    for name, x in named.items():
+        that(isinstance(x, Tensor) and x.ndim == 1
+             and x.dtype in (torch.int64, torch.int32),
+             f"{name} must be a tensor of row numbers, got {x!r:.60}")
+        found = x.tolist() if x.is_cpu and (
+            not torch.compiler.is_compiling()) else []
+        twice = different and len({*found}) < len(found)
+        that(not twice and all(0 <= i < batch for i in found),
+             f"{name} must be {'different ' if different else ''}numbers "
+             f"from 0 to {batch - 1}, got {found}")
+
+# %% ../nbs/A3_expect.ipynb #22fa45b5
+def each_row(
+    batch: int,  # how many rows there are
+    /,
+    **named: Any,
+) -> None:
+    "Each is a whole number from 0 on, or a tensor of one for each row."
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            whole(0, **{name: value})
+        elif value.shape != (batch,) or value.dtype not in (
+                torch.int64, torch.int32):
+            raise ValueError(f"{name} must be a whole number, or integers "
+                             f"({batch},), one for each row, got "
+                             f"{value.dtype} {tuple(value.shape)}")
+        elif value.is_cpu and not torch.compiler.is_compiling():
+            whole(0, **{name: min(value.tolist())})
 
 # %% ../nbs/A3_expect.ipynb #94cc9323
 def attention(
@@ -361,15 +403,14 @@ def _alike(q, k, v, shared):
     return (q.dtype == k.dtype == v.dtype and q.is_floating_point()
             and q.shape[0] == k.shape[0] and k.shape[:-1] == v.shape[:-1]
             and q.shape[-1] == k.shape[-1] and q.ndim > 2
-            and (few == many or shared and len(few) == len(many) == 1
-                 and few[0] > 0 and many[0] % few[0] == 0))
+            and (few == many and not shared or len(few) == len(many) == 1
+                 and shared and few[0] > 0 and many[0] % few[0] == 0))
 
 # %% ../nbs/A3_expect.ipynb #f2d1bac5
 #| code-summary: queries, keys and values that may not fit, axis by axis
 def _attention(q, k, v, shared):
     floating(q=q, k=k, v=v)
-    lead = "b h" if shared and k.ndim == 4 else "*b"
-    few = "b kv" if shared and k.ndim == 4 else "*b"
+    lead, few = ("b h", "b kv") if shared else ("*b", "*b")
     shapes(q=(q, f"{lead} t d"), k=(k, f"{few} s d"),
            v=(v, f"{few} s d_v"))
     if few == "b kv":

@@ -12,7 +12,7 @@ __all__ = ['ACTIVATIONS', 'INIT_RULES', 'Linear', 'layer_norm', 'rms_norm', 'Lay
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +118,20 @@ class LayerNorm(nn.Module):
         return (f"{len(self.weight)}, eps={self.eps}, "
                 f"bias={self.bias is not None}")
 
+# %% ../nbs/06_norms_and_feedforward.ipynb #f4badb61
+#| code-summary: a number as a tensor, made once
+@cache
+def _constant(value):
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+# %% ../nbs/06_norms_and_feedforward.ipynb #9df66de3
+#| code-summary: rms_norm in fewer passes, for a step of one token
+def _rms_norm_of_few(x, weight, eps):
+    "As ``rms_norm``, in float32 on the CPU and without gradients."
+    size = torch.linalg.vector_norm(x, 2, -1, True)
+    power = _constant(eps).addcmul(size, size, value=1 / x.shape[-1])
+    return x * power.rsqrt_() * weight
+
 # %% ../nbs/06_norms_and_feedforward.ipynb #92995bd8
 class RMSNorm(nn.Module):
     """``rms_norm`` with a learned ``weight`` (from 1).
@@ -132,7 +146,6 @@ class RMSNorm(nn.Module):
         expect.number("(0, 1)", eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
-        self._eps = torch.tensor(eps, device="cpu")
 
     def forward(
         self, x: Float[Tensor, "*b d"]
@@ -142,11 +155,9 @@ class RMSNorm(nn.Module):
             expect.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return rms_norm(x, weight, eps)
-        if x.is_cpu and x.dtype == self._eps.dtype and not (
-                torch.is_grad_enabled()):  # in use: fewer passes
-            size = torch.linalg.vector_norm(x, 2, -1, True)
-            power = self._eps.addcmul(size, size, value=1 / x.shape[-1])
-            return (x * power.rsqrt_()).mul_(weight)
+        if x.is_cpu and x.dtype == torch.float32 and not (
+                torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            return _rms_norm_of_few(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def extra_repr(self) -> str:

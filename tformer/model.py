@@ -9,6 +9,7 @@ __all__ = ['WEIGHTS', 'CONFIG', 'PARTS', 'ModelConfig', 'Block', 'layer_cache', 
 # %% ../nbs/A4_models.ipynb #d28fe722
 #| code-fold: true
 #| code-summary: imports
+import contextlib
 import dataclasses
 import json
 import os
@@ -101,7 +102,9 @@ def layer_cache(
     "What ``attention.new_cache`` makes, or the one inside; a LayerCache."
     for module in attention.modules():
         if hasattr(module, "new_cache"):
-            return module.new_cache(batch, max_len)
+            made = module.new_cache(batch, max_len)
+            if made is not None:
+                return made
     return LayerCache(batch)
 
 # %% ../nbs/A4_models.ipynb #4fe90b25
@@ -118,56 +121,10 @@ def from_attention_mask(
     keep = mask.bool()
     return (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
 
-# %% ../nbs/A4_models.ipynb #c34252f0
-class Model(nn.Module):
-    """What all models share; a subclass sets ``config_class``.
-
-    Keeps ``config`` and ``max_len``.  A model is saved and loaded by
-    ``save`` and ``load``; ``parts`` tells what its configuration does
-    not.  Raises ``ValueError`` for a configuration of another class.
-    """
-
-    config_class = ModelConfig
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        expect.kind(self.config_class, config=config)
-        self.config, self.max_len = config, config.max_len
-
-    def place(
-        self, ids: Int[Tensor, "b t"],
-        pos: Positions | Int[Tensor, "_ t"] | None = None,
-        cache: Cache | None = None,
-    ) -> Positions:
-        """Where these ids stand, derived once for all layers.
-
-        Raises ``ValueError`` for a text beyond ``max_len``, a cache of
-        another model, a 0/1 mask given as ``pos``.
-        """
-        expect.inputs(ids, pos, cache, len(self.blocks))
-        given, pos = pos, Positions.of(pos, ids, cache)
-        end = pos.bound if given is None else pos.end
-        if end is not None and end > self.max_len:  # look closely
-            expect.at_most(self.max_len, tokens=pos.end)
-        return pos
-
-    def new_cache(self, batch: int, max_len: int | None = None) -> Cache:
-        "An empty cache for ``batch`` texts; each layer makes its own."
-        return Cache([block.new_cache(batch, max_len)
-                      for block in self.blocks])
-
-    def parts(self) -> dict[str, str]:
-        "What was chosen beside the configuration, in words."
-        return {}
-
-    def save(self, folder: str | os.PathLike) -> None:
-        "Write config.json and model.safetensors: ``save_model``."
-        save_model(self, folder)
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike, **parts: Any) -> "Model":
-        "The model in a folder, in eval mode: ``load_model``."
-        return load_model(cls, folder, **parts)
+# %% ../nbs/A4_models.ipynb #439b4338
+#| code-summary: what has two names stays one parameter, wherever it goes
+class TiedModule(nn.Module):
+    "A module of which tied parameters stay tied."
 
     def _names(self):
         "The parameters, each with all its names."
@@ -196,6 +153,72 @@ class Model(nn.Module):
         self._tie(names)
         return result
 
+# %% ../nbs/A4_models.ipynb #c34252f0
+class Model(TiedModule):
+    """What all models share; a subclass sets ``config_class``.
+
+    Keeps ``config`` and ``max_len``.  A model is saved and loaded by
+    ``save`` and ``load``; ``parts`` tells what its configuration does
+    not.  Raises ``ValueError`` for a configuration of another class.
+    """
+
+    config_class = ModelConfig
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        expect.kind(self.config_class, config=config)
+        self.config, self.max_len = config, config.max_len
+
+    def place(
+        self, ids: Int[Tensor, "b t"],
+        pos: Positions | Int[Tensor, "_ t"] | None = None,
+        cache: Cache | None = None,
+    ) -> Positions:
+        """Where these ids stand, derived once for all layers.
+
+        Raises ``ValueError`` for a text beyond ``max_len``, a cache of
+        another model, a 0/1 mask given as ``pos``.
+        """
+        expect.inputs(ids, pos, cache, len(self.blocks))
+        given, pos = pos, Positions.of(pos, ids, cache)
+        end = pos.bound
+        if given is not None and end is None or (
+                end is not None and end > self.max_len):  # look closely
+            expect.at_most(self.max_len, tokens=pos.end)
+        return pos
+
+    def through(self, x: Float[Tensor, "b t d"], cache: Cache | None,
+                **how: Any) -> Float[Tensor, "b t d"]:
+        """The stream after all blocks, each with its part of the cache.
+
+        If one of them refuses, the cache is as it was before.
+        """
+        whole = contextlib.nullcontext if cache is None or (
+            torch.compiler.is_compiling()) else cache.all_or_none
+        with whole():
+            for i, block in enumerate(self.blocks):
+                kept = None if cache is None else cache.layers[i]
+                x = block(x, cache=kept, **how)
+        return x
+
+    def new_cache(self, batch: int, max_len: int | None = None) -> Cache:
+        "An empty cache for ``batch`` texts; each layer makes its own."
+        return Cache([block.new_cache(batch, max_len)
+                      for block in self.blocks])
+
+    def parts(self) -> dict[str, str]:
+        "What was chosen beside the configuration, in words."
+        return {}
+
+    def save(self, folder: str | os.PathLike) -> None:
+        "Write config.json and model.safetensors: ``save_model``."
+        save_model(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike, **parts: Any) -> "Model":
+        "The model in a folder, in eval mode: ``load_model``."
+        return load_model(cls, folder, **parts)
+
     def extra_repr(self) -> str:
         n = sum(p.numel() for p in self.parameters())
         return f"{n:,} parameters, max_len={self.max_len}"
@@ -221,10 +244,7 @@ class Decoder(Model):
         "The vectors before ``lm_head``; arguments as in ``forward``."
         pos = self.place(ids, pos, cache)
         x = self.enter(ids, pos)
-        for i, block in enumerate(self.blocks):
-            kept = None if cache is None else cache.layers[i]
-            x = block(x, pos=pos, mask=mask, cache=kept)
-        return self.norm(x)
+        return self.norm(self.through(x, cache, pos=pos, mask=mask))
 
     def forward(
         self, ids: Int[Tensor, "b t"], *, cache: Cache | None = None,

@@ -292,7 +292,10 @@ def _turn(x, cos, sin, layout):
     if x.dtype == wide:
         return (x * cos).addcmul_(_swapped(x, layout), sin)
     copy = x.to(wide)  # nobody else has it: it may be overwritten
-    if layout == "half" and x.shape[-2] > 1 and x.shape[-1] > 32:
+    learns = torch.is_grad_enabled() and (
+        x.requires_grad or cos.requires_grad)  # then nothing in place
+    if layout == "half" and min(x.shape[-2], x.shape[-1] // 32) > 1 and (
+            not learns):
         (a, b), (cos_a, cos_b), (sin_a, sin_b) = (
             part.chunk(2, -1) for part in (copy, cos, sin))
         from_a = a * sin_b

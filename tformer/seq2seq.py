@@ -179,10 +179,9 @@ class Seq2Seq(Model):
         "The vectors before ``lm_head``; arguments as in ``forward``."
         pos, memory_pos = self.place(ids, pos, cache), _named(memory_mask)
         x = self.enter(ids, pos)
-        for i, block in enumerate(self.blocks):
-            x = block(x, memory=memory, memory_pos=memory_pos, pos=pos,
-                      mask=mask, cache=cache and cache.layers[i])
-        return self.norm(x)
+        return self.norm(self.through(
+            x, cache, memory=memory, memory_pos=memory_pos, pos=pos,
+            mask=mask))
 
 # %% ../nbs/09_encoder_decoder.ipynb #0dafc3cb
 class PreNormSeq2Seq(Seq2Seq):
