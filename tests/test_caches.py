@@ -972,7 +972,7 @@ def test_what_a_cache_cannot_do_is_not_hidden(monkeypatch):
     said = dict(check.every(model_of("growing"), VOCAB).lines)
     assert said["cache"] == "passed, crop, crop of rows not tested"
     monkeypatch.setattr(KeptRows, "select", breaks_down)
-    with pytest.raises(check.CheckFailed, match="select of rows raised "
+    with pytest.raises(check.CheckFailed, match="select raised "
                        "RuntimeError: sizes of tensors"):
         check.cache(model_of("growing"), VOCAB)
 
