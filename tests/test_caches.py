@@ -18,7 +18,7 @@ from tformer.attention import (
     combined_mask, fused_attend, merge_heads, split_heads)
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
-from tformer.rotary import Rotary
+from tformer.rotary import ALiBi, Rotary
 
 VOCAB, MAX_LEN, WINDOW = 31, 40, 5
 CONFIG = LlamaConfig(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
@@ -1042,7 +1042,8 @@ def test_an_attention_without_a_cache_of_its_own_gets_one():
 
 
 def test_a_buffer_of_positions_may_be_used_again():
-    layer, x = own_attention(), torch.randn(1, 4, 16)
+    layer = own_attention(score_bias=ALiBi(4))  # it reads all positions
+    x = torch.randn(1, 4, 16)
     cache, buffer = layer.new_cache(1), torch.zeros(1, 1).long()
     parts = []
     for i in range(4):

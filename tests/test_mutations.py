@@ -599,7 +599,7 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_caches.py::test_rows_that_end_are_taken_by_others"),
     ("put leaves the positions as they were", "attention",
      "for x, y in zip(old, other.kept)], k_pos)",
-     "for x, y in zip(old, other.kept)], past or k_pos)",
+     "for x, y in zip(old, other.kept)], self.k_pos or k_pos)",
      "test_caches.py::test_rows_that_end_are_taken_by_others"),
     ("rows that are not there", "expect",
      "and all(0 <= i < batch for i in found)", "",
