@@ -1232,7 +1232,8 @@ def cache(
 
     The same text is fed at once, token by token, and in pieces; in two
     sessions that take turns; in a batch padded on the left; after rows
-    were reordered and tokens forgotten, where the cache can do that.
+    were reordered, put into other places, and tokens forgotten, where
+    the cache can do that, also if rows stand at different positions.
     All must give the logits of one call without a cache.  Raises
     ``CheckFailed`` with the likely mistake.
     """

@@ -105,8 +105,9 @@ class Llama(Decoder):
 
     Touvron et al. (2023).  ``attention(layer)`` makes the attention of
     each layer, any module with ``forward(x, *, pos, mask=None,
-    cache=None)``; None takes ``grouped(config)``.  All weights are
-    drawn by ``init_weights``.  Token ids ``(b, t)`` give logits ``(b,
+    cache=None)``; None takes ``grouped(config)``.  Its ``extra_repr``
+    tells all that changes its numbers: ``load`` compares it.  All
+    weights are drawn by ``init_weights``.  Token ids ``(b, t)`` give logits ``(b,
     t, vocab)``; a text beyond ``max_len`` is a ``ValueError``.
     """
 
