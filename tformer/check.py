@@ -1471,7 +1471,8 @@ class _Places(_Sessions):
     def check_places(self):
         "The verbs where rows stand at different positions, and put."
         adapter, n = self.adapter, self.length - 1
-        if not adapter.pads or adapter.step_ or adapter.padded_:
+        if not adapter.pads or adapter.step_ or adapter.padded_ or (
+                "cache" not in adapter.accepts):
             return
         keep = _kept(self.ids, "left")
         ids, pos = self.pad(keep), _positions(keep)
