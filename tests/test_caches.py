@@ -1124,5 +1124,12 @@ def test_the_limit_holds_where_nobody_looks(elsewhere):
         model(ids[:, -1:], cache=cache)
     with pytest.raises(ValueError, match="58 tokens, beyond"):
         model(ids[:, :1], pos=torch.tensor([[57]]))
+    cache, guest = model.new_cache(2), model.new_cache(1)
+    model(ids[:1, :3], cache=guest)
+    for i in range(2 * MAX_LEN):        # a busy server: the end is known
+        if i % 5 == 0:
+            cache.put(torch.tensor([i // 5 % 2]), guest)
+        with Reads():
+            model(ids[:, :1], cache=cache)
     with torch.no_grad(), Reads():      # a bound that was told is believed
         model(ids[:, :1], pos=Positions(torch.tensor([[7]]), bound=9))

@@ -608,6 +608,14 @@ def _joined_positions(past, pos):
               for p, end in zip((past, pos), ends)]
     return Positions(at, bound=None if None in bounds else max(bounds))
 
+# %% ../nbs/07_multi_head_attention.ipynb #32a82580
+#| code-summary: places that some row needs
+def _needed(at):
+    "Positions without places that all rows left, and which are kept."
+    places = (at >= 0).any(0).nonzero()[:, 0]
+    at = at[:, places]  # the end is asked for here, and not in a step
+    return Positions(at, end=Positions(at).end), places
+
 # %% ../nbs/07_multi_head_attention.ipynb #2e8463bc
 #| code-summary: positions of what is kept, after some was forgotten
 def _below(k_pos, n):
@@ -618,8 +626,7 @@ def _below(k_pos, n):
                          device=k_pos.device), slice(n)
     n = n if isinstance(n, int) else n[:, None]
     at = k_pos.at.masked_fill(k_pos.at >= n, -1)
-    places = (at >= 0).any(0).nonzero()[:, 0]
-    return Positions(at[:, places], bound=k_pos.bound), places
+    return _needed(at)
 
 # %% ../nbs/07_multi_head_attention.ipynb #67b8b5c8
 #| code-summary: positions of what is kept, by rows
@@ -643,11 +650,8 @@ def _put_positions(past, b, rows, new):
     "Those of ``b`` rows of which some hold another text, and places."
     old = torch.full((b, 0), -1, device=new.at.device) if past is None \
         else past.at.expand(b, -1)
-    ends = 0 if past is None else past.bound, new.bound
-    at = _with_rows(old, rows, new.at.expand(len(rows), -1), -1, -1)
-    places = (at >= 0).any(0).nonzero()[:, 0]  # what nobody needs goes
-    return Positions(at[:, places], bound=None if None in ends
-                     else max(ends)), places
+    return _needed(_with_rows(
+        old, rows, new.at.expand(len(rows), -1), -1, -1))
 
 # %% ../nbs/07_multi_head_attention.ipynb #b6f0d104
 #| code-summary: refuses tensors that cannot follow what is kept
