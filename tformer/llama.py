@@ -107,8 +107,9 @@ class Llama(Decoder):
     each layer, any module with ``forward(x, *, pos, mask=None,
     cache=None)``; None takes ``grouped(config)``.  Its ``extra_repr``
     tells all that changes its numbers: ``load`` compares it.  All
-    weights are drawn by ``init_weights``.  Token ids ``(b, t)`` give logits ``(b,
-    t, vocab)``; a text beyond ``max_len`` is a ``ValueError``.
+    weights are drawn by ``init_weights``.  Token ids ``(b, t)`` give
+    logits ``(b, t, vocab)``; a text beyond ``max_len`` is a
+    ``ValueError``.
     """
 
     config_class = LlamaConfig
