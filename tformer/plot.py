@@ -25,7 +25,7 @@ from matplotlib.colors import (
     LinearSegmentedColormap, Normalize, to_hex, to_rgb)
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyBboxPatch, Polygon
+from matplotlib.patches import Circle, FancyBboxPatch, Polygon, Rectangle
 from PIL import Image
 
 from . import expect
@@ -167,7 +167,7 @@ def _small_png(match):
     mark = ' class="tf-heat"' if _of_a_map(colors) else ""
     return f"<image{mark}{match[1]}base64,{data}"
 
-# %% ../nbs/A1_figures.ipynb #06f733b3
+# %% ../nbs/A1_figures.ipynb #f19f32a5
 def _link(tag):
     """A link as matplotlib writes it; after its address, its name.
 
@@ -180,7 +180,8 @@ def _link(tag):
 # %% ../nbs/A1_figures.ipynb #be6da846
 def _tag(match):
     """One tag with shorter numbers and its style put right."""
-    tag = " ".join(match[0].split())
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "",
+                 " ".join(match[0].split()))
     if tag.startswith("<a "):
         return _link(tag)
     if tag.startswith("<image"):
@@ -250,6 +251,8 @@ def inline_svg(
     body = re.sub(r"(?s)<defs>\s*<style.*?</defs>|<!--.*?-->", "", body)
     body = re.sub(r">\s+<", "><", re.sub(r"<[^>]+>", _tag, body))
     body = re.sub('<g id="tf-heat">.*?</g>', _both_grounds, body)
+    body = re.sub(r'<g id="(?:patch|line2d|text)_\d+">(<(path|text)[^>]*?'
+                  r"(?:/>|>[^<]*</text>))</g>", r"\1", body)
     key = "\n".join((title, desc, body)).encode()
     p = "f" + hashlib.sha256(key).hexdigest()[:10] + "-"
     head = (f'<title id="{p}t">{html.escape(title)}</title>'
@@ -572,11 +575,11 @@ def stepper(
                 f"most {MAX_STEPPER} are allowed")
     return made
 
-# %% ../nbs/A1_figures.ipynb #9c06c598
+# %% ../nbs/A1_figures.ipynb #a43399f5
 SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1),
          "bottom": (0, 1)}
 
-# %% ../nbs/A1_figures.ipynb #527898ea
+# %% ../nbs/A1_figures.ipynb #88f9f82c
 @dataclass(frozen=True)
 class Place:
     """A rectangle by its center and size; y grows downward."""
@@ -600,7 +603,7 @@ class Place:
             return "right" if dx > 0 else "left"
         return "bottom" if dy > 0 else "top"
 
-# %% ../nbs/A1_figures.ipynb #0e87bb30
+# %% ../nbs/A1_figures.ipynb #8a7503e3
 def route(
     start: tuple,  # a point
     leave: str,    # the side of a box that it lies on
@@ -624,7 +627,7 @@ def route(
         turns = [(x2, y) if flat[0] else (x, y2)]
     return [start, *turns, end]
 
-# %% ../nbs/A1_figures.ipynb #c686fc59
+# %% ../nbs/A1_figures.ipynb #c2f1833f
 class Places(dict):
     """Rectangles by name, and the ways between them.
 
@@ -664,7 +667,7 @@ class Places(dict):
         return Place((left + right) / 2, (top + low) / 2,
                      right - left + 2 * pad, low - top + 2 * pad)
 
-# %% ../nbs/A1_figures.ipynb #42c919c4
+# %% ../nbs/A1_figures.ipynb #a02c6b75
 def label_at(points) -> tuple:
     """Beside the longest part of a way: x, y and alignment."""
     parts = [*zip(points, points[1:])]
@@ -673,7 +676,7 @@ def label_at(points) -> tuple:
         return x + 5, (y + y2) / 2, "left"
     return (x + x2) / 2, y - 8, "center"
 
-# %% ../nbs/A1_figures.ipynb #212164f0
+# %% ../nbs/A1_figures.ipynb #62be40cf
 #| code-summary: the pen, which draws rectangles, lines, words and links
 class _Pen:
     """Draws on a sheet that is measured in points, y downward."""
@@ -736,10 +739,11 @@ class _Pen:
         """An invisible rectangle that leads to another page."""
         first = name not in self.linked
         self.linked.add(name)
-        art = self.rect(p, PAPER, 1.0)
-        art.set(alpha=0, zorder=9, url=f"{url} {name}" if first else url)
+        art = Rectangle((p.x - p.w / 2, p.y - p.h / 2), p.w, p.h,
+                        facecolor=PAPER, clip_on=False)
+        self.ax.add_patch(art).set(alpha=0, zorder=9, url=f"{url} {name}" if first else url)
 
-# %% ../nbs/A1_figures.ipynb #3e59594f
+# %% ../nbs/A1_figures.ipynb #4f6c5b03
 #| code-summary: how a part looks when it is lit, dimmed, or neither
 def _shade(lit, dimmed, role, open):
     """Fill, its alpha, edge, its width, ink and its alpha."""
@@ -751,7 +755,7 @@ def _shade(lit, dimmed, role, open):
         return GREY, 0.06, GREY, 0.8, INK, 0.8
     return role, 0.18, role, 1.1, INK, 1.0
 
-# %% ../nbs/A1_figures.ipynb #0ff66534
+# %% ../nbs/A1_figures.ipynb #006af00e
 class Diagram:
     """Boxes, arrows, sums and a stream; points from the top left.
 
@@ -786,7 +790,7 @@ class Diagram:
     def plus(self, name, x, y, part="residual"):
         """The circle in which a branch is added to the stream."""
         p = self.places[name] = Place(x, y, 12, 12)
-        ink = BLUE if part in self.lit else INK
+        ink = BLUE if part in self.lit else GREY if self.lit else INK
         self.pen.disc(p, PAPER, ink)
         for a, b in (("left", "right"), ("top", "bottom")):
             self.pen.line([p.side(a), p.side(b)], ink, 1.2, z=5)
@@ -818,22 +822,26 @@ class Diagram:
         lit = part is not None and part in self.lit
         self.pen.words(x, y, text, INK, 0.8 if self.lit and not lit else 1,
                        ha, bold=lit, mono=mono)
+        if part in self.links and not mono:
+            wide = 0.56 * self.pen.size * len(text)
+            x += {"left": wide / 2, "right": -wide / 2}.get(ha, 0)
+            self.pen.link(Place(x, y, wide, 14), self.links[part], part)
 
     def show(self, title, desc, caption=None):
         """What a page can show, as ``plot.show`` makes it."""
         return show(self.pen.fig, title, desc, caption)
 
-# %% ../nbs/A1_figures.ipynb #14ab5b73
+# %% ../nbs/A1_figures.ipynb #2db71b3b
 PARTS = ("text", "tokenizer", "embedding", "positions", "residual", "block",
          "norm", "attention", "heads", "cache", "encoder", "feedforward",
          "lm_head", "sampling", "loss", "training", "check", "costs")
 
-# %% ../nbs/A1_figures.ipynb #eb7ab3b2
+# %% ../nbs/A1_figures.ipynb #1aa437aa
 #| code-fold: true
 #| code-summary: "the boxes of the machine: part, words, color; places, wide and tall: x, y, width, height"
 _BOXES = {
     "text": ("text", "“The cup fell”", GREY,
-             (50, 232, 88, 22), (260, 24, 88, 22)),
+             (50, 236, 88, 22), (260, 24, 88, 22)),
     "tokenizer": ("tokenizer", "tokenizer", GREY,
                   (50, 186, 88, 22), (150, 24, 68, 22)),
     "embedding": ("embedding", "embedding", PURPLE,
@@ -855,11 +863,11 @@ _BOXES = {
     "probs": ("sampling", "probabilities", ORANGE,
               (436, 154, 76, 52), (256, 354, 92, 50)),
     "sampling": ("sampling", "choose a token", ORANGE,
-                 (436, 232, 80, 22), (256, 416, 92, 22)),
+                 (436, 236, 80, 22), (256, 416, 92, 22)),
     "loss": ("loss", "loss\n−log p(next id)", RED,
-             (312, 232, 84, 30), (142, 416, 88, 30)),
+             (312, 236, 84, 30), (142, 416, 88, 30)),
     "encoder": ("encoder", "encoder’s output", GREY,
-                (200, 210, 88, 18), (262, 68, 84, 18)),
+                (200, 212, 88, 18), (262, 68, 84, 18)),
     "q": ("heads", "q", BLUE, (168, 136, 22, 18), (180, 130, 22, 18)),
     "k": ("heads", "k", BLUE, (200, 136, 22, 18), (214, 130, 22, 18)),
     "v": ("heads", "v", BLUE, (232, 136, 22, 18), (248, 130, 22, 18)),
@@ -867,7 +875,7 @@ _BOXES = {
               (216, 171, 56, 18), (231, 166, 58, 18)),
 }
 
-# %% ../nbs/A1_figures.ipynb #997edc4a
+# %% ../nbs/A1_figures.ipynb #c9471305
 #| code-fold: true
 #| code-summary: "its arrows and words: wide and tall"
 _BOTH = [("text", "tokenizer"), ("norm1", "attention"),
@@ -878,8 +886,8 @@ _ARROWS = [_BOTH + [
     ((200, 46), "norm1"), ((316, 46), "norm2"), ("tokenizer", (50, 58)),
     ("attention.right", "sum1.bottom"), ("feedforward.right", "sum2.bottom"),
     ("sampling.bottom", "text.bottom", "", [(436, 260), (50, 260)]),
-    ("lm_head.left", "loss.right", "", [(386, 92), (386, 232)], "training"),
-    ("tokenizer.right", "loss.left", "", [(112, 186), (112, 232)],
+    ("lm_head.left", "loss.right", "", [(386, 92), (386, 236)], "training"),
+    ("tokenizer.right", "loss.left", "", [(112, 186), (112, 236)],
      "training"),
     ("positions.bottom", "attention.left", "", (), "positions", ":"),
     ("encoder", (200, 188), "", (), "encoder", ":"),
@@ -898,10 +906,10 @@ _ARROWS = [_BOTH + [
 ]]
 _WORDS = [[
     (258, 34, "residual stream (b, t, d)", "residual"),
-    (370, 196, "block × N", "block", "right"), (56, 140, "ids", "text", "left"),
-    (168, 171, "heads", "heads"), (184, 225, "targets: the next ids",
+    (372, 193, "block × N", "block", "right"), (56, 140, "ids", "text", "left"),
+    (168, 171, "heads", "heads"), (184, 228, "targets: the next ids",
                                      "training"),
-    (243, 269, "the text is one token longer", "sampling"),
+    (243, 268, "the text is one token longer", "sampling"),
 ], [
     (62, 110, "residual stream", "residual", "left"),
     (286, 316, "block × N", "block", "right"), (103, 15, "ids", "text"),
@@ -909,21 +917,21 @@ _WORDS = [[
     (38, 416, "targets:\nthe next ids", "training"),
 ]]
 _SHEETS = [
-    dict(size=(480, 276), stream=[(88, 46), (406, 46)],
+    dict(size=(480, 278), font=8, stream=[(88, 46), (406, 46)],
          sums=[(104, 46), (264, 46), (366, 46)],
-         block=Place(258, 112, 236, 180)),
-    dict(size=(326, 450), stream=[(52, 36), (52, 343)],
+         block=Place(258, 111, 236, 178)),
+    dict(size=(326, 450), font=8.5, stream=[(52, 36), (52, 343)],
          sums=[(52, 68), (52, 206), (52, 304)],
          block=Place(158, 207, 280, 236)),
 ]
 
-# %% ../nbs/A1_figures.ipynb #4d2d303d
+# %% ../nbs/A1_figures.ipynb #b20fdb29
 #| code-fold: true
 #| code-summary: "one of its two drawings"
 def _draw_machine(tall, lit, links):
     """The machine as a diagram, wide (0) or tall (1)."""
     sheet = _SHEETS[tall]
-    d = Diagram(*sheet["size"], lit, links, size=8)
+    d = Diagram(*sheet["size"], lit, links, sheet["font"])
     d.places["edges"] = sheet["block"]
     d.group("block", ["edges"], pad=0)
     d.stream(sheet["stream"])
@@ -942,17 +950,18 @@ def _draw_machine(tall, lit, links):
     _bars(d)
     return d
 
-# %% ../nbs/A1_figures.ipynb #fec78ba3
+# %% ../nbs/A1_figures.ipynb #3f4d3a83
 #| code-fold: true
 #| code-summary: "bars for its probabilities, a frame around the whole"
 def _bars(d):
     """Five small bars in the box of the probabilities."""
-    p = d.places["probs"]
+    p, lit = d.places["probs"], "sampling" in d.lit
+    colors = GREY, BLUE if lit else GREY if d.lit else ORANGE
     for i, tall in enumerate((5, 11, 20, 8, 3)):
         d.pen.rect(Place(p.x - 24 + 12 * i, p.y + p.h / 2 - 5 - tall / 2, 8,
-                         tall), ORANGE if i == 2 else GREY, 0.9, r=1)
+                         tall), colors[i == 2], 0.9, r=1)
 
-# %% ../nbs/A1_figures.ipynb #3d7141e1
+# %% ../nbs/A1_figures.ipynb #eed97353
 #| code-fold: true
 #| code-summary: "a frame around the whole"
 def _frame(d, tall, whole):
@@ -966,7 +975,7 @@ def _frame(d, tall, whole):
         d.pen.words(*((10, 440) if tall else (10, 12)), " · ".join(
             says[part] for part in whole), ha="left", bold=True)
 
-# %% ../nbs/A1_figures.ipynb #aeac0f39
+# %% ../nbs/A1_figures.ipynb #17686fd8
 #| code-fold: true
 #| code-summary: "its description"
 _SAYS = (
@@ -981,7 +990,7 @@ _SAYS = (
     "the logits with the next ids. Dashed, the output of an encoder, which "
     "cross-attention would read.")
 
-# %% ../nbs/A1_figures.ipynb #359467ed
+# %% ../nbs/A1_figures.ipynb #d40a9d60
 class Machine(Figure):
     """A drawing in two forms, of which the page shows one."""
 
@@ -995,7 +1004,7 @@ class Machine(Figure):
                 .replace('class="tf-panel"', wide, 1)
                 .replace('class="tf-panel"', tall, 1))
 
-# %% ../nbs/A1_figures.ipynb #dcd277a6
+# %% ../nbs/A1_figures.ipynb #db38ef41
 def machine(
     lit=(),      # names out of PARTS: what is marked
     links=None,  # dict from names out of PARTS to addresses
