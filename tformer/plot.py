@@ -739,9 +739,10 @@ class _Pen:
         """An invisible rectangle that leads to another page."""
         first = name not in self.linked
         self.linked.add(name)
-        art = Rectangle((p.x - p.w / 2, p.y - p.h / 2), p.w, p.h,
-                        facecolor=PAPER, clip_on=False)
-        self.ax.add_patch(art).set(alpha=0, zorder=9, url=f"{url} {name}" if first else url)
+        self.ax.add_patch(Rectangle(
+            (p.x - p.w / 2, p.y - p.h / 2), p.w, p.h, facecolor=PAPER,
+            alpha=0.001, zorder=9, clip_on=False,    # 0 takes no clicks
+            url=f"{url} {name}" if first else url))
 
 # %% ../nbs/A1_figures.ipynb #4f6c5b03
 #| code-summary: how a part looks when it is lit, dimmed, or neither
