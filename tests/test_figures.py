@@ -639,6 +639,7 @@ def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
     parts = [plot.machine(), plot.machine(plot.PARTS, links)]
     file = tmp_path / "machine.html"
     file.write_text(PAGE % "".join(p._repr_html_() for p in parts), encoding="utf-8")
+    file.with_name("tokenizer.html").write_text("here", encoding="utf-8")
     page = chromium.new_page(viewport={"width": wide, "height": 900})
     page.goto(file.as_uri())
     try:

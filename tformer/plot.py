@@ -414,10 +414,10 @@ def _numbers(ax, a, art, fmt, even):
     longest = max(map(len, texts.values()), default=1) or 1
     size = min(10.5, tall, max(5.0, 1.6 * room / longest))
     for (i, j), text in texts.items():
-        ink = _ink(art.cmap(art.norm(a[i, j]))) if np.isfinite(
-            a[i, j]) else GREY
-        ax.text(j, i, text, fontsize=size, color=ink, ha="center",
-                va="center_baseline")
+        known = np.isfinite(a[i, j])
+        ax.text(j, i, text, fontsize=size, ha="center",
+                va="center_baseline", alpha=1 if known else 0.75,
+                color=_ink(art.cmap(art.norm(a[i, j]))) if known else INK)
 
 # %% ../nbs/A1_figures.ipynb #149294f6
 def heat(
@@ -918,7 +918,7 @@ _WORDS = [[
     (38, 416, "targets:\nthe next ids", "training"),
 ]]
 _SHEETS = [
-    dict(size=(480, 278), font=8, stream=[(88, 46), (406, 46)],
+    dict(size=(480, 278), font=8.5, stream=[(88, 46), (406, 46)],
          sums=[(104, 46), (264, 46), (366, 46)],
          block=Place(258, 111, 236, 178)),
     dict(size=(326, 450), font=8.5, stream=[(52, 36), (52, 343)],
