@@ -933,6 +933,19 @@ _SHEETS = [
          block=Place(158, 207, 280, 236)),
 ]
 
+# %% ../nbs/A1_figures.ipynb #cd0c2c64
+#| code-fold: true
+#| code-summary: its boxes
+def _draw_boxes(d, tall):
+    """The boxes; open ones have their text on top."""
+    for name, (part, text, role, *places) in _BOXES.items():
+        x, y, w, h = places[tall]
+        open_ = name in ("attention", "probs")
+        d.box(name, x, y, text, w, h, role, part, open=open_,
+              dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
+              at=8 - h / 2 if open_ else 0)
+    _bars(d)
+
 # %% ../nbs/A1_figures.ipynb #b20fdb29
 #| code-fold: true
 #| code-summary: one of its two drawings
@@ -945,17 +958,11 @@ def _draw_machine(tall, lit, links):
     d.stream(sheet["stream"])
     for i, at in enumerate(sheet["sums"]):
         d.plus(f"sum{i}", *at)
-    for name, (part, text, role, *places) in _BOXES.items():
-        x, y, w, h = places[tall]
-        open_ = name in ("attention", "probs")
-        d.box(name, x, y, text, w, h, role, part, open=open_,
-              dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
-              at=8 - h / 2 if open_ else 0)
+    _draw_boxes(d, tall)
     for arrow in _ARROWS[tall]:
         d.arrow(*arrow)
     for x, y, text, part, *ha in _WORDS[tall]:
         d.note(x, y, text, part, ha=(ha or ["center"])[0])
-    _bars(d)
     return d
 
 # %% ../nbs/A1_figures.ipynb #3f4d3a83
