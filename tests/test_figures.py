@@ -427,6 +427,7 @@ def test_numbers_are_readable_at_night():
         cells = re.findall(r"<path[^>]*light-dark\(#\w{6},(#\w{6})\)", svg)
         inks = re.findall(r"light-dark\(#\w{3},(#\w{3})\)[^>]*>\d\.\d\d<", svg)
         assert len(cells) == len(inks) == 120 and {*inks} == {"#000", "#fff"}
+        assert plot.luminance(plot.night(cmap(0.5 if cmap is plot.SIGNED else 0.0))) < 0.03
         assert min(map(plot.contrast, cells, inks)) >= 4.5
 
 
