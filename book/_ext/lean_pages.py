@@ -1,6 +1,15 @@
-"""Two repairs that keep every page's console free of errors: leave out the
-scripts of Thebe, which its extension declares twice and the book does not use,
-and name the color mode that the theme starts with."""
+"""What the theme and its extensions load and the book does not need.
+
+The scripts of Thebe (declared twice, an error in every console) and the icons
+as 1.5 MB of script: the theme's style sheet draws the same icons with a font.
+The search index is read by the search page alone. The templates that leave
+these out stand in ``book/_templates``; their files do not stay in the site.
+"""
+from pathlib import Path
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "_templates"
+UNUSED = ("*webpack-macros.html", "sphinx-thebe.*",
+          "scripts/fontawesome.js*", "scripts/*.map", "styles/*.map")
 
 
 def wanted(js) -> bool:
@@ -13,10 +22,29 @@ def drop(app, page, template, context, doctree):
     scripts = context.get("script_files", [])
     context["script_files"] = [
         js for js in scripts if not hasattr(js, "attributes") or wanted(js)]
+    styles = context.get("css_files", [])
+    context["css_files"] = [
+        css for css in styles
+        if "thebe" not in str(getattr(css, "filename", css))]
     context.setdefault("default_mode", "auto")
 
 
+def use_templates(app, config):
+    config.templates_path = [*config.templates_path, str(TEMPLATES)]
+
+
+def tidy(app, exception):
+    "Take the files that no page loads out of the site."
+    if exception is None and app.builder.format == "html":
+        static = Path(app.outdir) / "_static"
+        for pattern in UNUSED:
+            for path in static.glob(pattern):
+                path.unlink()
+
+
 def setup(app):
+    app.connect("config-inited", use_templates)
     app.connect("html-page-context", drop, priority=900)
-    return {"version": "1", "parallel_read_safe": True,
+    app.connect("build-finished", tidy, priority=900)
+    return {"version": "2", "parallel_read_safe": True,
             "parallel_write_safe": True}
