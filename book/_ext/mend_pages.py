@@ -12,7 +12,8 @@ from itertools import count
 
 CONTENT_ID = re.compile(r'<section id="((?:exercise|solution)-content)"')
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
-FIGURE_ID = re.compile(r'\bid="(f[0-9a-f]{8,})-')
+ID = re.compile(r'\bid="([^"]+)"')
+TAG = re.compile(r"<[^>]+>")
 SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', re.S)
 EMPTY_HEAD = re.compile(r"<thead>(?:\s|</?tr[^>]*>|<th[^>]*>\s*"
                         r"(?:<p>\s*</p>)?\s*</th>)*</thead>")
@@ -35,12 +36,15 @@ def part_figures(body: str) -> str:
     seen, number = set(), count(2)
 
     def own(match: re.Match) -> str:
-        svg = match[0]
-        names = set(FIGURE_ID.findall(svg))
-        for name in sorted(names & seen):
-            svg = re.sub(rf"\b{name}-", f"{name}n{next(number)}-", svg)
+        names = set(ID.findall(match[0]))
+        again, suffix = names & seen, f"-n{next(number)}"
         seen.update(names)
-        return svg
+        if not again:
+            return match[0]
+        known = re.compile(r"(?<=[\"#\s])(?:%s)(?=[\"\s)])" % "|".join(
+            map(re.escape, sorted(again))))
+        return TAG.sub(lambda tag: known.sub(
+            lambda name: name[0] + suffix, tag[0]), match[0])
 
     return SVG.sub(own, body)
 
