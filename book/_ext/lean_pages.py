@@ -5,8 +5,12 @@ as 1.5 MB of script: the theme's style sheet draws the same icons with a font.
 The search index is read by the search page alone. The templates that leave
 these out stand in ``book/_templates``; their files do not stay in the site.
 """
+import re
 from pathlib import Path
 
+THEBE = re.compile(r"<script\b[^>]*>(?:(?!</script>).)*?"
+                   r"(?:requestKernel|kernelName)(?:(?!</script>).)*</script>",
+                   re.S)
 TEMPLATES = Path(__file__).resolve().parents[1] / "_templates"
 UNUSED = ("*webpack-macros.html", "sphinx-thebe.*",
           "scripts/fontawesome.js*", "scripts/*.map", "styles/*.map")
@@ -26,6 +30,8 @@ def drop(app, page, template, context, doctree):
     context["css_files"] = [
         css for css in styles
         if "thebe" not in str(getattr(css, "filename", css))]
+    if "body" in context:
+        context["body"] = THEBE.sub("", context["body"])
     context.setdefault("default_mode", "auto")
 
 

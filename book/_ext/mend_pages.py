@@ -91,11 +91,16 @@ def mend(body: str) -> str:
 def on_page(app, page, template, context, doctree):
     if context.get("body"):
         context["body"] = mend(context["body"])
+
+
+def on_contents(app, page, template, context, doctree):
+    "The contents of the page, before the theme has drawn them."
     if context.get("toc"):
         context["toc"] = lower_indices(context["toc"])
 
 
 def setup(app):
+    app.connect("html-page-context", on_contents, priority=100)
     app.connect("html-page-context", on_page, priority=850)
     return {"version": "1", "parallel_read_safe": True,
             "parallel_write_safe": True}
