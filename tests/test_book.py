@@ -15,7 +15,7 @@ import yaml
 
 from conftest import ROOT
 
-# the longest of the chapters that stand
+# one chapter stands for all where every page would take too long
 CHAPTER = Path("nbs/07_multi_head_attention.html")
 
 
@@ -420,9 +420,11 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
         assert page.locator(f"{frame}:visible").count() == 0, frame
     # boxes break between pages, and what is folded stays folded
     assert page.evaluate("""() => [...document.querySelectorAll(
-        "pre, div.cell_input, div.output, div.solution")].filter(e => {
+        "pre, div.cell_input, div.output, div.solution, div.highlight, " +
+        "div[class*=highlight-]")].filter(e => {
         const s = getComputedStyle(e);
-        return s.breakInside !== "auto" || s.overflowX !== "visible"}
+        return s.breakInside !== "auto" || s.overflowX !== "visible" ||
+            s.display === "flex"}
         ).length""") == 0
     assert page.locator("div.solution > section:visible").count() == 0
     assert page.locator("div.solution > .admonition-title:visible").count()

@@ -1,6 +1,6 @@
 """What the theme and its extensions load and the book does not need.
 
-The scripts of Thebe (declared twice, an error in every console) and the icons
+MathJax where no formula stands. The scripts of Thebe (declared twice, an error in every console) and the icons
 as 1.5 MB of script: the theme's style sheet draws the same icons with a font.
 The search index is read by the search page alone. The templates that leave
 these out stand in ``book/_templates``; their files do not stay in the site.
@@ -22,10 +22,17 @@ def wanted(js) -> bool:
     return "thebe" not in text.lower()
 
 
+def mathjax(js) -> bool:
+    "Whether a script sets formulas."
+    return "mathjax" in f"{js.filename} {js.attributes.get('body')}".lower()
+
+
 def drop(app, page, template, context, doctree):
     scripts = context.get("script_files", [])
+    formulas = 'class="math ' in context.get("body", 'class="math ')
     context["script_files"] = [
-        js for js in scripts if not hasattr(js, "attributes") or wanted(js)]
+        js for js in scripts if not hasattr(js, "attributes")
+        or wanted(js) and (formulas or not mathjax(js))]
     styles = context.get("css_files", [])
     context["css_files"] = [
         css for css in styles
