@@ -4,7 +4,7 @@ import io
 import re
 import threading
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -50,6 +50,7 @@ class Links(HTMLParser):
                 self.links.append(attrs[key])
 
 
+@cache
 def parse(path):
     parser = Links()
     parser.feed(path.read_text(encoding="utf-8"))
@@ -403,7 +404,8 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     screen = page.evaluate("getComputedStyle(document.body).color")
     page.emulate_media(media="print", color_scheme="dark")
-    page.wait_for_timeout(100)
+    page.wait_for_function(
+        "document.documentElement.dataset.theme === 'light'")
     ink, ground, pale = page.evaluate("""() => {
         const of = (s, p) => getComputedStyle(document.querySelector(s))[p];
         const ground = of("body", "backgroundColor");
@@ -429,8 +431,8 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
     assert page.locator("div.solution > section:visible").count() == 0
     assert page.locator("div.solution > .admonition-title:visible").count()
     page.emulate_media(media="screen", color_scheme="dark")
-    page.wait_for_timeout(100)
-    assert page.evaluate("getComputedStyle(document.body).color") == screen
+    page.wait_for_function(
+        "ink => getComputedStyle(document.body).color === ink", arg=screen)
 
 
 def test_paper_is_light_without_the_script(book, chromium):
