@@ -74,7 +74,7 @@ def token_positions(
 
 # %% ../nbs/09_encoder_decoder.ipynb #498c54b9
 #| code-fold: true
-#| code-summary: the numbers of the model, by default those of the base model
+#| code-summary: the numbers of a model, by default the base model's
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Seq2SeqConfig(ModelConfig):
     """The numbers of a ``Seq2Seq``; the defaults are the base model.
