@@ -302,7 +302,7 @@ def test_hours_are_the_sum_of_what_is_measured(tmp_path):
     assert 45 <= course_map.minutes(course.Notebook(path=path)) < 46
     assert course_map.minutes(None) == course_map.TO_COME
     page = course_map.routes(ROOT, "../nbs")
-    hours = [int(h) for h in re.findall(r"about (\d+) hours", page)]
+    hours = [int(h) for h in re.findall(r"About (\d+) hours", page)]
     assert len(hours) == 3 and hours[2] == max(hours)
     assert hours[2] > hours[0] > 10
 
