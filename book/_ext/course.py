@@ -15,6 +15,14 @@ FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})")
 LABEL = re.compile(r"^\(([\w.:-]+)\)=\s*$")
 DEFAULT_EXP = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)\s*$", re.MULTILINE)
 MINUTES = re.compile(r"\{exercise(?:-start)?\}[^\n]*?\((\d+) min")
+DIRECTIVE = re.compile(
+    r"^\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<arg>.*?)\s*$")
+GATE = re.compile(r"\{(solution|closer)-(start|end)\}")
+OFF = {"false", "no", "off"}
+DRAWN = re.compile(r'class="tf-(?:plate|stepper)\b')
+CUT = re.compile(          # of markdown: what is not read as words
+    r"^\s*(?:`{3,}|:{3,}).*$|^\([\w.:-]+\)=$|^:\w+:.*$|\]\([^)\s]*\)",
+    re.MULTILINE)
 
 
 @dataclass
@@ -31,6 +39,112 @@ class Notebook:
     @property
     def name(self) -> str:
         return self.path.stem
+
+
+@dataclass
+class Cell:
+    "One code cell: what it says of itself, and how a page shows it."
+    source: str                 # without the directives
+    directives: dict[str, str]
+    outputs: list
+    place: str                  # "", "solution" or "closer": which box
+    index: int                  # among all cells of the notebook
+
+    def has(self, name: str) -> bool:
+        return self.directives.get(name, "false").lower() not in OFF
+
+    @property
+    def claim(self) -> str:
+        "What a ✓ says, or nothing."
+        return self.directives.get("verified", "")
+
+    @property
+    def shown(self) -> str:
+        "removed, solution, verified, folded or visible: the code."
+        said = self.directives
+        if {"hide", "default_exp", "hide_input"} & {*said} or (
+                said.get("echo", "").lower() in OFF) or not self.source:
+            return "removed"
+        if self.place == "solution" or self.claim:
+            return self.place or "verified"
+        private = "exporti" in said and (
+            said.get("code-fold", "").lower() not in OFF
+            or "code-fold" not in said)
+        folded = private or self.has("code-fold") or self.place
+        return "folded" if folded else "visible"
+
+    @property
+    def lines(self) -> int:
+        return len([line for line in self.source.splitlines()
+                    if line.strip()])
+
+    @property
+    def html(self) -> str:
+        "What it shows as HTML."
+        found = [out.get("data", {}).get("text/html", "")
+                 for out in self.outputs]
+        return "".join(x if isinstance(x, str) else "".join(x)
+                       for x in found)
+
+
+def directives(text: str) -> tuple[dict[str, str], str]:
+    "The ``#|`` lines at the head of a cell, and what follows them."
+    lines, said = text.splitlines(keepends=True), {}
+    for line in lines:
+        found = DIRECTIVE.match(line)
+        if not found:
+            break
+        said[found["name"]] = found["arg"] or "true"
+    return said, "".join(lines[len(said):]).strip("\n")
+
+
+def code_cells(cells: list[dict]) -> list[Cell]:
+    "The code cells of a notebook, each with the box in which it stands."
+    out, place = [], ""
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            said, rest = directives(source(cell))
+            out.append(Cell(rest, said, cell.get("outputs", []), place,
+                            index))
+            continue
+        for name, side in GATE.findall(source(cell)):
+            place = name if side == "start" else ""
+    return out
+
+
+@dataclass
+class Measure:
+    "How much a chapter asks of its reader."
+    words: int
+    visible: int                # lines of code
+    folded: int
+    figures: int                # steppers included
+    claims: list[str]           # one for each ✓
+    exercises: int              # minutes
+
+    @property
+    def minutes(self) -> float:
+        return self.words / WORDS + self.visible / LINES
+
+
+WORDS, LINES = 150, 12           # read in a minute: prose, code
+
+
+def measure(path: Path, text: str | None = None) -> Measure:
+    "Words, lines, figures and ✓ of one notebook."
+    cells = json.loads(
+        Path(path).read_text(encoding="utf-8") if text is None
+        else text)["cells"]
+    prose = "\n\n".join(source(c) for c in cells
+                        if c["cell_type"] == "markdown")
+    code = code_cells(cells)
+    lines = {kind: sum(c.lines for c in code if c.shown == kind)
+             for kind in ("visible", "folded")}
+    return Measure(
+        words=len(re.findall(r"\S*\w\S*", CUT.sub(" ", prose))), **lines,
+        figures=sum(len(DRAWN.findall(c.html)) for c in code),
+        claims=[c.claim for c in code if c.claim],
+        exercises=sum(map(int, MINUTES.findall(prose))))
 
 
 def files_in(toc: dict) -> Iterator[str]:

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from course import MINUTES, Notebook, notebooks
+from course import Notebook, measure, notebooks
 
 CHAPTERS, ROUTES = "<!-- chapters -->", "<!-- routes -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
-WORDS, LINES = 150, 12           # read in a minute: prose, code
 TO_COME = 75                     # minutes assumed for a chapter not there yet
 NAMES = {
     "gpt": ("Build a GPT", "The core, marked ★ below: from one dot product to a"
@@ -38,9 +37,8 @@ def minutes(nb: Notebook | None) -> float:
     "Time to read a chapter and do its exercises, estimated."
     if nb is None:
         return TO_COME
-    prose = len(nb.text.split()) / WORDS
-    code = len([l for l in nb.code.splitlines() if l.strip()]) / LINES
-    return prose + code + sum(map(int, MINUTES.findall(nb.text)))
+    found = measure(nb.path)
+    return found.minutes + found.exercises
 
 
 def number(name: str) -> str:

@@ -14,11 +14,8 @@ import json
 import re
 from pathlib import Path
 
-from course import plain, read_notebook, source
+from course import DIRECTIVE, OFF as FALSE, plain, read_notebook, source
 
-DIRECTIVE = re.compile(
-    r"^\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<arg>.*?)\s*$")
-FALSE = {"false", "no", "off"}
 EXPORTED_CELL = re.compile(r'<div class="cell [^"]*\btag_exported\b[^"]*"')
 CELL_INPUT = re.compile(r'<div class="cell_input\b[^"]*"')
 
@@ -35,6 +32,8 @@ def tags_for(name: str, arg: str) -> list[str]:
         return ["remove-input"]
     if name == "hide_output" or (name == "output" and arg.lower() in FALSE):
         return ["remove-output"]
+    if name == "verified":
+        return ["verified", "hide-cell"]
     if name == "code-fold" and arg.lower() not in FALSE:
         return ["hide-input"]
     return []
@@ -51,9 +50,10 @@ def strip_cell(cell: dict) -> None:
             break
         if m["name"] == "code-fold" and m["arg"].lower() in FALSE:
             tags[:] = [t for t in tags if t != "hide-input"]
-        if m["name"] == "code-summary":     # what a fold says is in it
+        if m["name"] in ("code-summary", "verified"):  # what a fold holds
+            mark = "✓ " * (m["name"] == "verified")
             cell["metadata"]["mystnb"] = {
-                f"code_prompt_{state}": m["arg"]
+                f"code_prompt_{state}": mark + m["arg"]
                 for state in ("show", "hide")}
         new = tags_for(m["name"], m["arg"])
         tags += [t for t in new if t not in tags]

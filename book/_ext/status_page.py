@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from course import Notebook, notebooks
+import yaml
 
-MARK = "<!-- status -->"
+from course import Notebook, measure, notebooks
+
+MARK, CLAIMS = "<!-- status -->", "<!-- claims -->"
 EMPTY = "No run has been recorded yet: `make status` records one."
 
 
@@ -72,7 +74,35 @@ def status(record: dict, found: list[Notebook]) -> str:
                         "\n".join(versions)])
 
 
+def claims(root: Path, found: list[Notebook]) -> str:
+    "How many ✓ there are, and for each chapter which change turned it red."
+    counts = {nb.name: measure(nb.path).claims for nb in found}
+    some = [nb for nb in found if counts[nb.name]]
+    total = sum(map(len, counts.values()))
+    out = [f"{total} claims in {len(some)} chapters carry a ✓ so far."]
+    for nb in some:
+        path = root / "book" / "verified" / f"{nb.name}.yml"
+        changes = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows = "\n".join(change_row(change) for change in changes)
+        out.append(f"````{{closer}} {nb.title}: ✓ {len(changes)}\n{rows}\n"
+                   "````")
+    return "\n\n".join(out)
+
+
+def change_row(change: dict) -> str:
+    "One claim, and the change of the package that makes its cell fail."
+    old, new = (" ".join(change[x].split()) or "(nothing)"
+                for x in ("old", "new"))
+    return (f"- **{change['claim']}**. Red when, in "
+            f"`tformer.{change['module']}`, ``` {old} ``` becomes "
+            f"``` {new} ```.")
+
+
 def on_source_read(app, docname, content):
+    if CLAIMS in content[0]:
+        root = Path(app.srcdir)
+        content[0] = content[0].replace(
+            CLAIMS, claims(root, notebooks(root)))
     if MARK not in content[0]:
         return
     root = Path(app.srcdir)

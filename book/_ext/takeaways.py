@@ -1,6 +1,7 @@
 """Gather the takeaways page from the notebooks themselves.
 
-Where the page says ``<!-- takeaways -->``, every notebook of the table of
+Where the page says ``<!-- one line each -->``, every notebook gives the line
+under its title. Where it says ``<!-- takeaways -->``, every notebook of the table of
 contents gives its sections *What to remember* and *Questions you can now
 answer*. Links between pages are rewritten to hold from where they now stand.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from course import Notebook, notebooks, section
 
-MARK = "<!-- takeaways -->"
+MARK, LINES = "<!-- takeaways -->", "<!-- one line each -->"
 SECTIONS = ("What to remember", "Questions you can now answer")
 LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")
 
@@ -34,6 +35,13 @@ def takeaways(found: list[Notebook], folder: str = "../nbs") -> str:
     return "\n\n".join(out) or "No chapter has takeaways yet."
 
 
+def one_line_each(found: list[Notebook], folder: str = "../nbs") -> str:
+    "A list: each chapter, and the line under its title."
+    return "\n".join(
+        f"- [{nb.title}]({folder}/{nb.path.name}): "
+        f"{relink(nb.summary, folder)}" for nb in found if nb.summary)
+
+
 def on_source_read(app, docname, content):
     if MARK not in content[0]:
         return
@@ -42,7 +50,8 @@ def on_source_read(app, docname, content):
     for nb in found:
         app.env.note_dependency(str(nb.path))
     app.env.note_dependency(str(root / "_toc.yml"))
-    content[0] = content[0].replace(MARK, takeaways(found))
+    content[0] = content[0].replace(MARK, takeaways(found)).replace(
+        LINES, one_line_each(found))
 
 
 def setup(app):

@@ -1,0 +1,267 @@
+"""The parts of a chapter that are neither prose nor code.
+
+Boxes: ``{predict}`` asks; ``{answer}``, ``{question} …`` and ``{closer} …``
+unfold. Cells between ``{closer-start} …`` and ``{closer-end}`` become one
+such box. The head: under the title of a chapter stands what it takes and
+what it proves, and before its first section the drawing of the whole model
+with the chapter's part lit (``lit`` in ``book/chapters.yml``). Figures are
+numbered where they are drawn: Figure 7.3 is the third of chapter 7.
+"""
+from __future__ import annotations
+
+import html
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.errors import ExtensionError
+from sphinx.transforms import SphinxTransform
+from sphinx.util.docutils import SphinxDirective
+
+from course import measure, source
+from course_map import number, plan
+
+SECTION = re.compile(r"^(?:\([\w.:-]+\)=\n)?## ", re.M)
+CAPTION = re.compile(r'<(figcaption|p) class="tf-caption">')
+
+
+class Fold(nodes.General, nodes.Element):
+    "A box whose title is seen, and the rest when it is opened."
+
+
+class FoldTitle(nodes.Part, nodes.TextElement):
+    "The first child of a ``Fold``."
+
+
+class Gate(nodes.Invisible, nodes.Element):
+    "Where a box of cells begins (``summary``) or ends (none)."
+
+
+def open_fold(self, node):
+    kind = " ".join(["tf-fold", *node["classes"]])
+    self.body.append(f'<details class="{kind}">\n')
+
+
+def open_title(self, node):
+    self.body.append("<summary>")
+
+
+def close_title(self, node):
+    self.body.append('</summary>\n<div class="tf-fold-body">\n')
+
+
+def close_fold(self, node):
+    self.body.append("</div>\n</details>\n")
+
+
+class Box(SphinxDirective):
+    "A box that unfolds; its title is the argument, or the kind's own."
+    has_content, final_argument_whitespace = True, True
+    optional_arguments = 1
+    titles = {"answer": "Answer"}
+    before = {"closer": "Closer look: "}
+
+    def summary(self):
+        "The title as a node of its own, with its markup."
+        said = self.arguments[0] if self.arguments else (
+            self.titles.get(self.kind))
+        if not said:
+            raise self.error(f"{self.name} needs a title")
+        inline, notes = self.parse_inline(said) if hasattr(
+            self, "parse_inline") else self.state.inline_text(
+                said, self.lineno)
+        before = self.before.get(self.kind)
+        return FoldTitle("", "", *(
+            [nodes.strong(before, before)] if before else []), *inline)
+
+    @property
+    def kind(self):
+        return self.name.removesuffix("-start")
+
+    def run(self):
+        self.assert_has_content()
+        box = Fold("", self.summary(), classes=[f"tf-{self.kind}"])
+        self.set_source_info(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
+        return [box]
+
+
+class Start(Box):
+    has_content = False
+
+    def run(self):
+        return [Gate(summary=self.summary(), kind=self.kind)]
+
+
+class End(SphinxDirective):
+    def run(self):
+        return [Gate(summary=None, kind=self.name.removesuffix("-end"))]
+
+
+class Predict(SphinxDirective):
+    "A question before an output."
+    has_content = True
+    option_spec = {"name": directives.unchanged}
+
+    def run(self):
+        self.assert_has_content()
+        box = nodes.admonition(classes=["tf-predict"])
+        box += nodes.title("", "Predict")
+        self.set_source_info(box)
+        self.add_name(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
+        return [box]
+
+
+class CloseGates(SphinxTransform):
+    "Put what stands between two gates into one box."
+    default_priority = 12
+
+    def apply(self):
+        for start in [*self.document.findall(Gate)]:
+            if start["summary"] is None or start.parent is None:
+                continue
+            parent, at = start.parent, start.parent.index(start)
+            ends = [i for i, x in enumerate(parent.children)
+                    if i > at and isinstance(x, Gate)]
+            if not ends or parent[ends[0]]["summary"] is not None:
+                raise ExtensionError(
+                    f"{self.env.docname}: {start['kind']}-start without "
+                    f"its end in the same section: "
+                    f"{start['summary'].astext()!r}")
+            box = Fold("", start["summary"],
+                       classes=[f"tf-{start['kind']}"])
+            box.extend(parent.children[at + 1:ends[0]])
+            parent.children[at:ends[0] + 1] = [box]
+            box.parent = parent
+        for left in self.document.findall(Gate):
+            raise ExtensionError(f"{self.env.docname}: {left['kind']}-end "
+                                 "without its start")
+
+
+# ---- the head of a chapter
+
+def entry(root: Path, name: str) -> dict | None:
+    "What the plan says of one chapter."
+    for part in plan(root):
+        for chapter in part["chapters"]:
+            if chapter["nb"] == name:
+                return chapter
+    return None
+
+
+def head(root: Path, path: Path, text: str) -> str:
+    "One line: minutes, what is needed, how much is proved."
+    found, planned = measure(path, text), entry(root, path.stem) or {}
+    parts = [f"{max(5, round(found.minutes / 5) * 5)} minutes to read"]
+    if found.exercises:
+        parts.append(f"{found.exercises} for the exercises")
+    if planned.get("needs"):
+        parts.append("needs " + planned["needs"])
+    if found.claims:
+        n = len(found.claims)
+        parts.append(f"[✓ {n} {'claim' if n == 1 else 'claims'} proved "
+                     "here](#status-claims)")
+    return " · ".join(parts)
+
+
+@lru_cache(maxsize=None)
+def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> str:
+    "The machine as HTML, these parts lit."
+    from tformer import plot
+    return plot.machine(lit=lit, links=dict(links))._repr_html_()
+
+
+def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
+    "For each part of the machine, the page of the chapter that builds it."
+    out = {}
+    for part in plan(root):
+        for chapter in part["chapters"]:
+            there = (root / "nbs" / f"{chapter['nb']}.ipynb").exists()
+            for name in chapter.get("builds_parts", ()) if there else ():
+                out.setdefault(name, f"{folder}{chapter['nb']}.html")
+    return tuple(out.items())
+
+
+def markdown(text: str) -> dict:
+    return {"cell_type": "markdown", "metadata": {}, "source": text}
+
+
+def raw(text: str) -> str:
+    return f"````{{raw}} html\n{text}\n````"
+
+
+def with_head(root: Path, path: Path, text: str) -> str:
+    "The notebook's JSON with its head line and the machine."
+    nb = json.loads(text)
+    cells, planned = nb["cells"], entry(root, path.stem)
+    first = next((c for c in cells if c["cell_type"] == "markdown"), None)
+    if first is None or planned is None:
+        return text
+    lines = source(first).split("\n")
+    at = next((i for i, line in enumerate(lines) if line.startswith("> ")),
+              0)
+    while at + 1 < len(lines) and lines[at + 1].startswith(">"):
+        at += 1
+    line = f"\n```{{container}} tf-head\n{head(root, path, text)}\n```\n"
+    lines.insert(at + 1, line)
+    first["source"] = "\n".join(lines)
+    from tformer import plot
+    if planned.get("lit") and hasattr(plot, "machine"):
+        machine = drawing(tuple(planned["lit"]), links(root))
+        for i, cell in enumerate(cells):
+            found = cell["cell_type"] == "markdown" and SECTION.search(
+                source(cell))
+            if found:
+                text = source(cell)
+                before, after = text[:found.start()], text[found.start():]
+                cell["source"] = after
+                cells[i:i] = [markdown(x) for x in (
+                    before, raw(f'<div class="tf-here">{machine}</div>'))
+                    if x.strip()]
+                break
+    return json.dumps(nb)
+
+
+def on_source_read(app, docname, content):
+    path = Path(app.env.doc2path(docname))
+    if path.suffix == ".ipynb":
+        root = Path(app.srcdir)
+        app.env.note_dependency(str(root / "book" / "chapters.yml"))
+        content[0] = with_head(root, path, content[0])
+
+
+def numbered(body: str, chapter: str) -> str:
+    "Figures and steppers of a page with their numbers."
+    seen = iter(range(1, 1000))
+
+    def write(m):
+        at = f"{chapter}.{next(seen)}"
+        return (f'{m[0]}<span class="tf-number" id="fig-'
+                f'{at.replace(".", "-")}">Figure {html.escape(at)}.'
+                "</span> ")
+    return CAPTION.sub(write, body)
+
+
+def on_page(app, page, template, context, doctree):
+    if page.startswith("nbs/") and context.get("body"):
+        context["body"] = numbered(context["body"], number(page[4:]))
+
+
+def setup(app):
+    app.add_node(Fold, html=(open_fold, close_fold))
+    app.add_node(FoldTitle, html=(open_title, close_title))
+    app.add_node(Gate, html=(lambda *_: None, lambda *_: None))
+    for name in ("answer", "question", "closer"):
+        app.add_directive(name, Box)
+    app.add_directive("closer-start", Start)
+    app.add_directive("closer-end", End)
+    app.add_directive("predict", Predict)
+    app.add_transform(CloseGates)
+    app.connect("source-read", on_source_read, priority=300)
+    app.connect("html-page-context", on_page, priority=410)
+    return {"version": "1", "parallel_read_safe": True,
+            "parallel_write_safe": True}

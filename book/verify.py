@@ -1,0 +1,127 @@
+"""See every ✓ of the book turn red: python book/verify.py [01 07 …]
+
+A ✓ counts only if a change of the package, made on purpose, makes that very
+cell fail. ``book/verified/<notebook>.yml`` names the change for each claim::
+
+    - claim: equal to PyTorch in value and gradient
+      module: attend
+      old: "scores.masked_fill(~mask, -math.inf)"
+      new: "scores.masked_fill(mask, -math.inf)"
+
+This program makes one change at a time in a copy of the package, runs the
+cells of the notebook in order, and writes to ``book/verified.json`` which
+cell failed, and how. The record of a claim holds as long as neither its cell
+nor its change is edited; the tests ask for it.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+
+from course import code_cells  # noqa: E402
+
+RECORD = ROOT / "book" / "verified.json"
+RUN = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for index, text in json.load(open(sys.argv[1])):
+    done = shell.run_cell(text, store_history=False)
+    if not done.success:
+        error = done.error_in_exec or done.error_before_exec
+        json.dump([index, type(error).__name__], open(sys.argv[2], "w"))
+        break
+"""
+
+
+def changes(stem: str) -> list[dict]:
+    "What was noted for one notebook."
+    path = ROOT / "book" / "verified" / f"{stem}.yml"
+    return yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+
+
+def cells_of(stem: str):
+    path = ROOT / "nbs" / f"{stem}.ipynb"
+    return code_cells(json.loads(path.read_text("utf-8"))["cells"])
+
+
+def key(cell_source: str, change: dict) -> str:
+    "Of a cell and its change: another key, and the record is void."
+    parts = cell_source, change["module"], change["old"], change["new"]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def first_failure(stem: str, change: dict | None):
+    "Index and error of the first cell that fails with this change."
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "tformer", Path(folder) / "tformer",
+                        ignore=shutil.ignore_patterns("__pycache__"))
+        if change:
+            path = Path(folder) / "tformer" / f"{change['module']}.py"
+            text = path.read_text("utf-8")
+            if text.count(change["old"]) != 1:
+                raise ValueError(f"{stem}: {change['old']!r} stands "
+                                 f"{text.count(change['old'])} times in "
+                                 f"tformer/{path.name}, expected once")
+            path.write_text(text.replace(change["old"], change["new"]),
+                            "utf-8")
+        cells = [(c.index, c.source) for c in cells_of(stem)
+                 if "%pip" not in c.source and c.source]
+        given, got = Path(folder) / "cells.json", Path(folder) / "got.json"
+        given.write_text(json.dumps(cells), "utf-8")
+        subprocess.run(
+            [sys.executable, "-c", RUN, str(given), str(got)], cwd=folder,
+            env={**os.environ, "PYTHONPATH": folder}, check=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return json.loads(got.read_text("utf-8")) if got.exists() else None
+
+
+def replay(stem: str, claims: set[str] | None = None) -> list[dict]:
+    "What each change of a notebook did: ``red`` if its own cell failed."
+    cells, out = {c.claim: c for c in cells_of(stem) if c.claim}, []
+    for change in changes(stem):
+        if claims is not None and change["claim"] not in claims:
+            continue
+        cell, seen = cells[change["claim"]], first_failure(stem, change)
+        out.append({"claim": change["claim"],
+                    "key": key(cell.source, change),
+                    "red": bool(seen) and seen[0] == cell.index,
+                    "failed": seen})
+    return out
+
+
+def main(heads: list[str]) -> int:
+    record = json.loads(RECORD.read_text("utf-8")) \
+        if RECORD.exists() else {}
+    stems = sorted(p.stem for p in (ROOT / "book/verified").glob("*.yml"))
+    bad = 0
+    for stem in stems:
+        if heads and not any(stem.startswith(h) for h in heads):
+            continue
+        kept = {}
+        for seen in replay(stem):
+            word = "red  " if seen["red"] else "NOT RED"
+            print(word, stem, seen["claim"], seen["failed"] or "", flush=True)
+            bad += not seen["red"]
+            if seen["red"]:
+                kept[seen["claim"]] = {"key": seen["key"],
+                                       "error": seen["failed"][1]}
+        record[stem] = kept
+    text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
+    RECORD.write_text(text + "\n", "utf-8")
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
