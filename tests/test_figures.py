@@ -1,6 +1,7 @@
 """The figures of ``tformer.plot``: their text, and what a browser makes of it."""
 import base64
 import io
+import json
 import re
 from xml.etree import ElementTree
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import ROOT
 from tformer import plot
 
 LIGHT, DARK = "rgb(29, 36, 48)", "rgb(213, 220, 228)"
@@ -156,7 +158,7 @@ def test_numbers_are_readable_on_every_cell():
         fig, ax = plot.figure(7, 5)
         plot.heat(ax, np.linspace(low, high, 60).reshape(6, 10), fmt=".2f")
         svg = plot.show(fig, "t", "d").svg
-        cells = re.findall(r'<path[^>]*"fill: (#\w{6})"', svg)
+        cells = re.findall(r'<path[^>]*"fill: (#\w{6})', svg)
         inks = re.findall(r'fill: (#\w{6})[^>]*>[-−]?\d\.\d\d<', svg)
         assert len(cells) == len(inks) == 60
         assert min(map(plot.contrast, cells, inks)) >= 4.5
@@ -170,7 +172,7 @@ def test_cells_hold_the_values():
     assert re.findall(r">(\d\.\d\d)<", svg) == ["0.00", "0.25", "1.00"]
     want = [plot.HEAT(art.norm(v)) for v in (0.0, 0.25, 1.0)]
     want = ["#%02x%02x%02x" % tuple(round(255 * x) for x in c[:3]) for c in want]
-    assert re.findall(r'<path[^>]*"fill: (#\w{6})"', svg) == want
+    assert re.findall(r'<path[^>]*"fill: (#\w{6})', svg) == want
 
 
 def test_a_large_map_is_a_small_image():
@@ -238,7 +240,10 @@ body{margin:0;padding:0 16px;background:var(--pst-color-background);color:#1d243
 @media (prefers-color-scheme:dark){:root:not([data-theme]){color-scheme:dark;--pst-color-background:#14181e}
 :root:not([data-theme]) body{color:#d5dce4}}
 [data-theme=dark]{color-scheme:dark;--pst-color-background:#14181e}[data-theme=dark] body{color:#d5dce4}
-</style><body>%s</body></html>"""
+LOOKS</style><body class="bd-article">%s</body></html>"""
+LOOKS = (ROOT / "book/_static/course.css").read_text(encoding="utf-8")
+LOOKS = LOOKS[LOOKS.index("/* ---- figures ---- */"):LOOKS.index("/* ---- exercises")]
+PAGE = PAGE.replace("LOOKS", LOOKS.replace("%", "%%"))
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +252,7 @@ def page_file(tmp_path_factory):
     wide, ax = plot.figure(7, 3)
     plot.heat(ax, np.random.default_rng(0).random((24, 60)), xlabel="key")
     parts.append(plot.show(wide, "wide", "noise"))
+    parts.append(panels())
     file = tmp_path_factory.mktemp("figures") / "page.html"
     file.write_text(PAGE % "\n".join(f"<div>{p._repr_html_()}</div>" for p in parts), encoding="utf-8")
     return file
@@ -354,10 +360,147 @@ def test_narrow_screen(opened):
     page = opened(viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     widths = page.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width)")
-    assert max(widths) <= 358 and min(widths) > 200
-    small = page.evaluate("""Math.min(...[...document.querySelectorAll('.tf-figure text')].map(t => {
-      const m = t.getScreenCTM(); return parseFloat(getComputedStyle(t).fontSize) * Math.hypot(m.a, m.b); }))""")
-    assert small > 6, f"the smallest letters are {small:.1f} px high"
+    assert sorted(widths)[-2] <= 358 and min(widths) > 200
+    wide = page.locator(".tf-panel").nth(len(widths) - 3)       # of 7 inches: it scrolls in its box
+    assert wide.evaluate("e => [e.scrollWidth, e.clientWidth]") == [max(widths), 358] == [432, 358]
+    assert smallest(page) >= 9
+
+
+def smallest(page):
+    """Height in px of the smallest text of the figures that are seen, indices and exponents aside."""
+    return round(1e-3 + page.evaluate("""Math.min(...[...document.querySelectorAll('.tf-figure text')].filter(t => t.getClientRects().length)
+      .map(t => { const m = t.getScreenCTM(), s = [t, ...t.querySelectorAll('tspan')].filter(e => [...e.childNodes].some(
+        n => n.nodeType === 3 && n.data.trim())).map(e => parseFloat(getComputedStyle(e).fontSize));
+        return Math.max(...s) * Math.hypot(m.a, m.b); }))"""), 2)
+
+
+def test_all_figures_of_the_appendix_can_be_read_on_a_telephone(chromium, tmp_path):
+    nb = json.loads((ROOT / "nbs/A1_figures.ipynb").read_text(encoding="utf-8"))
+    shown = ["".join(o["data"]["text/html"]) for c in nb["cells"] if c["cell_type"] == "code"
+             for o in c["outputs"] if "text/html" in o.get("data", {})]
+    assert len(shown) >= 8
+    (tmp_path / "a1.html").write_text(PAGE % "\n".join(shown), encoding="utf-8")
+    page = chromium.new_page(viewport={"width": 390, "height": 844})
+    page.goto((tmp_path / "a1.html").as_uri())
+    low, wide = smallest(page), page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+    assert low >= 9 and wide == 390
+
+
+PIXELS = """async png => { const i = new Image(); i.src = 'data:image/png;base64,' + png; await i.decode();
+  const c = document.createElement('canvas'); c.width = i.width; c.height = i.height; const g = c.getContext('2d');
+  g.drawImage(i, 0, 0); return [...g.getImageData(i.width >> 1, i.height >> 1, 1, 1).data].slice(0, 3); }"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_zero_recedes_and_large_values_stand_out(chromium, tmp_path, theme):
+    """Cells, and the same as an image, as the browser paints them: from the ground to the far end."""
+    parts, n = [], 21                              # an image of 441 equal cells
+    for value in (-1.0, 0.0, 1.0, 2.0):
+        cmap, scale = (plot.SIGNED, (-1, 1)) if value < 1.5 else (plot.HEAT, (0, 2))
+        for shape in ((1, 1), (n, n)):
+            fig, ax = plot.figure(1, 1)
+            plot.heat(ax, np.full(shape, value), vmin=scale[0], vmax=scale[1], cmap=cmap)
+            parts.append(plot.show(fig, "t", "d"))
+    file = tmp_path / "maps.html"
+    file.write_text(PAGE % "".join(p._repr_html_() for p in parts), encoding="utf-8")
+    page = chromium.new_page()
+    page.goto(file.as_uri())
+    page.evaluate("t => document.documentElement.dataset.theme = t", theme)
+    shots = [base64.b64encode(s.screenshot()).decode() for s in page.locator("svg").all()]
+    seen = np.array([page.evaluate(PIXELS, s) for s in shots]).reshape(4, 2, 3)
+    page.emulate_media(media="print")
+    paper = page.evaluate(PIXELS, base64.b64encode(page.locator("svg").nth(2).screenshot()).decode())
+    page.close()
+    assert np.abs(seen[:, 0] - seen[:, 1]).max() <= 3       # cells and image agree
+    ground = "#14181e" if theme == "dark" else "#ffffff"
+    low, zero, high, most = (plot.contrast(c / 255, ground) for c in seen[:, 0])
+    assert zero < 1.3 and min(low, high, most) > 6
+    assert paper == [239, 236, 230]                         # always the light map
+
+
+def test_numbers_are_readable_at_night():
+    for cmap in (plot.HEAT, plot.SIGNED):
+        fig, ax = plot.figure(7, 5)
+        plot.heat(ax, np.linspace(0, 1, 120).reshape(10, 12), fmt=".2f", cmap=cmap)
+        svg = plot.show(fig, "t", "d").svg
+        cells = re.findall(r"<path[^>]*light-dark\(#\w{6},(#\w{6})\)", svg)
+        inks = re.findall(r"light-dark\(#\w{3},(#\w{3})\)[^>]*>\d\.\d\d<", svg)
+        assert len(cells) == len(inks) == 120 and {*inks} == {"#000", "#fff"}
+        assert min(map(plot.contrast, cells, inks)) >= 4.5
+
+
+def test_curves_in_a_color_of_a_map_stay():
+    assert "light-dark" not in curve().svg and plot.BLUE in curve().svg
+
+
+# ---- captions and panels ----
+
+def panels(desc=("It rises.", "It falls."), **kw):
+    figs = []
+    for end in (1, -1):
+        fig, ax = plot.figure(2.8, 2)
+        ax.plot([0, end])
+        ax.set(xlabel="step")
+        figs.append(fig)
+    return plot.show(figs, "Up & down", desc, **kw)
+
+
+def test_every_figure_has_a_caption():
+    page = ElementTree.fromstring(curve("a < b")._repr_html_())
+    assert (page.tag, page.get("class"), page[-1].tag, page[-1].get("class")) == (
+        "figure", "tf-plate", "figcaption", "tf-caption")
+    assert page[-1].text == "a < b"
+    assert '<figcaption class="tf-caption">See &amp; hear</figcaption>' in panels(caption="See & hear")._repr_html_()
+    assert steps("A < b")._repr_html_().count('<p class="tf-caption">A &lt; b</p>') == 1
+
+
+def test_panels_are_told_apart():
+    made = panels()
+    words = [[e.text for e in ElementTree.fromstring(s)[:2]] for s in made.svgs]
+    assert words == [["Up & down, panel 1 of 2", "It rises."], ["Up & down, panel 2 of 2", "It falls."]]
+    assert made._repr_html_().count("<figcaption") == 1
+    assert len(ids(made.svg)) == len(set(ids(made.svg)))
+    assert [ElementTree.fromstring(s)[1].text for s in panels("Both.").svgs] == ["Both.", "Described with panel 1."]
+    with pytest.raises(ValueError, match="1 descriptions for 2 panels"):
+        panels(["only one"])
+    with pytest.raises(ValueError, match="needs a title"):
+        plot.show([plot.figure()[0]] * 2, "", "d")
+
+
+def test_panels_share_the_size_limit():
+    figs = []
+    for seed in (0, 1):
+        fig, ax = plot.figure()
+        ax.plot(np.random.default_rng(seed).normal(size=(2000, 3)))
+        figs.append(fig)
+    for fig in figs:
+        plot.show(fig, "t", "d")
+    with pytest.raises(ValueError, match="at most 150000"):
+        plot.show(figs, "t", "d")
+
+
+@pytest.mark.parametrize("wide, level", [(1000, True), (390, False)])
+def test_panels_stack_on_a_telephone(opened, wide, level):
+    page = opened(viewport={"width": wide, "height": 800})
+    left, right = page.locator(".tf-panel").all()[-2:]
+    left, right = left.bounding_box(), right.bounding_box()
+    assert (left["y"] == right["y"]) is level
+    assert left["width"] == right["width"] == pytest.approx(302, abs=1)
+    side = left["x"] - 16                      # centered on the text
+    edge = (right if level else left)
+    body = page.evaluate("document.body.clientWidth")
+    assert body - 16 - (edge["x"] + edge["width"]) == pytest.approx(side, abs=1)
+
+
+def test_the_last_button_keeps_the_keyboard(opened):
+    page = opened()
+    on = page.locator(".tf-stepper button").nth(1)
+    for _ in range(3):
+        on.click()
+    assert page.evaluate("document.activeElement.tagName") == "INPUT"
+    page.keyboard.press("ArrowLeft")
+    assert state(page, 0)["seen"] == [2]
 
 
 def test_wide_screen_does_not_blow_figures_up(opened):

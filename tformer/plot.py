@@ -12,13 +12,15 @@ import base64
 import hashlib
 import html
 import io
+import math
 import re
 import warnings
 
 import matplotlib
 import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
+from matplotlib.colors import (
+    LinearSegmentedColormap, Normalize, to_hex, to_rgb)
 from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
@@ -75,11 +77,11 @@ STYLE = {
     "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.axisbelow": True,
     "xtick.color": INK, "ytick.color": INK,
-    "xtick.labelsize": 9.5, "ytick.labelsize": 9.5,
+    "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
     "grid.color": GREY, "grid.alpha": 0.35, "grid.linewidth": 0.6,
     "lines.linewidth": 1.8, "lines.markersize": 5,
     "lines.solid_capstyle": "round", "patch.edgecolor": "none",
-    "legend.frameon": False, "legend.fontsize": 9.5,
+    "legend.frameon": False, "legend.fontsize": 10.5,
     "legend.labelcolor": INK, "image.interpolation": "none",
     "figure.facecolor": "none", "axes.facecolor": "none",
     "savefig.facecolor": "none", "image.cmap": "viridis",
@@ -130,13 +132,22 @@ def _css(style):
     style = re.sub(r"font-family: [^;]*", mono, style)
     style = re.sub("#010203|#000000", "currentColor", style)
     style = style.replace(PAPER, GROUND)
+    style = re.sub("fill: #0102([0f])([0f])", r"fill: #\1\1\1\1\1\1;"
+                   r"fill: light-dark(#\1\1\1,#\2\2\2)", style)
     rules = (rule.strip() for rule in style.split(";"))
     return ";".join(r for r in rules if r and not r.endswith(":"))
 
+# %% ../nbs/A1_figures.ipynb #81f75aaa
+def _of_a_map(colors):
+    """Are these colors, as bytes, all of one of the two maps?"""
+    seen = {bytes(c) for c in colors if c[3]}
+    return any(seen <= {bytes(c) for c in cmap(range(cmap.N), bytes=True)}
+               for cmap in (HEAT, SIGNED))
+
 # %% ../nbs/A1_figures.ipynb #824e43a1
 def _small_png(match):
-    """An embedded image with a palette: a quarter of the bytes."""
-    image = Image.open(io.BytesIO(base64.b64decode(match[1])))
+    """An image with a palette, a quarter of the bytes; maps marked."""
+    image = Image.open(io.BytesIO(base64.b64decode(match[2])))
     rgba = np.ascontiguousarray(image.convert("RGBA"))
     colors, index = np.unique(rgba.view(np.uint32), return_inverse=True)
     if len(colors) > 256:
@@ -147,18 +158,40 @@ def _small_png(match):
     file = io.BytesIO()
     small.save(file, "PNG", transparency=colors[:, 3].tobytes(),
                optimize=True)
-    return "base64," + base64.b64encode(file.getvalue()).decode()
+    data = base64.b64encode(file.getvalue()).decode()
+    mark = ' class="tf-heat"' if _of_a_map(colors) else ""
+    return f"<image{mark}{match[1]}base64,{data}"
 
 # %% ../nbs/A1_figures.ipynb #be6da846
 def _tag(match):
     """One tag with shorter numbers and its style put right."""
     tag = " ".join(match[0].split())
     if tag.startswith("<image"):
-        return re.sub(r"base64,\s*([\w+/=\s]+)", _small_png, match[0])
+        return re.sub(r"<image(.*?)base64,\s*([\w+/=\s]+)", _small_png,
+                      match[0], flags=re.S)
     tag = re.sub(r"-?\d+\.\d{3,}",
                  lambda m: f"{round(float(m[0]), 2) + 0:g}", tag)
     return re.sub(r'style="([^"]*)"',
                   lambda m: f'style="{_css(m[1])}"', tag)
+
+# %% ../nbs/A1_figures.ipynb #b3de26cf
+#| code-fold: false
+def night(color):
+    """What a cell of this color becomes on a dark page.
+
+    As CSS computes ``invert(.93) hue-rotate(180deg)``: W3C, Filter
+    Effects Module Level 1.
+    """
+    turn = [[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144],
+            [0.426, 1.43, -0.856]]
+    inverted = 0.93 - 0.86 * np.array(to_rgb(color))
+    return to_hex(np.clip(turn @ inverted, 0, 1))
+
+# %% ../nbs/A1_figures.ipynb #66ee603d
+def _both_grounds(match):
+    """Give each cell its color for the light page and for the dark."""
+    return re.sub(r"fill: (#\w{6})", lambda m: f"{m[0]};fill: light-dark("
+                  f"{m[1]},{night(m[1])})", match[0])
 
 # %% ../nbs/A1_figures.ipynb #1ee08eb4
 def _own_ids(svg, prefix):
@@ -167,6 +200,18 @@ def _own_ids(svg, prefix):
     svg = re.sub(r' id="([^"]*)"', lambda m: (
         f' id="{prefix}{m[1]}"' if m[1] in used else ""), svg)
     return re.sub(r'(url\(|href=")#', rf"\g<1>#{prefix}", svg)
+
+# %% ../nbs/A1_figures.ipynb #9a88cb08
+#| code-fold: false
+def _size(box, body):
+    """How wide a drawing may be, and how narrow: all text 9 px high."""
+    wide = float(box.split()[2])
+    texts = re.findall("<text.*?</text>", body)
+    sizes = [re.findall(r"font-size: ([\d.]+)px", t) for t in texts]
+    least = min((max(map(float, s)) for s in sizes if s), default=1e9)
+    return (f"display:block;margin:0 auto;width:100%;height:auto;"
+            f"max-width:{round(1.5 * wide)}px;"
+            f"min-width:{math.ceil(9 * wide / least)}px")
 
 # %% ../nbs/A1_figures.ipynb #6bdbcac8
 #| code-fold: false
@@ -178,7 +223,7 @@ def inline_svg(
     """A figure as an ``<svg>`` element that can stand in any page.
 
     Equal figures give equal text. ValueError without a title or a
-    description, and for more than 150,000 bytes.
+    description.
     """
     for name, text in (("title", title), ("desc", desc)):
         expect.that(str(text or "").strip(), f"a figure needs a {name}")
@@ -187,51 +232,86 @@ def inline_svg(
     body = raw[raw.index(">", raw.index("<svg")) + 1:raw.rindex("</svg>")]
     body = re.sub(r"(?s)<defs>\s*<style.*?</defs>|<!--.*?-->", "", body)
     body = re.sub(r">\s+<", "><", re.sub(r"<[^>]+>", _tag, body))
+    body = re.sub('<g id="tf-heat">.*?</g>', _both_grounds, body)
     key = "\n".join((title, desc, body)).encode()
     p = "f" + hashlib.sha256(key).hexdigest()[:10] + "-"
     head = (f'<title id="{p}t">{html.escape(title)}</title>'
             f'<desc id="{p}d">{html.escape(desc)}</desc>')
-    wide = round(float(box.split()[2]) * 1.5)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tf-figure" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
-        f'aria-labelledby="{p}t {p}d" viewBox="{box}" style="width:100%;'
-        f"max-width:{wide}px;height:auto;fill:currentColor;"
+        f'aria-labelledby="{p}t {p}d" viewBox="{box}" '
+        f'style="{_size(box, body)};fill:currentColor;'
         f'stroke-linejoin:round;font-family:{FONT}">'
         f"{head}{_own_ids(body, p)}</svg>")
 
 # %% ../nbs/A1_figures.ipynb #0611ca43
 MAX_BYTES = 150_000  # of one figure
 
+# %% ../nbs/A1_figures.ipynb #7ab3041c
+def _panel(svg):
+    """A drawing in a box that scrolls sideways as a last resort."""
+    wide = int(re.search(r"max-width:(\d+)px", svg)[1])
+    return (f'<div class="tf-panel" style="flex:1 1 {round(0.75 * wide)}px;'
+            f'min-width:0;max-width:{wide}px;overflow-x:auto">{svg}</div>')
+
 # %% ../nbs/A1_figures.ipynb #4a52a9a0
 class Figure:
-    """A drawn figure, shown as inline SVG and as nothing else."""
+    """Drawn panels and their caption, shown as HTML and nothing else."""
 
-    def __init__(self, svg: str, title: str, desc: str):
-        self.svg, self.title, self.desc = svg, title, desc
+    def __init__(self, svgs: list, title: str, desc, caption: str):
+        self.svg, self.svgs = "".join(svgs), list(svgs)
+        self.title, self.desc, self.caption = title, desc, caption
 
     def _repr_html_(self):
-        return self.svg
+        return (
+            '<figure class="tf-plate" style="margin:1em 0">'
+            '<div class="tf-panels" style="display:flex;flex-wrap:wrap;'
+            'justify-content:center;gap:1em">'
+            f'{"".join(map(_panel, self.svgs))}</div>'
+            '<figcaption class="tf-caption">'
+            f"{html.escape(self.caption)}</figcaption></figure>")
 
     def __repr__(self):
         return f"Figure: {self.title}"
 
+# %% ../nbs/A1_figures.ipynb #f82c44d7
+def _words(title, desc, n):
+    """Title and description of each of n panels."""
+    if isinstance(desc, (list, tuple)):
+        expect.that(len(desc) == n > 0,
+                    f"{len(desc)} descriptions for {n} panels")
+    else:
+        desc = [desc] + ["Described with panel 1."] * (n - 1)
+    if n == 1:
+        return [(title, desc[0])]
+    expect.that(str(title or "").strip(), "a figure needs a title")
+    return [(f"{title}, panel {i + 1} of {n}", desc[i]) for i in range(n)]
+
 # %% ../nbs/A1_figures.ipynb #f2d7f24e
 def show(
-    fig,         # a matplotlib figure
+    fig,         # a matplotlib figure, or a list of them: panels
     title: str,  # what it is, in a few words
-    desc: str,   # what one sees, for those who cannot see it
+    desc,        # what one sees, for those who cannot see it: a text, or
+                 # one for each panel
+    caption: str | None = None,  # under the figure; None: the title
 ) -> Figure:
-    """Turn a matplotlib figure into what a page can show.
+    """Turn matplotlib figures into what a page can show.
 
-    End a cell with it. ValueError without title or description, and
-    for more than 150,000 bytes.
+    End a cell with it. ValueError without title or description, for
+    other than one description or one per panel, and for more than
+    150,000 bytes.
+
+    >>> show(fig, "A parabola", "It falls from 4 to 0 and rises.")
+    Figure: A parabola
     """
-    svg = inline_svg(fig, title, desc)
-    size = len(svg.encode())
+    figs = fig if isinstance(fig, (list, tuple)) else [fig]
+    svgs = [inline_svg(f, *words)
+            for f, words in zip(figs, _words(title, desc, len(figs)))]
+    size = sum(len(svg.encode()) for svg in svgs)
     expect.that(size <= MAX_BYTES, f"the figure takes {size} bytes, at "
                 f"most {MAX_BYTES} are allowed")
-    return Figure(svg, title, desc)
+    return Figure(svgs, title, desc, caption or title)
 
 # %% ../nbs/A1_figures.ipynb #a1a7e4c8
 def _array(values, rows, cols):
@@ -286,9 +366,20 @@ def _tiles(ax, a, cmap, norm):
     r = 0.47
     ring = np.array([(-r, -r), (r, -r), (r, r), (-r, r)])
     tiles = PolyCollection(at[:, None, ::-1] + ring, cmap=cmap, norm=norm,
-                           array=a[np.isfinite(a)], linewidth=0)
+                           array=a[np.isfinite(a)], linewidth=0,
+                           gid="tf-heat")
     ax.set_xlim(-0.5, a.shape[1] - 0.5)
     return ax.add_collection(tiles)
+
+# %% ../nbs/A1_figures.ipynb #d0bb0f51
+def _ink(cell):
+    """Black or white for text in a cell, by day and by night.
+
+    The last two digits say which, 0 black and f white; ``_css`` puts
+    the two colors in their place.
+    """
+    return "#0102" + "".join("0" if luminance(ground) > 0.18 else "f"
+                             for ground in (cell, night(cell)))
 
 # %% ../nbs/A1_figures.ipynb #31d8a57f
 def _numbers(ax, a, art, fmt, even):
@@ -300,10 +391,9 @@ def _numbers(ax, a, art, fmt, even):
         (ax.bbox.height, ax.bbox.width), a.shape))
     room = min(tall, wide) if even else wide
     longest = max(map(len, texts.values()), default=1) or 1
-    size = min(9.5, tall, max(5.0, 1.4 * room / longest))
+    size = min(10.5, tall, max(5.0, 1.75 * room / longest))
     for (i, j), text in texts.items():
-        light = luminance(art.cmap(art.norm(a[i, j]))) > 0.18
-        ink = ("#000001" if light else "#ffffff") if np.isfinite(
+        ink = _ink(art.cmap(art.norm(a[i, j]))) if np.isfinite(
             a[i, j]) else GREY
         ax.text(j, i, text, fontsize=size, color=ink, ha="center",
                 va="center_baseline")
@@ -347,22 +437,24 @@ def heat(
 # %% ../nbs/A1_figures.ipynb #67a96f8c
 _STEPPER_CSS = """<style>
 .tf-stepper .tf-bar,.tf-stepper .tf-frame:not(.tf-key){display:none}
+.tf-stepper{max-width:40em;margin:1em auto}
 .tf-stepper .tf-frame{margin:0 0 1em;width:auto;max-width:none;
-text-align:left}
-.tf-stepper .tf-frame figcaption{min-height:2.6em;max-width:40em;
+min-width:0;text-align:left}
+.tf-stepper .tf-panel{margin:0 auto}
+.tf-stepper .tf-frame figcaption{min-height:2.6em;
 text-align:left;font-weight:400;color:inherit}
 .tf-stepper .tf-say{position:absolute;width:1px;height:1px;
 overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 @media screen{
 .tf-live .tf-bar{display:flex;gap:.5em;align-items:center;
-max-width:34em;margin:0 0 .5em}
+margin:0 0 .5em}
 .tf-live .tf-bar input{flex:1;min-width:4em;
 accent-color:var(--pst-color-primary,#3470d6)}
 .tf-live .tf-bar button{font:inherit;color:inherit;background:none;
 border:1px solid currentColor;border-radius:.3em;padding:.1em .7em;
 cursor:pointer}
 .tf-live .tf-bar button:disabled{opacity:.35;cursor:default}
-.tf-live .tf-frames{display:grid}
+.tf-live .tf-frames{display:grid;grid-template-columns:minmax(0,1fr)}
 .tf-live .tf-frames .tf-frame{display:block;grid-area:1/1;
 visibility:hidden}
 .tf-live .tf-frames .tf-now{visibility:visible}
@@ -384,7 +476,9 @@ const words=frames[now].querySelector("figcaption").textContent;
 range.value=now;
 range.setAttribute("aria-valuetext",`${now+1} of ${frames.length}`);
 count.textContent=`${now+1} / ${frames.length}`;
+const held=document.activeElement;
 back.disabled=now===0;on.disabled=now===frames.length-1;
+if(held.disabled&&box.contains(held))range.focus();
 if(tell)say.textContent=words;};
 back.onclick=()=>go(now-1,true);on.onclick=()=>go(now+1,true);
 range.oninput=()=>go(+range.value,true);
@@ -408,7 +502,7 @@ class Stepper:
 
     def _frame(self, i, svg, caption):
         name = "tf-frame tf-key" if i in self.key else "tf-frame"
-        return (f'<figure class="{name}">{svg}<figcaption>'
+        return (f'<figure class="{name}">{_panel(svg)}<figcaption>'
                 f"{html.escape(caption)}</figcaption></figure>")
 
     def _repr_html_(self):
@@ -425,6 +519,7 @@ class Stepper:
             '<button type="button" aria-label="next step">&rarr;</button>'
             f'<span class="tf-count">1 / {n}</span></div>'
             f'<div class="tf-frames">{drawn}</div>'
+            f'<p class="tf-caption">{title}</p>'
             '<p class="tf-say" aria-live="polite"></p></div>'
             f"{_STEPPER_JS}")
 
