@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'RED', 'GREY', 'PALETTE', 'INK', 'PAPER', 'HEAT', 'SIGNED', 'MAX_BYTES',
-           'MAX_STEPPER', 'luminance', 'contrast', 'figure', 'Figure', 'show', 'heat', 'Stepper', 'stepper']
+           'MAX_STEPPER', 'SIDES', 'PARTS', 'luminance', 'contrast', 'figure', 'Figure', 'show', 'heat', 'Stepper',
+           'stepper', 'Place', 'route', 'Places', 'label_at', 'Diagram', 'Machine', 'machine']
 
 # %% ../nbs/A1_figures.ipynb #20f31d27
 #| code-fold: true
@@ -15,6 +16,7 @@ import io
 import math
 import re
 import warnings
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -22,6 +24,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import (
     LinearSegmentedColormap, Normalize, to_hex, to_rgb)
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, FancyBboxPatch, Polygon, Rectangle
 from PIL import Image
 
 from . import expect
@@ -140,9 +144,10 @@ def _css(style):
 # %% ../nbs/A1_figures.ipynb #81f75aaa
 def _of_a_map(colors):
     """Are these colors, as bytes, all of one of the two maps?"""
-    seen = {bytes(c) for c in colors if c[3]}
-    return any(seen <= {bytes(c) for c in cmap(range(cmap.N), bytes=True)}
-               for cmap in (HEAT, SIGNED))
+    seen = colors[colors[:, 3] > 0, None].astype(int)
+    tables = (cmap(range(cmap.N), bytes=True) for cmap in (HEAT, SIGNED))
+    return len(seen) > 0 and any(
+        np.abs(seen - t).max(-1).min(-1).max() <= 2 for t in tables)
 
 # %% ../nbs/A1_figures.ipynb #824e43a1
 def _small_png(match):
@@ -162,10 +167,23 @@ def _small_png(match):
     mark = ' class="tf-heat"' if _of_a_map(colors) else ""
     return f"<image{mark}{match[1]}base64,{data}"
 
+# %% ../nbs/A1_figures.ipynb #f19f32a5
+def _link(tag):
+    """A link as matplotlib writes it; after its address, its name.
+
+    One without a name repeats another, for the mouse alone.
+    """
+    url, _, name = re.search(r'href="([^"]*)"', tag)[1].partition(" ")
+    return (f'<a href="{url}" aria-label="{name}">' if name else
+            f'<a href="{url}" tabindex="-1" aria-hidden="true">')
+
 # %% ../nbs/A1_figures.ipynb #be6da846
 def _tag(match):
     """One tag with shorter numbers and its style put right."""
-    tag = " ".join(match[0].split())
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "",
+                 " ".join(match[0].split()))
+    if tag.startswith("<a "):
+        return _link(tag)
     if tag.startswith("<image"):
         return re.sub(r"<image(.*?)base64,\s*([\w+/=\s]+)", _small_png,
                       match[0], flags=re.S)
@@ -196,10 +214,10 @@ def _both_grounds(match):
 # %% ../nbs/A1_figures.ipynb #1ee08eb4
 def _own_ids(svg, prefix):
     """Keep the ids that something points to, under a prefix."""
-    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+    used = set(re.findall(r'(?:url\(|xlink:href=")#([^)"]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: (
         f' id="{prefix}{m[1]}"' if m[1] in used else ""), svg)
-    return re.sub(r'(url\(|href=")#', rf"\g<1>#{prefix}", svg)
+    return re.sub(r'(url\(|xlink:href=")#', rf"\g<1>#{prefix}", svg)
 
 # %% ../nbs/A1_figures.ipynb #9a88cb08
 #| code-fold: false
@@ -233,13 +251,16 @@ def inline_svg(
     body = re.sub(r"(?s)<defs>\s*<style.*?</defs>|<!--.*?-->", "", body)
     body = re.sub(r">\s+<", "><", re.sub(r"<[^>]+>", _tag, body))
     body = re.sub('<g id="tf-heat">.*?</g>', _both_grounds, body)
+    body = re.sub(r'<g id="(?:patch|line2d|text)_\d+">(<(path|text)[^>]*?'
+                  r"(?:/>|>[^<]*</text>))</g>", r"\1", body)
     key = "\n".join((title, desc, body)).encode()
     p = "f" + hashlib.sha256(key).hexdigest()[:10] + "-"
     head = (f'<title id="{p}t">{html.escape(title)}</title>'
             f'<desc id="{p}d">{html.escape(desc)}</desc>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tf-figure" '
-        f'xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'role="{"group" if "<a " in body else "img"}" '
         f'aria-labelledby="{p}t {p}d" viewBox="{box}" '
         f'style="{_size(box, body)};fill:currentColor;'
         f'stroke-linejoin:round;font-family:{FONT}">'
@@ -391,7 +412,7 @@ def _numbers(ax, a, art, fmt, even):
         (ax.bbox.height, ax.bbox.width), a.shape))
     room = min(tall, wide) if even else wide
     longest = max(map(len, texts.values()), default=1) or 1
-    size = min(10.5, tall, max(5.0, 1.75 * room / longest))
+    size = min(10.5, tall, max(5.0, 1.6 * room / longest))
     for (i, j), text in texts.items():
         ink = _ink(art.cmap(art.norm(a[i, j]))) if np.isfinite(
             a[i, j]) else GREY
@@ -553,3 +574,462 @@ def stepper(
     expect.that(size <= MAX_STEPPER, f"the stepper takes {size} bytes, at "
                 f"most {MAX_STEPPER} are allowed")
     return made
+
+# %% ../nbs/A1_figures.ipynb #a43399f5
+SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1),
+         "bottom": (0, 1)}
+
+# %% ../nbs/A1_figures.ipynb #88f9f82c
+@dataclass(frozen=True)
+class Place:
+    """A rectangle by its center and size; y grows downward."""
+
+    x: float
+    y: float
+    w: float = 0.0
+    h: float = 0.0
+
+    def side(self, name: str) -> tuple:
+        """The middle of one side."""
+        dx, dy = SIDES[name]
+        return self.x + dx * self.w / 2, self.y + dy * self.h / 2
+
+    def facing(self, other) -> str:
+        """The side that looks at another rectangle."""
+        dx, dy = other.x - self.x, other.y - self.y
+        across = abs(dx) - (self.w + other.w) / 2
+        along = abs(dy) - (self.h + other.h) / 2
+        if across > along:
+            return "right" if dx > 0 else "left"
+        return "bottom" if dy > 0 else "top"
+
+# %% ../nbs/A1_figures.ipynb #8a7503e3
+def route(
+    start: tuple,  # a point
+    leave: str,    # the side of a box that it lies on
+    end: tuple,    # another point
+    enter: str,    # and its side
+) -> list:
+    """The corners of a right-angled way from one side to another.
+
+    >>> route((0, 0), "right", (4, 2), "top")
+    [(0, 0), (4, 0), (4, 2)]
+    """
+    (x, y), (x2, y2) = start, end
+    flat = [side in ("left", "right") for side in (leave, enter)]
+    if x == x2 or y == y2:
+        turns = []
+    elif flat == [True, True]:
+        turns = [((x + x2) / 2, y), ((x + x2) / 2, y2)]
+    elif flat == [False, False]:
+        turns = [(x, (y + y2) / 2), (x2, (y + y2) / 2)]
+    else:
+        turns = [(x2, y) if flat[0] else (x, y2)]
+    return [start, *turns, end]
+
+# %% ../nbs/A1_figures.ipynb #c2f1833f
+class Places(dict):
+    """Rectangles by name, and the ways between them.
+
+    >>> Places(a=Place(0, 0, 4, 4), b=Place(9, 0, 4, 4)).way("a", "b")
+    [(2.0, 0.0), (7.0, 0.0)]
+    """
+
+    def find(self, place) -> tuple:
+        """The rectangle of a name, a side or a point; and the side."""
+        if not isinstance(place, str):
+            return Place(*place), None
+        name, _, side = place.partition(".")
+        expect.choice([*self], place=name)
+        return self[name], side or None
+
+    def way(self, start, end, via=()) -> list:
+        """The corners of an arrow from start to end."""
+        (a, leave), (b, enter) = self.find(start), self.find(end)
+        leave, enter = leave or a.facing(b), enter or b.facing(a)
+        if not a.w and enter in ("left", "right"):   # turn only once
+            leave = "bottom"
+        elif not a.w:
+            leave = "right"
+        start, end = a.side(leave), b.side(enter)
+        if via:
+            return [start, *via, end]
+        return route(start, leave, end, enter)
+
+    def around(self, names, pad=0) -> Place:
+        """The rectangle around the named ones."""
+        places = [self.find(name)[0] for name in names]
+        x, y = ([getattr(p, c) - getattr(p, s) / 2 for p in places]
+                for c, s in ("xw", "yh"))
+        x2, y2 = ([getattr(p, c) + getattr(p, s) / 2 for p in places]
+                  for c, s in ("xw", "yh"))
+        left, top, right, low = min(x), min(y), max(x2), max(y2)
+        return Place((left + right) / 2, (top + low) / 2,
+                     right - left + 2 * pad, low - top + 2 * pad)
+
+# %% ../nbs/A1_figures.ipynb #a02c6b75
+def label_at(points) -> tuple:
+    """Beside the longest part of a way: x, y and alignment."""
+    parts = [*zip(points, points[1:])]
+    (x, y), (x2, y2) = max(parts, key=lambda p: math.dist(*p))
+    if x == x2:
+        return x + 5, (y + y2) / 2, "left"
+    return (x + x2) / 2, y - 8, "center"
+
+# %% ../nbs/A1_figures.ipynb #62be40cf
+#| code-summary: the pen, which draws rectangles, lines, words and links
+class _Pen:
+    """Draws on a sheet that is measured in points, y downward."""
+
+    def __init__(self, width, height, size):
+        matplotlib.rcParams.update(STYLE)
+        self.fig = Canvas(figsize=(width / 72, height / 72))
+        self.size, self.linked = size, set()
+        self.ax = self.fig.add_axes((0, 0, 1, 1))
+        self.ax.set(xlim=(0, width), ylim=(height, 0))
+        self.ax.axis("off")
+
+    def rect(self, p, fill, alpha, edge=None, width=1.0, dash="-", r=4,
+             z=2):
+        """A rounded rectangle."""
+        art = FancyBboxPatch(
+            (p.x - p.w / 2, p.y - p.h / 2), p.w, p.h,
+            boxstyle=f"round,pad=0,rounding_size={r}", clip_on=False,
+            facecolor=(fill, alpha) if fill else "none", linewidth=width,
+            edgecolor=edge or "none", linestyle=dash, zorder=z)
+        return self.ax.add_patch(art)
+
+    def disc(self, p, fill, edge):
+        """A circle in a square."""
+        self.ax.add_patch(Circle(
+            (p.x, p.y), p.w / 2, facecolor=fill, edgecolor=edge,
+            linewidth=1.2, clip_on=False, zorder=4))
+
+    def line(self, points, color, width, alpha=1.0, head=0, dash="-",
+             z=1):
+        """A line through the points, with an arrow's head at its end."""
+        (x, y), (x2, y2) = np.asarray(points[-2:], float)
+        far = math.hypot(x2 - x, y2 - y)
+        u, v = ((x2 - x) / far, (y2 - y) / far) if far else (0, 0)
+        stop = (x2 - 0.8 * head * u, y2 - 0.8 * head * v)
+        xs, ys = zip(*points[:-1], stop)
+        self.ax.add_line(Line2D(
+            xs, ys, color=color, linewidth=width, alpha=alpha,
+            linestyle=dash, solid_capstyle="butt", clip_on=False,
+            zorder=z))
+        if head:
+            side = 0.45 * head
+            tip = [(x2, y2), (x2 - head * u + side * v, y2 - head * v
+                              - side * u),
+                   (x2 - head * u - side * v, y2 - head * v + side * u)]
+            self.ax.add_patch(Polygon(tip, color=color, alpha=alpha,
+                                      linewidth=0, clip_on=False,
+                                      zorder=z))
+
+    def words(self, x, y, text, ink=INK, alpha=1.0, ha="center",
+              va="center_baseline", bold=False, mono=False):
+        """Words at a point."""
+        self.ax.text(
+            x, y, text, color=ink, alpha=alpha, ha=ha, va=va,
+            fontsize=self.size, weight="bold" if bold else "normal",
+            family="DejaVu Sans Mono" if mono else "DejaVu Sans",
+            linespacing=1.15)
+
+    def link(self, p, url, name):
+        """An invisible rectangle that leads to another page."""
+        first = name not in self.linked
+        self.linked.add(name)
+        art = Rectangle((p.x - p.w / 2, p.y - p.h / 2), p.w, p.h,
+                        facecolor=PAPER, clip_on=False)
+        self.ax.add_patch(art).set(alpha=0, zorder=9, url=f"{url} {name}" if first else url)
+
+# %% ../nbs/A1_figures.ipynb #4f6c5b03
+#| code-summary: how a part looks when it is lit, dimmed, or neither
+def _shade(lit, dimmed, role, open):
+    """Fill, its alpha, edge, its width, ink and its alpha."""
+    if lit and open:
+        return BLUE, 0.16, BLUE, 2.4, INK, 1.0
+    if lit:
+        return BLUE, 1.0, BLUE, 1.4, "#ffffff", 1.0
+    if dimmed:
+        return GREY, 0.06, GREY, 0.8, INK, 0.8
+    return role, 0.18, role, 1.1, INK, 1.0
+
+# %% ../nbs/A1_figures.ipynb #006af00e
+class Diagram:
+    """Boxes, arrows, sums and a stream; points from the top left.
+
+    ``lit`` names parts to mark, ``links`` leads from parts to pages. A
+    box is a part of its own name, or belongs to ``part``.
+
+    >>> d = Diagram(280, 50)
+    >>> d.box("norm", 50, 25)
+    >>> d.box("ffn", 210, 25, "feed-forward", w=90, role=GREEN)
+    >>> d.arrow("norm", "ffn", "(b, t, d)")
+    >>> d.show("A branch", "Norm, an arrow, feed-forward.")
+    Figure: A branch
+    """
+
+    def __init__(self, width, height, lit=(), links=None, size=10.5):
+        self.pen, self.places = _Pen(width, height, size), Places()
+        self.lit, self.links = {*lit}, dict(links or {})
+
+    def box(self, name, x, y, text=None, w=72, h=24, role=GREY, part=None,
+            dash="-", at=0, open=False):
+        """A box around (x, y); open, if it holds more than its text."""
+        p, part = Place(x, y, w, h), part or name
+        fill, pale, edge, width, ink, alpha = _shade(
+            part in self.lit, self.lit, role, open)
+        self.pen.rect(p, fill, pale, edge, width, dash)
+        self.pen.words(x, y + at, name if text is None else text, ink,
+                       alpha, bold=part in self.lit)
+        self.places[name] = p
+        if part in self.links:
+            self.pen.link(p, self.links[part], part)
+
+    def plus(self, name, x, y, part="residual"):
+        """The circle in which a branch is added to the stream."""
+        p = self.places[name] = Place(x, y, 12, 12)
+        ink = BLUE if part in self.lit else GREY if self.lit else INK
+        self.pen.disc(p, PAPER, ink)
+        for a, b in (("left", "right"), ("top", "bottom")):
+            self.pen.line([p.side(a), p.side(b)], ink, 1.2, z=5)
+
+    def stream(self, points, part="residual"):
+        """The thick line through points to which branches are added."""
+        lit = part in self.lit
+        self.pen.line(points, BLUE if lit else GREY, 5 if lit else 3.6,
+                      head=12)
+
+    def arrow(self, start, end, text="", via=(), part=None, dash="-"):
+        """From a name, side or point to another, at right angles."""
+        points, lit = self.places.way(start, end, via), part in self.lit
+        self.pen.line(points, BLUE if lit else INK, 1.8 if lit else 1.1,
+                      0.6 if self.lit and not lit else 1.0, 6, dash)
+        if text:
+            x, y, ha = label_at(points)
+            self.note(x, y, text, part, mono=True, ha=ha)
+
+    def group(self, name, names, pad=8, dash=(0, (4, 3))):
+        """An outline around named boxes, itself a part and a place."""
+        p = self.places[name] = self.places.around(names, pad)
+        lit = name in self.lit
+        self.pen.rect(p, BLUE if lit else None, 0.08, BLUE if lit else GREY,
+                      2.4 if lit else 1.0, "-" if lit else dash, r=7, z=0)
+
+    def note(self, x, y, text, part=None, mono=False, ha="center"):
+        """Words without a box, as the shape of what an arrow carries."""
+        lit = part is not None and part in self.lit
+        self.pen.words(x, y, text, INK, 0.8 if self.lit and not lit else 1,
+                       ha, bold=lit, mono=mono)
+        if part in self.links and not mono:
+            wide = 0.56 * self.pen.size * len(text)
+            x += {"left": wide / 2, "right": -wide / 2}.get(ha, 0)
+            self.pen.link(Place(x, y, wide, 14), self.links[part], part)
+
+    def show(self, title, desc, caption=None):
+        """What a page can show, as ``plot.show`` makes it."""
+        return show(self.pen.fig, title, desc, caption)
+
+# %% ../nbs/A1_figures.ipynb #2db71b3b
+PARTS = ("text", "tokenizer", "embedding", "positions", "residual", "block",
+         "norm", "attention", "heads", "cache", "encoder", "feedforward",
+         "lm_head", "sampling", "loss", "training", "check", "costs")
+
+# %% ../nbs/A1_figures.ipynb #1aa437aa
+#| code-fold: true
+#| code-summary: "the boxes of the machine: part, words, color; places, wide and tall: x, y, width, height"
+_BOXES = {
+    "text": ("text", "“The cup fell”", GREY,
+             (50, 236, 88, 22), (260, 24, 88, 22)),
+    "tokenizer": ("tokenizer", "tokenizer", GREY,
+                  (50, 186, 88, 22), (150, 24, 68, 22)),
+    "embedding": ("embedding", "embedding", PURPLE,
+                  (48, 46, 80, 24), (52, 24, 76, 24)),
+    "positions": ("positions", "positions", PURPLE,
+                  (104, 92, 56, 20), (118, 68, 56, 20)),
+    "norm1": ("norm", "norm", GREY,
+              (200, 82, 54, 20), (110, 142, 46, 22)),
+    "attention": ("attention", "attention", BLUE,
+                  (200, 147, 104, 82), (214, 142, 112, 86)),
+    "norm2": ("norm", "norm", GREY,
+              (316, 82, 54, 20), (110, 262, 46, 22)),
+    "feedforward": ("feedforward", "feed-forward\n(each token\nby itself)",
+                    GREEN, (316, 147, 80, 82), (214, 262, 112, 46)),
+    "norm3": ("norm", "norm", GREY,
+              (436, 46, 60, 22), (52, 354, 60, 22)),
+    "lm_head": ("lm_head", "lm_head", PURPLE,
+                (436, 92, 76, 22), (142, 354, 62, 22)),
+    "probs": ("sampling", "probabilities", ORANGE,
+              (436, 154, 76, 52), (256, 354, 92, 50)),
+    "sampling": ("sampling", "choose a token", ORANGE,
+                 (436, 236, 80, 22), (256, 416, 92, 22)),
+    "loss": ("loss", "loss\n−log p(next id)", RED,
+             (312, 236, 84, 30), (142, 416, 88, 30)),
+    "encoder": ("encoder", "encoder’s output", GREY,
+                (200, 212, 88, 18), (262, 68, 84, 18)),
+    "q": ("heads", "q", BLUE, (168, 136, 22, 18), (180, 130, 22, 18)),
+    "k": ("heads", "k", BLUE, (200, 136, 22, 18), (214, 130, 22, 18)),
+    "v": ("heads", "v", BLUE, (232, 136, 22, 18), (248, 130, 22, 18)),
+    "cache": ("cache", "cache", GREEN,
+              (216, 171, 56, 18), (231, 166, 58, 18)),
+}
+
+# %% ../nbs/A1_figures.ipynb #c9471305
+#| code-fold: true
+#| code-summary: "its arrows and words: wide and tall"
+_BOTH = [("text", "tokenizer"), ("norm1", "attention"),
+         ("norm2", "feedforward"), ("norm3", "lm_head"),
+         ("lm_head", "probs", "logits"), ("probs", "sampling"),
+         ("positions", "sum0")]
+_ARROWS = [_BOTH + [
+    ((200, 46), "norm1"), ((316, 46), "norm2"), ("tokenizer", (50, 58)),
+    ("attention.right", "sum1.bottom"), ("feedforward.right", "sum2.bottom"),
+    ("sampling.bottom", "text.bottom", "", [(436, 260), (50, 260)]),
+    ("lm_head.left", "loss.right", "", [(386, 92), (386, 236)], "training"),
+    ("tokenizer.right", "loss.left", "", [(112, 186), (112, 236)],
+     "training"),
+    ("positions.bottom", "attention.left", "", (), "positions", ":"),
+    ("encoder", (200, 188), "", (), "encoder", ":"),
+    ((200, 145), (200, 162), "", (), "cache"),
+    ((232, 145), (232, 162), "", (), "cache"),
+], _BOTH + [
+    ((52, 142), "norm1"), ((52, 262), "norm2"), ("tokenizer", "embedding"),
+    ("attention.bottom", "sum1.right"), ("feedforward.bottom", "sum2.right"),
+    ("sampling.right", "text.right", "", [(317, 416), (317, 24)]),
+    ("lm_head.bottom", "loss.top", "", (), "training"),
+    ((72, 416), "loss.left", "", [(80, 416)], "training"),
+    ("positions.right", "attention.top", "", (), "positions", ":"),
+    ("encoder", (262, 99), "", (), "encoder", ":"),
+    ((214, 139), (214, 157), "", (), "cache"),
+    ((248, 139), (248, 157), "", (), "cache"),
+]]
+_WORDS = [[
+    (258, 34, "residual stream (b, t, d)", "residual"),
+    (372, 193, "block × N", "block", "right"), (56, 140, "ids", "text", "left"),
+    (168, 171, "heads", "heads"), (184, 228, "targets: the next ids",
+                                     "training"),
+    (243, 268, "the text is one token longer", "sampling"),
+], [
+    (62, 110, "residual stream", "residual", "left"),
+    (286, 316, "block × N", "block", "right"), (103, 15, "ids", "text"),
+    (181, 166, "heads", "heads"),
+    (38, 416, "targets:\nthe next ids", "training"),
+]]
+_SHEETS = [
+    dict(size=(480, 278), font=8, stream=[(88, 46), (406, 46)],
+         sums=[(104, 46), (264, 46), (366, 46)],
+         block=Place(258, 111, 236, 178)),
+    dict(size=(326, 450), font=8.5, stream=[(52, 36), (52, 343)],
+         sums=[(52, 68), (52, 206), (52, 304)],
+         block=Place(158, 207, 280, 236)),
+]
+
+# %% ../nbs/A1_figures.ipynb #b20fdb29
+#| code-fold: true
+#| code-summary: "one of its two drawings"
+def _draw_machine(tall, lit, links):
+    """The machine as a diagram, wide (0) or tall (1)."""
+    sheet = _SHEETS[tall]
+    d = Diagram(*sheet["size"], lit, links, sheet["font"])
+    d.places["edges"] = sheet["block"]
+    d.group("block", ["edges"], pad=0)
+    d.stream(sheet["stream"])
+    for i, at in enumerate(sheet["sums"]):
+        d.plus(f"sum{i}", *at)
+    for name, (part, text, role, *places) in _BOXES.items():
+        x, y, w, h = places[tall]
+        open_ = name in ("attention", "probs")
+        d.box(name, x, y, text, w, h, role, part, open=open_,
+              dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
+              at=8 - h / 2 if open_ else 0)
+    for arrow in _ARROWS[tall]:
+        d.arrow(*arrow)
+    for x, y, text, part, *ha in _WORDS[tall]:
+        d.note(x, y, text, part, ha=(ha or ["center"])[0])
+    _bars(d)
+    return d
+
+# %% ../nbs/A1_figures.ipynb #3f4d3a83
+#| code-fold: true
+#| code-summary: "bars for its probabilities, a frame around the whole"
+def _bars(d):
+    """Five small bars in the box of the probabilities."""
+    p, lit = d.places["probs"], "sampling" in d.lit
+    colors = GREY, BLUE if lit else GREY if d.lit else ORANGE
+    for i, tall in enumerate((5, 11, 20, 8, 3)):
+        d.pen.rect(Place(p.x - 24 + 12 * i, p.y + p.h / 2 - 5 - tall / 2, 8,
+                         tall), colors[i == 2], 0.9, r=1)
+
+# %% ../nbs/A1_figures.ipynb #eed97353
+#| code-fold: true
+#| code-summary: "a frame around the whole"
+def _frame(d, tall, whole):
+    """Mark all of the machine, for what concerns all of it."""
+    if whole:
+        w, h = _SHEETS[tall]["size"]
+        d.pen.rect(Place(w / 2, h / 2, w - 3, h - 3), BLUE, 0.05, BLUE, 2.4,
+                   r=8, z=0)
+        says = {"check": "check: is all of it right?",
+                "costs": "costs: memory, arithmetic, time"}
+        d.pen.words(*((10, 440) if tall else (10, 12)), " · ".join(
+            says[part] for part in whole), ha="left", bold=True)
+
+# %% ../nbs/A1_figures.ipynb #17686fd8
+#| code-fold: true
+#| code-summary: "its description"
+_SAYS = (
+    "Text goes through a tokenizer, becomes ids and then, in the embedding, "
+    "vectors, to which positions are added; or they rotate queries and keys "
+    "in attention. A thick line, the residual stream, carries the vectors "
+    "through N blocks. In each block two branches leave the stream and are "
+    "added back to it: a norm, then attention with heads of queries, keys "
+    "and values and a cache beside them; a norm, then feed-forward. After a "
+    "last norm, lm_head gives logits, these give probabilities, a token is "
+    "chosen, and the text is one token longer. In training a loss compares "
+    "the logits with the next ids. Dashed, the output of an encoder, which "
+    "cross-attention would read.")
+
+# %% ../nbs/A1_figures.ipynb #d40a9d60
+class Machine(Figure):
+    """A drawing in two forms, of which the page shows one."""
+
+    def _repr_html_(self):
+        wide, tall = (f'class="tf-panel {name}"' for name in
+                      ("tf-wide", "tf-tall"))
+        return ("<style>@media (max-width:640px){.tf-wide{display:none}}"
+                "@media (min-width:640.1px){.tf-tall{display:none}}</style>"
+                + super()._repr_html_()
+                .replace('"tf-plate"', '"tf-plate tf-machine"')
+                .replace('class="tf-panel"', wide, 1)
+                .replace('class="tf-panel"', tall, 1))
+
+# %% ../nbs/A1_figures.ipynb #db38ef41
+def machine(
+    lit=(),      # names out of PARTS: what is marked
+    links=None,  # dict from names out of PARTS to addresses
+    caption: str | None = None,  # None: where we are
+) -> Machine:
+    """The whole decoder-only language model in one drawing.
+
+    Pre-norm blocks with a residual stream; what the training adds; and,
+    dashed, what cross-attention would read. ``check`` and ``costs``
+    concern the whole and are a frame around it. ValueError for an
+    unknown part.
+
+    >>> machine(lit=["attention"], links={"norm": "06_norms.html"})
+    Figure: The whole machine
+    """
+    lit = [lit] if isinstance(lit, str) else list(lit)
+    for part in (*lit, *(links or ())):
+        expect.choice(PARTS, part=part)
+    whole = [part for part in lit if part in ("check", "costs")]
+    marked = {*lit} - {*whole} | ({"loss"} if "training" in lit else set())
+    svgs = []
+    for tall in (0, 1):
+        d = _draw_machine(tall, marked, links)
+        _frame(d, tall, whole)
+        svgs.append(inline_svg(d.pen.fig, "The whole machine", _SAYS))
+    here = ", ".join(lit).replace("feedforward", "feed-forward")
+    return Machine(svgs, "The whole machine", _SAYS, caption or (
+        f"You are here: {here}." if lit else "The whole machine."))
