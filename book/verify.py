@@ -8,8 +8,8 @@ cell fail. ``book/verified/<notebook>.yml`` names the change for each claim::
       old: "scores.masked_fill(~mask, -math.inf)"
       new: "scores.masked_fill(mask, -math.inf)"
 
-This program makes one change at a time in a copy of the package, runs the
-cells of the notebook in order, and writes to ``book/verified.json`` which
+This program makes one change at a time in a copy of the package, and in the
+cells from which it is exported, runs the cells of the notebook in order, and writes to ``book/verified.json`` which
 cell failed, and how. The record of a claim holds as long as neither its cell
 nor its change is edited; the tests ask for it.
 """
@@ -62,6 +62,13 @@ def key(cell_source: str, change: dict) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def changed(cell, change: dict | None) -> str:
+    "A cell that is itself exported carries the change too."
+    if change and {"export", "exporti"} & {*cell.directives}:
+        return cell.source.replace(change["old"], change["new"])
+    return cell.source
+
+
 def first_failure(stem: str, change: dict | None):
     "Index and error of the first cell that fails with this change."
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +83,7 @@ def first_failure(stem: str, change: dict | None):
                                  f"tformer/{path.name}, expected once")
             path.write_text(text.replace(change["old"], change["new"]),
                             "utf-8")
-        cells = [(c.index, c.source) for c in cells_of(stem)
+        cells = [(c.index, changed(c, change)) for c in cells_of(stem)
                  if "%pip" not in c.source and c.source]
         given, got = Path(folder) / "cells.json", Path(folder) / "got.json"
         given.write_text(json.dumps(cells), "utf-8")
