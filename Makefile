@@ -13,7 +13,7 @@ PYTEST := $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env \
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup test book serve notebooks records bench status owner clean
+.PHONY: help setup test book serve notebooks records bench verify status owner clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s%s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ records: $(VENV)/.done  ## run the recorded experiments again
 
 bench: $(VENV)/.done  ## ratios against the named peers, as tables
 	@for f in tests/bench/bench_*.py; do echo "$$f"; $(PY) $$f || exit 1; done
+
+verify: $(VENV)/.done  ## see each claim of the book turn red: all, or NB="01 07"
+	$(PY) book/verify.py $(NB)
 
 status: $(VENV)/.done  ## run every notebook and keep the record that the status page shows
 	$(PYTEST) nbs

@@ -62,13 +62,14 @@ def test_pages_show_no_machinery(book):
 def test_drawn_pages_are_drawn(book):
     for page in pages(book):
         text = page.read_text(encoding="utf-8")
-        assert not re.search(r"<!-- (api|status|takeaways|chapters|routes) "
-                             r"-->", text), page.name
+        assert not re.search(r"<!-- (api|status|claims|takeaways|chapters|"
+                             r"routes|machine|count|one line each|"
+                             r"before and after) -->", text), page.name
     text = (book / "book" / "api.html").read_text(encoding="utf-8")
     for module in (ROOT / "tformer").glob("[a-z]*.py"):
         assert f'id="tformer.{module.stem}.' in text, module.stem
     for name, words in (("takeaways", "Questions you can now answer"),
-                        ("intro", "Attention by hand")):
+                        ("chapters", "Attention by hand")):
         page = book / "book" / f"{name}.html"
         assert words in page.read_text(encoding="utf-8")
 

@@ -551,3 +551,25 @@ def test_a_program_that_is_killed_leaves_whole_files(files, point, new):
     assert held(files) == [
         f"{'new' if i < new else 'old'} {p.name}"
         for i, p in enumerate(files)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("q, k, v, problem", [
+    ((1, 2, 3, 8), (1, 2, 3, 6), (1, 2, 3, 8), "k must be of shape"),
+    ((1, 2, 3, 8), (1, 2, 4, 8), (1, 2, 3, 8), "v must be of shape"),
+    ((1, 2, 3, 8), (3, 2, 3, 8), (3, 2, 3, 8), "k must be of shape"),
+    ((1, 3, 3, 8), (1, 2, 3, 8), (1, 2, 3, 8), "k|key heads|n_kv_heads|kv"),
+])
+def test_no_quick_look_lets_attention_pass(q, k, v, problem, shared):
+    with pytest.raises(ValueError, match=problem):
+        expect.attention(*map(torch.zeros, (q, k, v)), shared=shared)
+
+
+@pytest.mark.parametrize("types", [
+    (torch.float32, torch.float64, torch.float32),
+    (torch.float32, torch.float32, torch.bfloat16),
+    (torch.int64, torch.int64, torch.int64)])
+def test_no_quick_look_lets_types_pass(types):
+    with pytest.raises(ValueError, match="float"):
+        expect.attention(*(torch.zeros(1, 2, 3, 8, dtype=t)
+                           for t in types), shared=True)

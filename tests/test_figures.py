@@ -427,6 +427,7 @@ def test_numbers_are_readable_at_night():
         cells = re.findall(r"<path[^>]*light-dark\(#\w{6},(#\w{6})\)", svg)
         inks = re.findall(r"light-dark\(#\w{3},(#\w{3})\)[^>]*>\d\.\d\d<", svg)
         assert len(cells) == len(inks) == 120 and {*inks} == {"#000", "#fff"}
+        assert plot.luminance(plot.night(cmap(0.5 if cmap is plot.SIGNED else 0.0))) < 0.03
         assert min(map(plot.contrast, cells, inks)) >= 4.5
 
 
@@ -543,3 +544,135 @@ def test_clip_paths_are_each_figures_own(opened):
     assert page.evaluate("""() => [...document.querySelectorAll('svg [clip-path]')].every(e => {
       const id = e.getAttribute('clip-path').slice(5, -1);
       return document.getElementById(id).closest('svg') === e.closest('svg'); })""")
+
+
+# ---- block diagrams and the machine ----
+
+def branch(lit=(), links=None):
+    d = plot.Diagram(300, 100, lit, links)
+    d.box("norm", 90, 70, w=56)
+    d.box("ffn", 200, 70, "feed-forward", w=90, role=plot.GREEN)
+    d.plus("sum", 270, 20)
+    d.stream([(10, 20), (290, 20)])
+    d.arrow((30, 20), "norm.left")
+    d.arrow("norm", "ffn", "(b, t, d)")
+    d.arrow("ffn.right", "sum.bottom")
+    return d
+
+
+def test_ways_are_right_angled_and_end_at_sides():
+    at = plot.Places(a=plot.Place(10, 10, 8, 4), b=plot.Place(40, 30, 8, 4), c=plot.Place(12, 60, 8, 4))
+    assert at.way("a", "b") == [(14, 10), (25, 10), (25, 30), (36, 30)]
+    assert at.way("a.bottom", "b.left") == [(10, 12), (10, 30), (36, 30)]
+    assert at.way("a", "c") == [(10, 12), (10, 35), (12, 35), (12, 58)]
+    assert at.way("c.top", "a.bottom", [(0, 0)]) == [(12, 58), (0, 0), (10, 12)]
+    assert at.way((40, 0), "b") == [(40, 0), (40, 28)]
+    assert at.way((0, 0), "b.left") == [(0, 0), (0, 30), (36, 30)]
+    assert at.around(["a", "b"], 3) == plot.Place(25, 20, 44, 30)
+    with pytest.raises(ValueError, match="place must be one of 'a', 'b', 'c', got 'd'"):
+        at.way("a", "d.left")
+
+
+def test_lit_parts_stand_out_and_others_stay_readable():
+    plain, lit = (ElementTree.fromstring(branch(x).show("t", "d").svg) for x in ((), ("ffn",)))
+    words = [{"".join(e.itertext()): e.get("style") for e in tree.iter() if e.tag.endswith("}text")} for tree in (plain, lit)]
+    assert "opacity" not in "".join(words[0].values()) and "700" not in "".join(words[0].values())
+    assert "font-weight: 700" in words[1]["feed-forward"] and "#ffffff" in words[1]["feed-forward"]
+    assert "opacity: 0.8" in words[1]["norm"] and "Mono" not in words[1]["norm"]
+    assert "monospace" in words[1]["(b, t, d)"]
+    assert plot.contrast("#ffffff", plot.BLUE) >= 4.5
+    for ink, ground in (("#1d2430", "#ffffff"), ("#d5dce4", "#14181e")):
+        ink, ground = (np.array(list(bytes.fromhex(c[1:]))) / 255 for c in (ink, ground))
+        grey = np.array(list(bytes.fromhex(plot.GREY[1:]))) / 255
+        under = 0.94 * ground + 0.06 * grey
+        assert plot.contrast(0.8 * ink + 0.2 * under, under) >= 4.5
+
+
+def test_links_are_named_once():
+    svg = branch(links={"ffn": "x.html?a=1&b=2#s", "norm": "y.html"}).show("t", "d").svg
+    tree = ElementTree.fromstring(svg)
+    links = [e for e in tree.iter() if e.tag.endswith("}a")]
+    assert [(a.get("href"), a.get("aria-label")) for a in links] == [("y.html", "norm"), ("x.html?a=1&b=2#s", "ffn")]
+    assert tree.get("role") == "group" and "_blank" not in svg
+    assert ElementTree.fromstring(branch().show("t", "d").svg).get("role") == "img"
+
+
+def test_every_part_can_be_lit_and_looks_its_own_way():
+    def pictures(*lit):
+        made = plot.machine(lit)
+        assert ("You are here" in made.caption) is bool(lit)
+        return tuple(re.sub("f[0-9a-f]{10}-", "", svg) for svg in made.svgs)
+
+    plain = pictures()
+    seen = {part: pictures(part) for part in plot.PARTS}
+    for form in (0, 1):
+        assert len({plain[form], *(svgs[form] for svgs in seen.values())}) == len(plot.PARTS) + 1
+    for part, svgs in seen.items():              # what concerns the whole dims nothing
+        assert all(("opacity: 0.8" in svg) is (part not in ("check", "costs")) for svg in svgs), part
+    assert plot.machine("feedforward").caption == "You are here: feed-forward."
+
+
+def test_the_machine_refuses_and_stays_small():
+    links = {p: f"https://example.org/nbs/{p}_and_a_long_name.html" for p in plot.PARTS}
+    made = plot.machine(["attention", "training"], links)
+    assert len(made._repr_html_().encode()) <= 46_000
+    assert len(plot.machine("norm", {p: f"{p}.html" for p in plot.PARTS})._repr_html_().encode()) <= 40_000
+    for bad in (dict(lit=["norms"]), dict(links={"Norm": "x"}), dict(lit="all")):
+        with pytest.raises(ValueError, match="part must be one of 'text', .*, got"):
+            plot.machine(**bad)
+
+
+OVER = """() => { const out = [];
+  for (const svg of document.querySelectorAll('svg')) { const all = svg.getBoundingClientRect();
+    if (!all.width) continue;
+    const boxes = [...svg.querySelectorAll('path')].filter(p => !p.closest('a') && !/fill: none/.test(p.getAttribute('style')))
+      .map(p => p.getBoundingClientRect()).filter(b => b.width > 20 && b.height > 18 && b.width < 0.4 * all.width);
+    for (const t of svg.querySelectorAll('text')) { const r = t.getBoundingClientRect();
+      const inside = b => r.left >= b.left && r.right <= b.right && r.top >= b.top - 1 && r.bottom <= b.bottom + 1;
+      const apart = b => r.right <= b.left || r.left >= b.right || r.bottom - 3 <= b.top || r.top + 3 >= b.bottom;
+      if (!inside(all) || !boxes.every(b => inside(b) || apart(b))) out.push(t.textContent); } }
+  return out; }"""
+
+
+@pytest.mark.parametrize("wide, shown, hidden", [(752, "tf-wide", "tf-tall"), (390, "tf-tall", "tf-wide"), (382, "tf-tall", "tf-wide")])
+def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
+    links = {p: f"{p}.html" for p in plot.PARTS if p not in ("check", "costs")}
+    parts = [plot.machine(), plot.machine(plot.PARTS, links)]
+    file = tmp_path / "machine.html"
+    file.write_text(PAGE % "".join(p._repr_html_() for p in parts), encoding="utf-8")
+    file.with_name("tokenizer.html").write_text("here", encoding="utf-8")
+    page = chromium.new_page(viewport={"width": wide, "height": 900})
+    page.goto(file.as_uri())
+    try:
+        assert page.evaluate("document.documentElement.scrollWidth") == wide
+        assert page.locator(f".{shown}").first.is_visible() and not page.locator(f".{hidden}").first.is_visible()
+        assert page.evaluate("""[...document.querySelectorAll('.tf-panel')].every(p => p.scrollWidth <= p.clientWidth)""")
+        assert smallest(page) >= 9
+        assert page.evaluate(OVER) == []
+        if wide > 700:
+            assert page.locator("svg").first.bounding_box()["height"] <= 420
+        for part in links:
+            assert page.get_by_role("link", name=part, exact=True).count() == 1
+        page.keyboard.press("Tab")
+        first = page.evaluate("document.activeElement.getAttribute('href')")
+        line = page.evaluate("getComputedStyle(document.activeElement.querySelector('path')).strokeWidth")
+        assert first in {*links.values()} and line == "2.6px"
+        page.locator(f".{shown} a[aria-label=tokenizer]").click()
+        assert page.url.endswith("/tokenizer.html")
+    finally:
+        page.close()
+
+
+def test_reduced_for_comparison_wrapper_and_words_stay():
+    import importlib.util
+    spec = importlib.util.spec_from_file_location("rules", ROOT / "conftest.py")
+    rules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    for made in (panels(), plot.machine(["norm"], {"norm": "x.html"}), steps()):
+        text = rules.reduce_svg(made._repr_html_())
+        assert "<path" not in text and "<style" not in text and "<script" not in text and "viewBox" not in text
+        assert text.count("tf-caption") == 1
+        assert text.count("<svg>") == made._repr_html_().count("<svg ")
+    assert "<svg>Up &amp; down, panel 2 of 2 | It falls.</svg>" in rules.reduce_svg(panels()._repr_html_())
+    other = rules.reduce_svg(panels(caption="Other")._repr_html_())
+    assert other != rules.reduce_svg(panels()._repr_html_())

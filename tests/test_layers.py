@@ -959,3 +959,12 @@ def test_the_size_of_eps_is_read_in_every_mode(grad, shape):
             torch.set_default_dtype(torch.float32)
         x = torch.zeros(1, 8)
         assert not norm(x).any() and norm(x).isfinite().all()
+
+
+@torch.no_grad()
+def test_the_quick_rms_norm_is_the_norm():
+    norm = layers.RMSNorm(16, eps=1e-3)
+    norm.weight.copy_(torch.linspace(0.5, 2.0, 16))
+    x = 0.05 * torch.randn(3, 1, 16)
+    expected = F.rms_norm(x.double(), (16,), norm.weight.double(), 1e-3)
+    assert torch.allclose(norm(x).double(), expected, rtol=1e-5)

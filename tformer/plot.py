@@ -273,8 +273,9 @@ MAX_BYTES = 150_000  # of one figure
 def _panel(svg):
     """A drawing in a box that scrolls sideways as a last resort."""
     wide = int(re.search(r"max-width:(\d+)px", svg)[1])
-    return (f'<div class="tf-panel" style="flex:1 1 {round(0.75 * wide)}px;'
-            f'min-width:0;max-width:{wide}px;overflow-x:auto">{svg}</div>')
+    return ('<div class="tf-panel" style="min-width:0;overflow-x:auto;'
+            f'flex:1 1 {round(0.75 * wide)}px;max-width:{wide}px">'
+            f"{svg}</div>")
 
 # %% ../nbs/A1_figures.ipynb #4a52a9a0
 class Figure:
@@ -414,10 +415,10 @@ def _numbers(ax, a, art, fmt, even):
     longest = max(map(len, texts.values()), default=1) or 1
     size = min(10.5, tall, max(5.0, 1.6 * room / longest))
     for (i, j), text in texts.items():
-        ink = _ink(art.cmap(art.norm(a[i, j]))) if np.isfinite(
-            a[i, j]) else GREY
-        ax.text(j, i, text, fontsize=size, color=ink, ha="center",
-                va="center_baseline")
+        known = np.isfinite(a[i, j])
+        ax.text(j, i, text, fontsize=size, ha="center",
+                va="center_baseline", alpha=1 if known else 0.75,
+                color=_ink(art.cmap(art.norm(a[i, j]))) if known else INK)
 
 # %% ../nbs/A1_figures.ipynb #149294f6
 def heat(
@@ -739,9 +740,10 @@ class _Pen:
         """An invisible rectangle that leads to another page."""
         first = name not in self.linked
         self.linked.add(name)
-        art = Rectangle((p.x - p.w / 2, p.y - p.h / 2), p.w, p.h,
-                        facecolor=PAPER, clip_on=False)
-        self.ax.add_patch(art).set(alpha=0, zorder=9, url=f"{url} {name}" if first else url)
+        self.ax.add_patch(Rectangle(
+            (p.x - p.w / 2, p.y - p.h / 2), p.w, p.h, facecolor=INK,
+            alpha=0.001, zorder=9, clip_on=False,    # 0 takes no clicks
+            url=f"{url} {name}" if first else url))
 
 # %% ../nbs/A1_figures.ipynb #4f6c5b03
 #| code-summary: how a part looks when it is lit, dimmed, or neither
@@ -813,9 +815,10 @@ class Diagram:
     def group(self, name, names, pad=8, dash=(0, (4, 3))):
         """An outline around named boxes, itself a part and a place."""
         p = self.places[name] = self.places.around(names, pad)
-        lit = name in self.lit
-        self.pen.rect(p, BLUE if lit else None, 0.08, BLUE if lit else GREY,
-                      2.4 if lit else 1.0, "-" if lit else dash, r=7, z=0)
+        fill, edge, width = ((BLUE, BLUE, 2.4) if name in self.lit
+                             else (None, GREY, 1.0))
+        self.pen.rect(p, fill, 0.08, edge, width, "-" if fill else dash,
+                      r=7, z=0)
 
     def note(self, x, y, text, part=None, mono=False, ha="center"):
         """Words without a box, as the shape of what an arrow carries."""
@@ -832,9 +835,10 @@ class Diagram:
         return show(self.pen.fig, title, desc, caption)
 
 # %% ../nbs/A1_figures.ipynb #2db71b3b
-PARTS = ("text", "tokenizer", "embedding", "positions", "residual", "block",
-         "norm", "attention", "heads", "cache", "encoder", "feedforward",
-         "lm_head", "sampling", "loss", "training", "check", "costs")
+PARTS = ("text", "tokenizer", "embedding", "positions", "residual",
+         "block", "norm", "attention", "heads", "cache", "encoder",
+         "feedforward", "lm_head", "sampling", "loss", "training", "check",
+         "costs")
 
 # %% ../nbs/A1_figures.ipynb #1aa437aa
 #| code-fold: true
@@ -884,9 +888,11 @@ _BOTH = [("text", "tokenizer"), ("norm1", "attention"),
          ("positions", "sum0")]
 _ARROWS = [_BOTH + [
     ((200, 46), "norm1"), ((316, 46), "norm2"), ("tokenizer", (50, 58)),
-    ("attention.right", "sum1.bottom"), ("feedforward.right", "sum2.bottom"),
+    ("attention.right", "sum1.bottom"),
+    ("feedforward.right", "sum2.bottom"),
     ("sampling.bottom", "text.bottom", "", [(436, 260), (50, 260)]),
-    ("lm_head.left", "loss.right", "", [(386, 92), (386, 236)], "training"),
+    ("lm_head.left", "loss.right", "", [(386, 92), (386, 236)],
+     "training"),
     ("tokenizer.right", "loss.left", "", [(112, 186), (112, 236)],
      "training"),
     ("positions.bottom", "attention.left", "", (), "positions", ":"),
@@ -895,7 +901,8 @@ _ARROWS = [_BOTH + [
     ((232, 145), (232, 162), "", (), "cache"),
 ], _BOTH + [
     ((52, 142), "norm1"), ((52, 262), "norm2"), ("tokenizer", "embedding"),
-    ("attention.bottom", "sum1.right"), ("feedforward.bottom", "sum2.right"),
+    ("attention.bottom", "sum1.right"),
+    ("feedforward.bottom", "sum2.right"),
     ("sampling.right", "text.right", "", [(317, 416), (317, 24)]),
     ("lm_head.bottom", "loss.top", "", (), "training"),
     ((72, 416), "loss.left", "", [(80, 416)], "training"),
@@ -906,7 +913,8 @@ _ARROWS = [_BOTH + [
 ]]
 _WORDS = [[
     (258, 34, "residual stream (b, t, d)", "residual"),
-    (372, 193, "block × N", "block", "right"), (56, 140, "ids", "text", "left"),
+    (372, 193, "block × N", "block", "right"),
+    (56, 140, "ids", "text", "left"),
     (168, 171, "heads", "heads"), (184, 228, "targets: the next ids",
                                      "training"),
     (243, 268, "the text is one token longer", "sampling"),
@@ -917,13 +925,26 @@ _WORDS = [[
     (38, 416, "targets:\nthe next ids", "training"),
 ]]
 _SHEETS = [
-    dict(size=(480, 278), font=8, stream=[(88, 46), (406, 46)],
+    dict(size=(480, 278), font=8.5, stream=[(88, 46), (406, 46)],
          sums=[(104, 46), (264, 46), (366, 46)],
          block=Place(258, 111, 236, 178)),
     dict(size=(326, 450), font=8.5, stream=[(52, 36), (52, 343)],
          sums=[(52, 68), (52, 206), (52, 304)],
          block=Place(158, 207, 280, 236)),
 ]
+
+# %% ../nbs/A1_figures.ipynb #cd0c2c64
+#| code-fold: true
+#| code-summary: its boxes
+def _draw_boxes(d, tall):
+    """The boxes; open ones have their text on top."""
+    for name, (part, text, role, *places) in _BOXES.items():
+        x, y, w, h = places[tall]
+        open_ = name in ("attention", "probs")
+        d.box(name, x, y, text, w, h, role, part, open=open_,
+              dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
+              at=8 - h / 2 if open_ else 0)
+    _bars(d)
 
 # %% ../nbs/A1_figures.ipynb #b20fdb29
 #| code-fold: true
@@ -937,17 +958,11 @@ def _draw_machine(tall, lit, links):
     d.stream(sheet["stream"])
     for i, at in enumerate(sheet["sums"]):
         d.plus(f"sum{i}", *at)
-    for name, (part, text, role, *places) in _BOXES.items():
-        x, y, w, h = places[tall]
-        open_ = name in ("attention", "probs")
-        d.box(name, x, y, text, w, h, role, part, open=open_,
-              dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
-              at=8 - h / 2 if open_ else 0)
+    _draw_boxes(d, tall)
     for arrow in _ARROWS[tall]:
         d.arrow(*arrow)
     for x, y, text, part, *ha in _WORDS[tall]:
         d.note(x, y, text, part, ha=(ha or ["center"])[0])
-    _bars(d)
     return d
 
 # %% ../nbs/A1_figures.ipynb #3f4d3a83
@@ -958,8 +973,8 @@ def _bars(d):
     p, lit = d.places["probs"], "sampling" in d.lit
     colors = GREY, BLUE if lit else GREY if d.lit else ORANGE
     for i, tall in enumerate((5, 11, 20, 8, 3)):
-        d.pen.rect(Place(p.x - 24 + 12 * i, p.y + p.h / 2 - 5 - tall / 2, 8,
-                         tall), colors[i == 2], 0.9, r=1)
+        x, y = p.x - 24 + 12 * i, p.y + p.h / 2 - 5 - tall / 2
+        d.pen.rect(Place(x, y, 8, tall), colors[i == 2], 0.9, r=1)
 
 # %% ../nbs/A1_figures.ipynb #eed97353
 #| code-fold: true
@@ -968,8 +983,8 @@ def _frame(d, tall, whole):
     """Mark all of the machine, for what concerns all of it."""
     if whole:
         w, h = _SHEETS[tall]["size"]
-        d.pen.rect(Place(w / 2, h / 2, w - 3, h - 3), BLUE, 0.05, BLUE, 2.4,
-                   r=8, z=0)
+        d.pen.rect(Place(w / 2, h / 2, w - 3, h - 3), BLUE, 0.05, BLUE,
+                   2.4, r=8, z=0)
         says = {"check": "check: is all of it right?",
                 "costs": "costs: memory, arithmetic, time"}
         d.pen.words(*((10, 440) if tall else (10, 12)), " · ".join(
@@ -979,16 +994,17 @@ def _frame(d, tall, whole):
 #| code-fold: true
 #| code-summary: its description
 _SAYS = (
-    "Text goes through a tokenizer, becomes ids and then, in the embedding, "
-    "vectors, to which positions are added; or they rotate queries and keys "
-    "in attention. A thick line, the residual stream, carries the vectors "
-    "through N blocks. In each block two branches leave the stream and are "
-    "added back to it: a norm, then attention with heads of queries, keys "
-    "and values and a cache beside them; a norm, then feed-forward. After a "
-    "last norm, lm_head gives logits, these give probabilities, a token is "
-    "chosen, and the text is one token longer. In training a loss compares "
-    "the logits with the next ids. Dashed, the output of an encoder, which "
-    "cross-attention would read.")
+    "Text goes through a tokenizer, becomes ids and then, in the "
+    "embedding, vectors, to which positions are added; or they rotate "
+    "queries and keys in attention. A thick line, the residual stream, "
+    "carries the vectors through N blocks. In each block two branches "
+    "leave the stream and are added back to it: a norm, then attention "
+    "with heads of queries, keys and values and a cache beside them; a "
+    "norm, then feed-forward. After a last norm, lm_head gives logits, "
+    "these give probabilities, a token is chosen, and the text is one "
+    "token longer. In training a loss compares the logits with the next "
+    "ids. Dashed, the output of an encoder, which cross-attention would "
+    "read.")
 
 # %% ../nbs/A1_figures.ipynb #d40a9d60
 class Machine(Figure):
@@ -998,7 +1014,8 @@ class Machine(Figure):
         wide, tall = (f'class="tf-panel {name}"' for name in
                       ("tf-wide", "tf-tall"))
         return ("<style>@media (max-width:640px){.tf-wide{display:none}}"
-                "@media (min-width:640.1px){.tf-tall{display:none}}</style>"
+                "@media (min-width:640.1px){.tf-tall{display:none}}"
+                "</style>"
                 + super()._repr_html_()
                 .replace('"tf-plate"', '"tf-plate tf-machine"')
                 .replace('class="tf-panel"', wide, 1)

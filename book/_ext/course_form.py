@@ -9,6 +9,7 @@ numbered where they are drawn: Figure 7.3 is the third of chapter 7.
 """
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
@@ -21,10 +22,11 @@ from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from course import measure, source
+from course import code_cells, measure, source
 from course_map import number, plan
 
 SECTION = re.compile(r"^(?:\([\w.:-]+\)=\n)?## ", re.M)
+MACHINE = "<!-- machine -->"
 CAPTION = re.compile(r'<(figcaption|p) class="tf-caption">')
 
 
@@ -169,10 +171,11 @@ def head(root: Path, path: Path, text: str) -> str:
 
 
 @lru_cache(maxsize=None)
-def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> str:
+def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...],
+            caption: str | None = None) -> str:
     "The machine as HTML, these parts lit."
     from tformer import plot
-    return plot.machine(lit=lit, links=dict(links))._repr_html_()
+    return plot.machine(lit, dict(links), caption)._repr_html_()
 
 
 def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
@@ -186,8 +189,15 @@ def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
     return tuple(out.items())
 
 
+def folded(cell: dict) -> bool:
+    "A code cell of which the page shows at most a label."
+    return cell["cell_type"] == "code" and code_cells([cell])[
+        0].shown in ("folded", "removed") and not cell.get("outputs")
+
+
 def markdown(text: str) -> dict:
-    return {"cell_type": "markdown", "metadata": {}, "source": text}
+    return {"cell_type": "markdown", "metadata": {}, "source": text,
+            "id": hashlib.sha256(text.encode()).hexdigest()[:8]}
 
 
 def raw(text: str) -> str:
@@ -209,8 +219,7 @@ def with_head(root: Path, path: Path, text: str) -> str:
     line = f"\n```{{container}} tf-head\n{head(root, path, text)}\n```\n"
     lines.insert(at + 1, line)
     first["source"] = "\n".join(lines)
-    from tformer import plot
-    if planned.get("lit") and hasattr(plot, "machine"):
+    if planned.get("lit"):
         machine = drawing(tuple(planned["lit"]), links(root))
         for i, cell in enumerate(cells):
             found = cell["cell_type"] == "markdown" and SECTION.search(
@@ -219,18 +228,25 @@ def with_head(root: Path, path: Path, text: str) -> str:
                 text = source(cell)
                 before, after = text[:found.start()], text[found.start():]
                 cell["source"] = after
-                cells[i:i] = [markdown(x) for x in (
-                    before, raw(f'<div class="tf-here">{machine}</div>'))
-                    if x.strip()]
+                drawn = raw(f'<div class="tf-here">{machine}</div>')
+                while i and not before.strip() and folded(cells[i - 1]):
+                    i -= 1      # imports come after the drawing
+                cells[i:i] = [markdown(x) for x in (before, drawn)
+                              if x.strip()]
                 break
     return json.dumps(nb)
 
 
 def on_source_read(app, docname, content):
     path = Path(app.env.doc2path(docname))
+    if MACHINE in content[0]:
+        drawn = drawing((), links(Path(app.srcdir), "../nbs/"),
+                        "A language model. Choose a part.")
+        content[0] = content[0].replace(MACHINE, raw(drawn))
     if path.suffix == ".ipynb":
         root = Path(app.srcdir)
-        app.env.note_dependency(str(root / "book" / "chapters.yml"))
+        for name in ("book/chapters.yml", "tformer/plot.py"):
+            app.env.note_dependency(str(root / name))
         content[0] = with_head(root, path, content[0])
 
 

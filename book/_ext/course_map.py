@@ -1,27 +1,33 @@
 """Draw the course's plan, ``book/chapters.yml``: its chapters and routes.
 
 ``<!-- chapters -->`` in a page becomes the table of chapters, ``<!-- routes
--->`` the list of routes with their hours. Hours are estimates, and one rule
+-->`` the routes as cards with their hours, ``<!-- before and after -->`` what
+the tour's model writes before and after training (the outputs of its cells
+that say ``#| landing: before`` and ``#| landing: after``), ``<!-- count -->``
+the number of ✓. Hours are estimates, and one rule
 makes them: a chapter that stands takes the time to read its words and its code
 plus the minutes of its exercises; a chapter to come is taken as `TO_COME`
 minutes. Run as a program, this file rewrites the table in README.md.
 """
 from __future__ import annotations
 
+import html
+import json
 import math
 import re
 from pathlib import Path
 
 import yaml
 
-from course import Notebook, measure, notebooks
+from course import Notebook, code_cells, measure, notebooks
 
 CHAPTERS, ROUTES = "<!-- chapters -->", "<!-- routes -->"
+SAMPLES, COUNT = "<!-- before and after -->", "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
 TO_COME = 75                     # minutes assumed for a chapter not there yet
 NAMES = {
-    "gpt": ("Build a GPT", "The core, marked ★ below: from one dot product to a"
-            " trained decoder that writes."),
+    "gpt": ("Build a GPT", "The core: from one dot product to a trained decoder"
+            " that writes."),
     "serve": ("Serve it", "For those who have a model and want it fast: caches,"
               " batching, costs, real checkpoints."),
     "all": ("All of it", "Every chapter and appendix, in order."),
@@ -69,23 +75,55 @@ def chapters(root: Path, folder: str) -> str:
 
 
 def routes(root: Path, folder: str) -> str:
-    "The routes with their chapters and estimated hours, as Markdown."
+    "The routes as cards: purpose, hours, first chapter, what is on them."
     found = {nb.name: nb for nb in notebooks(root)}
     every = [ch for part in plan(root) for ch in part["chapters"]]
-    out = []
+    out = ["`````{grid} 1 1 3 3", ":gutter: 3", ""]
     for key, (name, purpose) in NAMES.items():
         on = [ch for ch in every if key == "all" or ch.get(key)]
         hours = math.ceil(sum(minutes(found.get(ch["nb"])) for ch in on) / 60)
-        out.append(f"{name}, about {hours} hours")
-        here = [named(ch, found, folder) for ch in on if ch["nb"] in found]
-        later = [ch["title"] for ch in on if ch["nb"] not in found]
-        if key == "all":
-            here, later = [f"{len(here)} chapters"], [f"{len(later)} chapters"]
-        out.append(f": {purpose} Done: {', '.join(here) or 'none'}.")
-        if later:
-            out[-1] += f" To come: {', '.join(later)}."
-        out.append("")
-    return "\n".join(out)
+        here = [f"[{number(ch['nb'])}]({folder}/{ch['nb']}.ipynb)"
+                for ch in on if ch["nb"] in found]
+        later = len(on) - len(here)
+        path = f"{len(here)} chapters and appendices" if key == "all" else (
+            "Chapters " + ", ".join(here))
+        more = f", and {later} to come" * bool(later)
+        out += [f"````{{grid-item-card}} {name}", purpose, "",
+                f"**About {hours} hours.** {path}{more}.", "````", ""]
+    return "\n".join([*out, "`````"])
+
+
+def said(root: Path, which: str) -> str:
+    "What the tour's cell that is marked so has printed."
+    path = Path(root) / "nbs" / "00_tour.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for cell in code_cells(cells):
+        if cell.directives.get("landing") == which:
+            return "".join("".join(out.get("text", ""))
+                           for out in cell.outputs)
+    raise ValueError(f"no cell of {path.name} says #| landing: {which}")
+
+
+def before_and_after(root: Path, folder: str) -> str:
+    "Two boxes of text: the same model, untrained and trained."
+    boxes = []
+    for which, title in (("before", "Before training"),
+                         ("after", "After a minute or two of it")):
+        text = "".join(c if c.isprintable() or c == "\n" else "\ufffd"
+                       for c in said(root, which))
+        lines = [" ".join(part.split()) for part in text.split("\n\n")]
+        shown = "\n\n".join(lines)[:400].rpartition(" ")[0] + " …"
+        boxes.append(f'<figure><figcaption>{title}</figcaption><pre>'
+                     f"{html.escape(shown)}</pre></figure>")
+    return ("```{raw} html\n<div class=\"tf-samples\">"
+            + "".join(boxes).replace("\n\n", "\n&#8203;\n")
+            + "</div>\n```")
+
+
+def count(root: Path, folder: str) -> str:
+    "How many claims carry a ✓."
+    total = sum(len(measure(nb.path).claims) for nb in notebooks(root))
+    return f"{total} of its statements"
 
 
 def in_readme(root: Path) -> str:
@@ -97,7 +135,8 @@ def in_readme(root: Path) -> str:
 
 def on_source_read(app, docname, content):
     root = Path(app.srcdir)
-    for mark, draw in ((CHAPTERS, chapters), (ROUTES, routes)):
+    for mark, draw in ((CHAPTERS, chapters), (ROUTES, routes),
+                       (SAMPLES, before_and_after), (COUNT, count)):
         if mark in content[0]:
             for path in (root / "_toc.yml", root / "book" / "chapters.yml",
                          *(nb.path for nb in notebooks(root))):
