@@ -276,3 +276,12 @@ def test_every_planned_chapter_says_what_it_needs():
         for planned in part["chapters"]:
             if (ROOT / "nbs" / f"{planned['nb']}.ipynb").exists():
                 assert planned.get("needs"), planned["nb"]
+
+
+@every
+def test_no_fence_of_backticks_has_a_backtick_in_its_title(path):
+    for cell in cells_of(path):
+        if cell["cell_type"] == "markdown":
+            found = re.search(r"(?m)^`{3,}\{[\w-]+\}.*`.*$",
+                              course.source(cell))
+            assert not found, f"write it with :::, {found[0]}"
