@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from conftest import ROOT, run
 from tformer import minimal
 from tformer.minimal import (Attention, Block, MiniGPT, evaluate, fit,
-                             next_id_loss, sample, to_ids, to_text, windows)
+                             next_id_loss, read_record, sample, to_ids,
+                             to_text, windows)
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_the_ladder_is_recorded_by_its_script(tmp_path):
         "--seeds", "1", "--out", out)
     with out.open(encoding="utf-8", newline="") as lines:
         new = list(csv.DictReader(lines))
-    kept = minimal.read_record("ladder")
+    kept = read_record("ladder")
     assert [r["model"] for r in new] == [r["model"] for r in kept]
     for short, long in zip(new, kept):
         assert short.keys() == long.keys()
@@ -189,3 +190,88 @@ def test_the_ladder_is_recorded_by_its_script(tmp_path):
     table = minimal.ladder(0)
     assert "tour, bytes" in table and "tour, tokens" not in table
     assert "tour, tokens" in minimal.ladder(2)
+
+
+# the worth of the parts
+
+@pytest.fixture
+def parts():
+    "The script as a module."
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        import parts
+        return parts
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
+    out = tmp_path / "parts.csv"
+    words = ["parts.py", "--steps", "2", "--seeds", "1", "--out", str(out)]
+    run(sys.executable, ROOT / "experiments" / words[0], *words[1:])
+    with out.open(encoding="utf-8", newline="") as lines:
+        new = list(csv.DictReader(lines))
+    kept = [r for r in read_record("parts") if r["seed"] == "0"]
+    assert [r["variant"] for r in new] == [r["variant"] for r in kept]
+    for short, long in zip(new, kept):
+        assert short.keys() == long.keys()
+        for same in ("parameters", "lr"):
+            assert short[same] == long[same]
+        assert float(short["nats_per_byte"]) > float(long["nats_per_byte"])
+        assert len(short["curve"].split()) == 3     # before, between, after
+    before = out.read_bytes()               # once more: all of it is there
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(parts.stories, "corpus", lambda *a, **k: "a")
+    monkeypatch.setattr(parts, "train", None)
+    parts.main()
+    assert out.read_bytes() == before
+    rows = parts.kept_rows(out, 2, again=False)
+    parts.write(rows[::-1][1:], out)        # a run that was stopped
+    monkeypatch.setattr(parts, "train", lambda name, seed, *rest: {
+        **rows[0], "variant": name, "seed": str(seed)})
+    parts.main()
+    assert len(parts.kept_rows(out, 2, again=False)) == len(rows)
+    assert not parts.kept_rows(out, 3, again=False)
+    assert not parts.kept_rows(out, 2, again=True)
+
+
+def test_the_record_of_the_parts_is_whole(parts):
+    rows = read_record("parts")
+    assert [(r["variant"], r["seed"]) for r in rows] == [
+        (name, str(seed)) for name in parts.VARIANTS for seed in range(3)]
+    assert {r["steps"] for r in rows} == {str(parts.STEPS)}
+    losses = {name: [float(r["nats_per_byte"]) for r in rows
+                     if r["variant"] == name] for name in parts.VARIANTS}
+    for r in rows:
+        curve = [float(x) for x in r["curve"].split()]
+        assert len(curve) == parts.LOOKS + 1 and curve[0] > 5
+        assert abs(curve[-1] - float(r["nats_per_byte"])) < .05
+    whole = losses.pop("all parts")         # what the chapter says
+    assert all(max(whole) < min(others) for others in losses.values())
+    recorded = float(read_record("ladder")[0]["nats_per_byte"])
+    assert abs(sum(whole) / 3 - recorded) < .01
+
+
+def test_each_variant_lacks_its_part_and_no_other(parts):
+    size = dict(vocab_size=50, d_model=16, n_heads=2, max_len=12)
+    made = {name: make(**size) for name, (make, _) in parts.VARIANTS.items()}
+    layers = (Attention, nn.GELU, nn.LayerNorm)
+    found = {name: [sum(isinstance(m, kind) for m in model.modules())
+                    for kind in layers] for name, model in made.items()}
+    assert found == {"all parts": [2, 2, 5], "no residual": [2, 2, 5],
+                     "no norms": [2, 2, 0], "no feed-forward": [2, 0, 3],
+                     "no attention": [0, 2, 3]}
+    x = torch.randn(1, 5, 16)
+    for name, model in made.items():        # silent parts: what is left?
+        for p in model.blocks.parameters():
+            nn.init.zeros_(p)
+        left = model.blocks(x)
+        assert torch.equal(left, 0 * x if name == "no residual" else x)
+    ids = torch.randint(50, (1, 12))
+    other = ids.clone()
+    other[0, 3] = (other[0, 3] + 1) % 50
+    for name, (make, _) in parts.VARIANTS.items():
+        model = make(**size)
+        moved = (model(ids) != model(other)).any(-1)[0].tolist()
+        after = name != "no attention"      # who looks, hears of it
+        assert moved == [False] * 3 + [True] + [after] * 8

@@ -151,7 +151,8 @@ def test_notebook_holds_what_a_chapter_holds(path):
 def test_code_is_small_enough_to_read(path):
     for cell in code_cells(path):
         text = source(cell)
-        long = [s for s in text.splitlines() if len(s) > 75]
+        long = [s for s in text.splitlines()
+                if len(s) > 75 and not s.startswith("#|")]
         assert not long, f"over 75 characters: {long[0]}"
         if not re.search(r"^#\s*\|\s*exporti?\b", text, re.M):
             continue

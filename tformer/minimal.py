@@ -8,6 +8,7 @@ __all__ = ['to_ids', 'to_text', 'windows', 'Attention', 'Block', 'MiniGPT', 'nex
 
 # %% ../nbs/00_tour.ipynb #12732016
 #| code-fold: true
+#| code-summary: what the module imports
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -170,6 +171,8 @@ def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
     return ids
 
 # %% ../nbs/00_tour.ipynb #dad81663
+#| code-fold: true
+#| code-summary: evaluate, the mean loss over all windows of a text
 @torch.no_grad()
 def evaluate(model: nn.Module, ids: Int[Tensor, "n"]) -> float:
     "Mean loss in nats per id, over all windows of `ids` side by side."
@@ -182,6 +185,8 @@ def evaluate(model: nn.Module, ids: Int[Tensor, "n"]) -> float:
     return float(sum(losses) / len(rows))
 
 # %% ../nbs/00_tour.ipynb #c85edd03
+#| code-fold: true
+#| code-summary: read_record, the rows of a recorded experiment
 def read_record(name: str) -> list[dict[str, str]]:
     "The rows of a recorded experiment that comes with the package."
     folder = resources.files("tformer") / "records"
@@ -192,6 +197,8 @@ def read_record(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 # %% ../nbs/00_tour.ipynb #39461768
+#| code-fold: true
+#| code-summary: ladder, the rows of the table up to a chapter
 def ladder(last: int) -> str:
     "The table that grows through the book, up to chapter `last`."
     head = ["", "nats/byte", "spread", "bytes/token", "context",

@@ -1,0 +1,177 @@
+"""What is each part of the tour's model worth? Leave it out, and train.
+
+    python experiments/parts.py              all runs, three seeds, recorded
+    python experiments/parts.py --steps 2 --seeds 1 --out some.csv
+
+The model of chapter 0 is trained as it is there, then again without one of its
+parts, with the same stories, windows and steps. Nothing is put in the place of
+what was left out, so a model without a part is also a smaller one (`parameters`
+says how small). For the model without the residual stream the tour's step size
+is too large (after 300 steps 3.0 nats per byte, with a third of it 2.4); it
+gets a third.
+
+The rows go to tformer/records/parts.csv, which travels with the package: one
+for each variant and seed, with the loss on held-out stories, and `curve`, the
+loss on the first third of them at 19 moments of the training: at its beginning
+and after each 18th part of the steps. Rows are written as they come; a run that
+was stopped goes on where it was.
+"""
+import argparse
+import csv
+import datetime
+import platform
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tformer import stories
+from tformer.minimal import Block, MiniGPT, evaluate, fit, to_ids, windows
+
+OUT = Path(__file__).parents[1] / "tformer" / "records" / "parts.csv"
+BATCH, STEPS, LR, LOOKS = 8, 1800, 6e-3, 18
+TRAIN, HELD_OUT, LOOKED_AT = 300_000, 30_000, 10_000    # bytes of stories
+
+
+class Replacing(Block):
+    "Each part replaces the vector instead of adding to it."
+
+    def forward(self, x):
+        return self.mlp(self.mlp_norm(self.attention(self.attention_norm(x))))
+
+
+class OnlyAttention(Block):
+    "Looks and does not think."
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        del self.mlp, self.mlp_norm
+
+    def forward(self, x):
+        return x + self.attention(self.attention_norm(x))
+
+
+class OnlyFeedForward(Block):
+    "Thinks and does not look."
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        del self.attention, self.attention_norm
+
+    def forward(self, x):
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Plain(Block):
+    "Nothing is normalized."
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.attention_norm, self.mlp_norm = nn.Identity(), nn.Identity()
+
+
+class Without(MiniGPT):
+    "The tour's model of blocks that lack a part."
+
+    def __init__(self, block, **size):
+        super().__init__(**size)
+        attention = self.blocks[0].attention
+        d_model = attention.o_proj.in_features
+        self.blocks = nn.Sequential(*(
+            block(d_model, attention.n_heads, attention.causal)
+            for _ in self.blocks))
+        if block is Plain:
+            self.norm = nn.Identity()
+
+
+VARIANTS = {                            # how it is made, its step size
+    "all parts": (MiniGPT, LR),
+    "no residual": (partial(Without, Replacing), LR / 3),
+    "no norms": (partial(Without, Plain), LR),
+    "no feed-forward": (partial(Without, OnlyAttention), LR),
+    "no attention": (partial(Without, OnlyFeedForward), LR),
+}
+
+
+def looking(batches, model, steps, held_out, curve):
+    "The batches, with a look at the held-out loss before some of them."
+    moments = {round(i * steps / LOOKS) for i in range(LOOKS)}
+    for step, batch in enumerate(batches):
+        if step in moments:
+            curve.append(evaluate(model, held_out))
+        yield batch
+
+
+def train(name, seed, steps, ids, held_out):
+    "One line of the table."
+    began, curve = time.perf_counter(), []
+    make, lr = VARIANTS[name]
+    torch.manual_seed(seed)
+    model = make()
+    batches = windows(ids, model.max_len, BATCH, seed)
+    some = held_out[:LOOKED_AT]
+    fit(model, looking(batches, model, steps, some, curve), steps, lr=lr)
+    curve.append(evaluate(model, some))
+    loss = evaluate(model, held_out)
+    took = time.perf_counter() - began
+    print(f"{name}, seed {seed}: {loss:.3f} nats per byte, {took:.0f} s",
+          flush=True)
+    threads = torch.get_num_threads()
+    return {
+        "variant": name, "seed": str(seed), "nats_per_byte": f"{loss:.3f}",
+        "parameters": str(sum(p.numel() for p in model.parameters())),
+        "lr": f"{lr:g}", "steps": str(steps),
+        "curve": " ".join(f"{loss:.3f}" for loss in curve),
+        "torch": torch.__version__, "python": platform.python_version(),
+        "machine": f"{threads} thread{'s' * (threads > 1)}, "
+                   f"{platform.machine()}",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def write(rows, out):
+    "All rows so far, in the order of the variants; never half a file."
+    order = list(VARIANTS)
+    rows = sorted(rows, key=lambda r: (order.index(r["variant"]),
+                                       int(r["seed"])))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_suffix(".part")
+    with beside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    beside.replace(out)
+
+
+def kept_rows(out, steps, again):
+    "What an earlier run of as many steps has left."
+    if again or not out.exists():
+        return []
+    with out.open(encoding="utf-8", newline="") as lines:
+        return [row for row in csv.DictReader(lines)
+                if int(row["steps"]) == steps and row["variant"] in VARIANTS]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--again", action="store_true",
+                        help="train those too that the file has")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    ids = to_ids(stories.corpus(TRAIN, seed=0, level=1))
+    held_out = to_ids(stories.corpus(HELD_OUT, seed=1, level=1))
+    rows = kept_rows(args.out, args.steps, args.again)
+    done = {(row["variant"], int(row["seed"])) for row in rows}
+    for seed in range(args.seeds):
+        for name in VARIANTS:
+            if (name, seed) not in done:
+                rows.append(train(name, seed, args.steps, ids, held_out))
+                write(rows, args.out)
+
+
+if __name__ == "__main__":
+    main()
