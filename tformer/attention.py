@@ -135,7 +135,7 @@ def attention_rules(
 
 # %% ../nbs/07_multi_head_attention.ipynb #5a255c64
 #| code-fold: true
-#| code-summary: Attention, what both kinds end with: attend, merge, mix by W_O
+#| code-summary: Attention, what both kinds end with
 class Attention(nn.Module):
     """What every attention ends with: values are mixed, then heads.
 
@@ -252,7 +252,7 @@ class SelfAttention(Attention):
 
 # %% ../nbs/07_multi_head_attention.ipynb #153aa227
 #| code-fold: true
-#| code-summary: CrossAttention: queries from x, keys and values from a memory
+#| code-summary: CrossAttention: keys and values from a memory
 class CrossAttention(Attention):
     """Multi-head attention to a memory: Vaswani et al. (2017), 3.2.3.
 
@@ -323,10 +323,7 @@ class CrossAttention(Attention):
 
 # %% ../nbs/07_multi_head_attention.ipynb #2912ec4f
 class LayerCache(GrowingRows):
-    """What one layer keeps of earlier tokens: a part of ``Cache``.
-
-    It grows: what ``update`` is given is kept behind what is there.
-    """
+    "What one layer keeps of earlier tokens; new ones come behind."
 
     def update(
         self, *tensors: Float[Tensor, "b ..."],
@@ -351,10 +348,9 @@ class LayerCache(GrowingRows):
 class Cache(Together):
     """What all layers of a model keep of earlier tokens.
 
-    ``layers[i]`` is made by the attention of layer i (``new_cache``):
-    a ``LayerCache``, or anything with its verbs and its ``k_pos``,
-    ``n_seen`` and ``nbytes`` (``KeptRows`` is a base for such); a
-    ``Cache`` itself, where a layer has several attentions.
+    ``layers[i]`` is what the attention of layer i makes (``new_cache``):
+    a ``LayerCache``, another with its verbs and facts (``KeptRows`` is a
+    base for such), or a ``Cache``, where a layer has several attentions.
     """
 
     def select(self, rows: Int[Tensor, "n"]) -> None:

@@ -396,7 +396,7 @@ class MemoryCache(KeptRows):
 
 # %% ../nbs/A7_caches.ipynb #72729faa
 #| code-fold: true
-#| code-summary: Together, what several layers do: all or none, and still sharing
+#| code-summary: Together: all layers or none, and still sharing
 class Together:
     """Caches of layers that change together: what a ``Cache`` is made of.
 
