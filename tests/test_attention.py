@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 import helpers
 from helpers import close, generator, needs_cuda, plain_only, spread
-from tformer import attention
+from tformer import attention, rows
 from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import (
     Attention, Cache, CrossAttention, LayerCache, MemoryCache, Positions,
@@ -1482,7 +1482,7 @@ def test_a_tensor_of_positions_is_looked_at_once(looks):
 def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
     "A device would have to be waited for; ``end`` travels in the cache."
     if fused:  # on the CPU the kernel's wrapper may ask for dead rows
-        monkeypatch.setattr(attention, "_silence", lambda out, dead:
+        monkeypatch.setattr(rows, "_silence", lambda out, dead:
                             out.masked_fill(dead, 0.0))
     layers, x = two_layers(fused=fused, **options), randn(2, 8, 16)
     pos = Positions(torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]]))

@@ -1420,3 +1420,23 @@ def test_nested_tensors_inside_a_model_are_passed_over():
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         assert "no causal mask" in caught(check.causal, Open(), VOCAB)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("std", (0.05, 0.2))
+def test_missing_positions_are_seen_in_one_layer_and_not_deeper(seed, std):
+    "One layer sees a bag, up to rounding; deeper, the mask leaks order."
+    class Bag(Attention):
+        def turned(self, q, k, pos):
+            return q, k
+
+    def drawn(layers):
+        torch.manual_seed(seed)
+        made = Decoder(Bag, layers=layers)
+        with torch.no_grad():
+            for p in made.parameters():
+                p.copy_(std * torch.randn_like(p) + (p.ndim == 1))
+        return made
+
+    assert "positions are missing" in caught(check.causal, drawn(1), VOCAB)
+    assert check.causal(drawn(2), VOCAB)

@@ -18,7 +18,9 @@ import api_types  # noqa: E402
 import course  # noqa: E402
 import course_map  # noqa: E402
 import lean_pages  # noqa: E402
+import mend_pages  # noqa: E402
 import nbdev_directives  # noqa: E402
+import site_pages  # noqa: E402
 import status_page  # noqa: E402
 import takeaways  # noqa: E402
 
@@ -161,6 +163,56 @@ def test_thebe_is_left_out():
         "_static/theme.js", "plain.js"]
 
 
+def test_mathjax_is_loaded_where_a_formula_stands():
+    for body, kept in (('<span class="math notranslate">', 1), ("<p>", 0)):
+        script = SimpleNamespace(filename="_static/mathjax/tex-chtml.js",
+                                 attributes={})
+        context = {"script_files": [script], "body": body}
+        lean_pages.drop(None, "", "", context, None)
+        assert len(context["script_files"]) == kept
+
+
+# --- mend_pages.py, site_pages.py
+
+FORMULA = r'<span class="math notranslate nohighlight">\(x\)</span>'
+
+
+@pytest.mark.parametrize("before, after", [
+    (FORMULA, FORMULA),
+    (f"a {FORMULA}, b", f'a <span class="tf-joined">{FORMULA},</span> b'),
+    (f"({FORMULA}) b", f'<span class="tf-joined">({FORMULA})</span> b'),
+    (f"{FORMULA}-th.", f'<span class="tf-joined">{FORMULA}-th.</span>'),
+    (f"{FORMULA} – b", f"{FORMULA} – b"),
+])
+def test_a_formula_keeps_its_punctuation(before, after):
+    assert mend_pages.keep_together(before) == after
+
+
+def test_a_figure_shown_twice_has_ids_of_its_own():
+    svg = ('<svg aria-labelledby="f1-t f1-d"><title id="f1-t">f1-t</title>'
+           '<use href="#p6" clip-path="url(#p6)" id="f1-d"/>'
+           '<path id="p6"/></svg>')
+    once, twice = mend_pages.part_figures(svg + svg).split("</svg>")[:2]
+    assert once + "</svg>" == svg and ">f1-t<" in twice
+    names = re.findall(r'id="([^"]+)"', twice)
+    assert not set(names) & set(re.findall(r'id="([^"]+)"', once))
+    assert set(re.findall(r"#([\w-]+)", twice)) <= set(names)
+    assert re.search('labelledby="([^"]+)"', twice)[1].split() == [
+        n for n in names if n.startswith("f1")]
+
+
+def test_indices_are_lowered_in_words_alone():
+    assert mend_pages.lower_indices("<a href='#W_O'>W_O</a> <code>W_O</code>"
+                                    " in_W_x") == (
+        "<a href='#W_O'><i>W</i><sub>O</sub></a> <code>W_O</code> in_W_x")
+
+
+def test_directives_are_blanked_line_by_line():
+    code = "#| export\n#| code-fold: true\nx = 1  # | y\n"
+    assert site_pages.blank_directives(code) == "\n\nx = 1  # | y\n"
+    assert 'href="/tformer/"' in site_pages.base("https://a.io/tformer/")
+
+
 # --- takeaways.py
 
 def test_links_hold_from_another_folder():
@@ -229,7 +281,7 @@ def test_the_status_page_bears_what_is_missing(tmp_path):
 def test_the_plan_holds_every_notebook():
     plan = {ch["nb"]: ch for part in course_map.plan(ROOT)
             for ch in part["chapters"]}
-    assert list(plan) == sorted(plan) and len(plan) == 38
+    assert list(plan) == sorted(plan) and len(plan) == 39
     for nb in FOUND:
         assert plan[nb.name].get("module", "") == nb.module, nb.name
 
@@ -250,7 +302,7 @@ def test_hours_are_the_sum_of_what_is_measured(tmp_path):
     assert 45 <= course_map.minutes(course.Notebook(path=path)) < 46
     assert course_map.minutes(None) == course_map.TO_COME
     page = course_map.routes(ROOT, "../nbs")
-    hours = [int(h) for h in re.findall(r"about (\d+) hours", page)]
+    hours = [int(h) for h in re.findall(r"About (\d+) hours", page)]
     assert len(hours) == 3 and hours[2] == max(hours)
     assert hours[2] > hours[0] > 10
 

@@ -51,7 +51,7 @@ def without_caption(cells):
     "Drawings that stand in no plate, and plates with an empty caption."
     found = []
     for c in course.code_cells(cells):
-        bare = re.sub(r'(?s)<figure class="tf-plate".*?</figure>|'
+        bare = re.sub(r'(?s)<figure class="tf-plate.*?</figure>|'
                       r'<div class="tf-stepper".*?tf-caption">[^<]+<', "",
                       c.html)
         if '<svg' in bare or re.search(r'tf-caption">\s*<', c.html):

@@ -17,7 +17,8 @@ MODULES = sorted(p for p in (ROOT / "tformer").glob("*.py")
                  if not p.name.startswith("_"))
 ANYWHERE = {"plot", "stories", "expect"}    # importable from every chapter
 # appendices that stand between chapters in the order of imports
-READ_AS = {"A4_models.ipynb": "08~", "A5_rebuild.ipynb": "12~"}
+READ_AS = {"A4_models.ipynb": "08~", "A5_rebuild.ipynb": "12~",
+           "A7_caches.ipynb": "06~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
            "safetensors"}
@@ -150,7 +151,8 @@ def test_notebook_holds_what_a_chapter_holds(path):
 def test_code_is_small_enough_to_read(path):
     for cell in code_cells(path):
         text = source(cell)
-        long = [s for s in text.splitlines() if len(s) > 75]
+        long = [s for s in text.splitlines()
+                if len(s) > 75 and not s.startswith("#|")]
         assert not long, f"over 75 characters: {long[0]}"
         if not re.search(r"^#\s*\|\s*exporti?\b", text, re.M):
             continue
@@ -225,7 +227,7 @@ self._own, b.__name__, attend._not_a_module
 
 
 # modules of which under 15 of 100 lines may refuse input
-LEAN = ["attend", "position", "rotary", "layers", "attention", "bpe",
+LEAN = ["attend", "position", "rotary", "layers", "rows", "attention", "bpe",
         "seq2seq", "bert", "gpt", "llama", "model", "check", "costs",
         "tokenizer", "rebuild"]
 # what is over it yet: this can only shrink

@@ -8,6 +8,7 @@ __all__ = ['BERT_NAMES', 'BertConfig', 'BertEmbedding', 'Bert', 'bert_name', 'Ma
 
 # %% ../nbs/11_bert.ipynb #c2acddd1
 #| code-fold: true
+#| code-summary: imports of the package
 import dataclasses
 import json
 import os
@@ -200,6 +201,7 @@ def bert_name(
     return f"bert.{name}" if inner else name
 
 # %% ../nbs/11_bert.ipynb #f60781bc
+#| code-summary: a linear layer with the first weights of BERT
 def _linear(d_in, d_out):
     "A linear layer with the first weights of BERT."
     layer = Linear(d_in, d_out)
@@ -364,6 +366,7 @@ class BertClassifier(_FromBert):
         return self.label_head(self.dropout(self.pooler(x, pos)))
 
 # %% ../nbs/11_bert.ipynb #6b3a2297
+#| code-summary: the configuration of transformers, translated
 _FIELDS = {"vocab_size": "vocab_size", "hidden_size": "d_model",
            "num_hidden_layers": "n_layers", "intermediate_size": "d_ff",
            "num_attention_heads": "n_heads", "layer_norm_eps": "eps",
@@ -390,6 +393,7 @@ def _read_bert_config(path):
                       activation=_TANH.get(act, act))
 
 # %% ../nbs/11_bert.ipynb #37a96c07
+#| code-summary: the parts that are heads
 _HEADS = {"pooler", "lm_head", "next_head", "label_head"}
 
 
@@ -397,6 +401,7 @@ def _part(name):
     return name.split(".")[0]
 
 # %% ../nbs/11_bert.ipynb #7e1f4cbd
+#| code-summary: which weights of a file a model takes
 def _fit_weights(model, tensors, new):
     "By our names: what the model has, and the new parts as they are."
     own, named = model.state_dict(), {}

@@ -8,6 +8,7 @@ __all__ = ['BYTE_ORDER', 'GPT2_PATTERN', 'count_pairs', 'merge_pair', 'best_pair
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #0c0fa19a
 #| code-fold: true
+#| code-summary: imports of the package
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence

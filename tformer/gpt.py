@@ -7,6 +7,7 @@ __all__ = ['GPTConfig', 'GPT', 'GPT1', 'log_likelihood', 'gpt2_config', 'gpt2_na
 
 # %% ../nbs/12_gpt.ipynb #4bf027b0
 #| code-fold: true
+#| code-summary: imports
 import json
 import os
 from collections.abc import Callable
@@ -163,6 +164,7 @@ def log_likelihood(
     return found.masked_fill(~tokens, 0.0)
 
 # %% ../nbs/12_gpt.ipynb #54806040
+#| code-summary: activations by name, and options that must be as in GPT-2
 ACTIVATION_NAMES = {  # of transformers: ours
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
@@ -172,6 +174,7 @@ REQUIRED = {  # options of GPT-2 files that ours knows in one way only
     "add_cross_attention": False, "tie_word_embeddings": True}
 
 # %% ../nbs/12_gpt.ipynb #4f1328ff
+#| code-summary: the one rate of dropout
 def _gpt2_dropout(values):
     "The one rate for all places, which the files could set apart."
     rates = {name: values.get(name, 0.1)

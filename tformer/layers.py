@@ -9,6 +9,7 @@ __all__ = ['ACTIVATIONS', 'INIT_RULES', 'Linear', 'layer_norm', 'rms_norm', 'Lay
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #c8b8cbec
 #| code-fold: true
+#| code-summary: imports of the package
 import math
 import re
 from collections.abc import Callable
@@ -418,5 +419,5 @@ def init_weights(
         expect.that(fits, f"no rule for the parameter {name!r} of shape "
                     f"{tuple(p.shape)}: see INIT_RULES")
         plan.append((p, *fits[0]))
-    for p, mean, spread in plan:
-        p.normal_(mean, spread)
+    for p, mean, deviation in plan:
+        p.normal_(mean, deviation)

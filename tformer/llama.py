@@ -7,6 +7,7 @@ __all__ = ['LlamaConfig', 'rotary_of', 'grouped', 'Llama', 'Qwen3']
 
 # %% ../nbs/13_modern_decoder.ipynb #9113e0c6
 #| code-fold: true
+#| code-summary: imports
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

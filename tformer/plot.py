@@ -9,6 +9,7 @@ __all__ = ['BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'RED', 'GREY', 'PALETTE', 'INK',
 
 # %% ../nbs/A1_figures.ipynb #20f31d27
 #| code-fold: true
+#| code-summary: imports of the module
 import base64
 import hashlib
 import html

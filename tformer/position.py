@@ -7,6 +7,7 @@ __all__ = ['embed', 'Embedding', 'sinusoids', 'shift_matrix', 'Derived', 'Sinuso
 
 # %% ../nbs/04_absolute_positions.ipynb #782b4c43
 #| code-fold: true
+#| code-summary: imports of the package
 import math
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from . import expect
 
 # %% ../nbs/04_absolute_positions.ipynb #4006a6ce
+#| code-summary: when values may not be looked at
 def _blind(ids):
     """Whether nobody may look at values.
 
@@ -27,6 +29,7 @@ def _blind(ids):
             or not ids.is_cpu and ids.shape[-1] == 1)
 
 # %% ../nbs/04_absolute_positions.ipynb #1e84b4a6
+#| code-summary: rows of a table, or None if one does not exist
 def _rows(ids, table):
     "Rows of a table, or None if one of them does not exist."
     if ids.is_cpu:  # here the look-up itself finds out
@@ -97,6 +100,7 @@ class Embedding(nn.Module):
         return f"{vocab_size}, {d_model}, scale={self.scale}"
 
 # %% ../nbs/04_absolute_positions.ipynb #349a9568
+#| code-summary: the frequency of each pair of columns
 def _frequencies(d_model, base, device=None):
     "Radians per position of each pair of columns, in float64."
     expect.even(d_model=d_model)

@@ -8,6 +8,7 @@ __all__ = ['relative_positions', 'ShawRelative', 't5_bucket', 'T5Bias', 'alibi_s
 
 # %% ../nbs/05_relative_and_rotary.ipynb #2501ee3e
 #| code-fold: true
+#| code-summary: imports of the package
 import math
 import zlib
 from typing import Any
@@ -217,9 +218,11 @@ def rope_frequencies(
     return 1.0 / base ** (i / d_head)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d7a83718
+#| code-summary: the names of the two layouts
 LAYOUTS = "half", "interleaved"
 
 # %% ../nbs/05_relative_and_rotary.ipynb #a2cd5134
+#| code-summary: cut a vector into the first and second of each pair
 def _members(x, layout):
     "The first of each pair, and the second: two views."
     if layout == "half":
@@ -227,6 +230,7 @@ def _members(x, layout):
     return x.unflatten(-1, (-1, 2)).unbind(-1)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #3f1f82eb
+#| code-summary: put the pairs in place again
 def _joined(first, second, layout):
     "Pairs put in place again."
     if layout == "half":
@@ -279,6 +283,7 @@ def convert_layout(
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #e3dcf2db
+#| code-summary: the members of each pair in each other's place
 def _swapped(x, layout):
     "The members of each pair in each other's place."
     if layout == "half":
@@ -286,6 +291,7 @@ def _swapped(x, layout):
     return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41ed6228
+#| code-summary: the turn in fewer passes
 def _turn(x, cos, sin, layout):
     "``rotate`` in fewer passes; ``sin`` is negative for first members."
     wide = torch.promote_types(x.dtype, cos.dtype)

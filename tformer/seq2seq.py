@@ -8,6 +8,7 @@ __all__ = ['DecoderBlock', 'token_positions', 'Seq2SeqConfig', 'Seq2Seq', 'PreNo
 
 # %% ../nbs/09_encoder_decoder.ipynb #3478b111
 #| code-fold: true
+#| code-summary: imports
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,8 @@ def token_positions(
     return from_attention_mask(ids != pad)
 
 # %% ../nbs/09_encoder_decoder.ipynb #498c54b9
+#| code-fold: true
+#| code-summary: the numbers of a model, by default the base model's
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Seq2SeqConfig(ModelConfig):
     """The numbers of a ``Seq2Seq``; the defaults are the base model.

@@ -10,6 +10,7 @@ __all__ = ['LEXICON', 'SITE', 'PREPS', 'ROLES', 'SEX', 'FORMS', 'VOWEL', 'AN', '
 
 # %% ../nbs/A2_stories.ipynb #c66ee178
 #| code-fold: true
+#| code-summary: imports
 import random
 import re
 from collections import Counter
@@ -47,6 +48,7 @@ GROUPS = {"child": "girl boy", "grown": "woman man",
 
 # %% ../nbs/A2_stories.ipynb #4e6ca5b4
 #| code-fold: true
+#| code-summary: things, by kind
 THINGS = {
     "toy": """ball doll car boat drum book
         | train robot puzzle whistle teddy_bear truck yo-yo top
@@ -132,6 +134,7 @@ FILLERS = {
 
 # %% ../nbs/A2_stories.ipynb #2ae372df
 #| code-fold: true
+#| code-summary: scenery and other words
 SCENERY = {
     "bird": """| robin crow
         | sparrow swallow finch owl blackbird woodpecker pigeon magpie
@@ -749,6 +752,7 @@ def add_plot(
 
 # %% ../nbs/A2_stories.ipynb #5cc71062
 #| code-fold: true
+#| code-summary: sentences that all stories may use
 COMMON = """
 meet: +a
     Once there was a {kind} {a.boy} named {a}.
@@ -885,6 +889,7 @@ glad: x = a
 
 # %% ../nbs/A2_stories.ipynb #6180908c
 #| code-fold: true
+#| code-summary: the story of a thing that is shared
 SHARE = add_plot("""
 share: a:child b:child p:place x:toy
     friends outing +sky? own
@@ -928,6 +933,7 @@ together: a ~ b
 
 # %% ../nbs/A2_stories.ipynb #5428e176
 #| code-fold: true
+#| code-summary: the story of a thing that is stuck
 STUCK = add_plot("""
 stuck: a:child b:child p:outside x:flyer c:high
     meet +about? scene +sky?
@@ -970,6 +976,7 @@ grateful: x = a
 
 # %% ../nbs/A2_stories.ipynb #e78cf858
 #| code-fold: true
+#| code-summary: the story of a thing that is broken
 BROKEN = add_plot("""
 + broken: a:child b:child p:place x:breakable y:mender
     friends outing sky? own lend
@@ -1007,6 +1014,7 @@ mended: x = a
 
 # %% ../nbs/A2_stories.ipynb #cf153734
 #| code-fold: true
+#| code-summary: the story of a hungry pet
 HUNGRY = add_plot("""
 + hungry: a:child n:pet p:outside y:snack
     meet about? picnic sky?
@@ -1044,6 +1052,7 @@ pal: n ~ a
 
 # %% ../nbs/A2_stories.ipynb #00efe074
 #| code-fold: true
+#| code-summary: the story of the rain
 RAIN = add_plot("""
 + rain: a:child m:grown x:wear p:indoors q:outside c:low
     meet about? home warn skip leave play?
@@ -1081,6 +1090,7 @@ wiser: x = a
 
 # %% ../nbs/A2_stories.ipynb #90bc3aef
 #| code-fold: true
+#| code-summary: the story of telling the truth
 TRUTH = add_plot("""
 + truth: a:child m:grown p:cook q:outside c:tray y:treat
     meet about? bake away
@@ -1119,6 +1129,7 @@ honest: m ~ a
 
 # %% ../nbs/A2_stories.ipynb #4f03804f
 #| code-fold: true
+#| code-summary: the story of tidying up
 MESSY = add_plot("""
 + messy: a:child m:grown x:toy p:indoors c:low
     meet about? scene floor
@@ -1151,6 +1162,7 @@ neat: x = c
 
 # %% ../nbs/A2_stories.ipynb #9998d5a3
 #| code-fold: true
+#| code-summary: the story of a noise in the night
 NOISE = add_plot("""
 ++ noise: a:child m:grown n:small_pet p:indoors c:low
     meet about? night
@@ -1184,6 +1196,7 @@ calm: n ~ a
 
 # %% ../nbs/A2_stories.ipynb #cd0c0766
 #| code-fold: true
+#| code-summary: the story of a seed
 SEED = add_plot("""
 ++ seed: a:child m:grown x:plant p:soil
     meet about? seed plant sky?
@@ -1220,6 +1233,7 @@ harvest: x = p
 
 # %% ../nbs/A2_stories.ipynb #13084277
 #| code-fold: true
+#| code-summary: the story of a gift
 GIFT = add_plot("""
 ++ gift: a:child b:child x:toy p:indoors c:low
     friends buy put visit
@@ -1252,6 +1266,7 @@ birthday: x = b
 
 # %% ../nbs/A2_stories.ipynb #af807d1d
 #| code-fold: true
+#| code-summary: the story of a thing that was found
 OWNER = add_plot("""
 ++ owner: a:child b:child x:lost_thing p:outside c:low
     meet about? spy keep
@@ -1285,6 +1300,7 @@ empty: x ! a
 
 # %% ../nbs/A2_stories.ipynb #49497f01
 #| code-fold: true
+#| code-summary: the story of a pet that runs away
 RUNAWAY = add_plot("""
 ++ runaway: a:child b:child n:small_pet p:outside c:low d:low
     meet about? stroll sky?
@@ -1319,6 +1335,7 @@ reunion: n ~ a
 
 # %% ../nbs/A2_stories.ipynb #7e5afd27
 #| code-fold: true
+#| code-summary: the story of learning something
 LEARN = add_plot("""
 ++ learn: a:child b:child k:skill p:outside
     meet about? dream sky?

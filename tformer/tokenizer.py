@@ -10,6 +10,7 @@ __all__ = ['SAFE_CUTS', 'as_chars', 'index_pairs', 'replace_pair', 'apply_merge'
 
 # %% ../nbs/03_tokenizer.ipynb #160fbf5e
 #| code-fold: true
+#| code-summary: imports of the package
 import base64
 import codecs
 import hashlib

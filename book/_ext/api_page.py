@@ -11,6 +11,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 
 from course import Notebook, as_rst, notebooks
 
@@ -114,7 +115,9 @@ def rst(module: Module) -> str:
     "reStructuredText of one module: an overview, then every name."
     rows = "\n".join(f"   {n.name}" for n in module.names
                      if n.kind != "data")
-    overview = f".. autosummary::\n\n{rows}" if rows else ""
+    overview = (".. container:: tf-overview\n\n   .. autosummary::\n\n"
+                + indent(rows, "   ")) if rows else ""
+    # the module's anchor is handed to the container: a table drops it
     return "\n\n".join([f".. py:module:: {module.name}", overview,
                         *(directive(module.name, n) for n in module.names)])
 

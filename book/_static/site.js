@@ -1,0 +1,54 @@
+/* What style sheets alone cannot mend, on every page. */
+(() => {
+  // Paper is light: rules of the theme that ask for the dark mode rest
+  // while a page is printed.
+  const root = document.documentElement, paper = matchMedia("print");
+  let before = null;
+  const print = (on) => {
+    if (on && before === null) {
+      before = root.dataset.theme || "light";
+      root.dataset.theme = "light";
+    } else if (!on && before !== null) {
+      root.dataset.theme = before;
+      before = null;
+    }
+  };
+  paper.addEventListener("change", (event) => print(event.matches));
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+
+  // A button that unfolds is named after what it unfolds.
+  const name = () => {
+    document.querySelectorAll("button.toggle-button").forEach((button) => {
+      const title = button.closest(".admonition-title");
+      const words = title ? title.textContent.trim() : "";
+      button.setAttribute("aria-label",
+        `${button.dataset.toggleHint || "Show"}: ${words}`);
+    });
+    document.querySelectorAll("i[class*='fa-'], span[class*='fa-']")
+      .forEach((icon) => icon.setAttribute("aria-hidden", "true"));
+  };
+
+  // An inline formula wider than its column, and no other, scrolls.
+  const widths = () => {
+    document.querySelectorAll("mjx-container:not([display])")
+      .forEach((formula) => {
+        formula.classList.remove("tf-wide");
+        const block = formula.closest("p, li, dd, td, th, h1, h2, h3, h4, " +
+                                      "blockquote, figcaption, div");
+        if (block && formula.offsetWidth > block.clientWidth)
+          formula.classList.add("tf-wide");
+      });
+  };
+  addEventListener("load", () => {
+    name();
+    if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
+      MathJax.startup.promise.then(widths);
+      let waiting = 0;
+      addEventListener("resize", () => {
+        clearTimeout(waiting);
+        waiting = setTimeout(widths, 150);
+      });
+    }
+  });
+})();
