@@ -67,7 +67,7 @@ class Positions:
     def of(cls, pos: Any, x: Shaped[Tensor, "b n ..."] | None = None,
            cache: Any = None) -> "Positions":
         "``pos`` that fit ``x``; None: those after the cache, or 0, 1, …"
-        of = " after the cache" if pos is None and cache else ""
+        whose = " after the cache" if pos is None and cache else ""
         if pos is None:
             past = None if cache is None else cache.k_pos
             past = cls(start=0, n=0) if past is None else cls.of(past)
@@ -77,8 +77,8 @@ class Positions:
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
                               or 1 != pos.rows != len(x)):
-            raise ValueError(f"positions{of} of shape ({pos.rows}, {pos.n}"
-                             f") do not fit x {tuple(x.shape)}")
+            raise ValueError(f"positions{whose} of shape ({pos.rows}, "
+                             f"{pos.n}) do not fit x {tuple(x.shape)}")
         return pos
 
     def following(self, n: int, device: Any = None) -> "Positions":
