@@ -271,6 +271,14 @@ def test_the_head_is_computed():
     assert first.index("> S") < first.index("tf-head") < first.index("word")
 
 
+def test_what_comes_out_waits_for_the_prediction():
+    cells = [md("x"), code("f()", out=True), ASKED, code("g()", out=True),
+             code("h()"), TOLD, code("i()", out=True)]
+    course_form.fold_predictions(cells)
+    assert [c["metadata"].get("tags") for c in cells] == [
+        None, None, None, ["reveal"], None, None, None]
+
+
 def test_every_planned_chapter_says_what_it_needs():
     for part in course_map.plan(ROOT):
         for planned in part["chapters"]:

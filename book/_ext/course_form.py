@@ -27,6 +27,7 @@ from course_map import number, plan
 
 SECTION = re.compile(r"^(?:\([\w.:-]+\)=\n)?## ", re.M)
 MACHINE = "<!-- machine -->"
+REVEAL = "See what comes out"
 CAPTION = re.compile(r'<(figcaption|p) class="tf-caption">')
 
 
@@ -144,6 +145,21 @@ class CloseGates(SphinxTransform):
                                  "without its start")
 
 
+class Reveal(SphinxTransform):
+    "Fold what a cell between a question and its answer shows."
+    default_priority = 400
+
+    def apply(self):
+        for cell in [*self.document.findall(nodes.container)]:
+            if "tag_reveal" in cell.get("classes", ()) and cell.children:
+                out = cell.children[-1]
+                if out.get("nb_element") == "cell_code_output":
+                    box = Fold("", FoldTitle("", REVEAL),
+                               classes=["tf-reveal"])
+                    cell.replace(out, box)
+                    box.append(out)
+
+
 # ---- the head of a chapter
 
 def entry(root: Path, name: str) -> dict | None:
@@ -234,7 +250,18 @@ def with_head(root: Path, path: Path, text: str) -> str:
                 cells[i:i] = [markdown(x) for x in (before, drawn)
                               if x.strip()]
                 break
+    fold_predictions(cells)
     return json.dumps(nb)
+
+
+def fold_predictions(cells: list[dict]) -> None:
+    "What comes out between a question and its answer waits for a click."
+    asked = False
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            asked = "{predict}" in source(cell).split("{answer}")[-1]
+        elif asked and cell.get("outputs"):
+            cell["metadata"].setdefault("tags", []).append("reveal")
 
 
 def on_source_read(app, docname, content):
@@ -277,6 +304,7 @@ def setup(app):
     app.add_directive("closer-end", End)
     app.add_directive("predict", Predict)
     app.add_transform(CloseGates)
+    app.add_transform(Reveal)
     app.connect("source-read", on_source_read, priority=300)
     app.connect("html-page-context", on_page, priority=410)
     return {"version": "1", "parallel_read_safe": True,

@@ -122,8 +122,9 @@ def before_and_after(root: Path, folder: str) -> str:
 
 def count(root: Path, folder: str) -> str:
     "How many claims carry a ✓."
-    total = sum(len(measure(nb.path).claims) for nb in notebooks(root))
-    return f"{total} of its statements"
+    found = [len(measure(nb.path).claims) for nb in notebooks(root)]
+    some = len([n for n in found if n])
+    return f"There are {sum(found)} so far, on {some} of {len(found)} pages"
 
 
 def in_readme(root: Path) -> str:
