@@ -20,6 +20,7 @@ from transformers import (  # noqa: E402
 from conftest import ROOT, run  # noqa: E402
 from helpers import close, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
+from tformer import rows as rows_module  # noqa: E402
 from tformer import check, llama  # noqa: E402
 from tformer.attention import (  # noqa: E402
     Cache, LayerCache, SelfAttention)
@@ -252,6 +253,7 @@ def test_plain_texts_spare_the_mask(monkeypatch):
                      k.shape[1]))
         return real(q, k, v, mask, *rest, **how)
     monkeypatch.setattr(attention_module, "fused_attend", spy)
+    monkeypatch.setattr(rows_module, "fused_attend", spy)
     layer, cache = sharing(32, 4, n_kv_heads=2,
                                     rotary=Rotary(8)), LayerCache()
     x = randn(1, 5, 32)

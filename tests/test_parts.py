@@ -445,6 +445,11 @@ def off_by_one(pos, k_pos):
     return (k_pos[:, None, :] <= pos[:, :, None] + 1)[:, None]
 
 
+def flag_off_by_one(mask, causal, t, s, device):
+    lower = torch.ones(1, 1, t, s, dtype=torch.bool, device=device).tril(1)
+    return mask if not causal else lower if mask is None else mask & lower
+
+
 class LeakyView(nn.Module):
     "Heads cut by a view instead of a transpose: places mix."
 
@@ -462,6 +467,7 @@ class LeakyView(nn.Module):
 def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
     "The contract's own check: it must fail where it should."
     monkeypatch.setattr(tformer.attention, "causal_mask", off_by_one)
+    monkeypatch.setattr(tformer.attention, "with_causal", flag_off_by_one)
     layer = seeded(CAUSAL[kind]).to(dtype).eval()
     with pytest.raises(AssertionError, match="."):
         is_causal(layer, way, dtype, exact=False)

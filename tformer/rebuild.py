@@ -135,9 +135,9 @@ def skeleton() -> str:
 GAPS: dict[str, str] = {
     "places": "chapter 7, What a layer keeps",
     "vectors": "chapter 4, A learned table",
-    "allowed": "chapter 7, Which keys may a query attend to?",
+    "allowed": "chapter 7, One class, options by need",
     "split": "chapter 7, The layer of 2017",
-    "attend": "chapter 7, The explicit path, and dropout",
+    "attend": "chapter 7, The table of weights, and how to do without it",
     "ffn": "chapter 6, Activations",
     "block": "chapter 6, Where the norm stands",
     "head": "chapter 12, The head is the token table"}
