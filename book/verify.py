@@ -29,7 +29,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-from course import code_cells  # noqa: E402
+from course import code_cells, read_notebook  # noqa: E402
 
 RECORD = ROOT / "book" / "verified.json"
 RUN = """
@@ -56,15 +56,24 @@ def cells_of(stem: str):
     return code_cells(json.loads(path.read_text("utf-8"))["cells"])
 
 
-def key(cell_source: str, change: dict) -> str:
-    "Of a cell and its change: another key, and the record is void."
-    parts = cell_source, change["module"], change["old"], change["new"]
+def key(cells: list, claim: str, change: dict) -> str:
+    """Of a claim's cell, what it builds on, and its change.
+
+    Another key, and the record is void. It builds on all cells before it
+    but other claims, drawings and hidden cells.
+    """
+    at = next(i for i, c in enumerate(cells) if c.claim == claim)
+    before = [c.source for c in cells[:at]
+              if c.shown != "removed" and not c.claim]
+    parts = [*before, cells[at].source, change["module"], change["old"],
+             change["new"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def changed(cell, change: dict | None) -> str:
-    "A cell that is itself exported carries the change too."
-    if change and {"export", "exporti"} & {*cell.directives}:
+def changed(cell, change: dict | None, module: str) -> str:
+    "A cell that is itself exported to the module carries the change."
+    if change and change["module"] == module and (
+            {"export", "exporti"} & {*cell.directives}):
         return cell.source.replace(change["old"], change["new"])
     return cell.source
 
@@ -83,26 +92,30 @@ def first_failure(stem: str, change: dict | None):
                                  f"tformer/{path.name}, expected once")
             path.write_text(text.replace(change["old"], change["new"]),
                             "utf-8")
-        cells = [(c.index, changed(c, change)) for c in cells_of(stem)
+        module = read_notebook(ROOT / "nbs" / f"{stem}.ipynb").module
+        cells = [(c.index, changed(c, change, module))
+                 for c in cells_of(stem)
                  if "%pip" not in c.source and c.source]
         given, got = Path(folder) / "cells.json", Path(folder) / "got.json"
         given.write_text(json.dumps(cells), "utf-8")
         subprocess.run(
             [sys.executable, "-c", RUN, str(given), str(got)], cwd=folder,
             env={**os.environ, "PYTHONPATH": folder}, check=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            timeout=1200, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
         return json.loads(got.read_text("utf-8")) if got.exists() else None
 
 
 def replay(stem: str, claims: set[str] | None = None) -> list[dict]:
     "What each change of a notebook did: ``red`` if its own cell failed."
-    cells, out = {c.claim: c for c in cells_of(stem) if c.claim}, []
+    every, out = cells_of(stem), []
     for change in changes(stem):
         if claims is not None and change["claim"] not in claims:
             continue
-        cell, seen = cells[change["claim"]], first_failure(stem, change)
+        cell = next(c for c in every if c.claim == change["claim"])
+        seen = first_failure(stem, change)
         out.append({"claim": change["claim"],
-                    "key": key(cell.source, change),
+                    "key": key(every, cell.claim, change),
                     "red": bool(seen) and seen[0] == cell.index,
                     "failed": seen})
     return out
@@ -112,6 +125,7 @@ def main(heads: list[str]) -> int:
     record = json.loads(RECORD.read_text("utf-8")) \
         if RECORD.exists() else {}
     stems = sorted(p.stem for p in (ROOT / "book/verified").glob("*.yml"))
+    record = {stem: seen for stem, seen in record.items() if stem in stems}
     bad = 0
     for stem in stems:
         if heads and not any(stem.startswith(h) for h in heads):

@@ -2030,3 +2030,16 @@ def test_layers_share_the_mask_of_a_padded_memory(monkeypatch):
         close(layer(x, memory=memory, memory_pos=shared)[1:],
               layer(x[1:], memory=memory[1:, :3]))
     assert len(made) == 1
+
+
+@torch.no_grad()
+def test_the_bias_of_the_values_is_one_of_the_output():
+    one, other = (layer(causal=True, std=0.3) for _ in range(2))
+    other.load_state_dict(one.state_dict())
+    other.o_proj.bias += one.o_proj.weight @ one.v_proj.bias
+    other.v_proj.bias.zero_()
+    other.k_proj.bias += 7.0
+    x = randn(2, 6, 16)
+    assert torch.allclose(one(x), other(x), atol=1e-5)
+    other.q_proj.bias += 7.0
+    assert not torch.allclose(one(x), other(x), atol=1e-3)

@@ -66,7 +66,8 @@ def test_every_notebook_has_a_page(book):
 
 def test_pages_show_no_machinery(book):
     marks = re.compile(r"Traceback \(most recent|#\s*\|\s*(export|hide|"
-                       r"default_exp|echo|code-)")
+                       r"default_exp|echo|code-|verified|landing|output|"
+                       r"eval)")
     for page in site(book):
         if page == book / "index.html":     # leads to the first page
             continue

@@ -3,7 +3,6 @@ import importlib.util
 import json
 import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +42,9 @@ def cells_of(path):
 def unlabeled(cells):
     "First lines of folds that do not say what is in them."
     return [c.source[:50] for c in course.code_cells(cells)
-            if c.shown == "folded" and c.place == ""
+            if (c.shown == "folded" and c.place == ""
+                or c.has("code-fold") or "exporti" in c.directives
+                and c.place != "solution" and c.shown == "folded")
             and not c.directives.get("code-summary")]
 
 
@@ -54,7 +55,8 @@ def without_caption(cells):
         bare = re.sub(r'(?s)<figure class="tf-plate.*?</figure>|'
                       r'<div class="tf-stepper".*?tf-caption">[^<]+<', "",
                       c.html)
-        if '<svg' in bare or re.search(r'tf-caption">\s*<', c.html):
+        if '<svg' in bare or re.search(r'tf-caption">\s*<', c.html) or (
+                "tf-plate" in c.html and "tf-caption" not in c.html):
             found.append(c.source[-60:])
     return found
 
@@ -84,7 +86,8 @@ def after_prediction(cells):
     for cell in cells:
         if cell["cell_type"] == "markdown":
             text = course.source(cell).lstrip()
-            if not re.match(r"[`:]{3,}\{answer\}", text):
+            if not re.match(r"[`:]{3,}\{answer\}[^\n]*\n"
+                            r"\s*(?![`:]{3})\S", text):
                 return "no answer follows the output"
             return None if shown else "no output before the answer"
         said, code = course.directives(course.source(cell))
@@ -92,7 +95,8 @@ def after_prediction(cells):
             return "a hidden cell before the answer"
         if re.search(r"^\s*assert\b", code, re.M):
             return "an assert before the answer"
-        shown = shown or bool(cell.get("outputs"))
+        shown = shown or bool(cell.get("outputs")) and said.get(
+            "output", "") != "false"
     return "no answer"
 
 
@@ -154,8 +158,10 @@ def test_every_claim_has_been_seen_red(path):
         assert text.count(change["old"]) == 1, change
         assert change["old"] != change["new"]
         assert cell.claim in seen, f"python book/verify.py {path.stem[:2]}"
-        assert seen[cell.claim]["key"] == verify.key(cell.source, change), \
+        assert seen[cell.claim]["key"] == verify.key(
+            verify.cells_of(path.stem), cell.claim, change), \
             f"{cell.claim}: edited since; python book/verify.py"
+        assert seen[cell.claim]["error"] == "AssertionError"
         assert len(cell.claim) <= 90 and "assert" in cell.source
 
 
@@ -191,6 +197,8 @@ ASKED, TOLD = md("```{predict}\nWhat?\n```"), md("```{answer}\nThat.\n```")
     ([ASKED, code("#| hide\nf()", out=True), TOLD], 1),
     ([ASKED, code("f()", out=True), md("It is that.")], 1),
     ([ASKED, code("f()", out=True)], 1),
+    ([ASKED, code("#| output: false\nf()", out=True), TOLD], 1),
+    ([ASKED, code("f()", out=True), md("```{answer}\n```")], 1),
     ([md("```{predict}\nWhat?\n```\nIt is that."),
       code("f()", out=True), TOLD], 1),
 ])
@@ -217,6 +225,7 @@ def test_folds_are_looked_at(text, problems):
     ('<figure class="tf-plate"><svg></svg><figcaption '
      'class="tf-caption"> </figcaption></figure>', 1),
     ('<svg class="tf-figure"></svg>', 1),
+    ('<figure class="tf-plate"><svg></svg></figure>', 1),
     ("<table></table>", 0),
 ])
 def test_captions_are_looked_at(html, problems):
@@ -293,3 +302,27 @@ def test_no_fence_of_backticks_has_a_backtick_in_its_title(path):
             found = re.search(r"(?m)^`{3,}\{[\w-]+\}.*`.*$",
                               course.source(cell))
             assert not found, f"write it with :::, {found[0]}"
+
+
+def test_a_section_in_a_fence_is_no_section():
+    text = "a\n\n```text\n## not this\n```\n\n(lbl)=\n## this"
+    assert text[course_form.section_at(text):] == "(lbl)=\n## this"
+    assert course_form.section_at("a\n# b") is None
+
+
+def test_boxes_stand_in_boxes():
+    cells = course.code_cells([
+        md("```{solution-start} x\n```\n```{closer-start} y\n```"),
+        code("a"), md("```{closer-end}\n```"), code("b"),
+        md("```{solution-end}\n```"), code("c")])
+    assert [c.place for c in cells] == ["solution", "solution", ""]
+
+
+def test_a_claim_is_void_when_its_helpers_change():
+    def cells(helper):
+        return course.code_cells([code(helper), code(
+            "#| verified: so it is\nassert same()")])
+    change = {"module": "m", "old": "a", "new": "b"}
+    one, other = (verify.key(cells(h), "so it is", change)
+                  for h in ("def same(): pass", "def same(): return True"))
+    assert one != other

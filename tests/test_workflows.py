@@ -93,7 +93,7 @@ def test_the_wheel_is_tested_module_by_module(tmp_path):
                              rf".*\b{module.stem}\b)", text)
                    for text in chosen), module.stem
     for text in chosen:
-        for name in re.findall(r'ROOT / "(\w+)"', text):
+        for name in re.findall(r'ROOT / "([\w./-]+)"', text):
             assert (tmp_path / "alone" / name).exists(), name
 
 

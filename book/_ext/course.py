@@ -100,15 +100,20 @@ def directives(text: str) -> tuple[dict[str, str], str]:
 
 def code_cells(cells: list[dict]) -> list[Cell]:
     "The code cells of a notebook, each with the box in which it stands."
-    out, place = [], ""
+    out, boxes = [], []
     for index, cell in enumerate(cells):
         if cell["cell_type"] == "code":
             said, rest = directives(source(cell))
+            place = "solution" if "solution" in boxes else "".join(
+                boxes[-1:])
             out.append(Cell(rest, said, cell.get("outputs", []), place,
                             index))
             continue
         for name, side in GATE.findall(source(cell)):
-            place = name if side == "start" else ""
+            if side == "start":
+                boxes.append(name)
+            elif name in boxes:
+                boxes.remove(name)
     return out
 
 

@@ -22,10 +22,10 @@ from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from course import code_cells, measure, source
+from course import (
+    LABEL, code_cells, lines_outside_fences, measure, source)
 from course_map import number, plan
 
-SECTION = re.compile(r"^(?:\([\w.:-]+\)=\n)?## ", re.M)
 MACHINE = "<!-- machine -->"
 REVEAL = "See what comes out"
 CAPTION = re.compile(r'<(figcaption|p) class="tf-caption">')
@@ -44,8 +44,8 @@ class Gate(nodes.Invisible, nodes.Element):
 
 
 def open_fold(self, node):
-    kind = " ".join(["tf-fold", *node["classes"]])
-    self.body.append(f'<details class="{kind}">\n')
+    kind = "tf-fold"        # starttag adds the node's classes and ids
+    self.body.append(self.starttag(node, "details", CLASS=kind))
 
 
 def open_title(self, node):
@@ -205,6 +205,17 @@ def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
     return tuple(out.items())
 
 
+def section_at(text: str) -> int | None:
+    "Where the first section begins, its label included."
+    at, label = 0, None
+    for line, is_text in lines_outside_fences(text):
+        if is_text and line.startswith("## "):
+            return at if label is None else label
+        label = at if is_text and LABEL.match(line) else None
+        at += len(line) + 1
+    return None
+
+
 def folded(cell: dict) -> bool:
     "A code cell of which the page shows at most a label."
     return cell["cell_type"] == "code" and code_cells([cell])[
@@ -238,11 +249,10 @@ def with_head(root: Path, path: Path, text: str) -> str:
     if planned.get("lit"):
         machine = drawing(tuple(planned["lit"]), links(root))
         for i, cell in enumerate(cells):
-            found = cell["cell_type"] == "markdown" and SECTION.search(
-                source(cell))
-            if found:
+            at = cell["cell_type"] == "markdown" and section_at(source(cell))
+            if at is not None and at is not False:
                 text = source(cell)
-                before, after = text[:found.start()], text[found.start():]
+                before, after = text[:at], text[at:]
                 cell["source"] = after
                 drawn = raw(f'<div class="tf-here">{machine}</div>')
                 while i and not before.strip() and folded(cells[i - 1]):
@@ -267,6 +277,8 @@ def fold_predictions(cells: list[dict]) -> None:
 def on_source_read(app, docname, content):
     path = Path(app.env.doc2path(docname))
     if MACHINE in content[0]:
+        for name in ("book/chapters.yml", "tformer/plot.py"):
+            app.env.note_dependency(str(Path(app.srcdir) / name))
         drawn = drawing((), links(Path(app.srcdir), "../nbs/"),
                         "A language model. Choose a part.")
         content[0] = content[0].replace(MACHINE, raw(drawn))

@@ -84,8 +84,8 @@ def claims(root: Path, found: list[Notebook]) -> str:
         path = root / "book" / "verified" / f"{nb.name}.yml"
         changes = yaml.safe_load(path.read_text(encoding="utf-8"))
         rows = "\n".join(change_row(change) for change in changes)
-        out.append(f"````{{closer}} {nb.title}: ✓ {len(changes)}\n{rows}\n"
-                   "````")
+        out.append(f":::::{{closer}} {nb.title}: ✓ {len(changes)}\n{rows}\n"
+                   ":::::")
     return "\n\n".join(out)
 
 
@@ -101,6 +101,8 @@ def change_row(change: dict) -> str:
 def on_source_read(app, docname, content):
     if CLAIMS in content[0]:
         root = Path(app.srcdir)
+        for path in (root / "book" / "verified").glob("*.yml"):
+            app.env.note_dependency(str(path))
         content[0] = content[0].replace(
             CLAIMS, claims(root, notebooks(root)))
     if MARK not in content[0]:
