@@ -23,12 +23,12 @@ from tformer.optim import AdamW, clip_grad_norm, mup_groups, set_lr, warmup_cosi
 
 BASE, WIDTHS = 32, [32, 80, 160]
 RATES = [2.0 ** -i for i in range(9, 3, -1)]
-STEPS, BATCH, LENGTH = 100, 4, 64
+STEPS, BATCH, LENGTH = 80, 4, 64
 CASES = [{"way": way, "width": width, "lr": lr} for width in WIDTHS
          for way in ("standard", "mup") for lr in RATES
          if way == "standard" or width > BASE]
 TRAIN = to_ids(stories.corpus(300_000, seed=0, level=1))
-HELD_OUT = to_ids(stories.corpus(10_000, seed=1, level=1))
+HELD_OUT = to_ids(stories.corpus(5_000, seed=1, level=1))
 
 
 def train(way, width, lr, seed, steps):
