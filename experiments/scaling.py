@@ -52,8 +52,8 @@ def loss_of(model, window):
                            window[:, 1:].flatten())
 
 
-def fit(model, ids, steps, seed):
-    lr = LR * (48 / model.config.d_model) ** 0.5
+def fit(model, ids, steps, seed, lr):
+    "Train a model with this largest step size."
     optimizer = torch.optim.AdamW(model.parameters(), lr,
                                   betas=(0.9, 0.95), weight_decay=0.1)
     for step, window in zip(range(1, steps + 1),
@@ -92,7 +92,7 @@ def train(width, seed, share, ids, held_out, bytes_a_token):
     steps = max(2, round(share * PER_WEIGHT * n / (BATCH * LENGTH)))
     tokens = steps * BATCH * LENGTH
     with Stopwatch() as watch:
-        fit(model, ids, steps, seed)
+        fit(model, ids, steps, seed, LR * (48 / width) ** 0.5)
     loss = evaluate(model, held_out)
     print(f"width {width}, seed {seed}: {loss:.4f} nats per token, "
           f"{watch.seconds:.0f} s", flush=True)

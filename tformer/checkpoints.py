@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['pack', 'unpack', 'random_state', 'set_random_state', 'write_folder', 'write_checkpoint', 'read_checkpoint',
-           'expect_config', 'Checkpoints']
+           'expect_config', 'Checkpoints', 'Stream', 'History']
 
-# %% ../nbs/A9_checkpoints.ipynb #0544f4e8
+# %% ../nbs/A9_checkpoints.ipynb #637ab951
 #| code-fold: true
 #| code-summary: imports of the module
+import csv
 import json
 import math
 import os
 import random
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +28,7 @@ from . import expect
 from .model import (
     CONFIG, WEIGHTS, load_weights, read_tensors, save_model)
 
-# %% ../nbs/A9_checkpoints.ipynb #00cab929
-#| code-summary: what JSON can write by itself, and floats that it cannot
-def _plain(x, at):
-    "Text, a switch, a number or None; NaN and infinities in words."
-    if isinstance(x, float) and not math.isfinite(x):
-        return {"$float": str(x)}
-    expect.that(x is None or type(x) in (str, bool, int, float),
-                f"{at} is a {type(x).__name__}, and no checkpoint holds "
-                "such: make it numbers, text, lists, dicts or tensors")
-    return x
-
-# %% ../nbs/A9_checkpoints.ipynb #f0683cde
-#| code-summary: a tensor that owns its memory, as a file wants it
-def _alone(tensor):
-    x = tensor.detach().contiguous()
-    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
-
-# %% ../nbs/A9_checkpoints.ipynb #ad5786a9
+# %% ../nbs/A9_checkpoints.ipynb #25e2f8fc
 def pack(
     state: Any,  # dicts, lists, tuples, numbers, text, None, tensors
 ) -> tuple[dict[str, Tensor], Any]:
@@ -57,7 +42,8 @@ def pack(
     def walk(x, at):
         if isinstance(x, Tensor):
             same = x.data_ptr(), x.device, x.dtype, x.shape, x.stride()
-            name = known.setdefault(same if x.numel() else at, at)
+            free = f"{at} {len(tensors)}" if at in tensors else at
+            name = known.setdefault(same if x.numel() else len(known), free)
             tensors.setdefault(name, _alone(x))
             return {"$tensor": name}
         if type(x) in (list, tuple):
@@ -71,7 +57,24 @@ def pack(
             [walk(k, f"{at}, a key"), y] for k, y in inner]}
     return tensors, walk(state, "state")
 
-# %% ../nbs/A9_checkpoints.ipynb #7e84048e
+# %% ../nbs/A9_checkpoints.ipynb #d60d8e18
+#| code-summary: what JSON can write by itself, and floats that it cannot
+def _plain(x, at):
+    "Text, a switch, a number or None; NaN and infinities in words."
+    if isinstance(x, float) and not math.isfinite(x):
+        return {"$float": str(x)}
+    expect.that(x is None or type(x) in (str, bool, int, float),
+                f"{at} is of type {type(x).__name__}, which no checkpoint "
+                "holds: make it numbers, text, lists, dicts or tensors")
+    return x
+
+# %% ../nbs/A9_checkpoints.ipynb #b7398234
+#| code-summary: a tensor that owns its memory, as a file wants it
+def _alone(tensor):
+    x = tensor.detach().contiguous()
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+
+# %% ../nbs/A9_checkpoints.ipynb #d3593f24
 def unpack(
     tensors: dict[str, Tensor],  # by their places
     rest: Any,  # as it was read from JSON
@@ -93,7 +96,7 @@ def unpack(
             return dict(items)
     return inner
 
-# %% ../nbs/A9_checkpoints.ipynb #584019f5
+# %% ../nbs/A9_checkpoints.ipynb #df3b14e8
 def random_state() -> dict[str, Any]:
     "Where Python's, NumPy's and PyTorch's generators stand."
     name, keys, *rest = np.random.get_state()
@@ -103,7 +106,7 @@ def random_state() -> dict[str, Any]:
             "numpy": [name, torch.tensor(keys.astype(np.int64)), *rest],
             "cuda": cuda}
 
-# %% ../nbs/A9_checkpoints.ipynb #e36e4951
+# %% ../nbs/A9_checkpoints.ipynb #fe25db85
 def set_random_state(
     state: dict[str, Any],  # of ``random_state``
 ) -> None:
@@ -115,20 +118,10 @@ def set_random_state(
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
 
-# %% ../nbs/A9_checkpoints.ipynb #cb3a89ef
-#| code-summary: what is on its way to the disk arrives there
-def _sync(path):
-    "Force a file, or the names in a folder, onto the disk."
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-# %% ../nbs/A9_checkpoints.ipynb #0fcb2f16
+# %% ../nbs/A9_checkpoints.ipynb #e8397ee2
 def write_folder(
     folder: str | os.PathLike,  # not there yet
-    write: Any,  # called with the path of an empty folder, to fill it
+    write: Callable[[Path], Any],  # fills an empty folder
 ) -> None:
     """Fill a folder beside its place, then rename it.
 
@@ -149,11 +142,21 @@ def write_folder(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
-# %% ../nbs/A9_checkpoints.ipynb #0a99cfdd
+# %% ../nbs/A9_checkpoints.ipynb #9db6a05a
+#| code-summary: what is on its way to the disk arrives there
+def _sync(path):
+    "Force a file, or the names in a folder, onto the disk."
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+# %% ../nbs/A9_checkpoints.ipynb #c4425915
 #| code-summary: the files of a checkpoint
 STATE, TENSORS = "state.json", "state.safetensors"
 
-# %% ../nbs/A9_checkpoints.ipynb #480213df
+# %% ../nbs/A9_checkpoints.ipynb #40dbb6ed
 def write_checkpoint(
     folder: str | os.PathLike,  # not there yet
     model: nn.Module,
@@ -171,14 +174,14 @@ def write_checkpoint(
         if hasattr(model, "config"):
             save_model(model, beside)
         else:
-            weights, _ = pack(model.state_dict())
+            weights, _ = pack(dict(model.state_dict()))
             save_file({name.removeprefix("state."): x
                        for name, x in weights.items()}, beside / WEIGHTS)
         save_file(tensors, beside / TENSORS)
         (beside / STATE).write_text(json.dumps(rest), encoding="utf-8")
     write_folder(folder, write)
 
-# %% ../nbs/A9_checkpoints.ipynb #f6876e81
+# %% ../nbs/A9_checkpoints.ipynb #10d7df57
 def read_checkpoint(
     folder: str | os.PathLike,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -191,7 +194,7 @@ def read_checkpoint(
     tensors, _ = read_tensors(folder / TENSORS)
     return weights, unpack(tensors, expect.json_object(folder / STATE))
 
-# %% ../nbs/A9_checkpoints.ipynb #a22715fb
+# %% ../nbs/A9_checkpoints.ipynb #b4987bf5
 def expect_config(
     model: nn.Module,
     folder: str | os.PathLike,  # of a checkpoint
@@ -207,7 +210,7 @@ def expect_config(
     expect.that(not differ, f"{folder} holds another model: "
                 + "; ".join(differ))
 
-# %% ../nbs/A9_checkpoints.ipynb #e6b18dd0
+# %% ../nbs/A9_checkpoints.ipynb #69c7f2b8
 class Checkpoints:
     """The checkpoints of one training: the last few, and the best.
 
@@ -246,13 +249,16 @@ class Checkpoints:
         scores = self.scores()
         return min(scores, key=scores.get, default=None)
 
+    def stays(self) -> set[int]:
+        "The steps that are not to be forgotten."
+        return {*self.steps()[-self.keep:], self.best}
+
     def save(self, step: int, model: nn.Module, state: dict[str, Any],
              score: float | None = None) -> Path:
-        "Write a checkpoint; then forget those that are not to be kept."
+        "Write a checkpoint; then forget what need not stay."
         write_checkpoint(self.path(step), model, state | {
             "step": step, "score": score})
-        stay = {*self.steps()[-self.keep:], self.best}
-        for old in {*self.steps()} - stay:
+        for old in {*self.steps()} - self.stays():
             gone = self.path(old).with_suffix(".part")
             os.rename(self.path(old), gone)  # at once; then in peace
         for part in self.folder.glob("step-*.part"):
@@ -274,3 +280,83 @@ class Checkpoints:
         weights, state = read_checkpoint(self.path(step))
         load_weights(model, weights)
         return state
+
+# %% ../nbs/A9_checkpoints.ipynb #b6981fee
+class Stream:
+    """Batches one after the other, from a place that can be saved.
+
+    What has ``state_dict`` keeps its own place; anything else is read
+    again from its beginning up to it.  What ends begins anew.
+    """
+
+    def __init__(self, batches: Iterable):
+        self.batches, self.taken, self.iterator = batches, 0, None
+
+    def take(self, n: int) -> list:
+        "The next n batches."
+        return [self.next() for _ in range(n)]
+
+    def next(self) -> Any:
+        "The next batch; ``ValueError`` if there is none at all."
+        for _ in range(2):
+            if self.iterator is None:
+                self.iterator = iter(self.batches)
+            for batch in self.iterator:
+                self.taken += 1
+                return batch
+            self.iterator = None
+        raise ValueError(f"the batches end after {self.taken}")
+
+    def state_dict(self) -> dict[str, Any]:
+        own = getattr(self.batches, "state_dict", dict)()
+        return {"taken": self.taken, "batches": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.taken, self.iterator = 0, None
+        if hasattr(self.batches, "load_state_dict"):
+            self.batches.load_state_dict(state["batches"])
+            self.taken = state["taken"]
+        self.take(state["taken"] - self.taken)
+
+# %% ../nbs/A9_checkpoints.ipynb #af3e2f91
+class History:
+    """Rows of numbers, one a step, in memory and in a CSV file.
+
+    A row is on the disk as soon as it is added.  ``until`` forgets what
+    came after a step: a training that goes on from there adds it again.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None):
+        self.rows, self.path = [], path and Path(path)
+
+    def add(self, row: dict[str, Any]) -> None:
+        "One more row; its columns may be new."
+        known = self.columns()
+        self.rows.append(row)
+        if self.path and set(row) <= set(known):
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, known).writerow(row)
+        elif self.path:
+            expect.write_files({self.path: self.write})
+
+    def columns(self) -> list[str]:
+        "All columns, in the order in which they came."
+        return list(dict.fromkeys(k for row in self.rows for k in row))
+
+    def write(self, path: Path) -> None:
+        "All rows into a file."
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns())
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def until(self, step: int) -> None:
+        "Only the rows of the file up to this step."
+        with self.path.open(newline="", encoding="utf-8") as file:
+            lines = [line for line in file if line.endswith("\n")]
+        rows = ({k: int(v) if v.isdigit() else float(v)
+                 for k, v in row.items() if v}
+                for row in csv.DictReader(lines))
+        self.rows = [row for row in rows if row["step"] <= step]
+        expect.write_files({self.path: self.write})
