@@ -6,7 +6,7 @@
 __all__ = ['next_token_loss', 'accumulate', 'mean_loss', 'recomputing', 'compiled', 'Watch', 'first_bad_layer', 'Stopped',
            'blame', 'Update', 'aside', 'look', 'TensorBoard', 'Trainer']
 
-# %% ../nbs/17_training.ipynb #afe7af09
+# %% ../nbs/17_training.ipynb #dfc65001
 #| code-fold: true
 #| code-summary: imports of the module
 import contextlib
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import expect
 from .checkpoints import (
@@ -33,7 +33,7 @@ from .optim import (
     AdamW, chunked_cross_entropy, clip_grad_norm, cross_entropy,
     param_groups, set_lr)
 
-# %% ../nbs/17_training.ipynb #61fc2e5f
+# %% ../nbs/17_training.ipynb #87bbf8f1
 def next_token_loss(
     model: nn.Module,
     batch: Any,  # a ``Batch``, or windows of ids (b, length + 1)
@@ -52,7 +52,7 @@ def next_token_loss(
         model.hidden(ids, **how), model.lm_head.weight, targets,
         bias=model.lm_head.bias, chunk=chunk)
 
-# %% ../nbs/17_training.ipynb #2db04367
+# %% ../nbs/17_training.ipynb #9d7d5763
 #| code-summary: ids, targets, and what else the model is told
 def _taken_apart(batch):
     if isinstance(batch, Tensor):
@@ -61,7 +61,7 @@ def _taken_apart(batch):
     return batch.ids, batch.targets, {
         name: x for name, x in how.items() if x is not None}
 
-# %% ../nbs/17_training.ipynb #261dc901
+# %% ../nbs/17_training.ipynb #64b683bc
 def accumulate(
     model: nn.Module,
     batches: list,  # together one large batch
@@ -84,19 +84,19 @@ def accumulate(
         total = total + part.detach()
     return total
 
-# %% ../nbs/17_training.ipynb #fb87c545
+# %% ../nbs/17_training.ipynb #41b1a6b9
 #| code-summary: what batches of other kinds count, and how they move
 def _count(batch):
     "The targets of a ``Batch``; anything else counts once."
     count = getattr(batch, "count", 1)
     return count if isinstance(count, int) else 1
 
-# %% ../nbs/17_training.ipynb #9d3af0d0
+# %% ../nbs/17_training.ipynb #106c5ba7
 #| code-summary: a batch where the model is
 def _to(batch, device):
     return batch.to(device) if hasattr(batch, "to") else batch
 
-# %% ../nbs/17_training.ipynb #c9142390
+# %% ../nbs/17_training.ipynb #27147fa7
 #| code-fold: true
 #| code-summary: mean_loss, to evaluate with
 @torch.no_grad()
@@ -114,7 +114,7 @@ def mean_loss(
     expect.that(counted, "there is nothing to evaluate on")
     return total / counted
 
-# %% ../nbs/17_training.ipynb #45a8035b
+# %% ../nbs/17_training.ipynb #c14e4225
 @contextlib.contextmanager
 def recomputing(
     model: nn.Module,  # of blocks
@@ -135,7 +135,7 @@ def recomputing(
         for block in blocks:
             del block.forward
 
-# %% ../nbs/17_training.ipynb #2e212baa
+# %% ../nbs/17_training.ipynb #e244448f
 #| code-fold: true
 #| code-summary: compiled, or a sentence about what is missing
 def compiled(
@@ -153,7 +153,7 @@ def compiled(
                            "compile=False")
     return torch.compile(model)
 
-# %% ../nbs/17_training.ipynb #a4fd081b
+# %% ../nbs/17_training.ipynb #3ce04f78
 class Watch:
     """Looks at each loss, and says what is wrong with it, if anything.
 
@@ -178,7 +178,7 @@ class Watch:
                 return f"the loss jumps from {usual:.3f} to {loss:.3f}"
         self.losses = [*recent, loss]
 
-# %% ../nbs/17_training.ipynb #07c9e691
+# %% ../nbs/17_training.ipynb #38750633
 def first_bad_layer(
     model: nn.Module,
     compute: Callable[[], Any],  # a forward pass and a backward one
@@ -198,15 +198,17 @@ def first_bad_layer(
     model.zero_grad()
     hooks = [module.register_forward_hook(partial(look, name=name))
              for name, module in model.named_modules()]
-    compute()
-    for hook in hooks:
-        hook.remove()
+    try:
+        compute()
+    finally:
+        for hook in hooks:
+            hook.remove()
     found += [f"the gradient of {name}"
               for name, p in reversed([*model.named_parameters()])
               if p.grad is not None and not p.grad.isfinite().all()]
     return found[0] if found else None
 
-# %% ../nbs/17_training.ipynb #6cc32111
+# %% ../nbs/17_training.ipynb #b03c9297
 #| code-fold: true
 #| code-summary: Stopped, the exception
 class Stopped(ArithmeticError):
@@ -220,7 +222,7 @@ class Stopped(ArithmeticError):
         super().__init__(problem)
         self.step, self.batches = step, batches
 
-# %% ../nbs/17_training.ipynb #bf13b99d
+# %% ../nbs/17_training.ipynb #dbe72a43
 #| code-fold: true
 #| code-summary: blame, which puts batch and layer into words
 def blame(
@@ -238,7 +240,7 @@ def blame(
     return (f"batch {number} of {len(batches)}, with the largest gradient "
             f"in {max(sizes, key=sizes.get)}")
 
-# %% ../nbs/17_training.ipynb #3b24ece9
+# %% ../nbs/17_training.ipynb #984cbf41
 @dataclass(eq=False)
 class Update:
     """One step: gradients of some batches, clipped, and all optimizers.
@@ -277,8 +279,8 @@ class Update:
     def gradients(self, batches: list,
                   run: nn.Module | None = None) -> Tensor:
         "Add the gradients of the batches; their loss."
-        return accumulate(run or self.model, batches, self.loss,
-                          self.precision)
+        return accumulate(self.model if run is None else run, batches,
+                          self.loss, self.precision)
 
     def state_dict(self) -> list[dict[str, Any]]:
         "Of each optimizer its kind, and what it remembers."
@@ -295,7 +297,7 @@ class Update:
         for optimizer, part in zip(self.optimizers, state):
             optimizer.load_state_dict(part["state"])
 
-# %% ../nbs/17_training.ipynb #0a25d183
+# %% ../nbs/17_training.ipynb #4af63387
 @contextlib.contextmanager
 def aside(
     model: nn.Module,
@@ -314,7 +316,7 @@ def aside(
         model.train(training)
         set_random_state(chance)
 
-# %% ../nbs/17_training.ipynb #2de7a4b0
+# %% ../nbs/17_training.ipynb #c3b4fc56
 #| code-fold: true
 #| code-summary: look, which evaluates and samples
 def look(
@@ -334,7 +336,7 @@ def look(
             Path(path).write_text(text, encoding="utf-8")
     return {f"eval_{name}": float(x) for name, x in found.items()}
 
-# %% ../nbs/17_training.ipynb #66e012ca
+# %% ../nbs/17_training.ipynb #80cc3167
 #| code-summary: nobody else's training is written over
 def _expect_new(step, checkpoints):
     there = checkpoints.steps() if checkpoints and not step else []
@@ -342,7 +344,7 @@ def _expect_new(step, checkpoints):
                 f"{max(there, default=0)}: resume() goes on with it; or "
                 "give another folder")
 
-# %% ../nbs/17_training.ipynb #60858b09
+# %% ../nbs/17_training.ipynb #b60e0423
 #| code-summary: refuses what a trainer cannot work with
 def _expect_trainer(t):
     expect.kind(nn.Module, model=t.model)
@@ -351,7 +353,7 @@ def _expect_trainer(t):
     expect.number("(0, inf)", lr=t.lr)
     expect.choice((None, "bf16"), precision=t.precision)
 
-# %% ../nbs/17_training.ipynb #55758c58
+# %% ../nbs/17_training.ipynb #68a0c93d
 #| code-summary: a list of optimizers; learning rates are above 0
 def _optimizers(given, model, lr):
     if given is None:
@@ -363,7 +365,7 @@ def _optimizers(given, model, lr):
             expect.number("(0, inf)", lr=float(group["lr"]))
     return found
 
-# %% ../nbs/17_training.ipynb #b458d86c
+# %% ../nbs/17_training.ipynb #f0616717
 #| code-fold: true
 #| code-summary: TensorBoard, a function of rows
 class TensorBoard:
@@ -383,7 +385,7 @@ class TensorBoard:
                 self.writer.add_scalar(name, value, row["step"])
         self.writer.flush()
 
-# %% ../nbs/17_training.ipynb #7b302858
+# %% ../nbs/17_training.ipynb #5b6a89ba
 @dataclass(eq=False, repr=False)
 class Trainer:
     """Trains a model, keeps a record, and goes on where it was stopped.
