@@ -7,7 +7,7 @@ __all__ = ['READERS', 'MODULES', 'STORIES', 'MAGIC', 'VERSION', 'LAYOUT', 'read_
            'pydocs', 'tell_stories', 'download', 'hub', 'TokenHeader', 'tokenizer_hash', 'Encode', 'gather', 'in_order',
            'fill_token_file']
 
-# %% ../nbs/A8_corpora.ipynb #03800a71
+# %% ../nbs/A8_corpora.ipynb #189d5080
 #| code-fold: true
 #| code-summary: imports of the module
 import hashlib
@@ -32,12 +32,12 @@ from tqdm import tqdm
 from . import expect, stories
 from .tokenizer import Tokenizer, pack, read_file
 
-# %% ../nbs/A8_corpora.ipynb #d610f22e
+# %% ../nbs/A8_corpora.ipynb #c1062b99
 def read_texts(
     path: str | os.PathLike,  # UTF-8
     separator: str | None = None,  # None: the file is one text
 ) -> Iterator[str]:
-    "The texts of a file, cut where the separator stands, which is dropped."
+    "The texts of a file, cut at the separator, which is dropped."
     expect.that(separator != "", "separator must be a text or None")
     if separator is None:
         yield "".join(read_file(path))
@@ -48,7 +48,7 @@ def read_texts(
         yield from whole
     yield held
 
-# %% ../nbs/A8_corpora.ipynb #6cd38af7
+# %% ../nbs/A8_corpora.ipynb #6f6eea53
 def read_jsonl(
     path: str | os.PathLike,  # one JSON object on each line
     field: str = "text",  # of the object; lines may be strings as well
@@ -67,7 +67,7 @@ def read_jsonl(
                                  f"{field!r} ({error!r:.60})") from None
             yield text
 
-# %% ../nbs/A8_corpora.ipynb #d1ef7bbd
+# %% ../nbs/A8_corpora.ipynb #545a52fd
 def read_parquet(
     path: str | os.PathLike,
     field: str = "text",  # the column
@@ -84,12 +84,12 @@ def read_parquet(
         for rows in file.iter_batches(1000, columns=[field]):
             yield from rows.column(0).to_pylist()
 
-# %% ../nbs/A8_corpora.ipynb #9e59434f
+# %% ../nbs/A8_corpora.ipynb #6fce31f1
 READERS = {".jsonl": read_jsonl, ".ndjson": read_jsonl,
            ".parquet": read_parquet, ".txt": read_texts,
            ".md": read_texts}
 
-# %% ../nbs/A8_corpora.ipynb #f24e86a5
+# %% ../nbs/A8_corpora.ipynb #3b355051
 def read_path(
     path: str | os.PathLike,  # a file, or a folder of files
     **options: Any,  # of the file's reader
@@ -108,7 +108,7 @@ def read_path(
         if file.is_file() and file.suffix in READERS:
             yield from READERS[file.suffix](file, **options)
 
-# %% ../nbs/A8_corpora.ipynb #f3713116
+# %% ../nbs/A8_corpora.ipynb #7b43f253
 #| code-fold: true
 #| code-summary: the modules whose documentation is read
 MODULES = """abc argparse ast base64 bdb binascii bisect calendar cmath
@@ -129,7 +129,7 @@ unittest.case unittest.mock urllib.parse urllib.request uuid warnings
 wave weakref xml.dom.minidom xml.etree.ElementTree xml.sax zipapp
 zipfile zlib zoneinfo""".split()
 
-# %% ../nbs/A8_corpora.ipynb #abf66cd6
+# %% ../nbs/A8_corpora.ipynb #8a6cefe9
 #| code-summary: names and docstrings of one object and its methods
 def _described(name, thing):
     "What its docstring and those of its methods say, under their names."
@@ -142,7 +142,7 @@ def _described(name, thing):
     return "\n\n".join(f"{key}\n\n{inspect.cleandoc(doc)}"
                        for key, doc in said if isinstance(doc, str))
 
-# %% ../nbs/A8_corpora.ipynb #1adcfd12
+# %% ../nbs/A8_corpora.ipynb #fecc5279
 def pydocs() -> Iterator[str]:
     """The documentation of Python's standard library, always at hand.
 
@@ -164,15 +164,15 @@ def pydocs() -> Iterator[str]:
                 seen.add(id(thing))
                 yield f"{text}\n"
 
-# %% ../nbs/A8_corpora.ipynb #b90d5b7c
+# %% ../nbs/A8_corpora.ipynb #dfacc6ae
 STORIES = 20_000  # in the corpus "stories"
 
-# %% ../nbs/A8_corpora.ipynb #5b1a5104
+# %% ../nbs/A8_corpora.ipynb #6f8cd7b3
 def tell_stories(seed: int = 0, level: int = 1) -> Iterator[str]:
     "The embedded corpus: 20,000 stories, each a line with its newline."
     return stories.generate(STORIES, seed, level)
 
-# %% ../nbs/A8_corpora.ipynb #3a9e39d3
+# %% ../nbs/A8_corpora.ipynb #ef2ddc95
 #| code-summary: one request, from a byte on
 def _ask(url, start=0, tag=None):
     "The answer of a server; ``OSError`` that says what to do instead."
@@ -191,7 +191,7 @@ def _ask(url, start=0, tag=None):
             f"cannot reach {url} ({reason}); without a network there is "
             'documents("stories"), which comes with the package') from None
 
-# %% ../nbs/A8_corpora.ipynb #96f13769
+# %% ../nbs/A8_corpora.ipynb #ece56184
 #| code-summary: appends what is missing to the file that is beside
 def _fetch(url, part, total, tag):
     "Go on where the part ends; a server may answer with all of it."
@@ -207,13 +207,13 @@ def _fetch(url, part, total, tag):
         except OSError:  # broken off; what came is kept
             pass
 
-# %% ../nbs/A8_corpora.ipynb #a559dc0c
+# %% ../nbs/A8_corpora.ipynb #b3e0df2d
 #| code-summary: the checksum of a file
 def _sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-# %% ../nbs/A8_corpora.ipynb #f2b9a75e
+# %% ../nbs/A8_corpora.ipynb #c4204fe1
 #| code-summary: the file that is beside, named after what the server has
 def _beside(url, path):
     "Its path, the size of the whole, and the server's tag for it."
@@ -223,7 +223,7 @@ def _beside(url, path):
     mark = hashlib.sha256(f"{url} {tag} {total}".encode()).hexdigest()[:8]
     return path.with_name(f"{path.name}.{mark}.part"), total, tag
 
-# %% ../nbs/A8_corpora.ipynb #95459f81
+# %% ../nbs/A8_corpora.ipynb #afe34d1b
 def download(
     url: str,
     path: str | os.PathLike,  # where it is to lie
@@ -250,7 +250,7 @@ def download(
     _settle(part, path, total, sha256)
     return path
 
-# %% ../nbs/A8_corpora.ipynb #45d8f5ab
+# %% ../nbs/A8_corpora.ipynb #74dd381a
 #| code-summary: renames what is whole and right
 def _settle(part, path, total, sha256):
     size = part.stat().st_size
@@ -263,7 +263,7 @@ def _settle(part, path, total, sha256):
         raise ValueError(f"{path.name}: sha256 {found}, expected {sha256}")
     os.replace(part, path)
 
-# %% ../nbs/A8_corpora.ipynb #048796d2
+# %% ../nbs/A8_corpora.ipynb #1905f4d7
 def hub(
     name: str,  # owner/data set/path of the file
     revision: str = "main",  # a branch, or better a commit
@@ -288,7 +288,7 @@ def hub(
     path = home / parts[0] / parts[1] / revision / parts[2]
     yield from read_path(download(url, path, sha256), **options)
 
-# %% ../nbs/A8_corpora.ipynb #1167315e
+# %% ../nbs/A8_corpora.ipynb #b393cbe5
 class TokenHeader(NamedTuple):
     "The first 64 bytes of a token file: what the others are."
 
@@ -334,14 +334,14 @@ class TokenHeader(NamedTuple):
 
 MAGIC, VERSION, LAYOUT = b"TFTOKENS", 1, struct.Struct("<8sIIQQ32s")
 
-# %% ../nbs/A8_corpora.ipynb #5846ce94
+# %% ../nbs/A8_corpora.ipynb #a1e64c14
 def tokenizer_hash(tokenizer: Tokenizer) -> bytes:
     "32 bytes that differ for tokenizers that differ."
     expect.kind(Tokenizer, tokenizer=tokenizer)
     body = json.dumps(pack(tokenizer.vocab), sort_keys=True)
     return hashlib.sha256(body.encode()).digest()
 
-# %% ../nbs/A8_corpora.ipynb #5c81c8c5
+# %% ../nbs/A8_corpora.ipynb #c2e734e0
 class Encode:
     "Texts to the bytes of their ids; travels to other processes."
 
@@ -358,7 +358,7 @@ class Encode:
         return np.concatenate([np.array(row, f"<u{self.width}")
                                for row in rows]).tobytes(), lengths
 
-# %% ../nbs/A8_corpora.ipynb #9970bf5d
+# %% ../nbs/A8_corpora.ipynb #f2b98517
 def gather(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters
@@ -377,7 +377,7 @@ def gather(
     if held:
         yield held
 
-# %% ../nbs/A8_corpora.ipynb #b37c247a
+# %% ../nbs/A8_corpora.ipynb #471d68bb
 #| code-summary: what a process is given when it starts, and what it does
 _job = None
 
@@ -390,7 +390,7 @@ def _take_job(function):
 def _do_job(task):
     return _job(task)
 
-# %% ../nbs/A8_corpora.ipynb #cc459d44
+# %% ../nbs/A8_corpora.ipynb #90707808
 def in_order(
     function: Callable,  # importable by other processes
     tasks: Iterable,
@@ -414,7 +414,7 @@ def in_order(
         while waiting:
             yield waiting.popleft().get()
 
-# %% ../nbs/A8_corpora.ipynb #f290febf
+# %% ../nbs/A8_corpora.ipynb #71fb5a0a
 def fill_token_file(
     path: str | os.PathLike,
     parts: Iterable[tuple[bytes, list[int]]],  # as ``Encode`` makes them
