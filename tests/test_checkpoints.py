@@ -1,0 +1,371 @@
+"""Checkpoints: packing, chance, whole folders, what is kept, places, rows."""
+import errno
+import json
+import os
+import random
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from conftest import ROOT, run
+from tformer import checkpoints
+from tformer.checkpoints import (
+    STATE, TENSORS, Checkpoints, History, Stream, expect_config, pack,
+    random_state, read_checkpoint, set_random_state, unpack,
+    write_checkpoint, write_folder)
+from tformer.data import Windows
+from tformer.llama import Llama, LlamaConfig
+from tformer.model import WEIGHTS
+from tformer.optim import AdamW, Muon
+
+
+def small(width=16, **more):
+    torch.manual_seed(0)
+    return Llama(LlamaConfig(vocab_size=40, d_model=width, n_layers=1,
+                             n_heads=2, max_len=16, **more))
+
+
+# --- a state as tensors and text
+
+leaves = (st.none() | st.booleans() | st.integers() | st.text()
+          | st.floats(allow_nan=False))
+nests = st.recursive(leaves, lambda inner: (
+    st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.text(max_size=3) | st.integers(0, 3), inner,
+                      max_size=3)), max_leaves=8)
+
+
+def through_json(state):
+    tensors, rest = pack(state)
+    tensors = {name: x.clone() for name, x in tensors.items()}
+    return unpack(tensors, json.loads(json.dumps(rest, allow_nan=False)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(nests)
+def test_any_nest_comes_back(state):
+    assert repr(through_json(state)) == repr(state)
+
+
+@pytest.mark.parametrize("state", [
+    {"$tensor": 1}, {"$x": {"$tuple": [1]}}, {1: 2, "1": 3}, {(1, "a"): 0},
+    [float("inf"), -float("inf")], ((), [], {}), {"a.b": 1, "a": {"b": 2}}])
+def test_marks_and_odd_keys_come_back(state):
+    assert repr(through_json(state)) == repr(state)
+
+
+@pytest.mark.parametrize("dtype", [
+    torch.float32, torch.float64, torch.bfloat16, torch.float16,
+    torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_tensors_come_back_with_their_type(dtype):
+    x = torch.tensor([[0, 1, 0], [1, 1, 0]]).to(dtype)
+    for given_ in (x, x.mT, x[:, 1:], x[:0], x[0, 0]):
+        back = through_json({"x": given_})["x"]
+        assert back.dtype == dtype and torch.equal(back, given_)
+
+
+def test_places_that_read_alike_stay_apart():
+    state = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+    back = through_json(state)
+    assert back["a.b"].item() == 0 and back["a"]["b"].item() == 1
+
+
+def test_a_shared_tensor_is_kept_once_and_a_view_owns_its_memory():
+    x = torch.arange(100.0)
+    tensors, _ = pack({"a": x, "b": x, "c": x[:3]})
+    assert [t.numel() for t in tensors.values()] == [100, 3]
+    assert tensors["state.c"].untyped_storage().nbytes() == 12
+
+
+@pytest.mark.parametrize("state, place", [
+    ({"a": {1, 2}}, "state.a is of type set"),
+    ({"a": [0, object()]}, "state.a.1 is of type object"),
+    ([np.float32(1)], "state.0 is of type float32"),
+    ({"f": len}, "state.f is of type builtin_function_or_method")])
+def test_what_cannot_be_kept_is_named(state, place):
+    with pytest.raises(ValueError, match=place):
+        pack(state)
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: AdamW(p, 1e-2), lambda p: Muon(p, 1e-2),
+    lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True),
+    lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9)])
+def test_the_state_of_an_optimizer_comes_back(make):
+    x = torch.nn.Parameter(torch.ones(3, 3))
+    y = torch.nn.Parameter(torch.ones(3, 3))
+    ours, other = make([x]), make([y])
+    for _ in range(3):
+        (x ** 2).sum().backward()
+        ours.step()
+    other.load_state_dict(through_json(ours.state_dict()))
+    y.data.copy_(x.data)
+    for p, optimizer in ((x, ours), (y, other)):
+        p.grad = torch.full((3, 3), 0.5)
+        optimizer.step()
+    assert torch.equal(x, y)
+
+
+# --- chance
+
+def draws():
+    return [random.random(), random.gauss(0, 1), np.random.rand(),
+            np.random.randn(), torch.rand(1).item(), torch.randn(1).item()]
+
+
+def test_chance_is_put_back_through_files():
+    random.gauss(0, 1), np.random.randn()   # each keeps one more
+    state = through_json(random_state())
+    first, second = draws(), draws()
+    set_random_state(state)
+    assert draws() == first and draws() == second
+
+
+# --- whole or not at all
+
+def test_a_folder_appears_at_once(tmp_path):
+    folder = tmp_path / "a" / "b"
+
+    def write(path):
+        assert not folder.exists() and path.parent == folder.parent
+        (path / "x").write_text("new")
+    write_folder(folder, write)
+    assert [p.name for p in folder.parent.iterdir()] == ["b"]
+    with pytest.raises(ValueError, match="b is there already"):
+        write_folder(folder, write)
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path):
+    def write(path):
+        (path / "x").write_text("half")
+        raise OSError(errno.ENOSPC, "no space left on device")
+    with pytest.raises(OSError, match="no space"):
+        write_folder(tmp_path / "a", write)
+    assert not [*tmp_path.iterdir()]
+
+
+def child(function):
+    "How a forked child that runs this ended."
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+            os._exit(0)
+        except BaseException:
+            os._exit(7)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_killed_at_any_call_a_save_is_whole_or_absent(tmp_path):
+    model, n = small(), 0
+
+    def save_and_die():
+        left = [n]
+
+        def deadly(function):
+            def call(*args, **kwargs):
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+            return call
+        for name in ("fsync", "rename", "replace", "mkdir", "open"):
+            setattr(os, name, deadly(getattr(os, name)))
+        Checkpoints(tmp_path / str(n), keep=1).save(2, model, {"n": 2})
+
+    for n in range(60):
+        saved = Checkpoints(tmp_path / str(n), keep=1)
+        saved.save(1, model, {"n": 1})
+        done = child(save_and_die) == 0
+        last = max(saved.steps())
+        assert saved.load(small())["n"] == last
+        assert last == 2 or not done
+        saved.save(3, model, {"n": 3})      # and rubbish is thrown away
+        assert [p.name for p in saved.folder.iterdir()] == ["step-000003"]
+        if done:
+            break
+    assert done and n > 10
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    resource = pytest.importorskip("resource")
+    saved = Checkpoints(tmp_path / "run")
+    saved.save(1, small(), {"x": torch.zeros(10)})
+
+    def fill():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        saved.save(2, small(), {"x": torch.zeros(100_000)})
+
+    assert os.waitstatus_to_exitcode(child(fill)) == 7
+    assert [p.name for p in saved.folder.iterdir()] == ["step-000001"]
+    assert saved.load(small())["x"].shape == (10,)
+
+
+def test_the_model_of_a_checkpoint_loads_by_itself(tmp_path):
+    model = small(tied=True)
+    write_checkpoint(tmp_path / "a", model, {})
+    again = Llama.load(tmp_path / "a")
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_a_model_without_a_configuration(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight       # tied
+    Checkpoints(tmp_path).save(5, model, {})
+    other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    other[1].weight = other[0].weight
+    Checkpoints(tmp_path).load(other)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, TENSORS, STATE])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path, name, keep):
+    saved = Checkpoints(tmp_path)
+    saved.save(1, small(), {"x": torch.ones(99)})
+    path = saved.path(1) / name
+    path.write_bytes(path.read_bytes()[:int(keep * path.stat().st_size)])
+    model = small()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"{name} is no"):
+        saved.load(model)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    saved = Checkpoints(tmp_path)
+    saved.save(1, small(), {})
+    (saved.path(1) / WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        saved.load(small())
+
+
+def test_another_model_is_refused_by_its_numbers(tmp_path):
+    saved = Checkpoints(tmp_path)
+    saved.save(1, small(), {})
+    other = small(32, tied=True)
+    before = [p.clone() for p in other.parameters()]
+    with pytest.raises(ValueError, match="d_model 16 there, 32 here; "
+                       "tied False there, True here"):
+        saved.load(other)
+    assert all(map(torch.equal, before, other.parameters()))
+    expect_config(small(), saved.path(1))
+    expect_config(torch.nn.Linear(1, 1), saved.path(1))
+
+
+def test_no_pickle_is_read_or_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "load", None)
+    monkeypatch.setattr(torch, "save", None)
+    saved = Checkpoints(tmp_path)
+    saved.save(1, small(), {"random": random_state()})
+    saved.load(small())
+    for name in (WEIGHTS, TENSORS):
+        with safe_open(saved.path(1) / name, "pt") as file:
+            assert file.keys()
+    json.loads((saved.path(1) / STATE).read_text())
+
+
+# --- the last few, and the best
+
+def test_the_last_few_and_the_best_stay(tmp_path):
+    saved = Checkpoints(tmp_path, keep=2)
+    assert saved.steps() == [] and saved.best is None
+    for step, score in ((10, 3.0), (20, 1.0), (30, 2.0), (40, None),
+                        (50, float("nan"))):
+        saved.save(step, small(), {}, score)
+    assert saved.steps() == [20, 40, 50] and saved.best == 20
+    saved.save(60, small(), {}, 0.5)
+    assert saved.steps() == [50, 60] and saved.best == 60
+
+
+def test_a_step_that_is_not_there(tmp_path):
+    saved = Checkpoints(tmp_path)
+    with pytest.raises(ValueError, match="has no checkpoint of step None; "
+                       r"it has \[\]"):
+        saved.load(small())
+    (tmp_path / "step-000007").mkdir()      # not ours: nothing in it
+    (tmp_path / "step-x").mkdir()
+    assert saved.steps() == []
+    with pytest.raises(ValueError, match="keep must be"):
+        Checkpoints(tmp_path, keep=0)
+
+
+# --- a place in the data
+
+@pytest.mark.parametrize("make", [
+    lambda: Windows(torch.arange(500), 8, batch=2, seed=3),
+    lambda: [torch.tensor([i]) for i in range(7)],
+    lambda: (torch.tensor([i]) for i in range(100))])
+@pytest.mark.parametrize("taken", [0, 1, 5, 9])
+def test_a_stream_goes_on_where_it_was(make, taken):
+    stream = Stream(make())
+    stream.take(taken)
+    state = through_json(stream.state_dict())
+    other = Stream(make())
+    other.load_state_dict(state)
+    for a, b in zip(stream.take(10), other.take(10)):
+        assert torch.equal(a[0], b[0])
+    assert stream.taken == other.taken == taken + 10
+
+
+def test_a_stream_that_ends():
+    stream = Stream(iter([1, 2]))
+    assert stream.take(2) == [1, 2]
+    with pytest.raises(ValueError, match="the batches end after 2"):
+        stream.next()
+    with pytest.raises(ValueError, match="end after 0"):
+        Stream([]).next()
+
+
+# --- rows
+
+def test_a_history_is_on_the_disk_after_every_row(tmp_path):
+    path = tmp_path / "deep" / "history.csv"
+    history = History(path)
+    for step in range(1, 6):
+        row = {"step": step, "loss": 1 / 3 / step}
+        history.add(row | ({"eval_loss": 0.1} if step == 3 else {}))
+        later = History(path)
+        later.until(step)
+        assert later.rows == history.rows
+    history.until(2)
+    assert [row["step"] for row in history.rows] == [1, 2]
+    history.add({"step": 3, "loss": 7.0})
+    later.until(9)
+    assert later.rows == history.rows
+
+
+def test_a_line_that_was_cut_is_left_out(tmp_path):
+    history = History(tmp_path / "h.csv")
+    history.add({"step": 1, "loss": 0.5})
+    with history.path.open("a") as file:
+        file.write("2,0.3")
+    history.until(2)
+    assert history.rows == [{"step": 1, "loss": 0.5}]
+    assert history.path.read_text().splitlines() == ["step,loss", "1,0.5"]
+
+
+def test_a_history_without_a_file():
+    history = History()
+    history.add({"step": 1})
+    history.add({"step": 2, "new": 1.0})
+    assert history.columns() == ["step", "new"]
+
+
+def test_the_bench_runs():
+    run(sys.executable, ROOT / "tests" / "bench" / "bench_checkpoints.py",
+        "--quick")
+
+
+def test_read_checkpoint_returns_weights_and_state(tmp_path):
+    write_checkpoint(tmp_path / "a", small(), {"k": 1})
+    weights, state = read_checkpoint(tmp_path / "a")
+    assert set(weights) == set(small().state_dict()) and state == {"k": 1}
+    assert checkpoints.__all__

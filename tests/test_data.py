@@ -1,0 +1,406 @@
+"""Windows, packing, padding, splits and orders against brute force."""
+import csv
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import plain_only
+from tformer.corpora import (
+    TokenFile, documents, near_duplicates, write_tokens)
+from tformer.data import (
+    Batch, Loader, Order, Packed, Padded, Windows, best_fit, side_by_side,
+    split)
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig
+from tformer.tokenizer import Tokenizer
+
+few = settings(max_examples=25, deadline=None)
+rows_of = st.lists(st.lists(st.integers(0, 99), min_size=0, max_size=30),
+                   min_size=1, max_size=25).filter(
+    lambda rows: max(map(len, rows)) > 1)
+
+
+def take(loader, n):
+    return [batch for _, batch in zip(range(n), loader)]
+
+
+def equal(a, b):
+    return all(x is y is None or torch.equal(x, y)
+               for x, y in zip(a[:4], b[:4])) and a.count == b.count
+
+
+# --- windows
+
+@given(n=st.integers(2, 60), data=st.data())
+@few
+def test_windows_lie_in_the_text_and_targets_one_further(n, data):
+    length = data.draw(st.integers(1, n - 1))
+    loader = Windows(np.arange(n), length, batch=5,
+                     seed=data.draw(st.integers(0, 10)))
+    for batch in take(loader, 3):
+        assert batch.ids.dtype == batch.targets.dtype == torch.int64
+        assert batch.ids.shape == batch.targets.shape == (5, length)
+        assert torch.equal(batch.targets, batch.ids + 1)
+        assert batch.targets.max() < n and batch.count == 5 * length
+        assert batch.pos is batch.mask is None
+
+
+def test_every_start_is_equally_likely_the_last_included():
+    loader = Windows(np.arange(26), 6, batch=1000, seed=3)
+    starts = torch.cat([batch.ids[:, 0] for batch in take(loader, 60)])
+    times = torch.bincount(starts, minlength=20).double()
+    assert len(times) == 20
+    chi2 = ((times - 3000) ** 2 / 3000).sum()
+    assert 5 < chi2 < 45        # 19 degrees of freedom
+    assert len(starts.view(60, -1).unique(dim=0)) == 60
+
+
+@pytest.mark.parametrize("ids", [
+    list(range(9)), np.arange(9, dtype=np.uint16), torch.arange(9),
+    torch.arange(9, dtype=torch.int32)])
+def test_windows_take_any_row_of_whole_numbers(ids):
+    batch, = take(Windows(ids, 8, batch=2), 1)
+    assert batch.ids.tolist() == [list(range(8))] * 2
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda: Windows(range(8), 8), "a window of 8 \\+ 1 ids does not fit a "
+     "corpus of 8"),
+    (lambda: Windows([], 8), "corpus of 0"),
+    (lambda: Windows(np.zeros(0, int), 8), "corpus of 0"),
+    (lambda: Windows(range(8), 0), "length must be"),
+    (lambda: Windows(range(8), 2, batch=0), "batch must be"),
+    (lambda: Windows(range(8), 2, seed=-1), "seed must be"),
+    (lambda: Windows(np.ones(9), 2), "whole numbers"),
+    (lambda: Windows(np.ones((3, 3), int), 2), r"shape \(3, 3\)"),
+    (lambda: Packed([], 8), "nothing to guess"),
+    (lambda: Packed([[1], []], 8), "nothing to guess"),
+    (lambda: Packed([[1, 2]], 0), "length must be"),
+    (lambda: Packed([[1, 2]], 4, seed=-1), "seed must be"),
+    (lambda: Padded([[1, 2]]), "one of them"),
+    (lambda: Padded([[1, 2]], 4, 4), "one of them"),
+    (lambda: Padded([[1, 2]], batch=0), "batch must be"),
+    (lambda: Padded([[1, 2]], max_tokens=0), "max_tokens must be"),
+    (lambda: Padded([[1] * 9], max_tokens=7), "8 .*beyond max_tokens 7"),
+    (lambda: Padded([], batch=2), "nothing to guess"),
+    (lambda: next(side_by_side([1], 4)), "nothing to guess"),
+    (lambda: split(["one"], 0.5), "1 documents"),
+    (lambda: split(["one", "two"], 1.5), "held_out"),
+    (lambda: near_duplicates(["a"], 0), "alike"),
+])
+def test_bad_input_is_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+@given(n=st.integers(2, 80), length=st.integers(1, 20),
+       batch=st.integers(1, 5))
+@few
+def test_side_by_side_asks_for_each_id_but_the_first_once(n, length, batch):
+    made = list(side_by_side(np.arange(n), length, batch))
+    asked = [t for b in made for t in b.targets[b.targets >= 0].tolist()]
+    assert asked == list(range(1, n))
+    for b in made:
+        seen = b.targets >= 0
+        assert torch.equal(b.targets[seen], b.ids[seen] + 1)
+        assert b.count == seen.sum() and b.ids.shape[1] == length
+        assert len(b.ids) <= batch
+
+
+# --- an order that is saved
+
+LOADERS = [
+    lambda seed: Windows(np.arange(50), 7, 3, seed),
+    lambda seed: Packed([list(range(n)) for n in range(2, 30)], 16, 2, seed),
+    lambda seed: Packed([list(range(n)) for n in range(2, 30)], 16, 2, seed,
+                        apart=False),
+    lambda seed: Padded([list(range(n)) for n in range(2, 30)], batch=4,
+                        seed=seed),
+    lambda seed: Padded([list(range(n)) for n in range(2, 30)], 64,
+                        seed=seed, buckets=False)]
+
+
+@pytest.mark.parametrize("make", LOADERS)
+@given(stop=st.integers(0, 40), seed=st.integers(0, 5))
+@settings(max_examples=12, deadline=None)
+def test_a_restored_order_goes_on_bit_for_bit(make, stop, seed):
+    unbroken = take(make(seed), stop + 6)
+    first, second = make(seed), make(seed)
+    take(first, stop)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert all(map(equal, unbroken[stop:], take(second, 6)))
+    again = iter(first)         # iterating again goes on
+    assert equal(next(again), unbroken[stop])
+    assert first.state_dict()["taken"] == stop + 1
+
+
+@pytest.mark.parametrize("make", LOADERS)
+def test_another_seed_is_another_order(make):
+    a, b = (torch.cat([batch.ids.flatten() for batch in take(make(seed), 4)])
+            for seed in (0, 1))
+    assert a.shape != b.shape or not torch.equal(a, b)
+
+
+def test_a_state_of_another_loader_is_refused():
+    state = Windows(np.arange(50), 7, 3).state_dict()
+    for other, says in (
+            (Windows(np.arange(51), 7, 3), "51 ids"),
+            (Windows(np.arange(50)[::-1].copy(), 7, 3), "50 ids"),
+            (Windows(np.arange(50), 7, 3, seed=1), "'seed': 0"),
+            (Windows(np.arange(50), 8, 3), "'length': 7")):
+        with pytest.raises(ValueError, match=says):
+            other.load_state_dict(state)
+        assert other.taken == 0
+    with pytest.raises(ValueError, match="taken"):
+        Windows(np.arange(50), 7, 3).load_state_dict({**state, "taken": -1})
+    with pytest.raises(ValueError, match="needs a value for taken"):
+        state.pop("taken")
+        Windows(np.arange(50), 7, 3).load_state_dict(state)
+
+
+def test_an_order_is_a_permutation_each_time():
+    order = Order(12, 3)
+    laps = [[order[i] for i in range(12 * lap, 12 * lap + 12)]
+            for lap in range(4)]
+    assert all(sorted(lap) == list(range(12)) for lap in laps)
+    assert len(set(map(tuple, laps))) == 4
+    assert [order[i] for i in range(12)] == laps[0]     # and back
+
+
+# --- packing
+
+@given(rows=rows_of, length=st.integers(1, 20), seed=st.integers(0, 3))
+@few
+def test_packing_asks_for_each_neighbor_once_in_a_pass(rows, length, seed):
+    loader = Packed(rows, length, batch=1, seed=seed)
+    asked = Counter()
+    for batch in take(loader, len(loader.rows)):
+        ids, targets, pos, mask, _ = batch
+        seen = targets >= 0
+        assert torch.equal(seen, pos >= 0) and batch.count == seen.sum()
+        asked.update(zip(ids[seen].tolist(), targets[seen].tolist()))
+        first = 0
+        for i, p in enumerate(pos[0].tolist()):     # a mask by a loop
+            first = i if p == 0 else first
+            allowed = mask[0, 0, i].nonzero()[:, 0].tolist()
+            if p >= 0:
+                assert p == i - first
+                inside = [j for j in allowed if j <= i]
+                assert inside == list(range(first, i + 1))
+                assert all(pos[0, j] > p for j in allowed if j > i)
+    assert asked == Counter(pair for row in rows for pair in zip(row, row[1:]))
+
+
+@given(sizes=st.lists(st.integers(1, 16), min_size=1, max_size=60))
+@few
+def test_best_fit_takes_the_fullest_row_that_will_do(sizes):
+    rows = best_fit(sizes, 16, range(len(sizes)))
+    slow = []
+    for piece, size in enumerate(sizes):
+        room = [16 - sum(sizes[i] for i in row) for row in slow]
+        fits = [left for left in room if left >= size]
+        if fits:
+            slow[room.index(min(fits))].append(piece)
+        else:
+            slow.append([piece])
+    assert sorted(map(sorted, rows)) == sorted(map(sorted, slow)) or \
+        len(rows) == len(slow)          # ties may fall otherwise
+    assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
+    assert all(sum(sizes[i] for i in row) <= 16 for row in rows)
+
+
+def models():
+    torch.manual_seed(0)
+    yield GPT(GPTConfig(vocab_size=60, d_model=16, n_layers=2, n_heads=2,
+                        max_len=24, dropout=0.0)).eval()
+    yield Llama(LlamaConfig(vocab_size=60, d_model=16, n_layers=2, n_heads=2,
+                            n_kv_heads=1, d_ff=32, max_len=24)).eval()
+
+
+@pytest.mark.parametrize("model", [*models()], ids=["gpt", "llama"])
+@torch.no_grad()
+def test_a_packed_document_gives_what_it_gives_alone(model):
+    draw = np.random.default_rng(0)
+    rows = [draw.integers(60, size=n).tolist()
+            for n in (2, 5, 9, 12, 30, 7, 3)]
+    loader = Packed(rows, 24, batch=len(Packed(rows, 24).rows))
+    batch = loader.batch_at(0)
+    packed = model(batch.ids, pos=batch.pos, mask=batch.mask)
+    for r in range(len(batch.ids)):
+        at = 0
+        for piece in loader.rows[loader.order[r]]:
+            document, start, n = loader.pieces[piece].tolist()
+            text = torch.tensor([rows[document][start:start + n]])
+            assert torch.equal(batch.ids[r, at:at + n], text[0])
+            assert (model(text)[0] - packed[r, at:at + n]).abs().max() < 1e-5
+            at += n
+
+
+@torch.no_grad()
+def test_without_a_mask_documents_hear_of_each_other():
+    model = next(models())
+    rows = [[i] * 7 for i in range(8)]
+    for apart in (True, False):
+        batch = Packed(rows, 24, batch=1, apart=apart).batch_at(0)
+        other = batch.ids.clone()
+        other[:, :6] += 1
+        a, b = (model(ids, pos=batch.pos, mask=batch.mask)
+                for ids in (batch.ids, other))
+        assert ((a - b)[:, 6:].abs().max() > 1e-3) == (not apart)
+
+
+# --- padding
+
+@given(rows=rows_of, batch=st.integers(1, 6), buckets=st.booleans())
+@few
+def test_a_pass_pads_each_example_once(rows, batch, buckets):
+    loader = Padded(rows, batch=batch, buckets=buckets)
+    seen = []
+    for b in take(loader, len(loader.groups)):
+        for ids, targets, pos in zip(*b[:3]):
+            n = int((pos >= 0).sum())
+            assert pos.tolist() == [*range(n), *[-1] * (len(pos) - n)]
+            assert targets[n:].eq(-100).all() and ids[n:].eq(0).all()
+            assert torch.equal(ids[1:n], targets[:n - 1])
+            seen.append([*ids[:n].tolist(), targets[n - 1].item()])
+        assert b.count == (b.targets >= 0).sum() and len(b.ids) <= batch
+    assert sorted(seen) == sorted(row for row in rows if len(row) > 1)
+
+
+def test_buckets_waste_less_and_max_tokens_bounds_the_area():
+    draw = np.random.default_rng(0)
+    rows = [[1] * int(n) for n in draw.geometric(0.02, size=300) + 1]
+    area = {}
+    for buckets in (True, False):
+        loader = Padded(rows, max_tokens=600, buckets=buckets)
+        made = take(loader, len(loader.groups))
+        assert max(b.ids.numel() for b in made) <= 600
+        area[buckets] = sum(b.ids.numel() for b in made)
+    text = sum(len(row) - 1 for row in rows)
+    assert area[True] < 1.15 * text < 1.5 * text < area[False]
+
+
+# --- batches
+
+def test_a_batch_goes_to_a_device_with_its_count():
+    batch = Batch(torch.zeros(2, 3, dtype=torch.long),
+                  torch.tensor([[1, -100, 2], [-100, -100, 3]]))
+    assert batch.count == 3
+    moved = batch.to("meta")
+    assert moved.ids.is_meta and moved.targets.is_meta
+    assert moved.count == 3 and moved.pos is None
+    with pytest.raises(NotImplementedError):
+        Loader().batch_at(0)
+
+
+# --- held out
+
+def long_runs(texts, n):
+    return {tuple(words[i:i + n]) for words in map(str.split, texts)
+            for i in range(len(words) - n + 1)}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nothing_held_out_stands_in_the_training_text(seed):
+    texts = list(documents("pydocs", 400))
+    texts += texts[:40]                                     # some twice
+    texts += [text.replace(" the ", " a ") for text in texts[100:140]]
+    train, held_out = split(texts, 0.2, seed, near=0.3)
+    assert Counter(train + held_out) == Counter(texts)
+    assert not {*train} & {*held_out}
+    assert 0.1 < len(held_out) / len(texts) < 0.3
+    # all pairs, by brute force: no two texts are alike across the sides
+    runs = [[long_runs([text], 5) for text in side]
+            for side in (train, held_out)]
+    assert max(len(a & b) / max(1, len(a | b))
+               for a in runs[0] for b in runs[1]) < 0.3
+    # and few held-out texts hold a long run that was trained on
+    seen = long_runs(train, 30)
+    leaks = [text for text in held_out if long_runs([text], 30) & seen]
+    assert len(leaks) <= 0.05 * len(held_out)
+    naive = split(texts, 0.2, seed)
+    assert max(len(a & b) / max(1, len(a | b)) for a in map(
+        lambda t: long_runs([t], 5), naive[0][-80:]) for b in map(
+        lambda t: long_runs([t], 5), naive[1])) > 0.3
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_stories_are_held_out_whole(level):
+    texts = list(documents("stories", 600, level=level))
+    train, held_out = split(texts, 0.1)
+    assert not {*train} & {*held_out} and 30 < len(held_out) < 100
+    longest = max(len(text.split()) for text in held_out)
+    seen = long_runs(train, 40)
+    assert longest > 40 and not long_runs(held_out, 40) & seen
+
+
+def test_a_side_depends_on_the_text_alone():
+    texts = [f"text number {i}" for i in range(300)]
+    train, held_out = split(texts, 0.3)
+    more = split([f"another {i}" for i in range(50)] + texts, 0.3)
+    assert {*held_out} <= {*more[1]} and {*train} <= {*more[0]}
+    assert {*split(texts, 0.3, seed=1)[1]} != {*held_out}
+
+
+# --- a token file as what loaders read
+
+def test_loaders_read_token_files(tmp_path):
+    texts = list(documents("stories", 60))
+    tokenizer = Tokenizer.train(texts, 300)
+    write_tokens(tmp_path / "a.tok", texts, tokenizer)
+    file = TokenFile(tmp_path / "a.tok", tokenizer)
+    rows = tokenizer.encode_batch(texts)
+    flat = [i for row in rows for i in row]
+    for a, b in ((Windows(file, 30), Windows(flat, 30)),
+                 (Packed(file, 99), Packed(rows, 99)),
+                 (Padded(file, 900), Padded(rows, 900))):
+        assert a.state_dict() == b.state_dict()
+        assert all(map(equal, take(a, 5), take(b, 5)))
+    with pytest.raises(ValueError, match="does not fit a corpus of"):
+        Windows(file, len(flat))
+
+
+# --- the experiment
+
+@plain_only
+def test_the_experiment_runs_small_and_goes_on(tmp_path):
+    from test_project import ROOT, load
+    import sys
+    module = load(ROOT / "experiments" / "duplicates.py")
+    out = tmp_path / "some.csv"
+    module.ORIGINALS, module.NEW, module.LOOKS = 12, 6, 1
+    argv, sys.argv = sys.argv, ["x", "--steps", "1", "--seeds", "1",
+                                "--out", str(out)]
+    try:
+        module.main()
+        first = out.read_text("utf-8")
+        module.main()           # nothing is left to do
+    finally:
+        sys.argv = argv
+    assert out.read_text("utf-8") == first
+    with out.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(r["split"], r["step"]) for r in rows] == [
+        (name, step) for name in ("by document", "by family")
+        for step in "01"]
+    every, new = module.corpora(0)
+    assert len(every) == 36 and len(new) == 6
+    found = near_duplicates(every, 0.3)
+    assert len(found) >= 24         # versions are found as such
+    train, held_out = split(every, 0.2, 0, 0.3)
+    assert not [1 for i, j, _ in near_duplicates(train + held_out, 0.3)
+                if i < len(train) <= j]
+
+
+def test_the_record_is_whole():
+    from tformer.minimal import read_record
+    rows = read_record("duplicates")
+    assert Counter((r["split"], r["seed"]) for r in rows) == Counter({
+        (name, seed): 17 for name in ("by document", "by family")
+        for seed in "012"})
+    assert {r["steps"] for r in rows} == {"800"}

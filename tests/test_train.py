@@ -1,0 +1,697 @@
+"""Training: accumulation, updates, watching, resuming after any kill."""
+import csv
+import functools
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import ROOT, run
+from tformer import train
+from tformer.checkpoints import STATE, TENSORS
+from tformer.data import Batch, Packed, Padded, Windows, side_by_side
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig
+from tformer.minimal import MiniGPT, fit, read_record, windows
+from tformer.model import WEIGHTS, read_tensors
+from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
+from tformer.train import (
+    Stopped, Trainer, Update, Watch, accumulate, aside, compiled,
+    first_bad_layer, look, mean_loss, next_token_loss, recomputing)
+
+IDS = torch.randint(40, (2000,), generator=torch.Generator().manual_seed(0))
+
+
+def small(width=16, seed=0, layers=2):
+    torch.manual_seed(seed)
+    return Llama(LlamaConfig(vocab_size=40, d_model=width, n_heads=2,
+                             n_layers=layers, max_len=64, tied=True))
+
+
+def batches(length=16, batch=4, seed=0):
+    return Windows(IDS, length, batch, seed)
+
+
+def grads(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+# --- the loss
+
+def test_the_loss_is_that_of_torch():
+    model, batch = small(), next(iter(batches()))
+    expected = F.cross_entropy(model(batch.ids).flatten(0, 1),
+                               batch.targets.flatten())
+    window = torch.cat([batch.ids, batch.targets[:, -1:]], 1)
+    for loss in (next_token_loss(model, batch),
+                 next_token_loss(model, window),
+                 next_token_loss(model, batch, chunk=7)):
+        torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_padded_and_packed_texts_cost_what_they_cost_alone(chunk):
+    model = small()
+    texts = [IDS[i * 30:i * 30 + n].tolist() for i, n in
+             enumerate((3, 9, 17, 5))]
+    alone = [next_token_loss(model, torch.tensor([t])) for t in texts]
+    sizes = [len(t) - 1 for t in texts]
+    mean = sum(a * n for a, n in zip(alone, sizes)) / sum(sizes)
+    for loader in (Padded(texts, batch=4), Packed(texts, 34, batch=1)):
+        batch = next(iter(loader))
+        assert batch.count == sum(sizes)
+        torch.testing.assert_close(
+            next_token_loss(model, batch, chunk=chunk), mean)
+
+
+def test_mean_loss_equals_one_large_batch():
+    model = small()
+    with torch.no_grad():
+        whole = next_token_loss(model, next(side_by_side(IDS[:641], 64, 10)))
+    for rows in (1, 3, 7):
+        found = mean_loss(model, side_by_side(IDS[:641], 64, rows))
+        assert abs(found - whole.item()) < 1e-5
+    assert not any(p.grad is not None for p in model.parameters())
+    with pytest.raises(ValueError, match="nothing to evaluate on"):
+        mean_loss(model, [])
+
+
+# --- accumulation
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(2, 20), min_size=2, max_size=6),
+       st.integers(0, 99), st.data())
+def test_parts_add_up_to_the_whole(lengths, seed, data):
+    draw = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(40, (n,), generator=draw).tolist()
+             for n in lengths]
+    whole = next(iter(Padded(texts, batch=len(texts))))
+    cut = data.draw(st.integers(1, len(texts) - 1))
+    parts = [Batch(*(x[rows] for x in whole[:3]))
+             for rows in (slice(0, cut), slice(cut, None))]
+    one, two = small().double(), small().double()
+    expected = next_token_loss(one, whole)
+    expected.backward()
+    assert abs(accumulate(two, parts) - expected) < 1e-12
+    assert (grads(one) - grads(two)).abs().max() < 1e-12
+
+
+def test_a_training_with_accumulation_equals_one_with_large_batches():
+    def thirty(n):
+        model = small().double()
+        rows = [next(windows(IDS, 16, 8, seed)) for seed in range(30)]
+        parts = [p for row in rows for p in row.split(8 // n)]
+        Trainer(model, parts, steps=30, accumulate=n).fit()
+        return model
+    for a, b in zip(thirty(1).parameters(), thirty(4).parameters()):
+        assert (a - b).abs().max() < 1e-9
+
+
+def test_batches_of_other_kinds_count_once():
+    model = nn.Linear(2, 1)
+    pairs = [(torch.ones(3, 2), torch.zeros(3, 1)) for _ in range(2)]
+    accumulate(model, pairs, lambda m, b: (m(b[0]) - b[1]).pow(2).mean())
+    assert model.weight.grad is not None
+
+
+def test_nothing_to_learn_is_refused():
+    batch = Batch(IDS[None, :8], torch.full((1, 8), -100))
+    with pytest.raises(ValueError, match="no target counts"):
+        accumulate(small(), [batch])
+
+
+# --- precision, recomputing, compiling
+
+def test_bf16_keeps_weights_and_gradients_in_float32():
+    model, batch = small(32), next(iter(batches()))
+    plain = accumulate(model, [batch])
+    full = grads(model)
+    model.zero_grad()
+    rough = accumulate(model, [batch], precision="bf16")
+    assert all(p.dtype == p.grad.dtype == torch.float32
+               for p in model.parameters())
+    off = (grads(model) - full).norm() / full.norm()
+    assert 1e-4 < off < 0.05 and abs(rough - plain) < 0.01
+    assert rough != plain
+
+
+@pytest.mark.parametrize("make", [small, lambda: GPT(GPTConfig(
+    vocab_size=40, d_model=16, n_heads=2, n_layers=2, max_len=64,
+    dropout=0.3))])
+def test_recomputing_changes_no_bit(make):
+    found, batch = [], next(iter(batches()))
+    for on in (False, True):
+        torch.manual_seed(0)
+        model = make()
+        torch.manual_seed(1)
+        with recomputing(model, on):
+            loss = next_token_loss(model.train(), batch)
+            loss.backward()
+        found.append((loss, grads(model)))
+        assert "forward" not in vars(model.blocks[0])
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_recomputing_keeps_less():
+    def kept(on):
+        seen, model = {}, small(32, layers=8)
+
+        def keep(x):
+            seen[x.data_ptr()] = x
+            return x
+        with recomputing(model, on), \
+                torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss = next_token_loss(model, next(iter(batches(64, 8))))
+        total = sum(x.nbytes for x in seen.values())
+        loss.backward()
+        return total - sum(p.nbytes for p in model.parameters())
+    assert kept(True) < 0.2 * kept(False)
+
+
+def test_compiling_needs_a_compiler(monkeypatch):
+    monkeypatch.setattr(train.shutil, "which", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler"):
+        Trainer(small(), batches(), steps=1, compile=True).fit()
+
+
+def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
+    monkeypatch.setattr(train.shutil, "which", lambda name: "g++")
+    eager = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", eager)
+    one, two = small(), small()
+    trainer = Trainer(one, batches(), steps=3, compile=True, folder=tmp_path)
+    trainer.fit()
+    Trainer(two, batches(), steps=3).fit()
+    for a, b in zip(one.parameters(), two.parameters()):
+        assert (a - b).abs().max() < 1e-5
+    again = Llama.load(tmp_path / "step-000003")
+    assert all(map(torch.equal, one.parameters(), again.parameters()))
+    assert isinstance(compiled(one), torch._dynamo.OptimizedModule)
+
+
+# --- one step
+
+def test_a_trainer_is_the_loop_by_hand():
+    ours, theirs = small(), small()
+    schedule = warmup_cosine(20, 4)
+    Trainer(ours, batches(), steps=20, clip=0.5, schedule=schedule,
+            optimizer=torch.optim.AdamW(ours.parameters(), 1e-2)).fit()
+    optimizer = torch.optim.AdamW(theirs.parameters(), 1e-2)
+    for step, batch in zip(range(1, 21), batches()):
+        optimizer.param_groups[0]["lr"] = 1e-2 * schedule(step)
+        loss = F.cross_entropy(theirs(batch.ids).flatten(0, 1),
+                               batch.targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        optimizer.step()
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_a_trainer_is_the_fit_of_the_tour():
+    "The same batches, the same schedule: the same model."
+    def tour():
+        torch.manual_seed(0)
+        return MiniGPT(40, d_model=16, n_layers=1, n_heads=2, max_len=16)
+    ours, theirs = tour(), tour()
+    losses = fit(theirs, windows(IDS, 16, 4), 20, lr=6e-3)
+    optimizer = torch.optim.AdamW(ours.parameters(), 6e-3)
+    probe = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], 6e-3)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(probe, 6e-3, 20)
+    rates, betas = [], []
+    for _ in range(20):
+        rates.append(probe.param_groups[0]["lr"] / 6e-3)
+        betas.append(probe.param_groups[0]["betas"])
+        probe.step()
+        cycle.step()
+
+    def schedule(step):     # OneCycleLR moves the betas as well
+        optimizer.param_groups[0]["betas"] = betas[step - 1]
+        return rates[step - 1]
+    rows = Trainer(ours, windows(IDS, 16, 4), steps=20, clip=math.inf,
+                   schedule=schedule, optimizer=optimizer).fit()
+    # the bias of keys does nothing, and is moved by rounding alone
+    for row, loss in zip(rows, losses):
+        assert abs(row["loss"] - loss) < 1e-5
+
+
+def test_several_optimizers():
+    model = small()
+    matrices = hidden_matrices(model)
+    rest = [p for p in model.parameters()
+            if not any(p is q for q in matrices)]
+    before = [p.clone() for p in model.parameters()]
+    Trainer(model, batches(), steps=3,
+            optimizer=[Muon(matrices, 0.01), AdamW(rest, 0.01)]).fit()
+    assert not any(map(torch.equal, before, model.parameters()))
+
+
+def test_a_row_tells_step_loss_norm_and_rate():
+    rows = Trainer(small(), batches(), steps=4, lr=0.01,
+                   schedule=lambda step: step / 4).fit()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["lr"] for row in rows] == [0.0025, 0.005, 0.0075, 0.01]
+    assert abs(rows[0]["loss"] - math.log(40)) < 0.2
+    assert all(row["norm"] > 0 for row in rows)
+
+
+# --- looking
+
+def test_looking_leaves_no_trace():
+    def trained(**how):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2,
+                              n_layers=1, max_len=64, dropout=0.2))
+        torch.manual_seed(1)
+        rows = Trainer(model, batches(), steps=6, every=2, **how).fit()
+        return [row["loss"] for row in rows]
+
+    def peek(model):
+        assert not model.training and not torch.is_grad_enabled()
+        return {"x": torch.rand(1) + random.random() + np.random.rand()}
+    assert trained() == trained(evaluate=peek, sample=lambda m: "text")
+
+
+def test_aside_puts_everything_back_after_an_error():
+    model = small().train()
+    model.blocks[0].eval()
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError), aside(model):
+        torch.rand(1)
+        raise KeyError
+    assert model.training and torch.equal(state, torch.get_rng_state())
+
+
+def test_what_is_looked_at_is_kept(tmp_path, capsys):
+    said = look(small(), lambda m: {"a": torch.tensor(2)},
+                lambda m: "once", tmp_path / "s" / "1.txt")
+    assert said == {"eval_a": 2.0}
+    assert (tmp_path / "s" / "1.txt").read_text() == "once"
+    assert "once" in capsys.readouterr().out
+    assert look(small()) == {}
+
+
+def test_rows_go_to_the_log_and_the_file(tmp_path):
+    seen = []
+    rows = Trainer(small(), batches(), steps=5, every=2, log=seen.append,
+                   evaluate=lambda m: {"loss": 1.0}, folder=tmp_path).fit()
+    with (tmp_path / "history.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert seen == rows and len(lines) == 5
+    assert [line["eval_loss"] for line in lines] == ["", "1.0", "", "1.0",
+                                                     "1.0"]
+    assert all(float(line["loss"]) == row["loss"]
+               for line, row in zip(lines, rows))
+
+
+def test_tensorboard_is_asked_for_by_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"tformer\[log\]"):
+        train.TensorBoard(tmp_path)
+
+
+def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
+    said = []
+
+    class Writer:
+        def __init__(self, folder):
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, *values):
+            said.append(values)
+
+        def flush(self):
+            pass
+    fake = type(sys)("tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    train.TensorBoard(tmp_path)({"step": 3, "loss": 0.5, "lr": 0.1})
+    assert said == [("loss", 0.5, 3), ("lr", 0.1, 3)]
+
+
+# --- what goes wrong in training
+
+def test_a_nan_stops_before_the_weights_move():
+    model = small()
+    model.blocks[1].attention.norm.weight.data[2] = math.nan
+    before = [p.clone() for p in model.parameters()]
+    trainer = Trainer(model, batches(), steps=9, accumulate=2)
+    with pytest.raises(Stopped, match="the loss is nan at step 1: batch 1 "
+                       "of 2, first in the output of "
+                       "blocks.1.attention.norm") as stopped:
+        trainer.fit()
+    for a, b in zip(before, model.parameters()):
+        assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    assert stopped.value.step == 1 and len(stopped.value.batches) == 2
+
+
+def test_the_batch_to_blame_is_named():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.line(x).log1p()
+    good, bad = torch.ones(2, 1), torch.tensor([[1.0], [math.inf]])
+    model = Odd()
+    nn.init.ones_(model.line.weight)
+    with pytest.raises(Stopped, match="at step 2: batch 3 of 3, first in "
+                       "the output of line"):
+        Trainer(model, [good] * 5 + [bad], steps=3, accumulate=3,
+                loss=lambda m, x: m(x).mean()).fit()
+
+
+def test_a_bad_gradient_after_a_good_loss():
+    model = small()
+    model.blocks[0].feed_forward.norm.weight.register_hook(
+        lambda grad: grad * math.inf)
+    with pytest.raises(Stopped, match="the gradient is (nan|inf) at step 1: "
+                       "batch 1 of 1, first in the gradient of "
+                       "blocks.0.feed_forward.norm.weight"):
+        Trainer(model, batches(), steps=1).fit()
+
+
+def test_a_jump_of_the_loss_stops():
+    losses = iter([2.0] * 60 + [5.9, 6.1])
+
+    def loss(model, batch):
+        return next(losses, 6.1) + 0 * model.norm.weight.sum()
+    with pytest.raises(Stopped, match="the loss jumps from 2.000 to 6.100 at"
+                       " step 62: batch 1 of 1, with the largest"):
+        Trainer(small(), batches(), steps=99, loss=loss).fit()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.5, 1.0), min_size=5, max_size=30),
+       st.floats(0.1, 10))
+def test_a_watch_sees_jumps_and_nothing_else(losses, last):
+    watch = Watch(spike=3.0, window=5)
+    assert not any(watch(x, 1.0) for x in losses)
+    usual = sorted(losses[-5:])[2]
+    assert bool(watch(last, 1.0)) == (last > 3 * usual)
+    assert watch(math.nan, 1.0) and watch(1.0, math.inf)
+    assert not Watch(spike=None)(1e9, 1.0)
+
+
+def test_hooks_are_taken_off_again():
+    model, batch = small(), next(iter(batches()))
+    assert first_bad_layer(
+        model, lambda: next_token_loss(model, batch).backward()) is None
+    with pytest.raises(KeyError):
+        first_bad_layer(model, lambda: {}["no"])
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+# --- refusals
+
+@pytest.mark.parametrize("how, words", [
+    ({"lr": 0}, "lr must be above 0, got 0"),
+    ({"lr": math.nan}, "lr must be above 0, got nan"),
+    ({"steps": 0}, "steps must be"),
+    ({"accumulate": 0}, "accumulate must be"),
+    ({"every": 2.5}, "every must be"),
+    ({"clip": 0}, "clip must be"),
+    ({"precision": "fp8"}, "precision must be"),
+    ({"keep": 0, "folder": "x"}, "keep must be"),
+    ({"optimizer": "adam"}, "optimizer must be"),
+    ({"model": "llama"}, "model must be"),
+])
+def test_a_trainer_refuses(how, words):
+    given_ = {"model": small(), "batches": batches(), "steps": 2} | how
+    with pytest.raises(ValueError, match=words):
+        Trainer(**given_)
+
+
+@pytest.mark.parametrize("lr", [0.0, math.nan])
+def test_a_rate_of_torch_s_own_is_refused_too(lr):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(ValueError, match="lr must be above 0"):
+        Trainer(model, batches(), steps=1, optimizer=optimizer)
+
+
+def test_a_schedule_that_says_nan():
+    with pytest.raises(ValueError, match="factor must be"):
+        Trainer(small(), batches(), steps=1,
+                schedule=lambda step: math.nan).fit()
+
+
+def test_batches_that_end():
+    with pytest.raises(ValueError, match="the batches end after 3"):
+        Trainer(small(), iter([next(iter(batches()))] * 3), steps=4).fit()
+
+
+def test_a_context_longer_than_the_corpus():
+    with pytest.raises(ValueError, match="does not fit a corpus of 2000"):
+        Trainer(small(), Windows(IDS, 2000), steps=1)
+
+
+# --- resume
+
+def noisy(model, batch):
+    "A tenth of what the model reads is random, from three sources."
+    spoil = torch.rand(batch.ids.shape) < 0.05 + 0.1 * random.random()
+    ids = batch.ids.where(~spoil, int(np.random.randint(40)))
+    return F.cross_entropy(model(ids).flatten(0, 1), batch.targets.flatten())
+
+
+def training(folder, steps=40, **how):
+    random.seed(0), np.random.seed(0)
+    how = {"schedule": warmup_cosine(40, 4), "accumulate": 2, "every": 4,
+           "loss": noisy, "evaluate": lambda m: {
+               "loss": mean_loss(m, side_by_side(IDS[:200], 64))}} | how
+    return Trainer(small(), batches(), steps=steps, folder=folder, **how)
+
+
+@pytest.fixture
+def memory():
+    "A folder in memory where there is one: twenty kills, not twenty disks."
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.mkdtemp(dir=where)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+def child(function, lives=None):
+    "Run it in a fork; killed with -9 after some seconds, if any."
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+            os._exit(0)
+        except BaseException:
+            os._exit(7)
+    if lives is not None:
+        time.sleep(lives)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def dying_in_a_save(folder, calls):
+    "Trains, and is killed at that call to the disk."
+    left = [calls]
+
+    def deadly(function):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+        return call
+    for name in ("fsync", "rename", "replace", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))
+    training(folder).resume().fit()
+
+
+def content(path):
+    "Bytes; of tensors theirs, since a header has no order of its own."
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    tensors, about = read_tensors(path)
+    return about, {name: (x.dtype, x.shape, x.reshape(-1).view(
+        torch.uint8).numpy().tobytes()) for name, x in tensors.items()}
+
+
+def files(folder):
+    "What a training leaves, to the byte."
+    return {str(p.relative_to(folder)): content(p)
+            for p in folder.rglob("*") if p.is_file()}
+
+
+def test_killed_at_twenty_moments_it_ends_with_the_same_bytes(memory):
+    calm, night, draw = memory / "calm", memory / "night", random.Random(5)
+    began = time.monotonic()
+    assert child(lambda: training(calm).fit()) == 0
+    whole, kills, laps = time.monotonic() - began, 0, 0
+    while kills < 20:
+        if kills % 2:
+            ended = child(lambda: dying_in_a_save(
+                night, draw.randrange(30)))
+        else:
+            ended = child(lambda: training(night).resume().fit(),
+                          draw.uniform(0.1, 0.7) * whole)
+        kills += ended == signal.SIGKILL
+        if ended == 0:      # it got to the end before it was killed
+            assert files(night) == files(calm)
+            shutil.rmtree(night)
+            laps += 1
+    assert child(lambda: training(night).resume().fit()) == 0
+    assert files(night) == files(calm)
+    assert {Path(p).name for p in files(calm)} >= {
+        "history.csv", STATE, TENSORS, WEIGHTS, "config.json"}
+    assert laps < 10
+
+
+@pytest.mark.parametrize("make", [
+    lambda: [next(iter(batches(seed=s))) for s in range(7)],
+    lambda: Padded([IDS[i:i + 3 + i % 9].tolist() for i in range(40)],
+                   batch=4),
+    lambda: (b for b in batches())])
+@pytest.mark.parametrize("stop", [4, 6, 11])
+def test_any_batches_are_taken_up(make, stop, tmp_path):
+    def until(steps, folder, resume=False):
+        trainer = Trainer(small(), make(), steps=steps, folder=folder,
+                          accumulate=2, every=3)
+        return (trainer.resume() if resume else trainer).fit(), trainer
+    straight, one = until(14, tmp_path / "a")
+    until(stop, tmp_path / "b")
+    rows, two = until(14, tmp_path / "b", resume=True)
+    assert rows == straight
+    assert all(map(torch.equal, one.model.parameters(),
+                   two.model.parameters()))
+
+
+def test_resume_begins_where_there_is_nothing(tmp_path):
+    trainer = training(tmp_path / "new", steps=2).resume()
+    assert trainer.step == 0 and len(trainer.fit()) == 2
+    assert training(None, steps=2).resume().step == 0
+    assert len(training(tmp_path / "new", steps=2).resume().fit()) == 2
+
+
+def test_another_training_is_not_written_over(tmp_path):
+    training(tmp_path, steps=4).fit()
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match="stands here already, up to step "
+                       r"4: resume\(\) goes on"):
+        training(tmp_path, steps=4).fit()
+    assert files(tmp_path) == before
+
+
+def test_a_configuration_that_does_not_match(tmp_path):
+    training(tmp_path, steps=4).fit()
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match="another model: d_model 16 there, "
+                       "32 here"):
+        Trainer(small(32), batches(), steps=9, folder=tmp_path).resume()
+    model = small()
+    with pytest.raises(ValueError, match="the state of AdamW, not of SGD"):
+        Trainer(model, batches(), steps=9, folder=tmp_path,
+                optimizer=torch.optim.SGD(model.parameters(), 0.1)).resume()
+    with pytest.raises(ValueError, match="this loader"):
+        Trainer(small(), batches(seed=1), steps=9, folder=tmp_path).resume()
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, TENSORS, STATE])
+def test_a_truncated_checkpoint(name, tmp_path):
+    training(tmp_path, steps=4).fit()
+    path = tmp_path / "step-000004" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{name} is no"):
+        training(tmp_path).resume()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    resource = pytest.importorskip("resource")
+    calm = tmp_path / "calm"
+    training(calm).fit()
+
+    def fills():
+        trainer = training(tmp_path / "full", steps=40)
+
+        def log(row):
+            if row["step"] == 7:        # before the save of step 8
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        trainer.log = log
+        trainer.fit()
+    assert os.waitstatus_to_exitcode(child(fills)) == 7
+    left = sorted(p.name for p in (tmp_path / "full").iterdir())
+    assert left == ["history.csv", "step-000004"]
+    training(tmp_path / "full").resume().fit()
+    full, calm = files(tmp_path / "full"), files(calm)
+    assert {k for k in full if full[k] != calm.get(k)} == set()
+    assert full.keys() == calm.keys()
+
+
+def test_the_best_checkpoint_stays(tmp_path):
+    scores = iter([3.0, 1.0, 2.0, 4.0, 5.0])
+    trainer = training(tmp_path, steps=10, every=2, keep=1,
+                       evaluate=lambda m: {"x": next(scores)}, best="x")
+    trainer.fit()
+    assert trainer.checkpoints.steps() == [4, 10]
+    assert trainer.checkpoints.best == 4
+
+
+def test_an_update_remembers_its_optimizers():
+    model = small()
+    update = Update(model, [AdamW(model.parameters(), 1e-2)])
+    first = update(1, [next(iter(batches()))])
+    assert first["step"] == 1 and first["lr"] == 1e-2
+    other = Update(small(), [torch.optim.SGD(small().parameters(), 0.1)])
+    with pytest.raises(ValueError, match="AdamW, not of SGD"):
+        other.load_state_dict(update.state_dict())
+
+
+def test_a_loss_with_options():
+    rows = Trainer(small(), batches(), steps=2,
+                   loss=partial(next_token_loss, chunk=9)).fit()
+    plain = Trainer(small(), batches(), steps=2).fit()
+    assert abs(rows[1]["loss"] - plain[1]["loss"]) < 1e-4
+
+
+# --- the recorded experiments
+
+@pytest.mark.parametrize("name, words, keys", [
+    ("scaling", ["--sizes", "12", "--tokens", "0.01"],
+     {"width", "seed", "flops", "nats_per_token"}),
+    ("sweeps", ["--widths", "16", "--steps", "1"],
+     {"width", "lr", "seed", "nats_per_token"})])
+def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
+    out = tmp_path / f"{name}.csv"
+    script = [sys.executable, ROOT / "experiments" / f"{name}.py", *words,
+              "--seeds", "1", "--out", str(out)]
+    run(*script)
+    with out.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    kept = read_record(name)
+    assert keys <= set(rows[0]) == set(kept[0])
+    assert all(float(row["nats_per_token"]) > 3 for row in rows)
+    assert len({row["seed"] for row in kept}) >= 3
+
+
+def test_the_record_of_compute_is_what_the_chapter_says():
+    rows = read_record("scaling")
+    for row in rows:
+        n, tokens = int(row["parameters"]), int(row["tokens"])
+        assert abs(tokens / n - 20) < 0.1
+        assert abs(float(row["flops"]) / (6 * n * tokens) - 1) < 1e-3
+    assert len({row["width"] for row in rows}) == 7
