@@ -2,19 +2,21 @@
 
     python experiments/trained.py                   all three, in ten minutes
     python experiments/trained.py --only stories    one of them
+    python experiments/trained.py --check           again, and compare
     python experiments/trained.py --steps 2 --out some/folder
 
 They go to tformer/weights/NAME/: weights in bfloat16, configuration, tokenizer,
 and card.json, which says how a model was made and how good it is. `stories` is
-a Llama of whole-word tokens that tells one story a text; `tour` is the model of
-chapter 0, trained as it is there, and `tour_no_mask` the same without its mask.
-What is measured is measured on the weights as they are written, rounded.
-`--check` compares with the cards that are there, within bands, and writes
-nothing.
+a Llama whose tokens are words; it tells one story a text. `tour` is the model
+of chapter 0, trained as it is there, and `tour_no_mask` the same without its
+mask. What is measured is measured on weights rounded as in the file; `seconds`
+are those of the processor, of training alone. `--check` trains again, writes
+nothing, and fails if what comes out is not, within bands, what the cards say.
 """
 import argparse
 import datetime
 import platform
+import sys
 import time
 from pathlib import Path
 
@@ -24,18 +26,28 @@ from torch.nn import functional as F
 from tformer import stories
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
+from tformer.optim import (
+    AdamW, Muon, clip_grad_norm, hidden_matrices, set_lr, warmup_cosine)
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.trained import (
-    END, Tour, TourConfig, Trained, load, save_trained, share_copied,
+    END, Tour, TourConfig, Trained, load, read_card, save_trained, share_copied,
     share_right, tell)
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
-SCRIPT, SEED, LEVEL = "experiments/trained.py", 0, 1
+SEED, NEW_SEED, LEVEL = 0, 1, 1         # of the stories; NEW: never trained on
 STEPS = {"stories": 1000, "tour": 1800, "tour_no_mask": 1800}
-BATCH, LOOKS, SAMPLES, RUNS = 32, 10, 200, (2, 4, 8, 16, 32)
 SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
              tied=True)
-BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05}   # a retraining's
+BATCH, WARMUP, LR, TABLE_LR = 32, 40, 0.02, 5e-3
+VOCAB, READ = 632, 4000     # no pair is left beyond; stories that it is from
+LOOKS, SAMPLES, NEW = 10, 200, 500
+RUNS = (2, 4, 8, 16, 32)    # words
+FLOOR = 0.074               # nats per byte: entropy of level 1, appendix A2
+BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05}
+
+
+def told(n, seed):
+    return [text.strip() for text in stories.generate(n, seed, LEVEL)]
 
 
 def rows(tokenizer, texts):
@@ -45,7 +57,7 @@ def rows(tokenizer, texts):
 
 
 def padded(texts):
-    "Texts of one batch side by side: ids, and targets, -100 = not counted."
+    "Texts side by side: ids, and targets, of which -100 do not count."
     longest = max(map(len, texts)) - 1
     ids = torch.zeros(len(texts), longest, dtype=torch.long)
     targets = torch.full_like(ids, -100)
@@ -73,84 +85,152 @@ def loss_of(model, batch, reduction="mean"):
 
 
 @torch.no_grad()
-def nats_per_byte(model, texts, size):
-    "The loss on whole texts that are ``size`` bytes, separators included."
-    return sum(loss_of(model, padded(texts[i:i + 64]), "sum").item()
-               for i in range(0, len(texts), 64)) / size
+def nats_per_byte(trained, texts):
+    "The loss on whole texts, each with the token that ends it."
+    ids = rows(trained.tokenizer, texts)
+    total = sum(loss_of(trained.model, padded(ids[i:i + 64]), "sum").item()
+                for i in range(0, len(ids), 64))
+    return total / sum(len(text.encode()) + 1 for text in texts)
+
+
+def fit_stories(model, texts, steps, look):
+    "Muon for the matrices of the blocks, AdamW for the rest."
+    matrices = hidden_matrices(model)
+    known = {id(p) for p in matrices}
+    optimizers = [
+        Muon(matrices, lr=LR, weight_decay=0.01),
+        AdamW([p for p in model.parameters() if id(p) not in known],
+              lr=TABLE_LR, betas=(0.9, 0.95), weight_decay=0.0)]
+    factor = warmup_cosine(steps, min(WARMUP, steps), floor=0.05)
+    moments = {round(i * steps / LOOKS) for i in range(1, LOOKS + 1)}
+    spent = 0.0
+    for step, batch in zip(range(1, steps + 1), batches(texts, SEED)):
+        began = time.process_time()
+        loss_of(model, batch).backward()
+        clip_grad_norm(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            set_lr(optimizer, factor(step))
+            optimizer.step()
+            optimizer.zero_grad()
+        spent += time.process_time() - began
+        if step in moments:
+            look(step, spent)
+    return spent
 
 
 def train_stories(steps):
-    "The storyteller, and what its card says."
-    texts = list(stories.generate(500 * BATCH, SEED, LEVEL))
-    texts = [text.rstrip("\n") for text in texts]
-    new = [text.rstrip("\n") for text in stories.generate(500, 1, LEVEL)]
-    size = sum(len(text.encode()) + 1 for text in new)
-    tokenizer = Tokenizer.train(texts[:4000], 632, special_tokens=[END])
-    asked = rows(tokenizer, new)
+    "The storyteller, rounded, and its card."
+    n = min(SAMPLES, 10 * steps)
+    read = told(max(READ, steps * BATCH), SEED)
+    new = told(min(NEW, 10 * steps), NEW_SEED)
+    tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[END])
     torch.manual_seed(SEED)
     model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
-    curve, began, spent = [], time.perf_counter(), 0.0
-    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters()
-              if not any(p is m for m in matrices)]
-    optimizers = [torch.optim.Muon(matrices, lr=0.02, momentum=0.95,
-                                   weight_decay=0.01),
-                  torch.optim.AdamW(others, lr=5e-3, betas=(0.9, 0.95),
-                                    weight_decay=0.0)]
-    schedules = [torch.optim.lr_scheduler.LambdaLR(
-        o, lambda k: min((k + 1) / 40, 1) * (0.525 + 0.475 * torch.cos(
-            torch.tensor(torch.pi * k / steps)).item())) for o in optimizers]
+    trained, curve = Trained(model, tokenizer, {}), []
 
-    def look(step):
-        told = tell(Trained(model.eval(), tokenizer, {}), SAMPLES // 2)
-        curve.append({"step": step, "seconds": round(spent), "right":
-                      round(share_right(told), 4), "loss": round(
-                          nats_per_byte(model, asked[:200], sum(
-                              len(t.encode()) + 1 for t in new[:200])), 4)})
+    def look(step, spent):
+        model.eval()
+        curve.append({
+            "step": step, "seconds": round(spent),
+            "loss": round(nats_per_byte(trained, new[:200]), 4),
+            "right": round(share_right(tell(trained, n // 2)), 4)})
         print(curve[-1], flush=True)
         model.train()
 
-    look(0)
-    for step, batch in zip(range(1, steps + 1),
-                           batches(rows(tokenizer, texts), SEED)):
-        began = time.perf_counter()
-        loss_of(model, batch).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o, s in zip(optimizers, schedules):
-            o.step(), s.step(), o.zero_grad()
-        spent += time.perf_counter() - began
-        if step * LOOKS // steps > (step - 1) * LOOKS // steps:
-            look(step)
-    exact = nats_per_byte(model.eval(), asked, size)
-    model.to(torch.bfloat16)
+    read_ids = rows(tokenizer, read[:steps * BATCH])
+    spent = fit_stories(model.train(), read_ids, steps, look)
+    exact = nats_per_byte(trained, new)
+    round_weights(model.eval())
+    wrote = {t: tell(trained, n, temperature=t) for t in (1.0, 0.7)}
+    warm, cool = wrote.values()
+    read = read[:steps * BATCH]
     card = dict(
-        name="stories", about=f"tells small stories, one a text (level "
-        f"{LEVEL} of tformer.stories)", script=SCRIPT, seed=SEED,
-        steps=steps, seconds=round(spent), texts=steps * BATCH,
-        samples=SAMPLES, loss_float32=round(exact, 5), curve=curve)
-    return Trained(model, tokenizer, card), dict(asked=asked, size=size, new=new, texts=texts)
+        about=f"tells stories of level {LEVEL}, one a text",
+        steps=steps, seconds=round(spent), read=len(read), samples=n,
+        loss_float32=round(exact, 5),
+        loss=round(nats_per_byte(trained, new), 5), floor=FLOOR,
+        right=round(share_right(warm), 4),
+        flawless=round(share_right(warm, whole=True), 4),
+        copied=round(share_copied(warm, read), 4),
+        at_temperature_0_7=dict(
+            right=round(share_right(cool), 4),
+            flawless=round(share_right(cool, whole=True), 4),
+            copied=round(share_copied(cool, read), 4)),
+        curve=curve,
+        runs=[{"words": words, "told": round(share_copied(
+            warm, read, words), 4), "new": round(share_copied(
+                new[:n], read, words), 4)} for words in RUNS])
+    return trained._replace(card=card)
 
 
-def measure_stories(trained, asked, size, new, texts):
-    rounded = Trained(Llama(trained.model.config).eval(), trained.tokenizer, {})
-    rounded.model.load_state_dict(trained.model.float().state_dict())
+def train_tour(steps, causal):
+    "The model of chapter 0, as it is trained there; or without its mask."
+    ids = to_ids(stories.corpus(300_000, seed=SEED, level=LEVEL))
+    held_out = to_ids(stories.corpus(30_000, seed=NEW_SEED, level=LEVEL))
+    torch.manual_seed(SEED)
+    model = Tour(TourConfig(causal=causal))
+    began = time.process_time()
+    fit(model, windows(ids, model.max_len, seed=SEED), steps)
+    spent = time.process_time() - began
+    exact = evaluate(model, held_out)
+    round_weights(model.eval())
+    wrote = to_text(sample(model, to_ids("Once there was"), 600))
+    mask = "" if causal else ", without its mask: it sees what it guesses"
+    card = dict(about=f"the model of chapter 0{mask}", steps=steps,
+                seconds=round(spent), loss_float32=round(exact, 5),
+                loss=round(evaluate(model, held_out), 5),
+                grade=round(stories.grade(wrote).score, 3))
+    return Trained(model, Tokenizer(Vocabulary([])), card)
+
+
+@torch.no_grad()
+def round_weights(model):
+    "To what bfloat16 can hold; the type stays float32."
+    for p in model.parameters():
+        p.copy_(p.to(torch.bfloat16))
+
+
+def train(name, steps):
+    "One of the models with its card, in bfloat16."
+    trained = (train_stories(steps) if name == "stories"
+               else train_tour(steps, causal=name == "tour"))
     trained.model.to(torch.bfloat16)
-    told = tell(rounded, SAMPLES)
-    cool = tell(rounded, SAMPLES, temperature=0.7)
-    return dict(
-        loss=round(nats_per_byte(rounded.model, asked, size), 5),
-        right=round(share_right(told), 4),
-        right_cool=round(share_right(cool), 4),
-        copied=round(share_copied(told, texts), 4),
-        copied_cool=round(share_copied(cool, texts), 4),
-        runs=[{"words": n, "told": round(share_copied(told, texts, n), 4),
-               "new": round(share_copied(new[:SAMPLES], texts, n), 4)}
-              for n in RUNS])
+    threads = torch.get_num_threads()
+    return trained._replace(card=dict(
+        name=name, script="experiments/trained.py", seed=SEED,
+        **trained.card, torch=torch.__version__,
+        python=platform.python_version(),
+        machine=f"{threads} thread{'s' * (threads > 1)}, "
+                f"{platform.machine()}",
+        date=datetime.date.today().isoformat()))
+
+
+def differences(card, kept):
+    "What is not, within its band, what the kept card says."
+    return [f"{card['name']}: {key} {card[key]}, was {kept[key]}"
+            for key, band in BANDS.items()
+            if key in kept and abs(card[key] - kept[key]) > band]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", choices=STEPS, action="append")
+    parser.add_argument("--steps", type=int, help="instead of each one's own")
+    parser.add_argument("--check", action="store_true",
+                        help="write nothing; compare with the cards")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    found = []
+    for name in args.only or STEPS:
+        trained = train(name, args.steps or STEPS[name])
+        if args.check:
+            found += differences(trained.card, read_card(args.out / name))
+        else:
+            save_trained(trained, args.out / name)
+            print(load(args.out / name), flush=True)
+    if found:
+        sys.exit("\n".join(found))
 
 
 if __name__ == "__main__":
-    import sys
-    t, how = train_stories(int(sys.argv[1]))
-    t.card.update(measure_stories(t, **how))
-    save_trained(t, sys.argv[2])
-    print(t)
+    main()
