@@ -7,7 +7,7 @@ __all__ = ['SHELF', 'CARD', 'TOKENIZER', 'FILES', 'END', 'MODELS', 'Trained', 't
            'share_copied', 'TourConfig', 'Tour', 'fingerprint', 'card_lines', 'save_trained', 'find_trained',
            'read_card', 'load']
 
-# %% ../nbs/A10_trained.ipynb #33c90fb3
+# %% ../nbs/A10_trained.ipynb #2361fbc0
 #| code-fold: true
 #| code-summary: imports
 import hashlib
@@ -30,14 +30,14 @@ from .model import (
     CONFIG, WEIGHTS, ModelConfig, load_model, save_model)
 from .tokenizer import Tokenizer
 
-# %% ../nbs/A10_trained.ipynb #e6672ced
+# %% ../nbs/A10_trained.ipynb #6cd7f650
 #| code-fold: true
 #| code-summary: names of files, and where the package keeps its own
 SHELF = Path(str(resources.files("tformer"))) / "weights"
 CARD, TOKENIZER = "card.json", "tokenizer.json"
 FILES = (WEIGHTS, CONFIG, TOKENIZER)  # whose hashes the card knows
 
-# %% ../nbs/A10_trained.ipynb #c4b2f5f3
+# %% ../nbs/A10_trained.ipynb #c2067d33
 END = "<|endoftext|>"  # the token between two texts
 
 
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
         "Write all four files into a folder: ``save_trained``."
         save_trained(self, folder)
 
-# %% ../nbs/A10_trained.ipynb #dcc06268
+# %% ../nbs/A10_trained.ipynb #4dff5931
 @torch.no_grad()
 def tell(
     trained: Trained,  # whose texts end with ``END``
@@ -87,14 +87,14 @@ def tell(
         ids = torch.cat([ids, new], 1)
     return [tokenizer.decode(row).split(END)[1] for row in ids.tolist()]
 
-# %% ../nbs/A10_trained.ipynb #db14e798
+# %% ../nbs/A10_trained.ipynb #d5b01543
 class Verdict(NamedTuple):
     "A sentence, and what is wrong with it; nothing, if it is right."
 
     sentence: str
     problems: tuple[str, ...]
 
-# %% ../nbs/A10_trained.ipynb #7f9c688b
+# %% ../nbs/A10_trained.ipynb #ca364113
 def judge(
     text: str,  # one story
 ) -> list[Verdict]:
@@ -117,7 +117,7 @@ def judge(
                             + tuple(world.problems[before:]))
     return found
 
-# %% ../nbs/A10_trained.ipynb #844dde86
+# %% ../nbs/A10_trained.ipynb #5fbd9932
 def share_right(
     texts: Iterable[str],  # stories
     whole: bool = False,  # of the stories, not of their sentences
@@ -128,7 +128,7 @@ def share_right(
     expect.that(fine, "no sentence to judge")
     return sum(fine) / len(fine)
 
-# %% ../nbs/A10_trained.ipynb #f5f23c94
+# %% ../nbs/A10_trained.ipynb #a0c4c1dc
 def share_copied(
     texts: Iterable[str],  # what was written
     read: Iterable[str],  # what was trained on
@@ -148,7 +148,7 @@ def share_copied(
     expect.that(found, "no text to look for")
     return sum(found) / len(found)
 
-# %% ../nbs/A10_trained.ipynb #8e1f1ba7
+# %% ../nbs/A10_trained.ipynb #070563ac
 #| code-fold: true
 #| code-summary: the tour's model with a configuration
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -162,7 +162,7 @@ class TourConfig(ModelConfig):
     max_len: int = 128
     causal: bool = True
 
-# %% ../nbs/A10_trained.ipynb #5176f40b
+# %% ../nbs/A10_trained.ipynb #97d48947
 #| code-fold: true
 #| code-summary: so that it can be saved and loaded
 class Tour(MiniGPT):
@@ -175,12 +175,12 @@ class Tour(MiniGPT):
         super().__init__(**config.to_dict())
         self.config = config
 
-# %% ../nbs/A10_trained.ipynb #e51eadc3
+# %% ../nbs/A10_trained.ipynb #75088edf
 #| code-fold: true
 #| code-summary: the models that a folder may hold
 MODELS = {kind.__name__: kind for kind in (Tour, GPT, Llama, Qwen3)}
 
-# %% ../nbs/A10_trained.ipynb #f4a2dfd8
+# %% ../nbs/A10_trained.ipynb #2754219b
 #| code-fold: true
 #| code-summary: fingerprint, the size and hash of a file
 def fingerprint(path: str | os.PathLike) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def fingerprint(path: str | os.PathLike) -> dict[str, Any]:
     data = expect.file(path).read_bytes()
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-# %% ../nbs/A10_trained.ipynb #bdd31eac
+# %% ../nbs/A10_trained.ipynb #478f9e2b
 #| code-fold: true
 #| code-summary: card_lines, the short form of a card
 def card_lines(card: dict[str, Any]) -> list[str]:
@@ -212,7 +212,7 @@ def card_lines(card: dict[str, Any]) -> list[str]:
                           f"of {card['samples']} stories"))
     return lines
 
-# %% ../nbs/A10_trained.ipynb #7ddeea5a
+# %% ../nbs/A10_trained.ipynb #d4aa3fd0
 def save_trained(
     trained: Trained,
     folder: str | os.PathLike,  # made if it is not there
@@ -233,7 +233,7 @@ def save_trained(
     expect.write_files({folder / CARD: lambda beside: beside.write_text(
         text, encoding="utf-8", newline="\n")})
 
-# %% ../nbs/A10_trained.ipynb #855b56be
+# %% ../nbs/A10_trained.ipynb #16cce276
 #| code-fold: true
 #| code-summary: find_trained, a name or a path to a folder
 def find_trained(name_or_folder: str | os.PathLike) -> Path:
@@ -250,7 +250,7 @@ def find_trained(name_or_folder: str | os.PathLike) -> Path:
                 "holds no trained model that was saved whole")
     return folder
 
-# %% ../nbs/A10_trained.ipynb #6c40ab1d
+# %% ../nbs/A10_trained.ipynb #e3d33782
 #| code-fold: true
 #| code-summary: read_card, a card whose files are the ones it tells of
 def read_card(folder: str | os.PathLike) -> dict[str, Any]:
@@ -261,13 +261,15 @@ def read_card(folder: str | os.PathLike) -> dict[str, Any]:
     expect.kind(dict, **{f"files in {folder / CARD}": told})
     expect.keys(told, FILES, FILES, of=f"the card in {folder}",
                 kind="file")
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    expect.that(not missing, f"{folder} lacks {', '.join(missing)}")
     for name in FILES:
         found = fingerprint(folder / name)
         expect.that(found == told[name], f"{folder / name} is not the file "
                     f"that its card tells of: {_differ(found, told[name])}")
     return card
 
-# %% ../nbs/A10_trained.ipynb #329046a1
+# %% ../nbs/A10_trained.ipynb #5fb87328
 #| code-summary: in which way two files differ
 def _differ(found, told):
     told = told if isinstance(told, dict) else {}
@@ -276,7 +278,7 @@ def _differ(found, told):
     return (f"its SHA-256 is {found['sha256'][:12]}…, not "
             f"{str(told.get('sha256'))[:12]}…")
 
-# %% ../nbs/A10_trained.ipynb #b8354099
+# %% ../nbs/A10_trained.ipynb #a1d478f1
 def load(
     name_or_folder: str | os.PathLike,  # such as "stories"; or a path
     *,
