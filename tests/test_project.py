@@ -18,6 +18,7 @@ MODULES = sorted(p for p in (ROOT / "tformer").glob("*.py")
 ANYWHERE = {"plot", "stories", "expect"}    # importable from every chapter
 # appendices that stand between chapters in the order of imports
 READ_AS = {"A4_models.ipynb": "08~", "A5_rebuild.ipynb": "12~",
+           "A8_corpora.ipynb": "14~",
            "A7_caches.ipynb": "06~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
@@ -95,6 +96,8 @@ def test_run_time_imports_are_declared():
         allowed = STANDARD | RUNTIME | {"tformer"}
         if module.stem == "plot":
             allowed |= {"matplotlib", "PIL"}    # Pillow comes with it
+        if module.stem == "corpora":
+            allowed |= {"pyarrow"}              # for Parquet alone
         tree = ast.parse(module.read_text(encoding="utf-8"))
         extra = {p for p, _ in imported(tree)} - allowed
         assert not extra, f"{module.name} imports {sorted(extra)}"
