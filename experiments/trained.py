@@ -14,28 +14,28 @@ are those of the processor, of training alone. `--check` trains again, writes
 nothing, and fails if what comes out is not, within bands, what the cards say.
 """
 import argparse
-import datetime
-import platform
+import math
 import sys
 import time
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
+from common import Stopwatch, about
 
 from tformer import stories
+from tformer.data import Padded
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
-from tformer.optim import (
-    AdamW, Muon, clip_grad_norm, hidden_matrices, set_lr, warmup_cosine)
+from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
 from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.train import Trainer, next_token_loss
 from tformer.trained import (
-    END, Tour, TourConfig, Trained, load, read_card, save_trained, share_copied,
-    share_right, tell)
+    END, Tour, TourConfig, Trained, load, read_card, save_trained,
+    share_copied, share_right, tell)
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
 SEED, NEW_SEED, LEVEL = 0, 1, 1         # of the stories; NEW: never trained on
-STEPS = {"stories": 1000, "tour": 1800, "tour_no_mask": 1800}
+STEPS = {"stories": 800, "tour": 1800, "tour_no_mask": 1800}
 SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
              tied=True)
 BATCH, WARMUP, LR, TABLE_LR = 32, 40, 0.02, 5e-3
@@ -56,66 +56,28 @@ def rows(tokenizer, texts):
     return [[end, *ids, end] for ids in tokenizer.encode_batch(texts)]
 
 
-def padded(texts):
-    "Texts side by side: ids, and targets, of which -100 do not count."
-    longest = max(map(len, texts)) - 1
-    ids = torch.zeros(len(texts), longest, dtype=torch.long)
-    targets = torch.full_like(ids, -100)
-    for row, text in enumerate(texts):
-        ids[row, :len(text) - 1] = torch.tensor(text[:-1])
-        targets[row, :len(text) - 1] = torch.tensor(text[1:])
-    return ids, targets
-
-
-def batches(texts, seed):
-    "Each text once, beside others of its length."
-    draw = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(texts), generator=draw).tolist()
-    for i in range(0, len(order), 1024):
-        near = sorted(order[i:i + 1024], key=lambda j: len(texts[j]))
-        parts = [near[k:k + BATCH] for k in range(0, len(near), BATCH)]
-        for k in torch.randperm(len(parts), generator=draw).tolist():
-            yield padded([texts[j] for j in parts[k]])
-
-
-def loss_of(model, batch, reduction="mean"):
-    ids, targets = batch
-    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(),
-                           reduction=reduction)
-
-
 @torch.no_grad()
 def nats_per_byte(trained, texts):
     "The loss on whole texts, each with the token that ends it."
-    ids = rows(trained.tokenizer, texts)
-    total = sum(loss_of(trained.model, padded(ids[i:i + 64]), "sum").item()
-                for i in range(0, len(ids), 64))
+    batches = Padded(rows(trained.tokenizer, texts), batch=50)
+    total = sum(next_token_loss(trained.model, batch).item() * batch.count
+                for _, batch in zip(range(math.ceil(len(texts) / 50)),
+                                    batches))
     return total / sum(len(text.encode()) + 1 for text in texts)
 
 
-def fit_stories(model, texts, steps, look):
+def optimizers(model):
     "Muon for the matrices of the blocks, AdamW for the rest."
     matrices = hidden_matrices(model)
     known = {id(p) for p in matrices}
-    optimizers = [
-        Muon(matrices, lr=LR, weight_decay=0.01),
-        AdamW([p for p in model.parameters() if id(p) not in known],
-              lr=TABLE_LR, betas=(0.9, 0.95), weight_decay=0.0)]
-    factor = warmup_cosine(steps, min(WARMUP, steps), floor=0.05)
-    moments = {round(i * steps / LOOKS) for i in range(1, LOOKS + 1)}
-    spent = 0.0
-    for step, batch in zip(range(1, steps + 1), batches(texts, SEED)):
-        began = time.process_time()
-        loss_of(model, batch).backward()
-        clip_grad_norm(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            set_lr(optimizer, factor(step))
-            optimizer.step()
-            optimizer.zero_grad()
-        spent += time.process_time() - began
-        if step in moments:
-            look(step, spent)
-    return spent
+    return [Muon(matrices, lr=LR, weight_decay=0.01),
+            AdamW([p for p in model.parameters() if id(p) not in known],
+                  lr=TABLE_LR, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def tell_of(row):
+    if "eval_loss" in row:
+        print({key: round(x, 3) for key, x in row.items()}, flush=True)
 
 
 def train_stories(steps):
@@ -126,21 +88,30 @@ def train_stories(steps):
     tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[END])
     torch.manual_seed(SEED)
     model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
-    trained, curve = Trained(model, tokenizer, {}), []
+    trained, looking = Trained(model, tokenizer, {}), Stopwatch()
 
-    def look(step, spent):
-        model.eval()
-        curve.append({
-            "step": step, "seconds": round(spent),
-            "loss": round(nats_per_byte(trained, new[:200]), 4),
-            "right": round(share_right(tell(trained, n // 2)), 4)})
-        print(curve[-1], flush=True)
-        model.train()
+    def look(model):
+        spent = time.process_time() - began - looking.seconds
+        with looking:
+            return {"loss": nats_per_byte(trained, new[:200]),
+                    "right": share_right(tell(trained, n // 2)),
+                    "seconds": spent}
 
-    read_ids = rows(tokenizer, read[:steps * BATCH])
-    spent = fit_stories(model.train(), read_ids, steps, look)
+    batches = Padded(rows(tokenizer, read[:steps * BATCH]), batch=BATCH,
+                     seed=SEED)
+    began = time.process_time()
+    history = Trainer(
+        model, batches, steps=steps, optimizer=optimizers(model),
+        schedule=warmup_cosine(steps, min(WARMUP, steps), floor=0.05),
+        evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+    spent = time.process_time() - began - looking.seconds
+    curve = [{"step": row["step"], "seconds": round(row["eval_seconds"]),
+              "loss": round(row["eval_loss"], 4),
+              "right": round(row["eval_right"], 4)}
+             for row in history if "eval_loss" in row]
+    model.eval()
     exact = nats_per_byte(trained, new)
-    round_weights(model.eval())
+    round_weights(model)
     wrote = {t: tell(trained, n, temperature=t) for t in (1.0, 0.7)}
     warm, cool = wrote.values()
     read = read[:steps * BATCH]
@@ -169,15 +140,15 @@ def train_tour(steps, causal):
     held_out = to_ids(stories.corpus(30_000, seed=NEW_SEED, level=LEVEL))
     torch.manual_seed(SEED)
     model = Tour(TourConfig(causal=causal))
-    began = time.process_time()
-    fit(model, windows(ids, model.max_len, seed=SEED), steps)
-    spent = time.process_time() - began
+    with Stopwatch() as training:
+        fit(model, windows(ids, model.max_len, seed=SEED), steps)
     exact = evaluate(model, held_out)
     round_weights(model.eval())
     wrote = to_text(sample(model, to_ids("Once there was"), 600))
     mask = "" if causal else ", without its mask: it sees what it guesses"
     card = dict(about=f"the model of chapter 0{mask}", steps=steps,
-                seconds=round(spent), loss_float32=round(exact, 5),
+                seconds=round(training.seconds),
+                loss_float32=round(exact, 5),
                 loss=round(evaluate(model, held_out), 5),
                 grade=round(stories.grade(wrote).score, 3))
     return Trained(model, Tokenizer(Vocabulary([])), card)
@@ -195,14 +166,9 @@ def train(name, steps):
     trained = (train_stories(steps) if name == "stories"
                else train_tour(steps, causal=name == "tour"))
     trained.model.to(torch.bfloat16)
-    threads = torch.get_num_threads()
     return trained._replace(card=dict(
         name=name, script="experiments/trained.py", seed=SEED,
-        **trained.card, torch=torch.__version__,
-        python=platform.python_version(),
-        machine=f"{threads} thread{'s' * (threads > 1)}, "
-                f"{platform.machine()}",
-        date=datetime.date.today().isoformat()))
+        **trained.card, **about()))
 
 
 def differences(card, kept):
