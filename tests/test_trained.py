@@ -441,15 +441,30 @@ def test_a_retraining_outside_its_band_is_told():
     assert made.differences(tour | {"loss": 0.3}, tour)
 
 
-def test_the_script_reads_each_story_once():
+def test_the_script_rounds_to_what_the_file_can_hold():
+    made, model = script(), small(Llama).model
+    exact = {name: p.clone() for name, p in model.named_parameters()}
+    made.round_weights(model)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, exact[name].bfloat16().float())
+    assert not torch.equal(model.embed.weight, exact["embed.weight"])
+
+
+def test_every_parameter_has_one_optimizer():
+    made, model = script(), small(Llama).model
+    muon, adamw = made.optimizers(model)
+    parts = [[id(p) for group in optimizer.param_groups
+              for p in group["params"]] for optimizer in (muon, adamw)]
+    assert sorted(parts[0] + parts[1]) == sorted(
+        id(p) for p in model.parameters())
+    assert all(p.ndim == 2 for p in muon.param_groups[0]["params"])
+    assert id(model.embed.weight) in parts[1]
+
+
+def test_the_loss_of_the_script_is_that_of_whole_texts(storyteller):
     made = script()
-    texts = [[9] + [i] * (3 + i % 5) + [9] for i in range(100)]
-    seen = []
-    for ids, targets in made.batches(texts, seed=0):
-        assert ids.shape == targets.shape and len(ids) <= made.BATCH
-        lengths = (targets != -100).sum(1)
-        assert lengths.max() == ids.shape[1]
-        for row, aim, n in zip(ids.tolist(), targets.tolist(), lengths):
-            assert aim[:n - 1] == row[1:n] and aim[n - 1] == 9
-            seen.append(row[1])
-    assert sorted(seen) == list(range(100))
+    texts = [s.strip() for s in stories.generate(7, 5, 1)]
+    alone = [made.nats_per_byte(storyteller, [text]) for text in texts]
+    sizes = [len(text) + 1 for text in texts]
+    expected = sum(a * n for a, n in zip(alone, sizes)) / sum(sizes)
+    assert abs(made.nats_per_byte(storyteller, texts) - expected) < 1e-5

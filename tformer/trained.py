@@ -7,7 +7,7 @@ __all__ = ['SHELF', 'CARD', 'TOKENIZER', 'FILES', 'END', 'MODELS', 'Trained', 't
            'share_copied', 'TourConfig', 'Tour', 'fingerprint', 'card_lines', 'save_trained', 'find_trained',
            'read_card', 'load']
 
-# %% ../nbs/A10_trained.ipynb #2361fbc0
+# %% ../nbs/A10_trained.ipynb #6a352d77
 #| code-fold: true
 #| code-summary: imports
 import hashlib
@@ -30,14 +30,14 @@ from .model import (
     CONFIG, WEIGHTS, ModelConfig, load_model, save_model)
 from .tokenizer import Tokenizer
 
-# %% ../nbs/A10_trained.ipynb #6cd7f650
+# %% ../nbs/A10_trained.ipynb #cd6746b7
 #| code-fold: true
 #| code-summary: names of files, and where the package keeps its own
 SHELF = Path(str(resources.files("tformer"))) / "weights"
 CARD, TOKENIZER = "card.json", "tokenizer.json"
 FILES = (WEIGHTS, CONFIG, TOKENIZER)  # whose hashes the card knows
 
-# %% ../nbs/A10_trained.ipynb #c2067d33
+# %% ../nbs/A10_trained.ipynb #5b87ecde
 END = "<|endoftext|>"  # the token between two texts
 
 
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
         "Write all four files into a folder: ``save_trained``."
         save_trained(self, folder)
 
-# %% ../nbs/A10_trained.ipynb #4dff5931
+# %% ../nbs/A10_trained.ipynb #b8747492
 @torch.no_grad()
 def tell(
     trained: Trained,  # whose texts end with ``END``
@@ -87,14 +87,14 @@ def tell(
         ids = torch.cat([ids, new], 1)
     return [tokenizer.decode(row).split(END)[1] for row in ids.tolist()]
 
-# %% ../nbs/A10_trained.ipynb #d5b01543
+# %% ../nbs/A10_trained.ipynb #5935cea5
 class Verdict(NamedTuple):
     "A sentence, and what is wrong with it; nothing, if it is right."
 
     sentence: str
     problems: tuple[str, ...]
 
-# %% ../nbs/A10_trained.ipynb #ca364113
+# %% ../nbs/A10_trained.ipynb #d413b750
 def judge(
     text: str,  # one story
 ) -> list[Verdict]:
@@ -117,7 +117,7 @@ def judge(
                             + tuple(world.problems[before:]))
     return found
 
-# %% ../nbs/A10_trained.ipynb #5fbd9932
+# %% ../nbs/A10_trained.ipynb #fb0b16e5
 def share_right(
     texts: Iterable[str],  # stories
     whole: bool = False,  # of the stories, not of their sentences
@@ -128,7 +128,7 @@ def share_right(
     expect.that(fine, "no sentence to judge")
     return sum(fine) / len(fine)
 
-# %% ../nbs/A10_trained.ipynb #a0c4c1dc
+# %% ../nbs/A10_trained.ipynb #7322b200
 def share_copied(
     texts: Iterable[str],  # what was written
     read: Iterable[str],  # what was trained on
@@ -148,7 +148,7 @@ def share_copied(
     expect.that(found, "no text to look for")
     return sum(found) / len(found)
 
-# %% ../nbs/A10_trained.ipynb #070563ac
+# %% ../nbs/A10_trained.ipynb #479190f7
 #| code-fold: true
 #| code-summary: the tour's model with a configuration
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -162,7 +162,7 @@ class TourConfig(ModelConfig):
     max_len: int = 128
     causal: bool = True
 
-# %% ../nbs/A10_trained.ipynb #97d48947
+# %% ../nbs/A10_trained.ipynb #d01fa451
 #| code-fold: true
 #| code-summary: so that it can be saved and loaded
 class Tour(MiniGPT):
@@ -175,12 +175,12 @@ class Tour(MiniGPT):
         super().__init__(**config.to_dict())
         self.config = config
 
-# %% ../nbs/A10_trained.ipynb #75088edf
+# %% ../nbs/A10_trained.ipynb #7fe7329c
 #| code-fold: true
 #| code-summary: the models that a folder may hold
 MODELS = {kind.__name__: kind for kind in (Tour, GPT, Llama, Qwen3)}
 
-# %% ../nbs/A10_trained.ipynb #2754219b
+# %% ../nbs/A10_trained.ipynb #695e2405
 #| code-fold: true
 #| code-summary: fingerprint, the size and hash of a file
 def fingerprint(path: str | os.PathLike) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def fingerprint(path: str | os.PathLike) -> dict[str, Any]:
     data = expect.file(path).read_bytes()
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-# %% ../nbs/A10_trained.ipynb #478f9e2b
+# %% ../nbs/A10_trained.ipynb #31c9450f
 #| code-fold: true
 #| code-summary: card_lines, the short form of a card
 def card_lines(card: dict[str, Any]) -> list[str]:
@@ -212,7 +212,7 @@ def card_lines(card: dict[str, Any]) -> list[str]:
                           f"of {card['samples']} stories"))
     return lines
 
-# %% ../nbs/A10_trained.ipynb #d4aa3fd0
+# %% ../nbs/A10_trained.ipynb #820e44e6
 def save_trained(
     trained: Trained,
     folder: str | os.PathLike,  # made if it is not there
@@ -233,7 +233,7 @@ def save_trained(
     expect.write_files({folder / CARD: lambda beside: beside.write_text(
         text, encoding="utf-8", newline="\n")})
 
-# %% ../nbs/A10_trained.ipynb #16cce276
+# %% ../nbs/A10_trained.ipynb #022952b2
 #| code-fold: true
 #| code-summary: find_trained, a name or a path to a folder
 def find_trained(name_or_folder: str | os.PathLike) -> Path:
@@ -250,7 +250,7 @@ def find_trained(name_or_folder: str | os.PathLike) -> Path:
                 "holds no trained model that was saved whole")
     return folder
 
-# %% ../nbs/A10_trained.ipynb #e3d33782
+# %% ../nbs/A10_trained.ipynb #2a07c45f
 #| code-fold: true
 #| code-summary: read_card, a card whose files are the ones it tells of
 def read_card(folder: str | os.PathLike) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def read_card(folder: str | os.PathLike) -> dict[str, Any]:
                     f"that its card tells of: {_differ(found, told[name])}")
     return card
 
-# %% ../nbs/A10_trained.ipynb #5fb87328
+# %% ../nbs/A10_trained.ipynb #78e22d53
 #| code-summary: in which way two files differ
 def _differ(found, told):
     told = told if isinstance(told, dict) else {}
@@ -278,7 +278,7 @@ def _differ(found, told):
     return (f"its SHA-256 is {found['sha256'][:12]}…, not "
             f"{str(told.get('sha256'))[:12]}…")
 
-# %% ../nbs/A10_trained.ipynb #a1d478f1
+# %% ../nbs/A10_trained.ipynb #1de9aed0
 def load(
     name_or_folder: str | os.PathLike,  # such as "stories"; or a path
     *,
