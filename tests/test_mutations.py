@@ -994,6 +994,21 @@ MUTATIONS = [Mutation(*row) for row in [
     ("any learning rate will do", "optim",
      '{"lr": "(0, inf)", ', "{",
      "test_optim.py::test_a_bad_learning_rate_is_refused"),
+    # appendix A10
+    ("the hash is not compared", "trained",
+     "expect.that(found == told[name], f",
+     "expect.that(found['bytes'] == told[name]['bytes'], f",
+     "test_trained.py::test_an_altered_file_is_refused"),
+    ("the card leaves a file out", "trained",
+     'for name in FILES}}\n    text = json.dumps(card',
+     'for name in FILES[:2]}}\n    text = json.dumps(card',
+     "test_trained.py::test_what_is_saved_is_loaded"),
+    ("a fault of the end is charged to nobody", "trained",
+     "        stories.ending(world, beats)", "        stories.World()",
+     "test_trained.py::test_the_verdicts_are_the_graders"),
+    ("the last word is in no run", "trained",
+     "parts = text.split()", "parts = text.split()[:-1]",
+     "test_trained.py::test_copies_are_found"),
 ]]
 
 BLAMELESS = {"ImportError", "ModuleNotFoundError", "NameError",

@@ -45,8 +45,8 @@ def commands():
 def test_the_four_runs_are_there():
     assert {"ci", "gpu", "weekly"} <= set(IDS)
     jobs = {name for p in FILES for name in load(p)["jobs"]}
-    assert {"whole", "package", "deploy", "notebooks", "newest", "links",
-            "report"} <= jobs
+    assert {"whole", "package", "deploy", "notebooks", "newest", "trained",
+            "links", "report"} <= jobs
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -129,7 +129,7 @@ def test_the_gpu_run_waits_for_a_runner():
 def test_a_failed_week_opens_an_issue():
     job = load(ROOT / ".github/workflows/weekly.yml")["jobs"]["report"]
     assert job["if"] == "failure()" and set(job["needs"]) == {
-        "newest", "links"}
+        "newest", "trained", "links"}
     assert job["permissions"] == {"issues": "write"}
     assert "gh issue create" in job["steps"][0]["run"]
 

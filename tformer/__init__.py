@@ -9,6 +9,8 @@ __all__ = sorted(m.name for m in pkgutil.iter_modules(__path__)
 
 def __getattr__(name: str):
     "``tformer.check`` and the like, imported when they are asked for."
+    if name == "load":      # tformer.load("stories"): a trained model
+        return importlib.import_module(".trained", __name__).load
     if name in __all__:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"tformer has no module {name!r}; it has "
@@ -16,4 +18,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *__all__, "load"]

@@ -1,0 +1,202 @@
+"""Train the models that travel with the package, and measure them.
+
+    python experiments/trained.py                   all three, in ten minutes
+    python experiments/trained.py --only stories    one of them
+    python experiments/trained.py --check           again, and compare
+    python experiments/trained.py --steps 2 --out some/folder
+
+They go to tformer/weights/NAME/: weights in bfloat16, configuration, tokenizer,
+and card.json, which says how a model was made and how good it is. `stories` is
+a Llama whose tokens are words; it tells one story a text. `tour` is the model
+of chapter 0, trained as it is there, and `tour_no_mask` the same without its
+mask. What is measured is measured on weights rounded as in the file; `seconds`
+are those of the processor, of training alone. `--check` trains again, writes
+nothing, and fails if what comes out is not, within bands, what the cards say.
+"""
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+from common import Stopwatch, about
+
+from tformer import stories
+from tformer.data import Padded
+from tformer.llama import Llama, LlamaConfig
+from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
+from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
+from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.train import Trainer, next_token_loss
+from tformer.trained import (
+    END, Tour, TourConfig, Trained, load, read_card, save_trained,
+    share_copied, share_right, tell)
+
+OUT = Path(__file__).parents[1] / "tformer" / "weights"
+SEED, NEW_SEED, LEVEL = 0, 1, 1         # of the stories; NEW: never trained on
+STEPS = {"stories": 800, "tour": 1800, "tour_no_mask": 1800}
+SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
+             tied=True)
+BATCH, WARMUP, LR, TABLE_LR = 32, 40, 0.02, 5e-3
+VOCAB, READ = 632, 4000     # no pair is left beyond; stories that it is from
+LOOKS, SAMPLES, NEW = 10, 200, 500
+RUNS = (2, 4, 8, 16, 32)    # words
+FLOOR = 0.074               # nats per byte: entropy of level 1, appendix A2
+BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05}
+
+
+def told(n, seed):
+    return [text.strip() for text in stories.generate(n, seed, LEVEL)]
+
+
+def rows(tokenizer, texts):
+    "Each text as ids, between two ``END``."
+    end = tokenizer.token_to_id(END)
+    return [[end, *ids, end] for ids in tokenizer.encode_batch(texts)]
+
+
+@torch.no_grad()
+def nats_per_byte(trained, texts):
+    "The loss on whole texts, each with the token that ends it."
+    batches = Padded(rows(trained.tokenizer, texts), batch=50)
+    total = sum(next_token_loss(trained.model, batch).item() * batch.count
+                for _, batch in zip(range(math.ceil(len(texts) / 50)),
+                                    batches))
+    return total / sum(len(text.encode()) + 1 for text in texts)
+
+
+def optimizers(model):
+    "Muon for the matrices of the blocks, AdamW for the rest."
+    matrices = hidden_matrices(model)
+    known = {id(p) for p in matrices}
+    return [Muon(matrices, lr=LR, weight_decay=0.01),
+            AdamW([p for p in model.parameters() if id(p) not in known],
+                  lr=TABLE_LR, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def tell_of(row):
+    if "eval_loss" in row:
+        print({key: round(x, 3) for key, x in row.items()}, flush=True)
+
+
+def train_stories(steps):
+    "The storyteller, rounded, and its card."
+    n = min(SAMPLES, 10 * steps)
+    read = told(max(READ, steps * BATCH), SEED)
+    new = told(min(NEW, 10 * steps), NEW_SEED)
+    tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[END])
+    torch.manual_seed(SEED)
+    model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
+    trained, looking = Trained(model, tokenizer, {}), Stopwatch()
+
+    def look(model):
+        spent = time.process_time() - began - looking.seconds
+        with looking:
+            return {"loss": nats_per_byte(trained, new[:200]),
+                    "right": share_right(tell(trained, n // 2)),
+                    "seconds": spent}
+
+    batches = Padded(rows(tokenizer, read[:steps * BATCH]), batch=BATCH,
+                     seed=SEED)
+    began = time.process_time()
+    history = Trainer(
+        model, batches, steps=steps, optimizer=optimizers(model),
+        schedule=warmup_cosine(steps, min(WARMUP, steps), floor=0.05),
+        evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+    spent = time.process_time() - began - looking.seconds
+    curve = [{"step": row["step"], "seconds": round(row["eval_seconds"]),
+              "loss": round(row["eval_loss"], 4),
+              "right": round(row["eval_right"], 4)}
+             for row in history if "eval_loss" in row]
+    model.eval()
+    exact = nats_per_byte(trained, new)
+    round_weights(model)
+    wrote = {t: tell(trained, n, temperature=t) for t in (1.0, 0.7)}
+    warm, cool = wrote.values()
+    read = read[:steps * BATCH]
+    card = dict(
+        about=f"tells stories of level {LEVEL}, one a text",
+        steps=steps, seconds=round(spent), read=len(read), samples=n,
+        loss_float32=round(exact, 5),
+        loss=round(nats_per_byte(trained, new), 5), floor=FLOOR,
+        right=round(share_right(warm), 4),
+        flawless=round(share_right(warm, whole=True), 4),
+        copied=round(share_copied(warm, read), 4),
+        at_temperature_0_7=dict(
+            right=round(share_right(cool), 4),
+            flawless=round(share_right(cool, whole=True), 4),
+            copied=round(share_copied(cool, read), 4)),
+        curve=curve,
+        runs=[{"words": words, "told": round(share_copied(
+            warm, read, words), 4), "new": round(share_copied(
+                new[:n], read, words), 4)} for words in RUNS])
+    return trained._replace(card=card)
+
+
+def train_tour(steps, causal):
+    "The model of chapter 0, as it is trained there; or without its mask."
+    ids = to_ids(stories.corpus(300_000, seed=SEED, level=LEVEL))
+    held_out = to_ids(stories.corpus(30_000, seed=NEW_SEED, level=LEVEL))
+    torch.manual_seed(SEED)
+    model = Tour(TourConfig(causal=causal))
+    with Stopwatch() as training:
+        fit(model, windows(ids, model.max_len, seed=SEED), steps)
+    exact = evaluate(model, held_out)
+    round_weights(model.eval())
+    wrote = to_text(sample(model, to_ids("Once there was"), 600))
+    mask = "" if causal else ", without its mask: it sees what it guesses"
+    card = dict(about=f"the model of chapter 0{mask}", steps=steps,
+                seconds=round(training.seconds),
+                loss_float32=round(exact, 5),
+                loss=round(evaluate(model, held_out), 5),
+                grade=round(stories.grade(wrote).score, 3))
+    return Trained(model, Tokenizer(Vocabulary([])), card)
+
+
+@torch.no_grad()
+def round_weights(model):
+    "To what bfloat16 can hold; the type stays float32."
+    for p in model.parameters():
+        p.copy_(p.to(torch.bfloat16))
+
+
+def train(name, steps):
+    "One of the models with its card, in bfloat16."
+    trained = (train_stories(steps) if name == "stories"
+               else train_tour(steps, causal=name == "tour"))
+    trained.model.to(torch.bfloat16)
+    return trained._replace(card=dict(
+        name=name, script="experiments/trained.py", seed=SEED,
+        **trained.card, **about()))
+
+
+def differences(card, kept):
+    "What is not, within its band, what the kept card says."
+    return [f"{card['name']}: {key} {card[key]}, was {kept[key]}"
+            for key, band in BANDS.items()
+            if key in kept and abs(card[key] - kept[key]) > band]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", choices=STEPS, action="append")
+    parser.add_argument("--steps", type=int, help="instead of each one's own")
+    parser.add_argument("--check", action="store_true",
+                        help="write nothing; compare with the cards")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    found = []
+    for name in args.only or STEPS:
+        trained = train(name, args.steps or STEPS[name])
+        if args.check:
+            found += differences(trained.card, read_card(args.out / name))
+        else:
+            save_trained(trained, args.out / name)
+            print(load(args.out / name), flush=True)
+    if found:
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,470 @@
+"""The models that travel with the package: their files, and what is refused."""
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tformer
+from conftest import ROOT, run
+from helpers import close, equal_models, needs_cuda, plain_only
+from tformer import minimal, stories
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig
+from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.trained import (
+    CARD, END, FILES, SHELF, TOKENIZER, Tour, TourConfig, Trained,
+    card_lines, find_trained, fingerprint, judge, load, read_card,
+    save_trained, share_copied, share_right, tell)
+
+NAMES = ["stories", "tour", "tour_no_mask"]
+each_name = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def storyteller():
+    return load("stories")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    "A copy of the tour's folder, to be spoiled."
+    return shutil.copytree(SHELF / "tour", tmp_path / "tour")
+
+
+# what the package carries
+
+@each_name
+def test_a_name_is_enough(name):
+    model, tokenizer, card = tformer.load(name)
+    assert not model.training and card["name"] == name
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert len(tokenizer) == model.embed.weight.shape[0]
+    text = "Tom has a ball. Zoë too."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    size = card["files"]["model.safetensors"]["bytes"]
+    assert size <= (3e6 if name == "stories" else 0.6e6)
+    assert sum(p.numel() for p in model.parameters()) == card["parameters"]
+    assert (ROOT / card["script"]).exists()
+    for key in ("about", "seed", "steps", "seconds", "loss", "torch",
+                "python", "machine", "date"):
+        assert key in card
+    assert abs(card["loss"] - card["loss_float32"]) < 1e-3
+
+
+def test_the_shelf_holds_what_is_named():
+    assert sorted(p.name for p in SHELF.iterdir()) == NAMES
+    for name in NAMES:
+        files = {p.name for p in (SHELF / name).iterdir()}
+        assert files == {*FILES, CARD}
+
+
+def test_the_storyteller_is_as_good_as_was_asked():
+    "The card, and what is told now, in one band."
+    trained = load("stories")
+    card = trained.card
+    assert card["right"] >= 0.9 and card["copied"] < 0.1
+    assert card["floor"] < card["loss"] < 0.09 and card["samples"] >= 100
+    told = tell(trained, 60, seed=7)
+    assert share_right(told) > 0.9
+    assert len(set(told)) > 55
+    rights = [look["right"] for look in card["curve"]]
+    assert rights[-1] > rights[0] and len(rights) >= 5
+    for run_ in card["runs"]:       # no more read than an honest new story
+        assert run_["told"] < run_["new"] + 0.05
+
+
+def test_the_loss_on_the_card_is_the_loss(storyteller):
+    "Computed here from probabilities, in float64."
+    model, tokenizer, card = storyteller
+    end, cost, size = tokenizer.token_to_id(END), 0.0, 0
+    for story in stories.generate(40, 1, 1):
+        ids = [end, *tokenizer.encode(story.strip()), end]
+        with torch.no_grad():
+            p = model(torch.tensor([ids]))[0].double().softmax(-1)
+        cost -= sum(float(p[i, ids[i + 1]].log())
+                    for i in range(len(ids) - 1))
+        size += len(story.encode())
+    assert abs(cost / size - card["loss"]) < 0.006
+
+
+def test_the_tour_is_the_model_of_chapter_0():
+    held_out = minimal.to_ids(stories.corpus(30_000, seed=1, level=1))
+    tour, blind = load("tour"), load("tour_no_mask")
+    recorded = float(minimal.read_record("ladder")[0]["nats_per_byte"])
+    loss = minimal.evaluate(tour.model, held_out)
+    assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < .01
+    assert minimal.evaluate(blind.model, held_out) < loss / 4
+    assert isinstance(tour.model, minimal.MiniGPT)
+    text = "Once there was"
+    assert tour.tokenizer.encode(text) == minimal.to_ids(text).tolist()
+    ids = minimal.to_ids("Tom went outside")
+    other = ids.clone()
+    other[9] += 1
+    for trained, still in ((tour, 9), (blind, 0)):
+        with torch.no_grad():
+            a, b = trained.model(torch.stack([ids, other]))
+        moved = (a != b).any(-1)
+        assert not moved[:still].any() and moved[still:].all()
+
+
+@plain_only
+def test_transformers_computes_the_same_from_the_file(storyteller):
+    transformers = pytest.importorskip("transformers")
+    model, tokenizer, _ = storyteller
+    c = model.config
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.d_model,
+        intermediate_size=model.blocks[0].feed_forward.part
+        .gate_proj.weight.shape[0], num_hidden_layers=c.n_layers,
+        num_attention_heads=c.n_heads, num_key_value_heads=c.n_kv_heads,
+        max_position_embeddings=c.max_len, rms_norm_eps=c.eps,
+        rope_theta=c.base, tie_word_embeddings=True)).eval()
+    names = {"attention.part.": "self_attn.", "feed_forward.part.": "mlp.",
+             "attention.norm.": "input_layernorm.",
+             "feed_forward.norm.": "post_attention_layernorm.",
+             "blocks.": "model.layers.", "embed.": "model.embed_tokens."}
+    state = {}
+    for name, x in model.state_dict().items():
+        name = "model.norm.weight" if name == "norm.weight" else name
+        for ours, other in names.items():
+            name = name.replace(ours, other)
+        state[name] = x
+    theirs.load_state_dict(state)
+    ids = torch.tensor([tokenizer.encode("Once there was a girl named Mia. "
+                                         "One day, she went to the park.")])
+    with torch.no_grad():
+        close(model(ids), theirs(ids).logits, 1e-4)
+
+
+# how it is loaded
+
+def test_types_and_devices(storyteller):
+    kept = load("stories", dtype=None)
+    assert {p.dtype for p in kept.model.parameters()} == {torch.bfloat16}
+    assert equal_models(kept.model.float(), storyteller.model)
+    on = load("stories", device="meta")
+    assert {p.device.type for p in on.model.parameters()} == {"meta"}
+    assert load("tour", dtype=torch.float64).model.embed.weight.dtype == \
+        torch.float64
+    assert load(SHELF / "tour").card == load("tour").card
+
+
+@needs_cuda
+def test_it_tells_on_a_gpu(storyteller):
+    there = load("stories", device="cuda")
+    assert share_right(tell(there, 20)) > 0.85
+
+
+def test_it_prints_what_it_is(storyteller):
+    text = repr(storyteller)
+    assert text.startswith("stories: ") and "MB" in text
+    assert "experiments/trained.py" in text and "nats per byte" in text
+    assert str(storyteller) == text == "\n".join(card_lines(storyteller.card))
+    assert card_lines({})[0].startswith("unnamed")
+
+
+def test_nothing_is_imported_before_it_is_asked_for():
+    run(sys.executable, "-c", """
+import sys, tformer
+assert "load" in dir(tformer) and "load" not in tformer.__all__
+assert "torch" not in sys.modules
+assert tformer.load is tformer.trained.load
+""")
+
+
+# what is refused
+
+@pytest.mark.parametrize("name, words", [
+    ("storys", ["'storys'", "stories, tour, tour_no_mask"]),
+    ("", ["has no card.json"]), ("no/such/place", ["no/such/place"]),
+])
+def test_an_unknown_name_lists_the_names(name, words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        load(name)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [None, 3, b"stories"])
+def test_a_name_is_a_text_or_a_path(bad):
+    with pytest.raises(ValueError, match="name_or_folder"):
+        load(bad)
+
+
+def test_a_folder_without_a_card_is_refused(folder):
+    (folder / CARD).unlink()
+    with pytest.raises(ValueError, match=f"has no {CARD}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("share", [0, 0.5, 0.999])
+def test_a_file_cut_short_is_refused(folder, name, share):
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:int(share * len(data))])
+    with pytest.raises(ValueError, match=rf"{name} is not the file .* "
+                       rf"{int(share * len(data))} bytes, not {len(data)}$"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_altered_file_is_refused(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"{name} is not the file .* SHA"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_gone_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"lacks {name}$"):
+        load(folder)
+
+
+def rewrite(folder, **changes):
+    card = json.loads((folder / CARD).read_text("utf-8")) | changes
+    (folder / CARD).write_text(json.dumps(card), "utf-8")
+
+
+@pytest.mark.parametrize("files, words", [
+    (None, "files in"), ({}, "needs a value for model.safetensors"),
+    ({name: None for name in FILES}, "is not the file"),
+    ({name: {} for name in (*FILES, "more.txt")}, "has no file more.txt"),
+])
+def test_a_card_without_hashes_is_refused(folder, files, words):
+    rewrite(folder, files=files)
+    with pytest.raises(ValueError, match=words):
+        load(folder)
+
+
+def test_a_card_that_is_no_json_is_refused(folder):
+    text = (folder / CARD).read_text("utf-8")
+    (folder / CARD).write_text(text[:40], "utf-8")
+    with pytest.raises(ValueError, match="card.json is no JSON"):
+        load(folder)
+
+
+def test_a_model_that_nobody_knows_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model": "Mamba"}), "utf-8")
+    card = read_card(SHELF / "tour")["files"]
+    rewrite(folder, files=card | {
+        "config.json": fingerprint(folder / "config.json")})
+    with pytest.raises(ValueError, match="Tour.*Mamba"):
+        load(folder)
+
+
+def test_no_pickle_is_read(folder, monkeypatch):
+    monkeypatch.setattr(torch, "load", None)
+    import pickle
+    monkeypatch.setattr(pickle, "load", None)
+    monkeypatch.setattr(pickle, "loads", None)
+    load(folder), load("stories")
+
+
+# saved and loaded again
+
+def small(kind):
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(Vocabulary([], [END]))
+    if kind is GPT:
+        model = GPT(GPTConfig(vocab_size=257, d_model=16, n_layers=2,
+                              n_heads=2, max_len=32))
+    elif kind is Llama:
+        model = Llama(LlamaConfig(vocab_size=257, d_model=16, n_layers=2,
+                                  n_heads=2, max_len=32, tied=True))
+    else:
+        model = Tour(TourConfig(vocab_size=257, d_model=16, n_heads=2,
+                                max_len=32))
+    return Trained(model.eval(), tokenizer, {"name": "small"})
+
+
+@pytest.mark.parametrize("kind", [GPT, Llama, Tour])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_is_loaded(kind, dtype, tmp_path):
+    made = small(kind)
+    made.model.to(dtype)
+    made.save(tmp_path / "a" / "b")
+    again = load(tmp_path / "a" / "b", dtype=None)
+    assert equal_models(again.model, made.model)
+    assert again.tokenizer == made.tokenizer
+    assert again.card["name"] == "small"
+    assert again.card["model"] == kind.__name__
+    for name in FILES:
+        data = (tmp_path / "a" / "b" / name).read_bytes()
+        assert again.card["files"][name] == {
+            "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert {p.name for p in (tmp_path / "a" / "b").iterdir()} == {
+        *FILES, CARD}
+
+
+def test_a_save_that_was_cut_off_is_not_loaded(folder, monkeypatch):
+    "The new weights with the old card are refused, not mixed."
+    made = small(Tour)
+
+    def full(path):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Tokenizer, "save", lambda self, path: full(path))
+    with pytest.raises(OSError, match="no space"):
+        made.save(folder)
+    with pytest.raises(ValueError, match="is not the file"):
+        load(folder)
+
+
+def test_only_models_that_can_be_loaded_are_saved(tmp_path):
+    with pytest.raises(ValueError, match="Linear"):
+        save_trained(Trained(torch.nn.Linear(2, 2), None, {}), tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="TourConfig"):
+        Tour(LlamaConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1))
+    assert find_trained("tour") == SHELF / "tour"
+
+
+# telling, judging, copying
+
+def test_a_text_goes_on_from_its_start(storyteller):
+    start = "Once there was a girl named Mia."
+    told = tell(storyteller, 3, start=start, temperature=0.5)
+    assert all(text.startswith(start + " ") for text in told)
+    assert tell(storyteller, 3, start=start, temperature=0.5) == told
+    assert tell(storyteller, 3, start=start, seed=1) != told
+    assert not any(END in text for text in told)
+
+
+def test_one_text_is_what_it_is_beside_others(storyteller):
+    "Greedy, nearly: the rows of a batch do not move each other."
+    alone = tell(storyteller, 1, temperature=1e-4)
+    assert tell(storyteller, 4, temperature=1e-4) == alone * 4
+
+
+def test_a_text_without_an_end_stops_at_the_limit():
+    made = small(Llama)
+    with torch.no_grad():
+        made.model.embed.weight[made.tokenizer.token_to_id(END)] = 0
+    made = made._replace(model=made.model)
+    text, = tell(made, start="ab", temperature=0.01)
+    assert len(text.encode("utf-8", "replace")) >= 31 - 2 or "\ufffd" in text
+
+
+@pytest.mark.parametrize("bad", [
+    dict(temperature=0.0), dict(temperature=-1.0), dict(n=0)])
+def test_bad_wishes_are_refused(storyteller, bad):
+    with pytest.raises(ValueError, match="above 0"):
+        tell(storyteller, **bad)
+
+
+STORY = ("Once there was a girl named Mia. One day, she went to the park. "
+         "He sat down.")
+
+
+def test_each_sentence_has_its_verdict():
+    for story in stories.generate(50, 3, 3):
+        assert not any(v.problems for v in judge(story))
+    found = judge("Once there was a happy girl named Mia. Mia flew xyz.")
+    assert [v.sentence for v in found][1] == "Mia flew xyz."
+    assert not found[0].problems and "cannot read" in found[1].problems[0]
+    assert judge("") == []
+    with pytest.raises(ValueError, match="text must be a str"):
+        judge(3)
+
+
+def test_the_verdicts_are_the_graders():
+    told = list(stories.generate(60, 4, 1))
+    spoiled = [s.replace("She", "He", 1) if i % 3 else
+               s.replace("found", "fond") for i, s in enumerate(told)]
+    grade = stories.grade("".join(spoiled))
+    assert sum(len(v.problems) for s in spoiled for v in judge(s)) == \
+        len(grade.problems)
+    assert share_right(spoiled, whole=True) == grade.flawless / 60
+    assert share_right(told) == share_right(told, whole=True) == 1.0
+    with pytest.raises(ValueError, match="no sentence"):
+        share_right([])
+
+
+def test_copies_are_found():
+    read = ["a b c d e", "f g h"]
+    assert share_copied(["a b c d e\n", "a b c"], read) == 0.5
+    assert share_copied(["a b c x"], read, 2) == 2 / 3
+    assert share_copied(["c d", "e f"], read, 2) == 0.5   # not across texts
+    assert share_copied(["h g"], read, 1) == 1.0
+    with pytest.raises(ValueError, match="no text"):
+        share_copied(["a b"], read, 3)
+    with pytest.raises(ValueError, match="words"):
+        share_copied(["a b"], read, -1)
+
+
+# the script
+
+def script():
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        import trained
+        return trained
+    finally:
+        sys.path.pop(0)
+
+
+@plain_only
+def test_the_models_are_made_by_their_script(tmp_path):
+    words = [sys.executable, ROOT / "experiments" / "trained.py", "--steps",
+             "2", "--out", tmp_path]
+    run(*words, "--only", "tour", "--only", "stories")
+    for name in ("tour", "stories"):
+        short, kept = load(tmp_path / name).card, load(name).card
+        assert short.keys() == kept.keys()
+        for same in ("model", "parameters", "seed", "script", "about"):
+            assert short[same] == kept[same]
+        assert short["steps"] == 2 and short["loss"] > kept["loss"]
+        for file in ("config.json", TOKENIZER):
+            assert short["files"][file] == kept["files"][file]
+    again = subprocess.run([*map(str, words), "--only", "tour", "--check"],
+                           capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_retraining_outside_its_band_is_told():
+    made = script()
+    kept = dict(name="stories", loss=0.08, right=0.97, copied=0.0)
+    assert made.differences(kept, kept) == []
+    found = made.differences(kept | {"right": 0.8, "loss": 0.085}, kept)
+    assert len(found) == 1 and "right 0.8, was 0.97" in found[0]
+    tour = dict(name="tour", loss=0.19)
+    assert made.differences(tour | {"loss": 0.3}, tour)
+
+
+def test_the_script_rounds_to_what_the_file_can_hold():
+    made, model = script(), small(Llama).model
+    exact = {name: p.clone() for name, p in model.named_parameters()}
+    made.round_weights(model)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, exact[name].bfloat16().float())
+    assert not torch.equal(model.embed.weight, exact["embed.weight"])
+
+
+def test_every_parameter_has_one_optimizer():
+    made, model = script(), small(Llama).model
+    muon, adamw = made.optimizers(model)
+    parts = [[id(p) for group in optimizer.param_groups
+              for p in group["params"]] for optimizer in (muon, adamw)]
+    assert sorted(parts[0] + parts[1]) == sorted(
+        id(p) for p in model.parameters())
+    assert all(p.ndim == 2 for p in muon.param_groups[0]["params"])
+    assert id(model.embed.weight) in parts[1]
+
+
+def test_the_loss_of_the_script_is_that_of_whole_texts(storyteller):
+    made = script()
+    texts = [s.strip() for s in stories.generate(7, 5, 1)]
+    alone = [made.nats_per_byte(storyteller, [text]) for text in texts]
+    sizes = [len(text) + 1 for text in texts]
+    expected = sum(a * n for a, n in zip(alone, sizes)) / sum(sizes)
+    assert abs(made.nats_per_byte(storyteller, texts) - expected) < 1e-5
