@@ -3,10 +3,12 @@
 A step is forward, loss, backward, clipping and AdamW: 8 rows of 256 tokens
 through 6 layers of width 384, with 10,000 ids. The peers are the models of
 transformers on PyTorch's fused attention. Both sides begin with equal weights,
-take the same AdamW, and must have computed the same loss and gradients before
-anything is timed. All ways of one model take turns in the same rounds; every
-row is the median over the rounds of a ratio of processor times, followed by
-the smallest and the largest of these ratios.
+take the same AdamW of PyTorch, and must have computed the same loss and
+gradients before anything is timed. Ours makes the logits of some positions at
+a time (``chunked_cross_entropy``), theirs makes all, as it always does; a row
+tells what that is worth. All ways of one model take turns in the same rounds;
+every row is the median over the rounds of a ratio of processor times, followed
+by the smallest and the largest of these ratios.
 
 "the matmul peak" is the best of 20 products of the shape of the feed-forward
 layer, spread over the same rounds. The FLOPs of a step are those of its
@@ -21,6 +23,7 @@ only read.
 import gc
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +41,7 @@ from bench_parts import FAILED, SMALL, Size, apart, ids_of, run  # noqa: E402
 
 from tformer import gpt, llama  # noqa: E402
 from tformer.costs import flops, read_sizes  # noqa: E402
+from tformer.optim import chunked_cross_entropy  # noqa: E402
 
 SIZES = [Size(8, 256, 384, 6)]
 LAYERS, VOCAB, ROUNDS, PRODUCTS = 6, 10_000, 9, 20
@@ -79,10 +83,20 @@ def llama_twins(size):
                                 bench_models.LLAMA, ids_of(size, vocab()))
 
 
-def our_loss(model, ids):
-    "What every position says of the next token; the last has none."
-    targets = F.pad(ids[:, 1:], (0, 1), value=-100)
-    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+def next_ids(ids):
+    "What every position has to say; the last has no successor."
+    return F.pad(ids[:, 1:], (0, 1), value=-100)
+
+
+def our_loss(model, ids, hidden=None):
+    "The logits of some rows at a time; ``hidden``: compiled, or None."
+    x = (model.hidden if hidden is None else hidden)(ids)
+    return chunked_cross_entropy(x, model.lm_head.weight, next_ids(ids))
+
+
+def our_loss_at_once(model, ids):
+    "All logits, and the loss of PyTorch."
+    return F.cross_entropy(model(ids).flatten(0, 1), next_ids(ids).flatten())
 
 
 def peer_loss(model, ids):
@@ -97,16 +111,16 @@ class Side:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4,
                                            fused=True)
 
-    def gradients(self, forward=None, dtype=None):
+    def gradients(self, loss=None, dtype=None):
         "Forward, loss and backward; returns the loss."
+        loss = self.loss if loss is None else loss
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            loss = self.loss(self.model if forward is None else forward,
-                             self.ids)
-        loss.backward()
-        return loss.detach()
+            value = loss(self.model, self.ids)
+        value.backward()
+        return value.detach()
 
-    def step(self, forward=None, dtype=None):
-        self.gradients(forward, dtype)
+    def step(self, loss=None, dtype=None):
+        self.gradients(loss, dtype)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -135,6 +149,11 @@ def must_agree(twins, ours, peer):
     return difference
 
 
+def work_of(model, size):
+    "FLOPs of a step: three times those of the forward pass."
+    return 3 * flops(read_sizes(model), size.t, size.b, skip=True)
+
+
 def product(size, d_ff):
     "The matrix product that feed-forward layers begin with."
     x, w = torch.randn(size.b * size.t, size.d), torch.randn(d_ff, size.d)
@@ -150,11 +169,13 @@ def has_bf16():
 
 def ways_of(ours, peer):
     "The steps that take turns, by name."
-    compiled = torch.compile(
-        ours.model, backend="eager" if timing.quick else "inductor")
+    hidden = torch.compile(
+        ours.model.hidden,
+        backend="eager" if timing.quick else "inductor")
     return {"ours": ours.step, "peer": peer.step,
+            "at once": lambda: ours.step(our_loss_at_once),
             "bf16": lambda: ours.step(dtype=torch.bfloat16),
-            "compiled": lambda: ours.step(compiled)}
+            "compiled": lambda: ours.step(partial(our_loss, hidden=hidden))}
 
 
 def in_rounds(ways, size, d_ff):
@@ -193,9 +214,7 @@ def measure(made):
     twins, size, target = made
     ours, peer = sides_of(twins)
     agree = must_agree(twins, ours, peer)
-    sizes = read_sizes(twins.ours)
-    d_ff = sizes.d_ff
-    work = 3 * flops(sizes, size.t, size.b, skip=True)
+    d_ff, work = read_sizes(twins.ours).d_ff, work_of(twins.ours, size)
     times, fastest = in_rounds(ways_of(ours, peer), size, d_ff)
     peak = 2 * size.b * size.t * size.d * d_ff / fastest
     each = {name: f"{median(t):.2f} s" for name, t in times.items()}
@@ -214,6 +233,8 @@ def measure(made):
                f"{work / 1e9:.0f} GFLOP; {peak / 1e9:.1f} GFLOP/s")
     report(f"{first}, float32 / bfloat16", against("ours", "bf16"),
            (timing.AT_LEAST, BF16) if has_bf16() else None, each["bf16"])
+    report(f"{first}, all logits at once / in chunks",
+           against("at once", "ours"), None, each["at once"])
     report(f"{first}, compiled / not", against("compiled", "ours"), None,
            each["compiled"])
 
