@@ -1218,9 +1218,10 @@ def test_machine_code_of_a_cached_step_equals_eager():
     m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
     cache = LayerCache()
     torch._dynamo.reset()
-    fast = torch.compile(m, backend="inductor", fullgraph=True)
+    fast = torch.compile(m, backend="inductor", fullgraph=True, options={
+        "cpp.simdlen": 1})  # plain C++: quickly compiled, and no probing
     with torch.no_grad():
-        parts = [fast(part, cache=cache) for part in x.split([3, 2], 1)]
+        parts = [m(x[:, :3], cache=cache), fast(x[:, 3:], cache=cache)]
         close(torch.cat(parts, 1), m(x))
 
 

@@ -116,6 +116,25 @@ def test_twins_must_have_the_same_weights_and_gradients(quick):
                              bench_models.LLAMA[:1], *twins.inputs)
 
 
+def test_the_record_of_a_step_is_made(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import step
+    monkeypatch.setattr(sys, "argv", ["step.py", "--quick", "--out",
+                                      str(tmp_path / "step.csv")])
+    step.main()
+    rows = step.common.read(tmp_path / "step.csv")
+    for name in ("GPT", "Llama"):
+        for precision in step.PRECISIONS:
+            mine = [r for r in rows if (r["model"], r["precision"]) == (
+                name, precision)]
+            assert {r["phase"] for r in mine} == set(step.PHASES)
+            assert {r["part"] for r in mine} == set(step.PARTS)
+            total = sum(float(r["ms"]) for r in mine)
+            assert total == pytest.approx(float(mine[0]["step_ms"]), rel=0.1)
+            assert not any(r["part"] == "optimizer" for r in mine
+                           if r["phase"] != "update")
+
+
 def test_sides_that_differ_are_refused(quick):
     x = torch.ones(2, 3)
     case = bench_parts.Case("doubled", lambda x: 2 * x, torch.clone, (x,))
