@@ -12,6 +12,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import bench_models  # noqa: E402
 import bench_parts  # noqa: E402
+import bench_training  # noqa: E402
 import timing  # noqa: E402
 
 
@@ -56,6 +57,46 @@ def test_the_benchmark_of_the_models_runs():
                              re.M), (name, way)
 
 
+def test_the_benchmark_of_training_runs(quick, monkeypatch, capsys):
+    "Here, not in a process of its own: what it imports is imported."
+    monkeypatch.setattr(bench_training, "LAYERS", 2)
+    size = bench_parts.SMALL[0]
+    for bench in bench_training.BENCHES:
+        for made in bench(size):
+            bench_training.measure(made)
+    printed = capsys.readouterr().out
+    for name, peer in (("GPT", "GPT2LMHeadModel"),
+                       ("Llama", "LlamaForCausalLM")):
+        for row in (f"{name} / {peer}", f"{name}, share of the matmul peak",
+                    f"{peer}, share of the matmul peak",
+                    f"{name}, float32 / bfloat16",
+                    f"{name}, all logits at once / in chunks",
+                    f"{name}, compiled / not"):
+            assert re.search(rf"^{row} .* x ", printed, re.M), row
+
+
+def test_both_sides_of_a_step_begin_and_learn_alike(quick, monkeypatch):
+    monkeypatch.setattr(bench_training, "LAYERS", 2)
+    twins = bench_training.llama_twins(bench_parts.SMALL[0])
+    ours, peer = bench_training.sides_of(twins)
+    for _ in range(3):      # other weights each time, equal ones on both
+        assert bench_training.must_agree(twins, ours, peer) < 1e-5
+        ours.step(), peer.step()
+    twins.ours.norm.eps = 0.1
+    with pytest.raises(AssertionError, match="Llama.*sides differ"):
+        bench_training.must_agree(twins, ours, peer)
+
+
+def test_flops_of_a_step_are_six_for_each_weight_and_token(quick):
+    size = bench_parts.SMALL[0]
+    model = bench_training.gpt_twins(size).ours
+    n = sum(p.numel() for name, p in model.named_parameters()
+            if p.ndim == 2 and not name.startswith("embed_pos"))
+    pairs = size.t * (size.t + 1) // 2
+    assert bench_training.work_of(model, size) == size.b * (
+        6 * n * size.t + 12 * bench_training.LAYERS * size.d * pairs)
+
+
 def test_twins_must_have_the_same_weights_and_gradients(quick):
     size = bench_parts.SMALL[0]
     *_, twins = bench_models.bench_seq2seq(size)
@@ -73,6 +114,25 @@ def test_twins_must_have_the_same_weights_and_gradients(quick):
     with pytest.raises(AssertionError, match="model.norm.weight"):
         bench_models.decoder("", twins.ours, twins.peer,
                              bench_models.LLAMA[:1], *twins.inputs)
+
+
+def test_the_record_of_a_step_is_made(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import step
+    monkeypatch.setattr(sys, "argv", ["step.py", "--quick", "--out",
+                                      str(tmp_path / "step.csv")])
+    step.main()
+    rows = step.common.read(tmp_path / "step.csv")
+    for name in ("GPT", "Llama"):
+        for precision in step.PRECISIONS:
+            mine = [r for r in rows if (r["model"], r["precision"]) == (
+                name, precision)]
+            assert {r["phase"] for r in mine} == set(step.PHASES)
+            assert {r["part"] for r in mine} == set(step.PARTS)
+            total = sum(float(r["ms"]) for r in mine)
+            assert total == pytest.approx(float(mine[0]["step_ms"]), rel=0.1)
+            assert not any(r["part"] == "optimizer" for r in mine
+                           if r["phase"] != "update")
 
 
 def test_sides_that_differ_are_refused(quick):

@@ -14,11 +14,12 @@ from helpers import close, draw_ids, plain_only, spread
 from models import ROWS, causal
 from tformer import check
 from tformer.attention import (
-    Cache, CrossAttention, KeptRows, LayerCache, Positions, SelfAttention, attention_rules,
-    combined_mask, fused_attend, merge_heads, split_heads)
+    Cache, CrossAttention, LayerCache, SelfAttention, attention_rules,
+    combined_mask, merge_heads, split_heads)
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
 from tformer.rotary import ALiBi, Rotary
+from tformer.rows import KeptRows, Positions, fused_attend
 
 VOCAB, MAX_LEN, WINDOW = 31, 40, 5
 CONFIG = LlamaConfig(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,

@@ -15,13 +15,13 @@ from torch import nn
 
 from tformer import check
 from tformer.attend import attend, causal_mask, padding_mask
-from tformer.attention import (Cache, LayerCache, merge_heads,
-                               repeat_heads, split_heads)
+from tformer.attention import Cache, LayerCache, merge_heads, split_heads
 from tformer.layers import (FeedForward, GatedFeedForward, LayerNorm, Linear,
                             RMSNorm)
 from tformer.minimal import MiniGPT
 from tformer.position import Embedding, LearnedPositions
 from tformer.rotary import Rotary, convert_layout
+from tformer.rows import repeat_heads
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

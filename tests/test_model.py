@@ -19,11 +19,11 @@ from torch import nn
 from helpers import (
     close, equal_models, needs_cuda, padded, plain_only, randn, spread)
 from models import MAX_LEN, ROWS, VOCAB, causal, every
-from tformer.attention import Positions
 from tformer.llama import Llama, LlamaConfig, Qwen3, grouped
 from tformer.model import (
     CONFIG, WEIGHTS, Model, ModelConfig, describe, from_attention_mask,
     load_model, load_weights, read_tensors, save_model)
+from tformer.rows import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 

@@ -1077,7 +1077,8 @@ def run_tests(folder, tests, fast):
     sys.path.insert(0, folder)
     log = Log()
     code = pytest.main([
-        "-q", "-p", "no:cacheprovider", "--tb=short", "--rootdir", folder,
+        "-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception",
+        "-p", "_hypothesis_pytestplugin", "--tb=short", "--rootdir", folder,
         *(["-x"] if fast else []), *(f"tests/{t}" for t in tests)], [log])
     files = [m.__file__ for name, m in sys.modules.items()
              if name.split(".")[0] == "tformer"]
@@ -1110,7 +1111,7 @@ def fork(task):
 
 def serve():
     "Answer every line of the input, a task, by a line: its result."
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = False     # what is not changed is kept
     folder = Path(sys.argv[1])
     sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
     preload([folder / "tests" / name for name in sys.argv[2:]])
@@ -1146,7 +1147,8 @@ def ask(folder):
     server = subprocess.Popen(
         [sys.executable, __file__, folder, *FILES], text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
     def ask(tests, fast=True):
         task = {"folder": str(folder), "tests": tests, "fast": fast}
@@ -1165,15 +1167,26 @@ def ask(folder):
     assert server.wait() == 0
 
 
+def write(path, source):
+    """Change a module; what was compiled of it goes.
+
+    Python would take that for current: the same second, the same size.
+    Of all other modules and of the tests it is used again.
+    """
+    path.write_text(source, encoding="utf-8")
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        compiled.unlink()
+
+
 def check(mutation, folder, ask):
     "Change the copy, run the test, change it back; it must have failed."
     path = folder / "tformer" / f"{mutation.module}.py"
     source = path.read_text(encoding="utf-8")
-    path.write_text(mutated(mutation), encoding="utf-8")
+    write(path, mutated(mutation))
     try:
         result = ask([mutation.test])
     finally:
-        path.write_text(source, encoding="utf-8")
+        write(path, source)
     assert result["code"] == 1 and result["failed"], (
         f"{mutation.test} stays green: {result['output']}")
     for node, kind, message in result["failed"]:

@@ -14,14 +14,14 @@ import tformer.attention
 from helpers import close, generator
 from tformer import minimal
 from tformer.attention import (
-    CrossAttention, SelfAttention, explicit_attend, fused_attend,
-    online_attend)
+    CrossAttention, SelfAttention, explicit_attend)
 from tformer.layers import (
     Dropout, FeedForward, GatedFeedForward, LayerNorm, Linear, PostNorm,
     PreNorm, RMSNorm)
 from tformer.position import (
     Embedding, LearnedPositions, SinusoidalPositions)
 from tformer.rotary import ALiBi, Rotary, ShawRelative, T5Bias
+from tformer.rows import fused_attend, online_attend
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 DTYPES = [torch.float32, torch.bfloat16]

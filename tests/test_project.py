@@ -229,6 +229,62 @@ self._own, b.__name__, attend._not_a_module
         "rotary._turned"]
 
 
+def public(text):
+    "The names that a module gives away."
+    return {name for node in ast.parse(text).body
+            if isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            for name in ast.literal_eval(node.value)}
+
+
+def borrowed_names(tree, given):
+    "Imports of the package that the named module does not give away."
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (
+                node.level or (node.module or "").startswith("tformer.")):
+            module = (node.module or "").removeprefix("tformer.")
+            for alias in node.names:
+                if alias.name not in given.get(module, {alias.name}):
+                    yield f"{module}.{alias.name}"
+
+
+def unused_imports(tree):
+    "Names that are imported and not used."
+    names, used = [], set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names += [(a.asname or a.name).split(".")[0] for a in node.names]
+        elif isinstance(node, ast.Name):
+            used.add(node.id)
+    return [name for name in names if name not in used]
+
+
+def test_names_are_taken_from_where_they_are_made():
+    text = {m.stem: m.read_text(encoding="utf-8") for m in MODULES}
+    given = {name: public(code) for name, code in text.items()}
+    trees = {name: ast.parse(code) for name, code in text.items()}
+    trees |= {f"{path.stem}, cell {c['id']}": ast.parse(re.sub(
+        r"^(\s*)[%!].*$", r"\1pass", source(c), flags=re.M))
+        for path in NOTEBOOKS for c in code_cells(path)}
+    assert {name: found for name, tree in trees.items()
+            if (found := list(borrowed_names(tree, given)))} == {}
+    slips = ast.parse("from .rows import Room, Positions\n"
+                      "from tformer.gpt import GPT, Block\n"
+                      "from . import expect\nfrom torch import Tensor")
+    assert list(borrowed_names(slips, {"rows": {"Positions"},
+                                       "gpt": {"GPT"}})) == [
+        "rows.Room", "gpt.Block"]
+
+
+def test_no_module_imports_what_it_does_not_use():
+    for module in MODULES:
+        unused = unused_imports(ast.parse(module.read_text("utf-8")))
+        assert not unused, f"{module.name}: {unused}"
+    slips = ast.parse("import json, os.path\nfrom a import b as c, d\n"
+                      "os.sep, d")
+    assert unused_imports(slips) == ["json", "c"]
+
+
 # modules of which under 15 of 100 lines may refuse input
 LEAN = ["attend", "position", "rotary", "layers", "rows", "attention", "bpe",
         "seq2seq", "bert", "gpt", "llama", "model", "check", "costs",

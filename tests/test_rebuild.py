@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from helpers import (
     close, draw_ids, needs_cuda, padded, plain_only, spread)
 from tformer import check
-from tformer.attention import Cache, LayerCache, Positions
+from tformer.attention import Cache, LayerCache
 from tformer.gpt import GPT, GPTConfig
 from tformer.rebuild import (
     GAPS, MISTAKES, EmptyGPT, check_gap, rebuild, skeleton)
+from tformer.rows import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402

@@ -23,9 +23,8 @@ from .attend import (
     attend, causal_mask, no_autocast, padding_mask)
 from .layers import Linear
 from .rows import (
-    GrowingRows, KeptRows, MemoryCache, Positions, Room, Together,
-    fused_attend, joined_positions, next_positions, online_attend,
-    online_step, positions_below, repeat_heads, with_causal)
+    GrowingRows, MemoryCache, Positions, Together, fused_attend,
+    joined_positions, positions_below, repeat_heads, with_causal)
 
 # %% ../nbs/07_multi_head_attention.ipynb #a1480edd
 def split_heads(

@@ -10,7 +10,6 @@ __all__ = ['BERT_NAMES', 'BertConfig', 'BertEmbedding', 'Bert', 'bert_name', 'Ma
 #| code-fold: true
 #| code-summary: imports of the package
 import dataclasses
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
-from .attention import Positions, SelfAttention
+from .attention import SelfAttention
 from tformer.layers import (
     ACTIVATIONS, Dropout, FeedForward, LayerNorm, Linear, PostNorm,
     init_weights)
 from .model import (
     Block, Model, ModelConfig, load_weights, read_tensors)
 from .position import Embedding, LearnedPositions
+from .rows import Positions
 
 # %% ../nbs/11_bert.ipynb #810400e5
 @dataclass(frozen=True, kw_only=True, repr=False)

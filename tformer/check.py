@@ -18,7 +18,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from itertools import pairwise
 from typing import Any
 
 import torch

@@ -10,7 +10,6 @@ __all__ = ['CARDS', 'readable', 'Sizes', 'parameter_parts', 'read_sizes', 'weigh
 # %% ../nbs/14_costs.ipynb #68944923
 #| code-fold: true
 #| code-summary: imports
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 

@@ -10,7 +10,6 @@ __all__ = ['whole', 'number', 'choice', 'that', 'kind', 'even', 'fields', 'heads
 # %% ../nbs/A3_expect.ipynb #0ca268fd
 #| code-fold: true
 #| code-summary: imports
-import dataclasses
 import json
 import os
 import types

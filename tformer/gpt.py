@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
-from .attention import Positions, SelfAttention
+from .attention import SelfAttention
 from .layers import (
     ACTIVATIONS, Dropout, FeedForward, LayerNorm, Linear, PostNorm,
     PreNorm, init_weights)

@@ -24,8 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from . import expect
-from .attention import Cache, LayerCache, Positions
+from .attention import Cache, LayerCache
 from .position import Derived
+from .rows import Positions
 
 # %% ../nbs/A4_models.ipynb #080ecb60
 @dataclass(frozen=True, kw_only=True, repr=False)

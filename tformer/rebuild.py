@@ -22,10 +22,11 @@ from torch.nn import functional as F
 from . import check, expect
 from .attend import attend, causal_mask, padding_mask, softmax
 from .attention import (
-    Cache, Positions, combined_mask, merge_heads, split_heads)
+    Cache, combined_mask, merge_heads, split_heads)
 from .gpt import GPT, GPTConfig
 from .layers import gelu_tanh
 from .model import load_weights
+from .rows import Positions
 
 # %% ../nbs/A5_rebuild.ipynb #920b0194
 class EmptyGPT(GPT):

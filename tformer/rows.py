@@ -350,7 +350,7 @@ class GrowingRows(KeptRows):
 
 # %% ../nbs/A7_caches.ipynb #cce1c6ec
 #| code-summary: counts how often a tensor was changed in place
-def _stamp(x):
+def _changes(x):
     "None where PyTorch does not count."
     blind = torch.compiler.is_compiling() or x.is_inference()
     return None if blind else x._version
@@ -379,7 +379,7 @@ class MemoryCache(KeptRows):
         "What is kept of this memory, and the positions of its tokens."
         expect.that(memory is not None or self.kept,
                     "there is no memory yet: pass memory= the first time")
-        stamp = None if memory is None else _stamp(memory)
+        stamp = None if memory is None else _changes(memory)
         new = memory is not None and (memory is not self.memory
                                       or stamp != self._stamp)
         if new:

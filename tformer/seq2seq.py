@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
-from .attention import (
-    Cache, CrossAttention, Positions, SelfAttention)
+from .attention import Cache, CrossAttention, SelfAttention
 from .layers import (
     Dropout, FeedForward, LayerNorm, Linear, PostNorm, PreNorm)
 from .model import (
     Block, Model, ModelConfig, from_attention_mask, layer_cache)
 from .position import Embedding, SinusoidalPositions
+from .rows import Positions
 
 # %% ../nbs/09_encoder_decoder.ipynb #8242a0da
 class DecoderBlock(Block):

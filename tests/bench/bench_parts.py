@@ -48,11 +48,12 @@ import timing  # noqa: E402
 from tformer import layers  # noqa: E402
 from tformer.attend import attend, softmax  # noqa: E402
 from tformer.attention import (  # noqa: E402
-    CrossAttention, LayerCache, Positions, SelfAttention, fused_attend)
+    CrossAttention, LayerCache, SelfAttention)
 from tformer.position import (  # noqa: E402
     Embedding, LearnedPositions, SinusoidalPositions)
 from tformer.rotary import (  # noqa: E402
     ALiBi, Rotary, ShawRelative, T5Bias)
+from tformer.rows import Positions, fused_attend  # noqa: E402
 
 TARGET = 1.05
 SAMPLE = 0.02       # seconds of processor time in one sample
