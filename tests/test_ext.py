@@ -458,3 +458,9 @@ def test_the_citation_names_the_version():
     cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in cff
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_sources_of_others_are_not_looked_for():
+    assert site_pages.find_source(None, "_struct") is None
+    text, names = site_pages.find_source(None, "tformer.attend")
+    assert "def attend" in text and "attend" in names
