@@ -97,6 +97,12 @@ def test_flops_of_a_step_are_six_for_each_weight_and_token(quick):
         6 * n * size.t + 12 * bench_training.LAYERS * size.d * pairs)
 
 
+def test_the_benchmark_of_the_data_runs():
+    printed = quickly("bench_data.py")
+    for loader in ("Windows", "Packed", "Padded"):
+        assert re.search(rf"^{loader} / a step .* x ", printed, re.M), loader
+
+
 def test_twins_must_have_the_same_weights_and_gradients(quick):
     size = bench_parts.SMALL[0]
     *_, twins = bench_models.bench_seq2seq(size)

@@ -7,7 +7,7 @@ __all__ = ['READERS', 'MODULES', 'STORIES', 'MAGIC', 'VERSION', 'LAYOUT', 'read_
            'pydocs', 'tell_stories', 'download', 'hub', 'documents', 'TokenHeader', 'tokenizer_hash', 'Encode',
            'gather', 'in_order', 'fill_token_file', 'write_tokens', 'TokenFile', 'shingles', 'near_duplicates']
 
-# %% ../nbs/A8_corpora.ipynb #6ca4cef2
+# %% ../nbs/A8_corpora.ipynb #5ea76636
 #| code-fold: true
 #| code-summary: imports of the module
 import hashlib
@@ -34,7 +34,7 @@ from tqdm import tqdm
 from . import expect, stories
 from .tokenizer import Tokenizer, pack, read_file
 
-# %% ../nbs/A8_corpora.ipynb #dbf06728
+# %% ../nbs/A8_corpora.ipynb #e2aa7fba
 def read_texts(
     path: str | os.PathLike,  # UTF-8
     separator: str | None = None,  # None: the file is one text
@@ -50,7 +50,7 @@ def read_texts(
         yield from whole
     yield held
 
-# %% ../nbs/A8_corpora.ipynb #2a6aa1a8
+# %% ../nbs/A8_corpora.ipynb #89f90a33
 def read_jsonl(
     path: str | os.PathLike,  # one JSON object on each line
     field: str = "text",  # of the object; lines may be strings as well
@@ -69,7 +69,7 @@ def read_jsonl(
                                  f"{field!r} ({error!r:.60})") from None
             yield text
 
-# %% ../nbs/A8_corpora.ipynb #8983baec
+# %% ../nbs/A8_corpora.ipynb #68d2b3d0
 def read_parquet(
     path: str | os.PathLike,
     field: str = "text",  # the column
@@ -86,12 +86,12 @@ def read_parquet(
         for rows in file.iter_batches(1000, columns=[field]):
             yield from rows.column(0).to_pylist()
 
-# %% ../nbs/A8_corpora.ipynb #cb04c17d
+# %% ../nbs/A8_corpora.ipynb #f5230b6a
 READERS = {".jsonl": read_jsonl, ".ndjson": read_jsonl,
            ".parquet": read_parquet, ".txt": read_texts,
            ".md": read_texts}
 
-# %% ../nbs/A8_corpora.ipynb #1ebbf77e
+# %% ../nbs/A8_corpora.ipynb #fe67174f
 def read_path(
     path: str | os.PathLike,  # a file, or a folder of files
     **options: Any,  # of the file's reader
@@ -110,7 +110,7 @@ def read_path(
         if file.is_file() and file.suffix in READERS:
             yield from READERS[file.suffix](file, **options)
 
-# %% ../nbs/A8_corpora.ipynb #f59ceb77
+# %% ../nbs/A8_corpora.ipynb #a21bb291
 #| code-fold: true
 #| code-summary: the modules whose documentation is read
 MODULES = """abc argparse ast base64 bdb binascii bisect calendar cmath
@@ -131,7 +131,7 @@ unittest.case unittest.mock urllib.parse urllib.request uuid warnings
 wave weakref xml.dom.minidom xml.etree.ElementTree xml.sax zipapp
 zipfile zlib zoneinfo""".split()
 
-# %% ../nbs/A8_corpora.ipynb #73a1332f
+# %% ../nbs/A8_corpora.ipynb #045e9129
 #| code-summary: names and docstrings of one object and its methods
 def _described(name, thing):
     "What its docstring and those of its methods say, under their names."
@@ -146,7 +146,7 @@ def _described(name, thing):
     return "\n\n".join(f"{key}\n\n{inspect.cleandoc(doc)}"
                        for key, doc in said if isinstance(doc, str))
 
-# %% ../nbs/A8_corpora.ipynb #fd0ab840
+# %% ../nbs/A8_corpora.ipynb #02281c48
 def pydocs() -> Iterator[str]:
     """The documentation of Python's standard library, always at hand.
 
@@ -168,15 +168,15 @@ def pydocs() -> Iterator[str]:
                 seen.add(id(thing))
                 yield f"{text}\n"
 
-# %% ../nbs/A8_corpora.ipynb #22fcb648
+# %% ../nbs/A8_corpora.ipynb #e4737581
 STORIES = 20_000  # in the corpus "stories"
 
-# %% ../nbs/A8_corpora.ipynb #f0779327
+# %% ../nbs/A8_corpora.ipynb #dc1551c8
 def tell_stories(seed: int = 0, level: int = 1) -> Iterator[str]:
     "The embedded corpus: 20,000 stories, each a line with its newline."
     return stories.generate(STORIES, seed, level)
 
-# %% ../nbs/A8_corpora.ipynb #412baa91
+# %% ../nbs/A8_corpora.ipynb #cb4913eb
 #| code-summary: one request, from a byte on
 def _ask(url, start=0, tag=None):
     "The answer of a server; ``OSError`` that says what to do instead."
@@ -195,7 +195,7 @@ def _ask(url, start=0, tag=None):
             f"cannot reach {url} ({reason}); without a network there is "
             'documents("stories"), which comes with the package') from None
 
-# %% ../nbs/A8_corpora.ipynb #028e96e0
+# %% ../nbs/A8_corpora.ipynb #2317d8f7
 #| code-summary: appends what is missing to the file that is beside
 def _fetch(url, part, total, tag):
     "Go on where the part ends; a server may answer with all of it."
@@ -211,13 +211,13 @@ def _fetch(url, part, total, tag):
         except OSError:  # broken off; what came is kept
             pass
 
-# %% ../nbs/A8_corpora.ipynb #30afbc93
+# %% ../nbs/A8_corpora.ipynb #e1c976d8
 #| code-summary: the checksum of a file
 def _sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-# %% ../nbs/A8_corpora.ipynb #d3968042
+# %% ../nbs/A8_corpora.ipynb #65980cea
 #| code-summary: the file that is beside, named after what the server has
 def _beside(url, path):
     "Its path, the size of the whole, and the server's tag for it."
@@ -227,7 +227,7 @@ def _beside(url, path):
     mark = hashlib.sha256(f"{url} {tag} {total}".encode()).hexdigest()[:8]
     return path.with_name(f"{path.name}.{mark}.part"), total, tag
 
-# %% ../nbs/A8_corpora.ipynb #15e37d69
+# %% ../nbs/A8_corpora.ipynb #0863c767
 #| code-summary: renames what is whole and right
 def _settle(part, path, total, sha256):
     size = part.stat().st_size
@@ -240,7 +240,7 @@ def _settle(part, path, total, sha256):
         raise ValueError(f"{path.name}: sha256 {found}, expected {sha256}")
     os.replace(part, path)
 
-# %% ../nbs/A8_corpora.ipynb #72702641
+# %% ../nbs/A8_corpora.ipynb #75b53b7c
 def download(
     url: str,
     path: str | os.PathLike,  # where it is to lie
@@ -267,7 +267,7 @@ def download(
     _settle(part, path, total, sha256)
     return path
 
-# %% ../nbs/A8_corpora.ipynb #f6091d6a
+# %% ../nbs/A8_corpora.ipynb #8234de68
 def hub(
     name: str,  # owner/data set/path of the file
     revision: str = "main",  # a branch, or better a commit
@@ -292,7 +292,7 @@ def hub(
     path = home / parts[0] / parts[1] / revision / parts[2]
     yield from read_path(download(url, path, sha256), **options)
 
-# %% ../nbs/A8_corpora.ipynb #6c5928af
+# %% ../nbs/A8_corpora.ipynb #c5a39d06
 def documents(
     source: str | os.PathLike,  # a name, "hub:…", a file or a folder
     n: int | None = None,  # at most so many; None: all
@@ -318,7 +318,7 @@ def documents(
         yield text
     expect.that(found, f"the corpus is empty: {name} holds no text")
 
-# %% ../nbs/A8_corpora.ipynb #e7985c66
+# %% ../nbs/A8_corpora.ipynb #bc8389cb
 class TokenHeader(NamedTuple):
     "The first 64 bytes of a token file: what the others are."
 
@@ -364,14 +364,14 @@ class TokenHeader(NamedTuple):
 
 MAGIC, VERSION, LAYOUT = b"TFTOKENS", 1, struct.Struct("<8sIIQQ32s")
 
-# %% ../nbs/A8_corpora.ipynb #233d9063
+# %% ../nbs/A8_corpora.ipynb #acfd46cd
 def tokenizer_hash(tokenizer: Tokenizer) -> bytes:
     "32 bytes that differ for tokenizers that differ."
     expect.kind(Tokenizer, tokenizer=tokenizer)
     body = json.dumps(pack(tokenizer.vocab), sort_keys=True)
     return hashlib.sha256(body.encode()).digest()
 
-# %% ../nbs/A8_corpora.ipynb #1e405d35
+# %% ../nbs/A8_corpora.ipynb #fd263bf3
 class Encode:
     "Texts to the bytes of their ids; travels to other processes."
 
@@ -388,7 +388,7 @@ class Encode:
         return np.concatenate([np.array(row, f"<u{self.width}")
                                for row in rows]).tobytes(), lengths
 
-# %% ../nbs/A8_corpora.ipynb #0109aa00
+# %% ../nbs/A8_corpora.ipynb #60163b13
 def gather(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters
@@ -407,7 +407,7 @@ def gather(
     if held:
         yield held
 
-# %% ../nbs/A8_corpora.ipynb #1fb8589e
+# %% ../nbs/A8_corpora.ipynb #e2a036c2
 #| code-summary: what a process is given when it starts, and what it does
 _job = None
 
@@ -420,7 +420,7 @@ def _take_job(function):
 def _do_job(task):
     return _job(task)
 
-# %% ../nbs/A8_corpora.ipynb #d5af4026
+# %% ../nbs/A8_corpora.ipynb #d8a1818f
 def in_order(
     function: Callable,  # importable by other processes
     tasks: Iterable,
@@ -444,7 +444,7 @@ def in_order(
         while waiting:
             yield waiting.popleft().get()
 
-# %% ../nbs/A8_corpora.ipynb #caeaeb8f
+# %% ../nbs/A8_corpora.ipynb #57914cf8
 def fill_token_file(
     path: str | os.PathLike,
     parts: Iterable[tuple[bytes, list[int]]],  # as ``Encode`` makes them
@@ -467,7 +467,7 @@ def fill_token_file(
         file.seek(0)
         file.write(header.pack())
 
-# %% ../nbs/A8_corpora.ipynb #4a307acb
+# %% ../nbs/A8_corpora.ipynb #afedb710
 def write_tokens(
     path: str | os.PathLike,
     documents: Iterable[str],  # as ``documents`` gives them
@@ -486,7 +486,7 @@ def write_tokens(
     expect.write_files({Path(path): lambda beside: fill_token_file(
         beside, parts, encode.width, tokenizer_hash(tokenizer))})
 
-# %% ../nbs/A8_corpora.ipynb #8c13358c
+# %% ../nbs/A8_corpora.ipynb #ea25f411
 class TokenFile:
     """Ids on the disk, read where they are needed and nowhere else.
 
@@ -529,7 +529,7 @@ class TokenFile:
         start = int(self.ends[i - 1]) if i else 0
         return self.ids[start:int(self.ends[i])]
 
-# %% ../nbs/A8_corpora.ipynb #10eeb1f9
+# %% ../nbs/A8_corpora.ipynb #7d9222a1
 def shingles(
     text: str,
     n: int = 5,  # words in a row
@@ -541,7 +541,7 @@ def shingles(
         " ".join(words[i:i + n]).encode(), digest_size=8).digest())
         for i in runs}
 
-# %% ../nbs/A8_corpora.ipynb #5f40ccaa
+# %% ../nbs/A8_corpora.ipynb #0b9143ba
 #| code-summary: minima of the hashes, three to a band
 def _bands(runs, bands):
     "Equal bands are likely for sets that are alike, and for no others."
@@ -551,7 +551,7 @@ def _bands(runs, bands):
     return [(i, band.tobytes()) for i, band
             in enumerate(hashes.min(0).reshape(bands, 3))]
 
-# %% ../nbs/A8_corpora.ipynb #fdc64d27
+# %% ../nbs/A8_corpora.ipynb #12ead8f5
 def near_duplicates(
     texts: Iterable[str],
     alike: float = 0.5,  # from which share of common runs on

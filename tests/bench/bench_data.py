@@ -1,0 +1,104 @@
+"""What reading a batch costs beside a training step of it.
+
+    python -m tests.bench.bench_data        or --quick: that everything runs
+
+The step is that of a GPT of 6 layers, width 384 and 10,000 tokens, with
+PyTorch's AdamW and one thread; a batch has 8 x 256 places and comes from a token
+file on the disk. Both in processor time, in turn, in this process. The last
+rows compare a window with what indexing a tensor in memory costs, and say how
+fast text becomes a token file.
+"""
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+import timing  # noqa: E402
+from timing import AT_MOST  # noqa: E402
+
+from tformer.corpora import TokenFile, documents, write_tokens  # noqa: E402
+from tformer.data import Packed, Padded, Windows  # noqa: E402
+from tformer.gpt import GPT, GPTConfig  # noqa: E402
+from tformer.tokenizer import Tokenizer  # noqa: E402
+
+LENGTH, BATCH = 256, 8
+
+
+def training_step(vocab_size):
+    "A function that trains on a batch."
+    small = timing.quick
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(
+        vocab_size=vocab_size, d_model=32 if small else 384,
+        n_layers=1 if small else 6, n_heads=2 if small else 6,
+        max_len=LENGTH, dropout=0.0))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(batch):
+        logits = model(batch.ids, pos=batch.pos, mask=batch.mask)
+        loss = F.cross_entropy(logits.flatten(0, 1),
+                               batch.targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return step
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    timing.quick = parser.parse_args().quick
+    timing.keep_memory()
+    torch.set_num_threads(1)
+    texts = list(documents("pydocs", 300 if timing.quick else None))
+    tokenizer = Tokenizer.train(texts, 500 if timing.quick else 10_000)
+    print(f"processor time, one thread of {os.cpu_count()} cores, load "
+          f"{os.getloadavg()[0]:.1f}; torch {torch.__version__}, numpy "
+          f"{np.__version__}, Python {sys.version.split()[0]}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "docs.tok"
+        took = timing.once(lambda: write_tokens(path, texts, tokenizer))[0]
+        file = TokenFile(path, tokenizer)
+        loaders = {"Windows": Windows(file, LENGTH, BATCH),
+                   "Packed": Packed(file, LENGTH, BATCH),
+                   "Padded": Padded([file[i][:LENGTH + 1]
+                                     for i in range(len(file))],
+                                    max_tokens=LENGTH * BATCH)}
+        step = training_step(len(tokenizer))
+        timing.head(f"reading {BATCH} x {LENGTH} tokens / a training step")
+        for name, loader in loaders.items():
+            batches = itertools.count()
+            read, n = timing.repeated(
+                lambda: loader.batch_at(next(batches)), 0.2)
+            batch = loader.batch_at(0)
+            t = timing.in_turn({"read": read, "step": lambda: step(batch)},
+                               5, time.process_time)
+            timing.row(f"{name} / a step", t["read"] / n / t["step"],
+                       (AT_MOST, 0.01), f"{1e6 * t['read'] / n:,.0f} µs of "
+                       f"{1e3 * t['step']:,.0f} ms")
+        ids = torch.from_numpy(np.asarray(file.ids, np.int64))
+        start = torch.randint(len(ids) - LENGTH, (BATCH, 1))
+        plain, n = timing.repeated(
+            lambda: ids[start + torch.arange(LENGTH + 1)], 0.2)
+        read, m = timing.repeated(
+            lambda: loaders["Windows"].batch_at(7), 0.2)
+        t = timing.in_turn({"read": read, "plain": plain}, 5,
+                           time.process_time)
+        timing.row("Windows / indexing a tensor in memory",
+                   t["read"] / m / (t["plain"] / n), None,
+                   f"{1e6 * t['read'] / m:,.0f} µs")
+        size = sum(map(len, texts))
+        print(f"\na token file of {size / 1e6:.1f} MB of text took "
+              f"{took:.2f} s: {size / 1e6 / took:.1f} MB/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,468 @@
+"""Sources of texts, downloads that break, token files, near-duplicates."""
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import plain_only
+from tformer import corpora, stories
+from tformer.corpora import (
+    Encode, TokenFile, TokenHeader, documents, download, gather, hub,
+    in_order, near_duplicates, pydocs, read_jsonl, read_parquet, read_path,
+    read_texts, shingles, tokenizer_hash, write_tokens)
+from tformer.tokenizer import Tokenizer, Vocabulary
+
+BYTES = Tokenizer(Vocabulary([]))
+END = Tokenizer(Vocabulary([(b"a", b"b")], ["<|end|>"]))
+
+
+# --- files
+
+@given(texts=st.lists(st.text(st.characters(
+    exclude_categories=["Cs"], exclude_characters="\x1e")), min_size=1),
+    size=st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_a_file_is_cut_where_the_separator_stands(tmp_path_factory, texts,
+                                                  size):
+    path = tmp_path_factory.mktemp("texts") / "a.txt"
+    separator = "\x1e" * (size % 2 + 1)
+    path.write_text(separator.join(texts) + "!", "utf-8", newline="")
+    found = list(read_texts(path, separator))
+    assert found == [*texts[:-1], texts[-1] + "!"]
+    assert "".join(read_texts(path)) == separator.join(texts) + "!"
+
+
+def test_a_separator_may_lie_across_blocks(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("one<END>two<END>three", "utf-8")
+    read = corpora.read_file
+    for size in range(1, 12):
+        monkeypatch.setattr(corpora, "read_file",
+                            lambda path, n=size: read(path, n))
+        assert list(read_texts(path, "<END>")) == ["one", "two", "three"]
+
+
+def test_jsonl_holds_objects_or_strings_and_names_the_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\nb", "n": 1}\n\n"c"\n', "utf-8")
+    assert list(read_jsonl(path)) == ["a\nb", "c"]
+    for line in ('{"txt": "a"}', '{"text": 3}', "{", "[1]", "\xff"):
+        path.write_text('"good"\n' + line + "\n", "utf-8")
+        with pytest.raises(ValueError, match="line 2: no text in 'text'"):
+            list(read_jsonl(path))
+    path.write_text('{"body": "x"}', "utf-8")
+    assert list(documents(path, field="body")) == ["x"]
+
+
+def test_parquet_is_read_by_rows(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    path, texts = tmp_path / "a.parquet", [f"text {i}" for i in range(2500)]
+    parquet.write_table(pa.table({"text": texts, "n": range(2500)}), path)
+    assert list(read_parquet(path)) == list(documents(path)) == texts
+    with pytest.raises(ValueError, match="a column of .*'text', 'n'"):
+        list(read_parquet(path, "body"))
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"tformer\[data\]"):
+        list(read_parquet(tmp_path / "a.parquet"))
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path):
+    for name in ("b.txt", "a.md", "sub/c.txt", "x.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name, "utf-8")
+    assert list(documents(tmp_path)) == ["a.md", "b.txt", "sub/c.txt"]
+    assert list(read_path(tmp_path / "x.bin")) == ["x.bin"]
+
+
+@pytest.mark.parametrize("make, error, says", [
+    (lambda p: documents(p / "none.txt"), FileNotFoundError, "no such file"),
+    (lambda p: documents("storys"), FileNotFoundError, "storys"),
+    (lambda p: documents(p / "empty.txt"), ValueError, "is empty"),
+    (lambda p: documents(p / "blank.txt"), ValueError,
+     "the corpus is empty: .* holds no text"),
+    (lambda p: documents(p / "folder"), ValueError, "the corpus is empty"),
+    (lambda p: documents(p / "latin.txt"), ValueError, "not UTF-8"),
+    (lambda p: documents("stories", 0), ValueError, "n must be"),
+    (lambda p: documents("hub:only/two"), ValueError, "hub:owner/dataset"),
+    (lambda p: documents("hub:a/b/../../c"), ValueError, "hub:owner"),
+    (lambda p: read_texts(p / "blank.txt", ""), ValueError, "separator"),
+])
+def test_bad_sources_are_refused(tmp_path, make, error, says):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(error, match=says):
+        list(make(tmp_path))
+
+
+# --- corpora that are always there
+
+def test_stories_are_those_of_the_grammar():
+    assert list(documents("stories", 20)) == list(stories.generate(20))
+    assert list(documents("stories", 5, seed=3, level=2)) == list(
+        stories.generate(5, 3, 2))
+    assert sum(1 for _ in documents("stories", 10, level=3)) == 10
+
+
+def test_pydocs_are_many_distinct_and_in_one_order():
+    texts = list(pydocs())
+    assert len(texts) > 1000 and sum(map(len, texts)) > 400_000
+    assert texts == list(documents("pydocs"))
+    heads = [text.split("\n")[0] for text in texts]
+    assert len(set(heads)) > 0.99 * len(heads)
+    entry = texts[heads.index("textwrap.indent")]
+    import inspect
+    import textwrap
+    assert inspect.cleandoc(textwrap.indent.__doc__) in entry
+    assert not any("object at 0x" in text for text in texts)
+    out = subprocess.run(       # the same in another process
+        [sys.executable, "-c", "import hashlib; from tformer.corpora import "
+         "pydocs; print(hashlib.sha256(''.join(pydocs()).encode())"
+         ".hexdigest())"], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == hashlib.sha256(
+        "".join(texts).encode()).hexdigest() and not out.stderr
+
+
+# --- downloads
+
+BODY = random.Random(0).randbytes(300_000)
+RIGHT = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.fixture
+def server():
+    "A server on this machine, whose moods can be set."
+    class Handler(BaseHTTPRequestHandler):
+        body, tag, most, ranges = BODY, '"one"', 10 ** 9, True
+        asked, codes = [], []
+
+        def do_GET(self):
+            cls, start = type(self), 0
+            if self.path.endswith("missing"):
+                return self.send_error(404)
+            said = self.headers.get("Range")
+            if said and cls.ranges and (
+                    self.headers.get("If-Range") == cls.tag):
+                start = int(said.removeprefix("bytes=")[:-1])
+            cls.asked.append(said)
+            code = 206 if start else 200
+            cls.codes.append(code)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(cls.body) - start))
+            self.send_header("ETag", cls.tag)
+            self.end_headers()
+            try:
+                self.wfile.write(cls.body[start:start + cls.most])
+            except OSError:
+                pass
+
+        def log_message(self, *args):
+            pass
+
+    Handler.asked, Handler.codes = [], []
+    made = ThreadingHTTPServer(("localhost", 0), Handler)
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    Handler.url = f"http://localhost:{made.server_port}"
+    yield Handler
+    made.shutdown()
+    made.server_close()
+
+
+def test_a_download_is_there_in_full_and_asked_for_once(server, tmp_path):
+    path = tmp_path / "deep" / "a.txt"
+    assert download(f"{server.url}/a", path, RIGHT) == path
+    assert path.read_bytes() == BODY
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+    n = len(server.asked)
+    download(f"{server.url}/a", path, RIGHT)
+    download(f"{server.url}/a", path)
+    assert len(server.asked) == n
+
+
+def test_a_broken_download_goes_on_where_it_broke(server, tmp_path):
+    server.most = 70_000
+    path = tmp_path / "a.txt"
+    with pytest.raises(ConnectionError,
+                       match="broke at 140,000 of 300,000 bytes; call again"):
+        download(f"{server.url}/a", path, RIGHT, tries=2)
+    assert not path.exists()
+    part, = tmp_path.iterdir()
+    assert part.read_bytes() == BODY[:140_000]
+    assert download(f"{server.url}/a", path, RIGHT).read_bytes() == BODY
+    assert [r for r in server.asked if r] == [
+        f"bytes={n}-" for n in (70_000, 140_000, 210_000, 280_000)]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_server_without_ranges_sends_all_again(server, tmp_path):
+    server.most, server.ranges = 70_000, False
+    path = tmp_path / "a.txt"
+    with pytest.raises(ConnectionError, match="70,000 of 300,000"):
+        download(f"{server.url}/a", path, RIGHT)
+    server.most = 10 ** 9
+    assert download(f"{server.url}/a", path, RIGHT).read_bytes() == BODY
+
+
+def test_halves_of_two_files_are_never_joined(server, tmp_path):
+    server.most = 70_000
+    path = tmp_path / "a.txt"
+    with pytest.raises(ConnectionError):
+        download(f"{server.url}/a", path, tries=1)
+    server.most, server.tag = 10 ** 9, '"two"'
+    server.body = bytes(len(BODY))          # replaced, of equal size
+    assert download(f"{server.url}/a", path).read_bytes() == server.body
+
+
+def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"the old file")
+    with pytest.raises(ValueError, match=f"a.txt: sha256 {RIGHT}, expected 0"):
+        download(f"{server.url}/a", path, "0" * 64)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"the old file"]
+
+
+def test_what_is_not_there_says_so(server, tmp_path):
+    with pytest.raises(FileNotFoundError, match="answers 404"):
+        download(f"{server.url}/missing", tmp_path / "a")
+    server.url_off = "http://localhost:1/a"
+    with pytest.raises(ConnectionError, match=(
+            r'without a network there is documents\("stories"\)')):
+        download(server.url_off, tmp_path / "a")
+    with pytest.raises(ConnectionError, match="stories"):
+        list(documents("hub:o/d/f.txt", server="http://localhost:1",
+                       folder=tmp_path))
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_file_of_the_hub_is_kept(server, tmp_path, monkeypatch):
+    server.body = b'{"text": "from afar"}\n'
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path))
+    for _ in range(2):
+        assert list(documents("hub:own/set/some/f.jsonl",
+                              server=server.url, revision="v1")) == [
+            "from afar"]
+    assert (tmp_path / "own/set/v1/some/f.jsonl").exists()
+    assert len(server.asked) == 2           # its size, then itself
+    with pytest.raises(ValueError, match="sha256"):
+        list(hub("own/set/f.jsonl", sha256="0" * 64, server=server.url))
+
+
+# --- token files
+
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])),
+                      min_size=1).filter(any), end=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_token_file_holds_the_documents(tmp_path_factory, texts, end):
+    path = tmp_path_factory.mktemp("tokens") / "a.tok"
+    write_tokens(path, texts, END, end="<|end|>" if end else None)
+    file = TokenFile(path, END)
+    texts = [text for text in texts if text]
+    rows = [END.encode(text, disallowed_special=()) + [257] * end
+            for text in texts]
+    assert [file[i].tolist() for i in range(len(file))] == rows
+    assert file.ids.tolist() == [i for row in rows for i in row]
+    assert file.lengths.tolist() == [len(row) for row in rows]
+    assert file.starts.tolist() == [sum(map(len, rows[:i]))
+                                    for i in range(len(rows))]
+    assert file[-1].tolist() == rows[-1]
+    with pytest.raises(IndexError):
+        file[len(rows)]
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path):
+    write_tokens(tmp_path / "a", ["x<|end|>y"], END, end="<|end|>")
+    ids = TokenFile(tmp_path / "a", END).ids
+    assert ids.tolist().count(257) == 1 and ids[-1] == 257
+    with pytest.raises(ValueError, match="no token"):
+        write_tokens(tmp_path / "b", ["x"], END, end="<|none|>")
+
+
+def test_ids_take_two_bytes_or_four(tmp_path):
+    for size, width in ((65_536, 2), (65_537, 4)):
+        wide = Tokenizer(Vocabulary([], {"<|last|>": size - 1}))
+        assert wide.vocab_size == size
+        write_tokens(tmp_path / "a", ["ab"], wide, end="<|last|>")
+        file = TokenFile(tmp_path / "a", wide)
+        assert file.header.width == file.ids.itemsize == width
+        assert file.ids.tolist() == [97, 98, size - 1]
+        assert (tmp_path / "a").stat().st_size == 64 + 8 * (
+            1 if width == 2 else 2) + 8
+
+
+def test_a_foreign_or_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "a.tok"
+    write_tokens(path, ["some text", "and more"], BYTES)
+    with pytest.raises(ValueError, match="written with another tokenizer"):
+        TokenFile(path, END)
+    assert len(TokenFile(path)) == 2        # not compared
+    whole = path.read_bytes()
+    for n in range(len(whole)):
+        path.write_bytes(whole[:n])
+        with pytest.raises(ValueError, match="is truncated|is no token file"):
+            TokenFile(path, BYTES)
+    for damaged, says in (
+            (whole + b"x", "damaged: 121 bytes of 120"),
+            (whole.replace(b"TFTOKENS", b"TFTOKENZ"), "no token file"),
+            (whole[:8] + b"\2" + whole[9:], "version 2, expected 1"),
+            (bytes(64) + whole[64:], "no token file"),
+            (b"some text, longer than a header of " * 9, "no token file")):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=says):
+            TokenFile(path, BYTES)
+    with pytest.raises(FileNotFoundError):
+        TokenFile(tmp_path / "none")
+
+
+def test_a_failure_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.tok"
+    write_tokens(path, ["the old text"], BYTES)
+    old = path.read_bytes()
+
+    def broken():
+        yield "x" * 3_000_000
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        write_tokens(path, broken(), BYTES)
+    for texts in ([], ["", ""]):
+        with pytest.raises(ValueError, match="the corpus is empty"):
+            write_tokens(path, texts, BYTES)
+    with pytest.raises(ValueError, match="text must be a str"):
+        write_tokens(path, [b"bytes"], BYTES)
+    assert path.read_bytes() == old and len(list(tmp_path.iterdir())) == 1
+
+
+def test_tokenizers_that_differ_have_other_hashes():
+    some = [Vocabulary([]), Vocabulary([(b"a", b"b")]),
+            Vocabulary([(b"b", b"a")]), Vocabulary([], ["<|end|>"]),
+            Vocabulary([], ["<|eos|>"])]
+    assert len({tokenizer_hash(Tokenizer(v)) for v in some}) == 5
+    assert tokenizer_hash(END) == tokenizer_hash(
+        Tokenizer(Vocabulary([(b"a", b"b")], ["<|end|>"])))
+    with pytest.raises(ValueError, match="tokenizer must be Tokenizer"):
+        tokenizer_hash("gpt2")
+
+
+def test_tasks_come_back_in_order_and_few_are_under_way():
+    seen = []
+
+    def tasks():
+        for i in range(60):
+            seen.append(i)
+            yield str(i)
+
+    for i, found in enumerate(in_order(int, tasks(), workers=2)):
+        assert found == i and len(seen) <= i + 6
+    assert len(seen) == 60
+    with pytest.raises(ValueError, match="workers"):
+        list(in_order(int, [], workers=0))
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(in_order(int, ["1", "x"], workers=2))
+
+
+@plain_only
+def test_processes_write_the_same_file(tmp_path):
+    texts = list(documents("pydocs", 300)) * 12
+    tokenizer = Tokenizer.train(texts[:100], 400)
+    for workers in (1, 2):
+        write_tokens(tmp_path / f"{workers}", texts, tokenizer,
+                     workers=workers)
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+    assert (tmp_path / "1").stat().st_size > 400_000
+
+
+def test_gather_fills_tasks():
+    made = list(gather(["abc", "", "de", "f" * 9, "g"], 5))
+    assert made == [["abc", "de"], ["f" * 9], ["g"]]
+    ids, lengths = Encode(BYTES)(["ab", "c"])
+    assert np.frombuffer(ids, "<u2").tolist() == [97, 98, 99]
+    assert lengths == [2, 1]
+
+
+PEAK = """
+import resource, sys
+from tformer.corpora import *
+from tformer.tokenizer import Tokenizer
+unit = "".join(f"word{i} and some more of it. " for i in range(40))
+def texts(size):
+    for i in range(size // len(unit)):
+        yield f"{i} {unit}"
+tokenizer = Tokenizer.train([unit], 500)
+write_tokens(sys.argv[1], texts(int(sys.argv[2])), tokenizer)
+header = TokenHeader.read(sys.argv[1])
+print(header.n_ids, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@plain_only
+@pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes")
+def test_the_memory_of_writing_does_not_grow(tmp_path):
+    peak, n_ids = {}, {}
+    for megabytes in (5, 20, 80):
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(tmp_path / "a.tok"),
+             str(megabytes * 1_000_000)], capture_output=True, text=True,
+            check=True)
+        n_ids[megabytes], peak[megabytes] = map(int, done.stdout.split())
+    assert n_ids[80] > 15.9 * n_ids[5]
+    assert peak[80] - peak[5] < 8_000       # kilobytes, for 75 MB more
+
+
+# --- near-duplicates
+
+def runs_of(text, n=5):
+    words = text.lower().split()
+    return {tuple(words[i:i + n]) for i in range(max(1, len(words) - n + 1))}
+
+
+def slow_pairs(texts, alike):
+    runs = [runs_of(text) for text in texts]
+    scores = {(i, j): len(runs[i] & runs[j]) / len(runs[i] | runs[j])
+              for i, j in combinations(range(len(texts)), 2)}
+    return {pair: score for pair, score in scores.items() if score >= alike}
+
+
+def test_near_duplicates_are_those_of_all_pairs():
+    texts = list(documents("pydocs", 250))
+    dice = random.Random(1)
+    for text in texts[:30]:
+        words = text.split()
+        for i in dice.sample(range(len(words)), len(words) // 30):
+            words[i] = "changed"
+        texts.append(" ".join(words))
+    slow = slow_pairs(texts, 0.6)
+    found = {(i, j): score for i, j, score in near_duplicates(texts, 0.6)}
+    assert found == slow and len(slow) >= 20
+    few = slow_pairs(texts, 0.3)
+    loose = {(i, j) for i, j, _ in near_duplicates(texts, 0.3)}
+    assert loose <= {*few} and len(loose) > 0.8 * len(few)
+
+
+def test_equal_and_short_texts_are_compared():
+    assert near_duplicates(["one two", "One  TWO", "two one", "x"]) == [
+        (0, 1, 1.0)]
+    assert near_duplicates(["", " ", "a"]) == [(0, 1, 1.0)]
+    assert near_duplicates([]) == []
+    assert len(shingles("a b c d e f g")) == 3
+    assert json.loads(json.dumps(near_duplicates(["a"] * 3))) == [
+        [0, 1, 1.0], [0, 2, 1.0], [1, 2, 1.0]]
+
+
+def test_nothing_is_downloaded_into_the_home_folder_by_tests():
+    assert not os.path.exists(os.path.expanduser("~/.cache/tformer/own"))
