@@ -3,6 +3,7 @@
 A record is a CSV in tformer/records/, which travels with the package. A script
 writes it after every row, and the next run goes on after the rows it finds.
 """
+import argparse
 import csv
 import datetime
 import platform
@@ -58,6 +59,40 @@ def sort_by(rows, order, name="variant"):
     "Rows in the order of their variants, and of the seeds in each."
     order = list(order)
     return sorted(rows, key=lambda r: (order.index(r[name]), int(r["seed"])))
+
+
+def arguments(doc, steps, out):
+    "The command line of an experiment."
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--again", action="store_true",
+                        help="train those too that the file has")
+    parser.add_argument("--out", type=Path, default=RECORDS / out)
+    return parser.parse_args()
+
+
+def run(cases, train, args):
+    """Train each case with each seed, and write the row after each.
+
+    A case is a dict of columns; ``train(steps=…, seed=…, **case)``
+    returns further columns. Rows that the file has are not made again.
+    """
+    rows = [] if args.again else [
+        row for row in read(args.out) if row["steps"] == str(args.steps)]
+    jobs = [case | {"seed": seed, "steps": args.steps}
+            for case in cases for seed in range(args.seeds)]
+    keys = [tuple(str(v) for v in job.values()) for job in jobs]
+
+    def key(row):
+        return tuple(row[name] for name in jobs[0])
+    for job, wanted in zip(jobs, keys):
+        if wanted not in map(key, rows):
+            row = {k: str(v) for k, v in job.items()} | train(**job)
+            print(*row.values(), flush=True)
+            rows.append(row | about())
+            rows = [r for k in keys for r in rows if key(r) == k]
+            write(rows, args.out)
 
 
 class Stopwatch:

@@ -96,6 +96,9 @@ EXPECTED = {
     "TOY-14": TWO[5],
     "TOY-15": ONE_S[5] + TWO_S[5],
     "TOY-16": ONE_S[5] + TWO_S[5],
+    "TRN-05": [(2 * D(10).ln() - 4 * D("0.9999").ln()) / 6, D(10).ln()],
+    "TRN-12": [(1 - D("0.9") ** t) / (1 - D("0.999") ** t).sqrt()
+               for t in (1, 12, 1000)],
 }
 
 
@@ -105,6 +108,8 @@ def test_values_are_right(number):
     shown = numbers(number)[:len(exact)]
     if number == "TOY-15":
         shown = [n for n in numbers(number) if n > 2]
+    if number in ("TRN-05", "TRN-12"):
+        shown = [n for n in numbers(number) if n % 1]
     assert len(shown) == len(exact)
     for a, b in zip(shown, exact):
         assert close(a, b), f"{number}: {a} is printed, {b:.12g} is right"
@@ -324,3 +329,10 @@ def test_links_lead_to_places_that_exist():
         link[1:] not in anchors if link[0] == "#"
         else not (ROOT / "book" / link).is_file())]
     assert not missing
+
+
+def test_training_values_are_right():
+    for n in (4, 100):
+        assert close(numbers("TRN-07")[{4: 1, 100: 3}[n]], n * D(50).ln())
+    assert close(numbers("TRN-13")[-2],
+                 D("1e-8") / (1 - D("0.999")).sqrt())
