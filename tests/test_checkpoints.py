@@ -16,7 +16,8 @@ from safetensors import safe_open
 from conftest import ROOT, run
 from tformer import checkpoints
 from tformer.checkpoints import (
-    STATE, TENSORS, Checkpoints, History, Stream, expect_config, pack,
+    STATE, TENSORS, Checkpoints, History, Stream, TensorBoard,
+    expect_config, pack,
     random_state, read_checkpoint, set_random_state, unpack,
     write_checkpoint, write_folder)
 from tformer.data import Windows
@@ -357,6 +358,31 @@ def test_a_history_without_a_file():
     history.add({"step": 1})
     history.add({"step": 2, "new": 1.0})
     assert history.columns() == ["step", "new"]
+
+
+def test_tensorboard_is_asked_for_by_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"tformer\[log\]"):
+        TensorBoard(tmp_path)
+
+
+def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
+    said = []
+
+    class Writer:
+        def __init__(self, folder):
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, *values):
+            said.append(values)
+
+        def flush(self):
+            pass
+    fake = type(sys)("tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    TensorBoard(tmp_path)({"step": 3, "loss": 0.5, "lr": 0.1})
+    assert said == [("loss", 0.5, 3), ("lr", 0.1, 3)]
 
 
 def test_the_bench_runs():

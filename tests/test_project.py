@@ -20,6 +20,8 @@ ANYWHERE = {"plot", "stories", "expect"}    # importable from every chapter
 READ_AS = {"A4_models.ipynb": "08~", "A5_rebuild.ipynb": "12~",
            "A8_corpora.ipynb": "14~",
            "A7_caches.ipynb": "06~", "A10_trained.ipynb": "17~"}
+           "A8_corpora.ipynb": "14~", "A9_checkpoints.ipynb": "16~",
+           "A7_caches.ipynb": "06~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
            "safetensors"}

@@ -30,8 +30,8 @@ from tformer.minimal import MiniGPT, fit, read_record, windows
 from tformer.model import WEIGHTS, read_tensors
 from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
 from tformer.train import (
-    Stopped, Trainer, Update, Watch, accumulate, aside, compiled,
-    first_bad_layer, look, mean_loss, next_token_loss, recomputing)
+    Stopped, Trainer, Watch, accumulate, aside, compiled, first_bad_layer,
+    look, mean_loss, next_token_loss, recomputing, update)
 
 IDS = torch.randint(40, (2000,), generator=torch.Generator().manual_seed(0))
 
@@ -318,31 +318,6 @@ def test_rows_go_to_the_log_and_the_file(tmp_path):
                                                      "1.0"]
     assert all(float(line["loss"]) == row["loss"]
                for line, row in zip(lines, rows))
-
-
-def test_tensorboard_is_asked_for_by_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"tformer\[log\]"):
-        train.TensorBoard(tmp_path)
-
-
-def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
-    said = []
-
-    class Writer:
-        def __init__(self, folder):
-            assert folder == str(tmp_path)
-
-        def add_scalar(self, *values):
-            said.append(values)
-
-        def flush(self):
-            pass
-    fake = type(sys)("tensorboard")
-    fake.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    train.TensorBoard(tmp_path)({"step": 3, "loss": 0.5, "lr": 0.1})
-    assert said == [("loss", 0.5, 3), ("lr", 0.1, 3)]
 
 
 # --- what goes wrong in training
@@ -651,14 +626,13 @@ def test_the_best_checkpoint_stays(tmp_path):
     assert trainer.checkpoints.best == 4
 
 
-def test_an_update_remembers_its_optimizers():
+def test_an_update_by_itself():
     model = small()
-    update = Update(model, [AdamW(model.parameters(), 1e-2)])
-    first = update(1, [next(iter(batches()))])
-    assert first["step"] == 1 and first["lr"] == 1e-2
-    other = Update(small(), [torch.optim.SGD(small().parameters(), 0.1)])
-    with pytest.raises(ValueError, match="AdamW, not of SGD"):
-        other.load_state_dict(update.state_dict())
+    optimizer = AdamW(model.parameters(), 1e-2)
+    before = [p.clone() for p in model.parameters()]
+    row = update(model, [optimizer], [next(iter(batches()))])
+    assert row["step"] == 1 and row["lr"] == 1e-2 and row["norm"] > 0
+    assert not any(map(torch.equal, before, model.parameters()))
 
 
 def test_a_loss_with_options():

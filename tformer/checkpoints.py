@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['pack', 'unpack', 'random_state', 'set_random_state', 'write_folder', 'write_checkpoint', 'read_checkpoint',
-           'expect_config', 'Checkpoints', 'Stream', 'History']
+           'expect_config', 'Checkpoints', 'Stream', 'History', 'TensorBoard', 'save_training', 'load_training']
 
-# %% ../nbs/A9_checkpoints.ipynb #637ab951
+# %% ../nbs/A9_checkpoints.ipynb #43e40ab1
 #| code-fold: true
 #| code-summary: imports of the module
 import csv
@@ -28,7 +28,7 @@ from . import expect
 from .model import (
     CONFIG, WEIGHTS, load_weights, read_tensors, save_model)
 
-# %% ../nbs/A9_checkpoints.ipynb #25e2f8fc
+# %% ../nbs/A9_checkpoints.ipynb #e4320e54
 def pack(
     state: Any,  # dicts, lists, tuples, numbers, text, None, tensors
 ) -> tuple[dict[str, Tensor], Any]:
@@ -43,7 +43,8 @@ def pack(
         if isinstance(x, Tensor):
             same = x.data_ptr(), x.device, x.dtype, x.shape, x.stride()
             free = f"{at} {len(tensors)}" if at in tensors else at
-            name = known.setdefault(same if x.numel() else len(known), free)
+            same = same if x.numel() else len(known)
+            name = known.setdefault(same, free)
             tensors.setdefault(name, _alone(x))
             return {"$tensor": name}
         if type(x) in (list, tuple):
@@ -57,7 +58,7 @@ def pack(
             [walk(k, f"{at}, a key"), y] for k, y in inner]}
     return tensors, walk(state, "state")
 
-# %% ../nbs/A9_checkpoints.ipynb #d60d8e18
+# %% ../nbs/A9_checkpoints.ipynb #e6054054
 #| code-summary: what JSON can write by itself, and floats that it cannot
 def _plain(x, at):
     "Text, a switch, a number or None; NaN and infinities in words."
@@ -68,13 +69,13 @@ def _plain(x, at):
                 "holds: make it numbers, text, lists, dicts or tensors")
     return x
 
-# %% ../nbs/A9_checkpoints.ipynb #b7398234
+# %% ../nbs/A9_checkpoints.ipynb #7401cd0d
 #| code-summary: a tensor that owns its memory, as a file wants it
 def _alone(tensor):
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
-# %% ../nbs/A9_checkpoints.ipynb #d3593f24
+# %% ../nbs/A9_checkpoints.ipynb #393b180c
 def unpack(
     tensors: dict[str, Tensor],  # by their places
     rest: Any,  # as it was read from JSON
@@ -96,7 +97,7 @@ def unpack(
             return dict(items)
     return inner
 
-# %% ../nbs/A9_checkpoints.ipynb #df3b14e8
+# %% ../nbs/A9_checkpoints.ipynb #76d0eb63
 def random_state() -> dict[str, Any]:
     "Where Python's, NumPy's and PyTorch's generators stand."
     name, keys, *rest = np.random.get_state()
@@ -106,7 +107,7 @@ def random_state() -> dict[str, Any]:
             "numpy": [name, torch.tensor(keys.astype(np.int64)), *rest],
             "cuda": cuda}
 
-# %% ../nbs/A9_checkpoints.ipynb #fe25db85
+# %% ../nbs/A9_checkpoints.ipynb #afcf1699
 def set_random_state(
     state: dict[str, Any],  # of ``random_state``
 ) -> None:
@@ -118,7 +119,7 @@ def set_random_state(
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
 
-# %% ../nbs/A9_checkpoints.ipynb #e8397ee2
+# %% ../nbs/A9_checkpoints.ipynb #a64b69da
 def write_folder(
     folder: str | os.PathLike,  # not there yet
     write: Callable[[Path], Any],  # fills an empty folder
@@ -142,7 +143,7 @@ def write_folder(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
-# %% ../nbs/A9_checkpoints.ipynb #9db6a05a
+# %% ../nbs/A9_checkpoints.ipynb #560dd053
 #| code-summary: what is on its way to the disk arrives there
 def _sync(path):
     "Force a file, or the names in a folder, onto the disk."
@@ -152,11 +153,11 @@ def _sync(path):
     finally:
         os.close(handle)
 
-# %% ../nbs/A9_checkpoints.ipynb #c4425915
+# %% ../nbs/A9_checkpoints.ipynb #b14c6bf6
 #| code-summary: the files of a checkpoint
 STATE, TENSORS = "state.json", "state.safetensors"
 
-# %% ../nbs/A9_checkpoints.ipynb #40dbb6ed
+# %% ../nbs/A9_checkpoints.ipynb #3438adc5
 def write_checkpoint(
     folder: str | os.PathLike,  # not there yet
     model: nn.Module,
@@ -181,7 +182,7 @@ def write_checkpoint(
         (beside / STATE).write_text(json.dumps(rest), encoding="utf-8")
     write_folder(folder, write)
 
-# %% ../nbs/A9_checkpoints.ipynb #10d7df57
+# %% ../nbs/A9_checkpoints.ipynb #a9a9d235
 def read_checkpoint(
     folder: str | os.PathLike,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -194,7 +195,7 @@ def read_checkpoint(
     tensors, _ = read_tensors(folder / TENSORS)
     return weights, unpack(tensors, expect.json_object(folder / STATE))
 
-# %% ../nbs/A9_checkpoints.ipynb #b4987bf5
+# %% ../nbs/A9_checkpoints.ipynb #f99e0194
 def expect_config(
     model: nn.Module,
     folder: str | os.PathLike,  # of a checkpoint
@@ -210,7 +211,7 @@ def expect_config(
     expect.that(not differ, f"{folder} holds another model: "
                 + "; ".join(differ))
 
-# %% ../nbs/A9_checkpoints.ipynb #69c7f2b8
+# %% ../nbs/A9_checkpoints.ipynb #04e88a40
 class Checkpoints:
     """The checkpoints of one training: the last few, and the best.
 
@@ -281,7 +282,7 @@ class Checkpoints:
         load_weights(model, weights)
         return state
 
-# %% ../nbs/A9_checkpoints.ipynb #b6981fee
+# %% ../nbs/A9_checkpoints.ipynb #ccab823f
 class Stream:
     """Batches one after the other, from a place that can be saved.
 
@@ -318,7 +319,7 @@ class Stream:
             self.taken = state["taken"]
         self.take(state["taken"] - self.taken)
 
-# %% ../nbs/A9_checkpoints.ipynb #af3e2f91
+# %% ../nbs/A9_checkpoints.ipynb #60a22bf8
 class History:
     """Rows of numbers, one a step, in memory and in a CSV file.
 
@@ -360,3 +361,60 @@ class History:
                 for row in csv.DictReader(lines))
         self.rows = [row for row in rows if row["step"] <= step]
         expect.write_files({self.path: self.write})
+
+# %% ../nbs/A9_checkpoints.ipynb #9c422aa4
+class TensorBoard:
+    "Shows rows in TensorBoard: ``Trainer(log=TensorBoard(folder))``."
+
+    def __init__(self, folder: str | os.PathLike):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("TensorBoard is not here: pip install "
+                              "'tformer[log]'") from error
+        self.writer = SummaryWriter(str(folder))
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "step":
+                self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()
+
+# %% ../nbs/A9_checkpoints.ipynb #4d0e9ec1
+def save_training(
+    checkpoints: Checkpoints,
+    step: int,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    stream: Stream,
+    score: float | None = None,  # lower is better
+) -> None:
+    "All that a training is made of; the random generators, too."
+    kept = [{"kind": type(optimizer).__name__,
+             "state": optimizer.state_dict()} for optimizer in optimizers]
+    checkpoints.save(step, model, {
+        "optimizers": kept, "stream": stream.state_dict(),
+        "random": random_state()}, score)
+
+# %% ../nbs/A9_checkpoints.ipynb #da1c78ac
+def load_training(
+    checkpoints: Checkpoints,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    stream: Stream,
+    step: int | None = None,  # None: the last
+) -> int:
+    """Put a training back to where it was; the step.
+
+    ``ValueError`` for another model, other optimizers, other data.
+    """
+    state = checkpoints.load(model, step)
+    there = [part["kind"] for part in state["optimizers"]]
+    here = [type(optimizer).__name__ for optimizer in optimizers]
+    expect.that(there == here, "the checkpoint holds the state of "
+                f"{', '.join(there)}, not of {', '.join(here)}")
+    for optimizer, part in zip(optimizers, state["optimizers"]):
+        optimizer.load_state_dict(part["state"])
+    stream.load_state_dict(state["stream"])
+    set_random_state(state["random"])
+    return state["step"]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['next_token_loss', 'accumulate', 'mean_loss', 'recomputing', 'compiled', 'Watch', 'first_bad_layer', 'Stopped',
-           'blame', 'Update', 'aside', 'look', 'TensorBoard', 'Trainer']
+           'blame', 'update', 'aside', 'look', 'Trainer']
 
-# %% ../nbs/17_training.ipynb #dfc65001
+# %% ../nbs/17_training.ipynb #df111a82
 #| code-fold: true
 #| code-summary: imports of the module
 import contextlib
@@ -28,12 +28,13 @@ from tqdm import tqdm
 
 from . import expect
 from .checkpoints import (
-    Checkpoints, History, Stream, random_state, set_random_state)
+    Checkpoints, History, Stream, load_training, random_state,
+    save_training, set_random_state)
 from .optim import (
     AdamW, chunked_cross_entropy, clip_grad_norm, cross_entropy,
     param_groups, set_lr)
 
-# %% ../nbs/17_training.ipynb #87bbf8f1
+# %% ../nbs/17_training.ipynb #92bb0293
 def next_token_loss(
     model: nn.Module,
     batch: Any,  # a ``Batch``, or windows of ids (b, length + 1)
@@ -52,7 +53,7 @@ def next_token_loss(
         model.hidden(ids, **how), model.lm_head.weight, targets,
         bias=model.lm_head.bias, chunk=chunk)
 
-# %% ../nbs/17_training.ipynb #9d7d5763
+# %% ../nbs/17_training.ipynb #586e83e1
 #| code-summary: ids, targets, and what else the model is told
 def _taken_apart(batch):
     if isinstance(batch, Tensor):
@@ -61,7 +62,7 @@ def _taken_apart(batch):
     return batch.ids, batch.targets, {
         name: x for name, x in how.items() if x is not None}
 
-# %% ../nbs/17_training.ipynb #64b683bc
+# %% ../nbs/17_training.ipynb #29f79220
 def accumulate(
     model: nn.Module,
     batches: list,  # together one large batch
@@ -84,19 +85,19 @@ def accumulate(
         total = total + part.detach()
     return total
 
-# %% ../nbs/17_training.ipynb #41b1a6b9
+# %% ../nbs/17_training.ipynb #4c1f3ecb
 #| code-summary: what batches of other kinds count, and how they move
 def _count(batch):
     "The targets of a ``Batch``; anything else counts once."
     count = getattr(batch, "count", 1)
     return count if isinstance(count, int) else 1
 
-# %% ../nbs/17_training.ipynb #106c5ba7
+# %% ../nbs/17_training.ipynb #282f22f2
 #| code-summary: a batch where the model is
 def _to(batch, device):
     return batch.to(device) if hasattr(batch, "to") else batch
 
-# %% ../nbs/17_training.ipynb #27147fa7
+# %% ../nbs/17_training.ipynb #ce9df02e
 #| code-fold: true
 #| code-summary: mean_loss, to evaluate with
 @torch.no_grad()
@@ -114,7 +115,7 @@ def mean_loss(
     expect.that(counted, "there is nothing to evaluate on")
     return total / counted
 
-# %% ../nbs/17_training.ipynb #c14e4225
+# %% ../nbs/17_training.ipynb #1cb9451f
 @contextlib.contextmanager
 def recomputing(
     model: nn.Module,  # of blocks
@@ -135,7 +136,7 @@ def recomputing(
         for block in blocks:
             del block.forward
 
-# %% ../nbs/17_training.ipynb #e244448f
+# %% ../nbs/17_training.ipynb #5b0da282
 #| code-fold: true
 #| code-summary: compiled, or a sentence about what is missing
 def compiled(
@@ -153,7 +154,7 @@ def compiled(
                            "compile=False")
     return torch.compile(model)
 
-# %% ../nbs/17_training.ipynb #3ce04f78
+# %% ../nbs/17_training.ipynb #94c33e29
 class Watch:
     """Looks at each loss, and says what is wrong with it, if anything.
 
@@ -178,7 +179,9 @@ class Watch:
                 return f"the loss jumps from {usual:.3f} to {loss:.3f}"
         self.losses = [*recent, loss]
 
-# %% ../nbs/17_training.ipynb #38750633
+# %% ../nbs/17_training.ipynb #3450cffc
+#| code-fold: true
+#| code-summary: first_bad_layer, a hook on every module
 def first_bad_layer(
     model: nn.Module,
     compute: Callable[[], Any],  # a forward pass and a backward one
@@ -208,7 +211,7 @@ def first_bad_layer(
               if p.grad is not None and not p.grad.isfinite().all()]
     return found[0] if found else None
 
-# %% ../nbs/17_training.ipynb #b03c9297
+# %% ../nbs/17_training.ipynb #3779a27d
 #| code-fold: true
 #| code-summary: Stopped, the exception
 class Stopped(ArithmeticError):
@@ -222,13 +225,13 @@ class Stopped(ArithmeticError):
         super().__init__(problem)
         self.step, self.batches = step, batches
 
-# %% ../nbs/17_training.ipynb #dbe72a43
+# %% ../nbs/17_training.ipynb #f7ae27a2
 #| code-fold: true
 #| code-summary: blame, which puts batch and layer into words
 def blame(
     model: nn.Module,
-    compute: Callable[[Any], Any],  # forward and backward, of a batch
     batches: list,  # of one step
+    compute: Callable[[Any], Any],  # forward and backward, of a batch
 ) -> str:
     "Which of the batches went wrong, and in which layer, in words."
     for number, batch in enumerate(batches, start=1):
@@ -240,64 +243,44 @@ def blame(
     return (f"batch {number} of {len(batches)}, with the largest gradient "
             f"in {max(sizes, key=sizes.get)}")
 
-# %% ../nbs/17_training.ipynb #984cbf41
-@dataclass(eq=False)
-class Update:
-    """One step: gradients of some batches, clipped, and all optimizers.
+# %% ../nbs/17_training.ipynb #94d8224e
+def update(
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    batches: list,  # of this step
+    step: int = 1,  # 1, 2, …
+    *,
+    loss: Callable[[nn.Module, Any], Tensor] = next_token_loss,
+    schedule: Callable[[int], float] | None = None,
+    clip: float = math.inf,
+    precision: str | None = None,
+    watch: Callable[[float, float], str | None] | None = None,
+    run: nn.Module | None = None,  # the model, compiled
+) -> dict[str, float]:
+    """Gradients of some batches, clipped, and a step of all optimizers.
 
-    Reads one pair of numbers from the device, the loss and the norm.
-    ``Stopped`` if ``watch`` finds a problem, before a weight changes.
+    Two numbers are read from the device, the loss and the norm.
+    ``Stopped`` if ``watch`` finds a problem, before a weight moves.
     """
+    for optimizer in optimizers:
+        set_lr(optimizer, 1.0 if schedule is None else schedule(step))
+    model.zero_grad()
+    mean = accumulate(model if run is None else run, batches, loss,
+                      precision)
+    norm = clip_grad_norm(model.parameters(), clip)
+    mean, norm = torch.stack([mean.float(), norm.float()]).tolist()
+    if watch is not None and (problem := watch(mean, norm)):
+        where = blame(model, batches, lambda b: accumulate(
+            model, [b], loss, precision))
+        raise Stopped(f"{problem} at step {step}: {where}", step, batches)
+    for optimizer in optimizers:
+        optimizer.step()
+    lr = optimizers[0].param_groups[0]["lr"]
+    return {"step": step, "loss": mean, "norm": norm, "lr": lr}
 
-    model: nn.Module
-    optimizers: list[torch.optim.Optimizer]
-    loss: Callable = next_token_loss
-    schedule: Callable[[int], float] | None = None
-    clip: float = math.inf
-    precision: str | None = None
-    watch: Callable = field(default_factory=Watch)
-
-    def __call__(self, step: int, batches: list,
-                 run: nn.Module | None = None) -> dict[str, Any]:
-        "Do step 1, 2, …; its row.  ``run``: the model, compiled."
-        factor = 1.0 if self.schedule is None else self.schedule(step)
-        for optimizer in self.optimizers:
-            set_lr(optimizer, factor)
-        self.model.zero_grad()
-        loss = self.gradients(batches, run)
-        norm = clip_grad_norm(self.model.parameters(), self.clip)
-        loss, norm = torch.stack([loss.float(), norm.float()]).tolist()
-        if problem := self.watch(loss, norm):
-            where = blame(self.model, lambda b: self.gradients([b]), batches)
-            raise Stopped(f"{problem} at step {step}: {where}", step,
-                          batches)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        lr = self.optimizers[0].param_groups[0]["lr"]
-        return {"step": step, "loss": loss, "norm": norm, "lr": lr}
-
-    def gradients(self, batches: list,
-                  run: nn.Module | None = None) -> Tensor:
-        "Add the gradients of the batches; their loss."
-        return accumulate(self.model if run is None else run, batches,
-                          self.loss, self.precision)
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        "Of each optimizer its kind, and what it remembers."
-        return [{"kind": type(optimizer).__name__,
-                 "state": optimizer.state_dict()}
-                for optimizer in self.optimizers]
-
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        "``ValueError`` if other optimizers were saved."
-        there = [part["kind"] for part in state]
-        here = [type(optimizer).__name__ for optimizer in self.optimizers]
-        expect.that(there == here, "the checkpoint holds the state of "
-                    f"{', '.join(there)}, not of {', '.join(here)}")
-        for optimizer, part in zip(self.optimizers, state):
-            optimizer.load_state_dict(part["state"])
-
-# %% ../nbs/17_training.ipynb #4af63387
+# %% ../nbs/17_training.ipynb #4a2989c0
+#| code-fold: true
+#| code-summary: aside, which leaves no trace
 @contextlib.contextmanager
 def aside(
     model: nn.Module,
@@ -316,16 +299,16 @@ def aside(
         model.train(training)
         set_random_state(chance)
 
-# %% ../nbs/17_training.ipynb #c3b4fc56
+# %% ../nbs/17_training.ipynb #2ae77f99
 #| code-fold: true
 #| code-summary: look, which evaluates and samples
 def look(
     model: nn.Module,
-    evaluate: Callable | None = None,  # model -> numbers by name
-    sample: Callable | None = None,  # model -> text
+    evaluate: Callable[[nn.Module], dict] | None = None,
+    sample: Callable[[nn.Module], str] | None = None,
     path: str | os.PathLike | None = None,  # of a file for the text
 ) -> dict[str, float]:
-    "What ``evaluate`` says, as ``eval_…``; a sample is printed and kept."
+    "What ``evaluate`` says, as ``eval_…``; a sample is shown and kept."
     with aside(model):
         found = {} if evaluate is None else evaluate(model)
         text = None if sample is None else sample(model)
@@ -336,15 +319,16 @@ def look(
             Path(path).write_text(text, encoding="utf-8")
     return {f"eval_{name}": float(x) for name, x in found.items()}
 
-# %% ../nbs/17_training.ipynb #80cc3167
-#| code-summary: nobody else's training is written over
-def _expect_new(step, checkpoints):
-    there = checkpoints.steps() if checkpoints and not step else []
+# %% ../nbs/17_training.ipynb #051ec764
+#| code-summary: refuses to write over another training
+def _expect_new(trainer):
+    there = trainer.checkpoints.steps() if (
+        trainer.checkpoints and not trainer.step) else []
     expect.that(not there, "a training stands here already, up to step "
                 f"{max(there, default=0)}: resume() goes on with it; or "
                 "give another folder")
 
-# %% ../nbs/17_training.ipynb #b60e0423
+# %% ../nbs/17_training.ipynb #1e0209ea
 #| code-summary: refuses what a trainer cannot work with
 def _expect_trainer(t):
     expect.kind(nn.Module, model=t.model)
@@ -353,7 +337,7 @@ def _expect_trainer(t):
     expect.number("(0, inf)", lr=t.lr)
     expect.choice((None, "bf16"), precision=t.precision)
 
-# %% ../nbs/17_training.ipynb #68a0c93d
+# %% ../nbs/17_training.ipynb #1c100152
 #| code-summary: a list of optimizers; learning rates are above 0
 def _optimizers(given, model, lr):
     if given is None:
@@ -365,27 +349,7 @@ def _optimizers(given, model, lr):
             expect.number("(0, inf)", lr=float(group["lr"]))
     return found
 
-# %% ../nbs/17_training.ipynb #f0616717
-#| code-fold: true
-#| code-summary: TensorBoard, a function of rows
-class TensorBoard:
-    "Sends rows to TensorBoard: ``Trainer(log=TensorBoard(folder))``."
-
-    def __init__(self, folder: str | os.PathLike):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("TensorBoard is not here: pip install "
-                              "'tformer[log]'") from error
-        self.writer = SummaryWriter(str(folder))
-
-    def __call__(self, row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            if name != "step":
-                self.writer.add_scalar(name, value, row["step"])
-        self.writer.flush()
-
-# %% ../nbs/17_training.ipynb #5b6a89ba
+# %% ../nbs/17_training.ipynb #6c2027d1
 @dataclass(eq=False, repr=False)
 class Trainer:
     """Trains a model, keeps a record, and goes on where it was stopped.
@@ -421,55 +385,48 @@ class Trainer:
     def __post_init__(self):
         _expect_trainer(self)
         self.step, self.stream = 0, Stream(self.batches)
-        self.update = Update(
-            self.model, _optimizers(self.optimizer, self.model, self.lr),
-            self.loss, self.schedule, self.clip, self.precision, self.watch)
-        self.checkpoints, self.history = None, History()
-        if self.folder is not None:
-            self.checkpoints = Checkpoints(self.folder, self.keep)
-            self.history = History(Path(self.folder) / "history.csv")
+        self.optimizers = _optimizers(self.optimizer, self.model, self.lr)
+        folder = self.folder and Path(self.folder)
+        self.history = History(folder and folder / "history.csv")
+        self.checkpoints = folder and Checkpoints(folder, self.keep)
 
-    def fit(self) -> list[dict[str, Any]]:
+    def fit(self) -> list[dict[str, float]]:
         "Train until ``steps``; all rows of the history."
-        _expect_new(self.step, self.checkpoints)
+        _expect_new(self)
         run = compiled(self.model) if self.compile else self.model
         bar = tqdm(total=self.steps, initial=self.step, disable=None)
         self.model.train()
         with recomputing(self.model, self.recompute), bar:
             while self.step < self.steps:
                 batches = self.stream.take(self.accumulate)
-                row = self.update(self.step + 1, batches, run)
-                self.step += 1
-                self.note(row)
+                self.note(update(
+                    self.model, self.optimizers, batches, self.step + 1,
+                    loss=self.loss, schedule=self.schedule, run=run,
+                    clip=self.clip, precision=self.precision,
+                    watch=self.watch))
                 bar.update()
         return self.history.rows
 
-    def note(self, row: dict[str, Any]) -> None:
+    def note(self, row: dict[str, float]) -> None:
         "Into the history; every so often evaluate, sample and save."
+        self.step = row["step"]
         due = self.step % self.every == 0 or self.step == self.steps
         if due:
-            text = self.folder and (
-                Path(self.folder) / f"samples/step-{self.step:06d}.txt")
-            row |= look(self.model, self.evaluate, self.sample, text)
+            path = self.folder and os.path.join(
+                self.folder, f"samples/step-{self.step:06d}.txt")
+            row |= look(self.model, self.evaluate, self.sample, path)
         self.history.add(row)
         if self.log is not None:
             self.log(row)
-        if due and self.checkpoints is not None:
+        if due and self.folder:
             score = row.get(f"eval_{self.best}", row.get(self.best))
-            self.checkpoints.save(self.step, self.model, self.state(), score)
-
-    def state(self) -> dict[str, Any]:
-        "All that has to be kept beside the weights."
-        return {"update": self.update.state_dict(), "random": random_state(),
-                "stream": self.stream.state_dict()}
+            save_training(self.checkpoints, self.step, self.model,
+                          self.optimizers, self.stream, score)
 
     def resume(self) -> "Trainer":
         "Go on after the last checkpoint; begin anew if there is none."
-        if self.checkpoints is not None and self.checkpoints.steps():
-            state = self.checkpoints.load(self.model)
-            self.update.load_state_dict(state["update"])
-            self.stream.load_state_dict(state["stream"])
-            self.step = state["step"]
+        if self.folder and self.checkpoints.steps():
+            self.step = load_training(self.checkpoints, self.model,
+                                      self.optimizers, self.stream)
             self.history.until(self.step)
-            set_random_state(state["random"])
         return self
