@@ -972,8 +972,8 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_expect.py::test_a_writer_that_raises_changes_no_file"),
     # appendix A10
     ("the hash is not compared", "trained",
-     "expect.that(found == told[name], f",
-     "expect.that(found['bytes'] == told[name]['bytes'], f",
+     "expect.that(found == told[name],",
+     "expect.that(found['bytes'] == told[name]['bytes'],",
      "test_trained.py::test_an_altered_file_is_refused"),
     ("the card leaves a file out", "trained",
      'for name in FILES}}\n    text = json.dumps(card',
