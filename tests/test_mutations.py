@@ -1042,8 +1042,8 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_optim.py::test_a_bad_learning_rate_is_refused"),
     # appendix A10
     ("the hash is not compared", "trained",
-     "expect.that(found == told[name], f",
-     "expect.that(found['bytes'] == told[name]['bytes'], f",
+     "expect.that(found == told[name],",
+     "expect.that(found['bytes'] == told[name]['bytes'],",
      "test_trained.py::test_an_altered_file_is_refused"),
     ("the card leaves a file out", "trained",
      'for name in FILES}}\n    text = json.dumps(card',

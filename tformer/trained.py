@@ -265,8 +265,9 @@ def read_card(folder: str | os.PathLike) -> dict[str, Any]:
     expect.that(not missing, f"{folder} lacks {', '.join(missing)}")
     for name in FILES:
         found = fingerprint(folder / name)
-        expect.that(found == told[name], f"{folder / name} is not the file "
-                    f"that its card tells of: {_differ(found, told[name])}")
+        expect.that(found == told[name],
+                    f"{folder / name} is not the file that its card tells "
+                    f"of: {_differ(found, told[name])}")
     return card
 
 # %% ../nbs/A10_trained.ipynb #78e22d53
