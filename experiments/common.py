@@ -61,22 +61,6 @@ def sort_by(rows, order, name="variant"):
     return sorted(rows, key=lambda r: (order.index(r[name]), int(r["seed"])))
 
 
-<<<<<<< HEAD
-class Stopwatch:
-    "CPU seconds of this process while it runs: `with watch: …` adds them."
-
-    seconds = 0.0
-
-    def __enter__(self):
-        self.began = time.process_time()
-        return self
-
-    def __exit__(self, *problem):
-        self.seconds += time.process_time() - self.began
-
-
-=======
->>>>>>> h/train
 def arguments(doc, steps, out):
     "The command line of an experiment."
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
@@ -108,8 +92,6 @@ def run(cases, train, args):
             rows.append(row | about())
             rows = [r for k in keys for r in rows if key(r) == k]
             write(rows, args.out)
-<<<<<<< HEAD
-=======
 
 
 class Stopwatch:
@@ -123,4 +105,3 @@ class Stopwatch:
 
     def __exit__(self, *problem):
         self.seconds += time.process_time() - self.began
->>>>>>> h/train
