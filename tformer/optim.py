@@ -7,7 +7,7 @@ __all__ = ['TABLES', 'cross_entropy', 'kl_divergence', 'perplexity', 'bits_per_b
            'RMSProp', 'AdamW', 'param_groups', 'orthogonalize', 'Muon', 'hidden_matrices', 'warmup_cosine',
            'inverse_sqrt', 'warmup_stable_decay', 'set_lr', 'clip_grad_norm', 'mup_groups']
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #9897e1e6
+# %% ../nbs/16_objectives_and_optimizers.ipynb #884a453f
 #| code-fold: true
 #| code-summary: imports of the module
 import math
@@ -23,7 +23,7 @@ from .attend import no_autocast
 from .position import Embedding, LearnedPositions
 from .rotary import ShawRelative, T5Bias
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #6e3b1231
+# %% ../nbs/16_objectives_and_optimizers.ipynb #9cfbd8b3
 #| code-fold: true
 #| code-summary: refuses labels that the vocabulary does not have
 def _expect_labels(logits, targets, ignore, smoothing):
@@ -41,7 +41,7 @@ def _expect_labels(logits, targets, ignore, smoothing):
                     f"vocabulary: labels go from 0 to {n - 1}, and "
                     f"{ignore} marks what is not counted")
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #9fba3bbe
+# %% ../nbs/16_objectives_and_optimizers.ipynb #fcf0ddd4
 def cross_entropy(
     logits: Float[Tensor, "*b vocab"],  # scores of all ids
     targets: Int[Tensor, "*b"],  # the right ids
@@ -67,11 +67,7 @@ def cross_entropy(
     counted = targets != ignore
     return loss.where(counted, 0.0).sum() / counted.sum().clamp(min=1)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #6bb55eb5
-#| code-fold: true
-#| code-summary: kl_divergence, of two softmaxes
-#| code-fold: true
-#| code-summary: perplexity, the exponential of the loss
+# %% ../nbs/16_objectives_and_optimizers.ipynb #13495958
 def kl_divergence(
     reference: Float[Tensor, "*b vocab"],  # logits of p
     logits: Float[Tensor, "*b vocab"],  # logits of q
@@ -85,16 +81,18 @@ def kl_divergence(
     p = log_p.exp()
     return (p * (log_p - log_q)).where(p > 0, 0.0).sum(-1)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #b3066bee
+# %% ../nbs/16_objectives_and_optimizers.ipynb #47752903
 #| code-fold: true
-#| code-summary: bits_per_byte, of a loss in nats
+#| code-summary: perplexity, the exponential of the loss
 def perplexity(
     loss: float | Tensor,  # mean nats for each token
 ) -> float | Tensor:
     "Among so many equally likely tokens the model might as well guess."
     return loss.exp() if isinstance(loss, Tensor) else math.exp(loss)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #8ede1da3
+# %% ../nbs/16_objectives_and_optimizers.ipynb #d28b1c78
+#| code-fold: true
+#| code-summary: bits_per_byte, of a loss in nats
 def bits_per_byte(
     loss: float | Tensor,  # mean nats for each token
     bytes_per_token: float = 1.0,  # of the text that was scored
@@ -103,7 +101,7 @@ def bits_per_byte(
     expect.number("(0, inf)", bytes_per_token=bytes_per_token)
     return loss / math.log(2) / bytes_per_token
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #1154c99c
+# %% ../nbs/16_objectives_and_optimizers.ipynb #e34ef08a
 #| code-fold: true
 #| code-summary: one chunk: its losses, and p − y in the place of logits
 def _loss_and_error(logits, targets, smoothing):
@@ -120,7 +118,7 @@ def _loss_and_error(logits, targets, smoothing):
         error.sub_(smoothing / logits.shape[-1])
     return loss.masked_fill(at[:, 0] != targets, math.nan), error
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #59355f6e
+# %% ../nbs/16_objectives_and_optimizers.ipynb #155766cf
 #| code-fold: true
 #| code-summary: all chunks, with their gradients
 class _Chunked(torch.autograd.Function):
@@ -170,7 +168,7 @@ class _Chunked(torch.autograd.Function):
                  for g in ctx.saved_tensors]
         return *grads, *[None] * 5
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #59102e3b
+# %% ../nbs/16_objectives_and_optimizers.ipynb #87b2c71b
 #| code-fold: true
 #| code-summary: refuses a head that does not fit
 def _expect_head(hidden, weight, bias, targets, ignore, smoothing):
@@ -179,7 +177,7 @@ def _expect_head(hidden, weight, bias, targets, ignore, smoothing):
     no_logits = hidden[..., :1].expand(*hidden.shape[:-1], len(weight))
     _expect_labels(no_logits, targets, ignore, smoothing)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #09182b4a
+# %% ../nbs/16_objectives_and_optimizers.ipynb #02692aa7
 def chunked_cross_entropy(
     hidden: Float[Tensor, "*b d"],  # what goes into lm_head
     weight: Float[Tensor, "vocab d"],  # lm_head.weight
@@ -206,7 +204,7 @@ def chunked_cross_entropy(
             hidden.flatten(0, -2).to(kind), *head, targets.flatten(),
             chunk, torch.is_grad_enabled(), ignore, smoothing)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #11a4ab0d
+# %% ../nbs/16_objectives_and_optimizers.ipynb #549ad7fa
 #| code-fold: true
 #| code-summary: Optimizer, what all of them share: groups, state, refusals
 class Optimizer(torch.optim.Optimizer):
@@ -260,7 +258,7 @@ class Optimizer(torch.optim.Optimizer):
             self.state[p]["step"] = int(self.state[p].get("step", 0)) + 1
         return [self.state[p]["step"] for p in params]
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #cf3fe3ff
+# %% ../nbs/16_objectives_and_optimizers.ipynb #219a1b84
 class SGD(Optimizer):
     """Gradient descent, with Polyak's (1964) momentum if it is above 0.
 
@@ -283,7 +281,7 @@ class SGD(Optimizer):
             grads = ball
         torch._foreach_add_(params, grads, alpha=-group["lr"])
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #f3b428ad
+# %% ../nbs/16_objectives_and_optimizers.ipynb #70ca3131
 class RMSProp(Optimizer):
     """Each step divided by the running size of its gradient.
 
@@ -302,7 +300,7 @@ class RMSProp(Optimizer):
         torch._foreach_add_(size, group["eps"])
         torch._foreach_addcdiv_(params, grads, size, -group["lr"])
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #4bcde057
+# %% ../nbs/16_objectives_and_optimizers.ipynb #d1ca1501
 class AdamW(Optimizer):
     """Adam (Kingma and Ba, 2015) with decoupled weight decay.
 
@@ -338,7 +336,7 @@ class AdamW(Optimizer):
         torch._foreach_addcdiv_(
             params, m, size, [-lr * s2 / s1 for s1, s2 in seen])
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #a6f01d74
+# %% ../nbs/16_objectives_and_optimizers.ipynb #183846d3
 #| code-fold: true
 #| code-summary: which parameters are tables, looked up by row
 TABLES = (nn.Embedding, Embedding, LearnedPositions, ShawRelative, T5Bias)
@@ -349,7 +347,7 @@ def _tables(model):
     return {p for module in model.modules() if isinstance(module, TABLES)
             for p in module.parameters()}
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #f65a3077
+# %% ../nbs/16_objectives_and_optimizers.ipynb #37e72ca0
 def param_groups(
     model: nn.Module,
     weight_decay: float,  # of the matrices that multiply
@@ -367,7 +365,7 @@ def param_groups(
     return [{"params": params, "weight_decay": rate} for params, rate in
             ((decay, weight_decay), (rest, 0.0)) if params]
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #bef51130
+# %% ../nbs/16_objectives_and_optimizers.ipynb #c6a58285
 def orthogonalize(
     matrix: Float[Tensor, "m n"],  # of any scale
     steps: int = 5,  # of the iteration
@@ -388,7 +386,7 @@ def orthogonalize(
         x = torch.addmm(x, inner, x, beta=3.4445)
     return x.mT if tall else x
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #bb62d258
+# %% ../nbs/16_objectives_and_optimizers.ipynb #9a793bff
 class Muon(Optimizer):
     """Momentum, orthogonalized, for matrices (Jordan et al., 2024).
 
@@ -421,9 +419,7 @@ class Muon(Optimizer):
                      else max(1, rows / cols) ** 0.5)
             p.add_(orthogonalize(way), alpha=-lr * scale)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #2d61896f
-#| code-fold: true
-#| code-summary: mup_groups, which gives matrices their part of η
+# %% ../nbs/16_objectives_and_optimizers.ipynb #d59d2e76
 #| code-fold: true
 #| code-summary: hidden_matrices, what Muon is for
 def hidden_matrices(
@@ -437,7 +433,7 @@ def hidden_matrices(
             if p.requires_grad and p.ndim == 2 and p not in tables
             and head not in name.split(".")]
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #c566f79a
+# %% ../nbs/16_objectives_and_optimizers.ipynb #46c6dafa
 #| code-fold: true
 #| code-summary: refuses a warm-up and a decay that do not fit
 def _expect_steps(steps, warmup, decay=0, floor=0.0):
@@ -447,9 +443,7 @@ def _expect_steps(steps, warmup, decay=0, floor=0.0):
     expect.that(warmup + decay <= steps, f"{warmup} steps up and {decay} "
                 f"down do not fit into {steps}")
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #ad0aa2c8
-#| code-fold: true
-#| code-summary: inverse_sqrt, the schedule of 2017
+# %% ../nbs/16_objectives_and_optimizers.ipynb #722566dc
 def warmup_cosine(
     steps: int,  # of the whole training
     warmup: int = 0,  # steps until the factor is 1
@@ -470,9 +464,9 @@ def warmup_cosine(
         return floor + (1 - floor) * (1 + math.cos(math.pi * way)) / 2
     return factor
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #fe6763b2
+# %% ../nbs/16_objectives_and_optimizers.ipynb #2aea4b74
 #| code-fold: true
-#| code-summary: warmup_stable_decay, which may be prolonged
+#| code-summary: inverse_sqrt, the schedule of 2017
 def inverse_sqrt(
     warmup: int,  # steps until the factor is 1
 ) -> Callable[[int], float]:
@@ -483,7 +477,9 @@ def inverse_sqrt(
     expect.whole(warmup=warmup)
     return lambda step: min(step / warmup, (warmup / max(step, 1)) ** 0.5)
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #72e7d1ff
+# %% ../nbs/16_objectives_and_optimizers.ipynb #89d67f8d
+#| code-fold: true
+#| code-summary: warmup_stable_decay, which may be prolonged
 def warmup_stable_decay(
     steps: int,  # of the whole training
     warmup: int,  # steps until the factor is 1
@@ -501,7 +497,7 @@ def warmup_stable_decay(
         return max(0.0, min(1.0, up, down))
     return factor
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #f997dbcf
+# %% ../nbs/16_objectives_and_optimizers.ipynb #4ab1ee8e
 #| code-fold: true
 #| code-summary: set_lr, which multiplies each group's own learning rate
 def set_lr(
@@ -513,7 +509,7 @@ def set_lr(
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #67c6f3d2
+# %% ../nbs/16_objectives_and_optimizers.ipynb #34b2892a
 def clip_grad_norm(
     parameters: Iterable[Tensor],  # those without a gradient are skipped
     max_norm: float,  # inf: the norm is only measured
@@ -534,7 +530,9 @@ def clip_grad_norm(
         grad.mul_(factor.to(grad.device))
     return norm
 
-# %% ../nbs/16_objectives_and_optimizers.ipynb #80e998a2
+# %% ../nbs/16_objectives_and_optimizers.ipynb #cf85d684
+#| code-fold: true
+#| code-summary: mup_groups, which gives matrices their part of η
 def mup_groups(
     model: nn.Module,
     lr: float,  # found at the width ``base``

@@ -16,7 +16,8 @@ from sphinx.ext.intersphinx import missing_reference
 from course import as_rst
 
 ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module",
-         "torch.nn.modules.module.Module": "torch.nn.Module"}
+         "torch.nn.modules.module.Module": "torch.nn.Module",
+         "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer"}
 ROUTINES = ("function", "method", "class")
 PLAIN = ("property", "attribute", "data")
 
