@@ -144,7 +144,8 @@ def train_tour(steps, causal):
         fit(model, windows(ids, model.max_len, seed=SEED), steps)
     exact = evaluate(model, held_out)
     round_weights(model.eval())
-    wrote = to_text(sample(model, to_ids("Once there was"), 600))
+    wrote = to_text(sample(model, to_ids("Once there was"),
+                          min(600, 10 * steps)))
     mask = "" if causal else ", without its mask: it sees what it guesses"
     card = dict(about=f"the model of chapter 0{mask}", steps=steps,
                 seconds=round(training.seconds),

@@ -2,7 +2,6 @@
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -414,10 +413,13 @@ def script():
 
 
 @plain_only
-def test_the_models_are_made_by_their_script(tmp_path):
-    words = [sys.executable, ROOT / "experiments" / "trained.py", "--steps",
-             "2", "--out", tmp_path]
-    run(*words, "--only", "tour", "--only", "stories")
+def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
+    words = ["trained.py", "--steps", "2", "--out", str(tmp_path)]
+    run(sys.executable, ROOT / "experiments" / words[0], *words[1:],
+        "--only", "stories")
+    made = script()
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "tour"])
+    made.main()
     for name in ("tour", "stories"):
         short, kept = load(tmp_path / name).card, load(name).card
         assert short.keys() == kept.keys()
@@ -426,9 +428,13 @@ def test_the_models_are_made_by_their_script(tmp_path):
         assert short["steps"] == 2 and short["loss"] > kept["loss"]
         for file in ("config.json", TOKENIZER):
             assert short["files"][file] == kept["files"][file]
-    again = subprocess.run([*map(str, words), "--only", "tour", "--check"],
-                           capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    before = (tmp_path / "tour" / CARD).read_bytes()
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "tour", "--check"])
+    made.main()                     # the same again: nothing is written
+    assert (tmp_path / "tour" / CARD).read_bytes() == before
+    monkeypatch.setattr(made, "read_card", lambda folder: {"loss": 0.1})
+    with pytest.raises(SystemExit, match="tour: loss .* was 0.1"):
+        made.main()
 
 
 def test_a_retraining_outside_its_band_is_told():
