@@ -13,6 +13,9 @@ inside the loss is "loss"; clipping and AdamW are "optimizer"; the rest, which
 reads and writes every number once, is "norms and activations": norms,
 activations, rotary positions, additions, copies.
 
+The loss is made in chunks, which turns logits into gradients at once: the
+backward products of the output layer are part of the forward phase here.
+
 The rows go to tformer/records/step.csv: for each model, precision, phase and
 part the milliseconds (median over the steps, and the smallest and the
 largest), and what all products of the step would take at the matmul peak, the

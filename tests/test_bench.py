@@ -1,7 +1,5 @@
 """The benchmarks of parts and models run, and compare like with like."""
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -21,19 +19,24 @@ def quick(monkeypatch):
     monkeypatch.setattr(timing, "quick", True)
 
 
-def quickly(name):
-    "What a benchmark prints that is run with --quick."
-    done = subprocess.run(
-        [sys.executable, f"tests/bench/{name}", "--quick"],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1",
-                          "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def quickly(monkeypatch, capsys):
+    """What a benchmark prints that is run with --quick.
+
+    Here, not in a process of its own: what it imports is imported.
+    """
+    def printed(bench):
+        monkeypatch.setattr(sys, "argv", [bench.__file__, "--quick"])
+        monkeypatch.setattr(timing, "quick", False)     # and back afterwards
+        monkeypatch.setattr(timing, "keep_memory", lambda: None)
+        capsys.readouterr()
+        bench.main()
+        return capsys.readouterr().out
+    return printed
 
 
-def test_the_benchmark_of_the_parts_runs():
-    printed = quickly("bench_parts.py")
+def test_the_benchmark_of_the_parts_runs(quickly):
+    printed = quickly(bench_parts)
     for part in ("Embedding", "SinusoidalPositions", "LearnedPositions",
                  "Rotary", "ShawRelative", "T5Bias", "ALiBi", "Linear",
                  "LayerNorm", "RMSNorm", "ACTIVATIONS", "FeedForward, relu",
@@ -43,8 +46,8 @@ def test_the_benchmark_of_the_parts_runs():
         assert re.search(rf"^{part}.* / .* x ", printed, re.M), part
 
 
-def test_the_benchmark_of_the_models_runs():
-    printed = quickly("bench_models.py")
+def test_the_benchmark_of_the_models_runs(quickly):
+    printed = quickly(bench_models)
     ways = "forward", "and backward", "a step, 1 x 8", "a step, 2 x 8"
     for name, peer, n in (
             ("Seq2Seq", "MarianMTModel", 4), ("BERT", "BertForPreTraining", 2),
@@ -57,14 +60,9 @@ def test_the_benchmark_of_the_models_runs():
                              re.M), (name, way)
 
 
-def test_the_benchmark_of_training_runs(quick, monkeypatch, capsys):
-    "Here, not in a process of its own: what it imports is imported."
+def test_the_benchmark_of_training_runs(quickly, monkeypatch):
     monkeypatch.setattr(bench_training, "LAYERS", 2)
-    size = bench_parts.SMALL[0]
-    for bench in bench_training.BENCHES:
-        for made in bench(size):
-            bench_training.measure(made)
-    printed = capsys.readouterr().out
+    printed = quickly(bench_training)
     for name, peer in (("GPT", "GPT2LMHeadModel"),
                        ("Llama", "LlamaForCausalLM")):
         for row in (f"{name} / {peer}", f"{name}, share of the matmul peak",

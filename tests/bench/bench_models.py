@@ -314,7 +314,11 @@ def bench_seq2seq(size):
 BENCHES = [bench_seq2seq, bench_bert, bench_gpt, bench_llama]
 
 
-if __name__ == "__main__":
+def main():
     run(__doc__, BENCHES, SIZES, lambda size:
         f"{size} (rows, tokens, d_model), {size.h} heads, {LAYERS} layers, "
         f"{VOCAB:,} ids", Twins.measure)
+
+
+if __name__ == "__main__":
+    main()

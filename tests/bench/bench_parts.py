@@ -684,6 +684,10 @@ def run(doc, benches, sizes, title, each):
         print(f"  {value:.2f} x  {name}")
 
 
-if __name__ == "__main__":
+def main():
     run(__doc__, BENCHES, SIZES, lambda size:
         f"{size} (rows, tokens, d_model), {size.h} heads", measure)
+
+
+if __name__ == "__main__":
+    main()

@@ -250,7 +250,11 @@ def bench_llama(size):
 BENCHES = [bench_gpt, bench_llama]
 
 
-if __name__ == "__main__":
+def main():
     run(__doc__, BENCHES, SIZES, lambda size:
         f"a step of {size} (rows, tokens, d_model), {size.h} heads, "
         f"{LAYERS} layers, {vocab():,} ids", measure)
+
+
+if __name__ == "__main__":
+    main()
