@@ -128,7 +128,7 @@ def main(heads: list[str]) -> int:
     record = {stem: seen for stem, seen in record.items() if stem in stems}
     bad = 0
     for stem in stems:
-        if heads and not any(stem.startswith(h) for h in heads):
+        if heads and not any(f"{stem}_".startswith(f"{h}_") for h in heads):
             continue
         kept = {}
         for seen in replay(stem):
