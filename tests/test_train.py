@@ -33,6 +33,9 @@ from tformer.train import (
     Stopped, Trainer, Watch, accumulate, aside, compiled, first_bad_layer,
     look, mean_loss, next_token_loss, recomputing, update)
 
+# children and compilers are not what executed signatures are about
+plain = pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
+                           reason="signatures are executed")
 IDS = torch.randint(40, (2000,), generator=torch.Generator().manual_seed(0))
 
 
@@ -189,6 +192,7 @@ def test_compiling_needs_a_compiler(monkeypatch):
         Trainer(small(), batches(), steps=1, compile=True).fit()
 
 
+@plain
 def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
     monkeypatch.setattr(train.shutil, "which", lambda name: "g++")
     eager = functools.partial(torch.compile, backend="eager")
@@ -511,6 +515,7 @@ def files(folder):
             for p in folder.rglob("*") if p.is_file()}
 
 
+@plain
 def test_killed_at_twenty_moments_it_ends_with_the_same_bytes(memory):
     calm, night, draw = memory / "calm", memory / "night", random.Random(5)
     began = time.monotonic()
@@ -594,6 +599,7 @@ def test_a_truncated_checkpoint(name, tmp_path):
         training(tmp_path).resume()
 
 
+@plain
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     resource = pytest.importorskip("resource")
     calm = tmp_path / "calm"
@@ -644,6 +650,7 @@ def test_a_loss_with_options():
 
 # --- the recorded experiments
 
+@plain
 @pytest.mark.parametrize("name, words, keys", [
     ("scaling", ["--sizes", "12", "--tokens", "0.01"],
      {"width", "seed", "flops", "nats_per_token"}),

@@ -6,7 +6,7 @@
 __all__ = ['pack', 'unpack', 'random_state', 'set_random_state', 'write_folder', 'write_checkpoint', 'read_checkpoint',
            'expect_config', 'Checkpoints', 'Stream', 'History', 'TensorBoard', 'save_training', 'load_training']
 
-# %% ../nbs/A9_checkpoints.ipynb #43e40ab1
+# %% ../nbs/A9_checkpoints.ipynb #2df874e4
 #| code-fold: true
 #| code-summary: imports of the module
 import csv
@@ -28,7 +28,7 @@ from . import expect
 from .model import (
     CONFIG, WEIGHTS, load_weights, read_tensors, save_model)
 
-# %% ../nbs/A9_checkpoints.ipynb #e4320e54
+# %% ../nbs/A9_checkpoints.ipynb #f1b133ee
 def pack(
     state: Any,  # dicts, lists, tuples, numbers, text, None, tensors
 ) -> tuple[dict[str, Tensor], Any]:
@@ -58,7 +58,7 @@ def pack(
             [walk(k, f"{at}, a key"), y] for k, y in inner]}
     return tensors, walk(state, "state")
 
-# %% ../nbs/A9_checkpoints.ipynb #e6054054
+# %% ../nbs/A9_checkpoints.ipynb #afa07e43
 #| code-summary: what JSON can write by itself, and floats that it cannot
 def _plain(x, at):
     "Text, a switch, a number or None; NaN and infinities in words."
@@ -69,13 +69,13 @@ def _plain(x, at):
                 "holds: make it numbers, text, lists, dicts or tensors")
     return x
 
-# %% ../nbs/A9_checkpoints.ipynb #7401cd0d
+# %% ../nbs/A9_checkpoints.ipynb #463c7796
 #| code-summary: a tensor that owns its memory, as a file wants it
 def _alone(tensor):
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
-# %% ../nbs/A9_checkpoints.ipynb #393b180c
+# %% ../nbs/A9_checkpoints.ipynb #fbb06b01
 def unpack(
     tensors: dict[str, Tensor],  # by their places
     rest: Any,  # as it was read from JSON
@@ -97,7 +97,7 @@ def unpack(
             return dict(items)
     return inner
 
-# %% ../nbs/A9_checkpoints.ipynb #76d0eb63
+# %% ../nbs/A9_checkpoints.ipynb #d76444f4
 def random_state() -> dict[str, Any]:
     "Where Python's, NumPy's and PyTorch's generators stand."
     name, keys, *rest = np.random.get_state()
@@ -107,7 +107,7 @@ def random_state() -> dict[str, Any]:
             "numpy": [name, torch.tensor(keys.astype(np.int64)), *rest],
             "cuda": cuda}
 
-# %% ../nbs/A9_checkpoints.ipynb #afcf1699
+# %% ../nbs/A9_checkpoints.ipynb #350ffcc9
 def set_random_state(
     state: dict[str, Any],  # of ``random_state``
 ) -> None:
@@ -119,7 +119,7 @@ def set_random_state(
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
 
-# %% ../nbs/A9_checkpoints.ipynb #a64b69da
+# %% ../nbs/A9_checkpoints.ipynb #41359f44
 def write_folder(
     folder: str | os.PathLike,  # not there yet
     write: Callable[[Path], Any],  # fills an empty folder
@@ -143,7 +143,7 @@ def write_folder(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
-# %% ../nbs/A9_checkpoints.ipynb #560dd053
+# %% ../nbs/A9_checkpoints.ipynb #ea8377ea
 #| code-summary: what is on its way to the disk arrives there
 def _sync(path):
     "Force a file, or the names in a folder, onto the disk."
@@ -153,11 +153,11 @@ def _sync(path):
     finally:
         os.close(handle)
 
-# %% ../nbs/A9_checkpoints.ipynb #b14c6bf6
+# %% ../nbs/A9_checkpoints.ipynb #dda3ee96
 #| code-summary: the files of a checkpoint
 STATE, TENSORS = "state.json", "state.safetensors"
 
-# %% ../nbs/A9_checkpoints.ipynb #3438adc5
+# %% ../nbs/A9_checkpoints.ipynb #b5d4951a
 def write_checkpoint(
     folder: str | os.PathLike,  # not there yet
     model: nn.Module,
@@ -182,7 +182,7 @@ def write_checkpoint(
         (beside / STATE).write_text(json.dumps(rest), encoding="utf-8")
     write_folder(folder, write)
 
-# %% ../nbs/A9_checkpoints.ipynb #a9a9d235
+# %% ../nbs/A9_checkpoints.ipynb #8069e77c
 def read_checkpoint(
     folder: str | os.PathLike,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -195,7 +195,7 @@ def read_checkpoint(
     tensors, _ = read_tensors(folder / TENSORS)
     return weights, unpack(tensors, expect.json_object(folder / STATE))
 
-# %% ../nbs/A9_checkpoints.ipynb #f99e0194
+# %% ../nbs/A9_checkpoints.ipynb #1a70b574
 def expect_config(
     model: nn.Module,
     folder: str | os.PathLike,  # of a checkpoint
@@ -211,7 +211,7 @@ def expect_config(
     expect.that(not differ, f"{folder} holds another model: "
                 + "; ".join(differ))
 
-# %% ../nbs/A9_checkpoints.ipynb #04e88a40
+# %% ../nbs/A9_checkpoints.ipynb #0293db41
 class Checkpoints:
     """The checkpoints of one training: the last few, and the best.
 
@@ -282,7 +282,7 @@ class Checkpoints:
         load_weights(model, weights)
         return state
 
-# %% ../nbs/A9_checkpoints.ipynb #ccab823f
+# %% ../nbs/A9_checkpoints.ipynb #652d99c1
 class Stream:
     """Batches one after the other, from a place that can be saved.
 
@@ -319,7 +319,7 @@ class Stream:
             self.taken = state["taken"]
         self.take(state["taken"] - self.taken)
 
-# %% ../nbs/A9_checkpoints.ipynb #60a22bf8
+# %% ../nbs/A9_checkpoints.ipynb #d9ae18f7
 class History:
     """Rows of numbers, one a step, in memory and in a CSV file.
 
@@ -362,7 +362,7 @@ class History:
         self.rows = [row for row in rows if row["step"] <= step]
         expect.write_files({self.path: self.write})
 
-# %% ../nbs/A9_checkpoints.ipynb #9c422aa4
+# %% ../nbs/A9_checkpoints.ipynb #fc396328
 class TensorBoard:
     "Shows rows in TensorBoard: ``Trainer(log=TensorBoard(folder))``."
 
@@ -380,7 +380,7 @@ class TensorBoard:
                 self.writer.add_scalar(name, value, row["step"])
         self.writer.flush()
 
-# %% ../nbs/A9_checkpoints.ipynb #4d0e9ec1
+# %% ../nbs/A9_checkpoints.ipynb #e116e1dc
 def save_training(
     checkpoints: Checkpoints,
     step: int,
@@ -396,7 +396,7 @@ def save_training(
         "optimizers": kept, "stream": stream.state_dict(),
         "random": random_state()}, score)
 
-# %% ../nbs/A9_checkpoints.ipynb #da1c78ac
+# %% ../nbs/A9_checkpoints.ipynb #abfe4221
 def load_training(
     checkpoints: Checkpoints,
     model: nn.Module,

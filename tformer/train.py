@@ -6,7 +6,7 @@
 __all__ = ['next_token_loss', 'accumulate', 'mean_loss', 'recomputing', 'compiled', 'Watch', 'first_bad_layer', 'Stopped',
            'blame', 'update', 'aside', 'look', 'Trainer']
 
-# %% ../nbs/17_training.ipynb #df111a82
+# %% ../nbs/17_training.ipynb #e4ee026f
 #| code-fold: true
 #| code-summary: imports of the module
 import contextlib
@@ -34,7 +34,7 @@ from .optim import (
     AdamW, chunked_cross_entropy, clip_grad_norm, cross_entropy,
     param_groups, set_lr)
 
-# %% ../nbs/17_training.ipynb #92bb0293
+# %% ../nbs/17_training.ipynb #c809defe
 def next_token_loss(
     model: nn.Module,
     batch: Any,  # a ``Batch``, or windows of ids (b, length + 1)
@@ -53,7 +53,7 @@ def next_token_loss(
         model.hidden(ids, **how), model.lm_head.weight, targets,
         bias=model.lm_head.bias, chunk=chunk)
 
-# %% ../nbs/17_training.ipynb #586e83e1
+# %% ../nbs/17_training.ipynb #edd5a02e
 #| code-summary: ids, targets, and what else the model is told
 def _taken_apart(batch):
     if isinstance(batch, Tensor):
@@ -62,7 +62,7 @@ def _taken_apart(batch):
     return batch.ids, batch.targets, {
         name: x for name, x in how.items() if x is not None}
 
-# %% ../nbs/17_training.ipynb #29f79220
+# %% ../nbs/17_training.ipynb #518533fe
 def accumulate(
     model: nn.Module,
     batches: list,  # together one large batch
@@ -85,19 +85,19 @@ def accumulate(
         total = total + part.detach()
     return total
 
-# %% ../nbs/17_training.ipynb #4c1f3ecb
+# %% ../nbs/17_training.ipynb #3e6c72ae
 #| code-summary: what batches of other kinds count, and how they move
 def _count(batch):
     "The targets of a ``Batch``; anything else counts once."
     count = getattr(batch, "count", 1)
     return count if isinstance(count, int) else 1
 
-# %% ../nbs/17_training.ipynb #282f22f2
+# %% ../nbs/17_training.ipynb #feb0d195
 #| code-summary: a batch where the model is
 def _to(batch, device):
     return batch.to(device) if hasattr(batch, "to") else batch
 
-# %% ../nbs/17_training.ipynb #ce9df02e
+# %% ../nbs/17_training.ipynb #151f1d98
 #| code-fold: true
 #| code-summary: mean_loss, to evaluate with
 @torch.no_grad()
@@ -115,7 +115,7 @@ def mean_loss(
     expect.that(counted, "there is nothing to evaluate on")
     return total / counted
 
-# %% ../nbs/17_training.ipynb #1cb9451f
+# %% ../nbs/17_training.ipynb #59469793
 @contextlib.contextmanager
 def recomputing(
     model: nn.Module,  # of blocks
@@ -136,7 +136,7 @@ def recomputing(
         for block in blocks:
             del block.forward
 
-# %% ../nbs/17_training.ipynb #5b0da282
+# %% ../nbs/17_training.ipynb #c574f315
 #| code-fold: true
 #| code-summary: compiled, or a sentence about what is missing
 def compiled(
@@ -154,7 +154,7 @@ def compiled(
                            "compile=False")
     return torch.compile(model)
 
-# %% ../nbs/17_training.ipynb #94c33e29
+# %% ../nbs/17_training.ipynb #b2517a21
 class Watch:
     """Looks at each loss, and says what is wrong with it, if anything.
 
@@ -179,7 +179,7 @@ class Watch:
                 return f"the loss jumps from {usual:.3f} to {loss:.3f}"
         self.losses = [*recent, loss]
 
-# %% ../nbs/17_training.ipynb #3450cffc
+# %% ../nbs/17_training.ipynb #afe77208
 #| code-fold: true
 #| code-summary: first_bad_layer, a hook on every module
 def first_bad_layer(
@@ -211,7 +211,7 @@ def first_bad_layer(
               if p.grad is not None and not p.grad.isfinite().all()]
     return found[0] if found else None
 
-# %% ../nbs/17_training.ipynb #3779a27d
+# %% ../nbs/17_training.ipynb #3220072d
 #| code-fold: true
 #| code-summary: Stopped, the exception
 class Stopped(ArithmeticError):
@@ -225,7 +225,7 @@ class Stopped(ArithmeticError):
         super().__init__(problem)
         self.step, self.batches = step, batches
 
-# %% ../nbs/17_training.ipynb #f7ae27a2
+# %% ../nbs/17_training.ipynb #1897b314
 #| code-fold: true
 #| code-summary: blame, which puts batch and layer into words
 def blame(
@@ -243,7 +243,7 @@ def blame(
     return (f"batch {number} of {len(batches)}, with the largest gradient "
             f"in {max(sizes, key=sizes.get)}")
 
-# %% ../nbs/17_training.ipynb #94d8224e
+# %% ../nbs/17_training.ipynb #5eea1450
 def update(
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
@@ -256,7 +256,7 @@ def update(
     precision: str | None = None,
     watch: Callable[[float, float], str | None] | None = None,
     run: nn.Module | None = None,  # the model, compiled
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Gradients of some batches, clipped, and a step of all optimizers.
 
     Two numbers are read from the device, the loss and the norm.
@@ -278,7 +278,7 @@ def update(
     lr = optimizers[0].param_groups[0]["lr"]
     return {"step": step, "loss": mean, "norm": norm, "lr": lr}
 
-# %% ../nbs/17_training.ipynb #4a2989c0
+# %% ../nbs/17_training.ipynb #1b84e81b
 #| code-fold: true
 #| code-summary: aside, which leaves no trace
 @contextlib.contextmanager
@@ -299,7 +299,7 @@ def aside(
         model.train(training)
         set_random_state(chance)
 
-# %% ../nbs/17_training.ipynb #2ae77f99
+# %% ../nbs/17_training.ipynb #d9612943
 #| code-fold: true
 #| code-summary: look, which evaluates and samples
 def look(
@@ -319,7 +319,7 @@ def look(
             Path(path).write_text(text, encoding="utf-8")
     return {f"eval_{name}": float(x) for name, x in found.items()}
 
-# %% ../nbs/17_training.ipynb #051ec764
+# %% ../nbs/17_training.ipynb #9bcf3404
 #| code-summary: refuses to write over another training
 def _expect_new(trainer):
     there = trainer.checkpoints.steps() if (
@@ -328,7 +328,7 @@ def _expect_new(trainer):
                 f"{max(there, default=0)}: resume() goes on with it; or "
                 "give another folder")
 
-# %% ../nbs/17_training.ipynb #1e0209ea
+# %% ../nbs/17_training.ipynb #592bbbb9
 #| code-summary: refuses what a trainer cannot work with
 def _expect_trainer(t):
     expect.kind(nn.Module, model=t.model)
@@ -337,7 +337,7 @@ def _expect_trainer(t):
     expect.number("(0, inf)", lr=t.lr)
     expect.choice((None, "bf16"), precision=t.precision)
 
-# %% ../nbs/17_training.ipynb #1c100152
+# %% ../nbs/17_training.ipynb #2e21a077
 #| code-summary: a list of optimizers; learning rates are above 0
 def _optimizers(given, model, lr):
     if given is None:
@@ -349,7 +349,7 @@ def _optimizers(given, model, lr):
             expect.number("(0, inf)", lr=float(group["lr"]))
     return found
 
-# %% ../nbs/17_training.ipynb #6c2027d1
+# %% ../nbs/17_training.ipynb #87b8a9b2
 @dataclass(eq=False, repr=False)
 class Trainer:
     """Trains a model, keeps a record, and goes on where it was stopped.
@@ -390,7 +390,7 @@ class Trainer:
         self.history = History(folder and folder / "history.csv")
         self.checkpoints = folder and Checkpoints(folder, self.keep)
 
-    def fit(self) -> list[dict[str, float]]:
+    def fit(self) -> list[dict[str, Any]]:
         "Train until ``steps``; all rows of the history."
         _expect_new(self)
         run = compiled(self.model) if self.compile else self.model
@@ -407,7 +407,7 @@ class Trainer:
                 bar.update()
         return self.history.rows
 
-    def note(self, row: dict[str, float]) -> None:
+    def note(self, row: dict[str, Any]) -> None:
         "Into the history; every so often evaluate, sample and save."
         self.step = row["step"]
         due = self.step % self.every == 0 or self.step == self.steps
