@@ -1,0 +1,73 @@
+"""What the recorded experiments share: who ran it, rows kept, files whole.
+
+A record is a CSV in tformer/records/, which travels with the package. A script
+writes it after every row, and the next run goes on after the rows it finds.
+"""
+import csv
+import datetime
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+RECORDS = Path(__file__).parents[1] / "tformer" / "records"
+TRAIN, HELD_OUT = 300_000, 30_000       # characters of the tour's stories
+BATCH = 8                               # windows in a step of the tour
+VOCAB, D_MODEL, N_LAYERS, N_HEADS, MAX_LEN = 256, 96, 2, 4, 128  # its model
+
+
+def about():
+    "The last columns of every row: versions, machine and date."
+    threads = torch.get_num_threads()
+    return {
+        "torch": torch.__version__, "python": platform.python_version(),
+        "machine": f"{threads} thread{'s' * (threads > 1)}, "
+                   f"{platform.machine()}",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def read(out):
+    "The rows of a record, as text; none where there is no file."
+    if not out.exists():
+        return []
+    with out.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def kept(out, again=False, **same):
+    "The rows that an earlier run has left and whose columns are `same`."
+    return [] if again else [
+        row for row in read(out)
+        if all(row.get(key) == str(value) for key, value in same.items())]
+
+
+def write(rows, out):
+    "All rows so far; the file before stays whole until this one is."
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_suffix(".part")
+    with beside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    beside.replace(out)
+
+
+def sort_by(rows, order, name="variant"):
+    "Rows in the order of their variants, and of the seeds in each."
+    order = list(order)
+    return sorted(rows, key=lambda r: (order.index(r[name]), int(r["seed"])))
+
+
+class Stopwatch:
+    "CPU seconds of this process while it runs: `with watch: …` adds them."
+
+    seconds = 0.0
+
+    def __enter__(self):
+        self.began = time.process_time()
+        return self
+
+    def __exit__(self, *problem):
+        self.seconds += time.process_time() - self.began
