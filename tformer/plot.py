@@ -1112,7 +1112,7 @@ def before_after(
         words, color = in_words(row), VERDICTS[row["verdict"]]
         most = max(_mark(ax, 0, row, "before", GREY, 7),
                    _mark(ax, 1, row, "after", color, 7))
-        _bare(ax, [row["was"], row["now"]], most)
+        _bare(ax, [row["was"], row["now"]], 1.3 * most)
         ax.set_title(f"{row['part']}: {row['purpose']}")
         ax.text(1, 0.5, words, transform=ax.transAxes, ha="right",
                 va="center", color=color, weight="bold")
@@ -1146,7 +1146,7 @@ def changes(
            xlabel="after / before: less is better")
     ax.set_xticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
     ax.set_yticks(range(len(rows)), [
-        f"{r['chapter']} {r['part']}: {r['purpose'].split()[0]}"
+        f"{r['chapter']} {r['part']}: {r['purpose'].split()[0].strip(',')}"
         for r in rows])
     ax.minorticks_off()
     return fig
