@@ -1112,7 +1112,7 @@ def before_after(
         words, color = in_words(row), VERDICTS[row["verdict"]]
         most = max(_mark(ax, 0, row, "before", GREY, 7),
                    _mark(ax, 1, row, "after", color, 7))
-        _bare(ax, [row["was"], row["now"]], 1.3 * most)
+        _bare(ax, [row["was"], row["now"]], 1.45 * most)
         ax.set_title(f"{row['part']}: {row['purpose']}")
         ax.text(1, 0.5, words, transform=ax.transAxes, ha="right",
                 va="center", color=color, weight="bold")
@@ -1190,14 +1190,14 @@ def show_rows(
         .format(**row) for row in rows)
     chapters = sorted({int(row["chapter"]) for row in rows})
     one = len(chapters) == 1
-    key = ("green: gained; orange: lost; gray: nothing was shown. Broad "
-           "bars span the seeds; for times, the middle half of the rounds.")
-    return show((before_after if one else changes)(rows), "The ladder, "
-                f"chapter{'' if one else 's'} {chapters[0]}" + (
-                    "" if one else f" to {chapters[-1]}"), told,
-                ("Each part in what it is for: before (gray) and after ("
-                 if one else "What each part made of the number that it is "
-                 "for (") + key.replace(". B", "). B", 1))
+    say = ("Each part in what it is for: before (gray) and after ("
+           if one else "What each part made of its number (")
+    return show(
+        (before_after if one else changes)(rows), "The ladder, chapter"
+        f"{'' if one else 's'} {chapters[0]}" + (
+            "" if one else f" to {chapters[-1]}"), told,
+        say + "green: gained; orange: lost; gray: nothing was shown). "
+        "Broad bars span the seeds; for times, half of the rounds.")
 
 # %% ../nbs/A1_figures.ipynb #4e1289d1
 #| code-fold: true
@@ -1213,5 +1213,5 @@ def show_climb(
                 "The ladder: how soon the tour's loss is reached",
                 [told, "The same in seconds of one processor core."],
                 "Steps and seconds of training to "
-                f"{rows[0]['nats_per_byte']} nats per byte, by the model of "
-                "each part of the book. Thin lines span the seeds.")
+                f"{rows[0]['nats_per_byte']} nats per byte, by the model "
+                "of each part of the book. Broad bars span the seeds.")
