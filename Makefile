@@ -46,7 +46,7 @@ notebooks: $(VENV)/.done  ## export, run, store outputs, clean: all, or NB="01 A
 	$(VENV)/bin/nbdev_clean
 
 records: $(VENV)/.done  ## run the recorded experiments again
-	@for f in experiments/*.py; do echo "$$f"; OMP_NUM_THREADS=2 $(PY) $$f || exit 1; done
+	@for f in $(filter-out experiments/common.py,$(wildcard experiments/*.py)); do echo "$$f"; OMP_NUM_THREADS=2 $(PY) $$f || exit 1; done
 
 bench: $(VENV)/.done  ## ratios against the named peers, as tables
 	@for f in tests/bench/bench_*.py; do echo "$$f"; $(PY) $$f || exit 1; done

@@ -3,7 +3,10 @@
 A record is a CSV in tformer/records/, which travels with the package. A script
 writes it after every row, and the next run goes on after the rows it finds.
 """
+<<<<<<< HEAD
 import argparse
+=======
+>>>>>>> h/ladder
 import csv
 import datetime
 import platform
@@ -61,6 +64,7 @@ def sort_by(rows, order, name="variant"):
     return sorted(rows, key=lambda r: (order.index(r[name]), int(r["seed"])))
 
 
+<<<<<<< HEAD
 def arguments(doc, steps, out):
     "The command line of an experiment."
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
@@ -94,6 +98,8 @@ def run(cases, train, args):
             write(rows, args.out)
 
 
+=======
+>>>>>>> h/ladder
 class Stopwatch:
     "CPU seconds of this process while it runs: `with watch: …` adds them."
 

@@ -1,72 +1,84 @@
-"""Train each model of the table that grows through the book.
+"""Measure each part of the book in what it is for.
 
-    python experiments/ladder.py             all rows, three seeds, recorded
-    python experiments/ladder.py --chapter 5 --chapter 6     only their rows
-    python experiments/ladder.py --speed     only the speeds, of all rows
-    python experiments/ladder.py --steps 5 --seeds 1 --out some.csv
+    python experiments/ladder.py             all runs, three seeds, recorded
+    python experiments/ladder.py --steps 4 --seeds 1 --folder some/folder
 
-The rows go to tformer/records/ladder.csv, which travels with the package, so
-that a chapter shows them wherever it runs. A row is the mean over seeds of the
-loss on held-out stories; `spread` is the largest less the smallest. Speed is
-that of training, the median over rounds in which the models take turns. From
-chapter 4 on each row keeps what the row before it has, and replaces one part
-more of the tour's model; from chapter 12 on the rows are the book's models.
+The tour's model, on tokens, is trained on the tour's stories with one part
+after another replaced, always by AdamW at a constant rate (3e-3, reached after
+20 steps), so that the end of a schedule favors nobody; only chapter 16 trains
+by other rules. Each run looks at the held-out loss every 10 steps, and only the
+training between the looks is timed. The tour's own runs, on bytes, are those of
+parts.py.
+
+Four records travel with the package. A run in `ladder_runs.csv` is a variant and
+a seed with its curve; `ladder_times.csv` has CPU seconds, medians over rounds in
+which the rivals take turns; both are written as they come, and a run that was
+stopped goes on where it was. From them come `ladder.csv`, a row for each part
+(before and after: the middle one of the seeds with the lowest and the highest,
+of a clock the median with its quartiles; the verdict is "gained" or "lost" where
+these ranges do not overlap), and
+`ladder_line.csv`, how soon the model of each part of the book has the loss at
+which the tour ended.
 """
 import argparse
-import csv
-import datetime
-import platform
 import statistics
 import time
+from functools import cache, partial
 from pathlib import Path
 
+import common
 import torch
+from common import BATCH, D_MODEL, HELD_OUT, N_HEADS, N_LAYERS, TRAIN
 from torch import nn
+from torch.nn import functional as F
 
-from tformer import stories
+from tformer import optim, stories
 from tformer.attention import SelfAttention
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
 from tformer.layers import (
     FeedForward, GatedFeedForward, LayerNorm, Linear, PreNorm, RMSNorm,
-    swiglu_width)
-from tformer.minimal import MiniGPT, evaluate, fit, to_ids, windows
+    init_weights, swiglu_width)
+from tformer.llama import Llama, LlamaConfig
+from tformer.minimal import MiniGPT, next_id_loss, windows
 from tformer.position import Embedding, SinusoidalPositions
 from tformer.rotary import Rotary
 
-OUT = Path(__file__).parents[1] / "tformer" / "records" / "ladder.csv"
-BATCH = 8
-TRAIN, HELD_OUT = 300_000, 30_000       # characters of stories
-VOCAB, TOKEN_CONTEXT = 512, 64          # of the row in tokens
-D_MODEL, N_LAYERS, N_HEADS, MAX_LEN = 96, 2, 4, 128     # the tour's own
+VOCAB, LENGTH, MAX_LEN, EVERY = 512, 64, 128, 10
+LOOKED_AT = 10_000                      # bytes of held-out stories
+RATE, WARMUP, HORIZON = 3e-3, 20, 160   # each rate: the best of two or three
+GOAL, RESULT, TOUR_STEPS = 0.25, 0.193, 1800
 
 
 class Grown(nn.Module):
     "The tour's model, with the parts of the chapters up to `chapter`."
 
-    def __init__(self, chapter, vocab_size=256):
+    def __init__(self, chapter, n_layers=N_LAYERS, norms=True, places=True):
         super().__init__()
-        self.max_len = MAX_LEN
-        self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL ** 0.5)
+        self.chapter, self.norms, self.max_len = chapter, norms, MAX_LEN
+        self.embed = Embedding(VOCAB, D_MODEL, scale=D_MODEL ** 0.5)
         self.positions = (SinusoidalPositions(MAX_LEN, D_MODEL)
-                          if chapter < 5 else None)
+                          if chapter < 5 and places else None)
         self.blocks = nn.Sequential(*(
-            part for _ in range(N_LAYERS) for part in self.block(chapter)))
-        self.norm = self.new_norm(chapter)
-        self.lm_head = Linear(D_MODEL, vocab_size)
+            PreNorm(self.new_norm(), part) for _ in range(n_layers)
+            for part in (self.attention(), self.feed_forward())))
+        self.norm = self.new_norm()
+        self.lm_head = Linear(D_MODEL, VOCAB)
 
-    @staticmethod
-    def new_norm(chapter):
-        return (LayerNorm if chapter < 6 else RMSNorm)(D_MODEL)
+    def new_norm(self):
+        if not self.norms:
+            return nn.Identity()
+        return (LayerNorm if self.chapter < 6 else RMSNorm)(D_MODEL)
 
-    def block(self, chapter):
-        rotary = Rotary(D_MODEL // N_HEADS) if chapter >= 5 else None
-        yield PreNorm(self.new_norm(chapter), SelfAttention(
-            D_MODEL, N_HEADS, causal=True, packed=True, rotary=rotary,
-            fused=chapter >= 7))
-        yield PreNorm(self.new_norm(chapter), GatedFeedForward(
-            D_MODEL, swiglu_width(D_MODEL)) if chapter >= 6 else FeedForward(
-            D_MODEL, 4 * D_MODEL, activation="gelu"))
+    def attention(self):
+        rotary = Rotary(D_MODEL // N_HEADS) if self.chapter >= 5 else None
+        return SelfAttention(D_MODEL, N_HEADS, causal=True, packed=True,
+                             rotary=rotary, fused=self.chapter >= 7)
+
+    def feed_forward(self):
+        if self.chapter >= 6:
+            return GatedFeedForward(D_MODEL, swiglu_width(D_MODEL))
+        return FeedForward(D_MODEL, 4 * D_MODEL, activation="gelu")
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -76,121 +88,424 @@ class Grown(nn.Module):
         return self.lm_head(self.norm(self.blocks(x)))
 
 
-def row_bytes(text, held_out):
-    "Chapter 0: bytes."
-    return dict(chapter=0, model="tour, bytes", steps=1800,
-                new=lambda: MiniGPT(), ids=to_ids(text),
-                held_out=to_ids(held_out), size=len(held_out.encode()))
+def gpt(max_len=MAX_LEN, tied=True):
+    "GPT-2 in the tour's size."
+    model = GPT(GPTConfig(vocab_size=VOCAB, d_model=D_MODEL, dropout=0.0,
+                          n_layers=N_LAYERS, n_heads=N_HEADS,
+                          max_len=max_len))
+    if not tied:
+        model.lm_head.weight = nn.Parameter(model.embed.weight.clone())
+    return model
 
 
-def row_tokens(text, held_out):
-    "Chapter 2: the same model on tokens."
+def llama(n_kv_heads=2, width=D_MODEL, n_layers=N_LAYERS, n_heads=N_HEADS):
+    "The modern decoder, in the tour's size or wider."
+    return Llama(LlamaConfig(
+        vocab_size=VOCAB, d_model=width, n_layers=n_layers, n_heads=n_heads,
+        n_kv_heads=n_kv_heads, max_len=MAX_LEN))
+
+
+def deep(start=False, norms=True):
+    "Sixteen layers."
+    model = Grown(5, n_layers=16, norms=norms)
+    if start:
+        init_weights(model, n_layers=16)
+    return model
+
+
+def level(step):
+    "A factor that rises to 1 and stays there."
+    return min(1.0, step / WARMUP)
+
+
+def adamw(model, rate=RATE, factor=level):
+    return [optim.AdamW(optim.param_groups(model, 0.1), rate)], factor
+
+
+def sgd(model):
+    return [optim.SGD(model.parameters(), 0.1, momentum=0.9)], level
+
+
+def cosine(model):
+    return adamw(model, 6e-3, optim.warmup_cosine(HORIZON, WARMUP, floor=0.0))
+
+
+def muon(model):
+    matrices = optim.hidden_matrices(model)
+    rest = {*model.parameters()} - {*matrices}
+    return [optim.Muon(matrices, 0.02, weight_decay=0.0),
+            optim.AdamW([p for p in model.parameters() if p in rest], 1e-2,
+                        weight_decay=0.0)], optim.warmup_cosine(
+                            HORIZON, WARMUP, floor=0.0)
+
+
+TOKENS = partial(MiniGPT, VOCAB, max_len=MAX_LEN)
+VARIANTS = {                # the model, how it learns, at most so many steps
+    "tokens": (TOKENS, adamw, 600),
+    "no positions": (partial(Grown, 4, places=False), adamw, 600),
+    "sinusoids": (partial(Grown, 4), adamw, 600),
+    "rotary": (partial(Grown, 5), adamw, 600),
+    "RMSNorm, SwiGLU": (partial(Grown, 6), adamw, 600),
+    "fused": (partial(Grown, 7), adamw, 600),
+    "GPT": (gpt, adamw, 600),
+    "Llama": (llama, adamw, 600),
+    "SGD": (llama, sgd, HORIZON),
+    "cosine": (llama, cosine, HORIZON),
+    "Muon": (llama, muon, HORIZON),
+    "deep, no norms": (partial(deep, True, norms=False), adamw, 100),
+    "deep": (deep, adamw, 100),
+    "deep, small start": (partial(deep, start=True), adamw, 100),
+}
+
+
+@cache
+def texts():
+    "Ids to learn from, ids held out, bytes in a token."
+    text = stories.corpus(TRAIN, seed=0, level=1)
+    held_out = stories.corpus(HELD_OUT, seed=1, level=1)[:LOOKED_AT]
     bpe = BPE.train(text, VOCAB)
-    return dict(chapter=2, model="tour, tokens", steps=1800,
-                new=lambda: MiniGPT(len(bpe), max_len=TOKEN_CONTEXT),
-                ids=torch.tensor(bpe.encode(text)),
-                held_out=torch.tensor(bpe.encode(held_out)),
-                size=len(held_out.encode()))
+    ids, other = (torch.tensor(bpe.encode(t)) for t in (text, held_out))
+    return ids, other, len(held_out.encode()) / len(other)
 
 
-def grown(chapter, name):
-    "Chapters 4 to 7: one part more is replaced."
-    def row(text, held_out):
-        return {**row_bytes(text, held_out), "chapter": chapter,
-                "model": name, "new": lambda: Grown(chapter)}
-    return row
+@torch.no_grad()
+def held_out_loss(model, length=LENGTH, first=0):
+    "Nats per byte, of the ids from place `first` on in windows."
+    _, ids, per_token = texts()
+    rows = ids[:len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
+    logits = torch.cat([model(part[:, :-1]) for part in rows.split(64)])
+    return float(F.cross_entropy(logits[:, first:].flatten(0, 1),
+                                 rows[:, first + 1:].flatten())) / per_token
 
 
-def row_gpt(text, held_out):
-    "Chapter 12: GPT-2 in the tour's size."
-    config = GPTConfig(vocab_size=256, d_model=D_MODEL, n_layers=N_LAYERS,
-                       n_heads=N_HEADS, max_len=MAX_LEN, dropout=0.0)
-    return {**row_bytes(text, held_out), "chapter": 12, "model": "GPT",
-            "new": lambda: GPT(config)}
+class Lesson:
+    "A model that is trained a step at a time."
 
-
-ROWS = {0: row_bytes, 2: row_tokens, 4: grown(4, "… with sinusoids"),
-        5: grown(5, "… with rotary positions"),
-        6: grown(6, "… with RMSNorm, SwiGLU"),
-        7: grown(7, "… with fused attention"), 12: row_gpt}
-
-
-def train_row(row, seeds, steps=None):
-    "One line of the table."
-    steps = steps or row["steps"]
-    per_token = row["size"] / len(row["held_out"])
-    losses = []
-    for seed in range(seeds):
+    def __init__(self, name, seed=0):
+        make, learn, _ = VARIANTS[name]
         torch.manual_seed(seed)
-        model = row["new"]()
-        fit(model, windows(row["ids"], model.max_len, BATCH, seed), steps)
-        losses.append(evaluate(model, row["held_out"]) / per_token)
-        print(f"{row['model']}, seed {seed}: {losses[-1]:.3f} nats per byte",
-              flush=True)
-    threads = torch.get_num_threads()
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {
-        "chapter": row["chapter"], "model": row["model"],
-        "nats_per_byte": f"{statistics.mean(losses):.3f}",
-        "spread": f"{max(losses) - min(losses):.3f}",
-        "bytes_per_token": f"{per_token:.2f}",
-        "context_bytes": f"{model.max_len * per_token:.0f}",
-        "tokens_per_s": "",
-        "megabytes": f"{size / 1e6:.2f}",
-        "steps": steps, "seeds": seeds, "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{threads} thread{'s' * (threads > 1)}, "
-                   f"{platform.machine()}",
-        "date": datetime.date.today().isoformat(),
-    }
+        self.model, self.taken = make(), 0
+        self.optimizers, self.factor = learn(self.model)
+        self.rates = [[group["lr"] for group in o.param_groups]
+                      for o in self.optimizers]
+        self.batches = windows(texts()[0], LENGTH, BATCH, seed)
+
+    def step(self):
+        self.taken += 1
+        loss = next_id_loss(self.model, next(self.batches))
+        loss.backward()
+        for optimizer, rates in zip(self.optimizers, self.rates):
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate * self.factor(self.taken)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def measure_speeds(rows, kept, steps, rounds):
-    "Fill in tokens/s: every model trains a few steps, in turn."
-    models = {c: row["new"]() for c, row in rows.items()}
-    speeds = {c: [] for c in rows}
+def train(name, seed, steps):
+    "One run, until it has the tour's result."
+    lesson, watch, curve = Lesson(name, seed), common.Stopwatch(), []
+    most = min(steps or VARIANTS[name][2], VARIANTS[name][2])
+    while lesson.taken < most:
+        with watch:
+            lesson.step()
+        if lesson.taken % EVERY == 0 or lesson.taken == most:
+            curve.append((lesson.taken, held_out_loss(lesson.model)))
+            if curve[-1][1] < RESULT and most > HORIZON:
+                break
+    beyond = held_out_loss(lesson.model, 2 * LENGTH, first=LENGTH)
+    print(f"{name}, seed {seed}: {curve[-1][1]:.3f} after {lesson.taken} "
+          f"steps, {watch.seconds:.0f} s", flush=True)
+    return {"variant": name, "seed": str(seed), "of": str(steps or ""),
+            "seconds": f"{watch.seconds:.2f}",
+            "nats_per_byte": f"{curve[-1][1]:.3f}", "beyond": f"{beyond:.3f}",
+            "curve": " ".join(f"{at}:{loss:.4f}" for at, loss in curve),
+            **common.about()}
+
+
+# seconds
+
+def layer_of(fused):
+    "Attention of the tour's size over 1,024 tokens, there and back."
+    torch.manual_seed(0)
+    layer = SelfAttention(D_MODEL, N_HEADS, causal=True, fused=fused)
+    x = torch.randn(1, 1024, D_MODEL)
+    return lambda: layer(x).sum().backward()
+
+
+@torch.no_grad()
+def writes(cached, n=200):
+    "Two hundred tokens, one after another."
+    torch.manual_seed(0)
+    model, ids = gpt(max_len=n), torch.zeros(1, 1, dtype=torch.long)
+
+    def write():
+        with torch.no_grad():
+            kept, seen = model.new_cache(1) if cached else None, ids
+            for _ in range(n - 1):
+                part = seen[:, -1:] if cached else seen
+                new = model(part, cache=kept)[:, -1:].argmax(-1)
+                seen = torch.cat([seen, new], 1)
+    return write
+
+
+def wide_step(precision=None, compiled=False):
+    "A step of four layers, width 384, on 8 × 128 tokens."
+    torch.manual_seed(0)
+    model = llama(width=384, n_layers=4, n_heads=6)
+    call = torch.compile(model) if compiled else model
+    ids = torch.randint(VOCAB, (8, 129))
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(precision)):
+            logits = call(ids[:, :-1])
+        F.cross_entropy(logits.float().flatten(0, 1),
+                        ids[:, 1:].flatten()).backward()
+        model.zero_grad()
+    return step
+
+
+def steps_of(name):
+    "Ten steps of training, as a train of them takes."
+    lesson = Lesson(name)
+    return lambda: [lesson.step() for _ in range(EVERY)]
+
+
+def bytes_step():
+    "Ten steps of the tour's own training."
+    torch.manual_seed(0)
+    model = MiniGPT()
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    batch = torch.randint(256, (BATCH, model.max_len + 1))
+
+    def step():
+        for _ in range(EVERY):
+            next_id_loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return step
+
+
+CLOCKED = {                 # rivals take turns; so many calls are one of them
+    "attention": ({"explicit": partial(layer_of, False),
+                   "fused": partial(layer_of, True)}, 1),
+    "writing": ({"anew": partial(writes, False),
+                 "cached": partial(writes, True)}, 1),
+    "training": ({"tour": bytes_step} | {
+        name: partial(steps_of, name) for name in (
+            "tokens", "fused", "Llama", "cosine", "Muon")}, EVERY),
+    "wide": ({"float32": wide_step, "bf16": partial(wide_step, "bf16"),
+              "compiled": partial(wide_step, compiled=True)}, 1),
+}
+
+
+def clock(group, rounds):
+    "CPU seconds of each rival: the median and the quartiles."
+    rivals, calls = CLOCKED[group]
+    made = {name: make() for name, make in rivals.items()}
+    for call in made.values():
+        call()
+    taken = {name: [] for name in made}
     for _ in range(rounds):
-        for c, model in models.items():
-            batches = windows(rows[c]["ids"], model.max_len, BATCH)
-            began = time.perf_counter()
-            fit(model, batches, steps)
-            speeds[c].append(steps * BATCH * model.max_len
-                             / (time.perf_counter() - began))
-    for c in kept.keys() & rows.keys():
-        middle = round(statistics.median(speeds[c]), -3)
-        kept[c]["tokens_per_s"] = f"{middle:.0f}"
-        print(f"{kept[c]['model']}: {middle:,.0f} tokens/s", flush=True)
+        for name, call in made.items():
+            watch = common.Stopwatch()
+            with watch:
+                call()
+            taken[name].append(watch.seconds / calls)
+    for name, seconds in taken.items():
+        print(f"{group}, {name}: {statistics.median(seconds):.4f} s",
+              flush=True)
+        quarter = statistics.quantiles(seconds, n=4) if rounds > 1 else [
+            seconds[0]] * 3
+        yield {"group": group, "what": name, "rounds": str(rounds),
+               **{key: f"{value:.5f}" for key, value in zip(
+                   ("low", "seconds", "high"), quarter)},
+               **common.about()}
+
+
+# what the rows are made of
+
+def crossing(curve, goal):
+    "The step at which the loss is first at most `goal`, interpolated."
+    points = [tuple(map(float, p.split(":"))) for p in curve.split()]
+    for (at, loss), (then, less) in zip([(0, 6.0), *points], points):
+        if less <= goal:
+            return at + (then - at) * (loss - goal) / (loss - less)
+    return points[-1][0]                # not within the run: at least that
+
+
+def at_step(curve, step):
+    "The loss at the look nearest to a step."
+    points = [tuple(map(float, p.split(":"))) for p in curve.split()]
+    return min(points, key=lambda p: abs(p[0] - step))[1]
+
+
+class Evidence:
+    "What the runs and the clock say, as numbers: one for each seed."
+
+    def __init__(self, runs, times):
+        self.runs, self.times = runs, {
+            (t["group"], t["what"]): [float(t[key]) for key in (
+                "seconds", "low", "high")] for t in times}
+        tour = [row["curve"].split() for row in common.read(
+            common.RECORDS / "parts.csv") if row["variant"] == "all parts"]
+        gap = TOUR_STEPS // (len(tour[0]) - 1)
+        self.tour = [" ".join(f"{gap * i}:{loss}" for i, loss in enumerate(c))
+                     for c in tour]
+
+    def curves(self, name):
+        if name == "tour":
+            return self.tour
+        return [r["curve"] for r in self.runs if r["variant"] == name]
+
+    def steps(self, name, goal=GOAL):
+        return [crossing(curve, goal) for curve in self.curves(name)]
+
+    def seconds(self, name, goal=GOAL):
+        "Of all seeds, at the median pace and at both of its quartiles."
+        steps = [TOUR_STEPS] if (name, goal) == ("tour", RESULT) else (
+            self.steps(name, goal))
+        pace, low, high = self.times["training", name]
+        return [statistics.median(steps) * pace, min(steps) * low,
+                max(steps) * high]
+
+    def loss(self, name, step):
+        return [at_step(curve, step) for curve in self.curves(name)]
+
+    def beyond(self, name):
+        return [float(r["beyond"]) for r in self.runs
+                if r["variant"] == name]
+
+    def clock(self, group, what):
+        return [1000 * s for s in self.times[group, what]]
+
+
+def cache_bytes(n_kv_heads):
+    "Of a cache of 1,024 tokens in float32, both layers, in kilobytes."
+    return [2 * N_LAYERS * n_kv_heads * (D_MODEL // N_HEADS) * 1024 * 4 / 1e3]
+
+
+def weights(tied):
+    "Of the parameters in float32, in kilobytes."
+    return [sum(p.numel() for p in gpt(tied=tied).parameters()) * 4 / 1e3]
+
+
+def verdict(before, after):
+    "Less is better in every row."
+    if max(after) < min(before):
+        return "gained"
+    return "lost" if min(after) > max(before) else "nothing shown"
+
+
+def parts(e):
+    "The rows: chapter, part, what for, unit, was, now, before, after."
+    to, far = f"steps to {GOAL} nats/byte", "nats/byte beyond what was trained"
+    s, deep_loss = "seconds to 0.25 nats/byte", "nats/byte, 16 layers"
+    yield 2, "tokens", to, "bytes", "tokens", e.steps("tour"), e.steps(
+        "tokens")
+    yield 2, "tokens", s, "bytes", "tokens", e.seconds("tour"), e.seconds(
+        "tokens")
+    yield 4, "positions", to, "none", "sinusoids", e.steps(
+        "no positions"), e.steps("sinusoids")
+    yield 4, "sinusoids", to, "learned", "sinusoids", e.steps(
+        "tokens"), e.steps("sinusoids")
+    yield 5, "rotary positions", far, "learned", "rotary", e.beyond(
+        "tokens"), e.beyond("rotary")
+    yield 5, "rotary positions", to, "sinusoids", "rotary", e.steps(
+        "sinusoids"), e.steps("rotary")
+    yield 6, "norms", deep_loss, "without", "with", e.loss(
+        "deep, no norms", 100), e.loss("deep, small start", 100)
+    yield 6, "initialization", deep_loss, "PyTorch's", "GPT-2's", e.loss(
+        "deep", 100), e.loss("deep, small start", 100)
+    yield 6, "RMSNorm, SwiGLU", to, "LayerNorm, GELU", "RMSNorm, SwiGLU", \
+        e.steps("rotary"), e.steps("RMSNorm, SwiGLU")
+    yield 7, "fused attention", "ms, 1,024 tokens", "explicit", "fused", \
+        e.clock("attention", "explicit"), e.clock("attention", "fused")
+    yield 7, "the cache", "ms to write 200 tokens", "anew", "cached", \
+        e.clock("writing", "anew"), e.clock("writing", "cached")
+    yield 12, "tied head", "kB of weights", "two tables", "one", weights(
+        False), weights(True)
+    yield 12, "GPT-2's start", to, "the tour's", "GPT-2's", e.steps(
+        "tokens"), e.steps("GPT")
+    yield 13, "grouped heads", "kB of cache, 1,024 tokens", "4 key heads", \
+        "2", cache_bytes(4), cache_bytes(2)
+    yield 13, "Llama's parts", to, "GPT", "Llama", e.steps("GPT"), e.steps(
+        "Llama")
+    yield 16, "AdamW", f"nats/byte, {HORIZON} steps", "SGD", "AdamW", e.loss(
+        "SGD", HORIZON), e.loss("Llama", HORIZON)
+    yield 16, "warm-up and cosine", f"nats/byte, {HORIZON} steps", "constant", \
+        "cosine", e.loss("Llama", HORIZON), e.loss("cosine", HORIZON)
+    yield 16, "Muon", to, "AdamW", "Muon", e.steps("cosine"), e.steps("Muon")
+    yield 16, "Muon", s, "AdamW", "Muon", e.seconds("cosine"), e.seconds(
+        "Muon")
+    yield 17, "bf16", "ms a step, width 384", "float32", "bf16", e.clock(
+        "wide", "float32"), e.clock("wide", "bf16")
+    yield 17, "compile", "ms a step, width 384", "as it is", "compiled", \
+        e.clock("wide", "float32"), e.clock("wide", "compiled")
+
+
+def spread(name, values):
+    "The middle of the seeds or rounds, the range and how wide it is."
+    low, high = min(values), max(values)
+    return {name: f"{statistics.median(values):.3f}", f"{name}_low":
+            f"{low:.3f}", f"{name}_high": f"{high:.3f}",
+            f"{name}_spread": f"{high - low:.3f}"}
+
+
+def ladder(e, seeds):
+    "One row for each part."
+    for chapter, part, purpose, was, now, before, after in parts(e):
+        yield {"chapter": chapter, "part": part, "purpose": purpose,
+               "was": was, "now": now, **spread("before", before),
+               **spread("after", after), "better": "less",
+               "verdict": verdict(before, after), "seeds": seeds,
+               **common.about()}
+
+
+LINE = {0: ("tour", "the tour"), 2: ("tokens", "II: tokens"),
+        7: ("fused", "III: the parts"), 13: ("Llama", "IV: Llama"),
+        16: ("Muon", "V: Llama, Muon")}
+
+
+def line(e, seeds):
+    "How soon each model has what the tour ended with."
+    for chapter, (name, model) in LINE.items():
+        steps = ([TOUR_STEPS] * seeds if name == "tour"
+                 else e.steps(name, RESULT))
+        yield {"chapter": chapter, "model": model, "nats_per_byte": RESULT,
+               **spread("steps", steps),
+               **spread("seconds", e.seconds(name, RESULT)),
+               "seeds": seeds, **common.about()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, help="instead of each row's own")
+    parser.add_argument("--steps", type=int, help="at most, in every run")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--chapter", type=int, choices=ROWS, action="append",
-                        help="only this row; the others stay as recorded")
-    parser.add_argument("--speed", action="store_true",
-                        help="train nothing, measure the speeds again")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--again", action="store_true",
+                        help="measure what the files have, too")
+    parser.add_argument("--folder", type=Path, default=common.RECORDS)
     args = parser.parse_args()
-    text = stories.corpus(TRAIN, seed=0, level=1)
-    held_out = stories.corpus(HELD_OUT, seed=1, level=1)
-    made = {chapter: row(text, held_out) for chapter, row in ROWS.items()}
-    kept = {}
-    if (args.chapter or args.speed) and args.out.exists():
-        with args.out.open(encoding="utf-8", newline="") as lines:
-            kept = {int(row["chapter"]): row for row in csv.DictReader(lines)}
-    for chapter in () if args.speed else args.chapter or ROWS:
-        kept[chapter] = train_row(made[chapter], args.seeds, args.steps)
-    measure_speeds(made, kept, steps=min(20, args.steps or 20),
-                   rounds=5 if args.steps is None else 1)
-    rows = [kept[chapter] for chapter in sorted(kept)]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    beside = args.out.with_suffix(".part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    beside.replace(args.out)
+    began = time.process_time()
+    out = args.folder / "ladder_runs.csv"
+    runs = common.kept(out, args.again, of=args.steps or "")
+    done = {(row["variant"], int(row["seed"])) for row in runs}
+    for seed in range(args.seeds):
+        for name in VARIANTS:
+            if (name, seed) not in done:
+                runs.append(train(name, seed, args.steps))
+                common.write(common.sort_by(runs, VARIANTS), out)
+    out = args.folder / "ladder_times.csv"
+    times = common.kept(out, args.again, rounds=args.rounds)
+    for group in CLOCKED:
+        if group in {row["group"] for row in times}:
+            continue
+        times += clock(group, args.rounds)
+        common.write(times, out)
+    e = Evidence(common.sort_by(runs, VARIANTS), times)
+    for name, rows in (("ladder", ladder), ("ladder_line", line)):
+        common.write([*rows(e, args.seeds)], args.folder / f"{name}.csv")
+    print(f"{time.process_time() - began:.0f} CPU seconds")
 
 
 if __name__ == "__main__":

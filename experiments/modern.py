@@ -13,13 +13,13 @@ for each variant and seed, with the loss on held-out stories. They are written
 as they come; a run that was stopped goes on where it was.
 """
 import argparse
-import csv
-import datetime
-import platform
 import time
 from pathlib import Path
 
+import common
 import torch
+from common import (
+    BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN, VOCAB)
 from torch import nn
 
 from tformer import stories
@@ -31,10 +31,7 @@ from tformer.minimal import evaluate, fit, to_ids, windows
 from tformer.position import Embedding, LearnedPositions
 from tformer.rotary import Rotary
 
-OUT = Path(__file__).parents[1] / "tformer" / "records" / "modern.csv"
-BATCH = 8
-TRAIN, HELD_OUT = 300_000, 30_000       # characters of stories
-VOCAB, D_MODEL, N_LAYERS, N_HEADS, MAX_LEN = 256, 96, 2, 4, 128  # the tour's
+OUT = common.RECORDS / "modern.csv"
 STEPS = 600
 D_HEAD, D_FF, EPS, KV_HEADS = D_MODEL // N_HEADS, 4 * D_MODEL, 1e-5, 2
 
@@ -111,39 +108,22 @@ def train(name, seed, steps, ids, held_out):
     took = time.perf_counter() - began
     print(f"{name}, seed {seed}: {loss:.4f} nats per byte, {took:.0f} s",
           flush=True)
-    threads = torch.get_num_threads()
     return {
         "variant": name, "seed": str(seed), "nats_per_byte": f"{loss:.4f}",
         "parameters": str(count(VARIANTS[name], d_ff)), "d_ff": str(d_ff),
-        "steps": str(steps), "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{threads} thread{'s' * (threads > 1)}, "
-                   f"{platform.machine()}",
-        "date": datetime.date.today().isoformat(),
+        "steps": str(steps), **common.about(),
     }
 
 
 def write(rows, out):
-    "All rows so far, in the order of the variants; never half a file."
-    order = list(VARIANTS)
-    rows = sorted(rows, key=lambda r: (order.index(r["variant"]),
-                                       int(r["seed"])))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_suffix(".part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    beside.replace(out)
+    "All rows so far, in the order of the variants."
+    common.write(common.sort_by(rows, VARIANTS), out)
 
 
 def kept_rows(out, steps, again):
     "What an earlier run of as many steps has left."
-    if again or not out.exists():
-        return []
-    with out.open(encoding="utf-8", newline="") as lines:
-        return [row for row in csv.DictReader(lines)
-                if int(row["steps"]) == steps and row["variant"] in VARIANTS]
+    return [row for row in common.kept(out, again, steps=steps)
+            if row["variant"] in VARIANTS]
 
 
 def main():

@@ -17,22 +17,21 @@ and after each 18th part of the steps. Rows are written as they come; a run that
 was stopped goes on where it was.
 """
 import argparse
-import csv
-import datetime
-import platform
 import time
 from functools import partial
 from pathlib import Path
 
+import common
 import torch
+from common import BATCH, HELD_OUT, TRAIN
 from torch import nn
 
 from tformer import stories
 from tformer.minimal import Block, MiniGPT, evaluate, fit, to_ids, windows
 
-OUT = Path(__file__).parents[1] / "tformer" / "records" / "parts.csv"
-BATCH, STEPS, LR, LOOKS = 8, 1800, 6e-3, 18
-TRAIN, HELD_OUT, LOOKED_AT = 300_000, 30_000, 10_000    # bytes of stories
+OUT = common.RECORDS / "parts.csv"
+STEPS, LR, LOOKS = 1800, 6e-3, 18
+LOOKED_AT = 10_000                      # bytes of stories
 
 
 class Replacing(Block):
@@ -118,40 +117,24 @@ def train(name, seed, steps, ids, held_out):
     took = time.perf_counter() - began
     print(f"{name}, seed {seed}: {loss:.3f} nats per byte, {took:.0f} s",
           flush=True)
-    threads = torch.get_num_threads()
     return {
         "variant": name, "seed": str(seed), "nats_per_byte": f"{loss:.3f}",
         "parameters": str(sum(p.numel() for p in model.parameters())),
         "lr": f"{lr:g}", "steps": str(steps),
         "curve": " ".join(f"{loss:.3f}" for loss in curve),
-        "torch": torch.__version__, "python": platform.python_version(),
-        "machine": f"{threads} thread{'s' * (threads > 1)}, "
-                   f"{platform.machine()}",
-        "date": datetime.date.today().isoformat(),
+        **common.about(),
     }
 
 
 def write(rows, out):
-    "All rows so far, in the order of the variants; never half a file."
-    order = list(VARIANTS)
-    rows = sorted(rows, key=lambda r: (order.index(r["variant"]),
-                                       int(r["seed"])))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_suffix(".part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    beside.replace(out)
+    "All rows so far, in the order of the variants."
+    common.write(common.sort_by(rows, VARIANTS), out)
 
 
 def kept_rows(out, steps, again):
     "What an earlier run of as many steps has left."
-    if again or not out.exists():
-        return []
-    with out.open(encoding="utf-8", newline="") as lines:
-        return [row for row in csv.DictReader(lines)
-                if int(row["steps"]) == steps and row["variant"] in VARIANTS]
+    return [row for row in common.kept(out, again, steps=steps)
+            if row["variant"] in VARIANTS]
 
 
 def main():

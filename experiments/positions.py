@@ -15,13 +15,11 @@ row is the accuracy over seeds in one block of sixteen positions, with the
 lowest and the highest seed; positions 0 to 31 were trained on, the rest not.
 """
 import argparse
-import csv
-import datetime
-import platform
 import statistics
 import time
 from pathlib import Path
 
+import common
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -31,7 +29,7 @@ from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
 from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
 from tformer.rotary import ALiBi, Rotary, T5Bias
 
-OUT = Path(__file__).parents[1] / "tformer" / "records" / "positions.csv"
+OUT = common.RECORDS / "positions.csv"
 D_MODEL, N_HEADS, VOCAB = 64, 4, 16
 BATCH, TRAINED, TESTED, BLOCK = 32, 32, 128, 16
 TEST_BATCH = 256
@@ -128,7 +126,6 @@ def rows_of(task, method, seeds, steps):
     took = time.perf_counter() - began
     print(f"{task:>6} {method:>8}", *(f"{statistics.mean(r):.2f}"
           for r in zip(*results)), f" {took:.0f} s", flush=True)
-    threads = torch.get_num_threads()
     for i, block in enumerate(zip(*results)):
         yield {
             "task": task, "method": method,
@@ -136,11 +133,8 @@ def rows_of(task, method, seeds, steps):
             "accuracy": f"{statistics.mean(block):.3f}",
             "lowest": f"{min(block):.3f}", "highest": f"{max(block):.3f}",
             "spread": f"{max(block) - min(block):.3f}",
-            "steps": steps, "seeds": seeds, "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": f"{threads} thread{'s' * (threads > 1)}, "
-                       f"{platform.machine()}",
-            "date": datetime.date.today().isoformat(),
+            "steps": steps, "seeds": seeds,
+            **common.about(),
         }
 
 
@@ -152,13 +146,7 @@ def main():
     args = parser.parse_args()
     rows = [row for task in TASKS for method in METHODS
             for row in rows_of(task, method, args.seeds, args.steps)]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    beside = args.out.with_suffix(".part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    beside.replace(args.out)
+    common.write(rows, args.out)
 
 
 if __name__ == "__main__":

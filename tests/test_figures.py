@@ -676,3 +676,40 @@ def test_reduced_for_comparison_wrapper_and_words_stay():
     assert "<svg>Up &amp; down, panel 2 of 2 | It falls.</svg>" in rules.reduce_svg(panels()._repr_html_())
     other = rules.reduce_svg(panels(caption="Other")._repr_html_())
     assert other != rules.reduce_svg(panels()._repr_html_())
+
+
+# before and after
+
+def rung(part="a part", verdict="gained", **other):
+    "A row as a record has it."
+    numbers = {f"{at}{end}": str(x) for at, x in (
+        ("before", 300.0), ("after", 100.0)) for end in (
+        "", "_low", "_high")}
+    return dict(chapter="2", part=part, purpose="steps to somewhere",
+                was="without", now="with", verdict=verdict, **numbers) | other
+
+
+def test_a_row_is_drawn_with_its_words():
+    drawn = plot.show_rows([rung(), rung("more", "nothing shown"),
+                            rung("less", "lost", after="400.0")])
+    for words in ("a part: steps to somewhere", "without", "3 × less",
+                  "nothing shown", "lost: 1.33 × more"):
+        assert f">{words}</text>" in drawn.svg, words
+    assert all(color in drawn.svg for color in plot.VERDICTS.values())
+
+
+def test_rows_of_several_chapters_become_ratios():
+    drawn = plot.show_rows([rung(), rung("late", chapter="17")])
+    assert ">× 0.33</text>" in drawn.svg and "2 to 17" in drawn.title
+
+
+@pytest.mark.parametrize("draw", [
+    plot.before_after, plot.changes, lambda rows: plot.climb(rows, 3)])
+def test_no_rows_are_no_figure(draw):
+    with pytest.raises(ValueError, match="no rows"):
+        draw([])
+
+
+def test_a_verdict_is_one_of_three():
+    with pytest.raises(ValueError, match="great"):
+        plot.before_after([rung(verdict="great")])

@@ -174,22 +174,98 @@ def test_errors_name_what_was_given(model, call, named):
     assert all(n in str(error.value) for n in named)
 
 
-def test_the_ladder_is_recorded_by_its_script(tmp_path):
-    out = tmp_path / "ladder.csv"
-    run(sys.executable, ROOT / "experiments" / "ladder.py", "--steps", "2",
+def test_the_ends_are_recorded_by_their_script(tmp_path):
+    out = tmp_path / "ends.csv"
+    run(sys.executable, ROOT / "experiments" / "ends.py", "--steps", "2",
         "--seeds", "1", "--out", out)
     with out.open(encoding="utf-8", newline="") as lines:
         new = list(csv.DictReader(lines))
-    kept = read_record("ladder")
+    kept = read_record("ends")
     assert [r["model"] for r in new] == [r["model"] for r in kept]
     for short, long in zip(new, kept):
         assert short.keys() == long.keys()
         for same in ("bytes_per_token", "context_bytes", "megabytes"):
             assert short[same] == long[same]
         assert float(short["nats_per_byte"]) > float(long["nats_per_byte"])
-    table = minimal.ladder(0)
-    assert "tour, bytes" in table and "tour, tokens" not in table
-    assert "tour, tokens" in minimal.ladder(2)
+
+
+# the ladder
+
+@pytest.fixture
+def rungs():
+    "The script as a module."
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        import ladder
+        return ladder
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
+    words = ["ladder.py", "--steps", "2", "--seeds", "1", "--rounds", "1",
+             "--folder", str(tmp_path)]
+    monkeypatch.setattr(rungs, "CLOCKED", {     # no compiler in this test
+        group: ({what: lambda: lambda: None for what in rivals}, calls)
+        for group, (rivals, calls) in rungs.CLOCKED.items()})
+    monkeypatch.setattr(sys, "argv", words)
+    rungs.main()
+    new = {p.stem: p.read_bytes() for p in tmp_path.glob("*.csv")}
+    assert {*new} == {"ladder", "ladder_line", "ladder_runs",
+                      "ladder_times"}
+    for name in new:
+        short = rungs.common.read(tmp_path / f"{name}.csv")
+        long = read_record(name)
+        assert short[0].keys() == long[0].keys()
+        key = "part" if name == "ladder" else [*short[0]][1]
+        if name != "ladder_runs":
+            assert [r[key] for r in short] == [r[key] for r in long]
+        else:
+            assert {r["variant"] for r in long} == {*rungs.VARIANTS}
+    monkeypatch.setattr(rungs, "train", None)       # all of it is there
+    monkeypatch.setattr(rungs, "clock", None)
+    rungs.main()
+    assert {p.stem: p.read_bytes() for p in tmp_path.glob("*.csv")} == new
+
+
+def test_each_clocked_thing_runs(rungs):
+    for make in (rungs.layer_of, rungs.writes):
+        make(True)()
+    rungs.wide_step("bf16")()
+    rungs.bytes_step()()
+    for name in rungs.VARIANTS:
+        rungs.Lesson(name).step()
+
+
+def test_the_ladder_follows_from_its_runs(rungs):
+    e = rungs.Evidence(read_record("ladder_runs"),
+                       read_record("ladder_times"))
+    for name, made in (("ladder", rungs.ladder), ("ladder_line", rungs.line)):
+        kept = read_record(name)
+        for row, long in zip(made(e, 3), kept, strict=True):
+            for key in row.keys() - {"torch", "python", "machine", "date"}:
+                assert str(row[key]) == long[key], (name, key)
+    assert {r["seed"] for r in e.runs} == {"0", "1", "2"}
+    tour = [float(r["nats_per_byte"]) for r in read_record("parts")
+            if r["variant"] == "all parts"]
+    assert rungs.RESULT == round(sum(tour) / 3, 3)
+
+
+def test_where_a_curve_crosses(rungs):
+    assert rungs.crossing("10:0.5 20:0.3 30:0.2", 0.25) == pytest.approx(25)
+    assert rungs.crossing("10:0.5 20:0.3", 0.25) == 20      # never: its end
+    assert rungs.verdict([5, 6], [3, 4]) == "gained"
+    assert rungs.verdict([3, 4], [5, 6]) == "lost"
+    assert rungs.verdict([3, 5], [4, 6]) == "nothing shown"
+
+
+def test_the_ladder_is_drawn():
+    assert "tokens, steps" in minimal.ladder(2).svg
+    assert "Muon" in minimal.ladder().svg
+    first, last = minimal.ladder_line(0).svg, minimal.ladder_line(99).svg
+    assert "to come" in first and "to come" not in last
+    with pytest.raises(ValueError, match="no row of chapter 3"):
+        minimal.ladder(3)
 
 
 # the worth of the parts
@@ -248,7 +324,7 @@ def test_the_record_of_the_parts_is_whole(parts):
         assert abs(curve[-1] - float(r["nats_per_byte"])) < .05
     whole = losses.pop("all parts")         # what the chapter says
     assert all(max(whole) < min(others) for others in losses.values())
-    recorded = float(read_record("ladder")[0]["nats_per_byte"])
+    recorded = float(read_record("ends")[0]["nats_per_byte"])
     assert abs(sum(whole) / 3 - recorded) < .01
 
 

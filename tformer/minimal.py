@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['to_ids', 'to_text', 'windows', 'Attention', 'Block', 'MiniGPT', 'next_id_loss', 'fit', 'sample', 'evaluate',
-           'read_record', 'ladder']
+           'read_record', 'ladder', 'ladder_line']
 
 # %% ../nbs/00_tour.ipynb #12732016
 #| code-fold: true
@@ -198,17 +198,19 @@ def read_record(name: str) -> list[dict[str, str]]:
 
 # %% ../nbs/00_tour.ipynb #39461768
 #| code-fold: true
-#| code-summary: ladder, the rows of the table up to a chapter
-def ladder(last: int) -> str:
-    "The table that grows through the book, up to chapter `last`."
-    head = ["", "nats/byte", "spread", "bytes/token", "context",
-            "tokens/s", "MB"]
-    rows = [[r["model"], r["nats_per_byte"], r["spread"],
-             r["bytes_per_token"], r["context_bytes"] + " bytes",
-             r["tokens_per_s"], r["megabytes"]]
-            for r in read_record("ladder") if int(r["chapter"]) <= last]
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    lines = ["  ".join([row[0].ljust(widths[0])] + [
-        cell.rjust(w) for cell, w in zip(row[1:], widths[1:])])
-        for row in [head, *rows]]
-    return "\n".join(line.rstrip() for line in lines)
+#| code-summary: ladder, what the parts of a chapter are good for
+def ladder(chapter: int | None = None):
+    "Each part of a chapter, before and after; None: of the book so far."
+    from tformer import plot
+    rows = [row for row in read_record("ladder")
+            if chapter is None or int(row["chapter"]) == chapter]
+    expect.that(rows, f"the ladder has no row of chapter {chapter}")
+    return plot.show_rows(rows)
+
+# %% ../nbs/00_tour.ipynb #f0961852
+#| code-fold: true
+#| code-summary: ladder_line, how soon each model has the tour's loss
+def ladder_line(last: int):
+    "How soon the models of chapters up to `last` have the tour's loss."
+    from tformer import plot
+    return plot.show_climb(read_record("ladder_line"), last)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'RED', 'GREY', 'PALETTE', 'INK', 'PAPER', 'HEAT', 'SIGNED', 'MAX_BYTES',
-           'MAX_STEPPER', 'SIDES', 'PARTS', 'luminance', 'contrast', 'figure', 'Figure', 'show', 'heat', 'Stepper',
-           'stepper', 'Place', 'route', 'Places', 'label_at', 'Diagram', 'Machine', 'machine']
+           'MAX_STEPPER', 'SIDES', 'PARTS', 'VERDICTS', 'luminance', 'contrast', 'figure', 'Figure', 'show', 'heat',
+           'Stepper', 'stepper', 'Place', 'route', 'Places', 'label_at', 'Diagram', 'Machine', 'machine', 'in_words',
+           'before_after', 'changes', 'climb', 'show_rows', 'show_climb']
 
 # %% ../nbs/A1_figures.ipynb #20f31d27
 #| code-fold: true
@@ -1051,3 +1052,166 @@ def machine(
     here = ", ".join(lit).replace("feedforward", "feed-forward")
     return Machine(svgs, "The whole machine", _SAYS, caption or (
         f"You are here: {here}." if lit else "The whole machine."))
+
+# %% ../nbs/A1_figures.ipynb #63c988f2
+#| code-fold: true
+#| code-summary: how much less, in words
+VERDICTS = {"gained": GREEN, "nothing shown": GREY, "lost": ORANGE}
+
+
+def in_words(
+    row: dict,  # of a record, with before, after and verdict
+) -> str:
+    """What a row shows: ``5.8 × less``, ``nothing shown``."""
+    expect.choice([*VERDICTS], verdict=row["verdict"])
+    ratio = float(row["before"]) / float(row["after"])
+    if row["verdict"] == "nothing shown":
+        return row["verdict"]
+    return (f"{ratio:.3g} × less" if ratio > 1 else
+            f"lost: {1 / ratio:.3g} × more")
+
+# %% ../nbs/A1_figures.ipynb #c6881198
+#| code-summary: an axis from 0 with names, and a number beside a mark
+def _bare(ax, names, most):
+    """Names at the left, room for numbers at the right."""
+    ax.set_yticks(range(len(names)), names)
+    ax.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.3 * most))
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines["bottom"].set_visible(False)
+
+# %% ../nbs/A1_figures.ipynb #989c4014
+#| code-summary: a mark with its range and its number
+def _mark(ax, y, row, name, color, wide):
+    """One number of a row, on an axis from 0; returns its end."""
+    x, low, high = (float(row[name + end])
+                    for end in ("", "_low", "_high"))
+    ax.plot([0, x], [y, y], color=color, lw=0.9)
+    ax.plot([low, high], [y, y], color=color, lw=wide, alpha=0.4,
+            solid_capstyle="butt")
+    ax.plot(x, y, "o", color=color)
+    ax.annotate(f"{x:,.3g}" if x < 999.5 else f"{x:,.0f}", (high, y),
+                xytext=(8, 0), textcoords="offset points", va="center")
+    return high
+
+# %% ../nbs/A1_figures.ipynb #67f4e358
+#| code-fold: true
+#| code-summary: before_after, two marks for each row
+def before_after(
+    rows: list,  # dicts as ``csv.DictReader`` gives them
+):
+    """A figure of rows: part, purpose, was, now, before, after, verdict.
+
+    ``before_low``, ``before_high`` and the same of ``after`` are the
+    ranges.  ValueError for no row and for a verdict that is none.
+    """
+    expect.that(rows, "nothing to draw: no rows")
+    fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows),
+                       squeeze=False)
+    for row, ax in zip(rows, axes[:, 0]):
+        words, color = in_words(row), VERDICTS[row["verdict"]]
+        most = max(_mark(ax, 0, row, "before", GREY, 7),
+                   _mark(ax, 1, row, "after", color, 7))
+        _bare(ax, [row["was"], row["now"]], 1.45 * most)
+        ax.set_title(f"{row['part']}: {row['purpose']}")
+        ax.text(1, 0.5, words, transform=ax.transAxes, ha="right",
+                va="center", color=color, weight="bold")
+    fig.align_ylabels()
+    return fig
+
+# %% ../nbs/A1_figures.ipynb #1bd776e6
+#| code-fold: true
+#| code-summary: changes, all rows by what they multiply
+def changes(
+    rows: list,  # dicts as ``csv.DictReader`` gives them
+):
+    """A figure of many rows: after, divided by before, for each.
+
+    The bar spans what the two ranges allow.  ValueError for no row.
+    """
+    expect.that(rows, "nothing to draw: no rows")
+    fig, ax = figure(5.6, 0.36 * len(rows) + 0.8)
+    for y, row in enumerate(rows):
+        before, low, high, after, least, most = (
+            float(row[f"{at}{end}"]) for at in ("before", "after")
+            for end in ("", "_low", "_high"))
+        color = VERDICTS.get(row["verdict"], INK)
+        ax.plot([least / high, most / low], [y, y], color=color, lw=7,
+                alpha=0.4, solid_capstyle="butt")
+        ax.plot(after / before, y, "o", color=color)
+        ax.text(4.6, y, f"× {after / before:.2g}", color=color,
+                va="center", ha="right")
+    ax.axvline(1, color=GREY, lw=1, ls=":")
+    ax.set(xscale="log", xlim=(0.06, 5), ylim=(len(rows) - 0.4, -0.6),
+           xlabel="after / before: less is better")
+    ax.set_xticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    ax.set_yticks(range(len(rows)), [
+        f"{r['chapter']} {r['part']}: {r['purpose'].split()[0].strip(',')}"
+        for r in rows])
+    ax.minorticks_off()
+    return fig
+
+# %% ../nbs/A1_figures.ipynb #9109092c
+#| code-fold: true
+#| code-summary: climb, how soon each model has a result
+def climb(
+    rows: list,  # dicts: model, and each measure with _low and _high
+    last: int,  # chapter; the rows of later ones are still empty
+    measure: str = "steps",  # or ``seconds``
+):
+    """A figure of how soon each model has the result of the first.
+
+    ValueError for no row.
+    """
+    expect.that(rows, "nothing to draw: no rows")
+    fig, ax = figure(3.7, 0.42 * len(rows) + 0.6)
+    most = max(float(row[measure]) for row in rows)
+    for y, row in enumerate(rows):
+        if int(row["chapter"]) <= last:
+            _mark(ax, y, row, measure, BLUE, 7)
+        else:
+            ax.text(0, y, " to come", color=GREY, va="center")
+    _bare(ax, [row["model"] for row in rows], most)
+    ax.set_title(measure)
+    return fig
+
+# %% ../nbs/A1_figures.ipynb #22d4fd4d
+#| code-fold: true
+#| code-summary: show_rows, a figure of rows with its words
+def show_rows(
+    rows: list,  # of a record; of one chapter, or of several
+) -> Figure:
+    """What each part is for and what it gained, ready for the page.
+
+    Rows of one chapter as ``before_after``, of several as ``changes``.
+    """
+    told = " ".join(
+        "{part}, {purpose}: {was} {before}, {now} {after}, {verdict}."
+        .format(**row) for row in rows)
+    chapters = sorted({int(row["chapter"]) for row in rows})
+    one = len(chapters) == 1
+    say = ("Each part in what it is for: before (gray) and after ("
+           if one else "What each part made of its number (")
+    return show(
+        (before_after if one else changes)(rows), "The ladder, chapter"
+        f"{'' if one else 's'} {chapters[0]}" + (
+            "" if one else f" to {chapters[-1]}"), told,
+        say + "green: gained; orange: lost; gray: nothing was shown). "
+        "Broad bars span the seeds; for times, half of the rounds.")
+
+# %% ../nbs/A1_figures.ipynb #4e1289d1
+#| code-fold: true
+#| code-summary: show_climb, both figures with their words
+def show_climb(
+    rows: list,  # as ``climb`` takes them, with ``nats_per_byte``
+    last: int,   # chapter
+) -> Figure:
+    """Steps and seconds to one loss, ready for the page."""
+    told = " ".join("{model}: {steps} steps, {seconds} s.".format(**row)
+                    for row in rows if int(row["chapter"]) <= last)
+    return show([climb(rows, last, name) for name in ("steps", "seconds")],
+                "The ladder: how soon the tour's loss is reached",
+                [told, "The same in seconds of one processor core."],
+                "Steps and seconds of training to "
+                f"{rows[0]['nats_per_byte']} nats per byte, by the model "
+                "of each part of the book. Broad bars span the seeds.")
