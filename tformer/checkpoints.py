@@ -44,12 +44,7 @@ def pack(
 
     def walk(x, at):
         if isinstance(x, Tensor):
-            same = x.data_ptr(), x.device, x.dtype, x.shape, x.stride()
-            free = f"{at} {len(tensors)}" if at in tensors else at
-            same = same if x.numel() else len(known)
-            name = known.setdefault(same, free)
-            tensors.setdefault(name, _alone(x))
-            return {"$tensor": name}
+            return {"$tensor": _keep(x, at, tensors, known)}
         if type(x) in (list, tuple):
             inner = [walk(y, f"{at}.{i}") for i, y in enumerate(x)]
             return inner if type(x) is list else {"$tuple": inner}
@@ -60,6 +55,15 @@ def pack(
         return dict(inner) if plain else {"$dict": [
             [walk(k, f"{at}, a key"), y] for k, y in inner]}
     return tensors, walk(state, "state")
+
+# %% ../nbs/A9_checkpoints.ipynb #5f941cae
+#| code-summary: the name of a tensor, which is kept once
+def _keep(x, at, tensors, known):
+    same = x.data_ptr(), x.device, x.dtype, x.shape, x.stride()
+    free = f"{at} {len(tensors)}" if at in tensors else at
+    name = known.setdefault(same if x.numel() else len(known), free)
+    tensors.setdefault(name, _alone(x))
+    return name
 
 # %% ../nbs/A9_checkpoints.ipynb #afa07e43
 #| code-summary: what JSON can write by itself, and floats that it cannot
