@@ -3,10 +3,7 @@
 A record is a CSV in tformer/records/, which travels with the package. A script
 writes it after every row, and the next run goes on after the rows it finds.
 """
-<<<<<<< HEAD
 import argparse
-=======
->>>>>>> h/ladder
 import csv
 import datetime
 import platform
@@ -64,7 +61,6 @@ def sort_by(rows, order, name="variant"):
     return sorted(rows, key=lambda r: (order.index(r[name]), int(r["seed"])))
 
 
-<<<<<<< HEAD
 def arguments(doc, steps, out):
     "The command line of an experiment."
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
@@ -98,8 +94,6 @@ def run(cases, train, args):
             write(rows, args.out)
 
 
-=======
->>>>>>> h/ladder
 class Stopwatch:
     "CPU seconds of this process while it runs: `with watch: …` adds them."
 

@@ -1,6 +1,7 @@
 """The models that travel with the package: their files, and what is refused."""
 import hashlib
 import json
+import math
 import shutil
 import sys
 
@@ -355,9 +356,11 @@ def test_a_text_without_an_end_stops_at_the_limit():
 
 
 @pytest.mark.parametrize("bad", [
-    dict(temperature=0.0), dict(temperature=-1.0), dict(n=0)])
+    dict(temperature=0.0), dict(temperature=-1.0), dict(n=0),
+    dict(temperature=math.nan), dict(n=2.5), dict(n=True),
+    dict(start="once " * 400)])
 def test_bad_wishes_are_refused(storyteller, bad):
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="above 0|at least 1|no room"):
         tell(storyteller, **bad)
 
 

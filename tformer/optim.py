@@ -118,6 +118,16 @@ def _loss_and_error(logits, targets, smoothing):
         error.sub_(smoothing / logits.shape[-1])
     return loss.masked_fill(at[:, 0] != targets, math.nan), error
 
+# %% ../nbs/16_objectives_and_optimizers.ipynb #30a37407
+#| code-fold: true
+#| code-summary: a sum in float32, of products that need not be
+def _add_product(total, a, b):
+    "total += a @ b, each product in the type of a and b."
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(a @ b)
+
 # %% ../nbs/16_objectives_and_optimizers.ipynb #155766cf
 #| code-fold: true
 #| code-summary: all chunks, with their gradients
@@ -126,22 +136,27 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, chunk, learns, *how):
-        ignore, smoothing = how
+        ignore, smoothing, kind = how
         counted = targets != ignore
         wide = torch.promote_types(hidden.dtype, torch.float32)
         share = counted.to(wide) / counted.sum().clamp(min=1)
         inputs = hidden, weight, bias
-        grads = [torch.zeros_like(x) if learns and needed else None
-                 for x, needed in zip(inputs, ctx.needs_input_grad)]
+        grads = [torch.zeros_like(x, dtype=wide) if learns and needed
+                 else None for x, needed in zip(
+                     inputs, ctx.needs_input_grad)]
+        hidden, weight, bias = (
+            x if x is None else x.to(kind) for x in inputs)
         losses = []
-        for at in range(0, len(hidden), chunk):
+        for at in range(0, max(1, len(hidden)), chunk):
             rows = slice(at, at + chunk)
             part = hidden[rows], targets[rows], share[rows]
             losses.append(_Chunked.chunk(
                 part, weight, bias, smoothing, [
                     g if i or g is None else g[rows]
                     for i, g in enumerate(grads)]))
-        ctx.save_for_backward(*grads)
+        ctx.save_for_backward(*(  # summed wide, rounded once
+            g if g is None else g.to(x.dtype)
+            for g, x in zip(grads, inputs)))
         return torch.cat(losses).where(counted, 0.0) @ share
 
     @staticmethod
@@ -156,7 +171,8 @@ class _Chunked(torch.autograd.Function):
         if for_hidden is not None:
             for_hidden.copy_((error @ weight) * share)
         if for_weight is not None:
-            for_weight.addmm_(error.mT, (hidden * share).to(error.dtype))
+            _add_product(for_weight, error.mT,
+                         (hidden * share).to(error.dtype))
         if for_bias is not None:
             for_bias.add_((error * share).sum(0))
         return loss
@@ -166,7 +182,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, grad):
         grads = [None if g is None else (g * grad).to(g.dtype)
                  for g in ctx.saved_tensors]
-        return *grads, *[None] * 5
+        return *grads, *[None] * 6
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #87b2c71b
 #| code-fold: true
@@ -198,11 +214,10 @@ def chunked_cross_entropy(
     kind = (torch.get_autocast_dtype(hidden.device.type)
             if torch.is_autocast_enabled(hidden.device.type)
             else hidden.dtype)
-    head = [x if x is None else x.to(kind) for x in (weight, bias)]
     with no_autocast(hidden.device):
         return _Chunked.apply(
-            hidden.flatten(0, -2).to(kind), *head, targets.flatten(),
-            chunk, torch.is_grad_enabled(), ignore, smoothing)
+            hidden.flatten(0, -2), weight, bias, targets.flatten(),
+            chunk, torch.is_grad_enabled(), ignore, smoothing, kind)
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #549ad7fa
 #| code-fold: true
@@ -401,10 +416,16 @@ class Muon(Optimizer):
         super().__init__(params, dict(
             lr=lr, momentum=momentum, nesterov=nesterov,
             weight_decay=weight_decay, match_adamw=match_adamw))
-        for group in self.param_groups:
-            for p in group["params"]:
-                expect.that(p.ndim == 2, "Muon takes matrices, got a "
-                            f"parameter of shape {tuple(p.shape)}")
+
+    def add_param_group(self, param_group: dict[str, Any]):
+        "Further matrices, with options of their own."
+        super().add_param_group(param_group)
+        wrong = [tuple(p.shape) for p in self.param_groups[-1]["params"]
+                 if p.ndim != 2]
+        if wrong:
+            self.param_groups.pop()
+        expect.that(not wrong, "Muon takes matrices, got a parameter of "
+                    f"shape {wrong and wrong[0]}")
 
     def update(self, params, grads, group):
         lr, momentum = group["lr"], group["momentum"]
@@ -424,10 +445,18 @@ class Muon(Optimizer):
 #| code-summary: hidden_matrices, what Muon is for
 def hidden_matrices(
     model: nn.Module,
-    head: str = "lm_head",  # the name of the output layer
+    head: str | None = "lm_head",  # the output layer; None: there is none
 ) -> list[nn.Parameter]:
-    "The matrices between the embeddings and the head, for ``Muon``."
+    """The matrices between the embeddings and the head, for ``Muon``.
+
+    ``ValueError`` if no layer has the name of the head.
+    """
     expect.kind(nn.Module, model=model)
+    names = {part for name, _ in model.named_modules()
+             for part in name.split(".")}
+    expect.that(head is None or head in names, f"the model has no layer "
+                f"{head!r}: give the name of its output layer as head, or "
+                "None if it has none")
     tables = _tables(model)
     return [p for name, p in model.named_parameters()
             if p.requires_grad and p.ndim == 2 and p not in tables
@@ -507,11 +536,12 @@ def set_lr(
     "Each group gets its own learning rate (``base_lr``) × factor."
     expect.number("[0, inf)", factor=factor)
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
+        group["lr"] = group.setdefault("base_lr", group["lr"]) * (
+            float(factor))  # Python's number, which JSON can hold
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #34b2892a
 def clip_grad_norm(
-    parameters: Iterable[Tensor],  # those without a gradient are skipped
+    parameters: Iterable[Tensor] | Tensor,  # without a gradient: skipped
     max_norm: float,  # inf: the norm is only measured
 ) -> Float[Tensor, ""]:
     """Scale all gradients by one factor, to at most this global norm.
@@ -520,14 +550,19 @@ def clip_grad_norm(
     Returns the norm before, as a tensor: no value is read.
     """
     expect.number("(0, inf]", max_norm=max_norm)
-    grads = [p.grad for p in parameters if p.grad is not None]
+    single = isinstance(parameters, Tensor)
+    grads = [p.grad for p in ([parameters] if single else parameters)
+             if p.grad is not None]
     if not grads:
         return torch.zeros(())
     sizes = [n.to(grads[0].device) for n in torch._foreach_norm(grads)]
     norm = torch.stack(sizes).norm()
+    if max_norm == math.inf:
+        return norm
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(factor.to(grad.device))
+    for device in {grad.device for grad in grads}:
+        torch._foreach_mul_([g for g in grads if g.device == device],
+                            factor.to(device))
     return norm
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #cf85d684

@@ -71,14 +71,16 @@ def tell(
     beyond the model's ``max_len`` stops there.  Raises ``ValueError``
     for a temperature that is not above 0, a start without room.
     """
-    expect.that(temperature > 0 < n, "needs a temperature above 0 and n "
-                f"above 0, got {temperature} and {n}")
+    expect.whole(n=n)
+    expect.number("(0, inf)", temperature=temperature)
     model, tokenizer, _ = trained
     end = tokenizer.token_to_id(END)
     device = next(model.parameters()).device
     new = torch.tensor([[end, *tokenizer.encode(start)]]).repeat(n, 1)
-    draw, cache = torch.Generator().manual_seed(seed), model.new_cache(n)
     first, ids = new.shape[1], new
+    expect.that(first < model.max_len, f"{END} and the start are {first} "
+                f"tokens, which leaves no room in max_len {model.max_len}")
+    draw, cache = torch.Generator().manual_seed(seed), model.new_cache(n)
     while ids.shape[1] < model.max_len and not (
             ids[:, first:] == end).any(1).all():
         logits = model(new.to(device), cache=cache)[:, -1].float().cpu()

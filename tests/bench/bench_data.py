@@ -81,8 +81,9 @@ def main():
             batch = loader.batch_at(0)
             t = timing.in_turn({"read": read, "step": lambda: step(batch)},
                                5, time.process_time)
-            timing.row(f"{name} / a step", t["read"] / n / t["step"],
-                       (AT_MOST, 0.01), f"{1e6 * t['read'] / n:,.0f} µs of "
+            share = t["read"] / n / t["step"]
+            timing.row(f"{name} / a step", share, (AT_MOST, 0.01),
+                       f"{share:.3%}: {1e6 * t['read'] / n:,.0f} µs of "
                        f"{1e3 * t['step']:,.0f} ms")
         ids = torch.from_numpy(np.asarray(file.ids, np.int64))
         start = torch.randint(len(ids) - LENGTH, (BATCH, 1))
