@@ -1076,7 +1076,7 @@ MUTATIONS = [Mutation(*row) for row in [
     ("gradients of the step before", "train",
      "    model.zero_grad()\n    mean =", "    mean =",
      "test_train.py::test_a_trainer_is_the_loop_by_hand"),
-    ("looking uses up chance", "train",
+    ("looking uses up chance", "checkpoints",
      "        set_random_state(chance)", "        pass",
      "test_train.py::test_looking_leaves_no_trace"),
     ("the weights move before the watch looks", "train",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['next_token_loss', 'accumulate', 'mean_loss', 'recomputing', 'compiled', 'Watch', 'first_bad_layer', 'Stopped',
-           'blame', 'update', 'aside', 'look', 'Trainer']
+           'blame', 'update', 'look', 'Trainer']
 
 # %% ../nbs/17_training.ipynb #e4ee026f
 #| code-fold: true
@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 from . import expect
 from .checkpoints import (
-    Checkpoints, History, Stream, load_training, random_state,
-    save_training, set_random_state)
+    Checkpoints, History, Stream, aside, load_training, save_training)
+from .data import Loader
 from .optim import (
     AdamW, chunked_cross_entropy, clip_grad_norm, cross_entropy,
     param_groups, set_lr)
@@ -88,7 +88,10 @@ def accumulate(
 # %% ../nbs/17_training.ipynb #3e6c72ae
 #| code-summary: what batches of other kinds count, and how they move
 def _count(batch):
-    "The targets of a ``Batch``; anything else counts once."
+    "Targets of a ``Batch`` or of windows of ids; others count once."
+    if isinstance(batch, Tensor) and batch.ndim == 2 and not (
+            batch.is_floating_point()):
+        return batch[:, 1:].numel()
     count = getattr(batch, "count", 1)
     return count if isinstance(count, int) else 1
 
@@ -100,18 +103,21 @@ def _to(batch, device):
 # %% ../nbs/17_training.ipynb #151f1d98
 #| code-fold: true
 #| code-summary: mean_loss, to evaluate with
-@torch.no_grad()
 def mean_loss(
     model: nn.Module,
     batches: Iterable,  # that end: ``data.side_by_side``, say
     loss: Callable[[nn.Module, Any], Tensor] = next_token_loss,
 ) -> float:
-    "The mean loss over all targets of some batches."
+    "The mean loss over all targets of some batches, in eval mode."
+    expect.that(not isinstance(batches, Loader),
+                f"{type(batches).__name__} has no end: evaluate on "
+                "data.side_by_side, which goes through a text once")
     where, total, counted = next(model.parameters()).device, 0.0, 0
-    for batch in batches:
-        n = _count(batch)
-        total += loss(model, _to(batch, where)).item() * n
-        counted += n
+    with aside(model):
+        for batch in batches:
+            if n := _count(batch):
+                total += loss(model, _to(batch, where)).item() * n
+                counted += n
     expect.that(counted, "there is nothing to evaluate on")
     return total / counted
 
@@ -126,7 +132,9 @@ def recomputing(
     Activation checkpointing (Chen et al., 2016): less memory, one more
     forward pass.  Inside the context, for ``model.blocks``.
     """
-    blocks = list(model.blocks) if on else []
+    expect.that(not on or hasattr(model, "blocks"), "recompute needs "
+                f"model.blocks, which {type(model).__name__} has not")
+    blocks = dict.fromkeys(model.blocks) if on else {}
     for block in blocks:
         block.forward = partial(checkpoint, block.forward,
                                 use_reentrant=False)
@@ -158,13 +166,17 @@ def compiled(
 class Watch:
     """Looks at each loss, and says what is wrong with it, if anything.
 
-    Wrong is what is no finite number, and a loss above ``spike`` times
-    the median of the last ``window`` losses.
+    Wrong is what is no finite number, and a loss that lies above the
+    median of the last ``window`` by more than ``least`` and more than
+    ``spike`` times their median distance from it.
     """
 
-    def __init__(self, spike: float | None = 3.0, window: int = 50):
+    def __init__(self, spike: float | None = 10.0, window: int = 50,
+                 least: float = 1.0):
         expect.whole(window=window)
-        self.spike, self.window, self.losses = spike, window, []
+        expect.number("(0, inf]", spike=spike or math.inf, least=least)
+        self.spike, self.window, self.least = spike, window, least
+        self.losses = []
 
     def __call__(self, loss: float, norm: float) -> str | None:
         "The problem in words; None if all is well."
@@ -175,9 +187,16 @@ class Watch:
         recent = self.losses[-self.window:]
         if self.spike and len(recent) == self.window:
             usual = statistics.median(recent)
-            if loss > self.spike * usual:
+            strays = statistics.median(abs(x - usual) for x in recent)
+            if loss - usual > max(self.spike * strays, self.least):
                 return f"the loss jumps from {usual:.3f} to {loss:.3f}"
         self.losses = [*recent, loss]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses[-self.window:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = list(state["losses"])
 
 # %% ../nbs/17_training.ipynb #afe77208
 #| code-fold: true
@@ -231,17 +250,27 @@ class Stopped(ArithmeticError):
 def blame(
     model: nn.Module,
     batches: list,  # of one step
-    compute: Callable[[Any], Any],  # forward and backward, of a batch
+    compute: Callable[[Any], Any],  # forward, backward; a batch's loss
 ) -> str:
-    "Which of the batches went wrong, and in which layer, in words."
+    """Which of the batches went wrong, and in which layer, in words.
+
+    Without a number that is none, the batch with the largest loss.
+    """
+    losses, n = {}, len(batches)
     for number, batch in enumerate(batches, start=1):
-        layer = first_bad_layer(model, lambda: compute(batch))
+        if not _count(batch):
+            continue
+        layer = first_bad_layer(model, lambda: losses.update(
+            {number: float(compute(batch))}))
         if layer:
-            return f"batch {number} of {len(batches)}, first in {layer}"
+            return f"batch {number} of {n}, first in {layer}"
+    worst = max(losses, key=losses.get)
+    model.zero_grad()
+    compute(batches[worst - 1])
     sizes = {name: p.grad.norm().item() for name, p in
              model.named_parameters() if p.grad is not None}
-    return (f"batch {number} of {len(batches)}, with the largest gradient "
-            f"in {max(sizes, key=sizes.get)}")
+    return (f"batch {worst} of {n}, of loss {losses[worst]:.3f}, with the "
+            f"largest gradient in {max(sizes, key=sizes.get)}")
 
 # %% ../nbs/17_training.ipynb #5eea1450
 def update(
@@ -278,46 +307,60 @@ def update(
     lr = optimizers[0].param_groups[0]["lr"]
     return {"step": step, "loss": mean, "norm": norm, "lr": lr}
 
-# %% ../nbs/17_training.ipynb #1b84e81b
-#| code-fold: true
-#| code-summary: aside, which leaves no trace
-@contextlib.contextmanager
-def aside(
-    model: nn.Module,
-):
-    """Look at a model in training, and leave no trace.
-
-    Inside: eval mode, no gradients.  After: training goes on, and the
-    random generators stand where they stood.
-    """
-    chance, training = random_state(), model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield model
-    finally:
-        model.train(training)
-        set_random_state(chance)
-
 # %% ../nbs/17_training.ipynb #d9612943
-#| code-fold: true
 #| code-summary: look, which evaluates and samples
 def look(
     model: nn.Module,
-    evaluate: Callable[[nn.Module], dict] | None = None,
-    sample: Callable[[nn.Module], str] | None = None,
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    sample: Callable[[nn.Module], str | list[str]] | None = None,
     path: str | os.PathLike | None = None,  # of a file for the text
 ) -> dict[str, float]:
-    "What ``evaluate`` says, as ``eval_…``; a sample is shown and kept."
+    """What ``evaluate`` says, as ``eval_…``; a sample is shown and kept.
+
+    A number by itself is ``eval_loss``; a list of texts is one text.
+    """
     with aside(model):
-        found = {} if evaluate is None else evaluate(model)
-        text = None if sample is None else sample(model)
-    if text is not None:
+        found = {} if evaluate is None else _numbers(evaluate(model))
+        text = "" if sample is None else _text(sample(model))
+    if sample is not None:
         tqdm.write(text)
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
-    return {f"eval_{name}": float(x) for name, x in found.items()}
+    return found
+
+# %% ../nbs/17_training.ipynb #ecaeb94f
+#| code-summary: numbers by name, of what evaluate returns
+def _numbers(said):
+    found = said if isinstance(said, Mapping) else {"loss": said}
+    try:
+        return {f"eval_{name}": float(x) for name, x in found.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError("evaluate must return a number, or numbers by "
+                         f"name, got {said!r:.60}") from None
+
+# %% ../nbs/17_training.ipynb #bfcbb224
+#| code-summary: one text, of what sample returns
+def _text(said):
+    texts = [said] if isinstance(said, str) else said
+    expect.that(isinstance(texts, (list, tuple)) and all(
+        isinstance(text, str) for text in texts), "sample must return a "
+        f"text, or a list of texts, got {said!r:.60}")
+    return "\n\n".join(texts)
+
+# %% ../nbs/17_training.ipynb #dfa1d770
+#| code-summary: where a sample is kept
+def _sample_path(t):
+    return t.folder and os.path.join(
+        t.folder, f"samples/step-{t.step:06d}.txt")
+
+# %% ../nbs/17_training.ipynb #354e758b
+#| code-summary: what tells the best checkpoint
+def _score(row, best):
+    names = [name[5:] for name in row if name.startswith("eval_")]
+    expect.that(best in names or best in row, f"best={best!r} is none of "
+                f"what evaluate returns: {', '.join(names) or 'nothing'}")
+    return row.get(f"eval_{best}", row.get(best))
 
 # %% ../nbs/17_training.ipynb #9bcf3404
 #| code-summary: refuses to write over another training
@@ -343,8 +386,13 @@ def _optimizers(given, model, lr):
     if given is None:
         given = AdamW(param_groups(model, 0.1), lr, betas=(0.9, 0.95))
     found = list(given) if isinstance(given, (list, tuple)) else [given]
+    own = {*map(id, model.parameters())}
     for optimizer in found:
         expect.kind(torch.optim.Optimizer, optimizer=optimizer)
+        held = [p for g in optimizer.param_groups for p in g["params"]]
+        expect.that(own & {*map(id, held)}, f"{type(optimizer).__name__} "
+                    "holds no parameter of this model: make it anew from "
+                    "model.parameters()")
         for group in optimizer.param_groups:
             expect.number("(0, inf)", lr=float(group["lr"]))
     return found
@@ -373,8 +421,8 @@ class Trainer:
     precision: str | None = None  # "bf16": autocast
     compile: bool = False  # torch.compile
     recompute: bool = False  # blocks compute twice, and keep less
-    evaluate: Callable | None = None  # model -> numbers by name
-    sample: Callable | None = None  # model -> text
+    evaluate: Callable | None = None  # model -> number(s by name)
+    sample: Callable | None = None  # model -> text(s)
     every: int = 100  # steps between two looks, and checkpoints
     folder: str | os.PathLike | None = None
     keep: int = 3  # checkpoints, beside the best
@@ -386,12 +434,13 @@ class Trainer:
         _expect_trainer(self)
         self.step, self.stream = 0, Stream(self.batches)
         self.optimizers = _optimizers(self.optimizer, self.model, self.lr)
+        self.parts = self.model, self.optimizers, self.stream
         folder = self.folder and Path(self.folder)
         self.history = History(folder and folder / "history.csv")
         self.checkpoints = folder and Checkpoints(folder, self.keep)
 
     def fit(self) -> list[dict[str, Any]]:
-        "Train until ``steps``; all rows of the history."
+        "Train until ``steps``, all in train mode; the history's rows."
         _expect_new(self)
         run = compiled(self.model) if self.compile else self.model
         bar = tqdm(total=self.steps, initial=self.step, disable=None)
@@ -401,32 +450,32 @@ class Trainer:
                 batches = self.stream.take(self.accumulate)
                 self.note(update(
                     self.model, self.optimizers, batches, self.step + 1,
-                    loss=self.loss, schedule=self.schedule, run=run,
-                    clip=self.clip, precision=self.precision,
-                    watch=self.watch))
+                    loss=self.loss, schedule=self.schedule, clip=self.clip,
+                    precision=self.precision, run=run, watch=self.watch))
                 bar.update()
         return self.history.rows
 
     def note(self, row: dict[str, Any]) -> None:
         "Into the history; every so often evaluate, sample and save."
-        self.step = row["step"]
+        self.step, score = row["step"], None
         due = self.step % self.every == 0 or self.step == self.steps
-        if due:
-            path = self.folder and os.path.join(
-                self.folder, f"samples/step-{self.step:06d}.txt")
-            row |= look(self.model, self.evaluate, self.sample, path)
-        self.history.add(row)
-        if self.log is not None:
-            self.log(row)
-        if due and self.folder:
-            score = row.get(f"eval_{self.best}", row.get(self.best))
-            save_training(self.checkpoints, self.step, self.model,
-                          self.optimizers, self.stream, score)
+        try:
+            if due:
+                row |= look(self.model, self.evaluate, self.sample,
+                            _sample_path(self))
+                score = _score(row, self.best)
+        finally:  # if looking fails, no step is lost
+            self.history.add(row)
+            if self.log is not None:
+                self.log(row)
+            if due and self.folder:
+                save_training(self.checkpoints, self.step, *self.parts,
+                              score, self.watch)
 
     def resume(self) -> "Trainer":
         "Go on after the last checkpoint; begin anew if there is none."
         if self.folder and self.checkpoints.steps():
-            self.step = load_training(self.checkpoints, self.model,
-                                      self.optimizers, self.stream)
+            self.step = load_training(self.checkpoints, *self.parts,
+                                      watch=self.watch)
             self.history.until(self.step)
         return self
