@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import sys
+import weakref
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,10 +18,9 @@ from safetensors import safe_open
 from conftest import ROOT, run
 from tformer import checkpoints
 from tformer.checkpoints import (
-    STATE, TENSORS, Checkpoints, History, Stream, TensorBoard,
-    expect_config, pack,
-    random_state, read_checkpoint, set_random_state, unpack,
-    write_checkpoint, write_folder)
+    STATE, TENSORS, Checkpoints, History, Stream, TensorBoard, aside,
+    expect_config, load_training, pack, random_state, read_checkpoint,
+    save_training, set_random_state, unpack, write_checkpoint, write_folder)
 from tformer.data import Windows
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS
@@ -87,11 +88,17 @@ def test_a_shared_tensor_is_kept_once_and_a_view_owns_its_memory():
 @pytest.mark.parametrize("state, place", [
     ({"a": {1, 2}}, "state.a is of type set"),
     ({"a": [0, object()]}, "state.a.1 is of type object"),
-    ([np.float32(1)], "state.0 is of type float32"),
+    ([np.ones(1)], "state.0 is of type ndarray"),
     ({"f": len}, "state.f is of type builtin_function_or_method")])
 def test_what_cannot_be_kept_is_named(state, place):
     with pytest.raises(ValueError, match=place):
         pack(state)
+
+
+def test_numbers_of_numpy_are_numbers():
+    state = [np.float64(0.1), np.float32(0.5), np.int64(3), np.bool_(True),
+             np.float64("nan"), {np.int64(1): 2}]
+    assert repr(through_json(state)) == "[0.1, 0.5, 3, True, nan, {1: 2}]"
 
 
 @pytest.mark.parametrize("make", [
@@ -126,6 +133,14 @@ def test_chance_is_put_back_through_files():
     first, second = draws(), draws()
     set_random_state(state)
     assert draws() == first and draws() == second
+
+
+def test_aside_restores_the_mode_of_every_module():
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout())
+    model[0].eval()
+    with aside(model):
+        assert not model.training and not model[1].training
+    assert [m.training for m in model.modules()] == [True, False, True]
 
 
 # --- whole or not at all
@@ -224,6 +239,56 @@ def test_a_model_without_a_configuration(tmp_path):
     other[1].weight = other[0].weight
     Checkpoints(tmp_path).load(other)
     assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@dataclass
+class Own:
+    size: int = 3
+
+
+@pytest.mark.parametrize("config", [Own(), {"size": 3}])
+def test_a_configuration_of_its_own_is_left_alone(config, tmp_path):
+    model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    model.config = other.config = config
+    saved = Checkpoints(tmp_path)
+    saved.save(1, model, {})
+    saved.load(other)
+    assert torch.equal(model.weight, other.weight)
+    (saved.path(1) / "config.json").write_text("{}")
+    expect_config(other, saved.path(1))
+
+
+def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):
+    class Pairs(LlamaConfig):
+        def to_dict(self):
+            return super().to_dict() | {"pairs": (1, 2), "names": {0: "a"}}
+    torch.manual_seed(0)
+    model = Llama(Pairs(vocab_size=40, d_model=16, n_layers=1, n_heads=2))
+    saved = Checkpoints(tmp_path)
+    saved.save(1, model, {})
+    saved.load(model)
+
+
+def test_a_damaged_checkpoint_says_what_can_be_done(tmp_path):
+    saved = Checkpoints(tmp_path)
+    for step in (1, 2):
+        saved.save(step, small(), {})
+    for step, then in ((2, "from step 1"), (1, "from the beginning")):
+        (saved.path(step) / TENSORS).write_bytes(b"")
+        with pytest.raises(ValueError, match=f"step-00000{step} is damaged:"
+                           f" delete this folder, .* goes on {then}"):
+            saved.load(small(), step)
+
+
+def test_what_another_process_writes_is_left_alone(tmp_path):
+    saved = Checkpoints(tmp_path, keep=1)
+    gone = child(lambda: None) or os.getpid() + 10 ** 7
+    theirs = tmp_path / f"step-000009.{os.getppid()}.part"
+    for name in (theirs.name, f"step-000008.{gone}.part",
+                 f"step-000007.{os.getpid()}.part", "step-000006.part"):
+        (tmp_path / name).mkdir()
+    saved.save(1, small(), {})
+    assert sorted(tmp_path.iterdir()) == [saved.path(1), theirs]
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, TENSORS, STATE])
@@ -325,6 +390,114 @@ def test_a_stream_that_ends():
         Stream([]).next()
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
+    def make():
+        draw = torch.Generator().manual_seed(4) if own else None
+        return Stream(torch.utils.data.DataLoader(
+            torch.arange(10), batch_size=2, shuffle=True, generator=draw))
+
+    def some(stream, n):
+        found = []
+        for batch in stream.take(n):
+            torch.rand(3)       # a training throws dice as well
+            found += batch.tolist()
+        return found
+    for before in (0, 3, 5, 8, 13):
+        torch.manual_seed(0)
+        stream, other = make(), make()
+        some(stream, before)
+        state, chance = through_json(stream.state_dict()), random_state()
+        straight = some(stream, 12)
+        torch.manual_seed(7)
+        here = torch.get_rng_state()
+        other.load_state_dict(state)
+        assert torch.equal(here, torch.get_rng_state())
+        set_random_state(chance)
+        assert some(other, 12) == straight
+        assert other.taken == before + 12
+
+
+def test_a_replay_keeps_no_batches_and_reads_one_pass():
+    class Thing:
+        pass
+    alive, most, read = weakref.WeakSet(), 0, 0
+
+    class Things:
+        def __iter__(self):
+            nonlocal most, read
+            for _ in range(50):
+                thing = Thing()
+                alive.add(thing)
+                most, read = max(most, len(alive)), read + 1
+                yield thing
+    stream = Stream(Things())
+    for _ in range(140):
+        stream.next()
+    state = stream.state_dict()
+    most = read = 0
+    Stream(Things()).load_state_dict(state)
+    assert read == 40 and most <= 4
+
+
+def test_a_pass_that_is_now_shorter():
+    stream = Stream([1, 2, 3])
+    stream.take(3)
+    with pytest.raises(ValueError, match="end after 2; the checkpoint was "
+                       "written after 3"):
+        Stream([1, 2]).load_state_dict(stream.state_dict())
+
+
+# --- all of it
+
+def parts(width=16, seed=0, groups=1, lr=0.1):
+    model = small(width)
+    params = [*model.parameters()]
+    cut = [params[:3], params[3:]] if groups == 2 else [params]
+    return (model, [torch.optim.SGD([{"params": p} for p in cut], lr)],
+            Stream(Windows(torch.arange(500) % 40, 8, seed=seed)))
+
+
+@pytest.mark.parametrize("how, words", [
+    ({"seed": 1}, "this loader"), ({"width": 32}, "another model"),
+    ({"groups": 2}, r"groups of \[\d+\] parameters, these have \[3, ")])
+def test_what_does_not_fit_changes_nothing(how, words, tmp_path):
+    saved = Checkpoints(tmp_path)
+    model, optimizers, stream = parts(lr=0.5)
+    torch.nn.init.zeros_(model.norm.weight)
+    stream.take(3)
+    save_training(saved, 3, model, optimizers, stream)
+    model, optimizers, stream = parts(**how)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=words):
+        load_training(saved, model, optimizers, stream)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert optimizers[0].param_groups[0]["lr"] == 0.1
+    assert stream.taken == stream.batches.taken == 0
+
+
+def test_weights_that_do_not_fit_leave_the_data_where_it_was(tmp_path):
+    saved, data = Checkpoints(tmp_path), torch.arange(500) % 40
+    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
+    stream = Stream(Windows(data, 8))
+    stream.take(2)
+    save_training(saved, 2, one, [], stream)
+    stream = Stream(Windows(data, 8))
+    with pytest.raises(ValueError, match="do not fit"):
+        load_training(saved, two, [], stream)
+    assert stream.taken == stream.batches.taken == 0
+
+
+def test_another_learning_rate_is_told(tmp_path, recwarn):
+    saved = Checkpoints(tmp_path)
+    save_training(saved, 1, *parts())
+    load_training(saved, *parts())
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"checkpoint go on, \[0.1\], not "
+                      r"those given now, \[0.2\]"):
+        load_training(saved, *parts(lr=0.2))
+
+
 # --- rows
 
 def test_a_history_is_on_the_disk_after_every_row(tmp_path):
@@ -351,6 +524,17 @@ def test_a_line_that_was_cut_is_left_out(tmp_path):
     history.until(2)
     assert history.rows == [{"step": 1, "loss": 0.5}]
     assert history.path.read_text().splitlines() == ["step,loss", "1,0.5"]
+
+
+def test_a_row_costs_the_same_however_many_there_are(tmp_path):
+    class Unwalked(list):
+        def __iter__(self):
+            raise AssertionError("every row was walked")
+    history = History(tmp_path / "h.csv")
+    history.add({"step": 1, "loss": 0.5})
+    history.rows = Unwalked(history.rows)
+    history.add({"step": 2, "loss": 0.5})
+    assert history.path.read_text().splitlines()[1:] == ["1,0.5", "2,0.5"]
 
 
 def test_a_history_without_a_file():

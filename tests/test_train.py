@@ -91,6 +91,27 @@ def test_mean_loss_equals_one_large_batch():
     assert not any(p.grad is not None for p in model.parameters())
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         mean_loss(model, [])
+    with pytest.raises(ValueError, match="Windows has no end: evaluate on "
+                       "data.side_by_side"):
+        mean_loss(model, batches())
+
+
+def test_mean_loss_of_windows_weighs_by_targets():
+    model = small()
+    with torch.no_grad():
+        parts = [IDS[:40].view(4, 10), IDS[50:53].view(1, 3)]
+        a, b = (next_token_loss(model, part).item() for part in parts)
+    assert abs(mean_loss(model, parts) - (36 * a + 2 * b) / 38) < 1e-6
+
+
+def test_mean_loss_is_without_dropout_and_uses_no_chance():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2, n_layers=1,
+                          max_len=64, dropout=0.5)).train()
+    state = torch.get_rng_state()
+    found = mean_loss(model, side_by_side(IDS[:200], 16))
+    assert torch.equal(state, torch.get_rng_state()) and model.training
+    assert found == mean_loss(model.eval(), side_by_side(IDS[:200], 16))
 
 
 # --- accumulation
@@ -168,6 +189,21 @@ def test_recomputing_changes_no_bit(make):
         assert "forward" not in vars(model.blocks[0])
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+def test_recomputing_a_block_that_is_used_twice():
+    model, batch = small(), next(iter(batches()))
+    model.blocks[1] = model.blocks[0]
+    with recomputing(model):
+        next_token_loss(model, batch).backward()
+    assert "forward" not in vars(model.blocks[0])
+
+
+def test_recomputing_without_blocks():
+    with pytest.raises(ValueError, match="recompute needs model.blocks, "
+                       "which Linear has not"):
+        Trainer(nn.Linear(1, 1), [torch.ones(2, 1)], steps=1,
+                recompute=True).fit()
 
 
 def test_recomputing_keeps_less():
@@ -275,6 +311,38 @@ def test_a_row_tells_step_loss_norm_and_rate():
     assert all(row["norm"] > 0 for row in rows)
 
 
+@pytest.mark.parametrize("precision, dtype", [
+    (None, torch.float32), ("bf16", torch.bfloat16)])
+def test_a_trainer_computes_in_its_precision(precision, dtype):
+    model, seen = small(), set()
+    model.lm_head.register_forward_hook(
+        lambda module, given, result: seen.add(result.dtype))
+    Trainer(model, batches(), steps=1, precision=precision).fit()
+    assert seen == {dtype}
+
+
+@pytest.mark.parametrize("recompute, calls", [(False, 1), (True, 2)])
+def test_a_trainer_recomputes_blocks(recompute, calls):
+    model, seen = small(), []
+    model.blocks[0].attention.register_forward_hook(
+        lambda *_: seen.append(1))
+    Trainer(model, batches(), steps=1, recompute=recompute).fit()
+    assert len(seen) == calls
+
+
+def test_the_default_optimizer():
+    trainer = Trainer(small(), batches(), steps=1, lr=0.01)
+    optimizer, = trainer.optimizers
+    assert type(optimizer) is AdamW
+    for group in optimizer.param_groups:
+        assert group["lr"] == 0.01 and group["betas"] == (0.9, 0.95)
+        matrix = {p.ndim > 1 and p is not trainer.model.embed.weight
+                  for p in group["params"]}
+        assert matrix == {group["weight_decay"] == 0.1}
+        assert group["weight_decay"] in (0.1, 0.0)
+    assert len(optimizer.param_groups) == 2
+
+
 # --- looking
 
 def test_looking_leaves_no_trace():
@@ -299,6 +367,8 @@ def test_aside_puts_everything_back_after_an_error():
     with pytest.raises(KeyError), aside(model):
         torch.rand(1)
         raise KeyError
+    assert not any(m.training for m in model.blocks[0].modules())
+    assert model.blocks[1].training
     assert model.training and torch.equal(state, torch.get_rng_state())
 
 
@@ -309,6 +379,33 @@ def test_what_is_looked_at_is_kept(tmp_path, capsys):
     assert (tmp_path / "s" / "1.txt").read_text() == "once"
     assert "once" in capsys.readouterr().out
     assert look(small()) == {}
+
+
+def test_a_number_is_a_loss_and_a_list_of_texts_is_a_text(capsys):
+    said = look(small(), lambda m: 2.5, lambda m: ["one", "two"])
+    assert said == {"eval_loss": 2.5}
+    assert "one\n\ntwo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how, words", [
+    ({"evaluate": lambda m: [1.0]}, r"evaluate must return a number, or "
+     r"numbers by name, got \[1.0\]"),
+    ({"evaluate": lambda m: {"x": torch.ones(2)}}, "evaluate must return"),
+    ({"sample": lambda m: 3}, "sample must return a text, or a list of "
+     "texts, got 3"),
+    ({"evaluate": lambda m: {"acc": 1.0}, "best": "lss"},
+     "best='lss' is none of what evaluate returns: acc"),
+    ({"sample": lambda m: 1 / 0}, "division")])
+def test_a_look_that_fails_loses_no_step(how, words, tmp_path):
+    trainer = Trainer(small(), batches(), steps=9, every=5, folder=tmp_path,
+                      **how)
+    with pytest.raises((ValueError, ZeroDivisionError), match=words):
+        trainer.fit()
+    assert trainer.checkpoints.steps() == [5]
+    assert trainer.checkpoints.scores() == {}
+    again = Trainer(small(), batches(), steps=9, every=5,
+                    folder=tmp_path).resume()
+    assert again.step == 5 and len(again.fit()) == 9
 
 
 def test_rows_go_to_the_log_and_the_file(tmp_path):
@@ -367,26 +464,72 @@ def test_a_bad_gradient_after_a_good_loss():
         Trainer(model, batches(), steps=1).fit()
 
 
-def test_a_jump_of_the_loss_stops():
-    losses = iter([2.0] * 60 + [5.9, 6.1])
+def test_the_largest_loss_is_to_blame():
+    model, n = small(), 0
+    good, bad = next(iter(batches())), next(iter(batches(seed=1)))
+    none = Batch(good.ids, torch.full_like(good.targets, -100))
 
     def loss(model, batch):
-        return next(losses, 6.1) + 0 * model.norm.weight.sum()
-    with pytest.raises(Stopped, match="the loss jumps from 2.000 to 6.100 at"
-                       " step 62: batch 1 of 1, with the largest"):
+        return next_token_loss(model, batch) * (
+            9 if torch.equal(batch.ids, bad.ids) else 1)
+    watch = Watch(window=2)
+    with pytest.raises(Stopped, match=r"jumps from 3.\d+ to \d+.\d+ at step"
+                       r" 3: batch 2 of 4, of loss 3\d.\d+, with the "
+                       "largest gradient in "):
+        Trainer(model, [good] * 9 + [bad, good, none], steps=3,
+                accumulate=4, loss=loss, watch=watch).fit()
+
+
+def test_a_jump_of_the_loss_stops():
+    losses = iter([2.0] * 60 + [2.9, 3.1])
+
+    def loss(model, batch):
+        return next(losses, 3.1) + 0 * model.norm.weight.sum()
+    with pytest.raises(Stopped, match="the loss jumps from 2.000 to 3.100 at"
+                       " step 62: batch 1 of 1, of loss 3.100, with"):
         Trainer(small(), batches(), steps=99, loss=loss).fit()
 
 
+def test_a_rate_that_is_a_hundred_times_too_high_is_seen():
+    def healthy(step):
+        return 1.0 if step <= 60 else 100.0
+    with pytest.raises(Stopped, match=r"jumps from 3.\d+ to .* at step 6"):
+        Trainer(small(), batches(), steps=99, lr=0.01,
+                schedule=healthy).fit()
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0.5, 1.0), min_size=5, max_size=30),
-       st.floats(0.1, 10))
+@given(st.lists(st.floats(-5, 5), min_size=5, max_size=30),
+       st.floats(-20, 60))
 def test_a_watch_sees_jumps_and_nothing_else(losses, last):
-    watch = Watch(spike=3.0, window=5)
-    assert not any(watch(x, 1.0) for x in losses)
-    usual = sorted(losses[-5:])[2]
-    assert bool(watch(last, 1.0)) == (last > 3 * usual)
+    watch = Watch(spike=10.0, window=5)
+    for x in losses:
+        watch.losses.append(x)
+    usual = np.median(losses[-5:])
+    strays = np.median(np.abs(np.array(losses[-5:]) - usual))
+    high = last - usual > 10 * strays and last - usual > 1
+    assert bool(watch(last, 1.0)) == high
     assert watch(math.nan, 1.0) and watch(1.0, math.inf)
     assert not Watch(spike=None)(1e9, 1.0)
+
+
+@pytest.mark.parametrize("losses", [
+    [-2.0] * 120,                                   # says nothing new
+    [0.060 + 0.14 * (k % 17 == 0) for k in range(200)],  # converged
+    [6.0 * 0.97 ** k for k in range(200)]])         # falls fast
+def test_a_watch_lets_healthy_trainings_be(losses):
+    watch = Watch()
+    assert not any(watch(x, 1.0) for x in losses)
+    assert "jumps from" in watch(losses[-1] + 8, 1.0)
+
+
+def test_a_watch_goes_on_after_a_resume(tmp_path):
+    training(tmp_path, steps=12, watch=Watch(window=5)).fit()
+    again = training(tmp_path, steps=40, watch=Watch(window=5)).resume()
+    assert again.watch.losses == [r["loss"] for r in again.history.rows][-5:]
+    again.loss = lambda model, batch: noisy(model, batch) * 9
+    with pytest.raises(Stopped, match="jumps from .* at step 13"):
+        again.fit()
 
 
 def test_hooks_are_taken_off_again():
@@ -425,6 +568,13 @@ def test_a_rate_of_torch_s_own_is_refused_too(lr):
     optimizer.param_groups[0]["lr"] = lr
     with pytest.raises(ValueError, match="lr must be above 0"):
         Trainer(model, batches(), steps=1, optimizer=optimizer)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="SGD holds no parameter of this "
+                       "model"):
+        Trainer(small(), batches(), steps=1,
+                optimizer=torch.optim.SGD(small().parameters(), 0.1))
 
 
 def test_a_schedule_that_says_nan():
@@ -540,7 +690,14 @@ def test_killed_at_twenty_moments_it_ends_with_the_same_bytes(memory):
     assert laps < 10
 
 
+def shuffled():
+    "A loader of PyTorch: five batches, in another order each pass."
+    return torch.utils.data.DataLoader(IDS[:340].view(20, 17), batch_size=4,
+                                       shuffle=True)
+
+
 @pytest.mark.parametrize("make", [
+    shuffled,
     lambda: [next(iter(batches(seed=s))) for s in range(7)],
     lambda: Padded([IDS[i:i + 3 + i % 9].tolist() for i in range(40)],
                    batch=4),
@@ -588,6 +745,11 @@ def test_a_configuration_that_does_not_match(tmp_path):
     with pytest.raises(ValueError, match="this loader"):
         Trainer(small(), batches(seed=1), steps=9, folder=tmp_path).resume()
     assert files(tmp_path) == before
+
+
+def test_numbers_of_numpy_are_saved(tmp_path):
+    Trainer(small(), Windows(IDS, np.int64(16), seed=np.int64(3)), steps=1,
+            lr=np.float64(0.01), folder=tmp_path).fit()
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, TENSORS, STATE])

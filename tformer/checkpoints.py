@@ -387,7 +387,8 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         own = getattr(self.batches, "state_dict", dict)()
-        return {"taken": self.taken, "passed": self.passed,
+        passed = self.passed if self.chance else 0  # else it says so
+        return {"taken": self.taken, "passed": passed,
                 "chance": self.chance, "batches": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
