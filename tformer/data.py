@@ -380,10 +380,11 @@ def split(
     pairs = () if near is None else near_duplicates(texts, near)
     for text, first in zip(texts, _families(len(texts), pairs)):
         key = f"{seed} {texts[first]}".encode()
-        drawn = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
+        drawn = int.from_bytes(
+            hashlib.blake2b(key, digest_size=8).digest())
         sides[drawn < held_out * 2 ** 64].append(text)
-    expect.that(all(sides), f"{len(texts)} documents, split by {held_out}: "
-                f"{len(sides[0])} to train on, {len(sides[1])} held out")
+    expect.that(all(sides), f"{len(texts)} documents, {held_out} of them "
+                "held out: one side is empty")
     return sides
 
 # %% ../nbs/15_data.ipynb #769af5d5
