@@ -152,6 +152,12 @@ def test_batches_of_other_kinds_count_once():
     assert model.weight.grad is not None
 
 
+def test_a_column_of_labels_counts_too():
+    model, labels = nn.Embedding(5, 1), torch.tensor([[1], [2]])
+    found = accumulate(model, [labels], lambda m, b: m(b).mean())
+    assert found.isfinite() and model.weight.grad.any()
+
+
 def test_nothing_to_learn_is_refused():
     batch = Batch(IDS[None, :8], torch.full((1, 8), -100))
     with pytest.raises(ValueError, match="no target counts"):

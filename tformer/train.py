@@ -91,7 +91,7 @@ def _count(batch):
     "Targets of a ``Batch`` or of windows of ids; others count once."
     if isinstance(batch, Tensor) and batch.ndim == 2 and not (
             batch.is_floating_point()):
-        return batch[:, 1:].numel()
+        return max(batch[:, 1:].numel(), 1)
     count = getattr(batch, "count", 1)
     return count if isinstance(count, int) else 1
 
