@@ -1,5 +1,7 @@
 """Sources of texts, downloads that break, token files, near-duplicates."""
+import errno
 import hashlib
+import io
 import json
 import os
 import random
@@ -29,7 +31,8 @@ END = Tokenizer(Vocabulary([(b"a", b"b")], ["<|end|>"]))
 # --- files
 
 @given(texts=st.lists(st.text(st.characters(
-    exclude_categories=["Cs"], exclude_characters="\x1e")), min_size=1),
+    exclude_categories=["Cs"], exclude_characters="\x1e\ufeff")),
+    min_size=1),
     size=st.integers(1, 9))
 @settings(max_examples=40, deadline=None)
 def test_a_file_is_cut_where_the_separator_stands(tmp_path_factory, texts,
@@ -74,6 +77,32 @@ def test_parquet_is_read_by_rows(tmp_path):
         list(read_parquet(path, "body"))
 
 
+def test_a_parquet_row_without_a_text_is_named(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    path = tmp_path / "a.parquet"
+    for wrong in ([None], [3]):
+        texts = ["a"] * 1200 if wrong == [None] else []
+        parquet.write_table(pa.table({"text": texts + wrong}), path)
+        with pytest.raises(ValueError, match=(
+                f"row {len(texts) + 1} of 'text' in .*parquet must be a str, "
+                f"got {type(wrong[0]).__name__}")):
+            list(documents(path))
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("one|two\ufeff|three", "utf-8-sig")
+    assert list(read_texts(path)) == ["one|two\ufeff|three"]
+    read = corpora.read_file
+    for size in (1, 2, 100):
+        monkeypatch.setattr(corpora, "read_file",
+                            lambda path, n=size: read(path, n))
+        assert list(read_texts(path, "|")) == ["one", "two\ufeff", "three"]
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n', "utf-8-sig")
+    assert list(documents(tmp_path / "a.jsonl")) == ["a"]
+
+
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"tformer\[data\]"):
@@ -90,12 +119,21 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
 
 @pytest.mark.parametrize("make, error, says", [
     (lambda p: documents(p / "none.txt"), FileNotFoundError, "no such file"),
-    (lambda p: documents("storys"), FileNotFoundError, "storys"),
+    (lambda p: documents("storis"), FileNotFoundError,
+     "no such file: 'storis'; nor .* 'stories', 'pydocs' and 'hub:"),
+    (lambda p: documents("stories", sede=1), ValueError,
+     "'stories' has no option sede; its options are seed, level"),
+    (lambda p: documents("pydocs", seed=1), ValueError, "no option seed"),
+    (lambda p: documents(p / "latin.txt", feld="a"), ValueError,
+     "reader of latin.txt has no option feld; its options are separator"),
+    (lambda p: documents(p / "latin.jsonl"), ValueError,
+     "latin.jsonl, line 2, is not UTF-8: byte 0xe9 at position 4"),
     (lambda p: documents(p / "empty.txt"), ValueError, "is empty"),
     (lambda p: documents(p / "blank.txt"), ValueError,
      "the corpus is empty: .* holds no text"),
     (lambda p: documents(p / "folder"), ValueError, "the corpus is empty"),
-    (lambda p: documents(p / "latin.txt"), ValueError, "not UTF-8"),
+    (lambda p: documents(p / "latin.txt"), ValueError,
+     "latin.txt is not UTF-8: byte 0xe9 at position 3"),
     (lambda p: documents("stories", 0), ValueError, "n must be"),
     (lambda p: documents("hub:only/two"), ValueError, "hub:owner/dataset"),
     (lambda p: documents("hub:a/b/../../c"), ValueError, "hub:owner"),
@@ -105,6 +143,7 @@ def test_bad_sources_are_refused(tmp_path, make, error, says):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "latin.jsonl").write_bytes(b'"one"\n"caf\xe9"\n')
     (tmp_path / "folder").mkdir()
     with pytest.raises(error, match=says):
         list(make(tmp_path))
@@ -208,6 +247,36 @@ def test_a_broken_download_goes_on_where_it_broke(server, tmp_path):
     assert [r for r in server.asked if r] == [
         f"bytes={n}-" for n in (70_000, 140_000, 210_000, 280_000)]
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_what_came_to_the_last_byte_is_not_asked_for(server, tmp_path):
+    "Killed between the last byte and the renaming."
+    path = tmp_path / "a.txt"
+    server.most = 70_000
+    with pytest.raises(ConnectionError):
+        download(f"{server.url}/a", path, RIGHT, tries=1)
+    part, = tmp_path.iterdir()
+    part.write_bytes(BODY)
+    server.most, n = 0, len(server.asked)
+    assert download(f"{server.url}/a", path, RIGHT).read_bytes() == BODY
+    assert server.asked[n:] == [None]       # its size alone
+    path.unlink()
+    part.write_bytes(BODY + b"x")
+    with pytest.raises(ValueError, match="sha256"):
+        download(f"{server.url}/a", path, RIGHT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_no_broken_line(server, tmp_path, monkeypatch):
+    class Full(io.FileIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(corpora, "open", Full, raising=False)
+    with pytest.raises(OSError, match="No space left") as seen:
+        download(f"{server.url}/a", tmp_path / "a.txt", tries=2)
+    assert seen.value.errno == errno.ENOSPC
+    assert len(server.asked) == 2           # its size, then one try
 
 
 def test_a_server_without_ranges_sends_all_again(server, tmp_path):
@@ -376,6 +445,17 @@ def test_tasks_come_back_in_order_and_few_are_under_way():
         list(in_order(int, ["1", "x"], workers=2))
 
 
+def test_a_process_that_dies_is_told_of(tmp_path):
+    with pytest.raises(RuntimeError, match="a process died at its task"):
+        list(in_order(os._exit, [1, 1, 1], workers=2))
+
+
+def test_the_folder_of_a_token_file_is_made(tmp_path):
+    path = tmp_path / "not" / "yet" / "a.tok"
+    write_tokens(path, ["some text"], BYTES)
+    assert len(TokenFile(path, BYTES)) == 1
+
+
 @plain_only
 def test_processes_write_the_same_file(tmp_path):
     texts = list(documents("pydocs", 300)) * 12
@@ -445,7 +525,7 @@ def test_near_duplicates_are_those_of_all_pairs():
         words = text.split()
         for i in dice.sample(range(len(words)), len(words) // 30):
             words[i] = "changed"
-        texts.append(" ".join(words))
+        texts.append(" ".join([*words, "more"]))    # none is equal
     slow = slow_pairs(texts, 0.6)
     found = {(i, j): score for i, j, score in near_duplicates(texts, 0.6)}
     assert found == slow and len(slow) >= 20
@@ -461,7 +541,17 @@ def test_equal_and_short_texts_are_compared():
     assert near_duplicates([]) == []
     assert len(shingles("a b c d e f g")) == 3
     assert json.loads(json.dumps(near_duplicates(["a"] * 3))) == [
-        [0, 1, 1.0], [0, 2, 1.0], [1, 2, 1.0]]
+        [0, 1, 1.0], [0, 2, 1.0]]
+
+
+def test_equal_texts_are_compared_once():
+    "A million pairs among 1,500 would tell nothing more."
+    words = [f"word{i}" for i in range(60)]
+    one, two = " ".join(words), " ".join(words[:-1])
+    found = near_duplicates([two] + [one] * 1500 + [two])
+    assert [pair[:2] for pair in found] == [(0, 1), (0, 1501)] + [
+        (1, j) for j in range(2, 1501)]
+    assert found[0][2] == pytest.approx(55 / 56)
 
 
 def test_nothing_is_downloaded_into_the_home_folder_by_tests():

@@ -88,6 +88,13 @@ def test_windows_take_any_row_of_whole_numbers(ids):
     (lambda: Padded([[1, 2]], max_tokens=0), "max_tokens must be"),
     (lambda: Padded([[1] * 9], max_tokens=7), "8 .*beyond max_tokens 7"),
     (lambda: Padded([], batch=2), "nothing to guess"),
+    (lambda: Packed([[1.7, 2.9]], 8), "whole numbers, got float64"),
+    (lambda: Padded([[1.7, 2.9]], batch=1), "whole numbers, got float64"),
+    (lambda: Packed(["abc", "de"], 8), "ids must be one row of whole"),
+    (lambda: Padded(["abc", "de"], batch=1), "ids must be one row of"),
+    (lambda: Packed((row for row in [[1, 2]]), 8),
+     "must be a list of rows or a TokenFile, got <generator"),
+    (lambda: Padded((row for row in [[1, 2]]), batch=1), "a list of rows"),
     (lambda: next(side_by_side([1], 4)), "nothing to guess"),
     (lambda: split(["one"], 0.5), "1 documents"),
     (lambda: split(["one", "two"], 1.5), "held_out"),
@@ -161,6 +168,37 @@ def test_a_state_of_another_loader_is_refused():
     with pytest.raises(ValueError, match="needs a value for taken"):
         state.pop("taken")
         Windows(np.arange(50), 7, 3).load_state_dict(state)
+
+
+def test_floats_further_on_are_never_cut():
+    rows = [[1, 2]] * 300
+    rows[1] = [1.5, 2.5]        # not among those that are looked at first
+    for loader in (Packed(rows, 4, 75), Padded(rows, batch=300)):
+        with pytest.raises(ValueError, match="whole numbers, got float64"):
+            take(loader, 1)
+
+
+@pytest.mark.parametrize("make", [
+    lambda rows: Packed(rows, 16, 2), lambda rows: Padded(rows, batch=2)])
+def test_another_corpus_of_the_same_lengths_is_refused(make):
+    state = make([[1, 2, 3], [4, 5]]).state_dict()
+    assert "2 documents" in state["corpus"]
+    make([np.array([1, 2, 3]), torch.tensor([4, 5])]).load_state_dict(state)
+    for other in ([[1, 2, 3], [4, 6]], [[1, 2], [3, 4, 5]]):
+        with pytest.raises(ValueError, match="the state says"):
+            make(other).load_state_dict(state)
+
+
+def test_numbers_of_numpy_can_be_saved_as_json():
+    n = np.int64(3)
+    rows = [[1, 2, 3], [4, 5]]
+    for loader in (Windows(np.arange(20), n, n, n), Packed(rows, n, n, n),
+                   Padded(rows, batch=n, seed=n),
+                   Padded(rows, np.int32(9), seed=n)):
+        take(loader, 2)
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.load_state_dict({**state, "taken": n})
+        assert json.dumps(loader.state_dict()) != json.dumps(state)
 
 
 def test_an_order_is_a_permutation_each_time():

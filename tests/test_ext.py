@@ -281,7 +281,7 @@ def test_the_status_page_bears_what_is_missing(tmp_path):
 def test_the_plan_holds_every_notebook():
     plan = {ch["nb"]: ch for part in course_map.plan(ROOT)
             for ch in part["chapters"]}
-    assert list(plan) == sorted(plan) and len(plan) == 39
+    assert list(plan) == sorted(plan) and len(plan) == 40
     for nb in FOUND:
         assert plan[nb.name].get("module", "") == nb.module, nb.name
 

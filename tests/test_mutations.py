@@ -1091,7 +1091,7 @@ MUTATIONS = [Mutation(*row) for row in [
 
 BLAMELESS = {"ImportError", "ModuleNotFoundError", "NameError",
              "SyntaxError", "IndentationError", "UnboundLocalError"}
-LIMIT = 300         # seconds for the tests of one copy
+LIMIT = 900         # seconds for the tests of one copy
 
 
 def mutated(mutation):

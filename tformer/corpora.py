@@ -22,8 +22,9 @@ import urllib.request
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import combinations, islice
-from multiprocessing import Pool
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
@@ -34,21 +35,30 @@ from tqdm import tqdm
 from . import expect, stories
 from .tokenizer import Tokenizer, pack, read_file
 
+# %% ../nbs/A8_corpora.ipynb #c7a58797
+#| code-summary: a stream of blocks, cut
+def _cut(blocks, separator):
+    held = ""
+    for block in blocks:
+        *whole, held = (held + block).split(separator)
+        yield from whole
+    yield held
+
 # %% ../nbs/A8_corpora.ipynb #e2aa7fba
 def read_texts(
     path: str | os.PathLike,  # UTF-8
     separator: str | None = None,  # None: the file is one text
 ) -> Iterator[str]:
-    "The texts of a file, cut at the separator, which is dropped."
+    """The texts of a file, cut at the separator, which is dropped.
+
+    So is a byte-order mark at the beginning.
+    """
     expect.that(separator != "", "separator must be a text or None")
-    if separator is None:
-        yield "".join(read_file(path))
-        return
-    held = ""
-    for block in read_file(path):
-        *whole, held = (held + block).split(separator)
-        yield from whole
-    yield held
+    blocks = read_file(path)
+    texts = (iter(["".join(blocks)]) if separator is None
+             else _cut(blocks, separator))
+    yield next(texts).removeprefix("\ufeff")
+    yield from texts
 
 # %% ../nbs/A8_corpora.ipynb #89f90a33
 def read_jsonl(
@@ -56,14 +66,18 @@ def read_jsonl(
     field: str = "text",  # of the object; lines may be strings as well
 ) -> Iterator[str]:
     "The texts of a JSONL file; errors name the line."
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
+                found = json.loads(line.decode("utf-8-sig"))
                 text = found[field] if isinstance(found, dict) else found
                 expect.text(text=text)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}, line {number}, is not UTF-8: "
+                                 f"byte 0x{line[error.start]:02x} at "
+                                 f"position {error.start}") from None
             except (ValueError, KeyError) as error:
                 raise ValueError(f"{path}, line {number}: no text in "
                                  f"{field!r} ({error!r:.60})") from None
@@ -83,13 +97,24 @@ def read_parquet(
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         expect.choice(names, **{f"a column of {path}": field})
+        row = 0
         for rows in file.iter_batches(1000, columns=[field]):
-            yield from rows.column(0).to_pylist()
+            for text in rows.column(0).to_pylist():
+                row += 1
+                expect.text(**{f"row {row} of {field!r} in {path}": text})
+                yield text
 
 # %% ../nbs/A8_corpora.ipynb #f5230b6a
 READERS = {".jsonl": read_jsonl, ".ndjson": read_jsonl,
            ".parquet": read_parquet, ".txt": read_texts,
            ".md": read_texts}
+
+# %% ../nbs/A8_corpora.ipynb #d2879925
+#| code-summary: refuses options that a reader does not have
+def _expect_options(reader, options, of):
+    known = [name for name in inspect.signature(reader).parameters
+             if name != "path"]
+    expect.keys(options, known, of=of, kind="option")
 
 # %% ../nbs/A8_corpora.ipynb #fe67174f
 def read_path(
@@ -102,13 +127,13 @@ def read_path(
     left out.
     """
     path = Path(path)
-    if not path.is_dir():
-        reader = READERS.get(expect.file(path).suffix, read_texts)
-        yield from reader(path, **options)
-        return
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and file.suffix in READERS:
-            yield from READERS[file.suffix](file, **options)
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()
+             and file.suffix in READERS] if path.is_dir() else [
+                 expect.file(path)]
+    for file in files:
+        reader = READERS.get(file.suffix, read_texts)
+        _expect_options(reader, options, f"the reader of {file.name}")
+        yield from reader(file, **options)
 
 # %% ../nbs/A8_corpora.ipynb #a21bb291
 #| code-fold: true
@@ -196,21 +221,30 @@ def _ask(url, start=0, tag=None):
             f"cannot reach {url} ({reason}); without a network there is "
             'documents("stories"), which comes with the package') from None
 
+# %% ../nbs/A8_corpora.ipynb #fdb6aa58
+#| code-summary: how much is there already
+def _size(part):
+    return part.stat().st_size if part.exists() else 0
+
+# %% ../nbs/A8_corpora.ipynb #6ae6d172
+#| code-summary: some bytes; none if the line breaks, and what came is kept
+def _block(answer):
+    try:
+        return answer.read(1 << 16)
+    except OSError:
+        return b""
+
 # %% ../nbs/A8_corpora.ipynb #2317d8f7
 #| code-summary: appends what is missing to the file that is beside
 def _fetch(url, part, total, tag):
     "Go on where the part ends; a server may answer with all of it."
-    with _ask(url, part.stat().st_size if part.exists() else 0,
-              tag) as answer, open(
+    with _ask(url, _size(part), tag) as answer, open(
             part, "ab" if answer.status == 206 else "wb") as file, tqdm(
             desc=part.name, total=total, initial=file.tell(), unit="B",
             unit_scale=True, disable=None) as bar:
-        try:
-            while block := answer.read(1 << 16):
-                file.write(block)
-                bar.update(len(block))
-        except OSError:  # broken off; what came is kept
-            pass
+        while block := _block(answer):
+            file.write(block)
+            bar.update(len(block))
 
 # %% ../nbs/A8_corpora.ipynb #e1c976d8
 #| code-summary: the checksum of a file
@@ -261,10 +295,12 @@ def download(
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part, total, tag = _beside(url, path)
+    if total < 0:  # nobody could tell when it is whole
+        part.unlink(missing_ok=True)
     for _ in range(tries):
-        _fetch(url, part, total, tag)
-        if part.stat().st_size == total or total < 0:
+        if part.exists() and _size(part) >= total:
             break
+        _fetch(url, part, total, tag)
     _settle(part, path, total, sha256)
     return path
 
@@ -311,7 +347,12 @@ def documents(
     if name.startswith("hub:"):
         texts = hub(name[4:], **options)
     elif name in known:
+        _expect_options(known[name], options, f"the corpus {name!r}")
         texts = known[name](**options)
+    elif not os.path.exists(name):
+        raise FileNotFoundError(
+            f"no such file: {name!r}; nor is it a corpus, as are "
+            f"{', '.join(map(repr, known))} and 'hub:owner/dataset/file'")
     else:
         texts = read_path(source, **options)
     for text in islice(filter(str.strip, texts), n):
@@ -431,20 +472,27 @@ def in_order(
     """What the function makes of tasks, in their order.
 
     No more than two tasks a worker are under way, so that a stream of
-    any length needs the memory of a few.
+    any length needs the memory of a few.  ``RuntimeError`` if a process
+    dies.
     """
     expect.whole(workers=workers)
     if workers == 1:
         yield from map(function, tasks)
         return
-    with Pool(workers, _take_job, (function,)) as pool:
-        waiting = deque()
-        for task in tasks:
-            waiting.append(pool.apply_async(_do_job, (task,)))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().get()
-        while waiting:
-            yield waiting.popleft().get()
+    try:
+        with ProcessPoolExecutor(workers, initializer=_take_job,
+                                 initargs=(function,)) as pool:
+            waiting = deque()
+            for task in tasks:
+                waiting.append(pool.submit(_do_job, task))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process died at its task: it was killed, or the memory did "
+            "not do; try fewer workers") from None
 
 # %% ../nbs/A8_corpora.ipynb #57914cf8
 def fill_token_file(
@@ -471,7 +519,7 @@ def fill_token_file(
 
 # %% ../nbs/A8_corpora.ipynb #afedb710
 def write_tokens(
-    path: str | os.PathLike,
+    path: str | os.PathLike,  # its folder is made if it is not there
     documents: Iterable[str],  # as ``documents`` gives them
     tokenizer: Tokenizer,
     *,
@@ -484,6 +532,7 @@ def write_tokens(
     renamed.  Raises ``ValueError`` for an empty corpus.
     """
     encode = Encode(tokenizer, end)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     parts = in_order(encode, gather(documents), workers)
     expect.write_files({Path(path): lambda beside: fill_token_file(
         beside, parts, encode.width, tokenizer_hash(tokenizer))})
@@ -565,16 +614,21 @@ def near_duplicates(
     How alike is the share of their runs of words that both have
     (Jaccard).  Compared are only texts that agree in a band of three
     minima of hashes (Broder, 1997): of pairs at 0.5 all but 14 in
-    1,000, of pairs at 0.7 all but one in a million.
+    1,000, of pairs at 0.7 all but one in a million.  Texts of the same
+    words are compared once: the later ones are paired with the first.
     """
     expect.number("(0, 1]", alike=alike)
-    runs = [shingles(text, n) for text in texts]
+    texts, first = list(texts), {}
+    equal = [(first.setdefault(" ".join(text.lower().split()), j), j, 1.0)
+             for j, text in enumerate(texts)]
+    runs = {i: shingles(texts[i], n) for i in first.values()}
     holders = defaultdict(list)
-    for i, found in enumerate(runs):
+    for i, found in runs.items():
         for band in _bands(found, bands):
             holders[band].append(i)
     pairs = {pair for held in holders.values()
              for pair in combinations(held, 2)}
-    scored = ((i, j, len(runs[i] & runs[j]) / len(runs[i] | runs[j]))
-              for i, j in sorted(pairs))
-    return [found for found in scored if found[2] >= alike]
+    scored = [(i, j, len(runs[i] & runs[j]) / len(runs[i] | runs[j]))
+              for i, j in pairs]
+    return sorted([found for found in scored if found[2] >= alike]
+                  + [pair for pair in equal if pair[0] < pair[1]])

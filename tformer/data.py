@@ -81,7 +81,9 @@ class Loader:
     """
 
     def __init__(self, **facts: Any):
-        self.facts = {"loader": type(self).__name__, **facts}
+        self.facts = {"loader": type(self).__name__, **{
+            name: fact.item() if isinstance(fact, np.generic) else fact
+            for name, fact in facts.items()}}  # for JSON
         self.taken = 0
 
     def batch_at(self, k: int) -> Batch:
@@ -108,7 +110,7 @@ class Loader:
         expect.that(not other, f"the state says {other}, this loader "
                     f"{ {k: self.facts[k] for k in other} }")
         expect.whole(0, taken=state["taken"])
-        self.taken = state["taken"]
+        self.taken = int(state["taken"])
 
 # %% ../nbs/15_data.ipynb #70136b5c
 class Windows(Loader):
@@ -185,6 +187,8 @@ class Order:
 # %% ../nbs/15_data.ipynb #2a347f1c
 #| code-summary: the lengths of documents
 def _lengths(documents):
+    expect.that(hasattr(documents, "__getitem__"), "documents must be a "
+                f"list of rows or a TokenFile, got {documents!r:.40}")
     found = getattr(documents, "lengths", None)
     if found is None:
         found = np.array([len(document) for document in documents],
@@ -192,6 +196,16 @@ def _lengths(documents):
     expect.that(len(found) and found.max() > 1, f"{len(found)} documents "
                 "hold no two ids in a row, so there is nothing to guess")
     return found
+
+# %% ../nbs/15_data.ipynb #74176570
+#| code-summary: what tells documents from others
+def _mark_of(documents, lengths):
+    "A checksum of all lengths, and of ids of a hundred documents."
+    some = range(0, len(lengths), max(1, len(lengths) // 100))
+    numbers = np.concatenate([
+        lengths, *(_array(documents[i][:1000]) for i in some)])
+    return (f"{len(lengths)} documents, "
+            f"{zlib.crc32(numbers.astype(np.int64).tobytes()):08x}")
 
 # %% ../nbs/15_data.ipynb #311f325c
 #| code-summary: an order cut into batches
@@ -224,7 +238,8 @@ class Padded(Loader):
     ):
         expect.that((max_tokens is None) != (batch is None),
                     "give max_tokens or batch, one of them")
-        self.examples, sizes = examples, _lengths(examples) - 1
+        self.examples, lengths = examples, _lengths(examples)
+        corpus, sizes = _mark_of(examples, lengths), lengths - 1
         expect.whole(**{"batch": batch} if batch is not None else
                      {"max_tokens": max_tokens})
         expect.whole(0, seed=seed)
@@ -237,13 +252,13 @@ class Padded(Loader):
         self.groups = _groups(sizes.tolist(), order.tolist(), batch,
                               max_tokens or math.inf)
         self.order = Order(len(self.groups), seed)
-        super().__init__(corpus=_mark(sizes), max_tokens=max_tokens,
+        super().__init__(corpus=corpus, max_tokens=max_tokens,
                          batch=batch, seed=seed, buckets=buckets)
 
     def batch_at(self, k: int) -> Batch:
         "Batch number k, from 0 on."
         group = self.groups[self.order[k]]
-        rows = [np.asarray(self.examples[i], np.int64) for i in group]
+        rows = [_array(self.examples[i]) for i in group]
         width = max(map(len, rows)) - 1
         made = [np.full((len(rows), width), fill)
                 for fill in (0, -100, -1)]
@@ -311,20 +326,22 @@ class Packed(Loader):
         expect.whole(0, seed=seed)
         self.documents, self.length, self.apart = documents, length, apart
         lengths = _lengths(documents)
+        corpus = _mark_of(documents, lengths)
         expect.whole(length=length, batch=batch)
         self.pieces = _pieces(lengths, length)
         first = np.random.default_rng(seed).permutation(len(self.pieces))
         self.rows = best_fit(self.pieces[:, 2].tolist(), length,
                              first.tolist())
         self.order = Order(len(self.rows), seed)
-        super().__init__(corpus=_mark(lengths), length=length, batch=batch,
+        super().__init__(corpus=corpus, length=length, batch=batch,
                          seed=seed, apart=apart)
 
     def _fill(self, row, ids, targets, pos, owner):
         at = 0
         for n, piece in enumerate(row):
             document, start, size = self.pieces[piece].tolist()
-            text = self.documents[document][start:start + size + 1]
+            text = _array(
+                self.documents[document][start:start + size + 1])
             here = slice(at, at + size)
             ids[here], targets[here] = text[:-1], text[1:]
             pos[here], owner[here] = np.arange(size), n
@@ -363,10 +380,11 @@ def split(
     pairs = () if near is None else near_duplicates(texts, near)
     for text, first in zip(texts, _families(len(texts), pairs)):
         key = f"{seed} {texts[first]}".encode()
-        drawn = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
+        drawn = int.from_bytes(
+            hashlib.blake2b(key, digest_size=8).digest())
         sides[drawn < held_out * 2 ** 64].append(text)
-    expect.that(all(sides), f"{len(texts)} documents, split by {held_out}: "
-                f"{len(sides[0])} to train on, {len(sides[1])} held out")
+    expect.that(all(sides), f"{len(texts)} documents, {held_out} of them "
+                "held out: one side is empty")
     return sides
 
 # %% ../nbs/15_data.ipynb #769af5d5

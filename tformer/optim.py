@@ -130,7 +130,7 @@ def _add_product(total, a, b):
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #155766cf
 #| code-fold: true
-#| code-summary: all chunks, with their gradients
+#| code-summary: all chunks, with their gradients (may be skipped)
 class _Chunked(torch.autograd.Function):
     "Loss and gradients of all chunks, in the forward pass."
 
