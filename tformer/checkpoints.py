@@ -284,10 +284,6 @@ class Checkpoints:
         scores = self.scores()
         return min(scores, key=scores.get, default=None)
 
-    def stays(self) -> set[int]:
-        "The steps that are not to be forgotten."
-        return {*self.steps()[-self.keep:], self.best}
-
     def save(self, step: int, model: nn.Module, state: dict[str, Any],
              score: float | None = None) -> Path:
         "Write a checkpoint; then forget what need not stay."
@@ -298,7 +294,8 @@ class Checkpoints:
 
     def tidy(self) -> None:
         "Forget what need not stay, and what a killed process left."
-        for old in {*self.steps()} - self.stays():
+        stay = {*self.steps()[-self.keep:], self.best}
+        for old in {*self.steps()} - stay:
             gone = self.path(old).with_suffix(f".{os.getpid()}.part")
             os.rename(self.path(old), gone)  # at once; then in peace
         for part in filter(_rubbish, self.folder.glob("step-*.part")):
@@ -320,8 +317,7 @@ class Checkpoints:
              ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and state of a step, or of the last, for a model.
 
-        ``ValueError`` for a damaged file, or another model, naming what
-        differs.
+        ``ValueError`` for a damaged file, or for another model.
         """
         steps = self.steps()
         step = max(steps, default=None) if step is None else step
