@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tformer.data import (
-    Windows, documents, near_duplicates, side_by_side, split)
+from tformer.corpora import documents, near_duplicates
+from tformer.data import Windows, side_by_side, split
 from tformer.minimal import MiniGPT
 from tformer.tokenizer import Tokenizer
 

@@ -293,12 +293,16 @@ class Checkpoints:
         "Write a checkpoint; then forget what need not stay."
         write_checkpoint(self.path(step), model, state | {
             "step": step, "score": score})
+        self.tidy()
+        return self.path(step)
+
+    def tidy(self) -> None:
+        "Forget what need not stay, and what a killed process left."
         for old in {*self.steps()} - self.stays():
             gone = self.path(old).with_suffix(f".{os.getpid()}.part")
             os.rename(self.path(old), gone)  # at once; then in peace
         for part in filter(_rubbish, self.folder.glob("step-*.part")):
             shutil.rmtree(part, ignore_errors=True)
-        return self.path(step)
 
     def load(self, model: nn.Module, step: int | None = None
              ) -> dict[str, Any]:
@@ -309,6 +313,7 @@ class Checkpoints:
         """
         weights, state = self.read(model, step)
         load_weights(model, weights)
+        self.tidy()
         return state
 
     def read(self, model: nn.Module, step: int | None = None
@@ -448,7 +453,7 @@ class History:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.known).writerow(row)
         elif self.path:
-            expect.write_files({self.path: self.write})
+            self.replace()
 
     def columns(self) -> list[str]:
         "All columns, in the order in which they came."
@@ -471,7 +476,14 @@ class History:
                 for row in csv.DictReader(lines))
         self.rows = [row for row in rows if row["step"] <= step]
         self.known = dict.fromkeys(k for row in self.rows for k in row)
+        self.replace()
+
+    def replace(self) -> None:
+        "The whole file anew; what killed processes left beside it goes."
         expect.write_files({self.path: self.write})
+        beside = self.path.parent.glob(f"{self.path.name}.*.part")
+        for part in filter(_rubbish, beside):
+            part.unlink(missing_ok=True)
 
 # %% ../nbs/A9_checkpoints.ipynb #fc396328
 class TensorBoard:
@@ -537,6 +549,7 @@ def load_training(
     if state["watch"] and hasattr(watch, "load_state_dict"):
         watch.load_state_dict(state["watch"])
     set_random_state(state["random"])
+    checkpoints.tidy()
     return state["step"]
 
 # %% ../nbs/A9_checkpoints.ipynb #560446d6

@@ -21,8 +21,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from . import expect
-from .corpora import (
-    TokenFile, documents, near_duplicates, write_tokens)
+from .corpora import TokenFile, near_duplicates
 
 # %% ../nbs/15_data.ipynb #abd622f5
 class Batch(NamedTuple):

@@ -174,8 +174,8 @@ class Watch:
     def __init__(self, spike: float | None = 10.0, window: int = 50,
                  least: float = 1.0):
         expect.whole(window=window)
-        expect.number("(0, inf]", spike=spike or math.inf, least=least)
         self.spike, self.window, self.least = spike, window, least
+        expect.number("(0, inf]", spike=spike or math.inf, least=least)
         self.losses = []
 
     def __call__(self, loss: float, norm: float) -> str | None:

@@ -72,8 +72,8 @@ def tell(
     for a temperature that is not above 0, a start without room.
     """
     expect.whole(n=n)
-    expect.number("(0, inf)", temperature=temperature)
     model, tokenizer, _ = trained
+    expect.number("(0, inf)", temperature=temperature)
     end = tokenizer.token_to_id(END)
     device = next(model.parameters()).device
     new = torch.tensor([[end, *tokenizer.encode(start)]]).repeat(n, 1)
