@@ -304,24 +304,20 @@ class Checkpoints:
         for part in filter(_rubbish, self.folder.glob("step-*.part")):
             shutil.rmtree(part, ignore_errors=True)
 
-    def load(self, model: nn.Module, step: int | None = None
-             ) -> dict[str, Any]:
+    def load(self, model: nn.Module, step: int | None = None) -> dict:
         """Put the weights of a step, or of the last, into a model.
 
-        Returns the state.  Nothing changes if it raises, as ``read``
-        does, or for weights that do not fit.
+        Returns the state.  If it raises, as ``read`` does, all stays.
         """
         weights, state = self.read(model, step)
         load_weights(model, weights)
-        self.tidy()
         return state
 
     def read(self, model: nn.Module, step: int | None = None
              ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and state of a step, or of the last, for a model.
 
-        ``ValueError`` for a damaged file, or another model, naming what
-        differs.
+        ``ValueError`` naming a damaged file, or what differs.
         """
         steps = self.steps()
         step = max(steps, default=None) if step is None else step
