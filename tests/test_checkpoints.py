@@ -351,6 +351,13 @@ def test_the_last_few_and_the_best_stay(tmp_path):
     assert saved.steps() == [50, 60] and saved.best == 60
 
 
+def test_to_load_forgets_nothing(tmp_path):
+    for step in range(1, 6):
+        Checkpoints(tmp_path, keep=9).save(step, small(), {})
+    Checkpoints(tmp_path, keep=1).load(small(), 2)
+    assert Checkpoints(tmp_path).steps() == [1, 2, 3, 4, 5]
+
+
 def test_a_step_that_is_not_there(tmp_path):
     saved = Checkpoints(tmp_path)
     with pytest.raises(ValueError, match="has no checkpoint of step None; "

@@ -284,6 +284,10 @@ class Checkpoints:
         scores = self.scores()
         return min(scores, key=scores.get, default=None)
 
+    def stays(self) -> set[int]:
+        "The steps that are not to be forgotten."
+        return {*self.steps()[-self.keep:], self.best}
+
     def save(self, step: int, model: nn.Module, state: dict[str, Any],
              score: float | None = None) -> Path:
         "Write a checkpoint; then forget what need not stay."
@@ -294,30 +298,26 @@ class Checkpoints:
 
     def tidy(self) -> None:
         "Forget what need not stay, and what a killed process left."
-        stay = {*self.steps()[-self.keep:], self.best}
-        for old in {*self.steps()} - stay:
+        for old in {*self.steps()} - self.stays():
             gone = self.path(old).with_suffix(f".{os.getpid()}.part")
             os.rename(self.path(old), gone)  # at once; then in peace
         for part in filter(_rubbish, self.folder.glob("step-*.part")):
             shutil.rmtree(part, ignore_errors=True)
 
-    def load(self, model: nn.Module, step: int | None = None
-             ) -> dict[str, Any]:
+    def load(self, model: nn.Module, step: int | None = None) -> dict:
         """Put the weights of a step, or of the last, into a model.
 
-        Returns the state.  Nothing changes if it raises, as ``read``
-        does, or for weights that do not fit.
+        Returns the state.  If it raises, as ``read`` does, all stays.
         """
         weights, state = self.read(model, step)
         load_weights(model, weights)
-        self.tidy()
         return state
 
     def read(self, model: nn.Module, step: int | None = None
              ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and state of a step, or of the last, for a model.
 
-        ``ValueError`` for a damaged file, or for another model.
+        ``ValueError`` naming a damaged file, or what differs.
         """
         steps = self.steps()
         step = max(steps, default=None) if step is None else step
