@@ -61,15 +61,21 @@ def sort_by(rows, order, name="variant"):
     return sorted(rows, key=lambda r: (order.index(r[name]), int(r["seed"])))
 
 
-def arguments(doc, steps, out):
-    "The command line of an experiment."
-    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--again", action="store_true",
-                        help="train those too that the file has")
-    parser.add_argument("--out", type=Path, default=RECORDS / out)
-    return parser.parse_args()
+def parser(doc, out, seeds=3):
+    "What the command lines of experiments share; a script adds its own."
+    made = argparse.ArgumentParser(description=doc.split("\n")[0])
+    made.add_argument("--seeds", type=int, default=seeds)
+    made.add_argument("--again", action="store_true",
+                      help="train those too that the file has")
+    made.add_argument("--out", type=Path, default=RECORDS / out)
+    return made
+
+
+def arguments(doc, steps, out, seeds=3):
+    "The command line of an experiment of so many steps."
+    made = parser(doc, out, seeds)
+    made.add_argument("--steps", type=int, default=steps)
+    return made.parse_args()
 
 
 def run(cases, train, args):

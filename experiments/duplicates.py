@@ -14,13 +14,9 @@ of which no version is in the corpus: what the model is for.
 The rows go to tformer/records/duplicates.csv: one for each split, seed and
 moment. A run that was stopped goes on where it was.
 """
-import argparse
-import csv
-import datetime
-import platform
 import random
-from pathlib import Path
 
+import common
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -30,7 +26,6 @@ from tformer.data import Windows, side_by_side, split
 from tformer.minimal import MiniGPT
 from tformer.tokenizer import Tokenizer
 
-OUT = Path(__file__).parents[1] / "tformer" / "records" / "duplicates.csv"
 STEPS, LOOKS, LENGTH, BATCH, LR = 800, 16, 64, 8, 3e-3
 ORIGINALS, NEW, VERSIONS, VOCAB = 100, 60, 3, 600
 SPLITS = {"by document": None, "by family": 0.3}    # how alike stay together
@@ -99,56 +94,25 @@ def train(name, seed, steps):
 
 
 def row_of(name, seed, steps, step, found):
-    threads = torch.get_num_threads()
     return {
         "split": name, "seed": str(seed), "steps": str(steps),
         "step": str(step),
         **{key: f"{loss:.3f}" for key, loss in found.items()},
-        "torch": torch.__version__, "python": platform.python_version(),
-        "machine": f"{threads} thread{'s' * (threads > 1)}, "
-                   f"{platform.machine()}",
-        "date": datetime.date.today().isoformat(),
+        **common.about(),
     }
 
 
-def write(rows, out):
-    "All rows so far; never half a file."
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_suffix(".part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    beside.replace(out)
-
-
-def kept_rows(out, steps, again):
-    "What an earlier run of as many steps has left: whole trainings."
-    if again or not out.exists():
-        return []
-    with out.open(encoding="utf-8", newline="") as lines:
-        rows = [row for row in csv.DictReader(lines)
-                if int(row["steps"]) == steps]
-    return rows
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--again", action="store_true",
-                        help="do not keep rows of an earlier run")
-    options = parser.parse_args()
+    options = common.arguments(__doc__, STEPS, "duplicates.csv")
     torch.set_num_threads(1)
-    rows = kept_rows(options.out, options.steps, options.again)
+    rows = common.kept(options.out, options.again, steps=options.steps)
     for seed in range(options.seeds):
         for name in SPLITS:
             if any((row["split"], int(row["seed"])) == (name, seed)
                    for row in rows):
                 continue
             rows += train(name, seed, options.steps)
-            write(rows, options.out)
+            common.write(rows, options.out)
 
 
 if __name__ == "__main__":

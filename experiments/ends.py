@@ -9,64 +9,20 @@ tformer/records/ends.csv, which travels with the package. A row is the mean over
 seeds of the loss on held-out stories; `spread` is the largest less the smallest.
 A run that was stopped goes on after the last whole row.
 """
-import argparse
 import statistics
-from pathlib import Path
 
 import common
 import torch
 from common import (
     BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN)
-from torch import nn
+from ladder import Grown
 
 from tformer import stories
-from tformer.attention import SelfAttention
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
-from tformer.layers import (
-    FeedForward, GatedFeedForward, LayerNorm, Linear, PreNorm, RMSNorm,
-    swiglu_width)
 from tformer.minimal import MiniGPT, evaluate, fit, to_ids, windows
-from tformer.position import Embedding, SinusoidalPositions
-from tformer.rotary import Rotary
 
-OUT = common.RECORDS / "ends.csv"
 VOCAB, TOKEN_CONTEXT = 512, 64          # of the row in tokens
-
-
-class Grown(nn.Module):
-    "The tour's model, with the parts of the chapters up to `chapter`."
-
-    def __init__(self, chapter, vocab_size=256):
-        super().__init__()
-        self.max_len = MAX_LEN
-        self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL ** 0.5)
-        self.positions = (SinusoidalPositions(MAX_LEN, D_MODEL)
-                          if chapter < 5 else None)
-        self.blocks = nn.Sequential(*(
-            part for _ in range(N_LAYERS) for part in self.block(chapter)))
-        self.norm = self.new_norm(chapter)
-        self.lm_head = Linear(D_MODEL, vocab_size)
-
-    @staticmethod
-    def new_norm(chapter):
-        return (LayerNorm if chapter < 6 else RMSNorm)(D_MODEL)
-
-    def block(self, chapter):
-        rotary = Rotary(D_MODEL // N_HEADS) if chapter >= 5 else None
-        yield PreNorm(self.new_norm(chapter), SelfAttention(
-            D_MODEL, N_HEADS, causal=True, packed=True, rotary=rotary,
-            fused=chapter >= 7))
-        yield PreNorm(self.new_norm(chapter), GatedFeedForward(
-            D_MODEL, swiglu_width(D_MODEL)) if chapter >= 6 else FeedForward(
-            D_MODEL, 4 * D_MODEL, activation="gelu"))
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        if self.positions is not None:
-            pos = torch.arange(ids.shape[1], device=ids.device)[None]
-            x = x + self.positions(pos)
-        return self.lm_head(self.norm(self.blocks(x)))
 
 
 def row_bytes(text, held_out):
@@ -90,7 +46,7 @@ def grown(chapter, name):
     "Chapters 4 to 7: one part more is replaced."
     def row(text, held_out):
         return {**row_bytes(text, held_out), "chapter": chapter,
-                "model": name, "new": lambda: Grown(chapter)}
+                "model": name, "new": lambda: Grown(chapter, vocab_size=256)}
     return row
 
 
@@ -133,12 +89,8 @@ def train_row(row, seeds, steps=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = common.parser(__doc__, "ends.csv")
     parser.add_argument("--steps", type=int, help="instead of each row's own")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--again", action="store_true",
-                        help="train those too that the file has")
-    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     text = stories.corpus(TRAIN, seed=0, level=1)
     held_out = stories.corpus(HELD_OUT, seed=1, level=1)

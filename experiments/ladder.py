@@ -53,17 +53,18 @@ GOAL, RESULT, TOUR_STEPS = 0.25, 0.193, 1800
 class Grown(nn.Module):
     "The tour's model, with the parts of the chapters up to `chapter`."
 
-    def __init__(self, chapter, n_layers=N_LAYERS, norms=True, places=True):
+    def __init__(self, chapter, n_layers=N_LAYERS, norms=True, places=True,
+                 vocab_size=VOCAB):
         super().__init__()
         self.chapter, self.norms, self.max_len = chapter, norms, MAX_LEN
-        self.embed = Embedding(VOCAB, D_MODEL, scale=D_MODEL ** 0.5)
+        self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL ** 0.5)
         self.positions = (SinusoidalPositions(MAX_LEN, D_MODEL)
                           if chapter < 5 and places else None)
         self.blocks = nn.Sequential(*(
             PreNorm(self.new_norm(), part) for _ in range(n_layers)
             for part in (self.attention(), self.feed_forward())))
         self.norm = self.new_norm()
-        self.lm_head = Linear(D_MODEL, VOCAB)
+        self.lm_head = Linear(D_MODEL, vocab_size)
 
     def new_norm(self):
         if not self.norms:

@@ -14,14 +14,13 @@ for each size and seed, with the loss on held-out stories in nats per token and
 per byte, and the CPU seconds. The chapter fits a line to the six smaller sizes
 and asks it for the seventh. A run that was stopped goes on where it was.
 """
-import argparse
 import math
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
-from common import RECORDS, Stopwatch, about, kept, write
+from common import Stopwatch, about, kept, write
+from common import parser as command_line
 from tformer import stories
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import windows
@@ -105,14 +104,10 @@ def train(width, seed, share, ids, held_out, bytes_a_token):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__, "scaling.csv")
     parser.add_argument("--sizes", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--tokens", type=float, default=1.0,
                         help="a share of the twenty tokens a weight")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--again", action="store_true",
-                        help="train those too that the file has")
-    parser.add_argument("--out", type=Path, default=RECORDS / "scaling.csv")
     args = parser.parse_args()
     torch.set_num_threads(1)
     data = texts(round(TRAIN * min(1.0, args.tokens)))

@@ -9,12 +9,11 @@ and clipping as there. The rows go to tformer/records/sweeps.csv, which travels
 with the package: one for each width, step size and seed, with the loss on
 held-out stories. A run that was stopped goes on where it was.
 """
-import argparse
-from pathlib import Path
 
 import torch
 
-from common import RECORDS, Stopwatch, about, kept, write
+from common import Stopwatch, about, kept, write
+from common import parser as command_line
 from scaling import TRAIN, evaluate, fit, make, texts
 
 WIDTHS, STEPS = (16, 32, 64), 400
@@ -40,13 +39,9 @@ def place(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__, "sweeps.csv")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--again", action="store_true",
-                        help="train those too that the file has")
-    parser.add_argument("--out", type=Path, default=RECORDS / "sweeps.csv")
     args = parser.parse_args()
     torch.set_num_threads(1)
     data = texts(min(TRAIN, max(50_000, 2000 * args.steps)))

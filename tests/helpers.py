@@ -1,5 +1,7 @@
-"""What tests of parts and models draw, compare and skip with."""
+"""What tests of parts and models draw, compare, skip and kill with."""
 import os
+import signal
+import time
 
 import pytest
 import torch
@@ -53,3 +55,33 @@ def padded(b=3, t=12):
     at = torch.arange(t)[None]
     return torch.cat([at, (at - 4).clamp(min=-1), torch.where(
         at < t - 3, at, -1)])[:b]
+
+
+def child(function, lives=None):
+    "Run it in a fork; killed with -9 after some seconds, if any."
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+            os._exit(0)
+        except BaseException:
+            os._exit(7)
+    if lives is not None:
+        time.sleep(lives)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def die_after(calls, names=("fsync", "rename", "replace", "mkdir")):
+    "From now on this process is killed after so many calls to the disk."
+    left = [calls]
+
+    def deadly(function):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+        return call
+    for name in names:
+        setattr(os, name, deadly(getattr(os, name)))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from conftest import ROOT, run
+from helpers import child, die_after
 from tformer import checkpoints
 from tformer.checkpoints import (
     STATE, TENSORS, Checkpoints, History, Stream, TensorBoard, aside,
@@ -166,33 +167,11 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def child(function):
-    "How a forked child that runs this ended."
-    pid = os.fork()
-    if pid == 0:
-        try:
-            function()
-            os._exit(0)
-        except BaseException:
-            os._exit(7)
-    return os.waitpid(pid, 0)[1]
-
-
 def test_killed_at_any_call_a_save_is_whole_or_absent(tmp_path):
     model, n = small(), 0
 
     def save_and_die():
-        left = [n]
-
-        def deadly(function):
-            def call(*args, **kwargs):
-                left[0] -= 1
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*args, **kwargs)
-            return call
-        for name in ("fsync", "rename", "replace", "mkdir", "open"):
-            setattr(os, name, deadly(getattr(os, name)))
+        die_after(n, ("fsync", "rename", "replace", "mkdir", "open"))
         Checkpoints(tmp_path / str(n), keep=1).save(2, model, {"n": 2})
 
     for n in range(60):

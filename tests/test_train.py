@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import ROOT, run
+from helpers import child, die_after
 from tformer import train
 from tformer.checkpoints import STATE, TENSORS
 from tformer.data import Batch, Packed, Padded, Windows, side_by_side
@@ -625,34 +626,9 @@ def memory():
     shutil.rmtree(folder)
 
 
-def child(function, lives=None):
-    "Run it in a fork; killed with -9 after some seconds, if any."
-    pid = os.fork()
-    if pid == 0:
-        try:
-            function()
-            os._exit(0)
-        except BaseException:
-            os._exit(7)
-    if lives is not None:
-        time.sleep(lives)
-        os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
-
-
 def dying_in_a_save(folder, calls):
     "Trains, and is killed at that call to the disk."
-    left = [calls]
-
-    def deadly(function):
-        def call(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-        return call
-    for name in ("fsync", "rename", "replace", "mkdir"):
-        setattr(os, name, deadly(getattr(os, name)))
+    die_after(calls)
     training(folder).resume().fit()
 
 
