@@ -329,74 +329,6 @@ def look(
             Path(path).write_text(text, encoding="utf-8")
     return found
 
-# %% ../nbs/17_training.ipynb #ecaeb94f
-#| code-summary: numbers by name, of what evaluate returns
-def _numbers(said):
-    found = said if isinstance(said, Mapping) else {"loss": said}
-    try:
-        return {f"eval_{name}": float(x) for name, x in found.items()}
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError("evaluate must return a number, or numbers by "
-                         f"name, got {said!r:.60}") from None
-
-# %% ../nbs/17_training.ipynb #bfcbb224
-#| code-summary: one text, of what sample returns
-def _text(said):
-    texts = [said] if isinstance(said, str) else said
-    expect.that(isinstance(texts, (list, tuple)) and all(
-        isinstance(text, str) for text in texts), "sample must return a "
-        f"text, or a list of texts, got {said!r:.60}")
-    return "\n\n".join(texts)
-
-# %% ../nbs/17_training.ipynb #dfa1d770
-#| code-summary: where a sample is kept
-def _sample_path(t):
-    return t.folder and os.path.join(
-        t.folder, f"samples/step-{t.step:06d}.txt")
-
-# %% ../nbs/17_training.ipynb #354e758b
-#| code-summary: what tells the best checkpoint
-def _score(row, best):
-    names = [name[5:] for name in row if name.startswith("eval_")]
-    expect.that(best in names or best in row, f"best={best!r} is none of "
-                f"what evaluate returns: {', '.join(names) or 'nothing'}")
-    return row.get(f"eval_{best}", row.get(best))
-
-# %% ../nbs/17_training.ipynb #9bcf3404
-#| code-summary: refuses to write over another training
-def _expect_new(trainer):
-    there = trainer.checkpoints.steps() if (
-        trainer.checkpoints and not trainer.step) else []
-    expect.that(not there, "a training stands here already, up to step "
-                f"{max(there, default=0)}: resume() goes on with it; or "
-                "give another folder")
-
-# %% ../nbs/17_training.ipynb #592bbbb9
-#| code-summary: refuses what a trainer cannot work with
-def _expect_trainer(t):
-    expect.kind(nn.Module, model=t.model)
-    expect.whole(steps=t.steps, accumulate=t.accumulate, every=t.every)
-    expect.number("(0, inf]", clip=t.clip)
-    expect.number("(0, inf)", lr=t.lr)
-    expect.choice((None, "bf16"), precision=t.precision)
-
-# %% ../nbs/17_training.ipynb #2e21a077
-#| code-summary: a list of optimizers; learning rates are above 0
-def _optimizers(given, model, lr):
-    if given is None:
-        given = AdamW(param_groups(model, 0.1), lr, betas=(0.9, 0.95))
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    own = {*map(id, model.parameters())}
-    for optimizer in found:
-        expect.kind(torch.optim.Optimizer, optimizer=optimizer)
-        held = [p for g in optimizer.param_groups for p in g["params"]]
-        expect.that(own & {*map(id, held)}, f"{type(optimizer).__name__} "
-                    "holds no parameter of this model: make it anew from "
-                    "model.parameters()")
-        for group in optimizer.param_groups:
-            expect.number("(0, inf)", lr=float(group["lr"]))
-    return found
-
 # %% ../nbs/17_training.ipynb #87b8a9b2
 @dataclass(eq=False, repr=False)
 class Trainer:
@@ -479,3 +411,71 @@ class Trainer:
                                       watch=self.watch)
             self.history.until(self.step)
         return self
+
+# %% ../nbs/17_training.ipynb #ecaeb94f
+#| code-summary: numbers by name, of what evaluate returns
+def _numbers(said):
+    found = said if isinstance(said, Mapping) else {"loss": said}
+    try:
+        return {f"eval_{name}": float(x) for name, x in found.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError("evaluate must return a number, or numbers by "
+                         f"name, got {said!r:.60}") from None
+
+# %% ../nbs/17_training.ipynb #bfcbb224
+#| code-summary: one text, of what sample returns
+def _text(said):
+    texts = [said] if isinstance(said, str) else said
+    expect.that(isinstance(texts, (list, tuple)) and all(
+        isinstance(text, str) for text in texts), "sample must return a "
+        f"text, or a list of texts, got {said!r:.60}")
+    return "\n\n".join(texts)
+
+# %% ../nbs/17_training.ipynb #dfa1d770
+#| code-summary: where a sample is kept
+def _sample_path(t):
+    return t.folder and os.path.join(
+        t.folder, f"samples/step-{t.step:06d}.txt")
+
+# %% ../nbs/17_training.ipynb #354e758b
+#| code-summary: what tells the best checkpoint
+def _score(row, best):
+    names = [name[5:] for name in row if name.startswith("eval_")]
+    expect.that(best in names or best in row, f"best={best!r} is none of "
+                f"what evaluate returns: {', '.join(names) or 'nothing'}")
+    return row.get(f"eval_{best}", row.get(best))
+
+# %% ../nbs/17_training.ipynb #9bcf3404
+#| code-summary: refuses to write over another training
+def _expect_new(trainer):
+    there = trainer.checkpoints.steps() if (
+        trainer.checkpoints and not trainer.step) else []
+    expect.that(not there, "a training stands here already, up to step "
+                f"{max(there, default=0)}: resume() goes on with it; or "
+                "give another folder")
+
+# %% ../nbs/17_training.ipynb #592bbbb9
+#| code-summary: refuses what a trainer cannot work with
+def _expect_trainer(t):
+    expect.kind(nn.Module, model=t.model)
+    expect.whole(steps=t.steps, accumulate=t.accumulate, every=t.every)
+    expect.number("(0, inf]", clip=t.clip)
+    expect.number("(0, inf)", lr=t.lr)
+    expect.choice((None, "bf16"), precision=t.precision)
+
+# %% ../nbs/17_training.ipynb #2e21a077
+#| code-summary: a list of optimizers; learning rates are above 0
+def _optimizers(given, model, lr):
+    if given is None:
+        given = AdamW(param_groups(model, 0.1), lr, betas=(0.9, 0.95))
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    own = {*map(id, model.parameters())}
+    for optimizer in found:
+        expect.kind(torch.optim.Optimizer, optimizer=optimizer)
+        held = [p for g in optimizer.param_groups for p in g["params"]]
+        expect.that(own & {*map(id, held)}, f"{type(optimizer).__name__} "
+                    "holds no parameter of this model: make it anew from "
+                    "model.parameters()")
+        for group in optimizer.param_groups:
+            expect.number("(0, inf)", lr=float(group["lr"]))
+    return found

@@ -23,11 +23,13 @@ import torch
 from torch import nn
 
 from . import expect, stories
+from .bert import BertMaskedLM
 from .gpt import GPT
 from .llama import Llama, Qwen3
 from .minimal import MiniGPT
 from .model import (
     CONFIG, WEIGHTS, ModelConfig, load_model, save_model)
+from .seq2seq import PreNormSeq2Seq, Seq2Seq
 from .tokenizer import Tokenizer
 
 # %% ../nbs/A10_trained.ipynb #cd6746b7
@@ -180,7 +182,8 @@ class Tour(MiniGPT):
 # %% ../nbs/A10_trained.ipynb #7fe7329c
 #| code-fold: true
 #| code-summary: the models that a folder may hold
-MODELS = {kind.__name__: kind for kind in (Tour, GPT, Llama, Qwen3)}
+MODELS = {kind.__name__: kind for kind in (
+    Tour, GPT, Llama, Qwen3, Seq2Seq, PreNormSeq2Seq, BertMaskedLM)}
 
 # %% ../nbs/A10_trained.ipynb #695e2405
 #| code-fold: true
@@ -212,6 +215,8 @@ def card_lines(card: dict[str, Any]) -> list[str]:
     if "right" in card:
         lines.append(line("right", f"{card['right']:.1%} of the sentences "
                           f"of {card['samples']} stories"))
+    lines += [line(name, text) for name, text in
+              card.get("measured", {}).items()]
     return lines
 
 # %% ../nbs/A10_trained.ipynb #820e44e6
