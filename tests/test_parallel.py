@@ -46,7 +46,8 @@ def clause(subject, verb=None, object=None, time="present", *, no=False,
     return Clause(
         subject=subject, verb=verb, time=time, negative=no, question=ask,
         object=who(object), pronoun=pronoun, to=who(to), that=that,
-        adjective=ADJECTIVE.get(adj), about=subject if adj else None)
+        adjective=ADJECTIVE.get(adj),
+        about=subject if adj and isinstance(subject, Phrase) else None)
 
 
 def say(*clauses, here=None, past=False):

@@ -468,6 +468,16 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
         made.main()
 
 
+@plain_only
+def test_the_translator_is_made_by_its_script():
+    short, kept = script().train("translator", 2), load("translator").card
+    missing = {"model", "parameters", "files"}      # until it is saved
+    assert short.card.keys() == kept.keys() - missing
+    assert short.card["steps"] == 2 and short.card["loss"] > kept["loss"]
+    assert short.model.config.d_model == 128
+    assert short.tokenizer.token_to_id(translation.SPECIAL[0]) >= 0
+
+
 def test_a_retraining_outside_its_band_is_told():
     made = script()
     kept = dict(name="stories", loss=0.08, right=0.97, copied=0.0)
