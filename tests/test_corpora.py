@@ -177,6 +177,17 @@ def test_pydocs_are_many_distinct_and_in_one_order():
         "".join(texts).encode()).hexdigest() and not out.stderr
 
 
+def test_what_other_packages_put_into_classes_is_no_documentation(monkeypatch):
+    import logging
+    before = list(pydocs())
+
+    def shout(self, message):
+        "Say it loudly."
+
+    monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
+    assert list(pydocs()) == before
+
+
 # --- downloads
 
 BODY = random.Random(0).randbytes(300_000)

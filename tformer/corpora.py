@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import urllib.error
 import urllib.request
 import warnings
@@ -156,6 +157,13 @@ unittest.case unittest.mock urllib.parse urllib.request uuid warnings
 wave weakref xml.dom.minidom xml.etree.ElementTree xml.sax zipapp
 zipfile zlib zoneinfo""".split()
 
+# %% ../nbs/A8_corpora.ipynb #0f9a77c1
+#| code-summary: whether a method is Python's own
+def _of_python(value):
+    "Whether a method is not another package's, put in at run time."
+    module = getattr(value, "__module__", None) or "builtins"
+    return module.split(".")[0] in sys.stdlib_module_names
+
 # %% ../nbs/A8_corpora.ipynb #045e9129
 #| code-summary: names and docstrings of one object and its methods
 def _described(name, thing):
@@ -163,7 +171,8 @@ def _described(name, thing):
     held = [(name, thing)]
     if inspect.isclass(thing):
         held += [(f"{name}.{key}", value) for key, value
-                 in sorted(vars(thing).items()) if key[0] != "_"]
+                 in sorted(vars(thing).items())
+                 if key[0] != "_" and _of_python(value)]
     with warnings.catch_warnings(action="ignore"):  # some are deprecated
         said = [(key, getattr(value, "__doc__", None))
                 for key, value in held
@@ -176,8 +185,8 @@ def pydocs() -> Iterator[str]:
     """The documentation of Python's standard library, always at hand.
 
     A document is what the docstrings of one function, class or module
-    say, in a fixed order.  Another version of Python says it otherwise,
-    and so does a program that has changed some of these modules.
+    say, in a fixed order; a method that another package has put into a
+    class is left out.  Another version of Python says it otherwise.
     """
     seen = set()
     for module_name in MODULES:
