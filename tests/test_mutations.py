@@ -919,9 +919,9 @@ MUTATIONS = [Mutation(*row) for row in [
     ("special tokens in a text are obeyed", "corpora",
      "disallowed_special=()", "allowed_special=\"all\"",
      "test_corpora.py::test_special_tokens_in_a_text_are_text"),
-    ("tasks pile up", "corpora",
-     "if len(waiting) > 2 * workers:", "if len(waiting) > 99:",
-     "test_corpora.py::test_tasks_come_back_in_order_and_few_are_under_way"),
+    ("tasks pile up", "tokenizer",
+     "if len(waiting) > 2 * processes:", "if len(waiting) > 99:",
+     "test_tokenizer.py::test_tasks_come_back_in_order_and_few_are_under_way"),
     # appendix A3
     ("a switch passes for a whole number", "expect",
      "isinstance(value, Integral) or isinstance(value, bool)\n",

@@ -94,7 +94,7 @@ def test_the_loss_on_the_card_is_the_loss(storyteller):
 def test_the_tour_is_the_model_of_chapter_0():
     held_out = minimal.to_ids(stories.corpus(30_000, seed=1, level=1))
     tour, blind = load("tour"), load("tour_no_mask")
-    recorded = float(minimal.read_record("ladder")[0]["nats_per_byte"])
+    recorded = float(minimal.read_record("ladder_line")[0]["nats_per_byte"])
     loss = minimal.evaluate(tour.model, held_out)
     assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < .01
     assert minimal.evaluate(blind.model, held_out) < loss / 4
