@@ -161,7 +161,9 @@ def nats_per_target_byte(model, tokenizer, pairs):
 def train_translator(steps):
     "The translator: the mean of its last checkpoints, rounded; its card."
     read = parallel.pairs(min(PAIRS, 100 * steps), SEED)
-    new = parallel.pairs(min(TRIED, 10 * steps), NEW_SEED, unseen=True)
+    n = min(TRIED, 10 * steps)
+    new = parallel.pairs(n, NEW_SEED, unseen=True)
+    other = {*parallel.pairs(n, NEW_SEED)} - {*read}    # sentences are new
     tokenizer = Tokenizer.train(
         [text for pair in read[:20_000] for text in pair[:2]], PIECES,
         special_tokens=SPECIAL)
@@ -205,6 +207,8 @@ def train_translator(steps):
         loss_float32=round(exact, 5),
         loss=round(nats_per_target_byte(model, tokenizer, new), 5),
         exact=shares["all"], exact_without_averaging=round(alone, 4),
+        exact_in_combinations_read=round(
+            tried(model, [*other])[1]["all"].share, 4),
         exact_by_phenomenon={name: shares[name] for name in
                              parallel.PHENOMENA if name in shares},
         bleu=round(marks.bleu, 2), chrf=round(marks.chrf, 2),
