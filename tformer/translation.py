@@ -6,7 +6,7 @@
 __all__ = ['SPECIAL', 'write', 'Sides', 'Translation', 'Pairs', 'translation_loss', 'average', 'translate', 'Exact', 'score',
            'Marks', 'bleu_and_chrf', 'Maps', 'cross_maps']
 
-# %% ../nbs/18_translation.ipynb #ab84b83b
+# %% ../nbs/18_translation.ipynb #fbf4cbe4
 #| code-fold: true
 #| code-summary: imports of the module
 import copy
@@ -27,12 +27,12 @@ from .data import Loader, Order
 from .optim import cross_entropy
 from .tokenizer import Tokenizer
 
-# %% ../nbs/18_translation.ipynb #9106fac8
+# %% ../nbs/18_translation.ipynb #c0d372e7
 #| code-fold: true
 #| code-summary: the names of the three special tokens
 SPECIAL = ("<|pad|>", "<|start|>", "<|end|>")
 
-# %% ../nbs/18_translation.ipynb #affe97a5
+# %% ../nbs/18_translation.ipynb #db2ed695
 @torch.no_grad()
 def write(
     model: nn.Module,  # with ``encode``, in eval mode
@@ -65,7 +65,9 @@ def write(
         ids, done = torch.cat([ids, best], 1), best == end
     return ids[:, 1:]
 
-# %% ../nbs/18_translation.ipynb #c145f45e
+# %% ../nbs/18_translation.ipynb #4ad0cecb
+#| code-fold: true
+#| code-summary: Sides, texts of both languages to ids and back
 class Sides:
     """Sentences of both languages to ids, and ids of the target back.
 
@@ -117,7 +119,7 @@ class Sides:
                                   if i >= self.first
                                   and i not in (self.pad, self.start))
 
-# %% ../nbs/18_translation.ipynb #3f90cbda
+# %% ../nbs/18_translation.ipynb #333d96da
 class Translation(NamedTuple):
     """A batch of pairs: what is read, and what there is to say.
 
@@ -140,7 +142,7 @@ class Translation(NamedTuple):
         return Translation(*(x.to(device, non_blocking=True)
                              for x in self[:4]), self.counted)
 
-# %% ../nbs/18_translation.ipynb #5447c251
+# %% ../nbs/18_translation.ipynb #e4025354
 #| code-summary: rows of ids, side by side and padded on the right
 def _padded(rows, fill):
     made = np.full((len(rows), max(map(len, rows))), fill, np.int64)
@@ -148,7 +150,7 @@ def _padded(rows, fill):
         line[:len(row)] = row
     return torch.from_numpy(made)
 
-# %% ../nbs/18_translation.ipynb #de5cd013
+# %% ../nbs/18_translation.ipynb #c7f23022
 #| code-summary: pairs as ids; refuses what is no pair, or too long
 def _rows(pairs, sides, max_len):
     "(source, target) ids of each pair."
@@ -168,7 +170,7 @@ def _rows(pairs, sides, max_len):
                         f"with its end, more than max_len {max_len}")
     return rows
 
-# %% ../nbs/18_translation.ipynb #5b3578b5
+# %% ../nbs/18_translation.ipynb #2b1296b7
 class Pairs(Loader):
     """Batches of sentence pairs, padded on the right, without end.
 
@@ -187,7 +189,8 @@ class Pairs(Loader):
         buckets: bool = True,  # False: pairs of any length
         max_len: int | None = None,  # tokens of a side, with its end
     ):
-        expect.whole(batch=batch, max_len=1 if max_len is None else max_len)
+        expect.whole(batch=batch, **(
+            {} if max_len is None else {"max_len": max_len}))
         self.sides = Sides.of(tokenizer)
         self.rows = _rows(pairs, self.sides, max_len)
         order = np.random.default_rng(seed).permutation(len(self.rows))
@@ -218,7 +221,7 @@ class Pairs(Loader):
         "Every pair once, the short ones first: to evaluate with."
         return map(self.of, self.groups)
 
-# %% ../nbs/18_translation.ipynb #5b57e1a2
+# %% ../nbs/18_translation.ipynb #755774e1
 def translation_loss(
     model: nn.Module,  # with ``encode``, such as a ``Seq2Seq``
     batch: Translation,
@@ -232,7 +235,7 @@ def translation_loss(
     logits = model(batch.ids, memory=memory, memory_mask=batch.mask)
     return cross_entropy(logits, batch.targets, smoothing=smoothing)
 
-# %% ../nbs/18_translation.ipynb #9fb03646
+# %% ../nbs/18_translation.ipynb #6013152f
 @torch.no_grad()
 def average(
     models: Iterable[nn.Module],  # of one shape: the last checkpoints
@@ -244,7 +247,8 @@ def average(
     """
     every = list(models)
     expect.that(every, "there is no model to average")
-    mean, states = copy.deepcopy(every[-1]), [m.state_dict() for m in every]
+    states = [model.state_dict() for model in every]
+    mean = copy.deepcopy(every[-1])
     for name, last in mean.state_dict().items():
         parts = [state.get(name) for state in states]
         for i, part in enumerate(parts):
@@ -255,12 +259,12 @@ def average(
             last.copy_(torch.stack([p.double() for p in parts]).mean(0))
     return mean
 
-# %% ../nbs/18_translation.ipynb #12370a34
+# %% ../nbs/18_translation.ipynb #3f7f06e7
 #| code-summary: the words of a text
 def _words(text):
     return re.findall(r"\w+", text.casefold())
 
-# %% ../nbs/18_translation.ipynb #0a4eec8a
+# %% ../nbs/18_translation.ipynb #bce38433
 #| code-summary: sources as ids; refuses what cannot be translated
 def _sources(texts, sides, max_len, words):
     expect.that(not isinstance(texts, str), "texts must be a list of "
@@ -279,7 +283,7 @@ def _sources(texts, sides, max_len, words):
                     f"tokens with its end, more than max_len {max_len}")
     return rows
 
-# %% ../nbs/18_translation.ipynb #c83c300e
+# %% ../nbs/18_translation.ipynb #b6095436
 def translate(
     model: nn.Module,  # with ``encode``; evaluated, and left as it was
     tokenizer: Tokenizer | Sides,
@@ -311,7 +315,7 @@ def translate(
             found[i] = sides.text(row)
     return found
 
-# %% ../nbs/18_translation.ipynb #a3691751
+# %% ../nbs/18_translation.ipynb #af4faa60
 #| code-fold: true
 #| code-summary: Exact, so many right of so many
 class Exact(NamedTuple):
@@ -325,7 +329,7 @@ class Exact(NamedTuple):
         "From 0 to 1."
         return self.right / self.of
 
-# %% ../nbs/18_translation.ipynb #5342abaf
+# %% ../nbs/18_translation.ipynb #b6f50926
 def score(
     hypotheses: Sequence[str],  # what was written
     pairs: Iterable,  # whose targets would be right
@@ -344,7 +348,7 @@ def score(
             found[name] = Exact(right + (text == pair[1]), of + 1)
     return found
 
-# %% ../nbs/18_translation.ipynb #e1f9c863
+# %% ../nbs/18_translation.ipynb #2914ffec
 #| code-fold: true
 #| code-summary: Marks, two scores and how they were counted
 class Marks(NamedTuple):
@@ -354,7 +358,9 @@ class Marks(NamedTuple):
     chrf: float
     signature: str
 
-# %% ../nbs/18_translation.ipynb #24349a77
+# %% ../nbs/18_translation.ipynb #86b34f27
+#| code-fold: true
+#| code-summary: bleu_and_chrf, by sacrebleu
 def bleu_and_chrf(
     hypotheses: Sequence[str],  # what was written, as plain text
     references: Sequence[str],  # what would be right
@@ -377,7 +383,7 @@ def bleu_and_chrf(
               .score for metric in (bleu, chrf)]
     return Marks(*scores, str(bleu.get_signature()))
 
-# %% ../nbs/18_translation.ipynb #a367640e
+# %% ../nbs/18_translation.ipynb #f96e277e
 #| code-fold: true
 #| code-summary: Maps, tokens and weights
 class Maps(NamedTuple):
@@ -387,7 +393,9 @@ class Maps(NamedTuple):
     target: list[str]  # tokens that were written
     weights: Float[Tensor, "layers heads t s"]
 
-# %% ../nbs/18_translation.ipynb #3bf8f9f6
+# %% ../nbs/18_translation.ipynb #6d4075c0
+#| code-fold: true
+#| code-summary: cross_maps, a hook on every cross-attention
 @torch.no_grad()
 def cross_maps(
     model: nn.Module,  # with ``CrossAttention`` layers
