@@ -12,7 +12,7 @@ __all__ = ['PHENOMENA', 'KINDS', 'NOUNS', 'ADJECTIVES', 'VERBS', 'PREPOSITIONS',
            'described', 'Meaning', 'Dice', 'Constructions', 'meanings', 'held_out', 'pairs', 'dictionary',
            'word_for_word', 'lines_of', 'side', 'read_tsv', 'read_two_files']
 
-# %% ../nbs/A11_parallel.ipynb #fbcb005d
+# %% ../nbs/A11_parallel.ipynb #9c3f792b
 #| code-fold: true
 #| code-summary: imports
 import os
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from . import expect
 
-# %% ../nbs/A11_parallel.ipynb #93710cc0
+# %% ../nbs/A11_parallel.ipynb #665bd8c7
 class Pair(NamedTuple):
     "A sentence, its translation, and the rules that it took."
 
@@ -32,14 +32,14 @@ class Pair(NamedTuple):
     target: str
     phenomena: tuple[str, ...] = ()
 
-# %% ../nbs/A11_parallel.ipynb #c83b9528
+# %% ../nbs/A11_parallel.ipynb #d2abd710
 #| code-fold: true
 #| code-summary: the names of the fourteen rules
 PHENOMENA = ("gender", "number", "order", "special form", "elision",
              "contraction", "article", "possessive", "irregular",
              "negation", "question", "clitic", "participle", "reference")
 
-# %% ../nbs/A11_parallel.ipynb #9785ee76
+# %% ../nbs/A11_parallel.ipynb #60ae4e5e
 def with_s(
     word: str,  # English
 ) -> str:
@@ -48,7 +48,7 @@ def with_s(
         return word[:-1] + "ies"
     return word + ("es" if re.search("(s|sh|ch|x|o)$", word) else "s")
 
-# %% ../nbs/A11_parallel.ipynb #9e794d98
+# %% ../nbs/A11_parallel.ipynb #1f6d07a5
 def inflected(
     m: str,  # masculine: red *rouge*, beautiful *beau*
     f: str | None = None,  # feminine; None: by rule
@@ -61,7 +61,7 @@ def inflected(
     ms = ms or (m if m[-1] in "sx" else m + "s")
     return m, f, ms, fs or f + "s", vowel or m
 
-# %% ../nbs/A11_parallel.ipynb #68510a40
+# %% ../nbs/A11_parallel.ipynb #33591781
 def conjugated(
     infinitive: str,  # in -er, -re or -ir
 ) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def conjugated(
         "re": ("s", "", "ons", "ent", "u"),
         "ir": ("is", "it", "issons", "issent", "i")}[ending])
 
-# %% ../nbs/A11_parallel.ipynb #05d057ca
+# %% ../nbs/A11_parallel.ipynb #6a3e2643
 #| code-fold: true
 #| code-summary: nouns by French gender: English, French, kind
 KINDS = {"p": "person", "a": "animal", "t": "thing", "f": "food",
@@ -109,7 +109,7 @@ NOUNS = {
         bakery boulangerie s""",
 }
 
-# %% ../nbs/A11_parallel.ipynb #aca5f183
+# %% ../nbs/A11_parallel.ipynb #277f4808
 #| code-fold: true
 #| code-summary: adjectives by their place: English, French, kinds of nouns
 ADJECTIVES = {  # before the noun, or after it
@@ -134,7 +134,7 @@ ADJECTIVES = {  # before the noun, or after it
         active actif/active pa, loyal loyal/loyale/loyaux pa""",
 }
 
-# %% ../nbs/A11_parallel.ipynb #f2e9b285
+# %% ../nbs/A11_parallel.ipynb #9c824731
 #| code-fold: true
 #| code-summary: verbs by construction: English, French, kinds of objects, clear tenses
 VERBS = {
@@ -175,7 +175,7 @@ PREPOSITIONS = {"speak_to": "à", "obey": "à", "answer": "à",
                 "go_to": "à", "return_to": "à", "enter": "dans",
                 "come_from": "de"}
 
-# %% ../nbs/A11_parallel.ipynb #950a9ed5
+# %% ../nbs/A11_parallel.ipynb #9dd67c93
 #| code-fold: true
 #| code-summary: Noun, read from its table
 class Noun(NamedTuple):
@@ -194,7 +194,7 @@ class Noun(NamedTuple):
         return cls((one, *(more or [with_s(one)])),
                    (un, *(plus or [un + "s"])), gender, kind)
 
-# %% ../nbs/A11_parallel.ipynb #f92f8c47
+# %% ../nbs/A11_parallel.ipynb #4bd2f8f7
 #| code-fold: true
 #| code-summary: Adjective, read from its table
 class Adjective(NamedTuple):
@@ -210,7 +210,7 @@ class Adjective(NamedTuple):
         "From a table, where only irregular forms are written."
         return cls(en, inflected(*fr.split("/")), place == "before", kinds)
 
-# %% ../nbs/A11_parallel.ipynb #53e56269
+# %% ../nbs/A11_parallel.ipynb #629e275b
 #| code-fold: true
 #| code-summary: Verb, read from its table
 class Verb(NamedTuple):
@@ -239,7 +239,7 @@ class Verb(NamedTuple):
             (verb, *(other or conjugated(verb))), not other,
             (prep,) if prep else (), kinds, tuple(times.split("+")), frame)
 
-# %% ../nbs/A11_parallel.ipynb #1015f980
+# %% ../nbs/A11_parallel.ipynb #a474e6de
 #| code-fold: true
 #| code-summary: entries, the words of a table
 def entries(
@@ -250,7 +250,7 @@ def entries(
         for entry in table.split(","):
             yield [name, *entry.split()]
 
-# %% ../nbs/A11_parallel.ipynb #dfc59b53
+# %% ../nbs/A11_parallel.ipynb #4b001f6b
 #| code-fold: true
 #| code-summary: Lexicon, all tables read
 class Lexicon(NamedTuple):
@@ -271,7 +271,7 @@ FITTING = {(kind, before): [a for a in LEXICON.adjectives
                             if kind in a.kinds and a.before == before]
            for kind in KINDS for before in (True, False)}
 
-# %% ../nbs/A11_parallel.ipynb #11f7b2ab
+# %% ../nbs/A11_parallel.ipynb #4f901d96
 #| code-fold: true
 #| code-summary: small words: determiners and auxiliaries
 DETERMINERS = {  # plural in English; m., f., plural; before vowels
@@ -289,7 +289,7 @@ WAS = ("étais", "était", "étions", "étaient")
 WILL = ("vais", "va", "allons", "vont")
 WANT = ("veux", "veut", "voulons", "veulent")
 
-# %% ../nbs/A11_parallel.ipynb #268d4c32
+# %% ../nbs/A11_parallel.ipynb #63e75ba6
 #| code-fold: true
 #| code-summary: vowel_first, with the h that is not mute
 VOWELS = "aeiouhàâéèêëîïôùûœ"
@@ -302,7 +302,7 @@ def vowel_first(
     "Whether it is spoken with a vowel first: *homme* is, *hibou* not."
     return word[0].lower() in VOWELS and word not in ASPIRATED
 
-# %% ../nbs/A11_parallel.ipynb #d1d9d078
+# %% ../nbs/A11_parallel.ipynb #d0cd5f39
 def agree(
     forms: tuple[str, ...],  # of ``inflected``
     who: Any,  # has a gender, and is plural or not
@@ -321,7 +321,7 @@ def agree(
         rules.add("irregular")
     return form
 
-# %% ../nbs/A11_parallel.ipynb #47b82499
+# %% ../nbs/A11_parallel.ipynb #ee876c21
 @dataclass(frozen=True)
 class Phrase:
     "A noun with all that stands around it."
@@ -394,7 +394,7 @@ class Phrase:
             return [forms[3 + feminine]]
         return [forms[2 if self.plural else feminine]]
 
-# %% ../nbs/A11_parallel.ipynb #079dddb9
+# %% ../nbs/A11_parallel.ipynb #ce305baf
 #| code-fold: true
 #| code-summary: Person, a pronoun or a name
 @dataclass(frozen=True)
@@ -426,7 +426,7 @@ NAMES = tuple(Person(name, name, gender) for names, gender in (
 HE, SHE = Person("he", "il", "m"), Person("she", "elle", "f")
 I, WE = Person("I", "je", form=0), Person("we", "nous", form=2)
 
-# %% ../nbs/A11_parallel.ipynb #6da8097a
+# %% ../nbs/A11_parallel.ipynb #505ab160
 #| code-fold: true
 #| code-summary: Pronoun, an object that was named before
 class Pronoun(NamedTuple):
@@ -438,7 +438,7 @@ class Pronoun(NamedTuple):
     gender: str = ""
     plural: bool = False
 
-# %% ../nbs/A11_parallel.ipynb #e98e458b
+# %% ../nbs/A11_parallel.ipynb #8d0bb0c5
 @dataclass(frozen=True, kw_only=True)
 class Clause:
     "Who does what to whom, when, and whether it is asked or denied."
@@ -455,7 +455,7 @@ class Clause:
     about: Phrase | None = None  # what has this adjective
     that: "Clause | None" = None
 
-# %% ../nbs/A11_parallel.ipynb #3c1fbfab
+# %% ../nbs/A11_parallel.ipynb #d382a123
 def english_verb(
     clause: Clause,
 ) -> tuple[str, list[str]]:
@@ -477,7 +477,7 @@ def english_verb(
     finite = past if time == "past" else third if n == 1 else base
     return "", [finite, *rest]
 
-# %% ../nbs/A11_parallel.ipynb #66f22801
+# %% ../nbs/A11_parallel.ipynb #dd776362
 #| code-fold: true
 #| code-summary: english_objects, what follows the verb
 def english_objects(
@@ -496,7 +496,7 @@ def english_objects(
         words += ["that", *english(clause.that)]
     return words
 
-# %% ../nbs/A11_parallel.ipynb #374337eb
+# %% ../nbs/A11_parallel.ipynb #f7713dbc
 def english(
     clause: Clause,
 ) -> list[str]:
@@ -508,7 +508,7 @@ def english(
     words += ["not"] * clause.negative + verb + english_objects(clause)
     return [word for word in words if word]
 
-# %% ../nbs/A11_parallel.ipynb #3176a9f5
+# %% ../nbs/A11_parallel.ipynb #fbb32465
 def participle(
     clause: Clause,
     rules: set[str],
@@ -529,7 +529,7 @@ def participle(
     rules.add("participle")
     return agree(forms, who, rules)
 
-# %% ../nbs/A11_parallel.ipynb #ea8f960e
+# %% ../nbs/A11_parallel.ipynb #b442c3e7
 def french_verb(
     clause: Clause,
     rules: set[str],
@@ -549,7 +549,7 @@ def french_verb(
     return [helper[n], *["été"] * (time == "passive"),
             participle(clause, rules)]
 
-# %% ../nbs/A11_parallel.ipynb #1e04b846
+# %% ../nbs/A11_parallel.ipynb #1dacea8a
 #| code-fold: true
 #| code-summary: french_objects, what follows the verb
 def french_objects(
@@ -569,7 +569,7 @@ def french_objects(
         words += ["que", *french(clause.that, rules)]
     return words
 
-# %% ../nbs/A11_parallel.ipynb #676897de
+# %% ../nbs/A11_parallel.ipynb #77356369
 def french(
     clause: Clause,
     rules: set[str],  # those that are used are added
@@ -590,7 +590,7 @@ def french(
     asked = ["pourquoi"] * (clause.question == "why") + ["est-ce", "que"]
     return [*asked, *words] if clause.question else words
 
-# %% ../nbs/A11_parallel.ipynb #16999f48
+# %% ../nbs/A11_parallel.ipynb #8bbceb52
 #| code-fold: true
 #| code-summary: join_english, words and marks as a text
 def join_english(
@@ -600,7 +600,7 @@ def join_english(
     text = re.sub(" ([,.?])", r"\1", " ".join(words))
     return re.sub(r"(^|[.?] )(\w)", lambda m: m[1] + m[2].upper(), text)
 
-# %% ../nbs/A11_parallel.ipynb #8fd24645
+# %% ../nbs/A11_parallel.ipynb #161282dc
 ELIDED = {"le", "la", "je", "me", "ne", "de", "que"}
 CONTRACTED = {("à", "le"): "au", ("à", "les"): "aux",
               ("de", "le"): "du", ("de", "les"): "des"}
@@ -624,7 +624,7 @@ def join_french(
     text = re.sub(" ([,.])", r"\1", text)  # not before "?", in French
     return re.sub(r"(^|[.?] )(\w)", lambda m: m[1] + m[2].upper(), text)
 
-# %% ../nbs/A11_parallel.ipynb #95a129a3
+# %% ../nbs/A11_parallel.ipynb #4b6f2c3d
 #| code-fold: true
 #| code-summary: standing_for and subject_for, the pronouns of what was named
 def standing_for(
@@ -639,7 +639,7 @@ def standing_for(
           if direct else "leur" if who.plural else "lui")
     return Pronoun(en, fr, direct, who.gender, who.plural)
 
-# %% ../nbs/A11_parallel.ipynb #ff8aa326
+# %% ../nbs/A11_parallel.ipynb #6d3bde95
 #| code-fold: true
 #| code-summary: subject_for, he, she, it and they
 def subject_for(
@@ -654,7 +654,7 @@ def subject_for(
         return SHE if feminine else HE
     return Person("it", "elle" if feminine else "il", who.gender)
 
-# %% ../nbs/A11_parallel.ipynb #c690a184
+# %% ../nbs/A11_parallel.ipynb #6b2dbab5
 #| code-fold: true
 #| code-summary: described, which adjective goes with what
 def described(
@@ -667,11 +667,11 @@ def described(
         found.append((clause.about, clause.adjective))
     return found + (described(clause.that) if clause.that else [])
 
-# %% ../nbs/A11_parallel.ipynb #3f49d79f
+# %% ../nbs/A11_parallel.ipynb #2c024b25
 FRAMES = ("object", "clitic", "dative", "about", "motion", "copula",
           "contrast", "thought", "passive", "where")
 
-# %% ../nbs/A11_parallel.ipynb #b6171b08
+# %% ../nbs/A11_parallel.ipynb #6b68e974
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
     "What is to be said, in whichever language."
@@ -683,7 +683,8 @@ class Meaning:
 
     def pair(self) -> Pair:
         "Said in English and in French, and the rules that it took."
-        rules = {"reference"} if self.frame in ("clitic", "contrast") else set()
+        refers = self.frame in ("clitic", "contrast")
+        rules = {"reference"} if refers else set()
         source, target = self.opening(rules)
         for i, clause in enumerate(self.clauses):
             source += [",", "but"] * (i > 0) + english(clause)
@@ -704,7 +705,8 @@ class Meaning:
                     ["voici", *fr, "."])
         rules.add("question")
         be = ("was were" if self.past else "is are").split()[n > 1]
-        return ["where", be, *en], ["où", (WAS if self.past else BE)[n], *fr]
+        fr = [(WAS if self.past else BE)[n], *fr]
+        return ["where", be, *en], ["où", *fr]
 
     def combinations(self) -> set[tuple[str, str, str]]:
         "Noun, adjective and construction, for every adjective in it."
@@ -714,7 +716,7 @@ class Meaning:
             found += described(clause)
         return {(who.noun.en[0], a.en, self.frame) for who, a in found}
 
-# %% ../nbs/A11_parallel.ipynb #846dd75a
+# %% ../nbs/A11_parallel.ipynb #c734f887
 #| code-fold: true
 #| code-summary: Dice, which draws phrases and clauses
 DEFINITE = ("the", "the", "this", "my", "his", "her", "our", "their", "of")
@@ -782,7 +784,7 @@ class Dice:
         return Clause(subject=self.somebody(told), verb=verb, time=time,
                       **self.mood(asked), **more)
 
-# %% ../nbs/A11_parallel.ipynb #525d0b55
+# %% ../nbs/A11_parallel.ipynb #e6917751
 #| code-fold: true
 #| code-summary: Constructions, the ten of them
 TO_WHOM = (Pronoun("me", "me"), Pronoun("us", "nous"),
@@ -865,7 +867,7 @@ class Constructions(Dice):
         return dict(here=self.phrase("patfs", DEFINITE, described=1),
                     past=self.chance(0.4))
 
-# %% ../nbs/A11_parallel.ipynb #7155a64a
+# %% ../nbs/A11_parallel.ipynb #2ef32ff6
 def meanings(
     seed: int = 0,
 ) -> Iterator[Meaning]:
@@ -876,7 +878,7 @@ def meanings(
         frame = draw.one(FRAMES)
         yield Meaning(frame=frame, **getattr(draw, frame)())
 
-# %% ../nbs/A11_parallel.ipynb #ce096bec
+# %% ../nbs/A11_parallel.ipynb #c1fc68ff
 NUMBER = {word: i for table in (
     [noun.en[0] for noun in LEXICON.nouns],
     [adjective.en for adjective in LEXICON.adjectives])
@@ -895,7 +897,7 @@ def held_out(
     return (NUMBER[noun] + 3 * NUMBER[adjective]
             + 7 * FRAMES.index(frame)) % 10 == 0
 
-# %% ../nbs/A11_parallel.ipynb #226e096f
+# %% ../nbs/A11_parallel.ipynb #9ae7fa6d
 def pairs(
     n: int,  # how many, all different
     seed: int = 0,
@@ -921,7 +923,7 @@ def pairs(
                              f"after {len(found)} none is new")
     return list(found.values())
 
-# %% ../nbs/A11_parallel.ipynb #bce1b748
+# %% ../nbs/A11_parallel.ipynb #4f7a442e
 #| code-fold: true
 #| code-summary: dictionary, a French word for each English one
 def dictionary() -> dict[str, str]:
@@ -947,7 +949,7 @@ def dictionary() -> dict[str, str]:
 
 DICTIONARY = dictionary()
 
-# %% ../nbs/A11_parallel.ipynb #51bb2e8e
+# %% ../nbs/A11_parallel.ipynb #f31337c3
 def word_for_word(
     source: str,  # a sentence of the grammar
 ) -> str:
@@ -957,7 +959,7 @@ def word_for_word(
     found = [DICTIONARY.get(w, DICTIONARY.get(w.lower(), w)) for w in words]
     return join_english(found).replace("?", " ?")
 
-# %% ../nbs/A11_parallel.ipynb #ef04883e
+# %% ../nbs/A11_parallel.ipynb #2d8f393b
 #| code-fold: true
 #| code-summary: lines_of, numbered and decoded
 def lines_of(
@@ -974,7 +976,7 @@ def lines_of(
                 f"{path}, line {number}: expected UTF-8, found byte "
                 f"0x{line[error.start]:02x} at {error.start}") from None
 
-# %% ../nbs/A11_parallel.ipynb #c043904e
+# %% ../nbs/A11_parallel.ipynb #d9b5a849
 #| code-fold: true
 #| code-summary: side, a sentence that is there
 def side(
@@ -987,7 +989,7 @@ def side(
                 "on each side, found an empty one")
     return text.strip()
 
-# %% ../nbs/A11_parallel.ipynb #08f9ac8f
+# %% ../nbs/A11_parallel.ipynb #56f3a00c
 def read_tsv(
     path: str | os.PathLike,  # UTF-8, columns separated by tabs
     source: int = 0,  # the column of the source, from 0 on
@@ -1014,7 +1016,7 @@ def read_tsv(
     expect.that(found, f"{path}: expected a pair on each line, found none")
     return found
 
-# %% ../nbs/A11_parallel.ipynb #2343c528
+# %% ../nbs/A11_parallel.ipynb #49737a42
 #| code-fold: true
 #| code-summary: read_two_files, line by line
 def read_two_files(
