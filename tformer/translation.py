@@ -6,7 +6,7 @@
 __all__ = ['SPECIAL', 'write', 'Sides', 'Translation', 'Pairs', 'translation_loss', 'average', 'translate', 'Exact', 'score',
            'Marks', 'bleu_and_chrf', 'Maps', 'cross_maps']
 
-# %% ../nbs/18_translation.ipynb #2f94b8b1
+# %% ../nbs/18_translation.ipynb #e04c3eba
 #| code-fold: true
 #| code-summary: imports of the module
 import copy
@@ -27,12 +27,12 @@ from .data import Loader, Order
 from .optim import cross_entropy
 from .tokenizer import Tokenizer
 
-# %% ../nbs/18_translation.ipynb #6815e594
+# %% ../nbs/18_translation.ipynb #a410213e
 #| code-fold: true
 #| code-summary: the names of the three special tokens
 SPECIAL = ("<|pad|>", "<|start|>", "<|end|>")
 
-# %% ../nbs/18_translation.ipynb #c35d015e
+# %% ../nbs/18_translation.ipynb #883d52f3
 @torch.no_grad()
 def write(
     model: nn.Module,  # with ``encode``, in eval mode
@@ -65,7 +65,7 @@ def write(
         ids, done = torch.cat([ids, best], 1), best == end
     return ids[:, 1:]
 
-# %% ../nbs/18_translation.ipynb #f52508b9
+# %% ../nbs/18_translation.ipynb #1543e68d
 #| code-fold: true
 #| code-summary: Sides, texts of both languages to ids and back
 class Sides:
@@ -119,7 +119,7 @@ class Sides:
                                   if i >= self.first
                                   and i not in (self.pad, self.start))
 
-# %% ../nbs/18_translation.ipynb #e84d2e66
+# %% ../nbs/18_translation.ipynb #db5498ea
 class Translation(NamedTuple):
     """A batch of pairs: what is read, and what there is to say.
 
@@ -142,7 +142,7 @@ class Translation(NamedTuple):
         return Translation(*(x.to(device, non_blocking=True)
                              for x in self[:4]), self.counted)
 
-# %% ../nbs/18_translation.ipynb #d2360fbe
+# %% ../nbs/18_translation.ipynb #6ea52792
 #| code-summary: rows of ids, side by side and padded on the right
 def _padded(rows, fill):
     made = np.full((len(rows), max(map(len, rows))), fill, np.int64)
@@ -150,7 +150,7 @@ def _padded(rows, fill):
         line[:len(row)] = row
     return torch.from_numpy(made)
 
-# %% ../nbs/18_translation.ipynb #02eecb57
+# %% ../nbs/18_translation.ipynb #b2117670
 #| code-summary: pairs as ids; refuses what is no pair, or too long
 def _rows(pairs, sides, max_len):
     "(source, target) ids of each pair."
@@ -170,7 +170,7 @@ def _rows(pairs, sides, max_len):
                         f"with its end, more than max_len {max_len}")
     return rows
 
-# %% ../nbs/18_translation.ipynb #3195172a
+# %% ../nbs/18_translation.ipynb #56ac046e
 class Pairs(Loader):
     """Batches of sentence pairs, padded on the right, without end.
 
@@ -221,7 +221,7 @@ class Pairs(Loader):
         "Every pair once, the short ones first: to evaluate with."
         return map(self.of, self.groups)
 
-# %% ../nbs/18_translation.ipynb #77a90dee
+# %% ../nbs/18_translation.ipynb #608a0a32
 def translation_loss(
     model: nn.Module,  # with ``encode``, such as a ``Seq2Seq``
     batch: Translation,
@@ -235,7 +235,7 @@ def translation_loss(
     logits = model(batch.ids, memory=memory, memory_mask=batch.mask)
     return cross_entropy(logits, batch.targets, smoothing=smoothing)
 
-# %% ../nbs/18_translation.ipynb #23ef40d3
+# %% ../nbs/18_translation.ipynb #3c5e214d
 @torch.no_grad()
 def average(
     models: Iterable[nn.Module],  # of one shape: the last checkpoints
@@ -259,12 +259,12 @@ def average(
             last.copy_(torch.stack([p.double() for p in parts]).mean(0))
     return mean
 
-# %% ../nbs/18_translation.ipynb #697e23c8
+# %% ../nbs/18_translation.ipynb #1c31971b
 #| code-summary: the words of a text
 def _words(text):
     return re.findall(r"\w+", text.casefold())
 
-# %% ../nbs/18_translation.ipynb #e0e2d657
+# %% ../nbs/18_translation.ipynb #3d695dd9
 #| code-summary: sources as ids; refuses what cannot be translated
 def _sources(texts, sides, max_len, words):
     expect.that(not isinstance(texts, str), "texts must be a list of "
@@ -283,7 +283,7 @@ def _sources(texts, sides, max_len, words):
                     f"tokens with its end, more than max_len {max_len}")
     return rows
 
-# %% ../nbs/18_translation.ipynb #917c14b6
+# %% ../nbs/18_translation.ipynb #f7305ce7
 def translate(
     model: nn.Module,  # with ``encode``; evaluated, and left as it was
     tokenizer: Tokenizer | Sides,
@@ -315,7 +315,7 @@ def translate(
             found[i] = sides.text(row)
     return found
 
-# %% ../nbs/18_translation.ipynb #5ac1e45d
+# %% ../nbs/18_translation.ipynb #8a012e3b
 #| code-fold: true
 #| code-summary: Exact, so many right of so many
 class Exact(NamedTuple):
@@ -329,7 +329,7 @@ class Exact(NamedTuple):
         "From 0 to 1."
         return self.right / self.of
 
-# %% ../nbs/18_translation.ipynb #8b0a60c7
+# %% ../nbs/18_translation.ipynb #d6490f9c
 def score(
     hypotheses: Sequence[str],  # what was written
     pairs: Iterable,  # whose targets would be right
@@ -348,7 +348,7 @@ def score(
             found[name] = Exact(right + (text == pair[1]), of + 1)
     return found
 
-# %% ../nbs/18_translation.ipynb #6502195f
+# %% ../nbs/18_translation.ipynb #7de44558
 #| code-fold: true
 #| code-summary: Marks, two scores and how they were counted
 class Marks(NamedTuple):
@@ -358,7 +358,7 @@ class Marks(NamedTuple):
     chrf: float
     signature: str
 
-# %% ../nbs/18_translation.ipynb #f79a453a
+# %% ../nbs/18_translation.ipynb #545ef728
 #| code-fold: true
 #| code-summary: bleu_and_chrf, by sacrebleu
 def bleu_and_chrf(
@@ -383,7 +383,7 @@ def bleu_and_chrf(
               .score for metric in (bleu, chrf)]
     return Marks(*scores, str(bleu.get_signature()))
 
-# %% ../nbs/18_translation.ipynb #4c266e5b
+# %% ../nbs/18_translation.ipynb #3a7a1c7b
 #| code-fold: true
 #| code-summary: Maps, tokens and weights
 class Maps(NamedTuple):
@@ -393,7 +393,7 @@ class Maps(NamedTuple):
     target: list[str]  # tokens that were written
     weights: Float[Tensor, "layers heads t s"]
 
-# %% ../nbs/18_translation.ipynb #22b2aa98
+# %% ../nbs/18_translation.ipynb #c454402b
 #| code-fold: true
 #| code-summary: cross_maps, a hook on every cross-attention
 @torch.no_grad()
