@@ -11,9 +11,10 @@ a Llama whose tokens are words; it tells one story a text. `tour` is the model
 of chapter 0, trained as it is there, and `tour_no_mask` the same without its
 mask. `translator` is the Transformer of 2017, its norms moved, trained on pairs
 of the parallel grammar by the recipe of 2017; it is tried on combinations of
-noun, adjective and construction that it never read. What is measured is measured on weights rounded as in the file; `seconds`
-are those of the processor, of training alone. `--check` trains again, writes
-nothing, and fails if what comes out is not, within bands, what the cards say.
+noun, adjective and construction that it never read. What is measured is
+measured on weights rounded as in the file; `seconds` are those of the
+processor, of training alone. `--check` trains again, writes nothing, and fails
+if what comes out is not, within bands, what the cards say.
 """
 import argparse
 import copy
@@ -26,7 +27,7 @@ from pathlib import Path
 import torch
 from common import Stopwatch, about
 
-from tformer import parallel, stories
+from tformer import parallel, stories, translation
 from tformer.data import Padded
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
@@ -38,9 +39,6 @@ from tformer.train import Trainer, next_token_loss
 from tformer.trained import (
     END, Tour, TourConfig, Trained, load, read_card, save_trained,
     share_copied, share_right, tell)
-from tformer.translation import (
-    SPECIAL, Pairs, average, bleu_and_chrf, score, translate,
-    translation_loss)
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
 SEED, NEW_SEED, LEVEL = 0, 1, 1         # of the stories; NEW: never trained on
@@ -54,8 +52,8 @@ LOOKS, SAMPLES, NEW = 10, 200, 500
 RUNS = (2, 4, 8, 16, 32)    # words
 FLOOR = 0.074               # nats per byte: entropy of level 1, appendix A2
 # of the translator
-SIDES = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
-             dropout=0.0)
+TRANSLATOR = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
+                  dropout=0.0)
 PAIRS, PAIRS_A_STEP, TRIED, PIECES = 100_000, 64, 2000, 1500
 PEAK, UP = 3e-3, 400        # the learning rate, and steps until it is reached
 EVERY, LAST = 100, 5        # steps between checkpoints; how many are averaged
@@ -151,11 +149,20 @@ def train_stories(steps):
 
 
 @torch.no_grad()
-def nats_per_target_byte(model, tokenizer, pairs):
+def nats_per_target_byte(trained, pairs):
     "The loss on translations, each with the token that ends it."
-    total = sum(translation_loss(model, batch, smoothing=0).item()
-                * batch.count for batch in Pairs(pairs, tokenizer).once())
+    batches = translation.Pairs(pairs, trained.tokenizer).once()
+    total = sum(translation.translation_loss(
+        trained.model, batch, smoothing=0).item() * batch.count
+        for batch in batches)
     return total / sum(len(pair.target.encode()) + 1 for pair in pairs)
+
+
+def translated(trained, pairs):
+    "What it makes of the sources, greedily; the exact matches."
+    wrote = translation.translate(trained.model, trained.tokenizer,
+                                  [pair.source for pair in pairs])
+    return wrote, translation.score(wrote, pairs)
 
 
 def train_translator(steps):
@@ -163,74 +170,79 @@ def train_translator(steps):
     read = parallel.pairs(min(PAIRS, 100 * steps), SEED)
     n = min(TRIED, 10 * steps)
     new = parallel.pairs(n, NEW_SEED, unseen=True)
-    other = {*parallel.pairs(n, NEW_SEED)} - {*read}    # sentences are new
     tokenizer = Tokenizer.train(
         [text for pair in read[:20_000] for text in pair[:2]], PIECES,
-        special_tokens=SPECIAL)
+        special_tokens=translation.SPECIAL)
     torch.manual_seed(SEED)
-    model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(tokenizer), **SIDES))
+    model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(tokenizer),
+                                         **TRANSLATOR))
+    trained = Trained(model, tokenizer, {})
     last, looking = deque(maxlen=LAST), Stopwatch()
-
-    def tried(model, pairs):
-        wrote = translate(model, tokenizer, [pair.source for pair in pairs])
-        return wrote, score(wrote, pairs)
 
     def look(model):
         spent = time.process_time() - began - looking.seconds
         with looking:
             last.append(copy.deepcopy(model))
-            return {"loss": nats_per_target_byte(model, tokenizer, new[:100]),
-                    "exact": tried(model, new[:100])[1]["all"].share,
+            return {"loss": nats_per_target_byte(trained, new[:100]),
+                    "exact": translated(trained, new[:100])[1]["all"].share,
                     "seconds": spent}
 
+    batches = translation.Pairs(read, tokenizer, PAIRS_A_STEP, seed=SEED)
     began = time.process_time()
     history = Trainer(
-        model, Pairs(read, tokenizer, PAIRS_A_STEP, seed=SEED), steps=steps,
-        loss=translation_loss,
+        model, batches, steps=steps, loss=translation.translation_loss,
         optimizer=AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.98),
                         eps=1e-9, weight_decay=0.0),
         schedule=inverse_sqrt(min(UP, steps)), evaluate=look,
         every=min(EVERY, steps), log=tell_of).fit()
     spent = time.process_time() - began - looking.seconds
-    alone = tried(model, new)[1]["all"].share
-    model = average(last).eval()
-    exact = nats_per_target_byte(model, tokenizer, new)
-    round_weights(model)
-    wrote, found = tried(model, new)
-    marks, base = (bleu_and_chrf(texts, [pair.target for pair in new])
-                   for texts in (wrote, [parallel.word_for_word(pair.source)
-                                         for pair in new]))
-    shares = {name: round(x.share, 4) for name, x in found.items()}
-    card = dict(
+    alone = translated(trained, new)[1]["all"].share
+    trained = trained._replace(model=translation.average(last).eval())
+    exact = nats_per_target_byte(trained, new)
+    round_weights(trained.model)
+    return trained._replace(card=dict(
         about="translates the English of appendix A11 into French",
-        steps=steps, seconds=round(spent), read=len(read), tried=len(new),
+        steps=steps, seconds=round(spent), read=len(read), tried=n,
         loss_float32=round(exact, 5),
-        loss=round(nats_per_target_byte(model, tokenizer, new), 5),
-        exact=shares["all"], exact_without_averaging=round(alone, 4),
-        exact_in_combinations_read=round(
-            tried(model, [*other])[1]["all"].share, 4),
-        exact_by_phenomenon={name: shares[name] for name in
-                             parallel.PHENOMENA if name in shares},
-        bleu=round(marks.bleu, 2), chrf=round(marks.chrf, 2),
-        signature=marks.signature,
-        word_for_word=dict(bleu=round(base.bleu, 2), chrf=round(base.chrf, 2),
-                           exact=0.0),
+        exact_without_averaging=round(alone, 4),
+        **measure_translator(trained, read, new),
         curve=[{"step": row["step"], "seconds": round(row["eval_seconds"]),
                 "loss": round(row["eval_loss"], 4),
                 "exact": round(row["eval_exact"], 4)}
-               for row in history if "eval_loss" in row],
-        measured=measured_translator(shares, marks, base, len(new)))
-    return Trained(model, tokenizer, card)
+               for row in history if "eval_loss" in row]))
 
 
-def measured_translator(shares, marks, base, n):
-    "The lines of the card that people read."
-    worst = min((x, name) for name, x in shares.items() if name != "all")
-    return {"exact": f"{shares['all']:.1%} of {n:,} sentences with "
-                     f"combinations never read; {worst[1]} {worst[0]:.1%}",
-            "BLEU": f"{marks.bleu:.1f}, chrF {marks.chrf:.1f}; word for "
-                    f"word {base.bleu:.1f}, {base.chrf:.1f}",
-            "by": f"sacrebleu {marks.signature}"}
+def measure_translator(trained, read, new):
+    """What is measured on the weights of the file.
+
+    ``exact_in_combinations_read``: new sentences, nothing else new.
+    """
+    known = sorted({*parallel.pairs(len(new), NEW_SEED)} - {*read})
+    wrote, found = translated(trained, new)
+    base = [parallel.word_for_word(pair.source) for pair in new]
+    right = [pair.target for pair in new]
+    ours, theirs = (translation.bleu_and_chrf(texts, right)
+                    for texts in (wrote, base))
+    share = {name: round(x.share, 4) for name, x in found.items()}
+    every = {name: share[name] for name in parallel.PHENOMENA
+             if name in share}
+    low = min(every, key=every.get)
+    return dict(
+        loss=round(nats_per_target_byte(trained, new), 5),
+        exact=share["all"], exact_by_phenomenon=every,
+        exact_in_combinations_read=round(
+            translated(trained, known)[1]["all"].share, 4),
+        bleu=round(ours.bleu, 2), chrf=round(ours.chrf, 2),
+        word_for_word=dict(
+            exact=round(translation.score(base, new)["all"].share, 4),
+            bleu=round(theirs.bleu, 2), chrf=round(theirs.chrf, 2)),
+        signature=ours.signature,
+        measured={
+            "exact": f"{share['all']:.1%} of {len(new):,} sentences with "
+                     f"combinations never read; {low}: {every[low]:.1%}",
+            "BLEU": f"{ours.bleu:.1f}, chrF {ours.chrf:.1f}; word for word "
+                    f"{theirs.bleu:.1f}, chrF {theirs.chrf:.1f}",
+            "by": f"sacrebleu {ours.signature}"})
 
 
 def train_tour(steps, causal):

@@ -8,6 +8,7 @@ import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import bench_data  # noqa: E402
 import bench_models  # noqa: E402
 import bench_parts  # noqa: E402
 import bench_training  # noqa: E402
@@ -95,8 +96,8 @@ def test_flops_of_a_step_are_six_for_each_weight_and_token(quick):
         6 * n * size.t + 12 * bench_training.LAYERS * size.d * pairs)
 
 
-def test_the_benchmark_of_the_data_runs():
-    printed = quickly("bench_data.py")
+def test_the_benchmark_of_the_data_runs(quickly):
+    printed = quickly(bench_data)
     for loader in ("Windows", "Packed", "Padded"):
         assert re.search(rf"^{loader} / a step .* x ", printed, re.M), loader
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from helpers import plain_only
 from tformer import corpora, stories
 from tformer.corpora import (
-    Encode, TokenFile, TokenHeader, documents, download, gather, hub,
-    in_order, near_duplicates, pydocs, read_jsonl, read_parquet, read_path,
-    read_texts, shingles, tokenizer_hash, write_tokens)
+    Encode, TokenFile, TokenHeader, documents, download, hub,
+    near_duplicates, pydocs, read_jsonl, read_parquet, read_path, read_texts,
+    shingles, tokenizer_hash, write_tokens)
 from tformer.tokenizer import Tokenizer, Vocabulary
 
 BYTES = Tokenizer(Vocabulary([]))
@@ -175,6 +175,17 @@ def test_pydocs_are_many_distinct_and_in_one_order():
          ".hexdigest())"], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == hashlib.sha256(
         "".join(texts).encode()).hexdigest() and not out.stderr
+
+
+def test_what_other_packages_put_into_classes_is_no_documentation(monkeypatch):
+    import logging
+    before = list(pydocs())
+
+    def shout(self, message):
+        "Say it loudly."
+
+    monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
+    assert list(pydocs()) == before
 
 
 # --- downloads
@@ -428,28 +439,6 @@ def test_tokenizers_that_differ_have_other_hashes():
         tokenizer_hash("gpt2")
 
 
-def test_tasks_come_back_in_order_and_few_are_under_way():
-    seen = []
-
-    def tasks():
-        for i in range(60):
-            seen.append(i)
-            yield str(i)
-
-    for i, found in enumerate(in_order(int, tasks(), workers=2)):
-        assert found == i and len(seen) <= i + 6
-    assert len(seen) == 60
-    with pytest.raises(ValueError, match="workers"):
-        list(in_order(int, [], workers=0))
-    with pytest.raises(ValueError, match="invalid literal"):
-        list(in_order(int, ["1", "x"], workers=2))
-
-
-def test_a_process_that_dies_is_told_of(tmp_path):
-    with pytest.raises(RuntimeError, match="a process died at its task"):
-        list(in_order(os._exit, [1, 1, 1], workers=2))
-
-
 def test_the_folder_of_a_token_file_is_made(tmp_path):
     path = tmp_path / "not" / "yet" / "a.tok"
     write_tokens(path, ["some text"], BYTES)
@@ -467,9 +456,7 @@ def test_processes_write_the_same_file(tmp_path):
     assert (tmp_path / "1").stat().st_size > 400_000
 
 
-def test_gather_fills_tasks():
-    made = list(gather(["abc", "", "de", "f" * 9, "g"], 5))
-    assert made == [["abc", "de"], ["f" * 9], ["g"]]
+def test_ids_travel_as_bytes():
     ids, lengths = Encode(BYTES)(["ab", "c"])
     assert np.frombuffer(ids, "<u2").tolist() == [97, 98, 99]
     assert lengths == [2, 1]

@@ -919,9 +919,9 @@ MUTATIONS = [Mutation(*row) for row in [
     ("special tokens in a text are obeyed", "corpora",
      "disallowed_special=()", "allowed_special=\"all\"",
      "test_corpora.py::test_special_tokens_in_a_text_are_text"),
-    ("tasks pile up", "corpora",
-     "if len(waiting) > 2 * workers:", "if len(waiting) > 99:",
-     "test_corpora.py::test_tasks_come_back_in_order_and_few_are_under_way"),
+    ("tasks pile up", "tokenizer",
+     "if len(waiting) > 2 * processes:", "if len(waiting) > 99:",
+     "test_tokenizer.py::test_tasks_come_back_in_order_and_few_are_under_way"),
     # appendix A3
     ("a switch passes for a whole number", "expect",
      "isinstance(value, Integral) or isinstance(value, bool)\n",
@@ -1055,6 +1055,30 @@ MUTATIONS = [Mutation(*row) for row in [
     ("the last word is in no run", "trained",
      "parts = text.split()", "parts = text.split()[:-1]",
      "test_trained.py::test_copies_are_found"),
+    # appendix A11
+    ("every h is mute", "parallel",
+     "word[0].lower() in VOWELS and word not in ASPIRATED",
+     "word[0].lower() in VOWELS",
+     "test_parallel.py::test_a_pair_written_by_hand_comes_out_to_the_letter"),
+    ("contraction before elision", "parallel",
+     "if word in ELIDED and vowel_first(after):",
+     "if (done[-1], word) not in CONTRACTED and word in ELIDED and "
+     "vowel_first(after):",
+     "test_parallel.py::test_a_pair_written_by_hand_comes_out_to_the_letter"),
+    ("a participle agrees with an object that comes later", "parallel",
+     "elif clause.pronoun and clause.pronoun.direct:\n"
+     "        who = clause.pronoun",
+     "elif clause.object or clause.pronoun:\n"
+     "        who = clause.object or clause.pronoun",
+     "test_parallel.py::test_a_pair_written_by_hand_comes_out_to_the_letter"),
+    ("what is held out is read in the object", "parallel",
+     "+ 7 * FRAMES.index(frame)) % 10 == 0",
+     "+ 7 * FRAMES.index(frame)) % 10 == 0 and frame != 'object'",
+     "test_parallel.py::test_one_combination_in_ten_is_held_out"),
+    ("an empty side is read", "parallel",
+     "    expect.that(text.strip(), f\"{path}, line {number}: expected a",
+     "    expect.that(True, f\"{path}, line {number}: expected a",
+     "test_parallel.py::test_a_bad_table_is_refused_with_its_line"),
     # appendix A9
     ("a folder is filled in its own place", "checkpoints",
      'folder.with_name(f"{folder.name}.{os.getpid()}.part")', "folder",

@@ -1,6 +1,5 @@
 """Losses, optimizers, schedules and clipping, against independent references."""
 import copy
-import csv
 import json
 import math
 import sys
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from conftest import ROOT, run
 from tformer import optim
 from tformer.gpt import GPT, GPTConfig
-from tformer.minimal import MiniGPT
+from tformer.minimal import MiniGPT, read_record
 from tformer.optim import (
     SGD, AdamW, Muon, RMSProp, bits_per_byte, chunked_cross_entropy,
     clip_grad_norm, cross_entropy, hidden_matrices, inverse_sqrt,
@@ -714,9 +713,7 @@ def test_a_rate_from_numpy_can_be_saved():
 @pytest.mark.parametrize("name, rows, most", [
     ("leave_out", 48, 3), ("mup", 90, 3)])
 def test_records_are_whole(name, rows, most):
-    path = ROOT / "tformer" / "records" / f"{name}.csv"
-    with path.open(encoding="utf-8", newline="") as lines:
-        found = list(csv.DictReader(lines))
+    found = read_record(name)
     assert len(found) == rows
     assert {row["seed"] for row in found} == {*map(str, range(most))}
     assert all(row["torch"] and row["machine"] and row["date"]

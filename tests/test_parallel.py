@@ -1,12 +1,14 @@
 """The parallel grammar: written by hand, counted, split; and its readers."""
 import csv
 import re
+import sys
 from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import ROOT, run
 from tformer import parallel
 from tformer.parallel import (
     ADJECTIVES, ASPIRATED, DETERMINERS, FRAMES, LEXICON, NAMES, PHENOMENA, HE,
@@ -46,7 +48,8 @@ def clause(subject, verb=None, object=None, time="present", *, no=False,
     return Clause(
         subject=subject, verb=verb, time=time, negative=no, question=ask,
         object=who(object), pronoun=pronoun, to=who(to), that=that,
-        adjective=ADJECTIVE.get(adj), about=subject if adj else None)
+        adjective=ADJECTIVE.get(adj),
+        about=subject if adj and isinstance(subject, Phrase) else None)
 
 
 def say(*clauses, here=None, past=False):
@@ -667,3 +670,22 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         read_tsv(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="a folder"):
         read_two_files(tmp_path, tmp_path)
+
+
+# the record of the recipe
+
+def test_the_record_of_the_recipe(tmp_path):
+    out = tmp_path / "translation.csv"
+    run(sys.executable, ROOT / "experiments" / "translation.py", "--seeds",
+        "1", "--steps", "2", "--out", str(out))
+    short, kept = (list(csv.DictReader(path.open(encoding="utf-8")))
+                   for path in (out, ROOT / "tformer" / "records"
+                                / "translation.csv"))
+    assert short[0].keys() == kept[0].keys()
+    variants = list(dict.fromkeys(row["variant"] for row in kept))
+    assert variants == [row["variant"] for row in short]
+    for name in variants:
+        rows = [row for row in kept if row["variant"] == name]
+        assert [row["seed"] for row in rows] == ["0", "1", "2"]
+        assert all(0 < float(row["loss"]) < 1 for row in rows)
+        assert all(0 <= float(row["exact"]) <= 1 for row in rows)

@@ -24,7 +24,8 @@ from tokenizers import models, pre_tokenizers, trainers
 from tformer import bpe, stories, tokenizer as module
 from tformer.tokenizer import (
     BYTE_ORDER, GPT2_PATTERN, Cache, Tokenizer, Vocabulary, cut_blocks,
-    learn_merges, make_rules, merge_long, merge_short, split_words, unspell)
+    gather, in_order, learn_merges, make_rules, merge_long, merge_short,
+    split_words, unspell)
 
 ROOT = Path(__file__).resolve().parents[1]
 POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -903,3 +904,30 @@ def test_a_vocabulary_stands_alone(tok):
     assert module.read_gpt2(*module.write_gpt2(vocab), SPECIAL) == vocab
     ranks = module.write_tiktoken(vocab)
     assert module.read_tiktoken(ranks["mergeable_ranks"], SPECIAL) == vocab
+
+
+def test_tasks_come_back_in_order_and_few_are_under_way():
+    seen = []
+
+    def tasks():
+        for i in range(60):
+            seen.append(i)
+            yield str(i)
+
+    for i, found in enumerate(in_order(int, tasks(), processes=2)):
+        assert found == i and len(seen) <= i + 6
+    assert len(seen) == 60
+    with pytest.raises(ValueError, match="processes"):
+        list(in_order(int, [], processes=0))
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(in_order(int, ["1", "x"], processes=2))
+
+
+def test_a_process_that_dies_is_told_of():
+    with pytest.raises(RuntimeError, match="a process died at its task"):
+        list(in_order(os._exit, [1, 1, 1], processes=2))
+
+
+def test_gather_fills_tasks():
+    made = list(gather(["abc", "", "de", "f" * 9, "g"], 5))
+    assert made == [["abc", "de"], ["f" * 9], ["g"]]

@@ -11,7 +11,7 @@ import torch
 import tformer
 from conftest import ROOT, run
 from helpers import close, equal_models, needs_cuda, plain_only
-from tformer import minimal, stories
+from tformer import minimal, parallel, stories, translation
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.tokenizer import Tokenizer, Vocabulary
@@ -20,7 +20,7 @@ from tformer.trained import (
     card_lines, find_trained, fingerprint, judge, load, read_card,
     save_trained, share_copied, share_right, tell)
 
-NAMES = ["stories", "tour", "tour_no_mask"]
+NAMES = ["stories", "tour", "tour_no_mask", "translator"]
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -46,7 +46,7 @@ def test_a_name_is_enough(name):
     text = "Tom has a ball. Zoë too."
     assert tokenizer.decode(tokenizer.encode(text)) == text
     size = card["files"]["model.safetensors"]["bytes"]
-    assert size <= (3e6 if name == "stories" else 0.6e6)
+    assert size <= (3e6 if name in ("stories", "translator") else 0.6e6)
     assert sum(p.numel() for p in model.parameters()) == card["parameters"]
     assert (ROOT / card["script"]).exists()
     for key in ("about", "seed", "steps", "seconds", "loss", "torch",
@@ -94,7 +94,7 @@ def test_the_loss_on_the_card_is_the_loss(storyteller):
 def test_the_tour_is_the_model_of_chapter_0():
     held_out = minimal.to_ids(stories.corpus(30_000, seed=1, level=1))
     tour, blind = load("tour"), load("tour_no_mask")
-    recorded = float(minimal.read_record("ladder")[0]["nats_per_byte"])
+    recorded = float(minimal.read_record("ladder_line")[0]["nats_per_byte"])
     loss = minimal.evaluate(tour.model, held_out)
     assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < .01
     assert minimal.evaluate(blind.model, held_out) < loss / 4
@@ -140,6 +140,34 @@ def test_transformers_computes_the_same_from_the_file(storyteller):
         close(model(ids), theirs(ids).logits, 1e-4)
 
 
+def test_the_translator_is_as_good_as_was_asked():
+    "The card; and some sentences translated now, in one band."
+    model, tokenizer, card = trained = load("translator")
+    assert card["parameters"] <= 1.5e6 and card["tried"] == 2000
+    assert card["seconds"] <= 15 * 60
+    shares = card["exact_by_phenomenon"]
+    assert {*shares} == {*parallel.PHENOMENA}
+    assert min(shares.values()) >= 0.85
+    assert card["bleu"] > 90 > 45 > card["word_for_word"]["bleu"]
+    assert card["word_for_word"]["exact"] < 0.05
+    assert card["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    some = parallel.pairs(150, 1, unseen=True)
+    wrote = translation.translate(model, tokenizer, [p.source for p in some])
+    share = translation.score(wrote, some)["all"].share
+    assert abs(share - card["exact"]) < 0.06
+    assert abs(script().nats_per_target_byte(trained, some)
+               - card["loss"]) < 0.02
+    exact = [look["exact"] for look in card["curve"]]
+    assert exact[0] < 0.1 and max(exact[-3:]) > 0.9
+    assert card["measured"]["exact"].startswith(f"{card['exact']:.1%} of")
+
+
+def test_the_translator_was_tried_on_what_it_never_read():
+    read = {pair.source for pair in parallel.pairs(5000)}
+    new = parallel.pairs(200, script().NEW_SEED, unseen=True)
+    assert not read & {pair.source for pair in new}
+
+
 # how it is loaded
 
 def test_types_and_devices(storyteller):
@@ -179,7 +207,7 @@ assert tformer.load is tformer.trained.load
 # what is refused
 
 @pytest.mark.parametrize("name, words", [
-    ("storys", ["'storys'", "stories, tour, tour_no_mask"]),
+    ("storys", ["'storys'", ", ".join(NAMES)]),
     ("", ["has no card.json"]), ("no/such/place", ["no/such/place"]),
 ])
 def test_an_unknown_name_lists_the_names(name, words, monkeypatch, tmp_path):
@@ -438,6 +466,16 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
     monkeypatch.setattr(made, "read_card", lambda folder: {"loss": 0.1})
     with pytest.raises(SystemExit, match="tour: loss .* was 0.1"):
         made.main()
+
+
+@plain_only
+def test_the_translator_is_made_by_its_script():
+    short, kept = script().train("translator", 2), load("translator").card
+    missing = {"model", "parameters", "files"}      # until it is saved
+    assert short.card.keys() == kept.keys() - missing
+    assert short.card["steps"] == 2 and short.card["loss"] > kept["loss"]
+    assert short.model.config.d_model == 128
+    assert short.tokenizer.token_to_id(translation.SPECIAL[0]) >= 0
 
 
 def test_a_retraining_outside_its_band_is_told():

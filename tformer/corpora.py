@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['READERS', 'MODULES', 'STORIES', 'MAGIC', 'VERSION', 'read_texts', 'read_jsonl', 'read_parquet', 'read_path', 'pydocs',
-           'tell_stories', 'download', 'hub', 'documents', 'TokenHeader', 'tokenizer_hash', 'Encode', 'gather',
-           'in_order', 'fill_token_file', 'write_tokens', 'TokenFile', 'shingles', 'near_duplicates']
+           'tell_stories', 'download', 'hub', 'documents', 'TokenHeader', 'tokenizer_hash', 'Encode', 'fill_token_file',
+           'write_tokens', 'TokenFile', 'shingles', 'near_duplicates']
 
 # %% ../nbs/A8_corpora.ipynb #5ea76636
 #| code-fold: true
@@ -17,13 +17,12 @@ import json
 import os
 import shutil
 import struct
+import sys
 import urllib.error
 import urllib.request
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import combinations, islice
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -33,7 +32,8 @@ import numpy as np
 from tqdm import tqdm
 
 from . import expect, stories
-from .tokenizer import Tokenizer, pack, read_file
+from .tokenizer import (
+    Tokenizer, gather, in_order, pack, read_file)
 
 # %% ../nbs/A8_corpora.ipynb #c7a58797
 #| code-summary: a stream of blocks, cut
@@ -156,6 +156,13 @@ unittest.case unittest.mock urllib.parse urllib.request uuid warnings
 wave weakref xml.dom.minidom xml.etree.ElementTree xml.sax zipapp
 zipfile zlib zoneinfo""".split()
 
+# %% ../nbs/A8_corpora.ipynb #0f9a77c1
+#| code-summary: whether a method is Python's own
+def _of_python(value):
+    "Whether a method is not another package's, put in at run time."
+    module = getattr(value, "__module__", None) or "builtins"
+    return module.split(".")[0] in sys.stdlib_module_names
+
 # %% ../nbs/A8_corpora.ipynb #045e9129
 #| code-summary: names and docstrings of one object and its methods
 def _described(name, thing):
@@ -163,7 +170,8 @@ def _described(name, thing):
     held = [(name, thing)]
     if inspect.isclass(thing):
         held += [(f"{name}.{key}", value) for key, value
-                 in sorted(vars(thing).items()) if key[0] != "_"]
+                 in sorted(vars(thing).items())
+                 if key[0] != "_" and _of_python(value)]
     with warnings.catch_warnings(action="ignore"):  # some are deprecated
         said = [(key, getattr(value, "__doc__", None))
                 for key, value in held
@@ -176,8 +184,8 @@ def pydocs() -> Iterator[str]:
     """The documentation of Python's standard library, always at hand.
 
     A document is what the docstrings of one function, class or module
-    say, in a fixed order.  Another version of Python says it otherwise,
-    and so does a program that has changed some of these modules.
+    say, in a fixed order; a method that another package has put into a
+    class is left out.  Another version of Python says it otherwise.
     """
     seen = set()
     for module_name in MODULES:
@@ -429,70 +437,6 @@ class Encode:
         lengths = [len(row) for row in rows]
         return np.concatenate([np.array(row, f"<u{self.width}")
                                for row in rows]).tobytes(), lengths
-
-# %% ../nbs/A8_corpora.ipynb #60163b13
-def gather(
-    texts: Iterable[str],
-    size: int = 1 << 20,  # characters
-) -> Iterator[list[str]]:
-    "Lists of texts of about so many characters; empty texts are dropped."
-    held, n = [], 0
-    for text in texts:
-        expect.text(text=text)
-        if not text:
-            continue
-        held.append(text)
-        n += len(text)
-        if n >= size:
-            yield held
-            held, n = [], 0
-    if held:
-        yield held
-
-# %% ../nbs/A8_corpora.ipynb #e2a036c2
-#| code-summary: what a process is given when it starts
-_job = None
-
-
-def _take_job(function):
-    global _job
-    _job = function
-
-# %% ../nbs/A8_corpora.ipynb #cdfb261d
-#| code-summary: what it then does with each task
-def _do_job(task):
-    return _job(task)
-
-# %% ../nbs/A8_corpora.ipynb #d8a1818f
-def in_order(
-    function: Callable,  # importable by other processes
-    tasks: Iterable,
-    workers: int = 1,  # 1: this process
-) -> Iterator:
-    """What the function makes of tasks, in their order.
-
-    No more than two tasks a worker are under way, so that a stream of
-    any length needs the memory of a few.  ``RuntimeError`` if a process
-    dies.
-    """
-    expect.whole(workers=workers)
-    if workers == 1:
-        yield from map(function, tasks)
-        return
-    try:
-        with ProcessPoolExecutor(workers, initializer=_take_job,
-                                 initargs=(function,)) as pool:
-            waiting = deque()
-            for task in tasks:
-                waiting.append(pool.submit(_do_job, task))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-    except BrokenProcessPool:
-        raise RuntimeError(
-            "a process died at its task: it was killed, or the memory did "
-            "not do; try fewer workers") from None
 
 # %% ../nbs/A8_corpora.ipynb #57914cf8
 def fill_token_file(

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SAFE_CUTS', 'as_chars', 'index_pairs', 'replace_pair', 'apply_merge', 'tie_key', 'learn_merges', 'split_words',
-           'cut_blocks', 'read_file', 'count_source', 'Vocabulary', 'Rules', 'make_rules', 'merge_short', 'merge_long',
-           'Cache', 'Encoder', 'spell', 'unspell', 'pack', 'unpack', 'read_hf', 'write_hf', 'recover_merges',
-           'read_tiktoken', 'write_tiktoken', 'read_gpt2', 'write_gpt2', 'train_vocabulary', 'Tokenizer']
+           'cut_blocks', 'read_file', 'gather', 'in_order', 'count_source', 'Vocabulary', 'Rules', 'make_rules',
+           'merge_short', 'merge_long', 'Cache', 'Encoder', 'spell', 'unspell', 'pack', 'unpack', 'read_hf', 'write_hf',
+           'recover_merges', 'read_tiktoken', 'write_tiktoken', 'read_gpt2', 'write_gpt2', 'train_vocabulary',
+           'Tokenizer']
 
 # %% ../nbs/03_tokenizer.ipynb #160fbf5e
 #| code-fold: true
@@ -18,12 +19,13 @@ import json
 import os
 import re
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial, wraps
 from heapq import heapify, heappop, heappush
 from itertools import chain, repeat
-from multiprocessing import Pool
 from operator import add, index
 from pathlib import Path
 from typing import NamedTuple
@@ -345,21 +347,25 @@ def _count_task(
     return counts
 
 # %% ../nbs/03_tokenizer.ipynb #8c1ffc32
-#| code-summary: putting texts together into tasks
-def _gather(
+#| code-fold: true
+#| code-summary: gather, which puts texts together into tasks
+def gather(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters
 ) -> Iterator[list[str]]:
-    "Put texts together into lists of about ``size`` characters."
-    task, n = [], 0
+    "Lists of texts of about so many characters; empty texts are dropped."
+    held, n = [], 0
     for text in texts:
-        task.append(text)
-        n += len(text) + 1
+        expect.text(text=text)
+        if not text:
+            continue
+        held.append(text)
+        n += len(text)
         if n >= size:
-            yield task
-            task, n = [], 0
-    if task:
-        yield task
+            yield held
+            held, n = [], 0
+    if held:
+        yield held
 
 # %% ../nbs/03_tokenizer.ipynb #2fb6feb0
 #| code-summary: what a process is given when it starts
@@ -376,19 +382,38 @@ def _do_job(task):
     return _job(task)
 
 # %% ../nbs/03_tokenizer.ipynb #1d164b87
-#| code-summary: one task after the other, here or in several processes
-def share(
-    function: Callable,          # importable by other processes
+#| code-fold: true
+#| code-summary: in_order, here or in several processes
+def in_order(
+    function: Callable,  # importable by other processes
     tasks: Iterable,
-    processes: int | None = None,  # None or 1: this process
+    processes: int | None = None,  # None or 1: this one
 ) -> Iterator:
-    "Apply a function to tasks, here or in several processes, in order."
+    """What the function makes of tasks, in their order.
+
+    No more than two tasks a process are under way, so that a stream of
+    any length needs the memory of a few.  ``RuntimeError`` if a process
+    dies.
+    """
     expect.whole(processes=1 if processes is None else processes)
     if processes in (None, 1):
         yield from map(function, tasks)
         return
-    with Pool(processes, _take_job, (function,)) as pool:
-        yield from pool.imap(_do_job, tasks)
+    try:
+        with ProcessPoolExecutor(
+                processes, initializer=_take_job,
+                initargs=(function,)) as pool:
+            waiting = deque()
+            for task in tasks:
+                waiting.append(pool.submit(_do_job, task))
+                if len(waiting) > 2 * processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process died at its task: it was killed, or the memory did "
+            "not do; try fewer processes") from None
 
 # %% ../nbs/03_tokenizer.ipynb #ca1810d1
 def count_source(
@@ -408,7 +433,7 @@ def count_source(
     count = partial(_count_task, special_tokens=special_tokens,
                     pattern=pattern)
     with bar:
-        for part in share(count, _gather(blocks), processes):
+        for part in in_order(count, gather(blocks), processes):
             counts.update(part)
             bar.update(sum(len(w) * n for w, n in part.items()))
     expect.that(counts, "the source holds no text to train on")
@@ -705,7 +730,8 @@ class Encoder:
         if processes in (None, 1):
             return [self.look_up(text, allowed) for text in texts]
         batch = _Batch(self, texts, allowed)
-        return batch.unpack(share(batch, batch.spans(), processes))
+        return batch.unpack(in_order(batch, batch.spans(),
+                                     processes))
 
     def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
                         disallowed_special="all") -> Iterator[int]:

@@ -34,8 +34,8 @@ from timing import (  # noqa: E402
 
 from tformer import bpe, stories  # noqa: E402
 from tformer.tokenizer import (  # noqa: E402
-    Tokenizer, as_chars, count_source, cut_blocks, make_rules, merge_short,
-    share, unspell)
+    Tokenizer, as_chars, count_source, cut_blocks, in_order, make_rules,
+    merge_short, unspell)
 
 
 def natural_text():
@@ -183,7 +183,7 @@ def bench_processes(text):
     documents = cut(whole, 2000)
     tok = our_train([text], 600 if timing.quick else 10_000)
     tok.encode(text)
-    t = in_turn({n: lambda n=n: list(share(spin, [3_000_000] * 4, n))
+    t = in_turn({n: lambda n=n: list(in_order(spin, [3_000_000] * 4, n))
                  for n in (1, 2)}, 3, time.perf_counter)
     row("a bare loop: what this machine can give", t[1] / t[2], None,
         f"{t[1]:.2f} s / {t[2]:.2f} s")

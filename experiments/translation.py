@@ -1,0 +1,97 @@
+"""What each part of the recipe of 2017 is worth to a small translator.
+
+    python experiments/translation.py                 in a quarter of an hour
+    python experiments/translation.py --seeds 1 --steps 20 --out some.csv
+
+One model reads pairs of the parallel grammar by the whole recipe; the others
+leave one part of it out: label smoothing, the warm-up (the rate starts at its
+peak and falls as it would), the average over the last checkpoints, the shared
+vocabulary (two of half the size, in one table). Each is tried on pairs with
+combinations that are held out. The loss is in nats per byte of the translation,
+without smoothing, so that vocabularies compare.
+"""
+import copy
+from collections import deque
+from functools import partial
+
+import torch
+from common import Stopwatch, arguments, run
+
+from tformer import parallel
+from tformer.optim import AdamW, inverse_sqrt
+from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
+from tformer.tokenizer import Tokenizer
+from tformer.train import Trainer
+from tformer.translation import (
+    SPECIAL, Pairs, Sides, average, score, translate, translation_loss)
+
+READ, NEW, PIECES = 20_000, 300, 1200
+SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64,
+             dropout=0.0)
+STEPS, BATCH, PEAK, UP = 400, 48, 4e-3, 100
+EVERY, LAST = 20, 5         # steps between checkpoints; how many are averaged
+VARIANTS = {
+    "whole": {}, "no smoothing": dict(smoothing=0.0),
+    "no warm-up": dict(up=1), "no averaging": dict(last=1),
+    "two vocabularies": dict(shared=False),
+}
+
+
+def sides_of(pairs, shared):
+    "One vocabulary for both languages, or two of half the size."
+    if shared:
+        return Sides.of(Tokenizer.train(
+            [text for pair in pairs for text in pair[:2]], PIECES,
+            special_tokens=SPECIAL))
+    return Sides(*(Tokenizer.train(
+        [pair[side] for pair in pairs], PIECES // 2 + 130,
+        special_tokens=SPECIAL) for side in (0, 1)))
+
+
+def rate(up, step):
+    "The factor of the learning rate: warm-up or not, the same decay."
+    if up > 1:
+        return inverse_sqrt(up)(step)
+    return min(1.0, (UP / max(step, 1)) ** 0.5)
+
+
+def train(variant, seed, steps):
+    "The columns of one row."
+    whole = dict(smoothing=0.1, up=UP, last=LAST, shared=True)
+    how = whole | VARIANTS[variant]
+    read = parallel.pairs(READ if steps >= STEPS else 500, seed)
+    new = parallel.pairs(NEW if steps >= STEPS else 20, 100, unseen=True)
+    sides = sides_of(read[:10_000], how["shared"])
+    torch.manual_seed(seed)
+    model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
+    last, looking = deque(maxlen=how["last"]), Stopwatch()
+
+    def keep(model):
+        with looking:
+            last.append(copy.deepcopy(model))
+            return 0.0
+
+    with Stopwatch() as watch:
+        Trainer(model, Pairs(read, sides, BATCH, seed=seed), steps=steps,
+                loss=partial(translation_loss, smoothing=how["smoothing"]),
+                optimizer=AdamW(model.parameters(), lr=PEAK,
+                                betas=(0.9, 0.98), eps=1e-9,
+                                weight_decay=0.0),
+                schedule=partial(rate, min(how["up"], steps)),
+                evaluate=keep, every=min(EVERY, steps)).fit()
+    model = average(last).eval()
+    with torch.no_grad():
+        nats = sum(translation_loss(model, batch, smoothing=0).item()
+                   * batch.count for batch in Pairs(new, sides).once())
+    bytes_ = sum(len(pair.target.encode()) + 1 for pair in new)
+    wrote = translate(model, sides, [pair.source for pair in new])
+    return {"loss": round(nats / bytes_, 5),
+            "exact": round(score(wrote, new)["all"].share, 4),
+            "vocab_size": len(sides),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "seconds": round(watch.seconds - looking.seconds)}
+
+
+if __name__ == "__main__":
+    run([{"variant": name} for name in VARIANTS], train,
+        arguments(__doc__, STEPS, "translation.csv"))
