@@ -1,0 +1,431 @@
+"""Translation: batches, the loss, writing, averages, maps, scores."""
+import copy
+import functools
+import json
+import math
+from collections import Counter
+
+import pytest
+import sacrebleu
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from helpers import draw_ids, spread
+from tformer.parallel import Pair, word_for_word
+from tformer.parallel import pairs as grammar
+from tformer.seq2seq import (
+    PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig, greedy, teacher_forced_loss)
+from tformer.tokenizer import Tokenizer
+from tformer.train import Trainer
+from tformer.translation import (
+    SPECIAL, Pairs, Sides, Translation, average, bleu_and_chrf, cross_maps,
+    score, translate, translation_loss, write)
+
+FIVE = [("the white horse sleeps", "le cheval blanc dort"),
+        ("the cat sees a bird", "le chat voit un oiseau"),
+        ("i do not see the house", "je ne vois pas la maison"),
+        ("she gives it to him", "elle le lui donne"), ("yes", "oui")]
+LEARN = dict(special_tokens=SPECIAL)
+ONE = Tokenizer.train(["\n".join(pair) for pair in FIVE], 300, **LEARN)
+OTHER = Tokenizer.train([target for _, target in FIVE], 280, **LEARN)
+SIDES = {"shared": Sides(ONE), "separate": Sides(ONE, OTHER)}
+each_side = pytest.mark.parametrize("sides", SIDES.values(), ids=[*SIDES])
+
+
+def model(kind=Seq2Seq, vocab_size=300, **changes):
+    return spread(kind(Seq2SeqConfig(**dict(
+        vocab_size=vocab_size, d_model=16, n_layers=2, n_heads=2, d_ff=32,
+        max_len=48, dropout=0.0) | changes)), 0.3)
+
+
+@functools.cache
+def learned(side):
+    "A model that knows the five sentences."
+    torch.manual_seed(0)
+    one = Seq2Seq(Seq2SeqConfig(
+        vocab_size=len(SIDES[side]), d_model=32, n_layers=2, n_heads=2,
+        d_ff=64, max_len=48, dropout=0.0))
+    Trainer(one, Pairs(FIVE, SIDES[side], 5), steps=70,
+            loss=translation_loss, lr=1e-2).fit()
+    return one.eval()
+
+
+class Bare(nn.Module):
+    "A model of another maker: no cache, no max_len, no configuration."
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def encode(self, src, mask):
+        return self.inner.encode(src, mask)
+
+    def forward(self, ids, *, memory, memory_mask):
+        return self.inner(ids, memory=memory, memory_mask=memory_mask)
+
+
+# --- text to ids and back
+
+@each_side
+def test_texts_come_back(sides):
+    for source, target in FIVE:
+        (read,), (said,) = sides.sources([source]), sides.targets([target])
+        assert sides.source.decode(read[:-1]) == source
+        assert read[-1] == sides.source.token_to_id("<|end|>")
+        assert sides.text(said) == target == sides.text(said + said)
+        assert sides.text([sides.start, *said, sides.pad]) == target
+        assert "".join(sides.tokens(said)[:-1]) == target
+        assert max(read + said) < len(sides)
+
+
+def test_separate_vocabularies_share_no_id():
+    sides = SIDES["separate"]
+    read = {i for row in sides.sources(s for s, _ in FIVE) for i in row}
+    said = {i for row in sides.targets(t for _, t in FIVE) for i in row}
+    assert not read & said and max(read) < len(ONE) <= min(said)
+    assert len(sides) == len(ONE) + len(OTHER)
+    assert Sides.of(sides) is sides and len(Sides.of(ONE)) == len(ONE)
+    assert sides.text([3, *sides.targets(["oui"])[0]]) == "oui"
+
+
+# --- batches
+
+@each_side
+@pytest.mark.parametrize("buckets", [True, False])
+@pytest.mark.parametrize("batch", [1, 2, 5, 99])
+def test_every_pair_comes_once_a_pass(sides, buckets, batch):
+    loader, seen = Pairs(FIVE, sides, batch, buckets=buckets), []
+    for k in range(len(loader.groups)):
+        b = loader.batch_at(k)
+        assert b.count == int((b.targets != -100).sum())
+        for src, mask, ids, targets in zip(*b[:4]):
+            said = targets[targets != -100].tolist()
+            assert ids[:len(said)].tolist() == [sides.start, *said[:-1]]
+            assert (ids[len(said):] == sides.pad).all()
+            assert (src[~mask] == sides.pad).all()
+            assert mask.tolist() == sorted(mask.tolist(), reverse=True)
+            seen.append((src[mask].tolist(), said))
+    assert sorted(seen) == sorted(zip(
+        sides.sources(s for s, _ in FIVE), sides.targets(t for _, t in FIVE)))
+    once = [b.count for b in loader.once()]
+    assert sum(once) == sum(len(said) for _, said in seen)
+
+
+def test_buckets_leave_less_padding():
+    some = grammar(200)
+
+    def waste(buckets):
+        loader = Pairs(some, ONE, 16, buckets=buckets)
+        made = [(b.targets.numel() + b.src.numel(),
+                 b.count + int(b.mask.sum())) for b in loader.once()]
+        return 1 - sum(n for _, n in made) / sum(n for n, _ in made)
+
+    assert waste(True) < 0.6 * waste(False)
+
+
+def test_order_can_be_saved():
+    loader, other = (Pairs(FIVE, ONE, 2, seed=3) for _ in range(2))
+    first = [b.src.tolist() for _, b in zip(range(7), loader)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    other.load_state_dict(state)
+    following = next(iter(other)).src.tolist()
+    assert following == Pairs(FIVE, ONE, 2, seed=3).batch_at(7).src.tolist()
+    assert len({str(x) for x in first[:3]}) == 3
+    with pytest.raises(ValueError, match="the state says"):
+        Pairs(FIVE[:4], ONE, 2, seed=3).load_state_dict(state)
+
+
+def test_batches_move():
+    b = Pairs(FIVE, ONE).batch_at(0).to("meta")
+    assert isinstance(b, Translation) and b.src.device.type == "meta"
+    assert b.count == Pairs(FIVE, ONE).batch_at(0).count
+
+
+@pytest.mark.parametrize("pairs, says", [
+    ([("a", "b"), ("a", "")], r"pair 1, \('a', ''\), has no target"),
+    ([("a", " \n")], "pair 0, .* has no target"),
+    ([("a",)], r"pair 0, \('a',\), has no target"),
+    ([("", "b")], "pair 0, .* has no source"),
+    ([("a", None)], "pair 0, .* has no target"),
+    ([Pair("a", "", ())], "pair 0, .* has no target"),
+    ([], "there are no pairs"),
+    ([("a", "b"), ("a" * 60, "b")],
+     "the source of pair 1 takes .* tokens with its end, more than max_len"),
+    ([("a", "b" * 60)], "the target of pair 0 takes"),
+])
+def test_what_is_no_pair_is_refused(pairs, says):
+    with pytest.raises(ValueError, match=says):
+        Pairs(pairs, ONE, max_len=40)
+
+
+def test_a_batch_size_is_a_number():
+    with pytest.raises(ValueError, match="batch must be a whole number"):
+        Pairs(FIVE, ONE, batch=0)
+    with pytest.raises(ValueError, match="max_len must be"):
+        Pairs(FIVE, ONE, max_len=0)
+
+
+# --- the loss
+
+@pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
+    one, total, n = model(kind).double(), 0.0, 0
+    sides = SIDES["shared"]
+    for source, target in FIVE:
+        (read,), (said,) = sides.sources([source]), sides.targets([target])
+        given = torch.tensor([[sides.start, *said[:-1]]])
+        logits = one(given, memory=one.encode(torch.tensor([read])))
+        total = total + F.cross_entropy(
+            logits[0], torch.tensor(said), reduction="sum",
+            label_smoothing=smoothing)
+        n += len(said)
+    batch = next(iter(Pairs(FIVE, ONE).once()))
+    assert (~batch.mask).any()
+    found = translation_loss(one, batch, smoothing)
+    assert abs(found.item() - total.item() / n) < 1e-10
+    if not smoothing:
+        src, targets = batch.src, batch.targets.where(
+            batch.targets >= 0, sides.pad)
+        assert abs(found.item() - teacher_forced_loss(
+            one, src, targets, start=sides.start, pad=sides.pad)) < 1e-5
+
+
+def test_the_default_is_the_smoothing_of_2017():
+    batch, one = Pairs(FIVE, ONE).batch_at(0), model()
+    assert translation_loss(one, batch) == translation_loss(one, batch, 0.1)
+    assert translation_loss(one, batch) != translation_loss(one, batch, 0.0)
+
+
+# --- writing
+
+@pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
+def test_writing_is_greedy(kind):
+    one, src = model(kind), draw_ids(4, 7, low=3, high=300)
+    src[1, 3:], src[2, 5:] = 0, 0
+    how = dict(start=1, mask=src != 0)
+    expected = greedy(one, src, 12, eos=2, **how)
+    assert torch.equal(write(one, src, 12, end=2, **how), expected)
+    assert torch.equal(write(Bare(one), src, 12, end=2, **how), expected)
+
+
+def test_forced_tokens_are_written_and_read():
+    one, src = model(), draw_ids(3, 6, low=3, high=300)
+    free = write(one, src, 9, start=1, end=2)
+    forced = torch.full((3, 4), -1)
+    forced[:, 2] = (free[:, 2] + 1) % 290 + 3
+    led = write(one, src, 9, start=1, end=2, forced=forced)
+    assert torch.equal(led[:, :2], free[:, :2])
+    assert torch.equal(led[:, 2], forced[:, 2])
+    seen = torch.cat([torch.ones(3, 1).long(), led[:, :3]], 1)
+    expected = one(seen, memory=one.encode(src))[:, -1].argmax(-1)
+    assert torch.equal(led[:, 3], expected)
+    forced = torch.full((3, 9), 2)
+    assert (write(one, src, 9, start=1, end=2, forced=forced) == 2).all()
+    assert write(one, src, 9, start=1, end=2, forced=forced).shape == (3, 1)
+    given = draw_ids(3, 9, low=3, high=300)
+    assert torch.equal(
+        write(one, src, 9, start=1, end=2, forced=given), given)
+
+
+# --- translating
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("wrap", [lambda m: m, Bare])
+def test_alone_or_in_a_batch(side, wrap):
+    one, sides = wrap(learned(side)), SIDES[side]
+    texts = [s for s, _ in FIVE] + ["the bird", "she gives a house to him"]
+    alone = [translate(one, sides, [text])[0] for text in texts]
+    assert alone[:5] == [t for _, t in FIVE]
+    for batch in (1, 2, 3, 64):
+        assert translate(one, sides, texts, batch=batch) == alone
+    assert translate(one, sides, []) == []
+
+
+def test_nothing_is_left_behind():
+    one = model(dropout=0.5).train()
+    state, chance = copy.deepcopy(one.state_dict()), torch.get_rng_state()
+    first = translate(one, ONE, ["the cat"])
+    assert one.training and torch.equal(chance, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(
+        state.values(), one.state_dict().values()))
+    assert first == translate(one, ONE, ["the cat"])
+
+
+def test_it_never_writes_beyond_the_limit():
+    one = model(max_len=24)
+    text, = translate(one, ONE, ["the white horse sleeps"], extra=10**6)
+    assert isinstance(text, str)
+
+
+@pytest.mark.parametrize("texts, more, says", [
+    (["a", ""], {}, r"texts\[1\] is empty"),
+    ([" \n"], {}, r"texts\[0\] is empty"),
+    ("a cat", {}, "texts must be a list of sentences, got one"),
+    ([b"a cat"], {}, r"texts\[0\] must be a str, got bytes"),
+    ([None], {}, r"texts\[0\] must be a str"),
+    (["a cat", "a cat " * 40], {},
+     r"texts\[1\] takes .* tokens with its end, more than max_len 48"),
+    (["the cat", "the zebra!"], {"words": ["the Cat"]},
+     r"texts\[1\], 'the zebra!', has a word outside the vocabulary: "
+     r"\['zebra'\]"),
+    (["<|end|>"], {}, "special token"),
+])
+def test_what_cannot_be_translated_is_refused(texts, more, says):
+    with pytest.raises(ValueError, match=says):
+        translate(model(), ONE, texts, **more)
+
+
+def test_known_words_are_found_in_texts():
+    one = model()
+    assert translate(one, ONE, ["The cat, the HORSE?"],
+                     words=["the cat", "a horse sleeps"])
+    assert translate(one, ONE, ["anything goes"])
+
+
+# --- averages
+
+def test_the_average_is_that_of_torch():
+    models = [spread(Seq2Seq(model().config), 0.1 * (i + 1))
+              for i in range(4)]
+    for i, one in enumerate(models):
+        with torch.no_grad():
+            one.embed.weight += i
+    theirs = AveragedModel(models[0])
+    for one in models:
+        theirs.update_parameters(one)
+    before = copy.deepcopy(models[-1].state_dict())
+    mean = average(iter(models))
+    for (name, p), q in zip(mean.named_parameters(),
+                            theirs.module.parameters(), strict=True):
+        assert (p - q).abs().max() < 1e-5, name
+    assert mean.lm_head.weight is mean.embed.weight
+    assert all(torch.equal(a, b) for a, b in zip(
+        before.values(), models[-1].state_dict().values()))
+
+
+def test_an_average_is_computed_wide():
+    models = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+    for one, x in zip(models, (1e8, 1.0, -1e8)):
+        nn.init.constant_(one.weight, x)
+    assert abs(average(models).weight.item() - 1 / 3) < 1e-6
+    norms = [nn.BatchNorm1d(2) for _ in range(2)]
+    norms[1].num_batches_tracked += 7
+    assert average(norms).num_batches_tracked == 7
+    rounded = [nn.Linear(2, 2).bfloat16() for _ in range(2)]
+    assert average(rounded).weight.dtype == torch.bfloat16
+
+
+def test_what_has_no_average_is_refused():
+    with pytest.raises(ValueError, match="there is no model to average"):
+        average([])
+    with pytest.raises(ValueError, match="model 0 has no weight of shape"):
+        average([nn.Linear(2, 3), nn.Linear(3, 3)])
+    with pytest.raises(ValueError, match="model 0 has no bias of shape"):
+        average([nn.Linear(2, 3, bias=False), nn.Linear(2, 3)])
+
+
+# --- where it looks
+
+@each_side
+def test_maps_are_those_of_torch(sides):
+    one = model(vocab_size=len(sides))
+    found = cross_maps(one, sides, *FIVE[0])
+    batch = Pairs(FIVE[:1], sides).of([0])
+    memory, held = one.encode(batch.src), []
+    for layer, block in enumerate(one.blocks):
+        part = block.cross_attention.part
+        twin = nn.MultiheadAttention(16, 2, batch_first=True)
+        with torch.no_grad():
+            for name in ("weight", "bias"):
+                getattr(twin, f"in_proj_{name}").copy_(torch.cat(
+                    [getattr(p, name) for p in (
+                        part.q_proj, part.k_proj, part.v_proj)]))
+        hook = part.register_forward_pre_hook(
+            lambda m, args: held.append(args[0]))
+        one(batch.ids, memory=memory)
+        hook.remove()
+        _, expected = twin(held[-1], memory, memory,
+                           average_attn_weights=False)
+        assert (found.weights[layer] - expected[0]).abs().max() < 1e-5
+    assert found.weights.shape == (2, 2, len(found.target),
+                                   len(found.source))
+    assert "".join(found.source[:-1]) == FIVE[0][0]
+    assert "".join(found.target[:-1]) == FIVE[0][1]
+
+
+def test_maps_of_what_it_writes_itself():
+    one = learned("shared")
+    found = cross_maps(one, ONE, FIVE[0][0])
+    assert "".join(found.target[:-1]) == FIVE[0][1]
+    assert not any(m._forward_pre_hooks for m in one.modules())
+    with pytest.raises(ValueError, match="Linear has no CrossAttention"):
+        cross_maps(nn.Linear(2, 2), ONE, "a", "b")
+
+
+# --- scores
+
+def test_exact_matches_are_counted_by_phenomenon():
+    pairs = [Pair("a", "A", ("x", "y")), Pair("b", "B", ("y",)),
+             Pair("c", "C", ())]
+    found = score(["A", "b", "C"], pairs)
+    assert found == {"all": (2, 3), "x": (1, 1), "y": (1, 2)}
+    assert found["y"].share == 0.5 and [*found][0] == "all"
+    assert score(["A"], [("a", "A")]) == {"all": (1, 1)}
+    for some in ([], ["A"]):
+        with pytest.raises(ValueError, match="translations for 3 pairs"):
+            score(some, pairs)
+
+
+def test_bleu_is_what_papineni_wrote():
+    def grams(words, n):
+        return Counter(zip(*(words[i:] for i in range(n))))
+
+    wanted = [p.target.replace(".", "").replace("?", "").replace("'", " ")
+              .replace(",", "").replace("-", " ") for p in grammar(60)]
+    said = [" ".join(t.split()[1:]) for t in wanted]
+    logs = sum(math.log(
+        sum((grams(a.split(), n) & grams(b.split(), n)).total()
+            for a, b in zip(said, wanted))
+        / sum(grams(a.split(), n).total() for a in said)) / 4
+        for n in range(1, 5))
+    short = 1 - sum(len(b.split()) for b in wanted) / sum(
+        len(a.split()) for a in said)
+    found = bleu_and_chrf(said, wanted)
+    assert abs(found.bleu - 100 * math.exp(logs + short)) < 1e-6
+    assert abs(found.chrf - sacrebleu.corpus_chrf(
+        said, [wanted]).score) < 1e-9
+    assert "tok:13a" in found.signature
+    assert bleu_and_chrf(wanted, wanted).bleu > 99.999
+    with pytest.raises(ValueError, match="1 translations for 2 references"):
+        bleu_and_chrf(["a"], ["a", "b"])
+
+
+def test_the_dictionary_alone_scores_low():
+    pairs = grammar(300, seed=1, unseen=True)
+    marks = bleu_and_chrf([word_for_word(p.source) for p in pairs],
+                          [p.target for p in pairs])
+    assert marks.bleu <= 45
+
+
+def test_without_sacrebleu_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
+    with pytest.raises(ImportError, match=r'pip install "tformer\[score\]"'):
+        bleu_and_chrf(["a"], ["a"])
+
+
+@given(st.lists(st.tuples(*[st.text("abé ", min_size=1, max_size=9).filter(
+    str.strip)] * 2), min_size=1, max_size=9), st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_no_pair_is_lost(pairs, batch):
+    loader = Pairs(pairs, ONE, batch)
+    sides, seen = loader.sides, []
+    for b in loader.once():
+        for src, mask, targets in zip(b.src, b.mask, b.targets):
+            seen.append((ONE.decode(src[mask].tolist()[:-1]),
+                         sides.text(targets[targets >= 0].tolist())))
+    assert sorted(seen) == sorted(pairs)
