@@ -12,7 +12,7 @@ __all__ = ['PHENOMENA', 'KINDS', 'NOUNS', 'ADJECTIVES', 'VERBS', 'PREPOSITIONS',
            'described', 'Meaning', 'Dice', 'Constructions', 'meanings', 'held_out', 'pairs', 'dictionary',
            'word_for_word', 'lines_of', 'side', 'read_tsv', 'read_two_files']
 
-# %% ../nbs/A11_parallel.ipynb #99b9a188
+# %% ../nbs/A11_parallel.ipynb #9db19473
 #| code-fold: true
 #| code-summary: imports
 import os
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from . import expect
 
-# %% ../nbs/A11_parallel.ipynb #66a32818
+# %% ../nbs/A11_parallel.ipynb #6fc4b074
 class Pair(NamedTuple):
     "A sentence, its translation, and the rules that it took."
 
@@ -32,14 +32,14 @@ class Pair(NamedTuple):
     target: str
     phenomena: tuple[str, ...] = ()
 
-# %% ../nbs/A11_parallel.ipynb #bac34f78
+# %% ../nbs/A11_parallel.ipynb #36bf66ee
 #| code-fold: true
 #| code-summary: the names of the fourteen rules
 PHENOMENA = ("gender", "number", "order", "special form", "elision",
              "contraction", "article", "possessive", "irregular",
              "negation", "question", "clitic", "participle", "reference")
 
-# %% ../nbs/A11_parallel.ipynb #e1901abd
+# %% ../nbs/A11_parallel.ipynb #a45b442d
 def with_s(
     word: str,  # English
 ) -> str:
@@ -48,7 +48,7 @@ def with_s(
         return word[:-1] + "ies"
     return word + ("es" if re.search("(s|sh|ch|x|o)$", word) else "s")
 
-# %% ../nbs/A11_parallel.ipynb #412897f6
+# %% ../nbs/A11_parallel.ipynb #eca759eb
 def inflected(
     m: str,  # masculine: red *rouge*, beautiful *beau*
     f: str | None = None,  # feminine; None: by rule
@@ -61,7 +61,7 @@ def inflected(
     ms = ms or (m if m[-1] in "sx" else m + "s")
     return m, f, ms, fs or f + "s", vowel or m
 
-# %% ../nbs/A11_parallel.ipynb #c3f5d7e2
+# %% ../nbs/A11_parallel.ipynb #82b514f9
 def conjugated(
     infinitive: str,  # in -er, -re or -ir
 ) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def conjugated(
         "re": ("s", "", "ons", "ent", "u"),
         "ir": ("is", "it", "issons", "issent", "i")}[ending])
 
-# %% ../nbs/A11_parallel.ipynb #4d9b3a51
+# %% ../nbs/A11_parallel.ipynb #b6e63e9b
 #| code-fold: true
 #| code-summary: nouns by French gender: English, French, kind
 KINDS = {"p": "person", "a": "animal", "t": "thing", "f": "food",
@@ -109,7 +109,7 @@ NOUNS = {
         bakery boulangerie s""",
 }
 
-# %% ../nbs/A11_parallel.ipynb #296081ec
+# %% ../nbs/A11_parallel.ipynb #db284053
 #| code-fold: true
 #| code-summary: adjectives by their place: English, French, kinds of nouns
 ADJECTIVES = {  # before the noun, or after it
@@ -134,7 +134,7 @@ ADJECTIVES = {  # before the noun, or after it
         active actif/active pa, loyal loyal/loyale/loyaux pa""",
 }
 
-# %% ../nbs/A11_parallel.ipynb #9600fcc7
+# %% ../nbs/A11_parallel.ipynb #dffbce71
 #| code-fold: true
 #| code-summary: verbs by construction: English, French, kinds of objects, clear tenses
 VERBS = {
@@ -175,7 +175,7 @@ PREPOSITIONS = {"speak_to": "à", "obey": "à", "answer": "à",
                 "go_to": "à", "return_to": "à", "enter": "dans",
                 "come_from": "de"}
 
-# %% ../nbs/A11_parallel.ipynb #35543a33
+# %% ../nbs/A11_parallel.ipynb #29381fc9
 #| code-fold: true
 #| code-summary: Noun, read from its table
 class Noun(NamedTuple):
@@ -194,7 +194,7 @@ class Noun(NamedTuple):
         return cls((one, *(more or [with_s(one)])),
                    (un, *(plus or [un + "s"])), gender, kind)
 
-# %% ../nbs/A11_parallel.ipynb #5897a21c
+# %% ../nbs/A11_parallel.ipynb #be9c6f90
 #| code-fold: true
 #| code-summary: Adjective, read from its table
 class Adjective(NamedTuple):
@@ -210,7 +210,7 @@ class Adjective(NamedTuple):
         "From a table, where only irregular forms are written."
         return cls(en, inflected(*fr.split("/")), place == "before", kinds)
 
-# %% ../nbs/A11_parallel.ipynb #d232d589
+# %% ../nbs/A11_parallel.ipynb #8fb684f7
 #| code-fold: true
 #| code-summary: Verb, read from its table
 class Verb(NamedTuple):
@@ -239,7 +239,7 @@ class Verb(NamedTuple):
             (verb, *(other or conjugated(verb))), not other,
             (prep,) if prep else (), kinds, tuple(times.split("+")), frame)
 
-# %% ../nbs/A11_parallel.ipynb #18b47369
+# %% ../nbs/A11_parallel.ipynb #b5519b14
 #| code-fold: true
 #| code-summary: entries, the words of a table
 def entries(
@@ -250,7 +250,7 @@ def entries(
         for entry in table.split(","):
             yield [name, *entry.split()]
 
-# %% ../nbs/A11_parallel.ipynb #4c1f8ee8
+# %% ../nbs/A11_parallel.ipynb #c054be6d
 #| code-fold: true
 #| code-summary: Lexicon, all tables read
 class Lexicon(NamedTuple):
@@ -271,7 +271,7 @@ FITTING = {(kind, before): [a for a in LEXICON.adjectives
                             if kind in a.kinds and a.before == before]
            for kind in KINDS for before in (True, False)}
 
-# %% ../nbs/A11_parallel.ipynb #dd0348c8
+# %% ../nbs/A11_parallel.ipynb #d34a701c
 #| code-fold: true
 #| code-summary: small words: determiners and auxiliaries
 DETERMINERS = {  # plural in English; m., f., plural; before vowels
@@ -289,7 +289,7 @@ WAS = ("étais", "était", "étions", "étaient")
 WILL = ("vais", "va", "allons", "vont")
 WANT = ("veux", "veut", "voulons", "veulent")
 
-# %% ../nbs/A11_parallel.ipynb #b25f1b7b
+# %% ../nbs/A11_parallel.ipynb #01c9e731
 #| code-fold: true
 #| code-summary: vowel_first, with the h that is not mute
 VOWELS = "aeiouhàâéèêëîïôùûœ"
@@ -302,7 +302,7 @@ def vowel_first(
     "Whether it is spoken with a vowel first: *homme* is, *hibou* not."
     return word[0].lower() in VOWELS and word not in ASPIRATED
 
-# %% ../nbs/A11_parallel.ipynb #957e8fe3
+# %% ../nbs/A11_parallel.ipynb #dd2b1aed
 def agree(
     forms: tuple[str, ...],  # of ``inflected``
     who: Any,  # has a gender, and is plural or not
@@ -321,7 +321,7 @@ def agree(
         rules.add("irregular")
     return form
 
-# %% ../nbs/A11_parallel.ipynb #3eaf9826
+# %% ../nbs/A11_parallel.ipynb #59b151d3
 @dataclass(frozen=True)
 class Phrase:
     "A noun with all that stands around it."
@@ -394,7 +394,7 @@ class Phrase:
             return [forms[3 + feminine]]
         return [forms[2 if self.plural else feminine]]
 
-# %% ../nbs/A11_parallel.ipynb #26254e40
+# %% ../nbs/A11_parallel.ipynb #8cb1612d
 #| code-fold: true
 #| code-summary: Person, a pronoun or a name
 @dataclass(frozen=True)
@@ -426,7 +426,7 @@ NAMES = tuple(Person(name, name, gender) for names, gender in (
 HE, SHE = Person("he", "il", "m"), Person("she", "elle", "f")
 I, WE = Person("I", "je", form=0), Person("we", "nous", form=2)
 
-# %% ../nbs/A11_parallel.ipynb #2e9bb369
+# %% ../nbs/A11_parallel.ipynb #064a5755
 #| code-fold: true
 #| code-summary: Pronoun, an object that was named before
 class Pronoun(NamedTuple):
@@ -438,7 +438,7 @@ class Pronoun(NamedTuple):
     gender: str = ""
     plural: bool = False
 
-# %% ../nbs/A11_parallel.ipynb #02b0b64e
+# %% ../nbs/A11_parallel.ipynb #09d9a4c5
 @dataclass(frozen=True, kw_only=True)
 class Clause:
     "Who does what to whom, when, and whether it is asked or denied."
@@ -455,7 +455,7 @@ class Clause:
     about: Phrase | None = None  # what has this adjective
     that: "Clause | None" = None
 
-# %% ../nbs/A11_parallel.ipynb #78c3aa25
+# %% ../nbs/A11_parallel.ipynb #69445b94
 def english_verb(
     clause: Clause,
 ) -> tuple[str, list[str]]:
@@ -477,7 +477,7 @@ def english_verb(
     finite = past if time == "past" else third if n == 1 else base
     return "", [finite, *rest]
 
-# %% ../nbs/A11_parallel.ipynb #92ce767c
+# %% ../nbs/A11_parallel.ipynb #4cfe1044
 #| code-fold: true
 #| code-summary: english_objects, what follows the verb
 def english_objects(
@@ -496,7 +496,7 @@ def english_objects(
         words += ["that", *english(clause.that)]
     return words
 
-# %% ../nbs/A11_parallel.ipynb #a8c746a8
+# %% ../nbs/A11_parallel.ipynb #69c5b414
 def english(
     clause: Clause,
 ) -> list[str]:
@@ -508,7 +508,7 @@ def english(
     words += ["not"] * clause.negative + verb + english_objects(clause)
     return [word for word in words if word]
 
-# %% ../nbs/A11_parallel.ipynb #913b1e09
+# %% ../nbs/A11_parallel.ipynb #f3758f1a
 def participle(
     clause: Clause,
     rules: set[str],
@@ -529,7 +529,7 @@ def participle(
     rules.add("participle")
     return agree(forms, who, rules)
 
-# %% ../nbs/A11_parallel.ipynb #e0e49a73
+# %% ../nbs/A11_parallel.ipynb #73a6e1ad
 def french_verb(
     clause: Clause,
     rules: set[str],
@@ -549,7 +549,7 @@ def french_verb(
     return [helper[n], *["été"] * (time == "passive"),
             participle(clause, rules)]
 
-# %% ../nbs/A11_parallel.ipynb #61316aac
+# %% ../nbs/A11_parallel.ipynb #193a6127
 #| code-fold: true
 #| code-summary: french_objects, what follows the verb
 def french_objects(
@@ -569,7 +569,7 @@ def french_objects(
         words += ["que", *french(clause.that, rules)]
     return words
 
-# %% ../nbs/A11_parallel.ipynb #d57256d3
+# %% ../nbs/A11_parallel.ipynb #b8c33406
 def french(
     clause: Clause,
     rules: set[str],  # those that are used are added
@@ -590,7 +590,7 @@ def french(
     asked = ["pourquoi"] * (clause.question == "why") + ["est-ce", "que"]
     return [*asked, *words] if clause.question else words
 
-# %% ../nbs/A11_parallel.ipynb #377c420c
+# %% ../nbs/A11_parallel.ipynb #8bad749e
 #| code-fold: true
 #| code-summary: join_english, words and marks as a text
 def join_english(
@@ -600,7 +600,7 @@ def join_english(
     text = re.sub(" ([,.?])", r"\1", " ".join(words))
     return re.sub(r"(^|[.?] )(\w)", lambda m: m[1] + m[2].upper(), text)
 
-# %% ../nbs/A11_parallel.ipynb #1ab063a5
+# %% ../nbs/A11_parallel.ipynb #baecd6e1
 ELIDED = {"le", "la", "je", "me", "ne", "de", "que"}
 CONTRACTED = {("à", "le"): "au", ("à", "les"): "aux",
               ("de", "le"): "du", ("de", "les"): "des"}
@@ -624,7 +624,7 @@ def join_french(
     text = re.sub(" ([,.])", r"\1", text)  # not before "?", in French
     return re.sub(r"(^|[.?] )(\w)", lambda m: m[1] + m[2].upper(), text)
 
-# %% ../nbs/A11_parallel.ipynb #a02d29f5
+# %% ../nbs/A11_parallel.ipynb #63b44bf1
 #| code-fold: true
 #| code-summary: standing_for and subject_for, the pronouns of what was named
 def standing_for(
@@ -639,7 +639,7 @@ def standing_for(
           if direct else "leur" if who.plural else "lui")
     return Pronoun(en, fr, direct, who.gender, who.plural)
 
-# %% ../nbs/A11_parallel.ipynb #3607a9bf
+# %% ../nbs/A11_parallel.ipynb #edc2c6b2
 #| code-fold: true
 #| code-summary: subject_for, he, she, it and they
 def subject_for(
@@ -654,7 +654,7 @@ def subject_for(
         return SHE if feminine else HE
     return Person("it", "elle" if feminine else "il", who.gender)
 
-# %% ../nbs/A11_parallel.ipynb #d398d38c
+# %% ../nbs/A11_parallel.ipynb #649d14fd
 #| code-fold: true
 #| code-summary: described, which adjective goes with what
 def described(
@@ -667,11 +667,11 @@ def described(
         found.append((clause.about, clause.adjective))
     return found + (described(clause.that) if clause.that else [])
 
-# %% ../nbs/A11_parallel.ipynb #8ebbdd61
+# %% ../nbs/A11_parallel.ipynb #4512c144
 FRAMES = ("object", "clitic", "dative", "about", "motion", "copula",
           "contrast", "thought", "passive", "where")
 
-# %% ../nbs/A11_parallel.ipynb #c8698086
+# %% ../nbs/A11_parallel.ipynb #b7bd3594
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
     "What is to be said, in whichever language."
@@ -716,7 +716,7 @@ class Meaning:
             found += described(clause)
         return {(who.noun.en[0], a.en, self.frame) for who, a in found}
 
-# %% ../nbs/A11_parallel.ipynb #7019774c
+# %% ../nbs/A11_parallel.ipynb #b04e4b37
 #| code-fold: true
 #| code-summary: Dice, which draws phrases and clauses
 DEFINITE = ("the", "the", "this", "my", "his", "her", "our", "their", "of")
@@ -784,7 +784,7 @@ class Dice:
         return Clause(subject=self.somebody(told), verb=verb, time=time,
                       **self.mood(asked), **more)
 
-# %% ../nbs/A11_parallel.ipynb #d9d6b7bb
+# %% ../nbs/A11_parallel.ipynb #2755f3c5
 #| code-fold: true
 #| code-summary: Constructions, the ten of them
 TO_WHOM = (Pronoun("me", "me"), Pronoun("us", "nous"),
@@ -867,7 +867,7 @@ class Constructions(Dice):
         return dict(here=self.phrase("patfs", DEFINITE, described=1.0),
                     past=self.chance(0.4))
 
-# %% ../nbs/A11_parallel.ipynb #b0d79e84
+# %% ../nbs/A11_parallel.ipynb #bac945f2
 def meanings(
     seed: int = 0,
 ) -> Iterator[Meaning]:
@@ -878,7 +878,7 @@ def meanings(
         frame = draw.one(FRAMES)
         yield Meaning(frame=frame, **getattr(draw, frame)())
 
-# %% ../nbs/A11_parallel.ipynb #b3fd01a0
+# %% ../nbs/A11_parallel.ipynb #db24401c
 NUMBER = {word: i for table in (
     [noun.en[0] for noun in LEXICON.nouns],
     [adjective.en for adjective in LEXICON.adjectives])
@@ -897,7 +897,7 @@ def held_out(
     return (NUMBER[noun] + 3 * NUMBER[adjective]
             + 7 * FRAMES.index(frame)) % 10 == 0
 
-# %% ../nbs/A11_parallel.ipynb #78efbc85
+# %% ../nbs/A11_parallel.ipynb #8bcb9bb7
 def pairs(
     n: int,  # how many, all different
     seed: int = 0,
@@ -923,7 +923,7 @@ def pairs(
                              f"after {len(found)} none is new")
     return list(found.values())
 
-# %% ../nbs/A11_parallel.ipynb #5d221425
+# %% ../nbs/A11_parallel.ipynb #c66db07b
 #| code-fold: true
 #| code-summary: dictionary, a French word for each English one
 def dictionary() -> dict[str, str]:
@@ -949,7 +949,7 @@ def dictionary() -> dict[str, str]:
 
 DICTIONARY = dictionary()
 
-# %% ../nbs/A11_parallel.ipynb #29673a4f
+# %% ../nbs/A11_parallel.ipynb #a4fa5205
 def word_for_word(
     source: str,  # a sentence of the grammar
 ) -> str:
@@ -960,7 +960,7 @@ def word_for_word(
              for word in words]
     return join_english(found).replace("?", " ?")
 
-# %% ../nbs/A11_parallel.ipynb #2fa34a20
+# %% ../nbs/A11_parallel.ipynb #6cf493b9
 #| code-fold: true
 #| code-summary: lines_of, numbered and decoded
 def lines_of(
@@ -977,7 +977,7 @@ def lines_of(
                 f"{path}, line {number}: expected UTF-8, found byte "
                 f"0x{line[error.start]:02x} at {error.start}") from None
 
-# %% ../nbs/A11_parallel.ipynb #0abcb815
+# %% ../nbs/A11_parallel.ipynb #8aaf240e
 #| code-fold: true
 #| code-summary: side, a sentence that is there
 def side(
@@ -990,7 +990,7 @@ def side(
                 "sentence on each side, found an empty one")
     return text.strip()
 
-# %% ../nbs/A11_parallel.ipynb #94a0eb27
+# %% ../nbs/A11_parallel.ipynb #c4b83673
 def read_tsv(
     path: str | os.PathLike,  # UTF-8, columns separated by tabs
     source: int = 0,  # the column of the source, from 0 on
@@ -1017,7 +1017,7 @@ def read_tsv(
     expect.that(found, f"{path}: expected a pair on each line, found none")
     return found
 
-# %% ../nbs/A11_parallel.ipynb #f00b0a76
+# %% ../nbs/A11_parallel.ipynb #f738aef6
 #| code-fold: true
 #| code-summary: read_two_files, line by line
 def read_two_files(
@@ -1035,8 +1035,8 @@ def read_two_files(
     few, many = sorted((0, 1), key=lambda i: len(sides[i]))
     n, more = len(sides[few]), len(sides[many])
     expect.that(n == more, f"{paths[few]}, line {n + 1}: expected a "
-                f"sentence, as in the {more} lines of {paths[many]}, found "
-                "the end of the file")
+                f"sentence, as in the {more} lines of {paths[many]}, "
+                "found the end of the file")
     expect.that(n, f"{source_path}: expected a sentence on each line, "
                 "found none")
     return [Pair(*pair) for pair in zip(*sides)]
