@@ -6,7 +6,7 @@
 __all__ = ['draw', 'bias', 'temperature', 'top_k', 'top_p', 'min_p', 'typical', 'Sampling', 'process', 'repetition_penalty',
            'frequency_penalty', 'presence_penalty', 'Sampler', 'allow', 'distinct']
 
-# %% ../nbs/20_sampling.ipynb #f79e1825
+# %% ../nbs/20_sampling.ipynb #be703090
 #| code-fold: true
 #| code-summary: imports of the module
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import expect
 
-# %% ../nbs/20_sampling.ipynb #8695fe5a
+# %% ../nbs/20_sampling.ipynb #d92da8e5
 #| code-summary: logits in float32; NaN and rows of −∞ alone are refused
 def _float(logits):
     "In float32 at least. On a device, nobody looks at the values."
@@ -35,7 +35,7 @@ def _float(logits):
                             f"the logits of row {row} {why}")
     return logits
 
-# %% ../nbs/20_sampling.ipynb #a7817894
+# %% ../nbs/20_sampling.ipynb #0b03909e
 def draw(
     logits: Float[Tensor, "*b vocab"],  # -inf: never
     u: Float[Tensor, "*b"],  # from 0 to below 1, one for each row
@@ -54,13 +54,13 @@ def draw(
     ids = torch.searchsorted(ends, at.minimum(total - 1), right=True)
     return ids.where(total > 0, -1)[..., 0]
 
-# %% ../nbs/20_sampling.ipynb #16fbf838
+# %% ../nbs/20_sampling.ipynb #38f73331
 #| code-summary: probabilities as whole numbers, which add up in any order
 def _mass(logits):
     "p in units of 2**-50: integers have no rounding in their sums."
     return (logits.softmax(-1) * 2.0**50).long()
 
-# %% ../nbs/20_sampling.ipynb #402290e2
+# %% ../nbs/20_sampling.ipynb #e85026a3
 #| code-fold: true
 #| code-summary: bias, numbers added to some ids
 def bias(
@@ -76,7 +76,7 @@ def bias(
     more[list(amounts)] = more.new_tensor(list(amounts.values()))
     return logits + more
 
-# %% ../nbs/20_sampling.ipynb #65e33370
+# %% ../nbs/20_sampling.ipynb #72458af4
 def temperature(
     logits: Float[Tensor, "*b vocab"],
     t: float,  # below 1 sharper, above 1 flatter; 0: the best id alone
@@ -93,7 +93,7 @@ def temperature(
     none = torch.full_like(logits, -math.inf)
     return none.scatter(-1, best, logits.gather(-1, best))
 
-# %% ../nbs/20_sampling.ipynb #84e9e2ec
+# %% ../nbs/20_sampling.ipynb #59b21420
 def top_k(
     logits: Float[Tensor, "*b vocab"],
     k: int,  # from 1 on
@@ -104,7 +104,7 @@ def top_k(
     least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < least, -math.inf)
 
-# %% ../nbs/20_sampling.ipynb #6e4838d3
+# %% ../nbs/20_sampling.ipynb #17f5df6a
 def top_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1]; 1: all stay
@@ -118,7 +118,7 @@ def top_p(
     logits = _float(logits)
     return _fewest(logits, logits, p)
 
-# %% ../nbs/20_sampling.ipynb #da5461d7
+# %% ../nbs/20_sampling.ipynb #88c42968
 #| code-summary: the last key that is needed for a share of the mass
 def _last_key(keys, mass, need, n=64):
     "(b, 1), from the n largest keys of each row, or more where need be."
@@ -134,7 +134,7 @@ def _last_key(keys, mass, need, n=64):
                                     16 * n)
     return found
 
-# %% ../nbs/20_sampling.ipynb #862dbf42
+# %% ../nbs/20_sampling.ipynb #881591b0
 #| code-summary: the fewest ids, in some order, that hold a share
 def _fewest(logits, keys, p):
     "Those of the largest keys until ``p`` is held; ties stay as well."
@@ -149,7 +149,7 @@ def _fewest(logits, keys, p):
     last = last.view(*logits.shape[:-1], 1)
     return logits.masked_fill(keys < last, -math.inf)
 
-# %% ../nbs/20_sampling.ipynb #68c7dc49
+# %% ../nbs/20_sampling.ipynb #c572e5c0
 def min_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1], a share of the best probability
@@ -160,7 +160,7 @@ def min_p(
     least = logits.amax(-1, keepdim=True) + math.log(p)
     return logits.masked_fill(logits < least, -math.inf)
 
-# %% ../nbs/20_sampling.ipynb #56b96683
+# %% ../nbs/20_sampling.ipynb #c35c36bc
 #| code-fold: true
 #| code-summary: typical, the ids of the most ordinary surprise
 def typical(
@@ -179,7 +179,7 @@ def typical(
         -1, keepdim=True, dtype=torch.float64).to(logits.dtype)
     return _fewest(logits, -(log_p + entropy).abs(), p)
 
-# %% ../nbs/20_sampling.ipynb #49a30c68
+# %% ../nbs/20_sampling.ipynb #7821e777
 #| code-summary: refuses settings out of their range
 def _expect_settings(s):
     for name, interval in (
@@ -197,9 +197,9 @@ def _expect_settings(s):
         if amount != -math.inf:
             expect.number("(-inf, inf)", **{f"bias of id {i}": amount})
     expect.that(s.allowed is None or callable(s.allowed),
-                f"allowed must be a function of ids, got {s.allowed!r:.60}")
+                f"allowed is a function of ids, not {s.allowed!r:.50}")
 
-# %% ../nbs/20_sampling.ipynb #abf42a5e
+# %% ../nbs/20_sampling.ipynb #ae4f7b2c
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     "How one row is written; what is None, 1 or 0 by default is off."
@@ -220,7 +220,7 @@ class Sampling:
     def __post_init__(self):
         _expect_settings(self)
 
-# %% ../nbs/20_sampling.ipynb #8f475805
+# %% ../nbs/20_sampling.ipynb #a699f88f
 #| code-summary: first half, what depends on the text
 def _by_text(logits, s, ids):
     if s.bias:
@@ -236,7 +236,7 @@ def _by_text(logits, s, ids):
         logits = allow(logits, torch.stack(masks).to(logits.device))
     return logits
 
-# %% ../nbs/20_sampling.ipynb #b88f7f5e
+# %% ../nbs/20_sampling.ipynb #1b71710d
 #| code-summary: second half, what depends on the probabilities
 def _by_rank(logits, s):
     if s.top_k is not None:
@@ -249,7 +249,7 @@ def _by_rank(logits, s):
         logits = typical(logits, s.typical_p)
     return logits
 
-# %% ../nbs/20_sampling.ipynb #4b5876c2
+# %% ../nbs/20_sampling.ipynb #c560ae3f
 def process(
     logits: Float[Tensor, "b vocab"],
     settings: Sampling,
@@ -266,7 +266,7 @@ def process(
     logits = _by_text(_float(logits), settings, ids)
     return _by_rank(temperature(logits, settings.temperature), settings)
 
-# %% ../nbs/20_sampling.ipynb #5999d567
+# %% ../nbs/20_sampling.ipynb #75e8e776
 #| code-summary: ids that were written; unknown ones are refused
 def _written(ids, logits):
     expect.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
@@ -278,7 +278,7 @@ def _written(ids, logits):
                     f"ids go from 0 to {vocab - 1}, and -1 is none")
     return ids.to(logits.device, torch.int64)
 
-# %% ../nbs/20_sampling.ipynb #eeab6424
+# %% ../nbs/20_sampling.ipynb #d605c812
 def repetition_penalty(
     logits: Float[Tensor, "*b vocab"],
     ids: Int[Tensor, "*b n"],  # what each row wrote; negative: nothing
@@ -299,7 +299,7 @@ def repetition_penalty(
     new = torch.where(old > 0, old / penalty, old * penalty)
     return logits.scatter(-1, ids, new.where(last >= 0, old))
 
-# %% ../nbs/20_sampling.ipynb #2bb8891c
+# %% ../nbs/20_sampling.ipynb #08fea283
 #| code-summary: how often each id was written
 def _counts(ids, logits):
     "A number for each id of the vocabulary."
@@ -308,7 +308,7 @@ def _counts(ids, logits):
     return torch.zeros_like(logits).scatter_add_(
         -1, ids.clamp(min=0), one)
 
-# %% ../nbs/20_sampling.ipynb #c108ced0
+# %% ../nbs/20_sampling.ipynb #5fe0d959
 #| code-fold: true
 #| code-summary: frequency_penalty, so much off for each time
 def frequency_penalty(
@@ -321,7 +321,7 @@ def frequency_penalty(
     logits = _float(logits)
     return logits - penalty * _counts(ids, logits)
 
-# %% ../nbs/20_sampling.ipynb #2c9f598f
+# %% ../nbs/20_sampling.ipynb #22ffbda7
 #| code-fold: true
 #| code-summary: presence_penalty, so much off once
 def presence_penalty(
@@ -334,7 +334,7 @@ def presence_penalty(
     logits = _float(logits)
     return logits - penalty * (_counts(ids, logits) > 0)
 
-# %% ../nbs/20_sampling.ipynb #71d248d7
+# %% ../nbs/20_sampling.ipynb #e34cb404
 #| code-summary: draws from a short list where top-k allows it (for speed)
 def _pick(logits, s, u):
     "One id a row, of what ``_by_text`` left."
@@ -353,7 +353,7 @@ def _pick(logits, s, u):
         ids[row] = draw(_by_rank(logits[row, None], s), u[row, None])[0]
     return ids
 
-# %% ../nbs/20_sampling.ipynb #4e45d9e6
+# %% ../nbs/20_sampling.ipynb #29a8672e
 #| code-summary: ids of rows that wrote differently much, side by side
 def _side_by_side(ids, b):
     "(b, n), with -1 behind the shorter rows."
@@ -366,7 +366,7 @@ def _side_by_side(ids, b):
     expect.that(len(ids) == b, f"ids of {len(ids)} rows for logits of {b}")
     return ids
 
-# %% ../nbs/20_sampling.ipynb #ce4408cd
+# %% ../nbs/20_sampling.ipynb #a9684078
 class Sampler:
     """Writes the next id of every row, each from its own generator.
 
@@ -436,24 +436,25 @@ class Sampler:
             self.known, self.alike = self.rows, alike
         return self.alike
 
-# %% ../nbs/20_sampling.ipynb #a10d297f
+# %% ../nbs/20_sampling.ipynb #326f238d
 def allow(
     logits: Float[Tensor, "*b vocab"],
     mask: Bool[Tensor, "*#b vocab"],  # True: may be written
 ) -> Float[Tensor, "*b vocab"]:
     "Logits with −∞ for all ids that the mask forbids."
     expect.that(mask.dtype == torch.bool and mask.shape[-1:]
-                == logits.shape[-1:], f"a mask of allowed ids is boolean, "
-                f"one for each of {logits.shape[-1]} ids, got {mask.dtype} "
-                f"of shape {tuple(mask.shape)}")
+                == logits.shape[-1:], "a mask of allowed ids is boolean, "
+                f"one for each of {logits.shape[-1]} ids, not {mask.dtype}"
+                f" of shape {tuple(mask.shape)}")
     logits = _float(logits).masked_fill(~mask, -math.inf)
     if logits.is_cpu:
         left = (logits > -math.inf).any(-1)
+        row = left.flatten().int().argmin()
         expect.that(left.all(), "the mask forbids every id that the "
-                    f"logits allow, in row {left.flatten().int().argmin()}")
+                    f"logits allow, in row {row}")
     return logits
 
-# %% ../nbs/20_sampling.ipynb #19676b87
+# %% ../nbs/20_sampling.ipynb #3ad1137f
 #| code-fold: true
 #| code-summary: distinct, the share of runs of n words that are different
 def distinct(
