@@ -338,6 +338,17 @@ def test_a_short_list_draws_what_the_whole_vocabulary_draws():
         assert sampler(z) == draw(process(z, Sampling(**how)), u)
 
 
+def test_a_short_list_draws_ties_beyond_it():
+    "Of 500 equal ids, top-k keeps all, not those of a list of 21."
+    z = torch.zeros(2, 500)
+    z[1, :3] = 9.0
+    sampler = Sampler(Sampling(seed=0, top_k=5))
+    drawn = torch.stack([sampler(z) for _ in range(200)])
+    assert len(drawn[:, 0].unique()) > 120
+    hot = Sampler(Sampling(seed=0, min_p=0.5))
+    assert len(torch.stack([hot(z) for _ in range(200)])[:, 0].unique()) > 120
+
+
 def test_allowed_sees_what_its_row_wrote():
     seen = []
 

@@ -6,7 +6,7 @@
 __all__ = ['draw', 'bias', 'temperature', 'top_k', 'top_p', 'min_p', 'typical', 'Sampling', 'process', 'repetition_penalty',
            'frequency_penalty', 'presence_penalty', 'Sampler', 'allow', 'distinct']
 
-# %% ../nbs/20_sampling.ipynb #be703090
+# %% ../nbs/20_sampling.ipynb #d27f5ed7
 #| code-fold: true
 #| code-summary: imports of the module
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import expect
 
-# %% ../nbs/20_sampling.ipynb #d92da8e5
+# %% ../nbs/20_sampling.ipynb #9f83c6d3
 #| code-summary: logits in float32; NaN and rows of −∞ alone are refused
 def _float(logits):
     "In float32 at least. On a device, nobody looks at the values."
@@ -35,7 +35,7 @@ def _float(logits):
                             f"the logits of row {row} {why}")
     return logits
 
-# %% ../nbs/20_sampling.ipynb #0b03909e
+# %% ../nbs/20_sampling.ipynb #a67c5225
 def draw(
     logits: Float[Tensor, "*b vocab"],  # -inf: never
     u: Float[Tensor, "*b"],  # from 0 to below 1, one for each row
@@ -54,13 +54,19 @@ def draw(
     ids = torch.searchsorted(ends, at.minimum(total - 1), right=True)
     return ids.where(total > 0, -1)[..., 0]
 
-# %% ../nbs/20_sampling.ipynb #38f73331
+# %% ../nbs/20_sampling.ipynb #fc565b3b
 #| code-summary: probabilities as whole numbers, which add up in any order
 def _mass(logits):
     "p in units of 2**-50: integers have no rounding in their sums."
     return (logits.softmax(-1) * 2.0**50).long()
 
-# %% ../nbs/20_sampling.ipynb #e85026a3
+# %% ../nbs/20_sampling.ipynb #3cb2d524
+#| code-summary: −∞ for all but what is to stay
+def _keep(logits, stays):
+    never = logits.new_tensor(-math.inf)
+    return torch.where(stays, logits, never)
+
+# %% ../nbs/20_sampling.ipynb #4010fd9b
 #| code-fold: true
 #| code-summary: bias, numbers added to some ids
 def bias(
@@ -76,7 +82,7 @@ def bias(
     more[list(amounts)] = more.new_tensor(list(amounts.values()))
     return logits + more
 
-# %% ../nbs/20_sampling.ipynb #72458af4
+# %% ../nbs/20_sampling.ipynb #3f27a16d
 def temperature(
     logits: Float[Tensor, "*b vocab"],
     t: float,  # below 1 sharper, above 1 flatter; 0: the best id alone
@@ -93,7 +99,7 @@ def temperature(
     none = torch.full_like(logits, -math.inf)
     return none.scatter(-1, best, logits.gather(-1, best))
 
-# %% ../nbs/20_sampling.ipynb #59b21420
+# %% ../nbs/20_sampling.ipynb #7cadb990
 def top_k(
     logits: Float[Tensor, "*b vocab"],
     k: int,  # from 1 on
@@ -102,9 +108,9 @@ def top_k(
     expect.whole(k=k)
     logits = _float(logits)
     least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
-    return logits.masked_fill(logits < least, -math.inf)
+    return _keep(logits, logits >= least)
 
-# %% ../nbs/20_sampling.ipynb #17f5df6a
+# %% ../nbs/20_sampling.ipynb #19173ef9
 def top_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1]; 1: all stay
@@ -118,7 +124,7 @@ def top_p(
     logits = _float(logits)
     return _fewest(logits, logits, p)
 
-# %% ../nbs/20_sampling.ipynb #88c42968
+# %% ../nbs/20_sampling.ipynb #bd916e5d
 #| code-summary: the last key that is needed for a share of the mass
 def _last_key(keys, mass, need, n=64):
     "(b, 1), from the n largest keys of each row, or more where need be."
@@ -134,7 +140,7 @@ def _last_key(keys, mass, need, n=64):
                                     16 * n)
     return found
 
-# %% ../nbs/20_sampling.ipynb #881591b0
+# %% ../nbs/20_sampling.ipynb #f6666877
 #| code-summary: the fewest ids, in some order, that hold a share
 def _fewest(logits, keys, p):
     "Those of the largest keys until ``p`` is held; ties stay as well."
@@ -147,9 +153,9 @@ def _fewest(logits, keys, p):
     last = _last_key(keys.view(-1, vocab), mass, need,
                      64 if looks else vocab)
     last = last.view(*logits.shape[:-1], 1)
-    return logits.masked_fill(keys < last, -math.inf)
+    return _keep(logits, keys >= last)
 
-# %% ../nbs/20_sampling.ipynb #c572e5c0
+# %% ../nbs/20_sampling.ipynb #c15e6d3d
 def min_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1], a share of the best probability
@@ -158,9 +164,9 @@ def min_p(
     expect.number("(0, 1]", p=p)
     logits = _float(logits)
     least = logits.amax(-1, keepdim=True) + math.log(p)
-    return logits.masked_fill(logits < least, -math.inf)
+    return _keep(logits, logits >= least)
 
-# %% ../nbs/20_sampling.ipynb #c35c36bc
+# %% ../nbs/20_sampling.ipynb #73b92fbc
 #| code-fold: true
 #| code-summary: typical, the ids of the most ordinary surprise
 def typical(
@@ -179,7 +185,7 @@ def typical(
         -1, keepdim=True, dtype=torch.float64).to(logits.dtype)
     return _fewest(logits, -(log_p + entropy).abs(), p)
 
-# %% ../nbs/20_sampling.ipynb #7821e777
+# %% ../nbs/20_sampling.ipynb #6c06e9e8
 #| code-summary: refuses settings out of their range
 def _expect_settings(s):
     for name, interval in (
@@ -199,7 +205,7 @@ def _expect_settings(s):
     expect.that(s.allowed is None or callable(s.allowed),
                 f"allowed is a function of ids, not {s.allowed!r:.50}")
 
-# %% ../nbs/20_sampling.ipynb #ae4f7b2c
+# %% ../nbs/20_sampling.ipynb #188685d5
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     "How one row is written; what is None, 1 or 0 by default is off."
@@ -220,7 +226,7 @@ class Sampling:
     def __post_init__(self):
         _expect_settings(self)
 
-# %% ../nbs/20_sampling.ipynb #a699f88f
+# %% ../nbs/20_sampling.ipynb #192e6021
 #| code-summary: first half, what depends on the text
 def _by_text(logits, s, ids):
     if s.bias:
@@ -236,7 +242,7 @@ def _by_text(logits, s, ids):
         logits = allow(logits, torch.stack(masks).to(logits.device))
     return logits
 
-# %% ../nbs/20_sampling.ipynb #1b71710d
+# %% ../nbs/20_sampling.ipynb #c6c7e3ff
 #| code-summary: second half, what depends on the probabilities
 def _by_rank(logits, s):
     if s.top_k is not None:
@@ -249,7 +255,7 @@ def _by_rank(logits, s):
         logits = typical(logits, s.typical_p)
     return logits
 
-# %% ../nbs/20_sampling.ipynb #c560ae3f
+# %% ../nbs/20_sampling.ipynb #d3b6ba5b
 def process(
     logits: Float[Tensor, "b vocab"],
     settings: Sampling,
@@ -266,7 +272,7 @@ def process(
     logits = _by_text(_float(logits), settings, ids)
     return _by_rank(temperature(logits, settings.temperature), settings)
 
-# %% ../nbs/20_sampling.ipynb #75e8e776
+# %% ../nbs/20_sampling.ipynb #833a2fe0
 #| code-summary: ids that were written; unknown ones are refused
 def _written(ids, logits):
     expect.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
@@ -278,7 +284,7 @@ def _written(ids, logits):
                     f"ids go from 0 to {vocab - 1}, and -1 is none")
     return ids.to(logits.device, torch.int64)
 
-# %% ../nbs/20_sampling.ipynb #d605c812
+# %% ../nbs/20_sampling.ipynb #417832ce
 def repetition_penalty(
     logits: Float[Tensor, "*b vocab"],
     ids: Int[Tensor, "*b n"],  # what each row wrote; negative: nothing
@@ -299,7 +305,7 @@ def repetition_penalty(
     new = torch.where(old > 0, old / penalty, old * penalty)
     return logits.scatter(-1, ids, new.where(last >= 0, old))
 
-# %% ../nbs/20_sampling.ipynb #08fea283
+# %% ../nbs/20_sampling.ipynb #ad84cb8e
 #| code-summary: how often each id was written
 def _counts(ids, logits):
     "A number for each id of the vocabulary."
@@ -308,7 +314,7 @@ def _counts(ids, logits):
     return torch.zeros_like(logits).scatter_add_(
         -1, ids.clamp(min=0), one)
 
-# %% ../nbs/20_sampling.ipynb #5fe0d959
+# %% ../nbs/20_sampling.ipynb #58378cbe
 #| code-fold: true
 #| code-summary: frequency_penalty, so much off for each time
 def frequency_penalty(
@@ -321,7 +327,7 @@ def frequency_penalty(
     logits = _float(logits)
     return logits - penalty * _counts(ids, logits)
 
-# %% ../nbs/20_sampling.ipynb #22ffbda7
+# %% ../nbs/20_sampling.ipynb #71a3193d
 #| code-fold: true
 #| code-summary: presence_penalty, so much off once
 def presence_penalty(
@@ -334,26 +340,39 @@ def presence_penalty(
     logits = _float(logits)
     return logits - penalty * (_counts(ids, logits) > 0)
 
-# %% ../nbs/20_sampling.ipynb #e34cb404
-#| code-summary: draws from a short list where top-k allows it (for speed)
+# %% ../nbs/20_sampling.ipynb #41c80689
+#| code-summary: a list that surely holds what top-k or min-p keep (for speed)
+def _short_list(logits, s):
+    "The best ids, in their order, their logits; rows for which it fails."
+    k, vocab = s.top_k, logits.shape[-1]
+    n = k + 16 if k else 64
+    sure = k or s.min_p and s.top_p is None  # top-p needs all masses
+    if not sure or not logits.is_cpu or n >= vocab:
+        return None
+    best, ids = logits.topk(n)
+    least = best[:, k - 1] if k else best[:, 0] + math.log(s.min_p)
+    far = (best[:, -1] >= least).nonzero()[:, 0]
+    ids, order = ids.sort(-1)
+    return ids, best.gather(-1, order), far
+
+# %% ../nbs/20_sampling.ipynb #7da777e5
+#| code-summary: one id a row, of what the text's half left
 def _pick(logits, s, u):
-    "One id a row, of what ``_by_text`` left."
     if s.temperature == 0:
         return logits.argmax(-1)
-    logits = temperature(logits, s.temperature)
-    n = (s.top_k or logits.shape[-1]) + 16
-    if not logits.is_cpu or n >= logits.shape[-1]:
+    if s.temperature != 1:
+        logits = temperature(logits, s.temperature)
+    short = _short_list(logits, s)
+    if short is None:
         return draw(_by_rank(logits, s), u)
-    best, at = logits.topk(n)
-    far = best[:, -1] == best[:, s.top_k - 1]  # ties beyond the list
-    at, order = at.sort(-1)
-    found = draw(_by_rank(best.gather(-1, order), s), u)
-    ids = at.gather(-1, found[:, None])[:, 0]
-    for row in far.nonzero()[:, 0]:
-        ids[row] = draw(_by_rank(logits[row, None], s), u[row, None])[0]
-    return ids
+    ids, best, far = short
+    found = draw(_by_rank(best, s), u)
+    found = ids.gather(-1, found[:, None])[:, 0]
+    if len(far):
+        found[far] = draw(_by_rank(logits[far], s), u[far])
+    return found
 
-# %% ../nbs/20_sampling.ipynb #29a8672e
+# %% ../nbs/20_sampling.ipynb #03508ee7
 #| code-summary: ids of rows that wrote differently much, side by side
 def _side_by_side(ids, b):
     "(b, n), with -1 behind the shorter rows."
@@ -366,7 +385,7 @@ def _side_by_side(ids, b):
     expect.that(len(ids) == b, f"ids of {len(ids)} rows for logits of {b}")
     return ids
 
-# %% ../nbs/20_sampling.ipynb #a9684078
+# %% ../nbs/20_sampling.ipynb #e2817e0d
 class Sampler:
     """Writes the next id of every row, each from its own generator.
 
@@ -436,7 +455,7 @@ class Sampler:
             self.known, self.alike = self.rows, alike
         return self.alike
 
-# %% ../nbs/20_sampling.ipynb #326f238d
+# %% ../nbs/20_sampling.ipynb #0d96015c
 def allow(
     logits: Float[Tensor, "*b vocab"],
     mask: Bool[Tensor, "*#b vocab"],  # True: may be written
@@ -446,7 +465,7 @@ def allow(
                 == logits.shape[-1:], "a mask of allowed ids is boolean, "
                 f"one for each of {logits.shape[-1]} ids, not {mask.dtype}"
                 f" of shape {tuple(mask.shape)}")
-    logits = _float(logits).masked_fill(~mask, -math.inf)
+    logits = _keep(_float(logits), mask)
     if logits.is_cpu:
         left = (logits > -math.inf).any(-1)
         row = left.flatten().int().argmin()
@@ -454,7 +473,7 @@ def allow(
                     f"logits allow, in row {row}")
     return logits
 
-# %% ../nbs/20_sampling.ipynb #3ad1137f
+# %% ../nbs/20_sampling.ipynb #73a08dbd
 #| code-fold: true
 #| code-summary: distinct, the share of runs of n words that are different
 def distinct(
