@@ -6,7 +6,7 @@
 __all__ = ['draw', 'bias', 'temperature', 'top_k', 'top_p', 'min_p', 'typical', 'Sampling', 'process', 'repetition_penalty',
            'frequency_penalty', 'presence_penalty', 'Sampler', 'allow', 'distinct']
 
-# %% ../nbs/20_sampling.ipynb #ebf01bd7
+# %% ../nbs/20_sampling.ipynb #0362e7d8
 #| code-fold: true
 #| code-summary: imports of the module
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import expect
 
-# %% ../nbs/20_sampling.ipynb #0bcba51e
+# %% ../nbs/20_sampling.ipynb #7cfcc2f9
 #| code-summary: logits in float32; NaN and rows of −∞ alone are refused
 def _float(logits):
     "In float32 at least. On a device, nobody looks at the values."
@@ -35,7 +35,7 @@ def _float(logits):
                             f"the logits of row {row} {why}")
     return logits
 
-# %% ../nbs/20_sampling.ipynb #c0eba0d2
+# %% ../nbs/20_sampling.ipynb #100eb22b
 def draw(
     logits: Float[Tensor, "*b vocab"],  # -inf: never
     u: Float[Tensor, "*b"],  # from 0 to below 1, one for each row
@@ -54,19 +54,19 @@ def draw(
     ids = torch.searchsorted(ends, at.minimum(total - 1), right=True)
     return ids.where(total > 0, -1)[..., 0]
 
-# %% ../nbs/20_sampling.ipynb #498537af
+# %% ../nbs/20_sampling.ipynb #009be490
 #| code-summary: probabilities as whole numbers, which add up in any order
 def _mass(logits):
     "p in units of 2**-50: integers have no rounding in their sums."
     return (logits.softmax(-1) * 2.0**50).long()
 
-# %% ../nbs/20_sampling.ipynb #79ac84d9
+# %% ../nbs/20_sampling.ipynb #8f60fa4b
 #| code-summary: −∞ for all but what is to stay
 def _keep(logits, stays):
     never = logits.new_tensor(-math.inf)
     return torch.where(stays, logits, never)
 
-# %% ../nbs/20_sampling.ipynb #e61d4c8f
+# %% ../nbs/20_sampling.ipynb #266a1220
 #| code-fold: true
 #| code-summary: bias, numbers added to some ids
 def bias(
@@ -82,7 +82,7 @@ def bias(
     more[list(amounts)] = more.new_tensor(list(amounts.values()))
     return logits + more
 
-# %% ../nbs/20_sampling.ipynb #d50758f5
+# %% ../nbs/20_sampling.ipynb #28a07fc4
 def temperature(
     logits: Float[Tensor, "*b vocab"],
     t: float,  # below 1 sharper, above 1 flatter; 0: the best id alone
@@ -99,7 +99,7 @@ def temperature(
     none = torch.full_like(logits, -math.inf)
     return none.scatter(-1, best, logits.gather(-1, best))
 
-# %% ../nbs/20_sampling.ipynb #e0af6e84
+# %% ../nbs/20_sampling.ipynb #32378b4d
 def top_k(
     logits: Float[Tensor, "*b vocab"],
     k: int,  # from 1 on
@@ -110,7 +110,7 @@ def top_k(
     least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
     return _keep(logits, logits >= least)
 
-# %% ../nbs/20_sampling.ipynb #f17692c7
+# %% ../nbs/20_sampling.ipynb #f204b759
 def top_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1]; 1: all stay
@@ -124,7 +124,7 @@ def top_p(
     logits = _float(logits)
     return _fewest(logits, logits, p)
 
-# %% ../nbs/20_sampling.ipynb #a91ed5c0
+# %% ../nbs/20_sampling.ipynb #31cefac6
 #| code-summary: the last key that is needed for a share of the mass
 def _last_key(keys, mass, need, n=64):
     "(b, 1), from the n largest keys of each row, or more where need be."
@@ -140,7 +140,7 @@ def _last_key(keys, mass, need, n=64):
                                     16 * n)
     return found
 
-# %% ../nbs/20_sampling.ipynb #807a4a19
+# %% ../nbs/20_sampling.ipynb #0b73ac76
 #| code-summary: the fewest ids, in some order, that hold a share
 def _fewest(logits, keys, p):
     "Those of the largest keys until ``p`` is held; ties stay as well."
@@ -155,7 +155,7 @@ def _fewest(logits, keys, p):
     last = last.view(*logits.shape[:-1], 1)
     return _keep(logits, keys >= last)
 
-# %% ../nbs/20_sampling.ipynb #a8c26670
+# %% ../nbs/20_sampling.ipynb #c84668bb
 def min_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1], a share of the best probability
@@ -166,7 +166,7 @@ def min_p(
     least = logits.amax(-1, keepdim=True) + math.log(p)
     return _keep(logits, logits >= least)
 
-# %% ../nbs/20_sampling.ipynb #63056b42
+# %% ../nbs/20_sampling.ipynb #cfd6db1d
 #| code-fold: true
 #| code-summary: typical, the ids of the most ordinary surprise
 def typical(
@@ -185,7 +185,7 @@ def typical(
         -1, keepdim=True, dtype=torch.float64).to(logits.dtype)
     return _fewest(logits, -(log_p + entropy).abs(), p)
 
-# %% ../nbs/20_sampling.ipynb #66ec6e56
+# %% ../nbs/20_sampling.ipynb #345e0a5b
 #| code-summary: refuses settings out of their range
 def _expect_settings(s):
     for name, interval in (
@@ -205,7 +205,7 @@ def _expect_settings(s):
     expect.that(s.allowed is None or callable(s.allowed),
                 f"allowed is a function of ids, not {s.allowed!r:.50}")
 
-# %% ../nbs/20_sampling.ipynb #24a6205f
+# %% ../nbs/20_sampling.ipynb #eb0f6203
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     "How one row is written; what is None, 1 or 0 by default is off."
@@ -226,7 +226,7 @@ class Sampling:
     def __post_init__(self):
         _expect_settings(self)
 
-# %% ../nbs/20_sampling.ipynb #4168e571
+# %% ../nbs/20_sampling.ipynb #998727ae
 #| code-summary: first half, what depends on the text
 def _by_text(logits, s, ids):
     if s.bias:
@@ -242,7 +242,7 @@ def _by_text(logits, s, ids):
         logits = allow(logits, torch.stack(masks).to(logits.device))
     return logits
 
-# %% ../nbs/20_sampling.ipynb #369e16ef
+# %% ../nbs/20_sampling.ipynb #0e218e96
 #| code-summary: second half, what depends on the probabilities
 def _by_rank(logits, s):
     if s.top_k is not None:
@@ -255,7 +255,7 @@ def _by_rank(logits, s):
         logits = typical(logits, s.typical_p)
     return logits
 
-# %% ../nbs/20_sampling.ipynb #dda0d562
+# %% ../nbs/20_sampling.ipynb #1fb11e18
 def process(
     logits: Float[Tensor, "b vocab"],
     settings: Sampling,
@@ -272,7 +272,7 @@ def process(
     logits = _by_text(_float(logits), settings, ids)
     return _by_rank(temperature(logits, settings.temperature), settings)
 
-# %% ../nbs/20_sampling.ipynb #7cc24b2c
+# %% ../nbs/20_sampling.ipynb #9e4bc50c
 #| code-summary: ids that were written; unknown ones are refused
 def _written(ids, logits):
     expect.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
@@ -284,7 +284,7 @@ def _written(ids, logits):
                     f"ids go from 0 to {vocab - 1}, and -1 is none")
     return ids.to(logits.device, torch.int64)
 
-# %% ../nbs/20_sampling.ipynb #a7cdc57a
+# %% ../nbs/20_sampling.ipynb #9dd4c42a
 def repetition_penalty(
     logits: Float[Tensor, "*b vocab"],
     ids: Int[Tensor, "*b n"],  # what each row wrote; negative: nothing
@@ -305,7 +305,7 @@ def repetition_penalty(
     new = torch.where(old > 0, old / penalty, old * penalty)
     return logits.scatter(-1, ids, new.where(last >= 0, old))
 
-# %% ../nbs/20_sampling.ipynb #3d9ab78b
+# %% ../nbs/20_sampling.ipynb #3d0f83f5
 #| code-summary: how often each id was written
 def _counts(ids, logits):
     "A number for each id of the vocabulary."
@@ -314,7 +314,7 @@ def _counts(ids, logits):
     return torch.zeros_like(logits).scatter_add_(
         -1, ids.clamp(min=0), one)
 
-# %% ../nbs/20_sampling.ipynb #c5b5883a
+# %% ../nbs/20_sampling.ipynb #914310f6
 #| code-fold: true
 #| code-summary: frequency_penalty, so much off for each time
 def frequency_penalty(
@@ -327,7 +327,7 @@ def frequency_penalty(
     logits = _float(logits)
     return logits - penalty * _counts(ids, logits)
 
-# %% ../nbs/20_sampling.ipynb #defc0e3f
+# %% ../nbs/20_sampling.ipynb #97a8590d
 #| code-fold: true
 #| code-summary: presence_penalty, so much off once
 def presence_penalty(
@@ -340,7 +340,7 @@ def presence_penalty(
     logits = _float(logits)
     return logits - penalty * (_counts(ids, logits) > 0)
 
-# %% ../nbs/20_sampling.ipynb #16ebdcaa
+# %% ../nbs/20_sampling.ipynb #5f934d45
 #| code-summary: a list that surely holds what top-k or min-p keep (for speed)
 def _short_list(logits, s):
     "The best ids, in their order, their logits; rows for which it fails."
@@ -355,7 +355,7 @@ def _short_list(logits, s):
     ids, order = ids.sort(-1)
     return ids, best.gather(-1, order), far
 
-# %% ../nbs/20_sampling.ipynb #ee50d782
+# %% ../nbs/20_sampling.ipynb #5d5577d3
 #| code-summary: one id a row, of what the text's half left
 def _pick(logits, s, u):
     if s.temperature == 0:
@@ -372,7 +372,7 @@ def _pick(logits, s, u):
         found[far] = draw(_by_rank(logits[far], s), u[far])
     return found
 
-# %% ../nbs/20_sampling.ipynb #ee922c43
+# %% ../nbs/20_sampling.ipynb #a378f542
 #| code-summary: ids of rows that wrote differently much, side by side
 def _side_by_side(ids, b):
     "(b, n), with -1 behind the shorter rows."
@@ -385,7 +385,7 @@ def _side_by_side(ids, b):
     expect.that(len(ids) == b, f"ids of {len(ids)} rows for logits of {b}")
     return ids
 
-# %% ../nbs/20_sampling.ipynb #3f2ee7cb
+# %% ../nbs/20_sampling.ipynb #fb5b2996
 class Sampler:
     """Writes the next id of every row, each from its own generator.
 
@@ -455,7 +455,7 @@ class Sampler:
             self.known, self.alike = self.rows, alike
         return self.alike
 
-# %% ../nbs/20_sampling.ipynb #a6b6b32d
+# %% ../nbs/20_sampling.ipynb #41a6b3d6
 def allow(
     logits: Float[Tensor, "*b vocab"],
     mask: Bool[Tensor, "*#b vocab"],  # True: may be written
@@ -473,7 +473,7 @@ def allow(
                     f"logits allow, in row {row}")
     return logits
 
-# %% ../nbs/20_sampling.ipynb #7b982f4f
+# %% ../nbs/20_sampling.ipynb #80d3d9b0
 #| code-fold: true
 #| code-summary: distinct, the share of runs of n words that are different
 def distinct(
