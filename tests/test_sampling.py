@@ -2,6 +2,7 @@
 import copy
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -178,7 +179,7 @@ def test_every_filter_leaves_an_id_and_its_input(z, seed):
     before, ids = z.clone(), torch.randint(z.shape[1], (len(z), 3),
                                            generator=generator(seed))
     for rule in (
-            lambda x: temperature(x, 0), lambda x: temperature(x, 1e-7),
+            lambda x: temperature(x, 0.0), lambda x: temperature(x, 1e-7),
             lambda x: temperature(x, 1e-3), lambda x: top_k(x, 1),
             lambda x: top_p(x, 1e-9), lambda x: min_p(x, 1.0),
             lambda x: typical(x, 1e-9), lambda x: bias(x, {0: 2.0}),
@@ -257,15 +258,15 @@ def test_the_ends_of_the_line():
 
 def test_greedy_takes_the_first_of_the_best():
     z = torch.tensor([[1.0, 3, 3, 0], [5, 1, 1, 5]])
-    assert Sampler(Sampling(temperature=0, top_p=0.5))(z).tolist() == [1, 0]
-    assert (temperature(z, 0) > -INF).sum(-1).tolist() == [1, 1]
+    assert Sampler(Sampling(temperature=0.0, top_p=0.5))(z).tolist() == [1, 0]
+    assert (temperature(z, 0.0) > -INF).sum(-1).tolist() == [1, 1]
 
 
 # --- rows
 
 WAYS = [Sampling(seed=1), Sampling(seed=2, top_k=5), Sampling(seed=3, top_k=5),
         Sampling(seed=4, top_p=0.9, repetition=1.2),
-        Sampling(seed=5, temperature=0), Sampling(seed=6, typical_p=0.8),
+        Sampling(seed=5, temperature=0.0), Sampling(seed=6, typical_p=0.8),
         Sampling(seed=7, min_p=0.05, frequency=0.4)]
 
 
@@ -382,7 +383,7 @@ Z = torch.zeros(2, 5)
     (lambda: top_p(Z, 0.0), "p must be above 0 and at most 1, got 0.0"),
     (lambda: top_p(Z, 1.1), "p must be above 0 and at most 1, got 1.1"),
     (lambda: typical(Z, NAN), "p must be above 0 and at most 1, got nan"),
-    (lambda: min_p(Z, -1), "p must be above 0 and at most 1, got -1"),
+    (lambda: min_p(Z, -1.0), "p must be above 0 and at most 1, got -1"),
     (lambda: top_k(Z, 0), "k must be a whole number of at least 1, got 0"),
     (lambda: top_k(Z, 2.0), "k must be a whole number of at least 1"),
     (lambda: repetition_penalty(Z, Z[:, :1].long(), 0.0),
@@ -420,8 +421,11 @@ Z = torch.zeros(2, 5)
     (lambda: distinct(["too short"]), "no text has 4 words"),
 ])
 def test_bad_input_is_refused_in_a_sentence(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError)) as seen:
         call()
+    if "jaxtyping" not in type(seen.value).__module__:  # types are executed
+        assert isinstance(seen.value, ValueError)
+        assert re.search(message, str(seen.value)), seen.value
 
 
 def test_what_may_be_is_taken():
