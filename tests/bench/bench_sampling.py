@@ -26,7 +26,7 @@ from tformer.llama import Llama, LlamaConfig  # noqa: E402
 from tformer.sampling import Sampler, Sampling  # noqa: E402
 
 WAYS = {        # settings, and whether they are to be below 5 % of a step
-    "greedy": (Sampling(temperature=0), True),
+    "greedy": (Sampling(temperature=0.0), True),
     "temperature": (Sampling(temperature=0.8), True),
     "top-k 50": (Sampling(top_k=50), True),
     "top-k 50, top-p 0.9": (
