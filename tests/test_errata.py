@@ -324,7 +324,7 @@ def test_links_lead_to_places_that_exist():
                 anchors |= set(re.findall(r"^\(([\w-]+)\)=$", "".join(
                     cell["source"]), re.M))
     links = re.findall(r"^\| \[\w{3}-\d\d\]\(([^)]*)\)", PAGE, re.M)
-    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10
+    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10 + 4
     missing = [link for link in links if (
         link[1:] not in anchors if link[0] == "#"
         else not (ROOT / "book" / link).is_file())]
@@ -336,3 +336,18 @@ def test_training_values_are_right():
         assert close(numbers("TRN-07")[{4: 1, 100: 3}[n]], n * D(50).ln())
     assert close(numbers("TRN-13")[-2],
                  D("1e-8") / (1 - D("0.999")).sqrt())
+
+
+def test_decoding_values_are_right():
+    p = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    before = p.cumsum(0) - p
+    assert (before <= 0.75).sum() == 3 and (before < 0.75).sum() == 2
+    with pytest.raises(RuntimeError):
+        torch.multinomial((torch.tensor([1.0, 2.0]) / 0).softmax(-1), 1)
+    z = torch.randn(1, 9)
+    with pytest.raises(IndexError):
+        z[z < z.topk(3)[0][..., None]] = 0
+    gone = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]).bool()
+    z = torch.zeros(2, 4)
+    z[:, gone.nonzero()[:, 1]] = 1
+    assert z.all()                      # each row lost what the other lost

@@ -1,0 +1,487 @@
+"""Filters, penalties, masks and the sampler, against independent references."""
+import copy
+import json
+import math
+import re
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import generation as peers
+
+from conftest import ROOT
+from helpers import generator, needs_cuda, plain_only
+from tformer.sampling import (
+    Sampler, Sampling, allow, bias, distinct, draw, frequency_penalty, min_p,
+    presence_penalty, process, repetition_penalty, temperature, top_k, top_p,
+    typical)
+
+torch.set_num_threads(1)
+INF = math.inf
+
+
+@st.composite
+def rows(draw_, ties=True):
+    "Logits (b, vocab) with ties and −∞, an id of each row left."
+    b, vocab = draw_(st.integers(1, 4)), draw_(st.integers(2, 90))
+    made = generator(draw_(st.integers(0, 10**6)))
+    z = draw_(st.sampled_from((0.3, 2.0, 8.0))) * torch.randn(
+        b, vocab, generator=made)
+    if ties and draw_(st.booleans()):
+        z = z.round()
+    gone = torch.rand(b, vocab, generator=made) < draw_(
+        st.sampled_from((0.0, 0.3, 0.9)))
+    gone[torch.arange(b), torch.randint(vocab, (b,), generator=made)] = False
+    return z.masked_fill(gone, -INF)
+
+
+some = settings(max_examples=60, deadline=None)
+share = st.floats(0.01, 0.99)
+
+
+def crosses(z, order, p):
+    "Whether a running sum comes so near to p that rounding decides."
+    mass = z.double().softmax(-1).gather(-1, order).cumsum(-1)
+    return ((mass - p).abs() < 1e-5).any() or (
+        (mass - (1 - p)).abs() < 1e-5).any()
+
+
+def largest_set(ours, theirs):
+    "Equal, but for ids that tie with the smallest that they keep."
+    kept, least = ours > -INF, theirs.masked_fill(
+        theirs == -INF, INF).amin(-1, keepdim=True)
+    more = kept & (theirs == -INF)
+    assert (kept >= (theirs > -INF)).all()
+    assert torch.equal(ours[kept & ~more], theirs[kept & ~more])
+    assert (ours[more] == least.expand_as(ours)[more]).all()
+
+
+# --- equal to transformers, to float64, to loops
+
+@some
+@given(rows(), st.floats(0.05, 5))
+def test_temperature_equals_transformers(z, t):
+    assert torch.equal(temperature(z, t),
+                       peers.TemperatureLogitsWarper(t)(None, z))
+
+
+@some
+@given(rows(), st.integers(1, 100))
+def test_top_k_equals_transformers(z, k):
+    assert torch.equal(top_k(z, k), peers.TopKLogitsWarper(k)(None, z))
+
+
+@some
+@given(rows(), share)
+def test_top_p_equals_transformers(z, p):
+    if not crosses(z, z.argsort(descending=True), p):
+        largest_set(top_p(z, p), peers.TopPLogitsWarper(p)(None, z))
+
+
+@some
+@given(rows(), share)
+def test_min_p_equals_transformers(z, p):
+    said = z.double().softmax(-1)
+    if ((said / said.amax(-1, keepdim=True) - p).abs() > 1e-5).all():
+        assert torch.equal(min_p(z, p), peers.MinPLogitsWarper(p)(None, z))
+
+
+@some
+@given(rows(ties=False), share)
+def test_typical_equals_transformers(z, p):
+    log_p = z.double().log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).nansum(-1, keepdim=True)
+    far = (-log_p - entropy).abs()
+    gaps = far.sort().values.diff()
+    if not crosses(z, far.argsort(), p) and not (gaps < 1e-5).any():
+        assert torch.equal(typical(z, p),
+                           peers.TypicalLogitsWarper(p)(None, z))
+
+
+@some
+@given(rows(), st.floats(0.3, 3), st.integers(0, 12), st.integers(0, 99))
+def test_repetition_equals_transformers(z, penalty, n, seed):
+    ids = torch.randint(z.shape[1], (len(z), n), generator=generator(seed))
+    ours = repetition_penalty(z, ids, penalty)
+    peer = peers.RepetitionPenaltyLogitsProcessor(penalty)
+    assert torch.equal(ours, peer(ids, z))
+    padded = torch.cat([torch.full((len(z), 2), -1), ids], 1)
+    assert torch.equal(repetition_penalty(z, padded, penalty), ours)
+
+
+@some
+@given(rows(), st.floats(-3, 3), st.integers(0, 12), st.integers(0, 99))
+def test_counting_penalties_equal_loops(z, penalty, n, seed):
+    ids = torch.randint(-1, z.shape[1], (len(z), n),
+                        generator=generator(seed))
+    often, once = z.clone(), z.clone()
+    for row, wrote in enumerate(ids.tolist()):
+        for i in {*wrote} - {-1}:
+            often[row, i] -= penalty * wrote.count(i)
+            once[row, i] -= penalty
+    torch.testing.assert_close(frequency_penalty(z, ids, penalty), often)
+    torch.testing.assert_close(presence_penalty(z, ids, penalty), once)
+
+
+@some
+@given(rows(ties=False), st.integers(0, 99))
+def test_all_together_equal_the_list_of_transformers(z, seed):
+    vocab = z.shape[1]
+    ids = torch.randint(vocab, (len(z), 5), generator=generator(seed))
+    mask = torch.rand(vocab, generator=generator(seed)) < 0.8
+    mask[z.argmax(-1)] = True
+    chain = peers.LogitsProcessorList([
+        peers.SequenceBiasLogitsProcessor({(0,): 1.5, (1,): -2.0}),
+        peers.RepetitionPenaltyLogitsProcessor(1.3),
+        peers.PrefixConstrainedLogitsProcessor(
+            lambda batch, ids: mask.nonzero()[:, 0].tolist(), 1),
+        peers.TemperatureLogitsWarper(0.8), peers.TopKLogitsWarper(12),
+        peers.TopPLogitsWarper(0.9), peers.MinPLogitsWarper(0.03)])
+    ours = process(z, Sampling(
+        bias={0: 1.5, 1: -2.0}, repetition=1.3, allowed=lambda ids: mask,
+        temperature=0.8, top_k=12, top_p=0.9, min_p=0.03), ids)
+    theirs = chain(ids, z)
+    if torch.equal(ours > -INF, theirs > -INF):
+        torch.testing.assert_close(ours, theirs)
+    else:   # a sum, or a share of the best, within rounding of its limit
+        assert ((ours > -INF) != (theirs > -INF)).sum() <= len(z)
+
+
+def test_the_smallest_set_has_the_crossing_id_and_no_more():
+    z = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
+    for p, n in ((0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.8, 4),
+                 (1.0, 4)):
+        assert (top_p(z, p) > -INF).sum() == n
+
+
+def test_a_share_of_1_is_off():
+    z = 4 * torch.randn(2, 50_257, generator=generator())
+    assert torch.equal(top_p(z, 1.0), z) and torch.equal(typical(z, 1.0), z)
+    assert (z.softmax(-1).sort(descending=True)[0].cumsum(-1) > 1).any()
+
+
+@pytest.mark.parametrize("scale", (0.1, 2.0, 6.0))
+def test_a_long_vocabulary_equals_float64(scale):
+    z = scale * torch.randn(3, 5_000, generator=generator(1))
+    said, rank = z.double().softmax(-1).sort(descending=True)
+    for p in (0.3, 0.9, 0.999):
+        n = ((said.cumsum(-1) - said) < p).sum(-1)
+        kept = (top_p(z, p) > -INF)
+        assert ((kept.sum(-1) - n).abs() <= 1).all()    # float32 softmax
+        assert all(kept[i, rank[i, :n[i] - 1]].all() for i in range(3))
+
+
+@some
+@given(rows(), st.integers(0, 99))
+def test_every_filter_leaves_an_id_and_its_input(z, seed):
+    before, ids = z.clone(), torch.randint(z.shape[1], (len(z), 3),
+                                           generator=generator(seed))
+    for rule in (
+            lambda x: temperature(x, 0.0), lambda x: temperature(x, 1e-7),
+            lambda x: temperature(x, 1e-3), lambda x: top_k(x, 1),
+            lambda x: top_p(x, 1e-9), lambda x: min_p(x, 1.0),
+            lambda x: typical(x, 1e-9), lambda x: bias(x, {0: 2.0}),
+            lambda x: repetition_penalty(x, ids, 5.0),
+            lambda x: frequency_penalty(x, ids, 2.0),
+            lambda x: presence_penalty(x, ids, 2.0),
+            lambda x: allow(x, torch.ones(x.shape[1], dtype=torch.bool))):
+        left = rule(z)
+        assert torch.equal(z, before) and left is not z
+        assert left.shape == z.shape and (left > -INF).any(-1).all()
+        assert not (left > -INF)[z == -INF].any()       # nothing comes back
+        left.add_(1)
+        assert torch.equal(z, before)
+
+
+@pytest.mark.parametrize("kind", (torch.bfloat16, torch.float16))
+def test_16_bits_are_computed_in_32(kind):
+    z = (3 * torch.randn(2, 300, generator=generator())).to(kind)
+    for rule in (lambda x: temperature(x, 0.7), lambda x: top_p(x, 0.9),
+                 lambda x: typical(x, 0.9), lambda x: min_p(x, 0.1),
+                 lambda x: bias(x, {3: 0.001})):
+        assert rule(z).dtype == torch.float32
+        assert torch.equal(rule(z), rule(z.float()))
+    u = torch.tensor([0.2, 0.9])
+    assert torch.equal(draw(z, u), draw(z.float(), u))
+    assert temperature(z.double(), 0.7).dtype == torch.float64
+
+
+# --- draws
+
+def p_value(times, exact):
+    "Of Pearson's test; classes with less than 5 expected are one."
+    n = times.sum()
+    often = exact * n >= 5
+    seen = torch.cat([times[often], times[~often].sum()[None]]).double()
+    meant = torch.cat([exact[often], exact[~often].sum()[None]]) * n
+    if meant[-1] < 5:
+        seen[-2], meant[-2] = seen[-2] + seen[-1], meant[-2] + meant[-1]
+        seen, meant = seen[:-1], meant[:-1]
+    square = ((seen - meant)**2 / meant).sum()
+    free = torch.tensor((len(seen) - 1) / 2).double()
+    return torch.special.gammaincc(free, square / 2).item()
+
+
+@pytest.mark.parametrize("how", (
+    {}, {"top_k": 9}, {"top_p": 0.8, "temperature": 1.3}, {"min_p": 0.1},
+    {"typical_p": 0.7}))
+def test_frequencies_are_the_probabilities(how):
+    "Level 1e-4 each; the seeds are fixed, so it never fails by chance."
+    z = 2 * torch.randn(1, 40, generator=generator(3))
+    exact = process(z, Sampling(**how))[0].double().softmax(-1)
+    sampler = Sampler(Sampling(seed=0, **how))
+    z, times = z.expand(2_000, -1), torch.zeros(40)
+    for _ in range(10):
+        times += sampler(z).bincount(minlength=40)
+    assert p_value(times, exact) > 1e-4
+    assert not times[exact == 0].any()
+    assert p_value(times, exact.roll(1)) < 1e-9         # it can fail
+
+
+def test_neighboring_seeds_do_not_look_alike():
+    first = torch.cat([torch.rand(1, generator=generator(s)).double()
+                       for s in range(4_000)])
+    assert p_value((first * 20).long().bincount(minlength=20),
+                   torch.full((20,), 0.05).double()) > 1e-4
+    assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]
+               ) < 0.05
+
+
+def test_the_ends_of_the_line():
+    z = torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]])
+    for u, i in ((0.0, 1), (0.4999999, 1), (0.5, 3), (1 - 2**-53, 3)):
+        assert draw(z, torch.tensor([u], dtype=torch.float64)) == i
+    assert draw(z[0], torch.tensor(0.7)) == 3           # no batch
+
+
+def test_greedy_takes_the_first_of_the_best():
+    z = torch.tensor([[1.0, 3, 3, 0], [5, 1, 1, 5]])
+    assert Sampler(Sampling(temperature=0.0, top_p=0.5))(z).tolist() == [1, 0]
+    assert (temperature(z, 0.0) > -INF).sum(-1).tolist() == [1, 1]
+
+
+# --- rows
+
+WAYS = [Sampling(seed=1), Sampling(seed=2, top_k=5), Sampling(seed=3, top_k=5),
+        Sampling(seed=4, top_p=0.9, repetition=1.2),
+        Sampling(seed=5, temperature=0.0), Sampling(seed=6, typical_p=0.8),
+        Sampling(seed=7, min_p=0.05, frequency=0.4)]
+
+
+def texts(groups, z, steps):
+    "What rows write whose sampler is changed on the way."
+    sampler, wrote = Sampler([]), {}
+    names = []
+    for t in range(steps):
+        for name in groups.get(t, []):
+            if name < 0:
+                names.remove(~name)
+            else:
+                names.append(name)
+                wrote[name] = []
+        if t in groups:
+            old = getattr(sampler, "names", [])
+            stays = [n for n in names if n in old]
+            comes = [n for n in names if n not in old]
+            sampler.select([old.index(n) for n in stays])
+            sampler.join(Sampler([WAYS[n] for n in comes]))
+            names, sampler.names = stays + comes, stays + comes
+        ids = sampler(torch.stack([z[len(wrote[n]), n] for n in names]),
+                      [wrote[n] for n in names])
+        for n, i in zip(names, ids.tolist()):
+            wrote[n].append(i)
+    return wrote
+
+
+@pytest.mark.parametrize("vocab", (633, 40))
+def test_a_row_does_not_know_its_neighbors(vocab):
+    z = 2 * torch.randn(24, 7, vocab, generator=generator(5))
+    z[:, 2] = z[:, 2].round()           # ties beyond the short list
+    alone = {}
+    for n in range(7):
+        alone |= texts({0: [n]}, z, 24)
+    assert len({tuple(x) for x in alone.values()}) == 7
+    for groups in ({0: [0, 1, 2, 3, 4, 5, 6]}, {0: [6, 5, 4, 3, 2, 1, 0]},
+                   {0: [3, 1], 5: [0, 2], 9: [~3, 6], 15: [~1, 5, 4]}):
+        for n, wrote in texts(groups, z, 24).items():
+            assert wrote == alone[n][:len(wrote)], n
+
+
+def test_one_setting_for_all_counts_seeds_on():
+    z = 2 * torch.randn(10, 3, 50, generator=generator())
+    shared = Sampler(Sampling(seed=8, top_k=9))
+    each = [Sampler(Sampling(seed=8 + i, top_k=9)) for i in range(3)]
+    for x in z:
+        assert shared(x).tolist() == [
+            one(x[i, None]).item() for i, one in enumerate(each)]
+    fresh = [Sampler(Sampling())(z[0].expand(3, -1)) for _ in range(2)]
+    assert fresh[0].shape == (3,)
+    wide = torch.zeros(4, 10**5)
+    assert not torch.equal(Sampler(Sampling())(wide), Sampler(Sampling())(wide))
+
+
+def test_a_row_kept_twice_goes_on_the_same_way_twice():
+    z = torch.zeros(2, 1000)
+    sampler = Sampler(Sampling(seed=0))
+    sampler(z)
+    sampler.select([1, 1])
+    assert len({*sampler(z).tolist()}) == 1
+
+
+def test_a_short_list_draws_what_the_whole_vocabulary_draws():
+    z = 3 * torch.randn(1, 2000, generator=generator(2))
+    how = dict(top_k=20, top_p=0.9, temperature=0.8)
+    sampler, dice = Sampler(Sampling(seed=3, **how)), generator(3)
+    for _ in range(200):
+        u = torch.rand(1, generator=dice, dtype=torch.float64)
+        assert sampler(z) == draw(process(z, Sampling(**how)), u)
+
+
+def test_a_short_list_draws_ties_beyond_it():
+    "Of 500 equal ids, top-k keeps all, not those of a list of 21."
+    z = torch.zeros(2, 500)
+    z[1, :3] = 9.0
+    sampler = Sampler(Sampling(seed=0, top_k=5))
+    drawn = torch.stack([sampler(z) for _ in range(200)])
+    assert len(drawn[:, 0].unique()) > 120
+    hot = Sampler(Sampling(seed=0, min_p=0.5))
+    assert len(torch.stack([hot(z) for _ in range(200)])[:, 0].unique()) > 120
+
+
+def test_allowed_sees_what_its_row_wrote():
+    seen = []
+
+    def allowed(ids):
+        seen.append(ids.tolist())
+        return torch.arange(6) == len(ids)
+    sampler = Sampler([Sampling(allowed=allowed), Sampling(allowed=allowed)])
+    z = torch.zeros(2, 6)
+    assert sampler(z, [[4, 4], []]).tolist() == [2, 0]
+    assert sampler(z, torch.tensor([[-1, 5], [3, 3]])).tolist() == [1, 2]
+    assert seen == [[4, 4], [], [5], [3, 3]]
+
+
+@needs_cuda
+def test_a_device_writes_what_the_cpu_writes():
+    z = (2 * torch.randn(20, 7, 633, generator=generator(5)))
+    here, there = Sampler(WAYS), Sampler(WAYS)
+    for x in z:
+        assert torch.equal(here(x), there(x.cuda()).cpu())
+
+
+# --- refusals
+
+NAN = float("nan")
+Z = torch.zeros(2, 5)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: temperature(Z, -0.1), "t must be at least 0, got -0.1"),
+    (lambda: temperature(Z, NAN), "t must be at least 0, got nan"),
+    (lambda: top_p(Z, 0.0), "p must be above 0 and at most 1, got 0.0"),
+    (lambda: top_p(Z, 1.1), "p must be above 0 and at most 1, got 1.1"),
+    (lambda: typical(Z, NAN), "p must be above 0 and at most 1, got nan"),
+    (lambda: min_p(Z, -1.0), "p must be above 0 and at most 1, got -1"),
+    (lambda: top_k(Z, 0), "k must be a whole number of at least 1, got 0"),
+    (lambda: top_k(Z, 2.0), "k must be a whole number of at least 1"),
+    (lambda: repetition_penalty(Z, Z[:, :1].long(), 0.0),
+     "penalty must be above 0"),
+    (lambda: repetition_penalty(Z, torch.tensor([[1], [5]]), 1.2),
+     "id 5 is outside the vocabulary: ids go from 0 to 4"),
+    (lambda: frequency_penalty(Z, torch.tensor([[1]]), 1.0),
+     "ids must be of shape"),
+    (lambda: bias(Z, {7: 1.0}), r"bias names id \[7\], outside the vocab"),
+    (lambda: allow(Z, torch.zeros(5, dtype=torch.bool)),
+     "the mask forbids every id that the logits allow, in row 0"),
+    (lambda: allow(Z, torch.eye(2, 5) > 1), "forbids every id"),
+    (lambda: allow(Z, torch.ones(5)), "a mask of allowed ids is boolean"),
+    (lambda: allow(Z, torch.ones(4, dtype=torch.bool)), "each of 5 ids"),
+    (lambda: draw(Z * NAN, Z[:, 0]), "the logits of row 0 hold NaN"),
+    (lambda: top_k(torch.tensor([[0.0, 1], [-INF, -INF]]), 1),
+     "the logits of row 1 forbid every id: all are -inf"),
+    (lambda: top_k(torch.tensor([0.0, INF]), 1), "hold \\+inf"),
+    (lambda: top_k(Z.long(), 1), "logits must have a floating type"),
+    (lambda: Sampling(temperature=-1.0), "temperature must be at least 0"),
+    (lambda: Sampling(temperature=NAN), "temperature must be at least 0"),
+    (lambda: Sampling(top_p=0.0), "top_p must be above 0 and at most 1"),
+    (lambda: Sampling(min_p=2.0), "min_p must be above 0 and at most 1"),
+    (lambda: Sampling(typical_p=-1.0), "typical_p must be above 0"),
+    (lambda: Sampling(top_k=0), "top_k must be a whole number of at least 1"),
+    (lambda: Sampling(seed=-1), "seed must be a whole number of at least 0"),
+    (lambda: Sampling(repetition=0.0), "repetition must be above 0"),
+    (lambda: Sampling(frequency=NAN), "frequency must be a finite number"),
+    (lambda: Sampling(bias={-1: 1.0}), "an id in bias must be a whole"),
+    (lambda: Sampling(bias={1: INF}), "bias of id 1 must be a finite"),
+    (lambda: Sampling(allowed=[1, 2]), "allowed is a function of ids"),
+    (lambda: Sampler([Sampling()])(Z), "logits of 2 rows for a sampler of 1"),
+    (lambda: Sampler(Sampling())(Z, [[1]]), "ids of 1 rows for logits of 2"),
+    (lambda: Sampler(Sampling(repetition=2.0))(Z, [[9], []]), "id 9 is out"),
+    (lambda: distinct(["too short"]), "no text has 4 words"),
+])
+def test_bad_input_is_refused_in_a_sentence(call, message):
+    with pytest.raises((ValueError, TypeError)) as seen:
+        call()
+    if "jaxtyping" not in type(seen.value).__module__:  # types are executed
+        assert isinstance(seen.value, ValueError)
+        assert re.search(message, str(seen.value)), seen.value
+
+
+def test_what_may_be_is_taken():
+    assert Sampling(bias={1: -INF}).bias == {1: -INF}
+    assert (bias(Z, {1: -INF})[:, 1] == -INF).all()
+    assert torch.equal(bias(Z, {}), Z)
+    assert process(Z, Sampling(repetition=2.0)).shape == Z.shape
+    with pytest.raises(AttributeError):
+        Sampling().temperature = 2
+    assert copy.deepcopy(Sampling(top_k=3)) == Sampling(top_k=3)
+
+
+def test_distinct_is_the_share_of_different_runs():
+    assert distinct(["a b c", "a b d"], 2) == 3 / 4
+    assert distinct(["a a a a a"]) == 1 / 2
+
+
+# --- the recorded experiment and the benchmark
+
+@plain_only
+def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import sampling as experiment
+    monkeypatch.setattr(experiment, "METHODS", {
+        "temperature": ("temperature", (0.5, 1.0), {}),
+        "hot min-p": ("min_p", (0.1,), {"temperature": 1.5})})
+    out = tmp_path / "some.csv"
+    monkeypatch.setattr(sys, "argv", [
+        "sampling.py", "--texts", "3", "--seeds", "1", "--out", str(out)])
+    experiment.main()
+    first = out.read_text(encoding="utf-8")
+    assert first.count("\n") == 4 and "hot min-p,0.1,0,3," in first
+    capsys.readouterr()
+    experiment.main()
+    assert capsys.readouterr().out == ""
+    assert out.read_text(encoding="utf-8") == first
+
+
+def test_the_record_is_whole():
+    from tformer.minimal import read_record
+    sys.path.insert(0, str(ROOT / "experiments"))
+    import sampling as experiment
+    rows = read_record("sampling")
+    every = {(m, str(v), str(s)) for m, (_, values, _) in
+             experiment.METHODS.items() for v in values for s in range(3)}
+    assert {(r["method"], r["value"], r["seed"]) for r in rows} == every
+    assert {r["texts"] for r in rows} == {"120"}
+
+
+def test_a_benchmark_row_is_within_reach(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
+    import bench_sampling
+    import timing
+    monkeypatch.setattr(timing, "quick", True)
+    monkeypatch.setattr(timing, "keep_memory", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bench_sampling.py", "--quick"])
+    bench_sampling.main()
+    printed = capsys.readouterr().out
+    assert printed.count("a step") >= 8 and json.dumps(printed)
