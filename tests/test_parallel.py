@@ -588,6 +588,16 @@ def test_more_pairs_than_there_are_are_refused(monkeypatch):
 
 # files
 
+def test_lines_that_end_as_on_an_old_mac_are_refused(tmp_path):
+    path = tmp_path / "old.tsv"
+    path.write_bytes(b"Go.\tVa !\rHi.\tSalut.\r")
+    with pytest.raises(ValueError, match="line 1: a carriage return inside"):
+        read_tsv(path)
+    path.write_bytes(b"Go.\tVa !\n\nHi.\tSalut.\n")
+    with pytest.raises(ValueError, match="line 2: .* found none"):
+        read_tsv(path)
+
+
 def test_a_table_is_read_as_csv_reads_it(tmp_path):
     rows = [(p.source, p.target, "CC-BY 2.0", str(i))
             for i, p in enumerate(pairs(300))]

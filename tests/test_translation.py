@@ -141,7 +141,8 @@ def test_order_can_be_saved():
 
 def test_batches_move():
     b = Pairs(FIVE, ONE).batch_at(0).to("meta")
-    assert isinstance(b, Translation) and b.src.device.type == "meta"
+    assert isinstance(b, Translation)
+    assert {x.device.type for x in b[:4]} == {"meta"}
     assert b.count == Pairs(FIVE, ONE).batch_at(0).count
 
 
@@ -153,6 +154,9 @@ def test_batches_move():
     ([("a", None)], "pair 0, .* has no target"),
     ([Pair("a", "", ())], "pair 0, .* has no target"),
     ([], "there are no pairs"),
+    ([{"en": "a", "fr": "b"}], r"pair 0 must be \(source, target\), got {"),
+    (["ab", "cd"], r"pair 0 must be \(source, target\), got 'ab'"),
+    ([("a", "b"), None], r"pair 1 must be \(source, target\), got None"),
     ([("a", "b"), ("a" * 60, "b")],
      "the source of pair 1 takes .* tokens with its end, more than max_len"),
     ([("a", "b" * 60)], "the target of pair 0 takes"),
@@ -167,6 +171,19 @@ def test_a_batch_size_is_a_number():
         Pairs(FIVE, ONE, batch=0)
     with pytest.raises(ValueError, match="max_len must be"):
         Pairs(FIVE, ONE, max_len=0)
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        Pairs(FIVE, ONE, seed=-1)
+
+
+def test_each_pass_and_each_seed_has_an_order_of_its_own():
+    def order(seed, first):
+        loader = Pairs(grammar(60), ONE, batch=4, seed=seed)
+        return [tuple(loader.batch_at(k).src.flatten().tolist())
+                for k in range(first, first + 15)]
+
+    a, b = order(0, 0), order(0, 15)
+    assert sorted(a) == sorted(b) and a != b
+    assert order(1, 0) != a == order(0, 0)
 
 
 # --- the loss
@@ -256,10 +273,60 @@ def test_nothing_is_left_behind():
     assert first == translate(one, ONE, ["the cat"])
 
 
+class Endless(nn.Module):
+    "Writes the token of an *a* for ever."
+
+    def __init__(self):
+        super().__init__()
+        self.say = nn.Parameter(torch.zeros(300))
+        self.say.data[ONE.encode("a")[0]] = 1.0
+
+    def encode(self, src, mask):
+        return torch.zeros(*src.shape, 1)
+
+    def forward(self, ids, *, memory, memory_mask):
+        return self.say.expand(*ids.shape, -1)
+
+
 def test_it_never_writes_beyond_the_limit():
-    one = model(max_len=24)
-    text, = translate(one, ONE, ["the white horse sleeps"], extra=10**6)
-    assert isinstance(text, str)
+    one = Endless()
+    assert translate(one, ONE, ["yes"], max_len=24, extra=10**6) == ["a" * 24]
+    one.max_len = 9
+    assert translate(one, ONE, ["yes"], extra=10**6) == ["a" * 9]
+    with pytest.raises(ValueError, match="more than max_len 5"):
+        translate(Bare(one), ONE, ["the white horse sleeps"], max_len=5)
+
+
+def test_who_never_ends_is_cut_alone_as_in_a_batch():
+    texts = ["yes", "i do not see the house"]
+    for extra in (0, 5):
+        alone = [translate(Endless(), ONE, [text], extra=extra)[0]
+                 for text in texts]
+        assert alone == translate(Endless(), ONE, texts, extra=extra)
+        assert alone[0] == "a" * (len(ONE.encode("yes")) + 1 + extra)
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda: translate(model(), ONE, ["a"], batch=0), "batch must be"),
+    (lambda: translate(model(), ONE, ["a"], batch=2.5), "batch must be"),
+    (lambda: translate(model(), ONE, ["a"], extra=-1), "extra must be"),
+    (lambda: translate(nn.Linear(2, 2), ONE, ["a"]), "Linear has no encode"),
+    (lambda: translate((model(), ONE), ONE, ["a"]), "model must be"),
+    (lambda: translate(model(), ONE, ["a"], words="a b"),
+     "words must be a list of words or texts, got one"),
+    (lambda: average([nn.Linear(2, 2).state_dict()]), "model 0 must be"),
+    (lambda: score("ab", FIVE[:2]), "hypotheses must be a list of texts"),
+    (lambda: bleu_and_chrf("ab", ["a", "b"]), "hypotheses must be a list"),
+])
+def test_misuse_is_told_of(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_generators_will_do():
+    assert score((t for _, t in FIVE), iter(FIVE))["all"] == (5, 5)
+    assert bleu_and_chrf(iter(["a b c d"]), iter(["a b c d"])).bleu > 99
+    assert translate(model(), ONE, iter(["yes"]), words=iter(FIVE))
 
 
 @pytest.mark.parametrize("texts, more, says", [
@@ -327,6 +394,8 @@ def test_what_has_no_average_is_refused():
         average([nn.Linear(2, 3), nn.Linear(3, 3)])
     with pytest.raises(ValueError, match="model 0 has no bias of shape"):
         average([nn.Linear(2, 3, bias=False), nn.Linear(2, 3)])
+    with pytest.raises(ValueError, match="model 0 has bias, which the last one has not"):
+        average([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
 
 
 # --- where it looks
@@ -358,6 +427,15 @@ def test_maps_are_those_of_torch(sides):
     assert "".join(found.target[:-1]) == FIVE[0][1]
 
 
+def test_maps_are_drawn_without_dropout():
+    one = model(dropout=0.5).train()
+    chance = torch.get_rng_state()
+    a, b = (cross_maps(one, ONE, "the cat", "le chat").weights
+            for _ in range(2))
+    assert torch.equal(a, b) and one.training
+    assert torch.equal(chance, torch.get_rng_state())
+
+
 def test_maps_of_what_it_writes_itself():
     one = learned("shared")
     found = cross_maps(one, ONE, FIVE[0][0])
@@ -377,7 +455,7 @@ def test_exact_matches_are_counted_by_phenomenon():
     assert found["y"].share == 0.5 and [*found][0] == "all"
     assert score(["A"], [("a", "A")]) == {"all": (1, 1)}
     for some in ([], ["A"]):
-        with pytest.raises(ValueError, match="translations for 3 pairs"):
+        with pytest.raises(ValueError, match="translations for 3 right ones"):
             score(some, pairs)
 
 
@@ -401,7 +479,7 @@ def test_bleu_is_what_papineni_wrote():
         said, [wanted]).score) < 1e-9
     assert "tok:13a" in found.signature
     assert bleu_and_chrf(wanted, wanted).bleu > 99.999
-    with pytest.raises(ValueError, match="1 translations for 2 references"):
+    with pytest.raises(ValueError, match="1 translations for 2 right ones"):
         bleu_and_chrf(["a"], ["a", "b"])
 
 

@@ -988,6 +988,8 @@ def side(
     "One side of a pair, without spaces around it; not an empty one."
     expect.that(text.strip(), f"{path}, line {number}: expected a "
                 "sentence on each side, found an empty one")
+    expect.that("\r" not in text.strip(), f"{path}, line {number}: a "
+                "carriage return inside a line; lines end in \\n or \\r\\n")
     return text.strip()
 
 # %% ../nbs/A11_parallel.ipynb #c4b83673
@@ -1011,7 +1013,7 @@ def read_tsv(
         cells = line.split("\t")
         expect.that(len(cells) >= needed, f"{path}, line {number}: "
                     f"expected at least {needed} columns, separated by "
-                    f"tabs, found {len(cells)}")
+                    f"tabs, found {len(cells) if line else 'none'}")
         found.append(Pair(*(side(path, number, cells[column])
                             for column in (source, target))))
     expect.that(found, f"{path}: expected a pair on each line, found none")

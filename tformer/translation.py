@@ -12,7 +12,7 @@ __all__ = ['SPECIAL', 'write', 'Sides', 'Translation', 'Pairs', 'translation_los
 import copy
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,13 +154,16 @@ def _padded(rows, fill):
 #| code-summary: pairs as ids; refuses what is no pair, or too long
 def _rows(pairs, sides, max_len):
     "(source, target) ids of each pair."
-    texts = [tuple(pair)[:2] for pair in pairs]
-    expect.that(texts, "there are no pairs")
-    for i, pair in enumerate(texts):
+    texts = []
+    for i, pair in enumerate(pairs):
+        expect.that(isinstance(pair, (tuple, list)), f"pair {i} must be "
+                    f"(source, target), got {pair!r:.60}")
+        texts.append(tuple(pair)[:2])
         for name, at in (("source", 0), ("target", 1)):
             expect.that(len(pair) > at and isinstance(pair[at], str)
                         and pair[at].strip(), f"pair {i}, {pair!r:.60}, "
                         f"has no {name}")
+    expect.that(texts, "there are no pairs")
     rows = [*zip(sides.sources(s for s, _ in texts),
                  sides.targets(t for _, t in texts))]
     for i, row in enumerate(rows):
@@ -189,6 +192,7 @@ class Pairs(Loader):
         buckets: bool = True,  # False: pairs of any length
         max_len: int | None = None,  # tokens of a side, with its end
     ):
+        expect.whole(0, seed=seed)
         expect.whole(batch=batch, **(
             {} if max_len is None else {"max_len": max_len}))
         self.sides = Sides.of(tokenizer)
@@ -247,7 +251,13 @@ def average(
     """
     every = list(models)
     expect.that(every, "there is no model to average")
+    expect.kind(nn.Module, **{f"model {i}": m for i, m in
+                              enumerate(every)})
     states = [model.state_dict() for model in every]
+    for i, state in enumerate(states):
+        more = state.keys() - states[-1].keys()
+        expect.that(not more, f"model {i} has {min(more, default='')}, "
+                    "which the last one has not")
     mean = copy.deepcopy(every[-1])
     for name, last in mean.state_dict().items():
         parts = [state.get(name) for state in states]
@@ -283,6 +293,30 @@ def _sources(texts, sides, max_len, words):
                     f"tokens with its end, more than max_len {max_len}")
     return rows
 
+# %% ../nbs/18_translation.ipynb #37f29313
+#| code-summary: refuses what cannot translate
+def _expect_translator(model, batch, extra):
+    expect.kind(nn.Module, model=model)
+    expect.that(hasattr(model, "encode"),
+                f"{type(model).__name__} has no encode")
+    expect.whole(batch=batch)
+    expect.whole(0, extra=extra)
+
+# %% ../nbs/18_translation.ipynb #27378604
+#| code-summary: how many tokens a model takes
+def _limit(model):
+    return getattr(model, "max_len", 10**9)
+
+# %% ../nbs/18_translation.ipynb #789a602c
+#| code-summary: the words that are known, of words, texts or pairs
+def _known(words):
+    if words is None:
+        return None
+    expect.that(not isinstance(words, str), "words must be a list of words "
+                f"or texts, got one: [{words!r:.60}]")
+    return {word for text in words for word in _words(
+        text if isinstance(text, str) else text[0])}
+
 # %% ../nbs/18_translation.ipynb #f7305ce7
 def translate(
     model: nn.Module,  # with ``encode``; evaluated, and left as it was
@@ -292,15 +326,17 @@ def translate(
     words: Iterable[str] | None = None,  # words or texts that it knows
     batch: int = 64,  # sentences at a time, of like length
     extra: int = 50,  # tokens beyond the source's at most
+    max_len: int | None = None,  # of each side; None: the model's, if any
 ) -> list[str]:
     """Translate sentences, each greedily, in batches.
 
     ``ValueError`` with the number of a text that is empty, longer than
-    ``model.max_len``, or has a word that is in none of ``words``.
+    ``max_len``, or has a word that is in none of ``words``.  Without
+    ``words`` a word never seen becomes nonsense.
     """
-    sides, limit = Sides.of(tokenizer), getattr(model, "max_len", 10**9)
-    known = words and {w for text in words for w in _words(text)}
-    rows = _sources(texts, sides, limit, known)
+    _expect_translator(model, batch, extra)
+    sides, limit = Sides.of(tokenizer), max_len or _limit(model)
+    rows = _sources(texts, sides, limit, _known(words))
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     found = [""] * len(rows)
@@ -312,7 +348,7 @@ def translate(
                 src >= 0, sides.pad), min(src.shape[1] + extra, limit),
                 start=sides.start, end=sides.end, mask=src >= 0)
         for i, row in zip(some, ids.tolist()):
-            found[i] = sides.text(row)
+            found[i] = sides.text(row[:len(rows[i]) + extra])
     return found
 
 # %% ../nbs/18_translation.ipynb #8a012e3b
@@ -329,18 +365,26 @@ class Exact(NamedTuple):
         "From 0 to 1."
         return self.right / self.of
 
+# %% ../nbs/18_translation.ipynb #42da7bea
+#| code-summary: two lists of one length
+def _as_many(hypotheses, right):
+    expect.that(not isinstance(hypotheses, str), "hypotheses must be a "
+                f"list of texts, got one: [{hypotheses!r:.60}]")
+    hypotheses, right = list(hypotheses), list(right)
+    expect.that(len(hypotheses) == len(right) > 0, f"{len(hypotheses)} "
+                f"translations for {len(right)} right ones")
+    return hypotheses, right
+
 # %% ../nbs/18_translation.ipynb #d6490f9c
 def score(
-    hypotheses: Sequence[str],  # what was written
+    hypotheses: Iterable[str],  # what was written
     pairs: Iterable,  # whose targets would be right
 ) -> dict[str, Exact]:
     """Exact matches: in ``all``, and in the pairs of each phenomenon.
 
     A pair that shows several phenomena counts in each.
     """
-    pairs = list(pairs)
-    expect.that(len(hypotheses) == len(pairs) > 0, f"{len(hypotheses)} "
-                f"translations for {len(pairs)} pairs")
+    hypotheses, pairs = _as_many(hypotheses, pairs)
     found = {}
     for text, pair in zip(hypotheses, pairs):
         for name in ("all", *getattr(pair, "phenomena", ())):
@@ -362,24 +406,22 @@ class Marks(NamedTuple):
 #| code-fold: true
 #| code-summary: bleu_and_chrf, by sacrebleu
 def bleu_and_chrf(
-    hypotheses: Sequence[str],  # what was written, as plain text
-    references: Sequence[str],  # what would be right
+    hypotheses: Iterable[str],  # what was written, as plain text
+    references: Iterable[str],  # what would be right
 ) -> Marks:
     """BLEU (Papineni et al., 2002) and chrF (Popović, 2015) of a corpus.
 
     By sacrebleu (Post, 2018), which does the tokenizing; needs
     ``pip install "tformer[score]"``.
     """
-    expect.that(len(hypotheses) == len(references) > 0,
-                f"{len(hypotheses)} translations for {len(references)} "
-                "references")
+    hypotheses, references = _as_many(hypotheses, references)
     try:
         from sacrebleu import BLEU, CHRF
     except ImportError:
         raise ImportError("BLEU and chrF need sacrebleu: pip install "
                           '"tformer[score]"') from None
     bleu, chrf = BLEU(force=True), CHRF()
-    scores = [metric.corpus_score(list(hypotheses), [list(references)])
+    scores = [metric.corpus_score(hypotheses, [references])
               .score for metric in (bleu, chrf)]
     return Marks(*scores, str(bleu.get_signature()))
 
