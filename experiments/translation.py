@@ -6,7 +6,7 @@
 One model reads pairs of the parallel grammar by the whole recipe; the others
 leave one part of it out: label smoothing, the warm-up (the rate starts at its
 peak and falls as it would), the average over the last checkpoints, the shared
-vocabulary (two of half the size, in one table). Each is tried on pairs with
+vocabulary (two smaller ones, in one table). Each is tried on pairs with
 combinations that are held out. The loss is in nats per byte of the translation,
 without smoothing, so that vocabularies compare.
 """
@@ -38,7 +38,7 @@ VARIANTS = {
 
 
 def sides_of(pairs, shared):
-    "One vocabulary for both languages, or two of half the size."
+    "One vocabulary for both languages, or two smaller ones."
     if shared:
         return Sides.of(Tokenizer.train(
             [text for pair in pairs for text in pair[:2]], PIECES,

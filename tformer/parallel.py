@@ -989,7 +989,7 @@ def side(
     expect.that(text.strip(), f"{path}, line {number}: expected a "
                 "sentence on each side, found an empty one")
     expect.that("\r" not in text.strip(), f"{path}, line {number}: a "
-                "carriage return inside a line; lines end in \\n or \\r\\n")
+                "carriage return, but lines end in \\n or \\r\\n")
     return text.strip()
 
 # %% ../nbs/A11_parallel.ipynb #c4b83673

@@ -312,8 +312,8 @@ def _limit(model):
 def _known(words):
     if words is None:
         return None
-    expect.that(not isinstance(words, str), "words must be a list of words "
-                f"or texts, got one: [{words!r:.60}]")
+    expect.that(not isinstance(words, str), "words must be a list of "
+                f"words or texts, got one: [{words!r:.60}]")
     return {word for text in words for word in _words(
         text if isinstance(text, str) else text[0])}
 
