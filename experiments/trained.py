@@ -9,9 +9,9 @@ They go to tformer/weights/NAME/: weights in bfloat16, configuration, tokenizer,
 and card.json, which says how a model was made and how good it is. `stories` is
 a Llama whose tokens are words; it tells one story a text. `tour` is the model
 of chapter 0, trained as it is there, and `tour_no_mask` the same without its
-mask. `bert` is a masked language model whose tokens are words; its batches are
-masked in turn by BERT's rule and at every rate, so that it can both fill a blank
-and write out of nothing. What is measured is measured on weights rounded as in the file; `seconds`
+mask. `bert` is a masked language model whose tokens are words; after a
+beginning with 30 % of blanks its batches are masked in turn by BERT's rule and
+at every rate, so that it can both fill a blank and write out of nothing. What is measured is measured on weights rounded as in the file; `seconds`
 are those of the processor, of training alone. `--check` trains again, writes
 nothing, and fails if what comes out is not, within bands, what the cards say.
 """
@@ -51,7 +51,8 @@ VOCAB, READ = 632, 4000     # no pair is left beyond; stories that it is from
 LOOKS, SAMPLES, NEW = 10, 200, 500
 RUNS = (2, 4, 8, 16, 32)    # words
 BERT = dict(d_model=96, n_layers=3, n_heads=4, max_len=128, dropout=0.0)
-RATES = (0.15, None)        # of blanks, by turns; None: every rate
+FIRST, RATES = (0.3,), (0.15, None)     # of blanks; None: every rate
+BEGINNING = 0.3                         # of the steps, with the first rate
 PASSES = (1, 2, 4, 8, 16, 32, 64)       # when it writes
 SIDES = {"alone": (0, 0), "left": (1, 0), "two left": (2, 0),
          "both sides": (1, 1), "two on both sides": (2, 2)}
@@ -210,7 +211,7 @@ def fill_told(trained, texts, counts):
 
 
 @torch.no_grad()
-def nats_per_blank(trained, texts, rate=RATES[0]):
+def nats_per_blank(trained, texts, rate=0.15):
     "The loss at blanks by the rule, on whole texts."
     rows = encode_rows(trained.tokenizer, texts)
     batches = Blanks(rows, trained.tokenizer, rates=(rate,), batch=50,
@@ -242,13 +243,16 @@ def train_bert(steps):
                     "seconds": spent}
 
     rows = encode_rows(tokenizer, read)
-    batches = Blanks(rows, tokenizer, rates=RATES, batch=BATCH, seed=SEED)
-    began = time.process_time()
-    history = Trainer(
-        model, batches, steps=steps, loss=label_loss,
-        optimizer=optimizers(model),
-        schedule=warmup_cosine(steps, min(WARMUP, steps), floor=0.05),
-        evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+    began, history, first = time.process_time(), [], round(BEGINNING * steps)
+    for rates, part in ((FIRST, first), (RATES, steps - first)):
+        batches = Blanks(rows, tokenizer, rates=rates, batch=BATCH, seed=SEED)
+        past = Trainer(
+            model, batches, steps=part, loss=label_loss,
+            optimizer=optimizers(model),
+            schedule=warmup_cosine(part, min(WARMUP, part), floor=0.05),
+            evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+        history += [row | {"step": row["step"] + first * (rates == RATES)}
+                    for row in past]
     spent = time.process_time() - began - looking.seconds
     curve = [{"step": row["step"], "seconds": round(row["eval_seconds"]),
               "blank_loss": round(row["eval_loss"], 4),

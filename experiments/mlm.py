@@ -1,0 +1,131 @@
+"""Blanks at several rates; and what an encoder trained on them is worth.
+
+    python experiments/mlm.py                three seeds, twenty minutes
+    python experiments/mlm.py --seeds 1 --steps 2 --out some.csv
+
+`rate`: a small BERT is trained on stories with 15 %, with 40 % and with all
+rates of blanks; and with 15 % on few stories, its blanks drawn anew in every
+pass or once for all, for half as many steps. `loss` is in nats per blank of 15 %, in new stories,
+`filled` the share of right answers where earlier sentences decide (see
+experiments/trained.py), `right` the share of right sentences in stories that it
+writes in 32 passes.
+
+`labels`: a classifier on top of the package's `bert` has to say whether a story
+contradicts itself. Two names or places of a story were exchanged, or not, so
+that the words and their numbers are the same. The whole is tuned, or the head
+alone (frozen), or the whole with an encoder that was never trained. `right` is
+the share of right answers for 400 new stories, by number of labels.
+"""
+import random
+
+import common
+import torch
+from trained import fill_told, nats_per_blank, optimizers, told
+
+import tformer
+from tformer.bert import BertClassifier, BertConfig, BertMaskedLM
+from tformer.layers import init_weights
+from tformer.mlm import (
+    SPECIAL, Blanks, Texts, broken_story, encode_rows, encoded, label_loss,
+    on_top, write)
+from tformer.optim import AdamW, warmup_cosine
+from tformer.tokenizer import Tokenizer
+from tformer.train import Trainer
+from tformer.trained import Trained, share_right
+
+STEPS, TUNE_STEPS = 600, 120
+SHAPE = dict(d_model=64, n_layers=2, n_heads=4, max_len=128, dropout=0.0)
+READ, FEW, NEW = 4000, 200, 300
+RATES = {"15 %": (0.15,), "40 %": (0.4,), "all rates": (None,)}
+FEW_RATES = {"few, anew": True, "few, once": False}
+LABELS = (16, 48, 144, 432, 1296)
+METHODS = ("tuned", "frozen", "untrained")
+
+
+def train_rate(variant, seed, steps):
+    "A small BERT on stories, and what it can do."
+    few = variant in FEW_RATES
+    steps = steps // 2 if few else steps
+    read, new = told(FEW if few else READ, seed=seed), told(NEW, seed=99)
+    tokenizer = Tokenizer.train(told(READ, 0), 635, special_tokens=SPECIAL)
+    torch.manual_seed(seed)
+    model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **SHAPE))
+    init_weights(model, std=0.1)
+    batches = Blanks(encode_rows(tokenizer, read), tokenizer, seed=seed,
+                     rates=RATES.get(variant, (0.15,)),
+                     dynamic=FEW_RATES.get(variant, True))
+    Trainer(model, batches, steps=steps, loss=label_loss,
+            optimizer=optimizers(model),
+            schedule=warmup_cosine(steps, min(40, steps), floor=0.05)).fit()
+    trained = Trained(model.eval(), tokenizer, {})
+    lengths = [len(ids) for ids in tokenizer.encode_batch(new[:100])]
+    kinds = fill_told(trained, new, {})
+    blanks = sum(by["blanks"] for by in kinds.values())
+    texts = [] if few else write(trained, lengths, steps=32, seed=seed)
+    return {
+        "loss": f"{nats_per_blank(trained, new):.3f}",
+        "filled": format(sum(by["model"] * by["blanks"] for by in
+                             kinds.values()) / blanks, ".3f"),
+        "right": "" if few else f"{share_right(texts):.3f}"}
+
+
+def contradictions(n, seed):
+    "Stories and labels: 1 if two of its words were exchanged."
+    texts, labels = [], []
+    for k, story in enumerate(told(3 * n, seed)):
+        other = broken_story(story, seed=k)
+        if other and len(texts) < n:
+            labels.append(int(random.Random(k).random() < 0.5))
+            texts.append(other if labels[-1] else story)
+    return texts, labels
+
+
+@torch.no_grad()
+def share_told(model, tokenizer, texts, labels):
+    "The share of the texts that are judged rightly."
+    batch = encoded(encode_rows(tokenizer, texts), tokenizer)
+    guess = model(batch.ids, pos=batch.pos).argmax(-1)
+    return (guess == torch.tensor(labels)).float().mean().item()
+
+
+def tune(variant, seed, steps, labels):
+    "A classifier that has seen so many labels."
+    bert, tokenizer, _ = tformer.load("bert")
+    torch.manual_seed(seed)
+    if variant == "untrained":
+        init_weights(bert, std=0.1)
+    model = on_top(BertClassifier, bert, n_labels=2)
+    if variant == "frozen":
+        model.bert.requires_grad_(False)
+    texts, marks = contradictions(labels, seed=10 + seed)
+    rows = encode_rows(tokenizer, texts)
+    Trainer(model, Texts(rows, tokenizer, marks, batch=16, seed=seed),
+            steps=steps, loss=label_loss,
+            optimizer=AdamW([p for p in model.parameters()
+                             if p.requires_grad],
+                            lr=1e-2 if variant == "frozen" else 1e-3),
+            schedule=warmup_cosine(steps, min(10, steps))).fit()
+    return {"right": format(share_told(model.eval(), tokenizer,
+                                       *contradictions(400, seed=99)),
+                            ".3f")}
+
+
+def train(part, variant, labels, seed, steps):
+    "One row."
+    row = dict.fromkeys(("loss", "filled", "right"), "")
+    return row | (train_rate(variant, seed, steps) if part == "rate" else
+                  tune(variant, seed, min(steps, TUNE_STEPS), labels))
+
+
+CASES = [*(dict(part="rate", variant=name, labels=0)
+           for name in (*RATES, *FEW_RATES)),
+         *(dict(part="labels", variant=name, labels=n)
+           for name in METHODS for n in LABELS)]
+
+
+def main():
+    common.run(CASES, train, common.arguments(__doc__, STEPS, "mlm.csv"))
+
+
+if __name__ == "__main__":
+    main()
