@@ -31,8 +31,8 @@ from tformer.layers import init_weights
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
 from tformer.mlm import (
-    SPECIAL, Blanks, Marks, Neighbors, encode_rows, encoded, label_loss,
-    told_before, WORDS, write)
+    SPECIAL, WORDS, Blanks, Marks, Neighbors, encode_rows, encoded,
+    label_loss, told_before, write)
 from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.train import Trainer, next_token_loss
@@ -170,12 +170,6 @@ def train_tour(steps, causal):
     return Trained(model, Tokenizer(Vocabulary([])), card)
 
 
-def told_blanks(tokenizer, row):
-    "Places of a row that earlier sentences decide, with their kinds."
-    words = [tokenizer.decode([i]) for i in row]
-    return [(i, kind) for i, kind in told_before(words) if kind]
-
-
 @torch.no_grad()
 def fill_told(trained, texts, counts):
     """The share of told blanks that is filled rightly, by kind.
@@ -192,7 +186,8 @@ def fill_told(trained, texts, counts):
              for kind in WORDS}
     mask = Marks.of(tokenizer).mask
     for row in encode_rows(tokenizer, texts):
-        last = {kind: i for i, kind in told_blanks(tokenizer, row)}
+        words = [tokenizer.decode([i]) for i in row]
+        last = {kind: i for i, kind in told_before(words)}
         if not last:
             continue
         shown = [[*row[:i], mask, *row[i + 1:]] for i in last.values()]
