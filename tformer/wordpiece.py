@@ -150,8 +150,8 @@ def bio(
     tags = ["O"] * n
     for start, end, kind in spans:
         expect.that(0 <= start < end <= n and {*tags[start:end]} == {"O"},
-                    f"{kind} from {start} to {end} does not fit {n} words, "
-                    "or lies on another span")
+                    f"{kind} from {start} to {end} does not fit {n} "
+                    "words, or lies on another span")
         tags[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
     return tags
 
@@ -194,7 +194,8 @@ def span_scores(
     F1 is 0 where nothing is right.  ``ValueError`` for other lengths.
     """
     expect.that([*map(len, gold)] == [*map(len, guess)], "the tags do not "
-                f"fit: {[*map(len, gold)][:9]} and {[*map(len, guess)][:9]}")
+                f"fit: {[*map(len, gold)][:9]} and "
+                f"{[*map(len, guess)][:9]}")
     there = {(n, s) for n, tags in enumerate(gold) for s in spans_of(tags)}
     said = {(n, s) for n, tags in enumerate(guess) for s in spans_of(tags)}
     right = len(there & said)
