@@ -7,7 +7,7 @@ __all__ = ['SPECIAL', 'KINDS', 'WORDS', 'Masked', 'mask_tokens', 'Marks', 'encod
            'label_loss', 'Neighbors', 'told_before', 'Guess', 'fill', 'on_top', 'broken_story', 'sentence_pairs',
            'Written', 'unmask', 'write']
 
-# %% ../nbs/19_masked_language_model.ipynb #847dba31
+# %% ../nbs/19_masked_language_model.ipynb #5a0a80e9
 #| code-fold: true
 #| code-summary: imports of the module
 import dataclasses
@@ -33,14 +33,14 @@ from .seq2seq import token_positions
 from .tokenizer import Tokenizer
 from .trained import Trained, judge
 
-# %% ../nbs/19_masked_language_model.ipynb #fb55df25
+# %% ../nbs/19_masked_language_model.ipynb #4376cd02
 class Masked(NamedTuple):
     "What the model is shown, and what it has to say; -100: nothing."
 
     ids: Int[Tensor, "b t"]
     labels: Int[Tensor, "b t"]
 
-# %% ../nbs/19_masked_language_model.ipynb #b79c0f4d
+# %% ../nbs/19_masked_language_model.ipynb #e535b737
 def mask_tokens(
     ids: Int[Tensor, "b t"],
     *,
@@ -77,7 +77,7 @@ def mask_tokens(
     return Masked(torch.where(chosen, shown, ids),
                   torch.where(chosen, ids, -100))
 
-# %% ../nbs/19_masked_language_model.ipynb #fcd71c6f
+# %% ../nbs/19_masked_language_model.ipynb #9ba839c3
 #| code-fold: true
 #| code-summary: the special tokens, and their ids in a tokenizer
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
@@ -100,7 +100,7 @@ class Marks(NamedTuple):
                     f"{', '.join(missing)}")
         return cls(*(known[name] for name in SPECIAL))
 
-# %% ../nbs/19_masked_language_model.ipynb #1771480b
+# %% ../nbs/19_masked_language_model.ipynb #e3b87a5d
 #| code-fold: true
 #| code-summary: encode_rows, texts as rows of ids between [CLS] and [SEP]
 def encode_rows(
@@ -128,7 +128,7 @@ def encode_rows(
                     f"is {len(row)} tokens long, beyond max_len {max_len}")
     return rows
 
-# %% ../nbs/19_masked_language_model.ipynb #c036aa4b
+# %% ../nbs/19_masked_language_model.ipynb #d727ed8b
 #| code-summary: one text as ids, and which texts are refused
 def _ids_of(tokenizer, text, n, closed):
     "One text as ids; a blank takes the space before it along."
@@ -141,7 +141,7 @@ def _ids_of(tokenizer, text, n, closed):
                     f"{piece.strip()!r} is outside the vocabulary")
     return tokenizer.encode(text, allowed_special={"[MASK]"})
 
-# %% ../nbs/19_masked_language_model.ipynb #e2f84581
+# %% ../nbs/19_masked_language_model.ipynb #2374c03f
 #| code-fold: true
 #| code-summary: Encoded, what a model reads at once and what it has to say
 class Encoded(NamedTuple):
@@ -163,7 +163,7 @@ class Encoded(NamedTuple):
     def to(self, device: Any) -> "Encoded":
         return Encoded(*(x.to(device) for x in self))
 
-# %% ../nbs/19_masked_language_model.ipynb #10a83b46
+# %% ../nbs/19_masked_language_model.ipynb #66511ede
 #| code-fold: true
 #| code-summary: encoded, rows side by side
 def encoded(
@@ -183,7 +183,7 @@ def encoded(
                    token_positions(ids, at.pad),
                    (seps.cumsum(1) - seps).clamp(max=1))
 
-# %% ../nbs/19_masked_language_model.ipynb #ed6cb730
+# %% ../nbs/19_masked_language_model.ipynb #1669a5e2
 #| code-summary: labels that fit the rows
 def _labels_of(rows, labels, width):
     labels = [[-100] * len(row) for row in rows] if labels is None \
@@ -198,7 +198,7 @@ def _labels_of(rows, labels, width):
     return torch.tensor([[*marks, *[-100] * (width - len(marks))]
                          for marks in labels])
 
-# %% ../nbs/19_masked_language_model.ipynb #6be70b57
+# %% ../nbs/19_masked_language_model.ipynb #ff0faa17
 #| code-fold: true
 #| code-summary: Texts, a loader of labeled texts
 class Texts(Loader):
@@ -231,7 +231,7 @@ class Texts(Loader):
         return encoded([self.rows[i] for i in group], self.tokenizer,
                        self.labels and [self.labels[i] for i in group])
 
-# %% ../nbs/19_masked_language_model.ipynb #8093a2b5
+# %% ../nbs/19_masked_language_model.ipynb #cd776488
 class Blanks(Texts):
     """Texts in which tokens are hidden, drawn anew in every pass.
 
@@ -269,7 +269,7 @@ class Blanks(Texts):
         return plain._replace(**mask_tokens(
             plain.ids, generator=draw, **how)._asdict())
 
-# %% ../nbs/19_masked_language_model.ipynb #29a55ede
+# %% ../nbs/19_masked_language_model.ipynb #aa0dc5c3
 def label_loss(
     model: nn.Module,  # called with ids, ``pos`` and ``segments``
     batch: Encoded,
@@ -278,7 +278,7 @@ def label_loss(
     logits = model(batch.ids, pos=batch.pos, segments=batch.segments)
     return cross_entropy(logits, batch.labels)
 
-# %% ../nbs/19_masked_language_model.ipynb #07dca74f
+# %% ../nbs/19_masked_language_model.ipynb #0eb84602
 class Neighbors:
     """Guesses a word by counting what stood between its neighbors.
 
@@ -315,7 +315,7 @@ class Neighbors:
                 return max(found)[1]
         return min(among)
 
-# %% ../nbs/19_masked_language_model.ipynb #364b7315
+# %% ../nbs/19_masked_language_model.ipynb #8237750f
 #| code-fold: true
 #| code-summary: told_before, places of a story that its earlier sentences decide
 KINDS = {"name": "child grown", "thing": "toy flyer", "place": "place low "
@@ -341,14 +341,14 @@ def told_before(
             told |= now
     return found
 
-# %% ../nbs/19_masked_language_model.ipynb #e53d002c
+# %% ../nbs/19_masked_language_model.ipynb #184d25ca
 class Guess(NamedTuple):
     "A word for a blank, and the model's share for it."
 
     word: str
     p: float
 
-# %% ../nbs/19_masked_language_model.ipynb #e83df3a7
+# %% ../nbs/19_masked_language_model.ipynb #6d3c1e36
 @torch.no_grad()
 def fill(
     trained: Trained,  # such as ``tformer.load("bert")``
@@ -372,7 +372,7 @@ def fill(
     return [[Guess(tokenizer.decode([i]).strip(), p) for p, i in zip(*row)]
             for row in zip(best.values.tolist(), best.indices.tolist())]
 
-# %% ../nbs/19_masked_language_model.ipynb #639590fb
+# %% ../nbs/19_masked_language_model.ipynb #ed4f7f3d
 def on_top(
     kind: type,  # such as ``BertClassifier``
     pretrained: nn.Module,  # with a ``bert``, such as ``BertMaskedLM``
@@ -383,7 +383,7 @@ def on_top(
     model.bert.load_state_dict(pretrained.bert.state_dict())
     return model
 
-# %% ../nbs/19_masked_language_model.ipynb #2e6842cb
+# %% ../nbs/19_masked_language_model.ipynb #1f266495
 #| code-fold: true
 #| code-summary: broken_story, the same words with two of a kind exchanged
 def broken_story(
@@ -409,7 +409,7 @@ def broken_story(
             return text
     return None
 
-# %% ../nbs/19_masked_language_model.ipynb #3d2f15d1
+# %% ../nbs/19_masked_language_model.ipynb #1b88385c
 #| code-fold: true
 #| code-summary: sentence_pairs, the second follows the first, or does not
 def sentence_pairs(
@@ -435,14 +435,14 @@ def sentence_pairs(
     first, second, labels = map(list, zip(*pairs))
     return first, second, labels
 
-# %% ../nbs/19_masked_language_model.ipynb #a8c3f7c2
+# %% ../nbs/19_masked_language_model.ipynb #62aad0eb
 class Written(NamedTuple):
     "Texts, and in which pass each token was written; 0: it was given."
 
     ids: Int[Tensor, "b t"]
     step: Int[Tensor, "b t"]
 
-# %% ../nbs/19_masked_language_model.ipynb #76d8572c
+# %% ../nbs/19_masked_language_model.ipynb #a11d088c
 @torch.no_grad()
 def unmask(
     model: nn.Module,
@@ -480,7 +480,7 @@ def unmask(
         ids, step = ids.where(~now, word), step.masked_fill(now, n)
     return Written(ids, step)
 
-# %% ../nbs/19_masked_language_model.ipynb #13018c01
+# %% ../nbs/19_masked_language_model.ipynb #93eed5a3
 #| code-summary: the three orders, and what unmask refuses
 ORDERS = {
     "confident": lambda p, draw: p,
@@ -494,7 +494,7 @@ def _check_writing(steps, order, temperature):
     expect.choice(tuple(ORDERS), order=order)
     expect.number("(0, inf)", temperature=temperature)
 
-# %% ../nbs/19_masked_language_model.ipynb #d2b27ec1
+# %% ../nbs/19_masked_language_model.ipynb #c5c467c2
 def write(
     trained: Trained,  # such as ``tformer.load("bert")``
     lengths: Sequence[int],  # how many tokens each text shall have
