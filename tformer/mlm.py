@@ -7,7 +7,7 @@ __all__ = ['SPECIAL', 'KINDS', 'WORDS', 'Masked', 'mask_tokens', 'Marks', 'encod
            'label_loss', 'Neighbors', 'told_before', 'Guess', 'fill', 'on_top', 'broken_story', 'sentence_pairs',
            'Written', 'unmask', 'write']
 
-# %% ../nbs/19_masked_language_model.ipynb #5a0a80e9
+# %% ../nbs/19_masked_language_model.ipynb #8eddb4e1
 #| code-fold: true
 #| code-summary: imports of the module
 import dataclasses
@@ -33,14 +33,14 @@ from .seq2seq import token_positions
 from .tokenizer import Tokenizer
 from .trained import Trained, judge
 
-# %% ../nbs/19_masked_language_model.ipynb #4376cd02
+# %% ../nbs/19_masked_language_model.ipynb #fc55a605
 class Masked(NamedTuple):
     "What the model is shown, and what it has to say; -100: nothing."
 
     ids: Int[Tensor, "b t"]
     labels: Int[Tensor, "b t"]
 
-# %% ../nbs/19_masked_language_model.ipynb #e535b737
+# %% ../nbs/19_masked_language_model.ipynb #b78024c6
 def mask_tokens(
     ids: Int[Tensor, "b t"],
     *,
@@ -77,7 +77,7 @@ def mask_tokens(
     return Masked(torch.where(chosen, shown, ids),
                   torch.where(chosen, ids, -100))
 
-# %% ../nbs/19_masked_language_model.ipynb #9ba839c3
+# %% ../nbs/19_masked_language_model.ipynb #244db85c
 #| code-fold: true
 #| code-summary: the special tokens, and their ids in a tokenizer
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
@@ -100,7 +100,7 @@ class Marks(NamedTuple):
                     f"{', '.join(missing)}")
         return cls(*(known[name] for name in SPECIAL))
 
-# %% ../nbs/19_masked_language_model.ipynb #e3b87a5d
+# %% ../nbs/19_masked_language_model.ipynb #0200004b
 #| code-fold: true
 #| code-summary: encode_rows, texts as rows of ids between [CLS] and [SEP]
 def encode_rows(
@@ -128,7 +128,7 @@ def encode_rows(
                     f"is {len(row)} tokens long, beyond max_len {max_len}")
     return rows
 
-# %% ../nbs/19_masked_language_model.ipynb #d727ed8b
+# %% ../nbs/19_masked_language_model.ipynb #b1128654
 #| code-summary: one text as ids, and which texts are refused
 def _ids_of(tokenizer, text, n, closed):
     "One text as ids; a blank takes the space before it along."
@@ -141,7 +141,7 @@ def _ids_of(tokenizer, text, n, closed):
                     f"{piece.strip()!r} is outside the vocabulary")
     return tokenizer.encode(text, allowed_special={"[MASK]"})
 
-# %% ../nbs/19_masked_language_model.ipynb #2374c03f
+# %% ../nbs/19_masked_language_model.ipynb #aeb94931
 #| code-fold: true
 #| code-summary: Encoded, what a model reads at once and what it has to say
 class Encoded(NamedTuple):
@@ -163,7 +163,7 @@ class Encoded(NamedTuple):
     def to(self, device: Any) -> "Encoded":
         return Encoded(*(x.to(device) for x in self))
 
-# %% ../nbs/19_masked_language_model.ipynb #66511ede
+# %% ../nbs/19_masked_language_model.ipynb #e09e1cf0
 #| code-fold: true
 #| code-summary: encoded, rows side by side
 def encoded(
@@ -183,7 +183,7 @@ def encoded(
                    token_positions(ids, at.pad),
                    (seps.cumsum(1) - seps).clamp(max=1))
 
-# %% ../nbs/19_masked_language_model.ipynb #1669a5e2
+# %% ../nbs/19_masked_language_model.ipynb #17a8d227
 #| code-summary: labels that fit the rows
 def _labels_of(rows, labels, width):
     labels = [[-100] * len(row) for row in rows] if labels is None \
@@ -198,7 +198,7 @@ def _labels_of(rows, labels, width):
     return torch.tensor([[*marks, *[-100] * (width - len(marks))]
                          for marks in labels])
 
-# %% ../nbs/19_masked_language_model.ipynb #ff0faa17
+# %% ../nbs/19_masked_language_model.ipynb #63b4c3a7
 #| code-fold: true
 #| code-summary: Texts, a loader of labeled texts
 class Texts(Loader):
@@ -231,7 +231,7 @@ class Texts(Loader):
         return encoded([self.rows[i] for i in group], self.tokenizer,
                        self.labels and [self.labels[i] for i in group])
 
-# %% ../nbs/19_masked_language_model.ipynb #cd776488
+# %% ../nbs/19_masked_language_model.ipynb #9cc80579
 class Blanks(Texts):
     """Texts in which tokens are hidden, drawn anew in every pass.
 
@@ -269,7 +269,7 @@ class Blanks(Texts):
         return plain._replace(**mask_tokens(
             plain.ids, generator=draw, **how)._asdict())
 
-# %% ../nbs/19_masked_language_model.ipynb #aa0dc5c3
+# %% ../nbs/19_masked_language_model.ipynb #d406d7b2
 def label_loss(
     model: nn.Module,  # called with ids, ``pos`` and ``segments``
     batch: Encoded,
@@ -278,7 +278,7 @@ def label_loss(
     logits = model(batch.ids, pos=batch.pos, segments=batch.segments)
     return cross_entropy(logits, batch.labels)
 
-# %% ../nbs/19_masked_language_model.ipynb #0eb84602
+# %% ../nbs/19_masked_language_model.ipynb #f9c35de5
 class Neighbors:
     """Guesses a word by counting what stood between its neighbors.
 
@@ -315,7 +315,7 @@ class Neighbors:
                 return max(found)[1]
         return min(among)
 
-# %% ../nbs/19_masked_language_model.ipynb #8237750f
+# %% ../nbs/19_masked_language_model.ipynb #e290c7b2
 #| code-fold: true
 #| code-summary: told_before, places of a story that its earlier sentences decide
 KINDS = {"name": "child grown", "thing": "toy flyer", "place": "place low "
@@ -341,14 +341,14 @@ def told_before(
             told |= now
     return found
 
-# %% ../nbs/19_masked_language_model.ipynb #184d25ca
+# %% ../nbs/19_masked_language_model.ipynb #d54aa3e5
 class Guess(NamedTuple):
     "A word for a blank, and the model's share for it."
 
     word: str
     p: float
 
-# %% ../nbs/19_masked_language_model.ipynb #6d3c1e36
+# %% ../nbs/19_masked_language_model.ipynb #cf61ca97
 @torch.no_grad()
 def fill(
     trained: Trained,  # such as ``tformer.load("bert")``
@@ -361,8 +361,8 @@ def fill(
     Each blank is guessed without knowing what the others become.
     Raises ``ValueError`` for a text without a blank.
     """
-    model, tokenizer, _ = trained
     expect.that("[MASK]" in text, f"there is no [MASK] in {text!r:.60}")
+    model, tokenizer, _ = trained
     batch = encoded(encode_rows(tokenizer, [text], closed=closed,
                                 max_len=model.max_len), tokenizer)
     logits = model(batch.ids, pos=batch.pos)
@@ -372,7 +372,7 @@ def fill(
     return [[Guess(tokenizer.decode([i]).strip(), p) for p, i in zip(*row)]
             for row in zip(best.values.tolist(), best.indices.tolist())]
 
-# %% ../nbs/19_masked_language_model.ipynb #ed4f7f3d
+# %% ../nbs/19_masked_language_model.ipynb #8ef092c8
 def on_top(
     kind: type,  # such as ``BertClassifier``
     pretrained: nn.Module,  # with a ``bert``, such as ``BertMaskedLM``
@@ -383,7 +383,7 @@ def on_top(
     model.bert.load_state_dict(pretrained.bert.state_dict())
     return model
 
-# %% ../nbs/19_masked_language_model.ipynb #1f266495
+# %% ../nbs/19_masked_language_model.ipynb #0213ecc8
 #| code-fold: true
 #| code-summary: broken_story, the same words with two of a kind exchanged
 def broken_story(
@@ -409,7 +409,7 @@ def broken_story(
             return text
     return None
 
-# %% ../nbs/19_masked_language_model.ipynb #1b88385c
+# %% ../nbs/19_masked_language_model.ipynb #3cdaa53f
 #| code-fold: true
 #| code-summary: sentence_pairs, the second follows the first, or does not
 def sentence_pairs(
@@ -435,14 +435,16 @@ def sentence_pairs(
     first, second, labels = map(list, zip(*pairs))
     return first, second, labels
 
-# %% ../nbs/19_masked_language_model.ipynb #62aad0eb
+# %% ../nbs/19_masked_language_model.ipynb #5c8e1651
+#| code-fold: true
+#| code-summary: Written, texts and when each token came
 class Written(NamedTuple):
     "Texts, and in which pass each token was written; 0: it was given."
 
     ids: Int[Tensor, "b t"]
     step: Int[Tensor, "b t"]
 
-# %% ../nbs/19_masked_language_model.ipynb #a11d088c
+# %% ../nbs/19_masked_language_model.ipynb #deec62b0
 @torch.no_grad()
 def unmask(
     model: nn.Module,
@@ -469,10 +471,10 @@ def unmask(
         logits = model(ids, pos=batch.pos, segments=batch.segments)
         logits[..., [*never, mask]] = -math.inf
         p = (logits / temperature).softmax(-1)
-        word = torch.multinomial(p.flatten(0, 1), 1, generator=generator)
-        word = word.view_as(ids)
-        sure = ORDERS[order](p.gather(2, word[..., None])[..., 0],
-                             generator)
+        word = torch.multinomial(
+            p.flatten(0, 1), 1, generator=generator).view_as(ids)
+        drawn = p.gather(2, word[..., None])[..., 0]
+        sure = ORDERS[order](drawn, generator)
         rank = sure.masked_fill(~blank, -math.inf).argsort(
             1, descending=True).argsort(1)
         now = blank & (rank < blank.sum(1, keepdim=True)
@@ -480,7 +482,7 @@ def unmask(
         ids, step = ids.where(~now, word), step.masked_fill(now, n)
     return Written(ids, step)
 
-# %% ../nbs/19_masked_language_model.ipynb #93eed5a3
+# %% ../nbs/19_masked_language_model.ipynb #48f1666b
 #| code-summary: the three orders, and what unmask refuses
 ORDERS = {
     "confident": lambda p, draw: p,
@@ -494,7 +496,7 @@ def _check_writing(steps, order, temperature):
     expect.choice(tuple(ORDERS), order=order)
     expect.number("(0, inf)", temperature=temperature)
 
-# %% ../nbs/19_masked_language_model.ipynb #c5c467c2
+# %% ../nbs/19_masked_language_model.ipynb #20a065e7
 def write(
     trained: Trained,  # such as ``tformer.load("bert")``
     lengths: Sequence[int],  # how many tokens each text shall have
