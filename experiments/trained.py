@@ -11,10 +11,13 @@ a Llama whose tokens are words; it tells one story a text. `tour` is the model
 of chapter 0, trained as it is there, and `tour_no_mask` the same without its
 mask. `translator` is the Transformer of 2017, its norms moved, trained on pairs
 of the parallel grammar by the recipe of 2017; it is tried on combinations of
-noun, adjective and construction that it never read. What is measured is
-measured on weights rounded as in the file; `seconds` are those of the
-processor, of training alone. `--check` trains again, writes nothing, and fails
-if what comes out is not, within bands, what the cards say.
+noun, adjective and construction that it never read. `bert` is a masked language
+model whose tokens are words; after a beginning with 30 % of blanks its batches
+are masked in turn by BERT's rule and at every rate, so that it can both fill a
+blank and write out of nothing. What is measured is measured on weights rounded
+as in the file; `seconds` are those of the processor, of training alone.
+`--check` trains again, writes nothing, and fails if what comes out is not,
+within bands, what the cards say.
 """
 import argparse
 import copy
@@ -28,9 +31,14 @@ import torch
 from common import Stopwatch, about
 
 from tformer import parallel, stories, translation
+from tformer.bert import BertConfig, BertMaskedLM
 from tformer.data import Padded
+from tformer.layers import init_weights
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
+from tformer.mlm import (
+    SPECIAL, WORDS, Blanks, Marks, Neighbors, encode_rows, encoded,
+    label_loss, told_before, write)
 from tformer.optim import (
     AdamW, Muon, hidden_matrices, inverse_sqrt, warmup_cosine)
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
@@ -43,13 +51,19 @@ from tformer.trained import (
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
 SEED, NEW_SEED, LEVEL = 0, 1, 1         # of the stories; NEW: never trained on
 STEPS = {"stories": 800, "tour": 1800, "tour_no_mask": 1800,
-         "translator": 4000}
+         "translator": 4000, "bert": 3400}
 SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
              tied=True)
 BATCH, WARMUP, LR, TABLE_LR = 32, 40, 0.02, 5e-3
 VOCAB, READ = 632, 4000     # no pair is left beyond; stories that it is from
 LOOKS, SAMPLES, NEW = 10, 200, 500
 RUNS = (2, 4, 8, 16, 32)    # words
+BERT = dict(d_model=96, n_layers=3, n_heads=4, max_len=128, dropout=0.0)
+FIRST, RATES = (0.3,), (0.15, None)     # of blanks; None: every rate
+BEGINNING = 0.3                         # of the steps, with the first rate
+PASSES = (1, 2, 4, 8, 16, 32, 64)       # when it writes
+SIDES = {"alone": (0, 0), "left": (1, 0), "two left": (2, 0),
+         "both sides": (1, 1), "two on both sides": (2, 2)}
 FLOOR = 0.074               # nats per byte: entropy of level 1, appendix A2
 # of the translator
 TRANSLATOR = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
@@ -57,7 +71,8 @@ TRANSLATOR = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
 PAIRS, PAIRS_A_STEP, TRIED, PIECES = 100_000, 64, 2000, 1500
 PEAK, UP = 3e-3, 400        # the learning rate, and steps until it is reached
 EVERY, LAST = 100, 5        # steps between checkpoints; how many are averaged
-BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05, "exact": 0.03}
+BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05, "exact": 0.03,
+         "filled": 0.02, "blank_loss": 0.03}
 
 
 def told(n, seed):
@@ -267,6 +282,125 @@ def train_tour(steps, causal):
 
 
 @torch.no_grad()
+def fill_told(trained, texts, counts):
+    """The share of told blanks that is filled rightly, by kind.
+
+    One blank a text and kind, the last of its kind; who fills it knows the
+    kind, and so does who counts.
+    """
+    model, tokenizer, _ = trained
+    known = {kind: {i for word in words for text in (word, f" {word}")
+                    for i in tokenizer.encode(text)[:1]
+                    if len(tokenizer.encode(text)) == 1}
+             for kind, words in WORDS.items()}
+    found = {kind: {name: [] for name in ("model", *counts)}
+             for kind in WORDS}
+    mask = Marks.of(tokenizer).mask
+    for row in encode_rows(tokenizer, texts):
+        words = [tokenizer.decode([i]) for i in row]
+        last = {kind: i for i, kind in told_before(words)}
+        if not last:
+            continue
+        shown = [[*row[:i], mask, *row[i + 1:]] for i in last.values()]
+        batch = encoded(shown, tokenizer)
+        logits = model(batch.ids, pos=batch.pos)
+        for n, (kind, i) in enumerate(last.items()):
+            among = torch.tensor(sorted(known[kind]))
+            guess = among[logits[n, i][among].argmax()].item()
+            found[kind]["model"].append(guess == row[i])
+            for name, count in counts.items():
+                found[kind][name].append(
+                    count.guess(row, i, known[kind]) == row[i])
+    return {kind: {name: round(sum(x) / max(1, len(x)), 4)
+                   for name, x in by.items()} | {"blanks": len(by["model"])}
+            for kind, by in found.items()}
+
+
+@torch.no_grad()
+def nats_per_blank(trained, texts, rate=0.15):
+    "The loss at blanks by the rule, on whole texts."
+    rows = encode_rows(trained.tokenizer, texts)
+    batches = Blanks(rows, trained.tokenizer, rates=(rate,), batch=50,
+                     seed=SEED)
+    some = [batches.batch_at(k) for k in range(len(batches.groups))]
+    return sum(label_loss(trained.model, b).item() * b.count
+               for b in some) / sum(b.count for b in some)
+
+
+def train_bert(steps):
+    "The masked language model, rounded, and its card."
+    n = min(SAMPLES, 10 * steps)
+    read = told(max(READ, min(20_000, steps * BATCH)), SEED)
+    new = told(min(NEW, 10 * steps), NEW_SEED)
+    tokenizer = Tokenizer.train(read[:READ], VOCAB + 3,
+                                special_tokens=SPECIAL)
+    torch.manual_seed(SEED)
+    model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **BERT))
+    init_weights(model, std=0.1)    # larger than BERT's, for a short run
+    trained, looking = Trained(model, tokenizer, {}), Stopwatch()
+    lengths = [len(ids) for ids in tokenizer.encode_batch(new[:n])]
+
+    def look(model):
+        spent = time.process_time() - began - looking.seconds
+        with looking:
+            return {"loss": nats_per_blank(trained, new[:200]),
+                    "right": share_right(write(
+                        trained, lengths[:n // 2], steps=32)),
+                    "seconds": spent}
+
+    rows = encode_rows(tokenizer, read)
+    began, history, first = time.process_time(), [], round(BEGINNING * steps)
+    for rates, part in ((FIRST, first), (RATES, steps - first)):
+        batches = Blanks(rows, tokenizer, rates=rates, batch=BATCH, seed=SEED)
+        past = Trainer(
+            model, batches, steps=part, loss=label_loss,
+            optimizer=optimizers(model),
+            schedule=warmup_cosine(part, min(WARMUP, part), floor=0.05),
+            evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+        history += [row | {"step": row["step"] + first * (rates == RATES)}
+                    for row in past]
+    spent = time.process_time() - began - looking.seconds
+    curve = [{"step": row["step"], "seconds": round(row["eval_seconds"]),
+              "blank_loss": round(row["eval_loss"], 4),
+              "right": round(row["eval_right"], 4)}
+             for row in history if "eval_loss" in row]
+    exact = nats_per_blank(trained, new)
+    round_weights(model.eval())
+    counts = {name: Neighbors(rows, *sides)
+              for name, sides in SIDES.items()}
+    kinds = fill_told(trained, new, counts)
+    total = sum(by["blanks"] for by in kinds.values())
+    share = {name: round(sum(by[name] * by["blanks"]
+                             for by in kinds.values()) / total, 4)
+             for name in ("model", *counts)}
+    writes = []
+    for order in ("confident", "random", "left"):
+        for passes in PASSES:
+            texts = write(trained, lengths, steps=passes, order=order)
+            writes.append({
+                "order": order, "passes": passes,
+                "right": round(share_right(texts), 4),
+                "flawless": round(share_right(texts, whole=True), 4),
+                "different": len(set(texts)),
+                "copied": round(share_copied(texts, read), 4)})
+    best = max(writes, key=lambda row: row["right"])
+    loss = round(nats_per_blank(trained, new), 4)
+    return trained._replace(card=dict(
+        about="fills blanks in stories of level 1, and writes them",
+        steps=steps, seconds=round(spent), read=len(read), samples=n,
+        blank_loss_float32=round(exact, 4), blank_loss=loss,
+        filled=share["model"],
+        measured={
+            "loss": f"{loss:.3f} nats per blank of 15 %",
+            "blanks": f"{share['model']:.1%} of {total} that the story "
+                      "decides; counting neighbors "
+                      f"{share['both sides']:.1%}",
+            "writes": f"{best['right']:.1%} of the sentences right, "
+                      f"{best['passes']} passes, {best['order']}"},
+        kinds=kinds, share=share, writes=writes, curve=curve))
+
+
+@torch.no_grad()
 def round_weights(model):
     "To what bfloat16 can hold; the type stays float32."
     for p in model.parameters():
@@ -275,9 +409,10 @@ def round_weights(model):
 
 def train(name, steps):
     "One of the models with its card, in bfloat16."
-    trained = (train_stories(steps) if name == "stories" else
-               train_translator(steps) if name == "translator" else
-               train_tour(steps, causal=name == "tour"))
+    kinds = {"stories": train_stories, "translator": train_translator,
+             "bert": train_bert}
+    trained = (kinds[name](steps) if name in kinds
+               else train_tour(steps, causal=name == "tour"))
     trained.model.to(torch.bfloat16)
     return trained._replace(card=dict(
         name=name, script="experiments/trained.py", seed=SEED,
