@@ -591,7 +591,7 @@ def test_more_pairs_than_there_are_are_refused(monkeypatch):
 def test_lines_that_end_as_on_an_old_mac_are_refused(tmp_path):
     path = tmp_path / "old.tsv"
     path.write_bytes(b"Go.\tVa !\rHi.\tSalut.\r")
-    with pytest.raises(ValueError, match="line 1: a carriage return"):
+    with pytest.raises(ValueError, match="line 1: .* found a carriage return"):
         read_tsv(path)
     path.write_bytes(b"Go.\tVa !\n\nHi.\tSalut.\n")
     with pytest.raises(ValueError, match="line 2: .* found none"):

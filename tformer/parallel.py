@@ -986,11 +986,11 @@ def side(
     text: str,
 ) -> str:
     "One side of a pair, without spaces around it; not an empty one."
-    expect.that(text.strip(), f"{path}, line {number}: expected a "
-                "sentence on each side, found an empty one")
-    expect.that("\r" not in text.strip(), f"{path}, line {number}: a "
-                "carriage return, but lines end in \\n or \\r\\n")
-    return text.strip()
+    said = text.strip()
+    expect.that(said and "\r" not in said, f"{path}, line {number}: "
+                "expected a sentence on each side, found " + (
+                    "a carriage return in it" if said else "an empty one"))
+    return said
 
 # %% ../nbs/A11_parallel.ipynb #c4b83673
 def read_tsv(
