@@ -192,11 +192,11 @@ class Pairs(Loader):
         buckets: bool = True,  # False: pairs of any length
         max_len: int | None = None,  # tokens of a side, with its end
     ):
-        expect.whole(0, seed=seed)
         expect.whole(batch=batch, **(
             {} if max_len is None else {"max_len": max_len}))
         self.sides = Sides.of(tokenizer)
         self.rows = _rows(pairs, self.sides, max_len)
+        expect.whole(0, seed=seed)
         order = np.random.default_rng(seed).permutation(len(self.rows))
         if buckets:
             order = sorted(order, key=lambda i: [*map(len, self.rows[i])])
