@@ -7,7 +7,7 @@ __all__ = ['SPECIAL', 'KINDS', 'WORDS', 'Masked', 'mask_tokens', 'Marks', 'encod
            'label_loss', 'Neighbors', 'told_before', 'Guess', 'fill', 'on_top', 'broken_story', 'sentence_pairs',
            'Written', 'unmask', 'write']
 
-# %% ../nbs/19_masked_language_model.ipynb #2085c43f
+# %% ../nbs/19_masked_language_model.ipynb #c67ce063
 #| code-fold: true
 #| code-summary: imports of the module
 import dataclasses
@@ -33,14 +33,14 @@ from .seq2seq import token_positions
 from .tokenizer import Tokenizer
 from .trained import Trained, judge
 
-# %% ../nbs/19_masked_language_model.ipynb #2411244c
+# %% ../nbs/19_masked_language_model.ipynb #0b0eb273
 class Masked(NamedTuple):
     "What the model is shown, and what it has to say; -100: nothing."
 
     ids: Int[Tensor, "b t"]
     labels: Int[Tensor, "b t"]
 
-# %% ../nbs/19_masked_language_model.ipynb #bbd029b2
+# %% ../nbs/19_masked_language_model.ipynb #8af2f27a
 def mask_tokens(
     ids: Int[Tensor, "b t"],
     *,
@@ -77,7 +77,7 @@ def mask_tokens(
     return Masked(torch.where(chosen, shown, ids),
                   torch.where(chosen, ids, -100))
 
-# %% ../nbs/19_masked_language_model.ipynb #70336d78
+# %% ../nbs/19_masked_language_model.ipynb #cebedbcb
 #| code-fold: true
 #| code-summary: the special tokens, and their ids in a tokenizer
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
@@ -100,7 +100,7 @@ class Marks(NamedTuple):
                     f"{', '.join(missing)}")
         return cls(*(known[name] for name in SPECIAL))
 
-# %% ../nbs/19_masked_language_model.ipynb #4d513867
+# %% ../nbs/19_masked_language_model.ipynb #ccb0a6f4
 #| code-fold: true
 #| code-summary: encode_rows, texts as rows of ids between [CLS] and [SEP]
 def encode_rows(
@@ -128,7 +128,7 @@ def encode_rows(
                     f"is {len(row)} tokens long, beyond max_len {max_len}")
     return rows
 
-# %% ../nbs/19_masked_language_model.ipynb #ad3a2a8e
+# %% ../nbs/19_masked_language_model.ipynb #d6fdecd7
 #| code-summary: one text as ids, and which texts are refused
 def _ids_of(tokenizer, text, n, closed):
     "One text as ids; a blank takes the space before it along."
@@ -141,7 +141,7 @@ def _ids_of(tokenizer, text, n, closed):
                     f"{piece.strip()!r} is outside the vocabulary")
     return tokenizer.encode(text, allowed_special={"[MASK]"})
 
-# %% ../nbs/19_masked_language_model.ipynb #34b3dbda
+# %% ../nbs/19_masked_language_model.ipynb #d7fe66b0
 #| code-fold: true
 #| code-summary: Encoded, what a model reads at once and what it has to say
 class Encoded(NamedTuple):
@@ -163,7 +163,7 @@ class Encoded(NamedTuple):
     def to(self, device: Any) -> "Encoded":
         return Encoded(*(x.to(device) for x in self))
 
-# %% ../nbs/19_masked_language_model.ipynb #ca842644
+# %% ../nbs/19_masked_language_model.ipynb #f0257b91
 #| code-fold: true
 #| code-summary: encoded, rows side by side
 def encoded(
@@ -183,7 +183,7 @@ def encoded(
                    token_positions(ids, at.pad),
                    (seps.cumsum(1) - seps).clamp(max=1))
 
-# %% ../nbs/19_masked_language_model.ipynb #0f381435
+# %% ../nbs/19_masked_language_model.ipynb #16e7e803
 #| code-summary: labels that fit the rows
 def _labels_of(rows, labels, width):
     labels = [[-100] * len(row) for row in rows] if labels is None \
@@ -198,7 +198,7 @@ def _labels_of(rows, labels, width):
     return torch.tensor([[*marks, *[-100] * (width - len(marks))]
                          for marks in labels])
 
-# %% ../nbs/19_masked_language_model.ipynb #c564ef0b
+# %% ../nbs/19_masked_language_model.ipynb #9b765b19
 #| code-fold: true
 #| code-summary: Texts, a loader of labeled texts
 class Texts(Loader):
@@ -231,7 +231,7 @@ class Texts(Loader):
         return encoded([self.rows[i] for i in group], self.tokenizer,
                        self.labels and [self.labels[i] for i in group])
 
-# %% ../nbs/19_masked_language_model.ipynb #c53f5fe7
+# %% ../nbs/19_masked_language_model.ipynb #e8f8292a
 class Blanks(Texts):
     """Texts in which tokens are hidden, drawn anew in every pass.
 
@@ -269,7 +269,7 @@ class Blanks(Texts):
         return plain._replace(**mask_tokens(
             plain.ids, generator=draw, **how)._asdict())
 
-# %% ../nbs/19_masked_language_model.ipynb #24383ea6
+# %% ../nbs/19_masked_language_model.ipynb #a3a1ad76
 def label_loss(
     model: nn.Module,  # called with ids, ``pos`` and ``segments``
     batch: Encoded,
@@ -278,7 +278,7 @@ def label_loss(
     logits = model(batch.ids, pos=batch.pos, segments=batch.segments)
     return cross_entropy(logits, batch.labels)
 
-# %% ../nbs/19_masked_language_model.ipynb #2708f13a
+# %% ../nbs/19_masked_language_model.ipynb #f18ca22e
 class Neighbors:
     """Guesses a word by counting what stood between its neighbors.
 
@@ -315,7 +315,7 @@ class Neighbors:
                 return max(found)[1]
         return min(among)
 
-# %% ../nbs/19_masked_language_model.ipynb #3cb1270e
+# %% ../nbs/19_masked_language_model.ipynb #068547b2
 #| code-fold: true
 #| code-summary: told_before, places of a story that its earlier sentences decide
 KINDS = {"name": "child grown", "thing": "toy flyer", "place": "place low "
@@ -341,14 +341,14 @@ def told_before(
             told |= now
     return found
 
-# %% ../nbs/19_masked_language_model.ipynb #491eeadf
+# %% ../nbs/19_masked_language_model.ipynb #312ae5e8
 class Guess(NamedTuple):
     "A word for a blank, and the model's share for it."
 
     word: str
     p: float
 
-# %% ../nbs/19_masked_language_model.ipynb #dd5eca3d
+# %% ../nbs/19_masked_language_model.ipynb #405efb1d
 @torch.no_grad()
 def fill(
     trained: Trained,  # such as ``tformer.load("bert")``
@@ -372,7 +372,7 @@ def fill(
     return [[Guess(tokenizer.decode([i]).strip(), p) for p, i in zip(*row)]
             for row in zip(best.values.tolist(), best.indices.tolist())]
 
-# %% ../nbs/19_masked_language_model.ipynb #3ee2861d
+# %% ../nbs/19_masked_language_model.ipynb #2c230c5b
 def on_top(
     kind: type,  # such as ``BertClassifier``
     pretrained: nn.Module,  # with a ``bert``, such as ``BertMaskedLM``
@@ -383,7 +383,7 @@ def on_top(
     model.bert.load_state_dict(pretrained.bert.state_dict())
     return model
 
-# %% ../nbs/19_masked_language_model.ipynb #695cf421
+# %% ../nbs/19_masked_language_model.ipynb #2f3845fe
 #| code-fold: true
 #| code-summary: broken_story, the same words with two of a kind exchanged
 def broken_story(
@@ -409,7 +409,7 @@ def broken_story(
             return text
     return None
 
-# %% ../nbs/19_masked_language_model.ipynb #f0f2342a
+# %% ../nbs/19_masked_language_model.ipynb #694d3df2
 #| code-fold: true
 #| code-summary: sentence_pairs, the second follows the first, or does not
 def sentence_pairs(
@@ -435,7 +435,7 @@ def sentence_pairs(
     first, second, labels = map(list, zip(*pairs))
     return first, second, labels
 
-# %% ../nbs/19_masked_language_model.ipynb #a0a9af36
+# %% ../nbs/19_masked_language_model.ipynb #09f0b912
 #| code-fold: true
 #| code-summary: Written, texts and when each token came
 class Written(NamedTuple):
@@ -444,7 +444,7 @@ class Written(NamedTuple):
     ids: Int[Tensor, "b t"]
     step: Int[Tensor, "b t"]
 
-# %% ../nbs/19_masked_language_model.ipynb #dc835d6a
+# %% ../nbs/19_masked_language_model.ipynb #53cc4564
 @torch.no_grad()
 def unmask(
     model: nn.Module,
@@ -482,7 +482,7 @@ def unmask(
         ids, step = ids.where(~now, word), step.masked_fill(now, n)
     return Written(ids, step)
 
-# %% ../nbs/19_masked_language_model.ipynb #b376beea
+# %% ../nbs/19_masked_language_model.ipynb #bec8c230
 #| code-summary: the three orders, and what unmask refuses
 ORDERS = {
     "confident": lambda p, draw: p,
@@ -496,7 +496,7 @@ def _check_writing(steps, order, temperature):
     expect.choice(tuple(ORDERS), order=order)
     expect.number("(0, inf)", temperature=temperature)
 
-# %% ../nbs/19_masked_language_model.ipynb #e529b969
+# %% ../nbs/19_masked_language_model.ipynb #f0f10693
 def write(
     trained: Trained,  # such as ``tformer.load("bert")``
     lengths: Sequence[int],  # how many tokens each text shall have
