@@ -393,8 +393,8 @@ def train_bert(steps):
         measured={
             "loss": f"{loss:.3f} nats per blank of 15 %",
             "blanks": f"{share['model']:.1%} of {total} that the story "
-                      "decides; counting neighbors "
-                      f"{share['both sides']:.1%}",
+                      "decides; counting neighbors at best "
+                      f"{max(p for n, p in share.items() if n != 'model'):.1%}",
             "writes": f"{best['right']:.1%} of the sentences right, "
                       f"{best['passes']} passes, {best['order']}"},
         kinds=kinds, share=share, writes=writes, curve=curve))
