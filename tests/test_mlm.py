@@ -25,7 +25,7 @@ from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.trained import Trained, judge
 
 TEXTS = [text.strip() for text in stories.generate(300, 0)]
-TOKENIZER = Tokenizer.train(stories.generate(2000, 0), 640,
+TOKENIZER = Tokenizer.train(stories.generate(2000, 0), 635,
                             special_tokens=SPECIAL)
 AT = Marks.of(TOKENIZER)
 DRAWS = torch.arange(1, 90)
