@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from tformer import stories
-from tformer.tokenizer import GPT2_PATTERN
+from tformer.bpe import GPT2_PATTERN
 from tformer.wordpiece import (
     Span, WordPiece, align_labels, bio, span_scores, spans_of, tag_story,
     train_pieces)
