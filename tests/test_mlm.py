@@ -220,7 +220,12 @@ def test_labels_of_texts_and_of_tokens():
     batch = encoded(rows, TOKENIZER, [2, 0, 1])
     logits = torch.randn(3, 4)
     assert batch.labels.shape == (3,) and batch.count == 3
-    got = label_loss(lambda ids, **_: logits, batch)
+
+    class Fixed(torch.nn.Module):
+        def forward(self, ids, **_):
+            return logits
+
+    got = label_loss(Fixed(), batch)
     assert abs(got - F.cross_entropy(logits, batch.labels)) < 1e-6
     marks = [[-100, *[1] * (len(row) - 2), -100] for row in rows]
     batch = encoded(rows, TOKENIZER, marks)
