@@ -413,6 +413,7 @@ def rows_():
     return encode_rows(TOKENIZER, TEXTS[:2])
 
 
+@plain_only
 @pytest.mark.parametrize("call, message", [
     (lambda t: fill(t, "Tom was sad."), r"there is no \[MASK\] in 'Tom was"),
     (lambda t: fill(t, "Tom saw a zebra [MASK]."),
