@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
+from helpers import plain_only
 from tformer import stories
-from tformer.tokenizer import GPT2_PATTERN
+from tformer.bpe import GPT2_PATTERN
 from tformer.wordpiece import (
     Span, WordPiece, align_labels, bio, span_scores, spans_of, tag_story,
     train_pieces)
@@ -114,6 +115,7 @@ def test_stories_are_tagged_by_their_grammar():
                 assert told == sum(w == name for w, _ in said)
 
 
+@plain_only
 @pytest.mark.parametrize("call, message", [
     (lambda: WordPiece([]).encode("  "), "the text is empty"),
     (lambda: bio(3, [Span(0, 2, "X"), Span(1, 3, "Y")]), "lies on another"),

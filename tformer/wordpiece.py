@@ -69,7 +69,7 @@ class WordPiece:
 def train_pieces(
     texts: Iterable[str],
     size: int,  # of the vocabulary, letters included
-    least: int = 2,  # a pair must stand so often
+    min_count: int = 2,  # a pair must stand so often
 ) -> list[str]:
     """Pieces in the order in which they were found, letters first.
 
@@ -77,14 +77,14 @@ def train_pieces(
     with the largest count(ab) / (count(a) count(b)), of equal ones the
     more frequent, then the first by letters.
     """
-    expect.whole(size=size, least=least)
+    expect.whole(size=size, min_count=min_count)
     counts = Counter(word for text in texts
                      for word in re.findall(r"\w+|[^\w\s]", text))
     cut = {word: [word[0], *(f"##{c}" for c in word[1:])]
            for word in sorted(counts)}
     vocab = sorted({piece for pieces in cut.values() for piece in pieces})
     while len(vocab) < size:
-        best = _best_pair(cut, counts, least)
+        best = _best_pair(cut, counts, min_count)
         if best is None:
             break
         joined = best[0] + best[1].removeprefix("##")
@@ -95,7 +95,7 @@ def train_pieces(
 
 # %% ../nbs/A12_word_pieces.ipynb #7008b1d6
 #| code-summary: the pair that is worth most
-def _best_pair(cut, counts, least):
+def _best_pair(cut, counts, min_count):
     single, pairs = Counter(), Counter()
     for word, pieces in cut.items():
         for piece in pieces:
@@ -103,7 +103,7 @@ def _best_pair(cut, counts, least):
         for pair in zip(pieces, pieces[1:]):
             pairs[pair] += counts[word]
     worth = [(n / (single[a] * single[b]), n, (a, b))
-             for (a, b), n in pairs.items() if n >= least]
+             for (a, b), n in pairs.items() if n >= min_count]
     return min(worth, key=lambda w: (-w[0], -w[1], w[2]))[2] \
         if worth else None
 
