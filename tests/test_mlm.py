@@ -17,6 +17,7 @@ from helpers import plain_only, spread
 from tformer import stories
 from tformer.bert import (
     BertClassifier, BertConfig, BertMaskedLM, BertTagger, bert_name)
+from tformer.minimal import read_record
 from tformer.mlm import (
     SPECIAL, WORDS, Blanks, Marks, Neighbors, Texts, broken_story,
     encode_rows, encoded, fill, label_loss, mask_tokens, on_top,
@@ -470,8 +471,7 @@ def test_the_experiment_runs_and_goes_on(tmp_path):
 
 
 def test_the_record_is_whole():
-    path = ROOT / "tformer" / "records" / "mlm.csv"
-    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    rows = read_record("mlm")
     cases = Counter((r["part"], r["variant"], r["labels"]) for r in rows)
     assert set(cases.values()) == {3}
     assert {r["variant"] for r in rows if r["part"] == "labels"} == {

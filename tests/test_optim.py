@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import ROOT, run
+from helpers import plain_only
 from tformer import optim
 from tformer.gpt import GPT, GPTConfig
 from tformer.minimal import MiniGPT, read_record
@@ -700,6 +701,7 @@ def test_each_group_keeps_its_own_rate():
         assert optimizer.param_groups[1]["lr"] == pytest.approx(0.05)
 
 
+@plain_only      # numbers of numpy are no int by their type
 def test_a_rate_from_numpy_can_be_saved():
     optimizer = SGD([nn.Parameter(torch.ones(1))], 0.5)
     set_lr(optimizer, np.float32(0.5))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT, run
 from tformer import parallel
+from tformer.minimal import read_record
 from tformer.parallel import (
     ADJECTIVES, ASPIRATED, DETERMINERS, FRAMES, LEXICON, NAMES, PHENOMENA, HE,
     I, SHE, WE, Clause, Meaning, Pair, Phrase, conjugated, held_out,
@@ -676,7 +677,7 @@ def test_two_files_that_do_not_fit_are_refused(tmp_path, en, fr, says):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         read_tsv(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="a folder"):
         read_two_files(tmp_path, tmp_path)
@@ -688,9 +689,8 @@ def test_the_record_of_the_recipe(tmp_path):
     out = tmp_path / "translation.csv"
     run(sys.executable, ROOT / "experiments" / "translation.py", "--seeds",
         "1", "--steps", "2", "--out", str(out))
-    short, kept = (list(csv.DictReader(path.open(encoding="utf-8")))
-                   for path in (out, ROOT / "tformer" / "records"
-                                / "translation.csv"))
+    short = list(csv.DictReader(out.open(encoding="utf-8")))
+    kept = read_record("translation")
     assert short[0].keys() == kept[0].keys()
     variants = list(dict.fromkeys(row["variant"] for row in kept))
     assert variants == [row["variant"] for row in short]

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import ROOT, run
-from helpers import child, die_after
+from helpers import child, die_after, plain_only
 from tformer import train
 from tformer.checkpoints import STATE, TENSORS
 from tformer.data import Batch, Packed, Padded, Windows, side_by_side
@@ -729,6 +729,7 @@ def test_a_configuration_that_does_not_match(tmp_path):
     assert files(tmp_path) == before
 
 
+@plain_only      # numbers of numpy are no int by their type
 def test_numbers_of_numpy_are_saved(tmp_path):
     Trainer(small(), Windows(IDS, np.int64(16), seed=np.int64(3)), steps=1,
             lr=np.float64(0.01), folder=tmp_path).fit()

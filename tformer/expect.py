@@ -326,7 +326,7 @@ def inputs(
 
 # %% ../nbs/A3_expect.ipynb #0b1b8521
 def at_most(
-    limit: int,  # the largest number that will do
+    limit: int | float,  # the largest number that will do
     /, *,
     of: str = "max_len",  # what the limit is called
     **named: int | None,  # None: nobody knows, and it passes

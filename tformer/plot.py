@@ -587,10 +587,10 @@ SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1),
 class Place:
     """A rectangle by its center and size; y grows downward."""
 
-    x: float
-    y: float
-    w: float = 0.0
-    h: float = 0.0
+    x: int | float
+    y: int | float
+    w: int | float = 0.0
+    h: int | float = 0.0
 
     def side(self, name: str) -> tuple:
         """The middle of one side."""

@@ -197,7 +197,8 @@ class Pairs(Loader):
         self.sides = Sides.of(tokenizer)
         self.rows = _rows(pairs, self.sides, max_len)
         expect.whole(0, seed=seed)
-        order = np.random.default_rng(seed).permutation(len(self.rows))
+        order = np.random.default_rng(seed).permutation(
+            len(self.rows)).tolist()
         if buckets:
             order = sorted(order, key=lambda i: [*map(len, self.rows[i])])
         self.groups = [order[at:at + batch]
