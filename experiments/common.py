@@ -82,10 +82,13 @@ def run(cases, train, args):
     """Train each case with each seed, and write the row after each.
 
     A case is a dict of columns; ``train(steps=…, seed=…, **case)``
-    returns further columns. Rows that the file has are not made again.
+    returns further columns. A case with ``steps`` of its own takes no more
+    than these. Rows that the file has are not made again.
     """
-    rows = kept(args.out, args.again, steps=args.steps)
-    jobs = [case | {"seed": seed, "steps": args.steps}
+    rows = kept(args.out, args.again)
+    jobs = [{key: x for key, x in case.items() if key != "steps"} |
+            {"seed": seed, "steps": min(args.steps, case.get(
+                "steps", args.steps))}
             for case in cases for seed in range(args.seeds)]
     keys = [tuple(str(v) for v in job.values()) for job in jobs]
 

@@ -5,6 +5,7 @@ import random
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -23,7 +24,7 @@ from tformer.mlm import (
     encode_rows, encoded, fill, label_loss, mask_tokens, on_top,
     sentence_pairs, told_before, unmask, write)
 from tformer.tokenizer import Tokenizer, Vocabulary
-from tformer.trained import Trained, judge
+from tformer.trained import Trained, judge, load
 
 TEXTS = [text.strip() for text in stories.generate(300, 0)]
 TOKENIZER = Tokenizer.train(stories.generate(2000, 0), 635,
@@ -174,10 +175,74 @@ def test_a_training_on_blanks_goes_on_where_it_was(model):
     again.load_state_dict(first.state_dict())
     taken += [b for _, b in zip(range(5), again)]
     for a, b in zip(whole, taken, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a, b))
+        assert a.segments is b.segments is None
+        assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3]))
     other = Blanks(rows, TOKENIZER, batch=8, rates=(0.4,))
     with pytest.raises(ValueError, match="rates"):
         other.load_state_dict(first.state_dict())
+
+
+def test_the_same_blanks_also_with_several_rates():
+    rows = encode_rows(TOKENIZER, TEXTS[:24])
+    loader = Blanks(rows, TOKENIZER, rates=(0.15, 0.9), batch=8,
+                    dynamic=False, seed=1)
+    kept = {}
+    for k in range(12):
+        batch = loader.batch_at(k)
+        old = kept.setdefault(loader.order[k], batch)
+        assert torch.equal(old.labels, batch.labels)
+    assert len(kept) == 3
+
+
+def test_seeds_draw_other_blanks_and_another_order():
+    rows = encode_rows(TOKENIZER, TEXTS[:64])
+    one, two = (Blanks(rows, TOKENIZER, batch=64, seed=n) for n in (1, 2))
+    hidden = []
+    for loader in (one, two):
+        batch = loader.batch_at(0)
+        chosen = batch.labels != -100
+        ids = torch.where(chosen, batch.labels, batch.ids).tolist()
+        hidden.append(dict(zip(map(tuple, ids), chosen.tolist())))
+    same = {*hidden[0]} & {*hidden[1]}
+    assert same and all(hidden[0][row] != hidden[1][row] for row in same)
+    orders = [[loader.order[k] for k in range(30)] for loader in (
+        Texts(rows, TOKENIZER, batch=2, seed=n) for n in (1, 2, 1))]
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_no_special_token_is_drawn_or_hidden():
+    loader = Blanks(encode_rows(TOKENIZER, TEXTS[:64]), TOKENIZER)
+    assert not {*AT} & {*loader.how["draws"].tolist()}
+    ids = torch.full((50, 40), 99)          # [MASK] stands there already
+    assert (hide(ids, special=(0,), rate=1.0)[1] == -100).all()
+
+
+def test_no_batch_of_blanks_is_without_one():
+    rows = encode_rows(TOKENIZER, ["Tom was sad."])
+    loader, places = Blanks(rows, TOKENIZER, batch=1), Counter()
+    for k in range(200):
+        batch = loader.batch_at(k)
+        assert batch.count >= 1
+        assert batch.labels[0, 0] == batch.labels[0, -1] == -100
+        asked = batch.labels != -100
+        assert torch.equal(torch.where(asked, batch.labels, batch.ids),
+                           torch.tensor(rows))
+        places.update(asked[0].nonzero()[:, 0].tolist())
+    assert {*places} == {*range(1, len(rows[0]) - 1)}
+
+
+@plain_only
+@pytest.mark.parametrize("bad", [
+    {"rate": 15}, {"words": torch.zeros(2, 3).long()},
+    {"rate": torch.full((4, 1), 0.5)}, {"rate": torch.full((2, 1), 1.5)},
+    {"draws": torch.tensor([]).long()}])
+def test_nothing_is_drawn_for_what_is_refused(bad):
+    draw = torch.Generator().manual_seed(0)
+    before = draw.get_state()
+    with pytest.raises(ValueError):
+        mask_tokens(ids_of(2), **{"mask": 99, "special": (), "draws": DRAWS,
+                                  "generator": draw} | bad)
+    assert torch.equal(draw.get_state(), before)
 
 
 # --- the loss
@@ -192,8 +257,10 @@ def test_loss_and_gradients_are_those_of_transformers(model):
     with torch.no_grad():
         for name, p in theirs.named_parameters():
             p.copy_(ours[bert_name(name)])
-    batch = Blanks(encode_rows(TOKENIZER, TEXTS[:9]), TOKENIZER,
+    rows = encode_rows(TOKENIZER, TEXTS[:9], [t[:60] for t in TEXTS[9:18]])
+    batch = Blanks([row[:128] for row in rows], TOKENIZER,
                    batch=9).batch_at(0)
+    assert {*batch.segments.flatten().tolist()} == {0, 1}
     want = theirs(batch.ids, attention_mask=(batch.pos >= 0).long(),
                   token_type_ids=batch.segments, labels=batch.labels).loss
     model.zero_grad()
@@ -234,6 +301,36 @@ def test_labels_of_texts_and_of_tokens():
     assert batch.to("cpu").labels.shape == batch.ids.shape
 
 
+def test_the_loss_of_two_pairs_is_that_of_each(model):
+    firsts, seconds = ["Tom was sad.", "Mia had a red ball."], [
+        "He wanted to play with the toy.", "She smiled."]
+    rows = encode_rows(TOKENIZER, firsts, seconds)
+    marks = [[-100, *[7] * (len(row) - 2), -100] for row in rows]
+    both = encoded(rows, TOKENIZER, marks)
+    each = [encoded([row], TOKENIZER, [m]) for row, m in zip(rows, marks)]
+    assert (both.segments[both.pos < 0] == 0).all()
+    want = sum(label_loss(model, one) * one.count for one in each)
+    assert abs(label_loss(model, both) - want / both.count) < 1e-5
+
+
+def test_a_model_without_segments_learns_and_writes(model):
+    class Plain(torch.nn.Module):
+        max_len = 128
+
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, ids, *, pos=None):
+            return self.inner(ids, pos=pos)
+
+    batch = Blanks(encode_rows(TOKENIZER, TEXTS[:4]), TOKENIZER).batch_at(0)
+    assert torch.equal(label_loss(Plain(), batch), label_loss(model, batch))
+    ours, plain = (write(Trained(m, TOKENIZER, {}), [6, 4], steps=3)
+                   for m in (model, Plain()))
+    assert ours == plain
+
+
 # --- texts
 
 def test_two_texts_have_two_segments():
@@ -252,9 +349,15 @@ def test_a_blank_takes_its_space_along():
     assert len(whole) == len(spaced)
 
 
-def test_texts_come_by_length_and_all_of_them():
+@pytest.mark.parametrize("made", [list, torch.tensor, np.array])
+def test_texts_come_by_length_and_all_of_them(made):
     rows = encode_rows(TOKENIZER, TEXTS[:50])
-    loader = Texts(rows, TOKENIZER, [n % 3 for n in range(50)], batch=8)
+    loader = Texts(rows, TOKENIZER, made([n % 3 for n in range(50)]),
+                   batch=8)
+    lengths = [[len(rows[i]) for i in group] for group in loader.groups]
+    assert len({*map(len, rows)}) > 5
+    for short, long in zip(lengths, lengths[1:]):
+        assert max(short) <= min(long)
     seen = []
     for k in range(len(loader.groups)):
         batch = loader.batch_at(k)
@@ -296,6 +399,11 @@ def test_only_what_an_earlier_sentence_told():
     assert {"Tom", "Mia", "Mom"} <= WORDS["name"]
 
 
+def test_what_ends_a_sentence_and_who_is_told():
+    assert told_before("She had a ball .".split()) == []
+    assert told_before(["Tom", "ran", '."', "Tom"]) == [(3, "name")]
+
+
 # --- guesses
 
 def test_guesses_are_the_best_of_all_words(trained):
@@ -312,6 +420,49 @@ def test_guesses_are_the_best_of_all_words(trained):
         share = p[i].softmax(-1)[order].tolist()
         assert [g.p for g in guesses] == pytest.approx(share, rel=1e-4)
     assert len(found) == 2
+
+
+def test_words_outside_are_refused_or_let_in(trained):
+    assert len(fill(trained, "Tom was [MASK], [MASK].")) == 2
+    assert len(fill(trained, "[MASK]. [MASK]!")) == 2
+    assert fill(trained, "Tom saw a zebra [MASK].", closed=False)
+    assert len(fill(trained, "Tom [MASK].", top=len(TOKENIZER) - 4)[0]
+               ) == len(TOKENIZER) - 4
+
+
+class Recorder(torch.nn.Module):
+    "A model that notes how it was called."
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.max_len, self.seen = inner, 128, []
+
+    def forward(self, ids, **how):
+        self.seen.append((self.training, torch.is_grad_enabled()))
+        return self.inner(ids, **how)
+
+
+def test_who_guesses_and_writes_does_not_train(model):
+    from copy import deepcopy
+    watched = Recorder(deepcopy(model)).train()
+    watched.inner.bert.eval()
+    trained = Trained(watched, TOKENIZER, {})
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    fill(trained, "Tom was [MASK].")
+    write(trained, [4], steps=3)
+    assert watched.seen == [(False, False)] * 4
+    assert watched.training and not watched.inner.bert.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_in_half_the_bits_guesses_and_writes(model):
+    from copy import deepcopy
+    half = Trained(deepcopy(model).to(torch.bfloat16), TOKENIZER, {})
+    assert fill(half, "Tom was [MASK].")[0][0].p > 0
+    assert len(write(half, [4], steps=2, temperature=1e-6)) == 1
+    new = on_top(BertTagger, half.model, n_labels=3)
+    assert {p.dtype for p in new.parameters()} == {torch.bfloat16}
 
 
 # --- heads
@@ -338,6 +489,11 @@ def test_a_broken_story_has_the_same_words_and_a_fault():
             map(str.lower, _words(broken)))
         assert not [p for v in judge(whole) for p in v.problems]
         assert [p for v in judge(broken) for p in v.problems]
+        assert all(map(stories.read, stories.sentences(broken)))
+    kinds = [{kind for kind, words in WORDS.items()
+              for a, b in zip(_words(whole), _words(broken))
+              if a != b and a in words} for whole, broken in pairs]
+    assert {"name"} in kinds and {"place"} in kinds
 
 
 def _words(text):
@@ -352,6 +508,12 @@ def test_half_of_the_pairs_follow():
     for a, b, label in zip(first, second, labels):
         assert label == 1 or (a, b) in follows
     assert 0.4 < sum(labels) / len(labels) < 0.6
+    lines = [stories.sentences(t) for t in TEXTS]
+    others = [b in own for b, own, label in zip(second, lines, labels)
+              if label]
+    assert sum(others) < 0.1 * len(others)
+    starts = [own.index(a) for a, own in zip(first, lines)]
+    assert len({*starts}) > 5
     first, second, labels = sentence_pairs(TEXTS, seed=1, hard=True)
     for a, b, label in zip(first, second, labels):
         assert ((b, a) if label else (a, b)) in follows
@@ -390,7 +552,7 @@ def test_the_surest_are_written_first(model):
     for n in range(1, 9):
         logits = model(now)[0]
         logits[:, list(AT)] = -math.inf
-        p = (logits.double() / 1e-6).softmax(-1)
+        p = logits.double().softmax(-1)
         best, word = p.max(-1)
         place = int((when[0] == n).nonzero())
         blank = now[0] == AT.mask
@@ -399,13 +561,52 @@ def test_the_surest_are_written_first(model):
         now[0, place] = word[place]
 
 
-def test_texts_have_the_lengths_asked_for(trained):
+def test_texts_have_the_lengths_asked_for():
+    trained = load("bert")
     texts = write(trained, [5, 9], steps=3, seed=1)
-    assert len(texts) == 2 and texts == write(trained, [5, 9], steps=3,
-                                              seed=1)
+    assert texts == write(trained, iter([5, 9]), steps=3, seed=1)
     assert texts != write(trained, [5, 9], steps=3, seed=2)
-    for order in ("random", "left"):
-        assert len(write(trained, [4], steps=9, order=order)) == 1
+    assert [len(trained.tokenizer.encode(t)) for t in texts] == [5, 9]
+
+
+def test_orders_and_steps_reach_the_model(model):
+    watched = Recorder(model)
+    trained = Trained(watched, TOKENIZER, {})
+    texts = {order: tuple(write(trained, [30], steps=15, order=order,
+                                temperature=1e-6))
+             for order in ("confident", "random", "left")}
+    assert len(watched.seen) == 45 and len({*texts.values()}) == 3
+
+
+def test_random_is_not_the_surest_first(model):
+    batch = encoded([[AT.cls, *[AT.mask] * 12, AT.sep]], TOKENIZER)
+    when = [unmask(model, batch, mask=AT.mask, never=AT, steps=12,
+                   order=order, temperature=1e-6,
+                   generator=torch.Generator().manual_seed(0)).step.tolist()
+            for order in ("random", "confident", "left")]
+    assert when[0] != when[1] != when[2] != when[0]
+
+
+def test_a_pair_is_written_as_if_alone(model):
+    seen = encode_rows(TOKENIZER, ["Tom was [MASK] [MASK].", "[MASK]."], [
+        "He [MASK] a ball, and then [MASK] smiled.", "She [MASK]."])
+    how = dict(mask=AT.mask, never=AT, steps=5, order="left",
+               temperature=1e-6)
+    both = unmask(model, encoded(seen, TOKENIZER), **how).ids
+    for row, got in zip(seen, both):
+        alone = unmask(model, encoded([row], TOKENIZER), **how).ids[0]
+        assert torch.equal(got[:len(row)], alone)
+        ids = torch.tensor([row])       # and as the plain loop
+        cut = row.index(AT.sep) + 1
+        segments = (torch.arange(len(row)) >= cut).long()[None]
+        many = row.count(AT.mask)
+        for n in range(1, 6):
+            logits = model(ids, segments=segments)[0]
+            logits[:, list(AT)] = -math.inf
+            blank = (ids[0] == AT.mask).nonzero()[:, 0]
+            now = blank[:len(blank) - many * (5 - n) // 5]
+            ids[0, now] = logits[now].argmax(-1)
+        assert torch.equal(ids[0], alone)
 
 
 # --- bad input
@@ -418,7 +619,23 @@ def rows_():
 @pytest.mark.parametrize("call, message", [
     (lambda t: fill(t, "Tom was sad."), r"there is no \[MASK\] in 'Tom was"),
     (lambda t: fill(t, "Tom saw a zebra [MASK]."),
-     "text 0: 'zebra' is outside the vocabulary"),
+     "text 0: ' zebra' is outside the vocabulary"),
+    (lambda t: fill(t, "zebra was [MASK]."), "'zebra' is outside .*capital"),
+    (lambda t: fill(t, None), "text 0 must be a str, got NoneType"),
+    (lambda t: fill(t, b"[MASK]"), "decode bytes first"),
+    (lambda t: fill(t, "[MASK]", top=10**6), "1000000 top, beyond"),
+    (lambda t: fill(t, "[MASK]", top=len(TOKENIZER)), "beyond the words"),
+    (lambda t: fill(t, "[MASK]", top=-1), "top must be a whole number"),
+    (lambda t: fill(t, "[MASK]", top=2.0), "top must be a whole number"),
+    (lambda t: fill(Trained(on_top(BertClassifier, t.model), TOKENIZER, {}),
+                    "[MASK]"), "a model that fills blanks"),
+    (lambda t: fill(Trained(on_top(BertTagger, t.model), TOKENIZER, {}),
+                    "[MASK]"), "never must leave some of 2 ids"),
+    (lambda t: encode_rows(TOKENIZER, "Tom"), "texts must be a list, got "
+     "'Tom'"),
+    (lambda t: encode_rows(TOKENIZER, ["Tom"], "Tom"),
+     "seconds must be a list"),
+    (lambda t: encode_rows(TOKENIZER, 5), "texts must be a list, got 5"),
     (lambda t: fill(t, "[MASK] " + "Tom was sad. " * 40),
      "beyond max_len 128"),
     (lambda t: encode_rows(TOKENIZER, ["Tom", "  "]), "text 1 is empty"),
@@ -431,6 +648,18 @@ def rows_():
     (lambda t: encoded(rows_(), TOKENIZER, [[1], [2]]),
      r"text 0 has \d+ tokens, but 1 labels"),
     (lambda t: Texts(rows_(), TOKENIZER, [0, 1, 2]), "3 labels for 2"),
+    (lambda t: Texts(rows_(), TOKENIZER, torch.zeros(2, 3).long()),
+     r"text 0 has \d+ tokens, but 3 labels"),
+    (lambda t: encoded(rows_(), TOKENIZER, [1, [2]]),
+     "a number a text, or a list"),
+    (lambda t: encoded(rows_(), TOKENIZER, [1, None]), "got None"),
+    (lambda t: encoded(rows_(), TOKENIZER, [1, "O"]), "got 'O'"),
+    (lambda t: encoded(rows_(), TOKENIZER, [1, 0.5]), "whole .*got 0.5"),
+    (lambda t: Blanks(rows_(), TOKENIZER, rates=()), "there is no rate"),
+    (lambda t: Blanks(rows_(), TOKENIZER, rates=(1.5,)),
+     r"rates\[0\] must be at least 0 and at most 1, got 1.5"),
+    (lambda t: Blanks(rows_(), TOKENIZER, rates=[0.15, 15]), "rates.1. must"),
+    (lambda t: Blanks(rows_(), TOKENIZER, rates=0.15), "rates must be a list"),
     (lambda t: Marks.of(Tokenizer(Vocabulary([]))),
      r"no special token \[PAD\]"),
     (lambda t: hide(ids_of(2), rate=15), "rate must be .*at most 1"),
@@ -439,10 +668,36 @@ def rows_():
     (lambda t: hide(ids_of(2), draws=torch.tensor([]).long()),
      "no token to draw"),
     (lambda t: Neighbors([[1, 2, 3]], left=-1), "left"),
+    (lambda t: Neighbors([[1, 2, 3]]).guess([1, 2, 3], 999, {3}),
+     "no guess at place 999 of 3 tokens, out of 1 words"),
+    (lambda t: Neighbors([[1, 2, 3]]).guess([1, 2, 3], 1, set()),
+     "out of 0 words"),
+    (lambda t: hide(ids_of(2), rate=torch.tensor([[0.5], [1.5]])),
+     "highest rate must be .*at most 1, got 1.5"),
+    (lambda t: hide(ids_of(2), rate=torch.full((4, 1), 0.5)),
+     "rate must be of shape"),
+    (lambda t: on_top(BertTagger, t.model.bert), "encoder .bert of Bert"),
+    (lambda t: on_top(BertTagger, t.model, d_model=64),
+     "may set n_labels and dropout, got d_model"),
+    (lambda t: sentence_pairs([TEXTS[0], "One."]), "text .1. has fewer "),
+    (lambda t: sentence_pairs(TEXTS[:1]), "1 texts are too few"),
+    (lambda t: sentence_pairs([]), "0 texts are too few"),
+    (lambda t: sentence_pairs([], hard=True), "0 texts are too few"),
+    (lambda t: sentence_pairs(TEXTS[0]), "texts must be a list"),
     (lambda t: write(t, [4], order="best"), "order must be one of"),
     (lambda t: write(t, [4], steps=0), "steps"),
     (lambda t: write(t, [4], temperature=0), "temperature"),
+    (lambda t: write(t, [4], temperature=1e-40), "temperature must be at "),
     (lambda t: write(t, []), "there are no texts"),
+    (lambda t: write(t, 5), "lengths must be a list, got 5"),
+    (lambda t: write(t, [2.5]), r"lengths\[0\] must be a whole .*got 2.5"),
+    (lambda t: write(t, [3, "a"]), r"lengths\[1\] must be .*got 'a'"),
+    (lambda t: write(t, [-1]), r"lengths\[0\] must be .*got -1"),
+    (lambda t: write(t, [4], seed=None), "seed must be a whole number"),
+    (lambda t: unmask(t.model, encoded(rows_(), TOKENIZER), mask=AT.mask,
+                      never=range(len(TOKENIZER)), steps=1), "never must"),
+    (lambda t: unmask(t.model, encoded(rows_(), TOKENIZER), mask=AT.mask,
+                      never=[9999], steps=1), "never must .*9999"),
     (lambda t: write(t, [127]), "127 tokens, beyond max_len - 2 126"),
 ])
 def test_bad_input_is_refused_in_one_sentence(trained, call, message):
@@ -458,14 +713,17 @@ def test_the_experiment_runs_and_goes_on(tmp_path):
     out = tmp_path / "mlm.csv"
     code = ("import mlm; mlm.CASES = [dict(part='rate', variant='all "
             "rates', labels=0), dict(part='labels', variant='frozen', "
-            "labels=4)]; mlm.main()")
+            "labels=4, steps=90), dict(part='writes', variant='left at 1', "
+            "labels=0)]; mlm.WRITTEN = 5; mlm.main()")
     words = ["-c", f"import sys; sys.path.insert(0, "
              f"{str(ROOT / 'experiments')!r}); sys.argv = ['mlm', '--steps',"
              f" '2', '--seeds', '1', '--out', {str(out)!r}]; {code}"]
     run(sys.executable, *words)
     first = list(csv.DictReader(out.open()))
-    assert [r["part"] for r in first] == ["rate", "labels"]
-    assert 0 <= float(first[1]["right"]) <= 1 and float(first[0]["loss"])
+    assert [r["part"] for r in first] == ["rate", "labels", "writes"]
+    assert all(0 <= float(r["right"]) <= 1 for r in first)
+    assert float(first[0]["loss"]) and float(first[0]["at_blanks"])
+    assert first[1]["best"] == "2" and 0 < float(first[2]["distinct"]) <= 1
     run(sys.executable, *words)
     assert list(csv.DictReader(out.open())) == first
 
@@ -473,7 +731,15 @@ def test_the_experiment_runs_and_goes_on(tmp_path):
 def test_the_record_is_whole():
     rows = read_record("mlm")
     cases = Counter((r["part"], r["variant"], r["labels"]) for r in rows)
-    assert set(cases.values()) == {3}
+    assert {(part, n) for (part, *_), n in cases.items()} == {
+        ("rate", 3), ("labels", 3), ("writes", 2)}
+    assert {(r["variant"], r["steps"]) for r in rows
+            if r["part"] == "labels"} == {
+        ("tuned", "90"), ("frozen", "900"), ("untrained", "900")}
+    assert all(0 < int(r["best"]) <= int(r["steps"]) for r in rows
+               if r["part"] == "labels")
+    assert all(r["loss"] and r["at_blanks"] for r in rows
+               if r["part"] == "rate")
     assert {r["variant"] for r in rows if r["part"] == "labels"} == {
         "tuned", "frozen", "untrained"}
     assert len({r["labels"] for r in rows if r["part"] == "labels"}) == 5

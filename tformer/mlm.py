@@ -15,7 +15,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from . import expect, stories
+from .checkpoints import aside
 from .data import Loader, Order
 from .optim import cross_entropy
 from .seq2seq import token_positions
@@ -58,24 +59,33 @@ def mask_tokens(
     Devlin et al. (2019), section 3.1.  Every call draws anew.  With
     ``words``, numbers from 0 on, all tokens of a word are chosen
     together.  Raises ``ValueError`` for shares that cannot be, or for
-    ``words`` that do not fit.
+    ``words`` or ``rate`` that do not fit; then nothing was drawn.
     """
-    expect.number("[0, 1]", blank=blank, swap=swap,
-                  blank_and_swap=blank + swap,
-                  **({} if isinstance(rate, Tensor) else {"rate": rate}))
+    _expect_rule(ids, words, draws, rate, blank=blank, swap=swap,
+                 blank_and_swap=blank + swap)
     chance, fate = torch.rand((2, *ids.shape), generator=generator)
-    expect.shapes(ids=(ids, "b t"), words=(words, "b t"))
-    expect.that(len(draws), "there is no token to draw replacements from")
     pick = torch.randint(len(draws), ids.shape, generator=generator)
     if words is not None:
         chance = chance.gather(1, words.cpu().clamp(min=0))
     chance, fate, pick = (x.to(ids.device) for x in (chance, fate, pick))
     never = torch.isin(ids, torch.tensor([*special, mask]).to(ids.device))
+    rate = rate.to(ids.device) if isinstance(rate, Tensor) else rate
     chosen = (chance < rate) & ~never
     other = torch.where(fate < blank + swap, draws.to(ids)[pick], ids)
     shown = torch.where(fate < blank, mask, other)
     return Masked(torch.where(chosen, shown, ids),
                   torch.where(chosen, ids, -100))
+
+# %% ../nbs/19_masked_language_model.ipynb #b5c88425
+#| code-summary: shares that can be, and what fits the ids
+def _expect_rule(ids, words, draws, rate, **shares):
+    many = isinstance(rate, Tensor)
+    expect.shapes(ids=(ids, "b t"), words=(words, "b t"),
+                  rate=(rate if many else None, "#b 1"))
+    rates = {"lowest rate": rate.min().item(),
+             "highest rate": rate.max().item()} if many else {"rate": rate}
+    expect.number("[0, 1]", **shares, **rates)
+    expect.that(len(draws), "there is no token to draw replacements from")
 
 # %% ../nbs/19_masked_language_model.ipynb #cebedbcb
 #| code-fold: true
@@ -105,8 +115,8 @@ class Marks(NamedTuple):
 #| code-summary: encode_rows, texts as rows of ids between [CLS] and [SEP]
 def encode_rows(
     tokenizer: Tokenizer,
-    texts: Sequence[str],  # a [MASK] stands for a word
-    seconds: Sequence[str] | None = None,  # the other text of each pair
+    texts: Iterable[str],  # a [MASK] stands for a word
+    seconds: Iterable[str] | None = None,  # the other text of each pair
     *,
     max_len: int | None = None,  # of the model; None: no limit
     closed: bool = False,  # each word must be one token
@@ -116,11 +126,11 @@ def encode_rows(
     Raises ``ValueError``, naming the text, for one that is empty, too
     long, or has a word outside a ``closed`` vocabulary.
     """
-    at = Marks.of(tokenizer)
-    parts = [texts] if seconds is None else [texts, seconds]
-    expect.that(len({*map(len, parts)}) == 1, f"{len(texts)} texts, but "
-                f"{len(parts[-1])} second texts")
-    rows = [[at.cls] for _ in texts]
+    at, parts = Marks.of(tokenizer), [_listed(texts=texts)]
+    parts += [] if seconds is None else [_listed(seconds=seconds)]
+    expect.that(len({*map(len, parts)}) == 1, f"{len(parts[0])} texts, "
+                f"but {len(parts[-1])} second texts")
+    rows = [[at.cls] for _ in parts[0]]
     for n, row in enumerate(rows):
         for part in parts:
             row += [*_ids_of(tokenizer, part[n], n, closed), at.sep]
@@ -135,11 +145,22 @@ def _ids_of(tokenizer, text, n, closed):
     expect.text(**{f"text {n}": text})
     text = text.strip().replace(" [MASK]", "[MASK]")
     expect.that(text, f"text {n} is empty")
-    for piece in regex.findall(tokenizer.vocab.pattern,
-                               text.replace("[MASK]", "") * closed):
+    pieces = [piece for part in text.split("[MASK]") if closed
+              for piece in regex.findall(tokenizer.vocab.pattern, part)]
+    for piece in pieces:
         expect.that(len(tokenizer.encode(piece)) == 1, f"text {n}: "
-                    f"{piece.strip()!r} is outside the vocabulary")
+                    f"{piece!r} is outside the vocabulary (another "
+                    "capital or space makes another token)")
     return tokenizer.encode(text, allowed_special={"[MASK]"})
+
+# %% ../nbs/19_masked_language_model.ipynb #399eea6d
+#| code-summary: several things as a list
+def _listed(**named):
+    "What was given for several, as a list; one text is none."
+    (name, given), = named.items()
+    expect.that(isinstance(given, Iterable) and not isinstance(
+        given, (str, bytes)), f"{name} must be a list, got {given!r:.60}")
+    return [*given]
 
 # %% ../nbs/19_masked_language_model.ipynb #d7fe66b0
 #| code-fold: true
@@ -153,15 +174,21 @@ class Encoded(NamedTuple):
     ids: Int[Tensor, "b t"]
     labels: Int[Tensor, "..."]
     pos: Int[Tensor, "b t"]  # negative on padding
-    segments: Int[Tensor, "b t"]  # 1 from the second text on
+    segments: Int[Tensor, "b t"] | None  # 1: second text; None: no second
 
     @property
     def count(self) -> int:
         "How many labels are counted."
         return int((self.labels != -100).sum())
 
+    @property
+    def given(self) -> dict[str, Tensor]:
+        "What a model is called with, beside the ids."
+        return {"pos": self.pos} | ({} if self.segments is None else {
+            "segments": self.segments})
+
     def to(self, device: Any) -> "Encoded":
-        return Encoded(*(x.to(device) for x in self))
+        return Encoded(*(x if x is None else x.to(device) for x in self))
 
 # %% ../nbs/19_masked_language_model.ipynb #f0257b91
 #| code-fold: true
@@ -169,7 +196,7 @@ class Encoded(NamedTuple):
 def encoded(
     rows: Sequence[Sequence[int]],  # from ``encode_rows``
     tokenizer: Tokenizer,
-    labels: Sequence | None = None,  # a number, or a list, for each row
+    labels: Collection | None = None,  # a number, or a list, a row
 ) -> Encoded:
     """Pad rows on the right; positions, segments and labels with them.
 
@@ -179,24 +206,29 @@ def encoded(
     expect.that(len(rows), "there are no texts")
     ids = pad_sequence([torch.tensor(row) for row in rows], True, at.pad)
     seps = (ids == at.sep).long()
+    second = (seps.cumsum(1) - seps).clamp(max=1) * (ids != at.pad)
     return Encoded(ids, _labels_of(rows, labels, ids.shape[1]),
                    token_positions(ids, at.pad),
-                   (seps.cumsum(1) - seps).clamp(max=1))
+                   second if second.any() else None)
 
 # %% ../nbs/19_masked_language_model.ipynb #16e7e803
 #| code-summary: labels that fit the rows
 def _labels_of(rows, labels, width):
-    labels = [[-100] * len(row) for row in rows] if labels is None \
-        else labels
+    labels = [np.full(len(row), -100) for row in rows] if labels is None \
+        else [np.asarray(x) for x in labels]
     expect.that(len(labels) == len(rows),
                 f"{len(labels)} labels for {len(rows)} texts")
-    if not isinstance(labels[0], Sequence):
-        return torch.tensor(labels)
+    axes = {x.ndim for x in labels}
+    expect.that(len(axes) == 1 and max(axes) < 2, "labels must be a "
+                "number a text, or a list a text, one for each token")
     for n, (row, marks) in enumerate(zip(rows, labels)):
-        expect.that(len(row) == len(marks), f"text {n} has {len(row)} "
-                    f"tokens, but {len(marks)} labels")
-    return torch.tensor([[*marks, *[-100] * (width - len(marks))]
-                         for marks in labels])
+        expect.that(marks.ndim == 0 or len(row) == len(marks), f"text {n} "
+                    f"has {len(row)} tokens, but {marks.size} labels")
+        expect.that(marks.dtype.kind in "iu", f"text {n}: labels must be "
+                    f"whole numbers, got {marks.tolist()!r:.60}")
+    return torch.tensor(np.stack(labels) if axes == {0} else np.stack([
+        np.pad(x, (0, width - len(x)), constant_values=-100)
+        for x in labels]), dtype=torch.int64)
 
 # %% ../nbs/19_masked_language_model.ipynb #9b765b19
 #| code-fold: true
@@ -208,10 +240,9 @@ class Texts(Loader):
         self,
         rows: Sequence[Sequence[int]],  # from ``encode_rows``
         tokenizer: Tokenizer,
-        labels: Sequence | None = None,  # a number, or a list, a row
+        labels: Collection | None = None,  # a number, or a list, a row
         *,
-        batch: int = 32,
-        seed: int = 0,
+        batch: int = 32, seed: int = 0,
     ):
         expect.whole(batch=batch)
         self.rows, self.tokenizer, self.labels = rows, tokenizer, labels
@@ -229,7 +260,8 @@ class Texts(Loader):
         "Batch number k, from 0 on."
         group = self.groups[self.order[k]]
         return encoded([self.rows[i] for i in group], self.tokenizer,
-                       self.labels and [self.labels[i] for i in group])
+                       None if self.labels is None
+                       else [self.labels[i] for i in group])
 
 # %% ../nbs/19_masked_language_model.ipynb #e8f8292a
 class Blanks(Texts):
@@ -237,7 +269,8 @@ class Blanks(Texts):
 
     ``rates`` are taken in turn, one a batch.  A rate of None is that of
     masked diffusion (Nie et al. 2025): each row has its own, drawn
-    evenly from 0 to 1, and all that is chosen becomes ``[MASK]``.
+    evenly from 0 to 1, and all that is chosen becomes ``[MASK]``.  If
+    chance chooses nothing in a batch, one of its words is a blank.
     """
 
     def __init__(
@@ -247,11 +280,14 @@ class Blanks(Texts):
         *,
         rates: Sequence[float | None] = (0.15,),
         dynamic: bool = True,  # False: the same blanks in every pass
-        batch: int = 32,
-        seed: int = 0,
+        batch: int = 32, seed: int = 0,
     ):
+        rates = _listed(rates=rates)
+        expect.number("[0, 1]", **{f"rates[{n}]": rate for n, rate in
+                                   enumerate(rates) if rate is not None})
+        expect.that(rates, "there is no rate")
         super().__init__(rows, tokenizer, batch=batch, seed=seed)
-        self.facts |= {"rates": list(rates), "dynamic": dynamic}
+        self.facts |= {"rates": rates, "dynamic": dynamic}
         special = torch.tensor(Marks.of(tokenizer))
         seen = torch.unique(torch.tensor([i for row in rows for i in row]))
         self.how = dict(mask=special[3].item(), special=special.tolist(),
@@ -262,21 +298,30 @@ class Blanks(Texts):
         plain, rates = super().batch_at(k), self.facts["rates"]
         at = k if self.facts["dynamic"] else self.order[k]
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + at)
-        how = self.how | {"rate": rates[k % len(rates)]}
+        how = self.how | {"rate": rates[at % len(rates)]}
         if how["rate"] is None:
             each = torch.rand(len(plain.ids), 1, generator=draw)
             how |= {"rate": each, "blank": 1.0, "swap": 0.0}
-        return plain._replace(**mask_tokens(
-            plain.ids, generator=draw, **how)._asdict())
+        made = mask_tokens(plain.ids, generator=draw, **how)
+        return plain._replace(**_at_least_one(
+            made, plain.ids, how, draw)._asdict())
+
+# %% ../nbs/19_masked_language_model.ipynb #e664cc0f
+#| code-summary: one blank where chance chose none
+def _at_least_one(made, ids, how, draw):
+    free = (~torch.isin(ids, torch.tensor(how["special"]))).nonzero()
+    if len(free) and not (made.labels != -100).any():
+        row, i = free[torch.randint(len(free), (), generator=draw)]
+        made.labels[row, i], made.ids[row, i] = ids[row, i], how["mask"]
+    return made
 
 # %% ../nbs/19_masked_language_model.ipynb #a3a1ad76
 def label_loss(
-    model: nn.Module,  # called with ids, ``pos`` and ``segments``
+    model: nn.Module,  # called with ids, ``pos``, ``segments`` if any
     batch: Encoded,
 ) -> Float[Tensor, ""]:
     "Mean loss in nats over the labels that count, of tokens or texts."
-    logits = model(batch.ids, pos=batch.pos, segments=batch.segments)
-    return cross_entropy(logits, batch.labels)
+    return cross_entropy(model(batch.ids, **batch.given), batch.labels)
 
 # %% ../nbs/19_masked_language_model.ipynb #f18ca22e
 class Neighbors:
@@ -309,6 +354,8 @@ class Neighbors:
         among: Collection[int],  # the words that may be the answer
     ) -> int:
         "The word that stood there most often."
+        expect.that(among and 0 <= i < len(row), f"no guess at place {i} "
+                    f"of {len(row)} tokens, out of {len(among)} words")
         for key, counts in zip(self._keys(row, i), self.counts):
             found = [(n, w) for w, n in counts[key].items() if w in among]
             if found:
@@ -349,7 +396,6 @@ class Guess(NamedTuple):
     p: float
 
 # %% ../nbs/19_masked_language_model.ipynb #405efb1d
-@torch.no_grad()
 def fill(
     trained: Trained,  # such as ``tformer.load("bert")``
     text: str,  # with one [MASK] or several
@@ -359,37 +405,60 @@ def fill(
     """The likeliest words for every blank of a text.
 
     Each blank is guessed without knowing what the others become.
-    Raises ``ValueError`` for a text without a blank.
+    Raises ``ValueError`` for a text without a blank, and for more
+    guesses than there are words.
     """
-    expect.that("[MASK]" in text, f"there is no [MASK] in {text!r:.60}")
+    expect.whole(top=top)
     model, tokenizer, _ = trained
-    batch = encoded(encode_rows(tokenizer, [text], closed=closed,
-                                max_len=model.max_len), tokenizer)
-    logits = model(batch.ids, pos=batch.pos)
-    at = Marks.of(tokenizer)
-    logits[..., list(at)] = -math.inf
-    best = logits[batch.ids == at.mask].softmax(-1).topk(top)
+    at, limit = Marks.of(tokenizer), getattr(model, "max_len", None)
+    rows = encode_rows(tokenizer, [text], closed=closed, max_len=limit)
+    batch = encoded(rows, tokenizer)
+    blanks = batch.ids == at.mask
+    expect.that(blanks.any(), f"there is no [MASK] in {text!r:.60}")
+    logits = _logits(model, batch.ids, batch, never=at)[blanks]
+    expect.at_most(logits.shape[-1] - len(at), of="the words", top=top)
+    best = logits.softmax(-1).topk(top)
     return [[Guess(tokenizer.decode([i]).strip(), p) for p, i in zip(*row)]
             for row in zip(best.values.tolist(), best.indices.tolist())]
+
+# %% ../nbs/19_masked_language_model.ipynb #e48a3d0c
+#| code-summary: logits on the CPU, of a model as it is used, not trained
+def _logits(model, ids, batch, never):
+    "Without a chance for some ids; the model is left as it was."
+    how = batch.to(next(model.parameters()).device)
+    with aside(model):
+        logits = model(ids.to(how.ids.device), **how.given).float().cpu()
+    expect.that(logits.shape[:-1] == ids.shape, "a model that fills "
+                f"blanks has logits for {ids.shape[1]} tokens, not "
+                f"{tuple(logits.shape)}")
+    never, size = sorted({*never}), logits.shape[-1]
+    expect.that(len(never) < size and -1 < never[0] and never[-1] < size,
+                f"never must leave some of {size} ids, got {never!s:.40}")
+    return logits.index_fill(-1, torch.tensor([*never]), -math.inf)
 
 # %% ../nbs/19_masked_language_model.ipynb #2c230c5b
 def on_top(
     kind: type,  # such as ``BertClassifier``
     pretrained: nn.Module,  # with a ``bert``, such as ``BertMaskedLM``
-    **fields: Any,  # of the configuration, such as ``n_labels``
+    **fields: Any,  # of the configuration: ``n_labels``, ``dropout``
 ) -> nn.Module:
-    "A new head on a copy of an encoder that was trained before."
+    """A new head on a copy of an encoder that was trained before.
+
+    Raises ``ValueError`` for a model without an encoder ``bert``, and
+    for fields that would make another encoder.
+    """
+    expect.that({*fields} <= {"n_labels", "dropout"} and hasattr(
+        pretrained, "bert"), f"a head on a copy of the encoder .bert of "
+        f"{type(pretrained).__name__} may set n_labels and dropout, got "
+        f"{', '.join(fields) or 'nothing'}")
     model = kind(dataclasses.replace(pretrained.config, **fields))
     model.bert.load_state_dict(pretrained.bert.state_dict())
-    return model
+    return model.to(next(pretrained.bert.parameters()))
 
 # %% ../nbs/19_masked_language_model.ipynb #2f3845fe
 #| code-fold: true
 #| code-summary: broken_story, the same words with two of a kind exchanged
-def broken_story(
-    story: str,
-    seed: int = 0,
-) -> str | None:
+def broken_story(story: str, seed: int = 0) -> str | None:
     """The story with two names, or two places, exchanged, so that it
     contradicts itself by the grammar's rules; None if none is found.
 
@@ -413,7 +482,7 @@ def broken_story(
 #| code-fold: true
 #| code-summary: sentence_pairs, the second follows the first, or does not
 def sentence_pairs(
-    texts: Sequence[str],  # stories
+    texts: Iterable[str],  # stories
     seed: int = 0,
     hard: bool = False,  # the others are the same two, exchanged
 ) -> tuple[list[str], list[str], list[int]]:
@@ -421,13 +490,19 @@ def sentence_pairs(
 
     Half of the pairs follow.  The others have a sentence of another
     story (Devlin et al. 2019), or, if ``hard``, the right two in the
-    wrong order (Lan et al. 2020).
+    wrong order (Lan et al. 2020).  Raises ``ValueError`` for a text
+    of one sentence, and for one text alone, unless ``hard``.
     """
+    told = [stories.sentences(text) for text in _listed(texts=texts)]
+    expect.that(len(told) > (not hard), f"{len(told)} texts are too few: "
+                "a wrong second sentence comes from another one")
+    short = [n for n, lines in enumerate(told) if len(lines) < 2]
+    expect.that(not short, f"text {short[:1]} has fewer than 2 sentences")
     dice, pairs = random.Random(seed), []
-    for text in texts:
-        lines = stories.sentences(text)
+    for n, lines in enumerate(told):
         i = dice.randrange(len(lines) - 1)
-        other = dice.choice(stories.sentences(dice.choice(texts))[1:])
+        away = (n + dice.randrange(1, max(2, len(told)))) % len(told)
+        other = dice.choice(told[away][1:])
         follows = dice.random() < 0.5
         pairs.append((lines[i], lines[i + 1], 0) if follows
                      else (lines[i + 1], lines[i], 1) if hard
@@ -436,8 +511,6 @@ def sentence_pairs(
     return first, second, labels
 
 # %% ../nbs/19_masked_language_model.ipynb #09f0b912
-#| code-fold: true
-#| code-summary: Written, texts and when each token came
 class Written(NamedTuple):
     "Texts, and in which pass each token was written; 0: it was given."
 
@@ -445,7 +518,6 @@ class Written(NamedTuple):
     step: Int[Tensor, "b t"]
 
 # %% ../nbs/19_masked_language_model.ipynb #53cc4564
-@torch.no_grad()
 def unmask(
     model: nn.Module,
     batch: Encoded,  # with blanks
@@ -455,26 +527,27 @@ def unmask(
     steps: int,  # passes of the model
     order: str = "confident",  # which first; or "random", "left"
     temperature: float = 1.0,
-    generator: Any = None,  # a ``torch.Generator``
+    generator: Any = None,  # a ``torch.Generator`` on the CPU
 ) -> Written:
     """Fill all blanks in ``steps`` passes, in each equally many.
 
     Nie et al. (2025), section 2.4.  In each pass a word is drawn for
-    every blank.  The surest draws stay, or random ones, or the leftmost;
-    the others are blanks again.
+    every blank.  The surest draws stay, by the model's own shares at
+    temperature 1, or random ones, or the leftmost; the others are blanks
+    again.  Words are drawn on the CPU.
     """
     _check_writing(steps, order, temperature)
+    batch = batch.to("cpu")
     ids, step = batch.ids.clone(), torch.zeros_like(batch.ids)
     many = (ids == mask).sum(1, keepdim=True)
     for n in range(1, steps + 1):
         blank = ids == mask
-        logits = model(ids, pos=batch.pos, segments=batch.segments)
-        logits[..., [*never, mask]] = -math.inf
+        logits = _logits(model, ids, batch, [*never, mask])
         p = (logits / temperature).softmax(-1)
         word = torch.multinomial(
             p.flatten(0, 1), 1, generator=generator).view_as(ids)
-        drawn = p.gather(2, word[..., None])[..., 0]
-        sure = ORDERS[order](drawn, generator)
+        own = logits.softmax(-1).gather(2, word[..., None])[..., 0]
+        sure = ORDERS[order](own, generator)
         rank = sure.masked_fill(~blank, -math.inf).argsort(
             1, descending=True).argsort(1)
         now = blank & (rank < blank.sum(1, keepdim=True)
@@ -494,12 +567,12 @@ ORDERS = {
 def _check_writing(steps, order, temperature):
     expect.whole(steps=steps)
     expect.choice(tuple(ORDERS), order=order)
-    expect.number("(0, inf)", temperature=temperature)
+    expect.number("[1e-6, inf)", temperature=temperature)
 
 # %% ../nbs/19_masked_language_model.ipynb #f0f10693
 def write(
     trained: Trained,  # such as ``tformer.load("bert")``
-    lengths: Sequence[int],  # how many tokens each text shall have
+    lengths: Iterable[int],  # how many tokens each text shall have
     *,
     steps: int = 16,  # passes of the model
     order: str = "confident",  # or "random", "left"
@@ -508,11 +581,15 @@ def write(
 ) -> list[str]:
     """Texts out of nothing but blanks, by ``unmask``.
 
-    Raises ``ValueError`` for a length beyond the model's ``max_len``.
+    All texts of one call are drawn from one generator: another number
+    of texts, and all are others.  Raises ``ValueError`` for a length
+    beyond the model's ``max_len``.
     """
-    model, tokenizer, _ = trained
-    expect.at_most(model.max_len - 2, of="max_len - 2",
-                   tokens=max(lengths, default=0))
+    expect.whole(0, seed=seed)
+    (model, tokenizer, _), lengths = trained, _listed(lengths=lengths)
+    expect.whole(**{f"lengths[{n}]": x for n, x in enumerate(lengths)})
+    limit = (getattr(model, "max_len", None) or math.inf) - 2
+    expect.at_most(limit, of="max_len - 2", tokens=max(lengths, default=0))
     at = Marks.of(tokenizer)
     rows = [[at.cls, *[at.mask] * n, at.sep] for n in lengths]
     ids, _ = unmask(model, encoded(rows, tokenizer), mask=at.mask,
