@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import helpers
-from helpers import close, equal_models, generator, randn, spread
+from helpers import (
+    close, equal_models, generator, plain_only, randn, spread)
 from tformer import check, seq2seq
 from tformer.attention import CrossAttention, SelfAttention
 from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
@@ -275,6 +276,7 @@ def test_every_check_passes(kind, dtype):
     assert all(text == "passed" for _, text in report.lines)
 
 
+@plain_only
 def test_every_check_passes_on_the_fresh_model():
     torch.manual_seed(0)
     model = Seq2Seq(SMALL)
@@ -663,6 +665,7 @@ def test_greedy_writes_for_each_row_what_it_writes_alone():
         assert torch.equal(alone[0], out[row, :alone.shape[1]])
 
 
+@plain_only
 def test_it_learns_to_reverse():
     def batches(seed, batch=32, n=4):
         g = generator(seed)

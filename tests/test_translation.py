@@ -1,8 +1,10 @@
 """Translation: batches, the loss, writing, averages, maps, scores."""
 import copy
+import csv
 import functools
 import json
 import math
+import sys
 from collections import Counter
 
 import pytest
@@ -14,7 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from helpers import draw_ids, spread
+from conftest import ROOT, run
+from helpers import draw_ids, plain_only, spread
+from tformer.minimal import read_record
 from tformer.parallel import Pair, word_for_word
 from tformer.parallel import pairs as grammar
 from tformer.seq2seq import (
@@ -251,6 +255,7 @@ def test_forced_tokens_are_written_and_read():
 
 # --- translating
 
+@plain_only
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("wrap", [lambda m: m, Bare])
 def test_alone_or_in_a_batch(side, wrap):
@@ -483,6 +488,7 @@ def test_bleu_is_what_papineni_wrote():
         bleu_and_chrf(["a"], ["a", "b"])
 
 
+@plain_only
 def test_the_dictionary_alone_scores_low():
     pairs = grammar(300, seed=1, unseen=True)
     marks = bleu_and_chrf([word_for_word(p.source) for p in pairs],
@@ -507,3 +513,47 @@ def test_no_pair_is_lost(pairs, batch):
             seen.append((ONE.decode(src[mask].tolist()[:-1]),
                          sides.text(targets[targets >= 0].tolist())))
     assert sorted(seen) == sorted(pairs)
+
+
+# --- the recorded corpus of messages
+
+def program(folder, pairs):
+    "A folder with a French catalogue, as programs carry one."
+    from babel.messages import Catalog, mofile
+    catalogue = Catalog(locale="fr")
+    for english, french in pairs:
+        catalogue.add(english, french)
+    path = folder / "locale" / "fr" / "LC_MESSAGES" / "some.mo"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        mofile.write_mo(file, catalogue)
+
+
+@plain_only
+def test_messages_of_programs_are_read_and_tried(tmp_path, capsys):
+    words = "file page user name line group".split()
+    program(tmp_path / "one-1.0", [(f"Open the {a} of {b}", f"Ouvrir {a} {b}")
+                                   for a in words for b in words])
+    program(tmp_path / "two-2.0", [(f"Close {a} {b}", f"Fermer {a} {b}")
+                                   for a in words for b in words]
+            + [("Same", "Same"), ("two\nlines", "deux\nlignes"),
+               ("Open the file of page", "encore")])
+    out = tmp_path / "some.csv"
+    run(sys.executable, ROOT / "experiments" / "catalogues.py", tmp_path,
+        "--seeds", "1", "--steps", "2", "--out", out)
+    short = list(csv.DictReader(out.open(encoding="utf-8")))
+    kept = read_record("catalogues")
+    assert short[0].keys() == kept[0].keys()
+    assert [row["split"] for row in short] == ["known program", "new program"]
+    assert {(row["read"], row["new"]) for row in short} == {("36", "18")}
+    # who has read the program's other messages remembers its verb
+    known, new = (float(row["memory_chrf"]) for row in short)
+    assert known > new + 5
+
+
+def test_the_record_of_messages_is_whole():
+    rows = read_record("catalogues")
+    assert [(r["split"], r["seed"]) for r in rows] == [
+        (split, str(seed)) for split in ("known program", "new program")
+        for seed in range(len(rows) // 2)]
+    assert {r["read"] for r in rows} == {"14280"} and len(rows) >= 2
