@@ -116,6 +116,7 @@ def test_repetition_equals_transformers(z, penalty, n, seed):
 def test_counting_penalties_equal_loops(z, penalty, n, seed):
     ids = torch.randint(-1, z.shape[1], (len(z), n),
                         generator=generator(seed))
+    ids = torch.cat([ids, torch.full((len(z), 1), -1)], 1)  # nothing
     often, once = z.clone(), z.clone()
     for row, wrote in enumerate(ids.tolist()):
         for i in {*wrote} - {-1}:
@@ -330,13 +331,81 @@ def test_a_row_kept_twice_goes_on_the_same_way_twice():
     assert len({*sampler(z).tolist()}) == 1
 
 
-def test_a_short_list_draws_what_the_whole_vocabulary_draws():
+@pytest.mark.parametrize("how", (
+    dict(top_k=20, top_p=0.9, temperature=0.8), dict(min_p=0.01, top_p=0.6),
+    dict(min_p=0.01, typical_p=0.6), dict(top_k=40, typical_p=0.6)))
+def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
     z = 3 * torch.randn(1, 2000, generator=generator(2))
-    how = dict(top_k=20, top_p=0.9, temperature=0.8)
     sampler, dice = Sampler(Sampling(seed=3, **how)), generator(3)
     for _ in range(200):
         u = torch.rand(1, generator=dice, dtype=torch.float64)
         assert sampler(z) == draw(process(z, Sampling(**how)), u)
+
+
+def test_each_setting_does_what_its_function_does():
+    z, wrote = torch.zeros(1, 5), torch.tensor([[1, 1, 2]])
+    both = process(z, Sampling(frequency=0.5, presence=2.0), wrote)
+    assert both.tolist() == [[0, -3, -2.5, 0, 0]]
+    y = 2 * torch.randn(3, 50, generator=generator(4))
+    for how, function in ((dict(typical_p=0.5), lambda y: typical(y, 0.5)),
+                          (dict(min_p=0.2), lambda y: min_p(y, 0.2)),
+                          (dict(top_p=0.5), lambda y: top_p(y, 0.5)),
+                          (dict(top_k=5), lambda y: top_k(y, 5))):
+        left = process(y, Sampling(**how))
+        assert torch.equal(left, function(y)) and not torch.equal(left, y)
+
+
+def test_a_refused_call_draws_nothing():
+    z = 2 * torch.randn(2, 30, generator=generator(5))
+    calm, rough = (Sampler([Sampling(seed=1), Sampling(seed=2)])
+                   for _ in range(2))
+    with pytest.raises(ValueError, match="row 1 hold NaN"):
+        rough(torch.stack([z[0], z[1] * NAN]))
+    assert all(torch.equal(calm(z), rough(z)) for _ in range(5))
+    late = Sampler(Sampling(seed=1))
+    with pytest.raises(ValueError):
+        late(z * NAN)
+    assert torch.equal(late(z[:1]), Sampler(Sampling(seed=1))(z[:1]))
+
+
+def test_joined_rows_are_copies():
+    z = torch.zeros(1, 1000)
+    one, other = Sampler([Sampling(seed=1)]), Sampler([Sampling(seed=2)])
+    straight = Sampler([Sampling(seed=2)])
+    one(z)
+    one.join(other)
+    one(z.expand(2, -1))
+    assert torch.equal(other(z), straight(z))
+
+
+def test_a_row_that_joins_is_written_by_its_own_settings():
+    z = 2 * torch.randn(2, 50, generator=generator(6))
+    some = Sampler([Sampling(seed=1)])
+    some(z[:1])
+    some.join(Sampler([Sampling(temperature=0.0)]))
+    for _ in range(5):
+        assert some(z)[1] == z[1].argmax()
+
+
+def test_without_rows_nothing_is_written():
+    assert Sampler([])(torch.zeros(0, 5)).shape == (0,)
+    some = Sampler(Sampling(seed=0))
+    some(torch.zeros(2, 5))
+    some.select([])
+    assert some(torch.zeros(0, 5)).shape == (0,)
+    with pytest.raises(ValueError, match="2 rows for a sampler of 0"):
+        some(torch.zeros(2, 5))         # it does not begin again
+    assert allow(torch.zeros(0, 5), torch.ones(5).bool()).shape == (0, 5)
+
+
+def test_what_is_nearly_no_temperature_leaves_one():
+    tied = torch.tensor([[1.0, 1.0]])
+    assert (temperature(tied, 1e-7) > -INF).sum() == 1
+
+
+def test_what_is_nearly_never_drawn_can_be():
+    u = torch.tensor([1 - 1e-12], dtype=torch.float64)
+    assert draw(torch.tensor([[0.0, -25.0]]), u) == 1
 
 
 def test_a_short_list_draws_ties_beyond_it():
@@ -408,7 +477,46 @@ Z = torch.zeros(2, 5)
     (lambda: Sampling(top_p=0.0), "top_p must be above 0 and at most 1"),
     (lambda: Sampling(min_p=2.0), "min_p must be above 0 and at most 1"),
     (lambda: Sampling(typical_p=-1.0), "typical_p must be above 0"),
-    (lambda: Sampling(top_k=0), "top_k must be a whole number of at least 1"),
+    (lambda: Sampling(top_k=0), "top_k must be at least 1, got 0; None turns"),
+    (lambda: Sampling(top_k=-1), "top_k must be a whole number of at least"),
+    (lambda: Sampling(temperature=None), "temperature must be a"),
+    (lambda: Sampling(repetition=None), "repetition must be a"),
+    (lambda: Sampling(presence=NAN), "presence must be a finite number"),
+    (lambda: Sampling(seed=2**64), r"seed must be below 2\*\*63"),
+    (lambda: Sampling(bias=[1.0]), "bias must be Mapping or NoneType, got l"),
+    (lambda: Sampler(None), "settings must be Sequence, got NoneType"),
+    (lambda: Sampler({"top_k": 3}), "settings must be Sequence, got dict"),
+    (lambda: Sampler([Sampling(), 3]), "settings 1 must be Sampling, got in"),
+    (lambda: Sampler([Sampling()]).select([1]), "there are 1 rows, from 0"),
+    (lambda: Sampler([Sampling()]).select([-1]), r"none is \[-1\]"),
+    (lambda: Sampler(Sampling()).select([0]), "no rows before its first"),
+    (lambda: Sampler([Sampling()]).join(Sampler(Sampling())), "no rows befo"),
+    (lambda: Sampler(Sampling(temperature=0.0))(Z - INF), "row 0 forbid"),
+    (lambda: Sampler(Sampling(temperature=0.0))(Z * NAN), "row 0 hold NaN"),
+    (lambda: Sampler(Sampling(temperature=0.0, bias=dict.fromkeys(
+        range(5), -INF)))(Z), "row 0 forbid every id"),
+    (lambda: Sampler([Sampling(top_p=0.9), Sampling(top_k=2)])(
+        torch.stack([Z[0], Z[1] * NAN])), "the logits of row 1 hold NaN"),
+    (lambda: Sampler([Sampling(), Sampling(allowed=lambda ids: torch.zeros(
+        5, dtype=torch.bool))])(Z), r"of rows \[1\]: the mask forbids"),
+    (lambda: Sampler(Sampling(allowed=lambda ids: None))(Z),
+     r"allowed must answer with a boolean tensor \(5,\), got None"),
+    (lambda: Sampler(Sampling(allowed=lambda ids: torch.ones(5)))(Z),
+     "allowed must answer with a boolean tensor"),
+    (lambda: Sampler(Sampling())(Z[0]), "logits must be of shape"),
+    (lambda: Sampler(Sampling())(Z.tolist()), "logits must be Tensor, got l"),
+    (lambda: Sampler(Sampling(presence=1.0))(Z, [[1.5], [2]]),
+     "ids of row 0 must be integers"),
+    (lambda: process(Z, Sampling(presence=1.0), torch.tensor([[1]])),
+     "ids must be of shape"),
+    (lambda: top_k(Z.numpy(), 1), "logits must be Tensor, got ndarray"),
+    (lambda: bias(Z, {1: NAN}), r"the bias of id \[1\] is NaN"),
+    (lambda: allow(Z, torch.ones(3, 5, dtype=torch.bool)), "each of 5 ids"),
+    (lambda: allow(Z, torch.ones(3, 2, 5, dtype=torch.bool)), "each of 5 id"),
+    (lambda: draw(Z, torch.tensor([0.5, 1.0])), "u must be from 0 to below"),
+    (lambda: draw(Z, torch.tensor([-0.5, 0.5])), "got -0.5 to 0.5"),
+    (lambda: draw(Z, torch.tensor([NAN, 0.5])), "u must be from 0 to below"),
+    (lambda: distinct("a b c d e"), "texts must be a list of texts, got on"),
     (lambda: Sampling(seed=-1), "seed must be a whole number of at least 0"),
     (lambda: Sampling(repetition=0.0), "repetition must be above 0"),
     (lambda: Sampling(frequency=NAN), "frequency must be a finite number"),
@@ -418,7 +526,7 @@ Z = torch.zeros(2, 5)
     (lambda: Sampler([Sampling()])(Z), "logits of 2 rows for a sampler of 1"),
     (lambda: Sampler(Sampling())(Z, [[1]]), "ids of 1 rows for logits of 2"),
     (lambda: Sampler(Sampling(repetition=2.0))(Z, [[9], []]), "id 9 is out"),
-    (lambda: distinct(["too short"]), "no text has 4 words"),
+    (lambda: distinct(["too short"]), "no text has 4 words: n is"),
 ])
 def test_bad_input_is_refused_in_a_sentence(call, message):
     with pytest.raises((ValueError, TypeError)) as seen:
@@ -475,6 +583,7 @@ def test_the_record_is_whole():
     assert {r["texts"] for r in rows} == {"120"}
 
 
+@plain_only
 def test_a_benchmark_row_is_within_reach(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
     import bench_sampling

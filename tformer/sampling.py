@@ -47,12 +47,21 @@ def draw(
     same id in every batch.  ``ValueError`` for NaN, for +inf, and for
     a row that forbids all ids; on a GPU, where nobody looks, -1.
     """
-    expect.shapes(logits=(logits, "*b vocab"), u=(u, "*b"))
+    _expect_shares(logits, u)
     ends = _mass(_float(logits)).cumsum(-1)
     total = ends[..., -1:]
     at = (u.to(logits.device, torch.float64)[..., None] * total).long()
-    ids = torch.searchsorted(ends, at.minimum(total - 1), right=True)
+    ids = torch.searchsorted(ends, at, right=True)
     return ids.where(total > 0, -1)[..., 0]
+
+# %% ../nbs/20_sampling.ipynb #b3cd8229
+#| code-summary: refuses numbers that are not from 0 to below 1
+def _expect_shares(logits, u):
+    expect.shapes(logits=(logits, "*b vocab"), u=(u, "*b"))
+    if u.is_cpu and u.numel() and not torch.compiler.is_compiling():
+        low, high = (x.item() for x in u.aminmax())
+        expect.that(0 <= low <= high < 1, "u must be from 0 to below 1, "
+                    f"got {low} to {high}")
 
 # %% ../nbs/20_sampling.ipynb #009be490
 #| code-summary: probabilities as whole numbers, which add up in any order
@@ -61,7 +70,7 @@ def _mass(logits):
     return (logits.softmax(-1) * 2.0**50).long()
 
 # %% ../nbs/20_sampling.ipynb #8f60fa4b
-#| code-summary: −∞ for all but what is to stay
+#| code-fold: false
 def _keep(logits, stays):
     never = logits.new_tensor(-math.inf)
     return torch.where(stays, logits, never)
@@ -78,6 +87,8 @@ def bias(
     wrong = [i for i in amounts if not 0 <= i < vocab]
     expect.that(not wrong, f"bias names id {wrong[:1]}, outside the "
                 f"vocabulary: ids go from 0 to {vocab - 1}")
+    nan = [i for i, amount in amounts.items() if amount != amount]
+    expect.that(not nan, f"the bias of id {nan[:1]} is NaN")
     more = logits.new_zeros(vocab)
     more[list(amounts)] = more.new_tensor(list(amounts.values()))
     return logits + more
@@ -167,8 +178,6 @@ def min_p(
     return _keep(logits, logits >= least)
 
 # %% ../nbs/20_sampling.ipynb #cfd6db1d
-#| code-fold: true
-#| code-summary: typical, the ids of the most ordinary surprise
 def typical(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1]; 1: all stay
@@ -188,16 +197,21 @@ def typical(
 # %% ../nbs/20_sampling.ipynb #345e0a5b
 #| code-summary: refuses settings out of their range
 def _expect_settings(s):
-    for name, interval in (
-            ("temperature", "[0, inf)"), ("top_p", "(0, 1]"),
-            ("min_p", "(0, 1]"), ("typical_p", "(0, 1]"),
-            ("repetition", "(0, inf)"), ("frequency", "(-inf, inf)"),
-            ("presence", "(-inf, inf)")):
-        if getattr(s, name) is not None:
+    for name, interval, off in (
+            ("temperature", "[0, inf)", 1), ("top_p", "(0, 1]", None),
+            ("min_p", "(0, 1]", None), ("typical_p", "(0, 1]", None),
+            ("repetition", "(0, inf)", 1), ("frequency", "(-inf, inf)", 0),
+            ("presence", "(-inf, inf)", 0)):
+        if getattr(s, name) is not off:
             expect.number(interval, **{name: getattr(s, name)})
+    expect.that(s.top_k is None or s.top_k != 0,
+                "top_k must be at least 1, got 0; None turns it off")
     for least, name in ((1, "top_k"), (0, "seed")):
         if getattr(s, name) is not None:
             expect.whole(least, **{name: getattr(s, name)})
+    expect.that(s.seed is None or s.seed < 2**63,
+                f"seed must be below 2**63, got {s.seed}")
+    expect.kind((Mapping, type(None)), bias=s.bias)
     for i, amount in (s.bias or {}).items():
         expect.whole(0, **{"an id in bias": i})
         if amount != -math.inf:
@@ -226,6 +240,16 @@ class Sampling:
     def __post_init__(self):
         _expect_settings(self)
 
+# %% ../nbs/20_sampling.ipynb #67a53552
+#| code-summary: what allowed answers about one row
+def _mask_of(s, row, logits):
+    mask = s.allowed(row[row >= 0])
+    expect.that(isinstance(mask, Tensor) and mask.dtype == torch.bool
+                and mask.shape == logits.shape[-1:], "allowed must answer "
+                f"with a boolean tensor ({logits.shape[-1]},), got "
+                f"{mask if not isinstance(mask, Tensor) else mask.shape}")
+    return mask
+
 # %% ../nbs/20_sampling.ipynb #998727ae
 #| code-summary: first half, what depends on the text
 def _by_text(logits, s, ids):
@@ -238,7 +262,7 @@ def _by_text(logits, s, ids):
     if s.presence:
         logits = presence_penalty(logits, ids, s.presence)
     if s.allowed:
-        masks = [s.allowed(row[row >= 0]) for row in ids]
+        masks = [_mask_of(s, row, logits) for row in ids]
         logits = allow(logits, torch.stack(masks).to(logits.device))
     return logits
 
@@ -269,6 +293,7 @@ def process(
     """
     if ids is None:
         ids = torch.empty(len(logits), 0, dtype=torch.int64)
+    expect.shapes(logits=(logits, "b vocab"), ids=(ids, "b n"))
     logits = _by_text(_float(logits), settings, ids)
     return _by_rank(temperature(logits, settings.temperature), settings)
 
@@ -374,16 +399,53 @@ def _pick(logits, s, u):
 
 # %% ../nbs/20_sampling.ipynb #a378f542
 #| code-summary: ids of rows that wrote differently much, side by side
-def _side_by_side(ids, b):
-    "(b, n), with -1 behind the shorter rows."
-    if ids is None:
+def _side_by_side(ids, b, read):
+    "(b, n), with -1 behind the shorter rows; empty if nobody reads it."
+    expect.that(ids is None or len(ids) == b,
+                f"ids of {b if ids is None else len(ids)} rows for "
+                f"logits of {b}")
+    if ids is None or not read:
         return torch.empty(b, 0, dtype=torch.int64)
-    if not isinstance(ids, Tensor):
-        rows = [torch.as_tensor(row, dtype=torch.int64) for row in ids]
-        ids = torch.nn.utils.rnn.pad_sequence(
-            rows, batch_first=True, padding_value=-1)
-    expect.that(len(ids) == b, f"ids of {len(ids)} rows for logits of {b}")
-    return ids
+    if isinstance(ids, Tensor):
+        return ids
+    rows = [torch.as_tensor(row) for row in ids]
+    expect.integers(**{f"ids of row {i}": row for i, row in
+                       enumerate(rows) if row.numel()})
+    return torch.nn.utils.rnn.pad_sequence(
+        [row.long() for row in rows], batch_first=True, padding_value=-1)
+
+# %% ../nbs/20_sampling.ipynb #a7df16ae
+#| code-summary: what the text leaves of the logits, before a number is drawn
+def _left(groups, logits, ids):
+    "(settings, rows, logits) of each group; names the rows it refuses."
+    ids = _side_by_side(ids, len(logits), any(
+        s.repetition != 1 or s.frequency or s.presence or s.allowed
+        for s, _ in groups))
+    parts = []
+    for s, rows in groups:
+        try:
+            left = _by_text(logits[rows], s, ids[rows])
+            parts.append((s, rows, _float(left) if s.bias else left))
+        except ValueError as problem:
+            where = "" if len(groups) == 1 else f"of rows {rows}: "
+            raise ValueError(f"{where}{problem}") from None
+    return parts
+
+# %% ../nbs/20_sampling.ipynb #7b79d59c
+#| code-summary: a generator for a row
+def _generator(seed):
+    "On the CPU, so that a seed gives one text on every device."
+    made = torch.Generator()
+    made.seed() if seed is None else made.manual_seed(seed)
+    return made
+
+# %% ../nbs/20_sampling.ipynb #6398af58
+#| code-summary: refuses what are no settings
+def _expect_each(settings):
+    every = [settings] if isinstance(settings, Sampling) else settings
+    expect.kind(Sequence, settings=every)
+    for i, one in enumerate(every):
+        expect.kind(Sampling, **{f"settings {i}": one})
 
 # %% ../nbs/20_sampling.ipynb #fb5b2996
 class Sampler:
@@ -395,17 +457,11 @@ class Sampler:
     """
 
     def __init__(self, settings: Sampling | Sequence[Sampling]):
+        _expect_each(settings)
         self.default = settings if isinstance(settings, Sampling) else None
-        self.rows = [] if self.default else [
-            (s, self._generator(s.seed)) for s in settings]
+        self.rows = None if self.default else [
+            (s, _generator(s.seed)) for s in settings]
         self.known, self.alike = None, []
-
-    @staticmethod
-    def _generator(seed):
-        "On the CPU, so that a seed gives one text on every device."
-        made = torch.Generator()
-        made.seed() if seed is None else made.manual_seed(seed)
-        return made
 
     def __call__(
         self,
@@ -413,46 +469,58 @@ class Sampler:
         ids: Int[Tensor, "b n"] | Sequence | None = None,
         # what each row wrote; shorter rows are filled with -1
     ) -> Int[Tensor, "b"]:
-        "The next id of each row."
-        b = len(logits)
-        if self.default and not self.rows:
-            self._seed(b)
-        expect.that(len(self.rows) == b, f"logits of {b} rows for a "
-                    f"sampler of {len(self.rows)}")
-        ids = _side_by_side(ids, b)
-        u = torch.cat([torch.rand(1, generator=g, dtype=torch.float64)
-                       for _, g in self.rows]).to(logits.device)
+        "The next id of each row; what is refused draws no number."
+        expect.shapes(logits=(logits, "b vocab"))
+        logits, b = _float(logits), len(logits)
+        rows = self._seeded(b) if self.rows is None else self.rows
+        expect.that(len(rows) == b, f"logits of {b} rows for a sampler "
+                    f"of {len(rows)}")
+        parts = _left(self._groups(rows), logits, ids)
+        self.rows = rows
+        u = torch.tensor([torch.rand((), generator=g, dtype=torch.float64)
+                          for _, g in rows], dtype=torch.float64)
+        u = u.to(logits.device)
         tokens = torch.empty(b, dtype=torch.int64, device=logits.device)
-        for settings, rows in self._groups():
-            tokens[rows] = _pick(_by_text(
-                logits[rows], settings, ids[rows]), settings, u[rows])
+        for s, at, left in parts:
+            tokens[at] = _pick(left, s, u[at])
         return tokens
 
     def select(self, rows: Sequence[int]) -> None:
         "Keep these rows in this order; a row may be kept twice."
+        n = len(self._there())
+        wrong = [i for i in rows if not 0 <= i < n]
+        expect.that(not wrong, f"there are {n} rows, from 0 on, and none "
+                    f"is {wrong[:1]}")
         kept = [self.rows[i] for i in rows]
         self.rows = [(s, g.clone_state()) for s, g in kept]
 
     def join(self, other: "Sampler") -> None:
-        "Further rows, below those that are there."
-        self.rows = self.rows + other.rows
+        "Further rows, below those that are there, as copies."
+        self.rows = self._there() + [
+            (s, g.clone_state()) for s, g in other._there()]
 
-    def _seed(self, b):
+    def _there(self):
+        "The rows, once it is known how many there are."
+        expect.that(self.rows is not None, "a sampler of one setting has "
+                    "no rows before its first call: give it a list")
+        return self.rows
+
+    def _seeded(self, b):
         seed = self.default.seed
-        self.rows = [(self.default, self._generator(
+        return [(self.default, _generator(
             None if seed is None else seed + i)) for i in range(b)]
 
-    def _groups(self):
+    def _groups(self, every):
         "Settings, and the rows whose settings are equal to them."
-        if self.known is not self.rows:  # rows left or joined
+        if self.known is not every:  # rows left or joined
             alike = []
-            for i, (s, _) in enumerate(self.rows):
+            for i, (s, _) in enumerate(every):
                 s = replace(s, seed=None)
                 same = [rows for other, rows in alike if other == s]
                 same[0].append(i) if same else alike.append((s, [i]))
             if len(alike) == 1:
                 alike = [(alike[0][0], slice(None))]
-            self.known, self.alike = self.rows, alike
+            self.known, self.alike = every, alike
         return self.alike
 
 # %% ../nbs/20_sampling.ipynb #41a6b3d6
@@ -461,16 +529,17 @@ def allow(
     mask: Bool[Tensor, "*#b vocab"],  # True: may be written
 ) -> Float[Tensor, "*b vocab"]:
     "Logits with −∞ for all ids that the mask forbids."
-    expect.that(mask.dtype == torch.bool and mask.shape[-1:]
-                == logits.shape[-1:], "a mask of allowed ids is boolean, "
-                f"one for each of {logits.shape[-1]} ids, not {mask.dtype}"
-                f" of shape {tuple(mask.shape)}")
+    fits = mask.shape[-1:] == logits.shape[-1:] and all(
+        n in (1, m) for n, m in zip(mask.shape[::-1], logits.shape[::-1]))
+    expect.that(mask.dtype == torch.bool and mask.ndim <= logits.ndim
+                and fits, "a mask of allowed ids is boolean, one for each "
+                f"of {logits.shape[-1]} ids, not {mask.dtype} of shape "
+                f"{tuple(mask.shape)} for {tuple(logits.shape)}")
     logits = _keep(_float(logits), mask)
-    if logits.is_cpu:
-        left = (logits > -math.inf).any(-1)
-        row = left.flatten().int().argmin()
-        expect.that(left.all(), "the mask forbids every id that the "
-                    f"logits allow, in row {row}")
+    if logits.is_cpu and not (left := (logits > -math.inf).any(-1)).all():
+        raise ValueError("the mask forbids every id that the logits "
+                         "allow, in row "
+                         f"{left.flatten().int().argmin().item()}")
     return logits
 
 # %% ../nbs/20_sampling.ipynb #80d3d9b0
@@ -481,8 +550,9 @@ def distinct(
     n: int = 4,  # words in a run
 ) -> float:
     "Different runs of n words over all runs (Li et al., 2016)."
-    expect.whole(n=n)
+    expect.that(not isinstance(texts, str), "texts must be a list of "
+                f"texts, got one: {texts!r:.60}")
     runs = [run for text in texts for words in [text.split()]
             for run in zip(*(words[i:] for i in range(n)))]
-    expect.that(runs, f"no text has {n} words")
+    expect.that(runs, f"no text has {n} words: n is at least 1")
     return len(set(runs)) / len(runs)
