@@ -1,0 +1,176 @@
+"""What drafts gain: python tests/bench/bench_speculate.py
+
+A model of 6 layers, d 384 and 10,000 ids reads 64 ids and writes 200 more,
+greedily. The rows divide the processor time of ``generate`` by that of
+``speculate`` with a ``PromptLookup``: medians over rounds in which both run in
+turn. Both must write the same ids. What the text is decides everything, so it
+is prescribed: the model computes as ever, and then its logits of the
+prescribed id are raised. The kinds of text:
+
+"loop"      40 ids over and over;
+"phrases"   made of pieces, 3 to 14 ids long, of one run of 40;
+"errors"    40 ids over and over, every tenth of them another;
+"own"       what the model, with random weights, writes by itself;
+"nothing"   no id comes twice, so nothing is ever found;
+"refused"   every pair came before, and went on otherwise: always wrong;
+"letters"   four ids by chance: now and then right, the hardest to judge.
+
+Then, what a step with k drafts costs, relative to one without; and the time
+and the memory of weights of one byte, relative to float32. One thread.
+
+--quick    small sizes, one round: that everything runs, not how fast
+"""
+import argparse
+import random
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import timing  # noqa: E402
+from timing import AT_LEAST  # noqa: E402
+
+from tformer.generate import generate  # noqa: E402
+from tformer.llama import Llama, LlamaConfig  # noqa: E402
+from tformer.speculate import PromptLookup, int8, speculate  # noqa: E402
+
+PROMPT, NEW, VOCAB = 64, 200, 10_000
+TARGETS = {"loop": 1.5, "phrases": 1.5, "errors": None, "own": None,
+           "nothing": 0.95, "refused": 0.95, "letters": 0.95}
+
+
+def our_model():
+    torch.manual_seed(0)
+    size = dict(vocab_size=VOCAB, d_model=384, n_layers=6, n_heads=6)
+    if timing.quick:
+        size |= dict(d_model=32, n_layers=2, n_heads=2)
+    return Llama(LlamaConfig(**size, max_len=PROMPT + NEW)).eval()
+
+
+class Prescribed(nn.Module):
+    "Computes all that the model does, and then says what it is told."
+
+    def __init__(self, model, text):
+        super().__init__()
+        self.model, self.max_len = model, model.max_len
+        self.text, self.end = text, 0
+
+    def new_cache(self, batch, max_len=None):
+        return self.model.new_cache(batch, max_len)
+
+    def hidden(self, ids, *, cache, pos=None):
+        past = 0 if cache.empty else cache.k_pos.end
+        self.end = past + ids.shape[1]
+        return self.model.hidden(ids, cache=cache, pos=pos)
+
+    def lm_head(self, x):
+        logits = self.model.lm_head(x)
+        rows = logits.view(-1, logits.shape[-1])
+        n = len(rows)
+        for row, i in zip(rows, self.text[self.end - n + 1:self.end + 1]):
+            row[i] += 1e4
+        return logits
+
+    def forward(self, ids, *, cache, pos=None):
+        return self.lm_head(self.hidden(ids, cache=cache, pos=pos))
+
+
+def texts():
+    "For each kind, a text as long as prompt and new ids together."
+    dice, n = random.Random(0), PROMPT + NEW
+    run = dice.sample(range(VOCAB), 40)
+    found = {"loop": (run * n)[:n], "phrases": []}
+    while len(found["phrases"]) < n:
+        start = dice.randrange(40)
+        found["phrases"] += run[start:start + dice.randrange(3, 15)]
+    found["errors"] = [i if dice.random() > 0.1 else dice.randrange(VOCAB)
+                       for i in found["loop"]]
+    found["nothing"] = dice.sample(range(VOCAB), n)
+    last, refused = {}, [0, 0]
+    while len(refused) < n:
+        pair = *refused[-2:],
+        last[pair] = (last.get(pair, dice.randrange(8)) + 1) % 8
+        refused.append(last[pair])
+    found["refused"] = refused
+    found["letters"] = [dice.randrange(4) for _ in range(n)]
+    return {kind: text[:n] for kind, text in found.items()}
+
+
+def lookup(model, rounds=7):
+    told = texts()
+    for kind, target in TARGETS.items():
+        said, ids = model, torch.tensor([told["nothing"][:PROMPT]])
+        if kind in told:
+            said = Prescribed(model, told[kind]).eval()
+            ids = torch.tensor([told[kind][:PROMPT]])
+        ways = {
+            "plain": lambda: generate(said, ids, max_new=NEW)[0].ids,
+            "drafts": lambda: speculate(said, ids, PromptLookup(),
+                                        max_new=NEW).ids}
+        wrote = [way() for way in ways.values()]
+        assert wrote[0] == wrote[1], f"{kind}: other ids"
+        assert kind not in told or wrote[0] == told[kind][PROMPT:]
+        took = timing.in_turn(ways, rounds)
+        timing.row(f"generate / speculate, {kind}",
+                   took["plain"] / took["drafts"],
+                   None if target is None else (AT_LEAST, target),
+                   f"{took['plain']:.2f} s, {took['drafts']:.2f} s")
+
+
+@torch.inference_mode()
+def steps(model, rounds=25):
+    cache, past = model.new_cache(1), PROMPT
+    model(torch.randint(VOCAB, (1, past)), cache=cache)
+    drafts = (1, 2, 3, 4, 6, 8, 10, 16)
+
+    def step(n):
+        ids = torch.randint(VOCAB, (1, n))
+
+        def run():
+            model(ids, cache=cache)
+            cache.crop(past)
+        return run
+    ways = {k: step(k + 1) for k in (0, *drafts)}
+    for way in ways.values():
+        way()
+    took = timing.in_turn(ways, rounds)
+    for k in drafts:
+        timing.row(f"a step with {k} drafts / without", took[k] / took[0],
+                   None, f"{1e3 * took[k]:.1f}, {1e3 * took[0]:.1f} ms")
+
+
+def one_byte(model, rounds=5):
+    small = int8(model)
+    ids = torch.randint(VOCAB, (1, PROMPT))
+    ways = {name: lambda m=m: generate(m, ids, max_new=NEW // 4)
+            for name, m in (("float32", model), ("int8", small))}
+    took = timing.in_turn(ways, rounds)
+    timing.row("float32 / int8, time of a text",
+               took["float32"] / took["int8"], None,
+               f"{took['float32']:.2f} s, {took['int8']:.2f} s")
+    size = {name: sum(x.nbytes for x in m.state_dict().values())
+            for name, m in (("float32", model), ("int8", small))}
+    timing.row("float32 / int8, memory", size["float32"] / size["int8"],
+               None, " and ".join(f"{n / 1e6:.1f} MB"
+                                  for n in size.values()))
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    args.add_argument("--quick", action="store_true")
+    timing.quick = args.parse_args().quick
+    torch.set_num_threads(1)
+    timing.keep_memory()
+    model = our_model()
+    timing.head("Prompt lookup, 10,000 ids, one text")
+    lookup(model)
+    timing.head("A step that reads drafts")
+    steps(model)
+    timing.head("Weights of one byte")
+    one_byte(model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,615 @@
+"""Beam search: against enumeration, ``transformers``, and lists of Python."""
+import copy
+import itertools
+import math
+import re
+import sys
+import warnings
+
+import pytest
+import torch
+
+from conftest import ROOT
+from helpers import draw_ids, generator, needs_cuda, plain_only
+from models import ROWS, VOCAB, causal
+from tformer.beam import (
+    beam_search, best_possible, expected_gain, grow, length_norm,
+    minimum_risk, set_apart)
+from tformer.generate import generate
+from tformer.minimal import read_record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import transformers
+    from transformers.modeling_outputs import BaseModelOutput
+
+torch.set_num_threads(1)
+NAN = float("nan")
+
+
+class Table:
+    """A model whose next id depends on the last two, and on the place.
+
+    ``logits[n % 8, a, b]``.  It keeps the protocol, has no weights, and
+    counts its calls.
+    """
+
+    max_len = 100
+
+    def __init__(self, vocab=4, seed=0, spread=1.5):
+        self.logits = spread * torch.randn(
+            8, vocab, vocab, vocab, generator=generator(seed),
+            dtype=torch.float64)
+        self.vocab, self.calls = vocab, 0
+
+    def new_cache(self, batch, max_len=None):
+        return Kept(batch)
+
+    def __call__(self, ids, *, cache, pos=None):
+        self.calls += 1
+        cache.texts = torch.cat([cache.texts, ids], 1)
+        return torch.stack([self.after(text) for text in
+                            cache.texts.tolist()])[:, None]
+
+    def after(self, text):
+        return self.logits[len(text) % 8, text[-2:][0], text[-1]]
+
+    def log_probs(self, prompt, ids):
+        "Of each id after those before it."
+        text, found = list(prompt), []
+        for i in ids:
+            found.append(self.after(text).log_softmax(-1)[i].item())
+            text.append(i)
+        return found
+
+
+class Kept:
+    def __init__(self, batch):
+        self.texts = torch.empty(batch, 0, dtype=torch.int64)
+
+    def select(self, rows):
+        self.texts = self.texts[rows]
+
+
+def every_text(model, prompt, max_new, stop, norm):
+    "All texts that end, or fill the room, with their scores; sorted."
+    others = [i for i in range(model.vocab) if i != stop]
+    texts = [(*start, stop) for n in range(max_new)
+             for start in itertools.product(others, repeat=n)]
+    texts += itertools.product(others, repeat=max_new)
+    found = [(sum(model.log_probs(prompt, ids)), ids) for ids in texts]
+    return sorted(((s / norm(len(ids)), list(ids)) for s, ids in found),
+                  reverse=True)
+
+
+def lists(model, prompt, width, max_new, stop, norm):
+    "Beam search as one would write it on lists, without an early end."
+    live, done = [((), 0.0)], []
+    for n in range(1, max_new + 1):
+        grown = sorted(((ids + (i,), total + model.log_probs(
+            prompt, ids + (i,))[-1]) for ids, total in live
+            for i in range(model.vocab)), key=lambda c: -c[1])
+        done += [(total / norm(n), list(ids)) for ids, total in
+                 grown[:width] if ids[-1] == stop or n == max_new]
+        live = [c for c in grown if c[0][-1] != stop][:width]
+    return sorted(done, reverse=True)
+
+
+NORMS = [(0.0, "power"), (0.7, "power"), (1.0, "power"), (2.0, "power"),
+         (-0.5, "power"), (0.6, "gnmt"), (1.4, "gnmt")]
+
+
+def norm_of(alpha, form):
+    return lambda n: (n if form == "power" else (5 + n) / 6) ** alpha
+
+
+def same(beams, texts, n=None):
+    "As many texts, of the same ids, and of the same scores."
+    texts = texts[:n]
+    assert [beam.ids for beam in beams] == [ids for _, ids in texts]
+    for beam, (score, _) in zip(beams, texts):
+        assert beam.score == pytest.approx(score, abs=1e-9)
+
+
+@pytest.mark.parametrize("alpha, form", NORMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
+    model = Table(seed=seed)
+    prompt, stop = [2, 0, 1], 3
+    texts = every_text(model, prompt, 5, stop, norm_of(alpha, form))
+    assert len(texts) == 1 + 3 + 9 + 27 + 81 + 243
+    found, = beam_search(model, [prompt], width=500, max_new=5, stop=stop,
+                         alpha=alpha, form=form, n_best=500)
+    same(found, texts)
+    found, = beam_search(model, [prompt], width=324, max_new=5, stop=stop,
+                         alpha=alpha, form=form, n_best=10)
+    same(found, texts, 10)
+
+
+@pytest.mark.parametrize("alpha, form", NORMS)
+def test_every_width_equals_lists(alpha, form):
+    for seed, width in itertools.product(range(4), (1, 2, 3, 7)):
+        model = Table(5, seed)
+        wanted = lists(model, [1], width, 7, 4, norm_of(alpha, form))
+        found, = beam_search(model, [[1]], width=width, max_new=7, stop=4,
+                             alpha=alpha, form=form, n_best=width)
+        same(found, wanted, width)
+
+
+def test_the_mean_of_best_sums_does_not_fall_with_the_width():
+    "A single search may; where nothing is pruned any more, none does."
+    best = [[beam_search(Table(6, seed, 2.0), [[0]], width=w, max_new=6,
+                         stop=5, alpha=0.0)[0][0].log_prob
+             for w in (1, 2, 4, 8, 32, 4000)] for seed in range(20)]
+    for row in best:
+        assert max(row) == row[-1]
+    means = torch.tensor(best).mean(0)
+    assert (means.diff() > -1e-6).all() and means[-1] > means[0] + 0.1
+
+
+def test_a_width_of_one_is_greedy():
+    for seed in range(20):
+        model = Table(5, seed)
+        ids, text = [], [2]
+        while len(ids) < 9 and 4 not in ids:
+            ids.append(model.after(text).argmax().item())
+            text.append(ids[-1])
+        for how in (dict(alpha=0.0), dict(alpha=1.0, until="enough")):
+            (found,), = beam_search(model, [[2]], width=1, max_new=9,
+                                    stop=4, **how)
+            assert found.ids == ids and found.finished == (ids[-1] == 4)
+
+
+def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
+    worse, calls = {"usual": 0, "enough": 0}, [0, 0]
+    for seed in range(40):
+        model = Table(5, seed)
+        how = dict(width=3, max_new=12, stop=4, alpha=1.0)
+        wanted = lists(model, [1], 3, 12, 4, norm_of(1.0, "power"))
+        (sure,), = beam_search(model, [[1]], **how)
+        same([sure], wanted, 1)
+        for until in worse:
+            (found,), = beam_search(model, [[1]], until=until, **how)
+            assert found.score <= sure.score + 1e-12
+            worse[until] += found.score < sure.score - 1e-9
+    assert worse["usual"] >= 3 and worse["enough"] >= 3, worse
+
+
+def test_a_search_ends_when_nothing_can_be_gained():
+    "With sums, a search is over with the first text that none can reach."
+    model = Table(4)
+    model.logits[..., 3] += 12.0  # nearly always the end
+    beam_search(model, [[1]], width=3, max_new=50, stop=3, alpha=0.0)
+    assert model.calls <= 2
+
+
+def test_a_bound_is_a_bound():
+    for alpha, form in NORMS:
+        for n, longest in ((1, 1), (2, 9), (5, 6)):
+            bound = best_possible(-3.0, n, longest, alpha, form)
+            norm = norm_of(alpha, form)
+            each = [-3.0 / norm(m) for m in range(n, longest + 1)]
+            assert bound == pytest.approx(max(each))
+
+
+def test_grow_and_set_apart_equal_loops():
+    sums = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]])
+    following = torch.randn(2, 2, 5, generator=generator()).log_softmax(-1)
+    best = grow(sums, following, 4)
+    stop = torch.tensor([0, 3])
+    ended, live = set_apart(best.ids, stop, 2)
+    for row in range(2):
+        every = sorted(((sums[row, k] + following[row, k, i]).item(), k, i)
+                       for k in range(2) for i in range(5))[::-1][:4]
+        assert [*zip(best.log_probs[row].tolist(), best.beams[row].tolist(),
+                     best.ids[row].tolist())] == every
+        ends = [i in (0, 3) for *_, i in every]
+        assert ended[row].tolist() == [e and k < 2 for k, e in
+                                       enumerate(ends)]
+        assert live[row].tolist() == [
+            not e and sum(not x for x in ends[:k + 1]) <= 2
+            for k, e in enumerate(ends)]
+
+
+def test_length_norms():
+    assert length_norm(7, 0.0) == length_norm(1, 3.0) == 1
+    assert length_norm(4, 0.5) == 2 and length_norm(4, -1.0) == 0.25
+    assert length_norm(7, 0.5, "gnmt") == pytest.approx(math.sqrt(2))
+    assert length_norm(1, 0.6, "gnmt") == 1
+
+
+def test_the_prompt_is_not_counted():
+    "A longer prompt of the same last ids gives the same, score and all."
+    model = Table()
+    a, b = (beam_search(model, [prompt], width=3, max_new=6, stop=3,
+                        alpha=1.0, n_best=3)[0]
+            for prompt in ([1, 2], [0] * 40 + [1, 2]))
+    assert a == b
+
+
+def test_many_stop_ids_and_none():
+    model = Table(6, 3)
+    for stop in ((), (5,), [1, 3, 5], (5, 5), (0, 1, 2, 3, 4, 5)):
+        found, = beam_search(model, [[2]], width=4, max_new=6, stop=stop,
+                             n_best=4)
+        assert len(found) == 4
+        for beam in found:
+            assert beam.finished == (beam.ids[-1] in stop)
+            assert not {*beam.ids[:-1]} & {*stop}
+            assert beam.finished or len(beam.ids) == 6
+            assert beam.log_prob == pytest.approx(sum(
+                model.log_probs([2], beam.ids)))
+
+
+def test_forbidden_ids_are_never_written():
+    model = Table(5, 1)
+    model.logits[..., 1:3] = -math.inf
+    found, = beam_search(model, [[0]], width=50, max_new=3, stop=4,
+                         n_best=50)
+    texts = {tuple(beam.ids) for beam in found}
+    assert texts == {(4,), *itertools.product((0, 3), (4,)),
+                     *itertools.product((0, 3), (0, 3), (0, 3, 4))}
+
+
+def test_fewer_texts_than_asked_for_are_no_mistake():
+    found, = beam_search(Table(2), [[0]], width=9, max_new=2, stop=1,
+                         n_best=9)
+    assert sorted(beam.ids for beam in found) == [[0, 0], [0, 1], [1]]
+
+
+# --- models with weights
+
+def searched(row, model, ids, source=None, **how):
+    more = {}
+    if row.source:
+        mask = source >= 0
+        more = dict(memory=model.encode(source.clamp(min=0), mask),
+                    memory_mask=mask)
+    return beam_search(model, ids, stop=[7, 8], **more, **how)
+
+
+def sources(b, t=6):
+    made = draw_ids(b, t, low=1, high=VOCAB, seed=9)
+    for i in range(b):
+        made[i, t - i:] = -1
+    return made
+
+
+@causal
+@torch.no_grad()
+def test_a_batch_gives_each_the_same_as_alone(row):
+    model = row.make()
+    prompts = [[9, 3, 5], [11], [4, 2, 6, 1, 30], [9, 3, 5]]
+    source = sources(4)
+    for alpha in (0.0, 1.0):
+        how = dict(width=3, max_new=9, alpha=alpha, n_best=3)
+        together = searched(row, model, prompts, source, **how)
+        for i, prompt in enumerate(prompts):
+            alone, = searched(row, model, [prompt], source[i:i + 1], **how)
+            assert [b.ids for b in together[i]] == [b.ids for b in alone]
+            for a, b in zip(together[i], alone):
+                assert a.score == pytest.approx(b.score, abs=1e-5)
+
+
+@causal
+@torch.no_grad()
+def test_scores_are_those_of_one_pass_over_the_whole_text(row):
+    model, source = row.make(), sources(2)
+    prompts = [[9, 3, 5], [11, 2]]
+    for form in ("power", "gnmt"):
+        every = searched(row, model, prompts, source, width=4, max_new=8,
+                         alpha=0.8, form=form, n_best=4)
+        for i, prompt in enumerate(prompts):
+            for beam in every[i]:
+                text = torch.tensor([prompt + beam.ids])
+                more = {}
+                if row.source:
+                    mask = source[i:i + 1] >= 0
+                    more = dict(memory=model.encode(
+                        source[i:i + 1].clamp(min=0), mask),
+                        memory_mask=mask)
+                said = model(text[:, :-1], **more).log_softmax(-1)[0]
+                at = range(len(prompt) - 1, text.shape[1] - 1)
+                total = said[at, beam.ids].sum().item()
+                assert beam.log_prob == pytest.approx(total, abs=1e-4)
+                assert beam.score == pytest.approx(total / norm_of(
+                    0.8, form)(len(beam.ids)), abs=1e-4)
+
+
+def test_a_model_in_training_is_searched_in_eval_mode_and_left():
+    row = next(row for row in ROWS if row.name == "GPT")
+    model = row.make(dropout=0.5)
+    model.train()
+    model.blocks[0].eval()
+    modes = [m.training for m in model.modules()]
+    a, b = (beam_search(model, [[3, 4]], width=3, max_new=6, stop=7)
+            for _ in range(2))
+    assert a == b
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- against transformers
+
+class Theirs:
+    "A model of ``transformers``, called as the course calls models."
+
+    max_len = 64
+
+    def __init__(self, model):
+        self.model = model
+
+    def new_cache(self, batch, max_len=None):
+        return Past()
+
+    def __call__(self, ids, *, cache, memory=None, memory_mask=None):
+        if memory is not None:
+            cache.memory, cache.mask = memory, memory_mask
+        given = {"input_ids": ids}
+        if cache.memory is not None:
+            given = {"decoder_input_ids": ids, "attention_mask": cache.mask,
+                     "encoder_outputs": BaseModelOutput(
+                         last_hidden_state=cache.memory)}
+        out = self.model(**given, past_key_values=cache.past)
+        cache.past = out.past_key_values
+        return out.logits
+
+
+class Past:
+    past = memory = mask = None
+
+    def select(self, rows):
+        self.past.reorder_cache(rows)
+        if self.memory is not None:
+            self.memory, self.mask = self.memory[rows], self.mask[rows]
+
+
+def peer(name):
+    "Random, in float64, its weights large enough to have opinions."
+    kind, config = {
+        "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(
+            vocab_size=11, n_positions=64, n_embd=16, n_layer=2, n_head=2,
+            bos_token_id=0, eos_token_id=5)),
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
+            vocab_size=11, hidden_size=16, intermediate_size=16,
+            num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, bos_token_id=0, eos_token_id=5)),
+        "bart": (transformers.BartForConditionalGeneration,
+                 transformers.BartConfig(
+            vocab_size=11, d_model=16, encoder_layers=1, decoder_layers=2,
+            encoder_attention_heads=2, decoder_attention_heads=2,
+            encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0,
+            max_position_embeddings=64, bos_token_id=1, eos_token_id=5,
+            decoder_start_token_id=1, forced_eos_token_id=None)),
+        "marian": (transformers.MarianMTModel, transformers.MarianConfig(
+            vocab_size=11, d_model=16, encoder_layers=1, decoder_layers=2,
+            encoder_attention_heads=2, decoder_attention_heads=2,
+            encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0,
+            max_position_embeddings=64, eos_token_id=5,
+            decoder_start_token_id=1, forced_eos_token_id=None))}[name]
+    torch.manual_seed(0)
+    made = kind(config).double().eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.copy_(0.35 * torch.randn_like(p))
+    return made
+
+
+RULES = {"sure": "never", "usual": False, "enough": True}
+
+
+@plain_only
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "marian"])
+@torch.no_grad()
+def test_texts_and_scores_are_those_of_transformers(name):
+    model, src = peer(name), draw_ids(3, 5, low=1, high=5)
+    mask, ours, theirs, ids = torch.ones(3, 5).bool(), {}, {}, src
+    if name in ("bart", "marian"):
+        mask[1, 3:] = mask[2, 4:] = False
+        ours = {"memory": model.get_encoder()(
+            src, attention_mask=mask).last_hidden_state,
+            "memory_mask": mask}
+        ids = torch.ones(3, 1, dtype=torch.int64)
+        theirs = {"decoder_input_ids": ids}
+    for until, alpha, (width, stop) in itertools.product(
+            RULES, (0.0, 0.7, 1.0, 2.0), ((2, [5]), (4, [5, 6]))):
+        out = model.generate(
+            input_ids=src, **theirs, attention_mask=mask, num_beams=width, do_sample=False,
+            num_return_sequences=width, max_new_tokens=8,
+            length_penalty=alpha, early_stopping=RULES[until],
+            eos_token_id=stop, pad_token_id=0, output_scores=True,
+            return_dict_in_generate=True)
+        found = beam_search(
+            Theirs(model), ids, width=width, max_new=8, stop=stop,
+            alpha=alpha, n_best=width, until=until, **ours)
+        found = [beam for row in found for beam in row]
+        for beam, row, score in zip(
+                found, out.sequences[:, ids.shape[1]:].tolist(),
+                out.sequences_scores.tolist(), strict=True):
+            assert beam.ids == row[:len(beam.ids)]
+            assert {*row[len(beam.ids):]} <= {0, 5}  # padding
+            assert beam.score == pytest.approx(score, 1e-6)
+
+
+@torch.no_grad()
+def test_greedy_is_generate():
+    for row in ROWS:
+        if row.causal and not row.source:
+            model, prompts = row.make(), [[9, 3, 5], [11], [4, 2]]
+            texts = generate(model, prompts, max_new=9, stop=[7, 8, 9])
+            found = beam_search(model, prompts, width=1, max_new=9,
+                                stop=[7, 8, 9], until="enough")
+            for text, (beam,) in zip(texts, found):
+                assert beam.ids[:len(text.ids)] == text.ids
+                assert beam.finished == (text.stopped == "stop")
+
+
+def test_what_is_given_is_not_changed():
+    row = next(row for row in ROWS if row.name == "Seq2Seq")
+    model = row.make()
+    with torch.no_grad():
+        memory = model.encode(sources(2).clamp(min=0))
+    ids, prompts = torch.tensor([[3], [4]]), copy.deepcopy(memory)
+    beam_search(model, ids, width=3, max_new=5, memory=memory)
+    assert torch.equal(memory, prompts) and ids.tolist() == [[3], [4]]
+
+
+def test_a_prompt_whose_search_is_over_leaves_the_batch():
+    class Counts(Table):
+        rows = 0
+
+        def __call__(self, ids, *, cache, pos=None):
+            self.rows += len(ids)
+            return super().__call__(ids, cache=cache, pos=pos)
+
+    model = Counts(4)
+    model.logits[:, 1, 1, 3] += 20.0  # after 1, 1 comes the end
+    beam_search(model, [[1, 1], [0, 2]], width=2, max_new=20, stop=3,
+                alpha=0.0, until="enough")
+    assert model.rows < 2 + 2 * 2 * 19
+
+
+# --- minimum risk
+
+def test_minimum_risk_equals_a_loop():
+    texts = ["a b c", "a b d", "x y z", "a b"]
+    gain = lambda a, b: len({*a.split()} & {*b.split()}) / 3  # noqa: E731
+    for weights in (None, [1.0, 2.0, 5.0, 1.0]):
+        w = weights or [1] * 4
+        wanted = [sum(k * gain(a, b) for k, b in zip(w, texts)) / sum(w)
+                  for a in texts]
+        assert expected_gain(texts, gain, weights) == pytest.approx(wanted)
+        best = texts[max(range(4), key=wanted.__getitem__)]
+        assert minimum_risk(texts, gain, weights) == best
+    assert minimum_risk(texts, gain) != "x y z"
+    assert minimum_risk(texts, gain, [0.0, 0.0, 1.0, 0.0]) == "x y z"
+
+
+def test_the_gain_of_equality_chooses_the_most_frequent():
+    drawn = list("abacbaaccc") + ["a"]
+    assert minimum_risk(drawn, lambda a, b: float(a == b)) == "a"
+
+
+# --- refusals
+
+class NoSelect(Table):
+    def new_cache(self, batch, max_len=None):
+        cache = super().new_cache(batch)
+        cache.select = None
+        return cache
+
+
+class Says(Table):
+    "Answers what it is given."
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def __call__(self, ids, *, cache, pos=None):
+        return self.answer
+
+
+GOOD = dict(ids=[[1, 2]], width=3, max_new=4, stop=3)
+
+
+@plain_only
+@pytest.mark.parametrize("changes, sentence", [
+    (dict(width=0), "width must be a whole number of at least 1, got 0"),
+    (dict(width=2.0), "width must be a whole number of at least 1"),
+    (dict(max_new=0), "max_new must be a whole number of at least 1"),
+    (dict(n_best=0), "n_best must be a whole number of at least 1"),
+    (dict(n_best=4), "4 n_best, beyond width 3"),
+    (dict(ids=[]), "prompt"),
+    (dict(ids=[[1], []]), "prompt 1 is empty"),
+    (dict(ids=[[1], [0.5]]), "prompt 1 must be integers"),
+    (dict(ids=[[1, -1]]), "prompt 0 holds id -1"),
+    (dict(ids=[[1], [0, 4]]), "Table cannot answer .* to 4"),
+    (dict(ids=[[1] * 101]), "prompt 0 of 101 ids go beyond max_len 100"),
+    (dict(ids=[[1] * 98]), "98 ids and max_new 4 go beyond max_len 100"),
+    (dict(stop=4), "stop id 4 is outside the vocabulary: ids go from 0 to"),
+    (dict(stop=-1), "a stop id must be a whole number of at least 0"),
+    (dict(stop=["."]), "a stop id must be a whole number"),
+    (dict(alpha=NAN), "alpha must be at least -10 and at most 10, got nan"),
+    (dict(alpha=math.inf), "alpha must be .* got inf"),
+    (dict(form="mean"), "form .*'mean'"),
+    (dict(until="never"), "until .*'never'"),
+    (dict(memory=torch.zeros(2, 3, 4)), "memory of 2 rows for 1 prompts"),
+    (dict(model=object()), "object cannot answer model.new_cache"),
+    (dict(model=torch.nn.Linear(2, 2)), "Linear cannot answer model.new_"),
+    (dict(model=NoSelect()), "NoSelect cannot answer cache.select"),
+    (dict(model=Says("no")), "Says cannot answer model"),
+    (dict(model=Says(torch.zeros(1, 1, 4) * NAN)), "NaN"),
+    (dict(model=Says(torch.zeros(1, 1, 4) - math.inf)), "forbid every id"),
+    (dict(model=Says(torch.zeros(3, 1, 4))), "must return logits"),
+    (dict(model=Says(torch.zeros(1, 1, 4).long())), "logits must have a fl"),
+])
+def test_what_cannot_be_meant_is_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence) as error:
+        beam_search(**dict(model=Table()) | GOOD | changes)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 320
+
+
+def test_parts_refuse_too():
+    with pytest.raises(ValueError, match="following must be of shape"):
+        grow(torch.zeros(2, 3), torch.zeros(2, 4, 5), 3)
+    with pytest.raises(ValueError, match="width"):
+        set_apart(torch.zeros(1, 3).long(), torch.tensor([1]), 0)
+    with pytest.raises(ValueError, match="5 ids, beyond the longest, 4"):
+        best_possible(-1.0, 5, 4, 1.0)
+    with pytest.raises(ValueError, match="no candidate"):
+        minimum_risk([], lambda a, b: 0.0)
+    with pytest.raises(ValueError, match="2 weights for 1 candidates"):
+        expected_gain(["a"], lambda a, b: 0.0, [1.0, 2.0])
+
+
+# --- elsewhere
+
+@needs_cuda
+@torch.no_grad()
+def test_a_device_finds_what_the_cpu_finds():
+    for row in ROWS:
+        if row.causal and not row.source:
+            model = row.make()
+            here, there = (beam_search(
+                m, [[9, 3, 5], [11]], width=4, max_new=8, stop=7, n_best=4)
+                for m in (model, copy.deepcopy(model).cuda()))
+            assert [[b.ids for b in row] for row in here] == [
+                [b.ids for b in row] for row in there]
+
+
+def test_half_precision_sums_in_float32():
+    row = next(row for row in ROWS if row.name == "Llama")
+    model = row.make().bfloat16()
+    (beam,), = beam_search(model, [[3, 4]], width=2, max_new=6, stop=7)
+    assert beam.log_prob != torch.tensor(beam.log_prob).bfloat16().item()
+
+
+@plain_only
+def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import beam as experiment
+    monkeypatch.setattr(experiment, "READ", 200)
+    monkeypatch.setattr(experiment, "ALPHAS", (0.0,))
+    monkeypatch.setattr(experiment, "DRAWS", 3)
+    out = tmp_path / "some.csv"
+    monkeypatch.setattr(sys, "argv", [
+        "beam.py", "--sentences", "2", "--steps", "2", "--seeds", "1",
+        "--widths", "1", "2", "--out", str(out)])
+    experiment.main()
+    first = out.read_text(encoding="utf-8")
+    assert first.count("\n") == 7
+    assert "beam,translator,0,2,2,1,0.0,1.0,100.0,1.0,0.0," in first
+    capsys.readouterr()
+    experiment.main()
+    assert capsys.readouterr().out == ""
+    assert out.read_text(encoding="utf-8") == first
+
+
+def test_the_record_is_whole():
+    rows = read_record("beam")
+    beams = [r for r in rows if r["way"] == "beam"]
+    assert len(beams) == 4 * 6 * 3 and len(rows) == len(beams) + 4
+    assert {r["seed"] for r in rows if r["model"] == "weak"} == {*"012"}
+    assert all(r["torch"] and re.match("20..-..-..$", r["date"])
+               for r in rows)

@@ -1,0 +1,515 @@
+"""Texts written with a cache: equal to those read again, and to their peers."""
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from helpers import needs_cuda, plain_only
+from models import MAX_LEN, VOCAB, causal, rows
+from tformer import seq2seq
+from tformer.costs import costs
+from tformer.gpt import GPT, GPTConfig
+from tformer.generate import (
+    Reader, Text, evaluating, generate, last_logits, left_padded, picker,
+    stop_strings, stream)
+from tformer.llama import Llama, LlamaConfig
+from tformer.sampling import Sampler, Sampling
+
+torch.set_num_threads(1)
+PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
+
+
+def made(row, n=3):
+    "A model in float64, and the memories that n prompts need."
+    model, more = row.make().double(), {}
+    if row.source:
+        keep = torch.ones(n, 7).bool()
+        keep[0, 4:] = False
+        with torch.no_grad():
+            memory = model.encode(row.ids(n, 7, seed=9), keep)
+        more = dict(memory=memory, memory_mask=keep)
+    return model, more
+
+
+def of_row(more, i):
+    return {name: x[i:i + 1] for name, x in more.items()}
+
+
+@torch.no_grad()
+def reread(model, ids, n, keep=None, **more):
+    "n ids and their log-probabilities; everything is read again each time."
+    ids, first, start, said = list(ids), len(ids), 0, []
+    if keep and first > model.max_len:
+        start = first - keep
+    for _ in range(n):
+        if keep and len(ids) - start > model.max_len:
+            start = len(ids) - keep
+        log_p = model(torch.tensor([ids[start:]]), **more)[0, -1]
+        log_p = log_p.log_softmax(-1)
+        ids.append(log_p.argmax().item())
+        said.append(log_p[ids[-1]].item())
+    return ids[first:], said
+
+
+def same(text, expected, said):
+    assert text.ids == expected
+    assert text.log_probs == pytest.approx(said, abs=1e-9)
+
+
+# --- equal to what is read again, whatever stands beside
+
+@causal
+def test_a_ragged_batch_writes_what_each_row_writes_alone(row):
+    model, more = made(row)
+    texts = generate(model, PROMPTS, max_new=MAX_LEN - 4, **more)
+    for i, text in enumerate(texts):
+        same(text, *reread(model, PROMPTS[i], MAX_LEN - 4,
+                           **of_row(more, i)))
+        assert text.stopped == "length"
+
+
+@causal
+def test_rows_that_stop_leave_and_others_do_not_notice(row):
+    model, more = made(row)
+    full = [reread(model, ids, 14, **of_row(more, i))
+            for i, ids in enumerate(PROMPTS)]
+    stop = [full[0][0][8], full[2][0][3]]
+    seen = []
+    model.register_forward_pre_hook(
+        lambda part, given: seen.append(len(given[0])))
+    for drop in (True, False):
+        texts = generate(model, PROMPTS, max_new=14, stop=stop, drop=drop,
+                         **more)
+        for text, (expected, said) in zip(texts, full):
+            cut = min([expected.index(i) for i in stop if i in expected],
+                      default=14)
+            same(text, expected[:cut], said[:cut])
+            assert text.stopped == ("stop" if cut < 14 else "length")
+    n = len({len(text.ids) for text in texts})
+    assert len({*seen}) >= n or n == 1
+
+
+@causal
+@pytest.mark.parametrize("window, keep", [(True, MAX_LEN // 2), (5, 5),
+                                          (MAX_LEN, MAX_LEN)])
+def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
+    model, more = made(row)
+    prompts = [PROMPTS[0], PROMPTS[1], [7, 8, 9] * 9]
+    texts = generate(model, prompts, max_new=40, window=window, **more)
+    for i, text in enumerate(texts):
+        same(text, *reread(model, prompts[i], 40, keep, **of_row(more, i)))
+    alone, = generate(model, prompts[:1], max_new=40, window=window,
+                      **of_row(more, 0))
+    assert alone.ids == texts[0].ids
+
+
+@rows("source")
+def test_an_encoder_decoder_writes_what_greedy_writes(row):
+    model, more = made(row)
+    plain = seq2seq.greedy(model, row.ids(3, 7, seed=9), 12, start=1, eos=2,
+                           mask=more["memory_mask"])
+    for text, ids in zip(generate(model, [[1]] * 3, max_new=12, stop=2,
+                                  **more), plain.tolist()):
+        assert text.ids == ids[:ids.index(2) if 2 in ids else 12]
+
+
+@causal
+def test_the_cache_has_the_bytes_of_the_formula(row):
+    model, more = made(row)
+    reader = Reader(model, *left_padded(PROMPTS), room=3, **more)
+    for new in range(3):
+        with torch.no_grad():
+            reader.logits()
+        reader.write(torch.tensor([1, 2, 3]))
+        assert reader.cache.nbytes == costs(model.config).kv_cache(
+            5 + new, 3, torch.float64, memory=7 * row.source)
+
+
+# --- equal to transformers
+
+def twins():
+    torch.manual_seed(0)
+    numbers = dict(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None,
+                   pad_token_id=0)
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        **numbers, n_embd=16, n_layer=2, n_head=4, n_positions=40,
+        initializer_range=0.5)).double().eval()
+    ours = GPT(GPTConfig(vocab_size=VOCAB, d_model=16, n_layers=2,
+                         n_heads=4, max_len=40)).double().eval()
+    state = {}
+    for name, x in peer.transformer.state_dict().items():
+        for theirs, own in (
+                ("wte", "embed"), ("wpe", "embed_pos"), ("h.", "blocks."),
+                ("ln_1", "attention.norm"), ("ln_2", "feed_forward.norm"),
+                ("attn.c_attn", "attention.part.qkv_proj"),
+                ("attn.c_proj", "attention.part.o_proj"),
+                ("mlp.c_fc", "feed_forward.part.up_proj"),
+                ("mlp.c_proj", "feed_forward.part.down_proj"),
+                ("ln_f", "norm")):
+            name = name.replace(theirs, own)
+        flat = "_proj" in name and x.ndim == 2
+        state[name] = x.T if flat else x
+    state["lm_head.weight"] = state["embed.weight"]
+    ours.load_state_dict(state)
+    yield ours, peer
+    peer = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **numbers, hidden_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+        rms_norm_eps=1e-5, initializer_range=0.5)).double().eval()
+    ours = Llama(LlamaConfig(
+        vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2,
+        d_ff=24, max_len=40)).double().eval()
+    state = {}
+    for name, x in peer.state_dict().items():
+        for theirs, own in (
+                ("model.", ""), ("embed_tokens", "embed"),
+                ("layers", "blocks"), ("input_layernorm", "attention.norm"),
+                ("post_attention_layernorm", "feed_forward.norm"),
+                ("self_attn", "attention.part"),
+                ("mlp", "feed_forward.part")):
+            name = name.replace(theirs, own)
+        state[name] = x
+    ours.load_state_dict(state)
+    yield ours, peer
+
+
+def test_equal_to_transformers_token_for_token():
+    for ours, peer in twins():
+        ids = torch.randint(1, VOCAB, (4, 9))
+        keep = torch.ones_like(ids)
+        keep[1, :4] = keep[3, :8] = 0       # padded on the left
+        theirs = peer.generate(
+            ids.where(keep.bool(), 0), attention_mask=keep,
+            max_new_tokens=30, do_sample=False, output_scores=True,
+            return_dict_in_generate=True)
+        prompts = [row[k.bool()] for row, k in zip(ids, keep)]
+        texts = generate(ours, prompts, max_new=30)
+        assert [text.ids for text in texts] == (
+            theirs.sequences[:, 9:].tolist())
+        said = peer.compute_transition_scores(
+            theirs.sequences, theirs.scores, normalize_logits=True)
+        for text, expected in zip(texts, said.tolist()):
+            assert text.log_probs == pytest.approx(expected, abs=1e-5)
+
+
+# --- what is chosen, and when a text ends
+
+def small(**changes):
+    torch.manual_seed(1)
+    config = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
+                  max_len=MAX_LEN, dropout=0.0) | changes
+    model = GPT(GPTConfig(**config)).double().eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    return model
+
+
+def test_a_row_is_drawn_alike_with_and_without_neighbors():
+    model = small()
+    ways = [Sampling(top_k=9, seed=5), Sampling(temperature=0.0),
+            Sampling(temperature=1.4, repetition=1.3, seed=5)]
+    stop = [*range(0, VOCAB, 6)]
+    texts = generate(model, PROMPTS, max_new=15, sampling=ways, stop=stop)
+    assert len({len(text.ids) for text in texts}) > 1
+    for ids, way, text in zip(PROMPTS, ways, texts):
+        alone, = generate(model, [ids], max_new=15, sampling=[way],
+                          stop=stop)
+        assert alone.ids == text.ids
+    one = generate(model, PROMPTS[:1] * 2, max_new=9,
+                   sampling=Sampling(seed=3))
+    assert one[1].ids == generate(model, PROMPTS[:1], max_new=9,
+                                  sampling=Sampling(seed=4))[0].ids
+
+
+def test_who_chooses_sees_what_each_row_wrote():
+    seen = []
+
+    def choose(logits, ids):
+        seen.append(ids.tolist())
+        return torch.tensor([1, 2, 3])[:len(logits)] + len(seen)
+    generate(small(), PROMPTS, max_new=3, sampling=choose)
+    assert seen == [[[], [], []], [[2], [3], [4]],
+                    [[2, 3], [3, 4], [4, 5]]]
+
+
+def test_penalties_and_masks_see_new_ids_only():
+    model = small()
+    asked = []
+    allowed = torch.ones(VOCAB).bool()
+    allowed[3] = False
+
+    def mask(ids):
+        asked.append(ids.tolist())
+        return allowed
+    text, = generate(model, [[3, 3]], max_new=4,
+                     sampling=Sampling(temperature=0.0, allowed=mask))
+    assert asked == [text.ids[:n] for n in range(4)] and 3 not in text.ids
+
+
+@plain_only
+def test_picker():
+    z = torch.tensor([[0.0, 2.0, 1.0]])
+    assert picker(None)(z, None).tolist() == [1]
+    assert isinstance(picker(Sampling()), Sampler)
+    assert len(picker([Sampling(), Sampling()]).rows) == 2
+    own = picker(max)
+    assert own is max
+    with pytest.raises(ValueError, match="sampling 1 must be Sampling"):
+        picker([Sampling(), None])
+    with pytest.raises(ValueError, match="sampling must be list or tuple"):
+        picker(0.7)
+
+
+def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
+    model = small()
+    full = generate(model, [[5]], max_new=8)[0].ids
+    text, = generate(model, [[5]], max_new=8, stop=full[4])
+    assert text == Text(full[:full.index(full[4])], text.log_probs, "stop")
+    assert full[4] not in text.ids
+    asked = []
+
+    def stop(ids):
+        asked.append(list(ids))
+        ids.clear()     # what it does to its list is its own affair
+        return len(asked) == 3
+    text, = generate(model, [[5]], max_new=8, stop=stop)
+    assert asked == [full[:1], full[:2], full[:3]]
+    assert (text.ids, text.stopped) == (full[:3], "stop")
+
+
+@plain_only
+def test_stop_strings_cross_the_borders_of_tokens():
+    decode = "".join
+    found = stop_strings(decode, ["cat", "!"])
+    assert [found(ids) for ids in (["c", "a"], ["c", "at", "s"], [], ["x!"]
+                                   )] == [False, True, False, True]
+    assert stop_strings(decode, "ab")(["a", "b"])
+    for wrong, says in (([""], "empty string"), ([3], "must be a str")):
+        with pytest.raises(ValueError, match=says):
+            stop_strings(decode, wrong)
+
+
+# --- a stream
+
+def test_a_stream_computes_no_more_than_is_asked_for():
+    model, calls = small(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    steps = stream(model, PROMPTS, max_new=9)
+    assert not calls
+    first, second = next(steps), next(steps)
+    assert [t.row for t in first] == [0, 1, 2] and len(calls) == 1
+    texts = generate(small(), PROMPTS, max_new=9)
+    for tokens, n in ((first, 0), (second, 1)):
+        assert [(t.id, t.log_prob) for t in tokens] == [
+            (text.ids[n], text.log_probs[n]) for text in texts]
+    assert len([*steps]) == 7
+
+
+def test_between_two_tokens_the_caller_is_as_before():
+    model = small(dropout=0.5)
+    model.train()
+    model.blocks[0].eval()
+    modes = [part.training for part in model.modules()]
+    exact = [text.ids for text in generate(
+        copy.deepcopy(model).eval(), PROMPTS, max_new=6)]
+    found = [[], [], []]
+    for tokens in stream(model, PROMPTS, max_new=6):
+        assert [part.training for part in model.modules()] == modes
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        for row, i, _ in tokens:
+            found[row].append(i)
+    assert found == exact
+    with pytest.raises(ValueError):
+        generate(model, PROMPTS, max_new=5, stop=lambda ids: None)
+    assert [part.training for part in model.modules()] == modes
+
+
+def test_modes_are_as_found_after_an_error():
+    model = small()
+    model.train(), model.norm.eval()
+    modes = [part.training for part in model.modules()]
+    with pytest.raises(KeyError), evaluating(model):
+        assert not any(part.training for part in model.modules())
+        raise KeyError
+    assert [part.training for part in model.modules()] == modes
+    with evaluating(object()):
+        pass
+
+
+def test_only_the_last_token_pays_for_the_output_layer():
+    model, seen = small(), []
+    model.lm_head.register_forward_pre_hook(
+        lambda part, given: seen.append(given[0].shape[:-1].numel()))
+    generate(model, PROMPTS, max_new=4)
+    assert seen == [3] * 4
+    logits = last_logits(model, torch.tensor([[1, 2, 3]]))
+    assert torch.allclose(logits, model(torch.tensor([[1, 2, 3]]))[:, -1])
+
+
+def test_each_token_goes_through_once():
+    model, seen = small(), []
+    model.embed.register_forward_pre_hook(
+        lambda part, given: seen.append(tuple(given[0].shape)))
+    generate(model, PROMPTS, max_new=5)
+    assert seen == [(3, 5)] + [(3, 1)] * 4
+
+
+def test_a_cache_of_ones_own_is_written_to():
+    model = small()
+    cache = model.new_cache(3)
+    texts = generate(model, PROMPTS, max_new=5, cache=cache)
+    assert cache.n_seen.tolist() == [9, 5, 7]   # the last ids are not read
+    assert texts == generate(model, PROMPTS, max_new=5)
+
+
+def test_left_padded():
+    ids, pos = left_padded([[5, 6, 7], torch.tensor([8])])
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert pos.tolist() == [[0, 1, 2], [-1, -1, 0]]
+    x = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+    assert left_padded(x)[0].tolist() == x.tolist()
+
+
+# --- what is refused
+
+class Foreign(nn.Module):
+    "A model that answers as it was told to."
+
+    def __init__(self, answer, cache=lambda batch, max_len: object()):
+        super().__init__()
+        self.answer, self.new_cache = answer, cache
+
+    def forward(self, ids, *, cache=None, pos=None):
+        return self.answer(ids)
+
+
+def lookup(ids):
+    return nn.Embedding(5, 3)(ids)
+
+
+@pytest.mark.parametrize("model, says", [
+    (nn.Linear(2, 2), "Linear cannot answer model.new_cache"),
+    (Foreign(lambda ids: None), r"Foreign cannot answer model\(ids, cache="),
+    (Foreign(lookup), r"answer model\(ids.*ids from 0 to 11.*IndexError"),
+    (Foreign(lambda ids: torch.zeros(2, 5, 7)), r"return logits \(3, 5, "),
+    (Foreign(lambda ids: torch.zeros(3, 5)), r"return logits \(3, 5, vocab"),
+    (Foreign(lambda ids: torch.full((*ids.shape, 50), torch.nan)),
+     "logits of row 0 hold NaN after 0 new ids")])
+def test_a_model_that_breaks_the_protocol_is_told_which_call(model, says):
+    with pytest.raises(ValueError, match=says):
+        generate(model, PROMPTS, max_new=3)
+
+
+def raising(ids):
+    raise KeyError("x")
+
+
+@plain_only
+@pytest.mark.parametrize("change, says", [
+    (dict(ids=[[1], []]), "prompt 1 is empty"),
+    (dict(ids=[]), "prompts must be rows of ids"),
+    (dict(ids="Once"), "prompts must be rows of ids, got 'Once'"),
+    (dict(ids=["Once"]), "prompt 0 must be a row of ids"),
+    (dict(ids=[1, 2]), "prompt 0 must be a row of ids, got 1"),
+    (dict(ids=[[1.5]]), "prompt 0 must be integers"),
+    (dict(ids=torch.ones(2, 3)), "prompt 0 must be integers"),
+    (dict(ids=torch.ones(2, 3, 1).long()), "prompt 0 must be of shape"),
+    (dict(ids=[[1] * 21]), "prompt 0 of 21 ids go beyond max_len 20"),
+    (dict(max_new=17), "prompt 0 of 5 ids and max_new 17 go beyond max_len"),
+    (dict(max_new=0), "max_new must be a whole number of at least 1, got 0"),
+    (dict(ids=[[VOCAB]]), f"id {VOCAB} is outside the vocabulary"),
+    (dict(ids=[[-1]]), "id -1 is outside the vocabulary"),
+    (dict(sampling=[Sampling()] * 4), "4 settings for 3 prompts"),
+    (dict(sampling=lambda z, ids: 1), "an id for each of 3 rows, got 1"),
+    (dict(sampling=lambda z, ids: z[:, 0]), "an id for each of 3 rows"),
+    (dict(stop=raising), "stop raised KeyError at row 0 after 1 ids"),
+    (dict(stop=lambda ids: None), "True or False, got None at row 0"),
+    (dict(stop="end"), "stop must be"),
+    (dict(stop=-1), "a stop id must be a whole number"),
+    (dict(window=1), "window must be a whole number of at least 2"),
+    (dict(window=21), "21 tokens of window, beyond max_len 20"),
+    (dict(memory=torch.zeros(1, 3, 16)), "memory of 1 rows for 3 prompts")])
+def test_bad_input_is_told_in_a_sentence(change, says):
+    how = dict(ids=PROMPTS, max_new=3) | change
+    model = small()
+    with pytest.raises(ValueError, match=says) as told:
+        generate(model, **how)
+    assert "\n" not in str(told.value)
+
+
+def test_as_much_as_fits_is_written():
+    model = small()
+    text, = generate(model, [[1, 2]], max_new=MAX_LEN - 1)
+    assert len(text.ids) == MAX_LEN - 1
+    with pytest.raises(ValueError, match="beyond max_len"):
+        generate(model, [[1, 2]], max_new=MAX_LEN)
+
+
+@needs_cuda
+def test_a_device_writes_the_same_and_is_read_once_a_step(monkeypatch):
+    model = small()
+    expected = [text.ids for text in generate(model, PROMPTS, max_new=12)]
+    model.cuda()
+    assert [text.ids for text in generate(
+        model, PROMPTS, max_new=12)] == expected
+    reads = []
+    for name in ("item", "tolist", "__bool__"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, plain=plain: (
+            x.is_cuda and reads.append(1), plain(x))[1])
+    steps = stream(model, PROMPTS, max_new=12)
+    next(steps)
+    reads.clear()
+    assert len([*steps]) == 11 and len(reads) == 11
+
+
+@plain_only
+@pytest.mark.parametrize("rows", [
+    np.array([[3, 4, 5], [6, 7, 8]]), [np.array([3, 4, 5]), [6, 7, 8]],
+    [[np.int64(3), 4, 5], torch.tensor([6, 7, 8])],
+    torch.tensor([[3, 4, 5], [6, 7, 8]])])
+def test_rows_of_other_makers_are_rows(rows):
+    ids, pos = left_padded(rows)
+    assert ids.tolist() == [[3, 4, 5], [6, 7, 8]] and ids.dtype == torch.int64
+    assert pos.tolist() == [[0, 1, 2]] * 2
+
+
+@plain_only
+@pytest.mark.parametrize("rows", [
+    torch.tensor([1, 2]), [1, 2], [[1, None]], [[1, "a"]], [{1, 2}], [None],
+    torch.tensor(3), [[1.5]], [[True]], [torch.ones(1, 2).long()]])
+def test_what_are_no_rows_is_refused(rows):
+    with pytest.raises(ValueError, match="prompt 0 must be|must be rows of ids"):
+        left_padded(rows)
+
+
+class Unlimited(nn.Module):
+    "A model that tells no max_len."
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.new_cache = model, model.new_cache
+
+    def forward(self, ids, **how):
+        return self.model(ids, **how)
+
+
+@plain_only
+def test_nothing_wrong_is_silent():
+    for window in (True, 8):
+        with pytest.raises(ValueError, match="a window needs a model with a"):
+            generate(Unlimited(small()), PROMPTS, max_new=3, window=window)
+    model = small()
+    used = model.new_cache(3)
+    with torch.no_grad():
+        model(torch.tensor([[1, 2]] * 3), cache=used)
+    with pytest.raises(ValueError, match="holds tokens already"):
+        generate(model, PROMPTS, max_new=3, cache=used)
+    for p in model.parameters():
+        torch.nn.init.constant_(p, float("nan"))
+    with pytest.raises(ValueError, match="row 0 hold NaN"):
+        generate(model, PROMPTS, max_new=3, stop=0)

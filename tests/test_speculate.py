@@ -1,0 +1,472 @@
+"""Drafts accepted and refused; prefixes, strides, weights of one byte."""
+import random
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import ROOT
+from helpers import close, draw_ids, generator, plain_only
+from models import MAX_LEN, ROWS, VOCAB
+from tformer.generate import generate
+from tformer.gpt import GPT
+from tformer.llama import Llama
+from tformer.sampling import Sampling, process
+from tformer.speculate import (
+    Int8Linear, ModelDraft, Prefix, PromptLookup, Proposal, accept,
+    expected_tokens, int8, rounds, speculate, strided)
+
+decoders = pytest.mark.parametrize(
+    "row", [r for r in ROWS if r.causal and not r.source],
+    ids=lambda row: row.name)
+LLAMA = next(r for r in ROWS if r.cls is Llama)
+
+
+class Knowing:
+    "Offers the true ids, each with some probability another."
+
+    def __init__(self, ids, right, k=4, seed=0):
+        self.ids, self.right, self.k = ids, right, k
+        self.dice = random.Random(seed)
+
+    def __call__(self, ids, most, sampling, dice):
+        return Proposal([i if self.dice.random() < self.right
+                         else (i + 1) % VOCAB for i in
+                         self.ids[len(ids):][:min(self.k, most)]])
+
+
+def nothing(ids, most, sampling, dice):
+    return Proposal([])
+
+
+def same(ours, reference):
+    assert ours.ids == reference.ids and ours.stopped == reference.stopped
+    assert ours.log_probs == pytest.approx(reference.log_probs, abs=1e-6)
+
+
+# --- greedy
+
+@decoders
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
+def test_greedy_texts_are_those_of_generate(row, right):
+    model = row.make().double()
+    for prompt in ([5], [3, 9, 3, 1]):
+        new = MAX_LEN - len(prompt) + 1  # to the very end
+        plain = generate(model, [prompt], max_new=new)[0]
+        for k in (1, 3, 30):
+            same(speculate(model, [prompt], Knowing(
+                prompt + plain.ids, right, k), max_new=new), plain)
+        for draft in (ModelDraft(row.make(seed_std(right)).double(), 3),
+                      PromptLookup(1, 3, 0.0), nothing):
+            same(speculate(model, [prompt], draft, max_new=new), plain)
+
+
+def seed_std(right):
+    "Drafts of a model like the large one, or far from it."
+    return 0.3 if right > 0.5 else 0.05
+
+
+def test_a_right_draft_saves_steps():
+    model = LLAMA.make().double()
+    plain = generate(model, [[5]], max_new=16)[0].ids
+    made = list(rounds(model, [[5]], Knowing([5] + plain, 1.0, 3),
+                       max_new=16))
+    assert [len(step.ids) for step in made] == [4] * 4
+    assert [step.accepted for step in made] == [3] * 4
+    made = list(rounds(model, [[5]], Knowing([5] + plain, 0.0, 3),
+                       max_new=16))
+    assert len(made) == 16 and not any(step.accepted for step in made)
+    assert [len(step.drafts) for step in made] == [3] * 13 + [2, 1, 0]
+
+
+@pytest.mark.parametrize("right", [0.5, 1.0])
+def test_a_text_stops_where_generate_stops_it(right):
+    model = LLAMA.make().double()
+    plain = generate(model, [[5]], max_new=16)[0].ids
+    draft = Knowing([5] + plain, right)
+    for stop in (plain[6], [plain[3], plain[9]],
+                 lambda ids: len(ids) >= 5, [lambda ids: plain[7] in ids]):
+        text = generate(model, [[5]], max_new=16, stop=stop)[0]
+        assert text.stopped == "stop"
+        same(speculate(model, [[5]], draft, max_new=16, stop=stop), text)
+
+
+def test_modes_are_left_as_they_were():
+    model = LLAMA.make().train()
+    model.blocks[0].eval()
+    before = [part.training for part in model.modules()]
+    steps = rounds(model, [[5]], nothing, max_new=3)
+    next(steps)
+    assert [part.training for part in model.modules()] == before
+    list(steps)
+    draft = ModelDraft(model)
+    speculate(LLAMA.make(), [[5]], draft, max_new=3)
+    assert [part.training for part in model.modules()] == before
+
+
+def test_a_model_drafts_for_itself():
+    "All is accepted, greedy and drawn, and its cache forgets what is not."
+    model = LLAMA.make().double()
+    for sampling in (None, Sampling(seed=1), Sampling(top_k=3, seed=2)):
+        made = list(rounds(model, [[5]], ModelDraft(model, 4), max_new=15,
+                           sampling=sampling))
+        assert [step.accepted for step in made] == [4, 4, 4]
+    draft, other = ModelDraft(model, 3), ModelDraft(model, 3)
+    for ids in ([4, 4, 1], [4, 4, 1, 7], [4, 4], [9], [4, 4, 1, 7, 2]):
+        fresh = ModelDraft(model, 3)
+        assert draft(ids, 3, None, None).ids == fresh(
+            ids, 3, None, None).ids
+    assert len(other(list(range(19)), 9, None, None).ids) == 1
+    assert other(list(range(21)), 9, None, None).ids == []
+
+
+# --- drawn
+
+def chi_square(times, exact):
+    "The probability of frequencies at least so odd."
+    n = times.sum()
+    square = ((times - n * exact)**2 / (n * exact)).sum()
+    free = torch.tensor((len(exact) - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(free, square / 2).item()
+
+
+@plain_only
+@pytest.mark.parametrize("certain, n", [(False, 20_000), (True, 4000)])
+def test_two_tokens_have_the_distribution_of_the_model(certain, n):
+    "A second token that is missing is drawn from p."
+    dice, vocab = generator(5), 3
+    p = torch.rand(vocab + 1, vocab, generator=dice).double().softmax(-1)
+    q = (3 * torch.rand(vocab + 1, vocab, generator=dice)
+         ).double().softmax(-1)
+    times = torch.zeros(vocab, vocab, dtype=torch.float64)
+    u = torch.rand(n, 3, generator=dice, dtype=torch.float64)
+    likeliest = q.argmax(-1)
+    firsts = torch.multinomial(q[0], n, True, generator=dice).tolist()
+    seconds = torch.multinomial(q[1:], n, True, generator=dice).tolist()
+    for i in range(n):
+        a = likeliest[0].item() if certain else firsts[i]
+        b = likeliest[a + 1].item() if certain else seconds[a][i]
+        found = accept(p[[0, a + 1, 0]], None if certain else q[[0, a + 1]],
+                       torch.tensor([a, b]), u[i])
+        if found.n:
+            times[a, b if found.n == 2 else found.id] += 1
+        else:
+            times[found.id] += p[found.id + 1]  # its expectation
+    exact = p[0][:, None] * p[1:]
+    assert chi_square(times.sum(1), p[0]) > 1e-4
+    assert chi_square(times.flatten(), exact.flatten()) > 1e-4
+
+
+@plain_only
+def test_texts_have_the_distribution_of_the_model():
+    "The first two ids of texts with a draft that is often refused."
+    model, other = (LLAMA.make(std, vocab_size=4, n_layers=1).double()
+                    for std in (0.4, 0.6))
+    settings = Sampling(temperature=0.7, top_p=0.95, repetition=1.3)
+    times, n = torch.zeros(4, 4, dtype=torch.float64), 500
+    draft, refused = ModelDraft(other, 2), 0
+    for seed in range(n):
+        how = Sampling(**{**vars(settings), "seed": seed})
+        made = list(rounds(model, [[1]], draft, max_new=3, sampling=how))
+        a, b = sum((step.ids for step in made), [])[:2]
+        times[a, b] += 1
+        refused += made[0].accepted < 2
+    with torch.no_grad():
+        p = process(model(torch.tensor([[1]]))[:, -1], settings)[0]
+        exact = p.softmax(-1)[:, None] * torch.cat([process(
+            model(torch.tensor([[1, a]]))[:, -1], settings,
+            torch.tensor([[a]])).softmax(-1) for a in range(4)])
+    assert refused > n / 8
+    possible = exact.flatten() > 0
+    assert not times.flatten()[~possible].any()
+    assert chi_square(times.flatten()[possible],
+                      exact.flatten()[possible]) > 1e-4
+
+
+def test_without_drafts_a_seed_gives_the_text_of_generate():
+    model = LLAMA.make()
+    for seed in range(5):
+        how = Sampling(temperature=0.9, top_k=20, seed=seed)
+        same(speculate(model, [[5]], nothing, max_new=15, sampling=how),
+             generate(model, [[5]], max_new=15, sampling=how)[0])
+
+
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_penalties_see_what_stands_before_each_draft(right):
+    "At temperature 0 there is one right text."
+    model = LLAMA.make().double()
+    for how in (Sampling(temperature=0.0, repetition=1.5),
+                Sampling(temperature=0.0, frequency=2.0),
+                Sampling(temperature=0.0, presence=3.0, bias={7: 2.0})):
+        plain = generate(model, [[5]], max_new=15, sampling=how)[0]
+        assert plain.ids != generate(model, [[5]], max_new=15)[0].ids
+        same(speculate(model, [[5]], Knowing([5] + plain.ids, right),
+                       max_new=15, sampling=how), plain)
+
+
+def test_a_seed_is_a_text():
+    model, draft = LLAMA.make(), ModelDraft(LLAMA.make(0.25))
+    how = Sampling(seed=3)
+    one, two = (speculate(model, [[5]], draft, max_new=15, sampling=how)
+                for _ in range(2))
+    assert one == two
+    how = Sampling(seed=4)
+    assert one.ids != speculate(model, [[5]], draft, max_new=15,
+                                sampling=how).ids
+
+
+def test_what_is_equal_is_accepted_and_what_is_impossible_is_not():
+    p = torch.tensor([0.5, 0.5, 0.0]).expand(2, -1)
+    for u in (0.0, 0.5, 0.999):
+        u = torch.tensor([u, u])
+        assert accept(p, p[:1], torch.tensor([1]), u).n == 1
+        n, i = accept(p, None, torch.tensor([2]), u)
+        assert n == 0 and i in (0, 1)
+
+
+# --- how many
+
+@pytest.mark.parametrize("alpha, k", [(0.0, 4), (0.5, 3), (0.9, 7),
+                                      (1.0, 5)])
+def test_tokens_a_step_by_simulation(alpha, k):
+    dice, n = random.Random(0), 20_000
+    total = 0
+    for _ in range(n):
+        total += 1
+        for _ in range(k):
+            if dice.random() >= alpha:
+                break
+            total += 1
+    assert expected_tokens(alpha, k) == pytest.approx(total / n, rel=0.03)
+    if alpha < 1:
+        assert expected_tokens(alpha, k) == pytest.approx(
+            (1 - alpha**(k + 1)) / (1 - alpha))
+
+
+# --- prompt lookup
+
+def steps_of(draft, text, start):
+    "Steps, and longer steps, for a text that is known."
+    at, steps, longer = start, 0, 0
+    while at < len(text):
+        offer, n = draft(text[:at], len(text) - at - 1).ids, 0
+        while n < len(offer) and offer[n] == text[at + n]:
+            n += 1
+        at, steps, longer = at + n + 1, steps + 1, longer + bool(offer)
+    return steps, longer
+
+
+def test_lookup_offers_what_followed_the_last_time():
+    draft = PromptLookup(2, 5, 0.0)
+    assert draft([1, 2, 3, 4, 1, 2], 9).ids == [3, 4, 1, 2, 3]
+    assert draft([7, 8, 9], 9).ids == []  # another text
+    assert draft([7, 8, 9, 7, 8], 2).ids == [9, 7]
+    assert draft([7, 8, 1, 7, 8, 2, 7, 8], 1).ids == [2]  # the latest
+    assert draft([6, 6, 6], 9).ids == [6] * 5
+    assert PromptLookup(3, 5, 0.0)([1, 2, 3, 4, 1, 2], 9).ids == []
+
+
+def test_lookup_saves_steps_where_a_text_repeats_itself():
+    dice = random.Random(0)
+    run = dice.sample(range(10_000), 40)
+    steps, longer = steps_of(PromptLookup(), run * 7, 64)
+    assert steps <= 23 and longer >= steps - 2
+    torn = [i if dice.random() < 0.9 else 0 for i in run * 7]
+    steps, longer = steps_of(PromptLookup(), torn, 64)
+    assert steps + 0.6 * longer < 216 / 1.5
+
+
+@pytest.mark.parametrize("letters", [2, 3, 4, 6, 12, 10_000])
+def test_lookup_falls_silent_where_it_is_refused(letters):
+    "A longer step costs 0.6 more: never 5 % more than without drafts."
+    total = 0
+    for seed in range(10):
+        text = random.Random(seed).choices(range(letters), k=464)
+        steps, longer = steps_of(PromptLookup(), text, 64)
+        total += steps + 0.6 * longer
+    assert total < 4000 * 1.03
+    last, text = {}, [0, 0]  # every pair goes on otherwise each time
+    while len(text) < 464:
+        pair = *text[-2:],
+        last[pair] = (last.get(pair, text[-1]) + 1) % 8
+        text.append(last[pair])
+    steps, longer = steps_of(PromptLookup(), text, 64)
+    assert steps + 0.6 * longer < 400 * 1.03
+
+
+def test_lookup_speaks_again_when_a_text_repeats_itself_again():
+    dice = random.Random(0)
+    fresh, run = dice.sample(range(10_000), 100), [*range(20)]
+    draft = PromptLookup()
+    draft.worth = 0.0  # it was wrong for long
+    steps, _ = steps_of(draft, fresh + run * 12, 100)
+    assert steps < 240 - 100
+
+
+# --- a prefix
+
+@decoders
+def test_rows_behind_a_prefix(row):
+    model = row.make().double()
+    prefix, rests = [4, 9, 9, 1], [[3], [8, 2, 5], [7, 7]]
+    begun = Prefix(model, [prefix])
+    assert begun.max_len == MAX_LEN - 4
+    kept = [x.clone() for layer in begun.kept.layers for x in layer.kept]
+    for some in (rests, rests[:1], [[3, 1], [4, 1]]):
+        whole = generate(model, [prefix + rest for rest in some],
+                         max_new=10)
+        for ours, reference in zip(generate(begun, some, max_new=10),
+                                   whole):
+            same(ours, reference)
+    draft = ModelDraft(row.make().double())
+    same(speculate(begun, rests[1:2], draft, max_new=14), generate(
+        model, [prefix + rests[1]], max_new=14)[0])
+    after = [x for layer in begun.kept.layers for x in layer.kept]
+    assert all(torch.equal(a, b) for a, b in zip(kept, after))
+    ids = draw_ids(2, 5, high=VOCAB)
+    whole = torch.cat([torch.tensor([prefix] * 2), ids], 1)
+    close(begun(ids), model(whole)[:, 4:], 1e-9)
+    pos = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
+    close(begun(ids, pos=pos)[:1, 2:], model(torch.cat([
+        torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:], 1e-9)
+
+
+# --- strides
+
+@pytest.mark.parametrize("window, stride", [
+    (2, 1), (5, 1), (5, 2), (5, 3), (6, 5), (20, 7), (20, 1)])
+@pytest.mark.parametrize("n", [2, 5, 6, 7, 19])
+def test_strides_equal_a_loop(window, stride, n):
+    model = LLAMA.make().double()
+    ids, start, seen, loop = draw_ids(n, high=VOCAB), 0, 1, []
+    while seen < n:
+        end = min(start + window, n)
+        logits = model(ids[None, start:end])[0].log_softmax(-1)
+        loop += [logits[i - start - 1, ids[i]] for i in range(seen, end)]
+        start, seen = start + stride, end
+    found = strided(model, ids, window, stride, batch=2)
+    assert len(found) == n - 1
+    close(found.double(), torch.stack(loop).detach(), 1e-5)
+
+
+# --- one byte
+
+def test_one_byte_is_off_by_half_a_step_at_most():
+    for seed in range(5):
+        weight = torch.randn(9, 30, generator=generator(seed)).double()
+        weight[0] = 0
+        x = torch.randn(4, 30, generator=generator(9)).double()
+        bias = torch.randn(9, generator=generator(8)).double()
+        layer = Int8Linear(weight, bias)
+        assert layer.weight.dtype == torch.int8
+        assert layer.weight.abs()[1:].amax(1).tolist() == [127] * 8
+        bound = x.abs().sum(-1, keepdim=True) * (
+            weight.abs().amax(1) / 127 / 2)
+        off = (layer(x) - x @ weight.T - bias).abs()
+        assert (off <= bound + 1e-12).all() and off.max() > 0
+        close(Int8Linear(weight)(x) + bias, layer(x), 1e-12)
+
+
+def test_a_model_of_one_byte():
+    model = LLAMA.make()
+    before = {k: x.clone() for k, x in model.state_dict().items()}
+    small, ids = int8(model), LLAMA.ids()
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    assert not any(isinstance(m, nn.Linear) or type(m).__name__ == "Linear"
+                   for m in small.modules())
+    off = (small(ids) - model(ids)).abs().max()
+    assert 0 < off < 0.05 * model(ids).abs().max()
+    assert generate(small, ids, max_new=4)
+    size = [sum(x.nbytes for x in m.state_dict().values())
+            for m in (model, small)]
+    table = model.embed.weight.nbytes
+    assert size[1] - table < 0.45 * (size[0] - table)
+    assert int8(nn.Linear(3, 2)).weight.dtype == torch.int8
+
+
+def test_a_shared_head_stays():
+    model = next(r for r in ROWS if r.cls is GPT).make()
+    small = int8(model)
+    assert small.lm_head.weight is small.embed.weight
+    assert small.blocks[0].attention.part.o_proj.weight.dtype == torch.int8
+
+
+# --- bad input
+
+@pytest.mark.parametrize("ids, draft, how, says", [
+    ([[1], [2]], nothing, {}, "one text at a time, not 2"),
+    ([], nothing, {}, "rows? of ids"),
+    ([[]], nothing, {}, "empty"),
+    ([[1]], "table", {}, "'table'"),
+    ([[1]], nothing, dict(max_new=0), "max_new"),
+    ([[1] * 15], nothing, {}, "22 tokens, beyond max_len 20"),
+    ([[1]], nothing, dict(sampling=[Sampling()]), "sampling is None or"),
+    ([[1]], nothing, dict(stop=2.5), "stop"),
+    ([[1]], lambda *a: [3], {}, r"\[3\]"),
+    ([[1]], lambda *a: Proposal([3] * 9), {}, "9 ids where 7 have room"),
+    ([[1]], lambda *a: Proposal([VOCAB]), {}, "id 47 is outside"),
+    ([[1]], lambda *a: Proposal([1], torch.ones(1, 9)), {}, "model has 47"),
+])
+def test_bad_calls(ids, draft, how, says):
+    with pytest.raises(ValueError, match=says):
+        speculate(LLAMA.make(), ids, draft, **dict(max_new=8) | how)
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda: accept(torch.ones(2, 3), None, torch.tensor([1, 2]),
+                    torch.ones(2)), "p must be of shape"),
+    (lambda: ModelDraft(LLAMA.make(), 0), "k must be"),
+    (lambda: PromptLookup(0), "n must be"),
+    (lambda: PromptLookup(price=-1.0), "price must be"),
+    (lambda: expected_tokens(1.5, 3), "alpha must be"),
+    (lambda: Prefix(LLAMA.make(), [[1], [2]]), "one text at a time"),
+    (lambda: Prefix(LLAMA.make(), [[1] * 21]), "beyond max_len 20"),
+    (lambda: strided(LLAMA.make(), torch.arange(9), 5, 5), "stride"),
+    (lambda: strided(LLAMA.make(), torch.arange(1), 5, 2), "row of two"),
+    (lambda: int8("model"), "model"),
+])
+def test_bad_parts(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+@plain_only
+def test_the_benchmark_runs(monkeypatch, capsys):
+    sys.path.insert(0, str(ROOT / "tests" / "bench"))
+    import bench_speculate
+    import timing
+    monkeypatch.setattr(bench_speculate, "NEW", 30)
+    monkeypatch.setattr(timing, "quick", True)
+    monkeypatch.setattr(sys, "argv", ["", "--quick"])
+    bench_speculate.main()
+    assert capsys.readouterr().out.count(" x ") == 17
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
+    weight = torch.linspace(0.5, 2, 4000).to(dtype)[:, None]
+    small = Int8Linear(weight)
+    assert small.weight.min() == small.weight.max() == 127
+    x = torch.ones(2, 1, dtype=dtype)
+    assert small(x).dtype == dtype
+    close = (small(x)[0].float() - weight[:, 0].float()).abs()
+    assert (close <= weight[:, 0].float() / 100).all()
+
+
+def test_a_list_that_grows_is_kept_score_of():
+    draft, ids = PromptLookup(n=1, k=2, price=0.0), [1, 2, 3, 1]
+    draft(ids, 4)
+    guess = list(draft.guess)
+    ids += guess[:1]
+    draft(ids, 4)
+    assert draft.hits == 1 or draft.guess != guess
+
+
+def test_a_window_keeps_the_prefix():
+    model = LLAMA.make()
+    begun = Prefix(model, [[7, 8, 9]])
+    alone = generate(begun, [[1, 2, 3]], max_new=30, window=8)[0].ids
+    both = generate(begun, [[1, 2, 3], [4]], max_new=30, window=8)[0].ids
+    assert alone == both
