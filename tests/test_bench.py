@@ -9,8 +9,10 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import bench_data  # noqa: E402
+import bench_generate  # noqa: E402
 import bench_models  # noqa: E402
 import bench_parts  # noqa: E402
+import bench_places  # noqa: E402
 import bench_training  # noqa: E402
 import timing  # noqa: E402
 
@@ -61,6 +63,14 @@ def test_the_benchmark_of_the_models_runs(quickly):
                              re.M), (name, way)
 
 
+def test_the_benchmark_of_places_runs(quickly):
+    printed = quickly(bench_places)
+    for batch in (1, 8):
+        for peer in ("growing", "fixed"):
+            assert re.search(rf"^compiled / eager {peer}, batch {batch} .* x ",
+                             printed, re.M), (batch, peer)
+
+
 def test_the_benchmark_of_training_runs(quickly, monkeypatch):
     monkeypatch.setattr(bench_training, "LAYERS", 2)
     printed = quickly(bench_training)
@@ -100,6 +110,23 @@ def test_the_benchmark_of_the_data_runs(quickly):
     printed = quickly(bench_data)
     for loader in ("Windows", "Packed", "Padded"):
         assert re.search(rf"^{loader} / a step .* x ", printed, re.M), loader
+
+
+def test_the_benchmark_of_writing_runs(quickly):
+    printed = quickly(bench_generate)
+    for kind in ("GPT", "Llama"):
+        for way, batches in (("transformers", 2), ("functional", 2),
+                             ("uncached", 1), ("products", 2)):
+            found = re.findall(rf"^{kind}: {way} / generate, batch .* x ",
+                               printed, re.M)
+            assert len(found) == batches, (kind, way)
+
+
+def test_ways_that_write_other_ids_are_refused(quick, monkeypatch):
+    monkeypatch.setitem(bench_generate.WAYS, "transformers", lambda model: (
+        lambda ids, new: [[0] * new] * len(ids)))
+    with pytest.raises(AssertionError, match="other ids.*transformers"):
+        bench_generate.bench("GPT", 1, only="transformers")
 
 
 def test_twins_must_have_the_same_weights_and_gradients(quick):

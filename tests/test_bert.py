@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from helpers import close  # noqa: E402
+from helpers import close, plain_only  # noqa: E402
 from tformer import check, minimal  # noqa: E402
 from tformer.bert import (  # noqa: E402
     BERT_NAMES, Bert, BertClassifier, BertConfig, BertEmbedding,
@@ -640,6 +640,7 @@ def test_on_cuda(cls):
         assert (x.cpu()[keep] - y[keep]).abs().max() < 1e-3
 
 
+@plain_only
 def test_it_learns_to_fill_in_blanks():
     "Rows are abab…: what is hidden is told by either side."
     torch.manual_seed(0)

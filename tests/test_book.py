@@ -554,3 +554,22 @@ def test_an_address_that_leads_nowhere(address, open_page):
     page.click("article a >> text=The beginning")
     page.wait_for_load_state()
     assert page.url == f"{address}/book/intro.html"
+
+
+def test_one_click_shows_all_that_comes_out(book, open_page):
+    page = open_page(book / "nbs" / "18_translation.html")
+    opened = """() => [...document.querySelectorAll(
+        "details.tf-reveal")].map(box => box.open)"""
+    runs = page.evaluate("""() => {
+        const found = [[]];
+        document.querySelectorAll("details.tf-reveal, .tf-predict").forEach(
+            box => box.matches(".tf-reveal") ? found.at(-1).push(1)
+            : found.push([]));
+        return found.map(run => run.length).filter(n => n)}""")
+    several = max(range(len(runs)), key=runs.__getitem__)
+    first = sum(runs[:several])
+    assert runs[several] > 1 and not any(page.evaluate(opened))
+    page.locator("details.tf-reveal > summary").nth(first).click()
+    page.wait_for_timeout(100)
+    assert [i for i, box in enumerate(page.evaluate(opened)) if box] == [
+        *range(first, first + runs[several])]

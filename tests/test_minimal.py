@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import ROOT, run
+from helpers import plain_only
 from tformer import minimal
 from tformer.minimal import (Attention, Block, MiniGPT, evaluate, fit,
                              next_id_loss, read_record, sample, to_ids,
@@ -174,6 +175,7 @@ def test_errors_name_what_was_given(model, call, named):
     assert all(n in str(error.value) for n in named)
 
 
+@plain_only
 def test_the_ends_are_recorded_by_their_script(tmp_path):
     out = tmp_path / "ends.csv"
     run(sys.executable, ROOT / "experiments" / "ends.py", "--steps", "2",
@@ -202,6 +204,7 @@ def rungs():
         sys.path.pop(0)
 
 
+@plain_only
 def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
     words = ["ladder.py", "--steps", "2", "--seeds", "1", "--rounds", "1",
              "--folder", str(tmp_path)]
@@ -228,6 +231,7 @@ def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
     assert {p.stem: p.read_bytes() for p in tmp_path.glob("*.csv")} == new
 
 
+@plain_only
 def test_each_clocked_thing_runs(rungs):
     for make in (rungs.layer_of, rungs.writes):
         make(True)()
@@ -281,6 +285,7 @@ def parts():
         sys.path.pop(0)
 
 
+@plain_only
 def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
     out = tmp_path / "parts.csv"
     words = ["parts.py", "--steps", "2", "--seeds", "1", "--out", str(out)]

@@ -722,6 +722,7 @@ def test_records_are_whole(name, rows, most):
                for row in found)
 
 
+@plain_only
 @pytest.mark.parametrize("name", ["leave_out", "mup"])
 def test_experiments_run_and_go_on(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
@@ -745,12 +746,14 @@ def test_experiments_run_and_go_on(name, tmp_path, monkeypatch):
     assert all(0 < float(row["nats_per_byte"]) < 9 for row in rows)
 
 
+@plain_only
 def test_the_command_line_of_experiments():
     said = run(sys.executable, ROOT / "experiments" / "leave_out.py",
                "--help")
     assert "--seeds" in str(said)
 
 
+@plain_only
 def test_the_benchmark_runs():
     said = str(run(sys.executable, ROOT / "tests" / "bench"
                    / "bench_optim.py", "--quick"))

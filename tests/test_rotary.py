@@ -802,6 +802,7 @@ def test_on_cuda(dtype):
         close(there.cpu(), here, 1e-5 if dtype == torch.float32 else 2e-2)
 
 
+@plain_only
 def test_the_experiment_runs_at_a_small_size(tmp_path):
     out = tmp_path / "positions.csv"
     run(sys.executable, ROOT / "experiments" / "positions.py",

@@ -21,7 +21,7 @@ def shaped(*args, cwd=ROOT):
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
          "--jaxtyping-packages=tformer,beartype.beartype", *args],
         cwd=cwd, text=True, capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"})
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TFORMER_SHAPES": "1"})
 
 
 @pytest.fixture(scope="module")

@@ -678,6 +678,7 @@ def shuffled():
                                        shuffle=True)
 
 
+@plain_only
 @pytest.mark.parametrize("make", [
     shuffled,
     lambda: [next(iter(batches(seed=s))) for s in range(7)],

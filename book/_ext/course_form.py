@@ -247,7 +247,8 @@ def with_head(root: Path, path: Path, text: str) -> str:
     lines.insert(at + 1, line)
     first["source"] = "\n".join(lines)
     if planned.get("lit"):
-        machine = drawing(tuple(planned["lit"]), links(root))
+        machine = drawing(tuple(planned["lit"]), links(root),
+                          planned.get("caption"))
         for i, cell in enumerate(cells):
             at = cell["cell_type"] == "markdown" and section_at(source(cell))
             if at is not None and at is not False:

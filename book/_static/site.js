@@ -40,8 +40,19 @@
           formula.classList.add("tf-wide");
       });
   };
+  // One click shows all that comes out between a question and its answer.
+  const together = () => {
+    const boxes = [...document.querySelectorAll(
+      "details.tf-reveal, details.tf-answer, .tf-predict")];
+    boxes.forEach((box, i) => {
+      const next = boxes[i + 1];
+      if (box.matches(".tf-reveal") && next && next.matches(".tf-reveal"))
+        box.addEventListener("toggle", () => { next.open = box.open; });
+    });
+  };
   addEventListener("load", () => {
     name();
+    together();
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
       MathJax.startup.promise.then(widths);
       let waiting = 0;
