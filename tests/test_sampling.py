@@ -342,6 +342,19 @@ def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
         assert sampler(z) == draw(process(z, Sampling(**how)), u)
 
 
+@pytest.mark.parametrize("where", [slice(0, 60), slice(-25, None),
+                                   slice(None, None, 333)])
+def test_a_short_list_is_found_in_a_large_vocabulary(where):
+    "Wherever the best ids are: side by side, at the end, far apart."
+    z = torch.randn(2, 20_011, generator=generator(7))
+    z[:, where] += 6
+    how = dict(top_k=40, temperature=0.7)
+    sampler, dice = Sampler([Sampling(seed=3, **how)] * 2), generator(3)
+    for _ in range(100):
+        u = torch.rand((), generator=dice, dtype=torch.float64).expand(2)
+        assert torch.equal(sampler(z), draw(process(z, Sampling(**how)), u))
+
+
 def test_each_setting_does_what_its_function_does():
     z, wrote = torch.zeros(1, 5), torch.tensor([[1, 1, 2]])
     both = process(z, Sampling(frequency=0.5, presence=2.0), wrote)
