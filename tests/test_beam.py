@@ -469,6 +469,29 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
     assert model.rows < 2 + 2 * 2 * 19
 
 
+def test_no_gradients_and_all_the_room_there_is():
+    class Looks(Table):
+        max_len = 6
+
+        def __call__(self, ids, *, cache, pos=None):
+            assert not torch.is_grad_enabled()
+            return super().__call__(ids, cache=cache, pos=pos)
+
+    model = Looks()
+    found, = beam_search(model, [[1, 2]], width=2, max_new=5)
+    assert len(found[0].ids) == 5 and model.calls == 5
+    with pytest.raises(ValueError, match="2 ids and max_new 6 go beyond"):
+        beam_search(model, [[1, 2]], width=2, max_new=6)
+
+
+def test_a_search_without_a_live_beam_is_over():
+    model = Table()
+    model.logits[:, :, :, :3] = -math.inf  # only the end can follow
+    found, = beam_search(model, [[1, 2]], width=3, max_new=9, stop=3,
+                         n_best=3)
+    assert [beam.ids for beam in found] == [[3]] and model.calls == 1
+
+
 # --- minimum risk
 
 def test_minimum_risk_equals_a_loop():

@@ -8,14 +8,15 @@ import transformers
 from torch import nn
 
 from helpers import needs_cuda, plain_only
-from models import MAX_LEN, VOCAB, causal, rows
+from models import MAX_LEN, ROWS, VOCAB, causal, rows
 from tformer import seq2seq
 from tformer.costs import costs
 from tformer.gpt import GPT, GPTConfig
 from tformer.generate import (
-    Reader, Text, evaluating, generate, last_logits, left_padded, picker,
-    stop_strings, stream)
+    Reader, Text, ended, expect_room, generate, last_logits, left_padded,
+    picker, stop_rules, stop_strings, stream)
 from tformer.llama import Llama, LlamaConfig
+from tformer.model import evaluating
 from tformer.sampling import Sampler, Sampling
 
 torch.set_num_threads(1)
@@ -326,6 +327,56 @@ def test_between_two_tokens_the_caller_is_as_before():
     with pytest.raises(ValueError):
         generate(model, PROMPTS, max_new=5, stop=lambda ids: None)
     assert [part.training for part in model.modules()] == modes
+
+
+def test_a_caller_may_train_between_two_tokens():
+    model = small(dropout=0.5).eval()
+    exact = [text.ids for text in generate(model, PROMPTS, max_new=6)]
+    found = [[], [], []]
+    for tokens in stream(model, PROMPTS, max_new=6):
+        model.train()
+        for row, i, _ in tokens:
+            found[row].append(i)
+    assert found == exact and model.training
+
+
+def test_a_memory_is_handed_over_once():
+    "The cache keeps it: a model need not look whether it is the same."
+    row = next(row for row in ROWS if row.source)
+    model, more = made(row)
+    given = []
+    model.register_forward_pre_hook(
+        lambda part, ids, how: given.append({*more} & {*how}),
+        with_kwargs=True)
+    generate(model, [[3], [4], [5]], max_new=5, **more)
+    assert given == [{*more}] + [set()] * 4
+
+
+def test_log_probabilities_are_at_least_float32():
+    model = small().to(torch.bfloat16)
+    text, = generate(model, PROMPTS[:1], max_new=4)
+    with torch.no_grad():
+        cache, ids = model.new_cache(1), torch.tensor(PROMPTS[:1])
+        for i, said in zip(text.ids, text.log_probs):
+            log_p = model(ids, cache=cache)[0, -1].float().log_softmax(-1)
+            assert said == pytest.approx(log_p[i].item(), abs=1e-6)
+            ids = torch.tensor([[i]])
+
+
+def test_what_ends_a_text_is_sorted_and_asked():
+    def never(ids):
+        return False
+    assert stop_rules(3) == ({3}, []) and stop_rules(never) == (set(), [
+        never])
+    assert stop_rules([3, never, 5]) == ({3, 5}, [never])
+    assert ended([never, lambda ids: ids == [1]], 0, [1])
+    assert not ended([], 0, [1]) and not ended([never], 0, [1])
+    seen = [1, 2]
+    ended([lambda ids: ids.clear() is not None], 0, seen)
+    assert seen == [1, 2]               # a copy is handed over
+    expect_room([3, 5], 7, 3), expect_room([9], None, 9)
+    with pytest.raises(ValueError, match="prompt 1 of 6 .* max_len 7; less"):
+        expect_room([3, 6], 7, 3, "; less")
 
 
 def test_modes_are_as_found_after_an_error():

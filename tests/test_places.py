@@ -14,6 +14,7 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.places import (
     FixedCache, compiled_step, expect_compiler, fixed_cache)
 from tformer.rows import MemoryCache
+from tformer.speculate import Prefix
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
@@ -315,8 +316,12 @@ def test_layers_share_positions_and_bounds():
     (lambda m, s: s(GPT_ROW.ids(2, 1), cache=None), "cache must be Cache"),
     (lambda m, s: s(GPT_ROW.ids(2, 2), cache=_read(m, 3)),
      r"ids must be of shape \(b, 1\)"),
-    (lambda m, s: s(GPT_ROW.ids(3, 1), cache=_read(m, 3)),
-     "a batch of 3 meets a cache of 2|do not fit|after the cache"),
+    (lambda m, s: s(GPT_ROW.ids(3, 1), cache=_read(m, 3)), "do not fit"),
+    (lambda m, s: s(GPT_ROW.ids(3, 1), cache=_read(m, 3),
+                    pos=torch.tensor([[3]])), "3 meets a cache of 2"),
+    (lambda m, s: _read(m, 3).crop(torch.tensor([1, 2, 3])), "n must be"),
+    (lambda m, s: fixed_cache(Prefix(m, [[1, 2]]), 2),
+     "caches of Prefix begin with 2 tokens"),
     (lambda m, s: s(GPT_ROW.ids(2, 1), cache=_read(m, MAX_LEN)),
      "21 tokens, beyond max_len 20"),
     (lambda m, s: s(GPT_ROW.ids(2, 1), cache=_read(m, 3),
@@ -333,6 +338,17 @@ def _read(model, n):
     cache = fixed_cache(model, 2)
     model(GPT_ROW.ids(2, n), cache=cache)
     return cache
+
+
+@plain_only
+def test_a_step_takes_no_gradients():
+    model = GPT_ROW.make()
+    with torch.no_grad():
+        cache = _read(model, 3)
+    step = compiled_step(model, backend="eager")
+    assert not step(GPT_ROW.ids(2, 1), cache=cache).requires_grad
+    assert not any(x.requires_grad for layer in cache.layers
+                   for x in layer.kept)
 
 
 @plain_only

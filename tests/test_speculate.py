@@ -36,6 +36,9 @@ class Knowing:
                          self.ids[len(ids):][:min(self.k, most)]])
 
 
+NAN = float("nan")
+
+
 def nothing(ids, most, sampling, dice):
     return Proposal([])
 
@@ -103,6 +106,20 @@ def test_modes_are_left_as_they_were():
     draft = ModelDraft(model)
     speculate(LLAMA.make(), [[5]], draft, max_new=3)
     assert [part.training for part in model.modules()] == before
+
+
+def test_a_model_in_training_writes_as_in_eval_mode():
+    row = next(row for row in ROWS if row.cls is GPT)
+    model = row.make(dropout=0.5)
+    text = generate(model.eval(), [[5]], max_new=9)[0]
+    same(speculate(model.train(), [[5]], nothing, max_new=9), text)
+
+
+def test_logits_that_are_no_numbers_end_nothing_silently():
+    model = LLAMA.make()
+    model.lm_head.weight.data[3] = NAN
+    with pytest.raises(ValueError, match="the logits hold NaN"):
+        speculate(model, [[5]], nothing, max_new=9)
 
 
 def test_a_model_drafts_for_itself():
@@ -332,6 +349,19 @@ def test_rows_behind_a_prefix(row):
         torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:], 1e-9)
 
 
+def test_a_prefix_is_read_anew_where_weights_are_others():
+    begun, rest = Prefix(LLAMA.make(), [[4, 9, 9, 1]]), [[3]]
+    begun.double()
+    assert begun.kept.layers[0].kept[0].dtype == torch.float64
+    same(generate(begun, rest, max_new=9)[0], generate(
+        begun.model, [[4, 9, 9, 1, 3]], max_new=9)[0])
+    torch.nn.init.normal_(begun.model.blocks[0].attention.part.k_proj.weight)
+    begun.read()
+    same(generate(begun, rest, max_new=9)[0], generate(
+        begun.model, [[4, 9, 9, 1, 3]], max_new=9)[0])
+    assert "ids" not in begun.state_dict()
+
+
 # --- strides
 
 @pytest.mark.parametrize("window, stride", [
@@ -384,6 +414,7 @@ def test_a_model_of_one_byte():
     table = model.embed.weight.nbytes
     assert size[1] - table < 0.45 * (size[0] - table)
     assert int8(nn.Linear(3, 2)).weight.dtype == torch.int8
+    assert not any(p.requires_grad for p in small.parameters())
 
 
 def test_a_shared_head_stays():
@@ -401,13 +432,21 @@ def test_a_shared_head_stays():
     ([[]], nothing, {}, "empty"),
     ([[1]], "table", {}, "'table'"),
     ([[1]], nothing, dict(max_new=0), "max_new"),
-    ([[1] * 15], nothing, {}, "22 tokens, beyond max_len 20"),
+    ([[1] * 15], nothing, {}, "15 ids and max_new 8 go beyond max_len 20"),
+    ([[1]], nothing, dict(stop=lambda ids: 1 / 0), "stop raised ZeroDivi"),
+    ([[1]], nothing, dict(stop=lambda ids: None), "True or False, got None"),
     ([[1]], nothing, dict(sampling=[Sampling()]), "sampling is None or"),
     ([[1]], nothing, dict(stop=2.5), "stop"),
     ([[1]], lambda *a: [3], {}, r"\[3\]"),
     ([[1]], lambda *a: Proposal([3] * 9), {}, "9 ids where 7 have room"),
     ([[1]], lambda *a: Proposal([VOCAB]), {}, "id 47 is outside"),
+    ([[1]], lambda *a: Proposal([1.0]), {}, "draft offers must be a whole"),
+    ([[1]], lambda *a: Proposal([-1]), {}, "draft offers must be a whole"),
     ([[1]], lambda *a: Proposal([1], torch.ones(1, 9)), {}, "model has 47"),
+    ([[1]], lambda *a: Proposal([1], torch.ones(1, VOCAB)), {}, "sums .47"),
+    ([[1]], lambda *a: Proposal([1], torch.full((1, VOCAB), NAN)), {}, "nan"),
+    ([[1]], lambda *a: Proposal([1], torch.eye(VOCAB)[:1] * 2 - 1 / VOCAB),
+     {}, "0 or more"),
 ])
 def test_bad_calls(ids, draft, how, says):
     with pytest.raises(ValueError, match=says):

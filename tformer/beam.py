@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import expect
-from .generate import evaluating, last_logits, left_padded
+from .generate import expect_room, last_logits, left_padded
+from .model import answering, device_of, evaluating
 
 # %% ../nbs/22_beam_search.ipynb #ca35649c
 class Candidates(NamedTuple):
@@ -152,16 +153,6 @@ class _Rules:
         return best <= min((beam.score for beam in found[:self.n_best]),
                            default=0) and len(found) >= self.n_best
 
-# %% ../nbs/22_beam_search.ipynb #29549852
-#| code-summary: what a model answers; what is no answer becomes a sentence
-def _answer(model, call, ask):
-    try:
-        return ask()
-    except (AttributeError, TypeError, LookupError) as error:
-        raise ValueError(
-            f"{type(model).__name__} cannot answer {call}: "
-            f"{type(error).__name__}: {error}"[:300]) from error
-
 # %% ../nbs/22_beam_search.ipynb #417fba9d
 #| code-summary: log-probabilities in float32; NaN is refused
 def _log_probs(logits, stop):
@@ -234,14 +225,11 @@ def _prompts(ids, max_new, limit):
     "Ids and, where some are padded, positions."
     ids, pos = left_padded(ids)
     lengths = (pos >= 0).sum(1).tolist()
+    expect_room(lengths, limit, max_new)
     for i, n in enumerate(lengths):
         least = ids[i, -n:].min().item()
         expect.that(least >= 0, f"prompt {i} holds id {least}: ids go "
                     "from 0 on")
-        more = "" if limit and n > limit else f" and max_new {max_new}"
-        expect.that(limit is None or n + max_new - 1 <= limit,
-                    f"prompt {i} of {n} ids{more} go beyond max_len "
-                    f"{limit}")
     return ids, None if min(lengths) == ids.shape[1] else pos
 
 # %% ../nbs/22_beam_search.ipynb #7ab154be
@@ -249,14 +237,15 @@ def _prompts(ids, max_new, limit):
 def _run(model, search, ids, pos, given):
     device = search.texts.device
     size = ids.shape[1] + search.rules.longest - 1
-    cache = _answer(model, "model.new_cache(batch, max_len)",
-                    lambda: model.new_cache(len(ids), size))
-    told = f"model(ids, cache=), with ids from {ids.min()} to {ids.max()}"
-    logits = _answer(model, told, lambda: last_logits(
-        model, ids.to(device), cache=cache, **given,
-        pos=None if pos is None else pos.to(device)))
+    with answering(model, "model.new_cache(batch, max_len)"):
+        cache = model.new_cache(len(ids), size)
+    with answering(model, "model(ids, cache=)", ids):
+        logits = last_logits(
+            model, ids.to(device), cache=cache, **given,
+            pos=None if pos is None else pos.to(device))
     while len(rows := search.step(logits)):
-        _answer(model, "cache.select(rows)", lambda: cache.select(rows))
+        with answering(model, "cache.select(rows)"):
+            cache.select(rows)
         new = search.texts[..., -1:].flatten(0, 1)
         logits = last_logits(model, new, cache=cache)
 
@@ -292,8 +281,7 @@ def beam_search(
     for name, x in given.items():
         expect.that(len(x) == len(ids), f"{name} of {len(x)} rows for "
                     f"{len(ids)} prompts")
-    weights = model.parameters() if isinstance(model, nn.Module) else ()
-    search = _Search(rules, len(ids), next(iter(weights), ids).device)
+    search = _Search(rules, len(ids), device_of(model, ids))
     with evaluating(model):
         _run(model, search, ids, pos, given)
     return [found[:n_best] for found in search.found]

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['WEIGHTS', 'CONFIG', 'PARTS', 'ModelConfig', 'Block', 'layer_cache', 'from_attention_mask', 'Model', 'Decoder',
-           'save_model', 'read_tensors', 'load_weights', 'load_model', 'describe']
+           'evaluating', 'quiet_when_learning', 'device_of', 'answering', 'save_model', 'read_tensors', 'load_weights',
+           'load_model', 'describe']
 
 # %% ../nbs/A4_models.ipynb #d28fe722
 #| code-fold: true
@@ -13,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,6 +265,65 @@ class Decoder(Model):
         """
         return self.lm_head(self.hidden(ids, cache=cache, pos=pos,
                                         mask=mask))
+
+# %% ../nbs/A4_models.ipynb #c2b02095
+@contextlib.contextmanager
+def evaluating(
+    model: Any,  # a module; anything else has no modes
+) -> Iterator[None]:
+    "Eval mode inside; afterwards each module is in the mode it was in."
+    found = model.modules() if isinstance(model, nn.Module) else ()
+    found = [part for part in found if part.training]
+    try:
+        for part in found:
+            part.training = False
+        yield
+    finally:
+        for part in found:
+            part.training = True
+
+# %% ../nbs/A4_models.ipynb #c9397804
+#| code-fold: true
+#| code-summary: quiet_when_learning, the same for each step of a loop
+def quiet_when_learning(
+    model: Any,
+) -> Callable:  # makes what stands behind ``with``
+    "``evaluating`` where it is needed; looking costs next to nothing."
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    learns = any(part.training for part in parts)
+
+    def quiet():
+        now = learns or getattr(model, "training", False)
+        return evaluating(model) if now else contextlib.nullcontext()
+    return quiet
+
+# %% ../nbs/A4_models.ipynb #d9c60846
+#| code-fold: true
+#| code-summary: device_of, where a model computes
+def device_of(
+    model: Any,  # a module, or anything else
+    x: Tensor,  # whose device it is if the model has no weights
+) -> torch.device:
+    "The device of the first weight."
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    return next(iter(weights), x).device
+
+# %% ../nbs/A4_models.ipynb #b6886340
+@contextlib.contextmanager
+def answering(
+    model: Any,
+    call: str,  # what it is asked, as the sentence will name it
+    ids: Tensor | None = None,  # with which ids
+) -> Iterator[None]:
+    "What a model raises inside becomes a ``ValueError`` of one sentence."
+    try:
+        yield
+    except (AttributeError, TypeError, LookupError) as error:
+        read = "" if ids is None or not ids.is_cpu else (
+            f", with ids from {ids.min()} to {ids.max()}")
+        raise ValueError(
+            f"{type(model).__name__} cannot answer {call}{read}: "
+            f"{type(error).__name__}: {error}"[:300]) from error
 
 # %% ../nbs/A4_models.ipynb #cbbdc157
 #| code-summary: parameters and saved buffers, shared ones once

@@ -180,12 +180,17 @@ def fixed_cache(
     expect.at_most(model.max_len, places=max_len)
     places = model.max_len if max_len is None else max_len
 
+    made = model.new_cache(batch, places)
+    expect.that(made.empty, f"the caches of {type(model).__name__} begin "
+                f"with {made.k_pos and made.k_pos.n} tokens, and a fixed "
+                "one begins empty: let it read them")
+
     def fixed(cache):
         if isinstance(cache, Cache):
             return Cache([fixed(layer) for layer in cache.layers])
         grows = type(cache) is LayerCache
         return FixedCache(batch, places) if grows else cache
-    return fixed(model.new_cache(batch, places))
+    return fixed(made)
 
 # %% ../nbs/A14_fixed_caches.ipynb #5b664633
 #| code-summary: the layers that have places, and the memories

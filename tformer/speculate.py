@@ -11,8 +11,6 @@ __all__ = ['Proposal', 'Accepted', 'Round', 'rounds', 'speculate', 'accept', 'Mo
 #| code-summary: imports of the module
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
-from .generate import Text, evaluating, last_logits, left_padded
+from .generate import (
+    Text, ended, expect_room, last_logits, left_padded, stop_rules)
 from .gpt import log_likelihood
 from .layers import Linear
+from .model import (
+    answering, device_of, evaluating, quiet_when_learning)
 from .rows import Positions
 from .sampling import Sampling, draw, process
 
@@ -58,21 +59,8 @@ def _one_row(model, ids, max_new):
     ids, _ = left_padded(ids)
     expect.that(len(ids) == 1, f"one text at a time, not {len(ids)}: rows "
                 "that accept differently much do not stay side by side")
-    expect.at_most(getattr(model, "max_len", None) or len(ids[0])
-                   + max_new, tokens=ids.shape[1] + max_new - 1)
-    weights = model.parameters() if isinstance(model, nn.Module) else ()
-    return ids.to(next(iter(weights), ids).device)
-
-# %% ../nbs/A13_faster_decoding.ipynb #7e3492e7
-#| code-summary: stop ids, and functions that stop, as generate takes them
-def _stops(stop):
-    stop = [stop] if callable(stop) or isinstance(stop, int) else stop
-    expect.kind((list, tuple, set, frozenset), stop=stop)
-    for one in stop:
-        if not callable(one):
-            expect.whole(0, **{"a stop id": one})
-    return ({one for one in stop if not callable(one)},
-            [one for one in stop if callable(one)])
+    expect_room([ids.shape[1]], getattr(model, "max_len", None), max_new)
+    return ids.to(device_of(model, ids))
 
 # %% ../nbs/A13_faster_decoding.ipynb #04fe95ba
 #| code-summary: the logits of the last n tokens
@@ -89,6 +77,8 @@ def _offer(draft, text, most, sampling, dice):
     expect.kind(Proposal, **{"what draft(…) returns": offer})
     expect.that(len(offer.ids) <= most, f"the draft offers "
                 f"{len(offer.ids)} ids where {most} have room")
+    for i in offer.ids:
+        expect.whole(0, **{"an id that a draft offers": i})
     return offer
 
 # %% ../nbs/A13_faster_decoding.ipynb #83af75fd
@@ -100,6 +90,11 @@ def _judge(logits, offer, sampling, wrote, dice):
                 f"a draft drew {k} ids from probabilities of shape "
                 f"{tuple(getattr(offer.probs, 'shape', ()))}; the "
                 f"model has {vocab} ids")
+    if offer.probs is not None and k:
+        least, sums = offer.probs.min().item(), offer.probs.sum(-1)
+        expect.that(least >= 0 and (sums - 1).abs().max() < 1e-3, "what a "
+                    "draft drew from must be probabilities: 0 or more, "
+                    f"sums 1; got {least:.3g} and sums {sums.tolist()}")
     if sampling is None:
         best = logits.argmax(-1).tolist()
         return next((Accepted(i, best[i]) for i in range(k)
@@ -124,7 +119,7 @@ def _round(offer, found, logits, stops, wrote):
     for n, i in enumerate(new):
         if i in stops[0]:  # an end is no part of a text
             return Round(offer.ids, found.n, new[:n], said[:n], True)
-        if any(f(wrote + new[:n + 1]) for f in stops[1]):
+        if ended(stops[1], 0, wrote + new[:n + 1]):
             return Round(offer.ids, found.n, new[:n + 1], said[:n + 1],
                          True)
     return Round(offer.ids, found.n, new, said, False)
@@ -137,20 +132,21 @@ class _Writing:
     def __init__(self, model, ids, sampling, stops):
         self.model, self.sampling, self.stops = model, sampling, stops
         self.ids, self.text, self.first = ids, ids[0].tolist(), len(ids[0])
-        self.cache, self.read = model.new_cache(1), 0
+        self.read = 0
+        with answering(model, "model.new_cache(batch)"):
+            self.cache = model.new_cache(1)
         self.past = 0 if self.cache.empty else self.cache.k_pos.end
         seed = getattr(sampling, "seed", None)
         self.dice = torch.Generator()
         self.dice.seed() if seed is None else self.dice.manual_seed(seed)
-        learns = isinstance(model, nn.Module) and any(
-            part.training for part in model.modules())
-        self.quiet = partial(evaluating, model) if learns else nullcontext
+        self.quiet = quiet_when_learning(model)
 
     def step(self, draft, most):
         text, wrote = self.text, self.text[self.first:]
         offer = _offer(draft, text, most, self.sampling, self.dice)
         new = self.ids.new_tensor([text[self.read:] + offer.ids])
-        with self.quiet():
+        with self.quiet(), answering(self.model, "model(ids, cache=)",
+                                     new):
             logits = _last(self.model, new, self.cache,
                            len(offer.ids) + 1)
         found = _judge(logits, offer, self.sampling, wrote, self.dice)
@@ -191,7 +187,7 @@ def rounds(
                 f"got {draft!r:.60}")
     expect.that(sampling is None or isinstance(sampling, Sampling),
                 f"sampling is None or a Sampling, not {sampling!r:.60}")
-    writing = _Writing(model, ids, sampling, _stops(stop))
+    writing = _Writing(model, ids, sampling, stop_rules(stop))
     return _rounds(writing, draft, max_new)
 
 # %% ../nbs/A13_faster_decoding.ipynb #f3a48b30
@@ -376,13 +372,24 @@ class Prefix(nn.Module):
         ids: Sequence | Tensor,  # what all texts begin with, as one row
     ):
         super().__init__()
-        self.model, row = model, _one_row(model, ids, 1)
-        self.n, self.max_len = row.shape[1], None
+        self.model = model
+        self.register_buffer("ids", _one_row(model, ids, 1), False)
+        self.n, self.max_len = self.ids.shape[1], None
         if getattr(model, "max_len", None):
             self.max_len = model.max_len - self.n
-        self.kept = model.new_cache(1)
-        with torch.no_grad(), evaluating(model):
-            last_logits(model, row, cache=self.kept)
+        self.read()
+
+    @torch.no_grad()
+    def read(self) -> None:
+        "Read the beginning; again after the model has learned something."
+        self.kept = self.model.new_cache(1)
+        with evaluating(self.model):
+            last_logits(self.model, self.ids, cache=self.kept)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)  # ``to``: other weights, read anew
+        self.read()
+        return self
 
     def new_cache(self, batch: int, max_len: int | None = None) -> Any:
         "For so many rows; what is shared is never changed."
