@@ -570,6 +570,8 @@ def _check_writing(steps, order, temperature):
     expect.number("[1e-6, inf)", temperature=temperature)
 
 # %% ../nbs/19_masked_language_model.ipynb #f0f10693
+#| code-fold: true
+#| code-summary: write, texts of nothing but blanks
 def write(
     trained: Trained,  # such as ``tformer.load("bert")``
     lengths: Iterable[int],  # how many tokens each text shall have

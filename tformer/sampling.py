@@ -70,7 +70,7 @@ def _mass(logits):
     return logits.softmax(-1).mul_(2.0**50).long()
 
 # %% ../nbs/20_sampling.ipynb #8f60fa4b
-#| code-fold: false
+#| code-summary: what stays, and −∞ for the rest
 def _keep(logits, stays):
     never = logits.new_tensor(-math.inf)
     return torch.where(stays, logits, never)
@@ -178,6 +178,8 @@ def min_p(
     return _keep(logits, logits >= least)
 
 # %% ../nbs/20_sampling.ipynb #cfd6db1d
+#| code-fold: true
+#| code-summary: typical, by how ordinary a surprise is
 def typical(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1]; 1: all stay
@@ -365,12 +367,12 @@ def presence_penalty(
     logits = _float(logits)
     return logits - penalty * (_counts(ids, logits) > 0)
 
-# %% ../nbs/20_sampling.ipynb #5b923622
+# %% ../nbs/20_sampling.ipynb #680ad2ef
 #| code-summary: divided by the temperature, where there is one
 def _warm(logits, s):
     return logits if s.temperature == 1 else logits / s.temperature
 
-# %% ../nbs/20_sampling.ipynb #56c5fec4
+# %% ../nbs/20_sampling.ipynb #1f483d10
 #| code-summary: the n best, looked for in the n best blocks (for speed)
 def _best(logits, n, size=64):
     "As ``topk``; of ids that tie with the last others may be taken."

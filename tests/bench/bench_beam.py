@@ -8,7 +8,6 @@ weights, as many beams and its own cache. One thread.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
-import argparse
 import sys
 import warnings
 from pathlib import Path
@@ -69,11 +68,7 @@ def rows(rounds=7):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    args.add_argument("--quick", action="store_true")
-    timing.quick = args.parse_args().quick
-    torch.set_num_threads(1)
-    timing.keep_memory()
+    timing.begin(__doc__)
     timing.head("Beam search, 4 prompts, 32 new ids")
     rows()
 

@@ -8,7 +8,6 @@ file on the disk. Both in processor time, in turn, in this process. The last
 rows compare a window with what indexing a tensor in memory costs, and say how
 fast text becomes a token file.
 """
-import argparse
 import itertools
 import os
 import sys
@@ -53,11 +52,7 @@ def training_step(vocab_size):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    timing.quick = parser.parse_args().quick
-    timing.keep_memory()
-    torch.set_num_threads(1)
+    timing.begin(__doc__)
     texts = list(documents("pydocs", 300 if timing.quick else None))
     tokenizer = Tokenizer.train(texts, 500 if timing.quick else 10_000)
     print(f"processor time, one thread of {os.cpu_count()} cores, load "

@@ -17,7 +17,6 @@ products with the weights, and nothing else.
 --quick    small sizes, one round: that everything runs, not how fast
 --only     ways whose name holds the word; --model, --batch, --rounds: fewer
 """
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,17 +286,11 @@ def bench(kind, batch, rounds=7, only=""):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    args.add_argument("--quick", action="store_true")
-    args.add_argument("--batch", type=int, nargs="*", default=[1, 8])
-    args.add_argument("--model", nargs="*", default=["GPT", "Llama"])
-    args.add_argument("--only", default="",
-                      help="only ways whose name holds the word")
-    args.add_argument("--rounds", type=int, default=7)
-    args = args.parse_args()
-    timing.quick = args.quick
-    torch.set_num_threads(1)
-    timing.keep_memory()
+    args = timing.begin(
+        __doc__, batch=dict(type=int, nargs="*", default=[1, 8]),
+        model=dict(nargs="*", default=["GPT", "Llama"]),
+        only=dict(default="", help="only ways whose name holds the word"),
+        rounds=dict(type=int, default=7))
     timing.head(f"A text of {NEW} ids after {PROMPT}")
     for kind in args.model:
         for b in args.batch:

@@ -9,7 +9,6 @@ counted, and said.
 
 --quick           one small layer, four tokens: that everything runs
 """
-import argparse
 import sys
 from statistics import median
 
@@ -87,11 +86,7 @@ def _scratch(model, ids, prompt):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    timing.quick = parser.parse_args().quick
-    timing.keep_memory()
-    torch.set_num_threads(1)
+    timing.begin(__doc__)
     model, prompt, new = decoder(timing.quick)
     # where everything has to run, and nothing to be fast: no C++ is made
     step = compiled_step(model, **(

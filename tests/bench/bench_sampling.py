@@ -12,7 +12,6 @@ temperature 1, and fewer below. Flatter ones cost top-p and typical more.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
-import argparse
 import sys
 from pathlib import Path
 
@@ -86,11 +85,7 @@ def rows(b, rounds=25):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    args.add_argument("--quick", action="store_true")
-    timing.quick = args.parse_args().quick
-    torch.set_num_threads(1)
-    timing.keep_memory()
+    timing.begin(__doc__)
     timing.head("Choosing the next id, 32,000 ids")
     for b in (1, 8):
         rows(b)

@@ -20,7 +20,6 @@ and the memory of weights of one byte, relative to float32. One thread.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
-import argparse
 import random
 import sys
 from pathlib import Path
@@ -158,11 +157,7 @@ def one_byte(model, rounds=5):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    args.add_argument("--quick", action="store_true")
-    timing.quick = args.parse_args().quick
-    torch.set_num_threads(1)
-    timing.keep_memory()
+    timing.begin(__doc__)
     model = our_model()
     timing.head("Prompt lookup, 10,000 ids, one text")
     lookup(model)

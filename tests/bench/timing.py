@@ -1,4 +1,5 @@
 """Fair times: things that run in turn in one process, and their medians."""
+import argparse
 import ctypes
 import resource
 import time
@@ -20,6 +21,21 @@ def keep_memory():
     trim, top_pad, mmap = -1, -2, -3
     for which, size in ((trim, 2**31 - 1), (top_pad, 2**28), (mmap, 2**25)):
         mallopt(which, size)
+
+
+def begin(told, **options):
+    "What the command line says: --quick, and options of argparse by name."
+    import torch
+    global quick
+    parser = argparse.ArgumentParser(description=told.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    for name, how in options.items():
+        parser.add_argument(f"--{name}", **how)
+    args = parser.parse_args()
+    quick = args.quick
+    torch.set_num_threads(1)
+    keep_memory()
+    return args
 
 
 def cpu():
