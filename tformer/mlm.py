@@ -437,6 +437,8 @@ def _logits(model, ids, batch, never):
     return logits.index_fill(-1, torch.tensor([*never]), -math.inf)
 
 # %% ../nbs/19_masked_language_model.ipynb #2c230c5b
+#| code-fold: true
+#| code-summary: on_top, a new head on a copy of an encoder
 def on_top(
     kind: type,  # such as ``BertClassifier``
     pretrained: nn.Module,  # with a ``bert``, such as ``BertMaskedLM``
@@ -570,8 +572,6 @@ def _check_writing(steps, order, temperature):
     expect.number("[1e-6, inf)", temperature=temperature)
 
 # %% ../nbs/19_masked_language_model.ipynb #f0f10693
-#| code-fold: true
-#| code-summary: write, texts of nothing but blanks
 def write(
     trained: Trained,  # such as ``tformer.load("bert")``
     lengths: Iterable[int],  # how many tokens each text shall have

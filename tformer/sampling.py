@@ -367,12 +367,12 @@ def presence_penalty(
     logits = _float(logits)
     return logits - penalty * (_counts(ids, logits) > 0)
 
-# %% ../nbs/20_sampling.ipynb #680ad2ef
+# %% ../nbs/20_sampling.ipynb #2a4d987e
 #| code-summary: divided by the temperature, where there is one
 def _warm(logits, s):
     return logits if s.temperature == 1 else logits / s.temperature
 
-# %% ../nbs/20_sampling.ipynb #1f483d10
+# %% ../nbs/20_sampling.ipynb #af2390da
 #| code-summary: the n best, looked for in the n best blocks (for speed)
 def _best(logits, n, size=64):
     "As ``topk``; of ids that tie with the last others may be taken."
