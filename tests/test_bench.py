@@ -120,6 +120,8 @@ def test_the_benchmark_of_writing_runs(quickly):
             found = re.findall(rf"^{kind}: {way} / generate, batch .* x ",
                                printed, re.M)
             assert len(found) == batches, (kind, way)
+        for way in ("generate", "functional"):
+            assert printed.count(f"{kind}: {way} / compiled") == 2, way
 
 
 def test_ways_that_write_other_ids_are_refused(quick, monkeypatch):

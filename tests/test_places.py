@@ -10,9 +10,10 @@ from helpers import close, draw_ids, plain_only
 from models import MAX_LEN, ROWS, VOCAB, causal
 from tformer import check
 from tformer.attention import LayerCache
+from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
 from tformer.places import (
-    FixedCache, compiled_step, expect_compiler, fixed_cache)
+    Compiled, FixedCache, compiled_step, expect_compiler, fixed_cache)
 from tformer.rows import MemoryCache
 from tformer.speculate import Prefix
 
@@ -400,6 +401,30 @@ def test_a_missing_compiler_is_named_in_one_sentence(monkeypatch):
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": "/none"})
     with pytest.raises(RuntimeError, match="there is no /none/Python.h"):
         expect_compiler()
+
+
+@plain_only
+@causal
+def test_a_compiled_model_is_written_with(row):
+    "Ragged prompts, rows that stop and stay, a memory: as by the model."
+    model, more = row.make().double(), {}
+    if row.source:
+        with torch.no_grad():
+            more = dict(memory=model.encode(row.ids(3, 7, seed=9)))
+    compiled = Compiled(model, backend="eager")
+    asked = dict(ids=[[3, 4, 5], [6], [7, 8]], max_new=9, drop=False,
+                 stop=generate(model, [[3, 4, 5]] * 3, max_new=4, **more)[
+                     0].ids[-1:], **more)
+    steps, step = [], compiled.step
+    compiled.step = lambda *a, **how: steps.append(1) or step(*a, **how)
+    for ours, text in zip(generate(compiled, **asked),
+                          generate(model, **asked)):
+        assert (ours.ids, ours.stopped) == (text.ids, text.stopped)
+        assert ours.log_probs == pytest.approx(text.log_probs, abs=1e-9)
+    assert len(steps) >= 3
+    alone = compiled(row.ids(2, 1), **({"memory": more["memory"][:2]}
+                                       if more else {}))
+    assert len(steps) <= 8 and alone.shape == (2, 1, VOCAB)
 
 
 def compiler_or_skip():

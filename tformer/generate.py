@@ -330,7 +330,7 @@ def expect_room(
             raise ValueError(f"prompt {i} of {n} ids{more} go beyond "
                              f"max_len {limit}{advice}")
 
-# %% ../nbs/21_kv_cache.ipynb #b85197e6
+# %% ../nbs/21_kv_cache.ipynb #322ce395
 #| code-summary: the window, checked, and whether all fits
 def _window(window, lengths, limit, max_new):
     if not window:

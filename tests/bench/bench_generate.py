@@ -11,11 +11,12 @@ The ways: "generate" is ours; "transformers" the generate of GPT2LMHeadModel or
 LlamaForCausalLM, eager, with its growing cache; "functional" a step written by
 hand for this model, of PyTorch's kernels, with a preallocated cache and nothing
 around them;
-"uncached" reads the whole text again for each token; "products" are the
-products with the weights, and nothing else.
+"uncached" reads the whole text again for each token; "compiled" is ours with a
+model whose steps are one program; "products" are the products with the weights,
+and nothing else.
 
 --quick    small sizes, one round: that everything runs, not how fast
---only     ways whose name holds the word; --model, --batch, --rounds: fewer
+--only     rows whose names hold the word; --model, --batch, --rounds: fewer
 """
 import sys
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from timing import AT_LEAST  # noqa: E402
 from tformer.generate import generate  # noqa: E402
 from tformer.gpt import GPT, GPTConfig  # noqa: E402
 from tformer.llama import Llama, LlamaConfig  # noqa: E402
+from tformer.places import Compiled  # noqa: E402
 
 logging.set_verbosity_error()
 PROMPT, NEW = 64, 256
@@ -45,6 +47,8 @@ TABLE = [
     ("transformers", "generate", {1: 1.1, 8: 1.15}, "eager"),
     ("functional", "generate", {1: 0.85, 8: 0.85}, "eager, by hand"),
     ("uncached", "generate", {1: 8.0}, "eager"),
+    ("generate", "compiled", {1: 1.0, 8: 1.0}, "eager"),
+    ("functional", "compiled", {1: 0.85, 8: 0.85}, "eager, by hand"),
     ("products", "generate", {1: None, 8: None}, "a share of the time")]
 
 
@@ -239,9 +243,16 @@ def products(model):
     return work
 
 
+def compiled(model):
+    "Ours, each step one program; compiled before anything is timed."
+    made = Compiled(model, **(dict(backend="eager") if timing.quick else {}))
+    return lambda ids, new: [text.ids for text in generate(
+        made, ids, max_new=new, drop=False)]
+
+
 WAYS = {"generate": ours, "transformers": transformers,
         "functional": functional, "uncached": uncached,
-        "products": products}
+        "compiled": compiled, "products": products}
 
 
 def must_agree(texts, kind, batch):
@@ -267,8 +278,10 @@ def work_of(model, batch):
 def bench(kind, batch, rounds=7, only=""):
     "All rows of the table for a model and a batch size."
     model = our_model(kind)
-    table = [row for row in TABLE if batch in row[2] and only in row[0]]
-    names = dict.fromkeys(["generate", *(row[0] for row in table)])
+    table = [row for row in TABLE
+             if batch in row[2] and only in " / ".join(row[:2])]
+    names = dict.fromkeys(["generate", *(
+        name for row in table for name in row[:2])])
     made = {name: WAYS[name](model) for name in names}
     work = work_of(model, batch)
     near = must_agree({name: way(*work) for name, way in made.items()},
