@@ -13,6 +13,8 @@ PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 # one thread a process: two notebooks run side by side on two cores
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# what one of many processes has compiled, the others need not
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test book serve notebooks records bench verify status owner clean
 

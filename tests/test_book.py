@@ -179,10 +179,10 @@ def test_pages_in_the_browser(book, chromium, turn):
         for kind, width, scheme in kinds:
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
+            page.wait_for_function("theme => document.documentElement."
+                                   "dataset.theme === theme", arg=scheme)
             page.wait_for_timeout(100)
             assert not seen, f"{path.name}, {kind}: {seen[:3]}"
-            assert page.evaluate(
-                "document.documentElement.dataset.theme") == scheme
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, \
                 f"{path.name} is {wide} px wide at {width}"

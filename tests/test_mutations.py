@@ -709,7 +709,7 @@ MUTATIONS = [Mutation(*row) for row in [
     ("a save that was cut between its files does not load", "model",
      "if inside and text == old:", "if False:",
      "test_model.py::test_an_interrupted_save_leaves_the_old_model_or_"
-     "the_new"),
+     "the_new[replace-2-new-other numbers-Seq2Seq]"),
     ("a file is put in place before the other is written", "expect",
      "            write(beside[path])\n",
      "            write(beside[path])\n            "
