@@ -1,5 +1,6 @@
 """Let nbval check the notebooks as nbdev keeps them, and time them."""
 import datetime
+import gc
 import json
 import os
 import platform
@@ -84,6 +85,12 @@ def pytest_collection_modifyitems(config, items):
             cell.execution_count = 0
         if EVAL_FALSE.search(cell.source):
             item.options["skip"] = True
+
+
+def pytest_collection_finish():
+    # what is imported by now stays: to collect garbage, among a million
+    # objects, need not look at it each time
+    gc.freeze()
 
 
 class Clock:
