@@ -7,11 +7,14 @@ NB ?=
 NBS := $(if $(NB),$(wildcard $(foreach n,$(NB),nbs/$(n).ipynb nbs/$(n)_*.ipynb)),$(sort $(wildcard nbs/*.ipynb)))
 RECORD ?= _proc/status.json
 PORT ?= 8000
-PYTEST := $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env \
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	--nbval --nbval-current-env \
 	--nbval-sanitize-with tests/sanitize.cfg --record $(RECORD)
 # one thread a process: two notebooks run side by side on two cores
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# what one of many processes has compiled, the others need not
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test book serve notebooks records bench verify status owner clean
 

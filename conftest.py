@@ -1,5 +1,6 @@
 """Let nbval check the notebooks as nbdev keeps them, and time them."""
 import datetime
+import gc
 import json
 import os
 import platform
@@ -10,6 +11,12 @@ from pathlib import Path
 # seconds: one notebook on a quiet machine, and all of them together
 # seconds: of one notebook; of all, which take 15 minutes two at a time
 NOTEBOOK_BUDGET, TOTAL_BUDGET = 120, 2 * 15 * 60
+
+# seconds of the longest test files, and of one that is not named; those of
+# the notebooks are on record
+LONG = {"test_shapes": 190, "test_book": 150, "test_mutations": 150}
+USUAL = 15
+RECORD = Path(__file__).parent / "book" / "status.json"
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
@@ -53,7 +60,22 @@ def pytest_addoption(parser):
                      "notebook did (passed, seconds, versions) as JSON")
 
 
-def pytest_collection_modifyitems(items):
+def longest_first(items, record=RECORD):
+    """Sort by the seconds of an item's file, which stays together.
+
+    The last files to begin should be short: with two processes, one may
+    have nothing left to do while the other is at work on the last one.
+    """
+    books = json.loads(record.read_text(encoding="utf-8"))["notebooks"] \
+        if record.exists() else {}
+    seconds = {name: book["seconds"] for name, book in books.items()}
+    seconds |= LONG
+    items.sort(key=lambda item: -seconds.get(item.path.stem, USUAL))
+
+
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):          # in an xdist worker
+        longest_first(items)
     for item in items:
         cell = getattr(item, "cell", None)          # nbval's IPyNbCell
         if cell is None or cell.get("cell_type") != "code":
@@ -63,6 +85,12 @@ def pytest_collection_modifyitems(items):
             cell.execution_count = 0
         if EVAL_FALSE.search(cell.source):
             item.options["skip"] = True
+
+
+def pytest_collection_finish():
+    # what is imported by now stays: to collect garbage, among a million
+    # objects, need not look at it each time
+    gc.freeze()
 
 
 class Clock:

@@ -4,9 +4,11 @@ import re
 import sys
 import venv
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from conftest import ROOT, run
 
@@ -57,21 +59,70 @@ def readme_snippets():
     return zip(blocks, shown)
 
 
-def test_readme_runs_from_the_wheel_in_a_fresh_environment(wheel, tmp_path):
+def needed(requires, extras):
+    "The installed distributions that these requirements lead to."
+    found, left = {}, [(line, extras) for line in requires]
+    while left:
+        line, extras = left.pop()
+        asked = Requirement(line)
+        if asked.marker and not any(asked.marker.evaluate({"extra": e})
+                                    for e in extras):
+            continue
+        key = asked.name, frozenset(asked.extras)
+        if key not in found:
+            found[key] = distribution(asked.name)
+            left += [(line, ("", *asked.extras))
+                     for line in found[key].requires or ()]
+    return found.values()
+
+
+@pytest.fixture
+def fresh(wheel, tmp_path):
+    """An environment of its own, into which pip has put the wheel.
+
+    What the wheel asks for is linked into it from the one that runs the
+    tests, which is quicker than to install PyTorch again; nothing else
+    is there, and pip, without an index, refuses what is missing.
+    """
     home = tmp_path / "env"
-    venv.create(home, with_pip=True)
+    venv.create(home, with_pip=False)
+    site = next(home.glob("lib/python*/site-packages"))
+    for dist in needed(metadata(wheel).get_all("Requires-Dist"),
+                       ("", "plot")):
+        for top in {f.parts[0] for f in dist.files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(dist.locate_file(top).resolve())
     python = home / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "-c",
-        ROOT / "requirements.txt", f"{wheel}[plot]", cwd=tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q",
+        "--no-index", "-c", ROOT / "requirements.txt", f"{wheel}[plot]",
+        cwd=tmp_path)
+    return python
+
+
+ALONE = """
+import importlib, os, sys, torch
+
+for name in sys.argv[1:]:           # each in a process of its own
+    if not os.fork():
+        importlib.import_module(f"tformer.{name}")
+        sys.exit()
+    if os.wait()[1]:
+        sys.exit(f"tformer.{name} cannot be imported alone")
+"""
+
+
+def test_readme_runs_from_the_wheel_in_a_fresh_environment(fresh, tmp_path):
     for snippet, shown in readme_snippets():
         assert len([s for s in snippet.splitlines() if s.strip()]) <= 12
-        assert run(python, "-I", "-c", snippet, cwd=tmp_path) == shown
-    where = run(python, "-I", "-c", "import tformer; print(tformer.__file__)",
+        assert run(fresh, "-I", "-c", snippet, cwd=tmp_path) == shown
+    where = run(fresh, "-I", "-c", "import tformer; print(tformer.__file__)",
                 cwd=tmp_path)
-    assert Path(where.strip()).is_relative_to(home)
-    for module in sorted((ROOT / "tformer").glob("[a-z]*.py")):
-        run(python, "-I", "-c", f"import tformer.{module.stem}",
-            cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(tmp_path / "env")
+    modules = sorted(p.stem for p in (ROOT / "tformer").glob("[a-z]*.py"))
+    run(fresh, "-I", "-c", ALONE, *modules, cwd=tmp_path)
+    for name in ("pytest", "transformers"):     # nothing else is there
+        assert run(fresh, "-I", "-c", "import importlib.util as u; "
+                   f"print(u.find_spec({name!r}))") == "None\n"
 
 
 def test_modules_are_there_on_first_use():

@@ -15,6 +15,7 @@ import html
 import json
 import math
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -34,9 +35,15 @@ NAMES = {
 }
 
 
+@lru_cache(maxsize=1)
+def parsed(text: str) -> list[dict]:
+    "The plan, which every page asks for; no one may change it."
+    return yaml.safe_load(text)
+
+
 def plan(root: Path) -> list[dict]:
     text = (Path(root) / "book" / "chapters.yml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    return parsed(text)
 
 
 def minutes(nb: Notebook | None) -> float:
