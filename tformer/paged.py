@@ -194,14 +194,34 @@ def _plan(tables, lengths, pos):
     at = _standing(after, width * size, pos.at.device)
     return places, keep, read, after, Positions(at, end=max(after))
 
+# %% ../nbs/A15_paged_caches.ipynb #p150016b
+#| code-summary: the tensors of the pool, made for the first that come
+def _buffers(layer, tensors, pos):
+    pool, b = layer.tables.pool, len(layer.lengths)
+    expect.that(not (torch.is_grad_enabled() and any(
+        x.requires_grad for x in tensors)), "a paged cache keeps no "
+        "gradients: call the model under torch.no_grad()")
+    expect.that({len(x) for x in tensors} == {b} and pos.rows in (1, b),
+                f"a batch of {len(tensors[0])}, positions of {pos.rows}, "
+                f"a cache of {b}")
+    likes = [x.transpose(1, -2)[0, :1] for x in tensors]
+    if layer.layer not in pool.held:
+        with torch.inference_mode(False):
+            pool.held[layer.layer] = [x.new_zeros(
+                (pool.n_blocks + 1) * pool.size, *x.shape[1:])
+                for x in likes]
+    for x, y in zip(likes, pool.held[layer.layer]):
+        expect.that((x.shape[1:], x.dtype) == (y.shape[1:], y.dtype),
+                    "only batch and time may differ from what is kept")
+    return pool.held[layer.layer]
+
 # %% ../nbs/A15_paged_caches.ipynb #p1500016
 class PagedLayer:
     """What one layer keeps of earlier tokens, in blocks of a pool.
 
     The verbs of ``LayerCache``.  Position p of a row stands in block
-    p // size of its table, at p % size, so positions of a row begin at
-    0 and follow each other.  The table is that of all layers; their
-    ``PagedCache`` changes it.
+    p // size of its table, at p % size: a row begins at 0 and has no
+    gaps.  All layers have one table; their ``PagedCache`` changes it.
     """
 
     def __init__(self, tables: Tables, layer: int,
@@ -232,11 +252,11 @@ class PagedLayer:
     ) -> tuple:
         "Put tokens into their places; return what may be attended to."
         pos, fresh = Positions.of(pos), not any(self.lengths)
-        held = self._held(tensors, pos)
+        held, size = _buffers(self, tensors, pos), self.tables.pool.size
         places, keep, read, after, k_pos = pos.once(
             ("paged", self.tables, self.k_pos),
             lambda: _plan(self.tables, self.lengths, pos))
-        found, size = [], self.tables.pool.size
+        found = []
         for buffer, x in zip(held, tensors):
             x = x.transpose(1, -2)
             buffer.index_copy_(
@@ -277,26 +297,6 @@ class PagedLayer:
             lengths, width, kept[0].device if kept else None),
             end=max(lengths, default=0))
 
-    def _held(self, tensors, pos):
-        "The tensors of the pool, made for the first that come."
-        pool, b = self.tables.pool, len(self.lengths)
-        expect.that(not (torch.is_grad_enabled() and any(
-            x.requires_grad for x in tensors)), "a paged cache keeps no "
-            "gradients: call the model under torch.no_grad()")
-        expect.that({len(x) for x in tensors} == {b} and pos.rows in (1, b),
-                    f"a batch of {len(tensors[0])}, positions of "
-                    f"{pos.rows}, a cache of {b}")
-        likes = [x.transpose(1, -2)[0, :1] for x in tensors]
-        if self.layer not in pool.held:
-            with torch.inference_mode(False):
-                pool.held[self.layer] = [torch.zeros(
-                    (pool.n_blocks + 1) * pool.size, *x.shape[1:],
-                    dtype=x.dtype, device=x.device) for x in likes]
-        for x, y in zip(likes, pool.held[self.layer]):
-            expect.that((x.shape[1:], x.dtype) == (y.shape[1:], y.dtype),
-                        "only batch and time may differ from what is kept")
-        return pool.held[self.layer]
-
 # %% ../nbs/A15_paged_caches.ipynb #p1500017
 class PagedCache(Cache):
     "What all layers keep in the blocks of one pool, by one set of tables."
@@ -321,7 +321,6 @@ class PagedCache(Cache):
         The last token is never counted: it has to be asked what comes.
         """
         table = self.tables.rows[row]
-        expect.that(not table, f"row {row} holds a text already")
         for key in block_keys(ids, self.pool.size):
             block = self.pool.index.get(key)
             if block is None:
@@ -348,8 +347,7 @@ class PagedCache(Cache):
         tables = Tables(self.pool, [self.tables.rows[i] for i in at])
         lengths = [self.lengths[i] for i in at]
         made = PagedCache(_alike(self.layers, tables, lengths), tables)
-        if any(lengths):
-            made._stand(lengths)
+        made._stand(lengths)
         return made
 
     def select(self, rows: Int[Tensor, "n"]) -> None:

@@ -80,6 +80,11 @@ class Ticket:
         began = self.engine.steps if self.began is None else self.began
         return began - self.born
 
+    def add(self, i: int, log_prob: float) -> None:
+        "One id more, and the model's own log-probability of it."
+        self.ids.append(i)
+        self.log_probs.append(log_prob)
+
     def __iter__(self) -> Iterator[int]:
         given = 0
         while given < len(self.ids) or self.reason is None:
@@ -152,26 +157,9 @@ def _memories(tickets):
     return dict(memory=pad_sequence(every, batch_first=True),
                 memory_mask=pad_sequence(masks, batch_first=True))
 
-# %% ../nbs/23_in_flight_batching.ipynb #s2300017
-class Slots:
-    """A model, and the rows of one cache, each for a text or for none.
-
-    ``blocks`` None: each row has places for ``max_len`` tokens.  Else
-    rows take blocks of ``size`` from a pool of so many.
-    """
-
-    def __init__(self, model: Any, n: int, max_len: int | None = None,
-                 blocks: int | None = None, size: int = 16):
-        self.model, self.n = model, n
-        self.max_len = model.max_len if max_len is None else max_len
-        expect.at_most(model.max_len, places=self.max_len)
-        self.pool = None if blocks is None else BlockPool(blocks, size)
-        self.cache = (fixed_cache(model, n, self.max_len) if blocks is None
-                      else paged_cache(model, self.pool, n))
-        weights = model.parameters() if isinstance(model, nn.Module) else ()
-        self.device = next((x.device for x in weights), None)
-        self.padding = 0  # columns that were computed for nothing
-
+# %% ../nbs/23_in_flight_batching.ipynb #s230017a
+#| code-summary: who gets room in the cache, and who gives it back
+class _Rows:
     def enter(self, slot: int, ids: list[int], share: bool) -> int | None:
         "How many of them need no reading; None: there is no room."
         if self.pool is None:
@@ -205,6 +193,32 @@ class Slots:
         keep[slot] = 0
         self.cache.crop(keep)
 
+    def _part(self, rows, begun):
+        if self.pool is not None:
+            return self.cache.rows(rows)
+        return (_copied(self.cache, rows) if begun
+                else self.model.new_cache(len(rows)))
+
+# %% ../nbs/23_in_flight_batching.ipynb #s2300017
+class Slots(_Rows):
+    """A model, and the rows of one cache, each for a text or for none.
+
+    ``blocks`` None: each row has places for ``max_len`` tokens.  Else
+    rows take blocks of ``size`` from a pool of so many.
+    """
+
+    def __init__(self, model: Any, n: int, max_len: int | None = None,
+                 blocks: int | None = None, size: int = 16):
+        self.model, self.n = model, n
+        self.max_len = model.max_len if max_len is None else max_len
+        expect.at_most(model.max_len, places=self.max_len)
+        self.pool = None if blocks is None else BlockPool(blocks, size)
+        self.cache = (fixed_cache(model, n, self.max_len) if blocks is None
+                      else paged_cache(model, self.pool, n))
+        weights = model.parameters() if isinstance(model, nn.Module) else ()
+        self.device = next((x.device for x in weights), None)
+        self.padding = 0  # columns that were computed for nothing
+
     def read(
         self, slots: list[int],
         pieces: list[list[int]],  # the next ids of each
@@ -216,15 +230,11 @@ class Slots:
         self.padding += (pos < 0).sum().item()
         first = torch.tensor(starts)[:, None]
         pos = torch.where(pos < 0, pos, pos + first).to(self.device)
-        pos = Positions(pos) if len(slots) > 1 else Positions(
-            start=starts[0], n=ids.shape[1], device=self.device)
+        if len(slots) == 1:
+            pos = Positions(start=starts[0], n=ids.shape[1],
+                            device=self.device)
         rows = torch.tensor(slots, device=self.device)
-        if self.pool is not None:
-            part = self.cache.rows(rows)
-        elif any(starts):
-            part = _copied(self.cache, rows)
-        else:
-            part = self.model.new_cache(len(slots))
+        part = self._part(rows, any(starts))
         logits = last_logits(self.model, ids.to(self.device), cache=part,
                              pos=pos, **memory)
         self.cache.put(rows, part)
@@ -319,6 +329,17 @@ class _Desk:
         if ticket.slot is not None:
             self._leave(ticket)
 
+    def cancel(self, ticket: Ticket) -> None:
+        "It ends here, if it has not ended; others do not notice."
+        if ticket.reason is None:
+            self.end(ticket, "cancelled")
+
+    def _expire(self):
+        for t in self.waiting + self.inside:
+            limit = t.request.timeout
+            if limit is not None and self.clock() - t.since >= limit:
+                self.end(t, "timeout")
+
     def _leave(self, ticket):
         self.rows.leave(ticket.slot)
         self.slots[ticket.slot] = ticket.slot = None
@@ -388,19 +409,64 @@ def _write(engine, ticket, i, log_prob):
         engine.end(ticket, "stop")
     if ticket.reason is not None:
         return False
-    ticket.ids.append(i)
-    ticket.log_probs.append(log_prob)
+    ticket.add(i, log_prob)
+    full = len(ticket.ids) == ticket.request.max_new
     try:
-        if ended(functions, ticket.number, ticket.ids):
-            engine.end(ticket, "stop")
-        elif len(ticket.ids) == ticket.request.max_new:
-            engine.end(ticket, "length")
+        stop = ended(functions, ticket.number, ticket.ids)
     except ValueError as problem:
         engine.end(ticket, "error", problem)
+    else:
+        if stop or full:
+            engine.end(ticket, "stop" if stop else "length")
     return True
 
+# %% ../nbs/23_in_flight_batching.ipynb #s230027b
+#| code-summary: the two calls of a step, and who fails in them
+class _Calls(_Desk):
+    def _pieces(self):
+        "How much of whose prompt is read in this step."
+        left, found = self.chunk, []
+        for t in sorted(self.inside, key=lambda t: (t.began, t.number)):
+            n = min(t.goal - t.read, left) if t.reading else 0
+            found += [(t, n)] if n else []
+            left -= n
+        return found
+
+    def _read(self, pieces):
+        tickets = [t for t, _ in pieces]
+        return self.rows.read(
+            [t.slot for t in tickets],
+            [t.tokens[t.read:t.read + n] for t, n in pieces],
+            [t.read for t in tickets], **_memories(tickets))
+
+    def _decode(self, pieces):
+        tickets = [t for t, _ in pieces]
+        return self.rows.decode(
+            [t.slot for t in tickets], [t.tokens[-1] for t in tickets],
+            [t.read for t in tickets])
+
+    def _go_on(self, pieces, call):
+        "New ids; whoever makes the model fail, fails alone."
+        pieces = [(t, n) for t, n in pieces if t.slot is not None]
+        if not pieces:
+            return []
+        try:
+            logits = call(pieces)
+        except Exception as problem:
+            if len(pieces) > 1:
+                return [x for one in pieces for x in self._go_on(
+                    [one], call)]
+            self.end(pieces[0][0], "error", problem)
+            return []
+        for t, n in pieces:
+            t.read += n
+            self.rows.filled(t, n)
+        done = [i for i, (t, _) in enumerate(pieces) if not t.reading]
+        chosen = _pick(self, [pieces[i][0] for i in done], logits[done])
+        return [(t, i) for t, i, p in chosen if _write(self, t, i, p)]
+
 # %% ../nbs/23_in_flight_batching.ipynb #s2300027
-class Engine(_Desk):
+class Engine(_Calls):
     """Writes the texts of many requests in the slots of one batch.
 
     ``policy``: who comes next; nobody is overtaken more than
@@ -444,10 +510,7 @@ class Engine(_Desk):
     def step(self) -> list[tuple[Ticket, int]]:
         "One token of each live text, a piece of prompts; what is new."
         self.steps += 1
-        for t in self.waiting + self.inside:
-            limit = t.request.timeout
-            if limit is not None and self.clock() - t.since >= limit:
-                self.end(t, "timeout")
+        self._expire()
         self._make_room()
         self._admit()
         live = [(t, 1) for t in self.inside if not t.reading]
@@ -468,11 +531,6 @@ class Engine(_Desk):
             self.step()
         return tickets
 
-    def cancel(self, ticket: Ticket) -> None:
-        "It ends here, if it has not ended; others do not notice."
-        if ticket.reason is None:
-            self.end(ticket, "cancelled")
-
     async def astream(self, request: Request) -> AsyncIterator[int]:
         "The ids as they come; whoever is waiting takes the next step."
         ticket, given = self.submit(request), 0
@@ -487,45 +545,3 @@ class Engine(_Desk):
         finally:
             self.cancel(ticket)
         expect.that(ticket.reason != "error", ticket.error)
-
-    def _pieces(self):
-        "How much of whose prompt is read in this step."
-        left, found = self.chunk, []
-        for t in sorted(self.inside, key=lambda t: (t.began, t.number)):
-            n = min(t.goal - t.read, left) if t.reading else 0
-            found += [(t, n)] if n else []
-            left -= n
-        return found
-
-    def _read(self, pieces):
-        tickets = [t for t, _ in pieces]
-        return self.rows.read(
-            [t.slot for t in tickets],
-            [t.tokens[t.read:t.read + n] for t, n in pieces],
-            [t.read for t in tickets], **_memories(tickets))
-
-    def _decode(self, pieces):
-        tickets = [t for t, _ in pieces]
-        return self.rows.decode(
-            [t.slot for t in tickets], [t.tokens[-1] for t in tickets],
-            [t.read for t in tickets])
-
-    def _go_on(self, pieces, call):
-        "New ids; whoever makes the model fail, fails alone."
-        pieces = [(t, n) for t, n in pieces if t.slot is not None]
-        if not pieces:
-            return []
-        try:
-            logits = call(pieces)
-        except Exception as problem:
-            if len(pieces) > 1:
-                return [x for one in pieces for x in self._go_on(
-                    [one], call)]
-            self.end(pieces[0][0], "error", problem)
-            return []
-        for t, n in pieces:
-            t.read += n
-            self.rows.filled(t, n)
-        done = [i for i, (t, _) in enumerate(pieces) if not t.reading]
-        chosen = _pick(self, [pieces[i][0] for i in done], logits[done])
-        return [(t, i) for t, i, p in chosen if _write(self, t, i, p)]
