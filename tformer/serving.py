@@ -76,9 +76,9 @@ class Ticket:
 
     @property
     def waited(self) -> int:
-        "Steps until a slot was free for it."
-        began = self.engine.steps if self.began is None else self.began
-        return began - self.born
+        "Steps that began without a slot for it."
+        began = self.began or self.engine.steps + 1
+        return began - self.born - 1
 
     def add(self, i: int, log_prob: float) -> None:
         "One id more, and the model's own log-probability of it."
@@ -334,6 +334,13 @@ class _Desk:
         if ticket.reason is None:
             self.end(ticket, "cancelled")
 
+    def preempt(self, ticket: Ticket) -> None:
+        "It waits again, and will read all that it has written, too."
+        self._leave(ticket)
+        ticket.read = ticket.goal = 0
+        insort(self.waiting, ticket)
+        self.preempted += 1
+
     def _expire(self):
         for t in self.waiting + self.inside:
             limit = t.request.timeout
@@ -371,11 +378,7 @@ class _Desk:
         for t in self.inside:
             while t.slot is not None and not t.reading and (
                     not self.rows.grow(t.slot)):
-                young = self.inside[-1]
-                self._leave(young)
-                young.read = young.goal = 0
-                insort(self.waiting, young)
-                self.preempted += 1
+                self.preempt(self.inside[-1])
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300025
 #| code-summary: the next id of each row, greedy or by its own sampler
@@ -481,7 +484,8 @@ class Engine(_Calls):
         blocks: int | None = None, block_size: int = 16, queue: int = 1024,
         patience: int = 16, clock: Callable[[], float] = time.monotonic,
     ):
-        expect.whole(slots=slots, chunk=chunk or 1, queue=queue)
+        expect.whole(slots=slots, queue=queue,
+                     chunk=1 if chunk is None else chunk)
         expect.whole(0, patience=patience)
         if not callable(policy):
             expect.choice(POLICIES, policy=policy)
