@@ -346,7 +346,8 @@ def test_blocks_are_never_lost(acts):
                 for i, block in enumerate(table):
                     pool.register(bytes([row, i, n]), block)
             elif not table and pool.index:
-                block = [*pool.index.values()][n % len(pool.index)]
+                known = [*pool.cached] or [*pool.index.values()]
+                block = known[n % len(known)]
                 pool.share(block)
                 table.append(block)
         except NoBlocks:

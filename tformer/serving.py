@@ -337,7 +337,6 @@ class _Desk:
     def preempt(self, ticket: Ticket) -> None:
         "It waits again, and will read all that it has written, too."
         self._leave(ticket)
-        ticket.read = ticket.goal = 0
         insort(self.waiting, ticket)
         self.preempted += 1
 
