@@ -1339,8 +1339,7 @@ MUTATIONS = [Mutation(*row) for row in [
     ("who comes back is taken to have read", "serving",
      "t.slot, t.read, t.goal = slot, n, len(t.tokens)",
      "t.slot, t.read, t.goal = slot, max(n, t.read), len(t.tokens)",
-     "test_serving.py::"
-     "test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there"),
+     "test_serving.py::test_who_has_written_nothing_may_still_be_reading"),
     ("only the prompt is read again", "serving",
      "return self.prompt + self.ids", "return self.prompt + self.ids[:1]",
      "test_serving.py::"

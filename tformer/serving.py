@@ -105,58 +105,6 @@ class Ticket:
 class QueueFull(RuntimeError):
     "Too many requests wait: come again later."
 
-# %% ../nbs/23_in_flight_batching.ipynb #s2300013
-#| code-summary: what ends a text (to be imported)
-def stop_rules(stop):
-    stop = [stop] if callable(stop) or isinstance(stop, int) else stop
-    expect.kind((list, tuple, set, frozenset), stop=stop)
-    ids = {s for s in stop if not callable(s)}
-    for i in ids:
-        expect.whole(0, **{"a stop id": i})
-    return ids, [s for s in stop if callable(s)]
-
-# %% ../nbs/23_in_flight_batching.ipynb #s2300014
-#| code-summary: whether a function ends a text (to be imported)
-def ended(functions, row, text):
-    for function in functions:
-        try:
-            answer = function(list(text))
-        except Exception as error:
-            raise ValueError(
-                f"stop raised {type(error).__name__} at row {row} after "
-                f"{len(text)} ids: {error}") from error
-        if not isinstance(answer, bool):
-            raise ValueError("stop must answer True or False, got "
-                             f"{answer!r:.60} at row {row}")
-        if answer:
-            return True
-    return False
-
-# %% ../nbs/23_in_flight_batching.ipynb #s2300015
-#| code-summary: a cache of some rows of another, copied
-def _copied(cache, rows):
-    def shallow(layer):
-        if isinstance(layer, Cache):
-            return Cache([shallow(inner) for inner in layer.layers])
-        return copy(layer)
-    cache = shallow(cache)
-    cache.select(rows)
-    return cache
-
-# %% ../nbs/23_in_flight_batching.ipynb #s2300016
-#| code-summary: memories of several texts side by side
-def _memories(tickets):
-    every = [ticket.request.memory for ticket in tickets]
-    if all(x is None for x in every):
-        return {}
-    expect.that(not any(x is None for x in every), "a memory is missing")
-    masks = [torch.ones(len(x), dtype=torch.bool, device=x.device)
-             if ticket.request.memory_mask is None
-             else ticket.request.memory_mask
-             for x, ticket in zip(every, tickets)]
-    return dict(memory=pad_sequence(every, batch_first=True),
-                memory_mask=pad_sequence(masks, batch_first=True))
-
 # %% ../nbs/23_in_flight_batching.ipynb #s230017a
 #| code-summary: who gets room in the cache, and who gives it back
 class _Rows:
@@ -198,6 +146,17 @@ class _Rows:
             return self.cache.rows(rows)
         return (_copied(self.cache, rows) if begun
                 else self.model.new_cache(len(rows)))
+
+# %% ../nbs/23_in_flight_batching.ipynb #s2300015
+#| code-summary: a cache of some rows of another, copied
+def _copied(cache, rows):
+    def shallow(layer):
+        if isinstance(layer, Cache):
+            return Cache([shallow(inner) for inner in layer.layers])
+        return copy(layer)
+    cache = shallow(cache)
+    cache.select(rows)
+    return cache
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300017
 class Slots(_Rows):
@@ -274,6 +233,47 @@ def alike(waiting: list[Ticket], beside: list[int]) -> int:
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300021
 POLICIES = {"first": first_come, "shortest": shortest, "alike": alike}
+
+# %% ../nbs/23_in_flight_batching.ipynb #s2300013
+#| code-summary: what ends a text (to be imported)
+def stop_rules(stop):
+    stop = [stop] if callable(stop) or isinstance(stop, int) else stop
+    expect.kind((list, tuple, set, frozenset), stop=stop)
+    ids = {s for s in stop if not callable(s)}
+    for i in ids:
+        expect.whole(0, **{"a stop id": i})
+    return ids, [s for s in stop if callable(s)]
+
+# %% ../nbs/23_in_flight_batching.ipynb #s2300014
+#| code-summary: whether a function ends a text (to be imported)
+def ended(functions, row, text):
+    for function in functions:
+        try:
+            answer = function(list(text))
+        except Exception as error:
+            raise ValueError(
+                f"stop raised {type(error).__name__} at row {row} after "
+                f"{len(text)} ids: {error}") from error
+        if not isinstance(answer, bool):
+            raise ValueError("stop must answer True or False, got "
+                             f"{answer!r:.60} at row {row}")
+        if answer:
+            return True
+    return False
+
+# %% ../nbs/23_in_flight_batching.ipynb #s2300016
+#| code-summary: memories of several texts side by side
+def _memories(tickets):
+    every = [ticket.request.memory for ticket in tickets]
+    if all(x is None for x in every):
+        return {}
+    expect.that(not any(x is None for x in every), "a memory is missing")
+    masks = [torch.ones(len(x), dtype=torch.bool, device=x.device)
+             if ticket.request.memory_mask is None
+             else ticket.request.memory_mask
+             for x, ticket in zip(every, tickets)]
+    return dict(memory=pad_sequence(every, batch_first=True),
+                memory_mask=pad_sequence(masks, batch_first=True))
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300022
 #| code-summary: what is wrong with a request, before anything is computed
