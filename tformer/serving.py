@@ -15,7 +15,6 @@ from bisect import insort
 from collections.abc import (
     AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping,
     Sequence)
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from . import expect
-from .attention import Cache
 from .generate import (
     evaluating, last_logits, left_padded, picker)
-from .paged import BlockPool, NoBlocks, paged_cache
+from .paged import (
+    BlockPool, NoBlocks, paged_cache, rows_of)
 from .places import fixed_cache
 from .rows import Positions
 from .sampling import Sampling
@@ -141,23 +140,6 @@ class _Rows:
         keep[slot] = 0
         self.cache.crop(keep)
 
-    def _part(self, rows, begun):
-        if self.pool is not None:
-            return self.cache.rows(rows)
-        return (_copied(self.cache, rows) if begun
-                else self.model.new_cache(len(rows)))
-
-# %% ../nbs/23_in_flight_batching.ipynb #s2300015
-#| code-summary: a cache of some rows of another, copied
-def _copied(cache, rows):
-    def shallow(layer):
-        if isinstance(layer, Cache):
-            return Cache([shallow(inner) for inner in layer.layers])
-        return copy(layer)
-    cache = shallow(cache)
-    cache.select(rows)
-    return cache
-
 # %% ../nbs/23_in_flight_batching.ipynb #s2300017
 class Slots(_Rows):
     """A model, and the rows of one cache, each for a text or for none.
@@ -193,7 +175,9 @@ class Slots(_Rows):
             pos = Positions(start=starts[0], n=ids.shape[1],
                             device=self.device)
         rows = torch.tensor(slots, device=self.device)
-        part = self._part(rows, any(starts))
+        fresh = self.pool is None and not any(starts)
+        part = (self.model.new_cache(len(rows)) if fresh
+                else rows_of(self.cache, rows))
         logits = last_logits(self.model, ids.to(self.device), cache=part,
                              pos=pos, **memory)
         self.cache.put(rows, part)
@@ -400,7 +384,7 @@ def _pick(engine, tickets, logits):
     return zip(tickets, ids.tolist(), said.tolist())
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300026
-#| code-summary: an id is written, or ends the text
+#| code-fold: false
 def _write(engine, ticket, i, log_prob):
     "Whether it is a new id of the text."
     stops, functions = ticket.stops
