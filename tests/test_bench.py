@@ -130,7 +130,9 @@ def test_the_benchmark_of_serving_runs(quickly, monkeypatch):
         for name in (r"steps / \(bound \+ drain\)",
                      "static / in flight, steps",
                      "sorted static / in flight, steps",
-                     "static / in flight, seconds", "slots / blocks, bytes"):
+                     "static / in flight, seconds",
+                     "leaving / in flight, seconds",
+                     "slots / blocks, bytes"):
             assert re.search(rf"^{kind}: {name} .* x ", printed, re.M), name
     for name in ("the engine's own work / a step", "memory after"):
         assert re.search(rf"^{name} .* x ", printed, re.M), name

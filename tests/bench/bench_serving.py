@@ -5,8 +5,9 @@ greedily, with prompts of 1 to 32 ids. Lengths of texts are lognormal, uniform,
 or as stories have them. Steps are calls of the model for a token of each live
 text; the bound is tokens / slots, and the drain the steps at the end in which
 a slot is empty and nobody waits. Static batches are those of generate, four
-requests at a time, whose rows leave as they stop, in the order in which they
-came or sorted by what they will write. All ways must write the same ids; where
+requests at a time, in the order in which they came or sorted by what they will
+write; rows that have ended stay till the longest has ("leaving": they leave,
+and the batch shrinks, but nobody takes their place). All ways must write the same ids; where
 they do not, near-ties are counted, and said. Seconds are processor time, in
 turn, one thread; the engine's own work is its time without that in the model.
 
@@ -65,19 +66,18 @@ def requests_of(lengths):
                     n) for n in lengths]
 
 
-def in_batches(model, requests):
+def in_batches(model, requests, drop=False):
     "The texts, and how many steps they took."
     texts, steps = [], 0
     for i in range(0, len(requests), SLOTS):
         part = requests[i:i + SLOTS]
         ends = [r.max_new for r in part]
-        # each row stops at its own length, and leaves
-        texts += [t.ids for t in until(model, part, ends)]
+        texts += [t.ids for t in until(model, part, ends, drop)]
         steps += max(ends)
     return texts, steps
 
 
-def until(model, part, ends):
+def until(model, part, ends, drop):
     "Rows of a batch stop at lengths of their own."
     class Ends:
         "Counts the rows that are asked, in their order."
@@ -94,7 +94,7 @@ def until(model, part, ends):
                 self.at = 0
             return last
     return generate(model, [r.ids for r in part], max_new=max(ends),
-                    stop=Ends())
+                    stop=Ends(), drop=drop)
 
 
 def in_flight(model, requests, **how):
@@ -136,12 +136,13 @@ def bench_kind(model, kind, n, rounds):
         None, agree[1])
     took = timing.in_turn({
         "static": lambda: in_batches(model, requests),
+        "leaving": lambda: in_batches(model, requests, True),
         "sorted": lambda: in_batches(model, ordered),
         "slots": lambda: in_flight(model, requests),
         "paged": lambda: in_flight(model, requests, **paged)}, rounds)
     detail = ", ".join(f"{k} {t:.1f}" for k, t in took.items()) + " s"
     best = min(took["slots"], took["paged"])
-    for way in ("static", "sorted"):
+    for way in ("static", "leaving", "sorted"):
         row(f"{kind}: {way} / in flight, seconds", took[way] / best,
             (AT_LEAST, 1.6) if lognormal and way == "static" else None,
             detail)
