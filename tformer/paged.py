@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import expect
 from .attention import Cache, LayerCache
-from .rows import MemoryCache, Positions
+from .rows import Positions
 
 # %% ../nbs/A15_paged_caches.ipynb #p1500010
 class NoBlocks(RuntimeError):
@@ -59,7 +59,7 @@ class BlockPool:
         return sum(n > 0 for n in self.refs)
 
     def allocate(self) -> int:
-        "A block with nothing in it; the cached one longest out of use goes."
+        "An empty block; a cached one, longest out of use, if none is free."
         if self.free_ids:
             block = self.free_ids.pop()
         elif self.cached:
@@ -190,7 +190,7 @@ def _plan(tables, lengths, pos):
     read = [[*row[:width], *[pool.n_blocks] * (width - len(row))]
             for row in tables.rows]
     keep = None if len(places) == len(lengths) * pos.n else pos.at >= 0
-    places, read = (torch.tensor(x, device=pos.at.device, dtype=torch.int64)
+    places, read = (torch.tensor(x, device=pos.at.device).long()
                     for x in (places, read))
     at = _standing(after, width * size, pos.at.device)
     return places, keep, read, after, Positions(at, end=max(after))
@@ -223,8 +223,7 @@ class PagedLayer:
     """What one layer keeps of earlier tokens, in blocks of a pool.
 
     The verbs of ``LayerCache``.  Position p of a row stands in block
-    p // size of its table, at p % size: a row begins at 0 and has no
-    gaps.  All layers have one table; their ``PagedCache`` changes it.
+    p // size of its table, which is that of all layers, at p % size.
     """
 
     def __init__(self, tables: Tables, layer: int,
@@ -280,15 +279,16 @@ class PagedLayer:
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.each_row(len(self.lengths), n=n)
-        n = n.tolist() if isinstance(n, Tensor) else [n] * len(self.lengths)
-        self.stand([min(pair) for pair in zip(self.lengths, n)])
+        ends = (n.tolist() if isinstance(n, Tensor)
+                else [n] * len(self.lengths))
+        self.stand([min(pair) for pair in zip(self.lengths, ends)])
 
     def put(self, rows: Int[Tensor, "n"], other: "PagedLayer") -> None:
         "Let row ``rows[i]`` hold what row i of ``other`` holds."
-        expect.that(isinstance(other, PagedLayer) and
-                    other.tables.pool is self.tables.pool, "a paged cache "
-                    "takes rows of one that has the same pool")
         expect.rows(len(self.lengths), rows=rows, different=True)
+        same = getattr(getattr(other, "tables", None), "pool", None)
+        expect.that(same is self.tables.pool, "a paged cache takes rows "
+                    "of one that has the same pool")
         new = dict(zip(rows.tolist(), other.lengths))
         self.stand([new.get(i, n) for i, n in enumerate(self.lengths)])
 

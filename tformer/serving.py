@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from . import expect
@@ -156,7 +156,7 @@ class Slots(_Rows):
         self.pool = None if blocks is None else BlockPool(blocks, size)
         self.cache = (fixed_cache(model, n, self.max_len) if blocks is None
                       else paged_cache(model, self.pool, n))
-        weights = model.parameters() if isinstance(model, nn.Module) else ()
+        weights = getattr(model, "parameters", tuple)()
         self.device = next((x.device for x in weights), None)
         self.padding = 0  # columns that were computed for nothing
 
@@ -304,7 +304,8 @@ class _Desk:
         "Whether there is anything to do."
         return bool(self.waiting or self.inside)
 
-    def end(self, ticket: Ticket, reason: str, problem: Any = None) -> None:
+    def end(self, ticket: Ticket, reason: str,
+            problem: Any = None) -> None:
         "It has ended; its slot and its blocks come back."
         ticket.reason = reason
         ticket.error = None if problem is None else _sentence(problem)

@@ -14,6 +14,7 @@ turn, one thread; the engine's own work is its time without that in the model.
 --quick    small sizes, few requests: that everything runs, not how fast
 """
 import argparse
+import gc
 import random
 import sys
 import tracemalloc
@@ -203,6 +204,7 @@ def bench_memory(n):
     def some(n):
         engine.run(Request([rnd.randrange(20) for _ in range(3)],
                            rnd.randint(1, 3)) for _ in range(n))
+        gc.collect()
         return tracemalloc.get_traced_memory()[0]
     tracemalloc.start()
     first, last = some(n // 10), some(n - n // 10)
