@@ -59,7 +59,7 @@ class BlockPool:
         return sum(n > 0 for n in self.refs)
 
     def allocate(self) -> int:
-        "An empty block; a cached one, longest out of use, if none is free."
+        "An empty block; if none is free, the oldest that is cached."
         if self.free_ids:
             block = self.free_ids.pop()
         elif self.cached:
@@ -265,7 +265,8 @@ class PagedLayer:
                 0, places, x.flatten(0, 1) if keep is None else
                 x[keep.expand(x.shape[:2])])
             blocks = buffer.view(-1, size, *x.shape[2:])
-            found += [] if fresh else [blocks[read].flatten(1, 2)]
+            found += [] if fresh else [blocks.index_select(
+                0, read.flatten()).view(len(x), -1, *x.shape[2:])]
         self.lengths, self.k_pos = after, k_pos
         if fresh:  # all that is kept is what came
             return *tensors, pos

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -221,6 +221,7 @@ POLICIES = {"first": first_come, "shortest": shortest, "alike": alike}
 # %% ../nbs/23_in_flight_batching.ipynb #s2300013
 #| code-summary: what ends a text (to be imported)
 def stop_rules(stop):
+    "Ids, and functions, that end a text."
     stop = [stop] if callable(stop) or isinstance(stop, int) else stop
     expect.kind((list, tuple, set, frozenset), stop=stop)
     ids = {s for s in stop if not callable(s)}
@@ -231,6 +232,7 @@ def stop_rules(stop):
 # %% ../nbs/23_in_flight_batching.ipynb #s2300014
 #| code-summary: whether a function ends a text (to be imported)
 def ended(functions, row, text):
+    "Whether one of the functions ends it; a bad one is named."
     for function in functions:
         try:
             answer = function(list(text))
@@ -470,10 +472,10 @@ class Engine(_Calls):
     ):
         expect.whole(slots=slots, queue=queue,
                      chunk=1 if chunk is None else chunk)
-        expect.whole(0, patience=patience)
         if not callable(policy):
             expect.choice(POLICIES, policy=policy)
             policy = POLICIES[policy]
+        expect.whole(0, patience=patience)
         super().__init__(slots, policy, patience)
         self.rows = Slots(model, slots, max_len, blocks, block_size)
         self.queue, self.clock = queue, clock
