@@ -280,8 +280,7 @@ class PagedLayer:
     def crop(self, n: int | Int[Tensor, "b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.each_row(len(self.lengths), n=n)
-        ends = (n.tolist() if isinstance(n, Tensor)
-                else [n] * len(self.lengths))
+        ends = torch.as_tensor(n).expand(len(self.lengths)).tolist()
         self.stand([min(pair) for pair in zip(self.lengths, ends)])
 
     def put(self, rows: Int[Tensor, "n"], other: "PagedLayer") -> None:
