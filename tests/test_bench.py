@@ -13,6 +13,7 @@ import bench_generate  # noqa: E402
 import bench_models  # noqa: E402
 import bench_parts  # noqa: E402
 import bench_places  # noqa: E402
+import bench_serving  # noqa: E402
 import bench_training  # noqa: E402
 import timing  # noqa: E402
 
@@ -122,6 +123,21 @@ def test_the_benchmark_of_writing_runs(quickly):
             assert len(found) == batches, (kind, way)
         for way in ("generate", "functional"):
             assert printed.count(f"{kind}: {way} / compiled") == 2, way
+
+
+def test_the_benchmark_of_serving_runs(quickly, monkeypatch):
+    monkeypatch.setattr(bench_serving, "FAILED", [])
+    printed = quickly(bench_serving)
+    for kind in ("lognormal", "uniform", "stories"):
+        for name in (r"steps / \(bound \+ drain\)",
+                     "static / in flight, steps",
+                     "sorted static / in flight, steps",
+                     "static / in flight, seconds",
+                     "leaving / in flight, seconds",
+                     "slots / blocks, bytes"):
+            assert re.search(rf"^{kind}: {name} .* x ", printed, re.M), name
+    for name in ("the engine's own work / a step", "memory after"):
+        assert re.search(rf"^{name} .* x ", printed, re.M), name
 
 
 def test_ways_that_write_other_ids_are_refused(quick, monkeypatch):

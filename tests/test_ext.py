@@ -281,7 +281,7 @@ def test_the_status_page_bears_what_is_missing(tmp_path):
 def test_the_plan_holds_every_notebook():
     plan = {ch["nb"]: ch for part in course_map.plan(ROOT)
             for ch in part["chapters"]}
-    assert len(plan) == 46 and list(plan) == sorted(plan, key=lambda nb: (
+    assert len(plan) == 47 and list(plan) == sorted(plan, key=lambda nb: (
         nb[0] == "A", int(re.search(r"\d+", nb)[0])))
     for nb in FOUND:
         assert plan[nb.name].get("module", "") == nb.module, nb.name

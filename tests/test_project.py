@@ -23,7 +23,8 @@ READ_AS = {"A4_models.ipynb": "08~", "A5_rebuild.ipynb": "12~",
            "A9_checkpoints.ipynb": "16~", "A10_trained.ipynb": "17~",
            "A11_parallel.ipynb": "17~", "A12_word_pieces.ipynb": "17~",
            "A13_faster_decoding.ipynb": "21~",
-           "A14_fixed_caches.ipynb": "20~"}
+           "A14_fixed_caches.ipynb": "20~",
+           "A15_paged_caches.ipynb": "22~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
            "safetensors"}

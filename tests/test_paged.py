@@ -1,0 +1,381 @@
+"""Caches in blocks: as the growing ones, and every block is somebody's."""
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import close, needs_cuda, plain_only, randn, spread
+from models import MAX_LEN, ROWS, VOCAB, causal
+from tformer.attention import Cache, LayerCache, SelfAttention
+from tformer.generate import generate
+from tformer.layers import RMSNorm
+from tformer.paged import (
+    BlockPool, NoBlocks, PagedCache, PagedLayer, Tables, block_keys,
+    paged_cache)
+from tformer.rotary import ALiBi, Rotary, T5Bias
+
+torch.set_num_threads(1)
+GPT_ROW = next(row for row in ROWS if row.name == "GPT")
+RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
+
+
+def consistent(pool, *tables):
+    "Counts are those of the tables; each block is used, cached or free."
+    stand = [block for table in tables for row in table.rows
+             for block in row]
+    assert pool.refs == [stand.count(i) for i in range(pool.n_blocks)]
+    for table in tables:
+        for row in table.rows:
+            assert len({*row}) == len(row)
+    assert pool.free_count + pool.used_count + pool.cached_count == (
+        pool.n_blocks)
+    assert not {*pool.cached} & {*pool.free_ids, *stand}
+    assert {*pool.cached} <= {*pool.key_of}
+    assert pool.index == {key: b for b, key in pool.key_of.items()}
+
+
+def pieces(row, model, ids, cache, sizes, pos=None):
+    "Logits of a text that is fed in pieces."
+    parts, start = [], 0
+    for n in sizes:
+        part = slice(start, start := start + n)
+        how = {} if pos is None else dict(pos=pos[:, part])
+        parts.append(row.run(model, ids[:, part], cache=cache, **how))
+    return torch.cat(parts, 1)
+
+
+@causal
+@pytest.mark.parametrize("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)])
+@pytest.mark.parametrize("pos", [None, RAGGED], ids=["plain", "ragged"])
+@torch.no_grad()
+def test_logits_of_every_decoder(row, sizes, pos):
+    model, ids = row.make(), row.ids(3, 12)
+    pool = BlockPool(9, 4)
+    cache = paged_cache(model, pool, 3)
+    found = pieces(row, model, ids, cache, sizes, pos)
+    whole = row.run(model, ids, **({} if pos is None else dict(pos=pos)))
+    token = torch.ones(3, 12).bool() if pos is None else pos >= 0
+    close(found[token], whole[token])
+    assert cache.lengths == token.sum(1).tolist() == cache.n_seen.tolist()
+    consistent(pool, cache.tables)
+
+
+def attentions():
+    d = dict(d_model=16, n_heads=4, causal=True)
+    yield "plain", SelfAttention(**d)
+    yield "rotary", SelfAttention(**d, rotary=Rotary(4))
+    yield "ALiBi", SelfAttention(**d, score_bias=ALiBi(4))
+    yield "T5", SelfAttention(**d, score_bias=T5Bias(
+        4, n_buckets=8, max_distance=10, causal=True))
+    yield "normed", SelfAttention(**d, q_norm=RMSNorm(4), k_norm=RMSNorm(4))
+    yield "grouped", SelfAttention(**d, n_kv_heads=2, d_head=6, d_v=3)
+    yield "packed", SelfAttention(**d, packed=True)
+
+
+@pytest.mark.parametrize("attention", [
+    pytest.param(a, id=name) for name, a in attentions()])
+@torch.no_grad()
+def test_every_attention_of_the_course(attention):
+    x, attention = randn(3, 12, 16), spread(attention, 0.5)
+    whole = attention(x, pos=RAGGED)
+    pool = BlockPool(13, 3)
+    tables = Tables(pool, [[], [], []])
+    cache = PagedCache([PagedLayer(tables, 0, [0, 0, 0])], tables)
+    parts = [attention(x[:, part], pos=RAGGED[:, part],
+                       cache=cache.layers[0])
+             for part in (slice(5), slice(5, 6), slice(6, 10), slice(10, 12))]
+    close(torch.cat(parts, 1)[RAGGED >= 0], whole[RAGGED >= 0])
+
+
+@causal
+@torch.no_grad()
+def test_verbs_of_every_decoder(row):
+    "Side by side with a growing cache: select, crop, put, and on."
+    model, ids, pool = row.make(), row.ids(3, 12), BlockPool(40, 2)
+    pair = paged_cache(model, pool, 3), model.new_cache(3)
+    guests = paged_cache(model, pool, 2), model.new_cache(2)
+    found = []
+    for cache, guest in zip(pair, guests):
+        row.run(model, row.ids(2, 7, seed=4), cache=guest)
+        out = [row.run(model, ids[:, :8], pos=RAGGED[:, :8], cache=cache)[
+            RAGGED[:, :8] >= 0]]
+        for i, act in enumerate((
+                lambda: cache.select(torch.tensor([2, 0, 2])),
+                lambda: cache.crop(torch.tensor([2, 6, 3])),
+                lambda: cache.crop(5),
+                lambda: cache.put(torch.tensor([2, 0]), guest),
+                lambda: cache.select(torch.tensor([0, 0, 1])))):
+            act()
+            out.append(row.run(model, ids[:, i:i + 2], cache=cache))
+        found.append(out)
+    for ours, theirs in zip(*found):
+        close(ours, theirs)
+    assert pair[0].n_seen.tolist() == pair[1].n_seen.tolist()
+    consistent(pool, pair[0].tables, guests[0].tables)
+
+
+@causal
+def test_generate_writes_the_same(row):
+    model, more = row.make().double(), {}
+    if row.source:
+        with torch.no_grad():
+            more = dict(memory=model.encode(row.ids(3, 7)))
+    prompts = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
+    stop = [*range(0, VOCAB, 6)]
+    pool = BlockPool(21, 3)
+    cache = paged_cache(model, pool, 3)
+    how = dict(max_new=14, stop=stop, **more)
+    for ours, theirs in zip(generate(model, prompts, cache=cache, **how),
+                            generate(model, prompts, **how)):
+        assert (ours.ids, ours.stopped) == (theirs.ids, theirs.stopped)
+        assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-9)
+    consistent(pool, cache.tables)
+
+
+def grown(n=7, batch=1, blocks=8, size=3):
+    "A cache that holds a text in each row, and what it was given."
+    model, pool = GPT_ROW.make().double(), BlockPool(blocks, size)
+    cache, ids = paged_cache(model, pool, batch), GPT_ROW.ids(batch, n)
+    with torch.no_grad():
+        model(ids, cache=cache)
+    return model, pool, cache, ids
+
+
+@torch.no_grad()
+def test_a_copy_is_made_when_a_shared_block_is_written():
+    model, pool, cache, ids = grown()
+    cache.select(torch.tensor([0, 0]))
+    assert pool.used_count == 3 and sorted(pool.refs)[-3:] == [2, 2, 2]
+    new = torch.tensor([[5], [9]])
+    found = model(new, cache=cache)
+    expected = model(torch.cat([ids.expand(2, -1), new], 1))[:, -1:]
+    close(found, expected, 1e-12)
+    first, second = cache.tables.rows
+    assert first[:2] == second[:2] and first[2] != second[2]
+    assert pool.used_count == 4
+    consistent(pool, cache.tables)
+
+
+@torch.no_grad()
+def test_a_text_that_is_cached_whole_is_asked_for_its_last_token():
+    model, pool, cache, ids = grown(6, 2)
+    cache.filled(0, ids[0].tolist())
+    assert len(pool.index) == 2
+    cache.crop(torch.tensor([MAX_LEN, 0]))
+    assert cache.begin(1, ids[0].tolist()) == 5
+    cache.reserve(1, 1)         # a copy: the other row reads it still
+    assert pool.refs[cache.tables.rows[1][0]] == 2
+    assert cache.tables.rows[0][1] != cache.tables.rows[1][1]
+    part = cache.rows(torch.tensor([1]))
+    found = model(ids[:1, 5:], cache=part)
+    cache.put(torch.tensor([1]), part)
+    close(found[0], model(ids[:1])[0, 5:], 1e-12)
+    assert cache.lengths == [6, 6]
+    consistent(pool, cache.tables)
+
+
+@torch.no_grad()
+def test_only_what_is_filled_is_indexed():
+    model, pool, cache, ids = grown(4)
+    text = [*ids[0].tolist(), 1, 2, 3, 4, 5]
+    cache.reserve(0, 5)
+    cache.filled(0, text)
+    assert [*pool.index] == [*block_keys(text, 3)][:1]
+    model(torch.tensor([[1, 2]]), cache=cache)
+    cache.filled(0, text)
+    assert [*pool.index] == [*block_keys(text, 3)][:2]
+    assert cache.tables.rows[0][:2] == [*pool.index.values()]
+
+
+def test_a_key_is_of_the_block_and_all_before_it():
+    a, b = ([*block_keys(ids, 2)] for ids in (
+        [1, 2, 3, 4, 5], [9, 2, 3, 4, 5]))
+    assert len(a) == len(b) == 2 and not {*a} & {*b}
+    assert [*block_keys([1, 2, 3], 2)] == a[:1]
+    assert [*block_keys([1], 2)] == []
+
+
+@torch.no_grad()
+def test_what_is_written_anew_is_found_no_more():
+    model, pool, cache, ids = grown(6)
+    cache.filled(0, ids[0].tolist())
+    cache.crop(4)
+    assert len(pool.index) == 2     # half of the second still stands
+    model(torch.tensor([[40]]), cache=cache)
+    assert len(pool.index) == 1
+    cache.crop(0)
+    assert (pool.free_count, pool.cached_count) == (7, 1)
+    assert cache.begin(0, ids[0].tolist()) == 3
+
+
+def test_the_block_longest_out_of_use_is_taken():
+    pool = BlockPool(3, 2)
+    blocks = [pool.allocate() for _ in range(3)]
+    for i, block in enumerate(blocks):
+        pool.register(bytes([i]), block)
+    for i in (1, 0, 2):
+        pool.free(blocks[i])
+    assert pool.cached_count == 3 and pool.free_count == 0
+    pool.share(blocks[1])           # used again: now it is the youngest
+    pool.free(blocks[1])
+    assert [pool.allocate() for _ in range(3)] == [
+        blocks[i] for i in (0, 2, 1)]
+    assert not pool.index and not pool.key_of
+    with pytest.raises(NoBlocks, match="all 3 blocks are in use"):
+        pool.allocate()
+
+
+@torch.no_grad()
+def test_a_block_is_empty_when_it_is_handed_out():
+    "Masked is not enough: 0 times NaN is NaN."
+    model, pool, cache, ids = grown(8, blocks=3)
+    cache.crop(0)
+    for held in pool.held.values():
+        for x in held:
+            x[:9] = torch.nan       # what a text that failed leaves
+    found = model(ids[:, :1], cache=cache), model(ids[:, 1:2], cache=cache)
+    close(torch.cat(found, 1), model(ids[:, :2]), 1e-12)
+
+
+@torch.no_grad()
+def test_a_short_table_is_filled_up_with_a_block_of_nobody():
+    model, pool, cache, ids = grown(8, 2)
+    cache.crop(torch.tensor([8, 1]))
+    expected = model(torch.cat([ids[1:, :1], ids[1:, 1:2]], 1))[0, -1:]
+    own = {*cache.tables.rows[1]}
+    for held in pool.held.values():
+        for x in held:
+            for block in {*range(pool.n_blocks)} - own:
+                x[3 * block:3 * block + 3] = torch.nan
+    found = model(ids[:, 1:2], cache=cache,
+                  pos=torch.tensor([[8], [1]]))
+    close(found[1], expected, 1e-12)
+
+
+@plain_only
+@torch.no_grad()
+def test_bytes_are_those_of_the_blocks():
+    model, pool, cache, ids = grown(7, 2)
+    c = model.config
+    block = 2 * c.n_layers * c.d_model * 8 * pool.size
+    assert cache.nbytes == 6 * block
+    cache.select(torch.tensor([0, 0]))
+    assert cache.nbytes == 3 * block
+    assert paged_cache(model, BlockPool(3), 2).nbytes == 0
+
+
+@torch.no_grad()
+def test_a_model_that_refuses_leaves_all_as_it_was():
+    model, pool, cache, ids = grown(5, 2)
+    held, lengths = copy.deepcopy(pool.held), cache.lengths
+    block = model.blocks[1]
+    model.blocks[1] = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError):
+        model(ids[:, :1], cache=cache)
+    model.blocks[1] = block
+    assert cache.lengths == lengths and cache.n_seen.tolist() == [5, 5]
+    close(model(ids[:, :1], cache=cache),
+          model(torch.cat([ids, ids[:, :1]], 1))[:, -1:], 1e-12)
+    assert held.keys() == pool.held.keys()
+    consistent(pool, cache.tables)
+
+
+def test_inference_mode_and_gradients():
+    model = GPT_ROW.make()
+    cache, ids = paged_cache(model, BlockPool(4, 4), 1), GPT_ROW.ids(1, 6)
+    with torch.inference_mode():
+        model(ids[:, :3], cache=cache)
+    with torch.no_grad():
+        found = model(ids[:, 3:], cache=cache)
+        close(found, model(ids)[:, 3:])
+    with pytest.raises(ValueError, match="keeps no gradients.*no_grad"):
+        model(ids[:, :1], cache=cache)
+
+
+@plain_only
+@torch.no_grad()
+def test_bad_input_is_told_in_a_sentence():
+    model, pool, cache, ids = grown(5, 2, blocks=4)
+    growing = model.new_cache(1)
+    model(ids[:1], cache=growing)
+    with pytest.raises(NoBlocks, match="all 4 blocks are in use"):
+        cache.reserve(0, 5)
+    layer, x = cache.layers[0], torch.zeros(2, 4, 1, 4).double()
+    for call, says in (
+            (lambda: model(ids, cache=cache, pos=torch.tensor(
+                [[7, 8, 9, 10, 11]])), "row 0 holds 5 tokens.*got .7, 8"),
+            (lambda: model(ids[:1, :1], cache=cache), "a batch of 1|do not"),
+            (lambda: cache.put(torch.tensor([0]), growing), "same pool"),
+            (lambda: cache.select(torch.tensor([2])), "rows must be"),
+            (lambda: cache.crop(-1), "n must be a whole number"),
+            (lambda: layer.update(x.float(), x, pos=torch.tensor([[5]])),
+             "only batch and time may differ"),
+            (lambda: BlockPool(0), "n_blocks must be a whole number"),
+            (lambda: BlockPool(3, 0), "size must be a whole number"),
+            (lambda: paged_cache(model, pool, 0), "batch must be a whole")):
+        with pytest.raises((ValueError, IndexError), match=says) as told:
+            call()
+        assert "\n" not in str(told.value)
+    fresh = BlockPool(2, 2)
+    with pytest.raises(ValueError, match="block 0 is in no table"):
+        fresh.free(0)
+    with pytest.raises(ValueError, match="block 1 is free, and holds"):
+        fresh.share(1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(
+    ["reserve", "trim", "select", "register", "begin"]),
+    st.integers(0, 2), st.integers(1, 9)), max_size=40))
+def test_blocks_are_never_lost(acts):
+    pool = BlockPool(7, 2)
+    tables = Tables(pool, [[], [], []])
+    for act, row, n in acts:
+        table = tables.rows[row]
+        try:
+            if act == "reserve":
+                tables.reserve(row, max(0, 2 * len(table) - 1),
+                               2 * len(table) + n)
+            elif act == "trim":
+                tables.trim(row, n)
+            elif act == "select":
+                tables.select([row, n % 3, (row + n) % 3])
+            elif act == "register":
+                for i, block in enumerate(table):
+                    pool.register(bytes([row, i, n]), block)
+            elif not table and pool.index:
+                known = [*pool.cached] or [*pool.index.values()]
+                block = known[n % len(known)]
+                pool.share(block)
+                table.append(block)
+        except NoBlocks:
+            assert not pool.free_count and not pool.cached_count
+        consistent(pool, tables)
+    for row in range(3):
+        tables.trim(row, 0)
+    consistent(pool, tables)
+    assert not pool.used_count
+
+
+def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
+    row = ROWS[0]
+    model = row.make()
+    cache, plain = paged_cache(model, BlockPool(4), 2), model.new_cache(2)
+    for ours, theirs in zip(cache.layers, plain.layers):
+        assert type(ours) is type(theirs) is Cache
+        for a, b in zip(ours.layers, theirs.layers):
+            assert type(a) is (PagedLayer if type(b) is LayerCache
+                               else type(b))
+
+
+@needs_cuda
+@torch.no_grad()
+def test_on_a_device():
+    model, ids = GPT_ROW.make().cuda(), GPT_ROW.ids(3, 12).cuda()
+    cache = paged_cache(model, BlockPool(20, 3), 3)
+    found = pieces(GPT_ROW, model, ids, cache, (5, 1, 4, 2))
+    close(found, model(ids))
+    cache.crop(7)
+    close(model(ids[:, 7:8], cache=cache), model(ids[:, :8])[:, 7:])

@@ -1,0 +1,710 @@
+"""Texts in slots: each as if it were alone, whatever happens beside it."""
+import asyncio
+import functools
+import tracemalloc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers import needs_cuda, plain_only
+from models import MAX_LEN, ROWS, VOCAB
+from test_paged import consistent
+from tformer.generate import generate
+from tformer.gpt import GPT, GPTConfig
+from tformer.sampling import Sampling
+from tformer.serving import (
+    POLICIES, Engine, QueueFull, Request, Slots, Ticket, alike, first_come,
+    shortest)
+
+torch.set_num_threads(1)
+DECODERS = [row for row in ROWS if row.causal]
+
+
+@functools.cache
+def model_of(name):
+    "In float64, once for all tests."
+    row = next(row for row in ROWS if row.name == name)
+    return row.make().double()
+
+
+@functools.cache
+def source_of(name, i):
+    "What the model reads beside: of another length for each i."
+    row = next(row for row in ROWS if row.name == name)
+    with torch.no_grad():
+        return model_of(name).encode(row.ids(1, 2 + i, seed=i))[0]
+
+
+@functools.cache
+def alone(name, ids, max_new, stop=(), seed=None, source=None):
+    "What generate writes for this request."
+    more = {} if source is None else dict(
+        memory=source_of(name, source)[None])
+    text, = generate(model_of(name), [ids], max_new=max_new, stop=stop,
+                     sampling=sampling(seed) and [sampling(seed)], **more)
+    return text
+
+
+def sampling(seed):
+    return None if seed is None else Sampling(
+        top_k=9, temperature=1.3, repetition=1.2, seed=seed)
+
+
+def same(ticket, text):
+    assert ticket.error is None, ticket.error
+    assert (ticket.ids, ticket.reason) == (text.ids, text.stopped)
+    assert ticket.log_probs == pytest.approx(text.log_probs, abs=1e-9)
+
+
+def sound(engine):
+    "Slots, blocks and the queue fit together."
+    for i, ticket in enumerate(engine.slots):
+        assert ticket is None or (ticket.slot, ticket.reason) == (i, None)
+    for ticket in engine.waiting:
+        assert ticket.slot is None and ticket.reason is None
+    assert engine.waiting == sorted(engine.waiting)
+    if engine.rows.pool is None:
+        return
+    tables = engine.rows.cache.tables
+    consistent(engine.rows.pool, tables)
+    for ticket, row in zip(engine.slots, tables.rows):
+        assert ticket is not None or not row
+
+
+def empty(engine):
+    "Nothing is held by anybody."
+    sound(engine)
+    assert not engine.busy and engine.slots == [None] * len(engine.slots)
+    pool = engine.rows.pool
+    assert pool is None or pool.used_count == 0
+
+
+# --- each text is what it is alone
+
+PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=13).map(tuple)
+STOPS = st.sampled_from([(), (), (4,), tuple(range(0, VOCAB, 5))])
+ASKED = st.lists(st.tuples(
+    st.integers(0, 9),                      # the step in which it comes
+    PROMPTS, st.integers(1, 8), STOPS,
+    st.sampled_from([None, None, 5, 6]),    # greedy, or a seed
+    st.sampled_from([None] * 4 + [0, 2, 5])), min_size=1, max_size=7)
+BLOCKS = st.sampled_from([
+    {}, {}, dict(blocks=40, block_size=3), dict(blocks=7, block_size=3),
+    dict(blocks=10, block_size=2), dict(blocks=20, block_size=1)])
+
+
+@pytest.mark.parametrize("name", [row.name for row in DECODERS])
+@settings(max_examples=40, deadline=None)
+@given(asked=ASKED, slots=st.integers(1, 4), blocks=BLOCKS,
+       chunk=st.sampled_from([None, 1, 3, 5]),
+       policy=st.sampled_from(sorted(POLICIES)),
+       patience=st.integers(0, 3))
+def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
+                                       policy, patience):
+    "Arrivals, prompts, stops, policies, chunks, blocks, cancels: any."
+    source = next(row for row in ROWS if row.name == name).source
+    engine = Engine(model_of(name), slots, policy=policy, chunk=chunk,
+                    patience=patience, **blocks)
+    tickets, step = {}, 0
+    while len(tickets) < len(asked) or engine.busy:
+        for i, (when, ids, max_new, stop, seed, _) in enumerate(asked):
+            if when <= step and i not in tickets:
+                tickets[i] = engine.submit(Request(
+                    ids, max_new, sampling(seed), stop,
+                    memory=source_of(name, i) if source else None))
+        for ticket, i in engine.step():
+            assert ticket.ids.count(i)
+        sound(engine)
+        for i, (when, *_, cancelled) in enumerate(asked):
+            if cancelled is not None and step == when + cancelled:
+                engine.cancel(tickets[i])
+                sound(engine)
+        step += 1
+        assert step < 400, "it never ends"
+    empty(engine)
+    for i, (_, ids, max_new, stop, seed, cancelled) in enumerate(asked):
+        text = alone(name, ids, max_new, stop, seed, i if source else None)
+        if tickets[i].reason == "cancelled":
+            n = len(tickets[i].ids)
+            assert cancelled is not None
+            assert tickets[i].ids == text.ids[:n]
+        else:
+            same(tickets[i], text)
+
+
+def small(**changes):
+    torch.manual_seed(1)
+    config = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
+                  max_len=40, dropout=0.0) | changes
+    model = GPT(GPTConfig(**config)).double().eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    return model
+
+
+MODEL = small()
+PAGED = dict(blocks=40, block_size=4)
+WAYS = pytest.mark.parametrize("how", [
+    {}, PAGED, dict(chunk=3), PAGED | dict(chunk=3)],
+    ids=["slots", "paged", "chunks", "both"])
+
+
+def texts(requests, model=MODEL):
+    return [generate(model, [r.ids], max_new=r.max_new, stop=r.stop,
+                     sampling=r.sampling and [r.sampling])[0]
+            for r in requests]
+
+
+@WAYS
+def test_what_a_row_reads_is_never_what_another_reads(how):
+    "Long beside short, in the same call and in the same slot."
+    requests = [Request([*range(1, 1 + n)], 3 + n % 5)
+                for n in (30, 1, 2, 17, 1, 9, 33, 4)]
+    tickets = Engine(MODEL, 3, **how).run(requests)
+    for ticket, text in zip(tickets, texts(requests)):
+        same(ticket, text)
+
+
+def test_a_model_in_training_mode_is_left_as_it_was():
+    model = small(dropout=0.5)
+    model.train()
+    engine = Engine(model, 2)
+    ticket, = engine.run([Request([1, 2, 3], 6)])
+    assert model.training and all(m.training for m in model.modules())
+    same(ticket, texts([Request([1, 2, 3], 6)], small())[0])
+    assert torch.is_grad_enabled()
+
+
+# --- four mistakes that engines have shipped
+
+def reads(engine):
+    "How many tokens each call of ``read`` is given."
+    seen, read = [], engine.rows.read
+
+    def watched(slots, pieces, starts, **memory):
+        seen.append([len(piece) for piece in pieces])
+        return read(slots, pieces, starts, **memory)
+    engine.rows.read = watched
+    return seen
+
+
+@pytest.mark.parametrize("n", [4, 8, 9, 11])
+def test_a_prompt_that_is_cached_whole_computes_its_last_token(n):
+    engine, asked = Engine(MODEL, 2, **PAGED), Request([*range(1, n + 1)], 5)
+    seen, text = reads(engine), texts([asked])[0]
+    for _ in range(2):
+        ticket, = engine.run([asked])
+        same(ticket, text)
+    assert seen == [[n], [max(1, n % 4)]]
+    both = engine.run([asked, asked])   # side by side: a block is copied
+    for ticket in both:
+        same(ticket, text)
+    empty(engine)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
+    requests = [Request([1, 2, 3, 4, 5], 20, sampling(seed)),
+                Request([6, 7, 8, 9, 10, 11, 12, 13], 20, sampling(seed))]
+    engine = Engine(MODEL, 2, blocks=10, block_size=3)
+    tickets, met = [engine.submit(r) for r in requests], 0
+    begin = engine.rows.cache.begin
+
+    def watched(slot, ids):
+        nonlocal met
+        n = begin(slot, ids)
+        met += bool(engine.preempted and n)
+        return n
+    engine.rows.cache.begin = watched
+    while engine.busy:
+        engine.step()
+        sound(engine)
+    assert engine.preempted and met
+    for ticket, text in zip(tickets, texts(requests)):
+        same(ticket, text)
+
+
+def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
+    asked = Request([1, 2, 3, 4, 5], 12)
+    engine = Engine(MODEL, 2, **PAGED)
+    seen, ticket = reads(engine), engine.submit(asked)
+    for _ in range(8):
+        engine.step()
+    assert len(ticket.ids) == 8 and ticket.read == 12
+    engine.preempt(ticket)
+    assert ticket.slot is None and not engine.rows.pool.used_count
+    engine.step()
+    assert seen == [[5], [1]]       # 12 of 13 are cached: three blocks
+    engine.run()
+    same(ticket, texts([asked])[0])
+
+
+def test_a_block_is_not_shared_before_it_is_filled():
+    ids = [*range(1, 17)]
+    engine = Engine(MODEL, 2, blocks=20, block_size=4, chunk=5)
+    first = engine.submit(Request(ids, 6))
+    engine.step()
+    assert first.read == 5 and len(engine.rows.pool.index) == 1
+    second = engine.submit(Request(ids, 6))
+    engine.step()
+    assert second.read == 4 and first.read == 10
+    engine.run()
+    for ticket in (first, second):
+        same(ticket, texts([Request(ids, 6)])[0])
+
+
+@WAYS
+def test_who_has_written_nothing_may_still_be_reading(how):
+    "And who has written may read again."
+    engine = Engine(MODEL, 2, **how | dict(chunk=2))
+    short = engine.submit(Request([9], 12))
+    long = engine.submit(Request([*range(1, 8)], 5))
+    written = []
+    for _ in range(4):
+        engine.step()
+        written.append((len(short.ids), len(long.ids)))
+    assert written == [(1, 0), (2, 0), (3, 0), (4, 1)]
+    engine.preempt(long)
+    engine.step()
+    assert long.reading and len(long.ids) == 1 and len(short.ids) == 5
+    engine.run()
+    for ticket in (short, long):
+        same(ticket, texts([ticket.request])[0])
+
+
+# --- chunks, policies, fairness
+
+def test_a_long_prompt_holds_nobody_up():
+    engine = Engine(MODEL, 2, chunk=4)
+    seen, short = reads(engine), engine.submit(Request([1, 2], 12))
+    engine.step()
+    engine.submit(Request([*range(1, 31)], 2))
+    for n in range(2, 9):
+        engine.step()
+        assert len(short.ids) == n
+    assert [sum(call) for call in seen] == [2] + [4] * 7
+    engine.run()
+
+
+def test_all_live_rows_share_one_call():
+    engine, calls = Engine(MODEL, 4), []
+    hook = MODEL.embed.register_forward_pre_hook(
+        lambda part, given: calls.append(tuple(given[0].shape)))
+    engine.run([Request([1, 2, 3], 5)] * 4)
+    hook.remove()
+    assert calls == [(4, 3)] + [(4, 1)] * 4
+
+
+def tickets_of(lengths):
+    engine = Engine(MODEL)
+    return [engine.submit(Request([1] * n, 1)) for n in lengths]
+
+
+def test_policies():
+    waiting = tickets_of([7, 3, 9, 3])
+    assert first_come(waiting, []) == first_come(waiting, [3]) == 0
+    assert shortest(waiting, []) == shortest(waiting, [9]) == 1
+    assert alike(waiting, []) == 0 and alike(waiting, [4]) == 1
+    assert alike(waiting, [3, 8]) == 0 and alike(waiting, [3, 20]) == 2
+
+
+def order(policy, lengths, slots=1, **how):
+    engine = Engine(MODEL, slots, policy=policy, **how)
+    tickets = [engine.submit(Request([1] * n, 2)) for n in lengths]
+    engine.run()
+    return sorted(range(len(lengths)), key=lambda i: (
+        tickets[i].began, tickets[i].number)), engine
+
+
+def test_who_comes_next():
+    lengths = [9, 2, 5, 1, 30, 3]
+    assert order("first", lengths)[0] == [0, 1, 2, 3, 4, 5]
+    assert order("shortest", lengths)[0] == [3, 1, 5, 2, 0, 4]
+    assert order(lambda waiting, beside: len(waiting) - 1,
+                 lengths)[0] == [5, 4, 3, 2, 1, 0]
+
+
+def test_like_lengths_waste_less_padding():
+    lengths = [20, 2, 19, 3, 18, 1, 21, 2]
+    wasted = [order(policy, lengths, slots=4)[1].rows.padding
+              for policy in ("first", "alike")]
+    assert wasted == [36 + 42, 6 + 4]
+
+
+@pytest.mark.parametrize("patience", [0, 1, 3])
+def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
+    engine = Engine(MODEL, 1, policy="shortest", patience=patience)
+    long = engine.submit(Request([1] * 9, 1))
+    others = []
+    while long.began is None:
+        others.append(engine.submit(Request([1], 1)))
+        engine.step()
+        assert len(others) < 20
+    engine.run()
+    assert sum(t.began < long.began for t in others) == patience
+    assert long.passed == patience
+    assert long.waited == patience
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), max_size=14),
+       patience=st.integers(0, 4), slots=st.integers(1, 3),
+       policy=st.sampled_from(sorted(POLICIES)))
+def test_the_bound_holds_for_everybody(lengths, patience, slots, policy):
+    engine, tickets = Engine(MODEL, slots, policy=policy,
+                             patience=patience, blocks=9, block_size=3), []
+    for n in lengths:
+        tickets.append(engine.submit(Request([n] * n, 2)))
+        if n % 2:
+            engine.step()
+    engine.run()
+    assert all(t.passed <= patience for t in tickets)
+    for i, t in enumerate(tickets):
+        assert sum(other.began < t.began for other in tickets[i + 1:]) <= (
+            patience)
+
+
+# --- blocks run out
+
+def test_the_youngest_gives_way():
+    requests = [Request([i] * 4, 14) for i in (1, 2, 3)]
+    engine = Engine(MODEL, 3, blocks=9, block_size=3)
+    tickets = [engine.submit(r) for r in requests]
+    while engine.busy:
+        inside = engine.inside
+        engine.step()
+        gone = [t for t in inside if t.slot is None and t.reason is None]
+        assert gone == inside[len(inside) - len(gone):]
+        sound(engine)
+    assert engine.preempted
+    for ticket, text in zip(tickets, texts(requests)):
+        same(ticket, text)
+    assert tickets[0].waited == 0
+
+
+def test_memory_of_a_prefix_is_taken_once():
+    prefix = [*range(1, 13)]
+    engine = Engine(MODEL, 4, **PAGED)
+    engine.run([Request(prefix, 1)])
+    requests = [Request([*prefix, i], 4) for i in (1, 2, 3, 4)]
+    tickets = [engine.submit(r) for r in requests]
+    engine.step()
+    assert engine.rows.pool.used_count == 3 + 4
+    engine.run()
+    for ticket, text in zip(tickets, texts(requests)):
+        same(ticket, text)
+
+
+# --- whoever fails, fails alone
+
+def raising(ids):
+    raise KeyError("x")
+
+
+def often(ids):
+    if len(ids) == 3:
+        raise RuntimeError("on\nlines")
+    return False
+
+
+class Nan(nn.Module):
+    "A model for which one id is poison, in its own row."
+
+    def __init__(self, poison):
+        super().__init__()
+        self.model, self.poison = small(), poison
+        self.max_len, self.new_cache = 40, self.model.new_cache
+        with torch.no_grad():
+            self.model.embed.weight[poison] = torch.nan
+        self.model.lm_head.weight = nn.Parameter(
+            small().embed.weight.detach().clone())
+
+    def forward(self, ids, **how):
+        return self.model(ids, **how)
+
+
+BAD = [
+    (dict(ids=[]), "prompt 0 is empty"),
+    (dict(ids="Once"), "prompt 0 must be a row of ids"),
+    (dict(ids=None), "prompt 0 must be a row of ids"),
+    (dict(ids=[1.5]), "prompt 0 must be integers"),
+    (dict(ids=[VOCAB]), f"id {VOCAB} is outside the vocabulary"),
+    (dict(ids=[1, -1]), "id -1 is outside the vocabulary"),
+    (dict(ids=[1] * 41), "43 tokens of prompt and text, beyond max_len 40"),
+    (dict(ids=[1] * 38, max_new=4), "41 tokens of prompt and text"),
+    (dict(max_new=0), "max_new must be a whole number of at least 1"),
+    (dict(max_new="5"), "max_new must be a whole number"),
+    (dict(stop="end"), "stop must be"),
+    (dict(stop=-1), "a stop id must be a whole number"),
+    (dict(stop=raising), "stop raised KeyError .* after 1 ids"),
+    (dict(stop=often, max_new=9), "stop raised RuntimeError .* after 3 ids"),
+    (dict(stop=lambda ids: None), "stop must answer True or False"),
+    (dict(timeout=0), "timeout must be above 0"),
+    (dict(sampling=dict(temperature=-1)), "temperature must be"),
+    (dict(sampling=dict(top_p=1.5)), "top_p must be"),
+    (dict(sampling=dict(top_q=1)), "unexpected keyword argument 'top_q'"),
+    (dict(sampling=0.7), "sampling must be"),
+    (dict(sampling=Sampling(bias={VOCAB: 1.0})), f"{VOCAB}"),
+    (dict(sampling=Sampling(allowed=lambda ids: torch.zeros(
+        VOCAB).bool())), "forbids every id"),
+    (dict(sampling=Sampling(allowed=raising)), "KeyError: 'x'"),
+    (dict(sampling=lambda z, ids: 1), "one id for one row, got 1"),
+    (dict(sampling=raising), "TypeError"),
+    (dict(memory=torch.zeros(3, 16)), "TypeError.*memory")]
+
+
+@plain_only
+@WAYS
+@pytest.mark.parametrize("change, says", BAD)
+def test_a_bad_request_fails_alone(change, says, how):
+    good = [Request([1, 2, 3], 6), Request([4] * 7, 5, sampling(2)),
+            Request([5], 9)]
+    bad = Request(**dict(ids=[7, 8], max_new=3) | change)
+    engine = Engine(MODEL, 3, **how)
+    tickets = [engine.submit(r) for r in (*good[:2], bad, good[2])]
+    while engine.busy:
+        engine.step()
+        sound(engine)
+    failed = tickets.pop(2)
+    assert failed.reason == "error" and "\n" not in failed.error
+    pytest.raises(ValueError, list, failed).match(says)
+    for ticket, text in zip(tickets, texts(good)):
+        same(ticket, text)
+    empty(engine)
+
+
+@WAYS
+def test_nan_of_a_row_is_its_own(how):
+    model = Nan(poison=13)
+    good = [Request([1, 2, 3], 7), Request([4] * 9, 7), Request([5], 6)]
+    engine = Engine(model, 2, **how | dict(
+        blocks=9 if "blocks" in how else None))
+    for poison in ([13], [1, 2, 13, 4], [6] * 8 + [13]):
+        bad = Request(poison, 4)
+        tickets = [engine.submit(r) for r in (good[0], bad, *good[1:])]
+        engine.run()
+        failed = tickets.pop(1)
+        assert failed.error == "the logits hold NaN after 0 new ids"
+        for ticket, text in zip(tickets, texts(good, model)):
+            same(ticket, text)
+        empty(engine)
+
+
+def test_a_model_that_raises_while_it_decodes_fails_one():
+    model = small()
+
+    def fail(part, given):
+        if given[0].shape[1] == 1 and (given[0] == 5).any():
+            raise RuntimeError("five is too much")
+    requests = [Request([1, 2], 9), Request([3, 4], 9), Request([6, 7], 9)]
+    full = [text.ids for text in texts(requests)]
+    pick = 5
+    swap = full[1][2]
+    model.register_forward_pre_hook(fail)
+    engine = Engine(model, 3)
+    good = [Request([1, 2], 9), Request([6, 7], 9)]
+
+    def choose(logits, ids):
+        return torch.tensor([pick if ids.shape[1] == 2 else swap])
+    tickets = [engine.submit(r) for r in (
+        good[0], Request([3, 4], 9, choose), good[1])]
+    engine.run()
+    assert tickets[1].error == "RuntimeError: five is too much"
+    assert len(tickets[1].ids) == 3
+    if not any(5 in ids for ids in (full[0], full[2])):
+        for ticket, ids in zip((tickets[0], tickets[2]), (full[0], full[2])):
+            assert ticket.ids == ids
+    empty(engine)
+
+
+def test_a_text_needs_no_more_blocks_than_there_are():
+    engine = Engine(MODEL, 2, blocks=4, block_size=4)
+    tickets = engine.run([Request([1] * 9, 9), Request([1] * 9, 8)])
+    assert tickets[0].error == "5 blocks needed, beyond all of them, 4"
+    assert tickets[1].reason == "length"
+    assert Engine(MODEL, 1, max_len=10).run([Request([1] * 9, 3)])[
+        0].error == "11 tokens of prompt and text, beyond max_len 10"
+
+
+# --- ends, queue, time
+
+def test_ends():
+    asked = Request([5], 8)
+    full = texts([asked])[0].ids
+    engine = Engine(MODEL, 2)
+    by_id, by_function, by_length = engine.run([
+        Request([5], 8, stop=full[4]),
+        Request([5], 8, stop=lambda ids: len(ids) == 3), asked])
+    cut = full.index(full[4])
+    assert (by_id.ids, by_id.reason) == (full[:cut], "stop")
+    assert (by_function.ids, by_function.reason) == (full[:3], "stop")
+    assert (by_length.ids, by_length.reason) == (full, "length")
+
+
+def test_a_full_queue_pushes_back():
+    engine = Engine(MODEL, 1, queue=2)
+    kept = [engine.submit(Request([1], 3)) for _ in range(2)]
+    with pytest.raises(QueueFull, match="2 requests wait already"):
+        engine.submit(Request([1], 3))
+    engine.step()
+    kept.append(engine.submit(Request([1], 3)))
+    with pytest.raises(QueueFull):
+        engine.submit(Request([1], 3))
+    engine.run()
+    assert [t.reason for t in kept] == ["length"] * 3
+    tickets = Engine(MODEL, 1, queue=2).run([Request([1], 2)] * 7)
+    assert [t.reason for t in tickets] == ["length"] * 7
+
+
+@WAYS
+def test_time_outs_and_cancels(how):
+    now = [0.0]
+    engine = Engine(MODEL, 1, clock=lambda: now[0], **how)
+    requests = [Request([1, 2], 30), Request([3], 9, timeout=4.0),
+                Request([4], 9, timeout=9.0), Request([5], 9)]
+    tickets = [engine.submit(r) for r in requests]
+    for _ in range(5):
+        now[0] += 1
+        engine.step()
+        sound(engine)
+    assert (tickets[1].reason, tickets[1].ids) == ("timeout", [])
+    engine.cancel(tickets[0])
+    assert tickets[0].reason == "cancelled" and tickets[0].slot is None
+    engine.step()
+    now[0] = 8.9
+    engine.step()
+    assert tickets[2].reason is None
+    now[0] = 9.0
+    engine.step()
+    assert tickets[2].reason == "timeout" and len(tickets[2].ids) == 2
+    engine.cancel(tickets[2])
+    assert tickets[2].reason == "timeout" and tickets[2].slot is None
+    engine.run()
+    same(tickets[3], texts(requests)[3])
+    empty(engine)
+
+
+def test_a_stop_function_may_cancel_others():
+    engine = Engine(MODEL, 3, chunk=2)
+    tickets = []
+
+    def stop(ids):
+        for ticket in tickets[1:]:
+            engine.cancel(ticket)
+        return False
+    tickets += [engine.submit(r) for r in (
+        Request([1], 4, stop=stop), Request([2], 4),
+        Request([3, 4, 5, 6], 4), Request([7], 4))]
+    engine.run()
+    assert [t.reason for t in tickets] == ["length"] + ["cancelled"] * 3
+    assert not any(t.ids for t in tickets[1:])
+    empty(engine)
+
+
+def test_a_ticket_is_iterated():
+    engine = Engine(MODEL, 2)
+    requests = [Request([1, 2], 6), Request([3], 9)]
+    first, second = [engine.submit(r) for r in requests]
+    expected = texts(requests)
+    assert [*second] == expected[1].ids and first.ids == expected[0].ids
+    assert [*first] == expected[0].ids and [*first] == [*first]
+    assert "2 + 6 ids, length" in repr(first)
+    some = engine.submit(Request([1, 2], 6))
+    assert next(iter(some)) == expected[0].ids[0] and some.reason is None
+    assert "on its way" in repr(some)
+
+
+def test_streams_side_by_side():
+    requests = [Request([i] * i, 3 + i) for i in range(1, 7)]
+    engine = Engine(MODEL, 2, **PAGED)
+    steps = Engine(MODEL, 2, **PAGED)
+    steps.run(requests)
+
+    async def collect(request):
+        return [i async for i in engine.astream(request)]
+
+    async def main():
+        return await asyncio.gather(*map(collect, requests))
+    found = asyncio.run(main())
+    assert found == [text.ids for text in texts(requests)]
+    assert engine.steps <= steps.steps + 1     # each step is for all
+    empty(engine)
+
+
+def test_a_stream_that_is_cancelled_leaves():
+    engine, seen = Engine(MODEL, 2, **PAGED), []
+
+    async def follow(request, into):
+        async for i in engine.astream(request):
+            into.append(i)
+
+    async def main():
+        other = []
+        long = asyncio.create_task(follow(Request([1, 2], 30), seen))
+        rest = asyncio.create_task(follow(Request([3], 12), other))
+        while len(seen) < 4:
+            await asyncio.sleep(0)
+        long.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await long
+        assert engine.slots.count(None) == 1
+        await rest
+        return other
+    assert asyncio.run(main()) == texts([Request([3], 12)])[0].ids
+    assert len(seen) < 8
+    empty(engine)
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        asyncio.run(follow(Request([], 3), seen))
+
+
+def test_memory_stays_flat():
+    engine = Engine(MODEL, 4, blocks=24, block_size=4, queue=8)
+
+    def some(n):
+        engine.run(Request([1 + i % 9, 1 + i % 7], 2) for i in range(n))
+    some(60)
+    tracemalloc.start()
+    some(40)
+    before = tracemalloc.get_traced_memory()[0]
+    some(160)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert after - before < 40_000
+    empty(engine)
+
+
+@plain_only
+@pytest.mark.parametrize("change, says", [
+    (dict(slots=0), "slots must be a whole number"),
+    (dict(chunk=0), "chunk must be a whole number"),
+    (dict(queue=0), "queue must be a whole number"),
+    (dict(patience=-1), "patience must be a whole number"),
+    (dict(policy="last"), "policy must be one of 'alike', 'first'|'first'"),
+    (dict(blocks=0), "n_blocks must be a whole number"),
+    (dict(max_len=41), "41 places, beyond max_len 40")])
+def test_an_engine_that_cannot_be(change, says):
+    with pytest.raises(ValueError, match=says) as told:
+        Engine(MODEL, **change)
+    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match="request must be Request"):
+        Engine(MODEL).submit([1, 2])
+
+
+def test_parts_have_names():
+    assert issubclass(QueueFull, RuntimeError)
+    assert isinstance(tickets_of([1])[0], Ticket)
+    assert Slots(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
+
+
+@needs_cuda
+@pytest.mark.parametrize("how", [{}, PAGED, PAGED | dict(chunk=3)])
+def test_on_a_device(how):
+    model = small()
+    requests = [Request([*range(1, 1 + n)], 3 + n % 5)
+                for n in (30, 1, 2, 17, 1, 9)]
+    expected = texts(requests)
+    tickets = Engine(model.cuda(), 3, **how).run(requests)
+    assert [t.ids for t in tickets] == [text.ids for text in expected]
