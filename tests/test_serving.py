@@ -61,23 +61,23 @@ def same(ticket, text):
 
 def sound(engine):
     "Slots, blocks and the queue fit together."
-    for i, ticket in enumerate(engine.slots):
+    for i, ticket in enumerate(engine.scheduler.slots):
         assert ticket is None or (ticket.slot, ticket.reason) == (i, None)
-    for ticket in engine.waiting:
+    for ticket in engine.scheduler.waiting:
         assert ticket.slot is None and ticket.reason is None
-    assert engine.waiting == sorted(engine.waiting)
+    assert engine.scheduler.waiting == sorted(engine.scheduler.waiting)
     if engine.rows.pool is None:
         return
     tables = engine.rows.cache.tables
     consistent(engine.rows.pool, tables)
-    for ticket, row in zip(engine.slots, tables.rows):
+    for ticket, row in zip(engine.scheduler.slots, tables.rows):
         assert ticket is not None or not row
 
 
 def empty(engine):
     "Nothing is held by anybody."
     sound(engine)
-    assert not engine.busy and engine.slots == [None] * len(engine.slots)
+    assert not engine.busy and engine.scheduler.slots == [None] * len(engine.scheduler.slots)
     pool = engine.rows.pool
     assert pool is None or pool.used_count == 0
 
@@ -216,13 +216,13 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
     def watched(slot, ids):
         nonlocal met
         n = begin(slot, ids)
-        met += bool(engine.preempted and n)
+        met += bool(engine.scheduler.preempted and n)
         return n
     engine.rows.cache.begin = watched
     while engine.busy:
         engine.step()
         sound(engine)
-    assert engine.preempted and met
+    assert engine.scheduler.preempted and met
     for ticket, text in zip(tickets, texts(requests)):
         same(ticket, text)
 
@@ -234,7 +234,7 @@ def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     for _ in range(8):
         engine.step()
     assert len(ticket.ids) == 8 and ticket.read == 12
-    engine.preempt(ticket)
+    engine.scheduler.preempt(ticket)
     assert ticket.slot is None and not engine.rows.pool.used_count
     engine.step()
     assert seen == [[5], [1]]       # 12 of 13 are cached: three blocks
@@ -267,7 +267,7 @@ def test_who_has_written_nothing_may_still_be_reading(how):
         engine.step()
         written.append((len(short.ids), len(long.ids)))
     assert written == [(1, 0), (2, 0), (3, 0), (4, 1)]
-    engine.preempt(long)
+    engine.scheduler.preempt(long)
     engine.step()
     assert long.reading and len(long.ids) == 1 and len(short.ids) == 5
     engine.run()
@@ -374,12 +374,12 @@ def test_the_youngest_gives_way():
     engine = Engine(MODEL, 3, blocks=9, block_size=3)
     tickets = [engine.submit(r) for r in requests]
     while engine.busy:
-        inside = engine.inside
+        inside = engine.scheduler.inside
         engine.step()
         gone = [t for t in inside if t.slot is None and t.reason is None]
         assert gone == inside[len(inside) - len(gone):]
         sound(engine)
-    assert engine.preempted
+    assert engine.scheduler.preempted
     for ticket, text in zip(tickets, texts(requests)):
         same(ticket, text)
     assert tickets[0].waited == 0
@@ -624,7 +624,7 @@ def test_streams_side_by_side():
     steps.run(requests)
 
     async def collect(request):
-        return [i async for i in engine.astream(request)]
+        return [i async for i in engine.submit(request)]
 
     async def main():
         return await asyncio.gather(*map(collect, requests))
@@ -638,7 +638,7 @@ def test_a_stream_that_is_cancelled_leaves():
     engine, seen = Engine(MODEL, 2, **PAGED), []
 
     async def follow(request, into):
-        async for i in engine.astream(request):
+        async for i in engine.submit(request):
             into.append(i)
 
     async def main():
@@ -650,7 +650,7 @@ def test_a_stream_that_is_cancelled_leaves():
         long.cancel()
         with pytest.raises(asyncio.CancelledError):
             await long
-        assert engine.slots.count(None) == 1
+        assert engine.scheduler.slots.count(None) == 1
         await rest
         return other
     assert asyncio.run(main()) == texts([Request([3], 12)])[0].ids

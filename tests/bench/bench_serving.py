@@ -104,7 +104,8 @@ def in_flight(model, requests, **how):
     tickets = [engine.submit(r) for r in requests]
     while engine.busy:
         engine.step()
-        drain += not engine.waiting and None in engine.slots
+        desk = engine.scheduler
+        drain += not desk.waiting and None in desk.slots
     assert all(t.reason == "length" for t in tickets)
     return [t.ids for t in tickets], engine.steps, drain, engine
 
@@ -184,7 +185,8 @@ def bench_own_work(model, n):
     hidden, model.hidden = model.hidden, lambda *a, **k: hidden(*a, **k)
     while engine.busy:
         inside.append(0.0)
-        reads = bool(engine.waiting and None in engine.slots)
+        desk = engine.scheduler
+        reads = bool(desk.waiting and None in desk.slots)
         took, _ = timing.once(engine.step)
         if not reads and inside[-1]:    # a step that only decodes
             shares.append((took - inside[-1]) / took)
