@@ -330,7 +330,8 @@ class Scheduler:
         "Those that have a slot, the oldest first."
         return sorted(t for t in self.slots if t is not None)
 
-    def end(self, ticket: Ticket, reason: str, problem: Any = None) -> None:
+    def end(self, ticket: Ticket, reason: str,
+            problem: Any = None) -> None:
         "It has ended; its slot and its blocks come back."
         ticket.reason = reason
         ticket.error = None if problem is None else _sentence(problem)
@@ -532,7 +533,8 @@ class Engine:
         inside = self.scheduler.inside
         with evaluating(self.rows.model):
             new = self._writer.decode([t for t in inside if not t.reading])
-            return new + self._writer.read([t for t in inside if t.reading])
+            return new + self._writer.read(
+                [t for t in inside if t.reading])
 
     def run(self, requests: Iterable[Request] = ()) -> list[Ticket]:
         "Submit as the queue permits, and step until all are done."
