@@ -14,9 +14,10 @@ from models import MAX_LEN, ROWS, VOCAB
 from test_paged import consistent
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
+from tformer.paged import Slots
 from tformer.sampling import Sampling
 from tformer.serving import (
-    POLICIES, Engine, QueueFull, Request, Slots, Ticket, alike, first_come,
+    POLICIES, Engine, QueueFull, Request, Ticket, alike, first_come,
     shortest)
 
 torch.set_num_threads(1)
@@ -451,7 +452,13 @@ BAD = [
     (dict(sampling=Sampling(allowed=lambda ids: torch.zeros(
         VOCAB).bool())), "forbids every id"),
     (dict(sampling=Sampling(allowed=raising)), "KeyError: 'x'"),
-    (dict(sampling=lambda z, ids: 1), "one id for one row, got 1"),
+    (dict(sampling=lambda z, ids: 1), "one id for one row, below 47, got 1"),
+    (dict(sampling=lambda z, ids: torch.tensor([VOCAB])), "below 47, got"),
+    (dict(sampling=lambda z, ids: torch.tensor([-1])), "below 47, got"),
+    (dict(sampling=lambda z, ids: torch.tensor([True])), "below 47, got"),
+    (dict(memory_mask=torch.ones(3).bool()), "memory_mask without a memory"),
+    (dict(memory="m"), "memory must be"),
+    (dict(memory=torch.zeros(1, 3, 16)), "memory must be of shape"),
     (dict(sampling=raising), "TypeError"),
     (dict(memory=torch.zeros(3, 16)), "TypeError.*memory")]
 
@@ -529,6 +536,126 @@ def test_a_text_needs_no_more_blocks_than_there_are():
         0].error == "11 tokens of prompt and text, beyond max_len 10"
 
 
+# --- a step that raises
+
+@WAYS
+def test_an_interrupted_step_is_mended(how):
+    "Whatever was under way is read again, and written as it would be."
+    once = [1]
+
+    def interrupts(logits, ids):
+        if ids.shape[1] == 2 and once:
+            once.pop()
+            raise KeyboardInterrupt
+        return logits.argmax(-1)
+    requests = [Request([1, 2], 9), Request([3], 9, interrupts),
+                Request([4] * 5, 9, sampling(3))]
+    engine = Engine(MODEL, 3, **how)
+    tickets = [engine.submit(r) for r in requests]
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    sound(engine)
+    engine.run()
+    first, last = texts([requests[0], requests[2]])
+    same(tickets[0], first), same(tickets[2], last)
+    assert tickets[1].ids == texts([Request([3], 9)])[0].ids
+    empty(engine)
+
+
+@WAYS
+def test_a_call_that_fails_at_its_end_fails_one(how):
+    "The cache has moved on by then; it goes back."
+    model = small()
+
+    def late(part, given, out):
+        if given[0].shape[1] == 1 and (given[0] == 5).any():
+            raise RuntimeError("five")
+    model.register_forward_hook(late)
+    good = [Request([1, 2], 6), Request([6, 7], 6)]
+    assert not any(5 in text.ids for text in texts(good))
+    engine = Engine(model, 3, **how)
+    tickets = [engine.submit(r) for r in (
+        good[0], Request([3, 4], 6, lambda z, ids: torch.tensor([5])),
+        good[1])]
+    engine.run()
+    assert tickets[1].error == "RuntimeError: five"
+    same(tickets[0], texts(good)[0]), same(tickets[2], texts(good)[1])
+    empty(engine)
+
+
+def test_nobody_steps_within_a_step():
+    engine = Engine(MODEL, 2)
+    other = engine.submit(Request([1, 2], 6))
+
+    def steps(ids):
+        return bool(list(other))
+    bad = engine.submit(Request([3], 6, stop=steps))
+    engine.run()
+    assert "a step is under way" in bad.error
+    same(other, texts([Request([1, 2], 6)])[0])
+
+
+def test_a_ticket_belongs_to_its_engine():
+    one, other = Engine(MODEL, 1), Engine(MODEL, 1)
+    ticket, mine = one.submit(Request([1], 3)), other.submit(Request([2], 3))
+    other.step()
+    with pytest.raises(ValueError, match="a ticket of another engine"):
+        other.cancel(ticket)
+    other.run(), one.run()
+    assert mine.reason == ticket.reason == "length"
+
+
+@plain_only
+@pytest.mark.parametrize("answer", [2, -1, None, "first", 0.0])
+def test_a_policy_that_answers_nonsense(answer):
+    engine = Engine(MODEL, 1, policy=lambda waiting, beside: answer)
+    tickets = [engine.submit(Request([1], 2)) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="an index below 2, got"):
+            engine.step()
+    sound(engine)
+    engine.scheduler.policy = lambda waiting, beside: len(waiting) - 1
+    engine.run()
+    assert [t.reason for t in tickets] == ["length"] * 2
+
+
+def test_a_policy_cannot_change_the_queue():
+    engine = Engine(MODEL, 1, policy=lambda waiting, beside: (
+        isinstance(waiting, list) and waiting.clear()) or 0)
+    tickets = engine.run([Request([i], 2) for i in (1, 2, 3)])
+    assert [t.reason for t in tickets] == ["length"] * 3
+
+
+def test_old_prefixes_are_forgotten_where_weights_are_others():
+    model, asked = small(), Request([*range(1, 10)], 5)
+    engine = Engine(model, 2, **PAGED)
+    engine.run([asked])
+    with torch.no_grad():
+        model.blocks[0].attention.part.qkv_proj.weight.mul_(1.3)
+    engine.rows.forget()
+    pool = engine.rows.pool
+    assert pool.free_count == pool.n_blocks and not pool.index
+    ticket, = engine.run([asked])
+    same(ticket, texts([asked], model)[0])
+    Engine(model, 1).rows.forget()
+
+
+def test_padding_of_a_memory_is_not_attended_to():
+    row = next(row for row in ROWS if row.source)
+    model, memory = model_of(row.name), source_of(row.name, 4)
+    padded = torch.cat([memory, 9 * torch.ones(3, memory.shape[1]).double()])
+    keep = torch.arange(len(padded)) < len(memory)
+    plain, masked, _ = Engine(model, 3).run([
+        Request([1], 6, memory=memory),
+        Request([1], 6, memory=padded, memory_mask=keep),
+        Request([1], 6, memory=source_of(row.name, 0))])
+    assert masked.ids == plain.ids
+    assert masked.log_probs == pytest.approx(plain.log_probs, abs=1e-9)
+    short, = Engine(model, 1).run([Request(
+        [1], 2, memory=memory, memory_mask=keep.float())])
+    assert "memory_mask must be boolean" in short.error
+
+
 # --- ends, queue, time
 
 def test_ends():
@@ -580,6 +707,8 @@ def test_time_outs_and_cancels(how):
     now[0] = 9.0
     engine.step()
     assert tickets[2].reason == "timeout" and len(tickets[2].ids) == 2
+    with pytest.raises(TimeoutError, match="out of time after 2 ids"):
+        list(tickets[2])
     engine.cancel(tickets[2])
     assert tickets[2].reason == "timeout" and tickets[2].slot is None
     engine.run()
