@@ -1349,7 +1349,7 @@ MUTATIONS = [Mutation(*row) for row in [
      "test_serving.py::"
      "test_nobody_is_overtaken_more_often_than_patience_allows"),
     ("blocks of a text that ended stay taken", "serving",
-     "self.rows.leave(ticket.slot)", "self.rows.n",
+     "self.rows.crop([ticket.slot], [0])", "self.rows.n",
      "test_serving.py::test_time_outs_and_cancels"),
     ("one bad request takes its neighbors along", "serving",
      "self.end(pieces[0][0], \"error\", problem)",

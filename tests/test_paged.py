@@ -29,7 +29,7 @@ def consistent(pool, *tables):
     for table in tables:
         for row in table.rows:
             assert len({*row}) == len(row)
-    assert pool.free_count + pool.used_count + pool.cached_count == (
+    assert pool.free_count + pool.used_count + len(pool.cached) == (
         pool.n_blocks)
     assert not {*pool.cached} & {*pool.free_ids, *stand}
     assert {*pool.cached} <= {*pool.key_of}
@@ -206,7 +206,7 @@ def test_what_is_written_anew_is_found_no_more():
     model(torch.tensor([[40]]), cache=cache)
     assert len(pool.index) == 1
     cache.crop(0)
-    assert (pool.free_count, pool.cached_count) == (7, 1)
+    assert (pool.free_count, len(pool.cached)) == (7, 1)
     assert cache.begin(0, ids[0].tolist()) == 3
 
 
@@ -217,7 +217,7 @@ def test_the_block_longest_out_of_use_is_taken():
         pool.register(bytes([i]), block)
     for i in (1, 0, 2):
         pool.free(blocks[i])
-    assert pool.cached_count == 3 and pool.free_count == 0
+    assert len(pool.cached) == 3 and pool.free_count == 0
     pool.share(blocks[1])           # used again: now it is the youngest
     pool.free(blocks[1])
     assert [pool.allocate() for _ in range(3)] == [
@@ -351,7 +351,7 @@ def test_blocks_are_never_lost(acts):
                 pool.share(block)
                 table.append(block)
         except NoBlocks:
-            assert not pool.free_count and not pool.cached_count
+            assert not pool.free_count and not len(pool.cached)
         consistent(pool, tables)
     for row in range(3):
         tables.trim(row, 0)

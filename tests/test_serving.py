@@ -637,7 +637,6 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
     assert pool.free_count == pool.n_blocks and not pool.index
     ticket, = engine.run([asked])
     same(ticket, texts([asked], model)[0])
-    Engine(model, 1).rows.forget()
 
 
 def test_padding_of_a_memory_is_not_attended_to():

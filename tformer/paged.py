@@ -53,11 +53,6 @@ class BlockPool:
         return len(self.free_ids)
 
     @property
-    def cached_count(self) -> int:
-        "Blocks in no table that may be shared again, or taken."
-        return len(self.cached)
-
-    @property
     def used_count(self) -> int:
         "Blocks that stand in a table."
         return sum(n > 0 for n in self.refs)
@@ -444,10 +439,7 @@ def rows_of(
 
 # %% ../nbs/A15_paged_caches.ipynb #s2300017
 class Slots:
-    """A model, and the rows of one cache, each for a text or for none.
-
-    Each row has places for ``max_len`` tokens.
-    """
+    "A model, and rows of full length in one cache, each for one text."
 
     pool = None  # of blocks
 
@@ -456,8 +448,7 @@ class Slots:
         self.model, self.n = model, n
         self.max_len = model.max_len if max_len is None else max_len
         expect.at_most(model.max_len, places=self.max_len)
-        self.cache = (fixed_cache(model, n, self.max_len)
-                      if cache is None else cache)
+        self.cache = cache or fixed_cache(model, n, self.max_len)
         self.device = device_of(model, torch.empty(0))
         self.prompt_tokens = self.padding = 0  # read, and for nothing
 
@@ -506,18 +497,11 @@ class Slots:
         return (self.model.new_cache(len(rows)) if fresh
                 else rows_of(self.cache, rows))
 
-    def leave(self, slot: int) -> None:
-        "The row is empty, and what it took comes back."
-        self.crop([slot], [0])
-
     def crop(self, slots: list[int], lengths: list[int]) -> None:
         "These rows forget all but their first tokens."
         keep = torch.full((self.n,), self.max_len, device=self.device)
         keep[slots] = torch.tensor(lengths, device=self.device)
         self.cache.crop(keep)
-
-    def forget(self) -> None:
-        "Nobody finds old prefixes any more: the weights have changed."
 
     def expect_room(self, n: int) -> None:
         "``ValueError`` for so many tokens if no row can ever hold them."
@@ -561,7 +545,7 @@ class PagedSlots(Slots):
             n = self.cache.begin(slot, ids) if share else 0
             self.cache.reserve(slot, len(ids) - n)
         except NoBlocks:
-            return self.leave(slot)
+            return self.crop([slot], [0])
         return n
 
     def grow(self, slot: int) -> bool:
@@ -573,7 +557,7 @@ class PagedSlots(Slots):
         return True
 
     def forget(self) -> None:
-        "Blocks that nobody holds are free, and none is found."
+        "No prefix is found any more: the weights have changed."
         self.pool.clear()
 
     def filled(self, slot: int, ids: list[int], before: int,

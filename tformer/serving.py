@@ -9,7 +9,7 @@ __all__ = ['POLICIES', 'Request', 'Ticket', 'QueueFull', 'first_come', 'shortest
 #| code-fold: true
 #| code-summary: imports of the module
 import asyncio
-import math
+import itertools
 import threading
 import time
 from bisect import insort
@@ -76,8 +76,7 @@ class Ticket:
     @property
     def waited(self) -> int:
         "Steps that began without a slot for it."
-        began = self.began or self.engine.steps + 1
-        return began - self.born - 1
+        return (self.began or self.engine.steps + 1) - self.born - 1
 
     def take(self, i: int, log_prob: float) -> str | None:
         "One id more, or none; why the text is over, if it is."
@@ -167,7 +166,7 @@ def _memories(tickets):
     return dict(memory=pad_sequence(every, batch_first=True),
                 memory_mask=pad_sequence(masks, batch_first=True))
 
-# %% ../nbs/23_in_flight_batching.ipynb #e7a3ec2d
+# %% ../nbs/23_in_flight_batching.ipynb #ec2d1595
 #| code-summary: refuses a memory that cannot stand beside others
 def _expect_memory(memory, mask):
     for name, x in (("memory", memory), ("memory_mask", mask)):
@@ -209,8 +208,7 @@ class Scheduler:
 
     def __init__(self, rows: Slots, policy: Callable, patience: int):
         self.rows, self.policy, self.patience = rows, policy, patience
-        self.slots, self.waiting = [None] * rows.n, []
-        self.preempted = 0
+        self.slots, self.waiting, self.preempted = [None] * rows.n, [], 0
 
     @property
     def inside(self) -> list[Ticket]:
@@ -233,14 +231,19 @@ class Scheduler:
         insort(self.waiting, ticket)
         self.preempted += 1
 
-    def expire(self, now: float) -> None:
-        "Whose time is over, ends."
+    def step(self, step: int, now: float) -> None:
+        "Who is in which slot during this step."
+        self._expire(now)
+        self._make_room()
+        self._admit(step)
+
+    def _expire(self, now):
         for t in self.waiting + self.inside:
             limit = t.request.timeout
             if limit is not None and now - t.since >= limit:
                 self.end(t, "timeout")
 
-    def admit(self, step: int) -> None:
+    def _admit(self, step):
         "Slots that are free are given away."
         beside = []
         while self.waiting and None in self.slots:
@@ -256,7 +259,7 @@ class Scheduler:
             for other in self.waiting:
                 other.passed += other < t
 
-    def make_room(self) -> None:
+    def _make_room(self):
         "A place for the next token of all; the youngest give theirs."
         for t in self.inside:
             while t.slot is not None and not t.reading and (
@@ -269,7 +272,7 @@ class Scheduler:
             self.preempt(t)
 
     def _leave(self, ticket):
-        self.rows.leave(ticket.slot)
+        self.rows.crop([ticket.slot], [0])
         self.slots[ticket.slot] = ticket.slot = None
 
     def _next(self, beside):
@@ -298,6 +301,11 @@ def _choose(ticket, logits):
 class _Writer:
     def __init__(self, rows, chunk, end):
         self.rows, self.chunk, self.end = rows, chunk, end
+
+    def step(self, inside):
+        with evaluating(self.rows.model):
+            new = self.decode([t for t in inside if not t.reading])
+            return new + self.read([t for t in inside if t.reading])
 
     def decode(self, tickets):
         "One token of each of them is read, one written."
@@ -371,8 +379,8 @@ class Engine:
     ``policy``: who comes next; nobody is overtaken more than
     ``patience`` times.  ``chunk``: so many tokens of prompts are read in
     a step at most.  ``blocks``: of ``block_size`` tokens; None: slots
-    of full length.  ``queue``: so many may wait.  For one thread; after
-    the weights have changed, ``rows.forget()``.
+    of full length.  ``queue``: so many may wait.  After the weights
+    have changed, ``rows.forget()`` where there are blocks.
     """
 
     def __init__(
@@ -381,20 +389,18 @@ class Engine:
         blocks: int | None = None, block_size: int = 16, queue: int = 1024,
         patience: int = 16, clock: Callable[[], float] = time.monotonic,
     ):
-        expect.whole(slots=slots, queue=queue,
-                     chunk=1 if chunk is None else chunk)
+        chunk = 2**62 if chunk is None else chunk
+        expect.whole(slots=slots, queue=queue, chunk=chunk)
+        expect.whole(0, patience=patience)
         if not callable(policy):
             expect.choice(POLICIES, policy=policy)
             policy = POLICIES[policy]
-        expect.whole(0, patience=patience)
         self.rows = (Slots(model, slots, max_len) if blocks is None else
                      PagedSlots(model, slots, blocks, block_size, max_len))
         self.scheduler = Scheduler(self.rows, policy, patience)
-        self._writer = _Writer(self.rows, math.inf if chunk is None
-                               else chunk, self.scheduler.end)
-        self.queue, self.clock = queue, clock
-        self.steps = self.submitted = 0
-        self._free = threading.Lock()
+        self._writer = _Writer(self.rows, chunk, self.scheduler.end)
+        self.queue, self.clock, self.steps = queue, clock, 0
+        self._numbers, self._free = itertools.count(), threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -408,8 +414,7 @@ class Engine:
         if len(waiting) >= self.queue:
             raise QueueFull(f"{len(waiting)} requests wait already: "
                             "submit it again when some have ended")
-        ticket = Ticket(self, request, self.submitted)
-        self.submitted += 1
+        ticket = Ticket(self, request, next(self._numbers))
         try:
             _accept(ticket, self.rows)
             waiting.append(ticket)
@@ -427,19 +432,11 @@ class Engine:
     def step(self) -> list[tuple[Ticket, int]]:
         "One token of each live text, a piece of prompts; what is new."
         expect.that(self._free.acquire(blocking=False), "a step is under "
-                    "way: an engine is for one thread, and a stop or a "
-                    "sampling does not step")
+                    "way: an engine is for one thread, one step at a time")
         try:
             self.steps += 1
-            self.scheduler.expire(self.clock())
-            self.scheduler.make_room()
-            self.scheduler.admit(self.steps)
-            inside = self.scheduler.inside
-            with evaluating(self.rows.model):
-                new = self._writer.decode(
-                    [t for t in inside if not t.reading])
-                return new + self._writer.read(
-                    [t for t in inside if t.reading])
+            self.scheduler.step(self.steps, self.clock())
+            return self._writer.step(self.scheduler.inside)
         except BaseException:  # they come back, and read all again
             self.scheduler.retreat()
             raise
@@ -448,13 +445,11 @@ class Engine:
 
     def run(self, requests: Iterable[Request] = ()) -> list[Ticket]:
         "Submit as the queue permits, and step until all are done."
-        requests, tickets = iter(requests), []
-        none, more = object(), True
-        while more or self.busy:
-            while more and len(
-                    self.scheduler.waiting) < self.queue:
-                request = next(requests, none)
-                more = request is not none
-                tickets += [self.submit(request)] if more else []
+        tickets, waiting = [], self.scheduler.waiting
+        for request in requests:
+            while len(waiting) >= self.queue:
+                self.step()
+            tickets.append(self.submit(request))
+        while self.busy:
             self.step()
         return tickets
