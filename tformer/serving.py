@@ -42,7 +42,7 @@ class Request:
     stop: int | Callable | Collection = ()  # ids, functions of ids
     timeout: float | None = None  # seconds, waiting included
     id: Any = None  # whatever the caller calls it
-    memory: Float[Tensor, "s m"] | None = None  # of another text
+    memory: Float[Tensor, "s m"] | None = None  # an encoder's output
     memory_mask: Bool[Tensor, "s"] | None = None  # True at its tokens
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300011
@@ -153,7 +153,7 @@ def alike(waiting: Sequence[Ticket], beside: Sequence[int]) -> int:
 POLICIES = {"first": first_come, "shortest": shortest, "alike": alike}
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300016
-#| code-summary: memories of several texts side by side
+#| code-summary: encoder outputs of several texts side by side
 def _memories(tickets):
     every = [ticket.request.memory for ticket in tickets]
     if all(x is None for x in every):
@@ -166,8 +166,8 @@ def _memories(tickets):
     return dict(memory=pad_sequence(every, batch_first=True),
                 memory_mask=pad_sequence(masks, batch_first=True))
 
-# %% ../nbs/23_in_flight_batching.ipynb #ec2d1595
-#| code-summary: refuses a memory that cannot stand beside others
+# %% ../nbs/23_in_flight_batching.ipynb #f2704df2
+#| code-summary: refuses an encoder output that cannot stand beside others
 def _expect_memory(memory, mask):
     for name, x in (("memory", memory), ("memory_mask", mask)):
         expect.kind((Tensor, type(None)), **{name: x})
