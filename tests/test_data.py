@@ -407,9 +407,10 @@ def test_loaders_read_token_files(tmp_path):
 # --- the experiment
 
 @plain_only
-def test_the_experiment_runs_small_and_goes_on(tmp_path):
+def test_the_experiment_runs_small_and_goes_on(tmp_path, monkeypatch):
     from test_project import ROOT, load
     import sys
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = load(ROOT / "experiments" / "duplicates.py")
     out = tmp_path / "some.csv"
     module.ORIGINALS, module.NEW, module.LOOKS = 12, 6, 1

@@ -59,9 +59,8 @@ class Ticket:
         self.engine, self.request, self.number = engine, request, number
         self.ids, self.log_probs, self.prompt = [], [], []
         self.reason = self.error = self.slot = self.began = None
-        self.read = self.goal = 0  # tokens read; to be read by prefill
-        self.passed, self.born = 0, engine.steps  # overtaken so often
-        self.since = engine.clock()
+        self.read = self.goal = self.passed = 0  # read, to read, overtaken
+        self.born, self.since = engine.steps, engine.clock()
 
     @property
     def tokens(self) -> list[int]:
@@ -116,7 +115,8 @@ class Ticket:
 
     def check(self) -> None:
         "Raise what went wrong: ``ValueError``, or ``TimeoutError``."
-        expect.that(self.reason != "error", self.error)
+        if self.reason == "error":
+            raise ValueError(self.error)
         if self.reason == "timeout":
             raise TimeoutError(f"out of time after {len(self.ids)} ids")
 
@@ -166,7 +166,7 @@ def _memories(tickets):
     return dict(memory=pad_sequence(every, batch_first=True),
                 memory_mask=pad_sequence(masks, batch_first=True))
 
-# %% ../nbs/23_in_flight_batching.ipynb #f2704df2
+# %% ../nbs/23_in_flight_batching.ipynb #665a1c16
 #| code-summary: refuses an encoder output that cannot stand beside others
 def _expect_memory(memory, mask):
     for name, x in (("memory", memory), ("memory_mask", mask)):
