@@ -166,7 +166,7 @@ def _memories(tickets):
     return dict(memory=pad_sequence(every, batch_first=True),
                 memory_mask=pad_sequence(masks, batch_first=True))
 
-# %% ../nbs/23_in_flight_batching.ipynb #665a1c16
+# %% ../nbs/23_in_flight_batching.ipynb #5ac6571e
 #| code-summary: refuses an encoder output that cannot stand beside others
 def _expect_memory(memory, mask):
     for name, x in (("memory", memory), ("memory_mask", mask)):
