@@ -92,3 +92,27 @@ def rows(*kinds):
 
 
 every, causal = rows(), rows("causal")
+
+
+# --- texts of twelve ids that are fed in pieces, whole or padded on the left
+
+RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
+
+
+def in_pieces(test):
+    "Over all causal rows, over sizes of pieces, without padding and with."
+    for name, values, ids in (
+            ("pos", [None, RAGGED], ["plain", "ragged"]),
+            ("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)], None)):
+        test = pytest.mark.parametrize(name, values, ids=ids)(test)
+    return causal(test)
+
+
+def pieces(row, model, ids, cache, sizes, pos=None):
+    "Logits of a text that is fed in pieces."
+    parts, start = [], 0
+    for n in sizes:
+        part = slice(start, start := start + n)
+        how = {} if pos is None else dict(pos=pos[:, part])
+        parts.append(row.run(model, ids[:, part], cache=cache, **how))
+    return torch.cat(parts, 1)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import close, needs_cuda, plain_only, randn, spread
-from models import MAX_LEN, ROWS, VOCAB, causal
+from models import (
+    MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces)
 from tformer.attention import Cache, LayerCache, SelfAttention
 from tformer.generate import generate
 from tformer.layers import RMSNorm
@@ -18,7 +19,6 @@ from tformer.rotary import ALiBi, Rotary, T5Bias
 
 torch.set_num_threads(1)
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
-RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
 
 
 def consistent(pool, *tables):
@@ -36,19 +36,7 @@ def consistent(pool, *tables):
     assert pool.index == {key: b for b, key in pool.key_of.items()}
 
 
-def pieces(row, model, ids, cache, sizes, pos=None):
-    "Logits of a text that is fed in pieces."
-    parts, start = [], 0
-    for n in sizes:
-        part = slice(start, start := start + n)
-        how = {} if pos is None else dict(pos=pos[:, part])
-        parts.append(row.run(model, ids[:, part], cache=cache, **how))
-    return torch.cat(parts, 1)
-
-
-@causal
-@pytest.mark.parametrize("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)])
-@pytest.mark.parametrize("pos", [None, RAGGED], ids=["plain", "ragged"])
+@in_pieces
 @torch.no_grad()
 def test_logits_of_every_decoder(row, sizes, pos):
     model, ids = row.make(), row.ids(3, 12)

@@ -7,7 +7,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from helpers import close, draw_ids, plain_only
-from models import MAX_LEN, ROWS, VOCAB, causal
+from models import (
+    MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces)
 from tformer import check
 from tformer.attention import LayerCache
 from tformer.generate import generate
@@ -18,22 +19,9 @@ from tformer.rows import MemoryCache
 from tformer.speculate import Prefix
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
-RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
 
 
-def pieces(row, model, ids, cache, sizes, pos=None):
-    "Logits of a text that is fed in pieces."
-    parts, start = [], 0
-    for n in sizes:
-        part = slice(start, start := start + n)
-        how = {} if pos is None else dict(pos=pos[:, part])
-        parts.append(row.run(model, ids[:, part], cache=cache, **how))
-    return torch.cat(parts, 1)
-
-
-@causal
-@pytest.mark.parametrize("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)])
-@pytest.mark.parametrize("pos", [None, RAGGED], ids=["plain", "ragged"])
+@in_pieces
 @torch.no_grad()
 def test_logits_of_every_decoder(row, sizes, pos):
     "Those of the growing cache, and of none."
