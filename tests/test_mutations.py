@@ -1377,6 +1377,13 @@ MUTATIONS = [Mutation(*row) for row in [
     ("a stream that is cancelled goes on", "serving",
      "            self.engine.cancel(self)\n", "            pass\n",
      "test_serving.py::test_a_stream_that_is_cancelled_leaves"),
+    ("who returns has begun anew", "serving",
+     "t.began = step if t.began is None else t.began", "t.began = step",
+     "test_serving.py::"
+     "test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there"),
+    ("a policy is told of tokens that need no reading", "serving",
+     "beside.append(t.goal - n)", "beside.append(t.goal)",
+     "test_serving.py::test_a_policy_is_told_what_is_left_to_read"),
     ("a step that was interrupted leaves what it left", "serving",
      "            self.scheduler.retreat()\n", "            pass\n",
      "test_serving.py::test_an_interrupted_step_is_mended"),

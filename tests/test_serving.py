@@ -247,6 +247,7 @@ def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     engine.step()
     assert seen == [[5], [1]]       # 12 of 13 are cached: three blocks
     engine.run()
+    assert ticket.began == 1 and ticket.waited == 0     # the first time
     same(ticket, texts([asked])[0])
 
 
@@ -317,6 +318,19 @@ def test_policies():
     assert shortest(waiting, []) == shortest(waiting, [9]) == 1
     assert alike(waiting, []) == 0 and alike(waiting, [4]) == 1
     assert alike(waiting, [3, 8]) == 0 and alike(waiting, [3, 20]) == 2
+
+
+def test_a_policy_is_told_what_is_left_to_read():
+    told = []
+
+    def policy(waiting, beside):
+        told.append(beside)
+        return 0
+    engine = Engine(MODEL, 3, policy=policy, **PAGED)
+    asked = Request([*range(1, 10)], 2)
+    engine.run([asked])
+    engine.run([asked, Request([7] * 5, 2), Request([8], 2)])
+    assert told == [(), (), (1,), (1, 5)]       # 8 of 9 are cached
 
 
 def order(policy, lengths, slots=1, **how):
