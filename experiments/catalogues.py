@@ -13,14 +13,12 @@ is tried on 500 messages of one program, ``gramps`` where it is there. Once it
 reads other messages of that program among the rest, once none. Beside it a
 translation memory: the French of the English that shares most words.
 """
-import copy
 import gettext
 import random
-from collections import deque
 from pathlib import Path
 
 import torch
-from common import Stopwatch, parser, run
+from common import Kept, Stopwatch, parser, run
 
 from tformer.optim import AdamW, inverse_sqrt
 from tformer.parallel import Pair
@@ -111,12 +109,7 @@ def trainer_of(found):
         read, new = fit(read), fit(new)
         torch.manual_seed(seed)
         model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
-        last, looking = deque(maxlen=LAST), Stopwatch()
-
-        def keep(model):
-            with looking:
-                last.append(copy.deepcopy(model))
-                return 0.0
+        keep = Kept(LAST)
         with Stopwatch() as watch:
             Trainer(model, Pairs(read, sides, BATCH, seed=seed), steps=steps,
                     loss=translation_loss, optimizer=AdamW(
@@ -124,7 +117,7 @@ def trainer_of(found):
                         eps=1e-9, weight_decay=0.0),
                     schedule=inverse_sqrt(min(UP, steps)), evaluate=keep,
                     every=min(EVERY, steps)).fit()
-        model = average(last).eval()
+        model = average(keep.models).eval()
         wrote = translate(model, sides, [p.source for p in new])
         right = [p.target for p in new]
         row = {"read": len(read), "new": len(new)}
@@ -135,7 +128,7 @@ def trainer_of(found):
                     f"{name}exact": round(score(texts, new)["all"].share, 4)}
         return row | {"parameters": sum(p.numel() for p in
                                         model.parameters()),
-                      "seconds": round(watch.seconds - looking.seconds)}
+                      "seconds": round(watch.seconds - keep.looking.seconds)}
     return train
 
 

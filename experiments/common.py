@@ -4,10 +4,12 @@ A record is a CSV in tformer/records/, which travels with the package. A script
 writes it after every row, and the next run goes on after the rows it finds.
 """
 import argparse
+import copy
 import csv
 import datetime
 import platform
 import time
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -114,3 +116,15 @@ class Stopwatch:
 
     def __exit__(self, *problem):
         self.seconds += time.process_time() - self.began
+
+
+class Kept:
+    "The last n models that a training has shown; ``looking`` took so long."
+
+    def __init__(self, n):
+        self.models, self.looking = deque(maxlen=n), Stopwatch()
+
+    def __call__(self, model):
+        with self.looking:
+            self.models.append(copy.deepcopy(model))
+            return 0.0

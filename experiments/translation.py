@@ -10,12 +10,10 @@ vocabulary (two smaller ones, in one table). Each is tried on pairs with
 combinations that are held out. The loss is in nats per byte of the translation,
 without smoothing, so that vocabularies compare.
 """
-import copy
-from collections import deque
 from functools import partial
 
 import torch
-from common import Stopwatch, arguments, run
+from common import Kept, Stopwatch, arguments, run
 
 from tformer import parallel
 from tformer.optim import AdamW, inverse_sqrt
@@ -64,13 +62,7 @@ def train(variant, seed, steps):
     sides = sides_of(read[:10_000], how["shared"])
     torch.manual_seed(seed)
     model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
-    last, looking = deque(maxlen=how["last"]), Stopwatch()
-
-    def keep(model):
-        with looking:
-            last.append(copy.deepcopy(model))
-            return 0.0
-
+    keep = Kept(how["last"])
     with Stopwatch() as watch:
         Trainer(model, Pairs(read, sides, BATCH, seed=seed), steps=steps,
                 loss=partial(translation_loss, smoothing=how["smoothing"]),
@@ -79,7 +71,7 @@ def train(variant, seed, steps):
                                 weight_decay=0.0),
                 schedule=partial(rate, min(how["up"], steps)),
                 evaluate=keep, every=min(EVERY, steps)).fit()
-    model = average(last).eval()
+    model = average(keep.models).eval()
     with torch.no_grad():
         nats = sum(translation_loss(model, batch, smoothing=0).item()
                    * batch.count for batch in Pairs(new, sides).once())
@@ -89,7 +81,7 @@ def train(variant, seed, steps):
             "exact": round(score(wrote, new)["all"].share, 4),
             "vocab_size": len(sides),
             "parameters": sum(p.numel() for p in model.parameters()),
-            "seconds": round(watch.seconds - looking.seconds)}
+            "seconds": round(watch.seconds - keep.looking.seconds)}
 
 
 if __name__ == "__main__":
