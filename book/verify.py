@@ -1,20 +1,24 @@
-"""See every ✓ of the book turn red: python book/verify.py [01 07 …]
+"""See every ✓ of the book turn red: python book/verify.py [--check] [01 07 …]
 
 A ✓ counts only if a change of the package, made on purpose, makes that very
 cell fail. ``book/verified/<notebook>.yml`` names the change for each claim::
 
     - claim: equal to PyTorch in value and gradient
-      module: attend
-      old: "scores.masked_fill(~mask, -math.inf)"
-      new: "scores.masked_fill(mask, -math.inf)"
+      where: attend.attend
+      old: ~$mask
+      new: $mask
 
-This program makes one change at a time in a copy of the package, and in the
-cells from which it is exported, runs the cells of the notebook in order, and writes to ``book/verified.json`` which
-cell failed, and how. The record of a claim holds as long as neither its cell
-nor its change is edited; the tests ask for it.
+How ``where``, ``old`` and ``new`` are read is said in ``book/_ext/code_changes.py``.
+This program makes one change at a time in a copy of the package, and in the cells from
+which it is exported, runs the cells of the notebook in order, and writes to
+``book/verified.json`` which cell failed, and how. As many changes run at the same time
+as there are processors. The record of a claim holds as long as neither its cell nor its
+change is edited; the tests ask for it. With ``--check`` nothing is written: each change
+is made again, and the exit status is 1 if one of them no longer turns its own cell red.
 """
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -22,6 +26,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -29,6 +35,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
+from code_changes import ChangeError, CodeChange, apply, split_where  # noqa: E402
 from course import code_cells, read_notebook  # noqa: E402
 
 RECORD = ROOT / "book" / "verified.json"
@@ -65,83 +72,123 @@ def key(cells: list, claim: str, change: dict) -> str:
     at = next(i for i, c in enumerate(cells) if c.claim == claim)
     before = [c.source for c in cells[:at]
               if c.shown != "removed" and not c.claim]
-    parts = [*before, cells[at].source, change["module"], change["old"],
+    parts = [*before, cells[at].source, change["where"], change["old"],
              change["new"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def changed(cell, change: dict | None, module: str) -> str:
-    "A cell that is itself exported to the module carries the change."
-    if change and change["module"] == module and (
-            {"export", "exporti"} & {*cell.directives}):
-        return cell.source.replace(change["old"], change["new"])
-    return cell.source
+def code_change(entry: dict) -> CodeChange:
+    return CodeChange(entry["where"], entry["old"], entry["new"])
 
 
-def first_failure(stem: str, change: dict | None):
+def changed(cell, change: CodeChange | None, module: str, qualname: str) -> str:
+    """Return a cell's source, with the change if the cell defines its place.
+
+    `module` is the notebook's own; only cells that are exported to it can carry the
+    change.
+    """
+    exported = {"export", "exporti"} & {*cell.directives}
+    if change is None or not exported or not change.where.startswith(module):
+        return cell.source
+    try:
+        return apply(cell.source, qualname, change)
+    except (ChangeError, SyntaxError):      # it stands in another cell
+        return cell.source
+
+
+def first_failure(stem: str, entry: dict | None):
     "Index and error of the first cell that fails with this change."
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "tformer", Path(folder) / "tformer",
+        package = Path(folder) / "tformer"
+        shutil.copytree(ROOT / "tformer", package,
                         ignore=shutil.ignore_patterns("__pycache__"))
-        if change:
-            path = Path(folder) / "tformer" / f"{change['module']}.py"
-            text = path.read_text("utf-8")
-            if text.count(change["old"]) != 1:
-                raise ValueError(f"{stem}: {change['old']!r} stands "
-                                 f"{text.count(change['old'])} times in "
-                                 f"tformer/{path.name}, expected once")
-            path.write_text(text.replace(change["old"], change["new"]),
-                            "utf-8")
-        module = read_notebook(ROOT / "nbs" / f"{stem}.ipynb").module
-        cells = [(c.index, changed(c, change, module))
+        change, module, qualname = None, "", ""
+        if entry:
+            change = code_change(entry)
+            path, qualname = split_where(change.where, package)
+            module = ".".join(path.relative_to(package).with_suffix("").parts)
+            path.write_text(apply(path.read_text("utf-8"), qualname, change), "utf-8")
+        own = read_notebook(ROOT / "nbs" / f"{stem}.ipynb").module
+        cells = [(c.index, changed(c, change if own == module else None, own, qualname))
                  for c in cells_of(stem)
                  if "%pip" not in c.source and c.source]
         given, got = Path(folder) / "cells.json", Path(folder) / "got.json"
         given.write_text(json.dumps(cells), "utf-8")
         subprocess.run(
             [sys.executable, "-c", RUN, str(given), str(got)], cwd=folder,
-            env={**os.environ, "PYTHONPATH": folder}, check=True,
-            timeout=1200, stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"},
+            check=True, timeout=1200, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         return json.loads(got.read_text("utf-8")) if got.exists() else None
 
 
+def replay_one(stem: str, change: dict) -> dict:
+    "What one change did: ``red`` if the claim's own cell failed, and failed first."
+    every = cells_of(stem)
+    cell = next(c for c in every if c.claim == change["claim"])
+    seen = first_failure(stem, change)
+    return {"claim": change["claim"], "key": key(every, cell.claim, change),
+            "red": bool(seen) and seen[0] == cell.index, "failed": seen}
+
+
 def replay(stem: str, claims: set[str] | None = None) -> list[dict]:
-    "What each change of a notebook did: ``red`` if its own cell failed."
-    every, out = cells_of(stem), []
-    for change in changes(stem):
-        if claims is not None and change["claim"] not in claims:
-            continue
-        cell = next(c for c in every if c.claim == change["claim"])
-        seen = first_failure(stem, change)
-        out.append({"claim": change["claim"],
-                    "key": key(every, cell.claim, change),
-                    "red": bool(seen) and seen[0] == cell.index,
-                    "failed": seen})
+    "What each change of a notebook did."
+    return [replay_one(stem, change) for change in changes(stem)
+            if claims is None or change["claim"] in claims]
+
+
+@cache
+def seconds() -> dict[str, float]:
+    "Seconds of each notebook, as the status page has them."
+    path = ROOT / "book" / "status.json"
+    books = json.loads(path.read_text("utf-8"))["notebooks"]
+    return {name: book["seconds"] for name, book in books.items()}
+
+
+def replay_all(stems: list[str]) -> dict[str, list[dict]]:
+    "What the changes of these notebooks did, as many at a time as there are processors."
+    jobs = [(stem, change) for stem in stems for change in changes(stem)]
+    jobs.sort(key=lambda job: -seconds().get(job[0], 0))    # the longest first
+    out = {stem: [] for stem in stems}
+
+    def work(job):
+        seen = replay_one(*job)
+        print("red    " if seen["red"] else "NOT RED", job[0], seen["claim"],
+              seen["failed"] or "", flush=True)
+        return job[0], seen
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for stem, seen in pool.map(work, jobs):
+            out[stem].append(seen)
     return out
 
 
-def main(heads: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true",
+                        help="write nothing; fail if a change is not seen")
+    parser.add_argument("heads", nargs="*", help="beginnings of notebooks' names")
+    options = parser.parse_args(arguments)
     record = json.loads(RECORD.read_text("utf-8")) \
         if RECORD.exists() else {}
     stems = sorted(p.stem for p in (ROOT / "book/verified").glob("*.yml"))
+    chosen = [stem for stem in stems if not options.heads or any(
+        f"{stem}_".startswith(f"{h}_") for h in options.heads)]
     record = {stem: seen for stem, seen in record.items() if stem in stems}
+    found = replay_all(chosen)
     bad = 0
-    for stem in stems:
-        if heads and not any(f"{stem}_".startswith(f"{h}_") for h in heads):
-            continue
-        kept = {}
-        for seen in replay(stem):
-            word = "red  " if seen["red"] else "NOT RED"
-            print(word, stem, seen["claim"], seen["failed"] or "", flush=True)
-            bad += not seen["red"]
-            if seen["red"]:
-                kept[seen["claim"]] = {"key": seen["key"],
-                                       "error": seen["failed"][1]}
-        record[stem] = kept
-    text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
-    RECORD.write_text(text + "\n", "utf-8")
-    return bad
+    for stem, every in found.items():
+        bad += sum(not seen["red"] for seen in every)
+        record[stem] = {seen["claim"]: {"key": seen["key"], "error": seen["failed"][1]}
+                        for seen in every if seen["red"]}
+    number = sum(map(len, found.values()))
+    print(f"{number - bad} passed, {bad} failed")
+    if not options.check:
+        text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
+        beside = RECORD.with_suffix(".part")
+        beside.write_text(text + "\n", "utf-8")
+        beside.replace(RECORD)
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

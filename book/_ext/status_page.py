@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from code_changes import CodeChange, preview, split_where
 from course import Notebook, measure, notebooks
 
 MARK, CLAIMS = "<!-- status -->", "<!-- claims -->"
@@ -83,18 +84,21 @@ def claims(root: Path, found: list[Notebook]) -> str:
     for nb in some:
         path = root / "book" / "verified" / f"{nb.name}.yml"
         changes = yaml.safe_load(path.read_text(encoding="utf-8"))
-        rows = "\n".join(change_row(change) for change in changes)
+        rows = "\n".join(change_row(change, root / "tformer")
+                         for change in changes)
         out.append(f":::::{{closer}} {nb.title}: ✓ {len(changes)}\n{rows}\n"
                    ":::::")
     return "\n\n".join(out)
 
 
-def change_row(change: dict) -> str:
+def change_row(change: dict, package: Path) -> str:
     "One claim, and the change of the package that makes its cell fail."
-    old, new = (" ".join(change[x].split()) or "(nothing)"
-                for x in ("old", "new"))
+    path, qualname = split_where(change["where"], package)
+    seen = CodeChange(change["where"], change["old"], change["new"])
+    old, new = (" ".join(code.split()) or "(nothing)" for code in
+                preview(path.read_text(encoding="utf-8"), qualname, seen))
     return (f"- **{change['claim']}**. Red when, in "
-            f"`tformer.{change['module']}`, ``` {old} ``` becomes "
+            f"`tformer.{change['where']}`, ``` {old} ``` becomes "
             f"``` {new} ```.")
 
 
