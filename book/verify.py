@@ -1,7 +1,9 @@
-"""See every ✓ of the book turn red: python book/verify.py [01 07 …]
+"""See every ✓ of the book turn red: python book/verify.py [NAME …]
 
 A ✓ counts only if a change of the package, made on purpose, makes that very
-cell fail. ``book/verified/<notebook>.yml`` names the change for each claim::
+cell fail. ``book/verified/<document name>.yml`` names the change for each
+claim of a notebook; a NAME is its document name, the last part of that, or its
+number::
 
     - claim: equal to PyTorch in value and gradient
       module: attend
@@ -29,9 +31,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-from course import code_cells, read_notebook  # noqa: E402
+from course import (  # noqa: E402
+    code_cells, notebook_path, read_notebook, select)
 
 RECORD = ROOT / "book" / "verified.json"
+CHANGES = ROOT / "book" / "verified"
 RUN = """
 import json, sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -45,14 +49,20 @@ for index, text in json.load(open(sys.argv[1])):
 """
 
 
-def changes(stem: str) -> list[dict]:
+def noted() -> list[str]:
+    "The document names of the notebooks for which changes are noted."
+    return sorted(path.relative_to(CHANGES).with_suffix("").as_posix()
+                  for path in CHANGES.rglob("*.yml"))
+
+
+def changes(name: str) -> list[dict]:
     "What was noted for one notebook."
-    path = ROOT / "book" / "verified" / f"{stem}.yml"
+    path = CHANGES / f"{name}.yml"
     return yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
 
 
-def cells_of(stem: str):
-    path = ROOT / "nbs" / f"{stem}.ipynb"
+def cells_of(name: str):
+    path = notebook_path(ROOT, name)
     return code_cells(json.loads(path.read_text("utf-8"))["cells"])
 
 
@@ -106,14 +116,15 @@ def first_failure(stem: str, change: dict | None):
         return json.loads(got.read_text("utf-8")) if got.exists() else None
 
 
-def replay(stem: str, claims: set[str] | None = None) -> list[dict]:
+def replay(name: str, claims: set[str] | None = None) -> list[dict]:
     "What each change of a notebook did: ``red`` if its own cell failed."
-    every, out = cells_of(stem), []
-    for change in changes(stem):
+    every = cells_of(name)
+    out = []
+    for change in changes(name):
         if claims is not None and change["claim"] not in claims:
             continue
         cell = next(c for c in every if c.claim == change["claim"])
-        seen = first_failure(stem, change)
+        seen = first_failure(name, change)
         out.append({"claim": change["claim"],
                     "key": key(every, cell.claim, change),
                     "red": bool(seen) and seen[0] == cell.index,
@@ -121,24 +132,27 @@ def replay(stem: str, claims: set[str] | None = None) -> list[dict]:
     return out
 
 
-def main(heads: list[str]) -> int:
+def main(wanted: list[str]) -> int:
+    names = noted()
+    try:
+        chosen = select(names, wanted)
+    except ValueError as error:
+        print(f"book/verified/: {error}", file=sys.stderr)
+        return 2
     record = json.loads(RECORD.read_text("utf-8")) \
         if RECORD.exists() else {}
-    stems = sorted(p.stem for p in (ROOT / "book/verified").glob("*.yml"))
-    record = {stem: seen for stem, seen in record.items() if stem in stems}
+    record = {name: seen for name, seen in record.items() if name in names}
     bad = 0
-    for stem in stems:
-        if heads and not any(f"{stem}_".startswith(f"{h}_") for h in heads):
-            continue
+    for name in chosen:
         kept = {}
-        for seen in replay(stem):
+        for seen in replay(name):
             word = "red  " if seen["red"] else "NOT RED"
-            print(word, stem, seen["claim"], seen["failed"] or "", flush=True)
+            print(word, name, seen["claim"], seen["failed"] or "", flush=True)
             bad += not seen["red"]
             if seen["red"]:
                 kept[seen["claim"]] = {"key": seen["key"],
                                        "error": seen["failed"][1]}
-        record[stem] = kept
+        record[name] = kept
     text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
     RECORD.write_text(text + "\n", "utf-8")
     return bad
