@@ -380,13 +380,34 @@ def faint_text(page):
             in page.evaluate(FAINT_TEXT, ", ".join(sorted(UNSEEN)))]
 
 
-def browser_faults(chromium, paths, kinds):
-    "What is wrong with pages, opened as the first of kinds, then turned."
+# Words that cells of these notebooks write on strong colors: to mend them,
+# the notebooks have to be run again. This list only shrinks.
+FAINT = {
+    "nbs/01_attention_by_hand.html": {"#d5dce4 on #795291"},
+    "nbs/17_training.html": {"#d5dce4 on #d9761a", "#d5dce4 on #3470d6",
+                             "#1d2430 on #3470d6"},
+    "nbs/18_translation.html": {"#d5dce4 on #d9761a", "#d5dce4 on #3470d6",
+                                "#d5dce4 on #bd78dd", "#1d2430 on #3470d6",
+                                "#ffffff on #1fa37c"},
+    "nbs/19_masked_language_model.html": {"#d5dce4 on #1d8668"},
+    "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769",
+                                       "#d5dce4 on #b2631b"},
+    "nbs/A7_caches.html": {"#ffffff on #1fa37c"}}
+
+
+def browser_faults(chromium, paths, kinds, faint=None):
+    """What is wrong with pages, opened as the first of kinds, then turned.
+
+    Of faint text, what `faint` lists for a page is known; there it must be.
+    """
     faults = []
+    faint = faint or {}
     _, width, scheme = kinds[0]
     context = chromium.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme)
     for path in paths:
+        name = f"{path.parent.name}/{path.name}"
+        pale = set()
         page = context.new_page()
         seen = watch(page)
         page.goto(path.as_uri(), wait_until="load")
@@ -400,13 +421,19 @@ def browser_faults(chromium, paths, kinds):
             page.wait_for_function("theme => document.documentElement."
                                    "dataset.theme === theme", arg=scheme)
             page.wait_for_timeout(100)
-            where = f"{path.parent.name}/{path.name}, {kind}"
+            where = f"{name}, {kind}"
             faults += [f"{where}: {said}" for said in seen[:3]]
             wide = page.evaluate("document.documentElement.scrollWidth")
             if wide > width:
                 faults.append(f"{where}: {wide} px wide at {width}")
             if kind in ("light", "dark"):
-                faults += [f"{where}: {said}" for said in faint_text(page)]
+                for said in faint_text(page):
+                    colors = said.rpartition(", ")[2]
+                    pale.add(colors)
+                    if colors not in faint.get(name, ()):
+                        faults.append(f"{where}: {said}")
+        faults += [f"{name}: mended, take it off the list: {colors}"
+                   for colors in sorted({*faint.get(name, ())} - pale)]
         page.close()
     context.close()
     return faults
@@ -422,7 +449,7 @@ def test_pages_in_the_browser(book, chromium, turn):
     its text is seen on its ground.
     """
     faults = browser_faults(chromium, pages(book)[turn::3],
-                            KINDS[turn:] + KINDS[:turn])
+                            KINDS[turn:] + KINDS[:turn], FAINT)
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
 
 

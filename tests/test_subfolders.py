@@ -278,6 +278,12 @@ def test_text_of_a_page_in_a_folder_is_seen(html, chromium):
     assert [re.sub(r"[\d.]+ : 1, ", "", one) for one in faults] == [
         "nn/slip.html, light: 'faint by day', #bbbbbb on #ffffff",
         "nn/slip.html, dark: 'faint by night', #555555 on #14181e"]
+    slip = [html / "nbs" / ROOM / "slip.html"]
+    known = {"nn/slip.html": {"#bbbbbb on #ffffff", "#555555 on #14181e",
+                              "#777777 on #ffffff"}}
+    assert test_book.browser_faults(
+        chromium, slip, test_book.KINDS[:2], known) == [
+        "nn/slip.html: mended, take it off the list: #777777 on #ffffff"]
 
 
 # --- the wheel
