@@ -4,7 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 PY := $(VENV)/bin/python
 NB ?=
-NBS := $(if $(NB),$(wildcard $(foreach n,$(NB),nbs/$(n).ipynb nbs/$(n)_*.ipynb)),$(sort $(wildcard nbs/*.ipynb)))
+# the paths of the notebooks that NB names, or of all
+CHOSEN = $(PY) book/_ext/course.py notebooks $(NB)
 RECORD ?= _proc/status.json
 PORT ?= 8000
 PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
@@ -43,9 +44,9 @@ serve: book  ## build the site and open it
 	$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory _book/_build/html
 
 notebooks: $(VENV)/.done  ## export, run, store outputs, clean: all, or NB="01 A2"
-	@test -n "$(NBS)" || { echo "no notebook in nbs/ begins with: $(NB)"; exit 2; }
+	@$(CHOSEN)
 	$(VENV)/bin/nbdev_export
-	OMP_NUM_THREADS=2 $(VENV)/bin/jupyter execute --inplace $(NBS)
+	OMP_NUM_THREADS=2 $(VENV)/bin/jupyter execute --inplace $$($(CHOSEN))
 	$(VENV)/bin/nbdev_clean
 
 records: $(VENV)/.done  ## run the recorded experiments again

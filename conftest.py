@@ -5,8 +5,14 @@ import json
 import os
 import platform
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+
+from course import document_name  # noqa: E402
 
 # seconds: one notebook on a quiet machine, and all of them together
 # seconds: of one notebook; of all, which take 15 minutes two at a time
@@ -16,7 +22,7 @@ NOTEBOOK_BUDGET, TOTAL_BUDGET = 120, 2 * 15 * 60
 # the notebooks are on record
 LONG = {"test_shapes": 190, "test_book": 150, "test_mutations": 150}
 USUAL = 15
-RECORD = Path(__file__).parent / "book" / "status.json"
+RECORD = ROOT / "book" / "status.json"
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
@@ -60,6 +66,13 @@ def pytest_addoption(parser):
                      "notebook did (passed, seconds, versions) as JSON")
 
 
+def known_as(path):
+    "A notebook's document name; of another file its name."
+    if path.suffix == ".ipynb" and path.is_relative_to(ROOT / "nbs"):
+        return document_name(ROOT, path)
+    return path.stem
+
+
 def longest_first(items, record=RECORD):
     """Sort by the seconds of an item's file, which stays together.
 
@@ -70,7 +83,7 @@ def longest_first(items, record=RECORD):
         if record.exists() else {}
     seconds = {name: book["seconds"] for name, book in books.items()}
     seconds |= LONG
-    items.sort(key=lambda item: -seconds.get(item.path.stem, USUAL))
+    items.sort(key=lambda item: -seconds.get(known_as(item.path), USUAL))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -104,7 +117,7 @@ class Clock:
         path = report.nodeid.split("::")[0]
         if not path.endswith(".ipynb"):
             return
-        book = self.books[Path(path).stem]
+        book = self.books[known_as(ROOT / path)]
         book["seconds"] += report.duration
         book["cells"] += report.when == "call"
         book["passed"] &= not report.failed

@@ -1,7 +1,9 @@
-"""See every ✓ of the book turn red: python book/verify.py [--check] [01 07 …]
+"""See every ✓ of the book turn red: python book/verify.py [--check] [NAME …]
 
 A ✓ counts only if a change of the package, made on purpose, makes that very
-cell fail. ``book/verified/<notebook>.yml`` names the change for each claim::
+cell fail. ``book/verified/<document name>.yml`` names the change for each
+claim of a notebook; a NAME is its document name, the last part of that, or its
+number::
 
     - claim: equal to PyTorch in value and gradient
       where: attend.attend
@@ -36,9 +38,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
 from code_changes import ChangeError, CodeChange, apply, split_where  # noqa: E402
-from course import code_cells, read_notebook  # noqa: E402
+from course import (  # noqa: E402
+    code_cells,
+    notebook_path,
+    read_notebook,
+    select,
+)
 
 RECORD = ROOT / "book" / "verified.json"
+CHANGES = ROOT / "book" / "verified"
 RUN = """
 import json, sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -52,14 +60,20 @@ for index, text in json.load(open(sys.argv[1])):
 """
 
 
-def changes(stem: str) -> list[dict]:
+def noted() -> list[str]:
+    "The document names of the notebooks for which changes are noted."
+    return sorted(path.relative_to(CHANGES).with_suffix("").as_posix()
+                  for path in CHANGES.rglob("*.yml"))
+
+
+def changes(name: str) -> list[dict]:
     "What was noted for one notebook."
-    path = ROOT / "book" / "verified" / f"{stem}.yml"
+    path = CHANGES / f"{name}.yml"
     return yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
 
 
-def cells_of(stem: str):
-    path = ROOT / "nbs" / f"{stem}.ipynb"
+def cells_of(name: str):
+    path = notebook_path(ROOT, name)
     return code_cells(json.loads(path.read_text("utf-8"))["cells"])
 
 
@@ -96,7 +110,7 @@ def changed(cell, change: CodeChange | None, module: str, qualname: str) -> str:
         return cell.source
 
 
-def first_failure(stem: str, entry: dict | None):
+def first_failure(name: str, entry: dict | None):
     "Index and error of the first cell that fails with this change."
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "tformer"
@@ -108,9 +122,9 @@ def first_failure(stem: str, entry: dict | None):
             path, qualname = split_where(change.where, package)
             module = ".".join(path.relative_to(package).with_suffix("").parts)
             path.write_text(apply(path.read_text("utf-8"), qualname, change), "utf-8")
-        own = read_notebook(ROOT / "nbs" / f"{stem}.ipynb").module
+        own = read_notebook(notebook_path(ROOT, name)).module
         cells = [(c.index, changed(c, change if own == module else None, own, qualname))
-                 for c in cells_of(stem)
+                 for c in cells_of(name)
                  if "%pip" not in c.source and c.source]
         given, got = Path(folder) / "cells.json", Path(folder) / "got.json"
         given.write_text(json.dumps(cells), "utf-8")
@@ -122,18 +136,18 @@ def first_failure(stem: str, entry: dict | None):
         return json.loads(got.read_text("utf-8")) if got.exists() else None
 
 
-def replay_one(stem: str, change: dict) -> dict:
+def replay_one(name: str, change: dict) -> dict:
     "What one change did: ``red`` if the claim's own cell failed, and failed first."
-    every = cells_of(stem)
+    every = cells_of(name)
     cell = next(c for c in every if c.claim == change["claim"])
-    seen = first_failure(stem, change)
+    seen = first_failure(name, change)
     return {"claim": change["claim"], "key": key(every, cell.claim, change),
             "red": bool(seen) and seen[0] == cell.index, "failed": seen}
 
 
-def replay(stem: str, claims: set[str] | None = None) -> list[dict]:
+def replay(name: str, claims: set[str] | None = None) -> list[dict]:
     "What each change of a notebook did."
-    return [replay_one(stem, change) for change in changes(stem)
+    return [replay_one(name, change) for change in changes(name)
             if claims is None or change["claim"] in claims]
 
 
@@ -145,11 +159,11 @@ def seconds() -> dict[str, float]:
     return {name: book["seconds"] for name, book in books.items()}
 
 
-def replay_all(stems: list[str]) -> dict[str, list[dict]]:
+def replay_all(names: list[str]) -> dict[str, list[dict]]:
     "What the changes of these notebooks did, as many at a time as there are processors."
-    jobs = [(stem, change) for stem in stems for change in changes(stem)]
+    jobs = [(name, change) for name in names for change in changes(name)]
     jobs.sort(key=lambda job: -seconds().get(job[0], 0))    # the longest first
-    out = {stem: [] for stem in stems}
+    out = {name: [] for name in names}
 
     def work(job):
         seen = replay_one(*job)
@@ -158,8 +172,8 @@ def replay_all(stems: list[str]) -> dict[str, list[dict]]:
         return job[0], seen
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for stem, seen in pool.map(work, jobs):
-            out[stem].append(seen)
+        for name, seen in pool.map(work, jobs):
+            out[name].append(seen)
     return out
 
 
@@ -167,19 +181,22 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true",
                         help="write nothing; fail if a change is not seen")
-    parser.add_argument("heads", nargs="*", help="beginnings of notebooks' names")
+    parser.add_argument("names", nargs="*", help="notebooks; all if there is none")
     options = parser.parse_args(arguments)
+    names = noted()
+    try:
+        chosen = select(names, options.names)
+    except ValueError as error:
+        print(f"book/verified/: {error}", file=sys.stderr)
+        return 2
     record = json.loads(RECORD.read_text("utf-8")) \
         if RECORD.exists() else {}
-    stems = sorted(p.stem for p in (ROOT / "book/verified").glob("*.yml"))
-    chosen = [stem for stem in stems if not options.heads or any(
-        f"{stem}_".startswith(f"{h}_") for h in options.heads)]
-    record = {stem: seen for stem, seen in record.items() if stem in stems}
+    record = {name: seen for name, seen in record.items() if name in names}
     found = replay_all(chosen)
     bad = 0
-    for stem, every in found.items():
+    for name, every in found.items():
         bad += sum(not seen["red"] for seen in every)
-        record[stem] = {seen["claim"]: {"key": seen["key"], "error": seen["failed"][1]}
+        record[name] = {seen["claim"]: {"key": seen["key"], "error": seen["failed"][1]}
                         for seen in every if seen["red"]}
     number = sum(map(len, found.values()))
     print(f"{number - bad} passed, {bad} failed")

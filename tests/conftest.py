@@ -120,10 +120,15 @@ main()
 """
 
 
+def build_book(out, root=ROOT):
+    "Build the book of a tree, with every warning fatal; its HTML folder."
+    run(sys.executable, "-c", BUILD, "build", ".", "--path-output", out,
+        "-W", "-n", "--keep-going", cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)})
+    return out / "_build" / "html"
+
+
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
-    "The book, built once with every warning fatal; its HTML folder."
-    out = tmp_path_factory.mktemp("book")
-    run(sys.executable, "-c", BUILD, "build", ".", "--path-output", out,
-        "-W", "-n", "--keep-going")
-    return out / "_build" / "html"
+    "The book, built once; its HTML folder."
+    return build_book(tmp_path_factory.mktemp("book"))

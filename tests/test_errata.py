@@ -7,6 +7,7 @@ from collections import Counter
 from decimal import Decimal as D
 from decimal import getcontext
 
+import course       # book/_ext, where the conftest of the root looks
 import pytest
 import torch
 from torch import nn
@@ -318,7 +319,7 @@ def test_a_class_that_is_no_subclass_cannot_call_super_of_another():
 
 def test_links_lead_to_places_that_exist():
     anchors = set()
-    for path in (ROOT / "nbs").glob("*.ipynb"):
+    for path in course.notebook_paths(ROOT):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "markdown":
                 anchors |= set(re.findall(r"^\(([\w-]+)\)=$", "".join(

@@ -27,14 +27,16 @@ TO_BE_REWRITTEN = {
     "05_relative_and_rotary", "06_norms_and_feedforward",
     "08_is_it_right", "09_encoder_decoder", "10_pytorch_transformer",
     "11_bert", "12_gpt", "13_modern_decoder", "14_costs"}
-NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
-CHAPTERS = [p for p in NOTEBOOKS if p.name[0] != "A"]
+NAMES = course.document_names(ROOT)
+# what stands in a folder is a notebook of the package, and no chapter
+CHAPTERS = [name for name in NAMES if name[0] != "A" and "/" not in name]
 WORDS, LINES, WORDS_A_FIGURE = 4000, 300, 600
-every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-chapter = pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+every = pytest.mark.parametrize("name", NAMES)
+chapter = pytest.mark.parametrize("name", CHAPTERS)
 
 
-def cells_of(path):
+def cells_of(name):
+    path = course.notebook_path(ROOT, name)
     return json.loads(path.read_text("utf-8"))["cells"]
 
 
@@ -102,36 +104,37 @@ def after_prediction(cells):
 
 
 @every
-def test_every_fold_says_what_is_in_it(path):
-    assert not unlabeled(cells_of(path))
+def test_every_fold_says_what_is_in_it(name):
+    assert not unlabeled(cells_of(name))
 
 
 @every
-def test_every_figure_has_a_caption(path):
-    assert not without_caption(cells_of(path))
+def test_every_figure_has_a_caption(name):
+    assert not without_caption(cells_of(name))
 
 
 @every
-def test_a_prediction_is_followed_by_output_and_answer(path):
-    assert not bad_predictions(cells_of(path))
+def test_a_prediction_is_followed_by_output_and_answer(name):
+    assert not bad_predictions(cells_of(name))
 
 
 @chapter
-def test_a_chapter_keeps_the_measure(path):
-    found = course.measure(path)
+def test_a_chapter_keeps_the_measure(name):
+    found = course.measure(course.notebook_path(ROOT, name))
     kept = (found.words <= WORDS and found.visible <= LINES
             and found.folded <= found.visible
             and found.figures * WORDS_A_FIGURE >= found.words)
-    if path.stem in TO_BE_REWRITTEN:
+    if name in TO_BE_REWRITTEN:
         assert not kept, "take it off the list: it keeps the measure now"
     else:
         assert kept, found
 
 
 @chapter
-def test_a_rewritten_chapter_has_its_parts(path):
-    if path.stem in TO_BE_REWRITTEN:
+def test_a_rewritten_chapter_has_its_parts(name):
+    if name in TO_BE_REWRITTEN:
         pytest.skip("not yet rewritten")
+    path = course.notebook_path(ROOT, name)
     text = course.read_notebook(path).text
     assert "{predict}" in text and "{answer}" in text
     questions = course.section(text, "Questions you can now answer")
@@ -146,23 +149,45 @@ def test_a_rewritten_chapter_has_its_parts(path):
 # --- ✓ and its record
 
 @every
-def test_every_claim_has_been_seen_red(path):
-    cells = [c for c in verify.cells_of(path.stem) if c.claim]
-    changes = {c["claim"]: c for c in verify.changes(path.stem)}
+def test_every_claim_has_been_seen_red(name):
+    cells = [c for c in verify.cells_of(name) if c.claim]
+    changes = {c["claim"]: c for c in verify.changes(name)}
     assert {c.claim for c in cells} == {*changes}
     assert len(cells) == len(changes) == len({c.claim for c in cells})
     record = json.loads(verify.RECORD.read_text("utf-8"))
     for cell in cells:
-        change, seen = changes[cell.claim], record.get(path.stem, {})
+        change = changes[cell.claim]
+        seen = record.get(name, {})
         module, qualname = code_changes.split_where(change["where"], ROOT / "tformer")
         code_changes.apply(module.read_text("utf-8"), qualname,
                            verify.code_change(change))
-        assert cell.claim in seen, f"python book/verify.py {path.stem[:2]}"
+        assert cell.claim in seen, f"python book/verify.py {name}"
         assert seen[cell.claim]["key"] == verify.key(
-            verify.cells_of(path.stem), cell.claim, change), \
+            verify.cells_of(name), cell.claim, change), \
             f"{cell.claim}: edited since; python book/verify.py"
         assert seen[cell.claim]["error"] == "AssertionError"
         assert len(cell.claim) <= 90 and "assert" in cell.source
+
+
+def test_changes_and_records_belong_to_a_notebook():
+    assert {*verify.noted()} <= {*NAMES}
+    assert {*json.loads(verify.RECORD.read_text("utf-8"))} <= {*NAMES}
+
+
+def test_changes_of_a_notebook_in_a_folder_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "CHANGES", tmp_path)
+    (tmp_path / "package" / "nn").mkdir(parents=True)
+    for name in ("07_a", "package/nn/07_a"):
+        (tmp_path / f"{name}.yml").write_text(f"- claim: {name}\n", "utf-8")
+    assert verify.noted() == ["07_a", "package/nn/07_a"]
+    assert verify.changes("package/nn/07_a") == [{"claim": "package/nn/07_a"}]
+    assert verify.changes("package/nn/08_b") == []
+    seen = []
+    monkeypatch.setattr(verify, "replay", lambda name: seen.append(name) or [])
+    monkeypatch.setattr(verify, "RECORD", tmp_path / "verified.json")
+    assert verify.main(["package/nn/07_a"]) == 0
+    assert seen == ["package/nn/07_a"]
+    assert verify.main(["08"]) == 2 and len(seen) == 1
 
 
 def test_a_change_turns_its_own_cell_red():
@@ -264,6 +289,10 @@ def test_figures_are_numbered_in_order():
     body = course_form.numbered(f"{plate}a {plate}b", "7")
     assert re.findall(r'id="(fig-7-\d)">Figure (7\.\d)\.', body) == [
         ("fig-7-1", "7.1"), ("fig-7-2", "7.2")]
+    assert course_map.number("07_multi") == "7"
+    assert course_map.number("A1_figures") == "A1"
+    assert course_map.number("package/nn/attention") == ""
+    assert 'id="fig-2">Figure 2.' in course_form.numbered(plate * 2, "")
 
 
 def test_the_head_is_computed():
@@ -277,7 +306,24 @@ def test_the_head_is_computed():
     made = json.loads(course_form.with_head(
         ROOT, ROOT / "nbs" / "00_tour.ipynb", text))["cells"]
     first = course.source(made[0])
+    assert "needs Python, " in first and "](A0_tensors.ipynb)" in first
     assert first.index("> S") < first.index("tf-head") < first.index("word")
+
+
+def test_the_head_leads_on_from_a_folder(monkeypatch):
+    "Links of the plan, and of the machine, from a notebook in a folder."
+    planned = {"nb": "package/nn/sample", "lit": ["attention"],
+               "needs": "[tensors](A0_tensors.ipynb#x)"}
+    plan = [*course_map.plan(ROOT), {"part": "P", "chapters": [planned]}]
+    monkeypatch.setattr(course_form, "plan", lambda root: plan)
+    text = json.dumps({"cells": [md("# T\n\n> S\n\nword"),
+                                 md("## First")]})
+    path = course.notebook_path(ROOT, "package/nn/sample")
+    made = json.loads(course_form.with_head(ROOT, path, text))["cells"]
+    assert "needs [tensors](../../A0_tensors.ipynb#x)" in course.source(
+        made[0])
+    drawn = "".join(map(course.source, made))
+    assert 'href="../../01_attention_by_hand.html"' in drawn
 
 
 def test_what_comes_out_waits_for_the_prediction():
@@ -291,13 +337,13 @@ def test_what_comes_out_waits_for_the_prediction():
 def test_every_planned_chapter_says_what_it_needs():
     for part in course_map.plan(ROOT):
         for planned in part["chapters"]:
-            if (ROOT / "nbs" / f"{planned['nb']}.ipynb").exists():
+            if course.notebook_path(ROOT, planned["nb"]).exists():
                 assert planned.get("needs"), planned["nb"]
 
 
 @every
-def test_no_fence_of_backticks_has_a_backtick_in_its_title(path):
-    for cell in cells_of(path):
+def test_no_fence_of_backticks_has_a_backtick_in_its_title(name):
+    for cell in cells_of(name):
         if cell["cell_type"] == "markdown":
             found = re.search(r"(?m)^`{3,}\{[\w-]+\}.*`.*$",
                               course.source(cell))

@@ -5,26 +5,26 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import course       # book/_ext, where the conftest of the root looks
 import pytest
 
 from conftest import ROOT, run, tracked
 
-NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
-CHAPTERS = [p for p in NOTEBOOKS if p.name[0].isdigit()]
-MODULES = sorted(p for p in (ROOT / "tformer").glob("*.py")
-                 if not p.name.startswith("_"))
+NOTEBOOKS = course.notebook_paths(ROOT)
+MODULES = course.module_paths(ROOT)
+every = pytest.mark.parametrize("path", NOTEBOOKS,
+                                ids=course.document_names(ROOT))
 ANYWHERE = {"plot", "stories", "expect"}    # importable from every chapter
 # appendices that stand between chapters in the order of imports
-READ_AS = {"A4_models.ipynb": "08~", "A5_rebuild.ipynb": "12~",
-           "A7_caches.ipynb": "06~", "A8_corpora.ipynb": "14~",
-           "A9_checkpoints.ipynb": "16~", "A10_trained.ipynb": "17~",
-           "A11_parallel.ipynb": "17~", "A12_word_pieces.ipynb": "17~",
-           "A13_faster_decoding.ipynb": "21~",
-           "A14_fixed_caches.ipynb": "20~",
-           "A15_paged_caches.ipynb": "22~"}
+READ_AS = {"A4_models": "08~", "A5_rebuild": "12~", "A7_caches": "06~",
+           "A8_corpora": "14~", "A9_checkpoints": "16~", "A10_trained": "17~",
+           "A11_parallel": "17~", "A12_word_pieces": "17~",
+           "A13_faster_decoding": "21~", "A14_fixed_caches": "20~",
+           "A15_paged_caches": "22~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
            "safetensors"}
@@ -42,89 +42,182 @@ def code_cells(path):
     return [c for c in read(path)["cells"] if c["cell_type"] == "code"]
 
 
-def notebook_of(module):
-    "The notebook that a module says it was exported from."
-    m = re.search(r"File to edit: \.\./nbs/(\S+\.ipynb)",
-                  module.read_text(encoding="utf-8"))
-    assert m, f"{module.name} was not exported from a notebook"
-    return m[1]
+def modules(root):
+    "The text of every exported module, by its dotted name."
+    return {course.module_name(root, path): path.read_text(encoding="utf-8")
+            for path in course.module_paths(root)}
 
 
-def imported(tree):
-    "(package, rest) of every import."
+def folder_of(name):
+    "The dotted name of the folder that holds a module of this dotted name."
+    return name.rpartition(".")[0]
+
+
+def taken_from(node, folder=""):
+    """The dotted name, below the package, of what an import takes names from.
+
+    The package's own is the empty name; None stands for another package. The
+    folder is that of the module in which the import stands.
+    """
+    parts = node.module.split(".") if node.module else []
+    if not node.level:
+        return ".".join(parts[1:]) if parts[:1] == ["tformer"] else None
+    above = folder.split(".") if folder else []
+    return ".".join(above[:len(above) - node.level + 1] + parts)
+
+
+def imported(tree, folder=""):
+    "(package, dotted name below it) of every import."
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name.split(".")[0], alias.name.split(".")[1:]
+                yield alias.name.partition(".")[::2]
         elif isinstance(node, ast.ImportFrom):
-            parts = (node.module or "").split(".")
-            if node.level or parts[0] == "tformer":
-                rest = parts if node.level else parts[1:]
-                rest = [r for r in rest if r]
-                for alias in node.names:
-                    yield "tformer", rest or [alias.name]
-            else:
-                yield parts[0], parts[1:]
+            base = taken_from(node, folder)
+            if base is None:
+                yield node.module.partition(".")[::2]
+                continue
+            for alias in node.names:
+                yield "tformer", f"{base}.{alias.name}".strip(".")
 
 
-def order_faults(order, name, tree):
+def module_in(name, known):
+    "The known module of which a dotted name is a part, else the name."
+    parts = name.split(".")
+    heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((head for head in heads if head in known), name)
+
+
+def order_faults(order, name, tree, folder=""):
     "Imports of `tree`, exported by notebook `name`, that come too early."
-    for package, rest in imported(tree):
-        if package != "tformer" or not rest or rest[0] in ANYWHERE:
+    for package, rest in imported(tree, folder):
+        module = module_in(rest, {*order, *ANYWHERE})
+        if package != "tformer" or not rest or module in ANYWHERE:
             continue
-        if order.get(rest[0], "~") >= name:
-            yield f"{name} imports tformer.{rest[0]}"
+        if order.get(module, "~") >= name:
+            yield f"{name} imports tformer.{module}"
 
 
-def test_imports_follow_the_order_of_reading():
-    notebook = {m.stem: notebook_of(m) for m in MODULES}
+def early_imports(root):
+    "Imports that the order of reading forbids, in modules and notebooks."
+    text = modules(root)
+    notebook = {name: course.exported_from(code)
+                for name, code in text.items()}
     order = {m: READ_AS.get(n, n) for m, n in notebook.items()}
-    assert order, "no module was exported"
-    for module in MODULES:
-        tree = ast.parse(module.read_text(encoding="utf-8"))
-        assert not list(order_faults(order, order[module.stem], tree))
-    for path in NOTEBOOKS:
+    faults = []
+    for name, code in text.items():
+        faults += order_faults(order, order[name], ast.parse(code),
+                               folder_of(name))
+    for path in course.notebook_paths(root):
+        name = course.document_name(root, path)
+        own = {f"tformer.{m}" for m, n in notebook.items() if n == name}
         for cell in code_cells(path):
             tree = ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass",
                                     source(cell), flags=re.M))
-            own = {m for m, n in notebook.items() if n == path.name}
-            at = READ_AS.get(path.name, path.name)
-            faults = [f for f in order_faults(order, at, tree)
-                      if f.split(".")[-1] not in own]
-            assert not faults
-    early = ast.parse("from tformer.bpe import BPE")
-    assert list(order_faults(order, "01_attention_by_hand.ipynb", early))
+            faults += [fault for fault in order_faults(
+                order, READ_AS.get(name, name), tree)
+                if fault.split()[-1] not in own]
+    return faults
+
+
+def test_imports_follow_the_order_of_reading():
+    assert not early_imports(ROOT)
+    order = {"attend": "01_a", "bpe": "02_b", "nn.norms": "06_n"}
+    for line, folder, module in (
+            ("from tformer.bpe import BPE", "", "bpe"),
+            ("from . import bpe", "", "bpe"),
+            ("import tformer.bpe as b", "", "bpe"),
+            ("from ..bpe import BPE", "nn", "bpe"),
+            ("from .norms import Norm", "nn", "nn.norms"),
+            ("from tformer.nn import norms", "", "nn.norms"),
+            ("from tformer.nn.norms import Norm", "", "nn.norms"),
+            ("from . import norms", "nn", "nn.norms"),
+            ("from tformer.gone import x", "", "gone.x"),
+            ("from .attend import attend", "", None),
+            ("from ..attend import attend", "nn", None),
+            ("from ..plot import show", "nn", None)):
+        found = [*order_faults(order, "01_b", ast.parse(line), folder)]
+        assert found == [f"01_b imports tformer.{module}"] * bool(module), line
 
 
 def test_run_time_imports_are_declared():
-    for module in MODULES:
+    for name, text in modules(ROOT).items():
         allowed = STANDARD | RUNTIME | {"tformer"}
-        if module.stem == "plot":
+        if name == "plot":
             allowed |= {"matplotlib", "PIL"}    # Pillow comes with it
-        if module.stem == "corpora":
+        if name == "corpora":
             allowed |= {"pyarrow"}              # for Parquet alone
-        if module.stem == "translation":
+        if name == "translation":
             allowed |= {"sacrebleu"}            # for BLEU and chrF alone
-        tree = ast.parse(module.read_text(encoding="utf-8"))
-        extra = {p for p, _ in imported(tree)} - allowed
-        assert not extra, f"{module.name} imports {sorted(extra)}"
+        extra = {p for p, _ in imported(ast.parse(text))} - allowed
+        assert not extra, f"{name} imports {sorted(extra)}"
 
 
-def test_exporting_again_changes_nothing(tmp_path, copy_tree):
-    copy = copy_tree(tmp_path)
-    before = {p.name: p.read_text(encoding="utf-8")
-              for p in (copy / "tformer").glob("*.py")}
+def export(root):
+    "Write the modules of all notebooks anew."
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
     run(sys.executable, "-c",
         "from nbdev.doclinks import nbdev_export as f; f()",
-        cwd=copy, env=env)
-    after = {p.name: p.read_text(encoding="utf-8")
-             for p in (copy / "tformer").glob("*.py")}
-    assert after.keys() == before.keys()
-    for name in before:
-        assert before[name] == after[name], f"export {name} again"
-    # a module whose notebook is gone would survive an export
-    assert {notebook_of(m) for m in MODULES} <= {p.name for p in NOTEBOOKS}
+        cwd=root, env=env)
+
+
+def package_texts(root):
+    "Every Python file of the package, by its path below it."
+    return {path.relative_to(root / "tformer").as_posix():
+            path.read_text(encoding="utf-8")
+            for path in (root / "tformer").rglob("*.py")}
+
+
+def changed_by_export(copy):
+    "Files of the package that differ when a copy is exported from nothing."
+    before = package_texts(copy)
+    for path in course.module_paths(copy):
+        path.unlink()
+    (copy / "tformer" / "_modidx.py").unlink()
+    export(copy)
+    export(copy)
+    after = package_texts(copy)
+    return sorted(name for name in {*before, *after}
+                  if before.get(name) != after.get(name))
+
+
+def test_exporting_again_changes_nothing(tmp_path, copy_tree):
+    assert not changed_by_export(copy_tree(tmp_path)), "export again"
+
+
+def homeless_modules(root):
+    "Modules whose notebook is gone: an export leaves them as they are."
+    names = course.document_names(root)
+    return [name for name, text in modules(root).items()
+            if course.exported_from(text) not in names]
+
+
+def test_every_module_has_its_notebook():
+    assert MODULES and not homeless_modules(ROOT)
+
+
+def unlisted_notebooks(root):
+    "Notebooks that are not in the table of contents once, and the reverse."
+    here = Counter(course.document_names(root))
+    here.subtract(course.names_in_toc(root))
+    return sorted(name for name, n in here.items() if n)
+
+
+def unindexed_modules(root):
+    "Modules that nbdev's index does not hold, and what it holds beside them."
+    index = load(root / "tformer" / "_modidx.py").d["syms"]
+    names = {f"tformer.{name}" for name in course.module_names(root)}
+    return sorted(names ^ {*index})
+
+
+def test_every_notebook_and_module_is_listed():
+    """The lists that all checks walk through are complete.
+
+    They are compared with the table of contents, which the book follows, and
+    with the index, which nbdev writes.
+    """
+    assert len(NOTEBOOKS) > 30 and not unlisted_notebooks(ROOT)
+    assert len(MODULES) > 30 and not unindexed_modules(ROOT)
 
 
 def test_cleaning_again_changes_nothing(tmp_path, copy_tree):
@@ -133,11 +226,11 @@ def test_cleaning_again_changes_nothing(tmp_path, copy_tree):
         cwd=copy)
     for path in NOTEBOOKS:
         assert path.read_text(encoding="utf-8") == \
-            (copy / "nbs" / path.name).read_text(encoding="utf-8"), \
-            f"make notebooks NB={path.stem} was not run"
+            (copy / path.relative_to(ROOT)).read_text(encoding="utf-8"), \
+            f"make notebooks NB={course.document_name(ROOT, path)} was not run"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@every
 def test_notebook_holds_what_a_chapter_holds(path):
     nb = read(path)
     prose = "\n\n".join(source(c) for c in nb["cells"]
@@ -157,7 +250,7 @@ def test_notebook_holds_what_a_chapter_holds(path):
     assert '"image/png":' not in outputs, "draw with plot.show"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@every
 def test_code_is_small_enough_to_read(path):
     for cell in code_cells(path):
         text = source(cell)
@@ -190,7 +283,7 @@ def test_code_is_small_enough_to_read(path):
 PRIVATE_USES = set()
 
 
-def private_uses(tree):
+def private_uses(tree, folder="", known=()):
     "Private names that a module takes from others, as module.name."
     names = {}          # of modules of the package, as they are called here
     for node in ast.walk(tree):
@@ -199,13 +292,13 @@ def private_uses(tree):
                 if alias.name.startswith("tformer."):
                     names[alias.asname or alias.name] = alias.name[8:]
         elif isinstance(node, ast.ImportFrom) and (
-                node.level or (node.module or "").split(".")[0] == "tformer"):
-            module = (node.module or "").removeprefix("tformer").strip(".")
+                module := taken_from(node, folder)) is not None:
             for alias in node.names:
-                if not module:
-                    names[alias.asname or alias.name] = alias.name
-                elif is_private(alias.name):
-                    yield f"{module}.{alias.name}"
+                name = f"{module}.{alias.name}".strip(".")
+                if is_private(alias.name):
+                    yield name
+                elif not module or node.module is None or name in known:
+                    names[alias.asname or alias.name] = name
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             if module := names.get(ast.unparse(node.value)):
@@ -217,8 +310,9 @@ def is_private(name):
 
 
 def test_private_names_stay_in_their_module():
-    found = {f"{m.stem}: {use}" for m in MODULES for use in private_uses(
-        ast.parse(m.read_text(encoding="utf-8")))}
+    found = {f"{name}: {use}" for name, text in modules(ROOT).items()
+             for use in private_uses(ast.parse(text), folder_of(name),
+                                     course.module_names(ROOT))}
     assert found <= PRIVATE_USES, f"new: {sorted(found - PRIVATE_USES)}"
     assert PRIVATE_USES <= found, (
         f"mended, take them out: {sorted(PRIVATE_USES - found)}")
@@ -234,6 +328,16 @@ self._own, b.__name__, attend._not_a_module
     assert sorted(private_uses(ast.parse(slips))) == [
         "attend._hidden", "bert._made", "gpt._deep", "layers._other",
         "rotary._turned"]
+    slips = """
+from ..attend import attend, _hidden
+from .norms import _other
+from . import rotary as turn
+from tformer.nn import blocks
+turn._turned(1), blocks._made, self._own
+"""
+    assert sorted(private_uses(ast.parse(slips), "nn", {"nn.blocks"})) == [
+        "attend._hidden", "nn.blocks._made", "nn.norms._other",
+        "nn.rotary._turned"]
 
 
 def public(text):
@@ -244,12 +348,11 @@ def public(text):
             for name in ast.literal_eval(node.value)}
 
 
-def borrowed_names(tree, given):
+def borrowed_names(tree, given, folder=""):
     "Imports of the package that the named module does not give away."
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (
-                node.level or (node.module or "").startswith("tformer.")):
-            module = (node.module or "").removeprefix("tformer.")
+        if isinstance(node, ast.ImportFrom):
+            module = taken_from(node, folder)
             for alias in node.names:
                 if alias.name not in given.get(module, {alias.name}):
                     yield f"{module}.{alias.name}"
@@ -267,20 +370,26 @@ def unused_imports(tree):
 
 
 def test_names_are_taken_from_where_they_are_made():
-    text = {m.stem: m.read_text(encoding="utf-8") for m in MODULES}
+    text = modules(ROOT)
     given = {name: public(code) for name, code in text.items()}
     trees = {name: ast.parse(code) for name, code in text.items()}
-    trees |= {f"{path.stem}, cell {c['id']}": ast.parse(re.sub(
+    trees |= {f"nbs/{path.name}, cell {c['id']}": ast.parse(re.sub(
         r"^(\s*)[%!].*$", r"\1pass", source(c), flags=re.M))
         for path in NOTEBOOKS for c in code_cells(path)}
     assert {name: found for name, tree in trees.items()
-            if (found := list(borrowed_names(tree, given)))} == {}
+            if (found := list(borrowed_names(
+                tree, given, folder_of(name) if name in text else "")))} == {}
     slips = ast.parse("from .rows import Room, Positions\n"
                       "from tformer.gpt import GPT, Block\n"
                       "from . import expect\nfrom torch import Tensor")
     assert list(borrowed_names(slips, {"rows": {"Positions"},
                                        "gpt": {"GPT"}})) == [
         "rows.Room", "gpt.Block"]
+    slips = ast.parse("from ..rows import Room\nfrom .norms import Norm, Epsilon"
+                      "\nfrom tformer.nn.norms import math")
+    assert list(borrowed_names(slips, {"rows": set(), "nn.norms": {"Norm"}},
+                               "nn")) == [
+        "rows.Room", "nn.norms.Epsilon", "nn.norms.math"]
 
 
 def test_no_module_imports_what_it_does_not_use():
@@ -395,8 +504,8 @@ def _check(n):
 
 
 def test_few_lines_are_guards():
-    share = {m.stem: guard_share(m.read_text(encoding="utf-8"))
-             for m in MODULES if m.stem in LEAN}
+    text = modules(ROOT)
+    share = {name: guard_share(text[name]) for name in LEAN}
     over = {name for name, part in share.items() if part >= 0.15}
     assert over <= TOO_GUARDED, {n: f"{share[n]:.1%}" for n in over}
     assert TOO_GUARDED <= over, (
@@ -484,7 +593,7 @@ def test_nothing_tells_of_the_machine():
 def test_time_budgets():
     rules = load(ROOT / "conftest.py")
     record = read(ROOT / "book" / "status.json")["notebooks"]
-    assert set(record) == {p.stem for p in NOTEBOOKS}, "make status"
+    assert set(record) == {*course.document_names(ROOT)}, "make status"
     seconds = sorted(b["seconds"] for b in record.values())
     assert all(b["passed"] for b in record.values())
     assert seconds[-1] <= rules.NOTEBOOK_BUDGET
@@ -501,14 +610,16 @@ def test_the_longest_files_begin_first(tmp_path):
     rules = load(ROOT / "conftest.py")
     record = tmp_path / "status.json"
     record.write_text('{"notebooks": {"07_a": {"seconds": 40}, '
-                      '"08_b": {"seconds": 3}}}', encoding="utf-8")
-    names = ["08_b", "test_new", "07_a", "test_shapes", "test_other"]
-    items = [SimpleNamespace(path=Path(name), at=at)
+                      '"08_b": {"seconds": 3}, '
+                      '"package/nn/07_a": {"seconds": 30}}}', encoding="utf-8")
+    names = ["nbs/08_b.ipynb", "tests/test_new.py", "nbs/07_a.ipynb",
+             "nbs/package/nn/07_a.ipynb", "tests/test_shapes.py",
+             "tests/test_other.py"]
+    items = [SimpleNamespace(path=ROOT / name, at=at)
              for name in names for at in (0, 1)]
     rules.longest_first(items, record)
-    assert [(item.path.stem, item.at) for item in items] == [
-        (name, at) for name in ("test_shapes", "07_a", "test_new",
-                                "test_other", "08_b") for at in (0, 1)]
+    assert [(str(item.path.relative_to(ROOT)), item.at) for item in items] == [
+        (names[i], at) for i in (4, 2, 3, 1, 5, 0) for at in (0, 1)]
     rules.longest_first(items, tmp_path / "none")       # no notebook is known
     assert items[0].path.stem == "test_shapes"
     assert all((ROOT / "tests" / f"{name}.py").exists() for name in rules.LONG)

@@ -6,13 +6,16 @@ import subprocess
 import sys
 from xml.etree import ElementTree
 
+import course       # book/_ext, where the conftest of the root looks
 import pytest
 
 from conftest import ROOT
 
-# the tests of every module whose signatures carry shapes
-FILES = [f"test_{p.stem}.py" for p in sorted(ROOT.glob("tformer/[a-z]*.py"))
-         if "from jaxtyping import" in p.read_text(encoding="utf-8")]
+# the tests of every module whose signatures carry shapes: those of nn.norms
+# are in test_norms.py
+FILES = sorted({f"test_{name.rpartition('.')[2]}.py"
+                for name in course.module_names(ROOT) if "from jaxtyping import"
+                in course.module_path(ROOT, name).read_text(encoding="utf-8")})
 
 
 def shaped(*args, cwd=ROOT):

@@ -1,4 +1,5 @@
 """The workflows are well formed and agree with the project."""
+import ast
 import contextlib
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import course       # book/_ext, where the conftest of the root looks
 import pytest
 import yaml
 
@@ -78,6 +80,27 @@ def test_commands_name_what_exists():
         assert (ROOT / name).exists(), name
 
 
+def imports(text):
+    "Dotted names, below the package, of all that a test may import."
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (
+                node.module or "").split(".")[0] == "tformer":
+            name = node.module.removeprefix("tformer").strip(".")
+            yield name
+            for alias in node.names:
+                yield f"{name}.{alias.name}".strip(".")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.removeprefix("tformer.")
+
+
+def test_imports_of_tests_are_seen():
+    assert {*imports("from tformer import gpt\nfrom tformer.nn.norms import f"
+                     "\nfrom tformer.nn import mlp\nimport tformer.check")
+            } >= {"gpt", "nn.norms", "nn.mlp", "check"}
+    assert "x" not in {*imports("from other import x\nfrom . import x")}
+
+
 def test_the_wheel_is_tested_module_by_module(tmp_path):
     job = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"]
     script = next(s["run"] for s in job["steps"]
@@ -86,12 +109,11 @@ def test_the_wheel_is_tested_module_by_module(tmp_path):
     done = subprocess.run(
         ["bash", "-e", "-c", choice], cwd=ROOT, check=True, text=True,
         capture_output=True, env={**os.environ, "RUNNER_TEMP": str(tmp_path)})
+    assert (tmp_path / "alone" / "book" / "_ext" / "course.py").exists()
     chosen = [(tmp_path / "alone" / f).read_text(encoding="utf-8")
               for f in done.stdout.split()]
-    for module in ROOT.glob("tformer/[a-z]*.py"):
-        assert any(re.search(rf"from tformer(\.{module.stem} import| import "
-                             rf".*\b{module.stem}\b)", text)
-                   for text in chosen), module.stem
+    used = {name for text in chosen for name in imports(text)}
+    assert not {*course.module_names(ROOT)} - used
     for text in chosen:
         for name in re.findall(r'ROOT / "([\w./-]+)"', text):
             assert (tmp_path / "alone" / name).exists(), name
@@ -148,10 +170,14 @@ def test_hooks_lint_workflows_and_keep_notebooks_and_modules_in_step():
         assert hook["pass_filenames"] is False
         files[name] = re.compile(hook["files"])
     assert list(files) == ["nbdev_clean", "nbdev_export"]   # in this order
-    for path in ROOT.glob("nbs/*.ipynb"):
+    for path in [*course.notebook_paths(ROOT),
+                 course.notebook_path(ROOT, "package/nn/norms")]:
         name = path.relative_to(ROOT).as_posix()
         assert all(f.search(name) for f in files.values()), name
-    assert files["nbdev_export"].search("tformer/attend.py")
+    for path in [*course.module_paths(ROOT),
+                 course.module_path(ROOT, "nn.norms")]:
+        name = path.relative_to(ROOT).as_posix()
+        assert files["nbdev_export"].search(name), name
     page = (ROOT / "book" / "maintain.md").read_text(encoding="utf-8")
     assert "pre-commit install" in page
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import indent
 
-from course import Notebook, as_rst, notebooks
+from course import (
+    Notebook, as_rst, exported_from, module_name, module_paths, notebooks)
 
 MARK = "<!-- api -->"
-ORIGIN = re.compile(r"File to edit:\s*(\S+\.ipynb)")
 COMMENT = re.compile(r"^#(?!\s*(?:%%|\|))\s?(.*)$")
 LONG = 60                                   # a value longer is not shown
 
@@ -33,7 +33,7 @@ class Name:
 class Module:
     name: str
     doc: str
-    notebook: str
+    notebook: str                           # its document name
     names: list[Name] = field(default_factory=list)
 
 
@@ -59,36 +59,37 @@ def targets(node: ast.stmt) -> list[str]:
     return [a.id for a in aims if isinstance(a, ast.Name)]
 
 
-def read_module(path: Path) -> Module:
-    "What an exported module makes public."
+def read_module(path: Path, name: str) -> Module:
+    "What an exported module of this dotted name makes public."
     text = path.read_text(encoding="utf-8")
     lines, tree = text.splitlines(), ast.parse(text)
-    origin, known, public = ORIGIN.search(text), {}, []
+    known = {}
+    public = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             known[node.name] = Name(node.name, "function")
         elif isinstance(node, ast.ClassDef):
             known[node.name] = Name(node.name, "class")
-        for name in targets(node):
-            if name == "__all__":
+        for target in targets(node):
+            if target == "__all__":
                 public = ast.literal_eval(node.value)
             elif node.value is not None:
                 value = ast.get_source_segment(text, node.value) or ""
-                known[name] = Name(name, "data", comment_at(lines, node), value)
+                known[target] = Name(target, "data",
+                                     comment_at(lines, node), value)
     missing = [n for n in public if n not in known]
     if missing:
         raise ValueError(f"{path}: __all__ lists what is not there: {missing}")
-    return Module(f"tformer.{path.stem}", ast.get_docstring(tree) or "",
-                  Path(origin[1]).name if origin else "",
-                  [known[n] for n in public])
+    return Module(f"tformer.{name}", ast.get_docstring(tree) or "",
+                  exported_from(text), [known[n] for n in public])
 
 
 def modules(root: Path, found: list[Notebook]) -> list[Module]:
     "All exported modules, in the order of the chapters."
-    paths = sorted((Path(root) / "tformer").glob("[a-z]*.py"))
-    order = {nb.path.name: i for i, nb in enumerate(found)}
-    every = [read_module(p) for p in paths]
-    return sorted(every, key=lambda m: (order.get(m.notebook, 999), m.name))
+    order = {nb.name: i for i, nb in enumerate(found)}
+    every = [read_module(path, module_name(root, path))
+             for path in module_paths(root)]
+    return sorted(every, key=lambda m: (order.get(m.notebook, len(order)), m.name))
 
 
 def directive(module: str, name: Name) -> str:
@@ -124,13 +125,13 @@ def rst(module: Module) -> str:
 
 def page(every: list[Module], found: list[Notebook]) -> str:
     "Markdown of the page's body."
-    titles = {nb.path.name: nb.title for nb in found}
+    titles = {nb.name: nb.title for nb in found}
     out = []
     for m in every:
         link = ""
         if m.notebook in titles:
             link = (f"Written in [{titles[m.notebook]}]"
-                    f"(../nbs/{m.notebook}).")
+                    f"(../nbs/{m.notebook}.ipynb).")
         out += [f"## {m.name}", m.doc.strip(), link,
                 f"````{{eval-rst}}\n{rst(m)}\n````"]
     return "\n\n".join(o for o in out if o) or "No module is exported yet."
@@ -141,7 +142,7 @@ def on_source_read(app, docname, content):
         return
     root = Path(app.srcdir)
     found = notebooks(root)
-    for path in sorted((root / "tformer").glob("[a-z]*.py")):
+    for path in module_paths(root):
         app.env.note_dependency(str(path))
     content[0] = content[0].replace(MARK, page(modules(root, found), found))
 

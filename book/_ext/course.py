@@ -1,14 +1,25 @@
-"""What the extensions and the tests know of the course: its contents, and
-what stands in each notebook. No Sphinx here; standard library and PyYAML."""
+"""What the extensions, the tests and make know of the course: where its
+notebooks, pages and modules are, and what stands in each notebook.
+
+A notebook is known by its document name, which is its path below ``nbs/``
+without the suffix: ``00_tour``, ``package/nn/attention``. A module is known by
+its dotted name below the package: ``attend``, ``nn.attention``. No Sphinx here;
+standard library, and PyYAML for the table of contents. As a program::
+
+    python book/_ext/course.py notebooks [NAME …]   prints paths of notebooks
+    python book/_ext/course.py modules              prints names of modules
+
+A NAME is a document name, its last part, or the number at its beginning.
+"""
 from __future__ import annotations
 
 import json
+import posixpath
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Iterator
-
-import yaml
 
 HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})")
@@ -20,15 +31,115 @@ DIRECTIVE = re.compile(
 GATE = re.compile(r"\{(solution|closer)-(start|end)\}")
 OFF = {"false", "no", "off"}
 DRAWN = re.compile(r'class="tf-(?:plate|stepper)\b')
+LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")    # a relative one
 CUT = re.compile(          # of markdown: what is not read as words
     r"^\s*(?:`{3,}|:{3,}).*$|^\([\w.:-]+\)=$|^:\w+:.*$|\]\([^)\s]*\)",
     re.MULTILINE)
 
 
+# of a module, the notebook from which nbdev exported it
+EXPORTED_FROM = re.compile(r"File to edit: (?:\.\./)+nbs/(\S+)\.ipynb")
+NUMBER = re.compile(r"[A-Z]?\d+")            # of a lesson or an appendix
+
+
+# --- where notebooks, pages and modules are
+
+def notebook_paths(root: Path) -> list[Path]:
+    "Every notebook below ``nbs/``, in every folder."
+    return sorted(path for path in (Path(root) / "nbs").rglob("*.ipynb")
+                  if ".ipynb_checkpoints" not in path.parts)
+
+
+def document_name(root: Path, path: Path) -> str:
+    "The path of a notebook below ``nbs/``, without its suffix."
+    below = Path(path).relative_to(Path(root) / "nbs")
+    return below.with_suffix("").as_posix()
+
+
+def document_names(root: Path) -> list[str]:
+    "Those of every notebook."
+    return [document_name(root, path) for path in notebook_paths(root)]
+
+
+def notebook_path(root: Path, name: str) -> Path:
+    "Where the notebook of this document name is, or would be."
+    return Path(root) / "nbs" / f"{name}.ipynb"
+
+
+def page_paths(html: Path) -> list[Path]:
+    "The pages that were built from the book's own texts and notebooks."
+    return sorted(path for folder in ("book", "nbs")
+                  for path in (Path(html) / folder).rglob("*.html"))
+
+
+def module_paths(root: Path) -> list[Path]:
+    "Every exported module of the package, in every folder."
+    return sorted(path for path in (Path(root) / "tformer").rglob("*.py")
+                  if path.name != "_modidx.py"
+                  and not path.name.startswith("__"))
+
+
+def module_name(root: Path, path: Path) -> str:
+    "The dotted name of a module below the package."
+    below = Path(path).relative_to(Path(root) / "tformer")
+    return ".".join(below.with_suffix("").parts)
+
+
+def module_names(root: Path) -> list[str]:
+    "Those of every exported module."
+    return [module_name(root, path) for path in module_paths(root)]
+
+
+def module_path(root: Path, name: str) -> Path:
+    "Where the module of this dotted name is, or would be."
+    return Path(root, "tformer", *name.split(".")).with_suffix(".py")
+
+
+def exported_from(text: str) -> str:
+    "The document name of the notebook that a module's text names, or nothing."
+    found = EXPORTED_FROM.search(text)
+    return found[1] if found else ""
+
+
+def find(documents: list[str], name: str) -> list[str]:
+    "The document of that name, else those with that last part or number."
+    if name in documents:
+        return [name]
+    last = {document: document.rpartition("/")[2] for document in documents}
+    found = [document for document in documents if last[document] == name]
+    if not found and NUMBER.fullmatch(name):
+        found = [document for document in documents
+                 if last[document].partition("_")[0] == name]
+    if not found:
+        raise ValueError(f"no notebook has the name {name!r}")
+    return found
+
+
+def select(documents: list[str], names: list[str]) -> list[str]:
+    "The documents that are named, all where no name is given."
+    chosen = {document for name in names for document in find(documents, name)}
+    return [document for document in documents
+            if document in chosen or not names]
+
+
+def relink(text: str, folder: str) -> str:
+    "Markdown whose links were relative to a folder, which is named from here."
+    return LINK.sub(lambda m: "](" + posixpath.normpath(
+        posixpath.join(folder, m[1])) + ")", text)
+
+
+def way_to_root(document: str) -> str:
+    "From the folder of a document to ``nbs/``: nothing, or ``../../``."
+    return "../" * document.count("/")
+
+
+# --- what stands in a notebook
+
 @dataclass
 class Notebook:
-    "One chapter as it lies on disk."
+    "One notebook as it lies on disk."
     path: Path
+    name: str = ""                       # of the document: package/nn/attention
     title: str = ""
     summary: str = ""
     module: str = ""
@@ -37,8 +148,9 @@ class Notebook:
     labels: list[str] = field(default_factory=list)
 
     @property
-    def name(self) -> str:
-        return self.path.stem
+    def folder(self) -> str:
+        "The folder of its document, from the root of the book."
+        return posixpath.dirname(f"nbs/{self.name}")
 
 
 @dataclass
@@ -185,14 +297,15 @@ def lines_outside_fences(text: str) -> Iterator[tuple[str, bool]]:
             yield line, True
 
 
-def read_notebook(path: Path, text: str | None = None) -> Notebook:
+def read_notebook(path: Path, text: str | None = None,
+                  name: str = "") -> Notebook:
     "Title, summary, module, text, code and labels of one notebook."
     path = Path(path)
     nb = json.loads(path.read_text(encoding="utf-8") if text is None else text)
     cells = nb["cells"]
     md = "\n\n".join(source(c) for c in cells if c["cell_type"] == "markdown")
     code = "\n\n".join(source(c) for c in cells if c["cell_type"] == "code")
-    found = Notebook(path=path, text=md, code=code)
+    found = Notebook(path=path, name=name, text=md, code=code)
     for line, is_text in lines_outside_fences(md):
         head, label = HEADING.match(line), LABEL.match(line)
         if not is_text:
@@ -210,9 +323,17 @@ def read_notebook(path: Path, text: str | None = None) -> Notebook:
 
 def notebooks(root: Path) -> list[Notebook]:
     "The notebooks of the table of contents, in order of reading."
+    return [read_notebook(notebook_path(root, name), name=name)
+            for name in names_in_toc(root)
+            if notebook_path(root, name).exists()]
+
+
+def names_in_toc(root: Path) -> list[str]:
+    "Document names of the table of contents, in order of reading."
+    import yaml     # what only lists files, as make does, needs no package
     toc = yaml.safe_load((Path(root) / "_toc.yml").read_text(encoding="utf-8"))
-    paths = [Path(root) / f"{doc}.ipynb" for doc in files_in(toc)]
-    return [read_notebook(p) for p in paths if p.exists()]
+    return [file.removeprefix("nbs/").removesuffix(".ipynb")
+            for file in files_in(toc) if file.startswith("nbs/")]
 
 
 def section(text: str, title: str) -> str:
@@ -242,3 +363,26 @@ def as_rst(comment: str) -> str:
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"([\\|*])|_(?!\w)", r"\\\g<0>", parts[i])
     return "".join(parts)
+
+
+def main(root: Path, said: list[str]) -> int:
+    "Print the paths of notebooks, or the names of modules."
+    if said == ["modules"]:
+        print("\n".join(module_names(root)))
+        return 0
+    if said[:1] != ["notebooks"]:
+        print("course.py notebooks [NAME …], or course.py modules",
+              file=sys.stderr)
+        return 2
+    try:
+        chosen = select(document_names(root), said[1:])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name in chosen:
+        print(notebook_path(root, name).relative_to(root).as_posix())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parents[2], sys.argv[1:]))

@@ -23,7 +23,8 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 from course import (
-    LABEL, code_cells, lines_outside_fences, measure, source)
+    LABEL, code_cells, document_name, lines_outside_fences, measure,
+    notebook_path, relink, source, way_to_root)
 from course_map import number, plan
 
 MACHINE = "<!-- machine -->"
@@ -173,12 +174,15 @@ def entry(root: Path, name: str) -> dict | None:
 
 def head(root: Path, path: Path, text: str) -> str:
     "One line: minutes, what is needed, how much is proved."
-    found, planned = measure(path, text), entry(root, path.stem) or {}
+    found = measure(path, text)
+    name = document_name(root, path)
+    planned = entry(root, name) or {}
     parts = [f"{max(5, round(found.minutes / 5) * 5)} minutes to read"]
     if found.exercises:
         parts.append(f"{found.exercises} for the exercises")
     if planned.get("needs"):
-        parts.append("needs " + planned["needs"])
+        # the plan's links are relative to nbs/
+        parts.append("needs " + relink(planned["needs"], way_to_root(name)))
     if found.claims:
         n = len(found.claims)
         parts.append(f"[✓ {n} {'claim' if n == 1 else 'claims'} proved "
@@ -199,7 +203,7 @@ def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
     out = {}
     for part in plan(root):
         for chapter in part["chapters"]:
-            there = (root / "nbs" / f"{chapter['nb']}.ipynb").exists()
+            there = notebook_path(root, chapter["nb"]).exists()
             for name in chapter.get("builds_parts", ()) if there else ():
                 out.setdefault(name, f"{folder}{chapter['nb']}.html")
     return tuple(out.items())
@@ -234,7 +238,9 @@ def raw(text: str) -> str:
 def with_head(root: Path, path: Path, text: str) -> str:
     "The notebook's JSON with its head line and the machine."
     nb = json.loads(text)
-    cells, planned = nb["cells"], entry(root, path.stem)
+    cells = nb["cells"]
+    name = document_name(root, path)
+    planned = entry(root, name)
     first = next((c for c in cells if c["cell_type"] == "markdown"), None)
     if first is None or planned is None:
         return text
@@ -247,7 +253,7 @@ def with_head(root: Path, path: Path, text: str) -> str:
     lines.insert(at + 1, line)
     first["source"] = "\n".join(lines)
     if planned.get("lit"):
-        machine = drawing(tuple(planned["lit"]), links(root),
+        machine = drawing(tuple(planned["lit"]), links(root, way_to_root(name)),
                           planned.get("caption"))
         for i, cell in enumerate(cells):
             at = cell["cell_type"] == "markdown" and section_at(source(cell))
@@ -295,7 +301,7 @@ def numbered(body: str, chapter: str) -> str:
     seen = iter(range(1, 1000))
 
     def write(m):
-        at = f"{chapter}.{next(seen)}"
+        at = ".".join(filter(None, (chapter, str(next(seen)))))
         return (f'{m[0]}<span class="tf-number" id="fig-'
                 f'{at.replace(".", "-")}">Figure {html.escape(at)}.'
                 "</span> ")

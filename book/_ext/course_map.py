@@ -20,7 +20,8 @@ from pathlib import Path
 
 import yaml
 
-from course import Notebook, code_cells, measure, notebooks
+from course import (
+    NUMBER, Notebook, code_cells, measure, notebook_path, notebooks)
 
 CHAPTERS, ROUTES = "<!-- chapters -->", "<!-- routes -->"
 SAMPLES, COUNT = "<!-- before and after -->", "<!-- count -->"
@@ -55,8 +56,10 @@ def minutes(nb: Notebook | None) -> float:
 
 
 def number(name: str) -> str:
-    "The chapter's number or letter: 7 of 07_…, A1 of A1_…"
-    head = name.split("_")[0]
+    "The number of a document: 7 of 07_…, A1 of A1_…, or none."
+    head = name.rpartition("/")[2].partition("_")[0]
+    if not NUMBER.fullmatch(head):
+        return ""
     return str(int(head)) if head.isdigit() else head
 
 
@@ -64,7 +67,7 @@ def named(chapter: dict, found: dict[str, Notebook], folder: str) -> str:
     nb = found.get(chapter["nb"])
     if nb is None:
         return chapter["title"]
-    return f"[{nb.title or chapter['title']}]({folder}/{nb.path.name})"
+    return f"[{nb.title or chapter['title']}]({folder}/{nb.name}.ipynb)"
 
 
 def chapters(root: Path, folder: str) -> str:
@@ -89,7 +92,8 @@ def routes(root: Path, folder: str) -> str:
     for key, (name, purpose) in NAMES.items():
         on = [ch for ch in every if key == "all" or ch.get(key)]
         hours = math.ceil(sum(minutes(found.get(ch["nb"])) for ch in on) / 60)
-        here = [f"[{number(ch['nb'])}]({folder}/{ch['nb']}.ipynb)"
+        here = [f"[{number(ch['nb']) or ch['title']}]"
+                f"({folder}/{ch['nb']}.ipynb)"
                 for ch in on if ch["nb"] in found]
         later = len(on) - len(here)
         path = f"{len(here)} chapters and appendices" if key == "all" else (
@@ -102,7 +106,7 @@ def routes(root: Path, folder: str) -> str:
 
 def said(root: Path, which: str) -> str:
     "What the tour's cell that is marked so has printed."
-    path = Path(root) / "nbs" / "00_tour.ipynb"
+    path = notebook_path(root, "00_tour")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     for cell in code_cells(cells):
         if cell.directives.get("landing") == which:

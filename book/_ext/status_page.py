@@ -33,7 +33,7 @@ def load(path: Path) -> dict:
 
 def row(nb: Notebook, seen: dict | None) -> str:
     "One line of the table."
-    link = f"[{nb.title or nb.name}](../nbs/{nb.path.name})"
+    link = f"[{nb.title or nb.name}](../nbs/{nb.name}.ipynb)"
     if seen is None:
         return f"| {link} | not recorded | – | – |"
     word = "passed" if seen.get("passed") else "**failed**"
@@ -105,7 +105,7 @@ def change_row(change: dict, package: Path) -> str:
 def on_source_read(app, docname, content):
     if CLAIMS in content[0]:
         root = Path(app.srcdir)
-        for path in (root / "book" / "verified").glob("*.yml"):
+        for path in (root / "book" / "verified").rglob("*.yml"):
             app.env.note_dependency(str(path))
         content[0] = content[0].replace(
             CLAIMS, claims(root, notebooks(root)))

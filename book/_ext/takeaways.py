@@ -7,39 +7,33 @@ answer*. Links between pages are rewritten to hold from where they now stand.
 """
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from course import Notebook, notebooks, section
+from course import Notebook, notebooks, relink, section
 
 MARK, LINES = "<!-- takeaways -->", "<!-- one line each -->"
 SECTIONS = ("What to remember", "Questions you can now answer")
-LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")
 
 
-def relink(text: str, folder: str) -> str:
-    "Rewrite relative links of a notebook for a page in another folder."
-    return LINK.sub(lambda m: f"]({folder}/{m[1]})", text)
-
-
-def takeaways(found: list[Notebook], folder: str = "../nbs") -> str:
+def takeaways(found: list[Notebook], root: str = "..") -> str:
     "Markdown of the page's body."
     out = []
     for nb in found:
         parts = [(name, section(nb.text, name)) for name in SECTIONS]
         parts = [(name, body) for name, body in parts if body]
         if parts:
-            out.append(f"## [{nb.title}]({folder}/{nb.path.name})")
+            out.append(f"## [{nb.title}]({root}/nbs/{nb.name}.ipynb)")
         for name, body in parts:
-            out += [f"### {name}", relink(body, folder)]
+            out += [f"### {name}", relink(body, f"{root}/{nb.folder}")]
     return "\n\n".join(out) or "No chapter has takeaways yet."
 
 
-def one_line_each(found: list[Notebook], folder: str = "../nbs") -> str:
+def one_line_each(found: list[Notebook], root: str = "..") -> str:
     "A list: each chapter, and the line under its title."
     return "\n".join(
-        f"- [{nb.title}]({folder}/{nb.path.name}): "
-        f"{relink(nb.summary, folder)}" for nb in found if nb.summary)
+        f"- [{nb.title}]({root}/nbs/{nb.name}.ipynb): "
+        f"{relink(nb.summary, f'{root}/{nb.folder}')}"
+        for nb in found if nb.summary)
 
 
 def on_source_read(app, docname, content):
