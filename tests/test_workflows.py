@@ -42,11 +42,11 @@ def commands():
     return "\n".join(s.get("run", "") for p in FILES for s in steps(load(p)))
 
 
-def test_the_four_runs_are_there():
-    assert {"ci", "gpu", "weekly"} <= set(IDS)
+def test_the_runs_are_there():
+    assert {"ci", "gpu", "nightly", "weekly"} <= set(IDS)
     jobs = {name for p in FILES for name in load(p)["jobs"]}
-    assert {"whole", "package", "deploy", "notebooks", "newest", "trained",
-            "links", "report"} <= jobs
+    assert {"whole", "package", "deploy", "notebooks", "night", "newest",
+            "trained", "links", "report"} <= jobs
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
