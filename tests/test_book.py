@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
+from helpers import by_day
 
 # one chapter stands for all where every page would take too long
 CHAPTER = Path("nbs/07_multi_head_attention.html")
@@ -363,7 +364,7 @@ def chapters(book):
     return sorted(book.glob("nbs/0[0-9]*.html"))
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", by_day([1280, 390], 390))
 def test_formulas_are_text(book, open_page, width):
     seen = 0
     for path in (*chapters(book)[1:8:6], book / "book" / "notation.html"):
@@ -412,7 +413,7 @@ FOCUS = """() => {
         seen: box.width > 0 && box.height > 0}}"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", by_day(["light", "dark"], "dark"))
 def test_focus_is_seen_on_every_control(book, open_page, scheme):
     page = open_page(book / CHAPTER, color_scheme=scheme)
     names = set()
@@ -507,7 +508,7 @@ def edges(png):
     return box.getextrema()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", by_day(["light", "dark"], "light"))
 def test_code_on_a_phone_says_that_it_scrolls(book, open_page, scheme):
     page = open_page(book / CHAPTER, 390, color_scheme=scheme,
                      is_mobile=True, has_touch=True)

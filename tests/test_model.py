@@ -930,6 +930,7 @@ def test_it_compiles_as_one_graph(row):
             close(torch.cat(parts, 1), row.run(model, ids))
 
 
+@pytest.mark.nightly
 @plain_only
 def test_it_compiles_to_code():
     row = OF["Llama, grouped, tied, scaled"]

@@ -327,6 +327,7 @@ def test_compiled_in_one_graph_equals_eager(name):
     agree_compiled(name, "aot_eager")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
                     reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("name", ["RMSNorm", "attention, rotary"])

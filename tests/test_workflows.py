@@ -201,13 +201,15 @@ def test_actionlint_finds_nothing(actionlint, tmp_path):
 
 def test_actionlint_would_find_a_slip(actionlint, tmp_path):
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    slips = []
     for right, wrong in (("github.event_name", "github.evnt_name"),
                          ("steps.pages.outputs", "steps.page.outputs"),
                          ("matrix.bounds", "matrix.bound")):
         assert right in text
-        slip = tmp_path / "slip.yml"
-        slip.write_text(text.replace(right, wrong), encoding="utf-8")
-        assert lint(actionlint, tmp_path, [slip]), f"{wrong} was not found"
+        slips.append(tmp_path / f"{wrong}.yml")
+        slips[-1].write_text(text.replace(right, wrong), encoding="utf-8")
+    found = {Path(f["file"]) for f in lint(actionlint, tmp_path, slips)}
+    assert found == set(slips)
 
 
 def test_ci_installs_what_the_compiler_needs():
