@@ -208,7 +208,7 @@ class Project:
         quoted = re.compile(rf"""["'/]{re.escape(path.stem)}["'/]""")
         return {name for name, code in self.source.items()
                 if path.name in code
-                or folder and folder in code and quoted.search(code)}
+                or (folder and folder in code and quoted.search(code))}
 
     def ruled(self, changed):
         "Return the test files that `RULES` names for a file."

@@ -135,7 +135,7 @@ for name in ("pytest", "transformers"):
 
 def test_readme_runs_from_the_wheel_in_a_fresh_environment(fresh, tmp_path):
     "Each snippet, and each module alone, in a fork of one process."
-    snippets, shown = zip(*readme_snippets())
+    snippets, shown = zip(*readme_snippets(), strict=True)
     for snippet in snippets:
         assert len([s for s in snippet.splitlines() if s.strip()]) <= 12
     modules = sorted(p.stem for p in (ROOT / "tformer").glob("[a-z]*.py"))

@@ -81,7 +81,7 @@ def test_a_wrong_call_is_refused(n): pass
     "test_typo.py": """
 import pytest
 
-@pytest.mark.nigthly
+@pytest.mark.no_tier
 def test_typo(): pass
 """}
 
@@ -114,7 +114,7 @@ def made_up(tmp_path):
 
 def test_each_test_is_in_exactly_one_tier(made_up):
     typo = made_up("tests/test_typo.py")
-    assert typo.returncode and "'nigthly' not found" in typo.stdout, typo.stdout
+    assert typo.returncode and "'no_tier' not found" in typo.stdout, typo.stdout
     found = {}
     for tier in ("test", "nightly", "every"):
         args = ["--ignore=tests/test_typo.py", "--nbval", "--nbval-current-env"]
@@ -238,7 +238,7 @@ def test_the_longest_files_begin_first(tmp_path):
         assert [item.nodeid[-1] for item in items] == ["0", "1"] * len(names)
         return found[::2]
 
-    long, new, short, night = (names[2], names[1], names[0], names[3])
+    short, new, long, night = names
     assert order("not nightly") == [long, new, short, night]
     assert order("nightly")[:2] == [night, new]
     assert order("") == [night, long, new, short]
