@@ -1,5 +1,6 @@
-# The two commands that matter: `make test` and `make book`. Each sets up
-# everything it needs in .venv, from a bare clone and Python 3.11.
+# The commands that matter: `make check` while you work, `make test` and `make
+# book` before you commit, and `make nightly`. Each sets up everything it needs in
+# .venv, from a bare clone and Python 3.11.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -8,16 +9,19 @@ NB ?=
 CHOSEN = $(PY) book/_ext/course.py notebooks $(NB)
 RECORD ?= _proc/status.json
 PORT ?= 8000
-PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	--nbval --nbval-current-env \
-	--nbval-sanitize-with tests/sanitize.cfg --record $(RECORD)
-# one thread a process: two notebooks run side by side on two cores
+SECONDS ?= _proc/seconds.json
+# one process for each core; more than 16 would only wait for the longest file
+PYTEST := $(PY) -m pytest -n logical --maxprocesses 16 \
+	--dist loadfile --no-loadscope-reorder \
+	--nbval --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg
+# one thread a process: as many notebooks run side by side as there are cores
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # what one of many processes has compiled, the others need not
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test book serve notebooks records bench verify status owner clean
+.PHONY: help setup lint check test nightly book serve notebooks records bench \
+	verify status seconds owner clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s%s\n", $$1, $$2}' Makefile
@@ -31,8 +35,15 @@ $(VENV)/.done: requirements.txt setup.py settings.ini
 
 setup: $(VENV)/.done  ## .venv with pinned packages and the package itself
 
-test: $(VENV)/.done  ## every notebook under nbval, every test under pytest
-	$(PYTEST) nbs tests
+check: lint $(VENV)/.done  ## lint, and the tests that your change can affect
+	@files="$$($(PY) tests/affected.py)" && $(PYTEST) -m "not nightly" $$files
+
+test: $(VENV)/.done  ## every notebook, and every test that is not marked nightly
+	$(PYTEST) -m "not nightly" --record $(RECORD) --seconds $(SECONDS) nbs tests
+
+nightly: $(VENV)/.done  ## the tests marked nightly, and every ✓ seen to fail
+	$(PYTEST) -m nightly --seconds $(SECONDS) tests
+	$(PY) book/verify.py --check
 
 book: $(VENV)/.done  ## the site, in _book/_build/html; warnings are fatal
 	$(VENV)/bin/nbdev_export
@@ -59,8 +70,11 @@ verify: $(VENV)/.done  ## see each claim of the book turn red: all, or NB="01 07
 	$(PY) book/verify.py $(NB)
 
 status: $(VENV)/.done  ## run every notebook and keep the record that the status page shows
-	$(PYTEST) nbs
+	$(PYTEST) --record $(RECORD) nbs
 	cp $(RECORD) book/status.json
+
+seconds: test nightly  ## keep the seconds of each file, by which tests are ordered
+	cp $(SECONDS) tests/seconds.json
 
 owner:  ## set the repository's owner everywhere: make owner NAME=someone
 	@python3 .ci/owner.py "$(NAME)"

@@ -14,15 +14,12 @@ sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
 from course import document_name  # noqa: E402
 
-# seconds: one notebook on a quiet machine, and all of them together
-# seconds: of one notebook; of all, which take 15 minutes two at a time
-NOTEBOOK_BUDGET, TOTAL_BUDGET = 120, 2 * 15 * 60
-
-# seconds of the longest test files, and of one that is not named; those of
-# the notebooks are on record
-LONG = {"test_shapes": 190, "test_book": 150, "test_mutations": 150}
-USUAL = 15
-RECORD = ROOT / "book" / "status.json"
+# seconds of one notebook on a quiet machine, and of all notebooks together
+NOTEBOOK_BUDGET = 60
+TOTAL_BUDGET = 600
+# seconds of each test file and notebook in the tiers "test" and "nightly"
+SECONDS = ROOT / "tests" / "seconds.json"
+USUAL = 15      # seconds of a file that is not on record
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
@@ -64,6 +61,9 @@ if RunningKernel is not None:
 def pytest_addoption(parser):
     parser.addoption("--record", metavar="FILE", help="write what each "
                      "notebook did (passed, seconds, versions) as JSON")
+    parser.addoption("--seconds", metavar="FILE", help="write the seconds "
+                     "that each file took, by tier, as JSON; files and tiers "
+                     "that were not run keep what is on record")
 
 
 def known_as(path):
@@ -73,22 +73,39 @@ def known_as(path):
     return path.stem
 
 
-def longest_first(items, record=RECORD):
-    """Sort by the seconds of an item's file, which stays together.
+def read_seconds(record=SECONDS):
+    "Return {path of a file: {tier: seconds}} from the record, if there is one."
+    if not record.exists():
+        return {}
+    return json.loads(record.read_text(encoding="utf-8"))
 
-    The last files to begin should be short: with two processes, one may
-    have nothing left to do while the other is at work on the last one.
+
+def longest_first(items, tiers=("test", "nightly"), record=SECONDS):
+    """Sort items by the recorded seconds of their files in the tiers that run.
+
+    A file stays together. The last files to begin should be short: with two
+    processes, one may have nothing left to do while the other is at work on
+    the last file.
     """
-    books = json.loads(record.read_text(encoding="utf-8"))["notebooks"] \
-        if record.exists() else {}
-    seconds = {name: book["seconds"] for name, book in books.items()}
-    seconds |= LONG
-    items.sort(key=lambda item: -seconds.get(known_as(item.path), USUAL))
+    seconds = {name: sum(took.get(tier, 0) for tier in tiers)
+               for name, took in read_seconds(record).items()}
+    items.sort(key=lambda item: -seconds.get(path_of(item.nodeid), USUAL))
+
+
+def path_of(nodeid):
+    "Return the path of the file in which a test stands."
+    return nodeid.split("::")[0]
+
+
+def tiers_run(expression):
+    "Return the tiers that the option -m lets through."
+    return {"nightly": ["nightly"], "not nightly": ["test"]}.get(
+        expression, ["test", "nightly"])
 
 
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):          # in an xdist worker
-        longest_first(items)
+        longest_first(items, tiers_run(config.option.markexpr))
     for item in items:
         cell = getattr(item, "cell", None)          # nbval's IPyNbCell
         if cell is None or cell.get("cell_type") != "code":
@@ -107,14 +124,20 @@ def pytest_collection_finish():
 
 
 class Clock:
-    "Adds up the seconds and outcomes of each notebook's cells."
+    """Adds up the seconds of each file by tier, and what each notebook did.
+
+    ``files`` is {path of a file: {tier: seconds}}.
+    """
 
     def __init__(self):
         self.books = defaultdict(
             lambda: {"passed": True, "cells": 0, "seconds": 0.0})
+        self.files = defaultdict(lambda: defaultdict(float))
 
     def pytest_runtest_logreport(self, report):
-        path = report.nodeid.split("::")[0]
+        path = path_of(report.nodeid)
+        tier = "nightly" if "nightly" in report.keywords else "test"
+        self.files[path][tier] += report.duration
         if not path.endswith(".ipynb"):
             return
         book = self.books[known_as(ROOT / path)]
@@ -135,6 +158,18 @@ class Clock:
                 "notebooks": {k: {**b, "seconds": round(b["seconds"], 1)}
                               for k, b in sorted(self.books.items())}}
 
+    def merged(self, seconds):
+        """Return a record of seconds with those of this run put in.
+
+        Files that no longer exist are dropped from it.
+        """
+        for name, took in self.files.items():
+            seconds[name] = seconds.get(name, {}) | {
+                tier: round(n, 1) for tier, n in took.items()}
+        return {name: dict(sorted(took.items()))
+                for name, took in sorted(seconds.items())
+                if (ROOT / name).exists()}
+
 
 def describe_machine():
     import torch
@@ -154,17 +189,26 @@ def pytest_configure(config):
         config.pluginmanager.register(config.clock, "notebook-clock")
 
 
+def write_json(path, content):
+    "Write a file, and leave the old one where the process ends before that."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
 def pytest_sessionfinish(session):
     clock = getattr(session.config, "clock", None)
-    if clock is None or not clock.books:
+    if clock is None:
+        return
+    if target := session.config.getoption("--seconds"):
+        path = Path(target)
+        kept = read_seconds(path) or read_seconds()
+        write_json(path, clock.merged(kept))
+    if not clock.books:
         return
     if target := session.config.getoption("--record"):
-        path = Path(target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(clock.as_record(), indent=1) + "\n"
-        beside = path.with_suffix(".part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        write_json(Path(target), clock.as_record())
     if message := clock.over_budget():
         session.config.clock_message = message
         session.exitstatus = 1

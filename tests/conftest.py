@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# test files of which all tests are marked nightly, except these
+NIGHTLY = {
+    "test_mutations.py": {"test_every_row_can_be_made",
+                          "test_names_of_mutations_are_different",
+                          "test_what_is_no_proof_is_refused"},
+    "test_shapes.py": {"test_a_wrong_call_is_refused"},
+}
 pytest.register_assert_rewrite("helpers")     # its failures show numbers
 
 
@@ -18,6 +25,8 @@ def pytest_configure(config):
     the function.  Tests that cannot be run like that, or run smaller,
     ask for TFORMER_SHAPES.
     """
+    config.addinivalue_line(
+        "markers", "nightly: run by `make nightly`, not by `make test`")
     if not config.getoption("--jaxtyping-packages", None):
         os.environ.pop("TFORMER_SHAPES", None)
         return
@@ -33,15 +42,31 @@ def pytest_configure(config):
     pytest.raises = raises
 
 
+@pytest.hookimpl(tryfirst=True)     # before -m chooses by markers
 def pytest_collection_modifyitems(config, items):
-    """Where signatures are executed, over the table of models less is run.
+    mark_nightly(items)
+    if "TFORMER_SHAPES" in os.environ:
+        run_less(config, items)
+
+
+def mark_nightly(items):
+    "Mark the tests of the files that `NIGHTLY` names."
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            name = item.path.relative_to(here).as_posix()
+            spared = NIGHTLY.get(name)
+            if spared is not None and item.originalname not in spared:
+                item.add_marker(pytest.mark.nightly)
+
+
+def run_less(config, items):
+    """Where signatures are executed, run less over the table of models.
 
     There each row and each value of another parameter is tried, not each
     with each: all combinations are run without, and the shapes are the
     same.
     """
-    if "TFORMER_SHAPES" not in os.environ:
-        return
     tried, kept, left = set(), [], []
     for item in items:
         test, _, of = item.nodeid.partition("[")

@@ -13,6 +13,18 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(),
                                 reason="needs CUDA")
 
 
+def by_day(values, *usual):
+    """The values of a parameter, of which all but the usual are marked nightly.
+
+    `make test` runs one value of each family, `make nightly` the others.
+    """
+    missing = set(usual) - set(values)
+    if missing:
+        raise ValueError(f"no values of this parameter: {sorted(missing)}")
+    return [value if value in usual else
+            pytest.param(value, marks=pytest.mark.nightly) for value in values]
+
+
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 

@@ -83,14 +83,28 @@ ROWS += [Row(name, bert and getattr(bert, name),
          for name in BERTS]
 
 
-def rows(*kinds):
-    "A test over the rows that are all of this, such as \"causal\"."
+def marks(row, usual):
+    "Without its class a row is skipped; if it is not usual, it is run at night."
+    skip = [] if row.cls else [pytest.mark.skip(reason=NO_BERT)]
+    return skip if row.name in usual else [*skip, pytest.mark.nightly]
+
+
+def rows(*kinds, usual=None):
+    """A test over the rows that are all of this, such as "causal".
+
+    Where `usual` names rows, the others are run at night.
+    """
+    found = [row for row in ROWS if all(getattr(row, kind) for kind in kinds)]
+    names = {row.name for row in found}
+    usual = names if usual is None else usual
+    if not names.issuperset(usual):
+        raise ValueError(f"no such rows: {sorted(set(usual) - names)}")
     return pytest.mark.parametrize("row", [
-        pytest.param(row, id=row.name, marks=[] if row.cls else [
-            pytest.mark.skip(reason=NO_BERT)])
-        for row in ROWS if all(getattr(row, kind) for kind in kinds)])
+        pytest.param(row, id=row.name, marks=marks(row, usual)) for row in found])
 
 
+# one model of each family
+FAMILIES = ["Seq2Seq", "GPT", "Llama, grouped, tied, scaled", "Bert"]
 every, causal = rows(), rows("causal")
 
 

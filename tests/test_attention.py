@@ -1211,6 +1211,7 @@ def test_a_few_graphs_serve_all_steps(ragged):
     assert cache.n_seen.tolist() == [16, 14 if ragged else 16]
 
 
+@pytest.mark.nightly
 @plain_only
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
                     reason="no C++ compiler on this machine")

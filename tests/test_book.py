@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
+from helpers import by_day
 
 # one chapter stands for all where every page would take too long
 CHAPTER = Path("nbs/07_multi_head_attention.html")
@@ -432,22 +433,34 @@ def browser_faults(chromium, paths, kinds, faint=None):
                     pale.add(colors)
                     if colors not in faint.get(name, ()):
                         faults.append(f"{where}: {said}")
-        faults += [f"{name}: mended, take it off the list: {colors}"
-                   for colors in sorted({*faint.get(name, ())} - pale)]
+        if {"light", "dark"} <= {kind for kind, *_ in kinds}:
+            faults += [f"{name}: mended, take it off the list: {colors}"
+                       for colors in sorted({*faint.get(name, ())} - pale)]
         page.close()
     context.close()
     return faults
 
 
-@pytest.mark.parametrize("turn", range(3), ids=[kind for kind, *_ in KINDS])
-def test_pages_in_the_browser(book, chromium, turn):
-    """Every third page is opened so, and then turned into the others.
+by_turn = pytest.mark.parametrize("turn", range(3),
+                                  ids=[kind for kind, *_ in KINDS])
 
-    The three tests together see every page in every kind, of which the
-    one that it is opened in changes from page to page. No page writes to
-    the console, asks another host or is wider than the window, and all of
-    its text is seen on its ground.
+
+@by_turn
+def test_pages_in_the_browser(book, chromium, turn):
+    """Every page is opened once, in a kind that changes from page to page.
+
+    No page writes to the console, asks another host or is wider than the
+    window, and all of its text is seen on its ground.
     """
+    faults = browser_faults(chromium, pages(book)[turn::3],
+                            KINDS[turn:turn + 1], FAINT)
+    assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
+
+
+@pytest.mark.nightly
+@by_turn
+def test_pages_in_the_browser_in_all_kinds(book, chromium, turn):
+    "Every page is opened in one kind and turned into the others."
     faults = browser_faults(chromium, pages(book)[turn::3],
                             KINDS[turn:] + KINDS[:turn], FAINT)
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
@@ -654,7 +667,7 @@ def chapters(book):
             if re.match(r"0\d_", name)]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", by_day([1280, 390], 390))
 def test_formulas_are_text(book, open_page, width):
     seen = 0
     for path in (*chapters(book)[1:8:6], book / "book" / "notation.html"):
@@ -703,7 +716,7 @@ FOCUS = """() => {
         seen: box.width > 0 && box.height > 0}}"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", by_day(["light", "dark"], "dark"))
 def test_focus_is_seen_on_every_control(book, open_page, scheme):
     page = open_page(book / CHAPTER, color_scheme=scheme)
     names = set()
@@ -798,7 +811,7 @@ def edges(png):
     return box.getextrema()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", by_day(["light", "dark"], "light"))
 def test_code_on_a_phone_says_that_it_scrolls(book, open_page, scheme):
     page = open_page(book / CHAPTER, 390, color_scheme=scheme,
                      is_mobile=True, has_touch=True)

@@ -3,8 +3,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -16,6 +14,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from helpers import child
 from tformer import expect
 
 quick = settings(max_examples=100, deadline=None, derandomize=True)
@@ -515,39 +514,28 @@ def test_all_is_on_the_disk_before_the_first_rename(files, monkeypatch):
     assert done == 3 * ["sync"] + ["config", "weights", "tokens"]
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from tformer.expect import write_files
-folder, point = Path(sys.argv[1]), sys.argv[2]
-replace = os.replace
-
-def write(path):
-    path.write_text("half of the n")
-    if point in path.name:
-        os._exit(9)             # as if the power went
-    path.write_text("new " + path.name.split(".")[0])
-
-def rename(here, there):
-    replace(here, there)
-    if point == f"after {there.name}":
-        os._exit(9)
-
-os.replace = rename
-write_files({folder / name: write for name in ("config", "weights",
-                                               "tokens")})
-"""
-
-
 @pytest.mark.parametrize("point, new", [
     ("config", 0), ("tokens", 0), ("after config", 1), ("after weights", 2)])
 def test_a_program_that_is_killed_leaves_whole_files(files, point, new):
-    home = Path(expect.__file__).parents[1]     # of the package tested here
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(files[0].parent), point],
-        env={**os.environ, "PYTHONPATH": str(home)}, cwd=files[0].parent,
-        capture_output=True, text=True)
-    assert done.returncode == 9, done.stderr
+    "It ends at that point as if the power went: nothing is cleaned up."
+    replace = os.replace
+
+    def write(path):
+        path.write_text("half of the n")
+        if point in path.name:
+            os._exit(9)
+        path.write_text("new " + path.name.split(".")[0])
+
+    def rename(here, there):
+        replace(here, there)
+        if point == f"after {there.name}":
+            os._exit(9)
+
+    def save():
+        os.replace = rename
+        expect.write_files(dict.fromkeys(files, write))
+
+    assert os.waitstatus_to_exitcode(child(save)) == 9
     assert held(files) == [
         f"{'new' if i < new else 'old'} {p.name}"
         for i, p in enumerate(files)]

@@ -590,6 +590,7 @@ def modern():
         sys.path.pop(0)
 
 
+@pytest.mark.nightly
 def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
     out = tmp_path / "modern.csv"
     words = ["modern.py", "--steps", "1", "--seeds", "1", "--out", str(out)]

@@ -175,6 +175,7 @@ def test_errors_name_what_was_given(model, call, named):
     assert all(n in str(error.value) for n in named)
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_ends_are_recorded_by_their_script(tmp_path):
     out = tmp_path / "ends.csv"
@@ -204,6 +205,7 @@ def rungs():
         sys.path.pop(0)
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
     words = ["ladder.py", "--steps", "2", "--seeds", "1", "--rounds", "1",
@@ -285,6 +287,7 @@ def parts():
         sys.path.pop(0)
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
     out = tmp_path / "parts.csv"

@@ -708,6 +708,7 @@ def test_bad_input_is_refused_in_one_sentence(trained, call, message):
 
 # --- the record
 
+@pytest.mark.nightly
 @plain_only
 def test_the_experiment_runs_and_goes_on(tmp_path):
     out = tmp_path / "mlm.csv"

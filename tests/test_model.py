@@ -18,7 +18,7 @@ from torch import nn
 
 from helpers import (
     close, equal_models, needs_cuda, padded, plain_only, randn, spread)
-from models import MAX_LEN, ROWS, VOCAB, causal, every
+from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, rows
 from tformer.llama import Llama, LlamaConfig, Qwen3, grouped
 from tformer.model import (
     CONFIG, WEIGHTS, Model, ModelConfig, describe, from_attention_mask,
@@ -470,11 +470,15 @@ CHANGES = {"other weights": dict(std=0.2), "other numbers": dict(eps=0.01),
            "other shapes": dict(n_layers=1)}
 
 
-@every
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("what, n, wins", [
-    ("save_file", 1, "old"), ("write_text", 1, "old"), ("fsync", 1, "old"),
-    ("fsync", 2, "old"), ("replace", 1, "old"), ("replace", 2, "new")])
+# all models share this function: two of them, and each cut with one change;
+# between the two renames, where the files differ, with every change
+@pytest.mark.parametrize("row", [OF["Seq2Seq"], OF["Llama, grouped, tied, scaled"]],
+                         ids=lambda row: row.name)
+@pytest.mark.parametrize("what, n, wins, change", [
+    ("save_file", 1, "old", "other shapes"), ("write_text", 1, "old", "other numbers"),
+    ("fsync", 1, "old", "other weights"), ("fsync", 2, "old", "other numbers"),
+    ("replace", 1, "old", "other weights"), ("replace", 2, "new", "other weights"),
+    ("replace", 2, "new", "other numbers"), ("replace", 2, "new", "other shapes")])
 def test_an_interrupted_save_leaves_the_old_model_or_the_new(
         row, change, what, n, wins, tmp_path, monkeypatch):
     old, new = row.make(), row.make(**CHANGES[change])
@@ -903,7 +907,7 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
 # compiled
 
 @plain_only
-@every
+@rows(usual=FAMILIES)
 def test_it_compiles_as_one_graph(row):
     model, ids, pos = row.make(n_layers=1), row.ids(2), padded(2)
     torch._dynamo.reset()  # it limits the graphs of one function
@@ -926,6 +930,7 @@ def test_it_compiles_as_one_graph(row):
             close(torch.cat(parts, 1), row.run(model, ids))
 
 
+@pytest.mark.nightly
 @plain_only
 def test_it_compiles_to_code():
     row = OF["Llama, grouped, tied, scaled"]

@@ -1,5 +1,6 @@
 """The wheel: what is in it, what it asks for, and that it works alone."""
 import email
+import json
 import re
 import sys
 import venv
@@ -109,29 +110,51 @@ def fresh(wheel, tmp_path):
     return python
 
 
-ALONE = """
-import importlib, os, sys, torch
+IN_FORKS = """
+import importlib.util, json, os, sys
 
-for name in sys.argv[1:]:           # each in a process of its own
+snippets, modules = json.load(sys.stdin)
+
+
+def fork(function, problem):
+    sys.stdout.flush()
     if not os.fork():
-        importlib.import_module(f"tformer.{name}")
-        sys.exit()
+        function()
+        sys.stdout.flush()
+        os._exit(0)
     if os.wait()[1]:
-        sys.exit(f"tformer.{name} cannot be imported alone")
+        sys.exit(problem)
+
+
+for name in modules:        # what else they import is then at hand
+    importlib.import_module(f"tformer.{name}")
+for name in [m for m in sys.modules if m.split(".")[0] == "tformer"]:
+    del sys.modules[name]
+for name in modules:
+    fork(lambda: importlib.import_module(f"tformer.{name}"),
+         f"tformer.{name} cannot be imported alone")
+for snippet in snippets:
+    fork(lambda: exec(snippet, {"__name__": "__main__"}), snippet)
+    print(end="\\0")
+import tformer
+print(tformer.__file__, end="\\0")
+for name in ("pytest", "transformers"):
+    print(importlib.util.find_spec(name), end="\\0")
 """
 
 
 def test_readme_runs_from_the_wheel_in_a_fresh_environment(fresh, tmp_path):
-    for snippet, shown in readme_snippets():
+    "Each snippet, and each module alone, in a fork of one process."
+    snippets, shown = zip(*readme_snippets(), strict=True)
+    for snippet in snippets:
         assert len([s for s in snippet.splitlines() if s.strip()]) <= 12
-        assert run(fresh, "-I", "-c", snippet, cwd=tmp_path) == shown
-    where = run(fresh, "-I", "-c", "import tformer; print(tformer.__file__)",
-                cwd=tmp_path)
-    assert Path(where.strip()).is_relative_to(tmp_path / "env")
-    run(fresh, "-I", "-c", ALONE, *course.module_names(ROOT), cwd=tmp_path)
-    for name in ("pytest", "transformers"):     # nothing else is there
-        assert run(fresh, "-I", "-c", "import importlib.util as u; "
-                   f"print(u.find_spec({name!r}))") == "None\n"
+    modules = course.module_names(ROOT)
+    said = run(fresh, "-I", "-c", IN_FORKS, cwd=tmp_path,
+               input=json.dumps([snippets, modules])).split("\0")
+    *printed, where, pytest_there, transformers_there, end = said
+    assert printed == list(shown)
+    assert Path(where).is_relative_to(tmp_path / "env")
+    assert (pytest_there, transformers_there, end) == ("None", "None", "")
 
 
 def test_modules_are_there_on_first_use():

@@ -11,7 +11,7 @@ from torch import nn
 
 import helpers
 import tformer.attention
-from helpers import close, generator
+from helpers import by_day, close, generator
 from tformer import minimal
 from tformer.attention import (
     CrossAttention, SelfAttention, explicit_attend)
@@ -320,11 +320,14 @@ def agree_compiled(name, backend):
             close(slopes[key], grad)
 
 
-@each_part
+@pytest.mark.parametrize("name", by_day(
+    PARTS, "LearnedPositions, padded", "ShawRelative", "T5Bias", "Rotary", "PreNorm",
+    "attention, normed, packed", "attention, memory, explicit"))
 def test_compiled_in_one_graph_equals_eager(name):
     agree_compiled(name, "aot_eager")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
                     reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("name", ["RMSNorm", "attention, rotary"])

@@ -51,7 +51,7 @@ def same(ours, reference):
 # --- greedy
 
 @decoders
-@pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_greedy_texts_are_those_of_generate(row, right):
     model = row.make().double()
     for prompt in ([5], [3, 9, 3, 1]):

@@ -97,9 +97,10 @@ def test_same_text_on_every_machine(level):
 
 def test_hash_seed_does_not_matter():
     code = "import sys; from tformer import stories; sys.stdout.write(stories.corpus(20000, seed=5, level=3))"
-    runs = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": h}, check=True,
-                           capture_output=True, text=True).stdout for h in ("0", "12345")}
-    assert runs == {corpus(20_000, seed=5, level=3)}
+    other = "0" if hash("king") % 2 else "12345"     # not that of this process
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONHASHSEED": other})
+    assert done.stdout == corpus(20_000, seed=5, level=3)
 
 
 @levels
@@ -112,7 +113,7 @@ def test_stream(level):
         assert chars <= len(text) <= chars + 1000 and (text == "" or text.endswith("\n"))
         assert text == "\n".join(generate(text.count("\n\n") + bool(text), seed=2, level=level))
     tracemalloc.start()
-    for _ in generate(4000 // FEW, level=level):
+    for _ in generate(1500 // FEW, level=level):
         pass
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

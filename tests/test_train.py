@@ -796,6 +796,7 @@ def test_a_loss_with_options():
 
 # --- the recorded experiments
 
+@pytest.mark.nightly
 @plain
 @pytest.mark.parametrize("name, words, keys", [
     ("scaling", ["--sizes", "12", "--tokens", "0.01"],

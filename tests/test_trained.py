@@ -465,6 +465,7 @@ def script():
         sys.path.pop(0)
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
     words = ["trained.py", "--steps", "2", "--out", str(tmp_path)]

@@ -44,11 +44,11 @@ def commands():
     return "\n".join(s.get("run", "") for p in FILES for s in steps(load(p)))
 
 
-def test_the_four_runs_are_there():
-    assert {"ci", "gpu", "weekly"} <= set(IDS)
+def test_the_runs_are_there():
+    assert {"ci", "gpu", "nightly", "weekly"} <= set(IDS)
     jobs = {name for p in FILES for name in load(p)["jobs"]}
-    assert {"whole", "package", "deploy", "notebooks", "newest", "trained",
-            "links", "report"} <= jobs
+    assert {"whole", "package", "deploy", "notebooks", "night", "newest",
+            "trained", "links", "report"} <= jobs
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -227,13 +227,15 @@ def test_actionlint_finds_nothing(actionlint, tmp_path):
 
 def test_actionlint_would_find_a_slip(actionlint, tmp_path):
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    slips = []
     for right, wrong in (("github.event_name", "github.evnt_name"),
                          ("steps.pages.outputs", "steps.page.outputs"),
                          ("matrix.bounds", "matrix.bound")):
         assert right in text
-        slip = tmp_path / "slip.yml"
-        slip.write_text(text.replace(right, wrong), encoding="utf-8")
-        assert lint(actionlint, tmp_path, [slip]), f"{wrong} was not found"
+        slips.append(tmp_path / f"{wrong}.yml")
+        slips[-1].write_text(text.replace(right, wrong), encoding="utf-8")
+    found = {Path(f["file"]) for f in lint(actionlint, tmp_path, slips)}
+    assert found == set(slips)
 
 
 def test_ci_installs_what_the_compiler_needs():

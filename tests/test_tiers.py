@@ -1,0 +1,246 @@
+"""The tiers of tests: what `make check`, `make test` and `make nightly` run."""
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from conftest import NIGHTLY, ROOT
+
+# minutes that a tier may take on two quiet cores
+MINUTES = {"test": 10, "nightly": 30}
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location("loaded", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def recipe(target):
+    "Return the commands of a target of the Makefile, with PYTEST written out."
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
+    pytest_line = re.search(r"^PYTEST := (.*)$", text, re.M)[1]
+    body = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.M)[1]
+    return body.replace("$(PYTEST)", pytest_line)
+
+
+def chosen(target):
+    "Return the -m expression and the other arguments of a target's pytest."
+    line = next(s for s in recipe(target).splitlines() if "-m pytest" in s)
+    expression = re.search(r'-m "?(not nightly|nightly)"?(?= )', line)
+    return expression[1], line[expression.end():].split()
+
+
+def test_the_makefile_runs_two_tiers_over_the_same_tests():
+    assert chosen("test")[0] == "not nightly"
+    assert chosen("nightly")[0] == "nightly"
+    assert chosen("check")[0] == "not nightly"
+    assert chosen("test")[1][-2:] == ["nbs", "tests"]
+    assert chosen("nightly")[1][-1:] == ["tests"]
+    for target in ("test", "nightly", "check"):
+        line = recipe(target)
+        # nothing else may leave a test out
+        assert not re.search(r" (-k|--ignore|--ignore-glob|--deselect|--lf)\b",
+                             line), line
+    assert "book/verify.py --check" in recipe("nightly")
+    assert "tests/affected.py" in recipe("check")
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^check:.* lint\b", text, re.M)
+    assert "-n logical" in recipe("test")
+
+
+MADE_UP = {
+    "test_some.py": """
+import pytest
+
+def test_usual(): pass
+
+@pytest.mark.nightly
+def test_slow(): pass
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_of_two(n): pass
+""",
+    "test_shapes.py": """
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_signatures_hold(n): pass
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_wrong_call_is_refused(n): pass
+""",
+    "test_typo.py": """
+import pytest
+
+@pytest.mark.no_tier
+def test_typo(): pass
+"""}
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    "A project with the project's own rules and tests that are made up."
+    for name in ("conftest.py", "pyproject.toml", "tests/conftest.py",
+                 "tests/sanitize.cfg"):
+        target = tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    for name, text in MADE_UP.items():
+        (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
+    cells = [{"cell_type": "code", "execution_count": None, "id": "one",
+              "metadata": {}, "outputs": [], "source": ["1"]}]
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "nbs" / "01_a.ipynb").write_text(json.dumps(
+        {"cells": cells, "metadata": {"kernelspec": {
+            "name": "python3", "display_name": "", "language": "python"}},
+         "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+
+    def collect(*args):
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p",
+             "no:cacheprovider", *args], cwd=tmp_path, text=True,
+            capture_output=True, check=False)
+    return collect
+
+
+def test_each_test_is_in_exactly_one_tier(made_up):
+    typo = made_up("tests/test_typo.py")
+    assert typo.returncode and "'no_tier' not found" in typo.stdout, typo.stdout
+    found = {}
+    for tier in ("test", "nightly", "every"):
+        args = ["--ignore=tests/test_typo.py", "--nbval", "--nbval-current-env"]
+        if tier != "every":
+            args += ["-m", chosen(tier)[0]]
+        done = made_up(*args, "nbs", "tests")
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = done.stdout.splitlines()
+        found[tier] = [line for line in lines if "::" in line]
+    assert sorted(found["test"] + found["nightly"]) == sorted(found["every"])
+    assert found["nightly"] == [
+        "tests/test_shapes.py::test_signatures_hold[1]",
+        "tests/test_shapes.py::test_signatures_hold[2]",
+        "tests/test_some.py::test_slow", "tests/test_some.py::test_of_two[2]"]
+    assert "nbs/01_a.ipynb::Cell 0" in found["test"]
+
+
+@pytest.mark.parametrize("name", NIGHTLY)
+def test_files_of_the_night_hold_what_the_list_names(name):
+    tree = ast.parse((ROOT / "tests" / name).read_text(encoding="utf-8"))
+    tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)
+             and node.name.startswith("test_")}
+    assert NIGHTLY[name] < tests, NIGHTLY[name] - tests
+
+
+def test_notebooks_are_not_left_to_the_night():
+    "Only a test function can carry the marker; no notebook does."
+    rules = (ROOT / "conftest.py").read_text(encoding="utf-8")
+    assert "add_marker" not in rules
+    assert all(name.startswith("test_") for name in NIGHTLY)
+
+
+def make_targets(text):
+    return re.findall(r"\bmake (\w+)", text)
+
+
+def commands(workflow):
+    "Return the make targets that the steps of a workflow run, in order."
+    path = ROOT / ".github" / "workflows" / f"{workflow}.yml"
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    steps = [step for job in jobs.values() for step in job.get("steps", [])]
+    return make_targets("\n".join(step.get("run", "") for step in steps))
+
+
+def test_who_runs_which_tier():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    lines = [line for line in script.splitlines() if line.startswith("make ")]
+    assert lines == ["make test", "make book", "make nightly"]
+    assert [t for t in commands("ci") if t != "lint"] == ["test", "book"]
+    assert commands("nightly") == ["nightly"]
+    assert "nightly" not in commands("weekly")
+    night = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+    # YAML reads the key `on` as true
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", night[True]["schedule"][0]["cron"])
+    # models are trained again once a week, and in no tier
+    weekly = (ROOT / ".github/workflows/weekly.yml").read_text(encoding="utf-8")
+    assert "experiments/trained.py --check" in weekly
+    assert all("trained.py" not in recipe(t) for t in ("check", "test", "nightly"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md",
+                                  "book/maintain.md"])
+def test_pages_name_the_tiers(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert {"check", "test", "nightly", "book"} <= set(make_targets(text))
+    if name != "README.md":
+        for minutes in MINUTES.values():
+            assert f"{minutes} minutes" in text
+
+
+# The record of seconds
+
+def test_the_tiers_keep_their_time():
+    "By the record, on two cores that both have work until the end."
+    record = json.loads((ROOT / "tests" / "seconds.json").read_text("utf-8"))
+    for tier, minutes in MINUTES.items():
+        took = sum(seconds.get(tier, 0) for seconds in record.values())
+        assert 0 < took <= 2 * 60 * minutes, f"{tier}: {took:.0f} s"
+
+
+def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
+    rules = load(ROOT / "conftest.py")
+    clock = rules.Clock()
+    for nodeid, keywords, seconds in (
+            ("tests/test_a.py::test_one[1]", {}, 2.0),
+            ("tests/test_a.py::test_one[2]", {"nightly": 1}, 5.0),
+            ("tests/test_a.py::test_two", {}, 1.0),
+            ("nbs/x/01_a.ipynb::Cell 0", {}, 4.0)):
+        clock.pytest_runtest_logreport(SimpleNamespace(
+            nodeid=nodeid, keywords=keywords, duration=seconds, when="call",
+            failed=False))
+    assert clock.files == {"tests/test_a.py": {"test": 3.0, "nightly": 5.0},
+                           "nbs/x/01_a.ipynb": {"test": 4.0}}
+    monkeypatch.setattr(rules, "ROOT", tmp_path)
+    for name in ("tests/test_a.py", "nbs/x/01_a.ipynb", "tests/test_b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    del clock.files["tests/test_a.py"]["nightly"]       # was not run this time
+    merged = clock.merged({"tests/test_a.py": {"test": 9.0, "nightly": 6.0},
+                           "tests/test_b.py": {"test": 7.0},
+                           "tests/test_gone.py": {"test": 8.0}})
+    assert merged == {"nbs/x/01_a.ipynb": {"test": 4.0},
+                      "tests/test_a.py": {"nightly": 6.0, "test": 3.0},
+                      "tests/test_b.py": {"test": 7.0}}
+
+
+def test_the_longest_files_begin_first(tmp_path):
+    rules = load(ROOT / "conftest.py")
+    record = tmp_path / "seconds.json"
+    record.write_text(json.dumps({
+        "nbs/07_a.ipynb": {"test": 40}, "nbs/08_b.ipynb": {"test": 3},
+        "tests/test_night.py": {"test": 1, "nightly": 90}}), encoding="utf-8")
+    names = ["nbs/08_b.ipynb", "tests/test_new.py", "nbs/07_a.ipynb",
+             "tests/test_night.py"]
+    items = [SimpleNamespace(nodeid=f"{name}::{at}")
+             for name in names for at in (0, 1)]
+
+    def order(expression, record=record):
+        rules.longest_first(items, rules.tiers_run(expression), record)
+        found = [rules.path_of(item.nodeid) for item in items]
+        assert [item.nodeid[-1] for item in items] == ["0", "1"] * len(names)
+        return found[::2]
+
+    short, new, long, night = names
+    assert order("not nightly") == [long, new, short, night]
+    assert order("nightly")[:2] == [night, new]
+    assert order("") == [night, long, new, short]
+    order("", tmp_path / "none")        # without a record, all are equal
+    assert "--no-loadscope-reorder" in recipe("test")
