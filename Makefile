@@ -8,6 +8,7 @@ NB ?=
 # the paths of the notebooks that NB names, or of all
 CHOSEN = $(PY) book/_ext/course.py notebooks $(NB)
 RECORD ?= _proc/status.json
+STATUS ?= book/status.json
 PORT ?= 8000
 SECONDS ?= _proc/seconds.json
 # one process for each core; more than 16 would only wait for the longest file
@@ -71,7 +72,7 @@ verify: $(VENV)/.done  ## see each claim of the book turn red: all, or NB="01 07
 
 status: $(VENV)/.done  ## run every notebook and keep the record that the status page shows
 	$(PYTEST) --record $(RECORD) nbs
-	cp $(RECORD) book/status.json
+	cp $(RECORD) $(STATUS)
 
 seconds: test nightly  ## keep the seconds of each file, by which tests are ordered
 	cp $(SECONDS) tests/seconds.json

@@ -111,7 +111,7 @@ def undocumented_modules(book, root):
 def test_drawn_pages_are_drawn(book):
     for page in pages(book):
         text = page.read_text(encoding="utf-8")
-        assert not re.search(r"<!-- (api|status|claims|takeaways|chapters|"
+        assert not re.search(r"<!-- (api|status|gpu|claims|takeaways|chapters|"
                              r"routes|machine|count|one line each|"
                              r"before and after) -->", text), page.name
     assert not undocumented_modules(book, ROOT)

@@ -339,6 +339,16 @@ def test_the_status_page_shows_the_record():
     assert "| [NN/A](../nbs/nn/a.ipynb) | passed | – | – |" in page
 
 
+def test_the_status_page_says_what_ran_on_a_gpu():
+    assert status_page.gpu({}, ["a"]) == status_page.NOT_RUN
+    record = {"device": "Some GPU", "date": "2026-01-02",
+              "notebooks": {"a": {"passed": True}, "nn/b": {"passed": False}}}
+    text = status_page.gpu(record, ["a", "nn/b", "c"])
+    assert "1 of 3 notebooks passed on 2026-01-02, on Some GPU" in text
+    assert text.endswith("of the CPU: nn/b, c.")
+    assert "No notebook's outputs differ" in status_page.gpu(record, ["a"])
+
+
 def test_the_status_page_bears_what_is_missing(tmp_path):
     empty = status_page.load(tmp_path / "status.json")
     assert status_page.status(empty, books("a")) == status_page.EMPTY

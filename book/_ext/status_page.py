@@ -20,8 +20,12 @@ import yaml
 from code_changes import CodeChange, preview, split_where
 from course import Notebook, measure, notebooks
 
-MARK, CLAIMS = "<!-- status -->", "<!-- claims -->"
+MARK = "<!-- status -->"
+CLAIMS = "<!-- claims -->"
+GPU = "<!-- gpu -->"
 EMPTY = "No run has been recorded yet: `make status` records one."
+NOT_RUN = ("Not run: no run on a GPU has been recorded. On a machine with one, "
+           "`make status STATUS=book/status_gpu.json` records it.")
 
 
 def load(path: Path) -> dict:
@@ -102,16 +106,32 @@ def change_row(change: dict, package: Path) -> str:
             f"``` {new} ```.")
 
 
+def gpu(record: dict, names: list[str]) -> str:
+    "One paragraph on the recorded run on a GPU, or that there is none."
+    if not record.get("notebooks"):
+        return NOT_RUN
+    failed = [name for name in names
+              if not record["notebooks"].get(name, {}).get("passed")]
+    differ = ("No notebook's outputs differ from those of the CPU." if not failed else
+              "Notebooks that were not run there, or whose outputs differ from those "
+              f"of the CPU: {', '.join(failed)}.")
+    return f"{summary(record, names)} {differ}"
+
+
 def on_source_read(app, docname, content):
+    root = Path(app.srcdir)
+    if GPU in content[0]:
+        path = root / "book" / "status_gpu.json"
+        app.env.note_dependency(str(path))
+        names = [nb.name for nb in notebooks(root)]
+        content[0] = content[0].replace(GPU, gpu(load(path), names))
     if CLAIMS in content[0]:
-        root = Path(app.srcdir)
         for path in (root / "book" / "verified").rglob("*.yml"):
             app.env.note_dependency(str(path))
         content[0] = content[0].replace(
             CLAIMS, claims(root, notebooks(root)))
     if MARK not in content[0]:
         return
-    root = Path(app.srcdir)
     found = notebooks(root)
     for path in (root / "book" / "status.json", root / "_toc.yml",
                  *(nb.path for nb in found)):
