@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # what one of many processes has compiled, the others need not
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test book serve notebooks records bench verify status owner clean
+.PHONY: help setup lint test book serve notebooks records bench verify status owner clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s%s\n", $$1, $$2}' Makefile
@@ -29,6 +29,11 @@ $(VENV)/.done: requirements.txt setup.py settings.ini
 	touch $@
 
 setup: $(VENV)/.done  ## .venv with pinned packages and the package itself
+
+lint: $(VENV)/.done  ## what tools find in code and spelling, without running any of it
+	$(VENV)/bin/ruff check --no-cache --output-format concise
+	$(PY) .ci/one_assignment.py
+	$(VENV)/bin/codespell
 
 test: $(VENV)/.done  ## every notebook under nbval, every test under pytest
 	$(PYTEST) nbs tests
