@@ -36,6 +36,11 @@ $(VENV)/.done: requirements.txt setup.py settings.ini
 
 setup: $(VENV)/.done  ## .venv with pinned packages and the package itself
 
+lint: $(VENV)/.done  ## what tools find in code and spelling, without running any of it
+	$(VENV)/bin/ruff check --no-cache --output-format concise
+	$(PY) .ci/one_assignment.py
+	$(VENV)/bin/codespell
+
 check: lint $(VENV)/.done  ## lint, and the tests that your change can affect
 	@files="$$($(PY) tests/affected.py)" && $(PYTEST) -m "not nightly" $$files
 

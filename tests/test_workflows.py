@@ -156,7 +156,7 @@ def test_a_failed_week_opens_an_issue():
     assert "gh issue create" in job["steps"][0]["run"]
 
 
-def test_hooks_lint_workflows_and_keep_notebooks_and_modules_in_step():
+def test_hooks_lint_everything_and_keep_notebooks_and_modules_in_step():
     theirs, ours = load(ROOT / ".pre-commit-config.yaml")["repos"]
     assert theirs["repo"] == "https://github.com/rhysd/actionlint"
     assert re.fullmatch(r"v\d+\.\d+\.\d+", theirs["rev"])
@@ -164,12 +164,14 @@ def test_hooks_lint_workflows_and_keep_notebooks_and_modules_in_step():
     assert ours["repo"] == "local"
     files = {}
     for hook in ours["hooks"]:
-        folder, name = hook["entry"].rsplit("/", 1)
-        assert folder == ".venv/bin" and hook["language"] == "system"
-        assert (Path(sys.executable).parent / name).exists(), name
+        program = Path(hook["entry"].split()[0])
+        assert str(program.parent) == ".venv/bin"
+        assert hook["language"] == "system"
+        assert (Path(sys.executable).parent / program.name).exists(), program
         assert hook["pass_filenames"] is False
-        files[name] = re.compile(hook["files"])
-    assert list(files) == ["nbdev_clean", "nbdev_export"]   # in this order
+        files[hook["id"]] = re.compile(hook["files"])
+    assert list(files) == ["nbdev-clean", "nbdev-export",   # in this order
+                           "ruff", "one-assignment", "codespell"]
     for path in [*course.notebook_paths(ROOT),
                  course.notebook_path(ROOT, "package/nn/norms")]:
         name = path.relative_to(ROOT).as_posix()
@@ -177,7 +179,9 @@ def test_hooks_lint_workflows_and_keep_notebooks_and_modules_in_step():
     for path in [*course.module_paths(ROOT),
                  course.module_path(ROOT, "nn.norms")]:
         name = path.relative_to(ROOT).as_posix()
-        assert files["nbdev_export"].search(name), name
+        assert files["nbdev-export"].search(name), name
+    for name in ("ruff", "one-assignment", "codespell"):
+        assert files[name].search("tests/test_attend.py")
     page = (ROOT / "book" / "maintain.md").read_text(encoding="utf-8")
     assert "pre-commit install" in page
 

@@ -1,0 +1,144 @@
+"""`make lint` finds what it is there for, in notebooks as well as in modules."""
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT
+
+SETTINGS = ("ruff.toml", "nbs/ruff.toml", "nbs/package/ruff.toml", ".codespellrc",
+            ".ci/one_assignment.py")
+LESSON = "nbs/{}_lesson.ipynb"
+PACKAGE = "nbs/package/nn/part_{}.ipynb"
+TEST = "tests/test_{}.py"
+PAGE = "book/page_{}.md"
+A_LINE = 'print("{}", 1)\n'
+
+# a file, what is wrong in it, the program that says so, and a word of that
+SLIPS = [
+    (LESSON, "import os\n", "ruff", "F401"),
+    (PACKAGE, "import os\n", "ruff", "F401"),
+    (TEST, "import os\n", "ruff", "F401"),
+    (LESSON, "print(mth.pi)\n", "ruff", "F821"),
+    (LESSON, A_LINE.format(64 * "x"), "ruff", "E501"),
+    (PACKAGE, A_LINE.format(77 * "x"), "ruff", "E501"),
+    (TEST, A_LINE.format(77 * "x"), "ruff", "E501"),
+    (TEST, "def test(a=[]):\n    return a\n", "ruff", "B006"),
+    (TEST, "print(1); print(2)\n", "ruff", "E702"),
+    (LESSON, "a, b = 1, 2\nprint(a, b)\n", "one_assignment", ":cell 2:1: one assign"),
+    (PACKAGE, "a, b = 1, 2\nprint(a, b)\n", "one_assignment", "one assignment"),
+    (TEST, "def f(self):\n    self.a, self.b = 1, 2\n", "one_assignment",
+     ".py:2: one assignment a line"),
+    (TEST, "(a, b), c = (1, 2), 3\n", "one_assignment", "one assignment"),
+    (TEST, "[a, b] = [1, 2]\n", "one_assignment", "one assignment"),
+    (TEST, "def f(a, b):\n    a.x = b.x = 1\n", "one_assignment", "one target"),
+    (LESSON, "print(1)  # teh first\n", "codespell", "teh"),
+    (TEST, '"""Recieve."""\n', "codespell", "Recieve"),
+    (PAGE, "A page that was seperated.\n", "codespell", "seperated"),
+]
+# what is nearly wrong
+MEANT = [
+    (LESSON, A_LINE.format(63 * "x")),
+    (PACKAGE, A_LINE.format(76 * "x")),
+    (TEST, A_LINE.format(76 * "x")),
+    (LESSON, "#| verified: " + 40 * "word " + "\nprint(1)\n"),
+    (LESSON, "%matplotlib inline\n!ls\nprint(1)\n"),
+    (TEST, "def f(a, b):\n    a, b = b, a\n    return a, b\n"),     # a swap
+    (TEST, "def f(a, b):\n    a, b = b, a + b\n    return a, b\n"),
+    (TEST, "def f(x):\n    x[0], n = 1, len(x)\n    return n\n"),
+    (TEST, "def f(x):\n    a, (b, *c) = x\n    return a, b, c\n"),
+    (TEST, "def f(x):\n    a, *b = 1, *x\n    return a, b\n"),
+    (TEST, "a = b = 0\n"),
+]
+
+
+def commands():
+    "The commands of `make lint`, by the name of their program."
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)",
+                       (ROOT / "Makefile").read_text("utf-8"), re.M)[1]
+    lines = [line.strip().replace("$(PY)", ".venv/bin/python").replace(
+        "$(VENV)", ".venv") for line in recipe.splitlines()]
+    return {Path(line.split()[-1 if "one_" in line else 0]).stem: line
+            for line in lines}
+
+
+def write(path, text, printed="", prose="A page."):
+    "A file of the project; a notebook has a cell with prose and one with code."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".ipynb":
+        output = {"name": "stdout", "output_type": "stream",
+                  "text": [printed + "\n"]}
+        cells = [{"cell_type": "markdown", "id": "a", "metadata": {},
+                  "source": [prose]},
+                 {"cell_type": "code", "execution_count": None, "id": "b",
+                  "metadata": {}, "outputs": [output],
+                  "source": text.splitlines(keepends=True)}]
+        text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4,
+                           "nbformat_minor": 5}, indent=1, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def project(tmp_path):
+    "An empty project with our settings."
+    for name in SETTINGS:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def findings(folder):
+    "Pairs of a program and a line that it prints about a file."
+    for name, line in commands().items():
+        program, *arguments = line.split()
+        done = subprocess.run(
+            [Path(sys.executable).parent / Path(program).name, *arguments],
+            cwd=folder, text=True, capture_output=True, check=False)
+        lines = [said.removeprefix("./") for said in done.stdout.splitlines()
+                 if re.match(r"[\w./]+:", said)]
+        assert bool(done.returncode) == bool(lines), done.stdout + done.stderr
+        yield from ((name, said) for said in lines)
+
+
+def test_hooks_run_the_same_programs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    entries = [hook["entry"] for hook in hooks["repos"][-1]["hooks"]]
+    assert list(commands()) == ["ruff", "one_assignment", "codespell"]
+    assert entries[-3:] == list(commands().values())
+
+
+def test_the_versions_of_the_programs_are_pinned():
+    pins = (ROOT / "requirements.txt").read_text("utf-8")
+    for name in ("ruff", "codespell"):
+        assert re.search(rf"^{name}==[\d.]+$", pins, re.M)
+
+
+def test_each_slip_is_found_by_one_program(project):
+    for n, (name, text, *_) in enumerate(SLIPS, 10):
+        write(project / name.format(n), text)
+    found = list(findings(project))
+    for n, (name, text, program, says) in enumerate(SLIPS, 10):
+        about = [(by, line) for by, line in found
+                 if line.startswith(name.format(n) + ":")]
+        assert len(about) == 1, (text, about)
+        assert about[0][0] == program, about
+        assert says in about[0][1], about
+    assert len(found) == len(SLIPS)
+
+
+def test_prose_is_read(project):
+    write(project / LESSON.format("01"), "print(1)\n", prose="Teh page.")
+    (program, line), = findings(project)
+    assert program == "codespell" and "Teh" in line
+
+
+def test_what_is_meant_and_what_is_printed_is_left_alone(project):
+    for n, (name, text) in enumerate(MEANT, 10):
+        write(project / name.format(n), text)
+    write(project / LESSON.format("01"), "print(1)\n", printed="teh")
+    assert list(findings(project)) == []
