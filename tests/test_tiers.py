@@ -3,6 +3,7 @@ import ast
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,8 +36,9 @@ def recipe(target):
 def chosen(target):
     "Return the -m expression and the other arguments of a target's pytest."
     line = next(s for s in recipe(target).splitlines() if "-m pytest" in s)
-    expression = re.search(r'-m "?(not nightly|nightly)"?(?= )', line)
-    return expression[1], line[expression.end():].split()
+    words = shlex.split(line[line.index("-m pytest") + len("-m pytest"):])
+    at = words.index("-m")
+    return words[at + 1], words[at + 2:]
 
 
 def test_the_makefile_runs_two_tiers_over_the_same_tests():
