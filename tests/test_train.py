@@ -816,6 +816,23 @@ def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
     assert len({row["seed"] for row in kept}) >= 3
 
 
+@plain
+def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
+    out = tmp_path / "wrong.csv"
+    run(sys.executable, ROOT / "experiments" / "wrong.py", "--steps", "2",
+        "--seeds", "1", "--out", out)
+    with out.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    kept = [row for row in read_record("wrong") if row["seed"] == "0"]
+    assert [row["case"] for row in rows] == [row["case"] for row in kept]
+    for short, long in zip(rows, kept):
+        assert short.keys() == long.keys()
+        begins = [float(row["losses"].split()[0]) for row in (short, long)]
+        assert begins[0] == pytest.approx(begins[1], abs=0.01)
+        assert len(long["losses"].split()) == 200
+        assert len(long["fresh"].split()) == 8
+
+
 def test_the_record_of_compute_is_what_the_chapter_says():
     rows = read_record("scaling")
     for row in rows:

@@ -1,0 +1,125 @@
+"""Six trainings that go wrong, and a healthy one: the curves of chapter 17.
+
+    python experiments/wrong.py              all, three seeds, a minute
+    python experiments/wrong.py --steps 2 --seeds 1 --out some.csv
+
+A small modern decoder is trained for 200 steps on stories as tokens, seven
+times. Once all is well. In each of the other cases one thing is wrong: `A` reads
+the same three batches over and over, `B` has targets that are not shifted, `C` a
+learning rate that is fifty times too high and no clipping, `D` a mask in which
+every token sees itself alone, `E` data that are sorted, with Python's
+documentation after three fifths of the steps, and `F` four batches of random
+tokens after half of the steps, without clipping.
+
+The rows go to tformer/records/wrong.csv, which travels with the package: one for
+each case and seed. `losses` are those of all steps, in nats per token; `fresh`
+are the losses on new stories after every 25 steps. A run that was stopped goes
+on where it was.
+"""
+import functools
+import math
+
+import common
+import torch
+
+from tformer import stories
+from tformer.corpora import documents
+from tformer.data import Batch, Windows
+from tformer.llama import Llama, LlamaConfig
+from tformer.optim import AdamW, clip_grad_norm, set_lr, warmup_cosine
+from tformer.tokenizer import Tokenizer
+from tformer.train import mean_loss, next_token_loss
+
+STEPS, WARMUP, LR, LOOK = 200, 20, 8e-3, 25
+VOCAB, WIDTH, LAYERS, LENGTH, BATCH = 512, 48, 2, 64, 8
+TRAIN, READ, HELD_OUT = 1_000_000, 300_000, 40_000      # characters
+
+
+@functools.cache
+def texts():
+    "Ids of stories, of new stories, and of Python's documentation."
+    text = stories.corpus(TRAIN, seed=0, level=1)
+    tokenizer = Tokenizer.train([text[:READ]], VOCAB)
+    return [torch.tensor(tokenizer.encode(t)) for t in (
+        text, stories.corpus(HELD_OUT, seed=1, level=1),
+        "\n".join(documents("pydocs", 40)))]
+
+
+def some(ids, n, seed=0):
+    "The first so many batches of windows."
+    return [b for _, b in zip(range(n), Windows(ids, LENGTH, seed=seed))]
+
+
+def blind(batches):
+    "Every token sees itself alone."
+    alone = torch.eye(LENGTH, dtype=torch.bool)[None, None]
+    return [b._replace(mask=alone) for b in batches]
+
+
+def unshifted_loss(model, batch):
+    "The targets are the tokens that the model reads."
+    return next_token_loss(model, batch._replace(targets=batch.ids))
+
+
+def ways(seed, steps):
+    "Of each case: its batches, new stories, and how it is trained."
+    ids, held, docs = texts()
+    batches, news = some(ids, steps, seed), some(held, 8, seed=1)
+    draw = torch.Generator().manual_seed(seed)
+    rubbish = [Batch(*torch.randint(VOCAB, (2, BATCH, LENGTH),
+                                    generator=draw)) for _ in range(4)]
+    early, half = steps * 3 // 5, steps // 2
+    sorted_ = batches[:early] + some(docs, steps - early, seed)
+    spoiled = batches[:half] + rubbish + batches[half + 4:]
+    return {
+        "healthy": (batches, news, {}),
+        "A": (batches[:3], news, {}),
+        "B": (batches, news, {"loss": unshifted_loss}),
+        "C": (batches, news, {"lr": 50 * LR, "clip": math.inf}),
+        "D": (blind(batches), blind(news), {}),
+        "E": (sorted_, news, {}),
+        "F": (spoiled, news, {"clip": math.inf}),
+    }
+
+
+def curves(batches, news, seed, steps, lr=LR, clip=1.0,
+           loss=next_token_loss):
+    "Losses of all steps, and those on new stories on the way."
+    torch.manual_seed(seed)
+    model = Llama(LlamaConfig(vocab_size=VOCAB, d_model=WIDTH,
+                              n_layers=LAYERS, n_heads=4, max_len=256,
+                              tied=True))
+    optimizer = AdamW(model.parameters(), lr, betas=(0.9, 0.95))
+    schedule = warmup_cosine(steps, min(WARMUP, steps))
+    found, fresh = [], []
+    for step in range(1, steps + 1):
+        set_lr(optimizer, schedule(step))
+        mean = loss(model, batches[(step - 1) % len(batches)])
+        model.zero_grad()
+        mean.backward()
+        clip_grad_norm(model.parameters(), clip)
+        optimizer.step()
+        found.append(mean.item())
+        if step % LOOK == 0 or step == steps:
+            fresh.append(mean_loss(model, news, loss))
+    return found, fresh
+
+
+def train(case, seed, steps):
+    "One row."
+    batches, news, how = ways(seed, steps)[case]
+    found, fresh = curves(batches, news, seed, steps, **how)
+    return {"losses": " ".join(f"{x:.3f}" for x in found),
+            "fresh": " ".join(f"{x:.3f}" for x in fresh)}
+
+
+CASES = [{"case": name} for name in ("healthy", *"ABCDEF")]
+
+
+def main():
+    torch.set_num_threads(1)
+    common.run(CASES, train, common.arguments(__doc__, STEPS, "wrong.csv"))
+
+
+if __name__ == "__main__":
+    main()
