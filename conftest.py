@@ -172,8 +172,9 @@ class Clock:
 
 
 def describe_machine():
-    import torch
     from importlib.metadata import version
+
+    import torch
     gpu = torch.cuda.is_available()
     return {"device": torch.cuda.get_device_name() if gpu else "CPU",
             "python": platform.python_version(),

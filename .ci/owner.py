@@ -26,14 +26,15 @@ CITED = ROOT / "book" / "references.bib"
 def owner_places(text, known):
     "Each match that names an owner; bare `known`/tformer is one too."
     for m in PLACES.finditer(text):
-        before, after = m["before"], m["after"]
-        if before == "user = " and after == "":
-            yield m
-        elif after in (".github.io", "@users.noreply.github.com"):
-            yield m
-        elif after == "/tformer" and before not in ("", "user = "):
-            yield m
-        elif after == "/tformer" and m["owner"] == known:
+        before = m["before"]
+        after = m["after"]
+        if after == "/tformer":
+            named = before not in ("", "user = ") or m["owner"] == known
+        elif after == "":
+            named = before == "user = "
+        else:
+            named = True
+        if named:
             yield m
 
 
@@ -70,9 +71,11 @@ def disagreements(owner):
 
 def rename(new):
     "Write `new` wherever an owner is named; return the files changed."
-    changed, old = [], current()
+    changed = []
+    old = current()
     for path, text in files():
-        parts, at = [], 0
+        parts = []
+        at = 0
         for m in owner_places(text, old):
             parts += [text[at:m.start("owner")], new]
             at = m.end("owner")

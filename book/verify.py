@@ -116,7 +116,9 @@ def first_failure(name: str, entry: dict | None):
         package = Path(folder) / "tformer"
         shutil.copytree(ROOT / "tformer", package,
                         ignore=shutil.ignore_patterns("__pycache__"))
-        change, module, qualname = None, "", ""
+        change = None
+        module = ""
+        qualname = ""
         if entry:
             change = code_change(entry)
             path, qualname = split_where(change.where, package)
@@ -126,7 +128,8 @@ def first_failure(name: str, entry: dict | None):
         cells = [(c.index, changed(c, change if own == module else None, own, qualname))
                  for c in cells_of(name)
                  if "%pip" not in c.source and c.source]
-        given, got = Path(folder) / "cells.json", Path(folder) / "got.json"
+        given = Path(folder) / "cells.json"
+        got = Path(folder) / "got.json"
         given.write_text(json.dumps(cells), "utf-8")
         subprocess.run(
             [sys.executable, "-c", RUN, str(given), str(got)], cwd=folder,
@@ -160,7 +163,7 @@ def seconds() -> dict[str, float]:
 
 
 def replay_all(names: list[str]) -> dict[str, list[dict]]:
-    "What the changes of these notebooks did, as many at a time as there are processors."
+    "What the changes of these notebooks did, as many at a time as processors."
     jobs = [(name, change) for name in names for change in changes(name)]
     jobs.sort(key=lambda job: -seconds().get(job[0], 0))    # the longest first
     out = {name: [] for name in names}

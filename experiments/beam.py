@@ -18,10 +18,10 @@ Rows are written as they come; a run that was stopped goes on where it was.
 import math
 from functools import lru_cache, partial
 
-import common
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+import common
 import tformer
 from tformer import parallel
 from tformer.beam import Beam, beam_search, minimum_risk
@@ -32,13 +32,25 @@ from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, Watch
 from tformer.translation import (
-    SPECIAL, Pairs, Sides, bleu_and_chrf, score, translation_loss)
+    SPECIAL,
+    Pairs,
+    Sides,
+    bleu_and_chrf,
+    score,
+    translation_loss,
+)
 
-WIDTHS, ALPHAS = (1, 2, 4, 8, 16, 64), (0.0, 0.6, 1.0)
-SENTENCES, STEPS, READ, PIECES = 100, 400, 20_000, 1200
+WIDTHS = (1, 2, 4, 8, 16, 64)
+ALPHAS = (0.0, 0.6, 1.0)
+SENTENCES = 100
+STEPS = 400
+READ = 20_000
+PIECES = 1200
 SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64,
              dropout=0.0)
-GOOD, WEAK, DRAWS = "translator", "weak", 32
+GOOD = "translator"
+WEAK = "weak"
+DRAWS = 32
 
 
 @lru_cache(1)
@@ -69,7 +81,7 @@ def read(model, sides, texts):
     return {"memory": memory, "memory_mask": src >= 0}
 
 
-def search(model, sides, texts, width, alpha, room, batch=50):
+def search(model, sides, texts, *, width, alpha, room, batch=50):
     "The best beam of each sentence."
     found = []
     for at in range(0, len(texts), batch):
@@ -82,20 +94,21 @@ def search(model, sides, texts, width, alpha, room, batch=50):
 
 def shared(a, b):
     "F1 of the words of two texts."
-    a, b = a.split(), b.split()
+    a = a.split()
+    b = b.split()
     both = sum(min(a.count(word), b.count(word)) for word in {*a})
     return 2 * both / max(len(a) + len(b), 1)
 
 
-def by_risk(model, sides, texts, draws, alpha, room):
-    "For each sentence the draw that is most like all of them."
+def by_risk(model, sides, texts, *, width, alpha, room):
+    "For each sentence, of ``width`` draws the one most like all of them."
     found = []
     for i, text in enumerate(texts):
-        given = {name: x.expand(draws, *x.shape[1:]) for name, x in
+        given = {name: x.expand(width, *x.shape[1:]) for name, x in
                  read(model, sides, [text]).items()}
         some = generate(
-            model, [[sides.start]] * draws, max_new=room, stop=sides.end,
-            sampling=Sampling(min_p=0.05, seed=draws * i), **given)
+            model, [[sides.start]] * width, max_new=room, stop=sides.end,
+            sampling=Sampling(min_p=0.05, seed=width * i), **given)
         wrote = [sides.text(t.ids) for t in some]
         best = some[wrote.index(minimum_risk(wrote, shared))]
         found.append(Beam(best.ids, math.nan, math.nan, True))
@@ -111,7 +124,8 @@ def right_sums(model, seed, steps, sentences):
     "The log-probability of each right translation."
     net, sides = trained(model, seed, steps)
     pairs = parallel.pairs(sentences, 100, unseen=True)
-    rows, found = Pairs(pairs, sides, max_len=net.max_len), []
+    rows = Pairs(pairs, sides, max_len=net.max_len)
+    found = []
     for i in range(len(pairs)):
         batch = rows.of([i])
         loss = translation_loss(net, batch, smoothing=0)
@@ -119,13 +133,13 @@ def right_sums(model, seed, steps, sentences):
     return found
 
 
-def measure(way, model, seed, steps, sentences, width, alpha):
+def measure(*, way, model, seed, steps, sentences, width, alpha):
     "The further columns of a row."
     net, sides = trained(model, seed, steps)
     new = parallel.pairs(sentences, 100, unseen=True)
     with common.Stopwatch() as watch:
-        best = WAYS[way](net, sides, [pair.source for pair in new], width,
-                         alpha, 60)
+        best = WAYS[way](net, sides, [pair.source for pair in new],
+                         width=width, alpha=alpha, room=60)
     wrote = [sides.text(beam.ids) for beam in best]
     words = [sum(len(text.split()) for text in texts)
              for texts in (wrote, [pair.target for pair in new])]
@@ -138,7 +152,7 @@ def measure(way, model, seed, steps, sentences, width, alpha):
         "empty": round(sum(not text for text in wrote) / n, 4),
         "log_prob": round(sum(beam.log_prob for beam in best) / n, 4),
         "above": round(sum(beam.log_prob > sum_ + 1e-4 for beam, sum_ in
-                           zip(best, right)) / n, 4),
+                           zip(best, right, strict=True)) / n, 4),
         "seconds": round(watch.seconds, 2)}
 
 

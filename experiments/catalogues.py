@@ -18,21 +18,35 @@ import random
 from pathlib import Path
 
 import torch
-from common import Kept, Stopwatch, parser, run
 
+from common import Kept, Stopwatch, parser, run
 from tformer.optim import AdamW, inverse_sqrt
 from tformer.parallel import Pair
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.translation import (
-    SPECIAL, Pairs, Sides, average, bleu_and_chrf, score, translate,
-    translation_loss)
+    SPECIAL,
+    Pairs,
+    Sides,
+    average,
+    bleu_and_chrf,
+    score,
+    translate,
+    translation_loss,
+)
 
 SHAPE = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
              dropout=0.1)
-STEPS, BATCH, PIECES, WORDS, NEW = 1500, 64, 3000, 12, 500
-PEAK, UP, EVERY, LAST = 3e-3, 400, 100, 5
+STEPS = 1500
+BATCH = 64
+PIECES = 3000
+WORDS = 12
+NEW = 500
+PEAK = 3e-3
+UP = 400
+EVERY = 100
+LAST = 5
 SPLITS = ("known program", "new program")
 
 
@@ -56,7 +70,8 @@ def messages(folder):
 
 def programs(folder):
     "Pairs by program; no English sentence twice."
-    seen, found = set(), {}
+    seen = set()
+    found = {}
     for sub in sorted(p for p in folder.iterdir() if p.is_dir()):
         pairs = [p for p in messages(sub) if p.source not in seen]
         seen |= {p.source for p in pairs}
@@ -103,10 +118,11 @@ def trainer_of(found):
 
         def fit(pairs):
             rows = zip(sides.sources([p.source for p in pairs]),
-                       sides.targets([p.target for p in pairs]))
-            return [p for p, (a, b) in zip(pairs, rows)
+                       sides.targets([p.target for p in pairs]), strict=True)
+            return [p for p, (a, b) in zip(pairs, rows, strict=True)
                     if max(len(a), len(b)) < SHAPE["max_len"] - 2]
-        read, new = fit(read), fit(new)
+        read = fit(read)
+        new = fit(new)
         torch.manual_seed(seed)
         model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
         keep = Kept(LAST)

@@ -15,9 +15,16 @@ from pathlib import Path
 import torch
 
 RECORDS = Path(__file__).parents[1] / "tformer" / "records"
-TRAIN, HELD_OUT = 300_000, 30_000       # characters of the tour's stories
+# characters of the tour's stories
+TRAIN = 300_000
+HELD_OUT = 30_000
 BATCH = 8                               # windows in a step of the tour
-VOCAB, D_MODEL, N_LAYERS, N_HEADS, MAX_LEN = 256, 96, 2, 4, 128  # its model
+# its model
+VOCAB = 256
+D_MODEL = 96
+N_LAYERS = 2
+N_HEADS = 4
+MAX_LEN = 128
 
 
 def about():
@@ -96,7 +103,7 @@ def run(cases, train, args):
 
     def key(row):
         return tuple(row[name] for name in jobs[0])
-    for job, wanted in zip(jobs, keys):
+    for job, wanted in zip(jobs, keys, strict=True):
         if wanted not in map(key, rows):
             row = {k: str(v) for k, v in job.items()} | train(**job)
             print(*row.values(), flush=True)
@@ -122,7 +129,8 @@ class Kept:
     "The last n models that a training has shown; ``looking`` took so long."
 
     def __init__(self, n):
-        self.models, self.looking = deque(maxlen=n), Stopwatch()
+        self.models = deque(maxlen=n)
+        self.looking = Stopwatch()
 
     def __call__(self, model):
         with self.looking:

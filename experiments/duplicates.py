@@ -16,18 +16,25 @@ moment. A run that was stopped goes on where it was.
 """
 import random
 
-import common
 import numpy as np
 import torch
 from torch.nn import functional as F
 
+import common
 from tformer.corpora import documents, near_duplicates
 from tformer.data import Windows, side_by_side, split
 from tformer.minimal import MiniGPT
 from tformer.tokenizer import Tokenizer
 
-STEPS, LOOKS, LENGTH, BATCH, LR = 800, 16, 64, 8, 3e-3
-ORIGINALS, NEW, VERSIONS, VOCAB = 100, 60, 3, 600
+STEPS = 800
+LOOKS = 16
+LENGTH = 64
+BATCH = 8
+LR = 3e-3
+ORIGINALS = 100
+NEW = 60
+VERSIONS = 3
+VOCAB = 600
 SPLITS = {"by document": None, "by family": 0.3}    # how alike stay together
 
 
@@ -46,7 +53,8 @@ def corpora(seed):
     some = [text for i, text in enumerate(some) if i not in known]
     dice = random.Random(seed)
     dice.shuffle(some)
-    new, some = some[:NEW], some[NEW:NEW + ORIGINALS]
+    new = some[:NEW]
+    some = some[NEW:NEW + ORIGINALS]
     every = [text if n == 0 else version(text, dice)
              for text in some for n in range(VERSIONS)]
     dice.shuffle(every)

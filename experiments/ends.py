@@ -11,18 +11,19 @@ A run that was stopped goes on after the last whole row.
 """
 import statistics
 
-import common
 import torch
-from common import (
-    BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN)
-from ladder import Grown
 
+import common
+from common import BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN
+from ladder import Grown
 from tformer import stories
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
 from tformer.minimal import MiniGPT, evaluate, fit, to_ids, windows
 
-VOCAB, TOKEN_CONTEXT = 512, 64          # of the row in tokens
+# of the row in tokens
+VOCAB = 512
+TOKEN_CONTEXT = 64
 
 
 def row_bytes(text, held_out):

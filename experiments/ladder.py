@@ -24,30 +24,46 @@ import argparse
 import statistics
 import time
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 
-import common
 import torch
-from common import BATCH, D_MODEL, HELD_OUT, N_HEADS, N_LAYERS, TRAIN
 from torch import nn
 from torch.nn import functional as F
 
+import common
+from common import BATCH, D_MODEL, HELD_OUT, N_HEADS, N_LAYERS, TRAIN
 from tformer import optim, stories
 from tformer.attention import SelfAttention
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
 from tformer.layers import (
-    FeedForward, GatedFeedForward, LayerNorm, Linear, PreNorm, RMSNorm,
-    init_weights, swiglu_width)
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    Linear,
+    PreNorm,
+    RMSNorm,
+    init_weights,
+    swiglu_width,
+)
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import MiniGPT, next_id_loss, windows
 from tformer.position import Embedding, SinusoidalPositions
 from tformer.rotary import Rotary
 
-VOCAB, LENGTH, MAX_LEN, EVERY = 512, 64, 128, 10
+VOCAB = 512
+LENGTH = 64
+MAX_LEN = 128
+EVERY = 10
 LOOKED_AT = 10_000                      # bytes of held-out stories
-RATE, WARMUP, HORIZON = 3e-3, 20, 160   # each rate: the best of two or three
-GOAL, RESULT, TOUR_STEPS = 0.25, 0.193, 1800
+# each rate: the best of two or three
+RATE = 3e-3
+WARMUP = 20
+HORIZON = 160
+GOAL = 0.25
+RESULT = 0.193
+TOUR_STEPS = 1800
 
 
 class Grown(nn.Module):
@@ -56,7 +72,9 @@ class Grown(nn.Module):
     def __init__(self, chapter, n_layers=N_LAYERS, norms=True, places=True,
                  vocab_size=VOCAB):
         super().__init__()
-        self.chapter, self.norms, self.max_len = chapter, norms, MAX_LEN
+        self.chapter = chapter
+        self.norms = norms
+        self.max_len = MAX_LEN
         self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL ** 0.5)
         self.positions = (SinusoidalPositions(MAX_LEN, D_MODEL)
                           if chapter < 5 and places else None)
@@ -185,7 +203,8 @@ class Lesson:
     def __init__(self, name, seed=0):
         make, learn, _ = VARIANTS[name]
         torch.manual_seed(seed)
-        self.model, self.taken = make(), 0
+        self.model = make()
+        self.taken = 0
         self.optimizers, self.factor = learn(self.model)
         self.rates = [[group["lr"] for group in o.param_groups]
                       for o in self.optimizers]
@@ -195,8 +214,8 @@ class Lesson:
         self.taken += 1
         loss = next_id_loss(self.model, next(self.batches))
         loss.backward()
-        for optimizer, rates in zip(self.optimizers, self.rates):
-            for group, rate in zip(optimizer.param_groups, rates):
+        for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * self.factor(self.taken)
             optimizer.step()
             optimizer.zero_grad()
@@ -204,7 +223,9 @@ class Lesson:
 
 def train(name, seed, steps):
     "One run, until it has the tour's result."
-    lesson, watch, curve = Lesson(name, seed), common.Stopwatch(), []
+    lesson = Lesson(name, seed)
+    watch = common.Stopwatch()
+    curve = []
     most = min(steps or VARIANTS[name][2], VARIANTS[name][2])
     while lesson.taken < most:
         with watch:
@@ -237,11 +258,13 @@ def layer_of(fused):
 def writes(cached, n=200):
     "Two hundred tokens, one after another."
     torch.manual_seed(0)
-    model, ids = gpt(max_len=n), torch.zeros(1, 1, dtype=torch.long)
+    model = gpt(max_len=n)
+    ids = torch.zeros(1, 1, dtype=torch.long)
 
     def write():
         with torch.no_grad():
-            kept, seen = model.new_cache(1) if cached else None, ids
+            kept = model.new_cache(1) if cached else None
+            seen = ids
             for _ in range(n - 1):
                 part = seen[:, -1:] if cached else seen
                 new = model(part, cache=kept)[:, -1:].argmax(-1)
@@ -319,7 +342,7 @@ def clock(group, rounds):
             seconds[0]] * 3
         yield {"group": group, "what": name, "rounds": str(rounds),
                **{key: f"{value:.5f}" for key, value in zip(
-                   ("low", "seconds", "high"), quarter)},
+                   ("low", "seconds", "high"), quarter, strict=True)},
                **common.about()}
 
 
@@ -328,7 +351,7 @@ def clock(group, rounds):
 def crossing(curve, goal):
     "The step at which the loss is first at most `goal`, interpolated."
     points = [tuple(map(float, p.split(":"))) for p in curve.split()]
-    for (at, loss), (then, less) in zip([(0, 6.0), *points], points):
+    for (at, loss), (then, less) in pairwise([(0, 6.0), *points]):
         if less <= goal:
             return at + (then - at) * (loss - goal) / (loss - less)
     return points[-1][0]                # not within the run: at least that
@@ -344,7 +367,8 @@ class Evidence:
     "What the runs and the clock say, as numbers: one for each seed."
 
     def __init__(self, runs, times):
-        self.runs, self.times = runs, {
+        self.runs = runs
+        self.times = {
             (t["group"], t["what"]): [float(t[key]) for key in (
                 "seconds", "low", "high")] for t in times}
         tour = [row["curve"].split() for row in common.read(
@@ -399,8 +423,10 @@ def verdict(before, after):
 
 def parts(e):
     "The rows: chapter, part, what for, unit, was, now, before, after."
-    to, far = f"steps to {GOAL} nats/byte", "nats/byte beyond what was trained"
-    s, deep_loss = "seconds to 0.25 nats/byte", "nats/byte, 16 layers"
+    to = f"steps to {GOAL} nats/byte"
+    far = "nats/byte beyond what was trained"
+    s = "seconds to 0.25 nats/byte"
+    deep_loss = "nats/byte, 16 layers"
     yield 2, "tokens", to, "bytes", "tokens", e.steps("tour"), e.steps(
         "tokens")
     yield 2, "tokens", s, "bytes", "tokens", e.seconds("tour"), e.seconds(
@@ -446,7 +472,8 @@ def parts(e):
 
 def spread(name, values):
     "The middle of the seeds or rounds, the range and how wide it is."
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     return {name: f"{statistics.median(values):.3f}", f"{name}_low":
             f"{low:.3f}", f"{name}_high": f"{high:.3f}",
             f"{name}_spread": f"{high - low:.3f}"}

@@ -19,10 +19,11 @@ import torch
 import common
 from tformer import stories
 from tformer.minimal import MiniGPT, evaluate, next_id_loss, to_ids, windows
-from tformer.optim import (
-    AdamW, clip_grad_norm, param_groups, set_lr, warmup_cosine)
+from tformer.optim import AdamW, clip_grad_norm, param_groups, set_lr, warmup_cosine
 
-STEPS, BATCH, LENGTH = 300, 8, 64
+STEPS = 300
+BATCH = 8
+LENGTH = 64
 SETTINGS = {
     "warm-up": {"lr 0.002": {"lr": 2e-3}, "lr 0.02": {"lr": 2e-2}},
     "bias correction": {"lr 0.003": {"lr": 3e-3}, "lr 0.006": {}},
@@ -47,7 +48,7 @@ def loss_of(without, seed, steps, lr=6e-3, decay=0.01):
     schedule = warmup_cosine(
         steps, 0 if without == "warm-up" else steps // 10)
     batches = windows(TRAIN, LENGTH, BATCH, seed)
-    for step, batch in zip(range(1, steps + 1), batches):
+    for step, batch in zip(range(1, steps + 1), batches, strict=True):
         set_lr(optimizer, schedule(step))
         optimizer.zero_grad()
         next_id_loss(model, batch).backward()

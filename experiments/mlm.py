@@ -24,35 +24,51 @@ texts, `distinct` is the share of different ones among all runs of four words.
 """
 import copy
 
-import common
 import torch
-from trained import fill_told, nats_per_blank, optimizers, told
 
+import common
 import tformer
 from tformer.bert import BertConfig, BertMaskedLM, BertTagger
 from tformer.layers import init_weights
 from tformer.mlm import (
-    SPECIAL, Blanks, Texts, encode_rows, encoded, label_loss, on_top, write)
+    SPECIAL,
+    Blanks,
+    Texts,
+    encode_rows,
+    encoded,
+    label_loss,
+    on_top,
+    write,
+)
 from tformer.optim import AdamW, warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, update
 from tformer.trained import Trained, share_right
 from tformer.wordpiece import tag_story
+from trained import fill_told, nats_per_blank, optimizers, told
 
-STEPS, RATE_STEPS = 900, 400
+STEPS = 900
+RATE_STEPS = 400
 SHAPE = dict(d_model=64, n_layers=2, n_heads=4, max_len=128, dropout=0.0)
-READ, NEW, WRITTEN = 4000, 200, 60
+READ = 4000
+NEW = 200
+WRITTEN = 60
 RATES = {"15 %": (0.15,), "40 %": (0.4,), "all rates": (None,)}
 LABELS = (4, 12, 36, 108, 324)      # stories with tags
 METHODS = {"tuned": 90, "frozen": 900, "untrained": 900}     # steps at most
-LOOK, PATIENCE, CHOSEN_ON = 90, 4, 100
-ORDERS, TEMPERATURES, PASSES = ("confident", "left", "random"), (1, 0.5, 0.3), 64
+LOOK = 90
+PATIENCE = 4
+CHOSEN_ON = 100
+ORDERS = ("confident", "left", "random")
+TEMPERATURES = (1, 0.5, 0.3)
+PASSES = 64
 COLUMNS = ("best", "loss", "at_blanks", "filled", "right", "flawless", "distinct")
 
 
 def train_rate(variant, seed, steps):
     "A small BERT on stories, and what it can do."
-    read, new = told(READ, seed=seed), told(NEW, seed=99)
+    read = told(READ, seed=seed)
+    new = told(NEW, seed=99)
     tokenizer = Tokenizer.train(told(READ, 0), 635, special_tokens=SPECIAL)
     torch.manual_seed(seed)
     model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **SHAPE))
@@ -112,7 +128,8 @@ class Head(torch.nn.Module):
 
     def __init__(self, tagger):
         super().__init__()
-        self.tagger, self.known = tagger, {}
+        self.tagger = tagger
+        self.known = {}
 
     def forward(self, ids, **how):
         key = ids.numpy().tobytes()
@@ -140,7 +157,7 @@ def tune(variant, seed, steps, labels):
     schedule = warmup_cosine(steps, min(10, steps))
     run = Head(model) if variant == "frozen" else model
     best = (-1.0, 0, None)
-    for step, batch in zip(range(1, steps + 1), batches):
+    for step, batch in zip(range(1, steps + 1), batches, strict=True):
         update(run, [optimizer], [batch], step, loss=label_loss,
                schedule=schedule, clip=1.0)
         if step % LOOK == 0 or step == steps:

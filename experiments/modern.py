@@ -16,24 +16,32 @@ import argparse
 import time
 from pathlib import Path
 
-import common
 import torch
-from common import (
-    BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN, VOCAB)
 from torch import nn
 
+import common
+from common import BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN, VOCAB
 from tformer import stories
-from tformer.layers import (
-    FeedForward, GatedFeedForward, LayerNorm, Linear, PreNorm, RMSNorm,
-    init_weights)
 from tformer.attention import SelfAttention
+from tformer.layers import (
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    Linear,
+    PreNorm,
+    RMSNorm,
+    init_weights,
+)
 from tformer.minimal import evaluate, fit, to_ids, windows
 from tformer.position import Embedding, LearnedPositions
 from tformer.rotary import Rotary
 
 OUT = common.RECORDS / "modern.csv"
 STEPS = 600
-D_HEAD, D_FF, EPS, KV_HEADS = D_MODEL // N_HEADS, 4 * D_MODEL, 1e-5, 2
+D_HEAD = D_MODEL // N_HEADS
+D_FF = 4 * D_MODEL
+EPS = 1e-5
+KV_HEADS = 2
 
 LLAMA = "RoPE", "RMSNorm", "SwiGLU", "no biases", "grouped heads", "untied"
 VARIANTS = {"GPT": ()} | {name: (name,) for name in LLAMA} | {
@@ -45,7 +53,8 @@ class Mixed(nn.Module):
 
     def __init__(self, changes=(), d_ff=D_FF):
         super().__init__()
-        self.changes, self.max_len = changes, MAX_LEN
+        self.changes = changes
+        self.max_len = MAX_LEN
         self.bias = "no biases" not in changes
         self.embed = Embedding(VOCAB, D_MODEL)
         self.embed_pos = (None if "RoPE" in changes
@@ -93,7 +102,8 @@ def count(changes, d_ff):
 
 def equal_width(changes):
     "The d_ff that brings a variant nearest to the parameters of GPT-2."
-    goal, one = count((), D_FF), count(changes, 1)
+    goal = count((), D_FF)
+    one = count(changes, 1)
     return max(1, 1 + round((goal - one) / (count(changes, 2) - one)))
 
 

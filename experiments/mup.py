@@ -21,9 +21,12 @@ from tformer import stories
 from tformer.minimal import MiniGPT, evaluate, next_id_loss, to_ids, windows
 from tformer.optim import AdamW, clip_grad_norm, mup_groups, set_lr, warmup_cosine
 
-BASE, WIDTHS = 32, [32, 80, 160]
+BASE = 32
+WIDTHS = [32, 80, 160]
 RATES = [2.0 ** -i for i in range(9, 3, -1)]
-STEPS, BATCH, LENGTH = 80, 4, 64
+STEPS = 80
+BATCH = 4
+LENGTH = 64
 CASES = [{"way": way, "width": width, "lr": lr} for width in WIDTHS
          for way in ("standard", "mup") for lr in RATES
          if way == "standard" or width > BASE]
@@ -43,7 +46,7 @@ def train(way, width, lr, seed, steps):
                       weight_decay=0.0)
     schedule = warmup_cosine(steps, steps // 10)
     batches = windows(TRAIN, LENGTH, BATCH, seed)
-    for step, batch in zip(range(1, steps + 1), batches):
+    for step, batch in zip(range(1, steps + 1), batches, strict=True):
         set_lr(optimizer, schedule(step))
         optimizer.zero_grad()
         next_id_loss(model, batch).backward()

@@ -21,16 +21,18 @@ import time
 from functools import partial
 from pathlib import Path
 
-import common
 import torch
-from common import BATCH, HELD_OUT, TRAIN
 from torch import nn
 
+import common
+from common import BATCH, HELD_OUT, TRAIN
 from tformer import stories
 from tformer.minimal import Block, MiniGPT, evaluate, fit, to_ids, windows
 
 OUT = common.RECORDS / "parts.csv"
-STEPS, LR, LOOKS = 1800, 6e-3, 18
+STEPS = 1800
+LR = 6e-3
+LOOKS = 18
 LOOKED_AT = 10_000                      # bytes of stories
 
 
@@ -68,7 +70,8 @@ class Plain(Block):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.attention_norm, self.mlp_norm = nn.Identity(), nn.Identity()
+        self.attention_norm = nn.Identity()
+        self.mlp_norm = nn.Identity()
 
 
 class Without(MiniGPT):
@@ -105,7 +108,8 @@ def looking(batches, model, steps, held_out, curve):
 
 def train(name, seed, steps, ids, held_out):
     "One line of the table."
-    began, curve = time.perf_counter(), []
+    began = time.perf_counter()
+    curve = []
     make, lr = VARIANTS[name]
     torch.manual_seed(seed)
     model = make()

@@ -19,21 +19,27 @@ import statistics
 import time
 from pathlib import Path
 
-import common
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import common
 from tformer.attention import SelfAttention
 from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
 from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
 from tformer.rotary import ALiBi, Rotary, T5Bias
 
 OUT = common.RECORDS / "positions.csv"
-D_MODEL, N_HEADS, VOCAB = 64, 4, 16
-BATCH, TRAINED, TESTED, BLOCK = 32, 32, 128, 16
+D_MODEL = 64
+N_HEADS = 4
+VOCAB = 16
+BATCH = 32
+TRAINED = 32
+TESTED = 128
+BLOCK = 16
 TEST_BATCH = 256
-BACK, VALUES = 4, 4
+BACK = 4
+VALUES = 4
 NOTHING = -100                          # no answer is asked for here
 
 ABSOLUTE = {"sinusoid": lambda: SinusoidalPositions(TESTED, D_MODEL),
@@ -49,7 +55,8 @@ class Model(nn.Module):
 
     def __init__(self, method):
         super().__init__()
-        bias, rotary = BIAS.get(method), ROTARY.get(method)
+        bias = BIAS.get(method)
+        rotary = ROTARY.get(method)
         self.embed = Embedding(VOCAB, D_MODEL, scale=D_MODEL ** 0.5)
         self.positions = ABSOLUTE.get(method, lambda: None)()
         self.blocks = nn.Sequential(
@@ -77,7 +84,8 @@ def back(ids):
 
 def latest(ids):
     "The value that came last with the same key; nothing for a new key."
-    key, value = ids // VALUES, ids % VALUES
+    key = ids // VALUES
+    value = ids % VALUES
     n = ids.shape[1]
     same = (key[:, :, None] == key[:, None, :]) & torch.ones(
         n, n, dtype=torch.bool).tril(-1)
@@ -110,14 +118,16 @@ def test(model, task):
     draw = torch.Generator().manual_seed(10_000)
     ids = torch.randint(VOCAB, (TEST_BATCH, TESTED), generator=draw)
     answer = TASKS[task](ids)
-    right, asked = model(ids).argmax(-1) == answer, answer != NOTHING
+    right = model(ids).argmax(-1) == answer
+    asked = answer != NOTHING
     per_block = [x.sum(0).view(-1, BLOCK).sum(-1) for x in (right, asked)]
     return (per_block[0] / per_block[1]).tolist()
 
 
 def rows_of(task, method, seeds, steps):
     "The lines of one method on one task."
-    began, results = time.perf_counter(), []
+    began = time.perf_counter()
+    results = []
     for seed in range(seeds):
         torch.manual_seed(seed)
         model = Model(method)
@@ -125,8 +135,8 @@ def rows_of(task, method, seeds, steps):
         results.append(test(model, task))
     took = time.perf_counter() - began
     print(f"{task:>6} {method:>8}", *(f"{statistics.mean(r):.2f}"
-          for r in zip(*results)), f" {took:.0f} s", flush=True)
-    for i, block in enumerate(zip(*results)):
+          for r in zip(*results, strict=True)), f" {took:.0f} s", flush=True)
+    for i, block in enumerate(zip(*results, strict=True)):
         yield {
             "task": task, "method": method,
             "first": i * BLOCK, "last": (i + 1) * BLOCK - 1,

@@ -15,15 +15,16 @@ Every method is a curve: its own number varies. All of them draw at temperature
 The rows go to tformer/records/sampling.csv, which travels with the package.
 Rows are written as they come; a run that was stopped goes on where it was.
 """
-import common
 import torch
 
+import common
 import tformer
 from tformer.sampling import Sampler, Sampling, distinct
 from tformer.trained import END, share_right
 
 OUT = "sampling.csv"
-TEXTS, HOT = 120, 1.5
+TEXTS = 120
+HOT = 1.5
 METHODS = {         # for each curve what is set, to what, besides what
     "temperature": ("temperature", (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5), {}),
     "top-k": ("top_k", (2, 3, 5, 10, 20), {}),
@@ -43,7 +44,8 @@ def write(trained, sampler, n):
     model, tokenizer, _ = trained
     end = tokenizer.token_to_id(END)
     ids = torch.full((n, 1), end)
-    cache, new = model.new_cache(n), ids
+    cache = model.new_cache(n)
+    new = ids
     while ids.shape[1] < model.max_len and not (
             ids[:, 1:] == end).any(1).all():
         logits = model(new, cache=cache)[:, -1]

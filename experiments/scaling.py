@@ -27,9 +27,19 @@ from tformer.minimal import windows
 from tformer.tokenizer import Tokenizer
 
 WIDTHS = 12, 16, 24, 32, 40, 48, 64
-VOCAB, LAYERS, HEADS, LENGTH, BATCH, LEVEL = 512, 2, 2, 64, 8, 2
-PER_WEIGHT, LR, WARMUP, FLOOR = 20, 0.01, 0.1, 0.1
-TRAIN, HELD_OUT = 7_000_000, 100_000        # characters
+VOCAB = 512
+LAYERS = 2
+HEADS = 2
+LENGTH = 64
+BATCH = 8
+LEVEL = 2
+PER_WEIGHT = 20
+LR = 0.01
+WARMUP = 0.1
+FLOOR = 0.1
+# characters
+TRAIN = 7_000_000
+HELD_OUT = 100_000
 
 
 def make(width):
@@ -56,7 +66,7 @@ def fit(model, ids, steps, seed, lr):
     optimizer = torch.optim.AdamW(model.parameters(), lr,
                                   betas=(0.9, 0.95), weight_decay=0.1)
     for step, window in zip(range(1, steps + 1),
-                            windows(ids, LENGTH, BATCH, seed)):
+                            windows(ids, LENGTH, BATCH, seed), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = lr * factor(step, steps)
         loss = loss_of(model, window)
@@ -83,8 +93,9 @@ def texts(train):
     return ids, held, len(held_out.encode()) / len(held)
 
 
-def train(width, seed, share, ids, held_out, bytes_a_token):
+def train(width, seed, share, data):
     "One line of the table."
+    ids, held_out, bytes_a_token = data
     torch.manual_seed(seed)
     model = make(width)
     n = sum(p.numel() for p in model.parameters())
@@ -116,7 +127,7 @@ def main():
     for seed in range(args.seeds):
         for width in args.sizes:
             if (width, seed) not in done:
-                rows.append(train(width, seed, args.tokens, *data))
+                rows.append(train(width, seed, args.tokens, data))
                 rows.sort(key=lambda r: (int(r["width"]), int(r["seed"])))
                 write(rows, args.out)
 

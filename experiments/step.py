@@ -7,7 +7,8 @@ A step is forward, loss, backward, clipping and AdamW, at 6 layers of width
 384, 10,000 ids and 8 x 256 tokens: the step of tests/bench/bench_training.py.
 The profiler of PyTorch tells the time of every operation without those that it
 calls, of which the shares are taken; the time of a step is the processor's,
-without the profiler, so that others on the machine do not count. An operation belongs to one part: products of matrices are "matmul",
+without the profiler, so that others on the machine do not count. An operation
+belongs to one part: products of matrices are "matmul",
 those of the loss too; the fused kernel is "attention"; what else happens
 inside the loss is "loss"; clipping and AdamW are "optimizer"; the rest, which
 reads and writes every number once, is "norms and activations": norms,
@@ -36,12 +37,11 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
-import common  # noqa: E402
-
-from tformer.costs import flops, read_sizes  # noqa: E402
-from tformer.gpt import GPT, GPTConfig  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.optim import chunked_cross_entropy  # noqa: E402
+import common
+from tformer.costs import flops, read_sizes
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig
+from tformer.optim import chunked_cross_entropy
 
 OUT = common.RECORDS / "step.csv"
 PHASES = ("forward", "backward", "update")
@@ -50,7 +50,10 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 SIZE = dict(vocab_size=10_000, d_model=384, n_heads=6, n_layers=6,
             max_len=256)
 SMALL = dict(vocab_size=40, d_model=16, n_heads=2, n_layers=1, max_len=8)
-STEPS, WARM, BATCH, PRODUCTS = 7, 3, 8, 20
+STEPS = 7
+WARM = 3
+BATCH = 8
+PRODUCTS = 20
 PRODUCT = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
            "aten::addmm_", "aten::baddbmm_"}
 
@@ -122,7 +125,8 @@ def milliseconds(run):
 def product(size):
     "Milliseconds of the product that feed-forward layers begin with."
     d = size["d_model"]
-    x, w = torch.randn(BATCH * size["max_len"], d), torch.randn(4 * d, d)
+    x = torch.randn(BATCH * size["max_len"], d)
+    w = torch.randn(4 * d, d)
     with torch.no_grad():
         began = time.process_time()
         F.linear(x, w)
@@ -139,7 +143,8 @@ def measure(name, precision, size, steps):
         step(model, optimizer, ids, dtype)
     for _ in range(WARM if steps > 1 else 1):
         run()
-    seen, products = [], []
+    seen = []
+    products = []
     for _ in range(steps):
         products += [product(size) for _ in range(-(-PRODUCTS // steps))]
         seen.append(milliseconds(run))

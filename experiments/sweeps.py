@@ -16,12 +16,14 @@ from common import Stopwatch, about, kept, write
 from common import parser as command_line
 from scaling import TRAIN, evaluate, fit, make, texts
 
-WIDTHS, STEPS = (16, 32, 64), 400
+WIDTHS = (16, 32, 64)
+STEPS = 400
 RATES = 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128
 
 
-def train(width, lr, seed, steps, ids, held_out, bytes_a_token):
+def train(width, lr, seed, steps, data):
     "One line of the table."
+    ids, held_out, _ = data
     torch.manual_seed(seed)
     model = make(width)
     with Stopwatch() as watch:
@@ -51,7 +53,7 @@ def main():
         for width in args.widths:
             for lr in RATES:
                 if (width, lr, seed) not in done:
-                    rows.append(train(width, lr, seed, args.steps, *data))
+                    rows.append(train(width, lr, seed, args.steps, data))
                     write(sorted(rows, key=place), args.out)
 
 

@@ -28,8 +28,8 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from common import Stopwatch, about
 
+from common import Stopwatch, about
 from tformer import parallel, stories, translation
 from tformer.bert import BertConfig, BertMaskedLM
 from tformer.data import Padded
@@ -37,29 +37,58 @@ from tformer.layers import init_weights
 from tformer.llama import Llama, LlamaConfig
 from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
 from tformer.mlm import (
-    SPECIAL, WORDS, Blanks, Marks, Neighbors, encode_rows, encoded,
-    label_loss, told_before, write)
-from tformer.optim import (
-    AdamW, Muon, hidden_matrices, inverse_sqrt, warmup_cosine)
+    SPECIAL,
+    WORDS,
+    Blanks,
+    Marks,
+    Neighbors,
+    encode_rows,
+    encoded,
+    label_loss,
+    told_before,
+    write,
+)
+from tformer.optim import AdamW, Muon, hidden_matrices, inverse_sqrt, warmup_cosine
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.train import Trainer, next_token_loss
 from tformer.trained import (
-    END, Tour, TourConfig, Trained, load, read_card, save_trained,
-    share_copied, share_right, tell)
+    END,
+    Tour,
+    TourConfig,
+    Trained,
+    load,
+    read_card,
+    save_trained,
+    share_copied,
+    share_right,
+    tell,
+)
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
-SEED, NEW_SEED, LEVEL = 0, 1, 1         # of the stories; NEW: never trained on
+# of the stories; NEW: never trained on
+SEED = 0
+NEW_SEED = 1
+LEVEL = 1
 STEPS = {"stories": 800, "tour": 1800, "tour_no_mask": 1800,
          "translator": 4000, "bert": 3400}
 SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
              tied=True)
-BATCH, WARMUP, LR, TABLE_LR = 32, 40, 0.02, 5e-3
-VOCAB, READ = 632, 4000     # no pair is left beyond; stories that it is from
-LOOKS, SAMPLES, NEW = 10, 200, 500
+BATCH = 32
+WARMUP = 40
+LR = 0.02
+TABLE_LR = 5e-3
+# no pair is left beyond; stories that it is from
+VOCAB = 632
+READ = 4000
+LOOKS = 10
+SAMPLES = 200
+NEW = 500
 RUNS = (2, 4, 8, 16, 32)    # words
 BERT = dict(d_model=96, n_layers=3, n_heads=4, max_len=128, dropout=0.0)
-FIRST, RATES = (0.3,), (0.15, None)     # of blanks; None: every rate
+# of blanks; None: every rate
+FIRST = (0.3,)
+RATES = (0.15, None)
 BEGINNING = 0.3                         # of the steps, with the first rate
 PASSES = (1, 2, 4, 8, 16, 32, 64)       # when it writes
 SIDES = {"alone": (0, 0), "left": (1, 0), "two left": (2, 0),
@@ -68,9 +97,16 @@ FLOOR = 0.074               # nats per byte: entropy of level 1, appendix A2
 # of the translator
 TRANSLATOR = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
                   dropout=0.0)
-PAIRS, PAIRS_A_STEP, TRIED, PIECES = 100_000, 64, 2000, 1500
-PEAK, UP = 3e-3, 400        # the learning rate, and steps until it is reached
-EVERY, LAST = 100, 5        # steps between checkpoints; how many are averaged
+PAIRS = 100_000
+PAIRS_A_STEP = 64
+TRIED = 2000
+PIECES = 1500
+# the learning rate, and steps until it is reached
+PEAK = 3e-3
+UP = 400
+# steps between checkpoints; how many are averaged
+EVERY = 100
+LAST = 5
 BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05, "exact": 0.03,
          "filled": 0.02, "blank_loss": 0.03}
 
@@ -91,7 +127,7 @@ def nats_per_byte(trained, texts):
     batches = Padded(rows(trained.tokenizer, texts), batch=50)
     total = sum(next_token_loss(trained.model, batch).item() * batch.count
                 for _, batch in zip(range(math.ceil(len(texts) / 50)),
-                                    batches))
+                                    batches, strict=True))
     return total / sum(len(text.encode()) + 1 for text in texts)
 
 
@@ -117,7 +153,8 @@ def train_stories(steps):
     tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[END])
     torch.manual_seed(SEED)
     model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
-    trained, looking = Trained(model, tokenizer, {}), Stopwatch()
+    trained = Trained(model, tokenizer, {})
+    looking = Stopwatch()
 
     def look(model):
         spent = time.process_time() - began - looking.seconds
@@ -192,7 +229,8 @@ def train_translator(steps):
     model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(tokenizer),
                                          **TRANSLATOR))
     trained = Trained(model, tokenizer, {})
-    last, looking = deque(maxlen=LAST), Stopwatch()
+    last = deque(maxlen=LAST)
+    looking = Stopwatch()
 
     def look(model):
         spent = time.process_time() - began - looking.seconds
@@ -337,7 +375,8 @@ def train_bert(steps):
     torch.manual_seed(SEED)
     model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **BERT))
     init_weights(model, std=0.1)    # larger than BERT's, for a short run
-    trained, looking = Trained(model, tokenizer, {}), Stopwatch()
+    trained = Trained(model, tokenizer, {})
+    looking = Stopwatch()
     lengths = [len(ids) for ids in tokenizer.encode_batch(new[:n])]
 
     def look(model):
@@ -349,7 +388,9 @@ def train_bert(steps):
                     "seconds": spent}
 
     rows = encode_rows(tokenizer, read)
-    began, history, first = time.process_time(), [], round(BEGINNING * steps)
+    began = time.process_time()
+    history = []
+    first = round(BEGINNING * steps)
     for rates, part in ((FIRST, first), (RATES, steps - first)):
         batches = Blanks(rows, tokenizer, rates=rates, batch=BATCH, seed=SEED)
         past = Trainer(

@@ -13,21 +13,35 @@ without smoothing, so that vocabularies compare.
 from functools import partial
 
 import torch
-from common import Kept, Stopwatch, arguments, run
 
+from common import Kept, Stopwatch, arguments, run
 from tformer import parallel
 from tformer.optim import AdamW, inverse_sqrt
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.translation import (
-    SPECIAL, Pairs, Sides, average, score, translate, translation_loss)
+    SPECIAL,
+    Pairs,
+    Sides,
+    average,
+    score,
+    translate,
+    translation_loss,
+)
 
-READ, NEW, PIECES = 20_000, 300, 1200
+READ = 20_000
+NEW = 300
+PIECES = 1200
 SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64,
              dropout=0.0)
-STEPS, BATCH, PEAK, UP = 400, 48, 4e-3, 100
-EVERY, LAST = 20, 5         # steps between checkpoints; how many are averaged
+STEPS = 400
+BATCH = 48
+PEAK = 4e-3
+UP = 100
+# steps between checkpoints; how many are averaged
+EVERY = 20
+LAST = 5
 VARIANTS = {
     "whole": {}, "no smoothing": dict(smoothing=0.0),
     "no warm-up": dict(up=1), "no averaging": dict(last=1),

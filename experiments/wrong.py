@@ -19,9 +19,9 @@ on where it was.
 import functools
 import math
 
-import common
 import torch
 
+import common
 from tformer import stories
 from tformer.corpora import documents
 from tformer.data import Batch, Windows
@@ -30,9 +30,19 @@ from tformer.optim import AdamW, clip_grad_norm, set_lr, warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import mean_loss, next_token_loss
 
-STEPS, WARMUP, LR, LOOK = 200, 20, 8e-3, 25
-VOCAB, WIDTH, LAYERS, LENGTH, BATCH = 512, 48, 2, 64, 8
-TRAIN, READ, HELD_OUT = 1_000_000, 300_000, 40_000      # characters
+STEPS = 200
+WARMUP = 20
+LR = 8e-3
+LOOK = 25
+VOCAB = 512
+WIDTH = 48
+LAYERS = 2
+LENGTH = 64
+BATCH = 8
+# characters
+TRAIN = 1_000_000
+READ = 300_000
+HELD_OUT = 40_000
 
 
 @functools.cache
@@ -47,7 +57,7 @@ def texts():
 
 def some(ids, n, seed=0):
     "The first so many batches of windows."
-    return [b for _, b in zip(range(n), Windows(ids, LENGTH, seed=seed))]
+    return [b for _, b in zip(range(n), Windows(ids, LENGTH, seed=seed), strict=True)]
 
 
 def blind(batches):
@@ -64,11 +74,13 @@ def unshifted_loss(model, batch):
 def ways(seed, steps):
     "Of each case: its batches, new stories, and how it is trained."
     ids, held, docs = texts()
-    batches, news = some(ids, steps, seed), some(held, 8, seed=1)
+    batches = some(ids, steps, seed)
+    news = some(held, 8, seed=1)
     draw = torch.Generator().manual_seed(seed)
     rubbish = [Batch(*torch.randint(VOCAB, (2, BATCH, LENGTH),
                                     generator=draw)) for _ in range(4)]
-    early, half = steps * 3 // 5, steps // 2
+    early = steps * 3 // 5
+    half = steps // 2
     sorted_ = batches[:early] + some(docs, steps - early, seed)
     spoiled = batches[:half] + rubbish + batches[half + 4:]
     return {
@@ -82,7 +94,7 @@ def ways(seed, steps):
     }
 
 
-def curves(batches, news, seed, steps, lr=LR, clip=1.0,
+def curves(batches, news, seed, steps, *, lr=LR, clip=1.0,
            loss=next_token_loss):
     "Losses of all steps, and those on new stories on the way."
     torch.manual_seed(seed)
@@ -91,7 +103,8 @@ def curves(batches, news, seed, steps, lr=LR, clip=1.0,
                               tied=True))
     optimizer = AdamW(model.parameters(), lr, betas=(0.9, 0.95))
     schedule = warmup_cosine(steps, min(WARMUP, steps))
-    found, fresh = [], []
+    found = []
+    fresh = []
     for step in range(1, steps + 1):
         set_lr(optimizer, schedule(step))
         mean = loss(model, batches[(step - 1) % len(batches)])

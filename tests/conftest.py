@@ -67,7 +67,9 @@ def run_less(config, items):
     with each: all combinations are run without, and the shapes are the
     same.
     """
-    tried, kept, left = set(), [], []
+    tried = set()
+    kept = []
+    left = []
     for item in items:
         test, _, of = item.nodeid.partition("[")
         values = {(test, name, repr(value)) for name, value in

@@ -56,7 +56,8 @@ def close(ours, reference, tolerance=1e-5):
 
 def equal_models(a, b):
     "The same tensors under the same names, bit for bit."
-    a, b = a.state_dict(), b.state_dict()
+    a = a.state_dict()
+    b = b.state_dict()
     assert list(a) == list(b)
     return all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n])
                for n in a)

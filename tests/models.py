@@ -14,9 +14,11 @@ from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
 try:
     from tformer import bert
 except ImportError as problem:
-    bert, NO_BERT = None, f"tformer.bert cannot be imported: {problem}"
+    bert = None
+    NO_BERT = f"tformer.bert cannot be imported: {problem}"
 
-VOCAB, MAX_LEN = 47, 20
+VOCAB = 47
+MAX_LEN = 20
 SIZE = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, d_ff=24,
             max_len=MAX_LEN)
 SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -55,7 +57,8 @@ class Row:
         call = model if via == "forward" else getattr(model, via)
         if self.source and (how.get("cache") is None or how["cache"].empty):
             rows = torch.arange(len(ids)) if rows is None else rows
-            src, keep = self.ids(3, 7, seed=9)[rows], torch.ones(3, 7).bool()
+            src = self.ids(3, 7, seed=9)[rows]
+            keep = torch.ones(3, 7).bool()
             keep[1, :3] = False
             keep = keep[rows]
             how |= dict(memory=model.encode(src, keep), memory_mask=keep)
@@ -105,7 +108,8 @@ def rows(*kinds, usual=None):
 
 # one model of each family
 FAMILIES = ["Seq2Seq", "GPT", "Llama, grouped, tied, scaled", "Bert"]
-every, causal = rows(), rows("causal")
+every = rows()
+causal = rows("causal")
 
 
 # --- texts of twelve ids that are fed in pieces, whole or padded on the left
@@ -124,7 +128,8 @@ def in_pieces(test):
 
 def pieces(row, model, ids, cache, sizes, pos=None):
     "Logits of a text that is fed in pieces."
-    parts, start = [], 0
+    parts = []
+    start = 0
     for n in sizes:
         part = slice(start, start := start + n)
         how = {} if pos is None else dict(pos=pos[:, part])

@@ -2,6 +2,7 @@
 import itertools
 import math
 from decimal import Decimal, localcontext
+from itertools import chain
 
 import pytest
 import torch
@@ -49,7 +50,9 @@ def exact_shares(scores):
 def test_softmax_equals_exact_decimals(row):
     exact = [float(p) for p in exact_shares(row)]
     ours = softmax(torch.tensor(row, dtype=torch.float64)).tolist()
-    assert all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(ours, exact))
+    assert all(
+        math.isclose(a, b, rel_tol=1e-12) for a, b in zip(ours, exact, strict=True)
+    )
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -3])
@@ -97,7 +100,7 @@ def test_softmax_of_nothing(dtype):
 
 def test_softmax_of_integers_is_refused():
     "Cast back to integers, all shares would be 0."
-    with pytest.raises(ValueError, match="floating type.*int64"):
+    with pytest.raises(ValueError, match=r"floating type.*int64"):
         softmax(torch.arange(3))
 
 
@@ -110,11 +113,13 @@ def test_masks_equal_loops(b, copies, t, s, data):
     pos, k_pos = (torch.tensor(data.draw(st.lists(
         st.lists(places, min_size=n, max_size=n), min_size=b, max_size=b)))
         for n in (t, s))
-    causal, padding = causal_mask(pos, k_pos), padding_mask(k_pos)
+    causal = causal_mask(pos, k_pos)
+    padding = padding_mask(k_pos)
     assert causal.shape == (b, 1, t, s) and padding.shape == (b, 1, 1, s)
     assert causal.dtype == padding.dtype == torch.bool
     for r, i, j in itertools.product(range(b), range(t), range(s)):
-        asks, asked = pos[r, i].item(), k_pos[r, j].item()
+        asks = pos[r, i].item()
+        asked = k_pos[r, j].item()
         assert causal[r, 0, i, j] == (asked <= asks)
         assert padding[r, 0, 0, j] == (asked >= 0)
         both = causal & padding
@@ -122,7 +127,8 @@ def test_masks_equal_loops(b, copies, t, s, data):
 
 
 def test_a_leading_one_broadcasts():
-    one, two = torch.arange(4)[None], torch.tensor([[0, 1, 2], [2, 3, 4]])
+    one = torch.arange(4)[None]
+    two = torch.tensor([[0, 1, 2], [2, 3, 4]])
     assert causal_mask(one, two).shape == (2, 1, 4, 3)
     assert causal_mask(two, one).shape == (2, 1, 3, 4)
     assert causal_mask(one, one).shape == (1, 1, 4, 4)
@@ -130,7 +136,8 @@ def test_a_leading_one_broadcasts():
 
 def test_causal_alone_lets_padding_in_and_a_padded_query_is_dead():
     pos = torch.tensor([[-1, 0, 1]])
-    causal, padding = causal_mask(pos, pos), padding_mask(pos)
+    causal = causal_mask(pos, pos)
+    padding = padding_mask(pos)
     assert causal[0, 0, 1, 0] and causal[0, 0, 0, 0]
     assert not (causal & padding)[0, 0, :, 0].any()
     assert not (causal & padding)[0, 0, 0].any()
@@ -185,9 +192,9 @@ X = torch.tensor([[0.1, 0.3], [0.4, 0.6], [0.7, 0.9]], dtype=torch.float64)
 ])
 def test_i_love_ai(causal, scale, firsts):
     at = torch.arange(3)[None]
-    out, w = attend(X, X, X, causal_mask(at, at)[0, 0] if causal else None,
+    out, _w = attend(X, X, X, causal_mask(at, at)[0, 0] if causal else None,
                     scale=scale)
-    for ours, exact in zip(out[:, 0].tolist(), firsts):
+    for ours, exact in zip(out[:, 0].tolist(), firsts, strict=True):
         digits = len(str(exact)) - 3
         assert abs(ours - exact) < 10.0 ** -min(digits, 15)
     assert torch.allclose(out[:, 1] - out[:, 0], torch.tensor(0.2).double(),
@@ -197,15 +204,15 @@ def test_i_love_ai(causal, scale, firsts):
 def test_i_love_ai_by_decimals():
     x = [[Decimal(a), Decimal(b)] for a, b in
          (("0.1", "0.3"), ("0.4", "0.6"), ("0.7", "0.9"))]
-    weights = [exact_shares([sum(a * b for a, b in zip(q, k)) / Decimal(2)
+    weights = [exact_shares([sum(a * b for a, b in zip(q, k, strict=True)) / Decimal(2)
                              .sqrt() for k in x]) for q in x]
-    exact = [[float(sum(w * v[i] for w, v in zip(row, x))) for i in (0, 1)]
+    exact = [[float(sum(w * v[i] for w, v in zip(row, x, strict=True))) for i in (0, 1)]
              for row in weights]
     out, w = attend(X, X, X)
     torch.testing.assert_close(out, torch.tensor(exact).double(),
                                rtol=0, atol=1e-7)
     assert all(math.isclose(a, float(b), rel_tol=1e-13)
-               for a, b in zip(w.flatten().tolist(), sum(weights, [])))
+               for a, b in zip(w.flatten().tolist(), chain(*weights), strict=True))
 
 
 @pytest.mark.parametrize("scale, first, second", [
@@ -227,14 +234,14 @@ def test_two_heads(scale, first, second):
                                rtol=1e-6, atol=1e-6)
     out, w = attend(q, k, v, scale=scale)
     assert all(math.isclose(a, b, rel_tol=1e-5)
-               for a, b in zip(w[0, 0].tolist(), first))
+               for a, b in zip(w[0, 0].tolist(), first, strict=True))
     assert all(math.isclose(a, b, rel_tol=1e-7)
-               for a, b in zip(out[0, 0].tolist(), second))
+               for a, b in zip(out[0, 0].tolist(), second, strict=True))
     assert all(math.isclose(a, b, rel_tol=1e-14)
-               for a, b in zip(out[1, 0].tolist(), [39.7, 40.6]))
+               for a, b in zip(out[1, 0].tolist(), [39.7, 40.6], strict=True))
     tail = [6.19568e-77, 7.87126e-39] if scale else [1.29679e-54, 1.13877e-27]
     assert all(math.isclose(a, b, rel_tol=1e-4)
-               for a, b in zip(w[1, 0].tolist(), tail))
+               for a, b in zip(w[1, 0, :2].tolist(), tail, strict=True))
 
 
 # parity with PyTorch
@@ -263,7 +270,7 @@ def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias,
     tilt = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
     (out * tilt).sum().backward()
     (ref * tilt).sum().backward()
-    for a, b in zip(ours, peer):
+    for a, b in zip(ours, peer, strict=True):
         assert a.grad.isfinite().all()
         close(a.grad, b.grad)
     if with_mask:
@@ -278,7 +285,8 @@ def test_masks_and_biases_broadcast(shape):
     "Two axes where scores have three; with four they are refused."
     lead = (3,) if len(shape) == 2 else (2, 3)
     q, k, v = qkv(5, 7, lead=lead)
-    mask, bias = some_mask(*shape, seed=3), randn(*shape, seed=4)
+    mask = some_mask(*shape, seed=3)
+    bias = randn(*shape, seed=4)
     full = (*lead, 5, 7)
     out, w = attend(q, k, v, mask, bias)
     long, w_long = attend(q, k, v, mask.expand(full), bias.expand(full))
@@ -322,8 +330,9 @@ def test_bfloat16_is_as_exact_as_sdpa(t, s, d, masked):
         return F.scaled_dot_product_attention(q, k, v, mask)
 
     ours = run(lambda *x: attend(*x, mask)[0], torch.bfloat16)
-    peer, truth = run(sdpa, torch.bfloat16), run(sdpa, torch.float64)
-    for a, b, exact in zip(ours, peer, truth):
+    peer = run(sdpa, torch.bfloat16)
+    truth = run(sdpa, torch.float64)
+    for a, b, exact in zip(ours, peer, truth, strict=True):
         error, limit = ((x - exact).abs().mean() for x in (a, b))
         assert error <= 1.1 * limit + 1e-6
         assert torch.allclose(a, exact, rtol=2**-7, atol=2e-2)
@@ -354,7 +363,8 @@ def test_under_autocast():
 def test_dead_rows_are_zero_with_finite_gradients(dtype, by):
     s = 0 if by == "no keys" else 4
     q, k, v = (x.requires_grad_() for x in qkv(3, s, dtype=dtype))
-    mask, bias = torch.ones(1, 1, 3, s).bool(), torch.zeros(3, s)
+    mask = torch.ones(1, 1, 3, s).bool()
+    bias = torch.zeros(3, s)
     if by == "mask":
         mask[..., 1, :] = False
     elif by == "bias":
@@ -398,8 +408,8 @@ def test_rows_sum_to_one_or_zero_and_outputs_stay_in_the_hull(t, s, few, seed):
 @given(sizes, sizes, seeds, st.floats(-50, 50))
 def test_a_constant_bias_changes_nothing(t, s, seed, c):
     q, k, v = qkv(t, s, seed=seed, dtype=torch.float64)
-    a, b = attend(q, k, v)[0], attend(q, k, v, bias=torch.full(
-        (t, 1), c, dtype=torch.float64))[0]
+    a = attend(q, k, v)[0]
+    b = attend(q, k, v, bias=torch.full((t, 1), c, dtype=torch.float64))[0]
     assert torch.allclose(a, b, atol=1e-11)
 
 
@@ -450,7 +460,7 @@ def test_the_inputs_are_left_alone():
     tensors = [*qkv(4, 5), some_mask(1, 1, 4, 5), randn(4, 5)]
     before = [x.clone() for x in tensors]
     attend(*tensors)
-    assert all(torch.equal(a, b) for a, b in zip(tensors, before))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_gradients_reach_the_bias():

@@ -18,14 +18,27 @@ from helpers import close, generator, needs_cuda, plain_only, spread
 from tformer import attention, rows
 from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import (
-    Attention, Cache, CrossAttention, LayerCache, SelfAttention,
-    attention_rules, combined_mask, explicit_attend, merge_heads,
-    split_heads)
+    Attention,
+    Cache,
+    CrossAttention,
+    LayerCache,
+    SelfAttention,
+    attention_rules,
+    combined_mask,
+    explicit_attend,
+    merge_heads,
+    split_heads,
+)
 from tformer.layers import RMSNorm
 from tformer.rotary import ALiBi, Rotary, T5Bias
 from tformer.rows import (
-    MemoryCache, Positions, fused_attend, online_attend, online_step,
-    repeat_heads)
+    MemoryCache,
+    Positions,
+    fused_attend,
+    online_attend,
+    online_step,
+    repeat_heads,
+)
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -135,7 +148,7 @@ def test_both_paths_agree(how, kv, d_v, dtype):
     near(fused, out)
     dead = (weights == 0).all(-1)
     assert (fused[dead] == 0).all() and (out[dead] == 0).all()
-    for a, b in zip(pull(fused, x), pull(out, x)):
+    for a, b in zip(pull(fused, x), pull(out, x), strict=True):
         assert a.isfinite().all()
         near(a, b)
     assert (pull(fused, x[:1])[0][dead] == 0).all()
@@ -143,7 +156,8 @@ def test_both_paths_agree(how, kv, d_v, dtype):
 
 def test_explicit_is_attend_head_by_head():
     q, k, v = qkv(t=5, s=7, d_v=3, kv=2)
-    mask, bias = some_mask(2, 4, 5, 7, dead=2), randn(2, 4, 5, 7, seed=5)
+    mask = some_mask(2, 4, 5, 7, dead=2)
+    bias = randn(2, 4, 5, 7, seed=5)
     out, weights = explicit_attend(q, k, v, mask, bias, 0.4)
     for i in range(4):
         o, w = attend(q[:, i], k[:, i // 2], v[:, i // 2], mask[:, i],
@@ -152,7 +166,8 @@ def test_explicit_is_attend_head_by_head():
 
 
 def test_causal_is_the_causal_mask():
-    x, at = qkv(), torch.arange(6)[None]
+    x = qkv()
+    at = torch.arange(6)[None]
     out, weights = explicit_attend(*x, mask=causal_mask(at, at))
     for path in (explicit_attend, fused_attend):
         y = path(*x, causal=True)
@@ -225,7 +240,8 @@ def test_autocast_does_not_reach_the_explicit_path():
 
 def test_the_meta_device_works():
     m = SelfAttention(16, 4, causal=True, rotary=Rotary(4)).to("meta")
-    x, cache = torch.empty(2, 5, 16, device="meta"), LayerCache()
+    x = torch.empty(2, 5, 16, device="meta")
+    cache = LayerCache()
     assert m(x).shape == (2, 5, 16)
     assert m(x, need_weights=True)[1].shape == (2, 4, 5, 5)
     pos = torch.empty(2, 5, dtype=torch.int64, device="meta")
@@ -247,7 +263,7 @@ def test_online_equals_attend(t, s, block, seed, masked):
     out = online_attend(30 * q, k, v, mask, block)
     expected, _ = attend(30 * q, k, v, mask)
     close(out, expected)
-    for a, b in zip(pull(out, [q, k, v]), pull(expected, [q, k, v])):
+    for a, b in zip(pull(out, [q, k, v]), pull(expected, [q, k, v]), strict=True):
         assert a.isfinite().all()
         close(a, b)
 
@@ -270,7 +286,8 @@ def test_no_keys_at_all():
 
 
 def test_an_online_step_keeps_peak_total_and_mean():
-    scores, values = randn(3, 9), randn(9, 4, seed=1)
+    scores = randn(3, 9)
+    values = randn(9, 4, seed=1)
     state = (torch.full((3, 1), -math.inf), torch.zeros(3, 1),
              torch.zeros(3, 4))
     for part in (slice(0, 2), slice(2, 3), slice(3, 9)):
@@ -333,8 +350,7 @@ def parameters(ours, peer):
         rows = slice(16 * i, 16 * i + 16)
         p = getattr(ours, name, None)
         if p is None:
-            return found + [(ours.qkv_proj.weight, peer.in_proj_weight,
-                             slice(None))]
+            return [*found, (ours.qkv_proj.weight, peer.in_proj_weight, slice(None))]
         if peer.in_proj_weight is None:
             found.append((p.weight, getattr(peer, f"{name}_weight"),
                           slice(None)))
@@ -365,7 +381,7 @@ def equal_to_torch(ours, peer, x, source=None, live=None, attn_mask=None,
     inputs = list({x, source})
     a = pull(y * live, [*inputs, *(p for p, _, _ in match)])
     b = pull(expected * live, [*inputs, *(p for _, p, _ in match)])
-    for i, (one, other) in enumerate(zip(a, b)):
+    for i, (one, other) in enumerate(zip(a, b, strict=True)):
         if i >= len(inputs):
             other = other[match[i - len(inputs)][2]]
         close(one, other)
@@ -391,7 +407,8 @@ def test_cross_attention_equals_torch(fused, width, padded, bias):
     ours, peer = pair(width, fused=fused, over=True, bias=bias)
     memory = randn(2, 9, width or 16, seed=3).requires_grad_()
     k_pos = torch.arange(9).repeat(2, 1)
-    k_pos[0, 3:] = k_pos[1, 4] = -1
+    k_pos[0, 3:] = -1
+    k_pos[1, 4] = -1
     equal_to_torch(ours, peer, randn(2, 5, 16).requires_grad_(), memory,
                    ignored=k_pos < 0 if padded else None, memory=memory,
                    memory_pos=k_pos if padded else None)
@@ -422,24 +439,27 @@ def test_keys_and_values_of_different_widths(fused):
         ours.k_proj.weight[:, :10] = peer.k_proj_weight
         ours.v_proj.weight[:, 10:] = peer.v_proj_weight
         for p, b in zip((ours.q_proj, ours.k_proj, ours.v_proj),
-                        peer.in_proj_bias.chunk(3)):
+                        peer.in_proj_bias.chunk(3), strict=True):
             p.bias.copy_(b)
     ours.o_proj.load_state_dict(peer.out_proj.state_dict())
-    x, keys = randn(2, 5, 16).requires_grad_(), randn(2, 7, 10, seed=1)
+    x = randn(2, 5, 16).requires_grad_()
+    keys = randn(2, 7, 10, seed=1)
     values = randn(2, 7, 6, seed=2).requires_grad_()
     y = ours(x, memory=torch.cat([keys, values], -1))
     expected, _ = peer(x, keys, values)
     close(y, expected)
     mine = [x, values, ours.v_proj.weight, ours.k_proj.weight]
     theirs = [x, values, peer.v_proj_weight, peer.k_proj_weight]
-    a, b = pull(y, mine), pull(expected, theirs)
-    for one, other in zip((*a[:2], a[2][:, 10:], a[3][:, :10]), b):
+    a = pull(y, mine)
+    b = pull(expected, theirs)
+    for one, other in zip((*a[:2], a[2][:, 10:], a[3][:, :10]), b, strict=True):
         close(one, other)
 
 
 def by_hand(m, x, memory=None, turn=None, bias=None, mask=None):
     "The equations: one head after the other, what each writes added."
-    source, total = x if memory is None else memory, m.o_proj.bias
+    source = x if memory is None else memory
+    total = m.o_proj.bias
     d, d_v = (len(p.weight) // m.n_heads for p in (m.q_proj, m.v_proj))
     for i in range(m.n_heads):
         rows, rows_v = (slice(w * i, w * i + w) for w in (d, d_v))
@@ -466,10 +486,11 @@ def by_hand(m, x, memory=None, turn=None, bias=None, mask=None):
 def test_widths_of_heads(fused, options):
     m = layer(**options, fused=fused)
     x = randn(2, 5, 16).requires_grad_()
-    y, expected = m(x), by_hand(m, x)
+    y = m(x)
+    expected = by_hand(m, x)
     close(y, expected)
     weights = [x, m.q_proj.weight, m.v_proj.weight, m.o_proj.weight]
-    for a, b in zip(pull(y, weights), pull(expected, weights)):
+    for a, b in zip(pull(y, weights), pull(expected, weights), strict=True):
         close(a, b)
 
 
@@ -485,7 +506,7 @@ def test_widths_of_heads_across(fused, options):
     expected = by_hand(m, x, memory)
     close(y, expected)
     for a, b in zip(*(pull(z, [x, memory, *m.parameters()])
-                      for z in (y, expected))):
+                      for z in (y, expected)), strict=True):
         close(a, b)
 
 
@@ -502,13 +523,14 @@ def test_shared_key_heads_equal_copies_of_them(fused, kv, packed):
             parts = ([getattr(p, kind) for p in (
                 few.q_proj, few.k_proj, few.v_proj)] if not packed else
                 getattr(few.qkv_proj, kind).split(few.widths))
-            for name, part in zip(("q_proj", "k_proj", "v_proj"), parts):
+            for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
                 if name != "q_proj":
                     part = part.unflatten(0, (kv, -1)).repeat_interleave(
                         4 // kv, 0).flatten(0, 1)
                 getattr(getattr(full, name), kind).copy_(part)
     full.o_proj.load_state_dict(few.o_proj.state_dict())
-    x, cache = randn(2, 5, 16), few.new_cache(2)
+    x = randn(2, 5, 16)
+    cache = few.new_cache(2)
     close(few(x), full(x))
     close(few(x, need_weights=True)[1], full(x, need_weights=True)[1])
     parts = [few(part, cache=cache) for part in x.split((3, 1, 1), 1)]
@@ -520,12 +542,14 @@ def test_shared_key_heads_equal_copies_of_them(fused, kv, packed):
 @pytest.mark.parametrize("packed", [False, True])
 def test_norms_act_on_heads_before_they_turn(fused, packed):
     "Qwen3's order: norm, then rotary; each head by itself."
-    rotary, norms = Rotary(4), [spread(RMSNorm(4), 0.4) for _ in "qk"]
+    rotary = Rotary(4)
+    norms = [spread(RMSNorm(4), 0.4) for _ in "qk"]
     m = spread(SelfAttention(16, 4, causal=True, rotary=rotary,
                              q_norm=norms[0], k_norm=norms[1],
                              packed=packed, fused=fused), 0.3)
     assert not torch.equal(m.q_norm.weight, m.k_norm.weight)
-    x, pos = randn(2, 5, 16), torch.arange(5)[None]
+    x = randn(2, 5, 16)
+    pos = torch.arange(5)[None]
     q, k, v = ((m.qkv_proj(x).chunk(3, -1)) if packed else
                (m.q_proj(x), m.k_proj(x), m.v_proj(x)))
     q, k, v = (split_heads(y, 4) for y in (q, k, v))
@@ -536,7 +560,8 @@ def test_norms_act_on_heads_before_they_turn(fused, packed):
 
 @both_paths
 def test_rotary_gets_positions(fused):
-    rotary, pos = Rotary(4), torch.tensor([[3, 4, 5, 9, 11]])
+    rotary = Rotary(4)
+    pos = torch.tensor([[3, 4, 5, 9, 11]])
     m = layer(rotary=rotary, causal=True, fused=fused, std=0.3)
     x = randn(2, 5, 16)
     close(m(x, pos=pos), by_hand(
@@ -555,7 +580,8 @@ def test_rotary_gets_positions(fused):
 def test_queries_may_come_out_of_order(fused, order, options):
     "Who may look where is a matter of positions, not of places."
     m = layer(causal=True, fused=fused, std=0.3, **options)
-    x, p = randn(2, 5, 16), torch.tensor(order)
+    x = randn(2, 5, 16)
+    p = torch.tensor(order)
     whole = m(x)
     close(m(x[:, p], pos=p[None]), whole[:, p])
     close(m(x[:, p], pos=p.expand(2, -1)), whole[:, p])
@@ -572,7 +598,8 @@ def test_score_bias_gets_positions(fused, causal):
     table = T5Bias(4, causal=causal)
     m = spread(SelfAttention(16, 4, score_bias=table, causal=causal,
                              fused=fused), 0.3)
-    x, at = randn(2, 5, 16), torch.arange(5)[None]
+    x = randn(2, 5, 16)
+    at = torch.arange(5)[None]
     expected = by_hand(m, x, bias=table(at, at),
                        mask=causal_mask(at, at)[:, 0] if causal else None)
     close(m(x), expected)
@@ -581,7 +608,7 @@ def test_score_bias_gets_positions(fused, causal):
     close(m(x, mask=allowed), by_hand(m, x, bias=table(at, at),
                                       mask=lower[:, 0]))
     for a, b in zip(pull(m(x), list(table.parameters())),
-                    pull(expected, list(table.parameters()))):
+                    pull(expected, list(table.parameters())), strict=True):
         close(a, b)
 
 
@@ -648,9 +675,10 @@ def test_a_view_of_packed_projections_leaks_the_future():
 
 
 def test_the_bias_of_the_keys_does_nothing():
-    m, x = layer(causal=True, std=0.3), randn(2, 6, 16)
+    m = layer(causal=True, std=0.3)
+    x = randn(2, 6, 16)
     grads = dict(zip("qkvo", pull(m(x), [
-        getattr(m, f"{n}_proj").bias for n in "qkvo"])))
+        getattr(m, f"{n}_proj").bias for n in "qkvo"]), strict=True))
     assert grads["k"].abs().max() < 1e-6 < 1e-3 < grads["q"].abs().max()
 
 
@@ -659,8 +687,10 @@ def test_the_bias_of_the_keys_does_nothing():
 @both_paths
 @pytest.mark.parametrize("over", [False, True])
 def test_dropout_acts_in_training_only(fused, over):
-    make, x = cross if over else layer, randn(2, 6, 16)
-    m, plain = make(dropout=0.5, fused=fused), make(fused=fused)
+    make = cross if over else layer
+    x = randn(2, 6, 16)
+    m = make(dropout=0.5, fused=fused)
+    plain = make(fused=fused)
     how = dict(memory=randn(2, 5, 16, seed=1)) if over else {}
     assert torch.equal(m(x, **how), plain(x, **how))
     m.train()
@@ -692,7 +722,8 @@ def test_the_future_does_not_move_the_past(options, fused, dtype):
     for cut in (1, 4, 6):
         other = x.clone()
         other[:, cut:] = 5 * randn(2, 7 - cut, 16, seed=1, dtype=dtype)
-        a, b = m(x), m(other)
+        a = m(x)
+        b = m(other)
         assert a.dtype == dtype
         if not fused:
             assert torch.equal(a[:, :cut], b[:, :cut])
@@ -710,7 +741,8 @@ PADDED = [[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1], [0, -1, 1, 2, -7, 3]]
 @pytest.mark.parametrize("noise", [1.0, 1e4])
 def test_padded_equals_unpadded(options, fused, causal, places, noise):
     m = layer(causal=causal, fused=fused, std=0.3, **options)
-    x, pos = noise * randn(2, 6, 16, seed=1), torch.tensor([places])
+    x = noise * randn(2, 6, 16, seed=1)
+    pos = torch.tensor([places])
     x[:, pos[0] >= 0] = randn(2, 4, 16)
     near(m(x, pos=pos)[:, pos[0] >= 0], m(randn(2, 4, 16)))
 
@@ -739,7 +771,8 @@ def test_dead_rows_are_the_bias_of_the_output(fused, dtype, asks):
 @both_types
 def test_on_a_gpu(fused, dtype):
     m = layer(64, 4, causal=True, fused=fused).to(dtype)
-    x, pos = randn(2, 9, 64, dtype=dtype), torch.arange(-2, 7)[None]
+    x = randn(2, 9, 64, dtype=dtype)
+    pos = torch.arange(-2, 7)[None]
     expected = m(x, pos=pos)
     m = m.cuda()
     y = m(x.cuda().requires_grad_(), pos=pos.cuda())
@@ -761,7 +794,8 @@ def test_on_a_gpu(fused, dtype):
 @pytest.fixture
 def taken(monkeypatch):
     "What the kernel is called with: a list of (mask?, causal flag)."
-    seen, kernel = [], F.scaled_dot_product_attention
+    seen = []
+    kernel = F.scaled_dot_product_attention
 
     def spy(query, key, value, attn_mask=None, dropout_p=0.0,
             is_causal=False, **rest):
@@ -773,11 +807,15 @@ def taken(monkeypatch):
     return seen
 
 
-NEITHER, FLAG, MASK = (False, False), (False, True), (True, False)
+NEITHER = (False, False)
+FLAG = (False, True)
+MASK = (True, False)
 
 
 def test_the_causal_flag_is_used_only_where_it_is_right(taken):
-    m, x, cache = layer(causal=True), randn(2, 4, 16), LayerCache()
+    m = layer(causal=True)
+    x = randn(2, 4, 16)
+    cache = LayerCache()
     at = torch.arange(4)[None]
     m(x), m(x, cache=cache), layer()(x)
     assert taken == [FLAG, FLAG, NEITHER]
@@ -801,7 +839,9 @@ def test_the_causal_flag_is_used_only_where_it_is_right(taken):
 
 
 def test_what_is_taken_where_positions_were_given_once(taken):
-    m, x, cache = layer(causal=True), randn(2, 6, 16), LayerCache()
+    m = layer(causal=True)
+    x = randn(2, 6, 16)
+    cache = LayerCache()
     m(x[:, :3], pos=torch.arange(3)[None], cache=cache)
     m(x[:, 3:4], cache=cache), m(x[:, 4:], cache=cache)
     assert taken == [MASK] * 3  # nobody knows that there is no padding
@@ -855,13 +895,14 @@ def two_layers(**options):
 def chunkings(n):
     for cuts in itertools.product((False, True), repeat=n - 1):
         ends = [i for i, cut in enumerate(cuts, start=1) if cut] + [n]
-        yield [b - a for a, b in zip([0, *ends], ends)]
+        yield [b - a for a, b in zip([0, *ends], ends, strict=True)]
 
 
 @every_kind
 @both_paths
 def test_cached_equals_uncached_for_every_chunking(options, fused):
-    layers, x = two_layers(fused=fused, **options), randn(2, 5, 16)
+    layers = two_layers(fused=fused, **options)
+    x = randn(2, 5, 16)
     whole = stack(layers, x)
     assert len(list(chunkings(5))) == 16
     for sizes in chunkings(5):
@@ -874,14 +915,16 @@ def test_cached_equals_uncached_for_every_chunking(options, fused):
 @both_types
 def test_cached_in_both_types(dtype):
     layers = [m.to(dtype) for m in two_layers(rotary=Rotary(4))]
-    x, cache = randn(2, 6, 16, dtype=dtype), new_cache(2)
+    x = randn(2, 6, 16, dtype=dtype)
+    cache = new_cache(2)
     parts = [stack(layers, part, cache) for part in x.split((3, 1, 2), 1)]
     near(torch.cat(parts, 1), stack(layers, x))
     assert all(t.dtype == dtype for t in cache.layers[0].kept)
 
 
 def test_gradients_flow_through_the_cache():
-    layers, x = two_layers(), randn(2, 5, 16).requires_grad_()
+    layers = two_layers()
+    x = randn(2, 5, 16).requires_grad_()
     cache = new_cache(2)
     y = torch.cat([stack(layers, p, cache) for p in x.split((2, 3), 1)], 1)
     close(*(pull(out, [x])[0] for out in (y, stack(layers, x))))
@@ -894,21 +937,25 @@ def test_ragged_batches_equal_each_text_alone(lengths, more, chunk, left,
                                               seed):
     "Prefill with padding on either side, then continue token by token."
     layers = two_layers(rotary=Rotary(4))
-    n, b = max(lengths), len(lengths)
+    n = max(lengths)
+    b = len(lengths)
     texts = [randn(1, k + more, 16, seed=seed + i)
              for i, k in enumerate(lengths)]
-    x, pos = randn(b, n, 16, seed=seed + 9), torch.full((b, n), -1)
+    x = randn(b, n, 16, seed=seed + 9)
+    pos = torch.full((b, n), -1)
     for i, k in enumerate(lengths):
         place = slice(n - k, n) if left else slice(0, k)
-        x[i, place], pos[i, place] = texts[i][0, :k], torch.arange(k)
-    cache, size = new_cache(2), chunk or n
+        x[i, place] = texts[i][0, :k]
+        pos[i, place] = torch.arange(k)
+    cache = new_cache(2)
+    size = chunk or n
     first = torch.cat([stack(layers, part, cache, at) for part, at in
-                       zip(x.split(size, 1), pos.split(size, 1))], 1)
+                       zip(x.split(size, 1), pos.split(size, 1), strict=True)], 1)
     assert cache.n_seen.tolist() == lengths
     later = []
     for step in range(more):
         new = torch.cat([t[:, k + step:k + step + 1]
-                         for t, k in zip(texts, lengths)])
+                         for t, k in zip(texts, lengths, strict=True)])
         later.append(stack(layers, new, cache))
     later = torch.cat(later, 1)
     for i, k in enumerate(lengths):
@@ -920,7 +967,8 @@ def test_ragged_batches_equal_each_text_alone(lengths, more, chunk, left,
 @pytest.mark.parametrize("rows", [[1, 0], [1, 1, 0], [0], [2, 2, 2, 2]])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_select_reorders_every_row(rows, ragged):
-    layers, x = two_layers(rotary=Rotary(4)), randn(3, 6, 16)
+    layers = two_layers(rotary=Rotary(4))
+    x = randn(3, 6, 16)
     pos = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2], [-1, -1, 0, 1]])
     if not ragged:
         pos = pos[:1]
@@ -930,7 +978,7 @@ def test_select_reorders_every_row(rows, ragged):
     stack(layers, x[rows, :4], both, pos[rows] if ragged else pos)
     cache.select(torch.tensor(rows))
     assert cache.n_seen.tolist() == both.n_seen.tolist()
-    for a, b in zip(cache.layers, both.layers):
+    for a, b in zip(cache.layers, both.layers, strict=True):
         for one, other in zip(a.kept, b.kept, strict=True):
             close(one, other)
         assert torch.equal(a.k_pos.at.expand(len(rows), -1),
@@ -941,7 +989,8 @@ def test_select_reorders_every_row(rows, ragged):
 
 @pytest.mark.parametrize("n", range(7))
 def test_crop_forgets_from_n_on(n):
-    layers, x = two_layers(rotary=Rotary(4)), randn(2, 8, 16)
+    layers = two_layers(rotary=Rotary(4))
+    x = randn(2, 8, 16)
     cache = new_cache(2)
     stack(layers, x[:, :5], cache)
     cache.crop(n)
@@ -956,7 +1005,9 @@ def test_crop_forgets_from_n_on(n):
 
 
 def test_crop_counts_positions_in_ragged_rows():
-    layers, x, cache = two_layers(), randn(2, 7, 16), new_cache(2)
+    layers = two_layers()
+    x = randn(2, 7, 16)
+    cache = new_cache(2)
     pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
     stack(layers, x[:, :5], cache, pos)
     cache.crop(2)
@@ -968,7 +1019,8 @@ def test_crop_counts_positions_in_ragged_rows():
 
 
 def test_nbytes_is_what_is_stored():
-    layers, cache = two_layers(d_head=6, d_v=3), new_cache(2)
+    layers = two_layers(d_head=6, d_v=3)
+    cache = new_cache(2)
     assert cache.nbytes == 0
     for grad in (True, False):  # without: there is room, not counted
         with torch.set_grad_enabled(grad):
@@ -976,7 +1028,8 @@ def test_nbytes_is_what_is_stored():
     assert cache.nbytes == 2 * (2 * 4 * 10 * (6 + 3)) * 4
     cache.crop(4), cache.select(torch.tensor([1]))
     assert cache.nbytes == 2 * (1 * 4 * 4 * (6 + 3)) * 4
-    packed, cache = layer(causal=True, packed=True), LayerCache()
+    packed = layer(causal=True, packed=True)
+    cache = LayerCache()
     packed(randn(2, 5, 16), cache=cache)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for t in cache.kept}
@@ -988,7 +1041,8 @@ def test_nbytes_is_what_is_stored():
 
 
 def test_nothing_is_stored_on_the_module():
-    m, x = layer(causal=True), randn(2, 4, 16)
+    m = layer(causal=True)
+    x = randn(2, 4, 16)
     before = {k: id(v) for k, v in vars(m).items()}
     m(x, cache=LayerCache())
     assert before == {k: id(v) for k, v in vars(m).items()}
@@ -998,7 +1052,8 @@ def test_nothing_is_stored_on_the_module():
 @pytest.mark.parametrize("grad", [True, False])
 def test_an_update_leaves_what_it_returned_alone(grad):
     with torch.set_grad_enabled(grad):
-        cache, at = LayerCache(), torch.arange(3)[None]
+        cache = LayerCache()
+        at = torch.arange(3)[None]
         given = cache.update(randn(2, 4, 3, 4), randn(2, 4, 3, 5), pos=at)
         returned = [given]
         for i in (3, 4, 5):
@@ -1016,7 +1071,7 @@ def test_an_update_leaves_what_it_returned_alone(grad):
         cache.update(randn(1, 4, 1, 4), randn(1, 4, 1, 5),
                      pos=torch.tensor([[4]]))
     assert returned[-1][2].at.tolist() == [[0, 1, 2, 3, 4, 5]]
-    for (k, v, pos), copied in zip(returned, copies):
+    for (k, v, pos), copied in zip(returned, copies, strict=True):
         assert all(torch.equal(a, b)
                    for a, b in zip((k, v, pos.at), copied, strict=True))
 
@@ -1049,8 +1104,10 @@ def test_every_layer_says_what_it_keeps():
 @both_paths
 @pytest.mark.parametrize("padded", [False, True])
 def test_memory_is_kept_follows_select_and_ignores_crop(fused, padded):
-    m, cache = cross(d_memory=10, fused=fused), MemoryCache()
-    x, memory = randn(2, 3, 16), randn(2, 5, 10)
+    m = cross(d_memory=10, fused=fused)
+    cache = MemoryCache()
+    x = randn(2, 3, 16)
+    memory = randn(2, 5, 10)
     at = torch.tensor([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
     how = dict(memory_pos=at) if padded else {}
     expected = m(x, memory=memory, **how)
@@ -1072,9 +1129,12 @@ def test_memory_is_kept_follows_select_and_ignores_crop(fused, padded):
 @both_paths
 def test_another_memory_is_another_answer(fused):
     "Of equal shape, with other padding, or shorter: never the old rows."
-    m, cache, x = cross(fused=fused), MemoryCache(), randn(2, 3, 16)
+    m = cross(fused=fused)
+    cache = MemoryCache()
+    x = randn(2, 3, 16)
     at = torch.tensor([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
-    one, other = randn(2, 5, 16, seed=1), randn(2, 5, 16, seed=2)
+    one = randn(2, 5, 16, seed=1)
+    other = randn(2, 5, 16, seed=2)
     m(x, memory=one, memory_pos=at, cache=cache)
     close(m(x, memory=other, cache=cache), m(x, memory=other))
     close(m(x, cache=cache), m(x, memory=other))
@@ -1087,8 +1147,11 @@ def test_another_memory_is_another_answer(fused):
 
 
 def test_after_select_the_old_memory_is_another_one():
-    m, cache, x = cross(), MemoryCache(), randn(2, 3, 16)
-    memory, rows = randn(2, 5, 16), torch.tensor([1, 0])
+    m = cross()
+    cache = MemoryCache()
+    x = randn(2, 3, 16)
+    memory = randn(2, 5, 16)
+    rows = torch.tensor([1, 0])
     expected = m(x, memory=memory, cache=cache)
     cache.select(rows)
     close(m(x[rows], cache=cache), expected[rows])
@@ -1099,7 +1162,9 @@ def test_after_select_the_old_memory_is_another_one():
 
 
 def test_a_memory_is_projected_once():
-    m, cache, memory = cross(), MemoryCache(), randn(2, 5, 16)
+    m = cross()
+    cache = MemoryCache()
+    memory = randn(2, 5, 16)
     calls = []
     m.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for _ in range(4):
@@ -1112,12 +1177,14 @@ def test_an_empty_memory_cache():
     cache = MemoryCache()
     cache.crop(3), cache.select(torch.tensor([0]))
     assert cache.nbytes == 0 and cache.k_pos is None
-    with pytest.raises(ValueError, match="no memory yet.*memory="):
+    with pytest.raises(ValueError, match=r"no memory yet.*memory="):
         cross()(randn(2, 3, 16), cache=cache)
 
 
 def test_self_and_cross_attention_have_one_cache_in_two_parts():
-    own, over, memory = layer(causal=True), cross(), randn(2, 3, 16, seed=1)
+    own = layer(causal=True)
+    over = cross()
+    memory = randn(2, 3, 16, seed=1)
     x = randn(2, 4, 16)
 
     def block(x, cache=None):
@@ -1136,7 +1203,9 @@ def test_self_and_cross_attention_have_one_cache_in_two_parts():
 
 def test_a_mask_meets_all_keys():
     "With a cache, the mask of the caller covers earlier keys too."
-    layers, x, cache = two_layers(), randn(2, 6, 16), new_cache(2)
+    layers = two_layers()
+    x = randn(2, 6, 16)
+    cache = new_cache(2)
     document = torch.tensor([[0, 0, 0, 1, 1, 1]])
     mask = (document[:, :, None] == document[:, None])[:, None]
     whole = stack(layers, x, mask=mask)
@@ -1163,7 +1232,8 @@ COMPILED = {
 @pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
 def test_the_graph_does_not_break(options):
     how = dict(options)
-    cached, rotary = how.pop("cached", False), how.pop("rotary", None)
+    cached = how.pop("cached", False)
+    rotary = how.pop("rotary", None)
     m = cross() if "memory" in how else layer(causal=True, rotary=rotary)
 
     def run(x):
@@ -1180,7 +1250,8 @@ def test_the_graph_does_not_break(options):
 
 @plain_only
 def test_one_graph_serves_every_length():
-    m, x = layer(causal=True), randn(2, 9, 16)
+    m = layer(causal=True)
+    x = randn(2, 9, 16)
     torch._dynamo.reset()  # it limits the graphs of one function
     fast = torch.compile(m, backend="aot_eager", fullgraph=True)
     for t in (4, 6, 9, 1):  # from the second on, the length is a symbol
@@ -1194,12 +1265,15 @@ def test_one_graph_serves_every_length():
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_few_graphs_serve_all_steps(ragged):
     "Prefill, a first step, and one for all others."
-    layers, x = two_layers(rotary=Rotary(4)), randn(2, 16, 16)
+    layers = two_layers(rotary=Rotary(4))
+    x = randn(2, 16, 16)
     pos = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]) if ragged else None
     torch._dynamo.reset()
-    counter, graphs = CompileCounter(), []
+    counter = CompileCounter()
+    graphs = []
     fast = torch.compile(stack, backend=counter, fullgraph=True)
-    cache, same = new_cache(2), new_cache(2)
+    cache = new_cache(2)
+    same = new_cache(2)
     with torch.no_grad():
         close(fast(layers, x[:, :4], cache, pos),
               stack(layers, x[:, :4], same, pos))
@@ -1216,7 +1290,8 @@ def test_a_few_graphs_serve_all_steps(ragged):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
                     reason="no C++ compiler on this machine")
 def test_machine_code_of_a_cached_step_equals_eager():
-    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
+    m = layer(causal=True, rotary=Rotary(4))
+    x = randn(2, 5, 16)
     cache = LayerCache()
     torch._dynamo.reset()
     fast = torch.compile(m, backend="inductor", fullgraph=True, options={
@@ -1358,22 +1433,26 @@ def test_wrong_pieces_of_one_update():
 
 
 def test_a_cache_meets_another_batch_or_memory():
-    m, cache = layer(causal=True), LayerCache()
+    m = layer(causal=True)
+    cache = LayerCache()
     m(randn(2, 3, 16), cache=cache)
     with pytest.raises(ValueError, match="batch of 3 meets a cache of 2"):
         m(randn(3, 1, 16), cache=cache)
-    over, cache = cross(), MemoryCache()
+    over = cross()
+    cache = MemoryCache()
     over(randn(2, 3, 16), memory=randn(2, 5, 16), cache=cache)
     with pytest.raises(ValueError, match=r"\(3, .*got \(2, 4, 5, 4\)"):
         over(randn(3, 3, 16), cache=cache)
 
 
 def test_the_inputs_are_left_alone():
-    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 4, 16)
-    pos, mask = torch.tensor([[-1, 0, 1, 2]]), some_mask(1, 1, 4, 4)
+    m = layer(causal=True, rotary=Rotary(4))
+    x = randn(2, 4, 16)
+    pos = torch.tensor([[-1, 0, 1, 2]])
+    mask = some_mask(1, 1, 4, 4)
     before = [y.clone() for y in (x, pos, mask)]
     m(x, pos=pos, mask=mask, cache=LayerCache())
-    assert all(torch.equal(a, b) for a, b in zip((x, pos, mask), before))
+    assert all(torch.equal(a, b) for a, b in zip((x, pos, mask), before, strict=True))
 
 
 def test_a_mask_without_queries_is_the_padding_mask():
@@ -1408,7 +1487,8 @@ def test_known_positions_equal_those_of_a_tensor(start, n, more):
     assert known.end == start + n
     if n:
         assert told.end == known.end
-        a, b = known.following(more), told.following(more)
+        a = known.following(more)
+        b = told.following(more)
         assert torch.equal(a.at, b.at) and a.end == b.end
         assert a.start == start + n and b.start is None
 
@@ -1416,8 +1496,10 @@ def test_known_positions_equal_those_of_a_tensor(start, n, more):
 @both_paths
 def test_known_positions_may_begin_with_padding(fused):
     "Negative is padding, whether or not a tensor says so."
-    m, over = layer(causal=True, fused=fused), cross(fused=fused)
-    x, pos = randn(2, 6, 16), Positions(start=-2, n=6)
+    m = layer(causal=True, fused=fused)
+    over = cross(fused=fused)
+    x = randn(2, 6, 16)
+    pos = Positions(start=-2, n=6)
     close(m(x, pos=pos), m(x, pos=pos.at))
     close(m(x, pos=pos)[:, 2:], m(x[:, 2:]))
     close(over(x, memory=x, memory_pos=pos), over(x, memory=x[:, 2:]))
@@ -1427,7 +1509,8 @@ def test_known_positions_may_begin_with_padding(fused):
 
 
 def test_positions_of_what_is_given():
-    x, at = randn(2, 3, 4), torch.tensor([[5, -1, 6]])
+    x = randn(2, 3, 4)
+    at = torch.tensor([[5, -1, 6]])
     given = Positions.of(at, x)
     assert given.at is at and given.start is None and given.end == 7
     assert Positions.of(given, x) is given and Positions.of(given) is given
@@ -1439,7 +1522,10 @@ def test_positions_of_what_is_given():
 
 
 def test_once_is_once_for_each_key():
-    pos, calls, a, b = Positions(start=0, n=2), [], object(), object()
+    pos = Positions(start=0, n=2)
+    calls = []
+    a = object()
+    b = object()
 
     def ask(*key):
         return pos.once(key, lambda: calls.append(key) or object())
@@ -1451,7 +1537,9 @@ def test_once_is_once_for_each_key():
     assert [ask(b), ask(a, b), ask(b, a), ask(), ask(a, None)] == others
     assert ask(a) is first and len(calls) == 6
     assert Positions(start=0, n=2).once((a,), object) is not first
-    one, same = torch.ones(2), torch.ones(2)  # equal, and not the same
+    # equal, and not the same
+    one = torch.ones(2)
+    same = torch.ones(2)
     assert ask(one) is not ask(same) and ask(one) is ask(one)
 
 
@@ -1488,14 +1576,15 @@ def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
     if fused:  # on the CPU the kernel's wrapper may ask for dead rows
         monkeypatch.setattr(rows, "_silence", lambda out, dead:
                             out.masked_fill(dead, 0.0))
-    layers, x = two_layers(fused=fused, **options), randn(2, 8, 16)
+    layers = two_layers(fused=fused, **options)
+    x = randn(2, 8, 16)
     pos = Positions(torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]]))
-    for given in (None, pos):
+    for known in (None, pos):
         cache = new_cache(2)
-        end = None if given is None else given.end
+        end = None if known is None else known.end
         looks.clear()
         with torch.no_grad():
-            stack(layers, x[:, :4], cache, given)
+            stack(layers, x[:, :4], cache, known)
             for i in range(4, 8):
                 where = Positions.of(None, x[:, i:i + 1], cache)
                 assert where.end == i + 1
@@ -1566,7 +1655,9 @@ def test_layers_share_what_follows_from_positions(derived, fused, ragged):
 
 
 def test_without_padding_no_mask_is_made(derived):
-    layers, x, cache = two_layers(), randn(2, 7, 16), new_cache(2)
+    layers = two_layers()
+    x = randn(2, 7, 16)
+    cache = new_cache(2)
     for part in x[:, :6].split((4, 1, 1), 1):
         stack(layers, part, cache, Positions.of(None, part, cache))
     assert derived == []
@@ -1577,7 +1668,8 @@ def test_without_padding_no_mask_is_made(derived):
 
 def test_layers_of_other_rules_do_not_share():
     "The same positions, but not causal, or another mask, or other keys."
-    x, pos = randn(3, 4, 16), Positions(torch.tensor(RAGGED))
+    x = randn(3, 4, 16)
+    pos = Positions(torch.tensor(RAGGED))
     rotaries = Rotary(4), Rotary(4, base=100.0)
     masks = None, some_mask(1, 1, 4, 4, seed=1), some_mask(1, 1, 4, 4,
                                                            seed=2)
@@ -1588,7 +1680,8 @@ def test_layers_of_other_rules_do_not_share():
                     m = layer(causal=causal, rotary=rotary, std=0.3)
                     close(m(x, pos=pos, mask=mask),
                           m(x, pos=pos.at, mask=mask))
-    m, over = layer(causal=True, std=0.3), cross()
+    m = layer(causal=True, std=0.3)
+    over = cross()
     cache = LayerCache()
     m(x, pos=pos, cache=cache)
     m(x, pos=pos)
@@ -1604,7 +1697,8 @@ def test_positions_let_go_of_their_masks():
     "No ring of references: a mask must not wait for the collector."
     import gc
     import weakref
-    m, x = layer(causal=True, rotary=Rotary(4)), randn(3, 4, 16)
+    m = layer(causal=True, rotary=Rotary(4))
+    x = randn(3, 4, 16)
     gc.collect()
     gc.disable()
     try:
@@ -1627,7 +1721,8 @@ def test_positions_let_go_of_their_masks():
 def test_counted_positions_equal_given_ones(where, fused):
     part = layer(causal=True, fused=fused, **where)
     x = randn(2, 7, 16)
-    told, counted = LayerCache(), LayerCache()
+    told = LayerCache()
+    counted = LayerCache()
     for first, last in ((0, 3), (3, 4), (4, 5), (5, 7)):
         pos = torch.arange(first, last)[None].expand(2, -1)
         a = part(x[:, first:last], pos=pos, cache=told)
@@ -1661,7 +1756,8 @@ def test_padding_once_told_is_never_forgotten(fused):
 
 def test_positions_that_do_not_follow_are_kept_as_they_are():
     "After a gap nothing is known; the keys are told by their positions."
-    m, x = layer(causal=True, rotary=Rotary(4)), randn(2, 5, 16)
+    m = layer(causal=True, rotary=Rotary(4))
+    x = randn(2, 5, 16)
     cache = LayerCache()
     m(x[:, :3], cache=cache)
     y = m(x[:, 3:], pos=Positions(start=7, n=2), cache=cache)
@@ -1696,30 +1792,33 @@ def test_with_and_without_gradients_the_cache_is_equal(way, ragged, dtype):
     pos = torch.tensor(RAGGED) if ragged else None
 
     def run(mode):
-        cache, parts = new_cache(2), []
+        cache = new_cache(2)
+        parts = []
         with mode():
             for i, part in enumerate(x.split((4, *[1] * 9, 3, 4), 1)):
                 parts.append(stack(layers, part, cache,
                                    None if i else pos))
         return torch.cat([p.clone() for p in parts], 1), cache
 
-    (a, plain), (b, other) = run(torch.enable_grad), run(way)
+    a, plain = run(torch.enable_grad)
+    b, other = run(way)
     assert torch.equal(a, b)
-    for one, same in zip(plain.layers, other.layers):
-        assert all(torch.equal(s, t) for s, t in zip(one.kept, same.kept))
+    for one, same in zip(plain.layers, other.layers, strict=True):
+        assert all(torch.equal(s, t) for s, t in zip(one.kept, same.kept, strict=True))
         assert torch.equal(one.k_pos.at, same.k_pos.at)
     assert plain.nbytes == other.nbytes
 
 
 def test_growing_copies_seldom():
     "Without gradients, what is kept stays where it is for many steps."
-    cache, places = LayerCache(), []
+    cache = LayerCache()
+    places = []
     with torch.no_grad():
         for i in range(200):
             k, _ = cache.update(randn(1, 2, 1, 4), pos=Positions(
                 start=i, n=1))
             places.append(k.untyped_storage().data_ptr())
-    moves = sum(a != b for a, b in zip(places, places[1:]))
+    moves = sum(a != b for a, b in itertools.pairwise(places))
     assert moves <= 10
 
 
@@ -1751,19 +1850,19 @@ def test_branches_of_a_copied_cache_do_not_overwrite_each_other(way):
             fill(branch, 3, seed=100 * (i + 1))
             held.append(bits(branch))
         before = bits(first)
-        for branch, bits_then in zip(copies, held):
+        for branch, bits_then in zip(copies, held, strict=True):
             assert same_bits(branch, bits_then)
             assert branch.k_pos.n == 8
         assert same_bits(first, before) and first.k_pos.n == 5
         for i, branch in enumerate(copies):  # and go on, in turn
             fill(branch, 1, seed=700 + i)
         fill(first, 4, seed=900)
-        for branch, bits_then in zip(copies, held):
+        for branch, bits_then in zip(copies, held, strict=True):
             assert branch.k_pos.n == 9
             assert all(torch.equal(a[..., :8, :], b)
-                       for a, b in zip(branch.kept, bits_then))
+                       for a, b in zip(branch.kept, bits_then, strict=True))
         assert all(torch.equal(a[..., :5, :], b)
-                   for a, b in zip(first.kept, before))
+                   for a, b in zip(first.kept, before, strict=True))
 
 
 @each_way
@@ -1778,7 +1877,8 @@ def test_branches_after_crop_and_select(way, change):
     with way():
         cache = LayerCache()
         fill(cache, 6, seed=0)
-        branch, kept = copy.copy(cache), bits(cache)
+        branch = copy.copy(cache)
+        kept = bits(cache)
         changed(branch)
         expected = [x[[1, 0]] if change == "select" else x[..., :3, :]
                     for x in kept]
@@ -1790,16 +1890,17 @@ def test_branches_after_crop_and_select(way, change):
         fill(cache, 2, seed=80)
         assert same_bits(branch, written)
         assert all(torch.equal(a[..., :6, :], b)
-                   for a, b in zip(cache.kept, kept))
+                   for a, b in zip(cache.kept, kept, strict=True))
         assert all(torch.equal(a[..., :n, :], b)
-                   for a, b in zip(branch.kept, expected))
+                   for a, b in zip(branch.kept, expected, strict=True))
         other = copy.copy(branch)
         changed(branch), fill(branch, 1, seed=60, start=branch.k_pos.n)
         assert same_bits(other, written)
 
 
 def test_a_cache_of_inference_goes_on_outside_of_it():
-    layers, x = two_layers(rotary=Rotary(4)), randn(2, 8, 16)
+    layers = two_layers(rotary=Rotary(4))
+    x = randn(2, 8, 16)
     cache = new_cache(2)
     whole = stack(layers, x)
     with torch.inference_mode():
@@ -1813,13 +1914,15 @@ def test_a_cache_of_inference_goes_on_outside_of_it():
     with torch.no_grad():
         parts.append(stack(layers, x[:, 7:], cache))
     close(torch.cat([p.clone() for p in parts], 1), whole)
-    assert all(torch.equal(a, b) for a, b in zip(kept, copies))
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
 
 
 def test_gradients_after_a_prefill_without():
     "What was kept without gradients is constant, and is not written to."
-    layers, x = two_layers(), randn(2, 6, 16)
-    cache, other = new_cache(2), new_cache(2)
+    layers = two_layers()
+    x = randn(2, 6, 16)
+    cache = new_cache(2)
+    other = new_cache(2)
     with torch.no_grad():
         for part in x[:, :4].split((2, 1, 1), 1):
             stack(layers, part, cache)
@@ -1854,7 +1957,8 @@ def test_tensors_of_another_type_are_joined_not_written():
 
 @each_way
 def test_crop_with_one_number_for_each_row(way):
-    layers, x = two_layers(rotary=Rotary(4)), randn(3, 9, 16)
+    layers = two_layers(rotary=Rotary(4))
+    x = randn(3, 9, 16)
     cache = new_cache(2)
     n = torch.tensor([1, 3, 4])
     with way():
@@ -1881,14 +1985,15 @@ def test_crop_with_one_number_for_each_row(way):
 @pytest.mark.parametrize("n", range(6))
 def test_one_number_is_that_number_for_each_row(n):
     for pos in (None, torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])):
-        one, rows = LayerCache(), LayerCache()
+        one = LayerCache()
+        rows = LayerCache()
         for cache in (one, rows):
             layer(causal=True)(randn(2, 5, 16), pos=pos, cache=cache)
         one.crop(n), rows.crop(torch.tensor([n, n]))
         assert one.n_seen.tolist() == rows.n_seen.tolist()
         a, b = ([k.masked_fill((c.k_pos.at < 0)[:, None, :, None], 0)
                  for k in c.kept] for c in (one, rows))
-        assert all(torch.equal(s, t) for s, t in zip(a, b))
+        assert all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
         assert torch.equal(one.k_pos.at.expand(2, -1),
                            rows.k_pos.at.expand(2, -1))
 
@@ -1896,7 +2001,8 @@ def test_one_number_is_that_number_for_each_row(n):
 class Refuses:
     "A layer that keeps a state from which nothing can be forgotten."
 
-    k_pos, nbytes = None, 0
+    k_pos = None
+    nbytes = 0
 
     def crop(self, n):
         raise ValueError("a state cannot be cropped")
@@ -1905,7 +2011,9 @@ class Refuses:
 @pytest.mark.parametrize("n", [2, torch.tensor([2, 1])])
 @pytest.mark.parametrize("nested", [False, True])
 def test_crop_is_all_or_nothing(n, nested):
-    layers, x, cache = two_layers(), randn(2, 6, 16), new_cache(2)
+    layers = two_layers()
+    x = randn(2, 6, 16)
+    cache = new_cache(2)
     with torch.no_grad():
         stack(layers, x[:, :3], cache), stack(layers, x[:, 3:4], cache)
     kept = [bits(part) for part in cache.layers]
@@ -1914,7 +2022,7 @@ def test_crop_is_all_or_nothing(n, nested):
                   [*cache.layers, Refuses()])
     with pytest.raises(ValueError, match="cannot be cropped"):
         every.crop(n)
-    for part, copies in zip(cache.layers, kept):
+    for part, copies in zip(cache.layers, kept, strict=True):
         assert same_bits(part, copies) and part.k_pos.n == 4
         assert part.k_pos.at.tolist() == [[0, 1, 2, 3]]
     assert every.n_seen.tolist() == [4, 4]
@@ -1925,17 +2033,18 @@ def test_a_nested_cache():
     "A layer of several attentions: own keys, and those of a memory."
     own = [layer(causal=True, std=0.2) for _ in range(2)]
     over = [cross(std=0.2) for _ in range(2)]
-    x, memory = randn(2, 6, 16), randn(2, 4, 16, seed=3)
+    x = randn(2, 6, 16)
+    memory = randn(2, 4, 16, seed=3)
 
     def run(x, memory, cache=None):
-        for i, (a, b) in enumerate(zip(own, over)):
+        for i, (a, b) in enumerate(zip(own, over, strict=True)):
             one, two = cache.layers[i].layers if cache else (None, None)
             x = x + a(x, cache=one)
             x = x + b(x, memory=memory, cache=two)
         return x
 
     cache = Cache([Cache([a.new_cache(2), b.new_cache(2)])
-                   for a, b in zip(own, over)])
+                   for a, b in zip(own, over, strict=True)])
     assert cache.empty and cache.k_pos is None and cache.nbytes == 0
     whole = run(x, memory)
     parts = [run(p, memory, cache) for p in x[:, :5].split((3, 1, 1), 1)]
@@ -1956,7 +2065,9 @@ class Window:
     "Keeps the last ``size`` tokens; positions are a plain tensor."
 
     def __init__(self, size):
-        self.size, self.k_pos, self.kept = size, None, []
+        self.size = size
+        self.k_pos = None
+        self.kept = []
 
     @property
     def nbytes(self):
@@ -1966,7 +2077,7 @@ class Window:
         at = Positions.of(pos).at.expand(len(tensors[0]), -1)
         if self.k_pos is not None:
             at = torch.cat([self.k_pos, at], -1)
-            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors)]
+            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors, strict=True)]
         self.k_pos = at[:, -self.size:]
         self.kept = [x[..., -self.size:, :] for x in tensors]
         return *tensors, at
@@ -1986,7 +2097,8 @@ class Window:
                                      dict(score_bias=ALiBi(4))])
 def test_a_cache_of_another_class(fused, options):
     m = layer(causal=True, fused=fused, std=0.3, **options)
-    x, whole = randn(2, 8, 16), Window(8)
+    x = randn(2, 8, 16)
+    whole = Window(8)
     cache = Cache([whole])
     assert cache.empty and cache.nbytes == 0
     parts = [m(p, cache=whole) for p in x[:, :6].split((3, 1, 2), 1)]
@@ -1997,7 +2109,8 @@ def test_a_cache_of_another_class(fused, options):
     assert cache.k_pos.following(1).at.tolist() == [[6], [6]]
     cache.crop(4), cache.select(torch.tensor([1, 0]))
     close(m(x[[1, 0], 4:6], cache=whole), m(x[[1, 0], :6])[:, 4:])
-    short, at = Window(3), torch.arange(8)
+    short = Window(3)
+    at = torch.arange(8)
     y = torch.cat([m(p, cache=short) for p in x.split(1, 1)], 1)
     near_by = (at[:, None] - at < 4)[None, None]
     close(y, m(x, mask=near_by))
@@ -2005,15 +2118,18 @@ def test_a_cache_of_another_class(fused, options):
 
 def test_any_cache_with_an_update_will_do():
     "A layer asks a cache for ``k_pos`` and ``update``, nothing else."
-    m, x = layer(causal=True), randn(2, 3, 16)
+    m = layer(causal=True)
+    x = randn(2, 3, 16)
     at = torch.arange(3)[None]
     plain = SimpleNamespace(k_pos=None, update=lambda k, v, pos: (k, v, at))
     close(m(x, cache=plain), m(x))
 
 
 def test_padding_of_a_kept_memory_may_be_named_without_it():
-    layer, x = spread(CrossAttention(16, 4)), randn(2, 3, 16)
-    memory, cache = randn(2, 5, 16, seed=1), layer.new_cache(2)
+    layer = spread(CrossAttention(16, 4))
+    x = randn(2, 3, 16)
+    memory = randn(2, 5, 16, seed=1)
+    cache = layer.new_cache(2)
     pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
     layer(x, memory=memory, cache=cache)
     close(layer(x, memory_pos=pos, cache=cache),
@@ -2023,11 +2139,13 @@ def test_padding_of_a_kept_memory_may_be_named_without_it():
 
 
 def test_layers_share_the_mask_of_a_padded_memory(monkeypatch):
-    made, real = [], attention.combined_mask
+    made = []
+    real = attention.combined_mask
     monkeypatch.setattr(attention, "combined_mask", lambda *a: (
         made.append(1), real(*a))[1])
     layers = [spread(CrossAttention(16, 4)) for _ in range(3)]
-    x, memory = randn(2, 3, 16), randn(2, 5, 16, seed=1)
+    x = randn(2, 3, 16)
+    memory = randn(2, 5, 16, seed=1)
     pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
     shared = Positions(pos)
     for layer in layers:

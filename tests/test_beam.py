@@ -13,8 +13,14 @@ from conftest import ROOT
 from helpers import draw_ids, generator, needs_cuda, plain_only
 from models import ROWS, VOCAB, causal
 from tformer.beam import (
-    beam_search, best_possible, expected_gain, grow, length_norm,
-    minimum_risk, set_apart)
+    beam_search,
+    best_possible,
+    expected_gain,
+    grow,
+    length_norm,
+    minimum_risk,
+    set_apart,
+)
 from tformer.generate import generate
 from tformer.minimal import read_record
 
@@ -40,7 +46,8 @@ class Table:
         self.logits = spread * torch.randn(
             8, vocab, vocab, vocab, generator=generator(seed),
             dtype=torch.float64)
-        self.vocab, self.calls = vocab, 0
+        self.vocab = vocab
+        self.calls = 0
 
     def new_cache(self, batch, max_len=None):
         return Kept(batch)
@@ -56,7 +63,8 @@ class Table:
 
     def log_probs(self, prompt, ids):
         "Of each id after those before it."
-        text, found = list(prompt), []
+        text = list(prompt)
+        found = []
         for i in ids:
             found.append(self.after(text).log_softmax(-1)[i].item())
             text.append(i)
@@ -84,10 +92,11 @@ def every_text(model, prompt, max_new, stop, norm):
 
 def lists(model, prompt, width, max_new, stop, norm):
     "Beam search as one would write it on lists, without an early end."
-    live, done = [((), 0.0)], []
+    live = [((), 0.0)]
+    done = []
     for n in range(1, max_new + 1):
-        grown = sorted(((ids + (i,), total + model.log_probs(
-            prompt, ids + (i,))[-1]) for ids, total in live
+        grown = sorted((((*ids, i), total + model.log_probs(
+            prompt, (*ids, i))[-1]) for ids, total in live
             for i in range(model.vocab)), key=lambda c: -c[1])
         done += [(total / norm(n), list(ids)) for ids, total in
                  grown[:width] if ids[-1] == stop or n == max_new]
@@ -107,7 +116,7 @@ def same(beams, texts, n=None):
     "As many texts, of the same ids, and of the same scores."
     texts = texts[:n]
     assert [beam.ids for beam in beams] == [ids for _, ids in texts]
-    for beam, (score, _) in zip(beams, texts):
+    for beam, (score, _) in zip(beams, texts, strict=True):
         assert beam.score == pytest.approx(score, abs=1e-9)
 
 
@@ -115,7 +124,8 @@ def same(beams, texts, n=None):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
     model = Table(seed=seed)
-    prompt, stop = [2, 0, 1], 3
+    prompt = [2, 0, 1]
+    stop = 3
     texts = every_text(model, prompt, 5, stop, norm_of(alpha, form))
     assert len(texts) == 1 + 3 + 9 + 27 + 81 + 243
     found, = beam_search(model, [prompt], width=500, max_new=5, stop=stop,
@@ -150,7 +160,8 @@ def test_the_mean_of_best_sums_does_not_fall_with_the_width():
 def test_a_width_of_one_is_greedy():
     for seed in range(20):
         model = Table(5, seed)
-        ids, text = [], [2]
+        ids = []
+        text = [2]
         while len(ids) < 9 and 4 not in ids:
             ids.append(model.after(text).argmax().item())
             text.append(ids[-1])
@@ -161,7 +172,7 @@ def test_a_width_of_one_is_greedy():
 
 
 def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
-    worse, calls = {"usual": 0, "enough": 0}, [0, 0]
+    worse = {"usual": 0, "enough": 0}
     for seed in range(40):
         model = Table(5, seed)
         how = dict(width=3, max_new=12, stop=4, alpha=1.0)
@@ -202,7 +213,7 @@ def test_grow_and_set_apart_equal_loops():
         every = sorted(((sums[row, k] + following[row, k, i]).item(), k, i)
                        for k in range(2) for i in range(5))[::-1][:4]
         assert [*zip(best.log_probs[row].tolist(), best.beams[row].tolist(),
-                     best.ids[row].tolist())] == every
+                     best.ids[row].tolist(), strict=True)] == every
         ends = [i in (0, 3) for *_, i in every]
         assert ended[row].tolist() == [e and k < 2 for k, e in
                                        enumerate(ends)]
@@ -287,14 +298,15 @@ def test_a_batch_gives_each_the_same_as_alone(row):
         for i, prompt in enumerate(prompts):
             alone, = searched(row, model, [prompt], source[i:i + 1], **how)
             assert [b.ids for b in together[i]] == [b.ids for b in alone]
-            for a, b in zip(together[i], alone):
+            for a, b in zip(together[i], alone, strict=True):
                 assert a.score == pytest.approx(b.score, abs=1e-5)
 
 
 @causal
 @torch.no_grad()
 def test_scores_are_those_of_one_pass_over_the_whole_text(row):
-    model, source = row.make(), sources(2)
+    model = row.make()
+    source = sources(2)
     prompts = [[9, 3, 5], [11, 2]]
     for form in ("power", "gnmt"):
         every = searched(row, model, prompts, source, width=4, max_new=8,
@@ -344,7 +356,8 @@ class Theirs:
 
     def __call__(self, ids, *, cache, memory=None, memory_mask=None):
         if memory is not None:
-            cache.memory, cache.mask = memory, memory_mask
+            cache.memory = memory
+            cache.mask = memory_mask
         given = {"input_ids": ids}
         if cache.memory is not None:
             given = {"decoder_input_ids": ids, "attention_mask": cache.mask,
@@ -361,7 +374,8 @@ class Past:
     def select(self, rows):
         self.past.reorder_cache(rows)
         if self.memory is not None:
-            self.memory, self.mask = self.memory[rows], self.mask[rows]
+            self.memory = self.memory[rows]
+            self.mask = self.mask[rows]
 
 
 def peer(name):
@@ -402,10 +416,15 @@ RULES = {"sure": "never", "usual": False, "enough": True}
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "marian"])
 @torch.no_grad()
 def test_texts_and_scores_are_those_of_transformers(name):
-    model, src = peer(name), draw_ids(3, 5, low=1, high=5)
-    mask, ours, theirs, ids = torch.ones(3, 5).bool(), {}, {}, src
+    model = peer(name)
+    src = draw_ids(3, 5, low=1, high=5)
+    mask = torch.ones(3, 5).bool()
+    ours = {}
+    theirs = {}
+    ids = src
     if name in ("bart", "marian"):
-        mask[1, 3:] = mask[2, 4:] = False
+        mask[1, 3:] = False
+        mask[2, 4:] = False
         ours = {"memory": model.get_encoder()(
             src, attention_mask=mask).last_hidden_state,
             "memory_mask": mask}
@@ -414,8 +433,8 @@ def test_texts_and_scores_are_those_of_transformers(name):
     for until, alpha, (width, stop) in itertools.product(
             RULES, (0.0, 0.7, 1.0, 2.0), ((2, [5]), (4, [5, 6]))):
         out = model.generate(
-            input_ids=src, **theirs, attention_mask=mask, num_beams=width, do_sample=False,
-            num_return_sequences=width, max_new_tokens=8,
+            input_ids=src, **theirs, attention_mask=mask, num_beams=width,
+            do_sample=False, num_return_sequences=width, max_new_tokens=8,
             length_penalty=alpha, early_stopping=RULES[until],
             eos_token_id=stop, pad_token_id=0, output_scores=True,
             return_dict_in_generate=True)
@@ -435,11 +454,12 @@ def test_texts_and_scores_are_those_of_transformers(name):
 def test_greedy_is_generate():
     for row in ROWS:
         if row.causal and not row.source:
-            model, prompts = row.make(), [[9, 3, 5], [11], [4, 2]]
+            model = row.make()
+            prompts = [[9, 3, 5], [11], [4, 2]]
             texts = generate(model, prompts, max_new=9, stop=[7, 8, 9])
             found = beam_search(model, prompts, width=1, max_new=9,
                                 stop=[7, 8, 9], until="enough")
-            for text, (beam,) in zip(texts, found):
+            for text, (beam,) in zip(texts, found, strict=True):
                 assert beam.ids[:len(text.ids)] == text.ids
                 assert beam.finished == (text.stopped == "stop")
 
@@ -449,7 +469,8 @@ def test_what_is_given_is_not_changed():
     model = row.make()
     with torch.no_grad():
         memory = model.encode(sources(2).clamp(min=0))
-    ids, prompts = torch.tensor([[3], [4]]), copy.deepcopy(memory)
+    ids = torch.tensor([[3], [4]])
+    prompts = copy.deepcopy(memory)
     beam_search(model, ids, width=3, max_new=5, memory=memory)
     assert torch.equal(memory, prompts) and ids.tolist() == [[3], [4]]
 
@@ -499,7 +520,7 @@ def test_minimum_risk_equals_a_loop():
     gain = lambda a, b: len({*a.split()} & {*b.split()}) / 3  # noqa: E731
     for weights in (None, [1.0, 2.0, 5.0, 1.0]):
         w = weights or [1] * 4
-        wanted = [sum(k * gain(a, b) for k, b in zip(w, texts)) / sum(w)
+        wanted = [sum(k * gain(a, b) for k, b in zip(w, texts, strict=True)) / sum(w)
                   for a in texts]
         assert expected_gain(texts, gain, weights) == pytest.approx(wanted)
         best = texts[max(range(4), key=wanted.__getitem__)]
@@ -509,7 +530,7 @@ def test_minimum_risk_equals_a_loop():
 
 
 def test_the_gain_of_equality_chooses_the_most_frequent():
-    drawn = list("abacbaaccc") + ["a"]
+    drawn = [*list("abacbaaccc"), "a"]
     assert minimum_risk(drawn, lambda a, b: float(a == b)) == "a"
 
 

@@ -8,14 +8,14 @@ import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
-import bench_data  # noqa: E402
-import bench_generate  # noqa: E402
-import bench_models  # noqa: E402
-import bench_parts  # noqa: E402
-import bench_places  # noqa: E402
-import bench_serving  # noqa: E402
-import bench_training  # noqa: E402
-import timing  # noqa: E402
+import bench_data
+import bench_generate
+import bench_models
+import bench_parts
+import bench_places
+import bench_serving
+import bench_training
+import timing
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_both_sides_of_a_step_begin_and_learn_alike(quick, monkeypatch):
         assert bench_training.must_agree(twins, ours, peer) < 1e-5
         ours.step(), peer.step()
     twins.ours.norm.eps = 0.1
-    with pytest.raises(AssertionError, match="Llama.*sides differ"):
+    with pytest.raises(AssertionError, match=r"Llama.*sides differ"):
         bench_training.must_agree(twins, ours, peer)
 
 
@@ -143,7 +143,7 @@ def test_the_benchmark_of_serving_runs(quickly, monkeypatch):
 def test_ways_that_write_other_ids_are_refused(quick, monkeypatch):
     monkeypatch.setitem(bench_generate.WAYS, "transformers", lambda model: (
         lambda ids, new: [[0] * new] * len(ids)))
-    with pytest.raises(AssertionError, match="other ids.*transformers"):
+    with pytest.raises(AssertionError, match=r"other ids.*transformers"):
         bench_generate.bench("GPT", 1, only="transformers")
 
 
@@ -151,17 +151,17 @@ def test_twins_must_have_the_same_weights_and_gradients(quick):
     size = bench_parts.SMALL[0]
     *_, twins = bench_models.bench_seq2seq(size)
     twins.ours.blocks[0].cross_attention.norm.eps = 0.1
-    with pytest.raises(AssertionError, match="Seq2Seq.*forward.* differ"):
+    with pytest.raises(AssertionError, match=r"Seq2Seq.*forward.* differ"):
         twins.measure()
     *_, twins = bench_models.bench_bert(size)
     run, twins.run_ours = twins.run_ours, lambda ids, segments: [
         x + (x - x.detach()) for x in run(ids, segments)]
-    with pytest.raises(AssertionError, match="BERT.*and backward.* differ"):
+    with pytest.raises(AssertionError, match=r"BERT.*and backward.* differ"):
         twins.measure()
     *_, twins = bench_models.bench_llama(size)
     twins.step = None
     twins.measure()
-    with pytest.raises(AssertionError, match="model.norm.weight"):
+    with pytest.raises(AssertionError, match=r"model\.norm\.weight"):
         bench_models.decoder("", twins.ours, twins.peer,
                              bench_models.LLAMA[:1], *twins.inputs)
 
@@ -188,15 +188,15 @@ def test_the_record_of_a_step_is_made(tmp_path, monkeypatch):
 def test_sides_that_differ_are_refused(quick):
     x = torch.ones(2, 3)
     case = bench_parts.Case("doubled", lambda x: 2 * x, torch.clone, (x,))
-    with pytest.raises(AssertionError, match="doubled, forward.* differ: 1"):
+    with pytest.raises(AssertionError, match=r"doubled, forward.* differ: 1"):
         bench_parts.measure(case)
     # equal values, other gradients
     case = bench_parts.Case("kept", lambda x: x + 2 * (x - x.detach()),
                             torch.clone, (x,))
-    with pytest.raises(AssertionError, match="kept, and backward.* differ"):
+    with pytest.raises(AssertionError, match=r"kept, and backward.* differ"):
         bench_parts.measure(case)
     case = bench_parts.Case("wider", torch.Tensor.double, torch.clone, (x,))
-    with pytest.raises(AssertionError, match="float64.*float32"):
+    with pytest.raises(AssertionError, match=r"float64.*float32"):
         bench_parts.measure(case)
 
 

@@ -18,10 +18,19 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from helpers import close, plain_only  # noqa: E402
 from tformer import check, minimal  # noqa: E402
 from tformer.bert import (  # noqa: E402
-    BERT_NAMES, Bert, BertClassifier, BertConfig, BertEmbedding,
-    BertMaskedLM, BertPretraining, BertTagger, MaskedHead, Pooler,
-    bert_name, load_bert)
-from tformer.gpt import GPTConfig  # noqa: E402
+    BERT_NAMES,
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertEmbedding,
+    BertMaskedLM,
+    BertPretraining,
+    BertTagger,
+    MaskedHead,
+    Pooler,
+    bert_name,
+    load_bert,
+)
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -119,7 +128,8 @@ def compare_gradients(ours, theirs):
 
 def ragged(side, t=9):
     "Which places of four rows hold tokens: 9, 6, 8 and 5 of them."
-    lack, place = torch.tensor([0, 3, 1, 4])[:, None], torch.arange(t)
+    lack = torch.tensor([0, 3, 1, 4])[:, None]
+    place = torch.arange(t)
     return place >= lack if side == "left" else place < t - lack
 
 
@@ -133,22 +143,26 @@ def count(keep):
 @pytest.mark.parametrize("how", ["bare", "segments", "right", "left"])
 def test_equal_to_transformers_in_value_and_gradient(cls, how, tmp_path):
     ours, theirs = pair(cls, tmp_path)
-    ids, keep = draw(4, 9), None
-    mine, other = {}, {}
+    ids = draw(4, 9)
+    keep = None
+    mine = {}
+    other = {}
     if how != "bare":
         segments = kinds(4, 9)
-        mine["segments"] = other["token_type_ids"] = segments
+        mine["segments"] = segments
+        other["token_type_ids"] = segments
     if how in ("left", "right"):
         keep = ragged(how)
         mine["pos"] = count(keep)
         other["attention_mask"] = keep.long()
         other["position_ids"] = count(keep).clamp(min=0)
-    a, b = outputs(ours, ids, **mine), outputs(theirs, ids, **other)
+    a = outputs(ours, ids, **mine)
+    b = outputs(theirs, ids, **other)
     pooled = cls in (BertPretraining, BertClassifier)
     if how == "left" and pooled:  # theirs pools padding: see below
         a, b = [x[:-1] if len(x) > 1 else [x[0][:1]] for x in (a, b)]
     assert len(a) == len(b)
-    for x, y in zip(a, b):
+    for x, y in zip(a, b, strict=True):
         whole = keep is None or x.ndim == 2
         close(x if whole else x[keep], y if whole else y[keep])
     lean(a, keep).backward()
@@ -179,7 +193,8 @@ def test_a_padded_batch_pools_the_first_token_of_each_row(tmp_path):
     "Theirs takes place 0, which on the left is padding; ours the token."
     ours, theirs = pair(BertClassifier, tmp_path)
     for side in ("left", "right"):
-        keep, ids = ragged(side), draw(4, 9)
+        keep = ragged(side)
+        ids = draw(4, 9)
         out = ours(ids, pos=count(keep))
         for i in range(4):
             alone = ids[i, keep[i]][None]
@@ -188,7 +203,8 @@ def test_a_padded_batch_pools_the_first_token_of_each_row(tmp_path):
 
 
 def test_shared_positions_of_a_left_padded_batch():
-    ids, pos = draw(3, 5), torch.tensor([[-1, -1, 0, 1, 2]])
+    ids = draw(3, 5)
+    pos = torch.tensor([[-1, -1, 0, 1, 2]])
     for cls in (BertClassifier, BertPretraining):
         model = spread(cls(TINY))
         close(outputs(model, ids, pos=pos)[-1],
@@ -201,7 +217,8 @@ def test_the_pooler_of_transformers_is_ours(tmp_path):
     ours = load_bert(Bert, tmp_path)
     pooler = Pooler(16)
     pooler.proj.load_state_dict(theirs.pooler.dense.state_dict())
-    out, ids = theirs(draw(2, 7)), draw(2, 7)
+    out = theirs(draw(2, 7))
+    ids = draw(2, 7)
     close(ours(ids), out.last_hidden_state)
     close(pooler(ours(ids)), out.pooler_output)
 
@@ -215,7 +232,7 @@ def test_a_mask_of_the_caller_equals_theirs(cls, tmp_path):
     mask |= torch.eye(6).bool()
     bias = torch.zeros(2, 1, 6, 6).masked_fill(~mask, -math.inf)
     for a, b in zip(outputs(ours, ids, mask=mask),
-                    outputs(theirs, ids, attention_mask=bias)):
+                    outputs(theirs, ids, attention_mask=bias), strict=True):
         close(a, b)
 
 
@@ -248,7 +265,8 @@ def test_eps_is_small_where_the_stream_is_small():
 
 def test_the_parts_add_up():
     part = spread(BertEmbedding(9, 8, max_len=5, n_segments=3))
-    ids, segments = draw(2, 5, high=9), kinds(2, 5, n=3)
+    ids = draw(2, 5, high=9)
+    segments = kinds(2, 5, n=3)
     pos = torch.tensor([[4, 3, 2, 1, 0], [0, 0, 1, 2, 4]])
     x = (part.tokens.weight[ids] + part.positions.weight[pos]
          + part.segments.weight[segments])
@@ -264,7 +282,7 @@ def test_as_many_kinds_of_segments_as_the_configuration_says():
     model = Bert(dataclasses.replace(TINY, n_segments=3)).eval()
     ids = draw(1, 4)
     assert model(ids, segments=torch.full_like(ids, 2)).isfinite().all()
-    with pytest.raises(ValueError, match="id 3 is outside .* of 3 ids"):
+    with pytest.raises(ValueError, match=r"id 3 is outside .* of 3 ids"):
         model(ids, segments=torch.full_like(ids, 3))
 
 
@@ -366,7 +384,8 @@ def test_where_dropout_acts():
 
 @each
 def test_dropout_acts_in_training_only(cls):
-    model, ids = cls(TINY), draw(2, 9)
+    model = cls(TINY)
+    ids = draw(2, 9)
     a, b = (lean(outputs(model.train(), ids)) for _ in range(2))
     assert a != b
     a, b = (lean(outputs(model.eval(), ids)) for _ in range(2))
@@ -425,7 +444,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     with pytest.raises(ValueError, match="no whole safetensors file"):
         load_bert(BertMaskedLM, tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json is no JSON"):
+    with pytest.raises(ValueError, match=r"config\.json is no JSON"):
         load_bert(BertMaskedLM, tmp_path)
 
 
@@ -444,7 +463,8 @@ def test_old_files_are_read(tmp_path):
         "cls.predictions.bias"].clone()
     save_file(old, path)
     for cls in (BertMaskedLM, BertPretraining, Bert):
-        ours, ids = load_bert(cls, tmp_path), draw(2, 6)
+        ours = load_bert(cls, tmp_path)
+        ids = draw(2, 6)
         got = outputs(ours, ids)[0]
         if cls is Bert:
             close(got, twin.bert(ids).last_hidden_state)
@@ -452,18 +472,19 @@ def test_old_files_are_read(tmp_path):
             close(got, twin(ids).prediction_logits)
     old["cls.predictions.decoder.weight"] = word + 1.0
     save_file(old, path)
-    with pytest.raises(ValueError, match="lm_head.weight"):
+    with pytest.raises(ValueError, match=r"lm_head\.weight"):
         load_bert(BertMaskedLM, tmp_path)
 
 
 def test_a_new_head_on_a_trained_encoder(tmp_path):
     twin = make_twin(BertPretraining)
     twin.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="missing: label_head.weight"):
+    with pytest.raises(ValueError, match=r"missing: label_head\.weight"):
         BertTagger.from_bert(tmp_path)
     tagger = BertTagger.from_bert(tmp_path, new=("label_head",),
                                   n_labels=7)
-    ids, segments = draw(2, 6), kinds(2, 6)
+    ids = draw(2, 6)
+    segments = kinds(2, 6)
     assert tagger(ids).shape == (2, 6, 7)
     out = twin.bert(ids, token_type_ids=segments)
     close(tagger.bert(ids, segments=segments), out.last_hidden_state)
@@ -568,15 +589,15 @@ def test_calls_that_cannot_be(cls):
     model = cls(TINY).eval()
     assert model.max_len == 20
     ids = draw(2, 5)
-    with pytest.raises(ValueError, match="21 .* max_len 20"):
+    with pytest.raises(ValueError, match=r"21 .* max_len 20"):
         model(draw(1, 21))
     with pytest.raises(ValueError, match=r"ids must be of shape \(b, t\)"):
         model(ids[0])
-    with pytest.raises(ValueError, match="id 40 is outside .* 40 ids"):
+    with pytest.raises(ValueError, match=r"id 40 is outside .* 40 ids"):
         model(ids + 40 - ids)
-    with pytest.raises(ValueError, match="id 2 is outside .* of 2 ids"):
+    with pytest.raises(ValueError, match=r"id 2 is outside .* of 2 ids"):
         model(ids, segments=torch.full_like(ids, 2))
-    with pytest.raises(ValueError, match="21 tokens.*max_len.* 20"):
+    with pytest.raises(ValueError, match=r"21 tokens.*max_len.* 20"):
         model(ids, pos=torch.arange(16, 21)[None])
     with pytest.raises(ValueError, match=r"positions of shape \(2, 4\)"):
         model(ids, pos=torch.zeros(2, 4, dtype=torch.long))
@@ -611,7 +632,8 @@ def test_rows_may_be_longer_than_max_len_by_padding():
 def test_compiled_in_one_graph():
     model = spread(BertClassifier(TINY))
     fast = torch.compile(model, fullgraph=True, backend="aot_eager")
-    ids, pos = draw(4, 9), count(ragged("left"))
+    ids = draw(4, 9)
+    pos = count(ragged("left"))
     close(fast(ids), model(ids))
     close(fast(ids, pos=pos), model(ids, pos=pos))
     two = kinds(4, 9)
@@ -622,7 +644,7 @@ def test_compiled_in_one_graph():
 def test_half_precision_stays_close(cls):
     model = spread(cls(TINY))
     want = outputs(model, draw(2, 9))
-    for x, y in zip(outputs(model.bfloat16(), draw(2, 9)), want):
+    for x, y in zip(outputs(model.bfloat16(), draw(2, 9)), want, strict=True):
         assert x.dtype == torch.bfloat16
         assert (x.float() - y).abs().max() < 0.05 * y.abs().max()
 
@@ -630,12 +652,13 @@ def test_half_precision_stays_close(cls):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 @each
 def test_on_cuda(cls):
-    model, ids = spread(cls(TINY)), draw(4, 9)
+    model = spread(cls(TINY))
+    ids = draw(4, 9)
     pos = count(ragged("left"))
     want = outputs(model, ids, pos=pos)
     model.cuda()
     got = outputs(model, ids.cuda(), pos=pos.cuda())
-    for x, y in zip(got, want):
+    for x, y in zip(got, want, strict=True):
         keep = pos >= 0 if x.ndim == 3 else slice(None)
         assert (x.cpu()[keep] - y[keep]).abs().max() < 1e-3
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
-import course       # book/_ext, where the conftest of the root looks
 import pytest
 import yaml
 
+import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 from helpers import by_day
 
@@ -53,7 +53,8 @@ class Links(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.links, self.ids = [], []
+        self.links = []
+        self.ids = []
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
@@ -720,7 +721,7 @@ FOCUS = """() => {
 def test_focus_is_seen_on_every_control(book, open_page, scheme):
     page = open_page(book / CHAPTER, color_scheme=scheme)
     names = set()
-    for key in range(140):
+    for _key in range(140):
         page.keyboard.press("Tab")
         at = page.evaluate(FOCUS)
         if at["name"].startswith("BODY"):
@@ -794,7 +795,7 @@ def test_headings_and_code_are_set_in_order(book, open_page):
     page = open_page(book / CHAPTER)
     weights, sizes = zip(*page.evaluate("""() => ["h1", "h2", "h3"].map(h => {
         const s = getComputedStyle(document.querySelector("article " + h));
-        return [+s.fontWeight, parseFloat(s.fontSize)]})"""))
+        return [+s.fontWeight, parseFloat(s.fontSize)]})"""), strict=True)
     assert weights[0] > weights[1] > weights[2]
     assert sizes[0] > sizes[1] > sizes[2]
     for ratio in page.evaluate("""() => [...document.querySelectorAll(
@@ -824,7 +825,8 @@ def test_code_on_a_phone_says_that_it_scrolls(book, open_page, scheme):
         return [seen.filter(e => room(e) > 40), seen.filter(e => room(e) <=
             0)].map(l => l.map(e => `pre[data-i="${e.dataset.i}"]`))}""")
     assert len(wide) > 3 and short
-    wide, short = page.locator(wide[0]), page.locator(short[0])
+    wide = page.locator(wide[0])
+    short = page.locator(short[0])
     # the first rows of pixels hold no text, only the ground and its shade
     low, high = edges(wide.screenshot())
     assert high - low > 20, (low, high)

@@ -11,12 +11,24 @@ import pytest
 import tiktoken
 import tokenizers
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tformer import bpe
-from tformer.bpe import (BPE, BYTE_ORDER, GPT2_PATTERN, apply_merges,
-                         best_pair, build_vocab, count_pairs, count_words,
-                         merge_pair, pretokenize, split_special, train_bpe)
+from tformer.bpe import (
+    BPE,
+    BYTE_ORDER,
+    GPT2_PATTERN,
+    apply_merges,
+    best_pair,
+    build_vocab,
+    count_pairs,
+    count_words,
+    merge_pair,
+    pretokenize,
+    split_special,
+    train_bpe,
+)
 
 EOT = "<|endoftext|>"
 PAGES = "\n".join(topics.topics.values())[:60_000]
@@ -183,7 +195,8 @@ def test_ties():
     # (a, bz) and (ab, c) have (ab, c) the greater, abz > abc joined
     vocab = {1: b"a", 2: b"bz", 3: b"ab", 4: b"c"}
     assert best_pair({(1, 2): 5, (3, 4): 5}, vocab) == (3, 4)
-    with pytest.raises(ValueError, match="ties must be one of 'bytes', 'ids', got 'random'"):
+    with pytest.raises(
+            ValueError, match="ties must be one of 'bytes', 'ids', got 'random'"):
         train_bpe("ab", 300, ties="random")
 
 
@@ -325,7 +338,7 @@ def test_lowest_rank_goes_first():
 def test_encoding_repeats_training():
     "On its own pre-tokens, encoding ends where training ended."
     merges = train_bpe(PAGES, 500)
-    vocab, ranks = build_vocab(merges)
+    _vocab, ranks = build_vocab(merges)
     words = {ids: ids for ids in count_words(PAGES)}
     for pair, new_id in ranks.items():
         words = {raw: merge_pair(ids, pair, new_id)

@@ -14,15 +14,24 @@ from helpers import close, draw_ids, plain_only, spread
 from models import ROWS, causal
 from tformer import check
 from tformer.attention import (
-    Cache, CrossAttention, LayerCache, SelfAttention, attention_rules,
-    combined_mask, merge_heads, split_heads)
+    Cache,
+    CrossAttention,
+    LayerCache,
+    SelfAttention,
+    attention_rules,
+    combined_mask,
+    merge_heads,
+    split_heads,
+)
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
 from tformer.places import FixedCache
 from tformer.rotary import ALiBi, Rotary
 from tformer.rows import KeptRows, Positions, fused_attend
 
-VOCAB, MAX_LEN, WINDOW = 31, 40, 5
+VOCAB = 31
+MAX_LEN = 40
+WINDOW = 5
 CONFIG = LlamaConfig(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
                      n_kv_heads=2, d_ff=24, max_len=MAX_LEN)
 ROTARY = Rotary(4)
@@ -40,7 +49,9 @@ class Latent(nn.Module):
 
     def __init__(self, d=16, h=4, rank=6, d_head=4, d_rope=4, absorbed=True):
         super().__init__()
-        self.h, self.sizes, self.absorbed = h, (d_head, d_rope), absorbed
+        self.h = h
+        self.sizes = (d_head, d_rope)
+        self.absorbed = absorbed
         self.q_proj = Linear(d, h * (d_head + d_rope), bias=False)
         self.down = Linear(d, rank + d_rope, bias=False)
         self.k_up = nn.Parameter(torch.empty(h, d_head, rank))
@@ -83,7 +94,8 @@ class Indexed(SelfAttention):
 
     def __init__(self, *args, n=4, by_place=False, **options):
         super().__init__(*args, **options)
-        self.n, self.by_place = n, by_place
+        self.n = n
+        self.by_place = by_place
         self.iq_proj, self.ik_proj = (Linear(16, 3, bias=False)
                                       for _ in range(2))
 
@@ -91,7 +103,8 @@ class Indexed(SelfAttention):
         k_pos = pos = Positions.of(pos, x, cache)
         q, k, v = self.qkv(x)
         q, k = self.rotary(q, k, pos=pos)
-        iq, ik = self.iq_proj(x), self.ik_proj(x)
+        iq = self.iq_proj(x)
+        ik = self.ik_proj(x)
         if cache is not None:
             k, v, ik, k_pos = cache.update(k, v, ik, pos=pos)
         k_pos = Positions.of(k_pos)
@@ -106,7 +119,8 @@ class Indexed(SelfAttention):
         scores = (2 * scores).round()       # so that many are equal
         scores = scores.masked_fill(~allowed, -1.0)
         place = torch.arange(ik.shape[1])[None] if self.by_place else k_pos
-        a, b = scores[..., :, None], scores[..., None, :]
+        a = scores[..., :, None]
+        b = scores[..., None, :]
         place = place[:, None, None]
         ahead = (b > a) | (b == a) & (place[..., None, :]
                                       < place[..., :, None])
@@ -140,7 +154,8 @@ class Rolling(KeptRows):
 
     def __init__(self, window, batch):
         super().__init__(batch)
-        self.window, self.lost = window, torch.full((batch,), -1)
+        self.window = window
+        self.lost = torch.full((batch,), -1)
 
     def update(self, *tensors, pos):
         at = Positions.of(pos).at.expand(len(tensors[0]), -1)
@@ -148,9 +163,10 @@ class Rolling(KeptRows):
             raise ValueError("a token before those that were forgotten")
         if not self.empty:
             at = torch.cat([self.k_pos.at, at], -1)
-            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors)]
+            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors, strict=True)]
         order = at.argsort(-1, descending=True)
-        keep, drop = order[:, :self.window], order[:, self.window:]
+        keep = order[:, :self.window]
+        drop = order[:, self.window:]
         self.lost = torch.cat([self.lost[:, None], at.gather(1, drop)],
                               -1).amax(-1)
         rows = torch.arange(len(at))[:, None]
@@ -211,7 +227,7 @@ class Preallocated(KeptRows):
     def update(self, *tensors, pos):
         at = Positions.of(pos).at.expand(self.batch, -1)
         places = self.n + torch.arange(at.shape[1], device=at.device)
-        for buffer, x in zip(self.kept, tensors):
+        for buffer, x in zip(self.kept, tensors, strict=True):
             buffer.index_copy_(-2, places, x)
         self.k_pos.index_copy_(1, places, at)
         self.n += at.shape[1]
@@ -219,7 +235,8 @@ class Preallocated(KeptRows):
 
     def select(self, rows):
         self.kept = [x[rows] for x in self.kept]
-        self.k_pos, self.batch = self.k_pos[rows], len(rows)
+        self.k_pos = self.k_pos[rows]
+        self.batch = len(rows)
 
     def crop(self, n):
         n = torch.as_tensor(n).reshape(-1, 1)
@@ -229,7 +246,7 @@ class Preallocated(KeptRows):
         self.k_pos = self.k_pos.index_copy(0, rows, other.k_pos)
         self.n = torch.maximum(self.n, other.n)
         self.kept = [x.index_copy(0, rows, y)
-                     for x, y in zip(self.kept, other.kept)]
+                     for x, y in zip(self.kept, other.kept, strict=True)]
 
 
 class Slots(Preallocated):
@@ -243,7 +260,7 @@ class Slots(Preallocated):
         last = self.k_pos.shape[1] - 1
         rows = torch.arange(self.batch, device=at.device)[:, None]
         places = torch.where(at < 0, last, at)
-        for buffer, x in zip(self.kept, tensors):
+        for buffer, x in zip(self.kept, tensors, strict=True):
             buffer.transpose(1, 2)[rows, places] = x.transpose(1, 2)
         self.k_pos[rows, places] = at
         return *self.kept, self.k_pos
@@ -270,24 +287,25 @@ def model_of(attention):
 
 def texts(*lengths, seed=0):
     ids = draw_ids(len(lengths), max(lengths), high=VOCAB, seed=seed)
-    return [row[:n] for row, n in zip(ids, lengths)]
+    return [row[:n] for row, n in zip(ids, lengths, strict=True)]
 
 
 def left_padded(rows):
     "Ids and positions of texts of different lengths, in one batch."
     n = max(len(row) for row in rows)
-    ids, pos = torch.zeros(len(rows), n).long(), torch.full(
-        (len(rows), n), -1)
+    ids = torch.zeros(len(rows), n).long()
+    pos = torch.full((len(rows), n), -1)
     for i, row in enumerate(rows):
-        ids[i, n - len(row):], pos[i, n - len(row):] = row, torch.arange(
-            len(row))
+        ids[i, n - len(row):] = row
+        pos[i, n - len(row):] = torch.arange(len(row))
     return ids, pos
 
 
 @torch.no_grad()
 def alone(model, text, n):
     "Greedy decoding of one text, without a cache; and the logits of each."
-    ids, logits = text[None], []
+    ids = text[None]
+    logits = []
     for _ in range(n):
         logits.append(model(ids)[:, -1:])
         ids = torch.cat([ids, logits[-1].argmax(-1)], 1)
@@ -298,8 +316,9 @@ def alone(model, text, n):
 def together(model, cache, rows, n, chunk=None):
     "The same of a padded batch, with a cache."
     ids, pos = left_padded(rows)
-    size, logits = chunk or ids.shape[1], []
-    for part, at in zip(ids.split(size, 1), pos.split(size, 1)):
+    size = chunk or ids.shape[1]
+    logits = []
+    for part, at in zip(ids.split(size, 1), pos.split(size, 1), strict=True):
         out = model(part, pos=at, cache=cache)
     for _ in range(n):
         logits.append(out[:, -1:])
@@ -311,7 +330,7 @@ def together(model, cache, rows, n, chunk=None):
 def equal_to_alone(model, rows, found):
     "The same tokens, by the same logits."
     texts = [alone(model, text, found[0].shape[1]) for text in rows]
-    ids, logits = (torch.cat(part) for part in zip(*texts))
+    ids, logits = (torch.cat(part) for part in zip(*texts, strict=True))
     close(found[1], logits)
     assert torch.equal(found[0], ids)
     assert len(set(ids.flatten().tolist())) > 3     # it says something
@@ -324,15 +343,16 @@ def test_every_check_passes(name):
     report = check.every(model_of(name), VOCAB, skip=skip)
     said = {said for _, said in report.lines} - {"passed", "skipped"}
     # a window may refuse to take back what it has forgotten
-    assert not said or name in ("rolling", "mixed") and all(
-        "crop" in text for text in said)
+    assert not said or (name in ("rolling", "mixed") and all(
+        "crop" in text for text in said))
 
 
 @each
 @pytest.mark.parametrize("chunk", [None, 1, 3])
 def test_greedy_decoding_equals_no_cache(name, chunk):
     "Texts shorter than the window, and longer ones."
-    model, rows = model_of(name), texts(3, 9, 14)
+    model = model_of(name)
+    rows = texts(3, 9, 14)
     equal_to_alone(model, rows, together(model, model.new_cache(3), rows,
                                          12, chunk))
 
@@ -358,16 +378,18 @@ def test_positions_of_all_kinds(name, way, sizes):
     if (way, sizes[0]) == ("out of order", 1) and name in (
             "rolling", "mixed"):
         sizes = 4, 6        # a window forgets what came too late
-    model, pos = model_of(name), torch.tensor(WAYS[way]).expand(2, -1)
-    ids, cache, tokens = draw_ids(2, 10, high=VOCAB), model.new_cache(
-        2), pos >= 0
+    model = model_of(name)
+    pos = torch.tensor(WAYS[way]).expand(2, -1)
+    ids = draw_ids(2, 10, high=VOCAB)
+    cache = model.new_cache(2)
+    tokens = pos >= 0
     came = torch.repeat_interleave(torch.arange(len(sizes)),
                                    torch.tensor(sizes))
     there = (came[:, None] >= came)[None, None]
     with torch.no_grad():
         whole = model(ids, pos=pos, mask=there)
         parts = [model(a, pos=b, cache=cache) for a, b in zip(
-            ids.split(sizes, 1), pos.split(sizes, 1))]
+            ids.split(sizes, 1), pos.split(sizes, 1), strict=True)]
         close(torch.cat(parts, 1)[tokens], whole[tokens])
         # and the next token follows the largest position
         last = draw_ids(2, 1, high=VOCAB, seed=1)
@@ -379,7 +401,8 @@ def test_positions_of_all_kinds(name, way, sizes):
 
 @pytest.mark.parametrize("name", ["rolling", "mixed"])
 def test_a_window_refuses_what_comes_too_late(name):
-    model, ids = model_of(name), draw_ids(2, 9, high=VOCAB)
+    model = model_of(name)
+    ids = draw_ids(2, 9, high=VOCAB)
     cache = model.new_cache(2)
     model(ids[:, :8], cache=cache)
     with pytest.raises(ValueError, match="before those that were forgotten"):
@@ -387,7 +410,8 @@ def test_a_window_refuses_what_comes_too_late(name):
 
 
 def test_queries_out_of_order_are_the_same_queries():
-    ids, order = draw_ids(1, 10, high=VOCAB), torch.randperm(10)
+    ids = draw_ids(1, 10, high=VOCAB)
+    order = torch.randperm(10)
     for name in TABLE:
         model = model_of(name)
         close(model(ids[:, order], pos=order[None]), model(ids)[:, order])
@@ -399,11 +423,13 @@ def test_queries_out_of_order_are_the_same_queries():
 @pytest.mark.parametrize("n", [10, 9, [10, 8], [9, 3]])
 def test_crop_takes_back(name, n):
     "As if what was forgotten had never been written."
-    model, rows = model_of(name), texts(10, 8)
+    model = model_of(name)
+    rows = texts(10, 8)
     lengths = [min(k, len(row)) for k, row in zip(
-        [n, n] if isinstance(n, int) else n, rows)]
+        [n, n] if isinstance(n, int) else n, rows, strict=True)]
     ids, pos = left_padded(rows)
-    cache, more = model.new_cache(2), draw_ids(2, 3, high=VOCAB, seed=2)
+    cache = model.new_cache(2)
+    more = draw_ids(2, 3, high=VOCAB, seed=2)
     with torch.no_grad():
         model(ids, pos=pos, cache=cache)
         n = n if isinstance(n, int) else torch.tensor(n)
@@ -412,23 +438,25 @@ def test_crop_takes_back(name, n):
                     for c in cache.layers]
             with pytest.raises(ValueError, match="cannot crop"):
                 cache.crop(n)
-            for layer, (seen, kept) in zip(cache.layers, held):
+            for layer, (seen, kept) in zip(cache.layers, held, strict=True):
                 assert layer.n_seen.tolist() == seen
                 assert all(map(torch.equal, layer.kept, kept))
             return
         cache.crop(n)
         parts = torch.cat([model(more[:, i:i + 1], cache=cache)
                            for i in range(3)], 1)
-        for i, (row, k) in enumerate(zip(rows, lengths)):
+        for i, (row, k) in enumerate(zip(rows, lengths, strict=True)):
             text = torch.cat([row[:k], more[i]])[None]
             close(parts[i:i + 1], model(text)[:, k:])
 
 
 @each
 def test_select_reorders_and_repeats(name):
-    model, rows = model_of(name), texts(7, 4)
+    model = model_of(name)
+    rows = texts(7, 4)
     ids, pos = left_padded(rows)
-    cache, order = model.new_cache(2), torch.tensor([1, 1, 0])
+    cache = model.new_cache(2)
+    order = torch.tensor([1, 1, 0])
     more = draw_ids(3, 2, high=VOCAB, seed=3)
     with torch.no_grad():
         model(ids, pos=pos, cache=cache)
@@ -446,8 +474,10 @@ def serve(model, jobs, places):
     ``jobs`` are pairs of a text and how many tokens to write; a row that
     has written all of its own is given to the next.
     """
-    cache, waiting = model.new_cache(places), list(enumerate(jobs))
-    rows, last = [None] * places, torch.zeros(places, 1).long()
+    cache = model.new_cache(places)
+    waiting = list(enumerate(jobs))
+    rows = [None] * places
+    last = torch.zeros(places, 1).long()
     done = {}
     while waiting or any(rows):
         for place in range(places):
@@ -464,7 +494,8 @@ def serve(model, jobs, places):
         last = out[:, -1:].argmax(-1)
         for place, row in enumerate(rows):
             if row and len(row[2]) == row[1]:
-                done[row[0]], rows[place] = row[2], None
+                done[row[0]] = row[2]
+                rows[place] = None
             elif row:
                 row[2].append(last[place].item())
     return [done[i] for i in range(len(jobs))]
@@ -473,14 +504,16 @@ def serve(model, jobs, places):
 @each
 def test_rows_that_end_are_taken_by_others(name):
     model = model_of(name)
-    jobs = list(zip(texts(6, 2, 11, 1, 4, 3), (3, 9, 2, 7, 1, 5)))
+    jobs = list(zip(texts(6, 2, 11, 1, 4, 3), (3, 9, 2, 7, 1, 5), strict=True))
     assert serve(model, jobs, places=2) == [
         alone(model, text, n)[0][0].tolist() for text, n in jobs]
 
 
 @each
 def test_several_rows_are_put_at_once(name):
-    model, rows, more = model_of(name), texts(4, 9, 6), texts(3, 8, seed=5)
+    model = model_of(name)
+    rows = texts(4, 9, 6)
+    more = texts(3, 8, seed=5)
     with torch.no_grad():
         caches = []
         for group in (rows, more):
@@ -493,7 +526,7 @@ def test_several_rows_are_put_at_once(name):
         last = draw_ids(3, 1, high=VOCAB, seed=6)
         for _ in range(2):
             y = model(last, cache=one)
-            now = [torch.cat([row, x]) for row, x in zip(now, last)]
+            now = [torch.cat([row, x]) for row, x in zip(now, last, strict=True)]
             close(y, torch.cat([model(row[None])[:, -1:] for row in now]))
 
 
@@ -502,7 +535,8 @@ def test_several_rows_are_put_at_once(name):
 def test_all_places_may_be_given_back():
     "Nothing that is empty is seen, nor does it make the mask plain."
     for name in ("preallocated", "slots", "fixed"):
-        model, ids = model_of(name), draw_ids(2, 9, high=VOCAB)
+        model = model_of(name)
+        ids = draw_ids(2, 9, high=VOCAB)
         cache = model.new_cache(2)
         with torch.no_grad():
             close(model(ids[:, :6], cache=cache), model(ids[:, :6]))
@@ -516,7 +550,9 @@ def test_all_places_may_be_given_back():
 @pytest.mark.parametrize("name", ["preallocated", "slots"])
 def test_two_graphs_serve_prefill_and_every_step(name):
     "Of fixed shape, ragged, compiled whole."
-    graphs, model, rows = [], model_of(name), texts(3, 9, 14)
+    graphs = []
+    model = model_of(name)
+    rows = texts(3, 9, 14)
 
     def backend(graph, _):
         graphs.append(graph)
@@ -569,7 +605,8 @@ def step_blind(model, ragged, source=False):
     ids = draw_ids(3, 9, high=VOCAB)
     pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2],
                         [-1, 0, 1, 2, 3]]) if ragged else None
-    cache, how = model.new_cache(3), {}
+    cache = model.new_cache(3)
+    how = {}
     with torch.no_grad():
         if source:
             keep = torch.ones(3, 7).bool()
@@ -612,11 +649,14 @@ def test_what_is_read_is_seen(elsewhere):
 @causal
 def test_rows_of_every_model_make_place(row):
     "With a source each, of different lengths, for those that read one."
-    model, ids = row.make(), row.ids(3, 9)
-    sources, lengths = row.ids(3, 7, seed=9), (7, 3, 5)
+    model = row.make()
+    ids = row.ids(3, 9)
+    sources = row.ids(3, 7, seed=9)
+    lengths = (7, 3, 5)
 
     def start(i, k):
-        cache, how = model.new_cache(1), {}
+        cache = model.new_cache(1)
+        how = {}
         if row.source:
             how = dict(memory=model.encode(sources[i:i + 1, :lengths[i]]))
         model(ids[i:i + 1, :k], cache=cache, **how)
@@ -659,18 +699,20 @@ def filled(rows, n=4, width=4, dtype=torch.float32):
     ([1], lambda: filled(1, dtype=torch.float64), "float64.* meets .*32")])
 def test_rows_that_do_not_fit_are_named(rows, other, says):
     "And if the second layer refuses, the first has not changed."
-    cache, rows = Cache([filled(3), filled(3)]), torch.tensor(rows)
-    good, bad = filled(rows.numel()), other()
+    cache = Cache([filled(3), filled(3)])
+    rows = torch.tensor(rows)
+    good = filled(rows.numel())
+    bad = other()
     before = [[x.clone() for x in layer.kept] for layer in cache.layers]
     with pytest.raises(ValueError, match=says):
         cache.put(rows, Cache([good if rows.ndim == 1 else bad, bad]))
-    for layer, kept in zip(cache.layers, before):
+    for layer, kept in zip(cache.layers, before, strict=True):
         assert all(map(torch.equal, layer.kept, kept))
         assert layer.k_pos.at.tolist() == [[0, 1, 2, 3]]
 
 
 def test_a_cache_of_more_layers_is_not_put():
-    with pytest.raises(ValueError, match="of 1 layers .* into one of 2"):
+    with pytest.raises(ValueError, match=r"of 1 layers .* into one of 2"):
         Cache([filled(2), filled(2)]).put(torch.tensor([0]),
                                           Cache([filled(1)]))
     with pytest.raises(ValueError, match="knows how many rows"):
@@ -692,7 +734,8 @@ def test_an_empty_cache_knows_its_rows():
 
 def test_the_limit_is_that_of_the_rows_that_are_there():
     "A long row that left does not keep a short one from going on."
-    model, short = model_of("growing"), torch.tensor([1])
+    model = model_of("growing")
+    short = torch.tensor([1])
     ids, pos = left_padded(texts(MAX_LEN, 3))
     for leave in ("select", "put", "crop"):
         cache = model.new_cache(2)
@@ -719,14 +762,16 @@ def test_the_limit_is_that_of_the_rows_that_are_there():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_absorbed_weights_are_the_same_weights(seed):
-    a, b = Latent(), Latent(absorbed=False)
+    a = Latent()
+    b = Latent(absorbed=False)
     spread(a, 0.5), spread(b, 0.5)
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(seed))
     close(a(x), b(x))
 
 
 def test_a_latent_is_all_that_is_kept():
-    model, cache = model_of("latent"), None
+    model = model_of("latent")
+    cache = None
     cache = model.new_cache(2)
     model(draw_ids(2, 9, high=VOCAB), cache=cache)
     assert cache.nbytes == 2 * 2 * 9 * (6 + 4) * 4
@@ -751,7 +796,7 @@ def full_of_tokens(self, *tensors, pos):
 def by_arrival(self, *tensors, pos):
     "A slot that is the number of the token in this call."
     at = Positions.of(pos).at.expand(self.batch, -1)
-    for buffer, x in zip(self.kept, tensors):
+    for buffer, x in zip(self.kept, tensors, strict=True):
         buffer[:, :, :at.shape[1]] = x
     self.k_pos[:, :at.shape[1]] = at
     return *self.kept, self.k_pos
@@ -762,13 +807,15 @@ def one_row_late(self, rows, other):
 
 
 def old_positions(self, rows, other):
-    k_pos, n = self.k_pos, self.empty
+    k_pos = self.k_pos
+    n = self.empty
     KeptRows_put(self, rows, other)
     if not n and k_pos.n == self.k_pos.n:
         self.k_pos = k_pos
 
 
-Rolling_update, Preallocated_update = Rolling.update, Preallocated.update
+Rolling_update = Rolling.update
+Preallocated_update = Preallocated.update
 KeptRows_put = KeptRows.put
 
 
@@ -807,10 +854,10 @@ def test_what_is_broken_is_seen(name, owner, verb, wrong, least,
 
 
 def test_ties_must_not_depend_on_where_a_key_lies(monkeypatch):
-    TABLE_row = TABLE["indexer"]
+    row_of = TABLE["indexer"]
 
     def by_place(layer):
-        made = TABLE_row(layer)
+        made = row_of(layer)
         made.by_place = True
         return made
     monkeypatch.setitem(TABLE, "indexer", by_place)
@@ -823,8 +870,11 @@ def test_ties_must_not_depend_on_where_a_key_lies(monkeypatch):
 @causal
 def test_a_refused_step_leaves_the_cache_as_it_was(row):
     "Also if the second layer refuses, or a memory is forgotten."
-    model, ids = row.make(), row.ids(3, 8)
-    cache, how, later = model.new_cache(3), {}, {}
+    model = row.make()
+    ids = row.ids(3, 8)
+    cache = model.new_cache(3)
+    how = {}
+    later = {}
     with torch.no_grad():
         if row.source:
             memory = model.encode(row.ids(3, 7, seed=9))
@@ -854,7 +904,8 @@ def test_positions_of_fewer_keys_are_refused():
     class Late(LayerCache):
         def update(self, *tensors, pos):
             return *super().update(*tensors, pos=pos)[:-1], pos
-    layer, late = own_attention(), Late()
+    layer = own_attention()
+    late = Late()
     layer(torch.randn(2, 4, 16), cache=late)
     with pytest.raises(ValueError, match="1 positions for 5 keys"):
         layer(torch.randn(2, 1, 16), cache=late)
@@ -862,8 +913,10 @@ def test_positions_of_fewer_keys_are_refused():
 
 def test_a_server_does_not_grow_without_end():
     "Places that no row needs any more go when another text comes."
-    model, text = model_of("growing"), draw_ids(1, 20, high=VOCAB)
-    cache, widest = model.new_cache(2), 0
+    model = model_of("growing")
+    text = draw_ids(1, 20, high=VOCAB)
+    cache = model.new_cache(2)
+    widest = 0
     with torch.no_grad():
         for i in range(60):
             if i % 6 == 0:
@@ -877,10 +930,12 @@ def test_a_server_does_not_grow_without_end():
 
 def test_the_same_memory_keeps_its_padding():
     row = next(r for r in ROWS if r.source)
-    model, ids = row.make(), row.ids(2, 6)
+    model = row.make()
+    ids = row.ids(2, 6)
     keep = torch.ones(2, 7).bool()
     keep[1, :3] = False
-    memory, cache = model.encode(row.ids(2, 7, seed=9), keep), None
+    memory = model.encode(row.ids(2, 7, seed=9), keep)
+    cache = None
     cache = model.new_cache(2)
     how = dict(memory=memory, memory_mask=keep)
     model(ids[:, :5], cache=cache, **how)
@@ -923,9 +978,9 @@ def test_what_is_no_cache_is_named(cache):
 def test_a_batch_that_meets_the_cache_of_another():
     model = model_of("growing")
     ids, pos = left_padded(texts(3, 5))
-    for pos in (pos, None):
+    for given in (pos, None):
         cache = model.new_cache(2)
-        model(ids, pos=pos, cache=cache)
+        model(ids, pos=given, cache=cache)
         with pytest.raises(ValueError, match=r"after the cache of shape "
                            r"\(2, 1\)|a batch of 3 meets a cache of 2"):
             model(torch.zeros(3, 1).long(), cache=cache)
@@ -934,12 +989,14 @@ def test_a_batch_that_meets_the_cache_of_another():
 # what is broken in the verbs is found by the check that readers have
 
 def only_tensors(self, rows):
-    self.kept, self.batch = [x[rows] for x in self.kept], len(rows)
+    self.kept = [x[rows] for x in self.kept]
+    self.batch = len(rows)
 
 
 def only_positions(self, rows):
     at = self.k_pos.at.expand(self.batch, -1)[rows]
-    self.k_pos, self.batch = Positions(at), len(rows)
+    self.k_pos = Positions(at)
+    self.batch = len(rows)
     self.kept = [x[torch.arange(len(rows)) % len(x)] if len(rows) == 3
                  else x for x in self.kept]
 
@@ -996,8 +1053,10 @@ def test_what_a_window_gave_back_too_little_of_is_said(monkeypatch):
 
 def test_each_put_has_positions_of_its_own():
     "Also where one cache is put twice, by rows that were changed."
-    one, rows = filled(1), torch.tensor([0])
-    a, b = LayerCache(2), LayerCache(3)
+    one = filled(1)
+    rows = torch.tensor([0])
+    a = LayerCache(2)
+    b = LayerCache(3)
     a.put(rows, one), b.put(rows, one)
     assert a.n_seen.tolist() == [4, 0] and b.n_seen.tolist() == [4, 0, 0]
     rows.fill_(1)
@@ -1013,7 +1072,8 @@ def test_each_put_has_positions_of_its_own():
 def test_layers_share_positions_after_every_verb(verb):
     model = model_of("growing")
     ids, pos = left_padded(texts(6, 3))
-    cache, guest = model.new_cache(2), model.new_cache(1)
+    cache = model.new_cache(2)
+    guest = model.new_cache(1)
     model(ids, pos=pos, cache=cache), model(ids[:1], cache=guest)
     {"select": lambda: cache.select(torch.tensor([1, 0])),
      "crop": lambda: cache.crop(torch.tensor([4, 2])),
@@ -1041,7 +1101,8 @@ class Bare(nn.Module):
 
 
 def test_an_attention_without_a_cache_of_its_own_gets_one():
-    model, ids = model_of(lambda layer: Bare()), draw_ids(2, 6, high=VOCAB)
+    model = model_of(lambda layer: Bare())
+    ids = draw_ids(2, 6, high=VOCAB)
     cache = model.new_cache(2)
     assert all(type(layer) is LayerCache for layer in cache.layers)
     with torch.no_grad():
@@ -1052,7 +1113,8 @@ def test_an_attention_without_a_cache_of_its_own_gets_one():
 def test_a_buffer_of_positions_may_be_used_again():
     layer = own_attention(score_bias=ALiBi(4))  # it reads all positions
     x = torch.randn(1, 4, 16)
-    cache, buffer = layer.new_cache(1), torch.zeros(1, 1).long()
+    cache = layer.new_cache(1)
+    buffer = torch.zeros(1, 1).long()
     parts = []
     for i in range(4):
         buffer.fill_(i)
@@ -1061,8 +1123,10 @@ def test_a_buffer_of_positions_may_be_used_again():
 
 
 def test_a_memory_that_was_changed_in_place_is_another():
-    layer, x = spread(CrossAttention(16, 4)), torch.randn(2, 3, 16)
-    memory, cache = torch.randn(2, 5, 16), layer.new_cache(2)
+    layer = spread(CrossAttention(16, 4))
+    x = torch.randn(2, 3, 16)
+    memory = torch.randn(2, 5, 16)
+    cache = layer.new_cache(2)
     for _ in range(2):
         close(layer(x, memory=memory, cache=cache), layer(x, memory=memory))
         memory.mul_(-2.0)
@@ -1095,7 +1159,7 @@ def test_rows_may_be_narrow_integers():
     cache = filled(3)
     cache.put(torch.tensor([1], dtype=torch.int32), filled(1, n=6))
     assert cache.n_seen.tolist() == [4, 6, 4]
-    with pytest.raises(ValueError, match="n must be a whole number .*-1"):
+    with pytest.raises(ValueError, match=r"n must be a whole number .*-1"):
         cache.crop(torch.tensor([1, -1, 2]))
 
 
@@ -1103,9 +1167,10 @@ def test_rows_may_be_narrow_integers():
 def test_a_large_bias_is_rounded_where_it_is_small(dtype):
     "Only differences count, so the largest is taken off before."
     q, k, v = (torch.randn(1, 2, 3, 8, dtype=dtype) for _ in range(3))
-    near, far = torch.randn(2, 3, 3), 600.0
+    near = torch.randn(2, 3, 3)
+    far = 600.0
     mask = torch.ones(1, 1, 3, 3).bool().tril()
-    for how in (dict(), dict(mask=mask)):
+    for how in ({}, dict(mask=mask)):
         a = fused_attend(q, k, v, bias=near + far, **how)
         b = fused_attend(q, k, v, bias=near, **how)
         close(a, b, 2e-2)
@@ -1125,14 +1190,16 @@ def test_the_limit_holds_where_nobody_looks(elsewhere):
         verb(cache)
         with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
             model(ids[:, -1:], cache=cache)
-    cache, guest = model.new_cache(2), model.new_cache(1)
+    cache = model.new_cache(2)
+    guest = model.new_cache(1)
     model(ids[:1], cache=guest)
     cache.put(torch.tensor([1]), guest)
     with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
         model(ids[:, -1:], cache=cache)
     with pytest.raises(ValueError, match="58 tokens, beyond"):
         model(ids[:, :1], pos=torch.tensor([[57]]))
-    cache, guest = model.new_cache(2), model.new_cache(1)
+    cache = model.new_cache(2)
+    guest = model.new_cache(1)
     model(ids[:1, :3], cache=guest)
     for i in range(2 * MAX_LEN):        # a busy server: the end is known
         if i % 5 == 0:

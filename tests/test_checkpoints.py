@@ -19,9 +19,24 @@ from conftest import ROOT, run
 from helpers import child, die_after
 from tformer import checkpoints
 from tformer.checkpoints import (
-    STATE, TENSORS, Checkpoints, History, Stream, TensorBoard, aside,
-    expect_config, load_training, pack, random_state, read_checkpoint,
-    save_training, set_random_state, unpack, write_checkpoint, write_folder)
+    STATE,
+    TENSORS,
+    Checkpoints,
+    History,
+    Stream,
+    TensorBoard,
+    aside,
+    expect_config,
+    load_training,
+    pack,
+    random_state,
+    read_checkpoint,
+    save_training,
+    set_random_state,
+    unpack,
+    write_checkpoint,
+    write_folder,
+)
 from tformer.data import Windows
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS
@@ -109,7 +124,8 @@ def test_numbers_of_numpy_are_numbers():
 def test_the_state_of_an_optimizer_comes_back(make):
     x = torch.nn.Parameter(torch.ones(3, 3))
     y = torch.nn.Parameter(torch.ones(3, 3))
-    ours, other = make([x]), make([y])
+    ours = make([x])
+    other = make([y])
     for _ in range(3):
         (x ** 2).sum().backward()
         ours.step()
@@ -131,7 +147,8 @@ def draws():
 def test_chance_is_put_back_through_files():
     random.gauss(0, 1), np.random.randn()   # each keeps one more
     state = through_json(random_state())
-    first, second = draws(), draws()
+    first = draws()
+    second = draws()
     set_random_state(state)
     assert draws() == first and draws() == second
 
@@ -168,7 +185,8 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
 
 
 def test_killed_at_any_call_a_save_is_whole_or_absent(tmp_path):
-    model, n = small(), 0
+    model = small()
+    n = 0
 
     def save_and_die():
         die_after(n, ("fsync", "rename", "replace", "mkdir", "open"))
@@ -227,8 +245,10 @@ class Own:
 
 @pytest.mark.parametrize("config", [Own(), {"size": 3}])
 def test_a_configuration_of_its_own_is_left_alone(config, tmp_path):
-    model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-    model.config = other.config = config
+    model = torch.nn.Linear(3, 3)
+    other = torch.nn.Linear(3, 3)
+    model.config = config
+    other.config = config
     saved = Checkpoints(tmp_path)
     saved.save(1, model, {})
     saved.load(other)
@@ -362,7 +382,7 @@ def test_a_stream_goes_on_where_it_was(make, taken):
     state = through_json(stream.state_dict())
     other = Stream(make())
     other.load_state_dict(state)
-    for a, b in zip(stream.take(10), other.take(10)):
+    for a, b in zip(stream.take(10), other.take(10), strict=True):
         assert torch.equal(a[0], b[0])
     assert stream.taken == other.taken == taken + 10
 
@@ -391,9 +411,11 @@ def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
         return found
     for before in (0, 3, 5, 8, 13):
         torch.manual_seed(0)
-        stream, other = make(), make()
+        stream = make()
+        other = make()
         some(stream, before)
-        state, chance = through_json(stream.state_dict()), random_state()
+        state = through_json(stream.state_dict())
+        chance = random_state()
         straight = some(stream, 12)
         torch.manual_seed(7)
         here = torch.get_rng_state()
@@ -407,7 +429,9 @@ def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
 def test_a_replay_keeps_no_batches_and_reads_one_pass():
     class Thing:
         pass
-    alive, most, read = weakref.WeakSet(), 0, 0
+    alive = weakref.WeakSet()
+    most = 0
+    read = 0
 
     class Things:
         def __iter__(self):
@@ -415,7 +439,8 @@ def test_a_replay_keeps_no_batches_and_reads_one_pass():
             for _ in range(50):
                 thing = Thing()
                 alive.add(thing)
-                most, read = max(most, len(alive)), read + 1
+                most = max(most, len(alive))
+                read = read + 1
                 yield thing
     stream = Stream(Things())
     for _ in range(140):
@@ -463,8 +488,10 @@ def test_what_does_not_fit_changes_nothing(how, words, tmp_path):
 
 
 def test_weights_that_do_not_fit_leave_the_data_where_it_was(tmp_path):
-    saved, data = Checkpoints(tmp_path), torch.arange(500) % 40
-    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
+    saved = Checkpoints(tmp_path)
+    data = torch.arange(500) % 40
+    one = torch.nn.Linear(2, 2)
+    two = torch.nn.Linear(2, 3)
     stream = Stream(Windows(data, 8))
     stream.take(2)
     save_training(saved, 2, one, [], stream)

@@ -1,4 +1,5 @@
-"""Changes made by name and syntax: what matches, what is refused, what is left alone."""
+"""Changes made by name and syntax: what matches, what is refused, what stays."""
+
 import ast
 import builtins
 import sys
@@ -11,7 +12,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-import code_changes as cc  # noqa: E402
+import code_changes as cc
 
 SOURCE = '''"""A module."""
 import math
@@ -113,12 +114,14 @@ def test_a_name_begins_with_its_module(tmp_path):
     (tmp_path / "nn").mkdir()
     for name in ("attend", "nn/functional", "nn/__init__"):
         (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
-    for where, found in (("attend.attend", ("attend.py", "attend")),
-                         ("attend", ("attend.py", "")),
-                         ("nn.functional.softmax.f", ("nn/functional.py", "softmax.f"))):
+    for where, found in (
+        ("attend.attend", ("attend.py", "attend")),
+        ("attend", ("attend.py", "")),
+        ("nn.functional.softmax.f", ("nn/functional.py", "softmax.f")),
+    ):
         path, qualname = cc.split_where(where, tmp_path)
         assert (path.relative_to(tmp_path).as_posix(), qualname) == found
-    with pytest.raises(cc.ChangeError, match="'layers.norm'"):
+    with pytest.raises(cc.ChangeError, match=r"'layers\.norm'"):
         cc.split_where("layers.norm", tmp_path)
 
 
@@ -171,8 +174,8 @@ class Renamed(ast.NodeTransformer):
 
     def visit_Call(self, node):
         "Arguments that are given by name to what the package defines."
-        own = isinstance(node.func, ast.Name) and node.func.id not in self.outside \
-            or isinstance(node.func, ast.Attribute) and self.is_own(node.func)
+        own = (isinstance(node.func, ast.Name) and node.func.id not in self.outside) \
+            or (isinstance(node.func, ast.Attribute) and self.is_own(node.func))
         for keyword in node.keywords:
             if own and keyword.arg not in {None, "dtype", "device", "dim"}:
                 keyword.arg += "_renamed"

@@ -1,4 +1,5 @@
 """Sources of texts, downloads that break, token files, near-duplicates."""
+import contextlib
 import errno
 import hashlib
 import io
@@ -19,9 +20,21 @@ from hypothesis import strategies as st
 from helpers import plain_only
 from tformer import corpora, stories
 from tformer.corpora import (
-    Encode, TokenFile, TokenHeader, documents, download, hub,
-    near_duplicates, pydocs, read_jsonl, read_parquet, read_path, read_texts,
-    shingles, tokenizer_hash, write_tokens)
+    Encode,
+    TokenFile,
+    documents,
+    download,
+    hub,
+    near_duplicates,
+    pydocs,
+    read_jsonl,
+    read_parquet,
+    read_path,
+    read_texts,
+    shingles,
+    tokenizer_hash,
+    write_tokens,
+)
 from tformer.tokenizer import Tokenizer, Vocabulary
 
 BYTES = Tokenizer(Vocabulary([]))
@@ -70,10 +83,11 @@ def test_jsonl_holds_objects_or_strings_and_names_the_line(tmp_path):
 def test_parquet_is_read_by_rows(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    path, texts = tmp_path / "a.parquet", [f"text {i}" for i in range(2500)]
+    path = tmp_path / "a.parquet"
+    texts = [f"text {i}" for i in range(2500)]
     parquet.write_table(pa.table({"text": texts, "n": range(2500)}), path)
     assert list(read_parquet(path)) == list(documents(path)) == texts
-    with pytest.raises(ValueError, match="a column of .*'text', 'n'"):
+    with pytest.raises(ValueError, match=r"a column of .*'text', 'n'"):
         list(read_parquet(path, "body"))
 
 
@@ -198,11 +212,16 @@ RIGHT = hashlib.sha256(BODY).hexdigest()
 def server():
     "A server on this machine, whose moods can be set."
     class Handler(BaseHTTPRequestHandler):
-        body, tag, most, ranges = BODY, '"one"', 10 ** 9, True
-        asked, codes = [], []
+        body = BODY
+        tag = '"one"'
+        most = 10 ** 9
+        ranges = True
+        asked = []
+        codes = []
 
         def do_GET(self):
-            cls, start = type(self), 0
+            cls = type(self)
+            start = 0
             if self.path.endswith("missing"):
                 return self.send_error(404)
             said = self.headers.get("Range")
@@ -216,15 +235,14 @@ def server():
             self.send_header("Content-Length", str(len(cls.body) - start))
             self.send_header("ETag", cls.tag)
             self.end_headers()
-            try:
+            with contextlib.suppress(OSError):
                 self.wfile.write(cls.body[start:start + cls.most])
-            except OSError:
-                pass
 
         def log_message(self, *args):
             pass
 
-    Handler.asked, Handler.codes = [], []
+    Handler.asked = []
+    Handler.codes = []
     made = ThreadingHTTPServer(("localhost", 0), Handler)
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
@@ -268,7 +286,8 @@ def test_what_came_to_the_last_byte_is_not_asked_for(server, tmp_path):
         download(f"{server.url}/a", path, RIGHT, tries=1)
     part, = tmp_path.iterdir()
     part.write_bytes(BODY)
-    server.most, n = 0, len(server.asked)
+    server.most = 0
+    n = len(server.asked)
     assert download(f"{server.url}/a", path, RIGHT).read_bytes() == BODY
     assert server.asked[n:] == [None]       # its size alone
     path.unlink()
@@ -291,7 +310,8 @@ def test_a_full_disk_is_no_broken_line(server, tmp_path, monkeypatch):
 
 
 def test_a_server_without_ranges_sends_all_again(server, tmp_path):
-    server.most, server.ranges = 70_000, False
+    server.most = 70_000
+    server.ranges = False
     path = tmp_path / "a.txt"
     with pytest.raises(ConnectionError, match="70,000 of 300,000"):
         download(f"{server.url}/a", path, RIGHT)
@@ -304,7 +324,8 @@ def test_halves_of_two_files_are_never_joined(server, tmp_path):
     path = tmp_path / "a.txt"
     with pytest.raises(ConnectionError):
         download(f"{server.url}/a", path, tries=1)
-    server.most, server.tag = 10 ** 9, '"two"'
+    server.most = 10 ** 9
+    server.tag = '"two"'
     server.body = bytes(len(BODY))          # replaced, of equal size
     assert download(f"{server.url}/a", path).read_bytes() == server.body
 
@@ -394,7 +415,7 @@ def test_a_foreign_or_truncated_file_is_refused(tmp_path):
     whole = path.read_bytes()
     for n in range(len(whole)):
         path.write_bytes(whole[:n])
-        with pytest.raises(ValueError, match="is truncated|is no token file"):
+        with pytest.raises(ValueError, match=r"is truncated|is no token file"):
             TokenFile(path, BYTES)
     for damaged, says in (
             (whole + b"x", "damaged: 121 bytes of 120"),
@@ -480,7 +501,8 @@ print(header.n_ids, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @plain_only
 @pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes")
 def test_the_memory_of_writing_does_not_grow(tmp_path):
-    peak, n_ids = {}, {}
+    peak = {}
+    n_ids = {}
     for megabytes in (5, 30):
         done = subprocess.run(
             [sys.executable, "-c", PEAK, str(tmp_path / "a.tok"),
@@ -534,7 +556,8 @@ def test_equal_and_short_texts_are_compared():
 def test_equal_texts_are_compared_once():
     "A million pairs among 1,500 would tell nothing more."
     words = [f"word{i}" for i in range(60)]
-    one, two = " ".join(words), " ".join(words[:-1])
+    one = " ".join(words)
+    two = " ".join(words[:-1])
     found = near_duplicates([two] + [one] * 1500 + [two])
     assert [pair[:2] for pair in found] == [(0, 1), (0, 1501)] + [
         (1, j) for j in range(2, 1501)]

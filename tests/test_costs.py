@@ -6,6 +6,7 @@ of PyTorch, and sums over pairs, tokens and layers written out one by one.
 import dataclasses
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,29 @@ from tformer import costs as module
 from tformer.attention import SelfAttention
 from tformer.bert import Bert, BertConfig
 from tformer.costs import (
-    CARDS, Card, Costs, Sizes, Work, activations, costs, crossover,
-    decode_work, flop_parts, flops, kv_cache, max_batch, parameter_parts,
-    prefill_work, read_sizes, readable, state_parts, training_flops,
-    training_memory, training_time, weight_bytes)
+    CARDS,
+    Card,
+    Costs,
+    Sizes,
+    Work,
+    activations,
+    costs,
+    crossover,
+    decode_work,
+    flop_parts,
+    flops,
+    kv_cache,
+    max_batch,
+    parameter_parts,
+    prefill_work,
+    read_sizes,
+    readable,
+    state_parts,
+    training_flops,
+    training_memory,
+    training_time,
+    weight_bytes,
+)
 from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
 from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
@@ -148,7 +168,8 @@ def test_a_configuration_alone_is_enough():
     model = own_models()["seq2seq"]
     assert read_sizes(model) == read_sizes(model.config)
     config = GPTConfig(**SMALL, max_len=16)
-    one, two = read_sizes(config, like="GPT1"), read_sizes(config)
+    one = read_sizes(config, like="GPT1")
+    two = read_sizes(config)
     assert total(parameter_parts(two)) - total(parameter_parts(one)) == 64
     assert read_sizes(GPT1(config)) == one
     assert read_sizes(LlamaConfig(**SMALL), "qwen3").qk_norm
@@ -157,7 +178,8 @@ def test_a_configuration_alone_is_enough():
 def test_both_libraries_describe_the_same_gpt2():
     assert costs(GPTConfig(), name="x") == costs(
         transformers.GPT2Config(), name="x")
-    ours, theirs = costs(BertConfig()), costs(transformers.BertConfig())
+    ours = costs(BertConfig())
+    theirs = costs(transformers.BertConfig())
     assert theirs.parameters - ours.parameters == 768 * 768 + 768  # pooler
     assert costs(BertConfig(), "bert").parameters == 109_482_240
 
@@ -208,7 +230,7 @@ def test_any_object_with_the_fields_is_read():
 
 
 def test_transformers_is_not_needed():
-    source = open(module.__file__, encoding="utf-8").read()
+    source = Path(module.__file__).read_text(encoding="utf-8")
     assert "import transformers" not in source
 
 
@@ -221,7 +243,7 @@ def test_a_derived_configuration_is_of_its_family():
 
 
 def test_a_family_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="no family 'mamba'.*llama.*like="):
+    with pytest.raises(ValueError, match=r"no family 'mamba'.*llama.*like="):
         read_sizes(Plain(model_type="mamba", **GROUPED))
     with pytest.raises(ValueError, match="no family 'Plain'"):
         read_sizes(Plain(**GROUPED))
@@ -372,7 +394,8 @@ def explicit(model):
 @pytest.mark.parametrize("name", ["gpt", "gpt1", "llama options", "qwen3"])
 def test_flops_of_our_models_cached_and_not(name):
     model = explicit(own_models()[name])
-    ids, cache = torch.zeros(3, 10).long(), model.new_cache(3)
+    ids = torch.zeros(3, 10).long()
+    cache = model.new_cache(3)
     s = read_sizes(model)
     assert counted(model, ids=ids) == flops(s, 10, 3)
     assert counted(model, ids=ids[:, :6], cache=cache) == flops(s, 6, 3)
@@ -384,7 +407,8 @@ def test_flops_of_our_models_cached_and_not(name):
 
 def test_flops_of_an_encoder_decoder():
     model = explicit(own_models()["seq2seq"])
-    s, source = read_sizes(model), torch.ones(2, 9).long()
+    s = read_sizes(model)
+    source = torch.ones(2, 9).long()
     with FlopCounterMode(display=False) as counter:
         memory = model.encode(source)
         model(source[:, :5], memory=memory)
@@ -625,7 +649,8 @@ def test_cache_measured_in_bytes(name, dtype):
 
 def test_cache_of_an_encoder_decoder_keeps_the_memory_too():
     model = own_models()["seq2seq"].eval()
-    source, cache = torch.ones(2, 9).long(), model.new_cache(2)
+    source = torch.ones(2, 9).long()
+    cache = model.new_cache(2)
     with torch.no_grad():
         model(source[:, :4], memory=model.encode(source), cache=cache)
     s = read_sizes(model)
@@ -665,7 +690,7 @@ def test_an_encoder_keeps_no_cache():
     assert kv_cache(s, 9) == 0
     with pytest.raises(ValueError, match="causal is False"):
         max_batch(s, CARDS["H100"], 9)
-    with pytest.raises(ValueError, match="past is 9.*not causal"):
+    with pytest.raises(ValueError, match=r"past is 9.*not causal"):
         decode_work(s, 9)
 
 
@@ -674,7 +699,8 @@ def test_an_encoder_keeps_no_cache():
 def test_roofline_by_hand():
     card = Card("toy", memory=100, bandwidth=10, flops=40)
     assert card.balance == 4
-    low, high = Work(20, 10), Work(80, 10)
+    low = Work(20, 10)
+    high = Work(80, 10)
     assert low.intensity == 2 and high.intensity == 8
     assert card.time(low) == 1.0 and card.limit(low) == "memory"
     assert card.time(high) == 2.0 and card.limit(high) == "arithmetic"
@@ -757,18 +783,20 @@ def test_a_prompt_reads_each_weight_once():
         work = prefill_work(s, tokens, batch)
         assert work.nbytes == step + kv_cache(s, tokens, batch)
         assert work.flops == flops(s, tokens, batch, skip=True)
-    h100, llama = CARDS["H100"], read_sizes(llama_8b())
+    h100 = CARDS["H100"]
+    llama = read_sizes(llama_8b())
     assert h100.limit(prefill_work(llama, 2048)) == "arithmetic"
     assert h100.limit(decode_work(llama, 2048)) == "memory"
 
 
 def test_a_step_continues_something():
-    with pytest.raises(ValueError, match="past must be .* 1, got 0"):
+    with pytest.raises(ValueError, match=r"past must be .* 1, got 0"):
         decode_work(sizes(), 0)
 
 
 def test_max_batch_is_the_largest_that_fits():
-    s, card = read_sizes(llama_8b()), CARDS["H100"]
+    s = read_sizes(llama_8b())
+    card = CARDS["H100"]
     n = max_batch(s, card, 2048)
     assert n == 238
     weights = weight_bytes(s)
@@ -779,7 +807,8 @@ def test_max_batch_is_the_largest_that_fits():
 
 
 def test_training_time_is_flops_by_speed():
-    s, card = sizes(), Card("toy", 1, 1, 1e6)
+    s = sizes()
+    card = Card("toy", 1, 1, 1e6)
     one = training_time(s, 1000, card, context=10, utilization=1.0)
     assert one == pytest.approx(training_flops(s, 1000, 10) / 1e6)
     assert training_time(s, 1000, card, 4, context=10) == pytest.approx(
@@ -787,9 +816,9 @@ def test_training_time_is_flops_by_speed():
     for bad in (0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=f"utilization.*got {bad}"):
             training_time(s, 1, card, utilization=bad)
-    with pytest.raises(ValueError, match="n_cards must be .* 1, got 0"):
+    with pytest.raises(ValueError, match=r"n_cards must be .* 1, got 0"):
         training_time(s, 1, card, 0)
-    with pytest.raises(ValueError, match="context must be .* 1, got 0"):
+    with pytest.raises(ValueError, match=r"context must be .* 1, got 0"):
         training_time(s, 1, card, context=0)
 
 

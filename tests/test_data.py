@@ -2,6 +2,7 @@
 import csv
 import json
 from collections import Counter
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -10,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import plain_only
-from tformer.corpora import (
-    TokenFile, documents, near_duplicates, write_tokens)
+from tformer.corpora import TokenFile, documents, near_duplicates, write_tokens
 from tformer.data import (
-    Batch, Loader, Order, Packed, Padded, Windows, best_fit, side_by_side,
-    split)
+    Batch,
+    Loader,
+    Order,
+    Packed,
+    Padded,
+    Windows,
+    best_fit,
+    side_by_side,
+    split,
+)
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.tokenizer import Tokenizer
@@ -26,12 +34,12 @@ rows_of = st.lists(st.lists(st.integers(0, 99), min_size=0, max_size=30),
 
 
 def take(loader, n):
-    return [batch for _, batch in zip(range(n), loader)]
+    return list(islice(loader, n))
 
 
 def equal(a, b):
     return all(x is y is None or torch.equal(x, y)
-               for x, y in zip(a[:4], b[:4])) and a.count == b.count
+               for x, y in zip(a[:4], b[:4], strict=True)) and a.count == b.count
 
 
 # --- windows
@@ -137,7 +145,8 @@ LOADERS = [
 @settings(max_examples=12, deadline=None)
 def test_a_restored_order_goes_on_bit_for_bit(make, stop, seed):
     unbroken = take(make(seed), stop + 6)
-    first, second = make(seed), make(seed)
+    first = make(seed)
+    second = make(seed)
     take(first, stop)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert all(map(equal, unbroken[stop:], take(second, 6)))
@@ -222,7 +231,7 @@ def test_packing_asks_for_each_neighbor_once_in_a_pass(rows, length, seed):
         ids, targets, pos, mask, _ = batch
         seen = targets >= 0
         assert torch.equal(seen, pos >= 0) and batch.count == seen.sum()
-        asked.update(zip(ids[seen].tolist(), targets[seen].tolist()))
+        asked.update(zip(ids[seen].tolist(), targets[seen].tolist(), strict=True))
         first = 0
         for i, p in enumerate(pos[0].tolist()):     # a mask by a loop
             first = i if p == 0 else first
@@ -232,7 +241,7 @@ def test_packing_asks_for_each_neighbor_once_in_a_pass(rows, length, seed):
                 inside = [j for j in allowed if j <= i]
                 assert inside == list(range(first, i + 1))
                 assert all(pos[0, j] > p for j in allowed if j > i)
-    assert asked == Counter(pair for row in rows for pair in zip(row, row[1:]))
+    assert asked == Counter(pair for row in rows for pair in pairwise(row))
 
 
 @given(sizes=st.lists(st.integers(1, 16), min_size=1, max_size=60))
@@ -301,7 +310,7 @@ def test_a_pass_pads_each_example_once(rows, batch, buckets):
     loader = Padded(rows, batch=batch, buckets=buckets)
     seen = []
     for b in take(loader, len(loader.groups)):
-        for ids, targets, pos in zip(*b[:3]):
+        for ids, targets, pos in zip(*b[:3], strict=True):
             n = int((pos >= 0).sum())
             assert pos.tolist() == [*range(n), *[-1] * (len(pos) - n)]
             assert targets[n:].eq(-100).all() and ids[n:].eq(0).all()
@@ -362,10 +371,11 @@ def test_nothing_held_out_stands_in_the_training_text(seed):
     seen = long_runs(train, 30)
     leaks = [text for text in held_out if long_runs([text], 30) & seen]
     assert len(leaks) <= 0.05 * len(held_out)
-    naive = split(texts, 0.2, seed)
-    assert max(len(a & b) / max(1, len(a | b)) for a in map(
-        lambda t: long_runs([t], 5), naive[0][-80:]) for b in map(
-        lambda t: long_runs([t], 5), naive[1])) > 0.3
+    first, second = split(texts, 0.2, seed)
+    runs = [[long_runs([text], 5) for text in side]
+            for side in (first[-80:], second)]
+    assert max(len(a & b) / max(1, len(a | b))
+               for a in runs[0] for b in runs[1]) > 0.3
 
 
 @pytest.mark.parametrize("level", [1, 3])
@@ -408,14 +418,17 @@ def test_loaders_read_token_files(tmp_path):
 
 @plain_only
 def test_the_experiment_runs_small_and_goes_on(tmp_path, monkeypatch):
-    from test_project import ROOT, load
     import sys
+
+    from test_project import ROOT, load
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = load(ROOT / "experiments" / "duplicates.py")
     out = tmp_path / "some.csv"
-    module.ORIGINALS, module.NEW, module.LOOKS = 12, 6, 1
-    argv, sys.argv = sys.argv, ["x", "--steps", "1", "--seeds", "1",
-                                "--out", str(out)]
+    module.ORIGINALS = 12
+    module.NEW = 6
+    module.LOOKS = 1
+    argv = sys.argv
+    sys.argv = ["x", "--steps", "1", "--seeds", "1", "--out", str(out)]
     try:
         module.main()
         first = out.read_text("utf-8")

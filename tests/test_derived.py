@@ -10,8 +10,13 @@ from torch import nn
 
 from tformer.position import Derived, SinusoidalPositions
 from tformer.rotary import (
-    ALiBi, Rotary, linear_scaling, llama3_scaling, rope_frequencies,
-    yarn_scaling)
+    ALiBi,
+    Rotary,
+    linear_scaling,
+    llama3_scaling,
+    rope_frequencies,
+    yarn_scaling,
+)
 
 POS = torch.tensor([[0, 1, 2, 5, 3], [7, -1, 0, 1, 30]])
 Q = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -60,7 +65,8 @@ class Model(nn.Module):
 
     def __init__(self, part):
         super().__init__()
-        self.part, self.weight = part, nn.Parameter(torch.ones(2))
+        self.part = part
+        self.weight = nn.Parameter(torch.ones(2))
 
 
 def on_meta(make):
@@ -134,13 +140,14 @@ def test_without_values_there_are_shapes(kind):
 def test_types(kind, dtype):
     "Exact where angles and slopes are; a table follows its model."
     make, use = KINDS[kind]
-    here, born = make().to(dtype), on_meta(make).part.to(dtype)
+    here = make().to(dtype)
+    born = on_meta(make).part.to(dtype)
     born.to_empty(device="cpu")
     lazy = on_meta(make).part.to(dtype)
     use(lazy, POS)
     wanted = dtype if kind == "sinusoids" else torch.float32
     for part in (here, born, lazy):
-        for buffer, exact in zip(part.buffers(), make().buffers()):
+        for buffer, exact in zip(part.buffers(), make().buffers(), strict=True):
             assert buffer.dtype == wanted
             assert torch.equal(buffer, exact.to(wanted))
         equal(part, here, use)

@@ -1,5 +1,6 @@
 """The right values on the errata page are computed again, in 40 digits."""
 import io
+import itertools
 import json
 import math
 import re
@@ -7,11 +8,11 @@ from collections import Counter
 from decimal import Decimal as D
 from decimal import getcontext
 
-import course       # book/_ext, where the conftest of the root looks
 import pytest
 import torch
 from torch import nn
 
+import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 from tformer.bpe import pretokenize, split_special, train_bpe
 
@@ -40,11 +41,14 @@ def close(shown, exact):
 
 
 def matmul(a, b):
-    return [[sum(p * q for p, q in zip(r, c)) for c in zip(*b)] for r in a]
+    return [
+        [sum(p * q for p, q in zip(r, c, strict=True)) for c in zip(*b, strict=True)]
+        for r in a
+    ]
 
 
 def transposed(a):
-    return [list(c) for c in zip(*a)]
+    return [list(c) for c in zip(*a, strict=True)]
 
 
 def shares(scores):
@@ -77,9 +81,12 @@ def attended(scale):
     return scores, weights, matmul(weights, ROWS)
 
 
-PLAIN, SCALED = D(1), 1 / D(2).sqrt()
-ONE, TWO = head(1), head(25)
-ONE_S, TWO_S = head(1, SCALED), head(25, SCALED)
+PLAIN = D(1)
+SCALED = 1 / D(2).sqrt()
+ONE = head(1)
+TWO = head(25)
+ONE_S = head(1, SCALED)
+TWO_S = head(25, SCALED)
 EXPECTED = {
     "TOY-01": flat(attended(PLAIN)[0]),
     "TOY-02": flat(attended(PLAIN)[1]),
@@ -112,7 +119,7 @@ def test_values_are_right(number):
     if number in ("TRN-05", "TRN-12"):
         shown = [n for n in numbers(number) if n % 1]
     assert len(shown) == len(exact)
-    for a, b in zip(shown, exact):
+    for a, b in zip(shown, exact, strict=True):
         assert close(a, b), f"{number}: {a} is printed, {b:.12g} is right"
 
 
@@ -132,7 +139,7 @@ def test_every_entry_is_listed_once():
 def test_tokenizer_values_are_right():
     runs = [("aa", 4, 2), ("ab", 2, 2)]
     text = "aaabdaaabac"
-    overlapping = Counter(zip(text, text[1:]))
+    overlapping = Counter(itertools.pairwise(text))
     for pair, with_overlap, without in runs:
         assert overlapping[tuple(pair)] == with_overlap
         assert text.count(pair) == without
@@ -167,8 +174,10 @@ def attention_parameters(d):
 
 def base_parameters(final_norms):
     "The stacks of 2017: six layers each, d = 512, d_ff = 2048."
-    d, d_ff = 512, 2048
-    forward, norm = 2 * d * d_ff + d_ff + d, 2 * d
+    d = 512
+    d_ff = 2048
+    forward = 2 * d * d_ff + d_ff + d
+    norm = 2 * d
     encoder = attention_parameters(d) + forward + 2 * norm
     decoder = 2 * attention_parameters(d) + forward + 3 * norm
     return 6 * (encoder + decoder) + 2 * final_norms * norm
@@ -220,7 +229,7 @@ VALUES = {
 
 @pytest.mark.parametrize("number", VALUES)
 def test_values_of_the_parts_are_right(number):
-    shown = [n for n in numbers(number)]
+    shown = list(numbers(number))
     for value in VALUES[number]:
         exact = D(value)
         assert any(close(n, exact) for n in shown), \
@@ -228,7 +237,8 @@ def test_values_of_the_parts_are_right(number):
 
 
 def test_the_least_value_of_silu_is_right():
-    place, least = D("-1.278465"), D("-0.278465")
+    place = D("-1.278465")
+    least = D("-0.278465")
     sigmoid = 1 / (1 + (-place).exp())
     slope = sigmoid * (1 + place * (1 - sigmoid))
     assert abs(slope) < D("1e-6") and close(least, place * sigmoid)
@@ -261,7 +271,8 @@ def test_parameters_are_those_of_pytorch():
 def test_output_0_sees_token_4_without_a_mask():
     torch.manual_seed(0)
     model = nn.Transformer(32, 4, 2, 2, 64, batch_first=True).eval()
-    src, tgt = torch.randn(1, 6, 32), torch.randn(1, 5, 32)
+    src = torch.randn(1, 6, 32)
+    tgt = torch.randn(1, 5, 32)
     other = torch.cat([tgt[:, :4], torch.randn(1, 1, 32)], 1)
     later = torch.ones(5, 5).triu(1).bool()
     moved = {mask is None: (
@@ -280,7 +291,9 @@ def test_masks_fail_as_is_said():
     assert torch.equal(seen[:3], ~lower[:3])
     assert weights[3].isnan().all() and not weights[:3].isnan().any()
     pads = torch.tensor([False, False, True, True])
-    joined, met = ~lower | pads, ~lower & pads            # ARC-08
+    # ARC-08
+    joined = ~lower | pads
+    met = ~lower & pads
     assert joined[:, 2:].all() and not met[3].any()
     keep = (~pads).expand(4, 4)           # given where True = blocked
     scores = torch.zeros(4, 4).masked_fill(keep, -math.inf)

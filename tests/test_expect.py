@@ -167,7 +167,7 @@ def test_fields_of_numpy_become_json():
         eps=np.float64(1e-6), base=np.int64(10_000), slope=2,
         name=np.str_("a"))
     for value, kind in zip(asdict(config).values(), (
-            int, int, float, float, float, float, bool, str)):
+            int, int, float, float, float, float, bool, str, type(None)), strict=True):
         assert type(value) is kind
     assert json.loads(json.dumps(asdict(config))) == dict(
         d_model=64, d_ff=256, dropout=0.5, eps=1e-6, base=10_000.0,
@@ -214,7 +214,7 @@ def test_heads_share_evenly():
     with says("8 query heads cannot share 3 key heads: n_kv_heads must "
               "divide n_heads"):
         expect.heads(d_model=64, n_heads=8, n_kv_heads=3)
-    with pytest.raises(ValueError, match="8 query heads .* 16 key heads"):
+    with pytest.raises(ValueError, match=r"8 query heads .* 16 key heads"):
         expect.heads(d_model=64, n_heads=8, n_kv_heads=16)
 
 
@@ -234,7 +234,8 @@ sizes = st.tuples(*3 * [st.integers(1, 4)])
 @quick
 @given(sizes, sizes)
 def test_the_same_letter_is_the_same_number(a, b):
-    x, y = torch.zeros(a), torch.zeros(b)
+    x = torch.zeros(a)
+    y = torch.zeros(b)
     assert takes(expect.shapes, x=(x, "b t d"), y=(y, "b s d")) == (
         a[0] == b[0] and a[2] == b[2])
     assert takes(expect.shapes, x=(x, "b t d"), y=(y, "#b s #d")) == all(
@@ -249,7 +250,7 @@ def test_the_same_letter_is_the_same_number(a, b):
 @given(sizes, sizes, sizes)
 def test_shapes_as_broadcasting_has_them(a, b, c):
     "Patterns of # agree exactly when PyTorch can broadcast."
-    named = dict(zip("xyz", (torch.zeros(s) for s in (a, b, c))))
+    named = dict(zip("xyz", (torch.zeros(s) for s in (a, b, c)), strict=True))
     try:
         torch.broadcast_shapes(a, b, c)
         fit = True
@@ -263,7 +264,8 @@ def test_shapes_as_broadcasting_has_them(a, b, c):
 @given(st.lists(st.integers(1, 3), max_size=5),
        st.lists(st.sampled_from(["b", "t", "2"]), max_size=4))
 def test_the_number_of_axes_counts(shape, axes):
-    x, pattern = torch.zeros(shape), " ".join(axes)
+    x = torch.zeros(shape)
+    pattern = " ".join(axes)
     assume(pattern)
     if len(shape) != len(axes):
         assert not takes(expect.shapes, x=(x, pattern))
@@ -276,13 +278,14 @@ def test_the_number_of_axes_counts(shape, axes):
 
 def test_none_has_any_shape():
     expect.shapes(x=(None, "b t"), y=(torch.zeros(2, 3), "b t"))
-    with pytest.raises(ValueError, match="^z must"):
+    with pytest.raises(ValueError, match=r"^z must"):
         expect.shapes(y=(torch.zeros(2, 3), "b t"), x=(None, "b t"),
                       z=(torch.zeros(2, 4), "b t"))
 
 
 def test_the_sentence_about_shapes():
-    x, ids = torch.zeros(2, 5, 16), torch.zeros(2, 4).long()
+    x = torch.zeros(2, 5, 16)
+    ids = torch.zeros(2, 4).long()
     expect.shapes(x=(x, "b t 16"), pos=(torch.zeros(1, 5), "#b t"))
     with says("x must be of shape (b, t, 32), got (2, 5, 16)"):
         expect.shapes(x=(x, "b t 32"))
@@ -347,7 +350,8 @@ def test_positions():
        st.lists(st.sampled_from([1, 2, 3]), min_size=2, max_size=4))
 def test_masks_and_biases_broadcast_as_torch_has_it(size, shape):
     "What is taken can be added to scores without making them larger."
-    x, scores = torch.ones(size), torch.zeros(shape)
+    x = torch.ones(size)
+    scores = torch.zeros(shape)
     try:
         fits = (scores + x).shape == scores.shape
     except RuntimeError:
@@ -405,7 +409,7 @@ def test_what_utf8_can_write_is_text(value):
 @quick
 @given(st.text(), st.integers(0xD800, 0xDFFF).map(chr), st.text())
 def test_lone_surrogates_are_no_text(before, half, after):
-    with pytest.raises(ValueError, match="^b must be what UTF-8 can write"):
+    with pytest.raises(ValueError, match=r"^b must be what UTF-8 can write"):
         expect.text(a="fine", b=before + half + after)
 
 
@@ -430,7 +434,7 @@ def test_a_file_that_is_there(tmp_path):
     with says("no such file: 'no/such.txt'", FileNotFoundError):
         expect.file("no/such.txt")
     for wrong in (3, None, b"a.txt", Path):
-        with pytest.raises(ValueError, match="^path must be str or PathLike"):
+        with pytest.raises(ValueError, match=r"^path must be str or PathLike"):
             expect.file(wrong)
 
 
@@ -505,7 +509,9 @@ def test_a_failed_rename_leaves_nothing_beside(files, monkeypatch):
 
 
 def test_all_is_on_the_disk_before_the_first_rename(files, monkeypatch):
-    done, sync, replace = [], os.fsync, os.replace
+    done = []
+    sync = os.fsync
+    replace = os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (
         done.append("sync"), sync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (

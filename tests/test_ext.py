@@ -13,16 +13,16 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-import api_page  # noqa: E402
-import api_types  # noqa: E402
-import course  # noqa: E402
-import course_map  # noqa: E402
-import lean_pages  # noqa: E402
-import mend_pages  # noqa: E402
-import nbdev_directives  # noqa: E402
-import site_pages  # noqa: E402
-import status_page  # noqa: E402
-import takeaways  # noqa: E402
+import api_page
+import api_types
+import course
+import course_map
+import lean_pages
+import mend_pages
+import nbdev_directives
+import site_pages
+import status_page
+import takeaways
 
 FOUND = course.notebooks(ROOT)
 PAGES = sorted((ROOT / "book").glob("*.md"))
@@ -199,7 +199,8 @@ def test_exported_cells_name_their_module():
 def test_the_summary_describes_the_page():
     env = SimpleNamespace(metadata={"nbs/a": {}},
                           doc2path=lambda name: f"{name}.ipynb")
-    app, content = SimpleNamespace(env=env), [SAMPLE]
+    app = SimpleNamespace(env=env)
+    content = [SAMPLE]
     nbdev_directives.on_source_read(app, "nbs/a", content)
     context = {"body": '<div class="cell tag_exported">', "meta": None}
     nbdev_directives.on_page(app, "nbs/a", "", context, None)
@@ -468,8 +469,9 @@ def glossary():
     body = re.search(r"```\{glossary\}\n:sorted:\n(.*?)```", text, re.S)[1]
     entries = {}
     for block in body.strip().split("\n\n"):
-        terms = [l for l in block.splitlines() if not l.startswith("  ")]
-        meaning = [l for l in block.splitlines() if l.startswith("  ")]
+        lines = block.splitlines()
+        terms = [line for line in lines if not line.startswith("  ")]
+        meaning = [line for line in lines if line.startswith("  ")]
         for term in terms:
             assert term.lower() not in entries, f"twice: {term}"
             entries[term.lower()] = " ".join(meaning)
@@ -532,7 +534,7 @@ def test_the_code_of_the_readme_is_short():
         r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.S)
     assert len(found) == text.count("```python") == 3
     for code, _ in found:
-        lines = [l for l in code.splitlines() if l.strip()]
+        lines = [line for line in code.splitlines() if line.strip()]
         assert len(lines) <= 12 and max(map(len, lines)) <= 75
 
 

@@ -12,7 +12,8 @@ from PIL import Image
 from conftest import ROOT
 from tformer import plot
 
-LIGHT, DARK = "rgb(29, 36, 48)", "rgb(213, 220, 228)"
+LIGHT = "rgb(29, 36, 48)"
+DARK = "rgb(213, 220, 228)"
 
 
 def curve(title="A curve", height=1.0):
@@ -32,7 +33,9 @@ def triangle(n):
 
 
 def steps(title="Steps", n=4, **kw):
-    return plot.stepper([(triangle(i + 1), f"row {i} <is> drawn") for i in range(n)], title, **kw)
+    return plot.stepper(
+        [(triangle(i + 1), f"row {i} <is> drawn") for i in range(n)], title, **kw
+    )
 
 
 def ids(text):
@@ -53,7 +56,13 @@ def test_drawing_order_leaves_no_trace():
 
 
 def test_ids_are_unique_on_a_page():
-    page = curve("one").svg + curve("two").svg + curve("two", 2.0).svg + steps()._repr_html_() + steps("Others")._repr_html_()
+    page = (
+        curve("one").svg
+        + curve("two").svg
+        + curve("two", 2.0).svg
+        + steps()._repr_html_()
+        + steps("Others")._repr_html_()
+    )
     found = ids(page)
     assert len(found) == len(set(found))
     wanted = re.findall(r'(?:url\(|href=")#([^")]+)', page)
@@ -114,9 +123,13 @@ def test_only_html_and_plain_words():
         assert set(DisplayFormatter().format(made)[0]) == {"text/html", "text/plain"}
 
 
-@pytest.mark.parametrize("title, desc", [("", "d"), (None, "d"), ("t", ""), ("t", "  ")])
+@pytest.mark.parametrize(
+    "title, desc", [("", "d"), (None, "d"), ("t", ""), ("t", "  ")]
+)
 def test_words_are_required(title, desc):
-    with pytest.raises(ValueError, match=f"a figure needs a {'desc' if title else 'title'}"):
+    with pytest.raises(
+        ValueError, match=f"a figure needs a {'desc' if title else 'title'}"
+    ):
         plot.show(plot.figure()[0], title, desc)
 
 
@@ -171,7 +184,10 @@ def test_cells_hold_the_values():
     svg = plot.show(fig, "t", "d").svg
     assert re.findall(r">(\d\.\d\d)<", svg) == ["0.00", "0.25", "1.00"]
     want = [plot.HEAT(art.norm(v)) for v in (0.0, 0.25, 1.0)]
-    want = ["#%02x%02x%02x" % tuple(round(255 * x) for x in c[:3]) for c in want]
+    want = [
+        "#{:02x}{:02x}{:02x}".format(*tuple(round(255 * x) for x in c[:3]))
+        for c in want
+    ]
     assert re.findall(r'<path[^>]*"fill: (#\w{6})', svg) == want
 
 
@@ -236,10 +252,13 @@ def test_pictures_keep_their_colours(colours):
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Figures</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
 :root{color-scheme:light;--pst-color-background:#fff}
-body{margin:0;padding:0 16px;background:var(--pst-color-background);color:#1d2430;max-width:740px}
-@media (prefers-color-scheme:dark){:root:not([data-theme]){color-scheme:dark;--pst-color-background:#14181e}
+body{margin:0;padding:0 16px;background:var(--pst-color-background);
+color:#1d2430;max-width:740px}
+@media (prefers-color-scheme:dark){
+:root:not([data-theme]){color-scheme:dark;--pst-color-background:#14181e}
 :root:not([data-theme]) body{color:#d5dce4}}
-[data-theme=dark]{color-scheme:dark;--pst-color-background:#14181e}[data-theme=dark] body{color:#d5dce4}
+[data-theme=dark]{color-scheme:dark;--pst-color-background:#14181e}
+[data-theme=dark] body{color:#d5dce4}
 LOOKS</style><body class="bd-article">%s</body></html>"""
 LOOKS = (ROOT / "book/_static/course.css").read_text(encoding="utf-8")
 LOOKS = LOOKS[LOOKS.index("/* ---- figures ---- */"):LOOKS.index("/* ---- exercises")]
@@ -248,27 +267,46 @@ PAGE = PAGE.replace("LOOKS", LOOKS.replace("%", "%%"))
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
-    parts = [curve("one"), steps("First"), curve("two", 2.0), steps("Second", key=[0, 3])]
+    parts = [
+        curve("one"),
+        steps("First"),
+        curve("two", 2.0),
+        steps("Second", key=[0, 3]),
+    ]
     wide, ax = plot.figure(7, 3)
     plot.heat(ax, np.random.default_rng(0).random((24, 60)), xlabel="key")
     parts.append(plot.show(wide, "wide", "noise"))
     parts.append(panels())
     file = tmp_path_factory.mktemp("figures") / "page.html"
-    file.write_text(PAGE % "\n".join(f"<div>{p._repr_html_()}</div>" for p in parts), encoding="utf-8")
+    file.write_text(
+        PAGE % "\n".join(f"<div>{p._repr_html_()}</div>" for p in parts),
+        encoding="utf-8",
+    )
     return file
 
 
 @pytest.fixture
 def opened(chromium, page_file):
-    made, heard = [], []
+    made = []
+    heard = []
 
     def go(**kw):
         context = chromium.new_context(**kw)
         made.append(context)
         page = context.new_page()
-        page.on("console", lambda m: heard.append(m.text) if m.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda m: heard.append(m.text) if m.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda e: heard.append(str(e)))
-        page.on("request", lambda r: heard.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+        page.on(
+            "request",
+            lambda r: (
+                heard.append(r.url)
+                if not r.url.startswith(("file:", "data:"))
+                else None
+            ),
+        )
         page.goto(page_file.as_uri())
         return page
 
@@ -279,25 +317,44 @@ def opened(chromium, page_file):
 
 
 def state(page, k):
-    return page.evaluate("""k => {const box = document.querySelectorAll('.tf-stepper')[k];
+    return page.evaluate(
+        """k => {const box = document.querySelectorAll('.tf-stepper')[k];
       const frames = [...box.querySelectorAll('.tf-frame')];
       const seen = frames.map((f, i) => { const s = getComputedStyle(f);
-        return s.display !== 'none' && s.visibility === 'visible' && f.offsetHeight > 0 ? i : -1; }).filter(i => i >= 0);
-      return {seen, value: +box.querySelector('input').value, count: box.querySelector('.tf-count').textContent,
+        return s.display !== 'none' && s.visibility === 'visible' &&
+          f.offsetHeight > 0 ? i : -1; }).filter(i => i >= 0);
+      return {seen, value: +box.querySelector('input').value,
+        count: box.querySelector('.tf-count').textContent,
         said: box.querySelector('[aria-live]').textContent,
-        off: [...box.querySelectorAll('button')].map(b => b.disabled)}; }""", k)
+        off: [...box.querySelectorAll('button')].map(b => b.disabled)}; }""",
+        k,
+    )
 
 
 def test_keyboard_slider_and_buttons(opened):
     page = opened(viewport={"width": 1000, "height": 800})
-    assert state(page, 0) == {"seen": [0], "value": 0, "count": "1 / 4", "said": "", "off": [True, False]}
+    assert state(page, 0) == {
+        "seen": [0],
+        "value": 0,
+        "count": "1 / 4",
+        "said": "",
+        "off": [True, False],
+    }
     height = page.evaluate("document.body.scrollHeight")
-    tops = page.evaluate("[...document.querySelectorAll('.tf-stepper')].map(s => new Set("
-                         "[...s.querySelectorAll('svg')].map(e => e.getBoundingClientRect().top)).size)")
+    tops = page.evaluate(
+        "[...document.querySelectorAll('.tf-stepper')].map(s => new Set("
+        "[...s.querySelectorAll('svg')].map(e => e.getBoundingClientRect().top)).size)"
+    )
     assert tops == [1, 1]                            # the frames lie on one another
     first, second = page.locator(".tf-stepper").all()
     first.locator("button").nth(1).click()
-    assert state(page, 0) == {"seen": [1], "value": 1, "count": "2 / 4", "said": "row 1 <is> drawn", "off": [False, False]}
+    assert state(page, 0) == {
+        "seen": [1],
+        "value": 1,
+        "count": "2 / 4",
+        "said": "row 1 <is> drawn",
+        "off": [False, False],
+    }
     first.locator("input").focus()
     page.keyboard.press("ArrowRight")
     assert state(page, 0)["seen"] == [2]
@@ -305,7 +362,9 @@ def test_keyboard_slider_and_buttons(opened):
     page.keyboard.press("ArrowRight")                # stays at the end
     assert state(page, 0)["seen"] == [3] and state(page, 0)["off"] == [False, True]
     page.keyboard.press("ArrowLeft")
-    assert state(page, 0)["seen"] == [2] and state(page, 0)["said"] == "row 2 <is> drawn"
+    assert (
+        state(page, 0)["seen"] == [2] and state(page, 0)["said"] == "row 2 <is> drawn"
+    )
     assert first.locator("input").get_attribute("aria-valuetext") == "3 of 4"
     page.keyboard.press("Home")
     assert state(page, 0)["seen"] == [0]
@@ -332,85 +391,140 @@ def test_arrows_elsewhere_are_left_alone(opened):
 def test_script_twice_wakes_once(opened):
     page = opened()
     page.locator(".tf-stepper button").nth(1).click()
-    page.evaluate("() => {const s = document.createElement('script');"
-                  "s.textContent = document.querySelector('script').textContent; document.body.append(s);}")
+    page.evaluate(
+        "() => {const s = document.createElement('script');"
+        "s.textContent = document.querySelector('script').textContent;"
+        "document.body.append(s);}"
+    )
     assert state(page, 0)["seen"] == [1]             # it did not start again
     page.locator(".tf-stepper button").nth(1).click()
     page.keyboard.press("ArrowLeft")                 # and listens once
     assert state(page, 0)["seen"] == [1]
 
 
-INKS = """() => ['text', '.tf-figure > g path[style*="stroke: currentColor"]'].map(s => {
-  const e = document.querySelector('.tf-figure ' + s.replace('.tf-figure > ', '')), c = getComputedStyle(e);
+INKS = """() => [
+  'text', '.tf-figure > g path[style*="stroke: currentColor"]'].map(s => {
+  const e = document.querySelector('.tf-figure ' + s.replace('.tf-figure > ', ''));
+  const c = getComputedStyle(e);
   return s === 'text' ? c.fill : c.stroke; })"""
 
 
-@pytest.mark.parametrize("scheme, theme, ink", [
-    ("light", None, LIGHT), ("dark", None, DARK), ("light", "dark", DARK), ("dark", "light", LIGHT)])
+@pytest.mark.parametrize(
+    "scheme, theme, ink",
+    [
+        ("light", None, LIGHT),
+        ("dark", None, DARK),
+        ("light", "dark", DARK),
+        ("dark", "light", LIGHT),
+    ],
+)
 def test_ink_follows_the_page(opened, scheme, theme, ink):
     page = opened(color_scheme=scheme)
     if theme:
         page.evaluate("t => document.documentElement.dataset.theme = t", theme)
     assert page.evaluate(INKS) == [ink, ink]
-    line = page.evaluate(f"""getComputedStyle(document.querySelector('.tf-figure path[style*="{plot.BLUE}"]')).stroke""")
-    assert line == "rgb(%d, %d, %d)" % tuple(bytes.fromhex(plot.BLUE[1:]))
+    line = page.evaluate(
+        f"""getComputedStyle(document.querySelector(
+          '.tf-figure path[style*="{plot.BLUE}"]')).stroke"""
+    )
+    assert line == f"rgb{tuple(bytes.fromhex(plot.BLUE[1:]))}"
 
 
 def test_narrow_screen(opened):
     page = opened(viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    widths = page.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width)")
+    widths = page.evaluate(
+        "[...document.querySelectorAll('svg')]"
+        ".map(s => s.getBoundingClientRect().width)"
+    )
     assert sorted(widths)[-2] <= 358 and min(widths) > 200
-    wide = page.locator(".tf-panel").nth(len(widths) - 3)       # of 7 inches: it scrolls in its box
-    assert wide.evaluate("e => [e.scrollWidth, e.clientWidth]") == [max(widths), 358] == [432, 358]
+    wide = page.locator(".tf-panel").nth(
+        len(widths) - 3
+    )  # of 7 inches: it scrolls in its box
+    assert (
+        wide.evaluate("e => [e.scrollWidth, e.clientWidth]")
+        == [max(widths), 358]
+        == [432, 358]
+    )
     assert smallest(page) >= 9
 
 
 def smallest(page):
-    """Height in px of the smallest text of the figures that are seen, indices and exponents aside."""
-    return round(1e-3 + page.evaluate("""Math.min(...[...document.querySelectorAll('.tf-figure text')].filter(t => t.getClientRects().length)
-      .map(t => { const m = t.getScreenCTM(), s = [t, ...t.querySelectorAll('tspan')].filter(e => [...e.childNodes].some(
-        n => n.nodeType === 3 && n.data.trim())).map(e => parseFloat(getComputedStyle(e).fontSize));
-        return Math.max(...s) * Math.hypot(m.a, m.b); }))"""), 2)
+    """Height in px of the smallest text of the figures that are seen.
+
+    Indices and exponents are left out.
+    """
+    return round(
+        1e-3
+        + page.evaluate("""Math.min(...[
+          ...document.querySelectorAll('.tf-figure text')]
+      .filter(t => t.getClientRects().length)
+      .map(t => { const m = t.getScreenCTM();
+        const s = [t, ...t.querySelectorAll('tspan')].filter(e =>
+          [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+          .map(e => parseFloat(getComputedStyle(e).fontSize));
+        return Math.max(...s) * Math.hypot(m.a, m.b); }))"""),
+        2,
+    )
 
 
 def test_all_figures_of_the_appendix_can_be_read_on_a_telephone(chromium, tmp_path):
     nb = json.loads((ROOT / "nbs/A1_figures.ipynb").read_text(encoding="utf-8"))
-    shown = ["".join(o["data"]["text/html"]) for c in nb["cells"] if c["cell_type"] == "code"
-             for o in c["outputs"] if "text/html" in o.get("data", {})]
+    shown = [
+        "".join(o["data"]["text/html"])
+        for c in nb["cells"]
+        if c["cell_type"] == "code"
+        for o in c["outputs"]
+        if "text/html" in o.get("data", {})
+    ]
     assert len(shown) >= 8
     (tmp_path / "a1.html").write_text(PAGE % "\n".join(shown), encoding="utf-8")
     page = chromium.new_page(viewport={"width": 390, "height": 844})
     page.goto((tmp_path / "a1.html").as_uri())
-    low, wide = smallest(page), page.evaluate("document.documentElement.scrollWidth")
+    low = smallest(page)
+    wide = page.evaluate("document.documentElement.scrollWidth")
     page.close()
     assert low >= 9 and wide == 390
 
 
-PIXELS = """async png => { const i = new Image(); i.src = 'data:image/png;base64,' + png; await i.decode();
-  const c = document.createElement('canvas'); c.width = i.width; c.height = i.height; const g = c.getContext('2d');
-  g.drawImage(i, 0, 0); return [...g.getImageData(i.width >> 1, i.height >> 1, 1, 1).data].slice(0, 3); }"""
+PIXELS = """async png => {
+  const i = new Image(); i.src = 'data:image/png;base64,' + png; await i.decode();
+  const c = document.createElement('canvas'); c.width = i.width; c.height = i.height;
+  const g = c.getContext('2d'); g.drawImage(i, 0, 0);
+  const at = g.getImageData(i.width >> 1, i.height >> 1, 1, 1);
+  return [...at.data].slice(0, 3); }"""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_zero_recedes_and_large_values_stand_out(chromium, tmp_path, theme):
-    """Cells, and the same as an image, as the browser paints them: from the ground to the far end."""
-    parts, n = [], 21                              # an image of 441 equal cells
+    """Cells, and the same as an image, as the browser paints them.
+
+    They run from the ground to the far end.
+    """
+    # an image of 441 equal cells
+    parts = []
+    n = 21
     for value in (-1.0, 0.0, 1.0, 2.0):
         cmap, scale = (plot.SIGNED, (-1, 1)) if value < 1.5 else (plot.HEAT, (0, 2))
         for shape in ((1, 1), (n, n)):
             fig, ax = plot.figure(1, 1)
-            plot.heat(ax, np.full(shape, value), vmin=scale[0], vmax=scale[1], cmap=cmap)
+            plot.heat(
+                ax, np.full(shape, value), vmin=scale[0], vmax=scale[1], cmap=cmap
+            )
             parts.append(plot.show(fig, "t", "d"))
     file = tmp_path / "maps.html"
     file.write_text(PAGE % "".join(p._repr_html_() for p in parts), encoding="utf-8")
     page = chromium.new_page()
     page.goto(file.as_uri())
     page.evaluate("t => document.documentElement.dataset.theme = t", theme)
-    shots = [base64.b64encode(s.screenshot()).decode() for s in page.locator("svg").all()]
+    shots = [
+        base64.b64encode(s.screenshot()).decode() for s in page.locator("svg").all()
+    ]
     seen = np.array([page.evaluate(PIXELS, s) for s in shots]).reshape(4, 2, 3)
     page.emulate_media(media="print")
-    paper = page.evaluate(PIXELS, base64.b64encode(page.locator("svg").nth(2).screenshot()).decode())
+    paper = page.evaluate(
+        PIXELS, base64.b64encode(page.locator("svg").nth(2).screenshot()).decode()
+    )
     page.close()
     assert np.abs(seen[:, 0] - seen[:, 1]).max() <= 3       # cells and image agree
     ground = "#14181e" if theme == "dark" else "#ffffff"
@@ -427,7 +541,9 @@ def test_numbers_are_readable_at_night():
         cells = re.findall(r"<path[^>]*light-dark\(#\w{6},(#\w{6})\)", svg)
         inks = re.findall(r"light-dark\(#\w{3},(#\w{3})\)[^>]*>\d\.\d\d<", svg)
         assert len(cells) == len(inks) == 120 and {*inks} == {"#000", "#fff"}
-        assert plot.luminance(plot.night(cmap(0.5 if cmap is plot.SIGNED else 0.0))) < 0.03
+        assert (
+            plot.luminance(plot.night(cmap(0.5 if cmap is plot.SIGNED else 0.0))) < 0.03
+        )
         assert min(map(plot.contrast, cells, inks)) >= 4.5
 
 
@@ -452,17 +568,26 @@ def test_every_figure_has_a_caption():
     assert (page.tag, page.get("class"), page[-1].tag, page[-1].get("class")) == (
         "figure", "tf-plate", "figcaption", "tf-caption")
     assert page[-1].text == "a < b"
-    assert '<figcaption class="tf-caption">See &amp; hear</figcaption>' in panels(caption="See & hear")._repr_html_()
+    assert (
+        '<figcaption class="tf-caption">See &amp; hear</figcaption>'
+        in panels(caption="See & hear")._repr_html_()
+    )
     assert steps("A < b")._repr_html_().count('<p class="tf-caption">A &lt; b</p>') == 1
 
 
 def test_panels_are_told_apart():
     made = panels()
     words = [[e.text for e in ElementTree.fromstring(s)[:2]] for s in made.svgs]
-    assert words == [["Up & down, panel 1 of 2", "It rises."], ["Up & down, panel 2 of 2", "It falls."]]
+    assert words == [
+        ["Up & down, panel 1 of 2", "It rises."],
+        ["Up & down, panel 2 of 2", "It falls."],
+    ]
     assert made._repr_html_().count("<figcaption") == 1
     assert len(ids(made.svg)) == len(set(ids(made.svg)))
-    assert [ElementTree.fromstring(s)[1].text for s in panels("Both.").svgs] == ["Both.", "Described with panel 1."]
+    assert [ElementTree.fromstring(s)[1].text for s in panels("Both.").svgs] == [
+        "Both.",
+        "Described with panel 1.",
+    ]
     with pytest.raises(ValueError, match="1 descriptions for 2 panels"):
         panels(["only one"])
     with pytest.raises(ValueError, match="needs a title"):
@@ -485,7 +610,8 @@ def test_panels_share_the_size_limit():
 def test_panels_stack_on_a_telephone(opened, wide, level):
     page = opened(viewport={"width": wide, "height": 800})
     left, right = page.locator(".tf-panel").all()[-2:]
-    left, right = left.bounding_box(), right.bounding_box()
+    left = left.bounding_box()
+    right = right.bounding_box()
     assert (left["y"] == right["y"]) is level
     assert left["width"] == right["width"] == pytest.approx(302, abs=1)
     side = left["x"] - 16                      # centered on the text
@@ -507,7 +633,9 @@ def test_the_last_button_keeps_the_keyboard(opened):
 def test_wide_screen_does_not_blow_figures_up(opened):
     page = opened(viewport={"width": 1600, "height": 900})
     page.add_style_tag(content="body{max-width:none}")
-    assert page.evaluate("document.querySelector('svg').getBoundingClientRect().width") == pytest.approx(432, abs=1)
+    assert page.evaluate(
+        "document.querySelector('svg').getBoundingClientRect().width"
+    ) == pytest.approx(432, abs=1)
 
 
 def test_paper_shows_the_key_frames(opened):
@@ -516,7 +644,8 @@ def test_paper_shows_the_key_frames(opened):
     page.emulate_media(media="print")
     assert state(page, 0)["seen"] == [0, 1, 2, 3] and state(page, 1)["seen"] == [0, 3]
     assert not page.locator(".tf-bar").first.is_visible()
-    tops = page.evaluate("""[...document.querySelectorAll('.tf-stepper')[1].querySelectorAll('.tf-key')]
+    tops = page.evaluate("""[...document.querySelectorAll('.tf-stepper')[1]
+      .querySelectorAll('.tf-key')]
       .map(f => f.getBoundingClientRect()).map(r => [r.top, r.bottom])""")
     assert tops[0][1] <= tops[1][0]                  # one under another
     assert page.locator(".tf-stepper figcaption").nth(4).is_visible()
@@ -524,7 +653,10 @@ def test_paper_shows_the_key_frames(opened):
 
 def test_without_javascript(opened):
     page = opened(java_script_enabled=False)
-    seen = [[f.is_visible() for f in box.locator(".tf-frame").all()] for box in page.locator(".tf-stepper").all()]
+    seen = [
+        [f.is_visible() for f in box.locator(".tf-frame").all()]
+        for box in page.locator(".tf-stepper").all()
+    ]
     assert seen == [[True] * 4, [True, False, False, True]]
     assert not page.locator(".tf-bar").first.is_visible()
 
@@ -541,7 +673,8 @@ def test_names_and_roles(opened):
 
 def test_clip_paths_are_each_figures_own(opened):
     page = opened()
-    assert page.evaluate("""() => [...document.querySelectorAll('svg [clip-path]')].every(e => {
+    assert page.evaluate("""() => [
+        ...document.querySelectorAll('svg [clip-path]')].every(e => {
       const id = e.getAttribute('clip-path').slice(5, -1);
       return document.getElementById(id).closest('svg') === e.closest('svg'); })""")
 
@@ -561,7 +694,11 @@ def branch(lit=(), links=None):
 
 
 def test_ways_are_right_angled_and_end_at_sides():
-    at = plot.Places(a=plot.Place(10, 10, 8, 4), b=plot.Place(40, 30, 8, 4), c=plot.Place(12, 60, 8, 4))
+    at = plot.Places(
+        a=plot.Place(10, 10, 8, 4),
+        b=plot.Place(40, 30, 8, 4),
+        c=plot.Place(12, 60, 8, 4),
+    )
     assert at.way("a", "b") == [(14, 10), (25, 10), (25, 30), (36, 30)]
     assert at.way("a.bottom", "b.left") == [(10, 12), (10, 30), (36, 30)]
     assert at.way("a", "c") == [(10, 12), (10, 35), (12, 35), (12, 58)]
@@ -574,15 +711,31 @@ def test_ways_are_right_angled_and_end_at_sides():
 
 
 def test_lit_parts_stand_out_and_others_stay_readable():
-    plain, lit = (ElementTree.fromstring(branch(x).show("t", "d").svg) for x in ((), ("ffn",)))
-    words = [{"".join(e.itertext()): e.get("style") for e in tree.iter() if e.tag.endswith("}text")} for tree in (plain, lit)]
-    assert "opacity" not in "".join(words[0].values()) and "700" not in "".join(words[0].values())
-    assert "font-weight: 700" in words[1]["feed-forward"] and "#ffffff" in words[1]["feed-forward"]
+    plain, lit = (
+        ElementTree.fromstring(branch(x).show("t", "d").svg) for x in ((), ("ffn",))
+    )
+    words = [
+        {
+            "".join(e.itertext()): e.get("style")
+            for e in tree.iter()
+            if e.tag.endswith("}text")
+        }
+        for tree in (plain, lit)
+    ]
+    assert "opacity" not in "".join(words[0].values()) and "700" not in "".join(
+        words[0].values()
+    )
+    assert (
+        "font-weight: 700" in words[1]["feed-forward"]
+        and "#ffffff" in words[1]["feed-forward"]
+    )
     assert "opacity: 0.8" in words[1]["norm"] and "Mono" not in words[1]["norm"]
     assert "monospace" in words[1]["(b, t, d)"]
     assert plot.contrast("#ffffff", plot.BLUE) >= 4.5
     for ink, ground in (("#1d2430", "#ffffff"), ("#d5dce4", "#14181e")):
-        ink, ground = (np.array(list(bytes.fromhex(c[1:]))) / 255 for c in (ink, ground))
+        ink, ground = (
+            np.array(list(bytes.fromhex(c[1:]))) / 255 for c in (ink, ground)
+        )
         grey = np.array(list(bytes.fromhex(plot.GREY[1:]))) / 255
         under = 0.94 * ground + 0.06 * grey
         assert plot.contrast(0.8 * ink + 0.2 * under, under) >= 4.5
@@ -592,7 +745,10 @@ def test_links_are_named_once():
     svg = branch(links={"ffn": "x.html?a=1&b=2#s", "norm": "y.html"}).show("t", "d").svg
     tree = ElementTree.fromstring(svg)
     links = [e for e in tree.iter() if e.tag.endswith("}a")]
-    assert [(a.get("href"), a.get("aria-label")) for a in links] == [("y.html", "norm"), ("x.html?a=1&b=2#s", "ffn")]
+    assert [(a.get("href"), a.get("aria-label")) for a in links] == [
+        ("y.html", "norm"),
+        ("x.html?a=1&b=2#s", "ffn"),
+    ]
     assert tree.get("role") == "group" and "_blank" not in svg
     assert ElementTree.fromstring(branch().show("t", "d").svg).get("role") == "img"
 
@@ -606,9 +762,14 @@ def test_every_part_can_be_lit_and_looks_its_own_way():
     plain = pictures()
     seen = {part: pictures(part) for part in plot.PARTS}
     for form in (0, 1):
-        assert len({plain[form], *(svgs[form] for svgs in seen.values())}) == len(plot.PARTS) + 1
-    for part, svgs in seen.items():              # what concerns the whole dims nothing
-        assert all(("opacity: 0.8" in svg) is (part not in ("check", "costs")) for svg in svgs), part
+        assert (
+            len({plain[form], *(svgs[form] for svgs in seen.values())})
+            == len(plot.PARTS) + 1
+        )
+    for part, svgs in seen.items():  # what concerns the whole dims nothing
+        assert all(
+            ("opacity: 0.8" in svg) is (part not in ("check", "costs")) for svg in svgs
+        ), part
     assert plot.machine("feedforward").caption == "You are here: feed-forward."
 
 
@@ -616,25 +777,45 @@ def test_the_machine_refuses_and_stays_small():
     links = {p: f"https://example.org/nbs/{p}_and_a_long_name.html" for p in plot.PARTS}
     made = plot.machine(["attention", "training"], links)
     assert len(made._repr_html_().encode()) <= 46_000
-    assert len(plot.machine("norm", {p: f"{p}.html" for p in plot.PARTS})._repr_html_().encode()) <= 40_000
+    assert (
+        len(
+            plot.machine("norm", {p: f"{p}.html" for p in plot.PARTS})
+            ._repr_html_()
+            .encode()
+        )
+        <= 40_000
+    )
     for bad in (dict(lit=["norms"]), dict(links={"Norm": "x"}), dict(lit="all")):
-        with pytest.raises(ValueError, match="part must be one of 'text', .*, got"):
+        with pytest.raises(ValueError, match=r"part must be one of 'text', .*, got"):
             plot.machine(**bad)
 
 
 OVER = """() => { const out = [];
-  for (const svg of document.querySelectorAll('svg')) { const all = svg.getBoundingClientRect();
+  for (const svg of document.querySelectorAll('svg')) {
+    const all = svg.getBoundingClientRect();
     if (!all.width) continue;
-    const boxes = [...svg.querySelectorAll('path')].filter(p => !p.closest('a') && !/fill: none/.test(p.getAttribute('style')))
-      .map(p => p.getBoundingClientRect()).filter(b => b.width > 20 && b.height > 18 && b.width < 0.4 * all.width);
+    const boxes = [...svg.querySelectorAll('path')]
+      .filter(p => !p.closest('a') && !/fill: none/.test(p.getAttribute('style')))
+      .map(p => p.getBoundingClientRect())
+      .filter(b => b.width > 20 && b.height > 18 && b.width < 0.4 * all.width);
     for (const t of svg.querySelectorAll('text')) { const r = t.getBoundingClientRect();
-      const inside = b => r.left >= b.left && r.right <= b.right && r.top >= b.top - 1 && r.bottom <= b.bottom + 1;
-      const apart = b => r.right <= b.left || r.left >= b.right || r.bottom - 3 <= b.top || r.top + 3 >= b.bottom;
-      if (!inside(all) || !boxes.every(b => inside(b) || apart(b))) out.push(t.textContent); } }
+      const inside = b => r.left >= b.left && r.right <= b.right &&
+        r.top >= b.top - 1 && r.bottom <= b.bottom + 1;
+      const apart = b => r.right <= b.left || r.left >= b.right ||
+        r.bottom - 3 <= b.top || r.top + 3 >= b.bottom;
+      if (!inside(all) || !boxes.every(b => inside(b) || apart(b)))
+        out.push(t.textContent); } }
   return out; }"""
 
 
-@pytest.mark.parametrize("wide, shown, hidden", [(752, "tf-wide", "tf-tall"), (390, "tf-tall", "tf-wide"), (382, "tf-tall", "tf-wide")])
+@pytest.mark.parametrize(
+    "wide, shown, hidden",
+    [
+        (752, "tf-wide", "tf-tall"),
+        (390, "tf-tall", "tf-wide"),
+        (382, "tf-tall", "tf-wide"),
+    ],
+)
 def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
     links = {p: f"{p}.html" for p in plot.PARTS if p not in ("check", "costs")}
     parts = [plot.machine(), plot.machine(plot.PARTS, links)]
@@ -645,8 +826,14 @@ def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
     page.goto(file.as_uri())
     try:
         assert page.evaluate("document.documentElement.scrollWidth") == wide
-        assert page.locator(f".{shown}").first.is_visible() and not page.locator(f".{hidden}").first.is_visible()
-        assert page.evaluate("""[...document.querySelectorAll('.tf-panel')].every(p => p.scrollWidth <= p.clientWidth)""")
+        assert (
+            page.locator(f".{shown}").first.is_visible()
+            and not page.locator(f".{hidden}").first.is_visible()
+        )
+        assert page.evaluate(
+            """[...document.querySelectorAll('.tf-panel')]
+              .every(p => p.scrollWidth <= p.clientWidth)"""
+        )
         assert smallest(page) >= 9
         assert page.evaluate(OVER) == []
         if wide > 700:
@@ -655,7 +842,9 @@ def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
             assert page.get_by_role("link", name=part, exact=True).count() == 1
         page.keyboard.press("Tab")
         first = page.evaluate("document.activeElement.getAttribute('href')")
-        line = page.evaluate("getComputedStyle(document.activeElement.querySelector('path')).strokeWidth")
+        line = page.evaluate(
+            "getComputedStyle(document.activeElement.querySelector('path')).strokeWidth"
+        )
         assert first in {*links.values()} and line == "2.6px"
         page.locator(f".{shown} a[aria-label=tokenizer]").click()
         assert page.url.endswith("/tokenizer.html")
@@ -670,10 +859,17 @@ def test_reduced_for_comparison_wrapper_and_words_stay():
     spec.loader.exec_module(rules)
     for made in (panels(), plot.machine(["norm"], {"norm": "x.html"}), steps()):
         text = rules.reduce_svg(made._repr_html_())
-        assert "<path" not in text and "<style" not in text and "<script" not in text and "viewBox" not in text
+        assert (
+            "<path" not in text
+            and "<style" not in text
+            and "<script" not in text
+            and "viewBox" not in text
+        )
         assert text.count("tf-caption") == 1
         assert text.count("<svg>") == made._repr_html_().count("<svg ")
-    assert "<svg>Up &amp; down, panel 2 of 2 | It falls.</svg>" in rules.reduce_svg(panels()._repr_html_())
+    assert "<svg>Up &amp; down, panel 2 of 2 | It falls.</svg>" in rules.reduce_svg(
+        panels()._repr_html_()
+    )
     other = rules.reduce_svg(panels(caption="Other")._repr_html_())
     assert other != rules.reduce_svg(panels()._repr_html_())
 

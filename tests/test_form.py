@@ -10,11 +10,11 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-import code_changes  # noqa: E402
-import course  # noqa: E402
-import course_form  # noqa: E402
-import course_map  # noqa: E402
-import nbdev_directives  # noqa: E402
+import code_changes
+import course
+import course_form
+import course_map
+import nbdev_directives
 
 spec = importlib.util.spec_from_file_location(
     "verify", ROOT / "book" / "verify.py")
@@ -30,7 +30,9 @@ TO_BE_REWRITTEN = {
 NAMES = course.document_names(ROOT)
 # what stands in a folder is a notebook of the package, and no chapter
 CHAPTERS = [name for name in NAMES if name[0] != "A" and "/" not in name]
-WORDS, LINES, WORDS_A_FIGURE = 4000, 300, 600
+WORDS = 4000
+LINES = 300
+WORDS_A_FIGURE = 600
 every = pytest.mark.parametrize("name", NAMES)
 chapter = pytest.mark.parametrize("name", CHAPTERS)
 
@@ -45,9 +47,9 @@ def cells_of(name):
 def unlabeled(cells):
     "First lines of folds that do not say what is in them."
     return [c.source[:50] for c in course.code_cells(cells)
-            if (c.shown == "folded" and c.place == ""
-                or c.has("code-fold") or "exporti" in c.directives
-                and c.place != "solution" and c.shown == "folded")
+            if ((c.shown == "folded" and c.place == "")
+                or c.has("code-fold") or ("exporti" in c.directives
+                and c.place != "solution" and c.shown == "folded"))
             and not c.directives.get("code-summary")]
 
 
@@ -98,8 +100,8 @@ def after_prediction(cells):
             return "a hidden cell before the answer"
         if re.search(r"^\s*assert\b", code, re.M):
             return "an assert before the answer"
-        shown = shown or bool(cell.get("outputs")) and said.get(
-            "output", "") != "false"
+        shown = shown or (bool(cell.get("outputs")) and said.get(
+            "output", "") != "false")
     return "no answer"
 
 
@@ -212,7 +214,8 @@ def md(text):
     return {"cell_type": "markdown", "source": text, "metadata": {}}
 
 
-ASKED, TOLD = md("```{predict}\nWhat?\n```"), md("```{answer}\nThat.\n```")
+ASKED = md("```{predict}\nWhat?\n```")
+TOLD = md("```{answer}\nThat.\n```")
 
 
 @pytest.mark.parametrize("cells, problems", [

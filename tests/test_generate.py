@@ -11,10 +11,20 @@ from helpers import needs_cuda, plain_only
 from models import MAX_LEN, ROWS, VOCAB, causal, rows
 from tformer import seq2seq
 from tformer.costs import costs
-from tformer.gpt import GPT, GPTConfig
 from tformer.generate import (
-    Reader, Text, ended, expect_room, generate, last_logits, left_padded,
-    picker, stop_rules, stop_strings, stream)
+    Reader,
+    Text,
+    ended,
+    expect_room,
+    generate,
+    last_logits,
+    left_padded,
+    picker,
+    stop_rules,
+    stop_strings,
+    stream,
+)
+from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import evaluating
 from tformer.sampling import Sampler, Sampling
@@ -25,7 +35,8 @@ PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
 
 def made(row, n=3):
     "A model in float64, and the memories that n prompts need."
-    model, more = row.make().double(), {}
+    model = row.make().double()
+    more = {}
     if row.source:
         keep = torch.ones(n, 7).bool()
         keep[0, 4:] = False
@@ -84,7 +95,7 @@ def test_rows_that_stop_leave_and_others_do_not_notice(row):
     for drop in (True, False):
         texts = generate(model, PROMPTS, max_new=14, stop=stop, drop=drop,
                          **more)
-        for text, (expected, said) in zip(texts, full):
+        for text, (expected, said) in zip(texts, full, strict=True):
             cut = min([expected.index(i) for i in stop if i in expected],
                       default=14)
             same(text, expected[:cut], said[:cut])
@@ -113,7 +124,7 @@ def test_an_encoder_decoder_writes_what_greedy_writes(row):
     plain = seq2seq.greedy(model, row.ids(3, 7, seed=9), 12, start=1, eos=2,
                            mask=more["memory_mask"])
     for text, ids in zip(generate(model, [[1]] * 3, max_new=12, stop=2,
-                                  **more), plain.tolist()):
+                                  **more), plain.tolist(), strict=True):
         assert text.ids == ids[:ids.index(2) if 2 in ids else 12]
 
 
@@ -181,18 +192,20 @@ def test_equal_to_transformers_token_for_token():
     for ours, peer in twins():
         ids = torch.randint(1, VOCAB, (4, 9))
         keep = torch.ones_like(ids)
-        keep[1, :4] = keep[3, :8] = 0       # padded on the left
+        # padded on the left
+        keep[1, :4] = 0
+        keep[3, :8] = 0
         theirs = peer.generate(
             ids.where(keep.bool(), 0), attention_mask=keep,
             max_new_tokens=30, do_sample=False, output_scores=True,
             return_dict_in_generate=True)
-        prompts = [row[k.bool()] for row, k in zip(ids, keep)]
+        prompts = [row[k.bool()] for row, k in zip(ids, keep, strict=True)]
         texts = generate(ours, prompts, max_new=30)
         assert [text.ids for text in texts] == (
             theirs.sequences[:, 9:].tolist())
         said = peer.compute_transition_scores(
             theirs.sequences, theirs.scores, normalize_logits=True)
-        for text, expected in zip(texts, said.tolist()):
+        for text, expected in zip(texts, said.tolist(), strict=True):
             assert text.log_probs == pytest.approx(expected, abs=1e-5)
 
 
@@ -215,7 +228,7 @@ def test_a_row_is_drawn_alike_with_and_without_neighbors():
     stop = [*range(0, VOCAB, 6)]
     texts = generate(model, PROMPTS, max_new=15, sampling=ways, stop=stop)
     assert len({len(text.ids) for text in texts}) > 1
-    for ids, way, text in zip(PROMPTS, ways, texts):
+    for ids, way, text in zip(PROMPTS, ways, texts, strict=True):
         alone, = generate(model, [ids], max_new=15, sampling=[way],
                           stop=stop)
         assert alone.ids == text.ids
@@ -296,11 +309,13 @@ def test_stop_strings_cross_the_borders_of_tokens():
 # --- a stream
 
 def test_a_stream_computes_no_more_than_is_asked_for():
-    model, calls = small(), []
+    model = small()
+    calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     steps = stream(model, PROMPTS, max_new=9)
     assert not calls
-    first, second = next(steps), next(steps)
+    first = next(steps)
+    second = next(steps)
     assert [t.row for t in first] == [0, 1, 2] and len(calls) == 1
     texts = generate(small(), PROMPTS, max_new=9)
     for tokens, n in ((first, 0), (second, 1)):
@@ -356,8 +371,9 @@ def test_log_probabilities_are_at_least_float32():
     model = small().to(torch.bfloat16)
     text, = generate(model, PROMPTS[:1], max_new=4)
     with torch.no_grad():
-        cache, ids = model.new_cache(1), torch.tensor(PROMPTS[:1])
-        for i, said in zip(text.ids, text.log_probs):
+        cache = model.new_cache(1)
+        ids = torch.tensor(PROMPTS[:1])
+        for i, said in zip(text.ids, text.log_probs, strict=True):
             log_p = model(ids, cache=cache)[0, -1].float().log_softmax(-1)
             assert said == pytest.approx(log_p[i].item(), abs=1e-6)
             ids = torch.tensor([[i]])
@@ -375,7 +391,7 @@ def test_what_ends_a_text_is_sorted_and_asked():
     ended([lambda ids: ids.clear() is not None], 0, seen)
     assert seen == [1, 2]               # a copy is handed over
     expect_room([3, 5], 7, 3), expect_room([9], None, 9)
-    with pytest.raises(ValueError, match="prompt 1 of 6 .* max_len 7; less"):
+    with pytest.raises(ValueError, match=r"prompt 1 of 6 .* max_len 7; less"):
         expect_room([3, 6], 7, 3, "; less")
 
 
@@ -392,7 +408,8 @@ def test_modes_are_as_found_after_an_error():
 
 
 def test_only_the_last_token_pays_for_the_output_layer():
-    model, seen = small(), []
+    model = small()
+    seen = []
     model.lm_head.register_forward_pre_hook(
         lambda part, given: seen.append(given[0].shape[:-1].numel()))
     generate(model, PROMPTS, max_new=4)
@@ -402,7 +419,8 @@ def test_only_the_last_token_pays_for_the_output_layer():
 
 
 def test_each_token_goes_through_once():
-    model, seen = small(), []
+    model = small()
+    seen = []
     model.embed.register_forward_pre_hook(
         lambda part, given: seen.append(tuple(given[0].shape)))
     generate(model, PROMPTS, max_new=5)
@@ -432,7 +450,8 @@ class Foreign(nn.Module):
 
     def __init__(self, answer, cache=lambda batch, max_len: object()):
         super().__init__()
-        self.answer, self.new_cache = answer, cache
+        self.answer = answer
+        self.new_cache = cache
 
     def forward(self, ids, *, cache=None, pos=None):
         return self.answer(ids)
@@ -534,7 +553,7 @@ def test_rows_of_other_makers_are_rows(rows):
     torch.tensor([1, 2]), [1, 2], [[1, None]], [[1, "a"]], [{1, 2}], [None],
     torch.tensor(3), [[1.5]], [[True]], [torch.ones(1, 2).long()]])
 def test_what_are_no_rows_is_refused(rows):
-    with pytest.raises(ValueError, match="prompt 0 must be|must be rows of ids"):
+    with pytest.raises(ValueError, match=r"prompt 0 must be|must be rows of ids"):
         left_padded(rows)
 
 
@@ -543,7 +562,8 @@ class Unlimited(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.new_cache = model, model.new_cache
+        self.model = model
+        self.new_cache = model.new_cache
 
     def forward(self, ids, **how):
         return self.model(ids, **how)

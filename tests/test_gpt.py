@@ -14,8 +14,15 @@ from torch import nn
 from helpers import close, draw_ids, needs_cuda, padded, randn, spread
 from tformer import check, gpt
 from tformer.gpt import (
-    GPT, GPT1, GPTConfig, gpt2_config, gpt2_name, load_gpt2_tensors,
-    log_likelihood, read_gpt2_tensors)
+    GPT,
+    GPT1,
+    GPTConfig,
+    gpt2_config,
+    gpt2_name,
+    load_gpt2_tensors,
+    log_likelihood,
+    read_gpt2_tensors,
+)
 from tformer.layers import PostNorm, PreNorm
 from tformer.minimal import next_id_loss
 
@@ -108,7 +115,8 @@ def test_gradients_equal_transformers(kind, tmp_path):
 
 def test_padded_batches_equal_transformers(tmp_path):
     ours, theirs = pair(GPT, tmp_path)
-    pos, ids = padded(), some_ids()
+    pos = padded()
+    ids = some_ids()
     live = pos >= 0
     right = theirs(ids, attention_mask=live.long(),
                    position_ids=pos.clamp(min=0)).logits
@@ -125,7 +133,8 @@ def test_padded_batches_equal_transformers(tmp_path):
 
 
 def test_positions_continue_with_a_cache():
-    ours, ids = model(), some_ids(2)
+    ours = model()
+    ids = some_ids(2)
     cache = ours.new_cache(2)
     parts = [ours(x, cache=cache) for x in ids.split(1, 1)]
     close(torch.cat(parts, 1), ours(ids))
@@ -139,7 +148,8 @@ def test_all_checks_pass(kind, dtype):
 
 
 def test_a_callers_mask_is_joined():
-    ours, ids = model(), some_ids()
+    ours = model()
+    ids = some_ids()
     two = torch.arange(12) // 6  # two documents
     mask = (two[:, None] == two)[None, None]
     pos = (torch.arange(12) % 6)[None]
@@ -173,7 +183,8 @@ def test_gpt1_is_post_norm_without_a_final_norm():
     assert all(type(part) is PostNorm for b in ours.blocks
                for part in (b.attention, b.feed_forward))
     assert not list(ours.norm.parameters())
-    x, block = randn(1, 4, 32), ours.blocks[0]
+    x = randn(1, 4, 32)
+    block = ours.blocks[0]
     y = block.attention.norm(x + block.attention.part(x))
     close(block(x), block.feed_forward.norm(
         y + block.feed_forward.part(y)))
@@ -214,8 +225,8 @@ def test_the_first_weights_are_those_of_gpt2():
                                  max_len=200, n_layers=8)
     for kind, shrink in ((GPT, 4.0), (GPT1, 1.0)):
         ours = kind(config)
-        part, wide = (ours.blocks[3].attention.part,
-                      ours.blocks[3].feed_forward.part)
+        part = ours.blocks[3].attention.part
+        wide = ours.blocks[3].feed_forward.part
         for p in (ours.embed, ours.embed_pos, part.qkv_proj, wide.up_proj):
             assert p.weight.std().item() == pytest.approx(0.02, rel=0.05)
         for p in (part.o_proj, wide.down_proj):
@@ -261,7 +272,9 @@ def test_dropout_is_where_gpt2_has_it():
 @needs_cuda
 @both
 def test_it_runs_on_cuda(kind):
-    ours, ids, pos = model(kind), some_ids(2), padded(2)
+    ours = model(kind)
+    ids = some_ids(2)
+    pos = padded(2)
     right = ours(ids, pos=pos)
     got = ours.cuda()(ids.cuda(), pos=pos.cuda()).cpu()
     close(got[pos >= 0], right[pos >= 0], 1e-4)
@@ -269,7 +282,8 @@ def test_it_runs_on_cuda(kind):
 
 
 def test_half_precision():
-    ours, ids = model(), some_ids()
+    ours = model()
+    ids = some_ids()
     right = ours(ids)
     with torch.autocast("cpu", torch.bfloat16):
         close(ours(ids).float(), right, 3e-2)
@@ -285,17 +299,18 @@ def test_the_configuration():
     assert config.activation == "gelu_tanh" and config.eps == 1e-5
     assert (config.vocab_size, config.d_model, config.n_layers,
             config.n_heads, config.max_len) == (50_257, 768, 12, 12, 1024)
-    with pytest.raises(ValueError, match="768 .* n_heads 5"):
+    with pytest.raises(ValueError, match=r"768 .* n_heads 5"):
         GPTConfig(n_heads=5)
     with pytest.raises(ValueError, match=(
-            "activation .*'gelu_tanh'.* got 'gelu_new'")):
+            r"activation .*'gelu_tanh'.* got 'gelu_new'")):
         GPTConfig(activation="gelu_new")
 
 
 # log-likelihood
 
 def test_log_likelihood_is_the_logarithm_of_probabilities():
-    ours, ids = model(), some_ids()
+    ours = model()
+    ids = some_ids()
     got = log_likelihood(ours, ids)
     p = ours(ids).double().softmax(-1)
     for b in range(3):
@@ -312,7 +327,9 @@ def test_log_likelihood_equals_the_loss_of_transformers(tmp_path):
 
 
 def test_padding_has_no_likelihood():
-    ours, ids, pos = model(), some_ids(), padded()
+    ours = model()
+    ids = some_ids()
+    pos = padded()
     got = log_likelihood(ours, ids, pos=pos)
     for row in range(3):
         kept = pos[row] >= 0
@@ -322,7 +339,8 @@ def test_padding_has_no_likelihood():
 
 
 def test_the_likelihood_takes_a_mask():
-    ours, ids = model(), some_ids()
+    ours = model()
+    ids = some_ids()
     two = torch.arange(12) // 6  # two documents
     mask = (two[:, None] == two)[None, None]
     got = log_likelihood(ours, ids, mask=mask)
@@ -399,8 +417,8 @@ def test_missing_and_unknown_tensors_are_listed(tmp_path):
         return tensors
 
     folder_of(tmp_path, tensors=less)
-    with pytest.raises(ValueError, match="2 tensors .* missing: "
-                       "wpe.weight, h.1.ln_2.bias"):
+    with pytest.raises(ValueError, match=r"2 tensors .* missing: "
+                       r"wpe\.weight, h\.1\.ln_2\.bias"):
         GPT.from_gpt2(tmp_path)
     folder_of(tmp_path, tensors=lambda t: t | {"h.7.more": torch.ones(3)})
     with pytest.raises(ValueError, match=r"unknown: h.7.more \(3,\)"):
@@ -418,14 +436,15 @@ def test_a_head_of_its_own_is_refused(tmp_path):
     theirs = folder_of(tmp_path, tensors=headed)
     close(GPT.from_gpt2(tmp_path)(some_ids()), theirs(some_ids()).logits)
     folder_of(tmp_path, tensors=lambda t: headed(t, 0.1))
-    with pytest.raises(ValueError, match="lm_head.weight differs"):
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs"):
         GPT.from_gpt2(tmp_path)
 
 
 @pytest.mark.parametrize("change, said", [
     (dict(activation_function="gelu_fast"), "'gelu_new'.*got 'gelu_fast'"),
     (dict(scale_attn_weights=False), "scale_attn_weights must .*True, got False"),
-    (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx must .*False, got True"),
+    (dict(scale_attn_by_inverse_layer_idx=True),
+     "inverse_layer_idx must .*False, got True"),
     (dict(add_cross_attention=True), "add_cross_attention must .*False, got T"),
     (dict(tie_word_embeddings=False), "tie_word_embeddings must .*True, got F"),
     (dict(model_type="llama"), "model_type must .*'gpt2', got 'llama'"),

@@ -6,6 +6,7 @@ import os
 import pickle
 import statistics
 from decimal import Decimal, localcontext
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -17,17 +18,33 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import BertConfig, GPT2Config, GPT2Model, LlamaConfig
 from transformers.activations import ACT2FN
-from transformers.models.bert.modeling_bert import (
-    BertIntermediate, BertOutput)
+from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tformer import layers
 from tformer.attend import attend
 from tformer.layers import (
-    ACTIVATIONS, Dropout, FeedForward, GatedFeedForward, LayerNorm, Linear,
-    PostNorm, PreNorm, RMSNorm, dropout, gelu, gelu_tanh, identity,
-    init_weights, layer_norm, relu, rms_norm, silu, swiglu_width)
+    ACTIVATIONS,
+    Dropout,
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    Linear,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    dropout,
+    gelu,
+    gelu_tanh,
+    identity,
+    init_weights,
+    layer_norm,
+    relu,
+    rms_norm,
+    silu,
+    swiglu_width,
+)
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -74,7 +91,8 @@ def same(ours, peer, x, names=None, turned=(), **kwargs):
         assert theirs[names[a]].shape == data.shape
         theirs[names[a]].data = data.clone()
     x, y = (x.clone().requires_grad_() for _ in range(2))
-    out, reference = ours(x, **kwargs), peer(y, **kwargs)
+    out = ours(x, **kwargs)
+    reference = peer(y, **kwargs)
     close(out, reference)
     ours.zero_grad(), peer.zero_grad()
     backward(out), backward(reference)
@@ -105,7 +123,8 @@ def test_linear_keeps_the_mean_square(d_in):
 
 
 def test_linear_loads_torch_weights():
-    ours, peer = Linear(4, 3), nn.Linear(4, 3)
+    ours = Linear(4, 3)
+    peer = nn.Linear(4, 3)
     ours.load_state_dict(peer.state_dict())
     assert torch.equal(ours(torch.ones(4)), peer(torch.ones(4)))
     assert list(Linear(4, 3, bias=False).state_dict()) == ["weight"]
@@ -136,7 +155,8 @@ def test_norms_equal_exact_decimals(row, eps):
 
 def test_norms_by_hand():
     x = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
-    root, spread = math.sqrt(12.5), statistics.pstdev(x.tolist())
+    root = math.sqrt(12.5)
+    spread = statistics.pstdev(x.tolist())
     close(rms_norm(x, eps=0.0), x / root, 1e-15)
     close(layer_norm(x, eps=0.0), (x - 3) / spread, 1e-15)
     assert spread == math.sqrt(3.5)
@@ -146,7 +166,8 @@ def test_norms_by_hand():
 @pytest.mark.parametrize("eps", [None, 1e-5, 1e-6, 1e-3])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 50.0])
 def test_norms_equal_torch(lead, eps, size):
-    x, d = size * randn(*lead, 48, mean=0.5), 48
+    x = size * randn(*lead, 48, mean=0.5)
+    d = 48
     told = {} if eps is None else dict(eps=eps)
     same(fill(LayerNorm(d, **told)), nn.LayerNorm(d, eps or 1e-5), x)
     same(fill(LayerNorm(d, bias=False, **told)),
@@ -159,15 +180,17 @@ def test_norms_equal_torch(lead, eps, size):
 @pytest.mark.parametrize("size", [1e-3, 1.0, 50.0])
 def test_the_written_norms_equal_the_classes(name, size):
     kind, function = NORMS[name]
-    module, x = fill(kind(32)), size * randn(2, 7, 32, mean=0.5)
+    module = fill(kind(32))
+    x = size * randn(2, 7, 32, mean=0.5)
     values = [p.detach().clone().requires_grad_()
               for p in module.parameters()]
     x, y = (x.clone().requires_grad_() for _ in range(2))
-    out, written = module(x), function(y, *values, eps=module.eps)
+    out = module(x)
+    written = function(y, *values, eps=module.eps)
     close(written, out)
     backward(out), backward(written)
     close(y.grad, x.grad)
-    for value, p in zip(values, module.parameters()):
+    for value, p in zip(values, module.parameters(), strict=True):
         close(value.grad, p.grad)
 
 
@@ -261,7 +284,8 @@ def test_norms_are_wide_inside(name, written):
 def test_norms_in_bfloat16_are_as_exact_as_torch(name, weight):
     kind, _ = NORMS[name]
     peer_kind = {"LayerNorm": nn.LayerNorm, "RMSNorm": LlamaRMSNorm}[name]
-    ours, peer = fill(kind(128)), peer_kind(128, eps=kind(1).eps)
+    ours = fill(kind(128))
+    peer = peer_kind(128, eps=kind(1).eps)
     peer.load_state_dict(ours.state_dict())
 
     def run(module, dtype, weight):
@@ -275,7 +299,7 @@ def test_norms_in_bfloat16_are_as_exact_as_torch(name, weight):
     got = run(ours, torch.bfloat16, weight)
     theirs = run(peer, torch.bfloat16, torch.bfloat16)
     truth = run(ours.to(weight), torch.float64, torch.float64)
-    for a, b, exact in zip(got, theirs, truth):
+    for a, b, exact in zip(got, theirs, truth, strict=True):
         assert (a - exact).abs().mean() <= 1.1 * (b - exact).abs().mean()
 
 
@@ -305,7 +329,7 @@ def test_mixed_types_are_rounded_once(name, x_type, weight_type):
     assert x.grad.dtype == x_type
     pairs = [(x.grad, y.grad, x_type)] + [
         (p.grad, q.grad, weight_type)
-        for p, q in zip(module.parameters(), exact.parameters())]
+        for p, q in zip(module.parameters(), exact.parameters(), strict=True)]
     for ours, theirs, kept in pairs:
         assert ours.dtype == kept
         near = 2 * torch.finfo(x_type).eps + torch.finfo(kept).eps + 1e-5
@@ -317,7 +341,8 @@ def test_mixed_types_are_rounded_once(name, x_type, weight_type):
 def test_gains_of_another_type_do_not_reach_the_kernel(name):
     "On the CPU it takes them with a warning at best, on CUDA not at all."
     kind, function = NORMS[name]
-    module, x = fill(kind(32)), randn(4, 32).bfloat16()
+    module = fill(kind(32))
+    x = randn(4, 32).bfloat16()
     with mock.patch.multiple(F, layer_norm=None, rms_norm=None):
         out = module(x)
     assert torch.equal(out, function(x, *module.parameters(),
@@ -347,7 +372,8 @@ POINTS = [-100.0, -40.0, -5.0, -1.278465, -0.75, -1e-4, 0.0, 1e-4, 0.5, 2.7,
 def test_activations_equal_torch(ours, reference, dtype):
     x = torch.cat([torch.tensor(POINTS), 3 * randn(200)]).to(dtype)
     x, y = (x.clone().requires_grad_() for _ in range(2))
-    a, b = ours(x), reference(y)
+    a = ours(x)
+    b = reference(y)
     backward(a), backward(b)
     tolerance = {torch.bfloat16: 2**-8, torch.float16: 2**-10}.get(dtype,
                                                                    1e-5)
@@ -362,7 +388,8 @@ def test_activations_equal_torch(ours, reference, dtype):
     ("identity", identity)])
 def test_the_table_equals_what_is_written_out(name, written):
     x, y = (randn(500, std=3.0).requires_grad_() for _ in range(2))
-    a, b = ACTIVATIONS[name](x), written(y)
+    a = ACTIVATIONS[name](x)
+    b = written(y)
     close(a, b)
     backward(a), backward(b)
     close(x.grad, y.grad)
@@ -477,12 +504,13 @@ def test_feed_forward_equals_gpt2():
 def test_feed_forward_equals_bert():
     config = BertConfig(hidden_size=24, intermediate_size=96,
                         num_attention_heads=2)
-    up, down = BertIntermediate(config), BertOutput(config)
+    up = BertIntermediate(config)
+    down = BertOutput(config)
     peer = nn.Sequential(up.dense, up.intermediate_act_fn, down.dense)
     ours = fill(FeedForward(24, 96, activation="gelu"))
     same(ours, peer, 3 * randn(2, 5, 24),
          dict(zip((n for n, _ in ours.named_parameters()),
-                  (n for n, _ in peer.named_parameters()))))
+                  (n for n, _ in peer.named_parameters()), strict=True)))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
@@ -516,7 +544,8 @@ def test_the_family_of_gates(activation):
               "gelu_tanh": lambda: F.gelu(gate, approximate="tanh") * up}
     close(layer(x), hidden[activation]() @ layer.down_proj.weight.T)
     swapped = copy.deepcopy(layer)
-    swapped.gate_proj, swapped.up_proj = layer.up_proj, layer.gate_proj
+    swapped.gate_proj = layer.up_proj
+    swapped.up_proj = layer.gate_proj
     gap = (swapped(x) - layer(x)).abs().max()
     assert gap < 1e-6 if activation == "identity" else gap > 1e-3
 
@@ -524,7 +553,8 @@ def test_the_family_of_gates(activation):
 @pytest.mark.parametrize("kind", [FeedForward, GatedFeedForward])
 def test_dropout_acts_on_the_hidden_features_and_in_training_only(kind):
     torch.manual_seed(0)
-    layer, x = fill(kind(8, 32, dropout=0.5)), randn(5, 8)
+    layer = fill(kind(8, 32, dropout=0.5))
+    x = randn(5, 8)
     plain = kind(8, 32)
     plain.load_state_dict(layer.state_dict())
     assert not torch.equal(layer(x), plain(x))
@@ -544,7 +574,8 @@ def test_dropout_acts_on_the_hidden_features_and_in_training_only(kind):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32,
                                    torch.bfloat16])
 def test_types_are_kept_and_positions_are_alone(layer, dtype):
-    layer, x = copy.deepcopy(layer).to(dtype), randn(2, 5, 8).to(dtype)
+    layer = copy.deepcopy(layer).to(dtype)
+    x = randn(2, 5, 8).to(dtype)
     out = layer(x)
     assert out.dtype == dtype and out.shape == x.shape
     one = torch.stack([layer(x[:, i]) for i in range(5)], 1)
@@ -648,7 +679,9 @@ def test_the_two_orders_equal_torch(norm_first, masked):
 
 
 def test_pre_norm_and_post_norm_written_out():
-    norm, part, x = fill(RMSNorm(8)), fill(Linear(8, 8)), randn(3, 8)
+    norm = fill(RMSNorm(8))
+    part = fill(Linear(8, 8))
+    x = randn(3, 8)
     close(PreNorm(norm, part)(x), x + part(norm(x)))
     close(PostNorm(norm, part)(x), norm(x + part(x)))
     assert not torch.allclose(PreNorm(norm, part)(x),
@@ -752,7 +785,8 @@ def test_init_weights_draws_tied_weights_once_and_repeats():
         init_weights(m)
         return m
 
-    a, b = tied(), tied()
+    a = tied()
+    b = tied()
     assert a["lm_head"].weight is a["embed"].weight
     assert torch.equal(a["embed"].weight, b["embed"].weight)
 
@@ -761,7 +795,7 @@ def test_an_unknown_parameter_is_named_and_nothing_is_changed():
     odd = nn.ParameterDict(dict(temperature=torch.ones(())))
     m = nn.ModuleDict(dict(norm=fill(LayerNorm(4)), last=odd))
     before = m["norm"].weight.clone()
-    with pytest.raises(ValueError, match="'last.temperature'.*shape \\(\\)"):
+    with pytest.raises(ValueError, match=r"'last\.temperature'.*shape \(\)"):
         init_weights(m)
     assert torch.equal(m["norm"].weight, before)
 
@@ -833,7 +867,8 @@ def test_wrong_arguments_are_named(call, says):
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
-    eight, x = np.int64(8), randn(2, 8)
+    eight = np.int64(8)
+    x = randn(2, 8)
     for part in (Linear(eight, 4), LayerNorm(eight), RMSNorm(eight),
                  FeedForward(eight, eight), GatedFeedForward(eight, eight),
                  Dropout(np.float64(0.5))):
@@ -929,7 +964,8 @@ def test_modules_are_one_graph(module):
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_equals_cpu(module, dtype):
-    x, module = randn(2, 3, 8).to(dtype), copy.deepcopy(module).eval()
+    x = randn(2, 3, 8).to(dtype)
+    module = copy.deepcopy(module).eval()
     cpu = module.to(dtype)(x)
     gpu = module.to("cuda")(x.cuda()).cpu()
     close(gpu.float(), cpu.float(), 1e-4 if dtype == x.float().dtype else 3e-2)
@@ -939,7 +975,7 @@ def test_cuda_equals_cpu(module, dtype):
 
 
 def test_everything_public_has_a_test_here():
-    text = open(__file__, encoding="utf-8").read()
+    text = Path(__file__).read_text(encoding="utf-8")
     assert all(name in text for name in layers.__all__
                if name != "INIT_RULES")
 
@@ -948,7 +984,8 @@ def test_everything_public_has_a_test_here():
 @pytest.mark.parametrize("shape", [(1, 1, 8), (2, 5, 8)])
 def test_the_size_of_eps_is_read_in_every_mode(grad, shape):
     "Also after it was changed, and where another type is the default."
-    norm, x = RMSNorm(8), randn(*shape) * 1e-3
+    norm = RMSNorm(8)
+    x = randn(*shape) * 1e-3
     norm.eps = 0.5
     with torch.set_grad_enabled(grad):
         close(norm(x).detach(), rms_norm(x, norm.weight, 0.5).detach())

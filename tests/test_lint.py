@@ -142,3 +142,7 @@ def test_what_is_meant_and_what_is_printed_is_left_alone(project):
         write(project / name.format(n), text)
     write(project / LESSON.format("01"), "print(1)\n", printed="teh")
     assert list(findings(project)) == []
+
+
+def test_nothing_is_found_in_the_project():
+    assert list(findings(ROOT)) == []

@@ -1,9 +1,6 @@
 """Llama and Qwen3 against transformers, and by their laws."""
 import csv
-import dataclasses
-import json
 import math
-import os
 import re
 import sys
 import warnings
@@ -14,21 +11,17 @@ from torch import nn
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402
-from transformers import (  # noqa: E402
-    LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from conftest import ROOT, run  # noqa: E402
 from helpers import close, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
+from tformer import check  # noqa: E402
 from tformer import rows as rows_module  # noqa: E402
-from tformer import check, llama  # noqa: E402
-from tformer.attention import (  # noqa: E402
-    Cache, LayerCache, SelfAttention)
+from tformer.attention import Cache, LayerCache, SelfAttention  # noqa: E402
 from tformer.gpt import GPTConfig  # noqa: E402
 from tformer.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
-from tformer.llama import (  # noqa: E402
-    Llama, LlamaConfig, Qwen3, grouped,
-    rotary_of)
+from tformer.llama import Llama, LlamaConfig, Qwen3, grouped, rotary_of  # noqa: E402
 from tformer.minimal import read_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
 from tformer.rotary import ALiBi, Rotary, rope_frequencies  # noqa: E402
@@ -89,7 +82,8 @@ def pair(kind=Llama, std=0.1, **change):
         head_dim=c.d_head or c.d_model // c.n_heads,
         max_position_embeddings=c.max_len, tie_word_embeddings=c.tied,
         rope_parameters=rope)), std)
-    ours, tensors = kind(c), theirs.state_dict()
+    ours = kind(c)
+    tensors = theirs.state_dict()
     load_weights(ours, {name: tensors[their_name(name)]
                                 for name in ours.state_dict()})
     return ours.eval(), theirs
@@ -106,7 +100,8 @@ def equal_to_theirs(ours, theirs, tokens=40):
     tilt = randn(2, tokens, 50, seed=1)
     for m in (ours, theirs):
         m.zero_grad()
-    a, b = ours(ids), theirs(ids).logits
+    a = ours(ids)
+    b = theirs(ids).logits
     close(a, b)
     (a * tilt).mean().backward()
     (b * tilt).mean().backward()
@@ -165,13 +160,16 @@ def test_padded_batches_equal_transformers(kind, side):
 @pytest.mark.parametrize("kind", [Llama, Qwen3])
 def test_greedy_continuation_of_a_padded_batch_equals_generate(kind):
     ours, theirs = pair(kind, std=0.5)
-    ids, first = some_ids(2, 7), torch.tensor([[0], [3]])
+    ids = some_ids(2, 7)
+    first = torch.tensor([[0], [3]])
     pos = (torch.arange(7) - first).clamp(min=-1)
     with torch.no_grad():
         expected = theirs.generate(
             ids, attention_mask=(pos >= 0).long(), max_new_tokens=10,
             do_sample=False, pad_token_id=0, eos_token_id=None)[:, 7:]
-        cache, found, step = ours.new_cache(2), [], ids
+        cache = ours.new_cache(2)
+        found = []
+        step = ids
         for _ in range(10):
             step = ours(step, pos=pos, cache=cache)[:, -1:].argmax(-1)
             found.append(step)
@@ -215,7 +213,8 @@ def unshared(layer, d_head):
 def test_shared_heads_equal_repeated_weights(fused, kv):
     layer = spread(sharing(24, 6, n_kv_heads=kv, d_head=8,
                                     rotary=Rotary(8), fused=fused), 0.3)
-    full, x = unshared(layer, 8), randn(2, 5, 24)
+    full = unshared(layer, 8)
+    x = randn(2, 5, 24)
     close(layer(x), full(x))
     pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
     close(layer(x, pos=pos), full(x, pos=pos))
@@ -230,12 +229,14 @@ def test_the_cache_holds_turned_keys_of_few_heads(fused):
     rotary = Rotary(8)
     layer = spread(sharing(32, 4, n_kv_heads=2, rotary=rotary,
                                     fused=fused), 0.3)
-    x, cache = randn(2, 6, 32), LayerCache()
+    x = randn(2, 6, 32)
+    cache = LayerCache()
     whole = layer(x)
     parts = [layer(x[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4),
                                                         (4, 6))]
     close(torch.cat(parts, 1), whole)
-    (k, v), k_pos = cache.kept, cache.k_pos.at
+    k, v = cache.kept
+    k_pos = cache.k_pos.at
     assert k.shape == v.shape == (2, 2, 6, 8)
     raw = layer.k_proj(x).view(2, 6, 2, 8).transpose(1, 2)
     close(k, rotary(raw, pos=k_pos)[0])
@@ -254,8 +255,8 @@ def test_plain_texts_spare_the_mask(monkeypatch):
         return real(q, k, v, mask, *rest, **how)
     monkeypatch.setattr(attention_module, "fused_attend", spy)
     monkeypatch.setattr(rows_module, "fused_attend", spy)
-    layer, cache = sharing(32, 4, n_kv_heads=2,
-                                    rotary=Rotary(8)), LayerCache()
+    layer = sharing(32, 4, n_kv_heads=2, rotary=Rotary(8))
+    cache = LayerCache()
     x = randn(1, 5, 32)
     layer(x, cache=cache)
     layer(x[:, :1], cache=cache)    # two heads are two rows of one
@@ -269,7 +270,8 @@ def test_plain_texts_spare_the_mask(monkeypatch):
 def test_only_distances_count():
     layer = spread(sharing(32, 4, n_kv_heads=2,
                                     rotary=Rotary(8)), 0.3)
-    x, pos = randn(1, 5, 32), torch.tensor([[3, 4, 6, 9, 11]])
+    x = randn(1, 5, 32)
+    pos = torch.tensor([[3, 4, 6, 9, 11]])
     close(layer(x, pos=pos), layer(x, pos=pos + 40), 1e-4)
     assert not torch.allclose(layer(x, pos=pos), layer(x), atol=1e-3)
     bare = spread(sharing(32, 4, n_kv_heads=2, rotary=None), 0.3)
@@ -282,7 +284,8 @@ def test_norms_act_on_each_head_before_the_rotation():
         k_norm.weight += 0.5 * randn(8, seed=5)
     layer = spread(sharing(32, 4, n_kv_heads=2, rotary=Rotary(8),
                                     q_norm=q_norm, k_norm=k_norm), 0.3)
-    x, cache = randn(2, 6, 32), LayerCache()
+    x = randn(2, 6, 32)
+    cache = LayerCache()
     layer(x, cache=cache)
     raw = layer.k_proj(x).view(2, 6, 2, 8).transpose(1, 2)
     at = torch.arange(6)[None]
@@ -300,10 +303,12 @@ def test_norms_act_on_each_head_before_the_rotation():
 def test_a_padding_token_moves_nothing():
     layer = spread(sharing(32, 4, n_kv_heads=2,
                                     rotary=Rotary(8)), 0.3)
-    x, pos = randn(1, 6, 32), torch.tensor([[-1, -1, 0, 1, 2, 3]])
+    x = randn(1, 6, 32)
+    pos = torch.tensor([[-1, -1, 0, 1, 2, 3]])
     y = x.clone()
     y[:, :2] = 100.0
-    a, b = layer(x, pos=pos), layer(y, pos=pos)
+    a = layer(x, pos=pos)
+    b = layer(y, pos=pos)
     assert torch.equal(a[:, 2:], b[:, 2:])
     close(a[:, 2:], layer(x[:, 2:]))
     assert a.isfinite().all() and (a[:, :2] == 0).all()
@@ -355,7 +360,8 @@ def test_biases_where_asked_for():
     (lambda: Llama(config())(some_ids(1, 65)), "65 64"),
     (lambda: Llama(config())(some_ids(1, 2), pos=torch.tensor([[63, 64]])),
      "65 64"),
-    (lambda: Llama(config())(some_ids(1, 2), cache=Cache([LayerCache() for _ in "abc"])), "3 2"),
+    (lambda: Llama(config())(
+        some_ids(1, 2), cache=Cache([LayerCache() for _ in "abc"])), "3 2"),
 ])
 def test_errors_name_what_was_given(make, said):
     words = "".join(f"(?=.*{re.escape(w)})" for w in said.split(" "))
@@ -411,7 +417,9 @@ def test_feeding_in_chunks_equals_feeding_whole():
     ids = some_ids(2, 9)
     whole = m(ids)
     for cuts in ((1,) * 9, (4, 5), (8, 1), (2, 1, 3, 3)):
-        cache, at, out = m.new_cache(2), 0, []
+        cache = m.new_cache(2)
+        at = 0
+        out = []
         for n in cuts:
             out.append(m(ids[:, at:at + n], cache=cache))
             at += n
@@ -424,7 +432,7 @@ def test_max_len_counts_positions_and_not_places():
     cache = m.new_cache(1)
     m(some_ids(1, 5), cache=cache)
     m(some_ids(1, 1), cache=cache)
-    with pytest.raises(ValueError, match="7.*6"):
+    with pytest.raises(ValueError, match=r"7.*6"):
         m(some_ids(1, 1), cache=cache)
     assert cache.k_pos.n == 6
     pos = torch.arange(8)[None] - 3
@@ -432,14 +440,15 @@ def test_max_len_counts_positions_and_not_places():
     cache = m.new_cache(1)
     m(some_ids(1, 8), pos=pos.clamp(min=-1), cache=cache)
     m(some_ids(1, 1), cache=cache)
-    with pytest.raises(ValueError, match="7.*6"):
+    with pytest.raises(ValueError, match=r"7.*6"):
         m(some_ids(1, 1), cache=cache)
     assert m(some_ids(2, 0), pos=torch.zeros(1, 0, dtype=torch.long)
              ).shape == (2, 0, 50)
 
 
 def test_a_mask_reaches_every_layer():
-    m, ids = model(std=0.3), some_ids(1, 6)
+    m = model(std=0.3)
+    ids = some_ids(1, 6)
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[3:, :3] = False  # a new document begins at 3
     mask = mask[None, None]
@@ -496,8 +505,10 @@ def test_every_norm_has_the_eps():
 
 def test_the_block_is_pre_norm_with_two_residuals():
     block = model(std=0.3, eps=0.1).blocks[0]
-    x, attention = randn(2, 5, 32), block.attention.part
-    w1, w2 = block.attention.norm.weight, block.feed_forward.norm.weight
+    x = randn(2, 5, 32)
+    attention = block.attention.part
+    w1 = block.attention.norm.weight
+    w2 = block.feed_forward.norm.weight
     y = x + attention(rms_norm(x, w1, 0.1))
     close(block(x), y + block.feed_forward.part(rms_norm(y, w2, 0.1)))
 
@@ -546,12 +557,14 @@ def test_first_weights():
 
 def test_training_and_eval_are_one_function():
     "There is no dropout in this model."
-    m, ids = model(), some_ids(2, 6)
+    m = model()
+    ids = some_ids(2, 6)
     assert torch.equal(m.train()(ids), m.eval()(ids))
 
 
 def test_integers_of_other_widths_are_ids_too():
-    m, ids = model(), some_ids(2, 6)
+    m = model()
+    ids = some_ids(2, 6)
     assert torch.equal(m(ids.int()), m(ids))
 
 
@@ -565,8 +578,10 @@ def test_integers_of_other_widths_are_ids_too():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype):
     m = model(Qwen3)
-    ids, reference = some_ids(2, 9), model(Qwen3)(some_ids(2, 9))
-    m, ids = m.to("cuda", dtype), ids.cuda()
+    ids = some_ids(2, 9)
+    reference = model(Qwen3)(some_ids(2, 9))
+    m = m.to("cuda", dtype)
+    ids = ids.cuda()
     close(m(ids).float().cpu(), reference,
           1e-4 if dtype == torch.float32 else 0.03)
     cache = m.new_cache(2)
@@ -600,7 +615,7 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
     kept = [r for r in read_record("modern") if r["seed"] == "0"]
     assert [r["variant"] for r in new] == [r["variant"] for r in kept]
     goal = int(new[0]["parameters"])
-    for short, long in zip(new, kept):
+    for short, long in zip(new, kept, strict=True):
         assert short.keys() == long.keys()
         for same in ("parameters", "d_ff"):
             assert short[same] == long[same]
@@ -624,8 +639,9 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
 
 
 def test_the_ends_of_the_record_are_the_models_of_the_book():
-    from tformer.gpt import GPT, GPTConfig
-    script, ids = modern(), some_ids(1, 20)
+    from tformer.gpt import GPT
+    script = modern()
+    ids = some_ids(1, 20)
     size = dict(vocab_size=256, d_model=96, n_layers=2, n_heads=4,
                 max_len=128)
     first = spread(script.Mixed())
@@ -651,12 +667,13 @@ def test_the_ends_of_the_record_are_the_models_of_the_book():
     llama_ = Llama(LlamaConfig(n_kv_heads=2, d_ff=width, **size))
     tensors = list(last.state_dict().values())
     assert len(tensors) == len(llama_.state_dict())
-    load_weights(llama_, dict(zip(llama_.state_dict(), tensors)))
+    load_weights(llama_, dict(zip(llama_.state_dict(), tensors, strict=True)))
     close(last(ids), llama_(ids))
 
 
 def test_the_record_is_whole():
-    rows, script = read_record("modern"), modern()
+    rows = read_record("modern")
+    script = modern()
     assert [(r["variant"], r["seed"]) for r in rows] == [
         (name, str(seed)) for name in script.VARIANTS for seed in range(5)]
     assert {r["steps"] for r in rows} == {str(script.STEPS)}

@@ -11,9 +11,19 @@ from torch.nn import functional as F
 from conftest import ROOT, run
 from helpers import plain_only
 from tformer import minimal
-from tformer.minimal import (Attention, Block, MiniGPT, evaluate, fit,
-                             next_id_loss, read_record, sample, to_ids,
-                             to_text, windows)
+from tformer.minimal import (
+    Attention,
+    Block,
+    MiniGPT,
+    evaluate,
+    fit,
+    next_id_loss,
+    read_record,
+    sample,
+    to_ids,
+    to_text,
+    windows,
+)
 
 
 @pytest.fixture
@@ -24,7 +34,8 @@ def model():
 
 def reference_attention(layer, x):
     "The same by PyTorch's own module, weights copied."
-    d, h = x.shape[-1], layer.n_heads
+    d = x.shape[-1]
+    h = layer.n_heads
     theirs = nn.MultiheadAttention(d, h, batch_first=True)
     theirs.load_state_dict({
         "in_proj_weight": layer.qkv_proj.weight,
@@ -40,7 +51,8 @@ def test_attention_equals_pytorch(causal):
     torch.manual_seed(1)
     layer = Attention(24, 3, causal)
     x = torch.randn(2, 7, 24, requires_grad=True)
-    ours, theirs = layer(x), reference_attention(layer, x)
+    ours = layer(x)
+    theirs = reference_attention(layer, x)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     g = torch.randn_like(ours)
     torch.testing.assert_close(
@@ -58,7 +70,8 @@ def test_block_equals_a_pre_norm_encoder_layer():
              "self_attn.out_proj.": "attention.o_proj.",
              "linear1.": "mlp.0.", "linear2.": "mlp.2.",
              "norm1.": "attention_norm.", "norm2.": "mlp_norm."}
-    state, mine = theirs.state_dict(), ours.state_dict()
+    state = theirs.state_dict()
+    mine = ours.state_dict()
     for key in state:
         for there, here in names.items():
             if key.startswith(there):
@@ -73,7 +86,8 @@ def test_no_output_moves_before_the_change(model, at):
     ids = torch.randint(50, (2, 12))
     other = ids.clone()
     other[:, at] = (other[:, at] + 1) % 50
-    before, after = model(ids), model(other)
+    before = model(ids)
+    after = model(other)
     assert torch.equal(before[:, :at], after[:, :at])
     assert (before[:, at:] != after[:, at:]).any(-1).all()
 
@@ -185,7 +199,7 @@ def test_the_ends_are_recorded_by_their_script(tmp_path):
         new = list(csv.DictReader(lines))
     kept = read_record("ends")
     assert [r["model"] for r in new] == [r["model"] for r in kept]
-    for short, long in zip(new, kept):
+    for short, long in zip(new, kept, strict=True):
         assert short.keys() == long.keys()
         for same in ("bytes_per_token", "context_bytes", "megabytes"):
             assert short[same] == long[same]
@@ -254,7 +268,7 @@ def test_the_ladder_follows_from_its_runs(rungs):
     assert {r["seed"] for r in e.runs} == {"0", "1", "2"}
     tour = [float(r["nats_per_byte"]) for r in read_record("parts")
             if r["variant"] == "all parts"]
-    assert rungs.RESULT == round(sum(tour) / 3, 3)
+    assert round(sum(tour) / 3, 3) == rungs.RESULT
 
 
 def test_where_a_curve_crosses(rungs):
@@ -268,7 +282,8 @@ def test_where_a_curve_crosses(rungs):
 def test_the_ladder_is_drawn():
     assert "tokens, steps" in minimal.ladder(2).svg
     assert "Muon" in minimal.ladder().svg
-    first, last = minimal.ladder_line(0).svg, minimal.ladder_line(99).svg
+    first = minimal.ladder_line(0).svg
+    last = minimal.ladder_line(99).svg
     assert "to come" in first and "to come" not in last
     with pytest.raises(ValueError, match="no row of chapter 3"):
         minimal.ladder(3)
@@ -297,7 +312,7 @@ def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
         new = list(csv.DictReader(lines))
     kept = [r for r in read_record("parts") if r["seed"] == "0"]
     assert [r["variant"] for r in new] == [r["variant"] for r in kept]
-    for short, long in zip(new, kept):
+    for short, long in zip(new, kept, strict=True):
         assert short.keys() == long.keys()
         for same in ("parameters", "lr"):
             assert short[same] == long[same]

@@ -1,5 +1,6 @@
 """Blanks, guesses, labels and writing of a masked language model."""
 import csv
+import itertools
 import math
 import random
 import sys
@@ -16,13 +17,27 @@ from torch.nn import functional as F
 from conftest import ROOT, run
 from helpers import plain_only, spread
 from tformer import stories
-from tformer.bert import (
-    BertClassifier, BertConfig, BertMaskedLM, BertTagger, bert_name)
+from tformer.bert import BertClassifier, BertConfig, BertMaskedLM, BertTagger, bert_name
 from tformer.minimal import read_record
 from tformer.mlm import (
-    SPECIAL, WORDS, Blanks, Marks, Neighbors, Texts, broken_story,
-    encode_rows, encoded, fill, label_loss, mask_tokens, on_top,
-    sentence_pairs, told_before, unmask, write)
+    SPECIAL,
+    WORDS,
+    Blanks,
+    Marks,
+    Neighbors,
+    Texts,
+    broken_story,
+    encode_rows,
+    encoded,
+    fill,
+    label_loss,
+    mask_tokens,
+    on_top,
+    sentence_pairs,
+    told_before,
+    unmask,
+    write,
+)
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.trained import Trained, judge, load
 
@@ -62,14 +77,16 @@ def hide(ids, seed=0, **how):
 def test_the_shares_pass_a_chi_square_test():
     ids = ids_of(400)
     shown, labels = hide(ids)
-    chosen, blank, same = labels != -100, shown == 99, shown == ids
+    chosen = labels != -100
+    blank = shown == 99
+    same = shown == ids
     counts = [(~chosen).sum(), (chosen & blank).sum(),
               (chosen & ~blank & ~same).sum(), (chosen & same).sum()]
     hit = 1 / len(DRAWS)
     want = [0.85, 0.12, 0.015 * (1 - hit), 0.015 * (1 + hit)]
     total = ids.numel()
     assert sum((n.item() - p * total) ** 2 / (p * total)
-               for n, p in zip(counts, want)) < 16.3
+               for n, p in zip(counts, want, strict=True)) < 16.3
 
 
 def test_what_is_drawn_is_even_and_from_the_given_words():
@@ -86,7 +103,8 @@ def test_what_is_drawn_is_even_and_from_the_given_words():
        st.floats(0, 1))
 def test_labels_tell_what_stood_there(seed, rate, blank, rest):
     ids = ids_of(3, 17, seed)
-    ids[:, 0], ids[1, 9:] = 98, 0
+    ids[:, 0] = 98
+    ids[1, 9:] = 0
     shown, labels = hide(ids, seed, rate=rate, blank=blank,
                          swap=rest * (1 - blank))
     chosen = labels != -100
@@ -102,7 +120,7 @@ def test_as_many_as_the_collator_of_transformers_chooses():
     from tokenizers import Tokenizer as Theirs
     from tokenizers.models import WordLevel
     names = {f"w{i}": i for i in range(100)}
-    for name, i in zip(SPECIAL, (0, 97, 98, 99)):
+    for name, i in zip(SPECIAL, (0, 97, 98, 99), strict=True):
         names[name] = names.pop(f"w{i}")
     peer = Peer(tokenizer_object=Theirs(WordLevel(names, "[PAD]")),
                 **{f"{kind}_token": f"[{kind.upper()}]"
@@ -117,9 +135,9 @@ def test_as_many_as_the_collator_of_transformers_chooses():
         counts.append([(~chosen).sum().item(),
                        (chosen & (shown == 99)).sum().item(),
                        (chosen & (shown != 99)).sum().item()])
-    mean = [(a + b) / 2 for a, b in zip(*counts)]
+    mean = [(a + b) / 2 for a, b in zip(*counts, strict=True)]
     assert sum((n - m) ** 2 / m for row in counts
-               for n, m in zip(row, mean)) < 13.8
+               for n, m in zip(row, mean, strict=True)) < 13.8
 
 
 def test_each_row_may_have_its_own_rate():
@@ -149,7 +167,8 @@ def test_blanks_are_drawn_anew_and_can_be_drawn_again():
     rows = encode_rows(TOKENIZER, TEXTS[:20])
     for dynamic in (True, False):
         loader = Blanks(rows, TOKENIZER, batch=20, dynamic=dynamic, seed=3)
-        first, second = loader.batch_at(0), loader.batch_at(1)
+        first = loader.batch_at(0)
+        second = loader.batch_at(1)
         assert torch.equal(first.labels, second.labels) != dynamic
         again = Blanks(rows, TOKENIZER, batch=20, dynamic=dynamic, seed=3)
         assert torch.equal(again.batch_at(1).ids, second.ids)
@@ -169,14 +188,14 @@ def test_a_rate_of_none_is_masked_diffusion():
 
 def test_a_training_on_blanks_goes_on_where_it_was(model):
     rows = encode_rows(TOKENIZER, TEXTS[:40])
-    whole = [b for _, b in zip(range(9), Blanks(rows, TOKENIZER, batch=8))]
+    whole = [b for _, b in zip(range(9), Blanks(rows, TOKENIZER, batch=8), strict=True)]
     first, again = (Blanks(rows, TOKENIZER, batch=8) for _ in range(2))
-    taken = [b for _, b in zip(range(4), first)]
+    taken = [b for _, b in zip(range(4), first, strict=True)]
     again.load_state_dict(first.state_dict())
-    taken += [b for _, b in zip(range(5), again)]
+    taken += [b for _, b in zip(range(5), again, strict=True)]
     for a, b in zip(whole, taken, strict=True):
         assert a.segments is b.segments is None
-        assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3]))
+        assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
     other = Blanks(rows, TOKENIZER, batch=8, rates=(0.4,))
     with pytest.raises(ValueError, match="rates"):
         other.load_state_dict(first.state_dict())
@@ -202,7 +221,7 @@ def test_seeds_draw_other_blanks_and_another_order():
         batch = loader.batch_at(0)
         chosen = batch.labels != -100
         ids = torch.where(chosen, batch.labels, batch.ids).tolist()
-        hidden.append(dict(zip(map(tuple, ids), chosen.tolist())))
+        hidden.append(dict(zip(map(tuple, ids), chosen.tolist(), strict=True)))
     same = {*hidden[0]} & {*hidden[1]}
     assert same and all(hidden[0][row] != hidden[1][row] for row in same)
     orders = [[loader.order[k] for k in range(30)] for loader in (
@@ -219,7 +238,8 @@ def test_no_special_token_is_drawn_or_hidden():
 
 def test_no_batch_of_blanks_is_without_one():
     rows = encode_rows(TOKENIZER, ["Tom was sad."])
-    loader, places = Blanks(rows, TOKENIZER, batch=1), Counter()
+    loader = Blanks(rows, TOKENIZER, batch=1)
+    places = Counter()
     for k in range(200):
         batch = loader.batch_at(k)
         assert batch.count >= 1
@@ -302,12 +322,12 @@ def test_labels_of_texts_and_of_tokens():
 
 
 def test_the_loss_of_two_pairs_is_that_of_each(model):
-    firsts, seconds = ["Tom was sad.", "Mia had a red ball."], [
-        "He wanted to play with the toy.", "She smiled."]
+    firsts = ["Tom was sad.", "Mia had a red ball."]
+    seconds = ["He wanted to play with the toy.", "She smiled."]
     rows = encode_rows(TOKENIZER, firsts, seconds)
     marks = [[-100, *[7] * (len(row) - 2), -100] for row in rows]
     both = encoded(rows, TOKENIZER, marks)
-    each = [encoded([row], TOKENIZER, [m]) for row, m in zip(rows, marks)]
+    each = [encoded([row], TOKENIZER, [m]) for row, m in zip(rows, marks, strict=True)]
     assert (both.segments[both.pos < 0] == 0).all()
     want = sum(label_loss(model, one) * one.count for one in each)
     assert abs(label_loss(model, both) - want / both.count) < 1e-5
@@ -356,7 +376,7 @@ def test_texts_come_by_length_and_all_of_them(made):
                    batch=8)
     lengths = [[len(rows[i]) for i in group] for group in loader.groups]
     assert len({*map(len, rows)}) > 5
-    for short, long in zip(lengths, lengths[1:]):
+    for short, long in itertools.pairwise(lengths):
         assert max(short) <= min(long)
     seen = []
     for k in range(len(loader.groups)):
@@ -364,7 +384,7 @@ def test_texts_come_by_length_and_all_of_them(made):
         seen += [[i for i in row if i != AT.pad] for row in
                  batch.ids.tolist()]
         for row, label in zip(seen[-len(batch.ids):],
-                              batch.labels.tolist()):
+                              batch.labels.tolist(), strict=True):
             assert rows.index(row) % 3 == label
     assert sorted(seen) == sorted(rows)
 
@@ -377,9 +397,11 @@ def test_neighbors_count_as_brute_force_does(left, right):
     rows = [[90, *dice.choices(range(6), k=9), 91] for _ in range(60)]
     count = Neighbors(rows, left, right)
     for row in rows[:20]:
-        i, among = dice.randrange(1, 10), {*dice.sample(range(6), 4)}
+        i = dice.randrange(1, 10)
+        among = {*dice.sample(range(6), 4)}
         for n in range(max(left, right), -1, -1):
-            a, b = min(left, n), min(right, n)
+            a = min(left, n)
+            b = min(right, n)
             found = Counter(
                 other[j] for other in rows for j in range(1, 10)
                 if other[max(0, j - a):j] == row[max(0, i - a):i]
@@ -413,7 +435,7 @@ def test_guesses_are_the_best_of_all_words(trained):
     ids = torch.tensor([row])
     p = trained.model(ids)[0]
     p[:, list(AT)] = -math.inf
-    for guesses, i in zip(found, (ids[0] == AT.mask).nonzero()[:, 0]):
+    for guesses, i in zip(found, (ids[0] == AT.mask).nonzero()[:, 0], strict=True):
         order = p[i].argsort(descending=True)[:3].tolist()
         assert [g.word for g in guesses] == [
             TOKENIZER.decode([n]).strip() for n in order]
@@ -435,7 +457,9 @@ class Recorder(torch.nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.max_len, self.seen = inner, 128, []
+        self.inner = inner
+        self.max_len = 128
+        self.seen = []
 
     def forward(self, ids, **how):
         self.seen.append((self.training, torch.is_grad_enabled()))
@@ -491,7 +515,7 @@ def test_a_broken_story_has_the_same_words_and_a_fault():
         assert [p for v in judge(broken) for p in v.problems]
         assert all(map(stories.read, stories.sentences(broken)))
     kinds = [{kind for kind, words in WORDS.items()
-              for a, b in zip(_words(whole), _words(broken))
+              for a, b in zip(_words(whole), _words(broken), strict=True)
               if a != b and a in words} for whole, broken in pairs]
     assert {"name"} in kinds and {"place"} in kinds
 
@@ -504,18 +528,18 @@ def test_half_of_the_pairs_follow():
     first, second, labels = sentence_pairs(TEXTS, seed=1)
     follows = {(a, b) for t in TEXTS
                for a, b in zip(stories.sentences(t),
-                               stories.sentences(t)[1:])}
-    for a, b, label in zip(first, second, labels):
+                               stories.sentences(t)[1:], strict=True)}
+    for a, b, label in zip(first, second, labels, strict=True):
         assert label == 1 or (a, b) in follows
     assert 0.4 < sum(labels) / len(labels) < 0.6
     lines = [stories.sentences(t) for t in TEXTS]
-    others = [b in own for b, own, label in zip(second, lines, labels)
+    others = [b in own for b, own, label in zip(second, lines, labels, strict=True)
               if label]
     assert sum(others) < 0.1 * len(others)
-    starts = [own.index(a) for a, own in zip(first, lines)]
+    starts = [own.index(a) for a, own in zip(first, lines, strict=True)]
     assert len({*starts}) > 5
     first, second, labels = sentence_pairs(TEXTS, seed=1, hard=True)
-    for a, b, label in zip(first, second, labels):
+    for a, b, label in zip(first, second, labels, strict=True):
         assert ((b, a) if label else (a, b)) in follows
 
 
@@ -534,7 +558,7 @@ def test_each_pass_writes_its_share(model, order, steps):
     assert torch.equal(ids[given], batch.ids[given])
     assert not torch.isin(ids[~given], torch.tensor(AT)).any()
     assert torch.equal(when == 0, given)
-    for row, many in zip(when, (11, 7)):
+    for row, many in zip(when, (11, 7), strict=True):
         for n in range(1, steps + 1):
             left = int((row > n).sum())
             assert left == many * (steps - n) // steps
@@ -593,7 +617,7 @@ def test_a_pair_is_written_as_if_alone(model):
     how = dict(mask=AT.mask, never=AT, steps=5, order="left",
                temperature=1e-6)
     both = unmask(model, encoded(seen, TOKENIZER), **how).ids
-    for row, got in zip(seen, both):
+    for row, got in zip(seen, both, strict=True):
         alone = unmask(model, encoded([row], TOKENIZER), **how).ids[0]
         assert torch.equal(got[:len(row)], alone)
         ids = torch.tensor([row])       # and as the plain loop

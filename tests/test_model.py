@@ -16,13 +16,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from helpers import (
-    close, equal_models, needs_cuda, padded, plain_only, randn, spread)
+from helpers import close, equal_models, needs_cuda, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, rows
-from tformer.llama import Llama, LlamaConfig, Qwen3, grouped
+from tformer.llama import Llama, Qwen3, grouped
 from tformer.model import (
-    CONFIG, WEIGHTS, Model, ModelConfig, describe, from_attention_mask,
-    load_model, load_weights, read_tensors, save_model)
+    CONFIG,
+    WEIGHTS,
+    Model,
+    ModelConfig,
+    describe,
+    from_attention_mask,
+    load_model,
+    load_weights,
+    read_tensors,
+    save_model,
+)
 from tformer.rows import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
@@ -80,7 +88,7 @@ def test_a_field_that_cannot_be_is_refused_by_name(row, field, value):
     with pytest.raises(ValueError, match=rf"{field} must be .*"
                        + re.escape(f"got {value!r}")):
         row.change(**{field: value})
-    with pytest.raises(ValueError, match="d_model 18 .* n_heads 4"):
+    with pytest.raises(ValueError, match=r"d_model 18 .* n_heads 4"):
         row.change(d_model=18, **(
             {"d_head": None} if "d_head" in row.config.to_dict() else {}))
 
@@ -150,7 +158,8 @@ def test_ids_without_a_batch_are_refused(row):
 
 @every
 def test_ids_outside_of_the_vocabulary_are_refused(row):
-    model, ids = row.make(), row.ids(1, 5)
+    model = row.make()
+    ids = row.ids(1, 5)
     ids[0, 3] = VOCAB
     with pytest.raises(ValueError, match=f"id {VOCAB} .*{VOCAB}"):
         row.run(model, ids)
@@ -158,8 +167,8 @@ def test_ids_outside_of_the_vocabulary_are_refused(row):
 
 @every
 def test_more_tokens_than_max_len_are_refused(row):
-    model, too_many = row.make(), (
-        f"{MAX_LEN + 1} tokens.*max_len.* {MAX_LEN}")
+    model = row.make()
+    too_many = f"{MAX_LEN + 1} tokens.*max_len.* {MAX_LEN}"
     row.run(model, row.ids(1, MAX_LEN))
     for call in (lambda: row.run(model, row.ids(1, MAX_LEN + 1)),
                  lambda: row.run(model, row.ids(1, 2), pos=torch.tensor(
@@ -178,7 +187,8 @@ def test_more_tokens_than_max_len_are_refused(row):
 @causal
 @pytest.mark.parametrize("pad", [0, 3])
 def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
-    model, cache = row.make(), row.make().new_cache(2)
+    model = row.make()
+    cache = row.make().new_cache(2)
     pos = torch.stack([torch.arange(MAX_LEN - 1 + pad) - pad,
                        torch.arange(MAX_LEN - 1 + pad) - pad - 2])
     given = dict(pos=pos.clamp(min=-1)) if pad else {}
@@ -208,7 +218,8 @@ def test_positions_of_other_tokens_are_refused(row):
 
 @causal
 def test_a_cache_of_another_model_is_refused_and_left_alone(row):
-    model, ids = row.make(), row.ids()
+    model = row.make()
+    ids = row.ids()
     for n in (1, 3):
         cache = row.make(n_layers=n).new_cache(3)
         with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
@@ -219,9 +230,10 @@ def test_a_cache_of_another_model_is_refused_and_left_alone(row):
 
 @every
 def test_a_mask_of_zeros_and_ones_is_refused_as_positions(row):
-    model, keep = row.make(), (padded() >= 0).long()
+    model = row.make()
+    keep = (padded() >= 0).long()
     for pos in (keep, keep[1:], torch.ones(1, 12).long()):
-        with pytest.raises(ValueError, match="0/1 mask.*from_attention_m"):
+        with pytest.raises(ValueError, match=r"0/1 mask.*from_attention_m"):
             row.run(model, row.ids(len(pos)), pos=pos)
         if row.causal:
             with pytest.raises(ValueError, match="0/1 mask"):
@@ -232,7 +244,9 @@ def test_a_mask_of_zeros_and_ones_is_refused_as_positions(row):
 
 @every
 def test_positions_made_of_a_mask_make_rows_equal_rows_alone(row):
-    model, ids, keep = row.make(), row.ids(), padded() >= 0
+    model = row.make()
+    ids = row.ids()
+    keep = padded() >= 0
     for mask in (keep, keep.long(), keep.int()):
         pos = from_attention_mask(mask)
         assert torch.equal(pos, padded())
@@ -271,14 +285,17 @@ def test_a_model_prints_its_sizes(row):
 
 @causal
 def test_hidden_and_the_head_are_forward(row):
-    model, ids, pos = row.make(), row.ids(), padded()
+    model = row.make()
+    ids = row.ids()
+    pos = padded()
     mask = torch.rand(3, 1, 12, 12) > 0.3
     for how in ({}, dict(pos=pos), dict(pos=pos, mask=mask)):
         vectors = row.run(model, ids, via="hidden", **how)
         assert vectors.shape == (3, 12, 16)
         assert torch.equal(model.lm_head(vectors),
                            row.run(model, ids, **how))
-    cache, other = model.new_cache(3), model.new_cache(3)
+    cache = model.new_cache(3)
+    other = model.new_cache(3)
     for part in ids.split(4, 1):
         assert torch.equal(
             model.lm_head(row.run(model, part, via="hidden", cache=cache)),
@@ -290,7 +307,8 @@ def test_hidden_and_the_head_are_forward(row):
 
 def fed(row, model, ids, pos, sizes, cache, start=0):
     "Logits of a text in parts; padding is named, the rest continues."
-    parts, at = [], start
+    parts = []
+    at = start
     for n in sizes:
         now = slice(at, at + n)
         given = pos[:, now] if (pos[:, now] < 0).any() else None
@@ -303,10 +321,12 @@ def fed(row, model, ids, pos, sizes, cache, start=0):
 @pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 1, 5], [8, 4]])
 @pytest.mark.parametrize("grad", [True, False])
 def test_cached_equals_uncached(row, sizes, grad):
-    model, ids = row.make(), row.ids()
+    model = row.make()
+    ids = row.ids()
     with torch.set_grad_enabled(grad):
         for pos in (padded(), padded(1).expand(3, -1)):
-            live, cache = pos >= 0, model.new_cache(3)
+            live = pos >= 0
+            cache = model.new_cache(3)
             whole = row.run(model, ids, pos=pos)
             found = fed(row, model, ids, pos, sizes, cache)
             close(found[live], whole[live])
@@ -319,8 +339,11 @@ def test_cached_equals_uncached(row, sizes, grad):
 
 @causal
 def test_a_cache_whose_rows_are_selected_goes_on(row):
-    model, ids, pos = row.make(), row.ids(), padded()
-    cache, order = model.new_cache(3), torch.tensor([1, 0, 1, 2])
+    model = row.make()
+    ids = row.ids()
+    pos = padded()
+    cache = model.new_cache(3)
+    order = torch.tensor([1, 0, 1, 2])
     fed(row, model, ids, pos, [8], cache)
     cache.select(order)
     found = fed(row, model, ids[order], pos[order], [1, 3], cache, 8)
@@ -332,7 +355,8 @@ def test_a_cache_whose_rows_are_selected_goes_on(row):
 @causal
 @pytest.mark.parametrize("n", [5, torch.tensor([3, 5, 8])])
 def test_a_cache_that_is_cropped_goes_on(row, n):
-    model, ids = row.make(), row.ids()
+    model = row.make()
+    ids = row.ids()
     pos = padded(2)[[0, 1, 0]]
     cache = model.new_cache(3)
     fed(row, model, ids, pos, [7, 5], cache)
@@ -367,7 +391,8 @@ def narrow(model, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "mixed",
                                    torch.float64])
 def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path):
-    model, folder = narrow(row.make(), dtype), tmp_path / "new" / "folder"
+    model = narrow(row.make(), dtype)
+    folder = tmp_path / "new" / "folder"
     model.train()
     before = copy.deepcopy(model.state_dict())
     model.save(folder)
@@ -455,7 +480,8 @@ def cut(patch, what, n):
         patch.setattr("tformer.model.save_file", half)
         return
     owner, name = (Path, what) if what == "write_text" else (os, what)
-    real, calls = getattr(owner, name), []
+    real = getattr(owner, name)
+    calls = []
 
     def broken(*args, **kwargs):
         calls.append(1)
@@ -481,7 +507,8 @@ CHANGES = {"other weights": dict(std=0.2), "other numbers": dict(eps=0.01),
     ("replace", 2, "new", "other numbers"), ("replace", 2, "new", "other shapes")])
 def test_an_interrupted_save_leaves_the_old_model_or_the_new(
         row, change, what, n, wins, tmp_path, monkeypatch):
-    old, new = row.make(), row.make(**CHANGES[change])
+    old = row.make()
+    new = row.make(**CHANGES[change])
     old.save(tmp_path)
     for killed in (False, True, False):  # three times, never repaired
         with monkeypatch.context() as patch:
@@ -490,7 +517,8 @@ def test_an_interrupted_save_leaves_the_old_model_or_the_new(
                 patch.setattr(Path, "unlink", lambda *a, **k: None)
             with pytest.raises(Cut):
                 new.save(tmp_path)
-        again, right = row.cls.load(tmp_path), old if wins == "old" else new
+        again = row.cls.load(tmp_path)
+        right = old if wins == "old" else new
         assert again.config == right.config and equal_models(again, right)
         assert len(os.listdir(tmp_path)) == 2 or killed
     new.save(tmp_path)
@@ -500,7 +528,8 @@ def test_an_interrupted_save_leaves_the_old_model_or_the_new(
 
 def test_there_are_two_renames(tmp_path, monkeypatch):
     "So that the test above has interrupted all of them."
-    renames, real = [], os.replace
+    renames = []
+    real = os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (
         renames.append(Path(b).name), real(a, b)))
     OF["GPT"].make().save(tmp_path)
@@ -637,7 +666,8 @@ def test_weights_that_do_not_fit_are_listed(row, tmp_path):
 
 def test_all_misfits_are_listed_and_nothing_is_changed():
     row = OF["Seq2Seq"]
-    model, tensors = row.make(), dict(row.make(0.2).state_dict())
+    model = row.make()
+    tensors = dict(row.make(0.2).state_dict())
     before = copy.deepcopy(model.state_dict())
     del tensors["blocks.0.attention.norm.bias"]
     del tensors["embed.weight"], tensors["lm_head.weight"]
@@ -660,7 +690,8 @@ def test_all_misfits_are_listed_and_nothing_is_changed():
 @every
 def test_a_shared_tensor_may_come_under_any_of_its_names(row):
     source = row.make(0.2)
-    full, tied = source.state_dict(), shared(source)
+    full = source.state_dict()
+    tied = shared(source)
     first, *others = tied[0] if tied else (None,)
     for gone in ((), (first,), others):
         model = row.make()
@@ -676,7 +707,8 @@ def test_a_shared_tensor_may_come_under_any_of_its_names(row):
 
 def test_loading_weights_keeps_the_type_of_the_model():
     row = OF["GPT"]
-    model, source = row.make().bfloat16(), row.make(0.2)
+    model = row.make().bfloat16()
+    source = row.make(0.2)
     load_weights(model, source.state_dict())
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert torch.equal(model.embed.weight, source.embed.weight.bfloat16())
@@ -693,7 +725,8 @@ class Odd(nn.Module):
 
     def __init__(self, config, extra=None):
         super().__init__()
-        self.config, self.extra = config, extra
+        self.config = config
+        self.extra = extra
         self.a = nn.Linear(config.d, config.d, bias=False)
         self.b = nn.Linear(config.d, config.d, bias=False)
         self.b.weight = self.a.weight
@@ -755,7 +788,8 @@ def test_a_table_of_someone_else_survives(tmp_path):
 
         def __init__(self, config):
             super().__init__(config)
-            self.waves, self.lm_head = Waves(), nn.Linear(4, 4)
+            self.waves = Waves()
+            self.lm_head = nn.Linear(4, 4)
 
     @dataclass(frozen=True, kw_only=True, repr=False)
     class WavyConfig(OddConfig):
@@ -822,11 +856,12 @@ def test_tables_stay_tied_when_weights_are_assigned(name):
 
 def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
     row = OF["Llama"]
-    config, normed = row.config, grouped(row.config, qk_norm=True)
+    config = row.config
+    normed = grouped(row.config, qk_norm=True)
     model = spread(Llama(config, normed), 0.3)
     model.save(tmp_path)
-    with pytest.raises(ValueError, match="holds a Llama with attention "
-                       "SelfAttention.*q_norm.*give attention="):
+    with pytest.raises(ValueError, match=r"holds a Llama with attention "
+                       r"SelfAttention.*q_norm.*give attention="):
         Llama.load(tmp_path)
     again = Llama.load(tmp_path, attention=normed)
     assert torch.equal(again(row.ids()), model(row.ids()))
@@ -853,8 +888,8 @@ def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
     if change == dict(n_kv_heads=None):
         assert equal_models(Llama.load(tmp_path), model)
         return
-    with pytest.raises(ValueError, match="(?s)with attention .*, but what "
-                       "was made has .*give attention="):
+    with pytest.raises(ValueError, match=r"(?s)with attention .*, but what "
+                       r"was made has .*give attention="):
         Llama.load(tmp_path)
     again = Llama.load(tmp_path, attention=grouped(other))
     ids = OF["Llama"].ids()
@@ -884,7 +919,9 @@ def test_layers_that_differ_are_described_one_by_one(tmp_path):
 @every
 @pytest.mark.parametrize("where", ["moved", "born", "loaded"])
 def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
-    model, ids, pos = row.make(), row.ids(), padded()
+    model = row.make()
+    ids = row.ids()
+    pos = padded()
     right = row.run(model, ids, pos=pos)
     if where == "born":
         with torch.device("cuda"):
@@ -898,7 +935,8 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
     if not row.source:  # whose sources are drawn here
         found = row.run(there, ids.cuda(), pos=pos.cuda()).cpu()
         if found.ndim == 3:
-            found, right = found[pos >= 0], right[pos >= 0]
+            found = found[pos >= 0]
+            right = right[pos >= 0]
         close(found, right, 1e-4)
     there.save(tmp_path)
     assert equal_models(row.cls.load(tmp_path), model)
@@ -909,7 +947,9 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
 @plain_only
 @rows(usual=FAMILIES)
 def test_it_compiles_as_one_graph(row):
-    model, ids, pos = row.make(n_layers=1), row.ids(2), padded(2)
+    model = row.make(n_layers=1)
+    ids = row.ids(2)
+    pos = padded(2)
     torch._dynamo.reset()  # it limits the graphs of one function
     how = dict(fullgraph=True, backend="eager")
     fast = torch.compile(model, **how)
@@ -918,7 +958,8 @@ def test_it_compiles_as_one_graph(row):
             close(row.run(fast, some), row.run(model, some))
         found, right = (row.run(m, ids, pos=pos) for m in (fast, model))
         if found.ndim == 3:
-            found, right = found[pos >= 0], right[pos >= 0]
+            found = found[pos >= 0]
+            right = right[pos >= 0]
         close(found, right)
         if row.source:
             close(torch.compile(model.encode, **how)(ids, pos >= 0),
@@ -934,7 +975,9 @@ def test_it_compiles_as_one_graph(row):
 @plain_only
 def test_it_compiles_to_code():
     row = OF["Llama, grouped, tied, scaled"]
-    model, ids, pos = row.make(n_layers=1), row.ids(2, 8), padded(2, 8)
+    model = row.make(n_layers=1)
+    ids = row.ids(2, 8)
+    pos = padded(2, 8)
     torch._dynamo.reset()
     fast = torch.compile(model, fullgraph=True, backend="inductor")
     with torch.no_grad():

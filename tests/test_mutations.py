@@ -70,7 +70,9 @@ class Log:
     "What the tests did: the plugin of a fork."
 
     def __init__(self):
-        self.passed, self.failed, self.broken = [], [], []
+        self.passed = []
+        self.failed = []
+        self.broken = []
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -110,7 +112,8 @@ def run_tests(folder, tests, fast):
 
 def fork(task):
     "The result of one task, computed by a child that then ends."
-    answer, output = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    answer = tempfile.TemporaryFile()   # noqa: SIM115, parent and child close it
+    output = tempfile.TemporaryFile()   # noqa: SIM115
     child = os.fork()
     if child == 0:
         signal.alarm(LIMIT)

@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from conftest import ROOT
-
 from tformer.attend import attend, causal_mask, padding_mask
 
 PAGE = ROOT / "book" / "notation.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
-B, H, T, D = 3, 2, 6, 4
+B = 3
+H = 2
+T = 6
+D = 4
 
 
 def blocks():
@@ -69,7 +71,8 @@ def test_multihead_attention_agrees(page, seed):
     mha = torch.nn.MultiheadAttention(H * D, H, bias=False, batch_first=True)
     q, k, v = (a.unflatten(-1, (H, D)).transpose(1, 2)
                for a in (x @ mha.in_proj_weight.T).chunk(3, -1))
-    keys, order = padding_mask(pos), causal_mask(pos, pos)
+    keys = padding_mask(pos)
+    order = causal_mask(pos, pos)
     for mask, kwargs in (
             (keys, {"key_padding_mask": page["to_key_padding_mask"](pos)}),
             (keys & order,

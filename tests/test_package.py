@@ -8,10 +8,10 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
-import course       # book/_ext, where the conftest of the root looks
 import pytest
 from packaging.requirements import Requirement
 
+import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT, run
 
 
@@ -67,12 +67,13 @@ def readme_snippets():
     shown = re.findall(r"```text\n(.*?)```", text, re.S)
     assert blocks and len(blocks) == len(shown), \
         "the README shows no Python, or not its output"
-    return zip(blocks, shown)
+    return zip(blocks, shown, strict=True)
 
 
 def needed(requires, extras):
     "The installed distributions that these requirements lead to."
-    found, left = {}, [(line, extras) for line in requires]
+    found = {}
+    left = [(line, extras) for line in requires]
     while left:
         line, extras = left.pop()
         asked = Requirement(line)

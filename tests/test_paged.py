@@ -7,14 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import close, needs_cuda, plain_only, randn, spread
-from models import (
-    MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces)
+from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer.attention import Cache, LayerCache, SelfAttention
 from tformer.generate import generate
 from tformer.layers import RMSNorm
 from tformer.paged import (
-    BlockPool, NoBlocks, PagedCache, PagedLayer, Tables, block_keys,
-    paged_cache)
+    BlockPool,
+    NoBlocks,
+    PagedCache,
+    PagedLayer,
+    Tables,
+    block_keys,
+    paged_cache,
+)
 from tformer.rotary import ALiBi, Rotary, T5Bias
 
 torch.set_num_threads(1)
@@ -39,7 +44,8 @@ def consistent(pool, *tables):
 @in_pieces
 @torch.no_grad()
 def test_logits_of_every_decoder(row, sizes, pos):
-    model, ids = row.make(), row.ids(3, 12)
+    model = row.make()
+    ids = row.ids(3, 12)
     pool = BlockPool(9, 4)
     cache = paged_cache(model, pool, 3)
     found = pieces(row, model, ids, cache, sizes, pos)
@@ -66,7 +72,8 @@ def attentions():
     pytest.param(a, id=name) for name, a in attentions()])
 @torch.no_grad()
 def test_every_attention_of_the_course(attention):
-    x, attention = randn(3, 12, 16), spread(attention, 0.5)
+    x = randn(3, 12, 16)
+    attention = spread(attention, 0.5)
     whole = attention(x, pos=RAGGED)
     pool = BlockPool(13, 3)
     tables = Tables(pool, [[], [], []])
@@ -81,11 +88,13 @@ def test_every_attention_of_the_course(attention):
 @torch.no_grad()
 def test_verbs_of_every_decoder(row):
     "Side by side with a growing cache: select, crop, put, and on."
-    model, ids, pool = row.make(), row.ids(3, 12), BlockPool(40, 2)
+    model = row.make()
+    ids = row.ids(3, 12)
+    pool = BlockPool(40, 2)
     pair = paged_cache(model, pool, 3), model.new_cache(3)
     guests = paged_cache(model, pool, 2), model.new_cache(2)
     found = []
-    for cache, guest in zip(pair, guests):
+    for cache, guest in zip(pair, guests, strict=True):
         row.run(model, row.ids(2, 7, seed=4), cache=guest)
         out = [row.run(model, ids[:, :8], pos=RAGGED[:, :8], cache=cache)[
             RAGGED[:, :8] >= 0]]
@@ -98,7 +107,7 @@ def test_verbs_of_every_decoder(row):
             act()
             out.append(row.run(model, ids[:, i:i + 2], cache=cache))
         found.append(out)
-    for ours, theirs in zip(*found):
+    for ours, theirs in zip(*found, strict=True):
         close(ours, theirs)
     assert pair[0].n_seen.tolist() == pair[1].n_seen.tolist()
     consistent(pool, pair[0].tables, guests[0].tables)
@@ -106,7 +115,8 @@ def test_verbs_of_every_decoder(row):
 
 @causal
 def test_generate_writes_the_same(row):
-    model, more = row.make().double().requires_grad_(False), {}
+    model = row.make().double().requires_grad_(False)
+    more = {}
     if row.source:
         with torch.no_grad():
             more = dict(memory=model.encode(row.ids(3, 7)))
@@ -116,7 +126,7 @@ def test_generate_writes_the_same(row):
     cache = paged_cache(model, pool, 3)
     how = dict(max_new=14, stop=stop, **more)
     for ours, theirs in zip(generate(model, prompts, cache=cache, **how),
-                            generate(model, prompts, **how)):
+                            generate(model, prompts, **how), strict=True):
         assert (ours.ids, ours.stopped) == (theirs.ids, theirs.stopped)
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-9)
     consistent(pool, cache.tables)
@@ -124,8 +134,10 @@ def test_generate_writes_the_same(row):
 
 def grown(n=7, batch=1, blocks=8, size=3):
     "A cache that holds a text in each row, and what it was given."
-    model, pool = GPT_ROW.make().double(), BlockPool(blocks, size)
-    cache, ids = paged_cache(model, pool, batch), GPT_ROW.ids(batch, n)
+    model = GPT_ROW.make().double()
+    pool = BlockPool(blocks, size)
+    cache = paged_cache(model, pool, batch)
+    ids = GPT_ROW.ids(batch, n)
     with torch.no_grad():
         model(ids, cache=cache)
     return model, pool, cache, ids
@@ -245,7 +257,7 @@ def test_a_short_table_is_filled_up_with_a_block_of_nobody():
 @plain_only
 @torch.no_grad()
 def test_bytes_are_those_of_the_blocks():
-    model, pool, cache, ids = grown(7, 2)
+    model, pool, cache, _ids = grown(7, 2)
     c = model.config
     block = 2 * c.n_layers * c.d_model * 8 * pool.size
     assert cache.nbytes == 6 * block
@@ -257,7 +269,8 @@ def test_bytes_are_those_of_the_blocks():
 @torch.no_grad()
 def test_a_model_that_refuses_leaves_all_as_it_was():
     model, pool, cache, ids = grown(5, 2)
-    held, lengths = copy.deepcopy(pool.held), cache.lengths
+    held = copy.deepcopy(pool.held)
+    lengths = cache.lengths
     block = model.blocks[1]
     model.blocks[1] = torch.nn.Linear(1, 1)
     with pytest.raises(TypeError):
@@ -272,13 +285,14 @@ def test_a_model_that_refuses_leaves_all_as_it_was():
 
 def test_inference_mode_and_gradients():
     model = GPT_ROW.make()
-    cache, ids = paged_cache(model, BlockPool(4, 4), 1), GPT_ROW.ids(1, 6)
+    cache = paged_cache(model, BlockPool(4, 4), 1)
+    ids = GPT_ROW.ids(1, 6)
     with torch.inference_mode():
         model(ids[:, :3], cache=cache)
     with torch.no_grad():
         found = model(ids[:, 3:], cache=cache)
         close(found, model(ids)[:, 3:])
-    with pytest.raises(ValueError, match="keeps no gradients.*no_grad"):
+    with pytest.raises(ValueError, match=r"keeps no gradients.*no_grad"):
         model(ids[:, :1], cache=cache)
 
 
@@ -290,7 +304,8 @@ def test_bad_input_is_told_in_a_sentence():
     model(ids[:1], cache=growing)
     with pytest.raises(NoBlocks, match="all 4 blocks are in use"):
         cache.reserve(0, 5)
-    layer, x = cache.layers[0], torch.zeros(2, 4, 1, 4).double()
+    layer = cache.layers[0]
+    x = torch.zeros(2, 4, 1, 4).double()
     for call, says in (
             (lambda: model(ids, cache=cache, pos=torch.tensor(
                 [[7, 8, 9, 10, 11]])), "row 0 holds 5 tokens.*got .7, 8"),
@@ -350,10 +365,11 @@ def test_blocks_are_never_lost(acts):
 def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
     row = ROWS[0]
     model = row.make()
-    cache, plain = paged_cache(model, BlockPool(4), 2), model.new_cache(2)
-    for ours, theirs in zip(cache.layers, plain.layers):
+    cache = paged_cache(model, BlockPool(4), 2)
+    plain = model.new_cache(2)
+    for ours, theirs in zip(cache.layers, plain.layers, strict=True):
         assert type(ours) is type(theirs) is Cache
-        for a, b in zip(ours.layers, theirs.layers):
+        for a, b in zip(ours.layers, theirs.layers, strict=True):
             assert type(a) is (PagedLayer if type(b) is LayerCache
                                else type(b))
 
@@ -361,7 +377,8 @@ def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
 @needs_cuda
 @torch.no_grad()
 def test_on_a_device():
-    model, ids = GPT_ROW.make().cuda(), GPT_ROW.ids(3, 12).cuda()
+    model = GPT_ROW.make().cuda()
+    ids = GPT_ROW.ids(3, 12).cuda()
     cache = paged_cache(model, BlockPool(20, 3), 3)
     found = pieces(GPT_ROW, model, ids, cache, (5, 1, 4, 2))
     close(found, model(ids))

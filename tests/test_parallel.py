@@ -12,10 +12,33 @@ from conftest import ROOT, run
 from tformer import parallel
 from tformer.minimal import read_record
 from tformer.parallel import (
-    ADJECTIVES, ASPIRATED, DETERMINERS, FRAMES, LEXICON, NAMES, PHENOMENA, HE,
-    I, SHE, WE, Clause, Meaning, Pair, Phrase, conjugated, held_out,
-    inflected, meanings, pairs, read_tsv, read_two_files, standing_for,
-    subject_for, vowel_first, with_s, word_for_word)
+    ADJECTIVES,
+    ASPIRATED,
+    FRAMES,
+    HE,
+    LEXICON,
+    NAMES,
+    PHENOMENA,
+    SHE,
+    WE,
+    Clause,
+    I,
+    Meaning,
+    Pair,
+    Phrase,
+    conjugated,
+    held_out,
+    inflected,
+    meanings,
+    pairs,
+    read_tsv,
+    read_two_files,
+    standing_for,
+    subject_for,
+    vowel_first,
+    with_s,
+    word_for_word,
+)
 
 PEOPLE = {p.en: p for p in (HE, SHE, I, WE, *NAMES)}
 TO_WHOM = {p.en: p for p in parallel.TO_WHOM}
@@ -27,10 +50,12 @@ def who(text):
     "A person, or a noun phrase, from its English."
     if text in PEOPLE or text is None:
         return PEOPLE.get(text)
-    words, owner = text.split(), None
+    words = text.split()
+    owner = None
     if "'s" in text:
         owner, rest = text.split("'s ")
-        owner, words = who(owner), ["of", *rest.split()]
+        owner = who(owner)
+        words = ["of", *rest.split()]
     det, *described, last = words
     noun, plural = next((n, n.en.index(last)) for n in LEXICON.nouns
                         if last in n.en)
@@ -67,7 +92,9 @@ def but(first, adj, no=False):
                          time=first.time)
 
 
-C, YES, WHY = clause, dict(ask="yes or no"), dict(ask="why")
+C = clause
+YES = dict(ask="yes or no")
+WHY = dict(ask="why")
 BY_HAND = [
     # gender and number; forms that no rule makes
     ("The white chair is dry.", "La chaise blanche est sèche.",
@@ -463,7 +490,8 @@ def test_no_sentence_of_a_few_words_has_two_translations(monkeypatch):
     monkeypatch.setattr(parallel, "FITTING", {
         (k, b): [a for a in kept.adjectives if a.before == b]
         for k in parallel.KINDS for b in (True, False)})
-    french, again = {}, 0
+    french = {}
+    again = 0
     for meaning in islice(meanings(3), 30_000):
         pair = meaning.pair()
         again += pair.source in french
@@ -487,7 +515,7 @@ def test_the_split_holds_out_combinations_and_no_word(many):
     assert not sources[0] & sources[1]
     drawn = [*islice(meanings(0), 20_000)]
     held = [any(map(held_out, m.combinations())) for m in drawn]
-    found = [{c for m, h in zip(drawn, held) if h == side
+    found = [{c for m, h in zip(drawn, held, strict=True) if h == side
               for c in m.combinations()} for side in (False, True)]
     assert not any(map(held_out, found[0]))
     assert {c for c in found[1] if held_out(c)}.isdisjoint(found[0])
@@ -495,7 +523,7 @@ def test_the_split_holds_out_combinations_and_no_word(many):
     for part in range(3):       # each word of one is in other company
         assert {c[part] for c in in_held} <= {c[part] for c in found[0]}
     assert 0.05 < sum(held) / len(held) < 0.3
-    by_source = {m.pair().source: h for m, h in zip(drawn, held)}
+    by_source = {m.pair().source: h for m, h in zip(drawn, held, strict=True)}
     assert not any(by_source.get(s, False) for s in sources[0])
     assert all(by_source.get(s, True) for s in sources[1])
 
@@ -592,10 +620,10 @@ def test_more_pairs_than_there_are_are_refused(monkeypatch):
 def test_lines_that_end_as_on_an_old_mac_are_refused(tmp_path):
     path = tmp_path / "old.tsv"
     path.write_bytes(b"Go.\tVa !\rHi.\tSalut.\r")
-    with pytest.raises(ValueError, match="line 1: .* found a carriage return"):
+    with pytest.raises(ValueError, match=r"line 1: .* found a carriage return"):
         read_tsv(path)
     path.write_bytes(b"Go.\tVa !\n\nHi.\tSalut.\n")
-    with pytest.raises(ValueError, match="line 2: .* found none"):
+    with pytest.raises(ValueError, match=r"line 2: .* found none"):
         read_tsv(path)
 
 
@@ -625,7 +653,8 @@ side = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl",
 @given(st.lists(st.tuples(side, side), min_size=1), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_whatever_is_written_is_read(tmp_path_factory, rows, crlf):
-    folder, end = tmp_path_factory.mktemp("files"), "\r\n" if crlf else "\n"
+    folder = tmp_path_factory.mktemp("files")
+    end = "\r\n" if crlf else "\n"
     rows = [(a.replace("\ufeff", "x"), b) for a, b in rows]
     for name, texts in (("both", map("\t".join, rows)),
                         ("en", (a for a, _ in rows)),

@@ -13,19 +13,27 @@ import helpers
 import tformer.attention
 from helpers import by_day, close, generator
 from tformer import minimal
-from tformer.attention import (
-    CrossAttention, SelfAttention, explicit_attend)
+from tformer.attention import CrossAttention, SelfAttention, explicit_attend
 from tformer.layers import (
-    Dropout, FeedForward, GatedFeedForward, LayerNorm, Linear, PostNorm,
-    PreNorm, RMSNorm)
-from tformer.position import (
-    Embedding, LearnedPositions, SinusoidalPositions)
+    Dropout,
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    Linear,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+)
+from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
 from tformer.rotary import ALiBi, Rotary, ShawRelative, T5Bias
 from tformer.rows import fused_attend, online_attend
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 DTYPES = [torch.float32, torch.bfloat16]
-B, T, D, H = 2, 7, 16, 4
+B = 2
+T = 7
+D = 16
+H = 4
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize(
     "dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
@@ -129,7 +137,8 @@ def with_padded_memory(part, x):
 
 
 def with_kept_memory(part, x):
-    cache, memory = part.new_cache(len(x)), x.flip(1)[:, :5]
+    cache = part.new_cache(len(x))
+    memory = x.flip(1)[:, :5]
     first = part(x[:, :4], memory=memory, cache=cache)
     return torch.cat([first, part(x[:, 4:], cache=cache)], 1)
 
@@ -259,19 +268,20 @@ def test_bfloat16_is_near_float32(name):
     make, use = PARTS[name]
     x = randn(B, T, D).bfloat16()
     exact = results(use(seeded(make).bfloat16().float(), x.float()))
-    for a, b in zip(results(use(seeded(make).bfloat16(), x)), exact):
+    for a, b in zip(results(use(seeded(make).bfloat16(), x)), exact, strict=True):
         close(a.float(), b, 2e-2)
 
 
 @each_part
 def test_the_state_comes_back(name):
     make, use = PARTS[name]
-    old, new = seeded(make), seeded(make, seed=1)
+    old = seeded(make)
+    new = seeded(make, seed=1)
     x = randn(B, T, D)
     state = {k: v.clone() for k, v in old.state_dict().items()}
     assert set(state) == {n for n, _ in old.named_parameters()}
     new.load_state_dict(state, strict=True)
-    for a, b in zip(results(use(old, x)), results(use(new, x))):
+    for a, b in zip(results(use(old, x)), results(use(new, x)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -301,7 +311,8 @@ def test_no_module_keeps_anything(name, device, dtype):
 
 def agree_compiled(name, backend):
     make, use = PARTS[name]
-    part, x = seeded(make), randn(B, T, D)
+    part = seeded(make)
+    x = randn(B, T, D)
     out, grads = run(part, use, x)
     torch._dynamo.reset()
     if use is on_scores:  # two methods, and no forward
@@ -368,7 +379,8 @@ def in_chunks(*sizes):
 def padded_in_chunks(layer, x):
     "As ``padded``, and the rest token by token from a cache."
     filler = 50 * torch.ones_like(x[:, :2])
-    pos, cache = places(x.device, 5) - 2, layer.new_cache(len(x))
+    pos = places(x.device, 5) - 2
+    cache = layer.new_cache(len(x))
     parts = [layer(torch.cat([filler, x[:, :3]], 1), pos=pos,
                    cache=cache)[:, 2:]]
     return torch.cat(parts + [layer(part, cache=cache)
@@ -409,7 +421,8 @@ def is_causal(layer, way, dtype, exact, device="cpu"):
         y = x.clone()
         y[:, n:] = 8 * randn(B, T - n, D, seed=n, device=device, dtype=dtype)
         with torch.no_grad():
-            before, after = way(layer, x), way(layer, y)
+            before = way(layer, x)
+            after = way(layer, y)
         assert before.isfinite().all()
         assert not torch.equal(before[:, n:], after[:, n:])
         if exact:
@@ -472,7 +485,7 @@ def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
     monkeypatch.setattr(tformer.attention, "causal_mask", off_by_one)
     monkeypatch.setattr(tformer.attention, "with_causal", flag_off_by_one)
     layer = seeded(CAUSAL[kind]).to(dtype).eval()
-    with pytest.raises(AssertionError, match="."):
+    with pytest.raises(AssertionError, match=r"."):
         is_causal(layer, way, dtype, exact=False)
 
 
@@ -490,7 +503,8 @@ def three_paths(score_bias=None, causal=False, rotary=None):
     "The same weights in an explicit, a fused and a packed layer."
     options = dict(causal=causal, score_bias=score_bias, rotary=rotary)
     explicit = seeded(mha(fused=False, **options))
-    fused, packed = mha(**options)(), mha(packed=True, **options)()
+    fused = mha(**options)()
+    packed = mha(packed=True, **options)()
     state = explicit.state_dict()
     fused.load_state_dict(state)
     for end in ("weight", "bias"):
@@ -509,7 +523,8 @@ def a_mask(name):
     some = torch.rand(B, 1, T, T, generator=generator()) < 0.6
     some[..., 0] = True
     dead = some.clone()
-    dead[0, :, 2], dead[1, :, 5] = False, False
+    dead[0, :, 2] = False
+    dead[1, :, 5] = False
     return {"none": None, "lower": lower(1, 1, T, T), "rows": some,
             "heads": some ^ torch.eye(H).bool()[:, :1, None],
             "dead": dead, "all dead": torch.zeros(1, 1, T, T).bool()}[name]
@@ -526,11 +541,13 @@ BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),
 @pytest.mark.parametrize("pos", ["default", "padded"])
 def test_all_paths_agree(mask, bias, causal, pos):
     paths = three_paths(BIASES[bias](), causal)
-    allowed, options = a_mask(mask), {}
+    allowed = a_mask(mask)
+    options = {}
     if pos == "padded":
         options["pos"] = torch.stack([torch.arange(T), torch.tensor(
             [-1, -1, 0, 1, -1, 2, 3])])
-    all_out, all_grads = [], []
+    all_out = []
+    all_grads = []
     for layer in paths:
         out, grads = run(layer, lambda p, x: p(
             x, mask=allowed, **options), randn(B, T, D))
@@ -539,16 +556,16 @@ def test_all_paths_agree(mask, bias, causal, pos):
                 grads[f"qkv_proj.{end}"] = torch.cat([
                     grads.pop(f"{x}_proj.{end}") for x in "qkv"])
         all_out.append(out[0]), all_grads.append(grads)
-    for out, grads in zip(all_out[1:], all_grads[1:]):
+    for out, grads in zip(all_out[1:], all_grads[1:], strict=True):
         close(out, all_out[0])
         assert grads.keys() == all_grads[0].keys()
         for key, grad in grads.items():
             close(grad, all_grads[0][key])
     if mask == "all dead":
-        for layer, out in zip(paths, all_out):
+        for layer, out in zip(paths, all_out, strict=True):
             assert torch.equal(out, layer.o_proj.bias.expand_as(out))
     if mask == "dead" and pos == "default":
-        for layer, out in zip(paths, all_out):
+        for layer, out in zip(paths, all_out, strict=True):
             for row, query in ((0, 2), (1, 5)):
                 assert torch.equal(out[row, query], layer.o_proj.bias)
 

@@ -7,14 +7,18 @@ import torch
 from torch._dynamo.utils import counters
 
 from helpers import close, draw_ids, plain_only
-from models import (
-    MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces)
+from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer import check
 from tformer.attention import LayerCache
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
 from tformer.places import (
-    Compiled, FixedCache, compiled_step, expect_compiler, fixed_cache)
+    Compiled,
+    FixedCache,
+    compiled_step,
+    expect_compiler,
+    fixed_cache,
+)
 from tformer.rows import MemoryCache
 from tformer.speculate import Prefix
 
@@ -25,7 +29,8 @@ GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 @torch.no_grad()
 def test_logits_of_every_decoder(row, sizes, pos):
     "Those of the growing cache, and of none."
-    model, ids = row.make(), row.ids(3, 12)
+    model = row.make()
+    ids = row.ids(3, 12)
     found, grown = (pieces(row, model, ids, cache, sizes, pos) for cache in (
         fixed_cache(model, 3, 12), model.new_cache(3)))
     whole = row.run(model, ids, **({} if pos is None else dict(pos=pos)))
@@ -38,8 +43,10 @@ def test_logits_of_every_decoder(row, sizes, pos):
 @torch.no_grad()
 def test_verbs_of_every_decoder(row):
     "Side by side with a growing cache: select, crop, put, and on."
-    model, ids = row.make(), row.ids(3, 12)
-    pair, guest = (fixed_cache(model, 3), model.new_cache(3)), []
+    model = row.make()
+    ids = row.ids(3, 12)
+    pair = (fixed_cache(model, 3), model.new_cache(3))
+    guest = []
     for rows in (2, 2):
         guest.append(model.new_cache(rows))
     row.run(model, row.ids(2, 7, seed=4), cache=guest[0])
@@ -58,7 +65,7 @@ def test_verbs_of_every_decoder(row):
             act()
             out.append(row.run(model, ids[:, i:i + 2], cache=cache))
         found.append(out)
-    for ours, theirs in zip(*found):
+    for ours, theirs in zip(*found, strict=True):
         close(ours, theirs)
     assert pair[0].n_seen.tolist() == pair[1].n_seen.tolist()
 
@@ -67,7 +74,8 @@ def test_verbs_of_every_decoder(row):
 @pytest.mark.parametrize("name", ["GPT", "Qwen3"])
 def test_check_cache_passes(name):
     row = next(row for row in ROWS if row.name == name)
-    model, twin = row.make(), row.make()
+    model = row.make()
+    twin = row.make()
     model.new_cache = lambda batch, max_len=None: fixed_cache(twin, batch)
     report = check.cache(model, VOCAB)
     assert all(verb in str(report) for verb in ("select", "crop", "put"))
@@ -89,12 +97,13 @@ def test_the_layers_say_what_they_keep():
 @torch.no_grad()
 def test_shape_and_memory_are_there_from_the_first_token():
     for n_kv_heads, row in ((4, GPT_ROW), (2, ROWS[5]), (1, ROWS[6])):
-        model, width = row.make(), row.config.d_model // 4
+        model = row.make()
+        width = row.config.d_model // 4
         width = getattr(row.config, "d_head", None) or width
         cache = fixed_cache(model, 3, 9)
         assert cache.nbytes == 0 and cache.empty
         buffers = []
-        for i in range(9):
+        for _i in range(9):
             model(row.ids(3, 1), cache=cache)
             assert cache.nbytes == 2 * 2 * 3 * 10 * n_kv_heads * width * 4
             buffers.append([x.data_ptr() for c in cache.layers
@@ -133,18 +142,19 @@ def test_rows_lie_side_by_side_from_place_0():
 
 @torch.no_grad()
 def test_a_full_cache_refuses_and_has_not_changed():
-    model, ids = GPT_ROW.make(), GPT_ROW.ids(3, 12)
+    model = GPT_ROW.make()
+    ids = GPT_ROW.ids(3, 12)
     cache = fixed_cache(model, 3, 9)
     model(ids[:, :9], pos=RAGGED[:, :9], cache=cache)  # row 0 is full
     before = copy.deepcopy(cache)
     step = compiled_step(model, backend="eager")
     for follow in (model, step):
-        with pytest.raises(ValueError, match="^10 tokens, but the cache has "
-                           "9 places for a text$"):
+        with pytest.raises(ValueError, match=r"^10 tokens, but the cache has "
+                           r"9 places for a text$"):
             follow(ids[:, 9:10], cache=cache)
-    with pytest.raises(ValueError, match="11 tokens, .* 9 places"):
+    with pytest.raises(ValueError, match=r"11 tokens, .* 9 places"):
         model(ids[:, 9:11], cache=cache)
-    for layer, old in zip(cache.layers, before.layers):
+    for layer, old in zip(cache.layers, before.layers, strict=True):
         assert torch.equal(layer.k_pos.at, old.k_pos.at)
         assert all(map(torch.equal, layer.kept, old.kept))
     cache.select(torch.tensor([1, 2]))  # the short rows go on
@@ -223,12 +233,13 @@ def test_an_empty_cache_has_all_verbs():
 def test_gradients_and_inference_mode():
     "Written in place only where that is allowed."
     row = GPT_ROW
-    model, ids = row.make(), row.ids(2, 6)
+    model = row.make()
+    ids = row.ids(2, 6)
     cache = fixed_cache(model, 2, 8)
     parts = [model(x, cache=cache) for x in ids.split((3, 1, 2), 1)]
     grads = [torch.autograd.grad(y.square().sum(), list(model.parameters()))
              for y in (torch.cat(parts, 1), model(ids))]
-    for ours, theirs in zip(*grads):
+    for ours, theirs in zip(*grads, strict=True):
         close(ours, theirs, 1e-4)
     with torch.no_grad():
         close(model(ids[:, :1], cache=cache),
@@ -256,7 +267,8 @@ def test_gradients_and_inference_mode():
 @torch.no_grad()
 def test_one_graph_for_every_token(row):
     "Rows of different lengths, and the next text; no compiler at work."
-    model, ids = row.make(), row.ids(3, 12)
+    model = row.make()
+    ids = row.ids(3, 12)
     step = compiled_step(model, backend="eager")
     for text in range(2):
         cache = fixed_cache(model, 3)
@@ -285,8 +297,10 @@ def _copy_of(cache, i):
 @plain_only
 @torch.no_grad()
 def test_layers_share_positions_and_bounds():
-    model, ids = GPT_ROW.make(), GPT_ROW.ids(2, 12)
-    step, cache = compiled_step(model, backend="eager"), fixed_cache(model, 2)
+    model = GPT_ROW.make()
+    ids = GPT_ROW.ids(2, 12)
+    step = compiled_step(model, backend="eager")
+    cache = fixed_cache(model, 2)
     model(ids[:, :3], cache=cache)
     for i in range(3, 6):
         step(ids[:, i:i + 1], cache=cache)
@@ -343,7 +357,8 @@ def test_a_step_takes_no_gradients():
 @plain_only
 @torch.no_grad()
 def test_after_an_error_the_cache_is_as_before(monkeypatch):
-    model, ids = GPT_ROW.make(), GPT_ROW.ids(2, 4)
+    model = GPT_ROW.make()
+    ids = GPT_ROW.ids(2, 4)
     cache = _read(model, 3)
 
     def breaks(graph, inputs):
@@ -387,7 +402,7 @@ def test_a_missing_compiler_is_named_in_one_sentence(monkeypatch):
             call()
     monkeypatch.setenv("CXX", "sh")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": "/none"})
-    with pytest.raises(RuntimeError, match="there is no /none/Python.h"):
+    with pytest.raises(RuntimeError, match=r"there is no /none/Python\.h"):
         expect_compiler()
 
 
@@ -395,7 +410,8 @@ def test_a_missing_compiler_is_named_in_one_sentence(monkeypatch):
 @causal
 def test_a_compiled_model_is_written_with(row):
     "Ragged prompts, rows that stop and stay, a memory: as by the model."
-    model, more = row.make().double(), {}
+    model = row.make().double()
+    more = {}
     if row.source:
         with torch.no_grad():
             more = dict(memory=model.encode(row.ids(3, 7, seed=9)))
@@ -403,10 +419,11 @@ def test_a_compiled_model_is_written_with(row):
     asked = dict(ids=[[3, 4, 5], [6], [7, 8]], max_new=9, drop=False,
                  stop=generate(model, [[3, 4, 5]] * 3, max_new=4, **more)[
                      0].ids[-1:], **more)
-    steps, step = [], compiled.step
+    steps = []
+    step = compiled.step
     compiled.step = lambda *a, **how: steps.append(1) or step(*a, **how)
     for ours, text in zip(generate(compiled, **asked),
-                          generate(model, **asked)):
+                          generate(model, **asked), strict=True):
         assert (ours.ids, ours.stopped) == (text.ids, text.stopped)
         assert ours.log_probs == pytest.approx(text.log_probs, abs=1e-9)
     assert len(steps) >= 3
@@ -443,7 +460,8 @@ def test_the_compiled_step_equals_the_model():
     tiny = GPT(GPTConfig(vocab_size=31, d_model=16, n_layers=1, n_heads=4,
                          max_len=24, dropout=0.0)).eval()
     ids = draw_ids(2, 12, high=31)
-    step, before = compiled_step(tiny), counters["stats"]["unique_graphs"]
+    step = compiled_step(tiny)
+    before = counters["stats"]["unique_graphs"]
     pos = RAGGED[:2]
     cache = fixed_cache(tiny, 2)
     parts = [tiny(ids[:, :6], pos=pos[:, :6], cache=cache)]

@@ -14,8 +14,13 @@ from torch import nn
 
 from tformer.attend import attend, causal_mask
 from tformer.position import (
-    Embedding, LearnedPositions, SinusoidalPositions, embed, shift_matrix,
-    sinusoids)
+    Embedding,
+    LearnedPositions,
+    SinusoidalPositions,
+    embed,
+    shift_matrix,
+    sinusoids,
+)
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 evens = st.integers(1, 20).map(lambda half: 2 * half)
@@ -58,7 +63,8 @@ def peer_table(n, d):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers.models.marian.modeling_marian import (
-            MarianSinusoidalPositionalEmbedding)
+            MarianSinusoidalPositionalEmbedding,
+        )
     table = MarianSinusoidalPositionalEmbedding(n, d).create_weight()
     return table.unflatten(-1, (2, d // 2)).mT.flatten(-2)
 
@@ -87,7 +93,8 @@ def test_values_and_gradients_equal_nn_embedding(scale, dtype, device):
     peer = nn.Embedding(13, 96, device=device, dtype=dtype)
     peer.load_state_dict(ours.state_dict())
     ids = draw(3, 7, high=11).to(device)
-    out, ref = ours(ids), peer(ids) * scale
+    out = ours(ids)
+    ref = peer(ids) * scale
     assert out.dtype == dtype and torch.equal(out, ref)
     (grad,), (expected,) = (slopes(x, m.weight)
                             for x, m in ((out, ours), (ref, peer)))
@@ -97,7 +104,8 @@ def test_values_and_gradients_equal_nn_embedding(scale, dtype, device):
 def test_the_one_hot_product_is_the_definition():
     layer = Embedding(13, 8)
     ids = draw(3, 7, high=13)
-    out, hand = layer(ids), embed(ids, layer.weight)
+    out = layer(ids)
+    hand = embed(ids, layer.weight)
     assert torch.equal(out, hand)
     close(slopes(out, layer.weight)[0], slopes(hand, layer.weight)[0])
     assert embed(ids[0, 0], layer.weight).shape == (8,)
@@ -150,7 +158,8 @@ def test_wrong_sizes_are_named(make, says):
 
 @pytest.mark.skipif(SHAPES, reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
-    ids, four = draw(2, 5, high=4), np.int64(4)
+    ids = draw(2, 5, high=4)
+    four = np.int64(4)
     for kind in (Embedding, LearnedPositions, SinusoidalPositions):
         assert kind(four, four)(ids).shape == (2, 5, 4)
 
@@ -169,7 +178,8 @@ def test_print_shows_all_that_changes_the_numbers():
 
 
 def test_ids_may_be_narrow_or_none():
-    layer, table = Embedding(13, 4), LearnedPositions(13, 4)
+    layer = Embedding(13, 4)
+    table = LearnedPositions(13, 4)
     waves = SinusoidalPositions(13, 4)
     ids = draw(2, 5, high=13)
     for part in (layer, table, waves):
@@ -265,7 +275,7 @@ def test_the_table_and_beyond_it_are_the_same(dtype, device):
     assert (out.cpu().double() - exact).abs().max() <= near
     long = SinusoidalPositions(6000, 16).to(device, dtype)
     assert torch.equal(out, long(pos))
-    for p, row in zip(pos[0], out[0]):
+    for p, row in zip(pos[0], out[0], strict=True):
         assert torch.equal(layer(p.reshape(1, 1))[0, 0], row)
 
 
@@ -291,7 +301,8 @@ def test_learned_positions_equal_nn_embedding(dtype, device):
     peer = nn.Embedding(9, 6, device=device, dtype=dtype)
     peer.load_state_dict(ours.state_dict())
     pos = draw(2, 7, high=9).to(device)
-    out, ref = ours(pos), peer(pos)
+    out = ours(pos)
+    ref = peer(pos)
     assert out.dtype == dtype and torch.equal(out, ref)
     assert torch.equal(slopes(out, ours.weight)[0],
                        slopes(ref, peer.weight)[0])
@@ -423,8 +434,10 @@ def test_one_causal_layer_is_blind_to_the_order_before_it():
 
 
 def test_the_score_has_four_terms():
-    e, p = randn(7, 8, seed=1), sinusoids(torch.arange(7), 8)
-    w_q, w_k = randn(8, 8, seed=2), randn(8, 8, seed=3)
+    e = randn(7, 8, seed=1)
+    p = sinusoids(torch.arange(7), 8)
+    w_q = randn(8, 8, seed=2)
+    w_k = randn(8, 8, seed=3)
     terms = [(a @ w_q) @ (b @ w_k).T
              for a, b in itertools.product((e, p), repeat=2)]
     scores = ((e + p) @ w_q) @ ((e + p) @ w_k).T

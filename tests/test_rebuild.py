@@ -13,13 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import (
-    close, draw_ids, needs_cuda, padded, plain_only, spread)
+from helpers import close, draw_ids, needs_cuda, padded, plain_only, spread
 from tformer import check
 from tformer.attention import Cache, LayerCache
 from tformer.gpt import GPT, GPTConfig
-from tformer.rebuild import (
-    GAPS, MISTAKES, EmptyGPT, check_gap, rebuild, skeleton)
+from tformer.rebuild import GAPS, MISTAKES, EmptyGPT, check_gap, rebuild, skeleton
 from tformer.rows import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
@@ -47,7 +45,8 @@ class Mine(EmptyGPT):
         return self.embed(ids) + self.embed_pos(pos)
 
     def allowed(self, pos, k_pos):
-        at, to = pos[:, None, :, None], k_pos[:, None, None, :]
+        at = pos[:, None, :, None]
+        to = k_pos[:, None, None, :]
         return (to <= at) & (to >= 0)
 
     def split(self, qkv):
@@ -216,7 +215,7 @@ def test_an_unknown_mistake_is_shown_at_its_place_and_told_where_to_read():
 
 
 def test_where_a_gap_is_explained():
-    import course       # book/_ext: not there where mutants are tested
+    import course  # book/_ext: not there where mutants are tested
     root = Path(__file__).parents[1]
     names = course.document_names(root)
     for place in GAPS.values():
@@ -255,7 +254,7 @@ def test_helpers_of_the_class_are_found():
 
 
 def test_an_unknown_gap_is_refused():
-    with pytest.raises(ValueError, match="one of 'places', .*'mask'"):
+    with pytest.raises(ValueError, match=r"one of 'places', .*'mask'"):
         check_gap(Mine, "mask")
     for other, name in ((GPT, "GPT"), (Mine(CONFIG), "Mine"), (7, "7")):
         for ask in (rebuild, lambda cls: check_gap(cls, "places")):
@@ -272,7 +271,8 @@ def test_the_filled_one_is_gpt2(tmp_path):
     mine = Mine.from_gpt2(tmp_path)
     assert type(mine) is Mine
     close(mine(some_ids()), theirs(some_ids()).logits)
-    ours, pos = GPT.from_gpt2(tmp_path), padded()
+    ours = GPT.from_gpt2(tmp_path)
+    pos = padded()
     got = mine(some_ids(), pos=pos)
     close(got[pos >= 0], ours(some_ids(), pos=pos)[pos >= 0])
     mine.save(tmp_path / "mine")
@@ -334,8 +334,10 @@ def test_there_are_sixty_mistakes_and_each_has_a_name():
 
 def test_hidden_and_refusals_are_those_of_every_model():
     "What is given goes through the reader's own pieces, too."
-    mine, ours = spread(Mine(CONFIG)), spread(GPT(CONFIG))
-    pos, ids = padded(), some_ids()
+    mine = spread(Mine(CONFIG))
+    ours = spread(GPT(CONFIG))
+    pos = padded()
+    ids = some_ids()
     close(mine.lm_head(mine.hidden(ids, pos=pos)), mine(ids, pos=pos))
     close(mine.hidden(ids, pos=pos)[pos >= 0],
           ours.hidden(ids, pos=pos)[pos >= 0])
@@ -369,7 +371,8 @@ def test_a_reader_is_handed_plain_tensors():
             seen.extend([pos, k_pos])
             return Mine.allowed(self, pos, k_pos)
 
-    nosy, ids = spread(Nosy(CONFIG)), some_ids()
+    nosy = spread(Nosy(CONFIG))
+    ids = some_ids()
     cache = nosy.new_cache(3)
     for part in ids.split(6, 1):
         nosy(part, cache=cache)

@@ -24,9 +24,21 @@ from helpers import plain_only
 from tformer.attend import attend, causal_mask
 from tformer.minimal import read_record
 from tformer.rotary import (
-    ALiBi, Rotary, ShawRelative, T5Bias, alibi_slopes, convert_layout,
-    linear_scaling, llama3_scaling, ntk_base, relative_positions,
-    rope_frequencies, rotate, t5_bucket, yarn_scaling)
+    ALiBi,
+    Rotary,
+    ShawRelative,
+    T5Bias,
+    alibi_slopes,
+    convert_layout,
+    linear_scaling,
+    llama3_scaling,
+    ntk_base,
+    relative_positions,
+    rope_frequencies,
+    rotate,
+    t5_bucket,
+    yarn_scaling,
+)
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -70,7 +82,8 @@ def close_with_gradients(ours, peer, *inputs):
 
 def by_hand(x, pos, freqs, layout):
     "RoPE as a loop over pairs of plain numbers."
-    d, out = x.shape[-1], x.clone()
+    d = x.shape[-1]
+    out = x.clone()
     for i, f in enumerate(freqs.tolist()):
         a, b = (i, i + d // 2) if layout == "half" else (2 * i, 2 * i + 1)
         c = torch.tensor([math.cos(p * f) for p in pos], dtype=x.dtype)
@@ -96,7 +109,8 @@ def scaled(kind, *args, length=None, **numbers):
 # relative positions, Shaw
 
 def test_relative_positions_are_key_minus_query():
-    pos, k_pos = torch.tensor([[3, 4], [-1, 0]]), at(0, 1, 2, 3, 4)
+    pos = torch.tensor([[3, 4], [-1, 0]])
+    k_pos = at(0, 1, 2, 3, 4)
     found = relative_positions(pos, k_pos)
     assert found.shape == (2, 2, 5) and found.dtype == torch.int64
     assert found[0].tolist() == [[-3, -2, -1, 0, 1], [-4, -3, -2, -1, 0]]
@@ -118,7 +132,8 @@ def test_positions_of_other_kinds_are_refused(pos):
 @pytest.mark.parametrize("t, s, first", [(6, 6, 0), (2, 9, 7), (5, 3, 0)])
 def test_shaw_keys_equal_transformers(far, t, s, first):
     part = ShawRelative(8, far, std=0.1)
-    q, k = randn(2, 3, t, 8), randn(2, 3, s, 8)
+    q = randn(2, 3, t, 8)
+    k = randn(2, 3, s, 8)
     pos = steps(t, first)
 
     def ours(q, table):
@@ -186,7 +201,7 @@ def test_shaw_is_shift_invariant_and_has_one_row_per_clipped_distance():
     q = randn(1, 2, 9, 8)
     a, b = (part.bias(q, steps(9, n), steps(9, n)) for n in (0, 1000))
     assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="max_distance must be .* got 0"):
+    with pytest.raises(ValueError, match=r"max_distance must be .* got 0"):
         ShawRelative(8, 0)
 
 
@@ -200,7 +215,7 @@ def test_t5_buckets_equal_transformers(causal, n, far):
     ours = t5_bucket(distance, n_buckets=n, max_distance=far, causal=causal)
     assert torch.equal(ours, T5Attention._relative_position_bucket(
         distance, not causal, n, far))
-    assert ours.min() == 0 and ours.max() == n - 1 or causal
+    assert (ours.min() == 0 and ours.max() == n - 1) or causal
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -225,7 +240,7 @@ def test_t5_bias_equals_transformers(causal, t, s, past):
 def test_t5_names_what_does_not_fit():
     with pytest.raises(ValueError, match="2 buckets hold 0 exact"):
         T5Bias(2, n_buckets=2)
-    with pytest.raises(ValueError, match="8 exact .* max_distance is 8"):
+    with pytest.raises(ValueError, match=r"8 exact .* max_distance is 8"):
         T5Bias(2, max_distance=8)
     assert T5Bias(2).bfloat16()(steps(3), steps(3)).dtype == torch.bfloat16
 
@@ -242,7 +257,7 @@ def test_alibi_equals_bloom(n):
     close(ours * lower, (theirs - theirs.mT) * lower)
     q, k, v = (randn(1, n, 7, 4, seed=i) for i in range(3))
     for a, b in zip(attend(q, k, v, lower, ours),
-                    attend(q, k, v, lower, theirs)):
+                    attend(q, k, v, lower, theirs), strict=True):
         close(a, b)
 
 
@@ -250,7 +265,7 @@ def test_alibi_slopes_by_hand():
     assert alibi_slopes(8).tolist() == [2.0 ** -i for i in range(1, 9)]
     six = [2.0 ** -i for i in (2, 4, 6, 8, 1, 3)]
     assert alibi_slopes(6).tolist() == six
-    with pytest.raises(ValueError, match="n_heads must be .* got 0"):
+    with pytest.raises(ValueError, match=r"n_heads must be .* got 0"):
         alibi_slopes(0)
 
 
@@ -287,7 +302,8 @@ def test_odd_widths_are_refused(d):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("d", [2, 6, 64])
 def test_rotation_equals_a_loop_over_pairs(layout, d):
-    x, pos = randn(2, 3, 5, d), [0, 1, 7, 100, 3]
+    x = randn(2, 3, 5, d)
+    pos = [0, 1, 7, 100, 3]
     ours, = Rotary(d, layout=layout)(x, pos=at(*pos))
     close(ours, by_hand(x, pos, rope_frequencies(d), layout), 2e-5)
 
@@ -340,9 +356,11 @@ def test_scores_do_not_see_a_shift(seed, shift, layout, d):
 
 
 def test_each_pair_turns_and_the_direction_counts():
-    q, k = randn(1, 1, 1, 8), randn(1, 1, 1, 8, seed=1)
+    q = randn(1, 1, 1, 8)
+    k = randn(1, 1, 1, 8, seed=1)
     rotary = Rotary(8)
-    (a,), (b,) = rotary(q, pos=at(0)), rotary(q, pos=at(1))
+    a, = rotary(q, pos=at(0))
+    b, = rotary(q, pos=at(1))
     pairs = (a - b).unflatten(-1, (2, 4)).norm(dim=-2)
     assert (pairs > 1e-4).all() and torch.equal(a, q)
     ahead = rotary(q, pos=at(0))[0] @ rotary(k, pos=at(3))[0].mT
@@ -353,7 +371,8 @@ def test_each_pair_turns_and_the_direction_counts():
 @pytest.mark.parametrize("one", [0, 3])
 def test_a_query_alone_is_turned_as_in_the_sequence(one):
     "What a cache needs: positions are given, not counted."
-    q, rotary = randn(2, 2, 6, 8), Rotary(8)
+    q = randn(2, 2, 6, 8)
+    rotary = Rotary(8)
     whole, = rotary(q, pos=steps(6, 10))
     alone, = rotary(q[:, :, one:one + 1], pos=at(10 + one))
     close(alone, whole[:, :, one:one + 1], 1e-6)
@@ -363,7 +382,8 @@ def test_a_query_alone_is_turned_as_in_the_sequence(one):
 
 def test_positions_of_a_batch_go_with_the_batch():
     "With as many heads as sentences, so that a slip would fit."
-    q, rotary = randn(2, 2, 5, 8), Rotary(8)
+    q = randn(2, 2, 5, 8)
+    rotary = Rotary(8)
     pos = torch.stack([torch.arange(5), torch.arange(5) - 2])
     both, = rotary(q, pos=pos)
     for row in range(2):
@@ -395,7 +415,8 @@ def test_a_rotary_turns_as_rotate_does():
 @pytest.mark.parametrize("scale", [1.0, 1.3])
 def test_the_gradient_of_a_turn(layout, scale):
     "Against finite differences, also of the gradient itself."
-    rotary, pos = Rotary(8, layout=layout, scale=scale), steps(3, 700)
+    rotary = Rotary(8, layout=layout, scale=scale)
+    pos = steps(3, 700)
     cos, sin = (x.double() for x in rotary.angles(pos))
     x = randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(
@@ -414,8 +435,10 @@ def test_the_gradient_of_a_turn(layout, scale):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_turn_under_transforms(layout):
     "Forward mode, and one text at a time."
-    rotary, pos = Rotary(8, layout=layout), steps(3, 5)
-    x, along = randn(2, 2, 3, 8), randn(2, 2, 3, 8, seed=1)
+    rotary = Rotary(8, layout=layout)
+    pos = steps(3, 5)
+    x = randn(2, 2, 3, 8)
+    along = randn(2, 2, 3, 8, seed=1)
     turn = lambda x: rotary(x, pos=pos)[0]      # noqa: E731
     value, moved = torch.func.jvp(turn, (x,), (along,))
     close(value, turn(x)), close(moved, turn(along))
@@ -434,7 +457,8 @@ def test_a_turn_under_transforms(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_narrow_turn_is_the_wide_one_rounded_once(t, d, layout, grad):
-    rotary, pos = Rotary(d, layout=layout), steps(t, 900)
+    rotary = Rotary(d, layout=layout)
+    pos = steps(t, 900)
     x = randn(2, 3, t, d, dtype=torch.bfloat16).requires_grad_(grad)
     close(rotary(x, pos=pos)[0].detach(),
           rotary(x.detach().float(), pos=pos)[0].bfloat16(), 2 ** -8)
@@ -450,7 +474,8 @@ def test_a_narrow_turn_is_the_wide_one_rounded_once(t, d, layout, grad):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_types_are_kept_and_angles_are_float32(dtype, layout):
-    rotary, x = Rotary(64, layout=layout), randn(1, 2, 5, 64, dtype=dtype)
+    rotary = Rotary(64, layout=layout)
+    x = randn(1, 2, 5, 64, dtype=dtype)
     narrow = copy.deepcopy(rotary).to(dtype)
     turned, = narrow(x, pos=steps(5, 4000))
     exact, = rotary(x.double(), pos=steps(5, 4000))
@@ -464,7 +489,8 @@ def test_types_are_kept_and_angles_are_float32(dtype, layout):
 
 
 def test_bfloat16_is_more_exact_than_llama():
-    pos, x = steps(64, 1000), randn(1, 4, 64, 64, dtype=torch.bfloat16)
+    pos = steps(64, 1000)
+    x = randn(1, 4, 64, 64, dtype=torch.bfloat16)
     peer = llama.LlamaRotaryEmbedding(config(64))
     exact, = Rotary(64)(x.double(), pos=pos)
     ours, = Rotary(64)(x, pos=pos)
@@ -484,7 +510,7 @@ def test_a_model_in_bfloat16_keeps_exact_constants():
 def test_rotary_names_what_does_not_fit():
     with pytest.raises(ValueError, match="d_head 8 has 4 pairs, got 3"):
         Rotary(8, freqs=torch.ones(3))
-    with pytest.raises(ValueError, match="half.*'neox'"):
+    with pytest.raises(ValueError, match=r"half.*'neox'"):
         Rotary(8, layout="neox")
     with pytest.raises(ValueError, match=r"\(5, 4\).*\(1, 1, 5, 6\)"):
         rotate(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
@@ -496,7 +522,8 @@ def test_rotary_names_what_does_not_fit():
                 Rotary(8)(*q, pos=steps(5).repeat(2, 1))
     with pytest.raises(ValueError, match=r"8\), got \(1, 1, 5, 16\)"):
         Rotary(8)(randn(1, 1, 5, 16), angles=Rotary(16).angles(steps(5)))
-    changed, x = Rotary(8), randn(1, 1, 5, 8)
+    changed = Rotary(8)
+    x = randn(1, 1, 5, 8)
     changed.layout = "interleaved"  # afterwards: taken as it is
     assert torch.equal(changed.freqs, Rotary(8).freqs)
     close(changed(x, pos=steps(5))[0],
@@ -562,7 +589,8 @@ def yarn(**changed):
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
-    two, eight = np.int64(2), np.int64(8)
+    two = np.int64(2)
+    eight = np.int64(8)
     assert torch.equal(alibi_slopes(two), alibi_slopes(2))
     assert torch.equal(Rotary(eight).freqs, Rotary(8).freqs)
     assert T5Bias(two, n_buckets=eight)(steps(3), steps(3)).shape[1] == 2
@@ -576,7 +604,8 @@ def test_angles_made_once_serve_every_layer(layout, scale, dtype):
     "Bit for bit what positions give, and exact in every bit themselves."
     rotary = Rotary(8, layout=layout, scale=scale)
     pos = torch.stack([torch.arange(5), torch.arange(5) + 700])
-    q, k = randn(2, 3, 5, 8, dtype=dtype), randn(2, 1, 5, 8, dtype=dtype)
+    q = randn(2, 3, 5, 8, dtype=dtype)
+    k = randn(2, 1, 5, 8, dtype=dtype)
     cos, sin = rotary.angles(pos)
     angle = pos[:, None, :, None] * rope_frequencies(8)
     twice = ((lambda x: torch.cat([x, x], -1)) if layout == "half"
@@ -585,7 +614,9 @@ def test_angles_made_once_serve_every_layer(layout, scale, dtype):
     assert torch.equal(sin.abs(), (scale * twice(angle).sin()).abs())
     assert cos.dtype == sin.dtype == torch.float32
     assert rotary.angles(pos[:1])[0].shape == (1, 1, 5, 8)
-    for a, b in zip(rotary(q, k, angles=(cos, sin)), rotary(q, k, pos=pos)):
+    for a, b in zip(
+        rotary(q, k, angles=(cos, sin)), rotary(q, k, pos=pos), strict=True
+    ):
         assert torch.equal(a, b)
     for wrong in ({}, dict(pos=pos, angles=(cos, sin))):
         with pytest.raises(ValueError, match="either pos or angles"):
@@ -621,7 +652,8 @@ def test_converting_there_and_back_changes_nothing(h, d, seed):
 def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
     from tformer.attention import SelfAttention
     other = LAYOUTS[1 - LAYOUTS.index(to)]
-    x, head = randn(2, 7, 16), randn(16, 11, seed=1)
+    x = randn(2, 7, 16)
+    head = randn(16, 11, seed=1)
     logits = {}
     torch.manual_seed(0)
     parts = [SelfAttention(16, 2, causal=True, rotary=Rotary(
@@ -641,7 +673,7 @@ def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
 
 
 def test_layouts_of_no_whole_heads_are_refused():
-    with pytest.raises(ValueError, match="10 rows.*d_head 4"):
+    with pytest.raises(ValueError, match=r"10 rows.*d_head 4"):
         convert_layout(randn(10, 2), 4)
     with pytest.raises(ValueError, match="d_head 3 must be even"):
         convert_layout(randn(9, 2), 3)
@@ -734,9 +766,11 @@ def test_yarn_in_a_rotary_equals_llama():
     numbers = dict(factor=4.0, original_max_position_embeddings=256)
     peer = llama.LlamaRotaryEmbedding(config(32, kind="yarn", **numbers))
     freqs, scale = yarn_scaling(32, factor=4.0, original_max_len=256)
-    q, k, pos = randn(1, 2, 9, 32), randn(1, 2, 9, 32, seed=1), steps(9, 900)
+    q = randn(1, 2, 9, 32)
+    k = randn(1, 2, 9, 32, seed=1)
+    pos = steps(9, 900)
     for a, b in zip(Rotary(32, freqs=freqs, scale=scale)(q, k, pos=pos),
-                    llama.apply_rotary_pos_emb(q, k, *peer(q, pos))):
+                    llama.apply_rotary_pos_emb(q, k, *peer(q, pos)), strict=True):
         close(a, b)
 
 
@@ -752,10 +786,10 @@ def test_what_the_scalings_keep_and_slow():
     assert torch.equal(three[turns < 1], freqs[turns < 1] / 8)
     assert (three.diff() < 0).all()
     assert yarn_scaling(64, factor=1.0, original_max_len=1024)[1] == 1.0
-    with pytest.raises(ValueError, match="4.0 must be below.* 1.0"):
+    with pytest.raises(ValueError, match=r"4\.0 must be below.* 1\.0"):
         llama3_scaling(freqs, factor=8.0, low_freq_factor=4.0,
                        high_freq_factor=1.0, original_max_len=1024)
-    with pytest.raises(ValueError, match="d_head .* at least 4, got 2"):
+    with pytest.raises(ValueError, match=r"d_head .* at least 4, got 2"):
         ntk_base(10_000.0, 8.0, 2)
 
 
@@ -765,29 +799,34 @@ def test_what_the_scalings_keep_and_slow():
                     reason="signatures are not compiled")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_all_parts_compile_to_one_graph(dynamic):
-    q, pos = randn(2, 4, 6, 8), steps(6).repeat(2, 1)
-    shaw, rotary, neighbors = (ShawRelative(8, 2), Rotary(8),
-                               Rotary(8, layout="interleaved"))
+    q = randn(2, 4, 6, 8)
+    pos = steps(6).repeat(2, 1)
+    shaw = ShawRelative(8, 2)
+    rotary = Rotary(8)
+    neighbors = Rotary(8, layout="interleaved")
     calls = [lambda q, p: rotary(q, q[:, :1], pos=p)[0],
              lambda q, p: neighbors(q, pos=p)[0],
              lambda q, p: shaw.bias(q, p, p),
              lambda q, p: shaw.values(q @ q.mT, p, p),
              lambda q, p: T5Bias.forward(t5, p, p),
              lambda q, p: ALiBi.forward(alibi, p, p)]
-    t5, alibi = T5Bias(4), ALiBi(4)
+    t5 = T5Bias(4)
+    alibi = ALiBi(4)
     for call in calls:
         torch.compiler.reset()
         compiled = torch.compile(call, fullgraph=True, backend="eager",
                                  dynamic=dynamic)
         for t in (6, 4):
-            x, p = q[:, :, :t], pos[:, :t]
+            x = q[:, :, :t]
+            p = pos[:, :t]
             close(compiled(x, p), call(x, p), 1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_cuda(dtype):
-    q, pos = randn(2, 4, 6, 8, dtype=dtype), steps(6, 300)
+    q = randn(2, 4, 6, 8, dtype=dtype)
+    pos = steps(6, 300)
     for make, call in (
             (lambda: Rotary(8), lambda m, q, p: m(q, pos=p)[0]),
             (lambda: T5Bias(4), lambda m, q, p: m(p, p)),
@@ -823,7 +862,8 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
 @pytest.mark.parametrize("d", [16, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_narrow_types_are_trained_when_compiled(d, layout):
-    rotary, pos = Rotary(d, layout=layout), steps(4, 9)
+    rotary = Rotary(d, layout=layout)
+    pos = steps(4, 9)
 
     def turn(x):
         return rotary(x, pos=pos)[0]
@@ -836,7 +876,7 @@ def test_narrow_types_are_trained_when_compiled(d, layout):
         y.float().pow(3).sum().backward()
         found.append((y.detach(), x.grad))
     torch.compiler.reset()
-    for a, b in zip(*found):
+    for a, b in zip(*found, strict=True):
         close(a, b, 2 ** -7)
 
 

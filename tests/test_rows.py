@@ -5,8 +5,14 @@ from torch.nn import functional as F
 
 from tformer import rows
 from tformer.rows import (
-    GrowingRows, Positions, fused_attend, joined_positions,
-    online_attend, positions_below, repeat_heads)
+    GrowingRows,
+    Positions,
+    fused_attend,
+    joined_positions,
+    online_attend,
+    positions_below,
+    repeat_heads,
+)
 
 
 @pytest.mark.parametrize("block", [1, 3, 64])
@@ -35,7 +41,7 @@ def test_positions_go_on_from_the_largest_of_each_row():
     assert later.tolist() == [[3, 4], [1, 2], [0, 1]]
     both = joined_positions(Positions(at), Positions(later))
     assert both.at.tolist() == [a + b for a, b in zip(
-        at.tolist(), later.tolist())]
+        at.tolist(), later.tolist(), strict=True)]
 
 
 def test_what_is_below_is_kept_in_order():
@@ -46,7 +52,8 @@ def test_what_is_below_is_kept_in_order():
 
 
 def test_rows_that_grow_hold_what_they_were_given():
-    kept, parts = GrowingRows(2), [torch.randn(2, n, 3) for n in (4, 1, 5)]
+    kept = GrowingRows(2)
+    parts = [torch.randn(2, n, 3) for n in (4, 1, 5)]
     start = 0
     for part in parts:
         pos = Positions(start=start, n=part.shape[1])

@@ -14,9 +14,22 @@ from transformers import generation as peers
 from conftest import ROOT
 from helpers import generator, needs_cuda, plain_only
 from tformer.sampling import (
-    Sampler, Sampling, allow, bias, distinct, draw, frequency_penalty, min_p,
-    presence_penalty, process, repetition_penalty, temperature, top_k, top_p,
-    typical)
+    Sampler,
+    Sampling,
+    allow,
+    bias,
+    distinct,
+    draw,
+    frequency_penalty,
+    min_p,
+    presence_penalty,
+    process,
+    repetition_penalty,
+    temperature,
+    top_k,
+    top_p,
+    typical,
+)
 
 torch.set_num_threads(1)
 INF = math.inf
@@ -25,7 +38,8 @@ INF = math.inf
 @st.composite
 def rows(draw_, ties=True):
     "Logits (b, vocab) with ties and −∞, an id of each row left."
-    b, vocab = draw_(st.integers(1, 4)), draw_(st.integers(2, 90))
+    b = draw_(st.integers(1, 4))
+    vocab = draw_(st.integers(2, 90))
     made = generator(draw_(st.integers(0, 10**6)))
     z = draw_(st.sampled_from((0.3, 2.0, 8.0))) * torch.randn(
         b, vocab, generator=made)
@@ -50,8 +64,8 @@ def crosses(z, order, p):
 
 def largest_set(ours, theirs):
     "Equal, but for ids that tie with the smallest that they keep."
-    kept, least = ours > -INF, theirs.masked_fill(
-        theirs == -INF, INF).amin(-1, keepdim=True)
+    kept = ours > -INF
+    least = theirs.masked_fill(theirs == -INF, INF).amin(-1, keepdim=True)
     more = kept & (theirs == -INF)
     assert (kept >= (theirs > -INF)).all()
     assert torch.equal(ours[kept & ~more], theirs[kept & ~more])
@@ -117,7 +131,8 @@ def test_counting_penalties_equal_loops(z, penalty, n, seed):
     ids = torch.randint(-1, z.shape[1], (len(z), n),
                         generator=generator(seed))
     ids = torch.cat([ids, torch.full((len(z), 1), -1)], 1)  # nothing
-    often, once = z.clone(), z.clone()
+    often = z.clone()
+    once = z.clone()
     for row, wrote in enumerate(ids.tolist()):
         for i in {*wrote} - {-1}:
             often[row, i] -= penalty * wrote.count(i)
@@ -177,8 +192,8 @@ def test_a_long_vocabulary_equals_float64(scale):
 @some
 @given(rows(), st.integers(0, 99))
 def test_every_filter_leaves_an_id_and_its_input(z, seed):
-    before, ids = z.clone(), torch.randint(z.shape[1], (len(z), 3),
-                                           generator=generator(seed))
+    before = z.clone()
+    ids = torch.randint(z.shape[1], (len(z), 3), generator=generator(seed))
     for rule in (
             lambda x: temperature(x, 0.0), lambda x: temperature(x, 1e-7),
             lambda x: temperature(x, 1e-3), lambda x: top_k(x, 1),
@@ -218,8 +233,10 @@ def p_value(times, exact):
     seen = torch.cat([times[often], times[~often].sum()[None]]).double()
     meant = torch.cat([exact[often], exact[~often].sum()[None]]) * n
     if meant[-1] < 5:
-        seen[-2], meant[-2] = seen[-2] + seen[-1], meant[-2] + meant[-1]
-        seen, meant = seen[:-1], meant[:-1]
+        seen[-2] = seen[-2] + seen[-1]
+        meant[-2] = meant[-2] + meant[-1]
+        seen = seen[:-1]
+        meant = meant[:-1]
     square = ((seen - meant)**2 / meant).sum()
     free = torch.tensor((len(seen) - 1) / 2).double()
     return torch.special.gammaincc(free, square / 2).item()
@@ -233,7 +250,8 @@ def test_frequencies_are_the_probabilities(how):
     z = 2 * torch.randn(1, 40, generator=generator(3))
     exact = process(z, Sampling(**how))[0].double().softmax(-1)
     sampler = Sampler(Sampling(seed=0, **how))
-    z, times = z.expand(2_000, -1), torch.zeros(40)
+    z = z.expand(2_000, -1)
+    times = torch.zeros(40)
     for _ in range(10):
         times += sampler(z).bincount(minlength=40)
     assert p_value(times, exact) > 1e-4
@@ -273,7 +291,8 @@ WAYS = [Sampling(seed=1), Sampling(seed=2, top_k=5), Sampling(seed=3, top_k=5),
 
 def texts(groups, z, steps):
     "What rows write whose sampler is changed on the way."
-    sampler, wrote = Sampler([]), {}
+    sampler = Sampler([])
+    wrote = {}
     names = []
     for t in range(steps):
         for name in groups.get(t, []):
@@ -288,10 +307,11 @@ def texts(groups, z, steps):
             comes = [n for n in names if n not in old]
             sampler.select([old.index(n) for n in stays])
             sampler.join(Sampler([WAYS[n] for n in comes]))
-            names, sampler.names = stays + comes, stays + comes
+            names = stays + comes
+            sampler.names = stays + comes
         ids = sampler(torch.stack([z[len(wrote[n]), n] for n in names]),
                       [wrote[n] for n in names])
-        for n, i in zip(names, ids.tolist()):
+        for n, i in zip(names, ids.tolist(), strict=True):
             wrote[n].append(i)
     return wrote
 
@@ -336,7 +356,8 @@ def test_a_row_kept_twice_goes_on_the_same_way_twice():
     dict(min_p=0.01, typical_p=0.6), dict(top_k=40, typical_p=0.6)))
 def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
     z = 3 * torch.randn(1, 2000, generator=generator(2))
-    sampler, dice = Sampler(Sampling(seed=3, **how)), generator(3)
+    sampler = Sampler(Sampling(seed=3, **how))
+    dice = generator(3)
     for _ in range(200):
         u = torch.rand(1, generator=dice, dtype=torch.float64)
         assert sampler(z) == draw(process(z, Sampling(**how)), u)
@@ -349,14 +370,16 @@ def test_a_short_list_is_found_in_a_large_vocabulary(where):
     z = torch.randn(2, 20_011, generator=generator(7))
     z[:, where] += 6
     how = dict(top_k=40, temperature=0.7)
-    sampler, dice = Sampler([Sampling(seed=3, **how)] * 2), generator(3)
+    sampler = Sampler([Sampling(seed=3, **how)] * 2)
+    dice = generator(3)
     for _ in range(100):
         u = torch.rand((), generator=dice, dtype=torch.float64).expand(2)
         assert torch.equal(sampler(z), draw(process(z, Sampling(**how)), u))
 
 
 def test_each_setting_does_what_its_function_does():
-    z, wrote = torch.zeros(1, 5), torch.tensor([[1, 1, 2]])
+    z = torch.zeros(1, 5)
+    wrote = torch.tensor([[1, 1, 2]])
     both = process(z, Sampling(frequency=0.5, presence=2.0), wrote)
     assert both.tolist() == [[0, -3, -2.5, 0, 0]]
     y = 2 * torch.randn(3, 50, generator=generator(4))
@@ -383,7 +406,8 @@ def test_a_refused_call_draws_nothing():
 
 def test_joined_rows_are_copies():
     z = torch.zeros(1, 1000)
-    one, other = Sampler([Sampling(seed=1)]), Sampler([Sampling(seed=2)])
+    one = Sampler([Sampling(seed=1)])
+    other = Sampler([Sampling(seed=2)])
     straight = Sampler([Sampling(seed=2)])
     one(z)
     one.join(other)
@@ -448,7 +472,8 @@ def test_allowed_sees_what_its_row_wrote():
 @needs_cuda
 def test_a_device_writes_what_the_cpu_writes():
     z = (2 * torch.randn(20, 7, 633, generator=generator(5)))
-    here, there = Sampler(WAYS), Sampler(WAYS)
+    here = Sampler(WAYS)
+    there = Sampler(WAYS)
     for x in z:
         assert torch.equal(here(x), there(x.cuda()).cpu())
 

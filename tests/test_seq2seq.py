@@ -11,17 +11,23 @@ from torch import nn
 from torch.nn import functional as F
 
 import helpers
-from helpers import (
-    close, equal_models, generator, plain_only, randn, spread)
+from helpers import close, equal_models, generator, plain_only, randn, spread
 from tformer import check, seq2seq
 from tformer.attention import CrossAttention, SelfAttention
 from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
 from tformer.minimal import fit
-from tformer.position import sinusoids
 from tformer.model import Block
+from tformer.position import sinusoids
 from tformer.seq2seq import (
-    DecoderBlock, PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig, greedy,
-    shift_right, teacher_forced_loss, token_positions)
+    DecoderBlock,
+    PreNormSeq2Seq,
+    Seq2Seq,
+    Seq2SeqConfig,
+    greedy,
+    shift_right,
+    teacher_forced_loss,
+    token_positions,
+)
 
 SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
                       d_ff=24, max_len=20, dropout=0.0)
@@ -95,7 +101,7 @@ def copy_block(block, layer):
         part = wrapped.part
         for p, w, b in zip((part.q_proj, part.k_proj, part.v_proj),
                            theirs.in_proj_weight.chunk(3),
-                           theirs.in_proj_bias.chunk(3)):
+                           theirs.in_proj_bias.chunk(3), strict=True):
             p.weight.copy_(w)
             p.bias.copy_(b)
         part.o_proj.load_state_dict(theirs.out_proj.state_dict())
@@ -140,7 +146,8 @@ def make_marian(c):
 
 @torch.no_grad()
 def from_marian(peer, config):
-    ours, inner = Seq2Seq(config).eval(), peer.model
+    ours = Seq2Seq(config).eval()
+    inner = peer.model
     ours.embed.weight.copy_(inner.shared.weight)
     ours.positions.table.copy_(inner.encoder.embed_positions.weight)
 
@@ -187,7 +194,8 @@ def test_equals_nn_transformer_in_value_and_gradient():
     config = dataclasses.replace(SMALL, final_norm=True)
     peer = spread(Around(config))
     ours = from_torch(peer, config)
-    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+    src, keep = padded_sources()
+    ids = draw_ids(3, 5, seed=1)
     out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
     agree(ours, peer, lambda peer: from_torch(peer, config), out,
           peer(src, ids, keep))
@@ -197,7 +205,8 @@ def test_equals_nn_transformer_in_value_and_gradient():
 def test_pre_norm_equals_norm_first_in_value_and_gradient(side):
     peer = spread(Around(SMALL, norm_first=True))
     ours = from_torch(peer, SMALL, PreNormSeq2Seq)
-    (src, keep), ids = padded_sources(side), draw_ids(3, 5, seed=1)
+    src, keep = padded_sources(side)
+    ids = draw_ids(3, 5, seed=1)
     out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
     agree(ours, peer,
           lambda peer: from_torch(peer, SMALL, PreNormSeq2Seq), out,
@@ -208,7 +217,8 @@ def test_sources_padded_on_the_left_equal_nn_transformer():
     config = dataclasses.replace(SMALL, final_norm=True)
     peer = spread(Around(config))
     ours = from_torch(peer, config)
-    (src, keep), ids = padded_sources("left"), draw_ids(3, 5, seed=1)
+    src, keep = padded_sources("left")
+    ids = draw_ids(3, 5, seed=1)
     out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
     agree(ours, peer, lambda peer: from_torch(peer, config), out,
           peer(src, ids, keep))
@@ -217,7 +227,8 @@ def test_sources_padded_on_the_left_equal_nn_transformer():
 def test_equals_marian_in_value_and_gradient():
     marian = make_marian(SMALL)
     ours = from_marian(marian, SMALL)
-    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+    src, keep = padded_sources()
+    ids = draw_ids(3, 5, seed=1)
     out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
     expected = marian(input_ids=src, attention_mask=keep.long(),
                       decoder_input_ids=ids).logits
@@ -227,7 +238,8 @@ def test_equals_marian_in_value_and_gradient():
 
 def test_check_same_agrees_with_marian():
     marian = make_marian(SMALL)
-    ours, src = from_marian(marian, SMALL), draw_ids(1, 7)
+    ours = from_marian(marian, SMALL)
+    src = draw_ids(1, 7)
     report = check.same(check.WithSource(ours, src),
                         check.WithSource(marian, src), 40)
     assert report and "agree" in dict(report.lines)["gradients"]
@@ -284,8 +296,10 @@ def test_every_check_passes_on_the_fresh_model():
 
 
 def test_the_memory_is_projected_once_and_kept():
-    model, src = make(), draw_ids(2, 7)
-    cache, memory = model.new_cache(2), model.encode(src)
+    model = make()
+    src = draw_ids(2, 7)
+    cache = model.new_cache(2)
+    memory = model.encode(src)
     calls = []
     for block in model.blocks:
         block.cross_attention.part.k_proj.register_forward_hook(
@@ -294,12 +308,13 @@ def test_the_memory_is_projected_once_and_kept():
         model(draw_ids(2, 1), memory=memory, cache=cache)
     assert len(calls) == SMALL.n_layers
     for layer in cache.layers:
-        k, v = layer.layers[1].kept
+        k, _v = layer.layers[1].kept
         assert k.shape == (2, 4, 7, 4) and layer.layers[1].k_pos.n == 7
 
 
 def test_another_memory_in_the_same_cache_is_not_answered_with_the_old():
-    model, ids = make(std=0.3), draw_ids(2, 5, seed=1)
+    model = make(std=0.3)
+    ids = draw_ids(2, 5, seed=1)
     first, other = (model.encode(draw_ids(2, 7, seed=s)) for s in (2, 3))
     cache = model.new_cache(2)
     model(ids[:, :3], memory=first, cache=cache)
@@ -316,9 +331,11 @@ def test_another_memory_in_the_same_cache_is_not_answered_with_the_old():
 
 
 def test_rows_of_a_cache_are_reordered_with_their_memory():
-    model, ids = make(std=0.3), draw_ids(3, 6, seed=1)
+    model = make(std=0.3)
+    ids = draw_ids(3, 6, seed=1)
     src, keep = padded_sources()
-    memory, cache = model.encode(src, keep), model.new_cache(3)
+    memory = model.encode(src, keep)
+    cache = model.new_cache(3)
     model(ids[:, :4], memory=memory, memory_mask=keep, cache=cache)
     rows = torch.tensor([2, 0, 0])
     cache.select(rows)
@@ -329,7 +346,8 @@ def test_rows_of_a_cache_are_reordered_with_their_memory():
 
 
 def test_a_source_padded_on_any_side_equals_the_source_alone():
-    model, ids = make(std=0.3), draw_ids(3, 5, seed=1)
+    model = make(std=0.3)
+    ids = draw_ids(3, 5, seed=1)
     for side in ("left", "right"):
         src, keep = padded_sources(side)
         out = model(ids, memory=model.encode(src, keep), memory_mask=keep)
@@ -343,10 +361,13 @@ def test_a_source_padded_on_any_side_equals_the_source_alone():
 
 
 def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
-    model, ids = make(std=0.3), draw_ids(2, 6, seed=1)
+    model = make(std=0.3)
+    ids = draw_ids(2, 6, seed=1)
     memory = model.encode(draw_ids(2, 7))
     first = torch.zeros(1, 1, 6, 6).bool()
-    first[..., :3, :3] = first[..., 3:, 3:] = True  # two documents
+    # two documents
+    first[..., :3, :3] = True
+    first[..., 3:, 3:] = True
     out = model(ids, memory=memory, mask=first)
     other = ids.clone()
     other[:, 0] = (ids[:, 0] - 2) % 37 + 3
@@ -355,7 +376,8 @@ def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
 
 
 def test_positions_given_equal_positions_counted():
-    model, ids = make(std=0.3), draw_ids(2, 6, seed=1)
+    model = make(std=0.3)
+    ids = draw_ids(2, 6, seed=1)
     memory = model.encode(draw_ids(2, 7))
     out = model(ids, memory=memory)
     close(model(ids, memory=memory, pos=torch.arange(6)[None]), out)
@@ -364,7 +386,8 @@ def test_positions_given_equal_positions_counted():
 
 
 def test_the_encoder_sees_both_ways_and_its_order():
-    model, src = make(std=0.3), draw_ids(1, 7)
+    model = make(std=0.3)
+    src = draw_ids(1, 7)
     memory = model.encode(src)
     other = src.clone()
     other[0, 6] = (src[0, 6] - 2) % 37 + 3
@@ -375,7 +398,8 @@ def test_the_encoder_sees_both_ways_and_its_order():
 
 
 def test_the_decoder_reads_the_memory_as_a_set():
-    model, ids = make(std=0.3), draw_ids(1, 4)
+    model = make(std=0.3)
+    ids = draw_ids(1, 4)
     memory = model.encode(draw_ids(1, 7))
     order = torch.tensor([3, 1, 0, 2, 6, 5, 4])
     close(model(ids, memory=memory[:, order]), model(ids, memory=memory))
@@ -383,7 +407,8 @@ def test_the_decoder_reads_the_memory_as_a_set():
 
 def test_a_source_of_padding_only_is_finite():
     model = make(std=0.3)
-    src, keep = draw_ids(2, 5), torch.ones(2, 5).bool()
+    src = draw_ids(2, 5)
+    keep = torch.ones(2, 5).bool()
     keep[1] = False
     out = model(draw_ids(2, 4), memory=model.encode(src, keep),
                 memory_mask=keep)
@@ -428,7 +453,7 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
         model = make(kind, dropout=0.3, eps=1e-3)
         assert len(model.blocks) == len(model.encoder_blocks) == 2
         for block in (*model.encoder_blocks, *model.blocks):
-            wrapped = [m for m in block.children()]
+            wrapped = list(block.children())
             assert {type(m) for m in wrapped} == {arrange}
             assert {m.dropout.p for m in wrapped} == {0.3}
             assert {m.norm.eps for m in wrapped} == {1e-3}
@@ -453,14 +478,16 @@ def wrapped(arrange, *parts):
 def test_an_encoder_block_with_causal_attention_takes_a_cache(arrange):
     block = spread(Block(*wrapped(
         arrange, SelfAttention(16, 4, causal=True), FeedForward(16, 24))), 0.3)
-    x, cache = randn(2, 6, 16), block.new_cache(2)
+    x = randn(2, 6, 16)
+    cache = block.new_cache(2)
     parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
     close(torch.cat(parts, 1), block(x))
 
 
 @pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
 def test_blocks_hand_their_arguments_on(arrange):
-    x, memory = randn(2, 4, 16), randn(2, 5, 16, seed=1)
+    x = randn(2, 4, 16)
+    memory = randn(2, 5, 16, seed=1)
     pos = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
     memory_pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
     block = spread(DecoderBlock(*wrapped(
@@ -491,23 +518,24 @@ def test_dropout_acts_in_training_only_and_in_every_place():
 
 
 def test_too_long_texts_are_refused_naming_both_numbers():
-    model, memory = make(), torch.zeros(1, 3, 16)
-    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+    model = make()
+    memory = torch.zeros(1, 3, 16)
+    with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model.encode(draw_ids(1, 21))
-    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+    with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model(draw_ids(1, 21), memory=memory)
     cache = model.new_cache(1)
     model(draw_ids(1, 20), memory=memory, cache=cache)
-    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+    with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model(draw_ids(1, 1), memory=memory, cache=cache)
-    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+    with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model(draw_ids(1, 1), memory=memory, pos=torch.tensor([[20]]))
     pos = torch.arange(22)[None] - 2  # the padding is not counted
     model(draw_ids(1, 22), memory=memory, pos=pos)
     cache = model.new_cache(2)
     model(draw_ids(2, 20), memory=memory.repeat(2, 1, 1), cache=cache,
           pos=torch.stack([torch.arange(20), torch.arange(20) - 3]))
-    with pytest.raises(ValueError, match="21 tokens.*max_len 20"):
+    with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model(draw_ids(2, 1), memory=memory.repeat(2, 1, 1), cache=cache)
 
 
@@ -518,7 +546,8 @@ def test_too_long_texts_are_refused_naming_both_numbers():
     (torch.ones(3, 5).bool(), r"\(3, 5\) do not fit x \(2, 5"),
     (torch.ones(2, 1, 1, 5).bool(), r"mask must be of shape \(b, n\)")])
 def test_masks_that_do_not_fit_are_refused(mask, said):
-    model, src = make(), draw_ids(2, 5)
+    model = make()
+    src = draw_ids(2, 5)
     with pytest.raises(ValueError, match=said):
         model.encode(src, mask)
     with pytest.raises(ValueError, match=said):
@@ -531,7 +560,8 @@ def test_a_memory_of_another_batch_is_refused():
 
 
 def test_a_mask_of_zeros_and_ones_is_a_mask():
-    model, src = make(std=0.3), draw_ids(2, 5)
+    model = make(std=0.3)
+    src = draw_ids(2, 5)
     keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     assert torch.equal(model.encode(src, keep),
                        model.encode(src, keep.bool()))
@@ -575,7 +605,9 @@ def test_the_loss_equals_predictions_made_one_by_one():
 
 
 def test_without_a_padding_id_every_target_counts():
-    model, src, targets = make(), draw_ids(2, 6), draw_ids(2, 4, seed=1)
+    model = make()
+    src = draw_ids(2, 6)
+    targets = draw_ids(2, 4, seed=1)
     targets[0, 3] = 0
     logits = model(shift_right(targets, 1), memory=model.encode(src))
     want = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -603,7 +635,8 @@ def test_greedy_is_the_same_with_and_without_a_cache():
 
 
 def test_greedy_takes_the_likeliest_token_each_time():
-    model, src = talkative(make()), draw_ids(2, 7)
+    model = talkative(make())
+    src = draw_ids(2, 7)
     out = greedy(model, src, 6, start=1, eos=-1)
     assert len(out.unique()) > 2
     assert out.shape == (2, 6)
@@ -616,7 +649,8 @@ class Script(nn.Module):
 
     def __init__(self, rows):
         super().__init__()
-        self.rows, self.calls = torch.tensor(rows), []
+        self.rows = torch.tensor(rows)
+        self.calls = []
 
     def encode(self, src, mask=None):
         return torch.zeros(len(src), src.shape[1], 4)
@@ -717,7 +751,9 @@ def test_bad_fields_are_refused_naming_the_value(bad, words):
 
 
 def test_bfloat16_is_near_float32():
-    model, src, ids = make(), draw_ids(2, 7), draw_ids(2, 5, seed=1)
+    model = make()
+    src = draw_ids(2, 7)
+    ids = draw_ids(2, 5, seed=1)
     want = model(ids, memory=model.encode(src))
     low = copy.deepcopy(model).bfloat16()
     out = low(ids, memory=low.encode(src))
@@ -741,11 +777,14 @@ def test_works_on_meta_tensors():
 @kinds
 def test_runs_on_a_gpu(kind, tmp_path):
     model = make(kind, 0.3)
-    (src, keep), ids = padded_sources(), draw_ids(3, 5, seed=1)
+    src, keep = padded_sources()
+    ids = draw_ids(3, 5, seed=1)
     want = model(ids, memory=model.encode(src, keep), memory_mask=keep)
     written = greedy(model, src, 6, start=1, eos=2, mask=keep)
     model.cuda()
-    src, keep, ids = src.cuda(), keep.cuda(), ids.cuda()
+    src = src.cuda()
+    keep = keep.cuda()
+    ids = ids.cuda()
     out = model(ids, memory=model.encode(src, keep), memory_mask=keep)
     close(out.cpu(), want, 1e-4)
     assert torch.equal(greedy(model, src, 6, start=1, eos=2,

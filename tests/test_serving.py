@@ -18,8 +18,15 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.paged import Slots
 from tformer.sampling import Sampling
 from tformer.serving import (
-    POLICIES, Engine, QueueFull, Request, Ticket, alike, first_come,
-    shortest)
+    POLICIES,
+    Engine,
+    QueueFull,
+    Request,
+    Ticket,
+    alike,
+    first_come,
+    shortest,
+)
 
 torch.set_num_threads(1)
 DECODERS = [row for row in ROWS if row.causal]
@@ -78,14 +85,15 @@ def sound(engine):
         return
     tables = engine.rows.cache.tables
     consistent(engine.rows.pool, tables)
-    for ticket, row in zip(engine.scheduler.slots, tables.rows):
+    for ticket, row in zip(engine.scheduler.slots, tables.rows, strict=True):
         assert ticket is not None or not row
 
 
 def empty(engine):
     "Nothing is held by anybody."
     sound(engine)
-    assert not engine.busy and engine.scheduler.slots == [None] * len(engine.scheduler.slots)
+    assert not engine.busy
+    assert all(slot is None for slot in engine.scheduler.slots)
     pool = engine.rows.pool
     assert pool is None or pool.used_count == 0
 
@@ -116,7 +124,8 @@ def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
     source = next(row for row in ROWS if row.name == name).source
     engine = Engine(model_of(name), slots, policy=policy, chunk=chunk,
                     patience=patience, **blocks)
-    tickets, step = {}, 0
+    tickets = {}
+    step = 0
     while len(tickets) < len(asked) or engine.busy:
         for i, (when, ids, max_new, stop, seed, _) in enumerate(asked):
             if when <= step and i not in tickets:
@@ -172,7 +181,7 @@ def test_what_a_row_reads_is_never_what_another_reads(how):
     requests = [Request([*range(1, 1 + n)], 3 + n % 5)
                 for n in (30, 1, 2, 17, 1, 9, 33, 4)]
     tickets = Engine(MODEL, 3, **how).run(requests)
-    for ticket, text in zip(tickets, texts(requests)):
+    for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
 
 
@@ -190,7 +199,8 @@ def test_a_model_in_training_mode_is_left_as_it_was():
 
 def reads(engine):
     "How many tokens each call of ``read`` is given."
-    seen, read = [], engine.rows.read
+    seen = []
+    read = engine.rows.read
 
     def watched(slots, pieces, starts, **memory):
         seen.append([len(piece) for piece in pieces])
@@ -201,8 +211,10 @@ def reads(engine):
 
 @pytest.mark.parametrize("n", [4, 8, 9, 11])
 def test_a_prompt_that_is_cached_whole_computes_its_last_token(n):
-    engine, asked = Engine(MODEL, 2, **PAGED), Request([*range(1, n + 1)], 5)
-    seen, text = reads(engine), texts([asked])[0]
+    engine = Engine(MODEL, 2, **PAGED)
+    asked = Request([*range(1, n + 1)], 5)
+    seen = reads(engine)
+    text = texts([asked])[0]
     for _ in range(2):
         ticket, = engine.run([asked])
         same(ticket, text)
@@ -218,7 +230,8 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
     requests = [Request([1, 2, 3, 4, 5], 20, sampling(seed)),
                 Request([6, 7, 8, 9, 10, 11, 12, 13], 20, sampling(seed))]
     engine = Engine(MODEL, 2, blocks=10, block_size=3)
-    tickets, met = [engine.submit(r) for r in requests], 0
+    tickets = [engine.submit(r) for r in requests]
+    met = 0
     begin = engine.rows.cache.begin
 
     def watched(slot, ids):
@@ -231,14 +244,15 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
         engine.step()
         sound(engine)
     assert engine.scheduler.preempted and met
-    for ticket, text in zip(tickets, texts(requests)):
+    for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
 
 
 def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     asked = Request([1, 2, 3, 4, 5], 12)
     engine = Engine(MODEL, 2, **PAGED)
-    seen, ticket = reads(engine), engine.submit(asked)
+    seen = reads(engine)
+    ticket = engine.submit(asked)
     for _ in range(8):
         engine.step()
     assert len(ticket.ids) == 8 and ticket.read == 12
@@ -288,7 +302,8 @@ def test_who_has_written_nothing_may_still_be_reading(how):
 
 def test_a_long_prompt_holds_nobody_up():
     engine = Engine(MODEL, 2, chunk=4)
-    seen, short = reads(engine), engine.submit(Request([1, 2], 12))
+    seen = reads(engine)
+    short = engine.submit(Request([1, 2], 12))
     engine.step()
     engine.submit(Request([*range(1, 31)], 2))
     for n in range(2, 9):
@@ -299,7 +314,8 @@ def test_a_long_prompt_holds_nobody_up():
 
 
 def test_all_live_rows_share_one_call():
-    engine, calls = Engine(MODEL, 4), []
+    engine = Engine(MODEL, 4)
+    calls = []
     hook = MODEL.embed.register_forward_pre_hook(
         lambda part, given: calls.append(tuple(given[0].shape)))
     engine.run([Request([1, 2, 3], 5)] * 4)
@@ -376,8 +392,9 @@ def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
        patience=st.integers(0, 4), slots=st.integers(1, 3),
        policy=st.sampled_from(sorted(POLICIES)))
 def test_the_bound_holds_for_everybody(lengths, patience, slots, policy):
-    engine, tickets = Engine(MODEL, slots, policy=policy,
-                             patience=patience, blocks=9, block_size=3), []
+    engine = Engine(MODEL, slots, policy=policy,
+                    patience=patience, blocks=9, block_size=3)
+    tickets = []
     for n in lengths:
         tickets.append(engine.submit(Request([n] * n, 2)))
         if n % 2:
@@ -402,7 +419,7 @@ def test_the_youngest_gives_way():
         assert gone == inside[len(inside) - len(gone):]
         sound(engine)
     assert engine.scheduler.preempted
-    for ticket, text in zip(tickets, texts(requests)):
+    for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
     assert tickets[0].waited == 0
 
@@ -416,7 +433,7 @@ def test_memory_of_a_prefix_is_taken_once():
     engine.step()
     assert engine.rows.pool.used_count == 3 + 4
     engine.run()
-    for ticket, text in zip(tickets, texts(requests)):
+    for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
 
 
@@ -437,8 +454,10 @@ class Nan(nn.Module):
 
     def __init__(self, poison):
         super().__init__()
-        self.model, self.poison = small(), poison
-        self.max_len, self.new_cache = 40, self.model.new_cache
+        self.model = small()
+        self.poison = poison
+        self.max_len = 40
+        self.new_cache = self.model.new_cache
         with torch.no_grad():
             self.model.embed.weight[poison] = torch.nan
         self.model.lm_head.weight = nn.Parameter(
@@ -500,8 +519,9 @@ def test_a_bad_request_fails_alone(change, says, how):
         sound(engine)
     failed = tickets.pop(2)
     assert failed.reason == "error" and "\n" not in failed.error
-    pytest.raises(ValueError, list, failed).match(says)
-    for ticket, text in zip(tickets, texts(good)):
+    with pytest.raises(ValueError, match=says):
+        list(failed)
+    for ticket, text in zip(tickets, texts(good), strict=True):
         same(ticket, text)
     empty(engine)
 
@@ -518,7 +538,7 @@ def test_nan_of_a_row_is_its_own(how):
         engine.run()
         failed = tickets.pop(1)
         assert failed.error == "the logits hold NaN after 0 new ids"
-        for ticket, text in zip(tickets, texts(good, model)):
+        for ticket, text in zip(tickets, texts(good, model), strict=True):
             same(ticket, text)
         empty(engine)
 
@@ -545,7 +565,9 @@ def test_a_model_that_raises_while_it_decodes_fails_one():
     assert tickets[1].error == "RuntimeError: five is too much"
     assert len(tickets[1].ids) == 3
     if not any(5 in ids for ids in (full[0], full[2])):
-        for ticket, ids in zip((tickets[0], tickets[2]), (full[0], full[2])):
+        for ticket, ids in zip(
+            (tickets[0], tickets[2]), (full[0], full[2]), strict=True
+        ):
             assert ticket.ids == ids
     empty(engine)
 
@@ -619,8 +641,10 @@ def test_nobody_steps_within_a_step():
 
 
 def test_a_ticket_belongs_to_its_engine():
-    one, other = Engine(MODEL, 1), Engine(MODEL, 1)
-    ticket, mine = one.submit(Request([1], 3)), other.submit(Request([2], 3))
+    one = Engine(MODEL, 1)
+    other = Engine(MODEL, 1)
+    ticket = one.submit(Request([1], 3))
+    mine = other.submit(Request([2], 3))
     other.step()
     with pytest.raises(ValueError, match="a ticket of another engine"):
         other.cancel(ticket)
@@ -650,7 +674,8 @@ def test_a_policy_cannot_change_the_queue():
 
 
 def test_old_prefixes_are_forgotten_where_weights_are_others():
-    model, asked = small(), Request([*range(1, 10)], 5)
+    model = small()
+    asked = Request([*range(1, 10)], 5)
     engine = Engine(model, 2, **PAGED)
     engine.run([asked])
     with torch.no_grad():
@@ -664,7 +689,8 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
 
 def test_padding_of_a_memory_is_not_attended_to():
     row = next(row for row in ROWS if row.source)
-    model, memory = model_of(row.name), source_of(row.name, 4)
+    model = model_of(row.name)
+    memory = source_of(row.name, 4)
     padded = torch.cat([memory, 9 * torch.ones(3, memory.shape[1]).double()])
     keep = torch.arange(len(padded)) < len(memory)
     plain, masked, _ = Engine(model, 3).run([
@@ -783,7 +809,8 @@ def test_streams_side_by_side():
 
 
 def test_a_stream_that_is_cancelled_leaves():
-    engine, seen = Engine(MODEL, 2, **PAGED), []
+    engine = Engine(MODEL, 2, **PAGED)
+    seen = []
 
     async def follow(request, into):
         async for i in engine.submit(request):

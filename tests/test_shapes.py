@@ -6,9 +6,9 @@ import subprocess
 import sys
 from xml.etree import ElementTree
 
-import course       # book/_ext, where the conftest of the root looks
 import pytest
 
+import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
 # the tests of every module whose signatures carry shapes: those of nn.norms

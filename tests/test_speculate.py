@@ -14,8 +14,18 @@ from tformer.gpt import GPT
 from tformer.llama import Llama
 from tformer.sampling import Sampling, process
 from tformer.speculate import (
-    Int8Linear, ModelDraft, Prefix, PromptLookup, Proposal, accept,
-    expected_tokens, int8, rounds, speculate, strided)
+    Int8Linear,
+    ModelDraft,
+    Prefix,
+    PromptLookup,
+    Proposal,
+    accept,
+    expected_tokens,
+    int8,
+    rounds,
+    speculate,
+    strided,
+)
 
 decoders = pytest.mark.parametrize(
     "row", [r for r in ROWS if r.causal and not r.source],
@@ -27,7 +37,9 @@ class Knowing:
     "Offers the true ids, each with some probability another."
 
     def __init__(self, ids, right, k=4, seed=0):
-        self.ids, self.right, self.k = ids, right, k
+        self.ids = ids
+        self.right = right
+        self.k = k
         self.dice = random.Random(seed)
 
     def __call__(self, ids, most, sampling, dice):
@@ -73,11 +85,11 @@ def seed_std(right):
 def test_a_right_draft_saves_steps():
     model = LLAMA.make().double()
     plain = generate(model, [[5]], max_new=16)[0].ids
-    made = list(rounds(model, [[5]], Knowing([5] + plain, 1.0, 3),
+    made = list(rounds(model, [[5]], Knowing([5, *plain], 1.0, 3),
                        max_new=16))
     assert [len(step.ids) for step in made] == [4] * 4
     assert [step.accepted for step in made] == [3] * 4
-    made = list(rounds(model, [[5]], Knowing([5] + plain, 0.0, 3),
+    made = list(rounds(model, [[5]], Knowing([5, *plain], 0.0, 3),
                        max_new=16))
     assert len(made) == 16 and not any(step.accepted for step in made)
     assert [len(step.drafts) for step in made] == [3] * 13 + [2, 1, 0]
@@ -87,7 +99,7 @@ def test_a_right_draft_saves_steps():
 def test_a_text_stops_where_generate_stops_it(right):
     model = LLAMA.make().double()
     plain = generate(model, [[5]], max_new=16)[0].ids
-    draft = Knowing([5] + plain, right)
+    draft = Knowing([5, *plain], right)
     for stop in (plain[6], [plain[3], plain[9]],
                  lambda ids: len(ids) >= 5, [lambda ids: plain[7] in ids]):
         text = generate(model, [[5]], max_new=16, stop=stop)[0]
@@ -129,7 +141,8 @@ def test_a_model_drafts_for_itself():
         made = list(rounds(model, [[5]], ModelDraft(model, 4), max_new=15,
                            sampling=sampling))
         assert [step.accepted for step in made] == [4, 4, 4]
-    draft, other = ModelDraft(model, 3), ModelDraft(model, 3)
+    draft = ModelDraft(model, 3)
+    other = ModelDraft(model, 3)
     for ids in ([4, 4, 1], [4, 4, 1, 7], [4, 4], [9], [4, 4, 1, 7, 2]):
         fresh = ModelDraft(model, 3)
         assert draft(ids, 3, None, None).ids == fresh(
@@ -152,7 +165,8 @@ def chi_square(times, exact):
 @pytest.mark.parametrize("certain, n", [(False, 20_000), (True, 4000)])
 def test_two_tokens_have_the_distribution_of_the_model(certain, n):
     "A second token that is missing is drawn from p."
-    dice, vocab = generator(5), 3
+    dice = generator(5)
+    vocab = 3
     p = torch.rand(vocab + 1, vocab, generator=dice).double().softmax(-1)
     q = (3 * torch.rand(vocab + 1, vocab, generator=dice)
          ).double().softmax(-1)
@@ -181,12 +195,14 @@ def test_texts_have_the_distribution_of_the_model():
     model, other = (LLAMA.make(std, vocab_size=4, n_layers=1).double()
                     for std in (0.4, 0.6))
     settings = Sampling(temperature=0.7, top_p=0.95, repetition=1.3)
-    times, n = torch.zeros(4, 4, dtype=torch.float64), 500
-    draft, refused = ModelDraft(other, 2), 0
+    times = torch.zeros(4, 4, dtype=torch.float64)
+    n = 500
+    draft = ModelDraft(other, 2)
+    refused = 0
     for seed in range(n):
         how = Sampling(**{**vars(settings), "seed": seed})
         made = list(rounds(model, [[1]], draft, max_new=3, sampling=how))
-        a, b = sum((step.ids for step in made), [])[:2]
+        a, b = [i for step in made for i in step.ids][:2]
         times[a, b] += 1
         refused += made[0].accepted < 2
     with torch.no_grad():
@@ -218,12 +234,13 @@ def test_penalties_see_what_stands_before_each_draft(right):
                 Sampling(temperature=0.0, presence=3.0, bias={7: 2.0})):
         plain = generate(model, [[5]], max_new=15, sampling=how)[0]
         assert plain.ids != generate(model, [[5]], max_new=15)[0].ids
-        same(speculate(model, [[5]], Knowing([5] + plain.ids, right),
+        same(speculate(model, [[5]], Knowing([5, *plain.ids], right),
                        max_new=15, sampling=how), plain)
 
 
 def test_a_seed_is_a_text():
-    model, draft = LLAMA.make(), ModelDraft(LLAMA.make(0.25))
+    model = LLAMA.make()
+    draft = ModelDraft(LLAMA.make(0.25))
     how = Sampling(seed=3)
     one, two = (speculate(model, [[5]], draft, max_new=15, sampling=how)
                 for _ in range(2))
@@ -247,7 +264,8 @@ def test_what_is_equal_is_accepted_and_what_is_impossible_is_not():
 @pytest.mark.parametrize("alpha, k", [(0.0, 4), (0.5, 3), (0.9, 7),
                                       (1.0, 5)])
 def test_tokens_a_step_by_simulation(alpha, k):
-    dice, n = random.Random(0), 20_000
+    dice = random.Random(0)
+    n = 20_000
     total = 0
     for _ in range(n):
         total += 1
@@ -265,12 +283,17 @@ def test_tokens_a_step_by_simulation(alpha, k):
 
 def steps_of(draft, text, start):
     "Steps, and longer steps, for a text that is known."
-    at, steps, longer = start, 0, 0
+    at = start
+    steps = 0
+    longer = 0
     while at < len(text):
-        offer, n = draft(text[:at], len(text) - at - 1).ids, 0
+        offer = draft(text[:at], len(text) - at - 1).ids
+        n = 0
         while n < len(offer) and offer[n] == text[at + n]:
             n += 1
-        at, steps, longer = at + n + 1, steps + 1, longer + bool(offer)
+        at = at + n + 1
+        steps = steps + 1
+        longer = longer + bool(offer)
     return steps, longer
 
 
@@ -303,7 +326,9 @@ def test_lookup_falls_silent_where_it_is_refused(letters):
         steps, longer = steps_of(PromptLookup(), text, 64)
         total += steps + 0.6 * longer
     assert total < 4000 * 1.03
-    last, text = {}, [0, 0]  # every pair goes on otherwise each time
+    # every pair goes on otherwise each time
+    last = {}
+    text = [0, 0]
     while len(text) < 464:
         pair = *text[-2:],
         last[pair] = (last.get(pair, text[-1]) + 1) % 8
@@ -314,7 +339,8 @@ def test_lookup_falls_silent_where_it_is_refused(letters):
 
 def test_lookup_speaks_again_when_a_text_repeats_itself_again():
     dice = random.Random(0)
-    fresh, run = dice.sample(range(10_000), 100), [*range(20)]
+    fresh = dice.sample(range(10_000), 100)
+    run = [*range(20)]
     draft = PromptLookup()
     draft.worth = 0.0  # it was wrong for long
     steps, _ = steps_of(draft, fresh + run * 12, 100)
@@ -326,7 +352,8 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
 @decoders
 def test_rows_behind_a_prefix(row):
     model = row.make().double()
-    prefix, rests = [4, 9, 9, 1], [[3], [8, 2, 5], [7, 7]]
+    prefix = [4, 9, 9, 1]
+    rests = [[3], [8, 2, 5], [7, 7]]
     begun = Prefix(model, [prefix])
     assert begun.max_len == MAX_LEN - 4
     kept = [x.clone() for layer in begun.kept.layers for x in layer.kept]
@@ -334,13 +361,13 @@ def test_rows_behind_a_prefix(row):
         whole = generate(model, [prefix + rest for rest in some],
                          max_new=10)
         for ours, reference in zip(generate(begun, some, max_new=10),
-                                   whole):
+                                   whole, strict=True):
             same(ours, reference)
     draft = ModelDraft(row.make().double())
     same(speculate(begun, rests[1:2], draft, max_new=14), generate(
         model, [prefix + rests[1]], max_new=14)[0])
     after = [x for layer in begun.kept.layers for x in layer.kept]
-    assert all(torch.equal(a, b) for a, b in zip(kept, after))
+    assert all(torch.equal(a, b) for a, b in zip(kept, after, strict=True))
     ids = draw_ids(2, 5, high=VOCAB)
     whole = torch.cat([torch.tensor([prefix] * 2), ids], 1)
     close(begun(ids), model(whole)[:, 4:], 1e-9)
@@ -350,7 +377,8 @@ def test_rows_behind_a_prefix(row):
 
 
 def test_a_prefix_is_read_anew_where_weights_are_others():
-    begun, rest = Prefix(LLAMA.make(), [[4, 9, 9, 1]]), [[3]]
+    begun = Prefix(LLAMA.make(), [[4, 9, 9, 1]])
+    rest = [[3]]
     begun.double()
     assert begun.kept.layers[0].kept[0].dtype == torch.float64
     same(generate(begun, rest, max_new=9)[0], generate(
@@ -369,12 +397,16 @@ def test_a_prefix_is_read_anew_where_weights_are_others():
 @pytest.mark.parametrize("n", [2, 5, 6, 7, 19])
 def test_strides_equal_a_loop(window, stride, n):
     model = LLAMA.make().double()
-    ids, start, seen, loop = draw_ids(n, high=VOCAB), 0, 1, []
+    ids = draw_ids(n, high=VOCAB)
+    start = 0
+    seen = 1
+    loop = []
     while seen < n:
         end = min(start + window, n)
         logits = model(ids[None, start:end])[0].log_softmax(-1)
         loop += [logits[i - start - 1, ids[i]] for i in range(seen, end)]
-        start, seen = start + stride, end
+        start = start + stride
+        seen = end
     found = strided(model, ids, window, stride, batch=2)
     assert len(found) == n - 1
     close(found.double(), torch.stack(loop).detach(), 1e-5)
@@ -401,7 +433,8 @@ def test_one_byte_is_off_by_half_a_step_at_most():
 def test_a_model_of_one_byte():
     model = LLAMA.make()
     before = {k: x.clone() for k, x in model.state_dict().items()}
-    small, ids = int8(model), LLAMA.ids()
+    small = int8(model)
+    ids = LLAMA.ids()
     for name, x in model.state_dict().items():
         assert torch.equal(x, before[name]), name
     assert not any(isinstance(m, nn.Linear) or type(m).__name__ == "Linear"
@@ -495,7 +528,8 @@ def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
 
 
 def test_a_list_that_grows_is_kept_score_of():
-    draft, ids = PromptLookup(n=1, k=2, price=0.0), [1, 2, 3, 1]
+    draft = PromptLookup(n=1, k=2, price=0.0)
+    ids = [1, 2, 3, 1]
     draft(ids, 4)
     guess = list(draft.guess)
     ids += guess[:1]

@@ -1,4 +1,8 @@
-"""Stories: what the grammar tells scores 1 on every rule, and damage to one rule lowers that rule alone."""
+"""Stories: what the grammar tells scores 1 on every rule.
+
+Damage to one rule lowers the score of that rule alone.
+"""
+
 import dataclasses
 import hashlib
 import os
@@ -8,20 +12,37 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer import stories
-from tformer.stories import (BEATS, LEVELS, LEXICON, PLOTS, RULES, SEX, SITE, World, corpus, generate, grade, match,
-                             plain, read, sentences)
+from tformer.stories import (
+    BEATS,
+    LEVELS,
+    LEXICON,
+    PLOTS,
+    RULES,
+    SEX,
+    SITE,
+    World,
+    corpus,
+    generate,
+    grade,
+    match,
+    plain,
+    read,
+    sentences,
+)
 
 levels = pytest.mark.parametrize("level", LEVELS)
 
 
-FEW = 8 if os.environ.get("TFORMER_SHAPES") else 1      # every call is checked there, and slow
+FEW = (
+    8 if os.environ.get("TFORMER_SHAPES") else 1
+)  # every call is checked there, and slow
 examples = settings(max_examples=150 // FEW, deadline=None)
 
 
@@ -48,7 +69,9 @@ def test_everything_told_scores_one(level):
 @given(st.integers(0, 2**80), st.sampled_from(LEVELS), st.integers(0, 6))
 def test_any_seed(seed, level, n):
     told = list(generate(n, seed=seed, level=level))
-    assert len(told) == n and all(s.endswith("\n") and s.count("\n") == 1 and s.isascii() for s in told)
+    assert len(told) == n and all(
+        s.endswith("\n") and s.count("\n") == 1 and s.isascii() for s in told
+    )
     for text in ("".join(told), "\n".join(told)):
         found = grade(text, level)
         assert found.stories == found.flawless == n
@@ -58,30 +81,46 @@ def test_any_seed(seed, level, n):
 @levels
 def test_english(level):
     text = corpus(300_000 // FEW, level=level)
-    assert not re.search(r"\ba [aeio]|\ban [^aeiou]|\ba u(?!n[ik]|se)|\ban (uni|use|eu|on)", text)
+    assert not re.search(
+        r"\ba [aeio]|\ban [^aeiou]|\ba u(?!n[ik]|se)|\ban (uni|use|eu|on)", text
+    )
     assert not re.search(r"  |[{}|_+]|\.\.| [.,!?]| $", text)
     for story in text.split("\n\n"):
         assert story.count('"') % 2 == 0
         for sentence in sentences(story):
-            assert re.match(r'"?[A-Z]', sentence) and re.search(r'[.!?]$', sentence), sentence
+            assert re.match(r'"?[A-Z]', sentence) and re.search(r"[.!?]$", sentence), (
+                sentence
+            )
             words = [w.lower() for w in re.findall(r"[\w-]+", sentence)]
-            assert not [a for a, b in zip(words, words[1:]) if a == b], sentence
+            assert not [a for a, b in pairwise(words) if a == b], sentence
 
 
 @pytest.mark.skipif(FEW > 1, reason="tells millions of characters")
 def test_sizes():
-    words = {level: {w.lower() for w in re.findall(r"[A-Za-z-]+", corpus(1_500_000, level=level)) if SEX.get(w, 2) == 2}
-             for level in LEVELS}
+    words = {
+        level: {
+            w.lower()
+            for w in re.findall(r"[A-Za-z-]+", corpus(1_500_000, level=level))
+            if SEX.get(w, 2) == 2
+        }
+        for level in LEVELS
+    }
     assert 100 <= len(words[1]) <= 150 < len(words[2]) < 1000 <= len(words[3])
     lengths = [len(s) for s in some(1, 2000)]
-    assert 150 <= min(lengths) and max(lengths) < 480 and sum(n <= 350 for n in lengths) > 0.7 * len(lengths)
+    assert (
+        min(lengths) >= 150
+        and max(lengths) < 480
+        and sum(n <= 350 for n in lengths) > 0.7 * len(lengths)
+    )
     assert len(PLOTS) >= 8 and sum(p.level == 1 for p in PLOTS) == 3
 
 
 @levels
 def test_levels_nest(level):
     text = corpus(60_000, seed=3, level=level)
-    assert [low(grade(text, wider)) for wider in LEVELS if wider >= level] == [set()] * (4 - level)
+    assert [low(grade(text, wider)) for wider in LEVELS if wider >= level] == [
+        set()
+    ] * (4 - level)
     assert low(grade(text)) == set()
     for narrower in range(1, level):
         assert grade(text, narrower).sentences < 0.9
@@ -92,26 +131,43 @@ DIGESTS = {1: "3f2f3edfe2a1b843", 2: "ee30226537d4a56f", 3: "75f9b33001ad7fe4"}
 
 @levels
 def test_same_text_on_every_machine(level):
-    assert hashlib.sha256(corpus(100_000, seed=0, level=level).encode()).hexdigest()[:16] == DIGESTS[level]
+    assert (
+        hashlib.sha256(corpus(100_000, seed=0, level=level).encode()).hexdigest()[:16]
+        == DIGESTS[level]
+    )
 
 
 def test_hash_seed_does_not_matter():
-    code = "import sys; from tformer import stories; sys.stdout.write(stories.corpus(20000, seed=5, level=3))"
-    other = "0" if hash("king") % 2 else "12345"     # not that of this process
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONHASHSEED": other})
+    code = ("import sys; from tformer import stories; "
+            "sys.stdout.write(stories.corpus(20000, seed=5, level=3))")
+    other = "0" if hash("king") % 2 else "12345"  # not that of this process
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": other},
+    )
     assert done.stdout == corpus(20_000, seed=5, level=3)
 
 
 @levels
 def test_stream(level):
-    assert list(generate(5, seed=2, level=level)) == list(islice(generate(seed=2, level=level), 5))
-    assert list(generate(5, seed=2, level=level)) != list(generate(5, seed=3, level=level))
-    assert len({s for s in generate(4000 // FEW, level=level)}) > 3980 // FEW
+    assert list(generate(5, seed=2, level=level)) == list(
+        islice(generate(seed=2, level=level), 5)
+    )
+    assert list(generate(5, seed=2, level=level)) != list(
+        generate(5, seed=3, level=level)
+    )
+    assert len(set(generate(4000 // FEW, level=level))) > 3980 // FEW
     for chars in (0, 1, 1000, 30_000 // FEW):
         text = corpus(chars, seed=2, level=level)
-        assert chars <= len(text) <= chars + 1000 and (text == "" or text.endswith("\n"))
-        assert text == "\n".join(generate(text.count("\n\n") + bool(text), seed=2, level=level))
+        assert chars <= len(text) <= chars + 1000 and (
+            text == "" or text.endswith("\n")
+        )
+        assert text == "\n".join(
+            generate(text.count("\n\n") + bool(text), seed=2, level=level)
+        )
     tracemalloc.start()
     for _ in generate(1500 // FEW, level=level):
         pass
@@ -131,11 +187,13 @@ def _seconds(f):
     return time.process_time() - start
 
 
-# ------------------------------------------------------------------ one list, two directions
+# -------------------------------------------------- one list, two directions
+
 
 @levels
 def test_every_wording_is_read_back(level):
-    dice, seen = stories.Dice(9, level), set()
+    dice = stories.Dice(9, level)
+    seen = set()
     for _ in range(1500 // FEW):
         plot = dice.pick([p for p in PLOTS if p.level <= level])
         cast = stories.choose_cast(plot, dice)
@@ -148,7 +206,9 @@ def test_every_wording_is_read_back(level):
                 if slot.key in cast and slot.form not in stories.FORMS:
                     assert word == cast[slot.key]
             seen.add(w)
-    assert FEW > 1 or len(seen) >= 0.97 * sum(w.level <= level for ws in BEATS.values() for w in ws)
+    assert FEW > 1 or len(seen) >= 0.97 * sum(
+        w.level <= level for ws in BEATS.values() for w in ws
+    )
 
 
 @levels
@@ -156,13 +216,23 @@ def test_no_sentence_has_two_readings(level):
     every = [w for ws in BEATS.values() for w in ws if w.level <= level]
     lines = {line for story in some(level, 60) for line in sentences(story)}
     for line in sorted(lines)[::3]:
-        fit = [w.text for w in every if match(w, plain(line), stories.TAKES, level) is not None]
+        fit = [
+            w.text
+            for w in every
+            if match(w, plain(line), stories.TAKES, level) is not None
+        ]
         assert len(fit) == 1, (line, fit)
 
 
 def test_sentences():
-    assert sentences('"Look! It is here," said Tom. He ran.  "Why?" he asked. "No!" said Mia') == [
-        '"Look! It is here," said Tom.', "He ran.", '"Why?" he asked.', '"No!" said Mia']
+    assert sentences(
+        '"Look! It is here," said Tom. He ran.  "Why?" he asked. "No!" said Mia'
+    ) == [
+        '"Look! It is here," said Tom.',
+        "He ran.",
+        '"Why?" he asked.',
+        '"No!" said Mia',
+    ]
     assert sentences(" \n") == []
 
 
@@ -184,8 +254,13 @@ def test_tables():
                 keys = {p.key for p in w.parts if isinstance(p, stories.Slot)}
                 assert {k for k in keys if len(k) == 1} <= roles, (plot.name, w.text)
                 assert {k for k in keys if len(k) > 1} <= set(LEXICON), w.text
-                claimed = set("".join(part for fact in w.facts for part in fact if len(part) < 3))
-                assert keys & set("cdpq") <= claimed, (w.text, w.facts)     # no spot is named without a claim
+                claimed = set(
+                    "".join(part for fact in w.facts for part in fact if len(part) < 3)
+                )
+                assert keys & set("cdpq") <= claimed, (
+                    w.text,
+                    w.facts,
+                )  # no spot is named without a claim
 
 
 # ------------------------------------------------------------------ one rule broken
@@ -198,7 +273,9 @@ def test_swapped_pronoun(level):
         for m in re.finditer(r"\b([Hh]e|[Ss]he)\b", story):
             found = grade(story[:m.start()] + other[m[0]] + story[m.end():], level)
             assert low(found) == {"agreement"} and len(found.problems) == 1
-            assert re.fullmatch(r"story 1: s?he → \w+ is a (boy|girl)", found.problems[0])
+            assert re.fullmatch(
+                r"story 1: s?he → \w+ is a (boy|girl)", found.problems[0]
+            )
             tried += 1
     assert tried > 300 // FEW
 
@@ -221,13 +298,23 @@ def test_stranger(level):
     for story in some(level, 200):
         lines = sentences(story)
         for i in range(2, len(lines)):
-            names = [n for n in re.findall(r"\b[A-Z]\w+", lines[i]) if SEX.get(n, 2) < 2]
+            names = [
+                n for n in re.findall(r"\b[A-Z]\w+", lines[i]) if SEX.get(n, 2) < 2
+            ]
             names = [n for n in names if re.search(rf"\b{n}\b", " ".join(lines[:i]))]
             if not names:
                 continue
             child = names[0] in LEXICON["child"][2]
-            new = next(n for n in LEXICON["child" if child else "grown"][level - 1] if n not in story)
-            bad = [*lines[:i], re.sub(rf"\b{names[0]}\b", new, lines[i]), *lines[i + 1:]]
+            new = next(
+                n
+                for n in LEXICON["child" if child else "grown"][level - 1]
+                if n not in story
+            )
+            bad = [
+                *lines[:i],
+                re.sub(rf"\b{names[0]}\b", new, lines[i]),
+                *lines[i + 1 :],
+            ]
             found = grade(" ".join(bad) + "\n", level)
             assert low(found) == {"who"}, (bad[i], found.problems)
             assert f"story 1: {new} was never introduced" in found.problems
@@ -253,10 +340,21 @@ def test_moved_thing(level):
             spot = claims(lines, i, level)
             if spot:
                 kind = "low " if spot in LEXICON["low"][2] else "high "
-                new = next((s for s in LEXICON[kind + SITE[spot]][level - 1] if s not in story), None)
+                new = next(
+                    (
+                        s
+                        for s in LEXICON[kind + SITE[spot]][level - 1]
+                        if s not in story
+                    ),
+                    None,
+                )
                 if new is None:
                     continue
-                found = grade(" ".join([*lines[:i], lines[i].replace(spot, new), *lines[i + 1:]]) + "\n", level)
+                found = grade(
+                    " ".join([*lines[:i], lines[i].replace(spot, new), *lines[i + 1 :]])
+                    + "\n",
+                    level,
+                )
                 assert low(found) == {"permanence"}, (lines[i], found.problems)
                 tried += 1
                 assert f" is {spot}, not {new}" in found.problems[0]
@@ -269,12 +367,19 @@ def test_held_by_one(level):
     for story in some(level, 300):
         lines = sentences(story)
         beats = [read(line, level)[0].beat for line in lines]
-        for taking in ("give", "fetch", "mend", "restore"):     # without it, the next sentence has the wrong holder
+        for taking in (
+            "give",
+            "fetch",
+            "mend",
+            "restore",
+        ):  # without it, the next sentence has the wrong holder
             if taking in beats and "return" in beats:
                 i = beats.index(taking)
                 found = grade(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
                 assert low(found) - {"agreement"} == {"permanence"}, found.problems
-                assert found.agreement == 1 or re.search(r"\b([Hh]e|[Ss]he)\b", lines[i + 1])
+                assert found.agreement == 1 or re.search(
+                    r"\b([Hh]e|[Ss]he)\b", lines[i + 1]
+                )
                 tried += 1
     assert tried > 20 // FEW
 
@@ -317,8 +422,9 @@ def test_problem_and_solution_dropped(level):
 @levels
 def test_two_plots_mixed(level):
     told = some(level, 60)
-    for one, two in zip(told, told[1:]):
-        a, b = sentences(one), sentences(two)
+    for one, two in pairwise(told):
+        a = sentences(one)
+        b = sentences(two)
         beats = [[read(line, level)[0].beat for line in x] for x in (a, b)]
         plots = [next(p.name for p in PLOTS if p.marks[1] in x) for x in beats]
         if plots[0] != plots[1]:
@@ -374,7 +480,9 @@ def test_nothing():
 @given(st.text())
 def test_any_text(text):
     found = grade(text)
-    assert all(0 <= getattr(found, rule) <= 1 for rule in RULES) and 0 <= found.score < 0.5
+    assert (
+        all(0 <= getattr(found, rule) <= 1 for rule in RULES) and 0 <= found.score < 0.5
+    )
     assert isinstance(found.problems, list) and str(found)
 
 
@@ -384,12 +492,23 @@ def test_any_bytes(data, encoding):
     assert grade(data.decode(encoding, errors="replace")).score < 0.5
 
 
-PIECES = sorted({line for level in LEVELS for s in some(level, 30) for line in sentences(s)})
+PIECES = sorted(
+    {line for level in LEVELS for s in some(level, 30) for line in sentences(s)}
+)
 
 
 @examples
-@given(st.lists(st.one_of(st.sampled_from(PIECES), st.sampled_from(["\n", "\n\n", '"', "the ", "{a}", "\ud800", "."]),
-                          st.text(max_size=8)), max_size=30), st.sampled_from([None, *LEVELS]))
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(PIECES),
+            st.sampled_from(["\n", "\n\n", '"', "the ", "{a}", "\ud800", "."]),
+            st.text(max_size=8),
+        ),
+        max_size=30,
+    ),
+    st.sampled_from([None, *LEVELS]),
+)
 def test_any_mixture(pieces, level):
     found = grade(" ".join(pieces), level)
     assert all(0 <= getattr(found, rule) <= 1 for rule in RULES)
@@ -408,13 +527,25 @@ def test_cut_anywhere(data, level):
     assert found.problems == [], (text[start:start + 50], text[stop - 50:stop])
 
 
-@pytest.mark.parametrize("text", ['"' * 20_000, "a " * 50_000, "." * 50_000, 'Tom "' * 20_000, "Tom. " * 20_000,
-                                  "Mia put the " + "ball " * 50, "He said said " * 5000, "\n" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' * 20_000,
+        "a " * 50_000,
+        "." * 50_000,
+        'Tom "' * 20_000,
+        "Tom. " * 20_000,
+        "Mia put the " + "ball " * 50,
+        "He said said " * 5000,
+        "\n" * 100_000,
+    ],
+)
 def test_long_garbage_is_fast(text):
     assert _seconds(lambda: grade(text)) < 3
 
 
-# ------------------------------------------------------------------ arguments and results
+# -------------------------------------------------- arguments and results
+
 
 @pytest.mark.parametrize("call, error, words", [
     (lambda: grade(None), ValueError, ("NoneType", "str")),
@@ -452,12 +583,19 @@ def test_grade_is_a_small_frozen_value():
 
 def test_world():
     world = World()
-    for fact in (("Mia", ">", "the park"), ("Tom", ">", "the kitchen"), ("ball", ">", "Mia")):
+    for fact in (
+        ("Mia", ">", "the park"),
+        ("Tom", ">", "the kitchen"),
+        ("ball", ">", "Mia"),
+    ):
         world.tell(*fact)
     assert world.room("ball") == "the park" and world.room("Zoe") is None
     world.tell("Mia", "~", "Tom")
     world.tell("ball", "=", "Tom")
-    assert world.problems == ["Mia is in the park, not in the kitchen", "ball is with Mia, not with Tom"]
+    assert world.problems == [
+        "Mia is in the park, not in the kitchen",
+        "ball is with Mia, not with Tom",
+    ]
     assert world.failed == {"where": 1, "permanence": 1}
     world.focus = "Mia"
     world.forget("Once Mia and the ball flew away")
@@ -466,7 +604,9 @@ def test_world():
 
 def test_a_plot_can_be_added(monkeypatch):
     for name in ("PLOTS", "BEATS", "TAKES", "INDEX"):
-        monkeypatch.setattr(stories, name, type(getattr(stories, name))(getattr(stories, name)))
+        monkeypatch.setattr(
+            stories, name, type(getattr(stories, name))(getattr(stories, name))
+        )
     plot = stories.add_plot("""
 nap: a:child p:home
     meet lie

@@ -12,13 +12,13 @@ import sys
 import zipfile
 from types import SimpleNamespace
 
-import course       # book/_ext, where the conftest of the root looks
 import pytest
+import yaml
+
+import course  # book/_ext, where the conftest of the root looks
 import test_book
 import test_package
 import test_project
-import yaml
-
 from conftest import ROOT, build_book
 
 KEPT = ["01_attention_by_hand", "A1_figures", "A3_expect"]

@@ -31,8 +31,19 @@ from tformer.minimal import MiniGPT, fit, read_record, windows
 from tformer.model import WEIGHTS, read_tensors
 from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
 from tformer.train import (
-    Stopped, Trainer, Watch, accumulate, aside, compiled, first_bad_layer,
-    look, mean_loss, next_token_loss, recomputing, update)
+    Stopped,
+    Trainer,
+    Watch,
+    accumulate,
+    aside,
+    compiled,
+    first_bad_layer,
+    look,
+    mean_loss,
+    next_token_loss,
+    recomputing,
+    update,
+)
 
 # children and compilers are not what executed signatures are about
 plain = pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
@@ -57,7 +68,8 @@ def grads(model):
 # --- the loss
 
 def test_the_loss_is_that_of_torch():
-    model, batch = small(), next(iter(batches()))
+    model = small()
+    batch = next(iter(batches()))
     expected = F.cross_entropy(model(batch.ids).flatten(0, 1),
                                batch.targets.flatten())
     window = torch.cat([batch.ids, batch.targets[:, -1:]], 1)
@@ -74,7 +86,7 @@ def test_padded_and_packed_texts_cost_what_they_cost_alone(chunk):
              enumerate((3, 9, 17, 5))]
     alone = [next_token_loss(model, torch.tensor([t])) for t in texts]
     sizes = [len(t) - 1 for t in texts]
-    mean = sum(a * n for a, n in zip(alone, sizes)) / sum(sizes)
+    mean = sum(a * n for a, n in zip(alone, sizes, strict=True)) / sum(sizes)
     for loader in (Padded(texts, batch=4), Packed(texts, 34, batch=1)):
         batch = next(iter(loader))
         assert batch.count == sum(sizes)
@@ -92,8 +104,8 @@ def test_mean_loss_equals_one_large_batch():
     assert not any(p.grad is not None for p in model.parameters())
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         mean_loss(model, [])
-    with pytest.raises(ValueError, match="Windows has no end: evaluate on "
-                       "data.side_by_side"):
+    with pytest.raises(ValueError, match=r"Windows has no end: evaluate on "
+                       r"data\.side_by_side"):
         mean_loss(model, batches())
 
 
@@ -128,7 +140,8 @@ def test_parts_add_up_to_the_whole(lengths, seed, data):
     cut = data.draw(st.integers(1, len(texts) - 1))
     parts = [Batch(*(x[rows] for x in whole[:3]))
              for rows in (slice(0, cut), slice(cut, None))]
-    one, two = small().double(), small().double()
+    one = small().double()
+    two = small().double()
     expected = next_token_loss(one, whole)
     expected.backward()
     assert abs(accumulate(two, parts) - expected) < 1e-12
@@ -142,7 +155,7 @@ def test_a_training_with_accumulation_equals_one_with_large_batches():
         parts = [p for row in rows for p in row.split(8 // n)]
         Trainer(model, parts, steps=30, accumulate=n).fit()
         return model
-    for a, b in zip(thirty(1).parameters(), thirty(4).parameters()):
+    for a, b in zip(thirty(1).parameters(), thirty(4).parameters(), strict=True):
         assert (a - b).abs().max() < 1e-9
 
 
@@ -154,7 +167,8 @@ def test_batches_of_other_kinds_count_once():
 
 
 def test_a_column_of_labels_counts_too():
-    model, labels = nn.Embedding(5, 1), torch.tensor([[1], [2]])
+    model = nn.Embedding(5, 1)
+    labels = torch.tensor([[1], [2]])
     found = accumulate(model, [labels], lambda m, b: m(b).mean())
     assert found.isfinite() and model.weight.grad.any()
 
@@ -168,7 +182,8 @@ def test_nothing_to_learn_is_refused():
 # --- precision, recomputing, compiling
 
 def test_bf16_keeps_weights_and_gradients_in_float32():
-    model, batch = small(32), next(iter(batches()))
+    model = small(32)
+    batch = next(iter(batches()))
     plain = accumulate(model, [batch])
     full = grads(model)
     model.zero_grad()
@@ -184,7 +199,8 @@ def test_bf16_keeps_weights_and_gradients_in_float32():
     vocab_size=40, d_model=16, n_heads=2, n_layers=2, max_len=64,
     dropout=0.3))])
 def test_recomputing_changes_no_bit(make):
-    found, batch = [], next(iter(batches()))
+    found = []
+    batch = next(iter(batches()))
     for on in (False, True):
         torch.manual_seed(0)
         model = make()
@@ -199,7 +215,8 @@ def test_recomputing_changes_no_bit(make):
 
 
 def test_recomputing_a_block_that_is_used_twice():
-    model, batch = small(), next(iter(batches()))
+    model = small()
+    batch = next(iter(batches()))
     model.blocks[1] = model.blocks[0]
     with recomputing(model):
         next_token_loss(model, batch).backward()
@@ -207,15 +224,16 @@ def test_recomputing_a_block_that_is_used_twice():
 
 
 def test_recomputing_without_blocks():
-    with pytest.raises(ValueError, match="recompute needs model.blocks, "
-                       "which Linear has not"):
+    with pytest.raises(ValueError, match=r"recompute needs model\.blocks, "
+                       r"which Linear has not"):
         Trainer(nn.Linear(1, 1), [torch.ones(2, 1)], steps=1,
                 recompute=True).fit()
 
 
 def test_recomputing_keeps_less():
     def kept(on):
-        seen, model = {}, small(32, layers=8)
+        seen = {}
+        model = small(32, layers=8)
 
         def keep(x):
             seen[x.data_ptr()] = x
@@ -240,11 +258,12 @@ def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
     monkeypatch.setattr(train.shutil, "which", lambda name: "g++")
     eager = functools.partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", eager)
-    one, two = small(), small()
+    one = small()
+    two = small()
     trainer = Trainer(one, batches(), steps=3, compile=True, folder=tmp_path)
     trainer.fit()
     Trainer(two, batches(), steps=3).fit()
-    for a, b in zip(one.parameters(), two.parameters()):
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert (a - b).abs().max() < 1e-5
     again = Llama.load(tmp_path / "step-000003")
     assert all(map(torch.equal, one.parameters(), again.parameters()))
@@ -254,12 +273,13 @@ def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
 # --- one step
 
 def test_a_trainer_is_the_loop_by_hand():
-    ours, theirs = small(), small()
+    ours = small()
+    theirs = small()
     schedule = warmup_cosine(20, 4)
     Trainer(ours, batches(), steps=20, clip=0.5, schedule=schedule,
             optimizer=torch.optim.AdamW(ours.parameters(), 1e-2)).fit()
     optimizer = torch.optim.AdamW(theirs.parameters(), 1e-2)
-    for step, batch in zip(range(1, 21), batches()):
+    for step, batch in zip(range(1, 21), batches(), strict=True):
         optimizer.param_groups[0]["lr"] = 1e-2 * schedule(step)
         loss = F.cross_entropy(theirs(batch.ids).flatten(0, 1),
                                batch.targets.flatten())
@@ -267,7 +287,7 @@ def test_a_trainer_is_the_loop_by_hand():
         loss.backward()
         nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
         optimizer.step()
-    for a, b in zip(ours.parameters(), theirs.parameters()):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (a - b).abs().max() < 1e-5
 
 
@@ -276,12 +296,14 @@ def test_a_trainer_is_the_fit_of_the_tour():
     def tour():
         torch.manual_seed(0)
         return MiniGPT(40, d_model=16, n_layers=1, n_heads=2, max_len=16)
-    ours, theirs = tour(), tour()
+    ours = tour()
+    theirs = tour()
     losses = fit(theirs, windows(IDS, 16, 4), 20, lr=6e-3)
     optimizer = torch.optim.AdamW(ours.parameters(), 6e-3)
     probe = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], 6e-3)
     cycle = torch.optim.lr_scheduler.OneCycleLR(probe, 6e-3, 20)
-    rates, betas = [], []
+    rates = []
+    betas = []
     for _ in range(20):
         rates.append(probe.param_groups[0]["lr"] / 6e-3)
         betas.append(probe.param_groups[0]["betas"])
@@ -294,7 +316,7 @@ def test_a_trainer_is_the_fit_of_the_tour():
     rows = Trainer(ours, windows(IDS, 16, 4), steps=20, clip=math.inf,
                    schedule=schedule, optimizer=optimizer).fit()
     # the bias of keys does nothing, and is moved by rounding alone
-    for row, loss in zip(rows, losses):
+    for row, loss in zip(rows, losses, strict=True):
         assert abs(row["loss"] - loss) < 1e-5
 
 
@@ -321,7 +343,8 @@ def test_a_row_tells_step_loss_norm_and_rate():
 @pytest.mark.parametrize("precision, dtype", [
     (None, torch.float32), ("bf16", torch.bfloat16)])
 def test_a_trainer_computes_in_its_precision(precision, dtype):
-    model, seen = small(), set()
+    model = small()
+    seen = set()
     model.lm_head.register_forward_hook(
         lambda module, given, result: seen.add(result.dtype))
     Trainer(model, batches(), steps=1, precision=precision).fit()
@@ -330,7 +353,8 @@ def test_a_trainer_computes_in_its_precision(precision, dtype):
 
 @pytest.mark.parametrize("recompute, calls", [(False, 1), (True, 2)])
 def test_a_trainer_recomputes_blocks(recompute, calls):
-    model, seen = small(), []
+    model = small()
+    seen = []
     model.blocks[0].attention.register_forward_hook(
         lambda *_: seen.append(1))
     Trainer(model, batches(), steps=1, recompute=recompute).fit()
@@ -425,7 +449,7 @@ def test_rows_go_to_the_log_and_the_file(tmp_path):
     assert [line["eval_loss"] for line in lines] == ["", "1.0", "", "1.0",
                                                      "1.0"]
     assert all(float(line["loss"]) == row["loss"]
-               for line, row in zip(lines, rows))
+               for line, row in zip(lines, rows, strict=True))
 
 
 # --- what goes wrong in training
@@ -435,11 +459,11 @@ def test_a_nan_stops_before_the_weights_move():
     model.blocks[1].attention.norm.weight.data[2] = math.nan
     before = [p.clone() for p in model.parameters()]
     trainer = Trainer(model, batches(), steps=9, accumulate=2)
-    with pytest.raises(Stopped, match="the loss is nan at step 1: batch 1 "
-                       "of 2, first in the output of "
-                       "blocks.1.attention.norm") as stopped:
+    with pytest.raises(Stopped, match=r"the loss is nan at step 1: batch 1 "
+                       r"of 2, first in the output of "
+                       r"blocks\.1\.attention\.norm") as stopped:
         trainer.fit()
-    for a, b in zip(before, model.parameters()):
+    for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
     assert stopped.value.step == 1 and len(stopped.value.batches) == 2
 
@@ -452,7 +476,8 @@ def test_the_batch_to_blame_is_named():
 
         def forward(self, x):
             return self.line(x).log1p()
-    good, bad = torch.ones(2, 1), torch.tensor([[1.0], [math.inf]])
+    good = torch.ones(2, 1)
+    bad = torch.tensor([[1.0], [math.inf]])
     model = Odd()
     nn.init.ones_(model.line.weight)
     with pytest.raises(Stopped, match="at step 2: batch 3 of 3, first in "
@@ -465,15 +490,16 @@ def test_a_bad_gradient_after_a_good_loss():
     model = small()
     model.blocks[0].feed_forward.norm.weight.register_hook(
         lambda grad: grad * math.inf)
-    with pytest.raises(Stopped, match="the gradient is (nan|inf) at step 1: "
-                       "batch 1 of 1, first in the gradient of "
-                       "blocks.0.feed_forward.norm.weight"):
+    with pytest.raises(Stopped, match=r"the gradient is (nan|inf) at step 1: "
+                       r"batch 1 of 1, first in the gradient of "
+                       r"blocks\.0\.feed_forward\.norm\.weight"):
         Trainer(model, batches(), steps=1).fit()
 
 
 def test_the_largest_loss_is_to_blame():
-    model, n = small(), 0
-    good, bad = next(iter(batches())), next(iter(batches(seed=1)))
+    model = small()
+    good = next(iter(batches()))
+    bad = next(iter(batches(seed=1)))
     none = Batch(good.ids, torch.full_like(good.targets, -100))
 
     def loss(model, batch):
@@ -492,8 +518,8 @@ def test_a_jump_of_the_loss_stops():
 
     def loss(model, batch):
         return next(losses, 3.1) + 0 * model.norm.weight.sum()
-    with pytest.raises(Stopped, match="the loss jumps from 2.000 to 3.100 at"
-                       " step 62: batch 1 of 1, of loss 3.100, with"):
+    with pytest.raises(Stopped, match=r"the loss jumps from 2\.000 to 3\.100 at"
+                       r" step 62: batch 1 of 1, of loss 3\.100, with"):
         Trainer(small(), batches(), steps=99, loss=loss).fit()
 
 
@@ -535,12 +561,13 @@ def test_a_watch_goes_on_after_a_resume(tmp_path):
     again = training(tmp_path, steps=40, watch=Watch(window=5)).resume()
     assert again.watch.losses == [r["loss"] for r in again.history.rows][-5:]
     again.loss = lambda model, batch: noisy(model, batch) * 9
-    with pytest.raises(Stopped, match="jumps from .* at step 13"):
+    with pytest.raises(Stopped, match=r"jumps from .* at step 13"):
         again.fit()
 
 
 def test_hooks_are_taken_off_again():
-    model, batch = small(), next(iter(batches()))
+    model = small()
+    batch = next(iter(batches()))
     assert first_bad_layer(
         model, lambda: next_token_loss(model, batch).backward()) is None
     with pytest.raises(KeyError):
@@ -649,10 +676,14 @@ def files(folder):
 
 @plain
 def test_killed_at_twenty_moments_it_ends_with_the_same_bytes(memory):
-    calm, night, draw = memory / "calm", memory / "night", random.Random(5)
+    calm = memory / "calm"
+    night = memory / "night"
+    draw = random.Random(5)
     began = time.monotonic()
     assert child(lambda: training(calm).fit()) == 0
-    whole, kills, laps = time.monotonic() - began, 0, 0
+    whole = time.monotonic() - began
+    kills = 0
+    laps = 0
     while kills < 20:
         if kills % 2:
             ended = child(lambda: dying_in_a_save(
@@ -764,7 +795,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     left = sorted(p.name for p in (tmp_path / "full").iterdir())
     assert left == ["history.csv", "step-000004"]
     training(tmp_path / "full").resume().fit()
-    full, calm = files(tmp_path / "full"), files(calm)
+    full = files(tmp_path / "full")
+    calm = files(calm)
     assert {k for k in full if full[k] != calm.get(k)} == set()
     assert full.keys() == calm.keys()
 
@@ -825,7 +857,7 @@ def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
         rows = list(csv.DictReader(lines))
     kept = [row for row in read_record("wrong") if row["seed"] == "0"]
     assert [row["case"] for row in rows] == [row["case"] for row in kept]
-    for short, long in zip(rows, kept):
+    for short, long in zip(rows, kept, strict=True):
         assert short.keys() == long.keys()
         begins = [float(row["losses"].split()[0]) for row in (short, long)]
         assert begins[0] == pytest.approx(begins[1], abs=0.01)
@@ -836,7 +868,8 @@ def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
 def test_the_record_of_compute_is_what_the_chapter_says():
     rows = read_record("scaling")
     for row in rows:
-        n, tokens = int(row["parameters"]), int(row["tokens"])
+        n = int(row["parameters"])
+        tokens = int(row["tokens"])
         assert abs(tokens / n - 20) < 0.1
         assert abs(float(row["flops"]) / (6 * n * tokens) - 1) < 1e-3
     assert len({row["width"] for row in rows}) == 7

@@ -17,9 +17,25 @@ from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import write
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.trained import (
-    CARD, END, FILES, SHELF, TOKENIZER, Tour, TourConfig, Trained,
-    card_lines, find_trained, fingerprint, judge, load, read_card,
-    save_trained, share_copied, share_right, tell)
+    CARD,
+    END,
+    FILES,
+    SHELF,
+    TOKENIZER,
+    Tour,
+    TourConfig,
+    Trained,
+    card_lines,
+    find_trained,
+    fingerprint,
+    judge,
+    load,
+    read_card,
+    save_trained,
+    share_copied,
+    share_right,
+    tell,
+)
 
 NAMES = ["bert", "stories", "tour", "tour_no_mask", "translator"]
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -83,7 +99,9 @@ def test_the_storyteller_is_as_good_as_was_asked():
 def test_the_loss_on_the_card_is_the_loss(storyteller):
     "Computed here from probabilities, in float64."
     model, tokenizer, card = storyteller
-    end, cost, size = tokenizer.token_to_id(END), 0.0, 0
+    end = tokenizer.token_to_id(END)
+    cost = 0.0
+    size = 0
     for story in stories.generate(40, 1, 1):
         ids = [end, *tokenizer.encode(story.strip()), end]
         with torch.no_grad():
@@ -96,7 +114,8 @@ def test_the_loss_on_the_card_is_the_loss(storyteller):
 
 def test_the_tour_is_the_model_of_chapter_0():
     held_out = minimal.to_ids(stories.corpus(30_000, seed=1, level=1))
-    tour, blind = load("tour"), load("tour_no_mask")
+    tour = load("tour")
+    blind = load("tour_no_mask")
     recorded = float(minimal.read_record("ladder_line")[0]["nats_per_byte"])
     loss = minimal.evaluate(tour.model, held_out)
     assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < .01
@@ -145,7 +164,8 @@ def test_transformers_computes_the_same_from_the_file(storyteller):
 
 def test_the_translator_is_as_good_as_was_asked():
     "The card; and some sentences translated now, in one band."
-    model, tokenizer, card = trained = load("translator")
+    trained = load("translator")
+    model, tokenizer, card = trained
     assert card["parameters"] <= 1.5e6 and card["tried"] == 2000
     assert card["seconds"] <= 15 * 60
     shares = card["exact_by_phenomenon"]
@@ -174,7 +194,8 @@ def test_the_translator_was_tried_on_what_it_never_read():
 def test_the_masked_model_reads_and_writes():
     "The card, and what is filled and written now, in one band."
     bert = load("bert")
-    card, made = bert.card, script()
+    card = bert.card
+    made = script()
     best = max(p for name, p in card["share"].items() if name != "model")
     assert card["filled"] == card["share"]["model"] > best + 0.2
     new = made.told(120, 5)
@@ -285,7 +306,7 @@ def rewrite(folder, **changes):
 
 @pytest.mark.parametrize("files, words", [
     (None, "files in"), ({}, "needs a value for model.safetensors"),
-    ({name: None for name in FILES}, "is not the file"),
+    (dict.fromkeys(FILES), "is not the file"),
     ({name: {} for name in (*FILES, "more.txt")}, "has no file more.txt"),
 ])
 def test_a_card_without_hashes_is_refused(folder, files, words):
@@ -297,7 +318,7 @@ def test_a_card_without_hashes_is_refused(folder, files, words):
 def test_a_card_that_is_no_json_is_refused(folder):
     text = (folder / CARD).read_text("utf-8")
     (folder / CARD).write_text(text[:40], "utf-8")
-    with pytest.raises(ValueError, match="card.json is no JSON"):
+    with pytest.raises(ValueError, match=r"card\.json is no JSON"):
         load(folder)
 
 
@@ -308,7 +329,7 @@ def test_a_model_that_nobody_knows_is_refused(folder):
     card = read_card(SHELF / "tour")["files"]
     rewrite(folder, files=card | {
         "config.json": fingerprint(folder / "config.json")})
-    with pytest.raises(ValueError, match="Tour.*Mamba"):
+    with pytest.raises(ValueError, match=r"Tour.*Mamba"):
         load(folder)
 
 
@@ -410,7 +431,7 @@ def test_a_text_without_an_end_stops_at_the_limit():
     dict(temperature=math.nan), dict(n=2.5), dict(n=True),
     dict(start="once " * 400)])
 def test_bad_wishes_are_refused(storyteller, bad):
-    with pytest.raises(ValueError, match="above 0|at least 1|no room"):
+    with pytest.raises(ValueError, match=r"above 0|at least 1|no room"):
         tell(storyteller, **bad)
 
 
@@ -475,7 +496,8 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*words, "--only", "tour"])
     made.main()
     for name in ("tour", "stories"):
-        short, kept = load(tmp_path / name).card, load(name).card
+        short = load(tmp_path / name).card
+        kept = load(name).card
         assert short.keys() == kept.keys()
         for same in ("model", "parameters", "seed", "script", "about"):
             assert short[same] == kept[same]
@@ -487,13 +509,14 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
     made.main()                     # the same again: nothing is written
     assert (tmp_path / "tour" / CARD).read_bytes() == before
     monkeypatch.setattr(made, "read_card", lambda folder: {"loss": 0.1})
-    with pytest.raises(SystemExit, match="tour: loss .* was 0.1"):
+    with pytest.raises(SystemExit, match=r"tour: loss .* was 0\.1"):
         made.main()
 
 
 @plain_only
 def test_the_translator_is_made_by_its_script():
-    short, kept = script().train("translator", 2), load("translator").card
+    short = script().train("translator", 2)
+    kept = load("translator").card
     missing = {"model", "parameters", "files"}      # until it is saved
     assert short.card.keys() == kept.keys() - missing
     assert short.card["steps"] == 2 and short.card["loss"] > kept["loss"]
@@ -512,7 +535,8 @@ def test_a_retraining_outside_its_band_is_told():
 
 
 def test_the_script_rounds_to_what_the_file_can_hold():
-    made, model = script(), small(Llama).model
+    made = script()
+    model = small(Llama).model
     exact = {name: p.clone() for name, p in model.named_parameters()}
     made.round_weights(model)
     for name, p in model.named_parameters():
@@ -521,7 +545,8 @@ def test_the_script_rounds_to_what_the_file_can_hold():
 
 
 def test_every_parameter_has_one_optimizer():
-    made, model = script(), small(Llama).model
+    made = script()
+    model = small(Llama).model
     muon, adamw = made.optimizers(model)
     parts = [[id(p) for group in optimizer.param_groups
               for p in group["params"]] for optimizer in (muon, adamw)]
@@ -536,5 +561,5 @@ def test_the_loss_of_the_script_is_that_of_whole_texts(storyteller):
     texts = [s.strip() for s in stories.generate(7, 5, 1)]
     alone = [made.nats_per_byte(storyteller, [text]) for text in texts]
     sizes = [len(text) + 1 for text in texts]
-    expected = sum(a * n for a, n in zip(alone, sizes)) / sum(sizes)
+    expected = sum(a * n for a, n in zip(alone, sizes, strict=True)) / sum(sizes)
     assert abs(made.nats_per_byte(storyteller, texts) - expected) < 1e-5

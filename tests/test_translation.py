@@ -22,12 +22,27 @@ from tformer.minimal import read_record
 from tformer.parallel import Pair, word_for_word
 from tformer.parallel import pairs as grammar
 from tformer.seq2seq import (
-    PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig, greedy, teacher_forced_loss)
+    PreNormSeq2Seq,
+    Seq2Seq,
+    Seq2SeqConfig,
+    greedy,
+    teacher_forced_loss,
+)
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.translation import (
-    SPECIAL, Pairs, Sides, Translation, average, bleu_and_chrf, cross_maps,
-    score, translate, translation_loss, write)
+    SPECIAL,
+    Pairs,
+    Sides,
+    Translation,
+    average,
+    bleu_and_chrf,
+    cross_maps,
+    score,
+    translate,
+    translation_loss,
+    write,
+)
 
 FIVE = [("the white horse sleeps", "le cheval blanc dort"),
         ("the cat sees a bird", "le chat voit un oiseau"),
@@ -77,7 +92,8 @@ class Bare(nn.Module):
 @each_side
 def test_texts_come_back(sides):
     for source, target in FIVE:
-        (read,), (said,) = sides.sources([source]), sides.targets([target])
+        read, = sides.sources([source])
+        said, = sides.targets([target])
         assert sides.source.decode(read[:-1]) == source
         assert read[-1] == sides.source.token_to_id("<|end|>")
         assert sides.text(said) == target == sides.text(said + said)
@@ -102,19 +118,25 @@ def test_separate_vocabularies_share_no_id():
 @pytest.mark.parametrize("buckets", [True, False])
 @pytest.mark.parametrize("batch", [1, 2, 5, 99])
 def test_every_pair_comes_once_a_pass(sides, buckets, batch):
-    loader, seen = Pairs(FIVE, sides, batch, buckets=buckets), []
+    loader = Pairs(FIVE, sides, batch, buckets=buckets)
+    seen = []
     for k in range(len(loader.groups)):
         b = loader.batch_at(k)
         assert b.count == int((b.targets != -100).sum())
-        for src, mask, ids, targets in zip(*b[:4]):
+        for src, mask, ids, targets in zip(*b[:4], strict=True):
             said = targets[targets != -100].tolist()
             assert ids[:len(said)].tolist() == [sides.start, *said[:-1]]
             assert (ids[len(said):] == sides.pad).all()
             assert (src[~mask] == sides.pad).all()
             assert mask.tolist() == sorted(mask.tolist(), reverse=True)
             seen.append((src[mask].tolist(), said))
-    assert sorted(seen) == sorted(zip(
-        sides.sources(s for s, _ in FIVE), sides.targets(t for _, t in FIVE)))
+    assert sorted(seen) == sorted(
+        zip(
+            sides.sources(s for s, _ in FIVE),
+            sides.targets(t for _, t in FIVE),
+            strict=True,
+        )
+    )
     once = [b.count for b in loader.once()]
     assert sum(once) == sum(len(said) for _, said in seen)
 
@@ -133,7 +155,7 @@ def test_buckets_leave_less_padding():
 
 def test_order_can_be_saved():
     loader, other = (Pairs(FIVE, ONE, 2, seed=3) for _ in range(2))
-    first = [b.src.tolist() for _, b in zip(range(7), loader)]
+    first = [b.src.tolist() for _, b in zip(range(7), loader, strict=True)]
     state = json.loads(json.dumps(loader.state_dict()))
     other.load_state_dict(state)
     following = next(iter(other)).src.tolist()
@@ -185,7 +207,8 @@ def test_each_pass_and_each_seed_has_an_order_of_its_own():
         return [tuple(loader.batch_at(k).src.flatten().tolist())
                 for k in range(first, first + 15)]
 
-    a, b = order(0, 0), order(0, 15)
+    a = order(0, 0)
+    b = order(0, 15)
     assert sorted(a) == sorted(b) and a != b
     assert order(1, 0) != a == order(0, 0)
 
@@ -195,10 +218,13 @@ def test_each_pass_and_each_seed_has_an_order_of_its_own():
 @pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
-    one, total, n = model(kind).double(), 0.0, 0
+    one = model(kind).double()
+    total = 0.0
+    n = 0
     sides = SIDES["shared"]
     for source, target in FIVE:
-        (read,), (said,) = sides.sources([source]), sides.targets([target])
+        read, = sides.sources([source])
+        said, = sides.targets([target])
         given = torch.tensor([[sides.start, *said[:-1]]])
         logits = one(given, memory=one.encode(torch.tensor([read])))
         total = total + F.cross_entropy(
@@ -210,14 +236,15 @@ def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
     found = translation_loss(one, batch, smoothing)
     assert abs(found.item() - total.item() / n) < 1e-10
     if not smoothing:
-        src, targets = batch.src, batch.targets.where(
-            batch.targets >= 0, sides.pad)
+        src = batch.src
+        targets = batch.targets.where(batch.targets >= 0, sides.pad)
         assert abs(found.item() - teacher_forced_loss(
             one, src, targets, start=sides.start, pad=sides.pad)) < 1e-5
 
 
 def test_the_default_is_the_smoothing_of_2017():
-    batch, one = Pairs(FIVE, ONE).batch_at(0), model()
+    batch = Pairs(FIVE, ONE).batch_at(0)
+    one = model()
     assert translation_loss(one, batch) == translation_loss(one, batch, 0.1)
     assert translation_loss(one, batch) != translation_loss(one, batch, 0.0)
 
@@ -226,8 +253,10 @@ def test_the_default_is_the_smoothing_of_2017():
 
 @pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
 def test_writing_is_greedy(kind):
-    one, src = model(kind), draw_ids(4, 7, low=3, high=300)
-    src[1, 3:], src[2, 5:] = 0, 0
+    one = model(kind)
+    src = draw_ids(4, 7, low=3, high=300)
+    src[1, 3:] = 0
+    src[2, 5:] = 0
     how = dict(start=1, mask=src != 0)
     expected = greedy(one, src, 12, eos=2, **how)
     assert torch.equal(write(one, src, 12, end=2, **how), expected)
@@ -235,7 +264,8 @@ def test_writing_is_greedy(kind):
 
 
 def test_forced_tokens_are_written_and_read():
-    one, src = model(), draw_ids(3, 6, low=3, high=300)
+    one = model()
+    src = draw_ids(3, 6, low=3, high=300)
     free = write(one, src, 9, start=1, end=2)
     forced = torch.full((3, 4), -1)
     forced[:, 2] = (free[:, 2] + 1) % 290 + 3
@@ -259,7 +289,8 @@ def test_forced_tokens_are_written_and_read():
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("wrap", [lambda m: m, Bare])
 def test_alone_or_in_a_batch(side, wrap):
-    one, sides = wrap(learned(side)), SIDES[side]
+    one = wrap(learned(side))
+    sides = SIDES[side]
     texts = [s for s, _ in FIVE] + ["the bird", "she gives a house to him"]
     alone = [translate(one, sides, [text])[0] for text in texts]
     assert alone[:5] == [t for _, t in FIVE]
@@ -270,11 +301,12 @@ def test_alone_or_in_a_batch(side, wrap):
 
 def test_nothing_is_left_behind():
     one = model(dropout=0.5).train()
-    state, chance = copy.deepcopy(one.state_dict()), torch.get_rng_state()
+    state = copy.deepcopy(one.state_dict())
+    chance = torch.get_rng_state()
     first = translate(one, ONE, ["the cat"])
     assert one.training and torch.equal(chance, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(
-        state.values(), one.state_dict().values()))
+        state.values(), one.state_dict().values(), strict=True))
     assert first == translate(one, ONE, ["the cat"])
 
 
@@ -377,12 +409,12 @@ def test_the_average_is_that_of_torch():
         assert (p - q).abs().max() < 1e-5, name
     assert mean.lm_head.weight is mean.embed.weight
     assert all(torch.equal(a, b) for a, b in zip(
-        before.values(), models[-1].state_dict().values()))
+        before.values(), models[-1].state_dict().values(), strict=True))
 
 
 def test_an_average_is_computed_wide():
     models = [nn.Linear(1, 1, bias=False) for _ in range(3)]
-    for one, x in zip(models, (1e8, 1.0, -1e8)):
+    for one, x in zip(models, (1e8, 1.0, -1e8), strict=True):
         nn.init.constant_(one.weight, x)
     assert abs(average(models).weight.item() - 1 / 3) < 1e-6
     norms = [nn.BatchNorm1d(2) for _ in range(2)]
@@ -399,7 +431,8 @@ def test_what_has_no_average_is_refused():
         average([nn.Linear(2, 3), nn.Linear(3, 3)])
     with pytest.raises(ValueError, match="model 0 has no bias of shape"):
         average([nn.Linear(2, 3, bias=False), nn.Linear(2, 3)])
-    with pytest.raises(ValueError, match="model 0 has bias, which the last one has not"):
+    with pytest.raises(
+            ValueError, match="model 0 has bias, which the last one has not"):
         average([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
 
 
@@ -410,7 +443,8 @@ def test_maps_are_those_of_torch(sides):
     one = model(vocab_size=len(sides))
     found = cross_maps(one, sides, *FIVE[0])
     batch = Pairs(FIVE[:1], sides).of([0])
-    memory, held = one.encode(batch.src), []
+    memory = one.encode(batch.src)
+    held = []
     for layer, block in enumerate(one.blocks):
         part = block.cross_attention.part
         twin = nn.MultiheadAttention(16, 2, batch_first=True)
@@ -457,7 +491,7 @@ def test_exact_matches_are_counted_by_phenomenon():
              Pair("c", "C", ())]
     found = score(["A", "b", "C"], pairs)
     assert found == {"all": (2, 3), "x": (1, 1), "y": (1, 2)}
-    assert found["y"].share == 0.5 and [*found][0] == "all"
+    assert found["y"].share == 0.5 and next(iter(found)) == "all"
     assert score(["A"], [("a", "A")]) == {"all": (1, 1)}
     for some in ([], ["A"]):
         with pytest.raises(ValueError, match="translations for 3 right ones"):
@@ -466,14 +500,14 @@ def test_exact_matches_are_counted_by_phenomenon():
 
 def test_bleu_is_what_papineni_wrote():
     def grams(words, n):
-        return Counter(zip(*(words[i:] for i in range(n))))
+        return Counter(zip(*(words[i:] for i in range(n)), strict=True))
 
     wanted = [p.target.replace(".", "").replace("?", "").replace("'", " ")
               .replace(",", "").replace("-", " ") for p in grammar(60)]
     said = [" ".join(t.split()[1:]) for t in wanted]
     logs = sum(math.log(
         sum((grams(a.split(), n) & grams(b.split(), n)).total()
-            for a, b in zip(said, wanted))
+            for a, b in zip(said, wanted, strict=True))
         / sum(grams(a.split(), n).total() for a in said)) / 4
         for n in range(1, 5))
     short = 1 - sum(len(b.split()) for b in wanted) / sum(
@@ -507,9 +541,10 @@ def test_without_sacrebleu_it_says_what_to_install(monkeypatch):
 @settings(max_examples=30, deadline=None)
 def test_no_pair_is_lost(pairs, batch):
     loader = Pairs(pairs, ONE, batch)
-    sides, seen = loader.sides, []
+    sides = loader.sides
+    seen = []
     for b in loader.once():
-        for src, mask, targets in zip(b.src, b.mask, b.targets):
+        for src, mask, targets in zip(b.src, b.mask, b.targets, strict=True):
             seen.append((ONE.decode(src[mask].tolist()[:-1]),
                          sides.text(targets[targets >= 0].tolist())))
     assert sorted(seen) == sorted(pairs)

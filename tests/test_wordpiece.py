@@ -1,4 +1,5 @@
 """Word pieces, labels laid over them, spans and their scores."""
+import itertools
 import random
 import re
 import warnings
@@ -16,8 +17,16 @@ from helpers import plain_only
 from tformer import stories
 from tformer.bpe import GPT2_PATTERN
 from tformer.wordpiece import (
-    Span, WordPiece, align_labels, bio, join_gain, span_scores, spans_of,
-    tag_story, train_pieces)
+    Span,
+    WordPiece,
+    align_labels,
+    bio,
+    join_gain,
+    span_scores,
+    spans_of,
+    tag_story,
+    train_pieces,
+)
 
 vocabularies = st.sets(st.text("ab", min_size=1, max_size=3).flatmap(
     lambda s: st.sampled_from([s, f"##{s}"])), min_size=1, max_size=12)
@@ -59,7 +68,7 @@ def test_a_text_is_cut_into_the_words_of_bert(text):
         letters = {m + c for c in text for m in ("", "##")}
         pieces, words = WordPiece(letters).encode(text)
         joined = [""] * (words[-1] + 1)
-        for piece, n in zip(pieces, words):
+        for piece, n in zip(pieces, words, strict=True):
             joined[n] += re.sub("^##", "", piece)
         assert joined == theirs
 
@@ -96,7 +105,8 @@ def joined(row, a, b):
        st.sampled_from("abc"), st.sampled_from("abc"))
 def test_the_gain_is_that_of_the_likelihood(row, a, b):
     after = joined(row, a, b)
-    n, ones = len(row) - len(after), Counter(row)
+    n = len(row) - len(after)
+    ones = Counter(row)
     if n:
         gain = join_gain(*(np.array([x], float) for x in (
             n, ones[a], ones[b])), np.array([a == b]), len(row))
@@ -108,11 +118,12 @@ def slow_training(words, size, min_count, rule):
     cut = {w: [w[0], *(f"##{c}" for c in w[1:])] for w in words}
     vocab = sorted({p for row in cut.values() for p in row})
     while len(vocab) < size:
-        ones, best = Counter(), []
+        ones = Counter()
+        best = []
         for w, row in cut.items():
             ones.update({p: row.count(p) * words[w] for p in {*row}})
         total = sum(ones.values())
-        for a, b in {p for row in cut.values() for p in zip(row, row[1:])}:
+        for a, b in {p for row in cut.values() for p in itertools.pairwise(row)}:
             trial = {w: joined(row, a, b) for w, row in cut.items()}
             n = sum((len(cut[w]) - len(trial[w])) * words[w] for w in cut)
             then = Counter()
@@ -138,11 +149,12 @@ def slow_training(words, size, min_count, rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_training_is_that_which_counts_everything_anew(rule):
     dice = random.Random(1)
-    for trial in range(25):
+    for _trial in range(25):
         words = Counter("".join(dice.choices("abc", k=dice.randint(1, 7)))
                         for _ in range(dice.randint(1, 25)))
         text = " ".join(words.elements())
-        size, least = dice.randint(4, 40), dice.randint(1, 3)
+        size = dice.randint(4, 40)
+        least = dice.randint(1, 3)
         assert train_pieces([text], size, least, rule) == slow_training(
             words, size, least, rule)
 
@@ -156,7 +168,7 @@ def test_what_is_learned_can_be_read_again(rule):
     for text in texts:
         pieces, words = cutter.encode(text)
         joined = {}
-        for piece, n in zip(pieces, words):
+        for piece, n in zip(pieces, words, strict=True):
             joined[n] = joined.get(n, "") + piece.removeprefix("##")
         assert [*joined.values()] == re.findall(r"\w+|[^\w\s]", text)
     assert train_pieces(["ab ab"], 50, rule=rule) == ["##b", "a", "ab"]
@@ -218,9 +230,11 @@ def test_spans_and_tags_go_both_ways(row):
 
 def scanned(row):
     "Spans by the letter: each place in turn, from the left."
-    found, i = set(), 0
+    found = set()
+    i = 0
     while i < len(row):
-        begin, kind = i, row[i][2:]
+        begin = i
+        kind = row[i][2:]
         i += 1
         while kind and i < len(row) and row[i] == "I-" + kind:
             i += 1
@@ -233,7 +247,8 @@ def scanned(row):
 def test_scores_are_those_of_counting_pairs(pairs):
     pairs = [(a[:min(len(a), len(b))], b[:min(len(a), len(b))])
              for a, b in pairs]
-    gold, guess = [a for a, _ in pairs], [b for _, b in pairs]
+    gold = [a for a, _ in pairs]
+    guess = [b for _, b in pairs]
     assert all({*spans_of(a)} == scanned(a) for a in gold)
     right = sum(len(scanned(a) & scanned(b)) for a, b in pairs)
     said = sum(len(scanned(b)) for b in guess)
@@ -319,7 +334,7 @@ def test_patterns_that_keep_signs_at_words_lose_no_span():
     coarse = told(story, r"(?s).{1,7}")
     assert [kind for _, kind in coarse] == [
         kind for _, kind in told(story)]
-    for (some, _), (text, _) in zip(coarse, told(story)):
+    for (some, _), (text, _) in zip(coarse, told(story), strict=True):
         assert text in some
     gaps = story.replace(" ", "  \n")
     assert told(gaps, r"\s*\S+") == told(story, r"\s*\S+")
@@ -388,7 +403,9 @@ def test_bad_input_is_refused_in_one_sentence(call, message):
 def test_random_spans_survive():
     dice = random.Random(0)
     for _ in range(100):
-        n, spans, at = dice.randint(1, 20), [], 0
+        n = dice.randint(1, 20)
+        spans = []
+        at = 0
         while at < n:
             start = at + dice.randint(0, 3)
             end = start + dice.randint(1, 3)

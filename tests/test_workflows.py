@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import course       # book/_ext, where the conftest of the root looks
 import pytest
 import yaml
 
+import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

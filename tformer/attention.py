@@ -19,12 +19,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
-from .attend import (
-    attend, causal_mask, no_autocast, padding_mask)
+from .attend import attend, causal_mask, no_autocast, padding_mask
 from .layers import Linear
-from .rows import (
-    GrowingRows, MemoryCache, Positions, Together, fused_attend,
-    joined_positions, positions_below, repeat_heads, with_causal)
+from tformer.rows import (
+    GrowingRows,
+    MemoryCache,
+    Positions,
+    Together,
+    fused_attend,
+    joined_positions,
+    positions_below,
+    repeat_heads,
+    with_causal,
+)
 
 # %% ../nbs/07_multi_head_attention.ipynb #a1480edd
 def split_heads(
@@ -67,7 +74,9 @@ def explicit_attend(
     ``ValueError`` naming the shapes or types that do not fit.
     """
     expect.attention(q, k, v, mask, bias, shared=True)
-    n, t, s = q.shape[1] // k.shape[1], q.shape[-2], k.shape[-2]
+    n = q.shape[1] // k.shape[1]
+    t = q.shape[-2]
+    s = k.shape[-2]
     mask = with_causal(mask, causal, t, s, q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = (repeat_heads(x, n).to(wide) for x in (k, v))
@@ -144,7 +153,8 @@ class Attention(nn.Module):
     def __init__(self, dropout: float = 0.0, fused: bool = True):
         super().__init__()
         expect.number("[0, 1)", dropout=dropout)
-        self.dropout, self.fused = dropout, fused
+        self.dropout = dropout
+        self.fused = fused
 
     def new_cache(self, batch: int,
                   max_len: int | None = None) -> "LayerCache":
@@ -159,7 +169,8 @@ class Attention(nn.Module):
         "The output ``(b, t, d_model)``; with ``need_weights``, and them."
         how["dropout"] = self.dropout if self.training else 0.0
         if self.fused and not need_weights:
-            output, weights = fused_attend(q, k, v, **how), None
+            output = fused_attend(q, k, v, **how)
+            weights = None
         else:
             output, weights = explicit_attend(q, k, v, **how)
         output = self.o_proj(output.transpose(1, 2).flatten(2))
@@ -191,11 +202,17 @@ class SelfAttention(Attention):
         super().__init__(dropout, fused)
         expect.heads(d_model=d_model, n_heads=n_heads, d_head=d_head,
                      n_kv_heads=n_kv_heads, d_v=d_v)
-        d_head, kv = d_head or d_model // n_heads, n_kv_heads or n_heads
+        d_head = d_head or d_model // n_heads
+        kv = n_kv_heads or n_heads
         d_v = d_v or d_head
-        self.n_heads, self.n_kv_heads, self.causal = n_heads, kv, causal
-        self.rotary, self.score_bias = rotary, score_bias
-        self.q_norm, self.k_norm, self.packed = q_norm, k_norm, packed
+        self.n_heads = n_heads
+        self.n_kv_heads = kv
+        self.causal = causal
+        self.rotary = rotary
+        self.score_bias = score_bias
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.packed = packed
         self.widths = [n_heads * d_head, kv * d_head, kv * d_v]
         if packed:
             self.qkv_proj = Linear(d_model, sum(self.widths), bias)
@@ -269,8 +286,10 @@ class CrossAttention(Attention):
         super().__init__(dropout, fused)
         expect.heads(d_model=d_model, n_heads=n_heads, d_head=d_head,
                      d_v=d_v, d_memory=d_memory)
-        d_head, self.n_heads = d_head or d_model // n_heads, n_heads
-        d_v, d_memory = d_v or d_head, d_memory or d_model
+        d_head = d_head or d_model // n_heads
+        self.n_heads = n_heads
+        d_v = d_v or d_head
+        d_memory = d_memory or d_model
         self.q_proj = Linear(d_model, n_heads * d_head, bias)
         self.k_proj = Linear(d_memory, n_heads * d_head, bias)
         self.v_proj = Linear(d_memory, n_heads * d_v, bias)
@@ -335,7 +354,7 @@ class LayerCache(GrowingRows):
         self.k_pos = joined_positions(self.k_pos, pos)
         return *self.kept, self.k_pos
 
-    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+    def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.each_row(self.batch, n=n)
         if self.k_pos is not None:
@@ -352,19 +371,19 @@ class Cache(Together):
     base for such), or a ``Cache``, where a layer has several attentions.
     """
 
-    def select(self, rows: Int[Tensor, "n"]) -> None:
+    def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
         with self.all_or_none(), self.sharing():
             for layer in self.layers:
                 layer.select(rows)
 
-    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+    def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; if one layer refuses, in none."
         with self.all_or_none(), self.sharing():
             for layer in self.layers:
                 layer.crop(n)
 
-    def put(self, rows: Int[Tensor, "n"], other: "Cache") -> None:
+    def put(self, rows: Int[Tensor, " n"], other: "Cache") -> None:
         """Let row ``rows[i]`` hold what row i of ``other`` holds.
 
         So texts that came to their end make place for others.  If one

@@ -54,7 +54,7 @@ def _pick(x, at):
 # %% ../nbs/22_beam_search.ipynb #32db091a
 def set_apart(
     ids: Int[Tensor, "b n"],  # of the candidates, the best first
-    stop: Int[Tensor, "k"],  # ids that end a text
+    stop: Int[Tensor, " k"],  # ids that end a text
     width: int,
 ) -> tuple[Bool[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """Which candidates have ended, and which are the next live beams.
@@ -157,7 +157,8 @@ class _Rules:
 #| code-summary: log-probabilities in float32; NaN is refused
 def _log_probs(logits, stop):
     expect.floating(logits=logits)
-    vocab, last = logits.shape[-1], max(stop, default=0)
+    vocab = logits.shape[-1]
+    last = max(stop, default=0)
     expect.that(last < vocab, f"stop id {last} is outside the vocabulary: "
                 f"ids go from 0 to {vocab - 1}")
     wide = torch.promote_types(logits.dtype, torch.float32)
@@ -183,7 +184,8 @@ class _Search:
     def step(self, logits):
         "Grow all beams; return the rows of the batch that they continue."
         b, w = self.log_probs.shape
-        width, stop = self.rules.width, self.rules.stop
+        width = self.rules.width
+        stop = self.rules.stop
         following = _log_probs(logits, stop).view(b, w, -1)
         best = grow(self.log_probs.to(following), following,
                     (1 + len(stop)) * width)
@@ -199,7 +201,8 @@ class _Search:
 
     def _collect(self, texts, sums, ended):
         "Note what has ended, and at the last place what has not."
-        n, width = texts.shape[2], self.rules.width
+        n = texts.shape[2]
+        width = self.rules.width
         last = n == self.rules.longest
         for row, i in enumerate(self.going):
             new = [Beam(texts[row, k].tolist(), self.rules.score(total, n),
@@ -216,7 +219,8 @@ class _Search:
         keep = [row for row, i in enumerate(self.going)
                 if not self.rules.over(self.found[i], best[row], n)]
         self.going = [self.going[row] for row in keep]
-        self.texts, self.log_probs = self.texts[keep], self.log_probs[keep]
+        self.texts = self.texts[keep]
+        self.log_probs = self.log_probs[keep]
         return rows[keep].flatten()
 
 # %% ../nbs/22_beam_search.ipynb #5d2caad5

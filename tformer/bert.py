@@ -24,10 +24,21 @@ from torch.nn import functional as F
 from . import expect
 from .attention import SelfAttention
 from tformer.layers import (
-    ACTIVATIONS, Dropout, FeedForward, LayerNorm, Linear, PostNorm,
-    init_weights)
-from .model import (
-    Block, Model, ModelConfig, load_weights, read_tensors)
+    ACTIVATIONS,
+    Dropout,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    PostNorm,
+    init_weights,
+)
+from tformer.model import (
+    Block,
+    Model,
+    ModelConfig,
+    load_weights,
+    read_tensors,
+)
 from .position import Embedding, LearnedPositions
 from .rows import Positions
 
@@ -404,7 +415,8 @@ def _part(name):
 #| code-summary: which weights of a file a model takes
 def _fit_weights(model, tensors, new):
     "By our names: what the model has, and the new parts as they are."
-    own, named = model.state_dict(), {}
+    own = model.state_dict()
+    named = {}
     new = (new,) if isinstance(new, str) else new
     parts = list(dict.fromkeys(_part(n) for n in own))
     if wrong := set(new) - set(parts):

@@ -38,7 +38,8 @@ def merge_pair(
     "Replace a pair by one new id, from left to right, without overlap."
     if pair[0] not in ids:
         return ids
-    out, i = [], 0
+    out = []
+    i = 0
     while i < len(ids):
         found = tuple(ids[i:i + 2]) == pair
         out.append(new_id if found else ids[i])
@@ -83,7 +84,8 @@ def pretokenize(
     Source: GPT-2's ``encoder.py`` (Radford et al. 2019). Raises
     ``ValueError`` where a pattern leaves part of the text out.
     """
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for match in regex.finditer(pattern, text):
         if match.start() != end:
             break
@@ -167,9 +169,11 @@ def train_bpe(
     """
     n_merges = count_merges(vocab_size, special_tokens)
     words = count_words(text, special_tokens, pattern)
-    vocab, merges = {i: bytes([i]) for i in range(256)}, []
+    vocab = {i: bytes([i]) for i in range(256)}
+    merges = []
     while len(merges) < n_merges and (pairs := count_pairs(words)):
-        left, right = pair = best_pair(pairs, vocab, ties)
+        pair = best_pair(pairs, vocab, ties)
+        left, right = pair
         words = {merge_pair(ids, pair, len(vocab)): n
                  for ids, n in words.items()}
         merges.append((vocab[left], vocab[right]))
@@ -192,13 +196,15 @@ def build_vocab(
     result does.
     """
     vocab = {i: bytes([i]) for i in range(256)}
-    ids, ranks = {token: i for i, token in vocab.items()}, {}
+    ids = {token: i for i, token in vocab.items()}
+    ranks = {}
     for n, (left, right) in enumerate(merges):
         expect.that({left, right} <= ids.keys(), f"merge {n} must join "
                     f"bytes or earlier merges, got {left!r} and {right!r}")
         expect.that(left + right not in ids,
                     f"merge {n} makes {left + right!r} again")
-        ids[left + right] = ranks[ids[left], ids[right]] = len(vocab)
+        ids[left + right] = len(vocab)
+        ranks[ids[left], ids[right]] = len(vocab)
         vocab[len(vocab)] = left + right
     return vocab, ranks
 
@@ -231,7 +237,8 @@ class BPE:
         pattern: str = GPT2_PATTERN,            # as in training
     ):
         check_special(special_tokens)
-        self.merges, self.pattern = list(merges), pattern
+        self.merges = list(merges)
+        self.pattern = pattern
         self.vocab, self.ranks = build_vocab(merges)
         self.special = {token: len(self.vocab) + i
                         for i, token in enumerate(special_tokens)}
@@ -250,7 +257,8 @@ class BPE:
     def encode(self, text: str) -> list[int]:
         "Turn text into ids; special tokens in it become their own ids."
         expect.text(text=text)
-        ids, seen = [], {}
+        ids = []
+        seen = {}
         for part in split_special(text, list(self.special)):
             if part in self.special:
                 ids.append(self.special[part])

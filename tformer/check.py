@@ -68,7 +68,8 @@ class Report:
 
     def fail(self, problem: str, likely: str = "", picture: str = ""):
         "Stop the check: raises ``CheckFailed`` with this report."
-        self.problem, self.likely = problem, likely
+        self.problem = problem
+        self.likely = likely
         self.picture = picture
         raise CheckFailed(self)
 
@@ -155,7 +156,8 @@ def _inside(thing):
 #| code-summary: what a function has captured
 def _captured(function):
     "Values of a closure, defaults, and globals that are named inside."
-    names, found = [], [*(function.__defaults__ or ())]
+    names = []
+    found = [*(function.__defaults__ or ())]
     codes = [function.__code__]
     for code in codes:  # comprehensions and inner functions included
         names += code.co_names
@@ -200,7 +202,8 @@ class _State:
 
     def __init__(self, module):
         held = vars(module)
-        self.module, self.training = module, module.training
+        self.module = module
+        self.training = module.training
         self.buffers = [(b, b.clone()) for b in module._buffers.values()
                         if b is not None]
         self.contents = [  # lists and dicts of the module's own
@@ -226,7 +229,8 @@ class _State:
 
     def restore_attributes(self):
         "Those that were set, and those that are new."
-        held, buffers = vars(self.module), self.module._buffers
+        held = vars(self.module)
+        buffers = self.module._buffers
         for name in set(held) - set(self.attributes):
             del held[name]
         for name, value in self.attributes.items():
@@ -252,11 +256,14 @@ class Adapter:
 
     def __init__(self, model: Callable, *, step: Callable | None = None,
                  padded: Callable | None = None, device: Any = None):
-        self.model, self.step_, self.padded_ = model, step, padded
+        self.model = model
+        self.step_ = step
+        self.padded_ = padded
         found = [m for f in (model, step, padded) for m in find_modules(f)]
         self.modules = list(dict.fromkeys(found))
         self.inner = getattr(model, "_orig_mod", model)
-        self.accepts = names = _accepted(self.inner)
+        names = _accepted(self.inner)
+        self.accepts = names
         tensors = [t for m in self.modules for t in (
             *m.parameters(), *m.buffers()) if t.is_floating_point()]
         self.dtypes = {t.dtype for t in tensors}
@@ -362,7 +369,8 @@ class WithSource:
                     f"{type(model).__name__} takes neither memory= nor "
                     "decoder_input_ids=; write lambda ids: model("
                     "src.expand(len(ids), -1), ids)")
-        self.model, self.src = model, src
+        self.model = model
+        self.src = src
         self.theirs = "decoder_input_ids" in names
         self.new_cache = getattr(model, "new_cache", None)
         self.accepts = {n for n in names if n in (
@@ -436,7 +444,8 @@ class _Trial:
         expect.whole(vocab_size=vocab_size,
                      length=12 if length is None else length)
         self.report = Report(self.check, str(self.adapter))
-        self.note, self.fail = self.report.note, self.report.fail
+        self.note = self.report.note
+        self.fail = self.report.fail
         self.generator = torch.Generator().manual_seed(seed)
         self.max_len = _setting(self.adapter.inner, LENGTHS)
         self.length = length or min(12, self.max_len or 12)
@@ -456,8 +465,8 @@ class _Trial:
 
     def others(self, ids):
         "For each id another one, to put in its place."
-        n, i = len(self.allowed), torch.searchsorted(self.allowed,
-                                                     ids.cpu())
+        n = len(self.allowed)
+        i = torch.searchsorted(self.allowed, ids.cpu())
         i = i + torch.randint(1, n, ids.shape, generator=self.generator)
         return self.allowed[i % n].to(self.adapter.device)
 
@@ -545,7 +554,8 @@ class _Basics(_Trial):
 
     def explain_not_repeatable(self, ids, logits):
         "Two equal calls differ: is it chance, or memory?"
-        once, again = self.seeded(ids), self.seeded(ids)
+        once = self.seeded(ids)
+        again = self.seeded(ids)
         near = self.tolerance(logits)
         if gap(logits, once) + gap(logits, again) <= near:
             return  # rounding in another order, as GPUs do
@@ -582,7 +592,8 @@ class _Basics(_Trial):
 
     def explain_rows(self, rows, kept, far):
         "Which outputs of one row answer to one token of another?"
-        other, before = 1 if kept == 0 else 0, self.adapter(rows)[kept]
+        other = 1 if kept == 0 else 0
+        before = self.adapter(rows)[kept]
         rows[other, 2] = self.others(rows)[other, 2]
         hit = (self.adapter(rows)[kept] != before).any(-1)
         hit = hit.nonzero().flatten().tolist()
@@ -619,7 +630,8 @@ def variants(
 ) -> Int[Tensor, "n t"]:
     "``ids``, and below it ``ids`` with one token replaced, for each."
     t = ids.shape[1]
-    rows, place = ids.repeat(t + 1, 1), torch.arange(t, device=ids.device)
+    rows = ids.repeat(t + 1, 1)
+    place = torch.arange(t, device=ids.device)
     rows[place + 1, place] = other[0]
     return rows
 
@@ -658,8 +670,10 @@ def diagnose(
 ) -> str:
     "The mistake that a pattern of influence looks like; \"\" if causal."
     t = len(seen)
-    past, future = seen.tril(-1), seen.triu(1)
-    below, above = _mean(moved.tril(-1)), _mean(moved.triu(1))
+    past = seen.tril(-1)
+    future = seen.triu(1)
+    below = _mean(moved.tril(-1))
+    above = _mean(moved.triu(1))
     if not future.any():
         return ""
     if not past[:-1].any() or above > 10 * below:
@@ -758,7 +772,8 @@ class _Influence(_Basics):
                 self.note("where", f"{name} is the first module whose "
                           "output sees the future; this is its map",
                           where=name)
-                moved, seen = far, here
+                moved = far
+                seen = here
                 break
         self.fail(problem, diagnose(seen, moved), draw_map(seen))
 
@@ -797,7 +812,8 @@ class _Step:
         for twin in theirs:
             if twin.twin is None and self.moves == twin.moves and _alike(
                     self.out, twin.out):
-                self.twin, twin.twin = twin, self
+                self.twin = twin
+                twin.twin = self
                 return
 
     def beside(self, twin):
@@ -851,11 +867,13 @@ def _tensors(x):
 #| code-summary: runs a model and records every call of a module
 def _record(adapter, ids):
     "The logits, and every call of a module in the order of completion."
-    steps, hooks = [], []
+    steps = []
+    hooks = []
 
     def keep(name):
         def hook(module, args, kwargs, out):
-            given, got = _tensors([args, kwargs]), _tensors(out)
+            given = _tensors([args, kwargs])
+            got = _tensors(out)
             if got:
                 first = given[0].detach().clone() if given else None
                 steps.append(_Step(name, module, first,
@@ -990,7 +1008,8 @@ class _Shapes(_Basics):
                 f"number: pass vocab_size={width}" if width > vocab_size
                 else "vocab_size is wrong, or these are hidden states "
                 "without the last projection")
-        sums, slack = logits.float().sum(-1), 4 * DIGITS[logits.dtype]
+        sums = logits.float().sum(-1)
+        slack = 4 * DIGITS[logits.dtype]
         if (logits >= 0).all() and (sums - 1).abs().max() <= slack:
             self.fail(
                 "every row of the output sums to 1: these are "
@@ -1099,7 +1118,8 @@ class _Padded(_Basics):
 
     def explain_shift(self, side, out, keep):
         "The content of the padding is ignored; is its length counted?"
-        adapter, far = self.adapter, []
+        adapter = self.adapter
+        far = []
         shifts = keep.long().argmax(1).tolist()
         if adapter.places and not adapter.padded_ and side == "left":
             for i, (shift, row) in enumerate(zip(shifts, self.alone)):
@@ -1147,11 +1167,13 @@ def _positions(keep):
 #| code-summary: pads on one side, compares, and explains a difference
 class _Padding(_Padded):
     "Pads on one side, compares with each row alone, explains."
-    check, need = "padding", 0.0
+    check = "padding"
+    need = 0.0
 
     def check_side(self, side, pad_id):
         "Padded on this side, every row must be as it was alone."
-        adapter, keep = self.adapter, _kept(self.ids, side)
+        adapter = self.adapter
+        keep = _kept(self.ids, side)
         pos = _positions(keep) if adapter.pads else None
         fills = [None, None] if pad_id is None else [pad_id]
         filled = [self.pad(keep, fill) for fill in fills]
@@ -1209,7 +1231,8 @@ def feed(
     pos: Int[Tensor, "b t"] | None = None,  # where padding has to be told
 ) -> Float[Tensor, "b _ vocab"]:
     "Logits of ``ids``, fed piece by piece through a fresh cache."
-    state, outs = None, []
+    state = None
+    outs = []
     for n, part in zip(sizes, ids.split(sizes, 1)):
         start = sum(p.shape[1] for p in outs)
         place = None if pos is None else pos[:, start:start + n]
@@ -1350,7 +1373,8 @@ class _Sessions(_Pieces):
 
     def check_worth(self, ids, whole):
         "Is there an influence of the past that a cache could lose?"
-        t, slack = self.length, self.tolerance(whole)
+        t = self.length
+        slack = self.tolerance(whole)
         bare = gap(self.adapter(ids[:, t // 2:]), whole[:, t // 2:])
         moved, _ = influence(self.adapter, ids[:1], self.others(ids[:1]))
         if moved.triu(1).max() > slack:
@@ -1382,9 +1406,11 @@ class _Sessions(_Pieces):
 
     def check_sessions(self, ids, whole):
         "Two texts that take turns, each with its own cache."
-        adapter, half, slack = (self.adapter, self.length // 2,
-                                self.tolerance(whole))
-        turns, states = [[], []], [None, None]
+        adapter = self.adapter
+        half = self.length // 2
+        slack = self.tolerance(whole)
+        turns = [[], []]
+        states = [None, None]
         for part in ids.split([half, 1, self.length - half - 1], 1):
             for i in (0, 1):
                 out, states[i] = adapter.step(part[i:i + 1], states[i])
@@ -1407,7 +1433,8 @@ class _Sessions(_Pieces):
 #| code-summary: compares the influence maps without and with the cache
 def _compare_maps(plain, cached, sizes):
     "What the outputs see with a cache and do not without, or reversely."
-    ahead, lost = cached & ~plain, plain & ~cached
+    ahead = cached & ~plain
+    lost = plain & ~cached
     if ahead.any():
         i, j = ahead.nonzero()[0].tolist()
         if j <= i:
@@ -1469,12 +1496,14 @@ class _Places(_Sessions):
 
     def check_places(self):
         "The verbs where rows stand at different positions, and put."
-        adapter, n = self.adapter, self.length - 1
+        adapter = self.adapter
+        n = self.length - 1
         if not adapter.pads or adapter.step_ or adapter.padded_ or (
                 "cache" not in adapter.accepts):
             return
         keep = _kept(self.ids, "left")
-        ids, pos = self.pad(keep), _positions(keep)
+        ids = self.pad(keep)
+        pos = _positions(keep)
         order, every = (torch.tensor(rows, device=ids.device)
                         for rows in ([2, 0, 3, 1], [0, 1, 2, 3]))
 
@@ -1615,13 +1644,16 @@ def same(
     turns names of ours into names of theirs.  Raises ``CheckFailed``,
     and ``ValueError`` where both share modules or weights.
     """
-    ours, theirs = _adapted(model), _adapted(reference)
+    ours = _adapted(model)
+    theirs = _adapted(reference)
     _refuse_itself(ours, theirs)
     size = vocab_size or _find_vocab_size(theirs)
     longest = min(_setting(a.inner, LENGTHS) or 12 for a in (ours, theirs))
     trial = _Same(ours, size, min(12, longest), seed)
     trial.report.model = f"{ours} — against {theirs}"
-    trial.reference, trial.names, trial.tol = theirs, names, tol
+    trial.reference = theirs
+    trial.names = names
+    trial.tol = tol
     with trial.run(), at_rest(*theirs.modules):
         ids = trial.draw(2) if ids is None else ids.to(ours.device)
         trial.compare_logits(ids)
@@ -1673,7 +1705,8 @@ class _Walk(_Basics):
 
     def name_first(self, far, slack, ours, theirs):
         "Say which module is the first that differs, and in what."
-        pair, hint = self.first_pair(ours, theirs), ""
+        pair = self.first_pair(ours, theirs)
+        hint = ""
         right = (far <= slack).all(0)
         if right[0] and not right.all():
             hint = ("Yet output 0, which sees a single token, is right: "
@@ -1699,7 +1732,8 @@ class _Walk(_Basics):
         for i, s in reversed(list(enumerate(ours))):
             if s.twin in theirs:
                 self.note("agree", "up to " + s.beside(s.twin))
-                ours, theirs = ours[i:], theirs[theirs.index(s.twin):]
+                ours = ours[i:]
+                theirs = theirs[theirs.index(s.twin):]
                 break
         ours, theirs = ([s for s in steps if s.twin is None]
                         for steps in (ours, theirs))
@@ -1739,7 +1773,8 @@ class _Slopes(_Walk):
 
     def compare_gradient(self, group, a, b):
         "One group of weights: the same gradient, or none in both."
-        (here, p), (there, q) = group[0][0], group[1][0]
+        here, p = group[0][0]
+        there, q = group[1][0]
         if a is None or b is None:
             self.fail(
                 f"{here} gets {'no' if a is None else 'a'} gradient, and "
@@ -1761,7 +1796,8 @@ class _Slopes(_Walk):
         if min(counts) == 1 < max(counts):
             side = counts.index(max(counts))
             names = " and ".join(n for n, _ in group[side][:2])
-            two, one = ("here", "there")[side], ("there", "here")[side]
+            two = ("here", "there")[side]
+            one = ("there", "here")[side]
             self.note("tied", f"{names} are equal now, and one tensor "
                       f"{one}: training will part them {two}", tied=names)
 
@@ -1773,8 +1809,10 @@ class _Same(_Slopes):
 
     def compare_logits(self, ids):
         "Same logits; if not, where the ways part."
-        ours, theirs = self.adapter, self.reference
-        truth, other = theirs(ids.to(theirs.device)), self.others(ids)
+        ours = self.adapter
+        theirs = self.reference
+        truth = theirs(ids.to(theirs.device))
+        other = self.others(ids)
         logits = self.settle(ids)
         if gap(theirs(other.to(theirs.device)), truth) == 0:
             self.fail("nothing was tested: the reference returns the same "
@@ -1783,7 +1821,8 @@ class _Same(_Slopes):
             self.fail(f"logits of shape {tuple(logits.shape)}; the "
                       f"reference has {tuple(truth.shape)}")
         slack = self.tol or tolerance(truth, *ours.dtypes, *theirs.dtypes)
-        far, (b, t) = gap(truth, logits), ids.shape
+        far = gap(truth, logits)
+        b, t = ids.shape
         self.note("logits", f"{b} × {t} tokens: " + (
             f"equal within {slack:.1g}" if far <= slack else
             f"differ by {far:.2g}; tolerance {slack:.1g}"), logits=far)
@@ -1816,11 +1855,13 @@ def _alike(a, b, ordered=True):
     if a is None or b is None or a.numel() != b.numel():
         return False
     part = max(DIGITS[x.dtype] for x in (a, b))
-    a, b = a.float().cpu().flatten(), b.float().cpu().flatten()
+    a = a.float().cpu().flatten()
+    b = b.float().cpu().flatten()
     if abs(a.norm() - b.norm()) > 1e-2 * b.norm():
         return False
     if not ordered:
-        a, b = a.sort().values, b.sort().values
+        a = a.sort().values
+        b = b.sort().values
     return (a - b).abs().max().item() <= part * b.abs().max().item()
 
 # %% ../nbs/08_is_it_right.ipynb #2a600fa3
@@ -1843,8 +1884,10 @@ class _Pair:
     hint: str
 
     def explain(self, theirs):
-        step, twin = self.step, self.twin
-        mine, other = step.module, twin.module
+        step = self.step
+        twin = self.twin
+        mine = step.module
+        other = twin.module
         if not step.same_input(twin):
             return self.explain_input()
         kinds = f"{type(mine).__name__} and {type(other).__name__}"
@@ -1891,7 +1934,8 @@ class _Pair:
     @torch.no_grad()
     def on_its_side(self):
         "Whether a square matrix, transposed, would give the output."
-        module, given = self.step.module, self.step.given
+        module = self.step.module
+        given = self.step.given
         right = self.twin.out
         slack = tolerance(right, self.step.out.dtype)
         for name, p in module.named_parameters(recurse=False):
@@ -1937,7 +1981,8 @@ def _match_weights(ours, theirs):
     ours, theirs = ([(n, p) for n, p in side
                      if p.numel() > 1 and (p != p.flatten()[0]).any()]
                     for side in (ours, theirs))
-    groups, done = [], set()
+    groups = []
+    done = set()
     for name, p in ours:
         sides = [[(n, q) for n, q in side if _equal_weights(p, q)]
                  for side in (ours, theirs)]
@@ -2017,7 +2062,9 @@ class _Gradients(_Shapes):
 
     def backward(self):
         "Loss, gradients by name (None: none), and the modules that ran."
-        ids, called, hooks = self.draw(8), set(), []
+        ids = self.draw(8)
+        called = set()
+        hooks = []
         for _, module in _named(self.adapter, "named_modules"):
             hooks.append(module.register_forward_hook(
                 lambda m, *_: called.add(m)))
@@ -2154,8 +2201,10 @@ def every(
         shapes, causal, padding, cache, gradients)}
     expect.that(set(skip) <= set(checks), "skip holds names of checks, "
                 f"{', '.join(checks)}; got {skip!r}")
-    trial, failed = _Trial(model, vocab_size), []
-    report, adapter = trial.report, trial.adapter
+    trial = _Trial(model, vocab_size)
+    failed = []
+    report = trial.report
+    adapter = trial.adapter
     applies = {"cache": adapter.caches, "gradients": adapter.modules}
     for name, check in checks.items():
         if name in skip:
@@ -2175,7 +2224,8 @@ def _try(check, model, vocab_size, failed):
     try:
         lines = check(model, vocab_size).lines
     except CheckFailed as error:
-        problem, likely = error.report.problem, error.report.likely
+        problem = error.report.problem
+        likely = error.report.likely
         again = likely and likely in failed
         failed.append(likely)
         return f"{problem.rstrip('.')}. " + (

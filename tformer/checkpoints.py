@@ -28,8 +28,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from . import expect
-from .model import (
-    CONFIG, WEIGHTS, ModelConfig, load_weights, read_tensors, save_model)
+from tformer.model import (
+    CONFIG,
+    WEIGHTS,
+    ModelConfig,
+    load_weights,
+    read_tensors,
+    save_model,
+)
 
 # %% ../nbs/A9_checkpoints.ipynb #f1b133ee
 def pack(
@@ -40,7 +46,8 @@ def pack(
     A tensor that stands in two places is kept once.  ``ValueError``
     naming the place of anything else, such as a set or an object.
     """
-    tensors, known = {}, {}
+    tensors = {}
+    known = {}
 
     def walk(x, at):
         if isinstance(x, Tensor):
@@ -103,7 +110,7 @@ def unpack(
         case {"$tuple": items}:
             return tuple(items)
         case {"$dict": items}:
-            return dict(items)
+            inner = dict(items)
     return inner
 
 # %% ../nbs/A9_checkpoints.ipynb #d76444f4
@@ -185,7 +192,8 @@ def _sync(path):
 
 # %% ../nbs/A9_checkpoints.ipynb #dda3ee96
 #| code-summary: the files of a checkpoint
-STATE, TENSORS = "state.json", "state.safetensors"
+STATE = "state.json"
+TENSORS = "state.safetensors"
 
 # %% ../nbs/A9_checkpoints.ipynb #b5d4951a
 def write_checkpoint(
@@ -234,7 +242,8 @@ def expect_config(
 
     Only a ``ModelConfig`` is compared, as JSON would give it back.
     """
-    path, config = Path(folder) / CONFIG, getattr(model, "config", None)
+    path = Path(folder) / CONFIG
+    config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig) or not path.exists():
         return
     saved = expect.json_object(path)
@@ -259,7 +268,8 @@ class Checkpoints:
         keep: int = 3,  # of the last ones, beside the best
     ):
         expect.whole(keep=keep)
-        self.folder, self.keep = Path(folder), keep
+        self.folder = Path(folder)
+        self.keep = keep
 
     def path(self, step: int) -> Path:
         "The folder of a step."
@@ -362,8 +372,12 @@ class Stream:
     """
 
     def __init__(self, batches: Iterable):
-        self.batches, self.iterator, self.chance = batches, None, None
-        self.taken = self.passed = 0  # in all; in this pass
+        self.batches = batches
+        self.iterator = None
+        self.chance = None
+        # in all; in this pass
+        self.taken = 0
+        self.passed = 0
 
     def take(self, n: int) -> list:
         "The next n batches."
@@ -373,7 +387,8 @@ class Stream:
         "A pass through the batches."
         own = hasattr(self.batches, "load_state_dict")
         self.chance = None if own else _chance_of(self.batches)
-        self.iterator, self.passed = iter(self.batches), 0
+        self.iterator = iter(self.batches)
+        self.passed = 0
 
     def next(self) -> Any:
         "The next batch; ``ValueError`` if there is none at all."
@@ -381,7 +396,8 @@ class Stream:
             if self.iterator is None:
                 self.begin()
             for batch in self.iterator:
-                self.taken, self.passed = self.taken + 1, self.passed + 1
+                self.taken = self.taken + 1
+                self.passed = self.passed + 1
                 return batch
             self.iterator = None
         raise ValueError(f"the batches end after {self.taken}")
@@ -399,7 +415,8 @@ class Stream:
             self.batches.load_state_dict(state["batches"])
         elif state["chance"] is not None:
             self.skip(state["passed"], state["chance"])
-        self.taken, self.passed = state["taken"], state["passed"]
+        self.taken = state["taken"]
+        self.passed = state["passed"]
         self.chance = state["chance"]
 
     def skip(self, n: int, chance: dict[str, Any]) -> None:
@@ -437,7 +454,8 @@ class History:
     """
 
     def __init__(self, path: str | os.PathLike | None = None):
-        self.rows, self.path = [], path and Path(path)
+        self.rows = []
+        self.path = path and Path(path)
         self.known = {}  # columns, in the order in which they came
 
     def add(self, row: dict[str, Any]) -> None:

@@ -32,8 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 from . import expect, stories
-from .tokenizer import (
-    Tokenizer, gather, in_order, pack, read_file)
+from .tokenizer import Tokenizer, gather, in_order, pack, read_file
 
 # %% ../nbs/A8_corpora.ipynb #c7a58797
 #| code-summary: a stream of blocks, cut
@@ -350,7 +349,8 @@ def documents(
     ``ValueError`` if there is no text, or an empty one alone.
     """
     expect.whole(n=1 if n is None else n)
-    name, found = os.fspath(source), 0
+    name = os.fspath(source)
+    found = 0
     known = {"stories": tell_stories, "pydocs": pydocs}
     if name.startswith("hub:"):
         texts = hub(name[4:], **options)
@@ -400,7 +400,8 @@ class TokenHeader(NamedTuple):
     def read(cls, path: str | os.PathLike) -> "TokenHeader":
         "``ValueError`` for a file that is none, or not whole."
         with open(expect.file(path), "rb") as file:
-            raw, size = file.read(64), os.fstat(file.fileno()).st_size
+            raw = file.read(64)
+            size = os.fstat(file.fileno()).st_size
         expect.that(raw[:8] == MAGIC, f"{path} is no token file")
         expect.that(len(raw) == 64, f"{path} is truncated: {size} bytes")
         _, version, *rest = _LAYOUT.unpack(raw)
@@ -412,7 +413,9 @@ class TokenHeader(NamedTuple):
         return header
 
 
-MAGIC, VERSION, _LAYOUT = b"TFTOKENS", 1, struct.Struct("<8sIIQQ32s")
+MAGIC = b"TFTOKENS"
+VERSION = 1
+_LAYOUT = struct.Struct("<8sIIQQ32s")
 
 # %% ../nbs/A8_corpora.ipynb #acfd46cd
 def tokenizer_hash(tokenizer: Tokenizer) -> bytes:
@@ -446,13 +449,16 @@ def fill_token_file(
     tokenizer: bytes,  # its hash
 ) -> None:
     "Header, ids, ends of documents: streamed, the header written last."
-    n, many, path = 0, 0, Path(path)
+    n = 0
+    many = 0
+    path = Path(path)
     with open(path, "wb") as file, TemporaryFile(dir=path.parent) as ends:
         file.write(bytes(64))
         for ids, lengths in parts:
             file.write(ids)
             ends.write((n + np.cumsum(lengths)).astype("<u8").tobytes())
-            n, many = n + sum(lengths), many + len(lengths)
+            n = n + sum(lengths)
+            many = many + len(lengths)
         expect.that(n, "the corpus is empty: no text, no token file")
         header = TokenHeader(width, n, many, tokenizer)
         file.write(bytes(header.borders - file.tell()))
@@ -495,7 +501,8 @@ class TokenFile:
         path: str | os.PathLike,
         tokenizer: Tokenizer | None = None,  # None: not compared
     ):
-        self.path, self.header = Path(path), TokenHeader.read(path)
+        self.path = Path(path)
+        self.header = TokenHeader.read(path)
         expect.that(
             tokenizer is None
             or tokenizer_hash(tokenizer) == self.header.tokenizer,
@@ -562,7 +569,8 @@ def near_duplicates(
     words are compared once: the later ones are paired with the first.
     """
     expect.number("(0, 1]", alike=alike)
-    texts, first = list(texts), {}
+    texts = list(texts)
+    first = {}
     equal = [(first.setdefault(" ".join(text.lower().split()), j), j, 1.0)
              for j, text in enumerate(texts)]
     runs = {i: shingles(texts[i], n) for i in first.values()}

@@ -27,11 +27,13 @@ def _scaled(n, base, larger, smaller=""):
     for larger_one in larger:
         if n < base - 0.5:
             break
-        n, prefix = n / base, larger_one
+        n = n / base
+        prefix = larger_one
     for smaller_one in smaller:
         if not 0 < n < 0.9995:
             break
-        n, prefix = n * base, smaller_one
+        n = n * base
+        prefix = smaller_one
     if 0 < n < 0.9995:  # no prefix is small enough
         return f"{n:#.3g} {prefix}"
     digits = 0 if prefix == "" and n == int(n) else \
@@ -156,7 +158,8 @@ def parameter_parts(
 
     The sum is exact: that of ``p.numel()`` over a model's parameters.
     """
-    s, d = sizes, sizes.d_model
+    s = sizes
+    d = sizes.d_model
     n_attention, n_ff, n_norms = _counts(s)
     attention, ff = (w + b for w, b in zip(_weights(s), _bias_sizes(s)))
     qk = 2 * s.norm_vectors * s.d_head * n_attention if s.qk_norm else 0
@@ -300,7 +303,8 @@ def read_sizes(
     for a family that is not known, a number that is missing, or a model
     with more or fewer parameters than its configuration says.
     """
-    model, config = config, getattr(config, "config", config)
+    model = config
+    config = getattr(config, "config", config)
     family, traits = _family(model, config, like)
     found = {key: _find(config, key) for key in _NAMES}
     _check_readable(config, found, traits.get("learned", False))
@@ -373,8 +377,11 @@ def flop_parts(
     """
     tokens, batch, past, memory = _asked(
         sizes, tokens=tokens, batch=batch, past=past, memory=memory)
-    s, new = sizes, 0 if past else memory  # source tokens encoded now
-    (attention, ff), two = _weights(s), s.n_encoder_layers
+    # source tokens encoded now
+    s = sizes
+    new = 0 if past else memory
+    attention, ff = _weights(s)
+    two = s.n_encoder_layers
     asks = 2 * s.d_model * s.n_heads * s.d_head  # W_Q and W_O
     cross = (asks * tokens + (attention - asks) * new) * bool(two)
     pairs = _self_pairs(s, tokens, past, skip) + two * new**2 + \
@@ -466,7 +473,8 @@ def activations(
     4); the log-probabilities are float32; a source has as many tokens.
     """
     tokens, batch = _asked(sizes, tokens=tokens, batch=batch)
-    s, (n_attention, n_ff, _) = sizes, _counts(sizes)
+    s = sizes
+    n_attention, n_ff, _ = _counts(sizes)
     heads = 2 * (s.n_heads + s.n_kv_heads) * s.d_head
     tables = 0 if fused else 2 * s.n_heads * tokens
     numbers = n_attention * (2 * s.d_model + heads + tables)
@@ -655,7 +663,8 @@ def _parts_lines(c):
 def _table(c):
     "The costs of a configuration, one per line."
     n = c.max_len or 2048
-    text, source = f"{n:,} tokens", n if c.n_encoder_layers else 0
+    text = f"{n:,} tokens"
+    source = n if c.n_encoder_layers else 0
     part = flop_parts(c, n, memory=source)
     pairs = part.pop("pairs") / n**2
     heads = f"{c.n_heads} heads" + (

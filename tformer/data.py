@@ -122,7 +122,8 @@ class Windows(Loader):
         batch: int = 8,  # windows at a time
         seed: int = 0,
     ):
-        self.ids, self.length = _array(ids), length
+        self.ids = _array(ids)
+        self.length = length
         expect.whole(0, seed=seed)
         expect.whole(length=length, batch=batch)
         self.n_starts = len(self.ids) - length
@@ -133,7 +134,8 @@ class Windows(Loader):
 
     def batch_at(self, k: int) -> Batch:
         "Batch number k, from 0 on."
-        batch, seed = self.facts["batch"], self.facts["seed"]
+        batch = self.facts["batch"]
+        seed = self.facts["seed"]
         draw = np.random.default_rng((seed, k))
         start = draw.integers(self.n_starts, size=(batch, 1))
         window = self.ids[start + np.arange(self.length + 1)]
@@ -174,7 +176,9 @@ class Order:
 
     def __init__(self, n: int, seed: int):
         expect.whole(0, seed=seed)
-        self.n, self.seed, self.passes = n, seed, {}
+        self.n = n
+        self.seed = seed
+        self.passes = {}
 
     def __getitem__(self, i: int) -> int:
         lap, place = divmod(i, self.n)
@@ -210,9 +214,11 @@ def _mark_of(documents, lengths):
 #| code-summary: an order cut into batches
 def _groups(sizes, order, most, max_tokens):
     "At most so many examples, and places with the padding."
-    groups, widest = [[]], 0
+    groups = [[]]
+    widest = 0
     for i in order:
-        widest, n = max(widest, sizes[i]), len(groups[-1])
+        widest = max(widest, sizes[i])
+        n = len(groups[-1])
         if n and (n == most or (n + 1) * widest > max_tokens):
             groups.append([])
             widest = sizes[i]
@@ -237,8 +243,10 @@ class Padded(Loader):
     ):
         expect.that((max_tokens is None) != (batch is None),
                     "give max_tokens or batch, one of them")
-        self.examples, lengths = examples, _lengths(examples)
-        corpus, sizes = _mark_of(examples, lengths), lengths - 1
+        self.examples = examples
+        lengths = _lengths(examples)
+        corpus = _mark_of(examples, lengths)
+        sizes = lengths - 1
         expect.whole(**{"batch": batch} if batch is not None else
                      {"max_tokens": max_tokens})
         expect.whole(0, seed=seed)
@@ -280,12 +288,15 @@ def best_fit(
     Returns the pieces of each row.  A thousand rows are kept open; of
     more, the fullest is closed.
     """
-    rows, open_rows = [], []  # (room, row), the least room first
+    # (room, row), the least room first
+    rows = []
+    open_rows = []
     for piece in order:
         at = bisect_left(open_rows, (sizes[piece],))
         if at == len(open_rows):
             rows.append([])
-            room, row = length, len(rows) - 1
+            room = length
+            row = len(rows) - 1
         else:
             room, row = open_rows.pop(at)
         rows[row].append(piece)
@@ -323,7 +334,9 @@ class Packed(Loader):
         apart: bool = True,  # False: no mask, and positions run on
     ):
         expect.whole(0, seed=seed)
-        self.documents, self.length, self.apart = documents, length, apart
+        self.documents = documents
+        self.length = length
+        self.apart = apart
         lengths = _lengths(documents)
         corpus = _mark_of(documents, lengths)
         expect.whole(length=length, batch=batch)
@@ -342,8 +355,10 @@ class Packed(Loader):
             text = _array(
                 self.documents[document][start:start + size + 1])
             here = slice(at, at + size)
-            ids[here], targets[here] = text[:-1], text[1:]
-            pos[here], owner[here] = np.arange(size), n
+            ids[here] = text[:-1]
+            targets[here] = text[1:]
+            pos[here] = np.arange(size)
+            owner[here] = n
             at += size
 
     def batch_at(self, k: int) -> Batch:
@@ -375,7 +390,8 @@ def split(
     first of its family decides: see ``near_duplicates``.
     """
     expect.number("(0, 1)", held_out=held_out)
-    texts, sides = list(documents), ([], [])
+    texts = list(documents)
+    sides = ([], [])
     pairs = () if near is None else near_duplicates(texts, near)
     for text, first in zip(texts, _families(len(texts), pairs)):
         key = f"{seed} {texts[first]}".encode()

@@ -65,8 +65,8 @@ def number(
     low, high, (at_low, at_high), says = _interval(interval)
     for name, value in named.items():
         if isinstance(value, Real) and not isinstance(value, bool) and (
-                low < value < high or at_low and value == low
-                or at_high and value == high):
+                low < value < high or (at_low and value == low)
+                or (at_high and value == high)):
             continue
         raise ValueError(f"{name} must be {says}, got {value!r}")
 
@@ -204,7 +204,8 @@ def shapes(**named: tuple[Tensor | None, str]) -> None:
 # %% ../nbs/A3_expect.ipynb #f20def50
 #| code-summary: the sentence about a shape that does not fit
 def _misfit(name, named):
-    known, before = {}, []
+    known = {}
+    before = []
     for other in list(named)[:list(named).index(name)]:
         x, pattern = named[other]
         if x is not None:
@@ -249,8 +250,8 @@ def zeros_and_ones(**named: Tensor) -> None:
     for name, x in named.items():
         shapes(**{name: (x, "b n")})
         looks = x.is_cpu and not torch.compiler.is_compiling()
-        if x.dtype.is_floating_point or looks and not torch.equal(
-                x.bool().to(x.dtype), x):
+        if x.dtype.is_floating_point or (looks and not torch.equal(
+                x.bool().to(x.dtype), x)):
             raise ValueError(f"{name} must hold True and False, or 0 and "
                              f"1, got {x.dtype} {x.tolist()}"[:200])
 
@@ -272,7 +273,7 @@ def _broadcasts(name, x, shape):
     size = tuple(x.shape)
     long = (1,) * (len(shape) - len(size)) + size
     if len(long) > len(shape) or any(
-            [a != 1 and a != b for a, b in zip(long, shape)]):
+            [a not in (1, b) for a, b in zip(long, shape)]):
         raise ValueError(f"a {name} of shape {size} does not broadcast to "
                          f"scores of shape {shape}")
 
@@ -403,12 +404,14 @@ def attention(
 #| code-summary: the usual case, seen at a glance
 def _alike(q, k, v, shared):
     "True only if they fit; a step of one token has no time to lose."
-    few, many = k.shape[1:-2], q.shape[1:-2]
+    few = k.shape[1:-2]
+    many = q.shape[1:-2]
     return (q.dtype == k.dtype == v.dtype and q.is_floating_point()
             and q.shape[0] == k.shape[0] and k.shape[:-1] == v.shape[:-1]
             and q.shape[-1] == k.shape[-1] and q.ndim > 2
-            and (few == many and not shared or len(few) == len(many) == 1
-                 and shared and few[0] > 0 and many[0] % few[0] == 0))
+            and ((few == many and not shared) or (
+                len(few) == len(many) == 1
+                and shared and few[0] > 0 and many[0] % few[0] == 0)))
 
 # %% ../nbs/A3_expect.ipynb #f2d1bac5
 #| code-summary: queries, keys and values that may not fit, axis by axis
@@ -418,7 +421,8 @@ def _attention(q, k, v, shared):
     shapes(q=(q, f"{lead} t d"), k=(k, f"{few} s d"),
            v=(v, f"{few} s d_v"))
     if few == "b kv":
-        h, kv = q.shape[1], k.shape[1]
+        h = q.shape[1]
+        kv = k.shape[1]
         that(kv and h % kv == 0,
              f"{h} query heads cannot share {kv} key heads")
 

@@ -9,8 +9,14 @@ __all__ = ['last_logits', 'Reader', 'left_padded', 'picker', 'stop_strings', 'To
 # %% ../nbs/21_kv_cache.ipynb #a1000011
 #| code-fold: true
 #| code-summary: imports of the module
+import math
 from collections.abc import (
-    Callable, Collection, Iterable, Iterator, Sequence)
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -66,11 +72,14 @@ class Reader:
         cache: Any = None,  # None: as the model makes one
         **memory: Tensor,  # memory=, memory_mask=
     ):
-        self.model, self.window, self.memory = model, window, memory
+        self.model = model
+        self.window = window
+        self.memory = memory
         self.limit = getattr(model, "max_len", None)
         self.lengths = (pos >= 0).sum(1).tolist()  # known on the host
-        self.ids, self.seen, self.end = F.pad(
-            ids, (0, room)), 0, ids.shape[1]
+        self.ids = F.pad(ids, (0, room))
+        self.seen = 0
+        self.end = ids.shape[1]
         self.pos = Positions(pos, end=max(self.lengths))
         if min(self.lengths) == self.end:  # no padding
             self.pos = Positions(start=0, n=self.end, device=ids.device)
@@ -88,16 +97,18 @@ class Reader:
         "Of what follows each text, once all of it has been read."
         if self.window and max(self.lengths) > self.limit:
             self.slide()
-        first, new = not self.seen, self.ids[:, self.seen:self.end]
+        first = not self.seen
+        new = self.ids[:, self.seen:self.end]
         asking = answering(self.model, "model(ids, cache=, pos=)", new)
         with asking if first else nullcontext():
             logits = last_logits(
                 self.model, new, cache=self.cache, pos=self.pos,
                 **(self.memory if first else {}))  # the cache keeps it
-        self.seen, self.pos = self.end, self.pos.following(1)
+        self.seen = self.end
+        self.pos = self.pos.following(1)
         return logits
 
-    def write(self, ids: Int[Tensor, "b"]) -> None:
+    def write(self, ids: Int[Tensor, " b"]) -> None:
         "Put one id behind each text."
         self.ids[:, self.end] = ids
         self.end += 1
@@ -107,8 +118,8 @@ class Reader:
         "Go on with these rows only."
         at = torch.tensor(rows, device=self.ids.device)
         self.cache.select(at)
-        self.ids, self.lengths = self.ids[at], [
-            self.lengths[i] for i in rows]
+        self.ids = self.ids[at]
+        self.lengths = [self.lengths[i] for i in rows]
         self.memory = {k: x[at] for k, x in self.memory.items()}
         if self.pos.rows > 1:
             self.pos = Positions(self.pos.at[at], end=max(self.lengths))
@@ -116,7 +127,9 @@ class Reader:
     def slide(self) -> None:
         "Full texts forget all but their last tokens, which are reread."
         full = [i for i, n in enumerate(self.lengths) if n > self.limit]
-        b, keep, device = len(self.ids), self.window, self.ids.device
+        b = len(self.ids)
+        keep = self.window
+        device = self.ids.device
         self.lengths = [n if n <= self.limit else keep
                         for n in self.lengths]
         if len(full) == b:
@@ -246,11 +259,13 @@ def _choose(logits, pick, wrote):
 # %% ../nbs/21_kv_cache.ipynb #b1000008x
 #| code-summary: which tokens count, and which rows end with them
 def _judge(rows, said, texts, stops):
-    tokens, done, (stop_ids, functions) = [], [], stops
+    tokens = []
+    done = []
+    stop_ids, functions = stops
     for row, (i, p) in zip(rows, said):
         if row is None:
             continue
-        if p != p:
+        if math.isnan(p):
             raise ValueError(f"the logits of row {row} hold NaN after "
                              f"{len(texts[row])} new ids")
         if i in stop_ids:  # an end is no part of a text
@@ -299,7 +314,8 @@ def _without_stopped(rows, reader, pick):
 @torch.inference_mode()
 def _write(reader, pick, stops, max_new, quiet, drop):
     "For each step the new tokens, and the rows that came to a stop."
-    texts, first = [[] for _ in reader.lengths], reader.end
+    texts = [[] for _ in reader.lengths]
+    first = reader.end
     rows = [*range(len(texts))]  # of the batch; None: stopped
     for _ in range(max_new):
         with quiet():
@@ -389,7 +405,8 @@ def _begin(model, ids, max_new, sampling=None, stop=(), memory=None,
     expect.that(cache is None or _read(cache) == _read(
         model.new_cache(1)), "the cache holds tokens already: give a new "
         "one, or a model that begins with them")
-    pick, stops = picker(sampling), stop_rules(stop)
+    pick = picker(sampling)
+    stops = stop_rules(stop)
     reader = Reader(model, ids, pos, room=max_new, window=window,
                     cache=cache, **memory)
     return _write(reader, pick, stops, max_new, quiet_when_learning(model),

@@ -22,11 +22,23 @@ from torch.nn import functional as F
 
 from . import expect
 from .attention import SelfAttention
-from .layers import (
-    ACTIVATIONS, Dropout, FeedForward, LayerNorm, Linear, PostNorm,
-    PreNorm, init_weights)
-from .model import (
-    Block, Decoder, ModelConfig, load_weights, read_tensors)
+from tformer.layers import (
+    ACTIVATIONS,
+    Dropout,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    PostNorm,
+    PreNorm,
+    init_weights,
+)
+from tformer.model import (
+    Block,
+    Decoder,
+    ModelConfig,
+    load_weights,
+    read_tensors,
+)
 from .position import Embedding, LearnedPositions
 
 # %% ../nbs/12_gpt.ipynb #f3ab9c79
@@ -58,7 +70,8 @@ class GPTConfig(ModelConfig):
 #| code-fold: false
 def _gpt_block(config, wrap):
     "One block; ``wrap`` is PreNorm or PostNorm."
-    d, p = config.d_model, config.dropout
+    d = config.d_model
+    p = config.dropout
     attention = SelfAttention(d, config.n_heads, causal=True,
                               dropout=p, packed=True)
     wide = FeedForward(d, config.d_ff or 4 * d,

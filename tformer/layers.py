@@ -54,8 +54,8 @@ class Linear(nn.Module):
 # %% ../nbs/06_norms_and_feedforward.ipynb #68916270
 def layer_norm(
     x: Float[Tensor, "*b d"],  # each vector along the last axis by itself
-    weight: Float[Tensor, "d"] | None = None,  # factor per feature
-    bias: Float[Tensor, "d"] | None = None,  # term per feature
+    weight: Float[Tensor, " d"] | None = None,  # factor per feature
+    bias: Float[Tensor, " d"] | None = None,  # term per feature
     eps: float = 1e-5,  # added to the variance, in its unit: x²
 ) -> Float[Tensor, "*b d"]:
     """Every vector shifted to mean 0 and scaled to variance 1.
@@ -74,7 +74,7 @@ def layer_norm(
 # %% ../nbs/06_norms_and_feedforward.ipynb #1d56bbc6
 def rms_norm(
     x: Float[Tensor, "*b d"],  # each vector along the last axis by itself
-    weight: Float[Tensor, "d"] | None = None,  # factor per feature
+    weight: Float[Tensor, " d"] | None = None,  # factor per feature
     eps: float = 1e-6,  # added to the mean square, in its unit: x²
 ) -> Float[Tensor, "*b d"]:
     """Every vector scaled to root mean square 1; nothing is subtracted.
@@ -108,7 +108,8 @@ class LayerNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*b d"]
     ) -> Float[Tensor, "*b d"]:
-        weight, eps = self.weight, self.eps
+        weight = self.weight
+        eps = self.eps
         if x.shape[-1:] != weight.shape:
             expect.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
@@ -151,7 +152,8 @@ class RMSNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*b d"]
     ) -> Float[Tensor, "*b d"]:
-        weight, eps = self.weight, self.eps
+        weight = self.weight
+        eps = self.eps
         if x.shape[-1:] != weight.shape:
             expect.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
@@ -349,7 +351,8 @@ class _Wrapped(nn.Module):
     def __init__(self, norm: nn.Module, part: nn.Module,
                  dropout: float = 0.0):
         super().__init__()
-        self.norm, self.part = norm, part
+        self.norm = norm
+        self.part = part
         self.dropout = Dropout(dropout)
 
     def new_cache(self, batch: int, max_len: int | None = None):

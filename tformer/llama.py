@@ -16,9 +16,14 @@ from torch import nn
 
 from . import expect
 from .attention import SelfAttention
-from .layers import (
-    GatedFeedForward, Linear, PreNorm,
-    RMSNorm, init_weights, swiglu_width)
+from tformer.layers import (
+    GatedFeedForward,
+    Linear,
+    PreNorm,
+    RMSNorm,
+    init_weights,
+    swiglu_width,
+)
 from .model import Block, Decoder, ModelConfig, describe
 from .position import Embedding
 from .rotary import Rotary, llama3_scaling, rope_frequencies
@@ -90,7 +95,8 @@ def grouped(
 ) -> Callable[[int], SelfAttention]:
     "A function that makes the attention of layer 0, 1, …, for ``Llama``."
     expect.kind(LlamaConfig, config=config)
-    rotary, d_head = rotary_of(config), config.head_width
+    rotary = rotary_of(config)
+    d_head = config.head_width
 
     def attention(layer):
         norms = {name: RMSNorm(d_head, eps=config.eps)
@@ -119,7 +125,8 @@ class Llama(Decoder):
                  attention: Callable[[int], nn.Module] | None = None):
         super().__init__(config)
         new = grouped(config) if attention is None else attention
-        d, eps = config.d_model, config.eps
+        d = config.d_model
+        eps = config.eps
         d_ff = config.d_ff or swiglu_width(d)
         self.embed = Embedding(config.vocab_size, d)
         self.blocks = nn.ModuleList(Block(

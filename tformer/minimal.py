@@ -23,18 +23,18 @@ from torch.nn import functional as F
 from . import expect
 
 # %% ../nbs/00_tour.ipynb #3bde7736
-def to_ids(text: str) -> Int[Tensor, "n"]:
+def to_ids(text: str) -> Int[Tensor, " n"]:
     "The UTF-8 bytes of `text` as int64 ids, each in 0 … 255."
     return torch.tensor(list(text.encode("utf-8")), dtype=torch.long)
 
 # %% ../nbs/00_tour.ipynb #380bc8c3
-def to_text(ids: Int[Tensor, "n"]) -> str:
+def to_text(ids: Int[Tensor, " n"]) -> str:
     "The text of byte ids; bytes that are no UTF-8 become the sign �."
     return bytes(ids.tolist()).decode("utf-8", errors="replace")
 
 # %% ../nbs/00_tour.ipynb #4dd319e3
 def windows(
-    ids: Int[Tensor, "n"], length: int, batch: int = 8, seed: int = 0,
+    ids: Int[Tensor, " n"], length: int, batch: int = 8, seed: int = 0,
 ) -> Iterator[Int[Tensor, "batch window"]]:
     """Cut windows of `length` + 1 ids at random places, without end.
 
@@ -56,7 +56,8 @@ class Attention(nn.Module):
     def __init__(self, d_model: int, n_heads: int, causal: bool = True):
         super().__init__()
         expect.heads(d_model=d_model, n_heads=n_heads)
-        self.n_heads, self.causal = n_heads, causal
+        self.n_heads = n_heads
+        self.causal = causal
         self.qkv_proj = nn.Linear(d_model, 3 * d_model)
         self.o_proj = nn.Linear(d_model, d_model)
 
@@ -151,8 +152,8 @@ def fit(model: nn.Module, batches: Iterable, steps: int,
 
 # %% ../nbs/00_tour.ipynb #a73232e7
 @torch.no_grad()
-def sample(model: nn.Module, ids: Int[Tensor, "known"], n: int,
-           temperature: float = 0.7, seed: int = 0) -> Int[Tensor, "all"]:
+def sample(model: nn.Module, ids: Int[Tensor, " known"], n: int,
+           temperature: float = 0.7, seed: int = 0) -> Int[Tensor, " all"]:
     """Write `n` ids after `ids`, one at a time; return all of them.
 
     Needs at least one id to begin with and a `temperature` above 0, else
@@ -186,7 +187,7 @@ def read_record(name: str) -> list[dict[str, str]]:
 #| code-fold: true
 #| code-summary: evaluate, the mean loss over all windows of a text
 @torch.no_grad()
-def evaluate(model: nn.Module, ids: Int[Tensor, "n"]) -> float:
+def evaluate(model: nn.Module, ids: Int[Tensor, " n"]) -> float:
     "Mean loss in nats per id, over all windows of `ids` side by side."
     length = model.max_len + 1
     expect.that(len(ids) >= length,

@@ -47,7 +47,7 @@ def mask_tokens(
     *,
     mask: int,  # the id of [MASK]
     special: Sequence[int],  # never chosen: [CLS], [SEP], padding, …
-    draws: Int[Tensor, "n"],  # random replacements come from these
+    draws: Int[Tensor, " n"],  # random replacements come from these
     rate: float | Float[Tensor, "b 1"] = 0.15,  # how many are chosen
     blank: float = 0.8,  # of the chosen: the share that becomes [MASK]
     swap: float = 0.1,  # of the chosen: the share replaced at random
@@ -126,7 +126,8 @@ def encode_rows(
     Raises ``ValueError``, naming the text, for one that is empty, too
     long, or has a word outside a ``closed`` vocabulary.
     """
-    at, parts = Marks.of(tokenizer), [_listed(texts=texts)]
+    at = Marks.of(tokenizer)
+    parts = [_listed(texts=texts)]
     parts += [] if seconds is None else [_listed(seconds=seconds)]
     expect.that(len({*map(len, parts)}) == 1, f"{len(parts[0])} texts, "
                 f"but {len(parts[-1])} second texts")
@@ -245,8 +246,11 @@ class Texts(Loader):
         batch: int = 32, seed: int = 0,
     ):
         expect.whole(batch=batch)
-        self.rows, self.tokenizer, self.labels = rows, tokenizer, labels
-        self.seed, _ = seed, encoded(rows, tokenizer, labels)
+        encoded(rows, tokenizer, labels)  # refuses what does not fit
+        self.rows = rows
+        self.tokenizer = tokenizer
+        self.labels = labels
+        self.seed = seed
         lengths = np.array([len(row) for row in rows])
         order = np.random.default_rng(seed).permutation(len(rows))
         order = order[np.argsort(lengths[order], kind="stable")].tolist()
@@ -295,7 +299,8 @@ class Blanks(Texts):
 
     def batch_at(self, k: int) -> Encoded:
         "Batch number k, from 0 on."
-        plain, rates = super().batch_at(k), self.facts["rates"]
+        plain = super().batch_at(k)
+        rates = self.facts["rates"]
         at = k if self.facts["dynamic"] else self.order[k]
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + at)
         how = self.how | {"rate": rates[at % len(rates)]}
@@ -312,7 +317,8 @@ def _at_least_one(made, ids, how, draw):
     free = (~torch.isin(ids, torch.tensor(how["special"]))).nonzero()
     if len(free) and not (made.labels != -100).any():
         row, i = free[torch.randint(len(free), (), generator=draw)]
-        made.labels[row, i], made.ids[row, i] = ids[row, i], how["mask"]
+        made.labels[row, i] = ids[row, i]
+        made.ids[row, i] = how["mask"]
     return made
 
 # %% ../nbs/19_masked_language_model.ipynb #a3a1ad76
@@ -378,10 +384,12 @@ def told_before(
 ) -> list[tuple[int, str]]:
     """Places of names, things and places that an earlier sentence told,
     and of pronouns after the first sentence, each with its kind."""
-    found, told, now = [], set(), set()
+    found = []
+    told = set()
+    now = set()
     for i, word in enumerate(map(str.strip, words)):
         kind = next((k for k in WORDS if word in WORDS[k]), None)
-        if kind and (word in told or kind == "pronoun" and told):
+        if kind and (word in told or (kind == "pronoun" and told)):
             found.append((i, kind))
         now.add(word)
         if set(word) & set(".!?"):
@@ -410,7 +418,8 @@ def fill(
     """
     expect.whole(top=top)
     model, tokenizer, _ = trained
-    at, limit = Marks.of(tokenizer), getattr(model, "max_len", None)
+    at = Marks.of(tokenizer)
+    limit = getattr(model, "max_len", None)
     rows = encode_rows(tokenizer, [text], closed=closed, max_len=limit)
     batch = encoded(rows, tokenizer)
     blanks = batch.ids == at.mask
@@ -431,8 +440,9 @@ def _logits(model, ids, batch, never):
     expect.that(logits.shape[:-1] == ids.shape, "a model that fills "
                 f"blanks has logits for {ids.shape[1]} tokens, not "
                 f"{tuple(logits.shape)}")
-    never, size = sorted({*never}), logits.shape[-1]
-    expect.that(len(never) < size and -1 < never[0] and never[-1] < size,
+    never = sorted({*never})
+    size = logits.shape[-1]
+    expect.that(len(never) < size and never[0] > -1 and never[-1] < size,
                 f"never must leave some of {size} ids, got {never!s:.40}")
     return logits.index_fill(-1, torch.tensor([*never]), -math.inf)
 
@@ -466,14 +476,16 @@ def broken_story(story: str, seed: int = 0) -> str | None:
 
     Words and their numbers stay as they were.
     """
-    parts, dice = re.split(r"(\w+)", story), random.Random(seed)
+    parts = re.split(r"(\w+)", story)
+    dice = random.Random(seed)
     pairs = [(i, j) for kind in ("name", "place") for i, j in combinations(
         [i for i, p in enumerate(parts) if p in WORDS[kind]], 2)
         if parts[i] != parts[j]]
     dice.shuffle(pairs)
     for i, j in pairs:
         other = [*parts]
-        other[i], other[j] = parts[j], parts[i]
+        other[i] = parts[j]
+        other[j] = parts[i]
         text = "".join(other)
         found = [p for verdict in judge(text) for p in verdict.problems]
         if found and all(map(stories.read, stories.sentences(text))):
@@ -500,7 +512,8 @@ def sentence_pairs(
                 "a wrong second sentence comes from another one")
     short = [n for n, lines in enumerate(told) if len(lines) < 2]
     expect.that(not short, f"text {short[:1]} has fewer than 2 sentences")
-    dice, pairs = random.Random(seed), []
+    dice = random.Random(seed)
+    pairs = []
     for n, lines in enumerate(told):
         i = dice.randrange(len(lines) - 1)
         away = (n + dice.randrange(1, max(2, len(told)))) % len(told)
@@ -540,7 +553,8 @@ def unmask(
     """
     _check_writing(steps, order, temperature)
     batch = batch.to("cpu")
-    ids, step = batch.ids.clone(), torch.zeros_like(batch.ids)
+    ids = batch.ids.clone()
+    step = torch.zeros_like(batch.ids)
     many = (ids == mask).sum(1, keepdim=True)
     for n in range(1, steps + 1):
         blank = ids == mask
@@ -554,7 +568,8 @@ def unmask(
             1, descending=True).argsort(1)
         now = blank & (rank < blank.sum(1, keepdim=True)
                        - many * (steps - n) // steps)
-        ids, step = ids.where(~now, word), step.masked_fill(now, n)
+        ids = ids.where(~now, word)
+        step = step.masked_fill(now, n)
     return Written(ids, step)
 
 # %% ../nbs/19_masked_language_model.ipynb #bec8c230
@@ -588,7 +603,8 @@ def write(
     beyond the model's ``max_len``.
     """
     expect.whole(0, seed=seed)
-    (model, tokenizer, _), lengths = trained, _listed(lengths=lengths)
+    model, tokenizer, _ = trained
+    lengths = _listed(lengths=lengths)
     expect.whole(**{f"lengths[{n}]": x for n, x in enumerate(lengths)})
     limit = (getattr(model, "max_len", None) or math.inf) - 2
     expect.at_most(limit, of="max_len - 2", tokens=max(lengths, default=0))

@@ -74,7 +74,8 @@ class Block(nn.Module):
 
     def __init__(self, attention: nn.Module, feed_forward: nn.Module):
         super().__init__()
-        self.attention, self.feed_forward = attention, feed_forward
+        self.attention = attention
+        self.feed_forward = feed_forward
 
     def forward(
         self, x: Float[Tensor, "b t d"], *,
@@ -170,7 +171,8 @@ class Model(TiedModule):
     def __init__(self, config: ModelConfig):
         super().__init__()
         expect.kind(self.config_class, config=config)
-        self.config, self.max_len = config, config.max_len
+        self.config = config
+        self.max_len = config.max_len
 
     def place(
         self, ids: Int[Tensor, "b t"],
@@ -183,9 +185,10 @@ class Model(TiedModule):
         another model, a 0/1 mask given as ``pos``.
         """
         expect.inputs(ids, pos, cache, len(self.blocks))
-        given, pos = pos, Positions.of(pos, ids, cache)
+        given = pos
+        pos = Positions.of(pos, ids, cache)
         end = pos.bound
-        if given is not None and end is None or (
+        if (given is not None and end is None) or (
                 end is not None and end > self.max_len):  # look closely
             expect.at_most(self.max_len, tokens=pos.end)
         return pos
@@ -344,7 +347,8 @@ def _alone(tensor):
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 # %% ../nbs/A4_models.ipynb #a42884fd
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
 
 # %% ../nbs/A4_models.ipynb #d2acde01
 def save_model(
@@ -359,9 +363,11 @@ def save_model(
     model has beside its numbers; the weights carry a copy of it, so
     that files of two different saves are told apart.
     """
-    model, folder = getattr(model, "_orig_mod", model), Path(folder)
+    model = getattr(model, "_orig_mod", model)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path, parts = folder / CONFIG, getattr(model, "parts", dict)()
+    path = folder / CONFIG
+    parts = getattr(model, "parts", dict)()
     config = {"model": type(model).__name__, **parts,
               **model.config.to_dict()}
     text = json.dumps(config, indent=2)
@@ -472,7 +478,8 @@ def _read_config(folder, metadata):
     about to replace when it was interrupted.
     """
     inside = json.loads(metadata.get("config", "null"))
-    path, old = folder / CONFIG, metadata.get("replaces")
+    path = folder / CONFIG
+    old = metadata.get("replaces")
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
     if inside and text == old:
         return inside

@@ -57,7 +57,8 @@ def cross_entropy(
     """
     _expect_labels(logits, targets, ignore, smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    vocab, total = logits.shape[-1], logits.logsumexp(-1)
+    vocab = logits.shape[-1]
+    total = logits.logsumexp(-1)
     known = targets.clamp(0, vocab - 1).long()
     loss = total - logits.gather(-1, known[..., None])[..., 0]
     if smoothing:
@@ -77,7 +78,8 @@ def kl_divergence(
     Kullback and Leibler (1951).  What p never says costs nothing.
     """
     expect.shapes(reference=(reference, "*b v"), logits=(logits, "*b v"))
-    log_p, log_q = reference.log_softmax(-1), logits.log_softmax(-1)
+    log_p = reference.log_softmax(-1)
+    log_q = logits.log_softmax(-1)
     p = log_p.exp()
     return (p * (log_p - log_q)).where(p > 0, 0.0).sum(-1)
 
@@ -166,7 +168,8 @@ class _Chunked(torch.autograd.Function):
         logits = torch.nn.functional.linear(hidden, weight, bias)
         loss, error = _loss_and_error(
             logits.to(share.dtype), targets, smoothing)
-        share, error = share[:, None], error.to(hidden.dtype)
+        share = share[:, None]
+        error = error.to(hidden.dtype)
         for_hidden, for_weight, for_bias = grads
         if for_hidden is not None:
             for_hidden.copy_((error @ weight) * share)
@@ -199,7 +202,7 @@ def chunked_cross_entropy(
     weight: Float[Tensor, "vocab d"],  # lm_head.weight
     targets: Int[Tensor, "*b"],  # the right ids
     *,
-    bias: Float[Tensor, "vocab"] | None = None,  # lm_head.bias
+    bias: Float[Tensor, " vocab"] | None = None,  # lm_head.bias
     chunk: int = 256,  # tokens whose logits exist at a time
     ignore: int = -100,  # a target that is not counted
     smoothing: float = 0.0,  # this share of a label is spread evenly
@@ -333,7 +336,8 @@ class AdamW(Optimizer):
             decoupled=decoupled, corrected=corrected))
 
     def update(self, params, grads, group):
-        lr, (beta1, beta2) = group["lr"], group["betas"]
+        lr = group["lr"]
+        beta1, beta2 = group["betas"]
         if group["weight_decay"] and group["decoupled"]:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
         elif group["weight_decay"]:
@@ -373,8 +377,8 @@ def param_groups(
     positions do not decay.  Frozen parameters are left out.
     """
     expect.number("[0, inf)", weight_decay=weight_decay)
-    tables, learn = _tables(model), [
-        p for p in model.parameters() if p.requires_grad]
+    tables = _tables(model)
+    learn = [p for p in model.parameters() if p.requires_grad]
     decay = [p for p in learn if p.ndim > 1 and p not in tables]
     rest = [p for p in learn if p.ndim < 2 or p in tables]
     return [{"params": params, "weight_decay": rate} for params, rate in
@@ -428,7 +432,8 @@ class Muon(Optimizer):
                     f"shape {wrong and wrong[0]}")
 
     def update(self, params, grads, group):
-        lr, momentum = group["lr"], group["momentum"]
+        lr = group["lr"]
+        momentum = group["momentum"]
         ball = self.kept(params, "momentum_buffer")
         torch._foreach_lerp_(ball, grads, 1 - momentum)
         if group["nesterov"]:

@@ -42,10 +42,15 @@ class BlockPool:
 
     def __init__(self, n_blocks: int, size: int = 16):
         expect.whole(n_blocks=n_blocks, size=size)
-        self.n_blocks, self.size, self.held = n_blocks, size, {}
-        self.refs, self.free_ids = [0] * n_blocks, [*range(n_blocks)][::-1]
+        self.n_blocks = n_blocks
+        self.size = size
+        self.held = {}
+        self.refs = [0] * n_blocks
+        self.free_ids = [*range(n_blocks)][::-1]
         self.cached = {}  # in the order in which they were given back
-        self.index, self.key_of = {}, {}  # key: block; block: key
+        # key: block; block: key
+        self.index = {}
+        self.key_of = {}
 
     @property
     def free_count(self) -> int:
@@ -91,7 +96,8 @@ class BlockPool:
     def register(self, key: bytes, block: int) -> None:
         "This block is filled, and may be found by its key."
         if key not in self.index and block not in self.key_of:
-            self.index[key], self.key_of[block] = block, key
+            self.index[key] = block
+            self.key_of[block] = key
 
     def forget(self, block: int) -> None:
         "Nobody finds this block any more: it is to be written."
@@ -129,7 +135,8 @@ class Tables:
     "For each row the blocks in which its tokens stand, in their order."
 
     def __init__(self, pool: BlockPool, rows: list[list[int]]):
-        self.pool, self.rows = pool, rows
+        self.pool = pool
+        self.rows = rows
 
     def reserve(self, row: int, start: int, end: int) -> None:
         """Room for positions below ``end``, to be written from ``start``.
@@ -137,7 +144,9 @@ class Tables:
         A block that is shared is copied before; one that was indexed
         is forgotten.  Raises ``NoBlocks``; what it got, the row keeps.
         """
-        table, size, pool = self.rows[row], self.pool.size, self.pool
+        table = self.rows[row]
+        size = self.pool.size
+        pool = self.pool
         while len(table) * size < end:
             table.append(pool.allocate())
         for i in range(start // size, -(-end // size)):
@@ -150,7 +159,8 @@ class Tables:
 
     def trim(self, row: int, n: int) -> None:
         "Give back the blocks beyond the first n tokens, last ones first."
-        table, keep = self.rows[row], -(-n // self.pool.size)
+        table = self.rows[row]
+        keep = -(-n // self.pool.size)
         while len(table) > keep:
             self.pool.free(table.pop())
 
@@ -167,7 +177,8 @@ class Tables:
 
     def select(self, rows: list[int]) -> None:
         "Keep these rows, in this order; repeats share their blocks."
-        old, self.rows = self.rows, [[] for _ in rows]
+        old = self.rows
+        self.rows = [[] for _ in rows]
         self.replace([*range(len(rows))], [old[i] for i in rows])
         Tables(self.pool, old).replace([*range(len(old))], [[]] * len(old))
 
@@ -181,9 +192,13 @@ def _standing(lengths, width, device):
 # %% ../nbs/A15_paged_caches.ipynb #p1500015
 #| code-summary: where tokens go, what is read, and how long rows are then
 def _plan(tables, lengths, pos):
-    pool, size, places, after = tables.pool, tables.pool.size, [], []
+    pool = tables.pool
+    size = tables.pool.size
+    places = []
+    after = []
     for row, new in enumerate(pos.at.expand(len(lengths), -1).tolist()):
-        new, n = [p for p in new if p >= 0], lengths[row]
+        new = [p for p in new if p >= 0]
+        n = lengths[row]
         expect.that(new == [*range(n, n + len(new))], f"row {row} holds "
                     f"{n} tokens, so positions {n}, {n + 1}, … follow, "
                     f"got {new}"[:200])
@@ -203,7 +218,8 @@ def _plan(tables, lengths, pos):
 # %% ../nbs/A15_paged_caches.ipynb #p150016b
 #| code-summary: the tensors of the pool, made for the first that come
 def _buffers(layer, tensors, pos):
-    pool, b = layer.tables.pool, len(layer.lengths)
+    pool = layer.tables.pool
+    b = len(layer.lengths)
     expect.that(not (torch.is_grad_enabled() and any(
         x.requires_grad for x in tensors)), "a paged cache keeps no "
         "gradients: call the model under torch.no_grad()")
@@ -233,8 +249,10 @@ class PagedLayer:
 
     def __init__(self, tables: Tables, layer: int,
                  lengths: list[int], k_pos: Positions | None = None):
-        self.tables, self.layer = tables, layer
-        self.lengths, self.k_pos = lengths, k_pos
+        self.tables = tables
+        self.layer = layer
+        self.lengths = lengths
+        self.k_pos = k_pos
 
     @property
     def kept(self) -> list[Tensor]:
@@ -242,7 +260,7 @@ class PagedLayer:
         return self.tables.pool.held.get(self.layer, [])
 
     @property
-    def n_seen(self) -> Int[Tensor, "b"]:
+    def n_seen(self) -> Int[Tensor, " b"]:
         "Tokens kept of each row."
         return torch.tensor(self.lengths)
 
@@ -258,8 +276,10 @@ class PagedLayer:
         pos: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
         "Put tokens into their places; return what may be attended to."
-        pos, fresh = Positions.of(pos), not any(self.lengths)
-        held, size = _buffers(self, tensors, pos), self.tables.pool.size
+        pos = Positions.of(pos)
+        fresh = not any(self.lengths)
+        held = _buffers(self, tensors, pos)
+        size = self.tables.pool.size
         places, keep, read, after, k_pos = pos.once(
             ("paged", self.tables, self.k_pos),
             lambda: _plan(self.tables, self.lengths, pos))
@@ -272,23 +292,24 @@ class PagedLayer:
             blocks = buffer.view(-1, size, *x.shape[2:])
             found += [] if fresh else [blocks.index_select(
                 0, read.flatten()).view(len(x), -1, *x.shape[2:])]
-        self.lengths, self.k_pos = after, k_pos
+        self.lengths = after
+        self.k_pos = k_pos
         if fresh:  # all that is kept is what came
             return *tensors, pos
         return *(x.transpose(1, -2) for x in found), k_pos
 
-    def select(self, rows: Int[Tensor, "n"]) -> None:
+    def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats share."
         expect.rows(len(self.lengths), rows=rows)
         self.stand([self.lengths[i] for i in rows.tolist()])
 
-    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+    def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.each_row(len(self.lengths), n=n)
         ends = torch.as_tensor(n).expand(len(self.lengths)).tolist()
         self.stand([min(pair) for pair in zip(self.lengths, ends)])
 
-    def put(self, rows: Int[Tensor, "n"], other: "PagedLayer") -> None:
+    def put(self, rows: Int[Tensor, " n"], other: "PagedLayer") -> None:
         "Let row ``rows[i]`` hold what row i of ``other`` holds."
         expect.rows(len(self.lengths), rows=rows, different=True)
         same = getattr(getattr(other, "tables", None), "pool", None)
@@ -299,11 +320,14 @@ class PagedLayer:
 
     def stand(self, lengths: list[int]) -> None:
         "So many tokens of each row count from now on."
-        size, kept = self.tables.pool.size, self.kept
+        size = self.tables.pool.size
+        kept = self.kept
         width = -(-max(lengths, default=0) // size) * size
-        self.lengths, self.k_pos = lengths, Positions(_standing(
-            lengths, width, kept[0].device if kept else None),
+        k_pos = Positions(
+            _standing(lengths, width, kept[0].device if kept else None),
             end=max(lengths, default=0))
+        self.lengths = lengths
+        self.k_pos = k_pos
 
 # %% ../nbs/A15_paged_caches.ipynb #p1500017
 class PagedCache(Cache):
@@ -311,7 +335,8 @@ class PagedCache(Cache):
 
     def __init__(self, layers: list[Any], tables: Tables):
         super().__init__(layers)
-        self.tables, self.pool = tables, tables.pool
+        self.tables = tables
+        self.pool = tables.pool
 
     @property
     def lengths(self) -> list[int]:
@@ -341,11 +366,12 @@ class PagedCache(Cache):
 
     def filled(self, row: int, ids: Sequence[int]) -> None:
         "Blocks of this text that are full may be shared from now on."
-        ids, blocks = ids[:self.lengths[row]], self.tables.rows[row]
+        ids = ids[:self.lengths[row]]
+        blocks = self.tables.rows[row]
         for key, block in zip(block_keys(ids, self.pool.size), blocks):
             self.pool.register(key, block)
 
-    def rows(self, rows: Int[Tensor, "n"]) -> "PagedCache":
+    def rows(self, rows: Int[Tensor, " n"]) -> "PagedCache":
         """These rows as a cache that writes into the same tables.
 
         ``put`` brings back how long they have become.  A memory has to
@@ -358,12 +384,12 @@ class PagedCache(Cache):
         made._stand(lengths)
         return made
 
-    def select(self, rows: Int[Tensor, "n"]) -> None:
+    def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats share."
         super().select(rows)
         self.tables.select(rows.tolist())
 
-    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+    def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above, and give their blocks back."
         super().crop(n)
         b = len(self.lengths)
@@ -371,7 +397,7 @@ class PagedCache(Cache):
         for row, end in enumerate(ends):  # what was reserved below stays
             self.tables.trim(row, end)
 
-    def put(self, rows: Int[Tensor, "n"], other: "PagedCache") -> None:
+    def put(self, rows: Int[Tensor, " n"], other: "PagedCache") -> None:
         "Let row ``rows[i]`` hold what row i of ``other`` holds: shared."
         super().put(rows, other)
         self.tables.replace(rows.tolist(), other.tables.rows)
@@ -380,7 +406,8 @@ class PagedCache(Cache):
         layers = self._paged()
         layers[0].stand(lengths)
         for layer in layers[1:]:
-            layer.lengths, layer.k_pos = lengths, layers[0].k_pos
+            layer.lengths = lengths
+            layer.k_pos = layers[0].k_pos
 
     def _paged(self):
         return [layer for layer in self._leaves()
@@ -405,7 +432,8 @@ def paged_cache(
 ) -> PagedCache:
     "An empty cache in which what would grow has its tokens in blocks."
     expect.whole(batch=batch)
-    tables, n = Tables(pool, [[] for _ in range(batch)]), 0
+    tables = Tables(pool, [[] for _ in range(batch)])
+    n = 0
 
     def paged(layer):
         nonlocal n
@@ -420,7 +448,7 @@ def paged_cache(
 # %% ../nbs/A15_paged_caches.ipynb #p1500020
 def rows_of(
     cache: Cache,  # of any kind
-    rows: Int[Tensor, "n"],
+    rows: Int[Tensor, " n"],
 ) -> Cache:
     """These rows as a cache of its own, to be brought back by ``put``.
 
@@ -445,12 +473,15 @@ class Slots:
 
     def __init__(self, model: Any, n: int, max_len: int | None = None,
                  cache: Any = None):
-        self.model, self.n = model, n
+        self.model = model
+        self.n = n
         self.max_len = model.max_len if max_len is None else max_len
         expect.at_most(model.max_len, places=self.max_len)
         self.cache = cache or fixed_cache(model, n, self.max_len)
         self.device = device_of(model, torch.empty(0))
-        self.prompt_tokens = self.padding = 0  # read, and for nothing
+        # read, and for nothing
+        self.prompt_tokens = 0
+        self.padding = 0
 
     def read(
         self, slots: list[int],
@@ -492,7 +523,7 @@ class Slots:
             raise
         return logits[slots]
 
-    def part(self, rows: Int[Tensor, "n"], fresh: bool) -> Any:
+    def part(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
         "A cache of these rows, to be read into and put back."
         return (self.model.new_cache(len(rows)) if fresh
                 else rows_of(self.cache, rows))
@@ -529,7 +560,7 @@ class PagedSlots(Slots):
         super().__init__(model, n, max_len, paged_cache(
             model, self.pool, n))
 
-    def part(self, rows: Int[Tensor, "n"], fresh: bool) -> Any:
+    def part(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
         "These rows, writing into the same blocks."
         return rows_of(self.cache, rows)
 

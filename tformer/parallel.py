@@ -66,7 +66,8 @@ def conjugated(
     infinitive: str,  # in -er, -re or -ir
 ) -> tuple[str, ...]:
     "A regular French verb: I, he, we, they; the participle."
-    stem, ending = infinitive[:-2], infinitive[-2:]
+    stem = infinitive[:-2]
+    ending = infinitive[-2:]
     return tuple(stem + end for end in {
         "er": ("e", "e", "ons", "ent", "é"),
         "re": ("s", "", "ons", "ent", "u"),
@@ -381,9 +382,10 @@ class Phrase:
         "The article or possessive that fits the word after it."
         det = "the" if self.owner else self.det
         forms = DETERMINERS[det][1].split()
-        feminine, vowel = self.gender == "f", vowel_first(words[0])
-        if det == "a" and (negative or self.plural and (
-                of or words[0] != self.noun.fr[1])):
+        feminine = self.gender == "f"
+        vowel = vowel_first(words[0])
+        if det == "a" and (negative or (self.plural and (
+                of or words[0] != self.noun.fr[1]))):
             rules.add("article")
             return [] if of else ["de"]
         if det in ("my", "his", "her", "our", "their"):
@@ -423,8 +425,10 @@ class Person:
 NAMES = tuple(Person(name, name, gender) for names, gender in (
     ("Anna Emma Claire Julie", "f"), ("Paul Oscar Marc Arthur", "m"))
     for name in names.split())
-HE, SHE = Person("he", "il", "m"), Person("she", "elle", "f")
-I, WE = Person("I", "je", form=0), Person("we", "nous", form=2)
+HE = Person("he", "il", "m")
+SHE = Person("she", "elle", "f")
+I = Person("I", "je", form=0)  # noqa: E741, the word itself
+WE = Person("we", "nous", form=2)
 
 # %% ../nbs/A11_parallel.ipynb #064a5755
 #| code-fold: true
@@ -460,7 +464,9 @@ def english_verb(
     clause: Clause,
 ) -> tuple[str, list[str]]:
     "An auxiliary, if one is needed, and the rest."
-    n, time, verb = clause.subject.form, clause.time, clause.verb
+    n = clause.subject.form
+    time = clause.time
+    verb = clause.verb
     am = ("was was were were" if time in ("past", "passive")
           else "am is are are").split()[n]
     if verb is None:
@@ -518,7 +524,8 @@ def participle(
     With the subject after *être*; after *avoir* only with an object
     that stands before the verb.
     """
-    who, forms = None, inflected(clause.verb.fr[5])
+    who = None
+    forms = inflected(clause.verb.fr[5])
     if clause.verb.frame == "motion" or clause.time == "passive":
         who = clause.subject
     elif clause.pronoun and clause.pronoun.direct:
@@ -535,7 +542,9 @@ def french_verb(
     rules: set[str],
 ) -> list[str]:
     "The finite verb, which *pas* follows, and the rest."
-    n, time, verb = clause.subject.form, clause.time, clause.verb
+    n = clause.subject.form
+    time = clause.time
+    verb = clause.verb
     if verb is None:
         return [(WAS if time == "past" else BE)[n],
                 agree(clause.adjective.fr, clause.subject, rules)]
@@ -557,7 +566,8 @@ def french_objects(
     rules: set[str],
 ) -> list[str]:
     "What follows the French verb."
-    words, verb = [], clause.verb
+    words = []
+    verb = clause.verb
     if clause.object:
         of = verb.prep == ("de",)
         words += [*verb.prep, *clause.object.french(
@@ -699,7 +709,9 @@ class Meaning:
         who = self.here
         if who is None:
             return [], []
-        n, en, fr = who.form, who.english(), who.french(rules)
+        n = who.form
+        en = who.english()
+        fr = who.french(rules)
         if self.frame != "where":
             return (["here", "are" if n > 1 else "is", *en, "."],
                     ["voici", *fr, "."])
@@ -742,7 +754,9 @@ class Dice:
                described=0.75) -> Phrase:
         "Something of these kinds, with at most two adjectives."
         noun = self.one([n for kind in kinds for n in BY_KIND[kind]])
-        det, found, owner = self.one(dets), (), None
+        det = self.one(dets)
+        found = ()
+        owner = None
         if noun.en[0] in ("man", "woman") and det not in ("a", "this"):
             det = "the"  # ma femme is my wife
         if self.chance(described):
@@ -810,7 +824,8 @@ class Constructions(Dice):
     def dative(self):
         verb = self.verb("dative")
         clause = self.clause(verb, object=self.phrase(verb.kinds))
-        to, pronoun = None, None
+        to = None
+        pronoun = None
         if self.chance(0.5):
             to = self.phrase("p", (*DEFINITE, "of"))
         else:
@@ -910,7 +925,9 @@ def pairs(
     Raises ``ValueError`` when 10,000 sentences in a row are old ones.
     """
     expect.whole(n=n)
-    found, vain, every = {}, 0, meanings(seed)
+    found = {}
+    vain = 0
+    every = meanings(seed)
     while len(found) < n:
         meaning = next(every)
         if any(map(held_out, meaning.combinations())) != bool(unseen):
@@ -1006,7 +1023,8 @@ def read_tsv(
     that are no UTF-8.
     """
     expect.whole(0, source=source, target=target)
-    found, needed = [], max(source, target) + 1
+    found = []
+    needed = max(source, target) + 1
     for number, line in lines_of(path):
         if number == 1 and header:
             continue
@@ -1035,7 +1053,8 @@ def read_two_files(
     sides = [[side(path, *line) for line in lines_of(path)]
              for path in paths]
     few, many = sorted((0, 1), key=lambda i: len(sides[i]))
-    n, more = len(sides[few]), len(sides[many])
+    n = len(sides[few])
+    more = len(sides[many])
     expect.that(n == more, f"{paths[few]}, line {n + 1}: expected a "
                 f"sentence, as in the {more} lines of {paths[many]}, "
                 "found the end of the file")

@@ -77,7 +77,8 @@ def _belongs(cache, tensors, pos):
     "Batch, time, and all sizes that must be as in what is kept."
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
                  for x in held] for held in (tensors, cache.kept))
-    b, rows = cache.batch, {len(x) for x in tensors}
+    b = cache.batch
+    rows = {len(x) for x in tensors}
     expect.that(rows == {b} and pos.rows in (1, b), "a batch of "
                 f"{max(rows)}, positions of {pos.rows}, a cache of {b}")
     expect.that(all(x.shape[-2] == pos.n for x in tensors),
@@ -98,7 +99,9 @@ class FixedCache(KeptRows):
     def __init__(self, batch: int, max_len: int):
         expect.whole(batch=batch, max_len=max_len)
         super().__init__(batch)
-        self.max_len, self.filled = max_len, 0  # in the longest row
+        # in the longest row
+        self.max_len = max_len
+        self.filled = 0
 
     def update(
         self, *tensors: Float[Tensor, "b ..."],
@@ -126,7 +129,8 @@ class FixedCache(KeptRows):
         "How many places are filled with these, at most; or a refusal."
         n = self.filled + pos.n
         if n > self.max_len:  # padding may have been counted: look
-            there, new = self.k_pos.at >= 0, pos.at >= 0
+            there = self.k_pos.at >= 0
+            new = pos.at >= 0
             n = (there.sum(-1) + new.sum(-1)).max().item()
             self._refuse(n)
         return n
@@ -138,7 +142,8 @@ class FixedCache(KeptRows):
     def hold(self, kept: list[Tensor],
              k_pos: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on, each row side by side from place 0."
-        k_pos, n = Positions.of(k_pos), self.max_len + 1
+        k_pos = Positions.of(k_pos)
+        n = self.max_len + 1
         at = k_pos.at.expand(len(kept[0]), -1)
         most = max((at >= 0).sum(-1).tolist(), default=0)
         self._refuse(most)
@@ -151,15 +156,16 @@ class FixedCache(KeptRows):
         super().hold(kept, Positions(at, bound=k_pos.bound))
         self.filled = most
 
-    def select(self, rows: Int[Tensor, "n"]) -> None:
+    def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
         expect.rows(self.batch, rows=rows)
         self.kept = [x.index_select(0, rows) for x in self.kept]
-        self.batch, past = len(rows), self.k_pos
+        self.batch = len(rows)
+        past = self.k_pos
         self.k_pos = past and Positions(
             past.at.index_select(0, rows), bound=past.bound)
 
-    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+    def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
         expect.each_row(self.batch, n=n)
         if self.k_pos is not None:
@@ -197,7 +203,8 @@ def fixed_cache(
 def _with_places(cache):
     "Each ``FixedCache`` and ``MemoryCache``; refuses any other."
     expect.kind(Cache, cache=cache)
-    found, todo = ([], []), list(cache.layers)
+    found = ([], [])
+    todo = list(cache.layers)
     while todo:
         layer = todo.pop(0)
         if isinstance(layer, Cache):
@@ -221,8 +228,8 @@ def _ready(layers, ids, pos, limit):
         expect.that(len(ids) == layer.batch, f"a batch of {len(ids)} "
                     f"meets a cache of {layer.batch}")
         layer.filled = layer.room_for(pos)
-        layer.kept = [x.clone() if x.requires_grad or x.is_inference()
-                      and not torch.is_inference_mode_enabled() else x
+        layer.kept = [x.clone() if x.requires_grad or (x.is_inference()
+                      and not torch.is_inference_mode_enabled()) else x
                       for x in layer.kept]
 
 # %% ../nbs/A14_fixed_caches.ipynb #2672d626
@@ -306,7 +313,8 @@ class Compiled(nn.Module):
         **how: Any,  # for ``torch.compile``: backend, mode, options
     ):
         super().__init__()
-        self.model, self.max_len = model, model.max_len
+        self.model = model
+        self.max_len = model.max_len
         self.step = compiled_step(model, **how)
 
     def new_cache(self, batch: int, max_len: int | None = None) -> Cache:

@@ -24,7 +24,11 @@ import matplotlib
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import (
-    LinearSegmentedColormap, Normalize, to_hex, to_rgb)
+    LinearSegmentedColormap,
+    Normalize,
+    to_hex,
+    to_rgb,
+)
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyBboxPatch, Polygon, Rectangle
@@ -57,8 +61,12 @@ def contrast(
     return (high + 0.05) / (low + 0.05)
 
 # %% ../nbs/A1_figures.ipynb #853c070f
-BLUE, ORANGE, GREEN = "#3470d6", "#d9761a", "#1fa37c"
-PURPLE, RED, GREY = "#bd78dd", "#c92a42", "#6c707c"
+BLUE = "#3470d6"
+ORANGE = "#d9761a"
+GREEN = "#1fa37c"
+PURPLE = "#bd78dd"
+RED = "#c92a42"
+GREY = "#6c707c"
 PALETTE = [BLUE, ORANGE, GREEN, PURPLE, RED, GREY]
 INK = "#010203"    # becomes the color of the page's text
 PAPER = "#fdfcfb"  # becomes the color of the page's ground
@@ -284,8 +292,11 @@ class Figure:
     """Drawn panels and their caption, shown as HTML and nothing else."""
 
     def __init__(self, svgs: list, title: str, desc, caption: str):
-        self.svg, self.svgs = "".join(svgs), list(svgs)
-        self.title, self.desc, self.caption = title, desc, caption
+        self.svg = "".join(svgs)
+        self.svgs = list(svgs)
+        self.title = title
+        self.desc = desc
+        self.caption = caption
 
     def _repr_html_(self):
         return (
@@ -522,7 +533,9 @@ class Stepper:
     """A few figures with captions, leafed through without a kernel."""
 
     def __init__(self, frames: list, title: str, key: list):
-        self.frames, self.title, self.key = frames, title, key
+        self.frames = frames
+        self.title = title
+        self.key = key
 
     def _frame(self, i, svg, caption):
         name = "tf-frame tf-key" if i in self.key else "tf-frame"
@@ -530,7 +543,8 @@ class Stepper:
                 f"{html.escape(caption)}</figcaption></figure>")
 
     def _repr_html_(self):
-        n, title = len(self.frames), html.escape(self.title)
+        n = len(self.frames)
+        title = html.escape(self.title)
         drawn = "".join(self._frame(i, *f)
                         for i, f in enumerate(self.frames))
         return (
@@ -599,7 +613,8 @@ class Place:
 
     def facing(self, other) -> str:
         """The side that looks at another rectangle."""
-        dx, dy = other.x - self.x, other.y - self.y
+        dx = other.x - self.x
+        dy = other.y - self.y
         across = abs(dx) - (self.w + other.w) / 2
         along = abs(dy) - (self.h + other.h) / 2
         if across > along:
@@ -618,7 +633,8 @@ def route(
     >>> route((0, 0), "right", (4, 2), "top")
     [(0, 0), (4, 0), (4, 2)]
     """
-    (x, y), (x2, y2) = start, end
+    x, y = start
+    x2, y2 = end
     flat = [side in ("left", "right") for side in (leave, enter)]
     if x == x2 or y == y2:
         turns = []
@@ -648,13 +664,16 @@ class Places(dict):
 
     def way(self, start, end, via=()) -> list:
         """The corners of an arrow from start to end."""
-        (a, leave), (b, enter) = self.find(start), self.find(end)
-        leave, enter = leave or a.facing(b), enter or b.facing(a)
+        a, leave = self.find(start)
+        b, enter = self.find(end)
+        leave = leave or a.facing(b)
+        enter = enter or b.facing(a)
         if not a.w and enter in ("left", "right"):   # turn only once
             leave = "bottom"
         elif not a.w:
             leave = "right"
-        start, end = a.side(leave), b.side(enter)
+        start = a.side(leave)
+        end = b.side(enter)
         if via:
             return [start, *via, end]
         return route(start, leave, end, enter)
@@ -666,7 +685,10 @@ class Places(dict):
                 for c, s in ("xw", "yh"))
         x2, y2 = ([getattr(p, c) + getattr(p, s) / 2 for p in places]
                   for c, s in ("xw", "yh"))
-        left, top, right, low = min(x), min(y), max(x2), max(y2)
+        left = min(x)
+        top = min(y)
+        right = max(x2)
+        low = max(y2)
         return Place((left + right) / 2, (top + low) / 2,
                      right - left + 2 * pad, low - top + 2 * pad)
 
@@ -687,7 +709,8 @@ class _Pen:
     def __init__(self, width, height, size):
         matplotlib.rcParams.update(STYLE)
         self.fig = Canvas(figsize=(width / 72, height / 72))
-        self.size, self.linked = size, set()
+        self.size = size
+        self.linked = set()
         self.ax = self.fig.add_axes((0, 0, 1, 1))
         self.ax.set(xlim=(0, width), ylim=(height, 0))
         self.ax.axis("off")
@@ -775,13 +798,16 @@ class Diagram:
     """
 
     def __init__(self, width, height, lit=(), links=None, size=10.5):
-        self.pen, self.places = _Pen(width, height, size), Places()
-        self.lit, self.links = {*lit}, dict(links or {})
+        self.pen = _Pen(width, height, size)
+        self.places = Places()
+        self.lit = {*lit}
+        self.links = dict(links or {})
 
     def box(self, name, x, y, text=None, w=72, h=24, role=GREY, part=None,
             dash="-", at=0, open=False):
         """A box around (x, y); open, if it holds more than its text."""
-        p, part = Place(x, y, w, h), part or name
+        p = Place(x, y, w, h)
+        part = part or name
         fill, pale, edge, width, ink, alpha = _shade(
             part in self.lit, self.lit, role, open)
         self.pen.rect(p, fill, pale, edge, width, dash)
@@ -793,7 +819,8 @@ class Diagram:
 
     def plus(self, name, x, y, part="residual"):
         """The circle in which a branch is added to the stream."""
-        p = self.places[name] = Place(x, y, 12, 12)
+        p = Place(x, y, 12, 12)
+        self.places[name] = p
         ink = BLUE if part in self.lit else GREY if self.lit else INK
         self.pen.disc(p, PAPER, ink)
         for a, b in (("left", "right"), ("top", "bottom")):
@@ -807,7 +834,8 @@ class Diagram:
 
     def arrow(self, start, end, text="", via=(), part=None, dash="-"):
         """From a name, side or point to another, at right angles."""
-        points, lit = self.places.way(start, end, via), part in self.lit
+        points = self.places.way(start, end, via)
+        lit = part in self.lit
         self.pen.line(points, BLUE if lit else INK, 1.8 if lit else 1.1,
                       0.6 if self.lit and not lit else 1.0, 6, dash)
         if text:
@@ -816,7 +844,8 @@ class Diagram:
 
     def group(self, name, names, pad=8, dash=(0, (4, 3))):
         """An outline around named boxes, itself a part and a place."""
-        p = self.places[name] = self.places.around(names, pad)
+        p = self.places.around(names, pad)
+        self.places[name] = p
         fill, edge, width = ((BLUE, BLUE, 2.4) if name in self.lit
                              else (None, GREY, 1.0))
         self.pen.rect(p, fill, 0.08, edge, width, "-" if fill else dash,
@@ -888,7 +917,8 @@ _BOTH = [("text", "tokenizer"), ("norm1", "attention"),
          ("norm2", "feedforward"), ("norm3", "lm_head"),
          ("lm_head", "probs", "logits"), ("probs", "sampling"),
          ("positions", "sum0")]
-_ARROWS = [_BOTH + [
+_ARROWS = [[
+    *_BOTH,
     ((200, 46), "norm1"), ((316, 46), "norm2"), ("tokenizer", (50, 58)),
     ("attention.right", "sum1.bottom"),
     ("feedforward.right", "sum2.bottom"),
@@ -901,7 +931,8 @@ _ARROWS = [_BOTH + [
     ("encoder", (200, 188), "", (), "encoder", ":"),
     ((200, 145), (200, 162), "", (), "cache"),
     ((232, 145), (232, 162), "", (), "cache"),
-], _BOTH + [
+], [
+    *_BOTH,
     ((52, 142), "norm1"), ((52, 262), "norm2"), ("tokenizer", "embedding"),
     ("attention.bottom", "sum1.right"),
     ("feedforward.bottom", "sum2.right"),
@@ -972,10 +1003,12 @@ def _draw_machine(tall, lit, links):
 #| code-summary: bars for its probabilities
 def _bars(d):
     """Five small bars in the box of the probabilities."""
-    p, lit = d.places["probs"], "sampling" in d.lit
+    p = d.places["probs"]
+    lit = "sampling" in d.lit
     colors = GREY, BLUE if lit else GREY if d.lit else ORANGE
     for i, tall in enumerate((5, 11, 20, 8, 3)):
-        x, y = p.x - 24 + 12 * i, p.y + p.h / 2 - 5 - tall / 2
+        x = p.x - 24 + 12 * i
+        y = p.y + p.h / 2 - 5 - tall / 2
         d.pen.rect(Place(x, y, 8, tall), colors[i == 2], 0.9, r=1)
 
 # %% ../nbs/A1_figures.ipynb #eed97353
@@ -1109,7 +1142,8 @@ def before_after(
     fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows),
                        squeeze=False)
     for row, ax in zip(rows, axes[:, 0]):
-        words, color = in_words(row), VERDICTS[row["verdict"]]
+        words = in_words(row)
+        color = VERDICTS[row["verdict"]]
         most = max(_mark(ax, 0, row, "before", GREY, 7),
                    _mark(ax, 1, row, "after", color, 7))
         _bare(ax, [row["was"], row["now"]], 1.45 * most)

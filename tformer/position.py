@@ -26,7 +26,7 @@ def _blind(ids):
     on a GPU, which would have to wait for each.
     """
     return (torch.compiler.is_compiling() or ids.is_meta
-            or not ids.is_cpu and ids.shape[-1] == 1)
+            or (not ids.is_cpu and ids.shape[-1] == 1))
 
 # %% ../nbs/04_absolute_positions.ipynb #1e84b4a6
 #| code-summary: rows of a table, or None if one does not exist
@@ -139,7 +139,8 @@ def shift_matrix(
     ``ValueError`` for an odd ``d_model``.
     """
     angle = k * _frequencies(d_model, base)
-    s, c = angle.sin(), angle.cos()
+    s = angle.sin()
+    c = angle.cos()
     turns = torch.stack([c, s, -s, c], dim=-1).reshape(-1, 2, 2)
     return torch.block_diag(*turns).float()
 
@@ -222,7 +223,9 @@ class SinusoidalPositions(Derived):
     ):
         super().__init__()
         expect.whole(max_len=max_len)
-        self.max_len, self.d_model, self.base = max_len, d_model, base
+        self.max_len = max_len
+        self.d_model = d_model
+        self.base = base
         self.renew()
 
     def derive(self, device: str) -> dict[str, Tensor]:

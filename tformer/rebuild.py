@@ -21,8 +21,12 @@ from torch.nn import functional as F
 
 from . import check, expect
 from .attend import attend, causal_mask, padding_mask, softmax
-from .attention import (
-    Cache, combined_mask, merge_heads, split_heads)
+from tformer.attention import (
+    Cache,
+    combined_mask,
+    merge_heads,
+    split_heads,
+)
 from .gpt import GPT, GPTConfig
 from .layers import gelu_tanh
 from .model import load_weights
@@ -98,7 +102,8 @@ class EmptyGPT(GPT):
 #| code-fold: false
 def _sublayers(model, block, pos, mask, cache):
     "Norm, attention, norm, feed-forward of one block, as functions."
-    part, wide = block.attention.part, block.feed_forward.part
+    part = block.attention.part
+    wide = block.feed_forward.part
 
     def attention(x):
         q, k, v = model.split(part.qkv_proj(x))
@@ -176,7 +181,8 @@ def _fill(cls, gap=None):
     others = {name: f for name, f in _FILLED.items() if name != gap}
     kind = type(cls.__name__, (cls,), others if gap else {})
     draw = torch.Generator().manual_seed(0)
-    right, model = GPT(config), kind(config)
+    right = GPT(config)
+    model = kind(config)
     with torch.no_grad():
         for p in right.parameters():
             p.copy_(0.3 * torch.randn(p.shape, generator=draw))
@@ -188,7 +194,8 @@ def _fill(cls, gap=None):
 def _samples(model):
     "Random inputs, two rows of which one is padded on the left."
     draw = torch.Generator().manual_seed(1)
-    d, block = model.config.d_model, model.blocks[0]
+    d = model.config.d_model
+    block = model.blocks[0]
     pos = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
     x, qkv = (torch.randn(2, 5, n * d, generator=draw) for n in (1, 3))
     caches = [model.new_cache(2) for _ in "ab"]
@@ -430,11 +437,10 @@ def _fits(got, right):
         return f"must return a tensor, got {type(got).__name__}"
     if got.dtype != right.dtype:
         return f"returns {got.dtype}, expected {right.dtype}"
-    if got.ndim != right.ndim or any(
-            n not in (1, m) for n, m in zip(got.shape, right.shape)):
-        return (f"returns shape {tuple(got.shape)}, expected "
-                f"{tuple(right.shape)}")
-    return ""
+    same = got.ndim == right.ndim and all(
+        n in (1, m) for n, m in zip(got.shape, right.shape))
+    return "" if same else (f"returns shape {tuple(got.shape)}, expected "
+                            f"{tuple(right.shape)}")
 
 # %% ../nbs/A5_rebuild.ipynb #1074fd7a
 #| code-summary: how far apart two results are
@@ -540,7 +546,8 @@ def _cause(model, gap):
     The problem, the likely mistake (None: the form is wrong, so that
     nothing could be compared), and lines that show it.
     """
-    calls, got = _CALLS[gap](_samples(model)), []
+    calls = _CALLS[gap](_samples(model))
+    got = []
     for args, _ in calls:
         one, form = _result(model, gap, args)
         if form:

@@ -156,7 +156,7 @@ class T5Bias(nn.Module):
 # %% ../nbs/05_relative_and_rotary.ipynb #e64ce988
 def alibi_slopes(
     n_heads: int,
-) -> Float[Tensor, "n_heads"]:
+) -> Float[Tensor, " n_heads"]:
     """The slope of each head: a geometric sequence that ends at 1/256.
 
     Press et al. (2022), section 3: for a power of two, head i = 1 … n
@@ -204,7 +204,7 @@ class ALiBi(Derived):
 def rope_frequencies(
     d_head: int,  # width of a head, even
     base: float = 10_000.0,
-) -> Float[Tensor, "half"]:
+) -> Float[Tensor, " half"]:
     """The angle by which each pair turns per position, in radians.
 
     Su et al. (2024; arXiv 2104.09864), section 3.2.2: base^(-2 i /
@@ -358,13 +358,16 @@ class Rotary(Derived):
     """
 
     def __init__(self, d_head: int, *, base: float = 10_000.0,
-                 freqs: Float[Tensor, "half"] | None = None,
+                 freqs: Float[Tensor, " half"] | None = None,
                  scale: float = 1.0, layout: str = "half"):
         super().__init__()
         expect.number("(0, inf)", scale=scale)
         expect.choice(LAYOUTS, layout=layout)
-        self.d_head, self.base, self.scale = d_head, base, scale
-        self.layout = self._made = layout
+        self.d_head = d_head
+        self.base = base
+        self.scale = scale
+        self.layout = layout
+        self._made = layout
         self.given = None  # or the frequencies, as plain numbers
         pairs = rope_frequencies(d_head, base).shape
         if freqs is not None:
@@ -381,7 +384,7 @@ class Rotary(Derived):
         return {"turns": _joined(-freqs, freqs, self._made)}
 
     @property
-    def freqs(self) -> Float[Tensor, "half"]:
+    def freqs(self) -> Float[Tensor, " half"]:
         "Radians per position of each pair."
         return _members(self.turns, self._made)[1]
 
@@ -396,9 +399,11 @@ class Rotary(Derived):
             expect.choice(LAYOUTS, layout=self.layout)
             turns = _joined(-self.freqs, self.freqs, self.layout)
         angle = pos[:, None, :, None] * turns
-        cos, sin = angle.cos(), angle.sin()
+        cos = angle.cos()
+        sin = angle.sin()
         if self.scale != 1.0:
-            cos, sin = self.scale * cos, self.scale * sin
+            cos = self.scale * cos
+            sin = self.scale * sin
         return cos, sin
 
     def forward(
@@ -426,9 +431,9 @@ class Rotary(Derived):
 
 # %% ../nbs/05_relative_and_rotary.ipynb #fcd4a9ef
 def linear_scaling(
-    freqs: Float[Tensor, "half"],  # radians per position
+    freqs: Float[Tensor, " half"],  # radians per position
     factor: float,  # how many times longer the context shall be
-) -> Float[Tensor, "half"]:
+) -> Float[Tensor, " half"]:
     """All frequencies divided by ``factor``: position interpolation.
 
     Chen et al. (2023).
@@ -455,13 +460,13 @@ def ntk_base(
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d637383c
 def llama3_scaling(
-    freqs: Float[Tensor, "half"],  # radians per position
+    freqs: Float[Tensor, " half"],  # radians per position
     *,
     factor: float,  # by which slow pairs are slowed
     low_freq_factor: float,  # fewer turns than this are slow
     high_freq_factor: float,  # more turns than this stay
     original_max_len: int,  # context length of the training
-) -> Float[Tensor, "half"]:
+) -> Float[Tensor, " half"]:
     """Slow the slow pairs, leave the fast ones, blend in between.
 
     The rule of Llama 3.1: what counts is how often a pair turns within
@@ -469,7 +474,8 @@ def llama3_scaling(
     not in order.
     """
     expect.whole(original_max_len=original_max_len)
-    low, high = low_freq_factor, high_freq_factor
+    low = low_freq_factor
+    high = high_freq_factor
     expect.number("(0, inf)", factor=factor)
     expect.that(0 <= low < high, f"low_freq_factor {low} must be below "
                 f"high_freq_factor {high}, and not negative")
@@ -486,7 +492,7 @@ def yarn_scaling(
     original_max_len: int,  # context length of the training
     beta_fast: float = 32.0,  # pairs with more turns than this stay
     beta_slow: float = 1.0,  # pairs with fewer are slowed by ``factor``
-) -> tuple[Float[Tensor, "half"], float]:
+) -> tuple[Float[Tensor, " half"], float]:
     """YaRN: frequencies by parts, and a factor for cos and sin.
 
     Peng et al. (2024), section 3.  The blend runs linearly over the

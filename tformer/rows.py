@@ -33,9 +33,13 @@ class Positions:
     def __init__(self, at: Int[Tensor, "_ n"] | None = None, *,
                  start: int | None = None, n: int | None = None,
                  device: Any = None, end: int | None = None, bound=None):
-        self.start, self.device, self._at = start, device, at
+        self.start = start
+        self.device = device
+        self._at = at
         self.rows, self.n = (1, n) if at is None else at.shape
-        self._end, self._bound, self._made = end, bound, []
+        self._end = end
+        self._bound = bound
+        self._made = []
 
     @property
     def at(self) -> Int[Tensor, "_ n"]:
@@ -158,7 +162,7 @@ def _needed(at):
 #| code-summary: positions of what is kept, after some was forgotten
 def positions_below(
     k_pos: Positions,  # of what is kept
-    n: int | Int[Tensor, "b"],  # one number, or one for each row
+    n: int | Int[Tensor, " b"],  # one number, or one for each row
 ) -> tuple[Positions, Any]:
     "Those below ``n``, and the places along time that still hold one."
     if k_pos.start is not None and isinstance(n, int):
@@ -220,7 +224,9 @@ class KeptRows:
 
     def __init__(self, batch: int | None = None):
         expect.whole(batch=1 if batch is None else batch)
-        self.batch, self.kept, self.k_pos = batch, [], None
+        self.batch = batch
+        self.kept = []
+        self.k_pos = None
 
     @property
     def empty(self) -> bool:
@@ -228,7 +234,7 @@ class KeptRows:
         return self.k_pos is None or not self.k_pos.n
 
     @property
-    def n_seen(self) -> Int[Tensor, "_"]:
+    def n_seen(self) -> Int[Tensor, " _"]:
         """Tokens kept of each row, without padding; [0] before the first.
 
         The next position is another thing: ``k_pos.following``.
@@ -245,12 +251,14 @@ class KeptRows:
     def hold(self, kept: list[Tensor],
              k_pos: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on, instead of what was kept."
-        self.kept, self.batch = kept, len(kept[0])
+        self.kept = kept
+        self.batch = len(kept[0])
         self.k_pos = Positions.of(k_pos)
 
-    def select(self, rows: Int[Tensor, "n"]) -> None:
+    def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
-        past, b = self.k_pos, self.batch
+        past = self.k_pos
+        b = self.batch
         expect.rows(len(rows) if b is None else b, rows=rows)
         if past is None:
             self.batch = len(rows)
@@ -258,7 +266,7 @@ class KeptRows:
             self.hold([x.index_select(0, rows) for x in self.kept],
                       _rows_of(past, rows))
 
-    def put(self, rows: Int[Tensor, "n"], other: Any) -> None:
+    def put(self, rows: Int[Tensor, " n"], other: Any) -> None:
         """Let row ``rows[i]`` hold what row i of ``other`` holds.
 
         ``other``: of the same model, with ``kept`` and ``k_pos``, of n
@@ -266,7 +274,8 @@ class KeptRows:
         go.  Raises ``ValueError`` naming what does not fit.
         """
         _takes(self.batch, self.kept, rows, other)
-        b, rows = self.batch, rows.long()
+        b = self.batch
+        rows = rows.long()
         k_pos, places = _put_positions(self.k_pos, b, rows,
                                        Positions.of(other.k_pos))
         old = self.kept or [x.new_zeros(b, *x.shape[1:-2], 0, x.shape[-1])
@@ -284,7 +293,8 @@ class Room:
     """
 
     def __init__(self, held: list[Tensor], size: int):
-        self.used, self.size = held[0].shape[-2], size
+        self.used = held[0].shape[-2]
+        self.size = size
         self.buffers = [x.new_empty(*x.shape[:-2], size, x.shape[-1])
                         for x in held]
         for buffer, x in zip(self.buffers, held):
@@ -298,7 +308,8 @@ class Room:
 
     def write(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         "Behind what is held; returns all of it."
-        start, n = self.used, tensors[0].shape[-2]
+        start = self.used
+        n = tensors[0].shape[-2]
         self.used = start + n
         for buffer, x in zip(self.buffers, tensors):
             buffer.narrow(-2, start, n).copy_(x)
@@ -308,7 +319,8 @@ class Room:
 #| code-summary: refuses tensors that cannot follow what is kept
 def _follows(tensors, pos, kept, batch):
     new, old = ([tuple(x.shape) for x in held] for held in (tensors, kept))
-    b, problem = new[0][0], None
+    b = new[0][0]
+    problem = None
     if any([x[0] != b or x[-2] != pos.n for x in new]) or (
             1 != pos.rows != b):
         problem = "tensors and positions must agree in batch and time"
@@ -337,7 +349,9 @@ class GrowingRows(KeptRows):
         if self.empty:
             self._room = None
             return [x.contiguous() for x in tensors]
-        n, t, room = self.k_pos.n, tensors[0].shape[-2], self._room
+        n = self.k_pos.n
+        t = tensors[0].shape[-2]
+        room = self._room
         alike = all([a.dtype == b.dtype
                      for a, b in zip(self.kept, tensors)])
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
@@ -345,7 +359,8 @@ class GrowingRows(KeptRows):
             self._room = None
             return [torch.cat(p, -2) for p in zip(self.kept, tensors)]
         if room is None or not room.takes(n, t):
-            self._room = room = Room(self.kept, 2 * (n + t))
+            room = Room(self.kept, 2 * (n + t))
+            self._room = room
         return room.write(tensors)
 
 # %% ../nbs/A7_caches.ipynb #cce1c6ec
@@ -363,7 +378,9 @@ class MemoryCache(KeptRows):
     the same after it was changed in place.
     """
 
-    memory, _stamp = None, None  # of which they were made
+    # of which they were made
+    memory = None
+    _stamp = None
 
     def hold(self, kept: list[Tensor],
              k_pos: Positions | Int[Tensor, "_ s"]) -> None:
@@ -384,14 +401,15 @@ class MemoryCache(KeptRows):
                                       or stamp != self._stamp)
         if new:
             self.kept = [x.contiguous() for x in make(memory)]
-            self.memory, self._stamp = memory, stamp
+            self.memory = memory
+            self._stamp = stamp
             self.batch = len(memory)
         if new or pos is not None:
             tokens = self.kept[0].transpose(1, -2)  # time at axis 1
             self.k_pos = Positions.of(pos, tokens)
         return *self.kept, self.k_pos
 
-    def crop(self, n: int | Int[Tensor, "b"]) -> None:
+    def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "A memory is not what was written: nothing is forgotten."
 
 # %% ../nbs/A7_caches.ipynb #72729faa
@@ -419,7 +437,7 @@ class Together:
         return self.k_pos is None or not self.k_pos.n
 
     @property
-    def n_seen(self) -> Int[Tensor, "_"]:
+    def n_seen(self) -> Int[Tensor, " _"]:
         "Tokens kept of each row, without padding; [0] before the first."
         return self.layers[0].n_seen
 
@@ -475,7 +493,8 @@ def online_step(
     peak, total, mixed = state
     higher = torch.maximum(peak, scores.detach().amax(-1, keepdim=True))
     base = higher.masked_fill(higher == -math.inf, 0.0)
-    stiffness, shrink = (scores - base).exp(), (peak - base).exp()
+    stiffness = (scores - base).exp()
+    shrink = (peak - base).exp()
     total = shrink * total + stiffness.sum(-1, keepdim=True)
     return higher, total, shrink * mixed + stiffness @ v
 
@@ -573,9 +592,9 @@ def _open_dead_rows(added):
 #| code-summary: silences them afterwards
 def _silence(out, dead):
     "0 in dead rows; on the CPU it costs little to ask if there are any."
-    if dead.is_cpu and not torch.compiler.is_compiling():
-        if not dead.any():
-            return out
+    if dead.is_cpu and not torch.compiler.is_compiling() and (
+            not dead.any()):
+        return out
     return out.masked_fill(dead, 0.0)
 
 # %% ../nbs/A7_caches.ipynb #17c508e7
@@ -611,7 +630,9 @@ def fused_attend(
     mask or a bias it becomes a mask.
     """
     expect.attention(q, k, v, mask, bias, shared=True)
-    n, t, s = q.shape[1] // k.shape[1], q.shape[-2], k.shape[-2]
+    n = q.shape[1] // k.shape[1]
+    t = q.shape[-2]
+    s = k.shape[-2]
     if n > 1 and t == 1 and not causal:
         return _one_query(q, k, v, mask, bias, n, scale=scale,
                           dropout=dropout)

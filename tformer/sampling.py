@@ -87,7 +87,7 @@ def bias(
     wrong = [i for i in amounts if not 0 <= i < vocab]
     expect.that(not wrong, f"bias names id {wrong[:1]}, outside the "
                 f"vocabulary: ids go from 0 to {vocab - 1}")
-    nan = [i for i, amount in amounts.items() if amount != amount]
+    nan = [i for i, amount in amounts.items() if math.isnan(amount)]
     expect.that(not nan, f"the bias of id {nan[:1]} is NaN")
     more = logits.new_zeros(vocab)
     more[list(amounts)] = more.new_tensor(list(amounts.values()))
@@ -390,9 +390,10 @@ def _best(logits, n, size=64):
 #| code-summary: a list that surely holds what top-k or min-p keep (for speed)
 def _short_list(logits, s):
     "The best ids, in their order, their logits; rows for which it fails."
-    k, vocab = s.top_k, logits.shape[-1]
+    k = s.top_k
+    vocab = logits.shape[-1]
     n = k + 16 if k else 64
-    sure = k or s.min_p and s.top_p is None  # top-p needs all masses
+    sure = k or (s.min_p and s.top_p is None)  # top-p needs all masses
     if not sure or not logits.is_cpu or n >= vocab:
         return None
     best, ids = _best(logits, n)
@@ -481,14 +482,15 @@ class Sampler:
         self.default = settings if isinstance(settings, Sampling) else None
         self.rows = None if self.default else [
             (s, _generator(s.seed)) for s in settings]
-        self.known, self.alike = None, []
+        self.known = None
+        self.alike = []
 
     def __call__(
         self,
         logits: Float[Tensor, "b vocab"],
         ids: Int[Tensor, "b n"] | Sequence | None = None,
         # what each row wrote; shorter rows are filled with -1
-    ) -> Int[Tensor, "b"]:
+    ) -> Int[Tensor, " b"]:
         "The next id of each row; what is refused draws no number."
         expect.shapes(logits=(logits, "b vocab"))
         logits, b = _float(logits), len(logits)
@@ -540,7 +542,8 @@ class Sampler:
                 same[0].append(i) if same else alike.append((s, [i]))
             if len(alike) == 1:
                 alike = [(alike[0][0], slice(None))]
-            self.known, self.alike = every, alike
+            self.known = every
+            self.alike = alike
         return self.alike
 
 # %% ../nbs/20_sampling.ipynb #41a6b3d6

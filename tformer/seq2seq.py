@@ -19,10 +19,21 @@ from torch.nn import functional as F
 
 from . import expect
 from .attention import Cache, CrossAttention, SelfAttention
-from .layers import (
-    Dropout, FeedForward, LayerNorm, Linear, PostNorm, PreNorm)
-from .model import (
-    Block, Model, ModelConfig, from_attention_mask, layer_cache)
+from tformer.layers import (
+    Dropout,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    PostNorm,
+    PreNorm,
+)
+from tformer.model import (
+    Block,
+    Model,
+    ModelConfig,
+    from_attention_mask,
+    layer_cache,
+)
 from .position import Embedding, SinusoidalPositions
 from .rows import Positions
 
@@ -112,11 +123,13 @@ class Seq2Seq(Model):
     One table embeds source and target and makes the logits (3.4).
     """
 
-    config_class, arrange = Seq2SeqConfig, PostNorm
+    config_class = Seq2SeqConfig
+    arrange = PostNorm
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
-        c, d = config, config.d_model
+        c = config
+        d = config.d_model
         self.embed = Embedding(c.vocab_size, d, scale=d**0.5)
         self.positions = SinusoidalPositions(c.max_len, d)
         self.dropout = Dropout(c.dropout)
@@ -180,7 +193,8 @@ class Seq2Seq(Model):
         mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b t d"]:
         "The vectors before ``lm_head``; arguments as in ``forward``."
-        pos, memory_pos = self.place(ids, pos, cache), _named(memory_mask)
+        pos = self.place(ids, pos, cache)
+        memory_pos = _named(memory_mask)
         x = self.enter(ids, pos)
         return self.norm(self.through(
             x, cache, memory=memory, memory_pos=memory_pos, pos=pos,
@@ -246,5 +260,6 @@ def greedy(
         logits = model(ids[:, -1:] if cached else ids, cache=cache,
                        memory=memory, memory_mask=mask)
         best = logits[:, -1:].argmax(-1).masked_fill(done, eos)
-        ids, done = torch.cat([ids, best], 1), best == eos
+        ids = torch.cat([ids, best], 1)
+        done = best == eos
     return ids[:, 1:]

@@ -10,12 +10,19 @@ __all__ = ['POLICIES', 'Request', 'Ticket', 'QueueFull', 'first_come', 'shortest
 #| code-summary: imports of the module
 import asyncio
 import itertools
+import math
 import threading
 import time
 from bisect import insort
 from collections.abc import (
-    AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping,
-    Sequence)
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +32,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from . import expect
-from .generate import (
-    ended, left_padded, picker, stop_rules)
+from .generate import ended, left_padded, picker, stop_rules
 from .model import evaluating
 from .paged import PagedSlots, Slots
 from .sampling import Sampling
@@ -43,7 +49,7 @@ class Request:
     timeout: float | None = None  # seconds, waiting included
     id: Any = None  # whatever the caller calls it
     memory: Float[Tensor, "s m"] | None = None  # an encoder's output
-    memory_mask: Bool[Tensor, "s"] | None = None  # True at its tokens
+    memory_mask: Bool[Tensor, " s"] | None = None  # True at its tokens
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300011
 class Ticket:
@@ -56,11 +62,22 @@ class Ticket:
     """
 
     def __init__(self, engine: "Engine", request: Request, number: int):
-        self.engine, self.request, self.number = engine, request, number
-        self.ids, self.log_probs, self.prompt = [], [], []
-        self.reason = self.error = self.slot = self.began = None
-        self.read = self.goal = self.passed = 0  # read, to read, overtaken
-        self.born, self.since = engine.steps, engine.clock()
+        self.engine = engine
+        self.request = request
+        self.number = number
+        self.ids = []
+        self.log_probs = []
+        self.prompt = []
+        self.reason = None
+        self.error = None
+        self.slot = None
+        self.began = None
+        # read, to read, overtaken
+        self.read = 0
+        self.goal = 0
+        self.passed = 0
+        self.born = engine.steps
+        self.since = engine.clock()
 
     @property
     def tokens(self) -> list[int]:
@@ -79,7 +96,7 @@ class Ticket:
 
     def take(self, i: int, log_prob: float) -> str | None:
         "One id more, or none; why the text is over, if it is."
-        expect.that(log_prob == log_prob, "the logits hold NaN after "
+        expect.that(not math.isnan(log_prob), "the logits hold NaN after "
                     f"{len(self.ids)} new ids")
         ids, functions = self.stops
         if i in ids:
@@ -207,8 +224,12 @@ class Scheduler:
     "``policy`` says who is next, ``patience`` how often one is overtaken."
 
     def __init__(self, rows: Slots, policy: Callable, patience: int):
-        self.rows, self.policy, self.patience = rows, policy, patience
-        self.slots, self.waiting, self.preempted = [None] * rows.n, [], 0
+        self.rows = rows
+        self.policy = policy
+        self.patience = patience
+        self.slots = [None] * rows.n
+        self.waiting = []
+        self.preempted = 0
 
     @property
     def inside(self) -> list[Ticket]:
@@ -247,13 +268,16 @@ class Scheduler:
         "Slots that are free are given away."
         beside = []
         while self.waiting and None in self.slots:
-            t, slot = self._next(beside), self.slots.index(None)
+            t = self._next(beside)
+            slot = self.slots.index(None)
             n = self.rows.enter(slot, t.tokens, t.request.memory is None)
             if n is None:
                 return
             self.waiting.remove(t)
             self.slots[slot] = t
-            t.slot, t.read, t.goal = slot, n, len(t.tokens)
+            t.slot = slot
+            t.read = n
+            t.goal = len(t.tokens)
             t.began = step if t.began is None else t.began
             beside.append(t.goal - n)
             for other in self.waiting:
@@ -273,13 +297,15 @@ class Scheduler:
 
     def _leave(self, ticket):
         self.rows.crop([ticket.slot], [0])
-        self.slots[ticket.slot] = ticket.slot = None
+        self.slots[ticket.slot] = None
+        ticket.slot = None
 
     def _next(self, beside):
         for ticket in self.waiting:
             if ticket.passed >= self.patience:
                 return ticket
-        i, n = self.policy((*self.waiting,), (*beside,)), len(self.waiting)
+        i = self.policy((*self.waiting,), (*beside,))
+        n = len(self.waiting)
         expect.that(isinstance(i, int) and 0 <= i < n, "policy must "
                     f"return an index below {n}, got {i!r:.40}")
         return self.waiting[i]
@@ -300,7 +326,9 @@ def _choose(ticket, logits):
 #| code-summary: the two calls of a step, and who fails in them
 class _Writer:
     def __init__(self, rows, chunk, end):
-        self.rows, self.chunk, self.end = rows, chunk, end
+        self.rows = rows
+        self.chunk = chunk
+        self.end = end
 
     def step(self, inside):
         with evaluating(self.rows.model):
@@ -316,7 +344,8 @@ class _Writer:
 
     def read(self, tickets):
         "Of their prompts ``chunk`` tokens in all, the first come first."
-        left, pieces = self.chunk, []
+        left = self.chunk
+        pieces = []
         for t in sorted(tickets, key=lambda t: (t.began, t.number)):
             n = min(t.goal - t.read, left)
             pieces += [(t, n)] if n else []
@@ -348,7 +377,8 @@ class _Writer:
 
     def _write(self, tickets, logits):
         "The next id of each, greedy or by its own way; those that count."
-        ids, new = logits.argmax(-1), []
+        ids = logits.argmax(-1)
+        new = []
         for i, t in enumerate(tickets):
             if t.pick is not None:
                 try:
@@ -363,11 +393,14 @@ class _Writer:
         return new
 
     def _take(self, t, i, log_prob):
-        before, reason, problem = len(t.ids), None, None
+        before = len(t.ids)
+        reason = None
+        problem = None
         try:
             reason = t.take(i, log_prob)
         except ValueError as error:
-            reason, problem = "error", error
+            reason = "error"
+            problem = error
         if reason is not None:
             self.end(t, reason, problem)
         return [(t, i)] if len(t.ids) > before else []
@@ -399,8 +432,11 @@ class Engine:
                      PagedSlots(model, slots, blocks, block_size, max_len))
         self.scheduler = Scheduler(self.rows, policy, patience)
         self._writer = _Writer(self.rows, chunk, self.scheduler.end)
-        self.queue, self.clock, self.steps = queue, clock, 0
-        self._numbers, self._free = itertools.count(), threading.Lock()
+        self.queue = queue
+        self.clock = clock
+        self.steps = 0
+        self._numbers = itertools.count()
+        self._free = threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -445,7 +481,8 @@ class Engine:
 
     def run(self, requests: Iterable[Request] = ()) -> list[Ticket]:
         "Submit as the queue permits, and step until all are done."
-        tickets, waiting = [], self.scheduler.waiting
+        tickets = []
+        waiting = self.scheduler.waiting
         for request in requests:
             while len(waiting) >= self.queue:
                 self.step()

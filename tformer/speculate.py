@@ -10,6 +10,7 @@ __all__ = ['Proposal', 'Accepted', 'Round', 'rounds', 'speculate', 'accept', 'Mo
 #| code-fold: true
 #| code-summary: imports of the module
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +20,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import expect
-from .generate import (
-    Text, ended, expect_room, last_logits, left_padded, stop_rules)
+from tformer.generate import (
+    Text,
+    ended,
+    expect_room,
+    last_logits,
+    left_padded,
+    stop_rules,
+)
 from .gpt import log_likelihood
 from .layers import Linear
-from .model import (
-    answering, device_of, evaluating, quiet_when_learning)
+from tformer.model import (
+    answering,
+    device_of,
+    evaluating,
+    quiet_when_learning,
+)
 from .rows import Positions
 from .sampling import Sampling, draw, process
 
@@ -85,13 +96,15 @@ def _offer(draft, text, most, sampling, dice):
 #| code-summary: the first tokens that are as they should be
 def _judge(logits, offer, sampling, wrote, dice):
     "How many drafts stay, and the id after them."
-    k, vocab = len(offer.ids), logits.shape[-1]
+    k = len(offer.ids)
+    vocab = logits.shape[-1]
     expect.that(offer.probs is None or offer.probs.shape == (k, vocab),
                 f"a draft drew {k} ids from probabilities of shape "
                 f"{tuple(getattr(offer.probs, 'shape', ()))}; the "
                 f"model has {vocab} ids")
     if offer.probs is not None and k:
-        least, sums = offer.probs.min().item(), offer.probs.sum(-1)
+        least = offer.probs.min().item()
+        sums = offer.probs.sum(-1)
         expect.that(least >= 0 and (sums - 1).abs().max() < 1e-3, "what a "
                     "draft drew from must be probabilities: 0 or more, "
                     f"sums 1; got {least:.3g} and sums {sums.tolist()}")
@@ -115,7 +128,7 @@ def _round(offer, found, logits, stops, wrote):
     wide = torch.promote_types(logits.dtype, torch.float32)
     said = logits[:len(new)].to(wide).log_softmax(-1).gather(-1, at)
     said = said[:, 0].tolist()
-    expect.that(all(x == x for x in said), "the logits hold NaN")
+    expect.that(not any(map(math.isnan, said)), "the logits hold NaN")
     for n, i in enumerate(new):
         if i in stops[0]:  # an end is no part of a text
             return Round(offer.ids, found.n, new[:n], said[:n], True)
@@ -130,8 +143,12 @@ class _Writing:
     "``read`` of its ids are in the cache, behind ``past`` of a prefix."
 
     def __init__(self, model, ids, sampling, stops):
-        self.model, self.sampling, self.stops = model, sampling, stops
-        self.ids, self.text, self.first = ids, ids[0].tolist(), len(ids[0])
+        self.model = model
+        self.sampling = sampling
+        self.stops = stops
+        self.ids = ids
+        self.text = ids[0].tolist()
+        self.first = len(ids[0])
         self.read = 0
         with answering(model, "model.new_cache(batch)"):
             self.cache = model.new_cache(1)
@@ -142,7 +159,8 @@ class _Writing:
         self.quiet = quiet_when_learning(model)
 
     def step(self, draft, most):
-        text, wrote = self.text, self.text[self.first:]
+        text = self.text
+        wrote = self.text[self.first:]
         offer = _offer(draft, text, most, self.sampling, self.dice)
         new = self.ids.new_tensor([text[self.read:] + offer.ids])
         with self.quiet(), answering(self.model, "model(ids, cache=)",
@@ -202,7 +220,9 @@ def speculate(
     Leviathan et al. (2023).  Greedy: the same ids, as long as rounding
     decides between no two.  Sampled: ids of the same distribution.
     """
-    texts, log_probs, stopped = [], [], False
+    texts = []
+    log_probs = []
+    stopped = False
     for made in rounds(model, ids, draft, **how):
         texts += made.ids
         log_probs += made.log_probs
@@ -213,15 +233,16 @@ def speculate(
 def accept(
     p: Float[Tensor, "n vocab"],  # the model's, of k drafts and one more
     q: Float[Tensor, "k vocab"] | None,  # what the drafts were drawn from
-    drafts: Int[Tensor, "k"],
-    u: Float[Tensor, "n"],  # random numbers, from 0 to below 1
+    drafts: Int[Tensor, " k"],
+    u: Float[Tensor, " n"],  # random numbers, from 0 to below 1
 ) -> Accepted:
     """Which drafts stay, so that all ids together are draws from p.
 
     Leviathan et al. (2023), algorithm 1; Chen et al. (2023).  ``q``
     None: each draft was certain.
     """
-    k, vocab = len(drafts), p.shape[-1]
+    k = len(drafts)
+    vocab = p.shape[-1]
     expect.shapes(p=(p, f"{k + 1} vocab"), q=(q, f"{k} vocab"),
                   u=(u, f"{k + 1}"))
     if q is None:
@@ -247,13 +268,17 @@ class ModelDraft:
         k: int = 4,  # ids that it offers
     ):
         expect.whole(k=k)
-        self.model, self.k, self.ids, self.cache = model, k, [], None
+        self.model = model
+        self.k = k
+        self.ids = []
+        self.cache = None
 
     @torch.inference_mode()
     def __call__(self, ids: list[int], most: int,
                  sampling: Sampling | None, dice: Any) -> Proposal:
         "The next ids, greedy or drawn as ``sampling`` says."
-        text, probs = list(ids), []
+        text = list(ids)
+        probs = []
         limit = getattr(self.model, "max_len", None) or len(ids) + self.k
         self._agree(ids)
         with evaluating(self.model):
@@ -316,7 +341,9 @@ class PromptLookup:
         price: float = 0.8,  # steps that a guess must save, on average
     ):
         expect.whole(n=n, k=k)
-        self.n, self.k, self.price = n, k, price
+        self.n = n
+        self.k = k
+        self.price = price
         expect.number("[0, inf)", price=price)
         self._forget([])
 
@@ -328,14 +355,19 @@ class PromptLookup:
         self._score(ids)
         self._index(ids)
         if not self.guess:
-            self.guess, self.hits = self._find(ids), 0
+            self.guess = self._find(ids)
+            self.hits = 0
         worth = self.worth > self.price
         return Proposal(self.guess[self.hits:][:most] if worth else [])
 
     def _forget(self, ids):
         "Another text begins."
-        self.ids, self.seen, self.end = [], {}, self.n
-        self.guess, self.hits, self.worth = [], 0, 1.0
+        self.ids = []
+        self.seen = {}
+        self.end = self.n
+        self.guess = []
+        self.hits = 0
+        self.worth = 1.0
 
     def _score(self, ids):
         "How far did the guess go?  A guess is over when it was wrong."
@@ -374,7 +406,8 @@ class Prefix(nn.Module):
         super().__init__()
         self.model = model
         self.register_buffer("ids", _one_row(model, ids, 1), False)
-        self.n, self.max_len = self.ids.shape[1], None
+        self.n = self.ids.shape[1]
+        self.max_len = None
         if getattr(model, "max_len", None):
             self.max_len = model.max_len - self.n
         self.read()
@@ -437,11 +470,11 @@ def _expect_windows(ids, window, stride):
 @torch.no_grad()
 def strided(
     model: Any,  # ids -> logits
-    ids: Int[Tensor, "n"],  # a text, of any length
+    ids: Int[Tensor, " n"],  # a text, of any length
     window: int,  # tokens that the model sees at once
     stride: int,  # by how many the window moves
     batch: int = 16,  # windows side by side
-) -> Float[Tensor, "_"]:
+) -> Float[Tensor, " _"]:
     """log p of each token but the first, each counted once.
 
     Every token is judged with at least ``window - stride`` before it,
@@ -467,7 +500,7 @@ class Int8Linear(nn.Module):
 
     def __init__(
         self, weight: Float[Tensor, "d_out d_in"],
-        bias: Float[Tensor, "d_out"] | None = None,
+        bias: Float[Tensor, " d_out"] | None = None,
     ):
         super().__init__()
         wide = torch.promote_types(weight.dtype, torch.float32)

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -476,7 +476,8 @@ def wording(
     """Compile a pattern."""
     level, text = graded(line)
     text = AN.sub(r"\1 ", text)
-    parts, end = [], 0
+    parts = []
+    end = 0
     for m in SLOT.finditer(text):
         parts += [text[end:m.start()], Slot(*m.groups())]
         end = m.end()
@@ -510,7 +511,7 @@ def gap(
 
 # %% ../nbs/A2_stories.ipynb #8b90d8ec
 #| code-fold: false
-@lru_cache(maxsize=None)
+@cache
 def pattern(
     wording: Wording,
 ) -> re.Pattern:
@@ -581,7 +582,8 @@ class World:
         self.known = set()          # who and what has come in
         self.roles = {}             # role → the last who was in it
         self.focus = None           # who "she" is now
-        self.made, self.failed = Counter(), Counter()
+        self.made = Counter()
+        self.failed = Counter()
         self.problems = []
 
     def check(self, rule, fine, problem):
@@ -606,9 +608,11 @@ class World:
     def tell(self, x, op, y):
         """Check and note a fact that is no ``+``."""
         rule = "where" if op == "~" or x in SEX else "permanence"
-        here, there = self.where.get(x), y
+        here = self.where.get(x)
+        there = y
         if op == "~":
-            here, there = self.room(x), self.room(y)
+            here = self.room(x)
+            there = self.room(y)
         if op != ">" and here and there:
             not_there = f", not {tells(there)}" * (op != "!")
             self.check(rule, (here == there) != (op == "!"),
@@ -621,7 +625,7 @@ class World:
         words = set(re.findall(r"[\w-]+", sentence))
         for x in [x for x in self.where if x not in SITE]:
             if (x == self.focus or words & {"it", "They", *x.split()}
-                    or self.focus is None and x in SEX):
+                    or (self.focus is None and x in SEX)):
                 del self.where[x]
         self.focus = None
 
@@ -1432,8 +1436,10 @@ def tell(
 ) -> str:
     """Tell a story: a cast, a way through the plot, a wording for each
     beat."""
-    cast, lines = choose_cast(plot, dice), []
-    focus, last = None, ()
+    cast = choose_cast(plot, dice)
+    lines = []
+    focus = None
+    last = ()
     for beat in choose_beats(plot, dice):
         w = dice.pick(wordings(beat, dice.level))
         who = w.subject
@@ -1441,7 +1447,8 @@ def tell(
             SEX[cast[r]] == SEX[cast[who]] for r in last if r != who)
         lines.append(w.render(cast, clear and dice.chance(0.75), dice))
         if who or w.people:
-            focus, last = who, w.people
+            focus = who
+            last = w.people
     return " ".join(lines) + "\n"
 
 # %% ../nbs/A2_stories.ipynb #abe18daa
@@ -1470,7 +1477,9 @@ def corpus(
 ) -> str:
     """Whole stories with an empty line between them."""
     expect.whole(0, chars=chars)
-    stories, size = [], 0       # with one newline after each
+    # with one newline after each
+    stories = []
+    size = 0
     endless = generate(None, seed, level)
     while max(size - 1, 0) < chars:
         stories.append(next(endless))
@@ -1485,14 +1494,16 @@ def sentences(
     story: str,
 ) -> list[str]:
     """Cut ``story`` into sentences; works on any text."""
-    text, start, out = " ".join(story.split()), 0, []
+    text = " ".join(story.split())
+    start = 0
+    out = []
     for m in END.finditer(text):
         piece = text[start:m.end()]
         if piece.count('"') % 2 == 0 or len(piece) > 300:
             out.append(piece.strip())
             start = m.end()
     rest = text[start:].strip()
-    return out + [rest] if rest else out
+    return [*out, rest] if rest else out
 
 # %% ../nbs/A2_stories.ipynb #bdac0f33
 #| code-fold: false
@@ -1669,7 +1680,8 @@ def hear_story(
     level: int = 3,    # patterns and words of this level
 ) -> World:
     """The world after a story, with all checks and problems."""
-    world, beats = World(), []
+    world = World()
+    beats = []
     for line in lines:
         found = read(line, level)
         world.check("sentences", bool(found), f"cannot read «{line[:60]}»")

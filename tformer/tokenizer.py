@@ -35,8 +35,13 @@ import regex
 from tqdm import tqdm
 
 from . import expect
-from .bpe import (BYTE_ORDER, GPT2_PATTERN, check_special,
-                         count_merges, pretokenize)
+from tformer.bpe import (
+    BYTE_ORDER,
+    GPT2_PATTERN,
+    check_special,
+    count_merges,
+    pretokenize,
+)
 
 # %% ../nbs/03_tokenizer.ipynb #48567133
 def as_chars(
@@ -51,7 +56,8 @@ def index_pairs(
     n: Sequence[int],      # how often each of them occurs
 ) -> tuple[dict[str, int], dict[str, list[int]]]:
     "Count every pair, and list for every pair the words that hold it."
-    total, where = defaultdict(int), defaultdict(list)
+    total = defaultdict(int)
+    where = defaultdict(list)
     for i, text in enumerate(texts):
         for pair in map(add, text, text[1:]):
             total[pair] += n[i]
@@ -66,7 +72,9 @@ def replace_pair(
     places: Iterable[int],   # where to look; some may have lost the pair
 ) -> tuple[dict[str, list[int]], dict[str, list[int]], list[int]]:
     "Replace a pair; list the words by what stood before, after, between."
-    before, after, touching = defaultdict(list), defaultdict(list), []
+    before = defaultdict(list)
+    after = defaultdict(list)
+    touching = []
     for i in places:
         parts = texts[i].split(pair)
         if len(parts) == 1:
@@ -108,7 +116,8 @@ def apply_merge(
     return [come for _, come, _ in changes]
 
 # %% ../nbs/03_tokenizer.ipynb #5a8ab1aa
-_MIRROR, _END = bytes(range(255, -1, -1)), "\u0100"
+_MIRROR = bytes(range(255, -1, -1))
+_END = "\u0100"
 _RANK = {byte: rank for rank, byte in enumerate(BYTE_ORDER)}
 
 
@@ -148,9 +157,11 @@ def learn_merges(
     progress: bool = False,     # a bar, where there is a terminal
 ) -> list[tuple[bytes, bytes]]:
     "Learn byte-pair merges from counted words (Sennrich et al. 2016)."
-    texts, n = [as_chars(word) for word in words], list(words.values())
+    texts = [as_chars(word) for word in words]
+    n = list(words.values())
     total, where = index_pairs(texts, n)
-    tokens, merges = {chr(i): bytes([i]) for i in range(256)}, []
+    tokens = {chr(i): bytes([i]) for i in range(256)}
+    merges = []
     keys = {c: tie_key(ord(c), token, ties) for c, token in tokens.items()}
     heap = [(-c, keys[p[0]] + keys[p[1]], p) for p, c in total.items()]
     heapify(heap)
@@ -249,9 +260,9 @@ def find_cut(
             if found.start() >= sure:
                 break
             start = found.end()
-    if pattern in SAFE_CUTS and start < sure:
-        if cut := SAFE_CUTS[pattern].search(text, start, sure):
-            return cut.start()
+    if pattern in SAFE_CUTS and start < sure and (
+            cut := SAFE_CUTS[pattern].search(text, start, sure)):
+        return cut.start()
     return start
 
 # %% ../nbs/03_tokenizer.ipynb #a2c742cd
@@ -267,7 +278,9 @@ def cut_blocks(
     cut. A pattern without an entry in ``SAFE_CUTS`` is cut at special
     tokens alone.
     """
-    held, n, enough = [], 0, size
+    held = []
+    n = 0
+    enough = size
     for chunk in chunks:
         for at in range(0, len(chunk), size):
             held.append(chunk[at:at + size])
@@ -278,7 +291,8 @@ def cut_blocks(
             cut = find_cut(text, special_tokens, pattern)
             if cut:
                 yield text[:cut]
-            held, n = [text[cut:]], len(text) - cut
+            held = [text[cut:]]
+            n = len(text) - cut
             enough = max(size, 2 * n)
     if n:
         yield "".join(held)
@@ -354,7 +368,8 @@ def gather(
     size: int = 1 << 20,  # characters
 ) -> Iterator[list[str]]:
     "Lists of texts of about so many characters; empty texts are dropped."
-    held, n = [], 0
+    held = []
+    n = 0
     for text in texts:
         expect.text(text=text)
         if not text:
@@ -363,7 +378,8 @@ def gather(
         n += len(text)
         if n >= size:
             yield held
-            held, n = [], 0
+            held = []
+            n = 0
     if held:
         yield held
 
@@ -444,7 +460,8 @@ def count_source(
 #| code-summary: the tokens that merges make, if these are in order
 def _tokens_of(merges):
     "The 256 bytes, then what merges make: a dict, for its order."
-    tokens, used = dict.fromkeys(bytes([i]) for i in range(256)), set()
+    tokens = dict.fromkeys(bytes([i]) for i in range(256))
+    used = set()
     pairs = set()
     for n, pair in enumerate(merges):
         if len(pair) != 2 or not tokens.keys() >= {*pair}:
@@ -467,7 +484,8 @@ def _number(tokens, special_tokens, ids):
     named = isinstance(special_tokens, Mapping)
     check_special([*special_tokens] if named else special_tokens)
     ids = dict(zip(tokens, range(len(tokens))) if ids is None else ids)
-    missing, unknown = tokens.keys() - ids, ids.keys() - tokens
+    missing = tokens.keys() - ids
+    unknown = ids.keys() - tokens
     expect.that(not missing, f"{sorted(missing)[:3]} have no id")
     expect.that(not unknown, f"no merge makes {sorted(unknown)[:3]}")
     special = dict(special_tokens if named else zip(
@@ -608,7 +626,9 @@ class Cache(dict):
         longest: int = 64,     # characters; longer words are not kept
     ):
         super().__init__()
-        self.compute, self.limit, self.longest = compute, limit, longest
+        self.compute = compute
+        self.limit = limit
+        self.longest = longest
 
     def __missing__(self, word):
         ids = self.compute(word)
@@ -627,7 +647,7 @@ def _named(
 ) -> frozenset[str]:
     "The special tokens that are meant."
     chosen = known if names == "all" else frozenset(names)
-    if not chosen <= known or names != "all" and isinstance(names, str):
+    if not chosen <= known or (names != "all" and isinstance(names, str)):
         raise ValueError("special tokens are named by 'all' or a set of "
                          f"{sorted(known)}, got {names!r}")
     return chosen
@@ -640,7 +660,8 @@ def _watch(
     forbidden: frozenset[str],
 ) -> Iterator[str]:             # the same pieces
     "Pass a text on, unless it holds a special token that is not allowed."
-    keep, tail = max(map(len, forbidden), default=1) - 1, ""
+    keep = max(map(len, forbidden), default=1) - 1
+    tail = ""
     for chunk in chunks:
         expect.text(text=chunk)
         seen = tail + chunk
@@ -673,7 +694,8 @@ class Encoder:
     "Text to ids by the merges of a vocabulary."
 
     def __init__(self, vocab: Vocabulary):
-        self.vocab, self.rules = vocab, make_rules(vocab.merges)
+        self.vocab = vocab
+        self.rules = make_rules(vocab.merges)
         self.ids = {char: vocab.ids[token]
                     for token, char in self.rules.chars.items()}
         self.words = Cache(self.merge)
@@ -750,7 +772,9 @@ class _Batch:
     "Texts that several processes encode; their ids travel as bytes."
 
     def __init__(self, encoder, texts, allowed):
-        self.encoder, self.texts, self.allowed = encoder, texts, allowed
+        self.encoder = encoder
+        self.texts = texts
+        self.allowed = allowed
         self.dtype = np.min_scalar_type(len(encoder.vocab))
         self.words = Cache(lambda word: self._pack(encoder.words[word]))
         self.special = {token: self._pack(ids) for token, ids
@@ -778,19 +802,22 @@ class _Batch:
 
     def spans(self, size: int = 1 << 20) -> Iterator[range]:
         "Cut the texts into spans of about ``size`` characters."
-        first, n = 0, 0
+        first = 0
+        n = 0
         for i, text in enumerate(self.texts):
             n += len(text) + 1
             if n >= size or i == len(self.texts) - 1:
                 yield range(first, i + 1)
-                first, n = i + 1, 0
+                first = i + 1
+                n = 0
 
     def unpack(self, results) -> list[list[int]]:
         "The ids of each text, as lists that share their integers."
         numbers = np.array(range(len(self.encoder.vocab)), dtype=object)
         batch = []
         for packed, lengths in results:
-            ids, at = numbers[np.frombuffer(packed, self.dtype)], 0
+            ids = numbers[np.frombuffer(packed, self.dtype)]
+            at = 0
             for n in lengths:
                 batch.append(ids[at:at + n].tolist())
                 at += n
@@ -1020,7 +1047,8 @@ def recover_merges(
 ) -> list[tuple[bytes, bytes]]:
     "Find the merges that made a vocabulary of ranked tokens."
     rules = make_rules([])
-    merges, tokens = [], {c: t for t, c in rules.chars.items()}
+    merges = []
+    tokens = {c: t for t, c in rules.chars.items()}
     for n, token in enumerate(sorted((t for t in ranks if len(t) > 1),
                                      key=ranks.get)):
         parts = merge_long(token.decode("latin-1"), rules)
@@ -1169,7 +1197,8 @@ class Tokenizer:
 
     def __init__(self, vocab: Vocabulary):
         expect.kind(Vocabulary, vocab=vocab)
-        self.vocab, self._encoder = vocab, Encoder(vocab)
+        self.vocab = vocab
+        self._encoder = Encoder(vocab)
 
     @classmethod
     def train(cls, source, vocab_size: int, **options) -> "Tokenizer":

@@ -27,12 +27,23 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from . import expect
-from .checkpoints import (
-    Checkpoints, History, Stream, aside, load_training, save_training)
+from tformer.checkpoints import (
+    Checkpoints,
+    History,
+    Stream,
+    aside,
+    load_training,
+    save_training,
+)
 from .data import Loader
-from .optim import (
-    AdamW, chunked_cross_entropy, clip_grad_norm, cross_entropy,
-    param_groups, set_lr)
+from tformer.optim import (
+    AdamW,
+    chunked_cross_entropy,
+    clip_grad_norm,
+    cross_entropy,
+    param_groups,
+    set_lr,
+)
 
 # %% ../nbs/17_training.ipynb #c809defe
 def next_token_loss(
@@ -76,7 +87,8 @@ def accumulate(
     """
     counts = [_count(batch) for batch in batches]
     expect.that(sum(counts) > 0, "no target counts: all are ignored")
-    total, where = 0.0, next(model.parameters()).device
+    total = 0.0
+    where = next(model.parameters()).device
     for batch, n in zip(batches, counts):
         with torch.autocast(where.type, torch.bfloat16,
                             enabled=precision == "bf16"):
@@ -112,7 +124,9 @@ def mean_loss(
     expect.that(not isinstance(batches, Loader),
                 f"{type(batches).__name__} has no end: evaluate on "
                 "data.side_by_side, which goes through a text once")
-    where, total, counted = next(model.parameters()).device, 0.0, 0
+    where = next(model.parameters()).device
+    total = 0.0
+    counted = 0
     with aside(model):
         for batch in batches:
             if n := _count(batch):
@@ -174,7 +188,9 @@ class Watch:
     def __init__(self, spike: float | None = 10.0, window: int = 50,
                  least: float = 1.0):
         expect.whole(window=window)
-        self.spike, self.window, self.least = spike, window, least
+        self.spike = spike
+        self.window = window
+        self.least = least
         expect.number("(0, inf]", spike=spike or math.inf, least=least)
         self.losses = []
 
@@ -242,7 +258,8 @@ class Stopped(ArithmeticError):
 
     def __init__(self, problem: str, step: int, batches: list):
         super().__init__(problem)
-        self.step, self.batches = step, batches
+        self.step = step
+        self.batches = batches
 
 # %% ../nbs/17_training.ipynb #1897b314
 #| code-fold: true
@@ -256,7 +273,8 @@ def blame(
 
     Without a number that is none, the batch with the largest loss.
     """
-    losses, n = {}, len(batches)
+    losses = {}
+    n = len(batches)
     for number, batch in enumerate(batches, start=1):
         if not _count(batch):
             continue
@@ -364,7 +382,8 @@ class Trainer:
 
     def __post_init__(self):
         _expect_trainer(self)
-        self.step, self.stream = 0, Stream(self.batches)
+        self.step = 0
+        self.stream = Stream(self.batches)
         self.optimizers = _optimizers(self.optimizer, self.model, self.lr)
         self.parts = self.model, self.optimizers, self.stream
         folder = self.folder and Path(self.folder)
@@ -389,7 +408,8 @@ class Trainer:
 
     def note(self, row: dict[str, Any]) -> None:
         "Into the history; every so often evaluate, sample and save."
-        self.step, score = row["step"], None
+        self.step = row["step"]
+        score = None
         due = self.step % self.every == 0 or self.step == self.steps
         try:
             if due:

@@ -27,8 +27,13 @@ from .bert import BertMaskedLM
 from .gpt import GPT
 from .llama import Llama, Qwen3
 from .minimal import MiniGPT
-from .model import (
-    CONFIG, WEIGHTS, ModelConfig, load_model, save_model)
+from tformer.model import (
+    CONFIG,
+    WEIGHTS,
+    ModelConfig,
+    load_model,
+    save_model,
+)
 from .seq2seq import PreNormSeq2Seq, Seq2Seq
 from .tokenizer import Tokenizer
 
@@ -36,7 +41,8 @@ from .tokenizer import Tokenizer
 #| code-fold: true
 #| code-summary: names of files, and where the package keeps its own
 SHELF = Path(str(resources.files("tformer"))) / "weights"
-CARD, TOKENIZER = "card.json", "tokenizer.json"
+CARD = "card.json"
+TOKENIZER = "tokenizer.json"
 FILES = (WEIGHTS, CONFIG, TOKENIZER)  # whose hashes the card knows
 
 # %% ../nbs/A10_trained.ipynb #5b87ecde
@@ -79,10 +85,12 @@ def tell(
     end = tokenizer.token_to_id(END)
     device = next(model.parameters()).device
     new = torch.tensor([[end, *tokenizer.encode(start)]]).repeat(n, 1)
-    first, ids = new.shape[1], new
+    first = new.shape[1]
+    ids = new
     expect.that(first < model.max_len, f"{END} and the start are {first} "
                 f"tokens, which leaves no room in max_len {model.max_len}")
-    draw, cache = torch.Generator().manual_seed(seed), model.new_cache(n)
+    draw = torch.Generator().manual_seed(seed)
+    cache = model.new_cache(n)
     while ids.shape[1] < model.max_len and not (
             ids[:, first:] == end).any(1).all():
         logits = model(new.to(device), cache=cache)[:, -1].float().cpu()
@@ -104,9 +112,12 @@ def judge(
 ) -> list[Verdict]:
     "Each sentence of a story, by all rules of ``stories.grade``."
     expect.text(text=text)
-    world, beats, found = stories.World(), [], []
+    world = stories.World()
+    beats = []
+    found = []
     for line in stories.sentences(text):
-        before, known = len(world.problems), stories.read(line)
+        before = len(world.problems)
+        known = stories.read(line)
         world.check("sentences", bool(known), "the grammar cannot read it")
         if known:
             stories.hear(world, *known)
@@ -128,7 +139,8 @@ def share_right(
 ) -> float:
     "The share of the sentences that pass every rule, from 0 to 1."
     told = [[not v.problems for v in judge(text)] for text in texts]
-    fine = [all(story) for story in told] if whole else sum(told, [])
+    fine = [all(story) for story in told] if whole else [
+        right for story in told for right in story]
     expect.that(fine, "no sentence to judge")
     return sum(fine) / len(fine)
 
@@ -229,7 +241,8 @@ def save_trained(
     Each file is written beside its place and renamed.  If the writing
     ends between two of them, ``load`` refuses the folder.
     """
-    model, folder = trained.model, Path(folder)
+    model = trained.model
+    folder = Path(folder)
     expect.choice(tuple(MODELS), model=type(model).__name__)
     save_model(model, folder)
     trained.tokenizer.save(folder / TOKENIZER)

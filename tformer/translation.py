@@ -62,7 +62,8 @@ def write(
             given = forced[:, at - 1:at]
             best = given.where(given >= 0, best)
         best = best.masked_fill(done, end)
-        ids, done = torch.cat([ids, best], 1), best == end
+        ids = torch.cat([ids, best], 1)
+        done = best == end
     return ids[:, 1:]
 
 # %% ../nbs/18_translation.ipynb #1543e68d
@@ -81,7 +82,8 @@ class Sides:
         source: Tokenizer,  # of the source, or of both
         target: Tokenizer | None = None,  # None: the same
     ):
-        self.source, self.target = source, target or source
+        self.source = source
+        self.target = target or source
         self.first = 0 if target is None else len(source)
         self.pad, _, self.source_end = map(source.token_to_id, SPECIAL)
         _, self.start, self.end = (
@@ -211,7 +213,8 @@ class Pairs(Loader):
     def of(self, group: Iterable[int]) -> Translation:
         "The pairs of these numbers, as a batch."
         sources, targets = zip(*(self.rows[i] for i in group))
-        pad, start = self.sides.pad, self.sides.start
+        pad = self.sides.pad
+        start = self.sides.start
         src = _padded(sources, -1)
         return Translation(
             src.masked_fill(src < 0, pad), src >= 0,
@@ -336,7 +339,8 @@ def translate(
     ``words`` a word never seen becomes nonsense.
     """
     _expect_translator(model, batch, extra)
-    sides, limit = Sides.of(tokenizer), max_len or _limit(model)
+    sides = Sides.of(tokenizer)
+    limit = max_len or _limit(model)
     rows = _sources(texts, sides, limit, _known(words))
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -371,7 +375,8 @@ class Exact(NamedTuple):
 def _as_many(hypotheses, right):
     expect.that(not isinstance(hypotheses, str), "hypotheses must be a "
                 f"list of texts, got one: [{hypotheses!r:.60}]")
-    hypotheses, right = list(hypotheses), list(right)
+    hypotheses = list(hypotheses)
+    right = list(right)
     expect.that(len(hypotheses) == len(right) > 0, f"{len(hypotheses)} "
                 f"translations for {len(right)} right ones")
     return hypotheses, right
@@ -421,7 +426,8 @@ def bleu_and_chrf(
     except ImportError:
         raise ImportError("BLEU and chrF need sacrebleu: pip install "
                           '"tformer[score]"') from None
-    bleu, chrf = BLEU(force=True), CHRF()
+    bleu = BLEU(force=True)
+    chrf = CHRF()
     scores = [metric.corpus_score(hypotheses, [references])
               .score for metric in (bleu, chrf)]
     return Marks(*scores, str(bleu.get_signature()))
@@ -451,7 +457,8 @@ def cross_maps(
     expect.that(parts, f"{type(model).__name__} has no CrossAttention")
     if target is None:
         target = translate(model, tokenizer, [source])[0]
-    pairs, seen = Pairs([(source, target)], tokenizer), []
+    pairs = Pairs([(source, target)], tokenizer)
+    seen = []
     batch = pairs.of([0]).to(next(model.parameters()).device)
     hooks = [part.register_forward_pre_hook(
         lambda m, args, how: seen.append((m, args, how)), with_kwargs=True)

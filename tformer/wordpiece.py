@@ -58,13 +58,15 @@ class WordPiece:
     ):
         expect.whole(max_chars=max_chars)
         _many(vocab=vocab)
-        self.vocab, self.unknown = frozenset(vocab), unknown
+        self.vocab = frozenset(vocab)
+        self.unknown = unknown
         self.max_chars = max_chars
 
     def cut(self, word: str) -> list[str]:
         "The pieces of one word."
         expect.text(word=word)
-        pieces, start = [], 0
+        pieces = []
+        start = 0
         while start < len(word) <= self.max_chars:
             mark = "##" if start else ""
             end = next((end for end in range(len(word), start, -1)
@@ -81,8 +83,8 @@ class WordPiece:
         words = _WORDS.findall(text)
         expect.that(words, "the text is empty")
         cut = [self.cut(word) for word in words]
-        return Pieces(sum(cut, []), [n for n, pieces in enumerate(cut)
-                                     for _ in pieces])
+        return Pieces([piece for pieces in cut for piece in pieces],
+                      [n for n, pieces in enumerate(cut) for _ in pieces])
 
 # %% ../nbs/A12_word_pieces.ipynb #0ff3f007
 def join_gain(
@@ -150,8 +152,10 @@ def _neighbors(pieces):
 #| code-summary: words in pieces, with all counts kept up to date
 class _Cut:
     def __init__(self, counts):
-        self.counts, self.pieces = counts, {}
-        self.single, self.pairs = Counter(), Counter()
+        self.counts = counts
+        self.pieces = {}
+        self.single = Counter()
+        self.pairs = Counter()
         self.words = defaultdict(set)  # where a pair stands
         for word in counts:
             self._place(word, [word[0], *(f"##{c}" for c in word[1:])])
@@ -187,7 +191,9 @@ class _Cut:
         "Join a pair wherever it stands; the new piece."
         new = pair[0] + pair[1].removeprefix("##")
         for word in self.words.pop(pair):
-            old, row, i = self.pieces[word], [], 0
+            old = self.pieces[word]
+            row = []
+            i = 0
             while i < len(old):
                 here = tuple(old[i:i + 2]) == pair
                 row.append(new if here else old[i])
@@ -284,7 +290,8 @@ def span_scores(
     F1 is 0 where nothing is right.  ``ValueError`` for other lengths.
     """
     _many(gold=gold, guess=guess)
-    gold, guess = [*gold], [*guess]
+    gold = [*gold]
+    guess = [*guess]
     for row in (*gold, *guess):
         _many(**{"each row of tags": row})
     gold, guess = ([[*row] for row in rows] for rows in (gold, guess))
@@ -311,7 +318,8 @@ def tag_story(
     words = _words_by(pattern, story)
     ends = list(accumulate(map(len, words)))
     starts = [end - len(word.lstrip()) for word, end in zip(words, ends)]
-    spans, hero = [], None
+    spans = []
+    hero = None
     for slot, begin, end in _slots(story):
         text = story[begin:end]
         name = text in stories.SEX
@@ -344,7 +352,9 @@ def _words_by(pattern, story):
 #| code-summary: what fills the gaps of a story's sentences, and where
 def _slots(story):
     "The gaps in their order, and where what fills them stands."
-    found, unread, at = [], [], 0
+    found = []
+    unread = []
+    at = 0
     for sentence in stories.sentences(story):
         read = stories.read(sentence)
         unread += [] if read else [sentence]

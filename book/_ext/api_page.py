@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import indent
 
-from course import (
-    Notebook, as_rst, exported_from, module_name, module_paths, notebooks)
+from course import Notebook, as_rst, exported_from, module_name, module_paths, notebooks
 
 MARK = "<!-- api -->"
 COMMENT = re.compile(r"^#(?!\s*(?:%%|\|))\s?(.*)$")
@@ -42,7 +41,8 @@ def comment_at(lines: list[str], node: ast.stmt) -> str:
     tail = lines[node.end_lineno - 1][node.end_col_offset:].strip()
     if tail.startswith("#"):
         return tail.lstrip("#: ").strip()
-    above, at = [], node.lineno - 2
+    above = []
+    at = node.lineno - 2
     while at >= 0 and (m := COMMENT.match(lines[at])):
         above.insert(0, m[1].strip(": "))
         at -= 1
@@ -62,7 +62,8 @@ def targets(node: ast.stmt) -> list[str]:
 def read_module(path: Path, name: str) -> Module:
     "What an exported module of this dotted name makes public."
     text = path.read_text(encoding="utf-8")
-    lines, tree = text.splitlines(), ast.parse(text)
+    lines = text.splitlines()
+    tree = ast.parse(text)
     known = {}
     public = []
     for node in tree.body:

@@ -54,8 +54,9 @@ def add_docments(app, what, name, obj, options, lines):
     routine = inspect.isroutine(target) or dataclasses.is_dataclass(target)
     if target is None or not routine:
         return
-    documented = any(l.lstrip().startswith((":param", ":return", "Parameters"))
-                     for l in lines)
+    documented = any(
+        line.lstrip().startswith((":param", ":return", "Parameters"))
+        for line in lines)
     new = [] if documented else fields(target)
     if new:
         lines += ["", *new, ""]

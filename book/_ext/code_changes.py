@@ -86,6 +86,13 @@ def stand_in(node: object, prefix: str) -> str | None:
     return None
 
 
+def all_parameters(node: ast.AST) -> str | None:
+    """Return the name of the stand-in for a whole list of parameters, or None."""
+    if isinstance(node, ast.arguments) and len(node.args) == 1:
+        return stand_in(node.args[0], MANY)
+    return None
+
+
 def same(a: object, b: object) -> bool:
     """Return whether two pieces of code are equal, wherever they stand."""
     if isinstance(a, list) and isinstance(b, list):
@@ -118,9 +125,8 @@ def match(pattern: object, code: object, found: dict) -> dict | None:
 def match_node(pattern: ast.AST, code: object, found: dict) -> dict | None:
     if type(pattern) is not type(code):
         return None
-    if isinstance(pattern, ast.arguments) and len(pattern.args) == 1:
-        if name := stand_in(pattern.args[0], MANY):
-            return bind(("parameters", name), code, found)
+    if name := all_parameters(pattern):
+        return bind(("parameters", name), code, found)
     for field in pattern._fields:
         if field in SKIPPED:
             continue
@@ -193,9 +199,8 @@ class Filled(ast.NodeTransformer):
         return self.look_up("statement", name) if name else self.generic_visit(node)
 
     def generic_visit(self, node):
-        if isinstance(node, ast.arguments) and len(node.args) == 1:
-            if name := stand_in(node.args[0], MANY):
-                return self.look_up("parameters", name)
+        if name := all_parameters(node):
+            return self.look_up("parameters", name)
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
                 setattr(node, field, self.fill_list(value))
@@ -382,9 +387,9 @@ def splice(source: str, tree: ast.Module, place, new) -> tuple[int, int, str]:
 def f_string_around(tree: ast.Module, place: ast.expr) -> ast.JoinedStr | None:
     """Return the f-string in which an expression stands: its parts have no place."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr) and node is not place:
-            if any(inner is place for inner in ast.walk(node)):
-                return node
+        if isinstance(node, ast.JoinedStr) and node is not place and any(
+                inner is place for inner in ast.walk(node)):
+            return node
     return None
 
 

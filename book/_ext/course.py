@@ -17,9 +17,9 @@ import json
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator
 
 HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})")
@@ -201,7 +201,8 @@ class Cell:
 
 def directives(text: str) -> tuple[dict[str, str], str]:
     "The ``#|`` lines at the head of a cell, and what follows them."
-    lines, said = text.splitlines(keepends=True), {}
+    lines = text.splitlines(keepends=True)
+    said = {}
     for line in lines:
         found = DIRECTIVE.match(line)
         if not found:
@@ -212,7 +213,8 @@ def directives(text: str) -> tuple[dict[str, str], str]:
 
 def code_cells(cells: list[dict]) -> list[Cell]:
     "The code cells of a notebook, each with the box in which it stands."
-    out, boxes = [], []
+    out = []
+    boxes = []
     for index, cell in enumerate(cells):
         if cell["cell_type"] == "code":
             said, rest = directives(source(cell))
@@ -244,7 +246,9 @@ class Measure:
         return self.words / WORDS + self.visible / LINES
 
 
-WORDS, LINES = 150, 12           # read in a minute: prose, code
+# read in a minute: prose, code
+WORDS = 150
+LINES = 12
 
 
 def measure(path: Path, text: str | None = None) -> Measure:
@@ -307,7 +311,8 @@ def read_notebook(path: Path, text: str | None = None,
     code = "\n\n".join(source(c) for c in cells if c["cell_type"] == "code")
     found = Notebook(path=path, name=name, text=md, code=code)
     for line, is_text in lines_outside_fences(md):
-        head, label = HEADING.match(line), LABEL.match(line)
+        head = HEADING.match(line)
+        label = LABEL.match(line)
         if not is_text:
             continue
         if label:
@@ -330,7 +335,7 @@ def notebooks(root: Path) -> list[Notebook]:
 
 def names_in_toc(root: Path) -> list[str]:
     "Document names of the table of contents, in order of reading."
-    import yaml     # what only lists files, as make does, needs no package
+    import yaml  # what only lists files, as make does, needs no package
     toc = yaml.safe_load((Path(root) / "_toc.yml").read_text(encoding="utf-8"))
     return [file.removeprefix("nbs/").removesuffix(".ipynb")
             for file in files_in(toc) if file.startswith("nbs/")]
@@ -338,7 +343,8 @@ def names_in_toc(root: Path) -> list[str]:
 
 def section(text: str, title: str) -> str:
     "Body of the first section of that title, its labels left out."
-    body, depth = [], None
+    body = []
+    depth = None
     for line, is_text in lines_outside_fences(text):
         head = HEADING.match(line) if is_text else None
         if head and depth is not None and len(head[1]) <= depth:

@@ -13,7 +13,7 @@ import hashlib
 import html
 import json
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from docutils import nodes
@@ -23,8 +23,16 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 from course import (
-    LABEL, code_cells, document_name, lines_outside_fences, measure,
-    notebook_path, relink, source, way_to_root)
+    LABEL,
+    code_cells,
+    document_name,
+    lines_outside_fences,
+    measure,
+    notebook_path,
+    relink,
+    source,
+    way_to_root,
+)
 from course_map import number, plan
 
 MACHINE = "<!-- machine -->"
@@ -63,7 +71,8 @@ def close_fold(self, node):
 
 class Box(SphinxDirective):
     "A box that unfolds; its title is the argument, or the kind's own."
-    has_content, final_argument_whitespace = True, True
+    has_content = True
+    final_argument_whitespace = True
     optional_arguments = 1
     titles = {"answer": "Answer"}
     before = {"closer": "Closer look: "}
@@ -74,7 +83,7 @@ class Box(SphinxDirective):
             self.titles.get(self.kind))
         if not said:
             raise self.error(f"{self.name} needs a title")
-        inline, notes = self.parse_inline(said) if hasattr(
+        inline, _notes = self.parse_inline(said) if hasattr(
             self, "parse_inline") else self.state.inline_text(
                 said, self.lineno)
         before = self.before.get(self.kind)
@@ -128,7 +137,8 @@ class CloseGates(SphinxTransform):
         for start in [*self.document.findall(Gate)]:
             if start["summary"] is None or start.parent is None:
                 continue
-            parent, at = start.parent, start.parent.index(start)
+            parent = start.parent
+            at = start.parent.index(start)
             ends = [i for i, x in enumerate(parent.children)
                     if i > at and isinstance(x, Gate)]
             if not ends or parent[ends[0]]["summary"] is not None:
@@ -190,7 +200,7 @@ def head(root: Path, path: Path, text: str) -> str:
     return " · ".join(parts)
 
 
-@lru_cache(maxsize=None)
+@cache
 def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...],
             caption: str | None = None) -> str:
     "The machine as HTML, these parts lit."
@@ -211,7 +221,8 @@ def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
 
 def section_at(text: str) -> int | None:
     "Where the first section begins, its label included."
-    at, label = 0, None
+    at = 0
+    label = None
     for line, is_text in lines_outside_fences(text):
         if is_text and line.startswith("## "):
             return at if label is None else label
@@ -259,7 +270,8 @@ def with_head(root: Path, path: Path, text: str) -> str:
             at = cell["cell_type"] == "markdown" and section_at(source(cell))
             if at is not None and at is not False:
                 text = source(cell)
-                before, after = text[:at], text[at:]
+                before = text[:at]
+                after = text[at:]
                 cell["source"] = after
                 drawn = raw(f'<div class="tf-here">{machine}</div>')
                 while i and not before.strip() and folded(cells[i - 1]):

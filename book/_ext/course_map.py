@@ -20,11 +20,12 @@ from pathlib import Path
 
 import yaml
 
-from course import (
-    NUMBER, Notebook, code_cells, measure, notebook_path, notebooks)
+from course import NUMBER, Notebook, code_cells, measure, notebook_path, notebooks
 
-CHAPTERS, ROUTES = "<!-- chapters -->", "<!-- routes -->"
-SAMPLES, COUNT = "<!-- before and after -->", "<!-- count -->"
+CHAPTERS = "<!-- chapters -->"
+ROUTES = "<!-- routes -->"
+SAMPLES = "<!-- before and after -->"
+COUNT = "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
 TO_COME = 75                     # minutes assumed for a chapter not there yet
 NAMES = {

@@ -1,7 +1,8 @@
 """What the theme and its extensions load and the book does not need.
 
-MathJax where no formula stands. The scripts of Thebe (declared twice, an error in every console) and the icons
-as 1.5 MB of script: the theme's style sheet draws the same icons with a font.
+MathJax where no formula stands. The scripts of Thebe (declared twice, an error
+in every console) and the icons as 1.5 MB of script: the theme's style sheet
+draws the same icons with a font.
 The search index is read by the search page alone. The templates that leave
 these out stand in ``book/_templates``; their files do not stay in the site.
 """
@@ -32,7 +33,7 @@ def drop(app, page, template, context, doctree):
     formulas = 'class="math ' in context.get("body", 'class="math ')
     context["script_files"] = [
         js for js in scripts if not hasattr(js, "attributes")
-        or wanted(js) and (formulas or not mathjax(js))]
+        or (wanted(js) and (formulas or not mathjax(js)))]
     styles = context.get("css_files", [])
     context["css_files"] = [
         css for css in styles

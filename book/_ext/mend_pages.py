@@ -33,16 +33,18 @@ def drop_content_ids(body: str) -> str:
 
 def part_figures(body: str) -> str:
     "A figure shown a second time gets ids of its own."
-    seen, number = set(), count(2)
+    seen = set()
+    number = count(2)
 
     def own(match: re.Match) -> str:
         names = set(ID.findall(match[0]))
-        again, suffix = names & seen, f"-n{next(number)}"
+        again = names & seen
+        suffix = f"-n{next(number)}"
         seen.update(names)
         if not again:
             return match[0]
-        known = re.compile(r"(?<=[\"#\s])(?:%s)(?=[\"\s)])" % "|".join(
-            map(re.escape, sorted(again))))
+        known = re.compile(r"(?<=[\"#\s])(?:{})(?=[\"\s)])".format("|".join(
+            map(re.escape, sorted(again)))))
         return TAG.sub(lambda tag: known.sub(
             lambda name: name[0] + suffix, tag[0]), match[0])
 

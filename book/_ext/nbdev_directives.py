@@ -14,29 +14,30 @@ import json
 import re
 from pathlib import Path
 
-from course import DIRECTIVE, OFF as FALSE, plain, read_notebook, source
+from course import DIRECTIVE, plain, read_notebook, source
+from course import OFF as FALSE
 
 EXPORTED_CELL = re.compile(r'<div class="cell [^"]*\btag_exported\b[^"]*"')
 CELL_INPUT = re.compile(r'<div class="cell_input\b[^"]*"')
 
 
+TAGS = {
+    "hide": ["remove-cell"], "default_exp": ["remove-cell"],
+    "export": ["exported"], "exports": ["exported"],
+    "exporti": ["exported", "hide-input"],
+    "hide_input": ["remove-input"], "hide_output": ["remove-output"],
+    "verified": ["verified", "hide-cell"],
+}
+# these are said with true or false
+SWITCHES = {
+    ("echo", False): ["remove-input"], ("output", False): ["remove-output"],
+    ("code-fold", True): ["hide-input"],
+}
+
+
 def tags_for(name: str, arg: str) -> list[str]:
     "MyST-NB tags that draw what an nbdev directive means."
-    if name in ("hide", "default_exp"):
-        return ["remove-cell"]
-    if name in ("export", "exports"):
-        return ["exported"]
-    if name == "exporti":
-        return ["exported", "hide-input"]
-    if name == "hide_input" or (name == "echo" and arg.lower() in FALSE):
-        return ["remove-input"]
-    if name == "hide_output" or (name == "output" and arg.lower() in FALSE):
-        return ["remove-output"]
-    if name == "verified":
-        return ["verified", "hide-cell"]
-    if name == "code-fold" and arg.lower() not in FALSE:
-        return ["hide-input"]
-    return []
+    return TAGS.get(name) or SWITCHES.get((name, arg.lower() not in FALSE), [])
 
 
 def strip_cell(cell: dict) -> None:
@@ -75,7 +76,8 @@ def strip(text: str) -> str:
 def mark_module(body: str, module: str) -> str:
     "Write the module's name on every exported cell and on its input."
     attribute = f' data-module="{html.escape(module, quote=True)}"'
-    out, at = [], 0
+    out = []
+    at = 0
     for cell in EXPORTED_CELL.finditer(body):
         out += [body[at:cell.end()], attribute]
         at = cell.end()

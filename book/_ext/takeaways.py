@@ -11,7 +11,8 @@ from pathlib import Path
 
 from course import Notebook, notebooks, relink, section
 
-MARK, LINES = "<!-- takeaways -->", "<!-- one line each -->"
+MARK = "<!-- takeaways -->"
+LINES = "<!-- one line each -->"
 SECTIONS = ("What to remember", "Questions you can now answer")
 
 

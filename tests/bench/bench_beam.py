@@ -15,12 +15,11 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from timing import AT_MOST  # noqa: E402
-
-from tformer.beam import beam_search  # noqa: E402
-from tformer.generate import generate  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
+import timing
+from tformer.beam import beam_search
+from tformer.generate import generate
+from tformer.llama import Llama, LlamaConfig
+from timing import AT_MOST
 
 PROMPTS = 4
 

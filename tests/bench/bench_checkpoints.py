@@ -57,7 +57,8 @@ def main():
     model, optimizer = trained(*((32, 1) if args.quick else (512, 5)))
     state = {"optimizer": optimizer.state_dict(), "random": random_state()}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        ours, theirs = Path(name) / "ours", Path(name) / "plain"
+        ours = Path(name) / "ours"
+        theirs = Path(name) / "plain"
         write_checkpoint(ours, model, state)
         size = sum(path.stat().st_size for path in ours.iterdir())
         data = memoryview(torch.rand(size // 4 + 1).numpy()).cast("B")[:size]

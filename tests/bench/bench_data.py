@@ -20,15 +20,15 @@ import torch
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from timing import AT_MOST  # noqa: E402
+import timing
+from tformer.corpora import TokenFile, documents, write_tokens
+from tformer.data import Packed, Padded, Windows
+from tformer.gpt import GPT, GPTConfig
+from tformer.tokenizer import Tokenizer
+from timing import AT_MOST
 
-from tformer.corpora import TokenFile, documents, write_tokens  # noqa: E402
-from tformer.data import Packed, Padded, Windows  # noqa: E402
-from tformer.gpt import GPT, GPTConfig  # noqa: E402
-from tformer.tokenizer import Tokenizer  # noqa: E402
-
-LENGTH, BATCH = 256, 8
+LENGTH = 256
+BATCH = 8
 
 
 def training_step(vocab_size):

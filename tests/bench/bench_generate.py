@@ -24,23 +24,22 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
-from transformers import (
-    GPT2Config, GPT2LMHeadModel, LlamaConfig as TheirConfig,
-    LlamaForCausalLM)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import LlamaConfig as TheirConfig
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from bench_models import GPT2, LLAMA, renamed  # noqa: E402
-from timing import AT_LEAST  # noqa: E402
-
-from tformer.generate import generate  # noqa: E402
-from tformer.gpt import GPT, GPTConfig  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.places import Compiled  # noqa: E402
+import timing
+from bench_models import GPT2, LLAMA, renamed
+from tformer.generate import generate
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig
+from tformer.places import Compiled
+from timing import AT_LEAST
 
 logging.set_verbosity_error()
-PROMPT, NEW = 64, 256
+PROMPT = 64
+NEW = 256
 # numerator, denominator, targets by batch size, and what the numerator is;
 # whoever has another way puts it into WAYS, and a row of it here
 TABLE = [
@@ -55,7 +54,9 @@ TABLE = [
 def our_model(kind, dtype=torch.float32, d=384, layers=6, vocab=10_000):
     torch.manual_seed(0)
     if timing.quick:
-        d, layers, vocab = 32, 2, 100
+        d = 32
+        layers = 2
+        vocab = 100
     numbers = dict(vocab_size=vocab, d_model=d, n_layers=layers,
                    n_heads=max(1, d // 64), max_len=PROMPT + NEW)
     model = (GPT(GPTConfig(**numbers, dropout=0.0)) if kind == "GPT"
@@ -65,15 +66,18 @@ def our_model(kind, dtype=torch.float32, d=384, layers=6, vocab=10_000):
 
 def their_model(ours):
     "The twin in transformers, with the very weights of ours."
-    c, attention = ours.config, dict(
+    c = ours.config
+    attention = dict(
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
         attn_implementation="sdpa")
     if isinstance(ours, GPT):
-        rules, peer = GPT2, GPT2LMHeadModel(GPT2Config(
+        rules = GPT2
+        peer = GPT2LMHeadModel(GPT2Config(
             vocab_size=c.vocab_size, n_embd=c.d_model, n_layer=c.n_layers,
             n_head=c.n_heads, n_positions=c.max_len, **attention))
     else:
-        rules, peer = LLAMA, LlamaForCausalLM(TheirConfig(
+        rules = LLAMA
+        peer = LlamaForCausalLM(TheirConfig(
             vocab_size=c.vocab_size, hidden_size=c.d_model,
             intermediate_size=ours.blocks[0].feed_forward.part.up_proj
             .weight.shape[0], num_hidden_layers=c.n_layers,
@@ -97,21 +101,23 @@ class Functional:
 
     def __post_init__(self):
         c = self.model.config
-        self.eps, self.d = c.eps, (c.d_model,)
+        self.eps = c.eps
+        self.d = (c.d_model,)
         self.width = c.d_model // c.n_heads
         self.prepare()
 
     def read(self, ids, cache, n):
         "Logits after the last of ids, which stand at n, n + 1, …"
         x = self.enter(ids, n)
-        for layer, kept in zip(self.layers, cache):
+        for layer, kept in zip(self.layers, cache, strict=True):
             x = self.block(x, layer, kept, n)
         return F.linear(self.norm(x[:, -1], self.last),
                         self.model.lm_head.weight)
 
     def attend(self, q, k, v, kept, n):
         t = q.shape[2]
-        kept[0][:, :, n:n + t], kept[1][:, :, n:n + t] = k, v
+        kept[0][:, :, n:n + t] = k
+        kept[1][:, :, n:n + t] = v
         y = F.scaled_dot_product_attention(
             q, kept[0][:, :, :n + t], kept[1][:, :, :n + t],
             is_causal=t > 1)
@@ -122,7 +128,8 @@ class Functional:
         c = self.model.config
         cache = self.model.lm_head.weight.new_empty(
             c.n_layers, 2, len(ids), c.n_heads, PROMPT + NEW, self.width)
-        wrote, n = [], 0
+        wrote = []
+        n = 0
         while len(wrote) < new:
             logits = self.read(ids, cache, n)
             n += ids.shape[1]
@@ -134,12 +141,14 @@ class Functional:
 class FunctionalLlama(Functional):
 
     def prepare(self):
-        m, half = self.model, torch.arange(0, self.width, 2) / self.width
+        m = self.model
+        half = torch.arange(0, self.width, 2) / self.width
         angles = torch.outer(torch.arange(PROMPT + NEW).double(),
                              m.config.base ** -half.double())
         angles = torch.cat([angles, angles], -1)
         dtype = m.lm_head.weight.dtype
-        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        self.cos = angles.cos().to(dtype)
+        self.sin = angles.sin().to(dtype)
         self.last = m.norm.weight
         self.layers = [(
             b.attention.norm.weight, *(
@@ -161,7 +170,8 @@ class FunctionalLlama(Functional):
 
     def block(self, x, layer, kept, n):
         first, q, k, v, o, second, gate, up, down = layer
-        y, shape = self.norm(x, first), (*x.shape[:2], -1, self.width)
+        y = self.norm(x, first)
+        shape = (*x.shape[:2], -1, self.width)
         at = slice(n, n + x.shape[1])
         q, k, v = (F.linear(y, w).view(shape).transpose(1, 2)
                    for w in (q, k, v))

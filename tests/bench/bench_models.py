@@ -4,9 +4,9 @@ The peers are the models of transformers, on PyTorch's fused attention, with
 weights equal to ours. Every row is a ratio of processor times, as in
 bench_parts.py: "forward" runs without gradients, "and backward" takes the
 gradient of all parameters, "a step" decodes a few tokens, one by one, after a
-text of some rows and tokens that both have in their caches. Before anything is timed, both
-sides must have computed the same logits and gradients. Both read the very same
-weights, unless the peer lays them the other way round.
+text of some rows and tokens that both have in their caches. Before anything is
+timed, both sides must have computed the same logits and gradients. Both read the
+very same weights, unless the peer lays them the other way round.
 
 --quick           small sizes, one round: that everything runs, not how fast
 --only WORD       only the models whose name holds the word
@@ -19,29 +19,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import transformers
 from torch import nn
+from transformers import BertConfig as TheirBertConfig
 from transformers import (
-    BertConfig as TheirBertConfig, BertForPreTraining,
-    DynamicCache, EncoderDecoderCache,
-    GPT2Config, GPT2LMHeadModel,
-    LlamaConfig as TheirLlamaConfig, LlamaForCausalLM,
-    MarianConfig, MarianMTModel,
-    OpenAIGPTConfig, OpenAIGPTLMHeadModel,
-    Qwen3Config, Qwen3ForCausalLM)
+    BertForPreTraining,
+    DynamicCache,
+    EncoderDecoderCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers import LlamaConfig as TheirLlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from bench_parts import (  # noqa: E402
-    Case, Size, as_list, compare, fill, ids_of, measure, run)
-
-from tformer import bert, gpt, llama, seq2seq  # noqa: E402
-from tformer.attention import Cache  # noqa: E402
+import timing
+from bench_parts import Case, Size, as_list, compare, fill, ids_of, measure, run
+from tformer import bert, gpt, llama, seq2seq
+from tformer.attention import Cache
 
 TARGET = 1.0
 SIZES = [Size(8, 64, 256, 4), Size(4, 256, 512, 8)]
-LAYERS, VOCAB = 4, 2000
+LAYERS = 4
+VOCAB = 2000
 STEPS = 32          # tokens of a cached row, one by one
 # rows and tokens in the cache when a step begins, and its target
 SHORT = [(1, 8, None), (2, 8, None)]
@@ -131,7 +137,8 @@ class Twins:
 
     def case(self):
         "Logits and gradients of both, ours laid as theirs."
-        ours, theirs = dict(self.ours.named_parameters()), self.leaves()
+        ours = dict(self.ours.named_parameters())
+        theirs = self.leaves()
 
         def align(results):
             n = len(results) - len(ours)
@@ -180,7 +187,7 @@ def in_place(ours, cache, peer, theirs):
             return [ours(own) for _ in range(steps)][-1]
 
     def peer_steps():
-        for layer, held in zip(grows.layers, kept):
+        for layer, held in zip(grows.layers, kept, strict=True):
             layer.keys, layer.values = held
         with torch.no_grad():
             return [peer(theirs) for _ in range(steps)][-1]
@@ -190,7 +197,8 @@ def in_place(ours, cache, peer, theirs):
 def decoder_step(ours, peer):
     "Tokens after a text, one by one, by both."
     def make(ids):
-        cache, theirs = ours.new_cache(len(ids)), DynamicCache()
+        cache = ours.new_cache(len(ids))
+        theirs = DynamicCache()
         ours(ids, cache=cache)
         peer(ids, past_key_values=theirs, use_cache=True)
         last = ids[:, -1:]
@@ -268,7 +276,8 @@ def bench_bert(size):
 def marian_step(ours, peer):
     "Tokens after a text, the translation of a source, by both."
     def make(ids):
-        cache, last = ours.new_cache(len(ids)), ids[:, -1:]
+        cache = ours.new_cache(len(ids))
+        last = ids[:, -1:]
         src = ids[:, :64].flip(1)
         theirs = EncoderDecoderCache(DynamicCache(), DynamicCache())
         memory = ours.encode(src)

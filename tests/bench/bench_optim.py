@@ -20,10 +20,15 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-
-from tformer.optim import (  # noqa: E402
-    SGD, AdamW, Muon, RMSProp, chunked_cross_entropy, clip_grad_norm)
+import timing
+from tformer.optim import (
+    SGD,
+    AdamW,
+    Muon,
+    RMSProp,
+    chunked_cross_entropy,
+    clip_grad_norm,
+)
 
 
 def peak(work):
@@ -81,7 +86,7 @@ def parameters():
 
 def twice(params):
     copies = [nn.Parameter(p.detach().clone()) for p in params]
-    for p, q in zip(params, copies):
+    for p, q in zip(params, copies, strict=True):
         q.grad = p.grad.clone()
     return copies
 
@@ -97,7 +102,8 @@ def optimizers():
              None)):
         ours = parameters()
         theirs = twice(ours)
-        a, b = make(ours), peer(theirs)
+        a = make(ours)
+        b = peer(theirs)
         compare(name, a, b, ours, theirs, target)
     ours = [p for p in parameters() if p.ndim == 2]
     if hasattr(peers, "Muon"):

@@ -34,26 +34,28 @@ from transformers import DynamicCache, GPT2Config, LlamaConfig, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import (
-    LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding,
-    apply_rotary_pos_emb)
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 from transformers.models.marian.modeling_marian import (
-    MarianSinusoidalPositionalEmbedding)
+    MarianSinusoidalPositionalEmbedding,
+)
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
-    _apply_relative_key_position_encoding as wav2vec2_bert_bias)
+    _apply_relative_key_position_encoding as wav2vec2_bert_bias,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-
-from tformer import layers  # noqa: E402
-from tformer.attend import attend, softmax  # noqa: E402
-from tformer.attention import (  # noqa: E402
-    CrossAttention, LayerCache, SelfAttention)
-from tformer.position import (  # noqa: E402
-    Embedding, LearnedPositions, SinusoidalPositions)
-from tformer.rotary import (  # noqa: E402
-    ALiBi, Rotary, ShawRelative, T5Bias)
-from tformer.rows import Positions, fused_attend  # noqa: E402
+import timing
+from tformer import layers
+from tformer.attend import attend, softmax
+from tformer.attention import CrossAttention, LayerCache, SelfAttention
+from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
+from tformer.rotary import ALiBi, Rotary, ShawRelative, T5Bias
+from tformer.rows import Positions, fused_attend
 
 TARGET = 1.05
 SAMPLE = 0.02       # seconds of processor time in one sample
@@ -121,7 +123,8 @@ def share(ours, peer, pairs=None):
     The very same, as where a table lies in memory decides how fast it is
     read. ``pairs`` are matching names; None: in the order of definition.
     """
-    a, b = dict(fill(ours).named_parameters()), dict(peer.named_parameters())
+    a = dict(fill(ours).named_parameters())
+    b = dict(peer.named_parameters())
     pairs = list(zip(a, b, strict=True)) if pairs is None else pairs
     assert len(pairs) == len(a) == len(b), (list(a), list(b))
     for x, y in pairs:
@@ -151,7 +154,8 @@ def forward(function, inputs):
 
 
 def both_ways(function, inputs, leaves):
-    leaves, upstream = [*floats(inputs), *leaves], []
+    leaves = [*floats(inputs), *leaves]
+    upstream = []
 
     def run():
         y = as_list(function(*inputs))
@@ -192,7 +196,7 @@ def ratio(ours, peer, finely=False):
     finally:
         gc.enable()
     each = {k: [t / ways[k][1] for t in v] for k, v in times.items()}
-    return (median(a / b for a, b in zip(each["ours"], each["peer"])),
+    return (median(a / b for a, b in zip(each["ours"], each["peer"], strict=True)),
             median(each["ours"]), median(each["peer"]))
 
 
@@ -215,7 +219,8 @@ def compare(case, label, ours, peer, aligned):
 
 
 def measure(case):
-    ours, peer = with_seed(case, case.ours), with_seed(case, case.peer)
+    ours = with_seed(case, case.ours)
+    peer = with_seed(case, case.peer)
     for module in case.modules:
         module.eval()
     if case.forward:
@@ -246,13 +251,15 @@ def stream(size, seed=1):
 
 def bench_embedding(size):
     vocab = 100 if timing.quick else 8192
-    ours, peer = Embedding(vocab, size.d), nn.Embedding(vocab, size.d)
+    ours = Embedding(vocab, size.d)
+    peer = nn.Embedding(vocab, size.d)
     yield Case("Embedding / nn.Embedding", ours, peer,
                (ids_of(size, vocab),), **share(ours, peer))
 
 
 def bench_positions(size):
-    pos, n = positions(size), 2 * size.t
+    pos = positions(size)
+    n = 2 * size.t
     marian = MarianSinusoidalPositionalEmbedding(n, size.d)
     with torch.no_grad():
         marian.weight.copy_(marian.create_weight())
@@ -260,7 +267,8 @@ def bench_positions(size):
                lambda pos: marian(None, position_ids=pos), (pos,),
                align=lambda r: [torch.cat([r[0][..., ::2], r[0][..., 1::2]],
                                           -1)], backward=False)
-    ours, peer = LearnedPositions(n, size.d), nn.Embedding(n, size.d)
+    ours = LearnedPositions(n, size.d)
+    peer = nn.Embedding(n, size.d)
     yield Case("LearnedPositions / nn.Embedding", ours, peer, (pos,),
                **share(ours, peer))
 
@@ -288,7 +296,8 @@ def bench_rotary(size):
 
     yield Case("Rotary of q and k / Llama", lambda q, k: ours(q, k, pos=pos),
                lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k))
-    q, k = q.bfloat16(), k.bfloat16()
+    q = q.bfloat16()
+    k = k.bfloat16()
     exact, _ = ours(q.double(), k.double(), pos=pos)
     off = [(y.double() - exact).abs().max().item() for y in (
         ours(q, pos=pos)[0], apply_rotary_pos_emb(q, k, *rope(q, pos))[0])]
@@ -310,12 +319,15 @@ class ShawPeer(nn.Module):
 
 
 def bench_shaw(size):
-    pos, far = torch.arange(size.t)[None], 16   # as in Shaw et al. (2018)
+    # as in Shaw et al. (2018)
+    pos = torch.arange(size.t)[None]
+    far = 16
     q, k = heads(size, 2)
     ours = ShawRelative(size.d // size.h, far)
     ours.value_table.requires_grad_(False)
     peer = ShawPeer(size.d // size.h, far)
-    table = peer.distance_embedding.weight = fill(ours).key_table
+    table = fill(ours).key_table
+    peer.distance_embedding.weight = table
     yield Case("ShawRelative.bias / Wav2Vec2-BERT",
                lambda q: ours.bias(q, pos, pos),
                lambda q: wav2vec2_bert_bias(peer, q, k)[1], (q,),
@@ -360,13 +372,16 @@ def bench_layers(size):
             ("RMSNorm / LlamaRMSNorm", LlamaRMSNorm(size.d))):
         ours = getattr(layers, name.split()[0])(size.d)
         yield Case(name, ours, peer, (x,), **share(ours, peer))
-    ours, peer = layers.Dropout(0.1), nn.Dropout(0.1)
+    ours = layers.Dropout(0.1)
+    peer = nn.Dropout(0.1)
     yield Case("Dropout / nn.Dropout", ours, peer, (x,), (ours, peer), seed=0,
                forward=False)
 
 
 def bench_written_out(size):
-    x, w, b = stream(size), randn(size.d), randn(size.d)
+    x = stream(size)
+    w = randn(size.d)
+    b = randn(size.d)
     note = "the form that is read"
     for name, ours, peer in (
             ("layer_norm / F.layer_norm",
@@ -400,7 +415,8 @@ def turn_weights(gpt2):
 
 
 def bench_feedforward(size):
-    x, d_ff = stream(size), 4 * size.d
+    x = stream(size)
+    d_ff = 4 * size.d
     ours = layers.FeedForward(size.d, d_ff)
     peer = nn.Sequential(nn.Linear(size.d, d_ff), nn.ReLU(),
                          nn.Linear(d_ff, size.d))
@@ -428,7 +444,7 @@ def attention_pairs(ours, peer):
     """
     fill(ours)
     a = dict(ours.named_parameters())
-    b = {k: v for k, v in peer.named_parameters()}
+    b = dict(peer.named_parameters())
     with torch.no_grad():
         for kind in ("weight", "bias"):
             whole = (a[f"qkv_proj.{kind}"] if f"qkv_proj.{kind}" in a else
@@ -440,7 +456,8 @@ def attention_pairs(ours, peer):
 
     def align(result):
         "[y, gradients of inputs…, weights…, biases…, of o_proj two]."
-        n, start = len(names), len(result) - 2 * len(names) - 2
+        n = len(names)
+        start = len(result) - 2 * len(names) - 2
         if len(result) == 1:
             return result
         return [*result[:start], torch.cat(result[start:start + n]),
@@ -463,7 +480,8 @@ def padded(size):
 
 
 def bench_attention(size):
-    x, memory = stream(size), stream(size, 2)
+    x = stream(size)
+    memory = stream(size, 2)
     future = torch.ones(size.t, size.t, dtype=torch.bool).triu(1)
     pos, padding = padded(size)
     for packed in (False, True):
@@ -513,8 +531,11 @@ def bench_attention(size):
 
 
 def bench_llama_attention(size):
-    x, pos, config = stream(size), positions(size), llama_config(size)
-    rope, peer = LlamaRotaryEmbedding(config), LlamaAttention(config, 0)
+    x = stream(size)
+    pos = positions(size)
+    config = llama_config(size)
+    rope = LlamaRotaryEmbedding(config)
+    peer = LlamaAttention(config, 0)
     ours = SelfAttention(size.d, size.h, bias=False, causal=True,
                          rotary=Rotary(size.d // size.h))
     fields = share(ours, peer)
@@ -592,7 +613,8 @@ def updates(make, update, old, new):
 
 def bench_cache(size):
     n = 4 if timing.quick else 32
-    b, s = 1, size.t
+    b = 1
+    s = size.t
     k, v = heads(Size(b, s, size.d, size.h), 2)
     tokens = [(*heads(Size(b, 1, size.d, size.h), 2, seed=i), s + i)
               for i in range(n)]

@@ -34,7 +34,8 @@ def decoder(quick):
 
 def sides_of(model, step, ids, prompt):
     "For each side a function of a step's ids, its cache filled."
-    b, places = len(ids), model.max_len
+    b = len(ids)
+    places = model.max_len
     caches = {"compiled": fixed_cache(model, b, places),
               "growing": model.new_cache(b),
               "fixed": fixed_cache(model, b, places)}

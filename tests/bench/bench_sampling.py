@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from timing import AT_MOST  # noqa: E402
-
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.sampling import Sampler, Sampling  # noqa: E402
+import timing
+from tformer.llama import Llama, LlamaConfig
+from tformer.sampling import Sampler, Sampling
+from timing import AT_MOST
 
 WAYS = {        # settings, and whether they are to be below 5 % of a step
     "greedy": (Sampling(temperature=0.0), True),
@@ -57,7 +56,8 @@ def rows(b, rounds=25):
         max_len=512)).eval()
     cache = model.new_cache(b)
     model(torch.randint(vocab, (b, 64)), cache=cache)
-    one, z = torch.randint(vocab, (b, 1)), 4 * torch.randn(b, vocab)
+    one = torch.randint(vocab, (b, 1))
+    z = 4 * torch.randn(b, vocab)
     wrote = torch.randint(vocab, (b, 128))
 
     def step():

@@ -7,8 +7,8 @@ text; the bound is tokens / slots, and the drain the steps at the end in which
 a slot is empty and nobody waits. Static batches are those of generate, four
 requests at a time, in the order in which they came or sorted by what they will
 write; rows that have ended stay till the longest has ("leaving": they leave,
-and the batch shrinks, but nobody takes their place). All ways must write the same ids; where
-they do not, near-ties are counted, and said. Seconds are processor time, in
+and the batch shrinks, but nobody takes their place). All ways must write the same
+ids; where they do not, near-ties are counted, and said. Seconds are processor time, in
 turn, one thread; the engine's own work is its time without that in the model.
 
 --quick    small sizes, few requests: that everything runs, not how fast
@@ -24,14 +24,14 @@ from statistics import median
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from timing import AT_LEAST, AT_MOST  # noqa: E402
+import timing
+from tformer.generate import generate
+from tformer.llama import Llama, LlamaConfig
+from tformer.serving import Engine, Request
+from timing import AT_LEAST, AT_MOST
 
-from tformer.generate import generate  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.serving import Engine, Request  # noqa: E402
-
-SLOTS, SIZE = 4, 16
+SLOTS = 4
+SIZE = 16
 FAILED = []
 
 
@@ -69,7 +69,8 @@ def requests_of(lengths):
 
 def in_batches(model, requests, drop=False):
     "The texts, and how many steps they took."
-    texts, steps = [], 0
+    texts = []
+    steps = 0
     for i in range(0, len(requests), SLOTS):
         part = requests[i:i + SLOTS]
         ends = [r.max_new for r in part]
@@ -84,7 +85,8 @@ def until(model, part, ends, drop):
         "Counts the rows that are asked, in their order."
 
         def __init__(self):
-            self.live, self.at = list(range(len(ends))), 0
+            self.live = list(range(len(ends)))
+            self.at = 0
 
         def __call__(self, ids):
             row = self.live[self.at]
@@ -100,7 +102,8 @@ def until(model, part, ends, drop):
 
 def in_flight(model, requests, **how):
     "The texts, the steps, of which drain; the engine."
-    engine, drain = Engine(model, SLOTS, **how), 0
+    engine = Engine(model, SLOTS, **how)
+    drain = 0
     tickets = [engine.submit(r) for r in requests]
     while engine.busy:
         engine.step()
@@ -112,7 +115,7 @@ def in_flight(model, requests, **how):
 
 def must_agree(kind, found, texts):
     "Greedy ids are equal, but for near-ties of float32."
-    differ = sum(a != b for a, b in zip(found, texts))
+    differ = sum(a != b for a, b in zip(found, texts, strict=True))
     assert differ <= len(texts) // 20, f"{kind}: {differ} texts differ"
     return f"{differ} of {len(texts)} texts differ by near-ties"
 
@@ -156,7 +159,8 @@ def bench_bytes(model, kind, n):
                     block_size=SIZE)
     for r in requests_of(lengths_of(kind, n)):
         engine.submit(r)
-    most, every = 0, []
+    most = 0
+    every = []
     while engine.busy:
         engine.step()
         every.append(engine.rows.cache.nbytes)
@@ -181,7 +185,8 @@ def bench_own_work(model, n):
         return out
     for r in requests_of(lengths_of("lognormal", n)):
         engine.submit(r)
-    model.forward, shares = watched, []
+    model.forward = watched
+    shares = []
     hidden, model.hidden = model.hidden, lambda *a, **k: hidden(*a, **k)
     while engine.busy:
         inside.append(0.0)
@@ -209,7 +214,8 @@ def bench_memory(n):
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
     tracemalloc.start()
-    first, last = some(n // 10), some(n - n // 10)
+    first = some(n // 10)
+    last = some(n - n // 10)
     tracemalloc.stop()
     row(f"memory after {n:,} requests / after {n // 10:,}", last / first,
         (AT_MOST, 1.1), f"{first / 2**10:.0f} and {last / 2**10:.0f} KiB")
@@ -224,7 +230,8 @@ def main():
     timing.quick = asked.quick
     timing.keep_memory()
     torch.set_num_threads(1)
-    model, n = decoder(), 9 if timing.quick else asked.requests
+    model = decoder()
+    n = 9 if timing.quick else asked.requests
     timing.head(f"{n} requests in {SLOTS} slots")
     for kind in ("lognormal", "uniform", "stories"):
         bench_kind(model, kind, n, asked.rounds)

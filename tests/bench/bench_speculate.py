@@ -28,14 +28,15 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from timing import AT_LEAST  # noqa: E402
+import timing
+from tformer.generate import generate
+from tformer.llama import Llama, LlamaConfig
+from tformer.speculate import PromptLookup, int8, speculate
+from timing import AT_LEAST
 
-from tformer.generate import generate  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.speculate import PromptLookup, int8, speculate  # noqa: E402
-
-PROMPT, NEW, VOCAB = 64, 200, 10_000
+PROMPT = 64
+NEW = 200
+VOCAB = 10_000
 TARGETS = {"loop": 1.5, "phrases": 1.5, "errors": None, "own": None,
            "nothing": 0.95, "refused": 0.95, "letters": 0.95}
 
@@ -53,8 +54,10 @@ class Prescribed(nn.Module):
 
     def __init__(self, model, text):
         super().__init__()
-        self.model, self.max_len = model, model.max_len
-        self.text, self.end = text, 0
+        self.model = model
+        self.max_len = model.max_len
+        self.text = text
+        self.end = 0
 
     def new_cache(self, batch, max_len=None):
         return self.model.new_cache(batch, max_len)
@@ -68,7 +71,7 @@ class Prescribed(nn.Module):
         logits = self.model.lm_head(x)
         rows = logits.view(-1, logits.shape[-1])
         n = len(rows)
-        for row, i in zip(rows, self.text[self.end - n + 1:self.end + 1]):
+        for row, i in zip(rows, self.text[self.end - n + 1:self.end + 1], strict=True):
             row[i] += 1e4
         return logits
 
@@ -78,7 +81,8 @@ class Prescribed(nn.Module):
 
 def texts():
     "For each kind, a text as long as prompt and new ids together."
-    dice, n = random.Random(0), PROMPT + NEW
+    dice = random.Random(0)
+    n = PROMPT + NEW
     run = dice.sample(range(VOCAB), 40)
     found = {"loop": (run * n)[:n], "phrases": []}
     while len(found["phrases"]) < n:
@@ -87,7 +91,8 @@ def texts():
     found["errors"] = [i if dice.random() > 0.1 else dice.randrange(VOCAB)
                        for i in found["loop"]]
     found["nothing"] = dice.sample(range(VOCAB), n)
-    last, refused = {}, [0, 0]
+    last = {}
+    refused = [0, 0]
     while len(refused) < n:
         pair = *refused[-2:],
         last[pair] = (last.get(pair, dice.randrange(8)) + 1) % 8
@@ -100,7 +105,8 @@ def texts():
 def lookup(model, rounds=7):
     told = texts()
     for kind, target in TARGETS.items():
-        said, ids = model, torch.tensor([told["nothing"][:PROMPT]])
+        said = model
+        ids = torch.tensor([told["nothing"][:PROMPT]])
         if kind in told:
             said = Prescribed(model, told[kind]).eval()
             ids = torch.tensor([told[kind][:PROMPT]])
@@ -120,7 +126,8 @@ def lookup(model, rounds=7):
 
 @torch.inference_mode()
 def steps(model, rounds=25):
-    cache, past = model.new_cache(1), PROMPT
+    cache = model.new_cache(1)
+    past = PROMPT
     model(torch.randint(VOCAB, (1, past)), cache=cache)
     drafts = (1, 2, 3, 4, 6, 8, 10, 16)
 

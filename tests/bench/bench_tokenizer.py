@@ -28,14 +28,21 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).parent))
-import timing  # noqa: E402
-from timing import (  # noqa: E402
-    AT_LEAST, AT_MOST, fastest, head, in_turn, once, row)
+import itertools
 
-from tformer import bpe, stories  # noqa: E402
-from tformer.tokenizer import (  # noqa: E402
-    Tokenizer, as_chars, count_source, cut_blocks, in_order, make_rules,
-    merge_short, unspell)
+import timing
+from tformer import bpe, stories
+from tformer.tokenizer import (
+    Tokenizer,
+    as_chars,
+    count_source,
+    cut_blocks,
+    in_order,
+    make_rules,
+    merge_short,
+    unspell,
+)
+from timing import AT_LEAST, AT_MOST, fastest, head, in_turn, once, row
 
 
 def natural_text():
@@ -107,7 +114,8 @@ def bench_training(text):
 
 def hard_words(n):
     "Distinct words of two to five syllables, from a fixed seed."
-    rng, words = random.Random(0), {}
+    rng = random.Random(0)
+    words = {}
     starts = "b c d f g h l m n p r s t v w th ch st tr pl gr sh".split()
     vowels = "a e i o u ea ou ai".split()
     ends = ["", "", "n", "s", "r", "t", "l", "nd", "ng", "rs", "m"]
@@ -150,7 +158,8 @@ def bench_encoding(text):
     hf_ways = {size: lambda c=cut(text, size): [
         i for e in hf.encode_batch_fast(c) for i in e.ids]
         for size in [300, *sizes]}
-    tik_best, hf_best = fastest(tik_ways), fastest(hf_ways)
+    tik_best = fastest(tik_ways)
+    hf_best = fastest(hf_ways)
     ids = tok.encode(text)
     same = ids == tik_ways[tik_best]() == hf_ways[hf_best]()
     rounds = 7
@@ -173,7 +182,7 @@ def bench_encoding(text):
 
 
 def spin(n):
-    for i in range(n):
+    for _i in range(n):
         pass
 
 
@@ -206,7 +215,7 @@ def count_and_merge(lists, pairs_seen, new):
     "One merge of the plain trainer: count all pairs, replace the best one."
     pairs = {}
     for ids in lists:
-        for pair in zip(ids, ids[1:]):
+        for pair in itertools.pairwise(ids):
             if pair in pairs:
                 pairs[pair] += 1
             else:
@@ -267,7 +276,8 @@ def bench_stream(text):
     head("encode_iterable on files: largest memory of the process")
     tok = our_train([text[:300_000]], 2000)
     with tempfile.TemporaryDirectory() as folder:
-        vocab, path = Path(folder, "t.json"), Path(folder, "text.txt")
+        vocab = Path(folder, "t.json")
+        path = Path(folder, "text.txt")
         tok.save(vocab)
         peaks = []
         for size in (200_000, 2_000_000) if timing.quick else (

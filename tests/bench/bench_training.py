@@ -30,23 +30,25 @@ from statistics import median
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    GPT2Config, GPT2LMHeadModel,
-    LlamaConfig as TheirLlamaConfig, LlamaForCausalLM)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import LlamaConfig as TheirLlamaConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
-import bench_models  # noqa: E402
-import timing  # noqa: E402
-from bench_parts import FAILED, SMALL, Size, apart, ids_of, run  # noqa: E402
-
-from tformer import gpt, llama  # noqa: E402
-from tformer.costs import flops, read_sizes  # noqa: E402
-from tformer.optim import chunked_cross_entropy  # noqa: E402
+import bench_models
+import timing
+from bench_parts import FAILED, Size, apart, ids_of, run
+from tformer import gpt, llama
+from tformer.costs import flops, read_sizes
+from tformer.optim import chunked_cross_entropy
 
 SIZES = [Size(8, 256, 384, 6)]
-LAYERS, VOCAB, ROUNDS, PRODUCTS = 6, 10_000, 9, 20
+LAYERS = 6
+VOCAB = 10_000
+ROUNDS = 9
+PRODUCTS = 20
 WITHIN = 1e-5       # how far loss and gradients may be apart
-PEAK, BF16 = 0.6, 1.4
+PEAK = 0.6
+BF16 = 1.4
 
 
 def vocab():
@@ -107,7 +109,9 @@ class Side:
     "A model and its optimizer, and what a step of training is."
 
     def __init__(self, model, loss, ids):
-        self.model, self.loss, self.ids = model.train(), loss, ids
+        self.model = model.train()
+        self.loss = loss
+        self.ids = ids
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4,
                                            fused=True)
 
@@ -156,7 +160,8 @@ def work_of(model, size):
 
 def product(size, d_ff):
     "The matrix product that feed-forward layers begin with."
-    x, w = torch.randn(size.b * size.t, size.d), torch.randn(d_ff, size.d)
+    x = torch.randn(size.b * size.t, size.d)
+    w = torch.randn(d_ff, size.d)
     with torch.no_grad():
         return timing.once(lambda: F.linear(x, w), time.process_time)[0]
 
@@ -182,7 +187,8 @@ def in_rounds(ways, size, d_ff):
     "Seconds of every way in every round, and of the fastest product."
     for step in ways.values():      # caches, optimizers, compilation
         step(), step()
-    times, fastest = {name: [] for name in ways}, float("inf")
+    times = {name: [] for name in ways}
+    fastest = float("inf")
     rounds = 1 if timing.quick else ROUNDS
     gc.collect()
     gc.disable()
@@ -214,13 +220,14 @@ def measure(made):
     twins, size, target = made
     ours, peer = sides_of(twins)
     agree = must_agree(twins, ours, peer)
-    d_ff, work = read_sizes(twins.ours).d_ff, work_of(twins.ours, size)
+    d_ff = read_sizes(twins.ours).d_ff
+    work = work_of(twins.ours, size)
     times, fastest = in_rounds(ways_of(ours, peer), size, d_ff)
     peak = 2 * size.b * size.t * size.d * d_ff / fastest
     each = {name: f"{median(t):.2f} s" for name, t in times.items()}
 
     def against(a, b):
-        return [x / y for x, y in zip(times[a], times[b])]
+        return [x / y for x, y in zip(times[a], times[b], strict=True)]
 
     report(twins.name, against("ours", "peer"), (timing.AT_MOST, target),
            f"{each['ours']} / {each['peer']}; loss and gradients within "

@@ -5,7 +5,8 @@ import resource
 import time
 from statistics import median
 
-AT_MOST, AT_LEAST = -1, 1
+AT_MOST = -1
+AT_LEAST = 1
 quick = False       # small sizes, one round: that everything runs
 
 
@@ -18,7 +19,9 @@ def keep_memory():
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
-    trim, top_pad, mmap = -1, -2, -3
+    trim = -1
+    top_pad = -2
+    mmap = -3
     for which, size in ((trim, 2**31 - 1), (top_pad, 2**28), (mmap, 2**25)):
         mallopt(which, size)
 
