@@ -31,7 +31,10 @@ NAMES = course.document_names(ROOT)
 # what stands in a folder is a notebook of the package, and no chapter
 CHAPTERS = [name for name in NAMES if name[0] != "A" and "/" not in name]
 WORDS = 4000
-LINES = 300
+# of code in sight; as many may be folded, and a twentieth more, because each
+# assignment has a line of its own
+LINES = 315
+FOLDED = 1.05
 WORDS_A_FIGURE = 600
 every = pytest.mark.parametrize("name", NAMES)
 chapter = pytest.mark.parametrize("name", CHAPTERS)
@@ -124,7 +127,7 @@ def test_a_prediction_is_followed_by_output_and_answer(name):
 def test_a_chapter_keeps_the_measure(name):
     found = course.measure(course.notebook_path(ROOT, name))
     kept = (found.words <= WORDS and found.visible <= LINES
-            and found.folded <= found.visible
+            and found.folded <= FOLDED * found.visible
             and found.figures * WORDS_A_FIGURE >= found.words)
     if name in TO_BE_REWRITTEN:
         assert not kept, "take it off the list: it keeps the measure now"
