@@ -157,7 +157,7 @@ def tune(variant, seed, steps, labels):
     schedule = warmup_cosine(steps, min(10, steps))
     run = Head(model) if variant == "frozen" else model
     best = (-1.0, 0, None)
-    for step, batch in zip(range(1, steps + 1), batches, strict=True):
+    for step, batch in zip(range(1, steps + 1), batches, strict=False):
         update(run, [optimizer], [batch], step, loss=label_loss,
                schedule=schedule, clip=1.0)
         if step % LOOK == 0 or step == steps:

@@ -135,8 +135,8 @@ def rows_of(task, method, seeds, steps):
         results.append(test(model, task))
     took = time.perf_counter() - began
     print(f"{task:>6} {method:>8}", *(f"{statistics.mean(r):.2f}"
-          for r in zip(*results, strict=True)), f" {took:.0f} s", flush=True)
-    for i, block in enumerate(zip(*results, strict=True)):
+          for r in zip(*results, strict=False)), f" {took:.0f} s", flush=True)
+    for i, block in enumerate(zip(*results, strict=False)):
         yield {
             "task": task, "method": method,
             "first": i * BLOCK, "last": (i + 1) * BLOCK - 1,

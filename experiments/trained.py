@@ -127,7 +127,7 @@ def nats_per_byte(trained, texts):
     batches = Padded(rows(trained.tokenizer, texts), batch=50)
     total = sum(next_token_loss(trained.model, batch).item() * batch.count
                 for _, batch in zip(range(math.ceil(len(texts) / 50)),
-                                    batches, strict=True))
+                                    batches, strict=False))
     return total / sum(len(text.encode()) + 1 for text in texts)
 
 

@@ -57,7 +57,7 @@ def texts():
 
 def some(ids, n, seed=0):
     "The first so many batches of windows."
-    return [b for _, b in zip(range(n), Windows(ids, LENGTH, seed=seed), strict=True)]
+    return [b for _, b in zip(range(n), Windows(ids, LENGTH, seed=seed), strict=False)]
 
 
 def blind(batches):

@@ -39,6 +39,7 @@ def quickly(monkeypatch, capsys):
     return printed
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_the_parts_runs(quickly):
     printed = quickly(bench_parts)
     for part in ("Embedding", "SinusoidalPositions", "LearnedPositions",
@@ -50,6 +51,7 @@ def test_the_benchmark_of_the_parts_runs(quickly):
         assert re.search(rf"^{part}.* / .* x ", printed, re.M), part
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_the_models_runs(quickly):
     printed = quickly(bench_models)
     ways = "forward", "and backward", "a step, 1 x 8", "a step, 2 x 8"
@@ -64,6 +66,7 @@ def test_the_benchmark_of_the_models_runs(quickly):
                              re.M), (name, way)
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_places_runs(quickly):
     printed = quickly(bench_places)
     for batch in (1, 8):
@@ -72,6 +75,7 @@ def test_the_benchmark_of_places_runs(quickly):
                              printed, re.M), (batch, peer)
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_training_runs(quickly, monkeypatch):
     monkeypatch.setattr(bench_training, "LAYERS", 2)
     printed = quickly(bench_training)
@@ -107,12 +111,14 @@ def test_flops_of_a_step_are_six_for_each_weight_and_token(quick):
         6 * n * size.t + 12 * bench_training.LAYERS * size.d * pairs)
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_the_data_runs(quickly):
     printed = quickly(bench_data)
     for loader in ("Windows", "Packed", "Padded"):
         assert re.search(rf"^{loader} / a step .* x ", printed, re.M), loader
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_writing_runs(quickly):
     printed = quickly(bench_generate)
     for kind in ("GPT", "Llama"):
@@ -125,6 +131,7 @@ def test_the_benchmark_of_writing_runs(quickly):
             assert printed.count(f"{kind}: {way} / compiled") == 2, way
 
 
+@pytest.mark.nightly
 def test_the_benchmark_of_serving_runs(quickly, monkeypatch):
     monkeypatch.setattr(bench_serving, "FAILED", [])
     printed = quickly(bench_serving)

@@ -400,10 +400,12 @@ FAINT = {
 def browser_faults(chromium, paths, kinds, faint=None):
     """What is wrong with pages, opened as the first of kinds, then turned.
 
-    Of faint text, what `faint` lists for a page is known; there it must be.
+    Faint text is looked for where pages are seen in light and in dark. What `faint`
+    lists for a page is known; there it must be.
     """
     faults = []
     faint = faint or {}
+    looks = {kind for kind, *_ in kinds} & {"light", "dark"}
     _, width, scheme = kinds[0]
     context = chromium.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -428,13 +430,13 @@ def browser_faults(chromium, paths, kinds, faint=None):
             wide = page.evaluate("document.documentElement.scrollWidth")
             if wide > width:
                 faults.append(f"{where}: {wide} px wide at {width}")
-            if kind in ("light", "dark"):
+            if kind in looks and len(looks) == 2:
                 for said in faint_text(page):
                     colors = said.rpartition(", ")[2]
                     pale.add(colors)
                     if colors not in faint.get(name, ()):
                         faults.append(f"{where}: {said}")
-        if {"light", "dark"} <= {kind for kind, *_ in kinds}:
+        if len(looks) == 2:
             faults += [f"{name}: mended, take it off the list: {colors}"
                        for colors in sorted({*faint.get(name, ())} - pale)]
         page.close()
@@ -450,18 +452,17 @@ by_turn = pytest.mark.parametrize("turn", range(3),
 def test_pages_in_the_browser(book, chromium, turn):
     """Every page is opened once, in a kind that changes from page to page.
 
-    No page writes to the console, asks another host or is wider than the
-    window, and all of its text is seen on its ground.
+    No page writes to the console, asks another host or is wider than the window.
     """
     faults = browser_faults(chromium, pages(book)[turn::3],
-                            KINDS[turn:turn + 1], FAINT)
+                            KINDS[turn:turn + 1])
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
 
 
 @pytest.mark.nightly
 @by_turn
 def test_pages_in_the_browser_in_all_kinds(book, chromium, turn):
-    "Every page is opened in one kind and turned into the others."
+    "Every page is turned into all kinds, and its text is seen on its ground."
     faults = browser_faults(chromium, pages(book)[turn::3],
                             KINDS[turn:] + KINDS[:turn], FAINT)
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
@@ -795,7 +796,7 @@ def test_headings_and_code_are_set_in_order(book, open_page):
     page = open_page(book / CHAPTER)
     weights, sizes = zip(*page.evaluate("""() => ["h1", "h2", "h3"].map(h => {
         const s = getComputedStyle(document.querySelector("article " + h));
-        return [+s.fontWeight, parseFloat(s.fontSize)]})"""), strict=True)
+        return [+s.fontWeight, parseFloat(s.fontSize)]})"""), strict=False)
     assert weights[0] > weights[1] > weights[2]
     assert sizes[0] > sizes[1] > sizes[2]
     for ratio in page.evaluate("""() => [...document.querySelectorAll(

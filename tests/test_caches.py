@@ -330,7 +330,7 @@ def together(model, cache, rows, n, chunk=None):
 def equal_to_alone(model, rows, found):
     "The same tokens, by the same logits."
     texts = [alone(model, text, found[0].shape[1]) for text in rows]
-    ids, logits = (torch.cat(part) for part in zip(*texts, strict=True))
+    ids, logits = (torch.cat(part) for part in zip(*texts, strict=False))
     close(found[1], logits)
     assert torch.equal(found[0], ids)
     assert len(set(ids.flatten().tolist())) > 3     # it says something

@@ -42,13 +42,13 @@ def close(shown, exact):
 
 def matmul(a, b):
     return [
-        [sum(p * q for p, q in zip(r, c, strict=True)) for c in zip(*b, strict=True)]
+        [sum(p * q for p, q in zip(r, c, strict=True)) for c in zip(*b, strict=False)]
         for r in a
     ]
 
 
 def transposed(a):
-    return [list(c) for c in zip(*a, strict=True)]
+    return [list(c) for c in zip(*a, strict=False)]
 
 
 def shares(scores):

@@ -135,7 +135,7 @@ def test_as_many_as_the_collator_of_transformers_chooses():
         counts.append([(~chosen).sum().item(),
                        (chosen & (shown == 99)).sum().item(),
                        (chosen & (shown != 99)).sum().item()])
-    mean = [(a + b) / 2 for a, b in zip(*counts, strict=True)]
+    mean = [(a + b) / 2 for a, b in zip(*counts, strict=False)]
     assert sum((n - m) ** 2 / m for row in counts
                for n, m in zip(row, mean, strict=True)) < 13.8
 
@@ -188,14 +188,15 @@ def test_a_rate_of_none_is_masked_diffusion():
 
 def test_a_training_on_blanks_goes_on_where_it_was(model):
     rows = encode_rows(TOKENIZER, TEXTS[:40])
-    whole = [b for _, b in zip(range(9), Blanks(rows, TOKENIZER, batch=8), strict=True)]
+    blanks = Blanks(rows, TOKENIZER, batch=8)
+    whole = [b for _, b in zip(range(9), blanks, strict=False)]
     first, again = (Blanks(rows, TOKENIZER, batch=8) for _ in range(2))
-    taken = [b for _, b in zip(range(4), first, strict=True)]
+    taken = [b for _, b in zip(range(4), first, strict=False)]
     again.load_state_dict(first.state_dict())
-    taken += [b for _, b in zip(range(5), again, strict=True)]
+    taken += [b for _, b in zip(range(5), again, strict=False)]
     for a, b in zip(whole, taken, strict=True):
         assert a.segments is b.segments is None
-        assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=False))
     other = Blanks(rows, TOKENIZER, batch=8, rates=(0.4,))
     with pytest.raises(ValueError, match="rates"):
         other.load_state_dict(first.state_dict())
@@ -384,7 +385,7 @@ def test_texts_come_by_length_and_all_of_them(made):
         seen += [[i for i in row if i != AT.pad] for row in
                  batch.ids.tolist()]
         for row, label in zip(seen[-len(batch.ids):],
-                              batch.labels.tolist(), strict=True):
+                              batch.labels.tolist(), strict=False):
             assert rows.index(row) % 3 == label
     assert sorted(seen) == sorted(rows)
 
@@ -528,7 +529,7 @@ def test_half_of_the_pairs_follow():
     first, second, labels = sentence_pairs(TEXTS, seed=1)
     follows = {(a, b) for t in TEXTS
                for a, b in zip(stories.sentences(t),
-                               stories.sentences(t)[1:], strict=True)}
+                               stories.sentences(t)[1:], strict=False)}
     for a, b, label in zip(first, second, labels, strict=True):
         assert label == 1 or (a, b) in follows
     assert 0.4 < sum(labels) / len(labels) < 0.6

@@ -459,7 +459,7 @@ def test_muon_equals_torchs():
                 p.grad = randn(*p.shape, seed=2)
             optimizer.step()
             sides.append(ps)
-        for start, a, b in zip(((24, 16), (16, 40)), *sides, strict=True):
+        for start, a, b in zip(((24, 16), (16, 40)), *sides, strict=False):
             step = (b - randn(*start)).abs().max()
             assert (a - b).abs().max() <= step / 128
 
@@ -602,7 +602,7 @@ def test_mup_divides_the_rate_of_matrices():
 def test_clipping_equals_torch(values, limit):
     ours = [nn.Parameter(torch.zeros(3)) for _ in values] + [
         nn.Parameter(torch.zeros(2))]
-    for p, value in zip(ours, values, strict=True):
+    for p, value in zip(ours, values, strict=False):
         p.grad = torch.tensor([value, 1.0, -value / 2])
     peer = copy.deepcopy(ours)
     for p, q in zip(ours, peer, strict=True):
@@ -610,7 +610,7 @@ def test_clipping_equals_torch(values, limit):
     a = clip_grad_norm(ours, limit)
     b = nn.utils.clip_grad_norm_(peer, limit)
     close(a, b, 1e-6)
-    for p, q in zip(ours[:-1], peer, strict=True):
+    for p, q in zip(ours[:-1], peer, strict=False):
         close(p.grad, q.grad, 1e-6)
     assert ours[-1].grad is None
 

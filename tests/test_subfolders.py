@@ -272,6 +272,7 @@ def test_a_page_that_is_gone_is_told(tree, html):
         aside.replace(page)
 
 
+@pytest.mark.nightly
 def test_text_of_a_page_in_a_folder_is_seen(html, chromium):
     faults = test_book.browser_faults(chromium, test_book.pages(html),
                                       test_book.KINDS)
@@ -311,6 +312,6 @@ def test_two_notebooks_of_one_name_have_two_records():
     for name, failed in ((f"{ROOM}/attention", True), ("attention", False)):
         clock.pytest_runtest_logreport(SimpleNamespace(
             nodeid=f"nbs/{name}.ipynb::Cell 0", duration=1.0, when="call",
-            failed=failed))
+            failed=failed, keywords={}))
     assert {name: book["passed"] for name, book in clock.books.items()} == {
         f"{ROOM}/attention": False, "attention": True}

@@ -204,6 +204,7 @@ def test_processes_agree(tok, text):
 
 # ---- pre-tokens
 
+@pytest.mark.nightly
 def test_split_words_on_every_code_point():
     for low in range(0, len(POINTS), 60_000):
         text = "".join(f"a{c}1{c} {c}" for c in POINTS[low:low + 60_000])
@@ -820,6 +821,7 @@ def test_threads(tok, text):
     assert not wrong and len(fresh._encoder.words) <= 56
 
 
+@pytest.mark.nightly
 def test_benchmark_runs(tmp_path):
     out = subprocess.run(
         [sys.executable, "-m", "tests.bench.bench_tokenizer", "--quick"],

@@ -279,7 +279,7 @@ def test_a_trainer_is_the_loop_by_hand():
     Trainer(ours, batches(), steps=20, clip=0.5, schedule=schedule,
             optimizer=torch.optim.AdamW(ours.parameters(), 1e-2)).fit()
     optimizer = torch.optim.AdamW(theirs.parameters(), 1e-2)
-    for step, batch in zip(range(1, 21), batches(), strict=True):
+    for step, batch in zip(range(1, 21), batches(), strict=False):
         optimizer.param_groups[0]["lr"] = 1e-2 * schedule(step)
         loss = F.cross_entropy(theirs(batch.ids).flatten(0, 1),
                                batch.targets.flatten())

@@ -123,7 +123,7 @@ def test_every_pair_comes_once_a_pass(sides, buckets, batch):
     for k in range(len(loader.groups)):
         b = loader.batch_at(k)
         assert b.count == int((b.targets != -100).sum())
-        for src, mask, ids, targets in zip(*b[:4], strict=True):
+        for src, mask, ids, targets in zip(*b[:4], strict=False):
             said = targets[targets != -100].tolist()
             assert ids[:len(said)].tolist() == [sides.start, *said[:-1]]
             assert (ids[len(said):] == sides.pad).all()
@@ -155,7 +155,7 @@ def test_buckets_leave_less_padding():
 
 def test_order_can_be_saved():
     loader, other = (Pairs(FIVE, ONE, 2, seed=3) for _ in range(2))
-    first = [b.src.tolist() for _, b in zip(range(7), loader, strict=True)]
+    first = [b.src.tolist() for _, b in zip(range(7), loader, strict=False)]
     state = json.loads(json.dumps(loader.state_dict()))
     other.load_state_dict(state)
     following = next(iter(other)).src.tolist()
@@ -500,7 +500,7 @@ def test_exact_matches_are_counted_by_phenomenon():
 
 def test_bleu_is_what_papineni_wrote():
     def grams(words, n):
-        return Counter(zip(*(words[i:] for i in range(n)), strict=True))
+        return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
     wanted = [p.target.replace(".", "").replace("?", "").replace("'", " ")
               .replace(",", "").replace("-", " ") for p in grammar(60)]

@@ -144,7 +144,7 @@ class Twins:
             n = len(results) - len(ours)
             if n < 1:       # no gradients among them
                 return results
-            found = self.rename(dict(zip(ours, results[n:], strict=True)))
+            found = self.rename(dict(zip(ours, results[n:], strict=False)))
             return [*results[:n], *(found[name] for name in theirs)]
         return Case(self.name, self.run_ours, self.run_peer, self.inputs,
                     modules=(self.ours, self.peer), align=align,

@@ -71,7 +71,7 @@ class Prescribed(nn.Module):
         logits = self.model.lm_head(x)
         rows = logits.view(-1, logits.shape[-1])
         n = len(rows)
-        for row, i in zip(rows, self.text[self.end - n + 1:self.end + 1], strict=True):
+        for row, i in zip(rows, self.text[self.end - n + 1:self.end + 1], strict=False):
             row[i] += 1e4
         return logits
 
