@@ -15,8 +15,8 @@ sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from course import document_name  # noqa: E402
 
 # seconds of one notebook on a quiet machine, and of all notebooks together
-NOTEBOOK_BUDGET = 60
-TOTAL_BUDGET = 600
+NOTEBOOK_BUDGET = 90
+TOTAL_BUDGET = 1000
 # seconds of each test file and notebook in the tiers "test" and "nightly"
 SECONDS = ROOT / "tests" / "seconds.json"
 USUAL = 15      # seconds of a file that is not on record

@@ -663,6 +663,7 @@ def test_on_cuda(cls):
         assert (x.cpu()[keep] - y[keep]).abs().max() < 1e-3
 
 
+@pytest.mark.nightly
 @plain_only
 def test_it_learns_to_fill_in_blanks():
     "Rows are abab…: what is hidden is told by either side."

@@ -498,6 +498,7 @@ print(header.n_ids, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.nightly
 @plain_only
 @pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes")
 def test_the_memory_of_writing_does_not_grow(tmp_path):

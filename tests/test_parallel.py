@@ -470,6 +470,7 @@ def many():
     return pairs(30_000), pairs(10_000, unseen=True)
 
 
+@pytest.mark.nightly
 def test_no_sentence_has_two_translations(many):
     french = {}
     for pair in (*many[0], *many[1]):

@@ -841,6 +841,7 @@ def test_on_cuda(dtype):
         close(there.cpu(), here, 1e-5 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_experiment_runs_at_a_small_size(tmp_path):
     out = tmp_path / "positions.csv"

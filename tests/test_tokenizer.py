@@ -392,6 +392,7 @@ def test_forbidden_token_across_chunks(tok):
     tok.encode_batch(["x <|a", "|>y"])
 
 
+@pytest.mark.nightly
 def test_stream_in_constant_memory(tok, text):
     def peak(n):
         tracemalloc.start()
@@ -408,6 +409,7 @@ def test_stream_in_constant_memory(tok, text):
     assert many[1] < 1.2 * few[1] < 40e6
 
 
+@pytest.mark.nightly
 def test_training_in_constant_memory(text):
     def peak(n):
         tracemalloc.start()

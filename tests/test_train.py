@@ -848,6 +848,7 @@ def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
     assert len({row["seed"] for row in kept}) >= 3
 
 
+@pytest.mark.nightly
 @plain
 def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
     out = tmp_path / "wrong.csv"

@@ -191,6 +191,7 @@ def test_the_translator_was_tried_on_what_it_never_read():
     assert not read & {pair.source for pair in new}
 
 
+@pytest.mark.nightly
 def test_the_masked_model_reads_and_writes():
     "The card, and what is filled and written now, in one band."
     bert = load("bert")
