@@ -10,8 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
+sys.path[:0] = [str(ROOT / "book" / "_ext"), str(ROOT / "tests")]
 
+import kernels  # noqa: E402
 from course import document_name  # noqa: E402
 
 # seconds of one notebook on a quiet machine, and of all notebooks together
@@ -27,6 +28,7 @@ LOOKS = re.compile(r"<(style|script)\b.*?</\1>", re.S)
 KEPT = re.compile(r"<(title|desc)\b[^>]*>(.*?)</\1>", re.S)
 
 try:
+    from jupyter_client.provisioning import local_provisioner
     from nbval.kernel import RunningKernel
     from nbval.plugin import IPyNbCell
 except ImportError:
@@ -48,7 +50,16 @@ def _execute(self, source, allow_stdin=None):
                            allow_stdin=allow_stdin, stop_on_error=False)
 
 
+def _launch(command, **kwargs):
+    "Start a kernel: from the kernel server, where there is one."
+    if kernels.ADDRESS in os.environ:
+        return kernels.launch(command, **kwargs)
+    return _launch_kernel(command, **kwargs)
+
+
 if RunningKernel is not None:
+    _launch_kernel = local_provisioner.launch_kernel
+    local_provisioner.launch_kernel = _launch
     RunningKernel.execute_cell_input = _execute
     _sanitize = IPyNbCell.sanitize
 
@@ -188,6 +199,20 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):      # not in an xdist worker
         config.clock = Clock()
         config.pluginmanager.register(config.clock, "notebook-clock")
+        if needs_kernels(config):
+            server = kernels.KernelServer()
+            config.add_cleanup(server.close)
+            os.environ[kernels.ADDRESS] = server.address
+
+
+def needs_kernels(config):
+    "Whether this run starts kernels, and there is no server for them yet."
+    option = config.option
+    notebooks = any(Path(arg.split("::")[0]).is_dir() or ".ipynb" in arg
+                    for arg in config.args)
+    return (getattr(option, "nbval", False) and notebooks
+            and not option.collectonly and hasattr(os, "fork")
+            and kernels.ADDRESS not in os.environ)
 
 
 def write_json(path, content):

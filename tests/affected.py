@@ -28,7 +28,8 @@ USUAL = 15      # seconds of a file that is not on record
 FOLDERS = ["tests", "tests/bench", "book/_ext", "experiments", "book"]
 # what pytest reads before it runs any test, or any notebook
 FOR_TESTS = ["conftest.py", "tests/conftest.py", "requirements.txt", "pyproject.toml"]
-FOR_NOTEBOOKS = ["conftest.py", "tests/sanitize.cfg", "requirements.txt"]
+FOR_NOTEBOOKS = ["conftest.py", "tests/kernels.py", "tests/sanitize.cfg",
+                 "requirements.txt"]
 # test files that read certain files instead of importing them
 RULES = [
     ("*", ["project"]),             # one of its tests reads every file

@@ -1248,6 +1248,7 @@ def test_the_graph_does_not_break(options):
     close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
 
 
+@pytest.mark.nightly
 @plain_only
 def test_one_graph_serves_every_length():
     m = layer(causal=True)
@@ -1261,6 +1262,7 @@ def test_one_graph_serves_every_length():
     close(torch.cat(parts, 1), m(x))
 
 
+@pytest.mark.nightly
 @plain_only
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_few_graphs_serve_all_steps(ragged):

@@ -627,6 +627,7 @@ def test_rows_may_be_longer_than_max_len_by_padding():
 
 # machines
 
+@pytest.mark.nightly
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="checked signatures cannot be compiled")
 def test_compiled_in_one_graph():

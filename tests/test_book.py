@@ -450,11 +450,11 @@ by_turn = pytest.mark.parametrize("turn", range(3),
 
 @by_turn
 def test_pages_in_the_browser(book, chromium, turn):
-    """One page in three is opened, in a kind that changes from page to page.
+    """One page in six is opened, in a kind that changes from page to page.
 
     No page writes to the console, asks another host or is wider than the window.
     """
-    faults = browser_faults(chromium, pages(book)[turn::9],
+    faults = browser_faults(chromium, pages(book)[turn::18],
                             KINDS[turn:turn + 1])
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
 

@@ -546,6 +546,7 @@ def test_all_places_may_be_given_back():
             close(model(ids[:, 6:], cache=cache), model(ids)[:, 6:])
 
 
+@pytest.mark.nightly
 @plain_only
 @pytest.mark.parametrize("name", ["preallocated", "slots"])
 def test_two_graphs_serve_prefill_and_every_step(name):

@@ -934,6 +934,7 @@ def test_encoder_decoder():
         check.WithSource(healthy("tour"), src)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="executed signatures cannot be compiled")
 def test_compiled_models():

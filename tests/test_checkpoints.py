@@ -582,6 +582,7 @@ def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
     assert said == [("loss", 0.5, 3), ("lr", 0.1, 3)]
 
 
+@pytest.mark.nightly
 def test_the_bench_runs():
     run(sys.executable, ROOT / "tests" / "bench" / "bench_checkpoints.py",
         "--quick")

@@ -179,6 +179,7 @@ def test_copies_and_pickles(kind):
                   if next(twin.buffers()).is_meta else twin, make(), use)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="signatures are not compiled")
 @each_kind

@@ -196,8 +196,9 @@ def test_changes_of_a_notebook_in_a_folder_are_found(tmp_path, monkeypatch):
     assert verify.main(["08"]) == 2 and len(seen) == 1
 
 
+@pytest.mark.nightly
 def test_a_change_turns_its_own_cell_red():
-    "One, and the notebook without it; `make nightly` makes them all."
+    "One change, and the notebook without it."
     name = "A7_caches"
     change = verify.changes(name)[0]
     seen = verify.replay(name, {change["claim"]})

@@ -247,6 +247,7 @@ def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
     assert {p.stem: p.read_bytes() for p in tmp_path.glob("*.csv")} == new
 
 
+@pytest.mark.nightly
 @plain_only
 def test_each_clocked_thing_runs(rungs):
     for make in (rungs.layer_of, rungs.writes):

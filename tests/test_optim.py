@@ -784,6 +784,7 @@ def test_the_command_line_of_experiments():
     assert "--seeds" in str(said)
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_benchmark_runs():
     said = str(run(sys.executable, ROOT / "tests" / "bench"

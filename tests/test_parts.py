@@ -11,7 +11,7 @@ from torch import nn
 
 import helpers
 import tformer.attention
-from helpers import by_day, close, generator
+from helpers import close, generator
 from tformer import minimal
 from tformer.attention import CrossAttention, SelfAttention, explicit_attend
 from tformer.layers import (
@@ -331,9 +331,8 @@ def agree_compiled(name, backend):
             close(slopes[key], grad)
 
 
-@pytest.mark.parametrize("name", by_day(
-    PARTS, "LearnedPositions, padded", "ShawRelative", "T5Bias", "Rotary", "PreNorm",
-    "attention, normed, packed", "attention, memory, explicit"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PARTS)
 def test_compiled_in_one_graph_equals_eager(name):
     agree_compiled(name, "aot_eager")
 

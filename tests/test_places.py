@@ -374,6 +374,7 @@ def test_after_an_error_the_cache_is_as_before(monkeypatch):
         [GPT_ROW.ids(2, 3), ids[:, 3:]], 1))[:, 3:])
 
 
+@pytest.mark.nightly
 @plain_only
 @torch.no_grad()
 @torch._dynamo.config.patch(recompile_limit=2)
@@ -406,6 +407,7 @@ def test_a_missing_compiler_is_named_in_one_sentence(monkeypatch):
         expect_compiler()
 
 
+@pytest.mark.nightly
 @plain_only
 @causal
 def test_a_compiled_model_is_written_with(row):
@@ -452,6 +454,7 @@ def test_without_a_compiler_ci_fails_and_others_skip(monkeypatch):
         compiler_or_skip()
 
 
+@pytest.mark.nightly
 @plain_only
 @torch.no_grad()
 def test_the_compiled_step_equals_the_model():

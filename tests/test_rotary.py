@@ -795,6 +795,7 @@ def test_what_the_scalings_keep_and_slow():
 
 # compiled, other devices, the experiment
 
+@pytest.mark.nightly
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="signatures are not compiled")
 @pytest.mark.parametrize("dynamic", [False, True])

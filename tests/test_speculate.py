@@ -504,6 +504,7 @@ def test_bad_parts(call, says):
         call()
 
 
+@pytest.mark.nightly
 @plain_only
 def test_the_benchmark_runs(monkeypatch, capsys):
     sys.path.insert(0, str(ROOT / "tests" / "bench"))

@@ -92,7 +92,7 @@ def test_typo(): pass
 def made_up(tmp_path):
     "A project with the project's own rules and tests that are made up."
     for name in ("conftest.py", "pyproject.toml", "tests/conftest.py",
-                 "tests/sanitize.cfg", "book/_ext/course.py"):
+                 "tests/kernels.py", "tests/sanitize.cfg", "book/_ext/course.py"):
         target = tmp_path / name
         target.parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, target)

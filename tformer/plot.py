@@ -723,11 +723,11 @@ class _Pen:
             boxstyle=f"round,pad=0,rounding_size={r}", clip_on=False,
             facecolor=(fill, alpha) if fill else "none", linewidth=width,
             edgecolor=edge or "none", linestyle=dash, zorder=z)
-        return self.ax.add_patch(art)
+        return self.ax.add_artist(art)
 
     def disc(self, p, fill, edge):
         """A circle in a square."""
-        self.ax.add_patch(Circle(
+        self.ax.add_artist(Circle(
             (p.x, p.y), p.w / 2, facecolor=fill, edgecolor=edge,
             linewidth=1.2, clip_on=False, zorder=4))
 
@@ -748,9 +748,9 @@ class _Pen:
             tip = [(x2, y2), (x2 - head * u + side * v, y2 - head * v
                               - side * u),
                    (x2 - head * u - side * v, y2 - head * v + side * u)]
-            self.ax.add_patch(Polygon(tip, color=color, alpha=alpha,
-                                      linewidth=0, clip_on=False,
-                                      zorder=z))
+            self.ax.add_artist(Polygon(tip, color=color, alpha=alpha,
+                                       linewidth=0, clip_on=False,
+                                       zorder=z))
 
     def words(self, x, y, text, ink=INK, alpha=1.0, ha="center",
               va="center_baseline", bold=False, mono=False):
@@ -765,7 +765,7 @@ class _Pen:
         """An invisible rectangle that leads to another page."""
         first = name not in self.linked
         self.linked.add(name)
-        self.ax.add_patch(Rectangle(
+        self.ax.add_artist(Rectangle(
             (p.x - p.w / 2, p.y - p.h / 2), p.w, p.h, facecolor=INK,
             alpha=0.001, zorder=9, clip_on=False,    # 0 takes no clicks
             url=f"{url} {name}" if first else url))
