@@ -466,14 +466,14 @@ def test_every_word_has_what_a_table_must_say():
 
 @pytest.fixture(scope="module")
 def many():
-    "Forty thousand sentences, three quarters of them for training."
-    return pairs(30_000), pairs(10_000, unseen=True)
+    "Twenty thousand sentences for training, and 4,000 that are held out."
+    return pairs(20_000), pairs(4_000, unseen=True)
 
 
 @pytest.mark.nightly
-def test_no_sentence_has_two_translations(many):
+def test_no_sentence_has_two_translations():
     french = {}
-    for pair in (*many[0], *many[1]):
+    for pair in (*pairs(30_000), *pairs(10_000, unseen=True)):
         assert french.setdefault(pair.source, pair.target) == pair.target
     assert len(french) == 40_000       # and all are different
 
@@ -493,11 +493,11 @@ def test_no_sentence_of_a_few_words_has_two_translations(monkeypatch):
         for k in parallel.KINDS for b in (True, False)})
     french = {}
     again = 0
-    for meaning in islice(meanings(3), 30_000):
+    for meaning in islice(meanings(3), 15_000):
         pair = meaning.pair()
         again += pair.source in french
         assert french.setdefault(pair.source, pair.target) == pair.target
-    assert again > 1500
+    assert again > 500
 
 
 def few_word(word):
@@ -514,7 +514,7 @@ def test_the_split_holds_out_combinations_and_no_word(many):
     assert unseen <= read
     sources = [{pair.source for pair in part} for part in many]
     assert not sources[0] & sources[1]
-    drawn = [*islice(meanings(0), 20_000)]
+    drawn = [*islice(meanings(0), 10_000)]
     held = [any(map(held_out, m.combinations())) for m in drawn]
     found = [{c for m, h in zip(drawn, held, strict=True) if h == side
               for c in m.combinations()} for side in (False, True)]
@@ -564,7 +564,7 @@ def test_french_looks_like_french(many):
              r"\b(ma|sa) [aeéêœ]", "chevals",
              r"\bdes (beaux|vieux|bons|petites?)\b",
              r"  ", r" [.,]", r"\w\?", r"[.?] [a-z]", r"^[a-z]", r"'\s"]
-    for pair in many[0][:20_000]:
+    for pair in many[0]:
         for pattern in wrong:
             if "des" in pattern and "contraction" in pair.phenomena:
                 continue
