@@ -1,5 +1,6 @@
 """What tests of parts and models draw, compare, skip and kill with."""
 import os
+import re
 import signal
 import time
 
@@ -98,3 +99,8 @@ def die_after(calls, names=("fsync", "rename", "replace", "mkdir")):
         return call
     for name in names:
         setattr(os, name, deadly(getattr(os, name)))
+
+
+def says(sentence, error=ValueError):
+    "Expect an error whose message is exactly this sentence."
+    return pytest.raises(error, match=f"^{re.escape(sentence)}$")

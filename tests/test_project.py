@@ -17,7 +17,7 @@ NOTEBOOKS = course.notebook_paths(ROOT)
 MODULES = course.module_paths(ROOT)
 every = pytest.mark.parametrize("path", NOTEBOOKS,
                                 ids=course.document_names(ROOT))
-ANYWHERE = {"plot", "stories", "expect"}    # importable from every chapter
+ANYWHERE = {"plot", "stories", "validate", "files"}    # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to train
 EARLY = {"00_tour": {"tformer.trained"}}
 # appendices that stand between chapters in the order of imports
@@ -233,12 +233,22 @@ def test_cleaning_again_changes_nothing(tmp_path, copy_tree):
 
 
 @every
-def test_notebook_holds_what_a_chapter_holds(path):
+def test_notebook_holds_what_its_readers_expect(path):
     nb = read(path)
     prose = "\n\n".join(source(c) for c in nb["cells"]
                         if c["cell_type"] == "markdown")
     assert re.match(r"# \S.*\n\n> \S", source(nb["cells"][0])), \
-        "a chapter opens with its title and one line that sums it up"
+        "a notebook opens with its title and one line that sums it up"
+    if course.document_name(ROOT, path).startswith("package/"):
+        holds_what_a_package_notebook_holds(path, prose)
+    else:
+        holds_what_a_lesson_holds(path, prose)
+    outputs = json.dumps([c["outputs"] for c in code_cells(path)])
+    assert '"output_type": "error"' not in outputs
+    assert '"image/png":' not in outputs, "draw with plot.show"
+
+
+def holds_what_a_lesson_holds(path, prose):
     for part in ("How this goes wrong", "What to remember",
                  "Questions you can now answer", "Exercises",
                  "Further reading"):
@@ -248,8 +258,21 @@ def test_notebook_holds_what_a_chapter_holds(path):
                          prose), f"no exercise: {kind}: … (N minutes)"
     outputs = json.dumps([c["outputs"] for c in code_cells(path)])
     assert "<svg" in outputs, "no figure"
-    assert '"output_type": "error"' not in outputs
-    assert '"image/png":' not in outputs, "draw with plot.show"
+
+
+def holds_what_a_package_notebook_holds(path, prose):
+    module = course.read_notebook(path).module
+    assert course.document_name(ROOT, path) == f"package/{module.replace('.', '/')}", \
+        "it stands at the path of its module"
+    purpose = prose.split("\n\n")[2]
+    assert 2 <= len(re.findall(r"[a-z)`]\.(?: |$)", purpose)) <= 5, \
+        "a few sentences say what the module is for"
+    assert f"```{{package-calls}} {module}\n" in prose, "no drawing of who calls whom"
+    assert re.search(r"^## Why it is built so$", prose, re.M), "no reasons"
+    codes = [source(c) for c in code_cells(path)]
+    shown = [code for code in codes if not code.startswith("#|")]
+    assert 3 <= len(shown[0].splitlines()) <= 12, "no short example at the head"
+    assert any("#| verified: " in code for code in codes), "no claim is proved"
 
 
 @every
@@ -308,10 +331,10 @@ def test_private_names_stay_in_their_module():
     slips = """
 from .attend import attend, _hidden
 from tformer.layers import _other as other
-from . import rotary as turn, expect
+from . import rotary as turn, validate
 import tformer.gpt
 import tformer.bert as b
-turn._turned(1), expect.whole(n=1), tformer.gpt._deep.x, b._made(2)
+turn._turned(1), validate.integer(n=1), tformer.gpt._deep.x, b._made(2)
 self._own, b.__name__, attend._not_a_module
 """
     assert sorted(private_uses(ast.parse(slips))) == [
@@ -372,7 +395,7 @@ def test_names_are_taken_from_where_they_are_made():
                 tree, given, folder_of(name) if name in text else "")))} == {}
     slips = ast.parse("from .rows import Room, Positions\n"
                       "from tformer.gpt import GPT, Block\n"
-                      "from . import expect\nfrom torch import Tensor")
+                      "from . import validate\nfrom torch import Tensor")
     assert list(borrowed_names(slips, {"rows": {"Positions"},
                                        "gpt": {"GPT"}})) == [
         "rows.Room", "gpt.Block"]

@@ -21,7 +21,7 @@ import test_package
 import test_project
 from conftest import ROOT, build_book
 
-KEPT = ["01_attention_by_hand", "A1_figures", "A3_expect"]
+KEPT = ["01_attention_by_hand", "A1_figures", "package/validate"]
 ROOM = "package/nn"
 INIT = '"""Parts of networks."""\n'
 
@@ -160,7 +160,7 @@ def test_a_module_is_written_into_its_folder(tree):
     assert "\nfrom ..attend import causal_mask\n" in text["nn/probe.py"]
     assert "\nfrom .probe import shifted\n" in text["nn/slip.py"]
     ours = test_project.package_texts(ROOT)
-    for name in ("attend.py", "plot.py", "expect.py", "__init__.py"):
+    for name in ("attend.py", "plot.py", "validate.py", "__init__.py"):
         assert text[name] == ours[name], name
     assert course.exported_from(text["nn/probe.py"]) == f"{ROOM}/probe"
     assert not test_project.changed_by_export(tree)
@@ -170,7 +170,7 @@ def test_lists_are_complete_in_a_folder(tree):
     assert course.document_names(tree) == sorted(
         [*KEPT, f"{ROOM}/probe", f"{ROOM}/slip"])
     assert course.module_names(tree) == [
-        "attend", "expect", "nn.probe", "nn.slip", "plot"]
+        "attend", "nn.probe", "nn.slip", "plot", "validate"]
     for faults in (test_project.unlisted_notebooks,
                    test_project.unindexed_modules,
                    test_project.homeless_modules,

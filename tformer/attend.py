@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import expect
+from . import validate
 
 # %% ../nbs/01_attention_by_hand.ipynb #942eb390
 def softmax(
@@ -30,7 +30,7 @@ def softmax(
     plain softmax gives NaN), with gradient 0.  Raises ``ValueError``
     for integers.
     """
-    expect.floating(x=x)
+    validate.floating_tensors(x=x)
     if x.shape[dim] == 0:
         return x
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -51,7 +51,7 @@ def causal_mask(
     every token, so combine with ``padding_mask(k_pos)`` by ``&``.
     Raises ``ValueError`` for positions that are not int64 ``(b, n)``.
     """
-    expect.positions(pos=pos, k_pos=k_pos)
+    validate.position_tensors(pos=pos, k_pos=k_pos)
     return (k_pos[:, None, :] <= pos[:, :, None])[:, None]
 
 # %% ../nbs/01_attention_by_hand.ipynb #f5e25da5
@@ -62,7 +62,7 @@ def padding_mask(
 
     Raises ``ValueError`` for positions that are not int64 ``(b, n)``.
     """
-    expect.positions(k_pos=k_pos)
+    validate.position_tensors(k_pos=k_pos)
     return (k_pos >= 0)[:, None, None, :]
 
 # %% ../nbs/01_attention_by_hand.ipynb #2860642d
@@ -91,7 +91,7 @@ def attend(
     to nothing gets weights and output exactly 0, with finite gradients.
     Raises ``ValueError`` naming the shapes or types that do not fit.
     """
-    expect.attention(q, k, v, mask, bias)
+    validate.attention_inputs(q, k, v, mask, bias)
     wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with no_autocast(q.device):

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 from .attend import attend, causal_mask, no_autocast, padding_mask
 from .layers import Linear
 from tformer.rows import (
@@ -43,7 +43,7 @@ def split_heads(
     Head i gets the i-th run of consecutive features.  Raises
     ``ValueError`` for a width that is no multiple of ``n_heads``.
     """
-    expect.heads(d_model=x.shape[-1], n_heads=n_heads)
+    validate.head_sizes(d_model=x.shape[-1], n_heads=n_heads)
     return rearrange(x, "b t (h d) -> b h t d", h=n_heads)
 
 # %% ../nbs/07_multi_head_attention.ipynb #580beafe
@@ -73,7 +73,7 @@ def explicit_attend(
     output has the type of ``q``, the weights stay wide.  Raises
     ``ValueError`` naming the shapes or types that do not fit.
     """
-    expect.attention(q, k, v, mask, bias, shared=True)
+    validate.attention_inputs(q, k, v, mask, bias, allow_gqa=True)
     n = q.shape[1] // k.shape[1]
     t = q.shape[-2]
     s = k.shape[-2]
@@ -102,7 +102,7 @@ def combined_mask(
     mask that is not boolean or does not fit ``shape``.
     """
     if mask is not None:
-        expect.mask(shape or tuple(mask.shape), mask)
+        validate.mask_and_bias(shape or tuple(mask.shape), mask)
     allowed = padding_mask(k_pos)
     if pos is not None:
         allowed = allowed & causal_mask(pos, k_pos)
@@ -124,7 +124,7 @@ def attention_rules(
     these positions; where positions are known to forbid nothing, or
     nothing beyond plain causality, there is none.
     """
-    expect.mask(shape, mask)
+    validate.mask_and_bias(shape, mask)
     if k_pos.n != shape[-1]:
         raise ValueError(f"{k_pos.n} positions for {shape[-1]} keys: "
                          "update returns the positions of all it returns")
@@ -152,7 +152,7 @@ class Attention(nn.Module):
 
     def __init__(self, dropout: float = 0.0, fused: bool = True):
         super().__init__()
-        expect.number("[0, 1)", dropout=dropout)
+        validate.number("[0, 1)", dropout=dropout)
         self.dropout = dropout
         self.fused = fused
 
@@ -200,8 +200,8 @@ class SelfAttention(Attention):
         packed: bool = False, fused: bool = True,
     ):
         super().__init__(dropout, fused)
-        expect.heads(d_model=d_model, n_heads=n_heads, d_head=d_head,
-                     n_kv_heads=n_kv_heads, d_v=d_v)
+        validate.head_sizes(d_model=d_model, n_heads=n_heads,
+                            d_head=d_head, n_kv_heads=n_kv_heads, d_v=d_v)
         d_head = d_head or d_model // n_heads
         kv = n_kv_heads or n_heads
         d_v = d_v or d_head
@@ -225,7 +225,7 @@ class SelfAttention(Attention):
     def qkv(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
         "Queries (b, h, t, d_head), keys and values (b, kv, t, …)."
         if x.ndim != 3:
-            expect.shapes(x=(x, "b t d"))
+            validate.shapes(x=(x, "b t d"))
         parts = (self.qkv_proj(x).split(self.widths, -1) if self.packed
                  else (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
         heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
@@ -246,8 +246,9 @@ class SelfAttention(Attention):
         ``pos``: where the tokens stand; None counts on from the cache.
         ``mask``: (b, h, t, s), True = may attend.  ``cache``: updated.
         """
-        expect.that(cache is None or self.causal or mask is not None,
-                    "a cache needs causal=True, or earlier outputs change")
+        validate.require(cache is None or self.causal or mask is not None,
+                         "a cache needs causal=True, or earlier outputs "
+                         "change")
         q, k, v = self.qkv(x)
         pos = Positions.of(pos, x, cache)
         if self.rotary is not None:
@@ -284,8 +285,8 @@ class CrossAttention(Attention):
         bias: bool = True, dropout: float = 0.0, fused: bool = True,
     ):
         super().__init__(dropout, fused)
-        expect.heads(d_model=d_model, n_heads=n_heads, d_head=d_head,
-                     d_v=d_v, d_memory=d_memory)
+        validate.head_sizes(d_model=d_model, n_heads=n_heads,
+                            d_head=d_head, d_v=d_v, d_memory=d_memory)
         d_head = d_head or d_model // n_heads
         self.n_heads = n_heads
         d_v = d_v or d_head
@@ -301,8 +302,8 @@ class CrossAttention(Attention):
 
     def kv(self, memory: Float[Tensor, "b s m"]) -> tuple[Tensor, Tensor]:
         "Keys and values, cut into heads."
-        expect.that(memory is not None,
-                    "pass memory=, or a cache that keeps one")
+        validate.require(memory is not None, "pass memory=, or a cache "
+                         "that keeps one")
         return (self.heads(self.k_proj(memory)),
                 self.heads(self.v_proj(memory)))
 
@@ -319,7 +320,7 @@ class CrossAttention(Attention):
         ``cache``: from ``new_cache``; it keeps the keys and values of
         this memory, and answers when ``memory`` is None.
         """
-        expect.shapes(x=(x, "b t d"), memory=(memory, "b s m"))
+        validate.shapes(x=(x, "b t d"), memory=(memory, "b s m"))
         q = self.heads(self.q_proj(x))
         if cache is None:
             k, v = self.kv(memory)
@@ -356,7 +357,7 @@ class LayerCache(GrowingRows):
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        expect.each_row(self.batch, n=n)
+        validate.per_row_integers(self.batch, n=n)
         if self.k_pos is not None:
             n = n if isinstance(n, Tensor) else int(n)
             k_pos, places = positions_below(self.k_pos, n)
@@ -390,8 +391,8 @@ class Cache(Together):
         layer refuses, none has changed.
         """
         n = len(self.layers), len(other.layers)
-        expect.that(n[0] == n[1], f"a cache of {n[1]} layers cannot be "
-                    f"put into one of {n[0]}")
+        validate.require(n[0] == n[1], f"a cache of {n[1]} layers cannot "
+                         f"be put into one of {n[0]}")
         with self.all_or_none(), self.sharing(other):
             for layer, theirs in zip(self.layers, other.layers):
                 layer.put(rows, theirs)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from . import expect
+from . import validate
 from .generate import expect_room, last_logits, left_padded
 from .model import answering, device_of, evaluating
 
@@ -37,8 +37,8 @@ def grow(
     n: int,  # how many to keep
 ) -> Candidates:
     "The n best continuations of all beams of a prompt together."
-    expect.shapes(log_probs=(log_probs, "b w"),
-                  following=(following, "b w vocab"))
+    validate.shapes(log_probs=(log_probs, "b w"),
+                    following=(following, "b w vocab"))
     w, vocab = following.shape[1:]
     sums = (log_probs[..., None] + following).flatten(1)
     best, at = sums.topk(min(n, w * vocab))
@@ -62,7 +62,7 @@ def set_apart(
     An end counts among the ``width`` best candidates alone, so that a
     width of 1 is greedy; the live ones are the ``width`` best others.
     """
-    expect.whole(width=width)
+    validate.integer(width=width)
     ends = torch.isin(ids, stop)
     among = torch.arange(ids.shape[1], device=ids.device) < width
     return ends & among, ~ends & ((~ends).cumsum(1) <= width)
@@ -83,8 +83,8 @@ def length_norm(
 # %% ../nbs/22_beam_search.ipynb #1c10db19
 #| code-summary: refuses another form, and an alpha beyond all use
 def _expect_norm(alpha, form):
-    expect.number("[-10, 10]", alpha=alpha)
-    expect.choice(("power", "gnmt"), form=form)
+    validate.number("[-10, 10]", alpha=alpha)
+    validate.one_of(("power", "gnmt"), form=form)
 
 # %% ../nbs/22_beam_search.ipynb #1b80e828
 def best_possible(
@@ -100,7 +100,7 @@ def best_possible(
     score larger, and the largest is that of the last or the first
     length to come.
     """
-    expect.at_most(longest, of="the longest,", ids=n)
+    validate.at_most(longest, limit_name="the longest,", ids=n)
     return log_prob / max(length_norm(n, alpha, form),
                           length_norm(longest, alpha, form))
 
@@ -117,12 +117,12 @@ class Beam(NamedTuple):
 #| code-summary: refuses settings out of range
 def _expect_rules(rules):
     for i in rules.stop:
-        expect.whole(0, **{"a stop id": i})
-    expect.whole(width=rules.width, n_best=rules.n_best,
-                 max_new=rules.longest)
-    expect.at_most(rules.width, of="width", n_best=rules.n_best)
+        validate.integer(0, **{"a stop id": i})
+    validate.integer(width=rules.width, n_best=rules.n_best,
+                     max_new=rules.longest)
+    validate.at_most(rules.width, limit_name="width", n_best=rules.n_best)
     length_norm(1, rules.alpha, rules.form)
-    expect.choice(("sure", "usual", "enough"), until=rules.until)
+    validate.one_of(("sure", "usual", "enough"), until=rules.until)
 
 # %% ../nbs/22_beam_search.ipynb #35942d67
 #| code-summary: the rules of a search
@@ -156,15 +156,15 @@ class _Rules:
 # %% ../nbs/22_beam_search.ipynb #417fba9d
 #| code-summary: log-probabilities in float32; NaN is refused
 def _log_probs(logits, stop):
-    expect.floating(logits=logits)
+    validate.floating_tensors(logits=logits)
     vocab = logits.shape[-1]
     last = max(stop, default=0)
-    expect.that(last < vocab, f"stop id {last} is outside the vocabulary: "
-                f"ids go from 0 to {vocab - 1}")
+    validate.require(last < vocab, f"stop id {last} is outside the "
+                     f"vocabulary: ids go from 0 to {vocab - 1}")
     wide = torch.promote_types(logits.dtype, torch.float32)
     found = logits.to(wide).log_softmax(-1)
-    expect.that(not found.isnan().any(), "the logits of a beam hold NaN "
-                "or +inf, or forbid every id")
+    validate.require(not found.isnan().any(), "the logits of a beam hold "
+                     "NaN or +inf, or forbid every id")
     return found
 
 # %% ../nbs/22_beam_search.ipynb #caaf309a
@@ -232,8 +232,8 @@ def _prompts(ids, max_new, limit):
     expect_room(lengths, limit, max_new)
     for i, n in enumerate(lengths):
         least = ids[i, -n:].min().item()
-        expect.that(least >= 0, f"prompt {i} holds id {least}: ids go "
-                    "from 0 on")
+        validate.require(least >= 0, f"prompt {i} holds id {least}: ids "
+                         "go from 0 on")
     return ids, None if min(lengths) == ids.shape[1] else pos
 
 # %% ../nbs/22_beam_search.ipynb #7ab154be
@@ -283,8 +283,8 @@ def beam_search(
     given = {"memory": memory, "memory_mask": memory_mask}
     given = {name: x for name, x in given.items() if x is not None}
     for name, x in given.items():
-        expect.that(len(x) == len(ids), f"{name} of {len(x)} rows for "
-                    f"{len(ids)} prompts")
+        validate.require(len(x) == len(ids), f"{name} of {len(x)} rows "
+                         f"for {len(ids)} prompts")
     search = _Search(rules, len(ids), device_of(model, ids))
     with evaluating(model):
         _run(model, search, ids, pos, given)
@@ -297,10 +297,11 @@ def expected_gain(
     weights: Sequence[float] | None = None,  # of each; None: all alike
 ) -> list[float]:
     "What each would gain on average if one of them were right."
-    expect.that(len(candidates), "there is no candidate")
+    validate.require(len(candidates), "there is no candidate")
     weights = [1.0] * len(candidates) if weights is None else weights
-    expect.that(len(weights) == len(candidates), f"{len(weights)} weights "
-                f"for {len(candidates)} candidates")
+    validate.require(len(weights) == len(candidates),
+                     f"{len(weights)} weights for {len(candidates)} "
+                     "candidates")
     return [sum(w * gain(a, b) for b, w in zip(candidates, weights))
             / sum(weights) for a in candidates]
 

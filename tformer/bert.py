@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import files, validate
 from .attention import SelfAttention
 from tformer.layers import (
     ACTIVATIONS,
@@ -67,8 +67,8 @@ class BertConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        expect.heads(d_model=self.d_model, n_heads=self.n_heads)
-        expect.choice(ACTIVATIONS, activation=self.activation)
+        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads)
+        validate.one_of(ACTIVATIONS, activation=self.activation)
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
 
@@ -105,7 +105,7 @@ class BertEmbedding(nn.Module):
         pos: Positions | Int[Tensor, "_ t"] | None = None,
         segments: Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t d"]:
-        expect.shapes(ids=(ids, "b t"), segments=(segments, "#b t"))
+        validate.shapes(ids=(ids, "b t"), segments=(segments, "#b t"))
         pos = Positions.of(pos, ids)
         kind = (self.segments.weight[0] if segments is None
                 else _segment_rows(self.segments, segments))
@@ -232,7 +232,7 @@ class MaskedHead(nn.Module):
                  eps: float = 1e-12):
         super().__init__()
         vocab_size, d_model = table.shape
-        expect.choice(ACTIVATIONS, activation=activation)
+        validate.one_of(ACTIVATIONS, activation=activation)
         self.activation = activation
         self.proj = _linear(d_model, d_model)
         self.norm = LayerNorm(d_model, eps=eps)
@@ -391,11 +391,11 @@ _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_tanh")
 
 def _read_bert_config(path):
     "A ``BertConfig`` from the config.json of transformers."
-    theirs = expect.json_object(path)
-    expect.that("hidden_size" in theirs, f"{path} is not of a BERT of "
-                "transformers; what save wrote is read by load")
+    theirs = files.read_json_object(path)
+    validate.require("hidden_size" in theirs, f"{path} is not of a BERT "
+                     "of transformers; what save wrote is read by load")
     for name, value in _FIXED.items():
-        expect.choice([value], **{name: theirs.get(name, value)})
+        validate.one_of([value], **{name: theirs.get(name, value)})
     fields = {ours: theirs[name] for name, ours in _FIELDS.items()
               if name in theirs}
     act = theirs.get("hidden_act", "gelu")

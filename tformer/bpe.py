@@ -16,7 +16,7 @@ from operator import index
 
 import regex
 
-from . import expect
+from . import validate
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #3ecbf636
 def count_pairs(
@@ -62,7 +62,7 @@ def best_pair(
     the smallest pair of ids, single bytes in GPT-2's order (as the
     Hugging Face trainer does).
     """
-    expect.choice(("bytes", "ids"), ties=ties)
+    validate.one_of(("bytes", "ids"), ties=ties)
     most = max(pairs.values())
     tied = [pair for pair, n in pairs.items() if n == most]
     if ties == "bytes":
@@ -91,8 +91,9 @@ def pretokenize(
             break
         pieces.append(match[0])
         end = match.end()
-    expect.that(end == len(text), "the pattern must cover the whole text, "
-                f"but skips {text[end:end + 1]!r} at position {end}")
+    validate.require(end == len(text), "the pattern must cover the whole "
+                     f"text, but skips {text[end:end + 1]!r} at position "
+                     f"{end}")
     return pieces
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #a01f765b
@@ -100,12 +101,12 @@ def check_special(
     special_tokens: Sequence[str],  # for example ["<|endoftext|>"]
 ) -> None:
     "Refuse special tokens that are empty, repeated, or without order."
-    expect.kind((list, tuple), special_tokens=special_tokens)
+    validate.instance_of((list, tuple), special_tokens=special_tokens)
     for i, token in enumerate(special_tokens):
-        expect.text(**{f"special_tokens[{i}]": token})
-        expect.that(token, f"special_tokens[{i}] is empty")
-        expect.that(token not in special_tokens[:i],
-                    f"{token!r} is twice in special_tokens")
+        validate.utf8_string(**{f"special_tokens[{i}]": token})
+        validate.require(token, f"special_tokens[{i}] is empty")
+        validate.require(token not in special_tokens[:i], f"{token!r} is "
+                         "twice in special_tokens")
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #7cf0e368
 def split_special(
@@ -133,7 +134,7 @@ def count_words(
     counts = Counter()
     one = isinstance(text, (str, bytes))
     for document in [text] if one else text:
-        expect.text(text=document)
+        validate.utf8_string(text=document)
         for part in split_special(document, special_tokens):
             if part not in special_tokens:
                 counts.update(pretokenize(part, pattern))
@@ -148,10 +149,11 @@ def count_merges(
 ) -> int:                           # how many merges fill it
     "Count the merges of a vocabulary; refuse one that is too small."
     check_special(special_tokens)
-    expect.whole(0, vocab_size=vocab_size)
+    validate.integer(0, vocab_size=vocab_size)
     n_merges = vocab_size - 256 - len(special_tokens)
-    expect.that(n_merges >= 0, f"vocab_size must be at least 256 bytes + "
-                f"{len(special_tokens)} special tokens, got {vocab_size}")
+    validate.require(n_merges >= 0, "vocab_size must be at least 256 "
+                     f"bytes + {len(special_tokens)} special tokens, got "
+                     f"{vocab_size}")
     return n_merges
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #3b72d766
@@ -199,10 +201,11 @@ def build_vocab(
     ids = {token: i for i, token in vocab.items()}
     ranks = {}
     for n, (left, right) in enumerate(merges):
-        expect.that({left, right} <= ids.keys(), f"merge {n} must join "
-                    f"bytes or earlier merges, got {left!r} and {right!r}")
-        expect.that(left + right not in ids,
-                    f"merge {n} makes {left + right!r} again")
+        validate.require({left, right} <= ids.keys(), f"merge {n} must "
+                         f"join bytes or earlier merges, got {left!r} and "
+                         f"{right!r}")
+        validate.require(left + right not in ids, f"merge {n} makes "
+                         f"{left + right!r} again")
         ids[left + right] = len(vocab)
         ranks[ids[left], ids[right]] = len(vocab)
         vocab[len(vocab)] = left + right
@@ -256,7 +259,7 @@ class BPE:
 
     def encode(self, text: str) -> list[int]:
         "Turn text into ids; special tokens in it become their own ids."
-        expect.text(text=text)
+        validate.utf8_string(text=text)
         ids = []
         seen = {}
         for part in split_special(text, list(self.special)):
@@ -274,8 +277,8 @@ class BPE:
         "Join the bytes of ids; ``ValueError`` for an unknown id."
         ids = [index(i) for i in ids]
         unknown = set(ids) - self.vocab.keys()
-        expect.that(not unknown, f"ids must be 0 to {len(self) - 1}, got "
-                    f"{sorted(unknown)[:3]}")
+        validate.require(not unknown, f"ids must be 0 to {len(self) - 1}, "
+                         f"got {sorted(unknown)[:3]}")
         return b"".join([self.vocab[i] for i in ids])
 
     def decode(self, ids: Iterable[int]) -> str:

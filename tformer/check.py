@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 
 # %% ../nbs/08_is_it_right.ipynb #3da1be5c
 @dataclass(repr=False)
@@ -112,9 +112,9 @@ def take_logits(
     parts = out if isinstance(out, tuple | list) else [out]
     found = [x for x in parts if isinstance(x, Tensor)
              and x.is_floating_point()]
-    expect.that(found, "a model must return logits, a floating tensor; "
-                f"this one returned {type(out).__name__}: wrap it, as in "
-                "lambda ids: model(ids)[\"scores\"]")
+    validate.require(found, "a model must return logits, a floating "
+                     f"tensor; this one returned {type(out).__name__}: "
+                     "wrap it, as in lambda ids: model(ids)[\"scores\"]")
     return next((x for x in found if x.ndim == 3), found[0]).clone()
 
 # %% ../nbs/08_is_it_right.ipynb #19fa4dda
@@ -323,8 +323,9 @@ def _accepted(model):
     made = not isinstance(model, type)
     got = (type(model).__name__ if made else
            f"the class {model.__name__}: make a model of it first")
-    expect.that(made and callable(model), "a check takes a model, which "
-                f"is called as model(ids) and returns logits; got {got}")
+    validate.require(made and callable(model), "a check takes a model, "
+                     "which is called as model(ids) and returns logits; "
+                     f"got {got}")
     names = getattr(model, "accepts", None)
     if isinstance(names, set):
         return names
@@ -345,9 +346,9 @@ def _past(out):
     if isinstance(out, tuple):
         past = next((x for x in out[1:] if x is not None and not (
             isinstance(x, Tensor) and x.ndim <= 3)), None)
-    expect.that(past is not None, "the model takes past_key_values= and "
-                "returns none to go on from, neither out.past_key_values "
-                "nor in a tuple after the logits")
+    validate.require(past is not None, "the model takes past_key_values= "
+                     "and returns none to go on from, neither "
+                     "out.past_key_values nor in a tuple after the logits")
     return past
 
 # %% ../nbs/08_is_it_right.ipynb #ac103ec5
@@ -365,10 +366,10 @@ class WithSource:
 
     def __init__(self, model: nn.Module, src: Int[Tensor, "1 s"]):
         names = _accepted(getattr(model, "_orig_mod", model))
-        expect.that({"decoder_input_ids", "memory"} & names,
-                    f"{type(model).__name__} takes neither memory= nor "
-                    "decoder_input_ids=; write lambda ids: model("
-                    "src.expand(len(ids), -1), ids)")
+        validate.require({"decoder_input_ids", "memory"} & names,
+                         f"{type(model).__name__} takes neither memory= "
+                         "nor decoder_input_ids=; write lambda ids: model("
+                         "src.expand(len(ids), -1), ids)")
         self.model = model
         self.src = src
         self.theirs = "decoder_input_ids" in names
@@ -418,8 +419,8 @@ def gap(
     a: Float[Tensor, "..."], b: Float[Tensor, "..."],
 ) -> float:
     "The largest difference; infinite where one is not a number."
-    expect.that(a.shape == b.shape, f"shapes differ: {tuple(a.shape)} and "
-                f"{tuple(b.shape)}")
+    validate.require(a.shape == b.shape, "shapes differ: "
+                     f"{tuple(a.shape)} and {tuple(b.shape)}")
     wide = torch.promote_types(a.dtype, torch.float32)
     far = (a.to(wide) - b.to(a.device, wide)).abs()
     same = (a == b.to(a.device, a.dtype))  # equal infinities included
@@ -441,8 +442,8 @@ class _Trial:
 
     def __init__(self, model, vocab_size, length=None, seed=0, **adapt):
         self.adapter = _adapted(model, **adapt)
-        expect.whole(vocab_size=vocab_size,
-                     length=12 if length is None else length)
+        validate.integer(vocab_size=vocab_size,
+                         length=12 if length is None else length)
         self.report = Report(self.check, str(self.adapter))
         self.note = self.report.note
         self.fail = self.report.fail
@@ -452,9 +453,9 @@ class _Trial:
         pad = _setting(self.adapter.inner, ("pad_token_id",))
         self.pad_id = pad if isinstance(pad, int) else None
         ids = [i for i in range(vocab_size) if i != self.pad_id]
-        expect.that(len(ids) >= 2 and self.length >= 4, "a check needs at "
-                    f"least 2 ids and 4 tokens, got {len(ids)} ids, "
-                    f"{self.length} tokens")
+        validate.require(len(ids) >= 2 and self.length >= 4, "a check "
+                         "needs at least 2 ids and 4 tokens, got "
+                         f"{len(ids)} ids, {self.length} tokens")
         self.allowed = torch.tensor(ids)
 
     def draw(self, b, t=None):
@@ -718,7 +719,7 @@ def causal(
     likely mistake, also where nothing could be tested, because no
     output answers to an earlier token.
     """
-    expect.whole(draws=draws)
+    validate.integer(draws=draws)
     trial = _Causal(model, vocab_size, length, seed, device=device)
     with trial.run():
         seen, moved = trial.explore(draws)
@@ -1051,8 +1052,9 @@ def padding(
     that takes ids only is tested on the right only.  Raises
     ``CheckFailed`` with the likely mistake.
     """
-    expect.that(sides and set(sides) <= {"right", "left"}, "sides are "
-                f"among 'right', 'left', and at least one; got {sides!r}")
+    validate.require(sides and set(sides) <= {"right", "left"},
+                     "sides are among 'right', 'left', and at least one; "
+                     f"got {sides!r}")
     trial = _Padding(model, vocab_size, length, seed, padded=padded,
                      device=device)
     with trial.run():
@@ -1261,10 +1263,10 @@ def cache(
     """
     trial = _Cache(model, vocab_size, length, seed, step=step,
                    device=device)
-    expect.that(trial.adapter.caches, f"{trial.adapter} has no cache of a "
-                "known kind, neither cache= and new_cache nor "
-                "past_key_values=; pass step, a function (ids, state) → "
-                "(logits, state), state None at first")
+    validate.require(trial.adapter.caches, f"{trial.adapter} has no cache "
+                     "of a known kind, neither cache= and new_cache nor "
+                     "past_key_values=; pass step, a function (ids, "
+                     "state) → (logits, state), state None at first")
     with trial.run():
         ids = trial.draw(2)
         whole = trial.settle(ids)
@@ -1610,17 +1612,17 @@ def _refuse_itself(ours, theirs):
     mine, other = (
         {id(m) for root in a.modules for m in root.modules()}
         for a in (ours, theirs))
-    expect.that(ours.inner is not theirs.inner and not mine & other,
-                "model and reference are, or use, the same module: that "
-                "would compare it with itself. Build the reference apart, "
-                "copy the weights")
+    validate.require(ours.inner is not theirs.inner and not mine & other,
+                     "model and reference are, or use, the same module: "
+                     "that would compare it with itself. Build the "
+                     "reference apart, copy the weights")
     mine, other = (
         {p.untyped_storage().data_ptr() for root in a.modules
          for p in root.parameters() if p.numel()} for a in (ours, theirs))
     shared = (mine & other) - {0}
-    expect.that(not shared, "model and reference share the memory of "
-                f"{len(shared)} parameter(s): copy them, as "
-                "load_state_dict does")
+    validate.require(not shared, "model and reference share the memory of "
+                     f"{len(shared)} parameter(s): copy them, as "
+                     "load_state_dict does")
 
 # %% ../nbs/08_is_it_right.ipynb #2363434e
 def same(
@@ -2057,8 +2059,8 @@ class _Gradients(_Shapes):
     def __init__(self, adapter, *args):
         super().__init__(adapter, *args)
         self.named = _named(adapter, "named_parameters")
-        expect.that(self.named, f"{adapter}: no parameters were found; "
-                    "pass the module itself")
+        validate.require(self.named, f"{adapter}: no parameters were "
+                         "found; pass the module itself")
 
     def backward(self):
         "Loss, gradients by name (None: none), and the modules that ran."
@@ -2199,8 +2201,8 @@ def every(
     """
     checks = {check.__name__: check for check in (
         shapes, causal, padding, cache, gradients)}
-    expect.that(set(skip) <= set(checks), "skip holds names of checks, "
-                f"{', '.join(checks)}; got {skip!r}")
+    validate.require(set(skip) <= set(checks), "skip holds names of "
+                     f"checks, {', '.join(checks)}; got {skip!r}")
     trial = _Trial(model, vocab_size)
     failed = []
     report = trial.report

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from . import expect
+from . import files, validate
 from tformer.model import (
     CONFIG,
     WEIGHTS,
@@ -80,9 +80,10 @@ def _plain(x, at):
         x = x.item()
     if isinstance(x, float) and not math.isfinite(x):
         return {"$float": str(x)}
-    expect.that(x is None or type(x) in (str, bool, int, float),
-                f"{at} is of type {type(x).__name__}, which no checkpoint "
-                "holds: make it numbers, text, lists, dicts or tensors")
+    validate.require(x is None or type(x) in (str, bool, int, float),
+                     f"{at} is of type {type(x).__name__}, which no "
+                     "checkpoint holds: make it numbers, text, lists, "
+                     "dicts or tensors")
     return x
 
 # %% ../nbs/A9_checkpoints.ipynb #463c7796
@@ -167,7 +168,7 @@ def write_folder(
     power cut.  What ``write`` raises passes on, and nothing is left.
     """
     folder = Path(folder)
-    expect.that(not folder.exists(), f"{folder} is there already")
+    validate.require(not folder.exists(), f"{folder} is there already")
     beside = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
         beside.mkdir(parents=True)
@@ -231,7 +232,7 @@ def read_checkpoint(
     folder = Path(folder)
     weights, _ = read_tensors(folder / WEIGHTS)
     tensors, _ = read_tensors(folder / TENSORS)
-    return weights, unpack(tensors, expect.json_object(folder / STATE))
+    return weights, unpack(tensors, files.read_json_object(folder / STATE))
 
 # %% ../nbs/A9_checkpoints.ipynb #1a70b574
 def expect_config(
@@ -246,13 +247,13 @@ def expect_config(
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig) or not path.exists():
         return
-    saved = expect.json_object(path)
+    saved = files.read_json_object(path)
     own = json.loads(json.dumps(config.to_dict()))
     given = {name: saved.get(name) for name in own}
     differ = [f"{name} {given[name]} there, {own[name]} here"
               for name in own if given[name] != own[name]]
-    expect.that(not differ, f"{folder} holds another model: "
-                + "; ".join(differ))
+    validate.require(not differ, f"{folder} holds another model: "
+                     + "; ".join(differ))
 
 # %% ../nbs/A9_checkpoints.ipynb #0293db41
 class Checkpoints:
@@ -267,7 +268,7 @@ class Checkpoints:
         folder: str | os.PathLike,  # made with the first checkpoint
         keep: int = 3,  # of the last ones, beside the best
     ):
-        expect.whole(keep=keep)
+        validate.integer(keep=keep)
         self.folder = Path(folder)
         self.keep = keep
 
@@ -283,7 +284,7 @@ class Checkpoints:
 
     def scores(self) -> dict[int, float]:
         "Of those that were saved with a score."
-        found = {step: expect.json_object(self.path(step) / STATE)
+        found = {step: files.read_json_object(self.path(step) / STATE)
                  for step in self.steps()}
         return {step: state["score"] for step, state in found.items()
                 if isinstance(state.get("score"), (int, float))}
@@ -331,8 +332,8 @@ class Checkpoints:
         """
         steps = self.steps()
         step = max(steps, default=None) if step is None else step
-        expect.that(step in steps, f"{self.folder} has no checkpoint of "
-                    f"step {step}; it has {steps}")
+        validate.require(step in steps, f"{self.folder} has no checkpoint "
+                         f"of step {step}; it has {steps}")
         expect_config(model, self.path(step))
         before = max((s for s in steps if s < step), default=0)
         return _read_or_tell(self.path(step), before)
@@ -428,8 +429,8 @@ class Stream:
             found = sum(1 for _ in islice(self.iterator, n))
         finally:
             set_random_state(here)
-        expect.that(found == n, f"the batches end after {found}; the "
-                    f"checkpoint was written after {n} of them")
+        validate.require(found == n, f"the batches end after {found}; the "
+                         f"checkpoint was written after {n} of them")
 
 # %% ../nbs/A9_checkpoints.ipynb #51685f92
 #| code-summary: chance of the program, and of a loader's own generator
@@ -494,7 +495,7 @@ class History:
 
     def replace(self) -> None:
         "The whole file anew; what killed processes left beside it goes."
-        expect.write_files({self.path: self.write})
+        files.write_files_atomically({self.path: self.write})
         beside = self.path.parent.glob(f"{self.path.name}.*.part")
         for part in filter(_rubbish, beside):
             part.unlink(missing_ok=True)
@@ -571,13 +572,13 @@ def load_training(
 def _expect_optimizers(saved, optimizers):
     there = [part["kind"] for part in saved]
     here = [type(optimizer).__name__ for optimizer in optimizers]
-    expect.that(there == here, "the checkpoint holds the state of "
-                f"{', '.join(there)}, not of {', '.join(here)}")
+    validate.require(there == here, "the checkpoint holds the state of "
+                     f"{', '.join(there)}, not of {', '.join(here)}")
     groups = [[g for part in saved for g in part["state"]["param_groups"]],
               [g for own in optimizers for g in own.param_groups]]
     there, here = ([len(g["params"]) for g in gs] for gs in groups)
-    expect.that(there == here, "the checkpoint's optimizers have groups "
-                f"of {there} parameters, these have {here}")
+    validate.require(there == here, "the checkpoint's optimizers have "
+                     f"groups of {there} parameters, these have {here}")
     there, here = ([float(g.get("base_lr", g["lr"])) for g in gs]
                    for gs in groups)
     if there != here:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from . import expect, stories
+from . import files, stories, validate
 from .tokenizer import Tokenizer, gather, in_order, pack, read_file
 
 # %% ../nbs/A8_corpora.ipynb #c7a58797
@@ -52,7 +52,7 @@ def read_texts(
 
     So is a byte-order mark at the beginning.
     """
-    expect.that(separator != "", "separator must be a text or None")
+    validate.require(separator != "", "separator must be a text or None")
     blocks = read_file(path)
     texts = (iter(["".join(blocks)]) if separator is None
              else _cut(blocks, separator))
@@ -72,7 +72,7 @@ def read_jsonl(
             try:
                 found = json.loads(line.decode("utf-8-sig"))
                 text = found[field] if isinstance(found, dict) else found
-                expect.text(text=text)
+                validate.utf8_string(text=text)
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}, line {number}, is not UTF-8: "
                                  f"byte 0x{line[error.start]:02x} at "
@@ -95,12 +95,13 @@ def read_parquet(
                           '"tformer[data]"') from None
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        expect.choice(names, **{f"a column of {path}": field})
+        validate.one_of(names, **{f"a column of {path}": field})
         row = 0
         for rows in file.iter_batches(1000, columns=[field]):
             for text in rows.column(0).to_pylist():
                 row += 1
-                expect.text(**{f"row {row} of {field!r} in {path}": text})
+                validate.utf8_string(
+                    **{f"row {row} of {field!r} in {path}": text})
                 yield text
 
 # %% ../nbs/A8_corpora.ipynb #f5230b6a
@@ -113,7 +114,7 @@ READERS = {".jsonl": read_jsonl, ".ndjson": read_jsonl,
 def _expect_options(reader, options, of):
     known = [name for name in inspect.signature(reader).parameters
              if name != "path"]
-    expect.keys(options, known, of=of, kind="option")
+    validate.mapping_keys(options, known, owner=of, noun="option")
 
 # %% ../nbs/A8_corpora.ipynb #fe67174f
 def read_path(
@@ -126,10 +127,10 @@ def read_path(
     left out.
     """
     path = Path(path)
-    files = [file for file in sorted(path.rglob("*")) if file.is_file()
+    paths = [file for file in sorted(path.rglob("*")) if file.is_file()
              and file.suffix in READERS] if path.is_dir() else [
-                 expect.file(path)]
-    for file in files:
+                 files.require_file(path)]
+    for file in paths:
         reader = READERS.get(file.suffix, read_texts)
         _expect_options(reader, options, f"the reader of {file.name}")
         yield from reader(file, **options)
@@ -296,7 +297,7 @@ def download(
     there already is not asked for again.  Raises ``ValueError`` for
     another checksum, ``OSError`` for a server that does not answer.
     """
-    expect.whole(tries=tries)
+    validate.integer(tries=tries)
     path = Path(path)
     if path.exists() and sha256 in (None, _sha256(path)):
         return path
@@ -326,9 +327,10 @@ def hub(
     ``~/.cache/tformer``.
     """
     parts = name.split("/", 2)
-    expect.that(len(parts) == 3 and all(parts) and ".." not in parts[2],
-                "a file on the hub is named hub:owner/dataset/file, got "
-                f"{'hub:' + name!r}")
+    validate.require(
+        len(parts) == 3 and all(parts) and ".." not in parts[2], "a file "
+        "on the hub is named hub:owner/dataset/file, got "
+        f"{'hub:' + name!r}")
     home = Path(folder or os.environ.get("TFORMER_CACHE")
                 or Path.home() / ".cache" / "tformer")
     url = (f"{server}/datasets/{parts[0]}/{parts[1]}/resolve/"
@@ -348,7 +350,7 @@ def documents(
     ``"hub:owner/dataset/file"`` is downloaded once.  Raises
     ``ValueError`` if there is no text, or an empty one alone.
     """
-    expect.whole(n=1 if n is None else n)
+    validate.integer(n=1 if n is None else n)
     name = os.fspath(source)
     found = 0
     known = {"stories": tell_stories, "pydocs": pydocs}
@@ -366,7 +368,7 @@ def documents(
     for text in islice(filter(str.strip, texts), n):
         found += 1
         yield text
-    expect.that(found, f"the corpus is empty: {name} holds no text")
+    validate.require(found, f"the corpus is empty: {name} holds no text")
 
 # %% ../nbs/A8_corpora.ipynb #bc8389cb
 class TokenHeader(NamedTuple):
@@ -399,17 +401,18 @@ class TokenHeader(NamedTuple):
     @classmethod
     def read(cls, path: str | os.PathLike) -> "TokenHeader":
         "``ValueError`` for a file that is none, or not whole."
-        with open(expect.file(path), "rb") as file:
+        with open(files.require_file(path), "rb") as file:
             raw = file.read(64)
             size = os.fstat(file.fileno()).st_size
-        expect.that(raw[:8] == MAGIC, f"{path} is no token file")
-        expect.that(len(raw) == 64, f"{path} is truncated: {size} bytes")
+        validate.require(raw[:8] == MAGIC, f"{path} is no token file")
+        validate.require(len(raw) == 64, f"{path} is truncated: {size} "
+                         "bytes")
         _, version, *rest = _LAYOUT.unpack(raw)
         header = cls(*rest)
-        expect.that(version == VERSION, f"{path} has version {version}, "
-                    f"expected {VERSION}")
-        expect.that(size == header.nbytes, f"{path} is truncated or "
-                    f"damaged: {size:,} bytes of {header.nbytes:,}")
+        validate.require(version == VERSION, f"{path} has version "
+                         f"{version}, expected {VERSION}")
+        validate.require(size == header.nbytes, f"{path} is truncated or "
+                         f"damaged: {size:,} bytes of {header.nbytes:,}")
         return header
 
 
@@ -420,7 +423,7 @@ _LAYOUT = struct.Struct("<8sIIQQ32s")
 # %% ../nbs/A8_corpora.ipynb #acfd46cd
 def tokenizer_hash(tokenizer: Tokenizer) -> bytes:
     "32 bytes that differ for tokenizers that differ."
-    expect.kind(Tokenizer, tokenizer=tokenizer)
+    validate.instance_of(Tokenizer, tokenizer=tokenizer)
     body = json.dumps(pack(tokenizer.vocab), sort_keys=True)
     return hashlib.sha256(body.encode()).digest()
 
@@ -459,7 +462,7 @@ def fill_token_file(
             ends.write((n + np.cumsum(lengths)).astype("<u8").tobytes())
             n = n + sum(lengths)
             many = many + len(lengths)
-        expect.that(n, "the corpus is empty: no text, no token file")
+        validate.require(n, "the corpus is empty: no text, no token file")
         header = TokenHeader(width, n, many, tokenizer)
         file.write(bytes(header.borders - file.tell()))
         ends.seek(0)
@@ -484,8 +487,9 @@ def write_tokens(
     encode = Encode(tokenizer, end)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     parts = in_order(encode, gather(documents), workers)
-    expect.write_files({Path(path): lambda beside: fill_token_file(
-        beside, parts, encode.width, tokenizer_hash(tokenizer))})
+    files.write_files_atomically({
+        Path(path): lambda beside: fill_token_file(
+            beside, parts, encode.width, tokenizer_hash(tokenizer))})
 
 # %% ../nbs/A8_corpora.ipynb #ea25f411
 class TokenFile:
@@ -503,7 +507,7 @@ class TokenFile:
     ):
         self.path = Path(path)
         self.header = TokenHeader.read(path)
-        expect.that(
+        validate.require(
             tokenizer is None
             or tokenizer_hash(tokenizer) == self.header.tokenizer,
             f"{path} was written with another tokenizer: its ids mean "
@@ -568,7 +572,7 @@ def near_duplicates(
     1,000, of pairs at 0.7 all but one in a million.  Texts of the same
     words are compared once: the later ones are paired with the first.
     """
-    expect.number("(0, 1]", alike=alike)
+    validate.number("(0, 1]", alike=alike)
     texts = list(texts)
     first = {}
     equal = [(first.setdefault(" ".join(text.lower().split()), j), j, 1.0)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import expect
+from . import validate
 from .layers import swiglu_width
 
 # %% ../nbs/14_costs.ipynb #59371910
@@ -102,8 +102,8 @@ class Sizes:
     n_windowed: int = 0  # layers that have this window
 
     def __post_init__(self):
-        expect.heads(d_model=self.d_model, n_heads=self.n_heads,
-                     n_kv_heads=self.n_kv_heads, d_head=self.d_head)
+        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads,
+                            n_kv_heads=self.n_kv_heads, d_head=self.d_head)
         rules = dict(n_kv_heads=self.n_heads,
                      d_head=self.d_model // self.n_heads,
                      d_ff=4 * self.d_model, ff_kept=4 if self.gated else 2)
@@ -111,14 +111,15 @@ class Sizes:
             value = getattr(self, name)
             value = rules.get(name) if value is None else value
             if value is not None:  # as int, which cannot overflow
-                expect.whole(least, **{name: value})
+                validate.integer(least, **{name: value})
                 object.__setattr__(self, name, int(value))
-        expect.choice((True, False), **{
+        validate.one_of((True, False), **{
             f.name: getattr(self, f.name) for f in fields(self)
             if f.type is bool})
-        expect.that(set(self.biases) <= {"qkv", "o", "ff"}, "biases are "
-                    f"among 'qkv', 'o', 'ff', got {self.biases!r}")
-        expect.that(
+        validate.require(set(self.biases) <= {"qkv", "o", "ff"},
+                         "biases are among 'qkv', 'o', 'ff', got "
+                         f"{self.biases!r}")
+        validate.require(
             self.n_windowed <= self.n_layers * (self.window is not None),
             f"{self.n_windowed} of {self.n_layers} layers cannot have the "
             f"window {self.window}")
@@ -226,12 +227,12 @@ def _family(source, config, like):
         c.__name__.removesuffix("Config")
         for part in (source, config) for c in type(part).__mro__]
     known = next((n for n in names if n in _FAMILIES), None)
-    expect.that(
-        known or name or _find(config, "d_model") is not None,
-        "expected the configuration of a Transformer, or a model that has "
-        f"one, got {names[0]}")
-    expect.that(known, f"no family {names[0]!r}; if it is built like one "
-                f"of {', '.join(sorted(_FAMILIES))}, name it by like=")
+    validate.require(known or name or _find(config, "d_model") is not None,
+                     "expected the configuration of a Transformer, or a "
+                     f"model that has one, got {names[0]}")
+    validate.require(known, f"no family {names[0]!r}; if it is built like "
+                     f"one of {', '.join(sorted(_FAMILIES))}, name it by "
+                     "like=")
     return known, dict(_FAMILIES[known])
 
 # %% ../nbs/14_costs.ipynb #5c950e88
@@ -273,13 +274,13 @@ def _check_readable(config, found, learned):
     needed = ["vocab_size", "d_model", "n_layers", "n_heads"]
     missing = [name for name in needed + ["max_len"] * learned
                if found[name] is None]
-    expect.that(not missing, f"{type(config).__name__} has no "
-                f"{', no '.join(missing)} under any known name")
+    validate.require(not missing, f"{type(config).__name__} has no "
+                     f"{', no '.join(missing)} under any known name")
     for name in ("num_local_experts", "num_experts", "n_routed_experts",
                  "kv_lora_rank"):
         n = getattr(config, name, None)
-        expect.that(not n, f"{name} is {n}: experts and latent attention "
-                    "are not counted")
+        validate.require(not n, f"{name} is {n}: experts and latent "
+                         "attention are not counted")
 
 # %% ../nbs/14_costs.ipynb #9ad4eb38
 #| code-summary: refuses a model that has other parts than its family
@@ -287,9 +288,9 @@ def _check_model(model, sizes):
     "Refuse a model whose parameters are not those of its sizes."
     has = sum(p.numel() for p in model.parameters())
     says = sum(parameter_parts(sizes).values())
-    expect.that(has == says, f"the model has {has:,} parameters, its "
-                f"configuration gives {says:,}: it has other parts than "
-                "its family")
+    validate.require(has == says, f"the model has {has:,} parameters, its "
+                     f"configuration gives {says:,}: it has other parts "
+                     "than its family")
 
 # %% ../nbs/14_costs.ipynb #e05f8af1
 def read_sizes(
@@ -350,13 +351,14 @@ def _self_pairs(s, t, past, skip):
 def _asked(sizes, **asked):
     "Numbers of tokens and rows, as int, which cannot overflow."
     for name, n in asked.items():
-        expect.whole(0 if name in ("past", "memory") else 1, **{name: n})
+        validate.integer(0 if name in ("past", "memory") else 1,
+                         **{name: n})
     for name, has, lacks in (
             ("memory", sizes.n_encoder_layers, "has n_encoder_layers 0"),
             ("past", sizes.causal, "is not causal and keeps no cache")):
         n = asked.get(name, 0)
-        expect.that(has or not n, f"{name} is {n}, but {sizes.name} "
-                    f"{lacks}")
+        validate.require(has or not n, f"{name} is {n}, but {sizes.name} "
+                         f"{lacks}")
     return map(int, asked.values())
 
 # %% ../nbs/14_costs.ipynb #76cc5160
@@ -429,7 +431,7 @@ def training_flops(
     Of an encoder–decoder these are the tokens of the target, and a
     source has as many.
     """
-    expect.whole(context=context)
+    validate.integer(context=context)
     memory = context if sizes.n_encoder_layers else 0
     forward = flops(sizes, context, memory=memory)
     return 3 * forward / context * tokens
@@ -449,7 +451,7 @@ def state_parts(
     Weights in less than four bytes have a float32 copy.  Raises
     ``ValueError`` for another optimizer.
     """
-    expect.choice(_MEANS, optimizer=optimizer)
+    validate.one_of(_MEANS, optimizer=optimizer)
     n = sum(parameter_parts(sizes).values())
     copy = 4 * n if dtype.itemsize < 4 else 0
     parts = {"weights": dtype.itemsize * n,
@@ -555,8 +557,8 @@ class Card:
     flops: int | float  # FLOP/s
 
     def __post_init__(self):
-        expect.number("(0, inf)", memory=self.memory,
-                      bandwidth=self.bandwidth, flops=self.flops)
+        validate.number("(0, inf)", memory=self.memory,
+                        bandwidth=self.bandwidth, flops=self.flops)
 
     @property
     def balance(self) -> float:
@@ -593,7 +595,7 @@ def decode_work(
     Moved are the weights of all products, once for the whole batch, and
     the cache.  Raises ``ValueError`` for a model that is not causal.
     """
-    expect.whole(past=past)  # a step continues a text
+    validate.integer(past=past)  # a step continues a text
     how = dict(past=past, memory=memory, skip=True)
     row = flop_parts(sizes, 1, **how)
     weights = (sum(row.values()) - row["pairs"]) // 2  # in some product
@@ -624,8 +626,8 @@ def max_batch(
     dtype: torch.dtype = torch.bfloat16,
 ) -> int:
     "How many texts of a length a card can write beside the weights."
-    expect.that(sizes.causal, f"{sizes.name} keeps no cache: causal is "
-                "False")
+    validate.require(sizes.causal, f"{sizes.name} keeps no cache: causal "
+                     "is False")
     free = card.memory - weight_bytes(sizes, dtype)
     return max(0, int(free // kv_cache(sizes, tokens, 1, dtype)))
 
@@ -643,9 +645,9 @@ def training_time(
 
     Raises ``ValueError`` for a utilization outside (0, 1].
     """
-    expect.number("(0, 1]", utilization=utilization)
+    validate.number("(0, 1]", utilization=utilization)
     speed = card.flops * utilization
-    expect.whole(n_cards=n_cards)
+    validate.integer(n_cards=n_cards)
     return training_flops(sizes, tokens, context) / (n_cards * speed)
 
 # %% ../nbs/14_costs.ipynb #701f72da

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from . import expect
+from . import validate
 from .corpora import TokenFile, near_duplicates
 
 # %% ../nbs/15_data.ipynb #abd622f5
@@ -65,10 +65,10 @@ def _array(ids):
         return ids.ids
     array = ids.cpu().numpy() if isinstance(ids, Tensor) else \
         np.asanyarray(ids)
-    expect.that(array.ndim == 1 and (array.dtype.kind in "iu"
-                                     or not array.size),
-                "ids must be one row of whole numbers, got "
-                f"{array.dtype} of shape {array.shape}")
+    validate.require(array.ndim == 1 and (array.dtype.kind in "iu"
+                                          or not array.size),
+                     "ids must be one row of whole numbers, got "
+                     f"{array.dtype} of shape {array.shape}")
     return array
 
 # %% ../nbs/15_data.ipynb #46de4e26
@@ -103,12 +103,13 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Go on after a state; ``ValueError`` if it is another loader's."
         names = [*self.facts, "taken"]
-        expect.keys(state, names, names, of="the state of a loader")
+        validate.mapping_keys(state, names, names,
+                              owner="the state of a loader")
         other = {k: state[k] for k in self.facts
                  if state[k] != self.facts[k]}
-        expect.that(not other, f"the state says {other}, this loader "
-                    f"{ {k: self.facts[k] for k in other} }")
-        expect.whole(0, taken=state["taken"])
+        validate.require(not other, f"the state says {other}, this loader "
+                         f"{ {k: self.facts[k] for k in other} }")
+        validate.integer(0, taken=state["taken"])
         self.taken = int(state["taken"])
 
 # %% ../nbs/15_data.ipynb #70136b5c
@@ -124,11 +125,11 @@ class Windows(Loader):
     ):
         self.ids = _array(ids)
         self.length = length
-        expect.whole(0, seed=seed)
-        expect.whole(length=length, batch=batch)
+        validate.integer(0, seed=seed)
+        validate.integer(length=length, batch=batch)
         self.n_starts = len(self.ids) - length
-        expect.that(self.n_starts > 0, f"a window of {length} + 1 ids "
-                    f"does not fit a corpus of {len(self.ids)}")
+        validate.require(self.n_starts > 0, f"a window of {length} + 1 "
+                         f"ids does not fit a corpus of {len(self.ids)}")
         super().__init__(corpus=_mark(self.ids), length=length,
                          batch=batch, seed=seed)
 
@@ -157,8 +158,8 @@ def side_by_side(
     window is not counted.
     """
     ids = _array(ids)
-    expect.whole(length=length, batch=batch)
-    expect.that(len(ids) > 1, f"{len(ids)} ids hold nothing to guess")
+    validate.integer(length=length, batch=batch)
+    validate.require(len(ids) > 1, f"{len(ids)} ids hold nothing to guess")
     for start in range(0, len(ids) - 1, length * batch):
         text = ids[start:start + length * batch + 1].astype(np.int64)
         rows = -(-(len(text) - 1) // length)
@@ -175,7 +176,7 @@ class Order:
     "0 … n - 1 over and over, each time shuffled anew; place by place."
 
     def __init__(self, n: int, seed: int):
-        expect.whole(0, seed=seed)
+        validate.integer(0, seed=seed)
         self.n = n
         self.seed = seed
         self.passes = {}
@@ -190,14 +191,16 @@ class Order:
 # %% ../nbs/15_data.ipynb #2a347f1c
 #| code-summary: the lengths of documents
 def _lengths(documents):
-    expect.that(hasattr(documents, "__getitem__"), "documents must be a "
-                f"list of rows or a TokenFile, got {documents!r:.40}")
+    validate.require(hasattr(documents, "__getitem__"), "documents must "
+                     "be a list of rows or a TokenFile, got "
+                     f"{documents!r:.40}")
     found = getattr(documents, "lengths", None)
     if found is None:
         found = np.array([len(document) for document in documents],
                          np.int64)
-    expect.that(len(found) and found.max() > 1, f"{len(found)} documents "
-                "hold no two ids in a row, so there is nothing to guess")
+    validate.require(len(found) and found.max() > 1,
+                     f"{len(found)} documents hold no two ids in a row, "
+                     "so there is nothing to guess")
     return found
 
 # %% ../nbs/15_data.ipynb #74176570
@@ -241,21 +244,21 @@ class Padded(Loader):
         seed: int = 0,
         buckets: bool = True,  # False: of any length
     ):
-        expect.that((max_tokens is None) != (batch is None),
-                    "give max_tokens or batch, one of them")
+        validate.require((max_tokens is None) != (batch is None),
+                         "give max_tokens or batch, one of them")
         self.examples = examples
         lengths = _lengths(examples)
         corpus = _mark_of(examples, lengths)
         sizes = lengths - 1
-        expect.whole(**{"batch": batch} if batch is not None else
-                     {"max_tokens": max_tokens})
-        expect.whole(0, seed=seed)
+        validate.integer(**{"batch": batch} if batch is not None else
+                         {"max_tokens": max_tokens})
+        validate.integer(0, seed=seed)
         order = np.random.default_rng(seed).permutation(len(sizes))
         order = order[sizes[order] > 0]
         if buckets:
             order = order[np.argsort(sizes[order], kind="stable")]
-        expect.at_most(max_tokens or math.inf, of="max_tokens",
-                       tokens_of_the_longest=int(sizes.max()))
+        validate.at_most(max_tokens or math.inf, limit_name="max_tokens",
+                         tokens_of_the_longest=int(sizes.max()))
         self.groups = _groups(sizes.tolist(), order.tolist(), batch,
                               max_tokens or math.inf)
         self.order = Order(len(self.groups), seed)
@@ -333,13 +336,13 @@ class Packed(Loader):
         seed: int = 0,
         apart: bool = True,  # False: no mask, and positions run on
     ):
-        expect.whole(0, seed=seed)
+        validate.integer(0, seed=seed)
         self.documents = documents
         self.length = length
         self.apart = apart
         lengths = _lengths(documents)
         corpus = _mark_of(documents, lengths)
-        expect.whole(length=length, batch=batch)
+        validate.integer(length=length, batch=batch)
         self.pieces = _pieces(lengths, length)
         first = np.random.default_rng(seed).permutation(len(self.pieces))
         self.rows = best_fit(self.pieces[:, 2].tolist(), length,
@@ -389,7 +392,7 @@ def split(
     same tomorrow and in a larger corpus.  With ``near`` that of the
     first of its family decides: see ``near_duplicates``.
     """
-    expect.number("(0, 1)", held_out=held_out)
+    validate.number("(0, 1)", held_out=held_out)
     texts = list(documents)
     sides = ([], [])
     pairs = () if near is None else near_duplicates(texts, near)
@@ -398,8 +401,8 @@ def split(
         drawn = int.from_bytes(
             hashlib.blake2b(key, digest_size=8).digest())
         sides[drawn < held_out * 2 ** 64].append(text)
-    expect.that(all(sides), f"{len(texts)} documents, {held_out} of them "
-                "held out: one side is empty")
+    validate.require(all(sides), f"{len(texts)} documents, {held_out} of "
+                     "them held out: one side is empty")
     return sides
 
 # %% ../nbs/15_data.ipynb #769af5d5

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 from .model import answering, device_of, quiet_when_learning
 from .rows import Positions
 from .sampling import Sampler, Sampling
@@ -151,7 +151,8 @@ class Reader:
 def _rows(rows):
     many = isinstance(rows, Iterable) and not isinstance(rows, str | dict)
     every = list(rows) if many and getattr(rows, "ndim", 2) else []
-    expect.that(every, f"prompts must be rows of ids, got {rows!r:.50}")
+    validate.require(every, "prompts must be rows of ids, got "
+                     f"{rows!r:.50}")
     found = []
     for i, row in enumerate(every):
         try:
@@ -159,12 +160,12 @@ def _rows(rows):
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(f"prompt {i} must be a row of ids, got "
                              f"{row!r:.50}") from None
-        expect.that(found[i].ndim, f"prompt {i} must be a row of ids, "
-                    f"got {row!r:.50}")
-        expect.shapes(**{f"prompt {i}": (found[i], "n")})
-        expect.that(len(found[i]), f"prompt {i} is empty: a model needs a "
-                    "token to begin with")
-        expect.integers(**{f"prompt {i}": found[i]})
+        validate.require(found[i].ndim, f"prompt {i} must be a row of "
+                         f"ids, got {row!r:.50}")
+        validate.shapes(**{f"prompt {i}": (found[i], "n")})
+        validate.require(len(found[i]), f"prompt {i} is empty: a model "
+                         "needs a token to begin with")
+        validate.integer_tensors(**{f"prompt {i}": found[i]})
     return found
 
 # %% ../nbs/21_kv_cache.ipynb #a1000022x
@@ -202,9 +203,9 @@ def picker(
         return Sampler(sampling)
     if callable(sampling):
         return sampling
-    expect.kind((list, tuple), sampling=sampling)
+    validate.instance_of((list, tuple), sampling=sampling)
     for i, settings in enumerate(sampling):
-        expect.kind(Sampling, **{f"sampling {i}": settings})
+        validate.instance_of(Sampling, **{f"sampling {i}": settings})
     return Sampler(sampling)
 
 # %% ../nbs/21_kv_cache.ipynb #a1000023x
@@ -215,8 +216,8 @@ def stop_strings(
     "Whether the ids of a row, decoded, hold one of the strings."
     strings = [strings] if isinstance(strings, str) else list(strings)
     for string in strings:
-        expect.text(string=string)
-        expect.that(string, "the empty string stands in every text")
+        validate.utf8_string(string=string)
+        validate.require(string, "the empty string stands in every text")
 
     def found(ids):
         text = decode(ids)
@@ -353,10 +354,10 @@ def _window(window, lengths, limit, max_new):
         expect_room(lengths, limit, max_new,
                     "; window=True forgets the oldest")
         return None
-    expect.that(limit, "a window needs a model with a max_len")
+    validate.require(limit, "a window needs a model with a max_len")
     window = max(2, limit // 2) if window is True else window
-    expect.whole(2, window=window)
-    expect.at_most(limit, **{"tokens of window": window})
+    validate.integer(2, window=window)
+    validate.at_most(limit, **{"tokens of window": window})
     return window
 
 # %% ../nbs/21_kv_cache.ipynb #b1000004x
@@ -367,16 +368,16 @@ def stop_rules(
 ) -> tuple[set[int], list[Callable]]:
     "The ids that end a text, and the functions that do."
     stop = [stop] if callable(stop) or isinstance(stop, int) else stop
-    expect.kind((list, tuple, set, frozenset), stop=stop)
+    validate.instance_of((list, tuple, set, frozenset), stop=stop)
     ids = {s for s in stop if not callable(s)}
     for i in ids:
-        expect.whole(0, **{"a stop id": i})
+        validate.integer(0, **{"a stop id": i})
     return ids, [s for s in stop if callable(s)]
 
 # %% ../nbs/21_kv_cache.ipynb #b1000010x
 #| code-summary: prompts, checked, cut to the window, on the model's device
 def _prepared(model, ids, max_new, window, memory):
-    expect.whole(max_new=max_new)
+    validate.integer(max_new=max_new)
     limit = getattr(model, "max_len", None)
     ids, pos = left_padded(ids)
     lengths = (pos >= 0).sum(1).tolist()
@@ -387,8 +388,8 @@ def _prepared(model, ids, max_new, window, memory):
             for row, n in zip(ids, lengths)])
     memory = {k: x for k, x in memory.items() if x is not None}
     for name, x in memory.items():
-        expect.that(len(x) == len(ids), f"{name} of {len(x)} rows for "
-                    f"{len(ids)} prompts")
+        validate.require(len(x) == len(ids), f"{name} of {len(x)} rows "
+                         f"for {len(ids)} prompts")
     device = device_of(model, ids)
     return ids.to(device), pos.to(device), window, memory
 
@@ -400,9 +401,9 @@ def _begin(model, ids, max_new, sampling=None, stop=(), memory=None,
     ids, pos, window, memory = _prepared(model, ids, max_new, window, dict(
         memory=memory, memory_mask=memory_mask))
     rows = sampling if isinstance(sampling, list | tuple) else ids
-    expect.that(len(rows) == len(ids), f"sampling has {len(rows)} "
-                f"settings for {len(ids)} prompts")
-    expect.that(cache is None or _read(cache) == _read(
+    validate.require(len(rows) == len(ids), f"sampling has {len(rows)} "
+                     f"settings for {len(ids)} prompts")
+    validate.require(cache is None or _read(cache) == _read(
         model.new_cache(1)), "the cache holds tokens already: give a new "
         "one, or a model that begins with them")
     pick = picker(sampling)

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import files, validate
 from .attention import SelfAttention
 from tformer.layers import (
     ACTIVATIONS,
@@ -63,8 +63,8 @@ class GPTConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        expect.heads(d_model=self.d_model, n_heads=self.n_heads)
-        expect.choice(ACTIVATIONS, activation=self.activation)
+        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads)
+        validate.one_of(ACTIVATIONS, activation=self.activation)
 
 # %% ../nbs/12_gpt.ipynb #03a51050
 #| code-fold: false
@@ -132,7 +132,7 @@ class GPT(_GPT):
         Raises ``ValueError`` naming what ``GPT`` cannot be: an option
         of the configuration, missing and unknown tensors, shapes.
         """
-        values = expect.json_object(Path(folder) / "config.json")
+        values = files.read_json_object(Path(folder) / "config.json")
         model = cls(gpt2_config(values, dropout))
         tensors = read_gpt2_tensors(folder)
         load_gpt2_tensors(model, tensors)
@@ -165,8 +165,9 @@ def log_likelihood(
     tokens, negated, is the training loss.  Raises ``ValueError`` for
     fewer than two tokens.
     """
-    expect.that(ids.ndim == 2 and ids.shape[1] > 1, "needs rows of two "
-                f"tokens or more, got ids of shape {tuple(ids.shape)}")
+    validate.require(ids.ndim == 2 and ids.shape[1] > 1, "needs rows of "
+                     "two tokens or more, got ids of shape "
+                     f"{tuple(ids.shape)}")
     logits = model(ids, **{name: x for name, x in dict(
         pos=pos, mask=mask).items() if x is not None})
     found = -F.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:].long(),
@@ -192,8 +193,8 @@ def _gpt2_dropout(values):
     "The one rate for all places, which the files could set apart."
     rates = {name: values.get(name, 0.1)
              for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-    expect.that(len(set(rates.values())) == 1,
-                f"three dropout rates differ: {rates}; give dropout=")
+    validate.require(len(set(rates.values())) == 1, "three dropout rates "
+                     f"differ: {rates}; give dropout=")
     return rates["embd_pdrop"]
 
 # %% ../nbs/12_gpt.ipynb #4f02ca20
@@ -207,9 +208,9 @@ def gpt2_config(
     another activation, another model type, untied heads, …
     """
     for name, needed in REQUIRED.items():
-        expect.choice([needed], **{name: values.get(name, needed)})
+        validate.one_of([needed], **{name: values.get(name, needed)})
     activation = values.get("activation_function", "gelu_new")
-    expect.choice(ACTIVATION_NAMES, activation_function=activation)
+    validate.one_of(ACTIVATION_NAMES, activation_function=activation)
     numbers = dict(vocab_size="vocab_size", d_model="n_embd",
                    n_layers="n_layer", n_heads="n_head", d_ff="n_inner",
                    max_len="n_positions", eps="layer_norm_epsilon")
@@ -278,13 +279,13 @@ def load_gpt2_tensors(
     """
     tensors = dict(tensors)
     head = tensors.pop("lm_head.weight", None)
-    expect.that(head is None or torch.equal(
+    validate.require(head is None or torch.equal(
         head, tensors.get("wte.weight", head)), "lm_head.weight differs "
         "from wte.weight: GPT has one table for both")
     names = {gpt2_name(n): n for n, _ in model.named_parameters()}
     missing = [name for name in names if name not in tensors]
-    expect.that(not missing, f"{len(missing)} tensors of GPT-2 are "
-                f"missing: {', '.join(missing)}")
+    validate.require(not missing, f"{len(missing)} tensors of GPT-2 are "
+                     f"missing: {', '.join(missing)}")
     load_weights(model, {
         names.get(name, name): x.T if x.ndim == 2 and ".c_" in name else x
         for name, x in tensors.items()})

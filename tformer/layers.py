@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from . import expect
+from . import validate
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #b3a6fc87
 class Linear(nn.Module):
@@ -34,7 +34,7 @@ class Linear(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True):
         super().__init__()
-        expect.whole(d_in=d_in, d_out=d_out)
+        validate.integer(d_in=d_in, d_out=d_out)
         self.weight = nn.Parameter(torch.randn(d_out, d_in) / d_in**0.5)
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
@@ -44,7 +44,7 @@ class Linear(nn.Module):
         try:
             return F.linear(x, self.weight, self.bias)
         except RuntimeError:  # see whether the width is the reason
-            expect.shapes(x=(x, f"*b {self.weight.shape[1]}"))
+            validate.shapes(x=(x, f"*b {self.weight.shape[1]}"))
             raise
 
     def extra_repr(self) -> str:
@@ -99,8 +99,8 @@ class LayerNorm(nn.Module):
     def __init__(self, d_model: int, *, eps: float = 1e-5,
                  bias: bool = True):
         super().__init__()
-        expect.whole(d_model=d_model)
-        expect.number("(0, 1)", eps=eps)
+        validate.integer(d_model=d_model)
+        validate.number("(0, 1)", eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
@@ -111,7 +111,7 @@ class LayerNorm(nn.Module):
         weight = self.weight
         eps = self.eps
         if x.shape[-1:] != weight.shape:
-            expect.shapes(x=(x, f"*b {len(weight)}"))
+            validate.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return layer_norm(x, weight, self.bias, eps)
         return F.layer_norm(x, weight.shape, weight, self.bias, eps)
@@ -144,8 +144,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, d_model: int, *, eps: float = 1e-6):
         super().__init__()
-        expect.whole(d_model=d_model)
-        expect.number("(0, 1)", eps=eps)
+        validate.integer(d_model=d_model)
+        validate.number("(0, 1)", eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
 
@@ -155,7 +155,7 @@ class RMSNorm(nn.Module):
         weight = self.weight
         eps = self.eps
         if x.shape[-1:] != weight.shape:
-            expect.shapes(x=(x, f"*b {len(weight)}"))
+            validate.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return rms_norm(x, weight, eps)
         if x.is_cpu and x.dtype == torch.float32 and not (
@@ -237,7 +237,7 @@ def dropout(
     every entry is unchanged, so nothing has to be done outside of
     training.  Raises ``ValueError`` for p outside [0, 1).
     """
-    expect.number("[0, 1)", p=p)
+    validate.number("[0, 1)", p=p)
     if not training or p == 0:
         return x
     keep = torch.rand(x.shape, device=x.device) >= p
@@ -253,7 +253,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float):
         super().__init__()
-        expect.number("[0, 1)", p=p)
+        validate.number("[0, 1)", p=p)
         self.p = p
 
     def forward(
@@ -280,8 +280,8 @@ class FeedForward(nn.Module):
                  activation: str = "relu", dropout: float = 0.0,
                  bias: bool = True):
         super().__init__()
-        expect.whole(d_model=d_model, d_ff=d_ff)
-        expect.choice(ACTIVATIONS, activation=activation)
+        validate.integer(d_model=d_model, d_ff=d_ff)
+        validate.one_of(ACTIVATIONS, activation=activation)
         self.activation = activation
         self.up_proj = Linear(d_model, d_ff, bias)
         self.down_proj = Linear(d_ff, d_model, bias)
@@ -310,8 +310,8 @@ class GatedFeedForward(nn.Module):
                  activation: str = "silu", dropout: float = 0.0,
                  bias: bool = False):
         super().__init__()
-        expect.whole(d_model=d_model, d_ff=d_ff)
-        expect.choice(ACTIVATIONS, activation=activation)
+        validate.integer(d_model=d_model, d_ff=d_ff)
+        validate.one_of(ACTIVATIONS, activation=activation)
         self.activation = activation
         self.gate_proj = Linear(d_model, d_ff, bias)
         self.up_proj = Linear(d_model, d_ff, bias)
@@ -338,7 +338,7 @@ def swiglu_width(
     width 4 d_model.  Exact in whole numbers: 512 gives 1344, 4096 gives
     10944.  (Llama rounds up, 4096 to 11008.)
     """
-    expect.whole(d_model=d_model, multiple_of=multiple_of)
+    validate.integer(d_model=d_model, multiple_of=multiple_of)
     nearest = (16 * d_model + 3 * multiple_of) // (6 * multiple_of)
     return multiple_of * max(1, nearest)
 
@@ -409,18 +409,18 @@ def init_weights(
     twice; biases 0, weights of norms 1.  A parameter that no rule fits
     is a ``ValueError``, and then nothing is changed.
     """
-    expect.number("[0, inf)", std=std)
+    validate.number("[0, inf)", std=std)
     shrink = 1.0
     if n_layers is not None:
-        expect.whole(n_layers=n_layers)
+        validate.integer(n_layers=n_layers)
         shrink = (2 * n_layers) ** -0.5
     stds = {"zero": 0.0, "plain": std, "residual": std * shrink}
     plan = []
     for name, p in model.named_parameters():
         fits = [(mean, stds[kind]) for end, axes, mean, kind in INIT_RULES
                 if p.ndim >= axes and re.search(rf"(^|\.){end}$", name)]
-        expect.that(fits, f"no rule for the parameter {name!r} of shape "
-                    f"{tuple(p.shape)}: see INIT_RULES")
+        validate.require(fits, f"no rule for the parameter {name!r} of "
+                         f"shape {tuple(p.shape)}: see INIT_RULES")
         plan.append((p, *fits[0]))
     for p, mean, deviation in plan:
         p.normal_(mean, deviation)

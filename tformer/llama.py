@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from . import expect
+from . import validate
 from .attention import SelfAttention
 from tformer.layers import (
     GatedFeedForward,
@@ -61,13 +61,13 @@ class LlamaConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        expect.heads(d_model=self.d_model, n_heads=self.n_heads,
-                     n_kv_heads=self.n_kv_heads, d_head=self.d_head)
+        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads,
+                            n_kv_heads=self.n_kv_heads, d_head=self.d_head)
         rope_frequencies(self.head_width)
         if self.rope_scaling is not None:
-            expect.kind(dict, rope_scaling=self.rope_scaling)
-            expect.keys(self.rope_scaling, SCALING, SCALING,
-                        of="rope_scaling")
+            validate.instance_of(dict, rope_scaling=self.rope_scaling)
+            validate.mapping_keys(self.rope_scaling, SCALING, SCALING,
+                                  owner="rope_scaling")
             llama3_scaling(torch.ones(1), **self.rope_scaling)
             object.__setattr__(self, "rope_scaling",
                                dict(self.rope_scaling))
@@ -94,7 +94,7 @@ def grouped(
     qk_norm: bool = False,  # RMSNorm on each head's query and key
 ) -> Callable[[int], SelfAttention]:
     "A function that makes the attention of layer 0, 1, …, for ``Llama``."
-    expect.kind(LlamaConfig, config=config)
+    validate.instance_of(LlamaConfig, config=config)
     rotary = rotary_of(config)
     d_head = config.head_width
 

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 
 # %% ../nbs/00_tour.ipynb #3bde7736
 def to_ids(text: str) -> Int[Tensor, " n"]:
@@ -41,8 +41,8 @@ def windows(
     Yields `batch` windows at a time; `seed` decides the places. A text
     of fewer ids than one window is a ``ValueError``, at the first one.
     """
-    expect.that(len(ids) > length,
-                f"{len(ids)} ids hold no window of {length} + 1")
+    validate.require(len(ids) > length, f"{len(ids)} ids hold no window "
+                     f"of {length} + 1")
     draw = torch.Generator().manual_seed(seed)
     n = len(ids) - length           # places to begin
     while True:
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, causal: bool = True):
         super().__init__()
-        expect.heads(d_model=d_model, n_heads=n_heads)
+        validate.head_sizes(d_model=d_model, n_heads=n_heads)
         self.n_heads = n_heads
         self.causal = causal
         self.qkv_proj = nn.Linear(d_model, 3 * d_model)
@@ -114,8 +114,8 @@ class MiniGPT(nn.Module):
 
     def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         n = ids.shape[1]
-        expect.that(n <= self.max_len, f"{n} ids; the model sees at most "
-                    f"max_len {self.max_len}")
+        validate.require(n <= self.max_len, f"{n} ids; the model sees at "
+                         f"most max_len {self.max_len}")
         pos = torch.arange(n, device=ids.device)
         x = self.embed(ids) + self.embed_pos(pos)
         return self.lm_head(self.norm(self.blocks(x)))
@@ -146,8 +146,8 @@ def fit(model: nn.Module, batches: Iterable, steps: int,
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    expect.that(len(losses) == steps,
-                f"{len(losses)} batches for {steps} steps")
+    validate.require(len(losses) == steps, f"{len(losses)} batches for "
+                     f"{steps} steps")
     return losses
 
 # %% ../nbs/00_tour.ipynb #a73232e7
@@ -159,9 +159,9 @@ def sample(model: nn.Module, ids: Int[Tensor, " known"], n: int,
     Needs at least one id to begin with and a `temperature` above 0, else
     ``ValueError``. The same `seed` draws the same numbers.
     """
-    expect.that(len(ids) > 0 and temperature > 0,
-                "needs a first id and a temperature above 0, got "
-                f"{len(ids)} ids, temperature {temperature}")
+    validate.require(len(ids) > 0 and temperature > 0, "needs a first id "
+                     f"and a temperature above 0, got {len(ids)} ids, "
+                     f"temperature {temperature}")
     draw = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     for _ in range(n):
@@ -177,8 +177,8 @@ def sample(model: nn.Module, ids: Int[Tensor, " known"], n: int,
 def read_record(name: str) -> list[dict[str, str]]:
     "The rows of a recorded experiment that comes with the package."
     folder = resources.files("tformer") / "records"
-    expect.choice(sorted(p.name.removesuffix(".csv")
-                         for p in folder.iterdir()), name=name)
+    validate.one_of(sorted(p.name.removesuffix(".csv")
+                           for p in folder.iterdir()), name=name)
     path = folder / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
@@ -190,8 +190,8 @@ def read_record(name: str) -> list[dict[str, str]]:
 def evaluate(model: nn.Module, ids: Int[Tensor, " n"]) -> float:
     "Mean loss in nats per id, over all windows of `ids` side by side."
     length = model.max_len + 1
-    expect.that(len(ids) >= length,
-                f"{len(ids)} ids; a window has {length}")
+    validate.require(len(ids) >= length, f"{len(ids)} ids; a window has "
+                     f"{length}")
     rows = ids[:len(ids) // length * length].view(-1, length)
     losses = [next_id_loss(model, part) * len(part)
               for part in rows.split(64)]
@@ -205,7 +205,7 @@ def ladder(chapter: int | None = None):
     from tformer import plot
     rows = [row for row in read_record("ladder")
             if chapter is None or int(row["chapter"]) == chapter]
-    expect.that(rows, f"the ladder has no row of chapter {chapter}")
+    validate.require(rows, f"the ladder has no row of chapter {chapter}")
     return plot.show_rows(rows)
 
 # %% ../nbs/00_tour.ipynb #f0961852

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from . import expect, stories
+from . import stories, validate
 from .checkpoints import aside
 from .data import Loader, Order
 from .optim import cross_entropy
@@ -80,12 +80,13 @@ def mask_tokens(
 #| code-summary: shares that can be, and what fits the ids
 def _expect_rule(ids, words, draws, rate, **shares):
     many = isinstance(rate, Tensor)
-    expect.shapes(ids=(ids, "b t"), words=(words, "b t"),
-                  rate=(rate if many else None, "#b 1"))
+    validate.shapes(ids=(ids, "b t"), words=(words, "b t"),
+                    rate=(rate if many else None, "#b 1"))
     rates = {"lowest rate": rate.min().item(),
              "highest rate": rate.max().item()} if many else {"rate": rate}
-    expect.number("[0, 1]", **shares, **rates)
-    expect.that(len(draws), "there is no token to draw replacements from")
+    validate.number("[0, 1]", **shares, **rates)
+    validate.require(len(draws), "there is no token to draw replacements "
+                     "from")
 
 # %% ../nbs/19_masked_language_model.ipynb #cebedbcb
 #| code-fold: true
@@ -106,8 +107,8 @@ class Marks(NamedTuple):
         "Of a tokenizer that has all four; else ``ValueError``."
         known = tokenizer.vocab.special_tokens
         missing = [name for name in SPECIAL if name not in known]
-        expect.that(not missing, "the tokenizer has no special token "
-                    f"{', '.join(missing)}")
+        validate.require(not missing, "the tokenizer has no special token "
+                         f"{', '.join(missing)}")
         return cls(*(known[name] for name in SPECIAL))
 
 # %% ../nbs/19_masked_language_model.ipynb #ccb0a6f4
@@ -129,29 +130,31 @@ def encode_rows(
     at = Marks.of(tokenizer)
     parts = [_listed(texts=texts)]
     parts += [] if seconds is None else [_listed(seconds=seconds)]
-    expect.that(len({*map(len, parts)}) == 1, f"{len(parts[0])} texts, "
-                f"but {len(parts[-1])} second texts")
+    validate.require(len({*map(len, parts)}) == 1,
+                     f"{len(parts[0])} texts, but {len(parts[-1])} second "
+                     "texts")
     rows = [[at.cls] for _ in parts[0]]
     for n, row in enumerate(rows):
         for part in parts:
             row += [*_ids_of(tokenizer, part[n], n, closed), at.sep]
-        expect.that(max_len is None or len(row) <= max_len, f"text {n} "
-                    f"is {len(row)} tokens long, beyond max_len {max_len}")
+        validate.require(max_len is None or len(row) <= max_len,
+                         f"text {n} is {len(row)} tokens long, beyond "
+                         f"max_len {max_len}")
     return rows
 
 # %% ../nbs/19_masked_language_model.ipynb #d6fdecd7
 #| code-summary: one text as ids, and which texts are refused
 def _ids_of(tokenizer, text, n, closed):
     "One text as ids; a blank takes the space before it along."
-    expect.text(**{f"text {n}": text})
+    validate.utf8_string(**{f"text {n}": text})
     text = text.strip().replace(" [MASK]", "[MASK]")
-    expect.that(text, f"text {n} is empty")
+    validate.require(text, f"text {n} is empty")
     pieces = [piece for part in text.split("[MASK]") if closed
               for piece in regex.findall(tokenizer.vocab.pattern, part)]
     for piece in pieces:
-        expect.that(len(tokenizer.encode(piece)) == 1, f"text {n}: "
-                    f"{piece!r} is outside the vocabulary (another "
-                    "capital or space makes another token)")
+        validate.require(len(tokenizer.encode(piece)) == 1, f"text {n}: "
+                         f"{piece!r} is outside the vocabulary (another "
+                         "capital or space makes another token)")
     return tokenizer.encode(text, allowed_special={"[MASK]"})
 
 # %% ../nbs/19_masked_language_model.ipynb #399eea6d
@@ -159,7 +162,7 @@ def _ids_of(tokenizer, text, n, closed):
 def _listed(**named):
     "What was given for several, as a list; one text is none."
     (name, given), = named.items()
-    expect.that(isinstance(given, Iterable) and not isinstance(
+    validate.require(isinstance(given, Iterable) and not isinstance(
         given, (str, bytes)), f"{name} must be a list, got {given!r:.60}")
     return [*given]
 
@@ -204,7 +207,7 @@ def encoded(
     Raises ``ValueError`` for labels that do not fit the tokens.
     """
     at = Marks.of(tokenizer)
-    expect.that(len(rows), "there are no texts")
+    validate.require(len(rows), "there are no texts")
     ids = pad_sequence([torch.tensor(row) for row in rows], True, at.pad)
     seps = (ids == at.sep).long()
     second = (seps.cumsum(1) - seps).clamp(max=1) * (ids != at.pad)
@@ -217,16 +220,18 @@ def encoded(
 def _labels_of(rows, labels, width):
     labels = [np.full(len(row), -100) for row in rows] if labels is None \
         else [np.asarray(x) for x in labels]
-    expect.that(len(labels) == len(rows),
-                f"{len(labels)} labels for {len(rows)} texts")
+    validate.require(len(labels) == len(rows), f"{len(labels)} labels for "
+                     f"{len(rows)} texts")
     axes = {x.ndim for x in labels}
-    expect.that(len(axes) == 1 and max(axes) < 2, "labels must be a "
-                "number a text, or a list a text, one for each token")
+    validate.require(len(axes) == 1 and max(axes) < 2, "labels must be a "
+                     "number a text, or a list a text, one for each token")
     for n, (row, marks) in enumerate(zip(rows, labels)):
-        expect.that(marks.ndim == 0 or len(row) == len(marks), f"text {n} "
-                    f"has {len(row)} tokens, but {marks.size} labels")
-        expect.that(marks.dtype.kind in "iu", f"text {n}: labels must be "
-                    f"whole numbers, got {marks.tolist()!r:.60}")
+        validate.require(marks.ndim == 0 or len(row) == len(marks),
+                         f"text {n} has {len(row)} tokens, but "
+                         f"{marks.size} labels")
+        validate.require(marks.dtype.kind in "iu", f"text {n}: labels "
+                         "must be whole numbers, got "
+                         f"{marks.tolist()!r:.60}")
     return torch.tensor(np.stack(labels) if axes == {0} else np.stack([
         np.pad(x, (0, width - len(x)), constant_values=-100)
         for x in labels]), dtype=torch.int64)
@@ -245,7 +250,7 @@ class Texts(Loader):
         *,
         batch: int = 32, seed: int = 0,
     ):
-        expect.whole(batch=batch)
+        validate.integer(batch=batch)
         encoded(rows, tokenizer, labels)  # refuses what does not fit
         self.rows = rows
         self.tokenizer = tokenizer
@@ -287,9 +292,9 @@ class Blanks(Texts):
         batch: int = 32, seed: int = 0,
     ):
         rates = _listed(rates=rates)
-        expect.number("[0, 1]", **{f"rates[{n}]": rate for n, rate in
-                                   enumerate(rates) if rate is not None})
-        expect.that(rates, "there is no rate")
+        validate.number("[0, 1]", **{f"rates[{n}]": rate for n, rate in
+                                     enumerate(rates) if rate is not None})
+        validate.require(rates, "there is no rate")
         super().__init__(rows, tokenizer, batch=batch, seed=seed)
         self.facts |= {"rates": rates, "dynamic": dynamic}
         special = torch.tensor(Marks.of(tokenizer))
@@ -342,7 +347,7 @@ class Neighbors:
         left: int = 1,  # how many neighbors before the blank
         right: int = 1,  # and after it
     ):
-        expect.whole(0, left=left, right=right)
+        validate.integer(0, left=left, right=right)
         self.sides = [(min(left, n), min(right, n))
                       for n in range(max(left, right), -1, -1)]
         self.counts = [defaultdict(Counter) for _ in self.sides]
@@ -360,8 +365,9 @@ class Neighbors:
         among: Collection[int],  # the words that may be the answer
     ) -> int:
         "The word that stood there most often."
-        expect.that(among and 0 <= i < len(row), f"no guess at place {i} "
-                    f"of {len(row)} tokens, out of {len(among)} words")
+        validate.require(among and 0 <= i < len(row), "no guess at place "
+                         f"{i} of {len(row)} tokens, out of {len(among)} "
+                         "words")
         for key, counts in zip(self._keys(row, i), self.counts):
             found = [(n, w) for w, n in counts[key].items() if w in among]
             if found:
@@ -416,16 +422,17 @@ def fill(
     Raises ``ValueError`` for a text without a blank, and for more
     guesses than there are words.
     """
-    expect.whole(top=top)
+    validate.integer(top=top)
     model, tokenizer, _ = trained
     at = Marks.of(tokenizer)
     limit = getattr(model, "max_len", None)
     rows = encode_rows(tokenizer, [text], closed=closed, max_len=limit)
     batch = encoded(rows, tokenizer)
     blanks = batch.ids == at.mask
-    expect.that(blanks.any(), f"there is no [MASK] in {text!r:.60}")
+    validate.require(blanks.any(), f"there is no [MASK] in {text!r:.60}")
     logits = _logits(model, batch.ids, batch, never=at)[blanks]
-    expect.at_most(logits.shape[-1] - len(at), of="the words", top=top)
+    validate.at_most(logits.shape[-1] - len(at), limit_name="the words",
+                     top=top)
     best = logits.softmax(-1).topk(top)
     return [[Guess(tokenizer.decode([i]).strip(), p) for p, i in zip(*row)]
             for row in zip(best.values.tolist(), best.indices.tolist())]
@@ -437,13 +444,14 @@ def _logits(model, ids, batch, never):
     how = batch.to(next(model.parameters()).device)
     with aside(model):
         logits = model(ids.to(how.ids.device), **how.given).float().cpu()
-    expect.that(logits.shape[:-1] == ids.shape, "a model that fills "
-                f"blanks has logits for {ids.shape[1]} tokens, not "
-                f"{tuple(logits.shape)}")
+    validate.require(logits.shape[:-1] == ids.shape, "a model that fills "
+                     f"blanks has logits for {ids.shape[1]} tokens, not "
+                     f"{tuple(logits.shape)}")
     never = sorted({*never})
     size = logits.shape[-1]
-    expect.that(len(never) < size and never[0] > -1 and never[-1] < size,
-                f"never must leave some of {size} ids, got {never!s:.40}")
+    validate.require(
+        len(never) < size and never[0] > -1 and never[-1] < size,
+        f"never must leave some of {size} ids, got {never!s:.40}")
     return logits.index_fill(-1, torch.tensor([*never]), -math.inf)
 
 # %% ../nbs/19_masked_language_model.ipynb #2c230c5b
@@ -459,7 +467,7 @@ def on_top(
     Raises ``ValueError`` for a model without an encoder ``bert``, and
     for fields that would make another encoder.
     """
-    expect.that({*fields} <= {"n_labels", "dropout"} and hasattr(
+    validate.require({*fields} <= {"n_labels", "dropout"} and hasattr(
         pretrained, "bert"), f"a head on a copy of the encoder .bert of "
         f"{type(pretrained).__name__} may set n_labels and dropout, got "
         f"{', '.join(fields) or 'nothing'}")
@@ -508,10 +516,11 @@ def sentence_pairs(
     of one sentence, and for one text alone, unless ``hard``.
     """
     told = [stories.sentences(text) for text in _listed(texts=texts)]
-    expect.that(len(told) > (not hard), f"{len(told)} texts are too few: "
-                "a wrong second sentence comes from another one")
+    validate.require(len(told) > (not hard), f"{len(told)} texts are too "
+                     "few: a wrong second sentence comes from another one")
     short = [n for n, lines in enumerate(told) if len(lines) < 2]
-    expect.that(not short, f"text {short[:1]} has fewer than 2 sentences")
+    validate.require(not short, f"text {short[:1]} has fewer than 2 "
+                     "sentences")
     dice = random.Random(seed)
     pairs = []
     for n, lines in enumerate(told):
@@ -582,9 +591,9 @@ ORDERS = {
 
 
 def _check_writing(steps, order, temperature):
-    expect.whole(steps=steps)
-    expect.choice(tuple(ORDERS), order=order)
-    expect.number("[1e-6, inf)", temperature=temperature)
+    validate.integer(steps=steps)
+    validate.one_of(tuple(ORDERS), order=order)
+    validate.number("[1e-6, inf)", temperature=temperature)
 
 # %% ../nbs/19_masked_language_model.ipynb #f0f10693
 def write(
@@ -602,12 +611,13 @@ def write(
     of texts, and all are others.  Raises ``ValueError`` for a length
     beyond the model's ``max_len``.
     """
-    expect.whole(0, seed=seed)
+    validate.integer(0, seed=seed)
     model, tokenizer, _ = trained
     lengths = _listed(lengths=lengths)
-    expect.whole(**{f"lengths[{n}]": x for n, x in enumerate(lengths)})
+    validate.integer(**{f"lengths[{n}]": x for n, x in enumerate(lengths)})
     limit = (getattr(model, "max_len", None) or math.inf) - 2
-    expect.at_most(limit, of="max_len - 2", tokens=max(lengths, default=0))
+    validate.at_most(limit, limit_name="max_len - 2",
+                     tokens=max(lengths, default=0))
     at = Marks.of(tokenizer)
     rows = [[at.cls, *[at.mask] * n, at.sep] for n in lengths]
     ids, _ = unmask(model, encoded(rows, tokenizer), mask=at.mask,

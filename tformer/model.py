@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from . import expect
+from . import files, validate
 from .attention import Cache, LayerCache
 from .position import Derived
 from .rows import Positions
@@ -43,7 +43,7 @@ class ModelConfig:
     """
 
     def __post_init__(self):
-        expect.fields(self)
+        validate.config_fields(self)
 
     def __repr__(self) -> str:
         lines = [f"    {name}={value!r},\n"
@@ -60,7 +60,8 @@ class ModelConfig:
         fields = {f.name: f.default is f.default_factory  # both missing
                   for f in dataclasses.fields(cls)}
         needed = [name for name, must in fields.items() if must]
-        expect.keys(values, fields, needed, of=cls.__name__, kind="field")
+        validate.mapping_keys(values, fields, needed, owner=cls.__name__,
+                              noun="field")
         return cls(**values)
 
 # %% ../nbs/A4_models.ipynb #948bf879
@@ -121,7 +122,7 @@ def from_attention_mask(
     side; the ``attention_mask`` of ``transformers`` is such a mask.
     Raises ``ValueError`` for other numbers.
     """
-    expect.zeros_and_ones(mask=mask)
+    validate.binary_tensors(mask=mask)
     keep = mask.bool()
     return (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
 
@@ -170,7 +171,7 @@ class Model(TiedModule):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        expect.kind(self.config_class, config=config)
+        validate.instance_of(self.config_class, config=config)
         self.config = config
         self.max_len = config.max_len
 
@@ -184,13 +185,13 @@ class Model(TiedModule):
         Raises ``ValueError`` for a text beyond ``max_len``, a cache of
         another model, a 0/1 mask given as ``pos``.
         """
-        expect.inputs(ids, pos, cache, len(self.blocks))
+        validate.model_inputs(ids, pos, cache, len(self.blocks))
         given = pos
         pos = Positions.of(pos, ids, cache)
         end = pos.bound
         if (given is not None and end is None) or (
                 end is not None and end > self.max_len):  # look closely
-            expect.at_most(self.max_len, tokens=pos.end)
+            validate.at_most(self.max_len, tokens=pos.end)
         return pos
 
     def through(self, x: Float[Tensor, "b t d"], cache: Cache | None,
@@ -374,10 +375,10 @@ def save_model(
     old = path.read_text("utf-8", "replace") if path.is_file() else ""
     tensors = {name: _alone(x) for name, _, x in _weights(model)}
     about = {"format": "pt", "config": text, "replaces": old}
-    expect.write_files({
+    files.write_files_atomically({
         folder / WEIGHTS: lambda beside: save_file(tensors, beside, about),
-        path: lambda beside: beside.write_text(text + "\n",
-                                               encoding="utf-8")})
+        path: lambda beside: beside.write_text(
+            text + "\n", encoding="utf-8")})
 
 # %% ../nbs/A4_models.ipynb #3b2454f7
 def read_tensors(
@@ -388,7 +389,7 @@ def read_tensors(
     Never unpickles.  Raises ``ValueError`` naming a file that is cut
     short or no safetensors file, ``FileNotFoundError`` for none.
     """
-    path = expect.file(path)
+    path = files.require_file(path)
     try:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
@@ -434,7 +435,7 @@ def load_weights(
     model = getattr(model, "_orig_mod", model)
     known = _weights(model)
     wrong = _misfits(known, tensors)
-    expect.that(not wrong, "\n  ".join([
+    validate.require(not wrong, "\n  ".join([
         f"the weights do not fit {type(model).__name__}:", *wrong]))
     for _, names, x in known:
         x.copy_(next(tensors[name] for name in names if name in tensors))
@@ -483,12 +484,12 @@ def _read_config(folder, metadata):
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
     if inside and text == old:
         return inside
-    values = expect.json_object(path)
+    values = files.read_json_object(path)
     differ = [f"{name} {values.get(name)!r} and {inside.get(name)!r}"
               for name in {**values, **(inside or {})}
               if inside and values.get(name) != inside.get(name)]
-    expect.that(not differ, f"{CONFIG} and {WEIGHTS} in {folder} are not "
-                f"of one save: {', '.join(differ)}")
+    validate.require(not differ, f"{CONFIG} and {WEIGHTS} in {folder} are "
+                     f"not of one save: {', '.join(differ)}")
     return values
 
 # %% ../nbs/A4_models.ipynb #9346aab9
@@ -507,7 +508,7 @@ def load_model(
     tensors, metadata = read_tensors(folder / WEIGHTS)
     values = _read_config(folder, metadata)
     name = values.pop("model", None)
-    expect.that(name == cls.__name__, f"{folder} holds " + (
+    validate.require(name == cls.__name__, f"{folder} holds " + (
         f"a {name}, not a {cls.__name__}" if name
         else "no model that save wrote"))
     config = {f.name for f in dataclasses.fields(cls.config_class)}
@@ -542,7 +543,8 @@ def describe(
 def _same_parts(folder, saved, model):
     made = getattr(model, "parts", dict)()
     for part in saved:
-        expect.that(saved[part] == made.get(part),
-                    f"{folder} holds a {type(model).__name__} with "
-                    f"{part} {saved[part]}, but what was made has "
-                    f"{made.get(part)}: give {part}= as when it was saved")
+        validate.require(saved[part] == made.get(part), f"{folder} holds "
+                         f"a {type(model).__name__} with {part} "
+                         f"{saved[part]}, but what was made has "
+                         f"{made.get(part)}: give {part}= as when it was "
+                         "saved")

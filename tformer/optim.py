@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from . import expect
+from . import validate
 from .attend import no_autocast
 from .position import Embedding, LearnedPositions
 from .rotary import ShawRelative, T5Bias
@@ -29,17 +29,17 @@ from .rotary import ShawRelative, T5Bias
 def _expect_labels(logits, targets, ignore, smoothing):
     "What is no label is refused; on a device no value is looked at."
     looks = targets.is_cpu and not torch.compiler.is_compiling()
-    expect.shapes(logits=(logits, "*b vocab"), targets=(targets, "*b"))
-    expect.floating(logits=logits)
-    expect.integers(targets=targets)
-    expect.number("[0, 1)", smoothing=smoothing)
+    validate.shapes(logits=(logits, "*b vocab"), targets=(targets, "*b"))
+    validate.floating_tensors(logits=logits)
+    validate.integer_tensors(targets=targets)
+    validate.number("[0, 1)", smoothing=smoothing)
     if looks:
         n = logits.shape[-1]
         outside = (targets < 0) | (targets >= n)
         wrong = targets[outside & (targets != ignore)].tolist()
-        expect.that(not wrong, f"label {wrong[:1]} is outside the "
-                    f"vocabulary: labels go from 0 to {n - 1}, and "
-                    f"{ignore} marks what is not counted")
+        validate.require(not wrong, f"label {wrong[:1]} is outside the "
+                         f"vocabulary: labels go from 0 to {n - 1}, and "
+                         f"{ignore} marks what is not counted")
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #fcf0ddd4
 def cross_entropy(
@@ -77,7 +77,7 @@ def kl_divergence(
 
     Kullback and Leibler (1951).  What p never says costs nothing.
     """
-    expect.shapes(reference=(reference, "*b v"), logits=(logits, "*b v"))
+    validate.shapes(reference=(reference, "*b v"), logits=(logits, "*b v"))
     log_p = reference.log_softmax(-1)
     log_q = logits.log_softmax(-1)
     p = log_p.exp()
@@ -100,7 +100,7 @@ def bits_per_byte(
     bytes_per_token: float = 1.0,  # of the text that was scored
 ) -> float | Tensor:
     "The loss in bits, for each byte of text: whatever the tokenizer."
-    expect.number("(0, inf)", bytes_per_token=bytes_per_token)
+    validate.number("(0, inf)", bytes_per_token=bytes_per_token)
     return loss / math.log(2) / bytes_per_token
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #e34ef08a
@@ -191,8 +191,8 @@ class _Chunked(torch.autograd.Function):
 #| code-fold: true
 #| code-summary: refuses a head that does not fit
 def _expect_head(hidden, weight, bias, targets, ignore, smoothing):
-    expect.shapes(hidden=(hidden, "*b d"), weight=(weight, "vocab d"),
-                  bias=(bias, "vocab"), targets=(targets, "*b"))
+    validate.shapes(hidden=(hidden, "*b d"), weight=(weight, "vocab d"),
+                    bias=(bias, "vocab"), targets=(targets, "*b"))
     no_logits = hidden[..., :1].expand(*hidden.shape[:-1], len(weight))
     _expect_labels(no_logits, targets, ignore, smoothing)
 
@@ -212,7 +212,7 @@ def chunked_cross_entropy(
     Logits exist for one chunk at a time, and become gradients at once,
     in the forward pass; so it can be differentiated once only.
     """
-    expect.whole(chunk=chunk)
+    validate.integer(chunk=chunk)
     _expect_head(hidden, weight, bias, targets, ignore, smoothing)
     kind = (torch.get_autocast_dtype(hidden.device.type)
             if torch.is_autocast_enabled(hidden.device.type)
@@ -242,9 +242,9 @@ class Optimizer(torch.optim.Optimizer):
         options = self.defaults | param_group
         for name, interval in self.RANGES.items():
             if name in options:
-                expect.number(interval, **{name: options[name]})
+                validate.number(interval, **{name: options[name]})
         for beta in options.get("betas", ()):
-            expect.number("[0, 1)", beta=beta)
+            validate.number("[0, 1)", beta=beta)
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -376,7 +376,7 @@ def param_groups(
     Norms, biases, embeddings (a head tied to one, too) and tables of
     positions do not decay.  Frozen parameters are left out.
     """
-    expect.number("[0, inf)", weight_decay=weight_decay)
+    validate.number("[0, inf)", weight_decay=weight_decay)
     tables = _tables(model)
     learn = [p for p in model.parameters() if p.requires_grad]
     decay = [p for p in learn if p.ndim > 1 and p not in tables]
@@ -395,7 +395,7 @@ def orthogonalize(
     Newton–Schulz with the coefficients of Jordan et al. (2024), which
     end between 0.7 and 1.2, not at 1.
     """
-    expect.whole(0, steps=steps)
+    validate.integer(0, steps=steps)
     tall = len(matrix) > matrix.shape[1]
     x = (matrix.mT if tall else matrix).to(dtype)
     x = x / x.norm().clamp(min=1e-7)
@@ -428,8 +428,8 @@ class Muon(Optimizer):
                  if p.ndim != 2]
         if wrong:
             self.param_groups.pop()
-        expect.that(not wrong, "Muon takes matrices, got a parameter of "
-                    f"shape {wrong and wrong[0]}")
+        validate.require(not wrong, "Muon takes matrices, got a parameter "
+                         f"of shape {wrong and wrong[0]}")
 
     def update(self, params, grads, group):
         lr = group["lr"]
@@ -456,12 +456,12 @@ def hidden_matrices(
 
     ``ValueError`` if no layer has the name of the head.
     """
-    expect.kind(nn.Module, model=model)
+    validate.instance_of(nn.Module, model=model)
     names = {part for name, _ in model.named_modules()
              for part in name.split(".")}
-    expect.that(head is None or head in names, f"the model has no layer "
-                f"{head!r}: give the name of its output layer as head, or "
-                "None if it has none")
+    validate.require(head is None or head in names, "the model has no "
+                     f"layer {head!r}: give the name of its output layer "
+                     "as head, or None if it has none")
     tables = _tables(model)
     return [p for name, p in model.named_parameters()
             if p.requires_grad and p.ndim == 2 and p not in tables
@@ -471,11 +471,11 @@ def hidden_matrices(
 #| code-fold: true
 #| code-summary: refuses a warm-up and a decay that do not fit
 def _expect_steps(steps, warmup, decay=0, floor=0.0):
-    expect.whole(steps=steps)
-    expect.whole(0, warmup=warmup, decay=decay)
-    expect.number("[0, 1]", floor=floor)
-    expect.that(warmup + decay <= steps, f"{warmup} steps up and {decay} "
-                f"down do not fit into {steps}")
+    validate.integer(steps=steps)
+    validate.integer(0, warmup=warmup, decay=decay)
+    validate.number("[0, 1]", floor=floor)
+    validate.require(warmup + decay <= steps, f"{warmup} steps up and "
+                     f"{decay} down do not fit into {steps}")
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #722566dc
 def warmup_cosine(
@@ -508,7 +508,7 @@ def inverse_sqrt(
 
     Vaswani et al. (2017), equation 3, divided by its peak.
     """
-    expect.whole(warmup=warmup)
+    validate.integer(warmup=warmup)
     return lambda step: min(step / warmup, (warmup / max(step, 1)) ** 0.5)
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #89d67f8d
@@ -539,7 +539,7 @@ def set_lr(
     factor: float,  # what a schedule says for this step
 ) -> None:
     "Each group gets its own learning rate (``base_lr``) × factor."
-    expect.number("[0, inf)", factor=factor)
+    validate.number("[0, inf)", factor=factor)
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("base_lr", group["lr"]) * (
             float(factor))  # Python's number, which JSON can hold
@@ -554,7 +554,7 @@ def clip_grad_norm(
     Pascanu et al. (2013); as ``torch.nn.utils.clip_grad_norm_``.
     Returns the norm before, as a tensor: no value is read.
     """
-    expect.number("(0, inf]", max_norm=max_norm)
+    validate.number("(0, inf]", max_norm=max_norm)
     single = isinstance(parameters, Tensor)
     grads = [p.grad for p in ([parameters] if single else parameters)
              if p.grad is not None]
@@ -585,7 +585,7 @@ def mup_groups(
     Yang et al. (2021), table 3: matrices get lr × base / width, the
     rest lr.  The head's first weights need √(base / width), too.
     """
-    expect.whole(width=width, base=base)
+    validate.integer(width=width, base=base)
     matrices, *rest = param_groups(model, 0.0)
     return [{"params": matrices["params"], "lr": lr * base / width},
             *({"params": group["params"], "lr": lr} for group in rest)]

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import expect
+from . import validate
 from .attention import Cache, LayerCache
 from .generate import last_logits, left_padded
 from .model import device_of
@@ -41,7 +41,7 @@ class BlockPool:
     """
 
     def __init__(self, n_blocks: int, size: int = 16):
-        expect.whole(n_blocks=n_blocks, size=size)
+        validate.integer(n_blocks=n_blocks, size=size)
         self.n_blocks = n_blocks
         self.size = size
         self.held = {}
@@ -79,14 +79,15 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         "One table more holds this block."
-        expect.that(self.refs[block] or block in self.cached,
-                    f"block {block} is free, and holds nothing to share")
+        validate.require(self.refs[block] or block in self.cached,
+                         f"block {block} is free, and holds nothing to "
+                         "share")
         self.cached.pop(block, None)
         self.refs[block] += 1
 
     def free(self, block: int) -> None:
         "One table fewer holds this block."
-        expect.that(self.refs[block], f"block {block} is in no table")
+        validate.require(self.refs[block], f"block {block} is in no table")
         self.refs[block] -= 1
         if not self.refs[block] and block in self.key_of:
             self.cached[block] = None
@@ -199,9 +200,9 @@ def _plan(tables, lengths, pos):
     for row, new in enumerate(pos.at.expand(len(lengths), -1).tolist()):
         new = [p for p in new if p >= 0]
         n = lengths[row]
-        expect.that(new == [*range(n, n + len(new))], f"row {row} holds "
-                    f"{n} tokens, so positions {n}, {n + 1}, … follow, "
-                    f"got {new}"[:200])
+        validate.require(new == [*range(n, n + len(new))], (
+            f"row {row} holds {n} tokens, so positions {n}, {n + 1}, … "
+            f"follow, got {new}")[:200])
         tables.reserve(row, n, n + len(new))
         places += [tables.rows[row][p // size] * size + p % size
                    for p in new]
@@ -220,12 +221,12 @@ def _plan(tables, lengths, pos):
 def _buffers(layer, tensors, pos):
     pool = layer.tables.pool
     b = len(layer.lengths)
-    expect.that(not (torch.is_grad_enabled() and any(
+    validate.require(not (torch.is_grad_enabled() and any(
         x.requires_grad for x in tensors)), "a paged cache keeps no "
         "gradients: call the model under torch.no_grad()")
-    expect.that({len(x) for x in tensors} == {b} and pos.rows in (1, b),
-                f"a batch of {len(tensors[0])}, positions of {pos.rows}, "
-                f"a cache of {b}")
+    validate.require(
+        {len(x) for x in tensors} == {b} and pos.rows in (1, b), "a batch "
+        f"of {len(tensors[0])}, positions of {pos.rows}, a cache of {b}")
     likes = [x.transpose(1, -2)[0, :1] for x in tensors]
     if layer.layer not in pool.held:
         with torch.inference_mode(False):
@@ -233,8 +234,9 @@ def _buffers(layer, tensors, pos):
                 (pool.n_blocks + 1) * pool.size, *x.shape[1:])
                 for x in likes]
     for x, y in zip(likes, pool.held[layer.layer]):
-        expect.that((x.shape[1:], x.dtype) == (y.shape[1:], y.dtype),
-                    "only batch and time may differ from what is kept")
+        validate.require((x.shape[1:], x.dtype) == (y.shape[1:], y.dtype),
+                         "only batch and time may differ from what is "
+                         "kept")
     return pool.held[layer.layer]
 
 # %% ../nbs/A15_paged_caches.ipynb #p1500016
@@ -300,21 +302,21 @@ class PagedLayer:
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats share."
-        expect.rows(len(self.lengths), rows=rows)
+        validate.row_indices(len(self.lengths), rows=rows)
         self.stand([self.lengths[i] for i in rows.tolist()])
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        expect.each_row(len(self.lengths), n=n)
+        validate.per_row_integers(len(self.lengths), n=n)
         ends = torch.as_tensor(n).expand(len(self.lengths)).tolist()
         self.stand([min(pair) for pair in zip(self.lengths, ends)])
 
     def put(self, rows: Int[Tensor, " n"], other: "PagedLayer") -> None:
         "Let row ``rows[i]`` hold what row i of ``other`` holds."
-        expect.rows(len(self.lengths), rows=rows, different=True)
+        validate.row_indices(len(self.lengths), rows=rows, unique=True)
         same = getattr(getattr(other, "tables", None), "pool", None)
-        expect.that(same is self.tables.pool, "a paged cache takes rows "
-                    "of one that has the same pool")
+        validate.require(same is self.tables.pool, "a paged cache takes "
+                         "rows of one that has the same pool")
         new = dict(zip(rows.tolist(), other.lengths))
         self.stand([new.get(i, n) for i, n in enumerate(self.lengths)])
 
@@ -431,7 +433,7 @@ def paged_cache(
     batch: int,
 ) -> PagedCache:
     "An empty cache in which what would grow has its tokens in blocks."
-    expect.whole(batch=batch)
+    validate.integer(batch=batch)
     tables = Tables(pool, [[] for _ in range(batch)])
     n = 0
 
@@ -476,7 +478,7 @@ class Slots:
         self.model = model
         self.n = n
         self.max_len = model.max_len if max_len is None else max_len
-        expect.at_most(model.max_len, places=self.max_len)
+        validate.at_most(model.max_len, places=self.max_len)
         self.cache = cache or fixed_cache(model, n, self.max_len)
         self.device = device_of(model, torch.empty(0))
         # read, and for nothing
@@ -536,7 +538,7 @@ class Slots:
 
     def expect_room(self, n: int) -> None:
         "``ValueError`` for so many tokens if no row can ever hold them."
-        expect.at_most(self.max_len, **{"tokens of prompt and text": n})
+        validate.at_most(self.max_len, **{"tokens of prompt and text": n})
 
     def enter(self, slot: int, ids: list[int], share: bool) -> int | None:
         "How many of them need no reading; None: there is no room now."
@@ -567,7 +569,7 @@ class PagedSlots(Slots):
     def expect_room(self, n: int) -> None:
         "Nor if all blocks together are too few."
         super().expect_room(n)
-        expect.at_most(self.pool.n_blocks, of="all of them,", **{
+        validate.at_most(self.pool.n_blocks, limit_name="all of them,", **{
             "blocks needed": -(-n // self.pool.size)})
 
     def enter(self, slot: int, ids: list[int], share: bool) -> int | None:

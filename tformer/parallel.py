@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from . import expect
+from . import files, validate
 
 # %% ../nbs/A11_parallel.ipynb #6fc4b074
 class Pair(NamedTuple):
@@ -887,7 +887,7 @@ def meanings(
     seed: int = 0,
 ) -> Iterator[Meaning]:
     "Meanings without end, no construction more often than another."
-    expect.whole(0, seed=seed)
+    validate.integer(0, seed=seed)
     draw = Constructions(seed)
     while True:
         frame = draw.one(FRAMES)
@@ -924,7 +924,7 @@ def pairs(
     construction that is held out; each of ``unseen=True`` has one.
     Raises ``ValueError`` when 10,000 sentences in a row are old ones.
     """
-    expect.whole(n=n)
+    validate.integer(n=n)
     found = {}
     vain = 0
     every = meanings(seed)
@@ -971,7 +971,7 @@ def word_for_word(
     source: str,  # a sentence of the grammar
 ) -> str:
     "The baseline: each word by its dictionary form, in English order."
-    expect.text(source=source)
+    validate.utf8_string(source=source)
     words = re.findall(r"'s|\w+|[^\w\s]", source)
     found = [DICTIONARY.get(word) or DICTIONARY.get(word.lower(), word)
              for word in words]
@@ -984,7 +984,8 @@ def lines_of(
     path: str | os.PathLike,  # UTF-8
 ) -> Iterator[tuple[int, str]]:
     r"The lines of a file with their numbers; \r\n is an end as \n is."
-    data = expect.file(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    data = files.require_file(path).read_bytes()
+    data = data.removeprefix(b"\xef\xbb\xbf")
     lines = data.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
     for number, line in enumerate(lines if data else [], start=1):
         try:
@@ -1004,9 +1005,9 @@ def side(
 ) -> str:
     "One side of a pair, without spaces around it; not an empty one."
     said = text.strip()
-    expect.that(said and "\r" not in said, f"{path}, line {number}: "
-                "expected a sentence on each side, found " + (
-                    "a carriage return in it" if said else "an empty one"))
+    found = "a carriage return in it" if said else "an empty one"
+    validate.require(said and "\r" not in said, f"{path}, line {number}: "
+                     f"expected a sentence on each side, found {found}")
     return said
 
 # %% ../nbs/A11_parallel.ipynb #c4b83673
@@ -1022,19 +1023,21 @@ def read_tsv(
     and line for a column that is missing, for an empty side, for bytes
     that are no UTF-8.
     """
-    expect.whole(0, source=source, target=target)
+    validate.integer(0, source=source, target=target)
     found = []
     needed = max(source, target) + 1
     for number, line in lines_of(path):
         if number == 1 and header:
             continue
         cells = line.split("\t")
-        expect.that(len(cells) >= needed, f"{path}, line {number}: "
-                    f"expected at least {needed} columns, separated by "
-                    f"tabs, found {len(cells) if line else 'none'}")
+        validate.require(len(cells) >= needed, f"{path}, line {number}: "
+                         f"expected at least {needed} columns, separated "
+                         "by tabs, found "
+                         f"{len(cells) if line else 'none'}")
         found.append(Pair(*(side(path, number, cells[column])
                             for column in (source, target))))
-    expect.that(found, f"{path}: expected a pair on each line, found none")
+    validate.require(found, f"{path}: expected a pair on each line, found "
+                     "none")
     return found
 
 # %% ../nbs/A11_parallel.ipynb #f738aef6
@@ -1055,9 +1058,9 @@ def read_two_files(
     few, many = sorted((0, 1), key=lambda i: len(sides[i]))
     n = len(sides[few])
     more = len(sides[many])
-    expect.that(n == more, f"{paths[few]}, line {n + 1}: expected a "
-                f"sentence, as in the {more} lines of {paths[many]}, "
-                "found the end of the file")
-    expect.that(n, f"{source_path}: expected a sentence on each line, "
-                "found none")
+    validate.require(n == more, f"{paths[few]}, line {n + 1}: expected a "
+                     f"sentence, as in the {more} lines of {paths[many]}, "
+                     "found the end of the file")
+    validate.require(n, f"{source_path}: expected a sentence on each "
+                     "line, found none")
     return [Pair(*pair) for pair in zip(*sides)]

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 from .attention import Cache, LayerCache
 from .rows import KeptRows, MemoryCache, Positions
 
@@ -79,12 +79,14 @@ def _belongs(cache, tensors, pos):
                  for x in held] for held in (tensors, cache.kept))
     b = cache.batch
     rows = {len(x) for x in tensors}
-    expect.that(rows == {b} and pos.rows in (1, b), "a batch of "
-                f"{max(rows)}, positions of {pos.rows}, a cache of {b}")
-    expect.that(all(x.shape[-2] == pos.n for x in tensors),
-                f"{tensors[0].shape[-2]} tokens have {pos.n} positions")
-    expect.that(new == (old or new), "only time, axis -2, may differ from "
-                f"what is kept: {new} meets {old}")
+    validate.require(rows == {b} and pos.rows in (1, b), "a batch of "
+                     f"{max(rows)}, positions of {pos.rows}, a cache of "
+                     f"{b}")
+    validate.require(all(x.shape[-2] == pos.n for x in tensors),
+                     f"{tensors[0].shape[-2]} tokens have {pos.n} "
+                     "positions")
+    validate.require(new == (old or new), "only time, axis -2, may differ "
+                     f"from what is kept: {new} meets {old}")
 
 # %% ../nbs/A14_fixed_caches.ipynb #29be2062
 class FixedCache(KeptRows):
@@ -97,7 +99,7 @@ class FixedCache(KeptRows):
     """
 
     def __init__(self, batch: int, max_len: int):
-        expect.whole(batch=batch, max_len=max_len)
+        validate.integer(batch=batch, max_len=max_len)
         super().__init__(batch)
         # in the longest row
         self.max_len = max_len
@@ -136,8 +138,8 @@ class FixedCache(KeptRows):
         return n
 
     def _refuse(self, n):
-        expect.that(n <= self.max_len, f"{n} tokens, but the cache has "
-                    f"{self.max_len} places for a text")
+        validate.require(n <= self.max_len, f"{n} tokens, but the cache "
+                         f"has {self.max_len} places for a text")
 
     def hold(self, kept: list[Tensor],
              k_pos: Positions | Int[Tensor, "_ s"]) -> None:
@@ -158,7 +160,7 @@ class FixedCache(KeptRows):
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
-        expect.rows(self.batch, rows=rows)
+        validate.row_indices(self.batch, rows=rows)
         self.kept = [x.index_select(0, rows) for x in self.kept]
         self.batch = len(rows)
         past = self.k_pos
@@ -167,7 +169,7 @@ class FixedCache(KeptRows):
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        expect.each_row(self.batch, n=n)
+        validate.per_row_integers(self.batch, n=n)
         if self.k_pos is not None:
             n = n[:, None] if isinstance(n, Tensor) else int(n)
             at = self.k_pos.at
@@ -183,13 +185,13 @@ def fixed_cache(
 
     Raises ``ValueError`` for more places than the model has positions.
     """
-    expect.at_most(model.max_len, places=max_len)
+    validate.at_most(model.max_len, places=max_len)
     places = model.max_len if max_len is None else max_len
 
     made = model.new_cache(batch, places)
-    expect.that(made.empty, f"the caches of {type(model).__name__} begin "
-                f"with {made.k_pos and made.k_pos.n} tokens, and a fixed "
-                "one begins empty: let it read them")
+    validate.require(made.empty, f"the caches of {type(model).__name__} "
+                     f"begin with {made.k_pos and made.k_pos.n} tokens, "
+                     "and a fixed one begins empty: let it read them")
 
     def fixed(cache):
         if isinstance(cache, Cache):
@@ -202,7 +204,7 @@ def fixed_cache(
 #| code-summary: the layers that have places, and the memories
 def _with_places(cache):
     "Each ``FixedCache`` and ``MemoryCache``; refuses any other."
-    expect.kind(Cache, cache=cache)
+    validate.instance_of(Cache, cache=cache)
     found = ([], [])
     todo = list(cache.layers)
     while todo:
@@ -210,12 +212,13 @@ def _with_places(cache):
         if isinstance(layer, Cache):
             todo += layer.layers
             continue
-        expect.that(isinstance(layer, (FixedCache, MemoryCache)), "a "
-                    "compiled step needs fixed_cache(model, batch), but a "
-                    f"layer has a {type(layer).__name__}")
+        validate.require(isinstance(layer, (FixedCache, MemoryCache)),
+                         "a compiled step needs fixed_cache(model, "
+                         "batch), but a layer has a "
+                         f"{type(layer).__name__}")
         found[isinstance(layer, MemoryCache)].append(layer)
-    expect.that(not cache.empty, "the cache is empty: let the model read "
-                "a prompt first, model(ids, cache=cache)")
+    validate.require(not cache.empty, "the cache is empty: let the model "
+                     "read a prompt first, model(ids, cache=cache)")
     return found
 
 # %% ../nbs/A14_fixed_caches.ipynb #e3dd7d27
@@ -223,10 +226,10 @@ def _with_places(cache):
 def _ready(layers, ids, pos, limit):
     "Counts the places; buffers that cannot be written are copied."
     if pos.bound is None or pos.bound > limit:
-        expect.at_most(limit, tokens=pos.end)
+        validate.at_most(limit, tokens=pos.end)
     for layer in layers:
-        expect.that(len(ids) == layer.batch, f"a batch of {len(ids)} "
-                    f"meets a cache of {layer.batch}")
+        validate.require(len(ids) == layer.batch, f"a batch of {len(ids)} "
+                         f"meets a cache of {layer.batch}")
         layer.filled = layer.room_for(pos)
         layer.kept = [x.clone() if x.requires_grad or (x.is_inference()
                       and not torch.is_inference_mode_enabled()) else x
@@ -248,7 +251,7 @@ def _told(layers, bound):
 @torch.no_grad()
 def _step(program, model, ids, *, cache, pos=None):
     layers, memories = _with_places(cache)
-    expect.shapes(ids=(ids, "b 1"))
+    validate.shapes(ids=(ids, "b 1"))
     pos = Positions.of(pos, ids, cache)
     ends = pos.bound, layers[0].k_pos.bound
     with cache.all_or_none():

@@ -34,7 +34,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyBboxPatch, Polygon, Rectangle
 from PIL import Image
 
-from . import expect
+from . import validate
 
 # %% ../nbs/A1_figures.ipynb #6f4ff70c
 def luminance(
@@ -254,7 +254,8 @@ def inline_svg(
     description.
     """
     for name, text in (("title", title), ("desc", desc)):
-        expect.that(str(text or "").strip(), f"a figure needs a {name}")
+        validate.require(str(text or "").strip(), "a figure needs a "
+                         f"{name}")
     raw = _draw(fig)
     box = re.search(r'viewBox="([^"]*)"', raw)[1]
     body = raw[raw.index(">", raw.index("<svg")) + 1:raw.rindex("</svg>")]
@@ -314,13 +315,13 @@ class Figure:
 def _words(title, desc, n):
     """Title and description of each of n panels."""
     if isinstance(desc, (list, tuple)):
-        expect.that(len(desc) == n > 0,
-                    f"{len(desc)} descriptions for {n} panels")
+        validate.require(len(desc) == n > 0, f"{len(desc)} descriptions "
+                         f"for {n} panels")
     else:
         desc = [desc] + ["Described with panel 1."] * (n - 1)
     if n == 1:
         return [(title, desc[0])]
-    expect.that(str(title or "").strip(), "a figure needs a title")
+    validate.require(str(title or "").strip(), "a figure needs a title")
     return [(f"{title}, panel {i + 1} of {n}", desc[i]) for i in range(n)]
 
 # %% ../nbs/A1_figures.ipynb #f2d7f24e
@@ -344,8 +345,8 @@ def show(
     svgs = [inline_svg(f, *words)
             for f, words in zip(figs, _words(title, desc, len(figs)))]
     size = sum(len(svg.encode()) for svg in svgs)
-    expect.that(size <= MAX_BYTES, f"the figure takes {size} bytes, at "
-                f"most {MAX_BYTES} are allowed")
+    validate.require(size <= MAX_BYTES, f"the figure takes {size} bytes, "
+                     f"at most {MAX_BYTES} are allowed")
     return Figure(svgs, title, desc, caption or title)
 
 # %% ../nbs/A1_figures.ipynb #a1a7e4c8
@@ -354,10 +355,10 @@ def _array(values, rows, cols):
     if hasattr(values, "detach"):
         values = values.detach().float().cpu()
     a = np.asarray(values, dtype=float)
-    expect.that(a.ndim == 2, f"a heat map has 2 axes, got {a.ndim}")
+    validate.require(a.ndim == 2, f"a heat map has 2 axes, got {a.ndim}")
     for name, labels, n in zip(("row", "column"), (rows, cols), a.shape):
         got = n if labels is None else len(labels)
-        expect.that(got == n, f"{got} {name} labels for {n} {name}s")
+        validate.require(got == n, f"{got} {name} labels for {n} {name}s")
     return a
 
 # %% ../nbs/A1_figures.ipynb #a3f7c5f8
@@ -579,17 +580,17 @@ def stepper(
     """
     frames = list(frames)
     n = len(frames)
-    expect.that(n >= 2, f"a stepper needs 2 frames or more, got {n}")
+    validate.require(n >= 2, f"a stepper needs 2 frames or more, got {n}")
     if key is None:
         key = sorted({round(i * (n - 1) / 3) for i in range(4)})
-    expect.that(key and {*key} <= {*range(n)}, f"key must name some of "
-                f"the frames 0 to {n - 1}, got {list(key)}")
+    validate.require(key and {*key} <= {*range(n)}, "key must name some "
+                     f"of the frames 0 to {n - 1}, got {list(key)}")
     drawn = [(inline_svg(f, f"{title}, step {i + 1} of {n}", c), c)
              for i, (f, c) in enumerate(frames)]
     made = Stepper(drawn, title, list(key))
     size = len(made._repr_html_().encode())
-    expect.that(size <= MAX_STEPPER, f"the stepper takes {size} bytes, at "
-                f"most {MAX_STEPPER} are allowed")
+    validate.require(size <= MAX_STEPPER, f"the stepper takes {size} "
+                     f"bytes, at most {MAX_STEPPER} are allowed")
     return made
 
 # %% ../nbs/A1_figures.ipynb #a43399f5
@@ -659,7 +660,7 @@ class Places(dict):
         if not isinstance(place, str):
             return Place(*place), None
         name, _, side = place.partition(".")
-        expect.choice([*self], place=name)
+        validate.one_of([*self], place=name)
         return self[name], side or None
 
     def way(self, start, end, via=()) -> list:
@@ -1074,7 +1075,7 @@ def machine(
     """
     lit = [lit] if isinstance(lit, str) else list(lit)
     for part in (*lit, *(links or ())):
-        expect.choice(PARTS, part=part)
+        validate.one_of(PARTS, part=part)
     whole = [part for part in lit if part in ("check", "costs")]
     marked = {*lit} - {*whole} | ({"loss"} if "training" in lit else set())
     svgs = []
@@ -1096,7 +1097,7 @@ def in_words(
     row: dict,  # of a record, with before, after and verdict
 ) -> str:
     """What a row shows: ``5.8 × less``, ``nothing shown``."""
-    expect.choice([*VERDICTS], verdict=row["verdict"])
+    validate.one_of([*VERDICTS], verdict=row["verdict"])
     ratio = float(row["before"]) / float(row["after"])
     if row["verdict"] == "nothing shown":
         return row["verdict"]
@@ -1138,7 +1139,7 @@ def before_after(
     ``before_low``, ``before_high`` and the same of ``after`` are the
     ranges.  ValueError for no row and for a verdict that is none.
     """
-    expect.that(rows, "nothing to draw: no rows")
+    validate.require(rows, "nothing to draw: no rows")
     fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows),
                        squeeze=False)
     for row, ax in zip(rows, axes[:, 0]):
@@ -1163,7 +1164,7 @@ def changes(
 
     The bar spans what the two ranges allow.  ValueError for no row.
     """
-    expect.that(rows, "nothing to draw: no rows")
+    validate.require(rows, "nothing to draw: no rows")
     fig, ax = figure(5.6, 0.36 * len(rows) + 0.8)
     for y, row in enumerate(rows):
         before, low, high, after, least, most = (
@@ -1197,7 +1198,7 @@ def climb(
 
     ValueError for no row.
     """
-    expect.that(rows, "nothing to draw: no rows")
+    validate.require(rows, "nothing to draw: no rows")
     fig, ax = figure(3.7, 0.42 * len(rows) + 0.6)
     most = max(float(row[measure]) for row in rows)
     for y, row in enumerate(rows):

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 
 # %% ../nbs/04_absolute_positions.ipynb #4006a6ce
 #| code-summary: when values may not be looked at
@@ -74,11 +74,11 @@ class Embedding(nn.Module):
         init: str = "normal",  # or "uniform"
     ):
         super().__init__()
-        expect.whole(vocab_size=vocab_size, d_model=d_model)
-        expect.number("(-inf, inf)", scale=scale)
+        validate.integer(vocab_size=vocab_size, d_model=d_model)
+        validate.number("(-inf, inf)", scale=scale)
         self.scale = scale
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
-        expect.choice(("normal", "uniform"), init=init)
+        validate.one_of(("normal", "uniform"), init=init)
         if init == "normal":
             nn.init.normal_(self.weight, std=d_model ** -0.5)
         else:
@@ -86,7 +86,7 @@ class Embedding(nn.Module):
             nn.init.uniform_(self.weight, -edge, edge)
 
     def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        expect.integers(ids=ids)
+        validate.integer_tensors(ids=ids)
         x = _rows(ids.long(), self.weight)
         if x is None:
             n = len(self.weight)
@@ -103,9 +103,10 @@ class Embedding(nn.Module):
 #| code-summary: the frequency of each pair of columns
 def _frequencies(d_model, base, device=None):
     "Radians per position of each pair of columns, in float64."
-    expect.even(d_model=d_model)
+    validate.even_integer(d_model=d_model)
     i = torch.arange(d_model // 2, dtype=torch.float64, device=device)
-    expect.that(0 < base < math.inf, f"base must be above 0, got {base}")
+    validate.require(0 < base < math.inf, "base must be above 0, got "
+                     f"{base}")
     return base ** (-2 * i / d_model)
 
 # %% ../nbs/04_absolute_positions.ipynb #35feac2d
@@ -121,7 +122,7 @@ def sinusoids(
     computed in float64, the result is float32.  Raises ``ValueError``
     for an odd ``d_model`` and for positions that are no integers.
     """
-    expect.integers(pos=pos)
+    validate.integer_tensors(pos=pos)
     angle = pos[..., None] * _frequencies(d_model, base, pos.device)
     hands = torch.stack([angle.sin(), angle.cos()], dim=-1)
     return hands.flatten(-2).float()
@@ -222,7 +223,7 @@ class SinusoidalPositions(Derived):
         base: float = 10_000.0,  # as in ``sinusoids``
     ):
         super().__init__()
-        expect.whole(max_len=max_len)
+        validate.integer(max_len=max_len)
         self.max_len = max_len
         self.d_model = d_model
         self.base = base
@@ -233,7 +234,7 @@ class SinusoidalPositions(Derived):
         return {"table": sinusoids(pos, self.d_model, self.base)}
 
     def forward(self, pos: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        expect.integers(pos=pos)
+        validate.integer_tensors(pos=pos)
         table = self.ready("table", pos)
         pos, blind = pos.long(), _blind(pos)
         x = None if blind else _rows(pos, table)
@@ -267,13 +268,13 @@ class LearnedPositions(nn.Module):
         std: float = 0.02,  # of the first weights
     ):
         super().__init__()
-        expect.whole(max_len=max_len, d_model=d_model)
-        expect.number("[0, inf)", std=std)
+        validate.integer(max_len=max_len, d_model=d_model)
+        validate.number("[0, inf)", std=std)
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.weight, std=std)
 
     def forward(self, pos: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        expect.integers(pos=pos)
+        validate.integer_tensors(pos=pos)
         pos, weight, blind = pos.long(), self.weight, _blind(pos)
         x = None if blind else _rows(pos, weight)
         if x is not None:

@@ -19,7 +19,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import check, expect
+from . import check, validate
 from .attend import attend, causal_mask, padding_mask, softmax
 from tformer.attention import (
     Cache,
@@ -605,9 +605,10 @@ class _Rebuilt(check.Report):
 # %% ../nbs/A5_rebuild.ipynb #e638c2fb
 #| code-summary: refuses what is no gap, and no class with gaps
 def _expect_gaps(cls, **gap):
-    expect.choice(GAPS, **gap)
-    expect.that(isinstance(cls, type) and issubclass(cls, EmptyGPT),
-                f"cls must be a subclass of EmptyGPT, got {cls!r:.60}")
+    validate.one_of(GAPS, **gap)
+    validate.require(isinstance(cls, type) and issubclass(cls, EmptyGPT),
+                     "cls must be a subclass of EmptyGPT, got "
+                     f"{cls!r:.60}")
 
 # %% ../nbs/A5_rebuild.ipynb #a283f201
 def check_gap(

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 from .position import Derived
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41d20a95
@@ -32,7 +32,7 @@ def relative_positions(
     Negative for keys before the query, 0 for its own place.  Raises
     ``ValueError`` for positions that are not int64 ``(b, length)``.
     """
-    expect.positions(pos=pos, k_pos=k_pos)
+    validate.position_tensors(pos=pos, k_pos=k_pos)
     return k_pos[:, None, :] - pos[:, :, None]
 
 # %% ../nbs/05_relative_and_rotary.ipynb #b1c1dcb9
@@ -48,8 +48,8 @@ class ShawRelative(nn.Module):
     def __init__(self, d_head: int, max_distance: int, *,
                  std: float = 0.02):
         super().__init__()
-        expect.whole(d_head=d_head, max_distance=max_distance)
-        expect.number("[0, inf)", std=std)
+        validate.integer(d_head=d_head, max_distance=max_distance)
+        validate.number("[0, inf)", std=std)
         self.max_distance = max_distance
         size = 2 * max_distance + 1, d_head
         self.key_table = nn.Parameter(std * torch.randn(size))
@@ -110,11 +110,12 @@ def t5_bucket(
     keys ahead have half of the buckets each.  Raises ``ValueError`` if
     no exact bucket is left or ``max_distance`` is among them.
     """
-    expect.whole(n_buckets=n_buckets, max_distance=max_distance)
+    validate.integer(n_buckets=n_buckets, max_distance=max_distance)
     side = n_buckets if causal else n_buckets // 2
     exact = side // 2
-    expect.that(1 <= exact < max_distance, f"{n_buckets} buckets hold "
-                f"{exact} exact distances, max_distance is {max_distance}")
+    validate.require(1 <= exact < max_distance, f"{n_buckets} buckets "
+                     f"hold {exact} exact distances, max_distance is "
+                     f"{max_distance}")
     away = (-distance).clamp(min=0) if causal else distance.abs()
     octaves = torch.log(away.clamp(min=exact).float() / exact)
     far = octaves / math.log(max_distance / exact) * (side - exact)
@@ -133,7 +134,7 @@ class T5Bias(nn.Module):
     def __init__(self, n_heads: int, *, n_buckets: int = 32,
                  max_distance: int = 128, causal: bool = False):
         super().__init__()
-        expect.whole(n_heads=n_heads)
+        validate.integer(n_heads=n_heads)
         self.sizes = dict(n_buckets=n_buckets, causal=causal,
                           max_distance=max_distance)
         t5_bucket(torch.zeros(1, dtype=torch.int64), **self.sizes)
@@ -164,7 +165,7 @@ def alibi_slopes(
     power below, and then every other slope of the power above.  These
     few numbers are on the CPU, whatever the default device.
     """
-    expect.whole(n_heads=n_heads)
+    validate.integer(n_heads=n_heads)
     below = 2 ** (int(n_heads).bit_length() - 1)
     slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
     more = [2 ** (-4 * i / below) for i in range(1, 2 * below, 2)]
@@ -212,9 +213,9 @@ def rope_frequencies(
     on the CPU, whatever the default device.  Raises ``ValueError`` for
     an odd width.
     """
-    expect.even(d_head=d_head)
+    validate.even_integer(d_head=d_head)
     i = torch.arange(0, d_head, 2, dtype=torch.float32, device="cpu")
-    expect.number("(0, inf)", base=base)
+    validate.number("(0, inf)", base=base)
     return 1.0 / base ** (i / d_head)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d7a83718
@@ -251,11 +252,11 @@ def rotate(
     in the wider type; the result has the type of ``x``.  Raises
     ``ValueError`` for shapes that do not fit or could mean two things.
     """
-    expect.choice(LAYOUTS, layout=layout)
+    validate.one_of(LAYOUTS, layout=layout)
     fit = 2 * cos.shape[-1] == x.shape[-1] and not 2 < cos.ndim < x.ndim
-    expect.that(fit, f"angles of shape {tuple(cos.shape)} for vectors of "
-                f"shape {tuple(x.shape)}: they need half as many columns, "
-                "and as many axes or two at most")
+    validate.require(fit, f"angles of shape {tuple(cos.shape)} for "
+                     f"vectors of shape {tuple(x.shape)}: they need half "
+                     "as many columns, and as many axes or two at most")
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     a, b = _members(wide, layout)
     turned = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
@@ -274,11 +275,12 @@ def convert_layout(
     same logits with ``Rotary(layout=to)`` as before with the other
     layout.  Raises ``ValueError`` if the rows are no whole heads.
     """
-    expect.even(d_head=d_head)
+    validate.even_integer(d_head=d_head)
     forms = "(h pair two) ...", "(h two pair) ..."
-    expect.choice(LAYOUTS, to=to)
-    expect.that(weight.shape[0] % d_head == 0, f"{weight.shape[0]} rows "
-                f"are no heads of width d_head {d_head}")
+    validate.one_of(LAYOUTS, to=to)
+    validate.require(weight.shape[0] % d_head == 0,
+                     f"{weight.shape[0]} rows are no heads of width "
+                     f"d_head {d_head}")
     pattern = " -> ".join(forms if to == "half" else forms[::-1])
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
@@ -342,7 +344,7 @@ class _Turn(torch.autograd.Function):
 #| code-summary: one tensor turned, by the way that suits it
 def _turned(x, cos, sin, layout):
     if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
-        expect.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
+        validate.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
     if x.requires_grad and not (
             torch.compiler.is_compiling() or cos.requires_grad):
         return _Turn.apply(x, cos, sin, layout)
@@ -361,8 +363,8 @@ class Rotary(Derived):
                  freqs: Float[Tensor, " half"] | None = None,
                  scale: float = 1.0, layout: str = "half"):
         super().__init__()
-        expect.number("(0, inf)", scale=scale)
-        expect.choice(LAYOUTS, layout=layout)
+        validate.number("(0, inf)", scale=scale)
+        validate.one_of(LAYOUTS, layout=layout)
         self.d_head = d_head
         self.base = base
         self.scale = scale
@@ -371,9 +373,10 @@ class Rotary(Derived):
         self.given = None  # or the frequencies, as plain numbers
         pairs = rope_frequencies(d_head, base).shape
         if freqs is not None:
-            expect.that(freqs.shape == pairs and not freqs.is_meta,
-                        f"d_head {d_head} has {pairs[0]} pairs, got "
-                        f"{freqs.numel()} frequencies on {freqs.device}")
+            validate.require(freqs.shape == pairs and not freqs.is_meta,
+                             f"d_head {d_head} has {pairs[0]} pairs, got "
+                             f"{freqs.numel()} frequencies on "
+                             f"{freqs.device}")
             self.given = tuple(freqs.float().tolist())
         self.renew()
 
@@ -393,10 +396,10 @@ class Rotary(Derived):
         pos: Int[Tensor, "#b t"],  # the position of each token
     ) -> tuple[Tensor, Tensor]:
         "cos and signed sin, times ``scale``: layers may share them."
-        expect.positions(pos=pos)
+        validate.position_tensors(pos=pos)
         turns = self.ready("turns", pos)
         if self.layout != self._made:  # it was changed afterwards
-            expect.choice(LAYOUTS, layout=self.layout)
+            validate.one_of(LAYOUTS, layout=self.layout)
             turns = _joined(-self.freqs, self.freqs, self.layout)
         angle = pos[:, None, :, None] * turns
         cos = angle.cos()
@@ -413,14 +416,14 @@ class Rotary(Derived):
         angles: tuple[Tensor, Tensor] | None = None,  # … from ``angles``
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
-        expect.that((pos is None) != (angles is None),
-                    "give either pos or angles, and not both")
+        validate.require((pos is None) != (angles is None), "give either "
+                         "pos or angles, and not both")
         if angles is None:  # ``Positions`` keep them for other layers
             angles = (self.angles(pos) if isinstance(pos, Tensor) else
                       pos.once((self,), lambda: self.angles(pos.at)))
         cos, sin = angles
         if cos.shape[-1] != self.d_head:
-            expect.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
+            validate.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
         return tuple([_turned(x, cos, sin, self.layout) for x in tensors])
 
     def extra_repr(self) -> str:
@@ -438,7 +441,7 @@ def linear_scaling(
 
     Chen et al. (2023).
     """
-    expect.number("(0, inf)", factor=factor)
+    validate.number("(0, inf)", factor=factor)
     return freqs / factor
 
 # %% ../nbs/05_relative_and_rotary.ipynb #1950bff8
@@ -453,9 +456,9 @@ def ntk_base(
     by Peng et al. (2024), section 3.1.  Raises ``ValueError`` for fewer
     than two pairs.
     """
-    expect.whole(4, d_head=d_head)
+    validate.integer(4, d_head=d_head)
     power = d_head / (d_head - 2)
-    expect.number("(0, inf)", base=base, factor=factor)
+    validate.number("(0, inf)", base=base, factor=factor)
     return base * factor ** power
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d637383c
@@ -473,12 +476,12 @@ def llama3_scaling(
     ``original_max_len``.  Raises ``ValueError`` if the two limits are
     not in order.
     """
-    expect.whole(original_max_len=original_max_len)
+    validate.integer(original_max_len=original_max_len)
     low = low_freq_factor
     high = high_freq_factor
-    expect.number("(0, inf)", factor=factor)
-    expect.that(0 <= low < high, f"low_freq_factor {low} must be below "
-                f"high_freq_factor {high}, and not negative")
+    validate.number("(0, inf)", factor=factor)
+    validate.require(0 <= low < high, f"low_freq_factor {low} must be "
+                     f"below high_freq_factor {high}, and not negative")
     turns = original_max_len * freqs / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * freqs + (1 - keep) * freqs / factor
@@ -499,7 +502,7 @@ def yarn_scaling(
     *index* of the pair, between the pairs that turn ``beta_fast`` and
     ``beta_slow`` times within ``original_max_len``.
     """
-    expect.whole(original_max_len=original_max_len)
+    validate.integer(original_max_len=original_max_len)
 
     def pair(turns):
         "The index, in general no integer, of the pair that turns so."
@@ -507,10 +510,11 @@ def yarn_scaling(
         return d_head * math.log(wave) / (2 * math.log(base))
 
     freqs = rope_frequencies(d_head, base)
-    expect.number("(0, inf)", factor=factor, beta_slow=beta_slow)
-    expect.number("(1, inf)", base=base)
-    expect.that(beta_slow <= beta_fast < math.inf, "beta_slow "
-                f"{beta_slow} must not be above beta_fast {beta_fast}")
+    validate.number("(0, inf)", factor=factor, beta_slow=beta_slow)
+    validate.number("(1, inf)", base=base)
+    validate.require(beta_slow <= beta_fast < math.inf,
+                     f"beta_slow {beta_slow} must not be above beta_fast "
+                     f"{beta_fast}")
     first = max(math.floor(pair(beta_fast)), 0)
     last = min(math.ceil(pair(beta_slow)), d_head - 1)
     index = torch.arange(len(freqs), dtype=freqs.dtype, device="cpu")

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 
 # %% ../nbs/A7_caches.ipynb #8f9db818
 class Positions:
@@ -77,7 +77,7 @@ class Positions:
             past = cls(start=0, n=0) if past is None else cls.of(past)
             pos = past.following(x.shape[1], x.device)
         elif not isinstance(pos, cls):
-            expect.positions(pos=pos)
+            validate.position_tensors(pos=pos)
             pos = cls(pos)
         if x is not None and (x.ndim < 2 or pos.n != x.shape[1]
                               or 1 != pos.rows != len(x)):
@@ -204,14 +204,15 @@ def _takes(batch, kept, rows, other):
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
                  for x in held] for held in (other.kept, kept))
     n = len(other.kept[0]) if other.kept else 0
-    expect.that(n and batch, "put takes rows of a cache that holds tokens "
-                "into one that knows how many rows it has: "
-                "new_cache(batch)")
-    expect.rows(batch, rows=rows, different=True)
-    expect.that(rows.shape == (n,), f"{n} rows are put, so rows must name "
-                f"{n} places, got {tuple(rows.shape)}")
-    expect.that(new == (old or new), "what is put must be like what is "
-                f"kept in all but batch and time: {new} meets {old}")
+    validate.require(n and batch, "put takes rows of a cache that holds "
+                     "tokens into one that knows how many rows it has: "
+                     "new_cache(batch)")
+    validate.row_indices(batch, rows=rows, unique=True)
+    validate.require(rows.shape == (n,), f"{n} rows are put, so rows must "
+                     f"name {n} places, got {tuple(rows.shape)}")
+    validate.require(new == (old or new), "what is put must be like what "
+                     f"is kept in all but batch and time: {new} meets "
+                     f"{old}")
 
 # %% ../nbs/A7_caches.ipynb #3c61f4ec
 class KeptRows:
@@ -223,7 +224,7 @@ class KeptRows:
     """
 
     def __init__(self, batch: int | None = None):
-        expect.whole(batch=1 if batch is None else batch)
+        validate.integer(batch=1 if batch is None else batch)
         self.batch = batch
         self.kept = []
         self.k_pos = None
@@ -259,7 +260,7 @@ class KeptRows:
         "Keep these rows of the batch, in this order; repeats copy."
         past = self.k_pos
         b = self.batch
-        expect.rows(len(rows) if b is None else b, rows=rows)
+        validate.row_indices(len(rows) if b is None else b, rows=rows)
         if past is None:
             self.batch = len(rows)
         else:
@@ -394,8 +395,8 @@ class MemoryCache(KeptRows):
         make: Callable,  # from a memory to the tensors that are kept
     ) -> tuple:
         "What is kept of this memory, and the positions of its tokens."
-        expect.that(memory is not None or self.kept,
-                    "there is no memory yet: pass memory= the first time")
+        validate.require(memory is not None or self.kept, "there is no "
+                         "memory yet: pass memory= the first time")
         stamp = None if memory is None else _changes(memory)
         new = memory is not None and (memory is not self.memory
                                       or stamp != self._stamp)
@@ -422,7 +423,7 @@ class Together:
     """
 
     def __init__(self, layers: list[Any]):
-        expect.that(layers, "a cache needs 1 layer or more, got 0")
+        validate.require(layers, "a cache needs 1 layer or more, got 0")
         self.layers = list(layers)
 
     @property
@@ -514,14 +515,14 @@ def online_attend(
     kernels (Dao et al., 2022).  Equal to the output of ``attend``, dead
     rows and errors included.
     """
-    expect.attention(q, k, v, mask)
+    validate.attention_inputs(q, k, v, mask)
     shape = (*q.shape[:-1], k.shape[-2])
     allowed = None if mask is None else mask.expand(shape)
     wide = q.to(torch.promote_types(q.dtype, torch.float32))
     state = (wide.new_full((*shape[:-1], 1), -math.inf),
              wide.new_zeros(*shape[:-1], 1),
              wide.new_zeros(*shape[:-1], v.shape[-1]))
-    expect.whole(block=block)
+    validate.integer(block=block)
     for start in range(0, k.shape[-2], block):
         part = slice(start, start + block)
         scores = wide @ k[..., part, :].to(wide).mT * q.shape[-1] ** -0.5
@@ -543,7 +544,7 @@ def repeat_heads(
     Head i of the result is head i // n of ``x``, the order of Llama.
     Raises ``ValueError`` for ``n`` below 1.
     """
-    expect.whole(n=n)
+    validate.integer(n=n)
     return x if n == 1 else repeat(x, "b kv s d -> b (kv n) s d", n=n)
 
 # %% ../nbs/A7_caches.ipynb #55b4cb49
@@ -558,9 +559,9 @@ def with_causal(
     "The mask, and with it the causal flag as a mask; needs t = s."
     if not causal:
         return mask
-    expect.that(t == s, f"causal=True counts from the first of as many "
-                f"keys as queries, got {t} queries and {s} keys; use "
-                "causal_mask(pos, k_pos)")
+    validate.require(t == s, "causal=True counts from the first of as "
+                     f"many keys as queries, got {t} queries and {s} "
+                     "keys; use causal_mask(pos, k_pos)")
     lower = torch.ones(t, s, dtype=torch.bool, device=device)
     lower = lower.tril()[None, None]
     return lower if mask is None else mask & lower
@@ -629,7 +630,7 @@ def fused_attend(
     causal flag spares the kernel half of its work; together with a
     mask or a bias it becomes a mask.
     """
-    expect.attention(q, k, v, mask, bias, shared=True)
+    validate.attention_inputs(q, k, v, mask, bias, allow_gqa=True)
     n = q.shape[1] // k.shape[1]
     t = q.shape[-2]
     s = k.shape[-2]

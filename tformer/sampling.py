@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import expect
+from . import validate
 
 # %% ../nbs/20_sampling.ipynb #7cfcc2f9
 #| code-summary: logits in float32; NaN and rows of −∞ alone are refused
 def _float(logits):
     "In float32 at least. On a device, nobody looks at the values."
-    expect.floating(logits=logits)
+    validate.floating_tensors(logits=logits)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if logits.is_cpu and not torch.compiler.is_compiling():
         best = logits.detach().amax(-1)
@@ -31,8 +31,8 @@ def _float(logits):
             for row, x in enumerate(best.flatten().tolist()):
                 why = {-math.inf: "forbid every id: all are -inf",
                        math.inf: "hold +inf"}.get(x, "hold NaN")
-                expect.that(math.isfinite(x),
-                            f"the logits of row {row} {why}")
+                validate.require(math.isfinite(x), "the logits of row "
+                                 f"{row} {why}")
     return logits
 
 # %% ../nbs/20_sampling.ipynb #100eb22b
@@ -57,11 +57,11 @@ def draw(
 # %% ../nbs/20_sampling.ipynb #b3cd8229
 #| code-summary: refuses numbers that are not from 0 to below 1
 def _expect_shares(logits, u):
-    expect.shapes(logits=(logits, "*b vocab"), u=(u, "*b"))
+    validate.shapes(logits=(logits, "*b vocab"), u=(u, "*b"))
     if u.is_cpu and u.numel() and not torch.compiler.is_compiling():
         low, high = (x.item() for x in u.aminmax())
-        expect.that(0 <= low <= high < 1, "u must be from 0 to below 1, "
-                    f"got {low} to {high}")
+        validate.require(0 <= low <= high < 1, "u must be from 0 to below "
+                         f"1, got {low} to {high}")
 
 # %% ../nbs/20_sampling.ipynb #009be490
 #| code-summary: probabilities as whole numbers, which add up in any order
@@ -85,10 +85,10 @@ def bias(
     "Logits with a number added to those of some ids."
     logits, vocab = _float(logits), logits.shape[-1]
     wrong = [i for i in amounts if not 0 <= i < vocab]
-    expect.that(not wrong, f"bias names id {wrong[:1]}, outside the "
-                f"vocabulary: ids go from 0 to {vocab - 1}")
+    validate.require(not wrong, f"bias names id {wrong[:1]}, outside the "
+                     f"vocabulary: ids go from 0 to {vocab - 1}")
     nan = [i for i, amount in amounts.items() if math.isnan(amount)]
-    expect.that(not nan, f"the bias of id {nan[:1]} is NaN")
+    validate.require(not nan, f"the bias of id {nan[:1]} is NaN")
     more = logits.new_zeros(vocab)
     more[list(amounts)] = more.new_tensor(list(amounts.values()))
     return logits + more
@@ -102,7 +102,7 @@ def temperature(
 
     ``ValueError`` for a temperature below 0, NaN or infinite.
     """
-    expect.number("[0, inf)", t=t)
+    validate.number("[0, inf)", t=t)
     logits = _float(logits)
     if t >= 1e-6:
         return logits / t
@@ -116,7 +116,7 @@ def top_k(
     k: int,  # from 1 on
 ) -> Float[Tensor, "*b vocab"]:
     "The k largest stay, and what ties with the last (Fan et al., 2018)."
-    expect.whole(k=k)
+    validate.integer(k=k)
     logits = _float(logits)
     least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
     return _keep(logits, logits >= least)
@@ -131,7 +131,7 @@ def top_p(
     Holtzman et al. (2020), section 3.1: the nucleus.  What ties with
     the last of them stays as well.
     """
-    expect.number("(0, 1]", p=p)
+    validate.number("(0, 1]", p=p)
     logits = _float(logits)
     return _fewest(logits, logits, p)
 
@@ -172,7 +172,7 @@ def min_p(
     p: float,  # in (0, 1], a share of the best probability
 ) -> Float[Tensor, "*b vocab"]:
     "Ids at least ``p`` times as likely as the best stay (Nguyen, 2024)."
-    expect.number("(0, 1]", p=p)
+    validate.number("(0, 1]", p=p)
     logits = _float(logits)
     least = logits.amax(-1, keepdim=True) + math.log(p)
     return _keep(logits, logits >= least)
@@ -189,7 +189,7 @@ def typical(
     Meister et al. (2022): in the order of how far −log p lies from its
     mean, the entropy.
     """
-    expect.number("(0, 1]", p=p)
+    validate.number("(0, 1]", p=p)
     logits = _float(logits)
     log_p = logits.log_softmax(-1)
     entropy = -(logits.softmax(-1) * log_p).nansum(
@@ -205,21 +205,22 @@ def _expect_settings(s):
             ("repetition", "(0, inf)", 1), ("frequency", "(-inf, inf)", 0),
             ("presence", "(-inf, inf)", 0)):
         if getattr(s, name) is not off:
-            expect.number(interval, **{name: getattr(s, name)})
-    expect.that(s.top_k is None or s.top_k != 0,
-                "top_k must be at least 1, got 0; None turns it off")
+            validate.number(interval, **{name: getattr(s, name)})
+    validate.require(s.top_k is None or s.top_k != 0, "top_k must be at "
+                     "least 1, got 0; None turns it off")
     for least, name in ((1, "top_k"), (0, "seed")):
         if getattr(s, name) is not None:
-            expect.whole(least, **{name: getattr(s, name)})
-    expect.that(s.seed is None or s.seed < 2**63,
-                f"seed must be below 2**63, got {s.seed}")
-    expect.kind((Mapping, type(None)), bias=s.bias)
+            validate.integer(least, **{name: getattr(s, name)})
+    validate.require(s.seed is None or s.seed < 2**63, "seed must be "
+                     f"below 2**63, got {s.seed}")
+    validate.instance_of((Mapping, type(None)), bias=s.bias)
     for i, amount in (s.bias or {}).items():
-        expect.whole(0, **{"an id in bias": i})
+        validate.integer(0, **{"an id in bias": i})
         if amount != -math.inf:
-            expect.number("(-inf, inf)", **{f"bias of id {i}": amount})
-    expect.that(s.allowed is None or callable(s.allowed),
-                f"allowed is a function of ids, not {s.allowed!r:.50}")
+            validate.number("(-inf, inf)", **{f"bias of id {i}": amount})
+    validate.require(s.allowed is None or callable(s.allowed),
+                     "allowed is a function of ids, not "
+                     f"{s.allowed!r:.50}")
 
 # %% ../nbs/20_sampling.ipynb #eb0f6203
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +247,11 @@ class Sampling:
 #| code-summary: what allowed answers about one row
 def _mask_of(s, row, logits):
     mask = s.allowed(row[row >= 0])
-    expect.that(isinstance(mask, Tensor) and mask.dtype == torch.bool
-                and mask.shape == logits.shape[-1:], "allowed must answer "
-                f"with a boolean tensor ({logits.shape[-1]},), got "
-                f"{mask if not isinstance(mask, Tensor) else mask.shape}")
+    validate.require(isinstance(mask, Tensor) and mask.dtype == torch.bool
+                     and mask.shape == logits.shape[-1:],
+                     "allowed must answer with a boolean tensor "
+                     f"({logits.shape[-1]},), got "
+                     f"{getattr(mask, 'shape', mask)}")
     return mask
 
 # %% ../nbs/20_sampling.ipynb #998727ae
@@ -295,20 +297,21 @@ def process(
     """
     if ids is None:
         ids = torch.empty(len(logits), 0, dtype=torch.int64)
-    expect.shapes(logits=(logits, "b vocab"), ids=(ids, "b n"))
+    validate.shapes(logits=(logits, "b vocab"), ids=(ids, "b n"))
     logits = _by_text(_float(logits), settings, ids)
     return _by_rank(temperature(logits, settings.temperature), settings)
 
 # %% ../nbs/20_sampling.ipynb #9e4bc50c
 #| code-summary: ids that were written; unknown ones are refused
 def _written(ids, logits):
-    expect.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
+    validate.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
     vocab = logits.shape[-1]
-    expect.integers(ids=ids)
+    validate.integer_tensors(ids=ids)
     if ids.is_cpu and ids.numel():
         top = ids.max().item()
-        expect.that(top < vocab, f"id {top} is outside the vocabulary: "
-                    f"ids go from 0 to {vocab - 1}, and -1 is none")
+        validate.require(top < vocab, f"id {top} is outside the "
+                         f"vocabulary: ids go from 0 to {vocab - 1}, and "
+                         "-1 is none")
     return ids.to(logits.device, torch.int64)
 
 # %% ../nbs/20_sampling.ipynb #9dd4c42a
@@ -321,7 +324,7 @@ def repetition_penalty(
 
     Keskar et al. (2019), section 4.1, with the sign put right.
     """
-    expect.number("(0, inf)", penalty=penalty)
+    validate.number("(0, inf)", penalty=penalty)
     logits = _float(logits)
     ids = _written(ids, logits)
     if not ids.shape[-1]:
@@ -350,7 +353,7 @@ def frequency_penalty(
     penalty: float,  # taken off for each time that an id was written
 ) -> Float[Tensor, "*b vocab"]:
     "Logits minus ``penalty`` times how often the id was written."
-    expect.number("(-inf, inf)", penalty=penalty)
+    validate.number("(-inf, inf)", penalty=penalty)
     logits = _float(logits)
     return logits - penalty * _counts(ids, logits)
 
@@ -363,7 +366,7 @@ def presence_penalty(
     penalty: float,  # taken off once
 ) -> Float[Tensor, "*b vocab"]:
     "Logits minus ``penalty`` where the id was written at all."
-    expect.number("(-inf, inf)", penalty=penalty)
+    validate.number("(-inf, inf)", penalty=penalty)
     logits = _float(logits)
     return logits - penalty * (_counts(ids, logits) > 0)
 
@@ -422,16 +425,16 @@ def _pick(logits, s, u):
 #| code-summary: ids of rows that wrote differently much, side by side
 def _side_by_side(ids, b, read):
     "(b, n), with -1 behind the shorter rows; empty if nobody reads it."
-    expect.that(ids is None or len(ids) == b,
-                f"ids of {b if ids is None else len(ids)} rows for "
-                f"logits of {b}")
+    validate.require(ids is None or len(ids) == b, "ids of "
+                     f"{b if ids is None else len(ids)} rows for logits "
+                     f"of {b}")
     if ids is None or not read:
         return torch.empty(b, 0, dtype=torch.int64)
     if isinstance(ids, Tensor):
         return ids
     rows = [torch.as_tensor(row) for row in ids]
-    expect.integers(**{f"ids of row {i}": row for i, row in
-                       enumerate(rows) if row.numel()})
+    validate.integer_tensors(**{f"ids of row {i}": row for i, row in
+                                enumerate(rows) if row.numel()})
     return torch.nn.utils.rnn.pad_sequence(
         [row.long() for row in rows], batch_first=True, padding_value=-1)
 
@@ -464,9 +467,9 @@ def _generator(seed):
 #| code-summary: refuses what are no settings
 def _expect_each(settings):
     every = [settings] if isinstance(settings, Sampling) else settings
-    expect.kind(Sequence, settings=every)
+    validate.instance_of(Sequence, settings=every)
     for i, one in enumerate(every):
-        expect.kind(Sampling, **{f"settings {i}": one})
+        validate.instance_of(Sampling, **{f"settings {i}": one})
 
 # %% ../nbs/20_sampling.ipynb #fb5b2996
 class Sampler:
@@ -492,11 +495,11 @@ class Sampler:
         # what each row wrote; shorter rows are filled with -1
     ) -> Int[Tensor, " b"]:
         "The next id of each row; what is refused draws no number."
-        expect.shapes(logits=(logits, "b vocab"))
+        validate.shapes(logits=(logits, "b vocab"))
         logits, b = _float(logits), len(logits)
         rows = self._seeded(b) if self.rows is None else self.rows
-        expect.that(len(rows) == b, f"logits of {b} rows for a sampler "
-                    f"of {len(rows)}")
+        validate.require(len(rows) == b, f"logits of {b} rows for a "
+                         f"sampler of {len(rows)}")
         parts = _left(self._groups(rows), logits, ids)
         self.rows = rows
         u = torch.tensor([torch.rand((), generator=g, dtype=torch.float64)
@@ -511,8 +514,8 @@ class Sampler:
         "Keep these rows in this order; a row may be kept twice."
         n = len(self._there())
         wrong = [i for i in rows if not 0 <= i < n]
-        expect.that(not wrong, f"there are {n} rows, from 0 on, and none "
-                    f"is {wrong[:1]}")
+        validate.require(not wrong, f"there are {n} rows, from 0 on, and "
+                         f"none is {wrong[:1]}")
         kept = [self.rows[i] for i in rows]
         self.rows = [(s, g.clone_state()) for s, g in kept]
 
@@ -523,8 +526,9 @@ class Sampler:
 
     def _there(self):
         "The rows, once it is known how many there are."
-        expect.that(self.rows is not None, "a sampler of one setting has "
-                    "no rows before its first call: give it a list")
+        validate.require(self.rows is not None, "a sampler of one setting "
+                         "has no rows before its first call: give it a "
+                         "list")
         return self.rows
 
     def _seeded(self, b):
@@ -554,10 +558,11 @@ def allow(
     "Logits with −∞ for all ids that the mask forbids."
     fits = mask.shape[-1:] == logits.shape[-1:] and all(
         n in (1, m) for n, m in zip(mask.shape[::-1], logits.shape[::-1]))
-    expect.that(mask.dtype == torch.bool and mask.ndim <= logits.ndim
-                and fits, "a mask of allowed ids is boolean, one for each "
-                f"of {logits.shape[-1]} ids, not {mask.dtype} of shape "
-                f"{tuple(mask.shape)} for {tuple(logits.shape)}")
+    validate.require(mask.dtype == torch.bool and mask.ndim <= logits.ndim
+                     and fits, "a mask of allowed ids is boolean, one for "
+                     f"each of {logits.shape[-1]} ids, not {mask.dtype} "
+                     f"of shape {tuple(mask.shape)} for "
+                     f"{tuple(logits.shape)}")
     logits = _keep(_float(logits), mask)
     if logits.is_cpu and not (left := (logits > -math.inf).any(-1)).all():
         raise ValueError("the mask forbids every id that the logits "
@@ -573,9 +578,9 @@ def distinct(
     n: int = 4,  # words in a run
 ) -> float:
     "Different runs of n words over all runs (Li et al., 2016)."
-    expect.that(not isinstance(texts, str), "texts must be a list of "
-                f"texts, got one: {texts!r:.60}")
+    validate.require(not isinstance(texts, str), "texts must be a list of "
+                     f"texts, got one: {texts!r:.60}")
     runs = [run for text in texts for words in [text.split()]
             for run in zip(*(words[i:] for i in range(n)))]
-    expect.that(runs, f"no text has {n} words: n is at least 1")
+    validate.require(runs, f"no text has {n} words: n is at least 1")
     return len(set(runs)) / len(runs)

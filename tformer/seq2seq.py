@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 from .attention import Cache, CrossAttention, SelfAttention
 from tformer.layers import (
     Dropout,
@@ -108,8 +108,8 @@ class Seq2SeqConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        expect.heads(d_model=self.d_model, n_heads=self.n_heads)
-        expect.even(d_model=self.d_model)
+        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads)
+        validate.even_integer(d_model=self.d_model)
 
 # %% ../nbs/09_encoder_decoder.ipynb #01ab5720
 #| code-summary: positions of a source, from a mask of its tokens

@@ -31,7 +31,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from . import expect
+from . import validate
 from .generate import ended, left_padded, picker, stop_rules
 from .model import evaluating
 from .paged import PagedSlots, Slots
@@ -96,8 +96,8 @@ class Ticket:
 
     def take(self, i: int, log_prob: float) -> str | None:
         "One id more, or none; why the text is over, if it is."
-        expect.that(not math.isnan(log_prob), "the logits hold NaN after "
-                    f"{len(self.ids)} new ids")
+        validate.require(not math.isnan(log_prob), "the logits hold NaN "
+                         f"after {len(self.ids)} new ids")
         ids, functions = self.stops
         if i in ids:
             return "stop"
@@ -175,7 +175,8 @@ def _memories(tickets):
     every = [ticket.request.memory for ticket in tickets]
     if all(x is None for x in every):
         return {}
-    expect.that(not any(x is None for x in every), "a memory is missing")
+    validate.require(not any(x is None for x in every), "a memory is "
+                     "missing")
     masks = [torch.ones(len(x), dtype=torch.bool, device=x.device)
              if ticket.request.memory_mask is None
              else ticket.request.memory_mask
@@ -187,12 +188,13 @@ def _memories(tickets):
 #| code-summary: refuses an encoder output that cannot stand beside others
 def _expect_memory(memory, mask):
     for name, x in (("memory", memory), ("memory_mask", mask)):
-        expect.kind((Tensor, type(None)), **{name: x})
+        validate.instance_of((Tensor, type(None)), **{name: x})
     if mask is not None:
-        expect.that(memory is not None, "a memory_mask without a memory")
-        expect.that(mask.dtype == torch.bool, "memory_mask must be "
-                    f"boolean, got {mask.dtype}")
-    expect.shapes(memory=(memory, "s m"), memory_mask=(mask, "s"))
+        validate.require(memory is not None, "a memory_mask without a "
+                         "memory")
+        validate.require(mask.dtype == torch.bool, "memory_mask must be "
+                         f"boolean, got {mask.dtype}")
+    validate.shapes(memory=(memory, "s m"), memory_mask=(mask, "s"))
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300022
 #| code-summary: what is wrong with a request, before anything is computed
@@ -200,11 +202,11 @@ def _accept(ticket, slots):
     "Fills in what the engine needs of it."
     asked = ticket.request
     ticket.prompt = left_padded([asked.ids])[0][0].tolist()
-    expect.whole(max_new=asked.max_new)
+    validate.integer(max_new=asked.max_new)
     n = len(ticket.prompt) + asked.max_new - 1
     slots.expect_room(n)
     if asked.timeout is not None:
-        expect.number("(0, inf)", timeout=asked.timeout)
+        validate.number("(0, inf)", timeout=asked.timeout)
     _expect_memory(asked.memory, asked.memory_mask)
     how = asked.sampling
     how = Sampling(**how) if isinstance(how, Mapping) else how
@@ -306,8 +308,8 @@ class Scheduler:
                 return ticket
         i = self.policy((*self.waiting,), (*beside,))
         n = len(self.waiting)
-        expect.that(isinstance(i, int) and 0 <= i < n, "policy must "
-                    f"return an index below {n}, got {i!r:.40}")
+        validate.require(isinstance(i, int) and 0 <= i < n, "policy must "
+                         f"return an index below {n}, got {i!r:.40}")
         return self.waiting[i]
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300025
@@ -318,8 +320,9 @@ def _choose(ticket, logits):
     whole = isinstance(new, Tensor) and new.shape == (1,) and not (
         new.is_floating_point() or new.dtype == torch.bool)
     vocab = logits.shape[-1]
-    expect.that(whole and 0 <= new.item() < vocab, "sampling must return "
-                f"one id for one row, below {vocab}, got {new!r:.60}")
+    validate.require(whole and 0 <= new.item() < vocab, "sampling must "
+                     f"return one id for one row, below {vocab}, got "
+                     f"{new!r:.60}")
     return new[0]
 
 # %% ../nbs/23_in_flight_batching.ipynb #s230027b
@@ -423,10 +426,10 @@ class Engine:
         patience: int = 16, clock: Callable[[], float] = time.monotonic,
     ):
         chunk = 2**62 if chunk is None else chunk
-        expect.whole(slots=slots, queue=queue, chunk=chunk)
-        expect.whole(0, patience=patience)
+        validate.integer(slots=slots, queue=queue, chunk=chunk)
+        validate.integer(0, patience=patience)
         if not callable(policy):
-            expect.choice(POLICIES, policy=policy)
+            validate.one_of(POLICIES, policy=policy)
             policy = POLICIES[policy]
         self.rows = (Slots(model, slots, max_len) if blocks is None else
                      PagedSlots(model, slots, blocks, block_size, max_len))
@@ -445,7 +448,7 @@ class Engine:
 
     def submit(self, request: Request) -> Ticket:
         "Take a request; ``QueueFull`` if too many wait."
-        expect.kind(Request, request=request)
+        validate.instance_of(Request, request=request)
         waiting = self.scheduler.waiting
         if len(waiting) >= self.queue:
             raise QueueFull(f"{len(waiting)} requests wait already: "
@@ -460,15 +463,17 @@ class Engine:
 
     def cancel(self, ticket: Ticket) -> None:
         "It ends here, if it has not ended; others do not notice."
-        expect.that(ticket.engine is self, "a ticket of another engine")
+        validate.require(ticket.engine is self, "a ticket of another "
+                         "engine")
         if ticket.reason is None:
             self.scheduler.end(ticket, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Ticket, int]]:
         "One token of each live text, a piece of prompts; what is new."
-        expect.that(self._free.acquire(blocking=False), "a step is under "
-                    "way: an engine is for one thread, one step at a time")
+        validate.require(self._free.acquire(blocking=False), "a step is "
+                         "under way: an engine is for one thread, one "
+                         "step at a time")
         try:
             self.steps += 1
             self.scheduler.step(self.steps, self.clock())

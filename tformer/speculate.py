@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import expect
+from . import validate
 from tformer.generate import (
     Text,
     ended,
@@ -66,10 +66,11 @@ class Round(NamedTuple):
 # %% ../nbs/A13_faster_decoding.ipynb #2cf35f91
 #| code-summary: one row of ids, for which there is room
 def _one_row(model, ids, max_new):
-    expect.whole(max_new=max_new)
+    validate.integer(max_new=max_new)
     ids, _ = left_padded(ids)
-    expect.that(len(ids) == 1, f"one text at a time, not {len(ids)}: rows "
-                "that accept differently much do not stay side by side")
+    validate.require(len(ids) == 1, f"one text at a time, not {len(ids)}: "
+                     "rows that accept differently much do not stay side "
+                     "by side")
     expect_room([ids.shape[1]], getattr(model, "max_len", None), max_new)
     return ids.to(device_of(model, ids))
 
@@ -85,11 +86,11 @@ def _last(model, ids, cache, n):
 #| code-summary: what a draft offers, looked at
 def _offer(draft, text, most, sampling, dice):
     offer = draft(list(text), most, sampling, dice)
-    expect.kind(Proposal, **{"what draft(…) returns": offer})
-    expect.that(len(offer.ids) <= most, f"the draft offers "
-                f"{len(offer.ids)} ids where {most} have room")
+    validate.instance_of(Proposal, **{"what draft(…) returns": offer})
+    validate.require(len(offer.ids) <= most, "the draft offers "
+                     f"{len(offer.ids)} ids where {most} have room")
     for i in offer.ids:
-        expect.whole(0, **{"an id that a draft offers": i})
+        validate.integer(0, **{"an id that a draft offers": i})
     return offer
 
 # %% ../nbs/A13_faster_decoding.ipynb #83af75fd
@@ -98,16 +99,18 @@ def _judge(logits, offer, sampling, wrote, dice):
     "How many drafts stay, and the id after them."
     k = len(offer.ids)
     vocab = logits.shape[-1]
-    expect.that(offer.probs is None or offer.probs.shape == (k, vocab),
-                f"a draft drew {k} ids from probabilities of shape "
-                f"{tuple(getattr(offer.probs, 'shape', ()))}; the "
-                f"model has {vocab} ids")
+    validate.require(
+        offer.probs is None or offer.probs.shape == (k, vocab), "a draft "
+        f"drew {k} ids from probabilities of shape "
+        f"{tuple(getattr(offer.probs, 'shape', ()))}; the model has "
+        f"{vocab} ids")
     if offer.probs is not None and k:
         least = offer.probs.min().item()
         sums = offer.probs.sum(-1)
-        expect.that(least >= 0 and (sums - 1).abs().max() < 1e-3, "what a "
-                    "draft drew from must be probabilities: 0 or more, "
-                    f"sums 1; got {least:.3g} and sums {sums.tolist()}")
+        validate.require(least >= 0 and (sums - 1).abs().max() < 1e-3,
+                         "what a draft drew from must be probabilities: 0 "
+                         f"or more, sums 1; got {least:.3g} and sums "
+                         f"{sums.tolist()}")
     if sampling is None:
         best = logits.argmax(-1).tolist()
         return next((Accepted(i, best[i]) for i in range(k)
@@ -128,7 +131,7 @@ def _round(offer, found, logits, stops, wrote):
     wide = torch.promote_types(logits.dtype, torch.float32)
     said = logits[:len(new)].to(wide).log_softmax(-1).gather(-1, at)
     said = said[:, 0].tolist()
-    expect.that(not any(map(math.isnan, said)), "the logits hold NaN")
+    validate.require(not any(map(math.isnan, said)), "the logits hold NaN")
     for n, i in enumerate(new):
         if i in stops[0]:  # an end is no part of a text
             return Round(offer.ids, found.n, new[:n], said[:n], True)
@@ -201,10 +204,11 @@ def rounds(
     settings, and a generator for its own draws.
     """
     ids = _one_row(model, ids, max_new)
-    expect.that(callable(draft), f"a draft is called with the ids so far, "
-                f"got {draft!r:.60}")
-    expect.that(sampling is None or isinstance(sampling, Sampling),
-                f"sampling is None or a Sampling, not {sampling!r:.60}")
+    validate.require(callable(draft), "a draft is called with the ids so "
+                     f"far, got {draft!r:.60}")
+    validate.require(sampling is None or isinstance(sampling, Sampling),
+                     "sampling is None or a Sampling, not "
+                     f"{sampling!r:.60}")
     writing = _Writing(model, ids, sampling, stop_rules(stop))
     return _rounds(writing, draft, max_new)
 
@@ -243,8 +247,8 @@ def accept(
     """
     k = len(drafts)
     vocab = p.shape[-1]
-    expect.shapes(p=(p, f"{k + 1} vocab"), q=(q, f"{k} vocab"),
-                  u=(u, f"{k + 1}"))
+    validate.shapes(p=(p, f"{k + 1} vocab"), q=(q, f"{k} vocab"),
+                    u=(u, f"{k + 1}"))
     if q is None:
         q = F.one_hot(drafts, vocab)
     at = torch.arange(k, device=p.device), drafts
@@ -267,7 +271,7 @@ class ModelDraft:
         self, model: Any,  # of the same vocabulary
         k: int = 4,  # ids that it offers
     ):
-        expect.whole(k=k)
+        validate.integer(k=k)
         self.model = model
         self.k = k
         self.ids = []
@@ -322,8 +326,8 @@ def expected_tokens(
     Leviathan et al. (2023), equation 1; for drafts that are accepted
     independently of each other.
     """
-    expect.that(0 <= alpha <= 1 and k >= 0, "alpha must be from 0 to 1 "
-                f"and k 0 or more, got {alpha} and {k}")
+    validate.require(0 <= alpha <= 1 and k >= 0, "alpha must be from 0 to "
+                     f"1 and k 0 or more, got {alpha} and {k}")
     return float(sum(alpha**i for i in range(k + 1)))
 
 # %% ../nbs/A13_faster_decoding.ipynb #9762c1e6
@@ -340,11 +344,11 @@ class PromptLookup:
         k: int = 10,  # ids that it offers
         price: float = 0.8,  # steps that a guess must save, on average
     ):
-        expect.whole(n=n, k=k)
+        validate.integer(n=n, k=k)
         self.n = n
         self.k = k
         self.price = price
-        expect.number("[0, inf)", price=price)
+        validate.number("[0, inf)", price=price)
         self._forget([])
 
     def __call__(self, ids: list[int], most: int, sampling: Any = None,
@@ -459,12 +463,12 @@ class Prefix(nn.Module):
 # %% ../nbs/A13_faster_decoding.ipynb #4561e69c
 #| code-summary: refuses windows that leave a token out
 def _expect_windows(ids, window, stride):
-    expect.that(ids.ndim == 1 and len(ids) > 1, "a text is a row of two "
-                f"ids or more, got shape {tuple(ids.shape)}")
-    expect.whole(2, window=window)
-    expect.whole(stride=stride)
-    expect.at_most(window - 1, of="window - 1",
-                   **{"ids of stride": stride})
+    validate.require(ids.ndim == 1 and len(ids) > 1, "a text is a row of "
+                     f"two ids or more, got shape {tuple(ids.shape)}")
+    validate.integer(2, window=window)
+    validate.integer(stride=stride)
+    validate.at_most(window - 1, limit_name="window - 1",
+                     **{"ids of stride": stride})
 
 # %% ../nbs/A13_faster_decoding.ipynb #1060015e
 @torch.no_grad()
@@ -531,7 +535,7 @@ def int8(
 
     A weight that two modules share, such as a tied head, stays.
     """
-    expect.kind(nn.Module, model=model)
+    validate.instance_of(nn.Module, model=model)
     made = nn.ModuleList([copy.deepcopy(model).eval()])
     made.requires_grad_(False)
     owners = {}

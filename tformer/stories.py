@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from . import expect
+from . import validate
 
 # %% ../nbs/A2_stories.ipynb #fbe4b43b
 #| code-fold: false
@@ -713,8 +713,8 @@ def add_beats(
 ) -> None:
     """Make the beats of ``table`` known."""
     for name, wordings in read_beats(table).items():
-        expect.that(BEATS.get(name, wordings) == wordings,
-                    f"beat {name!r} is there already")
+        validate.require(BEATS.get(name, wordings) == wordings,
+                         f"beat {name!r} is there already")
         fresh = [] if name in BEATS else wordings
         BEATS[name] = wordings
         for w in fresh:
@@ -1379,7 +1379,7 @@ class Dice:
     """The only source of chance in a story."""
 
     def __init__(self, seed, level):
-        expect.choice(LEVELS, level=level)
+        validate.one_of(LEVELS, level=level)
         self.random = random.Random(4 * int(seed) + level).random
         self.level = level
 
@@ -1463,7 +1463,7 @@ def generate(
     ``ValueError``, naming the value, for arguments that are no such
     numbers.
     """
-    expect.whole(0, seed=seed, n=0 if n is None else n)
+    validate.integer(0, seed=seed, n=0 if n is None else n)
     dice = Dice(seed, level)
     plots = [p for p in PLOTS if p.level <= level]
     endless = iter(lambda: tell(dice.pick(plots), dice), None)
@@ -1476,7 +1476,7 @@ def corpus(
     level: int = 1,  # 1, 2 or 3
 ) -> str:
     """Whole stories with an empty line between them."""
-    expect.whole(0, chars=chars)
+    validate.integer(0, chars=chars)
     # with one newline after each
     stories = []
     size = 0
@@ -1651,7 +1651,7 @@ def cut(
     end if ``text`` does not end with a newline. Then a last sentence
     that cannot be read is left out, since it may stop half-way.
     """
-    expect.kind(str, text=text)
+    validate.instance_of(str, text=text)
     blocks = [[sentences(b), True] for b in text.split("\n") if b.strip()]
     many = len(blocks) > 1
     if many and not starts(blocks[0][0][0]):
@@ -1705,7 +1705,7 @@ def grade(
     nothing in the text could be checked by scores 1 if some sentence
     was readable, else 0. Raises ``ValueError`` if ``text`` is no str.
     """
-    expect.choice((None, *LEVELS), level=level)
+    validate.one_of((None, *LEVELS), level=level)
     level = 3 if level is None else level
     worlds = [hear_story(*story, level) for story in cut(text)]
     made = sum((w.made for w in worlds), Counter())

@@ -34,7 +34,7 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from . import expect
+from . import files, validate
 from tformer.bpe import (
     BYTE_ORDER,
     GPT2_PATTERN,
@@ -127,7 +127,7 @@ def tie_key(
     ties: str,     # "bytes" or "ids"
 ) -> str:          # those of a pair, joined: the smallest is merged first
     "Order pairs of equal count: see ``tformer.bpe.best_pair``."
-    expect.choice(("bytes", "ids"), ties=ties)
+    validate.one_of(("bytes", "ids"), ties=ties)
     if ties == "ids":
         return chr(_RANK.get(id, id))
     return token.translate(_MIRROR).decode("latin-1") + _END
@@ -314,7 +314,7 @@ def read_file(
             raise ValueError(f"{os.fspath(path)} is not UTF-8: byte "
                              f"0x{e.object[e.start]:02x} at position "
                              f"{at}") from None
-        expect.that(file.tell(), f"{os.fspath(path)} is empty")
+        validate.require(file.tell(), f"{os.fspath(path)} is empty")
 
 # %% ../nbs/03_tokenizer.ipynb #5ec15d20
 #| code-summary: telling files from texts
@@ -326,9 +326,10 @@ def _open_texts(
     A ``str`` alone is a path. In an iterable, ``Path`` objects are files
     and strings are texts.
     """
-    expect.that(isinstance(source, (os.PathLike, Iterable))
-                and not isinstance(source, bytes), "source must be a path "
-                f"or a list of texts, got {type(source).__name__}")
+    validate.require(isinstance(source, (os.PathLike, Iterable))
+                     and not isinstance(source, bytes),
+                     "source must be a path or a list of texts, got "
+                     f"{type(source).__name__}")
     if isinstance(source, str) and not os.path.exists(source):
         shown = source if len(source) < 60 else source[:57] + "..."
         raise FileNotFoundError(
@@ -339,7 +340,7 @@ def _open_texts(
         if isinstance(item, os.PathLike):
             yield read_file(item)
             continue
-        expect.text(text=item)
+        validate.utf8_string(text=item)
         if n == 0 and len(item) < 256 and os.path.isfile(item):
             raise ValueError(f"the text {item!r} names a file; in a list, "
                              "files are given as Path objects")
@@ -371,7 +372,7 @@ def gather(
     held = []
     n = 0
     for text in texts:
-        expect.text(text=text)
+        validate.utf8_string(text=text)
         if not text:
             continue
         held.append(text)
@@ -411,7 +412,7 @@ def in_order(
     any length needs the memory of a few.  ``RuntimeError`` if a process
     dies.
     """
-    expect.whole(processes=1 if processes is None else processes)
+    validate.integer(processes=1 if processes is None else processes)
     if processes in (None, 1):
         yield from map(function, tasks)
         return
@@ -452,7 +453,7 @@ def count_source(
         for part in in_order(count, gather(blocks), processes):
             counts.update(part)
             bar.update(sum(len(w) * n for w, n in part.items()))
-    expect.that(counts, "the source holds no text to train on")
+    validate.require(counts, "the source holds no text to train on")
     return counts
 
 # %% ../nbs/03_tokenizer.ipynb #6eac24c9
@@ -486,15 +487,16 @@ def _number(tokens, special_tokens, ids):
     ids = dict(zip(tokens, range(len(tokens))) if ids is None else ids)
     missing = tokens.keys() - ids
     unknown = ids.keys() - tokens
-    expect.that(not missing, f"{sorted(missing)[:3]} have no id")
-    expect.that(not unknown, f"no merge makes {sorted(unknown)[:3]}")
+    validate.require(not missing, f"{sorted(missing)[:3]} have no id")
+    validate.require(not unknown, f"no merge makes {sorted(unknown)[:3]}")
     special = dict(special_tokens if named else zip(
         special_tokens, range(max(ids.values()) + 1, 1 << 63)))
     every = [*ids.items(), *special.items()]
-    expect.whole(0, **{f"the id of {token!r}": i for token, i in every
-                       if type(i) is not int or i < 0})
+    validate.integer(0, **{f"the id of {token!r}": i for token, i in every
+                           if type(i) is not int or i < 0})
     twice = [i for i, n in Counter(i for _, i in every).items() if n > 1]
-    expect.that(not twice, f"ids must be distinct, got {twice[:3]} twice")
+    validate.require(not twice, f"ids must be distinct, got {twice[:3]} "
+                     "twice")
     return ({token: int(i) for token, i in ids.items()},
             {token: int(i) for token, i in special.items()})
 
@@ -531,7 +533,7 @@ class Vocabulary:
         if token in self.special_tokens:
             return self.special_tokens[token]
         raw = token.encode() if isinstance(token, str) else token
-        expect.that(raw in self.ids, f"{token!r} is no token")
+        validate.require(raw in self.ids, f"{token!r} is no token")
         return self.ids[raw]
 
     def id_to_bytes(self, id: int) -> bytes:
@@ -663,7 +665,7 @@ def _watch(
     keep = max(map(len, forbidden), default=1) - 1
     tail = ""
     for chunk in chunks:
-        expect.text(text=chunk)
+        validate.utf8_string(text=chunk)
         seen = tail + chunk
         for token in forbidden:
             if token in seen:
@@ -854,7 +856,7 @@ def _read(
     unpack: Callable[[dict], Vocabulary],  # what is done with its content
 ) -> Vocabulary:
     "Read a JSON file; errors name the file."
-    name = str(expect.file(path))
+    name = str(files.require_file(path))
     try:
         return unpack(json.loads(Path(name).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -871,7 +873,7 @@ def _write(
     texts = {Path(path): content if isinstance(content, str) else
              json.dumps(content, ensure_ascii=False, indent=1) + "\n"
              for path, content in contents.items()}
-    expect.write_files({path: partial(
+    files.write_files_atomically({path: partial(
         Path.write_text, data=text, encoding="utf-8", newline="\n")
         for path, text in texts.items()})
 
@@ -904,11 +906,11 @@ def pack(vocab: Vocabulary) -> dict:
 #| code-summary: and back
 def unpack(body: dict) -> Vocabulary:
     "Read what ``pack`` made; ``ValueError`` if it was changed since."
-    expect.that(body.get("format") == FORMAT, "its format is "
-                f"{body.get('format')!r}, expected {FORMAT!r}")
+    validate.require(body.get("format") == FORMAT, "its format is "
+                     f"{body.get('format')!r}, expected {FORMAT!r}")
     rest = {k: v for k, v in body.items() if k != "checksum"}
-    expect.that(body.get("checksum") == _checksum(rest),
-                "it was edited or damaged: its checksum is wrong")
+    validate.require(body.get("checksum") == _checksum(rest), "it was "
+                     "edited or damaged: its checksum is wrong")
     ids = body["ids"] and {unspell(t): i for t, i in body["ids"].items()}
     return Vocabulary([tuple(map(unspell, pair.split(" ")))
                        for pair in body["merges"]],
@@ -959,8 +961,9 @@ def _hf_pattern(part: dict) -> str:
         _only("pre_tokenizer", part or {"type": None}, _HF_BYTES)
         return GPT2_PATTERN
     kinds = [step["type"] for step in part["pretokenizers"]]
-    expect.that(kinds == ["Split", "ByteLevel"], "pre_tokenizer is a "
-                f"Sequence of {kinds}, expected ['Split', 'ByteLevel']")
+    validate.require(kinds == ["Split", "ByteLevel"], "pre_tokenizer is a "
+                     f"Sequence of {kinds}, expected ['Split', "
+                     "'ByteLevel']")
     split, last = part["pretokenizers"]
     _only("pre_tokenizer", split, _HF_SPLIT)
     _only("pre_tokenizer", last, _HF_BYTES | {"use_regex": [False]})
@@ -1012,8 +1015,9 @@ def read_hf(
 def _refuse_twins(vocab: Vocabulary) -> None:
     "Refuse to write a token and a special token that read the same."
     twins = {spell(t) for t in vocab.ids} & vocab.special_tokens.keys()
-    expect.that(not twins, f"{', '.join(sorted(twins))!r} is a token and "
-                "a special token; such a file has one id for each string")
+    validate.require(not twins, f"{', '.join(sorted(twins))!r} is a token "
+                     "and a special token; such a file has one id for "
+                     "each string")
 
 # %% ../nbs/03_tokenizer.ipynb #69735bc5
 #| code-fold: true
@@ -1052,9 +1056,9 @@ def recover_merges(
     for n, token in enumerate(sorted((t for t in ranks if len(t) > 1),
                                      key=ranks.get)):
         parts = merge_long(token.decode("latin-1"), rules)
-        expect.that(len(parts) == 2, f"token {token!r} of rank "
-                    f"{ranks[token]} falls into {len(parts)} tokens of "
-                    "lower rank, expected 2")
+        validate.require(len(parts) == 2, f"token {token!r} of rank "
+                         f"{ranks[token]} falls into {len(parts)} tokens "
+                         "of lower rank, expected 2")
         rules.rank[parts] = n
         rules.pairs.append(parts)
         rules.made.append(chr(256 + n))
@@ -1083,8 +1087,8 @@ def write_tiktoken(vocab: Vocabulary) -> dict:
         same = recover_merges(vocab.ids) == vocab.merges
     except ValueError:
         same = False
-    expect.that(same, "the merges do not follow from the order of the "
-                "ids, which is all that tiktoken keeps")
+    validate.require(same, "the merges do not follow from the order of "
+                     "the ids, which is all that tiktoken keeps")
     return {"pat_str": vocab.pattern, "mergeable_ranks": vocab.ids,
             "special_tokens": vocab.special_tokens}
 
@@ -1101,7 +1105,8 @@ def _read_ranks(
             try:
                 token, rank = line.split()
                 token = base64.b64decode(token, validate=True)
-                expect.that(token not in ranks, "a token of two ranks")
+                validate.require(token not in ranks, "a token of two "
+                                 "ranks")
                 ranks[token] = int(rank)
             except ValueError:
                 raise ValueError(
@@ -1166,7 +1171,7 @@ def train_vocabulary(
     (``Path`` objects). Stops early, with a warning, when no pair is
     left to merge.
     """
-    expect.choice(("bytes", "ids"), ties=ties)
+    validate.one_of(("bytes", "ids"), ties=ties)
     n_merges = count_merges(vocab_size, special_tokens)
     words = count_source(source, frozenset(special_tokens), pattern,
                          processes, progress)
@@ -1196,7 +1201,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocab: Vocabulary):
-        expect.kind(Vocabulary, vocab=vocab)
+        validate.instance_of(Vocabulary, vocab=vocab)
         self.vocab = vocab
         self._encoder = Encoder(vocab)
 
@@ -1266,6 +1271,6 @@ class Tokenizer:
     def from_gpt2(cls, vocab: str | os.PathLike, merges: str | os.PathLike,
                   special_tokens: Sequence[str] = ("<|endoftext|>",)):
         "Read ``vocab.json`` and ``merges.txt`` as GPT-2 has them."
-        text = expect.file(merges).read_text(encoding="utf-8")
+        text = files.require_file(merges).read_text(encoding="utf-8")
         return cls(_read(vocab, partial(read_gpt2, merges=text,
                                         special_tokens=special_tokens)))

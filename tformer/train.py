@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from . import expect
+from . import validate
 from tformer.checkpoints import (
     Checkpoints,
     History,
@@ -86,7 +86,7 @@ def accumulate(
     gradient of the mean over all targets, as of one batch.
     """
     counts = [_count(batch) for batch in batches]
-    expect.that(sum(counts) > 0, "no target counts: all are ignored")
+    validate.require(sum(counts) > 0, "no target counts: all are ignored")
     total = 0.0
     where = next(model.parameters()).device
     for batch, n in zip(batches, counts):
@@ -121,9 +121,9 @@ def mean_loss(
     loss: Callable[[nn.Module, Any], Tensor] = next_token_loss,
 ) -> float:
     "The mean loss over all targets of some batches, in eval mode."
-    expect.that(not isinstance(batches, Loader),
-                f"{type(batches).__name__} has no end: evaluate on "
-                "data.side_by_side, which goes through a text once")
+    validate.require(not isinstance(batches, Loader),
+                     f"{type(batches).__name__} has no end: evaluate on "
+                     "data.side_by_side, which goes through a text once")
     where = next(model.parameters()).device
     total = 0.0
     counted = 0
@@ -132,7 +132,7 @@ def mean_loss(
             if n := _count(batch):
                 total += loss(model, _to(batch, where)).item() * n
                 counted += n
-    expect.that(counted, "there is nothing to evaluate on")
+    validate.require(counted, "there is nothing to evaluate on")
     return total / counted
 
 # %% ../nbs/17_training.ipynb #59469793
@@ -146,8 +146,8 @@ def recomputing(
     Activation checkpointing (Chen et al., 2016): less memory, one more
     forward pass.  Inside the context, for ``model.blocks``.
     """
-    expect.that(not on or hasattr(model, "blocks"), "recompute needs "
-                f"model.blocks, which {type(model).__name__} has not")
+    validate.require(not on or hasattr(model, "blocks"), "recompute needs "
+                     f"model.blocks, which {type(model).__name__} has not")
     blocks = dict.fromkeys(model.blocks) if on else {}
     for block in blocks:
         block.forward = partial(checkpoint, block.forward,
@@ -187,11 +187,11 @@ class Watch:
 
     def __init__(self, spike: float | None = 10.0, window: int = 50,
                  least: float = 1.0):
-        expect.whole(window=window)
+        validate.integer(window=window)
         self.spike = spike
         self.window = window
         self.least = least
-        expect.number("(0, inf]", spike=spike or math.inf, least=least)
+        validate.number("(0, inf]", spike=spike or math.inf, least=least)
         self.losses = []
 
     def __call__(self, loss: float, norm: float) -> str | None:
@@ -446,7 +446,7 @@ def _numbers(said):
 #| code-summary: one text, of what sample returns
 def _text(said):
     texts = [said] if isinstance(said, str) else said
-    expect.that(isinstance(texts, (list, tuple)) and all(
+    validate.require(isinstance(texts, (list, tuple)) and all(
         isinstance(text, str) for text in texts), "sample must return a "
         f"text, or a list of texts, got {said!r:.60}")
     return "\n\n".join(texts)
@@ -461,8 +461,9 @@ def _sample_path(t):
 #| code-summary: what tells the best checkpoint
 def _score(row, best):
     names = [name[5:] for name in row if name.startswith("eval_")]
-    expect.that(best in names or best in row, f"best={best!r} is none of "
-                f"what evaluate returns: {', '.join(names) or 'nothing'}")
+    validate.require(best in names or best in row, f"best={best!r} is "
+                     "none of what evaluate returns: "
+                     f"{', '.join(names) or 'nothing'}")
     return row.get(f"eval_{best}", row.get(best))
 
 # %% ../nbs/17_training.ipynb #9bcf3404
@@ -470,18 +471,18 @@ def _score(row, best):
 def _expect_new(trainer):
     there = trainer.checkpoints.steps() if (
         trainer.checkpoints and not trainer.step) else []
-    expect.that(not there, "a training stands here already, up to step "
-                f"{max(there, default=0)}: resume() goes on with it; or "
-                "give another folder")
+    validate.require(not there, "a training stands here already, up to "
+                     f"step {max(there, default=0)}: resume() goes on "
+                     "with it; or give another folder")
 
 # %% ../nbs/17_training.ipynb #592bbbb9
 #| code-summary: refuses what a trainer cannot work with
 def _expect_trainer(t):
-    expect.kind(nn.Module, model=t.model)
-    expect.whole(steps=t.steps, accumulate=t.accumulate, every=t.every)
-    expect.number("(0, inf]", clip=t.clip)
-    expect.number("(0, inf)", lr=t.lr)
-    expect.choice((None, "bf16"), precision=t.precision)
+    validate.instance_of(nn.Module, model=t.model)
+    validate.integer(steps=t.steps, accumulate=t.accumulate, every=t.every)
+    validate.number("(0, inf]", clip=t.clip)
+    validate.number("(0, inf)", lr=t.lr)
+    validate.one_of((None, "bf16"), precision=t.precision)
 
 # %% ../nbs/17_training.ipynb #2e21a077
 #| code-summary: a list of optimizers; learning rates are above 0
@@ -491,11 +492,12 @@ def _optimizers(given, model, lr):
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     own = {*map(id, model.parameters())}
     for optimizer in found:
-        expect.kind(torch.optim.Optimizer, optimizer=optimizer)
+        validate.instance_of(torch.optim.Optimizer, optimizer=optimizer)
         held = [p for g in optimizer.param_groups for p in g["params"]]
-        expect.that(own & {*map(id, held)}, f"{type(optimizer).__name__} "
-                    "holds no parameter of this model: make it anew from "
-                    "model.parameters()")
+        validate.require(own & {*map(id, held)},
+                         f"{type(optimizer).__name__} holds no parameter "
+                         "of this model: make it anew from "
+                         "model.parameters()")
         for group in optimizer.param_groups:
-            expect.number("(0, inf)", lr=float(group["lr"]))
+            validate.number("(0, inf)", lr=float(group["lr"]))
     return found

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import expect, stories
+from . import files, stories, validate
 from .bert import BertMaskedLM
 from .gpt import GPT
 from .llama import Llama, Qwen3
@@ -79,16 +79,17 @@ def tell(
     beyond the model's ``max_len`` stops there.  Raises ``ValueError``
     for a temperature that is not above 0, a start without room.
     """
-    expect.whole(n=n)
+    validate.integer(n=n)
     model, tokenizer, _ = trained
-    expect.number("(0, inf)", temperature=temperature)
+    validate.number("(0, inf)", temperature=temperature)
     end = tokenizer.token_to_id(END)
     device = next(model.parameters()).device
     new = torch.tensor([[end, *tokenizer.encode(start)]]).repeat(n, 1)
     first = new.shape[1]
     ids = new
-    expect.that(first < model.max_len, f"{END} and the start are {first} "
-                f"tokens, which leaves no room in max_len {model.max_len}")
+    validate.require(first < model.max_len, f"{END} and the start are "
+                     f"{first} tokens, which leaves no room in max_len "
+                     f"{model.max_len}")
     draw = torch.Generator().manual_seed(seed)
     cache = model.new_cache(n)
     while ids.shape[1] < model.max_len and not (
@@ -111,7 +112,7 @@ def judge(
     text: str,  # one story
 ) -> list[Verdict]:
     "Each sentence of a story, by all rules of ``stories.grade``."
-    expect.text(text=text)
+    validate.utf8_string(text=text)
     world = stories.World()
     beats = []
     found = []
@@ -141,7 +142,7 @@ def share_right(
     told = [[not v.problems for v in judge(text)] for text in texts]
     fine = [all(story) for story in told] if whole else [
         right for story in told for right in story]
-    expect.that(fine, "no sentence to judge")
+    validate.require(fine, "no sentence to judge")
     return sum(fine) / len(fine)
 
 # %% ../nbs/A10_trained.ipynb #7322b200
@@ -158,10 +159,10 @@ def share_copied(
         return [tuple(parts[i:i + words])
                 for i in range(len(parts) - words + 1)]
 
-    expect.whole(words=words or 1)
+    validate.integer(words=words or 1)
     known = {run for text in read for run in runs(text)}
     found = [run in known for text in texts for run in runs(text)]
-    expect.that(found, "no text to look for")
+    validate.require(found, "no text to look for")
     return sum(found) / len(found)
 
 # %% ../nbs/A10_trained.ipynb #479190f7
@@ -187,7 +188,7 @@ class Tour(MiniGPT):
     config_class = TourConfig
 
     def __init__(self, config: TourConfig):
-        expect.kind(TourConfig, config=config)
+        validate.instance_of(TourConfig, config=config)
         super().__init__(**config.to_dict())
         self.config = config
 
@@ -202,7 +203,7 @@ MODELS = {kind.__name__: kind for kind in (
 #| code-summary: fingerprint, the size and hash of a file
 def fingerprint(path: str | os.PathLike) -> dict[str, Any]:
     "How many bytes a file has, and their SHA-256."
-    data = expect.file(path).read_bytes()
+    data = files.require_file(path).read_bytes()
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 # %% ../nbs/A10_trained.ipynb #31c9450f
@@ -243,31 +244,33 @@ def save_trained(
     """
     model = trained.model
     folder = Path(folder)
-    expect.choice(tuple(MODELS), model=type(model).__name__)
+    validate.one_of(tuple(MODELS), model=type(model).__name__)
     save_model(model, folder)
     trained.tokenizer.save(folder / TOKENIZER)
     card = {**trained.card, "model": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),
             "files": {name: fingerprint(folder / name) for name in FILES}}
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
-    expect.write_files({folder / CARD: lambda beside: beside.write_text(
-        text, encoding="utf-8", newline="\n")})
+    files.write_files_atomically({
+        folder / CARD: lambda beside: beside.write_text(
+            text, encoding="utf-8", newline="\n")})
 
 # %% ../nbs/A10_trained.ipynb #022952b2
 #| code-fold: true
 #| code-summary: find_trained, a name or a path to a folder
 def find_trained(name_or_folder: str | os.PathLike) -> Path:
     "The folder of a model that the package carries, or the one given."
-    expect.kind((str, os.PathLike), name_or_folder=name_or_folder)
+    validate.instance_of((str, os.PathLike), name_or_folder=name_or_folder)
     names = sorted(path.name for path in SHELF.glob("*/"))
     if name_or_folder in names:
         return SHELF / name_or_folder
     folder = Path(name_or_folder)
-    expect.that(folder.is_dir(), f"{str(name_or_folder)!r} is no trained "
-                f"model: the package carries {', '.join(names)}, and any "
-                "other word is the path of a folder")
-    expect.that((folder / CARD).is_file(), f"{folder} has no {CARD}: it "
-                "holds no trained model that was saved whole")
+    validate.require(folder.is_dir(), f"{str(name_or_folder)!r} is no "
+                     "trained model: the package carries "
+                     f"{', '.join(names)}, and any other word is the path "
+                     "of a folder")
+    validate.require((folder / CARD).is_file(), f"{folder} has no {CARD}: "
+                     "it holds no trained model that was saved whole")
     return folder
 
 # %% ../nbs/A10_trained.ipynb #2a07c45f
@@ -276,18 +279,18 @@ def find_trained(name_or_folder: str | os.PathLike) -> Path:
 def read_card(folder: str | os.PathLike) -> dict[str, Any]:
     "The card in a folder; ``ValueError`` if a file is not as it says."
     folder = Path(folder)
-    card = expect.json_object(folder / CARD)
+    card = files.read_json_object(folder / CARD)
     told = card.get("files")
-    expect.kind(dict, **{f"files in {folder / CARD}": told})
-    expect.keys(told, FILES, FILES, of=f"the card in {folder}",
-                kind="file")
+    validate.instance_of(dict, **{f"files in {folder / CARD}": told})
+    validate.mapping_keys(told, FILES, FILES,
+                          owner=f"the card in {folder}", noun="file")
     missing = [name for name in FILES if not (folder / name).is_file()]
-    expect.that(not missing, f"{folder} lacks {', '.join(missing)}")
+    validate.require(not missing, f"{folder} lacks {', '.join(missing)}")
     for name in FILES:
         found = fingerprint(folder / name)
-        expect.that(found == told[name],
-                    f"{folder / name} is not the file that its card tells "
-                    f"of: {_differ(found, told[name])}")
+        validate.require(found == told[name], f"{folder / name} is not "
+                         "the file that its card tells of: "
+                         f"{_differ(found, told[name])}")
     return card
 
 # %% ../nbs/A10_trained.ipynb #78e22d53
@@ -314,7 +317,7 @@ def load(
     """
     folder = find_trained(name_or_folder)
     card = read_card(folder)
-    kind = expect.json_object(folder / CONFIG).get("model")
-    expect.choice(tuple(MODELS), model=kind)
+    kind = files.read_json_object(folder / CONFIG).get("model")
+    validate.one_of(tuple(MODELS), model=kind)
     model = load_model(MODELS[kind], folder).to(device, dtype)
     return Trained(model, Tokenizer.load(folder / TOKENIZER), card)

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from . import expect
+from . import validate
 from .attention import CrossAttention
 from .checkpoints import aside
 from .data import Loader, Order
@@ -158,21 +158,22 @@ def _rows(pairs, sides, max_len):
     "(source, target) ids of each pair."
     texts = []
     for i, pair in enumerate(pairs):
-        expect.that(isinstance(pair, (tuple, list)), f"pair {i} must be "
-                    f"(source, target), got {pair!r:.60}")
+        validate.require(isinstance(pair, (tuple, list)), f"pair {i} must "
+                         f"be (source, target), got {pair!r:.60}")
         texts.append(tuple(pair)[:2])
         for name, at in (("source", 0), ("target", 1)):
-            expect.that(len(pair) > at and isinstance(pair[at], str)
-                        and pair[at].strip(), f"pair {i}, {pair!r:.60}, "
-                        f"has no {name}")
-    expect.that(texts, "there are no pairs")
+            validate.require(len(pair) > at and isinstance(pair[at], str)
+                             and pair[at].strip(),
+                             f"pair {i}, {pair!r:.60}, has no {name}")
+    validate.require(texts, "there are no pairs")
     rows = [*zip(sides.sources(s for s, _ in texts),
                  sides.targets(t for _, t in texts))]
     for i, row in enumerate(rows):
         for name, ids in zip(("source", "target"), row):
-            expect.that(max_len is None or len(ids) <= max_len,
-                        f"the {name} of pair {i} takes {len(ids)} tokens "
-                        f"with its end, more than max_len {max_len}")
+            validate.require(max_len is None or len(ids) <= max_len,
+                             f"the {name} of pair {i} takes {len(ids)} "
+                             "tokens with its end, more than max_len "
+                             f"{max_len}")
     return rows
 
 # %% ../nbs/18_translation.ipynb #56ac046e
@@ -194,11 +195,11 @@ class Pairs(Loader):
         buckets: bool = True,  # False: pairs of any length
         max_len: int | None = None,  # tokens of a side, with its end
     ):
-        expect.whole(batch=batch, **(
+        validate.integer(batch=batch, **(
             {} if max_len is None else {"max_len": max_len}))
         self.sides = Sides.of(tokenizer)
         self.rows = _rows(pairs, self.sides, max_len)
-        expect.whole(0, seed=seed)
+        validate.integer(0, seed=seed)
         order = np.random.default_rng(seed).permutation(
             len(self.rows)).tolist()
         if buckets:
@@ -254,21 +255,22 @@ def average(
     is the last one's.  ``ValueError`` for models that differ in shape.
     """
     every = list(models)
-    expect.that(every, "there is no model to average")
-    expect.kind(nn.Module, **{f"model {i}": m for i, m in
-                              enumerate(every)})
+    validate.require(every, "there is no model to average")
+    validate.instance_of(nn.Module, **{f"model {i}": m for i, m in
+                                       enumerate(every)})
     states = [model.state_dict() for model in every]
     for i, state in enumerate(states):
         more = state.keys() - states[-1].keys()
-        expect.that(not more, f"model {i} has {min(more, default='')}, "
-                    "which the last one has not")
+        validate.require(not more, f"model {i} has "
+                         f"{min(more, default='')}, which the last one "
+                         "has not")
     mean = copy.deepcopy(every[-1])
     for name, last in mean.state_dict().items():
         parts = [state.get(name) for state in states]
         for i, part in enumerate(parts):
-            expect.that(part is not None and part.shape == last.shape,
-                        f"model {i} has no {name} of shape "
-                        f"{tuple(last.shape)}, as the last one has")
+            validate.require(part is not None and part.shape == last.shape,
+                             f"model {i} has no {name} of shape "
+                             f"{tuple(last.shape)}, as the last one has")
         if last.is_floating_point():
             last.copy_(torch.stack([p.double() for p in parts]).mean(0))
     return mean
@@ -281,30 +283,31 @@ def _words(text):
 # %% ../nbs/18_translation.ipynb #3d695dd9
 #| code-summary: sources as ids; refuses what cannot be translated
 def _sources(texts, sides, max_len, words):
-    expect.that(not isinstance(texts, str), "texts must be a list of "
-                f"sentences, got one: [{texts!r:.60}]")
+    validate.require(not isinstance(texts, str), "texts must be a list of "
+                     f"sentences, got one: [{texts!r:.60}]")
     texts = list(texts)
     for i, text in enumerate(texts):
-        expect.text(**{f"texts[{i}]": text})
-        expect.that(text.strip(), f"texts[{i}] is empty")
+        validate.utf8_string(**{f"texts[{i}]": text})
+        validate.require(text.strip(), f"texts[{i}] is empty")
         unknown = [] if words is None else [
             word for word in _words(text) if word not in words]
-        expect.that(not unknown, f"texts[{i}], {text!r:.60}, has a word "
-                    f"outside the vocabulary: {unknown[:1]}")
+        validate.require(not unknown, f"texts[{i}], {text!r:.60}, has a "
+                         f"word outside the vocabulary: {unknown[:1]}")
     rows = sides.sources(texts)
     for i, row in enumerate(rows):
-        expect.that(len(row) <= max_len, f"texts[{i}] takes {len(row)} "
-                    f"tokens with its end, more than max_len {max_len}")
+        validate.require(len(row) <= max_len, f"texts[{i}] takes "
+                         f"{len(row)} tokens with its end, more than "
+                         f"max_len {max_len}")
     return rows
 
 # %% ../nbs/18_translation.ipynb #37f29313
 #| code-summary: refuses what cannot translate
 def _expect_translator(model, batch, extra):
-    expect.kind(nn.Module, model=model)
-    expect.that(hasattr(model, "encode"),
-                f"{type(model).__name__} has no encode")
-    expect.whole(batch=batch)
-    expect.whole(0, extra=extra)
+    validate.instance_of(nn.Module, model=model)
+    validate.require(hasattr(model, "encode"),
+                     f"{type(model).__name__} has no encode")
+    validate.integer(batch=batch)
+    validate.integer(0, extra=extra)
 
 # %% ../nbs/18_translation.ipynb #27378604
 #| code-summary: how many tokens a model takes
@@ -316,8 +319,8 @@ def _limit(model):
 def _known(words):
     if words is None:
         return None
-    expect.that(not isinstance(words, str), "words must be a list of "
-                f"words or texts, got one: [{words!r:.60}]")
+    validate.require(not isinstance(words, str), "words must be a list of "
+                     f"words or texts, got one: [{words!r:.60}]")
     return {word for text in words for word in _words(
         text if isinstance(text, str) else text[0])}
 
@@ -373,12 +376,13 @@ class Exact(NamedTuple):
 # %% ../nbs/18_translation.ipynb #42da7bea
 #| code-summary: two lists of one length
 def _as_many(hypotheses, right):
-    expect.that(not isinstance(hypotheses, str), "hypotheses must be a "
-                f"list of texts, got one: [{hypotheses!r:.60}]")
+    validate.require(not isinstance(hypotheses, str), "hypotheses must be "
+                     f"a list of texts, got one: [{hypotheses!r:.60}]")
     hypotheses = list(hypotheses)
     right = list(right)
-    expect.that(len(hypotheses) == len(right) > 0, f"{len(hypotheses)} "
-                f"translations for {len(right)} right ones")
+    validate.require(len(hypotheses) == len(right) > 0,
+                     f"{len(hypotheses)} translations for {len(right)} "
+                     "right ones")
     return hypotheses, right
 
 # %% ../nbs/18_translation.ipynb #d6490f9c
@@ -454,7 +458,8 @@ def cross_maps(
 ) -> Maps:
     "The weights of cross-attention: row t says where token t came from."
     parts = [m for m in model.modules() if isinstance(m, CrossAttention)]
-    expect.that(parts, f"{type(model).__name__} has no CrossAttention")
+    validate.require(parts, f"{type(model).__name__} has no "
+                     "CrossAttention")
     if target is None:
         target = translate(model, tokenizer, [source])[0]
     pairs = Pairs([(source, target)], tokenizer)

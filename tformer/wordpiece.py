@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import regex
 
-from . import expect, stories
+from . import stories, validate
 
 # %% ../nbs/A12_word_pieces.ipynb #f7446753
 #| code-summary: what a word is, and who is handed one text for many
@@ -30,9 +30,10 @@ _WORDS = regex.compile(
 
 def _many(**named):
     for name, value in named.items():
-        expect.kind(Iterable, **{name: value})
-        expect.that(not isinstance(value, str), f"{name} must be a collec"
-                    f"tion, such as a list, got the text {value!r:.40}")
+        validate.instance_of(Iterable, **{name: value})
+        validate.require(not isinstance(value, str), f"{name} must be a "
+                         "collection, such as a list, got the text "
+                         f"{value!r:.40}")
 
 # %% ../nbs/A12_word_pieces.ipynb #8c1fd8bf
 class Pieces(NamedTuple):
@@ -56,7 +57,7 @@ class WordPiece:
         unknown: str = "[UNK]",  # for a word that cannot be cut
         max_chars: int = 100,  # a longer word is unknown
     ):
-        expect.whole(max_chars=max_chars)
+        validate.integer(max_chars=max_chars)
         _many(vocab=vocab)
         self.vocab = frozenset(vocab)
         self.unknown = unknown
@@ -64,7 +65,7 @@ class WordPiece:
 
     def cut(self, word: str) -> list[str]:
         "The pieces of one word."
-        expect.text(word=word)
+        validate.utf8_string(word=word)
         pieces = []
         start = 0
         while start < len(word) <= self.max_chars:
@@ -79,9 +80,9 @@ class WordPiece:
 
     def encode(self, text: str) -> Pieces:
         "Words and signs of a text in pieces; ``ValueError`` for none."
-        expect.text(text=text)
+        validate.utf8_string(text=text)
         words = _WORDS.findall(text)
-        expect.that(words, "the text is empty")
+        validate.require(words, "the text is empty")
         cut = [self.cut(word) for word in words]
         return Pieces([piece for pieces in cut for piece in pieces],
                       [n for n, pieces in enumerate(cut) for _ in pieces])
@@ -109,8 +110,8 @@ def join_gain(
 # %% ../nbs/A12_word_pieces.ipynb #4cb0d7d0
 #| code-summary: refuses another rule, and numbers that are none
 def _expect_rule(rule, **numbers):
-    expect.whole(**numbers)
-    expect.choice(("likelihood", "count", "ratio"), rule=rule)
+    validate.integer(**numbers)
+    validate.one_of(("likelihood", "count", "ratio"), rule=rule)
 
 # %% ../nbs/A12_word_pieces.ipynb #91b0e6ab
 def train_pieces(
@@ -130,7 +131,7 @@ def train_pieces(
     _many(texts=texts)
     words = Counter()
     for text in texts:
-        expect.text(text=text)
+        validate.utf8_string(text=text)
         words.update(_WORDS.findall(text))
     cut = _Cut(words)
     vocab = dict.fromkeys(sorted(cut.single))
@@ -215,15 +216,15 @@ def align_labels(
     """
     _many(labels=labels, words=words)
     words = [-1 if n is None else n for n in words]
-    expect.that(all(isinstance(n, Integral) for n in words),
-                f"words must be numbers or None, got {words!r:.40}")
+    validate.require(all(isinstance(n, Integral) for n in words),
+                     f"words must be numbers or None, got {words!r:.40}")
     first = [n >= 0 and n != last for last, n in zip([-1, *words], words)]
     order = [n for n, begins in zip(words, first) if begins]
-    expect.that(order == sorted({*order}), "the numbers of words must "
-                f"rise, got {order}: align two texts one by one")
+    validate.require(order == sorted({*order}), "the numbers of words "
+                     f"must rise, got {order}: align two texts one by one")
     many = max(words, default=-1) + 1
-    expect.that(len(labels) == many,
-                f"{len(labels)} labels for {many} words")
+    validate.require(len(labels) == many, f"{len(labels)} labels for "
+                     f"{many} words")
     return [labels[n] if begins else -100
             for n, begins in zip(words, first)]
 
@@ -241,12 +242,13 @@ def bio(
     spans: Iterable[Span],
 ) -> list[str]:
     "The tags of n words; ``ValueError`` where spans do not fit."
-    expect.whole(0, n=n)
+    validate.integer(0, n=n)
     tags = ["O"] * n
     for start, end, kind in spans:
-        expect.that(0 <= start < end <= n and {*tags[start:end]} == {"O"},
-                    f"{kind} from {start} to {end} does not fit {n} "
-                    "words, or lies on another span")
+        validate.require(
+            0 <= start < end <= n and {*tags[start:end]} == {"O"},
+            f"{kind} from {start} to {end} does not fit {n} words, or "
+            "lies on another span")
         tags[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
     return tags
 
@@ -262,7 +264,7 @@ def spans_of(
     _many(tags=tags)
     found = []
     for i, tag in enumerate(tags):
-        expect.that(isinstance(tag, str) and re.fullmatch(
+        validate.require(isinstance(tag, str) and re.fullmatch(
             r"O|[BI]-.+", tag), f"tag {i} is {tag!r}, not O, B-… or I-…")
         goes_on = found and found[-1].end == i and tag == (
             f"I-{found[-1].kind}")
@@ -295,9 +297,9 @@ def span_scores(
     for row in (*gold, *guess):
         _many(**{"each row of tags": row})
     gold, guess = ([[*row] for row in rows] for rows in (gold, guess))
-    expect.that([*map(len, gold)] == [*map(len, guess)], "the tags do not "
-                f"fit: {[*map(len, gold)][:9]} and "
-                f"{[*map(len, guess)][:9]}")
+    validate.require([*map(len, gold)] == [*map(len, guess)], "the tags "
+                     f"do not fit: {[*map(len, gold)][:9]} and "
+                     f"{[*map(len, guess)][:9]}")
     there = {(n, s) for n, tags in enumerate(gold) for s in spans_of(tags)}
     said = {(n, s) for n, tags in enumerate(guess) for s in spans_of(tags)}
     right = len(there & said)
@@ -337,15 +339,16 @@ def tag_story(
 # %% ../nbs/A12_word_pieces.ipynb #32a3f623
 #| code-summary: the words by a pattern
 def _words_by(pattern, story):
-    expect.text(story=story, pattern=pattern)
+    validate.utf8_string(story=story, pattern=pattern)
     try:
         words = regex.findall(pattern, story)
     except regex.error as error:
         raise ValueError(f"pattern {pattern!r:.40} cannot be read: "
                          f"{error}") from None
-    expect.that(all(isinstance(w, str) for w in words)
-                and "".join(words) == story, f"pattern {pattern!r:.40} "
-                "must cover the whole story, and have no groups")
+    validate.require(all(isinstance(w, str) for w in words)
+                     and "".join(words) == story,
+                     f"pattern {pattern!r:.40} must cover the whole "
+                     "story, and have no groups")
     return words
 
 # %% ../nbs/A12_word_pieces.ipynb #f564e2dd

@@ -1,8 +1,6 @@
 """What arguments have to be: each verb, its sentence, and what it takes."""
 import json
 import math
-import os
-import re
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -14,16 +12,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import child
-from tformer import expect
+from helpers import says
+from tformer import validate
 
 quick = settings(max_examples=100, deadline=None, derandomize=True)
 SCORES = 2, 4, 5, 5     # b, h, t, s
-
-
-def says(sentence, error=ValueError):
-    "The whole sentence of a refusal."
-    return pytest.raises(error, match=f"^{re.escape(sentence)}$")
 
 
 def takes(verb, *args, **kwargs):
@@ -38,26 +31,26 @@ def takes(verb, *args, **kwargs):
 
 @pytest.mark.parametrize("value", [1, 4, 10**30, np.int64(4), np.uint8(4)])
 def test_whole_numbers(value):
-    expect.whole(n=value)
+    validate.integer(n=value)
 
 
 @pytest.mark.parametrize("value", [
     True, False, np.True_, 4.0, np.float64(4), 2.5, "4", b"4", None,
     torch.tensor(4), np.array(4), [4], 0, -1, np.int64(0), math.nan])
 def test_what_is_no_whole_number(value):
-    assert not takes(expect.whole, n=value)
-    assert not takes(expect.whole, fine=1, n=value)
+    assert not takes(validate.integer, n=value)
+    assert not takes(validate.integer, fine=1, n=value)
 
 
 def test_whole_from_another_number_on():
-    expect.whole(0, n=0)
-    expect.whole(-1, n=-1, m=np.int32(0))
+    validate.integer(0, n=0)
+    validate.integer(-1, n=-1, m=np.int32(0))
     with says("n_heads must be a whole number of at least 1, got True"):
-        expect.whole(n_heads=True)
+        validate.integer(n_heads=True)
     with says("past must be a whole number of at least 0, got -1"):
-        expect.whole(0, tokens=3, past=-1)
+        validate.integer(0, tokens=3, past=-1)
     with says("rows must be a whole number of at least 2, got 2.0"):
-        expect.whole(2, rows=2.0)
+        validate.integer(2, rows=2.0)
 
 
 # number
@@ -75,7 +68,7 @@ def test_a_number_lies_in_its_interval(low, high, left, right, kind, data):
         [low, high, (low + high) / 2]) | ends))
     inside = (low <= value if left == "[" else low < value) and (
         value <= high if right == "]" else value < high)
-    assert takes(expect.number, f"{left}{low}, {high}{right}",
+    assert takes(validate.number, f"{left}{low}, {high}{right}",
                  x=value) == inside
 
 
@@ -84,7 +77,7 @@ def test_a_number_lies_in_its_interval(low, high, left, right, kind, data):
     math.nan, math.inf, -math.inf, np.float32("nan"), True, np.True_, "0.5",
     None, 0.5j, Decimal("0.5"), torch.tensor(0.5), [0.5]])
 def test_what_is_a_number_in_no_interval(interval, value):
-    assert not takes(expect.number, interval, x=value)
+    assert not takes(validate.number, interval, x=value)
 
 
 @pytest.mark.parametrize("interval, value, sentence", [
@@ -97,19 +90,19 @@ def test_what_is_a_number_in_no_interval(interval, value):
     ("(-inf, inf)", math.inf, "x must be a finite number, got inf")])
 def test_the_sentence_about_a_number(interval, value, sentence):
     with says(sentence):
-        expect.number(interval, fine=0.5, x=value)
+        validate.number(interval, fine=0.5, x=value)
 
 
 # choice, that, kind
 
 def test_one_of_a_few():
-    expect.choice(("half", "interleaved"), layout="half")
-    expect.choice((True, False), tied=False)
-    expect.choice({"a": 1, "b": 2}, key="b", other="a")
+    validate.one_of(("half", "interleaved"), layout="half")
+    validate.one_of((True, False), tied=False)
+    validate.one_of({"a": 1, "b": 2}, key="b", other="a")
     with says("layout must be one of 'half', 'interleaved', got 'halves'"):
-        expect.choice(("half", "interleaved"), layout="halves")
+        validate.one_of(("half", "interleaved"), layout="halves")
     with says("tied must be one of True, False, got 1"):
-        expect.choice((True, False), tied=1)
+        validate.one_of((True, False), tied=1)
 
 
 @pytest.mark.parametrize("options, value", [
@@ -117,29 +110,29 @@ def test_one_of_a_few():
     ((1, 2), 1.0), (("a",), None), (("a",), ["a"]), (("a",), "A"),
     ((), "a")])
 def test_equal_is_not_enough_for_a_choice(options, value):
-    assert not takes(expect.choice, options, x=value)
+    assert not takes(validate.one_of, options, x=value)
 
 
 def test_a_sentence_of_ones_own():
-    expect.that(True, "never said")
-    expect.that([0], "never said")
+    validate.require(True, "never said")
+    validate.require([0], "never said")
     for wrong in (False, None, 0, (), ""):
         with says("3 is not below 2"):
-            expect.that(wrong, "3 is not below 2")
+            validate.require(wrong, "3 is not below 2")
 
 
 def test_an_instance_of_a_class():
-    expect.kind(str, a="", b="text")
-    expect.kind((str, Path), path=Path("."))
-    expect.kind(int, n=True)        # as isinstance has it
+    validate.instance_of(str, a="", b="text")
+    validate.instance_of((str, Path), path=Path("."))
+    validate.instance_of(int, n=True)        # as isinstance has it
     with says("text must be str, got bytes b'bytes'"):
-        expect.kind(str, text=b"bytes")
+        validate.instance_of(str, text=b"bytes")
     with says("path must be str or Path, got int 3"):
-        expect.kind((str, Path), path=3)
+        validate.instance_of((str, Path), path=3)
     with says("model must be Linear, got the class Linear itself"):
-        expect.kind(torch.nn.Linear, model=torch.nn.Linear)
+        validate.instance_of(torch.nn.Linear, model=torch.nn.Linear)
     with pytest.raises(ValueError) as refused:      # a value may be long
-        expect.kind(int, x="-" * 10_000)
+        validate.instance_of(int, x="-" * 10_000)
     assert len(str(refused.value)) < 100
 
 
@@ -158,7 +151,7 @@ class Config:
     anything: object = None
 
     def __post_init__(self):
-        expect.fields(self)
+        validate.config_fields(self)
 
 
 def test_fields_of_numpy_become_json():
@@ -205,17 +198,17 @@ def test_fields_are_what_their_annotations_say(wrong, sentence):
 # heads
 
 def test_heads_share_evenly():
-    expect.heads(d_model=64, n_heads=8)
-    expect.heads(d_model=64, n_heads=np.int64(8), n_kv_heads=np.int64(2))
-    expect.heads(d_model=64, n_heads=5, d_head=16, d_v=3)
+    validate.head_sizes(d_model=64, n_heads=8)
+    validate.head_sizes(d_model=64, n_heads=np.int64(8), n_kv_heads=np.int64(2))
+    validate.head_sizes(d_model=64, n_heads=5, d_head=16, d_v=3)
     with says("d_model 64 is no multiple of n_heads 5: change one of them, "
               "or give d_head"):
-        expect.heads(d_model=64, n_heads=5)
+        validate.head_sizes(d_model=64, n_heads=5)
     with says("8 query heads cannot share 3 key heads: n_kv_heads must "
               "divide n_heads"):
-        expect.heads(d_model=64, n_heads=8, n_kv_heads=3)
+        validate.head_sizes(d_model=64, n_heads=8, n_kv_heads=3)
     with pytest.raises(ValueError, match=r"8 query heads .* 16 key heads"):
-        expect.heads(d_model=64, n_heads=8, n_kv_heads=16)
+        validate.head_sizes(d_model=64, n_heads=8, n_kv_heads=16)
 
 
 @pytest.mark.parametrize("name", [
@@ -223,7 +216,7 @@ def test_heads_share_evenly():
 @pytest.mark.parametrize("value", [0, 2.0, True])
 def test_heads_are_whole_numbers(name, value):
     with says(f"{name} must be a whole number of at least 1, got {value}"):
-        expect.heads(**{"d_model": 8, "n_heads": 2, name: value})
+        validate.head_sizes(**{"d_model": 8, "n_heads": 2, name: value})
 
 
 # shapes
@@ -236,14 +229,14 @@ sizes = st.tuples(*3 * [st.integers(1, 4)])
 def test_the_same_letter_is_the_same_number(a, b):
     x = torch.zeros(a)
     y = torch.zeros(b)
-    assert takes(expect.shapes, x=(x, "b t d"), y=(y, "b s d")) == (
+    assert takes(validate.shapes, x=(x, "b t d"), y=(y, "b s d")) == (
         a[0] == b[0] and a[2] == b[2])
-    assert takes(expect.shapes, x=(x, "b t d"), y=(y, "#b s #d")) == all(
+    assert takes(validate.shapes, x=(x, "b t d"), y=(y, "#b s #d")) == all(
         b[i] in (1, a[i]) for i in (0, 2))
-    assert takes(expect.shapes, x=(x, "*b d"), y=(y, "*b e")) == (
+    assert takes(validate.shapes, x=(x, "*b d"), y=(y, "*b e")) == (
         a[:2] == b[:2])
-    assert takes(expect.shapes, x=(x, "b d d")) == (a[1] == a[2])
-    assert takes(expect.shapes, x=(x, "b 3 d")) == (a[1] == 3)
+    assert takes(validate.shapes, x=(x, "b d d")) == (a[1] == a[2])
+    assert takes(validate.shapes, x=(x, "b 3 d")) == (a[1] == 3)
 
 
 @quick
@@ -256,7 +249,7 @@ def test_shapes_as_broadcasting_has_them(a, b, c):
         fit = True
     except RuntimeError:
         fit = False
-    assert takes(expect.shapes, **{
+    assert takes(validate.shapes, **{
         n: (x, "#b #t #d") for n, x in named.items()}) == fit
 
 
@@ -268,79 +261,78 @@ def test_the_number_of_axes_counts(shape, axes):
     pattern = " ".join(axes)
     assume(pattern)
     if len(shape) != len(axes):
-        assert not takes(expect.shapes, x=(x, pattern))
+        assert not takes(validate.shapes, x=(x, pattern))
     if len(shape) < len(axes):
-        assert not takes(expect.shapes, x=(x, f"*many {pattern}"))
+        assert not takes(validate.shapes, x=(x, f"*many {pattern}"))
     loose = " ".join(f"a{i}" for i, _ in enumerate(axes))
-    assert takes(expect.shapes, x=(x, f"*many {loose}")) == (
+    assert takes(validate.shapes, x=(x, f"*many {loose}")) == (
         len(shape) >= len(axes))
 
 
 def test_none_has_any_shape():
-    expect.shapes(x=(None, "b t"), y=(torch.zeros(2, 3), "b t"))
+    validate.shapes(x=(None, "b t"), y=(torch.zeros(2, 3), "b t"))
     with pytest.raises(ValueError, match=r"^z must"):
-        expect.shapes(y=(torch.zeros(2, 3), "b t"), x=(None, "b t"),
-                      z=(torch.zeros(2, 4), "b t"))
+        validate.shapes(y=(torch.zeros(2, 3), "b t"), x=(None, "b t"),
+                        z=(torch.zeros(2, 4), "b t"))
 
 
 def test_the_sentence_about_shapes():
     x = torch.zeros(2, 5, 16)
     ids = torch.zeros(2, 4).long()
-    expect.shapes(x=(x, "b t 16"), pos=(torch.zeros(1, 5), "#b t"))
+    validate.shapes(x=(x, "b t 16"), pos=(torch.zeros(1, 5), "#b t"))
     with says("x must be of shape (b, t, 32), got (2, 5, 16)"):
-        expect.shapes(x=(x, "b t 32"))
+        validate.shapes(x=(x, "b t 32"))
     with says("pos must be of shape (1 or 2, 5) to fit x (2, 5, 16), got "
               "(2, 4)"):
-        expect.shapes(x=(x, "b t 16"), pos=(ids, "#b t"))
+        validate.shapes(x=(x, "b t 16"), pos=(ids, "#b t"))
     with says("k must be of shape (2, 5, s, 3) to fit q (2, 5, 16, 3), got "
               "(2, 6, 16, 3)"):
-        expect.shapes(q=(x[..., None].expand(2, 5, 16, 3), "*b t d"),
-                      k=(torch.zeros(2, 6, 16, 3), "*b s d"))
+        validate.shapes(q=(x[..., None].expand(2, 5, 16, 3), "*b t d"),
+                        k=(torch.zeros(2, 6, 16, 3), "*b s d"))
     with says("x must be of shape (…, t, 8), got (16,)"):
-        expect.shapes(x=(x[0, 0], "*b t 8"))
+        validate.shapes(x=(x[0, 0], "*b t 8"))
     with says("y must be of shape (2, d) to fit a (1, 3), x (2, 4), got "
               "(3, 3)"):
-        expect.shapes(a=(torch.zeros(1, 3), "#b s"),
-                      x=(torch.zeros(2, 4), "b t"),
-                      y=(torch.zeros(3, 3), "b d"))
+        validate.shapes(a=(torch.zeros(1, 3), "#b s"), x=(torch.zeros(2, 4), "b t"),
+                        y=(torch.zeros(3, 3), "b d"))
 
 
 # what tensors hold
 
 def test_floating_types():
     x = torch.zeros(2)
-    expect.floating(x=x, y=x[:1])
-    expect.floating(x=x.half())
+    validate.floating_tensors(x=x, y=x[:1])
+    validate.floating_tensors(x=x.half())
     with says("x must have a floating type, got x torch.int64"):
-        expect.floating(x=x.long())
+        validate.floating_tensors(x=x.long())
     with says("q, k must have one floating type, got q torch.float32, k "
               "torch.float64"):
-        expect.floating(q=x, k=x.double())
-    assert not takes(expect.floating, q=x, k=x.long())
-    assert not takes(expect.floating, q=x.bool(), k=x.bool())
+        validate.floating_tensors(q=x, k=x.double())
+    assert not takes(validate.floating_tensors, q=x, k=x.long())
+    assert not takes(validate.floating_tensors, q=x.bool(), k=x.bool())
 
 
 def test_integer_types():
     x = torch.zeros(2)
-    expect.integers(ids=x.long(), rows=x.int(), bytes=x.to(torch.uint8))
+    validate.integer_tensors(ids=x.long(), rows=x.int(), bytes=x.to(torch.uint8))
     with says("ids must be integers, got torch.float32"):
-        expect.integers(ids=x)
+        validate.integer_tensors(ids=x)
     with says("ids must be integers, got torch.bool"):
-        expect.integers(fine=x.long(), ids=x.bool())
+        validate.integer_tensors(fine=x.long(), ids=x.bool())
 
 
 def test_positions():
     pos = torch.arange(5)[None]
-    expect.positions(pos=pos, k_pos=pos.expand(3, 5))
-    expect.positions(pos=pos.expand(3, 5), k_pos=pos[:, :2].expand(3, 2))
+    validate.position_tensors(pos=pos, k_pos=pos.expand(3, 5))
+    validate.position_tensors(pos=pos.expand(3, 5), k_pos=pos[:, :2].expand(3, 2))
     with says("pos must be int64 of shape (b, length), got torch.int64 of "
               "shape (5,)"):
-        expect.positions(pos=pos[0])
+        validate.position_tensors(pos=pos[0])
     with says("k_pos must be int64 of shape (b, length), got torch.int32 of "
               "shape (1, 5)"):
-        expect.positions(pos=pos, k_pos=pos.int())
+        validate.position_tensors(pos=pos, k_pos=pos.int())
     with says("batch sizes differ: {'pos': 2, 'k_pos': 3}"):
-        expect.positions(pos=pos.expand(2, 5), k_pos=pos.expand(3, 5))
+        validate.position_tensors(pos=pos.expand(2, 5), k_pos=pos.expand(3, 5))
 
 
 # masks
@@ -356,9 +348,9 @@ def test_masks_and_biases_broadcast_as_torch_has_it(size, shape):
         fits = (scores + x).shape == scores.shape
     except RuntimeError:
         fits = False
-    assert takes(expect.mask, tuple(shape), bias=x) == fits
+    assert takes(validate.mask_and_bias, tuple(shape), bias=x) == fits
     unclear = len(shape) == 4 and len(size) in (2, 3)
-    assert takes(expect.mask, tuple(shape), x.bool()) == (
+    assert takes(validate.mask_and_bias, tuple(shape), x.bool()) == (
         fits and not unclear)
 
 
@@ -387,15 +379,15 @@ def test_masks_and_biases_broadcast_as_torch_has_it(size, shape):
      "4, 5, 5)")])
 def test_masks_that_are_refused(mask, bias, sentence):
     with says(sentence):
-        expect.mask(SCORES, mask, bias)
+        validate.mask_and_bias(SCORES, mask, bias)
 
 
 def test_masks_that_are_taken():
-    expect.mask(SCORES)
-    expect.mask(SCORES, torch.ones(2, 1, 1, 5).bool(), torch.zeros(5, 5))
-    expect.mask(SCORES, torch.ones(5).bool(), torch.zeros(4, 1, 5).half())
-    expect.mask((5, 6), torch.ones(5, 6).bool())
-    expect.mask((2, 5, 6), torch.ones(5, 6).bool())
+    validate.mask_and_bias(SCORES)
+    validate.mask_and_bias(SCORES, torch.ones(2, 1, 1, 5).bool(), torch.zeros(5, 5))
+    validate.mask_and_bias(SCORES, torch.ones(5).bool(), torch.zeros(4, 1, 5).half())
+    validate.mask_and_bias((5, 6), torch.ones(5, 6).bool())
+    validate.mask_and_bias((2, 5, 6), torch.ones(5, 6).bool())
 
 
 # texts and files
@@ -403,14 +395,14 @@ def test_masks_that_are_taken():
 @quick
 @given(st.text(st.characters(codec="utf-8")))
 def test_what_utf8_can_write_is_text(value):
-    expect.text(a="fine", text=value)
+    validate.utf8_string(a="fine", text=value)
 
 
 @quick
 @given(st.text(), st.integers(0xD800, 0xDFFF).map(chr), st.text())
 def test_lone_surrogates_are_no_text(before, half, after):
     with pytest.raises(ValueError, match=r"^b must be what UTF-8 can write"):
-        expect.text(a="fine", b=before + half + after)
+        validate.utf8_string(a="fine", b=before + half + after)
 
 
 @pytest.mark.parametrize("value, sentence", [
@@ -421,130 +413,7 @@ def test_lone_surrogates_are_no_text(before, half, after):
     (["a"], "text must be a str, got list")])
 def test_the_sentence_about_a_text(value, sentence):
     with says(sentence):
-        expect.text(text=value)
-
-
-def test_a_file_that_is_there(tmp_path):
-    path = tmp_path / "a.txt"
-    path.touch()
-    assert expect.file(path) == expect.file(str(path)) == path
-    with says(f"a folder, not a file: {str(tmp_path)!r:.80}",
-              FileNotFoundError):
-        expect.file(tmp_path)
-    with says("no such file: 'no/such.txt'", FileNotFoundError):
-        expect.file("no/such.txt")
-    for wrong in (3, None, b"a.txt", Path):
-        with pytest.raises(ValueError, match=r"^path must be str or PathLike"):
-            expect.file(wrong)
-
-
-# files that are never half there
-
-@pytest.fixture
-def files(tmp_path):
-    "Three files that belong together, with what they held before."
-    for name in ("config", "weights", "tokens"):
-        (tmp_path / name).write_text(f"old {name}")
-    return [tmp_path / name for name in ("config", "weights", "tokens")]
-
-
-def held(files):
-    return [p.read_text() for p in files]
-
-
-def alone(files):
-    return sorted(files[0].parent.iterdir()) == sorted(files)
-
-
-def test_files_are_replaced(files):
-    new = files[0].parent / "new"
-    expect.write_files({p: lambda to: to.write_text("new")
-                        for p in (*files, new)})
-    assert held([*files, new]) == 4 * ["new"] and alone([*files, new])
-    expect.write_files({})
-
-
-class Slip(Exception):
-    pass
-
-
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("how", ["before", "half", "after", "nothing"])
-def test_a_writer_that_raises_changes_no_file(files, at, how):
-    seen = []
-
-    def writer(i):
-        def write(path):
-            assert path not in files and path.parent == files[i].parent
-            assert held(files) == [f"old {p.name}" for p in files]
-            seen.append(i)
-            if i == at and how == "nothing":
-                return              # no file, no error of its own
-            if i != at or how != "before":
-                path.write_text("half of the n")
-            if i == at and how in ("before", "half"):
-                raise Slip
-            path.write_text("new")
-            if i == at:
-                raise Slip
-        return write
-
-    with pytest.raises(FileNotFoundError if how == "nothing" else Slip):
-        expect.write_files({p: writer(i) for i, p in enumerate(files)})
-    assert seen == list(range(at + 1))
-    assert held(files) == [f"old {p.name}" for p in files]
-    assert alone(files)
-
-
-def test_a_failed_rename_leaves_nothing_beside(files, monkeypatch):
-    def refuse(here, there):
-        raise PermissionError(there)
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(PermissionError):
-        expect.write_files({p: lambda to: to.write_text("new")
-                            for p in files})
-    assert held(files) == [f"old {p.name}" for p in files]
-    assert alone(files)
-
-
-def test_all_is_on_the_disk_before_the_first_rename(files, monkeypatch):
-    done = []
-    sync = os.fsync
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (
-        done.append("sync"), sync(fd)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (
-        done.append(b.name), replace(a, b)))
-    expect.write_files({p: lambda to: to.write_text("new") for p in files})
-    assert done == 3 * ["sync"] + ["config", "weights", "tokens"]
-
-
-@pytest.mark.parametrize("point, new", [
-    ("config", 0), ("tokens", 0), ("after config", 1), ("after weights", 2)])
-def test_a_program_that_is_killed_leaves_whole_files(files, point, new):
-    "It ends at that point as if the power went: nothing is cleaned up."
-    replace = os.replace
-
-    def write(path):
-        path.write_text("half of the n")
-        if point in path.name:
-            os._exit(9)
-        path.write_text("new " + path.name.split(".")[0])
-
-    def rename(here, there):
-        replace(here, there)
-        if point == f"after {there.name}":
-            os._exit(9)
-
-    def save():
-        os.replace = rename
-        expect.write_files(dict.fromkeys(files, write))
-
-    assert os.waitstatus_to_exitcode(child(save)) == 9
-    assert held(files) == [
-        f"{'new' if i < new else 'old'} {p.name}"
-        for i, p in enumerate(files)]
+        validate.utf8_string(text=value)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -556,7 +425,7 @@ def test_a_program_that_is_killed_leaves_whole_files(files, point, new):
 ])
 def test_no_quick_look_lets_attention_pass(q, k, v, problem, shared):
     with pytest.raises(ValueError, match=problem):
-        expect.attention(*map(torch.zeros, (q, k, v)), shared=shared)
+        validate.attention_inputs(*map(torch.zeros, (q, k, v)), allow_gqa=shared)
 
 
 @pytest.mark.parametrize("types", [
@@ -565,5 +434,5 @@ def test_no_quick_look_lets_attention_pass(q, k, v, problem, shared):
     (torch.int64, torch.int64, torch.int64)])
 def test_no_quick_look_lets_types_pass(types):
     with pytest.raises(ValueError, match="float"):
-        expect.attention(*(torch.zeros(1, 2, 3, 8, dtype=t)
-                           for t in types), shared=True)
+        validate.attention_inputs(*(torch.zeros(1, 2, 3, 8, dtype=t)
+                                    for t in types), allow_gqa=True)
