@@ -1228,6 +1228,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.nightly
 @plain_only
 @pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
 def test_the_graph_does_not_break(options):

@@ -561,6 +561,7 @@ MODULE = """
 def load(path): return _open(path), Reader()
 class Reader:
     def step(self): return _open(self), _open(1)
+    def undo(self, _open: alone) -> alone: return _open
 def _open(path): return path
 def alone(load): return load
 """

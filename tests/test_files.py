@@ -127,3 +127,19 @@ def test_a_program_that_is_killed_leaves_whole_files(paths, point, new):
     assert held(paths) == [
         f"{'new' if i < new else 'old'} {p.name}"
         for i, p in enumerate(paths)]
+
+
+@pytest.mark.parametrize("text, error, match", [
+    ("{", ValueError, r"config\.json is no JSON: Expecting"),
+    ("[1]", ValueError, r"config\.json holds list, not an object"),
+    (None, FileNotFoundError, "no such file")])
+def test_settings_that_are_no_object(tmp_path, text, error, match):
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(error, match=match):
+        files.read_json_object(path)
+    with pytest.raises(ValueError, match="^path must be str or PathLike, got int 5$"):
+        files.read_json_object(5)
+    path.write_text('{"d_model": 8}')
+    assert files.read_json_object(path) == {"d_model": 8}

@@ -946,6 +946,7 @@ def test_parts_are_born_where_the_context_says():
             kind(8, device="cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
                     reason="executed signatures break the graph")
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)

@@ -369,6 +369,7 @@ def test_the_first_row_is_position_0(d, base):
     assert torch.equal(table(pos)[0], table.weight)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(SHAPES, reason="signatures are not compiled")
 @pytest.mark.parametrize("make", [
     lambda: Embedding(9, 6, scale=2.0), lambda: LearnedPositions(9, 6),

@@ -860,6 +860,7 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
     assert int(full[0]["seeds"]) >= 5 and full[0]["date"] > "2026"
 
 
+@pytest.mark.nightly
 @plain_only
 @pytest.mark.parametrize("d", [16, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -422,6 +422,7 @@ def test_the_sentence_about_a_text(value, sentence):
     ((1, 2, 3, 8), (1, 2, 4, 8), (1, 2, 3, 8), "v must be of shape"),
     ((1, 2, 3, 8), (3, 2, 3, 8), (3, 2, 3, 8), "k must be of shape"),
     ((1, 3, 3, 8), (1, 2, 3, 8), (1, 2, 3, 8), "k|key heads|n_kv_heads|kv"),
+    ((5, 3, 8), (5, 8), (5, 8), "k must be of shape|q must be of shape"),
 ])
 def test_no_quick_look_lets_attention_pass(q, k, v, problem, shared):
     with pytest.raises(ValueError, match=problem):
@@ -436,3 +437,14 @@ def test_no_quick_look_lets_types_pass(types):
     with pytest.raises(ValueError, match="float"):
         validate.attention_inputs(*(torch.zeros(1, 2, 3, 8, dtype=t)
                                     for t in types), allow_gqa=True)
+
+
+def test_right_rows_are_not_printed(monkeypatch):
+    "To print a tensor of a GPU would wait for it."
+    rows = torch.tensor([0, 2])
+
+    def refuse(tensor, **kwargs):
+        raise AssertionError("a tensor is printed")
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", refuse)
+    validate.row_indices(3, rows=rows)

@@ -35,8 +35,9 @@ def read_json_object(
     FileNotFoundError if there is no such file; ValueError if it holds no JSON, or
     something else than an object.
     """
+    file = require_file(path)
     try:
-        values = json.loads(require_file(path).read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     validate.require(isinstance(values, dict),

@@ -178,7 +178,7 @@ def head_sizes(
     """Require the sizes of attention heads to be integers that fit each other.
 
     ``d_model`` is divided by ``n_heads`` and ``n_heads`` by ``n_kv_heads``; ValueError
-    names both numbers where a division leaves a rest.
+    names both numbers where a division leaves a remainder.
     """
     others |= dict(n_kv_heads=n_kv_heads, d_head=d_head)
     integer(d_model=d_model, n_heads=n_heads,
@@ -356,9 +356,9 @@ def row_indices(
     Their values are read on the CPU only. ValueError otherwise.
     """
     for name, x in named.items():
-        require(isinstance(x, Tensor) and x.ndim == 1
-                and x.dtype in (torch.int64, torch.int32),
-                f"{name} must be a tensor of row numbers, got {x!r:.60}")
+        if not isinstance(x, Tensor) or x.ndim != 1 or (
+                x.dtype not in (torch.int64, torch.int32)):
+            raise ValueError(f"{name} must be a tensor of row numbers, got {x!r:.60}")
         found = x.tolist() if x.is_cpu and (
             not torch.compiler.is_compiling()) else []
         twice = unique and len({*found}) < len(found)
@@ -454,12 +454,12 @@ def _broadcasts(name, x, shape):
 
 
 def _qkv_match(q, k, v, allow_gqa):
-    "Return True only if they fit, fast: a decoding step calls this in every layer."
+    "Return True only for tensors that fit; every layer of a decoding step asks."
     few = k.shape[1:-2]
     many = q.shape[1:-2]
     return (q.dtype == k.dtype == v.dtype and q.is_floating_point()
             and q.shape[0] == k.shape[0] and k.shape[:-1] == v.shape[:-1]
-            and q.shape[-1] == k.shape[-1] and q.ndim > 2
+            and q.shape[-1] == k.shape[-1] and k.ndim == q.ndim > 2
             and ((few == many and not allow_gqa) or (
                 len(few) == len(many) == 1
                 and allow_gqa and few[0] > 0 and many[0] % few[0] == 0)))

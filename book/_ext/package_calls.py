@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import html
+from collections.abc import Iterator
 from pathlib import Path
 
 from docutils import nodes
@@ -21,24 +22,40 @@ ROW = 36                    # from one box to the next below it
 GAP = 40                    # between two columns
 
 
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
 def calls(text: str) -> dict[str, list[str]]:
     """Return for each function and class of a module those that it uses.
 
-    In the order of the module; a method's uses are those of its class.
+    In the order of the module. A class uses what its methods use; annotations are not
+    counted.
     """
-    tree = ast.parse(text)
-    defined = [node for node in tree.body
-               if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    defined = [node for node in ast.parse(text).body
+               if isinstance(node, FUNCTIONS | ast.ClassDef)]
     names = [node.name for node in defined]
     uses = {}
     for node in defined:
-        names_used = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        found = {n.id for n in names_used if isinstance(n.ctx, ast.Load)}
-        # a parameter or a local variable may have the name of a function
-        found -= {n.id for n in names_used if isinstance(n.ctx, ast.Store)}
-        found -= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
-        uses[node.name] = [name for name in names if name in found - {node.name}]
+        found = {*loaded(node, frozenset())} - {node.name}
+        uses[node.name] = [name for name in names if name in found]
     return uses
+
+
+def loaded(node: ast.AST, hidden: frozenset[str]) -> Iterator[str]:
+    "Yield the names that a node reads, but the parameters and variables of functions."
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Load) and node.id not in hidden:
+            yield node.id
+        return
+    if isinstance(node, FUNCTIONS | ast.Lambda):
+        hidden |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+        hidden |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)
+                   and isinstance(n.ctx, ast.Store)}
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from loaded(child, hidden)
 
 
 def columns(uses: dict[str, list[str]]) -> list[list[str]]:
@@ -123,10 +140,13 @@ class PackageCalls(Directive):
         path = module_path(Path(env.srcdir), module)
         if not path.exists():
             raise self.error(f"there is no module tformer.{module}")
+        uses = calls(path.read_text("utf-8"))
+        if not uses:
+            raise self.error(f"tformer.{module} has no function and no class to draw")
         env.note_dependency(str(path))
         # the document is nbs/…, and the API page stands in book/
         api = "../" + way_to_root(env.docname.removeprefix("nbs/")) + "book/api.html"
-        return [nodes.raw("", draw(module, calls(path.read_text("utf-8")), api),
+        return [nodes.raw("", draw(module, uses, api),
                           format="html")]
 
 
