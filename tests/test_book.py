@@ -200,7 +200,9 @@ def test_the_sidebar_leads_to_every_page(book):
 
 
 def test_every_public_notebook_exercise_is_solved(book):
-    for page in notebook_pages(book).values():
+    for name, page in notebook_pages(book).items():
+        if name.startswith("package/"):      # these set no exercises
+            continue
         text = page.read_text(encoding="utf-8")
         made = len(re.findall(r'class="[^"]*\bexercise\b[^"]*admonition|'
                               r'class="[^"]*admonition[^"]*\bexercise\b',

@@ -139,7 +139,7 @@ def test_settings_that_are_no_object(tmp_path, text, error, match):
         path.write_text(text)
     with pytest.raises(error, match=match):
         files.read_json_object(path)
-    with pytest.raises(ValueError, match="^path must be str or PathLike, got int 5$"):
+    with pytest.raises(ValueError, match=r"^path must be str or PathLike, got int 5$"):
         files.read_json_object(5)
     path.write_text('{"d_model": 8}')
     assert files.read_json_object(path) == {"d_model": 8}

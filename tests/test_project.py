@@ -470,7 +470,7 @@ def test_time_budgets():
     # the clock of a run that takes too long says so
     clock = rules.Clock()
     clock.books["slow"]["seconds"] = rules.TOTAL_BUDGET + 1
-    assert "1401 s" in clock.over_budget()
+    assert f"{rules.TOTAL_BUDGET + 1} s" in clock.over_budget()
     clock.books["slow"]["seconds"] = 1
     assert clock.over_budget() is None
 

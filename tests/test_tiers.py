@@ -15,7 +15,7 @@ import yaml
 from conftest import NIGHTLY, ROOT
 
 # minutes that a tier may take on two quiet cores
-MINUTES = {"test": 15, "nightly": 30}
+MINUTES = {"test": 10, "nightly": 30}
 
 
 def load(path):
