@@ -572,7 +572,8 @@ def test_callers_stand_to_the_left_of_what_they_call():
     assert uses == {"load": ["Reader", "_open"], "Reader": ["_open"],
                     "_open": [], "alone": []}
     assert package_calls.columns(uses) == [
-        ["load"], ["Reader"], ["_open"], ["alone"]]
+        ["load"], ["Reader"], ["_open", "", "alone"]]
+    assert package_calls.columns({"a": [], "b": []}) == [["a", "b"]]
     both = {"a": ["b"], "b": ["a"]}
     assert {*itertools.chain(*package_calls.columns(both))} == {"a", "b"}
     drawn = package_calls.draw("nn.x", uses, "../book/api.html")
@@ -586,5 +587,5 @@ def test_every_drawing_of_calls_can_be_made():
     for path in course.module_paths(ROOT):
         uses = package_calls.calls(path.read_text("utf-8"))
         place = {name: i for i, names in enumerate(package_calls.columns(uses))
-                 for name in names}
+                 for name in names if name}
         assert place.keys() == uses.keys(), path

@@ -61,8 +61,8 @@ def loaded(node: ast.AST, hidden: frozenset[str]) -> Iterator[str]:
 def columns(uses: dict[str, list[str]]) -> list[list[str]]:
     """Return the names in columns, each to the right of all that call it.
 
-    What neither calls nor is called comes last, in a column of its own. Two that call
-    each other stand side by side.
+    What neither calls nor is called stands in the last column, below an empty place.
+    Two that call each other stand one above the other.
     """
     called = {name for found in uses.values() for name in found}
     alone = [name for name in uses if not uses[name] and name not in called]
@@ -75,7 +75,9 @@ def columns(uses: dict[str, list[str]]) -> list[list[str]]:
                     column[other] = column[name] + 1
     kept = sorted({*column.values()})
     found = [[name for name in column if column[name] == at] for at in kept]
-    return [*found, alone] if alone else found
+    if found and alone:
+        found[-1] += ["", *alone]
+    return found or [alone]
 
 
 def draw(module: str, uses: dict[str, list[str]], api: str) -> str:
@@ -85,7 +87,8 @@ def draw(module: str, uses: dict[str, list[str]], api: str) -> str:
     for names in columns(uses):
         width = max(map(len, names)) * LETTER + 18
         for row, name in enumerate(names):
-            place[name] = left, 4 + row * ROW, width
+            if name:
+                place[name] = left, 4 + row * ROW, width
         left += width + GAP
     right = left - GAP + 1
     bottom = max(y for _, y, _ in place.values()) + BOX + 4
