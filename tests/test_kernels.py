@@ -15,8 +15,10 @@ if not hasattr(os, "fork"):
 
 @pytest.fixture(scope="module")
 def server():
-    server = kernels.KernelServer(("numpy", "ipykernel.kernelapp",
-                                   "ipykernel.ipkernel", "json:loads"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OF_THE_SERVER", "alone")
+        server = kernels.KernelServer(("numpy.random:rand", "ipykernel.kernelapp",
+                                       "ipykernel.ipkernel", "json:loads"))
     yield server
     server.close()
 
@@ -74,6 +76,7 @@ def test_a_kernel_has_the_environment_that_is_asked_for(start, tmp_path):
     (tmp_path / "only_here.py").write_text("value = 7\n", encoding="utf-8")
     ask = start(env=os.environ | {"PYTHONPATH": str(tmp_path), "COLOUR": "red"})
     assert ask("import os; print(os.environ['COLOUR'])") == "red"
+    assert ask("print('OF_THE_SERVER' in os.environ)") == "False"
     assert ask("import only_here; print(only_here.value)") == "7"
     assert "COLOUR" not in os.environ
 
