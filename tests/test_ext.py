@@ -9,6 +9,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from conftest import ROOT
 
@@ -553,6 +554,14 @@ def test_sources_of_others_are_not_looked_for():
     assert site_pages.find_source(None, "_struct") is None
     text, names = site_pages.find_source(None, "tformer.attend")
     assert "def attend" in text and "attend" in names
+
+
+def test_every_extension_is_registered():
+    settings = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    found = {path.stem for path in (ROOT / "book/_ext").glob("*.py")
+             if "\ndef setup(app):" in path.read_text(encoding="utf-8")}
+    assert "package_source" in found
+    assert settings["sphinx"]["local_extensions"] == dict.fromkeys(found, "book/_ext")
 
 
 # --- package_calls.py

@@ -352,6 +352,34 @@ turn._turned(1), blocks._made, self._own
         "nn.rotary._turned"]
 
 
+# lessons that draw code of the package with {package-source}, because they lost a cell
+# to it and are not rewritten yet: this list can only shrink
+LESSONS_THAT_QUOTE_THE_PACKAGE = set()
+
+
+def quoting_notebooks(root):
+    "The document names of the notebooks that use the directive in any cell."
+    return {course.document_name(root, path) for path in course.notebook_paths(root)
+            if any("{package-source}" in source(c) or ".. package-source::" in source(c)
+                   for c in read(path)["cells"])}
+
+
+def test_lessons_that_quote_the_package_are_listed(tmp_path):
+    found = quoting_notebooks(ROOT)
+    listed = LESSONS_THAT_QUOTE_THE_PACKAGE
+    assert found <= listed, f"write them anew instead: {sorted(found - listed)}"
+    assert found >= listed, f"rewritten, take them out: {sorted(listed - found)}"
+    for name, text in (("01_a", "```{package-source} attend.attend\n```"),
+                       ("package/nn/b", "````{closer} x\n:::{package-source}\na.b\n"),
+                       ("02_c", "```{eval-rst}\n.. package-source:: a.b\n```"),
+                       ("03_d", "```{package-calls} attend\n```")):
+        path = course.notebook_path(tmp_path, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"cells": [
+            {"cell_type": "markdown", "source": ["# A page\n", "\n", text]}]}), "utf-8")
+    assert quoting_notebooks(tmp_path) == {"01_a", "package/nn/b", "02_c"}
+
+
 def public(text):
     "The names that a module gives away."
     return {name for node in ast.parse(text).body
