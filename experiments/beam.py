@@ -24,19 +24,19 @@ from torch.nn.utils.rnn import pad_sequence
 import common
 import tformer
 from tformer import parallel
-from tformer.beam import Beam, beam_search, minimum_risk
+from tformer.beam import BeamHypothesis, beam_search, select_minimum_bayes_risk
 from tformer.generate import generate
 from tformer.optim import AdamW, inverse_sqrt
-from tformer.sampling import Sampling
+from tformer.sampling import SamplingParams
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer, Watch
+from tformer.train import LossMonitor, Trainer
 from tformer.translation import (
-    SPECIAL,
-    Pairs,
-    Sides,
+    TRANSLATION_SPECIAL_TOKENS,
+    PairLoader,
+    TranslationTokenizer,
     bleu_and_chrf,
-    score,
+    exact_match_by_phenomenon,
     translation_loss,
 )
 
@@ -58,27 +58,28 @@ def trained(model, seed, steps):
     "A model and its tokenizer: the package's, or one that read little."
     if model == GOOD:
         found = tformer.load(GOOD)
-        return found.model, Sides.of(found.tokenizer)
-    read = parallel.pairs(READ if steps >= STEPS else 500, seed)
+        return found.model, TranslationTokenizer.wrap(found.tokenizer)
+    read = parallel.generate_pairs(READ if steps >= STEPS else 500, seed)
     texts = [text for pair in read[:10_000] for text in pair[:2]]
-    sides = Sides.of(Tokenizer.train(texts, PIECES, special_tokens=SPECIAL))
+    sides = TranslationTokenizer.wrap(
+        Tokenizer.train(texts, PIECES, special_tokens=TRANSLATION_SPECIAL_TOKENS))
     torch.manual_seed(seed)
     made = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
-    Trainer(made, Pairs(read, sides, 48, seed=seed), steps=steps,
-            loss=partial(translation_loss, smoothing=0.1),
+    Trainer(made, PairLoader(read, sides, 48, seed=seed), max_steps=steps,
+            loss_fn=partial(translation_loss, label_smoothing=0.1),
             optimizer=AdamW(made.parameters(), lr=4e-3, betas=(0.9, 0.98),
                             eps=1e-9, weight_decay=0.0),
-            schedule=inverse_sqrt(100), watch=Watch(None)).fit()
+            lr_schedule=inverse_sqrt(100), loss_monitor=LossMonitor(None)).fit()
     return made.eval(), sides
 
 
 @torch.no_grad()
 def read(model, sides, texts):
     "What the decoder is given of some sentences."
-    rows = [torch.tensor(row) for row in sides.sources(texts)]
+    rows = [torch.tensor(row) for row in sides.encode_sources(texts)]
     src = pad_sequence(rows, batch_first=True, padding_value=-1)
-    memory = model.encode(src.where(src >= 0, sides.pad), src >= 0)
-    return {"memory": memory, "memory_mask": src >= 0}
+    memory = model.encode(src.where(src >= 0, sides.pad_token_id), src >= 0)
+    return {"encoder_hidden_states": memory, "encoder_attention_mask": src >= 0}
 
 
 def search(model, sides, texts, *, width, alpha, room, batch=50):
@@ -86,9 +87,10 @@ def search(model, sides, texts, *, width, alpha, room, batch=50):
     found = []
     for at in range(0, len(texts), batch):
         some = texts[at:at + batch]
-        found += beam_search(
-            model, [[sides.start]] * len(some), width=width, alpha=alpha,
-            max_new=room, stop=sides.end, **read(model, sides, some))
+        found += beam_search(model, [[sides.decoder_start_token_id]] * len(some),
+                             num_beams=width, length_penalty=alpha, max_new_tokens=room,
+                             stop_token_ids=sides.eos_token_id,
+                             **read(model, sides, some))
     return [best for best, in found]
 
 
@@ -106,12 +108,13 @@ def by_risk(model, sides, texts, *, width, alpha, room):
     for i, text in enumerate(texts):
         given = {name: x.expand(width, *x.shape[1:]) for name, x in
                  read(model, sides, [text]).items()}
-        some = generate(
-            model, [[sides.start]] * width, max_new=room, stop=sides.end,
-            sampling=Sampling(min_p=0.05, seed=width * i), **given)
-        wrote = [sides.text(t.ids) for t in some]
-        best = some[wrote.index(minimum_risk(wrote, shared))]
-        found.append(Beam(best.ids, math.nan, math.nan, True))
+        some = generate(model, [[sides.decoder_start_token_id]] * width,
+                        max_new_tokens=room, stop=sides.eos_token_id,
+                        sampling_params=SamplingParams(min_p=0.05, seed=width * i),
+                        **given)
+        wrote = [sides.decode_target(t.ids) for t in some]
+        best = some[wrote.index(select_minimum_bayes_risk(wrote, shared))]
+        found.append(BeamHypothesis(best.ids, math.nan, math.nan, True))
     return found
 
 
@@ -123,30 +126,30 @@ WAYS = {"beam": search, "risk": by_risk}
 def right_sums(model, seed, steps, sentences):
     "The log-probability of each right translation."
     net, sides = trained(model, seed, steps)
-    pairs = parallel.pairs(sentences, 100, unseen=True)
-    rows = Pairs(pairs, sides, max_len=net.max_len)
+    pairs = parallel.generate_pairs(sentences, 100, held_out_only=True)
+    rows = PairLoader(pairs, sides, max_len=net.max_len)
     found = []
     for i in range(len(pairs)):
-        batch = rows.of([i])
-        loss = translation_loss(net, batch, smoothing=0)
-        found.append(-loss.item() * batch.count)
+        batch = rows.make_batch([i])
+        loss = translation_loss(net, batch, label_smoothing=0)
+        found.append(-loss.item() * batch.num_targets)
     return found
 
 
 def measure(*, way, model, seed, steps, sentences, width, alpha):
     "The further columns of a row."
     net, sides = trained(model, seed, steps)
-    new = parallel.pairs(sentences, 100, unseen=True)
+    new = parallel.generate_pairs(sentences, 100, held_out_only=True)
     with common.Stopwatch() as watch:
         best = WAYS[way](net, sides, [pair.source for pair in new],
                          width=width, alpha=alpha, room=60)
-    wrote = [sides.text(beam.ids) for beam in best]
+    wrote = [sides.decode_target(beam.ids) for beam in best]
     words = [sum(len(text.split()) for text in texts)
              for texts in (wrote, [pair.target for pair in new])]
     right = right_sums(model, seed, steps, sentences)
     n = len(new)
     return {
-        "exact": round(score(wrote, new)["all"].share, 4),
+        "exact": round(exact_match_by_phenomenon(wrote, new)["all"].accuracy, 4),
         "bleu": round(bleu_and_chrf(wrote, [p.target for p in new]).bleu, 2),
         "ratio": round(words[0] / words[1], 4),
         "empty": round(sum(not text for text in wrote) / n, 4),

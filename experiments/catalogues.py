@@ -21,17 +21,17 @@ import torch
 
 from common import Kept, Stopwatch, parser, run
 from tformer.optim import AdamW, inverse_sqrt
-from tformer.parallel import Pair
+from tformer.parallel import SentencePair
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.translation import (
-    SPECIAL,
-    Pairs,
-    Sides,
-    average,
+    TRANSLATION_SPECIAL_TOKENS,
+    PairLoader,
+    TranslationTokenizer,
+    average_weights,
     bleu_and_chrf,
-    score,
+    exact_match_by_phenomenon,
     translate,
     translation_loss,
 )
@@ -65,7 +65,7 @@ def messages(folder):
                     "\n" not in side and len(side) <= 80
                     and len(side.split()) <= WORDS for side in sides):
                 found.setdefault(sides[0], sides[1])
-    return [Pair(*sides) for sides in sorted(found.items())]
+    return [SentencePair(*sides) for sides in sorted(found.items())]
 
 
 def programs(folder):
@@ -112,13 +112,13 @@ def trainer_of(found):
     "The function that trains one case on what these programs say."
     def train(split_of, seed, steps):
         read, new = split(found, split_of, seed)
-        sides = Sides.of(Tokenizer.train(
+        sides = TranslationTokenizer.wrap(Tokenizer.train(
             [text for pair in read for text in pair[:2]], PIECES,
-            special_tokens=SPECIAL))
+            special_tokens=TRANSLATION_SPECIAL_TOKENS))
 
         def fit(pairs):
-            rows = zip(sides.sources([p.source for p in pairs]),
-                       sides.targets([p.target for p in pairs]), strict=True)
+            rows = zip(sides.encode_sources([p.source for p in pairs]),
+                       sides.encode_targets([p.target for p in pairs]), strict=True)
             return [p for p, (a, b) in zip(pairs, rows, strict=True)
                     if max(len(a), len(b)) < SHAPE["max_len"] - 2]
         read = fit(read)
@@ -127,21 +127,22 @@ def trainer_of(found):
         model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
         keep = Kept(LAST)
         with Stopwatch() as watch:
-            Trainer(model, Pairs(read, sides, BATCH, seed=seed), steps=steps,
-                    loss=translation_loss, optimizer=AdamW(
+            Trainer(model, PairLoader(read, sides, BATCH, seed=seed), max_steps=steps,
+                    loss_fn=translation_loss, optimizer=AdamW(
                         model.parameters(), lr=PEAK, betas=(0.9, 0.98),
                         eps=1e-9, weight_decay=0.0),
-                    schedule=inverse_sqrt(min(UP, steps)), evaluate=keep,
+                    lr_schedule=inverse_sqrt(min(UP, steps)), eval_fn=keep,
                     every=min(EVERY, steps)).fit()
-        model = average(keep.models).eval()
+        model = average_weights(keep.models).eval()
         wrote = translate(model, sides, [p.source for p in new])
         right = [p.target for p in new]
         row = {"read": len(read), "new": len(new)}
         for name, texts in (("", wrote), ("memory_", memory(read, new))):
             marks = bleu_and_chrf(texts, right)
+            exact = exact_match_by_phenomenon(texts, new)["all"].accuracy
             row |= {f"{name}bleu": round(marks.bleu, 2),
                     f"{name}chrf": round(marks.chrf, 2),
-                    f"{name}exact": round(score(texts, new)["all"].share, 4)}
+                    f"{name}exact": round(exact, 4)}
         return row | {"parameters": sum(p.numel() for p in
                                         model.parameters()),
                       "seconds": round(watch.seconds - keep.looking.seconds)}

@@ -21,8 +21,8 @@ import torch
 from torch.nn import functional as F
 
 import common
-from tformer.corpora import documents, near_duplicates
-from tformer.data import Windows, side_by_side, split
+from tformer.corpora import find_near_duplicates, load_documents
+from tformer.data import RandomWindowLoader, sequential_windows, split_documents
 from tformer.minimal import MiniGPT
 from tformer.tokenizer import Tokenizer
 
@@ -48,8 +48,8 @@ def version(text, dice):
 
 def corpora(seed):
     "The corpus with its versions, and the originals that are not in it."
-    some = [text for text in documents("pydocs") if 300 < len(text) < 1200]
-    known = {i for pair in near_duplicates(some, 0.1) for i in pair[:2]}
+    some = [text for text in load_documents("pydocs") if 300 < len(text) < 1200]
+    known = {i for pair in find_near_duplicates(some, 0.1) for i in pair[:2]}
     some = [text for i, text in enumerate(some) if i not in known]
     dice = random.Random(seed)
     dice.shuffle(some)
@@ -65,18 +65,18 @@ def corpora(seed):
 def loss_on(model, ids):
     "Mean loss in nats per token."
     total = count = 0
-    for batch in side_by_side(ids, LENGTH, 32):
+    for batch in sequential_windows(ids, LENGTH, 32):
         logits = model(batch.ids)
         total += F.cross_entropy(logits.flatten(0, 1),
                                  batch.targets.flatten(), reduction="sum")
-        count += batch.count
+        count += batch.num_targets
     return float(total / count)
 
 
 def train(name, seed, steps):
     "The rows of one training: a moment each."
     every, new = corpora(seed)
-    texts, held_out = split(every, 0.2, seed, SPLITS[name])
+    texts, held_out = split_documents(every, 0.2, seed, SPLITS[name])
     tokenizer = Tokenizer.train(texts, VOCAB)
     sets = {key: np.concatenate(tokenizer.encode_batch(some))
             for key, some in (("train", texts[:60]), ("held_out", held_out),
@@ -84,8 +84,8 @@ def train(name, seed, steps):
     torch.manual_seed(seed)
     model = MiniGPT(VOCAB, d_model=96, max_len=LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
-    batches = iter(Windows(np.concatenate(tokenizer.encode_batch(texts)),
-                           LENGTH, BATCH, seed))
+    batches = iter(RandomWindowLoader(np.concatenate(tokenizer.encode_batch(texts)),
+                                      LENGTH, BATCH, seed))
     moments = {round(i * steps / LOOKS) for i in range(LOOKS + 1)}
     for step in range(steps + 1):
         if step in moments:

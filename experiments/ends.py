@@ -19,7 +19,7 @@ from ladder import Grown
 from tformer import stories
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
-from tformer.minimal import MiniGPT, evaluate, fit, to_ids, windows
+from tformer.minimal import MiniGPT, encode_bytes, mean_loss, random_windows, train
 
 # of the row in tokens
 VOCAB = 512
@@ -29,8 +29,8 @@ TOKEN_CONTEXT = 64
 def row_bytes(text, held_out):
     "Chapter 0: bytes."
     return dict(chapter=0, model="tour, bytes", steps=1800,
-                new=lambda: MiniGPT(), ids=to_ids(text),
-                held_out=to_ids(held_out), size=len(held_out.encode()))
+                new=lambda: MiniGPT(), ids=encode_bytes(text),
+                held_out=encode_bytes(held_out), size=len(held_out.encode()))
 
 
 def row_tokens(text, held_out):
@@ -73,8 +73,8 @@ def train_row(row, seeds, steps=None):
     for seed in range(seeds):
         torch.manual_seed(seed)
         model = row["new"]()
-        fit(model, windows(row["ids"], model.max_len, BATCH, seed), steps)
-        losses.append(evaluate(model, row["held_out"]) / per_token)
+        train(model, random_windows(row["ids"], model.max_len, BATCH, seed), steps)
+        losses.append(mean_loss(model, row["held_out"]) / per_token)
         print(f"{row['model']}, seed {seed}: {losses[-1]:.3f} nats per byte",
               flush=True)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -93,8 +93,8 @@ def main():
     parser = common.parser(__doc__, "ends.csv")
     parser.add_argument("--steps", type=int, help="instead of each row's own")
     args = parser.parse_args()
-    text = stories.corpus(TRAIN, seed=0, level=1)
-    held_out = stories.corpus(HELD_OUT, seed=1, level=1)
+    text = stories.story_corpus(TRAIN, seed=0, level=1)
+    held_out = stories.story_corpus(HELD_OUT, seed=1, level=1)
     made = {chapter: row(text, held_out) for chapter, row in ROWS.items()}
     rows = common.kept(args.out, args.again, seeds=args.seeds,
                        steps=args.steps or 1800)

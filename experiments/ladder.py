@@ -48,9 +48,9 @@ from tformer.layers import (
     swiglu_width,
 )
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import MiniGPT, next_id_loss, windows
-from tformer.position import Embedding, SinusoidalPositions
-from tformer.rotary import Rotary
+from tformer.minimal import MiniGPT, next_token_loss, random_windows
+from tformer.position import Embedding, SinusoidalPositionEmbedding
+from tformer.rotary import RotaryEmbedding
 
 VOCAB = 512
 LENGTH = 64
@@ -76,7 +76,7 @@ class Grown(nn.Module):
         self.norms = norms
         self.max_len = MAX_LEN
         self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL ** 0.5)
-        self.positions = (SinusoidalPositions(MAX_LEN, D_MODEL)
+        self.positions = (SinusoidalPositionEmbedding(MAX_LEN, D_MODEL)
                           if chapter < 5 and places else None)
         self.blocks = nn.Sequential(*(
             PreNorm(self.new_norm(), part) for _ in range(n_layers)
@@ -90,8 +90,8 @@ class Grown(nn.Module):
         return (LayerNorm if self.chapter < 6 else RMSNorm)(D_MODEL)
 
     def attention(self):
-        rotary = Rotary(D_MODEL // N_HEADS) if self.chapter >= 5 else None
-        return SelfAttention(D_MODEL, N_HEADS, causal=True, packed=True,
+        rotary = RotaryEmbedding(D_MODEL // N_HEADS) if self.chapter >= 5 else None
+        return SelfAttention(D_MODEL, N_HEADS, causal=True, fused_qkv=True,
                              rotary=rotary, fused=self.chapter >= 7)
 
     def feed_forward(self):
@@ -102,8 +102,8 @@ class Grown(nn.Module):
     def forward(self, ids):
         x = self.embed(ids)
         if self.positions is not None:
-            pos = torch.arange(ids.shape[1], device=ids.device)[None]
-            x = x + self.positions(pos)
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+            x = x + self.positions(positions)
         return self.lm_head(self.norm(self.blocks(x)))
 
 
@@ -146,7 +146,7 @@ def sgd(model):
 
 
 def cosine(model):
-    return adamw(model, 6e-3, optim.warmup_cosine(HORIZON, WARMUP, floor=0.0))
+    return adamw(model, 6e-3, optim.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0))
 
 
 def muon(model):
@@ -155,7 +155,7 @@ def muon(model):
     return [optim.Muon(matrices, 0.02, weight_decay=0.0),
             optim.AdamW([p for p in model.parameters() if p in rest], 1e-2,
                         weight_decay=0.0)], optim.warmup_cosine(
-                            HORIZON, WARMUP, floor=0.0)
+                            HORIZON, WARMUP, min_lr_ratio=0.0)
 
 
 TOKENS = partial(MiniGPT, VOCAB, max_len=MAX_LEN)
@@ -180,8 +180,8 @@ VARIANTS = {                # the model, how it learns, at most so many steps
 @cache
 def texts():
     "Ids to learn from, ids held out, bytes in a token."
-    text = stories.corpus(TRAIN, seed=0, level=1)
-    held_out = stories.corpus(HELD_OUT, seed=1, level=1)[:LOOKED_AT]
+    text = stories.story_corpus(TRAIN, seed=0, level=1)
+    held_out = stories.story_corpus(HELD_OUT, seed=1, level=1)[:LOOKED_AT]
     bpe = BPE.train(text, VOCAB)
     ids, other = (torch.tensor(bpe.encode(t)) for t in (text, held_out))
     return ids, other, len(held_out.encode()) / len(other)
@@ -208,11 +208,11 @@ class Lesson:
         self.optimizers, self.factor = learn(self.model)
         self.rates = [[group["lr"] for group in o.param_groups]
                       for o in self.optimizers]
-        self.batches = windows(texts()[0], LENGTH, BATCH, seed)
+        self.batches = random_windows(texts()[0], LENGTH, BATCH, seed)
 
     def step(self):
         self.taken += 1
-        loss = next_id_loss(self.model, next(self.batches))
+        loss = next_token_loss(self.model, next(self.batches))
         loss.backward()
         for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -303,7 +303,7 @@ def bytes_step():
 
     def step():
         for _ in range(EVERY):
-            next_id_loss(model, batch).backward()
+            next_token_loss(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
     return step

@@ -18,8 +18,14 @@ import torch
 
 import common
 from tformer import stories
-from tformer.minimal import MiniGPT, evaluate, next_id_loss, to_ids, windows
-from tformer.optim import AdamW, clip_grad_norm, param_groups, set_lr, warmup_cosine
+from tformer.minimal import (
+    MiniGPT,
+    encode_bytes,
+    mean_loss,
+    next_token_loss,
+    random_windows,
+)
+from tformer.optim import AdamW, clip_grad_norm_, param_groups, scale_lr, warmup_cosine
 
 STEPS = 300
 BATCH = 8
@@ -33,8 +39,8 @@ SETTINGS = {
 CASES = [{"part": part, "setting": setting, "kept": kept}
          for part, settings in SETTINGS.items() for setting in settings
          for kept in ("yes", "no")]
-TRAIN = to_ids(stories.corpus(300_000, seed=0, level=1))
-HELD_OUT = to_ids(stories.corpus(10_000, seed=1, level=1))
+TRAIN = encode_bytes(stories.story_corpus(300_000, seed=0, level=1))
+HELD_OUT = encode_bytes(stories.story_corpus(10_000, seed=1, level=1))
 
 
 @functools.cache  # with all habits, some settings are one and the same
@@ -43,19 +49,19 @@ def loss_of(without, seed, steps, lr=6e-3, decay=0.01):
     torch.manual_seed(seed)
     model = MiniGPT(d_model=64, n_layers=2, max_len=LENGTH)
     optimizer = AdamW(param_groups(model, decay), lr,
-                      decoupled=without != "decoupling",
-                      corrected=without != "bias correction")
+                      decoupled_weight_decay=without != "decoupling",
+                      bias_correction=without != "bias correction")
     schedule = warmup_cosine(
         steps, 0 if without == "warm-up" else steps // 10)
-    batches = windows(TRAIN, LENGTH, BATCH, seed)
+    batches = random_windows(TRAIN, LENGTH, BATCH, seed)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        set_lr(optimizer, schedule(step))
+        scale_lr(optimizer, schedule(step))
         optimizer.zero_grad()
-        next_id_loss(model, batch).backward()
+        next_token_loss(model, batch).backward()
         if without != "clipping":
-            clip_grad_norm(model.parameters(), 1.0)
+            clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return evaluate(model, HELD_OUT)
+    return mean_loss(model, HELD_OUT)
 
 
 def train(part, setting, kept, seed, steps):

@@ -31,19 +31,19 @@ import tformer
 from tformer.bert import BertConfig, BertMaskedLM, BertTagger
 from tformer.layers import init_weights
 from tformer.mlm import (
-    SPECIAL,
-    Blanks,
-    Texts,
-    encode_rows,
-    encoded,
-    label_loss,
-    on_top,
-    write,
+    BERT_SPECIAL_TOKENS,
+    MaskedTextLoader,
+    TextLoader,
+    batch_cross_entropy,
+    collate_texts,
+    encode_texts,
+    generate_by_unmasking,
+    with_new_head,
 )
 from tformer.optim import AdamW, warmup_cosine
 from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer, update
-from tformer.trained import Trained, share_right
+from tformer.train import Trainer, train_step
+from tformer.trained import ModelBundle, fraction_correct
 from tformer.wordpiece import tag_story
 from trained import fill_told, nats_per_blank, optimizers, told
 
@@ -59,7 +59,7 @@ METHODS = {"tuned": 90, "frozen": 900, "untrained": 900}     # steps at most
 LOOK = 90
 PATIENCE = 4
 CHOSEN_ON = 100
-ORDERS = ("confident", "left", "random")
+ORDERS = {"confident": "confidence", "left": "left", "random": "random"}
 TEMPERATURES = (1, 0.5, 0.3)
 PASSES = 64
 COLUMNS = ("best", "loss", "at_blanks", "filled", "right", "flawless", "distinct")
@@ -69,36 +69,36 @@ def train_rate(variant, seed, steps):
     "A small BERT on stories, and what it can do."
     read = told(READ, seed=seed)
     new = told(NEW, seed=99)
-    tokenizer = Tokenizer.train(told(READ, 0), 635, special_tokens=SPECIAL)
+    tokenizer = Tokenizer.train(told(READ, 0), 635, special_tokens=BERT_SPECIAL_TOKENS)
     torch.manual_seed(seed)
     model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **SHAPE))
     init_weights(model, std=0.1)
-    batches = Blanks(encode_rows(tokenizer, read), tokenizer, seed=seed,
-                     rates=RATES[variant])
-    Trainer(model, batches, steps=steps, loss=label_loss,
+    batches = MaskedTextLoader(encode_texts(tokenizer, read), tokenizer, seed=seed,
+                               mlm_probabilities=RATES[variant])
+    Trainer(model, batches, max_steps=steps, loss_fn=batch_cross_entropy,
             optimizer=optimizers(model),
-            schedule=warmup_cosine(steps, min(40, steps), floor=0.05)).fit()
-    trained = Trained(model.eval(), tokenizer, {})
+            lr_schedule=warmup_cosine(steps, min(40, steps), min_lr_ratio=0.05)).fit()
+    trained = ModelBundle(model.eval(), tokenizer, {})
     lengths = [len(ids) for ids in tokenizer.encode_batch(new[:WRITTEN])]
     kinds = fill_told(trained, new, {})
     blanks = sum(by["blanks"] for by in kinds.values())
-    texts = write(trained, lengths, steps=16, seed=seed)
+    texts = generate_by_unmasking(trained, lengths, steps=16, seed=seed)
     return {
         "loss": f"{nats_per_blank(trained, new):.3f}",
         "at_blanks": f"{nats_at_blanks(trained, new):.3f}",
         "filled": format(sum(by["model"] * by["blanks"] for by in
                              kinds.values()) / blanks, ".3f"),
-        "right": f"{share_right(texts):.3f}"}
+        "right": f"{fraction_correct(texts):.3f}"}
 
 
 @torch.no_grad()
 def nats_at_blanks(trained, texts):
     "The loss where [MASK] stands, of the tokens that the rule chose."
-    batch = Blanks(encode_rows(trained.tokenizer, texts), trained.tokenizer,
-                   batch=len(texts)).batch_at(0)
+    batch = MaskedTextLoader(encode_texts(trained.tokenizer, texts), trained.tokenizer,
+                             batch_size=len(texts)).get_batch(0)
     mask = trained.tokenizer.token_to_id("[MASK]")
-    return label_loss(trained.model, batch._replace(
-        labels=batch.labels.where(batch.ids == mask, -100))).item()
+    return batch_cross_entropy(trained.model, batch._replace(
+        targets=batch.targets.where(batch.ids == mask, -100))).item()
 
 
 def named(tokenizer, texts):
@@ -108,19 +108,19 @@ def named(tokenizer, texts):
         words, spans = tag_story(text, tokenizer.vocab.pattern)
         marks = [-100] * (len(words) + 2)
         for span in spans:
-            if span.kind in ("HERO", "FRIEND"):
-                marks[span.start + 1] = int(span.kind == "FRIEND")
+            if span.label in ("HERO", "FRIEND"):
+                marks[span.start + 1] = int(span.label == "FRIEND")
         labels.append(marks)
-    return encode_rows(tokenizer, texts), labels
+    return encode_texts(tokenizer, texts), labels
 
 
 @torch.no_grad()
 def share_named(model, tokenizer, rows, labels):
     "The share of the names that are tagged rightly."
-    batch = encoded(rows, tokenizer, labels)
-    guess = model(batch.ids, pos=batch.pos).argmax(-1)
-    asked = batch.labels != -100
-    return (guess == batch.labels)[asked].float().mean().item()
+    batch = collate_texts(rows, tokenizer, labels)
+    guess = model(batch.ids, positions=batch.positions).argmax(-1)
+    asked = batch.targets != -100
+    return (guess == batch.targets)[asked].float().mean().item()
 
 
 class Head(torch.nn.Module):
@@ -136,7 +136,7 @@ class Head(torch.nn.Module):
         if key not in self.known:
             with torch.no_grad():
                 self.known[key] = self.tagger.bert(ids, **how)
-        return self.tagger.label_head(self.known[key])
+        return self.tagger.classifier(self.known[key])
 
 
 def tune(variant, seed, steps, labels):
@@ -145,11 +145,11 @@ def tune(variant, seed, steps, labels):
     torch.manual_seed(seed)
     if variant == "untrained":
         init_weights(bert, std=0.1)
-    model = on_top(BertTagger, bert, n_labels=2)
+    model = with_new_head(BertTagger, bert, n_labels=2)
     if variant == "frozen":
         model.bert.requires_grad_(False)
     rows, marks = named(tokenizer, told(labels, 10 + seed))
-    batches = Texts(rows, tokenizer, marks, batch=8, seed=seed)
+    batches = TextLoader(rows, tokenizer, marks, batch_size=8, seed=seed)
     quiz, new = (named(tokenizer, told(n, s))
                  for n, s in ((CHOSEN_ON, 98), (NEW, 99)))
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad],
@@ -158,8 +158,8 @@ def tune(variant, seed, steps, labels):
     run = Head(model) if variant == "frozen" else model
     best = (-1.0, 0, None)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        update(run, [optimizer], [batch], step, loss=label_loss,
-               schedule=schedule, clip=1.0)
+        train_step(run, [optimizer], [batch], step, loss_fn=batch_cross_entropy,
+                   lr_schedule=schedule, max_grad_norm=1.0)
         if step % LOOK == 0 or step == steps:
             found = share_named(model.eval(), tokenizer, *quiz)
             model.train()
@@ -185,10 +185,10 @@ def written(variant, seed, steps):
     trained = tformer.load("bert")
     lengths = [len(ids) for ids in trained.tokenizer.encode_batch(
         told(WRITTEN, 1))]
-    texts = write(trained, lengths, steps=steps, order=order,
-                  temperature=float(temperature), seed=seed)
-    return {"right": f"{share_right(texts):.3f}",
-            "flawless": f"{share_right(texts, whole=True):.3f}",
+    texts = generate_by_unmasking(trained, lengths, steps=steps, order=ORDERS[order],
+                                  temperature=float(temperature), seed=seed)
+    return {"right": f"{fraction_correct(texts):.3f}",
+            "flawless": f"{fraction_correct(texts, per_story=True):.3f}",
             "distinct": f"{distinct(texts):.3f}"}
 
 

@@ -32,9 +32,9 @@ from tformer.layers import (
     RMSNorm,
     init_weights,
 )
-from tformer.minimal import evaluate, fit, to_ids, windows
-from tformer.position import Embedding, LearnedPositions
-from tformer.rotary import Rotary
+from tformer.minimal import encode_bytes, mean_loss, random_windows, train
+from tformer.position import Embedding, LearnedPositionEmbedding
+from tformer.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "modern.csv"
 STEPS = 600
@@ -57,8 +57,8 @@ class Mixed(nn.Module):
         self.max_len = MAX_LEN
         self.bias = "no biases" not in changes
         self.embed = Embedding(VOCAB, D_MODEL)
-        self.embed_pos = (None if "RoPE" in changes
-                          else LearnedPositions(MAX_LEN, D_MODEL))
+        self.embed_positions = (None if "RoPE" in changes
+                                else LearnedPositionEmbedding(MAX_LEN, D_MODEL))
         self.blocks = nn.Sequential(*(
             PreNorm(self.norm_layer(), part) for _ in range(N_LAYERS)
             for part in (self.attention(), self.feed_forward(d_ff))))
@@ -79,7 +79,7 @@ class Mixed(nn.Module):
         return SelfAttention(
             D_MODEL, N_HEADS, bias=self.bias, causal=True, **norms,
             n_kv_heads=KV_HEADS if "grouped heads" in self.changes else None,
-            rotary=Rotary(D_HEAD) if "RoPE" in self.changes else None)
+            rotary=RotaryEmbedding(D_HEAD) if "RoPE" in self.changes else None)
 
     def feed_forward(self, d_ff):
         if "SwiGLU" in self.changes:
@@ -89,8 +89,8 @@ class Mixed(nn.Module):
 
     def forward(self, ids):
         x = self.embed(ids)
-        if self.embed_pos is not None:
-            x = x + self.embed_pos(torch.arange(ids.shape[1])[None])
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(torch.arange(ids.shape[1])[None])
         return self.lm_head(self.norm(self.blocks(x)))
 
 
@@ -107,14 +107,14 @@ def equal_width(changes):
     return max(1, 1 + round((goal - one) / (count(changes, 2) - one)))
 
 
-def train(name, seed, steps, ids, held_out):
+def train_one(name, seed, steps, ids, held_out):
     "One line of the table."
     began = time.perf_counter()
     d_ff = equal_width(VARIANTS[name])
     torch.manual_seed(seed)
     model = Mixed(VARIANTS[name], d_ff)
-    fit(model, windows(ids, MAX_LEN, BATCH, seed), steps)
-    loss = evaluate(model, held_out)
+    train(model, random_windows(ids, MAX_LEN, BATCH, seed), steps)
+    loss = mean_loss(model, held_out)
     took = time.perf_counter() - began
     print(f"{name}, seed {seed}: {loss:.4f} nats per byte, {took:.0f} s",
           flush=True)
@@ -144,14 +144,14 @@ def main():
                         help="train those too that the file has")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    ids = to_ids(stories.corpus(TRAIN, seed=0, level=1))
-    held_out = to_ids(stories.corpus(HELD_OUT, seed=1, level=1))
+    ids = encode_bytes(stories.story_corpus(TRAIN, seed=0, level=1))
+    held_out = encode_bytes(stories.story_corpus(HELD_OUT, seed=1, level=1))
     rows = kept_rows(args.out, args.steps, args.again)
     done = {(row["variant"], int(row["seed"])) for row in rows}
     for seed in range(args.seeds):
         for name in VARIANTS:
             if (name, seed) not in done:
-                rows.append(train(name, seed, args.steps, ids, held_out))
+                rows.append(train_one(name, seed, args.steps, ids, held_out))
                 write(rows, args.out)
 
 

@@ -18,8 +18,14 @@ import torch
 
 import common
 from tformer import stories
-from tformer.minimal import MiniGPT, evaluate, next_id_loss, to_ids, windows
-from tformer.optim import AdamW, clip_grad_norm, mup_groups, set_lr, warmup_cosine
+from tformer.minimal import (
+    MiniGPT,
+    encode_bytes,
+    mean_loss,
+    next_token_loss,
+    random_windows,
+)
+from tformer.optim import AdamW, clip_grad_norm_, mup_groups, scale_lr, warmup_cosine
 
 BASE = 32
 WIDTHS = [32, 80, 160]
@@ -30,8 +36,8 @@ LENGTH = 64
 CASES = [{"way": way, "width": width, "lr": lr} for width in WIDTHS
          for way in ("standard", "mup") for lr in RATES
          if way == "standard" or width > BASE]
-TRAIN = to_ids(stories.corpus(300_000, seed=0, level=1))
-HELD_OUT = to_ids(stories.corpus(5_000, seed=1, level=1))
+TRAIN = encode_bytes(stories.story_corpus(300_000, seed=0, level=1))
+HELD_OUT = encode_bytes(stories.story_corpus(5_000, seed=1, level=1))
 
 
 def train(way, width, lr, seed, steps):
@@ -42,17 +48,17 @@ def train(way, width, lr, seed, steps):
     base = BASE if way == "mup" else width
     with torch.no_grad():
         model.lm_head.weight.mul_((base / width) ** 0.5)
-    optimizer = AdamW(mup_groups(model, lr, width=width, base=base),
+    optimizer = AdamW(mup_groups(model, lr, width=width, base_width=base),
                       weight_decay=0.0)
     schedule = warmup_cosine(steps, steps // 10)
-    batches = windows(TRAIN, LENGTH, BATCH, seed)
+    batches = random_windows(TRAIN, LENGTH, BATCH, seed)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        set_lr(optimizer, schedule(step))
+        scale_lr(optimizer, schedule(step))
         optimizer.zero_grad()
-        next_id_loss(model, batch).backward()
-        clip_grad_norm(model.parameters(), 1.0)
+        next_token_loss(model, batch).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    loss = evaluate(model, HELD_OUT)
+    loss = mean_loss(model, HELD_OUT)
     return {"nats_per_byte": f"{loss if math.isfinite(loss) else math.inf:.3f}"}
 
 

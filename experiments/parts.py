@@ -27,7 +27,14 @@ from torch import nn
 import common
 from common import BATCH, HELD_OUT, TRAIN
 from tformer import stories
-from tformer.minimal import Block, MiniGPT, evaluate, fit, to_ids, windows
+from tformer.minimal import (
+    MiniBlock,
+    MiniGPT,
+    encode_bytes,
+    mean_loss,
+    random_windows,
+    train,
+)
 
 OUT = common.RECORDS / "parts.csv"
 STEPS = 1800
@@ -36,14 +43,14 @@ LOOKS = 18
 LOOKED_AT = 10_000                      # bytes of stories
 
 
-class Replacing(Block):
+class Replacing(MiniBlock):
     "Each part replaces the vector instead of adding to it."
 
     def forward(self, x):
         return self.mlp(self.mlp_norm(self.attention(self.attention_norm(x))))
 
 
-class OnlyAttention(Block):
+class OnlyAttention(MiniBlock):
     "Looks and does not think."
 
     def __init__(self, *args):
@@ -54,7 +61,7 @@ class OnlyAttention(Block):
         return x + self.attention(self.attention_norm(x))
 
 
-class OnlyFeedForward(Block):
+class OnlyFeedForward(MiniBlock):
     "Thinks and does not look."
 
     def __init__(self, *args):
@@ -65,7 +72,7 @@ class OnlyFeedForward(Block):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Plain(Block):
+class Plain(MiniBlock):
     "Nothing is normalized."
 
     def __init__(self, *args):
@@ -102,22 +109,22 @@ def looking(batches, model, steps, held_out, curve):
     moments = {round(i * steps / LOOKS) for i in range(LOOKS)}
     for step, batch in enumerate(batches):
         if step in moments:
-            curve.append(evaluate(model, held_out))
+            curve.append(mean_loss(model, held_out))
         yield batch
 
 
-def train(name, seed, steps, ids, held_out):
+def train_one(name, seed, steps, ids, held_out):
     "One line of the table."
     began = time.perf_counter()
     curve = []
     make, lr = VARIANTS[name]
     torch.manual_seed(seed)
     model = make()
-    batches = windows(ids, model.max_len, BATCH, seed)
+    batches = random_windows(ids, model.max_len, BATCH, seed)
     some = held_out[:LOOKED_AT]
-    fit(model, looking(batches, model, steps, some, curve), steps, lr=lr)
-    curve.append(evaluate(model, some))
-    loss = evaluate(model, held_out)
+    train(model, looking(batches, model, steps, some, curve), steps, lr=lr)
+    curve.append(mean_loss(model, some))
+    loss = mean_loss(model, held_out)
     took = time.perf_counter() - began
     print(f"{name}, seed {seed}: {loss:.3f} nats per byte, {took:.0f} s",
           flush=True)
@@ -149,14 +156,14 @@ def main():
                         help="train those too that the file has")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    ids = to_ids(stories.corpus(TRAIN, seed=0, level=1))
-    held_out = to_ids(stories.corpus(HELD_OUT, seed=1, level=1))
+    ids = encode_bytes(stories.story_corpus(TRAIN, seed=0, level=1))
+    held_out = encode_bytes(stories.story_corpus(HELD_OUT, seed=1, level=1))
     rows = kept_rows(args.out, args.steps, args.again)
     done = {(row["variant"], int(row["seed"])) for row in rows}
     for seed in range(args.seeds):
         for name in VARIANTS:
             if (name, seed) not in done:
-                rows.append(train(name, seed, args.steps, ids, held_out))
+                rows.append(train_one(name, seed, args.steps, ids, held_out))
                 write(rows, args.out)
 
 

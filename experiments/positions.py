@@ -26,8 +26,12 @@ from torch.nn import functional as F
 import common
 from tformer.attention import SelfAttention
 from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
-from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
-from tformer.rotary import ALiBi, Rotary, T5Bias
+from tformer.position import (
+    Embedding,
+    LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
+)
+from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 OUT = common.RECORDS / "positions.csv"
 D_MODEL = 64
@@ -42,11 +46,11 @@ BACK = 4
 VALUES = 4
 NOTHING = -100                          # no answer is asked for here
 
-ABSOLUTE = {"sinusoid": lambda: SinusoidalPositions(TESTED, D_MODEL),
-            "learned": lambda: LearnedPositions(TESTED, D_MODEL)}
-BIAS = {"T5 bias": lambda: T5Bias(N_HEADS, causal=True),
+ABSOLUTE = {"sinusoid": lambda: SinusoidalPositionEmbedding(TESTED, D_MODEL),
+            "learned": lambda: LearnedPositionEmbedding(TESTED, D_MODEL)}
+BIAS = {"T5 bias": lambda: T5RelativeBias(N_HEADS, causal=True),
         "ALiBi": lambda: ALiBi(N_HEADS)}
-ROTARY = {"RoPE": lambda: Rotary(D_MODEL // N_HEADS)}
+ROTARY = {"RoPE": lambda: RotaryEmbedding(D_MODEL // N_HEADS)}
 METHODS = ["none", *ABSOLUTE, *BIAS, *ROTARY]
 
 
@@ -61,7 +65,7 @@ class Model(nn.Module):
         self.positions = ABSOLUTE.get(method, lambda: None)()
         self.blocks = nn.Sequential(
             PreNorm(LayerNorm(D_MODEL), SelfAttention(
-                D_MODEL, N_HEADS, causal=True, packed=True,
+                D_MODEL, N_HEADS, causal=True, fused_qkv=True,
                 rotary=rotary and rotary(), score_bias=bias and bias())),
             PreNorm(LayerNorm(D_MODEL), FeedForward(
                 D_MODEL, 2 * D_MODEL, activation="gelu")))

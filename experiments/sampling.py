@@ -19,8 +19,8 @@ import torch
 
 import common
 import tformer
-from tformer.sampling import Sampler, Sampling, distinct
-from tformer.trained import END, share_right
+from tformer.sampling import Sampler, SamplingParams, distinct_n
+from tformer.trained import ENDOFTEXT, fraction_correct
 
 OUT = "sampling.csv"
 TEXTS = 120
@@ -31,7 +31,7 @@ METHODS = {         # for each curve what is set, to what, besides what
     "top-p": ("top_p", (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), {}),
     "min-p": ("min_p", (0.02, 0.05, 0.1, 0.2, 0.4), {}),
     "typical": ("typical_p", (0.5, 0.7, 0.8, 0.9, 0.95), {}),
-    "repetition": ("repetition", (1.05, 1.1, 1.2, 1.4), {}),
+    "repetition": ("repetition_penalty", (1.05, 1.1, 1.2, 1.4), {}),
     "hot top-k": ("top_k", (2, 3, 5, 10, 20), {"temperature": HOT}),
     "hot top-p": ("top_p", (0.5, 0.7, 0.8, 0.9, 0.95), {"temperature": HOT}),
     "hot min-p": ("min_p", (0.02, 0.05, 0.1, 0.2, 0.4), {"temperature": HOT}),
@@ -42,7 +42,7 @@ METHODS = {         # for each curve what is set, to what, besides what
 def write(trained, sampler, n):
     "So many texts, side by side, each until it ends or has no more room."
     model, tokenizer, _ = trained
-    end = tokenizer.token_to_id(END)
+    end = tokenizer.token_to_id(ENDOFTEXT)
     ids = torch.full((n, 1), end)
     cache = model.new_cache(n)
     new = ids
@@ -51,19 +51,19 @@ def write(trained, sampler, n):
         logits = model(new, cache=cache)[:, -1]
         new = sampler(logits, ids[:, 1:])[:, None]
         ids = torch.cat([ids, new], 1)
-    return [tokenizer.decode(row[1:]).split(END)[0] for row in ids.tolist()]
+    return [tokenizer.decode(row[1:]).split(ENDOFTEXT)[0] for row in ids.tolist()]
 
 
 def measure(trained, method, value, seed, texts):
     "The further columns of a row."
     name, _, besides = METHODS[method]
-    settings = Sampling(**{name: value}, **besides, seed=seed * texts)
+    settings = SamplingParams(**{name: value}, **besides, seed=seed * texts)
     told = write(trained, Sampler(settings), texts)
     words = sum(len(text.split()) for text in told) / texts
-    return {"right": round(share_right(told), 4),
-            "whole": round(share_right(told, whole=True), 4),
+    return {"right": round(fraction_correct(told), 4),
+            "whole": round(fraction_correct(told, per_story=True), 4),
             "different": round(len(set(told)) / texts, 4),
-            "distinct": round(distinct(told), 4), "words": round(words, 1)}
+            "distinct": round(distinct_n(told), 4), "words": round(words, 1)}
 
 
 def main():

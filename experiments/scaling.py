@@ -23,7 +23,7 @@ from common import Stopwatch, about, kept, write
 from common import parser as command_line
 from tformer import stories
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import windows
+from tformer.minimal import random_windows
 from tformer.tokenizer import Tokenizer
 
 WIDTHS = 12, 16, 24, 32, 40, 48, 64
@@ -46,7 +46,7 @@ def make(width):
     "A small modern decoder whose head is its embedding."
     return Llama(LlamaConfig(
         vocab_size=VOCAB, d_model=width, n_layers=LAYERS, n_heads=HEADS,
-        d_ff=4 * round(2 * width / 3), max_len=LENGTH, tied=True))
+        d_ff=4 * round(2 * width / 3), max_len=LENGTH, tie_word_embeddings=True))
 
 
 def factor(step, steps):
@@ -66,7 +66,7 @@ def fit(model, ids, steps, seed, lr):
     optimizer = torch.optim.AdamW(model.parameters(), lr,
                                   betas=(0.9, 0.95), weight_decay=0.1)
     for step, window in zip(range(1, steps + 1),
-                            windows(ids, LENGTH, BATCH, seed), strict=False):
+                            random_windows(ids, LENGTH, BATCH, seed), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = lr * factor(step, steps)
         loss = loss_of(model, window)
@@ -86,8 +86,8 @@ def evaluate(model, ids):
 
 def texts(train):
     "Ids to learn from, ids held out, and bytes for each of these."
-    text = stories.corpus(train, seed=0, level=LEVEL)
-    held_out = stories.corpus(HELD_OUT, seed=1, level=LEVEL)
+    text = stories.story_corpus(train, seed=0, level=LEVEL)
+    held_out = stories.story_corpus(HELD_OUT, seed=1, level=LEVEL)
     tokenizer = Tokenizer.train([text[:400_000]], VOCAB)
     ids, held = (torch.tensor(tokenizer.encode(t)) for t in (text, held_out))
     return ids, held, len(held_out.encode()) / len(held)

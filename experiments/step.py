@@ -38,7 +38,7 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 import common
-from tformer.costs import flops, read_sizes
+from tformer.costs import forward_flops, spec_from_config
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.optim import chunked_cross_entropy
@@ -71,7 +71,7 @@ def step(model, optimizer, ids, dtype):
     targets = F.pad(ids[:, 1:], (0, 1), value=-100)
     with record_function("phase forward"), torch.autocast(
             "cpu", dtype, enabled=dtype is not None):
-        hidden = model.hidden(ids)
+        hidden = model.hidden_states(ids)
         with record_function("part loss"):
             loss = chunked_cross_entropy(hidden, model.lm_head.weight,
                                          targets)
@@ -149,7 +149,8 @@ def measure(name, precision, size, steps):
         products += [product(size) for _ in range(-(-PRODUCTS // steps))]
         seen.append(milliseconds(run))
     ms, work = min(products)
-    all_work = 3 * flops(read_sizes(model), size["max_len"], BATCH, skip=True)
+    all_work = 3 * forward_flops(spec_from_config(model), size["max_len"], BATCH,
+                                 skip_masked=True)
     total = median(sum(took.values()) for took in seen)
     print(f"{name}, {precision}: {total:.0f} ms a step, "
           f"{all_work / total * ms / work:.2f} of the matmul peak",

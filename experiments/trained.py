@@ -32,36 +32,43 @@ import torch
 from common import Stopwatch, about
 from tformer import parallel, stories, translation
 from tformer.bert import BertConfig, BertMaskedLM
-from tformer.data import Padded
+from tformer.data import PaddedLoader
 from tformer.layers import init_weights
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import evaluate, fit, sample, to_ids, to_text, windows
+from tformer.minimal import (
+    decode_bytes,
+    encode_bytes,
+    generate,
+    mean_loss,
+    random_windows,
+    train,
+)
 from tformer.mlm import (
-    SPECIAL,
-    WORDS,
-    Blanks,
-    Marks,
-    Neighbors,
-    encode_rows,
-    encoded,
-    label_loss,
-    told_before,
-    write,
+    BERT_SPECIAL_TOKENS,
+    STORY_WORDS,
+    MaskedTextLoader,
+    NeighborBaseline,
+    SpecialTokenIds,
+    batch_cross_entropy,
+    collate_texts,
+    encode_texts,
+    generate_by_unmasking,
+    recoverable_words,
 )
 from tformer.optim import AdamW, Muon, hidden_matrices, inverse_sqrt, warmup_cosine
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.train import Trainer, next_token_loss
 from tformer.trained import (
-    END,
-    Tour,
-    TourConfig,
-    Trained,
-    load,
-    read_card,
-    save_trained,
-    share_copied,
-    share_right,
+    ENDOFTEXT,
+    MiniGPTConfig,
+    ModelBundle,
+    SavableMiniGPT,
+    fraction_copied,
+    fraction_correct,
+    load_bundle,
+    read_verified_card,
+    save_bundle,
     tell,
 )
 
@@ -73,7 +80,7 @@ LEVEL = 1
 STEPS = {"stories": 800, "tour": 1800, "tour_no_mask": 1800,
          "translator": 4000, "bert": 3400}
 SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
-             tied=True)
+             tie_word_embeddings=True)
 BATCH = 32
 WARMUP = 40
 LR = 0.02
@@ -112,20 +119,20 @@ BANDS = {"loss": 0.01, "right": 0.04, "copied": 0.05, "exact": 0.03,
 
 
 def told(n, seed):
-    return [text.strip() for text in stories.generate(n, seed, LEVEL)]
+    return [text.strip() for text in stories.generate_stories(n, seed, LEVEL)]
 
 
 def rows(tokenizer, texts):
-    "Each text as ids, between two ``END``."
-    end = tokenizer.token_to_id(END)
+    "Each text as ids, between two ``ENDOFTEXT``."
+    end = tokenizer.token_to_id(ENDOFTEXT)
     return [[end, *ids, end] for ids in tokenizer.encode_batch(texts)]
 
 
 @torch.no_grad()
 def nats_per_byte(trained, texts):
     "The loss on whole texts, each with the token that ends it."
-    batches = Padded(rows(trained.tokenizer, texts), batch=50)
-    total = sum(next_token_loss(trained.model, batch).item() * batch.count
+    batches = PaddedLoader(rows(trained.tokenizer, texts), batch_size=50)
+    total = sum(next_token_loss(trained.model, batch).item() * batch.num_targets
                 for _, batch in zip(range(math.ceil(len(texts) / 50)),
                                     batches, strict=False))
     return total / sum(len(text.encode()) + 1 for text in texts)
@@ -150,26 +157,26 @@ def train_stories(steps):
     n = min(SAMPLES, 10 * steps)
     read = told(max(READ, steps * BATCH), SEED)
     new = told(min(NEW, 10 * steps), NEW_SEED)
-    tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[END])
+    tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[ENDOFTEXT])
     torch.manual_seed(SEED)
     model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
-    trained = Trained(model, tokenizer, {})
+    trained = ModelBundle(model, tokenizer, {})
     looking = Stopwatch()
 
     def look(model):
         spent = time.process_time() - began - looking.seconds
         with looking:
             return {"loss": nats_per_byte(trained, new[:200]),
-                    "right": share_right(tell(trained, n // 2)),
+                    "right": fraction_correct(tell(trained, n // 2)),
                     "seconds": spent}
 
-    batches = Padded(rows(tokenizer, read[:steps * BATCH]), batch=BATCH,
-                     seed=SEED)
+    batches = PaddedLoader(rows(tokenizer, read[:steps * BATCH]), batch_size=BATCH,
+                           seed=SEED)
     began = time.process_time()
     history = Trainer(
-        model, batches, steps=steps, optimizer=optimizers(model),
-        schedule=warmup_cosine(steps, min(WARMUP, steps), floor=0.05),
-        evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+        model, batches, max_steps=steps, optimizer=optimizers(model),
+        lr_schedule=warmup_cosine(steps, min(WARMUP, steps), min_lr_ratio=0.05),
+        eval_fn=look, every=max(1, steps // LOOKS), log_fn=tell_of).fit()
     spent = time.process_time() - began - looking.seconds
     curve = [{"step": row["step"], "seconds": round(row["eval_seconds"]),
               "loss": round(row["eval_loss"], 4),
@@ -186,16 +193,16 @@ def train_stories(steps):
         steps=steps, seconds=round(spent), read=len(read), samples=n,
         loss_float32=round(exact, 5),
         loss=round(nats_per_byte(trained, new), 5), floor=FLOOR,
-        right=round(share_right(warm), 4),
-        flawless=round(share_right(warm, whole=True), 4),
-        copied=round(share_copied(warm, read), 4),
+        right=round(fraction_correct(warm), 4),
+        flawless=round(fraction_correct(warm, per_story=True), 4),
+        copied=round(fraction_copied(warm, read), 4),
         at_temperature_0_7=dict(
-            right=round(share_right(cool), 4),
-            flawless=round(share_right(cool, whole=True), 4),
-            copied=round(share_copied(cool, read), 4)),
+            right=round(fraction_correct(cool), 4),
+            flawless=round(fraction_correct(cool, per_story=True), 4),
+            copied=round(fraction_copied(cool, read), 4)),
         curve=curve,
-        runs=[{"words": words, "told": round(share_copied(
-            warm, read, words), 4), "new": round(share_copied(
+        runs=[{"words": words, "told": round(fraction_copied(
+            warm, read, words), 4), "new": round(fraction_copied(
                 new[:n], read, words), 4)} for words in RUNS])
     return trained._replace(card=card)
 
@@ -203,9 +210,9 @@ def train_stories(steps):
 @torch.no_grad()
 def nats_per_target_byte(trained, pairs):
     "The loss on translations, each with the token that ends it."
-    batches = translation.Pairs(pairs, trained.tokenizer).once()
+    batches = translation.PairLoader(pairs, trained.tokenizer).iter_once()
     total = sum(translation.translation_loss(
-        trained.model, batch, smoothing=0).item() * batch.count
+        trained.model, batch, label_smoothing=0).item() * batch.num_targets
         for batch in batches)
     return total / sum(len(pair.target.encode()) + 1 for pair in pairs)
 
@@ -214,21 +221,21 @@ def translated(trained, pairs):
     "What it makes of the sources, greedily; the exact matches."
     wrote = translation.translate(trained.model, trained.tokenizer,
                                   [pair.source for pair in pairs])
-    return wrote, translation.score(wrote, pairs)
+    return wrote, translation.exact_match_by_phenomenon(wrote, pairs)
 
 
 def train_translator(steps):
     "The translator: the mean of its last checkpoints, rounded; its card."
-    read = parallel.pairs(min(PAIRS, 100 * steps), SEED)
+    read = parallel.generate_pairs(min(PAIRS, 100 * steps), SEED)
     n = min(TRIED, 10 * steps)
-    new = parallel.pairs(n, NEW_SEED, unseen=True)
+    new = parallel.generate_pairs(n, NEW_SEED, held_out_only=True)
     tokenizer = Tokenizer.train(
         [text for pair in read[:20_000] for text in pair[:2]], PIECES,
-        special_tokens=translation.SPECIAL)
+        special_tokens=translation.TRANSLATION_SPECIAL_TOKENS)
     torch.manual_seed(SEED)
     model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(tokenizer),
                                          **TRANSLATOR))
-    trained = Trained(model, tokenizer, {})
+    trained = ModelBundle(model, tokenizer, {})
     last = deque(maxlen=LAST)
     looking = Stopwatch()
 
@@ -237,20 +244,20 @@ def train_translator(steps):
         with looking:
             last.append(copy.deepcopy(model))
             return {"loss": nats_per_target_byte(trained, new[:100]),
-                    "exact": translated(trained, new[:100])[1]["all"].share,
+                    "exact": translated(trained, new[:100])[1]["all"].accuracy,
                     "seconds": spent}
 
-    batches = translation.Pairs(read, tokenizer, PAIRS_A_STEP, seed=SEED)
+    batches = translation.PairLoader(read, tokenizer, PAIRS_A_STEP, seed=SEED)
     began = time.process_time()
     history = Trainer(
-        model, batches, steps=steps, loss=translation.translation_loss,
+        model, batches, max_steps=steps, loss_fn=translation.translation_loss,
         optimizer=AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.98),
                         eps=1e-9, weight_decay=0.0),
-        schedule=inverse_sqrt(min(UP, steps)), evaluate=look,
-        every=min(EVERY, steps), log=tell_of).fit()
+        lr_schedule=inverse_sqrt(min(UP, steps)), eval_fn=look,
+        every=min(EVERY, steps), log_fn=tell_of).fit()
     spent = time.process_time() - began - looking.seconds
-    alone = translated(trained, new)[1]["all"].share
-    trained = trained._replace(model=translation.average(last).eval())
+    alone = translated(trained, new)[1]["all"].accuracy
+    trained = trained._replace(model=translation.average_weights(last).eval())
     exact = nats_per_target_byte(trained, new)
     round_weights(trained.model)
     return trained._replace(card=dict(
@@ -270,13 +277,13 @@ def measure_translator(trained, read, new):
 
     ``exact_in_combinations_read``: new sentences, nothing else new.
     """
-    known = sorted({*parallel.pairs(len(new), NEW_SEED)} - {*read})
+    known = sorted({*parallel.generate_pairs(len(new), NEW_SEED)} - {*read})
     wrote, found = translated(trained, new)
-    base = [parallel.word_for_word(pair.source) for pair in new]
+    base = [parallel.translate_word_for_word(pair.source) for pair in new]
     right = [pair.target for pair in new]
     ours, theirs = (translation.bleu_and_chrf(texts, right)
                     for texts in (wrote, base))
-    share = {name: round(x.share, 4) for name, x in found.items()}
+    share = {name: round(x.accuracy, 4) for name, x in found.items()}
     every = {name: share[name] for name in parallel.PHENOMENA
              if name in share}
     low = min(every, key=every.get)
@@ -284,10 +291,11 @@ def measure_translator(trained, read, new):
         loss=round(nats_per_target_byte(trained, new), 5),
         exact=share["all"], exact_by_phenomenon=every,
         exact_in_combinations_read=round(
-            translated(trained, known)[1]["all"].share, 4),
+            translated(trained, known)[1]["all"].accuracy, 4),
         bleu=round(ours.bleu, 2), chrf=round(ours.chrf, 2),
         word_for_word=dict(
-            exact=round(translation.score(base, new)["all"].share, 4),
+            exact=round(translation.exact_match_by_phenomenon(
+                base, new)["all"].accuracy, 4),
             bleu=round(theirs.bleu, 2), chrf=round(theirs.chrf, 2)),
         signature=ours.signature,
         measured={
@@ -300,23 +308,23 @@ def measure_translator(trained, read, new):
 
 def train_tour(steps, causal):
     "The model of chapter 0, as it is trained there; or without its mask."
-    ids = to_ids(stories.corpus(300_000, seed=SEED, level=LEVEL))
-    held_out = to_ids(stories.corpus(30_000, seed=NEW_SEED, level=LEVEL))
+    ids = encode_bytes(stories.story_corpus(300_000, seed=SEED, level=LEVEL))
+    held_out = encode_bytes(stories.story_corpus(30_000, seed=NEW_SEED, level=LEVEL))
     torch.manual_seed(SEED)
-    model = Tour(TourConfig(causal=causal))
+    model = SavableMiniGPT(MiniGPTConfig(causal=causal))
     with Stopwatch() as training:
-        fit(model, windows(ids, model.max_len, seed=SEED), steps)
-    exact = evaluate(model, held_out)
+        train(model, random_windows(ids, model.max_len, seed=SEED), steps)
+    exact = mean_loss(model, held_out)
     round_weights(model.eval())
-    wrote = to_text(sample(model, to_ids("Once there was"),
-                          min(600, 10 * steps)))
+    wrote = decode_bytes(generate(model, encode_bytes("Once there was"),
+                                  min(600, 10 * steps)))
     mask = "" if causal else ", without its mask: it sees what it guesses"
     card = dict(about=f"the model of chapter 0{mask}", steps=steps,
                 seconds=round(training.seconds),
                 loss_float32=round(exact, 5),
-                loss=round(evaluate(model, held_out), 5),
-                grade=round(stories.grade(wrote).score, 3))
-    return Trained(model, Tokenizer(Vocabulary([])), card)
+                loss=round(mean_loss(model, held_out), 5),
+                grade=round(stories.grade_stories(wrote).score, 3))
+    return ModelBundle(model, Tokenizer(Vocabulary([])), card)
 
 
 @torch.no_grad()
@@ -330,18 +338,18 @@ def fill_told(trained, texts, counts):
     known = {kind: {i for word in words for text in (word, f" {word}")
                     for i in tokenizer.encode(text)[:1]
                     if len(tokenizer.encode(text)) == 1}
-             for kind, words in WORDS.items()}
+             for kind, words in STORY_WORDS.items()}
     found = {kind: {name: [] for name in ("model", *counts)}
-             for kind in WORDS}
-    mask = Marks.of(tokenizer).mask
-    for row in encode_rows(tokenizer, texts):
+             for kind in STORY_WORDS}
+    mask = SpecialTokenIds.from_tokenizer(tokenizer).mask
+    for row in encode_texts(tokenizer, texts):
         words = [tokenizer.decode([i]) for i in row]
-        last = {kind: i for i, kind in told_before(words)}
+        last = {kind: i for i, kind in recoverable_words(words)}
         if not last:
             continue
         shown = [[*row[:i], mask, *row[i + 1:]] for i in last.values()]
-        batch = encoded(shown, tokenizer)
-        logits = model(batch.ids, pos=batch.pos)
+        batch = collate_texts(shown, tokenizer)
+        logits = model(batch.ids, positions=batch.positions)
         for n, (kind, i) in enumerate(last.items()):
             among = torch.tensor(sorted(known[kind]))
             guess = among[logits[n, i][among].argmax()].item()
@@ -357,12 +365,12 @@ def fill_told(trained, texts, counts):
 @torch.no_grad()
 def nats_per_blank(trained, texts, rate=0.15):
     "The loss at blanks by the rule, on whole texts."
-    rows = encode_rows(trained.tokenizer, texts)
-    batches = Blanks(rows, trained.tokenizer, rates=(rate,), batch=50,
-                     seed=SEED)
-    some = [batches.batch_at(k) for k in range(len(batches.groups))]
-    return sum(label_loss(trained.model, b).item() * b.count
-               for b in some) / sum(b.count for b in some)
+    rows = encode_texts(trained.tokenizer, texts)
+    batches = MaskedTextLoader(rows, trained.tokenizer, mlm_probabilities=(rate,),
+                               batch_size=50, seed=SEED)
+    some = [batches.get_batch(k) for k in range(len(batches.groups))]
+    return sum(batch_cross_entropy(trained.model, b).item() * b.num_targets
+               for b in some) / sum(b.num_targets for b in some)
 
 
 def train_bert(steps):
@@ -371,11 +379,11 @@ def train_bert(steps):
     read = told(max(READ, min(20_000, steps * BATCH)), SEED)
     new = told(min(NEW, 10 * steps), NEW_SEED)
     tokenizer = Tokenizer.train(read[:READ], VOCAB + 3,
-                                special_tokens=SPECIAL)
+                                special_tokens=BERT_SPECIAL_TOKENS)
     torch.manual_seed(SEED)
     model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **BERT))
     init_weights(model, std=0.1)    # larger than BERT's, for a short run
-    trained = Trained(model, tokenizer, {})
+    trained = ModelBundle(model, tokenizer, {})
     looking = Stopwatch()
     lengths = [len(ids) for ids in tokenizer.encode_batch(new[:n])]
 
@@ -383,21 +391,22 @@ def train_bert(steps):
         spent = time.process_time() - began - looking.seconds
         with looking:
             return {"loss": nats_per_blank(trained, new[:200]),
-                    "right": share_right(write(
+                    "right": fraction_correct(generate_by_unmasking(
                         trained, lengths[:n // 2], steps=32)),
                     "seconds": spent}
 
-    rows = encode_rows(tokenizer, read)
+    rows = encode_texts(tokenizer, read)
     began = time.process_time()
     history = []
     first = round(BEGINNING * steps)
     for rates, part in ((FIRST, first), (RATES, steps - first)):
-        batches = Blanks(rows, tokenizer, rates=rates, batch=BATCH, seed=SEED)
+        batches = MaskedTextLoader(rows, tokenizer, mlm_probabilities=rates,
+                                   batch_size=BATCH, seed=SEED)
         past = Trainer(
-            model, batches, steps=part, loss=label_loss,
+            model, batches, max_steps=part, loss_fn=batch_cross_entropy,
             optimizer=optimizers(model),
-            schedule=warmup_cosine(part, min(WARMUP, part), floor=0.05),
-            evaluate=look, every=max(1, steps // LOOKS), log=tell_of).fit()
+            lr_schedule=warmup_cosine(part, min(WARMUP, part), min_lr_ratio=0.05),
+            eval_fn=look, every=max(1, steps // LOOKS), log_fn=tell_of).fit()
         history += [row | {"step": row["step"] + first * (rates == RATES)}
                     for row in past]
     spent = time.process_time() - began - looking.seconds
@@ -407,7 +416,7 @@ def train_bert(steps):
              for row in history if "eval_loss" in row]
     exact = nats_per_blank(trained, new)
     round_weights(model.eval())
-    counts = {name: Neighbors(rows, *sides)
+    counts = {name: NeighborBaseline(rows, *sides)
               for name, sides in SIDES.items()}
     kinds = fill_told(trained, new, counts)
     total = sum(by["blanks"] for by in kinds.values())
@@ -415,15 +424,16 @@ def train_bert(steps):
                              for by in kinds.values()) / total, 4)
              for name in ("model", *counts)}
     writes = []
-    for order in ("confident", "random", "left"):
+    for name, order in (("confident", "confidence"), ("random", "random"),
+                        ("left", "left")):
         for passes in PASSES:
-            texts = write(trained, lengths, steps=passes, order=order)
+            texts = generate_by_unmasking(trained, lengths, steps=passes, order=order)
             writes.append({
-                "order": order, "passes": passes,
-                "right": round(share_right(texts), 4),
-                "flawless": round(share_right(texts, whole=True), 4),
+                "order": name, "passes": passes,
+                "right": round(fraction_correct(texts), 4),
+                "flawless": round(fraction_correct(texts, per_story=True), 4),
                 "different": len(set(texts)),
-                "copied": round(share_copied(texts, read), 4)})
+                "copied": round(fraction_copied(texts, read), 4)})
     best = max(writes, key=lambda row: row["right"])
     loss = round(nats_per_blank(trained, new), 4)
     return trained._replace(card=dict(
@@ -448,7 +458,7 @@ def round_weights(model):
         p.copy_(p.to(torch.bfloat16))
 
 
-def train(name, steps):
+def train_one(name, steps):
     "One of the models with its card, in bfloat16."
     kinds = {"stories": train_stories, "translator": train_translator,
              "bert": train_bert}
@@ -477,12 +487,12 @@ def main():
     args = parser.parse_args()
     found = []
     for name in args.only or STEPS:
-        trained = train(name, args.steps or STEPS[name])
+        trained = train_one(name, args.steps or STEPS[name])
         if args.check:
-            found += differences(trained.card, read_card(args.out / name))
+            found += differences(trained.card, read_verified_card(args.out / name))
         else:
-            save_trained(trained, args.out / name)
-            print(load(args.out / name), flush=True)
+            save_bundle(trained, args.out / name)
+            print(load_bundle(args.out / name), flush=True)
     if found:
         sys.exit("\n".join(found))
 

@@ -21,11 +21,11 @@ from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.translation import (
-    SPECIAL,
-    Pairs,
-    Sides,
-    average,
-    score,
+    TRANSLATION_SPECIAL_TOKENS,
+    PairLoader,
+    TranslationTokenizer,
+    average_weights,
+    exact_match_by_phenomenon,
     translate,
     translation_loss,
 )
@@ -43,7 +43,7 @@ UP = 100
 EVERY = 20
 LAST = 5
 VARIANTS = {
-    "whole": {}, "no smoothing": dict(smoothing=0.0),
+    "whole": {}, "no smoothing": dict(label_smoothing=0.0),
     "no warm-up": dict(up=1), "no averaging": dict(last=1),
     "two vocabularies": dict(shared=False),
 }
@@ -52,12 +52,12 @@ VARIANTS = {
 def sides_of(pairs, shared):
     "One vocabulary for both languages, or two smaller ones."
     if shared:
-        return Sides.of(Tokenizer.train(
+        return TranslationTokenizer.wrap(Tokenizer.train(
             [text for pair in pairs for text in pair[:2]], PIECES,
-            special_tokens=SPECIAL))
-    return Sides(*(Tokenizer.train(
+            special_tokens=TRANSLATION_SPECIAL_TOKENS))
+    return TranslationTokenizer(*(Tokenizer.train(
         [pair[side] for pair in pairs], PIECES // 2 + 130,
-        special_tokens=SPECIAL) for side in (0, 1)))
+        special_tokens=TRANSLATION_SPECIAL_TOKENS) for side in (0, 1)))
 
 
 def rate(up, step):
@@ -69,30 +69,33 @@ def rate(up, step):
 
 def train(variant, seed, steps):
     "The columns of one row."
-    whole = dict(smoothing=0.1, up=UP, last=LAST, shared=True)
+    whole = dict(label_smoothing=0.1, up=UP, last=LAST, shared=True)
     how = whole | VARIANTS[variant]
-    read = parallel.pairs(READ if steps >= STEPS else 500, seed)
-    new = parallel.pairs(NEW if steps >= STEPS else 20, 100, unseen=True)
+    read = parallel.generate_pairs(READ if steps >= STEPS else 500, seed)
+    new = parallel.generate_pairs(NEW if steps >= STEPS else 20, 100,
+                                  held_out_only=True)
     sides = sides_of(read[:10_000], how["shared"])
     torch.manual_seed(seed)
     model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
     keep = Kept(how["last"])
     with Stopwatch() as watch:
-        Trainer(model, Pairs(read, sides, BATCH, seed=seed), steps=steps,
-                loss=partial(translation_loss, smoothing=how["smoothing"]),
+        Trainer(model, PairLoader(read, sides, BATCH, seed=seed), max_steps=steps,
+                loss_fn=partial(translation_loss,
+                                label_smoothing=how["label_smoothing"]),
                 optimizer=AdamW(model.parameters(), lr=PEAK,
                                 betas=(0.9, 0.98), eps=1e-9,
                                 weight_decay=0.0),
-                schedule=partial(rate, min(how["up"], steps)),
-                evaluate=keep, every=min(EVERY, steps)).fit()
-    model = average(keep.models).eval()
+                lr_schedule=partial(rate, min(how["up"], steps)),
+                eval_fn=keep, every=min(EVERY, steps)).fit()
+    model = average_weights(keep.models).eval()
     with torch.no_grad():
-        nats = sum(translation_loss(model, batch, smoothing=0).item()
-                   * batch.count for batch in Pairs(new, sides).once())
+        nats = sum(translation_loss(model, batch, label_smoothing=0).item()
+                   * batch.num_targets
+                   for batch in PairLoader(new, sides).iter_once())
     bytes_ = sum(len(pair.target.encode()) + 1 for pair in new)
     wrote = translate(model, sides, [pair.source for pair in new])
     return {"loss": round(nats / bytes_, 5),
-            "exact": round(score(wrote, new)["all"].share, 4),
+            "exact": round(exact_match_by_phenomenon(wrote, new)["all"].accuracy, 4),
             "vocab_size": len(sides),
             "parameters": sum(p.numel() for p in model.parameters()),
             "seconds": round(watch.seconds - keep.looking.seconds)}

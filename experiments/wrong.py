@@ -23,10 +23,10 @@ import torch
 
 import common
 from tformer import stories
-from tformer.corpora import documents
-from tformer.data import Batch, Windows
+from tformer.corpora import load_documents
+from tformer.data import Batch, RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import AdamW, clip_grad_norm, set_lr, warmup_cosine
+from tformer.optim import AdamW, clip_grad_norm_, scale_lr, warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import mean_loss, next_token_loss
 
@@ -48,16 +48,17 @@ HELD_OUT = 40_000
 @functools.cache
 def texts():
     "Ids of stories, of new stories, and of Python's documentation."
-    text = stories.corpus(TRAIN, seed=0, level=1)
+    text = stories.story_corpus(TRAIN, seed=0, level=1)
     tokenizer = Tokenizer.train([text[:READ]], VOCAB)
     return [torch.tensor(tokenizer.encode(t)) for t in (
-        text, stories.corpus(HELD_OUT, seed=1, level=1),
-        "\n".join(documents("pydocs", 40)))]
+        text, stories.story_corpus(HELD_OUT, seed=1, level=1),
+        "\n".join(load_documents("pydocs", 40)))]
 
 
 def some(ids, n, seed=0):
     "The first so many batches of windows."
-    return [b for _, b in zip(range(n), Windows(ids, LENGTH, seed=seed), strict=False)]
+    batches = RandomWindowLoader(ids, LENGTH, seed=seed)
+    return [b for _, b in zip(range(n), batches, strict=False)]
 
 
 def blind(batches):
@@ -100,17 +101,17 @@ def curves(batches, news, seed, steps, *, lr=LR, clip=1.0,
     torch.manual_seed(seed)
     model = Llama(LlamaConfig(vocab_size=VOCAB, d_model=WIDTH,
                               n_layers=LAYERS, n_heads=4, max_len=256,
-                              tied=True))
+                              tie_word_embeddings=True))
     optimizer = AdamW(model.parameters(), lr, betas=(0.9, 0.95))
     schedule = warmup_cosine(steps, min(WARMUP, steps))
     found = []
     fresh = []
     for step in range(1, steps + 1):
-        set_lr(optimizer, schedule(step))
+        scale_lr(optimizer, schedule(step))
         mean = loss(model, batches[(step - 1) % len(batches)])
         model.zero_grad()
         mean.backward()
-        clip_grad_norm(model.parameters(), clip)
+        clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         found.append(mean.item())
         if step % LOOK == 0 or step == steps:

@@ -5,10 +5,10 @@
 The change is what git knows of it: the files of the working tree that differ from the
 last commit, and those of the commits since this branch left its upstream. If nothing
 differs, it is the last commit. A test or a notebook is affected if it imports a changed
-file, directly or through others, if it mentions its name, or if `RULES` names it. The
-distance is the number of imports in between. Files are chosen by distance, then by the
-seconds that `tests/seconds.json` has on record, until `BUDGET` seconds are spent. The
-rest is named on the error output, and `make test` runs it.
+file, directly or through others, if it mentions its name, or if `GRADING_RULES` names
+it. The distance is the number of imports in between. Files are chosen by distance, then
+by the seconds that `tests/seconds.json` has on record, until `BUDGET` seconds are
+spent. The rest is named on the error output, and `make test` runs it.
 """
 import ast
 import json
@@ -217,7 +217,7 @@ class Project:
                 or (folder and folder in code and quoted.search(code))}
 
     def ruled(self, changed):
-        "Return the test files that `RULES` names for a file."
+        "Return the test files that `GRADING_RULES` names for a file."
         tests = {f"tests/test_{test}.py" for pattern, names in RULES
                  if fnmatch(changed, pattern) for test in names}
         return {test for test in tests if (self.root / test).exists()}

@@ -55,13 +55,14 @@ class Row:
         ``rows``: whose sources are read, of three, one of them padded.
         """
         call = model if via == "forward" else getattr(model, via)
-        if self.source and (how.get("cache") is None or how["cache"].empty):
+        if self.source and (how.get("cache") is None or how["cache"].is_empty):
             rows = torch.arange(len(ids)) if rows is None else rows
             src = self.ids(3, 7, seed=9)[rows]
             keep = torch.ones(3, 7).bool()
             keep[1, :3] = False
             keep = keep[rows]
-            how |= dict(memory=model.encode(src, keep), memory_mask=keep)
+            how |= dict(encoder_hidden_states=model.encode(src, keep),
+                        encoder_attention_mask=keep)
         out = call(ids, **how)
         if isinstance(out, torch.Tensor):
             return out
@@ -76,7 +77,7 @@ ROWS = [
     Row("GPT1", GPT1, GPTConfig(**SIZE)),
     Row("Llama", Llama, LlamaConfig(**SIZE)),
     Row("Llama, grouped, tied, scaled", Llama, LlamaConfig(
-        **SIZE, n_kv_heads=2, tied=True, rope_scaling=SCALING)),
+        **SIZE, n_kv_heads=2, tie_word_embeddings=True, rope_scaling=SCALING)),
     Row("Qwen3", Qwen3, LlamaConfig(**SIZE, n_kv_heads=1, d_head=6)),
 ]
 BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
@@ -120,18 +121,18 @@ RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
 def in_pieces(test):
     "Over all causal rows, over sizes of pieces, without padding and with."
     for name, values, ids in (
-            ("pos", [None, RAGGED], ["plain", "ragged"]),
+            ("positions", [None, RAGGED], ["plain", "ragged"]),
             ("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)], None)):
         test = pytest.mark.parametrize(name, values, ids=ids)(test)
     return causal(test)
 
 
-def pieces(row, model, ids, cache, sizes, pos=None):
+def pieces(row, model, ids, cache, sizes, positions=None):
     "Logits of a text that is fed in pieces."
     parts = []
     start = 0
     for n in sizes:
         part = slice(start, start := start + n)
-        how = {} if pos is None else dict(pos=pos[:, part])
+        how = {} if positions is None else dict(positions=positions[:, part])
         parts.append(row.run(model, ids[:, part], cache=cache, **how))
     return torch.cat(parts, 1)

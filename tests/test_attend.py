@@ -110,16 +110,16 @@ def test_softmax_of_integers_is_refused():
 @given(st.integers(1, 3), st.integers(1, 3), sizes, sizes, st.data())
 def test_masks_equal_loops(b, copies, t, s, data):
     places = st.integers(-2, 7)
-    pos, k_pos = (torch.tensor(data.draw(st.lists(
+    positions, key_positions = (torch.tensor(data.draw(st.lists(
         st.lists(places, min_size=n, max_size=n), min_size=b, max_size=b)))
         for n in (t, s))
-    causal = causal_mask(pos, k_pos)
-    padding = padding_mask(k_pos)
+    causal = causal_mask(positions, key_positions)
+    padding = padding_mask(key_positions)
     assert causal.shape == (b, 1, t, s) and padding.shape == (b, 1, 1, s)
     assert causal.dtype == padding.dtype == torch.bool
     for r, i, j in itertools.product(range(b), range(t), range(s)):
-        asks = pos[r, i].item()
-        asked = k_pos[r, j].item()
+        asks = positions[r, i].item()
+        asked = key_positions[r, j].item()
         assert causal[r, 0, i, j] == (asked <= asks)
         assert padding[r, 0, 0, j] == (asked >= 0)
         both = causal & padding
@@ -135,9 +135,9 @@ def test_a_leading_one_broadcasts():
 
 
 def test_causal_alone_lets_padding_in_and_a_padded_query_is_dead():
-    pos = torch.tensor([[-1, 0, 1]])
-    causal = causal_mask(pos, pos)
-    padding = padding_mask(pos)
+    positions = torch.tensor([[-1, 0, 1]])
+    causal = causal_mask(positions, positions)
+    padding = padding_mask(positions)
     assert causal[0, 0, 1, 0] and causal[0, 0, 0, 0]
     assert not (causal & padding)[0, 0, :, 0].any()
     assert not (causal & padding)[0, 0, 0].any()
@@ -148,32 +148,33 @@ def test_a_padded_row_equals_the_row_alone(where):
     at = {"left": [2, 3, 4, 5], "right": [0, 1, 2, 3],
           "middle": [0, 2, 3, 5]}[where]
     q, k, v = qkv(6, 6, lead=(1, 2))
-    pos = torch.full((1, 6), -1)
-    pos[0, at] = torch.arange(4)
-    out, w = attend(q, k, v, causal_mask(pos, pos) & padding_mask(pos))
+    positions = torch.full((1, 6), -1)
+    positions[0, at] = torch.arange(4)
+    out, w = attend(q, k, v,
+                    causal_mask(positions, positions) & padding_mask(positions))
     alone = torch.arange(4)[None]
     short, _ = attend(*(x[..., at, :] for x in (q, k, v)),
                       causal_mask(alone, alone))
     close(out[..., at, :], short)
-    pads = (pos[0] < 0).nonzero()[:, 0]
+    pads = (positions[0] < 0).nonzero()[:, 0]
     assert (out[..., pads, :] == 0).all() and (w[..., pads] == 0).all()
 
 
-@pytest.mark.parametrize("pos, k_pos, says", [
-    (torch.arange(3), torch.arange(3)[None], r"pos must be int64.*\(3,\)"),
-    (torch.arange(3)[None], torch.arange(3.0)[None], "k_pos.*float32"),
-    (torch.arange(3)[None].int(), torch.arange(3)[None], "pos.*int32"),
+@pytest.mark.parametrize("positions, key_positions, says", [
+    (torch.arange(3), torch.arange(3)[None], r"positions must be int64.*\(3,\)"),
+    (torch.arange(3)[None], torch.arange(3.0)[None], "key_positions.*float32"),
+    (torch.arange(3)[None].int(), torch.arange(3)[None], "positions.*int32"),
     (torch.zeros(2, 3).long(), torch.zeros(3, 3).long(),
-     r"'pos': 2, 'k_pos': 3"),
+     r"'positions': 2, 'key_positions': 3"),
     (torch.zeros(2, 3) > 1, torch.zeros(2, 3).long(), "torch.bool"),
 ])
-def test_wrong_positions_are_named(pos, k_pos, says):
+def test_wrong_positions_are_named(positions, key_positions, says):
     with pytest.raises(ValueError, match=says):
-        causal_mask(pos, k_pos)
+        causal_mask(positions, key_positions)
 
 
 def test_wrong_key_positions_are_named():
-    with pytest.raises(ValueError, match=r"k_pos must be int64.*\(4,\)"):
+    with pytest.raises(ValueError, match=r"key_positions must be int64.*\(4,\)"):
         padding_mask(torch.arange(4))
 
 

@@ -18,26 +18,26 @@ from helpers import close, generator, needs_cuda, plain_only, spread
 from tformer import attention, rows
 from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import (
-    Attention,
-    Cache,
     CrossAttention,
-    LayerCache,
+    DynamicLayerCache,
+    KVCache,
+    MultiHeadAttention,
     SelfAttention,
-    attention_rules,
-    combined_mask,
-    explicit_attend,
+    build_mask,
+    eager_attend,
+    mask_kwargs,
     merge_heads,
     split_heads,
 )
 from tformer.layers import RMSNorm
-from tformer.rotary import ALiBi, Rotary, T5Bias
+from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 from tformer.rows import (
-    MemoryCache,
+    CrossAttentionCache,
     Positions,
     fused_attend,
-    online_attend,
-    online_step,
-    repeat_heads,
+    online_softmax_attend,
+    online_softmax_update,
+    repeat_kv,
 )
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
@@ -68,7 +68,7 @@ def cross(d_model=16, n_heads=4, std=0.1, **options):
 
 
 def new_cache(n=1):
-    return Cache([LayerCache() for _ in range(n)])
+    return KVCache([DynamicLayerCache() for _ in range(n)])
 
 
 def near(ours, reference):
@@ -98,7 +98,7 @@ def test_heads_are_runs_of_consecutive_features():
 @pytest.mark.parametrize("kv, n", [(1, 4), (2, 3), (3, 1), (2, 2)])
 def test_repeated_heads_are_consecutive(kv, n):
     x = randn(2, kv, 5, 4)
-    ours = repeat_heads(x, n)
+    ours = repeat_kv(x, n)
     assert torch.equal(ours, x.repeat_interleave(n, 1))
     for i in range(kv * n):
         assert torch.equal(ours[:, i], x[:, i // n])
@@ -142,7 +142,7 @@ def qkv(t=6, s=6, d=8, d_v=8, kv=4, seed=0, dtype=torch.float32):
 @both_types
 def test_both_paths_agree(how, kv, d_v, dtype):
     x = qkv(kv=kv, d_v=d_v, dtype=dtype)
-    out, weights = explicit_attend(*x, **how)
+    out, weights = eager_attend(*x, **how)
     fused = fused_attend(*x, **how)
     assert weights.dtype == torch.float32 and fused.dtype == dtype
     near(fused, out)
@@ -158,7 +158,7 @@ def test_explicit_is_attend_head_by_head():
     q, k, v = qkv(t=5, s=7, d_v=3, kv=2)
     mask = some_mask(2, 4, 5, 7, dead=2)
     bias = randn(2, 4, 5, 7, seed=5)
-    out, weights = explicit_attend(q, k, v, mask, bias, 0.4)
+    out, weights = eager_attend(q, k, v, mask, bias, 0.4)
     for i in range(4):
         o, w = attend(q[:, i], k[:, i // 2], v[:, i // 2], mask[:, i],
                       bias[:, i], 0.4)
@@ -168,8 +168,8 @@ def test_explicit_is_attend_head_by_head():
 def test_causal_is_the_causal_mask():
     x = qkv()
     at = torch.arange(6)[None]
-    out, weights = explicit_attend(*x, mask=causal_mask(at, at))
-    for path in (explicit_attend, fused_attend):
+    out, weights = eager_attend(*x, mask=causal_mask(at, at))
+    for path in (eager_attend, fused_attend):
         y = path(*x, causal=True)
         close(y if path is fused_attend else y[0], out)
     assert (weights.triu(1) == 0).all() and (
@@ -185,14 +185,14 @@ DROPPED = {
 
 
 @pytest.mark.parametrize("how", DROPPED.values(), ids=DROPPED)
-@pytest.mark.parametrize("path", [explicit_attend, fused_attend])
+@pytest.mark.parametrize("path", [eager_attend, fused_attend])
 def test_dropout_keeps_the_mean(path, how):
     torch.manual_seed(0)
     q, k, v = (x.detach()[:1] for x in qkv())
     many = [x.expand(800, -1, -1, -1) for x in (q, k, v)]
-    exact, weights = explicit_attend(q, k, v, **how)
+    exact, weights = eager_attend(q, k, v, **how)
     y = path(*many, dropout=0.25, **how)
-    y = y[0] if path is explicit_attend else y
+    y = y[0] if path is eager_attend else y
     assert not torch.allclose(y[0], y[1])
     assert (y.mean(0) - exact[0]).abs().max() < 0.15
     dead = (weights == 0).all(-1)[0]
@@ -201,7 +201,7 @@ def test_dropout_keeps_the_mean(path, how):
                          for _ in range(2)))
     for left_out in how:  # what does not act would not be noticed here
         rest = {k: v for k, v in how.items() if k != left_out}
-        other, _ = explicit_attend(q, k, v, **rest)
+        other, _ = eager_attend(q, k, v, **rest)
         assert (other - exact).abs().max() > 0.3
 
 
@@ -212,24 +212,24 @@ def test_explicit_dropout_under_autocast_is_wide(how):
     for on in (False, True):
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
-            results.append(explicit_attend(*qkv(), dropout=0.4, **how))
+            results.append(eager_attend(*qkv(), dropout=0.4, **how))
     (plain, exact), (out, weights) = results
     assert out.dtype == weights.dtype == torch.float32
     assert torch.equal(out, plain) and torch.equal(weights, exact)
-    assert not torch.allclose(out, explicit_attend(*qkv(), **how)[0])
+    assert not torch.allclose(out, eager_attend(*qkv(), **how)[0])
 
 
 def test_weights_come_before_dropout():
     torch.manual_seed(0)
-    _, weights = explicit_attend(*qkv(), dropout=0.5)
+    _, weights = eager_attend(*qkv(), dropout=0.5)
     close(weights.sum(-1), torch.ones(2, 4, 6))
 
 
 def test_autocast_does_not_reach_the_explicit_path():
     x = qkv(64, 64, 16, 16)
-    plain, exact = explicit_attend(*x)
+    plain, exact = eager_attend(*x)
     with torch.autocast("cpu", torch.bfloat16):
-        out, weights = explicit_attend(*x)
+        out, weights = eager_attend(*x)
         m = layer(32, 4, causal=True, std=0.3)
         y, w = m(randn(2, 33, 32), need_weights=True)
     assert torch.equal(weights, exact) and torch.equal(out, plain)
@@ -239,17 +239,21 @@ def test_autocast_does_not_reach_the_explicit_path():
 
 
 def test_the_meta_device_works():
-    m = SelfAttention(16, 4, causal=True, rotary=Rotary(4)).to("meta")
+    m = SelfAttention(16, 4, causal=True, rotary=RotaryEmbedding(4)).to("meta")
     x = torch.empty(2, 5, 16, device="meta")
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     assert m(x).shape == (2, 5, 16)
     assert m(x, need_weights=True)[1].shape == (2, 4, 5, 5)
-    pos = torch.empty(2, 5, dtype=torch.int64, device="meta")
-    assert m(x, pos=pos, cache=cache).shape == (2, 5, 16)
+    positions = torch.empty(2, 5, dtype=torch.int64, device="meta")
+    assert m(x, positions=positions, cache=cache).shape == (2, 5, 16)
     assert m(x, cache=cache).shape == (2, 5, 16)
-    assert Positions(pos).end is None
+    assert Positions(positions).end is None
     over = CrossAttention(16, 4).to("meta")
-    assert over(x, memory=x, memory_pos=pos).shape == (2, 5, 16)
+    assert over(x, encoder_hidden_states=x, encoder_positions=positions).shape == (
+        2,
+        5,
+        16,
+    )
 
 
 @quick
@@ -260,7 +264,7 @@ def test_online_equals_attend(t, s, block, seed, masked):
     mask = some_mask(2, 1, t, s, seed=seed) if masked else None
     if mask is not None:
         mask[:, :, 0] = False
-    out = online_attend(30 * q, k, v, mask, block)
+    out = online_softmax_attend(30 * q, k, v, mask, block)
     expected, _ = attend(30 * q, k, v, mask)
     close(out, expected)
     for a, b in zip(pull(out, [q, k, v]), pull(expected, [q, k, v]), strict=True):
@@ -273,14 +277,14 @@ def test_online_equals_attend(t, s, block, seed, masked):
 @both_types
 def test_online_shapes_and_types(mask, dtype):
     q, k, v = (x[0, 0] for x in qkv(5, 7, d_v=3, dtype=dtype))
-    ours = online_attend(q, k, v, mask, 2)
+    ours = online_softmax_attend(q, k, v, mask, 2)
     assert ours.dtype == dtype
     near(ours, attend(q, k, v, mask)[0])
 
 
 def test_no_keys_at_all():
     q, k, v = qkv(3, 0, d_v=5)
-    for out in (online_attend(q, k, v), explicit_attend(q, k, v)[0],
+    for out in (online_softmax_attend(q, k, v), eager_attend(q, k, v)[0],
                 fused_attend(q, k, v)):
         assert out.shape == (2, 4, 3, 5) and (out == 0).all()
 
@@ -291,7 +295,7 @@ def test_an_online_step_keeps_peak_total_and_mean():
     state = (torch.full((3, 1), -math.inf), torch.zeros(3, 1),
              torch.zeros(3, 4))
     for part in (slice(0, 2), slice(2, 3), slice(3, 9)):
-        state = online_step(state, scores[:, part], values[part])
+        state = online_softmax_update(state, scores[:, part], values[part])
         seen = slice(0, part.stop)
         peak, total, mixed = state
         assert torch.equal(peak[:, 0], scores[:, seen].amax(-1))
@@ -305,25 +309,25 @@ def test_an_online_step_keeps_peak_total_and_mean():
 @given(st.integers(1, 5), st.integers(1, 5), st.booleans(), seeds)
 def test_combined_masks_equal_loops(t, s, causal, seed):
     g = torch.Generator().manual_seed(seed)
-    pos = torch.randint(-2, 6, (2, t), generator=g)
-    k_pos = torch.randint(-2, 6, (2, s), generator=g)
+    positions = torch.randint(-2, 6, (2, t), generator=g)
+    key_positions = torch.randint(-2, 6, (2, s), generator=g)
     mask = torch.rand(2, 3, t, s, generator=g) < 0.7
-    ours = combined_mask(pos if causal else None, k_pos, mask,
-                         (2, 3, t, s))
+    ours = build_mask(positions if causal else None, key_positions, mask,
+                      (2, 3, t, s))
     for b, h, i, j in itertools.product(*map(range, (2, 3, t, s))):
-        asked = k_pos[b, j]
+        asked = key_positions[b, j]
         assert ours[b, h, i, j] == (mask[b, h, i, j] and asked >= 0 and (
-            not causal or asked <= pos[b, i]))
+            not causal or asked <= positions[b, i]))
 
 
 # the layer against nn.MultiheadAttention
 
-def pair(memory=None, packed=False, bias=True, over=False, **options):
+def pair(d_encoder=None, packed=False, bias=True, over=False, **options):
     "Our layer and PyTorch's, with equal weights."
-    peer = spread(nn.MultiheadAttention(
-        16, 4, bias=bias, kdim=memory, vdim=memory, batch_first=True))
-    ours = (cross(d_memory=memory, bias=bias, **options) if over else
-            layer(packed=packed, bias=bias, **options))
+    peer = spread(nn.MultiheadAttention(16, 4, bias=bias, kdim=d_encoder,
+                                        vdim=d_encoder, batch_first=True))
+    ours = (cross(d_encoder=d_encoder, bias=bias, **options) if over else
+            layer(fused_qkv=packed, bias=bias, **options))
     with torch.no_grad():
         parts = (peer.q_proj_weight, peer.k_proj_weight,
                  peer.v_proj_weight)
@@ -406,24 +410,25 @@ def test_self_attention_equals_torch(fused, packed, bias, causal):
 def test_cross_attention_equals_torch(fused, width, padded, bias):
     ours, peer = pair(width, fused=fused, over=True, bias=bias)
     memory = randn(2, 9, width or 16, seed=3).requires_grad_()
-    k_pos = torch.arange(9).repeat(2, 1)
-    k_pos[0, 3:] = -1
-    k_pos[1, 4] = -1
+    key_positions = torch.arange(9).repeat(2, 1)
+    key_positions[0, 3:] = -1
+    key_positions[1, 4] = -1
     equal_to_torch(ours, peer, randn(2, 5, 16).requires_grad_(), memory,
-                   ignored=k_pos < 0 if padded else None, memory=memory,
-                   memory_pos=k_pos if padded else None)
+                   ignored=key_positions < 0 if padded else None,
+                   encoder_hidden_states=memory,
+                   encoder_positions=key_positions if padded else None)
 
 
 @both_paths
 def test_masks_through_the_adapters(fused):
     ours, peer = pair(fused=fused, causal=True)
-    pos = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]])
-    mask = some_mask(2, 4, 6, 6) & causal_mask(pos, pos)
-    mask = mask | (pos < 0)[:, None, :, None]  # else their rows are NaN
-    live = (pos >= 0)[..., None].float()
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]])
+    mask = some_mask(2, 4, 6, 6) & causal_mask(positions, positions)
+    mask = mask | (positions < 0)[:, None, :, None]  # else their rows are NaN
+    live = (positions >= 0)[..., None].float()
     equal_to_torch(ours, peer, randn(2, 6, 16).requires_grad_(),
-                   live=live, pos=pos, mask=some_mask(2, 4, 6, 6),
-                   attn_mask=to_attn_mask(mask, 2, 4), ignored=pos < 0)
+                   live=live, positions=positions, mask=some_mask(2, 4, 6, 6),
+                   attn_mask=to_attn_mask(mask, 2, 4), ignored=positions < 0)
 
 
 @both_paths
@@ -431,7 +436,7 @@ def test_keys_and_values_of_different_widths(fused):
     "kdim and vdim are one memory in which each looks at its own part."
     peer = spread(nn.MultiheadAttention(16, 4, kdim=10, vdim=6,
                                         batch_first=True))
-    ours = cross(d_memory=16, fused=fused)
+    ours = cross(d_encoder=16, fused=fused)
     with torch.no_grad():
         for p in (ours.k_proj, ours.v_proj):
             p.weight.zero_()
@@ -445,7 +450,7 @@ def test_keys_and_values_of_different_widths(fused):
     x = randn(2, 5, 16).requires_grad_()
     keys = randn(2, 7, 10, seed=1)
     values = randn(2, 7, 6, seed=2).requires_grad_()
-    y = ours(x, memory=torch.cat([keys, values], -1))
+    y = ours(x, encoder_hidden_states=torch.cat([keys, values], -1))
     expected, _ = peer(x, keys, values)
     close(y, expected)
     mine = [x, values, ours.v_proj.weight, ours.k_proj.weight]
@@ -456,9 +461,9 @@ def test_keys_and_values_of_different_widths(fused):
         close(one, other)
 
 
-def by_hand(m, x, memory=None, turn=None, bias=None, mask=None):
+def by_hand(m, x, encoder_hidden_states=None, turn=None, bias=None, mask=None):
     "The equations: one head after the other, what each writes added."
-    source = x if memory is None else memory
+    source = x if encoder_hidden_states is None else encoder_hidden_states
     total = m.o_proj.bias
     d, d_v = (len(p.weight) // m.n_heads for p in (m.q_proj, m.v_proj))
     for i in range(m.n_heads):
@@ -497,12 +502,12 @@ def test_widths_of_heads(fused, options):
 @both_paths
 @pytest.mark.parametrize("options", [
     {}, dict(d_head=6), dict(d_v=3), dict(d_head=2, d_v=9),
-    dict(d_memory=10), dict(d_memory=7, d_head=3, d_v=5, n_heads=5)])
+    dict(d_encoder=10), dict(d_encoder=7, d_head=3, d_v=5, n_heads=5)])
 def test_widths_of_heads_across(fused, options):
     m = cross(**options, fused=fused)
     x = randn(2, 5, 16).requires_grad_()
-    memory = randn(2, 7, options.get("d_memory", 16), seed=1)
-    y = m(x, memory=memory.requires_grad_())
+    memory = randn(2, 7, options.get("d_encoder", 16), seed=1)
+    y = m(x, encoder_hidden_states=memory.requires_grad_())
     expected = by_hand(m, x, memory)
     close(y, expected)
     for a, b in zip(*(pull(z, [x, memory, *m.parameters()])
@@ -515,14 +520,14 @@ def test_widths_of_heads_across(fused, options):
 @pytest.mark.parametrize("packed", [False, True])
 def test_shared_key_heads_equal_copies_of_them(fused, kv, packed):
     "A layer of few key heads is one in which rows of weights repeat."
-    few = layer(n_kv_heads=kv, d_v=3, causal=True, packed=packed,
+    few = layer(n_kv_heads=kv, d_v=3, causal=True, fused_qkv=packed,
                 fused=fused, std=0.3)
     full = layer(d_v=3, causal=True, fused=fused)
     with torch.no_grad():
         for kind in ("weight", "bias"):
             parts = ([getattr(p, kind) for p in (
                 few.q_proj, few.k_proj, few.v_proj)] if not packed else
-                getattr(few.qkv_proj, kind).split(few.widths))
+                getattr(few.qkv_proj, kind).split(few.proj_sizes))
             for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
                 if name != "q_proj":
                     part = part.unflatten(0, (kv, -1)).repeat_interleave(
@@ -535,67 +540,67 @@ def test_shared_key_heads_equal_copies_of_them(fused, kv, packed):
     close(few(x, need_weights=True)[1], full(x, need_weights=True)[1])
     parts = [few(part, cache=cache) for part in x.split((3, 1, 1), 1)]
     close(torch.cat(parts, 1), full(x))
-    assert cache.kept[0].shape == (2, kv, 5, 4)
+    assert cache.tensors[0].shape == (2, kv, 5, 4)
 
 
 @both_paths
 @pytest.mark.parametrize("packed", [False, True])
 def test_norms_act_on_heads_before_they_turn(fused, packed):
     "Qwen3's order: norm, then rotary; each head by itself."
-    rotary = Rotary(4)
+    rotary = RotaryEmbedding(4)
     norms = [spread(RMSNorm(4), 0.4) for _ in "qk"]
     m = spread(SelfAttention(16, 4, causal=True, rotary=rotary,
                              q_norm=norms[0], k_norm=norms[1],
-                             packed=packed, fused=fused), 0.3)
+                             fused_qkv=packed, fused=fused), 0.3)
     assert not torch.equal(m.q_norm.weight, m.k_norm.weight)
     x = randn(2, 5, 16)
-    pos = torch.arange(5)[None]
+    positions = torch.arange(5)[None]
     q, k, v = ((m.qkv_proj(x).chunk(3, -1)) if packed else
                (m.q_proj(x), m.k_proj(x), m.v_proj(x)))
     q, k, v = (split_heads(y, 4) for y in (q, k, v))
-    q, k = rotary(norms[0](q), norms[1](k), pos=pos)
-    out = attend(q, k, v, causal_mask(pos, pos))[0]
+    q, k = rotary(norms[0](q), norms[1](k), positions=positions)
+    out = attend(q, k, v, causal_mask(positions, positions))[0]
     close(m(x), m.o_proj(merge_heads(out)))
 
 
 @both_paths
 def test_rotary_gets_positions(fused):
-    rotary = Rotary(4)
-    pos = torch.tensor([[3, 4, 5, 9, 11]])
+    rotary = RotaryEmbedding(4)
+    positions = torch.tensor([[3, 4, 5, 9, 11]])
     m = layer(rotary=rotary, causal=True, fused=fused, std=0.3)
     x = randn(2, 5, 16)
-    close(m(x, pos=pos), by_hand(
-        m, x, turn=lambda q, k: rotary(q, k, pos=pos),
-        mask=causal_mask(pos, pos)[:, 0]))
-    near(m(x, pos=pos + 50), m(x, pos=pos))
-    assert not torch.allclose(m(x), m(x, pos=pos), atol=1e-3)
+    close(m(x, positions=positions), by_hand(
+        m, x, turn=lambda q, k: rotary(q, k, positions=positions),
+        mask=causal_mask(positions, positions)[:, 0]))
+    near(m(x, positions=positions + 50), m(x, positions=positions))
+    assert not torch.allclose(m(x), m(x, positions=positions), atol=1e-3)
     at = torch.arange(5)[None]
-    close(m(x), m(x, pos=at))
+    close(m(x), m(x, positions=at))
 
 
 @both_paths
 @pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
 @pytest.mark.parametrize("options", [
-    dict(rotary=Rotary(4)), dict(score_bias=ALiBi(4)), {}])
+    dict(rotary=RotaryEmbedding(4)), dict(score_bias=ALiBi(4)), {}])
 def test_queries_may_come_out_of_order(fused, order, options):
     "Who may look where is a matter of positions, not of places."
     m = layer(causal=True, fused=fused, std=0.3, **options)
     x = randn(2, 5, 16)
     p = torch.tensor(order)
     whole = m(x)
-    close(m(x[:, p], pos=p[None]), whole[:, p])
-    close(m(x[:, p], pos=p.expand(2, -1)), whole[:, p])
-    close(m(x[:, p], pos=Positions(p[None])), whole[:, p])
+    close(m(x[:, p], positions=p[None]), whole[:, p])
+    close(m(x[:, p], positions=p.expand(2, -1)), whole[:, p])
+    close(m(x[:, p], positions=Positions(p[None])), whole[:, p])
     rows = torch.stack([p, p.flip(0)])
     mixed = torch.stack([x[i, rows[i]] for i in (0, 1)])
-    close(m(mixed, pos=rows),
+    close(m(mixed, positions=rows),
           torch.stack([whole[i, rows[i]] for i in (0, 1)]))
 
 
 @both_paths
 @pytest.mark.parametrize("causal", [False, True])
 def test_score_bias_gets_positions(fused, causal):
-    table = T5Bias(4, causal=causal)
+    table = T5RelativeBias(4, causal=causal)
     m = spread(SelfAttention(16, 4, score_bias=table, causal=causal,
                              fused=fused), 0.3)
     x = randn(2, 5, 16)
@@ -617,11 +622,11 @@ def test_names_of_parameters():
              for kind in ("weight", "bias")]
     assert list(layer().state_dict()) == names
     assert list(layer(bias=False).state_dict()) == names[::2]
-    assert list(layer(packed=True).state_dict()) == [
+    assert list(layer(fused_qkv=True).state_dict()) == [
         "qkv_proj.weight", "qkv_proj.bias", "o_proj.weight", "o_proj.bias"]
     assert list(cross().state_dict()) == names
     assert list(cross(bias=False).state_dict()) == names[::2]
-    over = cross(d_memory=7)
+    over = cross(d_encoder=7)
     assert over.v_proj.weight.shape == over.k_proj.weight.shape == (16, 7)
     assert over.q_proj.weight.shape == (16, 16)
     normed = layer(q_norm=RMSNorm(4), k_norm=RMSNorm(4))
@@ -630,10 +635,10 @@ def test_names_of_parameters():
 
 
 def test_print_shows_what_the_weights_do_not():
-    m = layer(n_kv_heads=2, causal=True, dropout=0.25, rotary=Rotary(4))
+    m = layer(n_kv_heads=2, causal=True, dropout=0.25, rotary=RotaryEmbedding(4))
     assert all(said in repr(m) for said in (
-        "n_heads=4", "causal=True", "dropout=0.25", "widths=[16, 8, 8]",
-        "Rotary"))
+        "n_heads=4", "causal=True", "dropout=0.25", "proj_sizes=[16, 8, 8]",
+        "RotaryEmbedding"))
     assert "n_heads=4" in repr(cross(dropout=0.5))
     assert "dropout=0.5" in repr(cross(dropout=0.5))
 
@@ -641,7 +646,7 @@ def test_print_shows_what_the_weights_do_not():
 @both_paths
 def test_packed_is_the_three_side_by_side(fused):
     apart = layer(d_v=5, fused=fused, causal=True)
-    one = layer(d_v=5, fused=fused, causal=True, packed=True)
+    one = layer(d_v=5, fused=fused, causal=True, fused_qkv=True)
     with torch.no_grad():
         for kind in ("weight", "bias"):
             getattr(one.qkv_proj, kind).copy_(torch.cat([
@@ -654,7 +659,7 @@ def test_packed_is_the_three_side_by_side(fused):
 def test_a_view_of_packed_projections_leaks_the_future():
     "The mistake in ATT-11: which outputs move when a token changes."
     x = randn(1, 6, 16)
-    m = layer(packed=True, causal=True, std=0.3)
+    m = layer(fused_qkv=True, causal=True, std=0.3)
 
     def moved(token, split):
         other = x.clone()
@@ -691,7 +696,7 @@ def test_dropout_acts_in_training_only(fused, over):
     x = randn(2, 6, 16)
     m = make(dropout=0.5, fused=fused)
     plain = make(fused=fused)
-    how = dict(memory=randn(2, 5, 16, seed=1)) if over else {}
+    how = dict(encoder_hidden_states=randn(2, 5, 16, seed=1)) if over else {}
     assert torch.equal(m(x, **how), plain(x, **how))
     m.train()
     torch.manual_seed(0)
@@ -704,12 +709,12 @@ def test_dropout_acts_in_training_only(fused, over):
 
 # causality and padding
 
-KINDS = {"plain": {}, "packed": dict(packed=True),
-         "rotary": dict(rotary=Rotary(4)), "alibi": dict(score_bias=ALiBi(4)),
+KINDS = {"plain": {}, "packed": dict(fused_qkv=True),
+         "rotary": dict(rotary=RotaryEmbedding(4)), "alibi": dict(score_bias=ALiBi(4)),
          "widths": dict(d_head=6, d_v=3),
-         "shared": dict(n_kv_heads=2, rotary=Rotary(4)),
+         "shared": dict(n_kv_heads=2, rotary=RotaryEmbedding(4)),
          "normed": dict(q_norm=RMSNorm(4), k_norm=RMSNorm(4),
-                        rotary=Rotary(4))}
+                        rotary=RotaryEmbedding(4))}
 every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
@@ -742,9 +747,9 @@ PADDED = [[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1], [0, -1, 1, 2, -7, 3]]
 def test_padded_equals_unpadded(options, fused, causal, places, noise):
     m = layer(causal=causal, fused=fused, std=0.3, **options)
     x = noise * randn(2, 6, 16, seed=1)
-    pos = torch.tensor([places])
-    x[:, pos[0] >= 0] = randn(2, 4, 16)
-    near(m(x, pos=pos)[:, pos[0] >= 0], m(randn(2, 4, 16)))
+    positions = torch.tensor([places])
+    x[:, positions[0] >= 0] = randn(2, 4, 16)
+    near(m(x, positions=positions)[:, positions[0] >= 0], m(randn(2, 4, 16)))
 
 
 @both_paths
@@ -753,8 +758,8 @@ def test_padded_equals_unpadded(options, fused, causal, places, noise):
 def test_dead_rows_are_the_bias_of_the_output(fused, dtype, asks):
     m = layer(causal=True, fused=fused).to(dtype)
     x = randn(2, 5, 16, dtype=dtype).requires_grad_()
-    pos = torch.tensor([[-1, -1, 0, 1, 2], [-1] * 5])
-    y = m(x, pos=pos, need_weights=asks)
+    positions = torch.tensor([[-1, -1, 0, 1, 2], [-1] * 5])
+    y = m(x, positions=positions, need_weights=asks)
     y = y[0] if asks else y
     for dead in (y[0, :2], y[1]):
         assert torch.equal(dead, m.o_proj.bias.expand_as(dead))
@@ -772,23 +777,23 @@ def test_dead_rows_are_the_bias_of_the_output(fused, dtype, asks):
 def test_on_a_gpu(fused, dtype):
     m = layer(64, 4, causal=True, fused=fused).to(dtype)
     x = randn(2, 9, 64, dtype=dtype)
-    pos = torch.arange(-2, 7)[None]
-    expected = m(x, pos=pos)
+    positions = torch.arange(-2, 7)[None]
+    expected = m(x, positions=positions)
     m = m.cuda()
-    y = m(x.cuda().requires_grad_(), pos=pos.cuda())
+    y = m(x.cuda().requires_grad_(), positions=positions.cuda())
     near(y.cpu(), expected)
     y.float().pow(2).sum().backward()
     assert all(p.grad.isfinite().all() for p in m.parameters())
     for grad in (True, False):
-        cache = LayerCache()
+        cache = DynamicLayerCache()
         with torch.set_grad_enabled(grad):
             parts = [m(part, cache=cache)
                      for part in x.cuda().split((4, 1, 4), 1)]
         near(torch.cat(parts, 1), m(x.cuda()))
-        assert cache.k_pos.following(2).at.tolist() == [[9, 10]]
-        assert cache.n_seen.tolist() == [9, 9]
-    told = Positions(pos.cuda()).following(2)
-    assert told.at.is_cuda and told.at.tolist() == [[7, 8]]
+        assert cache.key_positions.next(2).tensor.tolist() == [[9, 10]]
+        assert cache.lengths.tolist() == [9, 9]
+    told = Positions(positions.cuda()).next(2)
+    assert told.tensor.is_cuda and told.tensor.tolist() == [[7, 8]]
 
 
 @pytest.fixture
@@ -815,7 +820,7 @@ MASK = (True, False)
 def test_the_causal_flag_is_used_only_where_it_is_right(taken):
     m = layer(causal=True)
     x = randn(2, 4, 16)
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     at = torch.arange(4)[None]
     m(x), m(x, cache=cache), layer()(x)
     assert taken == [FLAG, FLAG, NEITHER]
@@ -823,34 +828,34 @@ def test_the_causal_flag_is_used_only_where_it_is_right(taken):
     m(x[:, :1]), m(x[:, :1], cache=cache), m(x[:, :1], cache=cache)
     assert taken == [NEITHER] * 3  # one token sees all that is kept
     taken.clear()
-    m(x[:, :2], cache=cache), m(x, pos=at), layer()(x, pos=at)
+    m(x[:, :2], cache=cache), m(x, positions=at), layer()(x, positions=at)
     m(x, mask=torch.ones(1, 1, 4, 4).bool())
     layer(causal=True, score_bias=ALiBi(4))(x)
     assert taken == [MASK] * 5
     taken.clear()
     over = cross()
-    over(x, memory=x), over(x, memory=x[:, :3]), over(
-        x, memory=x, memory_pos=Positions(start=0, n=4))
+    over(x, encoder_hidden_states=x), over(x, encoder_hidden_states=x[:, :3]), over(
+        x, encoder_hidden_states=x, encoder_positions=Positions(start=0, length=4))
     assert taken == [NEITHER] * 3
     taken.clear()
-    over(x, memory=x, memory_pos=at), over(
-        x, memory=x, mask=torch.ones(1, 1, 1, 4).bool())
+    over(x, encoder_hidden_states=x, encoder_positions=at), over(
+        x, encoder_hidden_states=x, mask=torch.ones(1, 1, 1, 4).bool())
     assert taken == [MASK] * 2
 
 
 def test_what_is_taken_where_positions_were_given_once(taken):
     m = layer(causal=True)
     x = randn(2, 6, 16)
-    cache = LayerCache()
-    m(x[:, :3], pos=torch.arange(3)[None], cache=cache)
+    cache = DynamicLayerCache()
+    m(x[:, :3], positions=torch.arange(3)[None], cache=cache)
     m(x[:, 3:4], cache=cache), m(x[:, 4:], cache=cache)
     assert taken == [MASK] * 3  # nobody knows that there is no padding
     taken.clear()
-    m(x, pos=Positions(start=5, n=6)), m(x[:, :1], pos=Positions(
-        start=3, n=1))
+    m(x, positions=Positions(start=5, length=6)), m(x[:, :1], positions=Positions(
+        start=3, length=1))
     assert taken == [FLAG, NEITHER]
     taken.clear()
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     m(x[:, :4], cache=cache), cache.crop(2), m(x[:, 4:], cache=cache)
     cache.crop(0), m(x, cache=cache)
     assert taken == [FLAG, MASK, FLAG]
@@ -861,30 +866,30 @@ def test_what_is_taken_where_positions_were_given_once(taken):
 @pytest.mark.parametrize("k_start, s", [(0, 4), (0, 5), (1, 4), (0, 1)])
 def test_rules_allow_what_the_mask_allows(start, t, k_start, s):
     "Whether a mask, a flag or none: the same keys for every query."
-    pos = Positions(start=start, n=t)
-    k_pos = Positions(start=k_start, n=s)
-    how = attention_rules(pos, k_pos, (1, 1, t, s))
+    positions = Positions(start=start, length=t)
+    key_positions = Positions(start=k_start, length=s)
+    how = mask_kwargs(positions, key_positions, (1, 1, t, s))
     assert not how.keys() - {"mask", "causal"}
     got = how.get("mask", torch.ones(1, 1, t, s).bool())
     if how.get("causal"):
         assert t == s
         got = torch.ones(1, 1, t, s).bool().tril()
-    told = attention_rules(Positions(pos.at), Positions(k_pos.at),
-                           (1, 1, t, s))
-    expected = combined_mask(pos.at, k_pos.at)
+    told = mask_kwargs(Positions(positions.tensor), Positions(key_positions.tensor),
+                       (1, 1, t, s))
+    expected = build_mask(positions.tensor, key_positions.tensor)
     assert torch.equal(got, expected)
     assert torch.equal(told["mask"], expected)
-    assert attention_rules(pos, k_pos, (1, 1, t, s), causal=False) == {}
+    assert mask_kwargs(positions, key_positions, (1, 1, t, s), causal=False) == {}
     seen = expected.all()
     assert ("mask" in how) == (not seen and not how.get("causal"))
 
 
 # the cache
 
-def stack(layers, x, cache=None, pos=None, mask=None):
+def stack(layers, x, cache=None, positions=None, mask=None):
     for i, m in enumerate(layers):
         part = None if cache is None else cache.layers[i]
-        x = x + m(x, pos=pos, cache=part, mask=mask)
+        x = x + m(x, positions=positions, cache=part, mask=mask)
     return x
 
 
@@ -909,17 +914,17 @@ def test_cached_equals_uncached_for_every_chunking(options, fused):
         cache = new_cache(2)
         parts = [stack(layers, part, cache) for part in x.split(sizes, 1)]
         close(torch.cat(parts, 1), whole)
-        assert cache.n_seen.tolist() == [5, 5]
+        assert cache.lengths.tolist() == [5, 5]
 
 
 @both_types
 def test_cached_in_both_types(dtype):
-    layers = [m.to(dtype) for m in two_layers(rotary=Rotary(4))]
+    layers = [m.to(dtype) for m in two_layers(rotary=RotaryEmbedding(4))]
     x = randn(2, 6, 16, dtype=dtype)
     cache = new_cache(2)
     parts = [stack(layers, part, cache) for part in x.split((3, 1, 2), 1)]
     near(torch.cat(parts, 1), stack(layers, x))
-    assert all(t.dtype == dtype for t in cache.layers[0].kept)
+    assert all(t.dtype == dtype for t in cache.layers[0].tensors)
 
 
 def test_gradients_flow_through_the_cache():
@@ -936,22 +941,22 @@ def test_gradients_flow_through_the_cache():
 def test_ragged_batches_equal_each_text_alone(lengths, more, chunk, left,
                                               seed):
     "Prefill with padding on either side, then continue token by token."
-    layers = two_layers(rotary=Rotary(4))
+    layers = two_layers(rotary=RotaryEmbedding(4))
     n = max(lengths)
     b = len(lengths)
     texts = [randn(1, k + more, 16, seed=seed + i)
              for i, k in enumerate(lengths)]
     x = randn(b, n, 16, seed=seed + 9)
-    pos = torch.full((b, n), -1)
+    positions = torch.full((b, n), -1)
     for i, k in enumerate(lengths):
         place = slice(n - k, n) if left else slice(0, k)
         x[i, place] = texts[i][0, :k]
-        pos[i, place] = torch.arange(k)
+        positions[i, place] = torch.arange(k)
     cache = new_cache(2)
     size = chunk or n
     first = torch.cat([stack(layers, part, cache, at) for part, at in
-                       zip(x.split(size, 1), pos.split(size, 1), strict=True)], 1)
-    assert cache.n_seen.tolist() == lengths
+                       zip(x.split(size, 1), positions.split(size, 1), strict=True)], 1)
+    assert cache.lengths.tolist() == lengths
     later = []
     for step in range(more):
         new = torch.cat([t[:, k + step:k + step + 1]
@@ -960,46 +965,46 @@ def test_ragged_batches_equal_each_text_alone(lengths, more, chunk, left,
     later = torch.cat(later, 1)
     for i, k in enumerate(lengths):
         alone = stack(layers, texts[i])
-        close(first[i:i + 1, pos[i] >= 0], alone[:, :k])
+        close(first[i:i + 1, positions[i] >= 0], alone[:, :k])
         close(later[i:i + 1], alone[:, k:])
 
 
 @pytest.mark.parametrize("rows", [[1, 0], [1, 1, 0], [0], [2, 2, 2, 2]])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_select_reorders_every_row(rows, ragged):
-    layers = two_layers(rotary=Rotary(4))
+    layers = two_layers(rotary=RotaryEmbedding(4))
     x = randn(3, 6, 16)
-    pos = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2], [-1, -1, 0, 1]])
+    positions = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2], [-1, -1, 0, 1]])
     if not ragged:
-        pos = pos[:1]
+        positions = positions[:1]
     cache = new_cache(2)
-    stack(layers, x[:, :4], cache, pos)
+    stack(layers, x[:, :4], cache, positions)
     both = new_cache(2)
-    stack(layers, x[rows, :4], both, pos[rows] if ragged else pos)
+    stack(layers, x[rows, :4], both, positions[rows] if ragged else positions)
     cache.select(torch.tensor(rows))
-    assert cache.n_seen.tolist() == both.n_seen.tolist()
+    assert cache.lengths.tolist() == both.lengths.tolist()
     for a, b in zip(cache.layers, both.layers, strict=True):
-        for one, other in zip(a.kept, b.kept, strict=True):
+        for one, other in zip(a.tensors, b.tensors, strict=True):
             close(one, other)
-        assert torch.equal(a.k_pos.at.expand(len(rows), -1),
-                           b.k_pos.at.expand(len(rows), -1))
+        assert torch.equal(a.key_positions.tensor.expand(len(rows), -1),
+                           b.key_positions.tensor.expand(len(rows), -1))
     new = x[rows, 4:]
     close(stack(layers, new, cache), stack(layers, new, both))
 
 
 @pytest.mark.parametrize("n", range(7))
 def test_crop_forgets_from_n_on(n):
-    layers = two_layers(rotary=Rotary(4))
+    layers = two_layers(rotary=RotaryEmbedding(4))
     x = randn(2, 8, 16)
     cache = new_cache(2)
     stack(layers, x[:, :5], cache)
     cache.crop(n)
     kept = min(n, 5)
-    assert cache.n_seen.tolist() == [kept, kept]
-    assert cache.empty == (kept == 0)
-    assert cache.layers[0].kept[0].shape[-2] == kept
-    assert cache.k_pos.following(2).at.tolist() == [[kept, kept + 1]]
-    assert cache.k_pos.end == kept
+    assert cache.lengths.tolist() == [kept, kept]
+    assert cache.is_empty == (kept == 0)
+    assert cache.layers[0].tensors[0].shape[-2] == kept
+    assert cache.key_positions.next(2).tensor.tolist() == [[kept, kept + 1]]
+    assert cache.key_positions.end == kept
     whole = stack(layers, torch.cat([x[:, :kept], x[:, 5:]], 1))
     close(stack(layers, x[:, 5:], cache), whole[:, kept:])
 
@@ -1008,10 +1013,10 @@ def test_crop_counts_positions_in_ragged_rows():
     layers = two_layers()
     x = randn(2, 7, 16)
     cache = new_cache(2)
-    pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
-    stack(layers, x[:, :5], cache, pos)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
+    stack(layers, x[:, :5], cache, positions)
     cache.crop(2)
-    assert cache.n_seen.tolist() == [2, 2]
+    assert cache.lengths.tolist() == [2, 2]
     y = stack(layers, x[:, 5:], cache)
     for i, start in ((0, 0), (1, 2)):
         text = torch.cat([x[i:i + 1, start:start + 2], x[i:i + 1, 5:]], 1)
@@ -1028,14 +1033,14 @@ def test_nbytes_is_what_is_stored():
     assert cache.nbytes == 2 * (2 * 4 * 10 * (6 + 3)) * 4
     cache.crop(4), cache.select(torch.tensor([1]))
     assert cache.nbytes == 2 * (1 * 4 * 4 * (6 + 3)) * 4
-    packed = layer(causal=True, packed=True)
-    cache = LayerCache()
+    packed = layer(causal=True, fused_qkv=True)
+    cache = DynamicLayerCache()
     packed(randn(2, 5, 16), cache=cache)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-            for t in cache.kept}
+            for t in cache.tensors}
     assert sum(held.values()) == cache.nbytes  # nothing else kept alive
-    both = Cache([cache, MemoryCache()])
-    both.layers[1].keep(randn(2, 3, 16), None, lambda memory: (
+    both = KVCache([cache, CrossAttentionCache()])
+    both.layers[1].get_or_compute(randn(2, 3, 16), None, lambda encoder_hidden_states: (
         randn(2, 4, 3, 4), randn(2, 4, 3, 2)))
     assert both.nbytes == (2 * 4 * 5 * 8 + 2 * 4 * 3 * 6) * 4
 
@@ -1044,59 +1049,59 @@ def test_nothing_is_stored_on_the_module():
     m = layer(causal=True)
     x = randn(2, 4, 16)
     before = {k: id(v) for k, v in vars(m).items()}
-    m(x, cache=LayerCache())
+    m(x, cache=DynamicLayerCache())
     assert before == {k: id(v) for k, v in vars(m).items()}
-    assert torch.equal(m(x), m(x, cache=LayerCache()))
+    assert torch.equal(m(x), m(x, cache=DynamicLayerCache()))
 
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_an_update_leaves_what_it_returned_alone(grad):
     with torch.set_grad_enabled(grad):
-        cache = LayerCache()
+        cache = DynamicLayerCache()
         at = torch.arange(3)[None]
-        given = cache.update(randn(2, 4, 3, 4), randn(2, 4, 3, 5), pos=at)
+        given = cache.update(randn(2, 4, 3, 4), randn(2, 4, 3, 5), positions=at)
         returned = [given]
         for i in (3, 4, 5):
             returned.append(cache.update(
                 randn(2, 4, 1, 4, seed=i), randn(2, 4, 1, 5, seed=i),
-                pos=Positions(torch.tensor([[i]]))))
-        copies = [[k.clone(), v.clone(), pos.at.clone()]
-                  for k, v, pos in returned]
+                positions=Positions(torch.tensor([[i]]))))
+        copies = [[k.clone(), v.clone(), positions.tensor.clone()]
+                  for k, v, positions in returned]
         cache.update(randn(2, 4, 2, 4), randn(2, 4, 2, 5),
-                     pos=torch.tensor([[6, 7]]))
+                     positions=torch.tensor([[6, 7]]))
         cache.crop(2)
         cache.update(randn(2, 4, 2, 4, seed=9), randn(2, 4, 2, 5, seed=9),
-                     pos=torch.tensor([[2, 3]]))
+                     positions=torch.tensor([[2, 3]]))
         cache.select(torch.tensor([1]))
         cache.update(randn(1, 4, 1, 4), randn(1, 4, 1, 5),
-                     pos=torch.tensor([[4]]))
-    assert returned[-1][2].at.tolist() == [[0, 1, 2, 3, 4, 5]]
-    for (k, v, pos), copied in zip(returned, copies, strict=True):
+                     positions=torch.tensor([[4]]))
+    assert returned[-1][2].tensor.tolist() == [[0, 1, 2, 3, 4, 5]]
+    for (k, v, positions), copied in zip(returned, copies, strict=True):
         assert all(torch.equal(a, b)
-                   for a, b in zip((k, v, pos.at), copied, strict=True))
+                   for a, b in zip((k, v, positions.tensor), copied, strict=True))
 
 
 def test_a_cache_keeps_any_tensors_and_any_layer():
     "Time is axis -2 whatever the number of axes; positions may differ."
     cache = new_cache(3)
     one = cache.layers[1]
-    one.update(randn(2, 3, 7), pos=torch.tensor([[0, 1, 2]]))
-    latent, k_pos = one.update(randn(2, 1, 7, seed=1),
-                               pos=torch.tensor([[3], [-1]]))
+    one.update(randn(2, 3, 7), positions=torch.tensor([[0, 1, 2]]))
+    latent, key_positions = one.update(randn(2, 1, 7, seed=1),
+                                       positions=torch.tensor([[3], [-1]]))
     assert latent.shape == (2, 4, 7)
-    assert k_pos.at.tolist() == [[0, 1, 2, 3], [0, 1, 2, -1]]
-    assert one.n_seen.tolist() == [4, 3]
-    assert cache.layers[0].n_seen.tolist() == [0] and cache.empty
-    assert cache.k_pos is None and not one.empty
+    assert key_positions.tensor.tolist() == [[0, 1, 2, 3], [0, 1, 2, -1]]
+    assert one.lengths.tolist() == [4, 3]
+    assert cache.layers[0].lengths.tolist() == [0] and cache.is_empty
+    assert cache.key_positions is None and not one.is_empty
 
 
 def test_every_layer_says_what_it_keeps():
-    assert isinstance(layer().new_cache(2), LayerCache)
-    assert isinstance(layer().new_cache(2, 10), LayerCache)
-    assert isinstance(cross().new_cache(2), MemoryCache)
-    assert isinstance(cross().new_cache(2, max_len=10), MemoryCache)
-    assert issubclass(SelfAttention, Attention)
-    assert issubclass(CrossAttention, Attention)
+    assert isinstance(layer().new_cache(2), DynamicLayerCache)
+    assert isinstance(layer().new_cache(2, 10), DynamicLayerCache)
+    assert isinstance(cross().new_cache(2), CrossAttentionCache)
+    assert isinstance(cross().new_cache(2, max_len=10), CrossAttentionCache)
+    assert issubclass(SelfAttention, MultiHeadAttention)
+    assert issubclass(CrossAttention, MultiHeadAttention)
 
 
 # what is kept of a memory
@@ -1104,80 +1109,85 @@ def test_every_layer_says_what_it_keeps():
 @both_paths
 @pytest.mark.parametrize("padded", [False, True])
 def test_memory_is_kept_follows_select_and_ignores_crop(fused, padded):
-    m = cross(d_memory=10, fused=fused)
-    cache = MemoryCache()
+    m = cross(d_encoder=10, fused=fused)
+    cache = CrossAttentionCache()
     x = randn(2, 3, 16)
     memory = randn(2, 5, 10)
     at = torch.tensor([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
-    how = dict(memory_pos=at) if padded else {}
-    expected = m(x, memory=memory, **how)
-    close(m(x, memory=memory, cache=cache, **how), expected)
-    assert len(cache.kept) == 2
-    kept = [id(y) for y in cache.kept]
+    how = dict(encoder_positions=at) if padded else {}
+    expected = m(x, encoder_hidden_states=memory, **how)
+    close(m(x, encoder_hidden_states=memory, cache=cache, **how), expected)
+    assert len(cache.tensors) == 2
+    kept = [id(y) for y in cache.tensors]
     for step in range(3):  # None answers from what is kept
         close(m(x[:, step:step + 1], cache=cache),
               expected[:, step:step + 1])
-    close(m(x, memory=memory, cache=cache, **how), expected)
-    assert [id(y) for y in cache.kept] == kept
+    close(m(x, encoder_hidden_states=memory, cache=cache, **how), expected)
+    assert [id(y) for y in cache.tensors] == kept
     cache.crop(0), cache.crop(torch.tensor([0, 1]))
     close(m(x, cache=cache), expected)
     cache.select(torch.tensor([1, 0, 0]))
     close(m(x[[1, 0, 0]], cache=cache), expected[[1, 0, 0]])
-    assert cache.kept[0].shape == (3, 4, 5, 4)
+    assert cache.tensors[0].shape == (3, 4, 5, 4)
 
 
 @both_paths
 def test_another_memory_is_another_answer(fused):
     "Of equal shape, with other padding, or shorter: never the old rows."
     m = cross(fused=fused)
-    cache = MemoryCache()
+    cache = CrossAttentionCache()
     x = randn(2, 3, 16)
     at = torch.tensor([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
     one = randn(2, 5, 16, seed=1)
     other = randn(2, 5, 16, seed=2)
-    m(x, memory=one, memory_pos=at, cache=cache)
-    close(m(x, memory=other, cache=cache), m(x, memory=other))
-    close(m(x, cache=cache), m(x, memory=other))
-    close(m(x, memory=other, memory_pos=at, cache=cache),
-          m(x, memory=other, memory_pos=at))
-    close(m(x, memory=one[:, :4], cache=cache), m(x, memory=one[:, :4]))
-    close(m(x, memory=one, cache=cache), m(x, memory=one))
-    assert not torch.allclose(m(x, memory=one), m(x, memory=other),
-                              atol=1e-4)
+    m(x, encoder_hidden_states=one, encoder_positions=at, cache=cache)
+    close(m(x, encoder_hidden_states=other, cache=cache),
+          m(x, encoder_hidden_states=other))
+    close(m(x, cache=cache), m(x, encoder_hidden_states=other))
+    close(m(x, encoder_hidden_states=other, encoder_positions=at, cache=cache),
+          m(x, encoder_hidden_states=other, encoder_positions=at))
+    close(m(x, encoder_hidden_states=one[:, :4], cache=cache),
+          m(x, encoder_hidden_states=one[:, :4]))
+    close(m(x, encoder_hidden_states=one, cache=cache), m(x, encoder_hidden_states=one))
+    assert not torch.allclose(
+        m(x, encoder_hidden_states=one), m(x, encoder_hidden_states=other), atol=1e-4
+    )
 
 
 def test_after_select_the_old_memory_is_another_one():
     m = cross()
-    cache = MemoryCache()
+    cache = CrossAttentionCache()
     x = randn(2, 3, 16)
     memory = randn(2, 5, 16)
     rows = torch.tensor([1, 0])
-    expected = m(x, memory=memory, cache=cache)
+    expected = m(x, encoder_hidden_states=memory, cache=cache)
     cache.select(rows)
     close(m(x[rows], cache=cache), expected[rows])
-    close(m(x, memory=memory, cache=cache), expected)
+    close(m(x, encoder_hidden_states=memory, cache=cache), expected)
     cache.select(rows)
     moved = memory[rows]
-    close(m(x, memory=moved, cache=cache), m(x, memory=moved))
+    close(m(x, encoder_hidden_states=moved, cache=cache),
+          m(x, encoder_hidden_states=moved))
 
 
 def test_a_memory_is_projected_once():
     m = cross()
-    cache = MemoryCache()
+    cache = CrossAttentionCache()
     memory = randn(2, 5, 16)
     calls = []
     m.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for _ in range(4):
-        m(randn(2, 1, 16), memory=memory, cache=cache)
+        m(randn(2, 1, 16), encoder_hidden_states=memory, cache=cache)
     m(randn(2, 1, 16), cache=cache)
     assert len(calls) == 1
 
 
 def test_an_empty_memory_cache():
-    cache = MemoryCache()
+    cache = CrossAttentionCache()
     cache.crop(3), cache.select(torch.tensor([0]))
-    assert cache.nbytes == 0 and cache.k_pos is None
-    with pytest.raises(ValueError, match=r"no memory yet.*memory="):
+    assert cache.nbytes == 0 and cache.key_positions is None
+    with pytest.raises(ValueError, match=r"no encoder_hidden_states yet.*"
+                       r"pass encoder_hidden_states="):
         cross()(randn(2, 3, 16), cache=cache)
 
 
@@ -1189,15 +1199,15 @@ def test_self_and_cross_attention_have_one_cache_in_two_parts():
 
     def block(x, cache=None):
         a, b = cache.layers if cache else (None, None)
-        return over(own(x, cache=a), memory=memory, cache=b)
+        return over(own(x, cache=a), encoder_hidden_states=memory, cache=b)
 
-    cache = Cache([own.new_cache(2), over.new_cache(2)])
-    assert cache.empty
+    cache = KVCache([own.new_cache(2), over.new_cache(2)])
+    assert cache.is_empty
     parts = [block(p, cache) for p in x.split((2, 1, 1), 1)]
     close(torch.cat(parts, 1), block(x))
-    assert cache.n_seen.tolist() == [4, 4] and not cache.empty
+    assert cache.lengths.tolist() == [4, 4] and not cache.is_empty
     cache.crop(2)
-    assert cache.layers[1].kept[0].shape == (2, 4, 3, 4)
+    assert cache.layers[1].tensors[0].shape == (2, 4, 3, 4)
     close(block(x[:, 2:], cache), block(x)[:, 2:])
 
 
@@ -1219,12 +1229,12 @@ def test_a_mask_meets_all_keys():
 
 COMPILED = {
     "plain": {}, "need_weights": dict(need_weights=True),
-    "pos": dict(pos=torch.tensor([[-1, 0, 1, 2]])),
+    "positions": dict(positions=torch.tensor([[-1, 0, 1, 2]])),
     "mask": dict(mask=torch.ones(1, 1, 4, 4).bool()),
-    "cached": dict(cached=True), "rotary": dict(rotary=Rotary(4)),
-    "memory": dict(memory=randn(2, 5, 16)),
-    "memory, padded": dict(memory=randn(2, 5, 16),
-                           memory_pos=torch.arange(-2, 3)[None]),
+    "cached": dict(cached=True), "rotary": dict(rotary=RotaryEmbedding(4)),
+    "encoder_hidden_states": dict(encoder_hidden_states=randn(2, 5, 16)),
+    "memory, padded": dict(encoder_hidden_states=randn(2, 5, 16),
+                           encoder_positions=torch.arange(-2, 3)[None]),
 }
 
 
@@ -1235,13 +1245,13 @@ def test_the_graph_does_not_break(options):
     how = dict(options)
     cached = how.pop("cached", False)
     rotary = how.pop("rotary", None)
-    m = cross() if "memory" in how else layer(causal=True, rotary=rotary)
+    m = cross() if "encoder_hidden_states" in how else layer(causal=True, rotary=rotary)
 
     def run(x):
         if not cached:
             y = m(x, **how)
             return y[0] if isinstance(y, tuple) else y
-        cache = LayerCache()
+        cache = DynamicLayerCache()
         return torch.cat([m(p, cache=cache) for p in x.split(2, 1)], 1)
 
     torch._dynamo.reset()
@@ -1258,7 +1268,7 @@ def test_one_graph_serves_every_length():
     fast = torch.compile(m, backend="aot_eager", fullgraph=True)
     for t in (4, 6, 9, 1):  # from the second on, the length is a symbol
         close(fast(x[:, :t]), m(x[:, :t]))
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     parts = [fast(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)]
     close(torch.cat(parts, 1), m(x))
 
@@ -1268,9 +1278,9 @@ def test_one_graph_serves_every_length():
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_few_graphs_serve_all_steps(ragged):
     "Prefill, a first step, and one for all others."
-    layers = two_layers(rotary=Rotary(4))
+    layers = two_layers(rotary=RotaryEmbedding(4))
     x = randn(2, 16, 16)
-    pos = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]) if ragged else None
+    positions = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]) if ragged else None
     torch._dynamo.reset()
     counter = CompileCounter()
     graphs = []
@@ -1278,14 +1288,14 @@ def test_a_few_graphs_serve_all_steps(ragged):
     cache = new_cache(2)
     same = new_cache(2)
     with torch.no_grad():
-        close(fast(layers, x[:, :4], cache, pos),
-              stack(layers, x[:, :4], same, pos))
+        close(fast(layers, x[:, :4], cache, positions),
+              stack(layers, x[:, :4], same, positions))
         for i in range(4, 16):
             close(fast(layers, x[:, i:i + 1], cache),
                   stack(layers, x[:, i:i + 1], same))
             graphs.append(counter.frame_count)
     assert graphs[-1] <= 5 and graphs[-1] == graphs[3]
-    assert cache.n_seen.tolist() == [16, 14 if ragged else 16]
+    assert cache.lengths.tolist() == [16, 14 if ragged else 16]
 
 
 @pytest.mark.nightly
@@ -1293,9 +1303,9 @@ def test_a_few_graphs_serve_all_steps(ragged):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
                     reason="no C++ compiler on this machine")
 def test_machine_code_of_a_cached_step_equals_eager():
-    m = layer(causal=True, rotary=Rotary(4))
+    m = layer(causal=True, rotary=RotaryEmbedding(4))
     x = randn(2, 5, 16)
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     torch._dynamo.reset()
     fast = torch.compile(m, backend="inductor", fullgraph=True, options={
         "cpp.simdlen": 1})  # plain C++: quickly compiled, and no probing
@@ -1317,25 +1327,25 @@ def test_machine_code_of_a_cached_step_equals_eager():
     (lambda: SelfAttention(8, 2, dropout=1.0), "below 1, got 1.0"),
     (lambda: SelfAttention(8, 2, dropout=-0.1), "at least 0.*got -0.1"),
     (lambda: CrossAttention(10, 4), "d_model 10.*n_heads 4"),
-    (lambda: CrossAttention(8, 2, d_memory=0), "d_memory must be.*got 0"),
+    (lambda: CrossAttention(8, 2, d_encoder=0), "d_encoder must be.*got 0"),
     (lambda: CrossAttention(8, 2, d_v=0), "d_v must be.*got 0"),
     (lambda: CrossAttention(8, 2, dropout=1), "dropout.*got 1"),
     (lambda: split_heads(randn(1, 2, 10), 4), "10.*n_heads 4"),
-    (lambda: repeat_heads(randn(1, 2, 3, 4), 0), "n must be.*got 0"),
+    (lambda: repeat_kv(randn(1, 2, 3, 4), 0), "n must be.*got 0"),
     (lambda: layer()(randn(2, 3, 8)), r"16\), got \(2, 3, 8\)"),
-    (lambda: layer(packed=True)(randn(2, 3, 8)), r"16\), got \(2, 3, 8\)"),
+    (lambda: layer(fused_qkv=True)(randn(2, 3, 8)), r"16\), got \(2, 3, 8\)"),
     (lambda: layer()(randn(3, 16)), r"x must be.*got \(3, 16\)"),
     (lambda: layer()(randn(2, 2, 3, 16)), r"x .*\(2, 2, 3, 16\)"),
     (lambda: layer()(randn(16)), r"x must be.*got \(16,\)"),
-    (lambda: layer()(randn(2, 3, 16), pos=torch.arange(4)[None]),
+    (lambda: layer()(randn(2, 3, 16), positions=torch.arange(4)[None]),
      r"positions of shape \(1, 4\).*x \(2, 3, 16\)"),
-    (lambda: layer()(randn(2, 3, 16), pos=Positions(start=0, n=4)),
+    (lambda: layer()(randn(2, 3, 16), positions=Positions(start=0, length=4)),
      r"positions of shape \(1, 4\).*x \(2, 3, 16\)"),
-    (lambda: layer()(randn(2, 3, 16), pos=torch.zeros(3, 3).long()),
+    (lambda: layer()(randn(2, 3, 16), positions=torch.zeros(3, 3).long()),
      r"positions of shape \(3, 3\).*x \(2, 3, 16\)"),
-    (lambda: layer()(randn(2, 3, 16), pos=torch.arange(3)),
-     r"pos must be int64.*shape \(3,\)"),
-    (lambda: layer()(randn(2, 3, 16), pos=torch.zeros(1, 3)), "float32"),
+    (lambda: layer()(randn(2, 3, 16), positions=torch.arange(3)),
+     r"positions must be int64.*shape \(3,\)"),
+    (lambda: layer()(randn(2, 3, 16), positions=torch.zeros(1, 3)), "float32"),
     (lambda: layer()(randn(2, 3, 16), mask=torch.ones(1, 1, 3, 4).bool()),
      r"mask of shape \(1, 1, 3, 4\) does not.*\(2, 4, 3, 3\)"),
     (lambda: layer()(randn(2, 3, 16), mask=torch.ones(1, 1, 3, 3)),
@@ -1345,71 +1355,72 @@ def test_machine_code_of_a_cached_step_equals_eager():
      r"two things.*mask\[:, None\] for all heads"),
     (lambda: layer()(randn(2, 3, 16), mask=torch.ones(3, 3).bool()),
      r"two things.*\[:, None, None\].*\[None, None\]"),
-    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 3, 16),
+    (lambda: cross()(randn(2, 3, 16), encoder_hidden_states=randn(2, 3, 16),
                      mask=torch.ones(2, 3).bool()), "two things"),
-    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
+    (lambda: cross()(randn(2, 3, 16), encoder_hidden_states=randn(2, 5, 16),
                      mask=torch.ones(2, 1, 3, 4).bool()),
      r"\(2, 1, 3, 4\) does not.*\(2, 4, 3, 5\)"),
-    (lambda: cross()(randn(2, 3, 16), memory=randn(3, 3, 16)),
-     r"memory must be.*\(2, s, m\).*got \(3, 3, 16\)"),
-    (lambda: cross()(randn(2, 3, 16), memory=randn(3, 16)),
-     r"memory must be.*got \(3, 16\)"),
-    (lambda: cross()(randn(3, 16), memory=randn(2, 3, 16)),
+    (lambda: cross()(randn(2, 3, 16), encoder_hidden_states=randn(3, 3, 16)),
+     r"encoder_hidden_states must be.*\(2, s, m\).*got \(3, 3, 16\)"),
+    (lambda: cross()(randn(2, 3, 16), encoder_hidden_states=randn(3, 16)),
+     r"encoder_hidden_states must be.*got \(3, 16\)"),
+    (lambda: cross()(randn(3, 16), encoder_hidden_states=randn(2, 3, 16)),
      r"x must be.*got \(3, 16\)"),
-    (lambda: cross(d_memory=8)(randn(2, 3, 16), memory=randn(2, 3, 16)),
+    (lambda: cross(d_encoder=8)(randn(2, 3, 16), encoder_hidden_states=randn(2, 3, 16)),
      r"8\), got \(2, 3, 16\)"),
-    (lambda: cross()(randn(2, 3, 16)), "pass memory="),
-    (lambda: cross()(randn(2, 3, 16), memory_pos=torch.arange(3)[None]),
-     "pass memory="),
-    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
-                     memory_pos=torch.arange(4)[None]),
+    (lambda: cross()(randn(2, 3, 16)), "pass encoder_hidden_states="),
+    (lambda: cross()(randn(2, 3, 16), encoder_positions=torch.arange(3)[None]),
+     "pass encoder_hidden_states="),
+    (lambda: cross()(randn(2, 3, 16), encoder_hidden_states=randn(2, 5, 16),
+                     encoder_positions=torch.arange(4)[None]),
      r"positions of shape \(1, 4\).*x \(2, 5, 16\)"),
-    (lambda: cross()(randn(2, 3, 16), memory=randn(2, 5, 16),
-                     memory_pos=torch.zeros(3, 5).long()),
+    (lambda: cross()(randn(2, 3, 16), encoder_hidden_states=randn(2, 5, 16),
+                     encoder_positions=torch.zeros(3, 5).long()),
      r"positions of shape \(3, 5\).*x \(2, 5, 16\)"),
-    (lambda: layer()(randn(2, 3, 16), cache=LayerCache()), "causal=True"),
-    (lambda: Cache([]), "1 layer or more.*0"),
-    (lambda: LayerCache().crop(-1), "-1"),
+    (lambda: layer()(randn(2, 3, 16), cache=DynamicLayerCache()), "causal=True"),
+    (lambda: KVCache([]), "1 layer or more.*0"),
+    (lambda: DynamicLayerCache().crop(-1), "-1"),
     (lambda: new_cache().crop(-1), "-1"),
-    (lambda: combined_mask(None, torch.arange(3)[None],
-                           torch.ones(3, 3).bool(), (1, 1, 3, 3)),
+    (lambda: build_mask(None, torch.arange(3)[None],
+                        torch.ones(3, 3).bool(), (1, 1, 3, 3)),
      "two things"),
-    (lambda: combined_mask(None, torch.arange(3)[None],
-                           torch.ones(1, 1, 3, 4).bool(), (1, 1, 3, 3)),
+    (lambda: build_mask(None, torch.arange(3)[None],
+                        torch.ones(1, 1, 3, 4).bool(), (1, 1, 3, 3)),
      r"\(1, 1, 3, 4\) does not"),
     (lambda: fused_attend(*qkv(t=3, s=5), causal=True), "3 queries.*5 keys"),
-    (lambda: explicit_attend(*qkv(t=3, s=5), causal=True), "3 queries.*5"),
+    (lambda: eager_attend(*qkv(t=3, s=5), causal=True), "3 queries.*5"),
     (lambda: fused_attend(*qkv(kv=3)), "4 query heads.*3 key heads"),
-    (lambda: explicit_attend(*qkv(kv=3)), "4 query heads.*3 key heads"),
+    (lambda: eager_attend(*qkv(kv=3)), "4 query heads.*3 key heads"),
     (lambda: fused_attend(*qkv(), mask=torch.ones(1, 1, 6, 6)), "boolean"),
     (lambda: fused_attend(*qkv(), mask=torch.ones(6, 6).bool()),
      "two things"),
     (lambda: fused_attend(*qkv(), mask=torch.ones(1, 1, 6, 5).bool()),
      r"\(1, 1, 6, 5\) does not"),
     (lambda: fused_attend(*qkv(), bias=torch.ones(6, 6).bool()), "bias"),
-    (lambda: online_attend(*qkv(), mask=torch.ones(1, 1, 6, 5).bool()),
+    (lambda: online_softmax_attend(*qkv(), mask=torch.ones(1, 1, 6, 5).bool()),
      r"\(1, 1, 6, 5\) does not"),
-    (lambda: online_attend(randn(2, 3), randn(4, 5), randn(4, 5)),
+    (lambda: online_softmax_attend(randn(2, 3), randn(4, 5), randn(4, 5)),
      r"k must be.*\(s, 3\).*q \(2, 3\), got \(4, 5\)"),
-    (lambda: online_attend(*qkv(), block=0), "block must be.*got 0"),
-    (lambda: online_attend(*qkv(), block=-1), "block must be.*got -1"),
+    (lambda: online_softmax_attend(*qkv(), chunk_size=0), "chunk_size must be.*got 0"),
+    (lambda: online_softmax_attend(*qkv(), chunk_size=-1),
+     "chunk_size must be.*got -1"),
 ])
 def test_wrong_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
         call()
 
 
-@pytest.mark.parametrize("how", [dict(rotary=Rotary(4)), dict(packed=True),
+@pytest.mark.parametrize("how", [dict(rotary=RotaryEmbedding(4)), dict(fused_qkv=True),
                                  dict(causal=True), dict(score_bias=None)])
 def test_cross_attention_has_no_options_of_self_attention(how):
     "A memory has no place in the order of the queries."
     with pytest.raises(TypeError, match=next(iter(how))):
         CrossAttention(16, 4, **how)
-    with pytest.raises(TypeError, match="memory"):
-        layer()(randn(2, 3, 16), memory=randn(2, 3, 16))
+    with pytest.raises(TypeError, match="encoder_hidden_states"):
+        layer()(randn(2, 3, 16), encoder_hidden_states=randn(2, 3, 16))
 
 
-@pytest.mark.parametrize("new, pos, says", [
+@pytest.mark.parametrize("new, positions, says", [
     ((randn(3, 4, 1, 4),), torch.tensor([[3]]), "batch of 3.*of 2"),
     ((randn(2, 4, 1, 5),), torch.tensor([[3]]), r"\(2, 4, 1, 5\)"),
     ((randn(2, 3, 1, 4),), torch.tensor([[3]]), r"\(2, 3, 1, 4\)"),
@@ -1419,80 +1430,82 @@ def test_cross_attention_has_no_options_of_self_attention(how):
     ((randn(2, 4, 1, 4),), torch.tensor([[3.0]]), "int64"),
 ])
 @pytest.mark.parametrize("grad", [True, False])
-def test_wrong_updates_are_named(new, pos, says, grad):
-    cache = LayerCache()
+def test_wrong_updates_are_named(new, positions, says, grad):
+    cache = DynamicLayerCache()
     with torch.set_grad_enabled(grad):
-        cache.update(randn(2, 4, 3, 4), pos=torch.arange(3)[None])
+        cache.update(randn(2, 4, 3, 4), positions=torch.arange(3)[None])
         with pytest.raises(ValueError, match=f"(?s){says}"):
-            cache.update(*new, pos=pos)
-    assert cache.n_seen.tolist() == [3, 3]
-    assert cache.kept[0].shape == (2, 4, 3, 4)
+            cache.update(*new, positions=positions)
+    assert cache.lengths.tolist() == [3, 3]
+    assert cache.tensors[0].shape == (2, 4, 3, 4)
 
 
 def test_wrong_pieces_of_one_update():
     with pytest.raises(ValueError, match=r"agree.*\(2, 3, 4\).*\(2, 2, 4\)"):
-        LayerCache().update(randn(2, 3, 4), randn(2, 2, 4),
-                            pos=torch.arange(3)[None])
+        DynamicLayerCache().update(randn(2, 3, 4), randn(2, 2, 4),
+                                   positions=torch.arange(3)[None])
 
 
 def test_a_cache_meets_another_batch_or_memory():
     m = layer(causal=True)
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     m(randn(2, 3, 16), cache=cache)
     with pytest.raises(ValueError, match="batch of 3 meets a cache of 2"):
         m(randn(3, 1, 16), cache=cache)
     over = cross()
-    cache = MemoryCache()
-    over(randn(2, 3, 16), memory=randn(2, 5, 16), cache=cache)
+    cache = CrossAttentionCache()
+    over(randn(2, 3, 16), encoder_hidden_states=randn(2, 5, 16), cache=cache)
     with pytest.raises(ValueError, match=r"\(3, .*got \(2, 4, 5, 4\)"):
         over(randn(3, 3, 16), cache=cache)
 
 
 def test_the_inputs_are_left_alone():
-    m = layer(causal=True, rotary=Rotary(4))
+    m = layer(causal=True, rotary=RotaryEmbedding(4))
     x = randn(2, 4, 16)
-    pos = torch.tensor([[-1, 0, 1, 2]])
+    positions = torch.tensor([[-1, 0, 1, 2]])
     mask = some_mask(1, 1, 4, 4)
-    before = [y.clone() for y in (x, pos, mask)]
-    m(x, pos=pos, mask=mask, cache=LayerCache())
-    assert all(torch.equal(a, b) for a, b in zip((x, pos, mask), before, strict=True))
+    before = [y.clone() for y in (x, positions, mask)]
+    m(x, positions=positions, mask=mask, cache=DynamicLayerCache())
+    assert all(
+        torch.equal(a, b) for a, b in zip((x, positions, mask), before, strict=True)
+    )
 
 
 def test_a_mask_without_queries_is_the_padding_mask():
     "A layer that is not causal needs no positions of queries."
-    k_pos = torch.tensor([[0, -1, 1]])
-    assert torch.equal(combined_mask(None, k_pos), padding_mask(k_pos))
+    key_positions = torch.tensor([[0, -1, 1]])
+    assert torch.equal(build_mask(None, key_positions), padding_mask(key_positions))
 
 
 # positions, and what is known of them without looking
 
 def test_positions_count_on():
     x = randn(2, 3, 4)
-    assert Positions.of(None, x).at.tolist() == [[0, 1, 2]]
-    cache = LayerCache()
-    assert Positions.of(None, x, cache).at.tolist() == [[0, 1, 2]]
-    cache.update(x, pos=torch.tensor([[0, 1, 2], [-1, -1, 0]]))
+    assert Positions.of(None, x).tensor.tolist() == [[0, 1, 2]]
+    cache = DynamicLayerCache()
+    assert Positions.of(None, x, cache).tensor.tolist() == [[0, 1, 2]]
+    cache.update(x, positions=torch.tensor([[0, 1, 2], [-1, -1, 0]]))
     after = Positions.of(None, x[:, :2], cache)
-    assert after.at.tolist() == [[3, 4], [1, 2]] and after.end == 5
-    assert cache.k_pos.following(2).at.tolist() == [[3, 4], [1, 2]]
+    assert after.tensor.tolist() == [[3, 4], [1, 2]] and after.end == 5
+    assert cache.key_positions.next(2).tensor.tolist() == [[3, 4], [1, 2]]
     nobody = Positions(torch.full((1, 3), -1))
-    assert nobody.following(2).at.tolist() == [[0, 1]] and nobody.end == 0
+    assert nobody.next(2).tensor.tolist() == [[0, 1]] and nobody.end == 0
 
 
 @pytest.mark.parametrize("start, n, more", [(0, 3, 2), (4, 1, 1), (0, 0, 3)])
 def test_known_positions_equal_those_of_a_tensor(start, n, more):
-    known = Positions(start=start, n=n)
+    known = Positions(start=start, length=n)
     told = Positions(torch.arange(start, start + n)[None])
-    assert (known.start, known.n, known.rows) == (start, n, 1)
-    assert (told.start, told.n, told.rows) == (None, n, 1)
-    assert torch.equal(known.at, told.at) and known.at is known.at
-    assert known.at.dtype == torch.int64
+    assert (known.start, known.length, known.batch_size) == (start, n, 1)
+    assert (told.start, told.length, told.batch_size) == (None, n, 1)
+    assert torch.equal(known.tensor, told.tensor) and known.tensor is known.tensor
+    assert known.tensor.dtype == torch.int64
     assert known.end == start + n
     if n:
         assert told.end == known.end
-        a = known.following(more)
-        b = told.following(more)
-        assert torch.equal(a.at, b.at) and a.end == b.end
+        a = known.next(more)
+        b = told.next(more)
+        assert torch.equal(a.tensor, b.tensor) and a.end == b.end
         assert a.start == start + n and b.start is None
 
 
@@ -1502,12 +1515,13 @@ def test_known_positions_may_begin_with_padding(fused):
     m = layer(causal=True, fused=fused)
     over = cross(fused=fused)
     x = randn(2, 6, 16)
-    pos = Positions(start=-2, n=6)
-    close(m(x, pos=pos), m(x, pos=pos.at))
-    close(m(x, pos=pos)[:, 2:], m(x[:, 2:]))
-    close(over(x, memory=x, memory_pos=pos), over(x, memory=x[:, 2:]))
-    cache = LayerCache()
-    m(x[:, :5], pos=Positions(start=-2, n=5), cache=cache)
+    positions = Positions(start=-2, length=6)
+    close(m(x, positions=positions), m(x, positions=positions.tensor))
+    close(m(x, positions=positions)[:, 2:], m(x[:, 2:]))
+    close(over(x, encoder_hidden_states=x, encoder_positions=positions),
+          over(x, encoder_hidden_states=x[:, 2:]))
+    cache = DynamicLayerCache()
+    m(x[:, :5], positions=Positions(start=-2, length=5), cache=cache)
     close(m(x[:, 5:], cache=cache), m(x[:, 2:])[:, 3:])
 
 
@@ -1515,23 +1529,23 @@ def test_positions_of_what_is_given():
     x = randn(2, 3, 4)
     at = torch.tensor([[5, -1, 6]])
     given = Positions.of(at, x)
-    assert given.at is at and given.start is None and given.end == 7
+    assert given.tensor is at and given.start is None and given.end == 7
     assert Positions.of(given, x) is given and Positions.of(given) is given
     rows = Positions.of(at.expand(2, -1), x)
-    assert (rows.rows, rows.n) == (2, 3)
+    assert (rows.batch_size, rows.length) == (2, 3)
     for wrong in (at[:, :2], at.expand(3, -1), at[0], at.float(), at.int()):
         with pytest.raises(ValueError):
             Positions.of(wrong, x)
 
 
 def test_once_is_once_for_each_key():
-    pos = Positions(start=0, n=2)
+    positions = Positions(start=0, length=2)
     calls = []
     a = object()
     b = object()
 
     def ask(*key):
-        return pos.once(key, lambda: calls.append(key) or object())
+        return positions.memoize(key, lambda: calls.append(key) or object())
 
     first = ask(a)
     assert ask(a) is first and len(calls) == 1
@@ -1539,7 +1553,7 @@ def test_once_is_once_for_each_key():
     assert len({id(x) for x in [first, *others]}) == 6 and len(calls) == 6
     assert [ask(b), ask(a, b), ask(b, a), ask(), ask(a, None)] == others
     assert ask(a) is first and len(calls) == 6
-    assert Positions(start=0, n=2).once((a,), object) is not first
+    assert Positions(start=0, length=2).memoize((a,), object) is not first
     # equal, and not the same
     one = torch.ones(2)
     same = torch.ones(2)
@@ -1562,27 +1576,27 @@ def looks(monkeypatch):
 
 
 def test_a_tensor_of_positions_is_looked_at_once(looks):
-    pos = Positions(torch.tensor([[0, 1, 2], [-1, 0, 1]]))
+    positions = Positions(torch.tensor([[0, 1, 2], [-1, 0, 1]]))
     assert not looks
-    assert [pos.end for _ in range(3)] == [3] * 3
+    assert [positions.end for _ in range(3)] == [3] * 3
     assert looks.count("item") == looks.count("max") == 1
-    assert pos.following(2).end == 5 and len(looks) == 2
+    assert positions.next(2).end == 5 and len(looks) == 2
     assert Positions(torch.tensor([[0, 1]]), end=2).end == 2
-    assert Positions(start=3, n=2).end == 5 and len(looks) == 2
+    assert Positions(start=3, length=2).end == 5 and len(looks) == 2
 
 
 @both_paths
-@pytest.mark.parametrize("options", [dict(rotary=Rotary(4)),
+@pytest.mark.parametrize("options", [dict(rotary=RotaryEmbedding(4)),
                                      dict(score_bias=ALiBi(4))])
 def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
     "A device would have to be waited for; ``end`` travels in the cache."
     if fused:  # on the CPU the kernel's wrapper may ask for dead rows
-        monkeypatch.setattr(rows, "_silence", lambda out, dead:
+        monkeypatch.setattr(rows, "_zero_empty_rows", lambda out, dead:
                             out.masked_fill(dead, 0.0))
     layers = two_layers(fused=fused, **options)
     x = randn(2, 8, 16)
-    pos = Positions(torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]]))
-    for known in (None, pos):
+    positions = Positions(torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]]))
+    for known in (None, positions):
         cache = new_cache(2)
         end = None if known is None else known.end
         looks.clear()
@@ -1593,7 +1607,7 @@ def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
                 assert where.end == i + 1
                 stack(layers, x[:, i:i + 1], cache, where)
         assert not looks, (end, looks)
-        assert cache.k_pos.end == 8 and not cache.empty and not looks
+        assert cache.key_positions.end == 8 and not cache.is_empty and not looks
 
 
 # what follows from positions is derived once
@@ -1611,8 +1625,8 @@ def derived(monkeypatch):
             return plain(*args, **rest)
         monkeypatch.setattr(owner, name, spy)
 
-    count(Rotary, "angles")
-    count(attention, "combined_mask")
+    count(RotaryEmbedding, "cos_sin")
+    count(attention, "build_mask")
     return seen
 
 
@@ -1622,37 +1636,37 @@ RAGGED = [[0, 1, 2, 3], [-1, -1, 0, 1], [0, 1, 2, -1]]
 @both_paths
 @pytest.mark.parametrize("ragged", [False, True])
 def test_layers_share_what_follows_from_positions(derived, fused, ragged):
-    rotary = Rotary(4)
+    rotary = RotaryEmbedding(4)
     layers = [layer(causal=True, rotary=rotary, fused=fused, std=0.2)
               for _ in range(3)]
     x = randn(3, 7, 16)
-    pos = torch.tensor(RAGGED) if ragged else torch.arange(4)[None]
-    masks = ["angles", "combined_mask"]
+    positions = torch.tensor(RAGGED) if ragged else torch.arange(4)[None]
+    masks = ["build_mask", "cos_sin"]
 
-    def made(part, pos, cache=None, mask=None):
+    def made(part, positions, cache=None, mask=None):
         derived.clear()
-        y = stack(layers, part, cache, pos, mask)
+        y = stack(layers, part, cache, positions, mask)
         return y, sorted(derived)
 
-    told = Positions(pos)
+    told = Positions(positions)
     whole, once = made(x[:, :4], told)
     assert once == masks
     assert made(x[:, :4], told)[1] == []  # nor for a second call
     allowed = torch.ones(1, 1, 4, 4).bool()
-    assert made(x[:, :4], told, mask=allowed)[1] == masks[1:]
+    assert made(x[:, :4], told, mask=allowed)[1] == masks[:1]
     assert made(x[:, :4], told, mask=allowed)[1] == []
     cache = new_cache(3)
-    first, once = made(x[:, :4], Positions(pos), cache)
+    first, once = made(x[:, :4], Positions(positions), cache)
     assert once == masks
     close(first, whole)
     for i in (4, 5, 6):
         part = x[:, i:i + 1]
         _, once = made(part, Positions.of(None, part, cache), cache)
         assert once == masks
-        layers_pos = {id(kept.k_pos) for kept in cache.layers}
+        layers_pos = {id(kept.key_positions) for kept in cache.layers}
         assert len(layers_pos) == 1
     cache.select(torch.tensor([2, 0])), cache.crop(torch.tensor([4, 2]))
-    assert len({id(kept.k_pos) for kept in cache.layers}) == 1
+    assert len({id(kept.key_positions) for kept in cache.layers}) == 1
     part = x[[2, 0], 4:6]
     assert made(part, Positions.of(None, part, cache), cache)[1] == masks
 
@@ -1666,14 +1680,14 @@ def test_without_padding_no_mask_is_made(derived):
     assert derived == []
     part = x[:, :2]
     stack(layers, part, cache, Positions.of(None, part, cache))
-    assert derived == ["combined_mask"]
+    assert derived == ["build_mask"]
 
 
 def test_layers_of_other_rules_do_not_share():
     "The same positions, but not causal, or another mask, or other keys."
     x = randn(3, 4, 16)
-    pos = Positions(torch.tensor(RAGGED))
-    rotaries = Rotary(4), Rotary(4, base=100.0)
+    positions = Positions(torch.tensor(RAGGED))
+    rotaries = RotaryEmbedding(4), RotaryEmbedding(4, base=100.0)
     masks = None, some_mask(1, 1, 4, 4, seed=1), some_mask(1, 1, 4, 4,
                                                            seed=2)
     for _ in range(2):
@@ -1681,36 +1695,36 @@ def test_layers_of_other_rules_do_not_share():
             for causal in (True, False):
                 for mask in masks:
                     m = layer(causal=causal, rotary=rotary, std=0.3)
-                    close(m(x, pos=pos, mask=mask),
-                          m(x, pos=pos.at, mask=mask))
+                    close(m(x, positions=positions, mask=mask),
+                          m(x, positions=positions.tensor, mask=mask))
     m = layer(causal=True, std=0.3)
     over = cross()
-    cache = LayerCache()
-    m(x, pos=pos, cache=cache)
-    m(x, pos=pos)
-    a = m(x, pos=pos, cache=copy.copy(cache))
+    cache = DynamicLayerCache()
+    m(x, positions=positions, cache=cache)
+    m(x, positions=positions)
+    a = m(x, positions=positions, cache=copy.copy(cache))
     cache.crop(2)
-    b = m(x, pos=pos, cache=cache)
+    b = m(x, positions=positions, cache=cache)
     assert not torch.allclose(a, b, atol=1e-4)
-    close(over(x, memory=x, memory_pos=pos),
-          over(x, memory=x, memory_pos=pos.at))
+    close(over(x, encoder_hidden_states=x, encoder_positions=positions),
+          over(x, encoder_hidden_states=x, encoder_positions=positions.tensor))
 
 
 def test_positions_let_go_of_their_masks():
     "No ring of references: a mask must not wait for the collector."
     import gc
     import weakref
-    m = layer(causal=True, rotary=Rotary(4))
+    m = layer(causal=True, rotary=RotaryEmbedding(4))
     x = randn(3, 4, 16)
     gc.collect()
     gc.disable()
     try:
-        for cache in (None, LayerCache()):
-            pos = Positions(torch.tensor(RAGGED))
+        for cache in (None, DynamicLayerCache()):
+            positions = Positions(torch.tensor(RAGGED))
             with torch.no_grad():
-                m(x, pos=pos, cache=cache)
-            ghost = weakref.ref(pos)
-            del pos
+                m(x, positions=positions, cache=cache)
+            ghost = weakref.ref(positions)
+            del positions
             assert ghost() is None
     finally:
         gc.enable()
@@ -1719,61 +1733,63 @@ def test_positions_let_go_of_their_masks():
 # the cache that knows its positions without looking
 
 @both_paths
-@pytest.mark.parametrize("where", [dict(rotary=Rotary(4)),
+@pytest.mark.parametrize("where", [dict(rotary=RotaryEmbedding(4)),
                                    dict(score_bias=ALiBi(4)), {}])
 def test_counted_positions_equal_given_ones(where, fused):
     part = layer(causal=True, fused=fused, **where)
     x = randn(2, 7, 16)
-    told = LayerCache()
-    counted = LayerCache()
+    told = DynamicLayerCache()
+    counted = DynamicLayerCache()
     for first, last in ((0, 3), (3, 4), (4, 5), (5, 7)):
-        pos = torch.arange(first, last)[None].expand(2, -1)
-        a = part(x[:, first:last], pos=pos, cache=told)
+        positions = torch.arange(first, last)[None].expand(2, -1)
+        a = part(x[:, first:last], positions=positions, cache=told)
         b = part(x[:, first:last], cache=counted)
         close(b, a)
-        assert counted.k_pos.start == 0 and told.k_pos.start is None
-        assert counted.k_pos.n == counted.k_pos.end == last
-        assert told.k_pos.end == last
-        assert torch.equal(counted.k_pos.at.expand(2, -1), told.k_pos.at)
+        assert counted.key_positions.start == 0 and told.key_positions.start is None
+        assert counted.key_positions.length == counted.key_positions.end == last
+        assert told.key_positions.end == last
+        assert torch.equal(
+            counted.key_positions.tensor.expand(2, -1), told.key_positions.tensor
+        )
     counted.crop(4)
     counted.select(torch.tensor([1]))
-    assert (counted.k_pos.start, counted.k_pos.n) == (0, 4)
-    assert counted.n_seen.tolist() == [4]
+    assert (counted.key_positions.start, counted.key_positions.length) == (0, 4)
+    assert counted.lengths.tolist() == [4]
     close(part(x[1:, 4:5], cache=counted), part(x[1:, :5])[:, -1:])
 
 
 @both_paths
 def test_padding_once_told_is_never_forgotten(fused):
-    part = layer(causal=True, fused=fused, rotary=Rotary(4))
+    part = layer(causal=True, fused=fused, rotary=RotaryEmbedding(4))
     x = randn(2, 6, 16)
-    pos = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
+    positions = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
     cache = new_cache(1)
-    part(x[:, :4], pos=pos, cache=cache.layers[0])
-    assert cache.k_pos.start is None
+    part(x[:, :4], positions=positions, cache=cache.layers[0])
+    assert cache.key_positions.start is None
     for i in (4, 5):            # positions are counted on in each row
         out = part(x[:, i:i + 1], cache=cache.layers[0])
-        assert cache.k_pos.start is None
+        assert cache.key_positions.start is None
         close(out[1], part(x[1:, 2:i + 1])[0, -1:])
-    assert cache.n_seen.tolist() == [6, 4]
+    assert cache.lengths.tolist() == [6, 4]
 
 
 def test_positions_that_do_not_follow_are_kept_as_they_are():
     "After a gap nothing is known; the keys are told by their positions."
-    m = layer(causal=True, rotary=Rotary(4))
+    m = layer(causal=True, rotary=RotaryEmbedding(4))
     x = randn(2, 5, 16)
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     m(x[:, :3], cache=cache)
-    y = m(x[:, 3:], pos=Positions(start=7, n=2), cache=cache)
-    assert cache.k_pos.start is None and cache.k_pos.end == 9
+    y = m(x[:, 3:], positions=Positions(start=7, length=2), cache=cache)
+    assert cache.key_positions.start is None and cache.key_positions.end == 9
     at = torch.tensor([[0, 1, 2, 7, 8]])
-    assert torch.equal(cache.k_pos.at, at)
-    close(y, m(x, pos=at)[:, 3:])
-    assert cache.k_pos.following(1).at.tolist() == [[9]]
-    cache = LayerCache()
-    m(x[:, :3], pos=Positions(start=7, n=3), cache=cache)
-    assert cache.k_pos.start == 7
-    y = m(x[:, 3:], pos=Positions(start=0, n=2), cache=cache)
-    close(y, m(x, pos=torch.tensor([[7, 8, 9, 0, 1]]))[:, 3:])
+    assert torch.equal(cache.key_positions.tensor, at)
+    close(y, m(x, positions=at)[:, 3:])
+    assert cache.key_positions.next(1).tensor.tolist() == [[9]]
+    cache = DynamicLayerCache()
+    m(x[:, :3], positions=Positions(start=7, length=3), cache=cache)
+    assert cache.key_positions.start == 7
+    y = m(x[:, 3:], positions=Positions(start=0, length=2), cache=cache)
+    close(y, m(x, positions=torch.tensor([[7, 8, 9, 0, 1]]))[:, 3:])
 
 
 # room to grow
@@ -1790,9 +1806,9 @@ each_way = pytest.mark.parametrize("way", ways().values(), ids=ways())
 @pytest.mark.parametrize("ragged", [False, True])
 @both_types
 def test_with_and_without_gradients_the_cache_is_equal(way, ragged, dtype):
-    layers = [m.to(dtype) for m in two_layers(rotary=Rotary(4))]
+    layers = [m.to(dtype) for m in two_layers(rotary=RotaryEmbedding(4))]
     x = randn(3, 20, 16, dtype=dtype)
-    pos = torch.tensor(RAGGED) if ragged else None
+    positions = torch.tensor(RAGGED) if ragged else None
 
     def run(mode):
         cache = new_cache(2)
@@ -1800,26 +1816,28 @@ def test_with_and_without_gradients_the_cache_is_equal(way, ragged, dtype):
         with mode():
             for i, part in enumerate(x.split((4, *[1] * 9, 3, 4), 1)):
                 parts.append(stack(layers, part, cache,
-                                   None if i else pos))
+                                   None if i else positions))
         return torch.cat([p.clone() for p in parts], 1), cache
 
     a, plain = run(torch.enable_grad)
     b, other = run(way)
     assert torch.equal(a, b)
     for one, same in zip(plain.layers, other.layers, strict=True):
-        assert all(torch.equal(s, t) for s, t in zip(one.kept, same.kept, strict=True))
-        assert torch.equal(one.k_pos.at, same.k_pos.at)
+        assert all(
+            torch.equal(s, t) for s, t in zip(one.tensors, same.tensors, strict=True)
+        )
+        assert torch.equal(one.key_positions.tensor, same.key_positions.tensor)
     assert plain.nbytes == other.nbytes
 
 
 def test_growing_copies_seldom():
     "Without gradients, what is kept stays where it is for many steps."
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     places = []
     with torch.no_grad():
         for i in range(200):
-            k, _ = cache.update(randn(1, 2, 1, 4), pos=Positions(
-                start=i, n=1))
+            k, _ = cache.update(randn(1, 2, 1, 4), positions=Positions(
+                start=i, length=1))
             places.append(k.untyped_storage().data_ptr())
     moves = sum(a != b for a, b in itertools.pairwise(places))
     assert moves <= 10
@@ -1827,25 +1845,25 @@ def test_growing_copies_seldom():
 
 def fill(cache, n, seed, start=None):
     start = start if start is not None else (
-        0 if cache.empty else cache.k_pos.n)
+        0 if cache.is_empty else cache.key_positions.length)
     return [cache.update(
         randn(2, 3, 1, 4, seed=seed + i), randn(2, 3, 1, 5, seed=seed - i),
-        pos=Positions(start=start + i, n=1)) for i in range(n)][-1]
+        positions=Positions(start=start + i, length=1)) for i in range(n)][-1]
 
 
 def bits(cache):
-    return [x.clone() for x in cache.kept]
+    return [x.clone() for x in cache.tensors]
 
 
 def same_bits(cache, copies):
     return all(torch.equal(a, b)
-               for a, b in zip(cache.kept, copies, strict=True))
+               for a, b in zip(cache.tensors, copies, strict=True))
 
 
 @each_way
 def test_branches_of_a_copied_cache_do_not_overwrite_each_other(way):
     with way():
-        first = LayerCache()
+        first = DynamicLayerCache()
         fill(first, 5, seed=0)
         copies = [copy.copy(first) for _ in range(3)]
         held = []
@@ -1855,17 +1873,17 @@ def test_branches_of_a_copied_cache_do_not_overwrite_each_other(way):
         before = bits(first)
         for branch, bits_then in zip(copies, held, strict=True):
             assert same_bits(branch, bits_then)
-            assert branch.k_pos.n == 8
-        assert same_bits(first, before) and first.k_pos.n == 5
+            assert branch.key_positions.length == 8
+        assert same_bits(first, before) and first.key_positions.length == 5
         for i, branch in enumerate(copies):  # and go on, in turn
             fill(branch, 1, seed=700 + i)
         fill(first, 4, seed=900)
         for branch, bits_then in zip(copies, held, strict=True):
-            assert branch.k_pos.n == 9
+            assert branch.key_positions.length == 9
             assert all(torch.equal(a[..., :8, :], b)
-                       for a, b in zip(branch.kept, bits_then, strict=True))
+                       for a, b in zip(branch.tensors, bits_then, strict=True))
         assert all(torch.equal(a[..., :5, :], b)
-                   for a, b in zip(first.kept, before, strict=True))
+                   for a, b in zip(first.tensors, before, strict=True))
 
 
 @each_way
@@ -1878,7 +1896,7 @@ def test_branches_after_crop_and_select(way, change):
             cache.crop(3 if change == "crop" else torch.tensor([3, 3]))
 
     with way():
-        cache = LayerCache()
+        cache = DynamicLayerCache()
         fill(cache, 6, seed=0)
         branch = copy.copy(cache)
         kept = bits(cache)
@@ -1886,23 +1904,23 @@ def test_branches_after_crop_and_select(way, change):
         expected = [x[[1, 0]] if change == "select" else x[..., :3, :]
                     for x in kept]
         assert same_bits(branch, expected)
-        n = branch.k_pos.n
+        n = branch.key_positions.length
         fill(branch, 2, seed=50, start=n)
         written = bits(branch)
         assert same_bits(cache, kept)
         fill(cache, 2, seed=80)
         assert same_bits(branch, written)
         assert all(torch.equal(a[..., :6, :], b)
-                   for a, b in zip(cache.kept, kept, strict=True))
+                   for a, b in zip(cache.tensors, kept, strict=True))
         assert all(torch.equal(a[..., :n, :], b)
-                   for a, b in zip(branch.kept, expected, strict=True))
+                   for a, b in zip(branch.tensors, expected, strict=True))
         other = copy.copy(branch)
-        changed(branch), fill(branch, 1, seed=60, start=branch.k_pos.n)
+        changed(branch), fill(branch, 1, seed=60, start=branch.key_positions.length)
         assert same_bits(other, written)
 
 
 def test_a_cache_of_inference_goes_on_outside_of_it():
-    layers = two_layers(rotary=Rotary(4))
+    layers = two_layers(rotary=RotaryEmbedding(4))
     x = randn(2, 8, 16)
     cache = new_cache(2)
     whole = stack(layers, x)
@@ -1912,7 +1930,7 @@ def test_a_cache_of_inference_goes_on_outside_of_it():
         parts += [stack(layers, p, cache) for p in x[:, 4:6].split(1, 1)]
     with torch.inference_mode():
         parts.append(stack(layers, x[:, 6:7], cache))
-    kept = [x for part in cache.layers for x in part.kept]
+    kept = [x for part in cache.layers for x in part.tensors]
     copies = [x.clone() for x in kept]
     with torch.no_grad():
         parts.append(stack(layers, x[:, 7:], cache))
@@ -1931,13 +1949,13 @@ def test_gradients_after_a_prefill_without():
             stack(layers, part, cache)
     stack(layers, x[:, :4], other)
     for part in other.layers:
-        part.kept = [y.detach() for y in part.kept]
+        part.tensors = [y.detach() for y in part.tensors]
     grads = []
     for kept in (cache, other):
         new = x[:, 4:].clone().requires_grad_()
         a = stack(layers, new[:, :1], kept)
         with torch.no_grad():  # a look ahead, in a branch
-            ahead = Cache([copy.copy(part) for part in kept.layers])
+            ahead = KVCache([copy.copy(part) for part in kept.layers])
             stack(layers, 3 * new[:, 1:], ahead)
         b = stack(layers, new[:, 1:], kept)
         grads.append(pull(torch.cat([a, b], 1), [new])[0])
@@ -1945,12 +1963,12 @@ def test_gradients_after_a_prefill_without():
 
 
 def test_tensors_of_another_type_are_joined_not_written():
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     with torch.no_grad():
         fill(cache, 3, seed=0)
         kept = bits(cache)
         wide = [randn(2, 3, 1, d).double() / 3 for d in (4, 5)]
-        k, v, _ = cache.update(*wide, pos=Positions(start=3, n=1))
+        k, v, _ = cache.update(*wide, positions=Positions(start=3, length=1))
     assert k.dtype == v.dtype == torch.float64
     assert torch.equal(k[..., -1:, :], wide[0])
     assert torch.equal(v[..., :3, :], kept[1].double())
@@ -1960,16 +1978,16 @@ def test_tensors_of_another_type_are_joined_not_written():
 
 @each_way
 def test_crop_with_one_number_for_each_row(way):
-    layers = two_layers(rotary=Rotary(4))
+    layers = two_layers(rotary=RotaryEmbedding(4))
     x = randn(3, 9, 16)
     cache = new_cache(2)
     n = torch.tensor([1, 3, 4])
     with way():
         stack(layers, x[:, :5], cache)
         cache.crop(n)
-        assert cache.n_seen.tolist() == [1, 3, 4]
-        assert cache.k_pos.following(1).at.tolist() == [[1], [3], [4]]
-        assert cache.layers[0].kept[0].shape[-2] == 4
+        assert cache.lengths.tolist() == [1, 3, 4]
+        assert cache.key_positions.next(1).tensor.tolist() == [[1], [3], [4]]
+        assert cache.layers[0].tensors[0].shape[-2] == 4
         later = [stack(layers, part, cache)
                  for part in x[:, 5:].split((1, 2, 1), 1)]
         y = torch.cat([part.clone() for part in later], 1)
@@ -1977,9 +1995,9 @@ def test_crop_with_one_number_for_each_row(way):
         text = torch.cat([x[i:i + 1, :k], x[i:i + 1, 5:]], 1)
         close(y[i:i + 1], stack(layers, text).detach()[:, k:])
     cache.crop(torch.tensor([0, 0, 0]))
-    assert cache.n_seen.tolist() == [0, 0, 0] and cache.empty
-    assert cache.k_pos.n == 0
-    assert cache.k_pos.following(2).at.tolist() == [[0, 1]]
+    assert cache.lengths.tolist() == [0, 0, 0] and cache.is_empty
+    assert cache.key_positions.length == 0
+    assert cache.key_positions.next(2).tensor.tolist() == [[0, 1]]
     with way():  # and it begins again
         parts = [stack(layers, part, cache) for part in x.split((4, 5), 1)]
         close(torch.cat(parts, 1), stack(layers, x))
@@ -1987,24 +2005,24 @@ def test_crop_with_one_number_for_each_row(way):
 
 @pytest.mark.parametrize("n", range(6))
 def test_one_number_is_that_number_for_each_row(n):
-    for pos in (None, torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])):
-        one = LayerCache()
-        rows = LayerCache()
+    for positions in (None, torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])):
+        one = DynamicLayerCache()
+        rows = DynamicLayerCache()
         for cache in (one, rows):
-            layer(causal=True)(randn(2, 5, 16), pos=pos, cache=cache)
+            layer(causal=True)(randn(2, 5, 16), positions=positions, cache=cache)
         one.crop(n), rows.crop(torch.tensor([n, n]))
-        assert one.n_seen.tolist() == rows.n_seen.tolist()
-        a, b = ([k.masked_fill((c.k_pos.at < 0)[:, None, :, None], 0)
-                 for k in c.kept] for c in (one, rows))
+        assert one.lengths.tolist() == rows.lengths.tolist()
+        a, b = ([k.masked_fill((c.key_positions.tensor < 0)[:, None, :, None], 0)
+                 for k in c.tensors] for c in (one, rows))
         assert all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
-        assert torch.equal(one.k_pos.at.expand(2, -1),
-                           rows.k_pos.at.expand(2, -1))
+        assert torch.equal(one.key_positions.tensor.expand(2, -1),
+                           rows.key_positions.tensor.expand(2, -1))
 
 
 class Refuses:
     "A layer that keeps a state from which nothing can be forgotten."
 
-    k_pos = None
+    key_positions = None
     nbytes = 0
 
     def crop(self, n):
@@ -2020,15 +2038,15 @@ def test_crop_is_all_or_nothing(n, nested):
     with torch.no_grad():
         stack(layers, x[:, :3], cache), stack(layers, x[:, 3:4], cache)
     kept = [bits(part) for part in cache.layers]
-    inner = Cache(cache.layers) if nested else None
-    every = Cache([inner, Refuses()] if nested else
-                  [*cache.layers, Refuses()])
+    inner = KVCache(cache.layers) if nested else None
+    every = KVCache([inner, Refuses()] if nested else
+                    [*cache.layers, Refuses()])
     with pytest.raises(ValueError, match="cannot be cropped"):
         every.crop(n)
     for part, copies in zip(cache.layers, kept, strict=True):
-        assert same_bits(part, copies) and part.k_pos.n == 4
-        assert part.k_pos.at.tolist() == [[0, 1, 2, 3]]
-    assert every.n_seen.tolist() == [4, 4]
+        assert same_bits(part, copies) and part.key_positions.length == 4
+        assert part.key_positions.tensor.tolist() == [[0, 1, 2, 3]]
+    assert every.lengths.tolist() == [4, 4]
     close(stack(layers, x[:, 4:], cache), stack(layers, x)[:, 4:])
 
 
@@ -2039,20 +2057,20 @@ def test_a_nested_cache():
     x = randn(2, 6, 16)
     memory = randn(2, 4, 16, seed=3)
 
-    def run(x, memory, cache=None):
+    def run(x, encoder_hidden_states, cache=None):
         for i, (a, b) in enumerate(zip(own, over, strict=True)):
             one, two = cache.layers[i].layers if cache else (None, None)
             x = x + a(x, cache=one)
-            x = x + b(x, memory=memory, cache=two)
+            x = x + b(x, encoder_hidden_states=encoder_hidden_states, cache=two)
         return x
 
-    cache = Cache([Cache([a.new_cache(2), b.new_cache(2)])
-                   for a, b in zip(own, over, strict=True)])
-    assert cache.empty and cache.k_pos is None and cache.nbytes == 0
+    cache = KVCache([KVCache([a.new_cache(2), b.new_cache(2)])
+                     for a, b in zip(own, over, strict=True)])
+    assert cache.is_empty and cache.key_positions is None and cache.nbytes == 0
     whole = run(x, memory)
     parts = [run(p, memory, cache) for p in x[:, :5].split((3, 1, 1), 1)]
     close(torch.cat(parts, 1), whole[:, :5])
-    assert cache.n_seen.tolist() == [5, 5] and cache.k_pos.end == 5
+    assert cache.lengths.tolist() == [5, 5] and cache.key_positions.end == 5
     assert cache.nbytes == 2 * 2 * (2 * 4 * (5 + 4) * 4) * 4
     cache.crop(4)
     rows = torch.tensor([1, 1, 0])
@@ -2069,47 +2087,48 @@ class Window:
 
     def __init__(self, size):
         self.size = size
-        self.k_pos = None
-        self.kept = []
+        self.key_positions = None
+        self.tensors = []
 
     @property
     def nbytes(self):
-        return sum(x.nbytes for x in self.kept)
+        return sum(x.nbytes for x in self.tensors)
 
-    def update(self, *tensors, pos):
-        at = Positions.of(pos).at.expand(len(tensors[0]), -1)
-        if self.k_pos is not None:
-            at = torch.cat([self.k_pos, at], -1)
-            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors, strict=True)]
-        self.k_pos = at[:, -self.size:]
-        self.kept = [x[..., -self.size:, :] for x in tensors]
+    def update(self, *tensors, positions):
+        at = Positions.of(positions).tensor.expand(len(tensors[0]), -1)
+        if self.key_positions is not None:
+            at = torch.cat([self.key_positions, at], -1)
+            tensors = [torch.cat(p, -2)
+                       for p in zip(self.tensors, tensors, strict=True)]
+        self.key_positions = at[:, -self.size:]
+        self.tensors = [x[..., -self.size:, :] for x in tensors]
         return *tensors, at
 
     def select(self, rows):
-        self.kept = [x[rows] for x in self.kept]
-        self.k_pos = self.k_pos[rows]
+        self.tensors = [x[rows] for x in self.tensors]
+        self.key_positions = self.key_positions[rows]
 
     def crop(self, n):
-        keep = (self.k_pos[0] < n).nonzero()[:, 0]
-        self.kept = [x[..., keep, :] for x in self.kept]
-        self.k_pos = self.k_pos[:, keep]
+        keep = (self.key_positions[0] < n).nonzero()[:, 0]
+        self.tensors = [x[..., keep, :] for x in self.tensors]
+        self.key_positions = self.key_positions[:, keep]
 
 
 @both_paths
-@pytest.mark.parametrize("options", [dict(rotary=Rotary(4)),
+@pytest.mark.parametrize("options", [dict(rotary=RotaryEmbedding(4)),
                                      dict(score_bias=ALiBi(4))])
 def test_a_cache_of_another_class(fused, options):
     m = layer(causal=True, fused=fused, std=0.3, **options)
     x = randn(2, 8, 16)
     whole = Window(8)
-    cache = Cache([whole])
-    assert cache.empty and cache.nbytes == 0
+    cache = KVCache([whole])
+    assert cache.is_empty and cache.nbytes == 0
     parts = [m(p, cache=whole) for p in x[:, :6].split((3, 1, 2), 1)]
     close(torch.cat(parts, 1), m(x[:, :6]))
-    assert not cache.empty and cache.nbytes > 0
-    assert torch.equal(cache.k_pos.at, whole.k_pos)
-    assert cache.k_pos.end == 6
-    assert cache.k_pos.following(1).at.tolist() == [[6], [6]]
+    assert not cache.is_empty and cache.nbytes > 0
+    assert torch.equal(cache.key_positions.tensor, whole.key_positions)
+    assert cache.key_positions.end == 6
+    assert cache.key_positions.next(1).tensor.tolist() == [[6], [6]]
     cache.crop(4), cache.select(torch.tensor([1, 0]))
     close(m(x[[1, 0], 4:6], cache=whole), m(x[[1, 0], :6])[:, 4:])
     short = Window(3)
@@ -2120,11 +2139,12 @@ def test_a_cache_of_another_class(fused, options):
 
 
 def test_any_cache_with_an_update_will_do():
-    "A layer asks a cache for ``k_pos`` and ``update``, nothing else."
+    "A layer asks a cache for ``key_positions`` and ``update``, nothing else."
     m = layer(causal=True)
     x = randn(2, 3, 16)
     at = torch.arange(3)[None]
-    plain = SimpleNamespace(k_pos=None, update=lambda k, v, pos: (k, v, at))
+    plain = SimpleNamespace(key_positions=None,
+                            update=lambda k, v, positions: (k, v, at))
     close(m(x, cache=plain), m(x))
 
 
@@ -2133,27 +2153,27 @@ def test_padding_of_a_kept_memory_may_be_named_without_it():
     x = randn(2, 3, 16)
     memory = randn(2, 5, 16, seed=1)
     cache = layer.new_cache(2)
-    pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
-    layer(x, memory=memory, cache=cache)
-    close(layer(x, memory_pos=pos, cache=cache),
-          layer(x, memory=memory, memory_pos=pos))
+    positions = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
+    layer(x, encoder_hidden_states=memory, cache=cache)
+    close(layer(x, encoder_positions=positions, cache=cache),
+          layer(x, encoder_hidden_states=memory, encoder_positions=positions))
     with pytest.raises(ValueError, match=r"\(2, 4\) do not fit"):
-        layer(x, memory_pos=pos[:, :4], cache=cache)
+        layer(x, encoder_positions=positions[:, :4], cache=cache)
 
 
 def test_layers_share_the_mask_of_a_padded_memory(monkeypatch):
     made = []
-    real = attention.combined_mask
-    monkeypatch.setattr(attention, "combined_mask", lambda *a: (
+    real = attention.build_mask
+    monkeypatch.setattr(attention, "build_mask", lambda *a: (
         made.append(1), real(*a))[1])
     layers = [spread(CrossAttention(16, 4)) for _ in range(3)]
     x = randn(2, 3, 16)
     memory = randn(2, 5, 16, seed=1)
-    pos = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
-    shared = Positions(pos)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
+    shared = Positions(positions)
     for layer in layers:
-        close(layer(x, memory=memory, memory_pos=shared)[1:],
-              layer(x[1:], memory=memory[1:, :3]))
+        close(layer(x, encoder_hidden_states=memory, encoder_positions=shared)[1:],
+              layer(x[1:], encoder_hidden_states=memory[1:, :3]))
     assert len(made) == 1
 
 

@@ -14,15 +14,15 @@ from helpers import draw_ids, generator, needs_cuda, plain_only
 from models import ROWS, VOCAB, causal
 from tformer.beam import (
     beam_search,
-    best_possible,
-    expected_gain,
-    grow,
-    length_norm,
-    minimum_risk,
-    set_apart,
+    best_possible_score,
+    expand_beams,
+    expected_utility,
+    length_divisor,
+    select_minimum_bayes_risk,
+    split_finished,
 )
 from tformer.generate import generate
-from tformer.minimal import read_record
+from tformer.minimal import load_record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ class Table:
     def new_cache(self, batch, max_len=None):
         return Kept(batch)
 
-    def __call__(self, ids, *, cache, pos=None):
+    def __call__(self, ids, *, cache, positions=None):
         self.calls += 1
         cache.texts = torch.cat([cache.texts, ids], 1)
         return torch.stack([self.after(text) for text in
@@ -128,11 +128,13 @@ def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
     stop = 3
     texts = every_text(model, prompt, 5, stop, norm_of(alpha, form))
     assert len(texts) == 1 + 3 + 9 + 27 + 81 + 243
-    found, = beam_search(model, [prompt], width=500, max_new=5, stop=stop,
-                         alpha=alpha, form=form, n_best=500)
+    found, = beam_search(model, [prompt], num_beams=500, max_new_tokens=5,
+                         stop_token_ids=stop, length_penalty=alpha,
+                         length_penalty_form=form, num_return_sequences=500)
     same(found, texts)
-    found, = beam_search(model, [prompt], width=324, max_new=5, stop=stop,
-                         alpha=alpha, form=form, n_best=10)
+    found, = beam_search(model, [prompt], num_beams=324, max_new_tokens=5,
+                         stop_token_ids=stop, length_penalty=alpha,
+                         length_penalty_form=form, num_return_sequences=10)
     same(found, texts, 10)
 
 
@@ -141,15 +143,16 @@ def test_every_width_equals_lists(alpha, form):
     for seed, width in itertools.product(range(4), (1, 2, 3, 7)):
         model = Table(5, seed)
         wanted = lists(model, [1], width, 7, 4, norm_of(alpha, form))
-        found, = beam_search(model, [[1]], width=width, max_new=7, stop=4,
-                             alpha=alpha, form=form, n_best=width)
+        found, = beam_search(model, [[1]], num_beams=width, max_new_tokens=7,
+                             stop_token_ids=4, length_penalty=alpha,
+                             length_penalty_form=form, num_return_sequences=width)
         same(found, wanted, width)
 
 
 def test_the_mean_of_best_sums_does_not_fall_with_the_width():
     "A single search may; where nothing is pruned any more, none does."
-    best = [[beam_search(Table(6, seed, 2.0), [[0]], width=w, max_new=6,
-                         stop=5, alpha=0.0)[0][0].log_prob
+    best = [[beam_search(Table(6, seed, 2.0), [[0]], num_beams=w, max_new_tokens=6,
+                         stop_token_ids=5, length_penalty=0.0)[0][0].log_prob
              for w in (1, 2, 4, 8, 32, 4000)] for seed in range(20)]
     for row in best:
         assert max(row) == row[-1]
@@ -165,9 +168,9 @@ def test_a_width_of_one_is_greedy():
         while len(ids) < 9 and 4 not in ids:
             ids.append(model.after(text).argmax().item())
             text.append(ids[-1])
-        for how in (dict(alpha=0.0), dict(alpha=1.0, until="enough")):
-            (found,), = beam_search(model, [[2]], width=1, max_new=9,
-                                    stop=4, **how)
+        for how in (dict(length_penalty=0.0), dict(length_penalty=1.0, until="enough")):
+            (found,), = beam_search(model, [[2]], num_beams=1, max_new_tokens=9,
+                                    stop_token_ids=4, **how)
             assert found.ids == ids and found.finished == (ids[-1] == 4)
 
 
@@ -175,7 +178,7 @@ def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
     worse = {"usual": 0, "enough": 0}
     for seed in range(40):
         model = Table(5, seed)
-        how = dict(width=3, max_new=12, stop=4, alpha=1.0)
+        how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=1.0)
         wanted = lists(model, [1], 3, 12, 4, norm_of(1.0, "power"))
         (sure,), = beam_search(model, [[1]], **how)
         same([sure], wanted, 1)
@@ -190,14 +193,15 @@ def test_a_search_ends_when_nothing_can_be_gained():
     "With sums, a search is over with the first text that none can reach."
     model = Table(4)
     model.logits[..., 3] += 12.0  # nearly always the end
-    beam_search(model, [[1]], width=3, max_new=50, stop=3, alpha=0.0)
+    beam_search(model, [[1]], num_beams=3, max_new_tokens=50, stop_token_ids=3,
+                length_penalty=0.0)
     assert model.calls <= 2
 
 
 def test_a_bound_is_a_bound():
     for alpha, form in NORMS:
         for n, longest in ((1, 1), (2, 9), (5, 6)):
-            bound = best_possible(-3.0, n, longest, alpha, form)
+            bound = best_possible_score(-3.0, n, longest, alpha, form)
             norm = norm_of(alpha, form)
             each = [-3.0 / norm(m) for m in range(n, longest + 1)]
             assert bound == pytest.approx(max(each))
@@ -206,13 +210,13 @@ def test_a_bound_is_a_bound():
 def test_grow_and_set_apart_equal_loops():
     sums = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]])
     following = torch.randn(2, 2, 5, generator=generator()).log_softmax(-1)
-    best = grow(sums, following, 4)
+    best = expand_beams(sums, following, 4)
     stop = torch.tensor([0, 3])
-    ended, live = set_apart(best.ids, stop, 2)
+    ended, live = split_finished(best.ids, stop, 2)
     for row in range(2):
         every = sorted(((sums[row, k] + following[row, k, i]).item(), k, i)
                        for k in range(2) for i in range(5))[::-1][:4]
-        assert [*zip(best.log_probs[row].tolist(), best.beams[row].tolist(),
+        assert [*zip(best.log_probs[row].tolist(), best.beam_indices[row].tolist(),
                      best.ids[row].tolist(), strict=True)] == every
         ends = [i in (0, 3) for *_, i in every]
         assert ended[row].tolist() == [e and k < 2 for k, e in
@@ -223,17 +227,17 @@ def test_grow_and_set_apart_equal_loops():
 
 
 def test_length_norms():
-    assert length_norm(7, 0.0) == length_norm(1, 3.0) == 1
-    assert length_norm(4, 0.5) == 2 and length_norm(4, -1.0) == 0.25
-    assert length_norm(7, 0.5, "gnmt") == pytest.approx(math.sqrt(2))
-    assert length_norm(1, 0.6, "gnmt") == 1
+    assert length_divisor(7, 0.0) == length_divisor(1, 3.0) == 1
+    assert length_divisor(4, 0.5) == 2 and length_divisor(4, -1.0) == 0.25
+    assert length_divisor(7, 0.5, "gnmt") == pytest.approx(math.sqrt(2))
+    assert length_divisor(1, 0.6, "gnmt") == 1
 
 
 def test_the_prompt_is_not_counted():
     "A longer prompt of the same last ids gives the same, score and all."
     model = Table()
-    a, b = (beam_search(model, [prompt], width=3, max_new=6, stop=3,
-                        alpha=1.0, n_best=3)[0]
+    a, b = (beam_search(model, [prompt], num_beams=3, max_new_tokens=6,
+                        stop_token_ids=3, length_penalty=1.0, num_return_sequences=3)[0]
             for prompt in ([1, 2], [0] * 40 + [1, 2]))
     assert a == b
 
@@ -241,8 +245,8 @@ def test_the_prompt_is_not_counted():
 def test_many_stop_ids_and_none():
     model = Table(6, 3)
     for stop in ((), (5,), [1, 3, 5], (5, 5), (0, 1, 2, 3, 4, 5)):
-        found, = beam_search(model, [[2]], width=4, max_new=6, stop=stop,
-                             n_best=4)
+        found, = beam_search(model, [[2]], num_beams=4, max_new_tokens=6,
+                             stop_token_ids=stop, num_return_sequences=4)
         assert len(found) == 4
         for beam in found:
             assert beam.finished == (beam.ids[-1] in stop)
@@ -255,16 +259,16 @@ def test_many_stop_ids_and_none():
 def test_forbidden_ids_are_never_written():
     model = Table(5, 1)
     model.logits[..., 1:3] = -math.inf
-    found, = beam_search(model, [[0]], width=50, max_new=3, stop=4,
-                         n_best=50)
+    found, = beam_search(model, [[0]], num_beams=50, max_new_tokens=3, stop_token_ids=4,
+                         num_return_sequences=50)
     texts = {tuple(beam.ids) for beam in found}
     assert texts == {(4,), *itertools.product((0, 3), (4,)),
                      *itertools.product((0, 3), (0, 3), (0, 3, 4))}
 
 
 def test_fewer_texts_than_asked_for_are_no_mistake():
-    found, = beam_search(Table(2), [[0]], width=9, max_new=2, stop=1,
-                         n_best=9)
+    found, = beam_search(Table(2), [[0]], num_beams=9, max_new_tokens=2,
+                         stop_token_ids=1, num_return_sequences=9)
     assert sorted(beam.ids for beam in found) == [[0, 0], [0, 1], [1]]
 
 
@@ -274,9 +278,9 @@ def searched(row, model, ids, source=None, **how):
     more = {}
     if row.source:
         mask = source >= 0
-        more = dict(memory=model.encode(source.clamp(min=0), mask),
-                    memory_mask=mask)
-    return beam_search(model, ids, stop=[7, 8], **more, **how)
+        more = dict(encoder_hidden_states=model.encode(source.clamp(min=0), mask),
+                    encoder_attention_mask=mask)
+    return beam_search(model, ids, stop_token_ids=[7, 8], **more, **how)
 
 
 def sources(b, t=6):
@@ -293,7 +297,8 @@ def test_a_batch_gives_each_the_same_as_alone(row):
     prompts = [[9, 3, 5], [11], [4, 2, 6, 1, 30], [9, 3, 5]]
     source = sources(4)
     for alpha in (0.0, 1.0):
-        how = dict(width=3, max_new=9, alpha=alpha, n_best=3)
+        how = dict(num_beams=3, max_new_tokens=9, length_penalty=alpha,
+                   num_return_sequences=3)
         together = searched(row, model, prompts, source, **how)
         for i, prompt in enumerate(prompts):
             alone, = searched(row, model, [prompt], source[i:i + 1], **how)
@@ -309,17 +314,18 @@ def test_scores_are_those_of_one_pass_over_the_whole_text(row):
     source = sources(2)
     prompts = [[9, 3, 5], [11, 2]]
     for form in ("power", "gnmt"):
-        every = searched(row, model, prompts, source, width=4, max_new=8,
-                         alpha=0.8, form=form, n_best=4)
+        every = searched(row, model, prompts, source, num_beams=4,
+                         max_new_tokens=8, length_penalty=0.8,
+                         length_penalty_form=form, num_return_sequences=4)
         for i, prompt in enumerate(prompts):
             for beam in every[i]:
                 text = torch.tensor([prompt + beam.ids])
                 more = {}
                 if row.source:
                     mask = source[i:i + 1] >= 0
-                    more = dict(memory=model.encode(
+                    more = dict(encoder_hidden_states=model.encode(
                         source[i:i + 1].clamp(min=0), mask),
-                        memory_mask=mask)
+                        encoder_attention_mask=mask)
                 said = model(text[:, :-1], **more).log_softmax(-1)[0]
                 at = range(len(prompt) - 1, text.shape[1] - 1)
                 total = said[at, beam.ids].sum().item()
@@ -334,8 +340,8 @@ def test_a_model_in_training_is_searched_in_eval_mode_and_left():
     model.train()
     model.blocks[0].eval()
     modes = [m.training for m in model.modules()]
-    a, b = (beam_search(model, [[3, 4]], width=3, max_new=6, stop=7)
-            for _ in range(2))
+    a, b = (beam_search(model, [[3, 4]], num_beams=3, max_new_tokens=6,
+                        stop_token_ids=7) for _ in range(2))
     assert a == b
     assert [m.training for m in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters())
@@ -354,10 +360,11 @@ class Theirs:
     def new_cache(self, batch, max_len=None):
         return Past()
 
-    def __call__(self, ids, *, cache, memory=None, memory_mask=None):
-        if memory is not None:
-            cache.memory = memory
-            cache.mask = memory_mask
+    def __call__(self, ids, *, cache, encoder_hidden_states=None,
+                 encoder_attention_mask=None):
+        if encoder_hidden_states is not None:
+            cache.memory = encoder_hidden_states
+            cache.mask = encoder_attention_mask
         given = {"input_ids": ids}
         if cache.memory is not None:
             given = {"decoder_input_ids": ids, "attention_mask": cache.mask,
@@ -425,9 +432,9 @@ def test_texts_and_scores_are_those_of_transformers(name):
     if name in ("bart", "marian"):
         mask[1, 3:] = False
         mask[2, 4:] = False
-        ours = {"memory": model.get_encoder()(
+        ours = {"encoder_hidden_states": model.get_encoder()(
             src, attention_mask=mask).last_hidden_state,
-            "memory_mask": mask}
+            "encoder_attention_mask": mask}
         ids = torch.ones(3, 1, dtype=torch.int64)
         theirs = {"decoder_input_ids": ids}
     for until, alpha, (width, stop) in itertools.product(
@@ -439,8 +446,8 @@ def test_texts_and_scores_are_those_of_transformers(name):
             eos_token_id=stop, pad_token_id=0, output_scores=True,
             return_dict_in_generate=True)
         found = beam_search(
-            Theirs(model), ids, width=width, max_new=8, stop=stop,
-            alpha=alpha, n_best=width, until=until, **ours)
+            Theirs(model), ids, num_beams=width, max_new_tokens=8, stop_token_ids=stop,
+            length_penalty=alpha, num_return_sequences=width, until=until, **ours)
         found = [beam for row in found for beam in row]
         for beam, row, score in zip(
                 found, out.sequences[:, ids.shape[1]:].tolist(),
@@ -456,12 +463,12 @@ def test_greedy_is_generate():
         if row.causal and not row.source:
             model = row.make()
             prompts = [[9, 3, 5], [11], [4, 2]]
-            texts = generate(model, prompts, max_new=9, stop=[7, 8, 9])
-            found = beam_search(model, prompts, width=1, max_new=9,
-                                stop=[7, 8, 9], until="enough")
+            texts = generate(model, prompts, max_new_tokens=9, stop=[7, 8, 9])
+            found = beam_search(model, prompts, num_beams=1, max_new_tokens=9,
+                                stop_token_ids=[7, 8, 9], until="enough")
             for text, (beam,) in zip(texts, found, strict=True):
                 assert beam.ids[:len(text.ids)] == text.ids
-                assert beam.finished == (text.stopped == "stop")
+                assert beam.finished == (text.finish_reason == "stop")
 
 
 def test_what_is_given_is_not_changed():
@@ -471,7 +478,7 @@ def test_what_is_given_is_not_changed():
         memory = model.encode(sources(2).clamp(min=0))
     ids = torch.tensor([[3], [4]])
     prompts = copy.deepcopy(memory)
-    beam_search(model, ids, width=3, max_new=5, memory=memory)
+    beam_search(model, ids, num_beams=3, max_new_tokens=5, encoder_hidden_states=memory)
     assert torch.equal(memory, prompts) and ids.tolist() == [[3], [4]]
 
 
@@ -479,14 +486,14 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
     class Counts(Table):
         rows = 0
 
-        def __call__(self, ids, *, cache, pos=None):
+        def __call__(self, ids, *, cache, positions=None):
             self.rows += len(ids)
-            return super().__call__(ids, cache=cache, pos=pos)
+            return super().__call__(ids, cache=cache, positions=positions)
 
     model = Counts(4)
     model.logits[:, 1, 1, 3] += 20.0  # after 1, 1 comes the end
-    beam_search(model, [[1, 1], [0, 2]], width=2, max_new=20, stop=3,
-                alpha=0.0, until="enough")
+    beam_search(model, [[1, 1], [0, 2]], num_beams=2, max_new_tokens=20,
+                stop_token_ids=3, length_penalty=0.0, until="enough")
     assert model.rows < 2 + 2 * 2 * 19
 
 
@@ -494,22 +501,22 @@ def test_no_gradients_and_all_the_room_there_is():
     class Looks(Table):
         max_len = 6
 
-        def __call__(self, ids, *, cache, pos=None):
+        def __call__(self, ids, *, cache, positions=None):
             assert not torch.is_grad_enabled()
-            return super().__call__(ids, cache=cache, pos=pos)
+            return super().__call__(ids, cache=cache, positions=positions)
 
     model = Looks()
-    found, = beam_search(model, [[1, 2]], width=2, max_new=5)
+    found, = beam_search(model, [[1, 2]], num_beams=2, max_new_tokens=5)
     assert len(found[0].ids) == 5 and model.calls == 5
-    with pytest.raises(ValueError, match="2 ids and max_new 6 go beyond"):
-        beam_search(model, [[1, 2]], width=2, max_new=6)
+    with pytest.raises(ValueError, match="2 ids and max_new_tokens 6 go beyond"):
+        beam_search(model, [[1, 2]], num_beams=2, max_new_tokens=6)
 
 
 def test_a_search_without_a_live_beam_is_over():
     model = Table()
     model.logits[:, :, :, :3] = -math.inf  # only the end can follow
-    found, = beam_search(model, [[1, 2]], width=3, max_new=9, stop=3,
-                         n_best=3)
+    found, = beam_search(model, [[1, 2]], num_beams=3, max_new_tokens=9,
+                         stop_token_ids=3, num_return_sequences=3)
     assert [beam.ids for beam in found] == [[3]] and model.calls == 1
 
 
@@ -522,16 +529,16 @@ def test_minimum_risk_equals_a_loop():
         w = weights or [1] * 4
         wanted = [sum(k * gain(a, b) for k, b in zip(w, texts, strict=True)) / sum(w)
                   for a in texts]
-        assert expected_gain(texts, gain, weights) == pytest.approx(wanted)
+        assert expected_utility(texts, gain, weights) == pytest.approx(wanted)
         best = texts[max(range(4), key=wanted.__getitem__)]
-        assert minimum_risk(texts, gain, weights) == best
-    assert minimum_risk(texts, gain) != "x y z"
-    assert minimum_risk(texts, gain, [0.0, 0.0, 1.0, 0.0]) == "x y z"
+        assert select_minimum_bayes_risk(texts, gain, weights) == best
+    assert select_minimum_bayes_risk(texts, gain) != "x y z"
+    assert select_minimum_bayes_risk(texts, gain, [0.0, 0.0, 1.0, 0.0]) == "x y z"
 
 
 def test_the_gain_of_equality_chooses_the_most_frequent():
     drawn = [*list("abacbaaccc"), "a"]
-    assert minimum_risk(drawn, lambda a, b: float(a == b)) == "a"
+    assert select_minimum_bayes_risk(drawn, lambda a, b: float(a == b)) == "a"
 
 
 # --- refusals
@@ -550,44 +557,59 @@ class Says(Table):
         super().__init__()
         self.answer = answer
 
-    def __call__(self, ids, *, cache, pos=None):
+    def __call__(self, ids, *, cache, positions=None):
         return self.answer
 
 
-GOOD = dict(ids=[[1, 2]], width=3, max_new=4, stop=3)
+GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
 
 
 @plain_only
-@pytest.mark.parametrize("changes, sentence", [
-    (dict(width=0), "width must be a whole number of at least 1, got 0"),
-    (dict(width=2.0), "width must be a whole number of at least 1"),
-    (dict(max_new=0), "max_new must be a whole number of at least 1"),
-    (dict(n_best=0), "n_best must be a whole number of at least 1"),
-    (dict(n_best=4), "4 n_best, beyond width 3"),
-    (dict(ids=[]), "prompt"),
-    (dict(ids=[[1], []]), "prompt 1 is empty"),
-    (dict(ids=[[1], [0.5]]), "prompt 1 must be integers"),
-    (dict(ids=[[1, -1]]), "prompt 0 holds id -1"),
-    (dict(ids=[[1], [0, 4]]), "Table cannot answer .* to 4"),
-    (dict(ids=[[1] * 101]), "prompt 0 of 101 ids go beyond max_len 100"),
-    (dict(ids=[[1] * 98]), "98 ids and max_new 4 go beyond max_len 100"),
-    (dict(stop=4), "stop id 4 is outside the vocabulary: ids go from 0 to"),
-    (dict(stop=-1), "a stop id must be a whole number of at least 0"),
-    (dict(stop=["."]), "a stop id must be a whole number"),
-    (dict(alpha=NAN), "alpha must be at least -10 and at most 10, got nan"),
-    (dict(alpha=math.inf), "alpha must be .* got inf"),
-    (dict(form="mean"), "form .*'mean'"),
-    (dict(until="never"), "until .*'never'"),
-    (dict(memory=torch.zeros(2, 3, 4)), "memory of 2 rows for 1 prompts"),
-    (dict(model=object()), "object cannot answer model.new_cache"),
-    (dict(model=torch.nn.Linear(2, 2)), "Linear cannot answer model.new_"),
-    (dict(model=NoSelect()), "NoSelect cannot answer cache.select"),
-    (dict(model=Says("no")), "Says cannot answer model"),
-    (dict(model=Says(torch.zeros(1, 1, 4) * NAN)), "NaN"),
-    (dict(model=Says(torch.zeros(1, 1, 4) - math.inf)), "forbid every id"),
-    (dict(model=Says(torch.zeros(3, 1, 4))), "must return logits"),
-    (dict(model=Says(torch.zeros(1, 1, 4).long())), "logits must have a fl"),
-])
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        (dict(num_beams=0), "num_beams must be a whole number of at least 1, got 0"),
+        (dict(num_beams=2.0), "num_beams must be a whole number of at least 1"),
+        (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1"),
+        (
+            dict(num_return_sequences=0),
+            "num_return_sequences must be a whole number of at least 1",
+        ),
+        (dict(num_return_sequences=4), "4 num_return_sequences, beyond num_beams 3"),
+        (dict(prompts=[]), "prompt"),
+        (dict(prompts=[[1], []]), "prompt 1 is empty"),
+        (dict(prompts=[[1], [0.5]]), "prompt 1 must be integers"),
+        (dict(prompts=[[1, -1]]), "prompt 0 holds id -1"),
+        (dict(prompts=[[1], [0, 4]]), "Table cannot answer .* to 4"),
+        (dict(prompts=[[1] * 101]), "prompt 0 of 101 ids go beyond max_len 100"),
+        (dict(prompts=[[1] * 98]), "98 ids and max_new_tokens 4 go beyond max_len 100"),
+        (
+            dict(stop_token_ids=4),
+            "stop id 4 is outside the vocabulary: ids go from 0 to",
+        ),
+        (dict(stop_token_ids=-1), "a stop id must be a whole number of at least 0"),
+        (dict(stop_token_ids=["."]), "a stop id must be a whole number"),
+        (
+            dict(length_penalty=NAN),
+            "length_penalty must be at least -10 and at most 10, got nan",
+        ),
+        (dict(length_penalty=math.inf), "length_penalty must be .* got inf"),
+        (dict(length_penalty_form="mean"), "length_penalty_form .*'mean'"),
+        (dict(until="never"), "until .*'never'"),
+        (
+            dict(encoder_hidden_states=torch.zeros(2, 3, 4)),
+            "encoder_hidden_states of 2 rows for 1 prompts",
+        ),
+        (dict(model=object()), "object cannot answer model.new_cache"),
+        (dict(model=torch.nn.Linear(2, 2)), "Linear cannot answer model.new_"),
+        (dict(model=NoSelect()), "NoSelect cannot answer cache.select"),
+        (dict(model=Says("no")), "Says cannot answer model"),
+        (dict(model=Says(torch.zeros(1, 1, 4) * NAN)), "NaN"),
+        (dict(model=Says(torch.zeros(1, 1, 4) - math.inf)), "forbid every id"),
+        (dict(model=Says(torch.zeros(3, 1, 4))), "must return logits"),
+        (dict(model=Says(torch.zeros(1, 1, 4).long())), "logits must have a fl"),
+    ],
+)
 def test_what_cannot_be_meant_is_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         beam_search(**dict(model=Table()) | GOOD | changes)
@@ -595,16 +617,16 @@ def test_what_cannot_be_meant_is_refused(changes, sentence):
 
 
 def test_parts_refuse_too():
-    with pytest.raises(ValueError, match="following must be of shape"):
-        grow(torch.zeros(2, 3), torch.zeros(2, 4, 5), 3)
-    with pytest.raises(ValueError, match="width"):
-        set_apart(torch.zeros(1, 3).long(), torch.tensor([1]), 0)
-    with pytest.raises(ValueError, match="5 ids, beyond the longest, 4"):
-        best_possible(-1.0, 5, 4, 1.0)
+    with pytest.raises(ValueError, match="next_log_probs must be of shape"):
+        expand_beams(torch.zeros(2, 3), torch.zeros(2, 4, 5), 3)
+    with pytest.raises(ValueError, match="num_beams"):
+        split_finished(torch.zeros(1, 3).long(), torch.tensor([1]), 0)
+    with pytest.raises(ValueError, match="5 ids, beyond max_length 4"):
+        best_possible_score(-1.0, 5, 4, 1.0)
     with pytest.raises(ValueError, match="no candidate"):
-        minimum_risk([], lambda a, b: 0.0)
+        select_minimum_bayes_risk([], lambda a, b: 0.0)
     with pytest.raises(ValueError, match="2 weights for 1 candidates"):
-        expected_gain(["a"], lambda a, b: 0.0, [1.0, 2.0])
+        expected_utility(["a"], lambda a, b: 0.0, [1.0, 2.0])
 
 
 # --- elsewhere
@@ -616,8 +638,8 @@ def test_a_device_finds_what_the_cpu_finds():
         if row.causal and not row.source:
             model = row.make()
             here, there = (beam_search(
-                m, [[9, 3, 5], [11]], width=4, max_new=8, stop=7, n_best=4)
-                for m in (model, copy.deepcopy(model).cuda()))
+                m, [[9, 3, 5], [11]], num_beams=4, max_new_tokens=8, stop_token_ids=7,
+                num_return_sequences=4) for m in (model, copy.deepcopy(model).cuda()))
             assert [[b.ids for b in row] for row in here] == [
                 [b.ids for b in row] for row in there]
 
@@ -625,7 +647,8 @@ def test_a_device_finds_what_the_cpu_finds():
 def test_half_precision_sums_in_float32():
     row = next(row for row in ROWS if row.name == "Llama")
     model = row.make().bfloat16()
-    (beam,), = beam_search(model, [[3, 4]], width=2, max_new=6, stop=7)
+    (beam,), = beam_search(model, [[3, 4]], num_beams=2, max_new_tokens=6,
+                           stop_token_ids=7)
     assert beam.log_prob != torch.tensor(beam.log_prob).bfloat16().item()
 
 
@@ -651,7 +674,7 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def test_the_record_is_whole():
-    rows = read_record("beam")
+    rows = load_record("beam")
     beams = [r for r in rows if r["way"] == "beam"]
     assert len(beams) == 4 * 6 * 3 and len(rows) == len(beams) + 4
     assert {r["seed"] for r in rows if r["model"] == "weak"} == {*"012"}

@@ -42,12 +42,13 @@ def quickly(monkeypatch, capsys):
 @pytest.mark.nightly
 def test_the_benchmark_of_the_parts_runs(quickly):
     printed = quickly(bench_parts)
-    for part in ("Embedding", "SinusoidalPositions", "LearnedPositions",
-                 "Rotary", "ShawRelative", "T5Bias", "ALiBi", "Linear",
+    for part in ("Embedding", "SinusoidalPositionEmbedding",
+                 "LearnedPositionEmbedding", "RotaryEmbedding",
+                 "ShawRelativePositions", "T5RelativeBias", "ALiBi", "Linear",
                  "LayerNorm", "RMSNorm", "ACTIVATIONS", "FeedForward, relu",
                  "FeedForward, gelu_tanh", "GatedFeedForward", "PreNorm",
-                 "PostNorm", "attention, apart", "attention, packed",
-                 "fused_attend", "LayerCache.update", "cached decoding"):
+                 "PostNorm", "attention, apart", "attention, fused",
+                 "fused_attend", "DynamicLayerCache.update", "cached decoding"):
         assert re.search(rf"^{part}.* / .* x ", printed, re.M), part
 
 
@@ -105,7 +106,7 @@ def test_flops_of_a_step_are_six_for_each_weight_and_token(quick):
     size = bench_parts.SMALL[0]
     model = bench_training.gpt_twins(size).ours
     n = sum(p.numel() for name, p in model.named_parameters()
-            if p.ndim == 2 and not name.startswith("embed_pos"))
+            if p.ndim == 2 and not name.startswith("embed_positions"))
     pairs = size.t * (size.t + 1) // 2
     assert bench_training.work_of(model, size) == size.b * (
         6 * n * size.t + 12 * bench_training.LAYERS * size.d * pairs)
@@ -114,7 +115,7 @@ def test_flops_of_a_step_are_six_for_each_weight_and_token(quick):
 @pytest.mark.nightly
 def test_the_benchmark_of_the_data_runs(quickly):
     printed = quickly(bench_data)
-    for loader in ("Windows", "Packed", "Padded"):
+    for loader in ("RandomWindowLoader", "PackedLoader", "PaddedLoader"):
         assert re.search(rf"^{loader} / a step .* x ", printed, re.M), loader
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from helpers import close, plain_only  # noqa: E402
 from tformer import check, minimal  # noqa: E402
 from tformer.bert import (  # noqa: E402
-    BERT_NAMES,
+    BERT_NAME_MAP,
     Bert,
     BertClassifier,
     BertConfig,
@@ -26,9 +26,9 @@ from tformer.bert import (  # noqa: E402
     BertMaskedLM,
     BertPretraining,
     BertTagger,
-    MaskedHead,
+    MaskedLMHead,
     Pooler,
-    bert_name,
+    from_hf_bert_name,
     load_bert,
 )
 
@@ -116,7 +116,7 @@ def compare_gradients(ours, theirs):
     expected = {}
     for name, p in theirs.named_parameters():
         if p.grad is not None:
-            name = bert_name(name)
+            name = from_hf_bert_name(name)
             if isinstance(ours, Bert):
                 name = name.removeprefix("bert.")
             expected[name] = p.grad
@@ -149,11 +149,11 @@ def test_equal_to_transformers_in_value_and_gradient(cls, how, tmp_path):
     other = {}
     if how != "bare":
         segments = kinds(4, 9)
-        mine["segments"] = segments
+        mine["segment_ids"] = segments
         other["token_type_ids"] = segments
     if how in ("left", "right"):
         keep = ragged(how)
-        mine["pos"] = count(keep)
+        mine["positions"] = count(keep)
         other["attention_mask"] = keep.long()
         other["position_ids"] = count(keep).clamp(min=0)
     a = outputs(ours, ids, **mine)
@@ -185,7 +185,7 @@ def test_check_same_agrees(cls, tmp_path):
         def reference(ids):
             return theirs(ids).prediction_logits
     report = check.same(ours, reference, TINY.vocab_size,
-                        ids=draw(2, 12), names=BERT_NAMES)
+                        ids=draw(2, 12), name_map=BERT_NAME_MAP)
     assert report, report
 
 
@@ -195,7 +195,7 @@ def test_a_padded_batch_pools_the_first_token_of_each_row(tmp_path):
     for side in ("left", "right"):
         keep = ragged(side)
         ids = draw(4, 9)
-        out = ours(ids, pos=count(keep))
+        out = ours(ids, positions=count(keep))
         for i in range(4):
             alone = ids[i, keep[i]][None]
             close(out[i:i + 1], theirs(alone).logits)
@@ -204,10 +204,10 @@ def test_a_padded_batch_pools_the_first_token_of_each_row(tmp_path):
 
 def test_shared_positions_of_a_left_padded_batch():
     ids = draw(3, 5)
-    pos = torch.tensor([[-1, -1, 0, 1, 2]])
+    positions = torch.tensor([[-1, -1, 0, 1, 2]])
     for cls in (BertClassifier, BertPretraining):
         model = spread(cls(TINY))
-        close(outputs(model, ids, pos=pos)[-1],
+        close(outputs(model, ids, positions=positions)[-1],
               outputs(model, ids[:, 2:])[-1])
 
 
@@ -267,29 +267,29 @@ def test_the_parts_add_up():
     part = spread(BertEmbedding(9, 8, max_len=5, n_segments=3))
     ids = draw(2, 5, high=9)
     segments = kinds(2, 5, n=3)
-    pos = torch.tensor([[4, 3, 2, 1, 0], [0, 0, 1, 2, 4]])
-    x = (part.tokens.weight[ids] + part.positions.weight[pos]
+    positions = torch.tensor([[4, 3, 2, 1, 0], [0, 0, 1, 2, 4]])
+    x = (part.tokens.weight[ids] + part.positions.weight[positions]
          + part.segments.weight[segments])
     want = F.layer_norm(x, (8,), part.norm.weight, part.norm.bias, 1e-12)
-    close(part(ids, pos=pos, segments=segments), want)
+    close(part(ids, positions=positions, segment_ids=segments), want)
     nothing = torch.zeros_like(ids)
-    close(part(ids), part(ids, pos=torch.arange(5)[None],
-                          segments=nothing))
-    assert not torch.equal(part(ids), part(ids, segments=nothing + 1))
+    close(part(ids), part(ids, positions=torch.arange(5)[None],
+                          segment_ids=nothing))
+    assert not torch.equal(part(ids), part(ids, segment_ids=nothing + 1))
 
 
 def test_as_many_kinds_of_segments_as_the_configuration_says():
     model = Bert(dataclasses.replace(TINY, n_segments=3)).eval()
     ids = draw(1, 4)
-    assert model(ids, segments=torch.full_like(ids, 2)).isfinite().all()
+    assert model(ids, segment_ids=torch.full_like(ids, 2)).isfinite().all()
     with pytest.raises(ValueError, match=r"id 3 is outside .* of 3 ids"):
-        model(ids, segments=torch.full_like(ids, 3))
+        model(ids, segment_ids=torch.full_like(ids, 3))
 
 
 def test_the_head_is_written_out():
     g = torch.Generator().manual_seed(0)
     table = nn.Parameter(torch.empty(11, 8))
-    head = spread(MaskedHead(table), std=0.5)
+    head = spread(MaskedLMHead(table), std=0.5)
     x = 2 * torch.randn(2, 3, 8, generator=g)
     hidden = F.linear(x, head.proj.weight, head.proj.bias)
     hidden = hidden * (1 + torch.erf(hidden / 2 ** 0.5)) / 2
@@ -320,17 +320,17 @@ def test_bert_base_has_110_million_parameters():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_checks_pass(dtype):
     model = spread(BertMaskedLM(TINY), std=0.3).to(dtype)
-    assert check.every(model, 40, skip=("causal",))
+    assert check.run_all(model, 40, skip=("causal",))
 
 
 def test_taggers_and_encoders_pass_the_checks():
     tagger = spread(BertTagger(TINY), std=0.3)
-    assert check.every(tagger, 3, skip=("causal",))
+    assert check.run_all(tagger, 3, skip=("causal",))
     encoder = spread(Bert(TINY), std=0.3)
     assert check.padding(encoder, 16)
     both = spread(BertPretraining(TINY), std=0.3)
     assert check.shapes(both, 40) and check.padding(both, 40)
-    assert check.gradients(both, 40, frozen=("pooler.*", "next_head.*"))
+    assert check.gradients(both, 40, frozen=("pooler.*", "next_sentence_head.*"))
 
 
 def test_every_output_sees_every_token():
@@ -376,7 +376,7 @@ def test_where_dropout_acts():
     sites = [f"bert.blocks.{i}.{n}.dropout" for i in range(2)
              for n in ("attention", "feed_forward")]
     assert rates == dict.fromkeys(["bert.embed.dropout", *sites], 0.3)
-    assert [b.attention.part.dropout for b in model.bert.blocks
+    assert [b.attention.sublayer.dropout for b in model.bert.blocks
             ] == [0.3, 0.3]
     for cls in (BertTagger, BertClassifier):
         assert cls(dataclasses.replace(TINY, dropout=0.3)).dropout.p == 0.3
@@ -437,7 +437,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_bert(BertMaskedLM, tmp_path)
     said = str(caught.value)
-    assert "missing: bert.blocks.1.attention.part.q_proj.weight" in said
+    assert "missing: bert.blocks.1.attention.sublayer.q_proj.weight" in said
     assert "unknown: extra.weight (2,)" in said
     assert "bert.embed.tokens.weight: (40, 15), expected (40, 16)" in said
     path.write_bytes(path.read_bytes()[:-20])
@@ -479,23 +479,23 @@ def test_old_files_are_read(tmp_path):
 def test_a_new_head_on_a_trained_encoder(tmp_path):
     twin = make_twin(BertPretraining)
     twin.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"missing: label_head\.weight"):
+    with pytest.raises(ValueError, match=r"missing: classifier\.weight"):
         BertTagger.from_bert(tmp_path)
-    tagger = BertTagger.from_bert(tmp_path, new=("label_head",),
+    tagger = BertTagger.from_bert(tmp_path, new_heads=("classifier",),
                                   n_labels=7)
     ids = draw(2, 6)
     segments = kinds(2, 6)
     assert tagger(ids).shape == (2, 6, 7)
     out = twin.bert(ids, token_type_ids=segments)
-    close(tagger.bert(ids, segments=segments), out.last_hidden_state)
-    texts = BertClassifier.from_bert(tmp_path, new=("label_head",),
+    close(tagger.bert(ids, segment_ids=segments), out.last_hidden_state)
+    texts = BertClassifier.from_bert(tmp_path, new_heads=("classifier",),
                                      n_labels=5)
     assert texts(ids).shape == (2, 5)
-    hidden = texts.bert(ids, segments=segments)
+    hidden = texts.bert(ids, segment_ids=segments)
     close(texts.pooler(hidden), out.pooler_output)
     with pytest.raises(ValueError, match="no part tail; its parts are bert"):
-        BertTagger.from_bert(tmp_path, new=("tail",))
-    BertTagger.from_bert(tmp_path, new="label_head")  # one name is enough
+        BertTagger.from_bert(tmp_path, new_heads=("tail",))
+    BertTagger.from_bert(tmp_path, new_heads="classifier")  # one name is enough
 
 
 def test_our_own_folder_is_not_taken_for_theirs(tmp_path):
@@ -505,8 +505,8 @@ def test_our_own_folder_is_not_taken_for_theirs(tmp_path):
 
 
 def test_a_segment_without_a_row_is_named_as_one():
-    with pytest.raises(ValueError, match="segments: id 2 is outside"):
-        Bert(TINY)(draw(2, 4), segments=torch.full((2, 4), 2))
+    with pytest.raises(ValueError, match="segment_ids: id 2 is outside"):
+        Bert(TINY)(draw(2, 4), segment_ids=torch.full((2, 4), 2))
 
 
 def test_a_head_in_the_file_gives_way_to_a_new_one(tmp_path):
@@ -514,11 +514,11 @@ def test_a_head_in_the_file_gives_way_to_a_new_one(tmp_path):
     twin.save_pretrained(tmp_path)
     kept = BertTagger.from_bert(tmp_path)
     assert kept.config.n_labels == 3
-    assert torch.equal(kept.label_head.weight, twin.classifier.weight)
-    new = BertTagger.from_bert(tmp_path, new=("label_head",))
-    assert not torch.equal(new.label_head.weight, twin.classifier.weight)
-    wide = BertTagger.from_bert(tmp_path, new=("label_head",), n_labels=9)
-    assert wide.label_head.weight.shape == (9, 16)
+    assert torch.equal(kept.classifier.weight, twin.classifier.weight)
+    new = BertTagger.from_bert(tmp_path, new_heads=("classifier",))
+    assert not torch.equal(new.classifier.weight, twin.classifier.weight)
+    wide = BertTagger.from_bert(tmp_path, new_heads=("classifier",), n_labels=9)
+    assert wide.classifier.weight.shape == (9, 16)
 
 
 @pytest.mark.parametrize("change, said", [
@@ -549,7 +549,7 @@ def test_names_are_one_to_one():
         with torch.device("meta"):
             theirs = getattr(transformers, TWINS[cls])(their_config())
             ours = cls(TINY)
-        names = {bert_name(n) for n, _ in theirs.named_parameters()}
+        names = {from_hf_bert_name(n) for n, _ in theirs.named_parameters()}
         own = {n if hasattr(ours, "bert") else f"bert.{n}"
                for n, _ in ours.named_parameters()}
         extra = {"pooler.proj.weight", "pooler.proj.bias"}
@@ -596,13 +596,13 @@ def test_calls_that_cannot_be(cls):
     with pytest.raises(ValueError, match=r"id 40 is outside .* 40 ids"):
         model(ids + 40 - ids)
     with pytest.raises(ValueError, match=r"id 2 is outside .* of 2 ids"):
-        model(ids, segments=torch.full_like(ids, 2))
+        model(ids, segment_ids=torch.full_like(ids, 2))
     with pytest.raises(ValueError, match=r"21 tokens.*max_len.* 20"):
-        model(ids, pos=torch.arange(16, 21)[None])
+        model(ids, positions=torch.arange(16, 21)[None])
     with pytest.raises(ValueError, match=r"positions of shape \(2, 4\)"):
-        model(ids, pos=torch.zeros(2, 4, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"segments must .*got \(3, 5\)"):
-        model(ids, segments=torch.zeros(3, 5, dtype=torch.long))
+        model(ids, positions=torch.zeros(2, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"segment_ids must .*got \(3, 5\)"):
+        model(ids, segment_ids=torch.zeros(3, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="a mask is boolean"):
         model(ids, mask=torch.ones(2, 5).long())
 
@@ -611,9 +611,9 @@ def test_a_text_without_tokens_has_no_first_one():
     none = draw(2, 0)
     assert BertMaskedLM(TINY)(none).shape == (2, 0, 40)
     for cls in (BertPretraining, BertClassifier):
-        for pos in (None, none):
+        for positions in (None, none):
             with pytest.raises(ValueError, match="0 tokens"):
-                cls(TINY)(none, pos=pos)
+                cls(TINY)(none, positions=positions)
         assert outputs(cls(TINY), draw(0, 5))[-1].shape[0] == 0
 
 
@@ -621,8 +621,8 @@ def test_rows_may_be_longer_than_max_len_by_padding():
     model = spread(BertMaskedLM(TINY))
     ids = draw(1, 20)
     padded = torch.cat([draw(1, 5, seed=2), ids], 1)
-    pos = torch.cat([torch.full((1, 5), -1), torch.arange(20)[None]], 1)
-    close(model(padded, pos=pos)[:, 5:], model(ids))
+    positions = torch.cat([torch.full((1, 5), -1), torch.arange(20)[None]], 1)
+    close(model(padded, positions=positions)[:, 5:], model(ids))
 
 
 # machines
@@ -634,11 +634,11 @@ def test_compiled_in_one_graph():
     model = spread(BertClassifier(TINY))
     fast = torch.compile(model, fullgraph=True, backend="aot_eager")
     ids = draw(4, 9)
-    pos = count(ragged("left"))
+    positions = count(ragged("left"))
     close(fast(ids), model(ids))
-    close(fast(ids, pos=pos), model(ids, pos=pos))
+    close(fast(ids, positions=positions), model(ids, positions=positions))
     two = kinds(4, 9)
-    close(fast(ids, segments=two), model(ids, segments=two))
+    close(fast(ids, segment_ids=two), model(ids, segment_ids=two))
 
 
 @each
@@ -655,12 +655,12 @@ def test_half_precision_stays_close(cls):
 def test_on_cuda(cls):
     model = spread(cls(TINY))
     ids = draw(4, 9)
-    pos = count(ragged("left"))
-    want = outputs(model, ids, pos=pos)
+    positions = count(ragged("left"))
+    want = outputs(model, ids, positions=positions)
     model.cuda()
-    got = outputs(model, ids.cuda(), pos=pos.cuda())
+    got = outputs(model, ids.cuda(), positions=positions.cuda())
     for x, y in zip(got, want, strict=True):
-        keep = pos >= 0 if x.ndim == 3 else slice(None)
+        keep = positions >= 0 if x.ndim == 3 else slice(None)
         assert (x.cpu()[keep] - y[keep]).abs().max() < 1e-3
 
 
@@ -680,7 +680,7 @@ def test_it_learns_to_fill_in_blanks():
 
     batches = (torch.randint(1, 6, (32, 2), generator=g).repeat(1, 4)
                for _ in range(600))
-    losses = minimal.fit(model, batches, 600, loss_of)
+    losses = minimal.train(model, batches, 600, loss_of)
     assert sum(losses[-50:]) / 50 < 0.5 < 1.5 < losses[0]
     ids = torch.tensor([[0, 5, 3, 5, 3, 5, 3, 5], [2, 4, 2, 0, 2, 4, 2, 4]])
     guess = model.eval()(ids).argmax(-1)

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from tformer import bpe
 from tformer.bpe import (
     BPE,
-    BYTE_ORDER,
+    GPT2_BYTE_ORDER,
     GPT2_PATTERN,
     apply_merges,
     best_pair,
     build_vocab,
     count_pairs,
-    count_words,
+    count_pretokens,
     merge_pair,
-    pretokenize,
+    pretokenize_text,
     split_special,
     train_bpe,
 )
@@ -44,7 +44,7 @@ MIXED = "\n".join([
 TEXTS = ["", "a", " ", "\n", "é", "\x00", "aaa", "don't DON'T I’ll",
          "a\r\nb\r\n\r\nc\rd", "   x  \n\n  y\t\t", MIXED, PAGES[:5000]]
 to_letter = {b: chr(b) if k < 188 else chr(256 + k - 188)
-             for k, b in enumerate(BYTE_ORDER)}
+             for k, b in enumerate(GPT2_BYTE_ORDER)}
 to_byte = {c: b for b, c in to_letter.items()}
 # no surrogates; any other code point
 anything = st.text(st.characters(exclude_categories=["Cs"]))
@@ -75,9 +75,9 @@ def hugging_face(texts, vocab_size, special=()):
 
 def in_tiktoken(ours):
     "The same tokenizer as tiktoken has it: ranks of tokens."
-    special = set(ours.special.values())
+    special = set(ours.special_tokens.values())
     return tiktoken.Encoding(
-        "ours", pat_str=GPT2_PATTERN, special_tokens=ours.special,
+        "ours", pat_str=GPT2_PATTERN, special_tokens=ours.special_tokens,
         mergeable_ranks={piece: i for i, piece in ours.vocab.items()
                          if i not in special})
 
@@ -98,9 +98,9 @@ def in_hugging_face(ours):
 def brute_force(text, n_merges, ties):
     """Another trainer: one list of byte strings per occurrence, no ids."""
     sequences = [[bytes([b]) for b in word.encode()]
-                 for word in pretokenize(text)]
+                 for word in pretokenize_text(text)]
     learned = []                 # in order: what "ids" breaks ties by
-    age = {bytes([b]): k for k, b in enumerate(BYTE_ORDER)}
+    age = {bytes([b]): k for k, b in enumerate(GPT2_BYTE_ORDER)}
     for _ in range(n_merges):
         counts = Counter(pair for s in sequences
                          for pair in itertools.pairwise(s))
@@ -126,37 +126,37 @@ def brute_force(text, n_merges, ties):
 
 @pytest.mark.parametrize("text", [PAGES, MIXED, *TEXTS])
 def test_merges_equal_hugging_face(text):
-    assert train_bpe(text, 400, ties="ids") == hugging_face([text], 400)[1]
+    assert train_bpe(text, 400, tie_break="ids") == hugging_face([text], 400)[1]
 
 
 def test_merges_equal_hugging_face_for_documents_and_special_tokens():
     documents = [PAGES[:3000], "", MIXED, "aaa aaa"]
     special = [EOT, "<pad>"]
-    ours = train_bpe(documents, 380, special, ties="ids")
+    ours = train_bpe(documents, 380, special, tie_break="ids")
     assert ours == hugging_face(documents, 380, special)[1]
     assert len(ours) == 380 - 256 - 2
     # in one text, cut by a special token, they are the same documents
-    assert ours == train_bpe(EOT.join(documents), 380, special, ties="ids")
+    assert ours == train_bpe(EOT.join(documents), 380, special, tie_break="ids")
 
 
 @settings(max_examples=80, deadline=None)
 @given(crowded, st.integers(256, 300))
 def test_merges_of_crowded_texts_equal_hugging_face(text, vocab_size):
     theirs = hugging_face([text], vocab_size)[1]
-    assert train_bpe(text, vocab_size, ties="ids") == theirs
+    assert train_bpe(text, vocab_size, tie_break="ids") == theirs
 
 
 @settings(max_examples=100, deadline=None)
 @given(crowded | anything, st.sampled_from(["bytes", "ids"]))
 def test_merges_equal_brute_force(text, ties):
-    ours = train_bpe(text, 256 + 40, ties=ties)
+    ours = train_bpe(text, 256 + 40, tie_break=ties)
     assert ours == brute_force(text, 40, ties)
 
 
 @pytest.mark.parametrize("ties", ["bytes", "ids"])
 def test_merges_equal_brute_force_on_real_text(ties):
     text = PAGES[:6000] + MIXED
-    assert train_bpe(text, 330, ties=ties) == brute_force(text, 74, ties)
+    assert train_bpe(text, 330, tie_break=ties) == brute_force(text, 74, ties)
 
 
 @settings(max_examples=100, deadline=None)
@@ -173,7 +173,7 @@ def test_worked_example():
                      b"ac": 1}
     assert train_bpe("aaabdaaabac", 259) == [
         (b"a", b"a"), (b"aa", b"a"), (b"aaa", b"b")]
-    assert train_bpe("aaabdaaabac", 259, ties="ids") == [
+    assert train_bpe("aaabdaaabac", 259, tie_break="ids") == [
         (b"a", b"a"), (b"a", b"b"), (b"aa", b"ab")]
 
 
@@ -188,22 +188,22 @@ def test_runs_are_counted_with_overlap_and_merged_without(n):
 def test_ties():
     text = "ab cd"          # two words, one pair each: (a, b), (space, c)…
     assert train_bpe("ab\ncd", 257) == [(b"c", b"d")]
-    assert train_bpe("ab\ncd", 257, ties="ids") == [(b"a", b"b")]
+    assert train_bpe("ab\ncd", 257, tie_break="ids") == [(b"a", b"b")]
     # GPT-2's order: the space comes after the letters
-    assert train_bpe(text, 257, ties="ids") == [(b"a", b"b")]
+    assert train_bpe(text, 257, tie_break="ids") == [(b"a", b"b")]
     # a pair of byte strings is compared, not the joined bytes: the pairs
     # (a, bz) and (ab, c) have (ab, c) the greater, abz > abc joined
     vocab = {1: b"a", 2: b"bz", 3: b"ab", 4: b"c"}
     assert best_pair({(1, 2): 5, (3, 4): 5}, vocab) == (3, 4)
     with pytest.raises(
-            ValueError, match="ties must be one of 'bytes', 'ids', got 'random'"):
-        train_bpe("ab", 300, ties="random")
+            ValueError, match="tie_break must be one of 'bytes', 'ids', got 'random'"):
+        train_bpe("ab", 300, tie_break="random")
 
 
 def test_byte_order_is_that_of_gpt2():
-    assert sorted(BYTE_ORDER) == list(range(256))
+    assert sorted(GPT2_BYTE_ORDER) == list(range(256))
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    assert alphabet == [to_letter[b] for b in BYTE_ORDER]
+    assert alphabet == [to_letter[b] for b in GPT2_BYTE_ORDER]
 
 
 def test_stops_early_and_says_so():
@@ -234,9 +234,9 @@ def test_special_tokens_are_never_learned_nor_crossed():
 
 
 def test_counts_are_those_of_all_occurrences():
-    counts = count_words([PAGES, MIXED])
+    counts = count_pretokens([PAGES, MIXED])
     every = Counter(tuple(w.encode()) for t in (PAGES, MIXED)
-                    for w in pretokenize(t))
+                    for w in pretokenize_text(t))
     assert counts == every
 
 
@@ -296,7 +296,7 @@ def test_round_trip_with_special_tokens(parts):
     text = EOT.join(parts)
     ids = SMALL.encode(text)
     assert SMALL.decode(ids) == text
-    assert ids.count(SMALL.special[EOT]) == text.count(EOT)
+    assert ids.count(SMALL.special_tokens[EOT]) == text.count(EOT)
 
 
 SMALL = BPE(train_bpe(MIXED, 330, [EOT]), [EOT])
@@ -305,18 +305,18 @@ SMALL = BPE(train_bpe(MIXED, 330, [EOT]), [EOT])
 def test_special_tokens_keep_their_ids(trained, peers):
     text = f"{EOT}a b{EOT}{EOT}c"
     ids = trained.encode(text)
-    assert ids.count(trained.special[EOT]) == 3
+    assert ids.count(trained.special_tokens[EOT]) == 3
     assert ids == peers[0].encode(text, allowed_special="all")
     assert trained.decode(ids) == text
-    assert BPE(trained.merges).encode(text).count(trained.special[EOT]) == 0
+    assert BPE(trained.merges).encode(text).count(trained.special_tokens[EOT]) == 0
 
 
 def test_longest_special_token_wins():
     for order in itertools.permutations(["<|a|>", "<|a|><|b|>", "<"]):
         ours = BPE([], order)
         ids = ours.encode("x<|a|><|b|>y<|a|>")
-        assert ids == [120, ours.special["<|a|><|b|>"], 121,
-                       ours.special["<|a|>"]]
+        assert ids == [120, ours.special_tokens["<|a|><|b|>"], 121,
+                       ours.special_tokens["<|a|>"]]
     assert split_special("a.b|c", ["|", "."]) == ["a", ".", "b", "|", "c"]
     assert split_special("abc", []) == ["abc"]
     assert split_special("", [EOT]) == split_special("", []) == []
@@ -339,7 +339,7 @@ def test_encoding_repeats_training():
     "On its own pre-tokens, encoding ends where training ended."
     merges = train_bpe(PAGES, 500)
     _vocab, ranks = build_vocab(merges)
-    words = {ids: ids for ids in count_words(PAGES)}
+    words = {ids: ids for ids in count_pretokens(PAGES)}
     for pair, new_id in ranks.items():
         words = {raw: merge_pair(ids, pair, new_id)
                  for raw, ids in words.items()}
@@ -348,8 +348,8 @@ def test_encoding_repeats_training():
 
 
 def test_train_is_train_bpe():
-    ours = BPE.train(MIXED, 300, [EOT], ties="ids")
-    assert ours.merges == train_bpe(MIXED, 300, [EOT], ties="ids")
+    ours = BPE.train(MIXED, 300, [EOT], tie_break="ids")
+    assert ours.merges == train_bpe(MIXED, 300, [EOT], tie_break="ids")
     assert len(ours) == 300
 
 
@@ -360,7 +360,7 @@ def test_a_pattern_of_ones_own():
     with pytest.raises(ValueError, match="skips ' ' at position 1"):
         BPE([], pattern=r"\w+").encode("a b")
     with pytest.raises(ValueError, match="skips '!' at position 1"):
-        pretokenize("a!", r"\w+")
+        pretokenize_text("a!", r"\w+")
 
 
 # --- pre-tokens ----------------------------------------------------------
@@ -376,13 +376,13 @@ def test_a_pattern_of_ones_own():
     ("", []),
 ])
 def test_pre_tokens(text, pieces):
-    assert pretokenize(text) == pieces
+    assert pretokenize_text(text) == pieces
 
 
 @settings(max_examples=200, deadline=None)
 @given(anything)
 def test_pre_tokens_join_to_the_text(text):
-    pieces = pretokenize(text)
+    pieces = pretokenize_text(text)
     assert "".join(pieces) == text and all(pieces)
 
 
@@ -391,7 +391,7 @@ def test_pre_tokens_equal_hugging_face():
     for text in TEXTS:
         theirs = [bytes(to_byte[c] for c in piece).decode()
                   for piece, _ in level.pre_tokenize_str(text)]
-        assert pretokenize(text) == theirs
+        assert pretokenize_text(text) == theirs
 
 
 # --- decoding ------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_errors_name_the_value_and_what_was_expected(do, message):
 
 def test_everything_public_is_documented():
     names = [n for n in bpe.__all__ if callable(getattr(bpe, n))]
-    assert {"BPE", "train_bpe", "pretokenize"} <= set(names)
+    assert {"BPE", "train_bpe", "pretokenize_text"} <= set(names)
     assert all(getattr(bpe, n).__doc__ for n in names)
 
 

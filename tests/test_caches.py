@@ -14,27 +14,27 @@ from helpers import close, draw_ids, plain_only, spread
 from models import ROWS, causal
 from tformer import check
 from tformer.attention import (
-    Cache,
     CrossAttention,
-    LayerCache,
+    DynamicLayerCache,
+    KVCache,
     SelfAttention,
-    attention_rules,
-    combined_mask,
+    build_mask,
+    mask_kwargs,
     merge_heads,
     split_heads,
 )
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
-from tformer.places import FixedCache
-from tformer.rotary import ALiBi, Rotary
-from tformer.rows import KeptRows, Positions, fused_attend
+from tformer.places import StaticLayerCache
+from tformer.rotary import ALiBi, RotaryEmbedding
+from tformer.rows import LayerCacheBase, Positions, fused_attend
 
 VOCAB = 31
 MAX_LEN = 40
 WINDOW = 5
 CONFIG = LlamaConfig(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
                      n_kv_heads=2, d_ff=24, max_len=MAX_LEN)
-ROTARY = Rotary(4)
+ROTARY = RotaryEmbedding(4)
 
 
 def own_attention(cls=SelfAttention, **options):
@@ -57,19 +57,20 @@ class Latent(nn.Module):
         self.k_up = nn.Parameter(torch.empty(h, d_head, rank))
         self.v_up = nn.Parameter(torch.empty(h, d_head, rank))
         self.o_proj = Linear(h * d_head, d, bias=False)
-        self.rotary = Rotary(d_rope)
+        self.rotary = RotaryEmbedding(d_rope)
 
     def new_cache(self, batch, max_len=None):
-        return LayerCache(batch)
+        return DynamicLayerCache(batch)
 
-    def forward(self, x, *, pos=None, mask=None, cache=None):
-        k_pos = pos = Positions.of(pos, x, cache)
+    def forward(self, x, *, positions=None, mask=None, cache=None):
+        key_positions = positions = Positions.of(positions, x, cache)
         q, q_rope = split_heads(self.q_proj(x), self.h).split(self.sizes, -1)
         latent, k_rope = self.down(x).split([self.k_up.shape[-1],
                                              self.sizes[1]], -1)
-        q_rope, k_rope = self.rotary(q_rope, k_rope[:, None], pos=pos)
+        q_rope, k_rope = self.rotary(q_rope, k_rope[:, None], positions=positions)
         if cache is not None:
-            latent, k_rope, k_pos = cache.update(latent, k_rope, pos=pos)
+            latent, k_rope, key_positions = cache.update(latent, k_rope,
+                                                         positions=positions)
         k = v = latent[:, None]
         if self.absorbed:
             q = torch.einsum("bhtd,hdr->bhtr", q, self.k_up)
@@ -77,7 +78,7 @@ class Latent(nn.Module):
             k, v = (torch.einsum("bosr,hdr->bhsd", k, up)
                     for up in (self.k_up, self.v_up))
         shape = *q.shape[:3], k.shape[-2]
-        how = attention_rules(pos, Positions.of(k_pos), shape, True, mask)
+        how = mask_kwargs(positions, Positions.of(key_positions), shape, True, mask)
         k_rope = k_rope.expand(-1, k.shape[1], -1, -1)
         out = fused_attend(torch.cat([q, q_rope], -1),
                            torch.cat([k, k_rope], -1), v,
@@ -99,26 +100,26 @@ class Indexed(SelfAttention):
         self.iq_proj, self.ik_proj = (Linear(16, 3, bias=False)
                                       for _ in range(2))
 
-    def forward(self, x, *, pos=None, mask=None, cache=None):
-        k_pos = pos = Positions.of(pos, x, cache)
-        q, k, v = self.qkv(x)
-        q, k = self.rotary(q, k, pos=pos)
+    def forward(self, x, *, positions=None, mask=None, cache=None):
+        key_positions = positions = Positions.of(positions, x, cache)
+        q, k, v = self.project_qkv(x)
+        q, k = self.rotary(q, k, positions=positions)
         iq = self.iq_proj(x)
         ik = self.ik_proj(x)
         if cache is not None:
-            k, v, ik, k_pos = cache.update(k, v, ik, pos=pos)
-        k_pos = Positions.of(k_pos)
-        allowed = combined_mask(pos.at, k_pos.at, mask,
-                                (*q.shape[:3], k.shape[-2]))
-        chosen = self.choose(iq, ik, k_pos.at, allowed)
-        return self.mix(q, k, v, mask=allowed & chosen)
+            k, v, ik, key_positions = cache.update(k, v, ik, positions=positions)
+        key_positions = Positions.of(key_positions)
+        allowed = build_mask(positions.tensor, key_positions.tensor, mask,
+                             (*q.shape[:3], k.shape[-2]))
+        chosen = self.choose(iq, ik, key_positions.tensor, allowed)
+        return self.attend_and_project(q, k, v, mask=allowed & chosen)
 
-    def choose(self, iq, ik, k_pos, allowed):
+    def choose(self, iq, ik, key_positions, allowed):
         "The best n; of equally good ones those that stand first."
         scores = (iq.double() @ ik.double().mT).relu()[:, None]
         scores = (2 * scores).round()       # so that many are equal
         scores = scores.masked_fill(~allowed, -1.0)
-        place = torch.arange(ik.shape[1])[None] if self.by_place else k_pos
+        place = torch.arange(ik.shape[1])[None] if self.by_place else key_positions
         a = scores[..., :, None]
         b = scores[..., None, :]
         place = place[:, None, None]
@@ -135,21 +136,21 @@ class Windowed(SelfAttention):
     def new_cache(self, batch, max_len=None):
         return Rolling(WINDOW, batch)
 
-    def forward(self, x, *, pos=None, mask=None, cache=None):
-        k_pos = pos = Positions.of(pos, x, cache)
-        q, k, v = self.qkv(x)
-        q, k = self.rotary(q, k, pos=pos)
+    def forward(self, x, *, positions=None, mask=None, cache=None):
+        key_positions = positions = Positions.of(positions, x, cache)
+        q, k, v = self.project_qkv(x)
+        q, k = self.rotary(q, k, positions=positions)
         if cache is not None:
-            k, v, k_pos = cache.update(k, v, pos=pos)
-        k_pos = Positions.of(k_pos)
-        near = (pos.at[:, None, :, None] - k_pos.at[:, None, None]
+            k, v, key_positions = cache.update(k, v, positions=positions)
+        key_positions = Positions.of(key_positions)
+        near = (positions.tensor[:, None, :, None] - key_positions.tensor[:, None, None]
                 < WINDOW)
         mask = near if mask is None else mask & near
-        return self.mix(q, k, v, **attention_rules(
-            pos, k_pos, (*q.shape[:3], k.shape[-2]), True, mask))
+        return self.attend_and_project(q, k, v, **mask_kwargs(
+            positions, key_positions, (*q.shape[:3], k.shape[-2]), True, mask))
 
 
-class Rolling(KeptRows):
+class Rolling(LayerCacheBase):
     "Returns all it had and all that is new; keeps what may be needed."
 
     def __init__(self, window, batch):
@@ -157,40 +158,42 @@ class Rolling(KeptRows):
         self.window = window
         self.lost = torch.full((batch,), -1)
 
-    def update(self, *tensors, pos):
-        at = Positions.of(pos).at.expand(len(tensors[0]), -1)
+    def update(self, *tensors, positions):
+        at = Positions.of(positions).tensor.expand(len(tensors[0]), -1)
         if (at >= 0).any() and ((at >= 0) & (at <= self.lost[:, None])).any():
             raise ValueError("a token before those that were forgotten")
-        if not self.empty:
-            at = torch.cat([self.k_pos.at, at], -1)
-            tensors = [torch.cat(p, -2) for p in zip(self.kept, tensors, strict=True)]
+        if not self.is_empty:
+            at = torch.cat([self.key_positions.tensor, at], -1)
+            tensors = [
+                torch.cat(p, -2) for p in zip(self.tensors, tensors, strict=True)
+            ]
         order = at.argsort(-1, descending=True)
         keep = order[:, :self.window]
         drop = order[:, self.window:]
         self.lost = torch.cat([self.lost[:, None], at.gather(1, drop)],
                               -1).amax(-1)
         rows = torch.arange(len(at))[:, None]
-        self.hold([x.transpose(1, -2)[rows, keep].transpose(1, -2)
-                   for x in tensors], Positions(at.gather(1, keep)))
+        self.replace([x.transpose(1, -2)[rows, keep].transpose(1, -2)
+                      for x in tensors], Positions(at.gather(1, keep)))
         return *tensors, Positions(at)
 
     def select(self, rows):
         super().select(rows)
         self.lost = self.lost[rows]
 
-    def put(self, rows, other):
-        super().put(rows, other)
+    def set_rows(self, rows, other):
+        super().set_rows(rows, other)
         self.lost = self.lost.index_copy(0, rows, other.lost)
 
     def crop(self, n):
-        n = torch.as_tensor(n).expand(self.batch)
-        last = self.k_pos.at.amax(-1)
+        n = torch.as_tensor(n).expand(self.batch_size)
+        last = self.key_positions.tensor.amax(-1)
         cut = n <= last
         if (cut & (n - self.window < self.lost) & (n > 0)).any():
             raise ValueError(f"cannot crop to {n.tolist()}: forgotten up to "
                              f"{self.lost.tolist()}")
-        at = self.k_pos.at
-        self.hold(self.kept, Positions(at.masked_fill(at >= n[:, None], -1)))
+        at = self.key_positions.tensor
+        self.replace(self.tensors, Positions(at.masked_fill(at >= n[:, None], -1)))
         self.lost = self.lost.masked_fill(n == 0, -1)
 
 
@@ -203,7 +206,7 @@ class Fixed(SelfAttention):
 
 class Placed(SelfAttention):
     def new_cache(self, batch, max_len=None):
-        return FixedCache(batch, max_len or MAX_LEN)
+        return StaticLayerCache(batch, max_len or MAX_LEN)
 
 
 class Slotted(SelfAttention):
@@ -211,42 +214,42 @@ class Slotted(SelfAttention):
         return Slots(batch, max_len or MAX_LEN, (2, 4), (2, 4))
 
 
-class Preallocated(KeptRows):
+class Preallocated(LayerCacheBase):
     "All places are returned; the next token is written at ``n``."
 
     def __init__(self, batch, max_len, *sizes):
         super().__init__(batch)
-        self.kept = [torch.zeros(batch, *size[:-1], max_len, size[-1])
-                     for size in sizes]
-        self.k_pos = torch.full((batch, max_len), -1)
+        self.tensors = [torch.zeros(batch, *size[:-1], max_len, size[-1])
+                        for size in sizes]
+        self.key_positions = torch.full((batch, max_len), -1)
         self.n = torch.zeros(1, dtype=torch.int64)
 
-    n_seen = property(lambda self: (self.k_pos >= 0).sum(-1))
-    empty = property(lambda self: False)
+    lengths = property(lambda self: (self.key_positions >= 0).sum(-1))
+    is_empty = property(lambda self: False)
 
-    def update(self, *tensors, pos):
-        at = Positions.of(pos).at.expand(self.batch, -1)
+    def update(self, *tensors, positions):
+        at = Positions.of(positions).tensor.expand(self.batch_size, -1)
         places = self.n + torch.arange(at.shape[1], device=at.device)
-        for buffer, x in zip(self.kept, tensors, strict=True):
+        for buffer, x in zip(self.tensors, tensors, strict=True):
             buffer.index_copy_(-2, places, x)
-        self.k_pos.index_copy_(1, places, at)
+        self.key_positions.index_copy_(1, places, at)
         self.n += at.shape[1]
-        return *self.kept, self.k_pos
+        return *self.tensors, self.key_positions
 
     def select(self, rows):
-        self.kept = [x[rows] for x in self.kept]
-        self.k_pos = self.k_pos[rows]
-        self.batch = len(rows)
+        self.tensors = [x[rows] for x in self.tensors]
+        self.key_positions = self.key_positions[rows]
+        self.batch_size = len(rows)
 
     def crop(self, n):
         n = torch.as_tensor(n).reshape(-1, 1)
-        self.k_pos = self.k_pos.masked_fill(self.k_pos >= n, -1)
+        self.key_positions = self.key_positions.masked_fill(self.key_positions >= n, -1)
 
-    def put(self, rows, other):
-        self.k_pos = self.k_pos.index_copy(0, rows, other.k_pos)
+    def set_rows(self, rows, other):
+        self.key_positions = self.key_positions.index_copy(0, rows, other.key_positions)
         self.n = torch.maximum(self.n, other.n)
-        self.kept = [x.index_copy(0, rows, y)
-                     for x, y in zip(self.kept, other.kept, strict=True)]
+        self.tensors = [x.index_copy(0, rows, y)
+                        for x, y in zip(self.tensors, other.tensors, strict=True)]
 
 
 class Slots(Preallocated):
@@ -255,15 +258,15 @@ class Slots(Preallocated):
     def __init__(self, batch, max_len, *sizes):
         super().__init__(batch, max_len + 1, *sizes)
 
-    def update(self, *tensors, pos):
-        at = Positions.of(pos).at.expand(self.batch, -1)
-        last = self.k_pos.shape[1] - 1
-        rows = torch.arange(self.batch, device=at.device)[:, None]
+    def update(self, *tensors, positions):
+        at = Positions.of(positions).tensor.expand(self.batch_size, -1)
+        last = self.key_positions.shape[1] - 1
+        rows = torch.arange(self.batch_size, device=at.device)[:, None]
         places = torch.where(at < 0, last, at)
-        for buffer, x in zip(self.kept, tensors, strict=True):
+        for buffer, x in zip(self.tensors, tensors, strict=True):
             buffer.transpose(1, 2)[rows, places] = x.transpose(1, 2)
-        self.k_pos[rows, places] = at
-        return *self.kept, self.k_pos
+        self.key_positions[rows, places] = at
+        return *self.tensors, self.key_positions
 
 
 TABLE = {
@@ -294,11 +297,11 @@ def left_padded(rows):
     "Ids and positions of texts of different lengths, in one batch."
     n = max(len(row) for row in rows)
     ids = torch.zeros(len(rows), n).long()
-    pos = torch.full((len(rows), n), -1)
+    positions = torch.full((len(rows), n), -1)
     for i, row in enumerate(rows):
         ids[i, n - len(row):] = row
-        pos[i, n - len(row):] = torch.arange(len(row))
-    return ids, pos
+        positions[i, n - len(row):] = torch.arange(len(row))
+    return ids, positions
 
 
 @torch.no_grad()
@@ -315,11 +318,11 @@ def alone(model, text, n):
 @torch.no_grad()
 def together(model, cache, rows, n, chunk=None):
     "The same of a padded batch, with a cache."
-    ids, pos = left_padded(rows)
+    ids, positions = left_padded(rows)
     size = chunk or ids.shape[1]
     logits = []
-    for part, at in zip(ids.split(size, 1), pos.split(size, 1), strict=True):
-        out = model(part, pos=at, cache=cache)
+    for part, at in zip(ids.split(size, 1), positions.split(size, 1), strict=True):
+        out = model(part, positions=at, cache=cache)
     for _ in range(n):
         logits.append(out[:, -1:])
         out = model(logits[-1].argmax(-1), cache=cache)
@@ -340,8 +343,8 @@ def equal_to_alone(model, rows, found):
 def test_every_check_passes(name):
     # what an indexer chooses is no number, and has no gradient
     skip = ("gradients",) if name == "indexer" else ()
-    report = check.every(model_of(name), VOCAB, skip=skip)
-    said = {said for _, said in report.lines} - {"passed", "skipped"}
+    report = check.run_all(model_of(name), VOCAB, skip=skip)
+    said = {said for _, said in report.notes} - {"passed", "skipped"}
     # a window may refuse to take back what it has forgotten
     assert not said or (name in ("rolling", "mixed") and all(
         "crop" in text for text in said))
@@ -379,22 +382,22 @@ def test_positions_of_all_kinds(name, way, sizes):
             "rolling", "mixed"):
         sizes = 4, 6        # a window forgets what came too late
     model = model_of(name)
-    pos = torch.tensor(WAYS[way]).expand(2, -1)
+    positions = torch.tensor(WAYS[way]).expand(2, -1)
     ids = draw_ids(2, 10, high=VOCAB)
     cache = model.new_cache(2)
-    tokens = pos >= 0
+    tokens = positions >= 0
     came = torch.repeat_interleave(torch.arange(len(sizes)),
                                    torch.tensor(sizes))
     there = (came[:, None] >= came)[None, None]
     with torch.no_grad():
-        whole = model(ids, pos=pos, mask=there)
-        parts = [model(a, pos=b, cache=cache) for a, b in zip(
-            ids.split(sizes, 1), pos.split(sizes, 1), strict=True)]
+        whole = model(ids, positions=positions, mask=there)
+        parts = [model(a, positions=b, cache=cache) for a, b in zip(
+            ids.split(sizes, 1), positions.split(sizes, 1), strict=True)]
         close(torch.cat(parts, 1)[tokens], whole[tokens])
         # and the next token follows the largest position
         last = draw_ids(2, 1, high=VOCAB, seed=1)
-        after = pos.amax(-1, keepdim=True) + 1
-        y = model(torch.cat([ids, last], 1), pos=torch.cat([pos, after], 1),
+        after = positions.amax(-1, keepdim=True) + 1
+        y = model(torch.cat([ids, last], 1), positions=torch.cat([positions, after], 1),
                   mask=F.pad(F.pad(there, (0, 1)), (0, 0, 0, 1), value=True))
         close(model(last, cache=cache), y[:, -1:])
 
@@ -406,7 +409,7 @@ def test_a_window_refuses_what_comes_too_late(name):
     cache = model.new_cache(2)
     model(ids[:, :8], cache=cache)
     with pytest.raises(ValueError, match="before those that were forgotten"):
-        model(ids[:, 8:], pos=torch.tensor([[2]]), cache=cache)
+        model(ids[:, 8:], positions=torch.tensor([[2]]), cache=cache)
 
 
 def test_queries_out_of_order_are_the_same_queries():
@@ -414,7 +417,7 @@ def test_queries_out_of_order_are_the_same_queries():
     order = torch.randperm(10)
     for name in TABLE:
         model = model_of(name)
-        close(model(ids[:, order], pos=order[None]), model(ids)[:, order])
+        close(model(ids[:, order], positions=order[None]), model(ids)[:, order])
 
 
 # the verbs
@@ -427,20 +430,20 @@ def test_crop_takes_back(name, n):
     rows = texts(10, 8)
     lengths = [min(k, len(row)) for k, row in zip(
         [n, n] if isinstance(n, int) else n, rows, strict=True)]
-    ids, pos = left_padded(rows)
+    ids, positions = left_padded(rows)
     cache = model.new_cache(2)
     more = draw_ids(2, 3, high=VOCAB, seed=2)
     with torch.no_grad():
-        model(ids, pos=pos, cache=cache)
+        model(ids, positions=positions, cache=cache)
         n = n if isinstance(n, int) else torch.tensor(n)
         if lengths[1] == 3 and name in ("rolling", "mixed"):
-            held = [(c.n_seen.tolist(), [x.clone() for x in c.kept])
+            held = [(c.lengths.tolist(), [x.clone() for x in c.tensors])
                     for c in cache.layers]
             with pytest.raises(ValueError, match="cannot crop"):
                 cache.crop(n)
             for layer, (seen, kept) in zip(cache.layers, held, strict=True):
-                assert layer.n_seen.tolist() == seen
-                assert all(map(torch.equal, layer.kept, kept))
+                assert layer.lengths.tolist() == seen
+                assert all(map(torch.equal, layer.tensors, kept))
             return
         cache.crop(n)
         parts = torch.cat([model(more[:, i:i + 1], cache=cache)
@@ -454,12 +457,12 @@ def test_crop_takes_back(name, n):
 def test_select_reorders_and_repeats(name):
     model = model_of(name)
     rows = texts(7, 4)
-    ids, pos = left_padded(rows)
+    ids, positions = left_padded(rows)
     cache = model.new_cache(2)
     order = torch.tensor([1, 1, 0])
     more = draw_ids(3, 2, high=VOCAB, seed=3)
     with torch.no_grad():
-        model(ids, pos=pos, cache=cache)
+        model(ids, positions=positions, cache=cache)
         cache.select(order)
         y = torch.cat([model(x, cache=cache) for x in more.split(1, 1)], 1)
         for i, j in enumerate(order.tolist()):
@@ -485,12 +488,12 @@ def serve(model, jobs, places):
                 job, (text, n) = waiting.pop(0)
                 one = model.new_cache(1)
                 out = model(text[None], cache=one)
-                cache.put(torch.tensor([place]), one)
+                cache.set_rows(torch.tensor([place]), one)
                 last[place] = out[0, -1].argmax()
                 rows[place] = (job, n, [last[place].item()])
         busy = torch.tensor([row is not None for row in rows])[:, None]
-        pos = cache.k_pos.following(1).at.where(busy, -1)
-        out = model(last, pos=pos, cache=cache)
+        positions = cache.key_positions.next(1).tensor.where(busy, -1)
+        out = model(last, positions=positions, cache=cache)
         last = out[:, -1:].argmax(-1)
         for place, row in enumerate(rows):
             if row and len(row[2]) == row[1]:
@@ -517,11 +520,11 @@ def test_several_rows_are_put_at_once(name):
     with torch.no_grad():
         caches = []
         for group in (rows, more):
-            ids, pos = left_padded(group)
+            ids, positions = left_padded(group)
             caches.append(model.new_cache(len(group)))
-            model(ids, pos=pos, cache=caches[-1])
+            model(ids, positions=positions, cache=caches[-1])
         one, two = caches
-        one.put(torch.tensor([2, 0]), two)
+        one.set_rows(torch.tensor([2, 0]), two)
         now = [more[1], rows[1], more[0]]
         last = draw_ids(3, 1, high=VOCAB, seed=6)
         for _ in range(2):
@@ -540,8 +543,8 @@ def test_all_places_may_be_given_back():
         cache = model.new_cache(2)
         with torch.no_grad():
             close(model(ids[:, :6], cache=cache), model(ids[:, :6]))
-            assert (cache.k_pos.at >= 0).sum(-1).tolist() == [6, 6]
-            for buffer in cache.layers[0].kept:     # of empty places
+            assert (cache.key_positions.tensor >= 0).sum(-1).tolist() == [6, 6]
+            for buffer in cache.layers[0].tensors:     # of empty places
                 assert buffer.shape[-2] >= MAX_LEN
             close(model(ids[:, 6:], cache=cache), model(ids)[:, 6:])
 
@@ -604,17 +607,17 @@ def elsewhere(monkeypatch):
 def step_blind(model, ragged, source=False):
     "Prefill, then steps, of which none may read a value."
     ids = draw_ids(3, 9, high=VOCAB)
-    pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2],
-                        [-1, 0, 1, 2, 3]]) if ragged else None
+    positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2],
+                              [-1, 0, 1, 2, 3]]) if ragged else None
     cache = model.new_cache(3)
     how = {}
     with torch.no_grad():
         if source:
             keep = torch.ones(3, 7).bool()
             keep[0, :ragged] = False
-            how = dict(memory=model.encode(ids[:, :7], keep),
-                       memory_mask=keep)
-        model(ids[:, :5], pos=pos, cache=cache, **how)
+            how = dict(encoder_hidden_states=model.encode(ids[:, :7], keep),
+                       encoder_attention_mask=keep)
+        model(ids[:, :5], positions=positions, cache=cache, **how)
         with Reads():
             parts = [model(ids[:, i:i + 1], cache=cache, **how)
                      for i in range(5, 9)]
@@ -659,33 +662,34 @@ def test_rows_of_every_model_make_place(row):
         cache = model.new_cache(1)
         how = {}
         if row.source:
-            how = dict(memory=model.encode(sources[i:i + 1, :lengths[i]]))
+            how = dict(
+                encoder_hidden_states=model.encode(sources[i:i + 1, :lengths[i]]))
         model(ids[i:i + 1, :k], cache=cache, **how)
         return cache
 
     def whole(i, text):
-        how = dict(memory=model.encode(sources[i:i + 1, :lengths[i]])
+        how = dict(encoder_hidden_states=model.encode(sources[i:i + 1, :lengths[i]])
                    ) if row.source else {}
         return model(text[None], **how)[:, -1:]
 
     with torch.no_grad():
         cache = model.new_cache(2)
-        cache.put(torch.tensor([1]), start(0, 4))
-        cache.put(torch.tensor([0]), start(1, 6))
+        cache.set_rows(torch.tensor([1]), start(0, 4))
+        cache.set_rows(torch.tensor([0]), start(1, 6))
         y = model(ids[[1, 0], 8:], cache=cache)
         rows = [torch.cat([ids[1, :6], ids[1, 8:]]),
                 torch.cat([ids[0, :4], ids[0, 8:]])]
         close(y, torch.cat([whole(1, rows[0]), whole(0, rows[1])]))
-        cache.put(torch.tensor([0]), start(2, 5))
+        cache.set_rows(torch.tensor([0]), start(2, 5))
         y = model(ids[[2, 0], 7:8], cache=cache)
         close(y, torch.cat([whole(2, torch.cat([ids[2, :5], ids[2, 7:8]])),
                             whole(0, torch.cat([rows[1], ids[0, 7:8]]))]))
 
 
 def filled(rows, n=4, width=4, dtype=torch.float32):
-    cache = LayerCache(rows)
+    cache = DynamicLayerCache(rows)
     cache.update(*(torch.randn(rows, 2, n, width, dtype=dtype)
-                   for _ in range(2)), pos=torch.arange(n)[None])
+                   for _ in range(2)), positions=torch.arange(n)[None])
     return cache
 
 
@@ -695,66 +699,67 @@ def filled(rows, n=4, width=4, dtype=torch.float32):
     ([3], lambda: filled(1), r"from 0 to 2, got \[3\]"),
     ([-1], lambda: filled(1), r"from 0 to 2, got \[-1\]"),
     ([1, 1], lambda: filled(2), r"different numbers .* got \[1, 1\]"),
-    ([1], lambda: LayerCache(1), "a cache that holds tokens"),
+    ([1], lambda: DynamicLayerCache(1), "a cache that holds tokens"),
     ([1], lambda: filled(1, width=5), "all but batch and time.* 5"),
     ([1], lambda: filled(1, dtype=torch.float64), "float64.* meets .*32")])
 def test_rows_that_do_not_fit_are_named(rows, other, says):
     "And if the second layer refuses, the first has not changed."
-    cache = Cache([filled(3), filled(3)])
+    cache = KVCache([filled(3), filled(3)])
     rows = torch.tensor(rows)
     good = filled(rows.numel())
     bad = other()
-    before = [[x.clone() for x in layer.kept] for layer in cache.layers]
+    before = [[x.clone() for x in layer.tensors] for layer in cache.layers]
     with pytest.raises(ValueError, match=says):
-        cache.put(rows, Cache([good if rows.ndim == 1 else bad, bad]))
+        cache.set_rows(rows, KVCache([good if rows.ndim == 1 else bad, bad]))
     for layer, kept in zip(cache.layers, before, strict=True):
-        assert all(map(torch.equal, layer.kept, kept))
-        assert layer.k_pos.at.tolist() == [[0, 1, 2, 3]]
+        assert all(map(torch.equal, layer.tensors, kept))
+        assert layer.key_positions.tensor.tolist() == [[0, 1, 2, 3]]
 
 
 def test_a_cache_of_more_layers_is_not_put():
     with pytest.raises(ValueError, match=r"of 1 layers .* into one of 2"):
-        Cache([filled(2), filled(2)]).put(torch.tensor([0]),
-                                          Cache([filled(1)]))
+        KVCache([filled(2), filled(2)]).set_rows(torch.tensor([0]),
+                                                 KVCache([filled(1)]))
     with pytest.raises(ValueError, match="knows how many rows"):
-        LayerCache().put(torch.tensor([0]), filled(1))
+        DynamicLayerCache().set_rows(torch.tensor([0]), filled(1))
 
 
 def test_an_empty_cache_knows_its_rows():
     cache = own_attention().new_cache(3)
-    cache.put(torch.tensor([2]), filled(1))
-    assert cache.n_seen.tolist() == [0, 0, 4]
-    assert cache.k_pos.following(1).at.tolist() == [[0], [0], [4]]
+    cache.set_rows(torch.tensor([2]), filled(1))
+    assert cache.lengths.tolist() == [0, 0, 4]
+    assert cache.key_positions.next(1).tensor.tolist() == [[0], [0], [4]]
     cache.select(torch.tensor([2, 0]))
-    assert cache.n_seen.tolist() == [4, 0] and cache.batch == 2
+    assert cache.lengths.tolist() == [4, 0] and cache.batch_size == 2
     with pytest.raises(ValueError, match="a batch of 3 meets a cache of 2"):
-        cache.update(*[torch.zeros(3, 2, 1, 4)] * 2, pos=torch.tensor([[4]]))
+        cache.update(*[torch.zeros(3, 2, 1, 4)] * 2, positions=torch.tensor([[4]]))
     with pytest.raises(ValueError, match="a batch of 2 meets a cache of 3"):
-        LayerCache(3).update(torch.zeros(2, 2, 1, 4), pos=torch.tensor([[0]]))
+        DynamicLayerCache(3).update(torch.zeros(2, 2, 1, 4),
+                                    positions=torch.tensor([[0]]))
 
 
 def test_the_limit_is_that_of_the_rows_that_are_there():
     "A long row that left does not keep a short one from going on."
     model = model_of("growing")
     short = torch.tensor([1])
-    ids, pos = left_padded(texts(MAX_LEN, 3))
+    ids, positions = left_padded(texts(MAX_LEN, 3))
     for leave in ("select", "put", "crop"):
         cache = model.new_cache(2)
         with torch.no_grad():
-            model(ids, pos=pos, cache=cache)
+            model(ids, positions=positions, cache=cache)
             if leave == "select":
                 cache.select(short)
             elif leave == "put":
                 one = model.new_cache(1)
                 model(ids[1:, -3:], cache=one)
-                cache.put(torch.tensor([0]), one)
+                cache.set_rows(torch.tensor([0]), one)
             else:
                 cache.crop(torch.tensor([2, 3]))
-            n = len(cache.layers[0].kept[0])
+            n = len(cache.layers[0].tensors[0])
             model(ids[:n, -1:], cache=cache)
-            assert cache.n_seen.tolist()[-1] == 4
+            assert cache.lengths.tolist()[-1] == 4
         cache = model.new_cache(2)
-        model(ids, pos=pos, cache=cache)
+        model(ids, positions=positions, cache=cache)
         with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
             model(ids[:, -1:], cache=cache)
 
@@ -782,42 +787,42 @@ def test_a_latent_is_all_that_is_kept():
     assert cache.nbytes == 2 * 2 * WINDOW * 2 * (2 * 4) * 4
 
 
-def trimmed(self, *tensors, pos):
+def trimmed(self, *tensors, positions):
     "Only what is kept, also of a prefill longer than the window."
-    Rolling_update(self, *tensors, pos=pos)
-    return *self.kept, self.k_pos
+    Rolling_update(self, *tensors, positions=positions)
+    return *self.tensors, self.key_positions
 
 
-def full_of_tokens(self, *tensors, pos):
+def full_of_tokens(self, *tensors, positions):
     "Empty places count as tokens at position 0."
-    *kept, k_pos = Preallocated_update(self, *tensors, pos=pos)
-    return *kept, k_pos.clamp(min=0)
+    *kept, key_positions = Preallocated_update(self, *tensors, positions=positions)
+    return *kept, key_positions.clamp(min=0)
 
 
-def by_arrival(self, *tensors, pos):
+def by_arrival(self, *tensors, positions):
     "A slot that is the number of the token in this call."
-    at = Positions.of(pos).at.expand(self.batch, -1)
-    for buffer, x in zip(self.kept, tensors, strict=True):
+    at = Positions.of(positions).tensor.expand(self.batch_size, -1)
+    for buffer, x in zip(self.tensors, tensors, strict=True):
         buffer[:, :, :at.shape[1]] = x
-    self.k_pos[:, :at.shape[1]] = at
-    return *self.kept, self.k_pos
+    self.key_positions[:, :at.shape[1]] = at
+    return *self.tensors, self.key_positions
 
 
 def one_row_late(self, rows, other):
-    KeptRows_put(self, (rows + 1) % self.batch, other)
+    LayerCacheBase_set_rows(self, (rows + 1) % self.batch_size, other)
 
 
 def old_positions(self, rows, other):
-    k_pos = self.k_pos
-    n = self.empty
-    KeptRows_put(self, rows, other)
-    if not n and k_pos.n == self.k_pos.n:
-        self.k_pos = k_pos
+    key_positions = self.key_positions
+    n = self.is_empty
+    LayerCacheBase_set_rows(self, rows, other)
+    if not n and key_positions.length == self.key_positions.length:
+        self.key_positions = key_positions
 
 
 Rolling_update = Rolling.update
 Preallocated_update = Preallocated.update
-KeptRows_put = KeptRows.put
+LayerCacheBase_set_rows = LayerCacheBase.set_rows
 
 
 def red(name):
@@ -843,10 +848,10 @@ def red(name):
     ("preallocated", Preallocated, "update", full_of_tokens,
      {"every", "greedy", "positions", "crop", "select", "rows"}),
     ("slots", Slots, "update", by_arrival, {"every", "greedy", "rows"}),
-    ("growing", KeptRows, "put", one_row_late, {"rows"}),
-    ("growing", KeptRows, "put", old_positions, {"rows"}),
-    ("latent", KeptRows, "select", lambda self, rows: None, {"select"}),
-    ("indexer", LayerCache, "crop", lambda self, n: None, {"crop"})])
+    ("growing", LayerCacheBase, "set_rows", one_row_late, {"rows"}),
+    ("growing", LayerCacheBase, "set_rows", old_positions, {"rows"}),
+    ("latent", LayerCacheBase, "select", lambda self, rows: None, {"select"}),
+    ("indexer", DynamicLayerCache, "crop", lambda self, n: None, {"crop"})])
 def test_what_is_broken_is_seen(name, owner, verb, wrong, least,
                                 monkeypatch):
     assert red(name) == []
@@ -879,11 +884,11 @@ def test_a_refused_step_leaves_the_cache_as_it_was(row):
     with torch.no_grad():
         if row.source:
             memory = model.encode(row.ids(3, 7, seed=9))
-            with pytest.raises(ValueError, match="no memory yet"):
+            with pytest.raises(ValueError, match="no encoder_hidden_states yet"):
                 model(ids[:, :5], cache=cache)
-            assert cache.empty
-            how = dict(memory=memory)
-            later = dict(memory=memory)
+            assert cache.is_empty
+            how = dict(encoder_hidden_states=memory)
+            later = dict(encoder_hidden_states=memory)
         whole = model(ids, **how)
         model(ids[:, :5], cache=cache, **how)
         for wrong in (dict(mask=torch.ones(3, 6).bool()),
@@ -891,20 +896,20 @@ def test_a_refused_step_leaves_the_cache_as_it_was(row):
                       dict(mask=torch.ones(3, 1, 1, 6))):
             with pytest.raises(ValueError, match="mask"):
                 model(ids[:, 5:6], cache=cache, **wrong, **later)
-            assert cache.n_seen.tolist() == [5, 5, 5]
-        last = model.blocks[-1].feed_forward.part
+            assert cache.lengths.tolist() == [5, 5, 5]
+        last = model.blocks[-1].feed_forward.sublayer
         hook = last.register_forward_pre_hook(lambda *a: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(ids[:, 5:6], cache=cache, **later)
         hook.remove()
-        assert cache.n_seen.tolist() == [5, 5, 5]
+        assert cache.lengths.tolist() == [5, 5, 5]
         close(model(ids[:, 5:], cache=cache, **later), whole[:, 5:])
 
 
 def test_positions_of_fewer_keys_are_refused():
-    class Late(LayerCache):
-        def update(self, *tensors, pos):
-            return *super().update(*tensors, pos=pos)[:-1], pos
+    class Late(DynamicLayerCache):
+        def update(self, *tensors, positions):
+            return *super().update(*tensors, positions=positions)[:-1], positions
     layer = own_attention()
     late = Late()
     layer(torch.randn(2, 4, 16), cache=late)
@@ -923,9 +928,9 @@ def test_a_server_does_not_grow_without_end():
             if i % 6 == 0:
                 one = model.new_cache(1)
                 model(text[:, :4], cache=one)
-                cache.put(torch.tensor([i // 6 % 2]), one)
+                cache.set_rows(torch.tensor([i // 6 % 2]), one)
             model(text[:, :1].expand(2, 1), cache=cache)
-            widest = max(widest, cache.layers[0].kept[0].shape[-2])
+            widest = max(widest, cache.layers[0].tensors[0].shape[-2])
     assert widest <= 4 + 3 * 6
 
 
@@ -938,9 +943,9 @@ def test_the_same_memory_keeps_its_padding():
     memory = model.encode(row.ids(2, 7, seed=9), keep)
     cache = None
     cache = model.new_cache(2)
-    how = dict(memory=memory, memory_mask=keep)
+    how = dict(encoder_hidden_states=memory, encoder_attention_mask=keep)
     model(ids[:, :5], cache=cache, **how)
-    close(model(ids[:, 5:], memory=memory, cache=cache),
+    close(model(ids[:, 5:], encoder_hidden_states=memory, cache=cache),
           model(ids, **how)[:, 5:])
 
 
@@ -956,21 +961,21 @@ def test_the_same_memory_keeps_its_padding():
     (lambda c: c.crop(torch.tensor([1, 2])), r"\(3,\), one for each row"),
     (lambda c: c.crop(torch.tensor([1.0, 2, 3])), "got torch.float32")])
 def test_verbs_refuse_what_is_no_row_and_no_number(use, says):
-    for cache in (filled(3), Cache([filled(3), filled(3)])):
+    for cache in (filled(3), KVCache([filled(3), filled(3)])):
         with pytest.raises(ValueError, match=says):
             use(cache)
-        assert cache.n_seen.tolist() == [4, 4, 4]
+        assert cache.lengths.tolist() == [4, 4, 4]
     cache.crop(np.int64(3))
-    assert cache.n_seen.tolist() == [3, 3, 3]
+    assert cache.lengths.tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize("batch", [0, -1, 2.5, True])
 def test_a_cache_of_no_rows_is_refused(batch):
-    with pytest.raises(ValueError, match="batch must be a whole number"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number"):
         model_of("growing").new_cache(batch)
 
 
-@pytest.mark.parametrize("cache", [LayerCache(1), (LayerCache(1),), 3])
+@pytest.mark.parametrize("cache", [DynamicLayerCache(1), (DynamicLayerCache(1),), 3])
 def test_what_is_no_cache_is_named(cache):
     with pytest.raises(ValueError, match="what new_cache makes, got"):
         model_of("growing")(torch.zeros(1, 2).long(), cache=cache)
@@ -978,10 +983,10 @@ def test_what_is_no_cache_is_named(cache):
 
 def test_a_batch_that_meets_the_cache_of_another():
     model = model_of("growing")
-    ids, pos = left_padded(texts(3, 5))
-    for given in (pos, None):
+    ids, positions = left_padded(texts(3, 5))
+    for given in (positions, None):
         cache = model.new_cache(2)
-        model(ids, pos=given, cache=cache)
+        model(ids, positions=given, cache=cache)
         with pytest.raises(ValueError, match=r"after the cache of shape "
                            r"\(2, 1\)|a batch of 3 meets a cache of 2"):
             model(torch.zeros(3, 1).long(), cache=cache)
@@ -990,39 +995,39 @@ def test_a_batch_that_meets_the_cache_of_another():
 # what is broken in the verbs is found by the check that readers have
 
 def only_tensors(self, rows):
-    self.kept = [x[rows] for x in self.kept]
-    self.batch = len(rows)
+    self.tensors = [x[rows] for x in self.tensors]
+    self.batch_size = len(rows)
 
 
 def only_positions(self, rows):
-    at = self.k_pos.at.expand(self.batch, -1)[rows]
-    self.k_pos = Positions(at)
-    self.batch = len(rows)
-    self.kept = [x[torch.arange(len(rows)) % len(x)] if len(rows) == 3
-                 else x for x in self.kept]
+    at = self.key_positions.tensor.expand(self.batch_size, -1)[rows]
+    self.key_positions = Positions(at)
+    self.batch_size = len(rows)
+    self.tensors = [x[torch.arange(len(rows)) % len(x)] if len(rows) == 3
+                    else x for x in self.tensors]
 
 
 def widest_row(self, n):
-    LayerCache_crop(self, int(torch.as_tensor(n).max()))
+    DynamicLayerCache_crop(self, int(torch.as_tensor(n).max()))
 
 
 def every_place(self, n):
-    self.kept = [x[..., :-1, :] for x in self.kept]
+    self.tensors = [x[..., :-1, :] for x in self.tensors]
 
 
-LayerCache_crop = LayerCache.crop
+DynamicLayerCache_crop = DynamicLayerCache.crop
 
 
 @pytest.mark.parametrize("verb, wrong, says", [
     ("select", only_tensors, "after select, rows that stand at different"),
     ("select", only_positions, "after select, "),
-    ("put", lambda self, rows, other: None, "after put, rows that stand"),
-    ("put", one_row_late, "after put, rows that stand"),
+    ("set_rows", lambda self, rows, other: None, "after set_rows, rows that stand"),
+    ("set_rows", one_row_late, "after set_rows, rows that stand"),
     ("crop", lambda self, n: None, "after crop, "),
     ("crop", widest_row, "after crop, rows that stand at different"),
     ("crop", every_place, "positions|shape|crop")])
 def test_check_cache_finds_broken_verbs(verb, wrong, says, monkeypatch):
-    monkeypatch.setattr(KeptRows if verb != "crop" else LayerCache, verb,
+    monkeypatch.setattr(LayerCacheBase if verb != "crop" else DynamicLayerCache, verb,
                         wrong)
     with pytest.raises((check.CheckFailed, ValueError), match=says):
         check.cache(model_of("growing"), VOCAB)
@@ -1034,10 +1039,10 @@ def test_what_a_cache_cannot_do_is_not_hidden(monkeypatch):
 
     def breaks_down(self, rows):
         raise RuntimeError("sizes of tensors must match")
-    monkeypatch.setattr(LayerCache, "crop", refuses)
-    said = dict(check.every(model_of("growing"), VOCAB).lines)
+    monkeypatch.setattr(DynamicLayerCache, "crop", refuses)
+    said = dict(check.run_all(model_of("growing"), VOCAB).notes)
     assert said["cache"] == "passed, crop, crop of rows not tested"
-    monkeypatch.setattr(KeptRows, "select", breaks_down)
+    monkeypatch.setattr(LayerCacheBase, "select", breaks_down)
     with pytest.raises(check.CheckFailed, match="select raised "
                        "RuntimeError: sizes of tensors"):
         check.cache(model_of("growing"), VOCAB)
@@ -1047,7 +1052,7 @@ def test_what_a_window_gave_back_too_little_of_is_said(monkeypatch):
     monkeypatch.setattr(Rolling, "update", trimmed)
     with pytest.raises(check.CheckFailed, match=r"(?s)of its own call.*Forget"
                        r"\s+only\s+after\s+it was looked at"):
-        check.cache(model_of("rolling"), VOCAB, length=14)
+        check.cache(model_of("rolling"), VOCAB, seq_len=14)
 
 
 # what an engineer broke
@@ -1056,36 +1061,36 @@ def test_each_put_has_positions_of_its_own():
     "Also where one cache is put twice, by rows that were changed."
     one = filled(1)
     rows = torch.tensor([0])
-    a = LayerCache(2)
-    b = LayerCache(3)
-    a.put(rows, one), b.put(rows, one)
-    assert a.n_seen.tolist() == [4, 0] and b.n_seen.tolist() == [4, 0, 0]
+    a = DynamicLayerCache(2)
+    b = DynamicLayerCache(3)
+    a.set_rows(rows, one), b.set_rows(rows, one)
+    assert a.lengths.tolist() == [4, 0] and b.lengths.tolist() == [4, 0, 0]
     rows.fill_(1)
-    b.put(rows, one)
-    assert b.n_seen.tolist() == [4, 4, 0] and not one.k_pos._made
+    b.set_rows(rows, one)
+    assert b.lengths.tolist() == [4, 4, 0] and not one.key_positions._made
     for _ in range(3):
         rows.fill_(0)
         b.select(torch.tensor([1, 2, 0])), b.crop(rows.expand(3) + 3)
-    assert not b.k_pos._made and b.n_seen.tolist() == [3, 3, 0]
+    assert not b.key_positions._made and b.lengths.tolist() == [3, 3, 0]
 
 
 @pytest.mark.parametrize("verb", ["select", "crop", "put"])
 def test_layers_share_positions_after_every_verb(verb):
     model = model_of("growing")
-    ids, pos = left_padded(texts(6, 3))
+    ids, positions = left_padded(texts(6, 3))
     cache = model.new_cache(2)
     guest = model.new_cache(1)
-    model(ids, pos=pos, cache=cache), model(ids[:1], cache=guest)
+    model(ids, positions=positions, cache=cache), model(ids[:1], cache=guest)
     {"select": lambda: cache.select(torch.tensor([1, 0])),
      "crop": lambda: cache.crop(torch.tensor([4, 2])),
-     "put": lambda: cache.put(torch.tensor([1]), guest)}[verb]()
-    first, *others = [layer.k_pos for layer in cache.layers]
+     "put": lambda: cache.set_rows(torch.tensor([1]), guest)}[verb]()
+    first, *others = [layer.key_positions for layer in cache.layers]
     assert others and all(k_pos is first for k_pos in others)
     mixed = model_of("mixed")
     cache = mixed.new_cache(2)
-    mixed(ids, pos=pos, cache=cache)
+    mixed(ids, positions=positions, cache=cache)
     cache.select(torch.tensor([1, 0]))
-    assert cache.layers[0].k_pos is not cache.layers[1].k_pos
+    assert cache.layers[0].key_positions is not cache.layers[1].key_positions
 
 
 class Bare(nn.Module):
@@ -1096,8 +1101,8 @@ class Bare(nn.Module):
         self.inside = [own_attention()]     # not a module of this one
         self.weight = nn.Parameter(torch.ones(1))
 
-    def forward(self, x, *, pos=None, mask=None, cache=None):
-        return self.weight * self.inside[0](x, pos=pos, mask=mask,
+    def forward(self, x, *, positions=None, mask=None, cache=None):
+        return self.weight * self.inside[0](x, positions=positions, mask=mask,
                                             cache=cache)
 
 
@@ -1105,7 +1110,7 @@ def test_an_attention_without_a_cache_of_its_own_gets_one():
     model = model_of(lambda layer: Bare())
     ids = draw_ids(2, 6, high=VOCAB)
     cache = model.new_cache(2)
-    assert all(type(layer) is LayerCache for layer in cache.layers)
+    assert all(type(layer) is DynamicLayerCache for layer in cache.layers)
     with torch.no_grad():
         parts = [model(x, cache=cache) for x in ids.split((3, 2, 1), 1)]
         close(torch.cat(parts, 1), model(ids))
@@ -1119,7 +1124,7 @@ def test_a_buffer_of_positions_may_be_used_again():
     parts = []
     for i in range(4):
         buffer.fill_(i)
-        parts.append(layer(x[:, i:i + 1], pos=buffer, cache=cache))
+        parts.append(layer(x[:, i:i + 1], positions=buffer, cache=cache))
     close(torch.cat(parts, 1), layer(x))
 
 
@@ -1129,23 +1134,24 @@ def test_a_memory_that_was_changed_in_place_is_another():
     memory = torch.randn(2, 5, 16)
     cache = layer.new_cache(2)
     for _ in range(2):
-        close(layer(x, memory=memory, cache=cache), layer(x, memory=memory))
+        close(layer(x, encoder_hidden_states=memory, cache=cache),
+              layer(x, encoder_hidden_states=memory))
         memory.mul_(-2.0)
     with torch.inference_mode():    # there PyTorch does not count
-        close(layer(x, memory=memory, cache=layer.new_cache(2)),
-              layer(x, memory=memory))
+        close(layer(x, encoder_hidden_states=memory, cache=layer.new_cache(2)),
+              layer(x, encoder_hidden_states=memory))
 
 
 def test_padding_below_minus_one_and_nothing_at_all():
     layer = own_attention()
     cache = layer.new_cache(2)
     layer(torch.randn(2, 2, 16), cache=cache,
-          pos=torch.tensor([[0, 1], [-100, -100]]))
-    assert cache.k_pos.following(1).at.tolist() == [[2], [0]]
+          positions=torch.tensor([[0, 1], [-100, -100]]))
+    assert cache.key_positions.next(1).tensor.tolist() == [[2], [0]]
     cache = layer.new_cache(1)
-    layer(torch.randn(1, 4, 16), pos=Positions(start=5, n=4), cache=cache)
+    layer(torch.randn(1, 4, 16), positions=Positions(start=5, length=4), cache=cache)
     cache.crop(0)
-    assert cache.k_pos.following(2).at.tolist() == [[0, 1]]
+    assert cache.key_positions.next(2).tensor.tolist() == [[0, 1]]
 
 
 def test_an_empty_batch_may_go_on():
@@ -1158,8 +1164,8 @@ def test_an_empty_batch_may_go_on():
 
 def test_rows_may_be_narrow_integers():
     cache = filled(3)
-    cache.put(torch.tensor([1], dtype=torch.int32), filled(1, n=6))
-    assert cache.n_seen.tolist() == [4, 6, 4]
+    cache.set_rows(torch.tensor([1], dtype=torch.int32), filled(1, n=6))
+    assert cache.lengths.tolist() == [4, 6, 4]
     with pytest.raises(ValueError, match=r"n must be a whole number .*-1"):
         cache.crop(torch.tensor([1, -1, 2]))
 
@@ -1182,30 +1188,30 @@ def test_a_large_bias_is_rounded_where_it_is_small(dtype):
 def test_the_limit_holds_where_nobody_looks(elsewhere):
     "After every verb, and for positions that a caller gave."
     model = model_of("growing")
-    ids, pos = left_padded(texts(MAX_LEN, 3))
+    ids, positions = left_padded(texts(MAX_LEN, 3))
     for verb in (lambda c: c.select(torch.tensor([1, 0])),
                  lambda c: c.crop(torch.tensor([MAX_LEN, 3])),
                  lambda c: None):
         cache = model.new_cache(2)
-        model(ids, pos=pos, cache=cache)
+        model(ids, positions=positions, cache=cache)
         verb(cache)
         with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
             model(ids[:, -1:], cache=cache)
     cache = model.new_cache(2)
     guest = model.new_cache(1)
     model(ids[:1], cache=guest)
-    cache.put(torch.tensor([1]), guest)
+    cache.set_rows(torch.tensor([1]), guest)
     with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
         model(ids[:, -1:], cache=cache)
     with pytest.raises(ValueError, match="58 tokens, beyond"):
-        model(ids[:, :1], pos=torch.tensor([[57]]))
+        model(ids[:, :1], positions=torch.tensor([[57]]))
     cache = model.new_cache(2)
     guest = model.new_cache(1)
     model(ids[:1, :3], cache=guest)
     for i in range(2 * MAX_LEN):        # a busy server: the end is known
         if i % 5 == 0:
-            cache.put(torch.tensor([i // 5 % 2]), guest)
+            cache.set_rows(torch.tensor([i // 5 % 2]), guest)
         with Reads():
             model(ids[:, :1], cache=cache)
     with torch.no_grad(), Reads():      # a bound that was told is believed
-        model(ids[:, :1], pos=Positions(torch.tensor([[7]]), bound=9))
+        model(ids[:, :1], positions=Positions(torch.tensor([[7]]), upper_bound=9))

@@ -16,12 +16,12 @@ from torch import nn
 
 from tformer import check
 from tformer.attend import attend, causal_mask, padding_mask
-from tformer.attention import Cache, LayerCache, merge_heads, split_heads
+from tformer.attention import DynamicLayerCache, KVCache, merge_heads, split_heads
 from tformer.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
 from tformer.minimal import MiniGPT
-from tformer.position import Embedding, LearnedPositions
-from tformer.rotary import Rotary, convert_layout
-from tformer.rows import repeat_heads
+from tformer.position import Embedding, LearnedPositionEmbedding
+from tformer.rotary import RotaryEmbedding, convert_rotary_layout
+from tformer.rows import repeat_kv
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -101,33 +101,33 @@ class Attention(nn.Module):
         self.k_proj = Linear(32, 16, bias=False)
         self.v_proj = Linear(32, 16, bias=False)
         self.o_proj = Linear(32, 32, bias=False)
-        self.rotary = Rotary(8)
+        self.rotary = RotaryEmbedding(8)
 
-    def allowed(self, pos, k_pos):
-        return causal_mask(pos, k_pos) & padding_mask(k_pos)
+    def allowed(self, positions, key_positions):
+        return causal_mask(positions, key_positions) & padding_mask(key_positions)
 
     def share(self, x):
-        return repeat_heads(x, 2)
+        return repeat_kv(x, 2)
 
-    def remember(self, k, v, pos, layer):
+    def remember(self, k, v, positions, layer):
         if layer is None:
-            return k, v, pos
-        k, v, k_pos = layer.update(k, v, pos=pos)
-        return k, v, k_pos.at
+            return k, v, positions
+        k, v, key_positions = layer.update(k, v, positions=positions)
+        return k, v, key_positions.tensor
 
-    def turned(self, q, k, pos):
-        return self.rotary(q, k, pos=pos)
+    def turned(self, q, k, positions):
+        return self.rotary(q, k, positions=positions)
 
     def join(self, out):
         return self.o_proj(merge_heads(out))
 
-    def forward(self, x, pos, layer=None):
+    def forward(self, x, positions, layer=None):
         q = split_heads(self.q_proj(x), 4)
         k, v = (split_heads(p(x), 2) for p in (self.k_proj, self.v_proj))
-        q, k = self.turned(q, k, pos)
-        k, v, k_pos = self.remember(k, v, pos, layer)
+        q, k = self.turned(q, k, positions)
+        k, v, key_positions = self.remember(k, v, positions, layer)
         out, _ = attend(q, self.share(k), self.share(v),
-                        self.allowed(pos, k_pos), scale=self.scale)
+                        self.allowed(positions, key_positions), scale=self.scale)
         return self.join(out)
 
 
@@ -139,15 +139,15 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(32)
         self.mlp = GatedFeedForward(32, 48)
 
-    def forward(self, x, pos, layer=None):
-        x = x + self.attention(self.attention_norm(x), pos, layer)
+    def forward(self, x, positions, layer=None):
+        x = x + self.attention(self.attention_norm(x), positions, layer)
         return x + self.mlp(self.mlp_norm(x))
 
 
 def next_positions(cache, t, device=None):
     "As many as each row has seen, and counted on."
     at = torch.arange(t, device=device)[None]
-    return at if cache is None or cache.empty else cache.n_seen[:, None] + at
+    return at if cache is None or cache.is_empty else cache.lengths[:, None] + at
 
 
 class Decoder(nn.Module):
@@ -160,23 +160,23 @@ class Decoder(nn.Module):
         self.lm_head = Linear(32, VOCAB, bias=False)
 
     def new_cache(self, batch, max_len=None):
-        return Cache([LayerCache() for _ in self.blocks])
+        return KVCache([DynamicLayerCache() for _ in self.blocks])
 
     def positions(self, cache, t, device):
         return next_positions(cache, t, device)
 
-    def start(self, ids, pos):
+    def start(self, ids, positions):
         return self.embed(ids)
 
     def logits(self, x):
         return self.lm_head(self.norm(x))
 
-    def forward(self, ids, *, cache=None, pos=None, mask=None):
-        if pos is None:
-            pos = self.positions(cache, ids.shape[1], ids.device)
-        x = self.start(ids, pos)
+    def forward(self, ids, *, cache=None, positions=None, mask=None):
+        if positions is None:
+            positions = self.positions(cache, ids.shape[1], ids.device)
+        x = self.start(ids, positions)
         for i, block in enumerate(self.blocks):
-            x = block(x, pos, cache and cache.layers[i])
+            x = block(x, positions, cache and cache.layers[i])
         return self.logits(x)
 
 
@@ -248,26 +248,26 @@ def numbers(name, **values):
 
 @attention("mask inverted", "allowed", causal="mask is inverted",
            cache="not causal", same="o_proj")
-def _(self, pos, k_pos):
-    return ~causal_mask(pos, k_pos) & padding_mask(k_pos)
+def _(self, positions, key_positions):
+    return ~causal_mask(positions, key_positions) & padding_mask(key_positions)
 
 
 @attention("mask inverted, last row even", "allowed",
            causal="mask is inverted")
-def _(self, pos, k_pos):
-    later = ~causal_mask(pos, k_pos)
+def _(self, positions, key_positions):
+    later = ~causal_mask(positions, key_positions)
     return later | ~later.any(-1, keepdim=True)
 
 
 @attention("mask off by one", "allowed", causal="mask is off by 1",
            cache="not causal", same="o_proj")
-def _(self, pos, k_pos):
-    return causal_mask(pos + 1, k_pos) & padding_mask(k_pos)
+def _(self, positions, key_positions):
+    return causal_mask(positions + 1, key_positions) & padding_mask(key_positions)
 
 
 @attention("no mask", "allowed", causal="no causal mask", same="o_proj")
-def _(self, pos, k_pos):
-    return padding_mask(k_pos)
+def _(self, positions, key_positions):
+    return padding_mask(key_positions)
 
 
 @attention("heads joined by reshape", "join",
@@ -279,28 +279,28 @@ def _(self, out):
 
 @attention("view mixes q, k and v", "forward", causal="irregular|rows of a",
            shapes="rows of a batch")
-def _(self, x, pos, layer=None):
+def _(self, x, positions, layer=None):
     b, t, _ = x.shape
     qkv = torch.cat([self.q_proj(x), self.share(self.k_proj(x)[:, None])
                      .reshape(b, t, -1), self.q_proj(x)], -1)
     q, k, v = qkv.view(3, b, 4, t, 8)  # should be split, then transposed
-    return self.join(attend(q, k, v, self.allowed(pos, pos))[0])
+    return self.join(attend(q, k, v, self.allowed(positions, positions))[0])
 
 
 @attention("attention over the batch", "forward",
            causal="batch and time", shapes="batch and time",
            padding="batch and time", same="another order")
-def _(self, x, pos, layer=None):
+def _(self, x, positions, layer=None):
     right = Attention.forward
-    return right(self, x.transpose(0, 1), pos.new_tensor(range(len(x)))[
+    return right(self, x.transpose(0, 1), positions.new_tensor(range(len(x)))[
         None]).transpose(0, 1)
 
 
 @attention("NaN in a dead row", "forward",
            causal="single token, alone, gives NaN")
-def _(self, x, pos, layer=None):
+def _(self, x, positions, layer=None):
     q = split_heads(self.q_proj(x), 4)
-    scores = (q @ q.mT).masked_fill(causal_mask(pos, pos), -torch.inf)
+    scores = (q @ q.mT).masked_fill(causal_mask(positions, positions), -torch.inf)
     return self.join(scores.softmax(-1) @ q)
 
 
@@ -332,70 +332,70 @@ def _(self, x):
 
 @attention("padding attended to", "allowed", padding="is attended to",
            cache="padded on the left")
-def _(self, pos, k_pos):
-    return causal_mask(pos, k_pos)
+def _(self, positions, key_positions):
+    return causal_mask(positions, key_positions)
 
 
 @attention("mask of rows on heads", "allowed",
            padding="needs an axis for the heads")
-def _(self, pos, k_pos):
-    mask = Attention.allowed(self, pos, k_pos)
+def _(self, positions, key_positions):
+    mask = Attention.allowed(self, positions, key_positions)
     return mask.transpose(0, 1) if len(mask) == 4 else mask
 
 
 @attention("padding zeroed, not masked", "forward", padding="how much")
-def _(self, x, pos, layer=None):
-    x = x * (pos >= 0)[..., None]
-    return Attention.forward(self, x, pos.clamp(min=0), layer)
+def _(self, x, positions, layer=None):
+    x = x * (positions >= 0)[..., None]
+    return Attention.forward(self, x, positions.clamp(min=0), layer)
 
 
 @attention("cache slot empty", "remember", cache=r"tokens \[3\].*empty")
-def _(self, k, v, pos, layer):
+def _(self, k, v, positions, layer):
     if not layer:
-        return k, v, pos
-    k, v, k_pos = layer.update(k, v, pos=pos)
-    hole = (k_pos.at == 3)[:, None, :, None]
-    return k.masked_fill(hole, 0), v.masked_fill(hole, 0), k_pos.at
+        return k, v, positions
+    k, v, key_positions = layer.update(k, v, positions=positions)
+    hole = (key_positions.tensor == 3)[:, None, :, None]
+    return k.masked_fill(hole, 0), v.masked_fill(hole, 0), key_positions.tensor
 
 
 @attention("newest slot empty", "remember", cache="newest token is not yet")
-def _(self, k, v, pos, layer):
+def _(self, k, v, positions, layer):
     if not layer:
-        return k, v, pos
-    k, v, k_pos = layer.update(k, v, pos=pos)
+        return k, v, positions
+    k, v, key_positions = layer.update(k, v, positions=positions)
     return (*(torch.cat([x[:, :, :-1], 0 * x[:, :, -1:]], 2)
-              for x in (k, v)), k_pos.at)
+              for x in (k, v)), key_positions.tensor)
 
 
 @attention("cache never read", "remember", cache="cached is lost")
-def _(self, k, v, pos, layer):
+def _(self, k, v, positions, layer):
     if layer:
-        layer.update(k, v, pos=pos)
-    return k, v, pos
+        layer.update(k, v, positions=positions)
+    return k, v, positions
 
 
 @attention("new tokens unmasked", "allowed", cache="not masked from each")
-def _(self, pos, k_pos):
-    if pos.shape[1] == k_pos.shape[1]:
-        return Attention.allowed(self, pos, k_pos)
-    return padding_mask(k_pos).expand(-1, -1, pos.shape[1], -1)
+def _(self, positions, key_positions):
+    if positions.shape[1] == key_positions.shape[1]:
+        return Attention.allowed(self, positions, key_positions)
+    return padding_mask(key_positions).expand(-1, -1, positions.shape[1], -1)
 
 
 @attention("mask at the top left", "allowed", cache="top left corner")
-def _(self, pos, k_pos):
-    t = pos.shape[1]
-    s = k_pos.shape[1]
+def _(self, positions, key_positions):
+    t = positions.shape[1]
+    s = key_positions.shape[1]
     if t in (1, s):
-        return Attention.allowed(self, pos, k_pos)
-    return torch.ones(t, s).tril().bool() & padding_mask(k_pos)
+        return Attention.allowed(self, positions, key_positions)
+    return torch.ones(t, s).tril().bool() & padding_mask(key_positions)
 
 
 @attention("keys rotated twice", "remember", cache="rotated twice")
-def _(self, k, v, pos, layer):
+def _(self, k, v, positions, layer):
     if not layer:
-        return k, v, pos
-    k, v, k_pos = layer.update(k, v, pos=pos)
-    return self.rotary(k, pos=k_pos)[0], v, k_pos.at
+        return k, v, positions
+    k, v, key_positions = layer.update(k, v, positions=positions)
+    return self.rotary(k, positions=key_positions)[0], v, key_positions.tensor
 
 
 @decoder("positions restart", "positions", cache="restart at 0")
@@ -405,13 +405,13 @@ def _(self, cache, t, device):
 
 @decoder("positions shifted by one", "positions", cache="one.*too far")
 def _(self, cache, t, device):
-    late = cache is not None and not cache.empty
+    late = cache is not None and not cache.is_empty
     return next_positions(cache, t, device) + int(late)
 
 
 @decoder("positions too early", "positions", cache="one.*too early")
 def _(self, cache, t, device):
-    late = cache is not None and not cache.empty
+    late = cache is not None and not cache.is_empty
     return next_positions(cache, t, device) - int(late)
 
 
@@ -425,7 +425,8 @@ KEPT = {}
 
 @decoder("cache shared", "new_cache", cache="second cache is not new")
 def _(self, batch, max_len=None):
-    return KEPT.setdefault(id(self), Cache([LayerCache(), LayerCache()]))
+    return KEPT.setdefault(id(self),
+                           KVCache([DynamicLayerCache(), DynamicLayerCache()]))
 
 
 @decoder("remembers calls", "logits", shapes="remembers earlier calls",
@@ -463,20 +464,20 @@ def _(self, x):
 
 
 @decoder("ids shifted by one", "start", causal="own token")
-def _(self, ids, pos):
+def _(self, ids, positions):
     return self.embed(torch.cat([ids[:, :1] * 0, ids[:, :-1]], 1))
 
 
 @decoder("positions from the end", "start", causal="depends on the length",
          same="input differs already")
-def _(self, ids, pos):
-    back = pos.amax() - pos
+def _(self, ids, positions):
+    back = positions.amax() - positions
     return self.embed(ids) + 0.1 * back[..., None]
 
 
 @decoder("mean over the batch", "start", shapes="rows of a batch",
          causal="rows of a batch", padding="rows of a batch")
-def _(self, ids, pos):
+def _(self, ids, positions):
     x = self.embed(ids)
     return x - x.mean(0, keepdim=True)
 
@@ -484,8 +485,8 @@ def _(self, ids, pos):
 @broken("post-norm for pre-norm", same="different kinds of layer")
 def _():
     class Post(Block):
-        def forward(self, x, pos, layer=None):
-            x = self.attention_norm(x + self.attention(x, pos, layer))
+        def forward(self, x, positions, layer=None):
+            x = self.attention_norm(x + self.attention(x, positions, layer))
             return self.mlp_norm(x + self.mlp(x))
     return filled(Decoder(block=Post))
 
@@ -502,7 +503,7 @@ def _():
 @broken("no positions, one layer", causal="positions are missing")
 def _():
     class Bag(Attention):
-        def turned(self, q, k, pos):
+        def turned(self, q, k, positions):
             return q, k
     return filled(Decoder(Bag, layers=1))
 
@@ -510,8 +511,10 @@ def _():
 @broken("mask off by one, one layer", causal="mask is off by 1")
 def _():
     class Wide(Attention):
-        def allowed(self, pos, k_pos):
-            return causal_mask(pos + 1, k_pos) & padding_mask(k_pos)
+        def allowed(self, positions, key_positions):
+            return causal_mask(positions + 1, key_positions) & padding_mask(
+                key_positions
+            )
     return filled(Decoder(Wide, layers=1))
 
 
@@ -529,7 +532,7 @@ def _():
     model = filled(Decoder())
     for block in model.blocks:
         w = block.attention.q_proj.weight
-        w.data = convert_layout(w.data, 8, to="interleaved")
+        w.data = convert_rotary_layout(w.data, 8, to="interleaved")
     return model
 
 
@@ -609,7 +612,7 @@ def test_healthy_models_pass(name, dtype):
 @pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "bloom"])
 def test_healthy_models_pass_with_their_own_first_weights(name):
     torch.manual_seed(1)
-    assert check.every(HEALTHY[name](), VOCAB)
+    assert check.run_all(HEALTHY[name](), VOCAB)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -626,16 +629,16 @@ def test_encoders(name):
 def test_the_same_as_its_copy(name):
     model = healthy(name)
     report = check.same(copy.deepcopy(model), model)
-    assert report.numbers["logits"] == 0
-    assert "untested" not in dict(report.lines)
+    assert report.measurements["logits"] == 0
+    assert "untested" not in dict(report.notes)
 
 
 def test_the_course_equals_transformers():
     report = check.same(filled(Decoder()), reference())
-    lines = dict(report.lines)
+    lines = dict(report.notes)
     assert lines["gradients"].startswith("agree for 21 of 21")
     assert lines["weights"] == "19,360 here, 19,360 there"
-    assert check.every(filled(Decoder()), VOCAB)
+    assert check.run_all(filled(Decoder()), VOCAB)
 
 
 # broken models fail, and the message says how
@@ -652,13 +655,13 @@ def test_mistakes_are_named(name, judge):
 @pytest.mark.parametrize("name", VALUE_ONLY)
 def test_mistakes_of_value_need_a_reference(name):
     make, found = BREAKS[name]
-    assert set(found) == {"same"} and check.every(make(), VOCAB)
+    assert set(found) == {"same"} and check.run_all(make(), VOCAB)
 
 
 def test_every_names_all_that_failed():
-    text = caught(check.every, BREAKS["no mask"][0](), VOCAB)
+    text = caught(check.run_all, BREAKS["no mask"][0](), VOCAB)
     assert "2 of 5 checks failed" in text and "shapes passed" in text
-    assert check.every(healthy("bert"), VOCAB, skip=("causal",))
+    assert check.run_all(healthy("bert"), VOCAB, skip=("causal",))
 
 
 def test_exact_and_tanh_gelu():
@@ -680,16 +683,16 @@ class Learned(nn.Module):
         super().__init__()
         self.embed = Embedding(VOCAB, 32)
         self.shift = shift
-        self.embed_pos = LearnedPositions(20, 32)
+        self.embed_positions = LearnedPositionEmbedding(20, 32)
         self.mlp = FeedForward(32, 48)
         self.norm = LayerNorm(32)
         self.lm_head = Linear(32, VOCAB)
 
-    def forward(self, ids, *, cache=None, pos=None, mask=None):
-        if pos is None:
-            pos = torch.arange(ids.shape[1])[None] + self.shift
-        x = self.embed(ids) + self.embed_pos(pos)
-        x = x.tanh().cumsum(1) / (1 + pos.clamp(min=0))[..., None]
+    def forward(self, ids, *, cache=None, positions=None, mask=None):
+        if positions is None:
+            positions = torch.arange(ids.shape[1])[None] + self.shift
+        x = self.embed(ids) + self.embed_positions(positions)
+        x = x.tanh().cumsum(1) / (1 + positions.clamp(min=0))[..., None]
         return self.lm_head(self.norm(x + self.mlp(x)))
 
 
@@ -698,7 +701,7 @@ def test_positions_shifted_by_one_in_the_default():
     text = caught(check.padding, shaken(Learned(1)), VOCAB)
     assert "begin at 1" in text
     text = caught(check.same, shaken(Learned(1)), shaken(Learned()))
-    assert "embed_pos" in text
+    assert "embed_positions" in text
 
 
 def test_the_edges_are_tried():
@@ -709,22 +712,22 @@ def test_the_edges_are_tried():
     short.embed = nn.Embedding(4999, 8)
     assert "ids or positions" in caught(check.shapes, short, 5000)
     short = MiniGPT(5000, d_model=8, n_layers=1, n_heads=2, max_len=40)
-    short.embed_pos = nn.Embedding(39, 8)
+    short.embed_positions = nn.Embedding(39, 8)
     assert "(1, 40)" in caught(check.shapes, short, 5000)
-    trial = check._Trial(MiniGPT(2), 2)
-    ids = trial.draw(8)
-    assert torch.equal(trial.others(ids), 1 - ids)
+    trial = check._CheckRun(MiniGPT(2), 2)
+    ids = trial.random_ids(8)
+    assert torch.equal(trial.replacement_ids(ids), 1 - ids)
 
 
 def test_sessions_that_take_turns():
     "A cache on the module, emptied whenever a new session begins."
     class Kept(Decoder):
         def new_cache(self, batch, max_len=None):
-            self.kept = Cache([LayerCache(), LayerCache()])
+            self.kept = KVCache([DynamicLayerCache(), DynamicLayerCache()])
             return self.kept
 
-        def forward(self, ids, *, cache=None, pos=None, mask=None):
-            return super().forward(ids, cache=cache and self.kept, pos=pos)
+        def forward(self, ids, *, cache=None, positions=None, mask=None):
+            return super().forward(ids, cache=cache and self.kept, positions=positions)
 
     assert "sessions that take turns" in caught(
         check.cache, filled(Kept()), VOCAB)
@@ -735,7 +738,7 @@ def test_sessions_that_take_turns():
 def test_a_report_prints_and_pickles():
     report = check.causal(healthy("ours"), VOCAB)
     assert report and str(report).startswith("check.causal passed: Decoder")
-    assert report.numbers["seen"].tolist() == torch.ones(
+    assert report.measurements["depends"].tolist() == torch.ones(
         12, 12).tril().bool().tolist()
     with pytest.raises(AssertionError) as error:
         report.fail("a problem", "a mistake", "a map")
@@ -755,12 +758,12 @@ def test_patterns_are_told_apart(t, data):
                         (full.tril(reach), f"off by {reach}"),
                         (full, "no causal mask"),
                         (full.tril(-1), ""), (full.triu(1), "inverted")):
-        got = check.diagnose(table > 0, table)
+        got = check.diagnose_leak(table > 0, table)
         assert says in got and bool(says) == bool(got)
     hole = full.tril()
     hole[0, t - 1] = 1
-    assert "irregular" in check.diagnose(hole > 0, hole)
-    picture = check.draw_map(hole > 0).splitlines()
+    assert "irregular" in check.diagnose_leak(hole > 0, hole)
+    picture = check.format_influence_map(hole > 0).splitlines()
     assert len(picture) == t + 1 and picture[1].count("■") == 2
 
 
@@ -769,7 +772,7 @@ def test_patterns_are_told_apart(t, data):
 def test_variants_replace_one_token_each(t, seed):
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(9, (1, t), generator=draw)
-    rows = check.variants(ids, ids + 1)
+    rows = check.single_token_variants(ids, ids + 1)
     assert torch.equal(rows[0], ids[0])
     assert torch.equal(rows[1:] - ids, torch.eye(t).long())
 
@@ -799,7 +802,7 @@ def test_plain_functions():
 def test_what_is_no_logits_is_refused():
     for out in (None, torch.arange(3), [], "text"):
         with pytest.raises(ValueError, match="logits"):
-            check.take_logits(out)
+            check.extract_logits(out)
 
 
 def test_a_model_without_cache_is_refused():
@@ -812,13 +815,13 @@ def test_a_model_without_cache_is_refused():
 
 
 @pytest.mark.parametrize("name, more, says", [
-    ("causal", dict(length=0), "length must be .* 1, got 0"),
-    ("causal", dict(length=4.0), "length must be .* got 4.0"),
-    ("causal", dict(length=3), "4 tokens, got .* 3 tokens"),
-    ("causal", dict(draws=0), "draws must be .* 1, got 0"),
+    ("causal", dict(seq_len=0), "seq_len must be .* 1, got 0"),
+    ("causal", dict(seq_len=4.0), "seq_len must be .* got 4.0"),
+    ("causal", dict(seq_len=3), "4 tokens, got .* 3 tokens"),
+    ("causal", dict(num_trials=0), "num_trials must be .* 1, got 0"),
     ("padding", dict(sides=("rihgt",)), "sides are .* got .'rihgt'"),
     ("padding", dict(sides=()), r"at least one; got \(\)"),
-    ("every", dict(skip=("casual",)), "causal.* got .'casual'")])
+    ("run_all", dict(skip=("casual",)), "causal.* got .'casual'")])
 def test_what_would_test_nothing_is_refused(name, more, says):
     with pytest.raises(ValueError, match=says):
         getattr(check, name)(healthy("tour"), VOCAB, **more)
@@ -834,12 +837,12 @@ def test_own_cache_by_a_step_function():
         seen = ids if seen is None else torch.cat([seen, ids], 1)
         return model(seen)[:, -ids.shape[1]:], seen
 
-    assert check.cache(model, VOCAB, step=reread)
+    assert check.cache(model, VOCAB, step_fn=reread)
     assert "cached is lost" in caught(
-        check.cache, model, VOCAB, step=lambda ids, state: (model(ids), 0))
+        check.cache, model, VOCAB, step_fn=lambda ids, state: (model(ids), 0))
     assert "only the last output" in caught(
         check.cache, model, VOCAB,
-        step=lambda *a: (reread(*a)[0][:, -1:], reread(*a)[1]))
+        step_fn=lambda *a: (reread(*a)[0][:, -1:], reread(*a)[1]))
 
 
 def test_own_padding_by_a_function():
@@ -849,12 +852,12 @@ def test_own_padding_by_a_function():
         return bert(ids, attention_mask=mask).logits
 
     assert check.padding(lambda x: logits(x), VOCAB,
-                         padded=lambda x, keep: bert(
+                         padded_fn=lambda x, keep: bert(
                              x, attention_mask=keep.long(), position_ids=(
                                  keep.long().cumsum(1) - 1).clamp(min=0)
                          ).logits)
     text = caught(check.padding, lambda x: logits(x), VOCAB,
-                  padded=lambda x, keep: logits(x, keep.long()))
+                  padded_fn=lambda x, keep: logits(x, keep.long()))
     assert "padded on the left" in text and "positions count it" in text
 
 
@@ -902,13 +905,13 @@ def test_one_padding_id():
             keep.cumsum(1) - 1).clamp(min=0)).logits
 
     by_id.pad_token_id = 0
-    assert check.padding(by_id, VOCAB, pad_id=0)
+    assert check.padding(by_id, VOCAB, pad_token_id=0)
 
 
 def test_encoder_decoder():
     model = t5()
     src = torch.tensor([[7, 8, 9, 1]])
-    decoder = check.WithSource(model, src)
+    decoder = check.FixedSourceModel(model, src)
     assert check.causal(decoder, VOCAB) and check.cache(decoder, VOCAB)
     assert check.padding(decoder, VOCAB) and check.shapes(decoder, VOCAB)
 
@@ -923,15 +926,15 @@ def test_encoder_decoder():
         def new_cache(self, batch, max_len=None):
             return self.inner.new_cache(batch)
 
-        def forward(self, ids, *, memory, cache=None, pos=None):
-            logits = self.inner(ids, cache=cache, pos=pos)
-            return logits + self.inner.lm_head(memory)
+        def forward(self, ids, *, encoder_hidden_states, cache=None, positions=None):
+            logits = self.inner(ids, cache=cache, positions=positions)
+            return logits + self.inner.lm_head(encoder_hidden_states)
 
-    decoder = check.WithSource(Ours(), src)
+    decoder = check.FixedSourceModel(Ours(), src)
     assert check.causal(decoder, VOCAB) and check.cache(decoder, VOCAB)
     assert check.padding(decoder, VOCAB)
     with pytest.raises(ValueError, match="lambda ids"):
-        check.WithSource(healthy("tour"), src)
+        check.FixedSourceModel(healthy("tour"), src)
 
 
 @pytest.mark.nightly
@@ -943,12 +946,12 @@ def test_compiled_models():
     model = MiniGPT(VOCAB, d_model=8, n_layers=1, n_heads=2).train()
     fast = torch.compile(model, backend="eager")
     before = snapshot(model)
-    assert check.causal(fast, VOCAB, length=5, draws=1)
+    assert check.causal(fast, VOCAB, seq_len=5, num_trials=1)
     assert equal(snapshot(model), before)
     model.blocks[0].attention.causal = False
     assert "attention.o_proj is the first" in caught(
-        check.causal, fast, VOCAB, length=5)
-    assert check.gradients(fast, VOCAB, length=5)
+        check.causal, fast, VOCAB, seq_len=5)
+    assert check.gradients(fast, VOCAB, seq_len=5)
     with pytest.raises(ValueError, match="with itself"):
         check.same(fast, model, VOCAB)
 
@@ -994,7 +997,7 @@ def test_at_rest_restores_after_an_error():
     model.seen = seen
     model.known = known
     before = snapshot(model)
-    with pytest.raises(KeyError), check.at_rest(model):
+    with pytest.raises(KeyError), check.preserve_state(model):
         assert not any(m.training for m in model.modules())
         model.table += 1
         model.register_buffer("other", torch.ones(1))
@@ -1015,7 +1018,7 @@ def test_dropout_of_a_model_in_training_is_no_mistake():
     model = hf.GPT2LMHeadModel(hf.GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64,
         resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)).train()
-    assert check.every(model, VOCAB)
+    assert check.run_all(model, VOCAB)
     assert check.causal(lambda ids: model(ids).logits, VOCAB)
     assert model.training
 
@@ -1061,8 +1064,8 @@ def test_weights_that_hide_mistakes_are_reported():
     torch.manual_seed(0)
     fresh = hf.LlamaForCausalLM(reference().config)
     report = check.same(filled(Decoder(), fresh), fresh)
-    assert len(report.numbers["constant"]) == 5
-    assert "untested" in dict(report.lines)
+    assert len(report.measurements["constant"]) == 5
+    assert "untested" in dict(report.notes)
 
 
 def test_a_constant_reference_tests_nothing():
@@ -1075,11 +1078,11 @@ def test_same_by_names_and_own_ids():
     names = {**NAMES, "attention.": "self_attn.", "blocks": "model.layers"}
     names["mlp."] = "mlp."
     text = caught(check.same, BREAKS["heads tiled"][0](), reference(),
-                  names=names)
+                  name_map=names)
     assert "first module that differs is blocks.0.attention.o_proj" in text
     ids = torch.arange(5)[None]
     assert check.same(filled(Decoder()), reference(), ids=ids)
-    assert check.same(filled(Decoder()), reference(), gradients=False)
+    assert check.same(filled(Decoder()), reference(), check_gradients=False)
 
 
 def test_same_takes_functions():
@@ -1094,7 +1097,7 @@ def test_transposed_and_packed_weights_find_their_twins():
     "GPT-2 keeps its matrices transposed; the tour packs q, k and v."
     theirs = healthy("gpt2")
     ours = MiniGPT(VOCAB, d_model=32, n_layers=2, n_heads=4, max_len=64)
-    pairs = dict(embed="wte", embed_pos="wpe", norm="ln_f")
+    pairs = dict(embed="wte", embed_positions="wpe", norm="ln_f")
     state = {}
     for name in ours.state_dict():
         part, _, rest = name.partition(".")
@@ -1116,7 +1119,7 @@ def test_transposed_and_packed_weights_find_their_twins():
     assert "blocks.0.mlp.1 (there transformer.h.0.mlp.act)" in text
     for block in ours.blocks:
         block.mlp[1].approximate = "tanh"
-    lines = dict(check.same(ours, theirs).lines)
+    lines = dict(check.same(ours, theirs).notes)
     assert lines["gradients"].startswith("agree for 29 of 30")
 
 
@@ -1129,7 +1132,7 @@ def test_parameters_that_may_be_frozen():
 
 def test_biases_of_keys_are_silent():
     for name, part in (("bert", "key.bias"), ("opt", "k_proj.bias")):
-        silent = check.gradients(healthy(name)).numbers["silent"]
+        silent = check.gradients(healthy(name)).measurements["no_effect"]
         assert len(silent) == 2 and all(part in n for n in silent)
 
 
@@ -1203,11 +1206,11 @@ def test_tolerance_follows_the_coarsest_type():
     assert check.tolerance(x, torch.bfloat16) == pytest.approx(0.015)
     with torch.autocast("cpu", torch.bfloat16):
         assert check.tolerance(x) == pytest.approx(0.015)
-    assert check.gap(x, x + torch.tensor([0, 0.25, 0])) == 0.25
-    assert check.gap(x, x * torch.nan) == torch.inf
-    assert check.gap(x / 0, x / 0) == 0
+    assert check.max_difference(x, x + torch.tensor([0, 0.25, 0])) == 0.25
+    assert check.max_difference(x, x * torch.nan) == torch.inf
+    assert check.max_difference(x / 0, x / 0) == 0
     with pytest.raises(ValueError, match="shapes"):
-        check.gap(x, x[:2])
+        check.max_difference(x, x[:2])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -1238,7 +1241,7 @@ class Own(nn.Module):
         self.habit = habit
         self.seen = []
         self.embed = nn.Embedding(VOCAB, 16)
-        self.pos = nn.Embedding(table, 16)
+        self.positions = nn.Embedding(table, 16)
         self.norm = nn.LayerNorm(16)
         self.qkv = nn.Linear(16, 48)
         self.out = nn.Linear(16, 16)
@@ -1251,7 +1254,7 @@ class Own(nn.Module):
         t = ids.shape[1]
         start = 0 if self.habit == "restart" else n
         self.seen.append(t)
-        x = self.embed(ids) + self.pos(torch.arange(start, start + t))
+        x = self.embed(ids) + self.positions(torch.arange(start, start + t))
         x = self.drop(x if self.habit == "no norm" else self.norm(x))
         q, k, v = self.qkv(x).chunk(3, -1)
         if n:
@@ -1280,7 +1283,7 @@ class Convolution(nn.Module):
 
 def test_a_class_that_returns_tuples_and_keeps_a_list():
     model = Own()
-    assert check.every(model, VOCAB) and check.cache(model, VOCAB)
+    assert check.run_all(model, VOCAB) and check.cache(model, VOCAB)
     assert model.seen == [] and model.training
     assert check.causal(Own("loss first"), VOCAB)
     assert "positions restart" in caught(check.cache, Own("restart"), VOCAB)
@@ -1292,13 +1295,13 @@ def test_a_model_that_returns_nothing_to_go_on_from():
     model = Own("loss first")
     with pytest.raises(ValueError, match="to go on from"):
         check.cache(lambda ids, past_key_values=None: model(ids)[1], VOCAB)
-    text = caught(check.every, Own("loss first"), VOCAB)
+    text = caught(check.run_all, Own("loss first"), VOCAB)
     assert "1 of 5" in text and "could not be run; ValueError" in text
 
 
 def test_a_cache_of_another_kind_is_not_passed_over():
     model = Own()
-    lines = check.every(lambda ids, kv_cache=None: model(ids), VOCAB).lines
+    lines = check.run_all(lambda ids, kv_cache=None: model(ids), VOCAB).notes
     assert "not tested" in dict(lines)["cache"]
 
 
@@ -1355,14 +1358,14 @@ def test_a_text_that_is_too_long():
             raise ValueError(f"block size is 8, got {ids.shape[1]}")
         return Own()(ids)
 
-    assert "pass length=" in caught(check.causal, short, VOCAB)
+    assert "pass seq_len=" in caught(check.causal, short, VOCAB)
 
 
 @pytest.mark.parametrize("args,says", [
     (("gpt2", VOCAB), "got str"), ((Own, VOCAB), "the class Own"),
     ((Own(), "60"), "vocab_size must be .* got '60'"), ((VOCAB, Own()), "got int")])
 def test_what_is_no_model_is_refused(args, says):
-    for judge in (check.causal, check.every):
+    for judge in (check.causal, check.run_all):
         with pytest.raises(ValueError, match=says):
             judge(*args)
 
@@ -1392,13 +1395,13 @@ def test_same_tells_of_weights_that_are_tied_on_one_side():
     apart = copy.deepcopy(theirs)
     apart.lm_head.weight = nn.Parameter(theirs.lm_head.weight.detach().clone())
     report = check.same(apart, theirs)
-    assert "lm_head.weight" in report.numbers["tied"]
-    assert "training will part them here" in dict(report.lines)["tied"]
-    assert "tied" not in check.same(copy.deepcopy(theirs), theirs).numbers
+    assert "lm_head.weight" in report.measurements["tied"]
+    assert "training will part them here" in dict(report.notes)["tied"]
+    assert "tied" not in check.same(copy.deepcopy(theirs), theirs).measurements
 
 
 def test_every_says_the_same_mistake_once():
-    text = caught(check.every, BREAKS["dropout in eval"][0](), VOCAB)
+    text = caught(check.run_all, BREAKS["dropout in eval"][0](), VOCAB)
     assert text.count("F.dropout without") == 1
     assert text.count("likely mistake is the same") == 4
 
@@ -1452,7 +1455,7 @@ def test_nested_tensors_inside_a_model_are_passed_over():
 def test_missing_positions_are_seen_in_one_layer_and_not_deeper(seed, std):
     "One layer sees a bag, up to rounding; deeper, the mask leaks order."
     class Bag(Attention):
-        def turned(self, q, k, pos):
+        def turned(self, q, k, positions):
             return q, k
 
     def drawn(layers):

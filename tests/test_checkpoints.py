@@ -19,27 +19,27 @@ from conftest import ROOT, run
 from helpers import child, die_after
 from tformer import checkpoints
 from tformer.checkpoints import (
-    STATE,
-    TENSORS,
-    Checkpoints,
+    STATE_NAME,
+    STATE_TENSORS_NAME,
+    CheckpointManager,
     History,
-    Stream,
-    TensorBoard,
-    aside,
-    expect_config,
-    load_training,
-    pack,
-    random_state,
+    ResumableBatches,
+    TensorBoardLogger,
+    flatten_state,
+    get_rng_state,
+    isolated_eval,
+    load_training_state,
     read_checkpoint,
-    save_training,
-    set_random_state,
-    unpack,
+    require_same_config,
+    save_training_state,
+    set_rng_state,
+    unflatten_state,
     write_checkpoint,
-    write_folder,
+    write_folder_atomically,
 )
-from tformer.data import Windows
+from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
-from tformer.model import WEIGHTS
+from tformer.model import WEIGHTS_NAME
 from tformer.optim import AdamW, Muon
 
 
@@ -60,9 +60,9 @@ nests = st.recursive(leaves, lambda inner: (
 
 
 def through_json(state):
-    tensors, rest = pack(state)
+    tensors, rest = flatten_state(state)
     tensors = {name: x.clone() for name, x in tensors.items()}
-    return unpack(tensors, json.loads(json.dumps(rest, allow_nan=False)))
+    return unflatten_state(tensors, json.loads(json.dumps(rest, allow_nan=False)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,7 +96,7 @@ def test_places_that_read_alike_stay_apart():
 
 def test_a_shared_tensor_is_kept_once_and_a_view_owns_its_memory():
     x = torch.arange(100.0)
-    tensors, _ = pack({"a": x, "b": x, "c": x[:3]})
+    tensors, _ = flatten_state({"a": x, "b": x, "c": x[:3]})
     assert [t.numel() for t in tensors.values()] == [100, 3]
     assert tensors["state.c"].untyped_storage().nbytes() == 12
 
@@ -108,7 +108,7 @@ def test_a_shared_tensor_is_kept_once_and_a_view_owns_its_memory():
     ({"f": len}, "state.f is of type builtin_function_or_method")])
 def test_what_cannot_be_kept_is_named(state, place):
     with pytest.raises(ValueError, match=place):
-        pack(state)
+        flatten_state(state)
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -146,17 +146,17 @@ def draws():
 
 def test_chance_is_put_back_through_files():
     random.gauss(0, 1), np.random.randn()   # each keeps one more
-    state = through_json(random_state())
+    state = through_json(get_rng_state())
     first = draws()
     second = draws()
-    set_random_state(state)
+    set_rng_state(state)
     assert draws() == first and draws() == second
 
 
 def test_aside_restores_the_mode_of_every_module():
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout())
     model[0].eval()
-    with aside(model):
+    with isolated_eval(model):
         assert not model.training and not model[1].training
     assert [m.training for m in model.modules()] == [True, False, True]
 
@@ -169,10 +169,10 @@ def test_a_folder_appears_at_once(tmp_path):
     def write(path):
         assert not folder.exists() and path.parent == folder.parent
         (path / "x").write_text("new")
-    write_folder(folder, write)
+    write_folder_atomically(folder, write)
     assert [p.name for p in folder.parent.iterdir()] == ["b"]
     with pytest.raises(ValueError, match="b is there already"):
-        write_folder(folder, write)
+        write_folder_atomically(folder, write)
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
@@ -180,7 +180,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
         (path / "x").write_text("half")
         raise OSError(errno.ENOSPC, "no space left on device")
     with pytest.raises(OSError, match="no space"):
-        write_folder(tmp_path / "a", write)
+        write_folder_atomically(tmp_path / "a", write)
     assert not [*tmp_path.iterdir()]
 
 
@@ -190,10 +190,10 @@ def test_killed_at_any_call_a_save_is_whole_or_absent(tmp_path):
 
     def save_and_die():
         die_after(n, ("fsync", "rename", "replace", "mkdir", "open"))
-        Checkpoints(tmp_path / str(n), keep=1).save(2, model, {"n": 2})
+        CheckpointManager(tmp_path / str(n), keep_last=1).save(2, model, {"n": 2})
 
     for n in range(60):
-        saved = Checkpoints(tmp_path / str(n), keep=1)
+        saved = CheckpointManager(tmp_path / str(n), keep_last=1)
         saved.save(1, model, {"n": 1})
         done = child(save_and_die) == 0
         last = max(saved.steps())
@@ -208,7 +208,7 @@ def test_killed_at_any_call_a_save_is_whole_or_absent(tmp_path):
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     resource = pytest.importorskip("resource")
-    saved = Checkpoints(tmp_path / "run")
+    saved = CheckpointManager(tmp_path / "run")
     saved.save(1, small(), {"x": torch.zeros(10)})
 
     def fill():
@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
 
 
 def test_the_model_of_a_checkpoint_loads_by_itself(tmp_path):
-    model = small(tied=True)
+    model = small(tie_word_embeddings=True)
     write_checkpoint(tmp_path / "a", model, {})
     again = Llama.load(tmp_path / "a")
     assert all(map(torch.equal, model.parameters(), again.parameters()))
@@ -231,10 +231,10 @@ def test_the_model_of_a_checkpoint_loads_by_itself(tmp_path):
 def test_a_model_without_a_configuration(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight       # tied
-    Checkpoints(tmp_path).save(5, model, {})
+    CheckpointManager(tmp_path).save(5, model, {})
     other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     other[1].weight = other[0].weight
-    Checkpoints(tmp_path).load(other)
+    CheckpointManager(tmp_path).load(other)
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
@@ -249,12 +249,12 @@ def test_a_configuration_of_its_own_is_left_alone(config, tmp_path):
     other = torch.nn.Linear(3, 3)
     model.config = config
     other.config = config
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     saved.save(1, model, {})
     saved.load(other)
     assert torch.equal(model.weight, other.weight)
     (saved.path(1) / "config.json").write_text("{}")
-    expect_config(other, saved.path(1))
+    require_same_config(other, saved.path(1))
 
 
 def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):
@@ -263,24 +263,24 @@ def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):
             return super().to_dict() | {"pairs": (1, 2), "names": {0: "a"}}
     torch.manual_seed(0)
     model = Llama(Pairs(vocab_size=40, d_model=16, n_layers=1, n_heads=2))
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     saved.save(1, model, {})
     saved.load(model)
 
 
 def test_a_damaged_checkpoint_says_what_can_be_done(tmp_path):
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     for step in (1, 2):
         saved.save(step, small(), {})
     for step, then in ((2, "from step 1"), (1, "from the beginning")):
-        (saved.path(step) / TENSORS).write_bytes(b"")
+        (saved.path(step) / STATE_TENSORS_NAME).write_bytes(b"")
         with pytest.raises(ValueError, match=f"step-00000{step} is damaged:"
                            f" delete this folder, .* goes on {then}"):
             saved.load(small(), step)
 
 
 def test_what_another_process_writes_is_left_alone(tmp_path):
-    saved = Checkpoints(tmp_path, keep=1)
+    saved = CheckpointManager(tmp_path, keep_last=1)
     gone = child(lambda: None) or os.getpid() + 10 ** 7
     theirs = tmp_path / f"step-000009.{os.getppid()}.part"
     for name in (theirs.name, f"step-000008.{gone}.part",
@@ -290,10 +290,10 @@ def test_what_another_process_writes_is_left_alone(tmp_path):
     assert sorted(tmp_path.iterdir()) == [saved.path(1), theirs]
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, TENSORS, STATE])
+@pytest.mark.parametrize("name", [WEIGHTS_NAME, STATE_TENSORS_NAME, STATE_NAME])
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
 def test_a_truncated_file_is_named(tmp_path, name, keep):
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     saved.save(1, small(), {"x": torch.ones(99)})
     path = saved.path(1) / name
     path.write_bytes(path.read_bytes()[:int(keep * path.stat().st_size)])
@@ -304,108 +304,120 @@ def test_a_truncated_file_is_named(tmp_path, name, keep):
     assert all(map(torch.equal, before, model.parameters()))
 
 
-def test_a_missing_file_is_named(tmp_path):
-    saved = Checkpoints(tmp_path)
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
+    saved = CheckpointManager(tmp_path)
     saved.save(1, small(), {})
-    (saved.path(1) / WEIGHTS).unlink()
+    path = saved.path(1) / STATE_NAME
+    state = json.loads(path.read_text())
+    assert state.pop("format") == 2
+    for other, found in (({}, "None"), ({"format": 1}, "1")):
+        path.write_text(json.dumps(state | other))
+        with pytest.raises(ValueError, match=f"step-000001 is of format {found}, and"):
+            saved.load(small())
+
+
+def test_a_missing_file_is_named(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    saved.save(1, small(), {})
+    (saved.path(1) / WEIGHTS_NAME).unlink()
     with pytest.raises(FileNotFoundError, match="no such file"):
         saved.load(small())
 
 
 def test_another_model_is_refused_by_its_numbers(tmp_path):
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     saved.save(1, small(), {})
-    other = small(32, tied=True)
+    other = small(32, tie_word_embeddings=True)
     before = [p.clone() for p in other.parameters()]
     with pytest.raises(ValueError, match="d_model 16 there, 32 here; "
-                       "tied False there, True here"):
+                       "tie_word_embeddings False there, True here"):
         saved.load(other)
     assert all(map(torch.equal, before, other.parameters()))
-    expect_config(small(), saved.path(1))
-    expect_config(torch.nn.Linear(1, 1), saved.path(1))
+    require_same_config(small(), saved.path(1))
+    require_same_config(torch.nn.Linear(1, 1), saved.path(1))
 
 
 def test_no_pickle_is_read_or_written(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "load", None)
     monkeypatch.setattr(torch, "save", None)
-    saved = Checkpoints(tmp_path)
-    saved.save(1, small(), {"random": random_state()})
+    saved = CheckpointManager(tmp_path)
+    saved.save(1, small(), {"rng_state": get_rng_state()})
     saved.load(small())
-    for name in (WEIGHTS, TENSORS):
+    for name in (WEIGHTS_NAME, STATE_TENSORS_NAME):
         with safe_open(saved.path(1) / name, "pt") as file:
             assert file.keys()
-    json.loads((saved.path(1) / STATE).read_text())
+    json.loads((saved.path(1) / STATE_NAME).read_text())
 
 
 # --- the last few, and the best
 
 def test_the_last_few_and_the_best_stay(tmp_path):
-    saved = Checkpoints(tmp_path, keep=2)
-    assert saved.steps() == [] and saved.best is None
+    saved = CheckpointManager(tmp_path, keep_last=2)
+    assert saved.steps() == [] and saved.best_step is None
     for step, score in ((10, 3.0), (20, 1.0), (30, 2.0), (40, None),
                         (50, float("nan"))):
         saved.save(step, small(), {}, score)
-    assert saved.steps() == [20, 40, 50] and saved.best == 20
+    assert saved.steps() == [20, 40, 50] and saved.best_step == 20
     saved.save(60, small(), {}, 0.5)
-    assert saved.steps() == [50, 60] and saved.best == 60
+    assert saved.steps() == [50, 60] and saved.best_step == 60
 
 
 def test_to_load_forgets_nothing(tmp_path):
     for step in range(1, 6):
-        Checkpoints(tmp_path, keep=9).save(step, small(), {})
-    Checkpoints(tmp_path, keep=1).load(small(), 2)
-    assert Checkpoints(tmp_path).steps() == [1, 2, 3, 4, 5]
+        CheckpointManager(tmp_path, keep_last=9).save(step, small(), {})
+    CheckpointManager(tmp_path, keep_last=1).load(small(), 2)
+    assert CheckpointManager(tmp_path).steps() == [1, 2, 3, 4, 5]
 
 
 def test_a_step_that_is_not_there(tmp_path):
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     with pytest.raises(ValueError, match="has no checkpoint of step None; "
                        r"it has \[\]"):
         saved.load(small())
     (tmp_path / "step-000007").mkdir()      # not ours: nothing in it
     (tmp_path / "step-x").mkdir()
     assert saved.steps() == []
-    with pytest.raises(ValueError, match="keep must be"):
-        Checkpoints(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="keep_last must be"):
+        CheckpointManager(tmp_path, keep_last=0)
 
 
 # --- a place in the data
 
 @pytest.mark.parametrize("make", [
-    lambda: Windows(torch.arange(500), 8, batch=2, seed=3),
+    lambda: RandomWindowLoader(torch.arange(500), 8, batch_size=2, seed=3),
     lambda: [torch.tensor([i]) for i in range(7)],
     lambda: (torch.tensor([i]) for i in range(100))])
 @pytest.mark.parametrize("taken", [0, 1, 5, 9])
 def test_a_stream_goes_on_where_it_was(make, taken):
-    stream = Stream(make())
-    stream.take(taken)
+    stream = ResumableBatches(make())
+    stream.next_batches(taken)
     state = through_json(stream.state_dict())
-    other = Stream(make())
+    other = ResumableBatches(make())
     other.load_state_dict(state)
-    for a, b in zip(stream.take(10), other.take(10), strict=True):
+    for a, b in zip(stream.next_batches(10), other.next_batches(10), strict=True):
         assert torch.equal(a[0], b[0])
-    assert stream.taken == other.taken == taken + 10
+    assert stream.num_yielded == other.num_yielded == taken + 10
 
 
 def test_a_stream_that_ends():
-    stream = Stream(iter([1, 2]))
-    assert stream.take(2) == [1, 2]
+    stream = ResumableBatches(iter([1, 2]))
+    assert stream.next_batches(2) == [1, 2]
     with pytest.raises(ValueError, match="the batches end after 2"):
         stream.next()
     with pytest.raises(ValueError, match="end after 0"):
-        Stream([]).next()
+        ResumableBatches([]).next()
 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
     def make():
         draw = torch.Generator().manual_seed(4) if own else None
-        return Stream(torch.utils.data.DataLoader(
+        return ResumableBatches(torch.utils.data.DataLoader(
             torch.arange(10), batch_size=2, shuffle=True, generator=draw))
 
     def some(stream, n):
         found = []
-        for batch in stream.take(n):
+        for batch in stream.next_batches(n):
             torch.rand(3)       # a training throws dice as well
             found += batch.tolist()
         return found
@@ -415,15 +427,15 @@ def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
         other = make()
         some(stream, before)
         state = through_json(stream.state_dict())
-        chance = random_state()
+        chance = get_rng_state()
         straight = some(stream, 12)
         torch.manual_seed(7)
         here = torch.get_rng_state()
         other.load_state_dict(state)
         assert torch.equal(here, torch.get_rng_state())
-        set_random_state(chance)
+        set_rng_state(chance)
         assert some(other, 12) == straight
-        assert other.taken == before + 12
+        assert other.num_yielded == before + 12
 
 
 def test_a_replay_keeps_no_batches_and_reads_one_pass():
@@ -442,21 +454,21 @@ def test_a_replay_keeps_no_batches_and_reads_one_pass():
                 most = max(most, len(alive))
                 read = read + 1
                 yield thing
-    stream = Stream(Things())
+    stream = ResumableBatches(Things())
     for _ in range(140):
         stream.next()
     state = stream.state_dict()
     most = read = 0
-    Stream(Things()).load_state_dict(state)
+    ResumableBatches(Things()).load_state_dict(state)
     assert read == 40 and most <= 4
 
 
 def test_a_pass_that_is_now_shorter():
-    stream = Stream([1, 2, 3])
-    stream.take(3)
+    stream = ResumableBatches([1, 2, 3])
+    stream.next_batches(3)
     with pytest.raises(ValueError, match="end after 2; the checkpoint was "
                        "written after 3"):
-        Stream([1, 2]).load_state_dict(stream.state_dict())
+        ResumableBatches([1, 2]).load_state_dict(stream.state_dict())
 
 
 # --- all of it
@@ -466,49 +478,49 @@ def parts(width=16, seed=0, groups=1, lr=0.1):
     params = [*model.parameters()]
     cut = [params[:3], params[3:]] if groups == 2 else [params]
     return (model, [torch.optim.SGD([{"params": p} for p in cut], lr)],
-            Stream(Windows(torch.arange(500) % 40, 8, seed=seed)))
+            ResumableBatches(RandomWindowLoader(torch.arange(500) % 40, 8, seed=seed)))
 
 
 @pytest.mark.parametrize("how, words", [
     ({"seed": 1}, "this loader"), ({"width": 32}, "another model"),
     ({"groups": 2}, r"groups of \[\d+\] parameters, these have \[3, ")])
 def test_what_does_not_fit_changes_nothing(how, words, tmp_path):
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     model, optimizers, stream = parts(lr=0.5)
     torch.nn.init.zeros_(model.norm.weight)
-    stream.take(3)
-    save_training(saved, 3, model, optimizers, stream)
+    stream.next_batches(3)
+    save_training_state(saved, 3, model, optimizers, stream)
     model, optimizers, stream = parts(**how)
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=words):
-        load_training(saved, model, optimizers, stream)
+        load_training_state(saved, model, optimizers, stream)
     assert all(map(torch.equal, before, model.parameters()))
     assert optimizers[0].param_groups[0]["lr"] == 0.1
-    assert stream.taken == stream.batches.taken == 0
+    assert stream.num_yielded == stream.batches.num_yielded == 0
 
 
 def test_weights_that_do_not_fit_leave_the_data_where_it_was(tmp_path):
-    saved = Checkpoints(tmp_path)
+    saved = CheckpointManager(tmp_path)
     data = torch.arange(500) % 40
     one = torch.nn.Linear(2, 2)
     two = torch.nn.Linear(2, 3)
-    stream = Stream(Windows(data, 8))
-    stream.take(2)
-    save_training(saved, 2, one, [], stream)
-    stream = Stream(Windows(data, 8))
+    stream = ResumableBatches(RandomWindowLoader(data, 8))
+    stream.next_batches(2)
+    save_training_state(saved, 2, one, [], stream)
+    stream = ResumableBatches(RandomWindowLoader(data, 8))
     with pytest.raises(ValueError, match="do not fit"):
-        load_training(saved, two, [], stream)
-    assert stream.taken == stream.batches.taken == 0
+        load_training_state(saved, two, [], stream)
+    assert stream.num_yielded == stream.batches.num_yielded == 0
 
 
 def test_another_learning_rate_is_told(tmp_path, recwarn):
-    saved = Checkpoints(tmp_path)
-    save_training(saved, 1, *parts())
-    load_training(saved, *parts())
+    saved = CheckpointManager(tmp_path)
+    save_training_state(saved, 1, *parts())
+    load_training_state(saved, *parts())
     assert not recwarn.list
     with pytest.warns(UserWarning, match=r"checkpoint go on, \[0.1\], not "
                       r"those given now, \[0.2\]"):
-        load_training(saved, *parts(lr=0.2))
+        load_training_state(saved, *parts(lr=0.2))
 
 
 # --- rows
@@ -518,24 +530,24 @@ def test_a_history_is_on_the_disk_after_every_row(tmp_path):
     history = History(path)
     for step in range(1, 6):
         row = {"step": step, "loss": 1 / 3 / step}
-        history.add(row | ({"eval_loss": 0.1} if step == 3 else {}))
+        history.append(row | ({"eval_loss": 0.1} if step == 3 else {}))
         later = History(path)
-        later.until(step)
-        assert later.rows == history.rows
-    history.until(2)
-    assert [row["step"] for row in history.rows] == [1, 2]
-    history.add({"step": 3, "loss": 7.0})
-    later.until(9)
-    assert later.rows == history.rows
+        later.truncate(step)
+        assert later.records == history.records
+    history.truncate(2)
+    assert [row["step"] for row in history.records] == [1, 2]
+    history.append({"step": 3, "loss": 7.0})
+    later.truncate(9)
+    assert later.records == history.records
 
 
 def test_a_line_that_was_cut_is_left_out(tmp_path):
     history = History(tmp_path / "h.csv")
-    history.add({"step": 1, "loss": 0.5})
+    history.append({"step": 1, "loss": 0.5})
     with history.path.open("a") as file:
         file.write("2,0.3")
-    history.until(2)
-    assert history.rows == [{"step": 1, "loss": 0.5}]
+    history.truncate(2)
+    assert history.records == [{"step": 1, "loss": 0.5}]
     assert history.path.read_text().splitlines() == ["step,loss", "1,0.5"]
 
 
@@ -544,23 +556,23 @@ def test_a_row_costs_the_same_however_many_there_are(tmp_path):
         def __iter__(self):
             raise AssertionError("every row was walked")
     history = History(tmp_path / "h.csv")
-    history.add({"step": 1, "loss": 0.5})
-    history.rows = Unwalked(history.rows)
-    history.add({"step": 2, "loss": 0.5})
+    history.append({"step": 1, "loss": 0.5})
+    history.records = Unwalked(history.records)
+    history.append({"step": 2, "loss": 0.5})
     assert history.path.read_text().splitlines()[1:] == ["1,0.5", "2,0.5"]
 
 
 def test_a_history_without_a_file():
     history = History()
-    history.add({"step": 1})
-    history.add({"step": 2, "new": 1.0})
+    history.append({"step": 1})
+    history.append({"step": 2, "new": 1.0})
     assert history.columns() == ["step", "new"]
 
 
 def test_tensorboard_is_asked_for_by_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"tformer\[log\]"):
-        TensorBoard(tmp_path)
+        TensorBoardLogger(tmp_path)
 
 
 def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
@@ -578,7 +590,7 @@ def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
     fake = type(sys)("tensorboard")
     fake.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    TensorBoard(tmp_path)({"step": 3, "loss": 0.5, "lr": 0.1})
+    TensorBoardLogger(tmp_path)({"step": 3, "loss": 0.5, "lr": 0.1})
     assert said == [("loss", 0.5, 3), ("lr", 0.1, 3)]
 
 

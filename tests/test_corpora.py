@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 from helpers import plain_only
 from tformer import corpora, stories
 from tformer.corpora import (
-    Encode,
+    DocumentEncoder,
     TokenFile,
-    documents,
     download,
-    hub,
-    near_duplicates,
-    pydocs,
+    find_near_duplicates,
+    load_documents,
+    python_docs,
+    read_hub_file,
     read_jsonl,
     read_parquet,
     read_path,
     read_texts,
     shingles,
     tokenizer_hash,
-    write_tokens,
+    write_token_file,
 )
 from tformer.tokenizer import Tokenizer, Vocabulary
 
@@ -61,9 +61,9 @@ def test_a_file_is_cut_where_the_separator_stands(tmp_path_factory, texts,
 def test_a_separator_may_lie_across_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("one<END>two<END>three", "utf-8")
-    read = corpora.read_file
+    read = corpora.read_text_chunks
     for size in range(1, 12):
-        monkeypatch.setattr(corpora, "read_file",
+        monkeypatch.setattr(corpora, "read_text_chunks",
                             lambda path, n=size: read(path, n))
         assert list(read_texts(path, "<END>")) == ["one", "two", "three"]
 
@@ -77,7 +77,7 @@ def test_jsonl_holds_objects_or_strings_and_names_the_line(tmp_path):
         with pytest.raises(ValueError, match="line 2: no text in 'text'"):
             list(read_jsonl(path))
     path.write_text('{"body": "x"}', "utf-8")
-    assert list(documents(path, field="body")) == ["x"]
+    assert list(load_documents(path, field="body")) == ["x"]
 
 
 def test_parquet_is_read_by_rows(tmp_path):
@@ -86,7 +86,7 @@ def test_parquet_is_read_by_rows(tmp_path):
     path = tmp_path / "a.parquet"
     texts = [f"text {i}" for i in range(2500)]
     parquet.write_table(pa.table({"text": texts, "n": range(2500)}), path)
-    assert list(read_parquet(path)) == list(documents(path)) == texts
+    assert list(read_parquet(path)) == list(load_documents(path)) == texts
     with pytest.raises(ValueError, match=r"a column of .*'text', 'n'"):
         list(read_parquet(path, "body"))
 
@@ -101,20 +101,20 @@ def test_a_parquet_row_without_a_text_is_named(tmp_path):
         with pytest.raises(ValueError, match=(
                 f"row {len(texts) + 1} of 'text' in .*parquet must be a str, "
                 f"got {type(wrong[0]).__name__}")):
-            list(documents(path))
+            list(load_documents(path))
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("one|two\ufeff|three", "utf-8-sig")
     assert list(read_texts(path)) == ["one|two\ufeff|three"]
-    read = corpora.read_file
+    read = corpora.read_text_chunks
     for size in (1, 2, 100):
-        monkeypatch.setattr(corpora, "read_file",
+        monkeypatch.setattr(corpora, "read_text_chunks",
                             lambda path, n=size: read(path, n))
         assert list(read_texts(path, "|")) == ["one", "two\ufeff", "three"]
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n', "utf-8-sig")
-    assert list(documents(tmp_path / "a.jsonl")) == ["a"]
+    assert list(load_documents(tmp_path / "a.jsonl")) == ["a"]
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
@@ -127,30 +127,30 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     for name in ("b.txt", "a.md", "sub/c.txt", "x.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name, "utf-8")
-    assert list(documents(tmp_path)) == ["a.md", "b.txt", "sub/c.txt"]
+    assert list(load_documents(tmp_path)) == ["a.md", "b.txt", "sub/c.txt"]
     assert list(read_path(tmp_path / "x.bin")) == ["x.bin"]
 
 
 @pytest.mark.parametrize("make, error, says", [
-    (lambda p: documents(p / "none.txt"), FileNotFoundError, "no such file"),
-    (lambda p: documents("storis"), FileNotFoundError,
+    (lambda p: load_documents(p / "none.txt"), FileNotFoundError, "no such file"),
+    (lambda p: load_documents("storis"), FileNotFoundError,
      "no such file: 'storis'; nor .* 'stories', 'pydocs' and 'hub:"),
-    (lambda p: documents("stories", sede=1), ValueError,
+    (lambda p: load_documents("stories", sede=1), ValueError,
      "'stories' has no option sede; its options are seed, level"),
-    (lambda p: documents("pydocs", seed=1), ValueError, "no option seed"),
-    (lambda p: documents(p / "latin.txt", feld="a"), ValueError,
+    (lambda p: load_documents("pydocs", seed=1), ValueError, "no option seed"),
+    (lambda p: load_documents(p / "latin.txt", feld="a"), ValueError,
      "reader of latin.txt has no option feld; its options are separator"),
-    (lambda p: documents(p / "latin.jsonl"), ValueError,
+    (lambda p: load_documents(p / "latin.jsonl"), ValueError,
      "latin.jsonl, line 2, is not UTF-8: byte 0xe9 at position 4"),
-    (lambda p: documents(p / "empty.txt"), ValueError, "is empty"),
-    (lambda p: documents(p / "blank.txt"), ValueError,
+    (lambda p: load_documents(p / "empty.txt"), ValueError, "is empty"),
+    (lambda p: load_documents(p / "blank.txt"), ValueError,
      "the corpus is empty: .* holds no text"),
-    (lambda p: documents(p / "folder"), ValueError, "the corpus is empty"),
-    (lambda p: documents(p / "latin.txt"), ValueError,
+    (lambda p: load_documents(p / "folder"), ValueError, "the corpus is empty"),
+    (lambda p: load_documents(p / "latin.txt"), ValueError,
      "latin.txt is not UTF-8: byte 0xe9 at position 3"),
-    (lambda p: documents("stories", 0), ValueError, "n must be"),
-    (lambda p: documents("hub:only/two"), ValueError, "hub:owner/dataset"),
-    (lambda p: documents("hub:a/b/../../c"), ValueError, "hub:owner"),
+    (lambda p: load_documents("stories", 0), ValueError, "limit must be"),
+    (lambda p: load_documents("hub:only/two"), ValueError, "hub:owner/dataset"),
+    (lambda p: load_documents("hub:a/b/../../c"), ValueError, "hub:owner"),
     (lambda p: read_texts(p / "blank.txt", ""), ValueError, "separator"),
 ])
 def test_bad_sources_are_refused(tmp_path, make, error, says):
@@ -166,16 +166,16 @@ def test_bad_sources_are_refused(tmp_path, make, error, says):
 # --- corpora that are always there
 
 def test_stories_are_those_of_the_grammar():
-    assert list(documents("stories", 20)) == list(stories.generate(20))
-    assert list(documents("stories", 5, seed=3, level=2)) == list(
-        stories.generate(5, 3, 2))
-    assert sum(1 for _ in documents("stories", 10, level=3)) == 10
+    assert list(load_documents("stories", 20)) == list(stories.generate_stories(20))
+    assert list(load_documents("stories", 5, seed=3, level=2)) == list(
+        stories.generate_stories(5, 3, 2))
+    assert sum(1 for _ in load_documents("stories", 10, level=3)) == 10
 
 
 def test_pydocs_are_many_distinct_and_in_one_order():
-    texts = list(pydocs())
+    texts = list(python_docs())
     assert len(texts) > 1000 and sum(map(len, texts)) > 400_000
-    assert texts == list(documents("pydocs"))
+    assert texts == list(load_documents("pydocs"))
     heads = [text.split("\n")[0] for text in texts]
     assert len(set(heads)) > 0.99 * len(heads)
     entry = texts[heads.index("textwrap.indent")]
@@ -185,21 +185,22 @@ def test_pydocs_are_many_distinct_and_in_one_order():
     assert not any("object at 0x" in text for text in texts)
     out = subprocess.run(       # the same in another process
         [sys.executable, "-c", "import hashlib; from tformer.corpora import "
-         "pydocs; print(hashlib.sha256(''.join(pydocs()).encode())"
-         ".hexdigest())"], capture_output=True, text=True, check=True)
+         "python_docs; print(hashlib.sha256("
+         "''.join(python_docs()).encode()).hexdigest())"],
+        capture_output=True, text=True, check=True)
     assert out.stdout.strip() == hashlib.sha256(
         "".join(texts).encode()).hexdigest() and not out.stderr
 
 
 def test_what_other_packages_put_into_classes_is_no_documentation(monkeypatch):
     import logging
-    before = list(pydocs())
+    before = list(python_docs())
 
     def shout(self, message):
         "Say it loudly."
 
     monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
-    assert list(pydocs()) == before
+    assert list(python_docs()) == before
 
 
 # --- downloads
@@ -268,7 +269,7 @@ def test_a_broken_download_goes_on_where_it_broke(server, tmp_path):
     path = tmp_path / "a.txt"
     with pytest.raises(ConnectionError,
                        match="broke at 140,000 of 300,000 bytes; call again"):
-        download(f"{server.url}/a", path, RIGHT, tries=2)
+        download(f"{server.url}/a", path, RIGHT, max_retries=2)
     assert not path.exists()
     part, = tmp_path.iterdir()
     assert part.read_bytes() == BODY[:140_000]
@@ -283,7 +284,7 @@ def test_what_came_to_the_last_byte_is_not_asked_for(server, tmp_path):
     path = tmp_path / "a.txt"
     server.most = 70_000
     with pytest.raises(ConnectionError):
-        download(f"{server.url}/a", path, RIGHT, tries=1)
+        download(f"{server.url}/a", path, RIGHT, max_retries=1)
     part, = tmp_path.iterdir()
     part.write_bytes(BODY)
     server.most = 0
@@ -304,7 +305,7 @@ def test_a_full_disk_is_no_broken_line(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(corpora, "open", Full, raising=False)
     with pytest.raises(OSError, match="No space left") as seen:
-        download(f"{server.url}/a", tmp_path / "a.txt", tries=2)
+        download(f"{server.url}/a", tmp_path / "a.txt", max_retries=2)
     assert seen.value.errno == errno.ENOSPC
     assert len(server.asked) == 2           # its size, then one try
 
@@ -323,7 +324,7 @@ def test_halves_of_two_files_are_never_joined(server, tmp_path):
     server.most = 70_000
     path = tmp_path / "a.txt"
     with pytest.raises(ConnectionError):
-        download(f"{server.url}/a", path, tries=1)
+        download(f"{server.url}/a", path, max_retries=1)
     server.most = 10 ** 9
     server.tag = '"two"'
     server.body = bytes(len(BODY))          # replaced, of equal size
@@ -346,8 +347,8 @@ def test_what_is_not_there_says_so(server, tmp_path):
             r'without a network there is documents\("stories"\)')):
         download(server.url_off, tmp_path / "a")
     with pytest.raises(ConnectionError, match="stories"):
-        list(documents("hub:o/d/f.txt", server="http://localhost:1",
-                       folder=tmp_path))
+        list(load_documents("hub:o/d/f.txt", server="http://localhost:1",
+                            folder=tmp_path))
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
@@ -355,13 +356,12 @@ def test_a_file_of_the_hub_is_kept(server, tmp_path, monkeypatch):
     server.body = b'{"text": "from afar"}\n'
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path))
     for _ in range(2):
-        assert list(documents("hub:own/set/some/f.jsonl",
-                              server=server.url, revision="v1")) == [
-            "from afar"]
+        assert list(load_documents("hub:own/set/some/f.jsonl", server=server.url,
+                                   revision="v1")) == ["from afar"]
     assert (tmp_path / "own/set/v1/some/f.jsonl").exists()
     assert len(server.asked) == 2           # its size, then itself
     with pytest.raises(ValueError, match="sha256"):
-        list(hub("own/set/f.jsonl", sha256="0" * 64, server=server.url))
+        list(read_hub_file("own/set/f.jsonl", sha256="0" * 64, server=server.url))
 
 
 # --- token files
@@ -371,7 +371,7 @@ def test_a_file_of_the_hub_is_kept(server, tmp_path, monkeypatch):
 @settings(max_examples=40, deadline=None)
 def test_a_token_file_holds_the_documents(tmp_path_factory, texts, end):
     path = tmp_path_factory.mktemp("tokens") / "a.tok"
-    write_tokens(path, texts, END, end="<|end|>" if end else None)
+    write_token_file(path, texts, END, end_token="<|end|>" if end else None)
     file = TokenFile(path, END)
     texts = [text for text in texts if text]
     rows = [END.encode(text, disallowed_special=()) + [257] * end
@@ -387,20 +387,20 @@ def test_a_token_file_holds_the_documents(tmp_path_factory, texts, end):
 
 
 def test_special_tokens_in_a_text_are_text(tmp_path):
-    write_tokens(tmp_path / "a", ["x<|end|>y"], END, end="<|end|>")
+    write_token_file(tmp_path / "a", ["x<|end|>y"], END, end_token="<|end|>")
     ids = TokenFile(tmp_path / "a", END).ids
     assert ids.tolist().count(257) == 1 and ids[-1] == 257
     with pytest.raises(ValueError, match="no token"):
-        write_tokens(tmp_path / "b", ["x"], END, end="<|none|>")
+        write_token_file(tmp_path / "b", ["x"], END, end_token="<|none|>")
 
 
 def test_ids_take_two_bytes_or_four(tmp_path):
     for size, width in ((65_536, 2), (65_537, 4)):
         wide = Tokenizer(Vocabulary([], {"<|last|>": size - 1}))
         assert wide.vocab_size == size
-        write_tokens(tmp_path / "a", ["ab"], wide, end="<|last|>")
+        write_token_file(tmp_path / "a", ["ab"], wide, end_token="<|last|>")
         file = TokenFile(tmp_path / "a", wide)
-        assert file.header.width == file.ids.itemsize == width
+        assert file.header.bytes_per_id == file.ids.itemsize == width
         assert file.ids.tolist() == [97, 98, size - 1]
         assert (tmp_path / "a").stat().st_size == 64 + 8 * (
             1 if width == 2 else 2) + 8
@@ -408,7 +408,7 @@ def test_ids_take_two_bytes_or_four(tmp_path):
 
 def test_a_foreign_or_truncated_file_is_refused(tmp_path):
     path = tmp_path / "a.tok"
-    write_tokens(path, ["some text", "and more"], BYTES)
+    write_token_file(path, ["some text", "and more"], BYTES)
     with pytest.raises(ValueError, match="written with another tokenizer"):
         TokenFile(path, END)
     assert len(TokenFile(path)) == 2        # not compared
@@ -432,7 +432,7 @@ def test_a_foreign_or_truncated_file_is_refused(tmp_path):
 
 def test_a_failure_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.tok"
-    write_tokens(path, ["the old text"], BYTES)
+    write_token_file(path, ["the old text"], BYTES)
     old = path.read_bytes()
 
     def broken():
@@ -440,12 +440,12 @@ def test_a_failure_leaves_the_old_file(tmp_path):
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="broke"):
-        write_tokens(path, broken(), BYTES)
+        write_token_file(path, broken(), BYTES)
     for texts in ([], ["", ""]):
         with pytest.raises(ValueError, match="the corpus is empty"):
-            write_tokens(path, texts, BYTES)
+            write_token_file(path, texts, BYTES)
     with pytest.raises(ValueError, match="text must be a str"):
-        write_tokens(path, [b"bytes"], BYTES)
+        write_token_file(path, [b"bytes"], BYTES)
     assert path.read_bytes() == old and len(list(tmp_path.iterdir())) == 1
 
 
@@ -462,23 +462,23 @@ def test_tokenizers_that_differ_have_other_hashes():
 
 def test_the_folder_of_a_token_file_is_made(tmp_path):
     path = tmp_path / "not" / "yet" / "a.tok"
-    write_tokens(path, ["some text"], BYTES)
+    write_token_file(path, ["some text"], BYTES)
     assert len(TokenFile(path, BYTES)) == 1
 
 
 @plain_only
 def test_processes_write_the_same_file(tmp_path):
-    texts = list(documents("pydocs", 300)) * 12
+    texts = list(load_documents("pydocs", 300)) * 12
     tokenizer = Tokenizer.train(texts[:100], 400)
     for workers in (1, 2):
-        write_tokens(tmp_path / f"{workers}", texts, tokenizer,
-                     workers=workers)
+        write_token_file(tmp_path / f"{workers}", texts, tokenizer,
+                         num_workers=workers)
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     assert (tmp_path / "1").stat().st_size > 400_000
 
 
 def test_ids_travel_as_bytes():
-    ids, lengths = Encode(BYTES)(["ab", "c"])
+    ids, lengths = DocumentEncoder(BYTES)(["ab", "c"])
     assert np.frombuffer(ids, "<u2").tolist() == [97, 98, 99]
     assert lengths == [2, 1]
 
@@ -529,7 +529,7 @@ def slow_pairs(texts, alike):
 
 
 def test_near_duplicates_are_those_of_all_pairs():
-    texts = list(documents("pydocs", 250))
+    texts = list(load_documents("pydocs", 250))
     dice = random.Random(1)
     for text in texts[:30]:
         words = text.split()
@@ -537,20 +537,20 @@ def test_near_duplicates_are_those_of_all_pairs():
             words[i] = "changed"
         texts.append(" ".join([*words, "more"]))    # none is equal
     slow = slow_pairs(texts, 0.6)
-    found = {(i, j): score for i, j, score in near_duplicates(texts, 0.6)}
+    found = {(i, j): score for i, j, score in find_near_duplicates(texts, 0.6)}
     assert found == slow and len(slow) >= 20
     few = slow_pairs(texts, 0.3)
-    loose = {(i, j) for i, j, _ in near_duplicates(texts, 0.3)}
+    loose = {(i, j) for i, j, _ in find_near_duplicates(texts, 0.3)}
     assert loose <= {*few} and len(loose) > 0.8 * len(few)
 
 
 def test_equal_and_short_texts_are_compared():
-    assert near_duplicates(["one two", "One  TWO", "two one", "x"]) == [
+    assert find_near_duplicates(["one two", "One  TWO", "two one", "x"]) == [
         (0, 1, 1.0)]
-    assert near_duplicates(["", " ", "a"]) == [(0, 1, 1.0)]
-    assert near_duplicates([]) == []
+    assert find_near_duplicates(["", " ", "a"]) == [(0, 1, 1.0)]
+    assert find_near_duplicates([]) == []
     assert len(shingles("a b c d e f g")) == 3
-    assert json.loads(json.dumps(near_duplicates(["a"] * 3))) == [
+    assert json.loads(json.dumps(find_near_duplicates(["a"] * 3))) == [
         [0, 1, 1.0], [0, 2, 1.0]]
 
 
@@ -559,7 +559,7 @@ def test_equal_texts_are_compared_once():
     words = [f"word{i}" for i in range(60)]
     one = " ".join(words)
     two = " ".join(words[:-1])
-    found = near_duplicates([two] + [one] * 1500 + [two])
+    found = find_near_duplicates([two] + [one] * 1500 + [two])
     assert [pair[:2] for pair in found] == [(0, 1), (0, 1501)] + [
         (1, j) for j in range(2, 1501)]
     assert found[0][2] == pytest.approx(55 / 56)

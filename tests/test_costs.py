@@ -18,27 +18,27 @@ from tformer import costs as module
 from tformer.attention import SelfAttention
 from tformer.bert import Bert, BertConfig
 from tformer.costs import (
-    CARDS,
-    Card,
-    Costs,
-    Sizes,
+    ACCELERATORS,
+    Accelerator,
+    ModelCosts,
+    ModelSpec,
     Work,
-    activations,
-    costs,
-    crossover,
-    decode_work,
-    flop_parts,
-    flops,
-    kv_cache,
-    max_batch,
-    parameter_parts,
-    prefill_work,
-    read_sizes,
-    readable,
-    state_parts,
+    activation_bytes,
+    attention_ffn_crossover,
+    decode_workload,
+    estimate_costs,
+    flops_by_component,
+    format_quantity,
+    forward_flops,
+    kv_cache_bytes,
+    max_batch_size,
+    parameters_by_component,
+    prefill_workload,
+    spec_from_config,
+    training_bytes,
     training_flops,
-    training_memory,
-    training_time,
+    training_seconds,
+    training_state_by_component,
     weight_bytes,
 )
 from tformer.gpt import GPT, GPT1, GPTConfig
@@ -55,7 +55,7 @@ GROUPED = dict(THEIRS, num_key_value_heads=2)
 
 
 def sizes(**more):
-    return Sizes(**{**SMALL, **more})
+    return ModelSpec(**{**SMALL, **more})
 
 
 def numel(model):
@@ -132,7 +132,7 @@ def known():
 @pytest.mark.parametrize("name", known())
 def test_parameters_are_exactly_those_of_transformers(name):
     config, published = known()[name]
-    predicted = total(parameter_parts(read_sizes(config)))
+    predicted = total(parameters_by_component(spec_from_config(config)))
     assert predicted == numel(without_numbers(config))
     assert published in (None, predicted)
 
@@ -144,7 +144,7 @@ def own_models():
         "gpt1": GPT1(GPTConfig(**SMALL, max_len=16)),
         "llama": Llama(LlamaConfig(**SMALL)),
         "llama options": Llama(LlamaConfig(
-            **SMALL, n_kv_heads=1, d_head=6, d_ff=20, tied=True)),
+            **SMALL, n_kv_heads=1, d_head=6, d_ff=20, tie_word_embeddings=True)),
         "qwen3": Qwen3(LlamaConfig(**SMALL, n_kv_heads=2)),
         "bert": Bert(BertConfig(**SMALL, max_len=16)),
         "seq2seq": Seq2Seq(Seq2SeqConfig(**SMALL)),
@@ -155,49 +155,50 @@ def own_models():
 @pytest.mark.parametrize("name", own_models())
 def test_parameters_are_exactly_those_of_our_models(name):
     model = own_models()[name]
-    c = costs(model)
+    c = estimate_costs(model)
     assert c.parameters == numel(model)
     with torch.no_grad():  # one more parameter is noticed
         model.extra = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(ValueError, match=f"{c.parameters + 1:,} param"):
-        costs(model)
+        estimate_costs(model)
 
 
 def test_a_configuration_alone_is_enough():
     "The class of a model tells more only where two share a configuration."
     model = own_models()["seq2seq"]
-    assert read_sizes(model) == read_sizes(model.config)
+    assert spec_from_config(model) == spec_from_config(model.config)
     config = GPTConfig(**SMALL, max_len=16)
-    one = read_sizes(config, like="GPT1")
-    two = read_sizes(config)
-    assert total(parameter_parts(two)) - total(parameter_parts(one)) == 64
-    assert read_sizes(GPT1(config)) == one
-    assert read_sizes(LlamaConfig(**SMALL), "qwen3").qk_norm
+    one = spec_from_config(config, family="GPT1")
+    two = spec_from_config(config)
+    one_n, two_n = (total(parameters_by_component(s)) for s in (one, two))
+    assert two_n - one_n == 64
+    assert spec_from_config(GPT1(config)) == one
+    assert spec_from_config(LlamaConfig(**SMALL), "qwen3").qk_norm
 
 
 def test_both_libraries_describe_the_same_gpt2():
-    assert costs(GPTConfig(), name="x") == costs(
+    assert estimate_costs(GPTConfig(), name="x") == estimate_costs(
         transformers.GPT2Config(), name="x")
-    ours = costs(BertConfig())
-    theirs = costs(transformers.BertConfig())
+    ours = estimate_costs(BertConfig())
+    theirs = estimate_costs(transformers.BertConfig())
     assert theirs.parameters - ours.parameters == 768 * 768 + 768  # pooler
-    assert costs(BertConfig(), "bert").parameters == 109_482_240
+    assert estimate_costs(BertConfig(), "bert").parameters == 109_482_240
 
 
 def test_base_transformer_of_2017_is_63_million():
-    c = costs(Seq2SeqConfig(vocab_size=37_000))
+    c = estimate_costs(Seq2SeqConfig(vocab_size=37_000))
     assert c.parameters == 44_138_496 + 37_000 * 512
-    bare = c.parameters - c.parameter_parts()["token embedding"]
+    bare = c.parameters - c.parameters_by_component()["token embedding"]
     assert bare == 44_138_496
-    more = costs(Seq2SeqConfig(vocab_size=37_000, final_norm=True))
+    more = estimate_costs(Seq2SeqConfig(vocab_size=37_000, final_norm=True))
     assert more.parameters == c.parameters + 2 * 2 * 512
 
 
 def test_two_thirds_of_a_layer_are_feed_forward():
-    s = Sizes(vocab_size=1, d_model=512, n_layers=1, n_heads=8)
+    s = ModelSpec(vocab_size=1, d_model=512, n_layers=1, n_heads=8)
     layer = torch.nn.TransformerEncoderLayer(512, 8, 2048)
-    assert parameter_parts(s)["feed-forward"] == 2_099_712
-    assert parameter_parts(s)["attention"] == numel(layer.self_attn)
+    assert parameters_by_component(s)["feed-forward"] == 2_099_712
+    assert parameters_by_component(s)["attention"] == numel(layer.self_attn)
     assert round(2_099_712 / numel(layer), 6) == 0.666071
 
 
@@ -205,8 +206,8 @@ def test_weights_measured_in_bytes():
     model = own_models()["llama options"]
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
         measured = sum(p.to(dtype).nbytes for p in model.parameters())
-        assert weight_bytes(read_sizes(model), dtype) == measured
-    big = weight_bytes(read_sizes(nemotron()))
+        assert weight_bytes(spec_from_config(model), dtype) == measured
+    big = weight_bytes(spec_from_config(nemotron()))
     assert round(big / 1e9, 1) == 682.1
 
 
@@ -222,11 +223,11 @@ class Plain:
 def test_any_object_with_the_fields_is_read():
     theirs = Plain(model_type="llama", **GROUPED, max_position_embeddings=9)
     ours = Plain(**SMALL, d_ff=56, n_kv_heads=2, max_len=9)
-    a = read_sizes(theirs)
-    b = read_sizes(ours, like="llama")
+    a = spec_from_config(theirs)
+    b = spec_from_config(ours, family="llama")
     assert a.max_len == b.max_len == 9 and a.d_ff == b.d_ff == 56
     assert a.n_kv_heads == b.n_kv_heads == 2
-    assert b.gated and b.norm_vectors == 1 and b.biases == ()
+    assert b.gated_ffn and b.norm_vectors == 1 and b.biases == ()
 
 
 def test_transformers_is_not_needed():
@@ -239,16 +240,16 @@ class DerivedConfig(GPTConfig):
 
 
 def test_a_derived_configuration_is_of_its_family():
-    assert read_sizes(DerivedConfig()) == read_sizes(GPTConfig())
+    assert spec_from_config(DerivedConfig()) == spec_from_config(GPTConfig())
 
 
 def test_a_family_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match=r"no family 'mamba'.*llama.*like="):
-        read_sizes(Plain(model_type="mamba", **GROUPED))
+    with pytest.raises(ValueError, match=r"no family 'mamba'.*llama.*family="):
+        spec_from_config(Plain(model_type="mamba", **GROUPED))
     with pytest.raises(ValueError, match="no family 'Plain'"):
-        read_sizes(Plain(**GROUPED))
+        spec_from_config(Plain(**GROUPED))
     with pytest.raises(ValueError, match="no family 'lama'"):
-        read_sizes(LlamaConfig(**SMALL), like="lama")
+        spec_from_config(LlamaConfig(**SMALL), family="lama")
 
 
 @pytest.mark.parametrize("thing", ["gpt2", {"hidden_size": 8}, None,
@@ -256,50 +257,50 @@ def test_a_family_that_is_not_known_is_refused():
 def test_what_is_no_configuration_is_refused_by_its_kind(thing):
     with pytest.raises(ValueError, match="expected the configuration.*got "
                        + type(thing).__name__):
-        read_sizes(thing)
+        spec_from_config(thing)
 
 
 def test_a_missing_number_is_named():
     fields = {k: v for k, v in GROUPED.items()
               if k not in ("hidden_size", "vocab_size")}
     with pytest.raises(ValueError, match="no vocab_size, no d_model"):
-        read_sizes(Plain(model_type="llama", **fields))
+        spec_from_config(Plain(model_type="llama", **fields))
     with pytest.raises(ValueError, match="no max_len"):
-        read_sizes(Plain(**SMALL), like="gpt2")
+        spec_from_config(Plain(**SMALL), family="gpt2")
 
 
 @pytest.mark.parametrize("field", ["num_local_experts", "num_experts",
                                    "n_routed_experts", "kv_lora_rank"])
 def test_parts_that_are_not_counted_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} is 8"):
-        read_sizes(Plain(model_type="llama", **GROUPED, **{field: 8}))
+        spec_from_config(Plain(model_type="llama", **GROUPED, **{field: 8}))
 
 
 def test_windows_are_read_layer_by_layer():
     t = transformers
-    mistral = read_sizes(t.MistralConfig(**GROUPED, sliding_window=7))
-    assert (mistral.window, mistral.n_windowed) == (7, 3)
-    none = read_sizes(t.MistralConfig(**GROUPED, sliding_window=None))
-    assert (none.window, none.n_windowed) == (None, 0)
+    mistral = spec_from_config(t.MistralConfig(**GROUPED, sliding_window=7))
+    assert (mistral.sliding_window, mistral.n_sliding_layers) == (7, 3)
+    none = spec_from_config(t.MistralConfig(**GROUPED, sliding_window=None))
+    assert (none.sliding_window, none.n_sliding_layers) == (None, 0)
     mixed = t.Gemma2Config(**GROUPED, sliding_window=7)
     n = mixed.layer_types.count("sliding_attention")
     assert 0 < n < 3
-    assert read_sizes(mixed).n_windowed == n
+    assert spec_from_config(mixed).n_sliding_layers == n
     off = t.Qwen2Config(**GROUPED, use_sliding_window=False,
                         sliding_window=7)
-    assert read_sizes(off).n_windowed == 0
+    assert spec_from_config(off).n_sliding_layers == 0
     for use, n in ((False, 0), (True, 3)):
         plain = Plain(model_type="qwen2", **GROUPED, sliding_window=7,
                       use_sliding_window=use)
-        assert read_sizes(plain).n_windowed == n
+        assert spec_from_config(plain).n_sliding_layers == n
 
 
 # ---- sizes --------------------------------------------------------------
 
 def test_defaults_are_filled_in():
     s = sizes()
-    assert (s.n_kv_heads, s.d_head, s.d_ff, s.ff_kept) == (4, 8, 128, 2)
-    assert sizes(gated=True).ff_kept == 4
+    assert (s.n_kv_heads, s.d_head, s.d_ff, s.ffn_saved_activations) == (4, 8, 128, 2)
+    assert sizes(gated_ffn=True).ffn_saved_activations == 4
     assert sizes(n_heads=5, d_head=3).d_head == 3
 
 
@@ -315,25 +316,26 @@ def test_defaults_are_filled_in():
     (dict(d_head=0), "d_head .* got 0"),
     (dict(d_ff=0), "d_ff .* got 0"),
     (dict(n_encoder_layers=-1), "n_encoder_layers .* 0, got -1"),
-    (dict(position_rows=-1), "position_rows .* got -1"),
+    (dict(n_position_embeddings=-1), "n_position_embeddings .* got -1"),
     (dict(n_kv_heads=3), "4 query heads cannot share 3"),
     (dict(n_kv_heads=8), "4 query heads cannot share 8"),
     (dict(n_heads=5), "d_model 32 is no multiple of n_heads 5"),
-    (dict(window=0, n_windowed=1), "window .* got 0"),
-    (dict(window=4, n_windowed=3), "3 of 2 layers"),
-    (dict(n_windowed=1), "1 of 2 layers cannot have the window None"),
+    (dict(sliding_window=0, n_sliding_layers=1), "sliding_window .* got 0"),
+    (dict(sliding_window=4, n_sliding_layers=3), "3 of 2 layers"),
+    (dict(n_sliding_layers=1), "1 of 2 layers cannot have the window None"),
     (dict(biases=("q",)), "biases are among"),
     (dict(max_len=0), "max_len .* 1, got 0"),
-    (dict(norms=-1), "norms .* 0, got -1"),
-    (dict(gated=1), "gated must be one of True, False, got 1"),
-    (dict(tied="no"), "tied must be one of True, False, got 'no'")])
+    (dict(norms_per_layer=-1), "norms_per_layer .* 0, got -1"),
+    (dict(gated_ffn=1), "gated_ffn must be one of True, False, got 1"),
+    (dict(tie_word_embeddings="no"),
+     "tie_word_embeddings must be one of True, False, got 'no'")])
 def test_numbers_that_cannot_be_are_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         sizes(**fields)
 
 
 def test_numbers_of_numpy_neither_overflow_nor_stay():
-    ours = read_sizes(nemotron())
+    ours = spec_from_config(nemotron())
     theirs = dataclasses.replace(ours, **{
         f.name: np.int32(getattr(ours, f.name))
         for f in dataclasses.fields(ours)
@@ -342,14 +344,14 @@ def test_numbers_of_numpy_neither_overflow_nor_stay():
     assert all(type(getattr(theirs, f.name)) is type(getattr(ours, f.name))
                for f in dataclasses.fields(ours))
     for n in (np.int32(4096), np.int64(4096)):
-        assert flops(ours, n, n) == flops(ours, 4096, 4096) > 2**63
-        assert kv_cache(ours, n, n) == kv_cache(ours, 4096, 4096)
-        assert activations(ours, n, n) == activations(ours, 4096, 4096)
-        assert decode_work(ours, n, n) == decode_work(ours, 4096, 4096)
+        assert forward_flops(ours, n, n) == forward_flops(ours, 4096, 4096) > 2**63
+        assert kv_cache_bytes(ours, n, n) == kv_cache_bytes(ours, 4096, 4096)
+        assert activation_bytes(ours, n, n) == activation_bytes(ours, 4096, 4096)
+        assert decode_workload(ours, n, n) == decode_workload(ours, 4096, 4096)
 
 
 def test_sizes_and_costs_are_frozen():
-    for thing in (sizes(), costs(sizes()), CARDS["H100"], Work(1, 1)):
+    for thing in (sizes(), estimate_costs(sizes()), ACCELERATORS["H100"], Work(1, 1)):
         name = dataclasses.fields(thing)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(thing, name, 1)
@@ -380,7 +382,7 @@ def test_flops_are_what_the_counter_counts(name):
     if name == "distilbert":
         mask = None
     got = counted(model, input_ids=ids, attention_mask=mask)
-    assert got == flops(read_sizes(config), 24, 2)
+    assert got == forward_flops(spec_from_config(config), 24, 2)
 
 
 def explicit(model):
@@ -396,122 +398,124 @@ def test_flops_of_our_models_cached_and_not(name):
     model = explicit(own_models()[name])
     ids = torch.zeros(3, 10).long()
     cache = model.new_cache(3)
-    s = read_sizes(model)
-    assert counted(model, ids=ids) == flops(s, 10, 3)
-    assert counted(model, ids=ids[:, :6], cache=cache) == flops(s, 6, 3)
+    s = spec_from_config(model)
+    assert counted(model, ids=ids) == forward_flops(s, 10, 3)
+    assert counted(model, ids=ids[:, :6], cache=cache) == forward_flops(s, 6, 3)
     for past in (6, 7):
         step = counted(model, ids=ids[:, :1], cache=cache)
-        assert step == flops(s, 1, 3, past=past)
-    assert flops(s, 3, past=7) == flops(s, 3, past=7, batch=4) // 4
+        assert step == forward_flops(s, 1, 3, past_tokens=past)
+    assert forward_flops(s, 3, past_tokens=7) == \
+        forward_flops(s, 3, past_tokens=7, batch_size=4) // 4
 
 
 def test_flops_of_an_encoder_decoder():
     model = explicit(own_models()["seq2seq"])
-    s = read_sizes(model)
+    s = spec_from_config(model)
     source = torch.ones(2, 9).long()
     with FlopCounterMode(display=False) as counter:
-        memory = model.encode(source)
-        model(source[:, :5], memory=memory)
-    assert counter.get_total_flops() == flops(s, 5, 2, memory=9)
+        states = model.encode(source)
+        model(source[:, :5], encoder_hidden_states=states)
+    assert counter.get_total_flops() == forward_flops(s, 5, 2, source_tokens=9)
     cache = model.new_cache(2)
-    model(source[:, :5], memory=memory, cache=cache)
+    model(source[:, :5], encoder_hidden_states=states, cache=cache)
     with FlopCounterMode(display=False) as counter:
-        model(source[:, :1], memory=memory, cache=cache)
-    assert counter.get_total_flops() == flops(s, 1, 2, past=5, memory=9)
+        model(source[:, :1], encoder_hidden_states=states, cache=cache)
+    assert counter.get_total_flops() == forward_flops(
+        s, 1, 2, past_tokens=5, source_tokens=9)
 
 
 def test_flops_of_bert():
     model = explicit(own_models()["bert"])
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 10).long())
-    assert counter.get_total_flops() == flops(read_sizes(model), 10, 3)
+    assert counter.get_total_flops() == forward_flops(spec_from_config(model), 10, 3)
 
 
-@pytest.mark.parametrize("window, n_windowed", [(None, 0), (4, 2), (4, 1),
-                                                (1, 1), (50, 2)])
+@pytest.mark.parametrize("window, n_sliding", [(None, 0), (4, 2), (4, 1),
+                                               (1, 1), (50, 2)])
 @pytest.mark.parametrize("tokens, past", [(1, 0), (7, 0), (1, 9), (3, 2)])
 def test_pairs_that_a_mask_allows_one_by_one(tokens, past, window,
-                                             n_windowed):
-    s = sizes(window=window, n_windowed=n_windowed)
+                                             n_sliding):
+    s = sizes(sliding_window=window, n_sliding_layers=n_sliding)
     by_hand = 0
     for layer in range(2):
-        seen = window if layer < n_windowed else math.inf
+        seen = window if layer < n_sliding else math.inf
         for query in range(past, past + tokens):
             by_hand += sum(key <= query and query - key < seen
                            for key in range(past + tokens))
-    parts = flop_parts(s, tokens, past=past, skip=True)
+    parts = flops_by_component(s, tokens, past_tokens=past, skip_masked=True)
     assert parts["pairs"] == 4 * 32 * by_hand
-    all_pairs = flop_parts(s, tokens, past=past)["pairs"]
+    all_pairs = flops_by_component(s, tokens, past_tokens=past)["pairs"]
     assert all_pairs == 4 * 32 * 2 * tokens * (past + tokens)
 
 
 def test_nothing_is_skipped_where_nothing_is_masked():
     s = sizes(causal=False)
-    assert flops(s, 9, skip=True) == flops(s, 9)
+    assert forward_flops(s, 9, skip_masked=True) == forward_flops(s, 9)
 
 
 def test_training_is_three_forward_passes():
     model = explicit(own_models()["gpt"])
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 8).long()).sum().backward()
-    s = read_sizes(model)
-    assert counter.get_total_flops() == 3 * flops(s, 8, 2)
-    assert training_flops(s, 16, context=8) == 3 * flops(s, 8, 2)
-    both = read_sizes(own_models()["seq2seq"])
-    assert training_flops(both, 16, 8) == 3 * flops(both, 8, 2, memory=8)
+    s = spec_from_config(model)
+    assert counter.get_total_flops() == 3 * forward_flops(s, 8, 2)
+    assert training_flops(s, 16, seq_len=8) == 3 * forward_flops(s, 8, 2)
+    both = spec_from_config(own_models()["seq2seq"])
+    assert training_flops(both, 16, 8) == 3 * forward_flops(both, 8, 2, source_tokens=8)
 
 
 def test_llama_405b_trained_as_reported():
     "Grattafiori et al. (2024): 15.6T tokens, 3.8e25 FLOPs."
-    s = read_sizes(transformers.LlamaConfig(
+    s = spec_from_config(transformers.LlamaConfig(
         vocab_size=128_256, hidden_size=16_384, intermediate_size=53_248,
         num_hidden_layers=126, num_attention_heads=128,
         num_key_value_heads=8))
-    n = total(parameter_parts(s))
+    n = total(parameters_by_component(s))
     assert n == 405_853_388_800
     assert abs(6 * n * 15.6e12 / 3.8e25 - 1) < 0.005
     assert abs(training_flops(s, 15.6e12, 8192) / 3.8e25 - 1) < 0.1
 
 
 def test_nemotron_attention_overtakes_at_53760():
-    s = read_sizes(nemotron())
-    assert crossover(s) == 53_760
+    s = spec_from_config(nemotron())
+    assert attention_ffn_crossover(s) == 53_760
 
     def ratio(n, skip=False):
-        p = flop_parts(s, n, skip=skip)
+        p = flops_by_component(s, n, skip_masked=skip)
         return (p["projections"] + p["pairs"]) / p["feed-forward"]
 
     assert round(ratio(4096), 6) == 0.326389
     assert round(ratio(131_072), 6) == 2.048611
     assert abs(ratio(4096, True) - 0.298611) < 1e-5  # causal
     assert abs(ratio(131_072, True) - 1.159722) < 1e-5
-    pairs_alone = flop_parts(s, 73_728)
+    pairs_alone = flops_by_component(s, 73_728)
     assert pairs_alone["pairs"] == pairs_alone["feed-forward"]
 
 
 def test_crossover_of_other_models():
-    assert crossover(read_sizes(transformers.GPT2Config())) == 1536
-    assert crossover(read_sizes(llama_8b())) == 16_384
-    assert crossover(sizes(d_ff=1)) < 0
+    assert attention_ffn_crossover(spec_from_config(transformers.GPT2Config())) == 1536
+    assert attention_ffn_crossover(spec_from_config(llama_8b())) == 16_384
+    assert attention_ffn_crossover(sizes(d_ff=1)) < 0
 
 
 @pytest.mark.parametrize("how, says", [
-    (dict(tokens=0), "tokens .* 1, got 0"),
-    (dict(tokens=1.5), "tokens .* got 1.5"),
-    (dict(tokens=2.0), "tokens .* got 2.0"),
-    (dict(tokens=True), "tokens .* got True"),
-    (dict(tokens=1, batch=0), "batch .* got 0"),
-    (dict(tokens=1, past=-1), "past .* got -1"),
-    (dict(tokens=1, memory=-1), "memory .* got -1"),
-    (dict(tokens=1, memory=3), "memory is 3, but model")])
+    (dict(seq_len=0), "seq_len .* 1, got 0"),
+    (dict(seq_len=1.5), "seq_len .* got 1.5"),
+    (dict(seq_len=2.0), "seq_len .* got 2.0"),
+    (dict(seq_len=True), "seq_len .* got True"),
+    (dict(seq_len=1, batch_size=0), "batch_size .* got 0"),
+    (dict(seq_len=1, past_tokens=-1), "past_tokens .* got -1"),
+    (dict(seq_len=1, source_tokens=-1), "source_tokens .* got -1"),
+    (dict(seq_len=1, source_tokens=3), "source_tokens is 3, but model")])
 def test_tokens_that_cannot_be_are_refused(how, says):
     with pytest.raises(ValueError, match=says):
-        flops(sizes(), **how)
+        forward_flops(sizes(), **how)
 
 
 def test_an_encoder_has_no_past():
-    with pytest.raises(ValueError, match="past is 4"):
-        flops(sizes(causal=False), 1, past=4)
+    with pytest.raises(ValueError, match="past_tokens is 4"):
+        forward_flops(sizes(causal=False), 1, past_tokens=4)
 
 
 # ---- memory of training -------------------------------------------------
@@ -525,7 +529,7 @@ def test_state_is_what_an_optimizer_keeps(name, make):
     optimizer = make(model.parameters())
     model(torch.zeros(1, 8).long()).sum().backward()
     optimizer.step()
-    parts = state_parts(read_sizes(model), name, torch.float32)
+    parts = training_state_by_component(spec_from_config(model), name, torch.float32)
     assert parts["weights"] == sum(p.nbytes for p in model.parameters())
     assert parts["gradients"] == sum(
         p.grad.nbytes for p in model.parameters())
@@ -538,15 +542,15 @@ def test_state_is_what_an_optimizer_keeps(name, make):
 def test_adamw_takes_16_bytes_either_way():
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         s = sizes()
-        n = total(parameter_parts(s))
-        assert total(state_parts(s, dtype=dtype)) == 16 * n
-    mixed = state_parts(sizes())
+        n = total(parameters_by_component(s))
+        assert total(training_state_by_component(s, dtype=dtype)) == 16 * n
+    mixed = training_state_by_component(sizes())
     assert mixed["weights"] == mixed["gradients"] == 2 * n
     assert mixed["float32 copy"] == 4 * n and mixed["optimizer"] == 8 * n
-    assert total(state_parts(sizes(), "sgd")) == 8 * n
+    assert total(training_state_by_component(sizes(), "sgd")) == 8 * n
     with pytest.raises(ValueError, match="optimizer must be one of 'sgd', "
                        "'momentum', 'adamw', got 'adagrad'"):
-        state_parts(sizes(), "adagrad")
+        training_state_by_component(sizes(), "adagrad")
 
 
 def kept_bytes(model, *inputs, **more):
@@ -575,9 +579,9 @@ def test_activations_are_what_autograd_keeps():
     gpt = GPT(GPTConfig(**WIDE, max_len=96, dropout=0.0))
     llama = Llama(LlamaConfig(**WIDE, n_kv_heads=2, d_head=24))
     for model, high in ((gpt, 1.04), (llama, 1.3)):
-        said = activations(read_sizes(model), 96, 3, torch.float32)
+        said = activation_bytes(spec_from_config(model), 96, 3, torch.float32)
         assert 1 <= kept_bytes(model, ids) / said < high
-    said = activations(read_sizes(gpt), 96, 3, torch.float32, fused=False)
+    said = activation_bytes(spec_from_config(gpt), 96, 3, torch.float32, fused=False)
     assert 1 <= kept_bytes(explicit(gpt).train(), ids) / said < 1.1
 
 
@@ -585,7 +589,7 @@ def test_activations_with_relu_and_memory():
     model = Seq2Seq(Seq2SeqConfig(**WIDE, d_ff=256, dropout=0.0))
     ids = torch.randint(1, 301, (2, 40),
                         generator=torch.Generator().manual_seed(0))
-    said = activations(read_sizes(model), 40, 2, torch.float32)
+    said = activation_bytes(spec_from_config(model), 40, 2, torch.float32)
     whole = kept_bytes(lambda_model(model), ids)
     assert 0.95 < whole / said < 1.1
 
@@ -598,29 +602,29 @@ def lambda_model(model):
             self.model = model
 
         def forward(self, ids):
-            return self.model(ids, memory=self.model.encode(ids))
+            return self.model(ids, encoder_hidden_states=self.model.encode(ids))
     return Both()
 
 
 def test_activations_grow_as_they_should():
     s = sizes()
-    assert activations(s, 8, 6) == 6 * activations(s, 8)
-    assert activations(s, 16) == 2 * activations(s, 8)
-    tables = [activations(s, n, fused=False) - activations(s, n)
+    assert activation_bytes(s, 8, 6) == 6 * activation_bytes(s, 8)
+    assert activation_bytes(s, 16) == 2 * activation_bytes(s, 8)
+    tables = [activation_bytes(s, n, fused=False) - activation_bytes(s, n)
               for n in (8, 16)]
     assert tables[0] == 2 * 2 * 4 * 8 * 8 * 2  # layers, twice, heads, t²
     assert tables[1] == 4 * tables[0]
     fewer = dataclasses.replace(s, n_kv_heads=1)
     saved = 2 * 8 * 2 * (4 - 1) * 8 * 2  # layers, tokens, K and V
-    assert activations(s, 8) - activations(fewer, 8) == saved
+    assert activation_bytes(s, 8) - activation_bytes(fewer, 8) == saved
     plain = dataclasses.replace(s, final_norms=0)
-    assert activations(s, 8) - activations(plain, 8) == 2 * 8 * 32 * 2
+    assert activation_bytes(s, 8) - activation_bytes(plain, 8) == 2 * 8 * 32 * 2
     top = 4 * 8 * 50
-    half, full = (activations(s, 8, dtype=d) - top
+    half, full = (activation_bytes(s, 8, dtype=d) - top
                   for d in (torch.bfloat16, torch.float32))
     assert full == 2 * half
-    assert activations(s, 8) - activations(
-        dataclasses.replace(s, head=False), 8) == top
+    assert activation_bytes(s, 8) - activation_bytes(
+        dataclasses.replace(s, has_lm_head=False), 8) == top
 
 
 def test_training_needs_state_and_activations():
@@ -628,10 +632,10 @@ def test_training_needs_state_and_activations():
     for optimizer in ("adamw", "sgd"):
         for dtype in (torch.bfloat16, torch.float32):
             for fused in (True, False):
-                assert training_memory(
+                state = training_state_by_component(s, optimizer, dtype)
+                assert training_bytes(
                     s, 8, 3, optimizer, dtype, fused=fused) == total(
-                    state_parts(s, optimizer, dtype)) + activations(
-                    s, 8, 3, dtype, fused=fused)
+                    state) + activation_bytes(s, 8, 3, dtype, fused=fused)
 
 
 # ---- KV cache -----------------------------------------------------------
@@ -644,7 +648,7 @@ def test_cache_measured_in_bytes(name, dtype):
     cache = model.new_cache(3)
     with torch.no_grad():
         model(torch.zeros(3, 7).long(), cache=cache)
-    assert cache.nbytes == kv_cache(read_sizes(model), 7, 3, dtype)
+    assert cache.nbytes == kv_cache_bytes(spec_from_config(model), 7, 3, dtype)
 
 
 def test_cache_of_an_encoder_decoder_keeps_the_memory_too():
@@ -652,9 +656,9 @@ def test_cache_of_an_encoder_decoder_keeps_the_memory_too():
     source = torch.ones(2, 9).long()
     cache = model.new_cache(2)
     with torch.no_grad():
-        model(source[:, :4], memory=model.encode(source), cache=cache)
-    s = read_sizes(model)
-    assert cache.nbytes == kv_cache(s, 4, 2, torch.float32, memory=9)
+        model(source[:, :4], encoder_hidden_states=model.encode(source), cache=cache)
+    s = spec_from_config(model)
+    assert cache.nbytes == kv_cache_bytes(s, 4, 2, torch.float32, source_tokens=9)
 
 
 def test_cache_of_transformers_in_bytes():
@@ -665,161 +669,162 @@ def test_cache_of_transformers_in_bytes():
         out = model(torch.zeros(3, 7).long(), use_cache=True)
     measured = sum(t.nbytes for layer in out.past_key_values.layers
                    for t in (layer.keys, layer.values))
-    assert kv_cache(read_sizes(config), 7, 3, torch.float32) == measured
+    assert kv_cache_bytes(spec_from_config(config), 7, 3, torch.float32) == measured
 
 
 def test_nemotron_cache_is_27_gib_as_mha_and_a_twelfth_in_fact():
-    s = read_sizes(nemotron())
+    s = spec_from_config(nemotron())
     mha = dataclasses.replace(s, n_kv_heads=96)
-    assert kv_cache(mha, 4096) == 27 * 2**30 == 28_991_029_248
-    assert kv_cache(s, 4096) == 2.25 * 2**30
-    assert readable(kv_cache(mha, 4096)) == "29.0 GB = 27.0 GiB"
+    assert kv_cache_bytes(mha, 4096) == 27 * 2**30 == 28_991_029_248
+    assert kv_cache_bytes(s, 4096) == 2.25 * 2**30
+    assert format_quantity(kv_cache_bytes(mha, 4096)) == "29.0 GB = 27.0 GiB"
 
 
 def test_a_window_bounds_the_cache():
-    s = sizes(window=4, n_windowed=1)
+    s = sizes(sliding_window=4, n_sliding_layers=1)
     each = 2 * 32 * 2  # K and V, width, bytes
-    assert kv_cache(s, 3) == 2 * 3 * each
-    assert kv_cache(s, 4) == 2 * 4 * each
-    assert kv_cache(s, 100) == (100 + 4) * each
-    assert kv_cache(s, 100, 5) == 5 * (100 + 4) * each
+    assert kv_cache_bytes(s, 3) == 2 * 3 * each
+    assert kv_cache_bytes(s, 4) == 2 * 4 * each
+    assert kv_cache_bytes(s, 100) == (100 + 4) * each
+    assert kv_cache_bytes(s, 100, 5) == 5 * (100 + 4) * each
 
 
 def test_an_encoder_keeps_no_cache():
     s = sizes(causal=False)
-    assert kv_cache(s, 9) == 0
+    assert kv_cache_bytes(s, 9) == 0
     with pytest.raises(ValueError, match="causal is False"):
-        max_batch(s, CARDS["H100"], 9)
-    with pytest.raises(ValueError, match=r"past is 9.*not causal"):
-        decode_work(s, 9)
+        max_batch_size(s, ACCELERATORS["H100"], 9)
+    with pytest.raises(ValueError, match=r"past_tokens is 9.*not causal"):
+        decode_workload(s, 9)
 
 
 # ---- work on cards ------------------------------------------------------
 
 def test_roofline_by_hand():
-    card = Card("toy", memory=100, bandwidth=10, flops=40)
-    assert card.balance == 4
+    card = Accelerator("toy", memory_bytes=100, bandwidth=10, flops=40)
+    assert card.ridge_point == 4
     low = Work(20, 10)
     high = Work(80, 10)
-    assert low.intensity == 2 and high.intensity == 8
-    assert card.time(low) == 1.0 and card.limit(low) == "memory"
-    assert card.time(high) == 2.0 and card.limit(high) == "arithmetic"
-    assert card.limit(Work(40, 10)) == "arithmetic"  # both
+    assert low.arithmetic_intensity == 2 and high.arithmetic_intensity == 8
+    assert card.min_seconds(low) == 1.0 and card.bottleneck(low) == "memory"
+    assert card.min_seconds(high) == 2.0 and card.bottleneck(high) == "compute"
+    assert card.bottleneck(Work(40, 10)) == "compute"  # both
     assert low + high == Work(100, 20)
     assert repr(Work(2e9, 2048)) == "2.00 GFLOP, 2.05 kB = 2.00 KiB"
 
 
-@pytest.mark.parametrize("name", ["memory", "bandwidth", "flops"])
+@pytest.mark.parametrize("name", ["memory_bytes", "bandwidth", "flops"])
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, True, "1e12"])
 def test_a_card_without_speed_is_refused(name, value):
-    good = dict(name="x", memory=1, bandwidth=1, flops=1)
+    good = dict(name="x", memory_bytes=1, bandwidth=1, flops=1)
     with pytest.raises(ValueError, match=f"{name} must be above 0, got"):
-        Card(**{**good, name: value})
+        Accelerator(**{**good, name: value})
 
 
 def test_cards_are_those_of_the_data_sheets():
-    numbers = {name: (c.memory / 1e9, c.bandwidth / 1e9, c.flops / 1e12)
-               for name, c in CARDS.items()}
+    numbers = {name: (c.memory_bytes / 1e9, c.bandwidth / 1e9, c.flops / 1e12)
+               for name, c in ACCELERATORS.items()}
     assert numbers == {
         "RTX 4090": (24, 1008, 165.2), "A100 80GB": (80, 2039, 312),
         "H100": (80, 3350, 989), "H200": (141, 4800, 989)}
-    assert all(c.name == name for name, c in CARDS.items())
+    assert all(c.name == name for name, c in ACCELERATORS.items())
 
 
 def test_a_step_reads_each_weight_once():
-    s = sizes(tied=True)
+    s = sizes(tie_word_embeddings=True)
     matrices = sum(
         p.numel() for name, p in GPT(GPTConfig(**SMALL)).named_parameters()
-        if p.ndim == 2 and "embed_pos" not in name)
+        if p.ndim == 2 and "embed_positions" not in name)
     for batch in (1, 5):
-        work = decode_work(s, 9, batch)
-        assert work.nbytes == 2 * matrices + kv_cache(s, 10, batch)
-        assert work.flops == flops(s, 1, batch, past=9)
-    untied = decode_work(dataclasses.replace(s, tied=False), 9)
-    assert untied == decode_work(s, 9)  # the table is looked up only
-    single = decode_work(s, 9, dtype=torch.float32)
-    assert single.nbytes == 2 * decode_work(s, 9).nbytes
+        work = decode_workload(s, 9, batch)
+        assert work.nbytes == 2 * matrices + kv_cache_bytes(s, 10, batch)
+        assert work.flops == forward_flops(s, 1, batch, past_tokens=9)
+    untied = decode_workload(dataclasses.replace(s, tie_word_embeddings=False), 9)
+    assert untied == decode_workload(s, 9)  # the table is looked up only
+    single = decode_workload(s, 9, dtype=torch.float32)
+    assert single.nbytes == 2 * decode_workload(s, 9).nbytes
 
 
 def test_a_step_of_an_encoder_decoder_leaves_the_encoder_alone():
     s = sizes(n_encoder_layers=2)
-    work = decode_work(s, 9, 3, memory=6)
-    assert work.flops == flops(s, 1, 3, past=9, memory=6)
+    work = decode_workload(s, 9, 3, source_tokens=6)
+    assert work.flops == forward_flops(s, 1, 3, past_tokens=9, source_tokens=6)
     # W_Q, W_O twice, W_K, W_V once, feed-forward; the output layer
     matrices = 2 * (6 * 32 * 32 + 8 * 32 * 32) + 50 * 32
-    assert work.nbytes == 2 * matrices + kv_cache(s, 10, 3, memory=6)
+    assert work.nbytes == 2 * matrices + kv_cache_bytes(s, 10, 3, source_tokens=6)
 
 
 def test_a_window_bounds_a_step():
-    s = sizes(window=4, n_windowed=2)
-    assert decode_work(s, 50) == decode_work(s, 500)
-    assert decode_work(s, 2).flops < decode_work(s, 50).flops
+    s = sizes(sliding_window=4, n_sliding_layers=2)
+    assert decode_workload(s, 50) == decode_workload(s, 500)
+    assert decode_workload(s, 2).flops < decode_workload(s, 50).flops
 
 
 def test_intensity_is_the_batch_and_pairs_are_shared_by_heads():
-    s = read_sizes(llama_8b())
+    s = spec_from_config(llama_8b())
     for batch in (1, 16):
-        work = decode_work(s, 1, batch)
-        assert abs(work.intensity / batch - 1) < 0.01
-    long = [decode_work(s, n) for n in (10**6, 2 * 10**6)]
+        work = decode_workload(s, 1, batch)
+        assert abs(work.arithmetic_intensity / batch - 1) < 0.01
+    long = [decode_workload(s, n) for n in (10**6, 2 * 10**6)]
     more = Work(long[1].flops - long[0].flops,
                 long[1].nbytes - long[0].nbytes)
-    assert more.intensity == 32 / 8
+    assert more.arithmetic_intensity == 32 / 8
 
 
 def test_llama_8b_writes_223_tokens_a_second_on_an_h100():
-    c = costs(llama_8b())
-    assert 222 < 1 / c.step_time(CARDS["H100"], 1) < 224
-    assert c.step_time(CARDS["H100"], 9, 3) == CARDS["H100"].time(
-        decode_work(c, 9, 3))
-    assert c.step_time(CARDS["H100"], 9, dtype=torch.float32) > 1.9 * \
-        c.step_time(CARDS["H100"], 9)
+    c = estimate_costs(llama_8b())
+    h100 = ACCELERATORS["H100"]
+    assert 222 < 1 / c.decode_step_seconds(h100, 1) < 224
+    assert c.decode_step_seconds(h100, 9, 3) == h100.min_seconds(
+        decode_workload(c, 9, 3))
+    assert c.decode_step_seconds(h100, 9, dtype=torch.float32) > 1.9 * \
+        c.decode_step_seconds(h100, 9)
 
 
 def test_a_prompt_reads_each_weight_once():
     s = sizes()
-    step = decode_work(s, 1).nbytes - kv_cache(s, 2)
+    step = decode_workload(s, 1).nbytes - kv_cache_bytes(s, 2)
     for tokens, batch in ((1, 1), (9, 1), (9, 4)):
-        work = prefill_work(s, tokens, batch)
-        assert work.nbytes == step + kv_cache(s, tokens, batch)
-        assert work.flops == flops(s, tokens, batch, skip=True)
-    h100 = CARDS["H100"]
-    llama = read_sizes(llama_8b())
-    assert h100.limit(prefill_work(llama, 2048)) == "arithmetic"
-    assert h100.limit(decode_work(llama, 2048)) == "memory"
+        work = prefill_workload(s, tokens, batch)
+        assert work.nbytes == step + kv_cache_bytes(s, tokens, batch)
+        assert work.flops == forward_flops(s, tokens, batch, skip_masked=True)
+    h100 = ACCELERATORS["H100"]
+    llama = spec_from_config(llama_8b())
+    assert h100.bottleneck(prefill_workload(llama, 2048)) == "compute"
+    assert h100.bottleneck(decode_workload(llama, 2048)) == "memory"
 
 
 def test_a_step_continues_something():
-    with pytest.raises(ValueError, match=r"past must be .* 1, got 0"):
-        decode_work(sizes(), 0)
+    with pytest.raises(ValueError, match=r"past_tokens must be .* 1, got 0"):
+        decode_workload(sizes(), 0)
 
 
 def test_max_batch_is_the_largest_that_fits():
-    s = read_sizes(llama_8b())
-    card = CARDS["H100"]
-    n = max_batch(s, card, 2048)
+    s = spec_from_config(llama_8b())
+    card = ACCELERATORS["H100"]
+    n = max_batch_size(s, card, 2048)
     assert n == 238
     weights = weight_bytes(s)
-    assert weights + kv_cache(s, 2048, n) <= card.memory
-    assert weights + kv_cache(s, 2048, n + 1) > card.memory
-    assert max_batch(read_sizes(nemotron()), card, 1) == 0
-    assert max_batch(s, card, 2048, torch.float32) < n / 2
+    assert weights + kv_cache_bytes(s, 2048, n) <= card.memory_bytes
+    assert weights + kv_cache_bytes(s, 2048, n + 1) > card.memory_bytes
+    assert max_batch_size(spec_from_config(nemotron()), card, 1) == 0
+    assert max_batch_size(s, card, 2048, torch.float32) < n / 2
 
 
 def test_training_time_is_flops_by_speed():
     s = sizes()
-    card = Card("toy", 1, 1, 1e6)
-    one = training_time(s, 1000, card, context=10, utilization=1.0)
+    card = Accelerator("toy", 1, 1, 1e6)
+    one = training_seconds(s, 1000, card, seq_len=10, mfu=1.0)
     assert one == pytest.approx(training_flops(s, 1000, 10) / 1e6)
-    assert training_time(s, 1000, card, 4, context=10) == pytest.approx(
+    assert training_seconds(s, 1000, card, 4, seq_len=10) == pytest.approx(
         one / 4 / 0.4)
     for bad in (0, -0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match=f"utilization.*got {bad}"):
-            training_time(s, 1, card, utilization=bad)
-    with pytest.raises(ValueError, match=r"n_cards must be .* 1, got 0"):
-        training_time(s, 1, card, 0)
-    with pytest.raises(ValueError, match=r"context must be .* 1, got 0"):
-        training_time(s, 1, card, context=0)
+        with pytest.raises(ValueError, match=f"mfu.*got {bad}"):
+            training_seconds(s, 1, card, mfu=bad)
+    with pytest.raises(ValueError, match=r"num_accelerators must be .* 1, got 0"):
+        training_seconds(s, 1, card, 0)
+    with pytest.raises(ValueError, match=r"seq_len must be .* 1, got 0"):
+        training_seconds(s, 1, card, seq_len=0)
 
 
 # ---- the table ----------------------------------------------------------
@@ -844,11 +849,11 @@ def test_training_time_is_flops_by_speed():
     (3.8e28, "FLOP", "38000 YFLOP"), (2**70, "B", "1.18 ZB = 1.00 ZiB"),
     (2**80, "B", "1.21 YB = 1.00 YiB")])
 def test_readable(n, unit, says):
-    assert readable(n, unit) == says
+    assert format_quantity(n, unit) == says
 
 
 def test_table_of_llama_8b_line_by_line():
-    text = repr(costs(llama_8b(), name="Llama 3 8B"))
+    text = repr(estimate_costs(llama_8b(), name="Llama 3 8B"))
     lines = [line.split() for line in text.splitlines()]
     assert lines[0] == ["Llama", "3", "8B"]
     assert text.splitlines()[1] == (
@@ -867,23 +872,23 @@ def test_table_of_llama_8b_line_by_line():
 
 
 def test_table_of_an_encoder_decoder_counts_both_stacks():
-    c = costs(Seq2SeqConfig(vocab_size=37_000))
+    c = estimate_costs(Seq2SeqConfig(vocab_size=37_000))
     lines = [line.split() for line in repr(c).splitlines()]
-    parts = c.flop_parts(512, memory=512)
+    parts = c.flops_by_component(512, source_tokens=512)
     pairs = parts.pop("pairs")
     for line in (
-            "KV cache, 512 tokens " + readable(
-                c.kv_cache(512, memory=512)),
-            "forward, a token " + readable(total(parts) / 512, "FLOP"),
-            "and for each key " + readable(pairs / 512**2, "FLOP"),
-            "training, 512 tokens " + readable(
-                3 * c.flops(512, memory=512), "FLOP")):
+            "KV cache, 512 tokens " + format_quantity(
+                c.kv_cache_bytes(512, source_tokens=512)),
+            "forward, a token " + format_quantity(total(parts) / 512, "FLOP"),
+            "and for each key " + format_quantity(pairs / 512**2, "FLOP"),
+            "training, 512 tokens " + format_quantity(
+                3 * c.forward_flops(512, source_tokens=512), "FLOP")):
         assert line.split() in lines, line
 
 
 @pytest.mark.parametrize("name", own_models())
 def test_every_model_has_a_table(name):
-    c = costs(own_models()[name], name=name)
+    c = estimate_costs(own_models()[name], name=name)
     text = str(c)
     assert text.startswith(f"{name}\n2 layers, width 32, 4 heads")
     assert f"{c.parameters:,}" in text
@@ -893,21 +898,23 @@ def test_every_model_has_a_table(name):
 
 def test_costs_are_sizes_with_the_functions_as_methods():
     s = sizes(n_kv_heads=2)
-    c = costs(s, name="mine")
-    assert isinstance(c, Costs) and isinstance(c, Sizes)
-    assert c.name == "mine" and costs(s).name == "model"
-    card = CARDS["A100 80GB"]
+    c = estimate_costs(s, name="mine")
+    assert isinstance(c, ModelCosts) and isinstance(c, ModelSpec)
+    assert c.name == "mine" and estimate_costs(s).name == "model"
+    card = ACCELERATORS["A100 80GB"]
     for name, args in dict(
-            parameter_parts=(), weight_bytes=(), flop_parts=(3,),
-            flops=(3, 2), crossover=(), training_flops=(64, 8),
-            state_parts=("sgd",), activations=(5, 2), kv_cache=(7, 3),
-            training_memory=(5, 2), decode_work=(5, 2), prefill_work=(5,),
-            max_batch=(card, 5), training_time=(1e6, card)).items():
+            parameters_by_component=(), weight_bytes=(),
+            flops_by_component=(3,), forward_flops=(3, 2),
+            attention_ffn_crossover=(), training_flops=(64, 8),
+            training_state_by_component=("sgd",), activation_bytes=(5, 2),
+            kv_cache_bytes=(7, 3), training_bytes=(5, 2),
+            decode_workload=(5, 2), prefill_workload=(5,),
+            max_batch_size=(card, 5), training_seconds=(1e6, card)).items():
         assert getattr(c, name)(*args) == getattr(module, name)(s, *args)
     fewer = dataclasses.replace(c, n_kv_heads=1)
-    assert isinstance(fewer, Costs)
-    assert 2 * fewer.kv_cache(7) == c.kv_cache(7)
-    assert "8 of keys" not in repr(costs(sizes()))
+    assert isinstance(fewer, ModelCosts)
+    assert 2 * fewer.kv_cache_bytes(7) == c.kv_cache_bytes(7)
+    assert "8 of keys" not in repr(estimate_costs(sizes()))
 
 
 def test_the_counter_does_not_see_the_fused_kernel_of_the_cpu():
@@ -915,21 +922,21 @@ def test_the_counter_does_not_see_the_fused_kernel_of_the_cpu():
     layer = SelfAttention(64, 4, causal=True)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(torch.zeros(1, 50, 64))
-    s = Sizes(vocab_size=1, d_model=64, n_layers=1, n_heads=4)
-    assert counter.get_total_flops() == flop_parts(s, 50)["projections"]
+    s = ModelSpec(vocab_size=1, d_model=64, n_layers=1, n_heads=4)
+    assert counter.get_total_flops() == flops_by_component(s, 50)["projections"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_memory_of_a_card_by_its_own_books():
     model = Llama(LlamaConfig(vocab_size=512, d_model=256, n_layers=4,
                               n_heads=4)).to("cuda", torch.bfloat16)
-    c = costs(model)
+    c = estimate_costs(model)
     ids = torch.zeros(4, 128, dtype=torch.long, device="cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     cache = model.new_cache(4)
     with torch.no_grad():
         model(ids, cache=cache)
-    assert cache.nbytes == c.kv_cache(128, 4)
+    assert cache.nbytes == c.kv_cache_bytes(128, 4)
     kept = torch.cuda.memory_allocated() - before
-    assert c.kv_cache(128, 4) <= kept < 2 * c.kv_cache(128, 4) + 4 * 2**20
+    assert c.kv_cache_bytes(128, 4) <= kept < 2 * c.kv_cache_bytes(128, 4) + 4 * 2**20

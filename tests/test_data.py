@@ -11,17 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import plain_only
-from tformer.corpora import TokenFile, documents, near_duplicates, write_tokens
+from tformer.corpora import (
+    TokenFile,
+    find_near_duplicates,
+    load_documents,
+    write_token_file,
+)
 from tformer.data import (
     Batch,
+    EpochShuffle,
     Loader,
-    Order,
-    Packed,
-    Padded,
-    Windows,
-    best_fit,
-    side_by_side,
-    split,
+    PackedLoader,
+    PaddedLoader,
+    RandomWindowLoader,
+    pack_best_fit,
+    sequential_windows,
+    split_documents,
 )
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
@@ -38,8 +43,9 @@ def take(loader, n):
 
 
 def equal(a, b):
-    return all(x is y is None or torch.equal(x, y)
-               for x, y in zip(a[:4], b[:4], strict=False)) and a.count == b.count
+    return (all(x is y is None or torch.equal(x, y) for x, y in zip(a[:4], b[:4],
+                                                                    strict=False))
+            and a.num_targets == b.num_targets)
 
 
 # --- windows
@@ -48,18 +54,18 @@ def equal(a, b):
 @few
 def test_windows_lie_in_the_text_and_targets_one_further(n, data):
     length = data.draw(st.integers(1, n - 1))
-    loader = Windows(np.arange(n), length, batch=5,
-                     seed=data.draw(st.integers(0, 10)))
+    loader = RandomWindowLoader(np.arange(n), length, batch_size=5,
+                                seed=data.draw(st.integers(0, 10)))
     for batch in take(loader, 3):
         assert batch.ids.dtype == batch.targets.dtype == torch.int64
         assert batch.ids.shape == batch.targets.shape == (5, length)
         assert torch.equal(batch.targets, batch.ids + 1)
-        assert batch.targets.max() < n and batch.count == 5 * length
-        assert batch.pos is batch.mask is None
+        assert batch.targets.max() < n and batch.num_targets == 5 * length
+        assert batch.positions is batch.mask is None
 
 
 def test_every_start_is_equally_likely_the_last_included():
-    loader = Windows(np.arange(26), 6, batch=1000, seed=3)
+    loader = RandomWindowLoader(np.arange(26), 6, batch_size=1000, seed=3)
     starts = torch.cat([batch.ids[:, 0] for batch in take(loader, 60)])
     times = torch.bincount(starts, minlength=20).double()
     assert len(times) == 20
@@ -72,41 +78,41 @@ def test_every_start_is_equally_likely_the_last_included():
     list(range(9)), np.arange(9, dtype=np.uint16), torch.arange(9),
     torch.arange(9, dtype=torch.int32)])
 def test_windows_take_any_row_of_whole_numbers(ids):
-    batch, = take(Windows(ids, 8, batch=2), 1)
+    batch, = take(RandomWindowLoader(ids, 8, batch_size=2), 1)
     assert batch.ids.tolist() == [list(range(8))] * 2
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda: Windows(range(8), 8), "a window of 8 \\+ 1 ids does not fit a "
+    (lambda: RandomWindowLoader(range(8), 8), "a window of 8 \\+ 1 ids does not fit a "
      "corpus of 8"),
-    (lambda: Windows([], 8), "corpus of 0"),
-    (lambda: Windows(np.zeros(0, int), 8), "corpus of 0"),
-    (lambda: Windows(range(8), 0), "length must be"),
-    (lambda: Windows(range(8), 2, batch=0), "batch must be"),
-    (lambda: Windows(range(8), 2, seed=-1), "seed must be"),
-    (lambda: Windows(np.ones(9), 2), "whole numbers"),
-    (lambda: Windows(np.ones((3, 3), int), 2), r"shape \(3, 3\)"),
-    (lambda: Packed([], 8), "nothing to guess"),
-    (lambda: Packed([[1], []], 8), "nothing to guess"),
-    (lambda: Packed([[1, 2]], 0), "length must be"),
-    (lambda: Packed([[1, 2]], 4, seed=-1), "seed must be"),
-    (lambda: Padded([[1, 2]]), "one of them"),
-    (lambda: Padded([[1, 2]], 4, 4), "one of them"),
-    (lambda: Padded([[1, 2]], batch=0), "batch must be"),
-    (lambda: Padded([[1, 2]], max_tokens=0), "max_tokens must be"),
-    (lambda: Padded([[1] * 9], max_tokens=7), "8 .*beyond max_tokens 7"),
-    (lambda: Padded([], batch=2), "nothing to guess"),
-    (lambda: Packed([[1.7, 2.9]], 8), "whole numbers, got float64"),
-    (lambda: Padded([[1.7, 2.9]], batch=1), "whole numbers, got float64"),
-    (lambda: Packed(["abc", "de"], 8), "ids must be one row of whole"),
-    (lambda: Padded(["abc", "de"], batch=1), "ids must be one row of"),
-    (lambda: Packed((row for row in [[1, 2]]), 8),
+    (lambda: RandomWindowLoader([], 8), "corpus of 0"),
+    (lambda: RandomWindowLoader(np.zeros(0, int), 8), "corpus of 0"),
+    (lambda: RandomWindowLoader(range(8), 0), "seq_len must be"),
+    (lambda: RandomWindowLoader(range(8), 2, batch_size=0), "batch_size must be"),
+    (lambda: RandomWindowLoader(range(8), 2, seed=-1), "seed must be"),
+    (lambda: RandomWindowLoader(np.ones(9), 2), "whole numbers"),
+    (lambda: RandomWindowLoader(np.ones((3, 3), int), 2), r"shape \(3, 3\)"),
+    (lambda: PackedLoader([], 8), "nothing to guess"),
+    (lambda: PackedLoader([[1], []], 8), "nothing to guess"),
+    (lambda: PackedLoader([[1, 2]], 0), "seq_len must be"),
+    (lambda: PackedLoader([[1, 2]], 4, seed=-1), "seed must be"),
+    (lambda: PaddedLoader([[1, 2]]), "one of them"),
+    (lambda: PaddedLoader([[1, 2]], 4, 4), "one of them"),
+    (lambda: PaddedLoader([[1, 2]], batch_size=0), "batch_size must be"),
+    (lambda: PaddedLoader([[1, 2]], max_tokens=0), "max_tokens must be"),
+    (lambda: PaddedLoader([[1] * 9], max_tokens=7), "8 .*beyond max_tokens 7"),
+    (lambda: PaddedLoader([], batch_size=2), "nothing to guess"),
+    (lambda: PackedLoader([[1.7, 2.9]], 8), "whole numbers, got float64"),
+    (lambda: PaddedLoader([[1.7, 2.9]], batch_size=1), "whole numbers, got float64"),
+    (lambda: PackedLoader(["abc", "de"], 8), "ids must be one row of whole"),
+    (lambda: PaddedLoader(["abc", "de"], batch_size=1), "ids must be one row of"),
+    (lambda: PackedLoader((row for row in [[1, 2]]), 8),
      "must be a list of rows or a TokenFile, got <generator"),
-    (lambda: Padded((row for row in [[1, 2]]), batch=1), "a list of rows"),
-    (lambda: next(side_by_side([1], 4)), "nothing to guess"),
-    (lambda: split(["one"], 0.5), "1 documents"),
-    (lambda: split(["one", "two"], 1.5), "held_out"),
-    (lambda: near_duplicates(["a"], 0), "alike"),
+    (lambda: PaddedLoader((row for row in [[1, 2]]), batch_size=1), "a list of rows"),
+    (lambda: next(sequential_windows([1], 4)), "nothing to guess"),
+    (lambda: split_documents(["one"], 0.5), "1 documents"),
+    (lambda: split_documents(["one", "two"], 1.5), "held_out_fraction"),
+    (lambda: find_near_duplicates(["a"], 0), "min_similarity"),
 ])
 def test_bad_input_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
@@ -117,27 +123,27 @@ def test_bad_input_is_refused(make, says):
        batch=st.integers(1, 5))
 @few
 def test_side_by_side_asks_for_each_id_but_the_first_once(n, length, batch):
-    made = list(side_by_side(np.arange(n), length, batch))
+    made = list(sequential_windows(np.arange(n), length, batch))
     asked = [t for b in made for t in b.targets[b.targets >= 0].tolist()]
     assert asked == list(range(1, n))
     for b in made:
         seen = b.targets >= 0
         assert torch.equal(b.targets[seen], b.ids[seen] + 1)
-        assert b.count == seen.sum() and b.ids.shape[1] == length
+        assert b.num_targets == seen.sum() and b.ids.shape[1] == length
         assert len(b.ids) <= batch
 
 
 # --- an order that is saved
 
 LOADERS = [
-    lambda seed: Windows(np.arange(50), 7, 3, seed),
-    lambda seed: Packed([list(range(n)) for n in range(2, 30)], 16, 2, seed),
-    lambda seed: Packed([list(range(n)) for n in range(2, 30)], 16, 2, seed,
-                        apart=False),
-    lambda seed: Padded([list(range(n)) for n in range(2, 30)], batch=4,
-                        seed=seed),
-    lambda seed: Padded([list(range(n)) for n in range(2, 30)], 64,
-                        seed=seed, buckets=False)]
+    lambda seed: RandomWindowLoader(np.arange(50), 7, 3, seed),
+    lambda seed: PackedLoader([list(range(n)) for n in range(2, 30)], 16, 2, seed),
+    lambda seed: PackedLoader([list(range(n)) for n in range(2, 30)], 16, 2, seed,
+                              isolate_documents=False),
+    lambda seed: PaddedLoader([list(range(n)) for n in range(2, 30)], batch_size=4,
+                              seed=seed),
+    lambda seed: PaddedLoader([list(range(n)) for n in range(2, 30)], 64,
+                              seed=seed, group_by_length=False)]
 
 
 @pytest.mark.parametrize("make", LOADERS)
@@ -152,7 +158,7 @@ def test_a_restored_order_goes_on_bit_for_bit(make, stop, seed):
     assert all(map(equal, unbroken[stop:], take(second, 6)))
     again = iter(first)         # iterating again goes on
     assert equal(next(again), unbroken[stop])
-    assert first.state_dict()["taken"] == stop + 1
+    assert first.state_dict()["num_yielded"] == stop + 1
 
 
 @pytest.mark.parametrize("make", LOADERS)
@@ -163,32 +169,33 @@ def test_another_seed_is_another_order(make):
 
 
 def test_a_state_of_another_loader_is_refused():
-    state = Windows(np.arange(50), 7, 3).state_dict()
+    state = RandomWindowLoader(np.arange(50), 7, 3).state_dict()
     for other, says in (
-            (Windows(np.arange(51), 7, 3), "51 ids"),
-            (Windows(np.arange(50)[::-1].copy(), 7, 3), "50 ids"),
-            (Windows(np.arange(50), 7, 3, seed=1), "'seed': 0"),
-            (Windows(np.arange(50), 8, 3), "'length': 7")):
+            (RandomWindowLoader(np.arange(51), 7, 3), "51 ids"),
+            (RandomWindowLoader(np.arange(50)[::-1].copy(), 7, 3), "50 ids"),
+            (RandomWindowLoader(np.arange(50), 7, 3, seed=1), "'seed': 0"),
+            (RandomWindowLoader(np.arange(50), 8, 3), "'seq_len': 7")):
         with pytest.raises(ValueError, match=says):
             other.load_state_dict(state)
-        assert other.taken == 0
-    with pytest.raises(ValueError, match="taken"):
-        Windows(np.arange(50), 7, 3).load_state_dict({**state, "taken": -1})
-    with pytest.raises(ValueError, match="needs a value for taken"):
-        state.pop("taken")
-        Windows(np.arange(50), 7, 3).load_state_dict(state)
+        assert other.num_yielded == 0
+    with pytest.raises(ValueError, match="num_yielded"):
+        RandomWindowLoader(np.arange(50), 7, 3).load_state_dict(
+            {**state, "num_yielded": -1})
+    with pytest.raises(ValueError, match="needs a value for num_yielded"):
+        state.pop("num_yielded")
+        RandomWindowLoader(np.arange(50), 7, 3).load_state_dict(state)
 
 
 def test_floats_further_on_are_never_cut():
     rows = [[1, 2]] * 300
     rows[1] = [1.5, 2.5]        # not among those that are looked at first
-    for loader in (Packed(rows, 4, 75), Padded(rows, batch=300)):
+    for loader in (PackedLoader(rows, 4, 75), PaddedLoader(rows, batch_size=300)):
         with pytest.raises(ValueError, match="whole numbers, got float64"):
             take(loader, 1)
 
 
-@pytest.mark.parametrize("make", [
-    lambda rows: Packed(rows, 16, 2), lambda rows: Padded(rows, batch=2)])
+@pytest.mark.parametrize("make", [lambda rows: PackedLoader(rows, 16, 2),
+                                  lambda rows: PaddedLoader(rows, batch_size=2)])
 def test_another_corpus_of_the_same_lengths_is_refused(make):
     state = make([[1, 2, 3], [4, 5]]).state_dict()
     assert "2 documents" in state["corpus"]
@@ -202,17 +209,18 @@ def test_another_corpus_of_the_same_lengths_is_refused(make):
 def test_numbers_of_numpy_can_be_saved_as_json():
     n = np.int64(3)
     rows = [[1, 2, 3], [4, 5]]
-    for loader in (Windows(np.arange(20), n, n, n), Packed(rows, n, n, n),
-                   Padded(rows, batch=n, seed=n),
-                   Padded(rows, np.int32(9), seed=n)):
+    for loader in (RandomWindowLoader(np.arange(20), n, n, n),
+                   PackedLoader(rows, n, n, n),
+                   PaddedLoader(rows, batch_size=n, seed=n),
+                   PaddedLoader(rows, np.int32(9), seed=n)):
         take(loader, 2)
         state = json.loads(json.dumps(loader.state_dict()))
-        loader.load_state_dict({**state, "taken": n})
+        loader.load_state_dict({**state, "num_yielded": n})
         assert json.dumps(loader.state_dict()) != json.dumps(state)
 
 
 def test_an_order_is_a_permutation_each_time():
-    order = Order(12, 3)
+    order = EpochShuffle(12, 3)
     laps = [[order[i] for i in range(12 * lap, 12 * lap + 12)]
             for lap in range(4)]
     assert all(sorted(lap) == list(range(12)) for lap in laps)
@@ -225,29 +233,29 @@ def test_an_order_is_a_permutation_each_time():
 @given(rows=rows_of, length=st.integers(1, 20), seed=st.integers(0, 3))
 @few
 def test_packing_asks_for_each_neighbor_once_in_a_pass(rows, length, seed):
-    loader = Packed(rows, length, batch=1, seed=seed)
+    loader = PackedLoader(rows, length, batch_size=1, seed=seed)
     asked = Counter()
     for batch in take(loader, len(loader.rows)):
-        ids, targets, pos, mask, _ = batch
+        ids, targets, positions, mask, _ = batch
         seen = targets >= 0
-        assert torch.equal(seen, pos >= 0) and batch.count == seen.sum()
+        assert torch.equal(seen, positions >= 0) and batch.num_targets == seen.sum()
         asked.update(zip(ids[seen].tolist(), targets[seen].tolist(), strict=True))
         first = 0
-        for i, p in enumerate(pos[0].tolist()):     # a mask by a loop
+        for i, p in enumerate(positions[0].tolist()):     # a mask by a loop
             first = i if p == 0 else first
             allowed = mask[0, 0, i].nonzero()[:, 0].tolist()
             if p >= 0:
                 assert p == i - first
                 inside = [j for j in allowed if j <= i]
                 assert inside == list(range(first, i + 1))
-                assert all(pos[0, j] > p for j in allowed if j > i)
+                assert all(positions[0, j] > p for j in allowed if j > i)
     assert asked == Counter(pair for row in rows for pair in pairwise(row))
 
 
 @given(sizes=st.lists(st.integers(1, 16), min_size=1, max_size=60))
 @few
 def test_best_fit_takes_the_fullest_row_that_will_do(sizes):
-    rows = best_fit(sizes, 16, range(len(sizes)))
+    rows = pack_best_fit(sizes, 16, range(len(sizes)))
     slow = []
     for piece, size in enumerate(sizes):
         room = [16 - sum(sizes[i] for i in row) for row in slow]
@@ -276,13 +284,13 @@ def test_a_packed_document_gives_what_it_gives_alone(model):
     draw = np.random.default_rng(0)
     rows = [draw.integers(60, size=n).tolist()
             for n in (2, 5, 9, 12, 30, 7, 3)]
-    loader = Packed(rows, 24, batch=len(Packed(rows, 24).rows))
-    batch = loader.batch_at(0)
-    packed = model(batch.ids, pos=batch.pos, mask=batch.mask)
+    loader = PackedLoader(rows, 24, batch_size=len(PackedLoader(rows, 24).rows))
+    batch = loader.get_batch(0)
+    packed = model(batch.ids, positions=batch.positions, mask=batch.mask)
     for r in range(len(batch.ids)):
         at = 0
         for piece in loader.rows[loader.order[r]]:
-            document, start, n = loader.pieces[piece].tolist()
+            document, start, n = loader.chunks[piece].tolist()
             text = torch.tensor([rows[document][start:start + n]])
             assert torch.equal(batch.ids[r, at:at + n], text[0])
             assert (model(text)[0] - packed[r, at:at + n]).abs().max() < 1e-5
@@ -294,10 +302,11 @@ def test_without_a_mask_documents_hear_of_each_other():
     model = next(models())
     rows = [[i] * 7 for i in range(8)]
     for apart in (True, False):
-        batch = Packed(rows, 24, batch=1, apart=apart).batch_at(0)
+        batch = PackedLoader(rows, 24, batch_size=1, isolate_documents=apart).get_batch(
+            0)
         other = batch.ids.clone()
         other[:, :6] += 1
-        a, b = (model(ids, pos=batch.pos, mask=batch.mask)
+        a, b = (model(ids, positions=batch.positions, mask=batch.mask)
                 for ids in (batch.ids, other))
         assert ((a - b)[:, 6:].abs().max() > 1e-3) == (not apart)
 
@@ -307,16 +316,16 @@ def test_without_a_mask_documents_hear_of_each_other():
 @given(rows=rows_of, batch=st.integers(1, 6), buckets=st.booleans())
 @few
 def test_a_pass_pads_each_example_once(rows, batch, buckets):
-    loader = Padded(rows, batch=batch, buckets=buckets)
+    loader = PaddedLoader(rows, batch_size=batch, group_by_length=buckets)
     seen = []
     for b in take(loader, len(loader.groups)):
-        for ids, targets, pos in zip(*b[:3], strict=False):
-            n = int((pos >= 0).sum())
-            assert pos.tolist() == [*range(n), *[-1] * (len(pos) - n)]
+        for ids, targets, positions in zip(*b[:3], strict=False):
+            n = int((positions >= 0).sum())
+            assert positions.tolist() == [*range(n), *[-1] * (len(positions) - n)]
             assert targets[n:].eq(-100).all() and ids[n:].eq(0).all()
             assert torch.equal(ids[1:n], targets[:n - 1])
             seen.append([*ids[:n].tolist(), targets[n - 1].item()])
-        assert b.count == (b.targets >= 0).sum() and len(b.ids) <= batch
+        assert b.num_targets == (b.targets >= 0).sum() and len(b.ids) <= batch
     assert sorted(seen) == sorted(row for row in rows if len(row) > 1)
 
 
@@ -325,7 +334,7 @@ def test_buckets_waste_less_and_max_tokens_bounds_the_area():
     rows = [[1] * int(n) for n in draw.geometric(0.02, size=300) + 1]
     area = {}
     for buckets in (True, False):
-        loader = Padded(rows, max_tokens=600, buckets=buckets)
+        loader = PaddedLoader(rows, max_tokens=600, group_by_length=buckets)
         made = take(loader, len(loader.groups))
         assert max(b.ids.numel() for b in made) <= 600
         area[buckets] = sum(b.ids.numel() for b in made)
@@ -338,12 +347,12 @@ def test_buckets_waste_less_and_max_tokens_bounds_the_area():
 def test_a_batch_goes_to_a_device_with_its_count():
     batch = Batch(torch.zeros(2, 3, dtype=torch.long),
                   torch.tensor([[1, -100, 2], [-100, -100, 3]]))
-    assert batch.count == 3
+    assert batch.num_targets == 3
     moved = batch.to("meta")
     assert moved.ids.is_meta and moved.targets.is_meta
-    assert moved.count == 3 and moved.pos is None
+    assert moved.num_targets == 3 and moved.positions is None
     with pytest.raises(NotImplementedError):
-        Loader().batch_at(0)
+        Loader().get_batch(0)
 
 
 # --- held out
@@ -355,10 +364,10 @@ def long_runs(texts, n):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_nothing_held_out_stands_in_the_training_text(seed):
-    texts = list(documents("pydocs", 400))
+    texts = list(load_documents("pydocs", 400))
     texts += texts[:40]                                     # some twice
     texts += [text.replace(" the ", " a ") for text in texts[100:140]]
-    train, held_out = split(texts, 0.2, seed, near=0.3)
+    train, held_out = split_documents(texts, 0.2, seed, near_duplicate_similarity=0.3)
     assert Counter(train + held_out) == Counter(texts)
     assert not {*train} & {*held_out}
     assert 0.1 < len(held_out) / len(texts) < 0.3
@@ -371,7 +380,7 @@ def test_nothing_held_out_stands_in_the_training_text(seed):
     seen = long_runs(train, 30)
     leaks = [text for text in held_out if long_runs([text], 30) & seen]
     assert len(leaks) <= 0.05 * len(held_out)
-    first, second = split(texts, 0.2, seed)
+    first, second = split_documents(texts, 0.2, seed)
     runs = [[long_runs([text], 5) for text in side]
             for side in (first[-80:], second)]
     assert max(len(a & b) / max(1, len(a | b))
@@ -380,8 +389,8 @@ def test_nothing_held_out_stands_in_the_training_text(seed):
 
 @pytest.mark.parametrize("level", [1, 3])
 def test_stories_are_held_out_whole(level):
-    texts = list(documents("stories", 600, level=level))
-    train, held_out = split(texts, 0.1)
+    texts = list(load_documents("stories", 600, level=level))
+    train, held_out = split_documents(texts, 0.1)
     assert not {*train} & {*held_out} and 30 < len(held_out) < 100
     longest = max(len(text.split()) for text in held_out)
     seen = long_runs(train, 40)
@@ -390,28 +399,28 @@ def test_stories_are_held_out_whole(level):
 
 def test_a_side_depends_on_the_text_alone():
     texts = [f"text number {i}" for i in range(300)]
-    train, held_out = split(texts, 0.3)
-    more = split([f"another {i}" for i in range(50)] + texts, 0.3)
+    train, held_out = split_documents(texts, 0.3)
+    more = split_documents([f"another {i}" for i in range(50)] + texts, 0.3)
     assert {*held_out} <= {*more[1]} and {*train} <= {*more[0]}
-    assert {*split(texts, 0.3, seed=1)[1]} != {*held_out}
+    assert {*split_documents(texts, 0.3, seed=1)[1]} != {*held_out}
 
 
 # --- a token file as what loaders read
 
 def test_loaders_read_token_files(tmp_path):
-    texts = list(documents("stories", 60))
+    texts = list(load_documents("stories", 60))
     tokenizer = Tokenizer.train(texts, 300)
-    write_tokens(tmp_path / "a.tok", texts, tokenizer)
+    write_token_file(tmp_path / "a.tok", texts, tokenizer)
     file = TokenFile(tmp_path / "a.tok", tokenizer)
     rows = tokenizer.encode_batch(texts)
     flat = [i for row in rows for i in row]
-    for a, b in ((Windows(file, 30), Windows(flat, 30)),
-                 (Packed(file, 99), Packed(rows, 99)),
-                 (Padded(file, 900), Padded(rows, 900))):
+    for a, b in ((RandomWindowLoader(file, 30), RandomWindowLoader(flat, 30)),
+                 (PackedLoader(file, 99), PackedLoader(rows, 99)),
+                 (PaddedLoader(file, 900), PaddedLoader(rows, 900))):
         assert a.state_dict() == b.state_dict()
         assert all(map(equal, take(a, 5), take(b, 5)))
     with pytest.raises(ValueError, match="does not fit a corpus of"):
-        Windows(file, len(flat))
+        RandomWindowLoader(file, len(flat))
 
 
 # --- the experiment
@@ -443,16 +452,16 @@ def test_the_experiment_runs_small_and_goes_on(tmp_path, monkeypatch):
         for step in "01"]
     every, new = module.corpora(0)
     assert len(every) == 36 and len(new) == 6
-    found = near_duplicates(every, 0.3)
+    found = find_near_duplicates(every, 0.3)
     assert len(found) >= 24         # versions are found as such
-    train, held_out = split(every, 0.2, 0, 0.3)
-    assert not [1 for i, j, _ in near_duplicates(train + held_out, 0.3)
+    train, held_out = split_documents(every, 0.2, 0, 0.3)
+    assert not [1 for i, j, _ in find_near_duplicates(train + held_out, 0.3)
                 if i < len(train) <= j]
 
 
 def test_the_record_is_whole():
-    from tformer.minimal import read_record
-    rows = read_record("duplicates")
+    from tformer.minimal import load_record
+    rows = load_record("duplicates")
     assert Counter((r["split"], r["seed"]) for r in rows) == Counter({
         (name, seed): 17 for name in ("by document", "by family")
         for seed in "012"})

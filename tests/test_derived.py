@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from tformer.position import Derived, SinusoidalPositions
+from tformer.position import DerivedBuffersModule, SinusoidalPositionEmbedding
 from tformer.rotary import (
     ALiBi,
-    Rotary,
+    RotaryEmbedding,
     linear_scaling,
     llama3_scaling,
     rope_frequencies,
@@ -24,34 +24,34 @@ Q = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
 
 def llama3():
     freqs = rope_frequencies(8, 500_000.0)
-    return Rotary(8, freqs=llama3_scaling(
+    return RotaryEmbedding(8, freqs=llama3_scaling(
         freqs, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_len=64))
 
 
 def yarn():
     freqs, scale = yarn_scaling(8, factor=4.0, original_max_len=64)
-    return Rotary(8, freqs=freqs, scale=scale)
+    return RotaryEmbedding(8, freqs=freqs, attention_factor=scale)
 
 
-def turned(part, pos):
-    return part(Q.to(pos.device), pos=pos)[0]
+def turned(part, positions):
+    return part(Q.to(positions.device), positions=positions)[0]
 
 
-def placed(part, pos):
-    return part(pos)
+def placed(part, positions):
+    return part(positions)
 
 
-def biased(part, pos):
-    return part(pos, pos)
+def biased(part, positions):
+    return part(positions, positions)
 
 
 KINDS = {
-    "sinusoids": (lambda: SinusoidalPositions(9, 6, base=100.0), placed),
-    "rotary": (lambda: Rotary(8, base=500.0, scale=1.5), turned),
+    "sinusoids": (lambda: SinusoidalPositionEmbedding(9, 6, base=100.0), placed),
+    "rotary": (lambda: RotaryEmbedding(8, base=500.0, attention_factor=1.5), turned),
     "rotary, interleaved": (
-        lambda: Rotary(8, layout="interleaved"), turned),
-    "rotary, linear": (lambda: Rotary(8, freqs=linear_scaling(
+        lambda: RotaryEmbedding(8, layout="interleaved"), turned),
+    "rotary, linear": (lambda: RotaryEmbedding(8, freqs=linear_scaling(
         rope_frequencies(8), 3.0)), turned),
     "rotary, llama3": (llama3, turned),
     "rotary, yarn": (yarn, turned),
@@ -76,12 +76,12 @@ def on_meta(make):
     return model
 
 
-def equal(ours, reference, use, pos=POS):
+def equal(ours, reference, use, positions=POS):
     "Buffers, their types, and what comes out, bit for bit."
     for (name, a), (other, b) in zip(ours.named_buffers(),
                                      reference.named_buffers(), strict=True):
         assert name == other and a.dtype == b.dtype and torch.equal(a, b)
-    assert torch.equal(use(ours, pos), use(reference, pos))
+    assert torch.equal(use(ours, positions), use(reference, positions))
     assert repr(ours) == repr(reference)
 
 
@@ -188,15 +188,15 @@ def test_compiled_in_one_graph(kind, born):
     make, use = KINDS[kind]
     part = make() if born == "here" else on_meta(make).part
     torch.compiler.reset()
-    compiled = torch.compile(lambda pos: use(part, pos), fullgraph=True,
+    compiled = torch.compile(lambda positions: use(part, positions), fullgraph=True,
                              backend="eager")
-    for pos in (POS, POS[:, 1:] if use is not turned else POS + 1):
-        assert torch.equal(compiled(pos), use(make(), pos))
+    for positions in (POS, POS[:, 1:] if use is not turned else POS + 1):
+        assert torch.equal(compiled(positions), use(make(), positions))
 
 
 def test_values_that_were_replaced_stay():
     "Only what left the meta device is derived again."
-    part = SinusoidalPositions(4, 6)
+    part = SinusoidalPositionEmbedding(4, 6)
     part.table.copy_(torch.arange(24.0).reshape(4, 6))
     assert torch.equal(part.double().table,
                        torch.arange(24.0).double().reshape(4, 6))
@@ -206,24 +206,24 @@ def test_values_that_were_replaced_stay():
 
 
 def test_a_class_of_ones_own():
-    class Counted(Derived):
+    class Counted(DerivedBuffersModule):
         def __init__(self, n):
             super().__init__()
             self.n = n
-            self.renew()
+            self.reset_buffers()
 
-        def derive(self, device):
+        def compute_buffers(self, device):
             return {"count": torch.arange(self.n, device=device),
                     "share": torch.ones(2, device="cpu") / 2}
 
     with torch.device("meta"):
         part = Counted(3)
     x = torch.zeros(1)
-    assert part.ready("count", x.to("meta")).is_meta
-    assert part.ready("count", x).tolist() == [0, 1, 2]
+    assert part.get_buffer_for("count", x.to("meta")).is_meta
+    assert part.get_buffer_for("count", x).tolist() == [0, 1, 2]
     assert part.share.tolist() == [0.5, 0.5] and not part.state_dict()
     with pytest.raises(NotImplementedError):
-        Derived().renew()
+        DerivedBuffersModule().reset_buffers()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")

@@ -14,7 +14,7 @@ from torch import nn
 
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
-from tformer.bpe import pretokenize, split_special, train_bpe
+from tformer.bpe import pretokenize_text, split_special, train_bpe
 
 PAGE = (ROOT / "book" / "errata.md").read_text(encoding="utf-8")
 getcontext().prec = 40
@@ -145,11 +145,11 @@ def test_tokenizer_values_are_right():
         assert text.count(pair) == without
     assert numbers("TOK-12") == [4, 2, 2]
     assert numbers("TOK-13") == [256, 0, 255, 256]
-    assert pretokenize("DON'T") == ["DON", "'", "T"]
+    assert pretokenize_text("DON'T") == ["DON", "'", "T"]
     with pytest.raises(re.error):
         re.compile(r"\p{L}")
-    whole = pretokenize("a\n\n\nb")
-    cut = pretokenize("a\n") + pretokenize("\n\nb")
+    whole = pretokenize_text("a\n\n\nb")
+    cut = pretokenize_text("a\n") + pretokenize_text("\n\nb")
     assert (len(whole), len(cut)) == (4, 5) and "four" in right("TOK-08")
     assert io.TextIOWrapper(io.BytesIO(b"a\r\nb")).read() == "a\nb"
     assert split_special("x<|a|><|b|>y", ["<|a|>", "<|a|><|b|>"]) == [
@@ -158,7 +158,7 @@ def test_tokenizer_values_are_right():
     assert "3.614" in right("TOK-18")
     assert ord("ê") == 0xEA and len("e\u0302") == 2
     assert train_bpe("ab cd", 257)[0] != train_bpe("ab cd", 257,
-                                                   ties="ids")[0]
+                                                   tie_break="ids")[0]
 
 
 def cosines(offset, d):

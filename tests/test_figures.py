@@ -28,7 +28,7 @@ def triangle(n):
     for i in range(min(n, 4)):
         a[i, : i + 1] = 1 / (i + 1)
     fig, ax = plot.figure(3.6, 2.4)
-    plot.heat(ax, a, list("abcd"), list("abcd"), ".2f", vmin=0, vmax=1)
+    plot.heatmap(ax, a, list("abcd"), list("abcd"), ".2f", vmin=0, vmax=1)
     return fig
 
 
@@ -86,7 +86,8 @@ def test_an_element_not_a_document():
 def test_ink_is_the_pages():
     svg = curve().svg
     assert "currentColor" in svg
-    assert plot.INK not in svg and "#000000" not in svg and plot.PAPER not in svg
+    assert plot.TEXT_COLOR not in svg and "#000000" not in svg
+    assert plot.PAGE_COLOR not in svg
     assert "#ffffff" not in svg.replace(plot.BLUE, "")        # no white ground
 
 
@@ -143,8 +144,8 @@ def test_size_limit_names_both_numbers():
 def test_stepper_errors():
     with pytest.raises(ValueError, match="got 1"):
         steps(n=1)
-    with pytest.raises(ValueError, match=r"key must .* 0 to 3, got \[9\]"):
-        steps(key=[9])
+    with pytest.raises(ValueError, match=r"key_frames must .* 0 to 3, got \[9\]"):
+        steps(key_frames=[9])
     fig, ax = plot.figure()
     ax.plot(np.random.default_rng(0).normal(size=(4500, 2)))
     with pytest.raises(ValueError, match=r"takes \d+ bytes, at most 400000"):
@@ -159,17 +160,17 @@ def test_a_stepper_of_many_frames_prints_four():
 
 def test_labels_must_fit():
     with pytest.raises(ValueError, match="3 row labels for 2 rows"):
-        plot.heat(plot.figure()[1], np.eye(2), rows="abc")
+        plot.heatmap(plot.figure()[1], np.eye(2), rows="abc")
     with pytest.raises(ValueError, match="1 column labels for 2 columns"):
-        plot.heat(plot.figure()[1], np.eye(2), cols="a")
+        plot.heatmap(plot.figure()[1], np.eye(2), cols="a")
     with pytest.raises(ValueError, match="2 axes, got 3"):
-        plot.heat(plot.figure()[1], np.zeros((2, 2, 2)))
+        plot.heatmap(plot.figure()[1], np.zeros((2, 2, 2)))
 
 
 def test_numbers_are_readable_on_every_cell():
     for low, high in ((0, 1), (-1, 1)):
         fig, ax = plot.figure(7, 5)
-        plot.heat(ax, np.linspace(low, high, 60).reshape(6, 10), fmt=".2f")
+        plot.heatmap(ax, np.linspace(low, high, 60).reshape(6, 10), fmt=".2f")
         svg = plot.show(fig, "t", "d").svg
         cells = re.findall(r'<path[^>]*"fill: (#\w{6})', svg)
         inks = re.findall(r'fill: (#\w{6})[^>]*>[-−]?\d\.\d\d<', svg)
@@ -180,10 +181,10 @@ def test_numbers_are_readable_on_every_cell():
 def test_cells_hold_the_values():
     fig, ax = plot.figure(4, 3)
     values = np.array([[0.0, 0.25], [np.nan, 1.0]])
-    art = plot.heat(ax, values, fmt=".2f")
+    art = plot.heatmap(ax, values, fmt=".2f")
     svg = plot.show(fig, "t", "d").svg
     assert re.findall(r">(\d\.\d\d)<", svg) == ["0.00", "0.25", "1.00"]
-    want = [plot.HEAT(art.norm(v)) for v in (0.0, 0.25, 1.0)]
+    want = [plot.SEQUENTIAL_CMAP(art.norm(v)) for v in (0.0, 0.25, 1.0)]
     want = [
         "#{:02x}{:02x}{:02x}".format(*tuple(round(255 * x) for x in c[:3]))
         for c in want
@@ -193,9 +194,9 @@ def test_cells_hold_the_values():
 
 def test_a_large_map_is_a_small_image():
     fig, ax = plot.figure()
-    plot.heat(ax, np.random.default_rng(0).random((128, 512)))
+    plot.heatmap(ax, np.random.default_rng(0).random((128, 512)))
     svg = plot.show(fig, "t", "d").svg           # noise: the worst case
-    assert "image/png" in svg and len(svg) < plot.MAX_BYTES
+    assert "image/png" in svg and len(svg) < plot.MAX_FIGURE_BYTES
 
 
 def test_the_image_holds_the_values():
@@ -206,7 +207,7 @@ def test_the_image_holds_the_values():
     values = np.arange(900.0).reshape(30, 30) / 899
     values[3, 4] = np.nan
     fig, ax = plot.figure()
-    art = plot.heat(ax, values)
+    art = plot.heatmap(ax, values)
     svg = plot.show(fig, "t", "d").svg
     data = re.search(r"base64,([\w+/=]+)", svg)[1]
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA"))
@@ -227,12 +228,12 @@ def test_palette():
 
 def test_zero_is_in_the_middle_where_signs_differ():
     _, ax = plot.figure()
-    both = plot.heat(ax, [[-1.0, 0.0], [2.0, 3.0]])
+    both = plot.heatmap(ax, [[-1.0, 0.0], [2.0, 3.0]])
     assert (both.norm.vmin, both.norm.vmax) == (-3, 3)
-    assert both.cmap == plot.SIGNED
-    one = plot.heat(ax, [[1.0, 2.0]])
+    assert both.cmap == plot.DIVERGING_CMAP
+    one = plot.heatmap(ax, [[1.0, 2.0]])
     assert (one.norm.vmin, one.norm.vmax) == (1, 2)
-    assert one.cmap == plot.HEAT
+    assert one.cmap == plot.SEQUENTIAL_CMAP
 
 
 @pytest.mark.parametrize("colours", [20, 600])
@@ -271,10 +272,10 @@ def page_file(tmp_path_factory):
         curve("one"),
         steps("First"),
         curve("two", 2.0),
-        steps("Second", key=[0, 3]),
+        steps("Second", key_frames=[0, 3]),
     ]
     wide, ax = plot.figure(7, 3)
-    plot.heat(ax, np.random.default_rng(0).random((24, 60)), xlabel="key")
+    plot.heatmap(ax, np.random.default_rng(0).random((24, 60)), xlabel="key")
     parts.append(plot.show(wide, "wide", "noise"))
     parts.append(panels())
     file = tmp_path_factory.mktemp("figures") / "page.html"
@@ -505,10 +506,12 @@ def test_zero_recedes_and_large_values_stand_out(chromium, tmp_path, theme):
     parts = []
     n = 21
     for value in (-1.0, 0.0, 1.0, 2.0):
-        cmap, scale = (plot.SIGNED, (-1, 1)) if value < 1.5 else (plot.HEAT, (0, 2))
+        signed = value < 1.5
+        cmap = plot.DIVERGING_CMAP if signed else plot.SEQUENTIAL_CMAP
+        scale = (-1, 1) if signed else (0, 2)
         for shape in ((1, 1), (n, n)):
             fig, ax = plot.figure(1, 1)
-            plot.heat(
+            plot.heatmap(
                 ax, np.full(shape, value), vmin=scale[0], vmax=scale[1], cmap=cmap
             )
             parts.append(plot.show(fig, "t", "d"))
@@ -534,16 +537,15 @@ def test_zero_recedes_and_large_values_stand_out(chromium, tmp_path, theme):
 
 
 def test_numbers_are_readable_at_night():
-    for cmap in (plot.HEAT, plot.SIGNED):
+    for cmap in (plot.SEQUENTIAL_CMAP, plot.DIVERGING_CMAP):
         fig, ax = plot.figure(7, 5)
-        plot.heat(ax, np.linspace(0, 1, 120).reshape(10, 12), fmt=".2f", cmap=cmap)
+        plot.heatmap(ax, np.linspace(0, 1, 120).reshape(10, 12), fmt=".2f", cmap=cmap)
         svg = plot.show(fig, "t", "d").svg
         cells = re.findall(r"<path[^>]*light-dark\(#\w{6},(#\w{6})\)", svg)
         inks = re.findall(r"light-dark\(#\w{3},(#\w{3})\)[^>]*>\d\.\d\d<", svg)
         assert len(cells) == len(inks) == 120 and {*inks} == {"#000", "#fff"}
-        assert (
-            plot.luminance(plot.night(cmap(0.5 if cmap is plot.SIGNED else 0.0))) < 0.03
-        )
+        ground = cmap(0.5 if cmap is plot.DIVERGING_CMAP else 0.0)
+        assert plot.luminance(plot.dark_mode_color(ground)) < 0.03
         assert min(map(plot.contrast, cells, inks)) >= 4.5
 
 
@@ -686,7 +688,7 @@ def branch(lit=(), links=None):
     d.box("norm", 90, 70, w=56)
     d.box("ffn", 200, 70, "feed-forward", w=90, role=plot.GREEN)
     d.plus("sum", 270, 20)
-    d.stream([(10, 20), (290, 20)])
+    d.residual_stream([(10, 20), (290, 20)])
     d.arrow((30, 20), "norm.left")
     d.arrow("norm", "ffn", "(b, t, d)")
     d.arrow("ffn.right", "sum.bottom")
@@ -694,20 +696,22 @@ def branch(lit=(), links=None):
 
 
 def test_ways_are_right_angled_and_end_at_sides():
-    at = plot.Places(
-        a=plot.Place(10, 10, 8, 4),
-        b=plot.Place(40, 30, 8, 4),
-        c=plot.Place(12, 60, 8, 4),
+    at = plot.Layout(
+        a=plot.Rect(10, 10, 8, 4),
+        b=plot.Rect(40, 30, 8, 4),
+        c=plot.Rect(12, 60, 8, 4),
     )
-    assert at.way("a", "b") == [(14, 10), (25, 10), (25, 30), (36, 30)]
-    assert at.way("a.bottom", "b.left") == [(10, 12), (10, 30), (36, 30)]
-    assert at.way("a", "c") == [(10, 12), (10, 35), (12, 35), (12, 58)]
-    assert at.way("c.top", "a.bottom", [(0, 0)]) == [(12, 58), (0, 0), (10, 12)]
-    assert at.way((40, 0), "b") == [(40, 0), (40, 28)]
-    assert at.way((0, 0), "b.left") == [(0, 0), (0, 30), (36, 30)]
-    assert at.around(["a", "b"], 3) == plot.Place(25, 20, 44, 30)
-    with pytest.raises(ValueError, match="place must be one of 'a', 'b', 'c', got 'd'"):
-        at.way("a", "d.left")
+    assert at.path("a", "b") == [(14, 10), (25, 10), (25, 30), (36, 30)]
+    assert at.path("a.bottom", "b.left") == [(10, 12), (10, 30), (36, 30)]
+    assert at.path("a", "c") == [(10, 12), (10, 35), (12, 35), (12, 58)]
+    assert at.path("c.top", "a.bottom", [(0, 0)]) == [(12, 58), (0, 0), (10, 12)]
+    assert at.path((40, 0), "b") == [(40, 0), (40, 28)]
+    assert at.path((0, 0), "b.left") == [(0, 0), (0, 30), (36, 30)]
+    assert at.bounding_box(["a", "b"], 3) == plot.Rect(25, 20, 44, 30)
+    with pytest.raises(
+        ValueError, match="target must be one of 'a', 'b', 'c', got 'd'"
+    ):
+        at.path("a", "d.left")
 
 
 def test_lit_parts_stand_out_and_others_stay_readable():
@@ -755,39 +759,46 @@ def test_links_are_named_once():
 
 def test_every_part_can_be_lit_and_looks_its_own_way():
     def pictures(*lit):
-        made = plot.machine(lit)
+        made = plot.machine_diagram(lit)
         assert ("You are here" in made.caption) is bool(lit)
         return tuple(re.sub("f[0-9a-f]{10}-", "", svg) for svg in made.svgs)
 
     plain = pictures()
-    seen = {part: pictures(part) for part in plot.PARTS}
+    seen = {part: pictures(part) for part in plot.MACHINE_PARTS}
     for form in (0, 1):
         assert (
             len({plain[form], *(svgs[form] for svgs in seen.values())})
-            == len(plot.PARTS) + 1
+            == len(plot.MACHINE_PARTS) + 1
         )
     for part, svgs in seen.items():  # what concerns the whole dims nothing
         assert all(
             ("opacity: 0.8" in svg) is (part not in ("check", "costs")) for svg in svgs
         ), part
-    assert plot.machine("feedforward").caption == "You are here: feed-forward."
+    assert plot.machine_diagram("feedforward").caption == "You are here: feed-forward."
 
 
 def test_the_machine_refuses_and_stays_small():
-    links = {p: f"https://example.org/nbs/{p}_and_a_long_name.html" for p in plot.PARTS}
-    made = plot.machine(["attention", "training"], links)
+    links = {
+        p: f"https://example.org/nbs/{p}_and_a_long_name.html"
+        for p in plot.MACHINE_PARTS
+    }
+    made = plot.machine_diagram(["attention", "training"], links)
     assert len(made._repr_html_().encode()) <= 46_000
     assert (
         len(
-            plot.machine("norm", {p: f"{p}.html" for p in plot.PARTS})
+            plot.machine_diagram("norm", {p: f"{p}.html" for p in plot.MACHINE_PARTS})
             ._repr_html_()
             .encode()
         )
         <= 40_000
     )
-    for bad in (dict(lit=["norms"]), dict(links={"Norm": "x"}), dict(lit="all")):
+    for bad in (
+        dict(highlight=["norms"]),
+        dict(links={"Norm": "x"}),
+        dict(highlight="all"),
+    ):
         with pytest.raises(ValueError, match=r"part must be one of 'text', .*, got"):
-            plot.machine(**bad)
+            plot.machine_diagram(**bad)
 
 
 OVER = """() => { const out = [];
@@ -817,8 +828,8 @@ OVER = """() => { const out = [];
     ],
 )
 def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
-    links = {p: f"{p}.html" for p in plot.PARTS if p not in ("check", "costs")}
-    parts = [plot.machine(), plot.machine(plot.PARTS, links)]
+    links = {p: f"{p}.html" for p in plot.MACHINE_PARTS if p not in ("check", "costs")}
+    parts = [plot.machine_diagram(), plot.machine_diagram(plot.MACHINE_PARTS, links)]
     file = tmp_path / "machine.html"
     file.write_text(PAGE % "".join(p._repr_html_() for p in parts), encoding="utf-8")
     file.with_name("tokenizer.html").write_text("here", encoding="utf-8")
@@ -857,7 +868,7 @@ def test_reduced_for_comparison_wrapper_and_words_stay():
     spec = importlib.util.spec_from_file_location("rules", ROOT / "conftest.py")
     rules = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rules)
-    for made in (panels(), plot.machine(["norm"], {"norm": "x.html"}), steps()):
+    for made in (panels(), plot.machine_diagram(["norm"], {"norm": "x.html"}), steps()):
         text = rules.reduce_svg(made._repr_html_())
         assert (
             "<path" not in text
@@ -886,21 +897,22 @@ def rung(part="a part", verdict="gained", **other):
 
 
 def test_a_row_is_drawn_with_its_words():
-    drawn = plot.show_rows([rung(), rung("more", "nothing shown"),
-                            rung("less", "lost", after="400.0")])
+    drawn = plot.render_ablations([rung(), rung("more", "nothing shown"),
+                                   rung("less", "lost", after="400.0")])
     for words in ("a part: steps to somewhere", "without", "3 × less",
                   "nothing shown", "lost: 1.33 × more"):
         assert f">{words}</text>" in drawn.svg, words
-    assert all(color in drawn.svg for color in plot.VERDICTS.values())
+    assert all(color in drawn.svg for color in plot.VERDICT_COLORS.values())
 
 
 def test_rows_of_several_chapters_become_ratios():
-    drawn = plot.show_rows([rung(), rung("late", chapter="17")])
+    drawn = plot.render_ablations([rung(), rung("late", chapter="17")])
     assert ">× 0.33</text>" in drawn.svg and "2 to 17" in drawn.title
 
 
 @pytest.mark.parametrize("draw", [
-    plot.before_after, plot.changes, lambda rows: plot.climb(rows, 3)])
+    plot.plot_before_after, plot.plot_ratios,
+    lambda rows: plot.plot_steps_to_loss(rows, 3)])
 def test_no_rows_are_no_figure(draw):
     with pytest.raises(ValueError, match="no rows"):
         draw([])
@@ -908,4 +920,4 @@ def test_no_rows_are_no_figure(draw):
 
 def test_a_verdict_is_one_of_three():
     with pytest.raises(ValueError, match="great"):
-        plot.before_after([rung(verdict="great")])
+        plot.plot_before_after([rung(verdict="great")])

@@ -10,24 +10,24 @@ from torch import nn
 from helpers import needs_cuda, plain_only
 from models import MAX_LEN, ROWS, VOCAB, causal, rows
 from tformer import seq2seq
-from tformer.costs import costs
+from tformer.costs import estimate_costs
 from tformer.generate import (
-    Reader,
-    Text,
-    ended,
-    expect_room,
+    Completion,
+    DecodeState,
     generate,
-    last_logits,
-    left_padded,
-    picker,
-    stop_rules,
-    stop_strings,
+    left_pad,
+    make_sampler,
+    make_stop_string_criterion,
+    meets_stopping_criteria,
+    next_token_logits,
+    parse_stopping,
+    require_context,
     stream,
 )
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
-from tformer.model import evaluating
-from tformer.sampling import Sampler, Sampling
+from tformer.model import eval_mode
+from tformer.sampling import Sampler, SamplingParams
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -42,7 +42,7 @@ def made(row, n=3):
         keep[0, 4:] = False
         with torch.no_grad():
             memory = model.encode(row.ids(n, 7, seed=9), keep)
-        more = dict(memory=memory, memory_mask=keep)
+        more = dict(encoder_hidden_states=memory, encoder_attention_mask=keep)
     return model, more
 
 
@@ -76,11 +76,11 @@ def same(text, expected, said):
 @causal
 def test_a_ragged_batch_writes_what_each_row_writes_alone(row):
     model, more = made(row)
-    texts = generate(model, PROMPTS, max_new=MAX_LEN - 4, **more)
+    texts = generate(model, PROMPTS, max_new_tokens=MAX_LEN - 4, **more)
     for i, text in enumerate(texts):
         same(text, *reread(model, PROMPTS[i], MAX_LEN - 4,
                            **of_row(more, i)))
-        assert text.stopped == "length"
+        assert text.finish_reason == "length"
 
 
 @causal
@@ -93,13 +93,13 @@ def test_rows_that_stop_leave_and_others_do_not_notice(row):
     model.register_forward_pre_hook(
         lambda part, given: seen.append(len(given[0])))
     for drop in (True, False):
-        texts = generate(model, PROMPTS, max_new=14, stop=stop, drop=drop,
-                         **more)
+        texts = generate(model, PROMPTS, max_new_tokens=14, stop=stop,
+                         drop_finished=drop, **more)
         for text, (expected, said) in zip(texts, full, strict=True):
             cut = min([expected.index(i) for i in stop if i in expected],
                       default=14)
             same(text, expected[:cut], said[:cut])
-            assert text.stopped == ("stop" if cut < 14 else "length")
+            assert text.finish_reason == ("stop" if cut < 14 else "length")
     n = len({len(text.ids) for text in texts})
     assert len({*seen}) >= n or n == 1
 
@@ -110,10 +110,10 @@ def test_rows_that_stop_leave_and_others_do_not_notice(row):
 def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
     model, more = made(row)
     prompts = [PROMPTS[0], PROMPTS[1], [7, 8, 9] * 9]
-    texts = generate(model, prompts, max_new=40, window=window, **more)
+    texts = generate(model, prompts, max_new_tokens=40, context_shift=window, **more)
     for i, text in enumerate(texts):
         same(text, *reread(model, prompts[i], 40, keep, **of_row(more, i)))
-    alone, = generate(model, prompts[:1], max_new=40, window=window,
+    alone, = generate(model, prompts[:1], max_new_tokens=40, context_shift=window,
                       **of_row(more, 0))
     assert alone.ids == texts[0].ids
 
@@ -121,9 +121,10 @@ def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
 @rows("source")
 def test_an_encoder_decoder_writes_what_greedy_writes(row):
     model, more = made(row)
-    plain = seq2seq.greedy(model, row.ids(3, 7, seed=9), 12, start=1, eos=2,
-                           mask=more["memory_mask"])
-    for text, ids in zip(generate(model, [[1]] * 3, max_new=12, stop=2,
+    plain = seq2seq.greedy(model, row.ids(3, 7, seed=9), 12, decoder_start_token_id=1,
+                           eos_token_id=2,
+                           encoder_attention_mask=more["encoder_attention_mask"])
+    for text, ids in zip(generate(model, [[1]] * 3, max_new_tokens=12, stop=2,
                                   **more), plain.tolist(), strict=True):
         assert text.ids == ids[:ids.index(2) if 2 in ids else 12]
 
@@ -131,13 +132,13 @@ def test_an_encoder_decoder_writes_what_greedy_writes(row):
 @causal
 def test_the_cache_has_the_bytes_of_the_formula(row):
     model, more = made(row)
-    reader = Reader(model, *left_padded(PROMPTS), room=3, **more)
+    reader = DecodeState(model, *left_pad(PROMPTS), max_new_tokens=3, **more)
     for new in range(3):
         with torch.no_grad():
             reader.logits()
-        reader.write(torch.tensor([1, 2, 3]))
-        assert reader.cache.nbytes == costs(model.config).kv_cache(
-            5 + new, 3, torch.float64, memory=7 * row.source)
+        reader.append(torch.tensor([1, 2, 3]))
+        assert reader.cache.nbytes == estimate_costs(model.config).kv_cache_bytes(
+            5 + new, 3, torch.float64, source_tokens=7 * row.source)
 
 
 # --- equal to transformers
@@ -154,12 +155,12 @@ def twins():
     state = {}
     for name, x in peer.transformer.state_dict().items():
         for theirs, own in (
-                ("wte", "embed"), ("wpe", "embed_pos"), ("h.", "blocks."),
+                ("wte", "embed"), ("wpe", "embed_positions"), ("h.", "blocks."),
                 ("ln_1", "attention.norm"), ("ln_2", "feed_forward.norm"),
-                ("attn.c_attn", "attention.part.qkv_proj"),
-                ("attn.c_proj", "attention.part.o_proj"),
-                ("mlp.c_fc", "feed_forward.part.up_proj"),
-                ("mlp.c_proj", "feed_forward.part.down_proj"),
+                ("attn.c_attn", "attention.sublayer.qkv_proj"),
+                ("attn.c_proj", "attention.sublayer.o_proj"),
+                ("mlp.c_fc", "feed_forward.sublayer.up_proj"),
+                ("mlp.c_proj", "feed_forward.sublayer.down_proj"),
                 ("ln_f", "norm")):
             name = name.replace(theirs, own)
         flat = "_proj" in name and x.ndim == 2
@@ -180,8 +181,8 @@ def twins():
                 ("model.", ""), ("embed_tokens", "embed"),
                 ("layers", "blocks"), ("input_layernorm", "attention.norm"),
                 ("post_attention_layernorm", "feed_forward.norm"),
-                ("self_attn", "attention.part"),
-                ("mlp", "feed_forward.part")):
+                ("self_attn", "attention.sublayer"),
+                ("mlp", "feed_forward.sublayer")):
             name = name.replace(theirs, own)
         state[name] = x
     ours.load_state_dict(state)
@@ -200,7 +201,7 @@ def test_equal_to_transformers_token_for_token():
             max_new_tokens=30, do_sample=False, output_scores=True,
             return_dict_in_generate=True)
         prompts = [row[k.bool()] for row, k in zip(ids, keep, strict=True)]
-        texts = generate(ours, prompts, max_new=30)
+        texts = generate(ours, prompts, max_new_tokens=30)
         assert [text.ids for text in texts] == (
             theirs.sequences[:, 9:].tolist())
         said = peer.compute_transition_scores(
@@ -223,19 +224,19 @@ def small(**changes):
 
 def test_a_row_is_drawn_alike_with_and_without_neighbors():
     model = small()
-    ways = [Sampling(top_k=9, seed=5), Sampling(temperature=0.0),
-            Sampling(temperature=1.4, repetition=1.3, seed=5)]
+    ways = [SamplingParams(top_k=9, seed=5), SamplingParams(temperature=0.0),
+            SamplingParams(temperature=1.4, repetition_penalty=1.3, seed=5)]
     stop = [*range(0, VOCAB, 6)]
-    texts = generate(model, PROMPTS, max_new=15, sampling=ways, stop=stop)
+    texts = generate(model, PROMPTS, max_new_tokens=15, sampling_params=ways, stop=stop)
     assert len({len(text.ids) for text in texts}) > 1
     for ids, way, text in zip(PROMPTS, ways, texts, strict=True):
-        alone, = generate(model, [ids], max_new=15, sampling=[way],
+        alone, = generate(model, [ids], max_new_tokens=15, sampling_params=[way],
                           stop=stop)
         assert alone.ids == text.ids
-    one = generate(model, PROMPTS[:1] * 2, max_new=9,
-                   sampling=Sampling(seed=3))
-    assert one[1].ids == generate(model, PROMPTS[:1], max_new=9,
-                                  sampling=Sampling(seed=4))[0].ids
+    one = generate(model, PROMPTS[:1] * 2, max_new_tokens=9,
+                   sampling_params=SamplingParams(seed=3))
+    assert one[1].ids == generate(model, PROMPTS[:1], max_new_tokens=9,
+                                  sampling_params=SamplingParams(seed=4))[0].ids
 
 
 def test_who_chooses_sees_what_each_row_wrote():
@@ -244,7 +245,7 @@ def test_who_chooses_sees_what_each_row_wrote():
     def choose(logits, ids):
         seen.append(ids.tolist())
         return torch.tensor([1, 2, 3])[:len(logits)] + len(seen)
-    generate(small(), PROMPTS, max_new=3, sampling=choose)
+    generate(small(), PROMPTS, max_new_tokens=3, sampling_params=choose)
     assert seen == [[[], [], []], [[2], [3], [4]],
                     [[2, 3], [3, 4], [4, 5]]]
 
@@ -258,30 +259,31 @@ def test_penalties_and_masks_see_new_ids_only():
     def mask(ids):
         asked.append(ids.tolist())
         return allowed
-    text, = generate(model, [[3, 3]], max_new=4,
-                     sampling=Sampling(temperature=0.0, allowed=mask))
+    text, = generate(
+        model, [[3, 3]], max_new_tokens=4,
+        sampling_params=SamplingParams(temperature=0.0, allowed_tokens_fn=mask))
     assert asked == [text.ids[:n] for n in range(4)] and 3 not in text.ids
 
 
 @plain_only
 def test_picker():
     z = torch.tensor([[0.0, 2.0, 1.0]])
-    assert picker(None)(z, None).tolist() == [1]
-    assert isinstance(picker(Sampling()), Sampler)
-    assert len(picker([Sampling(), Sampling()]).rows) == 2
-    own = picker(max)
+    assert make_sampler(None)(z, None).tolist() == [1]
+    assert isinstance(make_sampler(SamplingParams()), Sampler)
+    assert len(make_sampler([SamplingParams(), SamplingParams()]).row_states) == 2
+    own = make_sampler(max)
     assert own is max
-    with pytest.raises(ValueError, match="sampling 1 must be Sampling"):
-        picker([Sampling(), None])
-    with pytest.raises(ValueError, match="sampling must be list or tuple"):
-        picker(0.7)
+    with pytest.raises(ValueError, match="sampling_params 1 must be Sampling"):
+        make_sampler([SamplingParams(), None])
+    with pytest.raises(ValueError, match="sampling_params must be list or tuple"):
+        make_sampler(0.7)
 
 
 def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
     model = small()
-    full = generate(model, [[5]], max_new=8)[0].ids
-    text, = generate(model, [[5]], max_new=8, stop=full[4])
-    assert text == Text(full[:full.index(full[4])], text.log_probs, "stop")
+    full = generate(model, [[5]], max_new_tokens=8)[0].ids
+    text, = generate(model, [[5]], max_new_tokens=8, stop=full[4])
+    assert text == Completion(full[:full.index(full[4])], text.log_probs, "stop")
     assert full[4] not in text.ids
     asked = []
 
@@ -289,21 +291,21 @@ def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
         asked.append(list(ids))
         ids.clear()     # what it does to its list is its own affair
         return len(asked) == 3
-    text, = generate(model, [[5]], max_new=8, stop=stop)
+    text, = generate(model, [[5]], max_new_tokens=8, stop=stop)
     assert asked == [full[:1], full[:2], full[:3]]
-    assert (text.ids, text.stopped) == (full[:3], "stop")
+    assert (text.ids, text.finish_reason) == (full[:3], "stop")
 
 
 @plain_only
 def test_stop_strings_cross_the_borders_of_tokens():
     decode = "".join
-    found = stop_strings(decode, ["cat", "!"])
+    found = make_stop_string_criterion(decode, ["cat", "!"])
     assert [found(ids) for ids in (["c", "a"], ["c", "at", "s"], [], ["x!"]
                                    )] == [False, True, False, True]
-    assert stop_strings(decode, "ab")(["a", "b"])
+    assert make_stop_string_criterion(decode, "ab")(["a", "b"])
     for wrong, says in (([""], "empty string"), ([3], "must be a str")):
         with pytest.raises(ValueError, match=says):
-            stop_strings(decode, wrong)
+            make_stop_string_criterion(decode, wrong)
 
 
 # --- a stream
@@ -312,12 +314,12 @@ def test_a_stream_computes_no_more_than_is_asked_for():
     model = small()
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    steps = stream(model, PROMPTS, max_new=9)
+    steps = stream(model, PROMPTS, max_new_tokens=9)
     assert not calls
     first = next(steps)
     second = next(steps)
-    assert [t.row for t in first] == [0, 1, 2] and len(calls) == 1
-    texts = generate(small(), PROMPTS, max_new=9)
+    assert [t.prompt_index for t in first] == [0, 1, 2] and len(calls) == 1
+    texts = generate(small(), PROMPTS, max_new_tokens=9)
     for tokens, n in ((first, 0), (second, 1)):
         assert [(t.id, t.log_prob) for t in tokens] == [
             (text.ids[n], text.log_probs[n]) for text in texts]
@@ -330,9 +332,9 @@ def test_between_two_tokens_the_caller_is_as_before():
     model.blocks[0].eval()
     modes = [part.training for part in model.modules()]
     exact = [text.ids for text in generate(
-        copy.deepcopy(model).eval(), PROMPTS, max_new=6)]
+        copy.deepcopy(model).eval(), PROMPTS, max_new_tokens=6)]
     found = [[], [], []]
-    for tokens in stream(model, PROMPTS, max_new=6):
+    for tokens in stream(model, PROMPTS, max_new_tokens=6):
         assert [part.training for part in model.modules()] == modes
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()
@@ -340,15 +342,15 @@ def test_between_two_tokens_the_caller_is_as_before():
             found[row].append(i)
     assert found == exact
     with pytest.raises(ValueError):
-        generate(model, PROMPTS, max_new=5, stop=lambda ids: None)
+        generate(model, PROMPTS, max_new_tokens=5, stop=lambda ids: None)
     assert [part.training for part in model.modules()] == modes
 
 
 def test_a_caller_may_train_between_two_tokens():
     model = small(dropout=0.5).eval()
-    exact = [text.ids for text in generate(model, PROMPTS, max_new=6)]
+    exact = [text.ids for text in generate(model, PROMPTS, max_new_tokens=6)]
     found = [[], [], []]
-    for tokens in stream(model, PROMPTS, max_new=6):
+    for tokens in stream(model, PROMPTS, max_new_tokens=6):
         model.train()
         for row, i, _ in tokens:
             found[row].append(i)
@@ -363,13 +365,13 @@ def test_a_memory_is_handed_over_once():
     model.register_forward_pre_hook(
         lambda part, ids, how: given.append({*more} & {*how}),
         with_kwargs=True)
-    generate(model, [[3], [4], [5]], max_new=5, **more)
+    generate(model, [[3], [4], [5]], max_new_tokens=5, **more)
     assert given == [{*more}] + [set()] * 4
 
 
 def test_log_probabilities_are_at_least_float32():
     model = small().to(torch.bfloat16)
-    text, = generate(model, PROMPTS[:1], max_new=4)
+    text, = generate(model, PROMPTS[:1], max_new_tokens=4)
     with torch.no_grad():
         cache = model.new_cache(1)
         ids = torch.tensor(PROMPTS[:1])
@@ -382,28 +384,29 @@ def test_log_probabilities_are_at_least_float32():
 def test_what_ends_a_text_is_sorted_and_asked():
     def never(ids):
         return False
-    assert stop_rules(3) == ({3}, []) and stop_rules(never) == (set(), [
+    assert parse_stopping(3) == ({3}, []) and parse_stopping(never) == (set(), [
         never])
-    assert stop_rules([3, never, 5]) == ({3, 5}, [never])
-    assert ended([never, lambda ids: ids == [1]], 0, [1])
-    assert not ended([], 0, [1]) and not ended([never], 0, [1])
+    assert parse_stopping([3, never, 5]) == ({3, 5}, [never])
+    assert meets_stopping_criteria([never, lambda ids: ids == [1]], 0, [1])
+    assert not meets_stopping_criteria([], 0, [1]) and not meets_stopping_criteria(
+        [never], 0, [1])
     seen = [1, 2]
-    ended([lambda ids: ids.clear() is not None], 0, seen)
+    meets_stopping_criteria([lambda ids: ids.clear() is not None], 0, seen)
     assert seen == [1, 2]               # a copy is handed over
-    expect_room([3, 5], 7, 3), expect_room([9], None, 9)
+    require_context([3, 5], 7, 3), require_context([9], None, 9)
     with pytest.raises(ValueError, match=r"prompt 1 of 6 .* max_len 7; less"):
-        expect_room([3, 6], 7, 3, "; less")
+        require_context([3, 6], 7, 3, "; less")
 
 
 def test_modes_are_as_found_after_an_error():
     model = small()
     model.train(), model.norm.eval()
     modes = [part.training for part in model.modules()]
-    with pytest.raises(KeyError), evaluating(model):
+    with pytest.raises(KeyError), eval_mode(model):
         assert not any(part.training for part in model.modules())
         raise KeyError
     assert [part.training for part in model.modules()] == modes
-    with evaluating(object()):
+    with eval_mode(object()):
         pass
 
 
@@ -412,9 +415,9 @@ def test_only_the_last_token_pays_for_the_output_layer():
     seen = []
     model.lm_head.register_forward_pre_hook(
         lambda part, given: seen.append(given[0].shape[:-1].numel()))
-    generate(model, PROMPTS, max_new=4)
+    generate(model, PROMPTS, max_new_tokens=4)
     assert seen == [3] * 4
-    logits = last_logits(model, torch.tensor([[1, 2, 3]]))
+    logits = next_token_logits(model, torch.tensor([[1, 2, 3]]))
     assert torch.allclose(logits, model(torch.tensor([[1, 2, 3]]))[:, -1])
 
 
@@ -423,24 +426,24 @@ def test_each_token_goes_through_once():
     seen = []
     model.embed.register_forward_pre_hook(
         lambda part, given: seen.append(tuple(given[0].shape)))
-    generate(model, PROMPTS, max_new=5)
+    generate(model, PROMPTS, max_new_tokens=5)
     assert seen == [(3, 5)] + [(3, 1)] * 4
 
 
 def test_a_cache_of_ones_own_is_written_to():
     model = small()
     cache = model.new_cache(3)
-    texts = generate(model, PROMPTS, max_new=5, cache=cache)
-    assert cache.n_seen.tolist() == [9, 5, 7]   # the last ids are not read
-    assert texts == generate(model, PROMPTS, max_new=5)
+    texts = generate(model, PROMPTS, max_new_tokens=5, cache=cache)
+    assert cache.lengths.tolist() == [9, 5, 7]   # the last ids are not read
+    assert texts == generate(model, PROMPTS, max_new_tokens=5)
 
 
 def test_left_padded():
-    ids, pos = left_padded([[5, 6, 7], torch.tensor([8])])
+    ids, positions = left_pad([[5, 6, 7], torch.tensor([8])])
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert pos.tolist() == [[0, 1, 2], [-1, -1, 0]]
+    assert positions.tolist() == [[0, 1, 2], [-1, -1, 0]]
     x = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
-    assert left_padded(x)[0].tolist() == x.tolist()
+    assert left_pad(x)[0].tolist() == x.tolist()
 
 
 # --- what is refused
@@ -453,7 +456,7 @@ class Foreign(nn.Module):
         self.answer = answer
         self.new_cache = cache
 
-    def forward(self, ids, *, cache=None, pos=None):
+    def forward(self, ids, *, cache=None, positions=None):
         return self.answer(ids)
 
 
@@ -471,7 +474,7 @@ def lookup(ids):
      "logits of row 0 hold NaN after 0 new ids")])
 def test_a_model_that_breaks_the_protocol_is_told_which_call(model, says):
     with pytest.raises(ValueError, match=says):
-        generate(model, PROMPTS, max_new=3)
+        generate(model, PROMPTS, max_new_tokens=3)
 
 
 def raising(ids):
@@ -479,32 +482,48 @@ def raising(ids):
 
 
 @plain_only
-@pytest.mark.parametrize("change, says", [
-    (dict(ids=[[1], []]), "prompt 1 is empty"),
-    (dict(ids=[]), "prompts must be rows of ids"),
-    (dict(ids="Once"), "prompts must be rows of ids, got 'Once'"),
-    (dict(ids=["Once"]), "prompt 0 must be a row of ids"),
-    (dict(ids=[1, 2]), "prompt 0 must be a row of ids, got 1"),
-    (dict(ids=[[1.5]]), "prompt 0 must be integers"),
-    (dict(ids=torch.ones(2, 3)), "prompt 0 must be integers"),
-    (dict(ids=torch.ones(2, 3, 1).long()), "prompt 0 must be of shape"),
-    (dict(ids=[[1] * 21]), "prompt 0 of 21 ids go beyond max_len 20"),
-    (dict(max_new=17), "prompt 0 of 5 ids and max_new 17 go beyond max_len"),
-    (dict(max_new=0), "max_new must be a whole number of at least 1, got 0"),
-    (dict(ids=[[VOCAB]]), f"id {VOCAB} is outside the vocabulary"),
-    (dict(ids=[[-1]]), "id -1 is outside the vocabulary"),
-    (dict(sampling=[Sampling()] * 4), "4 settings for 3 prompts"),
-    (dict(sampling=lambda z, ids: 1), "an id for each of 3 rows, got 1"),
-    (dict(sampling=lambda z, ids: z[:, 0]), "an id for each of 3 rows"),
-    (dict(stop=raising), "stop raised KeyError at row 0 after 1 ids"),
-    (dict(stop=lambda ids: None), "True or False, got None at row 0"),
-    (dict(stop="end"), "stop must be"),
-    (dict(stop=-1), "a stop id must be a whole number"),
-    (dict(window=1), "window must be a whole number of at least 2"),
-    (dict(window=21), "21 tokens of window, beyond max_len 20"),
-    (dict(memory=torch.zeros(1, 3, 16)), "memory of 1 rows for 3 prompts")])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(prompts=[[1], []]), "prompt 1 is empty"),
+        (dict(prompts=[]), "prompts must be rows of ids"),
+        (dict(prompts="Once"), "prompts must be rows of ids, got 'Once'"),
+        (dict(prompts=["Once"]), "prompt 0 must be a row of ids"),
+        (dict(prompts=[1, 2]), "prompt 0 must be a row of ids, got 1"),
+        (dict(prompts=[[1.5]]), "prompt 0 must be integers"),
+        (dict(prompts=torch.ones(2, 3)), "prompt 0 must be integers"),
+        (dict(prompts=torch.ones(2, 3, 1).long()), "prompt 0 must be of shape"),
+        (dict(prompts=[[1] * 21]), "prompt 0 of 21 ids go beyond max_len 20"),
+        (
+            dict(max_new_tokens=17),
+            "prompt 0 of 5 ids and max_new_tokens 17 go beyond max_len",
+        ),
+        (
+            dict(max_new_tokens=0),
+            "max_new_tokens must be a whole number of at least 1, got 0",
+        ),
+        (dict(prompts=[[VOCAB]]), f"id {VOCAB} is outside the vocabulary"),
+        (dict(prompts=[[-1]]), "id -1 is outside the vocabulary"),
+        (
+            dict(sampling_params=[SamplingParams()] * 4),
+            "sampling_params has 4 settings for 3 prompts",
+        ),
+        (dict(sampling_params=lambda z, ids: 1), "an id for each of 3 rows, got 1"),
+        (dict(sampling_params=lambda z, ids: z[:, 0]), "an id for each of 3 rows"),
+        (dict(stop=raising), "stop raised KeyError at row 0 after 1 ids"),
+        (dict(stop=lambda ids: None), "True or False, got None at row 0"),
+        (dict(stop="end"), "stop must be"),
+        (dict(stop=-1), "a stop id must be a whole number"),
+        (dict(context_shift=1), "context_shift must be a whole number of at least 2"),
+        (dict(context_shift=21), "21 tokens of context_shift, beyond max_len 20"),
+        (
+            dict(encoder_hidden_states=torch.zeros(1, 3, 16)),
+            "encoder_hidden_states of 1 rows for 3 prompts",
+        ),
+    ],
+)
 def test_bad_input_is_told_in_a_sentence(change, says):
-    how = dict(ids=PROMPTS, max_new=3) | change
+    how = dict(prompts=PROMPTS, max_new_tokens=3) | change
     model = small()
     with pytest.raises(ValueError, match=says) as told:
         generate(model, **how)
@@ -513,25 +532,25 @@ def test_bad_input_is_told_in_a_sentence(change, says):
 
 def test_as_much_as_fits_is_written():
     model = small()
-    text, = generate(model, [[1, 2]], max_new=MAX_LEN - 1)
+    text, = generate(model, [[1, 2]], max_new_tokens=MAX_LEN - 1)
     assert len(text.ids) == MAX_LEN - 1
     with pytest.raises(ValueError, match="beyond max_len"):
-        generate(model, [[1, 2]], max_new=MAX_LEN)
+        generate(model, [[1, 2]], max_new_tokens=MAX_LEN)
 
 
 @needs_cuda
 def test_a_device_writes_the_same_and_is_read_once_a_step(monkeypatch):
     model = small()
-    expected = [text.ids for text in generate(model, PROMPTS, max_new=12)]
+    expected = [text.ids for text in generate(model, PROMPTS, max_new_tokens=12)]
     model.cuda()
     assert [text.ids for text in generate(
-        model, PROMPTS, max_new=12)] == expected
+        model, PROMPTS, max_new_tokens=12)] == expected
     reads = []
     for name in ("item", "tolist", "__bool__"):
         plain = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda x, plain=plain: (
             x.is_cuda and reads.append(1), plain(x))[1])
-    steps = stream(model, PROMPTS, max_new=12)
+    steps = stream(model, PROMPTS, max_new_tokens=12)
     next(steps)
     reads.clear()
     assert len([*steps]) == 11 and len(reads) == 11
@@ -543,9 +562,9 @@ def test_a_device_writes_the_same_and_is_read_once_a_step(monkeypatch):
     [[np.int64(3), 4, 5], torch.tensor([6, 7, 8])],
     torch.tensor([[3, 4, 5], [6, 7, 8]])])
 def test_rows_of_other_makers_are_rows(rows):
-    ids, pos = left_padded(rows)
+    ids, positions = left_pad(rows)
     assert ids.tolist() == [[3, 4, 5], [6, 7, 8]] and ids.dtype == torch.int64
-    assert pos.tolist() == [[0, 1, 2]] * 2
+    assert positions.tolist() == [[0, 1, 2]] * 2
 
 
 @plain_only
@@ -554,7 +573,7 @@ def test_rows_of_other_makers_are_rows(rows):
     torch.tensor(3), [[1.5]], [[True]], [torch.ones(1, 2).long()]])
 def test_what_are_no_rows_is_refused(rows):
     with pytest.raises(ValueError, match=r"prompt 0 must be|must be rows of ids"):
-        left_padded(rows)
+        left_pad(rows)
 
 
 class Unlimited(nn.Module):
@@ -572,15 +591,16 @@ class Unlimited(nn.Module):
 @plain_only
 def test_nothing_wrong_is_silent():
     for window in (True, 8):
-        with pytest.raises(ValueError, match="a window needs a model with a"):
-            generate(Unlimited(small()), PROMPTS, max_new=3, window=window)
+        with pytest.raises(ValueError, match="context_shift needs a model with a"):
+            generate(Unlimited(small()), PROMPTS, max_new_tokens=3,
+                     context_shift=window)
     model = small()
     used = model.new_cache(3)
     with torch.no_grad():
         model(torch.tensor([[1, 2]] * 3), cache=used)
     with pytest.raises(ValueError, match="holds tokens already"):
-        generate(model, PROMPTS, max_new=3, cache=used)
+        generate(model, PROMPTS, max_new_tokens=3, cache=used)
     for p in model.parameters():
         torch.nn.init.constant_(p, float("nan"))
     with pytest.raises(ValueError, match="row 0 hold NaN"):
-        generate(model, PROMPTS, max_new=3, stop=0)
+        generate(model, PROMPTS, max_new_tokens=3, stop=0)

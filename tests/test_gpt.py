@@ -17,14 +17,14 @@ from tformer.gpt import (
     GPT,
     GPT1,
     GPTConfig,
-    gpt2_config,
-    gpt2_name,
+    config_from_gpt2,
     load_gpt2_tensors,
-    log_likelihood,
     read_gpt2_tensors,
+    to_gpt2_name,
+    token_log_probs,
 )
 from tformer.layers import PostNorm, PreNorm
-from tformer.minimal import next_id_loss
+from tformer.minimal import next_token_loss
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402
@@ -108,28 +108,28 @@ def test_gradients_equal_transformers(kind, tmp_path):
         "tokens_embed", "wte").replace("positions_embed", "wpe"): p.grad
         for n, p in theirs.named_parameters()}
     for name, p in ours.named_parameters():
-        there = grads[gpt2_name(name)]
-        close(p.grad, there.T if ".c_" in gpt2_name(name)
+        there = grads[to_gpt2_name(name)]
+        close(p.grad, there.T if ".c_" in to_gpt2_name(name)
               and p.ndim == 2 else there)
 
 
 def test_padded_batches_equal_transformers(tmp_path):
     ours, theirs = pair(GPT, tmp_path)
-    pos = padded()
+    positions = padded()
     ids = some_ids()
-    live = pos >= 0
+    live = positions >= 0
     right = theirs(ids, attention_mask=live.long(),
-                   position_ids=pos.clamp(min=0)).logits
-    got = ours(ids, pos=pos)
+                   position_ids=positions.clamp(min=0)).logits
+    got = ours(ids, positions=positions)
     close(got[live], right[live])
     slope = randn(3, 12, 61)[live]
     (got[live] * slope).sum().backward()
     (right[live] * slope).sum().backward()
-    close(ours.blocks[0].attention.part.qkv_proj.weight.grad,
+    close(ours.blocks[0].attention.sublayer.qkv_proj.weight.grad,
           theirs.transformer.h[0].attn.c_attn.weight.grad.T)
-    close(ours.embed_pos.weight.grad[1:],
+    close(ours.embed_positions.weight.grad[1:],
           theirs.transformer.wpe.weight.grad[1:])
-    assert ours(ids, pos=pos).isfinite().all()
+    assert ours(ids, positions=positions).isfinite().all()
 
 
 def test_positions_continue_with_a_cache():
@@ -144,7 +144,7 @@ def test_positions_continue_with_a_cache():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_checks_pass(kind, dtype):
     ours = spread(kind(CONFIG), 0.3)  # far above the rounding of bfloat16
-    assert check.every(ours.to(dtype), 61)
+    assert check.run_all(ours.to(dtype), 61)
 
 
 def test_a_callers_mask_is_joined():
@@ -152,15 +152,15 @@ def test_a_callers_mask_is_joined():
     ids = some_ids()
     two = torch.arange(12) // 6  # two documents
     mask = (two[:, None] == two)[None, None]
-    pos = (torch.arange(12) % 6)[None]
-    got = ours(ids, mask=mask, pos=torch.arange(12)[None])
+    positions = (torch.arange(12) % 6)[None]
+    got = ours(ids, mask=mask, positions=torch.arange(12)[None])
     other = ids.clone()
     other[:, :6] = (ids[:, :6] + 1) % 61
-    close(ours(other, mask=mask, pos=torch.arange(12)[None])[:, 6:],
+    close(ours(other, mask=mask, positions=torch.arange(12)[None])[:, 6:],
           got[:, 6:])
-    close(ours(ids, mask=mask, pos=torch.arange(12)[None])[:, :6],
+    close(ours(ids, mask=mask, positions=torch.arange(12)[None])[:, :6],
           ours(ids[:, :6]))
-    assert pos.max() == 5
+    assert positions.max() == 5
 
 
 # wiring
@@ -171,8 +171,8 @@ def test_gpt2_is_pre_norm_with_a_final_norm():
                for part in (b.attention, b.feed_forward))
     x = randn(1, 4, 32)
     block = ours.blocks[0]
-    y = x + block.attention.part(block.attention.norm(x))
-    close(block(x), y + block.feed_forward.part(
+    y = x + block.attention.sublayer(block.attention.norm(x))
+    close(block(x), y + block.feed_forward.sublayer(
         block.feed_forward.norm(y)))
     assert isinstance(ours.norm, nn.Module) and len(
         list(ours.norm.parameters())) == 2
@@ -185,9 +185,9 @@ def test_gpt1_is_post_norm_without_a_final_norm():
     assert not list(ours.norm.parameters())
     x = randn(1, 4, 32)
     block = ours.blocks[0]
-    y = block.attention.norm(x + block.attention.part(x))
+    y = block.attention.norm(x + block.attention.sublayer(x))
     close(block(x), block.feed_forward.norm(
-        y + block.feed_forward.part(y)))
+        y + block.feed_forward.sublayer(y)))
 
 
 def test_the_head_is_the_table():
@@ -203,7 +203,7 @@ def test_the_head_is_the_table():
 
 def test_queries_keys_and_values_are_one_matrix():
     state = model().state_dict()
-    assert state["blocks.0.attention.part.qkv_proj.weight"].shape == (96, 32)
+    assert state["blocks.0.attention.sublayer.qkv_proj.weight"].shape == (96, 32)
     assert not any("q_proj" in n or "k_proj" in n for n in state)
 
 
@@ -213,9 +213,9 @@ def test_sizes():
         first = GPT1(GPTConfig(vocab_size=40_478, max_len=512))
     assert sum(p.numel() for p in small.parameters()) == 124_439_808
     assert sum(p.numel() for p in first.parameters()) == 116_534_784
-    assert model(d_ff=50).blocks[0].feed_forward.part.up_proj.weight.shape \
+    assert model(d_ff=50).blocks[0].feed_forward.sublayer.up_proj.weight.shape \
         == (50, 32)
-    assert model().blocks[1].feed_forward.part.up_proj.weight.shape \
+    assert model().blocks[1].feed_forward.sublayer.up_proj.weight.shape \
         == (128, 32)
 
 
@@ -225,9 +225,9 @@ def test_the_first_weights_are_those_of_gpt2():
                                  max_len=200, n_layers=8)
     for kind, shrink in ((GPT, 4.0), (GPT1, 1.0)):
         ours = kind(config)
-        part = ours.blocks[3].attention.part
-        wide = ours.blocks[3].feed_forward.part
-        for p in (ours.embed, ours.embed_pos, part.qkv_proj, wide.up_proj):
+        part = ours.blocks[3].attention.sublayer
+        wide = ours.blocks[3].feed_forward.sublayer
+        for p in (ours.embed, ours.embed_positions, part.qkv_proj, wide.up_proj):
             assert p.weight.std().item() == pytest.approx(0.02, rel=0.05)
         for p in (part.o_proj, wide.down_proj):
             assert p.weight.std().item() == pytest.approx(
@@ -235,7 +235,7 @@ def test_the_first_weights_are_those_of_gpt2():
         assert all((p == 0).all() for n, p in ours.named_parameters()
                    if n.endswith("bias"))
         assert (ours.blocks[0].attention.norm.weight == 1).all()
-        loss = next_id_loss(ours, torch.randint(300, (4, 50))).item()
+        loss = next_token_loss(ours, torch.randint(300, (4, 50))).item()
         assert kind is GPT1 or loss == pytest.approx(math.log(300), abs=0.1)
 
 
@@ -260,7 +260,7 @@ def test_dropout_is_where_gpt2_has_it():
     on = {name for name, rate in seen.items() if rate == 0.5}
     assert on == {"dropout", *(
         f"blocks.{i}.{n}" for i in (0, 1) for n in (
-            "attention.dropout", "attention.part",
+            "attention.dropout", "attention.sublayer",
             "feed_forward.dropout"))}
     drops = []
     ours.dropout.register_forward_hook(lambda m, x, y: drops.append(
@@ -274,11 +274,11 @@ def test_dropout_is_where_gpt2_has_it():
 def test_it_runs_on_cuda(kind):
     ours = model(kind)
     ids = some_ids(2)
-    pos = padded(2)
-    right = ours(ids, pos=pos)
-    got = ours.cuda()(ids.cuda(), pos=pos.cuda()).cpu()
-    close(got[pos >= 0], right[pos >= 0], 1e-4)
-    check.every(ours, 61)
+    positions = padded(2)
+    right = ours(ids, positions=positions)
+    got = ours.cuda()(ids.cuda(), positions=positions.cuda()).cpu()
+    close(got[positions >= 0], right[positions >= 0], 1e-4)
+    check.run_all(ours, 61)
 
 
 def test_half_precision():
@@ -311,29 +311,29 @@ def test_the_configuration():
 def test_log_likelihood_is_the_logarithm_of_probabilities():
     ours = model()
     ids = some_ids()
-    got = log_likelihood(ours, ids)
+    got = token_log_probs(ours, ids)
     p = ours(ids).double().softmax(-1)
     for b in range(3):
         for i in range(11):
             assert got[b, i].item() == pytest.approx(
                 math.log(p[b, i, ids[b, i + 1]].item()), abs=1e-5)
-    close(-got.mean(), next_id_loss(ours, ids))
+    close(-got.mean(), next_token_loss(ours, ids))
 
 
 def test_log_likelihood_equals_the_loss_of_transformers(tmp_path):
     ours, theirs = pair(GPT, tmp_path)
     loss = theirs(some_ids(), labels=some_ids()).loss
-    close(-log_likelihood(ours, some_ids()).mean(), loss)
+    close(-token_log_probs(ours, some_ids()).mean(), loss)
 
 
 def test_padding_has_no_likelihood():
     ours = model()
     ids = some_ids()
-    pos = padded()
-    got = log_likelihood(ours, ids, pos=pos)
+    positions = padded()
+    got = token_log_probs(ours, ids, positions=positions)
     for row in range(3):
-        kept = pos[row] >= 0
-        alone = log_likelihood(ours, ids[row:row + 1, kept])[0]
+        kept = positions[row] >= 0
+        alone = token_log_probs(ours, ids[row:row + 1, kept])[0]
         close(got[row][got[row] != 0], alone)
         assert (got[row] != 0).sum() == kept.sum() - 1
 
@@ -343,23 +343,23 @@ def test_the_likelihood_takes_a_mask():
     ids = some_ids()
     two = torch.arange(12) // 6  # two documents
     mask = (two[:, None] == two)[None, None]
-    got = log_likelihood(ours, ids, mask=mask)
-    close(got[:, :5], log_likelihood(ours, ids[:, :6]))
+    got = token_log_probs(ours, ids, mask=mask)
+    close(got[:, :5], token_log_probs(ours, ids[:, :6]))
     p = ours(ids, mask=mask).softmax(-1)[:, :-1].gather(
         -1, ids[:, 1:, None])[..., 0]
     close(got, p.log())
-    assert not torch.allclose(got, log_likelihood(ours, ids))
+    assert not torch.allclose(got, token_log_probs(ours, ids))
 
 
 def test_log_likelihood_is_wide_and_takes_any_model():
-    half = log_likelihood(model().to(torch.bfloat16), some_ids())
+    half = token_log_probs(model().to(torch.bfloat16), some_ids())
     assert half.dtype == torch.float32
-    flat = log_likelihood(lambda ids: torch.zeros(*ids.shape, 61),
-                          some_ids())
+    flat = token_log_probs(lambda ids: torch.zeros(*ids.shape, 61),
+                           some_ids())
     close(flat, torch.full((3, 11), -math.log(61)))
     for shape in ((3, 1), (3,)):
         with pytest.raises(ValueError, match="two tokens"):
-            log_likelihood(model(), torch.zeros(shape, dtype=torch.long))
+            token_log_probs(model(), torch.zeros(shape, dtype=torch.long))
 
 
 # GPT-2's own files
@@ -459,10 +459,10 @@ def test_options_that_differ_are_refused(tmp_path, change, said):
 def test_the_rate_of_dropout_can_be_given(tmp_path):
     folder_of(tmp_path, change=dict(attn_pdrop=0.3))
     assert GPT.from_gpt2(tmp_path, dropout=0.2).config.dropout == 0.2
-    assert gpt2_config({}).dropout == 0.1
-    assert gpt2_config(dict(embd_pdrop=0.0, attn_pdrop=0.0,
-                            resid_pdrop=0.0)).dropout == 0.0
-    assert gpt2_config({}) == GPTConfig()
+    assert config_from_gpt2({}).dropout == 0.1
+    assert config_from_gpt2(dict(embd_pdrop=0.0, attn_pdrop=0.0,
+                                 resid_pdrop=0.0)).dropout == 0.0
+    assert config_from_gpt2({}) == GPTConfig()
     assert not GPT.from_gpt2(tmp_path, dropout=0.2).training
 
 
@@ -485,7 +485,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 def test_loading_fails_whole(tmp_path):
     ours = model()
     before = ours(some_ids())
-    tensors = {gpt2_name(n): torch.zeros(1) for n, _ in
+    tensors = {to_gpt2_name(n): torch.zeros(1) for n, _ in
                ours.named_parameters()}
     with pytest.raises(ValueError):
         load_gpt2_tensors(ours, tensors)
@@ -496,8 +496,8 @@ def test_loading_fails_whole(tmp_path):
 def test_help_tells_what_forward_takes(kind):
     said = pydoc.plain(pydoc.render_doc(kind.forward))
     for words in ("Logits for the token after each, (b, t, vocab)",
-                  "``cache``: from ``new_cache``", "``pos``: int64 (b, t)",
+                  "``cache``: from ``new_cache``", "``positions``: int64 (b, t)",
                   "``mask``: (b, h, t, s), True = may attend", "max_len"):
         assert words in said
     assert list(inspect.signature(kind.forward).parameters) == [
-        "self", "ids", "cache", "pos", "mask"]
+        "self", "ids", "cache", "positions", "mask"]

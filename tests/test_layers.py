@@ -658,11 +658,11 @@ def pair(norm_first, d=24):
         feed=wrap(LayerNorm(d), FeedForward(d, 96)))))
     names = {}
     for name, _ in ours.named_parameters():
-        new = (name.replace("attention.part.mha", "self_attn")
+        new = (name.replace("attention.sublayer.mha", "self_attn")
                .replace("attention.norm", "norm1")
                .replace("feed.norm", "norm2")
-               .replace("feed.part.up_proj", "linear1")
-               .replace("feed.part.down_proj", "linear2"))
+               .replace("feed.sublayer.up_proj", "linear1")
+               .replace("feed.sublayer.down_proj", "linear2"))
         names[name] = new
     return ours, peer, names
 
@@ -711,7 +711,7 @@ def test_dropout_of_the_wrappers_acts_on_what_is_added(wrap):
 def test_the_second_residual_adds_the_first_norm():
     "What attention writes must not be lost when the MLP writes nothing."
     ours, _, _ = pair(norm_first=False)
-    for p in ours["feed"].part.down_proj.parameters():
+    for p in ours["feed"].sublayer.down_proj.parameters():
         p.data.zero_()
     x = randn(1, 5, 24)
     other = x.clone()

@@ -18,26 +18,32 @@ from helpers import close, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
 from tformer import check  # noqa: E402
 from tformer import rows as rows_module  # noqa: E402
-from tformer.attention import Cache, LayerCache, SelfAttention  # noqa: E402
+from tformer.attention import DynamicLayerCache, KVCache, SelfAttention  # noqa: E402
 from tformer.gpt import GPTConfig  # noqa: E402
 from tformer.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
-from tformer.llama import Llama, LlamaConfig, Qwen3, grouped, rotary_of  # noqa: E402
-from tformer.minimal import read_record  # noqa: E402
+from tformer.llama import (  # noqa: E402
+    Llama,
+    LlamaConfig,
+    Qwen3,
+    make_gqa_factory,
+    make_rotary,
+)
+from tformer.minimal import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
-from tformer.rotary import ALiBi, Rotary, rope_frequencies  # noqa: E402
+from tformer.rotary import ALiBi, RotaryEmbedding, rope_frequencies  # noqa: E402
 
 SMALL = dict(vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2,
              d_ff=48, max_len=64)
 SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                original_max_len=16)
 CASES = {"MHA": dict(n_kv_heads=None), "GQA": {}, "MQA": dict(n_kv_heads=1),
-         "scaled": dict(rope_scaling=SCALING, base=500_000.0),
-         "tied": dict(tied=True), "wide heads": dict(d_head=16),
+         "scaled": dict(rope_scaling=SCALING, rope_theta=500_000.0),
+         "tied": dict(tie_word_embeddings=True), "wide heads": dict(d_head=16),
          "eps": dict(eps=1e-3)}
 NAMES = {"blocks": "model.layers", "embed": "model.embed_tokens",
-         "attention.norm": "input_layernorm", "attention.part": "self_attn",
+         "attention.norm": "input_layernorm", "attention.sublayer": "self_attn",
          "feed_forward.norm": "post_attention_layernorm",
-         "feed_forward.part": "mlp"}
+         "feed_forward.sublayer": "mlp"}
 both_paths = pytest.mark.parametrize("fused", [True, False])
 
 
@@ -67,9 +73,9 @@ def their_name(name):
 def pair(kind=Llama, std=0.1, **change):
     "A model of ours and one of transformers with the same weights."
     c = config(**change)
-    rope = dict(rope_type="default", rope_theta=c.base)
+    rope = dict(rope_type="default", rope_theta=c.rope_theta)
     if c.rope_scaling is not None:
-        rope = dict(c.rope_scaling, rope_type="llama3", rope_theta=c.base)
+        rope = dict(c.rope_scaling, rope_type="llama3", rope_theta=c.rope_theta)
         rope["original_max_position_embeddings"] = rope.pop(
             "original_max_len")
     cls, config_cls = ((Qwen3ForCausalLM, Qwen3Config) if kind is Qwen3 else
@@ -80,7 +86,7 @@ def pair(kind=Llama, std=0.1, **change):
         num_attention_heads=c.n_heads, rms_norm_eps=c.eps,
         num_key_value_heads=c.n_kv_heads or c.n_heads,
         head_dim=c.d_head or c.d_model // c.n_heads,
-        max_position_embeddings=c.max_len, tie_word_embeddings=c.tied,
+        max_position_embeddings=c.max_len, tie_word_embeddings=c.tie_word_embeddings,
         rope_parameters=rope)), std)
     ours = kind(c)
     tensors = theirs.state_dict()
@@ -118,7 +124,7 @@ def test_equal_to_llama_in_value_and_gradient(name):
     ours, theirs = pair(**CASES[name])
     equal_to_theirs(ours, theirs)
     assert check.same(ours, theirs, 50)
-    assert check.same(ours, theirs, 50, names=None, gradients=True)
+    assert check.same(ours, theirs, 50, name_map=None, check_gradients=True)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,8 +135,8 @@ def test_equal_to_qwen3_in_value_and_gradient(name):
 
 
 def test_llama_equals_transformers():
-    for change in ({}, dict(n_kv_heads=1), dict(tied=True),
-                   dict(rope_scaling=SCALING, base=1e6)):
+    for change in ({}, dict(n_kv_heads=1), dict(tie_word_embeddings=True),
+                   dict(rope_scaling=SCALING, rope_theta=1e6)):
         equal_to_theirs(*pair(**change))
 
 
@@ -146,12 +152,12 @@ def test_padded_batches_equal_transformers(kind, side):
     for row, n in ((1, 4), (2, 7)):
         keep[row, :n] = False
     keep = keep if side == "left" else keep.flip(1)
-    pos = (keep.cumsum(1) - 1).masked_fill(~keep, -1)
+    positions = (keep.cumsum(1) - 1).masked_fill(~keep, -1)
     ids = some_ids(3, 9)
     with torch.no_grad():
-        a = ours(ids, pos=pos)
+        a = ours(ids, positions=positions)
         b = theirs(ids, attention_mask=keep.long(),
-                   position_ids=pos.clamp(min=0)).logits
+                   position_ids=positions.clamp(min=0)).logits
     close(a[keep], b[keep])
     for row in range(3):
         close(a[row][keep[row]], ours(ids[row:row + 1, keep[row]])[0])
@@ -162,18 +168,18 @@ def test_greedy_continuation_of_a_padded_batch_equals_generate(kind):
     ours, theirs = pair(kind, std=0.5)
     ids = some_ids(2, 7)
     first = torch.tensor([[0], [3]])
-    pos = (torch.arange(7) - first).clamp(min=-1)
+    positions = (torch.arange(7) - first).clamp(min=-1)
     with torch.no_grad():
         expected = theirs.generate(
-            ids, attention_mask=(pos >= 0).long(), max_new_tokens=10,
+            ids, attention_mask=(positions >= 0).long(), max_new_tokens=10,
             do_sample=False, pad_token_id=0, eos_token_id=None)[:, 7:]
         cache = ours.new_cache(2)
         found = []
         step = ids
         for _ in range(10):
-            step = ours(step, pos=pos, cache=cache)[:, -1:].argmax(-1)
+            step = ours(step, positions=positions, cache=cache)[:, -1:].argmax(-1)
             found.append(step)
-            pos = None
+            positions = None
     assert torch.equal(torch.cat(found, 1), expected)
     assert len(expected.unique()) > 5
 
@@ -212,36 +218,37 @@ def unshared(layer, d_head):
 @pytest.mark.parametrize("kv", [6, 3, 2, 1])
 def test_shared_heads_equal_repeated_weights(fused, kv):
     layer = spread(sharing(24, 6, n_kv_heads=kv, d_head=8,
-                                    rotary=Rotary(8), fused=fused), 0.3)
+                                    rotary=RotaryEmbedding(8), fused=fused), 0.3)
     full = unshared(layer, 8)
     x = randn(2, 5, 24)
     close(layer(x), full(x))
-    pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
-    close(layer(x, pos=pos), full(x, pos=pos))
+    positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
+    close(layer(x, positions=positions), full(x, positions=positions))
     mask = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(
         0)) < 0.7
     close(layer(x, mask=mask), full(x, mask=mask))
-    close(layer(x, pos=pos, mask=mask), full(x, pos=pos, mask=mask))
+    close(layer(x, positions=positions, mask=mask),
+          full(x, positions=positions, mask=mask))
 
 
 @both_paths
 def test_the_cache_holds_turned_keys_of_few_heads(fused):
-    rotary = Rotary(8)
+    rotary = RotaryEmbedding(8)
     layer = spread(sharing(32, 4, n_kv_heads=2, rotary=rotary,
                                     fused=fused), 0.3)
     x = randn(2, 6, 32)
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     whole = layer(x)
     parts = [layer(x[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4),
                                                         (4, 6))]
     close(torch.cat(parts, 1), whole)
-    k, v = cache.kept
-    k_pos = cache.k_pos.at
+    k, v = cache.tensors
+    key_positions = cache.key_positions.tensor
     assert k.shape == v.shape == (2, 2, 6, 8)
     raw = layer.k_proj(x).view(2, 6, 2, 8).transpose(1, 2)
-    close(k, rotary(raw, pos=k_pos)[0])
+    close(k, rotary(raw, positions=key_positions)[0])
     close(v, layer.v_proj(x).view(2, 6, 2, 8).transpose(1, 2))
-    assert k_pos.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert key_positions.tolist() == [[0, 1, 2, 3, 4, 5]]
     assert cache.nbytes == 2 * 4 * k.numel()
 
 
@@ -255,8 +262,8 @@ def test_plain_texts_spare_the_mask(monkeypatch):
         return real(q, k, v, mask, *rest, **how)
     monkeypatch.setattr(attention_module, "fused_attend", spy)
     monkeypatch.setattr(rows_module, "fused_attend", spy)
-    layer = sharing(32, 4, n_kv_heads=2, rotary=Rotary(8))
-    cache = LayerCache()
+    layer = sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8))
+    cache = DynamicLayerCache()
     x = randn(1, 5, 32)
     layer(x, cache=cache)
     layer(x[:, :1], cache=cache)    # two heads are two rows of one
@@ -264,51 +271,51 @@ def test_plain_texts_spare_the_mask(monkeypatch):
                     (None, False, 2, 2, 2)]
     layer(x[:, :2], cache=cache)
     assert seen[-1][0].shape[-2:] == (2, 8) and not seen[-1][1]
-    assert cache.k_pos.start == 0 and cache.k_pos.n == 8
+    assert cache.key_positions.start == 0 and cache.key_positions.length == 8
 
 
 def test_only_distances_count():
     layer = spread(sharing(32, 4, n_kv_heads=2,
-                                    rotary=Rotary(8)), 0.3)
+                                    rotary=RotaryEmbedding(8)), 0.3)
     x = randn(1, 5, 32)
-    pos = torch.tensor([[3, 4, 6, 9, 11]])
-    close(layer(x, pos=pos), layer(x, pos=pos + 40), 1e-4)
-    assert not torch.allclose(layer(x, pos=pos), layer(x), atol=1e-3)
+    positions = torch.tensor([[3, 4, 6, 9, 11]])
+    close(layer(x, positions=positions), layer(x, positions=positions + 40), 1e-4)
+    assert not torch.allclose(layer(x, positions=positions), layer(x), atol=1e-3)
     bare = spread(sharing(32, 4, n_kv_heads=2, rotary=None), 0.3)
-    close(bare(x, pos=pos), bare(x))
+    close(bare(x, positions=positions), bare(x))
 
 
 def test_norms_act_on_each_head_before_the_rotation():
     q_norm, k_norm = (spread(RMSNorm(8, eps=0.1)) for _ in range(2))
     with torch.no_grad():
         k_norm.weight += 0.5 * randn(8, seed=5)
-    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=Rotary(8),
+    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8),
                                     q_norm=q_norm, k_norm=k_norm), 0.3)
     x = randn(2, 6, 32)
-    cache = LayerCache()
+    cache = DynamicLayerCache()
     layer(x, cache=cache)
     raw = layer.k_proj(x).view(2, 6, 2, 8).transpose(1, 2)
     at = torch.arange(6)[None]
-    close(cache.kept[0], layer.rotary(
-        rms_norm(raw, k_norm.weight, 0.1), pos=at)[0])
+    close(cache.tensors[0], layer.rotary(
+        rms_norm(raw, k_norm.weight, 0.1), positions=at)[0])
     calls = []
     q_norm.register_forward_hook(lambda m, args, out: calls.append(args[0]))
     layer(x)
     assert torch.equal(calls[0], layer.q_proj(x).view(2, 6, 4, 8))
-    keyless = spread(sharing(32, 4, n_kv_heads=2, rotary=Rotary(8),
+    keyless = spread(sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8),
                                       q_norm=q_norm), 0.3)
     assert keyless(x).shape == x.shape
 
 
 def test_a_padding_token_moves_nothing():
     layer = spread(sharing(32, 4, n_kv_heads=2,
-                                    rotary=Rotary(8)), 0.3)
+                                    rotary=RotaryEmbedding(8)), 0.3)
     x = randn(1, 6, 32)
-    pos = torch.tensor([[-1, -1, 0, 1, 2, 3]])
+    positions = torch.tensor([[-1, -1, 0, 1, 2, 3]])
     y = x.clone()
     y[:, :2] = 100.0
-    a = layer(x, pos=pos)
-    b = layer(y, pos=pos)
+    a = layer(x, positions=positions)
+    b = layer(y, positions=positions)
     assert torch.equal(a[:, 2:], b[:, 2:])
     close(a[:, 2:], layer(x[:, 2:]))
     assert a.isfinite().all() and (a[:, :2] == 0).all()
@@ -320,7 +327,7 @@ def test_biases_where_asked_for():
     layer = sharing(32, 4, n_kv_heads=2, rotary=None, bias=True)
     assert [tuple(layer.state_dict()[f"{p}_proj.bias"].shape)
             for p in "qkvo"] == [(32,), (16,), (16,), (32,)]
-    assert "widths=[32, 16, 16]" in repr(layer)
+    assert "proj_sizes=[32, 16, 16]" in repr(layer)
 
 
 @pytest.mark.parametrize("make, said", [
@@ -330,7 +337,7 @@ def test_biases_where_asked_for():
     (lambda: sharing(30, 4, rotary=None), "30 4"),
     (lambda: sharing(32, 4, rotary=None)(randn(2, 3, 8)), "32 8"),
     (lambda: sharing(32, 4, rotary=None)(
-        randn(2, 3, 32), pos=torch.arange(4)[None]), "(1, 4) 3"),
+        randn(2, 3, 32), positions=torch.arange(4)[None]), "(1, 4) 3"),
     (lambda: config(n_kv_heads=3), "4 3"),
     (lambda: config(d_model=30), "30 4"),
     (lambda: config(d_head=7), "7"),
@@ -341,12 +348,12 @@ def test_biases_where_asked_for():
     (lambda: config(d_ff=-1), "d_ff -1"),
     (lambda: config(d_ff=10.5), "d_ff 10.5"),
     (lambda: config(max_len=0), "max_len 0"),
-    (lambda: config(base=0.0), "base 0"),
+    (lambda: config(rope_theta=0.0), "rope_theta 0"),
     (lambda: config(eps=-1e-6), "eps -1e-06"),
     (lambda: config(eps=math.nan), "eps nan"),
     (lambda: config(eps="1e-5"), "eps '1e-5'"),
-    (lambda: config(base=None), "base None"),
-    (lambda: config(tied="no"), "tied 'no'"),
+    (lambda: config(rope_theta=None), "rope_theta None"),
+    (lambda: config(tie_word_embeddings="no"), "tie_word_embeddings 'no'"),
     (lambda: config(rope_scaling=dict(SCALING, factor="8")), "factor '8'"),
     (lambda: config(rope_scaling=8.0), "rope_scaling 8.0"),
     (lambda: config(rope_scaling=dict(factor=8.0)), "factor low_freq_factor"),
@@ -358,10 +365,10 @@ def test_biases_where_asked_for():
     (lambda: LlamaConfig.from_dict(dict(SMALL, hidden_size=3)),
      "hidden_size d_model"),
     (lambda: Llama(config())(some_ids(1, 65)), "65 64"),
-    (lambda: Llama(config())(some_ids(1, 2), pos=torch.tensor([[63, 64]])),
+    (lambda: Llama(config())(some_ids(1, 2), positions=torch.tensor([[63, 64]])),
      "65 64"),
     (lambda: Llama(config())(
-        some_ids(1, 2), cache=Cache([LayerCache() for _ in "abc"])), "3 2"),
+        some_ids(1, 2), cache=KVCache([DynamicLayerCache() for _ in "abc"])), "3 2"),
 ])
 def test_errors_name_what_was_given(make, said):
     words = "".join(f"(?=.*{re.escape(w)})" for w in said.split(" "))
@@ -380,9 +387,9 @@ def test_the_config_keeps_a_scaling_of_its_own():
 
 
 def test_rotary_of_a_config():
-    c = config(d_head=16, base=1234.0)
-    assert torch.equal(rotary_of(c).freqs, rope_frequencies(16, 1234.0))
-    slow = rotary_of(config(d_head=16, rope_scaling=dict(
+    c = config(d_head=16, rope_theta=1234.0)
+    assert torch.equal(make_rotary(c).freqs, rope_frequencies(16, 1234.0))
+    slow = make_rotary(config(d_head=16, rope_scaling=dict(
         SCALING, original_max_len=64))).freqs
     assert torch.equal(slow[0], rope_frequencies(16)[0])
     close(slow[-1] * 8, rope_frequencies(16)[-1])
@@ -392,23 +399,23 @@ def test_rotary_of_a_config():
 
 def test_every_check_passes():
     for kind in (Llama, Qwen3):
-        assert check.every(model(kind), 50)
-    assert check.every(model(std=0.3, n_kv_heads=1), 50)
+        assert check.run_all(model(kind), 50)
+    assert check.run_all(model(std=0.3, n_kv_heads=1), 50)
 
 
 @pytest.mark.parametrize("kind", [Llama, Qwen3])
 def test_every_check_passes_in_bfloat16(kind):
     m = model(kind).to(torch.bfloat16)
     assert m(some_ids(2, 5)).dtype == torch.bfloat16
-    assert check.every(m, 50)
+    assert check.run_all(m, 50)
 
 
 def test_bfloat16_is_near_float32():
     m = model(std=0.05)
     reference = m(some_ids(2, 20))
-    freqs = m.blocks[0].attention.part.rotary.freqs.clone()
+    freqs = m.blocks[0].attention.sublayer.rotary.freqs.clone()
     m.to(torch.bfloat16)
-    assert torch.equal(m.blocks[0].attention.part.rotary.freqs, freqs)
+    assert torch.equal(m.blocks[0].attention.sublayer.rotary.freqs, freqs)
     close(m(some_ids(2, 20)).float(), reference, 0.03)
 
 
@@ -424,7 +431,7 @@ def test_feeding_in_chunks_equals_feeding_whole():
             out.append(m(ids[:, at:at + n], cache=cache))
             at += n
         close(torch.cat(out, 1), whole)
-        assert cache.k_pos.n == 9 and cache.n_seen.tolist() == [9, 9]
+        assert cache.key_positions.length == 9 and cache.lengths.tolist() == [9, 9]
 
 
 def test_max_len_counts_positions_and_not_places():
@@ -434,15 +441,15 @@ def test_max_len_counts_positions_and_not_places():
     m(some_ids(1, 1), cache=cache)
     with pytest.raises(ValueError, match=r"7.*6"):
         m(some_ids(1, 1), cache=cache)
-    assert cache.k_pos.n == 6
-    pos = torch.arange(8)[None] - 3
-    m(some_ids(1, 8), pos=pos.clamp(min=-1))
+    assert cache.key_positions.length == 6
+    positions = torch.arange(8)[None] - 3
+    m(some_ids(1, 8), positions=positions.clamp(min=-1))
     cache = m.new_cache(1)
-    m(some_ids(1, 8), pos=pos.clamp(min=-1), cache=cache)
+    m(some_ids(1, 8), positions=positions.clamp(min=-1), cache=cache)
     m(some_ids(1, 1), cache=cache)
     with pytest.raises(ValueError, match=r"7.*6"):
         m(some_ids(1, 1), cache=cache)
-    assert m(some_ids(2, 0), pos=torch.zeros(1, 0, dtype=torch.long)
+    assert m(some_ids(2, 0), positions=torch.zeros(1, 0, dtype=torch.long)
              ).shape == (2, 0, 50)
 
 
@@ -467,15 +474,15 @@ def test_any_attention_can_be_handed_in():
                              score_bias=ALiBi(4))
     m = spread(Llama(config(n_layers=3), attention))
     assert asked == [0, 1, 2]
-    assert isinstance(m.blocks[0].attention.part.score_bias, ALiBi)
-    assert check.every(m, 50)
-    same = Llama(config(), attention=grouped(config()))
+    assert isinstance(m.blocks[0].attention.sublayer.score_bias, ALiBi)
+    assert check.run_all(m, 50)
+    same = Llama(config(), attention_factory=make_gqa_factory(config()))
     assert list(same.state_dict()) == list(Llama(config()).state_dict())
 
 
 def test_layers_have_modules_of_their_own():
     m = Qwen3(config())
-    first, second = (b.attention.part for b in m.blocks)
+    first, second = (b.attention.sublayer for b in m.blocks)
     for name in ("q_norm", "k_norm", "q_proj"):
         assert getattr(first, name) is not getattr(second, name)
     assert first.rotary is second.rotary  # its angles are made once
@@ -485,10 +492,10 @@ def test_layers_have_modules_of_their_own():
 def test_qk_norm_only_where_asked():
     names = set(Qwen3(config()).state_dict()) - set(
         Llama(config()).state_dict())
-    assert names == {f"blocks.{i}.attention.part.{n}_norm.weight"
+    assert names == {f"blocks.{i}.attention.sublayer.{n}_norm.weight"
                      for i in (0, 1) for n in "qk"}
     m = Qwen3(config(eps=0.5, d_head=16))
-    norm = m.blocks[0].attention.part.q_norm
+    norm = m.blocks[0].attention.sublayer.q_norm
     assert norm.eps == 0.5 and norm.weight.shape == (16,)
 
 
@@ -506,15 +513,15 @@ def test_every_norm_has_the_eps():
 def test_the_block_is_pre_norm_with_two_residuals():
     block = model(std=0.3, eps=0.1).blocks[0]
     x = randn(2, 5, 32)
-    attention = block.attention.part
+    attention = block.attention.sublayer
     w1 = block.attention.norm.weight
     w2 = block.feed_forward.norm.weight
     y = x + attention(rms_norm(x, w1, 0.1))
-    close(block(x), y + block.feed_forward.part(rms_norm(y, w2, 0.1)))
+    close(block(x), y + block.feed_forward.sublayer(rms_norm(y, w2, 0.1)))
 
 
 def test_tied_heads_share_one_tensor():
-    m = Llama(config(tied=True))
+    m = Llama(config(tie_word_embeddings=True))
     assert m.lm_head.weight is m.embed.weight
     assert Llama(config()).lm_head.weight is not m.embed.weight
     free = sum(p.numel() for p in Llama(config()).parameters())
@@ -531,7 +538,7 @@ def test_sizes_of_published_models():
                              n_heads=32, n_kv_heads=None, d_ff=11_008)),
                 (Qwen3, dict(vocab_size=151_936, d_model=1024, n_layers=28,
                              n_heads=16, n_kv_heads=8, d_head=128,
-                             d_ff=3072, tied=True))):
+                             d_ff=3072, tie_word_embeddings=True))):
             m = kind(config(**change))
             sizes.append(sum(p.numel() for p in m.parameters()))
     assert sizes == [8_030_261_248, 6_738_415_616, 596_049_920]
@@ -539,8 +546,8 @@ def test_sizes_of_published_models():
 
 def test_the_default_width_is_that_of_swiglu():
     m = Llama(config(d_ff=None, d_model=64))
-    assert m.blocks[0].feed_forward.part.up_proj.weight.shape == (192, 64)
-    assert isinstance(m.blocks[0].feed_forward.part, GatedFeedForward)
+    assert m.blocks[0].feed_forward.sublayer.up_proj.weight.shape == (192, 64)
+    assert isinstance(m.blocks[0].feed_forward.sublayer, GatedFeedForward)
 
 
 def test_first_weights():
@@ -588,9 +595,9 @@ def test_on_a_gpu(dtype):
     parts = [m(ids[:, i:i + 3], cache=cache) for i in (0, 3, 6)]
     close(torch.cat(parts, 1).float().cpu(), reference,
           1e-4 if dtype == torch.float32 else 0.03)
-    pos = torch.arange(9, device="cuda")[None].clone()
-    pos[0, 0] = -1
-    assert m(ids, pos=pos - 1).isfinite().all()
+    positions = torch.arange(9, device="cuda")[None].clone()
+    positions[0, 0] = -1
+    assert m(ids, positions=positions - 1).isfinite().all()
 
 
 # the record
@@ -612,7 +619,7 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
     run(sys.executable, ROOT / "experiments" / words[0], *words[1:])
     with out.open(encoding="utf-8", newline="") as lines:
         new = list(csv.DictReader(lines))
-    kept = [r for r in read_record("modern") if r["seed"] == "0"]
+    kept = [r for r in load_record("modern") if r["seed"] == "0"]
     assert [r["variant"] for r in new] == [r["variant"] for r in kept]
     goal = int(new[0]["parameters"])
     for short, long in zip(new, kept, strict=True):
@@ -624,13 +631,13 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
     before = out.read_bytes()
     script = modern()  # once more: all of it is there
     monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(script, "train", None)
-    monkeypatch.setattr(script.stories, "corpus", lambda *a, **k: "a")
+    monkeypatch.setattr(script, "train_one", None)
+    monkeypatch.setattr(script.stories, "story_corpus", lambda *a, **k: "a")
     script.main()
     assert out.read_bytes() == before
     rows = script.kept_rows(out, 1, again=False)
     script.write(rows[::-1][1:], out)  # a run that was stopped
-    monkeypatch.setattr(script, "train", lambda name, seed, *rest: {
+    monkeypatch.setattr(script, "train_one", lambda name, seed, *rest: {
         **rows[0], "variant": name, "seed": str(seed)})
     script.main()
     assert len(script.kept_rows(out, 1, again=False)) == len(rows)
@@ -655,7 +662,7 @@ def test_the_ends_of_the_record_are_the_models_of_the_book():
         ours[there] = next(tensors)
     for i in range(2):
         for kind in ("weight", "bias"):
-            at = f"blocks.{i}.attention.part."
+            at = f"blocks.{i}.attention.sublayer."
             ours[f"{at}qkv_proj.{kind}"] = torch.cat([
                 ours.pop(f"{at}{p}_proj.{kind}") for p in "qkv"])
     load_weights(gpt, ours)
@@ -672,7 +679,7 @@ def test_the_ends_of_the_record_are_the_models_of_the_book():
 
 
 def test_the_record_is_whole():
-    rows = read_record("modern")
+    rows = load_record("modern")
     script = modern()
     assert [(r["variant"], r["seed"]) for r in rows] == [
         (name, str(seed)) for name in script.VARIANTS for seed in range(5)]

@@ -12,17 +12,17 @@ from conftest import ROOT, run
 from helpers import plain_only
 from tformer import minimal
 from tformer.minimal import (
-    Attention,
-    Block,
+    MiniAttention,
+    MiniBlock,
     MiniGPT,
-    evaluate,
-    fit,
-    next_id_loss,
-    read_record,
-    sample,
-    to_ids,
-    to_text,
-    windows,
+    decode_bytes,
+    encode_bytes,
+    generate,
+    load_record,
+    mean_loss,
+    next_token_loss,
+    random_windows,
+    train,
 )
 
 
@@ -49,7 +49,7 @@ def reference_attention(layer, x):
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_equals_pytorch(causal):
     torch.manual_seed(1)
-    layer = Attention(24, 3, causal)
+    layer = MiniAttention(24, 3, causal)
     x = torch.randn(2, 7, 24, requires_grad=True)
     ours = layer(x)
     theirs = reference_attention(layer, x)
@@ -62,7 +62,7 @@ def test_attention_equals_pytorch(causal):
 
 def test_block_equals_a_pre_norm_encoder_layer():
     torch.manual_seed(2)
-    ours = Block(16, 2, causal=False)
+    ours = MiniBlock(16, 2, causal=False)
     theirs = nn.TransformerEncoderLayer(
         16, 2, 64, dropout=0, activation="gelu", batch_first=True,
         norm_first=True)
@@ -106,27 +106,27 @@ def test_the_loss_is_that_of_the_next_id(model):
     log_p = model(window[:, :-1]).log_softmax(-1)
     by_hand = -sum(log_p[b, t, window[b, t + 1]]
                    for b in range(3) for t in range(12)) / 36
-    torch.testing.assert_close(next_id_loss(model, window), by_hand)
+    torch.testing.assert_close(next_token_loss(model, window), by_hand)
 
 
 def test_evaluate_weighs_every_window_alike(model):
     ids = torch.randint(50, (13 * 70 + 5,))         # not a whole number
     rows = ids[:13 * 70].view(70, 13)
     with torch.no_grad():
-        mean = sum(next_id_loss(model, r[None]) for r in rows) / 70
-    assert math.isclose(evaluate(model, ids), mean, rel_tol=1e-5)
+        mean = sum(next_token_loss(model, r[None]) for r in rows) / 70
+    assert math.isclose(mean_loss(model, ids), mean, rel_tol=1e-5)
 
 
 def test_windows_are_pieces_of_the_text():
     ids = torch.arange(100)
-    some = next(windows(ids, 9, batch=200, seed=3))
+    some = next(random_windows(ids, 9, batch_size=200, seed=3))
     assert some.shape == (200, 10)
     assert (some.diff(dim=1) == 1).all()
     assert some.min() == 0 and some.max() == 99     # both ends are reached
-    again = next(windows(ids, 9, batch=200, seed=3))
+    again = next(random_windows(ids, 9, batch_size=200, seed=3))
     assert torch.equal(some, again)
-    assert not torch.equal(some, next(windows(ids, 9, batch=200, seed=4)))
-    whole = next(windows(ids[:10], 9, batch=2))
+    assert not torch.equal(some, next(random_windows(ids, 9, batch_size=200, seed=4)))
+    whole = next(random_windows(ids[:10], 9, batch_size=2))
     assert torch.equal(whole, ids[:10].expand(2, 10))
 
 
@@ -134,11 +134,11 @@ def test_fit_learns_and_takes_any_loss():
     torch.manual_seed(0)
     model = MiniGPT(4, d_model=16, n_layers=1, n_heads=2, max_len=8)
     ids = torch.arange(400) % 4
-    losses = fit(model, windows(ids, 8), 60, lr=1e-2)
+    losses = train(model, random_windows(ids, 8), 60, lr=1e-2)
     assert len(losses) == 60 and losses[-1] < .1 < 1 < losses[0]
     line = nn.Linear(1, 1)
     data = [(torch.ones(1, 1), torch.full((1, 1), 3.))] * 200
-    fit(line, data, 200, lambda m, b: F.mse_loss(m(b[0]), b[1]), lr=.1)
+    train(line, data, 200, lambda m, b: F.mse_loss(m(b[0]), b[1]), lr=.1)
     torch.testing.assert_close(line(torch.ones(1, 1)).item(), 3.,
                                atol=.05, rtol=0)
 
@@ -146,8 +146,8 @@ def test_fit_learns_and_takes_any_loss():
 def test_sample_writes_what_the_model_is_sure_of():
     model = MiniGPT(4, d_model=16, n_layers=1, n_heads=2, max_len=8)
     torch.manual_seed(0)
-    fit(model, windows(torch.arange(400) % 4, 8), 60, lr=1e-2)
-    written = sample(model, torch.tensor([1]), 20, temperature=.1)
+    train(model, random_windows(torch.arange(400) % 4, 8), 60, lr=1e-2)
+    written = generate(model, torch.tensor([1]), 20, temperature=.1)
     assert written.tolist() == [(1 + i) % 4 for i in range(21)]
 
 
@@ -156,32 +156,32 @@ def test_sample_draws_from_the_models_guess(model):
     with torch.no_grad():               # far from even, so that 2 matters
         model.lm_head.bias[:3] += torch.tensor([5., 4., 3.])
     guess = (model(start[None])[0, -1] / 2.).softmax(-1)
-    drawn = torch.cat([sample(model, start, 1, 2., seed=s)[1:]
+    drawn = torch.cat([generate(model, start, 1, 2., seed=s)[1:]
                        for s in range(2000)])
     share = torch.bincount(drawn, minlength=50) / 2000
     assert (share - guess).abs().max() < .03
-    same = [sample(model, start, 5, seed=9) for _ in range(2)]
+    same = [generate(model, start, 5, seed=9) for _ in range(2)]
     assert torch.equal(*same)
 
 
 def test_bytes_there_and_back():
     for text in ["", "Tom", "Zoë 🙂 你好", "\r\n\0"]:
-        assert to_text(to_ids(text)) == text
-    assert to_text(torch.tensor([195])) == "�"
+        assert decode_bytes(encode_bytes(text)) == text
+    assert decode_bytes(torch.tensor([195])) == "�"
 
 
 @pytest.mark.parametrize("call,named", [
-    (lambda m: Attention(10, 3), ["10", "3"]),
+    (lambda m: MiniAttention(10, 3), ["10", "3"]),
     (lambda m: m(torch.zeros(1, 13, dtype=torch.long)), ["13", "12"]),
-    (lambda m: next(windows(torch.arange(9), 9)), ["9"]),
-    (lambda m: evaluate(m, torch.zeros(12, dtype=torch.long)),
+    (lambda m: next(random_windows(torch.arange(9), 9)), ["9"]),
+    (lambda m: mean_loss(m, torch.zeros(12, dtype=torch.long)),
      ["12", "13"]),
-    (lambda m: sample(m, torch.zeros(0, dtype=torch.long), 1), ["0 ids"]),
-    (lambda m: sample(m, torch.zeros(1, dtype=torch.long), 1, 0.),
+    (lambda m: generate(m, torch.zeros(0, dtype=torch.long), 1), ["0 ids"]),
+    (lambda m: generate(m, torch.zeros(1, dtype=torch.long), 1, 0.),
      ["temperature 0"]),
-    (lambda m: fit(m, [torch.zeros(1, 13, dtype=torch.long)], 2),
+    (lambda m: train(m, [torch.zeros(1, 13, dtype=torch.long)], 2),
      ["1 batches", "2 steps"]),
-    (lambda m: minimal.read_record("nothing"), ["nothing"]),
+    (lambda m: minimal.load_record("nothing"), ["nothing"]),
 ])
 def test_errors_name_what_was_given(model, call, named):
     with pytest.raises(ValueError) as error:
@@ -197,7 +197,7 @@ def test_the_ends_are_recorded_by_their_script(tmp_path):
         "--seeds", "1", "--out", out)
     with out.open(encoding="utf-8", newline="") as lines:
         new = list(csv.DictReader(lines))
-    kept = read_record("ends")
+    kept = load_record("ends")
     assert [r["model"] for r in new] == [r["model"] for r in kept]
     for short, long in zip(new, kept, strict=True):
         assert short.keys() == long.keys()
@@ -234,7 +234,7 @@ def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
                       "ladder_times"}
     for name in new:
         short = rungs.common.read(tmp_path / f"{name}.csv")
-        long = read_record(name)
+        long = load_record(name)
         assert short[0].keys() == long[0].keys()
         key = "part" if name == "ladder" else [*short[0]][1]
         if name != "ladder_runs":
@@ -259,15 +259,15 @@ def test_each_clocked_thing_runs(rungs):
 
 
 def test_the_ladder_follows_from_its_runs(rungs):
-    e = rungs.Evidence(read_record("ladder_runs"),
-                       read_record("ladder_times"))
+    e = rungs.Evidence(load_record("ladder_runs"),
+                       load_record("ladder_times"))
     for name, made in (("ladder", rungs.ladder), ("ladder_line", rungs.line)):
-        kept = read_record(name)
+        kept = load_record(name)
         for row, long in zip(made(e, 3), kept, strict=True):
             for key in row.keys() - {"torch", "python", "machine", "date"}:
                 assert str(row[key]) == long[key], (name, key)
     assert {r["seed"] for r in e.runs} == {"0", "1", "2"}
-    tour = [float(r["nats_per_byte"]) for r in read_record("parts")
+    tour = [float(r["nats_per_byte"]) for r in load_record("parts")
             if r["variant"] == "all parts"]
     assert round(sum(tour) / 3, 3) == rungs.RESULT
 
@@ -281,13 +281,13 @@ def test_where_a_curve_crosses(rungs):
 
 
 def test_the_ladder_is_drawn():
-    assert "tokens, steps" in minimal.ladder(2).svg
-    assert "Muon" in minimal.ladder().svg
-    first = minimal.ladder_line(0).svg
-    last = minimal.ladder_line(99).svg
+    assert "tokens, steps" in minimal.show_ablations(2).svg
+    assert "Muon" in minimal.show_ablations().svg
+    first = minimal.show_steps_to_loss(0).svg
+    last = minimal.show_steps_to_loss(99).svg
     assert "to come" in first and "to come" not in last
     with pytest.raises(ValueError, match="no row of chapter 3"):
-        minimal.ladder(3)
+        minimal.show_ablations(3)
 
 
 # the worth of the parts
@@ -311,7 +311,7 @@ def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
     run(sys.executable, ROOT / "experiments" / words[0], *words[1:])
     with out.open(encoding="utf-8", newline="") as lines:
         new = list(csv.DictReader(lines))
-    kept = [r for r in read_record("parts") if r["seed"] == "0"]
+    kept = [r for r in load_record("parts") if r["seed"] == "0"]
     assert [r["variant"] for r in new] == [r["variant"] for r in kept]
     for short, long in zip(new, kept, strict=True):
         assert short.keys() == long.keys()
@@ -336,7 +336,7 @@ def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
 
 
 def test_the_record_of_the_parts_is_whole(parts):
-    rows = read_record("parts")
+    rows = load_record("parts")
     assert [(r["variant"], r["seed"]) for r in rows] == [
         (name, str(seed)) for name in parts.VARIANTS for seed in range(3)]
     assert {r["steps"] for r in rows} == {str(parts.STEPS)}
@@ -348,14 +348,14 @@ def test_the_record_of_the_parts_is_whole(parts):
         assert abs(curve[-1] - float(r["nats_per_byte"])) < .05
     whole = losses.pop("all parts")         # what the chapter says
     assert all(max(whole) < min(others) for others in losses.values())
-    recorded = float(read_record("ends")[0]["nats_per_byte"])
+    recorded = float(load_record("ends")[0]["nats_per_byte"])
     assert abs(sum(whole) / 3 - recorded) < .01
 
 
 def test_each_variant_lacks_its_part_and_no_other(parts):
     size = dict(vocab_size=50, d_model=16, n_heads=2, max_len=12)
     made = {name: make(**size) for name, (make, _) in parts.VARIANTS.items()}
-    layers = (Attention, nn.GELU, nn.LayerNorm)
+    layers = (MiniAttention, nn.GELU, nn.LayerNorm)
     found = {name: [sum(isinstance(m, kind) for m in model.modules())
                     for kind in layers] for name, model in made.items()}
     assert found == {"all parts": [2, 2, 5], "no residual": [2, 2, 5],

@@ -18,17 +18,17 @@ from torch import nn
 
 from helpers import close, equal_models, needs_cuda, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, rows
-from tformer.llama import Llama, Qwen3, grouped
+from tformer.llama import Llama, Qwen3, make_gqa_factory
 from tformer.model import (
-    CONFIG,
-    WEIGHTS,
+    CONFIG_NAME,
+    WEIGHTS_NAME,
     Model,
     ModelConfig,
-    describe,
-    from_attention_mask,
+    describe_module,
     load_model,
     load_weights,
-    read_tensors,
+    positions_from_attention_mask,
+    read_safetensors,
     save_model,
 )
 from tformer.rows import Positions
@@ -171,17 +171,17 @@ def test_more_tokens_than_max_len_are_refused(row):
     too_many = f"{MAX_LEN + 1} tokens.*max_len.* {MAX_LEN}"
     row.run(model, row.ids(1, MAX_LEN))
     for call in (lambda: row.run(model, row.ids(1, MAX_LEN + 1)),
-                 lambda: row.run(model, row.ids(1, 2), pos=torch.tensor(
+                 lambda: row.run(model, row.ids(1, 2), positions=torch.tensor(
                      [[MAX_LEN - 1, MAX_LEN]])),
-                 lambda: row.run(model, row.ids(1, 2), pos=Positions(
-                     start=MAX_LEN - 1, n=2))):
+                 lambda: row.run(model, row.ids(1, 2), positions=Positions(
+                     start=MAX_LEN - 1, length=2))):
         with pytest.raises(ValueError, match=too_many):
             call()
     if row.source:
         with pytest.raises(ValueError, match=too_many):
             model.encode(row.ids(1, MAX_LEN + 1))
-    pos = (torch.arange(MAX_LEN + 5) - 5).clamp(min=-1)[None]
-    row.run(model, row.ids(1, MAX_LEN + 5), pos=pos)  # padding is no token
+    positions = (torch.arange(MAX_LEN + 5) - 5).clamp(min=-1)[None]
+    row.run(model, row.ids(1, MAX_LEN + 5), positions=positions)  # padding is no token
 
 
 @causal
@@ -189,31 +189,31 @@ def test_more_tokens_than_max_len_are_refused(row):
 def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
     model = row.make()
     cache = row.make().new_cache(2)
-    pos = torch.stack([torch.arange(MAX_LEN - 1 + pad) - pad,
-                       torch.arange(MAX_LEN - 1 + pad) - pad - 2])
-    given = dict(pos=pos.clamp(min=-1)) if pad else {}
+    positions = torch.stack([torch.arange(MAX_LEN - 1 + pad) - pad,
+                             torch.arange(MAX_LEN - 1 + pad) - pad - 2])
+    given = dict(positions=positions.clamp(min=-1)) if pad else {}
     row.run(model, row.ids(2, MAX_LEN - 1 + pad), cache=cache, **given)
     row.run(model, row.ids(2, 1), cache=cache)
-    seen = cache.n_seen.tolist()
+    seen = cache.lengths.tolist()
     assert max(seen) == MAX_LEN
     with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens"):
         row.run(model, row.ids(2, 1), cache=cache)
-    assert cache.n_seen.tolist() == seen  # and none of them was taken
+    assert cache.lengths.tolist() == seen  # and none of them was taken
 
 
 @every
 def test_positions_of_other_tokens_are_refused(row):
     model = row.make()
-    for pos, said in ((torch.arange(4)[None], r"\(1, 4\) do not fit"),
-                      (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit"),
-                      (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit"),
-                      (Positions(start=0, n=4), r"\(1, 4\) do not fit"),
-                      (torch.arange(5), "int64 of shape"),
-                      (torch.zeros(2, 5), "int64 of shape")):
+    for positions, said in ((torch.arange(4)[None], r"\(1, 4\) do not fit"),
+                            (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit"),
+                            (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit"),
+                            (Positions(start=0, length=4), r"\(1, 4\) do not fit"),
+                            (torch.arange(5), "int64 of shape"),
+                            (torch.zeros(2, 5), "int64 of shape")):
         with pytest.raises(ValueError, match=said):
-            row.run(model, row.ids(2, 5), pos=pos)
+            row.run(model, row.ids(2, 5), positions=positions)
     with pytest.raises(ValueError, match=r"\(2, 5\) do not fit x \(1, 5"):
-        row.run(model, row.ids(1, 5), pos=torch.arange(5).expand(2, 5))
+        row.run(model, row.ids(1, 5), positions=torch.arange(5).expand(2, 5))
 
 
 @causal
@@ -224,7 +224,7 @@ def test_a_cache_of_another_model_is_refused_and_left_alone(row):
         cache = row.make(n_layers=n).new_cache(3)
         with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
             row.run(model, ids, cache=cache)
-        assert cache.empty and cache.nbytes == 0
+        assert cache.is_empty and cache.nbytes == 0
     model.new_cache(3, max_len=5)  # a limit is no promise to keep to it
 
 
@@ -232,14 +232,14 @@ def test_a_cache_of_another_model_is_refused_and_left_alone(row):
 def test_a_mask_of_zeros_and_ones_is_refused_as_positions(row):
     model = row.make()
     keep = (padded() >= 0).long()
-    for pos in (keep, keep[1:], torch.ones(1, 12).long()):
+    for positions in (keep, keep[1:], torch.ones(1, 12).long()):
         with pytest.raises(ValueError, match=r"0/1 mask.*from_attention_m"):
-            row.run(model, row.ids(len(pos)), pos=pos)
+            row.run(model, row.ids(len(positions)), positions=positions)
         if row.causal:
             with pytest.raises(ValueError, match="0/1 mask"):
-                row.run(model, row.ids(len(pos)), pos=pos,
-                        cache=model.new_cache(len(pos)))
-    row.run(model, row.ids(2, 1), pos=torch.ones(2, 1).long())
+                row.run(model, row.ids(len(positions)), positions=positions,
+                        cache=model.new_cache(len(positions)))
+    row.run(model, row.ids(2, 1), positions=torch.ones(2, 1).long())
 
 
 @every
@@ -248,16 +248,16 @@ def test_positions_made_of_a_mask_make_rows_equal_rows_alone(row):
     ids = row.ids()
     keep = padded() >= 0
     for mask in (keep, keep.long(), keep.int()):
-        pos = from_attention_mask(mask)
-        assert torch.equal(pos, padded())
-        got = row.run(model, ids, pos=pos)
+        positions = positions_from_attention_mask(mask)
+        assert torch.equal(positions, padded())
+        got = row.run(model, ids, positions=positions)
         assert got.isfinite().all()
         for i in range(3):
             if got.ndim < 3:
                 continue
             alone = row.run(model, ids[i:i + 1, keep[i]], [i])
             close(got[i, keep[i]], alone[0])
-        again = row.run(model, ids, pos=Positions(pos))
+        again = row.run(model, ids, positions=Positions(positions))
         assert torch.equal(again, got)
     if row.source:  # the same mask, of the source
         src = row.ids(3, 12, seed=4)
@@ -287,10 +287,10 @@ def test_a_model_prints_its_sizes(row):
 def test_hidden_and_the_head_are_forward(row):
     model = row.make()
     ids = row.ids()
-    pos = padded()
+    positions = padded()
     mask = torch.rand(3, 1, 12, 12) > 0.3
-    for how in ({}, dict(pos=pos), dict(pos=pos, mask=mask)):
-        vectors = row.run(model, ids, via="hidden", **how)
+    for how in ({}, dict(positions=positions), dict(positions=positions, mask=mask)):
+        vectors = row.run(model, ids, via="hidden_states", **how)
         assert vectors.shape == (3, 12, 16)
         assert torch.equal(model.lm_head(vectors),
                            row.run(model, ids, **how))
@@ -298,21 +298,21 @@ def test_hidden_and_the_head_are_forward(row):
     other = model.new_cache(3)
     for part in ids.split(4, 1):
         assert torch.equal(
-            model.lm_head(row.run(model, part, via="hidden", cache=cache)),
+            model.lm_head(row.run(model, part, via="hidden_states", cache=cache)),
             row.run(model, part, cache=other))
-    assert cache.n_seen.tolist() == [12] * 3
+    assert cache.lengths.tolist() == [12] * 3
 
 
 # cached equals uncached
 
-def fed(row, model, ids, pos, sizes, cache, start=0):
+def fed(row, model, ids, positions, sizes, cache, start=0):
     "Logits of a text in parts; padding is named, the rest continues."
     parts = []
     at = start
     for n in sizes:
         now = slice(at, at + n)
-        given = pos[:, now] if (pos[:, now] < 0).any() else None
-        parts.append(row.run(model, ids[:, now], pos=given, cache=cache))
+        given = positions[:, now] if (positions[:, now] < 0).any() else None
+        parts.append(row.run(model, ids[:, now], positions=given, cache=cache))
         at += n
     return torch.cat(parts, 1)
 
@@ -324,13 +324,13 @@ def test_cached_equals_uncached(row, sizes, grad):
     model = row.make()
     ids = row.ids()
     with torch.set_grad_enabled(grad):
-        for pos in (padded(), padded(1).expand(3, -1)):
-            live = pos >= 0
+        for positions in (padded(), padded(1).expand(3, -1)):
+            live = positions >= 0
             cache = model.new_cache(3)
-            whole = row.run(model, ids, pos=pos)
-            found = fed(row, model, ids, pos, sizes, cache)
+            whole = row.run(model, ids, positions=positions)
+            found = fed(row, model, ids, positions, sizes, cache)
             close(found[live], whole[live])
-            assert torch.equal(cache.n_seen, live.sum(-1))
+            assert torch.equal(cache.lengths, live.sum(-1))
     plain = model.new_cache(3)
     parts = [row.run(model, part, cache=plain)
              for part in ids.split(sizes, 1)]
@@ -341,14 +341,14 @@ def test_cached_equals_uncached(row, sizes, grad):
 def test_a_cache_whose_rows_are_selected_goes_on(row):
     model = row.make()
     ids = row.ids()
-    pos = padded()
+    positions = padded()
     cache = model.new_cache(3)
     order = torch.tensor([1, 0, 1, 2])
-    fed(row, model, ids, pos, [8], cache)
+    fed(row, model, ids, positions, [8], cache)
     cache.select(order)
-    found = fed(row, model, ids[order], pos[order], [1, 3], cache, 8)
-    whole = row.run(model, ids[order], order, pos=pos[order])
-    live = pos[order][:, 8:] >= 0
+    found = fed(row, model, ids[order], positions[order], [1, 3], cache, 8)
+    whole = row.run(model, ids[order], order, positions=positions[order])
+    live = positions[order][:, 8:] >= 0
     close(found[live], whole[:, 8:][live])
 
 
@@ -357,21 +357,21 @@ def test_a_cache_whose_rows_are_selected_goes_on(row):
 def test_a_cache_that_is_cropped_goes_on(row, n):
     model = row.make()
     ids = row.ids()
-    pos = padded(2)[[0, 1, 0]]
+    positions = padded(2)[[0, 1, 0]]
     cache = model.new_cache(3)
-    fed(row, model, ids, pos, [7, 5], cache)
+    fed(row, model, ids, positions, [7, 5], cache)
     cache.crop(n)
     left = (n if isinstance(n, torch.Tensor) else torch.tensor([n])
             ).expand(3)
-    assert torch.equal(cache.n_seen, left)
+    assert torch.equal(cache.lengths, left)
     new = row.ids(3, 4, seed=5)
     found = row.run(model, new, cache=cache)
     for i, keep in enumerate(left.tolist()):
-        begun = ids[i, pos[i] >= 0][:keep]
+        begun = ids[i, positions[i] >= 0][:keep]
         alone = row.run(model, torch.cat([begun, new[i]])[None], [i])
         close(found[i], alone[0, -4:])
     cache.crop(0)
-    assert cache.n_seen.tolist() == [0] * 3
+    assert cache.lengths.tolist() == [0] * 3
 
 
 # saved and loaded
@@ -400,7 +400,7 @@ def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path):
                                   for p in model.parameters())
     assert all(torch.equal(t, before[n])
                for n, t in model.state_dict().items())
-    assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
+    assert sorted(os.listdir(folder)) == [CONFIG_NAME, WEIGHTS_NAME]
     torch.manual_seed(3)
     want = torch.rand(4)
     torch.manual_seed(3)
@@ -428,10 +428,10 @@ def shared(model):
 def test_files_are_json_and_safetensors_with_each_tensor_once(row, tmp_path):
     model = row.make()
     model.save(tmp_path)
-    values = json.loads((tmp_path / CONFIG).read_text())
-    assert values == {"model": row.cls.__name__, **model.parts(),
+    values = json.loads((tmp_path / CONFIG_NAME).read_text())
+    assert values == {"model": row.cls.__name__, **model.describe_components(),
                       **row.config.to_dict()}
-    tensors, metadata = read_tensors(tmp_path / WEIGHTS)
+    tensors, metadata = read_safetensors(tmp_path / WEIGHTS_NAME)
     assert metadata["format"] == "pt"
     assert json.loads(metadata["config"]) == values
     assert sorted(tensors) == sorted(n for n, _ in model.named_parameters())
@@ -533,7 +533,7 @@ def test_there_are_two_renames(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (
         renames.append(Path(b).name), real(a, b)))
     OF["GPT"].make().save(tmp_path)
-    assert renames == [WEIGHTS, CONFIG]
+    assert renames == [WEIGHTS_NAME, CONFIG_NAME]
 
 
 def test_the_first_save_interrupted_leaves_no_half_model(tmp_path,
@@ -560,11 +560,11 @@ def test_the_first_save_interrupted_leaves_no_half_model(tmp_path,
 def test_files_of_two_saves_are_refused(row, change, tmp_path):
     row.make().save(tmp_path / "a")
     row.make(**CHANGES[change]).save(tmp_path / "b")
-    shutil.copy(tmp_path / "a" / CONFIG, tmp_path / "b" / CONFIG)
+    shutil.copy(tmp_path / "a" / CONFIG_NAME, tmp_path / "b" / CONFIG_NAME)
     (name,) = {"std": None, **CHANGES[change]}.keys() - {"std"}
     with pytest.raises(ValueError, match=f"not of one save: .*{name} "):
         row.cls.load(tmp_path / "b")
-    path = tmp_path / "a" / CONFIG
+    path = tmp_path / "a" / CONFIG_NAME
     path.write_text(path.read_text().replace('"n_heads": 4',
                                              '"n_heads": 2'))
     with pytest.raises(ValueError, match="not of one save: n_heads 2 and 4"):
@@ -575,16 +575,16 @@ def test_files_of_two_saves_are_refused(row, change, tmp_path):
 @pytest.mark.parametrize("size", [0, 4, 100, 3000, -100, -1])
 def test_a_file_cut_short_is_refused(row, size, tmp_path):
     row.make().save(tmp_path)
-    path = tmp_path / WEIGHTS
+    path = tmp_path / WEIGHTS_NAME
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=f"{WEIGHTS} is no whole safetens"):
+    with pytest.raises(ValueError, match=f"{WEIGHTS_NAME} is no whole safetens"):
         row.cls.load(tmp_path)
 
 
 def test_a_file_whose_head_is_spoiled_is_refused(tmp_path):
     row = OF["GPT"]
     row.make().save(tmp_path)
-    path = tmp_path / WEIGHTS
+    path = tmp_path / WEIGHTS_NAME
     whole = path.read_bytes()
     for at in (1, 8, 9):
         path.write_bytes(whole[:at] + b"\xff" + whole[at + 1:])
@@ -599,7 +599,7 @@ def test_a_pickle_is_refused_and_never_run(tmp_path):
 
     row = OF["Seq2Seq"]
     row.make().save(tmp_path)
-    path = tmp_path / WEIGHTS
+    path = tmp_path / WEIGHTS_NAME
     for write in (lambda: path.write_bytes(pickle.dumps(Trap())),
                   lambda: torch.save({"x": Trap()}, path)):
         write()
@@ -611,18 +611,18 @@ def test_a_pickle_is_refused_and_never_run(tmp_path):
 def test_missing_and_broken_files_are_named(tmp_path):
     row = OF["Llama"]
     with pytest.raises(FileNotFoundError, match="a folder, not a file"):
-        read_tensors(tmp_path)
+        read_safetensors(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such file"):
         row.cls.load(tmp_path)
     row.make().save(tmp_path)
-    path = tmp_path / CONFIG
+    path = tmp_path / CONFIG_NAME
     text = path.read_text()
     for broken in (text[:20].encode(), b"{", b"\xff\xfe"):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match=f"{CONFIG}.*is no JSON"):
+        with pytest.raises(ValueError, match=f"{CONFIG_NAME}.*is no JSON"):
             row.cls.load(tmp_path)
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match=f"{CONFIG} holds list, not an obj"):
+    with pytest.raises(ValueError, match=f"{CONFIG_NAME} holds list, not an obj"):
         row.cls.load(tmp_path)
     path.write_bytes(b"\xff\xfe")
     row.make(0.2).save(tmp_path)  # over a broken one
@@ -634,8 +634,8 @@ def test_missing_and_broken_files_are_named(tmp_path):
 
 def test_a_folder_that_save_did_not_write_is_refused(tmp_path):
     row = OF["GPT"]
-    save_file({"x": torch.zeros(2)}, tmp_path / WEIGHTS)
-    (tmp_path / CONFIG).write_text('{"d_model": 16, "model_type": "gpt2"}')
+    save_file({"x": torch.zeros(2)}, tmp_path / WEIGHTS_NAME)
+    (tmp_path / CONFIG_NAME).write_text('{"d_model": 16, "model_type": "gpt2"}')
     with pytest.raises(ValueError, match="holds no model that save wrote"):
         row.cls.load(tmp_path)
 
@@ -644,7 +644,7 @@ def test_a_folder_that_save_did_not_write_is_refused(tmp_path):
 def test_weights_that_do_not_fit_are_listed(row, tmp_path):
     "Rewritten by another program, that is without the inner copy."
     row.make().save(tmp_path)
-    path = tmp_path / WEIGHTS
+    path = tmp_path / WEIGHTS_NAME
     tensors = load_file(path)
     save_file(tensors, path)
     assert equal_models(row.cls.load(tmp_path), row.make())
@@ -672,13 +672,13 @@ def test_all_misfits_are_listed_and_nothing_is_changed():
     del tensors["blocks.0.attention.norm.bias"]
     del tensors["embed.weight"], tensors["lm_head.weight"]
     tensors["blocks.1.extra"] = torch.zeros(2, 3)
-    tensors["encoder_blocks.0.attention.part.q_proj.weight"] = randn(4, 4)
+    tensors["encoder_blocks.0.attention.sublayer.q_proj.weight"] = randn(4, 4)
     with pytest.raises(ValueError) as error:
         load_weights(model, tensors)
     lines = str(error.value).splitlines()
     assert lines[0] == "the weights do not fit Seq2Seq:"
     assert sorted(lines[1:]) == [
-        "  encoder_blocks.0.attention.part.q_proj.weight: (4, 4), expected "
+        "  encoder_blocks.0.attention.sublayer.q_proj.weight: (4, 4), expected "
         "(16, 16)",
         "  missing: blocks.0.attention.norm.bias (16,)",
         f"  missing: embed.weight ({VOCAB}, 16)",
@@ -770,7 +770,7 @@ def test_two_parameters_over_one_memory_are_written_once(tmp_path):
     odd.b.weight = nn.Parameter(odd.a.weight.data)  # shares the memory
     assert odd.b.weight is not odd.a.weight
     save_model(odd, tmp_path)
-    tensors, _ = read_tensors(tmp_path / WEIGHTS)
+    tensors, _ = read_safetensors(tmp_path / WEIGHTS_NAME)
     assert "a.weight" in tensors and "b.weight" not in tensors
     assert equal_models(odd, load_model(Odd, tmp_path))
 
@@ -857,13 +857,13 @@ def test_tables_stay_tied_when_weights_are_assigned(name):
 def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
     row = OF["Llama"]
     config = row.config
-    normed = grouped(row.config, qk_norm=True)
+    normed = make_gqa_factory(row.config, qk_norm=True)
     model = spread(Llama(config, normed), 0.3)
     model.save(tmp_path)
     with pytest.raises(ValueError, match=r"holds a Llama with attention "
                        r"SelfAttention.*q_norm.*give attention="):
         Llama.load(tmp_path)
-    again = Llama.load(tmp_path, attention=normed)
+    again = Llama.load(tmp_path, attention_factory=normed)
     assert torch.equal(again(row.ids()), model(row.ids()))
     with pytest.raises(ValueError, match="holds a Llama, not a Qwen3"):
         Qwen3.load(tmp_path)
@@ -872,7 +872,7 @@ def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("change", [
-    dict(base=500.0), dict(rope_scaling=None), dict(n_heads=2),
+    dict(rope_theta=500.0), dict(rope_scaling=None), dict(n_heads=2),
     dict(n_kv_heads=None)])
 def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
     "Names and shapes agree; what is computed does not."
@@ -883,7 +883,7 @@ def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
         **change)
     if change == dict(n_kv_heads=None):
         other = dataclasses.replace(config, eps=0.1)  # of nothing in it
-    model = spread(Llama(config, grouped(other)), 0.3)
+    model = spread(Llama(config, make_gqa_factory(other)), 0.3)
     model.save(tmp_path)
     if change == dict(n_kv_heads=None):
         assert equal_models(Llama.load(tmp_path), model)
@@ -891,7 +891,7 @@ def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
     with pytest.raises(ValueError, match=r"(?s)with attention .*, but what "
                        r"was made has .*give attention="):
         Llama.load(tmp_path)
-    again = Llama.load(tmp_path, attention=grouped(other))
+    again = Llama.load(tmp_path, attention_factory=make_gqa_factory(other))
     ids = OF["Llama"].ids()
     assert torch.equal(again(ids), model(ids))
     assert not torch.allclose(spread(Llama(config), 0.3)(ids), model(ids))
@@ -901,16 +901,16 @@ def test_layers_that_differ_are_described_one_by_one(tmp_path):
     config = OF["Llama"].config
 
     def attention(layer):
-        return grouped(config, qk_norm=layer == 1)(layer)
+        return make_gqa_factory(config, qk_norm=layer == 1)(layer)
 
     model = Llama(config, attention)
-    first, second = (describe(b.attention.part) for b in model.blocks)
-    assert model.parts() == {"attention": f"{first}; {second}"}
+    first, second = (describe_module(b.attention.sublayer) for b in model.blocks)
+    assert model.describe_components() == {"attention": f"{first}; {second}"}
     assert "q_norm" in second and "q_norm" not in first
     model.save(tmp_path)
-    assert equal_models(Llama.load(tmp_path, attention=attention), model)
+    assert equal_models(Llama.load(tmp_path, attention_factory=attention), model)
     with pytest.raises(ValueError, match="with attention"):
-        Llama.load(tmp_path, attention=grouped(config))
+        Llama.load(tmp_path, attention_factory=make_gqa_factory(config))
 
 
 # on other machines
@@ -921,8 +921,8 @@ def test_layers_that_differ_are_described_one_by_one(tmp_path):
 def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
     model = row.make()
     ids = row.ids()
-    pos = padded()
-    right = row.run(model, ids, pos=pos)
+    positions = padded()
+    right = row.run(model, ids, positions=positions)
     if where == "born":
         with torch.device("cuda"):
             there = row.cls(row.config).eval()
@@ -933,10 +933,10 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
                  else copy.deepcopy(model)).cuda()
     assert shared(there) == shared(model)
     if not row.source:  # whose sources are drawn here
-        found = row.run(there, ids.cuda(), pos=pos.cuda()).cpu()
+        found = row.run(there, ids.cuda(), positions=positions.cuda()).cpu()
         if found.ndim == 3:
-            found = found[pos >= 0]
-            right = right[pos >= 0]
+            found = found[positions >= 0]
+            right = right[positions >= 0]
         close(found, right, 1e-4)
     there.save(tmp_path)
     assert equal_models(row.cls.load(tmp_path), model)
@@ -949,21 +949,21 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
 def test_it_compiles_as_one_graph(row):
     model = row.make(n_layers=1)
     ids = row.ids(2)
-    pos = padded(2)
+    positions = padded(2)
     torch._dynamo.reset()  # it limits the graphs of one function
     how = dict(fullgraph=True, backend="eager")
     fast = torch.compile(model, **how)
     with torch.no_grad():
         for some in (ids, ids[:, :5]):
             close(row.run(fast, some), row.run(model, some))
-        found, right = (row.run(m, ids, pos=pos) for m in (fast, model))
+        found, right = (row.run(m, ids, positions=positions) for m in (fast, model))
         if found.ndim == 3:
-            found = found[pos >= 0]
-            right = right[pos >= 0]
+            found = found[positions >= 0]
+            right = right[positions >= 0]
         close(found, right)
         if row.source:
-            close(torch.compile(model.encode, **how)(ids, pos >= 0),
-                  model.encode(ids, pos >= 0))
+            close(torch.compile(model.encode, **how)(ids, positions >= 0),
+                  model.encode(ids, positions >= 0))
         if row.causal:
             cache = model.new_cache(2)
             parts = [row.run(fast, x, cache=cache)
@@ -977,8 +977,9 @@ def test_it_compiles_to_code():
     row = OF["Llama, grouped, tied, scaled"]
     model = row.make(n_layers=1)
     ids = row.ids(2, 8)
-    pos = padded(2, 8)
+    positions = padded(2, 8)
     torch._dynamo.reset()
     fast = torch.compile(model, fullgraph=True, backend="inductor")
     with torch.no_grad():
-        close(fast(ids, pos=pos)[pos >= 0], model(ids, pos=pos)[pos >= 0])
+        close(fast(ids, positions=positions)[positions >= 0],
+              model(ids, positions=positions)[positions >= 0])

@@ -45,7 +45,7 @@ def inputs(seed):
 
 def test_every_adapter_of_the_page_is_there(page):
     for name in ("to_sdpa", "to_attn_mask", "to_key_padding_mask",
-                 "from_attention_mask", "to_hugging_face"):
+                 "positions_from_attention_mask", "to_hugging_face"):
         assert callable(page[name])
 
 
@@ -91,16 +91,16 @@ def test_hugging_face_round_trip(page, seed):
     assert given["attention_mask"].dtype == torch.int64
     assert given["attention_mask"].sum() == (pos >= 0).sum()
     assert given["position_ids"].min() >= 0
-    assert page["from_attention_mask"](given["attention_mask"]).equal(pos)
+    assert page["positions_from_attention_mask"](given["attention_mask"]).equal(pos)
 
 
 @pytest.mark.parametrize("right, wrong", [
     ("return ~mask.expand", "return mask.expand"),
-    ("return k_pos < 0", "return k_pos >= 0"),
+    ("return key_positions < 0", "return key_positions >= 0"),
     ('torch.where(mask, bias, float("-inf"))',
      'torch.where(mask, float("-inf"), bias)'),
-    ("position_ids=pos.clamp(min=0))\n\n\n", "position_ids=None)\n\n\n"),
-    ("dict(attention_mask=(pos >= 0)", "dict(attention_mask=(pos > 0)"),
+    ("position_ids=positions.clamp(min=0))\n\n\n", "position_ids=None)\n\n\n"),
+    ("dict(attention_mask=(positions >= 0)", "dict(attention_mask=(positions > 0)"),
 ])
 def test_the_page_notices_a_wrong_adapter(right, wrong):
     text = "\n".join(blocks())

@@ -17,15 +17,15 @@ from conftest import ROOT, run
 from helpers import plain_only
 from tformer import optim
 from tformer.gpt import GPT, GPTConfig
-from tformer.minimal import MiniGPT, read_record
+from tformer.minimal import MiniGPT, load_record
 from tformer.optim import (
     SGD,
     AdamW,
     Muon,
-    RMSProp,
+    RMSprop,
     bits_per_byte,
     chunked_cross_entropy,
-    clip_grad_norm,
+    clip_grad_norm_,
     cross_entropy,
     hidden_matrices,
     inverse_sqrt,
@@ -34,7 +34,7 @@ from tformer.optim import (
     orthogonalize,
     param_groups,
     perplexity,
-    set_lr,
+    scale_lr,
     warmup_cosine,
     warmup_stable_decay,
 )
@@ -68,7 +68,7 @@ def close(a, b, tolerance):
 def test_cross_entropy_equals_torch(smoothing, kind, tolerance, size):
     z = (size * randn(3, 7, 50, dtype=kind)).requires_grad_()
     y = labels(3, 7)
-    ours = cross_entropy(z, y, smoothing=smoothing)
+    ours = cross_entropy(z, y, label_smoothing=smoothing)
     peer = F.cross_entropy(z.flatten(0, 1), y.flatten(),
                            label_smoothing=smoothing)
     close(ours, peer, tolerance)
@@ -84,7 +84,7 @@ def test_the_slope_is_p_minus_y():
     slope[2] = 0
     close(z.grad, slope, 1e-12)
     assert torch.autograd.gradcheck(
-        lambda z: cross_entropy(z, y, smoothing=0.2), z)
+        lambda z: cross_entropy(z, y, label_smoothing=0.2), z)
 
 
 def test_padding_is_never_averaged_in():
@@ -94,14 +94,14 @@ def test_padding_is_never_averaged_in():
     for pad in (-100, 0):
         y[y == pad] = 1
         more = F.pad(y, (0, 9), value=pad)
-        close(cross_entropy(padded, more, ignore=pad), cross_entropy(z, y),
+        close(cross_entropy(padded, more, ignore_index=pad), cross_entropy(z, y),
               1e-6)
     uniform = torch.zeros(6, 10)
     uniform[2:, 0] = math.log(0.9999 / (0.0001 / 9))
     row = torch.tensor([5, 6, 0, 0, 0, 0])
     assert F.cross_entropy(uniform, row).item() == pytest.approx(
         0.767595, abs=1e-6)
-    assert cross_entropy(uniform, row, ignore=0).item() == pytest.approx(
+    assert cross_entropy(uniform, row, ignore_index=0).item() == pytest.approx(
         2.302585, abs=1e-6)
 
 
@@ -135,8 +135,8 @@ def test_chunked_equals_whole(smoothing, chunk, with_bias):
         b = None
         inputs = inputs[:2]
     y = labels(3, 7)
-    ours = chunked_cross_entropy(h, w, y, bias=b, chunk=chunk,
-                                 smoothing=smoothing)
+    ours = chunked_cross_entropy(h, w, y, bias=b, chunk_size=chunk,
+                                 label_smoothing=smoothing)
     whole = F.cross_entropy(F.linear(h, w, b).flatten(0, 1), y.flatten(),
                             label_smoothing=smoothing)
     close(ours, whole, 1e-12)
@@ -150,9 +150,9 @@ def test_chunked_needs_no_gradient_and_takes_frozen_weights():
     w = randn(9, 4)
     y = labels(6, vocab=9)
     with torch.no_grad():
-        quiet = chunked_cross_entropy(h.requires_grad_(), w, y, chunk=2)
+        quiet = chunked_cross_entropy(h.requires_grad_(), w, y, chunk_size=2)
     assert not quiet.requires_grad
-    loss = chunked_cross_entropy(h, w, y, chunk=2)
+    loss = chunked_cross_entropy(h, w, y, chunk_size=2)
     assert torch.equal(loss, quiet)
     loss.backward()
     assert h.grad is not None and w.grad is None
@@ -165,7 +165,7 @@ def test_chunked_under_autocast():
     w = randn(50, 16).requires_grad_()
     y = labels(20)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = chunked_cross_entropy(h, w, y, chunk=6)
+        ours = chunked_cross_entropy(h, w, y, chunk_size=6)
         whole = cross_entropy(h @ w.mT, y)
     assert ours.dtype == torch.float32
     close(ours, whole, 1e-3)
@@ -184,12 +184,12 @@ def test_many_chunks_are_summed_in_float32():
     inputs = [x.requires_grad_() for x in (w, b)]
     exact = torch.autograd.grad(cross_entropy(h @ w.mT + b, y), inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = chunked_cross_entropy(h, w, y, bias=b, chunk=32)
+        loss = chunked_cross_entropy(h, w, y, bias=b, chunk_size=32)
     for ours, ref in zip(torch.autograd.grad(loss, inputs), exact, strict=True):
         assert (ours - ref).norm() <= 0.004 * ref.norm()
     half = [x.detach().bfloat16().requires_grad_() for x in (h, w)]
     ours = torch.autograd.grad(
-        chunked_cross_entropy(*half, y, chunk=32), half)
+        chunked_cross_entropy(*half, y, chunk_size=32), half)
     ref = torch.autograd.grad(F.cross_entropy(
         half[0].float() @ half[1].float().mT, y), half)
     for a, b in zip(ours, ref, strict=True):
@@ -226,7 +226,7 @@ def test_chunked_keeps_no_logits():
     whole = peak(lambda: torch.autograd.grad(
         F.cross_entropy(h @ w.mT, y), (h, w)))
     ours = peak(lambda: torch.autograd.grad(
-        chunked_cross_entropy(h, w, y, chunk=64), (h, w)))
+        chunked_cross_entropy(h, w, y, chunk_size=64), (h, w)))
     assert ours <= 0.3 * whole
 
 
@@ -257,7 +257,7 @@ def test_units():
      r"label \[5\] is outside the vocabulary: labels go from 0 to 4"),
     (lambda z: cross_entropy(z, torch.tensor([0, -1])),
      r"label \[-1\] is outside the vocabulary"),
-    (lambda z: cross_entropy(z, torch.tensor([0, -100]), ignore=0),
+    (lambda z: cross_entropy(z, torch.tensor([0, -100]), ignore_index=0),
      r"label \[-100\] is outside"),
     (lambda z: cross_entropy(z, torch.tensor([0, 1, 2])),
      r"targets must be of shape \(2\)"),
@@ -265,14 +265,14 @@ def test_units():
      "targets must be integers"),
     (lambda z: cross_entropy(z.long(), torch.tensor([0, 1])),
      "logits must have a floating type"),
-    (lambda z: cross_entropy(z, torch.tensor([0, 1]), smoothing=1.0),
-     "smoothing must be at least 0 and below 1"),
+    (lambda z: cross_entropy(z, torch.tensor([0, 1]), label_smoothing=1.0),
+     "label_smoothing must be at least 0 and below 1"),
     (lambda z: chunked_cross_entropy(z, randn(9, 5), torch.tensor([0, 9])),
      r"label \[9\] is outside the vocabulary: labels go from 0 to 8"),
     (lambda z: chunked_cross_entropy(z, randn(9, 4), torch.tensor([0, 1])),
      "weight must be of shape"),
     (lambda z: chunked_cross_entropy(z, randn(9, 5), torch.tensor([0, 1]),
-                                     chunk=0), "chunk must be a whole"),
+                                     chunk_size=0), "chunk_size must be a whole"),
     (lambda z: kl_divergence(z, z[:, :3]), "logits must be of shape"),
     (lambda z: bits_per_byte(1.0, 0.0), "bytes_per_token must be above 0"),
 ])
@@ -298,10 +298,10 @@ PAIRS = {
     "momentum": (lambda p: SGD(p, 1e-2, momentum=0.9),
                  lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
                  {"momentum": 0.5}),
-    "RMSProp": (RMSProp, torch.optim.RMSprop, {"alpha": 0.9, "eps": 0.1}),
+    "RMSprop": (RMSprop, torch.optim.RMSprop, {"alpha": 0.9, "eps": 0.1}),
     "AdamW": (AdamW, torch.optim.AdamW,
               {"weight_decay": 0.3, "betas": (0.8, 0.99)}),
-    "Adam": (lambda p: AdamW(p, decoupled=False, weight_decay=0.1),
+    "Adam": (lambda p: AdamW(p, decoupled_weight_decay=False, weight_decay=0.1),
              lambda p: torch.optim.Adam(p, weight_decay=0.1),
              {"eps": 1e-3}),
 }
@@ -352,7 +352,7 @@ def test_what_bias_correction_does():
     for corrected in (True, False):
         p = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = AdamW([p], 1.0, eps=0.0, weight_decay=0.0,
-                          corrected=corrected)
+                          bias_correction=corrected)
         at = [0.0]
         for _ in range(1000):
             p.grad = torch.full_like(p, -3.0)
@@ -368,7 +368,7 @@ def test_what_bias_correction_does():
 
 
 def test_the_state_survives_a_file_and_torchs_loads(tmp_path):
-    for name in ("AdamW", "momentum", "RMSProp"):
+    for name in ("AdamW", "momentum", "RMSprop"):
         ours, peer, more = PAIRS[name]
         half, optimizer = walk(ours, more, torch.float64, 20, gaps=False)
         state = copy.deepcopy(optimizer.state_dict())
@@ -436,7 +436,7 @@ def test_l2_is_no_decoupled_decay():
     moved = {}
     for decoupled in (True, False):
         p = nn.Parameter(torch.ones(2, dtype=torch.float64))
-        optimizer = AdamW([p], 0.01, weight_decay=0.1, decoupled=decoupled)
+        optimizer = AdamW([p], 0.01, weight_decay=0.1, decoupled_weight_decay=decoupled)
         for t in range(100):
             p.grad = (-1.0) ** t * torch.tensor([1.0, 1e-3]).double()
             optimizer.step()
@@ -496,7 +496,7 @@ BAD_LR = [0, 0.0, -1e-3, math.nan, math.inf, True, "1e-3", None]
 
 
 @pytest.mark.parametrize("lr", BAD_LR)
-@pytest.mark.parametrize("make", [SGD, RMSProp, AdamW, Muon])
+@pytest.mark.parametrize("make", [SGD, RMSprop, AdamW, Muon])
 def test_a_bad_learning_rate_is_refused(make, lr):
     p = nn.Parameter(torch.ones(2, 2))
     with pytest.raises(ValueError, match="lr must be above 0, got"):
@@ -508,7 +508,7 @@ def test_a_bad_learning_rate_is_refused(make, lr):
 @pytest.mark.parametrize("make, options, says", [
     (SGD, {"momentum": 1.0}, "momentum must be at least 0 and below 1"),
     (SGD, {"weight_decay": -0.1}, "weight_decay must be at least 0"),
-    (RMSProp, {"alpha": 1.5}, "alpha must be at least 0 and below 1"),
+    (RMSprop, {"alpha": 1.5}, "alpha must be at least 0 and below 1"),
     (AdamW, {"betas": (0.9, 1.0)}, "beta must be at least 0 and below 1"),
     (AdamW, {"eps": math.nan}, "eps must be at least 0"),
     (AdamW, {"weight_decay": math.nan}, "weight_decay must be at least 0"),
@@ -586,12 +586,12 @@ def test_muon_must_know_the_head():
 
 def test_mup_divides_the_rate_of_matrices():
     model = MiniGPT(d_model=128)
-    matrices, rest = mup_groups(model, 0.01, width=128, base=32)
+    matrices, rest = mup_groups(model, 0.01, width=128, base_width=32)
     assert matrices["lr"] == 0.0025 and rest["lr"] == 0.01
     assert "lm_head.weight" in names(model, matrices["params"])
     AdamW([matrices, rest])
-    with pytest.raises(ValueError, match="base must be a whole number"):
-        mup_groups(model, 0.01, width=128, base=0)
+    with pytest.raises(ValueError, match="base_width must be a whole number"):
+        mup_groups(model, 0.01, width=128, base_width=0)
 
 
 # --- clipping
@@ -607,7 +607,7 @@ def test_clipping_equals_torch(values, limit):
     peer = copy.deepcopy(ours)
     for p, q in zip(ours, peer, strict=True):
         q.grad = None if p.grad is None else p.grad.clone()
-    a = clip_grad_norm(ours, limit)
+    a = clip_grad_norm_(ours, limit)
     b = nn.utils.clip_grad_norm_(peer, limit)
     close(a, b, 1e-6)
     for p, q in zip(ours[:-1], peer, strict=False):
@@ -618,7 +618,7 @@ def test_clipping_equals_torch(values, limit):
 def test_clipping_takes_one_tensor():
     p = nn.Parameter(torch.ones(2, 3))
     p.grad = torch.full((2, 3), 6**0.5)
-    assert clip_grad_norm(p, 1.0).item() == pytest.approx(6)
+    assert clip_grad_norm_(p, 1.0).item() == pytest.approx(6)
     assert p.grad.norm().item() == pytest.approx(1, rel=1e-5)
 
 
@@ -627,7 +627,7 @@ def test_without_a_limit_the_norm_is_only_measured():
     q = nn.Parameter(torch.ones(1))
     p.grad = torch.tensor([math.inf, 2])
     q.grad = torch.tensor([-3.0])
-    assert clip_grad_norm([p, q], math.inf).item() == math.inf
+    assert clip_grad_norm_([p, q], math.inf).item() == math.inf
     assert p.grad.tolist() == [math.inf, 2] and q.grad.item() == -3
 
 
@@ -636,7 +636,7 @@ def test_clipping_takes_mixed_precision():
         torch.bfloat16, torch.float32, torch.float64)]
     for p in ps:
         p.grad = torch.full_like(p, 2)
-    assert clip_grad_norm(ps, 3.0).item() == pytest.approx(6, rel=1e-2)
+    assert clip_grad_norm_(ps, 3.0).item() == pytest.approx(6, rel=1e-2)
     assert all(p.grad.dtype == p.dtype for p in ps)
     close(torch.cat([p.grad.float() for p in ps]), torch.ones(9), 1e-2)
 
@@ -644,15 +644,15 @@ def test_clipping_takes_mixed_precision():
 def test_clipping_reads_no_value():
     p = nn.Parameter(torch.ones(3, device="meta"))
     p.grad = torch.ones(3, device="meta")   # there is nothing to read
-    assert clip_grad_norm([p], 1.0).is_meta
+    assert clip_grad_norm_([p], 1.0).is_meta
 
 
 def test_clipping_without_gradients():
-    assert clip_grad_norm([nn.Parameter(torch.ones(2))], 1.0).item() == 0
-    assert clip_grad_norm([], math.inf).item() == 0
+    assert clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0).item() == 0
+    assert clip_grad_norm_([], math.inf).item() == 0
     for limit in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="max_norm must be above 0"):
-            clip_grad_norm([], limit)
+            clip_grad_norm_([], limit)
 
 
 # --- schedules
@@ -704,13 +704,13 @@ def test_degenerate_lengths_are_defined():
 
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: warmup_cosine(0), "steps must be a whole number"),
+    (lambda: warmup_cosine(0), "total_steps must be a whole number"),
     (lambda: warmup_cosine(5, 6), "6 steps up and 0 down do not fit into 5"),
-    (lambda: warmup_cosine(5, -1), "warmup must be a whole number"),
-    (lambda: warmup_cosine(5, 1, math.nan), "floor must be"),
+    (lambda: warmup_cosine(5, -1), "warmup_steps must be a whole number"),
+    (lambda: warmup_cosine(5, 1, math.nan), "min_lr_ratio must be"),
     (lambda: warmup_stable_decay(5, 3, 3), "3 steps up and 3 down"),
-    (lambda: inverse_sqrt(0), "warmup must be a whole number"),
-    (lambda: set_lr(SGD([nn.Parameter(torch.ones(1))]), math.nan),
+    (lambda: inverse_sqrt(0), "warmup_steps must be a whole number"),
+    (lambda: scale_lr(SGD([nn.Parameter(torch.ones(1))]), math.nan),
      "factor must be at least 0"),
 ])
 def test_bad_schedules_are_refused(call, says):
@@ -724,20 +724,20 @@ def test_each_group_keeps_its_own_rate():
         optimizer = make([{"params": ps[:1], "lr": 1.0},
                           {"params": ps[1:], "lr": 0.1}])
         for factor in (0.5, 0.25, 1.0):
-            set_lr(optimizer, factor)
+            scale_lr(optimizer, factor)
             assert [g["lr"] for g in optimizer.param_groups] == (
                 pytest.approx([factor, 0.1 * factor]))
         optimizer.load_state_dict(optimizer.state_dict())
-        set_lr(optimizer, 0.5)
+        scale_lr(optimizer, 0.5)
         assert optimizer.param_groups[1]["lr"] == pytest.approx(0.05)
 
 
 @plain_only      # numbers of numpy are no int by their type
 def test_a_rate_from_numpy_can_be_saved():
     optimizer = SGD([nn.Parameter(torch.ones(1))], 0.5)
-    set_lr(optimizer, np.float32(0.5))
+    scale_lr(optimizer, np.float32(0.5))
     assert type(optimizer.param_groups[0]["lr"]) is float
-    set_lr(optimizer, np.float32(0.25))
+    scale_lr(optimizer, np.float32(0.25))
     assert json.dumps(optimizer.param_groups[0]["lr"]) == "0.125"
 
 
@@ -746,7 +746,7 @@ def test_a_rate_from_numpy_can_be_saved():
 @pytest.mark.parametrize("name, rows, most", [
     ("leave_out", 48, 3), ("mup", 90, 3)])
 def test_records_are_whole(name, rows, most):
-    found = read_record(name)
+    found = load_record(name)
     assert len(found) == rows
     assert {row["seed"] for row in found} == {*map(str, range(most))}
     assert all(row["torch"] and row["machine"] and row["date"]
@@ -789,10 +789,10 @@ def test_the_command_line_of_experiments():
 def test_the_benchmark_runs():
     said = str(run(sys.executable, ROOT / "tests" / "bench"
                    / "bench_optim.py", "--quick"))
-    for row in ("memory", "AdamW", "SGD", "RMSProp", "clip_grad_norm"):
+    for row in ("memory", "AdamW", "SGD", "RMSprop", "clip_grad_norm_"):
         assert row in said
 
 
 def test_what_is_public():
     assert {"cross_entropy", "chunked_cross_entropy", "AdamW", "Muon",
-            "param_groups", "clip_grad_norm"} <= {*optim.__all__}
+            "param_groups", "clip_grad_norm_"} <= {*optim.__all__}

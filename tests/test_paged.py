@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from helpers import close, needs_cuda, plain_only, randn, spread
 from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
-from tformer.attention import Cache, LayerCache, SelfAttention
+from tformer.attention import DynamicLayerCache, KVCache, SelfAttention
 from tformer.generate import generate
 from tformer.layers import RMSNorm
 from tformer.paged import (
     BlockPool,
-    NoBlocks,
-    PagedCache,
-    PagedLayer,
-    Tables,
-    block_keys,
-    paged_cache,
+    BlockTables,
+    OutOfBlocks,
+    PagedKVCache,
+    PagedLayerCache,
+    hash_blocks,
+    new_paged_cache,
 )
-from tformer.rotary import ALiBi, Rotary, T5Bias
+from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 torch.set_num_threads(1)
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
@@ -28,44 +28,45 @@ GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 
 def consistent(pool, *tables):
     "Counts are those of the tables; each block is used, cached or free."
-    stand = [block for table in tables for row in table.rows
+    stand = [block for table in tables for row in table.tables
              for block in row]
-    assert pool.refs == [stand.count(i) for i in range(pool.n_blocks)]
+    assert pool.ref_counts == [stand.count(i) for i in range(pool.num_blocks)]
     for table in tables:
-        for row in table.rows:
+        for row in table.tables:
             assert len({*row}) == len(row)
-    assert pool.free_count + pool.used_count + len(pool.cached) == (
-        pool.n_blocks)
-    assert not {*pool.cached} & {*pool.free_ids, *stand}
-    assert {*pool.cached} <= {*pool.key_of}
-    assert pool.index == {key: b for b, key in pool.key_of.items()}
+    assert pool.num_free_blocks + pool.num_used_blocks + len(pool.evictable) == (
+        pool.num_blocks)
+    assert not {*pool.evictable} & {*pool.free_block_ids, *stand}
+    assert {*pool.evictable} <= {*pool.block_to_hash}
+    assert pool.hash_to_block == {key: b for b, key in pool.block_to_hash.items()}
 
 
 @in_pieces
 @torch.no_grad()
-def test_logits_of_every_decoder(row, sizes, pos):
+def test_logits_of_every_decoder(row, sizes, positions):
     model = row.make()
     ids = row.ids(3, 12)
     pool = BlockPool(9, 4)
-    cache = paged_cache(model, pool, 3)
-    found = pieces(row, model, ids, cache, sizes, pos)
-    whole = row.run(model, ids, **({} if pos is None else dict(pos=pos)))
-    token = torch.ones(3, 12).bool() if pos is None else pos >= 0
+    cache = new_paged_cache(model, pool, 3)
+    found = pieces(row, model, ids, cache, sizes, positions)
+    whole = row.run(model, ids,
+                    **({} if positions is None else dict(positions=positions)))
+    token = torch.ones(3, 12).bool() if positions is None else positions >= 0
     close(found[token], whole[token])
-    assert cache.lengths == token.sum(1).tolist() == cache.n_seen.tolist()
+    assert cache.seq_lens == token.sum(1).tolist() == cache.lengths.tolist()
     consistent(pool, cache.tables)
 
 
 def attentions():
     d = dict(d_model=16, n_heads=4, causal=True)
     yield "plain", SelfAttention(**d)
-    yield "rotary", SelfAttention(**d, rotary=Rotary(4))
+    yield "rotary", SelfAttention(**d, rotary=RotaryEmbedding(4))
     yield "ALiBi", SelfAttention(**d, score_bias=ALiBi(4))
-    yield "T5", SelfAttention(**d, score_bias=T5Bias(
+    yield "T5", SelfAttention(**d, score_bias=T5RelativeBias(
         4, n_buckets=8, max_distance=10, causal=True))
     yield "normed", SelfAttention(**d, q_norm=RMSNorm(4), k_norm=RMSNorm(4))
     yield "grouped", SelfAttention(**d, n_kv_heads=2, d_head=6, d_v=3)
-    yield "packed", SelfAttention(**d, packed=True)
+    yield "packed", SelfAttention(**d, fused_qkv=True)
 
 
 @pytest.mark.parametrize("attention", [
@@ -74,11 +75,11 @@ def attentions():
 def test_every_attention_of_the_course(attention):
     x = randn(3, 12, 16)
     attention = spread(attention, 0.5)
-    whole = attention(x, pos=RAGGED)
+    whole = attention(x, positions=RAGGED)
     pool = BlockPool(13, 3)
-    tables = Tables(pool, [[], [], []])
-    cache = PagedCache([PagedLayer(tables, 0, [0, 0, 0])], tables)
-    parts = [attention(x[:, part], pos=RAGGED[:, part],
+    tables = BlockTables(pool, [[], [], []])
+    cache = PagedKVCache([PagedLayerCache(tables, 0, [0, 0, 0])], tables)
+    parts = [attention(x[:, part], positions=RAGGED[:, part],
                        cache=cache.layers[0])
              for part in (slice(5), slice(5, 6), slice(6, 10), slice(10, 12))]
     close(torch.cat(parts, 1)[RAGGED >= 0], whole[RAGGED >= 0])
@@ -91,25 +92,25 @@ def test_verbs_of_every_decoder(row):
     model = row.make()
     ids = row.ids(3, 12)
     pool = BlockPool(40, 2)
-    pair = paged_cache(model, pool, 3), model.new_cache(3)
-    guests = paged_cache(model, pool, 2), model.new_cache(2)
+    pair = new_paged_cache(model, pool, 3), model.new_cache(3)
+    guests = new_paged_cache(model, pool, 2), model.new_cache(2)
     found = []
     for cache, guest in zip(pair, guests, strict=True):
         row.run(model, row.ids(2, 7, seed=4), cache=guest)
-        out = [row.run(model, ids[:, :8], pos=RAGGED[:, :8], cache=cache)[
+        out = [row.run(model, ids[:, :8], positions=RAGGED[:, :8], cache=cache)[
             RAGGED[:, :8] >= 0]]
         for i, act in enumerate((
                 lambda: cache.select(torch.tensor([2, 0, 2])),
                 lambda: cache.crop(torch.tensor([2, 6, 3])),
                 lambda: cache.crop(5),
-                lambda: cache.put(torch.tensor([2, 0]), guest),
+                lambda: cache.set_rows(torch.tensor([2, 0]), guest),
                 lambda: cache.select(torch.tensor([0, 0, 1])))):
             act()
             out.append(row.run(model, ids[:, i:i + 2], cache=cache))
         found.append(out)
     for ours, theirs in zip(*found, strict=False):
         close(ours, theirs)
-    assert pair[0].n_seen.tolist() == pair[1].n_seen.tolist()
+    assert pair[0].lengths.tolist() == pair[1].lengths.tolist()
     consistent(pool, pair[0].tables, guests[0].tables)
 
 
@@ -119,15 +120,15 @@ def test_generate_writes_the_same(row):
     more = {}
     if row.source:
         with torch.no_grad():
-            more = dict(memory=model.encode(row.ids(3, 7)))
+            more = dict(encoder_hidden_states=model.encode(row.ids(3, 7)))
     prompts = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
     stop = [*range(0, VOCAB, 6)]
     pool = BlockPool(21, 3)
-    cache = paged_cache(model, pool, 3)
-    how = dict(max_new=14, stop=stop, **more)
+    cache = new_paged_cache(model, pool, 3)
+    how = dict(max_new_tokens=14, stop=stop, **more)
     for ours, theirs in zip(generate(model, prompts, cache=cache, **how),
                             generate(model, prompts, **how), strict=True):
-        assert (ours.ids, ours.stopped) == (theirs.ids, theirs.stopped)
+        assert (ours.ids, ours.finish_reason) == (theirs.ids, theirs.finish_reason)
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-9)
     consistent(pool, cache.tables)
 
@@ -136,7 +137,7 @@ def grown(n=7, batch=1, blocks=8, size=3):
     "A cache that holds a text in each row, and what it was given."
     model = GPT_ROW.make().double()
     pool = BlockPool(blocks, size)
-    cache = paged_cache(model, pool, batch)
+    cache = new_paged_cache(model, pool, batch)
     ids = GPT_ROW.ids(batch, n)
     with torch.no_grad():
         model(ids, cache=cache)
@@ -147,32 +148,32 @@ def grown(n=7, batch=1, blocks=8, size=3):
 def test_a_copy_is_made_when_a_shared_block_is_written():
     model, pool, cache, ids = grown()
     cache.select(torch.tensor([0, 0]))
-    assert pool.used_count == 3 and sorted(pool.refs)[-3:] == [2, 2, 2]
+    assert pool.num_used_blocks == 3 and sorted(pool.ref_counts)[-3:] == [2, 2, 2]
     new = torch.tensor([[5], [9]])
     found = model(new, cache=cache)
     expected = model(torch.cat([ids.expand(2, -1), new], 1))[:, -1:]
     close(found, expected, 1e-12)
-    first, second = cache.tables.rows
+    first, second = cache.tables.tables
     assert first[:2] == second[:2] and first[2] != second[2]
-    assert pool.used_count == 4
+    assert pool.num_used_blocks == 4
     consistent(pool, cache.tables)
 
 
 @torch.no_grad()
 def test_a_text_that_is_cached_whole_is_asked_for_its_last_token():
     model, pool, cache, ids = grown(6, 2)
-    cache.filled(0, ids[0].tolist())
-    assert len(pool.index) == 2
+    cache.cache_full_blocks(0, ids[0].tolist())
+    assert len(pool.hash_to_block) == 2
     cache.crop(torch.tensor([MAX_LEN, 0]))
-    assert cache.begin(1, ids[0].tolist()) == 5
+    assert cache.match_prefix(1, ids[0].tolist()) == 5
     cache.reserve(1, 1)         # a copy: the other row reads it still
-    assert pool.refs[cache.tables.rows[1][0]] == 2
-    assert cache.tables.rows[0][1] != cache.tables.rows[1][1]
-    part = cache.rows(torch.tensor([1]))
+    assert pool.ref_counts[cache.tables.tables[1][0]] == 2
+    assert cache.tables.tables[0][1] != cache.tables.tables[1][1]
+    part = cache.view(torch.tensor([1]))
     found = model(ids[:1, 5:], cache=part)
-    cache.put(torch.tensor([1]), part)
+    cache.set_rows(torch.tensor([1]), part)
     close(found[0], model(ids[:1])[0, 5:], 1e-12)
-    assert cache.lengths == [6, 6]
+    assert cache.seq_lens == [6, 6]
     consistent(pool, cache.tables)
 
 
@@ -181,49 +182,49 @@ def test_only_what_is_filled_is_indexed():
     model, pool, cache, ids = grown(4)
     text = [*ids[0].tolist(), 1, 2, 3, 4, 5]
     cache.reserve(0, 5)
-    cache.filled(0, text)
-    assert [*pool.index] == [*block_keys(text, 3)][:1]
+    cache.cache_full_blocks(0, text)
+    assert [*pool.hash_to_block] == [*hash_blocks(text, 3)][:1]
     model(torch.tensor([[1, 2]]), cache=cache)
-    cache.filled(0, text)
-    assert [*pool.index] == [*block_keys(text, 3)][:2]
-    assert cache.tables.rows[0][:2] == [*pool.index.values()]
+    cache.cache_full_blocks(0, text)
+    assert [*pool.hash_to_block] == [*hash_blocks(text, 3)][:2]
+    assert cache.tables.tables[0][:2] == [*pool.hash_to_block.values()]
 
 
 def test_a_key_is_of_the_block_and_all_before_it():
-    a, b = ([*block_keys(ids, 2)] for ids in (
+    a, b = ([*hash_blocks(ids, 2)] for ids in (
         [1, 2, 3, 4, 5], [9, 2, 3, 4, 5]))
     assert len(a) == len(b) == 2 and not {*a} & {*b}
-    assert [*block_keys([1, 2, 3], 2)] == a[:1]
-    assert [*block_keys([1], 2)] == []
+    assert [*hash_blocks([1, 2, 3], 2)] == a[:1]
+    assert [*hash_blocks([1], 2)] == []
 
 
 @torch.no_grad()
 def test_what_is_written_anew_is_found_no_more():
     model, pool, cache, ids = grown(6)
-    cache.filled(0, ids[0].tolist())
+    cache.cache_full_blocks(0, ids[0].tolist())
     cache.crop(4)
-    assert len(pool.index) == 2     # half of the second still stands
+    assert len(pool.hash_to_block) == 2     # half of the second still stands
     model(torch.tensor([[40]]), cache=cache)
-    assert len(pool.index) == 1
+    assert len(pool.hash_to_block) == 1
     cache.crop(0)
-    assert (pool.free_count, len(pool.cached)) == (7, 1)
-    assert cache.begin(0, ids[0].tolist()) == 3
+    assert (pool.num_free_blocks, len(pool.evictable)) == (7, 1)
+    assert cache.match_prefix(0, ids[0].tolist()) == 3
 
 
 def test_the_block_longest_out_of_use_is_taken():
     pool = BlockPool(3, 2)
     blocks = [pool.allocate() for _ in range(3)]
     for i, block in enumerate(blocks):
-        pool.register(bytes([i]), block)
+        pool.cache_block(bytes([i]), block)
     for i in (1, 0, 2):
-        pool.free(blocks[i])
-    assert len(pool.cached) == 3 and pool.free_count == 0
-    pool.share(blocks[1])           # used again: now it is the youngest
-    pool.free(blocks[1])
+        pool.release(blocks[i])
+    assert len(pool.evictable) == 3 and pool.num_free_blocks == 0
+    pool.acquire(blocks[1])           # used again: now it is the youngest
+    pool.release(blocks[1])
     assert [pool.allocate() for _ in range(3)] == [
         blocks[i] for i in (0, 2, 1)]
-    assert not pool.index and not pool.key_of
-    with pytest.raises(NoBlocks, match="all 3 blocks are in use"):
+    assert not pool.hash_to_block and not pool.block_to_hash
+    with pytest.raises(OutOfBlocks, match="all 3 blocks are in use"):
         pool.allocate()
 
 
@@ -232,7 +233,7 @@ def test_a_block_is_empty_when_it_is_handed_out():
     "Masked is not enough: 0 times NaN is NaN."
     model, pool, cache, ids = grown(8, blocks=3)
     cache.crop(0)
-    for held in pool.held.values():
+    for held in pool.buffers.values():
         for x in held:
             x[:9] = torch.nan       # what a text that failed leaves
     found = model(ids[:, :1], cache=cache), model(ids[:, 1:2], cache=cache)
@@ -244,13 +245,13 @@ def test_a_short_table_is_filled_up_with_a_block_of_nobody():
     model, pool, cache, ids = grown(8, 2)
     cache.crop(torch.tensor([8, 1]))
     expected = model(torch.cat([ids[1:, :1], ids[1:, 1:2]], 1))[0, -1:]
-    own = {*cache.tables.rows[1]}
-    for held in pool.held.values():
+    own = {*cache.tables.tables[1]}
+    for held in pool.buffers.values():
         for x in held:
-            for block in {*range(pool.n_blocks)} - own:
+            for block in {*range(pool.num_blocks)} - own:
                 x[3 * block:3 * block + 3] = torch.nan
     found = model(ids[:, 1:2], cache=cache,
-                  pos=torch.tensor([[8], [1]]))
+                  positions=torch.tensor([[8], [1]]))
     close(found[1], expected, 1e-12)
 
 
@@ -259,33 +260,33 @@ def test_a_short_table_is_filled_up_with_a_block_of_nobody():
 def test_bytes_are_those_of_the_blocks():
     model, pool, cache, _ids = grown(7, 2)
     c = model.config
-    block = 2 * c.n_layers * c.d_model * 8 * pool.size
+    block = 2 * c.n_layers * c.d_model * 8 * pool.block_size
     assert cache.nbytes == 6 * block
     cache.select(torch.tensor([0, 0]))
     assert cache.nbytes == 3 * block
-    assert paged_cache(model, BlockPool(3), 2).nbytes == 0
+    assert new_paged_cache(model, BlockPool(3), 2).nbytes == 0
 
 
 @torch.no_grad()
 def test_a_model_that_refuses_leaves_all_as_it_was():
     model, pool, cache, ids = grown(5, 2)
-    held = copy.deepcopy(pool.held)
-    lengths = cache.lengths
+    held = copy.deepcopy(pool.buffers)
+    lengths = cache.seq_lens
     block = model.blocks[1]
     model.blocks[1] = torch.nn.Linear(1, 1)
     with pytest.raises(TypeError):
         model(ids[:, :1], cache=cache)
     model.blocks[1] = block
-    assert cache.lengths == lengths and cache.n_seen.tolist() == [5, 5]
+    assert cache.seq_lens == lengths and cache.lengths.tolist() == [5, 5]
     close(model(ids[:, :1], cache=cache),
           model(torch.cat([ids, ids[:, :1]], 1))[:, -1:], 1e-12)
-    assert held.keys() == pool.held.keys()
+    assert held.keys() == pool.buffers.keys()
     consistent(pool, cache.tables)
 
 
 def test_inference_mode_and_gradients():
     model = GPT_ROW.make()
-    cache = paged_cache(model, BlockPool(4, 4), 1)
+    cache = new_paged_cache(model, BlockPool(4, 4), 1)
     ids = GPT_ROW.ids(1, 6)
     with torch.inference_mode():
         model(ids[:, :3], cache=cache)
@@ -302,30 +303,30 @@ def test_bad_input_is_told_in_a_sentence():
     model, pool, cache, ids = grown(5, 2, blocks=4)
     growing = model.new_cache(1)
     model(ids[:1], cache=growing)
-    with pytest.raises(NoBlocks, match="all 4 blocks are in use"):
+    with pytest.raises(OutOfBlocks, match="all 4 blocks are in use"):
         cache.reserve(0, 5)
     layer = cache.layers[0]
     x = torch.zeros(2, 4, 1, 4).double()
     for call, says in (
-            (lambda: model(ids, cache=cache, pos=torch.tensor(
+            (lambda: model(ids, cache=cache, positions=torch.tensor(
                 [[7, 8, 9, 10, 11]])), "row 0 holds 5 tokens.*got .7, 8"),
             (lambda: model(ids[:1, :1], cache=cache), "a batch of 1|do not"),
-            (lambda: cache.put(torch.tensor([0]), growing), "same pool"),
+            (lambda: cache.set_rows(torch.tensor([0]), growing), "same pool"),
             (lambda: cache.select(torch.tensor([2])), "rows must be"),
             (lambda: cache.crop(-1), "n must be a whole number"),
-            (lambda: layer.update(x.float(), x, pos=torch.tensor([[5]])),
+            (lambda: layer.update(x.float(), x, positions=torch.tensor([[5]])),
              "only batch and time may differ"),
-            (lambda: BlockPool(0), "n_blocks must be a whole number"),
-            (lambda: BlockPool(3, 0), "size must be a whole number"),
-            (lambda: paged_cache(model, pool, 0), "batch must be a whole")):
+            (lambda: BlockPool(0), "num_blocks must be a whole number"),
+            (lambda: BlockPool(3, 0), "block_size must be a whole number"),
+            (lambda: new_paged_cache(model, pool, 0), "batch_size must be a whole")):
         with pytest.raises((ValueError, IndexError), match=says) as told:
             call()
         assert "\n" not in str(told.value)
     fresh = BlockPool(2, 2)
     with pytest.raises(ValueError, match="block 0 is in no table"):
-        fresh.free(0)
+        fresh.release(0)
     with pytest.raises(ValueError, match="block 1 is free, and holds"):
-        fresh.share(1)
+        fresh.acquire(1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -334,9 +335,9 @@ def test_bad_input_is_told_in_a_sentence():
     st.integers(0, 2), st.integers(1, 9)), max_size=40))
 def test_blocks_are_never_lost(acts):
     pool = BlockPool(7, 2)
-    tables = Tables(pool, [[], [], []])
+    tables = BlockTables(pool, [[], [], []])
     for act, row, n in acts:
-        table = tables.rows[row]
+        table = tables.tables[row]
         try:
             if act == "reserve":
                 tables.reserve(row, max(0, 2 * len(table) - 1),
@@ -347,30 +348,30 @@ def test_blocks_are_never_lost(acts):
                 tables.select([row, n % 3, (row + n) % 3])
             elif act == "register":
                 for i, block in enumerate(table):
-                    pool.register(bytes([row, i, n]), block)
-            elif not table and pool.index:
-                known = [*pool.cached] or [*pool.index.values()]
+                    pool.cache_block(bytes([row, i, n]), block)
+            elif not table and pool.hash_to_block:
+                known = [*pool.evictable] or [*pool.hash_to_block.values()]
                 block = known[n % len(known)]
-                pool.share(block)
+                pool.acquire(block)
                 table.append(block)
-        except NoBlocks:
-            assert not pool.free_count and not len(pool.cached)
+        except OutOfBlocks:
+            assert not pool.num_free_blocks and not len(pool.evictable)
         consistent(pool, tables)
     for row in range(3):
         tables.trim(row, 0)
     consistent(pool, tables)
-    assert not pool.used_count
+    assert not pool.num_used_blocks
 
 
 def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
     row = ROWS[0]
     model = row.make()
-    cache = paged_cache(model, BlockPool(4), 2)
+    cache = new_paged_cache(model, BlockPool(4), 2)
     plain = model.new_cache(2)
     for ours, theirs in zip(cache.layers, plain.layers, strict=True):
-        assert type(ours) is type(theirs) is Cache
+        assert type(ours) is type(theirs) is KVCache
         for a, b in zip(ours.layers, theirs.layers, strict=True):
-            assert type(a) is (PagedLayer if type(b) is LayerCache
+            assert type(a) is (PagedLayerCache if type(b) is DynamicLayerCache
                                else type(b))
 
 
@@ -379,7 +380,7 @@ def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
 def test_on_a_device():
     model = GPT_ROW.make().cuda()
     ids = GPT_ROW.ids(3, 12).cuda()
-    cache = paged_cache(model, BlockPool(20, 3), 3)
+    cache = new_paged_cache(model, BlockPool(20, 3), 3)
     found = pieces(GPT_ROW, model, ids, cache, (5, 1, 4, 2))
     close(found, model(ids))
     cache.crop(7)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT, run
 from tformer import parallel
-from tformer.minimal import read_record
+from tformer.minimal import load_record
 from tformer.parallel import (
     ADJECTIVES,
     ASPIRATED,
@@ -24,20 +24,20 @@ from tformer.parallel import (
     Clause,
     I,
     Meaning,
-    Pair,
-    Phrase,
-    conjugated,
-    held_out,
-    inflected,
-    meanings,
-    pairs,
+    NounPhrase,
+    SentencePair,
+    add_s,
+    conjugate,
+    generate_pairs,
+    inflect,
+    is_held_out,
+    iter_meanings,
+    object_pronoun,
+    read_parallel_files,
     read_tsv,
-    read_two_files,
-    standing_for,
-    subject_for,
-    vowel_first,
-    with_s,
-    word_for_word,
+    starts_with_vowel,
+    subject_pronoun,
+    translate_word_for_word,
 )
 
 PEOPLE = {p.en: p for p in (HE, SHE, I, WE, *NAMES)}
@@ -60,36 +60,36 @@ def who(text):
     noun, plural = next((n, n.en.index(last)) for n in LEXICON.nouns
                         if last in n.en)
     det = {"some": "a", "any": "a", "an": "a", "these": "this"}.get(det, det)
-    return Phrase(noun, bool(plural), det,
-                  tuple(ADJECTIVE[a] for a in described), owner)
+    return NounPhrase(noun, bool(plural), det,
+                      tuple(ADJECTIVE[a] for a in described), owner)
 
 
 def clause(subject, verb=None, object=None, time="present", *, no=False,
            ask="", it=None, to=None, adj=None, that=None):
     "A clause; ``it``: what a pronoun stands for, or *him* of giving."
     verb = VERBS.get(verb)
-    pronoun = None if it is None else TO_WHOM.get(it) or standing_for(
+    pronoun = None if it is None else TO_WHOM.get(it) or object_pronoun(
         who(it), direct=verb.frame == "object")
     subject = who(subject) if isinstance(subject, str) else subject
     return Clause(
-        subject=subject, verb=verb, time=time, negative=no, question=ask,
+        subject=subject, verb=verb, tense=time, negative=no, question=ask,
         object=who(object), pronoun=pronoun, to=who(to), that=that,
         adjective=ADJECTIVE.get(adj),
-        about=subject if adj and isinstance(subject, Phrase) else None)
+        about=subject if adj and isinstance(subject, NounPhrase) else None)
 
 
 def say(*clauses, here=None, past=False):
     "The pair of clauses."
     frame = ("where" if not clauses else "contrast" if clauses[1:]
              else "clitic" if here else "object")
-    return Meaning(frame=frame, clauses=clauses, here=who(here),
+    return Meaning(frame=frame, clauses=clauses, introduced=who(here),
                    past=past).pair()
 
 
 def but(first, adj, no=False):
     "A clause, and another about the same."
-    return first, clause(subject_for(first.subject), adj=adj, no=no,
-                         time=first.time)
+    return first, clause(subject_pronoun(first.subject), adj=adj, no=no,
+                         time=first.tense)
 
 
 C = clause
@@ -431,29 +431,29 @@ def test_a_rule_is_named_where_it_is_used_and_nowhere_else():
 # regular forms
 
 def test_regular_forms():
-    assert [with_s(w) for w in ("box", "boy", "church", "cherry", "go",
-                                "wash", "pear", "princess")] == [
-        "boxes", "boys", "churches", "cherries", "goes", "washes", "pears",
-        "princesses"]
-    assert inflected("vert") == ("vert", "verte", "verts", "vertes", "vert")
-    assert inflected("jeune")[:4] == ("jeune", "jeune", "jeunes", "jeunes")
-    assert inflected("mauvais")[2:4] == ("mauvais", "mauvaises")
-    assert conjugated("parler") == ("parle", "parle", "parlons", "parlent",
-                                    "parlé")
-    assert conjugated("obéir")[2:] == ("obéissons", "obéissent", "obéi")
-    assert conjugated("vendre")[:2] == ("vends", "vend")
-    assert [vowel_first(w) for w in ("œuf", "été", "homme", "hibou", "Anna",
-                                     "yeux", "roi")] == [
-        True, True, True, False, True, False, False]
+    assert [add_s(w) for w in ("box", "boy", "church", "cherry", "go",
+                               "wash", "pear", "princess")] == [
+       "boxes", "boys", "churches", "cherries", "goes", "washes", "pears",
+       "princesses"]
+    assert inflect("vert") == ("vert", "verte", "verts", "vertes", "vert")
+    assert inflect("jeune")[:4] == ("jeune", "jeune", "jeunes", "jeunes")
+    assert inflect("mauvais")[2:4] == ("mauvais", "mauvaises")
+    assert conjugate("parler") == ("parle", "parle", "parlons", "parlent",
+                                   "parlé")
+    assert conjugate("obéir")[2:] == ("obéissons", "obéissent", "obéi")
+    assert conjugate("vendre")[:2] == ("vends", "vend")
+    assert [starts_with_vowel(w) for w in ("œuf", "été", "homme", "hibou", "Anna",
+                                           "yeux", "roi")] == [
+              True, True, True, False, True, False, False]
 
 
 def test_every_word_has_what_a_table_must_say():
     for noun in LEXICON.nouns:
-        assert noun.gender in "mf" and noun.kind in parallel.KINDS
+        assert noun.gender in "mf" and noun.kind in parallel.NOUN_KINDS
         assert noun.en[0] != noun.en[1]     # or the number would be hidden
     for verb in LEXICON.verbs:
         base, past, _, third = verb.en
-        if "past" in verb.times:
+        if "past" in verb.tenses:
             assert len({base, past, third}) == 3    # read, read: when?
         assert len(verb.fr) == 6 and len(verb.en) == 4
     assert len({n.en[0] for n in LEXICON.nouns}) == len(LEXICON.nouns)
@@ -467,13 +467,13 @@ def test_every_word_has_what_a_table_must_say():
 @pytest.fixture(scope="module")
 def many():
     "Twenty thousand sentences for training, and 4,000 that are held out."
-    return pairs(20_000), pairs(4_000, unseen=True)
+    return generate_pairs(20_000), generate_pairs(4_000, held_out_only=True)
 
 
 @pytest.mark.nightly
 def test_no_sentence_has_two_translations():
     french = {}
-    for pair in (*pairs(30_000), *pairs(10_000, unseen=True)):
+    for pair in (*generate_pairs(30_000), *generate_pairs(10_000, held_out_only=True)):
         assert french.setdefault(pair.source, pair.target) == pair.target
     assert len(french) == 40_000       # and all are different
 
@@ -486,14 +486,14 @@ def test_no_sentence_of_a_few_words_has_two_translations(monkeypatch):
     kept = parallel.Lexicon(*([w for w in table if few_word(w) in few]
                               for table in LEXICON))
     monkeypatch.setattr(parallel, "LEXICON", kept)
-    monkeypatch.setattr(parallel, "BY_KIND", {
-        k: [n for n in kept.nouns if n.kind == k] for k in parallel.KINDS})
-    monkeypatch.setattr(parallel, "FITTING", {
+    monkeypatch.setattr(parallel, "NOUNS_BY_KIND", {
+        k: [n for n in kept.nouns if n.kind == k] for k in parallel.NOUN_KINDS})
+    monkeypatch.setattr(parallel, "ADJECTIVES_BY_KIND", {
         (k, b): [a for a in kept.adjectives if a.before == b]
-        for k in parallel.KINDS for b in (True, False)})
+        for k in parallel.NOUN_KINDS for b in (True, False)})
     french = {}
     again = 0
-    for meaning in islice(meanings(3), 15_000):
+    for meaning in islice(iter_meanings(3), 15_000):
         pair = meaning.pair()
         again += pair.source in french
         assert french.setdefault(pair.source, pair.target) == pair.target
@@ -514,13 +514,13 @@ def test_the_split_holds_out_combinations_and_no_word(many):
     assert unseen <= read
     sources = [{pair.source for pair in part} for part in many]
     assert not sources[0] & sources[1]
-    drawn = [*islice(meanings(0), 10_000)]
-    held = [any(map(held_out, m.combinations())) for m in drawn]
+    drawn = [*islice(iter_meanings(0), 10_000)]
+    held = [any(map(is_held_out, m.combinations())) for m in drawn]
     found = [{c for m, h in zip(drawn, held, strict=True) if h == side
               for c in m.combinations()} for side in (False, True)]
-    assert not any(map(held_out, found[0]))
-    assert {c for c in found[1] if held_out(c)}.isdisjoint(found[0])
-    in_held = {c for c in found[1] if held_out(c)}
+    assert not any(map(is_held_out, found[0]))
+    assert {c for c in found[1] if is_held_out(c)}.isdisjoint(found[0])
+    in_held = {c for c in found[1] if is_held_out(c)}
     for part in range(3):       # each word of one is in other company
         assert {c[part] for c in in_held} <= {c[part] for c in found[0]}
     assert 0.05 < sum(held) / len(held) < 0.3
@@ -532,27 +532,27 @@ def test_the_split_holds_out_combinations_and_no_word(many):
 def test_one_combination_in_ten_is_held_out():
     every = [(n.en[0], a.en, f) for n in LEXICON.nouns
              for a in LEXICON.adjectives for f in FRAMES]
-    assert sum(map(held_out, every)) == len(every) // 10
+    assert sum(map(is_held_out, every)) == len(every) // 10
     for word in ("king", "house", "old", "red"):
         for frame in FRAMES:
             own = [c for c in every if word in c and frame in c]
-            assert 0.05 < sum(map(held_out, own)) / len(own) < 0.15
+            assert 0.05 < sum(map(is_held_out, own)) / len(own) < 0.15
 
 
 def test_every_phenomenon_and_construction_is_frequent(many):
     for part in many:
         for name in PHENOMENA:
             assert sum(name in p.phenomena for p in part) > 0.02 * len(part)
-    frames = [m.frame for m in islice(meanings(1), 5000)]
+    frames = [m.frame for m in islice(iter_meanings(1), 5000)]
     assert {*frames} == {*FRAMES}
     assert all(400 < frames.count(f) < 600 for f in FRAMES)
 
 
 def test_pairs_are_the_same_for_the_same_seed(many):
-    assert pairs(50) == many[0][:50] == pairs(50, 0)
-    assert pairs(50, 1) != pairs(50, 0)
-    assert pairs(20, unseen=True) == many[1][:20]
-    assert all(isinstance(p, Pair) and p.phenomena == tuple(
+    assert generate_pairs(50) == many[0][:50] == generate_pairs(50, 0)
+    assert generate_pairs(50, 1) != generate_pairs(50, 0)
+    assert generate_pairs(20, held_out_only=True) == many[1][:20]
+    assert all(isinstance(p, SentencePair) and p.phenomena == tuple(
         name for name in PHENOMENA if name in p.phenomena)
         for p in many[0][:100])
 
@@ -579,13 +579,13 @@ def test_french_looks_like_french(many):
 def test_word_for_word_is_a_weak_baseline(many):
     sacrebleu = pytest.importorskip("sacrebleu")
     some = many[1][:2000]
-    wrote = [word_for_word(pair.source) for pair in some]
+    wrote = [translate_word_for_word(pair.source) for pair in some]
     truth = [pair.target for pair in some]
     assert sacrebleu.corpus_bleu(truth, [truth]).score > 99.9
     assert sacrebleu.corpus_bleu(wrote, [truth]).score <= 45
-    assert word_for_word("The old king's house is red.") == (
+    assert translate_word_for_word("The old king's house is red.") == (
         "Le vieux roi de maison être rouge.")
-    assert word_for_word("Does she see him?") == "Faire elle voir le ?"
+    assert translate_word_for_word("Does she see him?") == "Faire elle voir le ?"
 
 
 def test_the_dictionary_knows_every_word(many):
@@ -604,16 +604,16 @@ def test_the_dictionary_knows_every_word(many):
 ])
 def test_bad_wishes_are_refused(bad, says):
     with pytest.raises(ValueError, match=says):
-        pairs(**bad)
+        generate_pairs(**bad)
 
 
 def test_more_pairs_than_there_are_are_refused(monkeypatch):
-    one = next(meanings())
-    monkeypatch.setattr(parallel, "meanings", lambda seed: iter(
+    one = next(iter_meanings())
+    monkeypatch.setattr(parallel, "iter_meanings", lambda seed: iter(
         lambda: one, None))
-    monkeypatch.setattr(parallel, "held_out", lambda c: False)
+    monkeypatch.setattr(parallel, "is_held_out", lambda c: False)
     with pytest.raises(ValueError, match="after 1 none is new"):
-        pairs(2)
+        generate_pairs(2)
 
 
 # files
@@ -630,21 +630,22 @@ def test_lines_that_end_as_on_an_old_mac_are_refused(tmp_path):
 
 def test_a_table_is_read_as_csv_reads_it(tmp_path):
     rows = [(p.source, p.target, "CC-BY 2.0", str(i))
-            for i, p in enumerate(pairs(300))]
+            for i, p in enumerate(generate_pairs(300))]
     path = tmp_path / "fra.txt"
     for end in ("\n", "\r\n"):
         for mark in ("", "\ufeff"):
             path.write_text(mark + "".join(
                 "\t".join(row) + end for row in rows), "utf-8", newline="")
             with path.open(encoding="utf-8-sig", newline="") as file:
-                theirs = [Pair(*row[:2]) for row in csv.reader(
+                theirs = [SentencePair(*row[:2]) for row in csv.reader(
                     file, delimiter="\t", quoting=csv.QUOTE_NONE)]
             assert read_tsv(path) == theirs and len(theirs) == 300
     assert read_tsv(path, 1, 0)[0][:2] == rows[0][1::-1]
-    assert read_tsv(path, 3, 0)[7] == Pair("7", rows[7][0])
+    assert read_tsv(path, 3, 0)[7] == SentencePair("7", rows[7][0])
     assert read_tsv(path, header=True) == theirs[1:]
     path.write_text("Go.\tVa !\nHi.\tSalut.", "utf-8")      # no last end
-    assert read_tsv(path) == [Pair("Go.", "Va !"), Pair("Hi.", "Salut.")]
+    assert read_tsv(path) == [SentencePair("Go.", "Va !"),
+                              SentencePair("Hi.", "Salut.")]
 
 
 side = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl",
@@ -662,9 +663,9 @@ def test_whatever_is_written_is_read(tmp_path_factory, rows, crlf):
                         ("fr", (b for _, b in rows))):
         (folder / name).write_bytes("".join(
             text + end for text in texts).encode())
-    wanted = [Pair(*row) for row in rows]
+    wanted = [SentencePair(*row) for row in rows]
     assert read_tsv(folder / "both") == wanted
-    assert read_two_files(folder / "en", folder / "fr") == wanted
+    assert read_parallel_files(folder / "en", folder / "fr") == wanted
 
 
 @pytest.mark.parametrize("data, options, says", [
@@ -703,14 +704,14 @@ def test_two_files_that_do_not_fit_are_refused(tmp_path, en, fr, says):
     (tmp_path / "en").write_bytes(en)
     (tmp_path / "fr").write_bytes(fr)
     with pytest.raises(ValueError, match=says):
-        read_two_files(tmp_path / "en", tmp_path / "fr")
+        read_parallel_files(tmp_path / "en", tmp_path / "fr")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_tsv(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="a folder"):
-        read_two_files(tmp_path, tmp_path)
+        read_parallel_files(tmp_path, tmp_path)
 
 
 # the record of the recipe
@@ -721,7 +722,7 @@ def test_the_record_of_the_recipe(tmp_path):
     run(sys.executable, ROOT / "experiments" / "translation.py", "--seeds",
         "1", "--steps", "2", "--out", str(out))
     short = list(csv.DictReader(out.open(encoding="utf-8")))
-    kept = read_record("translation")
+    kept = load_record("translation")
     assert short[0].keys() == kept[0].keys()
     variants = list(dict.fromkeys(row["variant"] for row in kept))
     assert variants == [row["variant"] for row in short]

@@ -13,7 +13,7 @@ import helpers
 import tformer.attention
 from helpers import close, generator
 from tformer import minimal
-from tformer.attention import CrossAttention, SelfAttention, explicit_attend
+from tformer.attention import CrossAttention, SelfAttention, eager_attend
 from tformer.layers import (
     Dropout,
     FeedForward,
@@ -24,9 +24,13 @@ from tformer.layers import (
     PreNorm,
     RMSNorm,
 )
-from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
-from tformer.rotary import ALiBi, Rotary, ShawRelative, T5Bias
-from tformer.rows import fused_attend, online_attend
+from tformer.position import (
+    Embedding,
+    LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
+)
+from tformer.rotary import ALiBi, RotaryEmbedding, ShawRelativePositions, T5RelativeBias
+from tformer.rows import fused_attend, online_softmax_attend
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -67,13 +71,13 @@ def cross(**options):
 
 
 def with_rotary(**options):
-    return lambda: SelfAttention(D, H, causal=True, rotary=Rotary(D // H),
+    return lambda: SelfAttention(D, H, causal=True, rotary=RotaryEmbedding(D // H),
                                  **options)
 
 
 def with_norms(**options):
     return lambda: SelfAttention(
-        D, H, causal=True, rotary=Rotary(D // H), n_kv_heads=2, bias=False,
+        D, H, causal=True, rotary=RotaryEmbedding(D // H), n_kv_heads=2, bias=False,
         q_norm=RMSNorm(D // H), k_norm=RMSNorm(D // H), **options)
 
 
@@ -107,39 +111,39 @@ def on_two_places(part, x):
 
 
 def on_q_and_k(part, x):
-    return part(heads(x), heads(2 * x), pos=places(x.device))
+    return part(heads(x), heads(2 * x), positions=places(x.device))
 
 
 def on_angles(part, x):
-    return part(heads(x), heads(2 * x), angles=part.angles(places(x.device)))
+    return part(heads(x), heads(2 * x), cos_sin=part.cos_sin(places(x.device)))
 
 
 def on_scores(part, x):
     at = places(x.device)
-    bias = part.bias(heads(x), at, at)
-    return bias, part.values(bias.softmax(-1), at, at)
+    bias = part.score_bias(heads(x), at, at)
+    return bias, part.value_offset(bias.softmax(-1), at, at)
 
 
 def with_positions(part, x):
-    pos = places(x.device).repeat(B, 1)
-    pos[1] -= 3  # a row that is padded on the left
-    return part(x, pos=pos)
+    positions = places(x.device).repeat(B, 1)
+    positions[1] -= 3  # a row that is padded on the left
+    return part(x, positions=positions)
 
 
 def with_memory(part, x):
-    return part(x, memory=x.flip(1)[:, :5])
+    return part(x, encoder_hidden_states=x.flip(1)[:, :5])
 
 
 def with_padded_memory(part, x):
-    pos = places(x.device, 5).repeat(B, 1)
-    pos[1] -= 3
-    return part(x, memory=x.flip(1)[:, :5], memory_pos=pos)
+    positions = places(x.device, 5).repeat(B, 1)
+    positions[1] -= 3
+    return part(x, encoder_hidden_states=x.flip(1)[:, :5], encoder_positions=positions)
 
 
 def with_kept_memory(part, x):
     cache = part.new_cache(len(x))
     memory = x.flip(1)[:, :5]
-    first = part(x[:, :4], memory=memory, cache=cache)
+    first = part(x[:, :4], encoder_hidden_states=memory, cache=cache)
     return torch.cat([first, part(x[:, 4:], cache=cache)], 1)
 
 
@@ -154,66 +158,75 @@ def with_cache(part, x):
 
 
 def with_padded_cache(part, x):
-    pos = places(x.device, 4).repeat(B, 1)
-    pos[1] -= 2
+    positions = places(x.device, 4).repeat(B, 1)
+    positions[1] -= 2
     cache = part.new_cache(len(x))
-    first = part(x[:, :4], pos=pos, cache=cache)
+    first = part(x[:, :4], positions=positions, cache=cache)
     return torch.cat([first, *(part(y, cache=cache)
                                for y in x[:, 4:].split((1, 2), 1))], 1)
 
 
 PARTS = {
     "Embedding": (lambda: Embedding(11, D, scale=3.0), on_ids),
-    "SinusoidalPositions": (lambda: SinusoidalPositions(12, D), on_places),
-    "SinusoidalPositions, beyond": (
-        lambda: SinusoidalPositions(3, D), on_padded_places),
-    "LearnedPositions": (lambda: LearnedPositions(12, D), on_places),
-    "LearnedPositions, padded": (
-        lambda: LearnedPositions(12, D), on_padded_places),
-    "ShawRelative": (lambda: ShawRelative(D // H, 3), on_scores),
-    "T5Bias": (lambda: T5Bias(H), on_two_places),
+    "SinusoidalPositionEmbedding": (
+        lambda: SinusoidalPositionEmbedding(12, D),
+        on_places,
+    ),
+    "SinusoidalPositionEmbedding, beyond": (
+        lambda: SinusoidalPositionEmbedding(3, D),
+        on_padded_places,
+    ),
+    "LearnedPositionEmbedding": (lambda: LearnedPositionEmbedding(12, D), on_places),
+    "LearnedPositionEmbedding, padded": (
+        lambda: LearnedPositionEmbedding(12, D),
+        on_padded_places,
+    ),
+    "ShawRelativePositions": (lambda: ShawRelativePositions(D // H, 3), on_scores),
+    "T5RelativeBias": (lambda: T5RelativeBias(H), on_two_places),
     "ALiBi": (lambda: ALiBi(H), on_two_places),
-    "Rotary": (lambda: Rotary(D // H), on_q_and_k),
+    "RotaryEmbedding": (lambda: RotaryEmbedding(D // H), on_q_and_k),
     "Rotary, interleaved": (
-        lambda: Rotary(D // H, layout="interleaved"), on_q_and_k),
-    "Rotary, ready angles": (lambda: Rotary(D // H), on_angles),
+        lambda: RotaryEmbedding(D // H, layout="interleaved"),
+        on_q_and_k,
+    ),
+    "Rotary, ready angles": (lambda: RotaryEmbedding(D // H), on_angles),
     "Linear": (lambda: Linear(D, 5), on_x),
     "LayerNorm": (lambda: LayerNorm(D), on_x),
     "RMSNorm": (lambda: RMSNorm(D), on_x),
     "Dropout": (lambda: Dropout(0.0), on_x),
     "FeedForward": (lambda: FeedForward(D, 40), on_x),
     "FeedForward, gelu_tanh": (
-        lambda: FeedForward(D, 40, activation="gelu_tanh"), on_x),
+        lambda: FeedForward(D, 40, activation="gelu_tanh"),
+        on_x,
+    ),
     "GatedFeedForward": (lambda: GatedFeedForward(D, 24), on_x),
-    "PreNorm": (
-        lambda: PreNorm(RMSNorm(D), GatedFeedForward(D, 24)), on_x),
+    "PreNorm": (lambda: PreNorm(RMSNorm(D), GatedFeedForward(D, 24)), on_x),
     "PostNorm": (lambda: PostNorm(LayerNorm(D), mha()()), on_x),
     "attention": (mha(), on_x),
     "attention, causal": (mha(causal=True), on_x),
     "attention, explicit": (mha(causal=True, fused=False), on_x),
     "attention, weights": (mha(causal=True), with_weights),
-    "attention, packed": (mha(causal=True, packed=True), on_x),
+    "attention, packed": (mha(causal=True, fused_qkv=True), on_x),
     "attention, widths": (mha(d_head=6, d_v=3, bias=False), on_x),
     "attention, shared": (mha(causal=True, n_kv_heads=2), on_x),
-    "attention, shared, explicit": (
-        mha(causal=True, n_kv_heads=1, fused=False), on_x),
+    "attention, shared, explicit": (mha(causal=True, n_kv_heads=1, fused=False), on_x),
     "attention, normed": (with_norms(), on_x),
-    "attention, normed, packed": (with_norms(packed=True), with_cache),
+    "attention, normed, packed": (with_norms(fused_qkv=True), with_cache),
     "attention, memory": (cross(), with_memory),
     "attention, memory, explicit": (cross(fused=False), with_memory),
     "attention, memory, padded": (cross(), with_padded_memory),
     "attention, memory, kept": (cross(d_head=6, d_v=3), with_kept_memory),
     "attention, memory, weights": (
-        cross(bias=False), lambda part, x: part(
-            x, memory=x[:, :5], need_weights=True)),
+        cross(bias=False),
+        lambda part, x: part(x, encoder_hidden_states=x[:, :5], need_weights=True),
+    ),
     "attention, rotary": (with_rotary(), on_x),
     "attention, ALiBi": (with_bias(lambda: ALiBi(H)), on_x),
-    "attention, T5": (with_bias(lambda: T5Bias(H)), on_x),
+    "attention, T5": (with_bias(lambda: T5RelativeBias(H)), on_x),
     "attention, padded": (with_rotary(), with_positions),
     "attention, cached": (with_rotary(), with_cache),
     "attention, cached, padded": (with_rotary(), with_padded_cache),
-    "attention, cached, ALiBi": (with_bias(lambda: ALiBi(H)),
-                                 with_padded_cache),
+    "attention, cached, ALiBi": (with_bias(lambda: ALiBi(H)), with_padded_cache),
 }
 each_part = pytest.mark.parametrize("name", PARTS)
 
@@ -347,7 +360,7 @@ def test_compiled_to_machine_code_equals_eager(name):
 
 # causality (DESIGN, section 5)
 
-class TourAttention(minimal.Attention):
+class TourAttention(minimal.MiniAttention):
     "The tour's: explicit, and without positions or cache."
 
     def __init__(self):
@@ -359,7 +372,7 @@ def whole(layer, x):
 
 
 def placed(layer, x):
-    return layer(x, pos=places(x.device, x.shape[1]))
+    return layer(x, positions=places(x.device, x.shape[1]))
 
 
 def weighed(layer, x):
@@ -378,9 +391,9 @@ def in_chunks(*sizes):
 def padded_in_chunks(layer, x):
     "As ``padded``, and the rest token by token from a cache."
     filler = 50 * torch.ones_like(x[:, :2])
-    pos = places(x.device, 5) - 2
+    positions = places(x.device, 5) - 2
     cache = layer.new_cache(len(x))
-    parts = [layer(torch.cat([filler, x[:, :3]], 1), pos=pos,
+    parts = [layer(torch.cat([filler, x[:, :3]], 1), positions=positions,
                    cache=cache)[:, 2:]]
     return torch.cat(parts + [layer(part, cache=cache)
                               for part in x[:, 3:].split(1, 1)], 1)
@@ -389,25 +402,25 @@ def padded_in_chunks(layer, x):
 def padded(layer, x):
     "Behind two places of padding that hold large numbers."
     filler = 50 * torch.ones_like(x[:, :2])
-    pos = places(x.device, x.shape[1] + 2) - 2
-    return layer(torch.cat([filler, x], 1), pos=pos)[:, 2:]
+    positions = places(x.device, x.shape[1] + 2) - 2
+    return layer(torch.cat([filler, x], 1), positions=positions)[:, 2:]
 
 
 CAUSAL = {
     "explicit": mha(causal=True, fused=False),
     "fused": mha(causal=True),
-    "packed": mha(causal=True, packed=True),
-    "packed, explicit": mha(causal=True, packed=True, fused=False),
+    "packed": mha(causal=True, fused_qkv=True),
+    "packed, explicit": mha(causal=True, fused_qkv=True, fused=False),
     "rotary": with_rotary(),
-    "rotary, packed": with_rotary(packed=True),
+    "rotary, packed": with_rotary(fused_qkv=True),
     "rotary, explicit": with_rotary(fused=False),
     "ALiBi": with_bias(lambda: ALiBi(H)),
     "ALiBi, explicit": with_bias(lambda: ALiBi(H), fused=False),
     "shared": mha(causal=True, n_kv_heads=2),
     "normed": with_norms(),
-    "normed, packed, explicit": with_norms(packed=True, fused=False),
-    "T5": with_bias(lambda: T5Bias(H, causal=True)),
-    "T5, both sides, explicit": with_bias(lambda: T5Bias(H), fused=False),
+    "normed, packed, explicit": with_norms(fused_qkv=True, fused=False),
+    "T5": with_bias(lambda: T5RelativeBias(H, causal=True)),
+    "T5, both sides, explicit": with_bias(lambda: T5RelativeBias(H), fused=False),
 }
 WAYS = [whole, placed, weighed, padded, padded_in_chunks,
         in_chunks(1, 1, 1, 1, 1, 1, 1), in_chunks(3, 4), in_chunks(6, 1)]
@@ -456,8 +469,8 @@ def test_no_gradient_comes_from_the_future(kind, way):
         assert (grad[:, n:] == 0).all() and (grad[:, :n] != 0).any()
 
 
-def off_by_one(pos, k_pos):
-    return (k_pos[:, None, :] <= pos[:, :, None] + 1)[:, None]
+def off_by_one(positions, key_positions):
+    return (key_positions[:, None, :] <= positions[:, :, None] + 1)[:, None]
 
 
 def flag_off_by_one(mask, causal, t, s, device):
@@ -470,7 +483,7 @@ class LeakyView(nn.Module):
 
     def forward(self, x):
         q = x.view(B, H, T, -1)
-        out, _ = explicit_attend(q, q, q, causal=True)
+        out, _ = eager_attend(q, q, q, causal=True)
         return out.transpose(1, 2).reshape(x.shape)
 
 
@@ -482,15 +495,15 @@ class LeakyView(nn.Module):
 def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
     "The contract's own check: it must fail where it should."
     monkeypatch.setattr(tformer.attention, "causal_mask", off_by_one)
-    monkeypatch.setattr(tformer.attention, "with_causal", flag_off_by_one)
+    monkeypatch.setattr(tformer.attention, "add_causal_mask", flag_off_by_one)
     layer = seeded(CAUSAL[kind]).to(dtype).eval()
     with pytest.raises(AssertionError, match=r"."):
         is_causal(layer, way, dtype, exact=False)
 
 
 @pytest.mark.parametrize("make", [
-    mha(), mha(fused=False), mha(packed=True), LeakyView,
-    lambda: minimal.Attention(D, H, causal=False)])
+    mha(), mha(fused=False), mha(fused_qkv=True), LeakyView,
+    lambda: minimal.MiniAttention(D, H, causal=False)])
 def test_layers_that_see_the_future_are_found(make):
     with pytest.raises(AssertionError):
         is_causal(seeded(make), whole, torch.float32, exact=False)
@@ -503,7 +516,7 @@ def three_paths(score_bias=None, causal=False, rotary=None):
     options = dict(causal=causal, score_bias=score_bias, rotary=rotary)
     explicit = seeded(mha(fused=False, **options))
     fused = mha(**options)()
-    packed = mha(packed=True, **options)()
+    packed = mha(fused_qkv=True, **options)()
     state = explicit.state_dict()
     fused.load_state_dict(state)
     for end in ("weight", "bias"):
@@ -530,20 +543,20 @@ def a_mask(name):
 
 
 BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),
-          "T5": lambda: T5Bias(H)}
+          "T5": lambda: T5RelativeBias(H)}
 
 
 @pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "dead",
                                   "all dead"])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pos", ["default", "padded"])
-def test_all_paths_agree(mask, bias, causal, pos):
+@pytest.mark.parametrize("positions", ["default", "padded"])
+def test_all_paths_agree(mask, bias, causal, positions):
     paths = three_paths(BIASES[bias](), causal)
     allowed = a_mask(mask)
     options = {}
-    if pos == "padded":
-        options["pos"] = torch.stack([torch.arange(T), torch.tensor(
+    if positions == "padded":
+        options["positions"] = torch.stack([torch.arange(T), torch.tensor(
             [-1, -1, 0, 1, -1, 2, 3])])
     all_out = []
     all_grads = []
@@ -563,7 +576,7 @@ def test_all_paths_agree(mask, bias, causal, pos):
     if mask == "all dead":
         for layer, out in zip(paths, all_out, strict=True):
             assert torch.equal(out, layer.o_proj.bias.expand_as(out))
-    if mask == "dead" and pos == "default":
+    if mask == "dead" and positions == "default":
         for layer, out in zip(paths, all_out, strict=True):
             for row, query in ((0, 2), (1, 5)):
                 assert torch.equal(out[row, query], layer.o_proj.bias)
@@ -581,10 +594,10 @@ def test_dead_rows_are_zero_on_every_path(kind, dtype, device):
     if kind != "mask":
         bias = randn(B, H, T, T, device=device).masked_fill(
             ~a_mask("dead").to(device), -math.inf)
-    paths = [explicit_attend(q, k, v, mask, bias)[0],
+    paths = [eager_attend(q, k, v, mask, bias)[0],
              fused_attend(q, k, v, mask, bias)]
     if bias is None:
-        paths.append(online_attend(q, k, v, mask, block=3))
+        paths.append(online_softmax_attend(q, k, v, mask, chunk_size=3))
     for out in paths:
         assert out.dtype == dtype and out.isfinite().all()
         assert (out[0, :, 2] == 0).all() and (out[1, :, 5] == 0).all()
@@ -602,8 +615,8 @@ def test_shared_key_heads_agree_on_both_paths(kv, causal, masked):
     q = randn(B, H, T, 8)
     k, v = (randn(B, kv, T, 8, seed=i) for i in (1, 2))
     mask = a_mask("rows") if masked else None
-    ours = explicit_attend(q, k, v, mask, causal=causal)[0]
+    ours = eager_attend(q, k, v, mask, causal=causal)[0]
     close(fused_attend(q, k, v, mask, causal=causal), ours)
     of = torch.arange(H) // (H // kv)  # which key head each query head has
-    long = explicit_attend(q, k[:, of], v[:, of], mask, causal=causal)
+    long = eager_attend(q, k[:, of], v[:, of], mask, causal=causal)
     close(ours, long[0])

@@ -15,10 +15,10 @@ from torch import nn
 from tformer.attend import attend, causal_mask
 from tformer.position import (
     Embedding,
-    LearnedPositions,
-    SinusoidalPositions,
-    embed,
-    shift_matrix,
+    LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
+    embed_one_hot,
+    position_shift_matrix,
     sinusoids,
 )
 
@@ -105,10 +105,10 @@ def test_the_one_hot_product_is_the_definition():
     layer = Embedding(13, 8)
     ids = draw(3, 7, high=13)
     out = layer(ids)
-    hand = embed(ids, layer.weight)
+    hand = embed_one_hot(ids, layer.weight)
     assert torch.equal(out, hand)
     close(slopes(out, layer.weight)[0], slopes(hand, layer.weight)[0])
-    assert embed(ids[0, 0], layer.weight).shape == (8,)
+    assert embed_one_hot(ids[0, 0], layer.weight).shape == (8,)
 
 
 def test_gradients_reach_only_the_rows_used_and_add_up():
@@ -136,21 +136,21 @@ def test_wrong_ids_are_named(ids, says):
     (lambda: Embedding(4.0, 4), "vocab_size .* 4.0"),
     (lambda: Embedding(4, True), "d_model .* True"),
     (lambda: Embedding(4, 4, scale=math.nan), "scale .* nan"),
-    (lambda: LearnedPositions(4, 4, std=-0.1), "std .* -0.1"),
-    (lambda: SinusoidalPositions(2.5, 4), "max_len .* 2.5"),
-    (lambda: SinusoidalPositions(4, 4, base=math.inf), "base .* inf"),
-    (lambda: SinusoidalPositions(4, 4)(torch.ones(1, 2)), "float32"),
+    (lambda: LearnedPositionEmbedding(4, 4, std=-0.1), "std .* -0.1"),
+    (lambda: SinusoidalPositionEmbedding(2.5, 4), "max_len .* 2.5"),
+    (lambda: SinusoidalPositionEmbedding(4, 4, base=math.inf), "base .* inf"),
+    (lambda: SinusoidalPositionEmbedding(4, 4)(torch.ones(1, 2)), "float32"),
     (lambda: sinusoids(torch.arange(3), 4.0), "d_model .* 4.0"),
     (lambda: sinusoids(torch.arange(3), 4, base=math.nan), "base .* nan"),
-    (lambda: shift_matrix(1, 4, base=-1.0), "base .* -1.0"),
-    (lambda: LearnedPositions(0, 4), "max_len .* 0"),
-    (lambda: LearnedPositions(4, -1), "d_model .* -1"),
-    (lambda: SinusoidalPositions(0, 4), "max_len .* 0"),
-    (lambda: SinusoidalPositions(4, 7), "d_model 7.* even, as 8"),
+    (lambda: position_shift_matrix(1, 4, base=-1.0), "base .* -1.0"),
+    (lambda: LearnedPositionEmbedding(0, 4), "max_len .* 0"),
+    (lambda: LearnedPositionEmbedding(4, -1), "d_model .* -1"),
+    (lambda: SinusoidalPositionEmbedding(0, 4), "max_len .* 0"),
+    (lambda: SinusoidalPositionEmbedding(4, 7), "d_model 7.* even, as 8"),
     (lambda: sinusoids(torch.arange(3), 1), "d_model must be .* least 2, got 1"),
     (lambda: sinusoids(torch.arange(3), 4, base=0.0), "base .* 0.0"),
     (lambda: sinusoids(torch.arange(3.0), 4), "float32"),
-    (lambda: shift_matrix(1, 5), "d_model 5.* even, as 6")])
+    (lambda: position_shift_matrix(1, 5), "d_model 5.* even, as 6")])
 def test_wrong_sizes_are_named(make, says):
     with pytest.raises(ValueError, match=says):
         make()
@@ -160,27 +160,35 @@ def test_wrong_sizes_are_named(make, says):
 def test_sizes_may_be_numbers_of_numpy():
     ids = draw(2, 5, high=4)
     four = np.int64(4)
-    for kind in (Embedding, LearnedPositions, SinusoidalPositions):
+    for kind in (Embedding, LearnedPositionEmbedding, SinusoidalPositionEmbedding):
         assert kind(four, four)(ids).shape == (2, 5, 4)
 
 
 def test_print_shows_all_that_changes_the_numbers():
-    kinds = [Embedding(9, 4), Embedding(8, 4), Embedding(9, 6),
-             Embedding(9, 4, scale=2.0), LearnedPositions(9, 4),
-             LearnedPositions(8, 4), LearnedPositions(9, 6),
-             SinusoidalPositions(9, 4), SinusoidalPositions(8, 4),
-             SinusoidalPositions(9, 6), SinusoidalPositions(9, 4, base=9.0)]
+    kinds = [
+        Embedding(9, 4),
+        Embedding(8, 4),
+        Embedding(9, 6),
+        Embedding(9, 4, scale=2.0),
+        LearnedPositionEmbedding(9, 4),
+        LearnedPositionEmbedding(8, 4),
+        LearnedPositionEmbedding(9, 6),
+        SinusoidalPositionEmbedding(9, 4),
+        SinusoidalPositionEmbedding(8, 4),
+        SinusoidalPositionEmbedding(9, 6),
+        SinusoidalPositionEmbedding(9, 4, base=9.0),
+    ]
     assert len({repr(part) for part in kinds}) == len(kinds)
     assert repr(Embedding(9, 4)) == "Embedding(9, 4, scale=1.0)"
-    assert repr(LearnedPositions(9, 4)) == "LearnedPositions(9, 4)"
-    assert repr(SinusoidalPositions(9, 4)) == \
-        "SinusoidalPositions(9, 4, base=10000.0)"
+    assert repr(LearnedPositionEmbedding(9, 4)) == "LearnedPositionEmbedding(9, 4)"
+    assert repr(SinusoidalPositionEmbedding(9, 4)) == \
+        "SinusoidalPositionEmbedding(9, 4, base=10000.0)"
 
 
 def test_ids_may_be_narrow_or_none():
     layer = Embedding(13, 4)
-    table = LearnedPositions(13, 4)
-    waves = SinusoidalPositions(13, 4)
+    table = LearnedPositionEmbedding(13, 4)
+    waves = SinusoidalPositionEmbedding(13, 4)
     ids = draw(2, 5, high=13)
     for part in (layer, table, waves):
         for dtype in (torch.int32, torch.int16, torch.int8):
@@ -217,10 +225,10 @@ def test_the_first_pair_turns_by_one_radian():
 
 
 def test_any_shape_of_positions():
-    pos = draw(2, 3, 4, high=1000)
-    rows = sinusoids(pos, 8)
+    positions = draw(2, 3, 4, high=1000)
+    rows = sinusoids(positions, 8)
     assert rows.shape == (2, 3, 4, 8)
-    assert torch.equal(rows[1, 2], sinusoids(pos[1, 2], 8))
+    assert torch.equal(rows[1, 2], sinusoids(positions[1, 2], 8))
 
 
 @pytest.mark.parametrize("offset, expected", [
@@ -240,16 +248,16 @@ def test_dot_products_are_sums_of_cosines_of_the_offset(offset, expected):
 @quick
 @given(st.integers(-500, 500), st.integers(0, 2000), evens, bases)
 def test_a_step_is_one_matrix_for_all_positions(k, p, d, base):
-    step = shift_matrix(k, d, base)
+    step = position_shift_matrix(k, d, base)
     before, after = (sinusoids(torch.tensor(n), d, base) for n in (p, p + k))
     assert torch.allclose(step @ before, after, atol=1e-5)
-    back = shift_matrix(-k, d, base)
+    back = position_shift_matrix(-k, d, base)
     assert torch.allclose(step @ back, torch.eye(d), atol=1e-5)
     assert torch.equal(step.T, back)
 
 
 def test_a_step_is_a_product_of_complex_numbers():
-    step = shift_matrix(7, 6)
+    step = position_shift_matrix(7, 6)
     for i in range(3):
         turn = cmath.exp(7j * 10_000 ** (-2 * i / 6))
         expected = torch.tensor([[turn.real, turn.imag],
@@ -265,31 +273,31 @@ def test_a_step_is_a_product_of_complex_numbers():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_table_and_beyond_it_are_the_same(dtype, device):
-    layer = SinusoidalPositions(10, 16).to(device, dtype)
-    pos = torch.tensor([[0, 1, 9, 10, 11, 5000]], device=device)
-    out = layer(pos)
+    layer = SinusoidalPositionEmbedding(10, 16).to(device, dtype)
+    positions = torch.tensor([[0, 1, 9, 10, 11, 5000]], device=device)
+    out = layer(positions)
     assert out.dtype == dtype
     exact = torch.tensor([[[by_formula(p, c, 16) for c in range(16)]
-                           for p in pos[0].tolist()]], dtype=torch.float64)
+                           for p in positions[0].tolist()]], dtype=torch.float64)
     near = 1e-6 if dtype == torch.float32 else 2 ** -8
     assert (out.cpu().double() - exact).abs().max() <= near
-    long = SinusoidalPositions(6000, 16).to(device, dtype)
-    assert torch.equal(out, long(pos))
-    for p, row in zip(pos[0], out[0], strict=True):
+    long = SinusoidalPositionEmbedding(6000, 16).to(device, dtype)
+    assert torch.equal(out, long(positions))
+    for p, row in zip(positions[0], out[0], strict=True):
         assert torch.equal(layer(p.reshape(1, 1))[0, 0], row)
 
 
 def test_sinusoids_are_not_saved_and_not_trained():
-    layer = SinusoidalPositions(10, 16)
+    layer = SinusoidalPositionEmbedding(10, 16)
     assert not list(layer.parameters()) and not layer.state_dict()
     assert layer.to(torch.bfloat16).table.dtype == torch.bfloat16
     assert not layer(torch.arange(12)[None]).requires_grad
 
 
 def test_another_base():
-    layer = SinusoidalPositions(10, 16, base=100.0)
-    pos = torch.tensor([[3, 30]])
-    close(layer(pos), sinusoids(pos, 16, 100.0))
+    layer = SinusoidalPositionEmbedding(10, 16, base=100.0)
+    positions = torch.tensor([[3, 30]])
+    close(layer(positions), sinusoids(positions, 16, 100.0))
 
 
 # learned positions
@@ -297,12 +305,12 @@ def test_another_base():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_learned_positions_equal_nn_embedding(dtype, device):
-    ours = LearnedPositions(9, 6).to(device, dtype)
+    ours = LearnedPositionEmbedding(9, 6).to(device, dtype)
     peer = nn.Embedding(9, 6, device=device, dtype=dtype)
     peer.load_state_dict(ours.state_dict())
-    pos = draw(2, 7, high=9).to(device)
-    out = ours(pos)
-    ref = peer(pos)
+    positions = draw(2, 7, high=9).to(device)
+    out = ours(positions)
+    ref = peer(positions)
     assert out.dtype == dtype and torch.equal(out, ref)
     assert torch.equal(slopes(out, ours.weight)[0],
                        slopes(ref, peer.weight)[0])
@@ -311,22 +319,22 @@ def test_learned_positions_equal_nn_embedding(dtype, device):
 @pytest.mark.parametrize("std", [0.02, 0.5])
 def test_learned_positions_start_small(std):
     torch.manual_seed(0)
-    weight = LearnedPositions(500, 200, std=std).weight
+    weight = LearnedPositionEmbedding(500, 200, std=std).weight
     assert weight.std().item() == pytest.approx(std, rel=0.01)
 
 
-@pytest.mark.parametrize("pos, says", [
+@pytest.mark.parametrize("positions, says", [
     ([[0, 9]], "position 9 .* 9 positions"),
     ([[-1, 4000]], "position 4000 .* 9 positions"),
     ([[0.5, 1.0]], "float32")])
-def test_a_position_beyond_the_table_is_named(pos, says):
+def test_a_position_beyond_the_table_is_named(positions, says):
     with pytest.raises(ValueError, match=says):
-        LearnedPositions(9, 6)(torch.tensor(pos))
+        LearnedPositionEmbedding(9, 6)(torch.tensor(positions))
 
 
 # both kinds of positions
 
-KINDS = [lambda n, d: SinusoidalPositions(n, d), LearnedPositions]
+KINDS = [lambda n, d: SinusoidalPositionEmbedding(n, d), LearnedPositionEmbedding]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -334,12 +342,12 @@ KINDS = [lambda n, d: SinusoidalPositions(n, d), LearnedPositions]
 def test_padding_gets_nothing(kind, device):
     "Zero, wherever it stands, and no gradient."
     layer = kind(9, 6).to(device)
-    pos = torch.tensor([[-1, -1, 0, 1], [0, -7, 1, 2]], device=device)
-    out = layer(pos)
-    assert (out[pos < 0] == 0).all() and out.isfinite().all()
-    alone = layer(pos.clamp(min=0))
-    assert torch.equal(out[pos >= 0], alone[pos >= 0])
-    if isinstance(layer, LearnedPositions):
+    positions = torch.tensor([[-1, -1, 0, 1], [0, -7, 1, 2]], device=device)
+    out = layer(positions)
+    assert (out[positions < 0] == 0).all() and out.isfinite().all()
+    alone = layer(positions.clamp(min=0))
+    assert torch.equal(out[positions >= 0], alone[positions >= 0])
+    if isinstance(layer, LearnedPositionEmbedding):
         tilt = torch.arange(1.0, 9.0, device=device).reshape(2, 4, 1)
         (out * tilt).sum().backward()
         expected = [3.0 + 5, 4 + 7, 8, 0, 0, 0, 0, 0, 0]
@@ -351,8 +359,8 @@ def test_positions_decide_and_not_places(kind):
     "The row of a position is its own, whatever stands around it."
     layer = kind(12, 8)
     whole = layer(torch.arange(12)[None])[0]
-    for pos in itertools.permutations((0, 3, 11)):
-        assert torch.equal(layer(torch.tensor([pos]))[0], whole[list(pos)])
+    for positions in itertools.permutations((0, 3, 11)):
+        assert torch.equal(layer(torch.tensor([positions]))[0], whole[list(positions)])
     for p in range(12):         # one token at a time
         assert torch.equal(layer(torch.tensor([[p]]))[0, 0], whole[p])
 
@@ -360,38 +368,38 @@ def test_positions_decide_and_not_places(kind):
 @pytest.mark.parametrize("d, base", [(8, 10_000.0), (64, 100.0)])
 def test_the_first_row_is_position_0(d, base):
     "Shifted by one, both of these fail."
-    layer = SinusoidalPositions(20, d, base=base)
-    pos = torch.arange(20)[None]
+    layer = SinusoidalPositionEmbedding(20, d, base=base)
+    positions = torch.arange(20)[None]
     exact = torch.tensor([[by_formula(p, c, d, base) for c in range(d)]
                           for p in range(20)])
-    close(layer(pos)[0], exact, 1e-6)
-    table = LearnedPositions(20, d)
-    assert torch.equal(table(pos)[0], table.weight)
+    close(layer(positions)[0], exact, 1e-6)
+    table = LearnedPositionEmbedding(20, d)
+    assert torch.equal(table(positions)[0], table.weight)
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(SHAPES, reason="signatures are not compiled")
 @pytest.mark.parametrize("make", [
-    lambda: Embedding(9, 6, scale=2.0), lambda: LearnedPositions(9, 6),
-    lambda: SinusoidalPositions(9, 6)])
+    lambda: Embedding(9, 6, scale=2.0), lambda: LearnedPositionEmbedding(9, 6),
+    lambda: SinusoidalPositionEmbedding(9, 6)])
 def test_compiles_in_one_graph(make):
     layer = make()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager",
                              dynamic=False)
-    pos = torch.tensor([[0, 4, 8, 2], [3, 3, 1, 0]])
-    assert torch.equal(compiled(pos), layer(pos))
+    positions = torch.tensor([[0, 4, 8, 2], [3, 3, 1, 0]])
+    assert torch.equal(compiled(positions), layer(positions))
     if isinstance(layer, Embedding):
         return
     padded = torch.tensor([[-1, 4, 8, 2], [-5, -1, 1, 0]])
     assert torch.equal(compiled(padded), layer(padded))
-    if isinstance(layer, SinusoidalPositions):
+    if isinstance(layer, SinusoidalPositionEmbedding):
         far = torch.tensor([[-1, 4, 8, 9], [3, 9999, 1, 0]])
         assert torch.equal(compiled(far), layer(far))
 
 
 @pytest.mark.parametrize("make", [
-    lambda: Embedding(9, 6), lambda: LearnedPositions(9, 6),
-    lambda: SinusoidalPositions(9, 6)])
+    lambda: Embedding(9, 6), lambda: LearnedPositionEmbedding(9, 6),
+    lambda: SinusoidalPositionEmbedding(9, 6)])
 def test_without_data_there_are_shapes(make):
     layer = make().to("meta")
     assert layer(torch.zeros(2, 5, dtype=torch.int64,
@@ -443,14 +451,14 @@ def test_the_score_has_four_terms():
              for a, b in itertools.product((e, p), repeat=2)]
     scores = ((e + p) @ w_q) @ ((e + p) @ w_k).T
     close(sum(terms), scores)
-    turned = (p @ shift_matrix(2, 8)) @ p.T         # relative
+    turned = (p @ position_shift_matrix(2, 8)) @ p.T         # relative
     assert torch.allclose(turned[1:, 1:], turned[:-1, :-1], atol=1e-5)
     assert not torch.allclose(turned, turned.T, atol=0.1)
     assert not torch.allclose(terms[3][1:, 1:], terms[3][:-1, :-1], atol=0.1)
 
 
 def test_the_inputs_are_left_alone():
-    pos = torch.tensor([[-1, 0, 5]])
-    for layer in (SinusoidalPositions(3, 4), LearnedPositions(6, 4)):
-        layer(pos)
-        assert pos.tolist() == [[-1, 0, 5]]
+    positions = torch.tensor([[-1, 0, 5]])
+    for layer in (SinusoidalPositionEmbedding(3, 4), LearnedPositionEmbedding(6, 4)):
+        layer(positions)
+        assert positions.tolist() == [[-1, 0, 5]]

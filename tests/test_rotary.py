@@ -22,20 +22,20 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 from conftest import ROOT, run
 from helpers import plain_only
 from tformer.attend import attend, causal_mask
-from tformer.minimal import read_record
+from tformer.minimal import load_record
 from tformer.rotary import (
     ALiBi,
-    Rotary,
-    ShawRelative,
-    T5Bias,
+    RotaryEmbedding,
+    ShawRelativePositions,
+    T5RelativeBias,
     alibi_slopes,
-    convert_layout,
+    apply_rotary_emb,
+    convert_rotary_layout,
     linear_scaling,
     llama3_scaling,
-    ntk_base,
+    ntk_scaled_base,
     relative_positions,
     rope_frequencies,
-    rotate,
     t5_bucket,
     yarn_scaling,
 )
@@ -80,14 +80,14 @@ def close_with_gradients(ours, peer, *inputs):
         close(a, b)
 
 
-def by_hand(x, pos, freqs, layout):
+def by_hand(x, positions, freqs, layout):
     "RoPE as a loop over pairs of plain numbers."
     d = x.shape[-1]
     out = x.clone()
     for i, f in enumerate(freqs.tolist()):
         a, b = (i, i + d // 2) if layout == "half" else (2 * i, 2 * i + 1)
-        c = torch.tensor([math.cos(p * f) for p in pos], dtype=x.dtype)
-        s = torch.tensor([math.sin(p * f) for p in pos], dtype=x.dtype)
+        c = torch.tensor([math.cos(p * f) for p in positions], dtype=x.dtype)
+        s = torch.tensor([math.sin(p * f) for p in positions], dtype=x.dtype)
         out[..., a] = x[..., a] * c - x[..., b] * s
         out[..., b] = x[..., a] * s + x[..., b] * c
     return out
@@ -109,21 +109,21 @@ def scaled(kind, *args, length=None, **numbers):
 # relative positions, Shaw
 
 def test_relative_positions_are_key_minus_query():
-    pos = torch.tensor([[3, 4], [-1, 0]])
-    k_pos = at(0, 1, 2, 3, 4)
-    found = relative_positions(pos, k_pos)
+    positions = torch.tensor([[3, 4], [-1, 0]])
+    key_positions = at(0, 1, 2, 3, 4)
+    found = relative_positions(positions, key_positions)
     assert found.shape == (2, 2, 5) and found.dtype == torch.int64
     assert found[0].tolist() == [[-3, -2, -1, 0, 1], [-4, -3, -2, -1, 0]]
     assert found[1].tolist() == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("pos", [torch.arange(3), torch.zeros(1, 3),
-                                 torch.zeros(1, 3, dtype=torch.int32)])
-def test_positions_of_other_kinds_are_refused(pos):
-    for call in (lambda: relative_positions(pos, steps(3)),
-                 lambda: T5Bias(2)(pos, steps(3)),
-                 lambda: ALiBi(2)(steps(3), pos),
-                 lambda: Rotary(4)(randn(1, 1, 3, 4), pos=pos)):
+@pytest.mark.parametrize("positions", [torch.arange(3), torch.zeros(1, 3),
+                                       torch.zeros(1, 3, dtype=torch.int32)])
+def test_positions_of_other_kinds_are_refused(positions):
+    for call in (lambda: relative_positions(positions, steps(3)),
+                 lambda: T5RelativeBias(2)(positions, steps(3)),
+                 lambda: ALiBi(2)(steps(3), positions),
+                 lambda: RotaryEmbedding(4)(randn(1, 1, 3, 4), positions=positions)):
         with pytest.raises(ValueError, match="int64"):
             call()
 
@@ -131,15 +131,15 @@ def test_positions_of_other_kinds_are_refused(pos):
 @pytest.mark.parametrize("far", [1, 2, 7])
 @pytest.mark.parametrize("t, s, first", [(6, 6, 0), (2, 9, 7), (5, 3, 0)])
 def test_shaw_keys_equal_transformers(far, t, s, first):
-    part = ShawRelative(8, far, std=0.1)
+    part = ShawRelativePositions(8, far, std=0.1)
     q = randn(2, 3, t, 8)
     k = randn(2, 3, s, 8)
-    pos = steps(t, first)
+    positions = steps(t, first)
 
     def ours(q, table):
         part.key_table.data = table.data
         return torch.func.functional_call(
-            _Bias(part), {"part.key_table": table}, (q, pos, steps(s)))
+            _Bias(part), {"part.key_table": table}, (q, positions, steps(s)))
 
     def peer(q, table):
         module = SimpleNamespace(
@@ -161,19 +161,19 @@ class _Bias(torch.nn.Module):
         self.part = part
 
     def forward(self, *args):
-        return self.part.bias(*args)
+        return self.part.score_bias(*args)
 
 
 @pytest.mark.parametrize("far", [1, 3])
 def test_shaw_equals_its_equations(far):
     "Equations 3 and 4, with a batch of positions, padding and a mask."
-    part = ShawRelative(4, far, std=0.1)
+    part = ShawRelativePositions(4, far, std=0.1)
     q, k, v = (randn(2, 3, 5, 4, seed=i) for i in range(3))
-    pos = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 2]])
-    mask = causal_mask(pos, pos)
-    out, w = attend(q, k, v, mask, part.bias(q, pos, pos))
-    out = out + part.values(w, pos, pos)
-    distance = (pos[:, None, :] - pos[:, :, None]).clamp(-far, far) + far
+    positions = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 2]])
+    mask = causal_mask(positions, positions)
+    out, w = attend(q, k, v, mask, part.score_bias(q, positions, positions))
+    out = out + part.value_offset(w, positions, positions)
+    distance = (positions[:, None, :] - positions[:, :, None]).clamp(-far, far) + far
     key = k[:, :, None] + part.key_table[distance][:, None]
     value = v[:, :, None] + part.value_table[distance][:, None]
     scores = (q[:, :, :, None] * key).sum(-1) / 2
@@ -186,23 +186,23 @@ def test_shaw_equals_its_equations(far):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_shaw_keeps_the_type(dtype):
-    part = ShawRelative(8, 2)
+    part = ShawRelativePositions(8, 2)
     q = randn(2, 3, 5, 8, dtype=dtype)
-    bias = part.bias(q, steps(5), steps(5))
-    more = part.values(bias.softmax(-1), steps(5), steps(5))
+    bias = part.score_bias(q, steps(5), steps(5))
+    more = part.value_offset(bias.softmax(-1), steps(5), steps(5))
     assert bias.dtype == more.dtype == dtype and more.shape == q.shape
-    exact = part.bias(q.double(), steps(5), steps(5))
+    exact = part.score_bias(q.double(), steps(5), steps(5))
     assert torch.allclose(bias.double(), exact, atol=2e-2)
 
 
 def test_shaw_is_shift_invariant_and_has_one_row_per_clipped_distance():
-    part = ShawRelative(8, 3)
+    part = ShawRelativePositions(8, 3)
     assert part.key_table.shape == part.value_table.shape == (7, 8)
     q = randn(1, 2, 9, 8)
-    a, b = (part.bias(q, steps(9, n), steps(9, n)) for n in (0, 1000))
+    a, b = (part.score_bias(q, steps(9, n), steps(9, n)) for n in (0, 1000))
     assert torch.equal(a, b)
     with pytest.raises(ValueError, match=r"max_distance must be .* got 0"):
-        ShawRelative(8, 0)
+        ShawRelativePositions(8, 0)
 
 
 # T5
@@ -224,7 +224,7 @@ def test_t5_bias_equals_transformers(causal, t, s, past):
     peer = T5Attention(
         T5Config(d_model=12, num_heads=3, d_kv=4, is_decoder=causal),
         has_relative_attention_bias=True, layer_idx=0)
-    ours = T5Bias(3, causal=causal)
+    ours = T5RelativeBias(3, causal=causal)
     theirs = peer.relative_attention_bias
     theirs.weight.data = randn(32, 3)
     ours.load_state_dict(theirs.state_dict())
@@ -239,10 +239,10 @@ def test_t5_bias_equals_transformers(causal, t, s, past):
 
 def test_t5_names_what_does_not_fit():
     with pytest.raises(ValueError, match="2 buckets hold 0 exact"):
-        T5Bias(2, n_buckets=2)
+        T5RelativeBias(2, n_buckets=2)
     with pytest.raises(ValueError, match=r"8 exact .* max_distance is 8"):
-        T5Bias(2, max_distance=8)
-    assert T5Bias(2).bfloat16()(steps(3), steps(3)).dtype == torch.bfloat16
+        T5RelativeBias(2, max_distance=8)
+    assert T5RelativeBias(2).bfloat16()(steps(3), steps(3)).dtype == torch.bfloat16
 
 
 # ALiBi
@@ -294,7 +294,7 @@ def test_the_published_wavelengths():
 
 @pytest.mark.parametrize("d", [0, 1, 63, -2])
 def test_odd_widths_are_refused(d):
-    for call in (lambda: rope_frequencies(d), lambda: Rotary(d)):
+    for call in (lambda: rope_frequencies(d), lambda: RotaryEmbedding(d)):
         with pytest.raises(ValueError, match=rf"d_head.*{d}\b"):
             call()
 
@@ -303,29 +303,29 @@ def test_odd_widths_are_refused(d):
 @pytest.mark.parametrize("d", [2, 6, 64])
 def test_rotation_equals_a_loop_over_pairs(layout, d):
     x = randn(2, 3, 5, d)
-    pos = [0, 1, 7, 100, 3]
-    ours, = Rotary(d, layout=layout)(x, pos=at(*pos))
-    close(ours, by_hand(x, pos, rope_frequencies(d), layout), 2e-5)
+    positions = [0, 1, 7, 100, 3]
+    ours, = RotaryEmbedding(d, layout=layout)(x, positions=at(*positions))
+    close(ours, by_hand(x, positions, rope_frequencies(d), layout), 2e-5)
 
 
 @pytest.mark.parametrize("d, base", [(64, 10_000.0), (16, 500_000.0)])
 def test_half_layout_equals_llama(d, base):
     "Forward and gradients, fewer key heads, positions of a batch."
     peer = llama.LlamaRotaryEmbedding(config(d, base))
-    pos = torch.stack([torch.arange(9), torch.arange(4000, 4009)])
-    ours = Rotary(d, base=base)
+    positions = torch.stack([torch.arange(9), torch.arange(4000, 4009)])
+    ours = RotaryEmbedding(d, base=base)
     close_with_gradients(
-        lambda q, k: ours(q, k, pos=pos),
-        lambda q, k: llama.apply_rotary_pos_emb(q, k, *peer(q, pos)),
+        lambda q, k: ours(q, k, positions=positions),
+        lambda q, k: llama.apply_rotary_pos_emb(q, k, *peer(q, positions)),
         randn(2, 4, 9, d), randn(2, 2, 9, d, seed=1))
 
 
 def test_interleaved_layout_equals_gptj():
     table = gptj.create_sinusoidal_positions(20, 8)[None, 5:14]
     sin, cos = table.chunk(2, -1)
-    ours = Rotary(8, layout="interleaved")
+    ours = RotaryEmbedding(8, layout="interleaved")
     close_with_gradients(
-        lambda q: ours(q, pos=steps(9, 5)),
+        lambda q: ours(q, positions=steps(9, 5)),
         lambda q: gptj.apply_rotary_pos_emb(
             q.transpose(1, 2), sin, cos).transpose(1, 2),
         randn(2, 3, 9, 8))
@@ -333,11 +333,11 @@ def test_interleaved_layout_equals_gptj():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rotation_gradients(layout):
-    rotary = Rotary(4, layout=layout)
+    rotary = RotaryEmbedding(4, layout=layout)
     x = randn(1, 2, 3, 4, dtype=torch.float64).requires_grad_()
 
     def turned(x):
-        return rotary(x, pos=steps(3, 5))[0]
+        return rotary(x, positions=steps(3, 5))[0]
 
     assert torch.autograd.gradcheck(turned, (x,))
     assert torch.autograd.gradgradcheck(turned, (x,))
@@ -348,8 +348,8 @@ def test_rotation_gradients(layout):
        st.sampled_from([2, 8, 64]))
 def test_scores_do_not_see_a_shift(seed, shift, layout, d):
     q, k = (randn(1, 2, 6, d, seed=seed + i) for i in range(2))
-    rotary = Rotary(d, layout=layout)
-    a, b = (rotary(q, k, pos=steps(6, n)) for n in (0, shift))
+    rotary = RotaryEmbedding(d, layout=layout)
+    a, b = (rotary(q, k, positions=steps(6, n)) for n in (0, shift))
     gap = (a[0] @ a[1].mT - b[0] @ b[1].mT).abs().max()
     assert gap < 2e-4 * d ** 0.5
     close(b[0].norm(dim=-1), q.norm(dim=-1))
@@ -358,13 +358,13 @@ def test_scores_do_not_see_a_shift(seed, shift, layout, d):
 def test_each_pair_turns_and_the_direction_counts():
     q = randn(1, 1, 1, 8)
     k = randn(1, 1, 1, 8, seed=1)
-    rotary = Rotary(8)
-    a, = rotary(q, pos=at(0))
-    b, = rotary(q, pos=at(1))
+    rotary = RotaryEmbedding(8)
+    a, = rotary(q, positions=at(0))
+    b, = rotary(q, positions=at(1))
     pairs = (a - b).unflatten(-1, (2, 4)).norm(dim=-2)
     assert (pairs > 1e-4).all() and torch.equal(a, q)
-    ahead = rotary(q, pos=at(0))[0] @ rotary(k, pos=at(3))[0].mT
-    behind = rotary(q, pos=at(3))[0] @ rotary(k, pos=at(0))[0].mT
+    ahead = rotary(q, positions=at(0))[0] @ rotary(k, positions=at(3))[0].mT
+    behind = rotary(q, positions=at(3))[0] @ rotary(k, positions=at(0))[0].mT
     assert abs(ahead - behind) > 1e-2
 
 
@@ -372,39 +372,40 @@ def test_each_pair_turns_and_the_direction_counts():
 def test_a_query_alone_is_turned_as_in_the_sequence(one):
     "What a cache needs: positions are given, not counted."
     q = randn(2, 2, 6, 8)
-    rotary = Rotary(8)
-    whole, = rotary(q, pos=steps(6, 10))
-    alone, = rotary(q[:, :, one:one + 1], pos=at(10 + one))
+    rotary = RotaryEmbedding(8)
+    whole, = rotary(q, positions=steps(6, 10))
+    alone, = rotary(q[:, :, one:one + 1], positions=at(10 + one))
     close(alone, whole[:, :, one:one + 1], 1e-6)
-    restarted, = rotary(q[:, :, 3:4], pos=at(0))
+    restarted, = rotary(q[:, :, 3:4], positions=at(0))
     assert not torch.allclose(restarted, whole[:, :, 3:4], atol=0.1)
 
 
 def test_positions_of_a_batch_go_with_the_batch():
     "With as many heads as sentences, so that a slip would fit."
     q = randn(2, 2, 5, 8)
-    rotary = Rotary(8)
-    pos = torch.stack([torch.arange(5), torch.arange(5) - 2])
-    both, = rotary(q, pos=pos)
+    rotary = RotaryEmbedding(8)
+    positions = torch.stack([torch.arange(5), torch.arange(5) - 2])
+    both, = rotary(q, positions=positions)
     for row in range(2):
-        alone, = rotary(q[row:row + 1], pos=pos[row:row + 1])
+        alone, = rotary(q[row:row + 1], positions=positions[row:row + 1])
         assert torch.equal(both[row:row + 1], alone)
-    angle = pos[..., None] * rope_frequencies(8)
+    angle = positions[..., None] * rope_frequencies(8)
     with pytest.raises(ValueError, match=r"\(2, 5, 4\).*\(2, 2, 5, 8\)"):
-        rotate(q, angle.cos(), angle.sin())
-    per_head = rotate(q, angle.cos()[:, None], angle.sin()[:, None])
+        apply_rotary_emb(q, angle.cos(), angle.sin())
+    per_head = apply_rotary_emb(q, angle.cos()[:, None], angle.sin()[:, None])
     close(per_head, both)
 
 
 def test_a_rotary_turns_as_rotate_does():
     "Two ways to write one turn: values and gradients, scaled or not."
-    pos = torch.stack([torch.arange(5), torch.arange(5) + 700])
-    angle = pos[:, None, :, None].float() * rope_frequencies(8)
+    positions = torch.stack([torch.arange(5), torch.arange(5) + 700])
+    angle = positions[:, None, :, None].float() * rope_frequencies(8)
     for layout in LAYOUTS:
         for scale in (1.0, 0.5):
             x = randn(2, 3, 5, 8).requires_grad_()
-            short, = Rotary(8, layout=layout, scale=scale)(x, pos=pos)
-            long = rotate(x, scale * angle.cos(), scale * angle.sin(), layout)
+            short, = RotaryEmbedding(8, layout=layout, attention_factor=scale)(
+                x, positions=positions)
+            long = apply_rotary_emb(x, scale * angle.cos(), scale * angle.sin(), layout)
             close(short, long)
             tilt = randn(2, 3, 5, 8, seed=1)
             close(torch.autograd.grad(short, x, tilt)[0],
@@ -415,31 +416,31 @@ def test_a_rotary_turns_as_rotate_does():
 @pytest.mark.parametrize("scale", [1.0, 1.3])
 def test_the_gradient_of_a_turn(layout, scale):
     "Against finite differences, also of the gradient itself."
-    rotary = Rotary(8, layout=layout, scale=scale)
-    pos = steps(3, 700)
-    cos, sin = (x.double() for x in rotary.angles(pos))
+    rotary = RotaryEmbedding(8, layout=layout, attention_factor=scale)
+    positions = steps(3, 700)
+    cos, sin = (x.double() for x in rotary.cos_sin(positions))
     x = randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda x: rotary(x, angles=(cos, sin)), [x])
+        lambda x: rotary(x, cos_sin=(cos, sin)), [x])
     assert torch.autograd.gradgradcheck(
-        lambda x: rotary(x, angles=(cos, sin)), [x])
+        lambda x: rotary(x, cos_sin=(cos, sin)), [x])
     uneven = sin * (1 + torch.arange(8))    # no rotation at all
     assert torch.autograd.gradcheck(
-        lambda x: rotary(x, angles=(cos, uneven)), [x])
+        lambda x: rotary(x, cos_sin=(cos, uneven)), [x])
     free = cos.clone().requires_grad_()     # angles that are learned
     assert torch.autograd.gradcheck(
-        lambda x, free: rotary(x, angles=(free, sin)), [x, free])
+        lambda x, free: rotary(x, cos_sin=(free, sin)), [x, free])
 
 
 @plain_only
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_turn_under_transforms(layout):
     "Forward mode, and one text at a time."
-    rotary = Rotary(8, layout=layout)
-    pos = steps(3, 5)
+    rotary = RotaryEmbedding(8, layout=layout)
+    positions = steps(3, 5)
     x = randn(2, 2, 3, 8)
     along = randn(2, 2, 3, 8, seed=1)
-    turn = lambda x: rotary(x, pos=pos)[0]      # noqa: E731
+    turn = lambda x: rotary(x, positions=positions)[0]      # noqa: E731
     value, moved = torch.func.jvp(turn, (x,), (along,))
     close(value, turn(x)), close(moved, turn(along))
 
@@ -457,16 +458,16 @@ def test_a_turn_under_transforms(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_narrow_turn_is_the_wide_one_rounded_once(t, d, layout, grad):
-    rotary = Rotary(d, layout=layout)
-    pos = steps(t, 900)
+    rotary = RotaryEmbedding(d, layout=layout)
+    positions = steps(t, 900)
     x = randn(2, 3, t, d, dtype=torch.bfloat16).requires_grad_(grad)
-    close(rotary(x, pos=pos)[0].detach(),
-          rotary(x.detach().float(), pos=pos)[0].bfloat16(), 2 ** -8)
+    close(rotary(x, positions=positions)[0].detach(),
+          rotary(x.detach().float(), positions=positions)[0].bfloat16(), 2 ** -8)
     if grad:
         tilt = randn(2, 3, t, d, seed=1, dtype=torch.bfloat16)
         wide = x.detach().float().requires_grad_()
-        found, = torch.autograd.grad(rotary(x, pos=pos), x, tilt)
-        asked, = torch.autograd.grad(rotary(wide, pos=pos), wide,
+        found, = torch.autograd.grad(rotary(x, positions=positions), x, tilt)
+        asked, = torch.autograd.grad(rotary(wide, positions=positions), wide,
                                      tilt.float())
         close(found, asked.bfloat16(), 2 ** -8)
 
@@ -474,11 +475,11 @@ def test_a_narrow_turn_is_the_wide_one_rounded_once(t, d, layout, grad):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_types_are_kept_and_angles_are_float32(dtype, layout):
-    rotary = Rotary(64, layout=layout)
+    rotary = RotaryEmbedding(64, layout=layout)
     x = randn(1, 2, 5, 64, dtype=dtype)
     narrow = copy.deepcopy(rotary).to(dtype)
-    turned, = narrow(x, pos=steps(5, 4000))
-    exact, = rotary(x.double(), pos=steps(5, 4000))
+    turned, = narrow(x, positions=steps(5, 4000))
+    exact, = rotary(x.double(), positions=steps(5, 4000))
     assert turned.dtype == dtype
     assert narrow.freqs.dtype == torch.float32
     assert torch.equal(turned, exact.to(dtype)) or \
@@ -489,18 +490,18 @@ def test_types_are_kept_and_angles_are_float32(dtype, layout):
 
 
 def test_bfloat16_is_more_exact_than_llama():
-    pos = steps(64, 1000)
+    positions = steps(64, 1000)
     x = randn(1, 4, 64, 64, dtype=torch.bfloat16)
     peer = llama.LlamaRotaryEmbedding(config(64))
-    exact, = Rotary(64)(x.double(), pos=pos)
-    ours, = Rotary(64)(x, pos=pos)
-    theirs, _ = llama.apply_rotary_pos_emb(x, x, *peer(x, pos))
+    exact, = RotaryEmbedding(64)(x.double(), positions=positions)
+    ours, = RotaryEmbedding(64)(x, positions=positions)
+    theirs, _ = llama.apply_rotary_pos_emb(x, x, *peer(x, positions))
     errors = [(y.double() - exact).abs().mean() for y in (ours, theirs)]
     assert errors[0] <= errors[1]
 
 
 def test_a_model_in_bfloat16_keeps_exact_constants():
-    model = torch.nn.ModuleList([Rotary(64), ALiBi(12)])
+    model = torch.nn.ModuleList([RotaryEmbedding(64), ALiBi(12)])
     model.to(torch.bfloat16).double().half()
     assert torch.equal(model[0].freqs, rope_frequencies(64))
     assert torch.equal(model[1].slopes, alibi_slopes(12))
@@ -509,57 +510,59 @@ def test_a_model_in_bfloat16_keeps_exact_constants():
 
 def test_rotary_names_what_does_not_fit():
     with pytest.raises(ValueError, match="d_head 8 has 4 pairs, got 3"):
-        Rotary(8, freqs=torch.ones(3))
+        RotaryEmbedding(8, freqs=torch.ones(3))
     with pytest.raises(ValueError, match=r"half.*'neox'"):
-        Rotary(8, layout="neox")
+        RotaryEmbedding(8, layout="neox")
     with pytest.raises(ValueError, match=r"\(5, 4\).*\(1, 1, 5, 6\)"):
-        rotate(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
+        apply_rotary_emb(randn(1, 1, 5, 6), randn(5, 4), randn(5, 4))
     with pytest.raises(ValueError, match=r"\(b, h, 5, 8\).*\(1, 1, 5, 6\)"):
-        Rotary(8)(randn(1, 1, 5, 6), pos=steps(5))
+        RotaryEmbedding(8)(randn(1, 1, 5, 6), positions=steps(5))
     for wrong in (randn(1, 1, 4, 8), randn(1, 5, 8), randn(3, 1, 5, 8)):
         for q in ((wrong,), (randn(2, 1, 5, 8), wrong)):
             with pytest.raises(ValueError, match="x must be of shape"):
-                Rotary(8)(*q, pos=steps(5).repeat(2, 1))
+                RotaryEmbedding(8)(*q, positions=steps(5).repeat(2, 1))
     with pytest.raises(ValueError, match=r"8\), got \(1, 1, 5, 16\)"):
-        Rotary(8)(randn(1, 1, 5, 16), angles=Rotary(16).angles(steps(5)))
-    changed = Rotary(8)
+        RotaryEmbedding(8)(randn(1, 1, 5, 16),
+                           cos_sin=RotaryEmbedding(16).cos_sin(steps(5)))
+    changed = RotaryEmbedding(8)
     x = randn(1, 1, 5, 8)
     changed.layout = "interleaved"  # afterwards: taken as it is
-    assert torch.equal(changed.freqs, Rotary(8).freqs)
-    close(changed(x, pos=steps(5))[0],
-          Rotary(8, layout="interleaved")(x, pos=steps(5))[0])
+    assert torch.equal(changed.freqs, RotaryEmbedding(8).freqs)
+    close(changed(x, positions=steps(5))[0],
+          RotaryEmbedding(8, layout="interleaved")(x, positions=steps(5))[0])
     changed.bfloat16().layout = "half"
-    assert torch.equal(changed.freqs, Rotary(8).freqs)
+    assert torch.equal(changed.freqs, RotaryEmbedding(8).freqs)
     changed.layout = "neox"
     with pytest.raises(ValueError, match="'neox'"):
-        changed(x, pos=steps(5))
+        changed(x, positions=steps(5))
     with pytest.raises(ValueError, match="'neox'"):
-        rotate(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
+        apply_rotary_emb(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
 
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: ShawRelative(0, 3), "d_head .* got 0"),
-    (lambda: ShawRelative(8, 2.5), "max_distance .* got 2.5"),
-    (lambda: ShawRelative(8, True), "max_distance .* got True"),
-    (lambda: ShawRelative(8, 3, std=-1.0), "std .* got -1.0"),
-    (lambda: T5Bias(0), "n_heads .* got 0"),
-    (lambda: T5Bias(2, n_buckets=8.0), "n_buckets .* got 8.0"),
-    (lambda: T5Bias(2, max_distance="9"), "max_distance .* got '9'"),
+    (lambda: ShawRelativePositions(0, 3), "d_head .* got 0"),
+    (lambda: ShawRelativePositions(8, 2.5), "max_distance .* got 2.5"),
+    (lambda: ShawRelativePositions(8, True), "max_distance .* got True"),
+    (lambda: ShawRelativePositions(8, 3, std=-1.0), "std .* got -1.0"),
+    (lambda: T5RelativeBias(0), "n_heads .* got 0"),
+    (lambda: T5RelativeBias(2, n_buckets=8.0), "n_buckets .* got 8.0"),
+    (lambda: T5RelativeBias(2, max_distance="9"), "max_distance .* got '9'"),
     (lambda: t5_bucket(at(1), n_buckets=0), "n_buckets .* got 0"),
     (lambda: ALiBi(-1), "n_heads .* got -1"),
     (lambda: alibi_slopes(2.0), "n_heads .* got 2.0"),
-    (lambda: Rotary(8.0), "d_head .* got 8.0"),
-    (lambda: Rotary(7), "d_head 7 .* even, as 8"),
-    (lambda: Rotary(8, base=0.0), "base .* got 0.0"),
-    (lambda: Rotary(8, base=math.inf), "base .* got inf"),
-    (lambda: Rotary(8, scale=math.nan), "scale .* got nan"),
-    (lambda: Rotary(8, scale=0.0), "scale .* got 0.0"),
-    (lambda: Rotary(8, freqs=torch.ones(4, device="meta")), "on meta"),
+    (lambda: RotaryEmbedding(8.0), "d_head .* got 8.0"),
+    (lambda: RotaryEmbedding(7), "d_head 7 .* even, as 8"),
+    (lambda: RotaryEmbedding(8, base=0.0), "base .* got 0.0"),
+    (lambda: RotaryEmbedding(8, base=math.inf), "base .* got inf"),
+    (lambda: RotaryEmbedding(8, attention_factor=math.nan),
+     "attention_factor .* got nan"),
+    (lambda: RotaryEmbedding(8, attention_factor=0.0), "attention_factor .* got 0.0"),
+    (lambda: RotaryEmbedding(8, freqs=torch.ones(4, device="meta")), "on meta"),
     (lambda: rope_frequencies(4, -1.0), "base .* got -1.0"),
-    (lambda: convert_layout(randn(8, 2), 2.0), "d_head .* got 2.0"),
+    (lambda: convert_rotary_layout(randn(8, 2), 2.0), "d_head .* got 2.0"),
     (lambda: linear_scaling(torch.ones(2), 0.0), "factor .* got 0.0"),
-    (lambda: ntk_base(1e4, -1.0, 8), "factor .* got -1.0"),
-    (lambda: ntk_base(0.0, 2.0, 8), "base .* got 0.0"),
+    (lambda: ntk_scaled_base(1e4, -1.0, 8), "factor .* got -1.0"),
+    (lambda: ntk_scaled_base(0.0, 2.0, 8), "base .* got 0.0"),
     (lambda: llama3(factor=0.0), "factor .* got 0.0"),
     (lambda: llama3(original_max_len=0), "original_max_len .* got 0"),
     (lambda: llama3(low_freq_factor=-1.0), "low_freq_factor -1.0"),
@@ -592,9 +595,9 @@ def test_sizes_may_be_numbers_of_numpy():
     two = np.int64(2)
     eight = np.int64(8)
     assert torch.equal(alibi_slopes(two), alibi_slopes(2))
-    assert torch.equal(Rotary(eight).freqs, Rotary(8).freqs)
-    assert T5Bias(two, n_buckets=eight)(steps(3), steps(3)).shape[1] == 2
-    assert ShawRelative(eight, two).key_table.shape == (5, 8)
+    assert torch.equal(RotaryEmbedding(eight).freqs, RotaryEmbedding(8).freqs)
+    assert T5RelativeBias(two, n_buckets=eight)(steps(3), steps(3)).shape[1] == 2
+    assert ShawRelativePositions(eight, two).key_table.shape == (5, 8)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -602,35 +605,35 @@ def test_sizes_may_be_numbers_of_numpy():
 @pytest.mark.parametrize("dtype", TYPES)
 def test_angles_made_once_serve_every_layer(layout, scale, dtype):
     "Bit for bit what positions give, and exact in every bit themselves."
-    rotary = Rotary(8, layout=layout, scale=scale)
-    pos = torch.stack([torch.arange(5), torch.arange(5) + 700])
+    rotary = RotaryEmbedding(8, layout=layout, attention_factor=scale)
+    positions = torch.stack([torch.arange(5), torch.arange(5) + 700])
     q = randn(2, 3, 5, 8, dtype=dtype)
     k = randn(2, 1, 5, 8, dtype=dtype)
-    cos, sin = rotary.angles(pos)
-    angle = pos[:, None, :, None] * rope_frequencies(8)
+    cos, sin = rotary.cos_sin(positions)
+    angle = positions[:, None, :, None] * rope_frequencies(8)
     twice = ((lambda x: torch.cat([x, x], -1)) if layout == "half"
              else (lambda x: x.repeat_interleave(2, -1)))
     assert torch.equal(cos, scale * twice(angle).cos())
     assert torch.equal(sin.abs(), (scale * twice(angle).sin()).abs())
     assert cos.dtype == sin.dtype == torch.float32
-    assert rotary.angles(pos[:1])[0].shape == (1, 1, 5, 8)
+    assert rotary.cos_sin(positions[:1])[0].shape == (1, 1, 5, 8)
     for a, b in zip(
-        rotary(q, k, angles=(cos, sin)), rotary(q, k, pos=pos), strict=True
+        rotary(q, k, cos_sin=(cos, sin)), rotary(q, k, positions=positions), strict=True
     ):
         assert torch.equal(a, b)
-    for wrong in ({}, dict(pos=pos, angles=(cos, sin))):
-        with pytest.raises(ValueError, match="either pos or angles"):
+    for wrong in ({}, dict(positions=positions, cos_sin=(cos, sin))):
+        with pytest.raises(ValueError, match="either positions or cos_sin"):
             rotary(q, **wrong)
 
 
 def test_scale_multiplies_and_the_input_is_left_alone():
     x = randn(1, 2, 5, 8)
     before = x.clone()
-    plain, = Rotary(8)(x, pos=steps(5))
-    large, = Rotary(8, scale=1.5)(x, pos=steps(5))
+    plain, = RotaryEmbedding(8)(x, positions=steps(5))
+    large, = RotaryEmbedding(8, attention_factor=1.5)(x, positions=steps(5))
     close(large, 1.5 * plain)
     assert torch.equal(x, before)
-    assert Rotary(8)(pos=steps(5)) == ()
+    assert RotaryEmbedding(8)(positions=steps(5)) == ()
 
 
 # layouts
@@ -641,10 +644,10 @@ def test_converting_there_and_back_changes_nothing(h, d, seed):
     for shape in ((h * d, 3), (h * d,)):
         weight = randn(*shape, seed=seed)
         for to, back in (LAYOUTS, LAYOUTS[::-1]):
-            there = convert_layout(weight, d, to)
-            assert torch.equal(convert_layout(there, d, back), weight)
+            there = convert_rotary_layout(weight, d, to)
+            assert torch.equal(convert_rotary_layout(there, d, back), weight)
     assert torch.equal(
-        convert_layout(torch.arange(8.0), 4),
+        convert_rotary_layout(torch.arange(8.0), 4),
         torch.tensor([0., 2, 1, 3, 4, 6, 5, 7]))
 
 
@@ -656,7 +659,7 @@ def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
     head = randn(16, 11, seed=1)
     logits = {}
     torch.manual_seed(0)
-    parts = [SelfAttention(16, 2, causal=True, rotary=Rotary(
+    parts = [SelfAttention(16, 2, causal=True, rotary=RotaryEmbedding(
         8, layout=layout)) for layout in (other, to, to)]
     for p in parts[0].parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -664,7 +667,7 @@ def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
     parts[2].load_state_dict(state)     # forgotten
     for name in ("q_proj", "k_proj"):
         for kind in ("weight", "bias"):
-            state[f"{name}.{kind}"] = convert_layout(
+            state[f"{name}.{kind}"] = convert_rotary_layout(
                 state[f"{name}.{kind}"], 8, to)
     parts[1].load_state_dict(state)
     logits = [part(x) @ head for part in parts]
@@ -674,11 +677,11 @@ def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
 
 def test_layouts_of_no_whole_heads_are_refused():
     with pytest.raises(ValueError, match=r"10 rows.*d_head 4"):
-        convert_layout(randn(10, 2), 4)
+        convert_rotary_layout(randn(10, 2), 4)
     with pytest.raises(ValueError, match="d_head 3 must be even"):
-        convert_layout(randn(9, 2), 3)
+        convert_rotary_layout(randn(9, 2), 3)
     with pytest.raises(ValueError, match="'neox'"):
-        convert_layout(randn(8, 2), 4, "neox")
+        convert_rotary_layout(randn(8, 2), 4, "neox")
 
 
 # what print shows
@@ -686,24 +689,39 @@ def test_layouts_of_no_whole_heads_are_refused():
 def test_print_shows_all_that_changes_the_numbers():
     freqs = rope_frequencies(8)
     scaled = linear_scaling(freqs, 2.0)
-    kinds = [Rotary(8), Rotary(4), Rotary(8, base=100.0),
-             Rotary(8, scale=1.5), Rotary(8, layout="interleaved"),
-             Rotary(8, freqs=freqs), Rotary(8, freqs=scaled),
-             ALiBi(4), ALiBi(8), T5Bias(4), T5Bias(8),
-             T5Bias(4, n_buckets=16), T5Bias(4, max_distance=64),
-             T5Bias(4, causal=True), ShawRelative(8, 2),
-             ShawRelative(4, 2), ShawRelative(8, 4)]
+    kinds = [
+        RotaryEmbedding(8),
+        RotaryEmbedding(4),
+        RotaryEmbedding(8, base=100.0),
+        RotaryEmbedding(8, attention_factor=1.5),
+        RotaryEmbedding(8, layout="interleaved"),
+        RotaryEmbedding(8, freqs=freqs),
+        RotaryEmbedding(8, freqs=scaled),
+        ALiBi(4),
+        ALiBi(8),
+        T5RelativeBias(4),
+        T5RelativeBias(8),
+        T5RelativeBias(4, n_buckets=16),
+        T5RelativeBias(4, max_distance=64),
+        T5RelativeBias(4, causal=True),
+        ShawRelativePositions(8, 2),
+        ShawRelativePositions(4, 2),
+        ShawRelativePositions(8, 4),
+    ]
     assert len({repr(part) for part in kinds}) == len(kinds)
-    assert repr(Rotary(8)) == \
-        "Rotary(8, base=10000.0, scale=1.0, layout='half')"
-    assert repr(T5Bias(4)) == ("T5Bias(4, n_buckets=32, causal=False, "
-                               "max_distance=128)")
-    assert repr(ShawRelative(8, 2)) == "ShawRelative(8, max_distance=2)"
+    assert repr(RotaryEmbedding(8)) == \
+        "RotaryEmbedding(8, base=10000.0, attention_factor=1.0, layout='half')"
+    assert repr(T5RelativeBias(4)) == ("T5RelativeBias(4, n_buckets=32, causal=False, "
+                                       "max_distance=128)")
+    assert repr(ShawRelativePositions(8, 2)) == \
+        "ShawRelativePositions(8, max_distance=2)"
     assert repr(ALiBi(4)) == "ALiBi(4)"
-    assert repr(Rotary(8, freqs=scaled)) == repr(Rotary(8, freqs=scaled))
-    changed = Rotary(8)
+    assert repr(RotaryEmbedding(8, freqs=scaled)) == repr(
+        RotaryEmbedding(8, freqs=scaled)
+    )
+    changed = RotaryEmbedding(8)
     changed.layout = "interleaved"
-    assert repr(changed) == repr(Rotary(8, layout="interleaved"))
+    assert repr(changed) == repr(RotaryEmbedding(8, layout="interleaved"))
 
 
 # scaling
@@ -719,7 +737,7 @@ def test_scalings_equal_transformers(d, base, factor):
     pairs = [
         (linear_scaling(freqs, factor),
          scaled("linear", d, base, factor=factor)),
-        (rope_frequencies(d, ntk_base(base, factor, d)),
+        (rope_frequencies(d, ntk_scaled_base(base, factor, d)),
          scaled("dynamic", d, base, 1024, length=int(1024 * factor),
                 factor=1.0)),
         (llama3_scaling(freqs, factor=factor, original_max_len=1024,
@@ -768,15 +786,20 @@ def test_yarn_in_a_rotary_equals_llama():
     freqs, scale = yarn_scaling(32, factor=4.0, original_max_len=256)
     q = randn(1, 2, 9, 32)
     k = randn(1, 2, 9, 32, seed=1)
-    pos = steps(9, 900)
-    for a, b in zip(Rotary(32, freqs=freqs, scale=scale)(q, k, pos=pos),
-                    llama.apply_rotary_pos_emb(q, k, *peer(q, pos)), strict=True):
+    positions = steps(9, 900)
+    for a, b in zip(
+        RotaryEmbedding(32, freqs=freqs, attention_factor=scale)(
+            q, k, positions=positions
+        ),
+        llama.apply_rotary_pos_emb(q, k, *peer(q, positions)),
+        strict=True,
+    ):
         close(a, b)
 
 
 def test_what_the_scalings_keep_and_slow():
     freqs = rope_frequencies(64)
-    ntk = rope_frequencies(64, ntk_base(10_000.0, 8.0, 64))
+    ntk = rope_frequencies(64, ntk_scaled_base(10_000.0, 8.0, 64))
     assert ntk[0] == freqs[0]
     assert math.isclose(freqs[-1] / ntk[-1], 8.0, rel_tol=1e-5)
     three = llama3_scaling(freqs, factor=8.0, low_freq_factor=1.0,
@@ -790,7 +813,7 @@ def test_what_the_scalings_keep_and_slow():
         llama3_scaling(freqs, factor=8.0, low_freq_factor=4.0,
                        high_freq_factor=1.0, original_max_len=1024)
     with pytest.raises(ValueError, match=r"d_head .* at least 4, got 2"):
-        ntk_base(10_000.0, 8.0, 2)
+        ntk_scaled_base(10_000.0, 8.0, 2)
 
 
 # compiled, other devices, the experiment
@@ -801,17 +824,17 @@ def test_what_the_scalings_keep_and_slow():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_all_parts_compile_to_one_graph(dynamic):
     q = randn(2, 4, 6, 8)
-    pos = steps(6).repeat(2, 1)
-    shaw = ShawRelative(8, 2)
-    rotary = Rotary(8)
-    neighbors = Rotary(8, layout="interleaved")
-    calls = [lambda q, p: rotary(q, q[:, :1], pos=p)[0],
-             lambda q, p: neighbors(q, pos=p)[0],
-             lambda q, p: shaw.bias(q, p, p),
-             lambda q, p: shaw.values(q @ q.mT, p, p),
-             lambda q, p: T5Bias.forward(t5, p, p),
+    positions = steps(6).repeat(2, 1)
+    shaw = ShawRelativePositions(8, 2)
+    rotary = RotaryEmbedding(8)
+    neighbors = RotaryEmbedding(8, layout="interleaved")
+    calls = [lambda q, p: rotary(q, q[:, :1], positions=p)[0],
+             lambda q, p: neighbors(q, positions=p)[0],
+             lambda q, p: shaw.score_bias(q, p, p),
+             lambda q, p: shaw.value_offset(q @ q.mT, p, p),
+             lambda q, p: T5RelativeBias.forward(t5, p, p),
              lambda q, p: ALiBi.forward(alibi, p, p)]
-    t5 = T5Bias(4)
+    t5 = T5RelativeBias(4)
     alibi = ALiBi(4)
     for call in calls:
         torch.compiler.reset()
@@ -819,7 +842,7 @@ def test_all_parts_compile_to_one_graph(dynamic):
                                  dynamic=dynamic)
         for t in (6, 4):
             x = q[:, :, :t]
-            p = pos[:, :t]
+            p = positions[:, :t]
             close(compiled(x, p), call(x, p), 1e-6)
 
 
@@ -827,17 +850,18 @@ def test_all_parts_compile_to_one_graph(dynamic):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_cuda(dtype):
     q = randn(2, 4, 6, 8, dtype=dtype)
-    pos = steps(6, 300)
+    positions = steps(6, 300)
     for make, call in (
-            (lambda: Rotary(8), lambda m, q, p: m(q, pos=p)[0]),
-            (lambda: T5Bias(4), lambda m, q, p: m(p, p)),
+            (lambda: RotaryEmbedding(8), lambda m, q, p: m(q, positions=p)[0]),
+            (lambda: T5RelativeBias(4), lambda m, q, p: m(p, p)),
             (lambda: ALiBi(4), lambda m, q, p: m(p, p)),
-            (lambda: ShawRelative(8, 2), lambda m, q, p: m.bias(q, p, p)),
-            (lambda: ShawRelative(8, 2),
-             lambda m, q, p: m.values((q @ q.mT).softmax(-1), p, p))):
+            (lambda: ShawRelativePositions(8, 2),
+             lambda m, q, p: m.score_bias(q, p, p)),
+            (lambda: ShawRelativePositions(8, 2),
+             lambda m, q, p: m.value_offset((q @ q.mT).softmax(-1), p, p))):
         part = make()
-        here = call(part, q, pos)
-        there = call(part.cuda(), q.cuda(), pos.cuda())
+        here = call(part, q, positions)
+        there = call(part.cuda(), q.cuda(), positions.cuda())
         assert there.is_cuda and there.dtype == here.dtype
         close(there.cpu(), here, 1e-5 if dtype == torch.float32 else 2e-2)
 
@@ -850,7 +874,7 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
         "--steps", "2", "--seeds", "1", "--out", out)
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
-    full = read_record("positions")
+    full = load_record("positions")
     assert [list(r) for r in small] == [list(r) for r in full]
     for a, b in zip(small, full, strict=True):
         for name in ("task", "method", "first", "last"):
@@ -865,11 +889,11 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
 @pytest.mark.parametrize("d", [16, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_narrow_types_are_trained_when_compiled(d, layout):
-    rotary = Rotary(d, layout=layout)
-    pos = steps(4, 9)
+    rotary = RotaryEmbedding(d, layout=layout)
+    positions = steps(4, 9)
 
     def turn(x):
-        return rotary(x, pos=pos)[0]
+        return rotary(x, positions=positions)[0]
     torch.compiler.reset()
     fast = torch.compile(turn, backend="aot_eager", fullgraph=True)
     found = []
@@ -884,8 +908,8 @@ def test_narrow_types_are_trained_when_compiled(d, layout):
 
 
 def test_learned_angles_of_a_narrow_type():
-    rotary = Rotary(64)
-    cos, sin = (x.requires_grad_() for x in rotary.angles(steps(4)))
+    rotary = RotaryEmbedding(64)
+    cos, sin = (x.requires_grad_() for x in rotary.cos_sin(steps(4)))
     x = randn(1, 2, 4, 64, dtype=torch.bfloat16).requires_grad_()
-    rotary(x, angles=(cos, sin))[0].float().pow(2).sum().backward()
+    rotary(x, cos_sin=(cos, sin))[0].float().pow(2).sum().backward()
     assert cos.grad.abs().max() > 0 and x.grad.isfinite().all()

@@ -7,11 +7,11 @@ from tformer import rows
 from tformer.rows import (
     GrowingRows,
     Positions,
+    append_positions,
+    crop_positions,
     fused_attend,
-    joined_positions,
-    online_attend,
-    positions_below,
-    repeat_heads,
+    online_softmax_attend,
+    repeat_kv,
 )
 
 
@@ -21,9 +21,9 @@ def test_online_attention_equals_the_kernel(block):
     mask = torch.rand(2, 3, 5, 7) < 0.6
     mask[..., 0] = True
     expected = F.scaled_dot_product_attention(q, k, v, mask)
-    got = online_attend(q, k, v, mask, block=block)
+    got = online_softmax_attend(q, k, v, mask, chunk_size=block)
     assert torch.allclose(got, expected, atol=1e-5)
-    assert not torch.allclose(online_attend(q, k, v), expected, atol=1e-3)
+    assert not torch.allclose(online_softmax_attend(q, k, v), expected, atol=1e-3)
 
 
 def test_shared_heads_are_those_of_the_kernel():
@@ -31,23 +31,23 @@ def test_shared_heads_are_those_of_the_kernel():
     expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert torch.allclose(fused_attend(q, k, v), expected, atol=1e-6)
     again = F.scaled_dot_product_attention(
-        q, repeat_heads(k, 3), repeat_heads(v, 3))
+        q, repeat_kv(k, 3), repeat_kv(v, 3))
     assert torch.allclose(again, expected, atol=1e-6)
 
 
 def test_positions_go_on_from_the_largest_of_each_row():
     at = torch.tensor([[0, 1, 2], [-1, -1, 0], [-1, -1, -1]])
-    later = Positions(at).following(2).at
+    later = Positions(at).next(2).tensor
     assert later.tolist() == [[3, 4], [1, 2], [0, 1]]
-    both = joined_positions(Positions(at), Positions(later))
-    assert both.at.tolist() == [a + b for a, b in zip(
+    both = append_positions(Positions(at), Positions(later))
+    assert both.tensor.tolist() == [a + b for a, b in zip(
         at.tolist(), later.tolist(), strict=True)]
 
 
 def test_what_is_below_is_kept_in_order():
     at = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]])
-    below, places = positions_below(Positions(at), 2)
-    assert below.at.tolist() == [[0, 1, -1], [-1, 0, 1]]
+    below, places = crop_positions(Positions(at), 2)
+    assert below.tensor.tolist() == [[0, 1, -1], [-1, 0, 1]]
     assert places.tolist() == [0, 1, 2]
 
 
@@ -56,12 +56,12 @@ def test_rows_that_grow_hold_what_they_were_given():
     parts = [torch.randn(2, n, 3) for n in (4, 1, 5)]
     start = 0
     for part in parts:
-        pos = Positions(start=start, n=part.shape[1])
-        got = kept.joined((part,), pos)
-        kept.hold(got, joined_positions(kept.k_pos, pos))
+        positions = Positions(start=start, length=part.shape[1])
+        got = kept._append((part,), positions)
+        kept.replace(got, append_positions(kept.key_positions, positions))
         start += part.shape[1]
-    assert torch.equal(kept.kept[0], torch.cat(parts, -2))
-    assert kept.k_pos.at.tolist() == [list(range(10))]
+    assert torch.equal(kept.tensors[0], torch.cat(parts, -2))
+    assert kept.key_positions.tensor.tolist() == [list(range(10))]
 
 
 def test_every_public_name_has_words():

@@ -15,20 +15,20 @@ from conftest import ROOT
 from helpers import generator, needs_cuda, plain_only
 from tformer.sampling import (
     Sampler,
-    Sampling,
-    allow,
-    bias,
-    distinct,
-    draw,
-    frequency_penalty,
-    min_p,
-    presence_penalty,
-    process,
-    repetition_penalty,
-    temperature,
-    top_k,
-    top_p,
-    typical,
+    SamplingParams,
+    apply_allowed_mask,
+    apply_frequency_penalty,
+    apply_logit_bias,
+    apply_min_p,
+    apply_presence_penalty,
+    apply_repetition_penalty,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    apply_typical_p,
+    distinct_n,
+    process_logits,
+    sample_ids,
 )
 
 torch.set_num_threads(1)
@@ -77,21 +77,21 @@ def largest_set(ours, theirs):
 @some
 @given(rows(), st.floats(0.05, 5))
 def test_temperature_equals_transformers(z, t):
-    assert torch.equal(temperature(z, t),
+    assert torch.equal(apply_temperature(z, t),
                        peers.TemperatureLogitsWarper(t)(None, z))
 
 
 @some
 @given(rows(), st.integers(1, 100))
 def test_top_k_equals_transformers(z, k):
-    assert torch.equal(top_k(z, k), peers.TopKLogitsWarper(k)(None, z))
+    assert torch.equal(apply_top_k(z, k), peers.TopKLogitsWarper(k)(None, z))
 
 
 @some
 @given(rows(), share)
 def test_top_p_equals_transformers(z, p):
     if not crosses(z, z.argsort(descending=True), p):
-        largest_set(top_p(z, p), peers.TopPLogitsWarper(p)(None, z))
+        largest_set(apply_top_p(z, p), peers.TopPLogitsWarper(p)(None, z))
 
 
 @some
@@ -99,7 +99,7 @@ def test_top_p_equals_transformers(z, p):
 def test_min_p_equals_transformers(z, p):
     said = z.double().softmax(-1)
     if ((said / said.amax(-1, keepdim=True) - p).abs() > 1e-5).all():
-        assert torch.equal(min_p(z, p), peers.MinPLogitsWarper(p)(None, z))
+        assert torch.equal(apply_min_p(z, p), peers.MinPLogitsWarper(p)(None, z))
 
 
 @some
@@ -110,7 +110,7 @@ def test_typical_equals_transformers(z, p):
     far = (-log_p - entropy).abs()
     gaps = far.sort().values.diff()
     if not crosses(z, far.argsort(), p) and not (gaps < 1e-5).any():
-        assert torch.equal(typical(z, p),
+        assert torch.equal(apply_typical_p(z, p),
                            peers.TypicalLogitsWarper(p)(None, z))
 
 
@@ -118,11 +118,11 @@ def test_typical_equals_transformers(z, p):
 @given(rows(), st.floats(0.3, 3), st.integers(0, 12), st.integers(0, 99))
 def test_repetition_equals_transformers(z, penalty, n, seed):
     ids = torch.randint(z.shape[1], (len(z), n), generator=generator(seed))
-    ours = repetition_penalty(z, ids, penalty)
+    ours = apply_repetition_penalty(z, ids, penalty)
     peer = peers.RepetitionPenaltyLogitsProcessor(penalty)
     assert torch.equal(ours, peer(ids, z))
     padded = torch.cat([torch.full((len(z), 2), -1), ids], 1)
-    assert torch.equal(repetition_penalty(z, padded, penalty), ours)
+    assert torch.equal(apply_repetition_penalty(z, padded, penalty), ours)
 
 
 @some
@@ -137,8 +137,8 @@ def test_counting_penalties_equal_loops(z, penalty, n, seed):
         for i in {*wrote} - {-1}:
             often[row, i] -= penalty * wrote.count(i)
             once[row, i] -= penalty
-    torch.testing.assert_close(frequency_penalty(z, ids, penalty), often)
-    torch.testing.assert_close(presence_penalty(z, ids, penalty), once)
+    torch.testing.assert_close(apply_frequency_penalty(z, ids, penalty), often)
+    torch.testing.assert_close(apply_presence_penalty(z, ids, penalty), once)
 
 
 @some
@@ -155,9 +155,10 @@ def test_all_together_equal_the_list_of_transformers(z, seed):
             lambda batch, ids: mask.nonzero()[:, 0].tolist(), 1),
         peers.TemperatureLogitsWarper(0.8), peers.TopKLogitsWarper(12),
         peers.TopPLogitsWarper(0.9), peers.MinPLogitsWarper(0.03)])
-    ours = process(z, Sampling(
-        bias={0: 1.5, 1: -2.0}, repetition=1.3, allowed=lambda ids: mask,
-        temperature=0.8, top_k=12, top_p=0.9, min_p=0.03), ids)
+    ours = process_logits(
+        z, SamplingParams(logit_bias={0: 1.5, 1: -2.0}, repetition_penalty=1.3,
+                          allowed_tokens_fn=lambda ids: mask, temperature=0.8, top_k=12,
+                          top_p=0.9, min_p=0.03), ids)
     theirs = chain(ids, z)
     if torch.equal(ours > -INF, theirs > -INF):
         torch.testing.assert_close(ours, theirs)
@@ -169,12 +170,13 @@ def test_the_smallest_set_has_the_crossing_id_and_no_more():
     z = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
     for p, n in ((0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.8, 4),
                  (1.0, 4)):
-        assert (top_p(z, p) > -INF).sum() == n
+        assert (apply_top_p(z, p) > -INF).sum() == n
 
 
 def test_a_share_of_1_is_off():
     z = 4 * torch.randn(2, 50_257, generator=generator())
-    assert torch.equal(top_p(z, 1.0), z) and torch.equal(typical(z, 1.0), z)
+    assert torch.equal(apply_top_p(z, 1.0), z) and torch.equal(apply_typical_p(z, 1.0),
+                                                               z)
     assert (z.softmax(-1).sort(descending=True)[0].cumsum(-1) > 1).any()
 
 
@@ -184,7 +186,7 @@ def test_a_long_vocabulary_equals_float64(scale):
     said, rank = z.double().softmax(-1).sort(descending=True)
     for p in (0.3, 0.9, 0.999):
         n = ((said.cumsum(-1) - said) < p).sum(-1)
-        kept = (top_p(z, p) > -INF)
+        kept = (apply_top_p(z, p) > -INF)
         assert ((kept.sum(-1) - n).abs() <= 1).all()    # float32 softmax
         assert all(kept[i, rank[i, :n[i] - 1]].all() for i in range(3))
 
@@ -195,14 +197,14 @@ def test_every_filter_leaves_an_id_and_its_input(z, seed):
     before = z.clone()
     ids = torch.randint(z.shape[1], (len(z), 3), generator=generator(seed))
     for rule in (
-            lambda x: temperature(x, 0.0), lambda x: temperature(x, 1e-7),
-            lambda x: temperature(x, 1e-3), lambda x: top_k(x, 1),
-            lambda x: top_p(x, 1e-9), lambda x: min_p(x, 1.0),
-            lambda x: typical(x, 1e-9), lambda x: bias(x, {0: 2.0}),
-            lambda x: repetition_penalty(x, ids, 5.0),
-            lambda x: frequency_penalty(x, ids, 2.0),
-            lambda x: presence_penalty(x, ids, 2.0),
-            lambda x: allow(x, torch.ones(x.shape[1], dtype=torch.bool))):
+            lambda x: apply_temperature(x, 0.0), lambda x: apply_temperature(x, 1e-7),
+            lambda x: apply_temperature(x, 1e-3), lambda x: apply_top_k(x, 1),
+            lambda x: apply_top_p(x, 1e-9), lambda x: apply_min_p(x, 1.0),
+            lambda x: apply_typical_p(x, 1e-9), lambda x: apply_logit_bias(x, {0: 2.0}),
+            lambda x: apply_repetition_penalty(x, ids, 5.0),
+            lambda x: apply_frequency_penalty(x, ids, 2.0),
+            lambda x: apply_presence_penalty(x, ids, 2.0),
+            lambda x: apply_allowed_mask(x, torch.ones(x.shape[1], dtype=torch.bool))):
         left = rule(z)
         assert torch.equal(z, before) and left is not z
         assert left.shape == z.shape and (left > -INF).any(-1).all()
@@ -214,14 +216,14 @@ def test_every_filter_leaves_an_id_and_its_input(z, seed):
 @pytest.mark.parametrize("kind", (torch.bfloat16, torch.float16))
 def test_16_bits_are_computed_in_32(kind):
     z = (3 * torch.randn(2, 300, generator=generator())).to(kind)
-    for rule in (lambda x: temperature(x, 0.7), lambda x: top_p(x, 0.9),
-                 lambda x: typical(x, 0.9), lambda x: min_p(x, 0.1),
-                 lambda x: bias(x, {3: 0.001})):
+    for rule in (lambda x: apply_temperature(x, 0.7), lambda x: apply_top_p(x, 0.9),
+                 lambda x: apply_typical_p(x, 0.9), lambda x: apply_min_p(x, 0.1),
+                 lambda x: apply_logit_bias(x, {3: 0.001})):
         assert rule(z).dtype == torch.float32
         assert torch.equal(rule(z), rule(z.float()))
     u = torch.tensor([0.2, 0.9])
-    assert torch.equal(draw(z, u), draw(z.float(), u))
-    assert temperature(z.double(), 0.7).dtype == torch.float64
+    assert torch.equal(sample_ids(z, u), sample_ids(z.float(), u))
+    assert apply_temperature(z.double(), 0.7).dtype == torch.float64
 
 
 # --- draws
@@ -248,8 +250,8 @@ def p_value(times, exact):
 def test_frequencies_are_the_probabilities(how):
     "Level 1e-4 each; the seeds are fixed, so it never fails by chance."
     z = 2 * torch.randn(1, 40, generator=generator(3))
-    exact = process(z, Sampling(**how))[0].double().softmax(-1)
-    sampler = Sampler(Sampling(seed=0, **how))
+    exact = process_logits(z, SamplingParams(**how))[0].double().softmax(-1)
+    sampler = Sampler(SamplingParams(seed=0, **how))
     z = z.expand(2_000, -1)
     times = torch.zeros(40)
     for _ in range(10):
@@ -271,22 +273,23 @@ def test_neighboring_seeds_do_not_look_alike():
 def test_the_ends_of_the_line():
     z = torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]])
     for u, i in ((0.0, 1), (0.4999999, 1), (0.5, 3), (1 - 2**-53, 3)):
-        assert draw(z, torch.tensor([u], dtype=torch.float64)) == i
-    assert draw(z[0], torch.tensor(0.7)) == 3           # no batch
+        assert sample_ids(z, torch.tensor([u], dtype=torch.float64)) == i
+    assert sample_ids(z[0], torch.tensor(0.7)) == 3           # no batch
 
 
 def test_greedy_takes_the_first_of_the_best():
     z = torch.tensor([[1.0, 3, 3, 0], [5, 1, 1, 5]])
-    assert Sampler(Sampling(temperature=0.0, top_p=0.5))(z).tolist() == [1, 0]
-    assert (temperature(z, 0.0) > -INF).sum(-1).tolist() == [1, 1]
+    assert Sampler(SamplingParams(temperature=0.0, top_p=0.5))(z).tolist() == [1, 0]
+    assert (apply_temperature(z, 0.0) > -INF).sum(-1).tolist() == [1, 1]
 
 
 # --- rows
 
-WAYS = [Sampling(seed=1), Sampling(seed=2, top_k=5), Sampling(seed=3, top_k=5),
-        Sampling(seed=4, top_p=0.9, repetition=1.2),
-        Sampling(seed=5, temperature=0.0), Sampling(seed=6, typical_p=0.8),
-        Sampling(seed=7, min_p=0.05, frequency=0.4)]
+WAYS = [SamplingParams(seed=1), SamplingParams(seed=2, top_k=5),
+        SamplingParams(seed=3, top_k=5),
+        SamplingParams(seed=4, top_p=0.9, repetition_penalty=1.2),
+        SamplingParams(seed=5, temperature=0.0), SamplingParams(seed=6, typical_p=0.8),
+        SamplingParams(seed=7, min_p=0.05, frequency_penalty=0.4)]
 
 
 def texts(groups, z, steps):
@@ -306,7 +309,7 @@ def texts(groups, z, steps):
             stays = [n for n in names if n in old]
             comes = [n for n in names if n not in old]
             sampler.select([old.index(n) for n in stays])
-            sampler.join(Sampler([WAYS[n] for n in comes]))
+            sampler.extend(Sampler([WAYS[n] for n in comes]))
             names = stays + comes
             sampler.names = stays + comes
         ids = sampler(torch.stack([z[len(wrote[n]), n] for n in names]),
@@ -332,20 +335,21 @@ def test_a_row_does_not_know_its_neighbors(vocab):
 
 def test_one_setting_for_all_counts_seeds_on():
     z = 2 * torch.randn(10, 3, 50, generator=generator())
-    shared = Sampler(Sampling(seed=8, top_k=9))
-    each = [Sampler(Sampling(seed=8 + i, top_k=9)) for i in range(3)]
+    shared = Sampler(SamplingParams(seed=8, top_k=9))
+    each = [Sampler(SamplingParams(seed=8 + i, top_k=9)) for i in range(3)]
     for x in z:
         assert shared(x).tolist() == [
             one(x[i, None]).item() for i, one in enumerate(each)]
-    fresh = [Sampler(Sampling())(z[0].expand(3, -1)) for _ in range(2)]
+    fresh = [Sampler(SamplingParams())(z[0].expand(3, -1)) for _ in range(2)]
     assert fresh[0].shape == (3,)
     wide = torch.zeros(4, 10**5)
-    assert not torch.equal(Sampler(Sampling())(wide), Sampler(Sampling())(wide))
+    assert not torch.equal(Sampler(SamplingParams())(wide),
+                           Sampler(SamplingParams())(wide))
 
 
 def test_a_row_kept_twice_goes_on_the_same_way_twice():
     z = torch.zeros(2, 1000)
-    sampler = Sampler(Sampling(seed=0))
+    sampler = Sampler(SamplingParams(seed=0))
     sampler(z)
     sampler.select([1, 1])
     assert len({*sampler(z).tolist()}) == 1
@@ -356,11 +360,11 @@ def test_a_row_kept_twice_goes_on_the_same_way_twice():
     dict(min_p=0.01, typical_p=0.6), dict(top_k=40, typical_p=0.6)))
 def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
     z = 3 * torch.randn(1, 2000, generator=generator(2))
-    sampler = Sampler(Sampling(seed=3, **how))
+    sampler = Sampler(SamplingParams(seed=3, **how))
     dice = generator(3)
     for _ in range(200):
         u = torch.rand(1, generator=dice, dtype=torch.float64)
-        assert sampler(z) == draw(process(z, Sampling(**how)), u)
+        assert sampler(z) == sample_ids(process_logits(z, SamplingParams(**how)), u)
 
 
 @pytest.mark.parametrize("where", [slice(0, 60), slice(-25, None),
@@ -370,89 +374,92 @@ def test_a_short_list_is_found_in_a_large_vocabulary(where):
     z = torch.randn(2, 20_011, generator=generator(7))
     z[:, where] += 6
     how = dict(top_k=40, temperature=0.7)
-    sampler = Sampler([Sampling(seed=3, **how)] * 2)
+    sampler = Sampler([SamplingParams(seed=3, **how)] * 2)
     dice = generator(3)
     for _ in range(100):
         u = torch.rand((), generator=dice, dtype=torch.float64).expand(2)
-        assert torch.equal(sampler(z), draw(process(z, Sampling(**how)), u))
+        assert torch.equal(sampler(z),
+                           sample_ids(process_logits(z, SamplingParams(**how)), u))
 
 
 def test_each_setting_does_what_its_function_does():
     z = torch.zeros(1, 5)
     wrote = torch.tensor([[1, 1, 2]])
-    both = process(z, Sampling(frequency=0.5, presence=2.0), wrote)
+    both = process_logits(z,
+                          SamplingParams(frequency_penalty=0.5, presence_penalty=2.0),
+                          wrote)
     assert both.tolist() == [[0, -3, -2.5, 0, 0]]
     y = 2 * torch.randn(3, 50, generator=generator(4))
-    for how, function in ((dict(typical_p=0.5), lambda y: typical(y, 0.5)),
-                          (dict(min_p=0.2), lambda y: min_p(y, 0.2)),
-                          (dict(top_p=0.5), lambda y: top_p(y, 0.5)),
-                          (dict(top_k=5), lambda y: top_k(y, 5))):
-        left = process(y, Sampling(**how))
+    for how, function in ((dict(typical_p=0.5), lambda y: apply_typical_p(y, 0.5)),
+                          (dict(min_p=0.2), lambda y: apply_min_p(y, 0.2)),
+                          (dict(top_p=0.5), lambda y: apply_top_p(y, 0.5)),
+                          (dict(top_k=5), lambda y: apply_top_k(y, 5))):
+        left = process_logits(y, SamplingParams(**how))
         assert torch.equal(left, function(y)) and not torch.equal(left, y)
 
 
 def test_a_refused_call_draws_nothing():
     z = 2 * torch.randn(2, 30, generator=generator(5))
-    calm, rough = (Sampler([Sampling(seed=1), Sampling(seed=2)])
+    calm, rough = (Sampler([SamplingParams(seed=1), SamplingParams(seed=2)])
                    for _ in range(2))
     with pytest.raises(ValueError, match="row 1 hold NaN"):
         rough(torch.stack([z[0], z[1] * NAN]))
     assert all(torch.equal(calm(z), rough(z)) for _ in range(5))
-    late = Sampler(Sampling(seed=1))
+    late = Sampler(SamplingParams(seed=1))
     with pytest.raises(ValueError):
         late(z * NAN)
-    assert torch.equal(late(z[:1]), Sampler(Sampling(seed=1))(z[:1]))
+    assert torch.equal(late(z[:1]), Sampler(SamplingParams(seed=1))(z[:1]))
 
 
 def test_joined_rows_are_copies():
     z = torch.zeros(1, 1000)
-    one = Sampler([Sampling(seed=1)])
-    other = Sampler([Sampling(seed=2)])
-    straight = Sampler([Sampling(seed=2)])
+    one = Sampler([SamplingParams(seed=1)])
+    other = Sampler([SamplingParams(seed=2)])
+    straight = Sampler([SamplingParams(seed=2)])
     one(z)
-    one.join(other)
+    one.extend(other)
     one(z.expand(2, -1))
     assert torch.equal(other(z), straight(z))
 
 
 def test_a_row_that_joins_is_written_by_its_own_settings():
     z = 2 * torch.randn(2, 50, generator=generator(6))
-    some = Sampler([Sampling(seed=1)])
+    some = Sampler([SamplingParams(seed=1)])
     some(z[:1])
-    some.join(Sampler([Sampling(temperature=0.0)]))
+    some.extend(Sampler([SamplingParams(temperature=0.0)]))
     for _ in range(5):
         assert some(z)[1] == z[1].argmax()
 
 
 def test_without_rows_nothing_is_written():
     assert Sampler([])(torch.zeros(0, 5)).shape == (0,)
-    some = Sampler(Sampling(seed=0))
+    some = Sampler(SamplingParams(seed=0))
     some(torch.zeros(2, 5))
     some.select([])
     assert some(torch.zeros(0, 5)).shape == (0,)
     with pytest.raises(ValueError, match="2 rows for a sampler of 0"):
         some(torch.zeros(2, 5))         # it does not begin again
-    assert allow(torch.zeros(0, 5), torch.ones(5).bool()).shape == (0, 5)
+    assert apply_allowed_mask(torch.zeros(0, 5), torch.ones(5).bool()).shape == (0, 5)
 
 
 def test_what_is_nearly_no_temperature_leaves_one():
     tied = torch.tensor([[1.0, 1.0]])
-    assert (temperature(tied, 1e-7) > -INF).sum() == 1
+    assert (apply_temperature(tied, 1e-7) > -INF).sum() == 1
 
 
 def test_what_is_nearly_never_drawn_can_be():
     u = torch.tensor([1 - 1e-12], dtype=torch.float64)
-    assert draw(torch.tensor([[0.0, -25.0]]), u) == 1
+    assert sample_ids(torch.tensor([[0.0, -25.0]]), u) == 1
 
 
 def test_a_short_list_draws_ties_beyond_it():
     "Of 500 equal ids, top-k keeps all, not those of a list of 21."
     z = torch.zeros(2, 500)
     z[1, :3] = 9.0
-    sampler = Sampler(Sampling(seed=0, top_k=5))
+    sampler = Sampler(SamplingParams(seed=0, top_k=5))
     drawn = torch.stack([sampler(z) for _ in range(200)])
     assert len(drawn[:, 0].unique()) > 120
-    hot = Sampler(Sampling(seed=0, min_p=0.5))
+    hot = Sampler(SamplingParams(seed=0, min_p=0.5))
     assert len(torch.stack([hot(z) for _ in range(200)])[:, 0].unique()) > 120
 
 
@@ -462,7 +469,8 @@ def test_allowed_sees_what_its_row_wrote():
     def allowed(ids):
         seen.append(ids.tolist())
         return torch.arange(6) == len(ids)
-    sampler = Sampler([Sampling(allowed=allowed), Sampling(allowed=allowed)])
+    sampler = Sampler([SamplingParams(allowed_tokens_fn=allowed),
+                       SamplingParams(allowed_tokens_fn=allowed)])
     z = torch.zeros(2, 6)
     assert sampler(z, [[4, 4], []]).tolist() == [2, 0]
     assert sampler(z, torch.tensor([[-1, 5], [3, 3]])).tolist() == [1, 2]
@@ -484,88 +492,192 @@ NAN = float("nan")
 Z = torch.zeros(2, 5)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: temperature(Z, -0.1), "t must be at least 0, got -0.1"),
-    (lambda: temperature(Z, NAN), "t must be at least 0, got nan"),
-    (lambda: top_p(Z, 0.0), "p must be above 0 and at most 1, got 0.0"),
-    (lambda: top_p(Z, 1.1), "p must be above 0 and at most 1, got 1.1"),
-    (lambda: typical(Z, NAN), "p must be above 0 and at most 1, got nan"),
-    (lambda: min_p(Z, -1.0), "p must be above 0 and at most 1, got -1"),
-    (lambda: top_k(Z, 0), "k must be a whole number of at least 1, got 0"),
-    (lambda: top_k(Z, 2.0), "k must be a whole number of at least 1"),
-    (lambda: repetition_penalty(Z, Z[:, :1].long(), 0.0),
-     "penalty must be above 0"),
-    (lambda: repetition_penalty(Z, torch.tensor([[1], [5]]), 1.2),
-     "id 5 is outside the vocabulary: ids go from 0 to 4"),
-    (lambda: frequency_penalty(Z, torch.tensor([[1]]), 1.0),
-     "ids must be of shape"),
-    (lambda: bias(Z, {7: 1.0}), r"bias names id \[7\], outside the vocab"),
-    (lambda: allow(Z, torch.zeros(5, dtype=torch.bool)),
-     "the mask forbids every id that the logits allow, in row 0"),
-    (lambda: allow(Z, torch.eye(2, 5) > 1), "forbids every id"),
-    (lambda: allow(Z, torch.ones(5)), "a mask of allowed ids is boolean"),
-    (lambda: allow(Z, torch.ones(4, dtype=torch.bool)), "each of 5 ids"),
-    (lambda: draw(Z * NAN, Z[:, 0]), "the logits of row 0 hold NaN"),
-    (lambda: top_k(torch.tensor([[0.0, 1], [-INF, -INF]]), 1),
-     "the logits of row 1 forbid every id: all are -inf"),
-    (lambda: top_k(torch.tensor([0.0, INF]), 1), "hold \\+inf"),
-    (lambda: top_k(Z.long(), 1), "logits must have a floating type"),
-    (lambda: Sampling(temperature=-1.0), "temperature must be at least 0"),
-    (lambda: Sampling(temperature=NAN), "temperature must be at least 0"),
-    (lambda: Sampling(top_p=0.0), "top_p must be above 0 and at most 1"),
-    (lambda: Sampling(min_p=2.0), "min_p must be above 0 and at most 1"),
-    (lambda: Sampling(typical_p=-1.0), "typical_p must be above 0"),
-    (lambda: Sampling(top_k=0), "top_k must be at least 1, got 0; None turns"),
-    (lambda: Sampling(top_k=-1), "top_k must be a whole number of at least"),
-    (lambda: Sampling(temperature=None), "temperature must be a"),
-    (lambda: Sampling(repetition=None), "repetition must be a"),
-    (lambda: Sampling(presence=NAN), "presence must be a finite number"),
-    (lambda: Sampling(seed=2**64), r"seed must be below 2\*\*63"),
-    (lambda: Sampling(bias=[1.0]), "bias must be Mapping or NoneType, got l"),
-    (lambda: Sampler(None), "settings must be Sequence, got NoneType"),
-    (lambda: Sampler({"top_k": 3}), "settings must be Sequence, got dict"),
-    (lambda: Sampler([Sampling(), 3]), "settings 1 must be Sampling, got in"),
-    (lambda: Sampler([Sampling()]).select([1]), "there are 1 rows, from 0"),
-    (lambda: Sampler([Sampling()]).select([-1]), r"none is \[-1\]"),
-    (lambda: Sampler(Sampling()).select([0]), "no rows before its first"),
-    (lambda: Sampler([Sampling()]).join(Sampler(Sampling())), "no rows befo"),
-    (lambda: Sampler(Sampling(temperature=0.0))(Z - INF), "row 0 forbid"),
-    (lambda: Sampler(Sampling(temperature=0.0))(Z * NAN), "row 0 hold NaN"),
-    (lambda: Sampler(Sampling(temperature=0.0, bias=dict.fromkeys(
-        range(5), -INF)))(Z), "row 0 forbid every id"),
-    (lambda: Sampler([Sampling(top_p=0.9), Sampling(top_k=2)])(
-        torch.stack([Z[0], Z[1] * NAN])), "the logits of row 1 hold NaN"),
-    (lambda: Sampler([Sampling(), Sampling(allowed=lambda ids: torch.zeros(
-        5, dtype=torch.bool))])(Z), r"of rows \[1\]: the mask forbids"),
-    (lambda: Sampler(Sampling(allowed=lambda ids: None))(Z),
-     r"allowed must answer with a boolean tensor \(5,\), got None"),
-    (lambda: Sampler(Sampling(allowed=lambda ids: torch.ones(5)))(Z),
-     "allowed must answer with a boolean tensor"),
-    (lambda: Sampler(Sampling())(Z[0]), "logits must be of shape"),
-    (lambda: Sampler(Sampling())(Z.tolist()), "logits must be Tensor, got l"),
-    (lambda: Sampler(Sampling(presence=1.0))(Z, [[1.5], [2]]),
-     "ids of row 0 must be integers"),
-    (lambda: process(Z, Sampling(presence=1.0), torch.tensor([[1]])),
-     "ids must be of shape"),
-    (lambda: top_k(Z.numpy(), 1), "logits must be Tensor, got ndarray"),
-    (lambda: bias(Z, {1: NAN}), r"the bias of id \[1\] is NaN"),
-    (lambda: allow(Z, torch.ones(3, 5, dtype=torch.bool)), "each of 5 ids"),
-    (lambda: allow(Z, torch.ones(3, 2, 5, dtype=torch.bool)), "each of 5 id"),
-    (lambda: draw(Z, torch.tensor([0.5, 1.0])), "u must be from 0 to below"),
-    (lambda: draw(Z, torch.tensor([-0.5, 0.5])), "got -0.5 to 0.5"),
-    (lambda: draw(Z, torch.tensor([NAN, 0.5])), "u must be from 0 to below"),
-    (lambda: distinct("a b c d e"), "texts must be a list of texts, got on"),
-    (lambda: Sampling(seed=-1), "seed must be a whole number of at least 0"),
-    (lambda: Sampling(repetition=0.0), "repetition must be above 0"),
-    (lambda: Sampling(frequency=NAN), "frequency must be a finite number"),
-    (lambda: Sampling(bias={-1: 1.0}), "an id in bias must be a whole"),
-    (lambda: Sampling(bias={1: INF}), "bias of id 1 must be a finite"),
-    (lambda: Sampling(allowed=[1, 2]), "allowed is a function of ids"),
-    (lambda: Sampler([Sampling()])(Z), "logits of 2 rows for a sampler of 1"),
-    (lambda: Sampler(Sampling())(Z, [[1]]), "ids of 1 rows for logits of 2"),
-    (lambda: Sampler(Sampling(repetition=2.0))(Z, [[9], []]), "id 9 is out"),
-    (lambda: distinct(["too short"]), "no text has 4 words: n is"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: apply_temperature(Z, -0.1),
+            "temperature must be at least 0, got -0.1",
+        ),
+        (lambda: apply_temperature(Z, NAN), "temperature must be at least 0, got nan"),
+        (lambda: apply_top_p(Z, 0.0), "p must be above 0 and at most 1, got 0.0"),
+        (lambda: apply_top_p(Z, 1.1), "p must be above 0 and at most 1, got 1.1"),
+        (lambda: apply_typical_p(Z, NAN), "p must be above 0 and at most 1, got nan"),
+        (lambda: apply_min_p(Z, -1.0), "p must be above 0 and at most 1, got -1"),
+        (lambda: apply_top_k(Z, 0), "k must be a whole number of at least 1, got 0"),
+        (lambda: apply_top_k(Z, 2.0), "k must be a whole number of at least 1"),
+        (
+            lambda: apply_repetition_penalty(Z, Z[:, :1].long(), 0.0),
+            "penalty must be above 0",
+        ),
+        (
+            lambda: apply_repetition_penalty(Z, torch.tensor([[1], [5]]), 1.2),
+            "id 5 is outside the vocabulary: ids go from 0 to 4",
+        ),
+        (
+            lambda: apply_frequency_penalty(Z, torch.tensor([[1]]), 1.0),
+            "ids must be of shape",
+        ),
+        (
+            lambda: apply_logit_bias(Z, {7: 1.0}),
+            r"bias_by_id names id \[7\], outside the vocab",
+        ),
+        (
+            lambda: apply_allowed_mask(Z, torch.zeros(5, dtype=torch.bool)),
+            "the mask forbids every id that the logits allow, in row 0",
+        ),
+        (lambda: apply_allowed_mask(Z, torch.eye(2, 5) > 1), "forbids every id"),
+        (
+            lambda: apply_allowed_mask(Z, torch.ones(5)),
+            "a mask of allowed ids is boolean",
+        ),
+        (
+            lambda: apply_allowed_mask(Z, torch.ones(4, dtype=torch.bool)),
+            "each of 5 ids",
+        ),
+        (lambda: sample_ids(Z * NAN, Z[:, 0]), "the logits of row 0 hold NaN"),
+        (
+            lambda: apply_top_k(torch.tensor([[0.0, 1], [-INF, -INF]]), 1),
+            "the logits of row 1 forbid every id: all are -inf",
+        ),
+        (lambda: apply_top_k(torch.tensor([0.0, INF]), 1), "hold \\+inf"),
+        (lambda: apply_top_k(Z.long(), 1), "logits must have a floating type"),
+        (lambda: SamplingParams(temperature=-1.0), "temperature must be at least 0"),
+        (lambda: SamplingParams(temperature=NAN), "temperature must be at least 0"),
+        (lambda: SamplingParams(top_p=0.0), "top_p must be above 0 and at most 1"),
+        (lambda: SamplingParams(min_p=2.0), "min_p must be above 0 and at most 1"),
+        (lambda: SamplingParams(typical_p=-1.0), "typical_p must be above 0"),
+        (
+            lambda: SamplingParams(top_k=0),
+            "top_k must be at least 1, got 0; None turns",
+        ),
+        (lambda: SamplingParams(top_k=-1), "top_k must be a whole number of at least"),
+        (lambda: SamplingParams(temperature=None), "temperature must be a"),
+        (
+            lambda: SamplingParams(repetition_penalty=None),
+            "repetition_penalty must be a",
+        ),
+        (
+            lambda: SamplingParams(presence_penalty=NAN),
+            "presence_penalty must be a finite number",
+        ),
+        (lambda: SamplingParams(seed=2**64), r"seed must be below 2\*\*63"),
+        (
+            lambda: SamplingParams(logit_bias=[1.0]),
+            "logit_bias must be Mapping or NoneType, got l",
+        ),
+        (lambda: Sampler(None), "sampling_params must be Sequence, got NoneType"),
+        (lambda: Sampler({"top_k": 3}), "sampling_params must be Sequence, got dict"),
+        (
+            lambda: Sampler([SamplingParams(), 3]),
+            "sampling_params 1 must be SamplingParams, got in",
+        ),
+        (lambda: Sampler([SamplingParams()]).select([1]), "there are 1 rows, from 0"),
+        (lambda: Sampler([SamplingParams()]).select([-1]), r"none is \[-1\]"),
+        (lambda: Sampler(SamplingParams()).select([0]), "no rows before its first"),
+        (
+            lambda: Sampler([SamplingParams()]).extend(Sampler(SamplingParams())),
+            "no rows befo",
+        ),
+        (lambda: Sampler(SamplingParams(temperature=0.0))(Z - INF), "row 0 forbid"),
+        (lambda: Sampler(SamplingParams(temperature=0.0))(Z * NAN), "row 0 hold NaN"),
+        (
+            lambda: Sampler(
+                SamplingParams(
+                    temperature=0.0, logit_bias=dict.fromkeys(range(5), -INF)
+                )
+            )(Z),
+            "row 0 forbid every id",
+        ),
+        (
+            lambda: Sampler([SamplingParams(top_p=0.9), SamplingParams(top_k=2)])(
+                torch.stack([Z[0], Z[1] * NAN])
+            ),
+            "the logits of row 1 hold NaN",
+        ),
+        (
+            lambda: Sampler(
+                [
+                    SamplingParams(),
+                    SamplingParams(
+                        allowed_tokens_fn=lambda ids: torch.zeros(5, dtype=torch.bool)
+                    ),
+                ]
+            )(Z),
+            r"of rows \[1\]: the mask forbids",
+        ),
+        (
+            lambda: Sampler(SamplingParams(allowed_tokens_fn=lambda ids: None))(Z),
+            r"allowed_tokens_fn must answer with a boolean tensor \(5,\), got None",
+        ),
+        (
+            lambda: Sampler(
+                SamplingParams(allowed_tokens_fn=lambda ids: torch.ones(5))
+            )(Z),
+            "allowed_tokens_fn must answer with a boolean tensor",
+        ),
+        (lambda: Sampler(SamplingParams())(Z[0]), "logits must be of shape"),
+        (lambda: Sampler(SamplingParams())(Z.tolist()), "logits must be Tensor, got l"),
+        (
+            lambda: Sampler(SamplingParams(presence_penalty=1.0))(Z, [[1.5], [2]]),
+            "ids of row 0 must be integers",
+        ),
+        (
+            lambda: process_logits(
+                Z, SamplingParams(presence_penalty=1.0), torch.tensor([[1]])
+            ),
+            "ids must be of shape",
+        ),
+        (lambda: apply_top_k(Z.numpy(), 1), "logits must be Tensor, got ndarray"),
+        (lambda: apply_logit_bias(Z, {1: NAN}), r"the bias of id \[1\] is NaN"),
+        (
+            lambda: apply_allowed_mask(Z, torch.ones(3, 5, dtype=torch.bool)),
+            "each of 5 ids",
+        ),
+        (
+            lambda: apply_allowed_mask(Z, torch.ones(3, 2, 5, dtype=torch.bool)),
+            "each of 5 id",
+        ),
+        (
+            lambda: sample_ids(Z, torch.tensor([0.5, 1.0])),
+            "uniforms must be from 0 to below",
+        ),
+        (lambda: sample_ids(Z, torch.tensor([-0.5, 0.5])), "got -0.5 to 0.5"),
+        (
+            lambda: sample_ids(Z, torch.tensor([NAN, 0.5])),
+            "uniforms must be from 0 to below",
+        ),
+        (lambda: distinct_n("a b c d e"), "texts must be a list of texts, got on"),
+        (lambda: SamplingParams(seed=-1), "seed must be a whole number of at least 0"),
+        (
+            lambda: SamplingParams(repetition_penalty=0.0),
+            "repetition_penalty must be above 0",
+        ),
+        (
+            lambda: SamplingParams(frequency_penalty=NAN),
+            "frequency_penalty must be a finite number",
+        ),
+        (
+            lambda: SamplingParams(logit_bias={-1: 1.0}),
+            "an id in logit_bias must be a whole",
+        ),
+        (
+            lambda: SamplingParams(logit_bias={1: INF}),
+            "logit_bias of id 1 must be a finite",
+        ),
+        (
+            lambda: SamplingParams(allowed_tokens_fn=[1, 2]),
+            "allowed_tokens_fn is a function of ids",
+        ),
+        (lambda: Sampler([SamplingParams()])(Z), "logits of 2 rows for a sampler of 1"),
+        (lambda: Sampler(SamplingParams())(Z, [[1]]), "ids of 1 rows for logits of 2"),
+        (
+            lambda: Sampler(SamplingParams(repetition_penalty=2.0))(Z, [[9], []]),
+            "id 9 is out",
+        ),
+        (lambda: distinct_n(["too short"]), "no text has 4 words: n is"),
+    ],
+)
 def test_bad_input_is_refused_in_a_sentence(call, message):
     with pytest.raises((ValueError, TypeError)) as seen:
         call()
@@ -575,18 +687,18 @@ def test_bad_input_is_refused_in_a_sentence(call, message):
 
 
 def test_what_may_be_is_taken():
-    assert Sampling(bias={1: -INF}).bias == {1: -INF}
-    assert (bias(Z, {1: -INF})[:, 1] == -INF).all()
-    assert torch.equal(bias(Z, {}), Z)
-    assert process(Z, Sampling(repetition=2.0)).shape == Z.shape
+    assert SamplingParams(logit_bias={1: -INF}).logit_bias == {1: -INF}
+    assert (apply_logit_bias(Z, {1: -INF})[:, 1] == -INF).all()
+    assert torch.equal(apply_logit_bias(Z, {}), Z)
+    assert process_logits(Z, SamplingParams(repetition_penalty=2.0)).shape == Z.shape
     with pytest.raises(AttributeError):
-        Sampling().temperature = 2
-    assert copy.deepcopy(Sampling(top_k=3)) == Sampling(top_k=3)
+        SamplingParams().temperature = 2
+    assert copy.deepcopy(SamplingParams(top_k=3)) == SamplingParams(top_k=3)
 
 
 def test_distinct_is_the_share_of_different_runs():
-    assert distinct(["a b c", "a b d"], 2) == 3 / 4
-    assert distinct(["a a a a a"]) == 1 / 2
+    assert distinct_n(["a b c", "a b d"], 2) == 3 / 4
+    assert distinct_n(["a a a a a"]) == 1 / 2
 
 
 # --- the recorded experiment and the benchmark
@@ -611,10 +723,10 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def test_the_record_is_whole():
-    from tformer.minimal import read_record
+    from tformer.minimal import load_record
     sys.path.insert(0, str(ROOT / "experiments"))
     import sampling as experiment
-    rows = read_record("sampling")
+    rows = load_record("sampling")
     every = {(m, str(v), str(s)) for m, (_, values, _) in
              experiment.METHODS.items() for v in values for s in range(3)}
     assert {(r["method"], r["value"], r["seed"]) for r in rows} == every

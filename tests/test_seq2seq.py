@@ -15,8 +15,8 @@ from helpers import close, equal_models, generator, plain_only, randn, spread
 from tformer import check, seq2seq
 from tformer.attention import CrossAttention, SelfAttention
 from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
-from tformer.minimal import fit
-from tformer.model import Block
+from tformer.minimal import train
+from tformer.model import TransformerBlock
 from tformer.position import sinusoids
 from tformer.seq2seq import (
     DecoderBlock,
@@ -24,9 +24,9 @@ from tformer.seq2seq import (
     Seq2Seq,
     Seq2SeqConfig,
     greedy,
+    positions_from_padding,
     shift_right,
     teacher_forced_loss,
-    token_positions,
 )
 
 SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
@@ -72,19 +72,19 @@ class Around(nn.Module):
                 c.d_model, c.n_heads, c.n_layers, c.n_layers, c.d_ff, 0.0,
                 batch_first=True, norm_first=norm_first)
 
-    def enter(self, ids, pos):
+    def enter(self, ids, positions):
         d = self.embed.embedding_dim
-        there = torch.zeros(*pos.shape, d)
-        there[pos >= 0] = sinusoids(pos[pos >= 0], d)
+        there = torch.zeros(*positions.shape, d)
+        there[positions >= 0] = sinusoids(positions[positions >= 0], d)
         return math.sqrt(d) * self.embed(ids) + there
 
-    def forward(self, src, ids, keep, pos=None):
+    def forward(self, src, ids, keep, positions=None):
         t = ids.shape[1]
-        if pos is None:
-            pos = torch.arange(t)[None].expand(len(ids), -1)
+        if positions is None:
+            positions = torch.arange(t)[None].expand(len(ids), -1)
         at = (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
         x = self.stacks(
-            self.enter(src, at), self.enter(ids, pos),
+            self.enter(src, at), self.enter(ids, positions),
             tgt_mask=torch.ones(t, t).triu(1).bool(),
             src_key_padding_mask=~keep, memory_key_padding_mask=~keep)
         return x @ self.embed.weight.T
@@ -98,14 +98,14 @@ def copy_block(block, layer):
         attentions.append((block.cross_attention, layer.multihead_attn))
         norms.append(layer.norm3)
     for wrapped, theirs in attentions:
-        part = wrapped.part
+        part = wrapped.sublayer
         for p, w, b in zip((part.q_proj, part.k_proj, part.v_proj),
                            theirs.in_proj_weight.chunk(3),
                            theirs.in_proj_bias.chunk(3), strict=True):
             p.weight.copy_(w)
             p.bias.copy_(b)
         part.o_proj.load_state_dict(theirs.out_proj.state_dict())
-    feed = block.feed_forward.part
+    feed = block.feed_forward.sublayer
     feed.up_proj.load_state_dict(layer.linear1.state_dict())
     feed.down_proj.load_state_dict(layer.linear2.state_dict())
     wrapped = [w for w, _ in attentions] + [block.feed_forward]
@@ -149,11 +149,11 @@ def from_marian(peer, config):
     ours = Seq2Seq(config).eval()
     inner = peer.model
     ours.embed.weight.copy_(inner.shared.weight)
-    ours.positions.table.copy_(inner.encoder.embed_positions.weight)
+    ours.embed_positions.table.copy_(inner.encoder.embed_positions.weight)
 
     def load(wrapped, theirs, norm, names):
         for mine, name in names.items():
-            getattr(wrapped.part, mine).load_state_dict(
+            getattr(wrapped.sublayer, mine).load_state_dict(
                 getattr(theirs, name).state_dict())
         wrapped.norm.load_state_dict(norm.state_dict())
 
@@ -196,7 +196,8 @@ def test_equals_nn_transformer_in_value_and_gradient():
     ours = from_torch(peer, config)
     src, keep = padded_sources()
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
+               encoder_attention_mask=keep)
     agree(ours, peer, lambda peer: from_torch(peer, config), out,
           peer(src, ids, keep))
 
@@ -207,7 +208,8 @@ def test_pre_norm_equals_norm_first_in_value_and_gradient(side):
     ours = from_torch(peer, SMALL, PreNormSeq2Seq)
     src, keep = padded_sources(side)
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
+               encoder_attention_mask=keep)
     agree(ours, peer,
           lambda peer: from_torch(peer, SMALL, PreNormSeq2Seq), out,
           peer(src, ids, keep))
@@ -219,7 +221,8 @@ def test_sources_padded_on_the_left_equal_nn_transformer():
     ours = from_torch(peer, config)
     src, keep = padded_sources("left")
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
+               encoder_attention_mask=keep)
     agree(ours, peer, lambda peer: from_torch(peer, config), out,
           peer(src, ids, keep))
 
@@ -229,7 +232,8 @@ def test_equals_marian_in_value_and_gradient():
     ours = from_marian(marian, SMALL)
     src, keep = padded_sources()
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, memory=ours.encode(src, keep), memory_mask=keep)
+    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
+               encoder_attention_mask=keep)
     expected = marian(input_ids=src, attention_mask=keep.long(),
                       decoder_input_ids=ids).logits
     agree(ours, marian, lambda peer: from_marian(peer, SMALL), out,
@@ -240,23 +244,25 @@ def test_check_same_agrees_with_marian():
     marian = make_marian(SMALL)
     ours = from_marian(marian, SMALL)
     src = draw_ids(1, 7)
-    report = check.same(check.WithSource(ours, src),
-                        check.WithSource(marian, src), 40)
-    assert report and "agree" in dict(report.lines)["gradients"]
+    report = check.same(check.FixedSourceModel(ours, src),
+                        check.FixedSourceModel(marian, src), 40)
+    assert report and "agree" in dict(report.notes)["gradients"]
 
 
 def test_greedy_writes_what_marian_generates():
     marian = talkative(make_marian(SMALL))
     ours = from_marian(marian, SMALL)
     src, keep = padded_sources()
-    free = greedy(ours, src, 9, start=1, eos=-1, mask=keep)
+    free = greedy(ours, src, 9, decoder_start_token_id=1, eos_token_id=-1,
+                  encoder_attention_mask=keep)
     ends = {*free[:, :6].flatten().tolist()} - {0, 1}
     assert len(ends) > 1
     for eos in (2, *ends):
         want = marian.generate(
             src, attention_mask=keep.long(), num_beams=1, eos_token_id=eos,
             do_sample=False, max_new_tokens=9)[:, 1:]
-        out = greedy(ours, src, 9, start=1, eos=eos, mask=keep)
+        out = greedy(ours, src, 9, decoder_start_token_id=1, eos_token_id=eos,
+                     encoder_attention_mask=keep)
         ended = (want == eos).cumsum(-1) > 0  # theirs ends in padding
         assert ended.any() or eos == 2
         assert torch.equal(out, want.masked_fill(ended, eos))
@@ -283,16 +289,16 @@ def test_every_check_passes(kind, dtype):
     model = make(kind).to(dtype)
     if dtype == torch.bfloat16:
         model = spread(model, 0.15)
-    source = check.WithSource(model, draw_ids(1, 7))
-    report = check.every(source, 40)
-    assert all(text == "passed" for _, text in report.lines)
+    source = check.FixedSourceModel(model, draw_ids(1, 7))
+    report = check.run_all(source, 40)
+    assert all(text == "passed" for _, text in report.notes)
 
 
 @plain_only
 def test_every_check_passes_on_the_fresh_model():
     torch.manual_seed(0)
     model = Seq2Seq(SMALL)
-    assert check.every(check.WithSource(model, draw_ids(1, 7)), 40)
+    assert check.run_all(check.FixedSourceModel(model, draw_ids(1, 7)), 40)
 
 
 def test_the_memory_is_projected_once_and_kept():
@@ -302,14 +308,14 @@ def test_the_memory_is_projected_once_and_kept():
     memory = model.encode(src)
     calls = []
     for block in model.blocks:
-        block.cross_attention.part.k_proj.register_forward_hook(
+        block.cross_attention.sublayer.k_proj.register_forward_hook(
             lambda *_: calls.append(1))
     for _ in range(3):
-        model(draw_ids(2, 1), memory=memory, cache=cache)
+        model(draw_ids(2, 1), encoder_hidden_states=memory, cache=cache)
     assert len(calls) == SMALL.n_layers
     for layer in cache.layers:
-        k, _v = layer.layers[1].kept
-        assert k.shape == (2, 4, 7, 4) and layer.layers[1].k_pos.n == 7
+        k, _v = layer.layers[1].tensors
+        assert k.shape == (2, 4, 7, 4) and layer.layers[1].key_positions.length == 7
 
 
 def test_another_memory_in_the_same_cache_is_not_answered_with_the_old():
@@ -317,16 +323,16 @@ def test_another_memory_in_the_same_cache_is_not_answered_with_the_old():
     ids = draw_ids(2, 5, seed=1)
     first, other = (model.encode(draw_ids(2, 7, seed=s)) for s in (2, 3))
     cache = model.new_cache(2)
-    model(ids[:, :3], memory=first, cache=cache)
-    out = model(ids[:, 3:4], memory=other, cache=cache)
+    model(ids[:, :3], encoder_hidden_states=first, cache=cache)
+    out = model(ids[:, 3:4], encoder_hidden_states=other, cache=cache)
     again = model(ids[:, 4:], cache=cache)  # goes on with the other one
     fresh = model.new_cache(2)
-    model(ids[:, :3], memory=first, cache=fresh)
+    model(ids[:, :3], encoder_hidden_states=first, cache=fresh)
     for layer in fresh.layers:
         layer.layers[1] = type(layer.layers[1])()
-    close(out, model(ids[:, 3:4], memory=other, cache=fresh))
-    close(again, model(ids[:, 4:], memory=other, cache=fresh))
-    with pytest.raises(ValueError, match="memory="):
+    close(out, model(ids[:, 3:4], encoder_hidden_states=other, cache=fresh))
+    close(again, model(ids[:, 4:], encoder_hidden_states=other, cache=fresh))
+    with pytest.raises(ValueError, match="encoder_hidden_states="):
         model(ids, cache=model.new_cache(2))
 
 
@@ -336,12 +342,14 @@ def test_rows_of_a_cache_are_reordered_with_their_memory():
     src, keep = padded_sources()
     memory = model.encode(src, keep)
     cache = model.new_cache(3)
-    model(ids[:, :4], memory=memory, memory_mask=keep, cache=cache)
+    model(ids[:, :4], encoder_hidden_states=memory, encoder_attention_mask=keep,
+          cache=cache)
     rows = torch.tensor([2, 0, 0])
     cache.select(rows)
-    out = model(ids[rows, 4:], memory=memory[rows], memory_mask=keep[rows],
-                cache=cache)
-    whole = model(ids[rows], memory=memory[rows], memory_mask=keep[rows])
+    out = model(ids[rows, 4:], encoder_hidden_states=memory[rows],
+                encoder_attention_mask=keep[rows], cache=cache)
+    whole = model(ids[rows], encoder_hidden_states=memory[rows],
+                  encoder_attention_mask=keep[rows])
     close(out, whole[:, 4:])
 
 
@@ -350,14 +358,21 @@ def test_a_source_padded_on_any_side_equals_the_source_alone():
     ids = draw_ids(3, 5, seed=1)
     for side in ("left", "right"):
         src, keep = padded_sources(side)
-        out = model(ids, memory=model.encode(src, keep), memory_mask=keep)
+        out = model(ids, encoder_hidden_states=model.encode(src, keep),
+                    encoder_attention_mask=keep)
         for i in range(3):
             alone = model.encode(src[i, keep[i]][None])
-            close(out[i:i + 1], model(ids[i:i + 1], memory=alone))
+            close(out[i:i + 1], model(ids[i:i + 1], encoder_hidden_states=alone))
         assert not torch.allclose(  # the mask matters in both places
-            out, model(ids, memory=model.encode(src), memory_mask=keep))
+            out,
+            model(
+                ids,
+                encoder_hidden_states=model.encode(src),
+                encoder_attention_mask=keep,
+            ),
+        )
         assert not torch.allclose(
-            out, model(ids, memory=model.encode(src, keep)))
+            out, model(ids, encoder_hidden_states=model.encode(src, keep)))
 
 
 def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
@@ -368,10 +383,11 @@ def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
     # two documents
     first[..., :3, :3] = True
     first[..., 3:, 3:] = True
-    out = model(ids, memory=memory, mask=first)
+    out = model(ids, encoder_hidden_states=memory, mask=first)
     other = ids.clone()
     other[:, 0] = (ids[:, 0] - 2) % 37 + 3
-    moved = (model(other, memory=memory, mask=first) - out).abs().amax(-1)
+    moved = (model(other, encoder_hidden_states=memory, mask=first) - out).abs().amax(
+        -1)
     assert (moved[:, :3] > 1e-4).all() and (moved[:, 3:] == 0).all()
 
 
@@ -379,9 +395,10 @@ def test_positions_given_equal_positions_counted():
     model = make(std=0.3)
     ids = draw_ids(2, 6, seed=1)
     memory = model.encode(draw_ids(2, 7))
-    out = model(ids, memory=memory)
-    close(model(ids, memory=memory, pos=torch.arange(6)[None]), out)
-    moved = model(ids, memory=memory, pos=torch.arange(1, 7)[None])
+    out = model(ids, encoder_hidden_states=memory)
+    close(model(ids, encoder_hidden_states=memory, positions=torch.arange(6)[None]),
+          out)
+    moved = model(ids, encoder_hidden_states=memory, positions=torch.arange(1, 7)[None])
     assert (moved - out).abs().max() > 1e-3
 
 
@@ -402,7 +419,8 @@ def test_the_decoder_reads_the_memory_as_a_set():
     ids = draw_ids(1, 4)
     memory = model.encode(draw_ids(1, 7))
     order = torch.tensor([3, 1, 0, 2, 6, 5, 4])
-    close(model(ids, memory=memory[:, order]), model(ids, memory=memory))
+    close(model(ids, encoder_hidden_states=memory[:, order]),
+          model(ids, encoder_hidden_states=memory))
 
 
 def test_a_source_of_padding_only_is_finite():
@@ -410,8 +428,8 @@ def test_a_source_of_padding_only_is_finite():
     src = draw_ids(2, 5)
     keep = torch.ones(2, 5).bool()
     keep[1] = False
-    out = model(draw_ids(2, 4), memory=model.encode(src, keep),
-                memory_mask=keep)
+    out = model(draw_ids(2, 4), encoder_hidden_states=model.encode(src, keep),
+                encoder_attention_mask=keep)
     out.sum().backward()
     assert out.isfinite().all()
     assert all(p.grad.isfinite().all() for p in model.parameters())
@@ -435,8 +453,8 @@ def test_numbers_start_at_the_size_they_should():
                                   dropout=0.0))
     src, ids = draw_ids(2, 2, 100, high=4000)
     with torch.no_grad():
-        entered = model.enter(src, model.place(src))
-        logits = model(ids, memory=model.encode(src))
+        entered = model.embed_inputs(src, model.prepare_positions(src))
+        logits = model(ids, encoder_hidden_states=model.encode(src))
     assert abs(model.embed(src).square().mean().item() - 1.0) < 0.03
     assert abs(entered.square().mean().item() - 1.5) < 0.04
     assert abs(logits.var().item() - 1.0) < 0.1
@@ -458,9 +476,9 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
             assert {m.dropout.p for m in wrapped} == {0.3}
             assert {m.norm.eps for m in wrapped} == {1e-3}
         for block in model.blocks:
-            assert block.attention.part.causal
-            assert isinstance(block.cross_attention.part, CrossAttention)
-        assert not any(b.attention.part.causal
+            assert block.attention.sublayer.causal
+            assert isinstance(block.cross_attention.sublayer, CrossAttention)
+        assert not any(b.attention.sublayer.causal
                        for b in model.encoder_blocks)
         assert model.dropout.p == 0.3
         ends = [type(m).__name__ for m in (model.encoder_norm, model.norm)]
@@ -476,7 +494,7 @@ def wrapped(arrange, *parts):
 
 @pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
 def test_an_encoder_block_with_causal_attention_takes_a_cache(arrange):
-    block = spread(Block(*wrapped(
+    block = spread(TransformerBlock(*wrapped(
         arrange, SelfAttention(16, 4, causal=True), FeedForward(16, 24))), 0.3)
     x = randn(2, 6, 16)
     cache = block.new_cache(2)
@@ -488,13 +506,14 @@ def test_an_encoder_block_with_causal_attention_takes_a_cache(arrange):
 def test_blocks_hand_their_arguments_on(arrange):
     x = randn(2, 4, 16)
     memory = randn(2, 5, 16, seed=1)
-    pos = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
-    memory_pos = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
+    positions = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
+    encoder_positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
     block = spread(DecoderBlock(*wrapped(
         arrange, SelfAttention(16, 4, causal=True), CrossAttention(16, 4),
         FeedForward(16, 24))), 0.3)
-    out = block(x, memory=memory, memory_pos=memory_pos, pos=pos)
-    close(out[1:, :2], block(x[1:, :2], memory=memory[1:, 2:]))
+    out = block(x, encoder_hidden_states=memory, encoder_positions=encoder_positions,
+                positions=positions)
+    close(out[1:, :2], block(x[1:, :2], encoder_hidden_states=memory[1:, 2:]))
 
 
 def test_dropout_acts_in_training_only_and_in_every_place():
@@ -502,7 +521,7 @@ def test_dropout_acts_in_training_only_and_in_every_place():
     ids = draw_ids(2, 5)
 
     def run():
-        return model(ids, memory=model.encode(ids))
+        return model(ids, encoder_hidden_states=model.encode(ids))
 
     assert torch.equal(run(), run())
     for part in model.modules():  # each place by itself
@@ -523,20 +542,21 @@ def test_too_long_texts_are_refused_naming_both_numbers():
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model.encode(draw_ids(1, 21))
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
-        model(draw_ids(1, 21), memory=memory)
+        model(draw_ids(1, 21), encoder_hidden_states=memory)
     cache = model.new_cache(1)
-    model(draw_ids(1, 20), memory=memory, cache=cache)
+    model(draw_ids(1, 20), encoder_hidden_states=memory, cache=cache)
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
-        model(draw_ids(1, 1), memory=memory, cache=cache)
+        model(draw_ids(1, 1), encoder_hidden_states=memory, cache=cache)
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
-        model(draw_ids(1, 1), memory=memory, pos=torch.tensor([[20]]))
-    pos = torch.arange(22)[None] - 2  # the padding is not counted
-    model(draw_ids(1, 22), memory=memory, pos=pos)
+        model(draw_ids(1, 1), encoder_hidden_states=memory,
+              positions=torch.tensor([[20]]))
+    positions = torch.arange(22)[None] - 2  # the padding is not counted
+    model(draw_ids(1, 22), encoder_hidden_states=memory, positions=positions)
     cache = model.new_cache(2)
-    model(draw_ids(2, 20), memory=memory.repeat(2, 1, 1), cache=cache,
-          pos=torch.stack([torch.arange(20), torch.arange(20) - 3]))
+    model(draw_ids(2, 20), encoder_hidden_states=memory.repeat(2, 1, 1), cache=cache,
+          positions=torch.stack([torch.arange(20), torch.arange(20) - 3]))
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
-        model(draw_ids(2, 1), memory=memory.repeat(2, 1, 1), cache=cache)
+        model(draw_ids(2, 1), encoder_hidden_states=memory.repeat(2, 1, 1), cache=cache)
 
 
 @pytest.mark.parametrize("mask, said", [
@@ -551,12 +571,12 @@ def test_masks_that_do_not_fit_are_refused(mask, said):
     with pytest.raises(ValueError, match=said):
         model.encode(src, mask)
     with pytest.raises(ValueError, match=said):
-        model(src, memory=model.encode(src), memory_mask=mask)
+        model(src, encoder_hidden_states=model.encode(src), encoder_attention_mask=mask)
 
 
 def test_a_memory_of_another_batch_is_refused():
     with pytest.raises(ValueError, match=r"\(2, s, m\).*got \(3, 5, 16\)"):
-        make()(draw_ids(2, 5), memory=torch.zeros(3, 5, 16))
+        make()(draw_ids(2, 5), encoder_hidden_states=torch.zeros(3, 5, 16))
 
 
 def test_a_mask_of_zeros_and_ones_is_a_mask():
@@ -572,9 +592,9 @@ def test_a_mask_of_zeros_and_ones_is_a_mask():
 
 def test_positions_count_the_tokens_on_any_side():
     ids = torch.tensor([[5, 6, 7], [0, 5, 6], [5, 0, 0], [0, 0, 0]])
-    assert token_positions(ids, 0).tolist() == [
+    assert positions_from_padding(ids, 0).tolist() == [
         [0, 1, 2], [-1, 0, 1], [0, -1, -1], [-1, -1, -1]]
-    assert token_positions(ids, 5).dtype == torch.int64
+    assert positions_from_padding(ids, 5).dtype == torch.int64
 
 
 def test_shift_right_puts_the_start_first_and_drops_the_last():
@@ -596,10 +616,11 @@ def test_the_loss_equals_predictions_made_one_by_one():
             memory = model.encode(src[row][src[row] != 0][None])
             seen = torch.tensor([[1]])
             for token in targets[row][targets[row] != 0]:
-                logits = model(seen, memory=memory)[0, -1]
+                logits = model(seen, encoder_hidden_states=memory)[0, -1]
                 losses.append(-logits.log_softmax(-1)[token])
                 seen = torch.cat([seen, token.view(1, 1)], 1)
-        at_once = teacher_forced_loss(model, src, targets, start=1, pad=0)
+        at_once = teacher_forced_loss(model, src, targets, decoder_start_token_id=1,
+                                      pad_token_id=0)
     assert len(losses) == 12
     close(at_once, torch.stack(losses).mean())
 
@@ -609,17 +630,18 @@ def test_without_a_padding_id_every_target_counts():
     src = draw_ids(2, 6)
     targets = draw_ids(2, 4, seed=1)
     targets[0, 3] = 0
-    logits = model(shift_right(targets, 1), memory=model.encode(src))
+    logits = model(shift_right(targets, 1), encoder_hidden_states=model.encode(src))
     want = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    close(teacher_forced_loss(model, src, targets, start=1), want)
-    ours = teacher_forced_loss(model, src, targets, start=1, pad=0)
+    close(teacher_forced_loss(model, src, targets, decoder_start_token_id=1), want)
+    ours = teacher_forced_loss(model, src, targets, decoder_start_token_id=1,
+                               pad_token_id=0)
     assert abs(ours - want) > 1e-4
 
 
 def test_the_loss_of_a_narrow_model_is_wide():
     model = make().bfloat16()
     loss = teacher_forced_loss(model, draw_ids(2, 6), draw_ids(2, 4),
-                               start=1)
+                               decoder_start_token_id=1)
     assert loss.dtype == torch.float32
 
 
@@ -628,19 +650,20 @@ def test_greedy_is_the_same_with_and_without_a_cache():
     for kind in (Seq2Seq, PreNormSeq2Seq):
         for eos in (2, 12):
             model = talkative(make(kind))
-            out = greedy(model, src, 12, start=1, eos=eos, mask=keep)
-            slow = greedy(model, src, 12, start=1, eos=eos, mask=keep,
-                          cached=False)
+            out = greedy(model, src, 12, decoder_start_token_id=1, eos_token_id=eos,
+                         encoder_attention_mask=keep)
+            slow = greedy(model, src, 12, decoder_start_token_id=1, eos_token_id=eos,
+                          encoder_attention_mask=keep, cached=False)
             assert torch.equal(out, slow) and len(out.unique()) > 1
 
 
 def test_greedy_takes_the_likeliest_token_each_time():
     model = talkative(make())
     src = draw_ids(2, 7)
-    out = greedy(model, src, 6, start=1, eos=-1)
+    out = greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=-1)
     assert len(out.unique()) > 2
     assert out.shape == (2, 6)
-    logits = model(shift_right(out, 1), memory=model.encode(src))
+    logits = model(shift_right(out, 1), encoder_hidden_states=model.encode(src))
     assert torch.equal(logits.argmax(-1), out)
 
 
@@ -658,7 +681,8 @@ class Script(nn.Module):
     def new_cache(self, batch):
         return [0]
 
-    def forward(self, ids, *, memory, memory_mask=None, cache=None):
+    def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask=None,
+                cache=None):
         self.calls.append(tuple(ids.shape))
         assert not torch.is_grad_enabled()
         start = 0 if cache is None else cache[0]
@@ -673,29 +697,35 @@ def test_greedy_stops_each_row_at_its_end_and_then_altogether(cached):
     model = Script([[5, 2, 7, 8, 9, 6], [5, 6, 7, 2, 9, 6],
                     [2, 5, 6, 7, 9, 6]])
     src = draw_ids(3, 4)
-    out = greedy(model, src, 6, start=1, eos=2, cached=cached)
+    out = greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=2, cached=cached)
     assert out.tolist() == [[5, 2, 2, 2], [5, 6, 7, 2], [2, 2, 2, 2]]
     assert model.calls == [(3, 1 if cached else n + 1) for n in range(4)]
-    assert greedy(Script([[5, 6, 7, 8]] * 3), src, 3, start=1,
-                  eos=2).tolist() == [[5, 6, 7]] * 3
-    assert greedy(model, src, 0, start=1, eos=2).shape == (3, 0)
+    assert greedy(Script([[5, 6, 7, 8]] * 3), src, 3, decoder_start_token_id=1,
+                  eos_token_id=2).tolist() == [[5, 6, 7]] * 3
+    assert greedy(model, src, 0, decoder_start_token_id=1, eos_token_id=2).shape == (
+        3,
+        0,
+    )
     # a start that is the end as well does not end anything
-    out = greedy(Script([[5, 6, 2, 8]] * 3), src, 4, start=2, eos=2)
+    out = greedy(Script([[5, 6, 2, 8]] * 3), src, 4, decoder_start_token_id=2,
+                 eos_token_id=2)
     assert out.tolist() == [[5, 6, 2]] * 3
 
 
 def test_greedy_ends_each_row_by_itself():
     out = greedy(Script([[5, 2, 7, 8], [5, 6, 7, 2]]), draw_ids(2, 4), 4,
-                 start=1, eos=2)
+                 decoder_start_token_id=1, eos_token_id=2)
     assert out.tolist() == [[5, 2, 2, 2], [5, 6, 7, 2]]
 
 
 def test_greedy_writes_for_each_row_what_it_writes_alone():
     model = talkative(make())
     src, keep = padded_sources("left")
-    out = greedy(model, src, 8, start=1, eos=2, mask=keep)
+    out = greedy(model, src, 8, decoder_start_token_id=1, eos_token_id=2,
+                 encoder_attention_mask=keep)
     for row in range(3):
-        alone = greedy(model, src[row, keep[row]][None], 8, start=1, eos=2)
+        alone = greedy(model, src[row, keep[row]][None], 8, decoder_start_token_id=1,
+                       eos_token_id=2)
         assert torch.equal(alone[0], out[row, :alone.shape[1]])
 
 
@@ -711,10 +741,10 @@ def test_it_learns_to_reverse():
     model = Seq2Seq(Seq2SeqConfig(
         vocab_size=11, d_model=32, n_layers=1, n_heads=4, d_ff=64,
         max_len=8, dropout=0.0))
-    losses = fit(model, batches(0), 250, lambda m, b: teacher_forced_loss(
-        m, *b, start=1, pad=0), lr=1e-2)
+    losses = train(model, batches(0), 250, lambda m, b: teacher_forced_loss(
+        m, *b, decoder_start_token_id=1, pad_token_id=0), lr=1e-2)
     src, targets = next(batches(9, batch=100))
-    out = greedy(model.eval(), src, 5, start=1, eos=2)
+    out = greedy(model.eval(), src, 5, decoder_start_token_id=1, eos_token_id=2)
     assert losses[0] > 2 and losses[-1] < 0.2
     assert (out == targets).all(1).float().mean() > 0.8
 
@@ -754,13 +784,13 @@ def test_bfloat16_is_near_float32():
     model = make()
     src = draw_ids(2, 7)
     ids = draw_ids(2, 5, seed=1)
-    want = model(ids, memory=model.encode(src))
+    want = model(ids, encoder_hidden_states=model.encode(src))
     low = copy.deepcopy(model).bfloat16()
-    out = low(ids, memory=low.encode(src))
+    out = low(ids, encoder_hidden_states=low.encode(src))
     assert out.dtype == torch.bfloat16
     assert (out.float() - want).abs().max() < 0.05 * want.abs().max()
     with torch.autocast("cpu", torch.bfloat16):
-        out = model(ids, memory=model.encode(src))
+        out = model(ids, encoder_hidden_states=model.encode(src))
     assert (out.float() - want).abs().max() < 0.05 * want.abs().max()
 
 
@@ -768,8 +798,8 @@ def test_works_on_meta_tensors():
     with torch.device("meta"):
         model = Seq2Seq(SMALL)
         src = torch.zeros(2, 5, dtype=torch.int64)
-        out = model(src, memory=model.encode(src, src == 0),
-                    memory_mask=src == 0)
+        out = model(src, encoder_hidden_states=model.encode(src, src == 0),
+                    encoder_attention_mask=src == 0)
     assert out.shape == (2, 5, 40)
 
 
@@ -779,16 +809,19 @@ def test_runs_on_a_gpu(kind, tmp_path):
     model = make(kind, 0.3)
     src, keep = padded_sources()
     ids = draw_ids(3, 5, seed=1)
-    want = model(ids, memory=model.encode(src, keep), memory_mask=keep)
-    written = greedy(model, src, 6, start=1, eos=2, mask=keep)
+    want = model(ids, encoder_hidden_states=model.encode(src, keep),
+                 encoder_attention_mask=keep)
+    written = greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=2,
+                     encoder_attention_mask=keep)
     model.cuda()
     src = src.cuda()
     keep = keep.cuda()
     ids = ids.cuda()
-    out = model(ids, memory=model.encode(src, keep), memory_mask=keep)
+    out = model(ids, encoder_hidden_states=model.encode(src, keep),
+                encoder_attention_mask=keep)
     close(out.cpu(), want, 1e-4)
-    assert torch.equal(greedy(model, src, 6, start=1, eos=2,
-                              mask=keep).cpu(), written)
-    assert check.every(check.WithSource(model, src[:1]), 40)
+    assert torch.equal(greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=2,
+                              encoder_attention_mask=keep).cpu(), written)
+    assert check.run_all(check.FixedSourceModel(model, src[:1]), 40)
     model.save(tmp_path)
     assert equal_models(kind.load(tmp_path), model.cpu())

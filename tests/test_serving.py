@@ -15,17 +15,17 @@ from models import MAX_LEN, ROWS, VOCAB
 from test_paged import consistent
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
-from tformer.paged import Slots
-from tformer.sampling import Sampling
+from tformer.paged import ModelRunner
+from tformer.sampling import SamplingParams
 from tformer.serving import (
-    POLICIES,
+    SCHEDULING_POLICIES,
     Engine,
     QueueFull,
     Request,
-    Ticket,
-    alike,
-    first_come,
-    shortest,
+    RequestHandle,
+    first_come_first_served,
+    shortest_first,
+    similar_length,
 )
 
 torch.set_num_threads(1)
@@ -51,15 +51,15 @@ def source_of(name, i):
 def alone(name, ids, max_new, stop=(), seed=None, source=None):
     "What generate writes for this request."
     more = {} if source is None else dict(
-        memory=source_of(name, source)[None])
-    text, = generate(model_of(name), [ids], max_new=max_new, stop=stop,
-                     sampling=sampling(seed) and [sampling(seed)], **more)
+        encoder_hidden_states=source_of(name, source)[None])
+    text, = generate(model_of(name), [ids], max_new_tokens=max_new, stop=stop,
+                     sampling_params=sampling(seed) and [sampling(seed)], **more)
     return text
 
 
 def sampling(seed):
-    return None if seed is None else Sampling(
-        top_k=9, temperature=1.3, repetition=1.2, seed=seed)
+    return None if seed is None else SamplingParams(
+        top_k=9, temperature=1.3, repetition_penalty=1.2, seed=seed)
 
 
 def finished(coroutine):
@@ -70,32 +70,32 @@ def finished(coroutine):
 
 def same(ticket, text):
     assert ticket.error is None, ticket.error
-    assert (ticket.ids, ticket.reason) == (text.ids, text.stopped)
+    assert (ticket.output_ids, ticket.finish_reason) == (text.ids, text.finish_reason)
     assert ticket.log_probs == pytest.approx(text.log_probs, abs=1e-9)
 
 
 def sound(engine):
     "Slots, blocks and the queue fit together."
-    for i, ticket in enumerate(engine.scheduler.slots):
-        assert ticket is None or (ticket.slot, ticket.reason) == (i, None)
+    for i, ticket in enumerate(engine.scheduler.row_owners):
+        assert ticket is None or (ticket.row, ticket.finish_reason) == (i, None)
     for ticket in engine.scheduler.waiting:
-        assert ticket.slot is None and ticket.reason is None
+        assert ticket.row is None and ticket.finish_reason is None
     assert engine.scheduler.waiting == sorted(engine.scheduler.waiting)
-    if engine.rows.pool is None:
+    if engine.runner.pool is None:
         return
-    tables = engine.rows.cache.tables
-    consistent(engine.rows.pool, tables)
-    for ticket, row in zip(engine.scheduler.slots, tables.rows, strict=True):
+    tables = engine.runner.cache.tables
+    consistent(engine.runner.pool, tables)
+    for ticket, row in zip(engine.scheduler.row_owners, tables.tables, strict=True):
         assert ticket is not None or not row
 
 
 def empty(engine):
     "Nothing is held by anybody."
     sound(engine)
-    assert not engine.busy
-    assert all(slot is None for slot in engine.scheduler.slots)
-    pool = engine.rows.pool
-    assert pool is None or pool.used_count == 0
+    assert not engine.has_unfinished_requests
+    assert all(slot is None for slot in engine.scheduler.row_owners)
+    pool = engine.runner.pool
+    assert pool is None or pool.num_used_blocks == 0
 
 
 # --- each text is what it is alone
@@ -108,8 +108,8 @@ ASKED = st.lists(st.tuples(
     st.sampled_from([None, None, 5, 6]),    # greedy, or a seed
     st.sampled_from([None] * 4 + [0, 2, 5])), min_size=1, max_size=7)
 BLOCKS = st.sampled_from([
-    {}, {}, dict(blocks=40, block_size=3), dict(blocks=7, block_size=3),
-    dict(blocks=10, block_size=2), dict(blocks=20, block_size=1)])
+    {}, {}, dict(num_blocks=40, block_size=3), dict(num_blocks=7, block_size=3),
+    dict(num_blocks=10, block_size=2), dict(num_blocks=20, block_size=1)])
 
 
 @pytest.mark.parametrize("name", by_day(
@@ -117,24 +117,24 @@ BLOCKS = st.sampled_from([
 @settings(max_examples=40, deadline=None)
 @given(asked=ASKED, slots=st.integers(1, 4), blocks=BLOCKS,
        chunk=st.sampled_from([None, 1, 3, 5]),
-       policy=st.sampled_from(sorted(POLICIES)),
+       policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
        patience=st.integers(0, 3))
 def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
                                        policy, patience):
     "Arrivals, prompts, stops, policies, chunks, blocks, cancels: any."
     source = next(row for row in ROWS if row.name == name).source
-    engine = Engine(model_of(name), slots, policy=policy, chunk=chunk,
-                    patience=patience, **blocks)
+    engine = Engine(model_of(name), slots, policy=policy, max_prefill_tokens=chunk,
+                    max_overtakes=patience, **blocks)
     tickets = {}
     step = 0
-    while len(tickets) < len(asked) or engine.busy:
+    while len(tickets) < len(asked) or engine.has_unfinished_requests:
         for i, (when, ids, max_new, stop, seed, _) in enumerate(asked):
             if when <= step and i not in tickets:
                 tickets[i] = engine.submit(Request(
                     ids, max_new, sampling(seed), stop,
-                    memory=source_of(name, i) if source else None))
+                    encoder_hidden_states=source_of(name, i) if source else None))
         for ticket, i in engine.step():
-            assert ticket.ids.count(i)
+            assert ticket.output_ids.count(i)
         sound(engine)
         for i, (when, *_, cancelled) in enumerate(asked):
             if cancelled is not None and step == when + cancelled:
@@ -145,10 +145,10 @@ def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
     empty(engine)
     for i, (_, ids, max_new, stop, seed, cancelled) in enumerate(asked):
         text = alone(name, ids, max_new, stop, seed, i if source else None)
-        if tickets[i].reason == "cancelled":
-            n = len(tickets[i].ids)
+        if tickets[i].finish_reason == "cancelled":
+            n = len(tickets[i].output_ids)
             assert cancelled is not None
-            assert tickets[i].ids == text.ids[:n]
+            assert tickets[i].output_ids == text.ids[:n]
         else:
             same(tickets[i], text)
 
@@ -164,16 +164,16 @@ def small(**changes):
 
 
 MODEL = small()
-PAGED = dict(blocks=40, block_size=4)
+PAGED = dict(num_blocks=40, block_size=4)
 WAYS = pytest.mark.parametrize("how", [
-    {}, PAGED, dict(chunk=3), PAGED | dict(chunk=3)],
+    {}, PAGED, dict(max_prefill_tokens=3), PAGED | dict(max_prefill_tokens=3)],
     ids=["slots", "paged", "chunks", "both"])
 
 
 def texts(requests, model=MODEL):
-    return [generate(model, [r.ids], max_new=r.max_new, stop=r.stop,
-                     sampling=r.sampling and [r.sampling])[0]
-            for r in requests]
+    return [generate(model, [r.prompt_ids], max_new_tokens=r.max_new_tokens,
+                     stop=r.stop, sampling_params=r.sampling_params
+                     and [r.sampling_params])[0] for r in requests]
 
 
 @WAYS
@@ -201,12 +201,12 @@ def test_a_model_in_training_mode_is_left_as_it_was():
 def reads(engine):
     "How many tokens each call of ``read`` is given."
     seen = []
-    read = engine.rows.read
+    read = engine.runner.prefill
 
-    def watched(slots, pieces, starts, **memory):
+    def watched(slots, pieces, starts, **encoder_hidden_states):
         seen.append([len(piece) for piece in pieces])
-        return read(slots, pieces, starts, **memory)
-    engine.rows.read = watched
+        return read(slots, pieces, starts, **encoder_hidden_states)
+    engine.runner.prefill = watched
     return seen
 
 
@@ -230,21 +230,21 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(n):
 def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
     requests = [Request([1, 2, 3, 4, 5], 20, sampling(seed)),
                 Request([6, 7, 8, 9, 10, 11, 12, 13], 20, sampling(seed))]
-    engine = Engine(MODEL, 2, blocks=10, block_size=3)
+    engine = Engine(MODEL, 2, num_blocks=10, block_size=3)
     tickets = [engine.submit(r) for r in requests]
     met = 0
-    begin = engine.rows.cache.begin
+    begin = engine.runner.cache.match_prefix
 
     def watched(slot, ids):
         nonlocal met
         n = begin(slot, ids)
-        met += bool(engine.scheduler.preempted and n)
+        met += bool(engine.scheduler.num_preemptions and n)
         return n
-    engine.rows.cache.begin = watched
-    while engine.busy:
+    engine.runner.cache.match_prefix = watched
+    while engine.has_unfinished_requests:
         engine.step()
         sound(engine)
-    assert engine.scheduler.preempted and met
+    assert engine.scheduler.num_preemptions and met
     for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
 
@@ -256,25 +256,26 @@ def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     ticket = engine.submit(asked)
     for _ in range(8):
         engine.step()
-    assert len(ticket.ids) == 8 and ticket.read == 12
+    assert len(ticket.output_ids) == 8 and ticket.num_computed_tokens == 12
     engine.scheduler.preempt(ticket)
-    assert ticket.slot is None and not engine.rows.pool.used_count
+    assert ticket.row is None and not engine.runner.pool.num_used_blocks
     engine.step()
     assert seen == [[5], [1]]       # 12 of 13 are cached: three blocks
     engine.run()
-    assert ticket.began == 1 and ticket.waited == 0     # the first time
+    # the first time
+    assert ticket.first_scheduled_step == 1 and ticket.steps_waited == 0
     same(ticket, texts([asked])[0])
 
 
 def test_a_block_is_not_shared_before_it_is_filled():
     ids = [*range(1, 17)]
-    engine = Engine(MODEL, 2, blocks=20, block_size=4, chunk=5)
+    engine = Engine(MODEL, 2, num_blocks=20, block_size=4, max_prefill_tokens=5)
     first = engine.submit(Request(ids, 6))
     engine.step()
-    assert first.read == 5 and len(engine.rows.pool.index) == 1
+    assert first.num_computed_tokens == 5 and len(engine.runner.pool.hash_to_block) == 1
     second = engine.submit(Request(ids, 6))
     engine.step()
-    assert second.read == 4 and first.read == 10
+    assert second.num_computed_tokens == 4 and first.num_computed_tokens == 10
     engine.run()
     for ticket in (first, second):
         same(ticket, texts([Request(ids, 6)])[0])
@@ -283,17 +284,18 @@ def test_a_block_is_not_shared_before_it_is_filled():
 @WAYS
 def test_who_has_written_nothing_may_still_be_reading(how):
     "And who has written may read again."
-    engine = Engine(MODEL, 2, **how | dict(chunk=2))
+    engine = Engine(MODEL, 2, **how | dict(max_prefill_tokens=2))
     short = engine.submit(Request([9], 12))
     long = engine.submit(Request([*range(1, 8)], 5))
     written = []
     for _ in range(4):
         engine.step()
-        written.append((len(short.ids), len(long.ids)))
+        written.append((len(short.output_ids), len(long.output_ids)))
     assert written == [(1, 0), (2, 0), (3, 0), (4, 1)]
     engine.scheduler.preempt(long)
     engine.step()
-    assert long.reading and len(long.ids) == 1 and len(short.ids) == 5
+    assert (long.is_prefilling and len(long.output_ids) == 1
+            and len(short.output_ids) == 5)
     engine.run()
     for ticket in (short, long):
         same(ticket, texts([ticket.request])[0])
@@ -302,14 +304,14 @@ def test_who_has_written_nothing_may_still_be_reading(how):
 # --- chunks, policies, fairness
 
 def test_a_long_prompt_holds_nobody_up():
-    engine = Engine(MODEL, 2, chunk=4)
+    engine = Engine(MODEL, 2, max_prefill_tokens=4)
     seen = reads(engine)
     short = engine.submit(Request([1, 2], 12))
     engine.step()
     engine.submit(Request([*range(1, 31)], 2))
     for n in range(2, 9):
         engine.step()
-        assert len(short.ids) == n
+        assert len(short.output_ids) == n
     assert [sum(call) for call in seen] == [2] + [4] * 7
     engine.run()
 
@@ -331,10 +333,12 @@ def tickets_of(lengths):
 
 def test_policies():
     waiting = tickets_of([7, 3, 9, 3])
-    assert first_come(waiting, []) == first_come(waiting, [3]) == 0
-    assert shortest(waiting, []) == shortest(waiting, [9]) == 1
-    assert alike(waiting, []) == 0 and alike(waiting, [4]) == 1
-    assert alike(waiting, [3, 8]) == 0 and alike(waiting, [3, 20]) == 2
+    assert (first_come_first_served(waiting, []) ==
+            first_come_first_served(waiting, [3]) == 0)
+    assert shortest_first(waiting, []) == shortest_first(waiting, [9]) == 1
+    assert similar_length(waiting, []) == 0 and similar_length(waiting, [4]) == 1
+    assert (similar_length(waiting, [3, 8]) == 0
+            and similar_length(waiting, [3, 20]) == 2)
 
 
 def test_a_policy_is_told_what_is_left_to_read():
@@ -355,12 +359,12 @@ def order(policy, lengths, slots=1, **how):
     tickets = [engine.submit(Request([1] * n, 2)) for n in lengths]
     engine.run()
     return sorted(range(len(lengths)), key=lambda i: (
-        tickets[i].began, tickets[i].number)), engine
+        tickets[i].first_scheduled_step, tickets[i].index)), engine
 
 
 def test_who_comes_next():
     lengths = [9, 2, 5, 1, 30, 3]
-    assert order("first", lengths)[0] == [0, 1, 2, 3, 4, 5]
+    assert order("fcfs", lengths)[0] == [0, 1, 2, 3, 4, 5]
     assert order("shortest", lengths)[0] == [3, 1, 5, 2, 0, 4]
     assert order(lambda waiting, beside: len(waiting) - 1,
                  lengths)[0] == [5, 4, 3, 2, 1, 0]
@@ -368,61 +372,62 @@ def test_who_comes_next():
 
 def test_like_lengths_waste_less_padding():
     lengths = [20, 2, 19, 3, 18, 1, 21, 2]
-    wasted = [order(policy, lengths, slots=4)[1].rows.padding
-              for policy in ("first", "alike")]
+    wasted = [order(policy, lengths, slots=4)[1].runner.num_padding_tokens
+              for policy in ("fcfs", "similar_length")]
     assert wasted == [36 + 42, 6 + 4]
 
 
 @pytest.mark.parametrize("patience", [0, 1, 3])
 def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
-    engine = Engine(MODEL, 1, policy="shortest", patience=patience)
+    engine = Engine(MODEL, 1, policy="shortest", max_overtakes=patience)
     long = engine.submit(Request([1] * 9, 1))
     others = []
-    while long.began is None:
+    while long.first_scheduled_step is None:
         others.append(engine.submit(Request([1], 1)))
         engine.step()
         assert len(others) < 20
     engine.run()
-    assert sum(t.began < long.began for t in others) == patience
-    assert long.passed == patience
-    assert long.waited == patience
+    assert (sum(t.first_scheduled_step < long.first_scheduled_step for t in others) ==
+            patience)
+    assert long.times_overtaken == patience
+    assert long.steps_waited == patience
 
 
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=14),
        patience=st.integers(0, 4), slots=st.integers(1, 3),
-       policy=st.sampled_from(sorted(POLICIES)))
+       policy=st.sampled_from(sorted(SCHEDULING_POLICIES)))
 def test_the_bound_holds_for_everybody(lengths, patience, slots, policy):
     engine = Engine(MODEL, slots, policy=policy,
-                    patience=patience, blocks=9, block_size=3)
+                    max_overtakes=patience, num_blocks=9, block_size=3)
     tickets = []
     for n in lengths:
         tickets.append(engine.submit(Request([n] * n, 2)))
         if n % 2:
             engine.step()
     engine.run()
-    assert all(t.passed <= patience for t in tickets)
+    assert all(t.times_overtaken <= patience for t in tickets)
     for i, t in enumerate(tickets):
-        assert sum(other.began < t.began for other in tickets[i + 1:]) <= (
-            patience)
+        assert sum(other.first_scheduled_step < t.first_scheduled_step
+                   for other in tickets[i + 1:]) <= (patience)
 
 
 # --- blocks run out
 
 def test_the_youngest_gives_way():
     requests = [Request([i] * 4, 14) for i in (1, 2, 3)]
-    engine = Engine(MODEL, 3, blocks=9, block_size=3)
+    engine = Engine(MODEL, 3, num_blocks=9, block_size=3)
     tickets = [engine.submit(r) for r in requests]
-    while engine.busy:
-        inside = engine.scheduler.inside
+    while engine.has_unfinished_requests:
+        inside = engine.scheduler.running
         engine.step()
-        gone = [t for t in inside if t.slot is None and t.reason is None]
+        gone = [t for t in inside if t.row is None and t.finish_reason is None]
         assert gone == inside[len(inside) - len(gone):]
         sound(engine)
-    assert engine.scheduler.preempted
+    assert engine.scheduler.num_preemptions
     for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
-    assert tickets[0].waited == 0
+    assert tickets[0].steps_waited == 0
 
 
 def test_memory_of_a_prefix_is_taken_once():
@@ -432,7 +437,7 @@ def test_memory_of_a_prefix_is_taken_once():
     requests = [Request([*prefix, i], 4) for i in (1, 2, 3, 4)]
     tickets = [engine.submit(r) for r in requests]
     engine.step()
-    assert engine.rows.pool.used_count == 3 + 4
+    assert engine.runner.pool.num_used_blocks == 3 + 4
     engine.run()
     for ticket, text in zip(tickets, texts(requests), strict=True):
         same(ticket, text)
@@ -469,41 +474,62 @@ class Nan(nn.Module):
 
 
 BAD = [
-    (dict(ids=[]), "prompt 0 is empty"),
-    (dict(ids="Once"), "prompt 0 must be a row of ids"),
-    (dict(ids=None), "prompt 0 must be a row of ids"),
-    (dict(ids=[1.5]), "prompt 0 must be integers"),
-    (dict(ids=[VOCAB]), f"id {VOCAB} is outside the vocabulary"),
-    (dict(ids=[1, -1]), "id -1 is outside the vocabulary"),
-    (dict(ids=[1] * 41), "43 tokens of prompt and text, beyond max_len 40"),
-    (dict(ids=[1] * 38, max_new=4), "41 tokens of prompt and text"),
-    (dict(max_new=0), "max_new must be a whole number of at least 1"),
-    (dict(max_new="5"), "max_new must be a whole number"),
+    (dict(prompt_ids=[]), "prompt 0 is empty"),
+    (dict(prompt_ids="Once"), "prompt 0 must be a row of ids"),
+    (dict(prompt_ids=None), "prompt 0 must be a row of ids"),
+    (dict(prompt_ids=[1.5]), "prompt 0 must be integers"),
+    (dict(prompt_ids=[VOCAB]), f"id {VOCAB} is outside the vocabulary"),
+    (dict(prompt_ids=[1, -1]), "id -1 is outside the vocabulary"),
+    (dict(prompt_ids=[1] * 41), "43 tokens of prompt and text, beyond max_len 40"),
+    (dict(prompt_ids=[1] * 38, max_new_tokens=4), "41 tokens of prompt and text"),
+    (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1"),
+    (dict(max_new_tokens="5"), "max_new_tokens must be a whole number"),
     (dict(stop="end"), "stop must be"),
     (dict(stop=-1), "a stop id must be a whole number"),
     (dict(stop=raising), "stop raised KeyError .* after 1 ids"),
-    (dict(stop=often, max_new=9), "stop raised RuntimeError .* after 3 ids"),
+    (dict(stop=often, max_new_tokens=9), "stop raised RuntimeError .* after 3 ids"),
     (dict(stop=lambda ids: None), "stop must answer True or False"),
     (dict(timeout=0), "timeout must be above 0"),
-    (dict(sampling=dict(temperature=-1)), "temperature must be"),
-    (dict(sampling=dict(top_p=1.5)), "top_p must be"),
-    (dict(sampling=dict(top_q=1)), "unexpected keyword argument 'top_q'"),
-    (dict(sampling=0.7), "sampling must be"),
-    (dict(sampling=Sampling(bias={VOCAB: 1.0})), f"{VOCAB}"),
-    (dict(sampling=Sampling(allowed=lambda ids: torch.zeros(
-        VOCAB).bool())), "forbids every id"),
-    (dict(sampling=Sampling(allowed=raising)), "KeyError: 'x'"),
-    (dict(sampling=lambda z, ids: 1), "one id for one row, below 47, got 1"),
-    (dict(sampling=lambda z, ids: torch.tensor([VOCAB])), "below 47, got"),
-    (dict(sampling=lambda z, ids: torch.tensor([-1])), "below 47, got"),
-    (dict(sampling=lambda z, ids: torch.tensor([True])), "below 47, got"),
-    (dict(memory_mask=torch.ones(3).bool()), "memory_mask without a memory"),
-    (dict(memory="m"), "memory must be"),
-    (dict(memory=torch.zeros(3, 16), memory_mask=torch.ones(3)),
-     "memory_mask must be boolean"),
-    (dict(memory=torch.zeros(1, 3, 16)), "memory must be of shape"),
-    (dict(sampling=raising), "TypeError"),
-    (dict(memory=torch.zeros(3, 16)), "TypeError.*memory")]
+    (dict(sampling_params=dict(temperature=-1)), "temperature must be"),
+    (dict(sampling_params=dict(top_p=1.5)), "top_p must be"),
+    (dict(sampling_params=dict(top_q=1)), "unexpected keyword argument 'top_q'"),
+    (dict(sampling_params=0.7), "sampling_params must be"),
+    (dict(sampling_params=SamplingParams(logit_bias={VOCAB: 1.0})), f"{VOCAB}"),
+    (
+        dict(
+            sampling_params=SamplingParams(
+                allowed_tokens_fn=lambda ids: torch.zeros(VOCAB).bool()
+            )
+        ),
+        "forbids every id",
+    ),
+    (dict(sampling_params=SamplingParams(allowed_tokens_fn=raising)), "KeyError: 'x'"),
+    (dict(sampling_params=lambda z, ids: 1), "one id for one row, below 47, got 1"),
+    (dict(sampling_params=lambda z, ids: torch.tensor([VOCAB])), "below 47, got"),
+    (dict(sampling_params=lambda z, ids: torch.tensor([-1])), "below 47, got"),
+    (dict(sampling_params=lambda z, ids: torch.tensor([True])), "below 47, got"),
+    (
+        dict(encoder_attention_mask=torch.ones(3).bool()),
+        "encoder_attention_mask without encoder_hidden_states",
+    ),
+    (dict(encoder_hidden_states="m"), "encoder_hidden_states must be"),
+    (
+        dict(
+            encoder_hidden_states=torch.zeros(3, 16),
+            encoder_attention_mask=torch.ones(3),
+        ),
+        "encoder_attention_mask must be boolean",
+    ),
+    (
+        dict(encoder_hidden_states=torch.zeros(1, 3, 16)),
+        "encoder_hidden_states must be of shape",
+    ),
+    (dict(sampling_params=raising), "TypeError"),
+    (
+        dict(encoder_hidden_states=torch.zeros(3, 16)),
+        "TypeError.*encoder_hidden_states",
+    ),
+]
 
 
 @plain_only
@@ -512,14 +538,14 @@ BAD = [
 def test_a_bad_request_fails_alone(change, says, how):
     good = [Request([1, 2, 3], 6), Request([4] * 7, 5, sampling(2)),
             Request([5], 9)]
-    bad = Request(**dict(ids=[7, 8], max_new=3) | change)
+    bad = Request(**dict(prompt_ids=[7, 8], max_new_tokens=3) | change)
     engine = Engine(MODEL, 3, **how)
     tickets = [engine.submit(r) for r in (*good[:2], bad, good[2])]
-    while engine.busy:
+    while engine.has_unfinished_requests:
         engine.step()
         sound(engine)
     failed = tickets.pop(2)
-    assert failed.reason == "error" and "\n" not in failed.error
+    assert failed.finish_reason == "error" and "\n" not in failed.error
     with pytest.raises(ValueError, match=says):
         list(failed)
     for ticket, text in zip(tickets, texts(good), strict=True):
@@ -532,7 +558,7 @@ def test_nan_of_a_row_is_its_own(how):
     model = Nan(poison=13)
     good = [Request([1, 2, 3], 7), Request([4] * 9, 7), Request([5], 6)]
     engine = Engine(model, 2, **how | dict(
-        blocks=9 if "blocks" in how else None))
+        num_blocks=9 if "blocks" in how else None))
     for poison in ([13], [1, 2, 13, 4], [6] * 8 + [13]):
         bad = Request(poison, 4)
         tickets = [engine.submit(r) for r in (good[0], bad, *good[1:])]
@@ -564,20 +590,20 @@ def test_a_model_that_raises_while_it_decodes_fails_one():
         good[0], Request([3, 4], 9, choose), good[1])]
     engine.run()
     assert tickets[1].error == "RuntimeError: five is too much"
-    assert len(tickets[1].ids) == 3
+    assert len(tickets[1].output_ids) == 3
     if not any(5 in ids for ids in (full[0], full[2])):
         for ticket, ids in zip(
             (tickets[0], tickets[2]), (full[0], full[2]), strict=True
         ):
-            assert ticket.ids == ids
+            assert ticket.output_ids == ids
     empty(engine)
 
 
 def test_a_text_needs_no_more_blocks_than_there_are():
-    engine = Engine(MODEL, 2, blocks=4, block_size=4)
+    engine = Engine(MODEL, 2, num_blocks=4, block_size=4)
     tickets = engine.run([Request([1] * 9, 9), Request([1] * 9, 8)])
     assert tickets[0].error == "5 blocks needed, beyond all of them, 4"
-    assert tickets[1].reason == "length"
+    assert tickets[1].finish_reason == "length"
     assert Engine(MODEL, 1, max_len=10).run([Request([1] * 9, 3)])[
         0].error == "11 tokens of prompt and text, beyond max_len 10"
 
@@ -604,7 +630,7 @@ def test_an_interrupted_step_is_mended(how):
     engine.run()
     first, last = texts([requests[0], requests[2]])
     same(tickets[0], first), same(tickets[2], last)
-    assert tickets[1].ids == texts([Request([3], 9)])[0].ids
+    assert tickets[1].output_ids == texts([Request([3], 9)])[0].ids
     empty(engine)
 
 
@@ -650,7 +676,7 @@ def test_a_ticket_belongs_to_its_engine():
     with pytest.raises(ValueError, match="a ticket of another engine"):
         other.cancel(ticket)
     other.run(), one.run()
-    assert mine.reason == ticket.reason == "length"
+    assert mine.finish_reason == ticket.finish_reason == "length"
 
 
 @plain_only
@@ -664,14 +690,14 @@ def test_a_policy_that_answers_nonsense(answer):
     sound(engine)
     engine.scheduler.policy = lambda waiting, beside: len(waiting) - 1
     engine.run()
-    assert [t.reason for t in tickets] == ["length"] * 2
+    assert [t.finish_reason for t in tickets] == ["length"] * 2
 
 
 def test_a_policy_cannot_change_the_queue():
     engine = Engine(MODEL, 1, policy=lambda waiting, beside: (
         isinstance(waiting, list) and waiting.clear()) or 0)
     tickets = engine.run([Request([i], 2) for i in (1, 2, 3)])
-    assert [t.reason for t in tickets] == ["length"] * 3
+    assert [t.finish_reason for t in tickets] == ["length"] * 3
 
 
 def test_old_prefixes_are_forgotten_where_weights_are_others():
@@ -680,10 +706,10 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
     engine = Engine(model, 2, **PAGED)
     engine.run([asked])
     with torch.no_grad():
-        model.blocks[0].attention.part.qkv_proj.weight.mul_(1.3)
-    engine.rows.forget()
-    pool = engine.rows.pool
-    assert pool.free_count == pool.n_blocks and not pool.index
+        model.blocks[0].attention.sublayer.qkv_proj.weight.mul_(1.3)
+    engine.runner.reset_prefix_cache()
+    pool = engine.runner.pool
+    assert pool.num_free_blocks == pool.num_blocks and not pool.hash_to_block
     ticket, = engine.run([asked])
     same(ticket, texts([asked], model)[0])
 
@@ -695,10 +721,10 @@ def test_padding_of_a_memory_is_not_attended_to():
     padded = torch.cat([memory, 9 * torch.ones(3, memory.shape[1]).double()])
     keep = torch.arange(len(padded)) < len(memory)
     plain, masked, _ = Engine(model, 3).run([
-        Request([1], 6, memory=memory),
-        Request([1], 6, memory=padded, memory_mask=keep),
-        Request([1], 6, memory=source_of(row.name, 0))])
-    assert masked.ids == plain.ids
+        Request([1], 6, encoder_hidden_states=memory),
+        Request([1], 6, encoder_hidden_states=padded, encoder_attention_mask=keep),
+        Request([1], 6, encoder_hidden_states=source_of(row.name, 0))])
+    assert masked.output_ids == plain.output_ids
     assert masked.log_probs == pytest.approx(plain.log_probs, abs=1e-9)
 
 
@@ -712,13 +738,13 @@ def test_ends():
         Request([5], 8, stop=full[4]),
         Request([5], 8, stop=lambda ids: len(ids) == 3), asked])
     cut = full.index(full[4])
-    assert (by_id.ids, by_id.reason) == (full[:cut], "stop")
-    assert (by_function.ids, by_function.reason) == (full[:3], "stop")
-    assert (by_length.ids, by_length.reason) == (full, "length")
+    assert (by_id.output_ids, by_id.finish_reason) == (full[:cut], "stop")
+    assert (by_function.output_ids, by_function.finish_reason) == (full[:3], "stop")
+    assert (by_length.output_ids, by_length.finish_reason) == (full, "length")
 
 
 def test_a_full_queue_pushes_back():
-    engine = Engine(MODEL, 1, queue=2)
+    engine = Engine(MODEL, 1, max_queued_requests=2)
     kept = [engine.submit(Request([1], 3)) for _ in range(2)]
     with pytest.raises(QueueFull, match="2 requests wait already"):
         engine.submit(Request([1], 3))
@@ -727,9 +753,9 @@ def test_a_full_queue_pushes_back():
     with pytest.raises(QueueFull):
         engine.submit(Request([1], 3))
     engine.run()
-    assert [t.reason for t in kept] == ["length"] * 3
-    tickets = Engine(MODEL, 1, queue=2).run([Request([1], 2)] * 7)
-    assert [t.reason for t in tickets] == ["length"] * 7
+    assert [t.finish_reason for t in kept] == ["length"] * 3
+    tickets = Engine(MODEL, 1, max_queued_requests=2).run([Request([1], 2)] * 7)
+    assert [t.finish_reason for t in tickets] == ["length"] * 7
 
 
 @WAYS
@@ -743,27 +769,27 @@ def test_time_outs_and_cancels(how):
         now[0] += 1
         engine.step()
         sound(engine)
-    assert (tickets[1].reason, tickets[1].ids) == ("timeout", [])
+    assert (tickets[1].finish_reason, tickets[1].output_ids) == ("timeout", [])
     engine.cancel(tickets[0])
-    assert tickets[0].reason == "cancelled" and tickets[0].slot is None
+    assert tickets[0].finish_reason == "cancelled" and tickets[0].row is None
     engine.step()
     now[0] = 8.9
     engine.step()
-    assert tickets[2].reason is None
+    assert tickets[2].finish_reason is None
     now[0] = 9.0
     engine.step()
-    assert tickets[2].reason == "timeout" and len(tickets[2].ids) == 2
+    assert tickets[2].finish_reason == "timeout" and len(tickets[2].output_ids) == 2
     with pytest.raises(TimeoutError, match="out of time after 2 ids"):
         list(tickets[2])
     engine.cancel(tickets[2])
-    assert tickets[2].reason == "timeout" and tickets[2].slot is None
+    assert tickets[2].finish_reason == "timeout" and tickets[2].row is None
     engine.run()
     same(tickets[3], texts(requests)[3])
     empty(engine)
 
 
 def test_a_stop_function_may_cancel_others():
-    engine = Engine(MODEL, 3, chunk=2)
+    engine = Engine(MODEL, 3, max_prefill_tokens=2)
     tickets = []
 
     def stop(ids):
@@ -774,8 +800,8 @@ def test_a_stop_function_may_cancel_others():
         Request([1], 4, stop=stop), Request([2], 4),
         Request([3, 4, 5, 6], 4), Request([7], 4))]
     engine.run()
-    assert [t.reason for t in tickets] == ["length"] + ["cancelled"] * 3
-    assert not any(t.ids for t in tickets[1:])
+    assert [t.finish_reason for t in tickets] == ["length"] + ["cancelled"] * 3
+    assert not any(t.output_ids for t in tickets[1:])
     empty(engine)
 
 
@@ -784,11 +810,11 @@ def test_a_ticket_is_iterated():
     requests = [Request([1, 2], 6), Request([3], 9)]
     first, second = [engine.submit(r) for r in requests]
     expected = texts(requests)
-    assert [*second] == expected[1].ids and first.ids == expected[0].ids
+    assert [*second] == expected[1].ids and first.output_ids == expected[0].ids
     assert [*first] == expected[0].ids and [*first] == [*first]
     assert "2 + 6 ids, length" in repr(first)
     some = engine.submit(Request([1, 2], 6))
-    assert next(iter(some)) == expected[0].ids[0] and some.reason is None
+    assert next(iter(some)) == expected[0].ids[0] and some.finish_reason is None
     assert "on its way" in repr(some)
 
 
@@ -826,7 +852,7 @@ def test_a_stream_that_is_cancelled_leaves():
         long.cancel()
         with pytest.raises(asyncio.CancelledError):
             await long
-        assert engine.scheduler.slots.count(None) == 1
+        assert engine.scheduler.row_owners.count(None) == 1
         await rest
         return other
     assert finished(main()) == texts([Request([3], 12)])[0].ids
@@ -837,7 +863,7 @@ def test_a_stream_that_is_cancelled_leaves():
 
 
 def test_memory_stays_flat():
-    engine = Engine(MODEL, 4, blocks=24, block_size=4, queue=8)
+    engine = Engine(MODEL, 4, num_blocks=24, block_size=4, max_queued_requests=8)
 
     def some(n):
         engine.run(Request([1 + i % 9, 1 + i % 7], 2) for i in range(n))
@@ -854,12 +880,12 @@ def test_memory_stays_flat():
 
 @plain_only
 @pytest.mark.parametrize("change, says", [
-    (dict(slots=0), "slots must be a whole number"),
-    (dict(chunk=0), "chunk must be a whole number"),
-    (dict(queue=0), "queue must be a whole number"),
-    (dict(patience=-1), "patience must be a whole number"),
-    (dict(policy="last"), "policy must be one of 'alike', 'first'|'first'"),
-    (dict(blocks=0), "n_blocks must be a whole number"),
+    (dict(max_num_seqs=0), "max_num_seqs must be a whole number"),
+    (dict(max_prefill_tokens=0), "max_prefill_tokens must be a whole number"),
+    (dict(max_queued_requests=0), "max_queued_requests must be a whole number"),
+    (dict(max_overtakes=-1), "max_overtakes must be a whole number"),
+    (dict(policy="last"), "policy must be one of 'fcfs', 'shortest', 'similar_length'"),
+    (dict(num_blocks=0), "num_blocks must be a whole number"),
     (dict(max_len=41), "41 places, beyond max_len 40")])
 def test_an_engine_that_cannot_be(change, says):
     with pytest.raises(ValueError, match=says) as told:
@@ -871,12 +897,12 @@ def test_an_engine_that_cannot_be(change, says):
 
 def test_parts_have_names():
     assert issubclass(QueueFull, RuntimeError)
-    assert isinstance(tickets_of([1])[0], Ticket)
-    assert Slots(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
+    assert isinstance(tickets_of([1])[0], RequestHandle)
+    assert ModelRunner(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
 
 
 @needs_cuda
-@pytest.mark.parametrize("how", [{}, PAGED, PAGED | dict(chunk=3)])
+@pytest.mark.parametrize("how", [{}, PAGED, PAGED | dict(max_prefill_tokens=3)])
 def test_on_a_device(how):
     model = small()
     requests = [Request([*range(1, 1 + n)], 3 + n % 5)

@@ -12,19 +12,19 @@ from models import MAX_LEN, ROWS, VOCAB
 from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
-from tformer.sampling import Sampling, process
+from tformer.sampling import SamplingParams, process_logits
 from tformer.speculate import (
+    DraftModel,
+    DraftProposal,
     Int8Linear,
-    ModelDraft,
-    Prefix,
+    PrefixedModel,
     PromptLookup,
-    Proposal,
-    accept,
-    expected_tokens,
-    int8,
-    rounds,
-    speculate,
-    strided,
+    expected_tokens_per_step,
+    quantize_int8,
+    rejection_sample,
+    speculative_generate,
+    stream_speculative,
+    strided_token_log_probs,
 )
 
 decoders = pytest.mark.parametrize(
@@ -43,20 +43,20 @@ class Knowing:
         self.dice = random.Random(seed)
 
     def __call__(self, ids, most, sampling, dice):
-        return Proposal([i if self.dice.random() < self.right
-                         else (i + 1) % VOCAB for i in
-                         self.ids[len(ids):][:min(self.k, most)]])
+        return DraftProposal([i if self.dice.random() < self.right
+                              else (i + 1) % VOCAB for i in
+                              self.ids[len(ids):][:min(self.k, most)]])
 
 
 NAN = float("nan")
 
 
 def nothing(ids, most, sampling, dice):
-    return Proposal([])
+    return DraftProposal([])
 
 
 def same(ours, reference):
-    assert ours.ids == reference.ids and ours.stopped == reference.stopped
+    assert ours.ids == reference.ids and ours.finish_reason == reference.finish_reason
     assert ours.log_probs == pytest.approx(reference.log_probs, abs=1e-6)
 
 
@@ -68,13 +68,14 @@ def test_greedy_texts_are_those_of_generate(row, right):
     model = row.make().double()
     for prompt in ([5], [3, 9, 3, 1]):
         new = MAX_LEN - len(prompt) + 1  # to the very end
-        plain = generate(model, [prompt], max_new=new)[0]
+        plain = generate(model, [prompt], max_new_tokens=new)[0]
         for k in (1, 3, 30):
-            same(speculate(model, [prompt], Knowing(
-                prompt + plain.ids, right, k), max_new=new), plain)
-        for draft in (ModelDraft(row.make(seed_std(right)).double(), 3),
+            same(speculative_generate(model, [prompt], Knowing(
+                prompt + plain.ids, right, k), max_new_tokens=new), plain)
+        for draft in (DraftModel(row.make(seed_std(right)).double(), 3),
                       PromptLookup(1, 3, 0.0), nothing):
-            same(speculate(model, [prompt], draft, max_new=new), plain)
+            same(speculative_generate(model, [prompt], draft, max_new_tokens=new),
+                 plain)
 
 
 def seed_std(right):
@@ -84,67 +85,68 @@ def seed_std(right):
 
 def test_a_right_draft_saves_steps():
     model = LLAMA.make().double()
-    plain = generate(model, [[5]], max_new=16)[0].ids
-    made = list(rounds(model, [[5]], Knowing([5, *plain], 1.0, 3),
-                       max_new=16))
+    plain = generate(model, [[5]], max_new_tokens=16)[0].ids
+    made = list(stream_speculative(model, [[5]], Knowing([5, *plain], 1.0, 3),
+                                   max_new_tokens=16))
     assert [len(step.ids) for step in made] == [4] * 4
-    assert [step.accepted for step in made] == [3] * 4
-    made = list(rounds(model, [[5]], Knowing([5, *plain], 0.0, 3),
-                       max_new=16))
-    assert len(made) == 16 and not any(step.accepted for step in made)
-    assert [len(step.drafts) for step in made] == [3] * 13 + [2, 1, 0]
+    assert [step.num_accepted for step in made] == [3] * 4
+    made = list(stream_speculative(model, [[5]], Knowing([5, *plain], 0.0, 3),
+                                   max_new_tokens=16))
+    assert len(made) == 16 and not any(step.num_accepted for step in made)
+    assert [len(step.draft_ids) for step in made] == [3] * 13 + [2, 1, 0]
 
 
 @pytest.mark.parametrize("right", [0.5, 1.0])
 def test_a_text_stops_where_generate_stops_it(right):
     model = LLAMA.make().double()
-    plain = generate(model, [[5]], max_new=16)[0].ids
+    plain = generate(model, [[5]], max_new_tokens=16)[0].ids
     draft = Knowing([5, *plain], right)
     for stop in (plain[6], [plain[3], plain[9]],
                  lambda ids: len(ids) >= 5, [lambda ids: plain[7] in ids]):
-        text = generate(model, [[5]], max_new=16, stop=stop)[0]
-        assert text.stopped == "stop"
-        same(speculate(model, [[5]], draft, max_new=16, stop=stop), text)
+        text = generate(model, [[5]], max_new_tokens=16, stop=stop)[0]
+        assert text.finish_reason == "stop"
+        same(speculative_generate(model, [[5]], draft, max_new_tokens=16, stop=stop),
+             text)
 
 
 def test_modes_are_left_as_they_were():
     model = LLAMA.make().train()
     model.blocks[0].eval()
     before = [part.training for part in model.modules()]
-    steps = rounds(model, [[5]], nothing, max_new=3)
+    steps = stream_speculative(model, [[5]], nothing, max_new_tokens=3)
     next(steps)
     assert [part.training for part in model.modules()] == before
     list(steps)
-    draft = ModelDraft(model)
-    speculate(LLAMA.make(), [[5]], draft, max_new=3)
+    draft = DraftModel(model)
+    speculative_generate(LLAMA.make(), [[5]], draft, max_new_tokens=3)
     assert [part.training for part in model.modules()] == before
 
 
 def test_a_model_in_training_writes_as_in_eval_mode():
     row = next(row for row in ROWS if row.cls is GPT)
     model = row.make(dropout=0.5)
-    text = generate(model.eval(), [[5]], max_new=9)[0]
-    same(speculate(model.train(), [[5]], nothing, max_new=9), text)
+    text = generate(model.eval(), [[5]], max_new_tokens=9)[0]
+    same(speculative_generate(model.train(), [[5]], nothing, max_new_tokens=9), text)
 
 
 def test_logits_that_are_no_numbers_end_nothing_silently():
     model = LLAMA.make()
     model.lm_head.weight.data[3] = NAN
     with pytest.raises(ValueError, match="the logits hold NaN"):
-        speculate(model, [[5]], nothing, max_new=9)
+        speculative_generate(model, [[5]], nothing, max_new_tokens=9)
 
 
 def test_a_model_drafts_for_itself():
     "All is accepted, greedy and drawn, and its cache forgets what is not."
     model = LLAMA.make().double()
-    for sampling in (None, Sampling(seed=1), Sampling(top_k=3, seed=2)):
-        made = list(rounds(model, [[5]], ModelDraft(model, 4), max_new=15,
-                           sampling=sampling))
-        assert [step.accepted for step in made] == [4, 4, 4]
-    draft = ModelDraft(model, 3)
-    other = ModelDraft(model, 3)
+    for sampling in (None, SamplingParams(seed=1), SamplingParams(top_k=3, seed=2)):
+        made = list(stream_speculative(model, [[5]], DraftModel(model, 4),
+                                       max_new_tokens=15, sampling_params=sampling))
+        assert [step.num_accepted for step in made] == [4, 4, 4]
+    draft = DraftModel(model, 3)
+    other = DraftModel(model, 3)
     for ids in ([4, 4, 1], [4, 4, 1, 7], [4, 4], [9], [4, 4, 1, 7, 2]):
-        fresh = ModelDraft(model, 3)
+        fresh = DraftModel(model, 3)
         assert draft(ids, 3, None, None).ids == fresh(
             ids, 3, None, None).ids
     assert len(other(list(range(19)), 9, None, None).ids) == 1
@@ -178,12 +180,12 @@ def test_two_tokens_have_the_distribution_of_the_model(certain, n):
     for i in range(n):
         a = likeliest[0].item() if certain else firsts[i]
         b = likeliest[a + 1].item() if certain else seconds[a][i]
-        found = accept(p[[0, a + 1, 0]], None if certain else q[[0, a + 1]],
-                       torch.tensor([a, b]), u[i])
-        if found.n:
-            times[a, b if found.n == 2 else found.id] += 1
+        found = rejection_sample(p[[0, a + 1, 0]], None if certain else q[[0, a + 1]],
+                                 torch.tensor([a, b]), u[i])
+        if found.num_accepted:
+            times[a, b if found.num_accepted == 2 else found.next_id] += 1
         else:
-            times[found.id] += p[found.id + 1]  # its expectation
+            times[found.next_id] += p[found.next_id + 1]  # its expectation
     exact = p[0][:, None] * p[1:]
     assert chi_square(times.sum(1), p[0]) > 1e-4
     assert chi_square(times.flatten(), exact.flatten()) > 1e-4
@@ -194,20 +196,21 @@ def test_texts_have_the_distribution_of_the_model():
     "The first two ids of texts with a draft that is often refused."
     model, other = (LLAMA.make(std, vocab_size=4, n_layers=1).double()
                     for std in (0.4, 0.6))
-    settings = Sampling(temperature=0.7, top_p=0.95, repetition=1.3)
+    settings = SamplingParams(temperature=0.7, top_p=0.95, repetition_penalty=1.3)
     times = torch.zeros(4, 4, dtype=torch.float64)
     n = 500
-    draft = ModelDraft(other, 2)
+    draft = DraftModel(other, 2)
     refused = 0
     for seed in range(n):
-        how = Sampling(**{**vars(settings), "seed": seed})
-        made = list(rounds(model, [[1]], draft, max_new=3, sampling=how))
+        how = SamplingParams(**{**vars(settings), "seed": seed})
+        made = list(stream_speculative(model, [[1]], draft, max_new_tokens=3,
+                                       sampling_params=how))
         a, b = [i for step in made for i in step.ids][:2]
         times[a, b] += 1
-        refused += made[0].accepted < 2
+        refused += made[0].num_accepted < 2
     with torch.no_grad():
-        p = process(model(torch.tensor([[1]]))[:, -1], settings)[0]
-        exact = p.softmax(-1)[:, None] * torch.cat([process(
+        p = process_logits(model(torch.tensor([[1]]))[:, -1], settings)[0]
+        exact = p.softmax(-1)[:, None] * torch.cat([process_logits(
             model(torch.tensor([[1, a]]))[:, -1], settings,
             torch.tensor([[a]])).softmax(-1) for a in range(4)])
     assert refused > n / 8
@@ -220,42 +223,43 @@ def test_texts_have_the_distribution_of_the_model():
 def test_without_drafts_a_seed_gives_the_text_of_generate():
     model = LLAMA.make()
     for seed in range(5):
-        how = Sampling(temperature=0.9, top_k=20, seed=seed)
-        same(speculate(model, [[5]], nothing, max_new=15, sampling=how),
-             generate(model, [[5]], max_new=15, sampling=how)[0])
+        how = SamplingParams(temperature=0.9, top_k=20, seed=seed)
+        same(speculative_generate(model, [[5]], nothing, max_new_tokens=15,
+                                  sampling_params=how),
+             generate(model, [[5]], max_new_tokens=15, sampling_params=how)[0])
 
 
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_penalties_see_what_stands_before_each_draft(right):
     "At temperature 0 there is one right text."
     model = LLAMA.make().double()
-    for how in (Sampling(temperature=0.0, repetition=1.5),
-                Sampling(temperature=0.0, frequency=2.0),
-                Sampling(temperature=0.0, presence=3.0, bias={7: 2.0})):
-        plain = generate(model, [[5]], max_new=15, sampling=how)[0]
-        assert plain.ids != generate(model, [[5]], max_new=15)[0].ids
-        same(speculate(model, [[5]], Knowing([5, *plain.ids], right),
-                       max_new=15, sampling=how), plain)
+    for how in (SamplingParams(temperature=0.0, repetition_penalty=1.5),
+                SamplingParams(temperature=0.0, frequency_penalty=2.0), SamplingParams(
+                    temperature=0.0, presence_penalty=3.0, logit_bias={7: 2.0})):
+        plain = generate(model, [[5]], max_new_tokens=15, sampling_params=how)[0]
+        assert plain.ids != generate(model, [[5]], max_new_tokens=15)[0].ids
+        same(speculative_generate(model, [[5]], Knowing([5, *plain.ids], right),
+                                  max_new_tokens=15, sampling_params=how), plain)
 
 
 def test_a_seed_is_a_text():
     model = LLAMA.make()
-    draft = ModelDraft(LLAMA.make(0.25))
-    how = Sampling(seed=3)
-    one, two = (speculate(model, [[5]], draft, max_new=15, sampling=how)
-                for _ in range(2))
+    draft = DraftModel(LLAMA.make(0.25))
+    how = SamplingParams(seed=3)
+    one, two = (speculative_generate(model, [[5]], draft, max_new_tokens=15,
+                                     sampling_params=how) for _ in range(2))
     assert one == two
-    how = Sampling(seed=4)
-    assert one.ids != speculate(model, [[5]], draft, max_new=15,
-                                sampling=how).ids
+    how = SamplingParams(seed=4)
+    assert one.ids != speculative_generate(model, [[5]], draft, max_new_tokens=15,
+                                           sampling_params=how).ids
 
 
 def test_what_is_equal_is_accepted_and_what_is_impossible_is_not():
     p = torch.tensor([0.5, 0.5, 0.0]).expand(2, -1)
     for u in (0.0, 0.5, 0.999):
         u = torch.tensor([u, u])
-        assert accept(p, p[:1], torch.tensor([1]), u).n == 1
-        n, i = accept(p, None, torch.tensor([2]), u)
+        assert rejection_sample(p, p[:1], torch.tensor([1]), u).num_accepted == 1
+        n, i = rejection_sample(p, None, torch.tensor([2]), u)
         assert n == 0 and i in (0, 1)
 
 
@@ -273,9 +277,9 @@ def test_tokens_a_step_by_simulation(alpha, k):
             if dice.random() >= alpha:
                 break
             total += 1
-    assert expected_tokens(alpha, k) == pytest.approx(total / n, rel=0.03)
+    assert expected_tokens_per_step(alpha, k) == pytest.approx(total / n, rel=0.03)
     if alpha < 1:
-        assert expected_tokens(alpha, k) == pytest.approx(
+        assert expected_tokens_per_step(alpha, k) == pytest.approx(
             (1 - alpha**(k + 1)) / (1 - alpha))
 
 
@@ -342,7 +346,7 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
     fresh = dice.sample(range(10_000), 100)
     run = [*range(20)]
     draft = PromptLookup()
-    draft.worth = 0.0  # it was wrong for long
+    draft.saved_steps = 0.0  # it was wrong for long
     steps, _ = steps_of(draft, fresh + run * 12, 100)
     assert steps < 240 - 100
 
@@ -354,39 +358,39 @@ def test_rows_behind_a_prefix(row):
     model = row.make().double()
     prefix = [4, 9, 9, 1]
     rests = [[3], [8, 2, 5], [7, 7]]
-    begun = Prefix(model, [prefix])
+    begun = PrefixedModel(model, [prefix])
     assert begun.max_len == MAX_LEN - 4
-    kept = [x.clone() for layer in begun.kept.layers for x in layer.kept]
+    kept = [x.clone() for layer in begun.prefix_cache.layers for x in layer.tensors]
     for some in (rests, rests[:1], [[3, 1], [4, 1]]):
         whole = generate(model, [prefix + rest for rest in some],
-                         max_new=10)
-        for ours, reference in zip(generate(begun, some, max_new=10),
+                         max_new_tokens=10)
+        for ours, reference in zip(generate(begun, some, max_new_tokens=10),
                                    whole, strict=True):
             same(ours, reference)
-    draft = ModelDraft(row.make().double())
-    same(speculate(begun, rests[1:2], draft, max_new=14), generate(
-        model, [prefix + rests[1]], max_new=14)[0])
-    after = [x for layer in begun.kept.layers for x in layer.kept]
+    draft = DraftModel(row.make().double())
+    same(speculative_generate(begun, rests[1:2], draft, max_new_tokens=14), generate(
+        model, [prefix + rests[1]], max_new_tokens=14)[0])
+    after = [x for layer in begun.prefix_cache.layers for x in layer.tensors]
     assert all(torch.equal(a, b) for a, b in zip(kept, after, strict=True))
     ids = draw_ids(2, 5, high=VOCAB)
     whole = torch.cat([torch.tensor([prefix] * 2), ids], 1)
     close(begun(ids), model(whole)[:, 4:], 1e-9)
-    pos = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
-    close(begun(ids, pos=pos)[:1, 2:], model(torch.cat([
+    positions = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
+    close(begun(ids, positions=positions)[:1, 2:], model(torch.cat([
         torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:], 1e-9)
 
 
 def test_a_prefix_is_read_anew_where_weights_are_others():
-    begun = Prefix(LLAMA.make(), [[4, 9, 9, 1]])
+    begun = PrefixedModel(LLAMA.make(), [[4, 9, 9, 1]])
     rest = [[3]]
     begun.double()
-    assert begun.kept.layers[0].kept[0].dtype == torch.float64
-    same(generate(begun, rest, max_new=9)[0], generate(
-        begun.model, [[4, 9, 9, 1, 3]], max_new=9)[0])
-    torch.nn.init.normal_(begun.model.blocks[0].attention.part.k_proj.weight)
-    begun.read()
-    same(generate(begun, rest, max_new=9)[0], generate(
-        begun.model, [[4, 9, 9, 1, 3]], max_new=9)[0])
+    assert begun.prefix_cache.layers[0].tensors[0].dtype == torch.float64
+    same(generate(begun, rest, max_new_tokens=9)[0], generate(
+        begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0])
+    torch.nn.init.normal_(begun.model.blocks[0].attention.sublayer.k_proj.weight)
+    begun.compute_prefix()
+    same(generate(begun, rest, max_new_tokens=9)[0], generate(
+        begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0])
     assert "ids" not in begun.state_dict()
 
 
@@ -407,7 +411,7 @@ def test_strides_equal_a_loop(window, stride, n):
         loop += [logits[i - start - 1, ids[i]] for i in range(seen, end)]
         start = start + stride
         seen = end
-    found = strided(model, ids, window, stride, batch=2)
+    found = strided_token_log_probs(model, ids, window, stride, batch_size=2)
     assert len(found) == n - 1
     close(found.double(), torch.stack(loop).detach(), 1e-5)
 
@@ -433,7 +437,7 @@ def test_one_byte_is_off_by_half_a_step_at_most():
 def test_a_model_of_one_byte():
     model = LLAMA.make()
     before = {k: x.clone() for k, x in model.state_dict().items()}
-    small = int8(model)
+    small = quantize_int8(model)
     ids = LLAMA.ids()
     for name, x in model.state_dict().items():
         assert torch.equal(x, before[name]), name
@@ -441,63 +445,76 @@ def test_a_model_of_one_byte():
                    for m in small.modules())
     off = (small(ids) - model(ids)).abs().max()
     assert 0 < off < 0.05 * model(ids).abs().max()
-    assert generate(small, ids, max_new=4)
+    assert generate(small, ids, max_new_tokens=4)
     size = [sum(x.nbytes for x in m.state_dict().values())
             for m in (model, small)]
     table = model.embed.weight.nbytes
     assert size[1] - table < 0.45 * (size[0] - table)
-    assert int8(nn.Linear(3, 2)).weight.dtype == torch.int8
+    assert quantize_int8(nn.Linear(3, 2)).weight.dtype == torch.int8
     assert not any(p.requires_grad for p in small.parameters())
 
 
 def test_a_shared_head_stays():
     model = next(r for r in ROWS if r.cls is GPT).make()
-    small = int8(model)
+    small = quantize_int8(model)
     assert small.lm_head.weight is small.embed.weight
-    assert small.blocks[0].attention.part.o_proj.weight.dtype == torch.int8
+    assert small.blocks[0].attention.sublayer.o_proj.weight.dtype == torch.int8
 
 
 # --- bad input
 
-@pytest.mark.parametrize("ids, draft, how, says", [
-    ([[1], [2]], nothing, {}, "one text at a time, not 2"),
-    ([], nothing, {}, "rows? of ids"),
-    ([[]], nothing, {}, "empty"),
-    ([[1]], "table", {}, "'table'"),
-    ([[1]], nothing, dict(max_new=0), "max_new"),
-    ([[1] * 15], nothing, {}, "15 ids and max_new 8 go beyond max_len 20"),
-    ([[1]], nothing, dict(stop=lambda ids: 1 / 0), "stop raised ZeroDivi"),
-    ([[1]], nothing, dict(stop=lambda ids: None), "True or False, got None"),
-    ([[1]], nothing, dict(sampling=[Sampling()]), "sampling is None or"),
-    ([[1]], nothing, dict(stop=2.5), "stop"),
-    ([[1]], lambda *a: [3], {}, r"\[3\]"),
-    ([[1]], lambda *a: Proposal([3] * 9), {}, "9 ids where 7 have room"),
-    ([[1]], lambda *a: Proposal([VOCAB]), {}, "id 47 is outside"),
-    ([[1]], lambda *a: Proposal([1.0]), {}, "draft offers must be a whole"),
-    ([[1]], lambda *a: Proposal([-1]), {}, "draft offers must be a whole"),
-    ([[1]], lambda *a: Proposal([1], torch.ones(1, 9)), {}, "model has 47"),
-    ([[1]], lambda *a: Proposal([1], torch.ones(1, VOCAB)), {}, "sums .47"),
-    ([[1]], lambda *a: Proposal([1], torch.full((1, VOCAB), NAN)), {}, "nan"),
-    ([[1]], lambda *a: Proposal([1], torch.eye(VOCAB)[:1] * 2 - 1 / VOCAB),
-     {}, "0 or more"),
-])
+@pytest.mark.parametrize(
+    "ids, draft, how, says",
+    [
+        ([[1], [2]], nothing, {}, "one text at a time, not 2"),
+        ([], nothing, {}, "rows? of ids"),
+        ([[]], nothing, {}, "empty"),
+        ([[1]], "table", {}, "'table'"),
+        ([[1]], nothing, dict(max_new_tokens=0), "max_new_tokens"),
+        ([[1] * 15], nothing, {}, "15 ids and max_new_tokens 8 go beyond max_len 20"),
+        ([[1]], nothing, dict(stop=lambda ids: 1 / 0), "stop raised ZeroDivi"),
+        ([[1]], nothing, dict(stop=lambda ids: None), "True or False, got None"),
+        (
+            [[1]],
+            nothing,
+            dict(sampling_params=[SamplingParams()]),
+            "sampling_params is None or",
+        ),
+        ([[1]], nothing, dict(stop=2.5), "stop"),
+        ([[1]], lambda *a: [3], {}, r"\[3\]"),
+        ([[1]], lambda *a: DraftProposal([3] * 9), {}, "9 ids where 7 have room"),
+        ([[1]], lambda *a: DraftProposal([VOCAB]), {}, "id 47 is outside"),
+        ([[1]], lambda *a: DraftProposal([1.0]), {}, "draft offers must be a whole"),
+        ([[1]], lambda *a: DraftProposal([-1]), {}, "draft offers must be a whole"),
+        ([[1]], lambda *a: DraftProposal([1], torch.ones(1, 9)), {}, "model has 47"),
+        ([[1]], lambda *a: DraftProposal([1], torch.ones(1, VOCAB)), {}, "sums .47"),
+        ([[1]], lambda *a: DraftProposal([1], torch.full((1, VOCAB), NAN)), {}, "nan"),
+        (
+            [[1]],
+            lambda *a: DraftProposal([1], torch.eye(VOCAB)[:1] * 2 - 1 / VOCAB),
+            {},
+            "0 or more",
+        ),
+    ],
+)
 def test_bad_calls(ids, draft, how, says):
     with pytest.raises(ValueError, match=says):
-        speculate(LLAMA.make(), ids, draft, **dict(max_new=8) | how)
+        speculative_generate(LLAMA.make(), ids, draft, **dict(max_new_tokens=8) | how)
 
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: accept(torch.ones(2, 3), None, torch.tensor([1, 2]),
-                    torch.ones(2)), "p must be of shape"),
-    (lambda: ModelDraft(LLAMA.make(), 0), "k must be"),
-    (lambda: PromptLookup(0), "n must be"),
-    (lambda: PromptLookup(price=-1.0), "price must be"),
-    (lambda: expected_tokens(1.5, 3), "alpha must be"),
-    (lambda: Prefix(LLAMA.make(), [[1], [2]]), "one text at a time"),
-    (lambda: Prefix(LLAMA.make(), [[1] * 21]), "beyond max_len 20"),
-    (lambda: strided(LLAMA.make(), torch.arange(9), 5, 5), "stride"),
-    (lambda: strided(LLAMA.make(), torch.arange(1), 5, 2), "row of two"),
-    (lambda: int8("model"), "model"),
+    (lambda: rejection_sample(torch.ones(2, 3), None, torch.tensor([1, 2]),
+                              torch.ones(2)), "target_probs must be of shape"),
+    (lambda: DraftModel(LLAMA.make(), 0), "num_speculative_tokens must be"),
+    (lambda: PromptLookup(0), "ngram_size must be"),
+    (lambda: PromptLookup(min_saved_steps=-1.0), "min_saved_steps must be"),
+    (lambda: expected_tokens_per_step(1.5, 3), "acceptance_rate must be"),
+    (lambda: PrefixedModel(LLAMA.make(), [[1], [2]]), "one text at a time"),
+    (lambda: PrefixedModel(LLAMA.make(), [[1] * 21]), "beyond max_len 20"),
+    (lambda: strided_token_log_probs(LLAMA.make(), torch.arange(9), 5, 5), "stride"),
+    (lambda: strided_token_log_probs(LLAMA.make(), torch.arange(1), 5, 2),
+     "row of two"),
+    (lambda: quantize_int8("model"), "model"),
 ])
 def test_bad_parts(call, says):
     with pytest.raises(ValueError, match=says):
@@ -529,18 +546,18 @@ def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
 
 
 def test_a_list_that_grows_is_kept_score_of():
-    draft = PromptLookup(n=1, k=2, price=0.0)
+    draft = PromptLookup(ngram_size=1, num_speculative_tokens=2, min_saved_steps=0.0)
     ids = [1, 2, 3, 1]
     draft(ids, 4)
-    guess = list(draft.guess)
+    guess = list(draft.proposed_ids)
     ids += guess[:1]
     draft(ids, 4)
-    assert draft.hits == 1 or draft.guess != guess
+    assert draft.num_matched == 1 or draft.proposed_ids != guess
 
 
 def test_a_window_keeps_the_prefix():
     model = LLAMA.make()
-    begun = Prefix(model, [[7, 8, 9]])
-    alone = generate(begun, [[1, 2, 3]], max_new=30, window=8)[0].ids
-    both = generate(begun, [[1, 2, 3], [4]], max_new=30, window=8)[0].ids
+    begun = PrefixedModel(model, [[7, 8, 9]])
+    alone = generate(begun, [[1, 2, 3]], max_new_tokens=30, context_shift=8)[0].ids
+    both = generate(begun, [[1, 2, 3], [4]], max_new_tokens=30, context_shift=8)[0].ids
     assert alone == both

@@ -25,20 +25,20 @@ from tokenizers import models, pre_tokenizers, trainers
 from tformer import bpe, stories
 from tformer import tokenizer as module
 from tformer.tokenizer import (
-    BYTE_ORDER,
+    GPT2_BYTE_ORDER,
     GPT2_PATTERN,
-    Cache,
+    PretokenCache,
     Tokenizer,
     Vocabulary,
-    cut_blocks,
-    gather,
-    in_order,
+    build_merge_tables,
+    group_by_size,
     learn_merges,
-    make_rules,
+    map_ordered,
     merge_long,
     merge_short,
-    split_words,
-    unspell,
+    printable_to_bytes,
+    split_pretokens,
+    split_stream,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +66,7 @@ def hf_trained(texts, vocab_size):
 
 
 def hf_merges(hf):
-    return [tuple(map(unspell, pair)) for pair
+    return [tuple(map(printable_to_bytes, pair)) for pair
             in json.loads(hf.to_str())["model"]["merges"]]
 
 
@@ -83,7 +83,7 @@ def quiet_train(texts, size, **options):
 
 @pytest.fixture(scope="module")
 def text():
-    return SCRIPTS * 3 + stories.corpus(60_000, seed=1, level=3)
+    return SCRIPTS * 3 + stories.story_corpus(60_000, seed=1, level=3)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def peers(tok):
     plain = made(tok.vocab.merges)
     tik = tiktoken.Encoding("t", **plain.to_tiktoken())
     hf = tokenizers.Tokenizer.from_str(json.dumps(
-        module.write_hf(plain.vocab)))
+        module.vocabulary_to_hf(plain.vocab)))
     return plain, tik, hf
 
 
@@ -126,17 +126,17 @@ def disputed():
 def test_merges_equal_both_references(corpus):
     rng = random.Random(corpus)
     texts = {"scripts": [SCRIPTS], "crlf": ["a\r\nb\r\n\r\n c\n" * 30],
-             "stories": [stories.corpus(8_000, seed=3, level=2)],
+             "stories": [stories.story_corpus(8_000, seed=3, level=2)],
              "runs": ["".join(rng.choices("aab ", k=400))]}[corpus]
     hf = hf_merges(hf_trained(texts, 256 + 400))
-    words = Counter(bpe.pretokenize(texts[0]))
+    words = Counter(bpe.pretokenize_text(texts[0]))
     assert learn_merges(words, 400, "ids") == hf
     for ties in ("bytes", "ids"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            slow = bpe.train_bpe(texts, 656, ties=ties)
+            slow = bpe.train_bpe(texts, 656, tie_break=ties)
         assert learn_merges(words, 400, ties) == slow
-        assert quiet_train(texts, 656, ties=ties).vocab.merges == slow
+        assert quiet_train(texts, 656, tie_break=ties).vocab.merges == slow
     assert len(hf) > 2
 
 
@@ -145,18 +145,18 @@ def test_merges_equal_both_references(corpus):
                        st.integers(1, 4), min_size=1, max_size=8))
 def test_merges_of_random_words(words):
     text = " ".join(" ".join([w] * n) for w, n in words.items())
-    counts = Counter(bpe.pretokenize(text))
+    counts = Counter(bpe.pretokenize_text(text))
     for ties in ("bytes", "ids"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            slow = bpe.train_bpe([text], 256 + 30, ties=ties)
+            slow = bpe.train_bpe([text], 256 + 30, tie_break=ties)
         assert learn_merges(counts, 30, ties) == slow
     assert slow == hf_merges(hf_trained([text], 256 + 30))
 
 
 def test_merges_of_a_real_vocabulary(text):
     "Thousands of merges, where most heap entries are out of date."
-    words = Counter(bpe.pretokenize(text))
+    words = Counter(bpe.pretokenize_text(text))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         hf = hf_merges(hf_trained([text], 5000))
@@ -180,7 +180,7 @@ def test_sources(tmp_path, text):
     ways = [path, str(path), [path], [text], iter([text])]
     toks = [quiet_train(way, 400) for way in ways]
     assert all(t == toks[0] for t in toks)
-    assert quiet_train(path, 400, processes=2) == toks[0]
+    assert quiet_train(path, 400, num_workers=2) == toks[0]
     halves = quiet_train((t for t in (text, text)), 400)
     assert halves == quiet_train([path, text], 400)
 
@@ -197,7 +197,7 @@ def test_stops_early_and_says_so():
 
 def test_processes_agree(tok, text):
     texts = [text[i:i + 3000] for i in range(0, len(text), 3000)]
-    assert (tok.encode_batch(texts, processes=2, disallowed_special=())
+    assert (tok.encode_batch(texts, num_workers=2, disallowed_special=())
             == tok.encode_batch(texts, disallowed_special=())
             == [tok.encode(t, disallowed_special=()) for t in texts])
 
@@ -208,7 +208,7 @@ def test_processes_agree(tok, text):
 def test_split_words_on_every_code_point():
     for low in range(0, len(POINTS), 60_000):
         text = "".join(f"a{c}1{c} {c}" for c in POINTS[low:low + 60_000])
-        assert split_words(text) == regex.findall(GPT2_PATTERN, text)
+        assert split_pretokens(text) == regex.findall(GPT2_PATTERN, text)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -216,11 +216,11 @@ def test_split_words_on_every_code_point():
                          st.characters(exclude_categories=["Cs"])),
                max_size=30))
 def test_split_words_and_safe_cuts(text):
-    words = split_words(text)
-    assert words == bpe.pretokenize(text)
-    safe = module.SAFE_CUTS[GPT2_PATTERN].pattern.replace("(?r)", "")
+    words = split_pretokens(text)
+    assert words == bpe.pretokenize_text(text)
+    safe = module.SAFE_SPLITS[GPT2_PATTERN].pattern.replace("(?r)", "")
     for cut in (m.start() for m in regex.finditer(safe, text)):
-        assert split_words(text[:cut]) + split_words(text[cut:]) == words
+        assert split_pretokens(text[:cut]) + split_pretokens(text[cut:]) == words
 
 
 def test_other_patterns():
@@ -282,15 +282,15 @@ def test_all_undisputed_code_points(peers, disputed):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.text("aab no", max_size=120))
 def test_both_ways_of_merging_agree(tok, text):
-    word = module.as_chars(text)
-    rules = make_rules(tok.vocab.merges)
+    word = module.bytes_to_chars(text)
+    rules = build_merge_tables(tok.vocab.merges)
     assert merge_short(word, rules) == merge_long(word, rules)
 
 
 def test_long_words_cost_no_quadratic_time(monkeypatch, tok):
     "Heap operations and passes over the text grow no faster than it."
     rng = random.Random(0)
-    rules = make_rules(tok.vocab.merges)
+    rules = build_merge_tables(tok.vocab.merges)
     pushes = []
     passes = []
     push = module.heappush
@@ -372,8 +372,8 @@ def test_every_cut(tok):
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
 def test_every_cut_in_small_blocks(tok, size, monkeypatch):
     "The blocks themselves are cut everywhere that their size allows."
-    monkeypatch.setattr(module, "cut_blocks",
-                        partial(cut_blocks, size=size))
+    monkeypatch.setattr(module, "split_stream",
+                        partial(split_stream, size=size))
     for text in (NASTY, CASES[0][:150], "a\n\n\nb  c \n d's 1a", "a" * 40):
         for allowed in ((), "all"):
             options = dict(allowed_special=allowed, disallowed_special=())
@@ -413,7 +413,7 @@ def test_stream_in_constant_memory(tok, text):
 def test_training_in_constant_memory(text):
     def peak(n):
         tracemalloc.start()
-        words = module.count_source(text for _ in range(n))
+        words = module.count_source_pretokens(text for _ in range(n))
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return sum(words.values()), top
@@ -425,7 +425,7 @@ def test_training_in_constant_memory(text):
 
 
 def test_cache_is_bounded():
-    cache = Cache(lambda word: (len(word),), limit=10, longest=5)
+    cache = PretokenCache(lambda word: (len(word),), limit=10, max_length=5)
     for i in range(100):
         assert cache[str(i)] == (len(str(i)),)
         assert len(cache) <= 10
@@ -648,7 +648,7 @@ def test_tiktoken_both_ways(tok, tmp_path):
 
 def test_gpt2_layout(tok, tmp_path):
     "Bytes in GPT-2's order, merges from 256 on, as OpenAI published it."
-    names = [bytes([b]) for b in BYTE_ORDER] + [
+    names = [bytes([b]) for b in GPT2_BYTE_ORDER] + [
         a + b for a, b in tok.vocab.merges]
     ours = made(tok.vocab.merges, {"<|endoftext|>": len(names)},
                      ids={t: i for i, t in enumerate(names)})
@@ -698,7 +698,7 @@ LONE = "ab\ud800cd"
      "latin1.txt is not UTF-8: byte 0xe9 at position 3"),
     (lambda t, p: t.train(p / "cut.txt", 300), ValueError,
      "cut.txt is not UTF-8: byte 0xc3 at position 1"),
-    (lambda t, p: t.train(p / "latin1.txt", 300, processes=2), ValueError,
+    (lambda t, p: t.train(p / "latin1.txt", 300, num_workers=2), ValueError,
      "not UTF-8"),
     (lambda t, p: t.train([], 300), ValueError, "no text"),
     (lambda t, p: t.train([""], 300), ValueError, "no text"),
@@ -714,15 +714,15 @@ LONE = "ab\ud800cd"
      "<x>"),
     (lambda t, p: t.train(["ab"], 300, special_tokens=[""]), ValueError,
      "empty"),
-    (lambda t, p: t.train(["ab"], 300, ties="other"), ValueError, "other"),
-    (lambda t, p: t.train(p / "none.txt", 300, ties="other"), ValueError,
-     "ties must be one of 'bytes', 'ids', got 'other'"),
+    (lambda t, p: t.train(["ab"], 300, tie_break="other"), ValueError, "other"),
+    (lambda t, p: t.train(p / "none.txt", 300, tie_break="other"), ValueError,
+     "tie_break must be one of 'bytes', 'ids', got 'other'"),
     (lambda t, p: learn_merges({"ab": 1}, 1, "other"), ValueError, "other"),
     (lambda t, p: made([(b"a", b"b"), (b"ab", b"c"), (b"abc", b"d"),
                         (b"b", b"c"), (b"a", b"bc")]), ValueError,
      "merge 4 makes b'abc' again"),
-    (lambda t, p: t.train(["ab"], 300, processes=0), ValueError,
-     "processes must be a whole number of at least 1, got 0"),
+    (lambda t, p: t.train(["ab"], 300, num_workers=0), ValueError,
+     "num_workers must be a whole number of at least 1, got 0"),
     (lambda t, p: made([], ["a", "a"]), ValueError, "twice"),
     (lambda t, p: made([(b"ab", b"c")]), ValueError,
      r"merge 0 must join .*\(b'ab', b'c'\)"),
@@ -742,8 +742,8 @@ LONE = "ab\ud800cd"
     (lambda t, p: t([(b"a", b"b")]), ValueError, "vocab must be Vocabulary"),
     (lambda t, p: t.train(["ab"], 300.0), ValueError,
      "vocab_size must be a whole number"),
-    (lambda t, p: t.train(["ab"], 300, processes=2.5), ValueError,
-     "processes must be a whole number"),
+    (lambda t, p: t.train(["ab"], 300, num_workers=2.5), ValueError,
+     "num_workers must be a whole number"),
     (lambda t, p: t.train(b"ab", 300), ValueError, "source must be .*bytes"),
     (lambda t, p: t.train(3, 300), ValueError, "source must be .*int"),
     (lambda t, p: made([]).encode_iterable("corpus.txt"), ValueError,
@@ -752,8 +752,8 @@ LONE = "ab\ud800cd"
      r"a.txt.*; write open\(path"),
     (lambda t, p: made([]).encode_batch(p / "a.txt"), ValueError,
      r"a.txt.*; write open\(path"),
-    (lambda t, p: made([]).encode_batch(["a"], processes=0), ValueError,
-     "processes must be a whole number of at least 1, got 0"),
+    (lambda t, p: made([]).encode_batch(["a"], num_workers=0), ValueError,
+     "num_workers must be a whole number of at least 1, got 0"),
     (lambda t, p: made([]).encode(LONE), ValueError, "character 2"),
     (lambda t, p: list(made([]).encode_iterable(["x", LONE])), ValueError,
      "surrogate"),
@@ -795,7 +795,7 @@ def test_pickle_and_equality(tok):
     tok.encode(SCRIPTS)
     raw = pickle.dumps(tok)
     again = pickle.loads(raw)
-    assert again == tok and not again._encoder.words
+    assert again == tok and not again._encoder.pretoken_ids
     assert again.encode(SCRIPTS) == tok.encode(SCRIPTS)
     assert tok != made(tok.vocab.merges) and tok != 3
     assert tok != made(tok.vocab.merges, SPECIAL, r"\w+|\W")
@@ -804,7 +804,7 @@ def test_pickle_and_equality(tok):
 
 def test_threads(tok, text):
     fresh = pickle.loads(pickle.dumps(tok))
-    fresh._encoder.words.limit = 50        # so that it is emptied all the time
+    fresh._encoder.pretoken_ids.limit = 50        # so that it is emptied all the time
     parts = [text[i:i + 5000] for i in range(0, 40_000, 5000)]
     right = [tok.encode(p, disallowed_special=()) for p in parts]
     wrong = []
@@ -820,7 +820,7 @@ def test_threads(tok, text):
         t.start()
     for t in threads:
         t.join()
-    assert not wrong and len(fresh._encoder.words) <= 56
+    assert not wrong and len(fresh._encoder.pretoken_ids) <= 56
 
 
 @pytest.mark.nightly
@@ -888,8 +888,8 @@ def test_packed_ids_survive_gaps_and_pickling():
     one = tokenizer.encode_batch(texts, allowed_special="all")
     assert one[0] == [256, 101, 32, 256, 70_000, 120]
     assert one == tokenizer.encode_batch(texts, allowed_special="all",
-                                         processes=2)
-    batch = module._Batch(tokenizer._encoder, texts, frozenset(["<a>"]))
+                                         num_workers=2)
+    batch = module._ParallelBatch(tokenizer._encoder, texts, frozenset(["<a>"]))
     again = pickle.loads(pickle.dumps(batch))
     assert batch.dtype == np.uint32
     packed = np.array(one[0] + one[1] + one[2], np.uint32).tobytes()
@@ -906,7 +906,7 @@ def test_a_file_is_encoded_as_it_is_read(tok, tmp_path):
     whole = tok.encode("one\r\n\r\ntwo the")
     with open(path, encoding="utf-8", newline="") as file:
         assert list(tok.encode_iterable(file)) == whole
-    assert list(tok.encode_iterable(module.read_file(path))) == whole
+    assert list(tok.encode_iterable(module.read_text_chunks(path))) == whole
 
 
 def test_what_a_tokenizer_passes_on_reads_like_its_own():
@@ -921,13 +921,14 @@ def test_what_a_tokenizer_passes_on_reads_like_its_own():
 def test_a_vocabulary_stands_alone(tok):
     vocab = tok.vocab
     assert Tokenizer(vocab) == tok and vocab != 3
-    assert vocab == module.unpack(module.pack(vocab))
+    assert vocab == module.vocabulary_from_dict(module.vocabulary_to_dict(vocab))
     assert vocab != Vocabulary(vocab.merges)
     assert vocab.decode(tok.encode("été")) == "été"
-    assert module.read_hf(module.write_hf(vocab)) == vocab
-    assert module.read_gpt2(*module.write_gpt2(vocab), SPECIAL) == vocab
-    ranks = module.write_tiktoken(vocab)
-    assert module.read_tiktoken(ranks["mergeable_ranks"], SPECIAL) == vocab
+    assert module.vocabulary_from_hf(module.vocabulary_to_hf(vocab)) == vocab
+    assert (module.vocabulary_from_gpt2(*module.vocabulary_to_gpt2(vocab), SPECIAL)
+            == vocab)
+    ranks = module.vocabulary_to_tiktoken(vocab)
+    assert module.vocabulary_from_tiktoken(ranks["mergeable_ranks"], SPECIAL) == vocab
 
 
 def test_tasks_come_back_in_order_and_few_are_under_way():
@@ -938,20 +939,20 @@ def test_tasks_come_back_in_order_and_few_are_under_way():
             seen.append(i)
             yield str(i)
 
-    for i, found in enumerate(in_order(int, tasks(), processes=2)):
+    for i, found in enumerate(map_ordered(int, tasks(), num_workers=2)):
         assert found == i and len(seen) <= i + 6
     assert len(seen) == 60
-    with pytest.raises(ValueError, match="processes"):
-        list(in_order(int, [], processes=0))
+    with pytest.raises(ValueError, match="num_workers"):
+        list(map_ordered(int, [], num_workers=0))
     with pytest.raises(ValueError, match="invalid literal"):
-        list(in_order(int, ["1", "x"], processes=2))
+        list(map_ordered(int, ["1", "x"], num_workers=2))
 
 
 def test_a_process_that_dies_is_told_of():
     with pytest.raises(RuntimeError, match="a process died at its task"):
-        list(in_order(os._exit, [1, 1, 1], processes=2))
+        list(map_ordered(os._exit, [1, 1, 1], num_workers=2))
 
 
 def test_gather_fills_tasks():
-    made = list(gather(["abc", "", "de", "f" * 9, "g"], 5))
+    made = list(group_by_size(["abc", "", "de", "f" * 9, "g"], 5))
     assert made == [["abc", "de"], ["f" * 9], ["g"]]

@@ -22,27 +22,33 @@ from torch.nn import functional as F
 
 from conftest import ROOT, run
 from helpers import child, die_after, plain_only
-from tformer import train
-from tformer.checkpoints import STATE, TENSORS
-from tformer.data import Batch, Packed, Padded, Windows, side_by_side
+from tformer import minimal, train
+from tformer.checkpoints import STATE_NAME, STATE_TENSORS_NAME
+from tformer.data import (
+    Batch,
+    PackedLoader,
+    PaddedLoader,
+    RandomWindowLoader,
+    sequential_windows,
+)
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import MiniGPT, fit, read_record, windows
-from tformer.model import WEIGHTS, read_tensors
+from tformer.minimal import MiniGPT, load_record, random_windows
+from tformer.model import WEIGHTS_NAME, read_safetensors
 from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
 from tformer.train import (
-    Stopped,
+    LossMonitor,
     Trainer,
-    Watch,
-    accumulate,
-    aside,
-    compiled,
-    first_bad_layer,
-    look,
+    TrainingDiverged,
+    accumulate_gradients,
+    activation_checkpointing,
+    compile_model,
+    evaluate_and_sample,
+    find_first_nonfinite,
+    isolated_eval,
     mean_loss,
     next_token_loss,
-    recomputing,
-    update,
+    train_step,
 )
 
 # children and compilers are not what executed signatures are about
@@ -54,11 +60,11 @@ IDS = torch.randint(40, (2000,), generator=torch.Generator().manual_seed(0))
 def small(width=16, seed=0, layers=2):
     torch.manual_seed(seed)
     return Llama(LlamaConfig(vocab_size=40, d_model=width, n_heads=2,
-                             n_layers=layers, max_len=64, tied=True))
+                             n_layers=layers, max_len=64, tie_word_embeddings=True))
 
 
 def batches(length=16, batch=4, seed=0):
-    return Windows(IDS, length, batch, seed)
+    return RandomWindowLoader(IDS, length, batch, seed)
 
 
 def grads(model):
@@ -75,7 +81,7 @@ def test_the_loss_is_that_of_torch():
     window = torch.cat([batch.ids, batch.targets[:, -1:]], 1)
     for loss in (next_token_loss(model, batch),
                  next_token_loss(model, window),
-                 next_token_loss(model, batch, chunk=7)):
+                 next_token_loss(model, batch, chunk_size=7)):
         torch.testing.assert_close(loss, expected)
 
 
@@ -87,25 +93,28 @@ def test_padded_and_packed_texts_cost_what_they_cost_alone(chunk):
     alone = [next_token_loss(model, torch.tensor([t])) for t in texts]
     sizes = [len(t) - 1 for t in texts]
     mean = sum(a * n for a, n in zip(alone, sizes, strict=True)) / sum(sizes)
-    for loader in (Padded(texts, batch=4), Packed(texts, 34, batch=1)):
+    for loader in (
+        PaddedLoader(texts, batch_size=4),
+        PackedLoader(texts, 34, batch_size=1),
+    ):
         batch = next(iter(loader))
-        assert batch.count == sum(sizes)
+        assert batch.num_targets == sum(sizes)
         torch.testing.assert_close(
-            next_token_loss(model, batch, chunk=chunk), mean)
+            next_token_loss(model, batch, chunk_size=chunk), mean)
 
 
 def test_mean_loss_equals_one_large_batch():
     model = small()
     with torch.no_grad():
-        whole = next_token_loss(model, next(side_by_side(IDS[:641], 64, 10)))
+        whole = next_token_loss(model, next(sequential_windows(IDS[:641], 64, 10)))
     for rows in (1, 3, 7):
-        found = mean_loss(model, side_by_side(IDS[:641], 64, rows))
+        found = mean_loss(model, sequential_windows(IDS[:641], 64, rows))
         assert abs(found - whole.item()) < 1e-5
     assert not any(p.grad is not None for p in model.parameters())
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         mean_loss(model, [])
-    with pytest.raises(ValueError, match=r"Windows has no end: evaluate on "
-                       r"data\.side_by_side"):
+    with pytest.raises(ValueError, match=r"RandomWindowLoader has no end: evaluate on "
+                       r"data\.sequential_windows"):
         mean_loss(model, batches())
 
 
@@ -122,9 +131,9 @@ def test_mean_loss_is_without_dropout_and_uses_no_chance():
     model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2, n_layers=1,
                           max_len=64, dropout=0.5)).train()
     state = torch.get_rng_state()
-    found = mean_loss(model, side_by_side(IDS[:200], 16))
+    found = mean_loss(model, sequential_windows(IDS[:200], 16))
     assert torch.equal(state, torch.get_rng_state()) and model.training
-    assert found == mean_loss(model.eval(), side_by_side(IDS[:200], 16))
+    assert found == mean_loss(model.eval(), sequential_windows(IDS[:200], 16))
 
 
 # --- accumulation
@@ -136,7 +145,7 @@ def test_parts_add_up_to_the_whole(lengths, seed, data):
     draw = torch.Generator().manual_seed(seed)
     texts = [torch.randint(40, (n,), generator=draw).tolist()
              for n in lengths]
-    whole = next(iter(Padded(texts, batch=len(texts))))
+    whole = next(iter(PaddedLoader(texts, batch_size=len(texts))))
     cut = data.draw(st.integers(1, len(texts) - 1))
     parts = [Batch(*(x[rows] for x in whole[:3]))
              for rows in (slice(0, cut), slice(cut, None))]
@@ -144,16 +153,16 @@ def test_parts_add_up_to_the_whole(lengths, seed, data):
     two = small().double()
     expected = next_token_loss(one, whole)
     expected.backward()
-    assert abs(accumulate(two, parts) - expected) < 1e-12
+    assert abs(accumulate_gradients(two, parts) - expected) < 1e-12
     assert (grads(one) - grads(two)).abs().max() < 1e-12
 
 
 def test_a_training_with_accumulation_equals_one_with_large_batches():
     def thirty(n):
         model = small().double()
-        rows = [next(windows(IDS, 16, 8, seed)) for seed in range(30)]
+        rows = [next(random_windows(IDS, 16, 8, seed)) for seed in range(30)]
         parts = [p for row in rows for p in row.split(8 // n)]
-        Trainer(model, parts, steps=30, accumulate=n).fit()
+        Trainer(model, parts, max_steps=30, gradient_accumulation_steps=n).fit()
         return model
     for a, b in zip(thirty(1).parameters(), thirty(4).parameters(), strict=True):
         assert (a - b).abs().max() < 1e-9
@@ -162,21 +171,21 @@ def test_a_training_with_accumulation_equals_one_with_large_batches():
 def test_batches_of_other_kinds_count_once():
     model = nn.Linear(2, 1)
     pairs = [(torch.ones(3, 2), torch.zeros(3, 1)) for _ in range(2)]
-    accumulate(model, pairs, lambda m, b: (m(b[0]) - b[1]).pow(2).mean())
+    accumulate_gradients(model, pairs, lambda m, b: (m(b[0]) - b[1]).pow(2).mean())
     assert model.weight.grad is not None
 
 
 def test_a_column_of_labels_counts_too():
     model = nn.Embedding(5, 1)
     labels = torch.tensor([[1], [2]])
-    found = accumulate(model, [labels], lambda m, b: m(b).mean())
+    found = accumulate_gradients(model, [labels], lambda m, b: m(b).mean())
     assert found.isfinite() and model.weight.grad.any()
 
 
 def test_nothing_to_learn_is_refused():
     batch = Batch(IDS[None, :8], torch.full((1, 8), -100))
     with pytest.raises(ValueError, match="no target counts"):
-        accumulate(small(), [batch])
+        accumulate_gradients(small(), [batch])
 
 
 # --- precision, recomputing, compiling
@@ -184,10 +193,10 @@ def test_nothing_to_learn_is_refused():
 def test_bf16_keeps_weights_and_gradients_in_float32():
     model = small(32)
     batch = next(iter(batches()))
-    plain = accumulate(model, [batch])
+    plain = accumulate_gradients(model, [batch])
     full = grads(model)
     model.zero_grad()
-    rough = accumulate(model, [batch], precision="bf16")
+    rough = accumulate_gradients(model, [batch], precision="bf16")
     assert all(p.dtype == p.grad.dtype == torch.float32
                for p in model.parameters())
     off = (grads(model) - full).norm() / full.norm()
@@ -205,7 +214,7 @@ def test_recomputing_changes_no_bit(make):
         torch.manual_seed(0)
         model = make()
         torch.manual_seed(1)
-        with recomputing(model, on):
+        with activation_checkpointing(model, on):
             loss = next_token_loss(model.train(), batch)
             loss.backward()
         found.append((loss, grads(model)))
@@ -218,16 +227,16 @@ def test_recomputing_a_block_that_is_used_twice():
     model = small()
     batch = next(iter(batches()))
     model.blocks[1] = model.blocks[0]
-    with recomputing(model):
+    with activation_checkpointing(model):
         next_token_loss(model, batch).backward()
     assert "forward" not in vars(model.blocks[0])
 
 
 def test_recomputing_without_blocks():
-    with pytest.raises(ValueError, match=r"recompute needs model\.blocks, "
-                       r"which Linear has not"):
-        Trainer(nn.Linear(1, 1), [torch.ones(2, 1)], steps=1,
-                recompute=True).fit()
+    with pytest.raises(ValueError, match=r"activation_checkpointing needs "
+                       r"model\.blocks, which Linear has not"):
+        Trainer(nn.Linear(1, 1), [torch.ones(2, 1)], max_steps=1,
+                activation_checkpointing=True).fit()
 
 
 def test_recomputing_keeps_less():
@@ -238,7 +247,7 @@ def test_recomputing_keeps_less():
         def keep(x):
             seen[x.data_ptr()] = x
             return x
-        with recomputing(model, on), \
+        with activation_checkpointing(model, on), \
                 torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             loss = next_token_loss(model, next(iter(batches(64, 8))))
         total = sum(x.nbytes for x in seen.values())
@@ -250,7 +259,7 @@ def test_recomputing_keeps_less():
 def test_compiling_needs_a_compiler(monkeypatch):
     monkeypatch.setattr(train.shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler"):
-        Trainer(small(), batches(), steps=1, compile=True).fit()
+        Trainer(small(), batches(), max_steps=1, compile=True).fit()
 
 
 @plain
@@ -260,14 +269,14 @@ def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "compile", eager)
     one = small()
     two = small()
-    trainer = Trainer(one, batches(), steps=3, compile=True, folder=tmp_path)
+    trainer = Trainer(one, batches(), max_steps=3, compile=True, output_dir=tmp_path)
     trainer.fit()
-    Trainer(two, batches(), steps=3).fit()
+    Trainer(two, batches(), max_steps=3).fit()
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert (a - b).abs().max() < 1e-5
     again = Llama.load(tmp_path / "step-000003")
     assert all(map(torch.equal, one.parameters(), again.parameters()))
-    assert isinstance(compiled(one), torch._dynamo.OptimizedModule)
+    assert isinstance(compile_model(one), torch._dynamo.OptimizedModule)
 
 
 # --- one step
@@ -276,7 +285,7 @@ def test_a_trainer_is_the_loop_by_hand():
     ours = small()
     theirs = small()
     schedule = warmup_cosine(20, 4)
-    Trainer(ours, batches(), steps=20, clip=0.5, schedule=schedule,
+    Trainer(ours, batches(), max_steps=20, max_grad_norm=0.5, lr_schedule=schedule,
             optimizer=torch.optim.AdamW(ours.parameters(), 1e-2)).fit()
     optimizer = torch.optim.AdamW(theirs.parameters(), 1e-2)
     for step, batch in zip(range(1, 21), batches(), strict=False):
@@ -298,7 +307,7 @@ def test_a_trainer_is_the_fit_of_the_tour():
         return MiniGPT(40, d_model=16, n_layers=1, n_heads=2, max_len=16)
     ours = tour()
     theirs = tour()
-    losses = fit(theirs, windows(IDS, 16, 4), 20, lr=6e-3)
+    losses = minimal.train(theirs, random_windows(IDS, 16, 4), 20, lr=6e-3)
     optimizer = torch.optim.AdamW(ours.parameters(), 6e-3)
     probe = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], 6e-3)
     cycle = torch.optim.lr_scheduler.OneCycleLR(probe, 6e-3, 20)
@@ -313,8 +322,9 @@ def test_a_trainer_is_the_fit_of_the_tour():
     def schedule(step):     # OneCycleLR moves the betas as well
         optimizer.param_groups[0]["betas"] = betas[step - 1]
         return rates[step - 1]
-    rows = Trainer(ours, windows(IDS, 16, 4), steps=20, clip=math.inf,
-                   schedule=schedule, optimizer=optimizer).fit()
+    rows = Trainer(ours, random_windows(IDS, 16, 4), max_steps=20,
+                   max_grad_norm=math.inf, lr_schedule=schedule,
+                   optimizer=optimizer).fit()
     # the bias of keys does nothing, and is moved by rounding alone
     for row, loss in zip(rows, losses, strict=True):
         assert abs(row["loss"] - loss) < 1e-5
@@ -326,18 +336,18 @@ def test_several_optimizers():
     rest = [p for p in model.parameters()
             if not any(p is q for q in matrices)]
     before = [p.clone() for p in model.parameters()]
-    Trainer(model, batches(), steps=3,
+    Trainer(model, batches(), max_steps=3,
             optimizer=[Muon(matrices, 0.01), AdamW(rest, 0.01)]).fit()
     assert not any(map(torch.equal, before, model.parameters()))
 
 
 def test_a_row_tells_step_loss_norm_and_rate():
-    rows = Trainer(small(), batches(), steps=4, lr=0.01,
-                   schedule=lambda step: step / 4).fit()
+    rows = Trainer(small(), batches(), max_steps=4, lr=0.01,
+                   lr_schedule=lambda step: step / 4).fit()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["lr"] for row in rows] == [0.0025, 0.005, 0.0075, 0.01]
     assert abs(rows[0]["loss"] - math.log(40)) < 0.2
-    assert all(row["norm"] > 0 for row in rows)
+    assert all(row["grad_norm"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("precision, dtype", [
@@ -347,7 +357,7 @@ def test_a_trainer_computes_in_its_precision(precision, dtype):
     seen = set()
     model.lm_head.register_forward_hook(
         lambda module, given, result: seen.add(result.dtype))
-    Trainer(model, batches(), steps=1, precision=precision).fit()
+    Trainer(model, batches(), max_steps=1, precision=precision).fit()
     assert seen == {dtype}
 
 
@@ -357,12 +367,12 @@ def test_a_trainer_recomputes_blocks(recompute, calls):
     seen = []
     model.blocks[0].attention.register_forward_hook(
         lambda *_: seen.append(1))
-    Trainer(model, batches(), steps=1, recompute=recompute).fit()
+    Trainer(model, batches(), max_steps=1, activation_checkpointing=recompute).fit()
     assert len(seen) == calls
 
 
 def test_the_default_optimizer():
-    trainer = Trainer(small(), batches(), steps=1, lr=0.01)
+    trainer = Trainer(small(), batches(), max_steps=1, lr=0.01)
     optimizer, = trainer.optimizers
     assert type(optimizer) is AdamW
     for group in optimizer.param_groups:
@@ -382,20 +392,20 @@ def test_looking_leaves_no_trace():
         model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2,
                               n_layers=1, max_len=64, dropout=0.2))
         torch.manual_seed(1)
-        rows = Trainer(model, batches(), steps=6, every=2, **how).fit()
+        rows = Trainer(model, batches(), max_steps=6, every=2, **how).fit()
         return [row["loss"] for row in rows]
 
     def peek(model):
         assert not model.training and not torch.is_grad_enabled()
         return {"x": torch.rand(1) + random.random() + np.random.rand()}
-    assert trained() == trained(evaluate=peek, sample=lambda m: "text")
+    assert trained() == trained(eval_fn=peek, sample_fn=lambda m: "text")
 
 
 def test_aside_puts_everything_back_after_an_error():
     model = small().train()
     model.blocks[0].eval()
     state = torch.get_rng_state()
-    with pytest.raises(KeyError), aside(model):
+    with pytest.raises(KeyError), isolated_eval(model):
         torch.rand(1)
         raise KeyError
     assert not any(m.training for m in model.blocks[0].modules())
@@ -404,45 +414,45 @@ def test_aside_puts_everything_back_after_an_error():
 
 
 def test_what_is_looked_at_is_kept(tmp_path, capsys):
-    said = look(small(), lambda m: {"a": torch.tensor(2)},
-                lambda m: "once", tmp_path / "s" / "1.txt")
+    said = evaluate_and_sample(small(), lambda m: {"a": torch.tensor(2)},
+                               lambda m: "once", tmp_path / "s" / "1.txt")
     assert said == {"eval_a": 2.0}
     assert (tmp_path / "s" / "1.txt").read_text() == "once"
     assert "once" in capsys.readouterr().out
-    assert look(small()) == {}
+    assert evaluate_and_sample(small()) == {}
 
 
 def test_a_number_is_a_loss_and_a_list_of_texts_is_a_text(capsys):
-    said = look(small(), lambda m: 2.5, lambda m: ["one", "two"])
+    said = evaluate_and_sample(small(), lambda m: 2.5, lambda m: ["one", "two"])
     assert said == {"eval_loss": 2.5}
     assert "one\n\ntwo" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how, words", [
-    ({"evaluate": lambda m: [1.0]}, r"evaluate must return a number, or "
+    ({"eval_fn": lambda m: [1.0]}, r"eval_fn must return a number, or "
      r"numbers by name, got \[1.0\]"),
-    ({"evaluate": lambda m: {"x": torch.ones(2)}}, "evaluate must return"),
-    ({"sample": lambda m: 3}, "sample must return a text, or a list of "
+    ({"eval_fn": lambda m: {"x": torch.ones(2)}}, "eval_fn must return"),
+    ({"sample_fn": lambda m: 3}, "sample_fn must return a text, or a list of "
      "texts, got 3"),
-    ({"evaluate": lambda m: {"acc": 1.0}, "best": "lss"},
-     "best='lss' is none of what evaluate returns: acc"),
-    ({"sample": lambda m: 1 / 0}, "division")])
+    ({"eval_fn": lambda m: {"acc": 1.0}, "best_metric": "lss"},
+     "best_metric='lss' is none of what eval_fn returns: acc"),
+    ({"sample_fn": lambda m: 1 / 0}, "division")])
 def test_a_look_that_fails_loses_no_step(how, words, tmp_path):
-    trainer = Trainer(small(), batches(), steps=9, every=5, folder=tmp_path,
+    trainer = Trainer(small(), batches(), max_steps=9, every=5, output_dir=tmp_path,
                       **how)
     with pytest.raises((ValueError, ZeroDivisionError), match=words):
         trainer.fit()
     assert trainer.checkpoints.steps() == [5]
-    assert trainer.checkpoints.scores() == {}
-    again = Trainer(small(), batches(), steps=9, every=5,
-                    folder=tmp_path).resume()
+    assert trainer.checkpoints.metrics() == {}
+    again = Trainer(small(), batches(), max_steps=9, every=5,
+                    output_dir=tmp_path).resume()
     assert again.step == 5 and len(again.fit()) == 9
 
 
 def test_rows_go_to_the_log_and_the_file(tmp_path):
     seen = []
-    rows = Trainer(small(), batches(), steps=5, every=2, log=seen.append,
-                   evaluate=lambda m: {"loss": 1.0}, folder=tmp_path).fit()
+    rows = Trainer(small(), batches(), max_steps=5, every=2, log_fn=seen.append,
+                   eval_fn=lambda m: {"loss": 1.0}, output_dir=tmp_path).fit()
     with (tmp_path / "history.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert seen == rows and len(lines) == 5
@@ -458,8 +468,8 @@ def test_a_nan_stops_before_the_weights_move():
     model = small()
     model.blocks[1].attention.norm.weight.data[2] = math.nan
     before = [p.clone() for p in model.parameters()]
-    trainer = Trainer(model, batches(), steps=9, accumulate=2)
-    with pytest.raises(Stopped, match=r"the loss is nan at step 1: batch 1 "
+    trainer = Trainer(model, batches(), max_steps=9, gradient_accumulation_steps=2)
+    with pytest.raises(TrainingDiverged, match=r"the loss is nan at step 1: batch 1 "
                        r"of 2, first in the output of "
                        r"blocks\.1\.attention\.norm") as stopped:
         trainer.fit()
@@ -480,20 +490,20 @@ def test_the_batch_to_blame_is_named():
     bad = torch.tensor([[1.0], [math.inf]])
     model = Odd()
     nn.init.ones_(model.line.weight)
-    with pytest.raises(Stopped, match="at step 2: batch 3 of 3, first in "
+    with pytest.raises(TrainingDiverged, match="at step 2: batch 3 of 3, first in "
                        "the output of line"):
-        Trainer(model, [good] * 5 + [bad], steps=3, accumulate=3,
-                loss=lambda m, x: m(x).mean()).fit()
+        Trainer(model, [good] * 5 + [bad], max_steps=3, gradient_accumulation_steps=3,
+                loss_fn=lambda m, x: m(x).mean()).fit()
 
 
 def test_a_bad_gradient_after_a_good_loss():
     model = small()
     model.blocks[0].feed_forward.norm.weight.register_hook(
         lambda grad: grad * math.inf)
-    with pytest.raises(Stopped, match=r"the gradient is (nan|inf) at step 1: "
+    with pytest.raises(TrainingDiverged, match=r"the gradient is (nan|inf) at step 1: "
                        r"batch 1 of 1, first in the gradient of "
                        r"blocks\.0\.feed_forward\.norm\.weight"):
-        Trainer(model, batches(), steps=1).fit()
+        Trainer(model, batches(), max_steps=1).fit()
 
 
 def test_the_largest_loss_is_to_blame():
@@ -505,12 +515,12 @@ def test_the_largest_loss_is_to_blame():
     def loss(model, batch):
         return next_token_loss(model, batch) * (
             9 if torch.equal(batch.ids, bad.ids) else 1)
-    watch = Watch(window=2)
-    with pytest.raises(Stopped, match=r"jumps from 3.\d+ to \d+.\d+ at step"
+    watch = LossMonitor(history_size=2)
+    with pytest.raises(TrainingDiverged, match=r"jumps from 3.\d+ to \d+.\d+ at step"
                        r" 3: batch 2 of 4, of loss 3\d.\d+, with the "
                        "largest gradient in "):
-        Trainer(model, [good] * 9 + [bad, good, none], steps=3,
-                accumulate=4, loss=loss, watch=watch).fit()
+        Trainer(model, [good] * 9 + [bad, good, none], max_steps=3,
+                gradient_accumulation_steps=4, loss_fn=loss, loss_monitor=watch).fit()
 
 
 def test_a_jump_of_the_loss_stops():
@@ -518,24 +528,27 @@ def test_a_jump_of_the_loss_stops():
 
     def loss(model, batch):
         return next(losses, 3.1) + 0 * model.norm.weight.sum()
-    with pytest.raises(Stopped, match=r"the loss jumps from 2\.000 to 3\.100 at"
-                       r" step 62: batch 1 of 1, of loss 3\.100, with"):
-        Trainer(small(), batches(), steps=99, loss=loss).fit()
+    with pytest.raises(
+        TrainingDiverged,
+        match=r"the loss jumps from 2\.000 to 3\.100 at"
+        r" step 62: batch 1 of 1, of loss 3\.100, with",
+    ):
+        Trainer(small(), batches(), max_steps=99, loss_fn=loss).fit()
 
 
 def test_a_rate_that_is_a_hundred_times_too_high_is_seen():
     def healthy(step):
         return 1.0 if step <= 60 else 100.0
-    with pytest.raises(Stopped, match=r"jumps from 3.\d+ to .* at step 6"):
-        Trainer(small(), batches(), steps=99, lr=0.01,
-                schedule=healthy).fit()
+    with pytest.raises(TrainingDiverged, match=r"jumps from 3.\d+ to .* at step 6"):
+        Trainer(small(), batches(), max_steps=99, lr=0.01,
+                lr_schedule=healthy).fit()
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=5, max_size=30),
        st.floats(-20, 60))
 def test_a_watch_sees_jumps_and_nothing_else(losses, last):
-    watch = Watch(spike=10.0, window=5)
+    watch = LossMonitor(spike_factor=10.0, history_size=5)
     for x in losses:
         watch.losses.append(x)
     usual = np.median(losses[-5:])
@@ -543,7 +556,7 @@ def test_a_watch_sees_jumps_and_nothing_else(losses, last):
     high = last - usual > 10 * strays and last - usual > 1
     assert bool(watch(last, 1.0)) == high
     assert watch(math.nan, 1.0) and watch(1.0, math.inf)
-    assert not Watch(spike=None)(1e9, 1.0)
+    assert not LossMonitor(spike_factor=None)(1e9, 1.0)
 
 
 @pytest.mark.parametrize("losses", [
@@ -551,27 +564,28 @@ def test_a_watch_sees_jumps_and_nothing_else(losses, last):
     [0.060 + 0.14 * (k % 17 == 0) for k in range(200)],  # converged
     [6.0 * 0.97 ** k for k in range(200)]])         # falls fast
 def test_a_watch_lets_healthy_trainings_be(losses):
-    watch = Watch()
+    watch = LossMonitor()
     assert not any(watch(x, 1.0) for x in losses)
     assert "jumps from" in watch(losses[-1] + 8, 1.0)
 
 
 def test_a_watch_goes_on_after_a_resume(tmp_path):
-    training(tmp_path, steps=12, watch=Watch(window=5)).fit()
-    again = training(tmp_path, steps=40, watch=Watch(window=5)).resume()
-    assert again.watch.losses == [r["loss"] for r in again.history.rows][-5:]
-    again.loss = lambda model, batch: noisy(model, batch) * 9
-    with pytest.raises(Stopped, match=r"jumps from .* at step 13"):
+    training(tmp_path, steps=12, loss_monitor=LossMonitor(history_size=5)).fit()
+    again = training(tmp_path, steps=40,
+                     loss_monitor=LossMonitor(history_size=5)).resume()
+    assert again.loss_monitor.losses == [r["loss"] for r in again.history.records][-5:]
+    again.loss_fn = lambda model, batch: noisy(model, batch) * 9
+    with pytest.raises(TrainingDiverged, match=r"jumps from .* at step 13"):
         again.fit()
 
 
 def test_hooks_are_taken_off_again():
     model = small()
     batch = next(iter(batches()))
-    assert first_bad_layer(
+    assert find_first_nonfinite(
         model, lambda: next_token_loss(model, batch).backward()) is None
     with pytest.raises(KeyError):
-        first_bad_layer(model, lambda: {}["no"])
+        find_first_nonfinite(model, lambda: {}["no"])
     assert not any(m._forward_hooks for m in model.modules())
 
 
@@ -580,17 +594,17 @@ def test_hooks_are_taken_off_again():
 @pytest.mark.parametrize("how, words", [
     ({"lr": 0}, "lr must be above 0, got 0"),
     ({"lr": math.nan}, "lr must be above 0, got nan"),
-    ({"steps": 0}, "steps must be"),
-    ({"accumulate": 0}, "accumulate must be"),
+    ({"max_steps": 0}, "max_steps must be"),
+    ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be"),
     ({"every": 2.5}, "every must be"),
-    ({"clip": 0}, "clip must be"),
+    ({"max_grad_norm": 0}, "max_grad_norm must be"),
     ({"precision": "fp8"}, "precision must be"),
-    ({"keep": 0, "folder": "x"}, "keep must be"),
+    ({"keep_last": 0, "output_dir": "x"}, "keep_last must be"),
     ({"optimizer": "adam"}, "optimizer must be"),
     ({"model": "llama"}, "model must be"),
 ])
 def test_a_trainer_refuses(how, words):
-    given_ = {"model": small(), "batches": batches(), "steps": 2} | how
+    given_ = {"model": small(), "batches": batches(), "max_steps": 2} | how
     with pytest.raises(ValueError, match=words):
         Trainer(**given_)
 
@@ -601,30 +615,30 @@ def test_a_rate_of_torch_s_own_is_refused_too(lr):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.param_groups[0]["lr"] = lr
     with pytest.raises(ValueError, match="lr must be above 0"):
-        Trainer(model, batches(), steps=1, optimizer=optimizer)
+        Trainer(model, batches(), max_steps=1, optimizer=optimizer)
 
 
 def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(ValueError, match="SGD holds no parameter of this "
                        "model"):
-        Trainer(small(), batches(), steps=1,
+        Trainer(small(), batches(), max_steps=1,
                 optimizer=torch.optim.SGD(small().parameters(), 0.1))
 
 
 def test_a_schedule_that_says_nan():
     with pytest.raises(ValueError, match="factor must be"):
-        Trainer(small(), batches(), steps=1,
-                schedule=lambda step: math.nan).fit()
+        Trainer(small(), batches(), max_steps=1,
+                lr_schedule=lambda step: math.nan).fit()
 
 
 def test_batches_that_end():
     with pytest.raises(ValueError, match="the batches end after 3"):
-        Trainer(small(), iter([next(iter(batches()))] * 3), steps=4).fit()
+        Trainer(small(), iter([next(iter(batches()))] * 3), max_steps=4).fit()
 
 
 def test_a_context_longer_than_the_corpus():
     with pytest.raises(ValueError, match="does not fit a corpus of 2000"):
-        Trainer(small(), Windows(IDS, 2000), steps=1)
+        Trainer(small(), RandomWindowLoader(IDS, 2000), max_steps=1)
 
 
 # --- resume
@@ -638,10 +652,10 @@ def noisy(model, batch):
 
 def training(folder, steps=40, **how):
     random.seed(0), np.random.seed(0)
-    how = {"schedule": warmup_cosine(40, 4), "accumulate": 2, "every": 4,
-           "loss": noisy, "evaluate": lambda m: {
-               "loss": mean_loss(m, side_by_side(IDS[:200], 64))}} | how
-    return Trainer(small(), batches(), steps=steps, folder=folder, **how)
+    how = {"lr_schedule": warmup_cosine(40, 4), "gradient_accumulation_steps": 2,
+           "every": 4, "loss_fn": noisy, "eval_fn": lambda m: {
+               "loss": mean_loss(m, sequential_windows(IDS[:200], 64))}} | how
+    return Trainer(small(), batches(), max_steps=steps, output_dir=folder, **how)
 
 
 @pytest.fixture
@@ -663,7 +677,7 @@ def content(path):
     "Bytes; of tensors theirs, since a header has no order of its own."
     if path.suffix != ".safetensors":
         return path.read_bytes()
-    tensors, about = read_tensors(path)
+    tensors, about = read_safetensors(path)
     return about, {name: (x.dtype, x.shape, x.reshape(-1).view(
         torch.uint8).numpy().tobytes()) for name, x in tensors.items()}
 
@@ -699,7 +713,7 @@ def test_killed_at_twenty_moments_it_ends_with_the_same_bytes(memory):
     assert child(lambda: training(night).resume().fit()) == 0
     assert files(night) == files(calm)
     assert {Path(p).name for p in files(calm)} >= {
-        "history.csv", STATE, TENSORS, WEIGHTS, "config.json"}
+        "history.csv", STATE_NAME, STATE_TENSORS_NAME, WEIGHTS_NAME, "config.json"}
     assert laps < 10
 
 
@@ -713,14 +727,14 @@ def shuffled():
 @pytest.mark.parametrize("make", [
     shuffled,
     lambda: [next(iter(batches(seed=s))) for s in range(7)],
-    lambda: Padded([IDS[i:i + 3 + i % 9].tolist() for i in range(40)],
-                   batch=4),
+    lambda: PaddedLoader([IDS[i:i + 3 + i % 9].tolist() for i in range(40)],
+                         batch_size=4),
     lambda: (b for b in batches())])
 @pytest.mark.parametrize("stop", [4, 6, 11])
 def test_any_batches_are_taken_up(make, stop, tmp_path):
     def until(steps, folder, resume=False):
-        trainer = Trainer(small(), make(), steps=steps, folder=folder,
-                          accumulate=2, every=3)
+        trainer = Trainer(small(), make(), max_steps=steps, output_dir=folder,
+                          gradient_accumulation_steps=2, every=3)
         return (trainer.resume() if resume else trainer).fit(), trainer
     straight, one = until(14, tmp_path / "a")
     until(stop, tmp_path / "b")
@@ -751,23 +765,23 @@ def test_a_configuration_that_does_not_match(tmp_path):
     before = files(tmp_path)
     with pytest.raises(ValueError, match="another model: d_model 16 there, "
                        "32 here"):
-        Trainer(small(32), batches(), steps=9, folder=tmp_path).resume()
+        Trainer(small(32), batches(), max_steps=9, output_dir=tmp_path).resume()
     model = small()
     with pytest.raises(ValueError, match="the state of AdamW, not of SGD"):
-        Trainer(model, batches(), steps=9, folder=tmp_path,
+        Trainer(model, batches(), max_steps=9, output_dir=tmp_path,
                 optimizer=torch.optim.SGD(model.parameters(), 0.1)).resume()
     with pytest.raises(ValueError, match="this loader"):
-        Trainer(small(), batches(seed=1), steps=9, folder=tmp_path).resume()
+        Trainer(small(), batches(seed=1), max_steps=9, output_dir=tmp_path).resume()
     assert files(tmp_path) == before
 
 
 @plain_only      # numbers of numpy are no int by their type
 def test_numbers_of_numpy_are_saved(tmp_path):
-    Trainer(small(), Windows(IDS, np.int64(16), seed=np.int64(3)), steps=1,
-            lr=np.float64(0.01), folder=tmp_path).fit()
+    Trainer(small(), RandomWindowLoader(IDS, np.int64(16), seed=np.int64(3)),
+            max_steps=1, lr=np.float64(0.01), output_dir=tmp_path).fit()
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, TENSORS, STATE])
+@pytest.mark.parametrize("name", [WEIGHTS_NAME, STATE_TENSORS_NAME, STATE_NAME])
 def test_a_truncated_checkpoint(name, tmp_path):
     training(tmp_path, steps=4).fit()
     path = tmp_path / "step-000004" / name
@@ -789,7 +803,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
             if row["step"] == 7:        # before the save of step 8
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        trainer.log = log
+        trainer.log_fn = log
         trainer.fit()
     assert os.waitstatus_to_exitcode(child(fills)) == 7
     left = sorted(p.name for p in (tmp_path / "full").iterdir())
@@ -803,26 +817,26 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
 
 def test_the_best_checkpoint_stays(tmp_path):
     scores = iter([3.0, 1.0, 2.0, 4.0, 5.0])
-    trainer = training(tmp_path, steps=10, every=2, keep=1,
-                       evaluate=lambda m: {"x": next(scores)}, best="x")
+    trainer = training(tmp_path, steps=10, every=2, keep_last=1,
+                       eval_fn=lambda m: {"x": next(scores)}, best_metric="x")
     trainer.fit()
     assert trainer.checkpoints.steps() == [4, 10]
-    assert trainer.checkpoints.best == 4
+    assert trainer.checkpoints.best_step == 4
 
 
 def test_an_update_by_itself():
     model = small()
     optimizer = AdamW(model.parameters(), 1e-2)
     before = [p.clone() for p in model.parameters()]
-    row = update(model, [optimizer], [next(iter(batches()))])
-    assert row["step"] == 1 and row["lr"] == 1e-2 and row["norm"] > 0
+    row = train_step(model, [optimizer], [next(iter(batches()))])
+    assert row["step"] == 1 and row["lr"] == 1e-2 and row["grad_norm"] > 0
     assert not any(map(torch.equal, before, model.parameters()))
 
 
 def test_a_loss_with_options():
-    rows = Trainer(small(), batches(), steps=2,
-                   loss=partial(next_token_loss, chunk=9)).fit()
-    plain = Trainer(small(), batches(), steps=2).fit()
+    rows = Trainer(small(), batches(), max_steps=2,
+                   loss_fn=partial(next_token_loss, chunk_size=9)).fit()
+    plain = Trainer(small(), batches(), max_steps=2).fit()
     assert abs(rows[1]["loss"] - plain[1]["loss"]) < 1e-4
 
 
@@ -842,7 +856,7 @@ def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
     run(*script)
     with out.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    kept = read_record(name)
+    kept = load_record(name)
     assert keys <= set(rows[0]) == set(kept[0])
     assert all(float(row["nats_per_token"]) > 3 for row in rows)
     assert len({row["seed"] for row in kept}) >= 3
@@ -856,7 +870,7 @@ def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
         "--seeds", "1", "--out", out)
     with out.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    kept = [row for row in read_record("wrong") if row["seed"] == "0"]
+    kept = [row for row in load_record("wrong") if row["seed"] == "0"]
     assert [row["case"] for row in rows] == [row["case"] for row in kept]
     for short, long in zip(rows, kept, strict=True):
         assert short.keys() == long.keys()
@@ -867,7 +881,7 @@ def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
 
 
 def test_the_record_of_compute_is_what_the_chapter_says():
-    rows = read_record("scaling")
+    rows = load_record("scaling")
     for row in rows:
         n = int(row["parameters"])
         tokens = int(row["tokens"])

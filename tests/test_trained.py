@@ -14,26 +14,26 @@ from helpers import close, equal_models, needs_cuda, plain_only
 from tformer import minimal, parallel, stories, translation
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
-from tformer.mlm import write
+from tformer.mlm import generate_by_unmasking
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.trained import (
-    CARD,
-    END,
-    FILES,
-    SHELF,
-    TOKENIZER,
-    Tour,
-    TourConfig,
-    Trained,
-    card_lines,
-    find_trained,
-    fingerprint,
-    judge,
-    load,
-    read_card,
-    save_trained,
-    share_copied,
-    share_right,
+    BUNDLE_FILES,
+    BUNDLED_DIR,
+    CARD_NAME,
+    ENDOFTEXT,
+    TOKENIZER_NAME,
+    MiniGPTConfig,
+    ModelBundle,
+    SavableMiniGPT,
+    file_fingerprint,
+    find_bundle,
+    format_card,
+    fraction_copied,
+    fraction_correct,
+    grade_sentences,
+    load_bundle,
+    read_verified_card,
+    save_bundle,
     tell,
 )
 
@@ -43,13 +43,13 @@ each_name = pytest.mark.parametrize("name", NAMES)
 
 @pytest.fixture(scope="module")
 def storyteller():
-    return load("stories")
+    return load_bundle("stories")
 
 
 @pytest.fixture
 def folder(tmp_path):
     "A copy of the tour's folder, to be spoiled."
-    return shutil.copytree(SHELF / "tour", tmp_path / "tour")
+    return shutil.copytree(BUNDLED_DIR / "tour", tmp_path / "tour")
 
 
 # what the package carries
@@ -75,20 +75,20 @@ def test_a_name_is_enough(name):
 
 
 def test_the_shelf_holds_what_is_named():
-    assert sorted(p.name for p in SHELF.iterdir()) == NAMES
+    assert sorted(p.name for p in BUNDLED_DIR.iterdir()) == NAMES
     for name in NAMES:
-        files = {p.name for p in (SHELF / name).iterdir()}
-        assert files == {*FILES, CARD}
+        files = {p.name for p in (BUNDLED_DIR / name).iterdir()}
+        assert files == {*BUNDLE_FILES, CARD_NAME}
 
 
 def test_the_storyteller_is_as_good_as_was_asked():
     "The card, and what is told now, in one band."
-    trained = load("stories")
+    trained = load_bundle("stories")
     card = trained.card
     assert card["right"] >= 0.9 and card["copied"] < 0.1
     assert card["floor"] < card["loss"] < 0.09 and card["samples"] >= 100
     told = tell(trained, 60, seed=7)
-    assert share_right(told) > 0.9
+    assert fraction_correct(told) > 0.9
     assert len(set(told)) > 55
     rights = [look["right"] for look in card["curve"]]
     assert rights[-1] > rights[0] and len(rights) >= 5
@@ -99,10 +99,10 @@ def test_the_storyteller_is_as_good_as_was_asked():
 def test_the_loss_on_the_card_is_the_loss(storyteller):
     "Computed here from probabilities, in float64."
     model, tokenizer, card = storyteller
-    end = tokenizer.token_to_id(END)
+    end = tokenizer.token_to_id(ENDOFTEXT)
     cost = 0.0
     size = 0
-    for story in stories.generate(40, 1, 1):
+    for story in stories.generate_stories(40, 1, 1):
         ids = [end, *tokenizer.encode(story.strip()), end]
         with torch.no_grad():
             p = model(torch.tensor([ids]))[0].double().softmax(-1)
@@ -113,17 +113,17 @@ def test_the_loss_on_the_card_is_the_loss(storyteller):
 
 
 def test_the_tour_is_the_model_of_chapter_0():
-    held_out = minimal.to_ids(stories.corpus(30_000, seed=1, level=1))
-    tour = load("tour")
-    blind = load("tour_no_mask")
-    recorded = float(minimal.read_record("ladder_line")[0]["nats_per_byte"])
-    loss = minimal.evaluate(tour.model, held_out)
+    held_out = minimal.encode_bytes(stories.story_corpus(30_000, seed=1, level=1))
+    tour = load_bundle("tour")
+    blind = load_bundle("tour_no_mask")
+    recorded = float(minimal.load_record("ladder_line")[0]["nats_per_byte"])
+    loss = minimal.mean_loss(tour.model, held_out)
     assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < .01
-    assert minimal.evaluate(blind.model, held_out) < loss / 4
+    assert minimal.mean_loss(blind.model, held_out) < loss / 4
     assert isinstance(tour.model, minimal.MiniGPT)
     text = "Once there was"
-    assert tour.tokenizer.encode(text) == minimal.to_ids(text).tolist()
-    ids = minimal.to_ids("Tom went outside")
+    assert tour.tokenizer.encode(text) == minimal.encode_bytes(text).tolist()
+    ids = minimal.encode_bytes("Tom went outside")
     other = ids.clone()
     other[9] += 1
     for trained, still in ((tour, 9), (blind, 0)):
@@ -140,12 +140,12 @@ def test_transformers_computes_the_same_from_the_file(storyteller):
     c = model.config
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=c.vocab_size, hidden_size=c.d_model,
-        intermediate_size=model.blocks[0].feed_forward.part
+        intermediate_size=model.blocks[0].feed_forward.sublayer
         .gate_proj.weight.shape[0], num_hidden_layers=c.n_layers,
         num_attention_heads=c.n_heads, num_key_value_heads=c.n_kv_heads,
         max_position_embeddings=c.max_len, rms_norm_eps=c.eps,
-        rope_theta=c.base, tie_word_embeddings=True)).eval()
-    names = {"attention.part.": "self_attn.", "feed_forward.part.": "mlp.",
+        rope_theta=c.rope_theta, tie_word_embeddings=True)).eval()
+    names = {"attention.sublayer.": "self_attn.", "feed_forward.sublayer.": "mlp.",
              "attention.norm.": "input_layernorm.",
              "feed_forward.norm.": "post_attention_layernorm.",
              "blocks.": "model.layers.", "embed.": "model.embed_tokens."}
@@ -164,7 +164,7 @@ def test_transformers_computes_the_same_from_the_file(storyteller):
 
 def test_the_translator_is_as_good_as_was_asked():
     "The card; and some sentences translated now, in one band."
-    trained = load("translator")
+    trained = load_bundle("translator")
     model, tokenizer, card = trained
     assert card["parameters"] <= 1.5e6 and card["tried"] == 2000
     assert card["seconds"] <= 15 * 60
@@ -174,9 +174,9 @@ def test_the_translator_is_as_good_as_was_asked():
     assert card["bleu"] > 90 > 45 > card["word_for_word"]["bleu"]
     assert card["word_for_word"]["exact"] < 0.05
     assert card["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
-    some = parallel.pairs(150, 1, unseen=True)
+    some = parallel.generate_pairs(150, 1, held_out_only=True)
     wrote = translation.translate(model, tokenizer, [p.source for p in some])
-    share = translation.score(wrote, some)["all"].share
+    share = translation.exact_match_by_phenomenon(wrote, some)["all"].accuracy
     assert abs(share - card["exact"]) < 0.06
     assert abs(script().nats_per_target_byte(trained, some)
                - card["loss"]) < 0.02
@@ -186,15 +186,15 @@ def test_the_translator_is_as_good_as_was_asked():
 
 
 def test_the_translator_was_tried_on_what_it_never_read():
-    read = {pair.source for pair in parallel.pairs(5000)}
-    new = parallel.pairs(200, script().NEW_SEED, unseen=True)
+    read = {pair.source for pair in parallel.generate_pairs(5000)}
+    new = parallel.generate_pairs(200, script().NEW_SEED, held_out_only=True)
     assert not read & {pair.source for pair in new}
 
 
 @pytest.mark.nightly
 def test_the_masked_model_reads_and_writes():
     "The card, and what is filled and written now, in one band."
-    bert = load("bert")
+    bert = load_bundle("bert")
     card = bert.card
     made = script()
     best = max(p for name, p in card["share"].items() if name != "model")
@@ -208,35 +208,36 @@ def test_the_masked_model_reads_and_writes():
     (row,) = [w for w in card["writes"] if w["order"] == "random"
               and w["passes"] == 32]
     lengths = [len(x) for x in bert.tokenizer.encode_batch(new[:60])]
-    right = share_right(write(bert, lengths, steps=32, order="random"))
+    right = fraction_correct(
+        generate_by_unmasking(bert, lengths, steps=32, order="random"))
     assert abs(right - row["right"]) < 0.12
 
 
 # how it is loaded
 
 def test_types_and_devices(storyteller):
-    kept = load("stories", dtype=None)
+    kept = load_bundle("stories", dtype=None)
     assert {p.dtype for p in kept.model.parameters()} == {torch.bfloat16}
     assert equal_models(kept.model.float(), storyteller.model)
-    on = load("stories", device="meta")
+    on = load_bundle("stories", device="meta")
     assert {p.device.type for p in on.model.parameters()} == {"meta"}
-    assert load("tour", dtype=torch.float64).model.embed.weight.dtype == \
+    assert load_bundle("tour", dtype=torch.float64).model.embed.weight.dtype == \
         torch.float64
-    assert load(SHELF / "tour").card == load("tour").card
+    assert load_bundle(BUNDLED_DIR / "tour").card == load_bundle("tour").card
 
 
 @needs_cuda
 def test_it_tells_on_a_gpu(storyteller):
-    there = load("stories", device="cuda")
-    assert share_right(tell(there, 20)) > 0.85
+    there = load_bundle("stories", device="cuda")
+    assert fraction_correct(tell(there, 20)) > 0.85
 
 
 def test_it_prints_what_it_is(storyteller):
     text = repr(storyteller)
     assert text.startswith("stories: ") and "MB" in text
     assert "experiments/trained.py" in text and "nats per byte" in text
-    assert str(storyteller) == text == "\n".join(card_lines(storyteller.card))
-    assert card_lines({})[0].startswith("unnamed")
+    assert str(storyteller) == text == "\n".join(format_card(storyteller.card))
+    assert format_card({})[0].startswith("unnamed")
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
@@ -244,7 +245,7 @@ def test_nothing_is_imported_before_it_is_asked_for():
 import sys, tformer
 assert "load" in dir(tformer) and "load" not in tformer.__all__
 assert "torch" not in sys.modules
-assert tformer.load is tformer.trained.load
+assert tformer.load is tformer.trained.load_bundle
 """)
 
 
@@ -257,7 +258,7 @@ assert tformer.load is tformer.trained.load
 def test_an_unknown_name_lists_the_names(name, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError) as error:
-        load(name)
+        load_bundle(name)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
 
@@ -265,73 +266,73 @@ def test_an_unknown_name_lists_the_names(name, words, monkeypatch, tmp_path):
 @pytest.mark.parametrize("bad", [None, 3, b"stories"])
 def test_a_name_is_a_text_or_a_path(bad):
     with pytest.raises(ValueError, match="name_or_folder"):
-        load(bad)
+        load_bundle(bad)
 
 
 def test_a_folder_without_a_card_is_refused(folder):
-    (folder / CARD).unlink()
-    with pytest.raises(ValueError, match=f"has no {CARD}"):
-        load(folder)
+    (folder / CARD_NAME).unlink()
+    with pytest.raises(ValueError, match=f"has no {CARD_NAME}"):
+        load_bundle(folder)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", BUNDLE_FILES)
 @pytest.mark.parametrize("share", [0, 0.5, 0.999])
 def test_a_file_cut_short_is_refused(folder, name, share):
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[:int(share * len(data))])
     with pytest.raises(ValueError, match=rf"{name} is not the file .* "
                        rf"{int(share * len(data))} bytes, not {len(data)}$"):
-        load(folder)
+        load_bundle(folder)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", BUNDLE_FILES)
 def test_an_altered_file_is_refused(folder, name):
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 1
     (folder / name).write_bytes(data)
     with pytest.raises(ValueError, match=f"{name} is not the file .* SHA"):
-        load(folder)
+        load_bundle(folder)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", BUNDLE_FILES)
 def test_a_file_that_is_gone_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(ValueError, match=f"lacks {name}$"):
-        load(folder)
+        load_bundle(folder)
 
 
 def rewrite(folder, **changes):
-    card = json.loads((folder / CARD).read_text("utf-8")) | changes
-    (folder / CARD).write_text(json.dumps(card), "utf-8")
+    card = json.loads((folder / CARD_NAME).read_text("utf-8")) | changes
+    (folder / CARD_NAME).write_text(json.dumps(card), "utf-8")
 
 
 @pytest.mark.parametrize("files, words", [
     (None, "files in"), ({}, "needs a value for model.safetensors"),
-    (dict.fromkeys(FILES), "is not the file"),
-    ({name: {} for name in (*FILES, "more.txt")}, "has no file more.txt"),
+    (dict.fromkeys(BUNDLE_FILES), "is not the file"),
+    ({name: {} for name in (*BUNDLE_FILES, "more.txt")}, "has no file more.txt"),
 ])
 def test_a_card_without_hashes_is_refused(folder, files, words):
     rewrite(folder, files=files)
     with pytest.raises(ValueError, match=words):
-        load(folder)
+        load_bundle(folder)
 
 
 def test_a_card_that_is_no_json_is_refused(folder):
-    text = (folder / CARD).read_text("utf-8")
-    (folder / CARD).write_text(text[:40], "utf-8")
+    text = (folder / CARD_NAME).read_text("utf-8")
+    (folder / CARD_NAME).write_text(text[:40], "utf-8")
     with pytest.raises(ValueError, match=r"card\.json is no JSON"):
-        load(folder)
+        load_bundle(folder)
 
 
 def test_a_model_that_nobody_knows_is_refused(folder):
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(
         json.dumps(config | {"model": "Mamba"}), "utf-8")
-    card = read_card(SHELF / "tour")["files"]
+    card = read_verified_card(BUNDLED_DIR / "tour")["files"]
     rewrite(folder, files=card | {
-        "config.json": fingerprint(folder / "config.json")})
-    with pytest.raises(ValueError, match=r"Tour.*Mamba"):
-        load(folder)
+        "config.json": file_fingerprint(folder / "config.json")})
+    with pytest.raises(ValueError, match=r"SavableMiniGPT.*Mamba"):
+        load_bundle(folder)
 
 
 def test_no_pickle_is_read(folder, monkeypatch):
@@ -339,48 +340,48 @@ def test_no_pickle_is_read(folder, monkeypatch):
     import pickle
     monkeypatch.setattr(pickle, "load", None)
     monkeypatch.setattr(pickle, "loads", None)
-    load(folder), load("stories")
+    load_bundle(folder), load_bundle("stories")
 
 
 # saved and loaded again
 
 def small(kind):
     torch.manual_seed(0)
-    tokenizer = Tokenizer(Vocabulary([], [END]))
+    tokenizer = Tokenizer(Vocabulary([], [ENDOFTEXT]))
     if kind is GPT:
         model = GPT(GPTConfig(vocab_size=257, d_model=16, n_layers=2,
                               n_heads=2, max_len=32))
     elif kind is Llama:
         model = Llama(LlamaConfig(vocab_size=257, d_model=16, n_layers=2,
-                                  n_heads=2, max_len=32, tied=True))
+                                  n_heads=2, max_len=32, tie_word_embeddings=True))
     else:
-        model = Tour(TourConfig(vocab_size=257, d_model=16, n_heads=2,
-                                max_len=32))
-    return Trained(model.eval(), tokenizer, {"name": "small"})
+        model = SavableMiniGPT(MiniGPTConfig(vocab_size=257, d_model=16, n_heads=2,
+                                             max_len=32))
+    return ModelBundle(model.eval(), tokenizer, {"name": "small"})
 
 
-@pytest.mark.parametrize("kind", [GPT, Llama, Tour])
+@pytest.mark.parametrize("kind", [GPT, Llama, SavableMiniGPT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_is_loaded(kind, dtype, tmp_path):
     made = small(kind)
     made.model.to(dtype)
     made.save(tmp_path / "a" / "b")
-    again = load(tmp_path / "a" / "b", dtype=None)
+    again = load_bundle(tmp_path / "a" / "b", dtype=None)
     assert equal_models(again.model, made.model)
     assert again.tokenizer == made.tokenizer
     assert again.card["name"] == "small"
     assert again.card["model"] == kind.__name__
-    for name in FILES:
+    for name in BUNDLE_FILES:
         data = (tmp_path / "a" / "b" / name).read_bytes()
         assert again.card["files"][name] == {
             "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert {p.name for p in (tmp_path / "a" / "b").iterdir()} == {
-        *FILES, CARD}
+        *BUNDLE_FILES, CARD_NAME}
 
 
 def test_a_save_that_was_cut_off_is_not_loaded(folder, monkeypatch):
     "The new weights with the old card are refused, not mixed."
-    made = small(Tour)
+    made = small(SavableMiniGPT)
 
     def full(path):
         raise OSError("no space left on device")
@@ -389,16 +390,16 @@ def test_a_save_that_was_cut_off_is_not_loaded(folder, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         made.save(folder)
     with pytest.raises(ValueError, match="is not the file"):
-        load(folder)
+        load_bundle(folder)
 
 
 def test_only_models_that_can_be_loaded_are_saved(tmp_path):
     with pytest.raises(ValueError, match="Linear"):
-        save_trained(Trained(torch.nn.Linear(2, 2), None, {}), tmp_path)
+        save_bundle(ModelBundle(torch.nn.Linear(2, 2), None, {}), tmp_path)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="TourConfig"):
-        Tour(LlamaConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1))
-    assert find_trained("tour") == SHELF / "tour"
+    with pytest.raises(ValueError, match="MiniGPTConfig"):
+        SavableMiniGPT(LlamaConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1))
+    assert find_bundle("tour") == BUNDLED_DIR / "tour"
 
 
 # telling, judging, copying
@@ -409,7 +410,7 @@ def test_a_text_goes_on_from_its_start(storyteller):
     assert all(text.startswith(start + " ") for text in told)
     assert tell(storyteller, 3, start=start, temperature=0.5) == told
     assert tell(storyteller, 3, start=start, seed=1) != told
-    assert not any(END in text for text in told)
+    assert not any(ENDOFTEXT in text for text in told)
 
 
 def test_one_text_is_what_it_is_beside_others(storyteller):
@@ -421,7 +422,7 @@ def test_one_text_is_what_it_is_beside_others(storyteller):
 def test_a_text_without_an_end_stops_at_the_limit():
     made = small(Llama)
     with torch.no_grad():
-        made.model.embed.weight[made.tokenizer.token_to_id(END)] = 0
+        made.model.embed.weight[made.tokenizer.token_to_id(ENDOFTEXT)] = 0
     made = made._replace(model=made.model)
     text, = tell(made, start="ab", temperature=0.01)
     assert len(text.encode("utf-8", "replace")) >= 31 - 2 or "\ufffd" in text
@@ -441,39 +442,39 @@ STORY = ("Once there was a girl named Mia. One day, she went to the park. "
 
 
 def test_each_sentence_has_its_verdict():
-    for story in stories.generate(50, 3, 3):
-        assert not any(v.problems for v in judge(story))
-    found = judge("Once there was a happy girl named Mia. Mia flew xyz.")
+    for story in stories.generate_stories(50, 3, 3):
+        assert not any(v.problems for v in grade_sentences(story))
+    found = grade_sentences("Once there was a happy girl named Mia. Mia flew xyz.")
     assert [v.sentence for v in found][1] == "Mia flew xyz."
     assert not found[0].problems and "cannot read" in found[1].problems[0]
-    assert judge("") == []
+    assert grade_sentences("") == []
     with pytest.raises(ValueError, match="text must be a str"):
-        judge(3)
+        grade_sentences(3)
 
 
 def test_the_verdicts_are_the_graders():
-    told = list(stories.generate(60, 4, 1))
+    told = list(stories.generate_stories(60, 4, 1))
     spoiled = [s.replace("She", "He", 1) if i % 3 else
                s.replace("found", "fond") for i, s in enumerate(told)]
-    grade = stories.grade("".join(spoiled))
-    assert sum(len(v.problems) for s in spoiled for v in judge(s)) == \
+    grade = stories.grade_stories("".join(spoiled))
+    assert sum(len(v.problems) for s in spoiled for v in grade_sentences(s)) == \
         len(grade.problems)
-    assert share_right(spoiled, whole=True) == grade.flawless / 60
-    assert share_right(told) == share_right(told, whole=True) == 1.0
+    assert fraction_correct(spoiled, per_story=True) == grade.flawless / 60
+    assert fraction_correct(told) == fraction_correct(told, per_story=True) == 1.0
     with pytest.raises(ValueError, match="no sentence"):
-        share_right([])
+        fraction_correct([])
 
 
 def test_copies_are_found():
     read = ["a b c d e", "f g h"]
-    assert share_copied(["a b c d e\n", "a b c"], read) == 0.5
-    assert share_copied(["a b c x"], read, 2) == 2 / 3
-    assert share_copied(["c d", "e f"], read, 2) == 0.5   # not across texts
-    assert share_copied(["h g"], read, 1) == 1.0
+    assert fraction_copied(["a b c d e\n", "a b c"], read) == 0.5
+    assert fraction_copied(["a b c x"], read, 2) == 2 / 3
+    assert fraction_copied(["c d", "e f"], read, 2) == 0.5   # not across texts
+    assert fraction_copied(["h g"], read, 1) == 1.0
     with pytest.raises(ValueError, match="no text"):
-        share_copied(["a b"], read, 3)
+        fraction_copied(["a b"], read, 3)
     with pytest.raises(ValueError, match="words"):
-        share_copied(["a b"], read, -1)
+        fraction_copied(["a b"], read, -1)
 
 
 # the script
@@ -497,32 +498,32 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*words, "--only", "tour"])
     made.main()
     for name in ("tour", "stories"):
-        short = load(tmp_path / name).card
-        kept = load(name).card
+        short = load_bundle(tmp_path / name).card
+        kept = load_bundle(name).card
         assert short.keys() == kept.keys()
         for same in ("model", "parameters", "seed", "script", "about"):
             assert short[same] == kept[same]
         assert short["steps"] == 2 and short["loss"] > kept["loss"]
-        for file in ("config.json", TOKENIZER):
+        for file in ("config.json", TOKENIZER_NAME):
             assert short["files"][file] == kept["files"][file]
-    before = (tmp_path / "tour" / CARD).read_bytes()
+    before = (tmp_path / "tour" / CARD_NAME).read_bytes()
     monkeypatch.setattr(sys, "argv", [*words, "--only", "tour", "--check"])
     made.main()                     # the same again: nothing is written
-    assert (tmp_path / "tour" / CARD).read_bytes() == before
-    monkeypatch.setattr(made, "read_card", lambda folder: {"loss": 0.1})
+    assert (tmp_path / "tour" / CARD_NAME).read_bytes() == before
+    monkeypatch.setattr(made, "read_verified_card", lambda folder: {"loss": 0.1})
     with pytest.raises(SystemExit, match=r"tour: loss .* was 0\.1"):
         made.main()
 
 
 @plain_only
 def test_the_translator_is_made_by_its_script():
-    short = script().train("translator", 2)
-    kept = load("translator").card
+    short = script().train_one("translator", 2)
+    kept = load_bundle("translator").card
     missing = {"model", "parameters", "files"}      # until it is saved
     assert short.card.keys() == kept.keys() - missing
     assert short.card["steps"] == 2 and short.card["loss"] > kept["loss"]
     assert short.model.config.d_model == 128
-    assert short.tokenizer.token_to_id(translation.SPECIAL[0]) >= 0
+    assert short.tokenizer.token_to_id(translation.TRANSLATION_SPECIAL_TOKENS[0]) >= 0
 
 
 def test_a_retraining_outside_its_band_is_told():
@@ -559,7 +560,7 @@ def test_every_parameter_has_one_optimizer():
 
 def test_the_loss_of_the_script_is_that_of_whole_texts(storyteller):
     made = script()
-    texts = [s.strip() for s in stories.generate(7, 5, 1)]
+    texts = [s.strip() for s in stories.generate_stories(7, 5, 1)]
     alone = [made.nats_per_byte(storyteller, [text]) for text in texts]
     sizes = [len(text) + 1 for text in texts]
     expected = sum(a * n for a, n in zip(alone, sizes, strict=True)) / sum(sizes)

@@ -18,9 +18,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from conftest import ROOT, run
 from helpers import draw_ids, plain_only, spread
-from tformer.minimal import read_record
-from tformer.parallel import Pair, word_for_word
-from tformer.parallel import pairs as grammar
+from tformer.minimal import load_record
+from tformer.parallel import SentencePair, translate_word_for_word
+from tformer.parallel import generate_pairs as grammar
 from tformer.seq2seq import (
     PreNormSeq2Seq,
     Seq2Seq,
@@ -31,14 +31,14 @@ from tformer.seq2seq import (
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.translation import (
-    SPECIAL,
-    Pairs,
-    Sides,
-    Translation,
-    average,
+    TRANSLATION_SPECIAL_TOKENS,
+    PairLoader,
+    TranslationBatch,
+    TranslationTokenizer,
+    average_weights,
     bleu_and_chrf,
-    cross_maps,
-    score,
+    cross_attention_maps,
+    exact_match_by_phenomenon,
     translate,
     translation_loss,
     write,
@@ -48,10 +48,11 @@ FIVE = [("the white horse sleeps", "le cheval blanc dort"),
         ("the cat sees a bird", "le chat voit un oiseau"),
         ("i do not see the house", "je ne vois pas la maison"),
         ("she gives it to him", "elle le lui donne"), ("yes", "oui")]
-LEARN = dict(special_tokens=SPECIAL)
+LEARN = dict(special_tokens=TRANSLATION_SPECIAL_TOKENS)
 ONE = Tokenizer.train(["\n".join(pair) for pair in FIVE], 300, **LEARN)
 OTHER = Tokenizer.train([target for _, target in FIVE], 280, **LEARN)
-SIDES = {"shared": Sides(ONE), "separate": Sides(ONE, OTHER)}
+SIDES = {"shared": TranslationTokenizer(ONE),
+         "separate": TranslationTokenizer(ONE, OTHER)}
 each_side = pytest.mark.parametrize("sides", SIDES.values(), ids=[*SIDES])
 
 
@@ -68,8 +69,8 @@ def learned(side):
     one = Seq2Seq(Seq2SeqConfig(
         vocab_size=len(SIDES[side]), d_model=32, n_layers=2, n_heads=2,
         d_ff=64, max_len=48, dropout=0.0))
-    Trainer(one, Pairs(FIVE, SIDES[side], 5), steps=70,
-            loss=translation_loss, lr=1e-2).fit()
+    Trainer(one, PairLoader(FIVE, SIDES[side], 5), max_steps=70,
+            loss_fn=translation_loss, lr=1e-2).fit()
     return one.eval()
 
 
@@ -83,8 +84,9 @@ class Bare(nn.Module):
     def encode(self, src, mask):
         return self.inner.encode(src, mask)
 
-    def forward(self, ids, *, memory, memory_mask):
-        return self.inner(ids, memory=memory, memory_mask=memory_mask)
+    def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask):
+        return self.inner(ids, encoder_hidden_states=encoder_hidden_states,
+                          encoder_attention_mask=encoder_attention_mask)
 
 
 # --- text to ids and back
@@ -92,24 +94,26 @@ class Bare(nn.Module):
 @each_side
 def test_texts_come_back(sides):
     for source, target in FIVE:
-        read, = sides.sources([source])
-        said, = sides.targets([target])
+        read, = sides.encode_sources([source])
+        said, = sides.encode_targets([target])
         assert sides.source.decode(read[:-1]) == source
         assert read[-1] == sides.source.token_to_id("<|end|>")
-        assert sides.text(said) == target == sides.text(said + said)
-        assert sides.text([sides.start, *said, sides.pad]) == target
-        assert "".join(sides.tokens(said)[:-1]) == target
+        assert sides.decode_target(said) == target == sides.decode_target(said + said)
+        assert sides.decode_target([sides.decoder_start_token_id, *said,
+                                    sides.pad_token_id]) == target
+        assert "".join(sides.token_texts(said)[:-1]) == target
         assert max(read + said) < len(sides)
 
 
 def test_separate_vocabularies_share_no_id():
     sides = SIDES["separate"]
-    read = {i for row in sides.sources(s for s, _ in FIVE) for i in row}
-    said = {i for row in sides.targets(t for _, t in FIVE) for i in row}
+    read = {i for row in sides.encode_sources(s for s, _ in FIVE) for i in row}
+    said = {i for row in sides.encode_targets(t for _, t in FIVE) for i in row}
     assert not read & said and max(read) < len(ONE) <= min(said)
     assert len(sides) == len(ONE) + len(OTHER)
-    assert Sides.of(sides) is sides and len(Sides.of(ONE)) == len(ONE)
-    assert sides.text([3, *sides.targets(["oui"])[0]]) == "oui"
+    assert TranslationTokenizer.wrap(sides) is sides
+    assert len(TranslationTokenizer.wrap(ONE)) == len(ONE)
+    assert sides.decode_target([3, *sides.encode_targets(["oui"])[0]]) == "oui"
 
 
 # --- batches
@@ -118,26 +122,27 @@ def test_separate_vocabularies_share_no_id():
 @pytest.mark.parametrize("buckets", [True, False])
 @pytest.mark.parametrize("batch", [1, 2, 5, 99])
 def test_every_pair_comes_once_a_pass(sides, buckets, batch):
-    loader = Pairs(FIVE, sides, batch, buckets=buckets)
+    loader = PairLoader(FIVE, sides, batch, group_by_length=buckets)
     seen = []
     for k in range(len(loader.groups)):
-        b = loader.batch_at(k)
-        assert b.count == int((b.targets != -100).sum())
+        b = loader.get_batch(k)
+        assert b.num_targets == int((b.targets != -100).sum())
         for src, mask, ids, targets in zip(*b[:4], strict=False):
             said = targets[targets != -100].tolist()
-            assert ids[:len(said)].tolist() == [sides.start, *said[:-1]]
-            assert (ids[len(said):] == sides.pad).all()
-            assert (src[~mask] == sides.pad).all()
+            assert ids[:len(said)].tolist() == [sides.decoder_start_token_id,
+                                                 *said[:-1]]
+            assert (ids[len(said):] == sides.pad_token_id).all()
+            assert (src[~mask] == sides.pad_token_id).all()
             assert mask.tolist() == sorted(mask.tolist(), reverse=True)
             seen.append((src[mask].tolist(), said))
     assert sorted(seen) == sorted(
         zip(
-            sides.sources(s for s, _ in FIVE),
-            sides.targets(t for _, t in FIVE),
+            sides.encode_sources(s for s, _ in FIVE),
+            sides.encode_targets(t for _, t in FIVE),
             strict=True,
         )
     )
-    once = [b.count for b in loader.once()]
+    once = [b.num_targets for b in loader.iter_once()]
     assert sum(once) == sum(len(said) for _, said in seen)
 
 
@@ -145,31 +150,32 @@ def test_buckets_leave_less_padding():
     some = grammar(200)
 
     def waste(buckets):
-        loader = Pairs(some, ONE, 16, buckets=buckets)
+        loader = PairLoader(some, ONE, 16, group_by_length=buckets)
         made = [(b.targets.numel() + b.src.numel(),
-                 b.count + int(b.mask.sum())) for b in loader.once()]
+                 b.num_targets + int(b.src_attention_mask.sum()))
+                for b in loader.iter_once()]
         return 1 - sum(n for _, n in made) / sum(n for n, _ in made)
 
     assert waste(True) < 0.6 * waste(False)
 
 
 def test_order_can_be_saved():
-    loader, other = (Pairs(FIVE, ONE, 2, seed=3) for _ in range(2))
+    loader, other = (PairLoader(FIVE, ONE, 2, seed=3) for _ in range(2))
     first = [b.src.tolist() for _, b in zip(range(7), loader, strict=False)]
     state = json.loads(json.dumps(loader.state_dict()))
     other.load_state_dict(state)
     following = next(iter(other)).src.tolist()
-    assert following == Pairs(FIVE, ONE, 2, seed=3).batch_at(7).src.tolist()
+    assert following == PairLoader(FIVE, ONE, 2, seed=3).get_batch(7).src.tolist()
     assert len({str(x) for x in first[:3]}) == 3
     with pytest.raises(ValueError, match="the state says"):
-        Pairs(FIVE[:4], ONE, 2, seed=3).load_state_dict(state)
+        PairLoader(FIVE[:4], ONE, 2, seed=3).load_state_dict(state)
 
 
 def test_batches_move():
-    b = Pairs(FIVE, ONE).batch_at(0).to("meta")
-    assert isinstance(b, Translation)
+    b = PairLoader(FIVE, ONE).get_batch(0).to("meta")
+    assert isinstance(b, TranslationBatch)
     assert {x.device.type for x in b[:4]} == {"meta"}
-    assert b.count == Pairs(FIVE, ONE).batch_at(0).count
+    assert b.num_targets == PairLoader(FIVE, ONE).get_batch(0).num_targets
 
 
 @pytest.mark.parametrize("pairs, says", [
@@ -178,7 +184,7 @@ def test_batches_move():
     ([("a",)], r"pair 0, \('a',\), has no target"),
     ([("", "b")], "pair 0, .* has no source"),
     ([("a", None)], "pair 0, .* has no target"),
-    ([Pair("a", "", ())], "pair 0, .* has no target"),
+    ([SentencePair("a", "", ())], "pair 0, .* has no target"),
     ([], "there are no pairs"),
     ([{"en": "a", "fr": "b"}], r"pair 0 must be \(source, target\), got {"),
     (["ab", "cd"], r"pair 0 must be \(source, target\), got 'ab'"),
@@ -189,22 +195,22 @@ def test_batches_move():
 ])
 def test_what_is_no_pair_is_refused(pairs, says):
     with pytest.raises(ValueError, match=says):
-        Pairs(pairs, ONE, max_len=40)
+        PairLoader(pairs, ONE, max_len=40)
 
 
 def test_a_batch_size_is_a_number():
-    with pytest.raises(ValueError, match="batch must be a whole number"):
-        Pairs(FIVE, ONE, batch=0)
+    with pytest.raises(ValueError, match="batch_size must be a whole number"):
+        PairLoader(FIVE, ONE, batch_size=0)
     with pytest.raises(ValueError, match="max_len must be"):
-        Pairs(FIVE, ONE, max_len=0)
+        PairLoader(FIVE, ONE, max_len=0)
     with pytest.raises(ValueError, match="seed must be a whole number"):
-        Pairs(FIVE, ONE, seed=-1)
+        PairLoader(FIVE, ONE, seed=-1)
 
 
 def test_each_pass_and_each_seed_has_an_order_of_its_own():
     def order(seed, first):
-        loader = Pairs(grammar(60), ONE, batch=4, seed=seed)
-        return [tuple(loader.batch_at(k).src.flatten().tolist())
+        loader = PairLoader(grammar(60), ONE, batch_size=4, seed=seed)
+        return [tuple(loader.get_batch(k).src.flatten().tolist())
                 for k in range(first, first + 15)]
 
     a = order(0, 0)
@@ -223,27 +229,28 @@ def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
     n = 0
     sides = SIDES["shared"]
     for source, target in FIVE:
-        read, = sides.sources([source])
-        said, = sides.targets([target])
-        given = torch.tensor([[sides.start, *said[:-1]]])
-        logits = one(given, memory=one.encode(torch.tensor([read])))
+        read, = sides.encode_sources([source])
+        said, = sides.encode_targets([target])
+        given = torch.tensor([[sides.decoder_start_token_id, *said[:-1]]])
+        logits = one(given, encoder_hidden_states=one.encode(torch.tensor([read])))
         total = total + F.cross_entropy(
             logits[0], torch.tensor(said), reduction="sum",
             label_smoothing=smoothing)
         n += len(said)
-    batch = next(iter(Pairs(FIVE, ONE).once()))
-    assert (~batch.mask).any()
+    batch = next(iter(PairLoader(FIVE, ONE).iter_once()))
+    assert (~batch.src_attention_mask).any()
     found = translation_loss(one, batch, smoothing)
     assert abs(found.item() - total.item() / n) < 1e-10
     if not smoothing:
         src = batch.src
-        targets = batch.targets.where(batch.targets >= 0, sides.pad)
+        targets = batch.targets.where(batch.targets >= 0, sides.pad_token_id)
         assert abs(found.item() - teacher_forced_loss(
-            one, src, targets, start=sides.start, pad=sides.pad)) < 1e-5
+            one, src, targets, decoder_start_token_id=sides.decoder_start_token_id,
+            pad_token_id=sides.pad_token_id)) < 1e-5
 
 
 def test_the_default_is_the_smoothing_of_2017():
-    batch = Pairs(FIVE, ONE).batch_at(0)
+    batch = PairLoader(FIVE, ONE).get_batch(0)
     one = model()
     assert translation_loss(one, batch) == translation_loss(one, batch, 0.1)
     assert translation_loss(one, batch) != translation_loss(one, batch, 0.0)
@@ -257,30 +264,36 @@ def test_writing_is_greedy(kind):
     src = draw_ids(4, 7, low=3, high=300)
     src[1, 3:] = 0
     src[2, 5:] = 0
-    how = dict(start=1, mask=src != 0)
-    expected = greedy(one, src, 12, eos=2, **how)
-    assert torch.equal(write(one, src, 12, end=2, **how), expected)
-    assert torch.equal(write(Bare(one), src, 12, end=2, **how), expected)
+    kwargs = dict(decoder_start_token_id=1, eos_token_id=2)
+    expected = greedy(one, src, 12, encoder_attention_mask=src != 0, **kwargs)
+    for each in (one, Bare(one)):
+        assert torch.equal(
+            write(each, src, 12, src_attention_mask=src != 0, **kwargs), expected)
 
 
 def test_forced_tokens_are_written_and_read():
     one = model()
     src = draw_ids(3, 6, low=3, high=300)
-    free = write(one, src, 9, start=1, end=2)
+    free = write(one, src, 9, decoder_start_token_id=1, eos_token_id=2)
     forced = torch.full((3, 4), -1)
     forced[:, 2] = (free[:, 2] + 1) % 290 + 3
-    led = write(one, src, 9, start=1, end=2, forced=forced)
+    led = write(one, src, 9, decoder_start_token_id=1, eos_token_id=2,
+                forced_ids=forced)
     assert torch.equal(led[:, :2], free[:, :2])
     assert torch.equal(led[:, 2], forced[:, 2])
     seen = torch.cat([torch.ones(3, 1).long(), led[:, :3]], 1)
-    expected = one(seen, memory=one.encode(src))[:, -1].argmax(-1)
+    expected = one(seen, encoder_hidden_states=one.encode(src))[:, -1].argmax(-1)
     assert torch.equal(led[:, 3], expected)
     forced = torch.full((3, 9), 2)
-    assert (write(one, src, 9, start=1, end=2, forced=forced) == 2).all()
-    assert write(one, src, 9, start=1, end=2, forced=forced).shape == (3, 1)
+    assert (write(one, src, 9, decoder_start_token_id=1, eos_token_id=2,
+                  forced_ids=forced) == 2).all()
+    assert write(one, src, 9, decoder_start_token_id=1, eos_token_id=2,
+                 forced_ids=forced).shape == (3, 1)
     given = draw_ids(3, 9, low=3, high=300)
     assert torch.equal(
-        write(one, src, 9, start=1, end=2, forced=given), given)
+        write(one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=given),
+        given,
+    )
 
 
 # --- translating
@@ -295,7 +308,7 @@ def test_alone_or_in_a_batch(side, wrap):
     alone = [translate(one, sides, [text])[0] for text in texts]
     assert alone[:5] == [t for _, t in FIVE]
     for batch in (1, 2, 3, 64):
-        assert translate(one, sides, texts, batch=batch) == alone
+        assert translate(one, sides, texts, batch_size=batch) == alone
     assert translate(one, sides, []) == []
 
 
@@ -321,15 +334,16 @@ class Endless(nn.Module):
     def encode(self, src, mask):
         return torch.zeros(*src.shape, 1)
 
-    def forward(self, ids, *, memory, memory_mask):
+    def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask):
         return self.say.expand(*ids.shape, -1)
 
 
 def test_it_never_writes_beyond_the_limit():
     one = Endless()
-    assert translate(one, ONE, ["yes"], max_len=24, extra=10**6) == ["a" * 24]
+    assert translate(one, ONE, ["yes"], max_len=24,
+                     max_extra_tokens=10**6) == ["a" * 24]
     one.max_len = 9
-    assert translate(one, ONE, ["yes"], extra=10**6) == ["a" * 9]
+    assert translate(one, ONE, ["yes"], max_extra_tokens=10**6) == ["a" * 9]
     with pytest.raises(ValueError, match="more than max_len 5"):
         translate(Bare(one), ONE, ["the white horse sleeps"], max_len=5)
 
@@ -337,22 +351,24 @@ def test_it_never_writes_beyond_the_limit():
 def test_who_never_ends_is_cut_alone_as_in_a_batch():
     texts = ["yes", "i do not see the house"]
     for extra in (0, 5):
-        alone = [translate(Endless(), ONE, [text], extra=extra)[0]
+        alone = [translate(Endless(), ONE, [text], max_extra_tokens=extra)[0]
                  for text in texts]
-        assert alone == translate(Endless(), ONE, texts, extra=extra)
+        assert alone == translate(Endless(), ONE, texts, max_extra_tokens=extra)
         assert alone[0] == "a" * (len(ONE.encode("yes")) + 1 + extra)
 
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: translate(model(), ONE, ["a"], batch=0), "batch must be"),
-    (lambda: translate(model(), ONE, ["a"], batch=2.5), "batch must be"),
-    (lambda: translate(model(), ONE, ["a"], extra=-1), "extra must be"),
+    (lambda: translate(model(), ONE, ["a"], batch_size=0), "batch_size must be"),
+    (lambda: translate(model(), ONE, ["a"], batch_size=2.5), "batch_size must be"),
+    (lambda: translate(model(), ONE, ["a"], max_extra_tokens=-1),
+     "max_extra_tokens must be"),
     (lambda: translate(nn.Linear(2, 2), ONE, ["a"]), "Linear has no encode"),
     (lambda: translate((model(), ONE), ONE, ["a"]), "model must be"),
-    (lambda: translate(model(), ONE, ["a"], words="a b"),
-     "words must be a list of words or texts, got one"),
-    (lambda: average([nn.Linear(2, 2).state_dict()]), "model 0 must be"),
-    (lambda: score("ab", FIVE[:2]), "hypotheses must be a list of texts"),
+    (lambda: translate(model(), ONE, ["a"], known_words="a b"),
+     "known_words must be a list of words or texts, got one"),
+    (lambda: average_weights([nn.Linear(2, 2).state_dict()]), "model 0 must be"),
+    (lambda: exact_match_by_phenomenon("ab", FIVE[:2]),
+     "hypotheses must be a list of texts"),
     (lambda: bleu_and_chrf("ab", ["a", "b"]), "hypotheses must be a list"),
 ])
 def test_misuse_is_told_of(call, says):
@@ -361,9 +377,9 @@ def test_misuse_is_told_of(call, says):
 
 
 def test_generators_will_do():
-    assert score((t for _, t in FIVE), iter(FIVE))["all"] == (5, 5)
+    assert exact_match_by_phenomenon((t for _, t in FIVE), iter(FIVE))["all"] == (5, 5)
     assert bleu_and_chrf(iter(["a b c d"]), iter(["a b c d"])).bleu > 99
-    assert translate(model(), ONE, iter(["yes"]), words=iter(FIVE))
+    assert translate(model(), ONE, iter(["yes"]), known_words=iter(FIVE))
 
 
 @pytest.mark.parametrize("texts, more, says", [
@@ -374,7 +390,7 @@ def test_generators_will_do():
     ([None], {}, r"texts\[0\] must be a str"),
     (["a cat", "a cat " * 40], {},
      r"texts\[1\] takes .* tokens with its end, more than max_len 48"),
-    (["the cat", "the zebra!"], {"words": ["the Cat"]},
+    (["the cat", "the zebra!"], {"known_words": ["the Cat"]},
      r"texts\[1\], 'the zebra!', has a word outside the vocabulary: "
      r"\['zebra'\]"),
     (["<|end|>"], {}, "special token"),
@@ -387,7 +403,7 @@ def test_what_cannot_be_translated_is_refused(texts, more, says):
 def test_known_words_are_found_in_texts():
     one = model()
     assert translate(one, ONE, ["The cat, the HORSE?"],
-                     words=["the cat", "a horse sleeps"])
+                     known_words=["the cat", "a horse sleeps"])
     assert translate(one, ONE, ["anything goes"])
 
 
@@ -403,7 +419,7 @@ def test_the_average_is_that_of_torch():
     for one in models:
         theirs.update_parameters(one)
     before = copy.deepcopy(models[-1].state_dict())
-    mean = average(iter(models))
+    mean = average_weights(iter(models))
     for (name, p), q in zip(mean.named_parameters(),
                             theirs.module.parameters(), strict=True):
         assert (p - q).abs().max() < 1e-5, name
@@ -416,24 +432,24 @@ def test_an_average_is_computed_wide():
     models = [nn.Linear(1, 1, bias=False) for _ in range(3)]
     for one, x in zip(models, (1e8, 1.0, -1e8), strict=True):
         nn.init.constant_(one.weight, x)
-    assert abs(average(models).weight.item() - 1 / 3) < 1e-6
+    assert abs(average_weights(models).weight.item() - 1 / 3) < 1e-6
     norms = [nn.BatchNorm1d(2) for _ in range(2)]
     norms[1].num_batches_tracked += 7
-    assert average(norms).num_batches_tracked == 7
+    assert average_weights(norms).num_batches_tracked == 7
     rounded = [nn.Linear(2, 2).bfloat16() for _ in range(2)]
-    assert average(rounded).weight.dtype == torch.bfloat16
+    assert average_weights(rounded).weight.dtype == torch.bfloat16
 
 
 def test_what_has_no_average_is_refused():
     with pytest.raises(ValueError, match="there is no model to average"):
-        average([])
+        average_weights([])
     with pytest.raises(ValueError, match="model 0 has no weight of shape"):
-        average([nn.Linear(2, 3), nn.Linear(3, 3)])
+        average_weights([nn.Linear(2, 3), nn.Linear(3, 3)])
     with pytest.raises(ValueError, match="model 0 has no bias of shape"):
-        average([nn.Linear(2, 3, bias=False), nn.Linear(2, 3)])
+        average_weights([nn.Linear(2, 3, bias=False), nn.Linear(2, 3)])
     with pytest.raises(
             ValueError, match="model 0 has bias, which the last one has not"):
-        average([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
+        average_weights([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
 
 
 # --- where it looks
@@ -441,12 +457,12 @@ def test_what_has_no_average_is_refused():
 @each_side
 def test_maps_are_those_of_torch(sides):
     one = model(vocab_size=len(sides))
-    found = cross_maps(one, sides, *FIVE[0])
-    batch = Pairs(FIVE[:1], sides).of([0])
+    found = cross_attention_maps(one, sides, *FIVE[0])
+    batch = PairLoader(FIVE[:1], sides).make_batch([0])
     memory = one.encode(batch.src)
     held = []
     for layer, block in enumerate(one.blocks):
-        part = block.cross_attention.part
+        part = block.cross_attention.sublayer
         twin = nn.MultiheadAttention(16, 2, batch_first=True)
         with torch.no_grad():
             for name in ("weight", "bias"):
@@ -455,7 +471,7 @@ def test_maps_are_those_of_torch(sides):
                         part.q_proj, part.k_proj, part.v_proj)]))
         hook = part.register_forward_pre_hook(
             lambda m, args: held.append(args[0]))
-        one(batch.ids, memory=memory)
+        one(batch.decoder_input_ids, encoder_hidden_states=memory)
         hook.remove()
         _, expected = twin(held[-1], memory, memory,
                            average_attn_weights=False)
@@ -469,7 +485,7 @@ def test_maps_are_those_of_torch(sides):
 def test_maps_are_drawn_without_dropout():
     one = model(dropout=0.5).train()
     chance = torch.get_rng_state()
-    a, b = (cross_maps(one, ONE, "the cat", "le chat").weights
+    a, b = (cross_attention_maps(one, ONE, "the cat", "le chat").weights
             for _ in range(2))
     assert torch.equal(a, b) and one.training
     assert torch.equal(chance, torch.get_rng_state())
@@ -477,25 +493,25 @@ def test_maps_are_drawn_without_dropout():
 
 def test_maps_of_what_it_writes_itself():
     one = learned("shared")
-    found = cross_maps(one, ONE, FIVE[0][0])
+    found = cross_attention_maps(one, ONE, FIVE[0][0])
     assert "".join(found.target[:-1]) == FIVE[0][1]
     assert not any(m._forward_pre_hooks for m in one.modules())
     with pytest.raises(ValueError, match="Linear has no CrossAttention"):
-        cross_maps(nn.Linear(2, 2), ONE, "a", "b")
+        cross_attention_maps(nn.Linear(2, 2), ONE, "a", "b")
 
 
 # --- scores
 
 def test_exact_matches_are_counted_by_phenomenon():
-    pairs = [Pair("a", "A", ("x", "y")), Pair("b", "B", ("y",)),
-             Pair("c", "C", ())]
-    found = score(["A", "b", "C"], pairs)
+    pairs = [SentencePair("a", "A", ("x", "y")), SentencePair("b", "B", ("y",)),
+             SentencePair("c", "C", ())]
+    found = exact_match_by_phenomenon(["A", "b", "C"], pairs)
     assert found == {"all": (2, 3), "x": (1, 1), "y": (1, 2)}
-    assert found["y"].share == 0.5 and next(iter(found)) == "all"
-    assert score(["A"], [("a", "A")]) == {"all": (1, 1)}
+    assert found["y"].accuracy == 0.5 and next(iter(found)) == "all"
+    assert exact_match_by_phenomenon(["A"], [("a", "A")]) == {"all": (1, 1)}
     for some in ([], ["A"]):
         with pytest.raises(ValueError, match="translations for 3 right ones"):
-            score(some, pairs)
+            exact_match_by_phenomenon(some, pairs)
 
 
 def test_bleu_is_what_papineni_wrote():
@@ -524,8 +540,8 @@ def test_bleu_is_what_papineni_wrote():
 
 @plain_only
 def test_the_dictionary_alone_scores_low():
-    pairs = grammar(300, seed=1, unseen=True)
-    marks = bleu_and_chrf([word_for_word(p.source) for p in pairs],
+    pairs = grammar(300, seed=1, held_out_only=True)
+    marks = bleu_and_chrf([translate_word_for_word(p.source) for p in pairs],
                           [p.target for p in pairs])
     assert marks.bleu <= 45
 
@@ -540,13 +556,14 @@ def test_without_sacrebleu_it_says_what_to_install(monkeypatch):
     str.strip)] * 2), min_size=1, max_size=9), st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_no_pair_is_lost(pairs, batch):
-    loader = Pairs(pairs, ONE, batch)
-    sides = loader.sides
+    loader = PairLoader(pairs, ONE, batch)
+    sides = loader.tokenizer
     seen = []
-    for b in loader.once():
-        for src, mask, targets in zip(b.src, b.mask, b.targets, strict=True):
+    for b in loader.iter_once():
+        for src, mask, targets in zip(b.src, b.src_attention_mask, b.targets,
+                                      strict=True):
             seen.append((ONE.decode(src[mask].tolist()[:-1]),
-                         sides.text(targets[targets >= 0].tolist())))
+                         sides.decode_target(targets[targets >= 0].tolist())))
     assert sorted(seen) == sorted(pairs)
 
 
@@ -577,7 +594,7 @@ def test_messages_of_programs_are_read_and_tried(tmp_path, capsys):
     run(sys.executable, ROOT / "experiments" / "catalogues.py", tmp_path,
         "--seeds", "1", "--steps", "2", "--out", out)
     short = list(csv.DictReader(out.open(encoding="utf-8")))
-    kept = read_record("catalogues")
+    kept = load_record("catalogues")
     assert short[0].keys() == kept[0].keys()
     assert [row["split"] for row in short] == ["known program", "new program"]
     assert {(row["read"], row["new"]) for row in short} == {("36", "18")}
@@ -587,7 +604,7 @@ def test_messages_of_programs_are_read_and_tried(tmp_path, capsys):
 
 
 def test_the_record_of_messages_is_whole():
-    rows = read_record("catalogues")
+    rows = load_record("catalogues")
     assert [(r["split"], r["seed"]) for r in rows] == [
         (split, str(seed)) for split in ("known program", "new program")
         for seed in range(len(rows) // 2)]

@@ -144,7 +144,7 @@ class Config:
     d_ff: int | None = None
     dropout: float = 0.0
     eps: float = 1e-5
-    base: float | None = None
+    rope_theta: float | None = None
     slope: float = -1.0
     tied: bool = False
     name: str = "model"
@@ -157,19 +157,19 @@ class Config:
 def test_fields_of_numpy_become_json():
     config = Config(
         d_model=np.int64(64), d_ff=np.int32(256), dropout=np.float32(0.5),
-        eps=np.float64(1e-6), base=np.int64(10_000), slope=2,
+        eps=np.float64(1e-6), rope_theta=np.int64(10_000), slope=2,
         name=np.str_("a"))
     for value, kind in zip(asdict(config).values(), (
             int, int, float, float, float, float, bool, str, type(None)), strict=True):
         assert type(value) is kind
     assert json.loads(json.dumps(asdict(config))) == dict(
-        d_model=64, d_ff=256, dropout=0.5, eps=1e-6, base=10_000.0,
+        d_model=64, d_ff=256, dropout=0.5, eps=1e-6, rope_theta=10_000.0,
         slope=2.0, tied=False, name="a", anything=None)
 
 
 def test_fields_that_may_be_none():
     config = Config(d_model=4, anything={1, 2})
-    assert config.d_ff is None and config.base is None
+    assert config.d_ff is None and config.rope_theta is None
     assert config.anything == {1, 2}            # nothing is known of it
     for name in ("d_model", "dropout", "tied", "name"):
         with pytest.raises(ValueError, match=f"^{name} must .* got None"):
@@ -185,7 +185,7 @@ def test_fields_that_may_be_none():
     (dict(dropout=1), "dropout must be at least 0 and below 1, got 1"),
     (dict(dropout=-0.1), "dropout must be at least 0 and below 1, got -0.1"),
     (dict(eps=0.0), "eps must be above 0 and below 1, got 0.0"),
-    (dict(base=0), "base must be above 0, got 0"),
+    (dict(rope_theta=0), "rope_theta must be above 0, got 0"),
     (dict(slope=math.nan), "slope must be a finite number, got nan"),
     (dict(tied=1), "tied must be one of True, False, got 1"),
     (dict(tied="no"), "tied must be one of True, False, got 'no'"),
@@ -322,17 +322,19 @@ def test_integer_types():
 
 
 def test_positions():
-    pos = torch.arange(5)[None]
-    validate.position_tensors(pos=pos, k_pos=pos.expand(3, 5))
-    validate.position_tensors(pos=pos.expand(3, 5), k_pos=pos[:, :2].expand(3, 2))
-    with says("pos must be int64 of shape (b, length), got torch.int64 of "
+    positions = torch.arange(5)[None]
+    validate.position_tensors(positions=positions, key_positions=positions.expand(3, 5))
+    validate.position_tensors(positions=positions.expand(3, 5),
+                              key_positions=positions[:, :2].expand(3, 2))
+    with says("positions must be int64 of shape (b, length), got torch.int64 of "
               "shape (5,)"):
-        validate.position_tensors(pos=pos[0])
-    with says("k_pos must be int64 of shape (b, length), got torch.int32 of "
+        validate.position_tensors(positions=positions[0])
+    with says("key_positions must be int64 of shape (b, length), got torch.int32 of "
               "shape (1, 5)"):
-        validate.position_tensors(pos=pos, k_pos=pos.int())
-    with says("batch sizes differ: {'pos': 2, 'k_pos': 3}"):
-        validate.position_tensors(pos=pos.expand(2, 5), k_pos=pos.expand(3, 5))
+        validate.position_tensors(positions=positions, key_positions=positions.int())
+    with says("batch sizes differ: {'positions': 2, 'key_positions': 3}"):
+        validate.position_tensors(positions=positions.expand(2, 5),
+                                  key_positions=positions.expand(3, 5))
 
 
 # masks

@@ -20,12 +20,12 @@ from tformer.wordpiece import (
     Span,
     WordPiece,
     align_labels,
-    bio,
-    join_gain,
+    bio_to_spans,
+    likelihood_gain,
     span_scores,
-    spans_of,
+    spans_to_bio,
     tag_story,
-    train_pieces,
+    train_wordpiece,
 )
 
 vocabularies = st.sets(st.text("ab", min_size=1, max_size=3).flatmap(
@@ -39,18 +39,18 @@ RULES = ("likelihood", "count", "ratio")
 def test_words_are_cut_as_by_the_library(vocab, word):
     theirs = models.WordPiece({v: i for i, v in enumerate(
         [*sorted(vocab), "[UNK]"])}, unk_token="[UNK]")
-    assert WordPiece(vocab).cut(word) == [
+    assert WordPiece(vocab).tokenize_word(word) == [
         t.value for t in theirs.tokenize(word)]
 
 
 def test_a_word_that_is_too_long_is_unknown():
-    cutter = WordPiece(["a", "##a"], max_chars=5)
-    assert cutter.cut("aaaaa") == ["a", *["##a"] * 4]
-    assert cutter.cut("aaaaaa") == ["[UNK]"]
+    cutter = WordPiece(["a", "##a"], max_input_chars_per_word=5)
+    assert cutter.tokenize_word("aaaaa") == ["a", *["##a"] * 4]
+    assert cutter.tokenize_word("aaaaaa") == ["[UNK]"]
 
 
 def test_each_piece_has_the_number_of_its_word():
-    pieces, words = WordPiece(["sun", "##ny", "day", "."]).encode(
+    pieces, words = WordPiece(["sun", "##ny", "day", "."]).tokenize(
         "sunny day.")
     assert pieces == ["sun", "##ny", "day", "."]
     assert words == [0, 0, 1, 2]
@@ -66,7 +66,7 @@ def test_a_text_is_cut_into_the_words_of_bert(text):
               for part in regex.findall(r"\p{Han}|\P{Han}+", word)]
     if theirs:
         letters = {m + c for c in text for m in ("", "##")}
-        pieces, words = WordPiece(letters).encode(text)
+        pieces, words = WordPiece(letters).tokenize(text)
         joined = [""] * (words[-1] + 1)
         for piece, n in zip(pieces, words, strict=True):
             joined[n] += re.sub("^##", "", piece)
@@ -77,13 +77,13 @@ def test_words_of_other_scripts_stay_whole():
     for text, words in (("nai\u0308ve", 1), ("\u6f22\u5b57", 2),
                         ("a_b", 3), ("[MASK]", 3),
                         ("\u0939\u093f\u0928\u094d\u0926\u0940", 1)):
-        assert WordPiece([]).encode(text) == (
+        assert WordPiece([]).tokenize(text) == (
             ["[UNK]"] * words, [*range(words)])
 
 
 def test_the_sign_for_the_unknown_is_the_callers():
-    assert WordPiece(["a"], unknown="<unk>").cut("b") == ["<unk>"]
-    assert WordPiece(["a"], unknown="<unk>").cut("") == ["<unk>"]
+    assert WordPiece(["a"], unk_token="<unk>").tokenize_word("b") == ["<unk>"]
+    assert WordPiece(["a"], unk_token="<unk>").tokenize_word("") == ["<unk>"]
 
 
 def shares(row):
@@ -108,7 +108,7 @@ def test_the_gain_is_that_of_the_likelihood(row, a, b):
     n = len(row) - len(after)
     ones = Counter(row)
     if n:
-        gain = join_gain(*(np.array([x], float) for x in (
+        gain = likelihood_gain(*(np.array([x], float) for x in (
             n, ones[a], ones[b])), np.array([a == b]), len(row))
         assert abs(gain[0] - (shares(after) - shares(row))) < 1e-9
 
@@ -155,28 +155,28 @@ def test_training_is_that_which_counts_everything_anew(rule):
         text = " ".join(words.elements())
         size = dice.randint(4, 40)
         least = dice.randint(1, 3)
-        assert train_pieces([text], size, least, rule) == slow_training(
+        assert train_wordpiece([text], size, least, rule) == slow_training(
             words, size, least, rule)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_learned_can_be_read_again(rule):
-    texts = list(stories.generate(40, 0))
-    vocab = train_pieces(texts, 90, rule=rule)
+    texts = list(stories.generate_stories(40, 0))
+    vocab = train_wordpiece(texts, 90, criterion=rule)
     assert len(vocab) == len(set(vocab)) == 90
     cutter = WordPiece(vocab)
     for text in texts:
-        pieces, words = cutter.encode(text)
+        pieces, words = cutter.tokenize(text)
         joined = {}
         for piece, n in zip(pieces, words, strict=True):
             joined[n] = joined.get(n, "") + piece.removeprefix("##")
         assert [*joined.values()] == re.findall(r"\w+|[^\w\s]", text)
-    assert train_pieces(["ab ab"], 50, rule=rule) == ["##b", "a", "ab"]
+    assert train_wordpiece(["ab ab"], 50, criterion=rule) == ["##b", "a", "ab"]
 
 
 def test_each_rule_has_its_own_first_piece():
     text = "xy xy " + "zw " * 9 + "ab ac ad eb ec ed " * 9 + "ab " * 3
-    found = {rule: train_pieces([text], 12, rule=rule)[9:]
+    found = {rule: train_wordpiece([text], 12, criterion=rule)[9:]
              for rule in RULES}
     assert found["ratio"][0] == "xy"
     assert found["likelihood"][0] == "zw"
@@ -184,8 +184,8 @@ def test_each_rule_has_its_own_first_piece():
 
 
 def test_the_likelihood_finds_english_and_the_ratio_rare_letters():
-    texts = list(stories.generate(300, seed=0, level=3))
-    by = {rule: [p for p in train_pieces(texts, 130, 5, rule)
+    texts = list(stories.generate_stories(300, seed=0, level=3))
+    by = {rule: [p for p in train_wordpiece(texts, 130, 5, rule)
                  if len(p.removeprefix("##")) > 1][:10] for rule in RULES}
     assert by["likelihood"] == ["th", "the", "##nd", "and", "to", "##ed",
                                 "Th", "wa", "was", "##ck"]
@@ -193,21 +193,21 @@ def test_the_likelihood_finds_english_and_the_ratio_rare_letters():
 
 
 def test_the_size_and_the_least_count_are_kept():
-    assert train_pieces(["ab cd"], 9) == ["##b", "##d", "a", "c"]
-    assert train_pieces(["ab cd"], 9, min_count=1)[4:] == ["ab", "cd"]
-    assert train_pieces(["abcabc"], 1) == ["##a", "##b", "##c", "a"]
+    assert train_wordpiece(["ab cd"], 9) == ["##b", "##d", "a", "c"]
+    assert train_wordpiece(["ab cd"], 9, min_frequency=1)[4:] == ["ab", "cd"]
+    assert train_wordpiece(["abcabc"], 1) == ["##a", "##b", "##c", "a"]
     for rule in RULES:
         # of equal pairs the more frequent, then the first by letters
-        assert train_pieces(["ad cd xy xy"], 6, 1, rule)[-1] == "xy"
-        assert train_pieces(["cd ab"], 5, 1, rule)[-1] == "ab"
-        many = train_pieces(["xababab " * 2], 20, rule=rule)
+        assert train_wordpiece(["ad cd xy xy"], 6, 1, rule)[-1] == "xy"
+        assert train_wordpiece(["cd ab"], 5, 1, rule)[-1] == "ab"
+        many = train_wordpiece(["xababab " * 2], 20, criterion=rule)
         assert len(many) == len({*many})
-    assert train_pieces(["ab " * 4 + "cd " * 2], 5)[-1] == "ab"
+    assert train_wordpiece(["ab " * 4 + "cd " * 2], 5)[-1] == "ab"
 
 
 def test_training_takes_an_iterator_of_texts():
     texts = ["ab ab", "cd"]
-    assert train_pieces(iter(texts), 9) == train_pieces(texts, 9)
+    assert train_wordpiece(iter(texts), 9) == train_wordpiece(texts, 9)
 
 
 def test_labels_stand_on_first_pieces():
@@ -222,8 +222,8 @@ def test_labels_stand_on_first_pieces():
 
 @given(tags)
 def test_spans_and_tags_go_both_ways(row):
-    spans = spans_of(row)
-    assert spans_of(bio(len(row), spans)) == spans
+    spans = bio_to_spans(row)
+    assert bio_to_spans(spans_to_bio(len(row), spans)) == spans
     assert sum(end - start for start, end, _ in spans) == sum(
         tag != "O" for tag in row)
 
@@ -249,7 +249,7 @@ def test_scores_are_those_of_counting_pairs(pairs):
              for a, b in pairs]
     gold = [a for a, _ in pairs]
     guess = [b for _, b in pairs]
-    assert all({*spans_of(a)} == scanned(a) for a in gold)
+    assert all({*bio_to_spans(a)} == scanned(a) for a in gold)
     right = sum(len(scanned(a) & scanned(b)) for a, b in pairs)
     said = sum(len(scanned(b)) for b in guess)
     there = sum(len(scanned(a)) for a in gold)
@@ -271,7 +271,7 @@ def test_scores_are_those_of_counting_pairs(pairs):
     ("B-PLACE I-PLACE B-PLACE I-PLACE", [(0, 2, "PLACE"), (2, 4, "PLACE")]),
 ])
 def test_spans_written_by_hand(row, spans):
-    assert spans_of(row.split()) == spans
+    assert bio_to_spans(row.split()) == spans
 
 
 def test_scores_written_by_hand():
@@ -283,23 +283,23 @@ def test_scores_written_by_hand():
 
 
 def test_half_a_span_is_wrong():
-    gold = bio(5, [Span(1, 4, "PLACE")])
+    gold = spans_to_bio(5, [Span(1, 4, "PLACE")])
     for guess in (Span(2, 4, "PLACE"), Span(1, 4, "THING")):
-        assert span_scores([gold], [bio(5, [guess])]).f1 == 0
+        assert span_scores([gold], [spans_to_bio(5, [guess])]).f1 == 0
 
 
 def test_stories_are_tagged_by_their_grammar():
-    for text in stories.generate(200, 7):
+    for text in stories.generate_stories(200, 7):
         words, spans = tag_story(text.strip(), GPT2_PATTERN)
         assert "".join(words) == text.strip()
         assert words == regex.findall(GPT2_PATTERN, text.strip())
-        bio(len(words), spans)
-        said = [("".join(words[s.start:s.end]).strip(), s.kind)
+        spans_to_bio(len(words), spans)
+        said = [("".join(words[s.start:s.end]).strip(), s.label)
                 for s in spans]
         heroes = {w for w, kind in said if kind == "HERO"}
         assert len(heroes) == 1
         assert not heroes & {w for w, kind in said if kind == "FRIEND"}
-        for name in stories.SEX:
+        for name in stories.GENDER:
             told = sum(w.strip() == name for w in words)
             if name[0].isupper():
                 assert told == sum(w == name for w, _ in said)
@@ -307,7 +307,7 @@ def test_stories_are_tagged_by_their_grammar():
 
 def told(text, pattern=GPT2_PATTERN):
     words, spans = tag_story(text, pattern)
-    return [("".join(words[s.start:s.end]).strip(), s.kind) for s in spans]
+    return [("".join(words[s.start:s.end]).strip(), s.label) for s in spans]
 
 
 def test_a_story_tagged_by_hand():
@@ -322,7 +322,7 @@ def test_a_thing_is_not_found_inside_a_word():
     story = ("Anna looked under the table and found the car. She took "
              "better care of the car after that.")
     words, spans = tag_story(story, GPT2_PATTERN)
-    assert [words[s.start] for s in spans if s.kind == "THING"] == [
+    assert [words[s.start] for s in spans if s.label == "THING"] == [
         " car", " car"]
 
 
@@ -355,37 +355,37 @@ def test_no_name_is_anything_else():
               "small_pet", "big_pet"}
     for kind, shelves in stories.LEXICON.items():
         if kind not in people:
-            assert not stories.SEX.keys() & {*shelves[2]}
+            assert not stories.GENDER.keys() & {*shelves[2]}
 
 
 @plain_only
 @pytest.mark.parametrize("call, message", [
-    (lambda: WordPiece([]).encode("  "), "the text is empty"),
-    (lambda: bio(3, [Span(0, 2, "X"), Span(1, 3, "Y")]), "lies on another"),
-    (lambda: bio(3, [Span(2, 4, "X")]), "does not fit 3 words"),
-    (lambda: spans_of(["O", "X"]), "tag 1 is 'X'"),
+    (lambda: WordPiece([]).tokenize("  "), "the text is empty"),
+    (lambda: spans_to_bio(3, [Span(0, 2, "X"), Span(1, 3, "Y")]), "lies on another"),
+    (lambda: spans_to_bio(3, [Span(2, 4, "X")]), "does not fit 3 words"),
+    (lambda: bio_to_spans(["O", "X"]), "tag 1 is 'X'"),
     (lambda: span_scores([["O"]], [["O", "O"]]), "do not fit"),
-    (lambda: WordPiece([], max_chars=0), "max_chars"),
-    (lambda: train_pieces([], 0), "size"),
-    (lambda: train_pieces(["a"], 9, rule="worth"), "'ratio', got 'worth'"),
-    (lambda: train_pieces("abc abc", 9), "texts must be a collection"),
-    (lambda: train_pieces(None, 9), "texts must be Iterable, got None"),
-    (lambda: train_pieces([None], 9), "text must be a str, got None"),
+    (lambda: WordPiece([], max_input_chars_per_word=0), "max_input_chars_per_word"),
+    (lambda: train_wordpiece([], 0), "size"),
+    (lambda: train_wordpiece(["a"], 9, criterion="worth"), "'ratio', got 'worth'"),
+    (lambda: train_wordpiece("abc abc", 9), "texts must be a collection"),
+    (lambda: train_wordpiece(None, 9), "texts must be Iterable, got None"),
+    (lambda: train_wordpiece([None], 9), "text must be a str, got None"),
     (lambda: WordPiece("abc"), "vocab must be a collection"),
     (lambda: WordPiece(None), "vocab must be Iterable, got None"),
-    (lambda: WordPiece([]).cut(None), "word must be a str"),
+    (lambda: WordPiece([]).tokenize_word(None), "word must be a str"),
     (lambda: align_labels(None, [0]), "labels must be Iterable"),
-    (lambda: align_labels([1], None), "words must be Iterable"),
-    (lambda: align_labels([1], "0"), "words must be a collection"),
+    (lambda: align_labels([1], None), "word_ids must be Iterable"),
+    (lambda: align_labels([1], "0"), "word_ids must be a collection"),
     (lambda: align_labels([1], [0.5]), "words must be numbers or None"),
     (lambda: align_labels([7, 8], [-1, 0, 1, -1, 0, 1]), "must rise"),
     (lambda: align_labels([7, 8], [0, -1, 0, 1]), "align two texts one"),
     (lambda: align_labels([7, 8], [0, 1, 0]), "must rise, got .0, 1, 0"),
-    (lambda: bio(3, [Span(-3, 2, "X")]), "does not fit 3 words"),
-    (lambda: bio(3, [Span(1, 1, "X")]), "does not fit 3 words"),
-    (lambda: bio(None, []), "n must be a whole number"),
-    (lambda: spans_of([0]), "tag 0 is 0"),
-    (lambda: spans_of("O"), "tags must be a collection"),
+    (lambda: spans_to_bio(3, [Span(-3, 2, "X")]), "does not fit 3 words"),
+    (lambda: spans_to_bio(3, [Span(1, 1, "X")]), "does not fit 3 words"),
+    (lambda: spans_to_bio(None, []), "n must be a whole number"),
+    (lambda: bio_to_spans([0]), "tag 0 is 0"),
+    (lambda: bio_to_spans("O"), "tags must be a collection"),
     (lambda: span_scores(["O", "O"], ["O", "O"]), "each row of tags must"),
     (lambda: span_scores([["O"]], [["O"], ["O"]]), "do not fit"),
     (lambda: span_scores(None, []), "gold must be Iterable"),
@@ -412,4 +412,4 @@ def test_random_spans_survive():
             if end <= n:
                 spans.append(Span(start, end, dice.choice("XY")))
             at = end
-        assert spans_of(bio(n, spans)) == spans
+        assert bio_to_spans(spans_to_bio(n, spans)) == spans

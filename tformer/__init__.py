@@ -10,7 +10,7 @@ __all__ = sorted(m.name for m in pkgutil.iter_modules(__path__)
 def __getattr__(name: str):
     "``tformer.check`` and the like, imported when they are asked for."
     if name == "load":      # tformer.load("stories"): a trained model
-        return importlib.import_module(".trained", __name__).load
+        return importlib.import_module(".trained", __name__).load_bundle
     if name in __all__:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"tformer has no module {name!r}; it has "

@@ -63,8 +63,8 @@ def layer_norm(
     Ba et al. (2016).  The variance divides by d, not by d - 1.  Works
     in float32 or wider and rounds once, to the type of ``x``.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    centered = wide - wide.mean(-1, keepdim=True)
+    x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = x32 - x32.mean(-1, keepdim=True)
     variance = centered.square().mean(-1, keepdim=True)
     y = centered * torch.rsqrt(variance + eps)
     y = y if weight is None else y * weight
@@ -82,9 +82,9 @@ def rms_norm(
     Zhang and Sennrich (2019).  Works in float32 or wider and rounds
     once, to the type of ``x``.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    mean_square = wide.square().mean(-1, keepdim=True)
-    y = wide * torch.rsqrt(mean_square + eps)
+    x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean_square = x32.square().mean(-1, keepdim=True)
+    y = x32 * torch.rsqrt(mean_square + eps)
     y = y if weight is None else y * weight
     return y.to(x.dtype)
 
@@ -128,7 +128,7 @@ def _constant(value):
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #9df66de3
 #| code-summary: rms_norm in fewer passes, for a step of one token
-def _rms_norm_of_few(x, weight, eps):
+def _rms_norm_cpu_inference(x, weight, eps):
     "As ``rms_norm``, in float32 on the CPU and without gradients."
     size = torch.linalg.vector_norm(x, 2, -1, True)
     power = _constant(eps).addcmul(size, size, value=1 / x.shape[-1])
@@ -160,7 +160,7 @@ class RMSNorm(nn.Module):
             return rms_norm(x, weight, eps)
         if x.is_cpu and x.dtype == torch.float32 and not (
                 torch.is_grad_enabled() or torch.compiler.is_compiling()):
-            return _rms_norm_of_few(x, weight, eps)
+            return _rms_norm_cpu_inference(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def extra_repr(self) -> str:
@@ -181,9 +181,9 @@ def gelu(
 
     Hendrycks and Gimpel (2016), exact, by the error function.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    chance = (1 + torch.erf(wide / math.sqrt(2))) / 2
-    return (wide * chance).to(x.dtype)
+    x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+    chance = (1 + torch.erf(x32 / math.sqrt(2))) / 2
+    return (x32 * chance).to(x.dtype)
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #87abc960
 def gelu_tanh(
@@ -193,9 +193,9 @@ def gelu_tanh(
 
     Hendrycks and Gimpel (2016), section 2.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
-    return (wide * (1 + torch.tanh(inner)) / 2).to(x.dtype)
+    x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+    inner = math.sqrt(2 / math.pi) * (x32 + 0.044715 * x32**3)
+    return (x32 * (1 + torch.tanh(inner)) / 2).to(x.dtype)
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #3106c327
 def silu(
@@ -205,8 +205,8 @@ def silu(
 
     Least value -0.278465, at x = -1.278465.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.sigmoid(wide)).to(x.dtype)
+    x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (x32 * torch.sigmoid(x32)).to(x.dtype)
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #2ce2ff25
 def identity(
@@ -345,23 +345,23 @@ def swiglu_width(
 # %% ../nbs/06_norms_and_feedforward.ipynb #8c0e2337
 #| code-fold: true
 #| code-summary: what both orders hold, and the cache of the part
-class _Wrapped(nn.Module):
+class _ResidualSublayer(nn.Module):
     "A part with its norm and its dropout; a subclass puts them in order."
 
-    def __init__(self, norm: nn.Module, part: nn.Module,
+    def __init__(self, norm: nn.Module, sublayer: nn.Module,
                  dropout: float = 0.0):
         super().__init__()
         self.norm = norm
-        self.part = part
+        self.sublayer = sublayer
         self.dropout = Dropout(dropout)
 
-    def new_cache(self, batch: int, max_len: int | None = None):
+    def new_cache(self, batch_size: int, max_len: int | None = None):
         "The cache that the part makes; None if it keeps nothing."
-        make = getattr(self.part, "new_cache", None)
-        return None if make is None else make(batch, max_len)
+        make = getattr(self.sublayer, "new_cache", None)
+        return None if make is None else make(batch_size, max_len)
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #7847644d
-class PreNorm(_Wrapped):
+class PreNorm(_ResidualSublayer):
     """``x + dropout(part(norm(x), …))``: the stream itself is not normed.
 
     Xiong et al. (2020).  Further arguments go to the part.
@@ -370,10 +370,12 @@ class PreNorm(_Wrapped):
     def forward(
         self, x: Float[Tensor, "*b d"], *args, **kwargs
     ) -> Float[Tensor, "*b d"]:
-        return x + self.dropout(self.part(self.norm(x), *args, **kwargs))
+        return x + self.dropout(
+            self.sublayer(self.norm(x), *args, **kwargs)
+        )
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #b790d4fa
-class PostNorm(_Wrapped):
+class PostNorm(_ResidualSublayer):
     """``norm(x + dropout(part(x, …)))``, the order of 2017.
 
     Vaswani et al. (2017), section 3.1.  Further arguments go to the
@@ -383,7 +385,8 @@ class PostNorm(_Wrapped):
     def forward(
         self, x: Float[Tensor, "*b d"], *args, **kwargs
     ) -> Float[Tensor, "*b d"]:
-        return self.norm(x + self.dropout(self.part(x, *args, **kwargs)))
+        return self.norm(
+            x + self.dropout(self.sublayer(x, *args, **kwargs)))
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #a55dae2e
 INIT_RULES = (  # first that fits: end of the name, least axes, mean, std
@@ -417,8 +420,11 @@ def init_weights(
     stds = {"zero": 0.0, "plain": std, "residual": std * shrink}
     plan = []
     for name, p in model.named_parameters():
-        fits = [(mean, stds[kind]) for end, axes, mean, kind in INIT_RULES
-                if p.ndim >= axes and re.search(rf"(^|\.){end}$", name)]
+        fits = [
+            (mean, stds[category])
+            for end, axes, mean, category in INIT_RULES
+            if p.ndim >= axes and re.search(rf"(^|\.){end}$", name)
+        ]
         validate.require(fits, f"no rule for the parameter {name!r} of "
                          f"shape {tuple(p.shape)}: see INIT_RULES")
         plan.append((p, *fits[0]))

@@ -329,7 +329,7 @@ def model_inputs(
             not torch.compiler.is_compiling()):
         ones = positions == 1
         require(not (ones[..., 1:] & ones[..., :-1]).any(),
-                "pos looks like a 0/1 mask: it has position 1 twice side by "
+                "positions look like a 0/1 mask: position 1 comes twice side by "
                 "side; from_attention_mask(mask) makes positions of it")
 
 # %% ../nbs/package/validate.ipynb #685f406c
@@ -389,7 +389,7 @@ def per_row_integers(
 
 # %% ../nbs/package/validate.ipynb #dea63e88
 # the ranges of numbers of a configuration, by their names
-DEFAULT_RANGES = {"dropout": "[0, 1)", "eps": "(0, 1)", "base": "(0, inf)"}
+DEFAULT_RANGES = {"dropout": "[0, 1)", "eps": "(0, 1)", "rope_theta": "(0, inf)"}
 
 
 def _interval(text):

@@ -4,8 +4,8 @@ A test that claims to see a mistake has to be seen failing on that mistake. Such
 a mistake is written down as a place and a pair of patterns::
 
     where: attend.causal_mask
-    old: $k_pos[:, None, :] <= $pos[:, :, None]
-    new: $k_pos[:, None, :] < $pos[:, :, None]
+    old: $key_positions[:, None, :] <= $positions[:, :, None]
+    new: $key_positions[:, None, :] < $positions[:, :, None]
 
 ``where`` is a module of the package, followed by the qualified name of a function,
 a class or a constant in it. ``old`` is Python code in which ``$name`` stands for any

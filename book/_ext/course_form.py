@@ -205,7 +205,7 @@ def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...],
             caption: str | None = None) -> str:
     "The machine as HTML, these parts lit."
     from tformer import plot
-    return plot.machine(lit, dict(links), caption)._repr_html_()
+    return plot.machine_diagram(lit, dict(links), caption)._repr_html_()
 
 
 def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:

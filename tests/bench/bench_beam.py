@@ -46,11 +46,11 @@ def rows(rounds=7):
     vocab, d, n = (100, 32, 4) if timing.quick else (8000, 256, 32)
     ours, theirs = models(vocab, d)
     ids = torch.randint(1, vocab, (PROMPTS, 16))
-    work = {"greedy": lambda: generate(ours, ids, max_new=n)}
+    work = {"greedy": lambda: generate(ours, ids, max_new_tokens=n)}
     widths = (1, 4, 16)
     for w in widths:
         work[f"{w} beams"] = lambda w=w: beam_search(
-            ours, ids, width=w, max_new=n)
+            ours, ids, num_beams=w, max_new_tokens=n)
         work[f"theirs, {w}"] = lambda w=w: theirs.generate(
             ids, num_beams=w, max_new_tokens=n, do_sample=False,
             attention_mask=torch.ones_like(ids))

@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 import timing
-from tformer.checkpoints import random_state, write_checkpoint
+from tformer.checkpoints import get_rng_state, write_checkpoint
 from tformer.llama import Llama, LlamaConfig
 from tformer.optim import AdamW
 
@@ -55,7 +55,7 @@ def main():
     timing.quick = args.quick
     torch.set_num_threads(1)
     model, optimizer = trained(*((32, 1) if args.quick else (512, 5)))
-    state = {"optimizer": optimizer.state_dict(), "random": random_state()}
+    state = {"optimizer": optimizer.state_dict(), "rng_state": get_rng_state()}
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         ours = Path(name) / "ours"
         theirs = Path(name) / "plain"

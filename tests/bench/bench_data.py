@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.corpora import TokenFile, documents, write_tokens
-from tformer.data import Packed, Padded, Windows
+from tformer.corpora import TokenFile, load_documents, write_token_file
+from tformer.data import PackedLoader, PaddedLoader, RandomWindowLoader
 from tformer.gpt import GPT, GPTConfig
 from tformer.tokenizer import Tokenizer
 from timing import AT_MOST
@@ -42,7 +42,7 @@ def training_step(vocab_size):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def step(batch):
-        logits = model(batch.ids, pos=batch.pos, mask=batch.mask)
+        logits = model(batch.ids, positions=batch.positions, mask=batch.mask)
         loss = F.cross_entropy(logits.flatten(0, 1),
                                batch.targets.flatten())
         optimizer.zero_grad()
@@ -53,27 +53,27 @@ def training_step(vocab_size):
 
 def main():
     timing.begin(__doc__)
-    texts = list(documents("pydocs", 300 if timing.quick else None))
+    texts = list(load_documents("pydocs", 300 if timing.quick else None))
     tokenizer = Tokenizer.train(texts, 500 if timing.quick else 10_000)
     print(f"processor time, one thread of {os.cpu_count()} cores, load "
           f"{os.getloadavg()[0]:.1f}; torch {torch.__version__}, numpy "
           f"{np.__version__}, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "docs.tok"
-        took = timing.once(lambda: write_tokens(path, texts, tokenizer))[0]
+        took = timing.once(lambda: write_token_file(path, texts, tokenizer))[0]
         file = TokenFile(path, tokenizer)
-        loaders = {"Windows": Windows(file, LENGTH, BATCH),
-                   "Packed": Packed(file, LENGTH, BATCH),
-                   "Padded": Padded([file[i][:LENGTH + 1]
-                                     for i in range(len(file))],
-                                    max_tokens=LENGTH * BATCH)}
+        loaders = {"RandomWindowLoader": RandomWindowLoader(file, LENGTH, BATCH),
+                   "PackedLoader": PackedLoader(file, LENGTH, BATCH),
+                   "PaddedLoader": PaddedLoader([file[i][:LENGTH + 1]
+                                                 for i in range(len(file))],
+                                                max_tokens=LENGTH * BATCH)}
         step = training_step(len(tokenizer))
         timing.head(f"reading {BATCH} x {LENGTH} tokens / a training step")
         for name, loader in loaders.items():
             batches = itertools.count()
             read, n = timing.repeated(
-                lambda: loader.batch_at(next(batches)), 0.2)
-            batch = loader.batch_at(0)
+                lambda: loader.get_batch(next(batches)), 0.2)
+            batch = loader.get_batch(0)
             t = timing.in_turn({"read": read, "step": lambda: step(batch)},
                                5, time.process_time)
             share = t["read"] / n / t["step"]
@@ -85,10 +85,10 @@ def main():
         plain, n = timing.repeated(
             lambda: ids[start + torch.arange(LENGTH + 1)], 0.2)
         read, m = timing.repeated(
-            lambda: loaders["Windows"].batch_at(7), 0.2)
+            lambda: loaders["RandomWindowLoader"].get_batch(7), 0.2)
         t = timing.in_turn({"read": read, "plain": plain}, 5,
                            time.process_time)
-        timing.row("Windows / indexing a tensor in memory",
+        timing.row("RandomWindowLoader / indexing a tensor in memory",
                    t["read"] / m / (t["plain"] / n), None,
                    f"{1e6 * t['read'] / m:,.0f} µs")
         size = sum(map(len, texts))

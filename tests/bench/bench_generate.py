@@ -34,7 +34,7 @@ from bench_models import GPT2, LLAMA, renamed
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
-from tformer.places import Compiled
+from tformer.places import CompiledModel
 from timing import AT_LEAST
 
 logging.set_verbosity_error()
@@ -79,10 +79,10 @@ def their_model(ours):
         rules = LLAMA
         peer = LlamaForCausalLM(TheirConfig(
             vocab_size=c.vocab_size, hidden_size=c.d_model,
-            intermediate_size=ours.blocks[0].feed_forward.part.up_proj
+            intermediate_size=ours.blocks[0].feed_forward.sublayer.up_proj
             .weight.shape[0], num_hidden_layers=c.n_layers,
             num_attention_heads=c.n_heads, num_key_value_heads=c.n_heads,
-            rms_norm_eps=c.eps, rope_theta=c.base, attention_bias=False,
+            rms_norm_eps=c.eps, rope_theta=c.rope_theta, attention_bias=False,
             max_position_embeddings=c.max_len, tie_word_embeddings=False,
             **attention))
     peer.to(ours.lm_head.weight.dtype)
@@ -144,7 +144,7 @@ class FunctionalLlama(Functional):
         m = self.model
         half = torch.arange(0, self.width, 2) / self.width
         angles = torch.outer(torch.arange(PROMPT + NEW).double(),
-                             m.config.base ** -half.double())
+                             m.config.rope_theta ** -half.double())
         angles = torch.cat([angles, angles], -1)
         dtype = m.lm_head.weight.dtype
         self.cos = angles.cos().to(dtype)
@@ -152,10 +152,10 @@ class FunctionalLlama(Functional):
         self.last = m.norm.weight
         self.layers = [(
             b.attention.norm.weight, *(
-                getattr(b.attention.part, f"{name}_proj").weight
+                getattr(b.attention.sublayer, f"{name}_proj").weight
                 for name in "qkvo"),
             b.feed_forward.norm.weight, *(
-                getattr(b.feed_forward.part, f"{name}_proj").weight
+                getattr(b.feed_forward.sublayer, f"{name}_proj").weight
                 for name in ("gate", "up", "down"))) for b in m.blocks]
 
     def norm(self, x, weight):
@@ -189,9 +189,10 @@ class FunctionalGPT(Functional):
             return part.weight, part.bias
         self.last = both(self.model.norm)
         self.layers = [[both(part) for part in (
-            b.attention.norm, b.attention.part.qkv_proj,
-            b.attention.part.o_proj, b.feed_forward.norm,
-            b.feed_forward.part.up_proj, b.feed_forward.part.down_proj)]
+            b.attention.norm, b.attention.sublayer.qkv_proj,
+            b.attention.sublayer.o_proj, b.feed_forward.norm,
+            b.feed_forward.sublayer.up_proj,
+            b.feed_forward.sublayer.down_proj)]
             for b in self.model.blocks]
 
     def norm(self, x, both):
@@ -199,7 +200,7 @@ class FunctionalGPT(Functional):
 
     def enter(self, ids, n):
         return F.embedding(ids, self.model.embed.weight) + (
-            self.model.embed_pos.weight[n:n + ids.shape[1]])
+            self.model.embed_positions.weight[n:n + ids.shape[1]])
 
     def block(self, x, layer, kept, n):
         first, qkv, o, second, up, down = layer
@@ -217,7 +218,7 @@ def functional(model):
 
 def ours(model):
     return lambda ids, new: [text.ids for text in generate(
-        model, ids, max_new=new)]
+        model, ids, max_new_tokens=new)]
 
 
 def transformers(model):
@@ -255,9 +256,10 @@ def products(model):
 
 def compiled(model):
     "Ours, each step one program; compiled before anything is timed."
-    made = Compiled(model, **(dict(backend="eager") if timing.quick else {}))
+    made = CompiledModel(
+        model, **(dict(backend="eager") if timing.quick else {}))
     return lambda ids, new: [text.ids for text in generate(
-        made, ids, max_new=new, drop=False)]
+        made, ids, max_new_tokens=new, drop_finished=False)]
 
 
 WAYS = {"generate": ours, "transformers": transformers,

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from bench_parts import Case, Size, as_list, compare, fill, ids_of, measure, run
 from tformer import bert, gpt, llama, seq2seq
-from tformer.attention import Cache
+from tformer.attention import KVCache
 
 TARGET = 1.0
 SIZES = [Size(8, 64, 256, 4), Size(4, 256, 512, 8)]
@@ -58,40 +58,40 @@ CACHED = [(1, 64, 0.9), (8, 64, 0.9), (1, 1024, 0.85), (8, 1024, 0.85)]
 # whether a matrix lies the other way round
 
 GPT2 = [(r"embed\.weight", "transformer.wte.weight"),
-        (r"embed_pos\.weight", "transformer.wpe.weight"),
+        (r"embed_positions\.weight", "transformer.wpe.weight"),
         (r"norm\.(.*)", r"transformer.ln_f.\1"),
         (r"blocks\.(\d+)\.attention\.norm", r"transformer.h.\1.ln_1"),
-        (r"blocks\.(\d+)\.attention\.part\.qkv_proj",
+        (r"blocks\.(\d+)\.attention\.sublayer\.qkv_proj",
          r"transformer.h.\1.attn.c_attn"),
-        (r"blocks\.(\d+)\.attention\.part\.o_proj",
+        (r"blocks\.(\d+)\.attention\.sublayer\.o_proj",
          r"transformer.h.\1.attn.c_proj"),
         (r"blocks\.(\d+)\.feed_forward\.norm", r"transformer.h.\1.ln_2"),
-        (r"blocks\.(\d+)\.feed_forward\.part\.up_proj",
+        (r"blocks\.(\d+)\.feed_forward\.sublayer\.up_proj",
          r"transformer.h.\1.mlp.c_fc"),
-        (r"blocks\.(\d+)\.feed_forward\.part\.down_proj",
+        (r"blocks\.(\d+)\.feed_forward\.sublayer\.down_proj",
          r"transformer.h.\1.mlp.c_proj")]
 GPT1 = [(a, b.replace("wte", "tokens_embed").replace(
     "wpe", "positions_embed")) for a, b in GPT2]
 LLAMA = [(r"embed\.", "model.embed_tokens."), (r"norm\.", "model.norm."),
          (r"blocks\.(\d+)\.attention\.norm",
           r"model.layers.\1.input_layernorm"),
-         (r"blocks\.(\d+)\.attention\.part", r"model.layers.\1.self_attn"),
+         (r"blocks\.(\d+)\.attention\.sublayer", r"model.layers.\1.self_attn"),
          (r"blocks\.(\d+)\.feed_forward\.norm",
           r"model.layers.\1.post_attention_layernorm"),
-         (r"blocks\.(\d+)\.feed_forward\.part", r"model.layers.\1.mlp")]
+         (r"blocks\.(\d+)\.feed_forward\.sublayer", r"model.layers.\1.mlp")]
 MARIAN = [(r"embed\.", "model.shared."),
           *((rf"{blocks}\.(\d+)\.{ours}", rf"model.{stack}.layers.\1.{peer}")
             for blocks, stack in (("encoder_blocks", "encoder"),
                                   ("blocks", "decoder"))
             for ours, peer in (
-                (r"attention\.part\.o_proj", "self_attn.out_proj"),
-                (r"attention\.part", "self_attn"),
+                (r"attention\.sublayer\.o_proj", "self_attn.out_proj"),
+                (r"attention\.sublayer", "self_attn"),
                 (r"attention\.norm", "self_attn_layer_norm"),
-                (r"cross_attention\.part\.o_proj", "encoder_attn.out_proj"),
-                (r"cross_attention\.part", "encoder_attn"),
+                (r"cross_attention\.sublayer\.o_proj", "encoder_attn.out_proj"),
+                (r"cross_attention\.sublayer", "encoder_attn"),
                 (r"cross_attention\.norm", "encoder_attn_layer_norm"),
-                (r"feed_forward\.part\.up_proj", "fc1"),
-                (r"feed_forward\.part\.down_proj", "fc2"),
+                (r"feed_forward\.sublayer\.up_proj", "fc1"),
+                (r"feed_forward\.sublayer\.down_proj", "fc2"),
                 (r"feed_forward\.norm", "final_layer_norm")))]
 
 
@@ -167,7 +167,7 @@ class Twins:
 def branch(cache):
     "A cache that goes on by itself, and leaves the other as it is."
     if hasattr(cache, "layers"):
-        return Cache([branch(layer) for layer in cache.layers])
+        return KVCache([branch(layer) for layer in cache.layers])
     return copy.copy(cache)
 
 
@@ -266,9 +266,9 @@ def bench_bert(size):
     ours = bert.BertPretraining(config)
     yield Twins(
         "BERT / BertForPreTraining", ours, peer,
-        lambda x: {name: x[bert.bert_name(name)] for name in names},
+        lambda x: {name: x[bert.from_hf_bert_name(name)] for name in names},
         (ids_of(size, VOCAB), segments),
-        lambda ids, segments: ours(ids, segments=segments),
+        lambda ids, segments: ours(ids, segment_ids=segments),
         lambda ids, segments: peer(
             ids, token_type_ids=segments).to_tuple())
 
@@ -286,10 +286,10 @@ def marian_step(ours, peer):
         def peer_step(ids, cache):
             return peer(decoder_input_ids=ids, encoder_outputs=state,
                         past_key_values=cache, use_cache=True).logits
-        ours(ids, memory=memory, cache=cache)
+        ours(ids, encoder_hidden_states=memory, cache=cache)
         peer_step(ids, theirs)
-        return in_place(lambda c: ours(last, memory=memory, cache=c), cache,
-                        lambda c: peer_step(last, c), theirs)
+        return in_place(lambda c: ours(last, encoder_hidden_states=memory, cache=c),
+                        cache, lambda c: peer_step(last, c), theirs)
     return make
 
 
@@ -311,10 +311,10 @@ def bench_seq2seq(size):
         if isinstance(module, nn.Embedding):
             module.padding_idx = None       # row 0 is a token like others
     # the same sinusoids, in the order of columns that Marian has
-    ours.positions.table = peer.model.encoder.embed_positions.weight.data
+    ours.embed_positions.table = peer.model.encoder.embed_positions.weight.data
     yield Twins(
         "Seq2Seq / MarianMTModel", ours, peer, lambda x: renamed(x, MARIAN),
-        (src, ids), lambda src, ids: ours(ids, memory=ours.encode(src)),
+        (src, ids), lambda src, ids: ours(ids, encoder_hidden_states=ours.encode(src)),
         lambda src, ids: peer(src, decoder_input_ids=ids,
                               use_cache=False).logits,
         marian_step(ours, peer))

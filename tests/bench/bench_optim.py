@@ -25,9 +25,9 @@ from tformer.optim import (
     SGD,
     AdamW,
     Muon,
-    RMSProp,
+    RMSprop,
     chunked_cross_entropy,
-    clip_grad_norm,
+    clip_grad_norm_,
 )
 
 
@@ -98,7 +98,7 @@ def optimizers():
             ("AdamW", AdamW, lambda p: peers.AdamW(p, foreach=True), 1.1),
             ("SGD, momentum 0.9", lambda p: SGD(p, momentum=0.9),
              lambda p: peers.SGD(p, 1e-2, momentum=0.9, foreach=True), None),
-            ("RMSProp", RMSProp, lambda p: peers.RMSprop(p, foreach=True),
+            ("RMSprop", RMSprop, lambda p: peers.RMSprop(p, foreach=True),
              None)):
         ours = parameters()
         theirs = twice(ours)
@@ -127,13 +127,13 @@ def clipping():
     theirs = twice(ours)
 
     def clip():
-        return clip_grad_norm(ours, 1e9)
+        return clip_grad_norm_(ours, 1e9)
 
     def peer():
         return nn.utils.clip_grad_norm_(theirs, 1e9, foreach=True)
     close([clip()], [peer()])
     times = timing.in_turn({"ours": clip, "peer": peer}, 15)
-    timing.row("clip_grad_norm", times["ours"] / times["peer"], None,
+    timing.row("clip_grad_norm_", times["ours"] / times["peer"], None,
                f"{1e3 * times['ours']:.1f} ms")
 
 

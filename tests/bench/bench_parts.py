@@ -52,9 +52,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer import layers
 from tformer.attend import attend, softmax
-from tformer.attention import CrossAttention, LayerCache, SelfAttention
-from tformer.position import Embedding, LearnedPositions, SinusoidalPositions
-from tformer.rotary import ALiBi, Rotary, ShawRelative, T5Bias
+from tformer.attention import CrossAttention, DynamicLayerCache, SelfAttention
+from tformer.position import (
+    Embedding,
+    LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
+)
+from tformer.rotary import (
+    ALiBi,
+    RotaryEmbedding,
+    ShawRelativePositions,
+    T5RelativeBias,
+)
 from tformer.rows import Positions, fused_attend
 
 TARGET = 1.05
@@ -263,14 +272,15 @@ def bench_positions(size):
     marian = MarianSinusoidalPositionalEmbedding(n, size.d)
     with torch.no_grad():
         marian.weight.copy_(marian.create_weight())
-    yield Case("SinusoidalPositions / Marian", SinusoidalPositions(n, size.d),
+    yield Case("SinusoidalPositionEmbedding / Marian",
+               SinusoidalPositionEmbedding(n, size.d),
                lambda pos: marian(None, position_ids=pos), (pos,),
                align=lambda r: [torch.cat([r[0][..., ::2], r[0][..., 1::2]],
                                           -1)], backward=False)
-    ours = LearnedPositions(n, size.d)
+    ours = LearnedPositionEmbedding(n, size.d)
     peer = nn.Embedding(n, size.d)
-    yield Case("LearnedPositions / nn.Embedding", ours, peer, (pos,),
-               **share(ours, peer))
+    yield Case("LearnedPositionEmbedding / nn.Embedding", ours, peer,
+               (pos,), **share(ours, peer))
 
 
 def heads(size, n, t=None, seed=0):
@@ -290,18 +300,21 @@ def llama_config(size, **options):
 
 def bench_rotary(size):
     pos = positions(size)
-    ours = Rotary(size.d // size.h)
+    ours = RotaryEmbedding(size.d // size.h)
     rope = LlamaRotaryEmbedding(llama_config(size))
     q, k = heads(size, 2)
 
-    yield Case("Rotary of q and k / Llama", lambda q, k: ours(q, k, pos=pos),
+    yield Case("RotaryEmbedding of q and k / Llama",
+               lambda q, k: ours(q, k, positions=pos),
                lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k))
     q = q.bfloat16()
     k = k.bfloat16()
-    exact, _ = ours(q.double(), k.double(), pos=pos)
+    exact, _ = ours(q.double(), k.double(), positions=pos)
     off = [(y.double() - exact).abs().max().item() for y in (
-        ours(q, pos=pos)[0], apply_rotary_pos_emb(q, k, *rope(q, pos))[0])]
-    yield Case("Rotary, bfloat16 / Llama", lambda q, k: ours(q, k, pos=pos),
+        ours(q, positions=pos)[0],
+        apply_rotary_pos_emb(q, k, *rope(q, pos))[0])]
+    yield Case("RotaryEmbedding, bfloat16 / Llama",
+               lambda q, k: ours(q, k, positions=pos),
                lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k),
                target=1.0, within=2 ** -5,
                note=f"off by {off[0]:.3f} / {off[1]:.3f}")
@@ -323,13 +336,13 @@ def bench_shaw(size):
     pos = torch.arange(size.t)[None]
     far = 16
     q, k = heads(size, 2)
-    ours = ShawRelative(size.d // size.h, far)
+    ours = ShawRelativePositions(size.d // size.h, far)
     ours.value_table.requires_grad_(False)
     peer = ShawPeer(size.d // size.h, far)
     table = fill(ours).key_table
     peer.distance_embedding.weight = table
-    yield Case("ShawRelative.bias / Wav2Vec2-BERT",
-               lambda q: ours.bias(q, pos, pos),
+    yield Case("ShawRelativePositions.score_bias / Wav2Vec2-BERT",
+               lambda q: ours.score_bias(q, pos, pos),
                lambda q: wav2vec2_bert_bias(peer, q, k)[1], (q,),
                leaves=((table,), (table,)))
 
@@ -342,15 +355,15 @@ def bench_biases(size):
         config.is_decoder = causal
         t5 = T5Attention(config, has_relative_attention_bias=True,
                          layer_idx=0)
-        ours = T5Bias(size.h, causal=causal)
+        ours = T5RelativeBias(size.h, causal=causal)
         fields = share(ours, t5.relative_attention_bias)
-        yield Case(f"T5Bias{', causal' if causal else ''} / T5",
+        yield Case(f"T5RelativeBias{', causal' if causal else ''} / T5",
                    lambda m=ours: m(pos, pos),
                    lambda m=t5: m.compute_bias(size.t, size.t), **fields)
     n = size.t
     yield Case("ALiBi, one query / BLOOM", ALiBi(size.h),
-               lambda pos, k_pos: build_alibi_tensor(
-                   torch.ones(k_pos.shape, dtype=torch.long), size.h,
+               lambda pos, key_pos: build_alibi_tensor(
+                   torch.ones(key_pos.shape, dtype=torch.long), size.h,
                    torch.float32),
                (torch.full((size.b, 1), n - 1),
                 positions(Size(size.b, n, 0, 0))),
@@ -484,12 +497,12 @@ def bench_attention(size):
     memory = stream(size, 2)
     future = torch.ones(size.t, size.t, dtype=torch.bool).triu(1)
     pos, padding = padded(size)
-    for packed in (False, True):
-        how = "packed" if packed else "apart"
+    for fused in (False, True):
+        how = "fused" if fused else "apart"
 
         def pair(cls=SelfAttention, **options):
             if cls is SelfAttention:
-                options["packed"] = packed
+                options["fused_qkv"] = fused
             ours = cls(size.d, size.h, **options)
             peer = nn.MultiheadAttention(size.d, size.h, batch_first=True)
             return ours, peer, attention_pairs(ours, peer)
@@ -507,17 +520,17 @@ def bench_attention(size):
         keep = ~padding[..., None]
 
         def run(x, m=ours):
-            return m(x, pos=pos) * keep
+            return m(x, positions=pos) * keep
 
         def peers(x, m=peer):
             return m(x, x, x, key_padding_mask=padding,
                      need_weights=False)[0] * keep
         yield Case(f"attention, {how}, padded / nn.…", run, peers, (x,),
                    **fields)
-        if not packed:
+        if not fused:
             ours, peer, fields = pair(CrossAttention)
             yield Case(f"attention, {how}, cross / nn.…",
-                       lambda x, y, m=ours: m(x, memory=y),
+                       lambda x, y, m=ours: m(x, encoder_hidden_states=y),
                        lambda x, y, m=peer: m(x, y, y,
                                               need_weights=False)[0],
                        (x, memory), **fields)
@@ -537,7 +550,7 @@ def bench_llama_attention(size):
     rope = LlamaRotaryEmbedding(config)
     peer = LlamaAttention(config, 0)
     ours = SelfAttention(size.d, size.h, bias=False, causal=True,
-                         rotary=Rotary(size.d // size.h))
+                         rotary=RotaryEmbedding(size.d // size.h))
     fields = share(ours, peer)
     yield Case("attention, rotary / LlamaAttention", ours,
                lambda x: peer(x, rope(x, pos))[0], (x,), **fields)
@@ -569,7 +582,7 @@ class Block(nn.Module):
     def __init__(self, size, wrap, activation):
         super().__init__()
         self.attention = wrap(layers.LayerNorm(size.d),
-                              SelfAttention(size.d, size.h, packed=True))
+                              SelfAttention(size.d, size.h, fused_qkv=True))
         self.feed = wrap(layers.LayerNorm(size.d), layers.FeedForward(
             size.d, 4 * size.d, activation=activation))
 
@@ -587,11 +600,11 @@ def bench_blocks(size):
         pairs = [(f"{ours_name}.{kind}", peer_name + kind)
                  for ours_name, peer_name in (
                      ("attention.norm", "norm1."),
-                     ("attention.part.qkv_proj", "self_attn.in_proj_"),
-                     ("attention.part.o_proj", "self_attn.out_proj."),
+                     ("attention.sublayer.qkv_proj", "self_attn.in_proj_"),
+                     ("attention.sublayer.o_proj", "self_attn.out_proj."),
                      ("feed.norm", "norm2."),
-                     ("feed.part.up_proj", "linear1."),
-                     ("feed.part.down_proj", "linear2."))
+                     ("feed.sublayer.up_proj", "linear1."),
+                     ("feed.sublayer.down_proj", "linear2."))
                  for kind in ("weight", "bias")]
         yield Case(f"{wrap.__name__} block / nn.…EncoderLayer", ours, peer,
                    (x,), **share(ours, peer, pairs))
@@ -621,15 +634,15 @@ def bench_cache(size):
     old = (k, v, 0)
 
     def ours_update(cache, k, v, start):
-        pos = Positions(start=start, n=k.shape[-2])
-        return cache.update(k, v, pos=pos)[:2]
+        positions = Positions(start=start, length=k.shape[-2])
+        return cache.update(k, v, positions=positions)[:2]
 
     def peer_update(cache, k, v, start):
         return cache.update(k, v, 0)
 
     note = f"the first {s} tokens at once, then {n} one by one; one row"
-    update = updates(LayerCache, ours_update, old, tokens)
-    case = Case("LayerCache.update / DynamicCache", None, None, target=None,
+    update = updates(DynamicLayerCache, ours_update, old, tokens)
+    case = Case("DynamicLayerCache.update / DynamicCache", None, None, target=None,
                 note=note)
     compare(case, "of k and v", update,
             updates(DynamicCache, peer_update, old, tokens), same)
@@ -638,26 +651,26 @@ def bench_cache(size):
     rope = LlamaRotaryEmbedding(config)
     peer = LlamaAttention(config, 0).eval()
     ours = SelfAttention(size.d, size.h, bias=False, causal=True,
-                         rotary=Rotary(size.d // size.h)).eval()
+                         rotary=RotaryEmbedding(size.d // size.h)).eval()
     share(ours, peer)
     x = 0.5 * randn(b, s + n, size.d, seed=5)
     pieces = [(x[:, s + i:s + i + 1], torch.full((b, 1), s + i))
               for i in range(n)]
 
-    def our_step(cache, x, pos):
+    def our_step(cache, x, positions):
         return [ours(x, cache=cache)]
 
-    def peer_step(cache, x, pos):
-        return [peer(x, rope(x, pos), past_key_values=cache)[0]]
+    def peer_step(cache, x, positions):
+        return [peer(x, rope(x, positions), past_key_values=cache)[0]]
 
     first = (x[:, :s], torch.arange(s)[None])
-    step = updates(LayerCache, our_step, first, pieces)
+    step = updates(DynamicLayerCache, our_step, first, pieces)
     case = Case("cached decoding / LlamaAttention", None, None, target=None,
                 note=note)
     compare(case, "a layer", step,
             updates(DynamicCache, peer_step, first, pieces), same)
-    alone = updates(LayerCache, our_step, first, [pieces[0]])
-    few = updates(LayerCache, ours_update, old, tokens[:1])
+    alone = updates(DynamicLayerCache, our_step, first, [pieces[0]])
+    few = updates(DynamicLayerCache, ours_update, old, tokens[:1])
     times = {name: timing.repeated(f, SAMPLE) for name, f in
              (("step", step), ("update", update), ("one", alone),
               ("few", few))}
@@ -666,7 +679,7 @@ def bench_cache(size):
     t = {k: v / times[k][1] for k, v in t.items()}
     a = (t["update"] - t["few"]) / (n - 1)
     b = (t["step"] - t["one"]) / (n - 1)
-    timing.row("LayerCache.update / a layer's decoding step", a / b, None,
+    timing.row("DynamicLayerCache.update / a decoding step", a / b, None,
                f"{1e6 * a:,.1f} µs of {1e6 * b:,.1f} µs per token, about "
                f"{s + n // 2} tokens kept")
 

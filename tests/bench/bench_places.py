@@ -16,7 +16,7 @@ import torch
 
 import timing
 from tformer.llama import Llama, LlamaConfig
-from tformer.places import compiled_step, fixed_cache
+from tformer.places import compile_decode_step, new_static_cache
 
 TARGET = timing.AT_MOST, 1.0
 FAILED = []
@@ -36,9 +36,9 @@ def sides_of(model, step, ids, prompt):
     "For each side a function of a step's ids, its cache filled."
     b = len(ids)
     places = model.max_len
-    caches = {"compiled": fixed_cache(model, b, places),
+    caches = {"compiled": new_static_cache(model, b, places),
               "growing": model.new_cache(b),
-              "fixed": fixed_cache(model, b, places)}
+              "fixed": new_static_cache(model, b, places)}
     for cache in caches.values():
         model(ids[:, :prompt], cache=cache)
     return {name: lambda x, name=name, cache=cache: (
@@ -81,7 +81,7 @@ def measure(model, step, b, prompt, new):
 
 def _scratch(model, ids, prompt):
     "Another cache, for the step that is compiled."
-    cache = fixed_cache(model, len(ids), model.max_len)
+    cache = new_static_cache(model, len(ids), model.max_len)
     model(ids[:, :prompt], cache=cache)
     return cache
 
@@ -90,7 +90,7 @@ def main():
     timing.begin(__doc__)
     model, prompt, new = decoder(timing.quick)
     # where everything has to run, and nothing to be fast: no C++ is made
-    step = compiled_step(model, **(
+    step = compile_decode_step(model, **(
         dict(backend="eager") if timing.quick else {}))
     timing.head(f"A step of decoding, prompt {prompt}, {new} tokens")
     with torch.no_grad():

@@ -20,19 +20,20 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer.llama import Llama, LlamaConfig
-from tformer.sampling import Sampler, Sampling
+from tformer.sampling import Sampler, SamplingParams
 from timing import AT_MOST
 
 WAYS = {        # settings, and whether they are to be below 5 % of a step
-    "greedy": (Sampling(temperature=0.0), True),
-    "temperature": (Sampling(temperature=0.8), True),
-    "top-k 50": (Sampling(top_k=50), True),
+    "greedy": (SamplingParams(temperature=0.0), True),
+    "temperature": (SamplingParams(temperature=0.8), True),
+    "top-k 50": (SamplingParams(top_k=50), True),
     "top-k 50, top-p 0.9": (
-        Sampling(temperature=0.8, top_k=50, top_p=0.9), True),
-    "min-p 0.05": (Sampling(min_p=0.05), True),
-    "top-p 0.9": (Sampling(temperature=0.8, top_p=0.9), False),
-    "typical 0.9": (Sampling(typical_p=0.9), False),
-    "top-k 50, repetition 1.2": (Sampling(top_k=50, repetition=1.2), True)}
+        SamplingParams(temperature=0.8, top_k=50, top_p=0.9), True),
+    "min-p 0.05": (SamplingParams(min_p=0.05), True),
+    "top-p 0.9": (SamplingParams(temperature=0.8, top_p=0.9), False),
+    "typical 0.9": (SamplingParams(typical_p=0.9), False),
+    "top-k 50, repetition 1.2": (
+        SamplingParams(top_k=50, repetition_penalty=1.2), True)}
 
 
 def peer_of(settings):
@@ -68,7 +69,7 @@ def rows(b, rounds=25):
         sampler = Sampler(settings)
         work[name] = lambda sampler=sampler: sampler(z, wrote)
     both = WAYS["top-k 50, top-p 0.9"][0]
-    for name, settings in (("peer", both), ("peer, plain", Sampling())):
+    for name, settings in (("peer", both), ("peer, plain", SamplingParams())):
         work[name] = lambda peer=peer_of(settings): peer(z)
     for function in work.values():
         function()

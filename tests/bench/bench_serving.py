@@ -73,7 +73,7 @@ def in_batches(model, requests, drop=False):
     steps = 0
     for i in range(0, len(requests), SLOTS):
         part = requests[i:i + SLOTS]
-        ends = [r.max_new for r in part]
+        ends = [r.max_new_tokens for r in part]
         texts += [t.ids for t in until(model, part, ends, drop)]
         steps += max(ends)
     return texts, steps
@@ -96,8 +96,8 @@ def until(model, part, ends, drop):
                 self.live = [i for i in self.live if len(ids) < ends[i]]
                 self.at = 0
             return last
-    return generate(model, [r.ids for r in part], max_new=max(ends),
-                    stop=Ends(), drop=drop)
+    return generate(model, [r.prompt_ids for r in part], max_new_tokens=max(ends),
+                    stop=Ends(), drop_finished=drop)
 
 
 def in_flight(model, requests, **how):
@@ -105,12 +105,12 @@ def in_flight(model, requests, **how):
     engine = Engine(model, SLOTS, **how)
     drain = 0
     tickets = [engine.submit(r) for r in requests]
-    while engine.busy:
+    while engine.has_unfinished_requests:
         engine.step()
         desk = engine.scheduler
-        drain += not desk.waiting and None in desk.slots
-    assert all(t.reason == "length" for t in tickets)
-    return [t.ids for t in tickets], engine.steps, drain, engine
+        drain += not desk.waiting and None in desk.row_owners
+    assert all(t.finish_reason == "length" for t in tickets)
+    return [t.output_ids for t in tickets], engine.steps, drain, engine
 
 
 def must_agree(kind, found, texts):
@@ -122,12 +122,12 @@ def must_agree(kind, found, texts):
 
 def bench_kind(model, kind, n, rounds):
     requests = requests_of(lengths_of(kind, n))
-    ordered = sorted(requests, key=lambda r: r.max_new)
-    tokens = sum(r.max_new for r in requests)
+    ordered = sorted(requests, key=lambda r: r.max_new_tokens)
+    tokens = sum(r.max_new_tokens for r in requests)
     texts, batches = in_batches(model, requests)
     _, by_length = in_batches(model, ordered)
     found, steps, drain, _ = in_flight(model, requests)
-    paged = dict(blocks=SLOTS * 256 // SIZE, block_size=SIZE)
+    paged = dict(num_blocks=SLOTS * 256 // SIZE, block_size=SIZE)
     other, more, *_ = in_flight(model, requests, **paged)
     agree = must_agree(kind, found, texts), must_agree(kind, other, texts)
     assert steps == more
@@ -155,15 +155,15 @@ def bench_kind(model, kind, n, rounds):
 
 def bench_bytes(model, kind, n):
     "The most bytes that blocks in use ever take; slots take theirs always."
-    engine = Engine(model, SLOTS, blocks=SLOTS * 256 // SIZE,
+    engine = Engine(model, SLOTS, num_blocks=SLOTS * 256 // SIZE,
                     block_size=SIZE)
     for r in requests_of(lengths_of(kind, n)):
         engine.submit(r)
     most = 0
     every = []
-    while engine.busy:
+    while engine.has_unfinished_requests:
         engine.step()
-        every.append(engine.rows.cache.nbytes)
+        every.append(engine.runner.cache.nbytes)
     most = max(every)
     c = model.config
     slots = 2 * 4 * c.n_layers * c.d_model * 256 * SLOTS
@@ -174,7 +174,7 @@ def bench_bytes(model, kind, n):
 
 def bench_own_work(model, n):
     "Time of a step that is not the model's, as a share of it."
-    engine = Engine(model, SLOTS, blocks=SLOTS * 256 // SIZE,
+    engine = Engine(model, SLOTS, num_blocks=SLOTS * 256 // SIZE,
                     block_size=SIZE)
     inside = []
     call = model.forward
@@ -187,15 +187,16 @@ def bench_own_work(model, n):
         engine.submit(r)
     model.forward = watched
     shares = []
-    hidden, model.hidden = model.hidden, lambda *a, **k: hidden(*a, **k)
-    while engine.busy:
+    hidden_states = model.hidden_states
+    model.hidden_states = lambda *a, **k: hidden_states(*a, **k)
+    while engine.has_unfinished_requests:
         inside.append(0.0)
         desk = engine.scheduler
-        reads = bool(desk.waiting and None in desk.slots)
+        reads = bool(desk.waiting and None in desk.row_owners)
         took, _ = timing.once(engine.step)
         if not reads and inside[-1]:    # a step that only decodes
             shares.append((took - inside[-1]) / took)
-    del model.forward, model.hidden
+    del model.forward, model.hidden_states
     row("the engine's own work / a step", median(shares), (AT_MOST, 0.1),
         f"{len(shares)} steps that decode")
 
@@ -205,7 +206,8 @@ def bench_memory(n):
     torch.manual_seed(0)
     model = Llama(LlamaConfig(d_model=8, n_layers=1, n_heads=1,
                               vocab_size=20, max_len=32)).eval()
-    engine = Engine(model, SLOTS, blocks=24, block_size=4, queue=16)
+    engine = Engine(model, SLOTS, num_blocks=24, block_size=4,
+                    max_queued_requests=16)
     rnd = random.Random(0)
 
     def some(n):

@@ -2,8 +2,8 @@
 
 A model of 6 layers, d 384 and 10,000 ids reads 64 ids and writes 200 more,
 greedily. The rows divide the processor time of ``generate`` by that of
-``speculate`` with a ``PromptLookup``: medians over rounds in which both run in
-turn. Both must write the same ids. What the text is decides everything, so it
+``speculative_generate`` with a ``PromptLookup``: medians over rounds in which both run
+in turn. Both must write the same ids. What the text is decides everything, so it
 is prescribed: the model computes as ever, and then its logits of the
 prescribed id are raised. The kinds of text:
 
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer.generate import generate
 from tformer.llama import Llama, LlamaConfig
-from tformer.speculate import PromptLookup, int8, speculate
+from tformer.speculate import PromptLookup, quantize_int8, speculative_generate
 from timing import AT_LEAST
 
 PROMPT = 64
@@ -59,13 +59,13 @@ class Prescribed(nn.Module):
         self.text = text
         self.end = 0
 
-    def new_cache(self, batch, max_len=None):
-        return self.model.new_cache(batch, max_len)
+    def new_cache(self, batch_size, max_len=None):
+        return self.model.new_cache(batch_size, max_len)
 
-    def hidden(self, ids, *, cache, pos=None):
-        past = 0 if cache.empty else cache.k_pos.end
+    def hidden_states(self, ids, *, cache, positions=None):
+        past = 0 if cache.is_empty else cache.key_positions.end
         self.end = past + ids.shape[1]
-        return self.model.hidden(ids, cache=cache, pos=pos)
+        return self.model.hidden_states(ids, cache=cache, positions=positions)
 
     def lm_head(self, x):
         logits = self.model.lm_head(x)
@@ -75,8 +75,9 @@ class Prescribed(nn.Module):
             row[i] += 1e4
         return logits
 
-    def forward(self, ids, *, cache, pos=None):
-        return self.lm_head(self.hidden(ids, cache=cache, pos=pos))
+    def forward(self, ids, *, cache, positions=None):
+        return self.lm_head(
+            self.hidden_states(ids, cache=cache, positions=positions))
 
 
 def texts():
@@ -111,9 +112,9 @@ def lookup(model, rounds=7):
             said = Prescribed(model, told[kind]).eval()
             ids = torch.tensor([told[kind][:PROMPT]])
         ways = {
-            "plain": lambda: generate(said, ids, max_new=NEW)[0].ids,
-            "drafts": lambda: speculate(said, ids, PromptLookup(),
-                                        max_new=NEW).ids}
+            "plain": lambda: generate(said, ids, max_new_tokens=NEW)[0].ids,
+            "drafts": lambda: speculative_generate(said, ids, PromptLookup(),
+                                                   max_new_tokens=NEW).ids}
         wrote = [way() for way in ways.values()]
         assert wrote[0] == wrote[1], f"{kind}: other ids"
         assert kind not in told or wrote[0] == told[kind][PROMPT:]
@@ -148,9 +149,9 @@ def steps(model, rounds=25):
 
 
 def one_byte(model, rounds=5):
-    small = int8(model)
+    small = quantize_int8(model)
     ids = torch.randint(VOCAB, (1, PROMPT))
-    ways = {name: lambda m=m: generate(m, ids, max_new=NEW // 4)
+    ways = {name: lambda m=m: generate(m, ids, max_new_tokens=NEW // 4)
             for name, m in (("float32", model), ("int8", small))}
     took = timing.in_turn(ways, rounds)
     timing.row("float32 / int8, time of a text",

@@ -34,13 +34,13 @@ import timing
 from tformer import bpe, stories
 from tformer.tokenizer import (
     Tokenizer,
-    as_chars,
-    count_source,
-    cut_blocks,
-    in_order,
-    make_rules,
+    build_merge_tables,
+    bytes_to_chars,
+    count_source_pretokens,
+    map_ordered,
     merge_short,
-    unspell,
+    printable_to_bytes,
+    split_stream,
 )
 from timing import AT_LEAST, AT_MOST, fastest, head, in_turn, once, row
 
@@ -49,7 +49,7 @@ def natural_text():
     path = os.environ.get("BENCH_TEXT")
     if path:
         return Path(path).read_bytes().decode("utf-8"), path
-    return stories.corpus(2_000_000, level=3), "tformer.stories, level 3"
+    return stories.story_corpus(2_000_000, level=3), "tformer.stories, level 3"
 
 
 def repeated(text, size):
@@ -57,7 +57,7 @@ def repeated(text, size):
 
 
 def cut(text, size):
-    return list(cut_blocks([text], size=size))
+    return list(split_stream([text], size=size))
 
 
 def hf_untrained():
@@ -76,14 +76,14 @@ def hf_train(chunks, vocab_size, parallel=False):
 
 
 def hf_merges(hf):
-    return [tuple(map(unspell, pair)) for pair
+    return [tuple(map(printable_to_bytes, pair)) for pair
             in json.loads(hf.to_str())["model"]["merges"]]
 
 
 def our_train(source, vocab_size, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Tokenizer.train(source, vocab_size, progress=False, ties="ids",
+        return Tokenizer.train(source, vocab_size, progress=False, tie_break="ids",
                                **options)
 
 
@@ -192,13 +192,13 @@ def bench_processes(text):
     documents = cut(whole, 2000)
     tok = our_train([text], 600 if timing.quick else 10_000)
     tok.encode(text)
-    t = in_turn({n: lambda n=n: list(in_order(spin, [3_000_000] * 4, n))
+    t = in_turn({n: lambda n=n: list(map_ordered(spin, [3_000_000] * 4, n))
                  for n in (1, 2)}, 3, time.perf_counter)
     row("a bare loop: what this machine can give", t[1] / t[2], None,
         f"{t[1]:.2f} s / {t[2]:.2f} s")
     works = {"pre-tokenization":
-             lambda n: count_source([whole], processes=n),
-             "encoding": lambda n: tok.encode_batch(documents, processes=n)}
+             lambda n: count_source_pretokens([whole], num_workers=n),
+             "encoding": lambda n: tok.encode_batch(documents, num_workers=n)}
     for name, work in works.items():
         same = work(1) == work(2)
         both = {n: lambda n=n: work(n) for n in (1, 2)}
@@ -236,13 +236,13 @@ def bench_plain(text):
     size, vocab = (100_000, 600) if timing.quick else (22_000_000, 10_000)
     whole = repeated(text, size)
     ours, tok = once(lambda: our_train([whole], vocab))
-    words = bpe.pretokenize(whole)
-    rules = make_rules(tok.vocab.merges)
+    words = bpe.pretokenize_text(whole)
+    rules = build_merge_tables(tok.vocab.merges)
     lists = [list(word.encode()) for word in words]
     first = median(once(lambda: count_and_merge(lists, [], 256 + k))[0]
                    for k in range(1 if timing.quick else 3))
     # the same lists as they are when all merges but the last have been made
-    done = {w: [*map(ord, merge_short(as_chars(w), rules))]
+    done = {w: [*map(ord, merge_short(bytes_to_chars(w), rules))]
             for w in set(words)}
     lists = [done[word][:] for word in words]
     if not any(len(ids) > 1 for ids in lists):
@@ -259,10 +259,10 @@ def bench_plain(text):
 STREAM = """
 import re, resource, sys, time
 from pathlib import Path
-from tformer.tokenizer import Tokenizer, read_file
+from tformer.tokenizer import Tokenizer, read_text_chunks
 tok = Tokenizer.load(sys.argv[1])
 count, start = 0, time.process_time()
-for id in tok.encode_iterable(read_file(sys.argv[2])):
+for id in tok.encode_iterable(read_text_chunks(sys.argv[2])):
     count += 1
 status = Path("/proc/self/status")
 peak = (int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])

@@ -38,7 +38,7 @@ import bench_models
 import timing
 from bench_parts import FAILED, Size, apart, ids_of, run
 from tformer import gpt, llama
-from tformer.costs import flops, read_sizes
+from tformer.costs import forward_flops, spec_from_config
 from tformer.optim import chunked_cross_entropy
 
 SIZES = [Size(8, 256, 384, 6)]
@@ -92,7 +92,7 @@ def next_ids(ids):
 
 def our_loss(model, ids, hidden=None):
     "The logits of some rows at a time; ``hidden``: compiled, or None."
-    x = (model.hidden if hidden is None else hidden)(ids)
+    x = (model.hidden_states if hidden is None else hidden)(ids)
     return chunked_cross_entropy(x, model.lm_head.weight, next_ids(ids))
 
 
@@ -155,7 +155,7 @@ def must_agree(twins, ours, peer):
 
 def work_of(model, size):
     "FLOPs of a step: three times those of the forward pass."
-    return 3 * flops(read_sizes(model), size.t, size.b, skip=True)
+    return 3 * forward_flops(spec_from_config(model), size.t, size.b, skip_masked=True)
 
 
 def product(size, d_ff):
@@ -175,7 +175,7 @@ def has_bf16():
 def ways_of(ours, peer):
     "The steps that take turns, by name."
     hidden = torch.compile(
-        ours.model.hidden,
+        ours.model.hidden_states,
         backend="eager" if timing.quick else "inductor")
     return {"ours": ours.step, "peer": peer.step,
             "at once": lambda: ours.step(our_loss_at_once),
@@ -220,7 +220,7 @@ def measure(made):
     twins, size, target = made
     ours, peer = sides_of(twins)
     agree = must_agree(twins, ours, peer)
-    d_ff = read_sizes(twins.ours).d_ff
+    d_ff = spec_from_config(twins.ours).d_ff
     work = work_of(twins.ours, size)
     times, fastest = in_rounds(ways_of(ours, peer), size, d_ff)
     peak = 2 * size.b * size.t * size.d * d_ff / fastest
