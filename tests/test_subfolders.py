@@ -67,7 +67,7 @@ SLIP = [
          "    return shifted(n).T"),
     code("assert flipped(2).all()"),
     md("## Code of others\n\n```{package-source} nn.probe.shifted\n```\n\n"
-       "```{package-source} plot.machine\n```"),
+       "```{package-source} plot.machine_diagram\n```"),
     md('Here is <a href="nowhere.html">a link</a>, <span style="color: '
        '#bbb">faint by day</span> and <span style="color: #555">faint by '
        "night</span>."),
@@ -259,14 +259,14 @@ def test_links_of_a_page_in_a_folder(html):
 
 def test_code_of_other_notebooks_is_shown(tree, html):
     text = (html / "nbs" / ROOM / "slip.html").read_text("utf-8")
-    for name in ("nn.probe.shifted", "plot.machine"):
+    for name in ("nn.probe.shifted", "plot.machine_diagram"):
         module, _, last = name.rpartition(".")
         source = course.module_path(tree, module).read_text("utf-8")
         code = re.search(rf"^def {last}\(.*\n(?:[ )].*\n|\n(?= ))*", source, re.M)[0]
         shown = [unescape(re.sub(r"<[^>]+>", "", block)) for block in
                  re.findall(r"<pre>(.*?)</pre>", text, re.S)]
         assert code in shown, name
-    assert re.findall(r"the code of [\w.]+", text) == ["the code of machine"] * 2
+    assert re.findall(r"the code of [\w.]+", text) == ["the code of machine_diagram"] * 2
     links = re.findall(r'<p class="tf-origin">.*?href="([^"]+)"', text)
     assert links == ["probe.html", "../../A1_figures.html"]
 
