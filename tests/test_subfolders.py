@@ -266,7 +266,8 @@ def test_code_of_other_notebooks_is_shown(tree, html):
         shown = [unescape(re.sub(r"<[^>]+>", "", block)) for block in
                  re.findall(r"<pre>(.*?)</pre>", text, re.S)]
         assert code in shown, name
-    assert re.findall(r"the code of [\w.]+", text) == ["the code of machine_diagram"] * 2
+    labels = re.findall(r"the code of [\w.]+", text)
+    assert labels == ["the code of machine_diagram"] * 2
     links = re.findall(r'<p class="tf-origin">.*?href="([^"]+)"', text)
     assert links == ["probe.html", "../../A1_figures.html"]
 
