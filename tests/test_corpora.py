@@ -492,8 +492,8 @@ def texts(size):
     for i in range(size // len(unit)):
         yield f"{i} {unit}"
 tokenizer = Tokenizer.train([unit], 500)
-write_tokens(sys.argv[1], texts(int(sys.argv[2])), tokenizer)
-header = TokenHeader.read(sys.argv[1])
+write_token_file(sys.argv[1], texts(int(sys.argv[2])), tokenizer)
+header = TokenFileHeader.from_file(sys.argv[1])
 print(header.n_ids, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

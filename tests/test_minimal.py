@@ -321,7 +321,7 @@ def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
         assert len(short["curve"].split()) == 3     # before, between, after
     before = out.read_bytes()               # once more: all of it is there
     monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(parts.stories, "corpus", lambda *a, **k: "a")
+    monkeypatch.setattr(parts.stories, "story_corpus", lambda *a, **k: "a")
     monkeypatch.setattr(parts, "train", None)
     parts.main()
     assert out.read_bytes() == before
