@@ -322,12 +322,12 @@ def test_the_parts_are_recorded_by_their_script(tmp_path, parts, monkeypatch):
     before = out.read_bytes()               # once more: all of it is there
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(parts.stories, "story_corpus", lambda *a, **k: "a")
-    monkeypatch.setattr(parts, "train", None)
+    monkeypatch.setattr(parts, "train_one", None)
     parts.main()
     assert out.read_bytes() == before
     rows = parts.kept_rows(out, 2, again=False)
     parts.write(rows[::-1][1:], out)        # a run that was stopped
-    monkeypatch.setattr(parts, "train", lambda name, seed, *rest: {
+    monkeypatch.setattr(parts, "train_one", lambda name, seed, *rest: {
         **rows[0], "variant": name, "seed": str(seed)})
     parts.main()
     assert len(parts.kept_rows(out, 2, again=False)) == len(rows)
