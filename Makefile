@@ -9,6 +9,8 @@ NB ?=
 CHOSEN = $(PY) book/_ext/course.py notebooks $(NB)
 RECORD ?= _proc/status.json
 STATUS ?= book/status.json
+# environment variables for `make processors`; empty: what tests/processors.py chooses
+SWITCH ?=
 PORT ?= 8000
 SECONDS ?= _proc/seconds.json
 # one process for each core; more than 16 would only wait for the longest file
@@ -21,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # what one of many processes has compiled, the others need not
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lint check test nightly book serve notebooks records bench \
+.PHONY: help setup lint check test nightly processors book serve notebooks records bench \
 	verify status seconds owner clean
 
 help:  ## what there is to make
@@ -50,6 +52,10 @@ test: $(VENV)/.done  ## every notebook, and every test that is not marked nightl
 nightly: $(VENV)/.done  ## the tests marked nightly, and every ✓ seen to fail
 	$(PYTEST) -m nightly --seconds $(SECONDS) tests
 	$(PY) book/verify.py --check
+
+processors: $(VENV)/.done  ## notebooks, and tests marked processor, as another processor computes
+	$(PY) tests/processors.py run $(if $(SWITCH),--switch "$(SWITCH)") \
+		$(PYTEST) -m "processor and not nightly" nbs tests
 
 book: $(VENV)/.done  ## the site, in _book/_build/html; warnings are fatal
 	$(VENV)/bin/nbdev_export

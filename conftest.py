@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT / "book" / "_ext"), str(ROOT / "tests")]
 
+import pytest  # noqa: E402
+
 import kernels  # noqa: E402
 from course import document_name  # noqa: E402
 
@@ -26,6 +28,14 @@ EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
 LOOKS = re.compile(r"<(style|script)\b.*?</\1>", re.S)
 KEPT = re.compile(r"<(title|desc)\b[^>]*>(.*?)</\1>", re.S)
+
+# environment variables by which PyTorch and its libraries choose other code than
+# that of the machine's processor (tests/processors.py)
+SWITCHES = ["ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA",
+            "OMP_NUM_THREADS"]
+# with this, torch.compile writes C++ that PyTorch's own header files refuse, so
+# cells that are tagged "compiles" are left out
+NO_COMPILER = os.environ.get("ATEN_CPU_CAPABILITY") == "default"
 
 try:
     from jupyter_client.provisioning import local_provisioner
@@ -114,13 +124,19 @@ def tiers_run(expression):
         expression, ["test", "nightly"])
 
 
+@pytest.hookimpl(tryfirst=True)     # before -m chooses by markers
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):          # in an xdist worker
         longest_first(items, tiers_run(config.option.markexpr))
     for item in items:
         cell = getattr(item, "cell", None)          # nbval's IPyNbCell
-        if cell is None or cell.get("cell_type") != "code":
+        if cell is None:
             continue
+        item.add_marker("processor")
+        if cell.get("cell_type") != "code":
+            continue
+        if NO_COMPILER and "compiles" in cell.metadata.get("tags", ()):
+            item.options["skip"] = True
         if cell.execution_count is None:
             # nbdev_clean blanks it, and nbval reads that as «never run»
             cell.execution_count = 0
@@ -182,20 +198,47 @@ class Clock:
                 if (ROOT / name).exists()}
 
 
+def describe_processor():
+    """Return the processor's name, and how PyTorch computes on it.
+
+    The second says which vector instructions PyTorch uses, and which variables tell
+    it or its libraries to use others.
+    """
+    import torch
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M)
+        name = found[1] if found else name
+    set_here = [f"{v}={os.environ[v]}" for v in SWITCHES if v in os.environ]
+    return name, ", ".join([torch.backends.cpu.get_cpu_capability(), *set_here])
+
+
+def pytest_report_header(config):
+    "Say on which processor the notebooks and tests run."
+    if getattr(config.option, "nbval", False):
+        return "processor: {} ({})".format(*describe_processor())
+    return None
+
+
 def describe_machine():
     from importlib.metadata import version
 
     import torch
+    processor, instructions = describe_processor()
     gpu = torch.cuda.is_available()
     return {"device": torch.cuda.get_device_name() if gpu else "CPU",
             "python": platform.python_version(),
             "platform": f"{platform.system()} {platform.machine()}",
+            "processor": processor, "instructions": instructions,
             "cores": os.cpu_count(),
             "versions": {p: version(p) for p in
                          ("torch", "numpy", "matplotlib", "jupyter-book")}}
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "processor: notebooks, and tests that sum "
+                            "floats: run by `make processors` as well")
     if not hasattr(config, "workerinput"):      # not in an xdist worker
         config.clock = Clock()
         config.pluginmanager.register(config.clock, "notebook-clock")
@@ -203,6 +246,11 @@ def pytest_configure(config):
             server = kernels.KernelServer()
             config.add_cleanup(server.close)
             os.environ[kernels.ADDRESS] = server.address
+
+
+def switched():
+    "Whether this run computes as another processor would."
+    return any(v in os.environ for v in SWITCHES if v != "OMP_NUM_THREADS")
 
 
 def needs_kernels(config):
@@ -235,7 +283,8 @@ def pytest_sessionfinish(session):
         return
     if target := session.config.getoption("--record"):
         write_json(Path(target), clock.as_record())
-    if message := clock.over_budget():
+    # as another processor, and with more threads than processes leave, all is slower
+    if not switched() and (message := clock.over_budget()):
         session.config.clock_message = message
         session.exitstatus = 1
 

@@ -1,5 +1,6 @@
 """What several test files share: the built book, a browser, executed shapes."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,12 @@ NIGHTLY = {
                           "test_names_of_mutations_are_different"},
     "test_shapes.py": {"test_a_wrong_call_is_refused"},
 }
+# test files that import torch, but compare nothing that a processor could round in
+# its own way: all others are marked processor
+SAME_EVERYWHERE = {"test_bench.py", "test_bpe.py", "test_bundles.py",
+                   "test_code_changes.py", "test_costs.py", "test_processors.py",
+                   "test_shapes.py", "test_validate.py"}
+IMPORTS_TORCH = re.compile(r"^(import|from) torch\b", re.M)
 pytest.register_assert_rewrite("helpers")     # its failures show numbers
 
 
@@ -44,6 +51,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)     # before -m chooses by markers
 def pytest_collection_modifyitems(config, items):
     mark_nightly(items)
+    mark_processor(items)
     if "TFORMER_SHAPES" in os.environ:
         run_less(config, items)
 
@@ -57,6 +65,17 @@ def mark_nightly(items):
             spared = NIGHTLY.get(name)
             if spared is not None and item.originalname not in spared:
                 item.add_marker(pytest.mark.nightly)
+
+
+def mark_processor(items):
+    "Mark the tests of files that compute with floats."
+    here = Path(__file__).parent
+    for path in {item.path for item in items}:
+        if path.parent == here and path.name not in SAME_EVERYWHERE and (
+                IMPORTS_TORCH.search(path.read_text(encoding="utf-8"))):
+            for item in items:
+                if item.path == path:
+                    item.add_marker(pytest.mark.processor)
 
 
 def run_less(config, items):

@@ -1,8 +1,10 @@
 """Multi-head attention and its cache, against PyTorch and by their laws."""
 import copy
+import csv
 import itertools
 import math
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import helpers
+from conftest import ROOT, run
 from helpers import close, generator, needs_cuda, plain_only, spread
 from tformer import attention, rows
 from tformer.attend import attend, causal_mask, padding_mask
@@ -30,6 +33,7 @@ from tformer.attention import (
     split_heads,
 )
 from tformer.layers import RMSNorm
+from tformer.minimal import load_record
 from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 from tformer.rows import (
     CrossAttentionCache,
@@ -2188,3 +2192,19 @@ def test_the_bias_of_the_values_is_one_of_the_output():
     assert torch.allclose(one(x), other(x), atol=1e-5)
     other.q_proj.bias += 7.0
     assert not torch.allclose(one(x), other(x), atol=1e-3)
+
+# the record of the heads that copying needs
+
+def test_the_record_of_heads_is_whole_and_made_by_its_script(tmp_path):
+    out = tmp_path / "heads.csv"
+    run(sys.executable, ROOT / "experiments" / "heads.py", "--steps", "1",
+        "--seeds", "1", "--out", out)
+    with out.open(encoding="utf-8", newline="") as lines:
+        (new,) = csv.DictReader(lines)
+    kept = load_record("heads")
+    assert [row["seed"] for row in kept] == [str(seed) for seed in range(10)]
+    assert {row["steps"] for row in kept} == {"400"}
+    assert all(set(row) == set(new) for row in kept)
+    for row in (*kept, new):
+        assert all(len(row[name].split()) == 4 for name in ("without_1", "without_2"))
+    assert all(float(row["right"]) > 0.99 for row in kept) and float(new["right"]) < 0.2

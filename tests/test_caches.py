@@ -694,7 +694,7 @@ def filled(rows, n=4, width=4, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("rows, other, says", [
-    ([0, 1], lambda: filled(1), r"1 rows are put, .* 1 places, got \(2,\)"),
+    ([0, 1], lambda: filled(1), r"the source has 1 rows, .* name 1 rows, got \(2,\)"),
     ([[0]], lambda: filled(1), r"rows must be a tensor of row numbers"),
     ([3], lambda: filled(1), r"from 0 to 2, got \[3\]"),
     ([-1], lambda: filled(1), r"from 0 to 2, got \[-1\]"),
@@ -717,7 +717,7 @@ def test_rows_that_do_not_fit_are_named(rows, other, says):
 
 
 def test_a_cache_of_more_layers_is_not_put():
-    with pytest.raises(ValueError, match=r"of 1 layers .* into one of 2"):
+    with pytest.raises(ValueError, match=r"of 1 layers .* in one of 2"):
         KVCache([filled(2), filled(2)]).set_rows(torch.tensor([0]),
                                                  KVCache([filled(1)]))
     with pytest.raises(ValueError, match="knows how many rows"):

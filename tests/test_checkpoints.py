@@ -603,5 +603,17 @@ def test_the_bench_runs():
 def test_read_checkpoint_returns_weights_and_state(tmp_path):
     write_checkpoint(tmp_path / "a", small(), {"k": 1})
     weights, state = read_checkpoint(tmp_path / "a")
-    assert set(weights) == set(small().state_dict()) and state == {"k": 1}
+    assert set(weights) == set(small().state_dict())
+    assert state == {"k": 1, "format": checkpoints.STATE_FORMAT}
     assert checkpoints.__all__
+
+
+def test_a_manager_loads_what_write_checkpoint_wrote(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    write_checkpoint(manager.path(3), small(), {"k": 1})
+    assert manager.load(small())["k"] == 1
+    _, state = read_checkpoint(manager.path(3))
+    write_checkpoint(tmp_path / "again", small(), state)    # what was read is accepted
+    with pytest.raises(ValueError, match="'safetensors', and format 2 is written"):
+        write_checkpoint(tmp_path / "new", small(), {"format": "safetensors"})
+    assert not (tmp_path / "new").exists()

@@ -1,5 +1,6 @@
 """The figures of ``tformer.plot``: their text, and what a browser makes of it."""
 import base64
+import doctest
 import io
 import json
 import re
@@ -43,6 +44,11 @@ def ids(text):
 
 
 # ---- the text of a figure ----
+
+def test_examples_in_docstrings_do_what_they_show():
+    failed, attempted = doctest.testmod(plot)
+    assert attempted >= 11 and not failed
+
 
 def test_same_figure_same_bytes():
     assert curve().svg == curve().svg

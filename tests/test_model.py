@@ -861,7 +861,7 @@ def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
     model = spread(Llama(config, normed), 0.3)
     model.save(tmp_path)
     with pytest.raises(ValueError, match=r"holds a Llama with attention "
-                       r"SelfAttention.*q_norm.*give attention="):
+                       r"SelfAttention.*q_norm.*the attention_factory= that"):
         Llama.load(tmp_path)
     again = Llama.load(tmp_path, attention_factory=normed)
     assert torch.equal(again(row.ids()), model(row.ids()))
@@ -889,7 +889,7 @@ def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
         assert equal_models(Llama.load(tmp_path), model)
         return
     with pytest.raises(ValueError, match=r"(?s)with attention .*, but what "
-                       r"was made has .*give attention="):
+                       r"was made has .*the attention_factory= that"):
         Llama.load(tmp_path)
     again = Llama.load(tmp_path, attention_factory=make_gqa_factory(other))
     ids = OF["Llama"].ids()

@@ -487,6 +487,24 @@ def test_nothing_tells_of_the_machine():
         assert not found, f"{path.relative_to(ROOT)}: {found[:3]}"
 
 
+def test_outputs_that_are_not_compared_name_their_reason():
+    "The table of reasons stands on the page for maintainers."
+    page = (ROOT / "book" / "maintain.md").read_text(encoding="utf-8")
+    reasons = {*re.findall(r"^\| `(ignored-\w+)` \|", page, re.M)}
+    count = 0
+    used = set()
+    for path in NOTEBOOKS:
+        for cell in code_cells(path):
+            tags = cell["metadata"].get("tags", [])
+            named = [tag for tag in tags if tag.startswith("ignored-")]
+            ignored = "nbval-ignore-output" in tags
+            assert len(named) == ignored, f"{path.name}, {cell['id']}: {tags}"
+            count += ignored
+            used |= {*named}
+    assert used == reasons
+    assert count <= 99, "compare the output of another cell in its place"
+
+
 def test_time_budgets():
     rules = load(ROOT / "conftest.py")
     record = read(ROOT / "book" / "status.json")["notebooks"]

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from conftest import NIGHTLY, ROOT
+import processors
+from conftest import NIGHTLY, ROOT, SAME_EVERYWHERE
 
 # minutes that a tier may take on two quiet cores
 MINUTES = {"test": 10, "nightly": 30}
@@ -59,6 +60,17 @@ def test_the_makefile_runs_two_tiers_over_the_same_tests():
     assert "-n logical" in recipe("test")
 
 
+def test_processors_runs_all_notebooks_and_the_marked_tests():
+    expression, files = chosen("processors")
+    assert expression == "processor and not nightly" and files == ["nbs", "tests"]
+    assert "tests/processors.py run" in recipe("processors")
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    strategy = yaml.safe_load(text)["jobs"]["processors"]["strategy"]
+    switches = strategy["matrix"]["switch"]
+    assert len(switches) == 2 and {*switches} <= {*processors.SWITCHES}
+    assert 'make processors SWITCH="${{ matrix.switch }}"' in text
+
+
 MADE_UP = {
     "test_some.py": """
 import pytest
@@ -98,20 +110,25 @@ def made_up(tmp_path):
         shutil.copy(ROOT / name, target)
     for name, text in MADE_UP.items():
         (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
-    cells = [{"cell_type": "code", "execution_count": None, "id": "one",
-              "metadata": {}, "outputs": [], "source": ["1"]}]
+    cells = [{"cell_type": "code", "execution_count": None, "id": name,
+              "metadata": {"tags": tags}, "outputs": [], "source": ["a = 1"]}
+             for name, tags in (("one", []), ("two", ["compiles"]))]
     (tmp_path / "nbs").mkdir()
     (tmp_path / "nbs" / "01_a.ipynb").write_text(json.dumps(
         {"cells": cells, "metadata": {"kernelspec": {
             "name": "python3", "display_name": "", "language": "python"}},
          "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
 
-    def collect(*args):
+    def run_pytest(*args, collect=True):
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p",
-             "no:cacheprovider", *args], cwd=tmp_path, text=True,
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+             *["--collect-only"] * collect, *args], cwd=tmp_path, text=True,
             capture_output=True, check=False)
-    return collect
+
+    def write(name, text):
+        (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
+    run_pytest.write = write
+    return run_pytest
 
 
 def test_each_test_is_in_exactly_one_tier(made_up):
@@ -145,7 +162,7 @@ def test_files_of_the_night_hold_what_the_list_names(name):
 def test_notebooks_are_not_left_to_the_night():
     "Only a test function can carry the marker; no notebook does."
     rules = (ROOT / "conftest.py").read_text(encoding="utf-8")
-    assert "add_marker" not in rules
+    assert re.findall(r"add_marker\((.*)\)", rules) == ['"processor"']
     assert all(name.startswith("test_") for name in NIGHTLY)
 
 
@@ -164,8 +181,8 @@ def commands(workflow):
 def test_who_runs_which_tier():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     lines = [line for line in script.splitlines() if line.startswith("make ")]
-    assert lines == ["make test", "make book", "make nightly"]
-    assert [t for t in commands("ci") if t != "lint"] == ["test", "book"]
+    assert lines == ["make test", "make book", "make nightly", "make processors"]
+    assert [t for t in commands("ci") if t != "lint"] == ["test", "book", "processors"]
     assert commands("nightly") == ["nightly"]
     assert "nightly" not in commands("weekly")
     night = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
@@ -185,6 +202,36 @@ def test_pages_name_the_tiers(name):
     if name != "README.md":
         for minutes in MINUTES.values():
             assert f"{minutes} minutes" in text
+
+
+# Tests that another processor may see fail
+
+def test_what_computes_with_floats_is_run_as_another_processor(made_up):
+    made_up.write("test_floats.py", "import torch\n\ndef test_sum(): pass\n")
+    made_up.write("test_validate.py", "import torch\n\ndef test_words(): pass\n")
+    done = made_up("--nbval", "--nbval-current-env", "-m", chosen("processors")[0],
+                   "--ignore=tests/test_typo.py", "nbs", "tests")
+    lines = [line for line in done.stdout.splitlines() if "::" in line]
+    assert lines == ["nbs/01_a.ipynb::Cell 0", "nbs/01_a.ipynb::Cell 1",
+                     "tests/test_floats.py::test_sum"], done.stdout + done.stderr
+    for name in SAME_EVERYWHERE:
+        assert (ROOT / "tests" / name).exists()
+
+
+def test_a_run_says_on_which_processor(made_up, monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    done = made_up("-v", "--nbval", "--nbval-current-env", "nbs")
+    line = next(line for line in done.stdout.splitlines()
+                if line.startswith("processor:"))
+    assert re.search(r" \(\w+, .*MKL_CBWR=COMPATIBLE", line), line
+
+
+def test_cells_that_compile_are_left_out_without_vector_instructions(made_up,
+                                                                     monkeypatch):
+    for value, word in ("default", "1 skipped"), ("", "2 passed"):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", value)
+        done = made_up("--nbval", "--nbval-current-env", "nbs", collect=False)
+        assert word in done.stdout, done.stdout
 
 
 # The record of seconds

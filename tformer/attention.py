@@ -436,8 +436,8 @@ class KVCache(Together):
         layer refuses, none has changed.
         """
         n = len(self.layers), len(source.layers)
-        validate.require(n[0] == n[1], f"a cache of {n[1]} layers cannot "
-                         f"be put into one of {n[0]}")
+        validate.require(n[0] == n[1], f"rows of a cache of {n[1]} layers "
+                         f"cannot be set in one of {n[0]}")
         with self.atomic(), self.keep_shared_positions(source):
             for layer, source_layer in zip(self.layers, source.layers):
                 layer.set_rows(rows, source_layer)

@@ -467,7 +467,7 @@ def _adapted(model, **adapt):
 #| code-summary: a trial: a model, its report, random ids
 class _CheckRun:
     "A model, its report, and random ids to try it with."
-    check = "every"  # the name that the report gives it
+    check = "run_all"  # the name that the report gives it
 
     def __init__(self, model, vocab_size, seq_len=None, seed=0, **adapt):
         self.adapter = _adapted(model, **adapt)
@@ -556,6 +556,7 @@ def _setting(model, names):
 #| code-summary: what every check asks first of the logits
 class _LogitChecks(_CheckRun):
     "What every check asks first: are there logits that can be judged?"
+    noise = 0.0  # how far equal rows move from one call to another
 
     def baseline_logits(self, ids, again=True):
         "Logits that can be judged: of a right shape, finite, repeatable."
@@ -621,15 +622,17 @@ class _LogitChecks(_CheckRun):
             if max_diff > self.tolerance(logits):
                 self.explain_rows(strangers, kept, max_diff)
             worst = max(worst, max_diff)
+        self.noise = max(self.noise, worst)
         return worst
 
     def explain_rows(self, rows, kept, max_diff):
         "Which outputs of one row answer to one token of another?"
         other = 1 if kept == 0 else 0
-        before = self.adapter(rows)[kept]
+        before, again = (self.adapter(rows)[kept] for _ in range(2))
+        noise = 8 * max_difference(again, before)
         rows[other, 2] = self.replacement_ids(rows)[other, 2]
-        hit = (self.adapter(rows)[kept] != before).any(-1)
-        hit = hit.nonzero().flatten().tolist()
+        moved = (self.adapter(rows)[kept] - before).float().abs().amax(-1)
+        hit = (moved > noise).nonzero().flatten().tolist()
         self.fail(
             f"row {kept} of a batch moved by {max_diff:.2g} when only "
             f"other rows changed (token 2 of row {other} moves its "
@@ -668,20 +671,34 @@ def single_token_variants(
     rows[index + 1, index] = other[0]
     return rows
 
+# %% ../nbs/08_is_it_right.ipynb #5b0c7d1e
+#| code-fold: false
+def compare_rows(
+    changed: Float[Tensor, "n t d"],  # row j + 1: token j was replaced
+    unchanged: Float[Tensor, "n t d"],  # every row: nothing was
+) -> Float[Tensor, "t t"]:
+    "How far output i of row j + 1 moved, at [i, j]."
+    diff = changed[1:].float() - unchanged[1:].float()
+    return diff.abs().amax(-1).T.cpu()
+
 # %% ../nbs/08_is_it_right.ipynb #e079ed24
 def influence(
     model: Callable,  # ids → logits
     ids: Int[Tensor, "1 t"],  # one sequence
     other: Int[Tensor, "1 t"],  # for every place another id
 ) -> tuple[Float[Tensor, "t t"], Float[Tensor, "n t vocab"]]:
-    """How far output i moves when token j is replaced, at [i, j].
+    """Return how far output i moves when token j is replaced, at [i, j].
 
-    One call: a batch whose first row is ``ids`` and whose row j + 1
-    has ``other`` at place j.  The logits are returned as well.
+    The model is called twice: with a batch whose row j + 1 has ``other``
+    at position j, and with one in which every row is ``ids``.  Rows in
+    the same place of both are compared, because a row's place in its
+    batch may change how it is rounded.  The logits of the first batch
+    are returned as well.
     """
-    logits = extract_logits(model(single_token_variants(ids, other)))
-    effect = (logits[1:].float() - logits[:1].float()).abs().amax(-1)
-    return effect.T.cpu(), logits
+    rows = single_token_variants(ids, other)
+    unchanged = extract_logits(model(ids.repeat(len(rows), 1)))
+    logits = extract_logits(model(rows))
+    return compare_rows(logits, unchanged), logits
 
 # %% ../nbs/08_is_it_right.ipynb #81624afb
 #| code-summary: draws a map in characters
@@ -771,7 +788,6 @@ def causal(
 #| code-summary: replaces tokens, and says where the future enters
 class _Influence(_LogitChecks):
     "Replaces tokens one by one; names the module that sees the future."
-    noise = 0.0  # how far logits move for no reason
 
     def measure_influence(self, num_trials):
         "Influences over several draws; stops at the first leak."
@@ -782,7 +798,7 @@ class _Influence(_LogitChecks):
             self.baseline_logits(ids)
             trial_effect, logits = influence(self.adapter, ids, other)
             rows = single_token_variants(ids, other)
-            self.noise = max(self.noise, self.check_rows(rows, logits))
+            self.check_rows(rows, logits)
             depends = trial_effect > self.threshold(trial_effect, logits)
             if depends.triu(1).any():
                 self.explain_leak(ids, other, trial_effect, depends)
@@ -800,9 +816,8 @@ class _Influence(_LogitChecks):
         i, j = divmod(int(effect.triu(1).argmax()), len(effect))
         problem = (f"output {i} moved by {effect[i, j]:.2g} when token "
                    f"{j}, which comes after it, was replaced")
-        for name, out in self.inner_outputs(ids, other):
-            module_effect, _ = influence(lambda _, out=out: out, ids,
-                                         other)
+        for name, out, unchanged in self.inner_outputs(ids, other):
+            module_effect = compare_rows(out, unchanged)
             module_depends = module_effect > self.threshold(
                 module_effect, out)
             if module_depends.triu(1).any():
@@ -816,11 +831,23 @@ class _Influence(_LogitChecks):
                   format_influence_map(depends))
 
     def inner_outputs(self, ids, other):
-        "Outputs of all modules, batch first, in the order they finish."
-        t = ids.shape[1]
-        steps = _record(self.adapter, single_token_variants(ids, other))[1]
-        return [(s.name, s.out) for s in steps
-                if s.out.ndim == 3 and s.out.shape[:2] == (t + 1, t)]
+        """Yield the outputs of modules, in the order they finish.
+
+        Each comes with the module's name, first for the replaced tokens
+        and then for the unchanged text; only those are taken whose axes
+        are (batch, tokens, anything).
+        """
+        rows = single_token_variants(ids, other)
+        unchanged = {}
+        for call in _record(self.adapter, ids.repeat(len(rows), 1))[1]:
+            unchanged.setdefault(call.name, []).append(call.out)
+        for call in _record(self.adapter, rows)[1]:
+            outs = unchanged.get(call.name)  # some run for some ids only
+            before = outs.pop(0) if outs else None
+            if (before is not None and call.out.shape == before.shape
+                    and call.out.ndim == 3
+                    and call.out.shape[:2] == rows.shape):
+                yield call.name, call.out, before
 
 # %% ../nbs/08_is_it_right.ipynb #0633a9a3
 #| code-summary: one call of a module, and its counterparts
@@ -1390,8 +1417,9 @@ class _ChunkedFeed(_RaggedRows):
         "Influence without and with the cache; None where that crashes."
         other = self.replacement_ids(ids)
         plain, _ = influence(self.adapter, ids, other)
-        small = min(self.tolerance(whole),
-                    plain[plain > 0].min().item() / 4)
+        noise = 8 * self.noise
+        weakest = plain[plain > noise].min().item()
+        small = max(noise, min(self.tolerance(whole), weakest / 4))
         try:
             cached, _ = influence(
                 lambda x: run_in_chunks(self.adapter, x, sizes), ids,
@@ -1842,7 +1870,8 @@ class _ModuleWalk(_LogitChecks):
                     "after them differs"
                     if twins
                     else "no module could be "
-                    "matched; pass names=, parts of names, ours to theirs"
+                    "matched; pass name_map=, parts of names, ours to "
+                    "theirs"
                 ),
             )
         step, counterpart = pair
@@ -2419,5 +2448,5 @@ def _skip_reason(name, adapter):
     if any(word in n for n in adapter.argument_names
            for word in ("cache", "past")) and name == "cache":
         return ("not tested: a cache of another kind; call check.cache "
-                "with step=")
+                "with step_fn=")
     return "does not apply"

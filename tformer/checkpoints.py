@@ -202,12 +202,18 @@ def write_checkpoint(
     model: nn.Module,
     state: dict[str, Any],  # all the rest, as ``flatten_state`` takes it
 ) -> None:
-    """A model and a state in a folder, whole or not at all.
+    """Write a model and a state into a folder, whole or not at all.
 
     A model with a ``ModelConfig`` is saved by ``save_model``, so that
     ``load_model`` takes the folder; of others only the weights are.
+    The state that is read back also holds ``"format"``, the version of
+    its layout.  Raises ``ValueError`` for a state of another format.
     """
-    tensors, rest = flatten_state(state)
+    found = state.get("format", STATE_FORMAT)
+    validate.require(found == STATE_FORMAT, "the state has the format "
+                     f"{found!r}, and format {STATE_FORMAT} is written: "
+                     'leave out "format", or give it another name')
+    tensors, rest = flatten_state({**state, "format": STATE_FORMAT})
     model = getattr(model, "_orig_mod", model)
 
     def write(tmp_path):
@@ -307,7 +313,7 @@ class CheckpointManager:
              metric: float | None = None) -> Path:
         "Write a checkpoint; then forget what need not stay."
         write_checkpoint(self.path(step), model, state | {
-            "format": STATE_FORMAT, "step": step, "metric": metric})
+            "step": step, "metric": metric})
         self.delete_old()
         return self.path(step)
 

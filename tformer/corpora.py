@@ -233,7 +233,8 @@ def _open_url(url, start=0, tag=None):
         reason = getattr(error, "reason", error)
         raise ConnectionError(
             f"cannot reach {url} ({reason}); without a network there is "
-            'documents("stories"), which comes with the package') from None
+            'load_documents("stories"), which comes with the package'
+        ) from None
 
 # %% ../nbs/A8_corpora.ipynb #fdb6aa58
 #| code-summary: how much is there already

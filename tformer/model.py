@@ -516,7 +516,7 @@ def _read_config(folder, metadata):
 def load_model(
     cls: type,  # the class that was saved, such as ``Llama``
     folder: str | os.PathLike,  # what ``save_model`` wrote
-    # further arguments of the class, such as attention=
+    # arguments of the class, such as attention_factory=
     **components: Any,
 ) -> nn.Module:
     """The model in a folder, in eval mode, on the CPU.
@@ -569,5 +569,5 @@ def _validate_components(folder, saved, model):
         validate.require(saved[part] == components.get(part),
                          f"{folder} holds a {type(model).__name__} with "
                          f"{part} {saved[part]}, but what was made has "
-                         f"{components.get(part)}: give {part}= as when "
-                         "it was saved")
+                         f"{components.get(part)}: load it with the "
+                         f"{part}_factory= that it was built with")

@@ -537,6 +537,9 @@ class ModelRunner:
         self.num_prompt_tokens = 0
         self.num_padding_tokens = 0
 
+    def reset_prefix_cache(self) -> None:
+        "Do nothing, because rows of full length share no prefixes."
+
     def prefill(
         self, rows: list[int],
         chunks: list[list[int]],  # the next ids of each

@@ -344,6 +344,7 @@ def show(
     other than one description or one per panel, and for more than
     150,000 bytes.
 
+    >>> fig, ax = figure(4, 2)
     >>> show(fig, "A parabola", "It falls from 4 to 0 and rises.")
     Figure: A parabola
     """
@@ -661,7 +662,8 @@ def route(
 class Layout(dict):
     """Rectangles by name, and the ways between them.
 
-    >>> Places(a=Place(0, 0, 4, 4), b=Place(9, 0, 4, 4)).way("a", "b")
+    >>> layout = Layout(a=Rect(0, 0, 4, 4), b=Rect(9, 0, 4, 4))
+    >>> layout.path("a", "b")
     [(2.0, 0.0), (7.0, 0.0)]
     """
 
@@ -1104,7 +1106,7 @@ def machine_diagram(
     concern the whole and are a frame around it. ValueError for an
     unknown part.
 
-    >>> machine(lit=["attention"], links={"norm": "06_norms.html"})
+    >>> machine_diagram(["attention"], links={"norm": "06_norms.html"})
     Figure: The whole machine
     """
     highlight = (

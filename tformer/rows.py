@@ -246,15 +246,14 @@ def _validate_set_rows(batch_size, tensors, rows, source):
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
                  for x in held] for held in (source.tensors, tensors))
     n = len(source.tensors[0]) if source.tensors else 0
-    validate.require(n and batch_size, "put takes rows of a cache that "
-                     "holds tokens into one that knows how many rows it "
-                     "has: new_cache(batch)")
+    validate.require(n and batch_size, "set_rows copies rows of a cache "
+                     "that holds tokens into one that knows how many rows "
+                     "it has: new_cache(batch_size)")
     validate.row_indices(batch_size, rows=rows, unique=True)
-    validate.require(rows.shape == (n,), f"{n} rows are put, so rows must "
-                     f"name {n} places, got {tuple(rows.shape)}")
-    validate.require(new == (old or new), "what is put must be like what "
-                     f"is kept in all but batch and time: {new} meets "
-                     f"{old}")
+    validate.require(rows.shape == (n,), f"the source has {n} rows, so "
+                     f"rows must name {n} rows, got {tuple(rows.shape)}")
+    validate.require(new == (old or new), "the source must be like this "
+                     f"cache in all but batch and time: {new} meets {old}")
 
 # %% ../nbs/A7_caches.ipynb #3c61f4ec
 class LayerCacheBase:

@@ -498,8 +498,8 @@ class Engine:
     ``max_overtakes`` times.  ``max_prefill_tokens``: so many tokens of
     prompts are read in a step at most.  ``num_blocks``: of ``block_size``
     tokens; None: slots of full length.  ``max_queued_requests``: so many
-    may wait.  After the weights have changed, ``runner.forget()`` where
-    there are blocks.
+    may wait.  After the weights have changed, call
+    ``engine.runner.reset_prefix_cache()``.
     """
 
     def __init__(self, model: Any, max_num_seqs: int = 4, *,
@@ -557,8 +557,8 @@ class Engine:
 
     def cancel(self, handle: RequestHandle) -> None:
         "It ends here, if it has not ended; others do not notice."
-        validate.require(handle.engine is self, "a ticket of another "
-                         "engine")
+        validate.require(handle.engine is self, "this request was "
+                         "submitted to another engine")
         if handle.finish_reason is None:
             self.scheduler.finish(handle, "cancelled")
 

@@ -226,7 +226,8 @@ def _speculative_steps(state, draft, max_new_tokens):
 def stream_speculative(
     model: Any,  # causal; called as told in chapter 21
     prompt_ids: Sequence | Tensor,  # the prompt, as one row
-    draft: Callable,  # (ids, most, sampling, dice) -> Proposal
+    # (ids, max_tokens, sampling_params, generator) -> DraftProposal
+    draft: Callable,
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy

@@ -330,7 +330,8 @@ def model_inputs(
         ones = positions == 1
         require(not (ones[..., 1:] & ones[..., :-1]).any(),
                 "positions look like a 0/1 mask: position 1 comes twice side by "
-                "side; from_attention_mask(mask) makes positions of it")
+                "side; positions_from_attention_mask(mask) of tformer.model "
+                "makes positions of it")
 
 # %% ../nbs/package/validate.ipynb #685f406c
 def at_most(
