@@ -18,8 +18,8 @@ NIGHTLY = {
 # test files that import torch, but compare nothing that a processor could round in
 # its own way: all others are marked processor
 SAME_EVERYWHERE = {"test_bench.py", "test_bpe.py", "test_bundles.py",
-                   "test_code_changes.py", "test_costs.py", "test_processors.py",
-                   "test_shapes.py", "test_validate.py"}
+                   "test_code_changes.py", "test_costs.py", "test_live.py",
+                   "test_processors.py", "test_shapes.py", "test_validate.py"}
 IMPORTS_TORCH = re.compile(r"^(import|from) torch\b", re.M)
 pytest.register_assert_rewrite("helpers")     # its failures show numbers
 

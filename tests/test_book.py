@@ -88,7 +88,7 @@ def test_every_notebook_has_a_page(book):
 def test_pages_show_no_machinery(book):
     marks = re.compile(r"Traceback \(most recent|#\s*\|\s*(export|hide|"
                        r"default_exp|echo|code-|verified|landing|output|"
-                       r"eval)")
+                       r"setup|eval)")
     for page in site(book):
         if page == book / "index.html":     # leads to the first page
             continue
@@ -96,8 +96,9 @@ def test_pages_show_no_machinery(book):
                       page.read_text(encoding="utf-8"), flags=re.S)
         shown = re.sub(r"<[^>]+>", "", text)
         found = marks.search(shown)
-        # the maintainers' page explains the directives
-        assert not found or place(book, page) == "book/maintain.html", \
+        # these two explain the directives
+        assert not found or place(book, page) in {
+            "book/maintain.html", "nbs/parts_of_a_lesson.html"}, \
             f"{page.name}: {shown[found.start() - 60:found.end() + 60]}"
         assert "<h1" in text
 
@@ -207,8 +208,8 @@ def test_every_public_notebook_exercise_is_solved(book):
         made = len(re.findall(r'class="[^"]*\bexercise\b[^"]*admonition|'
                               r'class="[^"]*admonition[^"]*\bexercise\b',
                               text))
-        solved = len(re.findall(r'class="[^"]*\bsolution\b[^"]*dropdown',
-                                text))
+        solved = len(re.findall(r'class="[^"]*\bsolution\b[^"]*dropdown|'
+                                r"<strong>More: </strong>Solution<", text))
         assert made == solved >= 3, f"{page.name}: {made}, {solved}"
 
 
@@ -912,3 +913,76 @@ def test_one_click_shows_all_that_comes_out(book, open_page):
     page.wait_for_timeout(100)
     assert [i for i, box in enumerate(page.evaluate(opened)) if box] == [
         *range(first, first + runs[several])]
+
+
+PARTS = Path("nbs/parts_of_a_lesson.html")
+
+
+def test_a_choice_says_whether_it_is_right(book, open_page):
+    for choice, key in ((1, None), (0, "Enter")):
+        page = open_page(book / PARTS)
+        buttons = page.locator(".tf-ask ul.tf-options button")
+        assert buttons.count() == 3
+        assert not page.locator(".tf-ask details.tf-reveal").get_attribute("open")
+        if key:
+            buttons.nth(choice).focus()
+            page.keyboard.press(key)
+        else:
+            buttons.nth(choice).click()
+        verdict = page.locator(".tf-verdict[role=status]").inner_text()
+        right = buttons.nth(0).inner_text()
+        assert verdict == ("Right." if choice == 0 else f"No. The answer is: {right}")
+        assert page.locator(".tf-ask details.tf-reveal[open]").count() == 1
+        assert "tf-right" in buttons.nth(0).get_attribute("class")
+        assert buttons.nth(choice).get_attribute("aria-pressed") == "true"
+        buttons.nth(2).click(force=True)        # a second choice changes nothing
+        assert page.locator(".tf-verdict").inner_text() == verdict
+
+
+def test_one_fold_holds_output_and_answer(book, open_page):
+    page = open_page(book / PARTS)
+    assert page.locator("details.tf-answer").count() == 0
+    reveal = page.locator(".tf-ask details.tf-reveal")
+    assert reveal.locator(".cell_output").count() == 1
+    assert "Every exponential" in reveal.text_content()
+    code = page.locator("div.cell", has_text="raised = shares").first
+    assert code.is_visible() and not reveal.locator(".cell_output").is_visible()
+    assert code.bounding_box()["y"] < page.locator(".tf-ask").bounding_box()["y"]
+
+
+def test_without_the_script_options_are_a_list(book, open_page):
+    page = open_page(book / PARTS, java_script_enabled=False)
+    assert page.locator(".tf-ask ul.tf-options > li").count() == 3
+    assert page.locator(".tf-ask button").count() == 0
+    page.locator(".tf-ask details.tf-reveal > summary").click()
+    assert page.locator(".tf-ask .cell_output").is_visible()
+
+
+def test_the_strip_is_one_low_line(book, open_page):
+    page = open_page(book / PARTS)
+    strip = page.locator("nav.tf-strip")
+    assert strip.bounding_box()["height"] <= 90
+    assert page.locator(".tf-machine").count() == 0
+    assert strip.locator(".tf-lit").all_inner_texts() == ["attention"]
+    narrow = open_page(book / PARTS, width=390)
+    assert narrow.locator("nav.tf-strip").bounding_box()["height"] <= 140
+
+
+def test_text_outputs_wrap_on_a_phone(book, open_page):
+    page = open_page(book / PARTS, width=390)
+    wide = page.evaluate("""() => [...document.querySelectorAll(
+        ".bd-article .cell_output pre")].filter(
+        pre => pre.scrollWidth > pre.clientWidth + 1).length""")
+    assert wide == 0
+
+
+def test_exercises_say_their_title_once(book):
+    text = (book / PARTS).read_text(encoding="utf-8")
+    titles = re.findall(r'<p class="admonition-title">(.*?)</p>', text)
+    build = [re.sub("<[^>]+>", "", t) for t in titles if "Build" in t]
+    assert len(build) == 1 and re.fullmatch(
+        r"Exercise \d+ Build: shares of large scores 5 minutes", build[0]), build
+    old = (book / CHAPTER).read_text(encoding="utf-8")
+    solutions = re.findall(r'<p class="admonition-title">Solution to.*?</p>', old)
+    assert solutions and all(re.fullmatch(
+        r"Solution to Exercise 7\.\d", re.sub("<[^>]+>", "", s)) for s in solutions)

@@ -344,7 +344,7 @@ def test_what_is_not_there_says_so(server, tmp_path):
         download(f"{server.url}/missing", tmp_path / "a")
     server.url_off = "http://localhost:1/a"
     with pytest.raises(ConnectionError, match=(
-            r'without a network there is documents\("stories"\)')):
+            r'without a network there is load_documents\("stories"\)')):
         download(server.url_off, tmp_path / "a")
     with pytest.raises(ConnectionError, match="stories"):
         list(load_documents("hub:o/d/f.txt", server="http://localhost:1",

@@ -2,9 +2,12 @@
 import importlib.util
 import json
 import re
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from docutils import nodes
 
 from conftest import ROOT
 
@@ -28,8 +31,9 @@ TO_BE_REWRITTEN = {
     "08_is_it_right", "09_encoder_decoder", "10_pytorch_transformer",
     "11_bert", "12_gpt", "13_modern_decoder", "14_costs"}
 NAMES = course.document_names(ROOT)
-# what stands in a folder is a notebook of the package, and no chapter
-CHAPTERS = [name for name in NAMES if name[0] != "A" and "/" not in name]
+CHAPTERS = [name for name in NAMES if name[0].isdigit()]
+# lessons whose open cells run after nothing but the setup
+OPEN = [name for name in NAMES if course_form.is_open(course_form.entry(ROOT, name))]
 WORDS = 4000
 # of code in sight; as many may be folded, and a tenth more, because each
 # assignment has a line of its own and names are written out
@@ -38,6 +42,7 @@ FOLDED = 1.1
 WORDS_A_FIGURE = 600
 every = pytest.mark.parametrize("name", NAMES)
 chapter = pytest.mark.parametrize("name", CHAPTERS)
+open_lesson = pytest.mark.parametrize("name", OPEN)
 
 
 def cells_of(name):
@@ -53,7 +58,8 @@ def unlabeled(cells):
             if ((c.shown == "folded" and c.place == "")
                 or c.has("code-fold") or ("exporti" in c.directives
                 and c.place != "solution" and c.shown == "folded"))
-            and not c.directives.get("code-summary")]
+            and not c.directives.get("code-summary")
+            and c.directives.get("setup", "true") == "true"]
 
 
 def without_caption(cells):
@@ -69,13 +75,18 @@ def without_caption(cells):
     return found
 
 
+def unquoted(text):
+    "Markdown without the source of other markdown that it shows."
+    return re.sub(r"(?ms)^````text\n.*?^````$", "", text)
+
+
 def bad_predictions(cells):
     "Predict boxes without an output and a folded answer after it."
     found = []
     for i, cell in enumerate(cells):
         if cell["cell_type"] != "markdown":
             continue
-        text = course.source(cell)
+        text = unquoted(course.source(cell))
         for m in re.finditer(r"\{predict\}[^\n]*\n(.*?)\n\s*`{3,}|"
                              r"\{predict\}[^\n]*\n(.*?)\n\s*:{3,}",
                              text, re.S):
@@ -149,6 +160,72 @@ def test_a_rewritten_chapter_has_its_parts(name):
         assert course.section(text, title), title
     assert re.search(r"how this goes wrong", text, re.I)
     assert len(course.measure(path).claims) >= 3
+
+
+# --- the open form
+
+def open_code(cells):
+    "The setup and the open cells of a lesson, in the order of the page."
+    return [cell for cell in course.code_cells(cells)
+            if cell.has("setup") or (cell.shown == "visible" and not cell.place)]
+
+
+def faults_of_form(cells):
+    "What the open form does not allow."
+    code = [c for c in course.code_cells(cells) if c.shown != "removed"]
+    setups = [c for c in code if c.has("setup")]
+    faults = []
+    if len(setups) != 1 or code[0] is not setups[0]:
+        faults.append("one setup, before all other code")
+    faults += [f"a fold that is no part of a lesson: {c.source[:40]!r}" for c in code
+               if c.shown == "folded" and not c.place and not c.has("setup")]
+    prose = "\n\n".join(course.source(c) for c in cells
+                        if c["cell_type"] == "markdown")
+    prose = unquoted(prose)
+    faults += [f"{{{name}}} is {{more}} here"
+               for name in re.findall(r"\{(closer|solution)(?:-start)?\}", prose)]
+    for box in re.findall(r"(?ms)^[`:]{3,}\{predict\}.*?^[`:]{3,}$", prose):
+        if ":answer:" not in box:
+            faults.append(f"a prediction without options: {box[:60]!r}")
+    for exercise in re.split(r"\{exercise-end\}", prose)[1:]:
+        before = exercise.partition("{exercise-start}")[0]
+        if not re.search(r"\{more(-start)?\} Solution", before):
+            faults.append(f"an exercise without a solution: {before[:60]!r}")
+    return faults
+
+
+def run_alone(cells, folder):
+    "Run the open code in a new process; return its error output, or nothing."
+    code = "\n".join(f"# cell {cell.index}\n{cell.source}" for cell in open_code(cells))
+    script = folder / "open_cells.py"
+    script.write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "IPython", "--no-banner",
+                           "--no-confirm-exit", str(script)], cwd=ROOT, text=True,
+                          capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@open_lesson
+def test_open_cells_run_after_nothing_but_the_setup(name, tmp_path):
+    error = run_alone(cells_of(name), tmp_path)
+    assert not error, error[-2000:]
+
+
+@open_lesson
+def test_a_lesson_of_the_open_form_has_three_folds_and_a_setup(name):
+    assert not faults_of_form(cells_of(name))
+
+
+def test_open_lessons_have_a_strip():
+    assert "parts_of_a_lesson" in OPEN
+    for name in OPEN:
+        text = course.notebook_path(ROOT, name).read_text(encoding="utf-8")
+        made = json.loads(course_form.with_head(
+            ROOT, course.notebook_path(ROOT, name), text))["cells"]
+        drawn = "".join(map(course.source, made))
+        assert drawn.count('class="tf-strip"') == 1 and "tf-machine" not in drawn
+    with pytest.raises(course_form.ExtensionError, match="antenna"):
+        course_form.strip(["attention", "antenna"], ())
 
 
 # --- ✓ and its record
@@ -283,7 +360,82 @@ def test_a_chapter_is_measured():
         exercises=5)
 
 
+SETUP = code("#| setup: imports\nimport math")
+SOLVED = "```{exercise-start} Build: x (2 minutes)\n```\nx\n```{exercise-end}\n```\n" \
+    "```{more} Solution\ny\n```"
+
+
+@pytest.mark.parametrize("cells, problems", [
+    ([SETUP, code("math.e"), md(SOLVED)], 0),
+    ([code("math.e"), SETUP], 1),
+    ([code("math.e")], 1),
+    ([SETUP, SETUP], 1),
+    ([SETUP, code("#| code-fold: true\n#| code-summary: x\nf()")], 1),
+    ([SETUP, code("#| verified: x\nassert f()"), code("#| hide\nf()")], 0),
+    ([SETUP, md("```{closer} x\ny\n```")], 1),
+    ([SETUP, md("````text\n```{closer} x\ny\n```\n````")], 0),
+    ([SETUP, md("```{predict}\nx\n- a\n- b\n```")], 1),
+    ([SETUP, md("```{predict}\n:answer: 1\nx\n- a\n- b\n```")], 0),
+    ([SETUP, md(SOLVED.replace("Solution", "History"))], 1),
+    ([SETUP, md(SOLVED + "\n" + SOLVED.partition("```{more}")[0])], 1),
+])
+def test_the_open_form_is_looked_at(cells, problems):
+    assert len(faults_of_form(cells)) == problems, faults_of_form(cells)
+
+
+@pytest.mark.parametrize("cells, says", [
+    ([SETUP, code("x = math.e"), code("print(x)")], ""),
+    ([SETUP, md("```{more-start} y\n```"), code("x = 1"), md("```{more-end}\n```"),
+      code("print(x)")], "name 'x' is not defined"),
+    ([SETUP, code("#| echo: false\nx = 1"), code("print(x)")],
+     "name 'x' is not defined"),
+    ([SETUP, code("#| verified: x\nx = 1"), code("print(x)")],
+     "name 'x' is not defined"),
+])
+def test_a_name_from_a_fold_is_missed(cells, says, tmp_path):
+    error = run_alone(cells, tmp_path)
+    assert says in error and bool(says) == bool(error)
+
+
 # --- what the build makes of it
+
+def test_a_setup_is_folded_under_its_words():
+    cell = code("#| setup: imports\nimport math")
+    nbdev_directives.strip_cell(cell)
+    assert cell["metadata"]["tags"] == ["setup", "hide-input"]
+    assert cell["metadata"]["mystnb"]["code_prompt_show"] == "Setup: imports"
+
+
+def output_cell(*children):
+    return nodes.container("", *children, nb_element="cell_code", classes=["cell"])
+
+
+def test_a_question_gathers_what_comes_out():
+    question = nodes.admonition("", nodes.title("", "Predict"),
+                                nodes.paragraph("", "What?"), classes=["tf-ask"])
+    out, plot_out = (nodes.container("", nodes.paragraph("", text),
+                                     nb_element="cell_code_output")
+                     for text in ("printed", "drawn"))
+    shown = output_cell(nodes.container("", nb_element="cell_code_source"), out)
+    silent = output_cell(nodes.container("", nb_element="cell_code_source"))
+    answer = course_form.Fold("", course_form.FoldTitle("", "Answer"),
+                              nodes.paragraph("", "Because."), classes=["tf-answer"])
+    after = nodes.paragraph("", "Later.")
+    section = nodes.section("", question, shown, silent, output_cell(plot_out), answer,
+                            after)
+    course_form.Ask.gather(SimpleNamespace(), question)
+    assert section.children == [shown, silent, question, after]
+    assert len(shown) == 1              # its code
+    reveal = question.children[-1]
+    assert "tf-reveal" in reveal["classes"]
+    assert [child.astext() for child in reveal.children[1:]] == [
+        "printed", "drawn", "Because."]
+    asked = nodes.admonition("", nodes.title("", "Predict"),
+                             nodes.paragraph("", "What?"), classes=["tf-ask"])
+    nodes.section("", asked)
+    page = SimpleNamespace(env=SimpleNamespace(docname="nbs/x"))
+    with pytest.raises(course_form.ExtensionError, match=r"no \{answer\}"):
+        course_form.Ask.gather(page, asked)
 
 def test_a_claim_is_folded_under_its_words():
     cell = code("#| verified: it is so\nassert x")

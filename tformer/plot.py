@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'RED', 'GREY', 'PALETTE', 'TEXT_COLOR', 'PAGE_COLOR', 'SEQUENTIAL_CMAP',
            'DIVERGING_CMAP', 'MAX_FIGURE_BYTES', 'MAX_STEPPER_BYTES', 'SIDES', 'MACHINE_PARTS', 'VERDICT_COLORS',
-           'luminance', 'contrast', 'figure', 'Figure', 'show', 'heatmap', 'Stepper', 'stepper', 'Rect', 'route',
-           'Layout', 'label_position', 'Diagram', 'MachineFigure', 'machine_diagram', 'describe_change',
-           'plot_before_after', 'plot_ratios', 'plot_steps_to_loss', 'render_ablations', 'render_steps_to_loss']
+           'luminance', 'contrast', 'figure', 'Figure', 'show', 'heatmap', 'Stepper', 'stepper', 'LiveFigure', 'live',
+           'Rect', 'route', 'Layout', 'label_position', 'Diagram', 'MachineFigure', 'machine_diagram',
+           'describe_change', 'plot_before_after', 'plot_ratios', 'plot_steps_to_loss', 'render_ablations',
+           'render_steps_to_loss']
 
 # %% ../nbs/A1_figures.ipynb #20f31d27
 #| code-fold: true
@@ -16,6 +17,7 @@ import base64
 import hashlib
 import html
 import io
+import json
 import math
 import re
 import warnings
@@ -294,6 +296,13 @@ def _panel(svg):
             f'flex:1 1 {round(0.75 * wide)}px;max-width:{wide}px">'
             f"{svg}</div>")
 
+
+def _panels(svgs):
+    """Drawings side by side, or one under another on a telephone."""
+    return ('<div class="tf-panels" style="display:flex;flex-wrap:wrap;'
+            'justify-content:center;gap:1em">'
+            f'{"".join(map(_panel, svgs))}</div>')
+
 # %% ../nbs/A1_figures.ipynb #4a52a9a0
 class Figure:
     """Drawn panels and their caption, shown as HTML and nothing else."""
@@ -308,10 +317,7 @@ class Figure:
     def _repr_html_(self):
         return (
             '<figure class="tf-plate" style="margin:1em 0">'
-            '<div class="tf-panels" style="display:flex;flex-wrap:wrap;'
-            'justify-content:center;gap:1em">'
-            f'{"".join(map(_panel, self.svgs))}</div>'
-            '<figcaption class="tf-caption">'
+            f'{_panels(self.svgs)}<figcaption class="tf-caption">'
             f"{html.escape(self.caption)}</figcaption></figure>")
 
     def __repr__(self):
@@ -601,6 +607,88 @@ def stepper(
     size = len(made._repr_html_().encode())
     validate.require(size <= MAX_STEPPER_BYTES, "the stepper takes "
                      f"{size} bytes, at most {MAX_STEPPER_BYTES} are "
+                     "allowed")
+    return made
+
+# %% ../nbs/A1_figures.ipynb #5b82f316
+#| code-fold: false
+def _as_json(data):
+    """Return the data of a live figure as JSON for a script element."""
+    validate.instance_of(dict, data=data)
+    try:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ValueError("the data of a live figure cannot be written as "
+                         f"JSON: {error}") from error
+    return text.replace("<", "\\u003c")
+
+# %% ../nbs/A1_figures.ipynb #27f6b1a8
+class LiveFigure:
+    """A figure that a script draws again whenever a control is moved.
+
+    Without its script, on paper and in a notebook it shows its still.
+    """
+
+    def __init__(self, name: str, data: dict, fallback: Figure,
+                 desc: str, caption: str):
+        self.name = name
+        self.data = data
+        self.fallback = fallback
+        self.title = fallback.title
+        self.desc = desc
+        self.caption = caption
+
+    def _repr_html_(self):
+        return (
+            '<figure class="tf-plate tf-interactive" '
+            f'data-live="{self.name}" data-desc="{html.escape(self.desc)}"'
+            ' style="margin:1em 0"><script type="application/json" '
+            f'class="tf-data">{_as_json(self.data)}</script>'
+            '<div class="tf-stage" role="group" '
+            f'aria-label="{html.escape(self.title)}" hidden></div>'
+            f'<div class="tf-still">{_panels(self.fallback.svgs)}</div>'
+            '<figcaption class="tf-caption">'
+            f"{html.escape(self.caption)}</figcaption></figure>")
+
+    def __repr__(self):
+        return f"LiveFigure: {self.title}, drawn by {self.name}.js"
+
+# %% ../nbs/A1_figures.ipynb #6ae8f42b
+def live(
+    name: str,  # of the script in ``book/_static/live``, without ``.js``
+    data: dict,  # what the script computes with; becomes JSON
+    fallback: Figure,  # what ``show`` returns: the figure without script
+    # what one sees and can change, for those who cannot see it; None:
+    # the description of the fallback
+    desc: str | None = None,
+    *,
+    caption: str | None = None,  # None: the caption of the fallback
+) -> LiveFigure:
+    """Return a figure with controls that work without a kernel.
+
+    It is titled like the fallback. ValueError for a name of other
+    characters than a to z, digits and hyphens, for data that JSON
+    cannot hold, for a fallback that is no figure, and for more than
+    150,000 bytes.
+
+    >>> still = show(figure(4, 2)[0], "Weights", "Two equal bars.")
+    >>> live("softmax", {"scores": [1, 1]}, still)
+    LiveFigure: Weights, drawn by softmax.js
+    """
+    validate.require(
+        isinstance(name, str) and re.fullmatch("[a-z0-9-]+", name),
+        "the name of a live figure has lower-case letters, digits and "
+        f"hyphens only, got {name!r}")
+    validate.instance_of(Figure, fallback=fallback)
+    if desc is None:
+        said = fallback.desc
+        desc = said if isinstance(said, str) else " ".join(said)
+    validate.require(str(desc).strip(), "a live figure needs a desc")
+    made = LiveFigure(name, data, fallback, desc,
+                      caption or fallback.caption)
+    size = len(made._repr_html_().encode())
+    validate.require(size <= MAX_FIGURE_BYTES, "the live figure takes "
+                     f"{size} bytes, at most {MAX_FIGURE_BYTES} are "
                      "allowed")
     return made
 

@@ -28,7 +28,7 @@ DEFAULT_EXP = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)\s*$", re.MULTILINE)
 MINUTES = re.compile(r"\{exercise(?:-start)?\}[^\n]*?\((\d+) min")
 DIRECTIVE = re.compile(
     r"^\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<arg>.*?)\s*$")
-GATE = re.compile(r"\{(solution|closer)-(start|end)\}")
+GATE = re.compile(r"\{(solution|closer|more)-(start|end)\}")
 OFF = {"false", "no", "off"}
 DRAWN = re.compile(r'class="tf-(?:plate|stepper)\b')
 LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")    # a relative one
@@ -159,7 +159,7 @@ class Cell:
     source: str                 # without the directives
     directives: dict[str, str]
     outputs: list
-    place: str                  # "", "solution" or "closer": which box
+    place: str                  # "", "solution", "closer" or "more": which box
     index: int                  # among all cells of the notebook
 
     def has(self, name: str) -> bool:
@@ -182,7 +182,8 @@ class Cell:
         private = "exporti" in said and (
             said.get("code-fold", "").lower() not in OFF
             or "code-fold" not in said)
-        folded = private or self.has("code-fold") or self.place
+        folded = (private or self.has("code-fold") or self.has("setup")
+                  or self.place)
         return "folded" if folded else "visible"
 
     @property

@@ -1,11 +1,16 @@
 """The parts of a chapter that are neither prose nor code.
 
-Boxes: ``{predict}`` asks; ``{answer}``, ``{question} …`` and ``{closer} …``
-unfold. Cells between ``{closer-start} …`` and ``{closer-end}`` become one
-such box. The head: under the title of a chapter stands what it takes and
-what it proves, and before its first section the drawing of the whole model
-with the chapter's part lit (``lit`` in ``book/chapters.yml``). Figures are
-numbered where they are drawn: Figure 7.3 is the third of chapter 7.
+Boxes: ``{predict}`` asks; ``{answer}``, ``{question} …``, ``{closer} …`` and
+``{more} …`` unfold. Cells between ``{more-start} …`` and ``{more-end}`` become one
+such box, and so do those of ``closer``. A ``{predict}`` that ends with a list and
+says ``:answer: 2`` shows the items of the list as buttons; what comes out and the
+``{answer}`` then stand in one fold below them.
+
+The head: under the title of a chapter stands what it takes and what it proves, and
+before its first section the drawing of the whole model with the chapter's part lit
+(``lit`` in ``book/chapters.yml``). A lesson whose entry there says ``form: open`` has
+a strip of the parts in place of the drawing. Figures are numbered where they are
+drawn: Figure 7.3 is the third of chapter 7.
 """
 from __future__ import annotations
 
@@ -37,6 +42,17 @@ from course_map import number, plan
 
 MACHINE = "<!-- machine -->"
 REVEAL = "See what comes out"
+MIN_OPTIONS = 2
+MAX_OPTIONS = 4
+# the parts of the model in the strip, and what they are called there; those of the
+# second line are shown only where a lesson is about them
+STRIP = {"text": "text", "tokenizer": "tokenizer", "embedding": "embedding",
+         "positions": "positions", "norm": "norm", "attention": "attention",
+         "heads": "heads", "cache": "cache", "feedforward": "feed-forward",
+         "lm_head": "logits", "sampling": "choosing a token"}
+BESIDE = {"residual": "residual stream", "block": "block", "encoder": "encoder",
+          "loss": "loss", "training": "training", "check": "checks", "costs": "costs"}
+ANSWERED = re.compile(r"^:answer:", re.M)
 CAPTION = re.compile(r'<(figcaption|p) class="tf-caption">')
 
 
@@ -75,7 +91,7 @@ class Box(SphinxDirective):
     final_argument_whitespace = True
     optional_arguments = 1
     titles = {"answer": "Answer"}
-    before = {"closer": "Closer look: "}
+    before = {"closer": "Closer look: ", "more": "More: "}
 
     def summary(self):
         "The title as a node of its own, with its markup."
@@ -115,9 +131,10 @@ class End(SphinxDirective):
 
 
 class Predict(SphinxDirective):
-    "A question before an output."
+    "A question before an output, perhaps with options to choose from."
     has_content = True
-    option_spec = {"name": directives.unchanged}
+    option_spec = {"name": directives.unchanged,
+                   "answer": directives.positive_int}
 
     def run(self):
         self.assert_has_content()
@@ -126,7 +143,22 @@ class Predict(SphinxDirective):
         self.set_source_info(box)
         self.add_name(box)
         self.state.nested_parse(self.content, self.content_offset, box)
+        if "answer" in self.options:
+            self.mark_options(box, self.options["answer"])
         return [box]
+
+    def mark_options(self, box, answer):
+        "Let the script know the options, and which of them is right."
+        options = box.children[-1]
+        if not isinstance(options, nodes.bullet_list) or not (
+                MIN_OPTIONS <= len(options) <= MAX_OPTIONS):
+            raise self.error(f"a prediction with :answer: ends with a list of "
+                             f"{MIN_OPTIONS} to {MAX_OPTIONS} options")
+        if answer > len(options):
+            raise self.error(f":answer: {answer} names none of the "
+                             f"{len(options)} options")
+        box["classes"].append("tf-ask")
+        options["classes"] += ["tf-options", f"tf-right-{answer}"]
 
 
 class CloseGates(SphinxTransform):
@@ -171,6 +203,55 @@ class Reveal(SphinxTransform):
                     box.append(out)
 
 
+class Ask(SphinxTransform):
+    "Gather what follows a question with options in one fold of its box."
+    default_priority = 399      # before ``Reveal``, for which nothing is left
+
+    def apply(self):
+        for box in [*self.document.findall(nodes.admonition)]:
+            if "tf-ask" in box.get("classes", ()):
+                self.gather(box)
+
+    def gather(self, box):
+        "Move outputs and answer into the box, and visible code before it."
+        parent = box.parent
+        at = parent.index(box)
+        end = next((i for i in range(at + 1, len(parent))
+                    if "tf-answer" in parent[i].get("classes", ())), None)
+        if end is None:
+            raise ExtensionError(
+                f"{self.env.docname}: a prediction with options has no {{answer}} "
+                f"in its section: {box.children[1].astext()!r}")
+        reveal = Fold("", FoldTitle("", REVEAL), classes=["tf-reveal"])
+        code = []
+        for node in parent.children[at + 1:end]:
+            output = output_of(node)
+            if output is not None and len(node) > 1:
+                shell = node.copy()     # without its children
+                shell["ids"] = []
+                node.remove(output)
+                shell += output
+                code.append(node)
+                reveal += shell
+            elif output is None and node.get("nb_element") == "cell_code":
+                code.append(node)
+            else:
+                reveal += node
+        reveal.extend(parent[end].children[1:])     # without the title "Answer"
+        box += reveal
+        parent.children[at:end + 1] = [*code, box]
+        for node in (*code, box):
+            node.parent = parent
+
+
+def output_of(cell):
+    "Return the output of a code cell, or None."
+    if cell.get("nb_element") == "cell_code" and cell.children and (
+            cell.children[-1].get("nb_element") == "cell_code_output"):
+        return cell.children[-1]
+    return None
+
+
 # ---- the head of a chapter
 
 def entry(root: Path, name: str) -> dict | None:
@@ -180,6 +261,11 @@ def entry(root: Path, name: str) -> dict | None:
             if chapter["nb"] == name:
                 return chapter
     return None
+
+
+def is_open(planned: dict | None) -> bool:
+    "Whether a lesson has the open form: its open cells need nothing but the setup."
+    return (planned or {}).get("form") == "open"
 
 
 def head(root: Path, path: Path, text: str) -> str:
@@ -206,6 +292,27 @@ def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...],
     "The machine as HTML, these parts lit."
     from tformer import plot
     return plot.machine_diagram(lit, dict(links), caption)._repr_html_()
+
+
+def strip(lit: list[str], links: tuple[tuple[str, str], ...]) -> str:
+    "Return the parts of the model as one line of HTML, with those of a lesson lit."
+    unknown = {*lit} - {*STRIP} - {*BESIDE}
+    if unknown:
+        raise ExtensionError(f"no part of the model is called {sorted(unknown)}")
+    names = STRIP | {part: name for part, name in BESIDE.items() if part in lit}
+    addresses = dict(links)
+    items = []
+    for part, name in names.items():
+        word = html.escape(name)
+        if part in lit:
+            word = f"<strong>{word}</strong>"
+        if part in addresses:
+            word = f'<a href="{html.escape(addresses[part])}">{word}</a>'
+        items.append(f"<li{' class=tf-lit' * (part in lit)}>{word}</li>")
+    here = ", ".join(names[part] for part in lit)
+    return ('<nav class="tf-strip" aria-label="Where this lesson is in the model">'
+            f"<p>You are here: {html.escape(here)}</p>"
+            f"<ol>{''.join(items)}</ol></nav>")
 
 
 def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
@@ -246,6 +353,13 @@ def raw(text: str) -> str:
     return f"````{{raw}} html\n{text}\n````"
 
 
+def picture(planned: dict, links: tuple[tuple[str, str], ...]) -> str:
+    "Return the strip of a lesson of the open form, and the drawing of any other."
+    if is_open(planned):
+        return strip(planned["lit"], links)
+    return drawing(tuple(planned["lit"]), links, planned.get("caption"))
+
+
 def with_head(root: Path, path: Path, text: str) -> str:
     "The notebook's JSON with its head line and the machine."
     nb = json.loads(text)
@@ -264,8 +378,7 @@ def with_head(root: Path, path: Path, text: str) -> str:
     lines.insert(at + 1, line)
     first["source"] = "\n".join(lines)
     if planned.get("lit"):
-        machine = drawing(tuple(planned["lit"]), links(root, way_to_root(name)),
-                          planned.get("caption"))
+        machine = picture(planned, links(root, way_to_root(name)))
         for i, cell in enumerate(cells):
             at = cell["cell_type"] == "markdown" and section_at(source(cell))
             if at is not None and at is not False:
@@ -288,7 +401,9 @@ def fold_predictions(cells: list[dict]) -> None:
     asked = False
     for cell in cells:
         if cell["cell_type"] == "markdown":
-            asked = "{predict}" in source(cell).split("{answer}")[-1]
+            text = source(cell).split("{answer}")[-1]
+            # a question with options gathers its outputs itself (``Ask``)
+            asked = "{predict}" in text and not ANSWERED.search(text)
         elif asked and cell.get("outputs"):
             cell["metadata"].setdefault("tags", []).append("reveal")
 
@@ -329,12 +444,14 @@ def setup(app):
     app.add_node(Fold, html=(open_fold, close_fold))
     app.add_node(FoldTitle, html=(open_title, close_title))
     app.add_node(Gate, html=(lambda *_: None, lambda *_: None))
-    for name in ("answer", "question", "closer"):
+    for name in ("answer", "question", "closer", "more"):
         app.add_directive(name, Box)
-    app.add_directive("closer-start", Start)
-    app.add_directive("closer-end", End)
+    for name in ("closer", "more"):
+        app.add_directive(f"{name}-start", Start)
+        app.add_directive(f"{name}-end", End)
     app.add_directive("predict", Predict)
     app.add_transform(CloseGates)
+    app.add_transform(Ask)
     app.add_transform(Reveal)
     app.connect("source-read", on_source_read, priority=300)
     app.connect("html-page-context", on_page, priority=410)

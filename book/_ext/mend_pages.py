@@ -17,6 +17,10 @@ TAG = re.compile(r"<[^>]+>")
 SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', re.S)
 EMPTY_HEAD = re.compile(r"<thead>(?:\s|</?tr[^>]*>|<th[^>]*>\s*"
                         r"(?:<p>\s*</p>)?\s*</th>)*</thead>")
+EXERCISE = re.compile(r'(<p class="admonition-title"><span class="caption-number">)'
+                      r"(Exercise [\w.]+) </span> \((.*?) \((\d+ minutes?)\)\)</p>")
+SOLUTION = re.compile(r'(<p class="admonition-title">Solution to)(<a [^>]*>)'
+                      r" (Exercise [\w.]+) .*?</a></p>")
 FORMULA = re.compile(
     r'([(\[“‘]*)(<span class="math notranslate nohighlight">[^<]*</span>)'
     r"([.,;:!?)\]”’…]*(?:[-‑–][\w-]+[.,;:!?)\]”’]*)?)")
@@ -66,6 +70,12 @@ def mend_roles(body: str) -> str:
     return SIGNATURE.sub(lines, body)
 
 
+def title_once(body: str) -> str:
+    "An exercise's title without brackets, and a solution that names its number alone."
+    body = EXERCISE.sub(r'\1\2</span> \3 <span class="tf-minutes">\4</span></p>', body)
+    return SOLUTION.sub(r"\1 \2\3</a></p>", body)
+
+
 def keep_together(body: str) -> str:
     "No line begins with the comma behind a formula."
     def join(match: re.Match) -> str:
@@ -86,7 +96,7 @@ def lower_indices(html: str) -> str:
 
 def mend(body: str) -> str:
     body = part_figures(drop_content_ids(body))
-    body = keep_together(mend_roles(body))
+    body = keep_together(title_once(mend_roles(body)))
     return HEADING.sub(lambda m: lower_indices(m[0]), body)
 
 

@@ -27,7 +27,10 @@ TAGS = {
     "exporti": ["exported", "hide-input"],
     "hide_input": ["remove-input"], "hide_output": ["remove-output"],
     "verified": ["verified", "hide-cell"],
+    "setup": ["setup", "hide-input"],
 }
+# directives whose words are the label of a fold, and what stands before them
+LABELS = {"code-summary": "", "verified": "✓ ", "setup": "Setup: "}
 # these are said with true or false
 SWITCHES = {
     ("echo", False): ["remove-input"], ("output", False): ["remove-output"],
@@ -51,10 +54,9 @@ def strip_cell(cell: dict) -> None:
             break
         if m["name"] == "code-fold" and m["arg"].lower() in FALSE:
             tags[:] = [t for t in tags if t != "hide-input"]
-        if m["name"] in ("code-summary", "verified"):  # what a fold holds
-            mark = "✓ " * (m["name"] == "verified")
+        if m["name"] in LABELS:
             cell["metadata"]["mystnb"] = {
-                f"code_prompt_{state}": mark + m["arg"]
+                f"code_prompt_{state}": LABELS[m["name"]] + m["arg"]
                 for state in ("show", "hide")}
         new = tags_for(m["name"], m["arg"])
         tags += [t for t in new if t not in tags]

@@ -50,9 +50,42 @@
         box.addEventListener("toggle", () => { next.open = box.open; });
     });
   };
+  // Options of a prediction become buttons; choosing one says whether it is
+  // right and opens the fold below. Without this script they are a list, and
+  // the fold is opened by hand.
+  const ask = (box) => {
+    const list = box.querySelector("ul.tf-options");
+    const reveal = box.querySelector("details.tf-reveal");
+    const right = +list.className.match(/tf-right-(\d+)/)[1] - 1;
+    const verdict = document.createElement("p");
+    verdict.className = "tf-verdict";
+    verdict.setAttribute("role", "status");
+    list.after(verdict);
+    const buttons = [...list.children].map((item, i) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      const words = item.querySelector("p") || item;
+      button.append(...words.childNodes);
+      item.replaceChildren(button);
+      button.addEventListener("click", () => choose(i));
+      return button;
+    });
+    const choose = (i) => {
+      if (buttons[i].getAttribute("aria-disabled")) return;
+      buttons.forEach((button) => button.setAttribute("aria-disabled", "true"));
+      buttons[i].setAttribute("aria-pressed", "true");
+      buttons[right].classList.add("tf-right");
+      if (i !== right) buttons[i].classList.add("tf-wrong");
+      verdict.textContent = i === right ? "Right."
+        : `No. The answer is: ${buttons[right].textContent.trim()}`;
+      reveal.open = true;
+    };
+    list.classList.add("tf-ready");
+  };
   addEventListener("load", () => {
     name();
     together();
+    document.querySelectorAll(".tf-ask").forEach(ask);
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
       MathJax.startup.promise.then(widths);
       let waiting = 0;

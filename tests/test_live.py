@@ -1,0 +1,444 @@
+"""Live figures: what ``plot.live`` writes, and what their scripts make of it."""
+import json
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from sphinx.errors import ExtensionError
+
+import lean_pages
+import live_figures
+from conftest import ROOT
+from helpers import by_day
+from tformer import plot
+from tformer.attend import softmax
+
+STATIC = ROOT / "book" / "_static"
+SCRIPTS = sorted((STATIC / "live").glob("*"))
+DIVISORS = [1, 2, 4, 8, 16, 32]
+
+
+def draw_scores(seed=3):
+    "The data of the figure softmax, with scores that grow with the width."
+    draw = random.Random(seed).gauss
+    widths = [4, 16, 64, 256, 1024]
+    return {"words": "a cup fell off the table and broke".split(),
+            "widths": widths,
+            "scores": {str(d): [round(draw(0, d ** 0.5), 3) for _ in range(8)]
+                       for d in widths}}
+
+
+def still(title="Weights <of> words", desc='Bars & "numbers".'):
+    fig, ax = plot.figure(3, 2)
+    ax.barh(["a", "b"], [0.3, 0.7])
+    return plot.show(fig, title, desc, "Two bars < three.")
+
+
+def html_of(name="softmax", data=None, **kw):
+    "The HTML of one live figure."
+    data = draw_scores() if data is None else data
+    return plot.live(name, data, still(), **kw)._repr_html_()
+
+
+def data_in(html):
+    "The data that a browser reads from a figure."
+    text = re.search(r'<script type="application/json" class="tf-data">'
+                     r"(.*?)</script>", html, re.S)[1]
+    return json.loads(text)
+
+
+# ---- what the function writes ----
+
+def test_a_figure_is_data_a_stage_and_a_still():
+    data = draw_scores()
+    html = html_of(data=data)
+    assert re.fullmatch(
+        r'<figure class="tf-plate tf-interactive" data-live="softmax" '
+        r'data-desc="Bars &amp; &quot;numbers&quot;\." style="margin:1em 0">'
+        r'<script type="application/json" class="tf-data">[^<]*</script>'
+        r'<div class="tf-stage" role="group" '
+        r'aria-label="Weights &lt;of&gt; words" hidden></div>'
+        r'<div class="tf-still"><div class="tf-panels".*</svg></div></div></div>'
+        r'<figcaption class="tf-caption">Two bars &lt; three\.</figcaption>'
+        r"</figure>", html, re.S)
+    assert data_in(html) == data
+    assert still().svg in html and html.count("<script") == 1
+    assert repr(plot.live("softmax", data, still())) == (
+        "LiveFigure: Weights <of> words, drawn by softmax.js")
+
+
+def test_words_of_its_own_replace_those_of_the_still():
+    html = html_of(desc="Move <it>.", caption="Yours & mine.")
+    assert 'data-desc="Move &lt;it&gt;."' in html
+    assert '<figcaption class="tf-caption">Yours &amp; mine.<' in html
+
+
+def test_descriptions_of_panels_are_joined():
+    panels = plot.show([plot.figure(2, 2)[0], plot.figure(2, 2)[0]], "Two",
+                       ["Left.", "Right."])
+    figure = plot.live("two", {}, panels)
+    assert figure.desc == "Left. Right." and panels.svg.count("<svg") == 2
+    assert figure._repr_html_().count('class="tf-panel"') == 2
+
+
+def test_data_cannot_close_its_script():
+    data = {"</script><b>": ["<!--<script>", "</SCRIPT>", "√ \\u003c &amp;"]}
+    html = html_of(data=data)
+    assert re.findall("</script", html, re.I) == ["</script"]
+    assert data_in(html) == data
+
+
+LOOP = {}
+LOOP["again"] = LOOP
+
+
+@pytest.mark.parametrize("wrong, message", [
+    *[({"name": name}, "lower-case letters, digits and hyphens only, got "
+       + re.escape(repr(name))) for name in ("", "Softmax", "a b", "../a", "a\n", 3)],
+    ({"data": [1]}, "data must be dict, got list"),
+    ({"data": {"x": float("nan")}}, "cannot be written as JSON: Out of range"),
+    ({"data": {"x": torch.ones(1)}}, "cannot be written as JSON: .*Tensor"),
+    ({"data": {(1, 2): 3}}, "cannot be written as JSON: keys must be"),
+    ({"data": LOOP}, "cannot be written as JSON: Circular"),
+    ({"fallback": "<svg>"}, "fallback must be Figure, got str"),
+    ({"desc": " "}, "a live figure needs a desc"),
+    ({"data": {"x": "y" * 150_000}}, r"takes 15\d{4} bytes, at most 150000 are"),
+])
+def test_what_cannot_be_shown_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        plot.live(**{"name": "a-1", "data": {}, "fallback": still()} | wrong)
+
+
+# ---- the scripts, and the pages that load them ----
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_short_and_ask_nobody(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.fullmatch(r"[a-z0-9-]+\.js", path.name)
+    assert f'tformerLive.register("{path.stem}", ' in text
+    assert len(text.splitlines()) <= 100
+    assert not re.search(r"\b(import|require|fetch|XMLHttpRequest|WebSocket|"
+                         r"EventSource|sendBeacon|eval)\b|https?:|//\w+\.", text)
+
+
+def load(body):
+    "The files that the extension adds to a page, as (file, loading method)."
+    added = []
+    app = SimpleNamespace(
+        add_css_file=lambda file: added.append((file, "css")),
+        add_js_file=lambda file, loading_method: added.append(
+            (file, loading_method)))
+    live_figures.add_scripts(app, "nbs/some", "page.html", {"body": body}, None)
+    return added
+
+
+def test_only_pages_with_live_figures_load_scripts():
+    html = html_of()
+    assert load(html + html) == [("live.css", "css"), ("live.js", "defer"),
+                                 ("live/softmax.js", "defer")]
+    shown = html.replace("<", "&lt;").replace('"', "&quot;")
+    for body in ("", "<p>data-live=&quot;softmax&quot;</p>", shown,
+                 '&lt;figure data-live="softmax"', None):
+        assert load(body) == []
+
+
+def test_a_missing_script_stops_the_build():
+    with pytest.raises(ExtensionError, match=r"nbs/some: .*live/no-such\.js"):
+        load(html_of("no-such"))
+
+
+def test_scripts_are_added_before_their_list_is_replaced():
+    priorities = {}
+    for module in (live_figures, lean_pages):
+        module.setup(SimpleNamespace(connect=lambda event, f, priority=500: (
+            priorities.setdefault((event, f.__name__), priority))))
+    assert priorities["html-page-context", "add_scripts"] < (
+        priorities["html-page-context", "drop"])
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    assert config["sphinx"]["local_extensions"]["live_figures"] == "book/_ext"
+
+
+# ---- in a browser ----
+
+# a figure with the controls that softmax has not, one that fails, one too many
+PROBE = """
+tformerLive.register("probe", {
+  controls: () => [
+    {key: "x", label: "a number", min: 0.1, max: 0.5, step: 0.1, start: 0.1},
+    {key: "kind", label: "kind", choices: ["one", "two"], start: "two",
+     format: (kind, settings) => `kind ${kind}`}],
+  compute: (data, settings) => ({sum: data.plus + settings.x}),
+  draw(svg, numbers, data, settings, kit) {
+    ["blue", "orange", "green", "purple", "red", "gray"].forEach((color, i) =>
+      kit.el("text", {x: 0, y: 20 + 20 * i, fill: kit.color(color)}, color));
+    return 130;
+  },
+  say: (numbers, data, settings) => `${settings.kind}: ${numbers.sum}`,
+});
+tformerLive.register("broken", {
+  controls: () => [{key: "x", label: "x", values: [1, 2], start: 3}],
+  compute: () => ({}), draw: () => 10, say: () => "broken"});
+"""
+PAGE = """<!doctype html><html lang="en" data-theme="light"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>live</title><style>%s
+body { margin: 0 16px; background: var(--pst-color-background, #fff);
+color: var(--pst-color-text-base); }
+[data-theme="dark"] { color-scheme: dark; }</style>
+<script>%s</script><body class="bd-article">%s<script>%s</script></body></html>"""
+
+
+def read(name):
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    "A page with four live figures: softmax, probe, broken, nobody."
+    looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
+    figures = [html_of(), html_of("probe", {"plus": 1}), html_of("broken", {}),
+               html_of("nobody", {})]
+    file = tmp_path_factory.mktemp("live") / "page.html"
+    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
+                            "\n".join(figures), read("live/softmax.js") + PROBE),
+                    encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def opened(chromium, page_file):
+    made = []
+    heard = []
+
+    def go(clock=False, **kw):
+        context = chromium.new_context(**kw)
+        made.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: heard.append(m.text))
+        page.on("pageerror", lambda e: heard.append(str(e)))
+        if clock:
+            page.clock.install()
+        page.goto(page_file.as_uri())
+        return page
+
+    yield go
+    for context in made:
+        context.close()
+    # the figure that fails says so, and nothing else does
+    assert all("the setting x cannot be 3" in text for text in heard), heard
+
+
+def figure(page, name="softmax"):
+    return page.locator(f'[data-live="{name}"]')
+
+
+def visible(page):
+    "For each figure whether its stage and its still are seen."
+    return [tuple(figure(page, name).locator(part).is_visible()
+                  for part in (".tf-stage", ".tf-still"))
+            for name in ("softmax", "probe", "broken", "nobody")]
+
+
+SET = """(figure, settings) => { figure.tformer.set(settings);
+  const all = name => [...figure.querySelectorAll(`.tf-stage ${name}`)];
+  return [figure.tformer.numbers, all("rect").map(e => +e.getAttribute("width")),
+    all("text").map(e => e.textContent), all(".tf-sentence")[0].textContent]; }"""
+
+
+def test_the_script_computes_what_the_package_computes(opened):
+    page = opened()
+    rng = random.Random(0)
+    scores = draw_scores()["scores"]
+    for _ in range(10):
+        d = rng.choice([4, 16, 64, 256, 1024])
+        divisor = rng.choice(DIVISORS)
+        numbers, drawn, shown, said = figure(page).evaluate(
+            SET, {"d": d, "divisor": divisor})
+        divided = torch.tensor(scores[str(d)], dtype=torch.float64) / divisor
+        weights = softmax(divided)
+        torch.testing.assert_close(weights, torch.softmax(divided, 0))
+        found = torch.tensor(numbers["weights"], dtype=torch.float64)
+        p = divided.clone().requires_grad_()
+        slope, = torch.autograd.grad(torch.softmax(p, 0).max(), p)
+        assert (found - weights).abs().max() < 1e-6
+        assert abs(numbers["largest"] - weights.max()) < 1e-6
+        assert abs(numbers["slope"] - slope[weights.argmax()]) < 1e-6
+        room = max(drawn) / numbers["largest"]
+        assert drawn == pytest.approx([room * w for w in numbers["weights"]])
+        assert shown[1::2] == [f"{w:.2f}" for w in numbers["weights"]]
+        assert shown[::2] == draw_scores()["words"]
+        words = "picks one word" if numbers["largest"] > 0.9 else "mixes"
+        by = f"{divisor} = √d" if divisor ** 2 == d else divisor
+        assert said == (
+            f"With d = {d} and scores divided by {by}, the largest weight is "
+            f"{numbers['largest']:.2f} and its slope {numbers['slope']:.2f}: "
+            f"the softmax {words}.")
+
+
+def test_large_scores_do_not_overflow(opened):
+    numbers = figure(opened()).evaluate("""f => f.tformer.definition.compute(
+        {scores: {4: [9000, 8999, -9000]}}, {d: 4, divisor: 1})""")
+    assert numbers["weights"] == pytest.approx(
+        torch.softmax(torch.tensor([1.0, 0.0, -9e3]), 0).tolist())
+
+
+def test_the_keyboard_moves_a_slider(opened):
+    page = opened()
+    slider = page.get_by_role("slider", name="divide the scores by")
+    sentence = figure(page).locator(".tf-sentence")
+    first = sentence.text_content()
+    slider.focus()
+    for key, divisor, reads in (("ArrowRight", 2, "2"), ("End", 32, "32"),
+                                ("Home", 1, "1")):
+        page.keyboard.press(key)
+        settings = figure(page).evaluate("f => f.tformer.settings")
+        assert settings == {"d": 64, "divisor": divisor}
+        assert slider.get_attribute("aria-valuetext") == reads
+        assert f"divided by {reads}," in sentence.text_content()
+    figure(page).evaluate("f => f.tformer.set({d: 16, divisor: 4})")
+    assert slider.get_attribute("aria-valuetext") == "4 = √d"
+    assert figure(page).locator("output").all_text_contents() == ["16", "4 = √d"]
+    assert slider.input_value() == "2"
+    said = sentence.text_content()
+    assert said != first and "divided by 4 = √d" in said
+    assert page.get_by_role("img", name=said).count() == 1
+    assert sentence.get_attribute("aria-hidden") == "true"
+
+
+def test_a_dragged_slider_is_spoken_once(opened):
+    page = opened(clock=True)
+    spoken = figure(page).locator('[aria-live="polite"]')
+    assert figure(page).locator("output").first.get_attribute("aria-live") == "off"
+    page.clock.run_for(1000)
+    assert spoken.text_content() == ""              # nobody has moved anything
+    slider = page.get_by_role("slider", name="width of the vectors")
+    slider.focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+        page.clock.run_for(250)
+        assert spoken.text_content() == ""
+    page.clock.run_for(100)
+    said = figure(page).locator(".tf-sentence").text_content()
+    assert spoken.text_content() == said and "d = 1024" in said
+
+
+def test_radio_buttons_and_steps(opened):
+    page = opened()
+    probe = figure(page, "probe")
+    group = page.get_by_role("group", name="kind", exact=True)
+    assert group.get_by_role("radio").count() == 2
+    assert group.get_by_role("radio", name="kind two").is_checked()
+    group.get_by_text("kind one").click()
+    page.get_by_role("slider", name="a number").press("ArrowRight")
+    page.get_by_role("slider", name="a number").press("ArrowRight")
+    now = probe.evaluate("f => [f.tformer.settings, f.tformer.numbers]")
+    assert now == [{"x": 0.3, "kind": "one"}, {"sum": 1.3}]     # 0.1 + 2 × 0.1
+    assert probe.locator(".tf-sentence").text_content() == "one: 1.3"
+    assert probe.locator(".tf-stage desc").text_content() == 'Bars & "numbers".'
+    probe.evaluate("f => f.tformer.set({kind: 'two'})")
+    assert group.get_by_role("radio", name="kind two").is_checked()
+    for wrong in ({"x": 0.35}, {"y": 1}):
+        said = probe.evaluate("""(f, s) => { try { f.tformer.set(s); }
+            catch (error) { return error.message; } }""", wrong)
+        name, value = next(iter(wrong.items()))
+        assert said == f"the setting {name} cannot be {value}"
+    assert probe.evaluate("f => f.tformer.settings.x") == 0.3
+    ids = page.locator("[id]").evaluate_all("all => all.map(e => e.id)")
+    made = [i for i in ids if i.startswith("tf-control")]
+    assert len(made) == len({*made}) == 3
+
+
+def test_stage_on_screen_and_still_on_paper(opened):
+    page = opened()
+    assert visible(page) == [(True, False)] * 2 + [(False, True)] * 2
+    assert page.locator('[data-live="broken"] .tf-stage > *').count() == 0
+    page.emulate_media(media="print")
+    assert visible(page) == [(False, True)] * 4
+    page.emulate_media(media="screen")
+    assert visible(page)[0] == (True, False)
+    assert figure(page).locator(".tf-stage rect").first.is_visible()
+
+
+def test_without_javascript_the_still_is_seen(opened):
+    assert visible(opened(java_script_enabled=False)) == [(False, True)] * 4
+
+
+SIZES = """figure => [...figure.querySelectorAll(
+    ".tf-stage text, .tf-stage p:not(.tf-spoken), label, output, legend")].map(e => {
+  const scale = e.getScreenCTM ? e.getScreenCTM().a : 1;
+  return parseFloat(getComputedStyle(e).fontSize) * scale; })"""
+BOX = "e => { const b = e.getBoundingClientRect(); return [b.left, b.right]; }"
+
+
+def test_a_telephone_shows_all_of_it(opened):
+    page = opened(viewport={"width": 390, "height": 844})
+    figure(page).evaluate("f => f.tformer.set({d: 1024, divisor: 1})")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for name in ("softmax", "probe"):
+        sizes = figure(page, name).evaluate(SIZES)
+        assert len(sizes) > 8 and min(sizes) >= 11
+        for part in figure(page, name).locator(".tf-stage :is(input, text)").all():
+            left, right = part.evaluate(BOX)
+            assert left >= 16 and right <= 374
+    heights = page.locator("input[type=range], .tf-choices label").evaluate_all(
+        "all => all.map(e => e.offsetHeight)")
+    assert len(heights) == 5 and min(heights) >= 44
+    page.set_viewport_size({"width": 1000, "height": 800})
+    page.wait_for_function("""() => document.querySelector(".tf-stage svg")
+        .viewBox.baseVal.width > 500""")
+    assert min(figure(page).evaluate(SIZES)) >= 11
+
+
+@pytest.mark.nightly
+def test_a_hidden_figure_is_drawn_when_it_appears(opened):
+    page = opened()
+    page.evaluate("""() => { const fold = document.createElement("div");
+        const figure = document.querySelector("[data-live]");
+        fold.id = "fold";
+        fold.hidden = true;
+        figure.classList.remove("tf-awake");
+        figure.querySelector(".tf-stage").replaceChildren();
+        figure.before(fold);
+        fold.append(figure);
+        tformerLive.register("softmax", figure.tformer.definition); }""")
+    assert figure(page).locator(".tf-stage rect").count() == 0
+    page.evaluate("document.getElementById('fold').hidden = false")
+    page.wait_for_function("document.querySelectorAll('.tf-stage rect').length === 8")
+
+
+INKS = """figure => [getComputedStyle(document.body).backgroundColor,
+  [...figure.querySelectorAll(".tf-stage :is(text, p, label, output, legend), " +
+    "figcaption")].map(e => getComputedStyle(e)[e.matches("text") ? "fill" : "color"]),
+  [...figure.querySelectorAll(".tf-stage rect")].map(e => getComputedStyle(e).fill)]"""
+
+
+def rgb(text):
+    return [int(n) / 255 for n in re.findall(r"\d+", text)[:3]]
+
+
+@pytest.mark.parametrize("look", by_day(["light", "dark", "forced"], "dark"))
+def test_all_inks_are_readable(opened, look):
+    page = opened(forced_colors="active" if look == "forced" else "none")
+    if look == "dark":
+        page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    for name in ("softmax", "probe"):
+        ground, texts, bars = figure(page, name).evaluate(INKS)
+        assert (plot.luminance(rgb(ground)) < 0.5) == (look == "dark")
+        assert len(texts) > 8 and len(bars) == (8 if name == "softmax" else 0)
+        for ink in texts:
+            assert plot.contrast(rgb(ink), rgb(ground)) >= 4.5, (name, ink)
+        for ink in bars:
+            assert plot.contrast(rgb(ink), rgb(ground)) >= 3, ink
+
+
+@pytest.mark.nightly
+def test_paper_is_light_at_night(opened):
+    page = opened()
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    blue = "f => getComputedStyle(f).getPropertyValue('--tf-live-blue')"
+    assert figure(page).evaluate(blue) == "#8fb5f5"
+    page.emulate_media(media="print")
+    assert figure(page).evaluate(blue) == "#2056b3"
