@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import helpers
 from conftest import ROOT, run
@@ -106,6 +107,31 @@ def test_repeated_heads_are_consecutive(kv, n):
     assert torch.equal(ours, x.repeat_interleave(n, 1))
     for i in range(kv * n):
         assert torch.equal(ours[:, i], x[:, i // n])
+
+
+class Largest(TorchDispatchMode):
+    "Keeps the size of the largest tensor that an operation returns."
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.size = max(self.size, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("t", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_shared_keys_are_not_copied(t, masked):
+    "Nor are values: no tensor has as many numbers as they would repeated."
+    q = randn(2, 8, t, 4)
+    k, v = (randn(2, 2, 50, 4, seed=seed) for seed in (1, 2))
+    mask = some_mask(2, 1, t, 50, seed=3, dead=0) if masked else None
+    with torch.no_grad(), Largest() as seen:
+        out = fused_attend(q, k, v, mask)
+    assert seen.size < 2 * 8 * 50 * 4
+    expected, _ = attend(q, repeat_kv(k, 4), repeat_kv(v, 4), mask)
+    close(out, expected)
 
 
 # the explicit path, the fused path, the loop over blocks

@@ -722,6 +722,5 @@ def fused_attend(
     added, dead = _unmask_empty_rows(
         _additive_mask(mask, bias, (t, s), q.dtype))
     out = F.scaled_dot_product_attention(
-        q, repeat_kv(k, n), repeat_kv(v, n), added, dropout,
-        scale=scale)
+        q, k, v, added, dropout, scale=scale, enable_gqa=n > 1)
     return _zero_empty_rows(out, dead)

@@ -571,6 +571,12 @@ def bench_kernels(size):
              lambda q, k, v: F.scaled_dot_product_attention(
                  q, k, v, attn_mask=mask))):
         yield Case(name, ours, peer, (q, k, v))
+    few_k, few_v = (x[:, ::4].contiguous() for x in (k, v))
+    yield Case("fused_attend, mask, grouped / SDPA of repeated keys",
+               lambda q, k, v: fused_attend(q, k, v, mask=mask),
+               lambda q, k, v: F.scaled_dot_product_attention(
+                   q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1),
+                   attn_mask=mask), (q, few_k, few_v))
     yield Case("attend / SDPA", lambda q, k, v: attend(q, k, v)[0],
                F.scaled_dot_product_attention, (q, k, v), target=None,
                note="the form that is read")
