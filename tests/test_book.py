@@ -986,3 +986,19 @@ def test_exercises_say_their_title_once(book):
     solutions = re.findall(r'<p class="admonition-title">Solution to.*?</p>', old)
     assert solutions and all(re.fullmatch(
         r"Solution to Exercise 7\.\d", re.sub("<[^>]+>", "", s)) for s in solutions)
+
+
+def test_every_live_figure_is_awake(book, open_page):
+    "On each page that has one, with the data of its cell."
+    count = 0
+    for path in notebook_pages(book).values():
+        if 'data-live="' not in path.read_text(encoding="utf-8"):
+            continue
+        page = open_page(path)
+        seen = watch(page)
+        page.reload(wait_until="load")
+        figures = page.locator("figure[data-live]")
+        awake = page.locator("figure[data-live].tf-awake")
+        assert awake.count() == figures.count() > 0, (path.name, seen)
+        count += figures.count()
+    assert count >= 3       # in lesson 1, on the page of figures and that for authors

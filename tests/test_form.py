@@ -152,14 +152,15 @@ def test_a_rewritten_chapter_has_its_parts(name):
         pytest.skip("not yet rewritten")
     path = course.notebook_path(ROOT, name)
     text = course.read_notebook(path).text
-    assert "{predict}" in text and "{answer}" in text
+    assert "{predict}" in text and "{answer}" in text, "no prediction"
     questions = course.section(text, "Questions you can now answer")
-    assert len(re.findall(r"\{question\} \S", questions)) >= 3
+    assert len(re.findall(r"\{question\} \S", questions)) >= 3, \
+        "fewer than three {question} boxes under Questions you can now answer"
     assert not re.search(r"^\*\*.*\?\*\*", questions, re.M)
     for title in ("What to remember", "Exercises", "Further reading"):
         assert course.section(text, title), title
-    assert re.search(r"how this goes wrong", text, re.I)
-    assert len(course.measure(path).claims) >= 3
+    assert re.search(r"how this goes wrong", text, re.I), "no How this goes wrong"
+    assert len(course.measure(path).claims) >= 3, "fewer than three ✓"
 
 
 # --- the open form
@@ -187,10 +188,10 @@ def faults_of_form(cells):
     for box in re.findall(r"(?ms)^[`:]{3,}\{predict\}.*?^[`:]{3,}$", prose):
         if ":answer:" not in box:
             faults.append(f"a prediction without options: {box[:60]!r}")
-    for exercise in re.split(r"\{exercise-end\}", prose)[1:]:
-        before = exercise.partition("{exercise-start}")[0]
-        if not re.search(r"\{more(-start)?\} Solution", before):
-            faults.append(f"an exercise without a solution: {before[:60]!r}")
+    for exercise in re.split(r"\{exercise-start\} ", prose)[1:]:
+        if not re.search(r"\{more(-start)?\} Solution", exercise):
+            title = exercise.partition("\n")[0]
+            faults.append(f"no {{more}} Solution after the exercise {title!r}")
     return faults
 
 
@@ -200,7 +201,7 @@ def run_alone(cells, folder):
     script = folder / "open_cells.py"
     script.write_text(code, encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "IPython", "--no-banner",
-                           "--no-confirm-exit", str(script)], cwd=ROOT, text=True,
+                           "--colors=nocolor", str(script)], cwd=ROOT, text=True,
                           capture_output=True, check=False, stdin=subprocess.DEVNULL)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
@@ -208,7 +209,8 @@ def run_alone(cells, folder):
 @open_lesson
 def test_open_cells_run_after_nothing_but_the_setup(name, tmp_path):
     error = run_alone(cells_of(name), tmp_path)
-    assert not error, error[-2000:]
+    assert not error, ("an open cell fails where only the setup and the open cells "
+                       f"before it have run:\n{error[-2000:]}")
 
 
 @open_lesson
@@ -223,9 +225,12 @@ def test_open_lessons_have_a_strip():
         made = json.loads(course_form.with_head(
             ROOT, course.notebook_path(ROOT, name), text))["cells"]
         drawn = "".join(map(course.source, made))
-        assert drawn.count('class="tf-strip"') == 1 and "tf-machine" not in drawn
-    with pytest.raises(course_form.ExtensionError, match="antenna"):
+        assert drawn.count('class="tf-strip"') == 1, f"{name}: lit in book/chapters.yml"
+        assert "tf-machine" not in drawn
+    with pytest.raises(course_form.ExtensionError, match=r"names antenna; .* cache, "):
         course_form.strip(["attention", "antenna"], ())
+    with pytest.raises(course_form.ExtensionError, match="24_x has the form 'opne'"):
+        course_form.is_open({"nb": "24_x", "form": "opne"})
 
 
 # --- ✓ and its record

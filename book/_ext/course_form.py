@@ -150,12 +150,15 @@ class Predict(SphinxDirective):
     def mark_options(self, box, answer):
         "Let the script know the options, and which of them is right."
         options = box.children[-1]
-        if not isinstance(options, nodes.bullet_list) or not (
-                MIN_OPTIONS <= len(options) <= MAX_OPTIONS):
-            raise self.error(f"a prediction with :answer: ends with a list of "
-                             f"{MIN_OPTIONS} to {MAX_OPTIONS} options")
+        question = f"the prediction {box.children[1].astext()[:60]!r}"
+        if not isinstance(options, nodes.bullet_list):
+            raise self.error(f"{question} has an :answer:, so it has to end with the "
+                             "list of its options")
+        if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+            raise self.error(f"{question} has {len(options)} options; from "
+                             f"{MIN_OPTIONS} to {MAX_OPTIONS} are allowed")
         if answer > len(options):
-            raise self.error(f":answer: {answer} names none of the "
+            raise self.error(f"{question} says :answer: {answer} and has "
                              f"{len(options)} options")
         box["classes"].append("tf-ask")
         options["classes"] += ["tf-options", f"tf-right-{answer}"]
@@ -265,7 +268,11 @@ def entry(root: Path, name: str) -> dict | None:
 
 def is_open(planned: dict | None) -> bool:
     "Whether a lesson has the open form: its open cells need nothing but the setup."
-    return (planned or {}).get("form") == "open"
+    form = (planned or {}).get("form")
+    if form not in (None, "open"):
+        raise ExtensionError(f"{planned['nb']} has the form {form!r} in "
+                             "book/chapters.yml; the only one is open")
+    return form == "open"
 
 
 def head(root: Path, path: Path, text: str) -> str:
@@ -296,9 +303,11 @@ def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...],
 
 def strip(lit: list[str], links: tuple[tuple[str, str], ...]) -> str:
     "Return the parts of the model as one line of HTML, with those of a lesson lit."
-    unknown = {*lit} - {*STRIP} - {*BESIDE}
+    unknown = sorted({*lit} - {*STRIP} - {*BESIDE})
     if unknown:
-        raise ExtensionError(f"no part of the model is called {sorted(unknown)}")
+        raise ExtensionError(f"lit in book/chapters.yml names {', '.join(unknown)}; "
+                             "the parts of the model are "
+                             f"{', '.join([*STRIP, *BESIDE])}")
     names = STRIP | {part: name for part, name in BESIDE.items() if part in lit}
     addresses = dict(links)
     items = []

@@ -1,9 +1,12 @@
-/* Softmax of the products of one query with eight keys, with two sliders: the
-   width d of the vectors, and the number by which the products are divided. */
+/* Softmax of the products of one query with some keys, with two sliders: the
+   width d of the vectors, and the number by which the products are divided.
+   Data: words, one short word for each key; widths, the values of d; and scores,
+   which holds the products for each width, one for each word. */
 tformerLive.register("softmax", {
   controls(data) {
+    const start = data.widths.includes(64) ? 64 : data.widths[0];
     return [
-      {key: "d", label: "width of the vectors, d", values: data.widths, start: 64},
+      {key: "d", label: "width of the vectors, d", values: data.widths, start},
       {key: "divisor", label: "divide the scores by",
        values: [1, 2, 4, 8, 16, 32], start: 1,
        format: (divisor, settings) => this.reads(divisor, settings.d)},
