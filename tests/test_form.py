@@ -229,8 +229,8 @@ def test_open_lessons_have_a_strip():
         assert "tf-machine" not in drawn
     with pytest.raises(course_form.ExtensionError, match=r"names antenna; .* cache, "):
         course_form.strip(["attention", "antenna"], ())
-    with pytest.raises(course_form.ExtensionError, match="24_x has the form 'opne'"):
-        course_form.is_open({"nb": "24_x", "form": "opne"})
+    with pytest.raises(course_form.ExtensionError, match="24_x has the form 'closed'"):
+        course_form.is_open({"nb": "24_x", "form": "closed"})
 
 
 # --- ✓ and its record
