@@ -7,7 +7,9 @@
 
 They go to tformer/weights/NAME/: weights in bfloat16, configuration, tokenizer,
 and card.json, which says how a model was made and how good it is. `stories` is
-a Llama whose tokens are words; it tells one story a text. `tour` is the model
+a Llama whose tokens are words; it tells one story a text. `stories_mha` is the
+same with eight heads, each with keys and values of its own; lesson 24 converts
+it. `tour` is the model
 of chapter 0, trained as it is there, and `tour_no_mask` the same without its
 mask. `translator` is the Transformer of 2017, its norms moved, trained on pairs
 of the parallel grammar by the recipe of 2017; it is tried on combinations of
@@ -77,10 +79,11 @@ OUT = Path(__file__).parents[1] / "tformer" / "weights"
 SEED = 0
 NEW_SEED = 1
 LEVEL = 1
-STEPS = {"stories": 800, "tour": 1800, "tour_no_mask": 1800,
+STEPS = {"stories": 800, "stories_mha": 800, "tour": 1800, "tour_no_mask": 1800,
          "translator": 4000, "bert": 3400}
-SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=256,
-             tie_word_embeddings=True)
+SHAPE = dict(d_model=128, n_layers=4, max_len=256, tie_word_embeddings=True)
+HEADS = {"stories": dict(n_heads=4, n_kv_heads=2),
+         "stories_mha": dict(n_heads=8, n_kv_heads=8)}
 BATCH = 32
 WARMUP = 40
 LR = 0.02
@@ -152,14 +155,14 @@ def tell_of(row):
         print({key: round(x, 3) for key, x in row.items()}, flush=True)
 
 
-def train_stories(steps):
-    "The storyteller, rounded, and its card."
+def train_stories(steps, name="stories"):
+    "The storyteller, or the one without shared heads, rounded, and its card."
     n = min(SAMPLES, 10 * steps)
     read = told(max(READ, steps * BATCH), SEED)
     new = told(min(NEW, 10 * steps), NEW_SEED)
     tokenizer = Tokenizer.train(read[:READ], VOCAB, special_tokens=[ENDOFTEXT])
     torch.manual_seed(SEED)
-    model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
+    model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE, **HEADS[name]))
     trained = ModelBundle(model, tokenizer, {})
     looking = Stopwatch()
 
@@ -188,8 +191,9 @@ def train_stories(steps):
     wrote = {t: tell(trained, n, temperature=t) for t in (1.0, 0.7)}
     warm, cool = wrote.values()
     read = read[:steps * BATCH]
+    shared = "" if name == "stories" else "; no two heads share keys"
     card = dict(
-        about=f"tells stories of level {LEVEL}, one a text",
+        about=f"tells stories of level {LEVEL}, one a text{shared}",
         steps=steps, seconds=round(spent), read=len(read), samples=n,
         loss_float32=round(exact, 5),
         loss=round(nats_per_byte(trained, new), 5), floor=FLOOR,
@@ -461,6 +465,7 @@ def round_weights(model):
 def train_one(name, steps):
     "One of the models with its card, in bfloat16."
     kinds = {"stories": train_stories, "translator": train_translator,
+             "stories_mha": lambda steps: train_stories(steps, name),
              "bert": train_bert}
     trained = (kinds[name](steps) if name in kinds
                else train_tour(steps, causal=name == "tour"))

@@ -10,6 +10,7 @@ from helpers import draw_ids, spread
 from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
 from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
+from tformer.variants.gqa import convert_to_gqa
 
 try:
     from tformer import bert
@@ -69,6 +70,14 @@ class Row:
         return torch.cat([part.flatten() for part in out])
 
 
+class ConvertedRow(Row):
+    "A model with as many key heads as query heads, converted to two."
+
+    def make(self, std=0.3, **changes):
+        model = super().make(std, n_kv_heads=None, **changes)
+        return convert_to_gqa(model, 2, calibration_ids=self.ids())
+
+
 ROWS = [
     Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
     Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
@@ -79,6 +88,8 @@ ROWS = [
     Row("Llama, grouped, tied, scaled", Llama, LlamaConfig(
         **SIZE, n_kv_heads=2, tie_word_embeddings=True, rope_scaling=SCALING)),
     Row("Qwen3", Qwen3, LlamaConfig(**SIZE, n_kv_heads=1, d_head=6)),
+    ConvertedRow("GPT, converted", GPT, GPTConfig(**SIZE, n_kv_heads=2)),
+    ConvertedRow("Llama, converted", Llama, LlamaConfig(**SIZE, n_kv_heads=2)),
 ]
 BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
          "BertClassifier"]

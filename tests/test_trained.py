@@ -37,7 +37,7 @@ from tformer.trained import (
     tell,
 )
 
-NAMES = ["bert", "stories", "tour", "tour_no_mask", "translator"]
+NAMES = ["bert", "stories", "stories_mha", "tour", "tour_no_mask", "translator"]
 each_name = pytest.mark.parametrize("name", NAMES)
 
 

@@ -56,6 +56,7 @@ class GPTConfig(ModelConfig):
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
+    n_kv_heads: int | None = None  # None: as many as query heads
     d_ff: int | None = None  # None: 4 d_model
     max_len: int = 1024  # positions that have a vector
     dropout: float = 0.1
@@ -64,7 +65,8 @@ class GPTConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads)
+        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads,
+                            n_kv_heads=self.n_kv_heads)
         validate.one_of(ACTIVATIONS, activation=self.activation)
 
 # %% ../nbs/12_gpt.ipynb #03a51050
@@ -74,6 +76,7 @@ def _gpt_block(config, residual_class):
     d = config.d_model
     p = config.dropout
     attention = SelfAttention(d, config.n_heads, causal=True,
+                              n_kv_heads=config.n_kv_heads,
                               dropout=p, fused_qkv=True)
     wide = FeedForward(d, config.d_ff or 4 * d,
                        activation=config.activation)
