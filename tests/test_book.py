@@ -930,13 +930,46 @@ def test_a_choice_says_whether_it_is_right(book, open_page):
         else:
             buttons.nth(choice).click()
         verdict = page.locator(".tf-verdict[role=status]").inner_text()
-        right = buttons.nth(0).inner_text()
+        right = "They stay as they are."
+        assert buttons.nth(0).text_content() == f"{right} (the right answer)"
+        assert page.get_by_role("group", name="If 10 is added").count() == 1
         assert verdict == ("Right." if choice == 0 else f"No. The answer is: {right}")
         assert page.locator(".tf-ask details.tf-reveal[open]").count() == 1
         assert "tf-right" in buttons.nth(0).get_attribute("class")
         assert buttons.nth(choice).get_attribute("aria-pressed") == "true"
         buttons.nth(2).click(force=True)        # a second choice changes nothing
         assert page.locator(".tf-verdict").inner_text() == verdict
+
+
+def test_on_paper_the_folds_are_open(book, open_page):
+    page = open_page(book / PARTS)
+    opened = """() => [...document.querySelectorAll(
+        ".bd-article details.tf-fold, .tag_setup details")].map(f => f.open)"""
+    assert len(page.evaluate(opened)) > 5 and not any(page.evaluate(opened))
+    page.emulate_media(media="print")
+    page.wait_for_function(f"({opened})().every(Boolean)")
+    page.emulate_media(media="screen")
+    page.wait_for_function(f"!({opened})().some(Boolean)")
+
+
+def test_a_finger_that_scrolls_does_not_move_a_slider(book, open_page):
+    page = open_page(book / PARTS)
+    slider = page.get_by_role("slider", name="divide the scores by")
+    slider.dispatch_event("pointerdown")
+    slider.evaluate("""s => { s.value = 3;
+        s.dispatchEvent(new Event("input", {bubbles: true})); }""")
+    assert slider.get_attribute("aria-valuetext").startswith("8")
+    slider.dispatch_event("pointercancel")
+    assert slider.get_attribute("aria-valuetext") == "1"
+
+
+def test_the_skip_link_leads_to_the_text(book, open_page):
+    page = open_page(book / PARTS)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate(
+        "document.activeElement.closest('article.bd-article') !== null")
 
 
 def test_one_fold_holds_output_and_answer(book, open_page):

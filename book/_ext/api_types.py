@@ -16,6 +16,7 @@ from sphinx.ext.intersphinx import missing_reference
 from course import as_rst
 
 ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module",
+         "torch._C.Generator": "torch.Generator",
          "torch.nn.modules.module.Module": "torch.nn.Module",
          "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer"}
 ROUTINES = ("function", "method", "class")

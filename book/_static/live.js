@@ -38,7 +38,13 @@ window.tformerLive = (() => {
     const range = html(row, "input",
       {type: "range", id, min: 0, max: options.length - 1, step: 1});
     range.addEventListener("input", () => choose(+range.value));
+    // A finger that scrolls the page from here has not moved the slider.
+    let before = 0;
+    range.addEventListener("pointerdown", () => { before = shown; });
+    range.addEventListener("pointercancel", () => choose(before));
+    let shown = 0;
     return (i, words) => {
+      shown = i;
       range.value = i;
       range.setAttribute("aria-valuetext", words);
       output.textContent = words;

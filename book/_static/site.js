@@ -4,13 +4,18 @@
   // while a page is printed.
   const root = document.documentElement, paper = matchMedia("print");
   let before = null;
+  let closed = [];        // folds that are open on paper only
   const print = (on) => {
     if (on && before === null) {
       before = root.dataset.theme || "light";
       root.dataset.theme = "light";
+      closed = [...document.querySelectorAll(".bd-article details.tf-fold, " +
+        ".bd-article .tag_setup details")].filter((fold) => !fold.open);
+      closed.forEach((fold) => { fold.open = true; });
     } else if (!on && before !== null) {
       root.dataset.theme = before;
       before = null;
+      closed.forEach((fold) => { fold.open = false; });
     }
   };
   paper.addEventListener("change", (event) => print(event.matches));
@@ -53,6 +58,13 @@
   // Options of a prediction become buttons; choosing one says whether it is
   // right and opens the fold below. Without this script they are a list, and
   // the fold is opened by hand.
+  let questions = 0;
+  const hint = (button, words) => {     // for those who listen
+    const span = document.createElement("span");
+    span.className = "tf-heard";
+    span.textContent = words;
+    button.append(span);
+  };
   const ask = (box) => {
     const list = box.querySelector("ul.tf-options");
     const reveal = box.querySelector("details.tf-reveal");
@@ -61,6 +73,15 @@
     verdict.className = "tf-verdict";
     verdict.setAttribute("role", "status");
     list.after(verdict);
+    const group = document.createElement("div");    // named by the question
+    group.setAttribute("role", "group");
+    const asked = list.previousElementSibling;
+    if (asked) {
+      asked.id ||= `tf-question-${++questions}`;
+      group.setAttribute("aria-labelledby", asked.id);
+    }
+    list.before(group);
+    group.append(list);
     const buttons = [...list.children].map((item, i) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -74,16 +95,30 @@
       if (buttons[i].getAttribute("aria-disabled")) return;
       buttons.forEach((button) => button.setAttribute("aria-disabled", "true"));
       buttons[i].setAttribute("aria-pressed", "true");
+      const answer = buttons[right].textContent.trim();
       buttons[right].classList.add("tf-right");
-      if (i !== right) buttons[i].classList.add("tf-wrong");
-      verdict.textContent = i === right ? "Right."
-        : `No. The answer is: ${buttons[right].textContent.trim()}`;
+      if (i !== right) {
+        buttons[i].classList.add("tf-wrong");
+        hint(buttons[i], " (your answer, which is wrong)");
+      }
+      hint(buttons[right], " (the right answer)");
+      verdict.textContent = i === right ? "Right." : `No. The answer is: ${answer}`;
       reveal.open = true;
     };
     list.classList.add("tf-ready");
   };
+  // "Skip to main content" leads behind the toolbar, to the text itself.
+  const skip = () => {
+    const link = document.querySelector("#pst-skip-link a, a#pst-skip-link");
+    const article = document.querySelector("article.bd-article");
+    if (!link || !article) return;
+    article.id ||= "tf-article";
+    article.tabIndex = -1;
+    link.setAttribute("href", `#${article.id}`);
+  };
   addEventListener("load", () => {
     name();
+    skip();
     together();
     document.querySelectorAll(".tf-ask").forEach(ask);
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {

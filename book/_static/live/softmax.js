@@ -23,8 +23,7 @@ tformerLive.register("softmax", {
     const powers = scores.map((s) => Math.exp(s - most));
     const sum = powers.reduce((a, b) => a + b, 0);
     const weights = powers.map((p) => p / sum);
-    const largest = Math.max(...weights);
-    return {weights, largest, slope: largest * (1 - largest)};
+    return {weights, largest: Math.max(...weights)};
   },
 
   draw(svg, numbers, data, settings, kit) {
@@ -53,9 +52,9 @@ tformerLive.register("softmax", {
 
   say(numbers, data, settings) {
     const by = this.reads(settings.divisor, settings.d);
+    const does = numbers.largest > 0.9 ? "picks one word"
+      : numbers.largest > 0.5 ? "leans on one word" : "mixes several words";
     return `With d = ${settings.d} and scores divided by ${by}, the largest ` +
-      `weight is ${numbers.largest.toFixed(2)} and its slope ` +
-      `${numbers.slope.toFixed(2)}: the softmax ` +
-      `${numbers.largest > 0.9 ? "picks one word" : "mixes"}.`;
+      `weight is ${numbers.largest.toFixed(2)}: the softmax ${does}.`;
   },
 });
