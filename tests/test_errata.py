@@ -338,11 +338,25 @@ def test_links_lead_to_places_that_exist():
                 anchors |= set(re.findall(r"^\(([\w-]+)\)=$", "".join(
                     cell["source"]), re.M))
     links = re.findall(r"^\| \[\w{3}-\d\d\]\(([^)]*)\)", PAGE, re.M)
-    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10 + 18
+    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10 + 18 + 10
     missing = [link for link in links if (
         link[1:] not in anchors if link[0] == "#"
         else not (ROOT / "book" / link).is_file())]
     assert not missing
+
+
+def test_values_of_shared_keys_are_right():
+    keys = 2 * 96 * 96 * 192 * 4096     # numbers of keys and values, 96 key heads
+    bits, gb, gib = numbers("VAR-06")[1:4]
+    assert numbers("VAR-06")[0] == 96 and bits == 16 * keys
+    assert close(gb, D(2 * keys) / 10**9) and close(gib, D(2 * keys) / 2**30)
+    assert 2**37 == 8 * 16 * 2**30
+    weights, heads, gb, gib, less = numbers("VAR-13")
+    assert weights == 2 * 341 and heads == 8 and less == 96 / 8
+    assert close(gb, D(2 * keys) / 12 / 10**9)
+    assert close(gib, D(2 * keys) / 12 / 2**30)
+    j = range(8)
+    assert numbers("VAR-05") == [*[i % 2 for i in j], *[i // 4 for i in j]]
 
 
 def test_training_values_are_right():

@@ -1,4 +1,5 @@
 """Live figures: what ``plot.live`` writes, and what their scripts make of it."""
+import dataclasses
 import json
 import random
 import re
@@ -13,7 +14,7 @@ import lean_pages
 import live_figures
 from conftest import ROOT
 from helpers import by_day
-from tformer import plot
+from tformer import costs, plot
 from tformer.attend import softmax
 
 STATIC = ROOT / "book" / "_static"
@@ -440,3 +441,69 @@ def test_paper_is_light_at_night(opened):
     assert figure(page).evaluate(blue) == "#8fb5f5"
     page.emulate_media(media="print")
     assert figure(page).evaluate(blue) == "#2056b3"
+
+
+# ---- the figure of lesson 24: what a step reads ----
+
+def specs_of_models():
+    "Three decoders, of which two have projections of different sizes."
+    sizes = dict(vocab_size=1000, gated_ffn=True, biases=(), norm_vectors=1,
+                 tie_word_embeddings=False)
+    return [costs.ModelSpec(**sizes, name="small", d_model=256, n_layers=3,
+                            n_heads=8, n_kv_heads=2, d_ff=700),
+            costs.ModelSpec(**sizes, name="wide", d_model=4096, n_layers=32,
+                            n_heads=32, n_kv_heads=8, d_ff=14_336),
+            costs.ModelSpec(**sizes, name="long heads", d_model=512, n_layers=4,
+                            n_heads=4, n_kv_heads=4, d_head=256, d_ff=100)]
+
+
+def what_a_step_reads(specs):
+    "The data of the figure, as lesson 24 makes them."
+    models = []
+    for spec in specs:
+        total = sum(costs.parameters_by_component(spec).values())
+        kv_head = 2 * spec.n_layers * spec.d_model * spec.d_head
+        models.append({
+            "name": spec.name, "heads": spec.n_heads, "kv": spec.n_kv_heads,
+            "weights": 2 * (total - spec.n_kv_heads * kv_head),
+            "weightsPerHead": 2 * kv_head,
+            "cachePerHead": 4 * spec.n_layers * spec.d_head})
+    return {"models": models, "bandwidth": 3.35e12}
+
+
+def test_a_step_reads_what_the_package_counts(chromium, tmp_path):
+    specs = specs_of_models()
+    html = html_of("shared-keys", what_a_step_reads(specs))
+    file = tmp_path / "page.html"
+    file.write_text(PAGE % (read("live.css"), read("live.js"), html,
+                            read("live/shared-keys.js")), encoding="utf-8")
+    page = chromium.new_page()
+    page.goto(file.as_uri())
+    rng = random.Random(0)
+    for _ in range(10):
+        index = rng.randrange(3)
+        settings = {"model": index, "kv": rng.choice([1, 2, 4, 8, 16, 32]),
+                    "tokens": rng.choice([128, 512, 2048, 8192, 32768, 131072]),
+                    "batch": rng.choice([1, 4, 16, 64, 256])}
+        numbers, drawn, _, said = figure(page, "shared-keys").evaluate(
+            SET, settings)
+        found = []
+        for kv in (specs[index].n_heads,
+                   min(settings["kv"], specs[index].n_heads)):
+            spec = dataclasses.replace(specs[index], n_kv_heads=kv)
+            found.append((
+                costs.weight_bytes(spec), costs.kv_cache_bytes(
+                    spec, settings["tokens"], settings["batch"])))
+        for shown, (weights, cache) in zip(
+                (numbers["all"], numbers["shared"]), found, strict=True):
+            assert shown["weights"] == weights and shown["cache"] == cache
+        totals = [sum(pair) for pair in found]
+        assert numbers["ratio"] == pytest.approx(totals[0] / totals[1])
+        assert numbers["ms"] == pytest.approx(totals[1] / 3.35e9)
+        assert drawn[0] + drawn[1] == pytest.approx(
+            (drawn[2] + drawn[3]) * totals[0] / totals[1])
+        assert said == (
+            f"A step of {specs[index].name} takes {numbers['ms']:.1f} ms or more on "
+            f"an H100, and reads {numbers['ratio']:.1f} times fewer bytes than it "
+            "would with a key head for each query head.")
+    page.close()
