@@ -1,8 +1,9 @@
 /* How the search of the book reads, ranks and excerpts; Sphinx puts this text
    into language_data.js, which the search page loads. */
 
-// A chapter that has the word in its title comes before a name of the package
-// that holds it, and both before a page that only uses it.
+// A chapter that has the word in its title comes before one that has it in the
+// title of a section, then comes a name of the package that holds it, and then a
+// page that only uses it.
 var Scorer = {
   objNameMatch: 11,
   objPartialMatch: 4,
@@ -12,6 +13,12 @@ var Scorer = {
   partialTitle: 14,
   term: 5,
   partialTerm: 2,
+  score([, title, , , score]) {
+    const query = new URLSearchParams(window.location.search).get("q") || "";
+    const inTitle = splitQuery(query.toLowerCase())
+      .some((word) => title.toLowerCase().includes(word));
+    return inTitle ? score + 1 : score;
+  },
 };
 
 // The root is a word; a letter beside it, or any other letter alone, is none:

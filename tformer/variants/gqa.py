@@ -8,7 +8,6 @@ __all__ = ['GQA_METHODS', 'convert_to_gqa']
 # %% ../../nbs/package/variants/gqa.ipynb #fafb15cd
 import copy
 import dataclasses
-import math
 from typing import NamedTuple
 
 import torch
@@ -166,36 +165,48 @@ def _main_directions(rows, moment, n):
     return torch.linalg.eigh(said).eigenvectors[..., -n:].flip(-1)
 
 
-def _share_by_matrix(heads, moment):
+def _mean_square(rows, moment):
+    "The mean square of what each row says about the inputs."
+    return ((rows @ moment.to(rows.dtype)) * rows.conj()).sum(-1).real
+
+
+def _share_by_matrix(heads, weights, moment):
     """A shared head for each group, and the matrix by which each head gets it back.
 
-    ``heads`` is (group, head, d, m); head j of group i is nearly ``back[i, j] @
-    shared[i]``.
+    ``heads`` is (group, head, d, m), and ``weights`` (group, head, d, d) says how much
+    their numbers count; head j of group i is nearly ``back[i, j] @ shared[i]``.
     """
-    n_heads, d = heads.shape[1:3]
-    rows = heads.flatten(1, 2)
-    directions = _main_directions(rows, moment, d)
-    back = math.sqrt(n_heads) * directions.unflatten(1, (n_heads, d))
+    values, vectors = torch.linalg.eigh(weights)
+    roots = vectors * values.clamp(min=0.0).sqrt()[..., None, :] @ vectors.mT
+    rows = (roots @ heads).flatten(1, 2)
+    directions = _main_directions(rows, moment, heads.shape[2])
+    back = directions.unflatten(1, heads.shape[1:3])
+    back = torch.linalg.pinv(roots, rtol=1e-10, hermitian=True) @ back
     left, _, right = torch.linalg.svd(back[:, 0])
     turn = left @ right  # the rotation that brings the first head's own basis back
-    shared = turn @ directions.mT @ rows / math.sqrt(n_heads)
-    return shared, back @ turn.mT[:, None]
+    shared = turn @ directions.mT @ rows
+    scale = (_mean_square(heads, moment).mean((1, 2))
+             / _mean_square(shared, moment).mean(1)).sqrt()
+    return (scale[:, None, None] * shared,
+            back @ turn.mT[:, None] / scale[:, None, None, None])
 
 
-def _share_by_phase(heads, moment):
+def _share_by_phase(heads, weights, moment):
     """A shared head for each group, and a complex number for each head and pair.
 
-    ``heads`` is (group, head, pair, m), complex; pair p of head j of group i is nearly
-    ``back[i, j, p] * shared[i, p]``.
+    ``heads`` is (group, head, pair, m), complex, and ``weights`` (group, head, pair);
+    pair p of head j of group i is nearly ``back[i, j, p] * shared[i, p]``.
     """
-    n_heads = heads.shape[1]
-    rows = heads.transpose(1, 2)
+    roots = weights.sqrt()
+    rows = (roots[..., None] * heads).transpose(1, 2)
     directions = _main_directions(rows, moment, 1)
     first = torch.sgn(directions[:, :, :1])
     directions = directions / torch.where(first == 0, 1.0, first)
-    shared = (directions.mH @ rows).squeeze(2) / math.sqrt(n_heads)
-    back = math.sqrt(n_heads) * directions.squeeze(-1)
-    return shared, back.transpose(1, 2)
+    shared = (directions.mH @ rows).squeeze(2)
+    back = directions.squeeze(-1).transpose(1, 2)
+    back = torch.where(roots == 0, 0.0, back / roots)
+    scale = (_mean_square(heads, moment).mean(1) / _mean_square(shared, moment)).sqrt()
+    return scale[..., None] * shared, back / scale[:, None]
 
 
 def _as_pairs(rows):
@@ -213,16 +224,20 @@ def _align(heads, attention, moment):
     mean = moment[:, -1:]
     centered = moment - mean @ mean.T
     if attention.rotary is None:
-        k, back = _share_by_matrix(k, centered)
+        asked = torch.einsum("ngrdm,mi,ngrei->ngde", q, moment, q)
+        k, back = _share_by_matrix(k, asked, centered)
         k[..., -1] = 0.0
         q = back.mT[:, :, None] @ q
     else:
-        k, back = _share_by_phase(_as_pairs(k), moment)
+        pairs = _as_pairs(q)
+        asked = _mean_square(pairs, moment).sum(2)
+        k, back = _share_by_phase(_as_pairs(k), asked, moment)
         k = _from_pairs(k)
-        q = _from_pairs(_as_pairs(q) * back.conj()[:, :, None, :, None])
+        q = _from_pairs(pairs * back.conj()[:, :, None, :, None])
     has_bias = attention.o_proj.bias is not None
     before = torch.einsum("ongrd,ngdm,mi->o", o, v, mean)
-    v, back = _share_by_matrix(v, centered if has_bias else moment)
+    written = torch.einsum("ongrd,ongre->ngde", o, o)
+    v, back = _share_by_matrix(v, written, centered if has_bias else moment)
     o = o @ back
     if has_bias:
         v[..., -1] = 0.0
@@ -291,7 +306,7 @@ def _validate_layer(name, attention, n_kv_heads, method):
         return
     validate.require(
         attention.q_norm is None and attention.k_norm is None, f"{name} has norms on "
-        'queries and keys, which leave no basis to align: use method="mean" or "first"')
+        'queries and keys, so no basis of keys is free: use method="mean" or "first"')
     validate.require(
         attention.rotary is None or isinstance(attention.rotary, RotaryEmbedding),
         f"{name} turns its keys by a {type(attention.rotary).__name__}, and only "

@@ -1,6 +1,6 @@
 /* What a decoding step of a published model reads: its weights once, and the keys
    and values of each text, for as many key heads as the reader chooses.
-   Data: bandwidth, bytes per second; and models, each with its name, heads (query
+   Data: bandwidth, bytes per second; memory, bytes; and models, each with its name, heads (query
    heads), kv (its own key heads), weights (bytes without the projections of keys and
    values), weightsPerHead (bytes of those projections for one key head), and
    cachePerHead (bytes that one token adds to one key head, in all layers). */
@@ -36,13 +36,15 @@ tformerLive.register("shared-keys", {
     const all = bytes(model.heads);
     const shared = bytes(Math.min(settings.kv, model.heads));
     return {all, shared, ratio: all.total / shared.total,
+            fits: shared.total <= data.memory,
             ms: 1000 * shared.total / data.bandwidth};
   },
 
   draw(svg, numbers, data, settings, kit) {
     const model = data.models[settings.model];
-    const rows = [[`${model.heads} key heads`, numbers.all],
-                  [`${Math.min(settings.kv, model.heads)} key heads`, numbers.shared]];
+    const keyHeads = (n) => `${n} key head${n === 1 ? "" : "s"}`;
+    const rows = [[keyHeads(model.heads), numbers.all],
+                  [keyHeads(Math.min(settings.kv, model.heads)), numbers.shared]];
     const wide = kit.width - 2;
     rows.forEach(([words, bytes], i) => {
       const y = 26 + 62 * i;
@@ -63,9 +65,14 @@ tformerLive.register("shared-keys", {
   },
 
   say(numbers, data, settings) {
-    const {name} = data.models[settings.model];
-    return `A step of ${name} takes ${numbers.ms.toFixed(1)} ms or more on an H100, ` +
-      `and reads ${numbers.ratio.toFixed(1)} times fewer bytes than it would ` +
-      "with a key head for each query head.";
+    const {name, heads} = data.models[settings.model];
+    const time = numbers.fits
+      ? `A step of ${name} takes ${numbers.ms.toFixed(1)} ms or more on an H100`
+      : `${name} and these texts do not fit into the ${data.memory / 1e9} GB of one ` +
+        `H100; reading them takes ${numbers.ms.toFixed(1)} ms or more`;
+    const saved = settings.kv >= heads ? "nothing is shared"
+      : `it reads ${numbers.ratio.toFixed(1)} times fewer bytes than with ` +
+        "a key head for each query head";
+    return `${time}, and ${saved}.`;
   },
 });
