@@ -15,6 +15,7 @@ import bench_parts
 import bench_places
 import bench_serving
 import bench_training
+import bench_variants
 import timing
 
 
@@ -74,6 +75,15 @@ def test_the_benchmark_of_places_runs(quickly):
         for peer in ("growing", "fixed"):
             assert re.search(rf"^compiled / eager {peer}, batch {batch} .* x ",
                              printed, re.M), (batch, peer)
+
+
+@pytest.mark.nightly
+def test_the_benchmark_of_the_variants_runs(quickly):
+    printed = quickly(bench_variants)
+    for name in ("quarter of the key heads, width 256", "whole step, width 256",
+                 "bytes kept, 4 key heads, width 256",
+                 "bytes kept, 1 key heads, width 256"):
+        assert re.search(rf"^{name} .* x ", printed, re.M), name
 
 
 @pytest.mark.nightly
