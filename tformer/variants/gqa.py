@@ -88,7 +88,7 @@ class _Heads(NamedTuple):
 
 
 def _rows(linear):
-    "A weight, and the bias (or zeros) as its last column."
+    "Return a weight with the bias, or zeros, as one more column."
     weight = linear.weight.detach().double().cpu()
     bias = (torch.zeros(len(weight), dtype=torch.float64) if linear.bias is None
             else linear.bias.detach().double().cpu())
@@ -96,7 +96,7 @@ def _rows(linear):
 
 
 def _read_heads(attention, n_groups):
-    "The projections of a layer, cut into as many groups of neighboring key heads."
+    "Return the projections of a layer, its key heads cut into so many groups."
     if attention.fused_qkv:
         q, k, v = _rows(attention.qkv_proj).split(attention.proj_sizes)
     else:
@@ -114,7 +114,7 @@ def _read_heads(attention, n_groups):
 
 
 def _write_heads(attention, heads, n_kv_heads):
-    "Put projections into a layer; ``k`` and ``v`` have one head a group by now."
+    "Put projections into a layer; ``k`` and ``v`` have one head for each group."
     q = rearrange(heads.q, "n g r d m -> (n g r d) m")
     k, v = (rearrange(x, "n d m -> (n d) m") for x in (heads.k, heads.v))
     q, k = (_with_layout(attention, rows, None) for rows in (q, k))
@@ -140,14 +140,14 @@ def _set_rows(linear, rows):
 
 
 def _with_layout(attention, rows, layout):
-    "Rows of queries or keys, their rotary pairs in this layout (None: the layer's)."
+    "Return rows with their rotary pairs in this layout; None is the layer's own."
     own = getattr(attention.rotary, "layout", "half")
     d_head = attention.proj_sizes[0] // attention.n_heads
     return rows if own == "half" else convert_rotary_layout(rows, d_head, layout or own)
 
 
 def _pool(heads, method, generator):
-    "One head for each group: the mean of its heads, the first, or a random one."
+    "Return the mean of each group's heads, the first of them, or a random head."
     if method == "mean":
         return heads.mean(1)
     pooled = heads[:, 0].clone()
@@ -160,18 +160,21 @@ def _pool(heads, method, generator):
 
 # %% ../../nbs/package/variants/gqa.ipynb #87dc25d4
 def _main_directions(rows, moment, n):
-    "The n directions in which rows say most about inputs with this second moment."
-    said = rows @ moment.to(rows.dtype) @ rows.mH
-    return torch.linalg.eigh(said).eigenvectors[..., -n:].flip(-1)
+    """Return the n directions in which ``rows @ x`` is largest, in the mean square.
+
+    ``moment`` is the second moment of the inputs x, the mean of x xᵀ.
+    """
+    squares = rows @ moment.to(rows.dtype) @ rows.mH
+    return torch.linalg.eigh(squares).eigenvectors[..., -n:].flip(-1)
 
 
 def _mean_square(rows, moment):
-    "The mean square of what each row says about the inputs."
+    "Return the mean square of each entry of ``rows @ x``."
     return ((rows @ moment.to(rows.dtype)) * rows.conj()).sum(-1).real
 
 
 def _share_by_matrix(heads, weights, moment):
-    """A shared head for each group, and the matrix by which each head gets it back.
+    """Return a shared head for each group, and the matrix that leads back to each head.
 
     ``heads`` is (group, head, d, m), and ``weights`` (group, head, d, d) says how much
     their numbers count; head j of group i is nearly ``back[i, j] @ shared[i]``.
@@ -192,7 +195,7 @@ def _share_by_matrix(heads, weights, moment):
 
 
 def _share_by_phase(heads, weights, moment):
-    """A shared head for each group, and a complex number for each head and pair.
+    """Return a shared head for each group, and a complex number for each head and pair.
 
     ``heads`` is (group, head, pair, m), complex, and ``weights`` (group, head, pair);
     pair p of head j of group i is nearly ``back[i, j, p] * shared[i, p]``.
@@ -210,7 +213,7 @@ def _share_by_phase(heads, weights, moment):
 
 
 def _as_pairs(rows):
-    "Complex numbers from rows whose first half holds the first of each pair."
+    "Return complex numbers from rows whose first half holds the first of each pair."
     return torch.complex(*rows.chunk(2, -2))
 
 
@@ -219,7 +222,7 @@ def _from_pairs(pairs):
 
 
 def _align(heads, attention, moment):
-    "Heads in a basis in which each group has one key and one value head."
+    "Return the heads after each group got one key and one value head."
     q, k, v, o, o_bias = heads
     mean = moment[:, -1:]
     centered = moment - mean @ mean.T
@@ -247,7 +250,7 @@ def _align(heads, attention, moment):
 
 # %% ../../nbs/package/variants/gqa.ipynb #90f5f62a
 def _input_moments(model, layers, ids):
-    "The mean of x xᵀ over a layer's inputs, each with a 1 behind it, by layer."
+    "Return by layer the mean of x xᵀ over its inputs, each with a 1 behind it."
     moments = {}
 
     def watch(name):
@@ -273,7 +276,7 @@ def _input_moments(model, layers, ids):
 
 # %% ../../nbs/package/variants/gqa.ipynb #42e5cdd1
 def _attention_layers(model):
-    "The attention layers of a decoder by name; ValueError if it is no such model."
+    "Return the attention layers of a decoder by name, or raise ValueError."
     config = getattr(model, "config", None)
     validate.require(
         hasattr(config, "n_kv_heads"), "convert_to_gqa needs a model whose "
