@@ -11,6 +11,7 @@ from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
 from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
 from tformer.variants.gqa import convert_to_gqa
+from tformer.variants.mla import make_mla_factory
 
 try:
     from tformer import bert
@@ -31,7 +32,8 @@ class Row:
     """A model of the table: what it is made of, and how it is called.
 
     ``causal``: it continues texts, with a cache; ``source``: it reads
-    another text beside.
+    another text beside. ``kept``: numbers that a layer keeps of a token, where
+    these are no keys and values.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Row:
     config: Any
     causal: bool = True
     source: bool = False
+    kept: int | None = None
 
     def change(self, **changes):
         return dataclasses.replace(self.config, **changes)
@@ -78,6 +81,16 @@ class ConvertedRow(Row):
         return convert_to_gqa(model, 2, calibration_ids=self.ids())
 
 
+class LatentLlama(Llama):
+    "A Llama with latent attention."
+
+    def __init__(self, config):
+        def attention(layer):
+            return make_mla_factory(config, kv_rank=6, d_nope=4, d_rope=4, d_v=3,
+                                    q_rank=8)(layer)
+        super().__init__(config, attention)
+
+
 ROWS = [
     Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
     Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
@@ -90,6 +103,7 @@ ROWS = [
     Row("Qwen3", Qwen3, LlamaConfig(**SIZE, n_kv_heads=1, d_head=6)),
     ConvertedRow("GPT, converted", GPT, GPTConfig(**SIZE, n_kv_heads=2)),
     ConvertedRow("Llama, converted", Llama, LlamaConfig(**SIZE, n_kv_heads=2)),
+    Row("Llama, latent", LatentLlama, LlamaConfig(**SIZE), kept=6 + 4),
 ]
 BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
          "BertClassifier"]
