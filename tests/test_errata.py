@@ -338,7 +338,7 @@ def test_links_lead_to_places_that_exist():
                 anchors |= set(re.findall(r"^\(([\w-]+)\)=$", "".join(
                     cell["source"]), re.M))
     links = re.findall(r"^\| \[\w{3}-\d\d\]\(([^)]*)\)", PAGE, re.M)
-    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10 + 18 + 10
+    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10 + 18 + 10 + 7
     missing = [link for link in links if (
         link[1:] not in anchors if link[0] == "#"
         else not (ROOT / "book" / link).is_file())]
@@ -357,6 +357,12 @@ def test_values_of_shared_keys_are_right():
     assert close(gib, D(2 * keys) / 12 / 2**30)
     j = range(8)
     assert numbers("VAR-05") == [*[i % 2 for i in j], *[i // 4 for i in j]]
+
+
+def test_values_of_latent_attention_are_right():
+    content, rotary, one, two, three = numbers("VAR-10")[:5]
+    assert close(one, 1 / (content + rotary).sqrt())
+    assert close(two, 1 / content.sqrt()) and close(three, 1 / rotary.sqrt())
 
 
 def test_training_values_are_right():

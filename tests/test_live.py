@@ -516,3 +516,97 @@ def test_a_step_reads_what_the_package_counts(chromium, tmp_path):
         seen.add((totals[1] <= 80e9, settings["kv"] >= specs[index].n_heads))
     assert len(seen) > 2, "the settings show too few of the sentences"
     page.close()
+
+
+# ---- the figure of lesson 25: what a latent keeps, and what it loses ----
+
+def latent_spectra(seed=5):
+    """Keys and values of four random layers, and the data of the figure.
+
+    A layer's keys and values are a tensor of (tokens, heads, numbers). From one
+    layer to the next, the variance spreads over more directions.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    layers = []
+    for layer in range(4):
+        sizes = torch.exp(-torch.arange(128) / (9 + 12 * layer)).double()
+        states = sizes * torch.randn(300, 128, generator=draw).double()
+        kv = states @ torch.randn(128, 8 * 32, generator=draw).double()
+        layers.append((kv - kv.mean(0)).view(300, 8, 32))
+    squares = [[torch.linalg.svdvals(kv[:, :h].flatten(1))[:128] ** 2
+                for h in range(1, 9)] for kv in layers]
+    shares = [[(s / s.sum()).tolist() for s in layer] for layer in squares]
+    return layers, {"d_head": 16, "d_rope": 8, "bytes": 2, "layers": shares}
+
+
+def lost_by_rank(kv, rank):
+    "The share of the variance that the best projection to this rank loses."
+    directions = torch.linalg.eigh(kv.T @ kv).eigenvectors[:, -rank:]
+    left = kv - kv @ directions @ directions.T
+    return (left.square().sum() / kv.square().sum()).item()
+
+
+BARS = """figure => [...figure.querySelectorAll(".tf-stage rect")].slice(3).map(e =>
+    [e.getAttribute("fill").slice(14, -1), +e.getAttribute("height")])"""
+
+
+def test_a_latent_loses_what_the_best_projection_loses(chromium, tmp_path):
+    layers, data = latent_spectra()
+    file = tmp_path / "page.html"
+    file.write_text(PAGE % (read("live.css"), read("live.js"),
+                            html_of("latent-rank", data),
+                            read("live/latent-rank.js")), encoding="utf-8")
+    page = chromium.new_page(viewport={"width": 390, "height": 844})
+    page.goto(file.as_uri())
+    live = figure(page, "latent-rank")
+    assert live.evaluate("f => f.tformer.settings") == {
+        "layer": 0, "heads": 8, "rank": 32}
+    rng = random.Random(8)
+    seen = set()
+    for _ in range(10):
+        layer = rng.randrange(4)
+        heads = rng.choice([1, 2, 4, 8])
+        rank = rng.choice([4, 8, 16, 32, 48, 64, 96, 128])
+        numbers, drawn, shown, said = live.evaluate(
+            SET, {"layer": layer, "heads": heads, "rank": rank})
+        kv = layers[layer][:, :heads].flatten(1)
+        lost = lost_by_rank(kv, rank)
+        ratio = kv.shape[1] / (rank + 8)
+        assert numbers == {
+            "separate": kv.shape[1], "latent": rank + 8,
+            "ratio": pytest.approx(ratio), "lost": pytest.approx(lost, abs=1e-9)}
+        unit = drawn[0] / kv.shape[1]
+        assert unit * 256 == pytest.approx(390 - 2 * 16 - 2)
+        assert drawn[1:3] == pytest.approx([unit * rank, unit * 8])
+        count = min(kv.shape[1], 128)
+        kept = min(rank, count)
+        bars = live.evaluate(BARS)
+        assert [color for color, _ in bars] == (
+            ["blue"] * kept + ["gray"] * (count - kept))
+        spread = torch.linalg.svdvals(kv)[:count]
+        assert [height for _, height in bars] == pytest.approx(
+            (bars[0][1] * spread / spread[0]).tolist())
+        assert shown == [
+            f"keys and values: {32 * heads} numbers, {64 * heads} bytes",
+            f"latent and rotary key: {rank} + 8 numbers, {2 * rank + 16} bytes",
+            "directions of keys and values, by size",
+            f"{kept} of {count} kept; heights on a square-root scale"]
+        keeps = (f"{ratio:.1f} times fewer numbers" if ratio > 1 else
+                 "no fewer numbers than separate keys and values do")
+        loses = ("nothing" if rank >= count else
+                 "less than 0.1 %" if lost < 0.001 else f"{100 * lost:.1f} %")
+        said_heads = "1 head" if heads == 1 else f"{heads} heads"
+        assert said == (
+            f"With {said_heads}, a latent of {rank} keeps {keeps}, and loses {loses} "
+            f"of what the keys and values of layer {layer + 1} say.")
+        assert min(live.evaluate(SIZES)) >= 12
+        for text in live.locator(".tf-stage text").all():
+            left, right = text.evaluate(BOX)
+            assert left >= 16 and right <= 374
+        seen.add(re.sub(r"\d+(\.\d)?", "N", said))
+    assert len(seen) > 3, "the settings show too few of the sentences"
+    # rounded shares add up to a little less or more than 1
+    assert live.evaluate("""f => [[0.6, 0.39], [0.6, 0.41, 0]].map(shares =>
+        f.tformer.definition.compute({layers: [[shares]]},
+            {layer: 0, heads: 1, rank: 2}).lost)""") == [0, 0]
+    page.close()

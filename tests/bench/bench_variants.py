@@ -1,11 +1,19 @@
-"""What do shared keys gain? python tests/bench/bench_variants.py
+"""What do the variants of attention gain? python tests/bench/bench_variants.py
 
-One attention layer writes a token for each of eight texts that hold 2,048 tokens,
-with all key heads and with a quarter of them, in turn: the ratio of their times,
-divided by the ratio of the bytes that they have to read. The target is 0.7, at
-three widths. Beside it stand a whole step of a decoder of such layers, with the
-share of it that attention takes, and the bytes of the caches against the formula of
-`tformer.costs`, which may differ by 2 %. One thread.
+Shared keys: one attention layer writes a token for each of eight texts that hold
+2,048 tokens, with all key heads and with a quarter of them, in turn. The row is the
+ratio of their times, divided by the ratio of the bytes that they have to read. The
+target is 0.7, at three widths. Beside it stand a whole step of a decoder of such
+layers, with the share of it that attention takes, and the bytes of the caches
+against the formula of `tformer.costs`, which may differ by 2 %.
+
+Latent attention: one layer of the size of DeepSeek-V2-Lite's writes a token of one
+text that holds 2,048 tokens, in turn with the attention layer of DeepSeek-V3 in
+`transformers`, which projects all that it keeps to keys and values in every step.
+Ours has to be 20 times faster. A whole step of a decoder of two such layers has to
+be 1.1 times faster than the same step of `DeepseekV3ForCausalLM`. Both sides have
+random weights of their own. The bytes of the cache may differ by 2 % from one latent
+and one rotary key of each layer and token. One thread.
 
 --quick           small sizes, one round: that everything runs
 """
@@ -15,18 +23,30 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as peers
 
 import timing
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import gqa_speed
+import mla_speed
 from tformer.costs import kv_cache_bytes, spec_from_config
 from tformer.llama import Llama, LlamaConfig
+from tformer.variants.mla import LatentAttention, make_mla_factory
 
 TARGET = timing.AT_LEAST, 0.7
+LATENT_LAYER = timing.AT_LEAST, 20
+LATENT_STEP = timing.AT_LEAST, 1.1
 MEMORY = timing.AT_MOST, 1.02
 ROUNDS = 9
 LAYERS = 2
+# latent attention: DeepSeek-V2-Lite's sizes, and those of --quick
+LATENT = {"d_model": mla_speed.D_MODEL, "n_heads": mla_speed.N_HEADS,
+          "d_ff": 10944, **mla_speed.SIZES}
+SMALL = {"d_model": 64, "n_heads": 4, "d_ff": 96,
+         "kv_rank": 16, "d_nope": 8, "d_rope": 8, "d_v": 8}
+VOCAB = 512
 FAILED = []
 
 
@@ -115,6 +135,118 @@ def memory_rows(widths, tokens):
                  max(ratio, 1 / ratio), MEMORY, f"{cache.nbytes:,} and {expected:,}")
 
 
+def latent_config(size):
+    "The configurations of a decoder: ours, and that of transformers."
+    ours = LlamaConfig(vocab_size=VOCAB, d_model=size["d_model"], n_layers=LAYERS,
+                       n_heads=size["n_heads"], d_ff=size["d_ff"], max_len=4096)
+    theirs = DeepseekV3Config(
+        vocab_size=VOCAB, hidden_size=size["d_model"], num_hidden_layers=LAYERS,
+        first_k_dense_replace=LAYERS, intermediate_size=size["d_ff"],
+        num_attention_heads=size["n_heads"], num_key_value_heads=size["n_heads"],
+        q_lora_rank=None, kv_lora_rank=size["kv_rank"],
+        qk_nope_head_dim=size["d_nope"], qk_rope_head_dim=size["d_rope"],
+        v_head_dim=size["d_v"], max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta},
+        attn_implementation="sdpa")
+    return ours, theirs
+
+
+def ranks(size):
+    "Those of the sizes that only latent attention has."
+    return {name: size[name] for name in mla_speed.SIZES}
+
+
+def latent_filled(model, size, tokens):
+    "A cache of random latents, as long for all layers; model may be a layer."
+    cache = model.new_cache(1)
+    for layer in getattr(cache, "layers", [cache]):
+        mla_speed.fill(layer, size["kv_rank"] + size["d_rope"], tokens)
+    return cache
+
+
+def their_filled(config, size, layers, tokens):
+    "A cache of random latents, as transformers keeps it."
+    cache = DynamicCache(config=config)
+    for layer in range(layers):
+        cache.update(torch.randn(1, 1, tokens, size["kv_rank"]),
+                     torch.randn(1, 1, tokens, size["d_rope"]), layer)
+    return cache
+
+
+def latent_layers(size, tokens):
+    "Functions that return the step of a layer with a full cache: ours and theirs."
+    _, config = latent_config(size)
+    torch.manual_seed(0)
+    ours = LatentAttention(size["d_model"], size["n_heads"], **ranks(size)).eval()
+    theirs = peers.DeepseekV3Attention(config, 0).eval()
+    rotary = peers.DeepseekV3RotaryEmbedding(config)
+    x = torch.randn(1, 1, size["d_model"])
+
+    def our_step():
+        cache = latent_filled(ours, size, tokens)
+        return lambda: ours(x, cache=cache)
+
+    def their_step():
+        cache = their_filled(config, size, 1, tokens)
+
+        def step():
+            position = torch.tensor([[cache.get_seq_length()]])
+            theirs(x, rotary(x, position), None, past_key_values=cache)
+        return step
+    return our_step, their_step
+
+
+def latent_models(size, tokens):
+    "Functions that return the step of a decoder with a full cache: ours and theirs."
+    our_config, config = latent_config(size)
+    torch.manual_seed(0)
+    ours = Llama(our_config, make_mla_factory(our_config, **ranks(size))).eval()
+    theirs = DeepseekV3ForCausalLM(config).eval()
+    ids = torch.zeros(1, 1, dtype=torch.long)
+
+    def our_step():
+        cache = latent_filled(ours, size, tokens)
+        return lambda: ours(ids, cache=cache)
+
+    def their_step():
+        cache = their_filled(config, size, LAYERS, tokens)
+        return lambda: theirs(ids, past_key_values=cache, use_cache=True)
+    return our_step, their_step
+
+
+def latent_seconds(make_step):
+    "Processor seconds of a step with a new cache, after a first one not counted."
+    step = make_step()
+    step()
+    took, _ = timing.once(lambda: [step() for _ in range(mla_speed.STEPS)])
+    return took / mla_speed.STEPS
+
+
+def latent_rows(size, tokens):
+    "A layer and a whole step, each against that of transformers."
+    for name, make, target in (
+            ("latent layer / DeepseekV3Attention", latent_layers, LATENT_LAYER),
+            ("latent step / DeepseekV3ForCausalLM", latent_models, LATENT_STEP)):
+        steps = make(size, tokens)
+        times = [[latent_seconds(step) for step in steps]
+                 for _ in range(1 if timing.quick else ROUNDS)]
+        ratio = median(theirs / ours for ours, theirs in times)
+        ms = [1e3 * median(column) for column in zip(*times, strict=True)]
+        tell(name, ratio, target, f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms")
+
+
+def latent_memory_rows(size, tokens):
+    "The bytes that a decoder keeps of a text, against those of the formula."
+    config, _ = latent_config(size)
+    model = Llama(config, make_mla_factory(config, **ranks(size))).eval()
+    cache = model.new_cache(1)
+    model(torch.zeros(1, tokens, dtype=torch.long), cache=cache)
+    expected = LAYERS * tokens * (size["kv_rank"] + size["d_rope"]) * 4
+    ratio = cache.nbytes / expected
+    tell("bytes kept, latent", max(ratio, 1 / ratio), MEMORY,
+         f"{cache.nbytes:,} and {expected:,}")
+
+
 @torch.inference_mode()
 def main():
     timing.begin(__doc__)
@@ -125,6 +257,11 @@ def main():
     layer_rows(widths, tokens)
     step_rows(widths, tokens)
     memory_rows(widths, tokens)
+    timing.head(f"Latent attention, one text of {tokens} tokens, "
+                f"{gqa_speed.processor()}")
+    size = SMALL if timing.quick else LATENT
+    latent_rows(size, tokens)
+    latent_memory_rows(size, tokens)
     return 0 if timing.quick or not FAILED else 1
 
 

@@ -18,7 +18,7 @@ from .. import validate
 from ..attention import MultiHeadAttention, eager_attend, mask_kwargs
 from ..layers import Linear, RMSNorm
 from ..rotary import RotaryEmbedding, yarn_scaling
-from ..rows import Positions, fused_attend
+from ..rows import Positions, add_causal_mask, fused_attend
 
 # %% ../../nbs/package/variants/mla.ipynb #38dfc645
 ORDERS = "auto", "expanded", "absorbed"
@@ -185,9 +185,28 @@ class LatentAttention(MultiHeadAttention):
         """
         up_k, up_v = self._up_matrices(q_nope.dtype)
         q = torch.cat([q_nope @ up_k, q_rope], -1)  # (b, h, t, kv_rank + d_rope)
-        mixed, weights = self._attend(q, kept, kept[..., :self.kv_rank],
-                                      need_weights, kwargs)
+        latent = kept[..., :self.kv_rank]
+        if self.fused and not need_weights:
+            weights = None
+            mixed = self._attend_as_one_head(q, kept, latent, **kwargs)
+        else:
+            mixed, weights = self._attend(q, kept, latent, need_weights, kwargs)
         return mixed @ up_v.mT, weights
+
+    def _attend_as_one_head(self, q, kept, latent, mask=None, causal=False):
+        """Attend with the queries of all heads as the rows of one head.
+
+        They share keys and values, which the kernel would otherwise copy for each
+        head as soon as there are several queries.
+        """
+        b, h, t, width = q.shape
+        mask = add_causal_mask(mask, causal, t, kept.shape[-2], q.device)
+        if mask is not None:
+            mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
+            mask = mask.expand(-1, h, t, -1).reshape(len(mask), 1, h * t, -1)
+        rows = q.reshape(b, 1, h * t, width)
+        mixed, _ = self._attend(rows, kept, latent, False, {"mask": mask})
+        return mixed.view(b, h, t, -1)
 
     def _attend(self, q, k, v, need_weights, kwargs):
         dropout = self.dropout if self.training else 0.0
