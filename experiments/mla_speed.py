@@ -7,10 +7,10 @@ One attention layer of the size of DeepSeek-V2-Lite's, in float32 and with rando
 weights, reads `t` new tokens of one text of which its cache holds `past` tokens: in
 the expanded and in the absorbed order, in turn. `kind` is "decode" for one token
 after more and more of them, or "prompt" for the last `t` tokens of a text of 2,048.
-`expanded_ms` and `absorbed_ms` are medians of the whole layer, with the lowest and
-the highest of the rounds beside them. `expanded_macs` and `absorbed_macs` are the
-multiplications that `LatentAttention.cheaper_order` compares, summed over the heads;
-the projections that both orders share are not among them.
+`expanded_ms` and `absorbed_ms` are medians of the processor time of the whole layer,
+with the lowest and the highest of the rounds beside them. `expanded_macs` and
+`absorbed_macs` are the multiplications that `LatentAttention.cheaper_order` compares,
+summed over the heads; the projections that both orders share are not among them.
 
 With `--longest` no text has more tokens than that, neither in the cache of "decode"
 nor in all of "prompt". The rows go to tformer/records/mla_speed.csv.

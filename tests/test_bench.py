@@ -82,7 +82,9 @@ def test_the_benchmark_of_the_variants_runs(quickly):
     printed = quickly(bench_variants)
     for name in ("quarter of the key heads, width 256", "whole step, width 256",
                  "bytes kept, 4 key heads, width 256",
-                 "bytes kept, 1 key heads, width 256"):
+                 "bytes kept, 1 key heads, width 256",
+                 "latent layer / DeepseekV3Attention",
+                 "latent step / DeepseekV3ForCausalLM", "bytes kept, latent"):
         assert re.search(rf"^{name} .* x ", printed, re.M), name
 
 

@@ -185,19 +185,20 @@ class LatentAttention(MultiHeadAttention):
         """
         up_k, up_v = self._up_matrices(q_nope.dtype)
         q = torch.cat([q_nope @ up_k, q_rope], -1)  # (b, h, t, kv_rank + d_rope)
-        latent = kept[..., :self.kv_rank]
         if self.fused and not need_weights:
             weights = None
-            mixed = self._attend_as_one_head(q, kept, latent, **kwargs)
+            mixed = self._attend_as_one_head(q, kept, **kwargs)
         else:
+            latent = kept[..., :self.kv_rank]
             mixed, weights = self._attend(q, kept, latent, need_weights, kwargs)
         return mixed @ up_v.mT, weights
 
-    def _attend_as_one_head(self, q, kept, latent, mask=None, causal=False):
-        """Attend with the queries of all heads as the rows of one head.
+    def _attend_as_one_head(self, q, kept, mask=None, causal=False):
+        """Return the mixtures of latents, with the queries of all heads as one head's.
 
         They share keys and values, which the kernel would otherwise copy for each
-        head as soon as there are several queries.
+        head as soon as there are several queries. Values as wide as the keys let it
+        take its fast path, so the rotary keys are mixed as well, and then dropped.
         """
         b, h, t, width = q.shape
         mask = add_causal_mask(mask, causal, t, kept.shape[-2], q.device)
@@ -205,8 +206,8 @@ class LatentAttention(MultiHeadAttention):
             mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
             mask = mask.expand(-1, h, t, -1).reshape(len(mask), 1, h * t, -1)
         rows = q.reshape(b, 1, h * t, width)
-        mixed, _ = self._attend(rows, kept, latent, False, {"mask": mask})
-        return mixed.view(b, h, t, -1)
+        mixed, _ = self._attend(rows, kept, kept, False, {"mask": mask})
+        return mixed[..., :self.kv_rank].view(b, h, t, -1)
 
     def _attend(self, q, k, v, need_weights, kwargs):
         dropout = self.dropout if self.training else 0.0
