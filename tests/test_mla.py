@@ -252,6 +252,51 @@ def test_padding_in_any_place_is_not_seen():
         close(layer(padded, positions=positions)[:, 2:], alone)
 
 
+def test_the_default_scale_counts_both_parts_of_a_query():
+    assert LatentAttention(**LAYER).scale == pytest.approx((10 + 8) ** -0.5)
+    layer = spread(LatentAttention(**LAYER))
+    x = randn(1, 9, 32)
+    other = copy.deepcopy(layer)
+    other.scale = (10 + 8) ** -0.5
+    assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_mask_forbids_is_not_seen(order):
+    "Two documents in a row: the second is what it is without the first."
+    layer = spread(LatentAttention(**LAYER))
+    layer.order = order
+    x = randn(2, 9, 32)
+    documents = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    mask = (documents[:, None] == documents)[None, None]
+    found = layer(x, mask=mask)
+    close(found[:, :4], layer(x[:, :4]))
+    positions = torch.arange(4, 9)[None]
+    close(found[:, 4:], layer(x[:, 4:], positions=positions))
+    one_head = mask.expand(1, 4, 9, 9).clone()
+    one_head[:, 2] = True
+    assert not torch.allclose(layer(x, mask=one_head)[:, 4:], found[:, 4:])
+
+
+def test_a_model_with_another_scale_is_not_loaded(tmp_path):
+    config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=1, n_heads=4)
+    makes = [lambda layer, scale=scale: LatentAttention(**LAYER, scale=scale)
+             for scale in (None, 0.3)]
+    Llama(config, makes[0]).save(tmp_path)
+    with pytest.raises(ValueError, match="scale"):
+        Llama.load(tmp_path, attention_factory=makes[1])
+
+
+def test_the_factory_hands_on_what_it_is_given():
+    config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, eps=1e-3)
+    make = make_mla_factory(config, **SIZES, q_rank=7, dropout=0.25, fused=False)
+    first = make(0)
+    second = make(1)
+    assert first.kv_norm.eps == first.q_norm.eps == 1e-3
+    assert first.dropout == 0.25 and not first.fused
+    assert first.rotary is second.rotary and first.kv_norm is not second.kv_norm
+
+
 def test_dropout_is_drawn_in_training_only():
     layer = spread(LatentAttention(**LAYER, dropout=0.5))
     x = randn(1, 9, 32)
