@@ -38,6 +38,15 @@ def about():
     }
 
 
+def processor():
+    "The name that the system gives the processor."
+    path = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in
+             (path.read_text("utf-8").splitlines() if path.exists() else [])
+             if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
 def read(out):
     "The rows of a record, as text; none where there is no file."
     if not out.exists():

@@ -14,7 +14,6 @@ single text; its `predicted` is the ratio of the multiplications.
 The rows go to tformer/records/gqa_speed.csv.
 """
 import argparse
-import platform
 import time
 from pathlib import Path
 from statistics import median
@@ -105,16 +104,7 @@ def measure(kind, d_model, tokens, rounds):
         "lowest": f"{ratios[0]:.3f}", "highest": f"{ratios[-1]:.3f}",
         "ms_all_heads": f"{1e3 * seconds[0]:.3f}",
         "ms_quarter": f"{1e3 * seconds[1]:.3f}", "rounds": str(rounds),
-        "processor": processor(), **common.about()}
-
-
-def processor():
-    "The name that the system gives the processor."
-    path = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in
-             (path.read_text("utf-8").splitlines() if path.exists() else [])
-             if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        "processor": common.processor(), **common.about()}
 
 
 def cases(longest):

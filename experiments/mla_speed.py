@@ -16,7 +16,6 @@ With `--longest` no text has more tokens than that, neither in the cache of "dec
 nor in all of "prompt". The rows go to tformer/records/mla_speed.csv.
 """
 import argparse
-import platform
 import time
 from pathlib import Path
 from statistics import median
@@ -105,16 +104,7 @@ def measure(layer, kind, t, past, rounds):
                 f"{order}_highest": f"{max(found):.3f}"}
     counts = multiplications(t, past + t)
     return row | {f"{order}_macs": str(counts[order]) for order in ORDERS} | {
-        "rounds": str(rounds), "processor": processor(), **common.about()}
-
-
-def processor():
-    "The name that the system gives the processor."
-    path = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in
-             (path.read_text("utf-8").splitlines() if path.exists() else [])
-             if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        "rounds": str(rounds), "processor": common.processor(), **common.about()}
 
 
 def cases(longest):

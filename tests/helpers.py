@@ -55,6 +55,22 @@ def close(ours, reference, tolerance=1e-5):
     assert worst <= tolerance * max(1, reference.abs().max().item())
 
 
+def equal_to_peer(ours, theirs, ids, their_name):
+    "Logits, and the gradient of every parameter, whose peer has that name."
+    for model in (ours, theirs):
+        model.zero_grad()
+    a = ours(ids)
+    b = theirs(ids).logits
+    close(a, b)
+    tilt = randn(*a.shape, seed=1)
+    (a * tilt).mean().backward()
+    (b * tilt).mean().backward()
+    peers = dict(theirs.named_parameters())
+    for name, p in ours.named_parameters():
+        close(p.grad, peers[their_name(name)].grad)
+        assert p.grad.abs().max() > 0, name
+
+
 def equal_models(a, b):
     "The same tensors under the same names, bit for bit."
     a = a.state_dict()

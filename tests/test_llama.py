@@ -14,7 +14,7 @@ import transformers  # noqa: E402
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from conftest import ROOT, run  # noqa: E402
-from helpers import close, randn  # noqa: E402
+from helpers import close, equal_to_peer, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
 from tformer import check  # noqa: E402
 from tformer import rows as rows_module  # noqa: E402
@@ -102,19 +102,7 @@ def some_ids(*shape, seed=0):
 
 def equal_to_theirs(ours, theirs, tokens=40):
     "Logits, and the gradient of every parameter."
-    ids = some_ids(2, tokens)
-    tilt = randn(2, tokens, 50, seed=1)
-    for m in (ours, theirs):
-        m.zero_grad()
-    a = ours(ids)
-    b = theirs(ids).logits
-    close(a, b)
-    (a * tilt).mean().backward()
-    (b * tilt).mean().backward()
-    peers = dict(theirs.named_parameters())
-    for name, p in ours.named_parameters():
-        close(p.grad, peers[their_name(name)].grad)
-        assert p.grad.abs().max() > 0, name
+    equal_to_peer(ours, theirs, some_ids(2, tokens), their_name)
 
 
 # against transformers

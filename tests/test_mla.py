@@ -4,7 +4,7 @@ import copy
 import pytest
 import torch
 
-from helpers import close, draw_ids, randn, spread
+from helpers import close, draw_ids, equal_to_peer, randn, spread
 
 transformers = pytest.importorskip("transformers")
 from transformers import (  # noqa: E402
@@ -99,17 +99,7 @@ def set_order(model, order):
 def test_equal_to_deepseek_in_logits_and_gradients(family, case, order):
     ours, theirs = pair(family, **CASES[case])
     set_order(ours, order)
-    ids = draw_ids(2, 40, high=VOCAB)
-    tilt = randn(2, 40, VOCAB, seed=1)
-    a = ours(ids)
-    b = theirs(ids).logits
-    close(a, b)
-    (a * tilt).mean().backward()
-    (b * tilt).mean().backward()
-    peers = dict(theirs.named_parameters())
-    for name, p in ours.named_parameters():
-        close(p.grad, peers[their_name(name)].grad)
-        assert p.grad.abs().max() > 0, name
+    equal_to_peer(ours, theirs, draw_ids(2, 40, high=VOCAB), their_name)
 
 
 @every_pair

@@ -29,6 +29,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as peers
 import timing
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+import common
 import gqa_speed
 import mla_speed
 from tformer.costs import kv_cache_bytes, spec_from_config
@@ -253,12 +254,12 @@ def main():
     widths, tokens = ((256,), 32) if timing.quick else (gqa_speed.WIDTHS,
                                                         gqa_speed.AT)
     timing.head(f"Shared keys, {gqa_speed.BATCH} texts of {tokens} tokens, "
-                f"{gqa_speed.processor()}")
+                f"{common.processor()}")
     layer_rows(widths, tokens)
     step_rows(widths, tokens)
     memory_rows(widths, tokens)
     timing.head(f"Latent attention, one text of {tokens} tokens, "
-                f"{gqa_speed.processor()}")
+                f"{common.processor()}")
     size = SMALL if timing.quick else LATENT
     latent_rows(size, tokens)
     latent_memory_rows(size, tokens)
