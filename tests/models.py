@@ -9,9 +9,11 @@ import torch
 from helpers import draw_ids, spread
 from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
+from tformer.rows import next_positions
 from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
 from tformer.variants.gqa import convert_to_gqa
 from tformer.variants.mla import make_mla_factory
+from tformer.variants.sliding_window import make_window_factory
 
 try:
     from tformer import bert
@@ -33,7 +35,7 @@ class Row:
 
     ``causal``: it continues texts, with a cache; ``source``: it reads
     another text beside. ``kept``: numbers that a layer keeps of a token, where
-    these are no keys and values.
+    these are no keys and values. ``windows``: what each layer sees, None: all.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Row:
     causal: bool = True
     source: bool = False
     kept: int | None = None
+    windows: tuple = (None, None)
 
     def change(self, **changes):
         return dataclasses.replace(self.config, **changes)
@@ -91,6 +94,20 @@ class LatentLlama(Llama):
         super().__init__(config, attention)
 
 
+class WindowedLlama(Llama):
+    "A Llama whose layers see the last 5 tokens, or all, in turn."
+
+    def __init__(self, config):
+        super().__init__(config, make_window_factory(config, [5, None]))
+
+
+class SinkLlama(Llama):
+    "A Llama whose layers have windows, sinks and biases."
+
+    def __init__(self, config):
+        super().__init__(config, make_window_factory(config, 7, sinks=True, bias=True))
+
+
 ROWS = [
     Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
     Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
@@ -104,6 +121,9 @@ ROWS = [
     ConvertedRow("GPT, converted", GPT, GPTConfig(**SIZE, n_kv_heads=2)),
     ConvertedRow("Llama, converted", Llama, LlamaConfig(**SIZE, n_kv_heads=2)),
     Row("Llama, latent", LatentLlama, LlamaConfig(**SIZE), kept=6 + 4),
+    Row("Llama, windows", WindowedLlama, LlamaConfig(**SIZE, n_kv_heads=2),
+        windows=(5, None)),
+    Row("Llama, sinks", SinkLlama, LlamaConfig(**SIZE), windows=(7, 7)),
 ]
 BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
          "BertClassifier"]
@@ -130,6 +150,11 @@ def rows(*kinds, usual=None):
         raise ValueError(f"no such rows: {sorted(set(usual) - names)}")
     return pytest.mark.parametrize("row", [
         pytest.param(row, id=row.name, marks=marks(row, usual)) for row in found])
+
+
+def num_read(cache):
+    "How many tokens each row has read; a layer with a window keeps fewer."
+    return next_positions(cache, 1)[:, 0].expand(len(cache.lengths))
 
 
 # one model of each family

@@ -141,6 +141,11 @@ def test_the_cache_has_the_bytes_of_the_formula(row):
             5 + new, 3, torch.float64, source_tokens=7 * row.source)
         if row.kept is not None:
             expected = model.config.n_layers * row.kept * (5 + new) * 3 * 8
+        for window in filter(None, row.windows):
+            # what a layer with a window keeps less, of keys and of values
+            less = max(5 + new - (window - 1), 0)
+            width = model.blocks[0].attention.sublayer.proj_sizes[1]
+            expected -= 2 * 3 * less * width * 8
         assert reader.cache.nbytes == expected
 
 

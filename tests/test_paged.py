@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import close, needs_cuda, plain_only, randn, spread
-from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
+from models import (
+    MAX_LEN,
+    RAGGED,
+    ROWS,
+    VOCAB,
+    causal,
+    in_pieces,
+    pieces,
+)
 from tformer.attention import DynamicLayerCache, KVCache, SelfAttention
 from tformer.generate import generate
 from tformer.layers import RMSNorm
@@ -21,6 +29,7 @@ from tformer.paged import (
     new_paged_cache,
 )
 from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.rows import next_positions
 
 torch.set_num_threads(1)
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
@@ -96,6 +105,7 @@ def test_verbs_of_every_decoder(row):
     guests = new_paged_cache(model, pool, 2), model.new_cache(2)
     found = []
     for cache, guest in zip(pair, guests, strict=True):
+        cache.allow_rollback(12)
         row.run(model, row.ids(2, 7, seed=4), cache=guest)
         out = [row.run(model, ids[:, :8], positions=RAGGED[:, :8], cache=cache)[
             RAGGED[:, :8] >= 0]]
@@ -110,7 +120,7 @@ def test_verbs_of_every_decoder(row):
         found.append(out)
     for ours, theirs in zip(*found, strict=False):
         close(ours, theirs)
-    assert pair[0].lengths.tolist() == pair[1].lengths.tolist()
+    assert next_positions(pair[0], 1).tolist() == next_positions(pair[1], 1).tolist()
     consistent(pool, pair[0].tables, guests[0].tables)
 
 

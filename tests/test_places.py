@@ -7,7 +7,16 @@ import torch
 from torch._dynamo.utils import counters
 
 from helpers import close, draw_ids, plain_only
-from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
+from models import (
+    MAX_LEN,
+    RAGGED,
+    ROWS,
+    VOCAB,
+    causal,
+    in_pieces,
+    num_read,
+    pieces,
+)
 from tformer import check
 from tformer.attention import DynamicLayerCache
 from tformer.generate import generate
@@ -55,6 +64,7 @@ def test_verbs_of_every_decoder(row):
     row.run(model, row.ids(2, 7, seed=4), cache=guest[1])
     found = []
     for cache in pair:
+        cache.allow_rollback(12)
         out = [row.run(model, ids[:, :8], positions=RAGGED[:, :8], cache=cache)[
             RAGGED[:, :8] >= 0]]
         for i, act in enumerate((
@@ -68,7 +78,7 @@ def test_verbs_of_every_decoder(row):
         found.append(out)
     for ours, theirs in zip(*found, strict=False):
         close(ours, theirs)
-    assert pair[0].lengths.tolist() == pair[1].lengths.tolist()
+    assert num_read(pair[0]).tolist() == num_read(pair[1]).tolist()
 
 
 @plain_only

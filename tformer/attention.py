@@ -429,6 +429,16 @@ class KVCache(Together):
             for layer in self.layers:
                 layer.crop(n)
 
+    def allow_rollback(self, n: int) -> None:
+        """Make sure that ``crop`` can take back the newest n tokens.
+
+        A layer that forgets tokens holds n more from now on; for the
+        others nothing changes.
+        """
+        for layer in self.layers:
+            if hasattr(layer, "allow_rollback"):
+                layer.allow_rollback(n)
+
     def set_rows(self, rows: Int[Tensor, " n"], source: "KVCache") -> None:
         """Let row ``rows[i]`` hold what row i of ``source`` holds.
 

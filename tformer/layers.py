@@ -390,7 +390,7 @@ class PostNorm(_ResidualSublayer):
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #a55dae2e
 INIT_RULES = (  # first that fits: end of the name, least axes, mean, std
-    (r"[^.]*bias[^.]*", 1, 0.0, "zero"),
+    (r"([^.]*bias[^.]*|sinks)", 1, 0.0, "zero"),
     (r"(o_proj|down_proj)\.weight", 2, 0.0, "residual"),
     (r"[^.]*", 2, 0.0, "plain"),
     (r"weight", 1, 1.0, "zero"),

@@ -490,7 +490,8 @@ def new_paged_cache(
         nonlocal n
         if isinstance(layer, KVCache):
             return KVCache([paged(inner) for inner in layer.layers])
-        if type(layer) is not DynamicLayerCache:
+        rolls = getattr(layer, "replaceable", False)
+        if not rolls and type(layer) is not DynamicLayerCache:
             return layer
         n += 1
         return PagedLayerCache(tables, n - 1, [0] * batch_size)
@@ -530,8 +531,9 @@ class ModelRunner:
         self.max_len = model.max_len if max_len is None else max_len
         validate.at_most(model.max_len, places=self.max_len)
         self.cache = cache or new_static_cache(
-            model, max_num_seqs, self.max_len
+            model, max_num_seqs, self.max_len, keep_rolling=True
         )
+        self.cache.allow_rollback(1)  # a step that fails is taken back
         self.device = device_of(model, torch.empty(0))
         # read, and for nothing
         self.num_prompt_tokens = 0

@@ -202,9 +202,11 @@ def new_static_cache(
     model: nn.Module,  # with ``new_cache`` and ``max_len``
     batch_size: int,
     max_len: int | None = None,  # places of a text; None: the model's
+    keep_rolling: bool = False,  # layers with a window forget, as they do
 ) -> KVCache:
     """An empty cache in which what would grow has all its places.
 
+    So has what would forget, unless ``keep_rolling``.
     Raises ``ValueError`` for more places than the model has positions.
     """
     validate.at_most(model.max_len, num_slots=max_len)
@@ -220,8 +222,10 @@ def new_static_cache(
     def fixed(cache):
         if isinstance(cache, KVCache):
             return KVCache([fixed(layer) for layer in cache.layers])
-        grows = type(cache) is DynamicLayerCache
-        return StaticLayerCache(batch_size, num_slots) if grows else cache
+        rolls = getattr(cache, "replaceable", False) and not keep_rolling
+        if rolls or type(cache) is DynamicLayerCache:
+            return StaticLayerCache(batch_size, num_slots)
+        return cache
     return fixed(new_cache)
 
 # %% ../nbs/A14_fixed_caches.ipynb #5b664633

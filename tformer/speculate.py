@@ -77,7 +77,7 @@ def _single_prompt(model, prompt_ids, max_new_tokens):
     return prompt_ids.to(device_of(model, prompt_ids))
 
 # %% ../nbs/A13_faster_decoding.ipynb #04fe95ba
-#| code-summary: the logits of the last n tokens
+#| code-summary: the logits of the last n tokens; tokens that may be taken back
 def _last(model, ids, cache, n):
     "(n, vocab); the other tokens do not pay for the output layer."
     if hasattr(model, "hidden_states") and hasattr(model, "lm_head"):
@@ -85,6 +85,12 @@ def _last(model, ids, cache, n):
             model.hidden_states(ids, cache=cache)[:, -n:]
         )[0]
     return model(ids, cache=cache)[0, -n:]
+
+
+def _allow_rollback(cache, n):
+    "Tell a cache that forgets tokens how many a draft may take back."
+    if hasattr(cache, "allow_rollback"):
+        cache.allow_rollback(n)
 
 # %% ../nbs/A13_faster_decoding.ipynb #2f8ad5c9
 #| code-summary: what a draft offers, looked at
@@ -195,6 +201,7 @@ class _SpeculativeState:
                             self.generator)
         new = self.prompt_ids.new_tensor(
             [text[self.num_computed:] + proposal.ids])
+        _allow_rollback(self.cache, len(proposal.ids))
         with self.eval_context(), wrap_model_errors(
             self.model, "model(ids, cache=)", new
         ):
@@ -367,6 +374,7 @@ class DraftModel:
         n = min(n, len(ids) - 1)
         if self.cache is None or n == 0:
             self.cache = self.model.new_cache(1)
+            _allow_rollback(self.cache, self.num_speculative_tokens)
         elif n < len(self.ids):
             self.cache.crop(n)
         self.ids = ids[:n]
