@@ -84,7 +84,11 @@ def test_the_benchmark_of_the_variants_runs(quickly):
                  "bytes kept, 4 key heads, width 256",
                  "bytes kept, 1 key heads, width 256",
                  "latent layer / DeepseekV3Attention",
-                 "latent step / DeepseekV3ForCausalLM", "bytes kept, latent"):
+                 "latent step / DeepseekV3ForCausalLM", "bytes kept, latent",
+                 "window decode, 8w / 2w", "window prefill / full causal kernel",
+                 "window prefill / masked kernel", "window prefill / FlexAttention",
+                 "window step / MistralForCausalLM, 2w",
+                 "window step / MistralForCausalLM, 8w"):
         assert re.search(rf"^{name} .* x ", printed, re.M), name
 
 

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import random
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,13 @@ from sphinx.errors import ExtensionError
 
 import lean_pages
 import live_figures
+import tformer
 from conftest import ROOT
 from helpers import by_day
 from tformer import costs, plot
 from tformer.attend import softmax
+from tformer.llama import Llama, LlamaConfig
+from tformer.variants.sliding_window import make_window_factory
 
 STATIC = ROOT / "book" / "_static"
 SCRIPTS = sorted((STATIC / "live").glob("*"))
@@ -609,4 +613,223 @@ def test_a_latent_loses_what_the_best_projection_loses(chromium, tmp_path):
     assert live.evaluate("""f => [[0.6, 0.39], [0.6, 0.41, 0]].map(shares =>
         f.tformer.definition.compute({layers: [[shares]]},
             {layer: 0, heads: 1, rank: 2}).lost)""") == [0, 0]
+    page.close()
+
+
+# ---- the figure of lesson 26: what reaches the last output through windows ----
+
+LEO = ("Leo was a happy boy. One day, he was in the bedroom with a green boat. Leo "
+       "put the boat under the bed. Then he went to the garden. Soon he went back to "
+       "the")
+
+
+@torch.no_grad()
+def told_through_windows():
+    "The storyteller, the tokens of a story, and the data as lesson 26 makes them."
+    model, tokenizer, _ = tformer.load("stories")
+    ids = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(LEO)]
+    read = [tokenizer.decode([i]).strip() for i in range(model.config.vocab_size)]
+    guesses = []
+    for w in range(1, len(ids) + 1):
+        windowed = Llama(model.config, make_window_factory(model.config, w))
+        windowed.load_state_dict(model.state_dict())
+        best = windowed.eval()(torch.tensor([ids]))[0, -1].softmax(-1).topk(3)
+        guesses.append([[read[i], round(p, 4)] for i, p in zip(
+            best.indices.tolist(), best.values.tolist(), strict=True)])
+    data = {"layers": 4, "words": [read[i] for i in ids], "next": "bedroom",
+            "guesses": guesses}
+    return model, ids, read, data
+
+
+def fewest_layers(n, w, layers):
+    "Through how many layers a gradient reaches each token from the last, or None."
+    fewest = [None] * (n - 1) + [0]
+    for count in range(1, layers + 1):
+        torch.manual_seed(count)
+        config = LlamaConfig(vocab_size=5, d_model=8, n_layers=count, n_heads=2,
+                             n_kv_heads=1, max_len=64)
+        model = Llama(config, make_window_factory(config, w)).double().eval()
+        found = []
+        model.embed.register_forward_hook(lambda module, given, out: found.append(
+            out.detach().requires_grad_()) or found[0])
+        model(torch.zeros(1, n, dtype=torch.long))[0, -1, 0].backward()
+        for i, slope in enumerate(found[0].grad[0].abs().sum(-1).tolist()):
+            if slope and fewest[i] is None:
+                fewest[i] = count
+    return fewest
+
+
+@torch.no_grad()
+def masked_guesses(model, ids, w):
+    "The three likeliest tokens with their probabilities, by a mask."
+    i = torch.arange(len(ids))
+    near = i[:, None] - i < w
+    weights = softmax(model(torch.tensor([ids]), mask=near[None, None])[0, -1].double())
+    first = weights.argsort(descending=True)[:3].tolist()
+    return [(i, weights[i].item()) for i in first]
+
+
+CHIPS = """figure => [...figure.querySelectorAll(".tf-stage g")].map(g => {
+  const [box, word, number] = g.querySelectorAll("rect, text");
+  const {left, right, top, bottom} = box.getBoundingClientRect();
+  const fits = [word, number].every(e => { const at = e.getBoundingClientRect();
+    return at.left >= left && at.right <= right && at.top >= top - 1 &&
+      at.bottom <= bottom + 1; });
+  return {kind: g.getAttribute("class"), title: g.querySelector("title").textContent,
+    word: word.textContent, number: number.textContent, fits,
+    struck: getComputedStyle(word).textDecorationLine === "line-through",
+    dashed: getComputedStyle(box).strokeDasharray !== "none",
+    filled: getComputedStyle(box).fill !== "none",
+    tint: +getComputedStyle(box).fillOpacity, left, right, top, bottom,
+    inks: [word, number].map(e => getComputedStyle(e).fill),
+    ground: getComputedStyle(box).fill}; })"""
+ROWS = """figure => { const svg = figure.querySelector(".tf-stage svg");
+  const all = name => [...svg.children].filter(e => e.localName === name);
+  return [all("text").map(e => e.textContent), all("rect").map(
+    e => [e.getAttribute("fill").slice(14, -1), +e.getAttribute("width")]),
+    svg.getAttribute("aria-label"), svg.viewBox.baseVal.height,
+    Math.max(...all("rect").map(e => +e.getAttribute("y") + 12))]; }"""
+
+
+def as_share(p):
+    return ("less than 0.1 %" if p < 0.0005 else "more than 99.9 %" if p >= 0.9995
+            else f"{100 * p:.1f} %")
+
+
+def window_sentence(w, steps, guess, p):
+    "What the figure says of the 41 tokens and four layers."
+    n = len(steps)
+    if w == n:
+        said = f"all {n} tokens in each layer"
+    else:
+        lost = steps.count(None)
+        said = f"{w} token{'s' * (w > 1)} in each layer, and through four layers "
+        said += "no more" if w == 1 else f"{n - lost}" if lost else f"all {n}"
+        if lost:
+            said += f"; the first {lost} of the {n} cannot reach it"
+    how = "as in the story" if guess == "bedroom" else "but the story says “bedroom”"
+    return (f"With a window of {w}, the last token reads {said}. Next, the model would "
+            f"write “{guess}” ({as_share(p)}), {how}.")
+
+
+def assert_window_shown(page, w, model, ids, read, data):
+    "Compare all that the figure shows with gradients and with a masked model."
+    live = figure(page, "window-reach")
+    steps = fewest_layers(len(ids), w, 4)
+    lost = steps.count(None)
+    assert live.evaluate("f => [f.tformer.settings, f.tformer.numbers]") == [
+        {"w": w}, {"steps": steps, "lost": lost, "reached": len(ids) - lost}]
+    slider = page.get_by_role("slider", name="window w")
+    assert slider.get_attribute("aria-valuetext") == (
+        "41, the whole text" if w == 41 else str(w))
+
+    chips = live.evaluate(CHIPS)
+    assert [c["word"] for c in chips] == data["words"]
+    assert chips == sorted(chips, key=lambda c: (c["top"], c["left"]))
+    for a, b in pairwise(chips):
+        assert b["left"] > a["right"] or b["top"] > a["bottom"], "boxes overlap"
+    for chip, step in zip(chips, steps, strict=True):
+        gone = step is None
+        assert chip["kind"] == ("tf-lost" if gone else "tf-reached")
+        assert chip["number"] == ("–" if gone else str(step))
+        assert chip["title"] == f"{chip['word']}: " + (
+            "cannot reach the last output" if gone else
+            f"reaches the last output, layers needed: {step}")
+        assert chip["struck"] == chip["dashed"] == gone != chip["filled"]
+        assert chip["left"] >= 16 and chip["right"] <= 374 and chip["fits"]
+        if not gone:
+            assert chip["tint"] == pytest.approx(0.4 - 0.08 * step, abs=1e-5)
+
+    texts, bars, label, height, lowest = live.evaluate(ROWS)
+    expected = masked_guesses(model, ids, w)
+    assert texts[:3] == ["below each word: the fewest layers to the last",
+                         "output; struck, with a dash: it cannot reach it",
+                         "what the model would write next"]
+    for shown, (color, width), (i, p) in zip(texts[3:], bars, expected, strict=True):
+        real = read[i] == "bedroom"
+        name, share = shown.split(": ")
+        assert name == read[i] + " (as in the story)" * real
+        assert color == ("green" if real else "orange")
+        assert width == pytest.approx(356 * p, abs=0.05)
+        if share[0].isdigit():
+            assert float(share[:-2]) == pytest.approx(100 * p, abs=0.06)
+        else:
+            assert share == as_share(p)
+    assert lowest < height < lowest + 20
+    said = live.locator(".tf-sentence").text_content()
+    guess, p = data["guesses"][w - 1][0]
+    assert said == label == window_sentence(w, steps, guess, p)
+    assert min(live.evaluate(SIZES)) >= 12
+    for text in live.locator(".tf-stage svg > text").all():
+        left, right = text.evaluate(BOX)
+        assert left >= 16 and right <= 374
+    return guess
+
+
+def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
+    told = told_through_windows()
+    _, ids, _, data = told
+    looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
+    file = tmp_path / "page.html"
+    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
+                            html_of("window-reach", data),
+                            read("live/window-reach.js")), encoding="utf-8")
+    page = chromium.new_page(viewport={"width": 390, "height": 1000})
+    heard = []
+    page.on("console", lambda m: heard.append(m.text))
+    page.on("pageerror", lambda e: heard.append(str(e)))
+    page.goto(file.as_uri())
+    live = figure(page, "window-reach")
+    assert live.locator(".tf-stage").is_visible(), heard
+    slider = page.get_by_role("slider", name="window w")
+    guessed = {8: assert_window_shown(page, 8, *told)}
+    slider.focus()
+    box = slider.bounding_box()
+    y = box["y"] + box["height"] / 2
+    middle = box["x"] + box["width"] / 2
+
+    def press(key, times=1):
+        for _ in range(times):
+            page.keyboard.press(key)
+
+    def drag():
+        page.mouse.move(middle, y)
+        page.mouse.down()
+        page.mouse.move(middle + 60, y, steps=3)
+        page.mouse.move(box["x"] + box["width"] - 1, y, steps=3)
+        page.mouse.up()
+
+    for w, act in (
+            (1, lambda: press("Home")), (2, lambda: press("ArrowRight")),
+            (3, lambda: press("ArrowRight")), (10, lambda: press("ArrowRight", 7)),
+            (11, lambda: press("ArrowRight")),
+            (21, lambda: page.mouse.click(middle, y)),
+            (26, lambda: press("ArrowRight", 5)), (27, lambda: press("ArrowUp")),
+            (41, drag), (40, lambda: press("ArrowLeft")), (41, lambda: press("End"))):
+        act()
+        guessed[w] = assert_window_shown(page, w, *told)
+    # a window of 27 is the first that reaches from the last token to "bedroom"
+    assert len(ids) - data["words"].index("bedroom") == 27
+    first = [best[0][0] for best in data["guesses"]]
+    assert [word == "bedroom" for word in first] == [w >= 27 for w in range(1, 42)]
+    assert {*first[17:26]} == {"garden"} and {*guessed} > {8, 21, 26, 27}
+    assert all(first[w - 1] == guess for w, guess in guessed.items())
+
+    live.evaluate("f => f.tformer.set({w: 8})")
+    for look in ("light", "dark"):
+        page.evaluate("t => { document.documentElement.dataset.theme = t; }", look)
+        ground, inks, _ = live.evaluate(INKS)
+        assert (plot.luminance(rgb(ground)) < 0.5) == (look == "dark")
+        assert min(plot.contrast(rgb(ink), rgb(ground)) for ink in inks) >= 4.5
+        for chip in live.evaluate(CHIPS):
+            under = rgb(ground)
+            if chip["filled"]:
+                under = [chip["tint"] * a + (1 - chip["tint"]) * b for a, b in zip(
+                    rgb(chip["ground"]), under, strict=True)]
+            assert min(plot.contrast(rgb(i), under) for i in chip["inks"]) >= 4.5
+    page.set_viewport_size({"width": 900, "height": 1000})
+    page.wait_for_function("""() => document.querySelector(".tf-stage svg")
+        .viewBox.baseVal.width > 500""")
+    assert len({chip["top"] for chip in live.evaluate(CHIPS)}) < 5
+    assert not heard
     page.close()

@@ -15,6 +15,15 @@ be 1.1 times faster than the same step of `DeepseekV3ForCausalLM`. Both sides ha
 random weights of their own. The bytes of the cache may differ by 2 % from one latent
 and one rotary key of each layer and token. One thread.
 
+Sliding windows: a layer with a window of w = 512 tokens writes a token of a text of
+which 8 w tokens were read, in turn with one of 2 w tokens; the times may differ by
+10 %. `window_attend` reads 16 w tokens in half of the time that the causal kernel
+takes, or less, and 8 w tokens in 0.3 of the time of the kernel that is given the
+window as a mask: attention alone, 8 query heads, 2 key heads. The masks are made
+beforehand. Beside it stands FlexAttention, compiled. A whole step of a decoder of two
+such layers has to be 1.1 times faster than the same step of `MistralForCausalLM` with
+the same weights and the same cache, with a window of 2,048 tokens. One thread.
+
 --quick           small sizes, one round: that everything runs
 """
 import sys
@@ -23,22 +32,37 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DynamicCache,
+    MistralConfig,
+    MistralForCausalLM,
+)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as peers
 
+import bench_models
 import timing
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import common
 import gqa_speed
 import mla_speed
+import window_speed
 from tformer.costs import kv_cache_bytes, spec_from_config
 from tformer.llama import Llama, LlamaConfig
+from tformer.rows import Positions
 from tformer.variants.mla import LatentAttention, make_mla_factory
+from tformer.variants.sliding_window import make_window_factory
 
 TARGET = timing.AT_LEAST, 0.7
 LATENT_LAYER = timing.AT_LEAST, 20
 LATENT_STEP = timing.AT_LEAST, 1.1
+WINDOW_DECODE = timing.AT_MOST, 1.1
+WINDOW_CAUSAL = timing.AT_MOST, 0.5
+WINDOW_MASKED = timing.AT_MOST, 0.3
+WINDOW_STEP = timing.AT_LEAST, 1.1
 MEMORY = timing.AT_MOST, 1.02
 ROUNDS = 9
 LAYERS = 2
@@ -47,6 +71,11 @@ LATENT = {"d_model": mla_speed.D_MODEL, "n_heads": mla_speed.N_HEADS,
           "d_ff": 10944, **mla_speed.SIZES}
 SMALL = {"d_model": 64, "n_heads": 4, "d_ff": 96,
          "kv_rank": 16, "d_nope": 8, "d_rope": 8, "d_v": 8}
+# tokens of the window, and those of --quick
+WINDOW = window_speed.WINDOW
+SMALL_WINDOW = 16
+STEP_WINDOW = 2048      # of a whole step, in which attention is then no trifle
+D_FF = 1792             # of the decoder with a window: 3.5 times its width
 VOCAB = 512
 FAILED = []
 
@@ -215,12 +244,12 @@ def latent_models(size, tokens):
     return our_step, their_step
 
 
-def latent_seconds(make_step):
+def seconds_of_step(make_step, steps=mla_speed.STEPS):
     "Processor seconds of a step with a new cache, after a first one not counted."
     step = make_step()
     step()
-    took, _ = timing.once(lambda: [step() for _ in range(mla_speed.STEPS)])
-    return took / mla_speed.STEPS
+    took, _ = timing.once(lambda: [step() for _ in range(steps)])
+    return took / steps
 
 
 def latent_rows(size, tokens):
@@ -229,7 +258,7 @@ def latent_rows(size, tokens):
             ("latent layer / DeepseekV3Attention", latent_layers, LATENT_LAYER),
             ("latent step / DeepseekV3ForCausalLM", latent_models, LATENT_STEP)):
         steps = make(size, tokens)
-        times = [[latent_seconds(step) for step in steps]
+        times = [[seconds_of_step(step) for step in steps]
                  for _ in range(1 if timing.quick else ROUNDS)]
         ratio = median(theirs / ours for ours, theirs in times)
         ms = [1e3 * median(column) for column in zip(*times, strict=True)]
@@ -248,6 +277,102 @@ def latent_memory_rows(size, tokens):
          f"{cache.nbytes:,} and {expected:,}")
 
 
+def window_decode_row(window):
+    "A token late in a text, in turn with one earlier in it."
+    layer = window_speed.make_layers(window)["window"]
+    steps = window_speed.cycle(window, window)
+    times = [[window_speed.decode(layer, n * window, steps)[0] for n in (8, 2)]
+             for _ in range(1 if timing.quick else ROUNDS)]
+    ms = [1e3 * median(column) for column in zip(*times, strict=True)]
+    tell("window decode, 8w / 2w", median(late / early for late, early in times),
+         WINDOW_DECODE, f"{ms[0]:.3f} and {ms[1]:.3f} ms a step")
+
+
+def flex_prefill(q, k, v, window):
+    "FlexAttention to the window, compiled, with its table of blocks made beforehand."
+    t = q.shape[2]
+    blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < window),
+                               None, None, t, t, device=q.device)
+    compiled = torch.compile(flex_attention)
+    return lambda: compiled(q, k, v, block_mask=blocks, enable_gqa=True)
+
+
+def window_prefill_rows(window):
+    "`window_attend`, in turn with other ways to the same."
+    for name, way, n, target in (
+            ("full causal kernel", "full", 16, WINDOW_CAUSAL),
+            ("masked kernel", "masked", 8, WINDOW_MASKED),
+            ("FlexAttention", "flex", 8, None)):
+        inputs = window_speed.draw(n * window)
+        ways = window_speed.prefills(*inputs, window)
+        if way == "flex":
+            ways["flex"] = flex_prefill(*inputs, window)
+        ways = {key: ways[key] for key in ("window", way)}
+        ours, theirs = (run() for run in ways.values())     # and compiled
+        assert way == "full" or (ours - theirs).abs().max() < 1e-4, name
+        times = timing.rounds_of(ways, ROUNDS)
+        ratio = median(a / b for a, b in zip(*times.values(), strict=True))
+        ms = [1e3 * median(column) for column in times.values()]
+        tell(f"window prefill / {name}", ratio, target,
+             f"{ms[0]:.1f} and {ms[1]:.1f} ms for {n * window:,} tokens")
+
+
+def window_models(window):
+    "A decoder of layers with a window, and that of transformers with its weights."
+    heads = {"n_heads": window_speed.N_HEADS, "n_kv_heads": window_speed.N_KV_HEADS}
+    ours = LlamaConfig(vocab_size=VOCAB, d_model=window_speed.D_MODEL,
+                       n_layers=LAYERS, d_ff=D_FF, max_len=16 * window, **heads)
+    theirs = MistralConfig(
+        vocab_size=VOCAB, hidden_size=ours.d_model, num_hidden_layers=LAYERS,
+        intermediate_size=D_FF, num_attention_heads=ours.n_heads,
+        num_key_value_heads=ours.n_kv_heads, rms_norm_eps=ours.eps,
+        sliding_window=window, max_position_embeddings=ours.max_len,
+        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta},
+        attn_implementation="sdpa")
+    torch.manual_seed(0)
+    model = Llama(ours, make_window_factory(ours, window)).eval()
+    peer = MistralForCausalLM(theirs).eval()
+    peer.load_state_dict(bench_models.renamed(model.state_dict(), bench_models.LLAMA))
+    return model, peer
+
+
+def window_steps(model, peer, tokens):
+    "Functions that return the step of each, with caches of the same text."
+    shape = 1, model.config.n_kv_heads, tokens, model.config.head_dim
+    kept = [[torch.randn(shape) for _ in range(2)] for _ in range(LAYERS)]
+    ids = torch.zeros(1, 1, dtype=torch.long)
+
+    def our_step():
+        cache = model.new_cache(1)
+        for layer, pair in zip(cache.layers, kept, strict=True):
+            layer.update(*pair, positions=Positions(start=0, length=tokens),
+                         window=layer.window)
+        return lambda: model(ids, cache=cache)
+
+    def their_step():
+        cache = DynamicCache(config=peer.config)
+        for i, pair in enumerate(kept):
+            cache.update(*pair, i)
+        return lambda: peer(ids, past_key_values=cache, use_cache=True).logits
+    return our_step, their_step
+
+
+def window_step_rows(window):
+    "A whole step, against that of transformers, beyond the window."
+    models = window_models(window)
+    steps = window_speed.cycle(window, window)
+    for n in (2, 8):
+        makers = window_steps(*models, n * window)
+        ours, theirs = (make()() for make in makers)
+        assert (ours - theirs).abs().max() < 1e-4 * max(1, theirs.abs().max())
+        times = [[seconds_of_step(make, steps) for make in makers]
+                 for _ in range(1 if timing.quick else ROUNDS)]
+        ratio = median(theirs / ours for ours, theirs in times)
+        ms = [1e3 * median(column) for column in zip(*times, strict=True)]
+        tell(f"window step / MistralForCausalLM, {n}w", ratio, WINDOW_STEP,
+             f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms")
+
+
 @torch.inference_mode()
 def main():
     timing.begin(__doc__)
@@ -263,6 +388,11 @@ def main():
     size = SMALL if timing.quick else LATENT
     latent_rows(size, tokens)
     latent_memory_rows(size, tokens)
+    window = SMALL_WINDOW if timing.quick else WINDOW
+    timing.head(f"Sliding windows of {window} tokens, {common.processor()}")
+    window_decode_row(window)
+    window_prefill_rows(window)
+    window_step_rows(SMALL_WINDOW if timing.quick else STEP_WINDOW)
     return 0 if timing.quick or not FAILED else 1
 
 

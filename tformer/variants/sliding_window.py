@@ -25,6 +25,7 @@ from tformer.rows import (
     Positions,
     append_positions,
     crop_positions,
+    fused_attend,
     repeat_kv,
 )
 
@@ -211,18 +212,34 @@ def window_attend(
     """Return causal attention to the last ``window`` tokens, without the work outside.
 
     Query i of t stands at place s - t + i of the keys. A block of B queries is given
-    B + window - 1 keys, so the work grows with t and not with t². The default block is
-    as long as the window, and between 64 and 512 tokens. ValueError for a window or a
-    block below 1, and for fewer keys than queries.
+    B + window - 1 keys, so the work grows with t and not with t². A block has 64
+    tokens by default, and a sixteenth of long windows, at most 512. The first window of
+    a text is plain causal attention. ValueError for a window or a block below 1, and
+    for fewer keys than queries.
     """
     validate.attention_inputs(q, k, v, allow_gqa=True)
     validate.integer(window=window)
-    block_size = min(max(window, 64), 512) if block_size is None else block_size
+    block_size = min(max(window // 16, 64), 512) if block_size is None else block_size
     validate.integer(block_size=block_size)
-    b, h, t, d = q.shape
-    n_kv, s = k.shape[1:3]
+    t = q.shape[2]
+    s = k.shape[2]
     validate.require(s >= t, f"the queries are the last of the tokens that the keys "
                      f"belong to, got {t} queries and {s} keys")
+    outputs = []
+    if s == t:  # the first queries see all that comes before them
+        first = [x[:, :, :window] for x in (q, k, v)]
+        outputs.append(fused_attend(*first, scale=scale, causal=True, dropout=dropout))
+        q = q[:, :, window:]
+    if q.shape[2]:
+        outputs.append(_attend_in_blocks(q, k, v, window, block_size=block_size,
+                                         scale=scale, dropout=dropout))
+    return torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
+
+
+def _attend_in_blocks(q, k, v, window, *, block_size, scale, dropout):
+    "Return ``window_attend`` by blocks of queries, each with the keys near it."
+    b, h, t, d = q.shape
+    n_kv, s = k.shape[1:3]
     missing = max(window - 1 - (s - t), 0)  # keys before the text that blocks expect
     n_blocks = -(-t // block_size)
     behind = n_blocks * block_size - t
