@@ -255,7 +255,9 @@ def test_ragged_rows_in_every_order_of_padding(window):
                               [before.expand(2, -1), part], 1).tolist()]
             n = max(window - 1, 1)
             assert held == [[*range(max(0, end - n), end)] for end in read]
-            assert cache.tensors[0].shape[-2] <= n or len(held) == 0
+            assert cache.tensors[0].shape[-2] <= n
+            gone = torch.as_tensor(cache.dropped_end).expand(2).tolist()
+            assert gone == [max(0, end - n) for end in read]
 
 
 @torch.no_grad()
@@ -305,6 +307,14 @@ def test_every_crop_is_right_or_refused():
                 with pytest.raises(ValueError, match=rf"crop\({to}\) leaves a token"):
                     cache.crop(to)
                 assert cache.tensors[0].flatten().tolist() == held
+
+
+def test_a_smaller_promise_changes_nothing():
+    cache = RollingLayerCache(4)
+    cache.allow_rollback(3)
+    cache.allow_rollback(1)
+    cache.update(numbers(0, 20), positions=Positions(start=0, length=20), window=4)
+    assert cache.lengths.tolist() == [3 + 3]
 
 
 def test_crop_of_rows_that_stand_at_different_places():
