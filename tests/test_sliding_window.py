@@ -151,8 +151,16 @@ def test_the_layer_skips_where_it_can_and_only_there(monkeypatch):
     assert calls == [4]
 
 
-def test_dropout_is_drawn_in_blocks_too():
-    layer = spread(SlidingWindowAttention(16, 2, window=4, dropout=0.5))
+def test_blocks_take_the_scale_of_the_layer():
+    layer = spread(SlidingWindowAttention(16, 2, window=4, scale=0.9))
+    x = randn(1, 30, 16)
+    close(layer(x), layer(x, need_weights=True)[0])
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_dropout_is_drawn_in_blocks_and_under_a_cap(softcap):
+    layer = spread(SlidingWindowAttention(16, 2, window=4, dropout=0.5,
+                                          softcap=softcap))
     x = randn(1, 30, 16)
     assert torch.equal(layer(x), layer(x))
     layer.train()
@@ -197,6 +205,14 @@ def test_the_cap_bends_scores_and_leaves_the_sink():
     scores = (scores + layer.score_bias(at, at)).exp().tril().triu(-2)
     share = scores / (scores.sum(-1, keepdim=True) + layer.sinks.exp()[:, None, None])
     close(layer(x), layer.o_proj((share @ v).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_cap_does_not_open_the_future(window):
+    layer = spread(SlidingWindowAttention(16, 2, window=window, softcap=0.7))
+    x = randn(1, 7, 16)
+    close(layer(x)[:, :4], layer(x[:, :4]))
+    close(layer(x), layer(x, mask=torch.ones(1, 1, 7, 7).bool()))
 
 
 def test_padding_and_documents_inside_a_window():
@@ -404,6 +420,19 @@ def test_fixed_shapes_keep_all_tokens():
         ours, 1, keep_rolling=True).layers} == {RollingLayerCache}
 
 
+@torch.no_grad()
+def test_a_cache_goes_on_in_another_precision():
+    layer = spread(SlidingWindowAttention(16, 2, window=4))
+    x = randn(1, 9, 16)
+    cache = layer.new_cache(1)
+    for part in x[:, :8].split([6, 1, 1], 1):
+        layer(part, cache=cache)
+    whole = layer.double()(x.double())
+    found = layer(x[:, 8:].double(), cache=cache)
+    assert found.dtype == cache.tensors[0].dtype == torch.float64
+    close(found, whole[:, 8:], 1e-5)
+
+
 def test_gradients_flow_through_what_is_kept():
     layer = spread(SlidingWindowAttention(16, 2, window=4)).double()
     x = randn(1, 20, 16).double().requires_grad_()
@@ -452,6 +481,10 @@ def config():
         x, cache=cache, positions=torch.tensor([[5, 6]])), "position 5 sees 4"),
     (lambda x, cache: SlidingWindowAttention(16, 2, window=4)(
         x, cache=cache, positions=Positions(start=5, length=2)), "position 5 sees"),
+    (lambda x, cache: SlidingWindowAttention(16, 2, window=4)(
+        x, cache=cache, positions=torch.tensor([[8, 9]])), "position 8 sees 4"),
+    (lambda x, cache: SlidingWindowAttention(16, 2, window=4)(
+        x, cache=cache, positions=Positions(start=8, length=2)), "position 8 sees"),
     (lambda x, cache: SlidingWindowAttention(16, 2, window=4)(
         x[:1], cache=cache), "batch"),
     (lambda x, cache: other_window(cache), "a window of 3, and .* a window of 4"),
