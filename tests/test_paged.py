@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import close, needs_cuda, plain_only, randn, spread
-from models import (
-    MAX_LEN,
-    RAGGED,
-    ROWS,
-    VOCAB,
-    causal,
-    in_pieces,
-    pieces,
-)
+from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer.attention import DynamicLayerCache, KVCache, SelfAttention
 from tformer.generate import generate
 from tformer.layers import RMSNorm

@@ -433,6 +433,13 @@ def test_a_cache_goes_on_in_another_precision():
     close(found, whole[:, 8:], 1e-5)
 
 
+def test_padding_that_is_known_by_its_start_is_masked():
+    layer = spread(SlidingWindowAttention(16, 2, window=4))
+    x = randn(1, 30, 16)
+    found = layer(x, positions=Positions(start=-3, length=30))
+    close(found[:, 3:], layer(x[:, 3:]))
+
+
 def test_gradients_flow_through_what_is_kept():
     layer = spread(SlidingWindowAttention(16, 2, window=4)).double()
     x = randn(1, 20, 16).double().requires_grad_()
