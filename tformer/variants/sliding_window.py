@@ -23,6 +23,7 @@ from tformer.rows import (
     GrowableBuffer,
     GrowingRows,
     Positions,
+    add_causal_mask,
     append_positions,
     crop_positions,
     fused_attend,
@@ -165,9 +166,7 @@ def _with_sinks(sinks, k, v, t, *, mask=None, causal=False, bias=None):
     each softmax and adds nothing: exp(sink) more in the denominator.
     """
     s = k.shape[-2]
-    if causal:
-        lower = torch.ones(t, s, dtype=torch.bool, device=k.device).tril()[None, None]
-        mask = lower if mask is None else mask & lower
+    mask = add_causal_mask(mask, causal, t, s, k.device)
     k, v = (F.pad(x, (0, 0, 1, 0)) for x in (k, v))
     bias = k.new_zeros(1, 1, 1, s) if bias is None else bias
     bias = bias.expand(-1, len(sinks), -1, -1)
@@ -189,9 +188,7 @@ def _capped_attend(q, k, v, softcap, *, scale, mask=None, causal=False, bias=Non
         scores = softcap * torch.tanh(scale * (q.to(dtype) @ k.mT) / softcap)
         if bias is not None:
             scores = scores + bias
-        if causal:
-            lower = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-            scores = scores.masked_fill(~lower.tril(), -math.inf)
+        mask = add_causal_mask(mask, causal, *scores.shape[-2:], q.device)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         weights = softmax(scores)
