@@ -14,6 +14,7 @@ from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
 from tformer.variants.gqa import convert_to_gqa
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
+from tformer.variants.sparse import make_sparse_factory
 
 try:
     from tformer import bert
@@ -108,6 +109,31 @@ class SinkLlama(Llama):
         super().__init__(config, make_window_factory(config, 7, sinks=True, bias=True))
 
 
+class SparseLlama(Llama):
+    "A Llama whose tokens read the 4 best tokens of a lightning indexer."
+
+    def __init__(self, config):
+        super().__init__(config, make_sparse_factory(
+            config, 4, d_index=8, n_index_heads=2))
+
+
+class SparseLatentLlama(Llama):
+    "A Llama with latent attention to the 4 best tokens, as in DeepSeek-V3.2."
+
+    def __init__(self, config):
+        super().__init__(config, make_sparse_factory(
+            config, 4, d_index=8, n_index_heads=2, d_index_rope=4,
+            latent=dict(kv_rank=6, d_nope=4, d_rope=4, d_v=3, q_rank=8)))
+
+
+class BlockLlama(Llama):
+    "A Llama whose groups read their own block and another one, as in MiniMax-M3."
+
+    def __init__(self, config):
+        super().__init__(config, make_sparse_factory(
+            config, 2, d_index=8, n_index_heads=None, block_size=3, n_local=1))
+
+
 ROWS = [
     Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
     Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
@@ -124,6 +150,12 @@ ROWS = [
     Row("Llama, windows", WindowedLlama, LlamaConfig(**SIZE, n_kv_heads=2),
         windows=(5, None)),
     Row("Llama, sinks", SinkLlama, LlamaConfig(**SIZE), windows=(7, 7)),
+    Row("Llama, sparse", SparseLlama, LlamaConfig(**SIZE, n_kv_heads=2),
+        kept=2 * 2 * 4 + 8),
+    Row("Llama, sparse latent", SparseLatentLlama, LlamaConfig(**SIZE),
+        kept=6 + 4 + 8),
+    Row("Llama, sparse blocks", BlockLlama, LlamaConfig(**SIZE, n_kv_heads=2),
+        kept=2 * 2 * 4 + 8),
 ]
 BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
          "BertClassifier"]

@@ -29,6 +29,7 @@ from tformer.places import StaticLayerCache
 from tformer.rotary import ALiBi, RotaryEmbedding
 from tformer.rows import LayerCacheBase, Positions, fused_attend
 from tformer.variants.sliding_window import SlidingWindowAttention
+from tformer.variants.sparse import make_sparse_factory
 
 VOCAB = 31
 MAX_LEN = 40
@@ -282,8 +283,12 @@ TABLE = {
         SelfAttention if layer % 2 else Windowed),
     "windows": lambda layer: SlidingWindowAttention(
         16, 4, n_kv_heads=2, bias=False, rotary=ROTARY, window=WINDOW),
+    "sparse": make_sparse_factory(CONFIG, 4, d_index=8, n_index_heads=2),
+    "blocks": make_sparse_factory(CONFIG, 2, d_index=8, n_index_heads=None,
+                                  block_size=3, n_local=1),
 }
 FORGETFUL = "rolling", "mixed", "windows"
+INDEXED = "indexer", "sparse", "blocks"
 each = pytest.mark.parametrize("name", TABLE)
 
 
@@ -346,7 +351,7 @@ def equal_to_alone(model, rows, found):
 @each
 def test_every_check_passes(name):
     # what an indexer chooses is no number, and has no gradient
-    skip = ("gradients",) if name == "indexer" else ()
+    skip = ("gradients",) if name in INDEXED else ()
     report = check.run_all(model_of(name), VOCAB, skip=skip)
     said = {said for _, said in report.notes} - {"passed", "skipped"}
     # a window may refuse to take back what it has forgotten

@@ -27,7 +27,8 @@ READ_AS = {"A4_models": "08~", "A5_rebuild": "12~", "A7_caches": "06~",
            "A13_faster_decoding": "21~", "A14_fixed_caches": "20~",
            "A15_paged_caches": "22~", "package/variants/gqa": "23~",
            "package/variants/mla": "24~",
-           "package/variants/sliding_window": "25~"}
+           "package/variants/sliding_window": "25~",
+           "package/variants/sparse": "26~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
            "safetensors"}

@@ -2358,7 +2358,8 @@ def _check_depth(report, found):
     "Do gradients grow or shrink by a steady factor per block?"
     stacks = {}
     for name, grad in found.items():
-        if part := re.match(r"(.*?)\.(\d+)\.", name):
+        part = re.match(r"(.*?)\.(\d+)\.", name)
+        if part and grad is not None:  # frozen ones have none
             sums = stacks.setdefault(part[1], {})
             size = grad.double().square().sum().item()
             sums[int(part[2])] = sums.get(int(part[2]), 0.0) + size

@@ -30,7 +30,7 @@ DEEPSEEK_NAMES = {
     "kv_a_layernorm": "kv_norm", "kv_b_proj": "kv_up_proj", "o_proj": "o_proj",
 }
 
-# %% ../../nbs/package/variants/mla.ipynb #7c19d081
+# %% ../../nbs/package/variants/mla.ipynb #9fff22d9
 class LatentAttention(MultiHeadAttention):
     """Multi-head latent attention (DeepSeek-AI, 2024, section 2.1), causal.
 
@@ -127,23 +127,45 @@ class LatentAttention(MultiHeadAttention):
         key_positions = Positions.of(key_positions)
         shape = *q_nope.shape[:-1], kept.shape[-2]
         kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
-        how = self.order if self.order != "auto" else self.cheaper_order(*shape[2:])
+        output, weights = self.attend_to_kept(q_nope, q_rope, kept, need_weights,
+                                              kwargs)
+        return (output, weights) if need_weights else output
+
+    def attend_to_kept(
+        self,
+        q_nope: Float[Tensor, "b h t d_nope"],  # queries without position
+        q_rope: Float[Tensor, "b h t d_rope"],  # queries with it, turned
+        kept: Float[Tensor, "b 1 s r"],  # latents and turned rotary keys
+        need_weights: bool,
+        kwargs: dict[str, Any],  # mask and causal, as ``mask_kwargs`` returns them
+    ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b h t s"] | None]:
+        "Return the output of the layer, and the weights or None."
+        t = q_nope.shape[2]
+        how = self.order
+        how = self.cheaper_order(t, kept.shape[2]) if how == "auto" else how
         attend = self._attend_absorbed if how == "absorbed" else self._attend_expanded
         output, weights = attend(q_nope, q_rope, kept, need_weights, kwargs)
         output = self.o_proj(output.transpose(1, 2).flatten(2))
         if not need_weights:
-            return output
+            return output, None
         return output, weights.to(self.o_proj.weight.dtype)
 
     def project_queries(
         self, x: Float[Tensor, "b t d"]
     ) -> tuple[Float[Tensor, "b h t d_nope"], Float[Tensor, "b h t d_rope"]]:
         "Return the queries of all heads: without position, and not yet turned."
+        return self.expand_queries(self.compress_queries(x))
+
+    def compress_queries(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t q"]:
+        "Return what the queries are made from: x, or its latent of ``q_rank`` numbers."
         validate.shapes(x=(x, "b t d"))
-        if self.q_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_up_proj(self.q_norm(self.q_down_proj(x)))
+        return x if self.q_rank is None else self.q_norm(self.q_down_proj(x))
+
+    def expand_queries(
+        self, latent: Float[Tensor, "b t q"]
+    ) -> tuple[Float[Tensor, "b h t d_nope"], Float[Tensor, "b h t d_rope"]]:
+        "Return the queries that ``project_queries`` makes, from their latent."
+        q = self.q_proj(latent) if self.q_rank is None else self.q_up_proj(latent)
         q = q.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         return q.split([self.d_nope, self.d_rope], -1)
 
@@ -250,7 +272,7 @@ def _validate_cache(cache, kept):
             f"{kept.shape[-1]} wide, and this cache holds tensors of width {widths}: "
             "it belongs to another attention")
 
-# %% ../../nbs/package/variants/mla.ipynb #7e2763c8
+# %% ../../nbs/package/variants/mla.ipynb #6919b551
 def make_mla_factory(
     config: Any,  # with d_model, n_heads, rope_theta and eps, such as a LlamaConfig
     *,
@@ -296,6 +318,7 @@ def scale_with_yarn(
     beta_slow: float = 1.0,
     mscale: float = 1.0,  # of the rotary part
     mscale_all_dim: float = 1.0,  # of all scores
+    layout: str = "interleaved",  # of the pairs, as in ``RotaryEmbedding``
 ) -> tuple[RotaryEmbedding, float]:
     """Return the rotary embedding and the factor of the scale that YaRN asks for.
 
@@ -308,6 +331,6 @@ def scale_with_yarn(
                             beta_slow=beta_slow, original_max_len=original_max_len)
     stretch = 0.1 * math.log(max(factor, 1.0))
     all_dims = stretch * mscale_all_dim + 1
-    rotary = RotaryEmbedding(d_rope, base=base, freqs=freqs, layout="interleaved",
+    rotary = RotaryEmbedding(d_rope, base=base, freqs=freqs, layout=layout,
                              attention_factor=(stretch * mscale + 1) / all_dims)
     return rotary, all_dims ** 2
