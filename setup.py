@@ -36,7 +36,8 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=[lib, lib + ".*"]),
-    package_data={lib: ["py.typed", "records/*.csv", "weights/*/*"]},
+    package_data={lib: ["py.typed", "records/*.csv", "records/*.safetensors",
+                         "weights/*/*"]},
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
     extras_require={k.removesuffix(EXTRA): cfg[k].split()

@@ -3,7 +3,7 @@ import dataclasses
 import json
 import random
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,9 @@ from helpers import by_day
 from tformer import costs, plot
 from tformer.attend import softmax
 from tformer.llama import Llama, LlamaConfig
+from tformer.rows import Positions
 from tformer.variants.sliding_window import make_window_factory
+from tformer.variants.sparse import make_sparse_factory
 
 STATIC = ROOT / "book" / "_static"
 SCRIPTS = sorted((STATIC / "live").glob("*"))
@@ -833,3 +835,274 @@ def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
     assert len({chip["top"] for chip in live.evaluate(CHIPS)}) < 5
     assert not heard
     page.close()
+
+
+# ---- the figure of lesson 27: which tokens an indexer picks ----
+
+LUCY = ("Lucy was a happy girl. One cold day, she played in the bedroom with a green "
+        "ball. Lucy put the ball in the box. Then she went to the garden. Later, she "
+        "came back to the bedroom.")
+
+
+@torch.no_grad()
+def told_by_indexers():
+    """The layers of a sparse storyteller, what each reads, and the figure's data.
+
+    What the indexers pick is nothing to this test, so they are not trained. The data
+    are made as in lesson 27.
+    """
+    model, tokenizer, _ = tformer.load("stories")
+    torch.manual_seed(4)
+    sparse = Llama(model.config, make_sparse_factory(
+        model.config, None, d_index=16, n_index_heads=4, d_index_rope=8))
+    sparse.load_state_dict(model.state_dict(), strict=False)
+    layers = [block.attention.sublayer for block in sparse.eval().blocks]
+    inputs = []
+    hooks = [layer.register_forward_pre_hook(
+        lambda layer, given: inputs.append(given[0])) for layer in layers]
+    ids = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(LUCY)]
+    sparse(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    data = []
+    for layer, x in zip(layers, inputs, strict=True):
+        places = Positions.of(None, x)
+        scores = layer.indexer.score(*layer.indexer.project_queries(x, x, places),
+                                     layer.indexer.project_keys(x, places))[0, 0]
+        order = []
+        for i, row in enumerate(scores):
+            best = row[:i + 1].flip(0).sort(descending=True, stable=True).indices
+            order.append((i - best[:16]).tolist())
+        weights = (1e4 * layer(x, need_weights=True)[1][0].mean(0)).round().int()
+        data.append({"order": order, "weights": [
+            row[:i + 1].tolist() for i, row in enumerate(weights)]})
+    words = [tokenizer.decode([i]).strip() for i in ids]
+    return layers, inputs, {"words": words, "layer": 1, "query": len(ids) - 1,
+                            "layers": data}
+
+
+@torch.no_grad()
+def what_is_read(attention, x, k):
+    """What each query reads, its weights where it reads all, and the share of these.
+
+    Each is a list, or a tensor, with an item for each query.
+    """
+    attention.set_top_k(k)
+    read = attention(x, need_weights=True)[1][0].sum(0) > 0
+    attention.set_top_k(None)
+    dense = attention(x, need_weights=True)[1][0].double().mean(0)
+    i = torch.arange(len(read))
+    near = (i[:, None] - i >= 0) & (i[:, None] - i < k)
+    shares = {"indexer": (dense * read).sum(1), "last": (dense * near).sum(1),
+              "heaviest": dense.topk(k).values.sum(1)}
+    return ([row.nonzero()[:, 0].tolist() for row in read], dense,
+            [{by: share[q].item() for by, share in shares.items()} for q in i])
+
+
+CELLS = """figure => [...figure.querySelectorAll(".tf-stage g")].map(g => {
+  const [box, bar] = g.querySelectorAll("rect");
+  const word = g.querySelector("text");
+  const {left, right, top, bottom} = box.getBoundingClientRect();
+  const fits = [word, bar].every(e => { const at = e.getBoundingClientRect();
+    return at.left >= left && at.right <= right && at.top >= top - 1 &&
+      at.bottom <= bottom + 1; });
+  const of = e => getComputedStyle(e);
+  return {kind: g.classList[0], title: g.querySelector("title").textContent,
+    word: word.textContent, fits, bold: of(word).fontWeight === "600",
+    boxed: of(box).stroke !== "none", thick: of(box).strokeWidth === "2.5px",
+    tint: +of(box).fillOpacity, tall: +bar.getAttribute("height"),
+    color: bar.getAttribute("fill").slice(14, -1), left, right, top,
+    bottom, ink: of(word).fill, ground: of(box).fill, bar: of(bar).fill,
+    edge: of(box).stroke}; })"""
+
+
+def part(share, n, q):
+    "How the figure writes a share."
+    return ("100 %" if n == q + 1 else "under 1 %" if share < 0.005 else
+            "over 99 %" if share >= 0.995 else f"{int(100 * share + 0.5)} %")
+
+
+def assert_picks_shown(page, settings, layers, inputs, data):
+    "Compare all that the figure shows with what the layer reads and weighs."
+    live = figure(page, "sparse-picks")
+    layer, by, k, q = (settings[name] for name in ("layer", "by", "k", "q"))
+    found = what_is_read(layers[layer], inputs[layer], k)
+    read, dense, shares = (of[q] for of in found)
+    n = min(k, q + 1)
+    assert len(read) == n
+    shown, numbers = live.evaluate("f => [f.tformer.settings, f.tformer.numbers]")
+    assert shown == settings
+    assert sorted(numbers["read"]["indexer"]) == read
+    assert numbers["shares"] == pytest.approx(shares, abs=2e-3)
+    assert (numbers["n"], numbers["seen"]) == (n, q + 1)
+    chosen = {"indexer": read, "last": range(q, q - n, -1),
+              "heaviest": numbers["read"]["heaviest"]}[by]
+    assert len(set(chosen)) == n
+    if by == "heaviest":
+        assert dense[chosen].sum().item() == pytest.approx(shares[by], abs=2e-3)
+
+    cells = live.evaluate(CELLS)
+    assert [c["word"] for c in cells] == data["words"]
+    assert sum(c["kind"] == "tf-read" for c in cells) == n
+    for a, b in pairwise(cells):
+        assert b["left"] > a["right"] or b["top"] > a["bottom"], "boxes overlap"
+    for i, cell in enumerate(cells):
+        kind = "later" if i > q else "read" if i in chosen else "left"
+        assert cell["kind"] == f"tf-{kind}", (i, settings)
+        assert cell["boxed"] == (kind == "read" or i == q)
+        assert cell["thick"] == cell["bold"] == (i == q)
+        assert (cell["tint"] > 0) == (kind == "read")
+        assert cell["color"] == {"read": "blue", "left": "orange", "later": "gray"}[
+            kind]
+        assert cell["left"] >= 16 and cell["right"] <= 374 and cell["fits"]
+        assert cell["right"] - cell["left"] >= 20       # and a gap of 4, for a finger
+        said = ("comes later" if i > q else f"{float(dense[i]) * 100:.1f} %"
+                + ", read" * (kind == "read"))
+        if i > q or abs(float(dense[i]) * 1000 % 1 - 0.5) > 0.1:    # rounded twice
+            assert cell["title"] == f"{cell['word']}: {said}"
+        assert cell["tall"] == pytest.approx(
+            0 if i > q else 15 * float(dense[i] / dense.max()), abs=0.05)
+
+    word = f"“{data['words'][q]}”"
+    name = {w: ("indexer’s" if w == "indexer" else w) + (f" {n}" if n > 1 else " one")
+            for w in shares}
+    texts = live.locator(".tf-stage svg > text").all_text_contents()
+    seen = {w: part(share, n, q) for w, share in numbers["shares"].items()}
+    assert texts[2:] == [t for w in ("indexer", "heaviest", "last")
+                         for t in (name[w], seen[w])]
+    bars = live.locator(".tf-stage svg > rect").evaluate_all(
+        "all => all.map(e => +e.getAttribute('width'))")
+    assert bars == pytest.approx([172 * numbers["shares"][w]
+                                  for w in ("indexer", "heaviest", "last")])
+    other = "indexer" if by == "heaviest" else "heaviest"
+    hold = "hold" if n > 1 else "holds"
+    said = live.locator(".tf-sentence").text_content()
+    assert said == f"In layer {layer + 1}, " + (
+        f"{word} may read only itself." if q == 0 else
+        f"{word} may read {n} tokens, and with k = {k} it reads them all."
+        if n == q + 1 else
+        f"the {name[by]} of {q + 1} tokens {hold} {seen[by]} of the attention of "
+        f"{word}; the {name[other]} {hold} {seen[other]}.")
+    assert live.locator(".tf-stage svg").get_attribute("aria-label") == said
+    assert page.get_by_role("slider", name="query").get_attribute(
+        "aria-valuetext") == f"{word}, token {q + 1}"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert min(live.evaluate(SIZES)) >= 12
+    for text in live.locator(".tf-stage svg > text").all():
+        left, right = text.evaluate(BOX)
+        assert left >= 16 and right <= 374
+
+
+@pytest.fixture
+def picks_page(chromium, tmp_path):
+    "A telephone with the figure, and what it is drawn from."
+    told = told_by_indexers()
+    looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
+    file = tmp_path / "page.html"
+    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
+                            html_of("sparse-picks", told[-1]),
+                            read("live/sparse-picks.js")), encoding="utf-8")
+    context = chromium.new_context(viewport={"width": 390, "height": 1000},
+                                   has_touch=True)
+    page = context.new_page()
+    heard = []
+    page.on("console", lambda m: heard.append(m.text))
+    page.on("pageerror", lambda e: heard.append(str(e)))
+    page.goto(file.as_uri())
+    yield page, told
+    context.close()
+    assert not heard
+
+
+def test_a_pressed_word_shows_what_its_layer_reads(picks_page):
+    page, told = picks_page
+    live = figure(page, "sparse-picks")
+    now = {"layer": 1, "by": "indexer", "k": 8, "q": len(told[-1]["words"]) - 1}
+    assert_picks_shown(page, now, *told)
+
+    def word(i):
+        return live.locator(".tf-stage g").nth(i)
+
+    def press(key):
+        page.keyboard.press(key)
+
+    def choose(name):
+        page.locator(".tf-choices label", has_text=re.compile(f"^{name}$")).click()
+
+    k = page.get_by_role("slider", name="how many")
+    for change, act in (
+            ({"q": 33}, lambda: word(33).click()),
+            # a press leaves the keyboard with the query
+            ({"q": 34}, lambda: press("ArrowRight")),
+            ({"q": 33}, lambda: press("ArrowLeft")),
+            ({"q": 24}, lambda: word(24).tap()),
+            ({"q": 25}, lambda: press("ArrowUp")),
+            ({"k": 1}, lambda: k.press("Home")),
+            ({"by": "heaviest"}, lambda: choose("heaviest")),
+            ({"by": "last"}, lambda: press("ArrowRight")),
+            ({"k": 16}, lambda: k.press("End")),
+            ({"by": "indexer"}, lambda: choose("indexer")),
+            ({"layer": 3}, lambda: choose("4")),
+            ({"layer": 2}, lambda: press("ArrowLeft")),
+            ({"k": 15}, lambda: k.press("ArrowLeft")),
+            # fewer tokens than k: a later one is pressed, then earlier ones
+            ({"q": 44}, lambda: word(44).click()),
+            ({"q": 14}, lambda: word(14).click()),
+            ({"q": 0}, lambda: press("Home"))):
+        act()
+        now.update(change)
+        assert_picks_shown(page, now, *told)
+    # a press that ends on another word is none
+    word(5).hover()
+    page.mouse.down()
+    word(9).hover()
+    page.mouse.up()
+    assert live.evaluate("f => f.tformer.settings.q") == 0
+
+
+def test_every_query_of_every_layer_has_the_picks_of_the_package(picks_page):
+    page, (layers, inputs, data) = picks_page
+    live = figure(page, "sparse-picks")
+    queries = len(data["words"])
+    for layer, k in product(range(4), (1, 4, 16)):
+        found = live.evaluate("""(f, [layer, k, n]) => [...Array(n).keys()].map(
+            q => f.tformer.definition.compute(f.tformer.data, {layer, k, q}))""",
+            [layer, k, queries])
+        read, _, shares = what_is_read(layers[layer], inputs[layer], k)
+        assert [sorted(numbers["read"]["indexer"]) for numbers in found] == read
+        for numbers, share in zip(found, shares, strict=True):
+            assert numbers["shares"] == pytest.approx(share, abs=2e-3)
+            assert numbers["shares"]["heaviest"] >= numbers["shares"]["indexer"]
+    # of equal weights, the nearer one is heavier
+    assert live.evaluate("""f => f.tformer.definition.compute(
+        {layers: [{order: [[0, 2, 1]], weights: [[5, 5, 5]]}]},
+        {layer: 0, k: 2, q: 0}).read.heaviest""") == [0, -1]
+
+
+def test_picks_are_readable_by_day_and_night(picks_page):
+    page, _ = picks_page
+    live = figure(page, "sparse-picks")
+    live.evaluate("f => f.tformer.set({q: 33, layer: 0})")
+    for look in ("light", "dark"):
+        page.evaluate("t => { document.documentElement.dataset.theme = t; }", look)
+        ground, inks, _ = live.evaluate(INKS)
+        assert (plot.luminance(rgb(ground)) < 0.5) == (look == "dark")
+        assert min(plot.contrast(rgb(ink), rgb(ground)) for ink in inks) >= 4.5
+        for cell in live.evaluate(CELLS):
+            under = [cell["tint"] * a + (1 - cell["tint"]) * b for a, b in zip(
+                rgb(cell["ground"]), rgb(ground), strict=True)]
+            assert plot.contrast(rgb(cell["ink"]), under) >= 4.5
+            assert plot.contrast(rgb(cell["bar"]), under) >= 3
+            if cell["boxed"]:
+                assert plot.contrast(rgb(cell["edge"]), rgb(ground)) >= 3
+    page.emulate_media(forced_colors="active")
+    boxed = [cell["word"] for cell in live.evaluate(CELLS) if cell["boxed"]]
+    assert len(boxed) in (8, 9)        # the query is among its picks, or not
+    page.emulate_media(media="print")
+    assert live.locator(".tf-still").is_visible()
+    assert not live.locator(".tf-stage").is_visible()
+    page.emulate_media(media="screen", forced_colors="none")
+    page.set_viewport_size({"width": 900, "height": 1000})
+    page.wait_for_function("""() => document.querySelector(".tf-stage svg")
+        .viewBox.baseVal.width > 500""")
+    assert len({cell["top"] for cell in live.evaluate(CELLS)}) < 5

@@ -206,6 +206,14 @@ def test_the_ends_are_recorded_by_their_script(tmp_path):
         assert float(short["nats_per_byte"]) > float(long["nats_per_byte"])
 
 
+def test_a_record_that_is_not_there_is_refused_with_the_names_of_all():
+    "Trained weights beside the records are no record."
+    with pytest.raises(ValueError, match="sparse_training") as error:
+        load_record("sparse_indexers")
+    assert "sparse_indexers," not in str(error.value)
+    assert "safetensors" not in str(error.value)
+
+
 # the ladder
 
 @pytest.fixture

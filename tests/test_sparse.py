@@ -1,11 +1,16 @@
 """Sparse attention: against transformers, ties, blocks, losses, and what is refused."""
 import copy
+import csv
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from conftest import ROOT
 from helpers import close, draw_ids, randn, spread
 
 transformers = pytest.importorskip("transformers")
@@ -24,6 +29,7 @@ from tformer.attention import SelfAttention  # noqa: E402
 from tformer.generate import generate  # noqa: E402
 from tformer.layers import RMSNorm  # noqa: E402
 from tformer.llama import Llama, LlamaConfig  # noqa: E402
+from tformer.minimal import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
 from tformer.places import new_static_cache  # noqa: E402
 from tformer.rotary import ALiBi, RotaryEmbedding  # noqa: E402
@@ -284,14 +290,15 @@ def test_ties_go_by_position_wherever_tokens_stand():
     assert sorted(positions[0, best.flatten()].tolist()) == [5, 6, 7]
 
 
+@pytest.mark.parametrize("n_local", [0, 1])
 @pytest.mark.parametrize("start", [0, 1, 5, 6])
-def test_blocks_are_the_same_however_positions_are_given(start):
+def test_blocks_are_the_same_however_positions_are_given(start, n_local):
     scores = randn(2, 1, 4, 17)
     where = [plain(17, start), Positions(torch.arange(start, start + 17)[None])]
     chosen = []
     for key_positions in where:
         best, owner = choose_candidates(scores, plain(4, start + 13), key_positions, 2,
-                                        block_size=4)
+                                        block_size=4, n_local=n_local)
         table = torch.zeros(scores.shape, dtype=torch.bool).scatter(-1, best, True)
         chosen.append(table.gather(-1, owner[:, None, None].expand_as(scores)))
     assert torch.equal(*chosen)
@@ -300,7 +307,8 @@ def test_blocks_are_the_same_however_positions_are_given(start):
     for b, t in itertools.product(range(2), range(4)):
         best = {block.item(): scores[b, 0, t][blocks == block].amax().item()
                 for block in blocks.unique()}
-        two = sorted(best, key=best.get)[-2:]
+        own = (start + 13 + t) // 4
+        two = sorted(best, key=lambda c: (n_local and c == own, best[c]))[-2:]
         assert chosen[0][b, 0, t].tolist() == [x in two for x in blocks.tolist()]
 
 
@@ -311,9 +319,9 @@ def test_gathered_is_masked(name, monkeypatch):
     layer = make_layer(name)
     ways = {"plain": None, "padded": (torch.arange(40) - torch.tensor([[0], [7]])
                                       ).clamp(min=-1),
-            "from 5 on": torch.arange(5, 45)[None]}
+            "from 5 on": torch.arange(5, 45)[None], "start at 5": 5}
     x = randn(2, 40, 32)
-    for positions in ways.values():
+    for way, positions in ways.items():
         outputs = []
         for never in (False, True):
             gathered = []
@@ -330,16 +338,18 @@ def test_gathered_is_masked(name, monkeypatch):
                 parts = []
                 for n in (33, 1, 2, 1, 3):
                     part = slice(start, start + n)
-                    start += n
                     parts.append(layer(x[:, part], cache=cache, positions=(
+                        plain(n, 5 + start) if way == "start at 5" else
                         None if positions is None else positions[:, part])))
+                    start += n
             outputs.append(torch.cat(parts, 1))
-            if never or (layer.block_size > 1 and positions is not None):
+            if never or (layer.block_size > 1 and way in ("padded", "from 5 on")):
                 assert not any(gathered)
             else:
                 assert gathered == [False, True, True, True, True]
-        alive = torch.ones(2, 40).bool() if positions is None else (
-            positions >= 0).expand(2, -1)
+        alive = torch.ones(2, 40).bool()
+        if way == "padded":
+            alive = positions >= 0
         close(outputs[0][alive], outputs[1][alive])
 
 
@@ -393,6 +403,54 @@ def test_masks_of_the_caller_hold_for_the_choice():
             n_seen = (mask & torch.ones(20, 20).bool().tril()).sum(-1)
             expected = n_seen.clamp(max=layer.top_k)
             assert ((weights > 0).sum(-1) == expected).all()
+
+
+@torch.no_grad()
+def test_a_mask_of_each_head_is_kept_and_what_one_head_sees_is_a_candidate():
+    "For whole texts, and for one token behind others, which is not gathered then."
+    for name in LAYERS:
+        layer = make_layer(name, n_local=0)
+        x = randn(1, 20, 32)
+        own = torch.eye(20).bool()
+        mask = (randn(1, 4, 20, 20) > 0.3) | own
+        _, weights = layer(x, mask=mask, need_weights=True)
+        assert not weights[~mask].any()
+        # a head reads nothing if it sees none of what was chosen
+        close(weights.sum(-1), (weights.sum(-1) > 0.5).float())
+        g = layer.indexer.n_choices
+        seen = mask & torch.ones(20, 20).bool().tril()
+        some = seen.unflatten(1, (g, -1)).any(2)
+        read = (weights > 0).unflatten(1, (g, -1)).any(2)
+        if layer.block_size == 1:
+            positions = plain(20)
+            q_input = layer.compress_queries(x) if "latent" in name else x
+            queries = layer.indexer.project_queries(x, q_input, positions)
+            keys = layer.indexer.project_keys(x, positions)
+            scores = layer.indexer.score(*queries, keys)
+            best, _ = choose_candidates(scores.masked_fill(~some, -math.inf), positions,
+                                        positions, layer.top_k)
+            chosen = torch.zeros_like(some).scatter(-1, best, True) & some
+            assert torch.equal(read, chosen & read)
+            assert (read == chosen).float().mean() > 0.9
+        cache = layer.new_cache(1)
+        layer(x[:, :19], mask=mask[..., :19, :19], cache=cache)
+        close(layer(x[:, 19:], mask=mask[..., 19:, :], cache=cache),
+              layer(x, mask=mask)[:, 19:])
+
+
+@torch.no_grad()
+def test_a_choice_can_serve_several_key_heads():
+    turn = RotaryEmbedding(8)
+    layer = spread(SparseAttention(
+        32, 4, n_kv_heads=4, rotary=turn, indexer=GroupIndexer(32, 2, 8, rotary=turn),
+        top_k=4), 0.4)
+    x = randn(2, 30, 32)
+    cache = layer.new_cache(2)
+    parts = [layer(part, cache=cache) for part in x.split([20, 1, 1, 8], 1)]
+    close(torch.cat(parts, 1), layer(x))
+    seen = layer(x, need_weights=True)[1] > 0
+    assert torch.equal(seen[:, 0], seen[:, 1]) and torch.equal(seen[:, 2], seen[:, 3])
+    assert not torch.equal(seen[:, 1], seen[:, 2])
 
 
 # the loss of an indexer
@@ -621,3 +679,53 @@ def test_a_text_longer_than_the_model_is_refused_and_the_cache_is_kept():
         model(draw_ids(1, 9, high=VOCAB), cache=cache)
     assert cache.lengths.tolist() == [120]
     model(draw_ids(1, 8, high=VOCAB), cache=cache)
+
+
+def test_scores_are_those_of_the_formula():
+    indexer = spread(LightningIndexer(10, 3, 4, q_dim=7), 0.5)
+    x = randn(2, 5, 10)
+    latent = randn(2, 5, 7, seed=1)
+    queries = indexer.project_queries(x, latent, plain(5))
+    found = indexer.score(*queries, indexer.project_keys(x, plain(5)))
+    keys = indexer.k_norm(indexer.k_proj(x))
+    q = indexer.q_proj(latent).view(2, 5, 3, 4)
+    products = torch.einsum("bthd,bsd->bths", q, keys).relu() / 4 ** 0.5
+    weights = indexer.weights_proj(x) / 3 ** 0.5
+    close(found[:, 0], torch.einsum("bth,bths->bts", weights, products))
+    groups = spread(GroupIndexer(10, 2, 4), 0.5)
+    queries = groups.project_queries(x, None, plain(5))
+    keys = groups.k_norm(groups.k_proj(x))
+    q = groups.q_norm(groups.q_proj(x).view(2, 5, 2, 4))
+    close(groups.score(*queries, groups.project_keys(x, plain(5))),
+          torch.einsum("btgd,bsd->bgts", q, keys) / 2)
+
+
+@pytest.mark.parametrize("latent", [None, LATENT])
+def test_a_factory_hands_on_what_it_is_given(latent):
+    config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, eps=1e-3)
+    for n_index_heads in (None, 2) if latent is None else (2,):
+        layer = make_sparse_factory(
+            config, 4, d_index=8, n_index_heads=n_index_heads, dropout=0.25,
+            fused=False, latent=latent)(0)
+        assert layer.dropout == 0.25 and not layer.fused
+        norms = {name: module.eps for name, module in layer.named_modules()
+                 if "norm" in name}
+        theirs = {"indexer.k_norm"} if n_index_heads else set()
+        assert {name for name, eps in norms.items() if eps != 1e-3} == theirs
+        assert all(norms[name] == 1e-6 for name in theirs)
+
+
+@pytest.mark.nightly
+def test_what_indexers_cost_is_recorded_by_its_script(tmp_path):
+    out = tmp_path / "sparse.csv"
+    subprocess.run([sys.executable, ROOT / "experiments" / "sparse.py", "--steps", "2",
+                    "--seeds", "1", "--out", out], check=True,
+                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for name in ("sparse", "sparse_training"):
+        with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
+            new = list(csv.DictReader(lines))
+        kept = load_record(name)
+        assert new[0].keys() == kept[0].keys()
+        keys = [key for key in ("task", "chooser", "k", "layer") if key in new[0]]
+        assert {tuple(row[key] for key in keys) for row in new} == {
+            tuple(row[key] for key in keys) for row in kept}

@@ -181,7 +181,8 @@ def load_record(name: str) -> list[dict[str, str]]:
     "The rows of a recorded experiment that comes with the package."
     folder = resources.files("tformer") / "records"
     validate.one_of(sorted(p.name.removesuffix(".csv")
-                           for p in folder.iterdir()), name=name)
+                           for p in folder.iterdir()
+                           if p.name.endswith(".csv")), name=name)
     path = folder / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))

@@ -6,7 +6,8 @@
        step} and radio buttons {key, label, start, format, choices}; format(value,
        settings, data) is how a value reads
      compute(data, settings): an object of numbers; it touches no page
-     draw(svg, numbers, data, settings, kit): draws, returns the height in pixels
+     draw(svg, numbers, data, settings, kit): draws, returns the height in pixels;
+       kit.press(element, {key: value}) lets a press on it move that control
      say(numbers, data, settings): one sentence about what is seen
    An error in any of them leaves the still figure where it is. */
 window.tformerLive = (() => {
@@ -76,13 +77,22 @@ window.tformerLive = (() => {
     let width = 0;
     let waiting = 0;
 
+    // What is pressed moves a control, and then the keyboard moves it on from there.
+    const press = (element, change) => {
+      element.classList.add("tf-press");
+      element.addEventListener("click", () => {
+        live.set(change);
+        const at = controls.findIndex(({key}) => key in change);
+        bar.children[at].querySelector(":checked, [type=range]").focus({preventScroll: true});
+      });
+    };
     const draw = () => {
       width = stage.clientWidth;
       if (!width) return;         // in a closed fold, or on paper
       svg.replaceChildren();
       const el = (name, given, text, to = svg) => drawn(to, name, given, text);
       el("desc", {}, figure.dataset.desc);
-      const kit = {el, width, color: (name) => `var(--tf-live-${name})`};
+      const kit = {el, width, press, color: (name) => `var(--tf-live-${name})`};
       const height = definition.draw(svg, live.numbers, data, settings, kit);
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.style.height = `${height}px`;

@@ -24,6 +24,16 @@ beforehand. Beside it stands FlexAttention, compiled. A whole step of a decoder 
 such layers has to be 1.1 times faster than the same step of `MistralForCausalLM` with
 the same weights and the same cache, with a window of 2,048 tokens. One thread.
 
+Sparse attention: a token of a text of 4,096 reads 256 tokens that an indexer chooses.
+This attention, with the indexer, has to be 3 times faster than the dense one of the
+same layer, which has the size of DeepSeek-V2-Lite's: from given queries to mixtures of
+latents, with caches that other weights have emptied (`experiments/sparse_speed.py`).
+Beside it stands the ratio of the whole layers. The sparse layer, with queries from a
+latent of 1,536 numbers, has to be 1.1 times faster than `DeepseekV32Attention` in
+`transformers` with the same weights and the same cache, which chooses the same tokens.
+The bytes of the cache may differ by 2 % from one latent, one rotary key and one key of
+the indexer for each token. One thread.
+
 --quick           small sizes, one round: that everything runs
 """
 import sys
@@ -36,11 +46,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
     DynamicCache,
     MistralConfig,
     MistralForCausalLM,
 )
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as peers
+from transformers.models.deepseek_v32 import modeling_deepseek_v32 as sparse_peers
 
 import bench_models
 import timing
@@ -49,12 +61,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import common
 import gqa_speed
 import mla_speed
+import sparse_speed
 import window_speed
 from tformer.costs import kv_cache_bytes, spec_from_config
 from tformer.llama import Llama, LlamaConfig
 from tformer.rows import Positions
-from tformer.variants.mla import LatentAttention, make_mla_factory
+from tformer.variants.mla import DEEPSEEK_NAMES, LatentAttention, make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
+from tformer.variants.sparse import DEEPSEEK_INDEXER_NAMES
 
 TARGET = timing.AT_LEAST, 0.7
 LATENT_LAYER = timing.AT_LEAST, 20
@@ -63,6 +77,8 @@ WINDOW_DECODE = timing.AT_MOST, 1.1
 WINDOW_CAUSAL = timing.AT_MOST, 0.5
 WINDOW_MASKED = timing.AT_MOST, 0.3
 WINDOW_STEP = timing.AT_LEAST, 1.1
+SPARSE_DECODE = timing.AT_LEAST, 3
+SPARSE_LAYER = timing.AT_LEAST, 1.1
 MEMORY = timing.AT_MOST, 1.02
 ROUNDS = 9
 LAYERS = 2
@@ -76,6 +92,13 @@ WINDOW = window_speed.WINDOW
 SMALL_WINDOW = 16
 STEP_WINDOW = 2048      # of a whole step, in which attention is then no trifle
 D_FF = 1792             # of the decoder with a window: 3.5 times its width
+# sparse attention: the tokens of a text, and those of --quick with their sizes
+SPARSE_TOKENS = 4096
+SMALL_TOKENS = 32
+SMALL_SPARSE = sparse_speed.Sizes(
+    d_model=64, n_heads=4, kv_rank=16, d_nope=8, d_rope=8, d_v=8, n_index_heads=4,
+    d_index=16, top_k=8)
+Q_RANK = 1536           # of DeepSeek-V3.2, whose layer has no other queries
 VOCAB = 512
 FAILED = []
 
@@ -373,6 +396,103 @@ def window_step_rows(window):
              f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms")
 
 
+def sparse_decode_rows(size, tokens):
+    "A token of sparse attention, in turn with dense: attention alone, and layers."
+    times = sparse_speed.decode(tokens, 1 if timing.quick else ROUNDS, size)
+    for name, way, target in (("sparse / dense attention", "", SPARSE_DECODE),
+                              ("sparse / dense layer", "_layer", None)):
+        pair = times[f"dense{way}"], times[f"sparse{way}"]
+        ratio = median(dense / chosen for dense, chosen in zip(*pair, strict=True))
+        ms = [median(column) for column in pair]
+        tell(name, ratio, target, f"times faster: {ms[1]:.3f} and {ms[0]:.3f} ms")
+
+
+def sparse_layers(size):
+    "A sparse layer, that of transformers with its weights, and its rotary embedding."
+    ours = sparse_speed.make_layers(size)["sparse"]
+    config = DeepseekV32Config(
+        vocab_size=VOCAB, hidden_size=size.d_model, num_hidden_layers=1,
+        num_attention_heads=size.n_heads, num_key_value_heads=size.n_heads,
+        q_lora_rank=size.q_rank, kv_lora_rank=size.kv_rank,
+        qk_nope_head_dim=size.d_nope, qk_rope_head_dim=size.d_rope,
+        v_head_dim=size.d_v, index_n_heads=size.n_index_heads,
+        index_head_dim=size.d_index, index_topk=size.top_k,
+        max_position_embeddings=2 * SPARSE_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        attn_implementation="sdpa")
+    names = {f"{our}.": f"{their}." for their, our in DEEPSEEK_NAMES.items()} | {
+        f"indexer.{our}.": f"indexer.{their}."
+        for their, our in DEEPSEEK_INDEXER_NAMES.items()}
+    weights = {}
+    for name, x in ours.state_dict().items():
+        module = name[:name.rindex(".") + 1]
+        weights[names[module] + name.removeprefix(module)] = x
+    theirs = sparse_peers.DeepseekV32Attention(config, 0).eval()
+    theirs.load_state_dict(weights)
+    return ours, theirs, sparse_peers.DeepseekV32RotaryEmbedding(config)
+
+
+def sparse_steps(size, tokens):
+    """Functions that return the step of a layer with a cache of the same text: ours and
+    that of transformers."""
+    ours, theirs, rotary = sparse_layers(size)
+    latent = torch.randn(1, 1, tokens, size.kv_rank)
+    k_rope = torch.randn(1, 1, tokens, size.d_rope)
+    index_k = torch.randn(1, 1, tokens, size.d_index)
+    x = torch.randn(1, 1, size.d_model)
+
+    def our_step():
+        cache = sparse_speed.fill(ours.new_cache(1),
+                                  [torch.cat([latent, k_rope], -1), index_k])
+
+        def step():
+            output = ours(x, cache=cache)
+            return output, lambda: sparse_speed.decoding_parts(ours, x, cache)
+        return step
+
+    def their_step():
+        cache = DynamicCache(config=theirs.config)
+        # they keep the first numbers of all pairs, and then the second ones
+        cache.update(latent, torch.cat([k_rope[..., ::2], k_rope[..., 1::2]], -1), 0)
+        cache.update_indexer(index_k[:, 0], 0)
+
+        def step():
+            n = cache.get_seq_length()
+            visible = torch.ones(1, 1, 1, n + 1, dtype=torch.bool)
+            return theirs(x, rotary(x, torch.tensor([[n]])), visible,
+                          past_key_values=cache)
+        return step
+    return our_step, their_step
+
+
+def sparse_layer_row(size, tokens):
+    "A token of a sparse layer, in turn with that of transformers."
+    steps = sparse_steps(size, tokens)
+    (ours, parts), (theirs, _) = (make()() for make in steps)
+    best = parts()["score"](None).flatten().sort(descending=True)[0]
+    gap = (best[size.top_k - 1] - best[size.top_k]) / best[0]
+    assert gap > 1e-6, f"several choices are right: scores differ by {gap:.1e}"
+    wrong = (ours - theirs).abs().max() / theirs.abs().max()
+    assert wrong < 1e-3, f"the sparse layers differ by {wrong:.1e}"
+    times = [[seconds_of_step(step) for step in steps]
+             for _ in range(1 if timing.quick else ROUNDS)]
+    ratio = median(theirs / ours for ours, theirs in times)
+    ms = [1e3 * median(column) for column in zip(*times, strict=True)]
+    tell("sparse layer / DeepseekV32Attention", ratio, SPARSE_LAYER,
+         f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms; outputs differ by {wrong:.0e}")
+
+
+def sparse_memory_row(size, tokens):
+    "The bytes that a layer keeps of a text, against those of the formula."
+    layer = sparse_speed.make_layers(size)["sparse"]
+    cache = layer.new_cache(1)
+    layer(torch.randn(1, tokens, size.d_model), cache=cache)
+    expected = tokens * (size.kv_rank + size.d_rope + size.d_index) * 4
+    ratio = cache.nbytes / expected
+    tell("bytes kept, sparse", max(ratio, 1 / ratio), MEMORY,
+         f"{cache.nbytes:,} and {expected:,}")
+
+
 @torch.inference_mode()
 def main():
     timing.begin(__doc__)
@@ -393,6 +513,13 @@ def main():
     window_decode_row(window)
     window_prefill_rows(window)
     window_step_rows(SMALL_WINDOW if timing.quick else STEP_WINDOW)
+    size = SMALL_SPARSE if timing.quick else sparse_speed.LITE
+    at = SMALL_TOKENS if timing.quick else SPARSE_TOKENS
+    timing.head(f"Sparse attention to {size.top_k} of {at} tokens, "
+                f"{common.processor()}")
+    sparse_decode_rows(size, at)
+    sparse_layer_row(size._replace(q_rank=24 if timing.quick else Q_RANK), at)
+    sparse_memory_row(size, tokens)
     return 0 if timing.quick or not FAILED else 1
 
 

@@ -27,7 +27,7 @@ from ..rotary import RotaryEmbedding
 from ..rows import Positions, add_causal_mask
 from .mla import LatentAttention, make_mla_factory, scale_with_yarn
 
-# %% ../../nbs/package/variants/sparse.ipynb #b2c0851d
+# %% ../../nbs/package/variants/sparse.ipynb #50b492b6
 # the modules of an indexer in the files of DeepSeek-V3.2, and here
 DEEPSEEK_INDEXER_NAMES = {"wq_b": "q_proj", "wk": "k_proj", "k_norm": "k_norm",
                           "weights_proj": "weights_proj"}
@@ -98,10 +98,15 @@ class LightningIndexer(nn.Module):
     ) -> Float[Tensor, "b 1 t s"]:
         "Return the scores of all keys, one choice for all heads, in float32 or wider."
         dtype = torch.promote_types(q.dtype, torch.float32)
+        rows = q.flatten(1, 2).to(dtype)  # (b, t · h, d_head)
+        k = k[:, 0].to(dtype)
+        weights = weights.to(dtype)
         with disable_autocast(q.device):
-            products = q.flatten(1, 2).to(dtype) @ k[:, 0].to(dtype).mT
-            products = products.relu().unflatten(1, q.shape[1:3])  # (b, t, h, s)
-            scores = weights[:, :, None].to(dtype) @ products
+            if q.shape[1] == 1:  # a small factor on the right leaves k as it lies
+                scores = (k @ rows.mT).relu() @ weights.mT
+                return scores.mT[:, None]
+            products = (rows @ k.mT).relu().unflatten(1, q.shape[1:3])  # (b, t, h, s)
+            scores = weights[:, :, None] @ products
         return scores.transpose(1, 2)
 
     def extra_repr(self) -> str:
