@@ -88,7 +88,9 @@ def test_the_benchmark_of_the_variants_runs(quickly):
                  "window decode, 8w / 2w", "window prefill / full causal kernel",
                  "window prefill / masked kernel", "window prefill / FlexAttention",
                  "window step / MistralForCausalLM, 2w",
-                 "window step / MistralForCausalLM, 8w"):
+                 "window step / MistralForCausalLM, 8w",
+                 "sparse / dense attention", "sparse / dense layer",
+                 "sparse layer / DeepseekV32Attention", "bytes kept, sparse"):
         assert re.search(rf"^{name} .* x ", printed, re.M), name
 
 

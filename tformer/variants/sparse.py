@@ -248,7 +248,7 @@ def _number_blocks(key_positions, block_size):
     owner = torch.zeros_like(blocks).scatter(-1, order, count)
     return owner, torch.full_like(blocks, -1).scatter(-1, count, ordered)
 
-# %% ../../nbs/package/variants/sparse.ipynb #ebb48f6a
+# %% ../../nbs/package/variants/sparse.ipynb #7e7e471c
 class _Choice(NamedTuple):
     "What a layer reads: keys to gather, or what restricts attention to all keys."
 
@@ -386,8 +386,8 @@ class _IndexedAttention:
         return (output, weights) if need_weights else output
 
 
-# so many products of queries and keys are computed at once
-_MAX_PRODUCTS = 2 ** 24
+# so many products of queries and keys are computed at once: 4 MB stay in a cache
+_MAX_PRODUCTS = 2 ** 20
 
 
 def _hide(scores, visible):
@@ -402,9 +402,11 @@ def _hide(scores, visible):
 def _gather(x, slots):
     "Return vectors of x (b, kv, s, d) at slots (b, g, t, n), as (b · t, kv, n, d)."
     slots = slots.repeat_interleave(x.shape[1] // slots.shape[1], 1)
-    rows = [torch.stack([F.embedding(at, of) for at, of in zip(*row)], 1)
-            for row in zip(slots, x)]
-    return torch.cat(rows)
+    rows = []
+    for row in zip(slots, x):
+        heads = [F.embedding(at, of)[:, None] for at, of in zip(*row)]
+        rows.append(heads[0] if len(heads) == 1 else torch.cat(heads, 1))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _queries_as_rows(q):
