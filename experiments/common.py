@@ -47,6 +47,19 @@ def processor():
     return names[0] if names else platform.processor()
 
 
+def speed_arguments(doc, *, longest, out):
+    """What a script that measures speed is asked for on its command line.
+
+    It runs on one thread from then on.
+    """
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--longest", type=int, default=longest)
+    parser.add_argument("--out", type=Path, default=out)
+    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
 def read(out):
     "The rows of a record, as text; none where there is no file."
     if not out.exists():

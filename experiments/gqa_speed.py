@@ -13,9 +13,7 @@ single text; its `predicted` is the ratio of the multiplications.
 
 The rows go to tformer/records/gqa_speed.csv.
 """
-import argparse
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -116,12 +114,7 @@ def cases(longest):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--longest", type=int, default=max(LENGTHS))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = common.speed_arguments(__doc__, longest=max(LENGTHS), out=OUT)
     rows = []
     for kind, d_model, tokens in cases(args.longest):
         rows.append(measure(kind, d_model, tokens, args.rounds))

@@ -15,9 +15,7 @@ summed over the heads; the projections that both orders share are not among them
 With `--longest` no text has more tokens than that, neither in the cache of "decode"
 nor in all of "prompt". The rows go to tformer/records/mla_speed.csv.
 """
-import argparse
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -115,12 +113,7 @@ def cases(longest):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--longest", type=int, default=max(PAST))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = common.speed_arguments(__doc__, longest=max(PAST), out=OUT)
     layer = make_layer()
     rows = []
     for kind, t, past in cases(args.longest):

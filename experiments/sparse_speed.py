@@ -40,11 +40,9 @@ All times are medians of processor time; those of whole ways have the lowest and
 highest of the rounds beside them. With `--longest` no text has more tokens than that.
 The rows go to tformer/records/sparse_speed.csv.
 """
-import argparse
 import math
 import time
 from itertools import count, pairwise
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -314,8 +312,9 @@ def prefill_parts(layers, size, x):
             layer.indexer.score(q[:, part], weights[:, part], index_k)
 
     def choose():
-        return layer._choose_mask(q, weights, index_k, (positions, positions),
-                                  visible).kwargs["mask"]
+        choice = layer._choose_mask(q, weights, index_k, positions=positions,
+                                    key_positions=positions, visible=visible)
+        return choice.kwargs["mask"]
     mask = choose()
     reads = torch.arange(1, tokens + 1).clamp(max=size.top_k)
     assert torch.equal(mask[0, 0].sum(-1), reads)
@@ -400,12 +399,7 @@ def tell_crossover(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--longest", type=int, default=max(DECODES))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = common.speed_arguments(__doc__, longest=max(DECODES), out=OUT)
     for what, dense, chosen in (("multiply-adds", flops_dense, flops_sparse),
                                 ("bytes", bytes_dense, bytes_sparse)):
         print(f"predicted crossover by {what}:",

@@ -21,10 +21,8 @@ All times are medians of processor time, with the lowest and the highest of the 
 beside them. With `--longest` no text has more tokens than that. The rows go to
 tformer/records/window_speed.csv.
 """
-import argparse
 import math
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -152,12 +150,7 @@ def cases(longest):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--longest", type=int, default=max(DECODES))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = common.speed_arguments(__doc__, longest=max(DECODES), out=OUT)
     rows = []
     for kind, tokens in cases(args.longest):
         rows.append(measure(kind, tokens, args.rounds))

@@ -405,6 +405,20 @@ def test_masks_of_the_caller_hold_for_the_choice():
             assert ((weights > 0).sum(-1) == expected).all()
 
 
+@each_layer
+@torch.no_grad()
+def test_what_is_no_number_is_not_hidden(name):
+    "A key that is no number is chosen, so that later outputs are none either."
+    layer = make_layer(name)
+    for value in (math.nan, -math.nan):
+        x = randn(1, 40, 32)
+        x[0, 5] = value
+        cache = layer.new_cache(1)
+        parts = [layer(part, cache=cache) for part in x.split([37, 1, 2], 1)]
+        for output in (layer(x), torch.cat(parts, 1)):
+            assert output[0, 5:].isnan().all()
+
+
 @torch.no_grad()
 def test_a_mask_of_each_head_is_kept_and_what_one_head_sees_is_a_candidate():
     "For whole texts, and for one token behind others, which is not gathered then."
@@ -619,9 +633,9 @@ def indexer(n_choices=1, **how):
     (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, n_local=5),
      "5 local candidates do not fit in top_k=4"),
     (lambda: SparseAttention(32, 4, indexer=indexer(3), top_k=4),
-     "4 heads.*3 choices"),
+     "4 heads cannot be divided evenly among 3 choices"),
     (lambda: SparseAttention(32, 4, n_kv_heads=2, indexer=indexer(4), top_k=4),
-     "2 key heads.*4 choices"),
+     "2 key heads cannot be divided evenly among 4 choices"),
     (lambda: SparseAttention(32, 4, indexer=None, top_k=4), "indexer.*NoneType"),
     (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, score_bias=ALiBi(4)),
      "score_bias"),

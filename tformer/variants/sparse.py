@@ -189,7 +189,7 @@ def _validate_rotary(rotary, d_head):
                          f"{rotary.d_head} wide, and a head of the indexer only "
                          f"{d_head}")
 
-# %% ../../nbs/package/variants/sparse.ipynb #9b915111
+# %% ../../nbs/package/variants/sparse.ipynb #8b216e87
 def choose_candidates(
     scores: Float[Tensor, "b g t s"],  # of all keys; -inf: the query may not see it
     positions: Positions,  # of the queries
@@ -207,39 +207,46 @@ def choose_candidates(
     candidates with equal scores, the nearer one is chosen.
     """
     if block_size == 1:
-        where = key_positions.tensor  # where the candidates stand
+        candidate_positions = key_positions.tensor
         owner = torch.arange(scores.shape[-1], device=scores.device)[None]
     else:
-        owner, where = _number_blocks(key_positions, block_size)
-        pooled = scores.new_full((*scores.shape[:-1], where.shape[-1]), -math.inf)
+        owner, candidate_positions = _number_blocks(key_positions, block_size)
+        n = candidate_positions.shape[-1]
+        pooled = scores.new_full((*scores.shape[:-1], n), -math.inf)
         scores = pooled.scatter_reduce(
             -1, owner[:, None, None].expand_as(scores), scores, "amax")
+    candidate_positions = candidate_positions[:, None, None]
     if n_local:
-        back = positions.tensor[:, None, :, None] // block_size - where[:, None, None]
-        near = (back >= 0) & (back < n_local) & (scores > -math.inf)
+        own = positions.tensor[:, None, :, None] // block_size
+        back = own - candidate_positions
+        near = (back >= 0) & (back < n_local) & (scores != -math.inf)
         scores = scores.masked_fill(near, math.inf)
-    ranks = _rank_keys(scores, where[:, None, None])
+    ranks = _rank_candidates(scores, candidate_positions)
     best = ranks.topk(min(top_k, ranks.shape[-1]), sorted=False).indices
     return best, owner
 
 
-def _rank_keys(scores, where):
-    "Return whole numbers in the order of the scores, and of ``where`` if these agree."
-    bits = (scores.float() + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+def _rank_candidates(scores, positions):
+    """Return whole numbers in the order of the scores, and of positions if these agree.
+
+    A score that is not a number counts as the best, so that it is not hidden.
+    """
+    scores = scores.float().nan_to_num(math.inf, math.inf, -math.inf)
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     # negative floats count down
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return (ordered.long() << 32) + where
+    return (ordered.long() << 32) + positions
 
 
 def _number_blocks(key_positions, block_size):
-    """Return the block of each key, counted from the first one that there is, and where
-    each of these blocks stands in the text.
+    """Return the block of each key, counted from the first one that there is, and the
+    number that each of these blocks has in the text.
 
     Where positions are not known on the host, as in a compiled program, room is made
     for as many blocks as there are keys.
     """
     blocks = key_positions.tensor.clamp(min=0) // block_size
-    if key_positions.start is not None and key_positions.start >= 0:
+    if _counts_up(key_positions):
         first = key_positions.start // block_size
         end = -(-key_positions.end // block_size)
         return blocks - first, torch.arange(first, end, device=blocks.device)[None]
@@ -248,9 +255,14 @@ def _number_blocks(key_positions, block_size):
     owner = torch.zeros_like(blocks).scatter(-1, order, count)
     return owner, torch.full_like(blocks, -1).scatter(-1, count, ordered)
 
-# %% ../../nbs/package/variants/sparse.ipynb #7e7e471c
+
+def _counts_up(positions):
+    "Whether it is known that positions count on from a start, without padding."
+    return positions.start is not None and positions.start >= 0
+
+# %% ../../nbs/package/variants/sparse.ipynb #6a1f7830
 class _Choice(NamedTuple):
-    "What a layer reads: keys to gather, or what restricts attention to all keys."
+    "What a layer attends to: keys to gather, or a restriction of all keys."
 
     slots: Tensor | None  # (b, g, t, n), where the keys stand that are gathered
     kwargs: dict  # mask and causal, as the functions that attend take them
@@ -261,7 +273,7 @@ class _IndexedAttention:
     "What sparse layers share: an indexer, and the choice that is made by its scores."
 
     def set_top_k(self, top_k: int | None) -> None:
-        """Let each query read so many candidates from now on; None: all tokens.
+        """Let each query attend to so many candidates from now on; None: all tokens.
 
         ValueError for a number below 1, or below ``n_local``.
         """
@@ -275,7 +287,7 @@ class _IndexedAttention:
         validate.instance_of((LightningIndexer, GroupIndexer), indexer=indexer)
         validate.require(
             self.n_heads % indexer.n_choices == 0, f"{self.n_heads} heads cannot be "
-            f"shared out evenly to {indexer.n_choices} choices of the indexer")
+            f"divided evenly among {indexer.n_choices} choices of the indexer")
         validate.integer(block_size=block_size)
         validate.integer(0, n_local=n_local)
         self.indexer = indexer
@@ -284,26 +296,28 @@ class _IndexedAttention:
         self.indexer_losses = None  # a list within ``collect_indexer_losses``
         self.set_top_k(top_k)
 
-    def _choose(self, x, q_input, index_k, *, places, shape, kwargs, need_weights):
+    def _choose(self, x, q_input, index_k, *, positions, key_positions, shape, kwargs,
+                need_weights):
         """Return the ``_Choice`` of all queries.
 
-        ``places`` are the positions of queries and of keys, ``shape`` is (b, h, t, s),
-        and ``kwargs`` is what restricts attention without a choice.
+        ``shape`` is (b, h, t, s), and ``kwargs`` is what restricts attention without a
+        choice.
         """
         collecting = self.indexer_losses is not None
-        if self._reads_all(places[1]) and not collecting:
+        if self._attends_to_all(key_positions) and not collecting:
             return _Choice(None, kwargs)
         visible = add_causal_mask(kwargs.get("mask"), kwargs.get("causal", False),
                                   *shape[2:], x.device)
         with torch.set_grad_enabled(collecting and torch.is_grad_enabled()):
-            queries = self.indexer.project_queries(x.detach(), q_input.detach(),
-                                                   places[0])
-            if self._can_gather(places[1], shape, visible, need_weights):
-                return self._choose_slots(*queries, index_k, places, visible)
-            return self._choose_mask(*queries, index_k, places, visible)
+            q, weights = self.indexer.project_queries(x.detach(), q_input.detach(),
+                                                      positions)
+            gather = self._can_gather(key_positions, shape, visible, need_weights)
+            choose = self._choose_slots if gather else self._choose_mask
+            return choose(q, weights, index_k, positions=positions,
+                          key_positions=key_positions, visible=visible)
 
-    def _reads_all(self, key_positions):
-        "Whether there are no more candidates than a query may read."
+    def _attends_to_all(self, key_positions):
+        "Whether there are no more candidates than a query attends to."
         if self.top_k is None or key_positions.length <= self.top_k:
             return True
         bound = key_positions.upper_bound
@@ -315,26 +329,27 @@ class _IndexedAttention:
         return (not need_weights and self.indexer_losses is None
                 and shape[2] * self.top_k * self.block_size <= shape[3]
                 and (visible is None or visible.shape[1] == 1)
-                and (self.block_size == 1 or key_positions.start is not None))
+                and (self.block_size == 1 or _counts_up(key_positions)))
 
-    def _choose_slots(self, q, weights, index_k, places, visible):
+    def _choose_slots(self, q, weights, index_k, *, positions, key_positions, visible):
         "Return where the chosen keys stand, and a mask of those that do not count."
         scores = _hide(self.indexer.score(q, weights, index_k), visible)
-        slots, _ = choose_candidates(scores, *places, self.top_k,
-                                     block_size=self.block_size, n_local=self.n_local)
+        slots, _ = choose_candidates(
+            scores, positions, key_positions, self.top_k,
+            block_size=self.block_size, n_local=self.n_local)
         if self.block_size == 1 and visible is None:
-            return _Choice(slots, {})  # there are enough keys, and all may be read
+            return _Choice(slots, {})  # there are enough keys, and all are visible
         if self.block_size > 1:
             within = torch.arange(self.block_size, device=slots.device)
             slots = (slots[..., None] * self.block_size + within).flatten(-2)
-            slots = slots - places[1].start % self.block_size
+            slots = slots - key_positions.start % self.block_size
         inside = (slots >= 0) & (slots < scores.shape[-1])
         slots = slots.clamp(0, scores.shape[-1] - 1)
-        mask = inside & (scores.gather(-1, slots) > -math.inf)
+        mask = inside & (scores.gather(-1, slots) != -math.inf)
         mask = mask.transpose(1, 2).flatten(0, 1)[:, :, None]  # (b · t, g, 1, n)
         return _Choice(slots, {"mask": self._for_heads(mask)})
 
-    def _choose_mask(self, q, weights, index_k, places, visible):
+    def _choose_mask(self, q, weights, index_k, *, positions, key_positions, visible):
         """Return the mask of the chosen keys, found for some queries at a time.
 
         So the products of all heads of an indexer never exist for all queries at once.
@@ -349,7 +364,8 @@ class _IndexedAttention:
             scores = self.indexer.score(
                 q[:, part], None if weights is None else weights[:, part], index_k)
             scores = _hide(scores, visible if visible is None else visible[:, :, part])
-            masks.append(self._chosen(scores.detach(), places, part))
+            some = Positions(positions.tensor[:, part])
+            masks.append(self._chosen(scores.detach(), some, key_positions))
         mask = torch.cat(masks, 2)
         kept = scores.masked_fill(~mask, -math.inf) if size == t else None
         mask = self._for_heads(mask)
@@ -358,18 +374,16 @@ class _IndexedAttention:
         return _Choice(None, {"mask": mask},
                        kept if self.indexer_losses is not None else None)
 
-    def _chosen(self, scores, places, part):
-        "Return which keys some queries read, (b, g, t, s)."
-        seen = scores > -math.inf
-        positions, key_positions = places
-        if self._reads_all(key_positions):
-            return seen
-        some = Positions(positions.tensor[:, part])
+    def _chosen(self, scores, positions, key_positions):
+        "Return which keys each query attends to, (b, g, t, s)."
+        visible = scores != -math.inf
+        if self._attends_to_all(key_positions):
+            return visible
         best, owner = choose_candidates(
-            scores, some, key_positions, self.top_k, block_size=self.block_size,
+            scores, positions, key_positions, self.top_k, block_size=self.block_size,
             n_local=self.n_local)
-        chosen = torch.zeros_like(seen).scatter(-1, best, True)  # of all candidates
-        return chosen.gather(-1, owner[:, None, None].expand_as(scores)) & seen
+        chosen = torch.zeros_like(visible).scatter(-1, best, True)  # of all candidates
+        return chosen.gather(-1, owner[:, None, None].expand_as(scores)) & visible
 
     def _for_heads(self, mask):
         "Return a mask of choices as one of heads, or as it is if there is one choice."
@@ -386,7 +400,7 @@ class _IndexedAttention:
         return (output, weights) if need_weights else output
 
 
-# so many products of queries and keys are computed at once: 4 MB stay in a cache
+# so many products of queries and keys are computed at once: 4 MB fit into a cache
 _MAX_PRODUCTS = 2 ** 20
 
 
@@ -404,7 +418,8 @@ def _gather(x, slots):
     slots = slots.repeat_interleave(x.shape[1] // slots.shape[1], 1)
     rows = []
     for row in zip(slots, x):
-        heads = [F.embedding(at, of)[:, None] for at, of in zip(*row)]
+        heads = [F.embedding(index, vectors)[:, None]
+                 for index, vectors in zip(*row)]
         rows.append(heads[0] if len(heads) == 1 else torch.cat(heads, 1))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -428,15 +443,16 @@ def _validate_cache(cache, tensors):
             f"for its indexer, and this cache holds vectors of width {kept}: it "
             "belongs to another attention")
 
-# %% ../../nbs/package/variants/sparse.ipynb #0e232459
+# %% ../../nbs/package/variants/sparse.ipynb #485aaf10
 class SparseAttention(_IndexedAttention, SelfAttention):
     """Causal self-attention to the best ``top_k`` candidates of an indexer.
 
     A candidate is a block of ``block_size`` tokens (1: a token). The nearest
-    ``n_local`` candidates are always read. ``top_k`` None: all tokens are read, and
-    the indexer can be trained (``collect_indexer_losses``). With a ``GroupIndexer``
-    of ``n_kv_heads`` groups and blocks, this is the attention of MiniMax-M3. The other
-    arguments are those of ``SelfAttention``, which is always causal here.
+    ``n_local`` candidates are always chosen. With ``top_k`` None the attention is
+    dense, and the indexer can be trained (``collect_indexer_losses``). With a
+    ``GroupIndexer`` of ``n_kv_heads`` groups and blocks, this is the attention of
+    MiniMax-M3. The other arguments are those of ``SelfAttention``, which is always
+    causal here.
 
     ValueError for a ``top_k`` below 1 or below ``n_local``, for an indexer whose
     choices do not fit the heads, and for a ``score_bias``.
@@ -457,7 +473,7 @@ class SparseAttention(_IndexedAttention, SelfAttention):
         self._set_choice(indexer, top_k, block_size, n_local)
         validate.require(
             self.n_kv_heads % indexer.n_choices == 0, f"{self.n_kv_heads} key heads "
-            f"cannot be shared out evenly to {indexer.n_choices} choices of the "
+            f"cannot be divided evenly among {indexer.n_choices} choices of the "
             "indexer")
         validate.require(self.score_bias is None, "a sparse layer chooses by the "
                          "scores of its indexer, which know nothing of a score_bias")
@@ -485,11 +501,12 @@ class SparseAttention(_IndexedAttention, SelfAttention):
             _validate_cache(cache, (k, v, index_k))
             k, v, index_k, key_positions = cache.update(k, v, index_k,
                                                         positions=positions)
-        places = positions, Positions.of(key_positions)
+        key_positions = Positions.of(key_positions)
         shape = *q.shape[:-1], k.shape[-2]
-        kwargs = mask_kwargs(*places, shape, True, mask)
-        choice = self._choose(x, x, index_k, places=places, shape=shape, kwargs=kwargs,
-                              need_weights=need_weights)
+        kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
+        choice = self._choose(
+            x, x, index_k, positions=positions, key_positions=key_positions,
+            shape=shape, kwargs=kwargs, need_weights=need_weights)
         if choice.slots is None:
             weights_too = need_weights or choice.scores is not None
             output = self.attend_and_project(q, k, v, need_weights=weights_too,
@@ -561,11 +578,12 @@ class SparseLatentAttention(_IndexedAttention, LatentAttention):
             _validate_cache(cache, (kept, index_k))
             kept, index_k, key_positions = cache.update(kept, index_k,
                                                         positions=positions)
-        places = positions, Positions.of(key_positions)
+        key_positions = Positions.of(key_positions)
         shape = *q_nope.shape[:-1], kept.shape[-2]
-        kwargs = mask_kwargs(*places, shape, True, mask)
-        choice = self._choose(x, q_input, index_k, places=places, shape=shape,
-                              kwargs=kwargs, need_weights=need_weights)
+        kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
+        choice = self._choose(
+            x, q_input, index_k, positions=positions, key_positions=key_positions,
+            shape=shape, kwargs=kwargs, need_weights=need_weights)
         if choice.slots is not None:
             kept = _gather(kept, choice.slots)
             q_nope, q_rope = (_queries_as_rows(q) for q in (q_nope, q_rope))
@@ -582,9 +600,9 @@ class SparseLatentAttention(_IndexedAttention, LatentAttention):
         return (f"{super().extra_repr()}, top_k={self.top_k}, "
                 f"block_size={self.block_size}, n_local={self.n_local}")
 
-# %% ../../nbs/package/variants/sparse.ipynb #1f16a2fc
+# %% ../../nbs/package/variants/sparse.ipynb #60a4d6e2
 def indexer_loss(
-    scores: Float[Tensor, "b g t s"],  # of an indexer; -inf: not read
+    scores: Float[Tensor, "b g t s"],  # of an indexer; -inf: not chosen
     weights: Float[Tensor, "b h t s"],  # of the attention
 ) -> Float[Tensor, ""]:
     """Return the divergence of the indexer's softmax from the attention's weights.
@@ -625,7 +643,7 @@ def collect_indexer_losses(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def set_top_k(model: nn.Module, top_k: int | None) -> None:
-    """Let each sparse layer of a model read so many candidates; None: all tokens.
+    """Let the sparse layers of a model attend to so many candidates; None: all tokens.
 
     ValueError, and nothing changes, for a number that a layer refuses, and for a model
     without sparse layers.
