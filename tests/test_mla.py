@@ -93,6 +93,18 @@ def set_order(model, order):
     return model
 
 
+@pytest.mark.parametrize("d_v", [1, 6, 18, 40])
+@pytest.mark.parametrize("order", ORDERS)
+def test_values_of_any_width(d_v, order):
+    "Those that the kernel gets are as wide as the keys, and the rest is dropped."
+    torch.manual_seed(2)
+    layer = LatentAttention(**LAYER | dict(d_v=d_v), order=order).double()
+    x = randn(2, 7, 32).double()
+    fused = layer(x)
+    layer.fused = False
+    close(fused, layer(x))
+
+
 @every_pair
 @every_case
 @pytest.mark.parametrize("order", ORDERS)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from .. import validate
 from ..attention import MultiHeadAttention, eager_attend, mask_kwargs
@@ -234,8 +235,11 @@ class LatentAttention(MultiHeadAttention):
     def _attend(self, q, k, v, need_weights, kwargs):
         dropout = self.dropout if self.training else 0.0
         if self.fused and not need_weights:
-            return fused_attend(q, k, v, scale=self.scale, dropout=dropout,
-                                **kwargs), None
+            d_v = v.shape[-1]
+            if d_v < k.shape[-1]:  # the kernel is fast only with equal widths
+                v = F.pad(v, (0, k.shape[-1] - d_v))
+            output = fused_attend(q, k, v, scale=self.scale, dropout=dropout, **kwargs)
+            return output[..., :d_v], None
         return eager_attend(q, k, v, scale=self.scale, dropout=dropout, **kwargs)
 
     def _up_matrices(self, dtype):
