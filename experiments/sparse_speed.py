@@ -303,8 +303,9 @@ def prefill_parts(layers, size, x):
     visible = torch.ones(tokens, tokens, dtype=torch.bool).tril()[None, None]
     # as many queries at a time as in the layer
     n = max(sparse._MAX_PRODUCTS // (size.n_index_heads * tokens), 1)
-    wide = [torch.randn(1, size.n_heads, tokens, width) for width in
-            (size.d_nope + size.d_rope, size.d_nope + size.d_rope, size.d_v)]
+    # the layer gives the kernel values as wide as the keys
+    wide = [torch.randn(1, size.n_heads, tokens, size.d_nope + size.d_rope)
+            for _ in range(3)]
 
     def score():
         for start in range(0, tokens, n):

@@ -18,10 +18,19 @@ from conftest import ROOT
 from helpers import by_day
 from tformer import costs, plot
 from tformer.attend import softmax
+from tformer.attention import SelfAttention
 from tformer.llama import Llama, LlamaConfig
 from tformer.rows import Positions
-from tformer.variants.sliding_window import make_window_factory
-from tformer.variants.sparse import make_sparse_factory
+from tformer.variants.mla import LatentAttention
+from tformer.variants.sliding_window import (
+    SlidingWindowAttention,
+    make_window_factory,
+)
+from tformer.variants.sparse import (
+    LightningIndexer,
+    SparseAttention,
+    make_sparse_factory,
+)
 
 STATIC = ROOT / "book" / "_static"
 SCRIPTS = sorted((STATIC / "live").glob("*"))
@@ -1106,3 +1115,324 @@ def test_picks_are_readable_by_day_and_night(picks_page):
     page.wait_for_function("""() => document.querySelector(".tf-stage svg")
         .viewBox.baseVal.width > 500""")
     assert len({cell["top"] for cell in live.evaluate(CELLS)}) < 5
+
+
+# ---- the figure of lesson 28: what seven kinds of attention cost ----
+
+LLAMA_8B = costs.ModelSpec(
+    vocab_size=128_256, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8,
+    d_ff=14_336, gated_ffn=True, biases=(), norm_vectors=1, tie_word_embeddings=False)
+CARDS = list(costs.ACCELERATORS.values())
+KINDS = {"MHA, 32 key heads": "MHA", "GQA, 8 key heads": "GQA",
+         "MQA, 1 key head": "MQA", "MLA, latent of 512": "MLA",
+         "sliding window": "the sliding window", "alternating": "alternating attention",
+         "sparse": "sparse attention"}
+WINDOWS = {"sliding window": 32, "alternating": 16}     # layers that have one
+
+
+def cache_part(numbers, products, n_layers, kept=None, read=None):
+    return {"bytes": 2 * n_layers * numbers, "flops": 2 * n_layers * products,
+            "kept": kept, "read": kept or read}
+
+
+def kinds_of_parts(n, d, groups, latent, window, index, k):
+    """The parts of the seven kinds, as lesson 28 makes them.
+
+    ``n``, ``d`` and ``groups`` are the query heads, their numbers and the key heads of
+    GQA; ``latent`` holds the numbers of a latent and of a rotary key, ``index`` those
+    of an index key and of its heads. There are as many layers as query heads.
+    """
+    def key_heads(count, n_layers=n, **limits):
+        return cache_part(2 * count * d, 2 * n * d, n_layers, **limits)
+
+    return [[key_heads(n)], [key_heads(groups)], [key_heads(1)],
+            [cache_part(sum(latent), n * (sum(latent) + latent[0]), n)],
+            [key_heads(groups, kept=window)],
+            [key_heads(groups, n // 2, kept=window), key_heads(groups, n // 2)],
+            [cache_part(index[0], index[0] * index[1], n), key_heads(groups, read=k)]]
+
+
+def what_kinds_cost():
+    "The data of the figure, as lesson 28 makes them."
+    weights = costs.weight_bytes(LLAMA_8B)
+    parts = kinds_of_parts(32, 128, 8, (512, 64), 4096, (128, 32), 2048)
+    return {"tokens": [2**i for i in range(8, 18)], "texts": [2**i for i in range(9)],
+            "start": {"tokens": 65_536, "texts": 4, "card": 2},
+            "cards": [{"name": card.name, "memory": card.memory_bytes,
+                       "bandwidth": card.bandwidth, "flops": card.flops}
+                      for card in CARDS],
+            "weights": weights, "flops": weights,
+            "variants": [{"name": name, "said": said, "parts": p} for (name, said), p
+                         in zip(KINDS.items(), parts, strict=True)]}
+
+
+def cache_and_work(kind, tokens, texts):
+    "Bytes that the cache holds, those that a step reads, and FLOPs of the attention."
+    n_kv = {"MHA": 32, "MQA": 1}.get(kind[:3], 8)
+    spec = dataclasses.replace(
+        LLAMA_8B, n_kv_heads=n_kv, n_sliding_layers=WINDOWS.get(kind, 0),
+        sliding_window=4096 if kind in WINDOWS else None)
+
+    def of_heads(tokens):
+        return costs.kv_cache_bytes(spec, tokens, texts), costs.flops_by_component(
+            spec, 1, texts, past_tokens=tokens - 1, skip_masked=True)["pairs"]
+
+    layers = 32 * texts * tokens
+    if kind.startswith("MLA"):
+        return (layers * 576 * 2,) * 2 + (layers * 32 * (2 * 576 + 2 * 512),)
+    stored, flops = of_heads(tokens)
+    if kind != "sparse":
+        return stored, stored, flops
+    read, flops = of_heads(min(tokens, 2048))
+    keys = layers * 128 * 2
+    return stored + keys, read + keys, flops + layers * 32 * 2 * 128
+
+
+def cost_of(kind, tokens, texts, card):
+    "What the figure computes for a kind of attention."
+    weights = costs.weight_bytes(LLAMA_8B)
+    stored, read, flops = cache_and_work(kind, tokens, texts)
+    work = costs.Work(texts * weights + flops, weights + read)
+    seconds = card.min_seconds(work)
+    return {"said": KINDS[kind], "read": read, "total": weights + stored,
+            "over": max(0, weights + stored - card.memory_bytes),
+            "most": (card.memory_bytes - weights) // (stored // texts),
+            "ms": pytest.approx(1000 * seconds), "rate": pytest.approx(texts / seconds),
+            "slow": card.bottleneck(work) == "compute"}
+
+
+def as_size(n):
+    return (f"{n / 1e9:.1f} GB" if n < 99.95e9 else f"{n / 1e9:.0f} GB"
+            if n < 999.5e9 else f"{n / 1e12:.1f} TB")
+
+
+def joined(rows):
+    *names, last = [row["said"] for row in rows]
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def cost_sentence(rows, card):
+    "What the figure says of rows of numbers."
+    fit = sorted((row for row in rows if not row["over"]), key=lambda row: row["ms"])
+    if not fit:
+        over = min(row["over"] for row in rows)
+        least = [row for row in rows if row["over"] == over]
+        return (f"One {card.name} has room for none: with {joined(least)}, "
+                f"{as_size(over)} are missing.")
+    inside = [row for row in rows if not row["over"]]
+    said = f"One {card.name} has "
+    if len(fit) == 7:
+        said += "room for all;"
+    elif len(fit) < 4:
+        said += f"room for {joined(inside)} only;"
+    else:
+        large = [row for row in rows if row["over"]]
+        said += f"no room for {joined(large)}; with the others,"
+    low, high = ([row for row in inside if row["ms"] == fit[i]["ms"]] for i in (0, -1))
+    first, last = (f"{row['ms']:.1f} ms" for row in (fit[0], fit[-1]))
+    said += f" a step takes {first}"
+    if first != last:
+        most = max(row["total"] for row in fit)
+        big = [row for row in inside if row["total"] == most]
+        more = [row for row in big if row in high]
+        said += f" ({joined(low)}) to {last} ({joined(high)}"
+        said += ")" if more else f", although {joined(big)} keeps more)"
+    slow = [row for row in inside if row["slow"]]
+    rest = [row for row in inside if not row["slow"]]
+    if not slow:
+        alone = costs.weight_bytes(LLAMA_8B) > 4 * high[0]["read"]
+        return said + (" and mostly reads the weights." if alone else
+                       ", limited by reading.")
+    if not rest:
+        return said + ", limited by arithmetic."
+    few, by, other = ((rest, "reading", "arithmetic") if len(slow) > len(rest) else
+                      (slow, "arithmetic", "reading"))
+    return said + f", limited by {by} with {joined(few)}, by {other} with the others."
+
+
+DRAWN = """figure => { const svg = figure.querySelector(".tf-stage svg");
+  const all = name => [...svg.querySelectorAll(name)];
+  const edge = svg.getBoundingClientRect();
+  const of = (e, ...names) => names.map(name => +e.getAttribute(name));
+  return {label: svg.getAttribute("aria-label"), high: svg.viewBox.baseVal.height,
+    texts: all("text").map(e => [e.textContent, e.getAttribute("fill") || ""]),
+    bars: all("rect").map(e => [e.getAttribute("fill").slice(14, -1),
+      ...of(e, "fill-opacity", "x", "y", "width", "height")]),
+    out: Math.max(...all("text").map(e => e.getBoundingClientRect()).map(
+      box => Math.max(box.right - edge.right, edge.left - box.left))),
+    paths: all("path").map(e => e.getAttribute("d"))}; }"""
+LOOKS = [("gray", 1), ("blue", 1), ("blue", 0.3), ("red", 1)]
+
+
+def assert_costs_shown(page, settings):
+    "Compare all that the figure shows with what the package computes."
+    live = figure(page, "variant-costs")
+    card = CARDS[settings["card"]]
+    room = card.memory_bytes
+    shown, rows = live.evaluate("f => [f.tformer.settings, f.tformer.numbers]")
+    assert shown == settings
+    assert rows == [cost_of(kind, settings["tokens"], settings["texts"], card)
+                    for kind in KINDS]
+    drawn = live.evaluate(DRAWN)
+    width = live.locator(".tf-stage svg").evaluate("e => e.viewBox.baseVal.width")
+    texts = drawn["texts"]
+    assert [text for text, _ in texts[:12]] == [
+        "memory", "texts", "one step", "tokens/s", "needed", "at most", "at least",
+        "at most", "weights", "cache that a step reads", "cache not read",
+        "does not fit"]
+    assert texts[-1][0] == f"the card has {room / 1e9:.0f} GB"
+    assert [tuple(bar[:2]) for bar in drawn["bars"][:4]] == LOOKS
+    cells = iter(texts[12:-1])
+    bars = iter(drawn["bars"][4:])
+    unit = (width if width < 500 else width - 246 - 138) / 1.5 / room
+    left = 0 if width < 500 else 138
+    weights = costs.weight_bytes(LLAMA_8B)
+    for kind, row in zip(KINDS, rows, strict=True):
+        red = "var(--tf-live-red)" if row["over"] else ""
+        purple = "var(--tf-live-purple)" if row["slow"] else ""
+        assert next(cells) == [kind, ""]
+        assert next(cells) == [as_size(row["total"]), red]
+        assert next(cells) == [f"{row['most']:,}", ""]
+        if row["over"]:
+            assert next(cells) == [f"{as_size(row['over'])} too much", red]
+        else:
+            assert next(cells) == [f"{row['ms']:.1f} ms", purple]
+            assert next(cells) == [f"{int(row['rate'] + 0.5):,}", ""]
+        ends = [0, weights, weights + row["read"], row["total"]]
+        ends = [min(end, room) for end in ends] + [min(row["total"], 1.5 * room)]
+        for look, (begin, end) in zip(LOOKS, pairwise(ends), strict=True):
+            if end > begin:
+                color, opacity, x, _, wide, _ = next(bars)
+                assert (color, opacity) == look
+                assert x == pytest.approx(left + unit * begin)
+                assert wide == pytest.approx(unit * (end - begin))
+    assert next(cells, None) is next(bars, None) is None
+    lines = [float(d[1:].split(",")[0]) for d in drawn["paths"] if "l" not in d]
+    assert lines == [pytest.approx(left + unit * room)] * 7
+    assert len(drawn["paths"]) - 7 == sum(row["total"] > 1.5 * room for row in rows)
+    said = live.locator(".tf-sentence").text_content()
+    assert said == drawn["label"] == cost_sentence(rows, card)
+    assert drawn["out"] <= 0.5 and min(live.evaluate(SIZES)) >= 12
+    return said
+
+
+@pytest.fixture
+def costs_page(chromium, tmp_path):
+    "A telephone with the figure."
+    looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
+    file = tmp_path / "page.html"
+    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
+                            html_of("variant-costs", what_kinds_cost()),
+                            read("live/variant-costs.js")), encoding="utf-8")
+    context = chromium.new_context(viewport={"width": 390, "height": 1000},
+                                   has_touch=True)
+    page = context.new_page()
+    heard = []
+    page.on("console", lambda m: heard.append(m.text))
+    page.on("pageerror", lambda e: heard.append(str(e)))
+    page.goto(file.as_uri())
+    yield page
+    context.close()
+    assert not heard
+
+
+def test_kinds_cost_what_the_package_counts(costs_page):
+    live = figure(costs_page, "variant-costs")
+    data = what_kinds_cost()
+    said = {assert_costs_shown(costs_page, data["start"])}
+    draw = random.Random(28)
+    chosen = [{"tokens": draw.choice(data["tokens"]), "card": draw.randrange(4),
+               "texts": draw.choice(data["texts"])} for _ in range(10)]
+    # arithmetic limits all, most, some; one fits, none; several are equal; one bar
+    for tokens, texts, card in ((512, 256, 0), (256, 256, 1), (1024, 256, 1),
+                                (2048, 256, 1), (2048, 128, 0), (131_072, 256, 0),
+                                (32_768, 16, 0), (4096, 64, 2), (256, 1, 2)):
+        chosen.append({"tokens": tokens, "texts": texts, "card": card})
+    for settings in chosen:
+        live.evaluate("(f, s) => f.tformer.set(s)", settings)
+        said.add(assert_costs_shown(costs_page, settings))
+    assert costs_page.evaluate("document.documentElement.scrollWidth") <= 390
+    for words in ("room for all; a", "no room for MHA; with", "MQA only; a step",
+                  "room for none", "although", "by arithmetic.", "by reading with",
+                  "limited by arithmetic with", "limited by reading.", "mostly reads"):
+        assert any(words in sentence for sentence in said), words
+    costs_page.set_viewport_size({"width": 900, "height": 1000})
+    costs_page.wait_for_function("""() => document.querySelector(".tf-stage svg")
+        .viewBox.baseVal.width > 500""")
+    for settings in (data["start"], *chosen[-4:]):
+        live.evaluate("(f, s) => f.tformer.set(s)", settings)
+        assert_costs_shown(costs_page, settings)
+    assert live.evaluate(DRAWN)["high"] < 240
+
+
+@torch.no_grad()
+def test_kinds_keep_what_caches_of_layers_hold(costs_page):
+    heads = dict(d_model=32, n_heads=8)
+    layers = [[SelfAttention(**heads, n_kv_heads=n, causal=True)] for n in (8, 2, 1)]
+    layers.append([LatentAttention(**heads, kv_rank=12, d_nope=4, d_rope=2)])
+    # between two steps, a rolling cache holds a token less than its window
+    window = SlidingWindowAttention(**heads, n_kv_heads=2, window=301)
+    layers += [[window], [window, layers[1][0]]]
+    layers.append([SparseAttention(**heads, n_kv_heads=2, top_k=300,
+                                   indexer=LightningIndexer(32, 2, 6))])
+    parts = kinds_of_parts(8, 4, 2, (12, 2), 300, (6, 2), 300)
+    data = what_kinds_cost() | {"variants": [{"parts": p} for p in parts]}
+    for tokens in (256, 512):
+        rows = figure(costs_page, "variant-costs").evaluate(
+            "(f, [data, s]) => f.tformer.definition.compute(data, s)",
+            [data, {"tokens": tokens, "texts": 2, "card": 0}])
+        held = []
+        for kinds in layers:
+            held.append(0)
+            for layer in kinds:
+                cache = layer.new_cache(batch_size=2)
+                for x in torch.randn(2, tokens, 32).split(256, 1):
+                    layer(x, cache=cache)
+                held[-1] += cache.nbytes // 2 * 8 // len(kinds)     # from float32
+        assert [row["total"] - data["weights"] for row in rows] == held
+
+
+def test_costs_can_be_changed_by_hand(costs_page):
+    page = costs_page
+    live = figure(page, "variant-costs")
+    now = {"tokens": 65_536, "texts": 4, "card": 2}
+    length = page.get_by_role("slider", name="length of each text")
+    batch = page.get_by_role("slider", name="batch")
+
+    def choose(name):
+        page.locator(".tf-choices label", has_text=re.compile(f"^{name}$")).tap()
+
+    def click_end():
+        box = batch.bounding_box()
+        page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] / 2)
+
+    for change, act in (
+            ({"tokens": 131_072}, lambda: length.press("ArrowRight")),
+            ({"tokens": 256}, lambda: length.press("Home")),
+            ({"texts": 1}, lambda: batch.press("Home")),
+            ({"card": 0}, lambda: choose("RTX 4090")),
+            ({"card": 1}, lambda: page.keyboard.press("ArrowRight")),
+            ({"texts": 256}, click_end),
+            ({"card": 3}, lambda: choose("H200"))):
+        act()
+        now.update(change)
+        assert_costs_shown(page, now)
+    assert length.get_attribute("aria-valuetext") == "256 tokens"
+    assert batch.get_attribute("aria-valuetext") == "256 texts at once"
+    batch.press("Home")
+    assert batch.get_attribute("aria-valuetext") == "1 text"
+    heights = page.locator("input[type=range], .tf-choices label").evaluate_all(
+        "all => all.map(e => e.offsetHeight)")
+    assert len(heights) == 6 and min(heights) >= 44
+
+    live.evaluate("f => f.tformer.set({tokens: 1024, texts: 256, card: 1})")
+    for look in ("light", "dark", "forced"):
+        page.emulate_media(forced_colors="active" if look == "forced" else "none")
+        page.evaluate("t => { document.documentElement.dataset.theme = t; }", look)
+        ground, inks, bars = live.evaluate(INKS)
+        assert (plot.luminance(rgb(ground)) < 0.5) == (look == "dark")
+        assert min(plot.contrast(rgb(ink), rgb(ground)) for ink in inks) >= 4.5
+        assert min(plot.contrast(rgb(bar), rgb(ground)) for bar in bars) >= 3
+    page.emulate_media(media="print", forced_colors="none")
+    assert live.locator(".tf-still").is_visible()
+    assert not live.locator(".tf-stage").is_visible()

@@ -95,11 +95,12 @@ def set_order(model, order):
 
 @pytest.mark.parametrize("d_v", [1, 6, 18, 40])
 @pytest.mark.parametrize("order", ORDERS)
-def test_values_of_any_width(d_v, order):
-    "Those that the kernel gets are as wide as the keys, and the rest is dropped."
+@pytest.mark.parametrize("t", [7, 130])
+def test_values_of_any_width(d_v, order, t):
+    "Those of many queries are padded to the width of the keys, and cut again."
     torch.manual_seed(2)
     layer = LatentAttention(**LAYER | dict(d_v=d_v), order=order).double()
-    x = randn(2, 7, 32).double()
+    x = randn(2, t, 32).double()
     fused = layer(x)
     layer.fused = False
     close(fused, layer(x))

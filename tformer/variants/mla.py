@@ -31,6 +31,10 @@ DEEPSEEK_NAMES = {
     "kv_a_layernorm": "kv_norm", "kv_b_proj": "kv_up_proj", "o_proj": "o_proj",
 }
 
+# from so many queries on, the kernel gains more from values that are as wide as the
+# keys than it takes to pad them
+_MANY_QUERIES = 128
+
 # %% ../../nbs/package/variants/mla.ipynb #9fff22d9
 class LatentAttention(MultiHeadAttention):
     """Multi-head latent attention (DeepSeek-AI, 2024, section 2.1), causal.
@@ -236,7 +240,7 @@ class LatentAttention(MultiHeadAttention):
         dropout = self.dropout if self.training else 0.0
         if self.fused and not need_weights:
             d_v = v.shape[-1]
-            if d_v < k.shape[-1]:  # the kernel is fast only with equal widths
+            if d_v < k.shape[-1] and q.shape[2] >= _MANY_QUERIES:
                 v = F.pad(v, (0, k.shape[-1] - d_v))
             output = fused_attend(q, k, v, scale=self.scale, dropout=dropout, **kwargs)
             return output[..., :d_v], None
