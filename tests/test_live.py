@@ -3,6 +3,7 @@ import dataclasses
 import json
 import random
 import re
+from contextlib import contextmanager
 from itertools import pairwise, product
 from types import SimpleNamespace
 
@@ -1002,15 +1003,14 @@ def assert_picks_shown(page, settings, layers, inputs, data):
         assert left >= 16 and right <= 374
 
 
-@pytest.fixture
-def picks_page(chromium, tmp_path):
-    "A telephone with the figure, and what it is drawn from."
-    told = told_by_indexers()
+@contextmanager
+def telephone(chromium, tmp_path, name, data):
+    "A page of 390 pixels with one figure, on which nothing may go wrong."
     looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
     file = tmp_path / "page.html"
     file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
-                            html_of("sparse-picks", told[-1]),
-                            read("live/sparse-picks.js")), encoding="utf-8")
+                            html_of(name, data), read(f"live/{name}.js")),
+                    encoding="utf-8")
     context = chromium.new_context(viewport={"width": 390, "height": 1000},
                                    has_touch=True)
     page = context.new_page()
@@ -1018,9 +1018,17 @@ def picks_page(chromium, tmp_path):
     page.on("console", lambda m: heard.append(m.text))
     page.on("pageerror", lambda e: heard.append(str(e)))
     page.goto(file.as_uri())
-    yield page, told
+    yield page
     context.close()
     assert not heard
+
+
+@pytest.fixture
+def picks_page(chromium, tmp_path):
+    "A telephone with the figure, and what it is drawn from."
+    told = told_by_indexers()
+    with telephone(chromium, tmp_path, "sparse-picks", told[-1]) as page:
+        yield page, told
 
 
 def test_a_pressed_word_shows_what_its_layer_reads(picks_page):
@@ -1319,21 +1327,8 @@ def assert_costs_shown(page, settings):
 @pytest.fixture
 def costs_page(chromium, tmp_path):
     "A telephone with the figure."
-    looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
-    file = tmp_path / "page.html"
-    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
-                            html_of("variant-costs", what_kinds_cost()),
-                            read("live/variant-costs.js")), encoding="utf-8")
-    context = chromium.new_context(viewport={"width": 390, "height": 1000},
-                                   has_touch=True)
-    page = context.new_page()
-    heard = []
-    page.on("console", lambda m: heard.append(m.text))
-    page.on("pageerror", lambda e: heard.append(str(e)))
-    page.goto(file.as_uri())
-    yield page
-    context.close()
-    assert not heard
+    with telephone(chromium, tmp_path, "variant-costs", what_kinds_cost()) as page:
+        yield page
 
 
 def test_kinds_cost_what_the_package_counts(costs_page):
