@@ -1,4 +1,4 @@
-"""What all models share, once for each: the contracts of appendix A4."""
+"""What all models share, once for each: the contracts of appendix A3."""
 import copy
 import dataclasses
 import json
