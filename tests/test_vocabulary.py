@@ -1,0 +1,158 @@
+"""Every name that a text speaks of exists, and words of an earlier vocabulary are gone.
+
+What is read, and which names are found in it, is said in `vocabulary.py`. The names
+that are meant although they exist nowhere, and the retired words, stand in
+`vocabulary.yml`, each with its reason.
+"""
+import ast
+import doctest
+import importlib
+import re
+from fnmatch import fnmatch
+
+import pytest
+import yaml
+
+import course
+import vocabulary
+from conftest import ROOT
+from vocabulary import Code, Text
+
+TABLE = yaml.safe_load((ROOT / "tests" / "vocabulary.yml").read_text(encoding="utf-8"))
+# captions that begin with a word and a comma, and name nothing
+WORDS = {"imports"}
+
+
+@pytest.fixture(scope="module")
+def names():
+    return vocabulary.Vocabulary(ROOT)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return list(vocabulary.texts(ROOT))
+
+
+# Names in texts
+
+def is_excepted(name, where):
+    "Whether the table excepts a name in a file."
+    return any(name in row["names"].split() and fnmatch(
+        where.split(":")[0], row.get("where", "*")) for row in TABLE["exceptions"])
+
+
+def unknown(names, texts):
+    "Return a line for each name of the texts that does not exist."
+    return sorted({
+        f"{text.where}: `{name}` ({text.kind})" for text in texts
+        for name in set(vocabulary.names_in(text))
+        if name and not names.knows(name, text.code)
+        and not is_excepted(name, text.where)})
+
+
+def test_every_name_in_a_text_exists(names, texts):
+    found = unknown(names, texts)
+    assert not found, "\n".join(["these names do not exist:", *found])
+
+
+def test_every_exception_is_needed(names, texts):
+    "A row of the table whose names exist by now, or are gone, has to go as well."
+    used = {(name, text.where.split(":")[0]) for text in texts
+            for name in set(vocabulary.names_in(text))
+            if name and not names.knows(name, text.code)}
+    idle = [f"{name} in {row.get('where', '*')}" for row in TABLE["exceptions"]
+            for name in row["names"].split()
+            if not any(name == other and fnmatch(file, row.get("where", "*"))
+                       for other, file in used)]
+    assert not idle, idle
+    assert len(TABLE["exceptions"]) <= 40
+    assert all(row["reason"] for row in TABLE["exceptions"])
+
+
+def captions():
+    "Yield the place, the caption and the source of each cell that has a caption."
+    for path in course.notebook_paths(ROOT):
+        for cell in course.code_cells(course.json.loads(
+                path.read_text(encoding="utf-8"))["cells"]):
+            if "code-summary" in cell.directives:
+                where = f"{path.relative_to(ROOT).as_posix()}:cell {cell.index}"
+                yield where, cell.directives["code-summary"], cell.source
+
+
+def defined(source):
+    "Return the names that the code of a cell defines or assigns."
+    tree = vocabulary.parse(source)
+    return {node.name for node in ast.walk(tree)
+            if isinstance(node, vocabulary.DEFINITIONS)} | {
+        node.id for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def misnamed(caption, source):
+    "Return the name with which a caption begins, if its cell does not define it."
+    name = vocabulary.first_name(caption)
+    return None if name in {None, *WORDS, *defined(source)} else name
+
+
+def test_a_caption_names_what_its_cell_defines():
+    found = [f"{where}: {name}" for where, caption, source in captions()
+             if (name := misnamed(caption, source))]
+    assert not found, "\n".join(["these captions name nothing in their cell:", *found])
+
+
+@pytest.mark.parametrize("name", course.module_names(ROOT))
+def test_the_examples_in_docstrings_run(name):
+    module = importlib.import_module(f"tformer.{name}")
+    failed, _ = doctest.testmod(module)
+    assert not failed
+
+
+# Retired words
+
+def words_of(name):
+    "Return an identifier in lower case, its words between underscores."
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
+    return f"_{'_'.join(words).lower()}_"
+
+
+def is_retired(name, word):
+    return name == word[1:] if word[0] == "=" else f"_{word}_" in words_of(name)
+
+
+def identifiers():
+    "Yield every file with the names that its code, or its table of changes, uses."
+    for path in [*(ROOT / "tformer").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        if path.name not in {"_modidx.py", "test_vocabulary.py"}:
+            yield path, code_names([path.read_text(encoding="utf-8")])
+    for notebook in course.notebooks(ROOT):
+        cells = course.json.loads(notebook.path.read_text(encoding="utf-8"))["cells"]
+        yield notebook.path, code_names([
+            vocabulary.without_magic(course.source(cell)) for cell in cells
+            if cell["cell_type"] == "code"])
+    path = ROOT / "tests" / "mutations.yml"
+    yield path, {"_".join(re.findall(r"\w+", text.text))
+                 for text in vocabulary.texts_of_rows(ROOT, path)}
+
+
+def code_names(sources):
+    return {name for source in sources
+            for name in vocabulary.read_code(source).identifiers}
+
+
+def retired(files):
+    "Return a line for each identifier that holds a retired word."
+    found = []
+    for path, names in files:
+        file = path.relative_to(ROOT).as_posix()
+        for row in TABLE["retired"]:
+            if any(fnmatch(file, pattern) for pattern in row.get("except", {})):
+                continue
+            found += [f"{file}: {name} ({word}: {row['now']})"
+                      for word in row["word"].split() for name in sorted(names)
+                      if is_retired(name, word)]
+    return found
+
+
+def test_retired_words_are_gone():
+    found = retired(identifiers())
+    assert not found, "\n".join(["these names hold a retired word:", *found])
