@@ -496,17 +496,18 @@ def class_members(cls):
 # libraries that may be looked into, and their usual short names
 LIBRARIES = {"torch", "numpy", "einops", "matplotlib", "tokenizers", "sacrebleu",
              "transformers", "safetensors", "tiktoken", "jaxtyping", "regex", "tqdm",
-             "huggingface_hub", "nbdev", "hypothesis", *sys.stdlib_module_names}
+             "huggingface_hub", *sys.stdlib_module_names}
 SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional",
          "plt": "matplotlib.pyplot"}
 # whatever they stand for has attributes
-VALUES = {"self", "cls", "model", "tokenizer", "cache", "args", "np", "lm"}
+VALUES = {"self", "cls", "model", "tokenizer", "cache"}
 # modules of which every public name counts, with the parameters of functions
 NAMESPACES = ("torch", "torch.nn", "torch.nn.functional", "torch.optim",
               "torch.optim.lr_scheduler", "torch.utils.data")
 CLASSES = ("torch.Tensor", "torch.dtype", "torch.nn.Module",
            "torch.nn.MultiheadAttention", "torch.nn.Linear", "torch.nn.Embedding",
-           "torch.optim.Optimizer", "numpy.ndarray", "pathlib.Path",
+           "torch.optim.Optimizer", "torch.utils.flop_counter.FlopCounterMode",
+           "numpy.ndarray", "pathlib.Path", "matplotlib.figure.Figure",
            *(f"builtins.{cls}" for cls in (
                "str", "bytes", "list", "tuple", "dict", "set", "int", "float", "type",
                "object", "BaseException")))
@@ -523,7 +524,7 @@ def library_attributes():
     names = set()
     for name in CLASSES:
         cls = find(name)
-        names |= set(dir(cls))
+        names |= {cls.__name__, *dir(cls)}
         for member in {*public(cls), "__init__"}:
             names |= parameters(getattr(cls, member))
     return names
@@ -579,7 +580,7 @@ class Vocabulary:
             return all(self._is_attribute(part, code) for part in rest)
         if self._is_member(first, rest) or self._is_in_module(name, code):
             return True
-        is_value = first in code.names or first in VALUES or (
+        is_value = first in code.names or first in VALUES or first in peer_names() or (
             first in self.package.names and f"tformer.{first}" not in
             self.package.modules)
         return is_value and code.aliases.get(first) is None and all(
