@@ -161,9 +161,9 @@ def test_a_full_cache_refuses_and_has_not_changed():
     step = compile_decode_step(model, backend="eager")
     for follow in (model, step):
         with pytest.raises(ValueError, match=r"^10 tokens, but the cache has "
-                           r"9 places for a text$"):
+                           r"9 slots for a text$"):
             follow(ids[:, 9:10], cache=cache)
-    with pytest.raises(ValueError, match=r"11 tokens, .* 9 places"):
+    with pytest.raises(ValueError, match=r"11 tokens, .* 9 slots"):
         model(ids[:, 9:11], cache=cache)
     for layer, old in zip(cache.layers, before.layers, strict=True):
         assert torch.equal(layer.key_positions.tensor, old.key_positions.tensor)
@@ -203,7 +203,7 @@ def test_a_refused_put_changes_nothing():
     (lambda m: StaticLayerCache(0, 4), "batch_size must be a whole number"),
     (lambda m: StaticLayerCache(1, 2.5), "max_len must be a whole number .*2.5"),
     (lambda m: new_static_cache(m, 1, 0), "max_len must be a whole number"),
-    (lambda m: new_static_cache(m, 1, 21), "21 num_slots, beyond max_len 20"),
+    (lambda m: new_static_cache(m, 1, 21), "21 slots, beyond max_len 20"),
     (lambda m: new_static_cache(m, True), "batch_size must be a whole number")])
 def test_what_is_no_size(made, says):
     with pytest.raises(ValueError, match=says):

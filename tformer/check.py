@@ -2190,7 +2190,7 @@ def _slopes(adapter, groups, ids, slope):
     return sums
 
 # %% ../nbs/08_is_it_right.ipynb #21b05020
-#| code-summary: gradients, None where there is none
+#| code-summary: the gradients, None where there is none
 def _grad(total, weights):
     "Gradients, None where there is no way from a weight to the total."
     if not weights or not total.requires_grad:

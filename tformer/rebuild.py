@@ -194,7 +194,7 @@ def _fill(cls, method=None):
     return model.eval(), right.eval()
 
 # %% ../nbs/A4_rebuild.ipynb #5c6e43e0
-#| code-summary: inputs, one row padded on the left
+#| code-summary: the inputs, one row padded on the left
 def _samples(model):
     "Random inputs, two rows of which one is padded on the left."
     draw = torch.Generator().manual_seed(1)

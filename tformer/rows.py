@@ -25,10 +25,11 @@ from . import validate
 
 # %% ../nbs/A5_caches.ipynb #8f9db818
 class Positions:
-    """Where tokens stand, and what is known of it without looking.
+    """Token positions, and what the host knows about them.
 
-    ``start``: rows count start, start + 1, …; None: nobody knows.  What
-    follows is derived once, for all layers.  Negative: padding.
+    With ``start``, each row counts start, start + 1, …; None means that
+    this is not known. Masks and the like are derived once, for all layers.
+    A negative position marks padding.
     """
 
     def __init__(self, tensor: Int[Tensor, "_ n"] | None = None, *,
@@ -220,7 +221,7 @@ def _select_rows(key_positions, rows):
     )
 
 # %% ../nbs/A5_caches.ipynb #dd1639ec
-#| code-summary: other rows put into places of a batch
+#| code-summary: other rows copied into rows of a batch
 def _set_rows(old, rows, new, fill, axis):
     "``old`` with these rows as in ``new``; the shorter is filled up."
     n = max(old.shape[axis], new.shape[axis])
@@ -229,7 +230,7 @@ def _set_rows(old, rows, new, fill, axis):
     return old.index_copy(0, rows, new)
 
 # %% ../nbs/A5_caches.ipynb #2f32b4ad
-#| code-summary: positions after other rows were put into a batch
+#| code-summary: positions after other rows were copied into a batch
 def _set_position_rows(past, b, rows, new):
     "Those of ``b`` rows of which some hold another text, and places."
     old = (
@@ -311,7 +312,7 @@ class LayerCacheBase:
                          _select_rows(past, rows))
 
     def set_rows(self, rows: Int[Tensor, " n"], source: Any) -> None:
-        """Let row ``rows[i]`` hold what row i of ``source`` holds.
+        """Copy row i of ``source`` into row ``rows[i]`` of this cache.
 
         ``source``: of the same model, with ``tensors`` and
         ``key_positions``, of n rows, all of which are put.  Places that no
@@ -337,8 +338,9 @@ class LayerCacheBase:
 class GrowableBuffer:
     """Tensors with space beyond what they hold, along axis -2.
 
-    ``length`` counts what is held; whoever holds less was overtaken by
-    another, and must not write here.
+    ``length`` counts the tokens that have been written. A cache that knows
+    of fewer shares the buffer with one that has written more, and must not
+    write into it.
     """
 
     def __init__(self, tensors: list[Tensor], capacity: int):
@@ -350,7 +352,7 @@ class GrowableBuffer:
             buffer[..., :self.length, :] = x
 
     def can_append(self, length: int, num_new: int) -> bool:
-        "Whether so many more may be written behind ``length``."
+        "Whether ``num_new`` tokens may be appended to the first ``length``."
         return (
             self.length == length
             and length + num_new <= self.capacity
@@ -428,7 +430,7 @@ class GrowingRows(LayerCacheBase):
 # %% ../nbs/A5_caches.ipynb #cce1c6ec
 #| code-summary: counts how often a tensor was changed in place
 def _version_of(x):
-    "None where PyTorch does not count."
+    "Return the version of a tensor, or None if PyTorch does not count it."
     blind = torch.compiler.is_compiling() or x.is_inference()
     return None if blind else x._version
 
@@ -488,8 +490,8 @@ class CrossAttentionCache(LayerCacheBase):
 class Together:
     """Caches of layers that change together: ``KVCache`` is made of it.
 
-    ``layers[i]`` has the verbs, ``key_positions``, ``lengths`` and
-    ``nbytes``.
+    ``layers[i]`` has the methods of a layer's cache, and
+    ``key_positions``, ``lengths`` and ``nbytes``.
     """
 
     def __init__(self, layers: list[Any]):
@@ -560,16 +562,17 @@ class Together:
 
 # %% ../nbs/A5_caches.ipynb #08c6d8f2
 def online_softmax_update(
-    state: tuple[Tensor, Tensor, Tensor],  # peak, total, mixed
+    # max_score, denominator, weighted_sum
+    state: tuple[Tensor, Tensor, Tensor],
     scores: Float[Tensor, "*b t some"],  # of some more keys
     v: Float[Tensor, "*b some d_v"],  # and their values
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take in one block of keys; ``weighted_sum / denominator`` is the
-    mean so far.
+    """Update the state of an online softmax with a chunk of keys.
 
-    ``max_score`` is the largest score of each query, ``denominator`` the
-    sum of exp(score - peak), ``weighted_sum`` the sum of the values times
-    that.
+    ``max_score`` is the largest score of each query so far,
+    ``denominator`` the sum of exp(score - max_score), and
+    ``weighted_sum`` the sum of the values times that. Their quotient
+    ``weighted_sum / denominator`` is the output so far.
     """
     max_score, denominator, weighted_sum = state
     higher = torch.maximum(max_score,
@@ -582,7 +585,7 @@ def online_softmax_update(
 
 # %% ../nbs/A5_caches.ipynb #0aac0911
 #| code-fold: true
-#| code-summary: online_attend, the loop over blocks of keys
+#| code-summary: online_softmax_attend, the loop over chunks of keys
 def online_softmax_attend(
     q: Float[Tensor, "*b t d"],  # queries
     k: Float[Tensor, "*b s d"],  # keys
@@ -590,7 +593,7 @@ def online_softmax_attend(
     mask: Bool[Tensor, "..."] | None = None,  # True = may attend
     chunk_size: int = 64,  # keys that are looked at together
 ) -> Float[Tensor, "*b t d_v"]:
-    """Attention without the table of scores: keys come block by block.
+    """Attend without the table of all scores: keys come chunk by chunk.
 
     Online softmax (Milakov and Gimelshein, 2018), the idea inside fused
     kernels (Dao et al., 2022).  Equal to the output of ``attend``, dead
@@ -618,7 +621,7 @@ def online_softmax_attend(
 
 # %% ../nbs/A5_caches.ipynb #ea341e8d
 #| code-fold: true
-#| code-summary: repeat_heads, which gives key heads to query heads
+#| code-summary: repeat_kv, which gives key heads to query heads
 def repeat_kv(
     x: Float[Tensor, "b kv s d"],  # keys or values
     n: int,  # how many query heads share each of them

@@ -51,7 +51,7 @@ GROUPS = {"child": "girl boy", "grown": "woman man",
 
 # %% ../nbs/A2_stories.ipynb #4e6ca5b4
 #| code-fold: true
-#| code-summary: things, by kind
+#| code-summary: the things, by kind
 THINGS = {
     "toy": """ball doll car boat drum book
         | train robot puzzle whistle teddy_bear truck yo-yo top
