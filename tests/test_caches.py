@@ -1094,7 +1094,7 @@ def test_layers_share_positions_after_every_verb(verb):
      "crop": lambda: cache.crop(torch.tensor([4, 2])),
      "put": lambda: cache.set_rows(torch.tensor([1]), guest)}[verb]()
     first, *others = [layer.key_positions for layer in cache.layers]
-    assert others and all(k_pos is first for k_pos in others)
+    assert others and all(key_positions is first for key_positions in others)
     mixed = model_of("mixed")
     cache = mixed.new_cache(2)
     mixed(ids, positions=positions, cache=cache)

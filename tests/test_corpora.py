@@ -530,10 +530,10 @@ def slow_pairs(texts, alike):
 
 def test_near_duplicates_are_those_of_all_pairs():
     texts = list(load_documents("pydocs", 250))
-    dice = random.Random(1)
+    rng = random.Random(1)
     for text in texts[:30]:
         words = text.split()
-        for i in dice.sample(range(len(words)), len(words) // 30):
+        for i in rng.sample(range(len(words)), len(words) // 30):
             words[i] = "changed"
         texts.append(" ".join([*words, "more"]))    # none is equal
     slow = slow_pairs(texts, 0.6)

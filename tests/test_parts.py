@@ -534,20 +534,20 @@ def a_mask(name):
     "Some masks, and which (row, query) they leave with nothing."
     some = torch.rand(B, 1, T, T, generator=generator()) < 0.6
     some[..., 0] = True
-    dead = some.clone()
-    dead[0, :, 2] = False
-    dead[1, :, 5] = False
+    empty = some.clone()
+    empty[0, :, 2] = False
+    empty[1, :, 5] = False
     return {"none": None, "lower": lower(1, 1, T, T), "rows": some,
             "heads": some ^ torch.eye(H).bool()[:, :1, None],
-            "dead": dead, "all dead": torch.zeros(1, 1, T, T).bool()}[name]
+            "empty": empty, "all empty": torch.zeros(1, 1, T, T).bool()}[name]
 
 
 BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),
           "T5": lambda: T5RelativeBias(H)}
 
 
-@pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "dead",
-                                  "all dead"])
+@pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "empty",
+                                  "all empty"])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("positions", ["default", "padded"])
@@ -573,10 +573,10 @@ def test_all_paths_agree(mask, bias, causal, positions):
         assert grads.keys() == all_grads[0].keys()
         for key, grad in grads.items():
             close(grad, all_grads[0][key])
-    if mask == "all dead":
+    if mask == "all empty":
         for layer, out in zip(paths, all_out, strict=True):
             assert torch.equal(out, layer.o_proj.bias.expand_as(out))
-    if mask == "dead" and positions == "default":
+    if mask == "empty" and positions == "default":
         for layer, out in zip(paths, all_out, strict=True):
             for row, query in ((0, 2), (1, 5)):
                 assert torch.equal(out[row, query], layer.o_proj.bias)
@@ -585,15 +585,15 @@ def test_all_paths_agree(mask, bias, causal, positions):
 @each_device
 @each_dtype
 @pytest.mark.parametrize("kind", ["mask", "bias", "both"])
-def test_dead_rows_are_zero_on_every_path(kind, dtype, device):
+def test_empty_rows_are_zero_on_every_path(kind, dtype, device):
     q, k, v = (randn(B, H, T, 8, seed=i, device=device, dtype=dtype)
                .requires_grad_() for i in range(3))
     mask = bias = None
     if kind != "bias":
-        mask = a_mask("dead").to(device)
+        mask = a_mask("empty").to(device)
     if kind != "mask":
         bias = randn(B, H, T, T, device=device).masked_fill(
-            ~a_mask("dead").to(device), -math.inf)
+            ~a_mask("empty").to(device), -math.inf)
     paths = [eager_attend(q, k, v, mask, bias)[0],
              fused_attend(q, k, v, mask, bias)]
     if bias is None:

@@ -49,11 +49,11 @@ def source_of(name, i):
 
 
 @functools.cache
-def alone(name, ids, max_new, stop=(), seed=None, source=None):
+def alone(name, ids, max_new_tokens, stop=(), seed=None, source=None):
     "What generate writes for this request."
     more = {} if source is None else dict(
         encoder_hidden_states=source_of(name, source)[None])
-    text, = generate(model_of(name), [ids], max_new_tokens=max_new, stop=stop,
+    text, = generate(model_of(name), [ids], max_new_tokens=max_new_tokens, stop=stop,
                      sampling_params=sampling(seed) and [sampling(seed)], **more)
     return text
 
@@ -119,20 +119,20 @@ BLOCKS = st.sampled_from([
 @given(asked=ASKED, slots=st.integers(1, 4), blocks=BLOCKS,
        chunk=st.sampled_from([None, 1, 3, 5]),
        policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
-       patience=st.integers(0, 3))
+       max_overtakes=st.integers(0, 3))
 def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
-                                       policy, patience):
+                                       policy, max_overtakes):
     "Arrivals, prompts, stops, policies, chunks, blocks, cancels: any."
     source = next(row for row in ROWS if row.name == name).source
     engine = Engine(model_of(name), slots, policy=policy, max_prefill_tokens=chunk,
-                    max_overtakes=patience, **blocks)
+                    max_overtakes=max_overtakes, **blocks)
     handles = {}
     step = 0
     while len(handles) < len(asked) or engine.has_unfinished_requests:
-        for i, (when, ids, max_new, stop, seed, _) in enumerate(asked):
+        for i, (when, ids, max_new_tokens, stop, seed, _) in enumerate(asked):
             if when <= step and i not in handles:
                 handles[i] = engine.submit(Request(
-                    ids, max_new, sampling(seed), stop,
+                    ids, max_new_tokens, sampling(seed), stop,
                     encoder_hidden_states=source_of(name, i) if source else None))
         for handle, i in engine.step():
             assert handle.output_ids.count(i)
@@ -144,8 +144,8 @@ def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
         step += 1
         assert step < 400, "it never ends"
     empty(engine)
-    for i, (_, ids, max_new, stop, seed, cancelled) in enumerate(asked):
-        text = alone(name, ids, max_new, stop, seed, i if source else None)
+    for i, (_, ids, max_new_tokens, stop, seed, cancelled) in enumerate(asked):
+        text = alone(name, ids, max_new_tokens, stop, seed, i if source else None)
         if handles[i].finish_reason == "cancelled":
             n = len(handles[i].output_ids)
             assert cancelled is not None
@@ -378,9 +378,9 @@ def test_like_lengths_waste_less_padding():
     assert wasted == [36 + 42, 6 + 4]
 
 
-@pytest.mark.parametrize("patience", [0, 1, 3])
-def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
-    engine = Engine(MODEL, 1, policy="shortest", max_overtakes=patience)
+@pytest.mark.parametrize("max_overtakes", [0, 1, 3])
+def test_nobody_is_overtaken_more_often_than_max_overtakes_allows(max_overtakes):
+    engine = Engine(MODEL, 1, policy="shortest", max_overtakes=max_overtakes)
     long = engine.submit(Request([1] * 9, 1))
     others = []
     while long.first_scheduled_step is None:
@@ -389,28 +389,28 @@ def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
         assert len(others) < 20
     engine.run()
     assert (sum(t.first_scheduled_step < long.first_scheduled_step for t in others) ==
-            patience)
-    assert long.times_overtaken == patience
-    assert long.steps_waited == patience
+            max_overtakes)
+    assert long.times_overtaken == max_overtakes
+    assert long.steps_waited == max_overtakes
 
 
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=14),
-       patience=st.integers(0, 4), slots=st.integers(1, 3),
+       max_overtakes=st.integers(0, 4), slots=st.integers(1, 3),
        policy=st.sampled_from(sorted(SCHEDULING_POLICIES)))
-def test_the_bound_holds_for_everybody(lengths, patience, slots, policy):
+def test_the_bound_holds_for_everybody(lengths, max_overtakes, slots, policy):
     engine = Engine(MODEL, slots, policy=policy,
-                    max_overtakes=patience, num_blocks=9, block_size=3)
+                    max_overtakes=max_overtakes, num_blocks=9, block_size=3)
     handles = []
     for n in lengths:
         handles.append(engine.submit(Request([n] * n, 2)))
         if n % 2:
             engine.step()
     engine.run()
-    assert all(t.times_overtaken <= patience for t in handles)
+    assert all(t.times_overtaken <= max_overtakes for t in handles)
     for i, t in enumerate(handles):
         assert sum(other.first_scheduled_step < t.first_scheduled_step
-                   for other in handles[i + 1:]) <= (patience)
+                   for other in handles[i + 1:]) <= (max_overtakes)
 
 
 # --- blocks run out

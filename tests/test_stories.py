@@ -195,14 +195,14 @@ def _seconds(f):
 
 @levels
 def test_every_wording_is_read_back(level):
-    dice = stories.StorySampler(9, level)
+    sampler = stories.StorySampler(9, level)
     seen = set()
     for _ in range(1500 // FEW):
-        plot = dice.choice([p for p in PLOTS if p.level <= level])
-        cast = stories.choose_cast(plot, dice)
-        for beat in stories.choose_beats(plot, dice):
-            w = dice.choice(stories.templates_for(beat, level))
-            text = w.render(cast, False, dice)
+        plot = sampler.choice([p for p in PLOTS if p.level <= level])
+        cast = stories.choose_cast(plot, sampler)
+        for beat in stories.choose_beats(plot, sampler):
+            w = sampler.choice(stories.templates_for(beat, level))
+            text = w.render(cast, False, sampler)
             got, found = parse_sentence(text, level)
             assert got is w, (text, got.text, w.text)
             for slot, word in found:

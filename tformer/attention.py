@@ -125,7 +125,9 @@ def mask_kwargs(
     causal: bool = True,
     mask: Bool[Tensor, "..."] | None = None,  # what the caller allows
 ) -> dict[str, Any]:
-    """Return ``mask`` and ``causal`` for ``eager_attend`` or ``fused_attend``.
+    """Return the arguments ``mask`` and ``causal`` of ``fused_attend``.
+
+    ``eager_attend`` takes the same.
 
     A mask is built only where one is needed, once for all layers that
     share these positions. Where the positions are known to forbid nothing,

@@ -155,8 +155,8 @@ class BlockTables:
         """Make the positions from ``start`` to ``end`` of a row writable.
 
         Blocks are allocated up to ``end``. A shared block is copied first,
-        and an indexed one leaves the index. Raises ``OutOfBlocks`` if too few
-        are free; the row keeps those it was given.
+        and an indexed one leaves the index. Raises ``OutOfBlocks`` if too
+        few are free; the row keeps those it was given.
         """
         table = self.tables[row]
         block_size = self.pool.block_size
@@ -179,9 +179,9 @@ class BlockTables:
             self.pool.release(table.pop())
 
     def set_rows(self, rows: list[int], tables: list[list[int]]) -> None:
-        """Give row ``rows[i]`` the blocks of ``tables[i]``, shared, not copied.
+        """Give row ``rows[i]`` the blocks of ``tables[i]``, shared.
 
-        The blocks that the row had are released.
+        The blocks that the row had before are released.
         """
         found = {row: [*table] for row, table in zip(rows, tables)
                  if self.tables[row] is not table}  # a view has it already
@@ -452,7 +452,7 @@ class PagedKVCache(KVCache):
 
     def set_rows(self, rows: Int[Tensor, " n"],
                  source: "PagedKVCache") -> None:
-        "Give row ``rows[i]`` the tokens of row i of ``source``, sharing blocks."
+        "Give row ``rows[i]`` the blocks of row i of ``source``, shared."
         super().set_rows(rows, source)
         self.tables.set_rows(rows.tolist(), source.tables.tables)
 

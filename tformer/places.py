@@ -29,7 +29,7 @@ from .rows import CrossAttentionCache, LayerCacheBase, Positions
 # %% ../nbs/A12_fixed_caches.ipynb #ba6b0cdc
 #| code-summary: where new tokens go, and what stands where afterwards
 def _next_slots(key_positions, positions, padding_slot):
-    "Return each row's next free slots (padding's is spare), and positions."
+    "Return each row's next free slots, the spare for padding; positions."
     new = positions.tensor.expand(len(key_positions.tensor), -1).clamp(
         min=-1)
     used = (key_positions.tensor >= 0).sum(-1, keepdim=True)
@@ -66,7 +66,7 @@ def _plain(x):
 # %% ../nbs/A12_fixed_caches.ipynb #8246350b
 #| code-summary: tokens of each row side by side, empty slots behind
 def _compact_rows(x, order, n):
-    "Return each row's tokens in this order, in ``n`` slots; 0 in the others."
+    "Return each row's tokens in this order in ``n`` slots, 0 in others."
     rows = torch.arange(len(x), device=x.device)[:, None]
     time = x.transpose(1, -2)[rows, order]
     time = F.pad(time, (0, 0) * (x.ndim - 2) + (0, n - order.shape[1]))
@@ -96,7 +96,8 @@ class StaticLayerCache(LayerCacheBase):
     It has the methods of ``DynamicLayerCache``; ``update`` returns all
     slots, with position -1 at empty ones.  Memory for ``max_len`` tokens
     of each row, and one slot for padding, is allocated by the first
-    ``update``.  A token too many raises ``ValueError`` and changes nothing.
+    ``update``.  A token too many raises ``ValueError`` and changes
+    nothing.
     """
 
     def __init__(self, batch_size: int, max_len: int):
@@ -132,7 +133,7 @@ class StaticLayerCache(LayerCacheBase):
         return *self.tensors, key_positions
 
     def require_capacity(self, positions: Positions) -> int:
-        "Return how many slots are then used at most, or refuse the tokens."
+        "Return how many slots are used then, or refuse the tokens."
         n = self.length + positions.length
         if n > self.max_len:  # padding may have been counted: look
             current = self.key_positions.tensor >= 0

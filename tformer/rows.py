@@ -352,7 +352,7 @@ class GrowableBuffer:
             buffer[..., :self.length, :] = x
 
     def can_append(self, length: int, num_new: int) -> bool:
-        "Whether ``num_new`` tokens may be appended to the first ``length``."
+        "Whether ``num_new`` tokens may follow the first ``length``."
         return (
             self.length == length
             and length + num_new <= self.capacity
@@ -596,7 +596,7 @@ def online_softmax_attend(
     """Attend without the table of all scores: keys come chunk by chunk.
 
     Online softmax (Milakov and Gimelshein, 2018), the idea inside fused
-    kernels (Dao et al., 2022).  Equal to the output of ``attend``, dead
+    kernels (Dao et al., 2022).  Equal to the output of ``attend``, empty
     rows and errors included.
     """
     validate.attention_inputs(q, k, v, mask)
@@ -669,21 +669,21 @@ def _additive_mask(mask, bias, shape, dtype):
 # %% ../nbs/A5_caches.ipynb #aab51656
 #| code-summary: opens rows that may attend to nothing
 def _unmask_empty_rows(added):
-    "A mask or bias without dead rows, and which rows were dead."
+    "Return a mask or bias without empty rows, and which were empty."
     if added.dtype == torch.bool:
-        dead = ~added.any(-1, keepdim=True)
-        return added | dead, dead
-    dead = (added == -math.inf).all(-1, keepdim=True)
-    return added.masked_fill(dead, 0.0), dead
+        empty = ~added.any(-1, keepdim=True)
+        return added | empty, empty
+    empty = (added == -math.inf).all(-1, keepdim=True)
+    return added.masked_fill(empty, 0.0), empty
 
 # %% ../nbs/A5_caches.ipynb #2639ecca
 #| code-summary: silences them afterwards
-def _zero_empty_rows(out, dead):
-    "0 in dead rows; on the CPU it costs little to ask if there are any."
-    if dead.is_cpu and not torch.compiler.is_compiling() and (
-            not dead.any()):
+def _zero_empty_rows(out, empty):
+    "Set empty rows to 0; on the CPU it is cheap to ask if there are any."
+    if empty.is_cpu and not torch.compiler.is_compiling() and (
+            not empty.any()):
         return out
-    return out.masked_fill(dead, 0.0)
+    return out.masked_fill(empty, 0.0)
 
 # %% ../nbs/A5_caches.ipynb #17c508e7
 #| code-summary: heads that share keys, as rows of one query
@@ -713,7 +713,7 @@ def fused_attend(
 ) -> Float[Tensor, "b h t d_v"]:
     """Attention by PyTorch's fused kernel, which returns no weights.
 
-    The arguments, errors and dead rows of ``eager_attend``.  The
+    The arguments, errors and empty rows of ``eager_attend``.  The
     causal flag spares the kernel half of its work; together with a
     mask or a bias it becomes a mask.
     """
@@ -728,8 +728,8 @@ def fused_attend(
         return F.scaled_dot_product_attention(
             q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1)
     mask = add_causal_mask(mask, causal, t, s, q.device)
-    added, dead = _unmask_empty_rows(
+    added, empty = _unmask_empty_rows(
         _additive_mask(mask, bias, (t, s), q.dtype))
     out = F.scaled_dot_product_attention(
         q, k, v, added, dropout, scale=scale, enable_gqa=n > 1)
-    return _zero_empty_rows(out, dead)
+    return _zero_empty_rows(out, empty)

@@ -1477,9 +1477,10 @@ def generate_stories(
     numbers.
     """
     validate.integer(0, seed=seed, n=0 if n is None else n)
-    dice = StorySampler(seed, level)
+    sampler = StorySampler(seed, level)
     plots = [p for p in PLOTS if p.level <= level]
-    endless = iter(lambda: render_story(dice.choice(plots), dice), None)
+    endless = iter(
+        lambda: render_story(sampler.choice(plots), sampler), None)
     return islice(endless, n)
 
 # %% ../nbs/A2_stories.ipynb #587eb61d
