@@ -109,9 +109,9 @@ def test_softmax_of_integers_is_refused():
 @quick
 @given(st.integers(1, 3), st.integers(1, 3), sizes, sizes, st.data())
 def test_masks_equal_loops(b, copies, t, s, data):
-    places = st.integers(-2, 7)
+    position = st.integers(-2, 7)
     positions, key_positions = (torch.tensor(data.draw(st.lists(
-        st.lists(places, min_size=n, max_size=n), min_size=b, max_size=b)))
+        st.lists(position, min_size=n, max_size=n), min_size=b, max_size=b)))
         for n in (t, s))
     causal = causal_mask(positions, key_positions)
     padding = padding_mask(key_positions)

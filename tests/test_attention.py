@@ -772,12 +772,12 @@ PADDED = [[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1], [0, -1, 1, 2, -7, 3]]
 @every_kind
 @both_paths
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("places", PADDED, ids=["left", "right", "within"])
+@pytest.mark.parametrize("padded", PADDED, ids=["left", "right", "within"])
 @pytest.mark.parametrize("noise", [1.0, 1e4])
-def test_padded_equals_unpadded(options, fused, causal, places, noise):
+def test_padded_equals_unpadded(options, fused, causal, padded, noise):
     m = layer(causal=causal, fused=fused, std=0.3, **options)
     x = noise * randn(2, 6, 16, seed=1)
-    positions = torch.tensor([places])
+    positions = torch.tensor([padded])
     x[:, positions[0] >= 0] = randn(2, 4, 16)
     near(m(x, positions=positions)[:, positions[0] >= 0], m(randn(2, 4, 16)))
 
@@ -1863,13 +1863,13 @@ def test_with_and_without_gradients_the_cache_is_equal(way, ragged, dtype):
 def test_growing_copies_seldom():
     "Without gradients, what is kept stays where it is for many steps."
     cache = DynamicLayerCache()
-    places = []
+    addresses = []
     with torch.no_grad():
         for i in range(200):
             k, _ = cache.update(randn(1, 2, 1, 4), positions=Positions(
                 start=i, length=1))
-            places.append(k.untyped_storage().data_ptr())
-    moves = sum(a != b for a, b in itertools.pairwise(places))
+            addresses.append(k.untyped_storage().data_ptr())
+    moves = sum(a != b for a, b in itertools.pairwise(addresses))
     assert moves <= 10
 
 

@@ -192,7 +192,7 @@ def test_pydocs_are_many_distinct_and_in_one_order():
         "".join(texts).encode()).hexdigest() and not out.stderr
 
 
-def test_what_other_packages_put_into_classes_is_no_documentation(monkeypatch):
+def test_what_other_packages_add_to_classes_is_no_documentation(monkeypatch):
     import logging
     before = list(python_docs())
 

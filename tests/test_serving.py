@@ -1,4 +1,4 @@
-"""Texts in slots: each as if it were alone, whatever happens beside it."""
+"""Texts in rows: each as if it were alone, whatever happens beside it."""
 import asyncio
 import functools
 import gc
@@ -94,7 +94,7 @@ def empty(engine):
     "Nothing is held by anybody."
     sound(engine)
     assert not engine.has_unfinished_requests
-    assert all(slot is None for slot in engine.scheduler.row_owners)
+    assert all(handle is None for handle in engine.scheduler.row_owners)
     pool = engine.runner.pool
     assert pool is None or pool.num_used_blocks == 0
 
@@ -116,15 +116,16 @@ BLOCKS = st.sampled_from([
 @pytest.mark.parametrize("name", by_day(
     [row.name for row in DECODERS], "Seq2Seq", "GPT", "Llama, grouped, tied, scaled"))
 @settings(max_examples=40, deadline=None)
-@given(asked=ASKED, slots=st.integers(1, 4), blocks=BLOCKS,
+@given(asked=ASKED, max_num_seqs=st.integers(1, 4), blocks=BLOCKS,
        chunk=st.sampled_from([None, 1, 3, 5]),
        policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
        max_overtakes=st.integers(0, 3))
-def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
+def test_each_text_is_what_it_is_alone(name, asked, max_num_seqs, blocks, chunk,
                                        policy, max_overtakes):
     "Arrivals, prompts, stops, policies, chunks, blocks, cancels: any."
     source = next(row for row in ROWS if row.name == name).source
-    engine = Engine(model_of(name), slots, policy=policy, max_prefill_tokens=chunk,
+    engine = Engine(model_of(name), max_num_seqs, policy=policy,
+                    max_prefill_tokens=chunk,
                     max_overtakes=max_overtakes, **blocks)
     handles = {}
     step = 0
@@ -179,7 +180,7 @@ def texts(requests, model=MODEL):
 
 @WAYS
 def test_what_a_row_reads_is_never_what_another_reads(how):
-    "Long beside short, in the same call and in the same slot."
+    "Long beside short, in the same call and in the same row."
     requests = [Request([*range(1, 1 + n)], 3 + n % 5)
                 for n in (30, 1, 2, 17, 1, 9, 33, 4)]
     handles = Engine(MODEL, 3, **how).run(requests)
@@ -204,9 +205,9 @@ def reads(engine):
     seen = []
     read = engine.runner.prefill
 
-    def watched(slots, pieces, starts, **encoder_hidden_states):
+    def watched(rows, pieces, starts, **encoder_hidden_states):
         seen.append([len(piece) for piece in pieces])
-        return read(slots, pieces, starts, **encoder_hidden_states)
+        return read(rows, pieces, starts, **encoder_hidden_states)
     engine.runner.prefill = watched
     return seen
 
@@ -236,9 +237,9 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
     met = 0
     begin = engine.runner.cache.match_prefix
 
-    def watched(slot, ids):
+    def watched(row, ids):
         nonlocal met
-        n = begin(slot, ids)
+        n = begin(row, ids)
         met += bool(engine.scheduler.num_preemptions and n)
         return n
     engine.runner.cache.match_prefix = watched
@@ -355,8 +356,8 @@ def test_a_policy_is_told_what_is_left_to_read():
     assert told == [(), (), (1,), (1, 5)]       # 8 of 9 are cached
 
 
-def order(policy, lengths, slots=1, **how):
-    engine = Engine(MODEL, slots, policy=policy, **how)
+def order(policy, lengths, max_num_seqs=1, **how):
+    engine = Engine(MODEL, max_num_seqs, policy=policy, **how)
     handles = [engine.submit(Request([1] * n, 2)) for n in lengths]
     engine.run()
     return sorted(range(len(lengths)), key=lambda i: (
@@ -373,7 +374,7 @@ def test_who_comes_next():
 
 def test_like_lengths_waste_less_padding():
     lengths = [20, 2, 19, 3, 18, 1, 21, 2]
-    wasted = [order(policy, lengths, slots=4)[1].runner.num_padding_tokens
+    wasted = [order(policy, lengths, max_num_seqs=4)[1].runner.num_padding_tokens
               for policy in ("fcfs", "similar_length")]
     assert wasted == [36 + 42, 6 + 4]
 
@@ -396,10 +397,10 @@ def test_nobody_is_overtaken_more_often_than_max_overtakes_allows(max_overtakes)
 
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=14),
-       max_overtakes=st.integers(0, 4), slots=st.integers(1, 3),
+       max_overtakes=st.integers(0, 4), max_num_seqs=st.integers(1, 3),
        policy=st.sampled_from(sorted(SCHEDULING_POLICIES)))
-def test_the_bound_holds_for_everybody(lengths, max_overtakes, slots, policy):
-    engine = Engine(MODEL, slots, policy=policy,
+def test_the_bound_holds_for_everybody(lengths, max_overtakes, max_num_seqs, policy):
+    engine = Engine(MODEL, max_num_seqs, policy=policy,
                     max_overtakes=max_overtakes, num_blocks=9, block_size=3)
     handles = []
     for n in lengths:

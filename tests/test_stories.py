@@ -241,9 +241,9 @@ def test_sentences():
 
 
 def test_tables():
-    for shelves in LEXICON.values():
-        assert set(shelves[0]) <= set(shelves[1]) <= set(shelves[2])
-        assert all(len(s) == len(set(s)) for s in shelves)
+    for levels in LEXICON.values():
+        assert set(levels[0]) <= set(levels[1]) <= set(levels[2])
+        assert all(len(s) == len(set(s)) for s in levels)
     people = [w for w in GENDER if GENDER[w] < 2]
     others = {w for s in LEXICON.values() for w in s[2]} - set(people)
     assert all(p.istitle() for p in people) and not others & set(people)

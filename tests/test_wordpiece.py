@@ -353,9 +353,9 @@ def test_no_name_is_anything_else():
     "So ``tag_story`` need not ask whether a person stands in a gap."
     people = {"girl", "boy", "woman", "man", "child", "grown", "pet",
               "small_pet", "big_pet"}
-    for kind, shelves in stories.LEXICON.items():
+    for kind, levels in stories.LEXICON.items():
         if kind not in people:
-            assert not stories.GENDER.keys() & {*shelves[2]}
+            assert not stories.GENDER.keys() & {*levels[2]}
 
 
 @plain_only

@@ -430,9 +430,9 @@ class NeighborBaseline:
 #| code-summary: recoverable_words, words of a story that its earlier sentences decide
 STORY_WORD_KINDS = {"name": "child grown", "thing": "toy flyer",
                     "place": "place low high", "pronoun": ""}
-STORY_WORDS = {kind: {word.split()[-1] for shelf in shelves.split()
-                      for word in stories.LEXICON[shelf][0]}
-               for kind, shelves in STORY_WORD_KINDS.items()}
+STORY_WORDS = {kind: {word.split()[-1] for name in names.split()
+                      for word in stories.LEXICON[name][0]}
+               for kind, names in STORY_WORD_KINDS.items()}
 STORY_WORDS["pronoun"] = {"he", "she", "He", "She", "his", "her"}
 
 

@@ -36,7 +36,7 @@ class BlockPool:
 
     Each is *used* (``ref_counts`` counts the tables it stands in),
     *cached* (in no table, its content still indexed) or *free*.
-    ``buffers`` has, for each layer, tensors with a run of places for each
+    ``buffers`` has, for each layer, tensors with a run of slots for each
     block, and one block more, which stays 0: what a short table is filled
     up with.
     """
@@ -299,7 +299,7 @@ class PagedLayerCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        "All places of the pool, of all texts, (places, …)."
+        "All slots of the pool, of all texts, (slots, …)."
         return self.tables.pool.buffers.get(self.layer_index, [])
 
     @property
@@ -318,7 +318,7 @@ class PagedLayerCache:
         self, *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
-        "Put tokens into their places; return what may be attended to."
+        "Write tokens to their slots; return what may be attended to."
         positions = Positions.of(positions)
         fresh = not any(self.seq_lens)
         buffers = _layer_buffers(self, tensors, positions)

@@ -179,9 +179,9 @@ def append_positions(
     return positions.memoize((past,), lambda: _joined(past, positions))
 
 # %% ../nbs/A5_caches.ipynb #06188d2e
-#| code-summary: places that some row needs
+#| code-summary: slots that some row needs
 def _drop_unused_slots(tensor):
-    "Positions without places that all rows left, and which are kept."
+    "Positions without slots that no row uses, and which slots are kept."
     slots = (tensor >= 0).any(0).nonzero()[:, 0]
     # the end is asked for here, and not in a step
     tensor = tensor[:, slots]
@@ -194,7 +194,7 @@ def crop_positions(
     key_positions: Positions,  # of what is kept
     end: int | Int[Tensor, " b"],  # one number, or one for each row
 ) -> tuple[Positions, Any]:
-    "Those below ``end``, and the places along time that still hold one."
+    "Those below ``end``, and the slots along time that still hold one."
     if key_positions.start is not None and isinstance(end, int):
         end = min(max(end - key_positions.start, 0), key_positions.length)
         return Positions(
@@ -232,7 +232,7 @@ def _set_rows(old, rows, new, fill, axis):
 # %% ../nbs/A5_caches.ipynb #2f32b4ad
 #| code-summary: positions after other rows were copied into a batch
 def _set_position_rows(past, b, rows, new):
-    "Those of ``b`` rows of which some hold another text, and places."
+    "Those of ``b`` rows of which some hold another text, and slots."
     old = (
         torch.full((b, 0), -1, device=new.tensor.device)
         if past is None
@@ -242,7 +242,7 @@ def _set_position_rows(past, b, rows, new):
         old, rows, new.tensor.expand(len(rows), -1), -1, -1))
 
 # %% ../nbs/A5_caches.ipynb #bd69c67c
-#| code-summary: refuses rows that cannot take these places
+#| code-summary: refuses rows that cannot take these tokens
 def _validate_set_rows(batch_size, tensors, rows, source):
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
                  for x in held] for held in (source.tensors, tensors))

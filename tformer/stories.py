@@ -219,9 +219,9 @@ def add_words(
     words: Collection,  # what to put there
 ) -> None:
     """Make ``words`` known as ``kind`` at ``level`` and above."""
-    shelves = LEXICON.setdefault(kind, [[], [], []])
-    for shelf in shelves[level - 1:]:
-        shelf += [w for w in words if w not in shelf]
+    levels = LEXICON.setdefault(kind, [[], [], []])
+    for known in levels[level - 1:]:
+        known += [w for w in words if w not in known]
 
 # %% ../nbs/A2_stories.ipynb #7df28647
 #| code-fold: false
@@ -1418,8 +1418,8 @@ def choose_cast(
     for role, kind in plot.cast:
         if role in ROLES["spot"]:
             kind = f"{kind} {cast['p']}"
-        shelf = LEXICON[kind][rng.level - 1]
-        cast[role] = rng.choice([w for w in shelf
+        known = LEXICON[kind][rng.level - 1]
+        cast[role] = rng.choice([w for w in known
                                  if w not in cast.values()])
     return cast
 
