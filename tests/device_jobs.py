@@ -13,7 +13,7 @@ import itertools
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 import test_caches
 from helpers import draw_ids, padded, randn
@@ -34,8 +34,8 @@ from tformer.speculate import (
     speculative_generate,
     strided_token_log_probs,
 )
-from tformer.trained import load_bundle, tell
 from tformer.train import Trainer
+from tformer.trained import load_bundle, tell
 from tformer.translation import translate
 from tformer.variants.sparse import collect_indexer_losses
 
@@ -221,6 +221,8 @@ def cached(name, device):
     found = []
     with torch.no_grad():
         cache = model.new_cache(3)
+        if hasattr(cache, "allow_rollback"):
+            cache.allow_rollback(1)
         found.append(model(ids[:, :6], positions=positions.to(device), cache=cache))
         found.append(model(ids[:, 6:7], cache=cache))
         cache.select(torch.tensor([2, 0, 1], device=device))

@@ -7,10 +7,13 @@ and ``device=`` move between them.  All values are real, so code that reads them
 (``tolist``, ``item``, an ``if``) runs as it is.  PyTorch's FakeTensorMode, which has
 no values, cannot go that far.
 """
-from contextlib import contextmanager
+from contextlib import nullcontext
+from unittest import mock
 
+import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
@@ -36,6 +39,20 @@ class PretendedCard(TorchFunctionMode):
         super().__init__()
         self._held = {}         # address of a memory: a weak reference to it
         self.num_calls = 0      # that had a tensor on the card
+
+    def __enter__(self):
+        # a card has a generator of its own, which somebody may want to leave as it was
+        self._patches = [mock.patch.object(torch.cuda, "get_rng_state", id),
+                         mock.patch.object(torch.cuda, "set_rng_state",
+                                           lambda state, device: None)]
+        for patch in self._patches:
+            patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        for patch in self._patches:
+            patch.stop()
+        return super().__exit__(*exception)
 
     def holds(self, tensor):
         "Whether a tensor is on the card."
@@ -138,8 +155,46 @@ PROPERTIES = {"device": lambda device: device,
               "is_cpu": lambda device: device.type == "cpu"}
 
 
-@contextmanager
-def pretended_card():
-    "A `PretendedCard`; whatever was computed on it must not outlive it."
-    with PretendedCard() as card:
-        yield card
+# name: whether a card refuses it, and what is done with the same numbers on the CPU
+# and on the card, and with row numbers on the card
+MIXTURES = {
+    "a sum": (True, lambda here, there, rows: here + there),
+    "a sum in place": (True, lambda here, there, rows: there.add_(here)),
+    "a product": (True, lambda here, there, rows: there[None] @ here[:, None]),
+    "a concatenation": (True, lambda here, there, rows: torch.cat([here, there])),
+    "a choice": (True, lambda here, there, rows: torch.where(here > 1, there, there)),
+    "rows of the CPU": (True, lambda here, there, rows: there.index_select(
+        0, rows.cpu())),
+    "rows of the card": (True, lambda here, there, rows: here[rows]),
+    "rows to gather": (True, lambda here, there, rows: there.gather(0, rows.cpu())),
+    "values at rows": (True, lambda here, there, rows: there.__setitem__(
+        rows, here[:2])),
+    "an embedding": (True, lambda here, there, rows: F.embedding(
+        rows.cpu(), there[:, None])),
+    "attention": (True, lambda here, there, rows: F.scaled_dot_product_attention(
+        *[x.view(1, 1, 3, 2) for x in (there, there, here)])),
+    "a comparison": (True, lambda here, there, rows: torch.equal(here, there)),
+    "NumPy": (True, lambda here, there, rows: there.numpy()),
+    "draws": (True, lambda here, there, rows: torch.rand(
+        3, generator=torch.Generator(), device="cuda")),
+    "draws in place": (True, lambda here, there, rows: there.uniform_(
+        generator=torch.Generator())),
+    "a number": (False, lambda here, there, rows: there * here[1]),
+    "a number to fill with": (False, lambda here, there, rows: there.masked_fill(
+        there > 1, here[1])),
+    "an index": (False, lambda here, there, rows: there[rows.cpu()]),
+    "values in a slice": (False, lambda here, there, rows: there.__setitem__(
+        slice(2), here[:2])),
+    "a copy": (False, lambda here, there, rows: here.copy_(there)),
+    "to the card": (False, lambda here, there, rows: here.to(there) + there),
+    "to the CPU": (False, lambda here, there, rows: there.cpu().numpy()),
+    "new tensors": (False, lambda here, there, rows: there.new_zeros(6) + there
+                    + torch.ones(6, device=there.device) + torch.zeros_like(there)),
+    "a list": (False, lambda here, there, rows: here + torch.tensor(there.tolist())),
+}
+
+
+def refusal(refused):
+    "Expect the error of a mixture, or none."
+    return pytest.raises((RuntimeError, TypeError), match=r"device|numpy") if refused \
+        else nullcontext()
