@@ -387,7 +387,8 @@ def _(self, positions, key_positions):
     s = key_positions.shape[1]
     if t in (1, s):
         return Attention.allowed(self, positions, key_positions)
-    return torch.ones(t, s).tril().bool() & padding_mask(key_positions)
+    whole = torch.ones(t, s, device=positions.device)
+    return whole.tril().bool() & padding_mask(key_positions)
 
 
 @attention("keys rotated twice", "remember", cache="rotated twice")
@@ -1249,7 +1250,7 @@ def test_tolerance_follows_the_coarsest_type():
         check.max_difference(x, x[:2])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype):
     for name in HEALTHY:
