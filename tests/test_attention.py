@@ -184,7 +184,7 @@ def test_both_paths_agree(how, kv, d_v, dtype):
     assert (pull(fused, x[:1])[0][empty] == 0).all()
 
 
-def test_explicit_is_attend_head_by_head():
+def test_eager_attend_is_attend_head_by_head():
     q, k, v = qkv(t=5, s=7, d_v=3, kv=2)
     mask = some_mask(2, 4, 5, 7, empty=2)
     bias = randn(2, 4, 5, 7, seed=5)
@@ -236,7 +236,7 @@ def test_dropout_keeps_the_mean(path, how):
 
 
 @pytest.mark.parametrize("how", DROPPED.values(), ids=DROPPED)
-def test_explicit_dropout_under_autocast_is_wide(how):
+def test_eager_dropout_under_autocast_is_in_float32(how):
     "The same draws, the same numbers: no product was made narrow."
     results = []
     for on in (False, True):
@@ -255,7 +255,7 @@ def test_weights_come_before_dropout():
     close(weights.sum(-1), torch.ones(2, 4, 6))
 
 
-def test_autocast_does_not_reach_the_explicit_path():
+def test_autocast_does_not_reach_eager_attend():
     x = qkv(64, 64, 16, 16)
     plain, exact = eager_attend(*x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -319,7 +319,7 @@ def test_no_keys_at_all():
         assert out.shape == (2, 4, 3, 5) and (out == 0).all()
 
 
-def test_an_online_step_keeps_peak_total_and_mean():
+def test_an_online_update_keeps_maximum_sum_and_mean():
     scores = randn(3, 9)
     values = randn(9, 4, seed=1)
     state = (torch.full((3, 1), -math.inf), torch.zeros(3, 1),
@@ -337,7 +337,7 @@ def test_an_online_step_keeps_peak_total_and_mean():
 
 @quick
 @given(st.integers(1, 5), st.integers(1, 5), st.booleans(), seeds)
-def test_combined_masks_equal_loops(t, s, causal, seed):
+def test_built_masks_equal_loops(t, s, causal, seed):
     g = torch.Generator().manual_seed(seed)
     positions = torch.randint(-2, 6, (2, t), generator=g)
     key_positions = torch.randint(-2, 6, (2, s), generator=g)

@@ -497,7 +497,7 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
     assert model.rows < 2 + 2 * 2 * 19
 
 
-def test_no_gradients_and_all_the_room_there_is():
+def test_no_gradients_and_the_longest_text_there_is():
     class Looks(Table):
         max_len = 6
 

@@ -519,7 +519,7 @@ def test_a_new_head_gets_a_copy(model):
 
 # --- tasks made of stories
 
-def test_a_broken_story_has_the_same_words_and_a_fault():
+def test_a_corrupted_story_has_the_same_words_and_a_fault():
     made = [(t, corrupt_story(t, seed=n)) for n, t in
             enumerate(TEXTS[:60])]
     pairs = [(a, b) for a, b in made if b]

@@ -16,7 +16,6 @@ import yaml
 import course
 import vocabulary
 from conftest import ROOT
-from vocabulary import Code, Text
 
 TABLE = yaml.safe_load((ROOT / "tests" / "vocabulary.yml").read_text(encoding="utf-8"))
 # captions that begin with a word and a comma, and name nothing
@@ -110,49 +109,56 @@ def test_the_examples_in_docstrings_run(name):
 # Retired words
 
 def words_of(name):
-    "Return an identifier in lower case, its words between underscores."
+    "Return an identifier in lower case, with its words between underscores."
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
     return f"_{'_'.join(words).lower()}_"
 
 
 def is_retired(name, word):
-    return name == word[1:] if word[0] == "=" else f"_{word}_" in words_of(name)
+    return name == word[1:] if word[0] == "=" else words_of(word) in words_of(name)
 
 
-def identifiers():
-    "Yield every file with the names that its code, or its table of changes, uses."
-    for path in [*(ROOT / "tformer").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
-        if path.name not in {"_modidx.py", "test_vocabulary.py"}:
-            yield path, code_names([path.read_text(encoding="utf-8")])
-    for notebook in course.notebooks(ROOT):
-        cells = course.json.loads(notebook.path.read_text(encoding="utf-8"))["cells"]
-        yield notebook.path, code_names([
-            vocabulary.without_magic(course.source(cell)) for cell in cells
-            if cell["cell_type"] == "code"])
-    path = ROOT / "tests" / "mutations.yml"
-    yield path, {"_".join(re.findall(r"\w+", text.text))
-                 for text in vocabulary.texts_of_rows(ROOT, path)}
+def matches(file, patterns):
+    return any(fnmatch(file, pattern) for pattern in patterns)
 
 
-def code_names(sources):
-    return {name for source in sources
-            for name in vocabulary.read_code(source).identifiers}
-
-
-def retired(files):
-    "Return a line for each identifier that holds a retired word."
+def retired(file, names):
+    "Return a line for each name in a file that holds a retired word."
     found = []
-    for path, names in files:
-        file = path.relative_to(ROOT).as_posix()
-        for row in TABLE["retired"]:
-            if any(fnmatch(file, pattern) for pattern in row.get("except", {})):
-                continue
-            found += [f"{file}: {name} ({word}: {row['now']})"
-                      for word in row["word"].split() for name in sorted(names)
-                      if is_retired(name, word)]
+    for row in TABLE["retired"]:
+        spared = row.get("except", {})
+        if matches(file, row.get("only", "*").split()) and not matches(file, spared):
+            found += [f"{file}: {name} (now: {row['now']})"
+                      for word in row["word"].split() for name in names
+                      if name not in spared and is_retired(name, word)]
     return found
 
 
-def test_retired_words_are_gone():
-    found = retired(identifiers())
-    assert not found, "\n".join(["these names hold a retired word:", *found])
+def identifiers():
+    "Yield every file of code with the names that stand in it; names of mutations."
+    for path in [*(ROOT / "tformer").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        if path.name not in {"_modidx.py", "test_vocabulary.py"}:
+            yield path, [path.read_text(encoding="utf-8")]
+    for path in course.notebook_paths(ROOT):
+        cells = course.json.loads(path.read_text(encoding="utf-8"))["cells"]
+        yield path, [vocabulary.without_magic(course.source(cell)) for cell in cells
+                     if cell["cell_type"] == "code"]
+
+
+def test_retired_words_are_gone_from_code():
+    found = []
+    for path, sources in identifiers():
+        names = {name for source in sources
+                 for name in vocabulary.read_code(source).identifiers}
+        found += retired(path.relative_to(ROOT).as_posix(), names)
+    assert not found, "\n".join(["these names hold a retired word:", *sorted(found)])
+
+
+def test_retired_words_are_gone_from_texts(texts):
+    found = []
+    for text in texts:
+        names = {part for name in vocabulary.names_in(text) for part in name.split(".")}
+        if text.where == "tests/mutations.yml":
+            names.add("_".join(re.findall(r"\w+", text.text)))
+        found += retired(text.where.split(":")[0], names)
+    assert not found, "\n".join(["these texts hold a retired word:", *sorted(found)])

@@ -91,47 +91,44 @@ def read_code(source):
     nodes = [parse(source)]
     while nodes:
         node = nodes.pop()
-        kind = type(node)
-        if kind is ast.Name:
-            cell.identifiers.add(node.id)
-            continue
-        if kind is ast.Constant:
-            if type(node.value) is str:
-                cell.strings.append((node.lineno, node.value))
-                cell.words |= names_in_program(node.value)
-            continue
-        if kind is ast.JoinedStr:
-            words = ["{}" if isinstance(part, ast.FormattedValue) else part.value
-                     for part in node.values]
-            cell.strings.append((node.lineno, "".join(words)))
+        cell.identifiers |= names_of_node(node)
+        cell.aliases |= imported(node)
+        if isinstance(node, ast.JoinedStr):
+            cell.strings.append((node.lineno, "".join(
+                "{}" if isinstance(part, ast.FormattedValue) else part.value
+                for part in node.values)))
             nodes += [part.value for part in node.values
                       if isinstance(part, ast.FormattedValue)]
             continue
-        if kind is ast.Attribute:
-            cell.identifiers.add(node.attr)
-        elif kind is ast.arg or kind is ast.keyword:
-            cell.identifiers.add(node.arg)
-        elif kind is ast.alias:
-            cell.identifiers |= {*node.name.split("."), node.asname}
-        elif kind is ast.ExceptHandler or kind in DEFINITIONS:
-            cell.identifiers.add(node.name)
-        elif kind is ast.Import or kind is ast.ImportFrom:
-            cell.aliases |= imported(node)
-        if kind is ast.Module or kind in DEFINITIONS:
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                cell.docstrings.append((first.lineno, str(first.value.value)))
-                first.value = ast.Pass()
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            cell.strings.append((node.lineno, node.value))
+            cell.words |= names_in_program(node.value)
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
+            text = node.body.pop(0).value
+            cell.docstrings.append((text.lineno, text.value))
         for name in node._fields:
             value = getattr(node, name, None)
-            if isinstance(value, ast.AST):
-                nodes.append(value)
-            elif isinstance(value, list):
-                nodes += [part for part in value if isinstance(part, ast.AST)]
+            nodes += [part for part in (value if isinstance(value, list) else [value])
+                      if isinstance(part, ast.AST)]
     cell.words |= {text for _, text in cell.strings if text.isidentifier()}
-    cell.identifiers.discard(None)
     cell.comments = list(comments(source))
     return cell
+
+
+def names_of_node(node):
+    "Return the names that a node of a syntax tree brings in itself."
+    kind = type(node)
+    if kind is ast.Name:
+        return {node.id}
+    if kind is ast.Attribute:
+        return {node.attr}
+    if kind is ast.arg or kind is ast.keyword:
+        return {node.arg} - {None}
+    if kind is ast.alias:
+        return {*node.name.split("."), node.asname} - {None}
+    if kind is ast.ExceptHandler or kind in DEFINITIONS:
+        return {node.name} - {None}
+    return set()
 
 
 def names_in_program(text):
@@ -265,9 +262,11 @@ def texts_of_notebook(root, path):
               course.directives(course.source(cell))[0])
              for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     module = course.read_notebook(path).module
-    code = Code([source for cell, source, said in cells
-                 if cell["cell_type"] == "code" and not EXPORT & said.keys()] + (
-        [course.module_path(root, module).read_text(encoding="utf-8")] if module else []))
+    sources = [source for cell, source, said in cells
+               if cell["cell_type"] == "code" and not EXPORT & said.keys()]
+    if module:
+        sources.append(course.module_path(root, module).read_text(encoding="utf-8"))
+    code = Code(sources)
     for n, (cell, source, said) in enumerate(cells):
         where = f"{name}:cell {n}"
         if cell["cell_type"] == "markdown":
@@ -315,8 +314,9 @@ def names_in(text):
     if text.kind != "prose":
         rest = SPAN.sub("``", text.text)
         words = SNAKE.findall(rest)
-        if len(words) < 3 or 3 * len(words) <= len(rest.split()) or text.kind != "message":
-            yield from words        # else it is a table of data
+        # a message in which every third word has an underscore is a table of data
+        if text.kind != "message" or len(words) < max(3, len(rest.split()) / 3):
+            yield from words
         if text.kind != "figure":
             yield from CALL.findall(rest)
             yield from KEYWORD.findall(rest)
@@ -532,8 +532,8 @@ def library_attributes():
 
 def library_names():
     "Return what Python and the libraries call their functions and parameters."
-    names = {*keyword.kwlist, *dir(builtins), *LIBRARIES, *SHORT, "self", "cls",
-             "__getattr__", "__all__", "__main__", "__name__", "__file__", "__version__"}
+    names = {*keyword.kwlist, *dir(builtins), *LIBRARIES, *SHORT, *VALUES,
+             "__getattr__", "__all__", "__main__", "__file__", "__version__"}
     for module in map(load, NAMESPACES):
         for name in public(module):
             names |= {name, *parameters(getattr(module, name))}

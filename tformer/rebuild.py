@@ -551,9 +551,9 @@ def _compared(model, method, calls, got):
     slack = max(check.tolerance(x.float()) for x in _all_tensors(right))
     apart = far(_REFERENCE[method])
     if max(apart) <= slack:
-        if all(x.isfinite().all() for x in _all_tensors(got)):
-            return "", "", []
-        return "not all results are numbers", _EMPTY_ROW, []
+        if not all(x.isfinite().all() for x in _all_tensors(got)):
+            return "not all results are numbers", _EMPTY_ROW, []
+        return "", "", []
     i = apart.index(max(apart))
     likely = (text for text, version in KNOWN_MISTAKES[method]
               if max(far(version)) <= slack)

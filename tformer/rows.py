@@ -399,7 +399,7 @@ class GrowingRows(LayerCacheBase):
                 key_positions: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on, with no room to grow."
         super().replace(tensors, key_positions)
-        self._room = None
+        self._buffer = None
 
     def validate_append(self, tensors: tuple,
                         positions: Positions) -> None:
@@ -411,21 +411,21 @@ class GrowingRows(LayerCacheBase):
         "All that is kept, with these behind; refuses what cannot follow."
         self.validate_append(tensors, positions)
         if self.is_empty:
-            self._room = None
+            self._buffer = None
             return [x.contiguous() for x in tensors]
         n = self.key_positions.length
         t = tensors[0].shape[-2]
-        room = self._room
+        buffer = self._buffer
         alike = all([a.dtype == b.dtype
                      for a, b in zip(self.tensors, tensors)])
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
                 not alike):
-            self._room = None
+            self._buffer = None
             return [torch.cat(p, -2) for p in zip(self.tensors, tensors)]
-        if room is None or not room.can_append(n, t):
-            room = GrowableBuffer(self.tensors, 2 * (n + t))
-            self._room = room
-        return room.append(tensors)
+        if buffer is None or not buffer.can_append(n, t):
+            buffer = GrowableBuffer(self.tensors, 2 * (n + t))
+            self._buffer = buffer
+        return buffer.append(tensors)
 
 # %% ../nbs/A5_caches.ipynb #cce1c6ec
 #| code-summary: counts how often a tensor was changed in place
