@@ -4,7 +4,6 @@ What is read, and which names are found in it, is said in `vocabulary.py`. The n
 that are meant although they exist nowhere, and the retired words, stand in
 `vocabulary.yml`, each with its reason.
 """
-import ast
 import doctest
 import importlib
 import re
@@ -78,19 +77,10 @@ def captions():
                 yield where, cell.directives["code-summary"], cell.source
 
 
-def defined(source):
-    "Return the names that the code of a cell defines or assigns."
-    tree = vocabulary.parse(source)
-    return {node.name for node in ast.walk(tree)
-            if isinstance(node, vocabulary.DEFINITIONS)} | {
-        node.id for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
 def misnamed(caption, source):
     "Return the name with which a caption begins, if its cell does not define it."
     name = vocabulary.first_name(caption)
-    return None if name in {None, *WORDS, *defined(source)} else name
+    return None if name in {None, *WORDS, *vocabulary.defined(source)} else name
 
 
 def test_a_caption_names_what_its_cell_defines():

@@ -30,11 +30,16 @@ SPAN = re.compile(r"(?P<role>\{[\w:-]+\})?(?<![`\\])(?P<ticks>`{1,2})(?!`)"
 # name( and name= in a sentence; but not token(s), and not a == b
 CALL = re.compile(r"(?<![\w.`$\\{}-])([^\W\d][\w.]*\w)\((?!s\))")
 KEYWORD = re.compile(r"(?<![\w.`$\\\"'<{}-])([a-z_]\w+)=(?![=>])")
+# call f with name=
+WITH = re.compile(r"\b([\w.]+\w)(?:`{1,2}|\(\))? with `{0,2}(\w+)=")
+# of an output: a.b, and name( in the middle of a line
+OUTPUT = re.compile(r"(?<![\w./$'\"-])"
+                    r"([a-z]\w+(?:\.[a-z]\w*)+(?=[\s(])|[a-z]\w*_\w+(?=\())")
 # a word that can only be a name, but not a matrix W_K
 SNAKE = re.compile(r"(?<![\w.`$\\{}/:<-])_?[A-Za-z]\w+_\w*[^\W_](?![\w/:{}>-])")
 # what is not read as a name: paths, options, commands, addresses, words-with-hyphens
 FILE = re.compile(r"^-|/|^\.?[\w*.-]*\.(py|md|yml|yaml|cfg|csv|json|jsonl|ipynb|js|css"
-                  r"|txt|toml|ini|svg|gz|npy|pt|bin|safetensors|tiktoken|cff|git\w*)$"
+                  r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|git\w*)$"
                   r"|^\.[a-z]+rc$|^\.(venv|pre-commit)|^\w+(-\w+)+(: .*)?$")
 STRING_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|' r"'''(?:\\.|[^\\])*?'''|"
@@ -143,6 +148,16 @@ def names_in_program(text):
             for key in ("id", "name", "arg", "attr") if getattr(node, key, None)}
 
 
+def defined(source):
+    "Return the names that some code defines, assigns or takes as parameters."
+    names = set()
+    for node in ast.walk(parse(source)):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or (
+                isinstance(node.ctx, ast.Store)):
+            names |= set() if isinstance(node, ast.keyword) else names_of_node(node)
+    return names
+
+
 def imported(node):
     "Return what each name of an import stands for, as a dotted name."
     if isinstance(node, ast.Import):
@@ -216,10 +231,13 @@ def texts_of_page(root, path):
     code = Code([])
     if path.name in {"maintain.md", "CONTRIBUTING.md"}:
         code = maintenance(root)
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(root).as_posix()
+    yield from programs(name, text, code)
     line = 1
-    for block in re.split(r"(\n\s*\n)", prose(path.read_text(encoding="utf-8"))):
+    for block in re.split(r"(\n\s*\n)", prose(text)):
         if block.strip():
-            yield Text(f"{path.relative_to(root)}:{line}", "prose", block, code)
+            yield Text(f"{name}:{line}", "prose", block, code)
         line += block.count("\n")
 
 
@@ -241,7 +259,18 @@ def maintenance(root):
     return code
 
 
-FENCE = re.compile(r"^(`{3,}|~{3,}|:{3,})(?!\{)[^\n]*\n.*?^\1[ \t]*$", re.M | re.S)
+FENCE = re.compile(r"^(`{3,}|~{3,}|:{3,})(?!\{)([^\n]*)\n(.*?)^\1[ \t]*$", re.M | re.S)
+
+
+def programs(where, text, code):
+    "Yield the blocks of Python in a page, beside the names that they define."
+    blocks = [found[3] for found in FENCE.finditer(text)
+              if found[2].strip() == "python"]
+    own = Code([])
+    own.names = code.names.union(*map(defined, blocks))
+    own.aliases = code.aliases | Code(blocks).aliases
+    for block in blocks:
+        yield Text(where, "program", block, own)
 
 
 def prose(text):
@@ -271,6 +300,7 @@ def texts_of_notebook(root, path):
         where = f"{name}:cell {n}"
         if cell["cell_type"] == "markdown":
             yield Text(where, "prose", prose(source), code)
+            yield from programs(where, source, code)
             continue
         for key in ("code-summary", "verified", "setup"):
             if key in said:
@@ -304,8 +334,11 @@ def names_in(text):
     package with what is behind their dot.
     """
     if text.kind == "output":
-        yield from re.findall(r"(?<![\w./$])[a-z]\w+(?:\.[a-z]\w*)+(?=\(|\s+passed)",
-                              text.text)
+        yield from (name for name in OUTPUT.findall(text.text)
+                    if not FILE.search(name))
+        return
+    if text.kind == "program":
+        yield from names_in_tree(parse(text.text))
         return
     for found in SPAN.finditer(text.text):
         role = found["role"] or ""
@@ -320,6 +353,7 @@ def names_in(text):
         if text.kind != "figure":
             yield from CALL.findall(rest)
             yield from KEYWORD.findall(rest)
+            yield from ("(".join(found) for found in WITH.findall(text.text))
 
 
 def names_in_span(code):
@@ -337,12 +371,18 @@ def names_in_span(code):
         tree = ast.parse(code.replace("…", "..."))
     except SyntaxError:
         return
+    yield from names_in_tree(tree)
+
+
+def names_in_tree(tree):
+    "Yield the names of a tree, `a.b.c` as one, and its keywords as `f(keyword`."
     inner = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in inner:
             yield dotted(node)
-        elif isinstance(node, ast.keyword) and node.arg:
-            yield node.arg
+        elif isinstance(node, ast.Call):
+            yield from (f"{dotted(node.func)}({keyword.arg}"
+                        for keyword in node.keywords if keyword.arg)
         elif isinstance(node, DEFINITIONS):
             yield node.name
 
@@ -413,6 +453,7 @@ class Package:
         self.members = {}
         self.bases = {}
         self.modules = set()
+        self.parameters = {}            # of each function and class of a module
         for path in sorted((root / "tformer").rglob("*.py")):
             if path.name == "_modidx.py":
                 continue
@@ -431,6 +472,9 @@ class Package:
     def _read(self, tree):
         for node in tree.body:
             self.names |= assigned(node)
+            if isinstance(node, DEFINITIONS):
+                self.parameters.setdefault(node.name, set()).update(
+                    fields(node) if isinstance(node, ast.ClassDef) else takes(node))
         for node in ast.walk(tree):
             if isinstance(node, DEFINITIONS):
                 self.names.add(node.name)
@@ -440,10 +484,7 @@ class Package:
                     ast.unparse(base).split("[")[0].split(".")[-1]
                     for base in node.bases)
             elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
-                args = node.args
-                self.names |= {arg.arg for arg in [
-                    *args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg,
-                    args.kwarg] if arg}
+                self.names |= takes(node)
 
     @functools.cache  # noqa: B019 (there is one package)
     def all_members(self, cls):
@@ -453,6 +494,25 @@ class Package:
             return set(dir(find(library))) if library else set(dir(object))
         return self.members[cls].union(set(dir(type)),
                                        *map(self.all_members, self.bases[cls]))
+
+
+def takes(function):
+    "Return the names of the parameters of a function; ** if it takes any."
+    args = function.args
+    return {arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs,
+                                args.vararg, args.kwarg] if arg} | (
+        {"**"} if args.kwarg else set())
+
+
+def fields(cls):
+    "Return the names by which a class is made: of its fields, or of its __init__."
+    names = {"**"} if cls.bases else set()
+    for node in cls.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            return takes(node)
+        if isinstance(node, ast.AnnAssign):
+            names |= assigned(node)
+    return names
 
 
 def find(name):
@@ -525,6 +585,8 @@ def library_attributes():
     for name in CLASSES:
         cls = find(name)
         names |= {cls.__name__, *dir(cls)}
+        if name.startswith("torch.nn."):        # what its __init__ sets
+            names |= class_members(parse(inspect.getsource(cls)).body[0])
         for member in {*public(cls), "__init__"}:
             names |= parameters(getattr(cls, member))
     return names
@@ -570,6 +632,8 @@ class Vocabulary:
         Each other part has to be a member of what stands before it; if that is the
         value of a variable, it has to be a member of some class.
         """
+        if "(" in name:
+            return self._takes(*name.split("("), code)
         first, *rest = name.split(".")
         if len(name) == 1:
             return True
@@ -585,6 +649,14 @@ class Vocabulary:
             self.package.modules)
         return is_value and code.aliases.get(first) is None and all(
             self._is_attribute(part, code) for part in rest)
+
+    def _takes(self, function, keyword, code):
+        "Whether a function, if the package has one of that name, has that parameter."
+        module, _, last = function.rpartition(".")
+        known = self.package.parameters.get(last, {"**"})
+        if "**" in known or (module and f"tformer.{module}" not in self.package.modules):
+            return self.knows(keyword, code)
+        return keyword in known
 
     def _is_attribute(self, name, code):
         return (len(name) == 1 or name in self.attributes or name in code.names
