@@ -453,31 +453,6 @@ def load(path):
     return module
 
 
-def test_every_address_names_one_owner(tmp_path, copy_tree):
-    owner = load(ROOT / ".ci" / "owner.py")
-    assert not list(owner.disagreements(owner.current()))
-    copy = copy_tree(tmp_path)
-    run("git", "init", "-q", cwd=copy)
-    for name in ("nobody-yet", "some-body"):        # it can be set again
-        run(sys.executable, ".ci/owner.py", name, cwd=copy)
-    text = (copy / "settings.ini").read_text(encoding="utf-8")
-    assert "user = some-body" in text and "OWNER" not in text
-    left = [p for p in copy.rglob("*") if p.is_file()
-            and ".git" not in p.relative_to(copy).parts
-            and p.suffix in {".md", ".yml", ".ini", ".ipynb", ".cff"}
-            and re.search("(OWNER|nobody-yet)/tformer",
-                          p.read_text(encoding="utf-8"))]
-    assert not left
-    # one address changed by hand is found
-    page = copy / "README.md"
-    page.write_text(page.read_text(encoding="utf-8") +
-                    "\nhttps://github.com/" + "another/tformer\n")
-    found = load(copy / ".ci" / "owner.py")
-    assert [d.split(":")[0] for d in found.disagreements("some-body")] == \
-        ["README.md"]
-    assert found.main(["not a login"]) == 2
-
-
 def test_nothing_tells_of_the_machine():
     telling = re.compile(r"/root/|/home/\w+/|/tmp/\w+|/work/|\.pyenv|"
                          r"127\.0\.0\.1:\d{4,}|site-packages/|file:///")

@@ -2,8 +2,8 @@
 
 d = { 'settings': { 'branch': 'main',
                 'doc_baseurl': '/tformer',
-                'doc_host': 'https://OWNER.github.io',
-                'git_url': 'https://github.com/OWNER/tformer',
+                'doc_host': 'https://example.org',
+                'git_url': 'https://example.org/tformer',
                 'lib_path': 'tformer'},
   'syms': { 'tformer.attend': { 'tformer.attend.attend': ('attention_by_hand.html#attend', 'tformer/attend.py'),
                                 'tformer.attend.causal_mask': ('attention_by_hand.html#causal_mask', 'tformer/attend.py'),
