@@ -350,8 +350,15 @@ def test_the_status_page_says_what_ran_on_a_gpu():
               "notebooks": {"a": {"passed": True}, "nn/b": {"passed": False}}}
     text = status_page.gpu(record, ["a", "nn/b", "c"])
     assert "1 of 3 notebooks passed on 2026-01-02, on Some GPU" in text
-    assert text.endswith("of the CPU: nn/b, c.")
+    assert "of the CPU: nn/b, c. The tests that need a GPU were not run." in text
     assert "No notebook's outputs differ" in status_page.gpu(record, ["a"])
+    record |= {"gpu_tests": {"passed": 7, "failed": 1, "skipped": 2},
+               "versions": {"torch": "2.13.0"}}
+    said = ("Of the 10 tests that need a GPU, 7 passed, 1 failed and 2 were skipped, "
+            "on 2026-01-02, on Some GPU, with PyTorch 2.13.0.")
+    assert status_page.gpu(record, ["a"]).endswith(said)
+    del record["notebooks"]
+    assert status_page.gpu(record, ["a"]) == f"The notebooks were not run there. {said}"
 
 
 def test_the_status_page_bears_what_is_missing(tmp_path):
