@@ -1249,7 +1249,7 @@ def test_tolerance_follows_the_coarsest_type():
         check.max_difference(x, x[:2])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype):
     for name in HEALTHY:

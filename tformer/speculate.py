@@ -520,7 +520,8 @@ class PrefixedModel(nn.Module):
                   max_len: int | None = None) -> Any:
         "For so many rows; what is shared is never changed."
         cache = copy.deepcopy(self.prefix_cache)
-        cache.select(torch.zeros(batch_size, dtype=torch.int64))
+        cache.select(torch.zeros(batch_size, dtype=torch.int64,
+                                 device=self.ids.device))
         return cache
 
     def shift_positions(self, positions: Any) -> Any:
