@@ -68,6 +68,9 @@ class PretendedCard(TorchFunctionMode):
         return result
 
     def device(self, tensor):
+        "Where a tensor is, or says to be."
+        if tensor.is_meta:
+            return tensor.device
         return CARD if self.holds(tensor) else CPU
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

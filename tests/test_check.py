@@ -387,7 +387,8 @@ def _(self, positions, key_positions):
     s = key_positions.shape[1]
     if t in (1, s):
         return Attention.allowed(self, positions, key_positions)
-    return torch.ones(t, s).tril().bool() & padding_mask(key_positions)
+    whole = torch.ones(t, s, device=positions.device)
+    return whole.tril().bool() & padding_mask(key_positions)
 
 
 @attention("keys rotated twice", "remember", cache="rotated twice")

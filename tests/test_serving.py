@@ -913,4 +913,4 @@ def test_on_a_device(how):
                 for n in (30, 1, 2, 17, 1, 9)]
     expected = texts(requests)
     tickets = Engine(model.cuda(), 3, **how).run(requests)
-    assert [t.ids for t in tickets] == [text.ids for text in expected]
+    assert [t.output_ids for t in tickets] == [text.ids for text in expected]
