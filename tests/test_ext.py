@@ -368,7 +368,7 @@ def test_the_plan_holds_every_notebook():
             for ch in part["chapters"]}
     numbers = [course_map.number(name) for name in plan]
     numbers = [n for n in numbers if n]
-    assert len(plan) == 53 and numbers == sorted(numbers, key=lambda n: (
+    assert len(plan) == 54 and numbers == sorted(numbers, key=lambda n: (
         n[0] == "A", int(n.removeprefix("A"))))
     for nb in FOUND:
         assert plan[nb.name].get("module", "") == nb.module, nb.name

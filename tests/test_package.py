@@ -53,7 +53,7 @@ def test_wheel_asks_for_lower_bounds_alone(wheel):
     asked = meta.get_all("Requires-Dist")
     plain = {re.split(r"[>=<; ]", r)[0] for r in asked if "extra" not in r}
     assert plain == {"torch", "numpy", "einops", "jaxtyping", "regex",
-                     "tqdm", "safetensors"}
+                     "tqdm", "safetensors", "typer"}
     for line in asked:
         assert re.fullmatch(r"[\w-]+>=[\d.]+(; extra == \"\w+\")?", line)
     assert meta["Requires-Python"] == ">=3.11"
