@@ -213,11 +213,6 @@ def test_importing_the_package_imports_no_command_line():
     assert not {"typer", "torch", "tformer.__main__"} & {*done.split()}
 
 
-def test_the_console_script_is_this_command():
-    ini = (ROOT / "settings.ini").read_text(encoding="utf-8")
-    assert "console_scripts = tformer=tformer.__main__:main\n" in ini
-
-
 def test_a_small_model_has_one_thread(bundle, monkeypatch):
     before = torch.get_num_threads()
     seen = []
