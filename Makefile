@@ -9,6 +9,9 @@ NB ?=
 CHOSEN = $(PY) book/_ext/course.py notebooks $(NB)
 RECORD ?= _proc/status.json
 STATUS ?= book/status.json
+GPU_STATUS ?= book/status_gpu.json
+# processes of `make gpu`: all of them share the memory of one card
+GPU_JOBS ?= 4
 # environment variables for `make processors`; empty: what tests/processors.py chooses
 SWITCH ?=
 PORT ?= 8000
@@ -23,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # what one of many processes has compiled, the others need not
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lint check test nightly processors book serve notebooks records bench \
+.PHONY: help setup lint check test nightly processors gpu book serve notebooks records bench \
 	verify status seconds owner clean
 
 help:  ## what there is to make
@@ -56,6 +59,13 @@ nightly: $(VENV)/.done  ## the tests marked nightly, and every ✓ seen to fail
 processors: $(VENV)/.done  ## notebooks, and tests marked processor, as another processor computes
 	$(PY) tests/processors.py run $(if $(SWITCH),--switch "$(SWITCH)") \
 		$(PYTEST) -m "processor and not nightly" nbs tests
+
+gpu: $(VENV)/.done  ## on a machine with a GPU: every notebook, and the tests that need one
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a CUDA device, and PyTorch finds none")'
+	failed=0; \
+	$(PYTEST) -n $(GPU_JOBS) --record $(GPU_STATUS) nbs || failed=1; \
+	$(PYTEST) -n $(GPU_JOBS) -m gpu --record $(GPU_STATUS) tests || failed=1; \
+	exit $$failed
 
 book: $(VENV)/.done  ## the site, in _book/_build/html; warnings are fatal
 	$(VENV)/bin/nbdev_export

@@ -81,7 +81,9 @@ if RunningKernel is not None:
 
 def pytest_addoption(parser):
     parser.addoption("--record", metavar="FILE", help="write what each "
-                     "notebook did (passed, seconds, versions) as JSON")
+                     "notebook did (passed, seconds, versions) as JSON, and on a GPU "
+                     "how many tests marked gpu passed; what is on record of the same "
+                     "machine and day, and was not run, is kept")
     parser.addoption("--seconds", metavar="FILE", help="write the seconds "
                      "that each file took, by tier, as JSON; files and tiers "
                      "that were not run keep what is on record")
@@ -153,18 +155,23 @@ def pytest_collection_finish():
 class Clock:
     """Adds up the seconds of each file by tier, and what each notebook did.
 
-    ``files`` is {path of a file: {tier: seconds}}.
+    ``files`` is {path of a file: {tier: seconds}}; ``gpu_tests`` is {test marked
+    gpu: "passed", "failed" or "skipped"}.
     """
 
     def __init__(self):
         self.books = defaultdict(
             lambda: {"passed": True, "cells": 0, "seconds": 0.0})
         self.files = defaultdict(lambda: defaultdict(float))
+        self.gpu_tests = {}
 
     def pytest_runtest_logreport(self, report):
         path = path_of(report.nodeid)
         tier = "nightly" if "nightly" in report.keywords else "test"
         self.files[path][tier] += report.duration
+        if "gpu" in report.keywords and (
+                report.when == "call" or report.outcome != "passed"):
+            self.gpu_tests[report.nodeid] = report.outcome
         if not path.endswith(".ipynb"):
             return
         book = self.books[known_as(ROOT / path)]
@@ -179,11 +186,24 @@ class Clock:
             return (f"the notebooks took {took:.0f} s together; their "
                     f"budget is {total} s")
 
-    def as_record(self):
-        return {"date": datetime.date.today().isoformat(),
-                **describe_machine(),
-                "notebooks": {k: {**b, "seconds": round(b["seconds"], 1)}
-                              for k, b in sorted(self.books.items())}}
+    def as_record(self, before=None):
+        """Return what a record says of this run.
+
+        On a GPU it says how the tests that need one ended, too. What this run did
+        not do is taken from the record ``before``, if that is of the same machine
+        and day.
+        """
+        record = {"date": datetime.date.today().isoformat(), **describe_machine()}
+        if before and record == {name: before.get(name) for name in record}:
+            record = before
+        if self.books:
+            record["notebooks"] = {k: {**b, "seconds": round(b["seconds"], 1)}
+                                   for k, b in sorted(self.books.items())}
+        if self.gpu_tests and record["device"] != "CPU":
+            outcomes = [*self.gpu_tests.values()]
+            record["gpu_tests"] = {outcome: outcomes.count(outcome) for outcome in
+                                   ("passed", "failed", "skipped")}
+        return record
 
     def merged(self, seconds):
         """Return a record of seconds with those of this run put in.
@@ -223,6 +243,7 @@ def pytest_report_header(config):
 
 def describe_machine():
     from importlib.metadata import version
+    from importlib.util import find_spec
 
     import torch
     processor, instructions = describe_processor()
@@ -233,7 +254,8 @@ def describe_machine():
             "processor": processor, "instructions": instructions,
             "cores": os.cpu_count(),
             "versions": {p: version(p) for p in
-                         ("torch", "numpy", "matplotlib", "jupyter-book")}}
+                         ("torch", "numpy", "matplotlib", "jupyter-book")
+                         if find_spec(p.replace("-", "_"))}}
 
 
 def pytest_configure(config):
@@ -279,10 +301,13 @@ def pytest_sessionfinish(session):
         path = Path(target)
         kept = read_seconds(path) or read_seconds()
         write_json(path, clock.merged(kept))
+    target = session.config.getoption("--record")
+    if target and (clock.books or clock.gpu_tests):
+        path = Path(target)
+        before = json.loads(path.read_text("utf-8")) if path.exists() else None
+        write_json(path, clock.as_record(before))
     if not clock.books:
         return
-    if target := session.config.getoption("--record"):
-        write_json(Path(target), clock.as_record())
     # as another processor, and with more threads than processes leave, all is slower
     if not switched() and (message := clock.over_budget()):
         session.config.clock_message = message

@@ -27,7 +27,7 @@ setup(
         "Source": cfg["git_url"],
     },
     classifiers=[
-        "Development Status :: 3 - Alpha",
+        "Development Status :: 4 - Beta",
         "Intended Audience :: Education",
         "Intended Audience :: Developers",
         "Programming Language :: Python :: 3",

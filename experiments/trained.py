@@ -265,7 +265,7 @@ def train_translator(steps):
     exact = nats_per_target_byte(trained, new)
     round_weights(trained.model)
     return trained._replace(card=dict(
-        about="translates the English of appendix A11 into French",
+        about="translates the English of appendix A9 into French",
         steps=steps, seconds=round(spent), read=len(read), tried=n,
         loss_float32=round(exact, 5),
         exact_without_averaging=round(alone, 4),

@@ -33,6 +33,9 @@ def pytest_configure(config):
     """
     config.addinivalue_line(
         "markers", "nightly: run by `make nightly`, not by `make test`")
+    config.addinivalue_line(
+        "markers", "gpu: needs a CUDA device, and is skipped elsewhere; run by "
+        "`make gpu`")
     if not config.getoption("--jaxtyping-packages", None):
         os.environ.pop("TFORMER_SHAPES", None)
         return
@@ -52,6 +55,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     mark_nightly(items)
     mark_processor(items)
+    skip_without_gpu(items)
     if "TFORMER_SHAPES" in os.environ:
         run_less(config, items)
 
@@ -76,6 +80,18 @@ def mark_processor(items):
             for item in items:
                 if item.path == path:
                     item.add_marker(pytest.mark.processor)
+
+
+def skip_without_gpu(items):
+    "Let tests marked gpu be skipped where there is no CUDA device."
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing:
+        return
+    import torch  # which files without such tests need not
+    if not torch.cuda.is_available():
+        for item in needing:
+            item.add_marker(pytest.mark.skip(
+                reason="This test needs a CUDA device, and PyTorch finds none."))
 
 
 def run_less(config, items):

@@ -10,8 +10,6 @@ import torch
 plain_only = pytest.mark.skipif(
     "TFORMER_SHAPES" in os.environ,
     reason="slow, or not to be traced, where signatures are executed")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(),
-                                reason="needs CUDA")
 
 
 def by_day(values, *usual):

@@ -65,10 +65,10 @@ class Row:
         call = model if via == "forward" else getattr(model, via)
         if self.source and (how.get("cache") is None or how["cache"].is_empty):
             rows = torch.arange(len(ids)) if rows is None else rows
-            src = self.ids(3, 7, seed=9)[rows]
+            src = self.ids(3, 7, seed=9)[rows].to(ids.device)
             keep = torch.ones(3, 7).bool()
             keep[1, :3] = False
-            keep = keep[rows]
+            keep = keep[rows].to(ids.device)
             how |= dict(encoder_hidden_states=model.encode(src, keep),
                         encoder_attention_mask=keep)
         out = call(ids, **how)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import helpers
 from conftest import ROOT, run
-from helpers import close, generator, needs_cuda, plain_only, spread
+from helpers import close, generator, plain_only, spread
 from tformer import attention, rows
 from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import (
@@ -801,7 +801,7 @@ def test_dead_rows_are_the_bias_of_the_output(fused, dtype, asks):
     assert all((g == 0).all() for g in alone)  # before o_proj: exactly 0
 
 
-@needs_cuda
+@pytest.mark.gpu
 @both_paths
 @both_types
 def test_on_a_gpu(fused, dtype):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from helpers import draw_ids, generator, needs_cuda, plain_only
+from helpers import draw_ids, generator, plain_only
 from models import ROWS, VOCAB, causal
 from tformer.beam import (
     beam_search,
@@ -631,7 +631,7 @@ def test_parts_refuse_too():
 
 # --- elsewhere
 
-@needs_cuda
+@pytest.mark.gpu
 @torch.no_grad()
 def test_a_device_finds_what_the_cpu_finds():
     for row in ROWS:

@@ -650,7 +650,7 @@ def test_half_precision_stays_close(cls):
         assert (x.float() - y).abs().max() < 0.05 * y.abs().max()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 @each
 def test_on_cuda(cls):
     model = spread(cls(TINY))

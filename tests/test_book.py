@@ -397,7 +397,7 @@ FAINT = {
     "nbs/19_masked_language_model.html": {"#d5dce4 on #1d8668"},
     "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769",
                                        "#d5dce4 on #b2631b"},
-    "nbs/A7_caches.html": {"#ffffff on #1fa37c"}}
+    "nbs/A5_caches.html": {"#ffffff on #1fa37c"}}
 
 
 def browser_faults(chromium, paths, kinds, faint=None):

@@ -136,7 +136,7 @@ class Windowed(SelfAttention):
     "Each query sees the last ``WINDOW`` tokens, itself among them."
 
     def new_cache(self, batch, max_len=None):
-        return Rolling(WINDOW, batch)
+        return Rolling(WINDOW, batch, self.o_proj.weight.device)
 
     def forward(self, x, *, positions=None, mask=None, cache=None):
         key_positions = positions = Positions.of(positions, x, cache)
@@ -155,10 +155,10 @@ class Windowed(SelfAttention):
 class Rolling(LayerCacheBase):
     "Returns all it had and all that is new; keeps what may be needed."
 
-    def __init__(self, window, batch):
+    def __init__(self, window, batch, device=None):
         super().__init__(batch)
         self.window = window
-        self.lost = torch.full((batch,), -1)
+        self.lost = torch.full((batch,), -1, device=device)
 
     def update(self, *tensors, positions):
         at = Positions.of(positions).tensor.expand(len(tensors[0]), -1)
@@ -203,7 +203,8 @@ class Rolling(LayerCacheBase):
 
 class Fixed(SelfAttention):
     def new_cache(self, batch, max_len=None):
-        return Preallocated(batch, max_len or MAX_LEN, (2, 4), (2, 4))
+        return Preallocated(batch, max_len or MAX_LEN, (2, 4), (2, 4),
+                            like=self.o_proj.weight)
 
 
 class Placed(SelfAttention):
@@ -213,18 +214,20 @@ class Placed(SelfAttention):
 
 class Slotted(SelfAttention):
     def new_cache(self, batch, max_len=None):
-        return Slots(batch, max_len or MAX_LEN, (2, 4), (2, 4))
+        return Slots(batch, max_len or MAX_LEN, (2, 4), (2, 4),
+                     like=self.o_proj.weight)
 
 
 class Preallocated(LayerCacheBase):
     "All places are returned; the next token is written at ``n``."
 
-    def __init__(self, batch, max_len, *sizes):
+    def __init__(self, batch, max_len, *sizes, like):
         super().__init__(batch)
-        self.tensors = [torch.zeros(batch, *size[:-1], max_len, size[-1])
+        self.tensors = [like.new_zeros(batch, *size[:-1], max_len, size[-1])
                         for size in sizes]
-        self.key_positions = torch.full((batch, max_len), -1)
-        self.n = torch.zeros(1, dtype=torch.int64)
+        whole = dict(dtype=torch.int64, device=like.device)
+        self.key_positions = torch.full((batch, max_len), -1, **whole)
+        self.n = torch.zeros(1, **whole)
 
     lengths = property(lambda self: (self.key_positions >= 0).sum(-1))
     is_empty = property(lambda self: False)
@@ -257,8 +260,8 @@ class Preallocated(LayerCacheBase):
 class Slots(Preallocated):
     "A token is written at its position; padding at a place of no use."
 
-    def __init__(self, batch, max_len, *sizes):
-        super().__init__(batch, max_len + 1, *sizes)
+    def __init__(self, batch, max_len, *sizes, like):
+        super().__init__(batch, max_len + 1, *sizes, like=like)
 
     def update(self, *tensors, positions):
         at = Positions.of(positions).tensor.expand(self.batch_size, -1)

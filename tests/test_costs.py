@@ -926,7 +926,7 @@ def test_the_counter_does_not_see_the_fused_kernel_of_the_cpu():
     assert counter.get_total_flops() == flops_by_component(s, 50)["projections"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_memory_of_a_card_by_its_own_books():
     model = Llama(LlamaConfig(vocab_size=512, d_model=256, n_layers=4,
                               n_heads=4)).to("cuda", torch.bfloat16)

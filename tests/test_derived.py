@@ -226,7 +226,7 @@ def test_a_class_of_ones_own():
         DerivedBuffersModule().reset_buffers()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 @each_kind
 def test_on_cuda(kind):
     make, use = KINDS[kind]

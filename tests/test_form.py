@@ -281,7 +281,7 @@ def test_changes_of_a_notebook_in_a_folder_are_found(tmp_path, monkeypatch):
 @pytest.mark.nightly
 def test_a_change_turns_its_own_cell_red():
     "One change, and the notebook without it."
-    name = "A7_caches"
+    name = "A5_caches"
     change = verify.changes(name)[0]
     seen = verify.replay(name, {change["claim"]})
     assert len(seen) == 1 and seen[0]["red"], seen

@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from helpers import needs_cuda, plain_only
+from helpers import plain_only
 from models import MAX_LEN, ROWS, VOCAB, causal, rows
 from tformer import seq2seq
 from tformer.costs import estimate_costs
@@ -546,7 +546,7 @@ def test_as_much_as_fits_is_written():
         generate(model, [[1, 2]], max_new_tokens=MAX_LEN)
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_a_device_writes_the_same_and_is_read_once_a_step(monkeypatch):
     model = small()
     expected = [text.ids for text in generate(model, PROMPTS, max_new_tokens=12)]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from helpers import close, draw_ids, needs_cuda, padded, randn, spread
+from helpers import close, draw_ids, padded, randn, spread
 from tformer import check, gpt
 from tformer.gpt import (
     GPT,
@@ -269,7 +269,7 @@ def test_dropout_is_where_gpt2_has_it():
     assert drops == [True]
 
 
-@needs_cuda
+@pytest.mark.gpu
 @both
 def test_it_runs_on_cuda(kind):
     ours = model(kind)

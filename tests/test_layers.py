@@ -961,7 +961,7 @@ def test_modules_are_one_graph(module):
         torch.compile(half, fullgraph=True, backend="eager")(x.bfloat16())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_equals_cpu(module, dtype):

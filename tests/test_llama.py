@@ -569,7 +569,7 @@ def test_integers_of_other_widths_are_ids_too():
 # compiled, on a GPU
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype):
     m = model(Qwen3)

@@ -1,4 +1,4 @@
-"""What all models share, once for each: the contracts of appendix A4."""
+"""What all models share, once for each: the contracts of appendix A3."""
 import copy
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from conftest import run
-from helpers import close, equal_models, needs_cuda, padded, plain_only, randn, spread
+from helpers import close, equal_models, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, num_read, rows
 from tformer.llama import Llama, Qwen3, make_gqa_factory
 from tformer.model import (
@@ -929,7 +929,7 @@ def test_layers_that_differ_are_described_one_by_one(tmp_path):
 
 # on other machines
 
-@needs_cuda
+@pytest.mark.gpu
 @every
 @pytest.mark.parametrize("where", ["moved", "born", "loaded"])
 def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import close, needs_cuda, plain_only, randn, spread
+from helpers import close, plain_only, randn, spread
 from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer.attention import DynamicLayerCache, KVCache, SelfAttention
 from tformer.generate import generate
@@ -377,7 +377,7 @@ def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
                                else type(b))
 
 
-@needs_cuda
+@pytest.mark.gpu
 @torch.no_grad()
 def test_on_a_device():
     model = GPT_ROW.make().cuda()

@@ -32,7 +32,7 @@ from tformer.position import (
 from tformer.rotary import ALiBi, RotaryEmbedding, ShawRelativePositions, T5RelativeBias
 from tformer.rows import fused_attend, online_softmax_attend
 
-DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16]
 B = 2
 T = 7

@@ -25,8 +25,7 @@ from tformer.position import (
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 evens = st.integers(1, 20).map(lambda half: 2 * half)
 bases = st.sampled_from([10_000.0, 100.0, 2.0, 500_000.0])
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPES = bool(os.environ.get("TFORMER_SHAPES"))
 
 

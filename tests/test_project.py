@@ -21,11 +21,11 @@ ANYWHERE = {"plot", "stories", "validate", "files"}    # importable from every c
 # what a notebook may take from later: the tour loads the weights that it began to train
 EARLY = {"00_tour": {"tformer.trained"}}
 # appendices that stand between chapters in the order of imports
-READ_AS = {"A4_models": "08~", "A5_rebuild": "12~", "A7_caches": "06~",
-           "A8_corpora": "14~", "A9_checkpoints": "16~", "A10_trained": "17~",
-           "A11_parallel": "17~", "A12_word_pieces": "17~",
-           "A13_faster_decoding": "21~", "A14_fixed_caches": "20~",
-           "A15_paged_caches": "22~", "package/variants/gqa": "23~",
+READ_AS = {"A3_models": "08~", "A4_rebuild": "12~", "A5_caches": "06~",
+           "A6_corpora": "14~", "A7_checkpoints": "16~", "A8_trained": "17~",
+           "A9_parallel": "17~", "A10_word_pieces": "17~",
+           "A11_faster_decoding": "21~", "A12_fixed_caches": "20~",
+           "A13_paged_caches": "22~", "package/variants/gqa": "23~",
            "package/variants/mla": "24~",
            "package/variants/sliding_window": "25~",
            "package/variants/sparse": "26~", "package/command_line": "28~"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import close, draw_ids, needs_cuda, padded, plain_only, spread
+from helpers import close, draw_ids, padded, plain_only, spread
 from tformer import check
 from tformer.attention import DynamicLayerCache, KVCache
 from tformer.gpt import GPT, GPTConfig
@@ -331,7 +331,7 @@ def test_the_skeleton_runs_as_a_file(tmp_path):
     assert all(gap in vars(space["MyGPT"]) for gap in TODO_METHODS)
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_a_rebuilt_model_runs_on_cuda():
     assert check.run_all(Mine(CONFIG).eval().cuda(), 61)
 

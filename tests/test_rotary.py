@@ -846,7 +846,7 @@ def test_all_parts_compile_to_one_graph(dynamic):
             close(compiled(x, p), call(x, p), 1e-6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_cuda(dtype):
     q = randn(2, 4, 6, 8, dtype=dtype)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import generation as peers
 
 from conftest import ROOT
-from helpers import generator, needs_cuda, plain_only
+from helpers import generator, plain_only
 from tformer.sampling import (
     Sampler,
     SamplingParams,
@@ -478,7 +478,7 @@ def test_allowed_sees_what_its_row_wrote():
     assert seen == [[4, 4], [], [5], [3, 3]]
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_a_device_writes_what_the_cpu_writes():
     z = (2 * torch.randn(20, 7, 633, generator=generator(5)))
     here = Sampler(WAYS)

@@ -803,7 +803,7 @@ def test_works_on_meta_tensors():
     assert out.shape == (2, 5, 40)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @kinds
 def test_runs_on_a_gpu(kind, tmp_path):
     model = make(kind, 0.3)

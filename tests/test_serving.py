@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from helpers import by_day, needs_cuda, plain_only
+from helpers import by_day, plain_only
 from models import MAX_LEN, ROWS, VOCAB
 from test_paged import consistent
 from tformer.generate import generate
@@ -905,7 +905,7 @@ def test_parts_have_names():
     assert ModelRunner(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", [{}, PAGED, PAGED | dict(max_prefill_tokens=3)])
 def test_on_a_device(how):
     model = small()
@@ -913,4 +913,4 @@ def test_on_a_device(how):
                 for n in (30, 1, 2, 17, 1, 9)]
     expected = texts(requests)
     tickets = Engine(model.cuda(), 3, **how).run(requests)
-    assert [t.ids for t in tickets] == [text.ids for text in expected]
+    assert [t.output_ids for t in tickets] == [text.ids for text in expected]

@@ -254,7 +254,7 @@ def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
             ("nbs/x/01_a.ipynb::Cell 0", {}, 4.0)):
         clock.pytest_runtest_logreport(SimpleNamespace(
             nodeid=nodeid, keywords=keywords, duration=seconds, when="call",
-            failed=False))
+            outcome="passed", failed=False))
     assert clock.files == {"tests/test_a.py": {"test": 3.0, "nightly": 5.0},
                            "nbs/x/01_a.ipynb": {"test": 4.0}}
     monkeypatch.setattr(rules, "ROOT", tmp_path)
@@ -268,6 +268,67 @@ def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
     assert merged == {"nbs/x/01_a.ipynb": {"test": 4.0},
                       "tests/test_a.py": {"nightly": 6.0, "test": 3.0},
                       "tests/test_b.py": {"test": 7.0}}
+
+
+def gpu_run(rules, *reports):
+    "A clock that has seen these: test, phase, outcome."
+    clock = rules.Clock()
+    for nodeid, when, outcome in reports:
+        clock.pytest_runtest_logreport(SimpleNamespace(
+            nodeid=f"tests/test_a.py::{nodeid}", keywords={"gpu": 1}, duration=1.0,
+            when=when, outcome=outcome, failed=outcome == "failed"))
+    return clock
+
+
+def test_a_run_on_a_gpu_is_recorded(monkeypatch):
+    rules = load(ROOT / "conftest.py")
+    clock = gpu_run(rules, ("a", "setup", "passed"), ("a", "call", "passed"),
+                    ("a", "teardown", "passed"), ("b", "call", "failed"),
+                    ("b", "teardown", "passed"), ("c", "setup", "skipped"),
+                    ("d", "call", "passed"), ("d", "teardown", "failed"))
+    counts = {"passed": 1, "failed": 2, "skipped": 1}
+    assert "gpu_tests" not in clock.as_record()         # this machine is none
+    machine = {"device": "Some GPU", "versions": {"torch": "2.13.0"}}
+    monkeypatch.setattr(rules, "describe_machine", lambda: dict(machine))
+    record = clock.as_record()
+    assert record["gpu_tests"] == counts and "notebooks" not in record
+    # notebooks that were run before stay, if that was here and today
+    books = {"notebooks": {"a": {"passed": True}}}
+    assert clock.as_record(record | books) == record | books
+    for change in {"device": "Another"}, {"date": "2026-01-02"}, {"versions": {}}:
+        assert clock.as_record(record | books | change) == record
+
+
+def test_tests_marked_gpu_say_why_they_are_skipped(made_up):
+    made_up.write("test_card.py", "import pytest\n\n@pytest.mark.gpu\n"
+                  "def test_card(): pass\n\ndef test_other(): pass\n")
+    done = made_up("-rs", "-m", "gpu", "tests/test_card.py", collect=False)
+    assert "1 skipped, 1 deselected" in done.stdout, done.stdout
+    assert "This test needs a CUDA device, and PyTorch finds none." in done.stdout
+
+
+def test_only_the_marker_asks_for_a_card():
+    "So that -m gpu runs all that needs one."
+    for path in (ROOT / "tests").glob("test_*.py"):
+        if path.name in ("test_workflows.py", "test_tiers.py"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert "cuda.is_available" not in text, path.name
+        tree = ast.parse(text)
+        marked = "mark.gpu" in text or path.name == "test_devices.py"
+        uses = any(isinstance(node, ast.Attribute) and node.attr == "cuda"
+                   and isinstance(node.ctx, ast.Load) for node in ast.walk(tree))
+        assert marked or not uses, path.name
+
+
+def test_make_gpu_runs_everything_and_then_what_needs_a_card():
+    runs = [line for line in recipe("gpu").split(";") if "-m pytest" in line]
+    assert len(runs) == 2 and all("--record $(GPU_STATUS)" in line for line in runs)
+    assert " nbs " in runs[0] and " -m gpu " not in runs[0]
+    assert " -m gpu " in runs[1] and " tests " in runs[1]
+    # the second also where the first fails, and then both have failed
+    assert all(run.endswith(" || failed=1") for run in runs)
+    assert recipe("gpu").rstrip().endswith("exit $$failed")
 
 
 def test_the_longest_files_begin_first(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 import tformer
 from conftest import ROOT, run
-from helpers import close, equal_models, needs_cuda, plain_only
+from helpers import close, equal_models, plain_only
 from tformer import minimal, parallel, stories, translation
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
@@ -226,7 +226,7 @@ def test_types_and_devices(storyteller):
     assert load_bundle(BUNDLED_DIR / "tour").card == load_bundle("tour").card
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_it_tells_on_a_gpu(storyteller):
     there = load_bundle("stories", device="cuda")
     assert fraction_correct(tell(there, 20)) > 0.85

@@ -4,10 +4,9 @@
 -->`` the routes as cards with their hours, ``<!-- before and after -->`` what
 the tour's model writes before and after training (the outputs of its cells
 that say ``#| landing: before`` and ``#| landing: after``), ``<!-- count -->``
-the number of ✓. Hours are estimates, and one rule
-makes them: a chapter that stands takes the time to read its words and its code
-plus the minutes of its exercises; a chapter to come is taken as `TO_COME`
-minutes. Run as a program, this file rewrites the table in README.md.
+the number of ✓. Hours are estimates, and one rule makes them: a chapter takes
+the time to read its words and its code plus the minutes of its exercises. Run
+as a program, this file rewrites the table in README.md.
 """
 from __future__ import annotations
 
@@ -27,12 +26,11 @@ ROUTES = "<!-- routes -->"
 SAMPLES = "<!-- before and after -->"
 COUNT = "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
-TO_COME = 75                     # minutes assumed for a chapter not there yet
 NAMES = {
     "gpt": ("Build a GPT", "The core: from one dot product to a trained decoder"
             " that writes."),
     "serve": ("Serve it", "For those who have a model and want it fast: caches,"
-              " batching, costs, real checkpoints."),
+              " batching, costs, and the attention of today's models."),
     "all": ("All of it", "Every chapter and appendix, in order."),
 }
 
@@ -48,10 +46,8 @@ def plan(root: Path) -> list[dict]:
     return parsed(text)
 
 
-def minutes(nb: Notebook | None) -> float:
+def minutes(nb: Notebook) -> float:
     "Time to read a chapter and do its exercises, estimated."
-    if nb is None:
-        return TO_COME
     found = measure(nb.path)
     return found.minutes + found.exercises
 
@@ -64,24 +60,17 @@ def number(name: str) -> str:
     return str(int(head)) if head.isdigit() else head
 
 
-def named(chapter: dict, found: dict[str, Notebook], folder: str) -> str:
-    nb = found.get(chapter["nb"])
-    if nb is None:
-        return chapter["title"]
-    return f"[{nb.title or chapter['title']}]({folder}/{nb.name}.ipynb)"
-
-
 def chapters(root: Path, folder: str) -> str:
-    "Markdown table of all chapters, done and to come."
+    "Markdown table of all chapters."
     found = {nb.name: nb for nb in notebooks(root)}
-    rows = ["| | chapter | what it builds | |", "|---:|:---|:---|:---|"]
+    rows = ["| | chapter | what it builds |", "|---:|:---|:---|"]
     for part in plan(root):
-        rows.append(f"| | **{part['part']}** | | |")
+        rows.append(f"| | **{part['part']}** | |")
         for ch in part["chapters"]:
-            star = " ★" if ch.get("gpt") and ch["nb"][0] != "A" else ""
-            state = "done" if ch["nb"] in found else "to&nbsp;come"
-            rows.append(f"| {number(ch['nb'])} | {named(ch, found, folder)}"
-                        f"{star} | {ch['builds']} | {state} |")
+            nb = found[ch["nb"]]
+            star = " ★" if ch.get("gpt") and nb.name[0] != "A" else ""
+            rows.append(f"| {number(nb.name)} | [{nb.title or ch['title']}]"
+                        f"({folder}/{nb.name}.ipynb){star} | {ch['builds']} |")
     return "\n".join(rows)
 
 
@@ -92,16 +81,13 @@ def routes(root: Path, folder: str) -> str:
     out = ["`````{grid} 1 1 3 3", ":gutter: 3", ""]
     for key, (name, purpose) in NAMES.items():
         on = [ch for ch in every if key == "all" or ch.get(key)]
-        hours = math.ceil(sum(minutes(found.get(ch["nb"])) for ch in on) / 60)
-        here = [f"[{number(ch['nb']) or ch['title']}]"
-                f"({folder}/{ch['nb']}.ipynb)"
-                for ch in on if ch["nb"] in found]
-        later = len(on) - len(here)
-        path = f"{len(here)} chapters and appendices" if key == "all" else (
-            "Chapters " + ", ".join(here))
-        more = f", and {later} to come" * bool(later)
+        hours = math.ceil(sum(minutes(found[ch["nb"]]) for ch in on) / 60)
+        links = [f"[{number(ch['nb']) or ch['title']}]"
+                 f"({folder}/{ch['nb']}.ipynb)" for ch in on]
+        path = f"{len(on)} chapters and appendices" if key == "all" else (
+            "Chapters " + ", ".join(links))
         out += [f"````{{grid-item-card}} {name}", purpose, "",
-                f"**About {hours} hours.** {path}{more}.", "````", ""]
+                f"**About {hours} hours.** {path}.", "````", ""]
     return "\n".join([*out, "`````"])
 
 
@@ -136,7 +122,7 @@ def count(root: Path, folder: str) -> str:
     "How many claims carry a ✓."
     found = [len(measure(nb.path).claims) for nb in notebooks(root)]
     some = len([n for n in found if n])
-    return f"There are {sum(found)} so far, on {some} of {len(found)} pages"
+    return f"There are {sum(found)} of them, on {some} of {len(found)} pages"
 
 
 def in_readme(root: Path) -> str:

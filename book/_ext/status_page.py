@@ -25,7 +25,7 @@ CLAIMS = "<!-- claims -->"
 GPU = "<!-- gpu -->"
 EMPTY = "No run has been recorded yet: `make status` records one."
 NOT_RUN = ("Not run: no run on a GPU has been recorded. On a machine with one, "
-           "`make status STATUS=book/status_gpu.json` records it.")
+           "`make gpu` records it.")
 
 
 def load(path: Path) -> dict:
@@ -108,14 +108,34 @@ def change_row(change: dict, package: Path) -> str:
 
 def gpu(record: dict, names: list[str]) -> str:
     "One paragraph on the recorded run on a GPU, or that there is none."
-    if not record.get("notebooks"):
+    if not record.get("notebooks") and not record.get("gpu_tests"):
         return NOT_RUN
-    failed = [name for name in names
-              if not record["notebooks"].get(name, {}).get("passed")]
-    differ = ("No notebook's outputs differ from those of the CPU." if not failed else
-              "Notebooks that were not run there, or whose outputs differ from those "
-              f"of the CPU: {', '.join(failed)}.")
-    return f"{summary(record, names)} {differ}"
+    return " ".join([*gpu_notebooks(record, names), *gpu_tests(record)])
+
+
+def gpu_notebooks(record: dict, names: list[str]) -> list[str]:
+    "What the notebooks did there, in two sentences or one."
+    seen = record.get("notebooks", {})
+    if not seen:
+        return ["The notebooks were not run there."]
+    failed = [name for name in names if not seen.get(name, {}).get("passed")]
+    return [summary(record, names),
+            "No notebook's outputs differ from those of the CPU." if not failed else
+            "Notebooks that were not run there, or whose outputs differ from those "
+            f"of the CPU: {', '.join(failed)}."]
+
+
+def gpu_tests(record: dict) -> list[str]:
+    "How the tests ended that need a GPU, and on which, in two sentences or one."
+    counts = record.get("gpu_tests")
+    if not counts:
+        return ["The tests that need a GPU were not run."]
+    torch = record.get("versions", {}).get("torch", "unknown")
+    return [f"Of the {sum(counts.values())} tests that need a GPU, "
+            f"{counts['passed']} passed, {counts['failed']} failed and "
+            f"{counts['skipped']} were skipped, on "
+            f"{record.get('date', 'an unknown date')}, on "
+            f"{record.get('device', 'an unknown device')}, with PyTorch {torch}."]
 
 
 def on_source_read(app, docname, content):
