@@ -28,10 +28,10 @@ READ_AS = {"A3_models": "08~", "A4_rebuild": "12~", "A5_caches": "06~",
            "A13_paged_caches": "22~", "package/variants/gqa": "23~",
            "package/variants/mla": "24~",
            "package/variants/sliding_window": "25~",
-           "package/variants/sparse": "26~"}
+           "package/variants/sparse": "26~", "package/command_line": "28~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
-           "safetensors"}
+           "safetensors", "typer"}
 
 
 def read(path):
@@ -209,9 +209,13 @@ def unlisted_notebooks(root):
 
 
 def unindexed_modules(root):
-    "Modules that nbdev's index does not hold, and what it holds beside them."
+    """Modules that nbdev's index does not hold, and what it holds beside them.
+
+    It leaves out a module whose name begins with an underscore.
+    """
     index = load(root / "tformer" / "_modidx.py").d["syms"]
-    names = {f"tformer.{name}" for name in course.module_names(root)}
+    names = {f"tformer.{name}" for name in course.module_names(root)
+             if name != "__main__"}
     return sorted(names ^ {*index})
 
 
@@ -265,7 +269,8 @@ def holds_what_a_lesson_holds(path, prose):
 
 def holds_what_a_package_notebook_holds(path, prose):
     module = course.read_notebook(path).module
-    assert course.document_name(ROOT, path) == f"package/{module.replace('.', '/')}", \
+    own = "command_line" if module == "__main__" else module.replace(".", "/")
+    assert course.document_name(ROOT, path) == f"package/{own}", \
         "it stands at the path of its module"
     purpose = prose.split("\n\n")[2]
     assert 2 <= len(re.findall(r"[a-z)`]\.(?: |$)", purpose)) <= 5, \
