@@ -15,6 +15,7 @@ from torch import nn
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 from tformer.attend import attend, causal_mask
+from tformer.attention import SelfAttention
 from tformer.bpe import pretokenize_text, split_special, train_bpe
 from tformer.costs import ACCELERATORS, decode_workload, estimate_costs
 from tformer.gpt import GPT, GPTConfig
@@ -340,6 +341,16 @@ def test_a_class_that_is_no_subclass_cannot_call_super_of_another():
         Layer()
 
 
+def test_no_other_page_names_the_documents():
+    names = re.findall(r"^- .*?\*((?:Show|Modern)[\w ]+)[*:]", PAGE, re.M)
+    assert names == ["Show Me The Code", "Modern Transformers"]
+    pages = [*course.notebook_paths(ROOT), *(ROOT / "book").rglob("*.md"),
+             *ROOT.glob("*.md")]
+    naming = [path.name for path in pages if any(
+        name in path.read_text(encoding="utf-8") for name in names)]
+    assert naming == ["errata.md"]
+
+
 def test_links_lead_to_places_that_exist():
     anchors = set()
     for path in course.notebook_paths(ROOT):
@@ -588,11 +599,11 @@ def test_top_p_adds_up_probabilities():
     # DEC-32
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     kept = [apply_top_p(z, 0.7).isfinite().tolist()
-            for z in (logits, logits + 1)]
+            for z in (logits, logits + 5)]
     assert kept[0] == kept[1] == [True, True, False, False]
     assert logits.softmax(0).cumsum(0)[:2].tolist() == pytest.approx(
         [0.643914, 0.880797], abs=1e-6)
-    sums = [z.cumsum(0) / z.sum() for z in (logits, logits + 1)]
+    sums = [z.cumsum(0) / z.sum() for z in (logits, logits + 5)]
     assert sums[0].tolist() == [1.0, 1.5, 1.5, 1.0]   # no shares of anything
     assert not torch.equal(*sums)
 
@@ -749,3 +760,89 @@ def test_parameter_groups_are_a_list_of_dictionaries():
         assert isinstance(groups, list) and all(
             isinstance(group, dict) for group in groups)
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+
+
+def test_values_of_positions_are_right():
+    table = torch.zeros(64, 16)             # POS-03: cut to d_model rows
+    for n in (2, 64):
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.zeros(2, n, 16) + table[:16]
+    assert numbers("POS-03")[1:] == [2, 1, 16, *(
+        torch.zeros(2, 1, 16) + table[:16]).shape, -2]
+    places, width = map(int, numbers("POS-07"))
+    with pytest.raises(IndexError):
+        nn.Embedding(width, width)(torch.arange(places))
+    nn.Embedding(places, width)(torch.arange(places))
+    frequencies = [10_000 ** (-2 * i / 8) for i in range(5)]
+    for shown, i in zip(numbers("POS-10")[-4:], (1, 4, 0, 3), strict=True):
+        assert close(shown, D(frequencies[i]))
+
+
+def test_last_output_does_not_know_the_order():
+    # POS-13
+    orders = re.findall(r"\[([\d, ]+)\]", right("POS-13"))
+    ids = torch.tensor([[int(i) for i in order.split(",")] for order in orders])
+    layer = drawn(nn.Sequential(nn.Embedding(5, 16),
+                                SelfAttention(16, 4, causal=True)))
+    first, second = layer(ids)
+    assert not torch.equal(*ids) and torch.equal(*ids.sort().values)
+    torch.testing.assert_close(first[-1], second[-1])
+    assert (first[0] - second[0]).abs().max() > 0.1
+
+
+def test_three_in_front_mixes_tokens():
+    # ATT-11
+    torch.manual_seed(0)
+    project = nn.Linear(8, 24)
+    may = torch.ones(6, 6).tril().bool()
+
+    def output(x, split):
+        return attend(*split(project(x)), may)[0]
+
+    def in_front(y):
+        return y.view(3, 6, 8)
+
+    def in_place(y):
+        return y.view(6, 3, 8).transpose(0, 1)
+
+    x = torch.randn(6, 8)
+    other = torch.cat([x[:5], torch.randn(1, 8)])
+    moved = [(output(x, split) - output(other, split)).abs().amax(1).nonzero()
+             .flatten().tolist() for split in (in_front, in_place)]
+    assert moved == [[3, 4, 5], [5]]
+    assert numbers("ATT-11") == [5, 6, *moved[0]]
+    place = torch.arange(6)[None]           # ATT-28
+    assert causal_mask(place, place).sum() == 6 * 7 // 2
+
+
+def test_all_rows_of_a_table_move():
+    # TRN-14
+    used, moved, rows = map(int, numbers("TRN-14"))
+    table = nn.Embedding(rows, 4)
+    before = table.weight.detach().clone()
+    table(torch.arange(used)).sum().backward()
+    assert (table.weight.grad != 0).any(1).sum() == used
+    AdamW(table.parameters()).step()
+    assert (table.weight != before).any(1).sum() == moved
+
+
+def test_values_of_cache_and_beams_are_right():
+    places, first_lost = map(int, numbers("DEC-05"))
+    table = nn.Embedding(places, 4)
+    table(torch.arange(first_lost - 1))
+    with pytest.raises(IndexError):
+        table(torch.arange(first_lost))
+    new, old, *shape = map(int, numbers("DEC-11"))
+    with pytest.raises(RuntimeError, match="must match"):
+        torch.zeros(new, old + new).masked_fill(
+            torch.ones(new, new).triu(1).bool(), -math.inf)
+    place = torch.arange(old + new)[None]
+    assert [*causal_mask(place[:, old:], place).shape[-2:]] == shape
+    beams = torch.zeros(2, 3, 2)            # DEC-17: expanded to all beams
+    best = torch.zeros(2, 1, 2)
+    assert numbers("DEC-17") == [
+        *torch.cat([beams, best.expand(-1, 3, -1)], -2).shape,
+        *torch.cat([beams, best], -2).shape]
+    d, n, again, kept = map(int, numbers("DEC-27")[-4:])
+    assert again == 4 * n**2 * d == 8 * n * d**2
+    assert kept == 4 * n * d == 8 * d**2
