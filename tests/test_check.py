@@ -1451,6 +1451,14 @@ def test_every_says_the_same_mistake_once():
     assert text.count("likely mistake is the same") == 4
 
 
+@pytest.mark.parametrize("judge", ["shapes", "causal", "padding", "cache", "gradients"])
+def test_chance_is_found_whatever_was_drawn_before(judge):
+    "Also where the generator stands as after ``manual_seed(0)``, as on a fresh GPU."
+    model = BREAKS["dropout in eval"][0]()
+    torch.manual_seed(0)
+    caught(CHECKS[judge], model)
+
+
 def test_same_tells_of_a_square_matrix_on_its_side():
     "Nothing raises, as the shapes agree; biased or not, two layouts."
     def pair(bias):
