@@ -13,7 +13,9 @@ import torch
 import tformer
 import tformer.__main__ as command
 from conftest import ROOT, run
-from tformer.__main__ import join_bytes, load_storyteller, main, stream_story
+from tformer.__main__ import load_storyteller, main
+from tformer.sampling import SamplingParams
+from tformer.trained import ModelBundle, join_bytes
 
 COMMAND = [sys.executable, "-m", "tformer"]
 ENV = {**os.environ, "PYTHONUNBUFFERED": ""}    # what is not flushed is not there
@@ -49,13 +51,14 @@ def test_a_story_may_begin_with_nothing_or_with_anything(capsys, bundle):
     assert main(["--seed", "0"]) == 0
     assert len(capsys.readouterr().out.split()) > 10
     for prompt in ("Zoë saw 🐻 and 熊", "<|endoftext|>", " ", "\x00\n", "-"):
-        story = "".join(stream_story(bundle, prompt, max_new_tokens=3, seed=0))
+        story = "".join(bundle.stream(prompt, max_new_tokens=3,
+                                      sampling_params=SamplingParams(seed=0)))
         assert story.startswith(prompt) and story != prompt
 
 
 def test_as_many_tokens_as_asked_for_or_as_fit(bundle):
     def pieces(prompt, n):
-        return [*stream_story(bundle, prompt, max_new_tokens=n, temperature=0)]
+        return [*bundle.stream(prompt, max_new_tokens=n)]
     long = pieces("Tom was a", 40)
     assert long[0] == "Tom was a" and len(long) == 41
     assert pieces("Tom was a", 7) == long[:8]
@@ -158,7 +161,7 @@ def test_an_interrupt_ends_the_story_with_a_line(capsys, monkeypatch):
     def interrupted(*args, **kwargs):
         yield "Once"
         raise KeyboardInterrupt
-    monkeypatch.setattr(command, "stream_story", interrupted)
+    monkeypatch.setattr(ModelBundle, "stream", interrupted)
     assert main(["Once"]) == 130
     assert tuple(capsys.readouterr()) == ("Once", "\n")
 
