@@ -5,8 +5,8 @@
 The change is what git knows of it: the files of the working tree that differ from the
 last commit, and those of the commits since this branch left its upstream. If nothing
 differs, it is the last commit. A test or a notebook is affected if it imports a changed
-file, directly or through others, if it mentions its name, or if `GRADING_RULES` names
-it. The distance is the number of imports in between. Files are chosen by distance, then
+file, directly or through others, if it mentions its name, or if `RULES` names it.
+The distance is the number of imports in between. Files are chosen by distance, then
 by the seconds that `tests/seconds.json` has on record, until `BUDGET` seconds are
 spent. The rest is named on the error output, and `make test` runs it.
 """
@@ -33,9 +33,10 @@ FOR_NOTEBOOKS = ["conftest.py", "tests/kernels.py", "tests/sanitize.cfg",
 # test files that read certain files instead of importing them
 RULES = [
     ("*", ["project"]),             # one of its tests reads every file
-    ("nbs/*.ipynb", ["book", "ext", "form"]),
-    ("tformer/*", ["code_changes", "package"]),
-    ("tests/mutations.yml", ["code_changes", "mutations"]),
+    ("nbs/*.ipynb", ["book", "ext", "form", "vocabulary"]),
+    ("tformer/*", ["code_changes", "package", "vocabulary"]),
+    ("tests/mutations.yml", ["code_changes", "mutations", "vocabulary"]),
+    ("tests/vocabulary.yml", ["vocabulary"]),
     ("book/verified/*", ["code_changes"]),
     ("book/_ext/*", ["live", "subfolders"]),
     ("book/_static/*", ["live"]),
@@ -44,14 +45,14 @@ RULES = [
     ("book/*", ["book", "ext", "form"]),
     ("book/notation.md", ["notation"]),
     ("book/errata.md", ["errata"]),
-    ("tests/*.py", ["affected", "tiers"]),
+    ("tests/*.py", ["affected", "tiers", "vocabulary"]),
     ("tests/seconds.json", ["affected", "tiers"]),
     ("tests/bench/*", ["bench"]),
     (".github/*", ["tiers", "workflows"]),
     (".ci/*", ["lint", "tiers", "workflows"]),
     (".pre-commit-config.yaml", ["workflows"]),
     ("Makefile", ["lint", "tiers", "workflows"]),
-    ("*.md", ["ext", "package", "tiers"]),
+    ("*.md", ["ext", "package", "tiers", "vocabulary"]),
     ("_*.yml", ["book", "ext"]),
     ("settings.ini", ["package", "uv", "workflows"]),
     ("setup.py", ["package", "uv"]),
@@ -218,7 +219,7 @@ class Project:
                 or (folder and folder in code and quoted.search(code))}
 
     def ruled(self, changed):
-        "Return the test files that `GRADING_RULES` names for a file."
+        "Return the test files that `RULES` names for a file."
         tests = {f"tests/test_{test}.py" for pattern, names in RULES
                  if fnmatch(changed, pattern) for test in names}
         return {test for test in tests if (self.root / test).exists()}

@@ -155,9 +155,9 @@ def served(row, model, device, **how):
         requests.append(Request(
             [*range(1, 1 + n)], 4 + n % 5, SAMPLED if i % 2 else None,
             **{name: x[0] for name, x in text.items()}))
-    tickets = engine.run(requests)
+    handles = engine.run(requests)
     return engine.scheduler.num_preemptions, [
-        (t.output_ids, t.log_probs, t.finish_reason, t.error) for t in tickets]
+        (t.output_ids, t.log_probs, t.finish_reason, t.error) for t in handles]
 
 
 def served_from_blocks(row, model, device):

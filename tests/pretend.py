@@ -58,7 +58,7 @@ class PretendedCard(TorchFunctionMode):
         "Whether a tensor is on the card."
         return tensor.untyped_storage()._cdata in self._held
 
-    def put(self, result):
+    def keep(self, result):
         "Let the tensors of a result be on the card."
         for x in tree_leaves(result):
             if isinstance(x, torch.Tensor):
@@ -115,7 +115,7 @@ class PretendedCard(TorchFunctionMode):
         if target.type != source.type and isinstance(x, torch.Tensor):
             same = found.untyped_storage()._cdata == x.untyped_storage()._cdata
             found = found.clone() if same else found
-        return self.put(found) if target.type == "cuda" else found
+        return self.keep(found) if target.type == "cuda" else found
 
     def _compute(self, func, name, args, kwargs):
         "Any other call: its tensors must be on one device."
@@ -138,7 +138,7 @@ class PretendedCard(TorchFunctionMode):
         if on_card and name not in COPIES:
             self._refuse_mixed(short, args, tensors)
         found = func(*args, **kwargs)
-        return self.put(found) if to_card else found
+        return self.keep(found) if to_card else found
 
     def _refuse_mixed(self, short, args, tensors):
         strangers = [x for x in tensors if not self.holds(x)]

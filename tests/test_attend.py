@@ -28,11 +28,11 @@ def qkv(t, s, d=4, d_v=3, lead=(2, 3), seed=0, dtype=torch.float32):
             for i, size in enumerate(((t, d), (s, d), (s, d_v)))]
 
 
-def some_mask(*shape, seed=0, dead=None):
+def some_mask(*shape, seed=0, empty=None):
     mask = torch.rand(*shape, generator=generator(seed)) < 0.6
     mask[..., 0] |= True
-    if dead is not None:
-        mask[..., dead, :] = False
+    if empty is not None:
+        mask[..., empty, :] = False
     return mask
 
 
@@ -109,9 +109,9 @@ def test_softmax_of_integers_is_refused():
 @quick
 @given(st.integers(1, 3), st.integers(1, 3), sizes, sizes, st.data())
 def test_masks_equal_loops(b, copies, t, s, data):
-    places = st.integers(-2, 7)
+    position = st.integers(-2, 7)
     positions, key_positions = (torch.tensor(data.draw(st.lists(
-        st.lists(places, min_size=n, max_size=n), min_size=b, max_size=b)))
+        st.lists(position, min_size=n, max_size=n), min_size=b, max_size=b)))
         for n in (t, s))
     causal = causal_mask(positions, key_positions)
     padding = padding_mask(key_positions)
@@ -134,7 +134,7 @@ def test_a_leading_one_broadcasts():
     assert causal_mask(one, one).shape == (1, 1, 4, 4)
 
 
-def test_causal_alone_lets_padding_in_and_a_padded_query_is_dead():
+def test_causal_alone_lets_padding_in_and_a_padded_query_is_empty():
     positions = torch.tensor([[-1, 0, 1]])
     causal = causal_mask(positions, positions)
     padding = padding_mask(positions)
@@ -259,7 +259,7 @@ def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias,
     if with_bias:
         added = bias = randn(*lead, t, s, seed=seed + 9)
     if with_mask:
-        mask = some_mask(*lead, t, s, seed=seed, dead=t - 1)
+        mask = some_mask(*lead, t, s, seed=seed, empty=t - 1)
         added = torch.where(mask, 0.0 if bias is None else bias, -math.inf)
     ours, peer = ([x.requires_grad_() for x in qkv(t, s, lead=lead,
                                                    seed=seed)]
@@ -318,7 +318,7 @@ def test_a_bias_needs_no_leading_axes(shape):
 @pytest.mark.parametrize("t, s, d", [(16, 16, 8), (40, 70, 32), (96, 96, 64)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_bfloat16_is_as_exact_as_sdpa(t, s, d, masked):
-    mask = some_mask(1, 1, t, s, seed=t, dead=2) if masked else None
+    mask = some_mask(1, 1, t, s, seed=t, empty=2) if masked else None
     data = qkv(t, s, d, d, lead=(2, 2), seed=t, dtype=torch.bfloat16)
 
     def run(function, dtype):
@@ -352,16 +352,16 @@ def test_types_are_kept(dtype):
 def test_under_autocast():
     q, k, v = qkv(5, 7)
     with torch.autocast("cpu", torch.bfloat16):
-        out, w = attend(q, k, v, some_mask(1, 1, 5, 7, dead=1))
+        out, w = attend(q, k, v, some_mask(1, 1, 5, 7, empty=1))
     assert out.isfinite().all() and (w[..., 1, :] == 0).all()
-    close(out, attend(q, k, v, some_mask(1, 1, 5, 7, dead=1))[0])
+    close(out, attend(q, k, v, some_mask(1, 1, 5, 7, empty=1))[0])
 
 
-# dead rows
+# empty rows
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by", ["mask", "bias", "all", "no keys"])
-def test_dead_rows_are_zero_with_finite_gradients(dtype, by):
+def test_empty_rows_are_zero_with_finite_gradients(dtype, by):
     s = 0 if by == "no keys" else 4
     q, k, v = (x.requires_grad_() for x in qkv(3, s, dtype=dtype))
     mask = torch.ones(1, 1, 3, s).bool()
@@ -467,7 +467,7 @@ def test_the_inputs_are_left_alone():
 def test_gradients_reach_the_bias():
     q, k, v = qkv(3, 4, lead=(), dtype=torch.float64)
     bias = randn(3, 4, dtype=torch.float64).requires_grad_()
-    mask = some_mask(3, 4, dead=1)
+    mask = some_mask(3, 4, empty=1)
     assert torch.autograd.gradcheck(
         lambda b: attend(q, k, v, mask, b)[0], (bias,))
     attend(q, k, v, mask, bias)[0].sum().backward()

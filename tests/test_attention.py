@@ -56,11 +56,11 @@ def randn(*shape, seed=0, dtype=torch.float32):
     return helpers.randn(*shape, seed=seed).to(dtype)
 
 
-def some_mask(*shape, seed=0, dead=None):
+def some_mask(*shape, seed=0, empty=None):
     mask = torch.rand(*shape, generator=generator(seed)) < 0.6
     mask[..., 0] |= True
-    if dead is not None:
-        mask[..., dead, :] = False
+    if empty is not None:
+        mask[..., empty, :] = False
     return mask
 
 
@@ -126,7 +126,7 @@ def test_shared_keys_are_not_copied(t, masked):
     "Nor are values: no tensor has as many numbers as they would repeated."
     q = randn(2, 8, t, 4)
     k, v = (randn(2, 2, 50, 4, seed=seed) for seed in (1, 2))
-    mask = some_mask(2, 1, t, 50, seed=3, dead=0) if masked else None
+    mask = some_mask(2, 1, t, 50, seed=3, empty=0) if masked else None
     with torch.no_grad(), Largest() as seen:
         out = fused_attend(q, k, v, mask)
     assert seen.size < 2 * 8 * 50 * 4
@@ -138,27 +138,27 @@ def test_shared_keys_are_not_copied(t, masked):
 
 HOWS = {
     "plain": {}, "causal": dict(causal=True), "scale": dict(scale=0.3),
-    "mask": dict(mask=some_mask(2, 1, 6, 6, dead=2)),
-    "mask per head": dict(mask=some_mask(2, 4, 6, 6, seed=1, dead=0)),
-    "mask of all axes": dict(mask=some_mask(1, 1, 6, 6, dead=5)),
+    "mask": dict(mask=some_mask(2, 1, 6, 6, empty=2)),
+    "mask per head": dict(mask=some_mask(2, 4, 6, 6, seed=1, empty=0)),
+    "mask of all axes": dict(mask=some_mask(1, 1, 6, 6, empty=5)),
     "mask of one axis": dict(mask=some_mask(6)),
     "mask of keys": dict(mask=some_mask(2, 1, 1, 6)),
-    "mask of queries": dict(mask=some_mask(1, 1, 6, 1, seed=3, dead=1)),
+    "mask of queries": dict(mask=some_mask(1, 1, 6, 1, seed=3, empty=1)),
     "mask of all": dict(mask=torch.zeros(1, 1, 1, 1).bool()),
-    "mask, causal": dict(mask=some_mask(1, 1, 6, 6, seed=2, dead=3),
+    "mask, causal": dict(mask=some_mask(1, 1, 6, 6, seed=2, empty=3),
                          causal=True),
-    "mask, scale": dict(mask=some_mask(2, 1, 6, 6, seed=4, dead=2),
+    "mask, scale": dict(mask=some_mask(2, 1, 6, 6, seed=4, empty=2),
                         scale=0.9),
     "bias, causal": dict(bias=randn(4, 6, 6, seed=7), causal=True),
     "bias, mask, scale": dict(bias=randn(4, 6, 6, seed=6), scale=0.6,
-                              mask=some_mask(2, 4, 6, 6, seed=5, dead=0)),
+                              mask=some_mask(2, 4, 6, 6, seed=5, empty=0)),
     "bias": dict(bias=randn(4, 6, 6, seed=9)),
     "bias of one axis": dict(bias=randn(6, seed=9)),
     "bias, float64": dict(bias=randn(1, 1, 6, 6, dtype=torch.float64)),
-    "bias, dead": dict(bias=torch.zeros(6, 6).index_fill(
+    "bias, empty rows": dict(bias=torch.zeros(6, 6).index_fill(
         0, torch.tensor([4]), -math.inf)),
     "bias, mask, causal": dict(bias=randn(2, 4, 6, 6, seed=8), causal=True,
-                               mask=some_mask(2, 1, 6, 6, dead=1)),
+                               mask=some_mask(2, 1, 6, 6, empty=1)),
 }
 
 
@@ -176,17 +176,17 @@ def test_both_paths_agree(how, kv, d_v, dtype):
     fused = fused_attend(*x, **how)
     assert weights.dtype == torch.float32 and fused.dtype == dtype
     near(fused, out)
-    dead = (weights == 0).all(-1)
-    assert (fused[dead] == 0).all() and (out[dead] == 0).all()
+    empty = (weights == 0).all(-1)
+    assert (fused[empty] == 0).all() and (out[empty] == 0).all()
     for a, b in zip(pull(fused, x), pull(out, x), strict=True):
         assert a.isfinite().all()
         near(a, b)
-    assert (pull(fused, x[:1])[0][dead] == 0).all()
+    assert (pull(fused, x[:1])[0][empty] == 0).all()
 
 
-def test_explicit_is_attend_head_by_head():
+def test_eager_attend_is_attend_head_by_head():
     q, k, v = qkv(t=5, s=7, d_v=3, kv=2)
-    mask = some_mask(2, 4, 5, 7, dead=2)
+    mask = some_mask(2, 4, 5, 7, empty=2)
     bias = randn(2, 4, 5, 7, seed=5)
     out, weights = eager_attend(q, k, v, mask, bias, 0.4)
     for i in range(4):
@@ -208,9 +208,9 @@ def test_causal_is_the_causal_mask():
 
 DROPPED = {
     "plain": {}, "causal": dict(causal=True),
-    "mask, scale": dict(mask=some_mask(1, 1, 6, 6, dead=2), scale=2.0),
+    "mask, scale": dict(mask=some_mask(1, 1, 6, 6, empty=2), scale=2.0),
     "bias, mask, causal": dict(bias=randn(4, 6, 6, seed=8), causal=True,
-                               mask=some_mask(1, 4, 6, 6, dead=1)),
+                               mask=some_mask(1, 4, 6, 6, empty=1)),
 }
 
 
@@ -225,8 +225,8 @@ def test_dropout_keeps_the_mean(path, how):
     y = y[0] if path is eager_attend else y
     assert not torch.allclose(y[0], y[1])
     assert (y.mean(0) - exact[0]).abs().max() < 0.15
-    dead = (weights == 0).all(-1)[0]
-    assert (y[:, dead] == 0).all()
+    empty = (weights == 0).all(-1)[0]
+    assert (y[:, empty] == 0).all()
     assert torch.equal(*(path(*many, dropout=0.0, **how)[0]
                          for _ in range(2)))
     for left_out in how:  # what does not act would not be noticed here
@@ -236,7 +236,7 @@ def test_dropout_keeps_the_mean(path, how):
 
 
 @pytest.mark.parametrize("how", DROPPED.values(), ids=DROPPED)
-def test_explicit_dropout_under_autocast_is_wide(how):
+def test_eager_dropout_under_autocast_is_in_float32(how):
     "The same draws, the same numbers: no product was made narrow."
     results = []
     for on in (False, True):
@@ -255,7 +255,7 @@ def test_weights_come_before_dropout():
     close(weights.sum(-1), torch.ones(2, 4, 6))
 
 
-def test_autocast_does_not_reach_the_explicit_path():
+def test_autocast_does_not_reach_eager_attend():
     x = qkv(64, 64, 16, 16)
     plain, exact = eager_attend(*x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -319,7 +319,7 @@ def test_no_keys_at_all():
         assert out.shape == (2, 4, 3, 5) and (out == 0).all()
 
 
-def test_an_online_step_keeps_peak_total_and_mean():
+def test_an_online_update_keeps_maximum_sum_and_mean():
     scores = randn(3, 9)
     values = randn(9, 4, seed=1)
     state = (torch.full((3, 1), -math.inf), torch.zeros(3, 1),
@@ -337,7 +337,7 @@ def test_an_online_step_keeps_peak_total_and_mean():
 
 @quick
 @given(st.integers(1, 5), st.integers(1, 5), st.booleans(), seeds)
-def test_combined_masks_equal_loops(t, s, causal, seed):
+def test_built_masks_equal_loops(t, s, causal, seed):
     g = torch.Generator().manual_seed(seed)
     positions = torch.randint(-2, 6, (2, t), generator=g)
     key_positions = torch.randint(-2, 6, (2, s), generator=g)
@@ -772,12 +772,12 @@ PADDED = [[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1], [0, -1, 1, 2, -7, 3]]
 @every_kind
 @both_paths
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("places", PADDED, ids=["left", "right", "within"])
+@pytest.mark.parametrize("padded", PADDED, ids=["left", "right", "within"])
 @pytest.mark.parametrize("noise", [1.0, 1e4])
-def test_padded_equals_unpadded(options, fused, causal, places, noise):
+def test_padded_equals_unpadded(options, fused, causal, padded, noise):
     m = layer(causal=causal, fused=fused, std=0.3, **options)
     x = noise * randn(2, 6, 16, seed=1)
-    positions = torch.tensor([places])
+    positions = torch.tensor([padded])
     x[:, positions[0] >= 0] = randn(2, 4, 16)
     near(m(x, positions=positions)[:, positions[0] >= 0], m(randn(2, 4, 16)))
 
@@ -785,14 +785,14 @@ def test_padded_equals_unpadded(options, fused, causal, places, noise):
 @both_paths
 @both_types
 @pytest.mark.parametrize("asks", [False, True])
-def test_dead_rows_are_the_bias_of_the_output(fused, dtype, asks):
+def test_empty_rows_are_the_bias_of_the_output(fused, dtype, asks):
     m = layer(causal=True, fused=fused).to(dtype)
     x = randn(2, 5, 16, dtype=dtype).requires_grad_()
     positions = torch.tensor([[-1, -1, 0, 1, 2], [-1] * 5])
     y = m(x, positions=positions, need_weights=asks)
     y = y[0] if asks else y
-    for dead in (y[0, :2], y[1]):
-        assert torch.equal(dead, m.o_proj.bias.expand_as(dead))
+    for empty in (y[0, :2], y[1]):
+        assert torch.equal(empty, m.o_proj.bias.expand_as(empty))
     params = [x, *m.parameters()]
     grads = pull(y, params)
     assert all(g.isfinite().all() for g in grads)
@@ -1620,9 +1620,9 @@ def test_a_tensor_of_positions_is_looked_at_once(looks):
                                      dict(score_bias=ALiBi(4))])
 def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
     "A device would have to be waited for; ``end`` travels in the cache."
-    if fused:  # on the CPU the kernel's wrapper may ask for dead rows
-        monkeypatch.setattr(rows, "_zero_empty_rows", lambda out, dead:
-                            out.masked_fill(dead, 0.0))
+    if fused:  # on the CPU the kernel's wrapper may ask for empty rows
+        monkeypatch.setattr(rows, "_zero_empty_rows", lambda out, empty:
+                            out.masked_fill(empty, 0.0))
     layers = two_layers(fused=fused, **options)
     x = randn(2, 8, 16)
     positions = Positions(torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]]))
@@ -1863,13 +1863,13 @@ def test_with_and_without_gradients_the_cache_is_equal(way, ragged, dtype):
 def test_growing_copies_seldom():
     "Without gradients, what is kept stays where it is for many steps."
     cache = DynamicLayerCache()
-    places = []
+    addresses = []
     with torch.no_grad():
         for i in range(200):
             k, _ = cache.update(randn(1, 2, 1, 4), positions=Positions(
                 start=i, length=1))
-            places.append(k.untyped_storage().data_ptr())
-    moves = sum(a != b for a, b in itertools.pairwise(places))
+            addresses.append(k.untyped_storage().data_ptr())
+    moves = sum(a != b for a, b in itertools.pairwise(addresses))
     assert moves <= 10
 
 

@@ -79,27 +79,27 @@ class Kept:
         self.texts = self.texts[rows]
 
 
-def every_text(model, prompt, max_new, stop, norm):
+def every_text(model, prompt, max_new_tokens, stop, norm):
     "All texts that end, or fill the room, with their scores; sorted."
     others = [i for i in range(model.vocab) if i != stop]
-    texts = [(*start, stop) for n in range(max_new)
+    texts = [(*start, stop) for n in range(max_new_tokens)
              for start in itertools.product(others, repeat=n)]
-    texts += itertools.product(others, repeat=max_new)
+    texts += itertools.product(others, repeat=max_new_tokens)
     found = [(sum(model.log_probs(prompt, ids)), ids) for ids in texts]
     return sorted(((s / norm(len(ids)), list(ids)) for s, ids in found),
                   reverse=True)
 
 
-def lists(model, prompt, width, max_new, stop, norm):
+def lists(model, prompt, width, max_new_tokens, stop, norm):
     "Beam search as one would write it on lists, without an early end."
     live = [((), 0.0)]
     done = []
-    for n in range(1, max_new + 1):
+    for n in range(1, max_new_tokens + 1):
         grown = sorted((((*ids, i), total + model.log_probs(
             prompt, (*ids, i))[-1]) for ids, total in live
             for i in range(model.vocab)), key=lambda c: -c[1])
         done += [(total / norm(n), list(ids)) for ids, total in
-                 grown[:width] if ids[-1] == stop or n == max_new]
+                 grown[:width] if ids[-1] == stop or n == max_new_tokens]
         live = [c for c in grown if c[0][-1] != stop][:width]
     return sorted(done, reverse=True)
 
@@ -497,7 +497,7 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
     assert model.rows < 2 + 2 * 2 * 19
 
 
-def test_no_gradients_and_all_the_room_there_is():
+def test_no_gradients_and_the_longest_text_there_is():
     class Looks(Table):
         max_len = 6
 

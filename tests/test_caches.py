@@ -1,6 +1,6 @@
 """The cache protocol, proved on seven caches, most of them yet to build.
 
-Each is about thirty lines: what is kept differs, the verbs do not. Every one
+Each is about thirty lines: what is kept differs, the methods do not. Every one
 goes through the same tests, and must give what is given without a cache.
 """
 import numpy as np
@@ -95,10 +95,10 @@ class Latent(nn.Module):
 class Indexed(SelfAttention):
     "Attention to the ``n`` keys that an indexer likes best."
 
-    def __init__(self, *args, n=4, by_place=False, **options):
+    def __init__(self, *args, n=4, by_slot=False, **options):
         super().__init__(*args, **options)
         self.n = n
-        self.by_place = by_place
+        self.by_slot = by_slot
         self.iq_proj, self.ik_proj = (Linear(16, 3, bias=False)
                                       for _ in range(2))
 
@@ -121,12 +121,12 @@ class Indexed(SelfAttention):
         scores = (iq.double() @ ik.double().mT).relu()[:, None]
         scores = (2 * scores).round()       # so that many are equal
         scores = scores.masked_fill(~allowed, -1.0)
-        place = torch.arange(ik.shape[1])[None] if self.by_place else key_positions
+        slot = torch.arange(ik.shape[1])[None] if self.by_slot else key_positions
         a = scores[..., :, None]
         b = scores[..., None, :]
-        place = place[:, None, None]
-        ahead = (b > a) | (b == a) & (place[..., None, :]
-                                      < place[..., :, None])
+        slot = slot[:, None, None]
+        ahead = (b > a) | (b == a) & (slot[..., None, :]
+                                      < slot[..., :, None])
         return ahead.sum(-1) < self.n
 
 
@@ -199,7 +199,7 @@ class Rolling(LayerCacheBase):
         self.lost = self.lost.masked_fill(n == 0, -1)
 
 
-# preallocated: the shape never changes; and slots: a place for each position
+# preallocated: the shape never changes; and slots: one for each position
 
 class Fixed(SelfAttention):
     def new_cache(self, batch, max_len=None):
@@ -219,7 +219,7 @@ class Slotted(SelfAttention):
 
 
 class Preallocated(LayerCacheBase):
-    "All places are returned; the next token is written at ``n``."
+    "All slots are returned; the next token is written at ``n``."
 
     def __init__(self, batch, max_len, *sizes, like):
         super().__init__(batch)
@@ -234,10 +234,10 @@ class Preallocated(LayerCacheBase):
 
     def update(self, *tensors, positions):
         at = Positions.of(positions).tensor.expand(self.batch_size, -1)
-        places = self.n + torch.arange(at.shape[1], device=at.device)
+        slots = self.n + torch.arange(at.shape[1], device=at.device)
         for buffer, x in zip(self.tensors, tensors, strict=True):
-            buffer.index_copy_(-2, places, x)
-        self.key_positions.index_copy_(1, places, at)
+            buffer.index_copy_(-2, slots, x)
+        self.key_positions.index_copy_(1, slots, at)
         self.n += at.shape[1]
         return *self.tensors, self.key_positions
 
@@ -258,7 +258,7 @@ class Preallocated(LayerCacheBase):
 
 
 class Slots(Preallocated):
-    "A token is written at its position; padding at a place of no use."
+    "A token is written at its position; padding in a slot of no use."
 
     def __init__(self, batch, max_len, *sizes, like):
         super().__init__(batch, max_len + 1, *sizes, like=like)
@@ -267,10 +267,10 @@ class Slots(Preallocated):
         at = Positions.of(positions).tensor.expand(self.batch_size, -1)
         last = self.key_positions.shape[1] - 1
         rows = torch.arange(self.batch_size, device=at.device)[:, None]
-        places = torch.where(at < 0, last, at)
+        slots = torch.where(at < 0, last, at)
         for buffer, x in zip(self.tensors, tensors, strict=True):
-            buffer.transpose(1, 2)[rows, places] = x.transpose(1, 2)
-        self.key_positions[rows, places] = at
+            buffer.transpose(1, 2)[rows, slots] = x.transpose(1, 2)
+        self.key_positions[rows, slots] = at
         return *self.tensors, self.key_positions
 
 
@@ -431,7 +431,7 @@ def test_queries_out_of_order_are_the_same_queries():
         close(model(ids[:, order], positions=order[None]), model(ids)[:, order])
 
 
-# the verbs
+# the methods
 
 @each
 @pytest.mark.parametrize("n", [10, 9, [10, 8], [9, 3]])
@@ -483,36 +483,36 @@ def test_select_reorders_and_repeats(name):
 
 
 @torch.no_grad()
-def serve(model, jobs, places):
+def serve(model, jobs, batch_size):
     """Texts that come and go: in-flight batching in its smallest form.
 
     ``jobs`` are pairs of a text and how many tokens to write; a row that
     has written all of its own is given to the next.
     """
-    cache = model.new_cache(places)
+    cache = model.new_cache(batch_size)
     waiting = list(enumerate(jobs))
-    rows = [None] * places
-    last = torch.zeros(places, 1).long()
+    rows = [None] * batch_size
+    last = torch.zeros(batch_size, 1).long()
     done = {}
     while waiting or any(rows):
-        for place in range(places):
-            if rows[place] is None and waiting:
+        for index in range(batch_size):
+            if rows[index] is None and waiting:
                 job, (text, n) = waiting.pop(0)
                 one = model.new_cache(1)
                 out = model(text[None], cache=one)
-                cache.set_rows(torch.tensor([place]), one)
-                last[place] = out[0, -1].argmax()
-                rows[place] = (job, n, [last[place].item()])
+                cache.set_rows(torch.tensor([index]), one)
+                last[index] = out[0, -1].argmax()
+                rows[index] = (job, n, [last[index].item()])
         busy = torch.tensor([row is not None for row in rows])[:, None]
         positions = cache.key_positions.next(1).tensor.where(busy, -1)
         out = model(last, positions=positions, cache=cache)
         last = out[:, -1:].argmax(-1)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row and len(row[2]) == row[1]:
                 done[row[0]] = row[2]
-                rows[place] = None
+                rows[index] = None
             elif row:
-                row[2].append(last[place].item())
+                row[2].append(last[index].item())
     return [done[i] for i in range(len(jobs))]
 
 
@@ -520,12 +520,12 @@ def serve(model, jobs, places):
 def test_rows_that_end_are_taken_by_others(name):
     model = model_of(name)
     jobs = list(zip(texts(6, 2, 11, 1, 4, 3), (3, 9, 2, 7, 1, 5), strict=True))
-    assert serve(model, jobs, places=2) == [
+    assert serve(model, jobs, batch_size=2) == [
         alone(model, text, n)[0][0].tolist() for text, n in jobs]
 
 
 @each
-def test_several_rows_are_put_at_once(name):
+def test_several_rows_are_set_at_once(name):
     model = model_of(name)
     rows = texts(4, 9, 6)
     more = texts(3, 8, seed=5)
@@ -545,9 +545,9 @@ def test_several_rows_are_put_at_once(name):
             close(y, torch.cat([model(row[None])[:, -1:] for row in now]))
 
 
-# a cache that gives back all its places (−1 where there is nothing)
+# a cache that gives back all its slots (−1 where there is nothing)
 
-def test_all_places_may_be_given_back():
+def test_all_slots_may_be_given_back():
     "Nothing that is empty is seen, nor does it make the mask plain."
     for name in ("preallocated", "slots", "fixed"):
         model = model_of(name)
@@ -556,7 +556,7 @@ def test_all_places_may_be_given_back():
         with torch.no_grad():
             close(model(ids[:, :6], cache=cache), model(ids[:, :6]))
             assert (cache.key_positions.tensor >= 0).sum(-1).tolist() == [6, 6]
-            for buffer in cache.layers[0].tensors:     # of empty places
+            for buffer in cache.layers[0].tensors:     # of empty slots
                 assert buffer.shape[-2] >= MAX_LEN
             close(model(ids[:, 6:], cache=cache), model(ids)[:, 6:])
 
@@ -728,7 +728,7 @@ def test_rows_that_do_not_fit_are_named(rows, other, says):
         assert layer.key_positions.tensor.tolist() == [[0, 1, 2, 3]]
 
 
-def test_a_cache_of_more_layers_is_not_put():
+def test_rows_of_a_cache_of_more_layers_are_refused():
     with pytest.raises(ValueError, match=r"of 1 layers .* in one of 2"):
         KVCache([filled(2), filled(2)]).set_rows(torch.tensor([0]),
                                                  KVCache([filled(1)]))
@@ -806,7 +806,7 @@ def trimmed(self, *tensors, positions):
 
 
 def full_of_tokens(self, *tensors, positions):
-    "Empty places count as tokens at position 0."
+    "Empty slots count as tokens at position 0."
     *kept, key_positions = Preallocated_update(self, *tensors, positions=positions)
     return *kept, key_positions.clamp(min=0)
 
@@ -854,7 +854,7 @@ def red(name):
     return found
 
 
-@pytest.mark.parametrize("name, owner, verb, wrong, least", [
+@pytest.mark.parametrize("name, owner, operation, wrong, least", [
     ("rolling", Rolling, "update", trimmed,
      {"every", "greedy", "positions", "rows"}),
     ("preallocated", Preallocated, "update", full_of_tokens,
@@ -864,21 +864,21 @@ def red(name):
     ("growing", LayerCacheBase, "set_rows", old_positions, {"rows"}),
     ("latent", LayerCacheBase, "select", lambda self, rows: None, {"select"}),
     ("indexer", DynamicLayerCache, "crop", lambda self, n: None, {"crop"})])
-def test_what_is_broken_is_seen(name, owner, verb, wrong, least,
+def test_what_is_broken_is_seen(name, owner, operation, wrong, least,
                                 monkeypatch):
     assert red(name) == []
-    monkeypatch.setattr(owner, verb, wrong)
+    monkeypatch.setattr(owner, operation, wrong)
     assert set(red(name)) >= least
 
 
 def test_ties_must_not_depend_on_where_a_key_lies(monkeypatch):
     row_of = TABLE["indexer"]
 
-    def by_place(layer):
+    def by_slot(layer):
         made = row_of(layer)
-        made.by_place = True
+        made.by_slot = True
         return made
-    monkeypatch.setitem(TABLE, "indexer", by_place)
+    monkeypatch.setitem(TABLE, "indexer", by_slot)
     with pytest.raises(AssertionError):
         test_queries_out_of_order_are_the_same_queries()
 
@@ -972,7 +972,7 @@ def test_the_same_memory_keeps_its_padding():
     (lambda c: c.crop(torch.tensor(3)), r"one for each row, got .*\(\)"),
     (lambda c: c.crop(torch.tensor([1, 2])), r"\(3,\), one for each row"),
     (lambda c: c.crop(torch.tensor([1.0, 2, 3])), "got torch.float32")])
-def test_verbs_refuse_what_is_no_row_and_no_number(use, says):
+def test_methods_refuse_what_is_no_row_and_no_number(use, says):
     for cache in (filled(3), KVCache([filled(3), filled(3)])):
         with pytest.raises(ValueError, match=says):
             use(cache)
@@ -1004,7 +1004,7 @@ def test_a_batch_that_meets_the_cache_of_another():
             model(torch.zeros(3, 1).long(), cache=cache)
 
 
-# what is broken in the verbs is found by the check that readers have
+# what is broken in the methods is found by the check that readers have
 
 def only_tensors(self, rows):
     self.tensors = [x[rows] for x in self.tensors]
@@ -1023,24 +1023,24 @@ def widest_row(self, n):
     DynamicLayerCache_crop(self, int(torch.as_tensor(n).max()))
 
 
-def every_place(self, n):
+def every_slot(self, n):
     self.tensors = [x[..., :-1, :] for x in self.tensors]
 
 
 DynamicLayerCache_crop = DynamicLayerCache.crop
 
 
-@pytest.mark.parametrize("verb, wrong, says", [
+@pytest.mark.parametrize("operation, wrong, says", [
     ("select", only_tensors, "after select, rows that stand at different"),
     ("select", only_positions, "after select, "),
     ("set_rows", lambda self, rows, other: None, "after set_rows, rows that stand"),
     ("set_rows", one_row_late, "after set_rows, rows that stand"),
     ("crop", lambda self, n: None, "after crop, "),
     ("crop", widest_row, "after crop, rows that stand at different"),
-    ("crop", every_place, "positions|shape|crop")])
-def test_check_cache_finds_broken_verbs(verb, wrong, says, monkeypatch):
-    monkeypatch.setattr(LayerCacheBase if verb != "crop" else DynamicLayerCache, verb,
-                        wrong)
+    ("crop", every_slot, "positions|shape|crop")])
+def test_check_cache_finds_broken_methods(operation, wrong, says, monkeypatch):
+    owner = LayerCacheBase if operation != "crop" else DynamicLayerCache
+    monkeypatch.setattr(owner, operation, wrong)
     with pytest.raises((check.CheckFailed, ValueError), match=says):
         check.cache(model_of("growing"), VOCAB)
 
@@ -1069,7 +1069,7 @@ def test_what_a_window_gave_back_too_little_of_is_said(monkeypatch):
 
 # what an engineer broke
 
-def test_each_put_has_positions_of_its_own():
+def test_rows_that_are_set_have_positions_of_their_own():
     "Also where one cache is put twice, by rows that were changed."
     one = filled(1)
     rows = torch.tensor([0])
@@ -1086,8 +1086,8 @@ def test_each_put_has_positions_of_its_own():
     assert not b.key_positions._made and b.lengths.tolist() == [3, 3, 0]
 
 
-@pytest.mark.parametrize("verb", ["select", "crop", "put"])
-def test_layers_share_positions_after_every_verb(verb):
+@pytest.mark.parametrize("operation", ["select", "crop", "set_rows"])
+def test_layers_share_positions_after_every_operation(operation):
     model = model_of("growing")
     ids, positions = left_padded(texts(6, 3))
     cache = model.new_cache(2)
@@ -1095,9 +1095,9 @@ def test_layers_share_positions_after_every_verb(verb):
     model(ids, positions=positions, cache=cache), model(ids[:1], cache=guest)
     {"select": lambda: cache.select(torch.tensor([1, 0])),
      "crop": lambda: cache.crop(torch.tensor([4, 2])),
-     "put": lambda: cache.set_rows(torch.tensor([1]), guest)}[verb]()
+     "set_rows": lambda: cache.set_rows(torch.tensor([1]), guest)}[operation]()
     first, *others = [layer.key_positions for layer in cache.layers]
-    assert others and all(k_pos is first for k_pos in others)
+    assert others and all(key_positions is first for key_positions in others)
     mixed = model_of("mixed")
     cache = mixed.new_cache(2)
     mixed(ids, positions=positions, cache=cache)
@@ -1198,15 +1198,15 @@ def test_a_large_bias_is_rounded_where_it_is_small(dtype):
 
 
 def test_the_limit_holds_where_nobody_looks(elsewhere):
-    "After every verb, and for positions that a caller gave."
+    "After every operation, and for positions that a caller gave."
     model = model_of("growing")
     ids, positions = left_padded(texts(MAX_LEN, 3))
-    for verb in (lambda c: c.select(torch.tensor([1, 0])),
+    for operation in (lambda c: c.select(torch.tensor([1, 0])),
                  lambda c: c.crop(torch.tensor([MAX_LEN, 3])),
                  lambda c: None):
         cache = model.new_cache(2)
         model(ids, positions=positions, cache=cache)
-        verb(cache)
+        operation(cache)
         with pytest.raises(ValueError, match=f"{MAX_LEN + 1} tokens, beyond"):
             model(ids[:, -1:], cache=cache)
     cache = model.new_cache(2)

@@ -296,7 +296,7 @@ def _(self, x, positions, layer=None):
         None]).transpose(0, 1)
 
 
-@attention("NaN in a dead row", "forward",
+@attention("NaN in an empty row", "forward",
            causal="single token, alone, gives NaN")
 def _(self, x, positions, layer=None):
     q = split_heads(self.q_proj(x), 4)

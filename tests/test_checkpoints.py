@@ -144,7 +144,7 @@ def draws():
             np.random.randn(), torch.rand(1).item(), torch.randn(1).item()]
 
 
-def test_chance_is_put_back_through_files():
+def test_random_states_are_restored_from_files():
     random.gauss(0, 1), np.random.randn()   # each keeps one more
     state = through_json(get_rng_state())
     first = draws()

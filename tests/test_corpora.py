@@ -192,7 +192,7 @@ def test_pydocs_are_many_distinct_and_in_one_order():
         "".join(texts).encode()).hexdigest() and not out.stderr
 
 
-def test_what_other_packages_put_into_classes_is_no_documentation(monkeypatch):
+def test_what_other_packages_add_to_classes_is_no_documentation(monkeypatch):
     import logging
     before = list(python_docs())
 
@@ -530,10 +530,10 @@ def slow_pairs(texts, alike):
 
 def test_near_duplicates_are_those_of_all_pairs():
     texts = list(load_documents("pydocs", 250))
-    dice = random.Random(1)
+    rng = random.Random(1)
     for text in texts[:30]:
         words = text.split()
-        for i in dice.sample(range(len(words)), len(words) // 30):
+        for i in rng.sample(range(len(words)), len(words) // 30):
             words[i] = "changed"
         texts.append(" ".join([*words, "more"]))    # none is equal
     slow = slow_pairs(texts, 0.6)

@@ -274,7 +274,7 @@ def test_penalties_and_masks_see_new_ids_only():
 
 
 @plain_only
-def test_picker():
+def test_make_sampler():
     z = torch.tensor([[0.0, 2.0, 1.0]])
     assert make_sampler(None)(z, None).tolist() == [1]
     assert isinstance(make_sampler(SamplingParams()), Sampler)

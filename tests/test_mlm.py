@@ -410,12 +410,12 @@ def test_texts_come_by_length_and_all_of_them(made):
 
 @pytest.mark.parametrize("left, right", [(0, 0), (1, 0), (1, 1), (2, 1)])
 def test_neighbors_count_as_brute_force_does(left, right):
-    dice = random.Random(0)
-    rows = [[90, *dice.choices(range(6), k=9), 91] for _ in range(60)]
+    rng = random.Random(0)
+    rows = [[90, *rng.choices(range(6), k=9), 91] for _ in range(60)]
     count = NeighborBaseline(rows, left, right)
     for row in rows[:20]:
-        i = dice.randrange(1, 10)
-        among = {*dice.sample(range(6), 4)}
+        i = rng.randrange(1, 10)
+        among = {*rng.sample(range(6), 4)}
         for n in range(max(left, right), -1, -1):
             a = min(left, n)
             b = min(right, n)
@@ -519,7 +519,7 @@ def test_a_new_head_gets_a_copy(model):
 
 # --- tasks made of stories
 
-def test_a_broken_story_has_the_same_words_and_a_fault():
+def test_a_corrupted_story_has_the_same_words_and_a_fault():
     made = [(t, corrupt_story(t, seed=n)) for n, t in
             enumerate(TEXTS[:60])]
     pairs = [(a, b) for a, b in made if b]

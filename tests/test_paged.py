@@ -88,7 +88,7 @@ def test_every_attention_of_the_course(attention):
 
 @causal
 @torch.no_grad()
-def test_verbs_of_every_decoder(row):
+def test_methods_of_every_decoder(row):
     "Side by side with a growing cache: select, crop, put, and on."
     model = row.make()
     ids = row.ids(3, 12)

@@ -48,7 +48,7 @@ def randn(*shape, seed=0, device="cpu", dtype=torch.float32):
     return helpers.randn(*shape, seed=seed).to(device, dtype)
 
 
-def places(device="cpu", t=T):
+def some_positions(device="cpu", t=T):
     return torch.arange(t, device=device)[None]
 
 
@@ -98,34 +98,34 @@ def on_ids(part, x):
     return part(torch.tensor([[3, 1, 4, 1, 5, 9, 2]] * B, device=x.device))
 
 
-def on_places(part, x):
-    return part(places(x.device))
+def on_positions(part, x):
+    return part(some_positions(x.device))
 
 
-def on_padded_places(part, x):
-    return part(places(x.device) - 2)
+def on_padded_positions(part, x):
+    return part(some_positions(x.device) - 2)
 
 
-def on_two_places(part, x):
-    return part(places(x.device), places(x.device))
+def on_two_positions(part, x):
+    return part(some_positions(x.device), some_positions(x.device))
 
 
 def on_q_and_k(part, x):
-    return part(heads(x), heads(2 * x), positions=places(x.device))
+    return part(heads(x), heads(2 * x), positions=some_positions(x.device))
 
 
 def on_angles(part, x):
-    return part(heads(x), heads(2 * x), cos_sin=part.cos_sin(places(x.device)))
+    return part(heads(x), heads(2 * x), cos_sin=part.cos_sin(some_positions(x.device)))
 
 
 def on_scores(part, x):
-    at = places(x.device)
+    at = some_positions(x.device)
     bias = part.score_bias(heads(x), at, at)
     return bias, part.value_offset(bias.softmax(-1), at, at)
 
 
 def with_positions(part, x):
-    positions = places(x.device).repeat(B, 1)
+    positions = some_positions(x.device).repeat(B, 1)
     positions[1] -= 3  # a row that is padded on the left
     return part(x, positions=positions)
 
@@ -135,7 +135,7 @@ def with_memory(part, x):
 
 
 def with_padded_memory(part, x):
-    positions = places(x.device, 5).repeat(B, 1)
+    positions = some_positions(x.device, 5).repeat(B, 1)
     positions[1] -= 3
     return part(x, encoder_hidden_states=x.flip(1)[:, :5], encoder_positions=positions)
 
@@ -158,7 +158,7 @@ def with_cache(part, x):
 
 
 def with_padded_cache(part, x):
-    positions = places(x.device, 4).repeat(B, 1)
+    positions = some_positions(x.device, 4).repeat(B, 1)
     positions[1] -= 2
     cache = part.new_cache(len(x))
     first = part(x[:, :4], positions=positions, cache=cache)
@@ -170,20 +170,20 @@ PARTS = {
     "Embedding": (lambda: Embedding(11, D, scale=3.0), on_ids),
     "SinusoidalPositionEmbedding": (
         lambda: SinusoidalPositionEmbedding(12, D),
-        on_places,
+        on_positions,
     ),
     "SinusoidalPositionEmbedding, beyond": (
         lambda: SinusoidalPositionEmbedding(3, D),
-        on_padded_places,
+        on_padded_positions,
     ),
-    "LearnedPositionEmbedding": (lambda: LearnedPositionEmbedding(12, D), on_places),
+    "LearnedPositionEmbedding": (lambda: LearnedPositionEmbedding(12, D), on_positions),
     "LearnedPositionEmbedding, padded": (
         lambda: LearnedPositionEmbedding(12, D),
-        on_padded_places,
+        on_padded_positions,
     ),
     "ShawRelativePositions": (lambda: ShawRelativePositions(D // H, 3), on_scores),
-    "T5RelativeBias": (lambda: T5RelativeBias(H), on_two_places),
-    "ALiBi": (lambda: ALiBi(H), on_two_places),
+    "T5RelativeBias": (lambda: T5RelativeBias(H), on_two_positions),
+    "ALiBi": (lambda: ALiBi(H), on_two_positions),
     "RotaryEmbedding": (lambda: RotaryEmbedding(D // H), on_q_and_k),
     "Rotary, interleaved": (
         lambda: RotaryEmbedding(D // H, layout="interleaved"),
@@ -266,7 +266,7 @@ def test_device_and_type_are_kept_and_all_is_finite(name, device, dtype):
         wide = name == "ALiBi"  # slopes are exact in every type
         assert y.dtype == (torch.float32 if wide else dtype)
         assert y.device.type == device and y.isfinite().all()
-    uses_x = use not in (on_ids, on_places, on_padded_places, on_two_places)
+    uses_x = use not in (on_ids, on_positions, on_padded_positions, on_two_positions)
     assert (grads.pop("x") is not None) == uses_x
     for key, grad in grads.items():
         assert grad is not None, f"{key} gets no gradient"
@@ -372,7 +372,7 @@ def whole(layer, x):
 
 
 def placed(layer, x):
-    return layer(x, positions=places(x.device, x.shape[1]))
+    return layer(x, positions=some_positions(x.device, x.shape[1]))
 
 
 def weighed(layer, x):
@@ -391,7 +391,7 @@ def in_chunks(*sizes):
 def padded_in_chunks(layer, x):
     "As ``padded``, and the rest token by token from a cache."
     filler = 50 * torch.ones_like(x[:, :2])
-    positions = places(x.device, 5) - 2
+    positions = some_positions(x.device, 5) - 2
     cache = layer.new_cache(len(x))
     parts = [layer(torch.cat([filler, x[:, :3]], 1), positions=positions,
                    cache=cache)[:, 2:]]
@@ -402,7 +402,7 @@ def padded_in_chunks(layer, x):
 def padded(layer, x):
     "Behind two places of padding that hold large numbers."
     filler = 50 * torch.ones_like(x[:, :2])
-    positions = places(x.device, x.shape[1] + 2) - 2
+    positions = some_positions(x.device, x.shape[1] + 2) - 2
     return layer(torch.cat([filler, x], 1), positions=positions)[:, 2:]
 
 
@@ -534,20 +534,20 @@ def a_mask(name):
     "Some masks, and which (row, query) they leave with nothing."
     some = torch.rand(B, 1, T, T, generator=generator()) < 0.6
     some[..., 0] = True
-    dead = some.clone()
-    dead[0, :, 2] = False
-    dead[1, :, 5] = False
+    empty = some.clone()
+    empty[0, :, 2] = False
+    empty[1, :, 5] = False
     return {"none": None, "lower": lower(1, 1, T, T), "rows": some,
             "heads": some ^ torch.eye(H).bool()[:, :1, None],
-            "dead": dead, "all dead": torch.zeros(1, 1, T, T).bool()}[name]
+            "empty": empty, "all empty": torch.zeros(1, 1, T, T).bool()}[name]
 
 
 BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),
           "T5": lambda: T5RelativeBias(H)}
 
 
-@pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "dead",
-                                  "all dead"])
+@pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "empty",
+                                  "all empty"])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("positions", ["default", "padded"])
@@ -573,10 +573,10 @@ def test_all_paths_agree(mask, bias, causal, positions):
         assert grads.keys() == all_grads[0].keys()
         for key, grad in grads.items():
             close(grad, all_grads[0][key])
-    if mask == "all dead":
+    if mask == "all empty":
         for layer, out in zip(paths, all_out, strict=True):
             assert torch.equal(out, layer.o_proj.bias.expand_as(out))
-    if mask == "dead" and positions == "default":
+    if mask == "empty" and positions == "default":
         for layer, out in zip(paths, all_out, strict=True):
             for row, query in ((0, 2), (1, 5)):
                 assert torch.equal(out[row, query], layer.o_proj.bias)
@@ -585,15 +585,15 @@ def test_all_paths_agree(mask, bias, causal, positions):
 @each_device
 @each_dtype
 @pytest.mark.parametrize("kind", ["mask", "bias", "both"])
-def test_dead_rows_are_zero_on_every_path(kind, dtype, device):
+def test_empty_rows_are_zero_on_every_path(kind, dtype, device):
     q, k, v = (randn(B, H, T, 8, seed=i, device=device, dtype=dtype)
                .requires_grad_() for i in range(3))
     mask = bias = None
     if kind != "bias":
-        mask = a_mask("dead").to(device)
+        mask = a_mask("empty").to(device)
     if kind != "mask":
         bias = randn(B, H, T, T, device=device).masked_fill(
-            ~a_mask("dead").to(device), -math.inf)
+            ~a_mask("empty").to(device), -math.inf)
     paths = [eager_attend(q, k, v, mask, bias)[0],
              fused_attend(q, k, v, mask, bias)]
     if bias is None:

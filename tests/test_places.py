@@ -51,7 +51,7 @@ def test_logits_of_every_decoder(row, sizes, positions):
 
 @causal
 @torch.no_grad()
-def test_verbs_of_every_decoder(row):
+def test_methods_of_every_decoder(row):
     "Side by side with a growing cache: select, crop, put, and on."
     model = row.make()
     ids = row.ids(3, 12)
@@ -89,7 +89,7 @@ def test_check_cache_passes(name):
     twin = row.make()
     model.new_cache = lambda batch, max_len=None: new_static_cache(twin, batch)
     report = check.cache(model, VOCAB)
-    assert all(verb in str(report) for verb in ("select", "crop", "put"))
+    assert all(operation in str(report) for operation in ("select", "crop", "set_rows"))
 
 
 def test_the_layers_say_what_they_keep():
@@ -122,7 +122,7 @@ def test_shape_and_memory_are_there_from_the_first_token():
         assert all(at == buffers[0] for at in buffers)  # written in place
 
 
-def test_rows_lie_side_by_side_from_place_0():
+def test_rows_lie_side_by_side_from_slot_0():
     cache = StaticLayerCache(2, 6)
     k = torch.arange(1.0, 11).view(2, 1, 5, 1)
     positions = torch.tensor([[-1, 0, -1, 1, 2], [4, 2, 9, -7, -1]])
@@ -161,9 +161,9 @@ def test_a_full_cache_refuses_and_has_not_changed():
     step = compile_decode_step(model, backend="eager")
     for follow in (model, step):
         with pytest.raises(ValueError, match=r"^10 tokens, but the cache has "
-                           r"9 places for a text$"):
+                           r"9 slots for a text$"):
             follow(ids[:, 9:10], cache=cache)
-    with pytest.raises(ValueError, match=r"11 tokens, .* 9 places"):
+    with pytest.raises(ValueError, match=r"11 tokens, .* 9 slots"):
         model(ids[:, 9:11], cache=cache)
     for layer, old in zip(cache.layers, before.layers, strict=True):
         assert torch.equal(layer.key_positions.tensor, old.key_positions.tensor)
@@ -184,7 +184,7 @@ def _filled(model, n):
 
 
 @torch.no_grad()
-def test_a_refused_put_changes_nothing():
+def test_rows_that_are_refused_change_nothing():
     model = GPT_ROW.make()
     cache = new_static_cache(model, 2, 9)
     model(GPT_ROW.ids(2, 4), cache=cache)
@@ -203,7 +203,7 @@ def test_a_refused_put_changes_nothing():
     (lambda m: StaticLayerCache(0, 4), "batch_size must be a whole number"),
     (lambda m: StaticLayerCache(1, 2.5), "max_len must be a whole number .*2.5"),
     (lambda m: new_static_cache(m, 1, 0), "max_len must be a whole number"),
-    (lambda m: new_static_cache(m, 1, 21), "21 num_slots, beyond max_len 20"),
+    (lambda m: new_static_cache(m, 1, 21), "21 slots, beyond max_len 20"),
     (lambda m: new_static_cache(m, True), "batch_size must be a whole number")])
 def test_what_is_no_size(made, says):
     with pytest.raises(ValueError, match=says):
@@ -226,7 +226,7 @@ def test_what_does_not_belong_is_named(shape, kind, positions, says):
     assert cache.lengths.tolist() == [3, 3]
 
 
-def test_an_empty_cache_has_all_verbs():
+def test_an_empty_cache_has_all_methods():
     cache = StaticLayerCache(3, 8)
     cache.crop(2), cache.select(torch.tensor([2, 0]))
     assert cache.batch_size == 2 and cache.is_empty and cache.lengths.tolist() == [0]

@@ -140,10 +140,11 @@ def test_one_wrong_gap_does_not_hide_the_others():
         ("next_positions", lambda s, cache, t: torch.arange(float(t))[None],
          "torch.float32, expected torch.int64"),
         ("embed_tokens_and_positions", lambda s, ids: 0, "TypeError"),
-        ("attention_mask_for", lambda s, pos, k_pos: torch.ones(5, 5).tril().bool(),
+        ("attention_mask_for",
+         lambda s, positions, key_positions: torch.ones(5, 5).tril().bool(),
          r"\(5, 5\), expected \(2, 1, 5, 5\)"),
-        ("attention_mask_for", lambda s, pos, k_pos: torch.zeros(
-            len(pos), 1, pos.shape[1], k_pos.shape[1]),
+        ("attention_mask_for", lambda s, positions, key_positions: torch.zeros(
+            len(positions), 1, positions.shape[1], key_positions.shape[1]),
          "torch.float32, expected torch.bool"),
         ("split_qkv", lambda s, qkv: qkv.chunk(2, -1), "3 tensors"),
         ("split_qkv", lambda s, qkv: qkv, "3 tensors"),
@@ -215,8 +216,9 @@ def test_an_unknown_mistake_is_shown_at_its_place_and_told_where_to_read():
     assert TODO_METHODS["split_qkv"] in report.likely_cause
     assert "is right, at [" in lines["returns"]
     assert lines["symptom"].startswith("check.same")
-    report = failed("attention_mask_for", lambda self, pos, k_pos: torch.ones(
-        len(pos), 1, pos.shape[1], k_pos.shape[1]).bool())
+    report = failed(
+        "attention_mask_for", lambda self, positions, key_positions: torch.ones(
+            len(positions), 1, positions.shape[1], key_positions.shape[1]).bool())
     assert dict(report.notes)["returns"].startswith(
         "True where False is right")
     assert dict(report.notes)["given"].startswith(

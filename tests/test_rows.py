@@ -46,9 +46,9 @@ def test_positions_go_on_from_the_largest_of_each_row():
 
 def test_what_is_below_is_kept_in_order():
     at = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]])
-    below, places = crop_positions(Positions(at), 2)
+    below, slots = crop_positions(Positions(at), 2)
     assert below.tensor.tolist() == [[0, 1, -1], [-1, 0, 1]]
-    assert places.tolist() == [0, 1, 2]
+    assert slots.tolist() == [0, 1, 2]
 
 
 def test_rows_that_grow_hold_what_they_were_given():

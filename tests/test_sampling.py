@@ -362,9 +362,9 @@ def test_a_row_kept_twice_goes_on_the_same_way_twice():
 def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
     z = 3 * torch.randn(1, 2000, generator=generator(2))
     sampler = Sampler(SamplingParams(seed=3, **how))
-    dice = generator(3)
+    rng = generator(3)
     for _ in range(200):
-        u = torch.rand(1, generator=dice, dtype=torch.float64)
+        u = torch.rand(1, generator=rng, dtype=torch.float64)
         assert sampler(z) == sample_ids(process_logits(z, SamplingParams(**how)), u)
 
 
@@ -376,9 +376,9 @@ def test_a_short_list_is_found_in_a_large_vocabulary(where):
     z[:, where] += 6
     how = dict(top_k=40, temperature=0.7)
     sampler = Sampler([SamplingParams(seed=3, **how)] * 2)
-    dice = generator(3)
+    rng = generator(3)
     for _ in range(100):
-        u = torch.rand((), generator=dice, dtype=torch.float64).expand(2)
+        u = torch.rand((), generator=rng, dtype=torch.float64).expand(2)
         assert torch.equal(sampler(z),
                            sample_ids(process_logits(z, SamplingParams(**how)), u))
 

@@ -597,7 +597,7 @@ def test_positions_count_the_tokens_on_any_side():
     assert positions_from_padding(ids, 5).dtype == torch.int64
 
 
-def test_shift_right_puts_the_start_first_and_drops_the_last():
+def test_shift_right_begins_with_the_start_and_drops_the_last():
     ids = torch.tensor([[11, 12, 13, 2]])
     assert shift_right(ids, 1).tolist() == [[1, 11, 12, 13]]
     assert ids.tolist() == [[11, 12, 13, 2]]

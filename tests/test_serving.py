@@ -1,4 +1,4 @@
-"""Texts in slots: each as if it were alone, whatever happens beside it."""
+"""Texts in rows: each as if it were alone, whatever happens beside it."""
 import asyncio
 import functools
 import gc
@@ -49,11 +49,11 @@ def source_of(name, i):
 
 
 @functools.cache
-def alone(name, ids, max_new, stop=(), seed=None, source=None):
+def alone(name, ids, max_new_tokens, stop=(), seed=None, source=None):
     "What generate writes for this request."
     more = {} if source is None else dict(
         encoder_hidden_states=source_of(name, source)[None])
-    text, = generate(model_of(name), [ids], max_new_tokens=max_new, stop=stop,
+    text, = generate(model_of(name), [ids], max_new_tokens=max_new_tokens, stop=stop,
                      sampling_params=sampling(seed) and [sampling(seed)], **more)
     return text
 
@@ -69,32 +69,32 @@ def finished(coroutine):
         return pool.submit(asyncio.run, coroutine).result()
 
 
-def same(ticket, text):
-    assert ticket.error is None, ticket.error
-    assert (ticket.output_ids, ticket.finish_reason) == (text.ids, text.finish_reason)
-    assert ticket.log_probs == pytest.approx(text.log_probs, abs=1e-9)
+def same(handle, text):
+    assert handle.error is None, handle.error
+    assert (handle.output_ids, handle.finish_reason) == (text.ids, text.finish_reason)
+    assert handle.log_probs == pytest.approx(text.log_probs, abs=1e-9)
 
 
 def sound(engine):
     "Slots, blocks and the queue fit together."
-    for i, ticket in enumerate(engine.scheduler.row_owners):
-        assert ticket is None or (ticket.row, ticket.finish_reason) == (i, None)
-    for ticket in engine.scheduler.waiting:
-        assert ticket.row is None and ticket.finish_reason is None
+    for i, handle in enumerate(engine.scheduler.row_owners):
+        assert handle is None or (handle.row, handle.finish_reason) == (i, None)
+    for handle in engine.scheduler.waiting:
+        assert handle.row is None and handle.finish_reason is None
     assert engine.scheduler.waiting == sorted(engine.scheduler.waiting)
     if engine.runner.pool is None:
         return
     tables = engine.runner.cache.tables
     consistent(engine.runner.pool, tables)
-    for ticket, row in zip(engine.scheduler.row_owners, tables.tables, strict=True):
-        assert ticket is not None or not row
+    for handle, row in zip(engine.scheduler.row_owners, tables.tables, strict=True):
+        assert handle is not None or not row
 
 
 def empty(engine):
     "Nothing is held by anybody."
     sound(engine)
     assert not engine.has_unfinished_requests
-    assert all(slot is None for slot in engine.scheduler.row_owners)
+    assert all(handle is None for handle in engine.scheduler.row_owners)
     pool = engine.runner.pool
     assert pool is None or pool.num_used_blocks == 0
 
@@ -116,42 +116,43 @@ BLOCKS = st.sampled_from([
 @pytest.mark.parametrize("name", by_day(
     [row.name for row in DECODERS], "Seq2Seq", "GPT", "Llama, grouped, tied, scaled"))
 @settings(max_examples=40, deadline=None)
-@given(asked=ASKED, slots=st.integers(1, 4), blocks=BLOCKS,
+@given(asked=ASKED, max_num_seqs=st.integers(1, 4), blocks=BLOCKS,
        chunk=st.sampled_from([None, 1, 3, 5]),
        policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
-       patience=st.integers(0, 3))
-def test_each_text_is_what_it_is_alone(name, asked, slots, blocks, chunk,
-                                       policy, patience):
+       max_overtakes=st.integers(0, 3))
+def test_each_text_is_what_it_is_alone(name, asked, max_num_seqs, blocks, chunk,
+                                       policy, max_overtakes):
     "Arrivals, prompts, stops, policies, chunks, blocks, cancels: any."
     source = next(row for row in ROWS if row.name == name).source
-    engine = Engine(model_of(name), slots, policy=policy, max_prefill_tokens=chunk,
-                    max_overtakes=patience, **blocks)
-    tickets = {}
+    engine = Engine(model_of(name), max_num_seqs, policy=policy,
+                    max_prefill_tokens=chunk,
+                    max_overtakes=max_overtakes, **blocks)
+    handles = {}
     step = 0
-    while len(tickets) < len(asked) or engine.has_unfinished_requests:
-        for i, (when, ids, max_new, stop, seed, _) in enumerate(asked):
-            if when <= step and i not in tickets:
-                tickets[i] = engine.submit(Request(
-                    ids, max_new, sampling(seed), stop,
+    while len(handles) < len(asked) or engine.has_unfinished_requests:
+        for i, (when, ids, max_new_tokens, stop, seed, _) in enumerate(asked):
+            if when <= step and i not in handles:
+                handles[i] = engine.submit(Request(
+                    ids, max_new_tokens, sampling(seed), stop,
                     encoder_hidden_states=source_of(name, i) if source else None))
-        for ticket, i in engine.step():
-            assert ticket.output_ids.count(i)
+        for handle, i in engine.step():
+            assert handle.output_ids.count(i)
         sound(engine)
         for i, (when, *_, cancelled) in enumerate(asked):
             if cancelled is not None and step == when + cancelled:
-                engine.cancel(tickets[i])
+                engine.cancel(handles[i])
                 sound(engine)
         step += 1
         assert step < 400, "it never ends"
     empty(engine)
-    for i, (_, ids, max_new, stop, seed, cancelled) in enumerate(asked):
-        text = alone(name, ids, max_new, stop, seed, i if source else None)
-        if tickets[i].finish_reason == "cancelled":
-            n = len(tickets[i].output_ids)
+    for i, (_, ids, max_new_tokens, stop, seed, cancelled) in enumerate(asked):
+        text = alone(name, ids, max_new_tokens, stop, seed, i if source else None)
+        if handles[i].finish_reason == "cancelled":
+            n = len(handles[i].output_ids)
             assert cancelled is not None
-            assert tickets[i].output_ids == text.ids[:n]
+            assert handles[i].output_ids == text.ids[:n]
         else:
-            same(tickets[i], text)
+            same(handles[i], text)
 
 
 def small(**changes):
@@ -179,21 +180,21 @@ def texts(requests, model=MODEL):
 
 @WAYS
 def test_what_a_row_reads_is_never_what_another_reads(how):
-    "Long beside short, in the same call and in the same slot."
+    "Long beside short, in the same call and in the same row."
     requests = [Request([*range(1, 1 + n)], 3 + n % 5)
                 for n in (30, 1, 2, 17, 1, 9, 33, 4)]
-    tickets = Engine(MODEL, 3, **how).run(requests)
-    for ticket, text in zip(tickets, texts(requests), strict=True):
-        same(ticket, text)
+    handles = Engine(MODEL, 3, **how).run(requests)
+    for handle, text in zip(handles, texts(requests), strict=True):
+        same(handle, text)
 
 
 def test_a_model_in_training_mode_is_left_as_it_was():
     model = small(dropout=0.5)
     model.train()
     engine = Engine(model, 2)
-    ticket, = engine.run([Request([1, 2, 3], 6)])
+    handle, = engine.run([Request([1, 2, 3], 6)])
     assert model.training and all(m.training for m in model.modules())
-    same(ticket, texts([Request([1, 2, 3], 6)], small())[0])
+    same(handle, texts([Request([1, 2, 3], 6)], small())[0])
     assert torch.is_grad_enabled()
 
 
@@ -204,9 +205,9 @@ def reads(engine):
     seen = []
     read = engine.runner.prefill
 
-    def watched(slots, pieces, starts, **encoder_hidden_states):
+    def watched(rows, pieces, starts, **encoder_hidden_states):
         seen.append([len(piece) for piece in pieces])
-        return read(slots, pieces, starts, **encoder_hidden_states)
+        return read(rows, pieces, starts, **encoder_hidden_states)
     engine.runner.prefill = watched
     return seen
 
@@ -218,12 +219,12 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(n):
     seen = reads(engine)
     text = texts([asked])[0]
     for _ in range(2):
-        ticket, = engine.run([asked])
-        same(ticket, text)
+        handle, = engine.run([asked])
+        same(handle, text)
     assert seen == [[n], [max(1, n % 4)]]
     both = engine.run([asked, asked])   # side by side: a block is copied
-    for ticket in both:
-        same(ticket, text)
+    for handle in both:
+        same(handle, text)
     empty(engine)
 
 
@@ -232,13 +233,13 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
     requests = [Request([1, 2, 3, 4, 5], 20, sampling(seed)),
                 Request([6, 7, 8, 9, 10, 11, 12, 13], 20, sampling(seed))]
     engine = Engine(MODEL, 2, num_blocks=10, block_size=3)
-    tickets = [engine.submit(r) for r in requests]
+    handles = [engine.submit(r) for r in requests]
     met = 0
     begin = engine.runner.cache.match_prefix
 
-    def watched(slot, ids):
+    def watched(row, ids):
         nonlocal met
-        n = begin(slot, ids)
+        n = begin(row, ids)
         met += bool(engine.scheduler.num_preemptions and n)
         return n
     engine.runner.cache.match_prefix = watched
@@ -246,26 +247,26 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
         engine.step()
         sound(engine)
     assert engine.scheduler.num_preemptions and met
-    for ticket, text in zip(tickets, texts(requests), strict=True):
-        same(ticket, text)
+    for handle, text in zip(handles, texts(requests), strict=True):
+        same(handle, text)
 
 
 def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     asked = Request([1, 2, 3, 4, 5], 12)
     engine = Engine(MODEL, 2, **PAGED)
     seen = reads(engine)
-    ticket = engine.submit(asked)
+    handle = engine.submit(asked)
     for _ in range(8):
         engine.step()
-    assert len(ticket.output_ids) == 8 and ticket.num_computed_tokens == 12
-    engine.scheduler.preempt(ticket)
-    assert ticket.row is None and not engine.runner.pool.num_used_blocks
+    assert len(handle.output_ids) == 8 and handle.num_computed_tokens == 12
+    engine.scheduler.preempt(handle)
+    assert handle.row is None and not engine.runner.pool.num_used_blocks
     engine.step()
     assert seen == [[5], [1]]       # 12 of 13 are cached: three blocks
     engine.run()
     # the first time
-    assert ticket.first_scheduled_step == 1 and ticket.steps_waited == 0
-    same(ticket, texts([asked])[0])
+    assert handle.first_scheduled_step == 1 and handle.steps_waited == 0
+    same(handle, texts([asked])[0])
 
 
 def test_a_block_is_not_shared_before_it_is_filled():
@@ -278,8 +279,8 @@ def test_a_block_is_not_shared_before_it_is_filled():
     engine.step()
     assert second.num_computed_tokens == 4 and first.num_computed_tokens == 10
     engine.run()
-    for ticket in (first, second):
-        same(ticket, texts([Request(ids, 6)])[0])
+    for handle in (first, second):
+        same(handle, texts([Request(ids, 6)])[0])
 
 
 @WAYS
@@ -298,8 +299,8 @@ def test_who_has_written_nothing_may_still_be_reading(how):
     assert (long.is_prefilling and len(long.output_ids) == 1
             and len(short.output_ids) == 5)
     engine.run()
-    for ticket in (short, long):
-        same(ticket, texts([ticket.request])[0])
+    for handle in (short, long):
+        same(handle, texts([handle.request])[0])
 
 
 # --- chunks, policies, fairness
@@ -327,13 +328,13 @@ def test_all_live_rows_share_one_call():
     assert calls == [(4, 3)] + [(4, 1)] * 4
 
 
-def tickets_of(lengths):
+def handles_of(lengths):
     engine = Engine(MODEL)
     return [engine.submit(Request([1] * n, 1)) for n in lengths]
 
 
 def test_policies():
-    waiting = tickets_of([7, 3, 9, 3])
+    waiting = handles_of([7, 3, 9, 3])
     assert (first_come_first_served(waiting, []) ==
             first_come_first_served(waiting, [3]) == 0)
     assert shortest_first(waiting, []) == shortest_first(waiting, [9]) == 1
@@ -355,12 +356,12 @@ def test_a_policy_is_told_what_is_left_to_read():
     assert told == [(), (), (1,), (1, 5)]       # 8 of 9 are cached
 
 
-def order(policy, lengths, slots=1, **how):
-    engine = Engine(MODEL, slots, policy=policy, **how)
-    tickets = [engine.submit(Request([1] * n, 2)) for n in lengths]
+def order(policy, lengths, max_num_seqs=1, **how):
+    engine = Engine(MODEL, max_num_seqs, policy=policy, **how)
+    handles = [engine.submit(Request([1] * n, 2)) for n in lengths]
     engine.run()
     return sorted(range(len(lengths)), key=lambda i: (
-        tickets[i].first_scheduled_step, tickets[i].index)), engine
+        handles[i].first_scheduled_step, handles[i].index)), engine
 
 
 def test_who_comes_next():
@@ -373,14 +374,14 @@ def test_who_comes_next():
 
 def test_like_lengths_waste_less_padding():
     lengths = [20, 2, 19, 3, 18, 1, 21, 2]
-    wasted = [order(policy, lengths, slots=4)[1].runner.num_padding_tokens
+    wasted = [order(policy, lengths, max_num_seqs=4)[1].runner.num_padding_tokens
               for policy in ("fcfs", "similar_length")]
     assert wasted == [36 + 42, 6 + 4]
 
 
-@pytest.mark.parametrize("patience", [0, 1, 3])
-def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
-    engine = Engine(MODEL, 1, policy="shortest", max_overtakes=patience)
+@pytest.mark.parametrize("max_overtakes", [0, 1, 3])
+def test_nobody_is_overtaken_more_often_than_max_overtakes_allows(max_overtakes):
+    engine = Engine(MODEL, 1, policy="shortest", max_overtakes=max_overtakes)
     long = engine.submit(Request([1] * 9, 1))
     others = []
     while long.first_scheduled_step is None:
@@ -389,28 +390,28 @@ def test_nobody_is_overtaken_more_often_than_patience_allows(patience):
         assert len(others) < 20
     engine.run()
     assert (sum(t.first_scheduled_step < long.first_scheduled_step for t in others) ==
-            patience)
-    assert long.times_overtaken == patience
-    assert long.steps_waited == patience
+            max_overtakes)
+    assert long.times_overtaken == max_overtakes
+    assert long.steps_waited == max_overtakes
 
 
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=14),
-       patience=st.integers(0, 4), slots=st.integers(1, 3),
+       max_overtakes=st.integers(0, 4), max_num_seqs=st.integers(1, 3),
        policy=st.sampled_from(sorted(SCHEDULING_POLICIES)))
-def test_the_bound_holds_for_everybody(lengths, patience, slots, policy):
-    engine = Engine(MODEL, slots, policy=policy,
-                    max_overtakes=patience, num_blocks=9, block_size=3)
-    tickets = []
+def test_the_bound_holds_for_everybody(lengths, max_overtakes, max_num_seqs, policy):
+    engine = Engine(MODEL, max_num_seqs, policy=policy,
+                    max_overtakes=max_overtakes, num_blocks=9, block_size=3)
+    handles = []
     for n in lengths:
-        tickets.append(engine.submit(Request([n] * n, 2)))
+        handles.append(engine.submit(Request([n] * n, 2)))
         if n % 2:
             engine.step()
     engine.run()
-    assert all(t.times_overtaken <= patience for t in tickets)
-    for i, t in enumerate(tickets):
+    assert all(t.times_overtaken <= max_overtakes for t in handles)
+    for i, t in enumerate(handles):
         assert sum(other.first_scheduled_step < t.first_scheduled_step
-                   for other in tickets[i + 1:]) <= (patience)
+                   for other in handles[i + 1:]) <= (max_overtakes)
 
 
 # --- blocks run out
@@ -418,7 +419,7 @@ def test_the_bound_holds_for_everybody(lengths, patience, slots, policy):
 def test_the_youngest_gives_way():
     requests = [Request([i] * 4, 14) for i in (1, 2, 3)]
     engine = Engine(MODEL, 3, num_blocks=9, block_size=3)
-    tickets = [engine.submit(r) for r in requests]
+    handles = [engine.submit(r) for r in requests]
     while engine.has_unfinished_requests:
         inside = engine.scheduler.running
         engine.step()
@@ -426,9 +427,9 @@ def test_the_youngest_gives_way():
         assert gone == inside[len(inside) - len(gone):]
         sound(engine)
     assert engine.scheduler.num_preemptions
-    for ticket, text in zip(tickets, texts(requests), strict=True):
-        same(ticket, text)
-    assert tickets[0].steps_waited == 0
+    for handle, text in zip(handles, texts(requests), strict=True):
+        same(handle, text)
+    assert handles[0].steps_waited == 0
 
 
 def test_memory_of_a_prefix_is_taken_once():
@@ -436,12 +437,12 @@ def test_memory_of_a_prefix_is_taken_once():
     engine = Engine(MODEL, 4, **PAGED)
     engine.run([Request(prefix, 1)])
     requests = [Request([*prefix, i], 4) for i in (1, 2, 3, 4)]
-    tickets = [engine.submit(r) for r in requests]
+    handles = [engine.submit(r) for r in requests]
     engine.step()
     assert engine.runner.pool.num_used_blocks == 3 + 4
     engine.run()
-    for ticket, text in zip(tickets, texts(requests), strict=True):
-        same(ticket, text)
+    for handle, text in zip(handles, texts(requests), strict=True):
+        same(handle, text)
 
 
 # --- whoever fails, fails alone
@@ -541,16 +542,16 @@ def test_a_bad_request_fails_alone(change, says, how):
             Request([5], 9)]
     bad = Request(**dict(prompt_ids=[7, 8], max_new_tokens=3) | change)
     engine = Engine(MODEL, 3, **how)
-    tickets = [engine.submit(r) for r in (*good[:2], bad, good[2])]
+    handles = [engine.submit(r) for r in (*good[:2], bad, good[2])]
     while engine.has_unfinished_requests:
         engine.step()
         sound(engine)
-    failed = tickets.pop(2)
+    failed = handles.pop(2)
     assert failed.finish_reason == "error" and "\n" not in failed.error
     with pytest.raises(ValueError, match=says):
         list(failed)
-    for ticket, text in zip(tickets, texts(good), strict=True):
-        same(ticket, text)
+    for handle, text in zip(handles, texts(good), strict=True):
+        same(handle, text)
     empty(engine)
 
 
@@ -562,12 +563,12 @@ def test_nan_of_a_row_is_its_own(how):
         num_blocks=9 if "blocks" in how else None))
     for poison in ([13], [1, 2, 13, 4], [6] * 8 + [13]):
         bad = Request(poison, 4)
-        tickets = [engine.submit(r) for r in (good[0], bad, *good[1:])]
+        handles = [engine.submit(r) for r in (good[0], bad, *good[1:])]
         engine.run()
-        failed = tickets.pop(1)
+        failed = handles.pop(1)
         assert failed.error == "the logits hold NaN after 0 new ids"
-        for ticket, text in zip(tickets, texts(good, model), strict=True):
-            same(ticket, text)
+        for handle, text in zip(handles, texts(good, model), strict=True):
+            same(handle, text)
         empty(engine)
 
 
@@ -587,24 +588,24 @@ def test_a_model_that_raises_while_it_decodes_fails_one():
 
     def choose(logits, ids):
         return torch.tensor([pick if ids.shape[1] == 2 else swap])
-    tickets = [engine.submit(r) for r in (
+    handles = [engine.submit(r) for r in (
         good[0], Request([3, 4], 9, choose), good[1])]
     engine.run()
-    assert tickets[1].error == "RuntimeError: five is too much"
-    assert len(tickets[1].output_ids) == 3
+    assert handles[1].error == "RuntimeError: five is too much"
+    assert len(handles[1].output_ids) == 3
     if not any(5 in ids for ids in (full[0], full[2])):
-        for ticket, ids in zip(
-            (tickets[0], tickets[2]), (full[0], full[2]), strict=True
+        for handle, ids in zip(
+            (handles[0], handles[2]), (full[0], full[2]), strict=True
         ):
-            assert ticket.output_ids == ids
+            assert handle.output_ids == ids
     empty(engine)
 
 
 def test_a_text_needs_no_more_blocks_than_there_are():
     engine = Engine(MODEL, 2, num_blocks=4, block_size=4)
-    tickets = engine.run([Request([1] * 9, 9), Request([1] * 9, 8)])
-    assert tickets[0].error == "5 blocks needed, beyond all of them, 4"
-    assert tickets[1].finish_reason == "length"
+    handles = engine.run([Request([1] * 9, 9), Request([1] * 9, 8)])
+    assert handles[0].error == "5 blocks needed, beyond all of them, 4"
+    assert handles[1].finish_reason == "length"
     assert Engine(MODEL, 1, max_len=10).run([Request([1] * 9, 3)])[
         0].error == "11 tokens of prompt and text, beyond max_len 10"
 
@@ -624,14 +625,14 @@ def test_an_interrupted_step_is_mended(how):
     requests = [Request([1, 2], 9), Request([3], 9, interrupts),
                 Request([4] * 5, 9, sampling(3))]
     engine = Engine(MODEL, 3, **how)
-    tickets = [engine.submit(r) for r in requests]
+    handles = [engine.submit(r) for r in requests]
     with pytest.raises(KeyboardInterrupt):
         engine.run()
     sound(engine)
     engine.run()
     first, last = texts([requests[0], requests[2]])
-    same(tickets[0], first), same(tickets[2], last)
-    assert tickets[1].output_ids == texts([Request([3], 9)])[0].ids
+    same(handles[0], first), same(handles[2], last)
+    assert handles[1].output_ids == texts([Request([3], 9)])[0].ids
     empty(engine)
 
 
@@ -647,12 +648,12 @@ def test_a_call_that_fails_at_its_end_fails_one(how):
     good = [Request([1, 2], 6), Request([6, 7], 6)]
     assert not any(5 in text.ids for text in texts(good))
     engine = Engine(model, 3, **how)
-    tickets = [engine.submit(r) for r in (
+    handles = [engine.submit(r) for r in (
         good[0], Request([3, 4], 6, lambda z, ids: torch.tensor([5])),
         good[1])]
     engine.run()
-    assert tickets[1].error == "RuntimeError: five"
-    same(tickets[0], texts(good)[0]), same(tickets[2], texts(good)[1])
+    assert handles[1].error == "RuntimeError: five"
+    same(handles[0], texts(good)[0]), same(handles[2], texts(good)[1])
     empty(engine)
 
 
@@ -668,37 +669,37 @@ def test_nobody_steps_within_a_step():
     same(other, texts([Request([1, 2], 6)])[0])
 
 
-def test_a_ticket_belongs_to_its_engine():
+def test_a_handle_belongs_to_its_engine():
     one = Engine(MODEL, 1)
     other = Engine(MODEL, 1)
-    ticket = one.submit(Request([1], 3))
+    handle = one.submit(Request([1], 3))
     mine = other.submit(Request([2], 3))
     other.step()
     with pytest.raises(ValueError, match="submitted to another engine"):
-        other.cancel(ticket)
+        other.cancel(handle)
     other.run(), one.run()
-    assert mine.finish_reason == ticket.finish_reason == "length"
+    assert mine.finish_reason == handle.finish_reason == "length"
 
 
 @plain_only
 @pytest.mark.parametrize("answer", [2, -1, None, "first", 0.0])
 def test_a_policy_that_answers_nonsense(answer):
     engine = Engine(MODEL, 1, policy=lambda waiting, beside: answer)
-    tickets = [engine.submit(Request([1], 2)) for _ in range(2)]
+    handles = [engine.submit(Request([1], 2)) for _ in range(2)]
     for _ in range(2):
         with pytest.raises(ValueError, match="an index below 2, got"):
             engine.step()
     sound(engine)
     engine.scheduler.policy = lambda waiting, beside: len(waiting) - 1
     engine.run()
-    assert [t.finish_reason for t in tickets] == ["length"] * 2
+    assert [t.finish_reason for t in handles] == ["length"] * 2
 
 
 def test_a_policy_cannot_change_the_queue():
     engine = Engine(MODEL, 1, policy=lambda waiting, beside: (
         isinstance(waiting, list) and waiting.clear()) or 0)
-    tickets = engine.run([Request([i], 2) for i in (1, 2, 3)])
-    assert [t.finish_reason for t in tickets] == ["length"] * 3
+    handles = engine.run([Request([i], 2) for i in (1, 2, 3)])
+    assert [t.finish_reason for t in handles] == ["length"] * 3
 
 
 def test_old_prefixes_are_forgotten_where_weights_are_others():
@@ -711,8 +712,8 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
     engine.runner.reset_prefix_cache()
     pool = engine.runner.pool
     assert pool.num_free_blocks == pool.num_blocks and not pool.hash_to_block
-    ticket, = engine.run([asked])
-    same(ticket, texts([asked], model)[0])
+    handle, = engine.run([asked])
+    same(handle, texts([asked], model)[0])
 
 
 def test_padding_of_a_memory_is_not_attended_to():
@@ -755,8 +756,8 @@ def test_a_full_queue_pushes_back():
         engine.submit(Request([1], 3))
     engine.run()
     assert [t.finish_reason for t in kept] == ["length"] * 3
-    tickets = Engine(MODEL, 1, max_queued_requests=2).run([Request([1], 2)] * 7)
-    assert [t.finish_reason for t in tickets] == ["length"] * 7
+    handles = Engine(MODEL, 1, max_queued_requests=2).run([Request([1], 2)] * 7)
+    assert [t.finish_reason for t in handles] == ["length"] * 7
 
 
 @WAYS
@@ -765,48 +766,48 @@ def test_time_outs_and_cancels(how):
     engine = Engine(MODEL, 1, clock=lambda: now[0], **how)
     requests = [Request([1, 2], 30), Request([3], 9, timeout=4.0),
                 Request([4], 9, timeout=9.0), Request([5], 9)]
-    tickets = [engine.submit(r) for r in requests]
+    handles = [engine.submit(r) for r in requests]
     for _ in range(5):
         now[0] += 1
         engine.step()
         sound(engine)
-    assert (tickets[1].finish_reason, tickets[1].output_ids) == ("timeout", [])
-    engine.cancel(tickets[0])
-    assert tickets[0].finish_reason == "cancelled" and tickets[0].row is None
+    assert (handles[1].finish_reason, handles[1].output_ids) == ("timeout", [])
+    engine.cancel(handles[0])
+    assert handles[0].finish_reason == "cancelled" and handles[0].row is None
     engine.step()
     now[0] = 8.9
     engine.step()
-    assert tickets[2].finish_reason is None
+    assert handles[2].finish_reason is None
     now[0] = 9.0
     engine.step()
-    assert tickets[2].finish_reason == "timeout" and len(tickets[2].output_ids) == 2
+    assert handles[2].finish_reason == "timeout" and len(handles[2].output_ids) == 2
     with pytest.raises(TimeoutError, match="out of time after 2 ids"):
-        list(tickets[2])
-    engine.cancel(tickets[2])
-    assert tickets[2].finish_reason == "timeout" and tickets[2].row is None
+        list(handles[2])
+    engine.cancel(handles[2])
+    assert handles[2].finish_reason == "timeout" and handles[2].row is None
     engine.run()
-    same(tickets[3], texts(requests)[3])
+    same(handles[3], texts(requests)[3])
     empty(engine)
 
 
 def test_a_stop_function_may_cancel_others():
     engine = Engine(MODEL, 3, max_prefill_tokens=2)
-    tickets = []
+    handles = []
 
     def stop(ids):
-        for ticket in tickets[1:]:
-            engine.cancel(ticket)
+        for handle in handles[1:]:
+            engine.cancel(handle)
         return False
-    tickets += [engine.submit(r) for r in (
+    handles += [engine.submit(r) for r in (
         Request([1], 4, stop=stop), Request([2], 4),
         Request([3, 4, 5, 6], 4), Request([7], 4))]
     engine.run()
-    assert [t.finish_reason for t in tickets] == ["length"] + ["cancelled"] * 3
-    assert not any(t.output_ids for t in tickets[1:])
+    assert [t.finish_reason for t in handles] == ["length"] + ["cancelled"] * 3
+    assert not any(t.output_ids for t in handles[1:])
     empty(engine)
 
 
-def test_a_ticket_is_iterated():
+def test_a_handle_is_iterated():
     engine = Engine(MODEL, 2)
     requests = [Request([1, 2], 6), Request([3], 9)]
     first, second = [engine.submit(r) for r in requests]
@@ -890,7 +891,7 @@ def test_memory_stays_flat():
     (dict(max_overtakes=-1), "max_overtakes must be a whole number"),
     (dict(policy="last"), "policy must be one of 'fcfs', 'shortest', 'similar_length'"),
     (dict(num_blocks=0), "num_blocks must be a whole number"),
-    (dict(max_len=41), "41 places, beyond max_len 40")])
+    (dict(max_len=41), "41 slots, beyond max_len 40")])
 def test_an_engine_that_cannot_be(change, says):
     with pytest.raises(ValueError, match=says) as told:
         Engine(MODEL, **change)
@@ -901,7 +902,7 @@ def test_an_engine_that_cannot_be(change, says):
 
 def test_parts_have_names():
     assert issubclass(QueueFull, RuntimeError)
-    assert isinstance(tickets_of([1])[0], RequestHandle)
+    assert isinstance(handles_of([1])[0], RequestHandle)
     assert ModelRunner(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
 
 
@@ -912,5 +913,5 @@ def test_on_a_device(how):
     requests = [Request([*range(1, 1 + n)], 3 + n % 5)
                 for n in (30, 1, 2, 17, 1, 9)]
     expected = texts(requests)
-    tickets = Engine(model.cuda(), 3, **how).run(requests)
-    assert [t.output_ids for t in tickets] == [text.ids for text in expected]
+    handles = Engine(model.cuda(), 3, **how).run(requests)
+    assert [t.output_ids for t in handles] == [text.ids for text in expected]

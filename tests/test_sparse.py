@@ -231,8 +231,8 @@ def minimax_pair(block_size=4, top_k=3, n_local=1):
 def test_equal_to_minimax_whole_and_in_pieces(block_size, top_k, n_local):
     ours, theirs, rotary = minimax_pair(block_size, top_k, n_local)
     x = randn(2, 43, 32)
-    places = torch.arange(43)[None]
-    expected, _ = theirs(x, rotary(x, places), None, position_ids=places)
+    positions = torch.arange(43)[None]
+    expected, _ = theirs(x, rotary(x, positions), None, position_ids=positions)
     close(ours(x), expected)
     close(ours(x, need_weights=True)[0], expected)
     cache = ours.new_cache(2)

@@ -40,18 +40,18 @@ class Knowing:
         self.ids = ids
         self.right = right
         self.k = k
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
 
-    def __call__(self, ids, most, sampling, dice):
-        return DraftProposal([i if self.dice.random() < self.right
+    def __call__(self, ids, max_tokens, sampling_params, generator):
+        return DraftProposal([i if self.rng.random() < self.right
                               else (i + 1) % VOCAB for i in
-                              self.ids[len(ids):][:min(self.k, most)]])
+                              self.ids[len(ids):][:min(self.k, max_tokens)]])
 
 
 NAN = float("nan")
 
 
-def nothing(ids, most, sampling, dice):
+def nothing(ids, max_tokens, sampling_params, generator):
     return DraftProposal([])
 
 
@@ -167,16 +167,16 @@ def chi_square(times, exact):
 @pytest.mark.parametrize("certain, n", [(False, 20_000), (True, 4000)])
 def test_two_tokens_have_the_distribution_of_the_model(certain, n):
     "A second token that is missing is drawn from p."
-    dice = generator(5)
+    rng = generator(5)
     vocab = 3
-    p = torch.rand(vocab + 1, vocab, generator=dice).double().softmax(-1)
-    q = (3 * torch.rand(vocab + 1, vocab, generator=dice)
+    p = torch.rand(vocab + 1, vocab, generator=rng).double().softmax(-1)
+    q = (3 * torch.rand(vocab + 1, vocab, generator=rng)
          ).double().softmax(-1)
     times = torch.zeros(vocab, vocab, dtype=torch.float64)
-    u = torch.rand(n, 3, generator=dice, dtype=torch.float64)
+    u = torch.rand(n, 3, generator=rng, dtype=torch.float64)
     likeliest = q.argmax(-1)
-    firsts = torch.multinomial(q[0], n, True, generator=dice).tolist()
-    seconds = torch.multinomial(q[1:], n, True, generator=dice).tolist()
+    firsts = torch.multinomial(q[0], n, True, generator=rng).tolist()
+    seconds = torch.multinomial(q[1:], n, True, generator=rng).tolist()
     for i in range(n):
         a = likeliest[0].item() if certain else firsts[i]
         b = likeliest[a + 1].item() if certain else seconds[a][i]
@@ -268,13 +268,13 @@ def test_what_is_equal_is_accepted_and_what_is_impossible_is_not():
 @pytest.mark.parametrize("alpha, k", [(0.0, 4), (0.5, 3), (0.9, 7),
                                       (1.0, 5)])
 def test_tokens_a_step_by_simulation(alpha, k):
-    dice = random.Random(0)
+    rng = random.Random(0)
     n = 20_000
     total = 0
     for _ in range(n):
         total += 1
         for _ in range(k):
-            if dice.random() >= alpha:
+            if rng.random() >= alpha:
                 break
             total += 1
     assert expected_tokens_per_step(alpha, k) == pytest.approx(total / n, rel=0.03)
@@ -312,11 +312,11 @@ def test_lookup_offers_what_followed_the_last_time():
 
 
 def test_lookup_saves_steps_where_a_text_repeats_itself():
-    dice = random.Random(0)
-    run = dice.sample(range(10_000), 40)
+    rng = random.Random(0)
+    run = rng.sample(range(10_000), 40)
     steps, longer = steps_of(PromptLookup(), run * 7, 64)
     assert steps <= 23 and longer >= steps - 2
-    torn = [i if dice.random() < 0.9 else 0 for i in run * 7]
+    torn = [i if rng.random() < 0.9 else 0 for i in run * 7]
     steps, longer = steps_of(PromptLookup(), torn, 64)
     assert steps + 0.6 * longer < 216 / 1.5
 
@@ -342,8 +342,8 @@ def test_lookup_falls_silent_where_it_is_refused(letters):
 
 
 def test_lookup_speaks_again_when_a_text_repeats_itself_again():
-    dice = random.Random(0)
-    fresh = dice.sample(range(10_000), 100)
+    rng = random.Random(0)
+    fresh = rng.sample(range(10_000), 100)
     run = [*range(20)]
     draft = PromptLookup()
     draft.saved_steps = 0.0  # it was wrong for long

@@ -195,14 +195,14 @@ def _seconds(f):
 
 @levels
 def test_every_wording_is_read_back(level):
-    dice = stories.StorySampler(9, level)
+    sampler = stories.StorySampler(9, level)
     seen = set()
     for _ in range(1500 // FEW):
-        plot = dice.choice([p for p in PLOTS if p.level <= level])
-        cast = stories.choose_cast(plot, dice)
-        for beat in stories.choose_beats(plot, dice):
-            w = dice.choice(stories.templates_for(beat, level))
-            text = w.render(cast, False, dice)
+        plot = sampler.choice([p for p in PLOTS if p.level <= level])
+        cast = stories.choose_cast(plot, sampler)
+        for beat in stories.choose_beats(plot, sampler):
+            w = sampler.choice(stories.templates_for(beat, level))
+            text = w.render(cast, False, sampler)
             got, found = parse_sentence(text, level)
             assert got is w, (text, got.text, w.text)
             for slot, word in found:
@@ -241,9 +241,9 @@ def test_sentences():
 
 
 def test_tables():
-    for shelves in LEXICON.values():
-        assert set(shelves[0]) <= set(shelves[1]) <= set(shelves[2])
-        assert all(len(s) == len(set(s)) for s in shelves)
+    for levels in LEXICON.values():
+        assert set(levels[0]) <= set(levels[1]) <= set(levels[2])
+        assert all(len(s) == len(set(s)) for s in levels)
     people = [w for w in GENDER if GENDER[w] < 2]
     others = {w for s in LEXICON.values() for w in s[2]} - set(people)
     assert all(p.istitle() for p in people) and not others & set(people)

@@ -126,7 +126,7 @@ def test_mean_loss_of_windows_weighs_by_targets():
     assert abs(mean_loss(model, parts) - (36 * a + 2 * b) / 38) < 1e-6
 
 
-def test_mean_loss_is_without_dropout_and_uses_no_chance():
+def test_mean_loss_is_without_dropout_and_draws_nothing():
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2, n_layers=1,
                           max_len=64, dropout=0.5)).train()
@@ -401,7 +401,7 @@ def test_looking_leaves_no_trace():
     assert trained() == trained(eval_fn=peek, sample_fn=lambda m: "text")
 
 
-def test_aside_puts_everything_back_after_an_error():
+def test_isolated_eval_restores_everything_after_an_error():
     model = small().train()
     model.blocks[0].eval()
     state = torch.get_rng_state()
@@ -552,8 +552,8 @@ def test_a_watch_sees_jumps_and_nothing_else(losses, last):
     for x in losses:
         watch.losses.append(x)
     usual = np.median(losses[-5:])
-    strays = np.median(np.abs(np.array(losses[-5:]) - usual))
-    high = last - usual > 10 * strays and last - usual > 1
+    median_deviation = np.median(np.abs(np.array(losses[-5:]) - usual))
+    high = last - usual > 10 * median_deviation and last - usual > 1
     assert bool(watch(last, 1.0)) == high
     assert watch(math.nan, 1.0) and watch(1.0, math.inf)
     assert not LossMonitor(spike_factor=None)(1e9, 1.0)

@@ -109,7 +109,7 @@ def test_a_name_is_enough(name):
     assert abs(card[loss] - card[f"{loss}_float32"]) < 2e-3
 
 
-def test_the_shelf_holds_what_is_named():
+def test_the_bundled_folders_are_those_that_are_named():
     assert sorted(p.name for p in BUNDLED_DIR.iterdir()) == NAMES
     for name in NAMES:
         files = {p.name for p in (BUNDLED_DIR / name).iterdir()}

@@ -1,4 +1,4 @@
-"""What arguments have to be: each verb, its sentence, and what it takes."""
+"""What arguments have to be: each function, its sentence, and what it takes."""
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -19,10 +19,10 @@ quick = settings(max_examples=100, deadline=None, derandomize=True)
 SCORES = 2, 4, 5, 5     # b, h, t, s
 
 
-def takes(verb, *args, **kwargs):
-    "Whether a verb lets something through; it returns nothing then."
+def takes(validator, *args, **kwargs):
+    "Whether a validator lets something through; it returns nothing then."
     try:
-        return verb(*args, **kwargs) is None
+        return validator(*args, **kwargs) is None
     except ValueError:
         return False
 

@@ -148,13 +148,13 @@ def slow_training(words, size, min_count, rule):
 @plain_only
 @pytest.mark.parametrize("rule", RULES)
 def test_training_is_that_which_counts_everything_anew(rule):
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _trial in range(25):
-        words = Counter("".join(dice.choices("abc", k=dice.randint(1, 7)))
-                        for _ in range(dice.randint(1, 25)))
+        words = Counter("".join(rng.choices("abc", k=rng.randint(1, 7)))
+                        for _ in range(rng.randint(1, 25)))
         text = " ".join(words.elements())
-        size = dice.randint(4, 40)
-        least = dice.randint(1, 3)
+        size = rng.randint(4, 40)
+        least = rng.randint(1, 3)
         assert train_wordpiece([text], size, least, rule) == slow_training(
             words, size, least, rule)
 
@@ -353,9 +353,9 @@ def test_no_name_is_anything_else():
     "So ``tag_story`` need not ask whether a person stands in a gap."
     people = {"girl", "boy", "woman", "man", "child", "grown", "pet",
               "small_pet", "big_pet"}
-    for kind, shelves in stories.LEXICON.items():
+    for kind, levels in stories.LEXICON.items():
         if kind not in people:
-            assert not stories.GENDER.keys() & {*shelves[2]}
+            assert not stories.GENDER.keys() & {*levels[2]}
 
 
 @plain_only
@@ -401,15 +401,15 @@ def test_bad_input_is_refused_in_one_sentence(call, message):
 
 
 def test_random_spans_survive():
-    dice = random.Random(0)
+    rng = random.Random(0)
     for _ in range(100):
-        n = dice.randint(1, 20)
+        n = rng.randint(1, 20)
         spans = []
         at = 0
         while at < n:
-            start = at + dice.randint(0, 3)
-            end = start + dice.randint(1, 3)
+            start = at + rng.randint(0, 3)
+            end = start + rng.randint(1, 3)
             if end <= n:
-                spans.append(Span(start, end, dice.choice("XY")))
+                spans.append(Span(start, end, rng.choice("XY")))
             at = end
         assert bio_to_spans(spans_to_bio(n, spans)) == spans

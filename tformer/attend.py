@@ -70,7 +70,7 @@ def padding_mask(
 
 # %% ../nbs/01_attention_by_hand.ipynb #2860642d
 #| code-fold: true
-#| code-summary: no_autocast, which keeps products in the type of their arguments
+#| code-summary: disable_autocast, which keeps products in the type of their arguments
 def disable_autocast(device: torch.device) -> AbstractContextManager:
     "A context in which products keep the type of their arguments."
     known = device.type in ("cpu", "cuda")  # asked so, it compiles

@@ -60,7 +60,7 @@ def merge_heads(
 
 # %% ../nbs/07_multi_head_attention.ipynb #0f6a3c50
 #| code-fold: true
-#| code-summary: explicit_attend, which is attend for heads, with dropout
+#| code-summary: eager_attend, which is attend for heads, with dropout
 def eager_attend(
     q: Float[Tensor, "b h t d"],  # queries
     k: Float[Tensor, "b kv s d"],  # keys
@@ -94,7 +94,7 @@ def eager_attend(
 
 # %% ../nbs/07_multi_head_attention.ipynb #ba616030
 #| code-fold: true
-#| code-summary: combined_mask: padding, causality and the caller's mask
+#| code-summary: build_mask: padding, causality and the caller's mask
 def build_mask(
     # of the queries; None: not causal
     positions: Int[Tensor, "#b t"] | None,
@@ -117,7 +117,7 @@ def build_mask(
 
 # %% ../nbs/07_multi_head_attention.ipynb #ad1344da
 #| code-fold: true
-#| code-summary: attention_rules: from positions to a mask, or to none
+#| code-summary: mask_kwargs: from positions to a mask, or to none
 def mask_kwargs(
     positions: Positions,  # of the queries
     key_positions: Positions,  # of the keys
@@ -125,11 +125,13 @@ def mask_kwargs(
     causal: bool = True,
     mask: Bool[Tensor, "..."] | None = None,  # what the caller allows
 ) -> dict[str, Any]:
-    """``mask`` and ``causal`` as the two ``_attend`` functions take them.
+    """Return the arguments ``mask`` and ``causal`` of ``fused_attend``.
 
-    A mask is made where one is needed, once for all layers that share
-    these positions; where positions are known to forbid nothing, or
-    nothing beyond plain causality, there is none.
+    ``eager_attend`` takes the same.
+
+    A mask is built only where one is needed, once for all layers that
+    share these positions. Where the positions are known to forbid nothing,
+    or nothing beyond plain causality, there is none.
     """
     validate.mask_and_bias(shape, mask)
     if key_positions.length != shape[-1]:
@@ -165,7 +167,7 @@ def mask_kwargs(
 
 # %% ../nbs/07_multi_head_attention.ipynb #5a255c64
 #| code-fold: true
-#| code-summary: Attention, what both kinds end with
+#| code-summary: MultiHeadAttention, what both kinds end with
 class MultiHeadAttention(nn.Module):
     """What every attention ends with: values are mixed, then heads.
 
@@ -412,7 +414,7 @@ class KVCache(Together):
     """What all layers of a model keep of earlier tokens.
 
     ``layers[i]`` is what the attention of layer i makes (``new_cache``):
-    a ``DynamicLayerCache``, another with its verbs and facts
+    a ``DynamicLayerCache``, another cache with its methods and properties
     (``LayerCacheBase`` is a base for such), or a ``KVCache``, where a
     layer has several attentions.
     """
@@ -440,7 +442,7 @@ class KVCache(Together):
                 layer.allow_rollback(n)
 
     def set_rows(self, rows: Int[Tensor, " n"], source: "KVCache") -> None:
-        """Let row ``rows[i]`` hold what row i of ``source`` holds.
+        """Copy row i of ``source`` into row ``rows[i]`` of this cache.
 
         So texts that came to their end make place for others.  If one
         layer refuses, none has changed.

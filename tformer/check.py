@@ -1566,7 +1566,7 @@ def _name_lost(cached, lost, sizes):
             "that it gave back are wrong")
 
 # %% ../nbs/08_is_it_right.ipynb #70a6710a
-#| code-summary: the verbs where rows stand at different positions
+#| code-summary: the operations where rows stand at different positions
 class _RowOperations(_SessionChecks):
     "Rows that are moved, that take places, that forget: each by itself."
 
@@ -1588,7 +1588,7 @@ class _RowOperations(_SessionChecks):
         return True
 
     def check_row_operations(self):
-        "The verbs where rows stand at different positions, and put."
+        "Try select, set_rows and crop of rows at different positions."
         adapter = self.adapter
         n = self.seq_len - 1
         if (
@@ -1621,12 +1621,13 @@ class _RowOperations(_SessionChecks):
                 n - 1,
             ),
         }
-        for verb, (change, rows, start) in cases.items():
+        for operation, (change, rows, start) in cases.items():
             state = prompt(all_rows)
-            if hasattr(state, verb) and self.try_operation(
-                    f"{verb} of rows", functools.partial(change, state)):
-                self.check_row_operation(verb, state, ids[rows, start:],
-                                         rows)
+            if hasattr(state, operation) and self.try_operation(
+                    f"{operation} of rows",
+                    functools.partial(change, state)):
+                self.check_row_operation(operation, state,
+                                         ids[rows, start:], rows)
 
     def check_row_operation(self, operation, state, ids, rows):
         "Afterwards each row goes on as the text that it now is."
@@ -1652,7 +1653,7 @@ class _CacheOperations(_RowOperations):
         "Reorder rows and forget tokens, where the cache can."
         n = self.seq_len // 2
         order = torch.tensor([1, 0, 0], device=ids.device)
-        for verb, start in (("select", ids[order, :n]),
+        for operation, start in (("select", ids[order, :n]),
                             ("crop", ids[:, :n - 2])):
             if self.adapter.step_fn:
                 return
@@ -1661,19 +1662,19 @@ class _CacheOperations(_RowOperations):
             store = state[0] if is_hf_style else state
             name = (
                 "reorder_cache"
-                if verb == "select" and is_hf_style
-                else verb
+                if operation == "select" and is_hf_style
+                else operation
             )
             # how many fewer, or are left
             size = -2 if is_hf_style else n - 2
             if hasattr(store, name):
                 change = functools.partial(
                     getattr(store, name),
-                    order if verb == "select" else size)
-                self.check_cache_operation(verb, change, state, start)
+                    order if operation == "select" else size)
+                self.check_cache_operation(operation, change, state, start)
 
     def check_cache_operation(self, operation, change, state, start):
-        "After a verb, the cache continues as if it had been so always."
+        "Check that the cache goes on as if it had always been so."
         if not self.try_operation(
             operation, change, isinstance(state, tuple)
         ):
@@ -2188,7 +2189,7 @@ def _slopes(adapter, groups, ids, slope):
     return sums
 
 # %% ../nbs/08_is_it_right.ipynb #21b05020
-#| code-summary: gradients, None where there is none
+#| code-summary: the gradients, None where there is none
 def _grad(total, weights):
     "Gradients, None where there is no way from a weight to the total."
     if not weights or not total.requires_grad:

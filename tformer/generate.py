@@ -37,9 +37,13 @@ def next_token_logits(
     *,
     cache: Any = None,  # of what it has
     positions: Positions | Int[Tensor, "_ t"] | None = None,
-    **encoder_inputs: Any,  # memory=, memory_mask=
+    # encoder_hidden_states=, encoder_attention_mask=
+    **encoder_inputs: Any,
 ) -> Float[Tensor, "b vocab"]:
-    "Of what follows; only the last token pays for the output layer."
+    """Return the logits of the next token of each row.
+
+    Only the last position goes through the output layer.
+    """
     kwargs = {
         name: x
         for name, x in dict(
@@ -76,7 +80,8 @@ class DecodeState:
         *, max_new_tokens: int = 1,  # for how many new tokens
         context_shift: int | None = None,  # kept of a text that is full
         cache: Any = None,  # None: as the model makes one
-        **encoder_inputs: Tensor,  # memory=, memory_mask=
+        # encoder_hidden_states=, encoder_attention_mask=
+        **encoder_inputs: Tensor,
     ):
         self.model = model
         self.context_shift = context_shift
@@ -105,7 +110,7 @@ class DecodeState:
                 n if self.max_len is None else min(n, self.max_len))
 
     def logits(self) -> Float[Tensor, "b vocab"]:
-        "Of what follows each text, once all of it has been read."
+        "Compute what is missing; return the logits of the next tokens."
         if self.context_shift and max(self.lengths) > self.max_len:
             self.shift_context()
         first = not self.num_computed
@@ -215,7 +220,7 @@ def left_pad(
 
 # %% ../nbs/21_kv_cache.ipynb #a1000024x
 #| code-fold: true
-#| code-summary: picker, from settings to what chooses
+#| code-summary: make_sampler, from settings to what chooses
 def make_sampler(
     sampling_params: (
         SamplingParams | Sequence[SamplingParams] | Callable | None
@@ -317,7 +322,7 @@ def apply_stopping(rows, drafts, texts, stopping):
 
 # %% ../nbs/21_kv_cache.ipynb #b1000005x
 #| code-fold: true
-#| code-summary: ended, whether a function ends a text
+#| code-summary: meets_stopping_criteria, whether a function ends a text
 def meets_stopping_criteria(
     stopping_criteria: Sequence[Callable],  # of the ids of a row
     row: int,  # which one, for an error
@@ -372,7 +377,7 @@ def _decode_steps(state, sampler, stopping, max_new_tokens, eval_context,
 
 # %% ../nbs/21_kv_cache.ipynb #b1000003x
 #| code-fold: true
-#| code-summary: expect_room, which refuses what a model cannot read
+#| code-summary: require_context, which refuses what a model cannot read
 def require_context(
     lengths: Sequence[int],  # of the prompts
     max_len: int | None,  # tokens that fit; None: any number
@@ -406,7 +411,7 @@ def _resolve_context_shift(context_shift, lengths, max_len,
 
 # %% ../nbs/21_kv_cache.ipynb #b1000004x
 #| code-fold: true
-#| code-summary: stop_rules, ids and functions of whatever was given
+#| code-summary: parse_stopping, ids and functions of whatever was given
 def parse_stopping(
     stop: int | Callable | Collection,  # ids, functions of ids
 ) -> tuple[set[int], list[Callable]]:

@@ -127,7 +127,7 @@ def _constant(value):
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #9df66de3
-#| code-summary: rms_norm in fewer passes, for a step of one token
+#| code-summary: _rms_norm_cpu_inference, rms_norm in fewer passes for a step of one token
 def _rms_norm_cpu_inference(x, weight, eps):
     "As ``rms_norm``, in float32 on the CPU and without gradients."
     size = torch.linalg.vector_norm(x, 2, -1, True)

@@ -134,7 +134,7 @@ class SpecialTokenIds(NamedTuple):
 
 # %% ../nbs/19_masked_language_model.ipynb #ccb0a6f4
 #| code-fold: true
-#| code-summary: encode_rows, texts as rows of ids between [CLS] and [SEP]
+#| code-summary: encode_texts, texts as rows of ids between [CLS] and [SEP]
 def encode_texts(
     tokenizer: Tokenizer,
     texts: Iterable[str],  # a [MASK] stands for a word
@@ -225,7 +225,7 @@ class EncodedBatch(NamedTuple):
 
 # %% ../nbs/19_masked_language_model.ipynb #f0257b91
 #| code-fold: true
-#| code-summary: encoded, rows side by side
+#| code-summary: collate_texts, rows side by side
 def collate_texts(
     sequences: Sequence[Sequence[int]],  # from ``encode_texts``
     tokenizer: Tokenizer,
@@ -427,12 +427,12 @@ class NeighborBaseline:
 
 # %% ../nbs/19_masked_language_model.ipynb #068547b2
 #| code-fold: true
-#| code-summary: told_before, places of a story that its earlier sentences decide
+#| code-summary: recoverable_words, words of a story that its earlier sentences decide
 STORY_WORD_KINDS = {"name": "child grown", "thing": "toy flyer",
                     "place": "place low high", "pronoun": ""}
-STORY_WORDS = {kind: {word.split()[-1] for shelf in shelves.split()
-                      for word in stories.LEXICON[shelf][0]}
-               for kind, shelves in STORY_WORD_KINDS.items()}
+STORY_WORDS = {kind: {word.split()[-1] for name in names.split()
+                      for word in stories.LEXICON[name][0]}
+               for kind, names in STORY_WORD_KINDS.items()}
 STORY_WORDS["pronoun"] = {"he", "she", "He", "She", "his", "her"}
 
 
@@ -514,7 +514,7 @@ def _logits(model, ids, batch, forbidden_ids):
 
 # %% ../nbs/19_masked_language_model.ipynb #2c230c5b
 #| code-fold: true
-#| code-summary: on_top, a new head on a copy of an encoder
+#| code-summary: with_new_head, a new head on a copy of an encoder
 def with_new_head(
     model_class: type,  # such as ``BertClassifier``
     pretrained: nn.Module,  # with a ``bert``, such as ``BertMaskedLM``
@@ -535,7 +535,7 @@ def with_new_head(
 
 # %% ../nbs/19_masked_language_model.ipynb #2f3845fe
 #| code-fold: true
-#| code-summary: broken_story, the same words with two of a kind exchanged
+#| code-summary: corrupt_story, the same words with two of a kind exchanged
 def corrupt_story(story: str, seed: int = 0) -> str | None:
     """The story with two names, or two places, exchanged, so that it
     contradicts itself by the grammar's rules; None if none is found.

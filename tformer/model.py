@@ -107,7 +107,10 @@ def new_layer_cache(
     batch_size: int,
     max_len: int | None = None,
 ) -> Any:
-    "What ``attention.new_cache`` makes, or the one inside; a LayerCache."
+    """Return the cache that ``attention`` or a module inside it makes.
+
+    If none of them has ``new_cache``, it is a ``DynamicLayerCache``.
+    """
     for module in attention.modules():
         if hasattr(module, "new_cache"):
             made = module.new_cache(batch_size, max_len)
@@ -299,7 +302,7 @@ def eval_mode(
 
 # %% ../nbs/A3_models.ipynb #c9397804
 #| code-fold: true
-#| code-summary: quiet_when_learning, the same for each step of a loop
+#| code-summary: make_eval_context, the same for each step of a loop
 def make_eval_context(
     model: Any,
 ) -> Callable:  # makes what stands behind ``with``

@@ -36,7 +36,7 @@ class BlockPool:
 
     Each is *used* (``ref_counts`` counts the tables it stands in),
     *cached* (in no table, its content still indexed) or *free*.
-    ``buffers`` has, for each layer, tensors with a run of places for each
+    ``buffers`` has, for each layer, tensors with a run of slots for each
     block, and one block more, which stays 0: what a short table is filled
     up with.
     """
@@ -152,10 +152,11 @@ class BlockTables:
         self.tables = tables
 
     def reserve(self, row: int, start: int, end: int) -> None:
-        """Room for positions below ``end``, to be written from ``start``.
+        """Make the positions from ``start`` to ``end`` of a row writable.
 
-        A block that is shared is copied before; one that was indexed
-        is forgotten.  Raises ``OutOfBlocks``; what it got, the row keeps.
+        Blocks are allocated up to ``end``. A shared block is copied first,
+        and an indexed one leaves the index. Raises ``OutOfBlocks`` if too
+        few are free; the row keeps those it was given.
         """
         table = self.tables[row]
         block_size = self.pool.block_size
@@ -178,8 +179,10 @@ class BlockTables:
             self.pool.release(table.pop())
 
     def set_rows(self, rows: list[int], tables: list[list[int]]) -> None:
-        """Row ``tables[i]`` has ``tables[i]``, its blocks shared, not
-        copied."""
+        """Give row ``rows[i]`` the blocks of ``tables[i]``, shared.
+
+        The blocks that the row had before are released.
+        """
         found = {row: [*table] for row, table in zip(rows, tables)
                  if self.tables[row] is not table}  # a view has it already
         for table in found.values():
@@ -277,13 +280,13 @@ def _layer_buffers(layer, tensors, positions):
 
 # %% ../nbs/A13_paged_caches.ipynb #p1500016
 #| code-fold: true
-#| code-summary: PagedLayer, what one layer writes and reads
+#| code-summary: PagedLayerCache, what one layer writes and reads
 class PagedLayerCache:
     """What one layer keeps of earlier tokens, in blocks of a pool.
 
-    The verbs of ``DynamicLayerCache``.  Position p of a row stands in
-    block p // block_size of its table, which is that of all layers, at
-    p % block_size.
+    It has the methods of ``DynamicLayerCache``.  Position p of a row is
+    slot p % block_size of block p // block_size of its table, which all
+    layers share.
     """
 
     def __init__(self, tables: BlockTables, layer_index: int,
@@ -296,7 +299,7 @@ class PagedLayerCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        "All places of the pool, of all texts, (places, …)."
+        "All slots of the pool, of all texts, (slots, …)."
         return self.tables.pool.buffers.get(self.layer_index, [])
 
     @property
@@ -315,7 +318,7 @@ class PagedLayerCache:
         self, *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
-        "Put tokens into their places; return what may be attended to."
+        "Write tokens to their slots; return what may be attended to."
         positions = Positions.of(positions)
         fresh = not any(self.seq_lens)
         buffers = _layer_buffers(self, tensors, positions)
@@ -351,7 +354,7 @@ class PagedLayerCache:
 
     def set_rows(self, rows: Int[Tensor, " n"],
                  source: "PagedLayerCache") -> None:
-        "Let row ``rows[i]`` hold what row i of ``source`` holds."
+        "Give row ``rows[i]`` the length of row i of ``source``."
         validate.row_indices(len(self.seq_lens), rows=rows, unique=True)
         same = getattr(getattr(source, "tables", None), "pool", None)
         validate.require(same is self.tables.pool, "a paged cache takes "
@@ -449,7 +452,7 @@ class PagedKVCache(KVCache):
 
     def set_rows(self, rows: Int[Tensor, " n"],
                  source: "PagedKVCache") -> None:
-        "Let row ``view[i]`` hold what row i of ``source`` holds: shared."
+        "Give row ``rows[i]`` the blocks of row i of ``source``, shared."
         super().set_rows(rows, source)
         self.tables.set_rows(rows.tolist(), source.tables.tables)
 
@@ -529,7 +532,7 @@ class ModelRunner:
         self.model = model
         self.max_num_seqs = max_num_seqs
         self.max_len = model.max_len if max_len is None else max_len
-        validate.at_most(model.max_len, places=self.max_len)
+        validate.at_most(model.max_len, slots=self.max_len)
         self.cache = cache or new_static_cache(
             model, max_num_seqs, self.max_len, keep_rolling=True
         )

@@ -246,7 +246,7 @@ class Verb(NamedTuple):
 
 # %% ../nbs/A9_parallel.ipynb #b5519b14
 #| code-fold: true
-#| code-summary: entries, the words of a table
+#| code-summary: parse_entries, the words of a table
 def parse_entries(
     tables: dict[str, str],  # entries between commas, by name
 ) -> Iterator[list[str]]:
@@ -297,7 +297,7 @@ VOULOIR = ("veux", "veut", "voulons", "veulent")
 
 # %% ../nbs/A9_parallel.ipynb #01c9e731
 #| code-fold: true
-#| code-summary: vowel_first, with the h that is not mute
+#| code-summary: starts_with_vowel, with the h that is not mute
 VOWELS = "aeiouhàâéèêëîïôùûœ"
 ASPIRATED = {"héros", "hibou", "hiboux", "hache", "haches"}
 
@@ -641,7 +641,7 @@ def join_french(
 
 # %% ../nbs/A9_parallel.ipynb #63b44bf1
 #| code-fold: true
-#| code-summary: standing_for and subject_for, the pronouns of what was named
+#| code-summary: object_pronoun, the pronoun of what was named
 def object_pronoun(
     who: NounPhrase,  # what was named before
     direct: bool = True,  # an object without a preposition
@@ -656,7 +656,7 @@ def object_pronoun(
 
 # %% ../nbs/A9_parallel.ipynb #edc2c6b2
 #| code-fold: true
-#| code-summary: subject_for, he, she, it and they
+#| code-summary: subject_pronoun, he, she, it and they
 def subject_pronoun(
     who: NounPhrase,  # what was named before
 ) -> Person:
@@ -671,7 +671,7 @@ def subject_pronoun(
 
 # %% ../nbs/A9_parallel.ipynb #649d14fd
 #| code-fold: true
-#| code-summary: described, which adjective goes with what
+#| code-summary: described_nouns, which adjective goes with what
 def described_nouns(
     clause: Clause,
 ) -> list[tuple[NounPhrase, Adjective]]:
@@ -811,7 +811,7 @@ class PhraseSampler:
 
 # %% ../nbs/A9_parallel.ipynb #2755f3c5
 #| code-fold: true
-#| code-summary: Constructions, the ten of them
+#| code-summary: ConstructionSampler, the ten of them
 TO_WHOM = (Pronoun("me", "me"), Pronoun("us", "nous"),
            Pronoun("him", "lui"), Pronoun("her", "lui"),
            Pronoun("them", "leur"))
@@ -958,7 +958,7 @@ def generate_pairs(
 
 # %% ../nbs/A9_parallel.ipynb #c66db07b
 #| code-fold: true
-#| code-summary: dictionary, a French word for each English one
+#| code-summary: build_dictionary, a French word for each English one
 def build_dictionary() -> dict[str, str]:
     "Each English word of the grammar, with one French word."
     small = """do faire, does faire, did faire, is être, are être, am être,
@@ -995,7 +995,7 @@ def translate_word_for_word(
 
 # %% ../nbs/A9_parallel.ipynb #6cf493b9
 #| code-fold: true
-#| code-summary: lines_of, numbered and decoded
+#| code-summary: read_numbered_lines, numbered and decoded
 def read_numbered_lines(
     path: str | os.PathLike,  # UTF-8
 ) -> Iterator[tuple[int, str]]:
@@ -1013,7 +1013,7 @@ def read_numbered_lines(
 
 # %% ../nbs/A9_parallel.ipynb #8aaf240e
 #| code-fold: true
-#| code-summary: side, a sentence that is there
+#| code-summary: require_sentence, a sentence that is there
 def require_sentence(
     path: str | os.PathLike,
     number: int,  # of the line
@@ -1059,7 +1059,7 @@ def read_tsv(
 
 # %% ../nbs/A9_parallel.ipynb #f738aef6
 #| code-fold: true
-#| code-summary: read_two_files, line by line
+#| code-summary: read_parallel_files, line by line
 def read_parallel_files(
     source_path: str | os.PathLike,  # UTF-8, a sentence a line
     target_path: str | os.PathLike,  # as many lines, in the same order

@@ -29,7 +29,7 @@ from .rows import CrossAttentionCache, LayerCacheBase, Positions
 # %% ../nbs/A12_fixed_caches.ipynb #ba6b0cdc
 #| code-summary: where new tokens go, and what stands where afterwards
 def _next_slots(key_positions, positions, padding_slot):
-    "Each row's next free places, padding to the spare one; positions."
+    "Return each row's next free slots, the spare for padding; positions."
     new = positions.tensor.expand(len(key_positions.tensor), -1).clamp(
         min=-1)
     used = (key_positions.tensor >= 0).sum(-1, keepdim=True)
@@ -43,7 +43,7 @@ def _next_slots(key_positions, positions, padding_slot):
     return slots, Positions(slot_positions, upper_bound=upper_bound)
 
 # %% ../nbs/A12_fixed_caches.ipynb #1d628312
-#| code-summary: vectors written at the places of each row
+#| code-summary: vectors written to the slots of each row
 def _write_slots(buffer, slots, x):
     "In place, unless a gradient or PyTorch's inference mode forbids."
     axes = [torch.arange(n, device=x.device).view(-1, *[1] * (x.ndim - i))
@@ -64,16 +64,16 @@ def _plain(x):
     return x.clone(memory_format=torch.contiguous_format)
 
 # %% ../nbs/A12_fixed_caches.ipynb #8246350b
-#| code-summary: tokens of each row side by side, empty places behind
+#| code-summary: tokens of each row side by side, empty slots behind
 def _compact_rows(x, order, n):
-    "Tokens of each row in this order, in ``n`` places; 0 in the others."
+    "Return each row's tokens in this order in ``n`` slots, 0 in others."
     rows = torch.arange(len(x), device=x.device)[:, None]
     time = x.transpose(1, -2)[rows, order]
     time = F.pad(time, (0, 0) * (x.ndim - 2) + (0, n - order.shape[1]))
     return _plain(time.transpose(1, -2))
 
 # %% ../nbs/A12_fixed_caches.ipynb #736d5748
-#| code-summary: refuses what does not belong into these places
+#| code-summary: refuses what does not belong into these slots
 def _validate_update(cache, tensors, positions):
     "Batch, time, and all sizes that must be as in what is kept."
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
@@ -91,12 +91,13 @@ def _validate_update(cache, tensors, positions):
 
 # %% ../nbs/A12_fixed_caches.ipynb #29be2062
 class StaticLayerCache(LayerCacheBase):
-    """What one layer keeps of earlier tokens, in places that are there.
+    """What one layer keeps of earlier tokens, in a fixed number of slots.
 
-    The verbs of ``DynamicLayerCache``; ``update`` returns all places,
-    with position -1 at empty ones.  Memory for ``max_len`` tokens of each
-    row, and one place for padding, is taken with the first.  A token too
-    many raises ``ValueError``, and nothing has changed.
+    It has the methods of ``DynamicLayerCache``; ``update`` returns all
+    slots, with position -1 at empty ones.  Memory for ``max_len`` tokens
+    of each row, and one slot for padding, is allocated by the first
+    ``update``.  A token too many raises ``ValueError`` and changes
+    nothing.
     """
 
     def __init__(self, batch_size: int, max_len: int):
@@ -110,7 +111,7 @@ class StaticLayerCache(LayerCacheBase):
         self, *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
-        "Put tokens into the next places; return what may be attended to."
+        "Write tokens to the next slots; return what may be attended to."
         positions = Positions.of(positions)
         if not torch.compiler.is_compiling():
             _validate_update(self, tensors, positions)
@@ -121,7 +122,7 @@ class StaticLayerCache(LayerCacheBase):
                 return *tensors, positions
             self.length = self.require_capacity(positions)
         slots, key_positions = positions.memoize(
-            ("places", self.key_positions, self.max_len),
+            ("slots", self.key_positions, self.max_len),
             lambda: _next_slots(
                 self.key_positions, positions, self.max_len
             ),
@@ -132,7 +133,7 @@ class StaticLayerCache(LayerCacheBase):
         return *self.tensors, key_positions
 
     def require_capacity(self, positions: Positions) -> int:
-        "How many places are filled with these, at most; or a refusal."
+        "Return how many slots are used then, or refuse the tokens."
         n = self.length + positions.length
         if n > self.max_len:  # padding may have been counted: look
             current = self.key_positions.tensor >= 0
@@ -143,11 +144,11 @@ class StaticLayerCache(LayerCacheBase):
 
     def _refuse(self, n):
         validate.require(n <= self.max_len, f"{n} tokens, but the cache "
-                         f"has {self.max_len} places for a text")
+                         f"has {self.max_len} slots for a text")
 
     def replace(self, tensors: list[Tensor],
                 key_positions: Positions | Int[Tensor, "_ s"]) -> None:
-        "Keep this from now on, each row side by side from place 0."
+        "Keep these tensors instead, each row's tokens from slot 0 on."
         key_positions = Positions.of(key_positions)
         n = self.max_len + 1
         slot_positions = key_positions.tensor.expand(len(tensors[0]), -1)
@@ -201,15 +202,15 @@ class StaticLayerCache(LayerCacheBase):
 def new_static_cache(
     model: nn.Module,  # with ``new_cache`` and ``max_len``
     batch_size: int,
-    max_len: int | None = None,  # places of a text; None: the model's
+    max_len: int | None = None,  # slots of a text; None: the model's
     keep_rolling: bool = False,  # layers with a window forget, as they do
 ) -> KVCache:
-    """An empty cache in which what would grow has all its places.
+    """Return an empty cache in which each growing layer has all its slots.
 
     So has what would forget, unless ``keep_rolling``.
-    Raises ``ValueError`` for more places than the model has positions.
+    Raises ``ValueError`` for more slots than the model has positions.
     """
-    validate.at_most(model.max_len, num_slots=max_len)
+    validate.at_most(model.max_len, slots=max_len)
     num_slots = model.max_len if max_len is None else max_len
 
     new_cache = model.new_cache(batch_size, num_slots)
@@ -295,7 +296,8 @@ def _step(program, model, ids, *, cache, positions=None):
 
 # %% ../nbs/A12_fixed_caches.ipynb #6961f126
 def compile_decode_step(
-    model: Callable,  # (ids, cache=, pos=) → logits, with ``max_len``
+    # (ids, positions=, cache=) → logits, with ``max_len``
+    model: Callable,
     **compile_kwargs: Any,  # for ``torch.compile``: backend, mode, options
 ) -> Callable:
     """One step of decoding as one program: ``step(ids, cache=cache)``.

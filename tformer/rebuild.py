@@ -164,9 +164,10 @@ def _next_positions(cache, length):
 #| code-summary: the right pieces, made of what earlier chapters export
 _REFERENCE = {  # the eight gaps, in terms of what earlier chapters export
     "next_positions": lambda model, cache, t: _next_positions(cache, t),
-    "embed_tokens_and_positions": lambda model, ids, pos:
-        model.embed(ids) + model.embed_positions(pos),
-    "attention_mask_for": lambda model, pos, k_pos: build_mask(pos, k_pos),
+    "embed_tokens_and_positions": lambda model, ids, positions:
+        model.embed(ids) + model.embed_positions(positions),
+    "attention_mask_for": lambda model, positions, key_positions:
+        build_mask(positions, key_positions),
     "split_qkv": lambda model, qkv: tuple(
         split_heads(x, model.config.n_heads) for x in qkv.chunk(3, -1)),
     "attend": lambda model, q, k, v, mask:
@@ -194,7 +195,7 @@ def _fill(cls, method=None):
     return model.eval(), right.eval()
 
 # %% ../nbs/A4_rebuild.ipynb #5c6e43e0
-#| code-summary: inputs, one row padded on the left
+#| code-summary: the inputs, one row padded on the left
 def _samples(model):
     "Random inputs, two rows of which one is padded on the left."
     draw = torch.Generator().manual_seed(1)
@@ -250,44 +251,58 @@ KNOWN_MISTAKES: dict[str, list[tuple[str, Callable]]] = {
          0 if cache is None else cache.key_positions.length)),
 ], "embed_tokens_and_positions": [
     ("the vectors of the positions are missing",
-     lambda m, ids, pos: m.embed(ids)),
+     lambda m, ids, positions: m.embed(ids)),
     ("the vectors of the tokens are missing",
-     lambda m, ids, pos: m.embed_positions(pos)),
+     lambda m, ids, positions: m.embed_positions(positions)),
     ("the vectors are multiplied: add them",
-     lambda m, ids, pos: m.embed(ids) * m.embed_positions(pos)),
+     lambda m, ids, positions:
+         m.embed(ids) * m.embed_positions(positions)),
     ("columns of the batch were counted, and positions was not used: in a "
      "row with padding on the left every token is at the wrong position",
-     lambda m, ids, pos: m.embed(ids) + m.embed_positions(
+     lambda m, ids, positions: m.embed(ids) + m.embed_positions(
          torch.arange(ids.shape[1])[None])),
     ("token vectors are multiplied by √d_model; that was in 2017, GPT-2 "
-     "takes them as they are", lambda m, ids, pos: m.embed_positions(pos)
-     + m.embed(ids) * m.config.d_model ** 0.5),
+     "takes them as they are", lambda m, ids, positions:
+         m.embed_positions(positions)
+         + m.embed(ids) * m.config.d_model ** 0.5),
 ], "attention_mask_for": [
     ("the mask is inverted: here True = may attend",
-     lambda m, pos, k_pos: ~build_mask(pos, k_pos)),
+     lambda m, positions, key_positions:
+         ~build_mask(positions, key_positions)),
     ("the causal part is inverted: a query sees what comes after it",
-     lambda m, pos, k_pos: padding_mask(k_pos)
-     & ~causal_mask(pos, k_pos)),
+     lambda m, positions, key_positions:
+         padding_mask(key_positions)
+         & ~causal_mask(positions, key_positions)),
     ("a token does not see itself, and the first sees nothing: < where "
      "<= was meant",
-     lambda m, pos, k_pos: build_mask(pos - 1, k_pos)),
+     lambda m, positions, key_positions:
+         build_mask(positions - 1, key_positions)),
     ("nothing hides the future: a key must not come after its query",
-     lambda m, pos, k_pos: padding_mask(k_pos).expand(
-         -1, -1, pos.shape[1], -1)),
+     lambda m, positions, key_positions:
+         padding_mask(key_positions).expand(
+             -1, -1, positions.shape[1], -1)),
     ("padding is attended to: a key at a negative position is no token",
-     lambda m, pos, k_pos: causal_mask(pos, k_pos)),
+     lambda m, positions, key_positions:
+         causal_mask(positions, key_positions)),
     ("position 0 is hidden, which is a token: > where >= was meant",
-     lambda m, pos, k_pos: build_mask(pos, k_pos - (k_pos == 0).int())),
+     lambda m, positions, key_positions:
+         build_mask(
+             positions, key_positions - (key_positions == 0).int())),
     ("either condition is enough here, and both must hold: & and not |",
-     lambda m, pos, k_pos: causal_mask(pos, k_pos) | padding_mask(k_pos)),
+     lambda m, positions, key_positions:
+         causal_mask(positions, key_positions)
+         | padding_mask(key_positions)),
     *((f"indices were compared, not positions{more}: with a cache, the "
        "first query is not beside the first key", version)
       for more, version in (
-          ("", lambda m, pos, k_pos: torch.ones(
-              len(pos), 1, pos.shape[1], k_pos.shape[1]).tril().bool()),
+          ("", lambda m, positions, key_positions: torch.ones(
+              len(positions), 1, positions.shape[1],
+              key_positions.shape[1]).tril().bool()),
           (" (padding is hidden, which is right)",
-           lambda m, pos, k_pos: padding_mask(k_pos) & torch.ones(
-               pos.shape[1], k_pos.shape[1]).tril().bool()))),
+           lambda m, positions, key_positions:
+               padding_mask(key_positions) & torch.ones(
+                   positions.shape[1],
+                   key_positions.shape[1]).tril().bool()))),
 ]}
 
 # %% ../nbs/A4_rebuild.ipynb #f240931c
@@ -496,10 +511,11 @@ def _shown(method, args):
 
 # %% ../nbs/A4_rebuild.ipynb #89e06840
 #| code-summary: calls a gap, and catches what it raises
-_DEAD = ("a query that may attend to nothing, such as padding, gets a row "
-         "of -inf, whose softmax is no number, and that spreads: fill "
-         "with torch.finfo(scores.dtype).min, or take softmax from "
-         "tformer.attend")
+_EMPTY_ROW = (
+    "a query that may attend to nothing, such as padding, gets a row "
+    "of -inf, whose softmax is no number, and that spreads: fill "
+    "with torch.finfo(scores.dtype).min, or take softmax from "
+    "tformer.attend")
 
 
 _SPOILED = ("changes what it was given, by += or a function whose name "
@@ -535,9 +551,9 @@ def _compared(model, method, calls, got):
     slack = max(check.tolerance(x.float()) for x in _all_tensors(right))
     apart = far(_REFERENCE[method])
     if max(apart) <= slack:
-        dead = not all(x.isfinite().all() for x in _all_tensors(got))
-        return ("not all results are numbers", _DEAD, []) if dead else (
-            "", "", [])
+        if not all(x.isfinite().all() for x in _all_tensors(got)):
+            return "not all results are numbers", _EMPTY_ROW, []
+        return "", "", []
     i = apart.index(max(apart))
     likely = (text for text, version in KNOWN_MISTAKES[method]
               if max(far(version)) <= slack)

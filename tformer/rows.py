@@ -25,10 +25,11 @@ from . import validate
 
 # %% ../nbs/A5_caches.ipynb #8f9db818
 class Positions:
-    """Where tokens stand, and what is known of it without looking.
+    """Token positions, and what the host knows about them.
 
-    ``start``: rows count start, start + 1, …; None: nobody knows.  What
-    follows is derived once, for all layers.  Negative: padding.
+    With ``start``, each row counts start, start + 1, …; None means that
+    this is not known. Masks and the like are derived once, for all layers.
+    A negative position marks padding.
     """
 
     def __init__(self, tensor: Int[Tensor, "_ n"] | None = None, *,
@@ -178,9 +179,9 @@ def append_positions(
     return positions.memoize((past,), lambda: _joined(past, positions))
 
 # %% ../nbs/A5_caches.ipynb #06188d2e
-#| code-summary: places that some row needs
+#| code-summary: slots that some row needs
 def _drop_unused_slots(tensor):
-    "Positions without places that all rows left, and which are kept."
+    "Positions without slots that no row uses, and which slots are kept."
     slots = (tensor >= 0).any(0).nonzero()[:, 0]
     # the end is asked for here, and not in a step
     tensor = tensor[:, slots]
@@ -193,7 +194,7 @@ def crop_positions(
     key_positions: Positions,  # of what is kept
     end: int | Int[Tensor, " b"],  # one number, or one for each row
 ) -> tuple[Positions, Any]:
-    "Those below ``end``, and the places along time that still hold one."
+    "Those below ``end``, and the slots along time that still hold one."
     if key_positions.start is not None and isinstance(end, int):
         end = min(max(end - key_positions.start, 0), key_positions.length)
         return Positions(
@@ -220,7 +221,7 @@ def _select_rows(key_positions, rows):
     )
 
 # %% ../nbs/A5_caches.ipynb #dd1639ec
-#| code-summary: other rows put into places of a batch
+#| code-summary: other rows copied into rows of a batch
 def _set_rows(old, rows, new, fill, axis):
     "``old`` with these rows as in ``new``; the shorter is filled up."
     n = max(old.shape[axis], new.shape[axis])
@@ -229,9 +230,9 @@ def _set_rows(old, rows, new, fill, axis):
     return old.index_copy(0, rows, new)
 
 # %% ../nbs/A5_caches.ipynb #2f32b4ad
-#| code-summary: positions after other rows were put into a batch
+#| code-summary: positions after other rows were copied into a batch
 def _set_position_rows(past, b, rows, new):
-    "Those of ``b`` rows of which some hold another text, and places."
+    "Those of ``b`` rows of which some hold another text, and slots."
     old = (
         torch.full((b, 0), -1, device=new.tensor.device)
         if past is None
@@ -241,7 +242,7 @@ def _set_position_rows(past, b, rows, new):
         old, rows, new.tensor.expand(len(rows), -1), -1, -1))
 
 # %% ../nbs/A5_caches.ipynb #bd69c67c
-#| code-summary: refuses rows that cannot take these places
+#| code-summary: refuses rows that cannot take these tokens
 def _validate_set_rows(batch_size, tensors, rows, source):
     new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
                  for x in held] for held in (source.tensors, tensors))
@@ -311,7 +312,7 @@ class LayerCacheBase:
                          _select_rows(past, rows))
 
     def set_rows(self, rows: Int[Tensor, " n"], source: Any) -> None:
-        """Let row ``rows[i]`` hold what row i of ``source`` holds.
+        """Copy row i of ``source`` into row ``rows[i]`` of this cache.
 
         ``source``: of the same model, with ``tensors`` and
         ``key_positions``, of n rows, all of which are put.  Places that no
@@ -337,8 +338,9 @@ class LayerCacheBase:
 class GrowableBuffer:
     """Tensors with space beyond what they hold, along axis -2.
 
-    ``length`` counts what is held; whoever holds less was overtaken by
-    another, and must not write here.
+    ``length`` counts the tokens that have been written. A cache that knows
+    of fewer shares the buffer with one that has written more, and must not
+    write into it.
     """
 
     def __init__(self, tensors: list[Tensor], capacity: int):
@@ -350,7 +352,7 @@ class GrowableBuffer:
             buffer[..., :self.length, :] = x
 
     def can_append(self, length: int, num_new: int) -> bool:
-        "Whether so many more may be written behind ``length``."
+        "Whether ``num_new`` tokens may follow the first ``length``."
         return (
             self.length == length
             and length + num_new <= self.capacity
@@ -397,7 +399,7 @@ class GrowingRows(LayerCacheBase):
                 key_positions: Positions | Int[Tensor, "_ s"]) -> None:
         "Keep this from now on, with no room to grow."
         super().replace(tensors, key_positions)
-        self._room = None
+        self._buffer = None
 
     def validate_append(self, tensors: tuple,
                         positions: Positions) -> None:
@@ -409,26 +411,26 @@ class GrowingRows(LayerCacheBase):
         "All that is kept, with these behind; refuses what cannot follow."
         self.validate_append(tensors, positions)
         if self.is_empty:
-            self._room = None
+            self._buffer = None
             return [x.contiguous() for x in tensors]
         n = self.key_positions.length
         t = tensors[0].shape[-2]
-        room = self._room
+        buffer = self._buffer
         alike = all([a.dtype == b.dtype
                      for a, b in zip(self.tensors, tensors)])
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
                 not alike):
-            self._room = None
+            self._buffer = None
             return [torch.cat(p, -2) for p in zip(self.tensors, tensors)]
-        if room is None or not room.can_append(n, t):
-            room = GrowableBuffer(self.tensors, 2 * (n + t))
-            self._room = room
-        return room.append(tensors)
+        if buffer is None or not buffer.can_append(n, t):
+            buffer = GrowableBuffer(self.tensors, 2 * (n + t))
+            self._buffer = buffer
+        return buffer.append(tensors)
 
 # %% ../nbs/A5_caches.ipynb #cce1c6ec
 #| code-summary: counts how often a tensor was changed in place
 def _version_of(x):
-    "None where PyTorch does not count."
+    "Return the version of a tensor, or None if PyTorch does not count it."
     blind = torch.compiler.is_compiling() or x.is_inference()
     return None if blind else x._version
 
@@ -488,8 +490,8 @@ class CrossAttentionCache(LayerCacheBase):
 class Together:
     """Caches of layers that change together: ``KVCache`` is made of it.
 
-    ``layers[i]`` has the verbs, ``key_positions``, ``lengths`` and
-    ``nbytes``.
+    ``layers[i]`` has the methods of a layer's cache, and
+    ``key_positions``, ``lengths`` and ``nbytes``.
     """
 
     def __init__(self, layers: list[Any]):
@@ -560,16 +562,17 @@ class Together:
 
 # %% ../nbs/A5_caches.ipynb #08c6d8f2
 def online_softmax_update(
-    state: tuple[Tensor, Tensor, Tensor],  # peak, total, mixed
+    # max_score, denominator, weighted_sum
+    state: tuple[Tensor, Tensor, Tensor],
     scores: Float[Tensor, "*b t some"],  # of some more keys
     v: Float[Tensor, "*b some d_v"],  # and their values
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take in one block of keys; ``weighted_sum / denominator`` is the
-    mean so far.
+    """Update the state of an online softmax with a chunk of keys.
 
-    ``max_score`` is the largest score of each query, ``denominator`` the
-    sum of exp(score - peak), ``weighted_sum`` the sum of the values times
-    that.
+    ``max_score`` is the largest score of each query so far,
+    ``denominator`` the sum of exp(score - max_score), and
+    ``weighted_sum`` the sum of the values times that. Their quotient
+    ``weighted_sum / denominator`` is the output so far.
     """
     max_score, denominator, weighted_sum = state
     higher = torch.maximum(max_score,
@@ -582,7 +585,7 @@ def online_softmax_update(
 
 # %% ../nbs/A5_caches.ipynb #0aac0911
 #| code-fold: true
-#| code-summary: online_attend, the loop over blocks of keys
+#| code-summary: online_softmax_attend, the loop over chunks of keys
 def online_softmax_attend(
     q: Float[Tensor, "*b t d"],  # queries
     k: Float[Tensor, "*b s d"],  # keys
@@ -590,10 +593,10 @@ def online_softmax_attend(
     mask: Bool[Tensor, "..."] | None = None,  # True = may attend
     chunk_size: int = 64,  # keys that are looked at together
 ) -> Float[Tensor, "*b t d_v"]:
-    """Attention without the table of scores: keys come block by block.
+    """Attend without the table of all scores: keys come chunk by chunk.
 
     Online softmax (Milakov and Gimelshein, 2018), the idea inside fused
-    kernels (Dao et al., 2022).  Equal to the output of ``attend``, dead
+    kernels (Dao et al., 2022).  Equal to the output of ``attend``, empty
     rows and errors included.
     """
     validate.attention_inputs(q, k, v, mask)
@@ -618,7 +621,7 @@ def online_softmax_attend(
 
 # %% ../nbs/A5_caches.ipynb #ea341e8d
 #| code-fold: true
-#| code-summary: repeat_heads, which gives key heads to query heads
+#| code-summary: repeat_kv, which gives key heads to query heads
 def repeat_kv(
     x: Float[Tensor, "b kv s d"],  # keys or values
     n: int,  # how many query heads share each of them
@@ -666,21 +669,21 @@ def _additive_mask(mask, bias, shape, dtype):
 # %% ../nbs/A5_caches.ipynb #aab51656
 #| code-summary: opens rows that may attend to nothing
 def _unmask_empty_rows(added):
-    "A mask or bias without dead rows, and which rows were dead."
+    "Return a mask or bias without empty rows, and which were empty."
     if added.dtype == torch.bool:
-        dead = ~added.any(-1, keepdim=True)
-        return added | dead, dead
-    dead = (added == -math.inf).all(-1, keepdim=True)
-    return added.masked_fill(dead, 0.0), dead
+        empty = ~added.any(-1, keepdim=True)
+        return added | empty, empty
+    empty = (added == -math.inf).all(-1, keepdim=True)
+    return added.masked_fill(empty, 0.0), empty
 
 # %% ../nbs/A5_caches.ipynb #2639ecca
 #| code-summary: silences them afterwards
-def _zero_empty_rows(out, dead):
-    "0 in dead rows; on the CPU it costs little to ask if there are any."
-    if dead.is_cpu and not torch.compiler.is_compiling() and (
-            not dead.any()):
+def _zero_empty_rows(out, empty):
+    "Set empty rows to 0; on the CPU it is cheap to ask if there are any."
+    if empty.is_cpu and not torch.compiler.is_compiling() and (
+            not empty.any()):
         return out
-    return out.masked_fill(dead, 0.0)
+    return out.masked_fill(empty, 0.0)
 
 # %% ../nbs/A5_caches.ipynb #17c508e7
 #| code-summary: heads that share keys, as rows of one query
@@ -710,7 +713,7 @@ def fused_attend(
 ) -> Float[Tensor, "b h t d_v"]:
     """Attention by PyTorch's fused kernel, which returns no weights.
 
-    The arguments, errors and dead rows of ``eager_attend``.  The
+    The arguments, errors and empty rows of ``eager_attend``.  The
     causal flag spares the kernel half of its work; together with a
     mask or a bias it becomes a mask.
     """
@@ -725,8 +728,8 @@ def fused_attend(
         return F.scaled_dot_product_attention(
             q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1)
     mask = add_causal_mask(mask, causal, t, s, q.device)
-    added, dead = _unmask_empty_rows(
+    added, empty = _unmask_empty_rows(
         _additive_mask(mask, bias, (t, s), q.dtype))
     out = F.scaled_dot_product_attention(
         q, k, v, added, dropout, scale=scale, enable_gqa=n > 1)
-    return _zero_empty_rows(out, dead)
+    return _zero_empty_rows(out, empty)

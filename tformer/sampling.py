@@ -84,7 +84,7 @@ def _mask_out(logits, keep_mask):
 
 # %% ../nbs/20_sampling.ipynb #266a1220
 #| code-fold: true
-#| code-summary: bias, numbers added to some ids
+#| code-summary: apply_logit_bias, numbers added to some ids
 def apply_logit_bias(
     logits: Float[Tensor, "*b vocab"],
     # for an id what is added; -inf: never
@@ -190,7 +190,7 @@ def apply_min_p(
 
 # %% ../nbs/20_sampling.ipynb #cfd6db1d
 #| code-fold: true
-#| code-summary: typical, by how ordinary a surprise is
+#| code-summary: apply_typical_p, by how ordinary a surprise is
 def apply_typical_p(
     logits: Float[Tensor, "*b vocab"],
     p: float,  # in (0, 1]; 1: all stay
@@ -367,7 +367,7 @@ def _counts(ids, logits):
 
 # %% ../nbs/20_sampling.ipynb #914310f6
 #| code-fold: true
-#| code-summary: frequency_penalty, so much off for each time
+#| code-summary: apply_frequency_penalty, so much off for each time
 def apply_frequency_penalty(
     logits: Float[Tensor, "*b vocab"],
     ids: Int[Tensor, "*b n"],  # what each row wrote; negative: nothing
@@ -380,7 +380,7 @@ def apply_frequency_penalty(
 
 # %% ../nbs/20_sampling.ipynb #97a8590d
 #| code-fold: true
-#| code-summary: presence_penalty, so much off once
+#| code-summary: apply_presence_penalty, so much off once
 def apply_presence_penalty(
     logits: Float[Tensor, "*b vocab"],
     ids: Int[Tensor, "*b n"],  # what each row wrote; negative: nothing
@@ -554,7 +554,10 @@ class Sampler:
         ids: Int[Tensor, "b n"] | Sequence | None = None,
         # what each row wrote; shorter rows are filled with -1
     ) -> Int[Tensor, " b"]:
-        "The next id of each row; what is refused draws no number."
+        """Return the next id of each row.
+
+        Logits that are refused leave the random states unchanged.
+        """
         validate.shapes(logits=(logits, "b vocab"))
         logits, b = _to_float(logits), len(logits)
         row_states = (
@@ -639,7 +642,7 @@ def apply_allowed_mask(
 
 # %% ../nbs/20_sampling.ipynb #80d3d9b0
 #| code-fold: true
-#| code-summary: distinct, the share of runs of n words that are different
+#| code-summary: distinct_n, the share of runs of n words that are different
 def distinct_n(
     texts: Sequence[str],
     n: int = 4,  # words in a run

@@ -208,18 +208,18 @@ SCHEDULING_POLICIES = {
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300016
 #| code-summary: encoder outputs of several texts side by side
-def _pad_encoder_outputs(tickets):
+def _pad_encoder_outputs(handles):
     encoder_outputs = [
-        ticket.request.encoder_hidden_states for ticket in tickets
+        handle.request.encoder_hidden_states for handle in handles
     ]
     if all(x is None for x in encoder_outputs):
         return {}
     validate.require(not any(x is None for x in encoder_outputs),
                      "encoder_hidden_states are missing")
     masks = [torch.ones(len(x), dtype=torch.bool, device=x.device)
-             if ticket.request.encoder_attention_mask is None
-             else ticket.request.encoder_attention_mask
-             for x, ticket in zip(encoder_outputs, tickets)]
+             if handle.request.encoder_attention_mask is None
+             else handle.request.encoder_attention_mask
+             for x, handle in zip(encoder_outputs, handles)]
     return dict(
         encoder_hidden_states=pad_sequence(
             encoder_outputs, batch_first=True
@@ -248,12 +248,12 @@ def _validate_encoder_output(encoder_hidden_states,
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300022
 #| code-summary: what is wrong with a request, before anything is computed
-def _validate_request(ticket, runner):
+def _validate_request(handle, runner):
     "Fills in what the engine needs of it."
-    request = ticket.request
-    ticket.prompt_ids = left_pad([request.prompt_ids])[0][0].tolist()
+    request = handle.request
+    handle.prompt_ids = left_pad([request.prompt_ids])[0][0].tolist()
     validate.integer(max_new_tokens=request.max_new_tokens)
-    n = len(ticket.prompt_ids) + request.max_new_tokens - 1
+    n = len(handle.prompt_ids) + request.max_new_tokens - 1
     runner.require_capacity(n)
     if request.timeout is not None:
         validate.number("(0, inf)", timeout=request.timeout)
@@ -263,9 +263,9 @@ def _validate_request(ticket, runner):
     params = (
         SamplingParams(**params) if isinstance(params, Mapping) else params
     )
-    ticket.sampler = None if params is None else make_sampler(
+    handle.sampler = None if params is None else make_sampler(
         [params] if isinstance(params, SamplingParams) else params)
-    ticket.stopping = parse_stopping(request.stop)
+    handle.stopping = parse_stopping(request.stop)
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300023
 #| code-summary: a problem in one sentence
@@ -293,20 +293,20 @@ class Scheduler:
         "Those that have a slot, the oldest first."
         return sorted(t for t in self.row_owners if t is not None)
 
-    def finish(self, ticket: RequestHandle, finish_reason: str,
+    def finish(self, handle: RequestHandle, finish_reason: str,
                error: Any = None) -> None:
         "It has ended; its slot and its blocks come back."
-        ticket.finish_reason = finish_reason
-        ticket.error = None if error is None else _one_sentence(error)
-        if ticket in self.waiting:
-            self.waiting.remove(ticket)
-        if ticket.row is not None:
-            self._release(ticket)
+        handle.finish_reason = finish_reason
+        handle.error = None if error is None else _one_sentence(error)
+        if handle in self.waiting:
+            self.waiting.remove(handle)
+        if handle.row is not None:
+            self._release(handle)
 
-    def preempt(self, ticket: RequestHandle) -> None:
+    def preempt(self, handle: RequestHandle) -> None:
         "It waits again, and will read all that it has written, too."
-        self._release(ticket)
-        insort(self.waiting, ticket)
+        self._release(handle)
+        insort(self.waiting, handle)
         self.num_preemptions += 1
 
     def step(self, step: int, now: float) -> None:
@@ -346,26 +346,32 @@ class Scheduler:
                 other.times_overtaken += other < t
 
     def _reserve_next_tokens(self):
-        "A place for the next token of all; the youngest give theirs."
+        """Reserve memory for the next token of every running sequence.
+
+        If there is not enough, the newest sequences are preempted.
+        """
         for t in self.running:
             while t.row is not None and not t.is_prefilling and (
                     not self.runner.try_reserve(t.row)):
                 self.preempt(self.running[-1])
 
     def preempt_all(self) -> None:
-        "All give way: what a step has left of them is not to be trusted."
+        """Preempt every running sequence.
+
+        A step that failed may have left their caches incomplete.
+        """
         for t in reversed(self.running):
             self.preempt(t)
 
-    def _release(self, ticket):
-        self.runner.crop([ticket.row], [0])
-        self.row_owners[ticket.row] = None
-        ticket.row = None
+    def _release(self, handle):
+        self.runner.crop([handle.row], [0])
+        self.row_owners[handle.row] = None
+        handle.row = None
 
     def _pick_waiting(self, admitted_lengths):
-        for ticket in self.waiting:
-            if ticket.times_overtaken >= self.max_overtakes:
-                return ticket
+        for handle in self.waiting:
+            if handle.times_overtaken >= self.max_overtakes:
+                return handle
         i = self.policy((*self.waiting,), (*admitted_lengths,))
         n = len(self.waiting)
         validate.require(isinstance(i, int) and 0 <= i < n, "policy must "
@@ -374,9 +380,9 @@ class Scheduler:
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300025
 #| code-summary: the next id of a request that has its own way to choose
-def _sample_one(ticket, logits):
-    generated_ids = torch.tensor([ticket.output_ids], dtype=torch.int64)
-    new = ticket.sampler(logits, generated_ids.to(logits.device))
+def _sample_one(handle, logits):
+    generated_ids = torch.tensor([handle.output_ids], dtype=torch.int64)
+    new = handle.sampler(logits, generated_ids.to(logits.device))
     whole = isinstance(new, Tensor) and new.shape == (1,) and not (
         new.is_floating_point() or new.dtype == torch.bool)
     vocab = logits.shape[-1]
@@ -400,20 +406,20 @@ class _StepExecutor:
                 [t for t in running if t.is_prefilling]
             )
 
-    def decode(self, tickets):
+    def decode(self, handles):
         "One token of each of them is read, one written."
-        return self.run_batch([(t, 1) for t in tickets], lambda some: (
+        return self.run_batch([(t, 1) for t in handles], lambda some: (
             self.runner.decode([t.row for t, _ in some],
                                [t.all_ids[-1] for t, _ in some],
                                [t.num_computed_tokens for t, _ in some])))
 
-    def prefill(self, tickets):
+    def prefill(self, handles):
         """Of their prompts ``max_prefill_tokens`` tokens in all, the first
         come first."""
         remaining = self.max_prefill_tokens
         chunks = []
         for t in sorted(
-            tickets, key=lambda t: (t.first_scheduled_step, t.index)
+            handles, key=lambda t: (t.first_scheduled_step, t.index)
         ):
             n = min(t.num_prefill_tokens - t.num_computed_tokens,
                     remaining)
@@ -459,11 +465,11 @@ class _StepExecutor:
         return self._sample_drafts([chunks[i][0] for i in done],
                                    logits[done])
 
-    def _sample_drafts(self, tickets, logits):
+    def _sample_drafts(self, handles, logits):
         "The next id of each, greedy or by its own way; those that count."
         ids = logits.argmax(-1)
         new = []
-        for i, t in enumerate(tickets):
+        for i, t in enumerate(handles):
             if t.sampler is not None:
                 try:
                     ids[i] = _sample_one(t, logits[i:i + 1])
@@ -472,7 +478,7 @@ class _StepExecutor:
         compute_dtype = torch.promote_types(logits.dtype, torch.float32)
         log_probs = logits.to(compute_dtype).log_softmax(-1).gather(
             -1, ids[:, None])
-        for t, i, (p,) in zip(tickets, ids.tolist(), log_probs.tolist()):
+        for t, i, (p,) in zip(handles, ids.tolist(), log_probs.tolist()):
             if t.finish_reason is None:  # nobody's stop has cancelled it
                 new += self._commit(t, i, p)
         return new
@@ -492,12 +498,12 @@ class _StepExecutor:
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300027
 class Engine:
-    """Writes the texts of many requests in the slots of one batch.
+    """Writes the texts of many requests in the rows of one batch.
 
     ``policy``: who comes next; nobody is overtaken more than
     ``max_overtakes`` times.  ``max_prefill_tokens``: so many tokens of
     prompts are read in a step at most.  ``num_blocks``: of ``block_size``
-    tokens; None: slots of full length.  ``max_queued_requests``: so many
+    tokens; None: rows of full length.  ``max_queued_requests``: so many
     may wait.  After the weights have changed, call
     ``engine.runner.reset_prefix_cache()``.
     """
@@ -541,7 +547,11 @@ class Engine:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
     def submit(self, request: Request) -> RequestHandle:
-        "Take a request; ``QueueFull`` if too many wait."
+        """Queue a request; return its handle.
+
+        A request that is wrong comes back with the finish reason "error"
+        and a message in ``error``. Raises ``QueueFull`` if too many wait.
+        """
         validate.instance_of(Request, request=request)
         waiting = self.scheduler.waiting
         if len(waiting) >= self.max_queued_requests:
@@ -556,7 +566,7 @@ class Engine:
         return handle
 
     def cancel(self, handle: RequestHandle) -> None:
-        "It ends here, if it has not ended; others do not notice."
+        "End a request that has not ended; the others go on unchanged."
         validate.require(handle.engine is self, "this request was "
                          "submitted to another engine")
         if handle.finish_reason is None:

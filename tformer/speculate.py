@@ -262,7 +262,8 @@ def speculative_generate(
     model: Any,
     prompt_ids: Sequence | Tensor,  # the prompt, as one row
     draft: Callable,
-    **how: Any,  # max_new, sampling, stop: as in ``stream_speculative``
+    # max_new_tokens, sampling_params, stop: as in ``stream_speculative``
+    **how: Any,
 ) -> Completion:
     """What ``generate`` would write, with fewer steps of the model.
 

@@ -51,7 +51,7 @@ GROUPS = {"child": "girl boy", "grown": "woman man",
 
 # %% ../nbs/A2_stories.ipynb #4e6ca5b4
 #| code-fold: true
-#| code-summary: things, by kind
+#| code-summary: the things, by kind
 THINGS = {
     "toy": """ball doll car boat drum book
         | train robot puzzle whistle teddy_bear truck yo-yo top
@@ -219,9 +219,9 @@ def add_words(
     words: Collection,  # what to put there
 ) -> None:
     """Make ``words`` known as ``kind`` at ``level`` and above."""
-    shelves = LEXICON.setdefault(kind, [[], [], []])
-    for shelf in shelves[level - 1:]:
-        shelf += [w for w in words if w not in shelf]
+    levels = LEXICON.setdefault(kind, [[], [], []])
+    for known in levels[level - 1:]:
+        known += [w for w in words if w not in known]
 
 # %% ../nbs/A2_stories.ipynb #7df28647
 #| code-fold: false
@@ -1418,8 +1418,8 @@ def choose_cast(
     for role, kind in plot.cast:
         if role in ROLES["spot"]:
             kind = f"{kind} {cast['p']}"
-        shelf = LEXICON[kind][rng.level - 1]
-        cast[role] = rng.choice([w for w in shelf
+        known = LEXICON[kind][rng.level - 1]
+        cast[role] = rng.choice([w for w in known
                                  if w not in cast.values()])
     return cast
 
@@ -1477,9 +1477,10 @@ def generate_stories(
     numbers.
     """
     validate.integer(0, seed=seed, n=0 if n is None else n)
-    dice = StorySampler(seed, level)
+    sampler = StorySampler(seed, level)
     plots = [p for p in PLOTS if p.level <= level]
-    endless = iter(lambda: render_story(dice.choice(plots), dice), None)
+    endless = iter(
+        lambda: render_story(sampler.choice(plots), sampler), None)
     return islice(endless, n)
 
 # %% ../nbs/A2_stories.ipynb #587eb61d

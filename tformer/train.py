@@ -67,7 +67,7 @@ def next_token_loss(
         bias=model.lm_head.bias, chunk_size=chunk_size)
 
 # %% ../nbs/17_training.ipynb #edd5a02e
-#| code-summary: ids, targets, and what else the model is told
+#| code-summary: the ids, the targets and the other arguments of the model
 def _unpack_batch(batch):
     if isinstance(batch, Tensor):
         return batch[:, :-1], batch[:, 1:], {}

@@ -291,7 +291,7 @@ MODEL_CLASSES = {kind.__name__: kind
 
 # %% ../nbs/A8_trained.ipynb #695e2405
 #| code-fold: true
-#| code-summary: fingerprint, the size and hash of a file
+#| code-summary: file_fingerprint, the size and hash of a file
 def file_fingerprint(path: str | os.PathLike) -> dict[str, Any]:
     "How many bytes a file has, and their SHA-256."
     data = files.require_file(path).read_bytes()
@@ -299,7 +299,7 @@ def file_fingerprint(path: str | os.PathLike) -> dict[str, Any]:
 
 # %% ../nbs/A8_trained.ipynb #31c9450f
 #| code-fold: true
-#| code-summary: card_lines, the short form of a card
+#| code-summary: format_card, the short form of a card
 def format_card(card: dict[str, Any]) -> list[str]:
     "What a card says, in a few lines."
     def line(name, text):
@@ -349,7 +349,7 @@ def save_bundle(
 
 # %% ../nbs/A8_trained.ipynb #022952b2
 #| code-fold: true
-#| code-summary: find_trained, a name or a path to a folder
+#| code-summary: find_bundle, a name or a path to a folder
 def find_bundle(name_or_folder: str | os.PathLike) -> Path:
     "The folder of a model that the package carries, or the one given."
     validate.instance_of((str, os.PathLike), name_or_folder=name_or_folder)
@@ -368,7 +368,7 @@ def find_bundle(name_or_folder: str | os.PathLike) -> Path:
 
 # %% ../nbs/A8_trained.ipynb #2a07c45f
 #| code-fold: true
-#| code-summary: read_card, a card whose files are the ones it tells of
+#| code-summary: read_verified_card, a card whose files are the ones it tells of
 def read_verified_card(folder: str | os.PathLike) -> dict[str, Any]:
     "The card in a folder; ``ValueError`` if a file is not as it says."
     folder = Path(folder)

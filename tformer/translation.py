@@ -389,7 +389,7 @@ def translate(
 
 # %% ../nbs/18_translation.ipynb #8a012e3b
 #| code-fold: true
-#| code-summary: Exact, so many right of so many
+#| code-summary: ExactMatch, so many right of so many
 class ExactMatch(NamedTuple):
     "How many translations are right to the last letter, of how many."
 
@@ -466,7 +466,7 @@ def bleu_and_chrf(
 
 # %% ../nbs/18_translation.ipynb #3a7a1c7b
 #| code-fold: true
-#| code-summary: Maps, tokens and weights
+#| code-summary: CrossAttentionMaps, tokens and weights
 class CrossAttentionMaps(NamedTuple):
     "Where a decoder looked, and at what: tokens and weights."
 
@@ -476,7 +476,7 @@ class CrossAttentionMaps(NamedTuple):
 
 # %% ../nbs/18_translation.ipynb #c454402b
 #| code-fold: true
-#| code-summary: cross_maps, a hook on every cross-attention
+#| code-summary: cross_attention_maps, a hook on every cross-attention
 @torch.no_grad()
 def cross_attention_maps(
     model: nn.Module,  # with ``CrossAttention`` layers

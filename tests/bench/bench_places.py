@@ -35,10 +35,10 @@ def decoder(quick):
 def sides_of(model, step, ids, prompt):
     "For each side a function of a step's ids, its cache filled."
     b = len(ids)
-    places = model.max_len
-    caches = {"compiled": new_static_cache(model, b, places),
+    max_len = model.max_len
+    caches = {"compiled": new_static_cache(model, b, max_len),
               "growing": model.new_cache(b),
-              "fixed": new_static_cache(model, b, places)}
+              "fixed": new_static_cache(model, b, max_len)}
     for cache in caches.values():
         model(ids[:, :prompt], cache=cache)
     return {name: lambda x, name=name, cache=cache: (

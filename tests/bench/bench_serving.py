@@ -104,13 +104,13 @@ def in_flight(model, requests, **how):
     "The texts, the steps, of which drain; the engine."
     engine = Engine(model, SLOTS, **how)
     drain = 0
-    tickets = [engine.submit(r) for r in requests]
+    handles = [engine.submit(r) for r in requests]
     while engine.has_unfinished_requests:
         engine.step()
         desk = engine.scheduler
         drain += not desk.waiting and None in desk.row_owners
-    assert all(t.finish_reason == "length" for t in tickets)
-    return [t.output_ids for t in tickets], engine.steps, drain, engine
+    assert all(t.finish_reason == "length" for t in handles)
+    return [t.output_ids for t in handles], engine.steps, drain, engine
 
 
 def must_agree(kind, found, texts):

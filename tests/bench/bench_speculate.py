@@ -82,24 +82,24 @@ class Prescribed(nn.Module):
 
 def texts():
     "For each kind, a text as long as prompt and new ids together."
-    dice = random.Random(0)
+    rng = random.Random(0)
     n = PROMPT + NEW
-    run = dice.sample(range(VOCAB), 40)
+    run = rng.sample(range(VOCAB), 40)
     found = {"loop": (run * n)[:n], "phrases": []}
     while len(found["phrases"]) < n:
-        start = dice.randrange(40)
-        found["phrases"] += run[start:start + dice.randrange(3, 15)]
-    found["errors"] = [i if dice.random() > 0.1 else dice.randrange(VOCAB)
+        start = rng.randrange(40)
+        found["phrases"] += run[start:start + rng.randrange(3, 15)]
+    found["errors"] = [i if rng.random() > 0.1 else rng.randrange(VOCAB)
                        for i in found["loop"]]
-    found["nothing"] = dice.sample(range(VOCAB), n)
+    found["nothing"] = rng.sample(range(VOCAB), n)
     last = {}
     refused = [0, 0]
     while len(refused) < n:
         pair = *refused[-2:],
-        last[pair] = (last.get(pair, dice.randrange(8)) + 1) % 8
+        last[pair] = (last.get(pair, rng.randrange(8)) + 1) % 8
         refused.append(last[pair])
     found["refused"] = refused
-    found["letters"] = [dice.randrange(4) for _ in range(n)]
+    found["letters"] = [rng.randrange(4) for _ in range(n)]
     return {kind: text[:n] for kind, text in found.items()}
 
 

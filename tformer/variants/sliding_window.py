@@ -285,7 +285,7 @@ class RollingLayerCache(GrowingRows):
         self.window = window
         self.max_rollback = 0
         self.dropped_end = 0
-        self._room = None
+        self._buffer = None
 
     def allow_rollback(self, n: int) -> None:
         """Hold n tokens more from now on, so that ``crop`` can take n back.
@@ -371,8 +371,8 @@ class RollingLayerCache(GrowingRows):
 
     def _join(self, tensors):
         "Return what is held with these behind it, in the room behind it if there is."
-        used = self._room
-        self._room = None
+        used = self._buffer
+        self._buffer = None
         if self.is_empty:
             return [x.contiguous() for x in tensors]
         n = self.tensors[0].shape[-2]
@@ -382,12 +382,12 @@ class RollingLayerCache(GrowingRows):
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
                 t > spare or not alike):
             return [torch.cat(pair, -2) for pair in zip(self.tensors, tensors)]
-        end, room = used or (n, None)
-        if room is None or not room.can_append(end, t):
-            room = GrowableBuffer(self.tensors, n + t + spare)
+        end, buffer = used or (n, None)
+        if buffer is None or not buffer.can_append(end, t):
+            buffer = GrowableBuffer(self.tensors, n + t + spare)
             end = n
-        self._room = end + t, room
-        return [x.narrow(-2, end - n, n + t) for x in room.append(tensors)]
+        self._buffer = end + t, buffer
+        return [x.narrow(-2, end - n, n + t) for x in buffer.append(tensors)]
 
     def _newest_of(self, x, slots):
         "Return these slots of x; what keeps much more memory alive is copied."
@@ -395,9 +395,9 @@ class RollingLayerCache(GrowingRows):
             return x
         if isinstance(slots, slice):
             kept = x[..., slots, :]
-            small = self._room is not None or slots.start <= _spare(kept.shape[-2])
+            small = self._buffer is not None or slots.start <= _spare(kept.shape[-2])
             return kept if small else kept.clone()
-        self._room = None
+        self._buffer = None
         index = slots.view(len(slots), *[1] * (x.ndim - 3), -1, 1)
         return x.gather(-2, index.expand(*x.shape[:-2], -1, x.shape[-1]))
 
