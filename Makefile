@@ -98,8 +98,8 @@ status: $(VENV)/.done  ## run every notebook and keep the record that the status
 seconds: test nightly  ## keep the seconds of each file, by which tests are ordered
 	cp $(SECONDS) tests/seconds.json
 
-owner:  ## set the repository's owner everywhere: make owner NAME=someone
-	@python3 .ci/owner.py "$(NAME)"
+owner:  ## set the repository's owner: make owner NAME=someone; make owner NAME= unsets it
+	@python3 .ci/owner.py $(if $(filter command,$(origin NAME)),--set "$(NAME)")
 
 clean:  ## remove what was built (not .venv)
 	rm -rf _book _build _docs _proc build dist *.egg-info .pytest_cache .hypothesis

@@ -10,6 +10,15 @@ ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
 lib = cfg["lib_path"]
 EXTRA = "_requirements"
+# addresses that lead somewhere only where the repository has an owner
+addresses = {
+    "author_email": cfg["author_email"],
+    "url": cfg["git_url"],
+    "project_urls": {
+        "Book": cfg["doc_host"] + cfg["doc_baseurl"],
+        "Source": cfg["git_url"],
+    },
+}
 
 setup(
     name=cfg["lib_name"],
@@ -19,13 +28,8 @@ setup(
     long_description_content_type="text/markdown",
     keywords=cfg["keywords"].split(),
     author=cfg["author"],
-    author_email=cfg["author_email"],
     license="Apache-2.0",
-    url=cfg["git_url"],
-    project_urls={
-        "Book": cfg["doc_host"] + cfg["doc_baseurl"],
-        "Source": cfg["git_url"],
-    },
+    **(addresses if cfg["owner"] else {}),
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Education",

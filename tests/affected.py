@@ -54,10 +54,10 @@ RULES = [
     ("Makefile", ["lint", "tiers", "workflows"]),
     ("*.md", ["ext", "package", "tiers", "vocabulary"]),
     ("_*.yml", ["book", "ext"]),
-    ("settings.ini", ["package", "workflows"]),
-    ("setup.py", ["package"]),
+    ("settings.ini", ["package", "uv", "workflows"]),
+    ("setup.py", ["package", "uv"]),
     ("MANIFEST.in", ["package"]),
-    ("pyproject.toml", ["package", "tiers"]),
+    ("pyproject.toml", ["package", "tiers", "uv"]),
 ]
 MAGIC = re.compile(r"^(\s*)[%!].*$", re.M)
 EXPORTS = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)", re.M)

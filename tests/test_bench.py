@@ -8,6 +8,7 @@ import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import bench_command_line
 import bench_data
 import bench_generate
 import bench_models
@@ -135,6 +136,12 @@ def test_the_benchmark_of_the_data_runs(quickly):
     printed = quickly(bench_data)
     for loader in ("RandomWindowLoader", "PackedLoader", "PaddedLoader"):
         assert re.search(rf"^{loader} / a step .* x ", printed, re.M), loader
+
+
+@pytest.mark.nightly
+def test_the_benchmark_of_the_command_runs(quickly):
+    printed = quickly(bench_command_line)
+    assert printed.count("a story beyond import torch") == 2
 
 
 @pytest.mark.nightly

@@ -4,18 +4,19 @@ import io
 import re
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from functools import cache, partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-from xml.etree import ElementTree
 
 import pytest
-import yaml
 
+import addresses
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 from helpers import by_day
+from site_address import read_owner
 
 # one chapter stands for all where every page would take too long
 CHAPTER = Path("nbs/07_multi_head_attention.html")
@@ -82,7 +83,6 @@ def unpaired_notebooks(book, root):
 def test_every_notebook_has_a_page(book):
     assert not unpaired_notebooks(book, ROOT)
     assert (book / "index.html").exists()
-    assert (book / "sitemap.xml").exists()
 
 
 def test_pages_show_no_machinery(book):
@@ -153,30 +153,33 @@ def test_ids_stand_once_on_a_page(book):
     assert not twice, (len(twice), twice[:10])
 
 
-def missing_buttons(book):
-    "What a notebook's page lacks of buttons that name this very notebook."
+def missing_buttons(book, owner):
+    """What a notebook's page lacks of buttons that name this very notebook.
+
+    Without an owner there is a button to download it, and no other.
+    """
     missing = []
     for name, page in notebook_pages(book).items():
         text = page.read_text(encoding="utf-8")
-        file = re.escape(f"nbs/{name}.ipynb")
-        of = r"[\w-]+/tformer"
-        for button, address in (
-                ("Colab", rf"colab\.research\.google\.com/github/{of}"
-                          rf"/blob/main/{file}\""),
-                ("Binder", rf"mybinder\.org/v2/gh/{of}/main\?"
-                           rf"urlpath=lab/tree/{file}\""),
-                ("edit", rf"github\.com/{of}/edit/main/{file}\""),
-                ("download", rf"_sources/{file}\"")):
-            if not re.search(address, text):
-                missing.append(f"{name}: {button}")
+        file = f"nbs/{name}.ipynb"
+        buttons = {
+            "Colab": f"https://colab.research.google.com/github/{owner}/tformer"
+                     f"/blob/main/{file}",
+            "Binder": f"https://mybinder.org/v2/gh/{owner}/tformer/main"
+                      f"?urlpath=lab/tree/{file}",
+            "edit": f"https://github.com/{owner}/tformer/edit/main/{file}"}
+        missing += [f"{name}: {button}" for button, address in buttons.items()
+                    if owner and f'"{address}"' not in text]
+        if f'_sources/{file}"' not in text:
+            missing.append(f"{name}: download")
     return missing
 
 
 def test_pages_can_be_shared_and_opened_elsewhere(book):
-    assert not missing_buttons(book)
+    assert not missing_buttons(book, read_owner(ROOT))
     for name, page in notebook_pages(book).items():
         text = page.read_text(encoding="utf-8")
-        assert 'property="og:description"' in text, name
+        assert '<meta name="description"' in text, name
         assert 'class="next-page"' in text or "right-next" in text, name
 
 
@@ -592,23 +595,14 @@ def test_roles_and_lists_are_what_they_say(book):
             assert not re.search(r"\b[A-Z]_[A-Z]\b", plain), plain
 
 
-def test_addresses_are_whole(book):
-    config = yaml.safe_load((ROOT / "_config.yml").read_text())
-    root = config["html"]["baseurl"]
-    listed = [e.text for e in ElementTree.parse(book / "sitemap.xml").iter()
-              if e.tag.endswith("loc")]
-    assert len(listed) >= len(pages(book))
-    for address in listed:
-        assert address.startswith(root)
-        assert (book / address.removeprefix(root)).is_file(), address
-    for page in pages(book):
-        tags = dict(re.findall(r'<meta (?:property|name)="([\w:]+)" '
-                               r'content="([^"]*)"',
-                               page.read_text(encoding="utf-8")))
-        assert tags["og:url"] == root + page.relative_to(book).as_posix()
-        assert tags["og:site_name"] == config["title"]
-        assert tags["twitter:card"] == "summary_large_image"
-        assert tags["og:image"].startswith(root)
+def test_a_page_leads_only_to_the_owner_and_to_cited_works(book):
+    owner = read_owner(ROOT)
+    foreign = addresses.foreign_addresses(book, owner)
+    assert not foreign, (len(foreign), foreign[:10])
+    wrong = addresses.own_address_faults(book, owner)
+    assert not wrong, (len(wrong), wrong[:10])
+    if owner:
+        assert not addresses.misleading_addresses(book, ROOT, owner)
 
 
 def test_pages_load_what_they_use(book):
@@ -623,9 +617,9 @@ def test_pages_load_what_they_use(book):
 
 # --- what every page inherits, in the browser
 
-@pytest.fixture(scope="module")
-def address(book):
-    "The site over HTTP, as readers get it."
+@contextmanager
+def serve(folder, lost):
+    "A folder over HTTP; `lost` is the page for addresses that lead nowhere."
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
@@ -633,17 +627,24 @@ def address(book):
         def send_error(self, code, *args):
             if code != 404:
                 return super().send_error(code, *args)
-            page = (book / "404.html").read_bytes()
+            page = lost.read_bytes()
             self.send_response(404)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.end_headers()
             self.wfile.write(page)
 
     server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Quiet, directory=str(book)))
+        ("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(book):
+    "The site over HTTP, as readers get it."
+    with serve(book, book / "404.html") as address:
+        yield address
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The right values on the errata page are computed again, in 40 digits."""
+"""The right values on the errata page are computed again, and failures seen again."""
 import io
 import itertools
 import json
@@ -14,7 +14,18 @@ from torch import nn
 
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
+from tformer.attend import attend, causal_mask
+from tformer.attention import SelfAttention
 from tformer.bpe import pretokenize_text, split_special, train_bpe
+from tformer.costs import ACCELERATORS, decode_workload, estimate_costs
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import LlamaConfig
+from tformer.mlm import mask_tokens
+from tformer.optim import AdamW, cross_entropy, param_groups
+from tformer.places import StaticLayerCache
+from tformer.position import Embedding, SinusoidalPositionEmbedding
+from tformer.sampling import apply_top_p
+from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
 
 PAGE = (ROOT / "book" / "errata.md").read_text(encoding="utf-8")
 getcontext().prec = 40
@@ -131,7 +142,7 @@ def test_saturation_is_as_said():
 
 def test_every_entry_is_listed_once():
     for kind, n in (("TOY", 16), ("TOK", 19), ("POS", 29), ("ATT", 28),
-                    ("ARC", 25)):
+                    ("ARC", 25), ("TRN", 18), ("DEC", 33), ("VAR", 19)):
         found = re.findall(rf"^\| \[({kind}-\d\d)\]", PAGE, re.M)
         assert found == [f"{kind}-{i:02}" for i in range(1, n + 1)]
 
@@ -330,6 +341,16 @@ def test_a_class_that_is_no_subclass_cannot_call_super_of_another():
         Layer()
 
 
+def test_no_other_page_names_the_documents():
+    names = re.findall(r"^- .*?\*((?:Show|Modern)[\w ]+)[*:]", PAGE, re.M)
+    assert names == ["Show Me The Code", "Modern Transformers"]
+    pages = [*course.notebook_paths(ROOT), *(ROOT / "book").rglob("*.md"),
+             *ROOT.glob("*.md")]
+    naming = [path.name for path in pages if any(
+        name in path.read_text(encoding="utf-8") for name in names)]
+    assert naming == ["errata.md"]
+
+
 def test_links_lead_to_places_that_exist():
     anchors = set()
     for path in course.notebook_paths(ROOT):
@@ -338,7 +359,7 @@ def test_links_lead_to_places_that_exist():
                 anchors |= set(re.findall(r"^\(([\w-]+)\)=$", "".join(
                     cell["source"]), re.M))
     links = re.findall(r"^\| \[\w{3}-\d\d\]\(([^)]*)\)", PAGE, re.M)
-    assert len(links) == 16 + 19 + 29 + 28 + 25 + 10 + 18 + 10 + 7 + 1 + 1
+    assert len(links) == 16 + 19 + 29 + 28 + 25 + 18 + 33 + 19
     missing = [link for link in links if (
         link[1:] not in anchors if link[0] == "#"
         else not (ROOT / "book" / link).is_file())]
@@ -385,3 +406,443 @@ def test_decoding_values_are_right():
     z = torch.zeros(2, 4)
     z[:, gone.nonzero()[:, 1]] = 1
     assert z.all()                      # each row lost what the other lost
+
+
+TINY = GPTConfig(vocab_size=20, d_model=16, n_layers=1, n_heads=4, max_len=8,
+                 dropout=0.0)
+
+
+def drawn(model):
+    "The model in eval mode, with weights that are large enough to differ."
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval().requires_grad_(False)
+
+
+def test_prompt_with_a_third_axis_loses_its_context():
+    # DEC-01
+    model = drawn(GPT(TINY))
+    ids = torch.tensor([[5, 6, 7]])
+    assert ids[..., None].shape == (1, 3, 1)
+    alone = model(ids[0, :, None])          # (N, 1): three texts
+    together = model(ids)
+    assert alone.shape == (3, 1, 20) and together.shape == (1, 3, 20)
+    torch.testing.assert_close(alone[0, 0], together[0, 0])
+    for i in (1, 2):
+        assert (alone[i, 0] - together[0, i]).abs().max() > 0.1
+        torch.testing.assert_close(alone[i], model(ids[:, i:i + 1])[0])
+    assert torch.equal(ids[0][None], ids)
+
+
+def test_new_id_needs_an_axis_for_texts_and_one_for_tokens():
+    # DEC-02
+    ids = torch.tensor([[5, 6, 7]])
+    log_probs = torch.arange(9.0)[None].log_softmax(-1)
+    greedy = log_probs.argmax()
+    sampled = torch.multinomial(log_probs.exp(), 1).squeeze(-1)
+    for new, axes in ((greedy, 0), (sampled, 1)):
+        assert new.ndim == axes
+        with pytest.raises(RuntimeError, match=r"concatenate|number of dim"):
+            torch.cat([ids, new], -1)
+    kept = log_probs.argmax(-1, keepdim=True)
+    assert torch.cat([ids, kept], -1).tolist() == [[5, 6, 7, 8]]
+
+
+def test_beam_search_calls_lack_their_arguments():
+    ended = (torch.tensor([[4, 1, 1], [4, 4, 1]]) == 1).cumsum(1) > 0
+    with pytest.raises(TypeError):          # DEC-06
+        ended.ne()
+    assert (~ended).sum(1).tolist() == [1, 2]
+    beams = torch.arange(6).view(3, 2)
+    with pytest.raises(TypeError):          # DEC-08
+        beams.transpose()
+    assert torch.equal(beams.t(), beams.transpose(0, 1))
+
+
+def test_padding_mask_without_an_axis_for_queries_mixes_texts():
+    # DEC-09; True = may attend
+    may = causal_mask(*[torch.arange(4)[None]] * 2)[0, 0]
+    with pytest.raises(RuntimeError, match="must match"):
+        may & torch.ones(3, 4).bool()
+    real = torch.ones(4, 4).bool()
+    real[3, 0] = False                      # text 3 is padded on the left
+    mixed = may & real
+    assert mixed.shape == (4, 4)            # one mask for all texts
+    assert torch.equal(mixed[:3], may[:3]) and mixed[3].tolist() == [
+        False, True, True, True]
+    right_mask = may & real[:, None]
+    assert right_mask.shape == (4, 4, 4)
+    assert torch.equal(right_mask[0], may)
+    assert not right_mask[3, :, 0].any()
+    assert "(B, 1, N)" in right("DEC-09")
+
+
+def test_misspelled_fields_of_a_configuration_fail():
+    # DEC-12, DEC-13
+    class Config:
+        seq_len = 12
+
+    for name in ("deq_eln", "max_seq_len"):
+        with pytest.raises(AttributeError):
+            getattr(Config(), name)
+    with pytest.raises(TypeError):          # ours refuse them at once
+        GPTConfig(vocab_size=20, max_seq_len=12)
+    for config in (GPTConfig, LlamaConfig, Seq2SeqConfig):
+        assert "max_len" in config.__dataclass_fields__
+
+
+def test_scatter_of_keys_fails_or_exchanges_axes():
+    # DEC-14
+    def scatter(heads, t, places):
+        "Keys (b, h, t, d) into a cache (b, places, h, d)."
+        keys = torch.arange(2.0 * heads * t * 4).view(2, heads, t, 4)
+        cache = torch.zeros(2, places, heads, 4)
+        index = torch.arange(places)[:, None, None].expand(cache.shape)
+        return keys, cache.scatter_(1, index, keys)
+
+    for t in (1, 6, 12):
+        with pytest.raises(RuntimeError, match="index"):
+            scatter(2, t, 12)
+    keys, cache = scatter(2, 2, 2)
+    assert torch.equal(cache, keys)         # not transposed: exchanged
+    assert not torch.equal(cache.transpose(1, 2), keys)
+    ours = StaticLayerCache(2, 12)
+    for i in range(2):
+        stored, _ = ours.update(keys[:, :, i:i + 1],
+                                positions=torch.tensor([[i]]))
+    stored = ours.tensors[0]
+    assert torch.equal(stored[:, :, :2], keys) and stored.shape[2] > 2
+
+
+def test_mask_of_a_cache_has_a_column_for_each_place():
+    # DEC-15
+    lower = torch.ones(12, 12).tril().bool()
+    scores = torch.zeros(2, 4, 6, 12)
+    with pytest.raises(RuntimeError, match="must match"):
+        scores.masked_fill(~lower[:6, :6], -math.inf)
+    one = scores[:, :, :1].masked_fill(~lower[:1, :1], -math.inf)
+    assert one.isfinite().all()             # blocks nothing
+    places = torch.arange(12)[None]
+    mask = causal_mask(places[:, 3:9], places)
+    assert mask.shape[-2:] == scores.shape[-2:]
+    assert mask[0, 0].sum(1).tolist() == [4, 5, 6, 7, 8, 9]
+    assert numbers("DEC-15")[:4] == [6, 6, 6, 12]
+
+
+def test_embeddings_without_their_factor_are_too_small():
+    # DEC-21
+    d, times = map(int, numbers("DEC-21"))
+    embed = Embedding(20, d, scale=d**0.5)
+    ids = torch.arange(20)
+    torch.testing.assert_close(embed(ids), times * embed.weight)
+    model = drawn(Seq2Seq(Seq2SeqConfig(
+        vocab_size=20, d_model=16, n_layers=1, n_heads=4, d_ff=32, max_len=8,
+        dropout=0.0)))
+    before = model.encode(ids[None, :5])
+    model.embed.scale = 1.0
+    assert (model.encode(ids[None, :5]) - before).abs().max() > 0.1
+
+
+def test_source_is_read_in_both_directions():
+    # DEC-29
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    x = torch.randn(1, 5, 16)
+    other = torch.cat([x[:, :4], torch.randn(1, 1, 16)], 1)
+    later = nn.Transformer.generate_square_subsequent_mask(5)
+    for mask, moves in ((None, True), (later, False)):
+        moved = layer(other, src_mask=mask) - layer(x, src_mask=mask)
+        assert (moved[0, 0].abs().max() > 1e-3) == moves
+    model = drawn(Seq2Seq(Seq2SeqConfig(
+        vocab_size=20, d_model=16, n_layers=1, n_heads=4, d_ff=32, max_len=8,
+        dropout=0.0)))
+    a, b = model.encode(torch.tensor([[5, 6, 7], [5, 6, 8]]))
+    assert (a[0] - b[0]).abs().max() > 1e-3
+
+
+LLAMA = estimate_costs(LlamaConfig(
+    vocab_size=128_256, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8,
+    d_ff=14_336, max_len=8192))
+
+
+def products(n, cached):
+    "Of scores and of sums over values, for token n, a number of the width."
+    costs = (LLAMA.flops_by_component(1, past_tokens=n - 1)
+             if cached and n > 1 else LLAMA.flops_by_component(n))
+    return costs["pairs"] // (2 * 4096 * 32)
+
+
+def test_a_cache_takes_one_from_the_exponent():
+    # DEC-30
+    n = 1000
+    exact = [n] + [products(n, cached) for cached in (False, True)] + [n] + [
+        sum(products(i, cached) for i in range(1, n + 1))
+        for cached in (False, True)]
+    assert exact == [n, 2 * n**2, 2 * n, n, sum(
+        2 * i**2 for i in range(n + 1)), sum(2 * i for i in range(n + 1))]
+    assert numbers("DEC-30")[-6:] == exact
+
+
+def test_a_step_waits_for_memory():
+    # DEC-31
+    h100 = ACCELERATORS["H100"]
+    tokens, each, could = (numbers("DEC-31")[i] for i in (0, 3, 4))
+    work = decode_workload(LLAMA, int(tokens))
+    assert close(each, D(work.arithmetic_intensity))
+    assert close(could, D(h100.ridge_point))
+    assert h100.bottleneck(work) == "memory"
+    assert products(2000, True) == 2 * products(1000, True)
+
+
+def test_top_p_adds_up_probabilities():
+    # DEC-32
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    kept = [apply_top_p(z, 0.7).isfinite().tolist()
+            for z in (logits, logits + 5)]
+    assert kept[0] == kept[1] == [True, True, False, False]
+    assert logits.softmax(0).cumsum(0)[:2].tolist() == pytest.approx(
+        [0.643914, 0.880797], abs=1e-6)
+    sums = [z.cumsum(0) / z.sum() for z in (logits, logits + 5)]
+    assert sums[0].tolist() == [1.0, 1.5, 1.5, 1.0]   # no shares of anything
+    assert not torch.equal(*sums)
+
+
+def test_a_token_attends_to_itself():
+    # DEC-33
+    place = torch.arange(4)[None]
+    may = causal_mask(place, place)[0, 0]
+    assert may.diagonal().all() and not may.triu(1).any()
+    strictly = may & ~torch.eye(4).bool()
+    x = torch.randn(4, 8)
+    assert (attend(x, x, x, strictly)[1][0] == 0).all()
+    plain = torch.zeros(4, 4).masked_fill(~strictly, -math.inf).softmax(-1)
+    assert plain[0].isnan().all() and not plain[1:].isnan().any()
+
+
+def test_a_plain_table_does_not_move_with_its_model():
+    # TRN-02; the meta device stands for a GPU
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(4, 4)
+            self.table = torch.zeros(9, 4)
+
+        def forward(self, x):
+            return self.project(x) + self.table[:len(x)]
+
+    model = Plain().to("meta")
+    assert model.table.device.type == "cpu"
+    with pytest.raises(RuntimeError, match="device"):
+        model(torch.zeros(3, 4, device="meta"))
+    ours = SinusoidalPositionEmbedding(9, 4).to("meta")
+    assert ours.table.device.type == "meta" and "table" in dict(
+        ours.named_buffers())
+
+
+def test_masked_training_hides_something():
+    # TRN-06: pad 0, mask token 1, ten ids
+    batch = torch.tensor([[5, 6, 1, 7, 0, 0]])
+    counted = (batch != 0) & (batch != 1)
+    copied = 50 * nn.functional.one_hot(batch, 10).double()
+    loss = nn.functional.cross_entropy(copied[0], batch[0], reduction="none")
+    assert (loss * counted[0]).mean() < 1e-6
+    assert counted.tolist() == [[True, True, False, True, False, False]]
+    words = torch.arange(2, 10)
+    ids = words[torch.randint(8, (200, 500),
+                              generator=torch.Generator().manual_seed(0))]
+    masked = mask_tokens(ids, mask_token_id=1, special_ids=[0],
+                         replacement_ids=words,
+                         generator=torch.Generator().manual_seed(1))
+    chosen = masked.targets != -100
+    hidden = masked.ids == 1
+    replaced = (masked.ids != ids) & ~hidden
+    of_chosen = chosen.sum()
+    chosen_percent, hidden_percent, replaced_percent = numbers("TRN-06")[1:4]
+    for part, whole, percent in (
+            (chosen.sum(), ids.numel(), chosen_percent),
+            (hidden.sum(), of_chosen, hidden_percent),
+            # one in eight of the words that are drawn is the same word
+            (replaced.sum() / (7 / 8), of_chosen, replaced_percent)):
+        assert abs(part / whole - float(percent) / 100) < 0.01
+    assert not (replaced | hidden)[~chosen].any()
+    copied = 50 * nn.functional.one_hot(masked.ids, 10).double()
+    assert cross_entropy(copied, masked.targets) > 30
+
+
+def test_without_a_mask_the_target_is_copied():
+    # TRN-08: a start, three words and an end; each looks one place ahead
+    target = torch.tensor([0, 5, 6, 7, 1])
+    ids = target[:-1]
+    place = torch.eye(4)
+    ahead = torch.roll(place, -1, 0)
+    losses = {}
+    for causal in (False, True):
+        mask = torch.ones(4, 4).tril().bool() if causal else None
+        logits, _ = attend(50 * ahead, 50 * place,
+                           50 * nn.functional.one_hot(ids, 8).float(), mask)
+        losses[causal] = cross_entropy(logits[:3], target[1:4]).item()
+    assert losses[False] < 1e-6 and losses[True] > 10
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_changes_a_sentence_unless_it_is_hidden():
+    # TRN-09
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval()
+    src = torch.randn(1, 6, 16)
+    tgt = torch.randn(1, 5, 16)
+    alone = model(src[:, :4], tgt[:, :3])
+    pads = {"src_key_padding_mask": torch.arange(6)[None] > 3,
+            "memory_key_padding_mask": torch.arange(6)[None] > 3,
+            "tgt_key_padding_mask": torch.arange(5)[None] > 2}
+    for left_out in (*pads, None):          # each of the three is needed
+        masks = {name: x for name, x in pads.items() if name != left_out}
+        moved = (model(src, tgt, **masks)[:, :3] - alone).abs().max()
+        assert (moved > 1e-3) == (left_out is not None)
+
+
+def test_a_step_in_place_keeps_the_memory():
+    # TRN-10
+    whole = torch.ones(4)
+    weight = nn.Parameter(whole[:2])
+    before = weight.data_ptr()
+    weight.grad = torch.ones(2)
+    ours = AdamW([weight], lr=0.1)
+    moments = set()
+    for _ in range(3):
+        ours.step()
+        moments.add(tuple(x.data_ptr() for x in ours.state[weight].values()
+                          if torch.is_tensor(x) and x.ndim))
+    assert len(moments) == 1 and weight.data_ptr() == before
+    assert (whole[:2] < 1).all()            # goes along
+    after = whole.clone()
+    weight.data = weight.data - 0.1
+    assert weight.data_ptr() != before and torch.equal(whole, after)
+
+
+def test_a_mean_of_means_weighs_tokens_unequally():
+    # TRN-11: words of the five targets, each with an end
+    lengths = [n + 1 for n in (4, 4, 4, 2, 3)]
+    counts = [sum(lengths[i:i + 2]) for i in (0, 2, 4)]
+    assert numbers("TRN-11")[:3] == counts
+    assert numbers("TRN-11")[3] == D(counts[0]) / counts[2]
+    logits = torch.zeros(sum(counts), 2, requires_grad=True)
+    targets = torch.zeros(sum(counts)).long()
+    parts = [cross_entropy(x, y) for x, y in zip(
+        logits.split(counts), targets.split(counts), strict=True)]
+    slopes, = torch.autograd.grad(sum(parts) / 3, logits)
+    assert slopes[-1, 1] / slopes[0, 1] == pytest.approx(2.5)
+    slopes, = torch.autograd.grad(cross_entropy(logits, targets), logits)
+    assert slopes[-1, 1] == slopes[0, 1]
+
+
+def test_the_mean_loss_is_entropy_plus_divergence():
+    # TRN-16
+    targets = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3])
+    p = targets.bincount().double() / len(targets)
+    entropy = -(p * p.log()).sum()
+    for q in (p, torch.tensor([0.1, 0.2, 0.3, 0.4]).double()):
+        divergence = (p * (p / q).log()).sum()
+        loss = cross_entropy(q.log().expand(8, 4), targets)
+        assert loss.item() == pytest.approx((entropy + divergence).item())
+        assert divergence.item() == pytest.approx(0) or q is not p
+    assert loss > entropy + 0.1
+
+
+def test_parameter_groups_are_a_list_of_dictionaries():
+    # TRN-17
+    layer = nn.Linear(2, 2)
+    for groups in (torch.optim.AdamW(layer.parameters()).param_groups,
+                   AdamW(layer.parameters()).param_groups,
+                   param_groups(layer, 0.1)):
+        assert isinstance(groups, list) and all(
+            isinstance(group, dict) for group in groups)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+
+
+def test_values_of_positions_are_right():
+    table = torch.zeros(64, 16)             # POS-03: cut to d_model rows
+    for n in (2, 64):
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.zeros(2, n, 16) + table[:16]
+    assert numbers("POS-03")[1:] == [2, 1, 16, *(
+        torch.zeros(2, 1, 16) + table[:16]).shape, -2]
+    places, width = map(int, numbers("POS-07"))
+    with pytest.raises(IndexError):
+        nn.Embedding(width, width)(torch.arange(places))
+    nn.Embedding(places, width)(torch.arange(places))
+    frequencies = [10_000 ** (-2 * i / 8) for i in range(5)]
+    for shown, i in zip(numbers("POS-10")[-4:], (1, 4, 0, 3), strict=True):
+        assert close(shown, D(frequencies[i]))
+
+
+def test_last_output_does_not_know_the_order():
+    # POS-13
+    orders = re.findall(r"\[([\d, ]+)\]", right("POS-13"))
+    ids = torch.tensor([[int(i) for i in order.split(",")] for order in orders])
+    layer = drawn(nn.Sequential(nn.Embedding(5, 16),
+                                SelfAttention(16, 4, causal=True)))
+    first, second = layer(ids)
+    assert not torch.equal(*ids) and torch.equal(*ids.sort().values)
+    torch.testing.assert_close(first[-1], second[-1])
+    assert (first[0] - second[0]).abs().max() > 0.1
+
+
+def test_three_in_front_mixes_tokens():
+    # ATT-11
+    torch.manual_seed(0)
+    project = nn.Linear(8, 24)
+    may = torch.ones(6, 6).tril().bool()
+
+    def output(x, split):
+        return attend(*split(project(x)), may)[0]
+
+    def in_front(y):
+        return y.view(3, 6, 8)
+
+    def in_place(y):
+        return y.view(6, 3, 8).transpose(0, 1)
+
+    x = torch.randn(6, 8)
+    other = torch.cat([x[:5], torch.randn(1, 8)])
+    moved = [(output(x, split) - output(other, split)).abs().amax(1).nonzero()
+             .flatten().tolist() for split in (in_front, in_place)]
+    assert moved == [[3, 4, 5], [5]]
+    assert numbers("ATT-11") == [5, 6, *moved[0]]
+    place = torch.arange(6)[None]           # ATT-28
+    assert causal_mask(place, place).sum() == 6 * 7 // 2
+
+
+def test_all_rows_of_a_table_move():
+    # TRN-14
+    used, moved, rows = map(int, numbers("TRN-14"))
+    table = nn.Embedding(rows, 4)
+    before = table.weight.detach().clone()
+    table(torch.arange(used)).sum().backward()
+    assert (table.weight.grad != 0).any(1).sum() == used
+    AdamW(table.parameters()).step()
+    assert (table.weight != before).any(1).sum() == moved
+
+
+def test_values_of_cache_and_beams_are_right():
+    places, first_lost = map(int, numbers("DEC-05"))
+    table = nn.Embedding(places, 4)
+    table(torch.arange(first_lost - 1))
+    with pytest.raises(IndexError):
+        table(torch.arange(first_lost))
+    new, old, *shape = map(int, numbers("DEC-11"))
+    with pytest.raises(RuntimeError, match="must match"):
+        torch.zeros(new, old + new).masked_fill(
+            torch.ones(new, new).triu(1).bool(), -math.inf)
+    place = torch.arange(old + new)[None]
+    assert [*causal_mask(place[:, old:], place).shape[-2:]] == shape
+    beams = torch.zeros(2, 3, 2)            # DEC-17: expanded to all beams
+    best = torch.zeros(2, 1, 2)
+    assert numbers("DEC-17") == [
+        *torch.cat([beams, best.expand(-1, 3, -1)], -2).shape,
+        *torch.cat([beams, best], -2).shape]
+    d, n, again, kept = map(int, numbers("DEC-27")[-4:])
+    assert again == 4 * n**2 * d == 8 * n * d**2
+    assert kept == 4 * n * d == 8 * d**2

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from conftest import run
 from helpers import close, equal_models, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, num_read, rows
 from tformer.llama import Llama, Qwen3, make_gqa_factory
@@ -391,7 +393,7 @@ def narrow(model, dtype):
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "mixed",
                                    torch.float64])
-def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path):
+def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path, monkeypatch):
     model = narrow(row.make(), dtype)
     folder = tmp_path / "new" / "folder"
     model.train()
@@ -404,17 +406,27 @@ def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path):
     assert sorted(os.listdir(folder)) == [CONFIG_NAME, WEIGHTS_NAME]
     torch.manual_seed(3)
     want = torch.rand(4)
-    torch.manual_seed(3)
-    again = row.cls.load(folder)
-    assert torch.equal(torch.rand(4), want)  # nothing was drawn
-    assert type(again) is row.cls and again.config == model.config
-    assert not again.training and equal_models(again, model)
-    assert all(p.requires_grad and not p.is_meta
-               for p in again.parameters())
-    assert [(n, b.dtype) for n, b in again.named_buffers()] == [
-        (n, b.dtype) for n, b in model.named_buffers()]
-    assert torch.equal(row.run(again, row.ids()),
-                       row.run(model.eval(), row.ids()))
+    for small in (2**26, 0):    # bytes of a model that is not made on meta
+        monkeypatch.setattr("tformer.model._SMALL", small)
+        torch.manual_seed(3)
+        again = row.cls.load(folder)
+        assert torch.equal(torch.rand(4), want)  # nothing was drawn
+        assert type(again) is row.cls and again.config == model.config
+        assert not again.training and equal_models(again, model)
+        assert all(p.requires_grad and not p.is_meta
+                   for p in again.parameters())
+        assert [(n, b.dtype) for n, b in again.named_buffers()] == [
+            (n, b.dtype) for n, b in model.named_buffers()]
+        assert torch.equal(row.run(again, row.ids()),
+                           row.run(model.eval(), row.ids()))
+
+
+def test_a_small_model_is_loaded_without_the_compiler():
+    run(sys.executable, "-c", """
+import sys, tformer
+tformer.load("stories")
+assert not {"torch._dynamo", "sympy"} & {*sys.modules}
+""")
 
 
 def shared(model):
@@ -776,8 +788,9 @@ def test_two_parameters_over_one_memory_are_written_once(tmp_path):
     assert equal_models(odd, load_model(Odd, tmp_path))
 
 
-def test_a_table_of_someone_else_survives(tmp_path):
+def test_a_table_of_someone_else_survives(tmp_path, monkeypatch):
     "A buffer that is not saved, in a Model: it is made the usual way."
+    monkeypatch.setattr("tformer.model._SMALL", 0)
     class Waves(nn.Module):
         def __init__(self):
             super().__init__()

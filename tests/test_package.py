@@ -48,12 +48,20 @@ def test_wheel_holds_the_package_alone(wheel):
     assert not unshared_files(wheel, ROOT)
 
 
+def test_wheel_brings_the_command(wheel):
+    with zipfile.ZipFile(wheel) as z:
+        name = next(n for n in z.namelist() if n.endswith("/entry_points.txt"))
+        lines = z.read(name).decode().splitlines()
+    assert lines[lines.index("[console_scripts]") + 1] == \
+        "tformer = tformer.__main__:main"
+
+
 def test_wheel_asks_for_lower_bounds_alone(wheel):
     meta = metadata(wheel)
     asked = meta.get_all("Requires-Dist")
     plain = {re.split(r"[>=<; ]", r)[0] for r in asked if "extra" not in r}
     assert plain == {"torch", "numpy", "einops", "jaxtyping", "regex",
-                     "tqdm", "safetensors"}
+                     "tqdm", "safetensors", "typer"}
     for line in asked:
         assert re.fullmatch(r"[\w-]+>=[\d.]+(; extra == \"\w+\")?", line)
     assert meta["Requires-Python"] == ">=3.11"

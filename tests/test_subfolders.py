@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import addresses
 import course  # book/_ext, where the conftest of the root looks
 import test_book
 import test_package
@@ -24,6 +25,7 @@ from conftest import ROOT, build_book
 
 KEPT = ["01_attention_by_hand", "A1_figures", "package/validate"]
 ROOM = "package/nn"
+OWNER = "some-body"
 INIT = '"""Parts of networks."""\n'
 
 
@@ -142,9 +144,12 @@ def reduce_tree(copy):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory, copy_tree):
-    "The small copy of the project, exported."
+    "The small copy of the project, exported; its repository has an owner."
     copy = copy_tree(tmp_path_factory.mktemp("tree")).resolve()
     reduce_tree(copy)
+    settings = copy / "settings.ini"
+    settings.write_text(re.sub("^owner =.*$", f"owner = {OWNER}",
+                               settings.read_text("utf-8"), flags=re.M), "utf-8")
     test_project.export(copy)
     return copy
 
@@ -233,7 +238,7 @@ def test_a_page_in_a_folder_is_found(tree, html):
     assert not test_book.unpaired_notebooks(html, tree)
     assert not test_book.undocumented_modules(html, tree)
     assert not test_book.shifted_sources(html, tree)
-    assert not test_book.missing_buttons(html)
+    assert not test_book.missing_buttons(html, OWNER)
     assert not test_book.missing_from_sidebar(html)
     text = (html / "book" / "lists.html").read_text("utf-8")
     row = re.search(r'<tr[^>]*>(?:(?!</tr>).)*"\.\./nbs/package/nn/probe\.html'
@@ -255,6 +260,12 @@ def test_links_of_a_page_in_a_folder(html):
     assert 'href="../_modules/tformer/nn/probe.html#shifted"' in text
     assert test_book.broken_links(html) == [
         f"nbs/{ROOM}/slip.html: nowhere.html"]
+
+
+def test_addresses_are_those_of_the_owner(tree, html):
+    assert not addresses.foreign_addresses(html, OWNER)
+    assert not addresses.own_address_faults(html, OWNER)
+    assert not addresses.misleading_addresses(html, tree, OWNER)
 
 
 def test_code_of_other_notebooks_is_shown(tree, html):
@@ -282,7 +293,7 @@ def test_a_page_that_is_gone_is_told(tree, html):
         text = aside.read_text("utf-8")
         page.write_text(text.replace(f"main/nbs/{ROOM}/probe", "main/probe")
                         .replace("slip.html", "slop.html"), "utf-8")
-        assert test_book.missing_buttons(html) == [
+        assert test_book.missing_buttons(html, OWNER) == [
             f"{ROOM}/probe: Colab", f"{ROOM}/probe: edit"]
         assert test_book.missing_from_sidebar(html) == [
             f"nbs/{ROOM}/probe.html: nbs/{ROOM}/slip.html"]

@@ -15,6 +15,7 @@ from tformer import minimal, parallel, stories, translation
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import generate_by_unmasking
+from tformer.sampling import SamplingParams
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.trained import (
     BUNDLE_FILES,
@@ -50,6 +51,40 @@ def storyteller():
 def folder(tmp_path):
     "A copy of the tour's folder, to be spoiled."
     return shutil.copytree(BUNDLED_DIR / "tour", tmp_path / "tour")
+
+
+# text in, text out
+
+def test_one_text_or_several_are_continued(storyteller):
+    alone = storyteller.generate("Once there was", max_new_tokens=9)
+    assert alone.startswith("Once there was") and alone != "Once there was"
+    both = storyteller.generate(["Once there was", "Tom"], max_new_tokens=9)
+    assert both[0] == alone and both[1].startswith("Tom") and len(both) == 2
+    assert storyteller.generate(iter(["Tom"]), max_new_tokens=9) == both[1:]
+    drawn = {storyteller.generate("Tom", max_new_tokens=9,
+                                  sampling_params=SamplingParams(seed=n))
+             for n in range(4)}
+    assert len(drawn) > 1
+
+
+def test_pieces_are_the_text(storyteller):
+    for prompt, params in (("Once there was", None), ("", SamplingParams(seed=3))):
+        pieces = [*storyteller.stream(prompt, sampling_params=params)]
+        assert len(pieces) > 10 and "" not in pieces
+        assert "".join(pieces) == storyteller.generate(prompt, sampling_params=params)
+
+
+def test_what_cannot_be_continued_is_refused(storyteller):
+    with pytest.raises(ValueError, match="'tour' does not continue texts"):
+        load_bundle("tour").generate("Once")
+    for bad, message in ((dict(max_new_tokens=0), "max_new_tokens.*got 0"),
+                         (dict(prompts=[]), "no prompt"),
+                         (dict(prompts=["a" * 999]), "has 999 tokens.*at most")):
+        with pytest.raises(ValueError, match=message):
+            storyteller.generate(**bad)
+        if "prompts" not in bad:
+            with pytest.raises(ValueError, match=message):
+                storyteller.stream(**bad)
 
 
 # what the package carries

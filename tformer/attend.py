@@ -73,7 +73,8 @@ def padding_mask(
 #| code-summary: disable_autocast, which keeps products in the type of their arguments
 def disable_autocast(device: torch.device) -> AbstractContextManager:
     "A context in which products keep the type of their arguments."
-    if torch.amp.is_autocast_available(device.type):
+    known = device.type in ("cpu", "cuda")  # asked so, it compiles
+    if known or torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

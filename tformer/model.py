@@ -465,15 +465,23 @@ def load_weights(
 
 # %% ../nbs/A3_models.ipynb #9c60e65c
 #| code-summary: a model with memory, and no weights in it yet
-def _build_uninitialized(cls, config, components):
-    "Made on the meta device, unless that would lose a table."
-    with torch.device("meta"):
-        model = cls(config, **components)
-    lost = [module for module in model.modules()
-            if module._non_persistent_buffers_set
-            and not isinstance(module, DerivedBuffersModule)]
-    if isinstance(model, Model) and not lost:
-        return model.to_empty(device="cpu")
+_SMALL = 2**26  # bytes
+
+
+def _build_uninitialized(cls, config, components, num_bytes):
+    """Made on the meta device, unless that would lose a table.
+
+    To draw on that device PyTorch imports its compiler, which takes a
+    second; a small model is filled with random numbers sooner.
+    """
+    if num_bytes > _SMALL:
+        with torch.device("meta"):
+            model = cls(config, **components)
+        lost = [module for module in model.modules()
+                if module._non_persistent_buffers_set
+                and not isinstance(module, DerivedBuffersModule)]
+        if isinstance(model, Model) and not lost:
+            return model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
         return cls(config, **components)
 
@@ -539,7 +547,8 @@ def load_model(
     saved = {part: values.pop(part) for part in COMPONENT_KEYS - config
              if part in values}
     model = _build_uninitialized(cls, cls.config_class.from_dict(values),
-                                 components)
+                                 components,
+                                 sum(x.nbytes for x in tensors.values()))
     _validate_components(folder, saved, model)
     _adopt_dtypes(model, tensors)
     load_weights(model, tensors)

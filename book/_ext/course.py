@@ -75,8 +75,7 @@ def page_paths(html: Path) -> list[Path]:
 def module_paths(root: Path) -> list[Path]:
     "Every exported module of the package, in every folder."
     return sorted(path for path in (Path(root) / "tformer").rglob("*.py")
-                  if path.name != "_modidx.py"
-                  and not path.name.startswith("__"))
+                  if path.name not in ("__init__.py", "_modidx.py"))
 
 
 def module_name(root: Path, path: Path) -> str:

@@ -1,0 +1,235 @@
+"""The command: what it writes, how it ends, and what it does not import."""
+import codecs
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import tformer
+import tformer.__main__ as command
+from conftest import ROOT, run
+from tformer.__main__ import load_storyteller, main
+from tformer.sampling import SamplingParams
+from tformer.trained import ModelBundle, join_bytes
+
+COMMAND = [sys.executable, "-m", "tformer"]
+ENV = {**os.environ, "PYTHONUNBUFFERED": ""}    # what is not flushed is not there
+
+
+def start(*args, **kwargs):
+    "The command, running."
+    return subprocess.Popen([*COMMAND, *args], cwd=ROOT, env=ENV,
+                            stderr=subprocess.PIPE, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return load_storyteller("stories")
+
+
+def test_the_same_seed_writes_the_same_story(capsys):
+    def written(*args):
+        assert main(["Once there was", "--max-new-tokens", "25", *args]) == 0
+        out, err = capsys.readouterr()
+        assert not err and out.startswith("Once there was") and out.endswith("\n")
+        return out
+    assert written("--seed", "1") == written("--seed", "1")
+    assert len({written("--seed", str(n)) for n in range(4)}) > 1
+    assert len({written() for _ in range(4)}) > 1     # without a seed each is another
+    greedy = written("--temperature", "0")
+    assert greedy == written("--top-k", "1") == written("--top-p", "1e-9")
+    assert greedy != written("--temperature", "0", "--model", "stories_mha")
+    assert greedy != written("--temperature", "3", "--seed", "1")
+
+
+def test_a_story_may_begin_with_nothing_or_with_anything(capsys, bundle):
+    assert main(["--seed", "0"]) == 0
+    assert len(capsys.readouterr().out.split()) > 10
+    for prompt in ("Zoë saw 🐻 and 熊", "<|endoftext|>", " ", "\x00\n", "-"):
+        story = "".join(bundle.stream(prompt, max_new_tokens=3,
+                                      sampling_params=SamplingParams(seed=0)))
+        assert story.startswith(prompt) and story != prompt
+
+
+def test_as_many_tokens_as_asked_for_or_as_fit(bundle):
+    def pieces(prompt, n):
+        return [*bundle.stream(prompt, max_new_tokens=n)]
+    long = pieces("Tom was a", 40)
+    assert long[0] == "Tom was a" and len(long) == 41
+    assert pieces("Tom was a", 7) == long[:8]
+    room = bundle.model.max_len - 2
+    full = "a" * room
+    assert len(bundle.tokenizer.encode(full)) == room
+    assert len(pieces(full, None)) == 2 and len(pieces(full, 1000)) == 2
+    with pytest.raises(ValueError, match=f"has {room + 1} tokens.* at most {room} "):
+        pieces(full + "a", None)
+
+
+def test_pieces_are_whole_characters():
+    raw = "é🐻".encode()
+    assert [*join_bytes([raw[:1], raw[1:3], raw[3:6]])] == ["é", "🐻"]
+    assert [*join_bytes([b"a", b"", raw[:1]])] == ["a", "\ufffd"]
+    assert [*join_bytes([b"\xff\xfe", b"b"])] == ["\ufffd\ufffd", "b"]
+    assert codecs.decode(raw) == "".join(join_bytes(raw[i:i + 1] for i in range(6)))
+
+
+WRONG = [
+    (["--temperature", "-1"], "--temperature.* from 0 on, got '-1'"),
+    (["--temperature", "inf"], "--temperature.* from 0 on, got 'inf'"),
+    (["--temperature", "warm"], "--temperature.* from 0 on, got 'warm'"),
+    (["--top-p", "1.1"], "--top-p.* above 0 and at most 1, got '1.1'"),
+    (["--top-k", "0"], "--top-k.* from 1 on, got '0'"),
+    (["--max-new-tokens", "2.5"], "--max-new-tokens.* from 1 on, got '2.5'"),
+    (["--seed", str(2**63)], f"--seed.* from 0 to .*, got '{2**63}'"),
+    (["--seed"], "--seed"),
+    (["--sed", "1"], "--sed"),
+    (["Once", "upon"], "upon"),
+    (["--model", "poems"], "'poems'.* carries .*stories.* folder"),
+    (["--model", "translator"], "'translator' is a PreNormSeq2Seq.* one of GPT, Llama"),
+    (["--model", "bert"], "'bert' is a BertMaskedLM"),
+    (["--model", "."], "card.json"),
+    (["Once " * 300], r"has \d+ tokens.* at most 254"),
+    (["\udce9"], "surrogate"),
+]
+
+
+@pytest.mark.parametrize("args, told", WRONG, ids=[told for _, told in WRONG])
+def test_what_cannot_be_is_told_in_one_line(args, told, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT / "tests")
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1
+    assert re.fullmatch(f"tformer: .*{told}.*\n", err), err
+
+
+def test_no_traceback_leaves_the_process():
+    done = subprocess.run([*COMMAND, "--seed", "x"], cwd=ROOT, text=True,
+                          capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tformer: ") and done.stderr.count("\n") == 1
+    for flag in ("--version", "--help"):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([*COMMAND, flag], cwd=ROOT, text=True, check=False,
+                                  stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 2 and "No space left" in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_folder_is_a_model(tmp_path, capsys, bundle):
+    bundle.save(tmp_path / "mine")
+    args = ["Once there was", "--temperature", "0", "--model"]
+    assert main([*args, str(tmp_path / "mine")]) == main([*args, "stories"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert main([*args, str(tmp_path / "mine")]) == 2
+    assert "config.json is not the file" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tformer {tformer.__version__}\n"
+    for flag in ("--help", "-h"):
+        assert main([flag]) == 0
+        text = capsys.readouterr().out
+        for word in ("PROMPT", "--max-new-tokens", "--temperature", "--top-k",
+                     "--top-p", "--seed", "--model", "--version", "default: 0.7"):
+            assert word in text
+        assert text.isascii() and max(map(len, text.splitlines())) <= 80
+
+
+def test_each_token_comes_at_once_until_the_pipe_is_closed():
+    story = start("Once there was", "--temperature", "0", stdout=subprocess.PIPE)
+    parts = [os.read(story.stdout.fileno(), 1 << 16) for _ in range(4)]
+    assert parts[0] == b"Once there was" and max(map(len, parts[1:])) < 40
+    story.stdout.close()
+    assert story.wait() == 141 and not story.stderr.read()
+
+
+def test_help_may_be_cut_short():
+    helped = start("--help", stdout=subprocess.PIPE)
+    helped.stdout.close()
+    assert helped.wait() in (1, 141) and not helped.stderr.read()
+
+
+def test_an_interrupt_ends_the_story_with_a_line(capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        yield "Once"
+        raise KeyboardInterrupt
+    monkeypatch.setattr(ModelBundle, "stream", interrupted)
+    assert main(["Once"]) == 130
+    assert tuple(capsys.readouterr()) == ("Once", "\n")
+
+
+def test_an_interrupt_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", """
+import signal, sys
+import tformer.__main__ as command
+command.load_storyteller = lambda name: signal.raise_signal(signal.SIGINT)
+sys.exit(command.main(["Once"]))
+"""], cwd=ROOT, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2, 1.6])
+def test_an_interrupt_at_any_moment(seconds):
+    "Also while torch is imported; without a limit the story is too long to end before."
+    story = start("Once there was", "--temperature", "9", stdout=subprocess.PIPE)
+    time.sleep(seconds)
+    story.send_signal(signal.SIGINT)
+    _, told = story.communicate()
+    assert story.returncode in (0, 130) and told.strip() == b"", told
+
+
+# what needs no model imports none of these, and a story none of those
+HEAVY = {"torch", "numpy", "safetensors", "regex", "tqdm", "rich"}
+NEVER = {"matplotlib", "transformers", "pyarrow", "sacrebleu", "rich", "sympy",
+         "torch._dynamo", "torch._inductor", "tformer.plot", "tformer.check"}
+
+
+@pytest.mark.parametrize("args, status, absent", [
+    (["--help"], 0, HEAVY), (["--version"], 0, HEAVY), (["--seed", "x"], 2, HEAVY),
+    (["Tom was a", "--max-new-tokens", "20", "--seed", "1"], 0, NEVER)])
+def test_only_what_is_needed_is_imported(args, status, absent, capsys):
+    done = run(sys.executable, "-c", """
+import sys
+from tformer.__main__ import main
+status = main(sys.argv[1:])
+print(status, *sys.modules, sep="\\0")
+""", *args)
+    written, *modules = done.split("\0")
+    assert not {*modules} & absent
+    assert ("torch" in modules) == (absent is NEVER)
+    if "--version" in args or absent is NEVER:      # as in a process, so in a call
+        main(args)
+        assert written == f"{capsys.readouterr().out}{status}"
+
+
+def test_importing_the_package_imports_no_command_line():
+    done = run(sys.executable, "-c", "import sys, tformer; print(*sys.modules)")
+    assert not {"typer", "torch", "tformer.__main__"} & {*done.split()}
+
+
+def test_a_small_model_has_one_thread(bundle, monkeypatch):
+    before = torch.get_num_threads()
+    seen = []
+    hook = bundle.model.register_forward_pre_hook(
+        lambda *args: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(command, "load_storyteller", lambda name: bundle)
+    args = ["Once there was", "--max-new-tokens", "3"]
+    try:
+        torch.set_num_threads(2)
+        assert main(args) == 0 and {*seen} == {1}
+        assert torch.get_num_threads() == 2
+        seen.clear()
+        monkeypatch.setattr(command, "SMALL", 1000)
+        assert main(args) == 0 and {*seen} == {2}
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)
