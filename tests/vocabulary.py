@@ -39,7 +39,7 @@ OUTPUT = re.compile(r"(?<![\w./$'\"-])"
 SNAKE = re.compile(r"(?<![\w.`$\\{}/:<-])_?[A-Za-z]\w+_\w*[^\W_](?![\w/:{}>-])")
 # what is not read as a name: paths, options, commands, addresses, words-with-hyphens
 FILE = re.compile(r"^-|/|^\.?[\w*.-]*\.(py|md|yml|yaml|cfg|csv|json|jsonl|ipynb|js|css"
-                  r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|git\w*)$"
+                  r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|lock|git\w*)$"
                   r"|^\.[a-z]+rc$|^\.(venv|pre-commit)|^\w+(-\w+)+(: .*)?$")
 STRING_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|' r"'''(?:\\.|[^\\])*?'''|"
