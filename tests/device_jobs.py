@@ -334,12 +334,12 @@ def translation(device):
                      ["the cat sleeps.", "she gives him the red book."])
 
 
-def blanks(device):
-    "A blank is filled, and texts are made of blanks alone."
+def masked(device):
+    "A masked token is predicted, and texts are made of masked tokens alone."
     bundle = load_bundle("bert", device=device, dtype=torch.float64)
     return (mlm.fill_mask(bundle, "Tom was [MASK].", 3),
             mlm.generate_by_unmasking(bundle, [8, 11], steps=4, seed=1))
 
 
 OTHERS = [optimizers, orthogonalized, losses, indexer_trained, story, translation,
-          blanks]
+          masked]

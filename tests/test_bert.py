@@ -666,7 +666,7 @@ def test_on_cuda(cls):
 
 @pytest.mark.nightly
 @plain_only
-def test_it_learns_to_fill_in_blanks():
+def test_it_learns_to_predict_masked_tokens():
     "Rows are abab…: what is hidden is told by either side."
     torch.manual_seed(0)
     config = dataclasses.replace(TINY, d_model=32, dropout=0.0)

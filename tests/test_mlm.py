@@ -170,7 +170,7 @@ def test_a_word_falls_as_a_whole():
     assert abs(share - 0.15) < 5 * (0.15 * 0.85 / (300 * 14)) ** 0.5
 
 
-def test_blanks_are_drawn_anew_and_can_be_drawn_again():
+def test_masks_are_new_in_each_pass_and_can_be_drawn_again():
     rows = encode_texts(TOKENIZER, TEXTS[:20])
     for dynamic in (True, False):
         loader = MaskedTextLoader(rows, TOKENIZER, batch_size=20,
@@ -196,10 +196,10 @@ def test_a_rate_of_none_is_masked_diffusion():
     assert (usual.targets != -100).float().mean() < 0.25
 
 
-def test_a_training_on_blanks_goes_on_where_it_was(model):
+def test_a_masked_training_goes_on_where_it_was(model):
     rows = encode_texts(TOKENIZER, TEXTS[:40])
-    blanks = MaskedTextLoader(rows, TOKENIZER, batch_size=8)
-    whole = [b for _, b in zip(range(9), blanks, strict=False)]
+    masked = MaskedTextLoader(rows, TOKENIZER, batch_size=8)
+    whole = [b for _, b in zip(range(9), masked, strict=False)]
     first, again = (MaskedTextLoader(rows, TOKENIZER, batch_size=8) for _ in range(2))
     taken = [b for _, b in zip(range(4), first, strict=False)]
     again.load_state_dict(first.state_dict())
@@ -212,7 +212,7 @@ def test_a_training_on_blanks_goes_on_where_it_was(model):
         other.load_state_dict(first.state_dict())
 
 
-def test_the_same_blanks_also_with_several_rates():
+def test_the_same_masks_also_with_several_rates():
     rows = encode_texts(TOKENIZER, TEXTS[:24])
     loader = MaskedTextLoader(rows, TOKENIZER, mlm_probabilities=(0.15, 0.9),
                               batch_size=8, dynamic_masking=False, seed=1)
@@ -224,7 +224,7 @@ def test_the_same_blanks_also_with_several_rates():
     assert len(kept) == 3
 
 
-def test_seeds_draw_other_blanks_and_another_order():
+def test_seeds_draw_other_masks_and_another_order():
     rows = encode_texts(TOKENIZER, TEXTS[:64])
     one, two = (MaskedTextLoader(rows, TOKENIZER, batch_size=64, seed=n)
                 for n in (1, 2))
@@ -248,7 +248,7 @@ def test_no_special_token_is_drawn_or_hidden():
     assert (hide(ids, special_ids=(0,), mlm_probability=1.0)[1] == -100).all()
 
 
-def test_no_batch_of_blanks_is_without_one():
+def test_no_batch_is_without_a_masked_token():
     rows = encode_texts(TOKENIZER, ["Tom was sad."])
     loader = MaskedTextLoader(rows, TOKENIZER, batch_size=1)
     places = Counter()

@@ -148,7 +148,7 @@ def test_retired_words_are_gone_from_texts(texts):
     found = []
     for text in texts:
         names = {part for name in vocabulary.names_in(text) for part in name.split(".")}
-        if text.where == "tests/mutations.yml":
+        if text.kind in {"caption", "claim"}:
             names.add("_".join(re.findall(r"\w+", text.text)))
         found += retired(text.where.split(":")[0], names)
     assert not found, "\n".join(["these texts hold a retired word:", *sorted(found)])

@@ -39,7 +39,7 @@ OUTPUT = re.compile(r"(?<![\w./$'\"-])"
 SNAKE = re.compile(r"(?<![\w.`$\\{}/:<-])_?[A-Za-z]\w+_\w*[^\W_](?![\w/:{}>-])")
 # what is not read as a name: paths, options, commands, addresses, words-with-hyphens
 FILE = re.compile(r"^-|/|^\.?[\w*.-]*\.(py|md|yml|yaml|cfg|csv|json|jsonl|ipynb|js|css"
-                  r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|git\w*)$"
+                  r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|lock|git\w*)$"
                   r"|^\.[a-z]+rc$|^\.(venv|pre-commit)|^\w+(-\w+)+(: .*)?$")
 STRING_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|' r"'''(?:\\.|[^\\])*?'''|"
@@ -630,7 +630,8 @@ class Vocabulary:
 
         Its first part is looked up in the file, in the package and in the libraries.
         Each other part has to be a member of what stands before it; if that is the
-        value of a variable, it has to be a member of some class.
+        value of a variable, it has to be a member of some class. A private name has to
+        stand in the same file.
         """
         if "(" in name:
             return self._takes(*name.split("("), code)
@@ -638,8 +639,9 @@ class Vocabulary:
         if len(name) == 1:
             return True
         if not rest:
-            return (name in code.names or name in self.names
-                    or name in peer_names())
+            private = re.match(r"_[a-z]", name) and not name.endswith("__")
+            return name in code.names or (not private and (
+                name in self.names or name in peer_names()))
         if not first:
             return all(self._is_attribute(part, code) for part in rest)
         if self._is_member(first, rest) or self._is_in_module(name, code):
@@ -654,7 +656,8 @@ class Vocabulary:
         "Whether a function, if the package has one of that name, has that parameter."
         module, _, last = function.rpartition(".")
         known = self.package.parameters.get(last, {"**"})
-        if "**" in known or (module and f"tformer.{module}" not in self.package.modules):
+        if "**" in known or (
+                module and f"tformer.{module}" not in self.package.modules):
             return self.knows(keyword, code)
         return keyword in known
 

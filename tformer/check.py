@@ -203,7 +203,7 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
                 p.requires_grad_(requires_grad).grad = grad
 
 # %% ../nbs/08_is_it_right.ipynb #d51120e8
-#| code-summary: what one module holds, and how it is put back
+#| code-summary: what one module holds, and how it is restored
 class _ModuleSnapshot:
     "What a module holds and may change while it runs."
 

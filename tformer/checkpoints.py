@@ -459,7 +459,7 @@ def _rng_state_of(batches):
         generator, torch.Generator) else None}
 
 # %% ../nbs/A7_checkpoints.ipynb #5d0ff1a8
-#| code-summary: both put back
+#| code-summary: restores both
 def _restore_rng_state(batches, rng_state):
     set_rng_state(rng_state)
     if rng_state["own"] is not None:

@@ -482,10 +482,10 @@ def fill_mask(
     sequences = encode_texts(tokenizer, [text], strict_vocab=strict_vocab,
                              max_len=limit)
     batch = collate_texts(sequences, tokenizer)
-    blanks = batch.ids == special_ids.mask
-    validate.require(blanks.any(), f"there is no [MASK] in {text!r:.60}")
+    masked = batch.ids == special_ids.mask
+    validate.require(masked.any(), f"there is no [MASK] in {text!r:.60}")
     logits = _logits(model, batch.ids, batch,
-                     forbidden_ids=special_ids)[blanks]
+                     forbidden_ids=special_ids)[masked]
     validate.at_most(logits.shape[-1] - len(special_ids),
                      limit_name="the words", top_k=top_k)
     best = logits.softmax(-1).topk(top_k)

@@ -230,7 +230,7 @@ def new_static_cache(
     return fixed(new_cache)
 
 # %% ../nbs/A12_fixed_caches.ipynb #5b664633
-#| code-summary: the layers that have places, and the memories
+#| code-summary: the layers that have slots, and the caches of encoder outputs
 def _static_layers(cache):
     """Each ``StaticLayerCache`` and ``CrossAttentionCache``; refuses any
     other."""

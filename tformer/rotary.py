@@ -239,7 +239,7 @@ def _split_pairs(x, layout):
     return x.unflatten(-1, (-1, 2)).unbind(-1)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #3f1f82eb
-#| code-summary: put the pairs in place again
+#| code-summary: joins the pairs again
 def _merge_pairs(first, second, layout):
     "Pairs put in place again."
     if layout == "half":

@@ -315,9 +315,9 @@ class LayerCacheBase:
         """Copy row i of ``source`` into row ``rows[i]`` of this cache.
 
         ``source``: of the same model, with ``tensors`` and
-        ``key_positions``, of n rows, all of which are copied.  Slots that no
-        row needs any more go.  Raises ``ValueError`` naming what does not
-        fit.
+        ``key_positions``, of n rows, all of which are copied.  Slots that
+        no row needs any more go.  Raises ``ValueError`` naming what does
+        not fit.
         """
         _validate_set_rows(self.batch_size, self.tensors, rows, source)
         b = self.batch_size

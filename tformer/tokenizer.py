@@ -375,7 +375,7 @@ def _count_task(
 
 # %% ../nbs/03_tokenizer.ipynb #8c1ffc32
 #| code-fold: true
-#| code-summary: group_by_size, which puts texts together into tasks
+#| code-summary: group_by_size, which groups texts into tasks
 def group_by_size(
     texts: Iterable[str],
     size: int = 1 << 20,  # characters

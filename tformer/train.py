@@ -271,7 +271,7 @@ class TrainingDiverged(ArithmeticError):
 
 # %% ../nbs/17_training.ipynb #1897b314
 #| code-fold: true
-#| code-summary: diagnose_batches, which puts batch and layer into words
+#| code-summary: diagnose_batches, which names the batch and the layer
 def diagnose_batches(
     model: nn.Module,
     batches: list,  # of one step
