@@ -18,8 +18,8 @@ MODULES = course.module_paths(ROOT)
 every = pytest.mark.parametrize("path", NOTEBOOKS,
                                 ids=course.document_names(ROOT))
 ANYWHERE = {"plot", "stories", "validate", "files"}    # importable from every chapter
-# what a notebook may take from later: the tour loads the weights that it began to train,
-# and a trained model continues texts by the decoder of chapter 21
+# what a notebook may take from later: the tour loads the weights that it began to
+# train, and a trained model continues texts by the decoder of chapter 21
 EARLY = {"00_tour": {"tformer.trained"}, "A8_trained": {"tformer.generate"}}
 # appendices that stand between chapters in the order of imports
 READ_AS = {"A3_models": "08~", "A4_rebuild": "12~", "A5_caches": "06~",
