@@ -15,6 +15,7 @@ import yaml
 import course
 import vocabulary
 from conftest import ROOT
+from vocabulary import Code, Text
 
 TABLE = yaml.safe_load((ROOT / "tests" / "vocabulary.yml").read_text(encoding="utf-8"))
 # captions that begin with a word and a comma, and name nothing
@@ -67,6 +68,46 @@ def test_every_exception_is_needed(names, texts):
     assert all(row["reason"] for row in TABLE["exceptions"])
 
 
+HERE = Code(["def scale(alpha):\n    beta = alpha.gamma\n    return runner, beta"])
+
+
+@pytest.mark.parametrize("kind, text, name", [
+    ("prose", "It is made by `from_attention_mask`.", "from_attention_mask"),
+    ("prose", "`check.every` runs all of them.", "check.every"),
+    ("prose", "See {py:func}`~tformer.attend.no_such`.", "tformer.attend.no_such"),
+    ("prose", "Rows are set by `KVCache.put`.", "KVCache.put"),
+    ("prose", "`generate(model, ids, max_new=8)`", "generate(max_new"),
+    ("prose", "`torch.nn.functional.softmaxx`", "torch.nn.functional.softmaxx"),
+    ("docstring", "Call ``runner.forget()`` then.", "runner.forget"),
+    ("docstring", "What ``_private_of_another`` returns.", "_private_of_another"),
+    ("comment", "memory_mask=, as in ``decode``", "memory_mask"),
+    ("message", "call check.cache with step=", "check.cache(step"),
+    ("message", "load it with load_all(path)", "load_all"),
+    ("caption", "make_picker, from settings to a function", "make_picker"),
+    ("claim", "share_heads gives equal outputs", "share_heads"),
+    ("figure", "split_words", "split_words"),
+    ("output", "check.every passed: 9 checks", "check.every"),
+    ("program", "text = decode(handle.ids_so_far)", "handle.ids_so_far"),
+])
+def test_a_name_that_is_gone_is_found(names, kind, text, name):
+    found = {name for name in vocabulary.names_in(Text("", kind, text, HERE))
+             if not names.knows(name, HERE)}
+    assert name in found
+
+
+@pytest.mark.parametrize("text", [
+    "`alpha`, `beta`, `alpha.gamma`, `scale(alpha=1)`", "`attend`, `tformer.attend`",
+    "`SelfAttention.forward`, `KVCache.set_rows`, `Trainer.fit`, `RequestHandle.error`",
+    "`check.run_all(model)`, `check.cache(model, step_fn=f)`, `max_new_tokens=`",
+    "`nn.Linear`, `F.softmax`, `np.memmap`, `x.masked_fill`, `state_dict`, `is_causal`",
+    "`BertForMaskedLM`, `position_ids`, `list.append`, `None`, `json`", "`n`, `W_K`",
+    "`tests/helpers.py`, `model.safetensors`, `make test`, `--check`, `code-fold`",
+])
+def test_a_name_that_exists_is_known(names, text):
+    assert [name for name in vocabulary.names_in(Text("", "prose", text, HERE))
+            if name and not names.knows(name, HERE)] in ([], ["W_K"])
+
+
 def captions():
     "Yield the place, the caption and the source of each cell that has a caption."
     for path in course.notebook_paths(ROOT):
@@ -87,6 +128,15 @@ def test_a_caption_names_what_its_cell_defines():
     found = [f"{where}: {name}" for where, caption, source in captions()
              if (name := misnamed(caption, source))]
     assert not found, "\n".join(["these captions name nothing in their cell:", *found])
+
+
+@pytest.mark.parametrize("caption, name", [
+    ("picker, from settings to what chooses", "picker"), ("Exact", "Exact"),
+    ("no_autocast keeps types", "no_autocast"), ("`old`: so it is", "old"),
+    ("old(), which is gone", "old"), ("imports, and helpers", None),
+    ("how it is drawn", None), ("make_it, from settings", None)])
+def test_a_caption_that_names_nothing_is_found(caption, name):
+    assert misnamed(caption, "def make_it():\n    return 1") == name
 
 
 @pytest.mark.parametrize("name", course.module_names(ROOT))
@@ -152,3 +202,16 @@ def test_retired_words_are_gone_from_texts(texts):
             names.add("_".join(re.findall(r"\w+", text.text)))
         found += retired(text.where.split(":")[0], names)
     assert not found, "\n".join(["these texts hold a retired word:", *sorted(found)])
+
+
+@pytest.mark.parametrize("file, name, is_found", [
+    ("tests/test_serving.py", "test_a_ticket_is_iterated", True),
+    ("tests/test_caches.py", "BrokenVerbs", True),
+    ("tests/test_caches.py", "k_pos", True),
+    ("tformer/serving.py", "patience", True), ("tformer/beam.py", "max_new", True),
+    ("tformer/beam.py", "max_new_tokens", False), ("tformer/rows.py", "input", False),
+    ("nbs/17_training.ipynb", "index_put_", False),
+    ("tformer/parallel.py", "Verb", False),
+])
+def test_a_retired_word_is_found(file, name, is_found):
+    assert bool(retired(file, {name})) == is_found

@@ -633,22 +633,30 @@ class Vocabulary:
         value of a variable, it has to be a member of some class. A private name has to
         stand in the same file.
         """
-        if "(" in name:
-            return self._takes(*name.split("("), code)
         first, *rest = name.split(".")
         if len(name) == 1:
             return True
+        if "(" in name:
+            return self._takes(*name.split("("), code)
         if not rest:
-            private = re.match(r"_[a-z]", name) and not name.endswith("__")
-            return name in code.names or (not private and (
-                name in self.names or name in peer_names()))
-        if not first:
-            return all(self._is_attribute(part, code) for part in rest)
-        if self._is_member(first, rest) or self._is_in_module(name, code):
+            return self._is_name(name, code)
+        return self._is_path(first, rest, code)
+
+    def _is_name(self, name, code):
+        private = re.match(r"_[a-z]", name) and not name.endswith("__")
+        return name in code.names or (not private and (
+            name in self.names or name in peer_names()))
+
+    def _is_path(self, first, rest, code):
+        "Whether a name with dots leads from a module, a class or a value to something."
+        name = ".".join([first, *rest])
+        if self._is_in_module(name, code) or exists(f"builtins.{name}"):
             return True
-        is_value = first in code.names or first in VALUES or first in peer_names() or (
-            first in self.package.names and f"tformer.{first}" not in
-            self.package.modules)
+        if first in self.package.members:
+            return self._is_member(first, rest)
+        is_module = f"tformer.{first}" in self.package.modules
+        is_value = not first or first in code.names or first in VALUES or (
+            first in peer_names() or (first in self.package.names and not is_module))
         return is_value and code.aliases.get(first) is None and all(
             self._is_attribute(part, code) for part in rest)
 

@@ -110,7 +110,7 @@ def figure(
     height=3.2,     # inches
     rows: int = 1,  # of axes
     cols: int = 1,  # of axes
-    **kw,           # for ``Figure.subplots``, as ``sharey=True``
+    **kw,           # for matplotlib's ``subplots``, as ``sharey=True``
 ):
     """A figure in the course's style, and its axes.
 
