@@ -86,7 +86,7 @@ HERE = Code(["def scale(alpha):\n    beta = alpha.gamma\n    return runner, beta
     ("caption", "make_picker, from settings to a function", "make_picker"),
     ("claim", "share_heads gives equal outputs", "share_heads"),
     ("figure", "split_words", "split_words"),
-    ("output", "check.every passed: 9 checks", "check.every"),
+    ("output", "check.every passed: 9 checks", "tformer.check.every"),
     ("program", "text = decode(handle.ids_so_far)", "handle.ids_so_far"),
 ])
 def test_a_name_that_is_gone_is_found(names, kind, text, name):

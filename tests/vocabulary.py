@@ -45,7 +45,7 @@ STRING_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|' r"'''(?:\\.|[^\\])*?'''|"
     r'"(?:\\.|[^"\\\n])*"|' r"'(?:\\.|[^'\\\n])*'|#[^\n]*", re.S)
 # strings that are code of another kind: HTML, CSS, JavaScript, or of Python
-CODE = re.compile(r"<\w|=>|\bdocument\.|\w\{|;\s*$|\n.*[=(]|^\w+ = |\bimport \w+$")
+CODE = re.compile(r"<\w|=>|\bdocument\.|\w\{|;\s*$|\n.*[=(]|^\w+ = |\bimport \w+(;|$)")
 
 
 # Code
@@ -56,12 +56,14 @@ class Code:
 
     sources: list
     names: set = field(default_factory=set)
+    attributes: set = field(default_factory=set)
     aliases: dict = field(default_factory=dict)
 
     def __post_init__(self):
         self.cells = {source: read_code(source) for source in self.sources}
         for cell in self.cells.values():
             self.names |= cell.identifiers | cell.words
+            self.attributes |= cell.attributes
             self.aliases |= cell.aliases
 
 
@@ -70,6 +72,7 @@ class Cell:
     "One piece of code, read once."
 
     identifiers: set = field(default_factory=set)
+    attributes: set = field(default_factory=set)    # and methods
     words: set = field(default_factory=set)         # strings that could be names
     aliases: dict = field(default_factory=dict)
     docstrings: list = field(default_factory=list)      # pairs of a line and a text
@@ -98,6 +101,10 @@ def read_code(source):
         node = nodes.pop()
         cell.identifiers |= names_of_node(node)
         cell.aliases |= imported(node)
+        if isinstance(node, ast.Attribute):
+            cell.attributes.add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            cell.attributes |= class_members(node)
         if isinstance(node, ast.JoinedStr):
             cell.strings.append((node.lineno, "".join(
                 "{}" if isinstance(part, ast.FormattedValue) else part.value
@@ -268,6 +275,7 @@ def programs(where, text, code):
               if found[2].strip() == "python"]
     own = Code([])
     own.names = code.names.union(*map(defined, blocks))
+    own.attributes = code.attributes
     own.aliases = code.aliases | Code(blocks).aliases
     for block in blocks:
         yield Text(where, "program", block, own)
@@ -334,8 +342,9 @@ def names_in(text):
     package with what is behind their dot.
     """
     if text.kind == "output":
-        yield from (name for name in OUTPUT.findall(text.text)
-                    if not FILE.search(name))
+        for name in OUTPUT.findall(text.text):
+            if not FILE.search(name):       # a report is headed by its check
+                yield f"tformer.{name}" if name.startswith("check.") else name
         return
     if text.kind == "program":
         yield from names_in_tree(parse(text.text))
@@ -654,6 +663,8 @@ class Vocabulary:
             return True
         if first in self.package.members:
             return self._is_member(first, rest)
+        if first == "tformer":
+            return False
         is_module = f"tformer.{first}" in self.package.modules
         is_value = not first or first in code.names or first in VALUES or (
             first in peer_names() or (first in self.package.names and not is_module))
@@ -670,7 +681,7 @@ class Vocabulary:
         return keyword in known
 
     def _is_attribute(self, name, code):
-        return (len(name) == 1 or name in self.attributes or name in code.names
+        return (len(name) == 1 or name in self.attributes or name in code.attributes
                 or name in peer_names())
 
     def _is_member(self, cls, rest):
