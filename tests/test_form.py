@@ -236,6 +236,11 @@ def test_open_lessons_have_a_strip():
 # --- ✓ and its record
 
 @every
+def test_every_notebook_proves_something(name):
+    assert course.measure(course.notebook_path(ROOT, name)).claims, "no ✓"
+
+
+@every
 def test_every_claim_has_been_seen_red(name):
     cells = [c for c in verify.cells_of(name) if c.claim]
     changes = {c["claim"]: c for c in verify.changes(name)}

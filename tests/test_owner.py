@@ -102,6 +102,15 @@ def test_of_a_notebook_only_its_cell_for_colab_changes(copy):
     assert count >= 40
 
 
+@pytest.mark.parametrize("path", course.notebook_paths(ROOT),
+                         ids=course.document_names(ROOT))
+def test_every_notebook_has_a_cell_for_colab(path):
+    "Without it the button that opens the notebook there leads to an import error."
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"if \\"google.colab\\" in sys.modules:\\n"') == 1
+
+
+
 def test_a_cell_for_colab_installs_the_package_and_what_else_it_needs():
     script = load(ROOT / ".ci" / "owner.py")
     head = '#| hide\nimport sys\n\nif "google.colab" in sys.modules:\n'

@@ -84,7 +84,7 @@ def claims(root: Path, found: list[Notebook]) -> str:
     counts = {nb.name: measure(nb.path).claims for nb in found}
     some = [nb for nb in found if counts[nb.name]]
     total = sum(map(len, counts.values()))
-    out = [f"{total} claims in {len(some)} chapters carry a ✓ so far."]
+    out = [f"{total} claims in {len(some)} notebooks carry a ✓."]
     for nb in some:
         path = root / "book" / "verified" / f"{nb.name}.yml"
         changes = yaml.safe_load(path.read_text(encoding="utf-8"))
