@@ -352,6 +352,12 @@ def test_the_status_page_says_what_ran_on_a_gpu():
     assert "1 of 3 notebooks passed on 2026-01-02, on Some GPU" in text
     assert "of the CPU: nn/b, c. The tests that need a GPU were not run." in text
     assert "No notebook's outputs differ" in status_page.gpu(record, ["a"])
+    pages = {"python": "3.11.7", "versions": {"torch": "2.13.0"}}
+    assert "need not come" not in status_page.gpu(record | pages, ["c"], pages)
+    other = record | pages | {"python": "3.12.3"}
+    assert ("There was Python 3.12.3 with PyTorch 2.13.0, and the CPU's outputs are "
+            "those of Python 3.11.7 with PyTorch 2.13.0" in status_page.gpu(
+                other, ["c"], pages))
     record |= {"gpu_tests": {"passed": 7, "failed": 1, "skipped": 2},
                "versions": {"torch": "2.13.0"}}
     said = ("Of the 10 tests that need a GPU, 7 passed, 1 failed and 2 were skipped, "

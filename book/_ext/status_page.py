@@ -106,23 +106,38 @@ def change_row(change: dict, package: Path) -> str:
             f"``` {new} ```.")
 
 
-def gpu(record: dict, names: list[str]) -> str:
-    "One paragraph on the recorded run on a GPU, or that there is none."
+def gpu(record: dict, names: list[str], pages: dict | None = None) -> str:
+    """One paragraph on the recorded run on a GPU, or that there is none.
+
+    `pages` is the record of the CPU, with whose outputs it was compared.
+    """
     if not record.get("notebooks") and not record.get("gpu_tests"):
         return NOT_RUN
-    return " ".join([*gpu_notebooks(record, names), *gpu_tests(record)])
+    return " ".join([*gpu_notebooks(record, names, pages or {}), *gpu_tests(record)])
 
 
-def gpu_notebooks(record: dict, names: list[str]) -> list[str]:
-    "What the notebooks did there, in two sentences or one."
+def gpu_notebooks(record: dict, names: list[str], pages: dict) -> list[str]:
+    "What the notebooks did there, in one to three sentences."
     seen = record.get("notebooks", {})
     if not seen:
         return ["The notebooks were not run there."]
     failed = [name for name in names if not seen.get(name, {}).get("passed")]
+    if not failed:
+        return [summary(record, names),
+                "No notebook's outputs differ from those of the CPU."]
+    there = versions_of(record)
+    here = versions_of(pages)
     return [summary(record, names),
-            "No notebook's outputs differ from those of the CPU." if not failed else
             "Notebooks that were not run there, or whose outputs differ from those "
-            f"of the CPU: {', '.join(failed)}."]
+            f"of the CPU: {', '.join(failed)}.",
+            *([f"There was {there}, and the CPU's outputs are those of {here}: a "
+               "difference need not come from the GPU."]
+              if pages and there != here else [])]
+
+
+def versions_of(record: dict) -> str:
+    torch = record.get("versions", {}).get("torch", "unknown")
+    return f"Python {record.get('python', 'unknown')} with PyTorch {torch}"
 
 
 def gpu_tests(record: dict) -> list[str]:
@@ -141,10 +156,12 @@ def gpu_tests(record: dict) -> list[str]:
 def on_source_read(app, docname, content):
     root = Path(app.srcdir)
     if GPU in content[0]:
-        path = root / "book" / "status_gpu.json"
-        app.env.note_dependency(str(path))
+        records = [root / "book" / name for name in ("status_gpu.json", "status.json")]
+        for path in records:
+            app.env.note_dependency(str(path))
         names = [nb.name for nb in notebooks(root)]
-        content[0] = content[0].replace(GPU, gpu(load(path), names))
+        there, here = map(load, records)
+        content[0] = content[0].replace(GPU, gpu(there, names, here))
     if CLAIMS in content[0]:
         for path in (root / "book" / "verified").rglob("*.yml"):
             app.env.note_dependency(str(path))
