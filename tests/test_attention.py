@@ -1200,7 +1200,7 @@ def test_after_select_the_old_memory_is_another_one():
           m(x, encoder_hidden_states=moved))
 
 
-def test_a_memory_is_projected_once():
+def test_an_encoder_output_is_projected_once():
     m = cross()
     cache = CrossAttentionCache()
     memory = randn(2, 5, 16)
@@ -1476,7 +1476,7 @@ def test_wrong_pieces_of_one_update():
                                    positions=torch.arange(3)[None])
 
 
-def test_a_cache_meets_another_batch_or_memory():
+def test_a_cache_meets_another_batch_or_encoder_output():
     m = layer(causal=True)
     cache = DynamicLayerCache()
     m(randn(2, 3, 16), cache=cache)
@@ -2178,7 +2178,7 @@ def test_any_cache_with_an_update_will_do():
     close(m(x, cache=plain), m(x))
 
 
-def test_padding_of_a_kept_memory_may_be_named_without_it():
+def test_padding_of_a_cached_encoder_output_may_be_named_without_it():
     layer = spread(CrossAttention(16, 4))
     x = randn(2, 3, 16)
     memory = randn(2, 5, 16, seed=1)

@@ -1140,7 +1140,7 @@ def test_a_buffer_of_positions_may_be_used_again():
     close(torch.cat(parts, 1), layer(x))
 
 
-def test_a_memory_that_was_changed_in_place_is_another():
+def test_an_encoder_output_that_was_changed_in_place_is_another():
     layer = spread(CrossAttention(16, 4))
     x = torch.randn(2, 3, 16)
     memory = torch.randn(2, 5, 16)

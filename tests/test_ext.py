@@ -397,6 +397,8 @@ def test_the_readme_shows_the_plan():
         "python book/_ext/course_map.py"
     table = text.split("<!-- chapters -->")[1]
     assert table.count(".ipynb)") == len(FOUND)
+    hours = re.findall(r"About (\d+) hours", course_map.routes(ROOT, "nbs"))
+    assert f"takes about {hours[0]} hours" in " ".join(text.split())
 
 
 def test_hours_are_the_sum_of_what_is_measured(tmp_path):

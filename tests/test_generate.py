@@ -365,7 +365,7 @@ def test_a_caller_may_train_between_two_tokens():
     assert found == exact and model.training
 
 
-def test_a_memory_is_handed_over_once():
+def test_an_encoder_output_is_handed_over_once():
     "The cache keeps it: a model need not look whether it is the same."
     row = next(row for row in ROWS if row.source)
     model, more = made(row)

@@ -140,7 +140,7 @@ def with_padded_memory(part, x):
     return part(x, encoder_hidden_states=x.flip(1)[:, :5], encoder_positions=positions)
 
 
-def with_kept_memory(part, x):
+def with_cached_encoder_output(part, x):
     cache = part.new_cache(len(x))
     memory = x.flip(1)[:, :5]
     first = part(x[:, :4], encoder_hidden_states=memory, cache=cache)
@@ -215,7 +215,7 @@ PARTS = {
     "attention, memory": (cross(), with_memory),
     "attention, memory, explicit": (cross(fused=False), with_memory),
     "attention, memory, padded": (cross(), with_padded_memory),
-    "attention, memory, kept": (cross(d_head=6, d_v=3), with_kept_memory),
+    "attention, memory, kept": (cross(d_head=6, d_v=3), with_cached_encoder_output),
     "attention, memory, weights": (
         cross(bias=False),
         lambda part, x: part(x, encoder_hidden_states=x[:, :5], need_weights=True),

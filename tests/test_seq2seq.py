@@ -574,7 +574,7 @@ def test_masks_that_do_not_fit_are_refused(mask, said):
         model(src, encoder_hidden_states=model.encode(src), encoder_attention_mask=mask)
 
 
-def test_a_memory_of_another_batch_is_refused():
+def test_an_encoder_output_of_another_batch_is_refused():
     with pytest.raises(ValueError, match=r"\(2, s, m\).*got \(3, 5, 16\)"):
         make()(draw_ids(2, 5), encoder_hidden_states=torch.zeros(3, 5, 16))
 

@@ -716,7 +716,7 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
     same(handle, texts([asked], model)[0])
 
 
-def test_padding_of_a_memory_is_not_attended_to():
+def test_padding_of_an_encoder_output_is_not_attended_to():
     row = next(row for row in ROWS if row.source)
     model = model_of(row.name)
     memory = source_of(row.name, 4)

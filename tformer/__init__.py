@@ -1,4 +1,4 @@
-"""The Transformer, part by part: every module is there on first use."""
+"""The Transformer, part by part; a module is imported when it is first used."""
 import importlib
 import pkgutil
 

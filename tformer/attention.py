@@ -301,7 +301,7 @@ class SelfAttention(MultiHeadAttention):
 
 # %% ../nbs/07_multi_head_attention.ipynb #153aa227
 #| code-fold: true
-#| code-summary: CrossAttention: keys and values from a memory
+#| code-summary: CrossAttention: keys and values from an encoder output
 class CrossAttention(MultiHeadAttention):
     """Multi-head attention to a memory: Vaswani et al. (2017), 3.2.3.
 

@@ -88,11 +88,13 @@ class ModelBundle(NamedTuple):
 
         Each result is the prompt and what the model adds to it, until
         the model ends the text, or ``max_new_tokens`` are written, or
-        the context is full.  Raises ``ValueError`` for a model that
+        the context is full.  Without ``sampling_params`` the likeliest
+        token is taken each time.  Raises ``ValueError`` for a model that
         does not continue texts, and for a prompt without room.
         """
         from tformer.generate import generate
 
+        validate.instance_of((str, Iterable), prompts=prompts)
         texts = [prompts] if isinstance(prompts, str) else [*prompts]
         rows, limit = self._encode_prompts(texts, max_new_tokens)
         found = generate(

@@ -68,7 +68,7 @@ def chapters(root: Path, folder: str) -> str:
         rows.append(f"| | **{part['part']}** | |")
         for ch in part["chapters"]:
             nb = found[ch["nb"]]
-            star = " ★" if ch.get("gpt") and nb.name[0] != "A" else ""
+            star = " ★" if ch.get("gpt") else ""
             rows.append(f"| {number(nb.name)} | [{nb.title or ch['title']}]"
                         f"({folder}/{nb.name}.ipynb){star} | {ch['builds']} |")
     return "\n".join(rows)
