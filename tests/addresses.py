@@ -15,7 +15,8 @@ from site_address import book_url, repository_url
 HOSTS = {"docs.python.org": "types of the standard library",
          "numpy.org": "types of NumPy",
          "docs.astral.sh": "ruff",
-         "www.tensorflow.org": "how WordPiece is taught there"}
+         "www.tensorflow.org": "how WordPiece is taught there",
+         "ssydasheng.github.io": "a document from which the course grew"}
 # on GitHub, beside works of the bibliography: a tool, and reports of others' mistakes
 ON_GITHUB = re.compile(r"/rhysd/actionlint|/[\w-]+/[\w.-]+/(issues|pull)/\d+")
 

@@ -45,6 +45,7 @@ RULES = [
     ("book/*", ["book", "ext", "form"]),
     ("book/notation.md", ["notation"]),
     ("book/errata.md", ["errata"]),
+    ("book/sources.md", ["errata"]),
     ("tests/*.py", ["affected", "tiers", "vocabulary"]),
     ("tests/seconds.json", ["affected", "tiers"]),
     ("tests/bench/*", ["bench"]),

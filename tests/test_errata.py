@@ -341,14 +341,29 @@ def test_a_class_that_is_no_subclass_cannot_call_super_of_another():
         Layer()
 
 
-def test_no_other_page_names_the_documents():
+def test_only_the_page_sources_names_the_documents_as_well():
     names = re.findall(r"^- .*?\*((?:Show|Modern)[\w ]+)[*:]", PAGE, re.M)
     assert names == ["Show Me The Code", "Modern Transformers"]
     pages = [*course.notebook_paths(ROOT), *(ROOT / "book").rglob("*.md"),
              *ROOT.glob("*.md")]
     naming = [path.name for path in pages if any(
         name in path.read_text(encoding="utf-8") for name in names)]
-    assert naming == ["errata.md"]
+    assert sorted(naming) == ["errata.md", "sources.md"]
+
+
+def test_sources_are_listed_by_their_names_with_as_many_rows():
+    documents = [re.findall(r"\*([^*]+)\*", line.rsplit("|", 2)[1]) for line
+                 in re.findall(r"^\| \[\w{3}-\d\d\].*\|$", PAGE, re.M)]
+    rows = Counter(name for names in documents for name in names)
+    head = re.findall(r"^- \*([^*]+)\*", PAGE, re.M)
+    page = (ROOT / "book" / "sources.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[.*\]\(#([\w-]+)\).*\| \*(.+)\* \| (\d+) \|$",
+                        page, re.M)
+    assert [name for _, name, _ in listed] == head
+    assert {name: int(number) for _, name, number in listed} == rows
+    assert sum(len(names) == 2 for names in documents) == 2     # as the page says
+    places = re.findall(r"^\(([\w-]+)\)=$", page, re.M)
+    assert places == [place for place, _, _ in listed]
 
 
 def test_links_lead_to_places_that_exist():
