@@ -319,6 +319,20 @@ def test_every_answer_leads_to_a_cell(nb):
         assert set(found) <= labels, f"leads nowhere: {found}"
 
 
+def test_eleven_questions_have_short_answers_with_a_link_and_a_work():
+    labels = {label for nb in FOUND for label in nb.labels}
+    text = (ROOT / "book/takeaways.md").read_text(encoding="utf-8")
+    body = course.section(text, "Eleven questions people ask")
+    answers = re.findall(
+        r"^(?:```|:::)\{question\} [^\n]+\?\n(.*?)\n(?:```|:::)$", body, re.S | re.M)
+    assert len(answers) == body.count("{question}") == 11
+    for answer in answers:
+        found = re.findall(r"\]\(#([\w-]+)\)", answer)
+        assert found and "{cite" in answer, f"no link or no work: {answer[:60]}"
+        assert set(found) <= labels, f"leads nowhere: {found}"
+        assert len(re.findall(r"[.?!](?:\s|$)", answer)) <= 3, answer[:60]
+
+
 # --- status_page.py
 
 RECORD = {"date": "2026-01-02", "device": "CPU", "python": "3.11.7",
