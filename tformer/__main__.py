@@ -110,7 +110,7 @@ def main(
 ) -> int:
     """Run the command and return its exit status.
 
-    0 when the story is complete, 2 when something cannot be, 130 after Ctrl-C and 141
+    0 when the story is complete, 2 for a wrong argument, 130 after Ctrl-C and 141
     when the pipe was closed: the numbers that a shell gives to a program that these
     signals end.
     """
@@ -162,13 +162,13 @@ def _few_threads(model):
 
 
 def _complain(problem):
-    "Say in one line what is wrong."
+    "Print in one line what is wrong, and return the exit status for it."
     print("tformer:", " ".join(str(problem).split()), file=sys.stderr)
     return 2
 
 
 def _discard_output():
-    "Python flushes stdout once more at its end: give it a place that takes all."
+    "Send what is still buffered to the null device, for Python flushes at exit."
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -469,10 +469,12 @@ _SMALL = 2**26  # bytes
 
 
 def _build_uninitialized(cls, config, components, num_bytes):
-    """Made on the meta device, unless that would lose a table.
+    """Build a model whose weights are going to be loaded.
 
-    To draw on that device PyTorch imports its compiler, which takes a
-    second; a small model is filled with random numbers sooner.
+    A large one is built on the meta device, where nothing is drawn,
+    unless that would lose a table.  For this PyTorch imports its
+    compiler, which takes a second; a small model is filled with
+    random numbers sooner.
     """
     if num_bytes > _SMALL:
         with torch.device("meta"):
