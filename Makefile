@@ -63,9 +63,12 @@ processors: $(VENV)/.done  ## notebooks, and tests marked processor, as another 
 gpu: $(VENV)/.done  ## on a machine with a GPU: every notebook, and the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a CUDA device, and PyTorch finds none")'
 	failed=0; \
-	$(PYTEST) -n $(GPU_JOBS) --record $(GPU_STATUS) nbs || failed=1; \
+	TFORMER_DEVICE=cuda $(PYTEST) -n $(GPU_JOBS) --record $(GPU_STATUS) nbs || failed=1; \
 	$(PYTEST) -n $(GPU_JOBS) -m gpu --record $(GPU_STATUS) tests || failed=1; \
 	exit $$failed
+
+pretend: $(VENV)/.done  ## where there is no GPU: the lessons on a pretended one, which mixes no devices
+	$(PY) tests/pretended_lessons.py $(if $(NB),$(wildcard $(addprefix nbs/,$(addsuffix *.ipynb,$(NB)))))
 
 book: $(VENV)/.done  ## the site, in _book/_build/html; warnings are fatal
 	$(VENV)/bin/nbdev_export

@@ -123,6 +123,9 @@ class PretendedCard(TorchFunctionMode):
         tensors = [x for x in tree_leaves((args, kwargs))
                    if isinstance(x, torch.Tensor) and not x.is_meta]
         on_card = [x for x in tensors if self.holds(x)]
+        if short in ("__getitem__", "__setitem__") and not self.holds(args[0]):
+            # an index of no axis is read as a number
+            on_card = [x for x in on_card if x.ndim]
         self.num_calls += bool(on_card)
         asked = kwargs.get("device")
         asked = None if asked is None else torch.device(asked)
@@ -185,6 +188,8 @@ MIXTURES = {
     "a number": (False, lambda here, there, rows: there * here[1]),
     "a number to fill with": (False, lambda here, there, rows: there.masked_fill(
         there > 1, here[1])),
+    "a number of the card as an index": (False, lambda here, there, rows: here[
+        rows[1]] + here[:, None][rows[0], 0]),
     "an index": (False, lambda here, there, rows: there[rows.cpu()]),
     "values in a slice": (False, lambda here, there, rows: there.__setitem__(
         slice(2), here[:2])),

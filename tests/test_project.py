@@ -20,7 +20,8 @@ every = pytest.mark.parametrize("path", NOTEBOOKS,
 ANYWHERE = {"plot", "stories", "validate", "files"}    # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to
 # train, and a trained model continues texts by the decoder of chapter 21
-EARLY = {"00_tour": {"tformer.trained"}, "A8_trained": {"tformer.generate"}}
+EARLY = {"00_tour": {"tformer.trained", "tformer.course.device"},
+         "A8_trained": {"tformer.generate"}}
 # appendices that stand between chapters in the order of imports
 READ_AS = {"A3_models": "08~", "A4_rebuild": "12~", "A5_caches": "06~",
            "A6_corpora": "14~", "A7_checkpoints": "16~", "A8_trained": "17~",
@@ -29,7 +30,8 @@ READ_AS = {"A3_models": "08~", "A4_rebuild": "12~", "A5_caches": "06~",
            "A13_paged_caches": "22~", "package/variants/gqa": "23~",
            "package/variants/mla": "24~",
            "package/variants/sliding_window": "25~",
-           "package/variants/sparse": "26~", "package/command_line": "28~"}
+           "package/variants/sparse": "26~", "package/command_line": "28~",
+           "package/course/device": "00~"}
 STANDARD = set(sys.stdlib_module_names)
 RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
            "safetensors", "typer"}
