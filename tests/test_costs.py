@@ -725,7 +725,8 @@ def test_cards_are_those_of_the_data_sheets():
     numbers = {name: (c.memory_bytes / 1e9, c.bandwidth / 1e9, c.flops / 1e12)
                for name, c in ACCELERATORS.items()}
     assert numbers == {
-        "RTX 4090": (24, 1008, 165.2), "A100 80GB": (80, 2039, 312),
+        "RTX 4090": (24, 1008, 165.2), "A100 40GB": (40, 1555, 312),
+        "A100 80GB": (80, 2039, 312),
         "H100": (80, 3350, 989), "H200": (141, 4800, 989)}
     assert all(c.name == name for name, c in ACCELERATORS.items())
 

@@ -1130,7 +1130,8 @@ def test_picks_are_readable_by_day_and_night(picks_page):
 LLAMA_8B = costs.ModelSpec(
     vocab_size=128_256, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8,
     d_ff=14_336, gated_ffn=True, biases=(), norm_vectors=1, tie_word_embeddings=False)
-CARDS = list(costs.ACCELERATORS.values())
+CARDS = [costs.ACCELERATORS[name]
+         for name in ("RTX 4090", "A100 80GB", "H100", "H200")]
 KINDS = {"MHA, 32 key heads": "MHA", "GQA, 8 key heads": "GQA",
          "MQA, 1 key head": "MQA", "MLA, latent of 512": "MLA",
          "sliding window": "the sliding window", "alternating": "alternating attention",

@@ -599,8 +599,9 @@ class Accelerator:
 # %% ../nbs/14_costs.ipynb #33386a75
 ACCELERATORS = {card.name: card for card in (
     Accelerator("RTX 4090", 24e9, 1.008e12, 165.2e12),
+    Accelerator("A100 40GB", 40e9, 1.555e12, 312e12),
     Accelerator("A100 80GB", 80e9, 2.039e12, 312e12),
-    Accelerator("H100", 80e9, 3.35e12, 989e12),  # SXM, as the A100
+    Accelerator("H100", 80e9, 3.35e12, 989e12),  # SXM, as each A100
     Accelerator("H200", 141e9, 4.8e12, 989e12))}
 
 # %% ../nbs/14_costs.ipynb #f3fd3b89
