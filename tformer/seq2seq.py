@@ -108,16 +108,16 @@ class Seq2SeqConfig(ModelConfig):
     """
 
     vocab_size: int
-    decoder_vocab_size: int | None = None  # None: one for both texts
     d_model: int = 512
-    n_layers: int = 6
-    n_decoder_layers: int | None = None  # None: as many as the encoder
+    n_layers: int = 6  # of each stack
     n_heads: int = 8
     d_ff: int = 2048
     max_len: int = 512
     dropout: float = 0.1
     eps: float = 1e-5
     final_norm: bool = False
+    decoder_vocab_size: int | None = None  # None: one for both texts
+    n_decoder_layers: int | None = None  # None: as many as the encoder
     tie_word_embeddings: bool = True  # whether lm_head is the embedding
 
     def __post_init__(self):
