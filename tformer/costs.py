@@ -289,9 +289,9 @@ def _more_fields(config, traits, values):
         more["n_position_embeddings"] = values["max_len"] + sum(
             getattr(config, name, None) or 0
             for name in ("n_segments", "type_vocab_size"))
-    if more.pop("stacks", 1) == 2:
-        if getattr(config, "final_norm", False):
-            more["final_norms"] = 2
+    if more.pop("stacks", 1) == 2 and getattr(config, "final_norm",
+                                              False):
+        more["final_norms"] = 2
     if traits.get("biases") == ():
         more["biases"] = ("qkv", "o") * bool(getattr(
             config, "attention_bias", False)) + ("ff",) * bool(
