@@ -50,6 +50,11 @@ class Row:
     def change(self, **changes):
         return dataclasses.replace(self.config, **changes)
 
+    def depth(self, n):
+        "What to change, so that every stack has n layers."
+        own = getattr(self.config, "n_decoder_layers", None) is not None
+        return dict(n_layers=n) | (dict(n_decoder_layers=n) if own else {})
+
     def make(self, std=0.3, **changes):
         "In eval mode, all parameters drawn anew."
         return spread(self.cls(self.change(**changes)), std)
@@ -65,7 +70,8 @@ class Row:
         call = model if via == "forward" else getattr(model, via)
         if self.source and (how.get("cache") is None or how["cache"].is_empty):
             rows = torch.arange(len(ids)) if rows is None else rows
-            src = self.ids(3, 7, seed=9)[rows].to(ids.device)
+            src = draw_ids(3, 7, low=1, high=self.config.vocab_size, seed=9)
+            src = src[rows].to(ids.device)
             keep = torch.ones(3, 7).bool()
             keep[1, :3] = False
             keep = keep[rows].to(ids.device)
@@ -138,6 +144,9 @@ ROWS = [
     Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
     Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
         source=True),
+    Row("Seq2Seq, own sizes", Seq2Seq, Seq2SeqConfig(**SIZE | dict(
+        vocab_size=53, decoder_vocab_size=VOCAB, n_layers=3, n_decoder_layers=2,
+        tie_word_embeddings=False)), source=True),
     Row("GPT", GPT, GPTConfig(**SIZE)),
     Row("GPT1", GPT1, GPTConfig(**SIZE)),
     Row("Llama", Llama, LlamaConfig(**SIZE)),

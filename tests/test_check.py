@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -719,6 +720,22 @@ def test_exact_and_tanh_gelu():
     wrong.transformer.h[1].mlp.act = nn.GELU()
     text = caught(check.same, wrong, right)
     assert "transformer.h.1.mlp.act" in text and "approximate=none" in text
+
+
+def test_the_ids_are_those_of_a_decoder_with_its_own_vocabulary():
+    class Written(nn.Module):
+        config = SimpleNamespace(vocab_size=VOCAB + 40, decoder_vocab_size=VOCAB)
+
+        def __init__(self):
+            super().__init__()
+            self.inner = copy.deepcopy(healthy("tour"))
+
+        def forward(self, ids):
+            return self.inner(ids)
+
+    assert check.gradients(Written())
+    assert check.same(Written(), healthy("tour"))
+    assert check.same(healthy("tour"), Written())
 
 
 class Learned(nn.Module):

@@ -268,6 +268,22 @@ def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):
     saved.load(model)
 
 
+def test_a_field_that_an_older_file_lacks_has_its_default(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    saved.save(1, small(), {})
+    path = saved.path(1) / "config.json"
+    values = json.loads(path.read_text())
+    del values["tie_word_embeddings"]
+    path.write_text(json.dumps(values))
+    require_same_config(small(), saved.path(1))
+    with pytest.raises(ValueError, match="tie_word_embeddings False there, True here"):
+        require_same_config(small(tie_word_embeddings=True), saved.path(1))
+    del values["d_model"]  # has none
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="d_model None there, 16 here"):
+        require_same_config(small(), saved.path(1))
+
+
 def test_a_damaged_checkpoint_says_what_can_be_done(tmp_path):
     saved = CheckpointManager(tmp_path)
     for step in (1, 2):

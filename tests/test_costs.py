@@ -137,6 +137,10 @@ def test_parameters_are_exactly_those_of_transformers(name):
     assert published in (None, predicted)
 
 
+OWN = SMALL | dict(vocab_size=61, decoder_vocab_size=47, n_layers=3,
+                   n_decoder_layers=1, tie_word_embeddings=False)
+
+
 def own_models():
     return {
         "gpt": GPT(GPTConfig(**SMALL, max_len=16)),
@@ -149,7 +153,12 @@ def own_models():
         "bert": Bert(BertConfig(**SMALL, max_len=16)),
         "seq2seq": Seq2Seq(Seq2SeqConfig(**SMALL)),
         "seq2seq norms": Seq2Seq(Seq2SeqConfig(**SMALL, final_norm=True)),
+        "seq2seq own sizes": Seq2Seq(Seq2SeqConfig(**OWN)),
+        "seq2seq tied": Seq2Seq(Seq2SeqConfig(**OWN | dict(tie_word_embeddings=True))),
         "prenorm": PreNormSeq2Seq(Seq2SeqConfig(**SMALL))}
+
+
+two_stacks = pytest.mark.parametrize("name", ["seq2seq", "seq2seq own sizes"])
 
 
 @pytest.mark.parametrize("name", own_models())
@@ -174,6 +183,35 @@ def test_a_configuration_alone_is_enough():
     assert two_n - one_n == 64
     assert spec_from_config(GPT1(config)) == one
     assert spec_from_config(LlamaConfig(**SMALL), "qwen3").qk_norm
+
+
+def test_a_second_stack_has_sizes_of_its_own():
+    s = spec_from_config(Seq2SeqConfig(**OWN), name="x")
+    assert (s.vocab_size, s.encoder_vocab_size) == (47, 61)
+    assert (s.n_layers, s.n_encoder_layers) == (1, 3)
+    assert "3 + 1 layers, width" in repr(estimate_costs(s))
+    one = spec_from_config(Seq2SeqConfig(**SMALL))
+    assert one.encoder_vocab_size is None
+    assert f"\n{SMALL['n_layers']} layers, width" in repr(estimate_costs(one))
+    tables = parameters_by_component(s)
+    assert tables["token embedding"] == (47 + 61) * SMALL["d_model"]
+    assert tables["output layer"] == 47 * SMALL["d_model"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_stacks_of_marian_are_read(shared):
+    config = transformers.MarianConfig(
+        vocab_size=61, decoder_vocab_size=61 if shared else 47, d_model=32,
+        encoder_layers=3, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        max_position_embeddings=16, pad_token_id=0,
+        share_encoder_decoder_embeddings=shared)
+    with torch.device("meta"):
+        model = transformers.MarianMTModel(config)
+    sinusoids = sum(p.numel() for name, p in model.named_parameters()
+                    if "embed_positions" in name)
+    predicted = total(parameters_by_component(spec_from_config(config, "Seq2Seq")))
+    assert predicted == numel(model) - sinusoids
 
 
 def test_both_libraries_describe_the_same_gpt2():
@@ -316,6 +354,8 @@ def test_defaults_are_filled_in():
     (dict(d_head=0), "d_head .* got 0"),
     (dict(d_ff=0), "d_ff .* got 0"),
     (dict(n_encoder_layers=-1), "n_encoder_layers .* 0, got -1"),
+    (dict(n_encoder_layers=1, encoder_vocab_size=0), "encoder_vocab_size .* got 0"),
+    (dict(encoder_vocab_size=50), "encoder_vocab_size is 50, .* n_encoder_layers is 0"),
     (dict(n_position_embeddings=-1), "n_position_embeddings .* got -1"),
     (dict(n_kv_heads=3), "4 query heads cannot share 3"),
     (dict(n_kv_heads=8), "4 query heads cannot share 8"),
@@ -408,8 +448,9 @@ def test_flops_of_our_models_cached_and_not(name):
         forward_flops(s, 3, past_tokens=7, batch_size=4) // 4
 
 
-def test_flops_of_an_encoder_decoder():
-    model = explicit(own_models()["seq2seq"])
+@two_stacks
+def test_flops_of_an_encoder_decoder(name):
+    model = explicit(own_models()[name])
     s = spec_from_config(model)
     source = torch.ones(2, 9).long()
     with FlopCounterMode(display=False) as counter:
@@ -585,8 +626,10 @@ def test_activations_are_what_autograd_keeps():
     assert 1 <= kept_bytes(explicit(gpt).train(), ids) / said < 1.1
 
 
-def test_activations_with_relu_and_memory():
-    model = Seq2Seq(Seq2SeqConfig(**WIDE, d_ff=256, dropout=0.0))
+@pytest.mark.parametrize("own", [{}, dict(
+    n_decoder_layers=1, decoder_vocab_size=350, tie_word_embeddings=False)])
+def test_activations_with_relu_and_memory(own):
+    model = Seq2Seq(Seq2SeqConfig(**WIDE, d_ff=256, dropout=0.0, **own))
     ids = torch.randint(1, 301, (2, 40),
                         generator=torch.Generator().manual_seed(0))
     said = activation_bytes(spec_from_config(model), 40, 2, torch.float32)
@@ -651,8 +694,9 @@ def test_cache_measured_in_bytes(name, dtype):
     assert cache.nbytes == kv_cache_bytes(spec_from_config(model), 7, 3, dtype)
 
 
-def test_cache_of_an_encoder_decoder_keeps_the_memory_too():
-    model = own_models()["seq2seq"].eval()
+@two_stacks
+def test_cache_of_an_encoder_decoder_keeps_the_memory_too(name):
+    model = own_models()[name].eval()
     source = torch.ones(2, 9).long()
     cache = model.new_cache(2)
     with torch.no_grad():
@@ -891,7 +935,8 @@ def test_table_of_an_encoder_decoder_counts_both_stacks():
 def test_every_model_has_a_table(name):
     c = estimate_costs(own_models()[name], name=name)
     text = str(c)
-    assert text.startswith(f"{name}\n2 layers, width 32, 4 heads")
+    depth = 2 if c.n_encoder_layers in (0, 2) else "3 + 1"
+    assert text.startswith(f"{name}\n{depth} layers, width 32, 4 heads")
     assert f"{c.parameters:,}" in text
     assert ("KV cache" in text) == c.causal
     assert "GiB" in text or "KiB" in text

@@ -223,7 +223,7 @@ def test_a_cache_of_another_model_is_refused_and_left_alone(row):
     model = row.make()
     ids = row.ids()
     for n in (1, 3):
-        cache = row.make(n_layers=n).new_cache(3)
+        cache = row.make(**row.depth(n)).new_cache(3)
         with pytest.raises(ValueError, match=f"of {n} layers .* model of 2"):
             row.run(model, ids, cache=cache)
         assert cache.is_empty and cache.nbytes == 0
@@ -457,7 +457,7 @@ def test_which_tables_are_tied():
     for name in ("Seq2Seq", "PreNormSeq2Seq", "GPT", "GPT1",
                  "Llama, grouped, tied, scaled"):
         assert tied[name] == one
-    assert tied["Llama"] == tied["Qwen3"] == []
+    assert tied["Llama"] == tied["Qwen3"] == tied["Seq2Seq, own sizes"] == []
 
 
 @every

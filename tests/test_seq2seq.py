@@ -61,22 +61,29 @@ def padded_sources(side="right"):
 
 
 class Around(nn.Module):
-    "nn.Transformer with embedding, positions and a tied output."
+    "nn.Transformer with embeddings, positions and an output layer."
 
     def __init__(self, c, norm_first=False):
         super().__init__()
-        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.embed = nn.Embedding(c.decoder_vocab_size or c.vocab_size, c.d_model)
+        self.encoder_embed = self.embed
+        if c.decoder_vocab_size:
+            self.encoder_embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.head = self.embed.weight
+        if not c.tie_word_embeddings:
+            self.head = nn.Parameter(torch.empty_like(self.embed.weight))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.stacks = nn.Transformer(
-                c.d_model, c.n_heads, c.n_layers, c.n_layers, c.d_ff, 0.0,
+                c.d_model, c.n_heads, c.n_layers,
+                c.n_decoder_layers or c.n_layers, c.d_ff, 0.0,
                 batch_first=True, norm_first=norm_first)
 
-    def enter(self, ids, positions):
-        d = self.embed.embedding_dim
+    def enter(self, embed, ids, positions):
+        d = embed.embedding_dim
         there = torch.zeros(*positions.shape, d)
         there[positions >= 0] = sinusoids(positions[positions >= 0], d)
-        return math.sqrt(d) * self.embed(ids) + there
+        return math.sqrt(d) * embed(ids) + there
 
     def forward(self, src, ids, keep, positions=None):
         t = ids.shape[1]
@@ -84,10 +91,11 @@ class Around(nn.Module):
             positions = torch.arange(t)[None].expand(len(ids), -1)
         at = (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
         x = self.stacks(
-            self.enter(src, at), self.enter(ids, positions),
+            self.enter(self.encoder_embed, src, at),
+            self.enter(self.embed, ids, positions),
             tgt_mask=torch.ones(t, t).triu(1).bool(),
             src_key_padding_mask=~keep, memory_key_padding_mask=~keep)
-        return x @ self.embed.weight.T
+        return x @ self.head.T
 
 
 @torch.no_grad()
@@ -117,6 +125,10 @@ def copy_block(block, layer):
 def from_torch(peer, config, kind=Seq2Seq):
     ours = kind(config).eval()
     ours.embed.weight.copy_(peer.embed.weight)
+    if config.decoder_vocab_size:
+        ours.encoder_embed.weight.copy_(peer.encoder_embed.weight)
+    if not config.tie_word_embeddings:
+        ours.lm_head.weight.copy_(peer.head)
     for blocks, stack, norm in (
             (ours.encoder_blocks, peer.stacks.encoder, ours.encoder_norm),
             (ours.blocks, peer.stacks.decoder, ours.norm)):
@@ -224,6 +236,34 @@ def test_sources_padded_on_the_left_equal_nn_transformer():
     out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
                encoder_attention_mask=keep)
     agree(ours, peer, lambda peer: from_torch(peer, config), out,
+          peer(src, ids, keep))
+
+
+OWN = {  # what a configuration may say about sizes of their own
+    "deep encoder": dict(n_layers=3, n_decoder_layers=1),
+    "deep decoder": dict(n_layers=1, n_decoder_layers=3),
+    "larger source": dict(vocab_size=50, decoder_vocab_size=40),
+    "larger target": dict(vocab_size=40, decoder_vocab_size=50),
+    "two tables of one size": dict(decoder_vocab_size=40),
+    "untied": dict(tie_word_embeddings=False),
+    "all of it": dict(vocab_size=50, decoder_vocab_size=40, n_layers=2,
+                      n_decoder_layers=3, tie_word_embeddings=False)}
+own_sizes = pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+
+
+@kinds
+@own_sizes
+def test_stacks_and_tables_of_their_own_equal_nn_transformer(kind, own):
+    config = dataclasses.replace(SMALL, final_norm=True, **own)
+    peer = spread(Around(config, norm_first=kind is PreNormSeq2Seq))
+    ours = from_torch(peer, config, kind)
+    src = draw_ids(3, 7, high=config.vocab_size)
+    src[1, 3:] = 0
+    keep = src != 0
+    ids = draw_ids(3, 5, high=config.decoder_vocab_size or 40, seed=1)
+    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
+               encoder_attention_mask=keep)
+    agree(ours, peer, lambda peer: from_torch(peer, config, kind), out,
           peer(src, ids, keep))
 
 
@@ -445,6 +485,100 @@ def test_one_table_embeds_both_texts_and_makes_the_logits():
     assert model.embed.scale == 4.0  # the root of 16
     names = [n for n, p in model.named_parameters() if p.shape == (40, 16)]
     assert names == ["embed.weight"]
+
+
+def numel(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@kinds
+@own_sizes
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_parameters_are_those_of_the_parts(kind, own, final_norm):
+    c = dataclasses.replace(SMALL, final_norm=final_norm, **own)
+    attention = 4 * (16 * 16 + 16)
+    ff = 16 * 24 + 24 + 24 * 16 + 16
+    norm = 2 * 16
+    encoder = c.n_layers * (attention + ff + 2 * norm)
+    decoder = (c.n_decoder_layers or c.n_layers) * (2 * attention + ff + 3 * norm)
+    target = c.decoder_vocab_size or c.vocab_size
+    tables = [target] + [c.vocab_size] * bool(c.decoder_vocab_size)
+    tables += [target] * (not c.tie_word_embeddings)
+    ends = 2 * norm * (final_norm or kind is PreNormSeq2Seq)
+    model = kind(c)
+    assert numel(model.encoder_blocks) == encoder
+    assert numel(model.blocks) == decoder
+    assert numel(model) == encoder + decoder + ends + 16 * sum(tables)
+
+
+@own_sizes
+def test_the_output_layer_is_the_table_of_the_target_or_its_own(own, tmp_path):
+    model = make(**own)
+    c = model.config
+    target = c.decoder_vocab_size or c.vocab_size
+    assert model.embed.weight.shape == model.lm_head.weight.shape == (target, 16)
+    assert (model.lm_head.weight is model.embed.weight) == c.tie_word_embeddings
+    if c.decoder_vocab_size is None:
+        assert model.encoder_embed is None
+    else:
+        assert model.encoder_embed.weight.shape == (c.vocab_size, 16)
+        assert model.encoder_embed.scale == model.embed.scale == 4.0
+        assert model.encoder_embed.weight is not model.embed.weight
+    logits = model(draw_ids(2, 5), encoder_hidden_states=model.encode(draw_ids(2, 7)))
+    assert logits.shape == (2, 5, target)
+    other = make(std=0.5, **own)
+    other.load_state_dict(model.state_dict())
+    assert equal_models(other, model)
+    model.save(tmp_path)
+    again = Seq2Seq.load(tmp_path)
+    assert again.config == c and equal_models(again, model)
+    assert (again.lm_head.weight is again.embed.weight) == c.tie_word_embeddings
+
+
+def test_sizes_that_are_left_out_change_no_number():
+    "Neither a name nor a random number, and older files name none of them."
+    model = make()
+    assert not [n for n in model.state_dict() if n.startswith("encoder_embed")]
+    values = SMALL.to_dict()
+    older = {name: values[name] for name in (
+        "vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "max_len",
+        "dropout", "eps", "final_norm")}
+    assert Seq2SeqConfig.from_dict(older) == SMALL
+    one, same_depth, untied = (
+        (torch.manual_seed(0), Seq2Seq(dataclasses.replace(SMALL, **changes)))[1]
+        for changes in ({}, dict(n_decoder_layers=2), dict(tie_word_embeddings=False)))
+    assert equal_models(one, same_depth)
+    untied = untied.state_dict()
+    assert all(torch.equal(x, untied[name]) for name, x in one.state_dict().items()
+               if name != "lm_head.weight")
+
+
+def test_each_text_has_ids_of_its_own_vocabulary():
+    model = make(vocab_size=60, decoder_vocab_size=40)
+    memory = model.encode(torch.tensor([[59, 40, 3]]))
+    model(torch.tensor([[39]]), encoder_hidden_states=memory)
+    with pytest.raises(ValueError, match="id 60 is outside the vocabulary of 60 ids"):
+        model.encode(torch.tensor([[3, 60]]))
+    with pytest.raises(ValueError, match="id 40 is outside the vocabulary of 40 ids"):
+        model(torch.tensor([[3, 40]]), encoder_hidden_states=memory)
+
+
+@own_sizes
+def test_greedy_and_the_loss_take_sizes_of_their_own(own):
+    model = make(std=0.3, **own)
+    target = model.config.decoder_vocab_size or model.config.vocab_size
+    src = draw_ids(3, 7, high=model.config.vocab_size)
+    src[1, 4:] = 0
+    how = dict(decoder_start_token_id=1, eos_token_id=2,
+               encoder_attention_mask=src != 0)
+    out = greedy(model, src, 8, **how)
+    assert torch.equal(out, greedy(model, src, 8, cached=False, **how))
+    assert out.max() < target
+    logits = model(shift_right(out, 1), encoder_hidden_states=model.encode(
+        src, src != 0), encoder_attention_mask=src != 0)
+    loss = teacher_forced_loss(model, src, out, decoder_start_token_id=1,
+                               pad_token_id=0)
+    close(loss, F.cross_entropy(logits.flatten(0, 1), out.flatten(), ignore_index=0))
 
 
 def test_numbers_start_at_the_size_they_should():
@@ -768,6 +902,14 @@ def test_it_learns_to_reverse():
     (dict(eps=0.0), "eps.*got 0.0"),
     (dict(eps=True), "eps.*got True"),
     (dict(final_norm=1), "final_norm.*got 1"),
+    (dict(n_decoder_layers=0), "n_decoder_layers must be .* at least 1, got 0"),
+    (dict(n_decoder_layers=True), "n_decoder_layers.*got True"),
+    (dict(n_decoder_layers=2.0), "n_decoder_layers.*got 2.0"),
+    (dict(decoder_vocab_size=0), "decoder_vocab_size must be .* at least 1, got 0"),
+    (dict(decoder_vocab_size=True), "decoder_vocab_size.*got True"),
+    (dict(decoder_vocab_size="40"), "decoder_vocab_size.*got '40'"),
+    (dict(tie_word_embeddings=0), "tie_word_embeddings must be .*got 0"),
+    (dict(tie_word_embeddings=None), "tie_word_embeddings.*got None"),
 ])
 def test_bad_fields_are_refused_naming_the_value(bad, words):
     with pytest.raises(ValueError, match=words):

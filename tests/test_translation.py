@@ -452,6 +452,22 @@ def test_what_has_no_average_is_refused():
         average_weights([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
 
 
+def test_a_decoder_without_a_row_for_every_id_is_refused():
+    "Two tokenizers number the target's tokens after the source's."
+    two = SIDES["separate"]
+    n = len(two)
+    one = model(vocab_size=len(ONE), decoder_vocab_size=len(OTHER))
+    with pytest.raises(ValueError, match=f"decoder_vocab_size is {len(OTHER)}, but "
+                       f"the ids end at {n - 1}: .* with vocab_size={n},"):
+        translate(one, two, ["the cat sleeps"])
+    with pytest.raises(ValueError, match=r"id \d+ is outside the vocabulary"):
+        translation_loss(one, PairLoader(FIVE, two).get_batch(0))
+    fits = model(vocab_size=len(ONE), decoder_vocab_size=n, n_decoder_layers=1)
+    assert len(translate(fits, two, ["the cat sleeps"])) == 1
+    own = model(vocab_size=len(ONE), decoder_vocab_size=len(ONE))
+    assert len(translate(own, ONE, ["the cat sleeps"])) == 1
+
+
 # --- where it looks
 
 @each_side

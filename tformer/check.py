@@ -1799,7 +1799,8 @@ def same(
 #| code-summary: finds how many ids there are
 def _find_vocab_size(adapter):
     "From the config, or else the width of the logits."
-    known = _setting(adapter.unwrapped, ("vocab_size",))
+    known = _setting(adapter.unwrapped, ("decoder_vocab_size",
+                                         "vocab_size"))
     if known:
         return known
     with preserve_state(*adapter.modules), torch.no_grad():

@@ -250,7 +250,8 @@ def require_same_config(
 ) -> None:
     """``ValueError`` naming every number in which the two differ.
 
-    Only a ``ModelConfig`` is compared, as JSON would give it back.
+    Only a ``ModelConfig`` is compared, as JSON would give it back.  A
+    field that is not in the file has its default there.
     """
     path = Path(folder) / CONFIG_NAME
     config = getattr(model, "config", None)
@@ -258,7 +259,8 @@ def require_same_config(
         return
     saved = files.read_json_object(path)
     ours = json.loads(json.dumps(config.to_dict()))
-    given = {name: saved.get(name) for name in ours}
+    given = {name: saved.get(name, getattr(type(config), name, None))
+             for name in ours}
     differ = [f"{name} {given[name]} there, {ours[name]} here"
               for name in ours if given[name] != ours[name]]
     validate.require(not differ, f"{folder} holds another model: "

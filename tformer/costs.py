@@ -63,8 +63,9 @@ def format_quantity(
 _MINIMUM = dict(vocab_size=1, d_model=1, n_layers=1, n_heads=1,
                 n_kv_heads=1, d_head=1, d_ff=1, ffn_saved_activations=1,
                 max_len=1, sliding_window=1, n_encoder_layers=0,
-                norm_vectors=0, norms_per_layer=0, final_norms=0,
-                embed_norms=0, n_position_embeddings=0, n_sliding_layers=0)
+                encoder_vocab_size=1, norm_vectors=0, norms_per_layer=0,
+                final_norms=0, embed_norms=0, n_position_embeddings=0,
+                n_sliding_layers=0)
 
 # %% ../nbs/14_costs.ipynb #a4d4cce5
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ class ModelSpec:
     d_model: int
     n_layers: int  # of the decoder, if there are two stacks
     n_encoder_layers: int = 0  # of a second stack, that is attended to
+    # rows of a table of its own; None: it uses the decoder's
+    encoder_vocab_size: int | None = None
     n_heads: int
     n_kv_heads: int | None = None
     d_head: int | None = None
@@ -124,6 +127,10 @@ class ModelSpec:
         validate.require(set(self.biases) <= {"qkv", "o", "ff"},
                          "biases are among 'qkv', 'o', 'ff', got "
                          f"{self.biases!r}")
+        validate.require(
+            self.n_encoder_layers or self.encoder_vocab_size is None,
+            f"encoder_vocab_size is {self.encoder_vocab_size}, but "
+            "n_encoder_layers is 0")
         most = self.n_layers * (self.sliding_window is not None)
         validate.require(self.n_sliding_layers <= most,
                          f"{self.n_sliding_layers} of {self.n_layers} "
@@ -171,7 +178,8 @@ def parameters_by_component(
     attention, ff = (w + b for w, b in zip(_weights(s), _bias_sizes(s)))
     qk = 2 * s.norm_vectors * s.d_head * n_attention if s.qk_norm else 0
     parts = {
-        "token embedding": s.vocab_size * d,
+        "token embedding": (
+            s.vocab_size + (s.encoder_vocab_size or 0)) * d,
         "positions": s.n_position_embeddings * d,
         "attention": n_attention * attention,
         "feed-forward": n_ff * ff,
@@ -256,8 +264,24 @@ def _windows(config):
         sum(kind == "sliding_attention" for kind in kinds)
     return dict(sliding_window=window, n_sliding_layers=n) if n else {}
 
+# %% ../nbs/14_costs.ipynb #e3a90c5d
+#| code-summary: what an encoder and its decoder have of their own
+def _two_stacks(config, values):
+    "Numbers of the decoder in their places, the encoder's beside them."
+    depths = (getattr(config, name, None) for name in (
+        "n_decoder_layers", "num_decoder_layers", "decoder_layers"))
+    n = values["n_layers"]
+    more = dict(n_encoder_layers=n,
+                n_layers=next((depth for depth in depths if depth), n))
+    ids = getattr(config, "decoder_vocab_size", None)
+    if ids and not getattr(config, "share_encoder_decoder_embeddings",
+                           False):  # Marian names both, and has one
+        more |= dict(vocab_size=ids,
+                     encoder_vocab_size=values["vocab_size"])
+    return values | more
+
 # %% ../nbs/14_costs.ipynb #d7d4dad6
-#| code-summary: reads biases, windows and a second stack
+#| code-summary: reads biases, windows and the norms of two stacks
 def _more_fields(config, traits, values):
     "What the family and single fields of a configuration add."
     more = dict(traits)
@@ -265,10 +289,9 @@ def _more_fields(config, traits, values):
         more["n_position_embeddings"] = values["max_len"] + sum(
             getattr(config, name, None) or 0
             for name in ("n_segments", "type_vocab_size"))
-    if more.pop("stacks", 1) == 2:
-        more["n_encoder_layers"] = values["n_layers"]
-        if getattr(config, "final_norm", False):
-            more["final_norms"] = 2
+    if more.pop("stacks", 1) == 2 and getattr(config, "final_norm",
+                                              False):
+        more["final_norms"] = 2
     if traits.get("biases") == ():
         more["biases"] = ("qkv", "o") * bool(getattr(
             config, "attention_bias", False)) + ("ff",) * bool(
@@ -322,6 +345,8 @@ def spec_from_config(
     found = {key: n for key, n in found.items() if n is not None}
     if not traits.get("has_lm_head", True):
         found.pop("tie_word_embeddings", None)
+    if traits.get("stacks") == 2:
+        found = _two_stacks(config, found)
     sizes = ModelSpec(name=name or family, **(
         _more_fields(config, traits, found) | found))
     if isinstance(model, nn.Module):
@@ -718,7 +743,10 @@ def _table(c):
          format_quantity(training_flops(c, n, n), "FLOP")),
         ("attention = feed-forward",
          f"{attention_ffn_crossover(c):,.0f} tokens")]
-    head = f"{c.n_layers} layers, width {c.d_model:,}, {heads}"
+    depth = f"{c.n_layers} layers"
+    if c.n_encoder_layers not in (0, c.n_layers):
+        depth = f"{c.n_encoder_layers} + {depth}"
+    head = f"{depth}, width {c.d_model:,}, {heads}"
     return "\n".join([c.name, head, *_parts_lines(c), *(
         f"{name:<26}{value:>21}" for name, value in rows)])
 

@@ -96,21 +96,29 @@ def positions_from_padding(
 class Seq2SeqConfig(ModelConfig):
     """The numbers of a ``Seq2Seq``; the defaults are the base model.
 
-    Vaswani et al. (2017), table 3.  ``max_len`` limits source and
-    target, in tokens; the paper has no such limit.  ``final_norm`` adds
-    a LayerNorm after each stack, as ``nn.Transformer`` has.  Raises
-    ``ValueError`` naming the field and its value.
+    Vaswani et al. (2017), table 3.  A ``decoder_vocab_size`` gives the
+    target a vocabulary and a table of its own, also if it equals
+    ``vocab_size``; None: one table embeds both texts.  The output layer
+    is the target's table, or has its own weights if
+    ``tie_word_embeddings`` is False.  ``n_decoder_layers`` None:
+    ``n_layers``.  ``max_len`` limits source and target, in tokens; the
+    paper has no such limit.  ``final_norm`` adds a LayerNorm after each
+    stack, as ``nn.Transformer`` has.  Raises ``ValueError`` naming the
+    field and its value.
     """
 
     vocab_size: int
     d_model: int = 512
-    n_layers: int = 6  # of the encoder, and of the decoder
+    n_layers: int = 6  # of each stack
     n_heads: int = 8
     d_ff: int = 2048
     max_len: int = 512
     dropout: float = 0.1
     eps: float = 1e-5
     final_norm: bool = False
+    decoder_vocab_size: int | None = None  # None: one for both texts
+    n_decoder_layers: int | None = None  # None: as many as the encoder
+    tie_word_embeddings: bool = True  # whether lm_head is the embedding
 
     def __post_init__(self):
         super().__post_init__()
@@ -130,7 +138,9 @@ def _positions_from_mask(attention_mask):
 class Seq2Seq(Model):
     """The Transformer of Vaswani et al. (2017): encoder and decoder.
 
-    One table embeds source and target and makes the logits (3.4).
+    One table embeds source and target and makes the logits (3.4),
+    unless the configuration asks for tables of their own: then
+    ``encoder_embed`` is the source's, and ``embed`` the target's.
     """
 
     config_class = Seq2SeqConfig
@@ -140,7 +150,10 @@ class Seq2Seq(Model):
         super().__init__(config)
         c = config
         d = config.d_model
-        self.embed = Embedding(c.vocab_size, d, scale=d**0.5)
+        n_ids = c.decoder_vocab_size or c.vocab_size
+        self.embed = Embedding(n_ids, d, scale=d**0.5)
+        self.encoder_embed = None if c.decoder_vocab_size is None else (
+            Embedding(c.vocab_size, d, scale=d**0.5))
         self.embed_positions = SinusoidalPositionEmbedding(c.max_len, d)
         self.dropout = Dropout(c.dropout)
         self.encoder_blocks = nn.ModuleList(
@@ -154,24 +167,28 @@ class Seq2Seq(Model):
             self.make_sublayer(SelfAttention(d, c.n_heads, causal=True)),
             self.make_sublayer(CrossAttention(d, c.n_heads)),
             self.make_sublayer(FeedForward(d, c.d_ff)))
-            for _ in range(c.n_layers))
+            for _ in range(c.n_decoder_layers or c.n_layers))
         ends = c.final_norm or self.residual_class is PreNorm
         self.encoder_norm, self.norm = (
             LayerNorm(d, eps=c.eps) if ends else nn.Identity()
             for _ in range(2))
-        self.lm_head = Linear(d, c.vocab_size, bias=False)
-        self.lm_head.weight = self.embed.weight
+        self.lm_head = Linear(d, n_ids, bias=False)
+        if c.tie_word_embeddings:
+            self.lm_head.weight = self.embed.weight
 
     def make_sublayer(self, sublayer: nn.Module) -> nn.Module:
         "A part with its norm, its dropout and its residual connection."
         norm = LayerNorm(self.config.d_model, eps=self.config.eps)
         return self.residual_class(norm, sublayer, self.config.dropout)
 
-    def embed_inputs(self, ids: Int[Tensor, "b t"],
-                     positions: Positions) -> Float[Tensor, "b t d"]:
+    def embed_inputs(
+        self, ids: Int[Tensor, "b t"], positions: Positions,
+        embed: Embedding | None = None,  # None: the decoder's
+    ) -> Float[Tensor, "b t d"]:
         "Embeddings and positions, summed."
+        embed = self.embed if embed is None else embed
         return self.dropout(
-            self.embed(ids) + self.embed_positions(positions.tensor))
+            embed(ids) + self.embed_positions(positions.tensor))
 
     def encode(
         self, src: Int[Tensor, "b s"],  # source ids
@@ -181,7 +198,7 @@ class Seq2Seq(Model):
         "The memory: one vector per source token, in view of all others."
         pos = self.prepare_positions(src,
                                      _positions_from_mask(attention_mask))
-        x = self.embed_inputs(src, pos)
+        x = self.embed_inputs(src, pos, self.encoder_embed)
         for block in self.encoder_blocks:
             x = block(x, positions=pos)
         return self.encoder_norm(x)
@@ -259,7 +276,7 @@ def teacher_forced_loss(
     targets: Int[Tensor, "b t"],  # padded on the right, ending in eos
     *,
     decoder_start_token_id: int,  # what the decoder reads first
-    # the id of padding, which is not counted
+    # the id of padding, in both texts; it is not counted
     pad_token_id: int | None = None,
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats per target token, all in one pass.

@@ -330,6 +330,16 @@ def _expect_translator(model, batch_size, max_extra_tokens):
     validate.integer(batch_size=batch_size)
     validate.integer(0, max_extra_tokens=max_extra_tokens)
 
+
+def _expect_one_table(model, sides):
+    "Refuse a decoder without a row for each id of the tokenizer."
+    n = getattr(getattr(model, "config", None), "decoder_vocab_size", None)
+    validate.require(n is None or n >= len(sides), "decoder_vocab_size is "
+                     f"{n}, but the ids end at {len(sides) - 1}: in a "
+                     "TranslationTokenizer the target's come after the "
+                     "source's; make the model with vocab_size="
+                     f"{len(sides)}, and no decoder_vocab_size")
+
 # %% ../nbs/18_translation.ipynb #27378604
 #| code-summary: how many tokens a model takes
 def _limit(model):
@@ -366,6 +376,7 @@ def translate(
     """
     _expect_translator(model, batch_size, max_extra_tokens)
     sides = TranslationTokenizer.wrap(tokenizer)
+    _expect_one_table(model, sides)
     limit = max_len or _limit(model)
     sequences = _sources(texts, sides, limit, _known_word_set(known_words))
     device = next(model.parameters()).device
