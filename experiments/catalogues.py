@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from common import Kept, Stopwatch, parser, run
+from common import Kept, Stopwatch, parser, run, skip_without
 from tformer.optim import AdamW, inverse_sqrt
 from tformer.parallel import SentencePair
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
@@ -151,9 +151,10 @@ def trainer_of(found):
 
 if __name__ == "__main__":
     made = parser(__doc__, "catalogues.csv", seeds=2)
-    made.add_argument("folder", type=Path)
+    made.add_argument("folder", type=Path, nargs="?")
     made.add_argument("--steps", type=int, default=STEPS)
     args = made.parse_args()
+    skip_without(args.folder, "a folder of programs with French catalogues")
     train = trainer_of(programs(args.folder))
     run([{"split": name} for name in SPLITS],
         lambda split, seed, steps: train(split, seed, steps), args)

@@ -95,11 +95,22 @@ def sort_by(rows, order, name="variant"):
 def parser(doc, out, seeds=3):
     "What the command lines of experiments share; a script adds its own."
     made = argparse.ArgumentParser(description=doc.split("\n")[0])
-    made.add_argument("--seeds", type=int, default=seeds)
+    if seeds is not None:               # None: there is one run of each
+        made.add_argument("--seeds", type=int, default=seeds)
     made.add_argument("--again", action="store_true",
                       help="train those too that the file has")
     made.add_argument("--out", type=Path, default=RECORDS / out)
     return made
+
+
+def skip_without(path, what):
+    """End without an error where no path is given, and say what is missing.
+
+    `make records` runs all scripts, also those that need a file of somebody else.
+    """
+    if path is None:
+        print(f"skipped: it needs {what}, whose path is its argument")
+        raise SystemExit
 
 
 def arguments(doc, steps, out, seeds=3):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -134,7 +135,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
 @pytest.mark.parametrize("make, error, says", [
     (lambda p: load_documents(p / "none.txt"), FileNotFoundError, "no such file"),
     (lambda p: load_documents("storis"), FileNotFoundError,
-     "no such file: 'storis'; nor .* 'stories', 'pydocs' and 'hub:"),
+     "no such file: 'storis'; nor .* 'stories', 'pydocs', 'hub:owner/dataset' and"),
     (lambda p: load_documents("stories", sede=1), ValueError,
      "'stories' has no option sede; its options are seed, level"),
     (lambda p: load_documents("pydocs", seed=1), ValueError, "no option seed"),
@@ -149,7 +150,9 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     (lambda p: load_documents(p / "latin.txt"), ValueError,
      "latin.txt is not UTF-8: byte 0xe9 at position 3"),
     (lambda p: load_documents("stories", 0), ValueError, "limit must be"),
-    (lambda p: load_documents("hub:only/two"), ValueError, "hub:owner/dataset"),
+    (lambda p: load_documents("hub:one"), ValueError, "hub:owner/dataset, got 'hub:"),
+    (lambda p: load_documents("hub:/two"), ValueError, "hub:owner/dataset, got"),
+    (lambda p: load_documents("hub:a/b/"), ValueError, "hub:owner/dataset/file"),
     (lambda p: load_documents("hub:a/b/../../c"), ValueError, "hub:owner"),
     (lambda p: read_texts(p / "blank.txt", ""), ValueError, "separator"),
 ])
@@ -362,6 +365,153 @@ def test_a_file_of_the_hub_is_kept(server, tmp_path, monkeypatch):
     assert len(server.asked) == 2           # its size, then itself
     with pytest.raises(ValueError, match="sha256"):
         list(read_hub_file("own/set/f.jsonl", sha256="0" * 64, server=server.url))
+
+
+# --- data sets of the hub
+
+def parquet_bytes(texts):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    held = io.BytesIO()
+    parquet.write_table(pa.table({"text": texts}), held)
+    return held.getvalue()
+
+
+def two_texts(file):
+    return [f"{file}, one", f"{file}, two"]
+
+
+TINY = [f"data/train-0000{i}-of-00004-2d5a1467fff1081{i}.parquet" for i in range(4)]
+TINY_VALID = ["data/validation-00000-of-00001-869c898b519ad725.parquet"]
+OPEN = [f"plain_text/train-{i:05}-of-00080.parquet" for i in range(80)]
+HUB = {
+    ("roneneldan/TinyStories", "main"): [
+        ".gitattributes", "README.md", "TinyStories-train.txt", "TinyStories-valid.txt",
+        "TinyStories_all_data.tar.gz", *TINY_VALID, *TINY],
+    ("Skylion007/openwebtext", "main"): ["README.md", "openwebtext.py", *OPEN[::-1]],
+    ("own/set", "refs/convert/parquet"): [
+        "default/partial-train/0000.parquet", "default/test/0000.parquet",
+        "default/train/0001.parquet", "default/train/0000.parquet",
+        "default/trained/0000.parquet"],
+    ("own/set", "main"): ["train.jsonl", "test.parquet", "a b/train.parquet",
+                          "upper/Train-0.parquet"],
+    ("own/bad", "main"): ["../../train/0.parquet"],
+}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A server at the hub's own address, with the files of `HUB`.
+
+    The answers have the form of the hub's: `siblings` with their `rfilename`,
+    which `huggingface_hub` reads as well; a slash in a revision is %2F.
+    """
+    paths = {}
+    for (name, revision), names in HUB.items():
+        branch = revision.replace("/", "%2F")
+        paths[f"/api/datasets/{name}/revision/{branch}"] = json.dumps(
+            {"id": name, "siblings": [{"rfilename": file} for file in names]}).encode()
+        for file in names:
+            paths[f"/datasets/{name}/resolve/{branch}/{file.replace(' ', '%20')}"] = (
+                file)
+    paths["/api/datasets/own/broken/revision/main"] = b'{"siblings": [{"rfi'
+    paths["/api/datasets/own/other/revision/main"] = b'["a list"]'
+
+    class Handler(BaseHTTPRequestHandler):
+        asked = []
+
+        def do_GET(self):
+            if self.path not in paths:
+                return self.send_error(404)
+            self.asked.append(self.path)
+            body = paths[self.path]
+            if isinstance(body, str):
+                body = parquet_bytes(two_texts(body))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    made = ThreadingHTTPServer(("localhost", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    opened = corpora._open_url
+
+    def redirected(url, *rest):
+        assert url.startswith("https://huggingface.co/"), url
+        return opened(url.replace(
+            "https://huggingface.co", f"http://localhost:{made.server_port}"), *rest)
+
+    monkeypatch.setattr(corpora, "_open_url", redirected)
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
+    yield Handler
+    made.shutdown()
+    made.server_close()
+
+
+def files_asked(hub):
+    "The files that a server was asked for, in order, each once."
+    found = [path.split("/resolve/")[1].partition("/")[2] for path in hub.asked
+             if "/resolve/" in path]
+    return list(dict.fromkeys(found))
+
+
+def lines_of_the_appendix():
+    "The lines by which appendix A6 says that the two corpora are loaded."
+    from test_project import ROOT
+    page = json.loads((ROOT / "nbs" / "A6_corpora.ipynb").read_text("utf-8"))
+    text = "\n".join("".join(cell["source"]) for cell in page["cells"]
+                     if cell["cell_type"] == "markdown")
+    return re.search(r"```python\n(load_documents.*?)\n```", text, re.S)[1].split("\n")
+
+
+def test_the_lines_of_the_appendix_load_the_two_corpora(hub):
+    pytest.importorskip("pyarrow")
+    tiny, open_web = lines_of_the_appendix()
+    for line, files in ((tiny, TINY), (open_web, OPEN)):
+        hub.asked.clear()
+        texts = list(eval(line, {"load_documents": load_documents}))
+        assert texts == [text for file in files for text in two_texts(file)]
+        assert files_asked(hub) == files
+        n = len(hub.asked)              # then nothing is asked for again
+        assert list(eval(line, {"load_documents": load_documents})) == texts
+        assert len(hub.asked) == n
+
+
+def test_a_split_of_the_hub_is_that_split_alone(hub):
+    pytest.importorskip("pyarrow")
+    source = "hub:roneneldan/TinyStories"
+    assert list(load_documents(source, split="validation")) == two_texts(TINY_VALID[0])
+    assert files_asked(hub) == TINY_VALID
+    converted = dict(split="train", revision="refs/convert/parquet")
+    assert list(load_documents("hub:own/set", **converted)) == [
+        text for i in range(2) for text in two_texts(f"default/train/000{i}.parquet")]
+    assert list(load_documents("hub:own/set")) == two_texts("a b/train.parquet")
+    with pytest.raises(ValueError, match=(
+            "TinyStories has no Parquet file of the split 'tests' at main, it has "
+            "data/train-00000")):
+        list(load_documents(source, split="tests"))
+
+
+def test_files_of_a_data_set_are_downloaded_when_it_is_their_turn(hub):
+    pytest.importorskip("pyarrow")
+    assert list(load_documents("hub:Skylion007/openwebtext", 3)) == [
+        *two_texts(OPEN[0]), f"{OPEN[1]}, one"]
+    assert files_asked(hub) == OPEN[:2]
+
+
+def test_a_data_set_that_the_hub_does_not_list_is_refused(hub, tmp_path):
+    for name in ("own/broken", "own/other"):
+        with pytest.raises(ValueError, match=f"no list of the files of {name} at main"):
+            list(load_documents(f"hub:{name}"))
+    assert not list((tmp_path / "cache").rglob("*.json"))   # a new try asks again
+    with pytest.raises(FileNotFoundError, match="answers 404"):
+        list(load_documents("hub:own/none"))
+    with pytest.raises(ValueError, match="hub:owner/dataset/file"):
+        list(load_documents("hub:own/bad"))
 
 
 # --- token files

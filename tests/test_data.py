@@ -1,6 +1,7 @@
 """Windows, packing, padding, splits and orders against brute force."""
 import csv
 import json
+import math
 from collections import Counter
 from itertools import islice, pairwise
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import plain_only
+from tformer import stories
 from tformer.corpora import (
     TokenFile,
     find_near_duplicates,
@@ -466,3 +468,110 @@ def test_the_record_is_whole():
         (name, seed): 17 for name in ("by document", "by family")
         for seed in "012"})
     assert {r["steps"] for r in rows} == {"800"}
+
+
+# --- the experiment on a sample of TinyStories
+
+def told(n, seed=0):
+    "A text file of the form of TinyStories: our stories, the last one cut off."
+    texts = [text.strip() for text in stories.generate_stories(n, seed)]
+    return "\n<|endoftext|>\n".join([*texts, "Once upon a"])
+
+
+@plain_only
+def test_the_experiment_on_a_sample_runs_small_and_keeps_no_text(
+        tmp_path, monkeypatch, capsys):
+    import sys
+
+    from test_project import ROOT, load
+    from tformer.minimal import load_record
+
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    module = load(ROOT / "experiments" / "tinystories.py")
+    monkeypatch.setattr(module, "SHAPE", dict(
+        d_model=16, n_layers=1, n_heads=2, max_len=32))
+    monkeypatch.setattr(module, "LENGTH", 32)
+    path = tmp_path / "sample.txt"
+    path.write_text(told(200), "utf-8")
+    assert len(module.sample(path)) == 200
+    out = tmp_path / "some.csv"
+    argv = ["x", str(path), "--steps", "3", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", argv)
+    module.main()
+    first = out.read_text("utf-8")
+    module.main()                       # nothing is left to do
+    assert out.read_text("utf-8") == first
+    with out.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert rows[0].keys() == load_record("tinystories")[0].keys()
+    assert [(r["corpus"], r["row"], r["step"]) for r in rows] == [
+        (name, *kind) for name in ("tinystories", "grammar")
+        for kind in (("look", "1"), ("look", "2"), ("look", "3"), ("summary", ""))]
+    # the sample are our own stories here, so both corpora are the same
+    assert {r["bytes"] for r in rows if r["bytes"]} == {
+        str(len("".join(module.sample(path)).encode()))}
+    assert rows[2]["bits_per_byte"] == rows[6]["bits_per_byte"]
+    path.write_text("no separator", "utf-8")
+    with pytest.raises(SystemExit, match="expected stories with"):
+        module.sample(path)
+
+
+def test_bits_per_byte_count_each_byte_once(monkeypatch):
+    "A model that knows nothing pays for its vocabulary, once a token."
+    from test_project import ROOT, load
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    module = load(ROOT / "experiments" / "tinystories.py")
+    monkeypatch.setattr(module, "LENGTH", 7)
+    texts = [text.strip() for text in stories.generate_stories(9)]
+    tokenizer = Tokenizer.train(texts, 300, special_tokens=[module.END])
+    rows = module.rows_of(tokenizer, texts)
+    pieces = module.pieces_of(rows)
+    assert [i for piece in pieces for i in piece[1:]] == [
+        i for row in rows for i in row[1:]]
+
+    class Flat(torch.nn.Module):
+        vocab_size = 300
+
+        def forward(self, ids, **rest):
+            return torch.zeros(*ids.shape, 300)
+
+    monkeypatch.setattr(module, "next_token_loss", lambda model, batch: (
+        torch.nn.functional.cross_entropy(model(batch.ids).flatten(0, 1),
+                                          batch.targets.flatten())))
+    total, count = module.held_out_nats(Flat(), pieces)
+    assert count == sum(len(row) - 1 for row in rows)
+    assert total == pytest.approx(count * math.log(300), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tinystories", "bpe_speed", "catalogues"])
+def test_a_script_without_its_file_is_skipped(name, monkeypatch, capsys):
+    "So that make records, which names no files, goes on with the next."
+    import runpy
+    import sys
+
+    from test_project import ROOT
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    monkeypatch.setattr(sys, "argv", [name])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "experiments" / f"{name}.py"), run_name="__main__")
+    assert not ended.value.code
+    assert capsys.readouterr().out.startswith("skipped: it needs a ")
+
+
+def test_the_record_of_the_sample_is_whole_and_holds_no_text():
+    from tformer.minimal import load_record
+    rows = load_record("tinystories")
+    assert Counter((r["corpus"], r["row"]) for r in rows) == Counter({
+        (name, kind): n for name in ("tinystories", "grammar")
+        for kind, n in (("look", 10), ("summary", 1))})
+    assert {r["steps"] for r in rows} == {"500"}
+    assert {(r["parameters"], r["tokens_a_step"]) for r in rows
+            if r["row"] == "summary"} == {("945280", "2048")}
+    sizes = [int(r["bytes"]) for r in rows if r["bytes"]]
+    assert len(sizes) == 2 and abs(sizes[0] - sizes[1]) < 1000
+    known = {"tinystories", "grammar", "look", "summary"}
+    for row in rows:
+        for key in set(row) - {"torch", "python", "machine", "date"}:
+            assert row[key] in known or not row[key] or float(row[key]) >= 0
+    ends = [float(r["bits_per_byte"]) for r in rows if r["step"] == "500"]
+    assert ends[0] > 5 * ends[1]

@@ -1,4 +1,5 @@
 """The fast tokenizer against ``tokenizers``, ``tiktoken`` and chapter 2."""
+import csv
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
+from helpers import plain_only
 from tformer import bpe, stories
 from tformer import tokenizer as module
 from tformer.tokenizer import (
@@ -956,3 +959,75 @@ def test_a_process_that_dies_is_told_of():
 def test_gather_fills_tasks():
     made = list(group_by_size(["abc", "", "de", "f" * 9, "g"], 5))
     assert made == [["abc", "de"], ["f" * 9], ["g"]]
+
+
+# ---- the recorded experiment
+
+FORMS = [("1", "again"), ("2", "again"), ("1", "kept"), ("2", "kept")]
+
+
+def speed_script(monkeypatch):
+    from test_project import load
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    return load(ROOT / "experiments" / "bpe_speed.py")
+
+
+@plain_only
+def test_the_experiment_on_speed_runs_small(tmp_path, monkeypatch, capsys):
+    from tformer.minimal import load_record
+    script = speed_script(monkeypatch)
+    sample = tmp_path / "sample.txt"
+    sample.write_text("\n<|endoftext|>\n".join(stories.generate_stories(30)), "utf-8")
+    out = tmp_path / "some.csv"
+    monkeypatch.setattr(sys, "argv", [
+        "x", str(sample), "--megabytes", "0.02", "--vocab", "320", "--rounds", "2",
+        "--out", str(out)])
+    script.main()
+    rows = list(csv.DictReader(out.open(encoding="utf-8")))
+    assert rows[0].keys() == load_record("bpe_speed")[0].keys()
+    assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [
+        (name, *form) for name in ("stories", "tinystories") for form in FORMS]
+    assert {r["vocabulary"] for r in rows} == {"320"}
+    assert rows[4]["bytes"] == str(sample.stat().st_size)
+    for row in rows:
+        low, middle, high = (float(row[f"total_{name}"])
+                             for name in ("lowest", "seconds", "highest"))
+        assert low <= middle <= high
+        parts = (float(row["pretokenize_lowest"]), float(row["merge_lowest"]))
+        assert sum(parts) <= high + 0.002
+
+
+@pytest.mark.parametrize("words", [
+    Counter(["low", "lower", "lowest", "new"] * 3 + ["aaaa", "abab"]),
+    Counter(["a"]), Counter(["ab", "ab"])])
+def test_both_ways_of_counting_find_the_merges(words, monkeypatch):
+    script = speed_script(monkeypatch)
+    for n in (0, 1, 5, 40):
+        right = learn_merges(words, n)
+        assert script.merge_and_count_again(words, n) == right
+        assert script.merge_with_kept_counts(words, n) == right
+
+
+def test_merges_that_differ_are_refused(tmp_path, monkeypatch):
+    script = speed_script(monkeypatch)
+    monkeypatch.setitem(script.MERGING, "kept", lambda words, n: [])
+    path = tmp_path / "a.txt"
+    path.write_text("low lower lowest", "utf-8")
+    args = SimpleNamespace(rounds=1, vocab=260)
+    with pytest.raises(SystemExit, match="the merges of the four forms differ"):
+        list(script.measure("some", path, args))
+
+
+def test_the_record_of_speed_is_whole():
+    from tformer.minimal import load_record
+    rows = load_record("bpe_speed")
+    assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [
+        (name, *form) for name in ("stories", "tinystories") for form in FORMS]
+    for name in ("stories", "tinystories"):
+        of = [r for r in rows if r["corpus"] == name]
+        assert len({(r["bytes"], r["words"], r["distinct"], r["vocabulary"],
+                     r["rounds"]) for r in of}) == 1
+    # of the sample, which has many distinct words
+    again, kept = (min(float(r["merge_seconds"]) for r in of if r["counting"] == how)
+                   for how in ("again", "kept"))
+    assert kept < again

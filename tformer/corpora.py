@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['READERS_BY_SUFFIX', 'PYDOC_MODULES', 'NUM_STORIES', 'TOKEN_FILE_MAGIC', 'TOKEN_FILE_VERSION', 'read_texts',
            'read_jsonl', 'read_parquet', 'read_path', 'python_docs', 'story_documents', 'download', 'read_hub_file',
-           'load_documents', 'TokenFileHeader', 'tokenizer_hash', 'DocumentEncoder', 'write_token_file', 'TokenFile',
-           'shingles', 'find_near_duplicates']
+           'list_hub_split', 'read_hub_dataset', 'load_documents', 'TokenFileHeader', 'tokenizer_hash',
+           'DocumentEncoder', 'write_token_file', 'TokenFile', 'shingles', 'find_near_duplicates']
 
 # %% ../nbs/A6_corpora.ipynb #5ea76636
 #| code-fold: true
@@ -16,10 +16,12 @@ import importlib
 import inspect
 import json
 import os
+import re
 import shutil
 import struct
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 import warnings
 from collections import defaultdict
@@ -320,6 +322,13 @@ def download(
     _finish_download(part, path, total, sha256)
     return path
 
+# %% ../nbs/A6_corpora.ipynb #3a7e51c0
+#| code-summary: where the files of a data set are kept
+def _cache_folder(folder, owner, dataset):
+    home = Path(folder or os.environ.get("TFORMER_CACHE")
+                or Path.home() / ".cache" / "tformer")
+    return home / owner / dataset
+
 # %% ../nbs/A6_corpora.ipynb #8234de68
 def read_hub_file(
     name: str,  # owner/data set/path of the file
@@ -339,38 +348,95 @@ def read_hub_file(
         len(parts) == 3 and all(parts) and ".." not in parts[2], "a file "
         "on the hub is named hub:owner/dataset/file, got "
         f"{'hub:' + name!r}")
-    home = Path(folder or os.environ.get("TFORMER_CACHE")
-                or Path.home() / ".cache" / "tformer")
+    branch = urllib.parse.quote(revision, safe="")
     url = (f"{server}/datasets/{parts[0]}/{parts[1]}/resolve/"
-           f"{revision}/{parts[2]}")
-    path = home / parts[0] / parts[1] / revision / parts[2]
+           f"{branch}/{urllib.parse.quote(parts[2])}")
+    path = _cache_folder(folder, parts[0], parts[1]) / revision / parts[2]
     yield from read_path(download(url, path, sha256), **options)
+
+# %% ../nbs/A6_corpora.ipynb #c18b63da
+def list_hub_split(
+    name: str,  # owner/data set
+    split: str = "train",
+    revision: str = "main",
+    folder: str | os.PathLike | None = None,  # as in ``read_hub_file``
+    server: str = "https://huggingface.co",
+) -> list[str]:
+    """The Parquet files of a split of a data set on the hub, in order.
+
+    A file belongs to the split that a folder of its path is named
+    after (``plain_text/train/0000.parquet``) or that its own name
+    begins with (``data/train-00000-of-00004.parquet``).  The list is
+    asked for once and kept.
+    """
+    owner, _, dataset = name.partition("/")
+    validate.require(owner and dataset and "/" not in dataset, "a data "
+                     "set on the hub is named hub:owner/dataset, got "
+                     f"{'hub:' + name!r}")
+    branch = urllib.parse.quote(revision, safe="")
+    path = download(f"{server}/api/datasets/{name}/revision/{branch}",
+                    _cache_folder(folder, owner, dataset)
+                    / f"{revision}.json")
+    try:
+        found = json.loads(path.read_text("utf-8"))["siblings"]
+        names = sorted(file["rfilename"] for file in found)
+    except (ValueError, KeyError, TypeError):
+        path.unlink()
+        raise ValueError(f"{server} sent no list of the files of {name} "
+                         f"at {revision}") from None
+    names = [file for file in names if file.endswith(".parquet")]
+    of_split = re.compile(rf"(^|/){re.escape(split)}([-._]\d[^/]*)?(/|\.)")
+    chosen = [file for file in names if of_split.search(file)]
+    validate.require(chosen, f"{name} has no Parquet file of the split "
+                     f"{split!r} at {revision}, it has "
+                     f"{', '.join(names[:4]) or 'none at all'}")
+    return chosen
+
+# %% ../nbs/A6_corpora.ipynb #e94c07a1
+def read_hub_dataset(
+    name: str,  # owner/data set
+    split: str = "train",
+    revision: str = "main",  # a branch, or better a commit
+    folder: str | os.PathLike | None = None,  # as in ``read_hub_file``
+    server: str = "https://huggingface.co",
+    **options: Any,  # of the files' reader
+) -> Iterator[str]:
+    """The texts of a split of a data set on the Hugging Face Hub.
+
+    A file is downloaded when the texts before it have been read.
+    """
+    for file in list_hub_split(name, split, revision, folder, server):
+        yield from read_hub_file(f"{name}/{file}", revision, folder=folder,
+                                 server=server, **options)
 
 # %% ../nbs/A6_corpora.ipynb #c5a39d06
 def load_documents(
     source: str | os.PathLike,  # a name, "hub:…", a file or a folder
     limit: int | None = None,  # at most so many; None: all
-    **options: Any,  # seed, level; field, separator; revision, sha256
+    **options: Any,  # seed, level; field, separator; split, revision
 ) -> Iterator[str]:
     """The texts of a corpus, one at a time.
 
     ``"stories"`` and ``"pydocs"`` need no network and no file;
-    ``"hub:owner/dataset/file"`` is downloaded once.  Raises
-    ``ValueError`` if there is no text, or an empty one alone.
+    ``"hub:owner/dataset"`` and ``"hub:owner/dataset/file"`` are
+    downloaded once.  Raises ``ValueError`` if there is no text, or an
+    empty one alone.
     """
     validate.integer(limit=1 if limit is None else limit)
     name = os.fspath(source)
     found = 0
     known = {"stories": story_documents, "pydocs": python_docs}
     if name.startswith("hub:"):
-        texts = read_hub_file(name[4:], **options)
+        texts = (read_hub_dataset if name.count("/") < 2
+                 else read_hub_file)(name[4:], **options)
     elif name in known:
         _expect_options(known[name], options, f"the corpus {name!r}")
         texts = known[name](**options)
     elif not os.path.exists(name):
         raise FileNotFoundError(
             f"no such file: {name!r}; nor is it a corpus, as are "
-            f"{', '.join(map(repr, known))} and 'hub:owner/dataset/file'")
+            f"{', '.join(map(repr, known))}, 'hub:owner/dataset' and "
+            "'hub:owner/dataset/file'")
     else:
         texts = read_path(source, **options)
     for text in islice(filter(str.strip, texts), limit):
