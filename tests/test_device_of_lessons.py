@@ -24,7 +24,7 @@ def test_the_cpu_unless_the_variable_says_otherwise(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "1.5", "cpu,cuda"])
 def test_a_device_that_is_not_there_is_refused(name):
-    with pytest.raises(ValueError, match="TFORMER_DEVICE is .* expected") as error:
+    with pytest.raises(ValueError, match=r"TFORMER_DEVICE is .* expected") as error:
         lesson_device({"TFORMER_DEVICE": name})
     assert repr(name) in str(error.value)
 

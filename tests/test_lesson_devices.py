@@ -55,7 +55,7 @@ def device_faults(cells):
             name = name_of(node.func)
             asks |= name == "lesson_device"
             plain = isinstance(node.func, ast.Name)     # not ``model.train()``
-            works |= name in CLOCKS or plain and name in TRAINERS
+            works |= name in CLOCKS or (plain and name in TRAINERS)
             if name == "train" and plain and not any(
                     keyword.arg == "device" for keyword in node.keywords):
                 faults.append("trains without a device")
@@ -120,7 +120,8 @@ def test_a_lesson_that_mixes_is_seen(tmp_path):
     run = pretended(tmp_path, setup, "y = x.cpu() + torch.ones(3);")
     assert run.returncode == 0, run.stdout
     run = pretended(tmp_path, setup, "y = x + torch.ones(3);")
-    assert run.returncode == 1 and "Expected all tensors to be on the same" in run.stdout
+    assert run.returncode == 1
+    assert "Expected all tensors to be on the same" in run.stdout
 
 
 @pytest.mark.nightly
