@@ -4,7 +4,8 @@
     python tests/pretended_lessons.py nbs/09*.ipynb
 
 The kernels enter the mode of `tests/pretend.py` before the first cell, and
-`TFORMER_DEVICE` is ``cuda``: a lesson that mixes its tensors fails as it would on a real card.
+`TFORMER_DEVICE` is ``cuda``: a lesson that mixes its tensors fails as it would on a
+real card.
 """
 import os
 import subprocess
