@@ -38,6 +38,7 @@ class PretendedCard(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self._held = {}         # address of a memory: a weak reference to it
+        self._most = 10_000     # with so many, those of freed memory are dropped
         self.num_calls = 0      # that had a tensor on the card
 
     def __enter__(self):
@@ -65,6 +66,10 @@ class PretendedCard(TorchFunctionMode):
                 memory = x.untyped_storage()
                 # a weak reference keeps the address from being used again
                 self._held[memory._cdata] = StorageWeakRef(memory)
+        if len(self._held) > self._most:
+            self._held = {at: ref for at, ref in self._held.items()
+                          if not ref.expired()}
+            self._most = 2 * len(self._held) + 10_000
         return result
 
     def device(self, tensor):
@@ -109,6 +114,8 @@ class PretendedCard(TorchFunctionMode):
             kwargs["dtype"] = kwargs["dtype"] or x.dtype
             rest = []
         target = torch.device(where if target is None else target)
+        if target.type == "cuda" and target.index:
+            raise RuntimeError(f"invalid device ordinal: {target}; there is one card")
         if target.type == "meta":
             return func(x, *rest, **kwargs, device="meta")
         found = func(x, *rest, **kwargs)

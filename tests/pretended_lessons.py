@@ -1,7 +1,7 @@
 """Run lessons on the pretended card, and compare what they print with what is stored.
 
     python tests/pretended_lessons.py              # all that ask for a device
-    python tests/pretended_lessons.py nbs/09*.ipynb
+    python tests/pretended_lessons.py nbs/05*.ipynb
 
 The kernels enter the mode of `tests/pretend.py` before the first cell, and
 `TFORMER_DEVICE` is ``cuda``: a lesson that mixes its tensors fails as it would on a

@@ -52,6 +52,11 @@ def test_a_mixture_is_refused(name):
             mix(here, there, torch.arange(2).cuda())
 
 
+def test_there_is_one_card():
+    with PretendedCard(), pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(1).to("cuda:1")
+
+
 def test_tensors_know_where_they_are():
     with PretendedCard() as card:
         layer = nn.Linear(2, 3).cuda()
