@@ -170,6 +170,7 @@ def test_an_interrupt_ends_the_process():
     done = subprocess.run([sys.executable, "-c", """
 import signal, sys
 import tformer.__main__ as command
+signal.signal(signal.SIGINT, signal.default_int_handler)   # a job may ignore it
 command.load_storyteller = lambda name: signal.raise_signal(signal.SIGINT)
 sys.exit(command.main(["Once"]))
 """], cwd=ROOT, text=True, capture_output=True, check=False)

@@ -363,7 +363,7 @@ def test_sources_are_listed_by_their_names_with_as_many_rows():
     assert {name: int(number) for _, name, number in listed} == rows
     assert sum(len(names) == 2 for names in documents) == 2     # as the page says
     places = re.findall(r"^\(([\w-]+)\)=$", page, re.M)
-    assert places == [place for place, _, _ in listed]
+    assert places == [*(place for place, _, _ in listed), "source-names"]
 
 
 def test_links_lead_to_places_that_exist():
