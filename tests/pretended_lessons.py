@@ -42,7 +42,8 @@ def main(paths):
              "--nbval", "--nbval-current-env", "--nbval-cell-timeout=600",
              "--nbval-sanitize-with", str(TESTS / "sanitize.cfg"), *paths],
             cwd=ROOT, env=os.environ | {
-                "IPYTHONDIR": folder, "TFORMER_DEVICE": "cuda"}).returncode
+                "IPYTHONDIR": folder, "TFORMER_DEVICE": "cuda",
+                "OMP_NUM_THREADS": "1"}).returncode     # the operations are small
 
 
 if __name__ == "__main__":
