@@ -154,6 +154,9 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     (lambda p: load_documents("hub:/two"), ValueError, "hub:owner/dataset, got"),
     (lambda p: load_documents("hub:a/b/"), ValueError, "hub:owner/dataset/file"),
     (lambda p: load_documents("hub:a/b/../../c"), ValueError, "hub:owner"),
+    (lambda p: load_documents("hub:a/b//etc/c.txt"), ValueError, "hub:owner"),
+    (lambda p: load_documents("hub:../b"), ValueError, "hub:owner/dataset, got"),
+    (lambda p: load_documents("hub:../b/c.txt"), ValueError, "hub:owner/dataset/f"),
     (lambda p: read_texts(p / "blank.txt", ""), ValueError, "separator"),
 ])
 def test_bad_sources_are_refused(tmp_path, make, error, says):

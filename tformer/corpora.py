@@ -345,7 +345,7 @@ def read_hub_file(
     """
     parts = name.split("/", 2)
     validate.require(
-        len(parts) == 3 and all(parts) and ".." not in parts[2], "a file "
+        len(parts) == 3 and not {"", ".."} & {*name.split("/")}, "a file "
         "on the hub is named hub:owner/dataset/file, got "
         f"{'hub:' + name!r}")
     branch = urllib.parse.quote(revision, safe="")
@@ -362,21 +362,20 @@ def list_hub_split(
     folder: str | os.PathLike | None = None,  # as in ``read_hub_file``
     server: str = "https://huggingface.co",
 ) -> list[str]:
-    """The Parquet files of a split of a data set on the hub, in order.
+    """List the Parquet files of a split of a hub data set, in order.
 
     A file belongs to the split that a folder of its path is named
     after (``plain_text/train/0000.parquet``) or that its own name
     begins with (``data/train-00000-of-00004.parquet``).  The list is
     asked for once and kept.
     """
-    owner, _, dataset = name.partition("/")
-    validate.require(owner and dataset and "/" not in dataset, "a data "
-                     "set on the hub is named hub:owner/dataset, got "
+    parts = name.split("/")
+    validate.require(len(parts) == 2 and not {"", ".."} & {*parts}, "a "
+                     "data set on the hub is named hub:owner/dataset, got "
                      f"{'hub:' + name!r}")
     branch = urllib.parse.quote(revision, safe="")
     path = download(f"{server}/api/datasets/{name}/revision/{branch}",
-                    _cache_folder(folder, owner, dataset)
-                    / f"{revision}.json")
+                    _cache_folder(folder, *parts) / f"{revision}.json")
     try:
         found = json.loads(path.read_text("utf-8"))["siblings"]
         names = sorted(file["rfilename"] for file in found)
@@ -401,7 +400,7 @@ def read_hub_dataset(
     server: str = "https://huggingface.co",
     **options: Any,  # of the files' reader
 ) -> Iterator[str]:
-    """The texts of a split of a data set on the Hugging Face Hub.
+    """Read the texts of a split of a data set on the Hugging Face Hub.
 
     A file is downloaded when the texts before it have been read.
     """
