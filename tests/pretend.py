@@ -56,13 +56,13 @@ class PretendedCard(TorchFunctionMode):
         return super().__exit__(*exception)
 
     def holds(self, tensor):
-        "Whether a tensor is on the card."
-        return tensor.untyped_storage()._cdata in self._held
+        "Whether a tensor is on the card; a sparse one has no memory of its own."
+        return not tensor.is_sparse and tensor.untyped_storage()._cdata in self._held
 
     def keep(self, result):
         "Let the tensors of a result be on the card."
         for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and not x.is_sparse:
                 memory = x.untyped_storage()
                 # a weak reference keeps the address from being used again
                 self._held[memory._cdata] = StorageWeakRef(memory)
