@@ -108,6 +108,12 @@ def test_a_model_comes_back_from_a_training_that_fails():
 def test_windows_of_ids_are_moved_as_they_are():
     ids = torch.arange(50) % 7
     model = minimal.MiniGPT(7, d_model=8, n_layers=1, n_heads=2, max_len=6)
+    seen = []
+
+    def watched(model, window):
+        seen.append(window.is_cuda)
+        return minimal.next_token_loss(model, window)
+
     with PretendedCard():
-        losses = train(model, minimal.random_windows(ids, 6), 3, device="cuda")
-        assert len(losses) == 3 and not model.embed.weight.is_cuda
+        train(model, minimal.random_windows(ids, 6), 3, watched, device="cuda")
+        assert seen == [True] * 3 and not model.embed.weight.is_cuda
