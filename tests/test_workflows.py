@@ -210,7 +210,7 @@ def test_the_runner_of_the_gpu_is_one_setting():
 def test_a_failed_week_opens_an_issue():
     job = load(ROOT / ".github/workflows/weekly.yml")["jobs"]["report"]
     assert job["if"] == "failure()" and set(job["needs"]) == {
-        "newest", "trained", "links"}
+        "newest", "trained", "devices", "links"}
     assert job["permissions"] == {"issues": "write"}
     assert "gh issue create" in job["steps"][0]["run"]
 
