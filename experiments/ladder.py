@@ -149,13 +149,23 @@ def cosine(model):
     return adamw(model, 6e-3, optim.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0))
 
 
-def muon(model):
+def constant(model):
+    "As `cosine`, without the cosine."
+    return adamw(model, 6e-3)
+
+
+def apart(model, learn=optim.AdamW, rate=6e-3):
+    "The hidden matrices learn at another rate than the rest, or by another rule."
     matrices = optim.hidden_matrices(model)
     rest = {*model.parameters()} - {*matrices}
-    return [optim.Muon(matrices, 0.02, weight_decay=0.0),
+    return [learn(matrices, rate, weight_decay=0.0),
             optim.AdamW([p for p in model.parameters() if p in rest], 1e-2,
                         weight_decay=0.0)], optim.warmup_cosine(
                             HORIZON, WARMUP, min_lr_ratio=0.0)
+
+
+def muon(model):
+    return apart(model, optim.Muon, 0.02)
 
 
 TOKENS = partial(MiniGPT, VOCAB, max_len=MAX_LEN)
@@ -169,7 +179,9 @@ VARIANTS = {                # the model, how it learns, at most so many steps
     "GPT": (gpt, adamw, 600),
     "Llama": (llama, adamw, 600),
     "SGD": (llama, sgd, HORIZON),
+    "constant": (llama, constant, HORIZON),
     "cosine": (llama, cosine, HORIZON),
+    "AdamW apart": (llama, apart, HORIZON),
     "Muon": (llama, muon, HORIZON),
     "deep, no norms": (partial(deep, True, norms=False), adamw, 100),
     "deep": (deep, adamw, 100),
@@ -385,11 +397,14 @@ class Evidence:
     def steps(self, name, goal=GOAL):
         return [crossing(curve, goal) for curve in self.curves(name)]
 
-    def seconds(self, name, goal=GOAL):
-        "Of all seeds, at the median pace and at both of its quartiles."
+    def seconds(self, name, goal=GOAL, pace_of=None):
+        """Of all seeds, at the median pace and at both of its quartiles.
+
+        `pace_of` names a variant whose steps take as long, if its own were not timed.
+        """
         steps = [TOUR_STEPS] if (name, goal) == ("tour", RESULT) else (
             self.steps(name, goal))
-        pace, low, high = self.times["training", name]
+        pace, low, high = self.times["training", pace_of or name]
         return [statistics.median(steps) * pace, min(steps) * low,
                 max(steps) * high]
 
@@ -457,13 +472,15 @@ def parts(e):
         "2", cache_bytes(4), cache_bytes(2)
     yield 13, "Llama's parts", to, "GPT", "Llama", e.steps("GPT"), e.steps(
         "Llama")
-    yield 16, "AdamW", f"nats/byte, {HORIZON} steps", "SGD", "AdamW", e.loss(
-        "SGD", HORIZON), e.loss("Llama", HORIZON)
-    yield 16, "warm-up and cosine", f"nats/byte, {HORIZON} steps", "constant", \
-        "cosine", e.loss("Llama", HORIZON), e.loss("cosine", HORIZON)
-    yield 16, "Muon", to, "AdamW", "Muon", e.steps("cosine"), e.steps("Muon")
-    yield 16, "Muon", s, "AdamW", "Muon", e.seconds("cosine"), e.seconds(
-        "Muon")
+    yield 16, "AdamW", f"nats/byte, {HORIZON} steps", "SGD, momentum", "AdamW", \
+        e.loss("SGD", HORIZON), e.loss("Llama", HORIZON)
+    yield 16, "cosine", f"nats/byte, {HORIZON} steps", "constant", "cosine", \
+        e.loss("constant", HORIZON), e.loss("cosine", HORIZON)
+    yield 16, "two rates", to, "one rate", "two", e.steps("cosine"), e.steps(
+        "AdamW apart")
+    yield 16, "Muon", to, "AdamW", "Muon", e.steps("AdamW apart"), e.steps("Muon")
+    yield 16, "Muon", s, "AdamW", "Muon", e.seconds(
+        "AdamW apart", pace_of="cosine"), e.seconds("Muon")
     yield 17, "bf16", "ms a step, width 384", "float32", "bf16", e.clock(
         "wide", "float32"), e.clock("wide", "bf16")
     yield 17, "compile", "ms a step, width 384", "as it is", "compiled", \
