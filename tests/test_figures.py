@@ -911,6 +911,14 @@ def test_a_row_is_drawn_with_its_words():
     assert all(color in drawn.svg for color in plot.VERDICT_COLORS.values())
 
 
+def test_rows_of_one_purpose_share_their_scale():
+    rows = [rung(purpose="steps"), rung(purpose="steps", before_high="2000.0"),
+            rung(purpose="seconds")]
+    first, second, third = (ax.get_xlim() for ax in plot.plot_before_after(rows).axes)
+    assert first == second != third
+    assert first[1] > 2000 > third[1]
+
+
 def test_rows_of_several_chapters_become_ratios():
     drawn = plot.render_ablations([rung(), rung("late", chapter="17")])
     assert ">× 0.33</text>" in drawn.svg and "2 to 17" in drawn.title

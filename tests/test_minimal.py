@@ -383,3 +383,64 @@ def test_each_variant_lacks_its_part_and_no_other(parts):
         moved = (model(ids) != model(other)).any(-1)[0].tolist()
         after = name != "no attention"      # who looks, hears of it
         assert moved == [False] * 3 + [True] + [after] * 8
+
+
+# counting with back-off, against the model
+
+@pytest.fixture
+def counting():
+    "The script as a module."
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        import counting
+        return counting
+    finally:
+        sys.path.pop(0)
+
+
+def test_a_table_falls_back_as_witten_and_bell_do(counting, monkeypatch):
+    # after a: b twice and c once; after ba: c once
+    monkeypatch.setattr(counting, "tables", lambda: [
+        counting.count("ababac", known) for known in range(3)])
+    share = {letter: n / 9 + 3 / 9 / 256 for letter, n in zip(
+        "abc", (3, 2, 1), strict=True)}
+    after_a = {letter: (n + 2 * share[letter]) / 5
+               for letter, n in (("a", 0), ("b", 2), ("c", 1))}
+    for letter, p in after_a.items():
+        assert math.isclose(counting.guess("a", letter, 1), p)
+        assert math.isclose(counting.guess("xa", letter, 2), p)     # never read
+        assert math.isclose(counting.guesses("a", 2)[letter], p)
+    assert math.isclose(counting.guess("ba", "b", 2), (1 + 2 * after_a["b"]) / 4)
+    assert math.isclose(counting.guess("", "z", 2), 3 / 9 / 256)
+
+
+@pytest.mark.nightly
+@plain_only
+def test_counting_is_recorded_by_its_script(tmp_path, counting, monkeypatch):
+    out = tmp_path / "counting.csv"
+    words = ["counting.py", "--letters", "150", "--seeds", "1", "--out", str(out)]
+    run(sys.executable, ROOT / "experiments" / words[0], *words[1:])
+    with out.open(encoding="utf-8", newline="") as lines:
+        new = list(csv.DictReader(lines))
+    kept = [r for r in load_record("counting") if r["seed"] == "0"]
+    assert [r["guesser"] for r in new] == [r["guesser"] for r in kept]
+    for short, long in zip(new, kept, strict=True):
+        assert short.keys() == long.keys()
+        for same in ("nats_per_byte", "second_half"):
+            assert abs(float(short[same]) - float(long[same])) < .001
+    before = out.read_bytes()               # once more: all of it is there
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(counting, "measure", None)
+    counting.main()
+    assert out.read_bytes() == before
+
+
+def test_the_record_of_counting_is_whole(counting):
+    rows = load_record("counting")
+    guessers = [*map(str, counting.ORDERS), "model"]
+    assert [(r["guesser"], r["seed"]) for r in rows] == [
+        (name, str(seed)) for name in guessers for seed in range(5)]
+    assert {r["letters"] for r in rows} == {str(counting.LETTERS)}
+    grades = {name: [float(r["grade"]) for r in rows if r["guesser"] == name]
+              for name in guessers}         # what the chapter says
+    assert min(grades["model"]) > max(grades["20"]) > max(grades["12"])

@@ -1265,20 +1265,26 @@ def plot_before_after(
     """A figure of rows: part, purpose, was, now, before, after, verdict.
 
     ``before_low``, ``before_high`` and the same of ``after`` are the
-    ranges.  ValueError for no row and for a verdict that is none.
+    ranges.  Rows of one purpose share their scale.  ValueError for no row
+    and for a verdict that is none.
     """
     validate.require(rows, "nothing to draw: no rows")
     fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows),
                        squeeze=False)
+    largest = {}
     for row, ax in zip(rows, axes[:, 0]):
         words = describe_change(row)
         color = VERDICT_COLORS[row["verdict"]]
         most = max(_mark(ax, 0, row, "before", GREY, 7),
                    _mark(ax, 1, row, "after", color, 7))
-        _bare(ax, [row["was"], row["now"]], 1.45 * most)
+        purpose = row["purpose"]
+        largest[purpose] = max(most, largest.get(purpose, 0.0))
         ax.set_title(f"{row['part']}: {row['purpose']}")
         ax.text(1, 0.5, words, transform=ax.transAxes, ha="right",
                 va="center", color=color, weight="bold")
+    for row, ax in zip(rows, axes[:, 0]):
+        _bare(ax, [row["was"], row["now"]],
+              1.45 * largest[row["purpose"]])
     fig.align_ylabels()
     return fig
 
