@@ -1,15 +1,19 @@
-"""Six trainings that go wrong, and a healthy one: the curves of chapter 17.
+"""Six trainings that go wrong, and healthy ones: the curves of chapter 17.
 
-    python experiments/wrong.py              all, three seeds, a minute
+    python experiments/wrong.py              all, three seeds, two minutes
     python experiments/wrong.py --steps 2 --seeds 1 --out some.csv
 
-A small modern decoder is trained for 200 steps on stories as tokens, seven
-times. Once all is well. In each of the other cases one thing is wrong: `A` reads
-the same three batches over and over, `B` has targets that are not shifted, `C` a
-learning rate that is fifty times too high and no clipping, `D` a mask in which
-every token sees itself alone, `E` data that are sorted, with Python's
-documentation after three fifths of the steps, and `F` four batches of random
-tokens after half of the steps, without clipping.
+A small modern decoder is trained for 200 steps on stories as tokens. Once all is
+well (`healthy`). In each of the other cases one thing is changed: `A` reads the same
+three batches over and over, `B` has targets that are not shifted, `C` a learning rate
+that is fifty times too high, `D` a mask in which every token sees itself alone, `E`
+data that are sorted, with Python's documentation after three fifths of the steps, and
+`F` four batches of random tokens after half of the steps. All of them clip the
+gradient to a norm of 1.
+
+Two more cases never clip: `unclipped` is healthy otherwise, and `F unclipped` reads the
+batches of `F`. What the random batches cost without clipping is the difference of
+these two.
 
 The rows go to tformer/records/wrong.csv, which travels with the package: one for
 each case and seed. `losses` are those of all steps, in nats per token; `fresh`
@@ -88,10 +92,12 @@ def ways(seed, steps):
         "healthy": (batches, news, {}),
         "A": (batches[:3], news, {}),
         "B": (batches, news, {"loss": unshifted_loss}),
-        "C": (batches, news, {"lr": 50 * LR, "clip": math.inf}),
+        "C": (batches, news, {"lr": 50 * LR}),
         "D": (blind(batches), blind(news), {}),
         "E": (sorted_, news, {}),
-        "F": (spoiled, news, {"clip": math.inf}),
+        "F": (spoiled, news, {}),
+        "unclipped": (batches, news, {"clip": math.inf}),
+        "F unclipped": (spoiled, news, {"clip": math.inf}),
     }
 
 
@@ -127,7 +133,8 @@ def train(case, seed, steps):
             "fresh": " ".join(f"{x:.3f}" for x in fresh)}
 
 
-CASES = [{"case": name} for name in ("healthy", *"ABCDEF")]
+CASES = [{"case": name} for name in (
+    "healthy", *"ABCDEF", "unclipped", "F unclipped")]
 
 
 def main():

@@ -880,6 +880,19 @@ def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
         assert len(long["fresh"].split()) == 8
 
 
+def test_rubbish_does_lasting_harm_only_without_clipping():
+    losses = {(row["case"], row["seed"]): [float(x) for x in row["losses"].split()]
+              for row in load_record("wrong")}
+    for seed in "012":
+        cost = {}
+        for case, same in (("F", "healthy"), ("F unclipped", "unclipped")):
+            off = [a - b for a, b in zip(losses[case, seed], losses[same, seed],
+                                         strict=True)]
+            assert not any(off[:100]) and min(off[100:104]) > 5
+            cost[case] = sum(off[-10:]) / 10
+        assert 0 < cost["F"] < 0.035 < 0.15 < cost["F unclipped"]
+
+
 def test_the_record_of_compute_is_what_the_chapter_says():
     rows = load_record("scaling")
     for row in rows:

@@ -619,6 +619,25 @@ def test_messages_of_programs_are_read_and_tried(tmp_path, capsys):
     assert known > new + 5
 
 
+@pytest.mark.nightly
+@plain_only
+def test_the_flattery_is_recorded_by_its_script(tmp_path):
+    out = tmp_path / "some.csv"
+    run(sys.executable, ROOT / "experiments" / "flattery.py",
+        "--seeds", "1", "--steps", "2", "--out", out)
+    short = list(csv.DictReader(out.open(encoding="utf-8")))
+    kept = load_record("flattery")
+    assert short[0].keys() == kept[0].keys()
+    assert [row["read"] for row in short] == ["yes", "no"]
+    assert [(row["read"], row["seed"]) for row in kept] == [
+        (read, str(seed)) for read in ("yes", "no") for seed in range(8)]
+    assert {row["steps"] for row in kept} == {"500"}
+    # whoever left the sentences out does not remember them
+    gain = {read: [float(row["trained_on"]) - float(row["known"]) for row in kept
+                   if row["read"] == read] for read in ("yes", "no")}
+    assert min(gain["yes"]) > max(gain["no"])
+
+
 def test_the_record_of_messages_is_whole():
     rows = load_record("catalogues")
     assert [(r["split"], r["seed"]) for r in rows] == [
