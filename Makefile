@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup lint check test nightly processors gpu book serve notebooks records bench \
-	verify status seconds owner clean
+	verify nouns status seconds owner clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s%s\n", $$1, $$2}' Makefile
@@ -90,6 +90,9 @@ records: $(VENV)/.done  ## run the recorded experiments again
 
 bench: $(VENV)/.done  ## ratios against the named peers, as tables
 	@for f in tests/bench/bench_*.py; do echo "$$f"; $(PY) $$f || exit 1; done
+
+nouns: $(VENV)/.done  ## the further changes of the claims, one for each of their nouns
+	$(PY) book/verify.py --check --nouns
 
 verify: $(VENV)/.done  ## see each claim of the book turn red: all, or NB="01 07"
 	$(PY) book/verify.py $(NB)

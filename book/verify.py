@@ -1,4 +1,4 @@
-"""See every ✓ of the book turn red: python book/verify.py [--check] [NAME …]
+"""See every ✓ of the book turn red: python book/verify.py [--check [--nouns]] [NAME …]
 
 A ✓ counts only if a change of the package, made on purpose, makes that very
 cell fail. ``book/verified/<document name>.yml`` names the change for each
@@ -10,13 +10,16 @@ number::
       old: ~$mask
       new: $mask
 
+A claim that says several things has further entries, which follow its first one and
+break one of them each; ``noun: gradient`` names the word of the claim that they break.
 How ``where``, ``old`` and ``new`` are read is said in ``book/_ext/code_changes.py``.
 This program makes one change at a time in a copy of the package, and in the cells from
 which it is exported, runs the cells of the notebook in order, and writes to
 ``book/verified.json`` which cell failed, and how. As many changes run at the same time
 as there are processors. The record of a claim holds as long as neither its cell nor its
-change is edited; the tests ask for it. With ``--check`` nothing is written: each change
-is made again, and the exit status is 1 if one of them no longer turns its own cell red.
+change is edited; the tests ask for it. With ``--check`` nothing is written: the first
+change of each claim is made again, with ``--check --nouns`` its further ones, and the
+exit status is 1 if one of them no longer turns its own cell red.
 """
 from __future__ import annotations
 
@@ -66,10 +69,15 @@ def noted() -> list[str]:
                   for path in CHANGES.rglob("*.yml"))
 
 
-def changes(name: str) -> list[dict]:
-    "What was noted for one notebook."
+def changes(name: str, nouns: bool | None = None) -> list[dict]:
+    """What was noted for one notebook.
+
+    With `nouns` only what breaks a noun of a claim, or only each claim's first change.
+    """
     path = CHANGES / f"{name}.yml"
-    return yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+    noted = yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+    return [change for change in noted
+            if nouns is None or ("noun" in change) == nouns]
 
 
 def cells_of(name: str):
@@ -144,7 +152,8 @@ def replay_one(name: str, change: dict) -> dict:
     every = cells_of(name)
     cell = next(c for c in every if c.claim == change["claim"])
     seen = first_failure(name, change)
-    return {"claim": change["claim"], "key": key(every, cell.claim, change),
+    return {"claim": change["claim"], "noun": change.get("noun"),
+            "key": key(every, cell.claim, change),
             "red": bool(seen) and seen[0] == cell.index, "failed": seen}
 
 
@@ -162,15 +171,28 @@ def seconds() -> dict[str, float]:
     return {name: book["seconds"] for name, book in books.items()}
 
 
-def replay_all(names: list[str]) -> dict[str, list[dict]]:
+def records(seen: list[dict]) -> dict[str, dict]:
+    "What is kept of the changes that turned their own cell red, for each claim."
+    kept = {}
+    for one in seen:
+        if one["red"]:
+            claim = kept.setdefault(one["claim"], {})
+            if one["noun"]:
+                claim = claim.setdefault("nouns", {}).setdefault(one["noun"], {})
+            claim |= {"key": one["key"], "error": one["failed"][1]}
+    return kept
+
+
+def replay_all(names: list[str], nouns: bool | None = None) -> dict[str, list[dict]]:
     "What the changes of these notebooks did, as many at a time as processors."
-    jobs = [(name, change) for name in names for change in changes(name)]
+    jobs = [(name, change) for name in names for change in changes(name, nouns)]
     jobs.sort(key=lambda job: -seconds().get(job[0], 0))    # the longest first
     out = {name: [] for name in names}
 
     def work(job):
         seen = replay_one(*job)
         print("red    " if seen["red"] else "NOT RED", job[0], seen["claim"],
+              *([f"({seen['noun']})"] if seen["noun"] else []),
               seen["failed"] or "", flush=True)
         return job[0], seen
 
@@ -184,8 +206,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true",
                         help="write nothing; fail if a change is not seen")
+    parser.add_argument("--nouns", action="store_true",
+                        help="with --check: the further changes of the claims")
     parser.add_argument("names", nargs="*", help="notebooks; all if there is none")
     options = parser.parse_args(arguments)
+    if options.nouns and not options.check:
+        parser.error("--nouns goes with --check; without it all changes are made")
     names = noted()
     try:
         chosen = select(names, options.names)
@@ -195,12 +221,11 @@ def main(arguments: list[str]) -> int:
     record = json.loads(RECORD.read_text("utf-8")) \
         if RECORD.exists() else {}
     record = {name: seen for name, seen in record.items() if name in names}
-    found = replay_all(chosen)
+    found = replay_all(chosen, options.nouns if options.check else None)
     bad = 0
     for name, every in found.items():
         bad += sum(not seen["red"] for seen in every)
-        record[name] = {seen["claim"]: {"key": seen["key"], "error": seen["failed"][1]}
-                        for seen in every if seen["red"]}
+        record[name] = records(every)
     number = sum(map(len, found.values()))
     print(f"{number - bad} passed, {bad} failed")
     if not options.check:

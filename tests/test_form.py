@@ -243,22 +243,41 @@ def test_every_notebook_proves_something(name):
 @every
 def test_every_claim_has_been_seen_red(name):
     cells = [c for c in verify.cells_of(name) if c.claim]
-    changes = {c["claim"]: c for c in verify.changes(name)}
-    assert {c.claim for c in cells} == {*changes}
-    assert len(cells) == len(changes) == len({c.claim for c in cells})
-    record = json.loads(verify.RECORD.read_text("utf-8"))
+    first = [change["claim"] for change in verify.changes(name, nouns=False)]
+    assert sorted(first) == sorted({c.claim for c in cells})
+    assert len(first) == len(cells)
     for cell in cells:
-        change = changes[cell.claim]
-        seen = record.get(name, {})
+        assert len(cell.claim) <= 90 and "assert" in cell.source
+    record = json.loads(verify.RECORD.read_text("utf-8")).get(name, {})
+    assert {*record} == {*first}
+    assert {claim: {*seen.get("nouns", ())} for claim, seen in record.items()
+            if "nouns" in seen} == nouns_of(name)
+    for change in verify.changes(name):
+        claim = change["claim"]
+        said = f"{claim} ({change['noun']})" if "noun" in change else claim
         module, qualname = code_changes.split_where(change["where"], ROOT / "tformer")
         code_changes.apply(module.read_text("utf-8"), qualname,
                            verify.code_change(change))
-        assert cell.claim in seen, f"python book/verify.py {name}"
-        assert seen[cell.claim]["key"] == verify.key(
-            verify.cells_of(name), cell.claim, change), \
-            f"{cell.claim}: edited since; python book/verify.py"
-        assert seen[cell.claim]["error"] == "AssertionError"
-        assert len(cell.claim) <= 90 and "assert" in cell.source
+        seen = record[claim]
+        if "noun" in change:
+            seen = seen["nouns"][change["noun"]]
+        assert seen["key"] == verify.key(verify.cells_of(name), claim, change), \
+            f"{said}: edited since; python book/verify.py {name}"
+        assert seen["error"] == "AssertionError", said
+
+
+def nouns_of(name):
+    "The nouns that further changes break, for each claim; each stands there once."
+    found = {}
+    previous = None
+    for change in verify.changes(name):
+        if "noun" in change:
+            assert change["claim"] == previous, f"{change}: not behind its claim"
+            nouns = found.setdefault(previous, set())
+            assert change["noun"] not in nouns, f"{change['noun']}: twice"
+            nouns.add(change["noun"])
+        previous = change["claim"]
+    return found
 
 
 def test_changes_and_records_belong_to_a_notebook():
@@ -276,11 +295,44 @@ def test_changes_of_a_notebook_in_a_folder_are_found(tmp_path, monkeypatch):
     assert verify.changes("package/nn/08_b") == []
     seen = []
     monkeypatch.setattr(verify, "replay_one", lambda name, change: seen.append(
-        name) or {**change, "key": "k", "red": True, "failed": [0, "E"]})
+        name) or {"noun": None, **change, "key": "k", "red": True, "failed": [0, "E"]})
     monkeypatch.setattr(verify, "RECORD", tmp_path / "verified.json")
     assert verify.main(["package/nn/07_a"]) == 0
     assert seen == ["package/nn/07_a"]
     assert verify.main(["08"]) == 2 and len(seen) == 1
+
+
+def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(verify, "CHANGES", tmp_path)
+    monkeypatch.setattr(verify, "RECORD", tmp_path / "verified.json")
+    (tmp_path / "07_a.yml").write_text(
+        "- {claim: all}\n- {claim: all, noun: tea}\n- {claim: all, noun: milk}\n"
+        "- {claim: none}\n", "utf-8")
+    seen = []
+
+    def replay_one(name, change):
+        seen.append(change.get("noun", change["claim"]))
+        return {"noun": None, "key": seen[-1], "red": "milk" not in seen[-1:],
+                "failed": [0, "E"], **change}
+
+    monkeypatch.setattr(verify, "replay_one", replay_one)
+    assert verify.main(["07_a", "--check"]) == 0 and {*seen} == {"all", "none"}
+    seen.clear()
+    assert verify.main(["07_a", "--check", "--nouns"]) == 1
+    assert {*seen} == {"tea", "milk"} and not verify.RECORD.exists()
+    assert "NOT RED 07_a all (milk)" in capsys.readouterr().out
+    assert verify.main(["07_a"]) == 1
+    assert json.loads(verify.RECORD.read_text("utf-8")) == {"07_a": {
+        "all": {"key": "all", "error": "E", "nouns": {
+            "tea": {"key": "tea", "error": "E"}}},
+        "none": {"key": "none", "error": "E"}}}
+    with pytest.raises(SystemExit):
+        verify.main(["07_a", "--nouns"])
+    assert nouns_of("07_a") == {"all": {"tea", "milk"}}
+    (tmp_path / "07_a.yml").write_text(
+        "- {claim: all}\n- {claim: none}\n- {claim: all, noun: tea}\n", "utf-8")
+    with pytest.raises(AssertionError, match="not behind its claim"):
+        nouns_of("07_a")
 
 
 @pytest.mark.nightly

@@ -48,7 +48,7 @@ def test_the_runs_are_there():
     assert {"ci", "gpu", "nightly", "weekly"} <= set(IDS)
     jobs = {name for p in FILES for name in load(p)["jobs"]}
     assert {"whole", "package", "deploy", "gpu", "night", "newest",
-            "trained", "links", "report"} <= jobs
+            "trained", "nouns", "links", "report"} <= jobs
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -210,7 +210,7 @@ def test_the_runner_of_the_gpu_is_one_setting():
 def test_a_failed_week_opens_an_issue():
     job = load(ROOT / ".github/workflows/weekly.yml")["jobs"]["report"]
     assert job["if"] == "failure()" and set(job["needs"]) == {
-        "newest", "trained", "devices", "links"}
+        "newest", "trained", "devices", "nouns", "links"}
     assert job["permissions"] == {"issues": "write"}
     assert "gh issue create" in job["steps"][0]["run"]
 

@@ -90,7 +90,7 @@ def claims(root: Path, found: list[Notebook]) -> str:
         changes = yaml.safe_load(path.read_text(encoding="utf-8"))
         rows = "\n".join(change_row(change, root / "tformer")
                          for change in changes)
-        out.append(f":::::{{closer}} {nb.title}: ✓ {len(changes)}\n{rows}\n"
+        out.append(f":::::{{closer}} {nb.title}: ✓ {len(counts[nb.name])}\n{rows}\n"
                    ":::::")
     return "\n\n".join(out)
 
@@ -101,7 +101,9 @@ def change_row(change: dict, package: Path) -> str:
     seen = CodeChange(change["where"], change["old"], change["new"])
     old, new = (" ".join(code.split()) or "(nothing)" for code in
                 preview(path.read_text(encoding="utf-8"), qualname, seen))
-    return (f"- **{change['claim']}**. Red when, in "
+    start = (f"    - For *{change['noun']}*: red when" if "noun" in change
+             else f"- **{change['claim']}**. Red when")
+    return (f"{start}, in "
             f"`tformer.{change['where']}`, ``` {old} ``` becomes "
             f"``` {new} ```.")
 
