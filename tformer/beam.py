@@ -312,10 +312,10 @@ def beam_search(
     ``length_penalty`` is positive); or when ``num_beams`` texts have
     ended (``enough``).
 
-    A single beam writes what greedy decoding writes if the first end is
-    the last: with ``usual`` or ``enough``, or if ``length_penalty`` is
-    not positive.  Otherwise it goes on, and may find a text of a higher
-    score.
+    A single beam writes what greedy decoding writes if its search ends
+    with the first text that ends: with ``usual`` or ``enough``, or if
+    ``length_penalty`` is not positive.  Otherwise it goes on, and may
+    find a text of a higher score.
     """
     stop_token_ids = (
         (stop_token_ids,)
