@@ -160,33 +160,43 @@ def test_the_mean_of_best_sums_does_not_fall_with_the_width():
     assert (means.diff() > -1e-6).all() and means[-1] > means[0] + 0.1
 
 
-def test_a_width_of_one_is_greedy():
-    for seed in range(20):
+def test_one_beam_that_ends_at_the_first_end_is_greedy():
+    "And one that goes on, by the sure rule, may only gain by it."
+    others = 0
+    for seed in range(40):
         model = Table(5, seed)
         ids = []
         text = [2]
         while len(ids) < 9 and 4 not in ids:
             ids.append(model.after(text).argmax().item())
             text.append(ids[-1])
-        for how in (dict(length_penalty=0.0), dict(length_penalty=1.0, until="enough")):
+        for how in (dict(length_penalty=0.0), dict(length_penalty=-0.7),
+                    dict(length_penalty=1.0, until="enough"),
+                    dict(length_penalty=2.0, until="usual")):
             (found,), = beam_search(model, [[2]], num_beams=1, max_new_tokens=9,
                                     stop_token_ids=4, **how)
             assert found.ids == ids and found.finished == (ids[-1] == 4)
+        (found,), = beam_search(model, [[2]], num_beams=1, max_new_tokens=9,
+                                stop_token_ids=4, length_penalty=1.0)
+        mean = sum(model.log_probs([2], ids)) / len(ids)
+        assert found.ids == ids or found.score > mean
+        others += found.ids != ids
+    assert others >= 5
 
 
 def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
     worse = {"usual": 0, "enough": 0}
     for seed in range(40):
         model = Table(5, seed)
-        how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=1.0)
-        wanted = lists(model, [1], 3, 12, 4, norm_of(1.0, "power"))
+        how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=2.0)
+        wanted = lists(model, [1], 3, 12, 4, norm_of(2.0, "power"))
         (sure,), = beam_search(model, [[1]], **how)
         same([sure], wanted, 1)
         for until in worse:
             (found,), = beam_search(model, [[1]], until=until, **how)
             assert found.score <= sure.score + 1e-12
             worse[until] += found.score < sure.score - 1e-9
-    assert worse["usual"] >= 3 and worse["enough"] >= 3, worse
+    assert 3 <= worse["usual"] < worse["enough"], worse
 
 
 def test_a_search_ends_when_nothing_can_be_gained():
@@ -437,17 +447,17 @@ def test_texts_and_scores_are_those_of_transformers(name):
             "encoder_attention_mask": mask}
         ids = torch.ones(3, 1, dtype=torch.int64)
         theirs = {"decoder_input_ids": ids}
-    for until, alpha, (width, stop) in itertools.product(
-            RULES, (0.0, 0.7, 1.0, 2.0), ((2, [5]), (4, [5, 6]))):
+    for until, alpha, (width, n, stop) in itertools.product(
+            RULES, (0.0, 0.7, 1.0, 2.0), ((2, 2, [5]), (4, 4, [5, 6]), (4, 1, [5, 6]))):
         out = model.generate(
             input_ids=src, **theirs, attention_mask=mask, num_beams=width,
-            do_sample=False, num_return_sequences=width, max_new_tokens=8,
+            do_sample=False, num_return_sequences=n, max_new_tokens=8,
             length_penalty=alpha, early_stopping=RULES[until],
             eos_token_id=stop, pad_token_id=0, output_scores=True,
             return_dict_in_generate=True)
         found = beam_search(
             Theirs(model), ids, num_beams=width, max_new_tokens=8, stop_token_ids=stop,
-            length_penalty=alpha, num_return_sequences=width, until=until, **ours)
+            length_penalty=alpha, num_return_sequences=n, until=until, **ours)
         found = [beam for row in found for beam in row]
         for beam, row, score in zip(
                 found, out.sequences[:, ids.shape[1]:].tolist(),

@@ -60,7 +60,8 @@ def split_finished(
     """Which candidates have ended, and which are the next live beams.
 
     An end counts among the ``num_beams`` best candidates alone, so that
-    one beam is greedy; the live ones are the ``num_beams`` best others.
+    one beam first ends where greedy decoding ends.  The next live beams
+    are the ``num_beams`` best candidates that do not end a text.
     """
     validate.integer(num_beams=num_beams)
     ends = torch.isin(ids, stop_token_ids)
@@ -159,20 +160,15 @@ class _BeamConfig:
             return True
         if self.until == "enough":
             return len(hypotheses) >= self.num_beams
-        max_length = self.max_new_tokens if self.until == "sure" else n
+        sure = self.until == "sure"
+        max_length = self.max_new_tokens if sure else n
+        wanted = self.num_return_sequences if sure else self.num_beams
         best = best_possible_score(log_prob, n, max_length,
                                    self.length_penalty,
                                    self.length_penalty_form)
         return (
-            best
-            <= min(
-                (
-                    beam.score
-                    for beam in hypotheses[: self.num_return_sequences]
-                ),
-                default=0,
-            )
-            and len(hypotheses) >= self.num_return_sequences
+            len(hypotheses) >= wanted
+            and best <= hypotheses[wanted - 1].score
         )
 
 # %% ../nbs/22_beam_search.ipynb #417fba9d
@@ -293,14 +289,14 @@ def beam_search(
     model: Any,  # evaluated, and left as it was
     prompts: Sequence | Tensor,  # prompts: rows of ids, not all as long
     *,
-    num_beams: int,  # live beams of each prompt; 1: greedy
+    num_beams: int,  # live beams of each prompt
     max_new_tokens: int,  # new ids at most
     stop_token_ids: int | Sequence[int] = (),  # ids that end a text
     length_penalty: float = 1.0,  # exponent of the length; 0: sums compare
     length_penalty_form: str = "power",  # or "gnmt"
     # texts for each prompt, at most ``num_beams``
     num_return_sequences: int = 1,
-    until: str = "sure",  # or "usual", a bound that fails; or "enough"
+    until: str = "sure",  # or "usual", "enough": when a search ends
     # from ``encode``
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     # True at tokens
@@ -310,9 +306,16 @@ def beam_search(
 
     A score is the sum of log-probabilities of the new ids, divided by
     ``length_divisor``.  The search of a prompt ends when no live beam can
-    come to be one of its best (``sure``); or, as is usual, when none
-    would be at its present length; or when ``num_beams`` beams have ended
-    (``enough``).
+    come to be one of the texts returned (``sure``); or when ``num_beams``
+    texts have ended and no live beam has, at its present length, a
+    higher score than the worst of them (``usual``, no bound where
+    ``length_penalty`` is positive); or when ``num_beams`` texts have
+    ended (``enough``).
+
+    A single beam writes what greedy decoding writes if its search ends
+    with the first text that ends: with ``usual`` or ``enough``, or if
+    ``length_penalty`` is not positive.  Otherwise it goes on, and may
+    find a text of a higher score.
     """
     stop_token_ids = (
         (stop_token_ids,)
