@@ -145,6 +145,14 @@ def sgd(model):
     return [optim.SGD(model.parameters(), 0.1, momentum=0.9)], level
 
 
+def clipped_sgd(model):
+    return [optim.SGD(model.parameters(), 0.3, momentum=0.9)], level, 1.0
+
+
+def clipped_adamw(model):
+    return *adamw(model), 1.0
+
+
 def cosine(model):
     return adamw(model, 6e-3, optim.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0))
 
@@ -179,6 +187,8 @@ VARIANTS = {                # the model, how it learns, at most so many steps
     "GPT": (gpt, adamw, 600),
     "Llama": (llama, adamw, 600),
     "SGD": (llama, sgd, HORIZON),
+    "SGD clipped": (llama, clipped_sgd, HORIZON),
+    "AdamW clipped": (llama, clipped_adamw, HORIZON),
     "constant": (llama, constant, HORIZON),
     "cosine": (llama, cosine, HORIZON),
     "AdamW apart": (llama, apart, HORIZON),
@@ -217,7 +227,8 @@ class Lesson:
         torch.manual_seed(seed)
         self.model = make()
         self.taken = 0
-        self.optimizers, self.factor = learn(self.model)
+        self.optimizers, self.factor, *limit = learn(self.model)
+        self.max_norm = limit[0] if limit else None
         self.rates = [[group["lr"] for group in o.param_groups]
                       for o in self.optimizers]
         self.batches = random_windows(texts()[0], LENGTH, BATCH, seed)
@@ -226,6 +237,8 @@ class Lesson:
         self.taken += 1
         loss = next_token_loss(self.model, next(self.batches))
         loss.backward()
+        if self.max_norm is not None:
+            optim.clip_grad_norm_(self.model.parameters(), self.max_norm)
         for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * self.factor(self.taken)
@@ -456,7 +469,7 @@ def parts(e):
         "sinusoids"), e.steps("rotary")
     yield 6, "norms", deep_loss, "without", "with", e.loss(
         "deep, no norms", 100), e.loss("deep, small start", 100)
-    yield 6, "initialization", deep_loss, "PyTorch's", "GPT-2's", e.loss(
+    yield 6, "initialization", deep_loss, "variance 1/d", "GPT-2's", e.loss(
         "deep", 100), e.loss("deep, small start", 100)
     yield 6, "RMSNorm, SwiGLU", to, "LayerNorm, GELU", "RMSNorm, SwiGLU", \
         e.steps("rotary"), e.steps("RMSNorm, SwiGLU")
@@ -472,8 +485,11 @@ def parts(e):
         "2", cache_bytes(4), cache_bytes(2)
     yield 13, "Llama's parts", to, "GPT", "Llama", e.steps("GPT"), e.steps(
         "Llama")
-    yield 16, "AdamW", f"nats/byte, {HORIZON} steps", "SGD, momentum", "AdamW", \
-        e.loss("SGD", HORIZON), e.loss("Llama", HORIZON)
+    yield 16, "clipping", f"nats/byte, {HORIZON} steps", "SGD", "clipped", \
+        e.loss("SGD", HORIZON), e.loss("SGD clipped", HORIZON)
+    yield 16, "AdamW", f"nats/byte, {HORIZON} steps", "SGD, clipped", \
+        "AdamW, clipped", e.loss("SGD clipped", HORIZON), e.loss(
+            "AdamW clipped", HORIZON)
     yield 16, "cosine", f"nats/byte, {HORIZON} steps", "constant", "cosine", \
         e.loss("constant", HORIZON), e.loss("cosine", HORIZON)
     yield 16, "two rates", to, "one rate", "two", e.steps("cosine"), e.steps(

@@ -607,7 +607,7 @@ def mup_groups(
 
     Yang et al. (2021), table 3: matrices get lr × base_width / width,
     the rest lr.  The head's first weights need √(base_width / width),
-    too.
+    too, and scores that grow with a head's width 1/d_head.
     """
     validate.integer(width=width, base_width=base_width)
     matrices, *rest = param_groups(model, 0.0)
