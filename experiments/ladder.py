@@ -117,6 +117,21 @@ def gpt(max_len=MAX_LEN, tied=True):
     return model
 
 
+def gpt_started_as_the_tour():
+    "GPT-2 with first weights like the tour's: PyTorch's, and tables of size 0.1."
+    model = gpt()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Linear) and module is not model.lm_head:
+                fresh = nn.Linear(module.weight.shape[1], module.weight.shape[0])
+                module.weight.copy_(fresh.weight)
+                module.bias.copy_(fresh.bias)
+        for name, p in model.named_parameters():
+            if name.startswith("embed"):
+                nn.init.normal_(p, std=0.1)
+    return model
+
+
 def llama(n_kv_heads=2, width=D_MODEL, n_layers=N_LAYERS, n_heads=N_HEADS):
     "The modern decoder, in the tour's size or wider."
     return Llama(LlamaConfig(
@@ -185,6 +200,7 @@ VARIANTS = {                # the model, how it learns, at most so many steps
     "RMSNorm, SwiGLU": (partial(Grown, 6), adamw, 600),
     "fused": (partial(Grown, 7), adamw, 600),
     "GPT": (gpt, adamw, 600),
+    "GPT, tour's start": (gpt_started_as_the_tour, adamw, 600),
     "Llama": (llama, adamw, 600),
     "SGD": (llama, sgd, HORIZON),
     "SGD clipped": (llama, clipped_sgd, HORIZON),
@@ -480,7 +496,7 @@ def parts(e):
     yield 12, "tied head", "kB of weights", "two tables", "one", weights(
         False), weights(True)
     yield 12, "GPT-2's start", to, "the tour's", "GPT-2's", e.steps(
-        "tokens"), e.steps("GPT")
+        "GPT, tour's start"), e.steps("GPT")
     yield 13, "grouped heads", "kB of cache, 1,024 tokens", "4 key heads", \
         "2", cache_bytes(4), cache_bytes(2)
     yield 13, "Llama's parts", to, "GPT", "Llama", e.steps("GPT"), e.steps(

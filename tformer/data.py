@@ -390,7 +390,7 @@ def split_documents(
     # about this share is never trained on
     held_out_fraction: float = 0.1,
     seed: int = 0,
-    # texts at least so alike stay on one side
+    # pairs so alike are looked for, and kept on one side
     near_duplicate_similarity: float | None = None,
 ) -> tuple[list[str], list[str]]:
     """Texts to train on and texts held out; equal ones never part.
