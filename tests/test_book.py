@@ -397,7 +397,6 @@ FAINT = {
     "nbs/18_translation.html": {"#d5dce4 on #d9761a", "#d5dce4 on #3470d6",
                                 "#d5dce4 on #bd78dd", "#1d2430 on #3470d6",
                                 "#ffffff on #1fa37c"},
-    "nbs/19_masked_language_model.html": {"#d5dce4 on #1d8668"},
     "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769",
                                        "#d5dce4 on #b2631b"},
     "nbs/A5_caches.html": {"#ffffff on #1fa37c"}}
