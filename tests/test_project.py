@@ -6,7 +6,9 @@ import os
 import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -516,6 +518,18 @@ def test_figures_compare_by_what_they_say():
     assert "T | D" in rules.reduce_svg(svg.format(1))
     other = svg.format(1).replace("D<", "E<")
     assert rules.reduce_svg(svg.format(1)) != rules.reduce_svg(other)
+
+
+def test_the_words_of_figures_are_compared_however_often_the_rules_are_loaded():
+    "What was reduced twice would have lost its words, and would equal anything."
+    from nbval.plugin import IPyNbCell
+
+    load(ROOT / "conftest.py")
+    load(ROOT / "conftest.py")
+    cell = SimpleNamespace(parent=SimpleNamespace(sanitize_patterns={}))
+    cell.sanitize_text = partial(IPyNbCell.sanitize_text, cell)
+    svg = "<svg><title>T</title><desc>D</desc></svg>"
+    assert IPyNbCell.sanitize(cell, svg) == "<svg>T | D</svg>"
 
 
 def test_make_knows_what_the_readme_names():
