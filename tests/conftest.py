@@ -1,4 +1,5 @@
 """What several test files share: the built book, a browser, executed shapes."""
+import importlib
 import os
 import re
 import shutil
@@ -150,6 +151,15 @@ def run(*args, cwd=ROOT, **kwargs):
                           capture_output=True, **kwargs)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def load_experiment(name):
+    "Import a script of the folder experiments/ as a module."
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "experiments"))
 
 
 def tracked(*patterns):

@@ -13,7 +13,7 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
-from conftest import ROOT, run  # noqa: E402
+from conftest import ROOT, load_experiment, run  # noqa: E402
 from helpers import close, equal_to_peer, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
 from tformer import check  # noqa: E402
@@ -592,12 +592,7 @@ def test_on_a_gpu(dtype):
 
 def modern():
     "The script as a module."
-    sys.path.insert(0, str(ROOT / "experiments"))
-    try:
-        import modern
-        return modern
-    finally:
-        sys.path.pop(0)
+    return load_experiment("modern")
 
 
 @pytest.mark.nightly

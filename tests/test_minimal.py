@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import ROOT, run
+from conftest import ROOT, load_experiment, run
 from helpers import plain_only
 from tformer import minimal
 from tformer.minimal import (
@@ -219,12 +219,7 @@ def test_a_record_that_is_not_there_is_refused_with_the_names_of_all():
 @pytest.fixture
 def rungs():
     "The script as a module."
-    sys.path.insert(0, str(ROOT / "experiments"))
-    try:
-        import ladder
-        return ladder
-    finally:
-        sys.path.pop(0)
+    return load_experiment("ladder")
 
 
 @pytest.mark.nightly
@@ -303,12 +298,7 @@ def test_the_ladder_is_drawn():
 @pytest.fixture
 def parts():
     "The script as a module."
-    sys.path.insert(0, str(ROOT / "experiments"))
-    try:
-        import parts
-        return parts
-    finally:
-        sys.path.pop(0)
+    return load_experiment("parts")
 
 
 @pytest.mark.nightly
@@ -390,12 +380,7 @@ def test_each_variant_lacks_its_part_and_no_other(parts):
 @pytest.fixture
 def counting():
     "The script as a module."
-    sys.path.insert(0, str(ROOT / "experiments"))
-    try:
-        import counting
-        return counting
-    finally:
-        sys.path.pop(0)
+    return load_experiment("counting")
 
 
 def test_a_table_falls_back_as_witten_and_bell_do(counting, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import generation as peers
 
-from conftest import ROOT
+from conftest import ROOT, load_experiment
 from helpers import generator, plain_only
 from tformer.sampling import (
     Sampler,
@@ -725,8 +725,7 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
 
 def test_the_record_is_whole():
     from tformer.minimal import load_record
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import sampling as experiment
+    experiment = load_experiment("sampling")
     rows = load_record("sampling")
     every = {(m, str(v), str(s)) for m, (_, values, _) in
              experiment.METHODS.items() for v in values for s in range(3)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tformer
-from conftest import ROOT, run
+from conftest import ROOT, load_experiment, run
 from helpers import close, equal_models, plain_only
 from tformer import minimal, parallel, stories, translation
 from tformer.gpt import GPT, GPTConfig
@@ -515,12 +515,7 @@ def test_copies_are_found():
 # the script
 
 def script():
-    sys.path.insert(0, str(ROOT / "experiments"))
-    try:
-        import trained
-        return trained
-    finally:
-        sys.path.pop(0)
+    return load_experiment("trained")
 
 
 @pytest.mark.nightly
