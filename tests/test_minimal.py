@@ -261,6 +261,34 @@ def test_each_clocked_thing_runs(rungs):
         rungs.Lesson(name).step()
 
 
+def test_rungs_change_what_they_say(rungs, monkeypatch):
+    "Clipping, the rates of two groups, and first weights like the tour's."
+    limits = []
+    monkeypatch.setattr(rungs.optim, "clip_grad_norm_",
+                        lambda params, limit: limits.append((len([*params]), limit)))
+    for name, clipped in (("SGD", False), ("SGD clipped", True),
+                          ("Llama", False), ("AdamW clipped", True)):
+        limits.clear()
+        lesson = rungs.Lesson(name)
+        lesson.step()
+        every = len([*lesson.model.parameters()])
+        assert limits == [(every, 1.0)] * clipped, name
+    one, two, muon = (rungs.Lesson(name) for name in ("cosine", "AdamW apart", "Muon"))
+    assert [*map(type, two.optimizers)] == [rungs.optim.AdamW] * 2
+    assert [*map(type, muon.optimizers)] == [rungs.optim.Muon, rungs.optim.AdamW]
+    assert (one.rates, two.rates, muon.rates) == (
+        [[6e-3, 6e-3]], [[6e-3], [1e-2]], [[0.02], [1e-2]])
+    for lesson in (two, muon):
+        assert not any(group["weight_decay"] for optimizer in lesson.optimizers
+                       for group in optimizer.param_groups)
+    plain, started = (rungs.Lesson(name).model for name in ("GPT", "GPT, tour's start"))
+    assert started.lm_head.weight is started.embed.weight
+    assert 0.09 < started.embed.weight.std() < 0.11
+    assert plain.embed.weight.std() < 0.03
+    up = started.blocks[0].feed_forward.sublayer.up_proj.weight
+    assert 0.95 < up.abs().max() * rungs.D_MODEL ** 0.5 <= 1    # uniform, as PyTorch's
+
+
 def test_the_ladder_follows_from_its_runs(rungs):
     e = rungs.Evidence(load_record("ladder_runs"),
                        load_record("ladder_times"))
