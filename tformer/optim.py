@@ -606,8 +606,9 @@ def mup_groups(
     """Groups for Adam that keep a rate found at another width.
 
     Yang et al. (2021), table 3: matrices get lr × base_width / width,
-    the rest lr.  The head's first weights need √(base_width / width),
-    too, and scores that grow with a head's width 1/d_head.
+    the rest lr.  The head's first weights are to be multiplied by
+    √(base_width / width), too; where heads grow with the model,
+    scores are divided by d_head instead of √d_head.
     """
     validate.integer(width=width, base_width=base_width)
     matrices, *rest = param_groups(model, 0.0)
