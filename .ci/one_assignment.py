@@ -33,8 +33,9 @@ def sources(path):
     for n, cell in enumerate(json.loads(text)["cells"], 1):
         if cell["cell_type"] == "code":
             # lines for the shell or for IPython are no Python
+            code = "".join(cell["source"])
             yield f"{path}:cell {n}", re.sub(
-                r"^(\s*)[%!].*$", r"\1pass", "".join(cell["source"]), flags=re.M)
+                r"^(\s*)[%!](?=[A-Za-z%]).*$", r"\1pass", code, flags=re.M)
 
 
 def is_read(target, value):

@@ -17,13 +17,15 @@ This program makes one change at a time in a copy of the package, and in the cel
 which it is exported, runs the cells of the notebook in order, and writes to
 ``book/verified.json`` which cell failed, and how. As many changes run at the same time
 as there are processors. The record of a claim holds as long as neither its cell nor its
-change is edited; the tests ask for it. With ``--check`` nothing is written: the first
-change of each claim is made again, with ``--check --nouns`` its further ones, and the
-exit status is 1 if one of them no longer turns its own cell red.
+change is edited, layout and comments apart; the tests ask for it. With ``--check``
+nothing is written: the first change of each claim is made again, with ``--check
+--nouns`` its further ones, and the exit status is 1 if one of them no longer turns its
+own cell red.
 """
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -85,17 +87,25 @@ def cells_of(name: str):
     return code_cells(json.loads(path.read_text("utf-8"))["cells"])
 
 
+def as_parsed(source: str) -> str:
+    "Code without its layout and comments; as it stands where it is no Python."
+    try:
+        return ast.unparse(ast.parse(source))
+    except SyntaxError:
+        return source
+
+
 def key(cells: list, claim: str, change: dict) -> str:
     """Of a claim's cell, what it builds on, and its change.
 
     Another key, and the record is void. It builds on all cells before it
-    but other claims, drawings and hidden cells.
+    but other claims, drawings and hidden cells. Layout and comments do not count.
     """
     at = next(i for i, c in enumerate(cells) if c.claim == claim)
     before = [c.source for c in cells[:at]
               if c.shown != "removed" and not c.claim]
-    parts = [*before, cells[at].source, change["where"], change["old"],
-             change["new"]]
+    code = [as_parsed(source) for source in (*before, cells[at].source)]
+    parts = [*code, change["where"], change["old"], change["new"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1337,8 +1337,8 @@ def test_machine_code_of_a_cached_step_equals_eager():
     x = randn(2, 5, 16)
     cache = DynamicLayerCache()
     torch._dynamo.reset()
-    fast = torch.compile(m, backend="inductor", fullgraph=True, options={
-        "cpp.simdlen": 1})  # plain C++: quickly compiled, and no probing
+    plain = {"cpp.simdlen": 1}  # plain C++: quickly compiled, and no probing
+    fast = torch.compile(m, backend="inductor", fullgraph=True, options=plain)
     with torch.no_grad():
         parts = [m(x[:, :3], cache=cache), fast(x[:, 3:], cache=cache)]
         close(torch.cat(parts, 1), m(x))

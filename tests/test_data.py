@@ -266,8 +266,9 @@ def test_best_fit_takes_the_fullest_row_that_will_do(sizes):
             slow[room.index(min(fits))].append(piece)
         else:
             slow.append([piece])
-    assert sorted(map(sorted, rows)) == sorted(map(sorted, slow)) or \
-        len(rows) == len(slow)          # ties may fall otherwise
+    # ties may fall otherwise
+    same = sorted(map(sorted, rows)) == sorted(map(sorted, slow))
+    assert same or len(rows) == len(slow)
     assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
     assert all(sum(sizes[i] for i in row) <= 16 for row in rows)
 

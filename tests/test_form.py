@@ -592,6 +592,10 @@ def test_a_claim_is_void_when_its_helpers_change():
         return course.code_cells([code(helper), code(
             "#| verified: so it is\nassert same()")])
     change = {"where": "m", "old": "a", "new": "b"}
-    one, other = (verify.key(cells(h), "so it is", change)
-                  for h in ("def same(): pass", "def same(): return True"))
+    one, other, formatted = (verify.key(cells(h), "so it is", change) for h in (
+        "def same(): pass", "def same(): return True",
+        "def same():  # as above\n    pass"))
     assert one != other
+    assert one == formatted
+    magic = [verify.key(cells(h), "so it is", change) for h in ("%pip a", "%pip b")]
+    assert magic[0] != magic[1]

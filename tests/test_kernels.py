@@ -100,7 +100,8 @@ def test_an_interrupt_reaches_the_kernel_alone(start):
     client = ask.client
     message = client.execute(
         "import time; print('at work', flush=True); time.sleep(100)",
-        stop_on_error=False)            # else it would drop what comes next
+        stop_on_error=False,  # else it would drop what comes next
+    )
     while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
         pass
     ask.manager.interrupt_kernel()

@@ -227,7 +227,8 @@ def rungs():
 def test_the_ladder_is_recorded_by_its_script(tmp_path, rungs, monkeypatch):
     words = ["ladder.py", "--steps", "2", "--seeds", "1", "--rounds", "1",
              "--folder", str(tmp_path)]
-    monkeypatch.setattr(rungs, "CLOCKED", {     # no compiler in this test
+    monkeypatch.setattr(rungs, "CLOCKED", {
+        # no compiler in this test
         group: ({what: lambda: lambda: None for what in rivals}, calls)
         for group, (rivals, calls) in rungs.CLOCKED.items()})
     monkeypatch.setattr(sys, "argv", words)
@@ -454,6 +455,7 @@ def test_the_record_of_counting_is_whole(counting):
     assert [(r["guesser"], r["seed"]) for r in rows] == [
         (name, str(seed)) for name in guessers for seed in range(5)]
     assert {r["letters"] for r in rows} == {str(counting.LETTERS)}
+    # what the chapter says
     grades = {name: [float(r["grade"]) for r in rows if r["guesser"] == name]
-              for name in guessers}         # what the chapter says
+              for name in guessers}
     assert min(grades["model"]) > max(grades["20"]) > max(grades["12"])

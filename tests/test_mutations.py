@@ -94,8 +94,9 @@ def run_tests(folder, tests, fast):
     "Run tests in this process against the package in `folder`."
     import pytest
     from hypothesis import Phase, settings
-    settings.register_profile("mutants", database=None, derandomize=True, phases=[
-        Phase.explicit, Phase.generate])        # a failure is enough
+    phases = [Phase.explicit, Phase.generate]  # a failure is enough
+    settings.register_profile("mutants", database=None, derandomize=True,
+                              phases=phases)
     settings.load_profile("mutants")
     assert not any(m.split(".")[0] == "tformer" for m in sys.modules)
     os.chdir(folder)

@@ -767,7 +767,8 @@ def test_yarn_equals_transformers(d, base, factor, fast, slow, length):
 @pytest.mark.parametrize("d, base, length", [
     (8, 10.0, 1024), (64, 10.0, 1024),  # the slowest turn often: to d - 1
     (8, 10_000.0, 16), (64, 500_000.0, 100),  # the fastest not once: to 0
-    (8, 1e9, 256)])  # all of the blend between two pairs
+    (8, 1e9, 256),  # all of the blend between two pairs
+])
 def test_yarn_beyond_the_ends_equals_transformers(d, base, length):
     ours, _ = yarn_scaling(d, base, factor=8.0, original_max_len=length)
     theirs, _ = scaled("yarn", d, base, factor=8.0,

@@ -562,7 +562,8 @@ def test_a_watch_sees_jumps_and_nothing_else(losses, last):
 @pytest.mark.parametrize("losses", [
     [-2.0] * 120,                                   # says nothing new
     [0.060 + 0.14 * (k % 17 == 0) for k in range(200)],  # converged
-    [6.0 * 0.97 ** k for k in range(200)]])         # falls fast
+    [6.0 * 0.97 ** k for k in range(200)],  # falls fast
+])
 def test_a_watch_lets_healthy_trainings_be(losses):
     watch = LossMonitor()
     assert not any(watch(x, 1.0) for x in losses)

@@ -139,8 +139,8 @@ def mask_kwargs(
             f"{key_positions.length} positions for {shape[-1]} keys: "
             "update returns the positions of all it returns"
         )
-    if mask is None and key_positions.start is not None and (
-            key_positions.start >= 0):  # no padding
+    start = key_positions.start
+    if mask is None and start is not None and start >= 0:  # no padding
         if not causal:
             return {}
         if positions.start is not None:

@@ -274,8 +274,9 @@ def _two_stacks(config, values):
     more = dict(n_encoder_layers=n,
                 n_layers=next((depth for depth in depths if depth), n))
     ids = getattr(config, "decoder_vocab_size", None)
-    if ids and not getattr(config, "share_encoder_decoder_embeddings",
-                           False):  # Marian names both, and has one
+    # Marian names both sizes where it has one table
+    shared = getattr(config, "share_encoder_decoder_embeddings", False)
+    if ids and not shared:
         more |= dict(vocab_size=ids,
                      encoder_vocab_size=values["vocab_size"])
     return values | more

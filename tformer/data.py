@@ -82,8 +82,9 @@ class Loader:
 
     def __init__(self, **identity: Any):
         self.identity = {"loader": type(self).__name__, **{
+            # JSON knows no numbers of NumPy's
             name: fact.item() if isinstance(fact, np.generic) else fact
-            for name, fact in identity.items()}}  # for JSON
+            for name, fact in identity.items()}}
         self.num_yielded = 0
 
     def get_batch(self, index: int) -> Batch:

@@ -196,8 +196,9 @@ class Model(TiedModule):
         given = positions
         positions = Positions.of(positions, ids, cache)
         end = positions.upper_bound
-        if (given is not None and end is None) or (
-                end is not None and end > self.max_len):  # look closely
+        unknown = given is not None and end is None
+        too_far = end is not None and end > self.max_len
+        if unknown or too_far:  # look closely
             validate.at_most(self.max_len, tokens=positions.end)
         return positions
 

@@ -162,7 +162,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 chunk, weight, bias, label_smoothing, [
                     g if i or g is None else g[rows]
                     for i, g in enumerate(grads)]))
-        ctx.save_for_backward(*(  # summed wide, rounded once
+        # summed in a wide type, rounded once
+        ctx.save_for_backward(*(
             g if g is None else g.to(x.dtype)
             for g, x in zip(grads, inputs)))
         return torch.cat(losses).where(counted, 0.0) @ share
@@ -563,9 +564,9 @@ def scale_lr(
 ) -> None:
     "Each group gets its own learning rate (``base_lr``) × factor."
     validate.number("[0, inf)", factor=factor)
+    factor = float(factor)  # Python's number, which JSON can hold
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("base_lr", group["lr"]) * (
-            float(factor))  # Python's number, which JSON can hold
+        group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #34b2892a
 def clip_grad_norm_(

@@ -183,8 +183,9 @@ class BlockTables:
 
         The blocks that the row had before are released.
         """
+        # a row that holds the same list is a view's, and has it already
         found = {row: [*table] for row, table in zip(rows, tables)
-                 if self.tables[row] is not table}  # a view has it already
+                 if self.tables[row] is not table}
         for table in found.values():
             for block in table:
                 self.pool.acquire(block)

@@ -145,9 +145,10 @@ CSS_BACKGROUND = (
 def _css(style):
     """One style attribute of matplotlib's, as the page wants it."""
     mono = f"font-family: {MONO}" if "Mono" in style else ""
+    # older versions of matplotlib write one declaration
     style = re.sub(r"font: (oblique |italic )?(\d+ )?([\d.]+px)",
                    r"font-style: \1;font-weight: \2;font-size: \3;"
-                   r"font-family:", style)    # older matplotlib
+                   r"font-family:", style)
     style = re.sub(r"font-family: [^;]*", mono, style)
     style = re.sub("#010203|#000000", "currentColor", style)
     style = style.replace(PAGE_COLOR, CSS_BACKGROUND)

@@ -309,8 +309,9 @@ def _rotate(x, cos, sin, layout):
     if x.dtype == compute_dtype:
         return (x * cos).addcmul_(_swap_pairs(x, layout), sin)
     copy = x.to(compute_dtype)  # nobody else has it: it may be overwritten
+    # with a gradient, nothing is computed in place
     requires_grad = torch.is_grad_enabled() and (
-        x.requires_grad or cos.requires_grad)  # then nothing in place
+        x.requires_grad or cos.requires_grad)
     if layout == "half" and min(x.shape[-2], x.shape[-1] // 32) > 1 and (
             not requires_grad):
         (a, b), (cos_a, cos_b), (sin_a, sin_b) = (
