@@ -43,6 +43,7 @@ setup: $(VENV)/.done  ## .venv with pinned packages and the package itself
 
 lint: $(VENV)/.done  ## what tools find in code and spelling, without running any of it
 	$(VENV)/bin/ruff check --no-cache --output-format concise
+	$(VENV)/bin/ruff format --no-cache --check --output-format concise
 	$(PY) .ci/one_assignment.py
 	$(VENV)/bin/codespell
 

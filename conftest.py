@@ -1,4 +1,5 @@
 """Let nbval check the notebooks as nbdev keeps them, and time them."""
+
 import datetime
 import gc
 import json
@@ -22,7 +23,7 @@ NOTEBOOK_BUDGET = 90
 TOTAL_BUDGET = 900
 # seconds of each test file and notebook in the tiers "test" and "nightly"
 SECONDS = ROOT / "tests" / "seconds.json"
-USUAL = 15      # seconds of a file that is not on record
+USUAL = 15  # seconds of a file that is not on record
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
@@ -31,8 +32,7 @@ KEPT = re.compile(r"<(title|desc)\b[^>]*>(.*?)</\1>", re.S)
 
 # environment variables by which PyTorch and its libraries choose other code than
 # that of the machine's processor (tests/processors.py)
-SWITCHES = ["ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA",
-            "OMP_NUM_THREADS"]
+SWITCHES = ["ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS"]
 # with this, torch.compile writes C++ that PyTorch's own header files refuse, so
 # cells that are tagged "compiles" are left out
 NO_COMPILER = os.environ.get("ATEN_CPU_CAPABILITY") == "default"
@@ -47,17 +47,20 @@ except ImportError:
 
 def reduce_svg(text):
     "Every drawing of `text` as its title and description, without looks."
+
     def kept(m):
         found = " | ".join(v.strip() for _, v in KEPT.findall(m[0]))
         return f"<svg>{found}</svg>"
+
     return SVG.sub(kept, LOOKS.sub("", text))
 
 
 def _execute(self, source, allow_stdin=None):
     # nbval sends store_history=False, and IPython then cannot see a
     # closing «;»
-    return self.kc.execute(source, store_history=True,
-                           allow_stdin=allow_stdin, stop_on_error=False)
+    return self.kc.execute(
+        source, store_history=True, allow_stdin=allow_stdin, stop_on_error=False
+    )
 
 
 def _launch(command, **kwargs):
@@ -81,13 +84,21 @@ if RunningKernel is not None:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", metavar="FILE", help="write what each "
-                     "notebook did (passed, seconds, versions) as JSON, and on a GPU "
-                     "how many tests marked gpu passed; what is on record of the same "
-                     "machine and day, and was not run, is kept")
-    parser.addoption("--seconds", metavar="FILE", help="write the seconds "
-                     "that each file took, by tier, as JSON; files and tiers "
-                     "that were not run keep what is on record")
+    parser.addoption(
+        "--record",
+        metavar="FILE",
+        help="write what each "
+        "notebook did (passed, seconds, versions) as JSON, and on a GPU "
+        "how many tests marked gpu passed; what is on record of the same "
+        "machine and day, and was not run, is kept",
+    )
+    parser.addoption(
+        "--seconds",
+        metavar="FILE",
+        help="write the seconds "
+        "that each file took, by tier, as JSON; files and tiers "
+        "that were not run keep what is on record",
+    )
 
 
 def known_as(path):
@@ -111,8 +122,10 @@ def longest_first(items, tiers=("test", "nightly"), record=SECONDS):
     processes, one may have nothing left to do while the other is at work on
     the last file.
     """
-    seconds = {name: sum(took.get(tier, 0) for tier in tiers)
-               for name, took in read_seconds(record).items()}
+    seconds = {
+        name: sum(took.get(tier, 0) for tier in tiers)
+        for name, took in read_seconds(record).items()
+    }
     items.sort(key=lambda item: -seconds.get(path_of(item.nodeid), USUAL))
 
 
@@ -124,15 +137,16 @@ def path_of(nodeid):
 def tiers_run(expression):
     "Return the tiers that the option -m lets through."
     return {"nightly": ["nightly"], "not nightly": ["test"]}.get(
-        expression, ["test", "nightly"])
+        expression, ["test", "nightly"]
+    )
 
 
-@pytest.hookimpl(tryfirst=True)     # before -m chooses by markers
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
 def pytest_collection_modifyitems(config, items):
-    if hasattr(config, "workerinput"):          # in an xdist worker
+    if hasattr(config, "workerinput"):  # in an xdist worker
         longest_first(items, tiers_run(config.option.markexpr))
     for item in items:
-        cell = getattr(item, "cell", None)          # nbval's IPyNbCell
+        cell = getattr(item, "cell", None)  # nbval's IPyNbCell
         if cell is None:
             continue
         item.add_marker("processor")
@@ -161,8 +175,7 @@ class Clock:
     """
 
     def __init__(self):
-        self.books = defaultdict(
-            lambda: {"passed": True, "cells": 0, "seconds": 0.0})
+        self.books = defaultdict(lambda: {"passed": True, "cells": 0, "seconds": 0.0})
         self.files = defaultdict(lambda: defaultdict(float))
         self.gpu_tests = {}
 
@@ -171,7 +184,8 @@ class Clock:
         tier = "nightly" if "nightly" in report.keywords else "test"
         self.files[path][tier] += report.duration
         if "gpu" in report.keywords and (
-                report.when == "call" or report.outcome != "passed"):
+            report.when == "call" or report.outcome != "passed"
+        ):
             self.gpu_tests[report.nodeid] = report.outcome
         if not path.endswith(".ipynb"):
             return
@@ -184,8 +198,9 @@ class Clock:
         "What to say when the notebooks took too long together, else None."
         took = sum(b["seconds"] for b in self.books.values())
         if took > total:
-            return (f"the notebooks took {took:.0f} s together; their "
-                    f"budget is {total} s")
+            return (
+                f"the notebooks took {took:.0f} s together; their budget is {total} s"
+            )
 
     def as_record(self, before=None):
         """Return what a record says of this run.
@@ -198,12 +213,16 @@ class Clock:
         if before and record == {name: before.get(name) for name in record}:
             record = before
         if self.books:
-            record["notebooks"] = {k: {**b, "seconds": round(b["seconds"], 1)}
-                                   for k, b in sorted(self.books.items())}
+            record["notebooks"] = {
+                k: {**b, "seconds": round(b["seconds"], 1)}
+                for k, b in sorted(self.books.items())
+            }
         if self.gpu_tests and record["device"] != "CPU":
             outcomes = [*self.gpu_tests.values()]
-            record["gpu_tests"] = {outcome: outcomes.count(outcome) for outcome in
-                                   ("passed", "failed", "skipped")}
+            record["gpu_tests"] = {
+                outcome: outcomes.count(outcome)
+                for outcome in ("passed", "failed", "skipped")
+            }
         return record
 
     def merged(self, seconds):
@@ -213,10 +232,13 @@ class Clock:
         """
         for name, took in self.files.items():
             seconds[name] = seconds.get(name, {}) | {
-                tier: round(n, 1) for tier, n in took.items()}
-        return {name: dict(sorted(took.items()))
-                for name, took in sorted(seconds.items())
-                if (ROOT / name).exists()}
+                tier: round(n, 1) for tier, n in took.items()
+            }
+        return {
+            name: dict(sorted(took.items()))
+            for name, took in sorted(seconds.items())
+            if (ROOT / name).exists()
+        }
 
 
 def describe_processor():
@@ -226,6 +248,7 @@ def describe_processor():
     it or its libraries to use others.
     """
     import torch
+
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -247,22 +270,31 @@ def describe_machine():
     from importlib.util import find_spec
 
     import torch
+
     processor, instructions = describe_processor()
     gpu = torch.cuda.is_available()
-    return {"device": torch.cuda.get_device_name() if gpu else "CPU",
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "processor": processor, "instructions": instructions,
-            "cores": os.cpu_count(),
-            "versions": {p: version(p) for p in
-                         ("torch", "numpy", "matplotlib", "jupyter-book")
-                         if find_spec(p.replace("-", "_"))}}
+    return {
+        "device": torch.cuda.get_device_name() if gpu else "CPU",
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": processor,
+        "instructions": instructions,
+        "cores": os.cpu_count(),
+        "versions": {
+            p: version(p)
+            for p in ("torch", "numpy", "matplotlib", "jupyter-book")
+            if find_spec(p.replace("-", "_"))
+        },
+    }
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "processor: notebooks, and tests that sum "
-                            "floats: run by `make processors` as well")
-    if not hasattr(config, "workerinput"):      # not in an xdist worker
+    config.addinivalue_line(
+        "markers",
+        "processor: notebooks, and tests that sum "
+        "floats: run by `make processors` as well",
+    )
+    if not hasattr(config, "workerinput"):  # not in an xdist worker
         config.clock = Clock()
         config.pluginmanager.register(config.clock, "notebook-clock")
         if needs_kernels(config):
@@ -279,11 +311,16 @@ def switched():
 def needs_kernels(config):
     "Whether this run starts kernels, and there is no server for them yet."
     option = config.option
-    notebooks = any(Path(arg.split("::")[0]).is_dir() or ".ipynb" in arg
-                    for arg in config.args)
-    return (getattr(option, "nbval", False) and notebooks
-            and not option.collectonly and hasattr(os, "fork")
-            and kernels.ADDRESS not in os.environ)
+    notebooks = any(
+        Path(arg.split("::")[0]).is_dir() or ".ipynb" in arg for arg in config.args
+    )
+    return (
+        getattr(option, "nbval", False)
+        and notebooks
+        and not option.collectonly
+        and hasattr(os, "fork")
+        and kernels.ADDRESS not in os.environ
+    )
 
 
 def write_json(path, content):

@@ -1,4 +1,5 @@
 """Feed setuptools from settings.ini, the one place for package metadata."""
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -40,12 +41,14 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=[lib, lib + ".*"]),
-    package_data={lib: ["py.typed", "records/*.csv", "records/*.safetensors",
-                         "weights/*/*"]},
+    package_data={
+        lib: ["py.typed", "records/*.csv", "records/*.safetensors", "weights/*/*"]
+    },
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
-    extras_require={k.removesuffix(EXTRA): cfg[k].split()
-                    for k in cfg if k.endswith(EXTRA)},
+    extras_require={
+        k.removesuffix(EXTRA): cfg[k].split() for k in cfg if k.endswith(EXTRA)
+    },
     entry_points={
         "console_scripts": cfg.get("console_scripts", "").split(),
         "nbdev": [f"{lib}={lib}._modidx:d"],

@@ -12,6 +12,7 @@ package, and prints a line for each finding:
 
 Statements that are joined by ``;`` or follow a ``:`` are found by ruff.
 """
+
 import ast
 import json
 import re
@@ -20,8 +21,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # built, installed or exported
-SKIPPED = {".git", ".venv", "_book", "_build", "_docs", "_proc", "build", "dist",
-           "tformer", ".ipynb_checkpoints"}
+SKIPPED = {
+    ".git",
+    ".venv",
+    "_book",
+    "_build",
+    "_docs",
+    "_proc",
+    "build",
+    "dist",
+    "tformer",
+    ".ipynb_checkpoints",
+}
 
 
 def sources(path):
@@ -34,19 +45,25 @@ def sources(path):
         if cell["cell_type"] == "code":
             # lines for the shell or for IPython are no Python
             code = "".join(cell["source"])
-            yield f"{path}:cell {n}", re.sub(
-                r"^(\s*)[%!](?=[A-Za-z%]).*$", r"\1pass", code, flags=re.M)
+            yield (
+                f"{path}:cell {n}",
+                re.sub(r"^(\s*)[%!](?=[A-Za-z%]).*$", r"\1pass", code, flags=re.M),
+            )
 
 
 def is_read(target, value):
     "Whether a value reads what a target sets, or the list that it changes."
     kinds = ast.Name | ast.Attribute | ast.Subscript
-    changed = [n for n in ast.walk(target)
-               if isinstance(n, kinds) and isinstance(n.ctx, ast.Store)]
+    changed = [
+        n
+        for n in ast.walk(target)
+        if isinstance(n, kinds) and isinstance(n.ctx, ast.Store)
+    ]
     changed += [n.value for n in changed if isinstance(n, ast.Subscript)]
     names = {ast.unparse(n) for n in changed}
-    return any(isinstance(n, kinds) and ast.unparse(n) in names
-               for n in ast.walk(value))
+    return any(
+        isinstance(n, kinds) and ast.unparse(n) in names for n in ast.walk(value)
+    )
 
 
 def is_packed(node):
@@ -59,16 +76,23 @@ def is_packed(node):
     if not isinstance(target, display) or not isinstance(value, display):
         return False
     if len(target.elts) != len(value.elts) or any(
-            isinstance(n, ast.Starred) for n in target.elts + value.elts):
+        isinstance(n, ast.Starred) for n in target.elts + value.elts
+    ):
         return False
-    return not any(is_read(one, later) for i, one in enumerate(target.elts)
-                   for later in value.elts[i + 1:])
+    return not any(
+        is_read(one, later)
+        for i, one in enumerate(target.elts)
+        for later in value.elts[i + 1 :]
+    )
 
 
 def is_chained(node):
     "Whether a statement sets several targets that are not all names."
-    return isinstance(node, ast.Assign) and len(node.targets) > 1 and any(
-        not isinstance(target, ast.Name) for target in node.targets)
+    return (
+        isinstance(node, ast.Assign)
+        and len(node.targets) > 1
+        and any(not isinstance(target, ast.Name) for target in node.targets)
+    )
 
 
 def findings(code):
@@ -82,16 +106,21 @@ def findings(code):
 
 def everything():
     "All Python files and notebooks of the project but the exported ones."
-    found = {path.relative_to(ROOT) for kind in ("*.py", "*.ipynb")
-             for path in ROOT.rglob(kind)}
+    found = {
+        path.relative_to(ROOT)
+        for kind in ("*.py", "*.ipynb")
+        for path in ROOT.rglob(kind)
+    }
     return sorted(path for path in found if not SKIPPED & set(path.parts))
 
 
 def main(names):
-    found = [f"{place}:{line}: {what}"
-             for path in map(Path, names or everything())
-             for place, code in sources(path)
-             for line, what in sorted(findings(code))]
+    found = [
+        f"{place}:{line}: {what}"
+        for path in map(Path, names or everything())
+        for place, code in sources(path)
+        for line, what in sorted(findings(code))
+    ]
     print("\n".join(found) or "Each line assigns once.")
     return bool(found)
 

@@ -11,6 +11,7 @@ tformer/_modidx.py, the passages of text between two marks, and the cell of each
 notebook that installs the package on Colab. The book reads the setting itself
 (book/_ext/site_address.py). Nothing else names an owner.
 """
+
 import argparse
 import json
 import re
@@ -27,18 +28,24 @@ LOGIN = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})"
 # an address of the repository or of its book, or of the owner's mail
 ADDRESS = re.compile(
     rf"(?:github\.com[/:]|\bgh/){LOGIN}/tformer\b|\b{LOGIN}\.github\.io/tformer\b"
-    rf"|\b{LOGIN}@users\.noreply\.github\.com")
+    rf"|\b{LOGIN}@users\.noreply\.github\.com"
+)
 
 # nbdev wants addresses in any case: these are reserved and lead nowhere
-UNSET_KEYS = {"user": "", "doc_host": "https://example.org",
-              "git_url": "https://example.org/tformer",
-              "author_email": "nobody@example.org"}
-COPIED = ("doc_host", "git_url")        # from settings.ini to _modidx.py
+UNSET_KEYS = {
+    "user": "",
+    "doc_host": "https://example.org",
+    "git_url": "https://example.org/tformer",
+    "author_email": "nobody@example.org",
+}
+COPIED = ("doc_host", "git_url")  # from settings.ini to _modidx.py
 
 # text that is there only where an owner is set, by the word in its mark
 PASSAGE = re.compile(
     r"(?P<begin><!-- owner: (?P<text>\w+) -->|^# owner: (?P<yaml>\w+)\n)"
-    r".*?(?P<end><!-- end -->|^# end$)", re.M | re.S)
+    r".*?(?P<end><!-- end -->|^# end$)",
+    re.M | re.S,
+)
 PASSAGES = {
     "addresses": "repository-code: {repository}\nurl: {book}\n",
     "install": ' Without a clone: `pip install "tformer[plot] @ git+{repository}"`.',
@@ -49,15 +56,20 @@ PASSAGES = {
 COLAB = '"google.colab" in sys.modules'
 INSTALL = {
     True: '    %pip install -q "tformer{extra} @ git+{repository}"',
-    False: '    print("Copy a clone of the repository here, and run:",\n'
-           "          '%pip install \"./tformer{extra}\"')",
+    False: '    print("Copy a clone of the repository here, and run:")\n'
+    "    print('%pip install \"./tformer{extra}\"')",
 }
 INSTALLS = re.compile(
-    "^(?:" + "|".join(
-        re.escape(line).replace(r"\{repository\}", repository_url(LOGIN))
+    "^(?:"
+    + "|".join(
+        re.escape(line)
+        .replace(r"\{repository\}", repository_url(LOGIN))
         .replace(r"\{extra\}", rf"(?P<{name}>\[\w+\])?")
-        for name, line in (("set", INSTALL[True]), ("unset", INSTALL[False])))
-    + r")(?P<others>(?: [\w-]+)*)$", re.M)
+        for name, line in (("set", INSTALL[True]), ("unset", INSTALL[False]))
+    )
+    + r")(?P<others>(?: [\w-]+)*)$",
+    re.M,
+)
 
 
 class NoPlaceError(ValueError):
@@ -72,9 +84,12 @@ def keys(owner):
     "The keys of settings.ini that follow from the owner."
     if not owner:
         return UNSET_KEYS
-    return {"user": owner, "doc_host": f"https://{owner}.github.io",
-            "git_url": repository_url(owner),
-            "author_email": f"{owner}@users.noreply.github.com"}
+    return {
+        "user": owner,
+        "doc_host": f"https://{owner}.github.io",
+        "git_url": repository_url(owner),
+        "author_email": f"{owner}@users.noreply.github.com",
+    }
 
 
 def replace_once(pattern, new, text):
@@ -92,8 +107,9 @@ def write_settings(text, owner):
 
 def write_index(text, owner):
     for key in COPIED:
-        text = replace_once(rf"'{key}': '[^']*'", f"'{key}': '{keys(owner)[key]}'",
-                            text)
+        text = replace_once(
+            rf"'{key}': '[^']*'", f"'{key}': '{keys(owner)[key]}'", text
+        )
     return text
 
 
@@ -104,16 +120,19 @@ def write_passages(text, owner):
             raise NoPlaceError(f"no passage is called {name}")
         body = PASSAGES[name].format(**addresses(owner)) if owner else ""
         return match["begin"] + body + match["end"]
+
     return PASSAGE.sub(passage, text)
 
 
 def write_install(code, owner):
     "The code of a cell for Colab; what it installs besides has a line of its own."
+
     def line(match):
         extra = match["set"] or match["unset"] or ""
         new = INSTALL[bool(owner)].format(extra=extra, **addresses(owner))
         others = match["others"].strip()
         return new + (f"\n    %pip install -q {others}" if others else "")
+
     out, count = INSTALLS.subn(line, code)
     if count != 1:
         raise NoPlaceError(f"the cell for Colab installs the package {count} times")
@@ -122,8 +141,9 @@ def write_install(code, owner):
 
 def as_json(code):
     "Lines of a cell as they stand in a notebook's file."
-    return ",\n    ".join(json.dumps(line, ensure_ascii=False)
-                          for line in code.splitlines(keepends=True))
+    return ",\n    ".join(
+        json.dumps(line, ensure_ascii=False) for line in code.splitlines(keepends=True)
+    )
 
 
 def write_notebook(text, owner):
@@ -153,8 +173,11 @@ def writer(name):
 def files():
     "Name and text of each file that git tracks or would track."
     out = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others",
-         "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     for name in sorted({*out.stdout.decode().split("\0")} - {""}):
         path = ROOT / name
         if path.is_file():
@@ -195,8 +218,11 @@ def disagreements(owner):
 
 def write_all(owner):
     "Write what follows from the owner; return the names of the files changed."
-    new = {name: (text, writer(name)(text, owner)) for name, text in files()
-           if writer(name)}
+    new = {
+        name: (text, writer(name)(text, owner))
+        for name, text in files()
+        if writer(name)
+    }
     changed = [name for name, (text, wanted) in new.items() if wanted != text]
     for name in changed:
         (ROOT / name).write_bytes(new[name][1].encode("utf-8"))
@@ -206,13 +232,15 @@ def write_all(owner):
 def login(name):
     if name and not re.fullmatch(LOGIN, name):
         raise argparse.ArgumentTypeError(
-            f"a GitHub login was expected, or nothing, got {name!r}")
+            f"a GitHub login was expected, or nothing, got {name!r}"
+        )
     return name
 
 
 def main(args):
     parser = argparse.ArgumentParser(
-        description="`make owner NAME=…` sets the owner, `make owner NAME=` unsets it")
+        description="`make owner NAME=…` sets the owner, `make owner NAME=` unsets it"
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--set", type=login, metavar="NAME")
     what.add_argument("--write", action="store_true")

@@ -22,6 +22,7 @@ nothing is written: the first change of each claim is made again, with ``--check
 --nouns`` its further ones, and the exit status is 1 if one of them no longer turns its
 own cell red.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -67,8 +68,10 @@ for index, text in json.load(open(sys.argv[1])):
 
 def noted() -> list[str]:
     "The document names of the notebooks for which changes are noted."
-    return sorted(path.relative_to(CHANGES).with_suffix("").as_posix()
-                  for path in CHANGES.rglob("*.yml"))
+    return sorted(
+        path.relative_to(CHANGES).with_suffix("").as_posix()
+        for path in CHANGES.rglob("*.yml")
+    )
 
 
 def changes(name: str, nouns: bool | None = None) -> list[dict]:
@@ -78,8 +81,7 @@ def changes(name: str, nouns: bool | None = None) -> list[dict]:
     """
     path = CHANGES / f"{name}.yml"
     noted = yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
-    return [change for change in noted
-            if nouns is None or ("noun" in change) == nouns]
+    return [change for change in noted if nouns is None or ("noun" in change) == nouns]
 
 
 def cells_of(name: str):
@@ -102,8 +104,7 @@ def key(cells: list, claim: str, change: dict) -> str:
     but other claims, drawings and hidden cells. Layout and comments do not count.
     """
     at = next(i for i, c in enumerate(cells) if c.claim == claim)
-    before = [c.source for c in cells[:at]
-              if c.shown != "removed" and not c.claim]
+    before = [c.source for c in cells[:at] if c.shown != "removed" and not c.claim]
     code = [as_parsed(source) for source in (*before, cells[at].source)]
     parts = [*code, change["where"], change["old"], change["new"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -124,7 +125,7 @@ def changed(cell, change: CodeChange | None, module: str, qualname: str) -> str:
         return cell.source
     try:
         return apply(cell.source, qualname, change)
-    except (ChangeError, SyntaxError):      # it stands in another cell
+    except (ChangeError, SyntaxError):  # it stands in another cell
         return cell.source
 
 
@@ -132,8 +133,9 @@ def first_failure(name: str, entry: dict | None):
     "Index and error of the first cell that fails with this change."
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "tformer"
-        shutil.copytree(ROOT / "tformer", package,
-                        ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "tformer", package, ignore=shutil.ignore_patterns("__pycache__")
+        )
         change = None
         module = ""
         qualname = ""
@@ -143,17 +145,23 @@ def first_failure(name: str, entry: dict | None):
             module = ".".join(path.relative_to(package).with_suffix("").parts)
             path.write_text(apply(path.read_text("utf-8"), qualname, change), "utf-8")
         own = read_notebook(notebook_path(ROOT, name)).module
-        cells = [(c.index, changed(c, change if own == module else None, own, qualname))
-                 for c in cells_of(name)
-                 if "%pip" not in c.source and c.source]
+        cells = [
+            (c.index, changed(c, change if own == module else None, own, qualname))
+            for c in cells_of(name)
+            if "%pip" not in c.source and c.source
+        ]
         given = Path(folder) / "cells.json"
         got = Path(folder) / "got.json"
         given.write_text(json.dumps(cells), "utf-8")
         subprocess.run(
-            [sys.executable, "-c", RUN, str(given), str(got)], cwd=folder,
+            [sys.executable, "-c", RUN, str(given), str(got)],
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"},
-            check=True, timeout=1200, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL)
+            check=True,
+            timeout=1200,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         return json.loads(got.read_text("utf-8")) if got.exists() else None
 
 
@@ -162,15 +170,22 @@ def replay_one(name: str, change: dict) -> dict:
     every = cells_of(name)
     cell = next(c for c in every if c.claim == change["claim"])
     seen = first_failure(name, change)
-    return {"claim": change["claim"], "noun": change.get("noun"),
-            "key": key(every, cell.claim, change),
-            "red": bool(seen) and seen[0] == cell.index, "failed": seen}
+    return {
+        "claim": change["claim"],
+        "noun": change.get("noun"),
+        "key": key(every, cell.claim, change),
+        "red": bool(seen) and seen[0] == cell.index,
+        "failed": seen,
+    }
 
 
 def replay(name: str, claims: set[str] | None = None) -> list[dict]:
     "What each change of a notebook did."
-    return [replay_one(name, change) for change in changes(name)
-            if claims is None or change["claim"] in claims]
+    return [
+        replay_one(name, change)
+        for change in changes(name)
+        if claims is None or change["claim"] in claims
+    ]
 
 
 @cache
@@ -196,14 +211,19 @@ def records(seen: list[dict]) -> dict[str, dict]:
 def replay_all(names: list[str], nouns: bool | None = None) -> dict[str, list[dict]]:
     "What the changes of these notebooks did, as many at a time as processors."
     jobs = [(name, change) for name in names for change in changes(name, nouns)]
-    jobs.sort(key=lambda job: -seconds().get(job[0], 0))    # the longest first
+    jobs.sort(key=lambda job: -seconds().get(job[0], 0))  # the longest first
     out = {name: [] for name in names}
 
     def work(job):
         seen = replay_one(*job)
-        print("red    " if seen["red"] else "NOT RED", job[0], seen["claim"],
-              *([f"({seen['noun']})"] if seen["noun"] else []),
-              seen["failed"] or "", flush=True)
+        print(
+            "red    " if seen["red"] else "NOT RED",
+            job[0],
+            seen["claim"],
+            *([f"({seen['noun']})"] if seen["noun"] else []),
+            seen["failed"] or "",
+            flush=True,
+        )
         return job[0], seen
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -214,10 +234,16 @@ def replay_all(names: list[str], nouns: bool | None = None) -> dict[str, list[di
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true",
-                        help="write nothing; fail if a change is not seen")
-    parser.add_argument("--nouns", action="store_true",
-                        help="with --check: the further changes of the claims")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if a change is not seen",
+    )
+    parser.add_argument(
+        "--nouns",
+        action="store_true",
+        help="with --check: the further changes of the claims",
+    )
     parser.add_argument("names", nargs="*", help="notebooks; all if there is none")
     options = parser.parse_args(arguments)
     if options.nouns and not options.check:
@@ -228,8 +254,7 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"book/verified/: {error}", file=sys.stderr)
         return 2
-    record = json.loads(RECORD.read_text("utf-8")) \
-        if RECORD.exists() else {}
+    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     record = {name: seen for name, seen in record.items() if name in names}
     found = replay_all(chosen, options.nouns if options.check else None)
     bad = 0

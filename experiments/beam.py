@@ -15,6 +15,7 @@ shares most words with all of them on average; they have no `log_prob`.
 
 Rows are written as they come; a run that was stopped goes on where it was.
 """
+
 import math
 from functools import lru_cache, partial
 
@@ -46,8 +47,7 @@ SENTENCES = 100
 STEPS = 400
 READ = 20_000
 PIECES = 1200
-SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64,
-             dropout=0.0)
+SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64, dropout=0.0)
 GOOD = "translator"
 WEAK = "weak"
 DRAWS = 32
@@ -62,14 +62,21 @@ def trained(model, seed, steps):
     read = parallel.generate_pairs(READ if steps >= STEPS else 500, seed)
     texts = [text for pair in read[:10_000] for text in pair[:2]]
     sides = TranslationTokenizer.wrap(
-        Tokenizer.train(texts, PIECES, special_tokens=TRANSLATION_SPECIAL_TOKENS))
+        Tokenizer.train(texts, PIECES, special_tokens=TRANSLATION_SPECIAL_TOKENS)
+    )
     torch.manual_seed(seed)
     made = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
-    Trainer(made, PairLoader(read, sides, 48, seed=seed), max_steps=steps,
-            loss_fn=partial(translation_loss, label_smoothing=0.1),
-            optimizer=AdamW(made.parameters(), lr=4e-3, betas=(0.9, 0.98),
-                            eps=1e-9, weight_decay=0.0),
-            lr_schedule=inverse_sqrt(100), loss_monitor=LossMonitor(None)).fit()
+    Trainer(
+        made,
+        PairLoader(read, sides, 48, seed=seed),
+        max_steps=steps,
+        loss_fn=partial(translation_loss, label_smoothing=0.1),
+        optimizer=AdamW(
+            made.parameters(), lr=4e-3, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0
+        ),
+        lr_schedule=inverse_sqrt(100),
+        loss_monitor=LossMonitor(None),
+    ).fit()
     return made.eval(), sides
 
 
@@ -86,12 +93,17 @@ def search(model, sides, texts, *, width, alpha, room, batch=50):
     "The best beam of each sentence."
     found = []
     for at in range(0, len(texts), batch):
-        some = texts[at:at + batch]
-        found += beam_search(model, [[sides.decoder_start_token_id]] * len(some),
-                             num_beams=width, length_penalty=alpha, max_new_tokens=room,
-                             stop_token_ids=sides.eos_token_id,
-                             **read(model, sides, some))
-    return [best for best, in found]
+        some = texts[at : at + batch]
+        found += beam_search(
+            model,
+            [[sides.decoder_start_token_id]] * len(some),
+            num_beams=width,
+            length_penalty=alpha,
+            max_new_tokens=room,
+            stop_token_ids=sides.eos_token_id,
+            **read(model, sides, some),
+        )
+    return [best for (best,) in found]
 
 
 def shared(a, b):
@@ -106,12 +118,18 @@ def by_risk(model, sides, texts, *, width, alpha, room):
     "For each sentence, of ``width`` draws the one most like all of them."
     found = []
     for i, text in enumerate(texts):
-        given = {name: x.expand(width, *x.shape[1:]) for name, x in
-                 read(model, sides, [text]).items()}
-        some = generate(model, [[sides.decoder_start_token_id]] * width,
-                        max_new_tokens=room, stop=sides.eos_token_id,
-                        sampling_params=SamplingParams(min_p=0.05, seed=width * i),
-                        **given)
+        given = {
+            name: x.expand(width, *x.shape[1:])
+            for name, x in read(model, sides, [text]).items()
+        }
+        some = generate(
+            model,
+            [[sides.decoder_start_token_id]] * width,
+            max_new_tokens=room,
+            stop=sides.eos_token_id,
+            sampling_params=SamplingParams(min_p=0.05, seed=width * i),
+            **given,
+        )
         wrote = [sides.decode_target(t.ids) for t in some]
         best = some[wrote.index(select_minimum_bayes_risk(wrote, shared))]
         found.append(BeamHypothesis(best.ids, math.nan, math.nan, True))
@@ -141,11 +159,14 @@ def measure(*, way, model, seed, steps, sentences, width, alpha):
     net, sides = trained(model, seed, steps)
     new = parallel.generate_pairs(sentences, 100, held_out_only=True)
     with common.Stopwatch() as watch:
-        best = WAYS[way](net, sides, [pair.source for pair in new],
-                         width=width, alpha=alpha, room=60)
+        best = WAYS[way](
+            net, sides, [pair.source for pair in new], width=width, alpha=alpha, room=60
+        )
     wrote = [sides.decode_target(beam.ids) for beam in best]
-    words = [sum(len(text.split()) for text in texts)
-             for texts in (wrote, [pair.target for pair in new])]
+    words = [
+        sum(len(text.split()) for text in texts)
+        for texts in (wrote, [pair.target for pair in new])
+    ]
     right = right_sums(model, seed, steps, sentences)
     n = len(new)
     return {
@@ -154,9 +175,16 @@ def measure(*, way, model, seed, steps, sentences, width, alpha):
         "ratio": round(words[0] / words[1], 4),
         "empty": round(sum(not text for text in wrote) / n, 4),
         "log_prob": round(sum(beam.log_prob for beam in best) / n, 4),
-        "above": round(sum(beam.log_prob > sum_ + 1e-4 for beam, sum_ in
-                           zip(best, right, strict=True)) / n, 4),
-        "seconds": round(watch.seconds, 2)}
+        "above": round(
+            sum(
+                beam.log_prob > sum_ + 1e-4
+                for beam, sum_ in zip(best, right, strict=True)
+            )
+            / n,
+            4,
+        ),
+        "seconds": round(watch.seconds, 2),
+    }
 
 
 def main():
@@ -167,21 +195,24 @@ def main():
     args = made.parse_args()
     torch.set_num_threads(1)
     models = [(GOOD, 0), *((WEAK, seed) for seed in range(args.seeds))]
-    rows = common.kept(args.out, args.again, sentences=args.sentences,
-                       steps=args.steps)
+    rows = common.kept(args.out, args.again, sentences=args.sentences, steps=args.steps)
     ways = [("beam", w, alpha) for w in args.widths for alpha in ALPHAS]
     for model, seed in models:
         for way, width, alpha in [*ways, ("risk", DRAWS, 0.0)]:
-            what = {"way": way, "model": model, "seed": seed,
-                    "steps": args.steps, "sentences": args.sentences,
-                    "width": width, "alpha": alpha}
-            if any(all(row[k] == str(x) for k, x in what.items())
-                   for row in rows):
+            what = {
+                "way": way,
+                "model": model,
+                "seed": seed,
+                "steps": args.steps,
+                "sentences": args.sentences,
+                "width": width,
+                "alpha": alpha,
+            }
+            if any(all(row[k] == str(x) for k, x in what.items()) for row in rows):
                 continue
             row = what | measure(**what)
             print(*row.values(), flush=True)
-            rows.append({k: str(x) for k, x in row.items()}
-                        | common.about())
+            rows.append({k: str(x) for k, x in row.items()} | common.about())
             common.write(rows, args.out)
 
 

@@ -21,6 +21,7 @@ beside them: `pretokenize` until the words are counted, with the start of the
 processes, `merge` from there to the last merge, `total` both. The rows go to
 tformer/records/bpe_speed.csv. Without a path the script says so and ends.
 """
+
 import argparse
 import os
 import tempfile
@@ -130,18 +131,29 @@ def measure(name, path, args):
     if found[0] != learn_merges(words, args.vocab - 257):
         raise SystemExit(f"{name}: the merges are not those of learn_merges")
     for form, runs in took.items():
-        row = {"corpus": name, "bytes": path.stat().st_size, "processes": form[0],
-               "counting": form[1]}
+        row = {
+            "corpus": name,
+            "bytes": path.stat().st_size,
+            "processes": form[0],
+            "counting": form[1],
+        }
         parts = ("pretokenize", "merge", "total")
         for part, seconds in zip(parts, zip(*runs, strict=True), strict=True):
-            row |= {f"{part}_seconds": f"{median(seconds):.3f}",
-                    f"{part}_lowest": f"{min(seconds):.3f}",
-                    f"{part}_highest": f"{max(seconds):.3f}"}
+            row |= {
+                f"{part}_seconds": f"{median(seconds):.3f}",
+                f"{part}_lowest": f"{min(seconds):.3f}",
+                f"{part}_highest": f"{max(seconds):.3f}",
+            }
         print(*row.values(), flush=True)
         yield row | {
-            "words": sum(words.values()), "distinct": len(words),
-            "vocabulary": 257 + len(found[0]), "rounds": args.rounds,
-            "cores": os.cpu_count(), "processor": common.processor(), **common.about()}
+            "words": sum(words.values()),
+            "distinct": len(words),
+            "vocabulary": 257 + len(found[0]),
+            "rounds": args.rounds,
+            "cores": os.cpu_count(),
+            "processor": common.processor(),
+            **common.about(),
+        }
 
 
 def main():
@@ -154,7 +166,7 @@ def main():
     args = made.parse_args()
     common.skip_without(args.sample, "a text file of TinyStories")
     torch.set_num_threads(1)
-    split_pretokens("an é")             # builds the pattern, which then is kept
+    split_pretokens("an é")  # builds the pattern, which then is kept
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder, "stories.txt")

@@ -13,6 +13,7 @@ is tried on 500 messages of one program, ``gramps`` where it is there. Once it
 reads other messages of that program among the rest, once none. Beside it a
 translation memory: the French of the English that shares most words.
 """
+
 import gettext
 import random
 from pathlib import Path
@@ -36,8 +37,7 @@ from tformer.translation import (
     translation_loss,
 )
 
-SHAPE = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64,
-             dropout=0.1)
+SHAPE = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64, dropout=0.1)
 STEPS = 1500
 BATCH = 64
 PIECES = 3000
@@ -57,13 +57,17 @@ def messages(folder):
         with path.open("rb") as file:
             catalogue = gettext.GNUTranslations(file)
         for key in catalogue._catalog:
-            english = (key[0] if isinstance(key, tuple) else key).split(
-                "\4")[-1]
+            english = (key[0] if isinstance(key, tuple) else key).split("\4")[-1]
             french = catalogue._catalog[key]
             sides = english.strip(), french.strip()
-            if all(sides) and sides[0] != sides[1] and all(
-                    "\n" not in side and len(side) <= 80
-                    and len(side.split()) <= WORDS for side in sides):
+            if (
+                all(sides)
+                and sides[0] != sides[1]
+                and all(
+                    "\n" not in side and len(side) <= 80 and len(side.split()) <= WORDS
+                    for side in sides
+                )
+            ):
                 found.setdefault(sides[0], sides[1])
     return [SentencePair(*sides) for sides in sorted(found.items())]
 
@@ -78,9 +82,11 @@ def programs(folder):
         if pairs:
             found[sub.name.split("-")[0]] = pairs
     if len(found) < 2:
-        raise SystemExit(f"{folder}: expected folders of at least two "
-                         f"programs with French catalogues, found "
-                         f"{[*found] or 'none'}")
+        raise SystemExit(
+            f"{folder}: expected folders of at least two "
+            f"programs with French catalogues, found "
+            f"{[*found] or 'none'}"
+        )
     return found
 
 
@@ -90,10 +96,10 @@ def split(found, which, seed):
     asked = "gramps" if "gramps" in found else [*found][-1]
     own = dice.sample(found[asked], len(found[asked]))
     n = min(NEW, len(own) // 2)
-    others = [p for name, pairs in found.items() if name != asked
-              for p in pairs]
-    read = others if which == "new program" else dice.sample(
-        others + own[n:], len(others))
+    others = [p for name, pairs in found.items() if name != asked for p in pairs]
+    read = (
+        others if which == "new program" else dice.sample(others + own[n:], len(others))
+    )
     return dice.sample(read, len(read)), own[:n]
 
 
@@ -103,36 +109,58 @@ def memory(read, new):
 
     def nearest(text):
         words = frozenset(text.lower().split())
-        return max(known, key=lambda k: len(k[0] & words) / len(
-            k[0] | words))[1]
+        return max(known, key=lambda k: len(k[0] & words) / len(k[0] | words))[1]
+
     return [nearest(p.source) for p in new]
 
 
 def trainer_of(found):
     "The function that trains one case on what these programs say."
+
     def train(split_of, seed, steps):
         read, new = split(found, split_of, seed)
-        sides = TranslationTokenizer.wrap(Tokenizer.train(
-            [text for pair in read for text in pair[:2]], PIECES,
-            special_tokens=TRANSLATION_SPECIAL_TOKENS))
+        sides = TranslationTokenizer.wrap(
+            Tokenizer.train(
+                [text for pair in read for text in pair[:2]],
+                PIECES,
+                special_tokens=TRANSLATION_SPECIAL_TOKENS,
+            )
+        )
 
         def fit(pairs):
-            rows = zip(sides.encode_sources([p.source for p in pairs]),
-                       sides.encode_targets([p.target for p in pairs]), strict=True)
-            return [p for p, (a, b) in zip(pairs, rows, strict=True)
-                    if max(len(a), len(b)) < SHAPE["max_len"] - 2]
+            rows = zip(
+                sides.encode_sources([p.source for p in pairs]),
+                sides.encode_targets([p.target for p in pairs]),
+                strict=True,
+            )
+            return [
+                p
+                for p, (a, b) in zip(pairs, rows, strict=True)
+                if max(len(a), len(b)) < SHAPE["max_len"] - 2
+            ]
+
         read = fit(read)
         new = fit(new)
         torch.manual_seed(seed)
         model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
         keep = Kept(LAST)
         with Stopwatch() as watch:
-            Trainer(model, PairLoader(read, sides, BATCH, seed=seed), max_steps=steps,
-                    loss_fn=translation_loss, optimizer=AdamW(
-                        model.parameters(), lr=PEAK, betas=(0.9, 0.98),
-                        eps=1e-9, weight_decay=0.0),
-                    lr_schedule=inverse_sqrt(min(UP, steps)), eval_fn=keep,
-                    every=min(EVERY, steps)).fit()
+            Trainer(
+                model,
+                PairLoader(read, sides, BATCH, seed=seed),
+                max_steps=steps,
+                loss_fn=translation_loss,
+                optimizer=AdamW(
+                    model.parameters(),
+                    lr=PEAK,
+                    betas=(0.9, 0.98),
+                    eps=1e-9,
+                    weight_decay=0.0,
+                ),
+                lr_schedule=inverse_sqrt(min(UP, steps)),
+                eval_fn=keep,
+                every=min(EVERY, steps),
+            ).fit()
         model = average_weights(keep.models).eval()
         wrote = translate(model, sides, [p.source for p in new])
         right = [p.target for p in new]
@@ -140,12 +168,16 @@ def trainer_of(found):
         for name, texts in (("", wrote), ("memory_", memory(read, new))):
             marks = bleu_and_chrf(texts, right)
             exact = exact_match_by_phenomenon(texts, new)["all"].accuracy
-            row |= {f"{name}bleu": round(marks.bleu, 2),
-                    f"{name}chrf": round(marks.chrf, 2),
-                    f"{name}exact": round(exact, 4)}
-        return row | {"parameters": sum(p.numel() for p in
-                                        model.parameters()),
-                      "seconds": round(watch.seconds - keep.looking.seconds)}
+            row |= {
+                f"{name}bleu": round(marks.bleu, 2),
+                f"{name}chrf": round(marks.chrf, 2),
+                f"{name}exact": round(exact, 4),
+            }
+        return row | {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "seconds": round(watch.seconds - keep.looking.seconds),
+        }
+
     return train
 
 
@@ -156,5 +188,8 @@ if __name__ == "__main__":
     args = made.parse_args()
     skip_without(args.folder, "a folder of programs with French catalogues")
     train = trainer_of(programs(args.folder))
-    run([{"split": name} for name in SPLITS],
-        lambda split, seed, steps: train(split, seed, steps), args)
+    run(
+        [{"split": name} for name in SPLITS],
+        lambda split, seed, steps: train(split, seed, steps),
+        args,
+    )

@@ -3,6 +3,7 @@
 A record is a CSV in tformer/records/, which travels with the package. A script
 writes it after every row, and the next run goes on after the rows it finds.
 """
+
 import argparse
 import copy
 import csv
@@ -18,7 +19,7 @@ RECORDS = Path(__file__).parents[1] / "tformer" / "records"
 # characters of the tour's stories
 TRAIN = 300_000
 HELD_OUT = 30_000
-BATCH = 8                               # windows in a step of the tour
+BATCH = 8  # windows in a step of the tour
 # its model
 VOCAB = 256
 D_MODEL = 96
@@ -31,9 +32,9 @@ def about():
     "The last columns of every row: versions, machine and date."
     threads = torch.get_num_threads()
     return {
-        "torch": torch.__version__, "python": platform.python_version(),
-        "machine": f"{threads} thread{'s' * (threads > 1)}, "
-                   f"{platform.machine()}",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{threads} thread{'s' * (threads > 1)}, {platform.machine()}",
         "date": datetime.date.today().isoformat(),
     }
 
@@ -41,9 +42,11 @@ def about():
 def processor():
     "The name that the system gives the processor."
     path = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in
-             (path.read_text("utf-8").splitlines() if path.exists() else [])
-             if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in (path.read_text("utf-8").splitlines() if path.exists() else [])
+        if line.startswith("model name")
+    ]
     return names[0] if names else platform.processor()
 
 
@@ -70,9 +73,15 @@ def read(out):
 
 def kept(out, again=False, **same):
     "The rows that an earlier run has left and whose columns are `same`."
-    return [] if again else [
-        row for row in read(out)
-        if all(row.get(key) == str(value) for key, value in same.items())]
+    return (
+        []
+        if again
+        else [
+            row
+            for row in read(out)
+            if all(row.get(key) == str(value) for key, value in same.items())
+        ]
+    )
 
 
 def write(rows, out):
@@ -95,10 +104,11 @@ def sort_by(rows, order, name="variant"):
 def parser(doc, out, seeds=3):
     "What the command lines of experiments share; a script adds its own."
     made = argparse.ArgumentParser(description=doc.split("\n")[0])
-    if seeds is not None:               # None: there is one run of each
+    if seeds is not None:  # None: there is one run of each
         made.add_argument("--seeds", type=int, default=seeds)
-    made.add_argument("--again", action="store_true",
-                      help="train those too that the file has")
+    made.add_argument(
+        "--again", action="store_true", help="train those too that the file has"
+    )
     made.add_argument("--out", type=Path, default=RECORDS / out)
     return made
 
@@ -128,14 +138,17 @@ def run(cases, train, args):
     than these. Rows that the file has are not made again.
     """
     rows = kept(args.out, args.again)
-    jobs = [{key: x for key, x in case.items() if key != "steps"} |
-            {"seed": seed, "steps": min(args.steps, case.get(
-                "steps", args.steps))}
-            for case in cases for seed in range(args.seeds)]
+    jobs = [
+        {key: x for key, x in case.items() if key != "steps"}
+        | {"seed": seed, "steps": min(args.steps, case.get("steps", args.steps))}
+        for case in cases
+        for seed in range(args.seeds)
+    ]
     keys = [tuple(str(v) for v in job.values()) for job in jobs]
 
     def key(row):
         return tuple(row[name] for name in jobs[0])
+
     for job, wanted in zip(jobs, keys, strict=True):
         if wanted not in map(key, rows):
             row = {k: str(v) for k, v in job.items()} | train(**job)

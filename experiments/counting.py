@@ -19,6 +19,7 @@ p ** (1 / 0.7). The grammar that told the stories grades what was written:
 The rows go to tformer/records/counting.csv, which travels with the package.
 Rows are written as they come; a run that was stopped goes on where it was.
 """
+
 import math
 import random
 from collections import Counter, defaultdict
@@ -44,7 +45,7 @@ def count(text, known):
     "Which letters follow each run of `known` letters, and how often."
     follows = defaultdict(Counter)
     for i in range(known, len(text)):
-        follows[text[i - known:i]][text[i]] += 1
+        follows[text[i - known : i]][text[i]] += 1
     return dict(follows)
 
 
@@ -62,8 +63,8 @@ def held_out():
 
 def followers(before, order):
     "What followed the ends of `before`, from the empty one to the longest known."
-    for known, follows in enumerate(tables()[:min(order, len(before)) + 1]):
-        seen = follows.get(before[len(before) - known:])
+    for known, follows in enumerate(tables()[: min(order, len(before)) + 1]):
+        seen = follows.get(before[len(before) - known :])
         if seen is None:
             return
         yield seen
@@ -89,22 +90,25 @@ def guesses(before, order):
 def costs_by_counts(order):
     "The loss of each byte of the held-out stories but the first."
     text = held_out()
-    return torch.tensor([
-        -math.log(guess(text[max(0, i - order):i], text[i], order))
-        for i in range(1, len(text))])
+    return torch.tensor(
+        [
+            -math.log(guess(text[max(0, i - order) : i], text[i], order))
+            for i in range(1, len(text))
+        ]
+    )
 
 
 def in_windows(costs):
     "Rows of the costs of bytes 1 … 128 of each window."
     n = (len(costs) + 1) // WINDOW
-    rows = torch.cat([torch.zeros(1), costs])[:n * WINDOW].view(n, WINDOW)
+    rows = torch.cat([torch.zeros(1), costs])[: n * WINDOW].view(n, WINDOW)
     return rows[:, 1:]
 
 
 @torch.no_grad()
 def costs_of_model(model):
     ids = encode_bytes(held_out())
-    rows = ids[:len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
+    rows = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
     logits = model(rows[:, :-1])
     return F.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
 
@@ -140,18 +144,23 @@ def measure(guesser, seed, letters):
     grade = stories.grade_stories(written)
     return {
         "nats_per_byte": f"{costs.mean():.4f}",
-        "second_half": f"{costs[:, WINDOW // 2:].mean():.4f}",
+        "second_half": f"{costs[:, WINDOW // 2 :].mean():.4f}",
         "grade": f"{grade.score:.3f}",
         **{rule: f"{getattr(grade, rule):.3f}" for rule in stories.GRADING_RULES},
-        "flawless": str(grade.flawless), "stories": str(grade.stories)}
+        "flawless": str(grade.flawless),
+        "stories": str(grade.stories),
+    }
 
 
 def main():
     parser = common.parser(__doc__, OUT, seeds=5)
     parser.add_argument("--letters", type=int, default=LETTERS)
     args = parser.parse_args()
-    jobs = [{"guesser": str(guesser), "seed": str(seed), "letters": str(args.letters)}
-            for guesser in (*ORDERS, "model") for seed in range(args.seeds)]
+    jobs = [
+        {"guesser": str(guesser), "seed": str(seed), "letters": str(args.letters)}
+        for guesser in (*ORDERS, "model")
+        for seed in range(args.seeds)
+    ]
     rows = common.kept(args.out, args.again, letters=args.letters)
     rows = [row for row in rows if {k: row[k] for k in jobs[0]} in jobs]
     for job in jobs:

@@ -14,6 +14,7 @@ of which no version is in the corpus: what the model is for.
 The rows go to tformer/records/duplicates.csv: one for each split, seed and
 moment. A run that was stopped goes on where it was.
 """
+
 import random
 
 import numpy as np
@@ -35,7 +36,7 @@ ORIGINALS = 100
 NEW = 60
 VERSIONS = 3
 VOCAB = 600
-SPLITS = {"by document": None, "by family": 0.3}    # how alike stay together
+SPLITS = {"by document": None, "by family": 0.3}  # how alike stay together
 
 
 def version(text, dice):
@@ -54,9 +55,12 @@ def corpora(seed):
     dice = random.Random(seed)
     dice.shuffle(some)
     new = some[:NEW]
-    some = some[NEW:NEW + ORIGINALS]
-    every = [text if n == 0 else version(text, dice)
-             for text in some for n in range(VERSIONS)]
+    some = some[NEW : NEW + ORIGINALS]
+    every = [
+        text if n == 0 else version(text, dice)
+        for text in some
+        for n in range(VERSIONS)
+    ]
     dice.shuffle(every)
     return every, new
 
@@ -67,8 +71,9 @@ def loss_on(model, ids):
     total = count = 0
     for batch in sequential_windows(ids, LENGTH, 32):
         logits = model(batch.ids)
-        total += F.cross_entropy(logits.flatten(0, 1),
-                                 batch.targets.flatten(), reduction="sum")
+        total += F.cross_entropy(
+            logits.flatten(0, 1), batch.targets.flatten(), reduction="sum"
+        )
         count += batch.num_targets
     return float(total / count)
 
@@ -78,32 +83,36 @@ def train(name, seed, steps):
     every, new = corpora(seed)
     texts, held_out = split_documents(every, 0.2, seed, SPLITS[name])
     tokenizer = Tokenizer.train(texts, VOCAB)
-    sets = {key: np.concatenate(tokenizer.encode_batch(some))
-            for key, some in (("train", texts[:60]), ("held_out", held_out),
-                              ("new", new))}
+    sets = {
+        key: np.concatenate(tokenizer.encode_batch(some))
+        for key, some in (("train", texts[:60]), ("held_out", held_out), ("new", new))
+    }
     torch.manual_seed(seed)
     model = MiniGPT(VOCAB, d_model=96, max_len=LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
-    batches = iter(RandomWindowLoader(np.concatenate(tokenizer.encode_batch(texts)),
-                                      LENGTH, BATCH, seed))
+    batches = iter(
+        RandomWindowLoader(
+            np.concatenate(tokenizer.encode_batch(texts)), LENGTH, BATCH, seed
+        )
+    )
     moments = {round(i * steps / LOOKS) for i in range(LOOKS + 1)}
     for step in range(steps + 1):
         if step in moments:
             found = {key: loss_on(model, ids) for key, ids in sets.items()}
             yield row_of(name, seed, steps, step, found)
         batch = next(batches)
-        loss = F.cross_entropy(model(batch.ids).flatten(0, 1),
-                               batch.targets.flatten())
+        loss = F.cross_entropy(model(batch.ids).flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(name, seed, {key: round(x, 2) for key, x in found.items()},
-          flush=True)
+    print(name, seed, {key: round(x, 2) for key, x in found.items()}, flush=True)
 
 
 def row_of(name, seed, steps, step, found):
     return {
-        "split": name, "seed": str(seed), "steps": str(steps),
+        "split": name,
+        "seed": str(seed),
+        "steps": str(steps),
         "step": str(step),
         **{key: f"{loss:.3f}" for key, loss in found.items()},
         **common.about(),
@@ -116,8 +125,7 @@ def main():
     rows = common.kept(options.out, options.again, steps=options.steps)
     for seed in range(options.seeds):
         for name in SPLITS:
-            if any((row["split"], int(row["seed"])) == (name, seed)
-                   for row in rows):
+            if any((row["split"], int(row["seed"])) == (name, seed) for row in rows):
                 continue
             rows += train(name, seed, options.steps)
             common.write(rows, options.out)

@@ -9,6 +9,7 @@ tformer/records/ends.csv, which travels with the package. A row is the mean over
 seeds of the loss on held-out stories; `spread` is the largest less the smallest.
 A run that was stopped goes on after the last whole row.
 """
+
 import statistics
 
 import torch
@@ -28,41 +29,72 @@ TOKEN_CONTEXT = 64
 
 def row_bytes(text, held_out):
     "Chapter 0: bytes."
-    return dict(chapter=0, model="tour, bytes", steps=1800,
-                new=lambda: MiniGPT(), ids=encode_bytes(text),
-                held_out=encode_bytes(held_out), size=len(held_out.encode()))
+    return dict(
+        chapter=0,
+        model="tour, bytes",
+        steps=1800,
+        new=lambda: MiniGPT(),
+        ids=encode_bytes(text),
+        held_out=encode_bytes(held_out),
+        size=len(held_out.encode()),
+    )
 
 
 def row_tokens(text, held_out):
     "Chapter 2: the same model on tokens."
     bpe = BPE.train(text, VOCAB)
-    return dict(chapter=2, model="tour, tokens", steps=1800,
-                new=lambda: MiniGPT(len(bpe), max_len=TOKEN_CONTEXT),
-                ids=torch.tensor(bpe.encode(text)),
-                held_out=torch.tensor(bpe.encode(held_out)),
-                size=len(held_out.encode()))
+    return dict(
+        chapter=2,
+        model="tour, tokens",
+        steps=1800,
+        new=lambda: MiniGPT(len(bpe), max_len=TOKEN_CONTEXT),
+        ids=torch.tensor(bpe.encode(text)),
+        held_out=torch.tensor(bpe.encode(held_out)),
+        size=len(held_out.encode()),
+    )
 
 
 def grown(chapter, name):
     "Chapters 4 to 7: one part more is replaced."
+
     def row(text, held_out):
-        return {**row_bytes(text, held_out), "chapter": chapter,
-                "model": name, "new": lambda: Grown(chapter, vocab_size=256)}
+        return {
+            **row_bytes(text, held_out),
+            "chapter": chapter,
+            "model": name,
+            "new": lambda: Grown(chapter, vocab_size=256),
+        }
+
     return row
 
 
 def row_gpt(text, held_out):
     "Chapter 12: GPT-2 in the tour's size."
-    config = GPTConfig(vocab_size=256, d_model=D_MODEL, n_layers=N_LAYERS,
-                       n_heads=N_HEADS, max_len=MAX_LEN, dropout=0.0)
-    return {**row_bytes(text, held_out), "chapter": 12, "model": "GPT",
-            "new": lambda: GPT(config)}
+    config = GPTConfig(
+        vocab_size=256,
+        d_model=D_MODEL,
+        n_layers=N_LAYERS,
+        n_heads=N_HEADS,
+        max_len=MAX_LEN,
+        dropout=0.0,
+    )
+    return {
+        **row_bytes(text, held_out),
+        "chapter": 12,
+        "model": "GPT",
+        "new": lambda: GPT(config),
+    }
 
 
-ROWS = {0: row_bytes, 2: row_tokens, 4: grown(4, "… with sinusoids"),
-        5: grown(5, "… with rotary positions"),
-        6: grown(6, "… with RMSNorm, SwiGLU"),
-        7: grown(7, "… with fused attention"), 12: row_gpt}
+ROWS = {
+    0: row_bytes,
+    2: row_tokens,
+    4: grown(4, "… with sinusoids"),
+    5: grown(5, "… with rotary positions"),
+    6: grown(6, "… with RMSNorm, SwiGLU"),
+    7: grown(7, "… with fused attention"),
+    12: row_gpt,
+}
 
 
 def train_row(row, seeds, steps=None):
@@ -75,17 +107,21 @@ def train_row(row, seeds, steps=None):
         model = row["new"]()
         train(model, random_windows(row["ids"], model.max_len, BATCH, seed), steps)
         losses.append(mean_loss(model, row["held_out"]) / per_token)
-        print(f"{row['model']}, seed {seed}: {losses[-1]:.3f} nats per byte",
-              flush=True)
+        print(
+            f"{row['model']}, seed {seed}: {losses[-1]:.3f} nats per byte", flush=True
+        )
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     return {
-        "chapter": row["chapter"], "model": row["model"],
+        "chapter": row["chapter"],
+        "model": row["model"],
         "nats_per_byte": f"{statistics.mean(losses):.3f}",
         "spread": f"{max(losses) - min(losses):.3f}",
         "bytes_per_token": f"{per_token:.2f}",
         "context_bytes": f"{model.max_len * per_token:.0f}",
         "megabytes": f"{size / 1e6:.2f}",
-        "steps": steps, "seeds": seeds, **common.about(),
+        "steps": steps,
+        "seeds": seeds,
+        **common.about(),
     }
 
 
@@ -96,8 +132,7 @@ def main():
     text = stories.story_corpus(TRAIN, seed=0, level=1)
     held_out = stories.story_corpus(HELD_OUT, seed=1, level=1)
     made = {chapter: row(text, held_out) for chapter, row in ROWS.items()}
-    rows = common.kept(args.out, args.again, seeds=args.seeds,
-                       steps=args.steps or 1800)
+    rows = common.kept(args.out, args.again, seeds=args.seeds, steps=args.steps or 1800)
     for chapter in made.keys() - {int(row["chapter"]) for row in rows}:
         rows.append(train_row(made[chapter], args.seeds, args.steps))
         common.write(sorted(rows, key=lambda r: int(r["chapter"])), args.out)

@@ -47,6 +47,7 @@ An attribute counts if the family's modelling code uses it; where that cannot be
 from names, the code was read, and the tables below say what it does. `transformers` is
 the version. The rows go to tformer/records/families.csv.
 """
+
 import argparse
 import inspect
 import re
@@ -68,25 +69,31 @@ LOCAL = ("window", "chunk")
 ATTENTION = ("all", "sparse", "compressed", *LOCAL)
 # what layers of a type read; () for layers that are a feed-forward alone
 LAYER_TYPES = {
-    "full_attention": ("all",), "global": ("all",),
-    "sliding_attention": ("window",), "local": ("window",),
+    "full_attention": ("all",),
+    "global": ("all",),
+    "sliding_attention": ("window",),
+    "local": ("window",),
     "chunked_attention": ("chunk",),
-    "indexed_attention": ("sparse",), "minimax_m3_sparse": ("sparse",),
+    "indexed_attention": ("sparse",),
+    "minimax_m3_sparse": ("sparse",),
     "compressed_sparse_attention": ("sparse",),
     "heavily_compressed_attention": ("compressed",),
-    "linear_attention": ("linear",), "conv": ("conv",), "moe": (), "mlp": (),
+    "linear_attention": ("linear",),
+    "conv": ("conv",),
+    "moe": (),
+    "mlp": (),
 }
 # Families whose layers of type "hybrid" attend and have a state of their own; and those
 # in which "hybrid" is attention whose queries and keys pass a short convolution.
 TWO_IN_ONE = ("falcon_h1", "zamba", "zamba2")
 CONVOLVED = ("inkling_text", "inkling2_text", "zaya")
 # What configurations do not say, and the code does.
-RECURRENT = ("rwkv", "xlstm")           # no layer attends
-CHOOSES = ("doge",)                     # keeps the `keep_window_size` best keys
-OWN_CAUSAL_MASK = ("openai-gpt", "kosmos_2_text_model")         # a triangle
-OWN_WINDOW_MASK = ("gpt_neo",)          # a triangle without a smaller one
-WINDOW_BESIDE = ("deepseek_v4",)        # all layers read a window as well
-DOUBLE_LOCAL_KV = ("mimo_v2_flash",)    # twice the key heads in local layers
+RECURRENT = ("rwkv", "xlstm")  # no layer attends
+CHOOSES = ("doge",)  # keeps the `keep_window_size` best keys
+OWN_CAUSAL_MASK = ("openai-gpt", "kosmos_2_text_model")  # a triangle
+OWN_WINDOW_MASK = ("gpt_neo",)  # a triangle without a smaller one
+WINDOW_BESIDE = ("deepseek_v4",)  # all layers read a window as well
+DOUBLE_LOCAL_KV = ("mimo_v2_flash",)  # twice the key heads in local layers
 READ = {
     "diffusion_gemma_text": "writes blocks of tokens that see each other",
 }
@@ -94,10 +101,14 @@ READ = {
 # recorded: sizes of an indexer or of queries, or other spellings of the layer types.
 SOUNDS = re.compile(
     "window|sliding|chunk|local|global_attn|full_at|sparse|index|compress|latent|kv|"
-    "key_value|multi_query|swa_|lora_rank|(attn|attention|block)_type|layer_types")
-OTHER = re.compile("mlp|moe|mtp|expert|mamba|decoder_sparse|chunk_size_feed|qkv|"
-                   "alpha_factor|beta_factor|resampler|ngram")
-KNOWN = set("""
+    "key_value|multi_query|swa_|lora_rank|(attn|attention|block)_type|layer_types"
+)
+OTHER = re.compile(
+    "mlp|moe|mtp|expert|mamba|decoder_sparse|chunk_size_feed|qkv|"
+    "alpha_factor|beta_factor|resampler|ngram"
+)
+KNOWN = set(
+    """
     sliding_window use_sliding_window attention_window_size window_size layer_types
     layers_block_type attention_chunk_size kv_lora_rank num_key_value_heads num_kv_heads
     multi_query index_topk index_topk_blocks index_block_size indexer_budget
@@ -111,12 +122,32 @@ KNOWN = set("""
     indexer_head_dim indexer_kv_heads indexer_n_heads indexer_compress_ratio
     compress_rates compress_rope_theta q_lora_rank o_lora_rank chunk_size
     chunkwise_kernel max_inference_chunksize prefix_dense_sliding_window_pattern
-""".split())
-COLUMNS = ("model_type", "keys", "reads", "heads", "kv_heads", "d_head", "kv_rank",
-           "d_rope", "layers", "full_layers", "local_layers", "window",
-           "sparse_layers", "index_top_k", "compressed_layers", "linear_layers",
-           "other_layers", "reusing_layers", "local_sizes", "unused", "undecided",
-           "checkpoint")
+""".split()
+)
+COLUMNS = (
+    "model_type",
+    "keys",
+    "reads",
+    "heads",
+    "kv_heads",
+    "d_head",
+    "kv_rank",
+    "d_rope",
+    "layers",
+    "full_layers",
+    "local_layers",
+    "window",
+    "sparse_layers",
+    "index_top_k",
+    "compressed_layers",
+    "linear_layers",
+    "other_layers",
+    "reusing_layers",
+    "local_sizes",
+    "unused",
+    "undecided",
+    "checkpoint",
+)
 
 
 class Undecided(Exception):
@@ -125,8 +156,13 @@ class Undecided(Exception):
 
 def listed():
     "All types of models that write text, each with the name of its class."
-    return {name: cls for what in reversed(LISTS) for name, cls in getattr(
-        modeling_auto, f"MODEL_FOR_{what}_MAPPING_NAMES").items()}
+    return {
+        name: cls
+        for what in reversed(LISTS)
+        for name, cls in getattr(
+            modeling_auto, f"MODEL_FOR_{what}_MAPPING_NAMES"
+        ).items()
+    }
 
 
 def text_configs():
@@ -140,22 +176,26 @@ def text_configs():
             continue
         text = whole.get_text_config(decoder=True)
         name = text.model_type
-        if not (whole.is_encoder_decoder or text.is_encoder_decoder
-                or name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
+        if not (
+            whole.is_encoder_decoder
+            or text.is_encoder_decoder
+            or name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        ):
             found[name] = CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else text
     return dict(sorted(found.items()))
 
 
 @cache
 def text_of(folder):
-    return "\n".join(path.read_text("utf-8")
-                     for path in sorted(folder.glob("modeling_*.py")))
+    return "\n".join(
+        path.read_text("utf-8") for path in sorted(folder.glob("modeling_*.py"))
+    )
 
 
 def modelling(config):
     "The code that reads a configuration."
     code = text_of(Path(inspect.getfile(type(config))).parent)
-    if not code:                        # the family has the model of another one
+    if not code:  # the family has the model of another one
         cls = getattr(transformers, listed()[config.model_type])
         code = text_of(Path(inspect.getfile(cls)).parent)
     # what an example in a docstring sets is not read
@@ -164,8 +204,9 @@ def modelling(config):
 
 def checkpoint(config):
     "The published model that a class names in its docstring."
-    links = re.findall(r"\(https://huggingface\.co/([\w.-]+/[\w.-]+)\)",
-                       type(config).__doc__ or "")
+    links = re.findall(
+        r"\(https://huggingface\.co/([\w.-]+/[\w.-]+)\)", type(config).__doc__ or ""
+    )
     return next((x for x in links if not x.startswith(("papers/", "docs/"))), "")
 
 
@@ -184,8 +225,11 @@ def window_of(config):
 def top_k(config):
     "How many tokens a configuration lets a layer choose."
     blocks = value(config, "index_topk_blocks")
-    return blocks * config.index_block_size if blocks else value(
-        config, "index_topk", "indexer_budget", "keep_window_size")
+    return (
+        blocks * config.index_block_size
+        if blocks
+        else value(config, "index_topk", "indexer_budget", "keep_window_size")
+    )
 
 
 def kinds(config, code):
@@ -197,8 +241,13 @@ def kinds(config, code):
         return [("sparse",)] * config.num_hidden_layers
     types = value(config, "layer_types", "attention_layers")
     if types is None:
-        one = "sliding" if window_of(config) else "chunked" if value(
-            config, "attention_chunk_size") else "full"
+        one = (
+            "sliding"
+            if window_of(config)
+            else "chunked"
+            if value(config, "attention_chunk_size")
+            else "full"
+        )
         types = [f"{one}_attention"] * config.num_hidden_layers
     meaning = dict(LAYER_TYPES)
     if name in TWO_IN_ONE or name in CONVOLVED:
@@ -209,7 +258,7 @@ def kinds(config, code):
         raise Undecided(f"layers of type {', '.join(strange)}")
     read = [meaning[kind] for kind in types]
     for layer in getattr(config, "cross_attention_layers", None) or ():
-        read[layer] = ()                # they read the image
+        read[layer] = ()  # they read the image
     prove(config, code, {kind for layer in read for kind in layer})
     return read
 
@@ -217,8 +266,12 @@ def kinds(config, code):
 def prove(config, code, read):
     "Refuse what the modelling code does not confirm."
     name = config.model_type
-    evidence = {"all": "create_causal_mask", "window": "sliding_window_causal_mask",
-                "chunk": "create_chunked_causal_mask", "sparse": "Indexer("}
+    evidence = {
+        "all": "create_causal_mask",
+        "window": "sliding_window_causal_mask",
+        "chunk": "create_chunked_causal_mask",
+        "sparse": "Indexer(",
+    }
     own = {"all": OWN_CAUSAL_MASK, "window": OWN_WINDOW_MASK}
     for kind in sorted(read & set(evidence)):
         if evidence[kind] not in code and name not in own.get(kind, ()):
@@ -228,7 +281,8 @@ def prove(config, code, read):
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise Undecided("reads the future")
     if getattr(config, "is_decoder", None) is False and re.search(
-            r"config\.is_decoder\b", code):
+        r"config\.is_decoder\b", code
+    ):
         raise Undecided("is_decoder is False, and the code asks for it")
 
 
@@ -248,15 +302,26 @@ def sizes(config, code, local=False):
     "The sizes of attention that a configuration of one layer gives."
     heads = config.num_attention_heads
     if value(config, "kv_lora_rank") and "kv_lora_rank" in code:
-        return {"heads": heads, "kv_heads": "", "kv_rank": config.kv_lora_rank,
-                "d_rope": config.qk_rope_head_dim,
-                "d_head": config.qk_nope_head_dim + config.qk_rope_head_dim}
-    found = {"heads": heads, "kv_heads": kv_heads(config), "kv_rank": "", "d_rope": "",
-             "d_head": value(config, "head_dim", "dim_head")
-             or config.hidden_size // heads}
+        return {
+            "heads": heads,
+            "kv_heads": "",
+            "kv_rank": config.kv_lora_rank,
+            "d_rope": config.qk_rope_head_dim,
+            "d_head": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        }
+    found = {
+        "heads": heads,
+        "kv_heads": kv_heads(config),
+        "kv_rank": "",
+        "d_rope": "",
+        "d_head": value(config, "head_dim", "dim_head") or config.hidden_size // heads,
+    }
     if local:
-        for ours, theirs in (("heads", "num_attention_heads"), ("d_head", "head_dim"),
-                             ("kv_heads", "num_key_value_heads")):
+        for ours, theirs in (
+            ("heads", "num_attention_heads"),
+            ("d_head", "head_dim"),
+            ("kv_heads", "num_key_value_heads"),
+        ):
             found[ours] = value(config, f"swa_{theirs}") or found[ours]
         if config.model_type in DOUBLE_LOCAL_KV:
             found["kv_heads"] *= 2
@@ -274,34 +339,55 @@ def shared(found):
 
 def unused(config, read):
     "What is set, and no layer uses."
-    names = {"window": ("sliding_window",), "chunk": ("attention_chunk_size",),
-             "sparse": ("index_topk", "index_topk_blocks", "indexer_budget")}
+    names = {
+        "window": ("sliding_window",),
+        "chunk": ("attention_chunk_size",),
+        "sparse": ("index_topk", "index_topk_blocks", "indexer_budget"),
+    }
     used = set(read) | ({"window"} if config.model_type in WINDOW_BESIDE else set())
-    return "; ".join(f"{name} {value(config, name)}" for kind, group in names.items()
-                     if kind not in used for name in group if value(config, name))
+    return "; ".join(
+        f"{name} {value(config, name)}"
+        for kind, group in names.items()
+        if kind not in used
+        for name in group
+        if value(config, name)
+    )
 
 
 def verdict(config, code):
     "The columns that the rules decide."
-    unknown = sorted(name for name in config.to_dict() if SOUNDS.search(name)
-                     and not OTHER.search(name) and name not in KNOWN)
+    unknown = sorted(
+        name
+        for name in config.to_dict()
+        if SOUNDS.search(name) and not OTHER.search(name) and name not in KNOWN
+    )
     if unknown:
         raise Undecided(f"unknown {', '.join(unknown)}")
     if config.model_type in READ:
         raise Undecided(READ[config.model_type])
     read = kinds(config, code)
     count = Counter(kind for layer in read for kind in layer)
-    row = {"reads": " + ".join(kind for kind in READS if kind in count),
-           "full_layers": count["all"], "sparse_layers": count["sparse"],
-           "local_layers": count["window"] + count["chunk"],
-           "compressed_layers": count["compressed"], "linear_layers": count["linear"],
-           "other_layers": count["conv"] + read.count(()),
-           "reusing_layers": sum("reuse" in (mode or "") for mode in getattr(
-               config, "kv_sharing_modes", None) or ()),
-           "unused": unused(config, count)}
+    row = {
+        "reads": " + ".join(kind for kind in READS if kind in count),
+        "full_layers": count["all"],
+        "sparse_layers": count["sparse"],
+        "local_layers": count["window"] + count["chunk"],
+        "compressed_layers": count["compressed"],
+        "linear_layers": count["linear"],
+        "other_layers": count["conv"] + read.count(()),
+        "reusing_layers": sum(
+            "reuse" in (mode or "")
+            for mode in getattr(config, "kv_sharing_modes", None) or ()
+        ),
+        "unused": unused(config, count),
+    }
     # a layer of each kind that attends
-    first = {kind: n for n, layer in reversed([*enumerate(read)]) for kind in layer
-             if kind in ATTENTION}
+    first = {
+        kind: n
+        for n, layer in reversed([*enumerate(read)])
+        for kind in layer
+        if kind in ATTENTION
+    }
     if not first:
         return row
     layers = config.per_layer_config
@@ -319,8 +405,9 @@ def verdict(config, code):
         other = sizes(layers[first[near]], code, local=True)
         if shared(other) != row["keys"]:
             raise Undecided(f"{row['keys']}, and {shared(other)} in local layers")
-        row["local_sizes"] = "; ".join(f"{name} {x}" for name, x in other.items()
-                                       if x != row[name])
+        row["local_sizes"] = "; ".join(
+            f"{name} {x}" for name, x in other.items() if x != row[name]
+        )
     return row
 
 
@@ -345,9 +432,11 @@ def rows(names=()):
     configs = text_configs()
     strange = [name for name in names if name not in configs]
     if strange:
-        raise SystemExit(f"expected families that transformers "
-                         f"{transformers.__version__} has, such as llama; "
-                         f"found {', '.join(strange)}")
+        raise SystemExit(
+            f"expected families that transformers "
+            f"{transformers.__version__} has, such as llama; "
+            f"found {', '.join(strange)}"
+        )
     return [row_of(name, configs[name]) for name in names or configs]
 
 
@@ -359,8 +448,10 @@ def main():
     transformers.logging.set_verbosity_error()
     made = rows(args.families)
     for row in made:
-        print(*(f"{key}={x}" for key, x in row.items()
-                if x != "" and key in COLUMNS), flush=True)
+        print(
+            *(f"{key}={x}" for key, x in row.items() if x != "" and key in COLUMNS),
+            flush=True,
+        )
     if not args.families:
         common.write(made, args.out)
 

@@ -14,6 +14,7 @@ one of them is easier than the others.
 A row of tformer/records/flattery.csv holds the shares of sentences that are right to
 the letter.
 """
+
 import functools
 
 import torch
@@ -39,7 +40,7 @@ READ = 30_000
 NEW = 10_000
 TRIED = 600
 PIECES = 1000
-LONGEST = 5                             # English words
+LONGEST = 5  # English words
 BATCH = 40
 # steps between checkpoints; how many are averaged
 EVERY = 20
@@ -55,39 +56,71 @@ def data():
     "Pairs to train on, the three groups of the test, and the tokenizer."
     pairs = short(parallel.generate_pairs(READ))
     sources = {p.source for p in pairs}
-    known = [p for p in short(parallel.generate_pairs(NEW, seed=2))
-             if p.source not in sources]
+    known = [
+        p
+        for p in short(parallel.generate_pairs(NEW, seed=2))
+        if p.source not in sources
+    ]
     unseen = short(parallel.generate_pairs(NEW, seed=1, held_out_only=True))
-    groups = {"trained_on": pairs[:TRIED], "known": known[:TRIED],
-              "unseen": unseen[:TRIED]}
+    groups = {
+        "trained_on": pairs[:TRIED],
+        "known": known[:TRIED],
+        "unseen": unseen[:TRIED],
+    }
     assert {len(group) for group in groups.values()} == {TRIED}
-    tokenizer = Tokenizer.train([p[i] for i in (0, 1) for p in pairs], PIECES,
-                                special_tokens=TRANSLATION_SPECIAL_TOKENS)
+    tokenizer = Tokenizer.train(
+        [p[i] for i in (0, 1) for p in pairs],
+        PIECES,
+        special_tokens=TRANSLATION_SPECIAL_TOKENS,
+    )
     return pairs, groups, TranslationTokenizer(tokenizer)
 
 
 def train(read, seed, steps):
     "The columns of one row."
     pairs, groups, tokenizer = data()
-    loader = PairLoader(pairs if read == "yes" else pairs[TRIED:], tokenizer,
-                        BATCH, seed=seed)
+    loader = PairLoader(
+        pairs if read == "yes" else pairs[TRIED:], tokenizer, BATCH, seed=seed
+    )
     torch.manual_seed(seed)
-    model = Seq2Seq(Seq2SeqConfig(
-        vocab_size=len(tokenizer), d_model=64, n_layers=1, n_heads=4, d_ff=256,
-        max_len=64, dropout=0.0))
+    model = Seq2Seq(
+        Seq2SeqConfig(
+            vocab_size=len(tokenizer),
+            d_model=64,
+            n_layers=1,
+            n_heads=4,
+            d_ff=256,
+            max_len=64,
+            dropout=0.0,
+        )
+    )
     keep = Kept(LAST)
-    Trainer(model, loader, max_steps=steps, loss_fn=translation_loss,
-            lr_schedule=inverse_sqrt(80), loss_monitor=LossMonitor(None),
-            optimizer=AdamW(model.parameters(), 5e-3, betas=(0.9, 0.98)),
-            eval_fn=keep, every=min(EVERY, steps)).fit()
+    Trainer(
+        model,
+        loader,
+        max_steps=steps,
+        loss_fn=translation_loss,
+        lr_schedule=inverse_sqrt(80),
+        loss_monitor=LossMonitor(None),
+        optimizer=AdamW(model.parameters(), 5e-3, betas=(0.9, 0.98)),
+        eval_fn=keep,
+        every=min(EVERY, steps),
+    ).fit()
     model = average_weights(keep.models).eval()
-    wrote = {name: translate(model, tokenizer, [p.source for p in group])
-             for name, group in groups.items()}
-    return {name: round(exact_match_by_phenomenon(
-        wrote[name], group)["all"].accuracy, 4) for name, group in groups.items()}
+    wrote = {
+        name: translate(model, tokenizer, [p.source for p in group])
+        for name, group in groups.items()
+    }
+    return {
+        name: round(exact_match_by_phenomenon(wrote[name], group)["all"].accuracy, 4)
+        for name, group in groups.items()
+    }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run([{"read": read} for read in ("yes", "no")], train,
-        arguments(__doc__, STEPS, "flattery.csv", seeds=8))
+    run(
+        [{"read": read} for read in ("yes", "no")],
+        train,
+        arguments(__doc__, STEPS, "flattery.csv", seeds=8),
+    )

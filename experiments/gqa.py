@@ -16,6 +16,7 @@ conversion, `after_10` and `after_20` those on the way and `loss` the one at the
 end, in nats per byte of 300 new stories; `right` is the share of right sentences
 in 100 stories that the model tells. A run that was stopped goes on where it was.
 """
+
 import copy
 import functools
 
@@ -50,11 +51,11 @@ KV_HEADS = (4, 2, 1)
 METHODS = ("aligned", "mean", "first", "random")
 LEARNING_RATES = (1e-3, 3e-3)
 FULL = STEPS["stories_mha"]
-MORE = FULL // 20           # steps after the conversion: 5 %
+MORE = FULL // 20  # steps after the conversion: 5 %
 MORE_WARMUP = 4
-MORE_SEED = 2               # of the stories that are read then
-NEW = 300                   # stories that the loss is measured on
-CALIBRATION = 64            # stories that the aligned conversion looks at
+MORE_SEED = 2  # of the stories that are read then
+NEW = 300  # stories that the loss is measured on
+CALIBRATION = 64  # stories that the aligned conversion looks at
 TOLD = 100
 
 
@@ -96,13 +97,20 @@ def trained_model(seed, n_kv_heads, steps):
     "A storyteller that has had so many key heads from the beginning."
     read, tokenizer = read_stories()
     torch.manual_seed(seed)
-    model = Llama(LlamaConfig(vocab_size=len(tokenizer), **SHAPE,
-                              n_heads=N_HEADS, n_kv_heads=n_kv_heads))
-    Trainer(model, PaddedLoader(rows(tokenizer, read[:steps * BATCH]),
-                                batch_size=BATCH, seed=seed),
-            max_steps=steps, optimizer=optimizers(model),
-            lr_schedule=warmup_cosine(steps, min(WARMUP, steps),
-                                      min_lr_ratio=0.05)).fit()
+    model = Llama(
+        LlamaConfig(
+            vocab_size=len(tokenizer), **SHAPE, n_heads=N_HEADS, n_kv_heads=n_kv_heads
+        )
+    )
+    Trainer(
+        model,
+        PaddedLoader(
+            rows(tokenizer, read[: steps * BATCH]), batch_size=BATCH, seed=seed
+        ),
+        max_steps=steps,
+        optimizer=optimizers(model),
+        lr_schedule=warmup_cosine(steps, min(WARMUP, steps), min_lr_ratio=0.05),
+    ).fit()
     return model.eval()
 
 
@@ -110,31 +118,44 @@ def train_more(model, lr, steps, seed):
     "Train on stories that are new to the model; return the losses on the way."
     ids = rows(read_stories()[1], told(MORE * BATCH, MORE_SEED))
     history = Trainer(
-        model, PaddedLoader(ids, batch_size=BATCH, seed=seed),
-        max_steps=steps, eval_fn=loss_of, every=max(1, steps // 4),
-        optimizer=AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95),
-                        weight_decay=0.0),
-        lr_schedule=warmup_cosine(steps, min(MORE_WARMUP, steps),
-                                  min_lr_ratio=0.05)).fit()
+        model,
+        PaddedLoader(ids, batch_size=BATCH, seed=seed),
+        max_steps=steps,
+        eval_fn=loss_of,
+        every=max(1, steps // 4),
+        optimizer=AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+        lr_schedule=warmup_cosine(steps, min(MORE_WARMUP, steps), min_lr_ratio=0.05),
+    ).fit()
     losses = [row["eval_loss"] for row in history if "eval_loss" in row]
-    return {name: f"{losses[min(i, len(losses) - 1)]:.4f}"
-            for name, i in (("after_10", 0), ("after_20", 1), ("loss", -1))}
+    return {
+        name: f"{losses[min(i, len(losses) - 1)]:.4f}"
+        for name, i in (("after_10", 0), ("after_20", 1), ("loss", -1))
+    }
 
 
 def train(n_kv_heads, method, lr, steps, seed):
     "One row: a model that is trained so, or converted and trained for longer."
     if method == "trained":
         model = trained_model(seed, n_kv_heads, steps)
-        return {"converted": "", "after_10": "", "after_20": "",
-                "loss": f"{loss_of(model):.4f}", "right": right_of(model)}
+        return {
+            "converted": "",
+            "after_10": "",
+            "after_20": "",
+            "loss": f"{loss_of(model):.4f}",
+            "right": right_of(model),
+        }
     full = FULL if steps == MORE else steps
     base = trained_model(seed, N_HEADS, full)
     if method == "none":
         model = copy.deepcopy(base)
     else:
         model = convert_to_gqa(
-            base, n_kv_heads, method=method, calibration_ids=calibration_ids(),
-            generator=torch.Generator().manual_seed(seed))
+            base,
+            n_kv_heads,
+            method=method,
+            calibration_ids=calibration_ids(),
+            generator=torch.Generator().manual_seed(seed),
+        )
     at_once = loss_of(model)
     found = train_more(model, lr, steps, seed)
     return {"converted": f"{at_once:.4f}", **found, "right": right_of(model)}

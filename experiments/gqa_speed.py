@@ -13,6 +13,7 @@ single text; its `predicted` is the ratio of the multiplications.
 
 The rows go to tformer/records/gqa_speed.csv.
 """
+
 import time
 from statistics import median
 
@@ -25,13 +26,13 @@ from tformer.rotary import RotaryEmbedding
 OUT = common.RECORDS / "gqa_speed.csv"
 BATCH = 8
 D_HEAD = 64
-GROUP = 4               # query heads for each key head
+GROUP = 4  # query heads for each key head
 WIDTHS = (512, 1024, 2048)
 LENGTHS = (1, 16, 64, 256, 1024, 2048, 4096, 8192)
 PREFILLS = (64, 256, 1024, 2048)
-WIDTH = 1024            # of the sweep over lengths
-AT = 2048               # tokens, where the widths are compared
-STEPS = 4               # steps in one measurement
+WIDTH = 1024  # of the sweep over lengths
+AT = 2048  # tokens, where the widths are compared
+STEPS = 4  # steps in one measurement
 
 
 def step_bytes(d_model, n_kv_heads, tokens, batch=BATCH, number=4):
@@ -52,16 +53,25 @@ def make_layers(d_model):
     "The layer with all key heads, and the one with a quarter of them."
     n_heads = d_model // D_HEAD
     torch.manual_seed(0)
-    return [SelfAttention(d_model, n_heads, n_kv_heads=n, bias=False, causal=True,
-                          rotary=RotaryEmbedding(D_HEAD)).eval()
-            for n in (n_heads, n_heads // GROUP)]
+    return [
+        SelfAttention(
+            d_model,
+            n_heads,
+            n_kv_heads=n,
+            bias=False,
+            causal=True,
+            rotary=RotaryEmbedding(D_HEAD),
+        ).eval()
+        for n in (n_heads, n_heads // GROUP)
+    ]
 
 
 def filled_cache(layer, tokens, batch=BATCH):
     "A cache that holds so many random tokens of each text."
     cache = layer.new_cache(batch)
-    keys, values = (torch.randn(batch, layer.n_kv_heads, tokens, D_HEAD)
-                    for _ in range(2))
+    keys, values = (
+        torch.randn(batch, layer.n_kv_heads, tokens, D_HEAD) for _ in range(2)
+    )
     cache.update(keys, values, positions=torch.arange(tokens)[None])
     return cache
 
@@ -97,12 +107,19 @@ def measure(kind, d_model, tokens, rounds):
     before, after = (count(d_model, layer.n_kv_heads, tokens) for layer in layers)
     seconds = [median(column) for column in zip(*times, strict=True)]
     return {
-        "kind": kind, "d_model": str(d_model), "tokens": str(tokens),
-        "predicted": f"{before / after:.3f}", "measured": f"{median(ratios):.3f}",
-        "lowest": f"{ratios[0]:.3f}", "highest": f"{ratios[-1]:.3f}",
+        "kind": kind,
+        "d_model": str(d_model),
+        "tokens": str(tokens),
+        "predicted": f"{before / after:.3f}",
+        "measured": f"{median(ratios):.3f}",
+        "lowest": f"{ratios[0]:.3f}",
+        "highest": f"{ratios[-1]:.3f}",
         "ms_all_heads": f"{1e3 * seconds[0]:.3f}",
-        "ms_quarter": f"{1e3 * seconds[1]:.3f}", "rounds": str(rounds),
-        "processor": common.processor(), **common.about()}
+        "ms_quarter": f"{1e3 * seconds[1]:.3f}",
+        "rounds": str(rounds),
+        "processor": common.processor(),
+        **common.about(),
+    }
 
 
 def cases(longest):

@@ -15,6 +15,7 @@ of letters in the second half of new rows that are guessed right, `without_1` an
 of layer 2 on what came after an earlier occurrence. A run that was stopped goes on
 where it was.
 """
+
 import copy
 import itertools
 
@@ -31,12 +32,12 @@ from tformer.position import Embedding
 from tformer.rotary import RotaryEmbedding
 
 LETTERS = 24
-SHORT = 6       # the length of the shortest block
-LONG = 16       # and of the longest
+SHORT = 6  # the length of the shortest block
+LONG = 16  # and of the longest
 N_HEADS = 4
 WIDTH = 64
-STEPS = 250     # without a price
-PRICED = 400    # with it
+STEPS = 250  # without a price
+PRICED = 400  # with it
 PRICE = 0.2
 
 
@@ -52,8 +53,10 @@ class CausalAttention(nn.Module):
         self.rotary = RotaryEmbedding(WIDTH // N_HEADS)
 
     def forward(self, x):
-        q, k, v = (split_heads(proj(x), N_HEADS)
-                   for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            split_heads(proj(x), N_HEADS)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
         positions = torch.arange(x.shape[1])[None]
         q, k = self.rotary(q, k, positions=positions)
         output, weights = attend(q, k, v, causal_mask(positions, positions))
@@ -92,28 +95,34 @@ def copying_rows(batch, seed):
     place = torch.arange(2 * LONG + 1)
     while True:
         block = torch.rand(batch, LETTERS, generator=generator).argsort(-1)
-        length = torch.randint(SHORT, LONG + 1, (batch, 1),
-                               generator=generator)
+        length = torch.randint(SHORT, LONG + 1, (batch, 1), generator=generator)
         yield block.gather(1, place % length)
 
 
 def copy_loss(model, rows):
     "Return the mean loss per token of the second half of each row."
     logits = model(rows[:, :-1])[:, LONG:]
-    return F.cross_entropy(logits.flatten(0, 1), rows[:, LONG + 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1), rows[:, LONG + 1 :].flatten())
 
 
 def head_sizes(model):
     "Return the norm of each head's W_V W_O, of shape (layers, heads)."
-    return torch.stack([
-        (layer.o_proj.weight.unflatten(1, (N_HEADS, -1)).transpose(0, 1)
-         @ layer.v_proj.weight.unflatten(0, (N_HEADS, -1))
-         ).flatten(1).norm(dim=-1) for layer in model.layers])
+    return torch.stack(
+        [
+            (
+                layer.o_proj.weight.unflatten(1, (N_HEADS, -1)).transpose(0, 1)
+                @ layer.v_proj.weight.unflatten(0, (N_HEADS, -1))
+            )
+            .flatten(1)
+            .norm(dim=-1)
+            for layer in model.layers
+        ]
+    )
 
 
 def priced_loss(model, rows):
     "Return the loss, with the price of all heads added."
-    price = (head_sizes(model) + 1e-3).sqrt().sum()     # a finite slope at 0
+    price = (head_sizes(model) + 1e-3).sqrt().sum()  # a finite slope at 0
     return copy_loss(model, rows) + PRICE * price
 
 
@@ -121,7 +130,7 @@ def priced_loss(model, rows):
 def share_right(model, rows):
     "Return the share of letters in the second halves that are guessed right."
     guess = model(rows[:, :-1])[:, LONG:].argmax(-1)
-    return (guess == rows[:, LONG + 1:]).double().mean().item()
+    return (guess == rows[:, LONG + 1 :]).double().mean().item()
 
 
 def without_head(model, layer, head):
@@ -139,7 +148,7 @@ def job_scores(model, rows):
     ids = rows[:, :-1]
     seen = torch.stack(model.run(ids)[1])
     earlier = (ids[:, :, None] == ids[:, None, :]).tril(-1)
-    after = earlier.roll(1, dims=-1)                # the key one place further
+    after = earlier.roll(1, dims=-1)  # the key one place further
     on_after = (seen * after[:, None]).sum(-1)[..., LONG:]
     return seen.diagonal(-1, -2, -1).mean((1, 3)), on_after.mean((1, 3))
 
@@ -149,18 +158,22 @@ def train(seed, steps):
     unseen = next(copying_rows(250, seed=999))
     torch.manual_seed(seed)
     model = AttentionOnly()
-    train_model(model, copying_rows(32, seed=100 * seed + 1),
-                min(steps, STEPS), copy_loss)
-    train_model(model, copying_rows(32, seed=100 * seed + 2), steps,
-                priced_loss)
-    without = [share_right(without_head(model, *which), unseen)
-               for which in itertools.product(range(2), range(N_HEADS))]
+    train_model(
+        model, copying_rows(32, seed=100 * seed + 1), min(steps, STEPS), copy_loss
+    )
+    train_model(model, copying_rows(32, seed=100 * seed + 2), steps, priced_loss)
+    without = [
+        share_right(without_head(model, *which), unseen)
+        for which in itertools.product(range(2), range(N_HEADS))
+    ]
     before, after = job_scores(model, unseen)
-    return {"right": f"{share_right(model, unseen):.3f}",
-            "without_1": " ".join(f"{x:.3f}" for x in without[:N_HEADS]),
-            "without_2": " ".join(f"{x:.3f}" for x in without[N_HEADS:]),
-            "before": f"{before[0].max().item():.3f}",
-            "after": f"{after[1].max().item():.3f}"}
+    return {
+        "right": f"{share_right(model, unseen):.3f}",
+        "without_1": " ".join(f"{x:.3f}" for x in without[:N_HEADS]),
+        "without_2": " ".join(f"{x:.3f}" for x in without[N_HEADS:]),
+        "before": f"{before[0].max().item():.3f}",
+        "after": f"{after[1].max().item():.3f}",
+    }
 
 
 CASES = [{}]
@@ -168,8 +181,7 @@ CASES = [{}]
 
 def main():
     torch.set_num_threads(1)
-    common.run(CASES, train, common.arguments(__doc__, PRICED, "heads.csv",
-                                              seeds=10))
+    common.run(CASES, train, common.arguments(__doc__, PRICED, "heads.csv", seeds=10))
 
 
 if __name__ == "__main__":

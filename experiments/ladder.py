@@ -20,6 +20,7 @@ these ranges do not overlap), and
 `ladder_line.csv`, how soon the model of each part of the book has the loss at
 which the tour ended.
 """
+
 import argparse
 import statistics
 import time
@@ -56,7 +57,7 @@ VOCAB = 512
 LENGTH = 64
 MAX_LEN = 128
 EVERY = 10
-LOOKED_AT = 10_000                      # bytes of held-out stories
+LOOKED_AT = 10_000  # bytes of held-out stories
 # each rate: the best of two or three
 RATE = 3e-3
 WARMUP = 20
@@ -69,18 +70,26 @@ TOUR_STEPS = 1800
 class Grown(nn.Module):
     "The tour's model, with the parts of the chapters up to `chapter`."
 
-    def __init__(self, chapter, n_layers=N_LAYERS, norms=True, places=True,
-                 vocab_size=VOCAB):
+    def __init__(
+        self, chapter, n_layers=N_LAYERS, norms=True, places=True, vocab_size=VOCAB
+    ):
         super().__init__()
         self.chapter = chapter
         self.norms = norms
         self.max_len = MAX_LEN
-        self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL ** 0.5)
-        self.positions = (SinusoidalPositionEmbedding(MAX_LEN, D_MODEL)
-                          if chapter < 5 and places else None)
-        self.blocks = nn.Sequential(*(
-            PreNorm(self.new_norm(), part) for _ in range(n_layers)
-            for part in (self.attention(), self.feed_forward())))
+        self.embed = Embedding(vocab_size, D_MODEL, scale=D_MODEL**0.5)
+        self.positions = (
+            SinusoidalPositionEmbedding(MAX_LEN, D_MODEL)
+            if chapter < 5 and places
+            else None
+        )
+        self.blocks = nn.Sequential(
+            *(
+                PreNorm(self.new_norm(), part)
+                for _ in range(n_layers)
+                for part in (self.attention(), self.feed_forward())
+            )
+        )
         self.norm = self.new_norm()
         self.lm_head = Linear(D_MODEL, vocab_size)
 
@@ -91,8 +100,14 @@ class Grown(nn.Module):
 
     def attention(self):
         rotary = RotaryEmbedding(D_MODEL // N_HEADS) if self.chapter >= 5 else None
-        return SelfAttention(D_MODEL, N_HEADS, causal=True, fused_qkv=True,
-                             rotary=rotary, fused=self.chapter >= 7)
+        return SelfAttention(
+            D_MODEL,
+            N_HEADS,
+            causal=True,
+            fused_qkv=True,
+            rotary=rotary,
+            fused=self.chapter >= 7,
+        )
 
     def feed_forward(self):
         if self.chapter >= 6:
@@ -109,9 +124,16 @@ class Grown(nn.Module):
 
 def gpt(max_len=MAX_LEN, tied=True):
     "GPT-2 in the tour's size."
-    model = GPT(GPTConfig(vocab_size=VOCAB, d_model=D_MODEL, dropout=0.0,
-                          n_layers=N_LAYERS, n_heads=N_HEADS,
-                          max_len=max_len))
+    model = GPT(
+        GPTConfig(
+            vocab_size=VOCAB,
+            d_model=D_MODEL,
+            dropout=0.0,
+            n_layers=N_LAYERS,
+            n_heads=N_HEADS,
+            max_len=max_len,
+        )
+    )
     if not tied:
         model.lm_head.weight = nn.Parameter(model.embed.weight.clone())
     return model
@@ -134,9 +156,16 @@ def gpt_started_as_the_tour():
 
 def llama(n_kv_heads=2, width=D_MODEL, n_layers=N_LAYERS, n_heads=N_HEADS):
     "The modern decoder, in the tour's size or wider."
-    return Llama(LlamaConfig(
-        vocab_size=VOCAB, d_model=width, n_layers=n_layers, n_heads=n_heads,
-        n_kv_heads=n_kv_heads, max_len=MAX_LEN))
+    return Llama(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            d_model=width,
+            n_layers=n_layers,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            max_len=MAX_LEN,
+        )
+    )
 
 
 def deep(start=False, norms=True):
@@ -181,10 +210,12 @@ def apart(model, learn=optim.AdamW, rate=6e-3):
     "The hidden matrices learn at another rate than the rest, or by another rule."
     matrices = optim.hidden_matrices(model)
     rest = {*model.parameters()} - {*matrices}
-    return [learn(matrices, rate, weight_decay=0.0),
-            optim.AdamW([p for p in model.parameters() if p in rest], 1e-2,
-                        weight_decay=0.0)], optim.warmup_cosine(
-                            HORIZON, WARMUP, min_lr_ratio=0.0)
+    return [
+        learn(matrices, rate, weight_decay=0.0),
+        optim.AdamW(
+            [p for p in model.parameters() if p in rest], 1e-2, weight_decay=0.0
+        ),
+    ], optim.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0)
 
 
 def muon(model):
@@ -192,7 +223,7 @@ def muon(model):
 
 
 TOKENS = partial(MiniGPT, VOCAB, max_len=MAX_LEN)
-VARIANTS = {                # the model, how it learns, at most so many steps
+VARIANTS = {  # the model, how it learns, at most so many steps
     "tokens": (TOKENS, adamw, 600),
     "no positions": (partial(Grown, 4, places=False), adamw, 600),
     "sinusoids": (partial(Grown, 4), adamw, 600),
@@ -229,10 +260,16 @@ def texts():
 def held_out_loss(model, length=LENGTH, first=0):
     "Nats per byte, of the ids from place `first` on in windows."
     _, ids, per_token = texts()
-    rows = ids[:len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
+    rows = ids[: len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
     logits = torch.cat([model(part[:, :-1]) for part in rows.split(64)])
-    return float(F.cross_entropy(logits[:, first:].flatten(0, 1),
-                                 rows[:, first + 1:].flatten())) / per_token
+    return (
+        float(
+            F.cross_entropy(
+                logits[:, first:].flatten(0, 1), rows[:, first + 1 :].flatten()
+            )
+        )
+        / per_token
+    )
 
 
 class Lesson:
@@ -245,8 +282,9 @@ class Lesson:
         self.taken = 0
         self.optimizers, self.factor, *limit = learn(self.model)
         self.max_norm = limit[0] if limit else None
-        self.rates = [[group["lr"] for group in o.param_groups]
-                      for o in self.optimizers]
+        self.rates = [
+            [group["lr"] for group in o.param_groups] for o in self.optimizers
+        ]
         self.batches = random_windows(texts()[0], LENGTH, BATCH, seed)
 
     def step(self):
@@ -276,16 +314,25 @@ def train(name, seed, steps):
             if curve[-1][1] < RESULT and most > HORIZON:
                 break
     beyond = held_out_loss(lesson.model, 2 * LENGTH, first=LENGTH)
-    print(f"{name}, seed {seed}: {curve[-1][1]:.3f} after {lesson.taken} "
-          f"steps, {watch.seconds:.0f} s", flush=True)
-    return {"variant": name, "seed": str(seed), "of": str(steps or ""),
-            "seconds": f"{watch.seconds:.2f}",
-            "nats_per_byte": f"{curve[-1][1]:.3f}", "beyond": f"{beyond:.3f}",
-            "curve": " ".join(f"{at}:{loss:.4f}" for at, loss in curve),
-            **common.about()}
+    print(
+        f"{name}, seed {seed}: {curve[-1][1]:.3f} after {lesson.taken} "
+        f"steps, {watch.seconds:.0f} s",
+        flush=True,
+    )
+    return {
+        "variant": name,
+        "seed": str(seed),
+        "of": str(steps or ""),
+        "seconds": f"{watch.seconds:.2f}",
+        "nats_per_byte": f"{curve[-1][1]:.3f}",
+        "beyond": f"{beyond:.3f}",
+        "curve": " ".join(f"{at}:{loss:.4f}" for at, loss in curve),
+        **common.about(),
+    }
 
 
 # seconds
+
 
 def layer_of(fused):
     "Attention of the tour's size over 1,024 tokens, there and back."
@@ -310,6 +357,7 @@ def writes(cached, n=200):
                 part = seen[:, -1:] if cached else seen
                 new = model(part, cache=kept)[:, -1:].argmax(-1)
                 seen = torch.cat([seen, new], 1)
+
     return write
 
 
@@ -323,9 +371,9 @@ def wide_step(precision=None, compiled=False):
     def step():
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(precision)):
             logits = call(ids[:, :-1])
-        F.cross_entropy(logits.float().flatten(0, 1),
-                        ids[:, 1:].flatten()).backward()
+        F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten()).backward()
         model.zero_grad()
+
     return step
 
 
@@ -347,19 +395,32 @@ def bytes_step():
             next_token_loss(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+
     return step
 
 
-CLOCKED = {                 # rivals take turns; so many calls are one of them
-    "attention": ({"explicit": partial(layer_of, False),
-                   "fused": partial(layer_of, True)}, 1),
-    "writing": ({"anew": partial(writes, False),
-                 "cached": partial(writes, True)}, 1),
-    "training": ({"tour": bytes_step} | {
-        name: partial(steps_of, name) for name in (
-            "tokens", "fused", "Llama", "cosine", "Muon")}, EVERY),
-    "wide": ({"float32": wide_step, "bf16": partial(wide_step, "bf16"),
-              "compiled": partial(wide_step, compiled=True)}, 1),
+CLOCKED = {  # rivals take turns; so many calls are one of them
+    "attention": (
+        {"explicit": partial(layer_of, False), "fused": partial(layer_of, True)},
+        1,
+    ),
+    "writing": ({"anew": partial(writes, False), "cached": partial(writes, True)}, 1),
+    "training": (
+        {"tour": bytes_step}
+        | {
+            name: partial(steps_of, name)
+            for name in ("tokens", "fused", "Llama", "cosine", "Muon")
+        },
+        EVERY,
+    ),
+    "wide": (
+        {
+            "float32": wide_step,
+            "bf16": partial(wide_step, "bf16"),
+            "compiled": partial(wide_step, compiled=True),
+        },
+        1,
+    ),
 }
 
 
@@ -377,17 +438,22 @@ def clock(group, rounds):
                 call()
             taken[name].append(watch.seconds / calls)
     for name, seconds in taken.items():
-        print(f"{group}, {name}: {statistics.median(seconds):.4f} s",
-              flush=True)
-        quarter = statistics.quantiles(seconds, n=4) if rounds > 1 else [
-            seconds[0]] * 3
-        yield {"group": group, "what": name, "rounds": str(rounds),
-               **{key: f"{value:.5f}" for key, value in zip(
-                   ("low", "seconds", "high"), quarter, strict=True)},
-               **common.about()}
+        print(f"{group}, {name}: {statistics.median(seconds):.4f} s", flush=True)
+        quarter = statistics.quantiles(seconds, n=4) if rounds > 1 else [seconds[0]] * 3
+        yield {
+            "group": group,
+            "what": name,
+            "rounds": str(rounds),
+            **{
+                key: f"{value:.5f}"
+                for key, value in zip(("low", "seconds", "high"), quarter, strict=True)
+            },
+            **common.about(),
+        }
 
 
 # what the rows are made of
+
 
 def crossing(curve, goal):
     "The step at which the loss is first at most `goal`, interpolated."
@@ -395,7 +461,7 @@ def crossing(curve, goal):
     for (at, loss), (then, less) in pairwise([(0, 6.0), *points]):
         if less <= goal:
             return at + (then - at) * (loss - goal) / (loss - less)
-    return points[-1][0]                # not within the run: at least that
+    return points[-1][0]  # not within the run: at least that
 
 
 def at_step(curve, step):
@@ -410,13 +476,20 @@ class Evidence:
     def __init__(self, runs, times):
         self.runs = runs
         self.times = {
-            (t["group"], t["what"]): [float(t[key]) for key in (
-                "seconds", "low", "high")] for t in times}
-        tour = [row["curve"].split() for row in common.read(
-            common.RECORDS / "parts.csv") if row["variant"] == "all parts"]
+            (t["group"], t["what"]): [
+                float(t[key]) for key in ("seconds", "low", "high")
+            ]
+            for t in times
+        }
+        tour = [
+            row["curve"].split()
+            for row in common.read(common.RECORDS / "parts.csv")
+            if row["variant"] == "all parts"
+        ]
         gap = TOUR_STEPS // (len(tour[0]) - 1)
-        self.tour = [" ".join(f"{gap * i}:{loss}" for i, loss in enumerate(c))
-                     for c in tour]
+        self.tour = [
+            " ".join(f"{gap * i}:{loss}" for i, loss in enumerate(c)) for c in tour
+        ]
 
     def curves(self, name):
         if name == "tour":
@@ -431,18 +504,19 @@ class Evidence:
 
         `pace_of` names a variant whose steps take as long, if its own were not timed.
         """
-        steps = [TOUR_STEPS] if (name, goal) == ("tour", RESULT) else (
-            self.steps(name, goal))
+        steps = (
+            [TOUR_STEPS]
+            if (name, goal) == ("tour", RESULT)
+            else (self.steps(name, goal))
+        )
         pace, low, high = self.times["training", pace_of or name]
-        return [statistics.median(steps) * pace, min(steps) * low,
-                max(steps) * high]
+        return [statistics.median(steps) * pace, min(steps) * low, max(steps) * high]
 
     def loss(self, name, step):
         return [at_step(curve, step) for curve in self.curves(name)]
 
     def beyond(self, name):
-        return [float(r["beyond"]) for r in self.runs
-                if r["variant"] == name]
+        return [float(r["beyond"]) for r in self.runs if r["variant"] == name]
 
     def clock(self, group, what):
         return [1000 * s for s in self.times[group, what]]
@@ -471,87 +545,235 @@ def parts(e):
     far = "nats/byte beyond what was trained"
     s = "seconds to 0.25 nats/byte"
     deep_loss = "nats/byte, 16 layers"
-    yield 2, "tokens", to, "bytes", "tokens", e.steps("tour"), e.steps(
-        "tokens")
-    yield 2, "tokens", s, "bytes", "tokens", e.seconds("tour"), e.seconds(
-        "tokens")
-    yield 4, "positions", to, "none", "sinusoids", e.steps(
-        "no positions"), e.steps("sinusoids")
-    yield 4, "sinusoids", to, "learned", "sinusoids", e.steps(
-        "tokens"), e.steps("sinusoids")
-    yield 5, "rotary positions", far, "learned", "rotary", e.beyond(
-        "tokens"), e.beyond("rotary")
-    yield 5, "rotary positions", to, "sinusoids", "rotary", e.steps(
-        "sinusoids"), e.steps("rotary")
-    yield 6, "norms", deep_loss, "without", "with", e.loss(
-        "deep, no norms", 100), e.loss("deep, small start", 100)
-    yield 6, "initialization", deep_loss, "variance 1/d", "GPT-2's", e.loss(
-        "deep", 100), e.loss("deep, small start", 100)
-    yield 6, "RMSNorm, SwiGLU", to, "LayerNorm, GELU", "RMSNorm, SwiGLU", \
-        e.steps("rotary"), e.steps("RMSNorm, SwiGLU")
-    yield 7, "fused attention", "ms, 1,024 tokens", "explicit", "fused", \
-        e.clock("attention", "explicit"), e.clock("attention", "fused")
-    yield 7, "the cache", "ms to write 200 tokens", "anew", "cached", \
-        e.clock("writing", "anew"), e.clock("writing", "cached")
-    yield 12, "tied head", "kB of weights", "two tables", "one", weights(
-        False), weights(True)
-    yield 12, "GPT-2's start", to, "the tour's", "GPT-2's", e.steps(
-        "GPT, tour's start"), e.steps("GPT")
-    yield 13, "grouped heads", "kB of cache, 1,024 tokens", "4 key heads", \
-        "2", cache_bytes(4), cache_bytes(2)
-    yield 13, "Llama's parts", to, "GPT", "Llama", e.steps("GPT"), e.steps(
-        "Llama")
-    yield 16, "clipping", f"nats/byte, {HORIZON} steps", "SGD", "clipped", \
-        e.loss("SGD", HORIZON), e.loss("SGD clipped", HORIZON)
-    yield 16, "AdamW", f"nats/byte, {HORIZON} steps", "SGD, clipped", \
-        "AdamW, clipped", e.loss("SGD clipped", HORIZON), e.loss(
-            "AdamW clipped", HORIZON)
-    yield 16, "cosine", f"nats/byte, {HORIZON} steps", "constant", "cosine", \
-        e.loss("constant", HORIZON), e.loss("cosine", HORIZON)
-    yield 16, "two rates", to, "one rate", "two", e.steps("cosine"), e.steps(
-        "AdamW apart")
+    yield 2, "tokens", to, "bytes", "tokens", e.steps("tour"), e.steps("tokens")
+    yield 2, "tokens", s, "bytes", "tokens", e.seconds("tour"), e.seconds("tokens")
+    yield (
+        4,
+        "positions",
+        to,
+        "none",
+        "sinusoids",
+        e.steps("no positions"),
+        e.steps("sinusoids"),
+    )
+    yield (
+        4,
+        "sinusoids",
+        to,
+        "learned",
+        "sinusoids",
+        e.steps("tokens"),
+        e.steps("sinusoids"),
+    )
+    yield (
+        5,
+        "rotary positions",
+        far,
+        "learned",
+        "rotary",
+        e.beyond("tokens"),
+        e.beyond("rotary"),
+    )
+    yield (
+        5,
+        "rotary positions",
+        to,
+        "sinusoids",
+        "rotary",
+        e.steps("sinusoids"),
+        e.steps("rotary"),
+    )
+    yield (
+        6,
+        "norms",
+        deep_loss,
+        "without",
+        "with",
+        e.loss("deep, no norms", 100),
+        e.loss("deep, small start", 100),
+    )
+    yield (
+        6,
+        "initialization",
+        deep_loss,
+        "variance 1/d",
+        "GPT-2's",
+        e.loss("deep", 100),
+        e.loss("deep, small start", 100),
+    )
+    yield (
+        6,
+        "RMSNorm, SwiGLU",
+        to,
+        "LayerNorm, GELU",
+        "RMSNorm, SwiGLU",
+        e.steps("rotary"),
+        e.steps("RMSNorm, SwiGLU"),
+    )
+    yield (
+        7,
+        "fused attention",
+        "ms, 1,024 tokens",
+        "explicit",
+        "fused",
+        e.clock("attention", "explicit"),
+        e.clock("attention", "fused"),
+    )
+    yield (
+        7,
+        "the cache",
+        "ms to write 200 tokens",
+        "anew",
+        "cached",
+        e.clock("writing", "anew"),
+        e.clock("writing", "cached"),
+    )
+    yield (
+        12,
+        "tied head",
+        "kB of weights",
+        "two tables",
+        "one",
+        weights(False),
+        weights(True),
+    )
+    yield (
+        12,
+        "GPT-2's start",
+        to,
+        "the tour's",
+        "GPT-2's",
+        e.steps("GPT, tour's start"),
+        e.steps("GPT"),
+    )
+    yield (
+        13,
+        "grouped heads",
+        "kB of cache, 1,024 tokens",
+        "4 key heads",
+        "2",
+        cache_bytes(4),
+        cache_bytes(2),
+    )
+    yield 13, "Llama's parts", to, "GPT", "Llama", e.steps("GPT"), e.steps("Llama")
+    yield (
+        16,
+        "clipping",
+        f"nats/byte, {HORIZON} steps",
+        "SGD",
+        "clipped",
+        e.loss("SGD", HORIZON),
+        e.loss("SGD clipped", HORIZON),
+    )
+    yield (
+        16,
+        "AdamW",
+        f"nats/byte, {HORIZON} steps",
+        "SGD, clipped",
+        "AdamW, clipped",
+        e.loss("SGD clipped", HORIZON),
+        e.loss("AdamW clipped", HORIZON),
+    )
+    yield (
+        16,
+        "cosine",
+        f"nats/byte, {HORIZON} steps",
+        "constant",
+        "cosine",
+        e.loss("constant", HORIZON),
+        e.loss("cosine", HORIZON),
+    )
+    yield (
+        16,
+        "two rates",
+        to,
+        "one rate",
+        "two",
+        e.steps("cosine"),
+        e.steps("AdamW apart"),
+    )
     yield 16, "Muon", to, "AdamW", "Muon", e.steps("AdamW apart"), e.steps("Muon")
-    yield 16, "Muon", s, "AdamW", "Muon", e.seconds(
-        "AdamW apart", pace_of="cosine"), e.seconds("Muon")
-    yield 17, "bf16", "ms a step, width 384", "float32", "bf16", e.clock(
-        "wide", "float32"), e.clock("wide", "bf16")
-    yield 17, "compile", "ms a step, width 384", "as it is", "compiled", \
-        e.clock("wide", "float32"), e.clock("wide", "compiled")
+    yield (
+        16,
+        "Muon",
+        s,
+        "AdamW",
+        "Muon",
+        e.seconds("AdamW apart", pace_of="cosine"),
+        e.seconds("Muon"),
+    )
+    yield (
+        17,
+        "bf16",
+        "ms a step, width 384",
+        "float32",
+        "bf16",
+        e.clock("wide", "float32"),
+        e.clock("wide", "bf16"),
+    )
+    yield (
+        17,
+        "compile",
+        "ms a step, width 384",
+        "as it is",
+        "compiled",
+        e.clock("wide", "float32"),
+        e.clock("wide", "compiled"),
+    )
 
 
 def spread(name, values):
     "The middle of the seeds or rounds, the range and how wide it is."
     low = min(values)
     high = max(values)
-    return {name: f"{statistics.median(values):.3f}", f"{name}_low":
-            f"{low:.3f}", f"{name}_high": f"{high:.3f}",
-            f"{name}_spread": f"{high - low:.3f}"}
+    return {
+        name: f"{statistics.median(values):.3f}",
+        f"{name}_low": f"{low:.3f}",
+        f"{name}_high": f"{high:.3f}",
+        f"{name}_spread": f"{high - low:.3f}",
+    }
 
 
 def ladder(e, seeds):
     "One row for each part."
     for chapter, part, purpose, was, now, before, after in parts(e):
-        yield {"chapter": chapter, "part": part, "purpose": purpose,
-               "was": was, "now": now, **spread("before", before),
-               **spread("after", after), "better": "less",
-               "verdict": verdict(before, after), "seeds": seeds,
-               **common.about()}
+        yield {
+            "chapter": chapter,
+            "part": part,
+            "purpose": purpose,
+            "was": was,
+            "now": now,
+            **spread("before", before),
+            **spread("after", after),
+            "better": "less",
+            "verdict": verdict(before, after),
+            "seeds": seeds,
+            **common.about(),
+        }
 
 
-LINE = {0: ("tour", "the tour"), 2: ("tokens", "II: tokens"),
-        7: ("fused", "III: the parts"), 13: ("Llama", "IV: Llama"),
-        16: ("Muon", "V: Llama, Muon")}
+LINE = {
+    0: ("tour", "the tour"),
+    2: ("tokens", "II: tokens"),
+    7: ("fused", "III: the parts"),
+    13: ("Llama", "IV: Llama"),
+    16: ("Muon", "V: Llama, Muon"),
+}
 
 
 def line(e, seeds):
     "How soon each model has what the tour ended with."
     for chapter, (name, model) in LINE.items():
-        steps = ([TOUR_STEPS] * seeds if name == "tour"
-                 else e.steps(name, RESULT))
-        yield {"chapter": chapter, "model": model, "nats_per_byte": RESULT,
-               **spread("steps", steps),
-               **spread("seconds", e.seconds(name, RESULT)),
-               "seeds": seeds, **common.about()}
+        steps = [TOUR_STEPS] * seeds if name == "tour" else e.steps(name, RESULT)
+        yield {
+            "chapter": chapter,
+            "model": model,
+            "nats_per_byte": RESULT,
+            **spread("steps", steps),
+            **spread("seconds", e.seconds(name, RESULT)),
+            "seeds": seeds,
+            **common.about(),
+        }
 
 
 def main():
@@ -559,8 +781,9 @@ def main():
     parser.add_argument("--steps", type=int, help="at most, in every run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--again", action="store_true",
-                        help="measure what the files have, too")
+    parser.add_argument(
+        "--again", action="store_true", help="measure what the files have, too"
+    )
     parser.add_argument("--folder", type=Path, default=common.RECORDS)
     args = parser.parse_args()
     began = time.process_time()

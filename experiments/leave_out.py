@@ -12,6 +12,7 @@ which it might not.
 The rows go to tformer/records/leave_out.csv: mean loss on held-out stories, in
 nats per byte, with the habit (kept = yes) and without it.
 """
+
 import functools
 
 import torch
@@ -36,9 +37,12 @@ SETTINGS = {
     "decoupling": {"decay 0.0001": {"decay": 1e-4}, "decay 0.01": {}},
     "clipping": {"lr 0.006": {}, "lr 0.02": {"lr": 2e-2}},
 }
-CASES = [{"part": part, "setting": setting, "kept": kept}
-         for part, settings in SETTINGS.items() for setting in settings
-         for kept in ("yes", "no")]
+CASES = [
+    {"part": part, "setting": setting, "kept": kept}
+    for part, settings in SETTINGS.items()
+    for setting in settings
+    for kept in ("yes", "no")
+]
 TRAIN = encode_bytes(stories.story_corpus(300_000, seed=0, level=1))
 HELD_OUT = encode_bytes(stories.story_corpus(10_000, seed=1, level=1))
 
@@ -48,11 +52,13 @@ def loss_of(without, seed, steps, lr=6e-3, decay=0.01):
     "Train without one of the habits (None: with all)."
     torch.manual_seed(seed)
     model = MiniGPT(d_model=64, n_layers=2, max_len=LENGTH)
-    optimizer = AdamW(param_groups(model, decay), lr,
-                      decoupled_weight_decay=without != "decoupling",
-                      bias_correction=without != "bias correction")
-    schedule = warmup_cosine(
-        steps, 0 if without == "warm-up" else steps // 10)
+    optimizer = AdamW(
+        param_groups(model, decay),
+        lr,
+        decoupled_weight_decay=without != "decoupling",
+        bias_correction=without != "bias correction",
+    )
+    schedule = warmup_cosine(steps, 0 if without == "warm-up" else steps // 10)
     batches = random_windows(TRAIN, LENGTH, BATCH, seed)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
         scale_lr(optimizer, schedule(step))
@@ -66,11 +72,11 @@ def loss_of(without, seed, steps, lr=6e-3, decay=0.01):
 
 def train(part, setting, kept, seed, steps):
     "The loss that one line of the record holds."
-    loss = loss_of(part if kept == "no" else None, seed, steps,
-                   **SETTINGS[part][setting])
+    loss = loss_of(
+        part if kept == "no" else None, seed, steps, **SETTINGS[part][setting]
+    )
     return {"nats_per_byte": f"{loss:.3f}"}
 
 
 if __name__ == "__main__":
-    common.run(CASES, train, common.arguments(
-        __doc__, STEPS, "leave_out.csv"))
+    common.run(CASES, train, common.arguments(__doc__, STEPS, "leave_out.csv"))

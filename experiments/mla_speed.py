@@ -15,6 +15,7 @@ summed over the heads; the projections that both orders share are not among them
 With `--longest` no text has more tokens than that, neither in the cache of "decode"
 nor in all of "prompt". The rows go to tformer/records/mla_speed.csv.
 """
+
 import time
 from statistics import median
 
@@ -28,10 +29,10 @@ D_MODEL = 2048
 N_HEADS = 16
 SIZES = {"kv_rank": 512, "d_nope": 128, "d_rope": 64, "d_v": 128}
 ORDERS = ("expanded", "absorbed")
-PAST = (16, 64, 256, 1024, 2048, 4096)                  # of decode
-NEW = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)         # of prompt
-KEYS = 2048             # tokens of a whole prompt
-STEPS = 4               # steps in one measurement of a token
+PAST = (16, 64, 256, 1024, 2048, 4096)  # of decode
+NEW = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)  # of prompt
+KEYS = 2048  # tokens of a whole prompt
+STEPS = 4  # steps in one measurement of a token
 
 
 def multiplications(t, s):
@@ -39,8 +40,10 @@ def multiplications(t, s):
     up = SIZES["kv_rank"] * (SIZES["d_nope"] + SIZES["d_v"])
     wide = SIZES["d_nope"] + SIZES["d_rope"] + SIZES["d_v"]
     latent = 2 * SIZES["kv_rank"] + SIZES["d_rope"]
-    return {"expanded": N_HEADS * (s * up + t * s * wide),
-            "absorbed": N_HEADS * (t * up + t * s * latent)}
+    return {
+        "expanded": N_HEADS * (s * up + t * s * wide),
+        "absorbed": N_HEADS * (t * up + t * s * latent),
+    }
 
 
 def make_layer():
@@ -52,8 +55,9 @@ def make_layer():
 def fill(cache, width, tokens):
     "Let an empty cache hold so many random vectors, with room behind the last."
     for start, n in ((0, tokens - 1), (tokens - 1, 1)):
-        cache.update(torch.randn(1, 1, n, width),
-                     positions=torch.arange(start, start + n)[None])
+        cache.update(
+            torch.randn(1, 1, n, width), positions=torch.arange(start, start + n)[None]
+        )
 
 
 def restore(cache, past):
@@ -66,7 +70,7 @@ def restore(cache, past):
     if not past:
         cache.crop(0)
         return
-    last = cache.tensors[0][..., past - 1:past, :].clone()
+    last = cache.tensors[0][..., past - 1 : past, :].clone()
     cache.crop(past - 1)
     cache.update(last, positions=torch.tensor([[past - 1]]))
 
@@ -97,12 +101,17 @@ def measure(layer, kind, t, past, rounds):
             times[order].append(1e3 * run(layer, order, x, cache, past))
     row = {"kind": kind, "t": str(t), "past": str(past)}
     for order, found in times.items():
-        row |= {f"{order}_ms": f"{median(found):.3f}",
-                f"{order}_lowest": f"{min(found):.3f}",
-                f"{order}_highest": f"{max(found):.3f}"}
+        row |= {
+            f"{order}_ms": f"{median(found):.3f}",
+            f"{order}_lowest": f"{min(found):.3f}",
+            f"{order}_highest": f"{max(found):.3f}",
+        }
     counts = multiplications(t, past + t)
-    return row | {f"{order}_macs": str(counts[order]) for order in ORDERS} | {
-        "rounds": str(rounds), "processor": common.processor(), **common.about()}
+    return (
+        row
+        | {f"{order}_macs": str(counts[order]) for order in ORDERS}
+        | {"rounds": str(rounds), "processor": common.processor(), **common.about()}
+    )
 
 
 def cases(longest):

@@ -22,6 +22,7 @@ which end after four looks without a better one.
 at three temperatures. `right` and `flawless` are shares of sentences and of
 texts, `distinct` is the share of different ones among all runs of four words.
 """
+
 import copy
 
 import torch
@@ -54,8 +55,8 @@ READ = 4000
 NEW = 200
 WRITTEN = 60
 RATES = {"15 %": (0.15,), "40 %": (0.4,), "all rates": (None,)}
-LABELS = (4, 12, 36, 108, 324)      # stories with tags
-METHODS = {"tuned": 90, "frozen": 900, "untrained": 900}     # steps at most
+LABELS = (4, 12, 36, 108, 324)  # stories with tags
+METHODS = {"tuned": 90, "frozen": 900, "untrained": 900}  # steps at most
 LOOK = 90
 PATIENCE = 4
 CHOSEN_ON = 100
@@ -73,11 +74,20 @@ def train_rate(variant, seed, steps):
     torch.manual_seed(seed)
     model = BertMaskedLM(BertConfig(vocab_size=len(tokenizer), **SHAPE))
     init_weights(model, std=0.1)
-    batches = MaskedTextLoader(encode_texts(tokenizer, read), tokenizer, seed=seed,
-                               mlm_probabilities=RATES[variant])
-    Trainer(model, batches, max_steps=steps, loss_fn=batch_cross_entropy,
-            optimizer=optimizers(model),
-            lr_schedule=warmup_cosine(steps, min(40, steps), min_lr_ratio=0.05)).fit()
+    batches = MaskedTextLoader(
+        encode_texts(tokenizer, read),
+        tokenizer,
+        seed=seed,
+        mlm_probabilities=RATES[variant],
+    )
+    Trainer(
+        model,
+        batches,
+        max_steps=steps,
+        loss_fn=batch_cross_entropy,
+        optimizer=optimizers(model),
+        lr_schedule=warmup_cosine(steps, min(40, steps), min_lr_ratio=0.05),
+    ).fit()
     trained = ModelBundle(model.eval(), tokenizer, {})
     lengths = [len(ids) for ids in tokenizer.encode_batch(new[:WRITTEN])]
     kinds = fill_told(trained, new, {})
@@ -86,19 +96,24 @@ def train_rate(variant, seed, steps):
     return {
         "loss": f"{nats_per_blank(trained, new):.3f}",
         "at_blanks": f"{nats_at_blanks(trained, new):.3f}",
-        "filled": format(sum(by["model"] * by["blanks"] for by in
-                             kinds.values()) / blanks, ".3f"),
-        "right": f"{fraction_correct(texts):.3f}"}
+        "filled": format(
+            sum(by["model"] * by["blanks"] for by in kinds.values()) / blanks, ".3f"
+        ),
+        "right": f"{fraction_correct(texts):.3f}",
+    }
 
 
 @torch.no_grad()
 def nats_at_blanks(trained, texts):
     "The loss where [MASK] stands, of the tokens that the rule chose."
-    batch = MaskedTextLoader(encode_texts(trained.tokenizer, texts), trained.tokenizer,
-                             batch_size=len(texts)).get_batch(0)
+    batch = MaskedTextLoader(
+        encode_texts(trained.tokenizer, texts), trained.tokenizer, batch_size=len(texts)
+    ).get_batch(0)
     mask = trained.tokenizer.token_to_id("[MASK]")
-    return batch_cross_entropy(trained.model, batch._replace(
-        targets=batch.targets.where(batch.ids == mask, -100))).item()
+    return batch_cross_entropy(
+        trained.model,
+        batch._replace(targets=batch.targets.where(batch.ids == mask, -100)),
+    ).item()
 
 
 def named(tokenizer, texts):
@@ -150,16 +165,24 @@ def tune(variant, seed, steps, labels):
         model.bert.requires_grad_(False)
     rows, marks = named(tokenizer, told(labels, 10 + seed))
     batches = TextLoader(rows, tokenizer, marks, batch_size=8, seed=seed)
-    quiz, new = (named(tokenizer, told(n, s))
-                 for n, s in ((CHOSEN_ON, 98), (NEW, 99)))
-    optimizer = AdamW([p for p in model.parameters() if p.requires_grad],
-                      lr=1e-2 if variant == "frozen" else 2e-3)
+    quiz, new = (named(tokenizer, told(n, s)) for n, s in ((CHOSEN_ON, 98), (NEW, 99)))
+    optimizer = AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=1e-2 if variant == "frozen" else 2e-3,
+    )
     schedule = warmup_cosine(steps, min(10, steps))
     run = Head(model) if variant == "frozen" else model
     best = (-1.0, 0, None)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        train_step(run, [optimizer], [batch], step, loss_fn=batch_cross_entropy,
-                   lr_schedule=schedule, max_grad_norm=1.0)
+        train_step(
+            run,
+            [optimizer],
+            [batch],
+            step,
+            loss_fn=batch_cross_entropy,
+            lr_schedule=schedule,
+            max_grad_norm=1.0,
+        )
         if step % LOOK == 0 or step == steps:
             found = share_named(model.eval(), tokenizer, *quiz)
             model.train()
@@ -168,14 +191,19 @@ def tune(variant, seed, steps, labels):
             if step - best[1] >= PATIENCE * LOOK:
                 break
     model.load_state_dict(best[2])
-    return {"best": best[1], "right": format(share_named(
-        model.eval(), tokenizer, *new), ".3f")}
+    return {
+        "best": best[1],
+        "right": format(share_named(model.eval(), tokenizer, *new), ".3f"),
+    }
 
 
 def distinct(texts, n=4):
     "The share of different ones among all runs of n words."
-    runs = [tuple(words[i:i + n]) for words in map(str.split, texts)
-            for i in range(len(words) - n + 1)]
+    runs = [
+        tuple(words[i : i + n])
+        for words in map(str.split, texts)
+        for i in range(len(words) - n + 1)
+    ]
     return len({*runs}) / max(1, len(runs))
 
 
@@ -183,30 +211,46 @@ def written(variant, seed, steps):
     "How good, and how different, what the package's bert writes is."
     order, temperature = variant.split(" at ")
     trained = tformer.load("bert")
-    lengths = [len(ids) for ids in trained.tokenizer.encode_batch(
-        told(WRITTEN, 1))]
-    texts = generate_by_unmasking(trained, lengths, steps=steps, order=ORDERS[order],
-                                  temperature=float(temperature), seed=seed)
-    return {"right": f"{fraction_correct(texts):.3f}",
-            "flawless": f"{fraction_correct(texts, per_story=True):.3f}",
-            "distinct": f"{distinct(texts):.3f}"}
+    lengths = [len(ids) for ids in trained.tokenizer.encode_batch(told(WRITTEN, 1))]
+    texts = generate_by_unmasking(
+        trained,
+        lengths,
+        steps=steps,
+        order=ORDERS[order],
+        temperature=float(temperature),
+        seed=seed,
+    )
+    return {
+        "right": f"{fraction_correct(texts):.3f}",
+        "flawless": f"{fraction_correct(texts, per_story=True):.3f}",
+        "distinct": f"{distinct(texts):.3f}",
+    }
 
 
 def train(part, variant, labels, seed, steps):
     "One row."
     return dict.fromkeys(COLUMNS, "") | (
-        train_rate(variant, seed, steps) if part == "rate" else
-        tune(variant, seed, steps, labels) if part == "labels" else
-        written(variant, seed, steps))
+        train_rate(variant, seed, steps)
+        if part == "rate"
+        else tune(variant, seed, steps, labels)
+        if part == "labels"
+        else written(variant, seed, steps)
+    )
 
 
-CASES = [*(dict(part="rate", variant=name, labels=0, steps=RATE_STEPS)
-           for name in RATES),
-         *(dict(part="labels", variant=name, labels=n, steps=most)
-           for name, most in METHODS.items() for n in LABELS),
-         *(dict(part="writes", variant=f"{order} at {temperature}", labels=0,
-                steps=PASSES)
-           for order in ORDERS for temperature in TEMPERATURES)]
+CASES = [
+    *(dict(part="rate", variant=name, labels=0, steps=RATE_STEPS) for name in RATES),
+    *(
+        dict(part="labels", variant=name, labels=n, steps=most)
+        for name, most in METHODS.items()
+        for n in LABELS
+    ),
+    *(
+        dict(part="writes", variant=f"{order} at {temperature}", labels=0, steps=PASSES)
+        for order in ORDERS
+        for temperature in TEMPERATURES
+    ),
+]
 
 
 def main():

@@ -12,6 +12,7 @@ The rows go to tformer/records/modern.csv, which travels with the package: one
 for each variant and seed, with the loss on held-out stories. They are written
 as they come; a run that was stopped goes on where it was.
 """
+
 import argparse
 import time
 from pathlib import Path
@@ -44,8 +45,11 @@ EPS = 1e-5
 KV_HEADS = 2
 
 LLAMA = "RoPE", "RMSNorm", "SwiGLU", "no biases", "grouped heads", "untied"
-VARIANTS = {"GPT": ()} | {name: (name,) for name in LLAMA} | {
-    "QK-norm": ("QK-norm",), "Llama": LLAMA, "Llama, tied": LLAMA[:-1]}
+VARIANTS = (
+    {"GPT": ()}
+    | {name: (name,) for name in LLAMA}
+    | {"QK-norm": ("QK-norm",), "Llama": LLAMA, "Llama, tied": LLAMA[:-1]}
+)
 
 
 class Mixed(nn.Module):
@@ -57,11 +61,16 @@ class Mixed(nn.Module):
         self.max_len = MAX_LEN
         self.bias = "no biases" not in changes
         self.embed = Embedding(VOCAB, D_MODEL)
-        self.embed_positions = (None if "RoPE" in changes
-                                else LearnedPositionEmbedding(MAX_LEN, D_MODEL))
-        self.blocks = nn.Sequential(*(
-            PreNorm(self.norm_layer(), part) for _ in range(N_LAYERS)
-            for part in (self.attention(), self.feed_forward(d_ff))))
+        self.embed_positions = (
+            None if "RoPE" in changes else LearnedPositionEmbedding(MAX_LEN, D_MODEL)
+        )
+        self.blocks = nn.Sequential(
+            *(
+                PreNorm(self.norm_layer(), part)
+                for _ in range(N_LAYERS)
+                for part in (self.attention(), self.feed_forward(d_ff))
+            )
+        )
         self.norm = self.norm_layer()
         self.lm_head = Linear(D_MODEL, VOCAB, bias=False)
         if "untied" not in changes:
@@ -74,18 +83,25 @@ class Mixed(nn.Module):
         return LayerNorm(D_MODEL, eps=EPS, bias=self.bias)
 
     def attention(self):
-        norms = {name: RMSNorm(D_HEAD, eps=EPS)
-                 for name in ("q_norm", "k_norm") if "QK-norm" in self.changes}
+        norms = {
+            name: RMSNorm(D_HEAD, eps=EPS)
+            for name in ("q_norm", "k_norm")
+            if "QK-norm" in self.changes
+        }
         return SelfAttention(
-            D_MODEL, N_HEADS, bias=self.bias, causal=True, **norms,
+            D_MODEL,
+            N_HEADS,
+            bias=self.bias,
+            causal=True,
+            **norms,
             n_kv_heads=KV_HEADS if "grouped heads" in self.changes else None,
-            rotary=RotaryEmbedding(D_HEAD) if "RoPE" in self.changes else None)
+            rotary=RotaryEmbedding(D_HEAD) if "RoPE" in self.changes else None,
+        )
 
     def feed_forward(self, d_ff):
         if "SwiGLU" in self.changes:
             return GatedFeedForward(D_MODEL, d_ff, bias=self.bias)
-        return FeedForward(D_MODEL, d_ff, activation="gelu_tanh",
-                           bias=self.bias)
+        return FeedForward(D_MODEL, d_ff, activation="gelu_tanh", bias=self.bias)
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -116,12 +132,15 @@ def train_one(name, seed, steps, ids, held_out):
     train(model, random_windows(ids, MAX_LEN, BATCH, seed), steps)
     loss = mean_loss(model, held_out)
     took = time.perf_counter() - began
-    print(f"{name}, seed {seed}: {loss:.4f} nats per byte, {took:.0f} s",
-          flush=True)
+    print(f"{name}, seed {seed}: {loss:.4f} nats per byte, {took:.0f} s", flush=True)
     return {
-        "variant": name, "seed": str(seed), "nats_per_byte": f"{loss:.4f}",
-        "parameters": str(count(VARIANTS[name], d_ff)), "d_ff": str(d_ff),
-        "steps": str(steps), **common.about(),
+        "variant": name,
+        "seed": str(seed),
+        "nats_per_byte": f"{loss:.4f}",
+        "parameters": str(count(VARIANTS[name], d_ff)),
+        "d_ff": str(d_ff),
+        "steps": str(steps),
+        **common.about(),
     }
 
 
@@ -132,16 +151,20 @@ def write(rows, out):
 
 def kept_rows(out, steps, again):
     "What an earlier run of as many steps has left."
-    return [row for row in common.kept(out, again, steps=steps)
-            if row["variant"] in VARIANTS]
+    return [
+        row
+        for row in common.kept(out, again, steps=steps)
+        if row["variant"] in VARIANTS
+    ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--again", action="store_true",
-                        help="train those too that the file has")
+    parser.add_argument(
+        "--again", action="store_true", help="train those too that the file has"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     ids = encode_bytes(stories.story_corpus(TRAIN, seed=0, level=1))

@@ -12,6 +12,7 @@ are the same run.
 The rows go to tformer/records/mup.csv: mean loss on held-out stories, in nats
 per byte. A loss that is not finite is written as inf.
 """
+
 import math
 
 import torch
@@ -29,13 +30,17 @@ from tformer.optim import AdamW, clip_grad_norm_, mup_groups, scale_lr, warmup_c
 
 BASE = 32
 WIDTHS = [32, 80, 160]
-RATES = [2.0 ** -i for i in range(9, 3, -1)]
+RATES = [2.0**-i for i in range(9, 3, -1)]
 STEPS = 80
 BATCH = 4
 LENGTH = 64
-CASES = [{"way": way, "width": width, "lr": lr} for width in WIDTHS
-         for way in ("standard", "mup") for lr in RATES
-         if way == "standard" or width > BASE]
+CASES = [
+    {"way": way, "width": width, "lr": lr}
+    for width in WIDTHS
+    for way in ("standard", "mup")
+    for lr in RATES
+    if way == "standard" or width > BASE
+]
 TRAIN = encode_bytes(stories.story_corpus(300_000, seed=0, level=1))
 HELD_OUT = encode_bytes(stories.story_corpus(5_000, seed=1, level=1))
 
@@ -43,13 +48,13 @@ HELD_OUT = encode_bytes(stories.story_corpus(5_000, seed=1, level=1))
 def train(way, width, lr, seed, steps):
     "The loss that one line of the record holds."
     torch.manual_seed(seed)
-    model = MiniGPT(d_model=width, n_layers=2, n_heads=width // 16,
-                    max_len=LENGTH)
+    model = MiniGPT(d_model=width, n_layers=2, n_heads=width // 16, max_len=LENGTH)
     base = BASE if way == "mup" else width
     with torch.no_grad():
         model.lm_head.weight.mul_((base / width) ** 0.5)
-    optimizer = AdamW(mup_groups(model, lr, width=width, base_width=base),
-                      weight_decay=0.0)
+    optimizer = AdamW(
+        mup_groups(model, lr, width=width, base_width=base), weight_decay=0.0
+    )
     schedule = warmup_cosine(steps, steps // 10)
     batches = random_windows(TRAIN, LENGTH, BATCH, seed)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):

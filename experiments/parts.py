@@ -16,6 +16,7 @@ loss on the first third of them at 19 moments of the training: at its beginning
 and after each 18th part of the steps. Rows are written as they come; a run that
 was stopped goes on where it was.
 """
+
 import argparse
 import time
 from functools import partial
@@ -40,7 +41,7 @@ OUT = common.RECORDS / "parts.csv"
 STEPS = 1800
 LR = 6e-3
 LOOKS = 18
-LOOKED_AT = 10_000                      # bytes of stories
+LOOKED_AT = 10_000  # bytes of stories
 
 
 class Replacing(MiniBlock):
@@ -88,14 +89,14 @@ class Without(MiniGPT):
         super().__init__(**size)
         attention = self.blocks[0].attention
         d_model = attention.o_proj.in_features
-        self.blocks = nn.Sequential(*(
-            block(d_model, attention.n_heads, attention.causal)
-            for _ in self.blocks))
+        self.blocks = nn.Sequential(
+            *(block(d_model, attention.n_heads, attention.causal) for _ in self.blocks)
+        )
         if block is Plain:
             self.norm = nn.Identity()
 
 
-VARIANTS = {                            # how it is made, its step size
+VARIANTS = {  # how it is made, its step size
     "all parts": (MiniGPT, LR),
     "no residual": (partial(Without, Replacing), LR / 3),
     "no norms": (partial(Without, Plain), LR),
@@ -126,12 +127,14 @@ def train_one(name, seed, steps, ids, held_out):
     curve.append(mean_loss(model, some))
     loss = mean_loss(model, held_out)
     took = time.perf_counter() - began
-    print(f"{name}, seed {seed}: {loss:.3f} nats per byte, {took:.0f} s",
-          flush=True)
+    print(f"{name}, seed {seed}: {loss:.3f} nats per byte, {took:.0f} s", flush=True)
     return {
-        "variant": name, "seed": str(seed), "nats_per_byte": f"{loss:.3f}",
+        "variant": name,
+        "seed": str(seed),
+        "nats_per_byte": f"{loss:.3f}",
         "parameters": str(sum(p.numel() for p in model.parameters())),
-        "lr": f"{lr:g}", "steps": str(steps),
+        "lr": f"{lr:g}",
+        "steps": str(steps),
         "curve": " ".join(f"{loss:.3f}" for loss in curve),
         **common.about(),
     }
@@ -144,16 +147,20 @@ def write(rows, out):
 
 def kept_rows(out, steps, again):
     "What an earlier run of as many steps has left."
-    return [row for row in common.kept(out, again, steps=steps)
-            if row["variant"] in VARIANTS]
+    return [
+        row
+        for row in common.kept(out, again, steps=steps)
+        if row["variant"] in VARIANTS
+    ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--again", action="store_true",
-                        help="train those too that the file has")
+    parser.add_argument(
+        "--again", action="store_true", help="train those too that the file has"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     ids = encode_bytes(stories.story_corpus(TRAIN, seed=0, level=1))

@@ -14,6 +14,7 @@ The rows go to tformer/records/positions.csv, which travels with the package. A
 row is the accuracy over seeds in one block of sixteen positions, with the
 lowest and the highest seed; positions 0 to 31 were trained on, the rest not.
 """
+
 import argparse
 import statistics
 import time
@@ -44,12 +45,16 @@ BLOCK = 16
 TEST_BATCH = 256
 BACK = 4
 VALUES = 4
-NOTHING = -100                          # no answer is asked for here
+NOTHING = -100  # no answer is asked for here
 
-ABSOLUTE = {"sinusoid": lambda: SinusoidalPositionEmbedding(TESTED, D_MODEL),
-            "learned": lambda: LearnedPositionEmbedding(TESTED, D_MODEL)}
-BIAS = {"T5 bias": lambda: T5RelativeBias(N_HEADS, causal=True),
-        "ALiBi": lambda: ALiBi(N_HEADS)}
+ABSOLUTE = {
+    "sinusoid": lambda: SinusoidalPositionEmbedding(TESTED, D_MODEL),
+    "learned": lambda: LearnedPositionEmbedding(TESTED, D_MODEL),
+}
+BIAS = {
+    "T5 bias": lambda: T5RelativeBias(N_HEADS, causal=True),
+    "ALiBi": lambda: ALiBi(N_HEADS),
+}
 ROTARY = {"RoPE": lambda: RotaryEmbedding(D_MODEL // N_HEADS)}
 METHODS = ["none", *ABSOLUTE, *BIAS, *ROTARY]
 
@@ -61,14 +66,24 @@ class Model(nn.Module):
         super().__init__()
         bias = BIAS.get(method)
         rotary = ROTARY.get(method)
-        self.embed = Embedding(VOCAB, D_MODEL, scale=D_MODEL ** 0.5)
+        self.embed = Embedding(VOCAB, D_MODEL, scale=D_MODEL**0.5)
         self.positions = ABSOLUTE.get(method, lambda: None)()
         self.blocks = nn.Sequential(
-            PreNorm(LayerNorm(D_MODEL), SelfAttention(
-                D_MODEL, N_HEADS, causal=True, fused_qkv=True,
-                rotary=rotary and rotary(), score_bias=bias and bias())),
-            PreNorm(LayerNorm(D_MODEL), FeedForward(
-                D_MODEL, 2 * D_MODEL, activation="gelu")))
+            PreNorm(
+                LayerNorm(D_MODEL),
+                SelfAttention(
+                    D_MODEL,
+                    N_HEADS,
+                    causal=True,
+                    fused_qkv=True,
+                    rotary=rotary and rotary(),
+                    score_bias=bias and bias(),
+                ),
+            ),
+            PreNorm(
+                LayerNorm(D_MODEL), FeedForward(D_MODEL, 2 * D_MODEL, activation="gelu")
+            ),
+        )
         self.norm = LayerNorm(D_MODEL)
         self.lm_head = Linear(D_MODEL, VOCAB)
 
@@ -92,7 +107,8 @@ def latest(ids):
     value = ids % VALUES
     n = ids.shape[1]
     same = (key[:, :, None] == key[:, None, :]) & torch.ones(
-        n, n, dtype=torch.bool).tril(-1)
+        n, n, dtype=torch.bool
+    ).tril(-1)
     last = torch.where(same, torch.arange(n), -1).amax(-1)
     return torch.where(last >= 0, value.gather(1, last.clamp(min=0)), NOTHING)
 
@@ -107,9 +123,9 @@ def train(model, task, steps, seed):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
     for _ in range(steps):
         ids = torch.randint(VOCAB, (BATCH, TRAINED), generator=draw)
-        loss = F.cross_entropy(model(ids).flatten(0, 1),
-                               TASKS[task](ids).flatten(),
-                               ignore_index=NOTHING)
+        loss = F.cross_entropy(
+            model(ids).flatten(0, 1), TASKS[task](ids).flatten(), ignore_index=NOTHING
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -138,16 +154,24 @@ def rows_of(task, method, seeds, steps):
         train(model, task, steps, seed)
         results.append(test(model, task))
     took = time.perf_counter() - began
-    print(f"{task:>6} {method:>8}", *(f"{statistics.mean(r):.2f}"
-          for r in zip(*results, strict=False)), f" {took:.0f} s", flush=True)
+    print(
+        f"{task:>6} {method:>8}",
+        *(f"{statistics.mean(r):.2f}" for r in zip(*results, strict=False)),
+        f" {took:.0f} s",
+        flush=True,
+    )
     for i, block in enumerate(zip(*results, strict=False)):
         yield {
-            "task": task, "method": method,
-            "first": i * BLOCK, "last": (i + 1) * BLOCK - 1,
+            "task": task,
+            "method": method,
+            "first": i * BLOCK,
+            "last": (i + 1) * BLOCK - 1,
             "accuracy": f"{statistics.mean(block):.3f}",
-            "lowest": f"{min(block):.3f}", "highest": f"{max(block):.3f}",
+            "lowest": f"{min(block):.3f}",
+            "highest": f"{max(block):.3f}",
             "spread": f"{max(block) - min(block):.3f}",
-            "steps": steps, "seeds": seeds,
+            "steps": steps,
+            "seeds": seeds,
             **common.about(),
         }
 
@@ -158,8 +182,12 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    rows = [row for task in TASKS for method in METHODS
-            for row in rows_of(task, method, args.seeds, args.steps)]
+    rows = [
+        row
+        for task in TASKS
+        for method in METHODS
+        for row in rows_of(task, method, args.seeds, args.steps)
+    ]
     common.write(rows, args.out)
 
 

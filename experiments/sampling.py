@@ -15,6 +15,7 @@ Every method is a curve: its own number varies. All of them draw at temperature
 The rows go to tformer/records/sampling.csv, which travels with the package.
 Rows are written as they come; a run that was stopped goes on where it was.
 """
+
 import torch
 
 import common
@@ -25,7 +26,7 @@ from tformer.trained import ENDOFTEXT, fraction_correct
 OUT = "sampling.csv"
 TEXTS = 120
 HOT = 1.5
-METHODS = {         # for each curve what is set, to what, besides what
+METHODS = {  # for each curve what is set, to what, besides what
     "temperature": ("temperature", (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5), {}),
     "top-k": ("top_k", (2, 3, 5, 10, 20), {}),
     "top-p": ("top_p", (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), {}),
@@ -46,8 +47,7 @@ def write(trained, sampler, n):
     ids = torch.full((n, 1), end)
     cache = model.new_cache(n)
     new = ids
-    while ids.shape[1] < model.max_len and not (
-            ids[:, 1:] == end).any(1).all():
+    while ids.shape[1] < model.max_len and not (ids[:, 1:] == end).any(1).all():
         logits = model(new, cache=cache)[:, -1]
         new = sampler(logits, ids[:, 1:])[:, None]
         ids = torch.cat([ids, new], 1)
@@ -60,10 +60,13 @@ def measure(trained, method, value, seed, texts):
     settings = SamplingParams(**{name: value}, **besides, seed=seed * texts)
     told = write(trained, Sampler(settings), texts)
     words = sum(len(text.split()) for text in told) / texts
-    return {"right": round(fraction_correct(told), 4),
-            "whole": round(fraction_correct(told, per_story=True), 4),
-            "different": round(len(set(told)) / texts, 4),
-            "distinct": round(distinct_n(told), 4), "words": round(words, 1)}
+    return {
+        "right": round(fraction_correct(told), 4),
+        "whole": round(fraction_correct(told, per_story=True), 4),
+        "different": round(len(set(told)) / texts, 4),
+        "distinct": round(distinct_n(told), 4),
+        "words": round(words, 1),
+    }
 
 
 def main():
@@ -79,16 +82,20 @@ def main():
             for seed in range(args.seeds):
                 if (method, str(value), str(seed)) in done:
                     continue
-                row = {"method": method, "value": value, "seed": seed,
-                       "texts": args.texts} | measure(
-                    trained, method, value, seed, args.texts)
+                row = {
+                    "method": method,
+                    "value": value,
+                    "seed": seed,
+                    "texts": args.texts,
+                } | measure(trained, method, value, seed, args.texts)
                 print(*row.values(), flush=True)
                 rows.append(row | common.about())
                 common.write(rows, args.out)
-    order = {(m, str(v)): i for i, (m, v) in enumerate(
-        (m, v) for m in METHODS for v in METHODS[m][1])}
-    rows.sort(key=lambda r: (order[r["method"], str(r["value"])],
-                             int(r["seed"])))
+    order = {
+        (m, str(v)): i
+        for i, (m, v) in enumerate((m, v) for m in METHODS for v in METHODS[m][1])
+    }
+    rows.sort(key=lambda r: (order[r["method"], str(r["value"])], int(r["seed"])))
     common.write(rows, args.out)
 
 

@@ -14,6 +14,7 @@ for each size and seed, with the loss on held-out stories in nats per token and
 per byte, and the CPU seconds. The chapter fits a line to the six smaller sizes
 and asks it for the seventh. A run that was stopped goes on where it was.
 """
+
 import math
 
 import torch
@@ -44,29 +45,40 @@ HELD_OUT = 100_000
 
 def make(width):
     "A small modern decoder whose head is its embedding."
-    return Llama(LlamaConfig(
-        vocab_size=VOCAB, d_model=width, n_layers=LAYERS, n_heads=HEADS,
-        d_ff=4 * round(2 * width / 3), max_len=LENGTH, tie_word_embeddings=True))
+    return Llama(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            d_model=width,
+            n_layers=LAYERS,
+            n_heads=HEADS,
+            d_ff=4 * round(2 * width / 3),
+            max_len=LENGTH,
+            tie_word_embeddings=True,
+        )
+    )
 
 
 def factor(step, steps):
     "Of the step size: up in a tenth of the steps, then half a cosine."
     part = max(0.0, (step / steps - WARMUP) / (1 - WARMUP))
-    return min(step / (WARMUP * steps),
-               FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * part)) / 2)
+    return min(
+        step / (WARMUP * steps),
+        FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * part)) / 2,
+    )
 
 
 def loss_of(model, window):
-    return F.cross_entropy(model(window[:, :-1]).flatten(0, 1),
-                           window[:, 1:].flatten())
+    return F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
 
 
 def fit(model, ids, steps, seed, lr):
     "Train a model with this largest step size."
-    optimizer = torch.optim.AdamW(model.parameters(), lr,
-                                  betas=(0.9, 0.95), weight_decay=0.1)
-    for step, window in zip(range(1, steps + 1),
-                            random_windows(ids, LENGTH, BATCH, seed), strict=False):
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    for step, window in zip(
+        range(1, steps + 1), random_windows(ids, LENGTH, BATCH, seed), strict=False
+    ):
         for group in optimizer.param_groups:
             group["lr"] = lr * factor(step, steps)
         loss = loss_of(model, window)
@@ -78,10 +90,9 @@ def fit(model, ids, steps, seed, lr):
 
 @torch.no_grad()
 def evaluate(model, ids):
-    rows = ids[:len(ids) // (LENGTH + 1) * (LENGTH + 1)]
+    rows = ids[: len(ids) // (LENGTH + 1) * (LENGTH + 1)]
     parts = rows.view(-1, LENGTH + 1).split(64)
-    return sum(loss_of(model, p).item() * len(p) for p in parts) / sum(
-        map(len, parts))
+    return sum(loss_of(model, p).item() * len(p) for p in parts) / sum(map(len, parts))
 
 
 def texts(train):
@@ -104,21 +115,34 @@ def train(width, seed, share, data):
     with Stopwatch() as watch:
         fit(model, ids, steps, seed, LR * (48 / width) ** 0.5)
     loss = evaluate(model, held_out)
-    print(f"width {width}, seed {seed}: {loss:.4f} nats per token, "
-          f"{watch.seconds:.0f} s", flush=True)
+    print(
+        f"width {width}, seed {seed}: {loss:.4f} nats per token, {watch.seconds:.0f} s",
+        flush=True,
+    )
     return {
-        "width": str(width), "seed": str(seed), "parameters": str(n),
-        "tokens": str(tokens), "steps": str(steps),
-        "flops": f"{6 * n * tokens:.4g}", "nats_per_token": f"{loss:.4f}",
+        "width": str(width),
+        "seed": str(seed),
+        "parameters": str(n),
+        "tokens": str(tokens),
+        "steps": str(steps),
+        "flops": f"{6 * n * tokens:.4g}",
+        "nats_per_token": f"{loss:.4f}",
         "nats_per_byte": f"{loss / bytes_a_token:.4f}",
-        "seconds": f"{watch.seconds:.1f}", "share": f"{share:g}", **about()}
+        "seconds": f"{watch.seconds:.1f}",
+        "share": f"{share:g}",
+        **about(),
+    }
 
 
 def main():
     parser = command_line(__doc__, "scaling.csv")
     parser.add_argument("--sizes", type=int, nargs="+", default=WIDTHS)
-    parser.add_argument("--tokens", type=float, default=1.0,
-                        help="a share of the twenty tokens a weight")
+    parser.add_argument(
+        "--tokens",
+        type=float,
+        default=1.0,
+        help="a share of the twenty tokens a weight",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     data = texts(round(TRAIN * min(1.0, args.tokens)))

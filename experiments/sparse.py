@@ -41,6 +41,7 @@ each layer on the way through the warm-up: `kl` is the loss of the indexer, `rec
 indexers of seed 0 in float16, to which those of every seed are rounded before anything
 is measured. A run that was stopped goes on with the task and seed where it was.
 """
+
 import copy
 import functools
 import math
@@ -67,18 +68,27 @@ from tformer.variants.sparse import (
 )
 
 INDEXER = {"d_index": 16, "n_index_heads": 4, "d_index_rope": 8}
-COLUMNS = ("task", "seed", "chooser", "k", "layer",
-           "loss", "accuracy", "recall", "right")
+COLUMNS = (
+    "task",
+    "seed",
+    "chooser",
+    "k",
+    "layer",
+    "loss",
+    "accuracy",
+    "recall",
+    "right",
+)
 # dense warm-up
 STEPS = 1500
 BATCH = 16
-POOL = 1500                 # stories that are read, again and again
+POOL = 1500  # stories that are read, again and again
 INDEXER_LR = 2e-3
 WATCHED = (0, 25, 50, 100, 200, 300, 400, 600, 800, 1000, 1200, 1500)
 # what is measured
 NEW = 100
-LENGTH = 64                 # tokens of a story
-LATE = 32                   # queries from here on count for the recall
+LENGTH = 64  # tokens of a story
+LATE = 32  # queries from here on count for the recall
 KS = (4, 8, 16, 32)
 CURVE_K = 8
 # sparse stage
@@ -87,9 +97,12 @@ STAGE_K = 8
 STAGE_POOL = 3000
 STAGE_LR = {"model": 1e-4, "indexer": 1e-3}
 # lists
-WORDS = [*stories.LEXICON["child"][0], *stories.LEXICON["color"][0],
-         *"ball doll car boat drum book kite plane hat".split(),
-         *"Mom Dad little happy kind sunny warm cold".split()]
+WORDS = [
+    *stories.LEXICON["child"][0],
+    *stories.LEXICON["color"][0],
+    *"ball doll car boat drum book kite plane hat".split(),
+    *"Mom Dad little happy kind sunny warm cold".split(),
+]
 LISTED = 16
 LIST_LENGTH = 128
 # tokens of a row, steps, and how many lists and stories are in a batch
@@ -106,6 +119,7 @@ TOLD_KS = (16, 32)
 
 
 # --- texts
+
 
 @functools.cache
 def storyteller():
@@ -128,7 +142,7 @@ def encode_stories(n, seed):
     "The first 64 tokens of so many long stories, behind the end of one."
     texts = stories.generate_stories(2 * n + 20, seed, level=1)
     rows = [[end(), *encode(text.strip())] for text in texts]
-    return torch.tensor([r[:LENGTH + 1] for r in rows if len(r) > LENGTH][:n])
+    return torch.tensor([r[: LENGTH + 1] for r in rows if len(r) > LENGTH][:n])
 
 
 @functools.cache
@@ -137,7 +151,7 @@ def story_rows(n, seed, length=LIST_LENGTH):
     ids = []
     for text in stories.generate_stories(3 * n + 20, seed, level=1):
         ids += [end(), *encode(text.strip())]
-    return torch.tensor(ids[:n * (length + 1)]).view(n, length + 1)
+    return torch.tensor(ids[: n * (length + 1)]).view(n, length + 1)
 
 
 @functools.cache
@@ -167,6 +181,7 @@ def new_stories(steps):
 
 # --- who chooses, and what
 
+
 def attention_layers(model):
     "The attention of each block."
     return [block.attention.sublayer for block in model.blocks]
@@ -189,6 +204,7 @@ def make_random(seed):
 
     def choose(layer, x):
         return torch.rand(len(x), 1, x.shape[1], x.shape[1], generator=draw)
+
     return choose
 
 
@@ -217,11 +233,14 @@ def pick(scores, k):
 @contextmanager
 def restrict(model, choose, k):
     "Let each query of a dense model read only the k tokens that are chosen."
+
     def add_mask(layer, given, named):
         return given, named | {"mask": pick(choose(layer, given[0]), k)}
 
-    hooks = [layer.register_forward_pre_hook(add_mask, with_kwargs=True)
-             for layer in attention_layers(model)]
+    hooks = [
+        layer.register_forward_pre_hook(add_mask, with_kwargs=True)
+        for layer in attention_layers(model)
+    ]
     try:
         yield
     finally:
@@ -230,6 +249,7 @@ def restrict(model, choose, k):
 
 
 # --- indexers
+
 
 def add_indexers(model, seed):
     "A sparse copy of a model that reads all; its indexers are not trained."
@@ -250,7 +270,7 @@ def turn_otherwise(model, layers):
     model = copy.deepcopy(model)
     for number in layers:
         indexer = attention_layers(model)[number - 1].indexer
-        indexer.rotary = copy.deepcopy(indexer.rotary)      # the others share it
+        indexer.rotary = copy.deepcopy(indexer.rotary)  # the others share it
         indexer.rotary.layout = "interleaved"
     return model
 
@@ -274,6 +294,7 @@ def rotations(model):
 
 
 # --- training
+
 
 def draw_batches(rows, batch, steps, seed):
     "So many batches, each of rows that are drawn anew."
@@ -339,8 +360,10 @@ def train_on(model, steps, seed):
     indexers = list(indexer_parameters(model).values())
     known = set(map(id, indexers))
     rest = [p for p in model.parameters() if id(p) not in known]
-    groups = [{"params": rest, "lr": STAGE_LR["model"]},
-              {"params": indexers, "lr": STAGE_LR["indexer"]}]
+    groups = [
+        {"params": rest, "lr": STAGE_LR["model"]},
+        {"params": indexers, "lr": STAGE_LR["indexer"]},
+    ]
     optimizer = AdamW([g for g in groups if g["params"]], weight_decay=0.0)
     pool = encode_stories(min(STAGE_POOL, steps * BATCH), 3)
     for batch in draw_batches(pool, BATCH, steps, 100 + seed):
@@ -357,8 +380,11 @@ def list_batches(steps):
         some = min(most, steps)
         lists = list_rows(min(4000, 20 * steps), 20, length)
         plain = story_rows(min(2000, 20 * steps), 22, length)
-        yield from zip(draw_batches(lists, n_lists, some, length),
-                       draw_batches(plain, n_stories, some, length + 1), strict=True)
+        yield from zip(
+            draw_batches(lists, n_lists, some, length),
+            draw_batches(plain, n_stories, some, length + 1),
+            strict=True,
+        )
 
 
 @functools.cache
@@ -393,29 +419,34 @@ def list_indexers(seed, steps):
 
 # --- measures
 
+
 @torch.no_grad()
 def nats_per_byte(model, rows):
     "The loss of a model, as it is, on the tokens of all rows but the first ones."
-    total = sum(cross_entropy(model(part[:, :-1]), part[:, 1:], reduction="sum").item()
-                for part in rows.split(50))
+    total = sum(
+        cross_entropy(model(part[:, :-1]), part[:, 1:], reduction="sum").item()
+        for part in rows.split(50)
+    )
     return total / num_bytes(rows)
 
 
 def list_answers(rows):
     "The words of the copy that can be known: all but the first."
-    return rows[:, 1 - LISTED:]
+    return rows[:, 1 - LISTED :]
 
 
 def list_logits(model, rows):
     "What is predicted where these words stand."
-    return model(rows[:, :-1])[:, 1 - LISTED:]
+    return model(rows[:, :-1])[:, 1 - LISTED :]
 
 
 @torch.no_grad()
 def list_accuracy(model, rows):
     "The share of these words that a model predicts."
-    right = [list_logits(model, part).argmax(-1) == list_answers(part)
-             for part in rows.split(50)]
+    right = [
+        list_logits(model, part).argmax(-1) == list_answers(part)
+        for part in rows.split(50)
+    ]
     return torch.cat(right).float().mean().item()
 
 
@@ -437,21 +468,35 @@ def look(model, rows):
 @torch.no_grad()
 def recalls(seen, choose, k):
     "For each layer, the share of the weights that lies on what is chosen."
-    return [(weights.mean(1, keepdim=True) * pick(choose(layer, x), k)
-             )[:, :, LATE:].sum(-1).mean().item() for layer, x, weights in seen]
+    return [
+        (weights.mean(1, keepdim=True) * pick(choose(layer, x), k))[:, :, LATE:]
+        .sum(-1)
+        .mean()
+        .item()
+        for layer, x, weights in seen
+    ]
 
 
 @torch.no_grad()
 def follow(seen):
     "A row for each layer: how far its indexer has come."
-    losses = [indexer_loss(hide_later(by_indexer(layer, x)), weights)
-              for layer, x, weights in seen]
-    found = zip(losses, recalls(seen, by_indexer, CURVE_K),
-                recalls(seen, oracle, CURVE_K), strict=True)
+    losses = [
+        indexer_loss(hide_later(by_indexer(layer, x)), weights)
+        for layer, x, weights in seen
+    ]
+    found = zip(
+        losses,
+        recalls(seen, by_indexer, CURVE_K),
+        recalls(seen, oracle, CURVE_K),
+        strict=True,
+    )
     for number, values in enumerate(found, 1):
         yield {"layer": number} | {
-            name: f"{value:.4f}" for name, value in
-            zip(("kl", "recall", "oracle_recall"), values, strict=True)}
+            name: f"{value:.4f}"
+            for name, value in zip(
+                ("kl", "recall", "oracle_recall"), values, strict=True
+            )
+        }
 
 
 @torch.no_grad()
@@ -461,7 +506,7 @@ def answer_shares(seen, choose, k):
     for layer, x, _ in seen:
         picked = pick(choose(layer, x), k)[:, 0]
         queries = torch.arange(x.shape[1] + 1 - LISTED, x.shape[1])
-        places = torch.arange(2, LISTED + 1)    # of words 2 to 16 in the list
+        places = torch.arange(2, LISTED + 1)  # of words 2 to 16 in the list
         shares.append(picked[:, queries, places].float().mean().item())
     return shares
 
@@ -479,15 +524,20 @@ def measure_sparse(model, chooser, k, rows):
     set_top_k(model, None)
     recall = recalls(look(model, rows), by_indexer, k)
     set_top_k(model, k)
-    return make_row(chooser, k, loss=nats_per_byte(model, rows),
-                    recall=sum(recall) / len(recall))
+    return make_row(
+        chooser, k, loss=nats_per_byte(model, rows), recall=sum(recall) / len(recall)
+    )
 
 
 def measure_lists(model, chooser, k, steps):
     "A row about lists, of a model as it is."
     n = min(NEW, 2 * steps)
-    return make_row(chooser, k, loss=nats_per_byte(model, story_rows(n // 2, 13)),
-                    accuracy=list_accuracy(model, list_rows(n, 21)))
+    return make_row(
+        chooser,
+        k,
+        loss=nats_per_byte(model, story_rows(n // 2, 13)),
+        accuracy=list_accuracy(model, list_rows(n, 21)),
+    )
 
 
 def measure_told(model, chooser, k, seed, n):
@@ -499,11 +549,16 @@ def measure_told(model, chooser, k, seed, n):
 
 def make_row(chooser, k="", layer="", **found):
     "The columns of a row; numbers are rounded."
-    return {"chooser": chooser, "k": k, "layer": layer,
-            **{name: f"{value:.4f}" for name, value in found.items()}}
+    return {
+        "chooser": chooser,
+        "k": k,
+        "layer": layer,
+        **{name: f"{value:.4f}" for name, value in found.items()},
+    }
 
 
 # --- tasks; seed "" stands for what no seed changes
+
 
 def run_stories(seed, args):
     "Rows of the losses under each choice, and the two files about the indexers."
@@ -615,13 +670,19 @@ def run_told_after_lists(seed, args):
 
 
 # a task, and whether a part of it has no seed
-TASKS = {"stories": (run_stories, True), "sparse stage": (run_stage, False),
-         "rotation": (run_rotation, False), "lists": (run_lists, True),
-         "answers": (run_answers, True), "told": (run_told, False),
-         "told after lists": (run_told_after_lists, False)}
+TASKS = {
+    "stories": (run_stories, True),
+    "sparse stage": (run_stage, False),
+    "rotation": (run_rotation, False),
+    "lists": (run_lists, True),
+    "answers": (run_answers, True),
+    "told": (run_told, False),
+    "told after lists": (run_told_after_lists, False),
+}
 
 
 # --- files
+
 
 def write_curve(curve, seed, args):
     "Put the rows of a seed into the record of the warm-up."
@@ -643,8 +704,11 @@ def main():
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = common.kept(args.out, args.again)
     done = {(row["task"], row["seed"]) for row in rows}
-    jobs = [(task, seed) for task, (_, unseeded) in TASKS.items()
-            for seed in [""] * unseeded + list(range(args.seeds))]
+    jobs = [
+        (task, seed)
+        for task, (_, unseeded) in TASKS.items()
+        for seed in [""] * unseeded + list(range(args.seeds))
+    ]
     for task, seed in jobs:
         if (task, str(seed)) in done:
             continue

@@ -40,6 +40,7 @@ All times are medians of processor time; those of whole ways have the lowest and
 highest of the rounds beside them. With `--longest` no text has more tokens than that.
 The rows go to tformer/records/sparse_speed.csv.
 """
+
 import math
 import time
 from itertools import count, pairwise
@@ -61,9 +62,9 @@ from tformer.variants.sparse import (
 )
 
 OUT = common.RECORDS / "sparse_speed.csv"
-DECODES = tuple(2 ** i for i in range(8, 15))           # 256 to 16,384
-PREFILLS = tuple(2 ** i for i in range(9, 13))          # 512 to 4,096
-STEPS = 8               # steps in a round of decoding
+DECODES = tuple(2**i for i in range(8, 15))  # 256 to 16,384
+PREFILLS = tuple(2**i for i in range(9, 13))  # 512 to 4,096
+STEPS = 8  # steps in a round of decoding
 WAYS = ("dense", "sparse", "dense_layer", "sparse_layer")
 PARTS = ("score", "choose", "gather", "attend")
 
@@ -85,14 +86,14 @@ class Sizes(NamedTuple):
     @property
     def latent(self):
         "The arguments of ``LatentAttention``."
-        return {name: getattr(self, name)
-                for name in (*mla_speed.SIZES, "q_rank")}
+        return {name: getattr(self, name) for name in (*mla_speed.SIZES, "q_rank")}
 
 
 LITE = Sizes()
 
 
 # predictions
+
 
 def flops_dense(s, *, n_heads=LITE.n_heads, kv_rank=LITE.kv_rank, d_rope=LITE.d_rope):
     """Multiply-adds of dense absorbed attention for one query and s tokens.
@@ -103,8 +104,14 @@ def flops_dense(s, *, n_heads=LITE.n_heads, kv_rank=LITE.kv_rank, d_rope=LITE.d_
     return s * n_heads * (2 * kv_rank + d_rope)
 
 
-def flops_sparse(s, *, top_k=LITE.top_k, n_index_heads=LITE.n_index_heads,
-                 d_index=LITE.d_index, **sizes):
+def flops_sparse(
+    s,
+    *,
+    top_k=LITE.top_k,
+    n_index_heads=LITE.n_index_heads,
+    d_index=LITE.d_index,
+    **sizes,
+):
     """Multiply-adds of sparse attention for one query and s tokens.
 
     The indexer multiplies the keys of all s tokens, and the attention those of top_k.
@@ -153,17 +160,28 @@ def measured_crossover(lengths, ratios):
 
 # what is measured
 
+
 def make_layers(size=LITE):
     "A layer that reads all tokens, and one that reads some, with equal weights."
     torch.manual_seed(0)
     indexer = LightningIndexer(
-        size.d_model, size.n_index_heads, size.d_index, q_dim=size.q_rank,
-        rotary=RotaryEmbedding(size.d_rope, layout="half"))
-    chosen = SparseLatentAttention(size.d_model, size.n_heads, indexer=indexer,
-                                   top_k=size.top_k, **size.latent).eval()
+        size.d_model,
+        size.n_index_heads,
+        size.d_index,
+        q_dim=size.q_rank,
+        rotary=RotaryEmbedding(size.d_rope, layout="half"),
+    )
+    chosen = SparseLatentAttention(
+        size.d_model, size.n_heads, indexer=indexer, top_k=size.top_k, **size.latent
+    ).eval()
     dense = LatentAttention(size.d_model, size.n_heads, **size.latent).eval()
-    dense.load_state_dict({name: x for name, x in chosen.state_dict().items()
-                           if not name.startswith("indexer.")})
+    dense.load_state_dict(
+        {
+            name: x
+            for name, x in chosen.state_dict().items()
+            if not name.startswith("indexer.")
+        }
+    )
     return {"dense": dense, "sparse": chosen}
 
 
@@ -171,14 +189,16 @@ def fill(cache, tensors):
     "Let an empty cache hold these vectors, with room behind the last."
     n = tensors[0].shape[-2] - 1
     for start, end in ((0, n), (n, n + 1)):
-        cache.update(*(x[..., start:end, :] for x in tensors),
-                     positions=Positions(start=start, length=end - start))
+        cache.update(
+            *(x[..., start:end, :] for x in tensors),
+            positions=Positions(start=start, length=end - start),
+        )
     return cache
 
 
 def restore(cache, past):
     "Let a cache end after so many tokens again, as in mla_speed."
-    last = [x[..., past - 1:past, :].clone() for x in cache.tensors]
+    last = [x[..., past - 1 : past, :].clone() for x in cache.tensors]
     cache.crop(past - 1)
     cache.update(*last, positions=Positions(start=past - 1, length=1))
 
@@ -187,20 +207,22 @@ def new_caches(layers, size, tokens):
     "A cache of each layer that holds so many tokens, with the same random latents."
     kept = torch.randn(1, 1, tokens, size.kv_rank + size.d_rope)
     index_k = torch.randn(1, 1, tokens, size.d_index)
-    return {"dense": fill(layers["dense"].new_cache(1), [kept]),
-            "sparse": fill(layers["sparse"].new_cache(1), [kept, index_k])}
+    return {
+        "dense": fill(layers["dense"].new_cache(1), [kept]),
+        "sparse": fill(layers["sparse"].new_cache(1), [kept, index_k]),
+    }
 
 
 def attend(layer, q, kept):
     "The mixtures of latents (1, h, 1, kv_rank), made as in the absorbed order."
     rows = fused_attend(q.transpose(1, 2), kept, kept, scale=layer.scale)
-    return rows[..., :layer.kv_rank].transpose(1, 2)
+    return rows[..., : layer.kv_rank].transpose(1, 2)
 
 
 def absorbed_queries(layer, x, positions):
     "The queries (1, h, 1, kv_rank + d_rope) that meet what is kept of a token."
     q_nope, q_rope = layer.project_queries(x)
-    q_rope, = layer.rotary(q_rope, positions=positions)
+    (q_rope,) = layer.rotary(q_rope, positions=positions)
     up_k, _ = up_matrices(layer)
     return torch.cat([q_nope @ up_k, q_rope], -1)
 
@@ -233,12 +255,15 @@ def decoding_parts(layer, x, cache):
     index_k = cache.tensors[1]
     # layers that share positions make their tensor once
     assert key_positions.tensor.shape == (1, kept.shape[-2])
-    return {"score": lambda _: layer.indexer.score(q, weights, index_k),
-            "choose": lambda scores: choose_candidates(
-                scores, positions, key_positions, layer.top_k)[0],
-            # not public, but what the layer calls
-            "gather": lambda slots: sparse._gather(kept, slots),
-            "attend": lambda chosen: attend(layer, queries, chosen)}
+    return {
+        "score": lambda _: layer.indexer.score(q, weights, index_k),
+        "choose": lambda scores: choose_candidates(
+            scores, positions, key_positions, layer.top_k
+        )[0],
+        # not public, but what the layer calls
+        "gather": lambda slots: sparse._gather(kept, slots),
+        "attend": lambda chosen: attend(layer, queries, chosen),
+    }
 
 
 def run_parts(parts):
@@ -304,8 +329,10 @@ def prefill_parts(layers, size, x):
     # as many queries at a time as in the layer
     n = max(sparse._MAX_PRODUCTS // (size.n_index_heads * tokens), 1)
     # the layer gives the kernel values as wide as the keys
-    wide = [torch.randn(1, size.n_heads, tokens, size.d_nope + size.d_rope)
-            for _ in range(3)]
+    wide = [
+        torch.randn(1, size.n_heads, tokens, size.d_nope + size.d_rope)
+        for _ in range(3)
+    ]
 
     def score():
         for start in range(0, tokens, n):
@@ -313,29 +340,41 @@ def prefill_parts(layers, size, x):
             layer.indexer.score(q[:, part], weights[:, part], index_k)
 
     def choose():
-        choice = layer._choose_mask(q, weights, index_k, positions=positions,
-                                    key_positions=positions, visible=visible)
+        choice = layer._choose_mask(
+            q,
+            weights,
+            index_k,
+            positions=positions,
+            key_positions=positions,
+            visible=visible,
+        )
         return choice.kwargs["mask"]
+
     mask = choose()
     reads = torch.arange(1, tokens + 1).clamp(max=size.top_k)
     assert torch.equal(mask[0, 0].sum(-1), reads)
-    return {"score": score, "score and choose": choose,
-            "attend": lambda: fused_attend(*wide, mask, scale=layer.scale),
-            "dense": lambda: fused_attend(*wide, causal=True, scale=layer.scale),
-            "dense_layer": lambda: layers["dense"](x), "sparse_layer": lambda: layer(x)}
+    return {
+        "score": score,
+        "score and choose": choose,
+        "attend": lambda: fused_attend(*wide, mask, scale=layer.scale),
+        "dense": lambda: fused_attend(*wide, causal=True, scale=layer.scale),
+        "dense_layer": lambda: layers["dense"](x),
+        "sparse_layer": lambda: layer(x),
+    }
 
 
 def prefill(tokens, rounds, size=LITE):
     "Milliseconds of each way and part in each round: a whole prompt."
-    functions = prefill_parts(make_layers(size), size,
-                              torch.randn(1, tokens, size.d_model))
+    functions = prefill_parts(
+        make_layers(size), size, torch.randn(1, tokens, size.d_model)
+    )
     times = {}
     for i in range(rounds + 1):
         spent = {name: milliseconds(function) for name, function in functions.items()}
         spent["sparse"] = spent["score and choose"] + spent["attend"]
         spent["choose"] = spent.pop("score and choose") - spent["score"]
         for name, ms in spent.items():
-            if i:       # the first round is not counted
+            if i:  # the first round is not counted
                 times.setdefault(name, []).append(ms)
     return times
 
@@ -348,7 +387,8 @@ def predictions(kind, tokens, size):
     index = {"top_k": size.top_k, "d_index": size.d_index}
     heads = {"n_heads": size.n_heads}
     flops = flops_dense(tokens, **latent, **heads) / flops_sparse(
-        tokens, **latent, **heads, **index, n_index_heads=size.n_index_heads)
+        tokens, **latent, **heads, **index, n_index_heads=size.n_index_heads
+    )
     moved = bytes_dense(tokens, **latent) / bytes_sparse(tokens, **latent, **index)
     return {"flops_ratio": f"{flops:.3f}", "bytes_ratio": f"{moved:.3f}"}
 
@@ -359,14 +399,19 @@ def measure(kind, tokens, rounds, size=LITE):
     times = (prefill if kind == "prefill" else decode)(tokens, rounds, size)
     row = {"kind": kind, "top_k": str(size.top_k), "tokens": str(tokens)}
     for way in WAYS:
-        row |= {f"{way}_{name}": f"{of(times[way]):.3f}" for name, of in
-                (("ms", median), ("lowest", min), ("highest", max))}
+        row |= {
+            f"{way}_{name}": f"{of(times[way]):.3f}"
+            for name, of in (("ms", median), ("lowest", min), ("highest", max))
+        }
     for part in PARTS:
         row[f"{part}_ms"] = f"{median(times[part]):.3f}" if part in times else ""
     fixed = median(a - b for a, b in zip(times["sparse"], times["dense"], strict=True))
     row["fixed_ms"] = f"{fixed:.3f}" if kind == "fixed" else ""
-    return row | predictions(kind, tokens, size) | {
-        "rounds": str(rounds), "processor": common.processor(), **common.about()}
+    return (
+        row
+        | predictions(kind, tokens, size)
+        | {"rounds": str(rounds), "processor": common.processor(), **common.about()}
+    )
 
 
 def cases(longest):
@@ -382,34 +427,57 @@ def tell_crossover(rows):
     decoded = [row for row in rows if row["kind"] == "decode"]
     lengths = [int(row["tokens"]) for row in decoded]
     at = measured_crossover(
-        lengths, [float(row["dense_ms"]) / float(row["sparse_ms"]) for row in decoded])
+        lengths, [float(row["dense_ms"]) / float(row["sparse_ms"]) for row in decoded]
+    )
     print("measured crossover:", "none" if at is None else f"{at:.0f} tokens")
-    first = next((row for row in rows if row["kind"] == "fixed"
-                  and row["top_k"] == str(LITE.top_k)), None)
+    first = next(
+        (
+            row
+            for row in rows
+            if row["kind"] == "fixed" and row["top_k"] == str(LITE.top_k)
+        ),
+        None,
+    )
     if first is None or len(decoded) < 2:
         return
     start = int(first["tokens"])
-    dense, chosen = (1e3 * (float(decoded[-1][way]) - float(first[way])) /
-                     (lengths[-1] - start) for way in ("dense_ms", "sparse_ms"))
+    dense, chosen = (
+        1e3 * (float(decoded[-1][way]) - float(first[way])) / (lengths[-1] - start)
+        for way in ("dense_ms", "sparse_ms")
+    )
     expected = dense * LITE.n_index_heads * LITE.d_index / flops_dense(1)
     fixed = float(first["fixed_ms"])
-    print(f"fixed cost: {fixed:.3f} ms at {start} tokens; each further one costs "
-          f"{dense:.3f} µs dense and {chosen:.3f} µs sparse ({expected:.3f} µs by "
-          f"multiply-adds), so both meet at "
-          f"{start + 1e3 * fixed / (dense - chosen):.0f} tokens")
+    print(
+        f"fixed cost: {fixed:.3f} ms at {start} tokens; each further one costs "
+        f"{dense:.3f} µs dense and {chosen:.3f} µs sparse ({expected:.3f} µs by "
+        f"multiply-adds), so both meet at "
+        f"{start + 1e3 * fixed / (dense - chosen):.0f} tokens"
+    )
 
 
 def main():
     args = common.speed_arguments(__doc__, longest=max(DECODES), out=OUT)
-    for what, dense, chosen in (("multiply-adds", flops_dense, flops_sparse),
-                                ("bytes", bytes_dense, bytes_sparse)):
-        print(f"predicted crossover by {what}:",
-              predicted_crossover(dense, chosen), "tokens", flush=True)
+    for what, dense, chosen in (
+        ("multiply-adds", flops_dense, flops_sparse),
+        ("bytes", bytes_dense, bytes_sparse),
+    ):
+        print(
+            f"predicted crossover by {what}:",
+            predicted_crossover(dense, chosen),
+            "tokens",
+            flush=True,
+        )
     rows = []
     for kind, tokens, size in cases(args.longest):
         rows.append(measure(kind, tokens, args.rounds, size))
-        print(*(f"{name}={x}" for name, x in list(rows[-1].items())[:22]
-                if x and not name.endswith("est")), flush=True)
+        print(
+            *(
+                f"{name}={x}"
+                for name, x in list(rows[-1].items())[:22]
+                if x and not name.endswith("est")
+            ),
+            flush=True,
+        )
         common.write(rows, args.out)
     tell_crossover(rows)
 

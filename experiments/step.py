@@ -23,6 +23,7 @@ largest), and what all products of the step would take at the matmul peak, the
 best of 20 products of the shape of the feed-forward layer, made between the
 steps.
 """
+
 import argparse
 import sys
 import time
@@ -47,34 +48,43 @@ OUT = common.RECORDS / "step.csv"
 PHASES = ("forward", "backward", "update")
 PARTS = ("matmul", "attention", "loss", "norms and activations", "optimizer")
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
-SIZE = dict(vocab_size=10_000, d_model=384, n_heads=6, n_layers=6,
-            max_len=256)
+SIZE = dict(vocab_size=10_000, d_model=384, n_heads=6, n_layers=6, max_len=256)
 SMALL = dict(vocab_size=40, d_model=16, n_heads=2, n_layers=1, max_len=8)
 STEPS = 7
 WARM = 3
 BATCH = 8
 PRODUCTS = 20
-PRODUCT = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
-           "aten::addmm_", "aten::baddbmm_"}
+PRODUCT = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::addmm_",
+    "aten::baddbmm_",
+}
 
 
 def make(name, size):
     "A model in training mode, and its optimizer."
     torch.manual_seed(0)
-    model = (GPT(GPTConfig(**size, dropout=0.0)) if name == "GPT"
-             else Llama(LlamaConfig(**size))).train()
+    model = (
+        GPT(GPTConfig(**size, dropout=0.0))
+        if name == "GPT"
+        else Llama(LlamaConfig(**size))
+    ).train()
     return model, torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
 
 def step(model, optimizer, ids, dtype):
     "One step; every phase under its name."
     targets = F.pad(ids[:, 1:], (0, 1), value=-100)
-    with record_function("phase forward"), torch.autocast(
-            "cpu", dtype, enabled=dtype is not None):
+    with (
+        record_function("phase forward"),
+        torch.autocast("cpu", dtype, enabled=dtype is not None),
+    ):
         hidden = model.hidden_states(ids)
         with record_function("part loss"):
-            loss = chunked_cross_entropy(hidden, model.lm_head.weight,
-                                         targets)
+            loss = chunked_cross_entropy(hidden, model.lm_head.weight, targets)
     with record_function("phase backward"):
         loss.backward()
     with record_function("phase update"):
@@ -141,6 +151,7 @@ def measure(name, precision, size, steps):
 
     def run():
         step(model, optimizer, ids, dtype)
+
     for _ in range(WARM if steps > 1 else 1):
         run()
     seen = []
@@ -149,36 +160,55 @@ def measure(name, precision, size, steps):
         products += [product(size) for _ in range(-(-PRODUCTS // steps))]
         seen.append(milliseconds(run))
     ms, work = min(products)
-    all_work = 3 * forward_flops(spec_from_config(model), size["max_len"], BATCH,
-                                 skip_masked=True)
+    all_work = 3 * forward_flops(
+        spec_from_config(model), size["max_len"], BATCH, skip_masked=True
+    )
     total = median(sum(took.values()) for took in seen)
-    print(f"{name}, {precision}: {total:.0f} ms a step, "
-          f"{all_work / total * ms / work:.2f} of the matmul peak",
-          flush=True)
-    return [{
-        "model": name, "precision": precision, "phase": phase, "part": part,
-        "ms": f"{median(t[phase, part] for t in seen):.2f}",
-        "lowest": f"{min(t[phase, part] for t in seen):.2f}",
-        "highest": f"{max(t[phase, part] for t in seen):.2f}",
-        "step_ms": f"{total:.1f}", "steps": str(steps),
-        "gflop": f"{all_work / 1e9:.3f}",
-        "at_peak_ms": f"{all_work / work * ms:.2f}", **common.about(),
-    } for phase in PHASES for part in PARTS
-        if any(t[phase, part] for t in seen)]
+    print(
+        f"{name}, {precision}: {total:.0f} ms a step, "
+        f"{all_work / total * ms / work:.2f} of the matmul peak",
+        flush=True,
+    )
+    return [
+        {
+            "model": name,
+            "precision": precision,
+            "phase": phase,
+            "part": part,
+            "ms": f"{median(t[phase, part] for t in seen):.2f}",
+            "lowest": f"{min(t[phase, part] for t in seen):.2f}",
+            "highest": f"{max(t[phase, part] for t in seen):.2f}",
+            "step_ms": f"{total:.1f}",
+            "steps": str(steps),
+            "gflop": f"{all_work / 1e9:.3f}",
+            "at_peak_ms": f"{all_work / work * ms:.2f}",
+            **common.about(),
+        }
+        for phase in PHASES
+        for part in PARTS
+        if any(t[phase, part] for t in seen)
+    ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true",
-                        help="a tiny model, one step: that everything runs")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tiny model, one step: that everything runs",
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for name in ("GPT", "Llama"):
         for precision in PRECISIONS:
-            rows += measure(name, precision, SMALL if args.quick else SIZE,
-                            1 if args.quick else STEPS)
+            rows += measure(
+                name,
+                precision,
+                SMALL if args.quick else SIZE,
+                1 if args.quick else STEPS,
+            )
     common.write(rows, args.out)
 
 

@@ -29,11 +29,20 @@ def train(width, lr, seed, steps, data):
     with Stopwatch() as watch:
         fit(model, ids, steps, seed, lr)
     loss = evaluate(model, held_out)
-    print(f"width {width}, lr {lr:g}, seed {seed}: {loss:.3f} nats per "
-          f"token, {watch.seconds:.0f} s", flush=True)
-    return {"width": str(width), "lr": f"{lr:g}", "seed": str(seed),
-            "nats_per_token": f"{loss:.4f}", "steps": str(steps),
-            "seconds": f"{watch.seconds:.1f}", **about()}
+    print(
+        f"width {width}, lr {lr:g}, seed {seed}: {loss:.3f} nats per "
+        f"token, {watch.seconds:.0f} s",
+        flush=True,
+    )
+    return {
+        "width": str(width),
+        "lr": f"{lr:g}",
+        "seed": str(seed),
+        "nats_per_token": f"{loss:.4f}",
+        "steps": str(steps),
+        "seconds": f"{watch.seconds:.1f}",
+        **about(),
+    }
 
 
 def place(row):

@@ -20,6 +20,7 @@ The rows go to tformer/records/tinystories.csv: one for each corpus and moment
 `train_nats` is the mean over the steps since the last look. Without a path the
 script says so and ends.
 """
+
 import math
 import time
 import warnings
@@ -46,8 +47,14 @@ LENGTH = 256
 BATCH = 8
 LR = 4e-3
 WARMUP = 30
-SHAPE = dict(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, max_len=LENGTH,
-             tie_word_embeddings=True)
+SHAPE = dict(
+    d_model=128,
+    n_layers=4,
+    n_heads=4,
+    n_kv_heads=2,
+    max_len=LENGTH,
+    tie_word_embeddings=True,
+)
 SEED = 0
 
 
@@ -55,8 +62,10 @@ def sample(path):
     "The stories of a file, without the last."
     texts = [text.strip() for text in load_documents(path, separator=END)][:-1]
     if len(texts) < 2:
-        raise SystemExit(f"{path}: expected stories with {END} between them, found "
-                         f"{len(texts)} before the last")
+        raise SystemExit(
+            f"{path}: expected stories with {END} between them, found "
+            f"{len(texts)} before the last"
+        )
     return texts
 
 
@@ -78,8 +87,9 @@ def rows_of(tokenizer, texts):
 
 def pieces_of(rows):
     "Rows cut so that a model can read them; each id is a target once."
-    return [row[i:i + LENGTH + 1] for row in rows
-            for i in range(0, len(row) - 1, LENGTH)]
+    return [
+        row[i : i + LENGTH + 1] for row in rows for i in range(0, len(row) - 1, LENGTH)
+    ]
 
 
 @torch.no_grad()
@@ -113,20 +123,31 @@ def train(name, texts, steps):
 
     began = time.process_time()
     history = Trainer(
-        model, PackedLoader(rows, LENGTH, BATCH, SEED), max_steps=steps,
-        optimizer=AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95),
-                        weight_decay=0.1),
+        model,
+        PackedLoader(rows, LENGTH, BATCH, SEED),
+        max_steps=steps,
+        optimizer=AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1),
         lr_schedule=warmup_cosine(steps, min(WARMUP, steps), min_lr_ratio=0.05),
-        eval_fn=look, every=max(1, steps // LOOKS)).fit()
+        eval_fn=look,
+        every=max(1, steps // LOOKS),
+    ).fit()
     spent = time.process_time() - began - looking.seconds
     ids = sum(len(row) - 1 for row in rows)
     told = sum(len(text.encode()) + 1 for text in read)
     summary = row_of(
-        name, steps, row="summary", documents=len(texts), held_out=len(held_out),
-        bytes=sum(len(text.encode()) for text in texts), vocabulary=len(tokenizer),
-        tokens=ids, bytes_per_token=f"{told / ids:.3f}",
+        name,
+        steps,
+        row="summary",
+        documents=len(texts),
+        held_out=len(held_out),
+        bytes=sum(len(text.encode()) for text in texts),
+        vocabulary=len(tokenizer),
+        tokens=ids,
+        bytes_per_token=f"{told / ids:.3f}",
         tokens_a_step=LENGTH * BATCH,
-        parameters=sum(p.numel() for p in model.parameters()), seconds=round(spent))
+        parameters=sum(p.numel() for p in model.parameters()),
+        seconds=round(spent),
+    )
     return [*looks(name, steps, history), summary]
 
 
@@ -139,23 +160,48 @@ def looks(name, steps, history):
             since.append(row["loss"])
         if "eval_bits" in row:
             mean = f"{sum(since) / len(since):.4f}" if since else ""
-            rows.append(row_of(
-                name, steps, row="look", step=row["step"], train_nats=mean,
-                held_out_nats=f"{row['eval_nats']:.4f}",
-                bits_per_byte=f"{row['eval_bits']:.4f}"))
+            rows.append(
+                row_of(
+                    name,
+                    steps,
+                    row="look",
+                    step=row["step"],
+                    train_nats=mean,
+                    held_out_nats=f"{row['eval_nats']:.4f}",
+                    bits_per_byte=f"{row['eval_bits']:.4f}",
+                )
+            )
             since = []
     return rows
 
 
-COLUMNS = ("step", "train_nats", "held_out_nats", "bits_per_byte", "documents",
-           "held_out", "bytes", "vocabulary", "tokens", "bytes_per_token",
-           "tokens_a_step", "parameters", "seconds")
+COLUMNS = (
+    "step",
+    "train_nats",
+    "held_out_nats",
+    "bits_per_byte",
+    "documents",
+    "held_out",
+    "bytes",
+    "vocabulary",
+    "tokens",
+    "bytes_per_token",
+    "tokens_a_step",
+    "parameters",
+    "seconds",
+)
 
 
 def row_of(name, steps, row, **known):
     "A row of the record; what is not known stays empty."
-    return {"corpus": name, "row": row, "seed": str(SEED), "steps": str(steps),
-            **{key: str(known.get(key, "")) for key in COLUMNS}, **common.about()}
+    return {
+        "corpus": name,
+        "row": row,
+        "seed": str(SEED),
+        "steps": str(steps),
+        **{key: str(known.get(key, "")) for key in COLUMNS},
+        **common.about(),
+    }
 
 
 def main():
@@ -172,8 +218,14 @@ def main():
         if not any(row["corpus"] == name for row in rows):
             texts = real if name == "tinystories" else grammar(size)
             rows += train(name, texts, args.steps)
-            print(name, rows[-2]["bits_per_byte"], "bits per byte,",
-                  rows[-1]["seconds"], "s", flush=True)
+            print(
+                name,
+                rows[-2]["bits_per_byte"],
+                "bits per byte,",
+                rows[-1]["seconds"],
+                "s",
+                flush=True,
+            )
             common.write(rows, args.out)
 
 

@@ -10,6 +10,7 @@ vocabulary (two smaller ones, in one table). Each is tried on pairs with
 combinations that are held out. The loss is in nats per byte of the translation,
 without smoothing, so that vocabularies compare.
 """
+
 from functools import partial
 
 import torch
@@ -33,8 +34,7 @@ from tformer.translation import (
 READ = 20_000
 NEW = 300
 PIECES = 1200
-SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64,
-             dropout=0.0)
+SHAPE = dict(d_model=64, n_layers=2, n_heads=4, d_ff=256, max_len=64, dropout=0.0)
 STEPS = 400
 BATCH = 48
 PEAK = 4e-3
@@ -43,8 +43,10 @@ UP = 100
 EVERY = 20
 LAST = 5
 VARIANTS = {
-    "whole": {}, "no smoothing": dict(label_smoothing=0.0),
-    "no warm-up": dict(up=1), "no averaging": dict(last=1),
+    "whole": {},
+    "no smoothing": dict(label_smoothing=0.0),
+    "no warm-up": dict(up=1),
+    "no averaging": dict(last=1),
     "two vocabularies": dict(shared=False),
 }
 
@@ -52,12 +54,23 @@ VARIANTS = {
 def sides_of(pairs, shared):
     "One vocabulary for both languages, or two smaller ones."
     if shared:
-        return TranslationTokenizer.wrap(Tokenizer.train(
-            [text for pair in pairs for text in pair[:2]], PIECES,
-            special_tokens=TRANSLATION_SPECIAL_TOKENS))
-    return TranslationTokenizer(*(Tokenizer.train(
-        [pair[side] for pair in pairs], PIECES // 2 + 130,
-        special_tokens=TRANSLATION_SPECIAL_TOKENS) for side in (0, 1)))
+        return TranslationTokenizer.wrap(
+            Tokenizer.train(
+                [text for pair in pairs for text in pair[:2]],
+                PIECES,
+                special_tokens=TRANSLATION_SPECIAL_TOKENS,
+            )
+        )
+    return TranslationTokenizer(
+        *(
+            Tokenizer.train(
+                [pair[side] for pair in pairs],
+                PIECES // 2 + 130,
+                special_tokens=TRANSLATION_SPECIAL_TOKENS,
+            )
+            for side in (0, 1)
+        )
+    )
 
 
 def rate(up, step):
@@ -72,35 +85,50 @@ def train(variant, seed, steps):
     whole = dict(label_smoothing=0.1, up=UP, last=LAST, shared=True)
     how = whole | VARIANTS[variant]
     read = parallel.generate_pairs(READ if steps >= STEPS else 500, seed)
-    new = parallel.generate_pairs(NEW if steps >= STEPS else 20, 100,
-                                  held_out_only=True)
+    new = parallel.generate_pairs(
+        NEW if steps >= STEPS else 20, 100, held_out_only=True
+    )
     sides = sides_of(read[:10_000], how["shared"])
     torch.manual_seed(seed)
     model = PreNormSeq2Seq(Seq2SeqConfig(vocab_size=len(sides), **SHAPE))
     keep = Kept(how["last"])
     with Stopwatch() as watch:
-        Trainer(model, PairLoader(read, sides, BATCH, seed=seed), max_steps=steps,
-                loss_fn=partial(translation_loss,
-                                label_smoothing=how["label_smoothing"]),
-                optimizer=AdamW(model.parameters(), lr=PEAK,
-                                betas=(0.9, 0.98), eps=1e-9,
-                                weight_decay=0.0),
-                lr_schedule=partial(rate, min(how["up"], steps)),
-                eval_fn=keep, every=min(EVERY, steps)).fit()
+        Trainer(
+            model,
+            PairLoader(read, sides, BATCH, seed=seed),
+            max_steps=steps,
+            loss_fn=partial(translation_loss, label_smoothing=how["label_smoothing"]),
+            optimizer=AdamW(
+                model.parameters(),
+                lr=PEAK,
+                betas=(0.9, 0.98),
+                eps=1e-9,
+                weight_decay=0.0,
+            ),
+            lr_schedule=partial(rate, min(how["up"], steps)),
+            eval_fn=keep,
+            every=min(EVERY, steps),
+        ).fit()
     model = average_weights(keep.models).eval()
     with torch.no_grad():
-        nats = sum(translation_loss(model, batch, label_smoothing=0).item()
-                   * batch.num_targets
-                   for batch in PairLoader(new, sides).iter_once())
+        nats = sum(
+            translation_loss(model, batch, label_smoothing=0).item() * batch.num_targets
+            for batch in PairLoader(new, sides).iter_once()
+        )
     bytes_ = sum(len(pair.target.encode()) + 1 for pair in new)
     wrote = translate(model, sides, [pair.source for pair in new])
-    return {"loss": round(nats / bytes_, 5),
-            "exact": round(exact_match_by_phenomenon(wrote, new)["all"].accuracy, 4),
-            "vocab_size": len(sides),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "seconds": round(watch.seconds - keep.looking.seconds)}
+    return {
+        "loss": round(nats / bytes_, 5),
+        "exact": round(exact_match_by_phenomenon(wrote, new)["all"].accuracy, 4),
+        "vocab_size": len(sides),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": round(watch.seconds - keep.looking.seconds),
+    }
 
 
 if __name__ == "__main__":
-    run([{"variant": name} for name in VARIANTS], train,
-        arguments(__doc__, STEPS, "translation.csv"))
+    run(
+        [{"variant": name} for name in VARIANTS],
+        train,
+        arguments(__doc__, STEPS, "translation.csv"),
+    )

@@ -37,6 +37,7 @@ that in rows of 128 tokens. `seconds` is the processor time of the training, on 
 machine that did other work as well: variants_speed.py measures what a step takes. A
 run that was stopped goes on with the variant and the seed where it was.
 """
+
 import functools
 import random
 from contextlib import nullcontext
@@ -60,32 +61,44 @@ from tformer.variants.sparse import (
 
 SHAPE = dict(d_model=128, n_layers=4, n_heads=8, max_len=256, tie_word_embeddings=True)
 WINDOW = 24
-KV_HEADS = {"mha": 8, "gqa": 2, "mqa": 1, "mla": 8, "mla_wide": 8,
-            "sliding": 2, "alternating": 2, "sparse": 2}
+KV_HEADS = {
+    "mha": 8,
+    "gqa": 2,
+    "mqa": 1,
+    "mla": 8,
+    "mla_wide": 8,
+    "sliding": 2,
+    "alternating": 2,
+    "sparse": 2,
+}
 KV_RANKS = {"mla": 24, "mla_wide": 56}
 LATENT = dict(d_nope=16, d_rope=8, d_v=16)
 INDEXER = dict(n_index_heads=4, d_index=16, d_index_rope=8)
 # of the rows with questions
 NAMES = stories.LEXICON["child"][0]
-WORDS = [*stories.LEXICON["color"][0],
-         *"ball doll car boat drum book kite plane hat".split(),
-         *"little happy kind sunny warm cold".split()]
+WORDS = [
+    *stories.LEXICON["color"][0],
+    *"ball doll car boat drum book kite plane hat".split(),
+    *"little happy kind sunny warm cold".split(),
+]
 PAIRS = 6
-ASKED = 2 * PAIRS           # tokens of all pairs, and of all questions with answers
-FILLER = 8                  # tokens of a story in a row that is copied
-NEAR = 2 * ASKED            # tokens before the last one of a row without a story
+ASKED = 2 * PAIRS  # tokens of all pairs, and of all questions with answers
+FILLER = 8  # tokens of a story in a row that is copied
+NEAR = 2 * ASKED  # tokens before the last one of a row without a story
 FAR = 128
-NEAR_ROWS = 8               # beside longer ones, so that these are not forgotten
+NEAR_ROWS = 8  # beside longer ones, so that these are not forgotten
 # what is read, tokens of such a row, steps, and how many such rows and rows of stories
-STAGES = (("copies", 2 * ASKED + FILLER, 250, 32, 10),
-          ("questions", NEAR, 75, 32, 10),
-          ("questions", 64, 50, 16, 8),
-          ("questions", FAR, 225, 12, 8))
+STAGES = (
+    ("copies", 2 * ASKED + FILLER, 250, 32, 10),
+    ("questions", NEAR, 75, 32, 10),
+    ("questions", 64, 50, 16, 8),
+    ("questions", FAR, 225, 12, 8),
+)
 STEPS = sum(stage[2] for stage in STAGES)
-POOL = 4000                 # rows of each kind that are drawn from
+POOL = 4000  # rows of each kind that are drawn from
 WARMUP = 40
-DECAY = 0.4                 # of the steps, at the end
-SPARSE = 0.2                # of the steps, at the end
+DECAY = 0.4  # of the steps, at the end
+SPARSE = 0.2  # of the steps, at the end
 LR = 0.02
 TABLE_LR = 5e-3
 INDEXER_LR = 2e-3
@@ -93,6 +106,7 @@ NEW = 200
 
 
 # --- texts
+
 
 @functools.cache
 def tokenizer():
@@ -124,7 +138,7 @@ def story_rows(n, seed, length=FAR):
         for text in stories.generate_stories(200, 1000 * seed + draw, level=1):
             ids += [end(), *encode(text.strip())]
         draw += 1
-    return torch.tensor(ids[:n * (length + 1)]).view(n, length + 1)
+    return torch.tensor(ids[: n * (length + 1)]).view(n, length + 1)
 
 
 @functools.cache
@@ -147,20 +161,28 @@ def questions(n, seed, length=FAR):
     names = word_ids(NAMES)
     words = word_ids(WORDS)
     room = length - NEAR
-    fillers = iter(story_rows(4 * n, seed + 100, room - 1).tolist() if room else
-                   [[]] * n)
+    fillers = iter(
+        story_rows(4 * n, seed + 100, room - 1).tolist() if room else [[]] * n
+    )
     rows = []
     while len(rows) < n:
         filler = next(fillers)
         free = [name for name in names if name not in filler]
         if len(free) < PAIRS:
             continue
-        answers = dict(zip(draw.sample(free, PAIRS), draw.sample(words, PAIRS),
-                           strict=True))
+        answers = dict(
+            zip(draw.sample(free, PAIRS), draw.sample(words, PAIRS), strict=True)
+        )
         told = [token for pair in answers.items() for token in pair]
         asked = draw.sample(list(answers), PAIRS)
-        rows.append([end(), *told, *filler,
-                     *(token for name in asked for token in (name, answers[name]))])
+        rows.append(
+            [
+                end(),
+                *told,
+                *filler,
+                *(token for name in asked for token in (name, answers[name])),
+            ]
+        )
     return torch.tensor(rows)
 
 
@@ -172,16 +194,21 @@ def num_bytes(rows):
 
 # --- models
 
+
 def make_model(variant, top_k=None):
     "The decoder with this attention, its weights drawn anew."
-    config = LlamaConfig(vocab_size=len(tokenizer()), **SHAPE,
-                         n_kv_heads=KV_HEADS[variant])
+    config = LlamaConfig(
+        vocab_size=len(tokenizer()), **SHAPE, n_kv_heads=KV_HEADS[variant]
+    )
     if variant in KV_RANKS:
-        return Llama(config, make_mla_factory(config, kv_rank=KV_RANKS[variant],
-                                              **LATENT))
-    make = {"sliding": lambda: make_window_factory(config, WINDOW),
-            "alternating": lambda: make_window_factory(config, [WINDOW, None]),
-            "sparse": lambda: make_sparse_factory(config, top_k, **INDEXER)}
+        return Llama(
+            config, make_mla_factory(config, kv_rank=KV_RANKS[variant], **LATENT)
+        )
+    make = {
+        "sliding": lambda: make_window_factory(config, WINDOW),
+        "alternating": lambda: make_window_factory(config, [WINDOW, None]),
+        "sparse": lambda: make_sparse_factory(config, top_k, **INDEXER),
+    }
     return Llama(config, make[variant]() if variant in make else None)
 
 
@@ -192,14 +219,17 @@ def optimizers(model):
     matrices = [p for p in hidden_matrices(model) if id(p) not in apart]
     apart |= set(map(id, matrices))
     rest = [p for p in model.parameters() if id(p) not in apart]
-    found = [Muon(matrices, lr=LR, weight_decay=0.01),
-             AdamW(rest, lr=TABLE_LR, betas=(0.9, 0.95), weight_decay=0.0)]
+    found = [
+        Muon(matrices, lr=LR, weight_decay=0.01),
+        AdamW(rest, lr=TABLE_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
     if indexers:
         found.append(AdamW(indexers, lr=INDEXER_LR, weight_decay=0.0))
     return found
 
 
 # --- training
+
 
 def cross_entropy(logits, targets, **options):
     "The loss of logits (b, t, vocab), in nats per token unless options say otherwise."
@@ -209,7 +239,7 @@ def cross_entropy(logits, targets, **options):
 def due(tokens, kind):
     "The part of a row's predictions or targets that counts."
     if kind == "copies":
-        return tokens[:, 1 - ASKED:]
+        return tokens[:, 1 - ASKED :]
     return tokens[:, -ASKED:][:, 1::2]
 
 
@@ -219,6 +249,7 @@ def draw_batches(steps, seed):
 
     def some(rows, n):
         return rows[torch.randint(len(rows), (n,), generator=draw)]
+
     pool = min(POOL, 50 * steps)
     told = story_rows(pool, 2)
     near = questions(pool, 4, NEAR)
@@ -273,19 +304,24 @@ def take_step(model, used, told, asked):
 
 # --- measures
 
+
 @torch.no_grad()
 def nats_per_byte(model, rows):
     "The loss on all tokens of the rows but the first ones."
-    total = sum(cross_entropy(model(part[:, :-1]), part[:, 1:], reduction="sum").item()
-                for part in rows.split(50))
+    total = sum(
+        cross_entropy(model(part[:, :-1]), part[:, 1:], reduction="sum").item()
+        for part in rows.split(50)
+    )
     return total / num_bytes(rows)
 
 
 @torch.no_grad()
 def answered(model, rows):
     "The share of right answers."
-    right = [due(model(part[:, :-1]).argmax(-1), "questions") == due(part, "questions")
-             for part in rows.split(50)]
+    right = [
+        due(model(part[:, :-1]).argmax(-1), "questions") == due(part, "questions")
+        for part in rows.split(50)
+    ]
     return torch.cat(right).float().mean().item()
 
 
@@ -293,11 +329,13 @@ def train(variant, steps, seed):
     "What is found about one model."
     model, seconds = train_model(variant, steps, seed)
     n = min(NEW, 2 * steps)
-    return {"loss": f"{nats_per_byte(model, story_rows(n, 1)):.4f}",
-            "near": f"{answered(model, questions(n, 5, NEAR)):.4f}",
-            "far": f"{answered(model, questions(n, 6, FAR)):.4f}",
-            "parameters": str(sum(p.numel() for p in model.parameters())),
-            "seconds": f"{seconds:.0f}"}
+    return {
+        "loss": f"{nats_per_byte(model, story_rows(n, 1)):.4f}",
+        "near": f"{answered(model, questions(n, 5, NEAR)):.4f}",
+        "far": f"{answered(model, questions(n, 6, FAR)):.4f}",
+        "parameters": str(sum(p.numel() for p in model.parameters())),
+        "seconds": f"{seconds:.0f}",
+    }
 
 
 def main():

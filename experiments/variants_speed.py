@@ -44,6 +44,7 @@ and the `highest` beside them. With `--longest`, no prompt has more tokens than 
 and no cache holds more before the first step. The rows go to
 tformer/records/variants_speed.csv.
 """
+
 import time
 from contextlib import contextmanager, nullcontext
 from statistics import median
@@ -66,10 +67,10 @@ from tformer.variants.sparse import (
 
 OUT = common.RECORDS / "variants_speed.csv"
 VARIANTS = ("mha", "gqa", "mqa", "mla", "sliding", "alternating", "sparse")
-DECODES = tuple(2 ** i for i in range(8, 15))           # 256 to 16,384
-PREFILLS = tuple(2 ** i for i in range(8, 13))          # 256 to 4,096
-TRAINS = tuple(2 ** i for i in range(8, 11))            # 256 to 1,024
-STEPS = 8               # steps in a round of decoding, after the first
+DECODES = tuple(2**i for i in range(8, 15))  # 256 to 16,384
+PREFILLS = tuple(2**i for i in range(8, 13))  # 256 to 4,096
+TRAINS = tuple(2**i for i in range(8, 11))  # 256 to 1,024
+STEPS = 8  # steps in a round of decoding, after the first
 
 
 class Sizes(NamedTuple):
@@ -80,13 +81,13 @@ class Sizes(NamedTuple):
     n_heads: int = 8
     vocab_size: int = 1024
     max_len: int = max(DECODES) + 64
-    n_kv_heads: int = 2         # but in mha, mqa and mla
+    n_kv_heads: int = 2  # but in mha, mqa and mla
     window: int = 512
-    kv_rank: int = 96           # of mla, as the next three
+    kv_rank: int = 96  # of mla, as the next three
     d_nope: int = 64
     d_rope: int = 32
     d_v: int = 64
-    top_k: int = 256            # of sparse, as the next three
+    top_k: int = 256  # of sparse, as the next three
     n_index_heads: int = 4
     d_index: int = 32
     d_index_rope: int = 16
@@ -94,13 +95,19 @@ class Sizes(NamedTuple):
 
 # the decoders
 
+
 def make_model(variant, size):
     "The decoder with one attention, and random weights."
     n_kv_heads = {"mha": size.n_heads, "mqa": 1, "mla": None}
     config = LlamaConfig(
-        vocab_size=size.vocab_size, d_model=size.d_model, n_layers=size.n_layers,
-        n_heads=size.n_heads, n_kv_heads=n_kv_heads.get(variant, size.n_kv_heads),
-        max_len=size.max_len, tie_word_embeddings=True)
+        vocab_size=size.vocab_size,
+        d_model=size.d_model,
+        n_layers=size.n_layers,
+        n_heads=size.n_heads,
+        n_kv_heads=n_kv_heads.get(variant, size.n_kv_heads),
+        max_len=size.max_len,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(0)
     return Llama(config, make_factory(variant, config, size)).eval()
 
@@ -108,12 +115,21 @@ def make_model(variant, size):
 def make_factory(variant, config, size):
     "What makes the attention of each layer; None is that of the decoder itself."
     if variant == "mla":
-        return make_mla_factory(config, kv_rank=size.kv_rank, d_nope=size.d_nope,
-                                d_rope=size.d_rope, d_v=size.d_v)
+        return make_mla_factory(
+            config,
+            kv_rank=size.kv_rank,
+            d_nope=size.d_nope,
+            d_rope=size.d_rope,
+            d_v=size.d_v,
+        )
     if variant == "sparse":
         return make_sparse_factory(
-            config, size.top_k, n_index_heads=size.n_index_heads,
-            d_index=size.d_index, d_index_rope=size.d_index_rope)
+            config,
+            size.top_k,
+            n_index_heads=size.n_index_heads,
+            d_index=size.d_index,
+            d_index_rope=size.d_index_rope,
+        )
     windows = {"sliding": [size.window], "alternating": [size.window, None]}
     return make_window_factory(config, windows[variant]) if variant in windows else None
 
@@ -125,6 +141,7 @@ def make_models(size):
 
 # their caches
 
+
 def filled_cache(model, tokens):
     """A cache that holds random vectors of so many tokens, two or more, in all layers.
 
@@ -133,30 +150,38 @@ def filled_cache(model, tokens):
     """
     cache = model.new_cache(1)
     one = model.new_cache(1)
-    model(torch.zeros(1, 1, dtype=torch.long), cache=one)      # for the shapes
-    positions = [Positions(start=start, length=end - start) for start, end in
-                 ((0, tokens), (0, tokens - 1), (tokens - 1, tokens))]
+    model(torch.zeros(1, 1, dtype=torch.long), cache=one)  # for the shapes
+    positions = [
+        Positions(start=start, length=end - start)
+        for start, end in ((0, tokens), (0, tokens - 1), (tokens - 1, tokens))
+    ]
     for layer, like in zip(cache.layers, one.layers, strict=True):
-        vectors = [torch.randn(*x.shape[:-2], tokens, x.shape[-1])
-                   for x in like.tensors]
+        vectors = [
+            torch.randn(*x.shape[:-2], tokens, x.shape[-1]) for x in like.tensors
+        ]
         if isinstance(layer, RollingLayerCache):
             layer.update(*vectors, positions=positions[0], window=layer.window)
             continue
         # layers that share positions make what follows from them once
         for some in positions[1:]:
-            layer.update(*(x[..., some.start:some.end, :] for x in vectors),
-                         positions=some)
+            layer.update(
+                *(x[..., some.start : some.end, :] for x in vectors), positions=some
+            )
     return cache
 
 
 def steps_between_copies(cache):
     "After how many steps the rolling caches are copied again; None: there are none."
-    held = [layer.tensors[0].shape[-2] for layer in cache.layers
-            if isinstance(layer, RollingLayerCache)]
+    held = [
+        layer.tensors[0].shape[-2]
+        for layer in cache.layers
+        if isinstance(layer, RollingLayerCache)
+    ]
     return max(held[0] // 4, 16) + 1 if held else None
 
 
 # what attention reads
+
 
 def count_bytes(*tensors):
     "Bytes of memory in which these tensors lie; what they share is counted once."
@@ -166,8 +191,10 @@ def count_bytes(*tensors):
         at = storage.data_ptr()
         if at not in marks:
             marks[at] = x.new_zeros(storage.nbytes() // x.itemsize)
-        shape = [1 if stride == 0 else n
-                 for n, stride in zip(x.shape, x.stride(), strict=True)]
+        shape = [
+            1 if stride == 0 else n
+            for n, stride in zip(x.shape, x.stride(), strict=True)
+        ]
         marks[at].as_strided(shape, x.stride(), x.storage_offset()).fill_(1.0)
     return sum(mark.count_nonzero().item() * mark.itemsize for mark in marks.values())
 
@@ -186,12 +213,16 @@ def watched_reads():
     def watched_score(indexer, q, weights, k):
         read.append(count_bytes(k))
         return score(indexer, q, weights, k)
-    with (mock.patch.object(F, "scaled_dot_product_attention", watched_kernel),
-          mock.patch.object(LightningIndexer, "score", watched_score)):
+
+    with (
+        mock.patch.object(F, "scaled_dot_product_attention", watched_kernel),
+        mock.patch.object(LightningIndexer, "score", watched_score),
+    ):
         yield read
 
 
 # what is measured
+
 
 def milliseconds(model, ids, cache):
     "The processor milliseconds that the decoder takes to read these tokens."
@@ -219,15 +250,18 @@ def decode(models, tokens, rounds):
     times = {variant: [] for variant in models}
     sizes = {variant: step_sizes(model, tokens) for variant, model in models.items()}
     for _ in range(rounds):
-        caches = {variant: filled_cache(model, tokens)
-                  for variant, model in models.items()}
-        cycles = {variant: steps_between_copies(cache)
-                  for variant, cache in caches.items()}
+        caches = {
+            variant: filled_cache(model, tokens) for variant, model in models.items()
+        }
+        cycles = {
+            variant: steps_between_copies(cache) for variant, cache in caches.items()
+        }
         steps = {variant: [] for variant in models}
         for _ in range(1 + STEPS):
             for variant, model in models.items():
-                steps[variant].append(milliseconds(
-                    model, random_ids(model, 1), caches[variant]))
+                steps[variant].append(
+                    milliseconds(model, random_ids(model, 1), caches[variant])
+                )
         for variant, (first, *others) in steps.items():
             times[variant].append(mean_step(first, median(others), cycles[variant]))
     return times, sizes
@@ -247,7 +281,7 @@ def prefill(models, tokens, rounds):
             cache = model.new_cache(1)
             ms = milliseconds(model, random_ids(model, tokens), cache)
             sizes[variant] = cache.nbytes, ""
-            if i:       # the first round is not counted
+            if i:  # the first round is not counted
                 times[variant].append(ms)
     return times, sizes
 
@@ -275,7 +309,7 @@ def train(models, tokens, rounds):
                 ms = 1e3 * (time.process_time() - start)
                 model.zero_grad()
                 model.eval()
-                if i:       # the first round is not counted
+                if i:  # the first round is not counted
                     times[variant].append(ms)
     return times, dict.fromkeys(models, ("", ""))
 
@@ -288,13 +322,22 @@ def measure(models, kind, tokens, rounds):
     rows = []
     for variant, model in models.items():
         row = {"kind": kind, "variant": variant, "tokens": str(tokens)}
-        row |= {name: f"{of(times[variant]):.3f}" for name, of in
-                (("ms", median), ("lowest", min), ("highest", max))}
+        row |= {
+            name: f"{of(times[variant]):.3f}"
+            for name, of in (("ms", median), ("lowest", min), ("highest", max))
+        }
         held, read = sizes[variant]
-        rows.append(row | {
-            "cache_bytes": str(held), "read_bytes": str(read),
-            "parameters": str(sum(p.numel() for p in model.parameters())),
-            "rounds": str(rounds), "processor": common.processor(), **common.about()})
+        rows.append(
+            row
+            | {
+                "cache_bytes": str(held),
+                "read_bytes": str(read),
+                "parameters": str(sum(p.numel() for p in model.parameters())),
+                "rounds": str(rounds),
+                "processor": common.processor(),
+                **common.about(),
+            }
+        )
     return rows
 
 

@@ -21,6 +21,7 @@ All times are medians of processor time, with the lowest and the highest of the 
 beside them. With `--longest` no text has more tokens than that. The rows go to
 tformer/records/window_speed.csv.
 """
+
 import math
 import time
 from statistics import median
@@ -41,9 +42,9 @@ D_HEAD = 64
 D_MODEL = N_HEADS * D_HEAD
 WINDOW = 512
 WAYS = ("full", "masked", "window")
-DECODES = tuple(2 ** i for i in range(7, 15))           # 128 to 16,384
-PREFILLS = tuple(2 ** i for i in range(9, 15))          # 512 to 16,384
-MASKED = 8192           # the longest text with a mask of all pairs
+DECODES = tuple(2**i for i in range(7, 15))  # 128 to 16,384
+PREFILLS = tuple(2**i for i in range(9, 15))  # 512 to 16,384
+MASKED = 8192  # the longest text with a mask of all pairs
 
 
 def make_layers(window=WINDOW):
@@ -63,9 +64,11 @@ def cycle(window, tokens):
 
 def fill(cache, n_kv_heads, tokens):
     "Let an empty cache of a layer read so many random keys and values."
-    cache.update(*(torch.randn(1, n_kv_heads, tokens, D_HEAD) for _ in range(2)),
-                 positions=Positions(start=0, length=tokens),
-                 **({"window": cache.window} if hasattr(cache, "window") else {}))
+    cache.update(
+        *(torch.randn(1, n_kv_heads, tokens, D_HEAD) for _ in range(2)),
+        positions=Positions(start=0, length=tokens),
+        **({"window": cache.window} if hasattr(cache, "window") else {}),
+    )
     return cache
 
 
@@ -91,19 +94,24 @@ def window_mask(window, tokens):
 
 def draw(tokens):
     "Random queries, keys and values of a text."
-    return [torch.randn(1, n, tokens, D_HEAD)
-            for n in (N_HEADS, N_KV_HEADS, N_KV_HEADS)]
+    return [
+        torch.randn(1, n, tokens, D_HEAD) for n in (N_HEADS, N_KV_HEADS, N_KV_HEADS)
+    ]
 
 
 def prefills(q, k, v, window):
     "Functions that attend to the same keys and values, each in its way."
     tokens = q.shape[2]
-    ways = {"full": lambda: F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, enable_gqa=True)}
+    ways = {
+        "full": lambda: F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
+    }
     if tokens <= MASKED:
         mask = window_mask(window, tokens)
         ways["masked"] = lambda: F.scaled_dot_product_attention(
-            q, k, v, mask, enable_gqa=True)
+            q, k, v, mask, enable_gqa=True
+        )
     return ways | {"window": lambda: window_attend(q, k, v, window)}
 
 
@@ -112,8 +120,10 @@ def spread(times):
     row = {}
     for way in WAYS:
         ms = [1e3 * seconds for seconds in times.get(way, ())]
-        row |= {f"{way}_{name}": f"{of(ms):.3f}" if ms else ""
-                for name, of in (("ms", median), ("lowest", min), ("highest", max))}
+        row |= {
+            f"{way}_{name}": f"{of(ms):.3f}" if ms else ""
+            for name, of in (("ms", median), ("lowest", min), ("highest", max))
+        }
     return row
 
 
@@ -138,9 +148,16 @@ def measure(kind, tokens, rounds):
                 start = time.process_time()
                 run()
                 times.setdefault(way, []).append(time.process_time() - start)
-    return {"kind": kind, "window": str(WINDOW), "tokens": str(tokens), **spread(times),
-            **{f"{way}_bytes": str(held.get(way, "")) for way in ("full", "window")},
-            "rounds": str(rounds), "processor": common.processor(), **common.about()}
+    return {
+        "kind": kind,
+        "window": str(WINDOW),
+        "tokens": str(tokens),
+        **spread(times),
+        **{f"{way}_bytes": str(held.get(way, "")) for way in ("full", "window")},
+        "rounds": str(rounds),
+        "processor": common.processor(),
+        **common.about(),
+    }
 
 
 def cases(longest):

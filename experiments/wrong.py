@@ -20,6 +20,7 @@ each case and seed. `losses` are those of all steps, in nats per token; `fresh`
 are the losses on new stories after every 25 steps. A run that was stopped goes
 on where it was.
 """
+
 import functools
 import math
 
@@ -54,9 +55,14 @@ def texts():
     "Ids of stories, of new stories, and of Python's documentation."
     text = stories.story_corpus(TRAIN, seed=0, level=1)
     tokenizer = Tokenizer.train([text[:READ]], VOCAB)
-    return [torch.tensor(tokenizer.encode(t)) for t in (
-        text, stories.story_corpus(HELD_OUT, seed=1, level=1),
-        "\n".join(load_documents("pydocs", 40)))]
+    return [
+        torch.tensor(tokenizer.encode(t))
+        for t in (
+            text,
+            stories.story_corpus(HELD_OUT, seed=1, level=1),
+            "\n".join(load_documents("pydocs", 40)),
+        )
+    ]
 
 
 def some(ids, n, seed=0):
@@ -82,12 +88,14 @@ def ways(seed, steps):
     batches = some(ids, steps, seed)
     news = some(held, 8, seed=1)
     draw = torch.Generator().manual_seed(seed)
-    rubbish = [Batch(*torch.randint(VOCAB, (2, BATCH, LENGTH),
-                                    generator=draw)) for _ in range(4)]
+    rubbish = [
+        Batch(*torch.randint(VOCAB, (2, BATCH, LENGTH), generator=draw))
+        for _ in range(4)
+    ]
     early = steps * 3 // 5
     half = steps // 2
     sorted_ = batches[:early] + some(docs, steps - early, seed)
-    spoiled = batches[:half] + rubbish + batches[half + 4:]
+    spoiled = batches[:half] + rubbish + batches[half + 4 :]
     return {
         "healthy": (batches, news, {}),
         "A": (batches[:3], news, {}),
@@ -101,13 +109,19 @@ def ways(seed, steps):
     }
 
 
-def curves(batches, news, seed, steps, *, lr=LR, clip=1.0,
-           loss=next_token_loss):
+def curves(batches, news, seed, steps, *, lr=LR, clip=1.0, loss=next_token_loss):
     "Losses of all steps, and those on new stories on the way."
     torch.manual_seed(seed)
-    model = Llama(LlamaConfig(vocab_size=VOCAB, d_model=WIDTH,
-                              n_layers=LAYERS, n_heads=4, max_len=256,
-                              tie_word_embeddings=True))
+    model = Llama(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            d_model=WIDTH,
+            n_layers=LAYERS,
+            n_heads=4,
+            max_len=256,
+            tie_word_embeddings=True,
+        )
+    )
     optimizer = AdamW(model.parameters(), lr, betas=(0.9, 0.95))
     schedule = warmup_cosine(steps, min(WARMUP, steps))
     found = []
@@ -129,12 +143,13 @@ def train(case, seed, steps):
     "One row."
     batches, news, how = ways(seed, steps)[case]
     found, fresh = curves(batches, news, seed, steps, **how)
-    return {"losses": " ".join(f"{x:.3f}" for x in found),
-            "fresh": " ".join(f"{x:.3f}" for x in fresh)}
+    return {
+        "losses": " ".join(f"{x:.3f}" for x in found),
+        "fresh": " ".join(f"{x:.3f}" for x in fresh),
+    }
 
 
-CASES = [{"case": name} for name in (
-    "healthy", *"ABCDEF", "unclipped", "F unclipped")]
+CASES = [{"case": name} for name in ("healthy", *"ABCDEF", "unclipped", "F unclipped")]
 
 
 def main():

@@ -1,4 +1,5 @@
 """The whole addresses on a built site: whose they are, and where they lead."""
+
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -12,11 +13,13 @@ from conftest import ROOT
 from site_address import book_url, repository_url
 
 # hosts beside those of the bibliography and of intersphinx, with what is there
-HOSTS = {"docs.python.org": "types of the standard library",
-         "numpy.org": "types of NumPy",
-         "docs.astral.sh": "ruff",
-         "www.tensorflow.org": "how WordPiece is taught there",
-         "ssydasheng.github.io": "a document from which the course grew"}
+HOSTS = {
+    "docs.python.org": "types of the standard library",
+    "numpy.org": "types of NumPy",
+    "docs.astral.sh": "ruff",
+    "www.tensorflow.org": "how WordPiece is taught there",
+    "ssydasheng.github.io": "a document from which the course grew",
+}
 # on GitHub, beside works of the bibliography: a tool, and reports of others' mistakes
 ON_GITHUB = re.compile(r"/rhysd/actionlint|/[\w-]+/[\w.-]+/(issues|pull)/\d+")
 
@@ -35,13 +38,17 @@ class Addresses(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.found = []         # (tag, attribute, address)
+        self.found = []  # (tag, attribute, address)
         self.meta = {}
 
     def handle_starttag(self, tag, attrs):
-        self.found += [(tag, key, value.strip()) for key, value in attrs
-                       if value and not key.startswith("xmlns")
-                       and re.match(r"\s*(https?:)?//", value, re.I)]
+        self.found += [
+            (tag, key, value.strip())
+            for key, value in attrs
+            if value
+            and not key.startswith("xmlns")
+            and re.match(r"\s*(https?:)?//", value, re.I)
+        ]
         attrs = dict(attrs)
         if tag == "meta":
             self.meta[attrs.get("property") or attrs.get("name")] = attrs.get("content")
@@ -59,27 +66,37 @@ def read_addresses(page):
 def map_addresses(book):
     "The addresses on the map of the site; none where there is no map."
     path = book / "sitemap.xml"
-    return [e.text for e in ElementTree.parse(path).iter()
-            if e.tag.endswith("loc")] if path.exists() else []
+    return (
+        [e.text for e in ElementTree.parse(path).iter() if e.tag.endswith("loc")]
+        if path.exists()
+        else []
+    )
 
 
 def own_prefixes(owner):
     "How the addresses begin that are the owner's."
     if not owner:
         return ()
-    return (book_url(owner), repository_url(owner),
-            f"https://colab.research.google.com/github/{owner}/tformer/",
-            f"https://mybinder.org/v2/gh/{owner}/tformer/")
+    return (
+        book_url(owner),
+        repository_url(owner),
+        f"https://colab.research.google.com/github/{owner}/tformer/",
+        f"https://mybinder.org/v2/gh/{owner}/tformer/",
+    )
 
 
 def cited():
     "Hosts and whole addresses that are the works' that the book cites."
-    works = re.findall(r"https?://[^\s{},]+", (ROOT / "book" / "references.bib")
-                       .read_text(encoding="utf-8"))
+    works = re.findall(
+        r"https?://[^\s{},]+",
+        (ROOT / "book" / "references.bib").read_text(encoding="utf-8"),
+    )
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     libraries = config["sphinx"]["config"]["intersphinx_mapping"].values()
-    hosts = {urlsplit(address).netloc for address in
-             [*works, *(address for address, _ in libraries)]}
+    hosts = {
+        urlsplit(address).netloc
+        for address in [*works, *(address for address, _ in libraries)]
+    }
     return (hosts - {"github.com"}) | {*HOSTS}, {*works}
 
 
@@ -89,24 +106,39 @@ def foreign_addresses(book, owner):
     own = own_prefixes(owner)
     listed = [("sitemap.xml", address) for address in map_addresses(book)]
     for page in site(book):
-        listed += [(place_of(book, page), address)
-                   for _, _, address in read_addresses(page).found]
+        listed += [
+            (place_of(book, page), address)
+            for _, _, address in read_addresses(page).found
+        ]
     faults = []
     for place, address in listed:
         parts = urlsplit(address)
-        if not (address.startswith(own) or parts.netloc in hosts
-                or urldefrag(address)[0] in works
-                or (parts.netloc == "github.com" and ON_GITHUB.fullmatch(parts.path))):
+        if not (
+            address.startswith(own)
+            or parts.netloc in hosts
+            or urldefrag(address)[0] in works
+            or (parts.netloc == "github.com" and ON_GITHUB.fullmatch(parts.path))
+        ):
             faults.append(f"{place}: {address}")
     # what is no link: text, downloads, the words of the search
-    made_up = re.compile(r"example\.(?:org|com)\b|\bOWNER(?:/|\.github|@)"
-                         + ("" if owner else r"|\.github\.io/tformer"
-                            r"|github\.com/[\w-]+/tformer\b"))
+    made_up = re.compile(
+        r"example\.(?:org|com)\b|\bOWNER(?:/|\.github|@)"
+        + (
+            ""
+            if owner
+            else r"|\.github\.io/tformer"
+            r"|github\.com/[\w-]+/tformer\b"
+        )
+    )
     for path in sorted(book.rglob("*")):
-        if path.suffix in {".html", ".js", ".xml", ".ipynb", ".md"} and \
-                "_static" not in path.relative_to(book).parts:
-            faults += [f"{place_of(book, path)}: {m[0]}" for m in
-                       made_up.finditer(path.read_text(encoding="utf-8"))]
+        if (
+            path.suffix in {".html", ".js", ".xml", ".ipynb", ".md"}
+            and "_static" not in path.relative_to(book).parts
+        ):
+            faults += [
+                f"{place_of(book, path)}: {m[0]}"
+                for m in made_up.finditer(path.read_text(encoding="utf-8"))
+            ]
     return faults
 
 
@@ -116,25 +148,38 @@ def own_address_faults(book, owner):
     for page in course.page_paths(book):
         place = place_of(book, page)
         meta = read_addresses(page).meta
-        own = {key: value for key, value in meta.items()
-               if key and key.startswith(("og:", "twitter:", "canonical"))}
+        own = {
+            key: value
+            for key, value in meta.items()
+            if key and key.startswith(("og:", "twitter:", "canonical"))
+        }
         if not owner:
             faults += [f"{place}: {key}" for key in own]
             continue
-        wanted = {"canonical": book_url(owner) + place,
-                  "og:url": book_url(owner) + place,
-                  "og:site_name": "The Verified Transformer",
-                  "og:image": f"{book_url(owner)}_static/card.png",
-                  "twitter:card": "summary_large_image"}
-        faults += [f"{place}: {key} {own.get(key)}" for key, value in wanted.items()
-                   if own.get(key) != value]
+        wanted = {
+            "canonical": book_url(owner) + place,
+            "og:url": book_url(owner) + place,
+            "og:site_name": "The Verified Transformer",
+            "og:image": f"{book_url(owner)}_static/card.png",
+            "twitter:card": "summary_large_image",
+        }
+        faults += [
+            f"{place}: {key} {own.get(key)}"
+            for key, value in wanted.items()
+            if own.get(key) != value
+        ]
         if "og:description" not in own and place.startswith("nbs/"):
             faults.append(f"{place}: og:description")
     on_map = map_addresses(book)
-    listed = {book_url(owner) + place_of(book, page)
-              for page in course.page_paths(book)} if owner else set()
-    faults += [f"sitemap.xml: {address}" for address in
-               sorted(listed - {*on_map} if owner else on_map)]
+    listed = (
+        {book_url(owner) + place_of(book, page) for page in course.page_paths(book)}
+        if owner
+        else set()
+    )
+    faults += [
+        f"sitemap.xml: {address}"
+        for address in sorted(listed - {*on_map} if owner else on_map)
+    ]
     if (book / "sitemap.xml").exists() != bool(owner):
         faults.append("sitemap.xml")
     return faults
@@ -145,8 +190,10 @@ def misleading_addresses(book, root, owner):
     faults = []
     listed = {(address, "sitemap.xml") for address in map_addresses(book)}
     for page in site(book):
-        listed |= {(address, place_of(book, page))
-                   for _, _, address in read_addresses(page).found}
+        listed |= {
+            (address, place_of(book, page))
+            for _, _, address in read_addresses(page).found
+        }
     for address, place in sorted(listed):
         if not address.startswith(own_prefixes(owner)):
             continue
@@ -155,7 +202,7 @@ def misleading_addresses(book, root, owner):
         path = unquote(parts.path)
         if address.startswith(book_url(owner)):
             target = book / unquote(address.removeprefix(book_url(owner)))
-        elif "urlpath" in query:                            # Binder
+        elif "urlpath" in query:  # Binder
             target = root / query["urlpath"][0].removeprefix("lab/tree/")
         elif path.endswith("/issues/new"):
             named = re.fullmatch(r"Issue on page /(\S+\.html)", query["title"][0])

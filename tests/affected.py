@@ -10,6 +10,7 @@ The distance is the number of imports in between. Files are chosen by distance, 
 by the seconds that `tests/seconds.json` has on record, until `BUDGET` seconds are
 spent. The rest is named on the error output, and `make test` runs it.
 """
+
 import ast
 import json
 import re
@@ -22,17 +23,21 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-BUDGET = 150    # recorded seconds, of one process
-USUAL = 15      # seconds of a file that is not on record
+BUDGET = 150  # recorded seconds, of one process
+USUAL = 15  # seconds of a file that is not on record
 # where a bare import such as `import helpers` is looked for
 FOLDERS = ["tests", "tests/bench", "book/_ext", "experiments", "book"]
 # what pytest reads before it runs any test, or any notebook
 FOR_TESTS = ["conftest.py", "tests/conftest.py", "requirements.txt", "pyproject.toml"]
-FOR_NOTEBOOKS = ["conftest.py", "tests/kernels.py", "tests/sanitize.cfg",
-                 "requirements.txt"]
+FOR_NOTEBOOKS = [
+    "conftest.py",
+    "tests/kernels.py",
+    "tests/sanitize.cfg",
+    "requirements.txt",
+]
 # test files that read certain files instead of importing them
 RULES = [
-    ("*", ["project"]),             # one of its tests reads every file
+    ("*", ["project"]),  # one of its tests reads every file
     ("nbs/*.ipynb", ["book", "ext", "form", "vocabulary"]),
     ("tformer/*", ["code_changes", "package", "vocabulary"]),
     ("tests/mutations.yml", ["code_changes", "mutations", "vocabulary"]),
@@ -60,16 +65,18 @@ RULES = [
     ("MANIFEST.in", ["package"]),
     ("pyproject.toml", ["package", "tiers", "uv"]),
 ]
-MAGIC = re.compile(r"^(\s*)[%!].*$", re.M)
+MAGIC = re.compile(r"^(\s*)[%!](?=[A-Za-z%]).*$", re.M)
 EXPORTS = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)", re.M)
 
 
 # What has changed
 
+
 def git(root, *args):
     "Return what git prints, or None if the command fails."
-    done = subprocess.run(["git", *args], cwd=root, text=True, capture_output=True,
-                          check=False)
+    done = subprocess.run(
+        ["git", *args], cwd=root, text=True, capture_output=True, check=False
+    )
     return done.stdout if done.returncode == 0 else None
 
 
@@ -83,16 +90,33 @@ def changed_files(root):
     for base in ("@{upstream}", "origin/main", "main"):
         fork = git(root, "merge-base", base, "HEAD")
         if fork is not None:
-            names |= _names(git(root, "diff", "-z", "--name-only", "--no-renames",
-                                fork.strip(), "HEAD"))
+            names |= _names(
+                git(
+                    root,
+                    "diff",
+                    "-z",
+                    "--name-only",
+                    "--no-renames",
+                    fork.strip(),
+                    "HEAD",
+                )
+            )
             since = f"the commit {fork[:9]}, where this branch left {base}"
             break
     names |= _names(git(root, "diff", "-z", "--name-only", "--no-renames", "HEAD"))
     names |= _names(git(root, "ls-files", "-z", "--others", "--exclude-standard"))
     if names:
         return sorted(names), since
-    last = git(root, "show", "-z", "--name-only", "--no-renames", "--first-parent",
-               "--format=", "HEAD")
+    last = git(
+        root,
+        "show",
+        "-z",
+        "--name-only",
+        "--no-renames",
+        "--first-parent",
+        "--format=",
+        "HEAD",
+    )
     return sorted(_names(last)), "the commit before the last"
 
 
@@ -101,6 +125,7 @@ def _names(text):
 
 
 # What depends on it
+
 
 def imported_names(tree, package):
     "Yield the dotted names that a syntax tree imports, and `package.name` in use."
@@ -112,8 +137,11 @@ def imported_names(tree, package):
             yield node.module
             for alias in node.names:
                 yield f"{node.module}.{alias.name}"
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) \
-                and node.value.id == package:
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == package
+        ):
             yield f"{package}.{node.attr}"
 
 
@@ -148,7 +176,8 @@ class Project:
         for folder in ("tests", "nbs", "experiments", "book"):
             for path in sorted(self.root.glob(f"{folder}/**/*")):
                 if path.suffix in {".py", ".ipynb"} and not any(
-                        part.startswith(".") for part in path.parts[-2:]):
+                    part.startswith(".") for part in path.parts[-2:]
+                ):
                     self._read(path)
 
     def _file(self, module):
@@ -173,7 +202,8 @@ class Project:
             self.source[name] = code_of(self.root / name)
             self.needs[name] |= {
                 self._file(other)
-                for other in graph.find_modules_directly_imported_by(module)}
+                for other in graph.find_modules_directly_imported_by(module)
+            }
 
     def _read(self, path):
         "Take the imports of a test, a notebook or a script from its syntax tree."
@@ -215,14 +245,20 @@ class Project:
         path = Path(changed)
         folder = path.parent.name.removesuffix("s")
         quoted = re.compile(rf"""["'/]{re.escape(path.stem)}["'/]""")
-        return {name for name, code in self.source.items()
-                if path.name in code
-                or (folder and folder in code and quoted.search(code))}
+        return {
+            name
+            for name, code in self.source.items()
+            if path.name in code or (folder and folder in code and quoted.search(code))
+        }
 
     def ruled(self, changed):
         "Return the test files that `RULES` names for a file."
-        tests = {f"tests/test_{test}.py" for pattern, names in RULES
-                 if fnmatch(changed, pattern) for test in names}
+        tests = {
+            f"tests/test_{test}.py"
+            for pattern, names in RULES
+            if fnmatch(changed, pattern)
+            for test in names
+        }
         return {test for test in tests if (self.root / test).exists()}
 
     def affected(self, changed):
@@ -244,11 +280,15 @@ class Project:
                     reached |= self.mentions(name) | self.ruled(name)
             edge = sorted(reached - distance.keys())
             distance |= dict.fromkeys(edge, steps)
-        return {name: steps for name, steps in distance.items()
-                if is_run(name) and (self.root / name).exists()}
+        return {
+            name: steps
+            for name, steps in distance.items()
+            if is_run(name) and (self.root / name).exists()
+        }
 
 
 # What is run
+
 
 def choose(distance, seconds, budget=BUDGET):
     """Split the affected files into those that are run and those that are left.
@@ -278,12 +318,16 @@ def report(changed, since, chosen, left, seconds):
     "Return in plain sentences what is run, and what is not."
     took = sum(seconds.get(name, USUAL) for name in chosen)
     files = "1 file differs" if len(changed) == 1 else f"{len(changed)} files differ"
-    said = [f"{files} from {since}.",
-            f"{len(chosen)} of {len(chosen) + len(left)} affected test files and "
-            f"notebooks are run; on record they take {took:.0f} s."]
+    said = [
+        f"{files} from {since}.",
+        f"{len(chosen)} of {len(chosen) + len(left)} affected test files and "
+        f"notebooks are run; on record they take {took:.0f} s.",
+    ]
     if left:
-        said.append(f"These affected files did not fit into {BUDGET} s and are left to "
-                    f"`make test`: {', '.join(left)}.")
+        said.append(
+            f"These affected files did not fit into {BUDGET} s and are left to "
+            f"`make test`: {', '.join(left)}."
+        )
     return "\n".join(said)
 
 

@@ -1,4 +1,5 @@
 """What several test files share: the built book, a browser, executed shapes."""
+
 import importlib
 import os
 import re
@@ -12,17 +13,27 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # test files of which all tests are marked nightly, except these
 NIGHTLY = {
-    "test_mutations.py": {"test_every_row_can_be_made",
-                          "test_names_of_mutations_are_different"},
+    "test_mutations.py": {
+        "test_every_row_can_be_made",
+        "test_names_of_mutations_are_different",
+    },
     "test_shapes.py": {"test_a_wrong_call_is_refused"},
 }
 # test files that import torch, but compare nothing that a processor could round in
 # its own way: all others are marked processor
-SAME_EVERYWHERE = {"test_bench.py", "test_bpe.py", "test_bundles.py",
-                   "test_code_changes.py", "test_costs.py", "test_live.py",
-                   "test_processors.py", "test_shapes.py", "test_validate.py"}
+SAME_EVERYWHERE = {
+    "test_bench.py",
+    "test_bpe.py",
+    "test_bundles.py",
+    "test_code_changes.py",
+    "test_costs.py",
+    "test_live.py",
+    "test_processors.py",
+    "test_shapes.py",
+    "test_validate.py",
+}
 IMPORTS_TORCH = re.compile(r"^(import|from) torch\b", re.M)
-pytest.register_assert_rewrite("helpers")     # its failures show numbers
+pytest.register_assert_rewrite("helpers")  # its failures show numbers
 
 
 def pytest_configure(config):
@@ -33,14 +44,17 @@ def pytest_configure(config):
     ask for TFORMER_SHAPES.
     """
     config.addinivalue_line(
-        "markers", "nightly: run by `make nightly`, not by `make test`")
+        "markers", "nightly: run by `make nightly`, not by `make test`"
+    )
     config.addinivalue_line(
-        "markers", "gpu: needs a CUDA device, and is skipped elsewhere; run by "
-        "`make gpu`")
+        "markers",
+        "gpu: needs a CUDA device, and is skipped elsewhere; run by `make gpu`",
+    )
     if not config.getoption("--jaxtyping-packages", None):
         os.environ.pop("TFORMER_SHAPES", None)
         return
     from jaxtyping import TypeCheckError
+
     os.environ["TFORMER_SHAPES"] = "1"
     plain = pytest.raises
 
@@ -52,7 +66,7 @@ def pytest_configure(config):
     pytest.raises = raises
 
 
-@pytest.hookimpl(tryfirst=True)     # before -m chooses by markers
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
 def pytest_collection_modifyitems(config, items):
     mark_nightly(items)
     mark_processor(items)
@@ -76,8 +90,11 @@ def mark_processor(items):
     "Mark the tests of files that compute with floats."
     here = Path(__file__).parent
     for path in {item.path for item in items}:
-        if path.parent == here and path.name not in SAME_EVERYWHERE and (
-                IMPORTS_TORCH.search(path.read_text(encoding="utf-8"))):
+        if (
+            path.parent == here
+            and path.name not in SAME_EVERYWHERE
+            and (IMPORTS_TORCH.search(path.read_text(encoding="utf-8")))
+        ):
             for item in items:
                 if item.path == path:
                     item.add_marker(pytest.mark.processor)
@@ -89,10 +106,14 @@ def skip_without_gpu(items):
     if not needing:
         return
     import torch  # which files without such tests need not
+
     if not torch.cuda.is_available():
         for item in needing:
-            item.add_marker(pytest.mark.skip(
-                reason="This test needs a CUDA device, and PyTorch finds none."))
+            item.add_marker(
+                pytest.mark.skip(
+                    reason="This test needs a CUDA device, and PyTorch finds none."
+                )
+            )
 
 
 def run_less(config, items):
@@ -107,8 +128,11 @@ def run_less(config, items):
     left = []
     for item in items:
         test, _, of = item.nodeid.partition("[")
-        values = {(test, name, repr(value)) for name, value in
-                  item.callspec.params.items()} if of else set()
+        values = (
+            {(test, name, repr(value)) for name, value in item.callspec.params.items()}
+            if of
+            else set()
+        )
         whole = not any(name == "row" for _, name, _ in values)
         (kept if whole or values - tried else left).append(item)
         tried |= values
@@ -136,19 +160,18 @@ def chromium():
         path = find_chromium(p)
         if path is None:
             if os.environ.get("CI"):
-                pytest.fail("no Chromium on this machine: install the "
-                            "package chromium")
+                pytest.fail("no Chromium on this machine: install the package chromium")
             pytest.skip("no Chromium on this machine")
-        browser = p.chromium.launch(executable_path=path,
-                                    args=["--no-sandbox"])
+        browser = p.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 def run(*args, cwd=ROOT, **kwargs):
     "Run a command; its whole output is in the failure."
-    done = subprocess.run([str(a) for a in args], cwd=cwd, text=True,
-                          capture_output=True, **kwargs)
+    done = subprocess.run(
+        [str(a) for a in args], cwd=cwd, text=True, capture_output=True, **kwargs
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -164,22 +187,34 @@ def load_experiment(name):
 
 def tracked(*patterns):
     "The project's own files: what git tracks, or would."
-    out = subprocess.run(["git", "ls-files", "-z", "--cached", "--others",
-                          "--exclude-standard", *patterns], cwd=ROOT,
-                         capture_output=True, check=True).stdout.decode()
-    return sorted(ROOT / n for n in out.split("\0")
-                  if n and (ROOT / n).is_file())
+    out = subprocess.run(
+        [
+            "git",
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            *patterns,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    return sorted(ROOT / n for n in out.split("\0") if n and (ROOT / n).is_file())
 
 
 @pytest.fixture(scope="session")
 def copy_tree():
     "Copies the project's own files into a folder."
+
     def copy(target):
         for path in tracked():
             to = Path(target) / path.relative_to(ROOT)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, to)
         return Path(target)
+
     return copy
 
 
@@ -200,9 +235,20 @@ main()
 
 def build_book(out, root=ROOT):
     "Build the book of a tree, with every warning fatal; its HTML folder."
-    run(sys.executable, "-c", BUILD, "build", ".", "--path-output", out,
-        "-W", "-n", "--keep-going", cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)})
+    run(
+        sys.executable,
+        "-c",
+        BUILD,
+        "build",
+        ".",
+        "--path-output",
+        out,
+        "-W",
+        "-n",
+        "--keep-going",
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
     return out / "_build" / "html"
 
 

@@ -8,6 +8,7 @@ Ids must be equal. They can only be so where rounding decides between no two ids
 whatever writes does it in float64: there the two devices differ by some 1e-15, and
 the logits of two ids by far more.
 """
+
 import copy
 import itertools
 
@@ -40,9 +41,17 @@ from tformer.translation import translate
 from tformer.variants.sparse import collect_indexer_losses
 
 PROMPTS = [[3, 4, 5, 3, 4], [6, 7], [8, 9, 10, 11, 12, 13, 14]]
-SAMPLED = SamplingParams(temperature=1.3, top_k=30, top_p=0.95, typical_p=0.98,
-                         repetition_penalty=1.2, frequency_penalty=0.1,
-                         presence_penalty=0.1, logit_bias={5: 1.0}, seed=7)
+SAMPLED = SamplingParams(
+    temperature=1.3,
+    top_k=30,
+    top_p=0.95,
+    typical_p=0.98,
+    repetition_penalty=1.2,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+    logit_bias={5: 1.0},
+    seed=7,
+)
 
 
 def same_results(found, expected, tolerance):
@@ -68,6 +77,7 @@ def same_results(found, expected, tolerance):
 
 # --- what every model does
 
+
 def logits_and_gradients(row, model, device):
     "Of whole rows and of padded ones: logits at tokens, gradients of all weights."
     ids = row.ids().to(device)
@@ -79,12 +89,19 @@ def logits_and_gradients(row, model, device):
         if how and out.ndim == 3:
             out = out[positions >= 0]
         (out * randn(*out.shape, seed=1).to(out)).mean().backward()
-        found[name] = out, {n: p.grad.clone() for n, p in model.named_parameters()
-                            if p.grad is not None}
+        found[name] = (
+            out,
+            {
+                n: p.grad.clone()
+                for n, p in model.named_parameters()
+                if p.grad is not None
+            },
+        )
     return found
 
 
 # --- what every model that writes does
+
 
 def source(row, model, rows=(0, 1, 2)):
     "What it reads beside, if it does."
@@ -95,8 +112,9 @@ def source(row, model, rows=(0, 1, 2)):
     keep = torch.ones(ids.shape, dtype=torch.bool, device=device)
     keep[0, :3] = False
     with torch.no_grad():
-        return dict(encoder_hidden_states=model.encode(ids, keep),
-                    encoder_attention_mask=keep)
+        return dict(
+            encoder_hidden_states=model.encode(ids, keep), encoder_attention_mask=keep
+        )
 
 
 def write(row, model, n=10, **how):
@@ -114,9 +132,15 @@ def sampled(row, model, device):
 
 
 def sampled_by_row(row, model, device):
-    return write(row, model, sampling_params=[
-        SamplingParams(seed=1), SamplingParams(temperature=0),
-        SamplingParams(min_p=0.05, seed=3)])
+    return write(
+        row,
+        model,
+        sampling_params=[
+            SamplingParams(seed=1),
+            SamplingParams(temperature=0),
+            SamplingParams(min_p=0.05, seed=3),
+        ],
+    )
 
 
 def streamed(row, model, device):
@@ -129,9 +153,15 @@ def shifted(row, model, device):
 
 
 def beams(row, model, device):
-    return beam_search(model, PROMPTS, num_beams=3, max_new_tokens=7,
-                       num_return_sequences=3, stop_token_ids=(7, 9, 20),
-                       **source(row, model))
+    return beam_search(
+        model,
+        PROMPTS,
+        num_beams=3,
+        max_new_tokens=7,
+        num_return_sequences=3,
+        stop_token_ids=(7, 9, 20),
+        **source(row, model),
+    )
 
 
 def static(row, model, device):
@@ -152,28 +182,47 @@ def served(row, model, device, **how):
     requests = []
     for i, n in enumerate((9, 1, 2, 5, 1, 7)):
         text = source(row, model, [i % 3])
-        requests.append(Request(
-            [*range(1, 1 + n)], 4 + n % 5, SAMPLED if i % 2 else None,
-            **{name: x[0] for name, x in text.items()}))
+        requests.append(
+            Request(
+                [*range(1, 1 + n)],
+                4 + n % 5,
+                SAMPLED if i % 2 else None,
+                **{name: x[0] for name, x in text.items()},
+            )
+        )
     handles = engine.run(requests)
     return engine.scheduler.num_preemptions, [
-        (t.output_ids, t.log_probs, t.finish_reason, t.error) for t in handles]
+        (t.output_ids, t.log_probs, t.finish_reason, t.error) for t in handles
+    ]
 
 
 def served_from_blocks(row, model, device):
     "So few blocks that requests are preempted, in pieces of five tokens."
-    found = served(row, model, device, num_blocks=9, block_size=2, max_len=16,
-                   max_prefill_tokens=5)
+    found = served(
+        row, model, device, num_blocks=9, block_size=2, max_len=16, max_prefill_tokens=5
+    )
     assert found[0] > 0
     return found
 
 
 OF_MODELS = [logits_and_gradients]
-OF_WRITERS = [greedy, sampled, sampled_by_row, streamed, shifted, beams, static, paged,
-              int8, served, served_from_blocks]
+OF_WRITERS = [
+    greedy,
+    sampled,
+    sampled_by_row,
+    streamed,
+    shifted,
+    beams,
+    static,
+    paged,
+    int8,
+    served,
+    served_from_blocks,
+]
 
 
 # --- what writes one text after a prompt alone
+
 
 def speculated(row, model, device):
     "By a smaller model, which is the same with other weights, and by looking up."
@@ -183,10 +232,14 @@ def speculated(row, model, device):
             p.mul_(0.9)
     found = []
     for draft, params in itertools.product(
-            (lambda: DraftModel(small, 3), lambda: PromptLookup(1, 4)),
-            (None, SamplingParams(top_k=20, seed=3))):
-        found.append(speculative_generate(model, [PROMPTS[0]], draft(),
-                                          max_new_tokens=12, sampling_params=params))
+        (lambda: DraftModel(small, 3), lambda: PromptLookup(1, 4)),
+        (None, SamplingParams(top_k=20, seed=3)),
+    ):
+        found.append(
+            speculative_generate(
+                model, [PROMPTS[0]], draft(), max_new_tokens=12, sampling_params=params
+            )
+        )
     return found
 
 
@@ -212,6 +265,7 @@ OF_CONTINUERS = [checked, speculated, prefixed, strided]
 
 
 # --- caches
+
 
 def cached(name, device):
     "Every verb of a cache: update, select, crop, set_rows, lengths."
@@ -241,6 +295,7 @@ def cached(name, device):
 
 # --- everything else
 
+
 def optimizers(device):
     "Three steps of each, from the same weights by the same gradients."
     makers = {
@@ -248,11 +303,14 @@ def optimizers(device):
         "RMSprop": lambda p: optim.RMSprop(p, 0.01),
         "AdamW": lambda p: optim.AdamW(p, 0.01),
         "Adam": lambda p: optim.AdamW(p, 0.01, decoupled_weight_decay=False),
-        "AdamW, biased": lambda p: optim.AdamW(p, 0.01, bias_correction=False)}
+        "AdamW, biased": lambda p: optim.AdamW(p, 0.01, bias_correction=False),
+    }
     found = {}
     for name, make in makers.items():
-        weights = [nn.Parameter(randn(*s, seed=i).double().to(device))
-                   for i, s in enumerate([(5, 3), (4,), (2, 2, 2)])]
+        weights = [
+            nn.Parameter(randn(*s, seed=i).double().to(device))
+            for i, s in enumerate([(5, 3), (4,), (2, 2, 2)])
+        ]
         optimizer = make(weights)
         norms = []
         for step in range(3):
@@ -267,8 +325,10 @@ def optimizers(device):
 
 def orthogonalized(device):
     "Muon's iteration in float64; its steps in bfloat16 are compared loosely."
-    return [optim.orthogonalize(randn(*s).double().to(device), dtype=torch.float64)
-            for s in ((5, 3), (3, 5))]
+    return [
+        optim.orthogonalize(randn(*s).double().to(device), dtype=torch.float64)
+        for s in ((5, 3), (3, 5))
+    ]
 
 
 def losses(device):
@@ -277,10 +337,13 @@ def losses(device):
     targets[0, :3] = -100
     weight = randn(13, 6, seed=2).double().to(device).requires_grad_()
     hidden = randn(2, 9, 6, seed=3).double().to(device).requires_grad_()
-    found = [optim.cross_entropy(logits, targets, label_smoothing=0.1),
-             optim.chunked_cross_entropy(hidden, weight, targets, chunk_size=4,
-                                         label_smoothing=0.1),
-             optim.kl_divergence(logits, logits.flip(-1)).mean()]
+    found = [
+        optim.cross_entropy(logits, targets, label_smoothing=0.1),
+        optim.chunked_cross_entropy(
+            hidden, weight, targets, chunk_size=4, label_smoothing=0.1
+        ),
+        optim.kl_divergence(logits, logits.flip(-1)).mean(),
+    ]
     sum(found).backward()
     return found, logits.grad, weight.grad, hidden.grad
 
@@ -296,8 +359,17 @@ def trained(device, folder, **how):
 
     def trainer():
         model = row.make().double().to(device)
-        return Trainer(model, loader, max_steps=6, lr=0.01, every=3,
-                       gradient_accumulation_steps=2, output_dir=folder, **how)
+        return Trainer(
+            model,
+            loader,
+            max_steps=6,
+            lr=0.01,
+            every=3,
+            gradient_accumulation_steps=2,
+            output_dir=folder,
+            **how,
+        )
+
     first = trainer()
     records = [[r["loss"], r["grad_norm"]] for r in first.fit()]
     weights = [p.detach().clone() for p in first.model.parameters()]
@@ -317,8 +389,7 @@ def indexer_trained(device):
     with collect_indexer_losses(model) as found:
         model(row.ids().to(device))
     sum(found).backward()
-    return found, {n: p.grad for n, p in model.named_parameters()
-                   if p.grad is not None}
+    return found, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def story(device):
@@ -330,16 +401,28 @@ def story(device):
 
 def translation(device):
     bundle = load_bundle("translator", device=device, dtype=torch.float64)
-    return translate(bundle.model, bundle.tokenizer,
-                     ["the cat sleeps.", "she gives him the red book."])
+    return translate(
+        bundle.model,
+        bundle.tokenizer,
+        ["the cat sleeps.", "she gives him the red book."],
+    )
 
 
 def masked(device):
     "A masked token is predicted, and texts are made of masked tokens alone."
     bundle = load_bundle("bert", device=device, dtype=torch.float64)
-    return (mlm.fill_mask(bundle, "Tom was [MASK].", 3),
-            mlm.generate_by_unmasking(bundle, [8, 11], steps=4, seed=1))
+    return (
+        mlm.fill_mask(bundle, "Tom was [MASK].", 3),
+        mlm.generate_by_unmasking(bundle, [8, 11], steps=4, seed=1),
+    )
 
 
-OTHERS = [optimizers, orthogonalized, losses, indexer_trained, story, translation,
-          masked]
+OTHERS = [
+    optimizers,
+    orthogonalized,
+    losses,
+    indexer_trained,
+    story,
+    translation,
+    masked,
+]

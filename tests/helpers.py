@@ -1,4 +1,5 @@
 """What tests of parts and models draw, compare, skip and kill with."""
+
 import os
 import re
 import signal
@@ -9,7 +10,8 @@ import torch
 
 plain_only = pytest.mark.skipif(
     "TFORMER_SHAPES" in os.environ,
-    reason="slow, or not to be traced, where signatures are executed")
+    reason="slow, or not to be traced, where signatures are executed",
+)
 
 
 def by_day(values, *usual):
@@ -20,8 +22,10 @@ def by_day(values, *usual):
     missing = set(usual) - set(values)
     if missing:
         raise ValueError(f"no values of this parameter: {sorted(missing)}")
-    return [value if value in usual else
-            pytest.param(value, marks=pytest.mark.nightly) for value in values]
+    return [
+        value if value in usual else pytest.param(value, marks=pytest.mark.nightly)
+        for value in values
+    ]
 
 
 def generator(seed=0):
@@ -74,15 +78,13 @@ def equal_models(a, b):
     a = a.state_dict()
     b = b.state_dict()
     assert list(a) == list(b)
-    return all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n])
-               for n in a)
+    return all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
 
 
 def padded(b=3, t=12):
     "Positions of rows without padding, padded on the left, on the right."
     at = torch.arange(t)[None]
-    return torch.cat([at, (at - 4).clamp(min=-1), torch.where(
-        at < t - 3, at, -1)])[:b]
+    return torch.cat([at, (at - 4).clamp(min=-1), torch.where(at < t - 3, at, -1)])[:b]
 
 
 def child(function, lives=None):
@@ -110,7 +112,9 @@ def die_after(calls, names=("fsync", "rename", "replace", "mkdir")):
             if left[0] < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
+
         return call
+
     for name in names:
         setattr(os, name, deadly(getattr(os, name)))
 

@@ -5,6 +5,7 @@ seconds to import torch, matplotlib and transformers, and there are forty
 notebooks.  `KernelServer` imports them once and forks for each kernel: the
 kernel is a new process, in which nothing of `tformer` has been imported.
 """
+
 import contextlib
 import gc
 import json
@@ -19,14 +20,25 @@ import sys
 import tempfile
 from pathlib import Path
 
-ADDRESS = "TFORMER_KERNEL_SERVER"    # the variable that names its socket
-LIBRARIES = ("numpy", "torch", "matplotlib.pyplot", "einops", "jaxtyping",
-             "regex", "tqdm.auto", "safetensors.torch", "IPython.display",
-             "ipykernel.kernelapp", "ipykernel.ipkernel",
-             "matplotlib_inline.config",
-             # with these, transformers imports what all its models need
-             "transformers:GPT2LMHeadModel", "transformers:LlamaForCausalLM",
-             "transformers:BertModel")
+ADDRESS = "TFORMER_KERNEL_SERVER"  # the variable that names its socket
+LIBRARIES = (
+    "numpy",
+    "torch",
+    "matplotlib.pyplot",
+    "einops",
+    "jaxtyping",
+    "regex",
+    "tqdm.auto",
+    "safetensors.torch",
+    "IPython.display",
+    "ipykernel.kernelapp",
+    "ipykernel.ipkernel",
+    "matplotlib_inline.config",
+    # with these, transformers imports what all its models need
+    "transformers:GPT2LMHeadModel",
+    "transformers:LlamaForCausalLM",
+    "transformers:BertModel",
+)
 INLINE = "module://matplotlib_inline.backend_inline"
 
 
@@ -41,12 +53,14 @@ class KernelServer:
         self.address = str(Path(self.folder.name) / "socket")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
-            listener.listen(64)     # who comes early waits
+            listener.listen(64)  # who comes early waits
             self.process = subprocess.Popen(
                 [sys.executable, __file__, str(listener.fileno()), *libraries],
-                stdin=subprocess.PIPE, start_new_session=True,
+                stdin=subprocess.PIPE,
+                start_new_session=True,
                 pass_fds=[listener.fileno()],
-                env=os.environ | {"MPLBACKEND": INLINE})
+                env=os.environ | {"MPLBACKEND": INLINE},
+            )
 
     def close(self):
         "End the server; its kernels see that and end, too."
@@ -105,13 +119,14 @@ def launch(command, cwd=None, env=None, **_):
     """
     *_, module, option, connection_file = command
     if (module, option) != ("ipykernel_launcher", "-f"):
-        raise ValueError(f"cannot fork {command}: expected the command "
-                         "python -m ipykernel_launcher -f FILE")
+        raise ValueError(
+            f"cannot fork {command}: expected the command "
+            "python -m ipykernel_launcher -f FILE"
+        )
     env = os.environ if env is None else env
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.environ[ADDRESS])
-    request = {"file": connection_file, "cwd": cwd or os.getcwd(),
-               "env": dict(env)}
+    request = {"file": connection_file, "cwd": cwd or os.getcwd(), "env": dict(env)}
     with connection.makefile("rw", encoding="utf-8") as stream:
         stream.write(json.dumps(request) + "\n")
         stream.flush()
@@ -124,13 +139,13 @@ def import_libraries(names):
     for name in names:
         pkgutil.resolve_name(name)
     gc.collect()
-    gc.freeze()         # a kernel's collections need not look at all this
+    gc.freeze()  # a kernel's collections need not look at all this
 
 
 def run_kernel(request, connection):
     "Become the kernel that a request describes; this does not return."
     server = os.getppid()
-    os.setsid()         # signals to its group shall meet the kernel alone
+    os.setsid()  # signals to its group shall meet the kernel alone
     connection.sendall(f"{os.getpid()}\n".encode())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -141,10 +156,14 @@ def run_kernel(request, connection):
     os.chdir(request["cwd"])
     asked = request["env"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in asked if path and path not in sys.path]
-    if "numpy" in sys.modules:      # Python's own generator does that itself
+    if "numpy" in sys.modules:  # Python's own generator does that itself
         sys.modules["numpy"].random.seed()
-    sys.argv = ["ipykernel_launcher", "-f", request["file"],
-                f"--IPKernelApp.parent_handle={server}"]
+    sys.argv = [
+        "ipykernel_launcher",
+        "-f",
+        request["file"],
+        f"--IPKernelApp.parent_handle={server}",
+    ]
     runpy.run_module("ipykernel_launcher", run_name="__main__")
     sys.exit()
 
@@ -154,7 +173,7 @@ def serve(listener, libraries):
     # this file's folder is no place for a notebook's imports
     sys.path.pop(0)
     import_libraries(libraries)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # nothing to bury
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing to bury
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)

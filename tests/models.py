@@ -1,4 +1,5 @@
 """The one table of whole models; a contract is one test over its rows."""
+
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,12 @@ except ImportError as problem:
 
 VOCAB = 47
 MAX_LEN = 20
-SIZE = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, d_ff=24,
-            max_len=MAX_LEN)
-SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-               original_max_len=16)
+SIZE = dict(
+    vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_len=MAX_LEN
+)
+SCALING = dict(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_len=16
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,10 @@ class Row:
             keep = torch.ones(3, 7).bool()
             keep[1, :3] = False
             keep = keep[rows].to(ids.device)
-            how |= dict(encoder_hidden_states=model.encode(src, keep),
-                        encoder_attention_mask=keep)
+            how |= dict(
+                encoder_hidden_states=model.encode(src, keep),
+                encoder_attention_mask=keep,
+            )
         out = call(ids, **how)
         if isinstance(out, torch.Tensor):
             return out
@@ -96,8 +101,10 @@ class LatentLlama(Llama):
 
     def __init__(self, config):
         def attention(layer):
-            return make_mla_factory(config, kv_rank=6, d_nope=4, d_rope=4, d_v=3,
-                                    q_rank=8)(layer)
+            return make_mla_factory(
+                config, kv_rank=6, d_nope=4, d_rope=4, d_v=3, q_rank=8
+            )(layer)
+
         super().__init__(config, attention)
 
 
@@ -119,58 +126,103 @@ class SparseLlama(Llama):
     "A Llama whose tokens read the 4 best tokens of a lightning indexer."
 
     def __init__(self, config):
-        super().__init__(config, make_sparse_factory(
-            config, 4, d_index=8, n_index_heads=2))
+        super().__init__(
+            config, make_sparse_factory(config, 4, d_index=8, n_index_heads=2)
+        )
 
 
 class SparseLatentLlama(Llama):
     "A Llama with latent attention to the 4 best tokens, as in DeepSeek-V3.2."
 
     def __init__(self, config):
-        super().__init__(config, make_sparse_factory(
-            config, 4, d_index=8, n_index_heads=2, d_index_rope=4,
-            latent=dict(kv_rank=6, d_nope=4, d_rope=4, d_v=3, q_rank=8)))
+        super().__init__(
+            config,
+            make_sparse_factory(
+                config,
+                4,
+                d_index=8,
+                n_index_heads=2,
+                d_index_rope=4,
+                latent=dict(kv_rank=6, d_nope=4, d_rope=4, d_v=3, q_rank=8),
+            ),
+        )
 
 
 class BlockLlama(Llama):
     "A Llama whose groups read their own block and another one, as in MiniMax-M3."
 
     def __init__(self, config):
-        super().__init__(config, make_sparse_factory(
-            config, 2, d_index=8, n_index_heads=None, block_size=3, n_local=1))
+        super().__init__(
+            config,
+            make_sparse_factory(
+                config, 2, d_index=8, n_index_heads=None, block_size=3, n_local=1
+            ),
+        )
 
 
 ROWS = [
     Row("Seq2Seq", Seq2Seq, Seq2SeqConfig(**SIZE), source=True),
-    Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE),
-        source=True),
-    Row("Seq2Seq, own sizes", Seq2Seq, Seq2SeqConfig(**SIZE | dict(
-        vocab_size=53, decoder_vocab_size=VOCAB, n_layers=3, n_decoder_layers=2,
-        tie_word_embeddings=False)), source=True),
+    Row("PreNormSeq2Seq", PreNormSeq2Seq, Seq2SeqConfig(**SIZE), source=True),
+    Row(
+        "Seq2Seq, own sizes",
+        Seq2Seq,
+        Seq2SeqConfig(
+            **SIZE
+            | dict(
+                vocab_size=53,
+                decoder_vocab_size=VOCAB,
+                n_layers=3,
+                n_decoder_layers=2,
+                tie_word_embeddings=False,
+            )
+        ),
+        source=True,
+    ),
     Row("GPT", GPT, GPTConfig(**SIZE)),
     Row("GPT1", GPT1, GPTConfig(**SIZE)),
     Row("Llama", Llama, LlamaConfig(**SIZE)),
-    Row("Llama, grouped, tied, scaled", Llama, LlamaConfig(
-        **SIZE, n_kv_heads=2, tie_word_embeddings=True, rope_scaling=SCALING)),
+    Row(
+        "Llama, grouped, tied, scaled",
+        Llama,
+        LlamaConfig(
+            **SIZE, n_kv_heads=2, tie_word_embeddings=True, rope_scaling=SCALING
+        ),
+    ),
     Row("Qwen3", Qwen3, LlamaConfig(**SIZE, n_kv_heads=1, d_head=6)),
     ConvertedRow("GPT, converted", GPT, GPTConfig(**SIZE, n_kv_heads=2)),
     ConvertedRow("Llama, converted", Llama, LlamaConfig(**SIZE, n_kv_heads=2)),
     Row("Llama, latent", LatentLlama, LlamaConfig(**SIZE), kept=6 + 4),
-    Row("Llama, windows", WindowedLlama, LlamaConfig(**SIZE, n_kv_heads=2),
-        windows=(5, None)),
+    Row(
+        "Llama, windows",
+        WindowedLlama,
+        LlamaConfig(**SIZE, n_kv_heads=2),
+        windows=(5, None),
+    ),
     Row("Llama, sinks", SinkLlama, LlamaConfig(**SIZE), windows=(7, 7)),
-    Row("Llama, sparse", SparseLlama, LlamaConfig(**SIZE, n_kv_heads=2),
-        kept=2 * 2 * 4 + 8),
-    Row("Llama, sparse latent", SparseLatentLlama, LlamaConfig(**SIZE),
-        kept=6 + 4 + 8),
-    Row("Llama, sparse blocks", BlockLlama, LlamaConfig(**SIZE, n_kv_heads=2),
-        kept=2 * 2 * 4 + 8),
+    Row(
+        "Llama, sparse",
+        SparseLlama,
+        LlamaConfig(**SIZE, n_kv_heads=2),
+        kept=2 * 2 * 4 + 8,
+    ),
+    Row("Llama, sparse latent", SparseLatentLlama, LlamaConfig(**SIZE), kept=6 + 4 + 8),
+    Row(
+        "Llama, sparse blocks",
+        BlockLlama,
+        LlamaConfig(**SIZE, n_kv_heads=2),
+        kept=2 * 2 * 4 + 8,
+    ),
 ]
-BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger",
-         "BertClassifier"]
-ROWS += [Row(name, bert and getattr(bert, name),
-             bert and bert.BertConfig(**SIZE, n_labels=3), causal=False)
-         for name in BERTS]
+BERTS = ["Bert", "BertMaskedLM", "BertPretraining", "BertTagger", "BertClassifier"]
+ROWS += [
+    Row(
+        name,
+        bert and getattr(bert, name),
+        bert and bert.BertConfig(**SIZE, n_labels=3),
+        causal=False,
+    )
+    for name in BERTS
+]
 
 
 def marks(row, usual):
@@ -189,8 +241,10 @@ def rows(*kinds, usual=None):
     usual = names if usual is None else usual
     if not names.issuperset(usual):
         raise ValueError(f"no such rows: {sorted(set(usual) - names)}")
-    return pytest.mark.parametrize("row", [
-        pytest.param(row, id=row.name, marks=marks(row, usual)) for row in found])
+    return pytest.mark.parametrize(
+        "row",
+        [pytest.param(row, id=row.name, marks=marks(row, usual)) for row in found],
+    )
 
 
 def num_read(cache):
@@ -212,8 +266,9 @@ RAGGED = torch.stack([torch.arange(12) - n for n in (0, 3, 5)]).clamp(min=-1)
 def in_pieces(test):
     "Over all causal rows, over sizes of pieces, without padding and with."
     for name, values, ids in (
-            ("positions", [None, RAGGED], ["plain", "ragged"]),
-            ("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)], None)):
+        ("positions", [None, RAGGED], ["plain", "ragged"]),
+        ("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)], None),
+    ):
         test = pytest.mark.parametrize(name, values, ids=ids)(test)
     return causal(test)
 

@@ -7,6 +7,7 @@ The kernels enter the mode of `tests/pretend.py` before the first cell, and
 `TFORMER_DEVICE` is ``cuda``: a lesson that mixes its tensors fails as it would on a
 real card.
 """
+
 import os
 import signal
 import subprocess
@@ -33,20 +34,36 @@ torch.overrides.has_torch_function = lambda arguments: False
 
 def main(paths):
     paths = [str(Path(path).resolve()) for path in paths] or [
-        str(path) for path in sorted((ROOT / "nbs").rglob("*.ipynb"))
-        if "lesson_device" in path.read_text(encoding="utf-8")]
+        str(path)
+        for path in sorted((ROOT / "nbs").rglob("*.ipynb"))
+        if "lesson_device" in path.read_text(encoding="utf-8")
+    ]
     with tempfile.TemporaryDirectory() as folder:
         startup = Path(folder) / "profile_default" / "startup"
         startup.mkdir(parents=True)
         text = STARTUP.format(tests=str(TESTS))
         (startup / "00_card.py").write_text(text, encoding="utf-8")
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider",
-             "--nbval", "--nbval-current-env", "--nbval-cell-timeout=600",
-             "--nbval-sanitize-with", str(TESTS / "sanitize.cfg"), *paths],
-            cwd=ROOT, env=os.environ | {
-                "IPYTHONDIR": folder, "TFORMER_DEVICE": "cuda",
-                "OMP_NUM_THREADS": "1"}).returncode     # the operations are small
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "0",
+                "-p",
+                "no:cacheprovider",
+                "--nbval",
+                "--nbval-current-env",
+                "--nbval-cell-timeout=600",
+                "--nbval-sanitize-with",
+                str(TESTS / "sanitize.cfg"),
+                *paths,
+            ],
+            cwd=ROOT,
+            env=os.environ
+            | {"IPYTHONDIR": folder, "TFORMER_DEVICE": "cuda", "OMP_NUM_THREADS": "1"},
+        ).returncode  # the operations are small
 
 
 if __name__ == "__main__":

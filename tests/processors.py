@@ -14,6 +14,7 @@ softmaxes are hashed with and without it; `run` takes the first of `SWITCHES` th
 changes something and is not what the machine does anyway, and refuses a switch that
 changes nothing.
 """
+
 import argparse
 import os
 import shlex
@@ -37,8 +38,9 @@ SWITCHES = [
     "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 "
     "OMP_NUM_THREADS=2",
 ]
-VARIABLES = sorted({pair.split("=")[0]
-                    for switch in SWITCHES for pair in switch.split()})
+VARIABLES = sorted(
+    {pair.split("=")[0] for switch in SWITCHES for pair in switch.split()}
+)
 HASHES = """
 import hashlib, torch
 from torch.nn import functional as F
@@ -62,8 +64,10 @@ def variables(switch):
     pairs = [pair.partition("=") for pair in switch.split()]
     for name, equals, value in pairs:
         if not (equals and value and name in VARIABLES):
-            sys.exit(f"a switch is VARIABLE=value, for one or several of "
-                     f"{', '.join(VARIABLES)}; got {name + equals + value!r}")
+            sys.exit(
+                f"a switch is VARIABLE=value, for one or several of "
+                f"{', '.join(VARIABLES)}; got {name + equals + value!r}"
+            )
     return {name: value for name, _, value in pairs}
 
 
@@ -77,15 +81,21 @@ def hashes(switch=""):
 
 
 def _hash_once(switch):
-    done = subprocess.run([sys.executable, "-c", HASHES], text=True, check=True,
-                          stdout=subprocess.PIPE, env=os.environ | variables(switch))
+    done = subprocess.run(
+        [sys.executable, "-c", HASHES],
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        env=os.environ | variables(switch),
+    )
     return dict(line.split("=") for line in done.stdout.splitlines())
 
 
 def changed(switch, own):
     "Return the names of the results that a switch changes on this machine."
-    return [name for name, value in hashes(switch).items()
-            if value != own.get(name, value)]
+    return [
+        name for name, value in hashes(switch).items() if value != own.get(name, value)
+    ]
 
 
 def choose(switch=None):
@@ -95,21 +105,26 @@ def choose(switch=None):
     """
     candidates = [switch] if switch else SWITCHES
     for candidate in candidates:
-        variables(candidate)        # refuse a bad one before anything runs
+        variables(candidate)  # refuse a bad one before anything runs
     own = hashes()
     for candidate in candidates:
         if names := changed(candidate, own):
             return candidate, names
-    sys.exit(f"{switch or 'no switch'} changes none of {', '.join(own)} on this "
-             "machine, so a run under it would test nothing")
+    sys.exit(
+        f"{switch or 'no switch'} changes none of {', '.join(own)} on this "
+        "machine, so a run under it would test nothing"
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="action")
     run = commands.add_parser("run", help="run a command under a switch")
-    run.add_argument("--switch", help="environment variables; default: the first of "
-                     "the list that changes something")
+    run.add_argument(
+        "--switch",
+        help="environment variables; default: the first of "
+        "the list that changes something",
+    )
     run.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     if args.action is None:
@@ -122,8 +137,9 @@ def main():
     env = os.environ | variables(switch)
     # pytest starts as many processes as leave a core for each of their threads
     threads = int(env.get("OMP_NUM_THREADS", 1))
-    env.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS",
-                   str(max(1, (os.cpu_count() or 1) // threads)))
+    env.setdefault(
+        "PYTEST_XDIST_AUTO_NUM_WORKERS", str(max(1, (os.cpu_count() or 1) // threads))
+    )
     with tempfile.TemporaryDirectory() as cache:
         # what was compiled for the machine's own processor is found again under a
         # switch, and computes other numbers there

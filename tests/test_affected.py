@@ -1,4 +1,5 @@
 """`make check` finds the tests that a change can affect."""
+
 import json
 import subprocess
 from fnmatch import fnmatch
@@ -10,8 +11,9 @@ from conftest import ROOT, tracked
 
 
 def notebook(*sources):
-    cells = [{"cell_type": "code", "source": s.splitlines(keepends=True)}
-             for s in sources]
+    cells = [
+        {"cell_type": "code", "source": s.splitlines(keepends=True)} for s in sources
+    ]
     prose = {"cell_type": "markdown", "source": ["import toy.above"]}
     return json.dumps({"cells": [prose, *cells]})
 
@@ -58,17 +60,27 @@ def toy(tmp_path):
 def near(root, *changed):
     "Return the affected files and their distances, less what RULES names."
     found = affected.Project(root, "toy").affected(changed)
-    return {name: n for name, n in found.items()
-            if name not in {"tests/test_project.py", "tests/test_form.py"}}
+    return {
+        name: n
+        for name, n in found.items()
+        if name not in {"tests/test_project.py", "tests/test_form.py"}
+    }
 
 
 def test_a_module_affects_what_imports_it_the_nearest_first(toy):
     assert near(toy, "toy/base.py") == {
-        "tests/test_base.py": 1, "tests/test_middle.py": 2,
-        "tests/test_inner.py": 2, "tests/test_top.py": 3,
-        "nbs/02_uses.ipynb": 3, "tests/test_bench.py": 4}
+        "tests/test_base.py": 1,
+        "tests/test_middle.py": 2,
+        "tests/test_inner.py": 2,
+        "tests/test_top.py": 3,
+        "nbs/02_uses.ipynb": 3,
+        "tests/test_bench.py": 4,
+    }
     assert near(toy, "toy/top.py") == {
-        "tests/test_top.py": 1, "nbs/02_uses.ipynb": 1, "tests/test_bench.py": 2}
+        "tests/test_top.py": 1,
+        "nbs/02_uses.ipynb": 1,
+        "tests/test_bench.py": 2,
+    }
     assert near(toy, "toy/deep/inner.py") == {"tests/test_inner.py": 1}
     # by way of a helper of the tests
     assert near(toy, "toy/apart.py") == {"tests/test_apart.py": 2}
@@ -80,7 +92,9 @@ def test_a_notebook_affects_itself_and_its_module(toy):
     assert found["nbs/01_base.ipynb"] == 0
     assert found["tests/test_base.py"] == 2 and found["nbs/02_uses.ipynb"] == 4
     assert near(toy, "nbs/room/inner.ipynb") == {
-        "nbs/room/inner.ipynb": 0, "tests/test_inner.py": 2}
+        "nbs/room/inner.ipynb": 0,
+        "tests/test_inner.py": 2,
+    }
     assert near(toy, "nbs/02_uses.ipynb") == {"nbs/02_uses.ipynb": 0}
 
 
@@ -115,22 +129,31 @@ def test_the_budget_is_filled_with_the_nearest_and_quickest():
 
 
 def test_what_is_left_is_said():
-    said = affected.report(["a", "b"], "main", ["tests/test_a.py"],
-                           ["tests/test_b.py", "nbs/c.ipynb"],
-                           {"tests/test_a.py": 7})
+    said = affected.report(
+        ["a", "b"],
+        "main",
+        ["tests/test_a.py"],
+        ["tests/test_b.py", "nbs/c.ipynb"],
+        {"tests/test_a.py": 7},
+    )
     assert said == (
         "2 files differ from main.\n"
         "1 of 3 affected test files and notebooks are run; on record they take 7 s.\n"
         "These affected files did not fit into 150 s and are left to `make test`: "
-        "tests/test_b.py, nbs/c.ipynb.")
+        "tests/test_b.py, nbs/c.ipynb."
+    )
     said = affected.report(["a"], "main", ["tests/test_a.py"], [], {})
     assert said.startswith("1 file differs from main.\n") and "left" not in said
 
 
 def test_git_says_what_has_changed(tmp_path):
     def git(*args):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *args],
-                       cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *args],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
 
     def commit(*names):
         for name in names:
@@ -143,7 +166,9 @@ def test_git_says_what_has_changed(tmp_path):
     commit("one", "two words")
     # nothing differs: the last commit
     assert affected.changed_files(tmp_path) == (
-        ["one", "two words"], "the commit before the last")
+        ["one", "two words"],
+        "the commit before the last",
+    )
     (tmp_path / "new").touch()
     (tmp_path / "one").unlink()
     changed, since = affected.changed_files(tmp_path)
@@ -166,18 +191,23 @@ def test_git_says_what_has_changed(tmp_path):
 
 # The project itself
 
+
 @pytest.fixture(scope="module")
 def project():
     return affected.Project()
 
 
 def test_every_module_affects_its_own_tests_and_notebook(project):
-    for module in [name for name in project.source
-                   if fnmatch(name, "tformer/*.py") and "/_" not in name]:
+    for module in [
+        name
+        for name in project.source
+        if fnmatch(name, "tformer/*.py") and "/_" not in name
+    ]:
         found = project.affected([module])
         direct = {name for name, steps in found.items() if steps == 1}
-        assert len(direct - {"tests/test_project.py", "tests/test_package.py"}) > 0, \
+        assert len(direct - {"tests/test_project.py", "tests/test_package.py"}) > 0, (
             f"no test imports {module}"
+        )
         assert any(name.endswith(".ipynb") for name in project.needs[module]), module
     assert project.affected(["tformer/attend.py"])["tests/test_attend.py"] == 1
     assert project.affected(["tformer/attend.py"])["tests/test_gpt.py"] > 1
@@ -185,16 +215,17 @@ def test_every_module_affects_its_own_tests_and_notebook(project):
 
 def test_files_that_tests_read_lead_to_them(project):
     for changed, test in (
-            ("experiments/mup.py", "tests/test_optim.py"),
-            ("tformer/records/positions.csv", "tests/test_rotary.py"),
-            ("tformer/weights/stories/card.json", "tests/test_trained.py"),
-            ("tests/bench/bench_parts.py", "tests/test_bench.py"),
-            ("tests/models.py", "tests/test_model.py"),
-            ("book/_ext/course.py", "tests/test_ext.py"),
-            ("book/verify.py", "tests/test_form.py"),
-            ("book/notation.md", "tests/test_notation.py"),
-            (".github/workflows/ci.yml", "tests/test_workflows.py"),
-            ("tests/sanitize.cfg", "nbs/00_tour.ipynb")):
+        ("experiments/mup.py", "tests/test_optim.py"),
+        ("tformer/records/positions.csv", "tests/test_rotary.py"),
+        ("tformer/weights/stories/card.json", "tests/test_trained.py"),
+        ("tests/bench/bench_parts.py", "tests/test_bench.py"),
+        ("tests/models.py", "tests/test_model.py"),
+        ("book/_ext/course.py", "tests/test_ext.py"),
+        ("book/verify.py", "tests/test_form.py"),
+        ("book/notation.md", "tests/test_notation.py"),
+        (".github/workflows/ci.yml", "tests/test_workflows.py"),
+        ("tests/sanitize.cfg", "nbs/00_tour.ipynb"),
+    ):
         assert (ROOT / changed).exists(), changed
         assert project.affected([changed]).get(test) == 1, (changed, test)
     names = [path.relative_to(ROOT).as_posix() for path in tracked()]

@@ -1,4 +1,5 @@
 """Attention against PyTorch, against exact decimals, and by its properties."""
+
 import itertools
 import math
 from decimal import Decimal, localcontext
@@ -24,8 +25,10 @@ def randn(*shape, seed=0, dtype=torch.float32):
 
 
 def qkv(t, s, d=4, d_v=3, lead=(2, 3), seed=0, dtype=torch.float32):
-    return [randn(*lead, *size, seed=seed + i, dtype=dtype)
-            for i, size in enumerate(((t, d), (s, d), (s, d_v)))]
+    return [
+        randn(*lead, *size, seed=seed + i, dtype=dtype)
+        for i, size in enumerate(((t, d), (s, d), (s, d_v)))
+    ]
 
 
 def some_mask(*shape, seed=0, empty=None):
@@ -45,6 +48,7 @@ def exact_shares(scores):
 
 # softmax
 
+
 @quick
 @given(st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=6))
 def test_softmax_equals_exact_decimals(row):
@@ -56,8 +60,9 @@ def test_softmax_equals_exact_decimals(row):
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32,
-                                   torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_softmax_equals_torch(dim, dtype):
     x = 5 * randn(3, 4, 5, dtype=torch.float64)
     ours = softmax(x.to(dtype), dim)
@@ -72,7 +77,7 @@ def test_softmax_gradients():
 
 
 @quick
-@given(seeds, st.integers(-10**6, 10**6))
+@given(seeds, st.integers(-(10**6), 10**6))
 def test_softmax_does_not_see_a_shift(seed, c):
     x = randn(2, 5, seed=seed).mul(64).round() / 64  # so that x + c is exact
     x, shifted = x.double(), x.double() + c
@@ -106,13 +111,21 @@ def test_softmax_of_integers_is_refused():
 
 # masks
 
+
 @quick
 @given(st.integers(1, 3), st.integers(1, 3), sizes, sizes, st.data())
 def test_masks_equal_loops(b, copies, t, s, data):
     position = st.integers(-2, 7)
-    positions, key_positions = (torch.tensor(data.draw(st.lists(
-        st.lists(position, min_size=n, max_size=n), min_size=b, max_size=b)))
-        for n in (t, s))
+    positions, key_positions = (
+        torch.tensor(
+            data.draw(
+                st.lists(
+                    st.lists(position, min_size=n, max_size=n), min_size=b, max_size=b
+                )
+            )
+        )
+        for n in (t, s)
+    )
     causal = causal_mask(positions, key_positions)
     padding = padding_mask(key_positions)
     assert causal.shape == (b, 1, t, s) and padding.shape == (b, 1, 1, s)
@@ -145,29 +158,34 @@ def test_causal_alone_lets_padding_in_and_a_padded_query_is_empty():
 
 @pytest.mark.parametrize("where", ["left", "right", "middle"])
 def test_a_padded_row_equals_the_row_alone(where):
-    at = {"left": [2, 3, 4, 5], "right": [0, 1, 2, 3],
-          "middle": [0, 2, 3, 5]}[where]
+    at = {"left": [2, 3, 4, 5], "right": [0, 1, 2, 3], "middle": [0, 2, 3, 5]}[where]
     q, k, v = qkv(6, 6, lead=(1, 2))
     positions = torch.full((1, 6), -1)
     positions[0, at] = torch.arange(4)
-    out, w = attend(q, k, v,
-                    causal_mask(positions, positions) & padding_mask(positions))
+    out, w = attend(
+        q, k, v, causal_mask(positions, positions) & padding_mask(positions)
+    )
     alone = torch.arange(4)[None]
-    short, _ = attend(*(x[..., at, :] for x in (q, k, v)),
-                      causal_mask(alone, alone))
+    short, _ = attend(*(x[..., at, :] for x in (q, k, v)), causal_mask(alone, alone))
     close(out[..., at, :], short)
     pads = (positions[0] < 0).nonzero()[:, 0]
     assert (out[..., pads, :] == 0).all() and (w[..., pads] == 0).all()
 
 
-@pytest.mark.parametrize("positions, key_positions, says", [
-    (torch.arange(3), torch.arange(3)[None], r"positions must be int64.*\(3,\)"),
-    (torch.arange(3)[None], torch.arange(3.0)[None], "key_positions.*float32"),
-    (torch.arange(3)[None].int(), torch.arange(3)[None], "positions.*int32"),
-    (torch.zeros(2, 3).long(), torch.zeros(3, 3).long(),
-     r"'positions': 2, 'key_positions': 3"),
-    (torch.zeros(2, 3) > 1, torch.zeros(2, 3).long(), "torch.bool"),
-])
+@pytest.mark.parametrize(
+    "positions, key_positions, says",
+    [
+        (torch.arange(3), torch.arange(3)[None], r"positions must be int64.*\(3,\)"),
+        (torch.arange(3)[None], torch.arange(3.0)[None], "key_positions.*float32"),
+        (torch.arange(3)[None].int(), torch.arange(3)[None], "positions.*int32"),
+        (
+            torch.zeros(2, 3).long(),
+            torch.zeros(3, 3).long(),
+            r"'positions': 2, 'key_positions': 3",
+        ),
+        (torch.zeros(2, 3) > 1, torch.zeros(2, 3).long(), "torch.bool"),
+    ],
+)
 def test_wrong_positions_are_named(positions, key_positions, says):
     with pytest.raises(ValueError, match=says):
         causal_mask(positions, key_positions)
@@ -183,77 +201,117 @@ def test_wrong_key_positions_are_named():
 X = torch.tensor([[0.1, 0.3], [0.4, 0.6], [0.7, 0.9]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("causal, scale, firsts", [
-    (False, 1.0, [0.42394257913092412, 0.45911720131148230,
-                  0.49248854885400106]),
-    (False, None, [0.41695022979062818, 0.44211128011862502,
-                   0.46661062042113668]),
-    (True, 1.0, [0.1, 0.272333, 0.49248854885400106]),
-    (True, None, [0.1, 0.265851, 0.46661062042113668]),
-])
+@pytest.mark.parametrize(
+    "causal, scale, firsts",
+    [
+        (False, 1.0, [0.42394257913092412, 0.45911720131148230, 0.49248854885400106]),
+        (False, None, [0.41695022979062818, 0.44211128011862502, 0.46661062042113668]),
+        (True, 1.0, [0.1, 0.272333, 0.49248854885400106]),
+        (True, None, [0.1, 0.265851, 0.46661062042113668]),
+    ],
+)
 def test_i_love_ai(causal, scale, firsts):
     at = torch.arange(3)[None]
-    out, _w = attend(X, X, X, causal_mask(at, at)[0, 0] if causal else None,
-                    scale=scale)
+    out, _w = attend(
+        X, X, X, causal_mask(at, at)[0, 0] if causal else None, scale=scale
+    )
     for ours, exact in zip(out[:, 0].tolist(), firsts, strict=True):
         digits = len(str(exact)) - 3
         assert abs(ours - exact) < 10.0 ** -min(digits, 15)
-    assert torch.allclose(out[:, 1] - out[:, 0], torch.tensor(0.2).double(),
-                          rtol=0, atol=1e-8)
+    assert torch.allclose(
+        out[:, 1] - out[:, 0], torch.tensor(0.2).double(), rtol=0, atol=1e-8
+    )
 
 
 def test_i_love_ai_by_decimals():
-    x = [[Decimal(a), Decimal(b)] for a, b in
-         (("0.1", "0.3"), ("0.4", "0.6"), ("0.7", "0.9"))]
-    weights = [exact_shares([sum(a * b for a, b in zip(q, k, strict=True)) / Decimal(2)
-                             .sqrt() for k in x]) for q in x]
-    exact = [[float(sum(w * v[i] for w, v in zip(row, x, strict=True))) for i in (0, 1)]
-             for row in weights]
+    x = [
+        [Decimal(a), Decimal(b)]
+        for a, b in (("0.1", "0.3"), ("0.4", "0.6"), ("0.7", "0.9"))
+    ]
+    weights = [
+        exact_shares(
+            [
+                sum(a * b for a, b in zip(q, k, strict=True)) / Decimal(2).sqrt()
+                for k in x
+            ]
+        )
+        for q in x
+    ]
+    exact = [
+        [float(sum(w * v[i] for w, v in zip(row, x, strict=True))) for i in (0, 1)]
+        for row in weights
+    ]
     out, w = attend(X, X, X)
-    torch.testing.assert_close(out, torch.tensor(exact).double(),
-                               rtol=0, atol=1e-7)
-    assert all(math.isclose(a, float(b), rel_tol=1e-13)
-               for a, b in zip(w.flatten().tolist(), chain(*weights), strict=True))
+    torch.testing.assert_close(out, torch.tensor(exact).double(), rtol=0, atol=1e-7)
+    assert all(
+        math.isclose(a, float(b), rel_tol=1e-13)
+        for a, b in zip(w.flatten().tolist(), chain(*weights), strict=True)
+    )
 
 
-@pytest.mark.parametrize("scale, first, second", [
-    (1.0, [3.6884827283920533e-5, 0.0060547615938040031,
-           0.99390835357891208], [18.08038870000521, 18.979408135005471]),
-    (None, [0.000716513, 0.0264023, 0.972881], [18.010927, 18.906473]),
-])
+@pytest.mark.parametrize(
+    "scale, first, second",
+    [
+        (
+            1.0,
+            [3.6884827283920533e-5, 0.0060547615938040031, 0.99390835357891208],
+            [18.08038870000521, 18.979408135005471],
+        ),
+        (None, [0.000716513, 0.0264023, 0.972881], [18.010927, 18.906473]),
+    ],
+)
 def test_two_heads(scale, first, second):
     def block(start, rows, cols):
         n = torch.arange(start, start + rows * cols, dtype=torch.float64)
         return n.reshape(rows, cols) / 10
 
     ins = block(5, 1, 4), block(1, 3, 4), block(13, 3, 4)
-    q, k, v = (torch.stack([x @ block(8 * i + 24 * h + 1, 4, 2)
-                            for h in (0, 1)]) for i, x in enumerate(ins))
+    q, k, v = (
+        torch.stack([x @ block(8 * i + 24 * h + 1, 4, 2) for h in (0, 1)])
+        for i, x in enumerate(ins)
+    )
     scores = (q @ k.mT)[:, 0]
     expected = [[3.442, 8.5428, 13.6436], [56.338, 144.0756, 231.8132]]
-    torch.testing.assert_close(scores, torch.tensor(expected).double(),
-                               rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        scores, torch.tensor(expected).double(), rtol=1e-6, atol=1e-6
+    )
     out, w = attend(q, k, v, scale=scale)
-    assert all(math.isclose(a, b, rel_tol=1e-5)
-               for a, b in zip(w[0, 0].tolist(), first, strict=True))
-    assert all(math.isclose(a, b, rel_tol=1e-7)
-               for a, b in zip(out[0, 0].tolist(), second, strict=True))
-    assert all(math.isclose(a, b, rel_tol=1e-14)
-               for a, b in zip(out[1, 0].tolist(), [39.7, 40.6], strict=True))
+    assert all(
+        math.isclose(a, b, rel_tol=1e-5)
+        for a, b in zip(w[0, 0].tolist(), first, strict=True)
+    )
+    assert all(
+        math.isclose(a, b, rel_tol=1e-7)
+        for a, b in zip(out[0, 0].tolist(), second, strict=True)
+    )
+    assert all(
+        math.isclose(a, b, rel_tol=1e-14)
+        for a, b in zip(out[1, 0].tolist(), [39.7, 40.6], strict=True)
+    )
     tail = [6.19568e-77, 7.87126e-39] if scale else [1.29679e-54, 1.13877e-27]
-    assert all(math.isclose(a, b, rel_tol=1e-4)
-               for a, b in zip(w[1, 0, :2].tolist(), tail, strict=True))
+    assert all(
+        math.isclose(a, b, rel_tol=1e-4)
+        for a, b in zip(w[1, 0, :2].tolist(), tail, strict=True)
+    )
 
 
 # parity with PyTorch
 
+
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("t, s", [(5, 5), (3, 7), (6, 2), (1, 1)])
-@pytest.mark.parametrize("with_mask, with_bias, scale", [
-    (False, False, None), (True, False, None), (False, True, None),
-    (True, True, 0.3), (True, False, 2.0), (True, True, 0.0)])
-def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias,
-                                         scale):
+@pytest.mark.parametrize(
+    "with_mask, with_bias, scale",
+    [
+        (False, False, None),
+        (True, False, None),
+        (False, True, None),
+        (True, True, 0.3),
+        (True, False, 2.0),
+        (True, True, 0.0),
+    ],
+)
+def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias, scale):
     seed = 100 * t + s
     mask = bias = added = None
     if with_bias:
@@ -261,9 +319,9 @@ def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias,
     if with_mask:
         mask = some_mask(*lead, t, s, seed=seed, empty=t - 1)
         added = torch.where(mask, 0.0 if bias is None else bias, -math.inf)
-    ours, peer = ([x.requires_grad_() for x in qkv(t, s, lead=lead,
-                                                   seed=seed)]
-                  for _ in range(2))
+    ours, peer = (
+        [x.requires_grad_() for x in qkv(t, s, lead=lead, seed=seed)] for _ in range(2)
+    )
     out, w = attend(*ours, mask, bias, scale)
     ref = F.scaled_dot_product_attention(*peer, added, scale=scale)
     assert w.shape == (*lead, t, s)
@@ -279,9 +337,20 @@ def test_values_and_gradients_equal_sdpa(lead, t, s, with_mask, with_bias,
         assert (ours[0].grad[..., -1, :] == 0).all()
 
 
-@pytest.mark.parametrize("shape", [
-    (7,), (1,), (5, 7), (1, 7), (5, 1), (1, 1, 5, 7), (2, 1, 1, 7),
-    (2, 3, 5, 7), (1, 3, 5, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (7,),
+        (1,),
+        (5, 7),
+        (1, 7),
+        (5, 1),
+        (1, 1, 5, 7),
+        (2, 1, 1, 7),
+        (2, 3, 5, 7),
+        (1, 3, 5, 1),
+    ],
+)
 def test_masks_and_biases_broadcast(shape):
     "Two axes where scores have three; with four they are refused."
     lead = (3,) if len(shape) == 2 else (2, 3)
@@ -342,8 +411,9 @@ def test_bfloat16_is_as_exact_as_sdpa(t, s, d, masked):
         assert (ours[1][..., 2, :] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32,
-                                   torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_types_are_kept(dtype):
     out, w = attend(*qkv(4, 5, dtype=dtype), bias=randn(4, 5))
     assert out.dtype == w.dtype == dtype
@@ -358,6 +428,7 @@ def test_under_autocast():
 
 
 # empty rows
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by", ["mask", "bias", "all", "no keys"])
@@ -385,12 +456,14 @@ def test_empty_rows_are_zero_with_finite_gradients(dtype, by):
 
 # properties
 
+
 @quick
 @given(sizes, sizes, st.booleans(), seeds)
 def test_rows_sum_to_one_or_zero_and_outputs_stay_in_the_hull(t, s, few, seed):
     q, k, v = qkv(t, s, seed=seed, dtype=torch.float64)
     mask = torch.rand(t, s, generator=torch.Generator().manual_seed(seed)) < (
-        0.3 if few else 0.8)
+        0.3 if few else 0.8
+    )
     out, w = attend(3 * q, k, v, mask[None, None])
     alive = mask.any(-1)
     total = w.sum(-1)
@@ -449,8 +522,9 @@ def test_the_future_does_not_move_the_past(t, dtype):
     for cut in {1, t // 2, t - 1}:
         y = [z.clone() for z in x]
         for i, z in enumerate(y):
-            z[..., cut:, :] = 10 * randn(*z[..., cut:, :].shape, seed=i + 50,
-                                         dtype=dtype)
+            z[..., cut:, :] = 10 * randn(
+                *z[..., cut:, :].shape, seed=i + 50, dtype=dtype
+            )
         other, u = attend(*y, mask)
         assert torch.equal(out[..., :cut, :], other[..., :cut, :])
         assert torch.equal(w[..., :cut, :], u[..., :cut, :])
@@ -468,41 +542,53 @@ def test_gradients_reach_the_bias():
     q, k, v = qkv(3, 4, lead=(), dtype=torch.float64)
     bias = randn(3, 4, dtype=torch.float64).requires_grad_()
     mask = some_mask(3, 4, empty=1)
-    assert torch.autograd.gradcheck(
-        lambda b: attend(q, k, v, mask, b)[0], (bias,))
+    assert torch.autograd.gradcheck(lambda b: attend(q, k, v, mask, b)[0], (bias,))
     attend(q, k, v, mask, bias)[0].sum().backward()
     assert (bias.grad[~mask] == 0).all()
 
 
 # mistakes are named
 
-@pytest.mark.parametrize("change, says", [
-    (dict(mask=torch.ones(1, 1, 5, 7)), "mask is boolean.*float32.*bias"),
-    (dict(mask=torch.ones(1, 1, 5, 7).long()),
-     r"mask is boolean.*int64.*bool\(\)\[:, None, None\]"),
-    (dict(bias=torch.ones(5, 7).bool()), "bias is a floating.*bool.*mask"),
-    (dict(mask=torch.ones(1, 1, 5, 6).bool()),
-     r"mask of shape \(1, 1, 5, 6\) does not.*\(2, 3, 5, 7\)"),
-    (dict(mask=torch.ones(6).bool()), r"mask of shape \(6,\) does not"),
-    (dict(mask=torch.ones(2, 2, 5, 7).bool()), r"\(2, 2, 5, 7\) does not"),
-    (dict(mask=torch.ones(1, 2, 3, 5, 7).bool()),
-     r"\(1, 2, 3, 5, 7\) does not"),
-    (dict(mask=torch.ones(3, 5, 7).bool()), "two things"),
-    (dict(bias=torch.ones(7, 5)), r"bias of shape \(7, 5\) does not"),
-    (dict(bias=torch.ones(2, 5, 7)), r"bias of shape \(2, 5, 7\) does not"),
-    (dict(q=torch.ones(2, 3, 5, 6)),
-     r"k must be .*\(2, 3, s, 6\).*q \(2, 3, 5, 6\), got \(2, 3, 7, 4\)"),
-    (dict(v=torch.ones(2, 3, 6, 3)),
-     r"v must be .*\(2, 3, 7, d_v\).*k \(2, 3, 7, 4\), got \(2, 3, 6, 3\)"),
-    (dict(v=torch.ones(2, 2, 7, 3)), r"v must be .*got \(2, 2, 7, 3\)"),
-    (dict(q=torch.ones(2, 1, 5, 4)),
-     r"k must be .*\(2, 1, s, 4\).*got \(2, 3, 7, 4\)"),
-    (dict(k=torch.ones(3, 7, 4)), r"k must be .*got \(3, 7, 4\)"),
-    (dict(q=torch.ones(4)), r"q must be .*t, d\), got \(4,\)"),
-    (dict(q=torch.ones(2, 3, 5, 4).double()), "float64.*float32"),
-    (dict(q=torch.ones(2, 3, 5, 4).long()), "int64"),
-    ({n: torch.ones(2, 3, 5, 4).long() for n in "qkv"}, "int64"),
-])
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(mask=torch.ones(1, 1, 5, 7)), "mask is boolean.*float32.*bias"),
+        (
+            dict(mask=torch.ones(1, 1, 5, 7).long()),
+            r"mask is boolean.*int64.*bool\(\)\[:, None, None\]",
+        ),
+        (dict(bias=torch.ones(5, 7).bool()), "bias is a floating.*bool.*mask"),
+        (
+            dict(mask=torch.ones(1, 1, 5, 6).bool()),
+            r"mask of shape \(1, 1, 5, 6\) does not.*\(2, 3, 5, 7\)",
+        ),
+        (dict(mask=torch.ones(6).bool()), r"mask of shape \(6,\) does not"),
+        (dict(mask=torch.ones(2, 2, 5, 7).bool()), r"\(2, 2, 5, 7\) does not"),
+        (dict(mask=torch.ones(1, 2, 3, 5, 7).bool()), r"\(1, 2, 3, 5, 7\) does not"),
+        (dict(mask=torch.ones(3, 5, 7).bool()), "two things"),
+        (dict(bias=torch.ones(7, 5)), r"bias of shape \(7, 5\) does not"),
+        (dict(bias=torch.ones(2, 5, 7)), r"bias of shape \(2, 5, 7\) does not"),
+        (
+            dict(q=torch.ones(2, 3, 5, 6)),
+            r"k must be .*\(2, 3, s, 6\).*q \(2, 3, 5, 6\), got \(2, 3, 7, 4\)",
+        ),
+        (
+            dict(v=torch.ones(2, 3, 6, 3)),
+            r"v must be .*\(2, 3, 7, d_v\).*k \(2, 3, 7, 4\), got \(2, 3, 6, 3\)",
+        ),
+        (dict(v=torch.ones(2, 2, 7, 3)), r"v must be .*got \(2, 2, 7, 3\)"),
+        (
+            dict(q=torch.ones(2, 1, 5, 4)),
+            r"k must be .*\(2, 1, s, 4\).*got \(2, 3, 7, 4\)",
+        ),
+        (dict(k=torch.ones(3, 7, 4)), r"k must be .*got \(3, 7, 4\)"),
+        (dict(q=torch.ones(4)), r"q must be .*t, d\), got \(4,\)"),
+        (dict(q=torch.ones(2, 3, 5, 4).double()), "float64.*float32"),
+        (dict(q=torch.ones(2, 3, 5, 4).long()), "int64"),
+        ({n: torch.ones(2, 3, 5, 4).long() for n in "qkv"}, "int64"),
+    ],
+)
 def test_wrong_arguments_are_named(change, says):
     q, k, v = qkv(5, 7)
     with pytest.raises(ValueError, match=f"(?s){says}"):
@@ -533,8 +619,10 @@ def test_a_mask_of_two_axes_is_refused_and_both_spellings_are_named(t):
     mask = some_mask(2, 4, seed=t)
     with pytest.raises(ValueError, match="two things") as refused:
         attend(q, k, v, mask=mask)
-    for spelling in ("mask[:, None, None] for one row for each text (b, s)",
-                     "mask[None, None] for one row for each query (t, s)"):
+    for spelling in (
+        "mask[:, None, None] for one row for each text (b, s)",
+        "mask[None, None] for one row for each query (t, s)",
+    ):
         assert spelling in str(refused.value)
     by_text, _ = attend(q, k, v, mask=mask[:, None, None])
     for i in range(2):

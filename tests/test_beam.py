@@ -1,4 +1,5 @@
 """Beam search: against enumeration, ``transformers``, and lists of Python."""
+
 import copy
 import itertools
 import math
@@ -44,8 +45,8 @@ class Table:
 
     def __init__(self, vocab=4, seed=0, spread=1.5):
         self.logits = spread * torch.randn(
-            8, vocab, vocab, vocab, generator=generator(seed),
-            dtype=torch.float64)
+            8, vocab, vocab, vocab, generator=generator(seed), dtype=torch.float64
+        )
         self.vocab = vocab
         self.calls = 0
 
@@ -55,8 +56,7 @@ class Table:
     def __call__(self, ids, *, cache, positions=None):
         self.calls += 1
         cache.texts = torch.cat([cache.texts, ids], 1)
-        return torch.stack([self.after(text) for text in
-                            cache.texts.tolist()])[:, None]
+        return torch.stack([self.after(text) for text in cache.texts.tolist()])[:, None]
 
     def after(self, text):
         return self.logits[len(text) % 8, text[-2:][0], text[-1]]
@@ -82,12 +82,14 @@ class Kept:
 def every_text(model, prompt, max_new_tokens, stop, norm):
     "All texts that end, or fill the room, with their scores; sorted."
     others = [i for i in range(model.vocab) if i != stop]
-    texts = [(*start, stop) for n in range(max_new_tokens)
-             for start in itertools.product(others, repeat=n)]
+    texts = [
+        (*start, stop)
+        for n in range(max_new_tokens)
+        for start in itertools.product(others, repeat=n)
+    ]
     texts += itertools.product(others, repeat=max_new_tokens)
     found = [(sum(model.log_probs(prompt, ids)), ids) for ids in texts]
-    return sorted(((s / norm(len(ids)), list(ids)) for s, ids in found),
-                  reverse=True)
+    return sorted(((s / norm(len(ids)), list(ids)) for s, ids in found), reverse=True)
 
 
 def lists(model, prompt, width, max_new_tokens, stop, norm):
@@ -95,17 +97,32 @@ def lists(model, prompt, width, max_new_tokens, stop, norm):
     live = [((), 0.0)]
     done = []
     for n in range(1, max_new_tokens + 1):
-        grown = sorted((((*ids, i), total + model.log_probs(
-            prompt, (*ids, i))[-1]) for ids, total in live
-            for i in range(model.vocab)), key=lambda c: -c[1])
-        done += [(total / norm(n), list(ids)) for ids, total in
-                 grown[:width] if ids[-1] == stop or n == max_new_tokens]
+        grown = sorted(
+            (
+                ((*ids, i), total + model.log_probs(prompt, (*ids, i))[-1])
+                for ids, total in live
+                for i in range(model.vocab)
+            ),
+            key=lambda c: -c[1],
+        )
+        done += [
+            (total / norm(n), list(ids))
+            for ids, total in grown[:width]
+            if ids[-1] == stop or n == max_new_tokens
+        ]
         live = [c for c in grown if c[0][-1] != stop][:width]
     return sorted(done, reverse=True)
 
 
-NORMS = [(0.0, "power"), (0.7, "power"), (1.0, "power"), (2.0, "power"),
-         (-0.5, "power"), (0.6, "gnmt"), (1.4, "gnmt")]
+NORMS = [
+    (0.0, "power"),
+    (0.7, "power"),
+    (1.0, "power"),
+    (2.0, "power"),
+    (-0.5, "power"),
+    (0.6, "gnmt"),
+    (1.4, "gnmt"),
+]
 
 
 def norm_of(alpha, form):
@@ -128,13 +145,27 @@ def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
     stop = 3
     texts = every_text(model, prompt, 5, stop, norm_of(alpha, form))
     assert len(texts) == 1 + 3 + 9 + 27 + 81 + 243
-    found, = beam_search(model, [prompt], num_beams=500, max_new_tokens=5,
-                         stop_token_ids=stop, length_penalty=alpha,
-                         length_penalty_form=form, num_return_sequences=500)
+    (found,) = beam_search(
+        model,
+        [prompt],
+        num_beams=500,
+        max_new_tokens=5,
+        stop_token_ids=stop,
+        length_penalty=alpha,
+        length_penalty_form=form,
+        num_return_sequences=500,
+    )
     same(found, texts)
-    found, = beam_search(model, [prompt], num_beams=324, max_new_tokens=5,
-                         stop_token_ids=stop, length_penalty=alpha,
-                         length_penalty_form=form, num_return_sequences=10)
+    (found,) = beam_search(
+        model,
+        [prompt],
+        num_beams=324,
+        max_new_tokens=5,
+        stop_token_ids=stop,
+        length_penalty=alpha,
+        length_penalty_form=form,
+        num_return_sequences=10,
+    )
     same(found, texts, 10)
 
 
@@ -143,17 +174,35 @@ def test_every_width_equals_lists(alpha, form):
     for seed, width in itertools.product(range(4), (1, 2, 3, 7)):
         model = Table(5, seed)
         wanted = lists(model, [1], width, 7, 4, norm_of(alpha, form))
-        found, = beam_search(model, [[1]], num_beams=width, max_new_tokens=7,
-                             stop_token_ids=4, length_penalty=alpha,
-                             length_penalty_form=form, num_return_sequences=width)
+        (found,) = beam_search(
+            model,
+            [[1]],
+            num_beams=width,
+            max_new_tokens=7,
+            stop_token_ids=4,
+            length_penalty=alpha,
+            length_penalty_form=form,
+            num_return_sequences=width,
+        )
         same(found, wanted, width)
 
 
 def test_the_mean_of_best_sums_does_not_fall_with_the_width():
     "A single search may; where nothing is pruned any more, none does."
-    best = [[beam_search(Table(6, seed, 2.0), [[0]], num_beams=w, max_new_tokens=6,
-                         stop_token_ids=5, length_penalty=0.0)[0][0].log_prob
-             for w in (1, 2, 4, 8, 32, 4000)] for seed in range(20)]
+    best = [
+        [
+            beam_search(
+                Table(6, seed, 2.0),
+                [[0]],
+                num_beams=w,
+                max_new_tokens=6,
+                stop_token_ids=5,
+                length_penalty=0.0,
+            )[0][0].log_prob
+            for w in (1, 2, 4, 8, 32, 4000)
+        ]
+        for seed in range(20)
+    ]
     for row in best:
         assert max(row) == row[-1]
     means = torch.tensor(best).mean(0)
@@ -170,14 +219,24 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
         while len(ids) < 9 and 4 not in ids:
             ids.append(model.after(text).argmax().item())
             text.append(ids[-1])
-        for how in (dict(length_penalty=0.0), dict(length_penalty=-0.7),
-                    dict(length_penalty=1.0, until="enough"),
-                    dict(length_penalty=2.0, until="usual")):
-            (found,), = beam_search(model, [[2]], num_beams=1, max_new_tokens=9,
-                                    stop_token_ids=4, **how)
+        for how in (
+            dict(length_penalty=0.0),
+            dict(length_penalty=-0.7),
+            dict(length_penalty=1.0, until="enough"),
+            dict(length_penalty=2.0, until="usual"),
+        ):
+            ((found,),) = beam_search(
+                model, [[2]], num_beams=1, max_new_tokens=9, stop_token_ids=4, **how
+            )
             assert found.ids == ids and found.finished == (ids[-1] == 4)
-        (found,), = beam_search(model, [[2]], num_beams=1, max_new_tokens=9,
-                                stop_token_ids=4, length_penalty=1.0)
+        ((found,),) = beam_search(
+            model,
+            [[2]],
+            num_beams=1,
+            max_new_tokens=9,
+            stop_token_ids=4,
+            length_penalty=1.0,
+        )
         mean = sum(model.log_probs([2], ids)) / len(ids)
         assert found.ids == ids or found.score > mean
         others += found.ids != ids
@@ -190,10 +249,10 @@ def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
         model = Table(5, seed)
         how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=2.0)
         wanted = lists(model, [1], 3, 12, 4, norm_of(2.0, "power"))
-        (sure,), = beam_search(model, [[1]], **how)
+        ((sure,),) = beam_search(model, [[1]], **how)
         same([sure], wanted, 1)
         for until in worse:
-            (found,), = beam_search(model, [[1]], until=until, **how)
+            ((found,),) = beam_search(model, [[1]], until=until, **how)
             assert found.score <= sure.score + 1e-12
             worse[until] += found.score < sure.score - 1e-9
     assert 3 <= worse["usual"] < worse["enough"], worse
@@ -203,8 +262,14 @@ def test_a_search_ends_when_nothing_can_be_gained():
     "With sums, a search is over with the first text that none can reach."
     model = Table(4)
     model.logits[..., 3] += 12.0  # nearly always the end
-    beam_search(model, [[1]], num_beams=3, max_new_tokens=50, stop_token_ids=3,
-                length_penalty=0.0)
+    beam_search(
+        model,
+        [[1]],
+        num_beams=3,
+        max_new_tokens=50,
+        stop_token_ids=3,
+        length_penalty=0.0,
+    )
     assert model.calls <= 2
 
 
@@ -224,16 +289,24 @@ def test_grow_and_set_apart_equal_loops():
     stop = torch.tensor([0, 3])
     ended, live = split_finished(best.ids, stop, 2)
     for row in range(2):
-        every = sorted(((sums[row, k] + following[row, k, i]).item(), k, i)
-                       for k in range(2) for i in range(5))[::-1][:4]
-        assert [*zip(best.log_probs[row].tolist(), best.beam_indices[row].tolist(),
-                     best.ids[row].tolist(), strict=True)] == every
+        every = sorted(
+            ((sums[row, k] + following[row, k, i]).item(), k, i)
+            for k in range(2)
+            for i in range(5)
+        )[::-1][:4]
+        assert [
+            *zip(
+                best.log_probs[row].tolist(),
+                best.beam_indices[row].tolist(),
+                best.ids[row].tolist(),
+                strict=True,
+            )
+        ] == every
         ends = [i in (0, 3) for *_, i in every]
-        assert ended[row].tolist() == [e and k < 2 for k, e in
-                                       enumerate(ends)]
+        assert ended[row].tolist() == [e and k < 2 for k, e in enumerate(ends)]
         assert live[row].tolist() == [
-            not e and sum(not x for x in ends[:k + 1]) <= 2
-            for k, e in enumerate(ends)]
+            not e and sum(not x for x in ends[: k + 1]) <= 2 for k, e in enumerate(ends)
+        ]
 
 
 def test_length_norms():
@@ -246,57 +319,89 @@ def test_length_norms():
 def test_the_prompt_is_not_counted():
     "A longer prompt of the same last ids gives the same, score and all."
     model = Table()
-    a, b = (beam_search(model, [prompt], num_beams=3, max_new_tokens=6,
-                        stop_token_ids=3, length_penalty=1.0, num_return_sequences=3)[0]
-            for prompt in ([1, 2], [0] * 40 + [1, 2]))
+    a, b = (
+        beam_search(
+            model,
+            [prompt],
+            num_beams=3,
+            max_new_tokens=6,
+            stop_token_ids=3,
+            length_penalty=1.0,
+            num_return_sequences=3,
+        )[0]
+        for prompt in ([1, 2], [0] * 40 + [1, 2])
+    )
     assert a == b
 
 
 def test_many_stop_ids_and_none():
     model = Table(6, 3)
     for stop in ((), (5,), [1, 3, 5], (5, 5), (0, 1, 2, 3, 4, 5)):
-        found, = beam_search(model, [[2]], num_beams=4, max_new_tokens=6,
-                             stop_token_ids=stop, num_return_sequences=4)
+        (found,) = beam_search(
+            model,
+            [[2]],
+            num_beams=4,
+            max_new_tokens=6,
+            stop_token_ids=stop,
+            num_return_sequences=4,
+        )
         assert len(found) == 4
         for beam in found:
             assert beam.finished == (beam.ids[-1] in stop)
             assert not {*beam.ids[:-1]} & {*stop}
             assert beam.finished or len(beam.ids) == 6
-            assert beam.log_prob == pytest.approx(sum(
-                model.log_probs([2], beam.ids)))
+            assert beam.log_prob == pytest.approx(sum(model.log_probs([2], beam.ids)))
 
 
 def test_forbidden_ids_are_never_written():
     model = Table(5, 1)
     model.logits[..., 1:3] = -math.inf
-    found, = beam_search(model, [[0]], num_beams=50, max_new_tokens=3, stop_token_ids=4,
-                         num_return_sequences=50)
+    (found,) = beam_search(
+        model,
+        [[0]],
+        num_beams=50,
+        max_new_tokens=3,
+        stop_token_ids=4,
+        num_return_sequences=50,
+    )
     texts = {tuple(beam.ids) for beam in found}
-    assert texts == {(4,), *itertools.product((0, 3), (4,)),
-                     *itertools.product((0, 3), (0, 3), (0, 3, 4))}
+    assert texts == {
+        (4,),
+        *itertools.product((0, 3), (4,)),
+        *itertools.product((0, 3), (0, 3), (0, 3, 4)),
+    }
 
 
 def test_fewer_texts_than_asked_for_are_no_mistake():
-    found, = beam_search(Table(2), [[0]], num_beams=9, max_new_tokens=2,
-                         stop_token_ids=1, num_return_sequences=9)
+    (found,) = beam_search(
+        Table(2),
+        [[0]],
+        num_beams=9,
+        max_new_tokens=2,
+        stop_token_ids=1,
+        num_return_sequences=9,
+    )
     assert sorted(beam.ids for beam in found) == [[0, 0], [0, 1], [1]]
 
 
 # --- models with weights
 
+
 def searched(row, model, ids, source=None, **how):
     more = {}
     if row.source:
         mask = source >= 0
-        more = dict(encoder_hidden_states=model.encode(source.clamp(min=0), mask),
-                    encoder_attention_mask=mask)
+        more = dict(
+            encoder_hidden_states=model.encode(source.clamp(min=0), mask),
+            encoder_attention_mask=mask,
+        )
     return beam_search(model, ids, stop_token_ids=[7, 8], **more, **how)
 
 
 def sources(b, t=6):
     made = draw_ids(b, t, low=1, high=VOCAB, seed=9)
     for i in range(b):
-        made[i, t - i:] = -1
+        made[i, t - i :] = -1
     return made
 
 
@@ -307,11 +412,12 @@ def test_a_batch_gives_each_the_same_as_alone(row):
     prompts = [[9, 3, 5], [11], [4, 2, 6, 1, 30], [9, 3, 5]]
     source = sources(4)
     for alpha in (0.0, 1.0):
-        how = dict(num_beams=3, max_new_tokens=9, length_penalty=alpha,
-                   num_return_sequences=3)
+        how = dict(
+            num_beams=3, max_new_tokens=9, length_penalty=alpha, num_return_sequences=3
+        )
         together = searched(row, model, prompts, source, **how)
         for i, prompt in enumerate(prompts):
-            alone, = searched(row, model, [prompt], source[i:i + 1], **how)
+            (alone,) = searched(row, model, [prompt], source[i : i + 1], **how)
             assert [b.ids for b in together[i]] == [b.ids for b in alone]
             for a, b in zip(together[i], alone, strict=True):
                 assert a.score == pytest.approx(b.score, abs=1e-5)
@@ -324,24 +430,36 @@ def test_scores_are_those_of_one_pass_over_the_whole_text(row):
     source = sources(2)
     prompts = [[9, 3, 5], [11, 2]]
     for form in ("power", "gnmt"):
-        every = searched(row, model, prompts, source, num_beams=4,
-                         max_new_tokens=8, length_penalty=0.8,
-                         length_penalty_form=form, num_return_sequences=4)
+        every = searched(
+            row,
+            model,
+            prompts,
+            source,
+            num_beams=4,
+            max_new_tokens=8,
+            length_penalty=0.8,
+            length_penalty_form=form,
+            num_return_sequences=4,
+        )
         for i, prompt in enumerate(prompts):
             for beam in every[i]:
                 text = torch.tensor([prompt + beam.ids])
                 more = {}
                 if row.source:
-                    mask = source[i:i + 1] >= 0
-                    more = dict(encoder_hidden_states=model.encode(
-                        source[i:i + 1].clamp(min=0), mask),
-                        encoder_attention_mask=mask)
+                    mask = source[i : i + 1] >= 0
+                    more = dict(
+                        encoder_hidden_states=model.encode(
+                            source[i : i + 1].clamp(min=0), mask
+                        ),
+                        encoder_attention_mask=mask,
+                    )
                 said = model(text[:, :-1], **more).log_softmax(-1)[0]
                 at = range(len(prompt) - 1, text.shape[1] - 1)
                 total = said[at, beam.ids].sum().item()
                 assert beam.log_prob == pytest.approx(total, abs=1e-4)
-                assert beam.score == pytest.approx(total / norm_of(
-                    0.8, form)(len(beam.ids)), abs=1e-4)
+                assert beam.score == pytest.approx(
+                    total / norm_of(0.8, form)(len(beam.ids)), abs=1e-4
+                )
 
 
 def test_a_model_in_training_is_searched_in_eval_mode_and_left():
@@ -350,14 +468,17 @@ def test_a_model_in_training_is_searched_in_eval_mode_and_left():
     model.train()
     model.blocks[0].eval()
     modes = [m.training for m in model.modules()]
-    a, b = (beam_search(model, [[3, 4]], num_beams=3, max_new_tokens=6,
-                        stop_token_ids=7) for _ in range(2))
+    a, b = (
+        beam_search(model, [[3, 4]], num_beams=3, max_new_tokens=6, stop_token_ids=7)
+        for _ in range(2)
+    )
     assert a == b
     assert [m.training for m in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters())
 
 
 # --- against transformers
+
 
 class Theirs:
     "A model of ``transformers``, called as the course calls models."
@@ -370,16 +491,19 @@ class Theirs:
     def new_cache(self, batch, max_len=None):
         return Past()
 
-    def __call__(self, ids, *, cache, encoder_hidden_states=None,
-                 encoder_attention_mask=None):
+    def __call__(
+        self, ids, *, cache, encoder_hidden_states=None, encoder_attention_mask=None
+    ):
         if encoder_hidden_states is not None:
             cache.memory = encoder_hidden_states
             cache.mask = encoder_attention_mask
         given = {"input_ids": ids}
         if cache.memory is not None:
-            given = {"decoder_input_ids": ids, "attention_mask": cache.mask,
-                     "encoder_outputs": BaseModelOutput(
-                         last_hidden_state=cache.memory)}
+            given = {
+                "decoder_input_ids": ids,
+                "attention_mask": cache.mask,
+                "encoder_outputs": BaseModelOutput(last_hidden_state=cache.memory),
+            }
         out = self.model(**given, past_key_values=cache.past)
         cache.past = out.past_key_values
         return out.logits
@@ -398,26 +522,69 @@ class Past:
 def peer(name):
     "Random, in float64, its weights large enough to have opinions."
     kind, config = {
-        "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(
-            vocab_size=11, n_positions=64, n_embd=16, n_layer=2, n_head=2,
-            bos_token_id=0, eos_token_id=5)),
-        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
-            vocab_size=11, hidden_size=16, intermediate_size=16,
-            num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, bos_token_id=0, eos_token_id=5)),
-        "bart": (transformers.BartForConditionalGeneration,
-                 transformers.BartConfig(
-            vocab_size=11, d_model=16, encoder_layers=1, decoder_layers=2,
-            encoder_attention_heads=2, decoder_attention_heads=2,
-            encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0,
-            max_position_embeddings=64, bos_token_id=1, eos_token_id=5,
-            decoder_start_token_id=1, forced_eos_token_id=None)),
-        "marian": (transformers.MarianMTModel, transformers.MarianConfig(
-            vocab_size=11, d_model=16, encoder_layers=1, decoder_layers=2,
-            encoder_attention_heads=2, decoder_attention_heads=2,
-            encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0,
-            max_position_embeddings=64, eos_token_id=5,
-            decoder_start_token_id=1, forced_eos_token_id=None))}[name]
+        "gpt2": (
+            transformers.GPT2LMHeadModel,
+            transformers.GPT2Config(
+                vocab_size=11,
+                n_positions=64,
+                n_embd=16,
+                n_layer=2,
+                n_head=2,
+                bos_token_id=0,
+                eos_token_id=5,
+            ),
+        ),
+        "llama": (
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig(
+                vocab_size=11,
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                bos_token_id=0,
+                eos_token_id=5,
+            ),
+        ),
+        "bart": (
+            transformers.BartForConditionalGeneration,
+            transformers.BartConfig(
+                vocab_size=11,
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=2,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=16,
+                decoder_ffn_dim=16,
+                pad_token_id=0,
+                max_position_embeddings=64,
+                bos_token_id=1,
+                eos_token_id=5,
+                decoder_start_token_id=1,
+                forced_eos_token_id=None,
+            ),
+        ),
+        "marian": (
+            transformers.MarianMTModel,
+            transformers.MarianConfig(
+                vocab_size=11,
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=2,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=16,
+                decoder_ffn_dim=16,
+                pad_token_id=0,
+                max_position_embeddings=64,
+                eos_token_id=5,
+                decoder_start_token_id=1,
+                forced_eos_token_id=None,
+            ),
+        ),
+    }[name]
     torch.manual_seed(0)
     made = kind(config).double().eval()
     with torch.no_grad():
@@ -442,28 +609,52 @@ def test_texts_and_scores_are_those_of_transformers(name):
     if name in ("bart", "marian"):
         mask[1, 3:] = False
         mask[2, 4:] = False
-        ours = {"encoder_hidden_states": model.get_encoder()(
-            src, attention_mask=mask).last_hidden_state,
-            "encoder_attention_mask": mask}
+        ours = {
+            "encoder_hidden_states": model.get_encoder()(
+                src, attention_mask=mask
+            ).last_hidden_state,
+            "encoder_attention_mask": mask,
+        }
         ids = torch.ones(3, 1, dtype=torch.int64)
         theirs = {"decoder_input_ids": ids}
     for until, alpha, (width, n, stop) in itertools.product(
-            RULES, (0.0, 0.7, 1.0, 2.0), ((2, 2, [5]), (4, 4, [5, 6]), (4, 1, [5, 6]))):
+        RULES, (0.0, 0.7, 1.0, 2.0), ((2, 2, [5]), (4, 4, [5, 6]), (4, 1, [5, 6]))
+    ):
         out = model.generate(
-            input_ids=src, **theirs, attention_mask=mask, num_beams=width,
-            do_sample=False, num_return_sequences=n, max_new_tokens=8,
-            length_penalty=alpha, early_stopping=RULES[until],
-            eos_token_id=stop, pad_token_id=0, output_scores=True,
-            return_dict_in_generate=True)
+            input_ids=src,
+            **theirs,
+            attention_mask=mask,
+            num_beams=width,
+            do_sample=False,
+            num_return_sequences=n,
+            max_new_tokens=8,
+            length_penalty=alpha,
+            early_stopping=RULES[until],
+            eos_token_id=stop,
+            pad_token_id=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
         found = beam_search(
-            Theirs(model), ids, num_beams=width, max_new_tokens=8, stop_token_ids=stop,
-            length_penalty=alpha, num_return_sequences=n, until=until, **ours)
+            Theirs(model),
+            ids,
+            num_beams=width,
+            max_new_tokens=8,
+            stop_token_ids=stop,
+            length_penalty=alpha,
+            num_return_sequences=n,
+            until=until,
+            **ours,
+        )
         found = [beam for row in found for beam in row]
         for beam, row, score in zip(
-                found, out.sequences[:, ids.shape[1]:].tolist(),
-                out.sequences_scores.tolist(), strict=True):
-            assert beam.ids == row[:len(beam.ids)]
-            assert {*row[len(beam.ids):]} <= {0, 5}  # padding
+            found,
+            out.sequences[:, ids.shape[1] :].tolist(),
+            out.sequences_scores.tolist(),
+            strict=True,
+        ):
+            assert beam.ids == row[: len(beam.ids)]
+            assert {*row[len(beam.ids) :]} <= {0, 5}  # padding
             assert beam.score == pytest.approx(score, 1e-6)
 
 
@@ -474,10 +665,16 @@ def test_greedy_is_generate():
             model = row.make()
             prompts = [[9, 3, 5], [11], [4, 2]]
             texts = generate(model, prompts, max_new_tokens=9, stop=[7, 8, 9])
-            found = beam_search(model, prompts, num_beams=1, max_new_tokens=9,
-                                stop_token_ids=[7, 8, 9], until="enough")
+            found = beam_search(
+                model,
+                prompts,
+                num_beams=1,
+                max_new_tokens=9,
+                stop_token_ids=[7, 8, 9],
+                until="enough",
+            )
             for text, (beam,) in zip(texts, found, strict=True):
-                assert beam.ids[:len(text.ids)] == text.ids
+                assert beam.ids[: len(text.ids)] == text.ids
                 assert beam.finished == (text.finish_reason == "stop")
 
 
@@ -502,8 +699,15 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
 
     model = Counts(4)
     model.logits[:, 1, 1, 3] += 20.0  # after 1, 1 comes the end
-    beam_search(model, [[1, 1], [0, 2]], num_beams=2, max_new_tokens=20,
-                stop_token_ids=3, length_penalty=0.0, until="enough")
+    beam_search(
+        model,
+        [[1, 1], [0, 2]],
+        num_beams=2,
+        max_new_tokens=20,
+        stop_token_ids=3,
+        length_penalty=0.0,
+        until="enough",
+    )
     assert model.rows < 2 + 2 * 2 * 19
 
 
@@ -516,7 +720,7 @@ def test_no_gradients_and_the_longest_text_there_is():
             return super().__call__(ids, cache=cache, positions=positions)
 
     model = Looks()
-    found, = beam_search(model, [[1, 2]], num_beams=2, max_new_tokens=5)
+    (found,) = beam_search(model, [[1, 2]], num_beams=2, max_new_tokens=5)
     assert len(found[0].ids) == 5 and model.calls == 5
     with pytest.raises(ValueError, match="2 ids and max_new_tokens 6 go beyond"):
         beam_search(model, [[1, 2]], num_beams=2, max_new_tokens=6)
@@ -525,20 +729,29 @@ def test_no_gradients_and_the_longest_text_there_is():
 def test_a_search_without_a_live_beam_is_over():
     model = Table()
     model.logits[:, :, :, :3] = -math.inf  # only the end can follow
-    found, = beam_search(model, [[1, 2]], num_beams=3, max_new_tokens=9,
-                         stop_token_ids=3, num_return_sequences=3)
+    (found,) = beam_search(
+        model,
+        [[1, 2]],
+        num_beams=3,
+        max_new_tokens=9,
+        stop_token_ids=3,
+        num_return_sequences=3,
+    )
     assert [beam.ids for beam in found] == [[3]] and model.calls == 1
 
 
 # --- minimum risk
+
 
 def test_minimum_risk_equals_a_loop():
     texts = ["a b c", "a b d", "x y z", "a b"]
     gain = lambda a, b: len({*a.split()} & {*b.split()}) / 3  # noqa: E731
     for weights in (None, [1.0, 2.0, 5.0, 1.0]):
         w = weights or [1] * 4
-        wanted = [sum(k * gain(a, b) for k, b in zip(w, texts, strict=True)) / sum(w)
-                  for a in texts]
+        wanted = [
+            sum(k * gain(a, b) for k, b in zip(w, texts, strict=True)) / sum(w)
+            for a in texts
+        ]
         assert expected_utility(texts, gain, weights) == pytest.approx(wanted)
         best = texts[max(range(4), key=wanted.__getitem__)]
         assert select_minimum_bayes_risk(texts, gain, weights) == best
@@ -552,6 +765,7 @@ def test_the_gain_of_equality_chooses_the_most_frequent():
 
 
 # --- refusals
+
 
 class NoSelect(Table):
     def new_cache(self, batch, max_len=None):
@@ -641,24 +855,35 @@ def test_parts_refuse_too():
 
 # --- elsewhere
 
+
 @pytest.mark.gpu
 @torch.no_grad()
 def test_a_device_finds_what_the_cpu_finds():
     for row in ROWS:
         if row.causal and not row.source:
             model = row.make()
-            here, there = (beam_search(
-                m, [[9, 3, 5], [11]], num_beams=4, max_new_tokens=8, stop_token_ids=7,
-                num_return_sequences=4) for m in (model, copy.deepcopy(model).cuda()))
+            here, there = (
+                beam_search(
+                    m,
+                    [[9, 3, 5], [11]],
+                    num_beams=4,
+                    max_new_tokens=8,
+                    stop_token_ids=7,
+                    num_return_sequences=4,
+                )
+                for m in (model, copy.deepcopy(model).cuda())
+            )
             assert [[b.ids for b in row] for row in here] == [
-                [b.ids for b in row] for row in there]
+                [b.ids for b in row] for row in there
+            ]
 
 
 def test_half_precision_sums_in_float32():
     row = next(row for row in ROWS if row.name == "Llama")
     model = row.make().bfloat16()
-    (beam,), = beam_search(model, [[3, 4]], num_beams=2, max_new_tokens=6,
-                           stop_token_ids=7)
+    ((beam,),) = beam_search(
+        model, [[3, 4]], num_beams=2, max_new_tokens=6, stop_token_ids=7
+    )
     assert beam.log_prob != torch.tensor(beam.log_prob).bfloat16().item()
 
 
@@ -666,13 +891,29 @@ def test_half_precision_sums_in_float32():
 def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import beam as experiment
+
     monkeypatch.setattr(experiment, "READ", 200)
     monkeypatch.setattr(experiment, "ALPHAS", (0.0,))
     monkeypatch.setattr(experiment, "DRAWS", 3)
     out = tmp_path / "some.csv"
-    monkeypatch.setattr(sys, "argv", [
-        "beam.py", "--sentences", "2", "--steps", "2", "--seeds", "1",
-        "--widths", "1", "2", "--out", str(out)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "beam.py",
+            "--sentences",
+            "2",
+            "--steps",
+            "2",
+            "--seeds",
+            "1",
+            "--widths",
+            "1",
+            "2",
+            "--out",
+            str(out),
+        ],
+    )
     experiment.main()
     first = out.read_text(encoding="utf-8")
     assert first.count("\n") == 7
@@ -688,5 +929,4 @@ def test_the_record_is_whole():
     beams = [r for r in rows if r["way"] == "beam"]
     assert len(beams) == 4 * 6 * 3 and len(rows) == len(beams) + 4
     assert {r["seed"] for r in rows if r["model"] == "weak"} == {*"012"}
-    assert all(r["torch"] and re.match("20..-..-..$", r["date"])
-               for r in rows)
+    assert all(r["torch"] and re.match("20..-..-..$", r["date"]) for r in rows)

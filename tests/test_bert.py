@@ -1,4 +1,5 @@
 """BERT against transformers, by its laws, in files, and in training."""
+
 import dataclasses
 import json
 import math
@@ -35,12 +36,16 @@ from tformer.bert import (  # noqa: E402
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-TINY = BertConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
-                  d_ff=24, max_len=20, n_labels=3)
-TWINS = {Bert: "BertModel", BertMaskedLM: "BertForMaskedLM",
-         BertPretraining: "BertForPreTraining",
-         BertTagger: "BertForTokenClassification",
-         BertClassifier: "BertForSequenceClassification"}
+TINY = BertConfig(
+    vocab_size=40, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_len=20, n_labels=3
+)
+TWINS = {
+    Bert: "BertModel",
+    BertMaskedLM: "BertForMaskedLM",
+    BertPretraining: "BertForPreTraining",
+    BertTagger: "BertForTokenClassification",
+    BertClassifier: "BertForSequenceClassification",
+}
 each = pytest.mark.parametrize("cls", TWINS, ids=lambda c: c.__name__)
 
 
@@ -60,19 +65,26 @@ def spread(module, std=0.1, seed=0):
     "Weights of standard deviation 0.1, norms and biases away from 1, 0."
     g = torch.Generator().manual_seed(seed)
     for name, p in module.named_parameters():
-        p.normal_(1.0 if "norm" in name.lower() and
-                  name.endswith("weight") else 0.0, std, generator=g)
+        p.normal_(
+            1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0,
+            std,
+            generator=g,
+        )
     return module.eval()
 
 
 def their_config(config=TINY, **more):
     return transformers.BertConfig(
-        vocab_size=config.vocab_size, hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers, num_labels=config.n_labels,
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_labels=config.n_labels,
         num_attention_heads=config.n_heads,
         intermediate_size=config.d_ff,
         max_position_embeddings=config.max_len,
-        type_vocab_size=config.n_segments, **more)
+        type_vocab_size=config.n_segments,
+        **more,
+    )
 
 
 def make_twin(cls, seed=0, **more):
@@ -94,8 +106,12 @@ def outputs(model, ids, **how):
         return (out,)
     if isinstance(out, tuple):
         return out
-    names = ("prediction_logits", "seq_relationship_logits", "logits",
-             "last_hidden_state")
+    names = (
+        "prediction_logits",
+        "seq_relationship_logits",
+        "logits",
+        "last_hidden_state",
+    )
     return tuple(out[n] for n in names if n in out)
 
 
@@ -139,6 +155,7 @@ def count(keep):
 
 # parity
 
+
 @each
 @pytest.mark.parametrize("how", ["bare", "segments", "right", "left"])
 def test_equal_to_transformers_in_value_and_gradient(cls, how, tmp_path):
@@ -168,9 +185,12 @@ def test_equal_to_transformers_in_value_and_gradient(cls, how, tmp_path):
     lean(a, keep).backward()
     lean(b, keep).backward()
     if how == "left" and pooled:
-        grads = [m.bert.embed.tokens.weight.grad if m is ours else
-                 m.bert.embeddings.word_embeddings.weight.grad
-                 for m in (ours, theirs)]
+        grads = [
+            m.bert.embed.tokens.weight.grad
+            if m is ours
+            else m.bert.embeddings.word_embeddings.weight.grad
+            for m in (ours, theirs)
+        ]
         return close(*grads)
     compare_gradients(ours, theirs)
 
@@ -182,10 +202,13 @@ def test_check_same_agrees(cls, tmp_path):
         return close(ours(draw(2, 9)), theirs(draw(2, 9)).logits)
     reference = theirs
     if cls is BertPretraining:
+
         def reference(ids):
             return theirs(ids).prediction_logits
-    report = check.same(ours, reference, TINY.vocab_size,
-                        ids=draw(2, 12), name_map=BERT_NAME_MAP)
+
+    report = check.same(
+        ours, reference, TINY.vocab_size, ids=draw(2, 12), name_map=BERT_NAME_MAP
+    )
     assert report, report
 
 
@@ -198,8 +221,8 @@ def test_a_padded_batch_pools_the_first_token_of_each_row(tmp_path):
         out = ours(ids, positions=count(keep))
         for i in range(4):
             alone = ids[i, keep[i]][None]
-            close(out[i:i + 1], theirs(alone).logits)
-            close(out[i:i + 1], ours(alone))
+            close(out[i : i + 1], theirs(alone).logits)
+            close(out[i : i + 1], ours(alone))
 
 
 def test_shared_positions_of_a_left_padded_batch():
@@ -207,8 +230,9 @@ def test_shared_positions_of_a_left_padded_batch():
     positions = torch.tensor([[-1, -1, 0, 1, 2]])
     for cls in (BertClassifier, BertPretraining):
         model = spread(cls(TINY))
-        close(outputs(model, ids, positions=positions)[-1],
-              outputs(model, ids[:, 2:])[-1])
+        close(
+            outputs(model, ids, positions=positions)[-1], outputs(model, ids[:, 2:])[-1]
+        )
 
 
 def test_the_pooler_of_transformers_is_ours(tmp_path):
@@ -231,14 +255,24 @@ def test_a_mask_of_the_caller_equals_theirs(cls, tmp_path):
     mask = torch.rand(2, 1, 6, 6, generator=g) < 0.5
     mask |= torch.eye(6).bool()
     bias = torch.zeros(2, 1, 6, 6).masked_fill(~mask, -math.inf)
-    for a, b in zip(outputs(ours, ids, mask=mask),
-                    outputs(theirs, ids, attention_mask=bias), strict=True):
+    for a, b in zip(
+        outputs(ours, ids, mask=mask),
+        outputs(theirs, ids, attention_mask=bias),
+        strict=True,
+    ):
         close(a, b)
 
 
-@pytest.mark.parametrize("act, name", [
-    ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("relu", "relu"),
-    ("gelu_pytorch_tanh", "gelu_tanh"), ("silu", "silu")])
+@pytest.mark.parametrize(
+    "act, name",
+    [
+        ("gelu", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("relu", "relu"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("silu", "silu"),
+    ],
+)
 def test_activations_by_their_names(act, name, tmp_path):
     ours, theirs = pair(BertMaskedLM, tmp_path, hidden_act=act)
     assert ours.config.activation == name
@@ -268,13 +302,15 @@ def test_the_parts_add_up():
     ids = draw(2, 5, high=9)
     segments = kinds(2, 5, n=3)
     positions = torch.tensor([[4, 3, 2, 1, 0], [0, 0, 1, 2, 4]])
-    x = (part.tokens.weight[ids] + part.positions.weight[positions]
-         + part.segments.weight[segments])
+    x = (
+        part.tokens.weight[ids]
+        + part.positions.weight[positions]
+        + part.segments.weight[segments]
+    )
     want = F.layer_norm(x, (8,), part.norm.weight, part.norm.bias, 1e-12)
     close(part(ids, positions=positions, segment_ids=segments), want)
     nothing = torch.zeros_like(ids)
-    close(part(ids), part(ids, positions=torch.arange(5)[None],
-                          segment_ids=nothing))
+    close(part(ids), part(ids, positions=torch.arange(5)[None], segment_ids=nothing))
     assert not torch.equal(part(ids), part(ids, segment_ids=nothing + 1))
 
 
@@ -292,9 +328,8 @@ def test_the_head_is_written_out():
     head = spread(MaskedLMHead(table), std=0.5)
     x = 2 * torch.randn(2, 3, 8, generator=g)
     hidden = F.linear(x, head.proj.weight, head.proj.bias)
-    hidden = hidden * (1 + torch.erf(hidden / 2 ** 0.5)) / 2
-    hidden = F.layer_norm(hidden, (8,), head.norm.weight, head.norm.bias,
-                          1e-12)
+    hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
+    hidden = F.layer_norm(hidden, (8,), head.norm.weight, head.norm.bias, 1e-12)
     close(head(x), hidden @ table.T + head.bias)
     assert head.weight is table
 
@@ -316,6 +351,7 @@ def test_bert_base_has_110_million_parameters():
 
 
 # the checks of chapter 8
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_checks_pass(dtype):
@@ -344,6 +380,7 @@ def test_every_output_sees_every_token():
 
 # tying, initialization, dropout
 
+
 def test_the_decoder_is_the_table_and_is_saved_once(tmp_path):
     for cls in (BertMaskedLM, BertPretraining):
         model = cls(TINY)
@@ -360,8 +397,7 @@ def test_the_decoder_is_the_table_and_is_saved_once(tmp_path):
 @each
 def test_first_weights(cls):
     torch.manual_seed(0)
-    model = cls(dataclasses.replace(TINY, d_model=64, vocab_size=300,
-                                    n_labels=40))
+    model = cls(dataclasses.replace(TINY, d_model=64, vocab_size=300, n_labels=40))
     for name, p in model.named_parameters():
         if p.ndim == 2 and p.numel() > 900:
             assert 0.017 < p.std().item() < 0.023, name
@@ -371,13 +407,18 @@ def test_first_weights(cls):
 
 def test_where_dropout_acts():
     model = BertMaskedLM(dataclasses.replace(TINY, dropout=0.3))
-    rates = {n: m.p for n, m in model.named_modules()
-             if type(m).__name__ == "Dropout" and m.p}
-    sites = [f"bert.blocks.{i}.{n}.dropout" for i in range(2)
-             for n in ("attention", "feed_forward")]
+    rates = {
+        n: m.p
+        for n, m in model.named_modules()
+        if type(m).__name__ == "Dropout" and m.p
+    }
+    sites = [
+        f"bert.blocks.{i}.{n}.dropout"
+        for i in range(2)
+        for n in ("attention", "feed_forward")
+    ]
     assert rates == dict.fromkeys(["bert.embed.dropout", *sites], 0.3)
-    assert [b.attention.sublayer.dropout for b in model.bert.blocks
-            ] == [0.3, 0.3]
+    assert [b.attention.sublayer.dropout for b in model.bert.blocks] == [0.3, 0.3]
     for cls in (BertTagger, BertClassifier):
         assert cls(dataclasses.replace(TINY, dropout=0.3)).dropout.p == 0.3
 
@@ -431,8 +472,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     word = "bert.embeddings.word_embeddings.weight"
     query = "bert.encoder.layer.1.attention.self.query.weight"
     bad = {n: t for n, t in good.items() if n != query}
-    bad |= {word: good[word][:, :-1].clone(),
-            "bert.extra.weight": torch.ones(2)}
+    bad |= {word: good[word][:, :-1].clone(), "bert.extra.weight": torch.ones(2)}
     save_file(bad, path)
     with pytest.raises(ValueError) as caught:
         load_bert(BertMaskedLM, tmp_path)
@@ -453,14 +493,16 @@ def test_old_files_are_read(tmp_path):
     twin = make_twin(BertPretraining)
     twin.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    old = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-        "LayerNorm.bias", "LayerNorm.beta"): t
-        for n, t in load_file(path).items()}
+    old = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): t
+        for n, t in load_file(path).items()
+    }
     old["bert.embeddings.position_ids"] = torch.arange(20)[None]
     word = old["bert.embeddings.word_embeddings.weight"]
     old["cls.predictions.decoder.weight"] = word.clone()
-    old["cls.predictions.decoder.bias"] = old[
-        "cls.predictions.bias"].clone()
+    old["cls.predictions.decoder.bias"] = old["cls.predictions.bias"].clone()
     save_file(old, path)
     for cls in (BertMaskedLM, BertPretraining, Bert):
         ours = load_bert(cls, tmp_path)
@@ -481,15 +523,13 @@ def test_a_new_head_on_a_trained_encoder(tmp_path):
     twin.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"missing: classifier\.weight"):
         BertTagger.from_bert(tmp_path)
-    tagger = BertTagger.from_bert(tmp_path, new_heads=("classifier",),
-                                  n_labels=7)
+    tagger = BertTagger.from_bert(tmp_path, new_heads=("classifier",), n_labels=7)
     ids = draw(2, 6)
     segments = kinds(2, 6)
     assert tagger(ids).shape == (2, 6, 7)
     out = twin.bert(ids, token_type_ids=segments)
     close(tagger.bert(ids, segment_ids=segments), out.last_hidden_state)
-    texts = BertClassifier.from_bert(tmp_path, new_heads=("classifier",),
-                                     n_labels=5)
+    texts = BertClassifier.from_bert(tmp_path, new_heads=("classifier",), n_labels=5)
     assert texts(ids).shape == (2, 5)
     hidden = texts.bert(ids, segment_ids=segments)
     close(texts.pooler(hidden), out.pooler_output)
@@ -521,13 +561,20 @@ def test_a_head_in_the_file_gives_way_to_a_new_one(tmp_path):
     assert wide.classifier.weight.shape == (9, 16)
 
 
-@pytest.mark.parametrize("change, said", [
-    (dict(model_type="roberta"), "model_type must be 'bert', got 'roberta'"),
-    (dict(position_embedding_type="relative_key"), "'relative_key'"),
-    (dict(is_decoder=True), "is_decoder must be False, got True"),
-    (dict(tie_word_embeddings=False), "tie_word_embeddings must be True, got False"),
-    (dict(hidden_act="mish"), "activation must be one of .*'mish'"),
-    (dict(hidden_size=18), "18 is no multiple of n_heads 4")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(model_type="roberta"), "model_type must be 'bert', got 'roberta'"),
+        (dict(position_embedding_type="relative_key"), "'relative_key'"),
+        (dict(is_decoder=True), "is_decoder must be False, got True"),
+        (
+            dict(tie_word_embeddings=False),
+            "tie_word_embeddings must be True, got False",
+        ),
+        (dict(hidden_act="mish"), "activation must be one of .*'mish'"),
+        (dict(hidden_size=18), "18 is no multiple of n_heads 4"),
+    ],
+)
 def test_what_is_no_bert_of_ours_is_refused(change, said, tmp_path):
     make_twin(BertMaskedLM).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -537,10 +584,10 @@ def test_what_is_no_bert_of_ours_is_refused(change, said, tmp_path):
 
 
 def test_the_fields_of_the_file_are_ours(tmp_path):
-    make_twin(BertTagger, hidden_dropout_prob=0.25).save_pretrained(
-        tmp_path)
+    make_twin(BertTagger, hidden_dropout_prob=0.25).save_pretrained(tmp_path)
     assert load_bert(BertTagger, tmp_path).config == dataclasses.replace(
-        TINY, dropout=0.25)
+        TINY, dropout=0.25
+    )
     assert BertTagger.from_bert(tmp_path, dropout=0.0).config.dropout == 0
 
 
@@ -550,13 +597,16 @@ def test_names_are_one_to_one():
             theirs = getattr(transformers, TWINS[cls])(their_config())
             ours = cls(TINY)
         names = {from_hf_bert_name(n) for n, _ in theirs.named_parameters()}
-        own = {n if hasattr(ours, "bert") else f"bert.{n}"
-               for n, _ in ours.named_parameters()}
+        own = {
+            n if hasattr(ours, "bert") else f"bert.{n}"
+            for n, _ in ours.named_parameters()
+        }
         extra = {"pooler.proj.weight", "pooler.proj.bias"}
         assert names - (extra if cls is Bert else set()) == own
 
 
 # configuration and calls
+
 
 def test_configuration():
     config = BertConfig(vocab_size=9, d_model=8, n_heads=2)
@@ -569,16 +619,23 @@ def test_configuration():
         BertConfig.from_dict({"depth": 3})
 
 
-@pytest.mark.parametrize("fields, said", [
-    (dict(vocab_size=0), "vocab_size must be .* 1, got 0"),
-    (dict(d_model=7), "d_model 7 is no multiple of n_heads 12"),
-    (dict(d_model=7.5), "d_model must be a whole number .* got 7.5"),
-    (dict(n_layers=0), "n_layers"), (dict(d_ff=-4), "d_ff .* got -4"),
-    (dict(max_len=0), "max_len"), (dict(n_segments=0), "n_segments"),
-    (dict(n_labels=0), "n_labels"), (dict(n_heads=0), "n_heads"),
-    (dict(dropout=1.0), "dropout must be .* got 1.0"),
-    (dict(eps=0.0), "eps must be above 0 .* got 0.0"),
-    (dict(activation="gleu"), "activation must be one of .*'gleu'")])
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        (dict(vocab_size=0), "vocab_size must be .* 1, got 0"),
+        (dict(d_model=7), "d_model 7 is no multiple of n_heads 12"),
+        (dict(d_model=7.5), "d_model must be a whole number .* got 7.5"),
+        (dict(n_layers=0), "n_layers"),
+        (dict(d_ff=-4), "d_ff .* got -4"),
+        (dict(max_len=0), "max_len"),
+        (dict(n_segments=0), "n_segments"),
+        (dict(n_labels=0), "n_labels"),
+        (dict(n_heads=0), "n_heads"),
+        (dict(dropout=1.0), "dropout must be .* got 1.0"),
+        (dict(eps=0.0), "eps must be above 0 .* got 0.0"),
+        (dict(activation="gleu"), "activation must be one of .*'gleu'"),
+    ],
+)
 def test_fields_that_cannot_be(fields, said):
     with pytest.raises(ValueError, match=said):
         BertConfig(**fields)
@@ -627,9 +684,11 @@ def test_rows_may_be_longer_than_max_len_by_padding():
 
 # machines
 
+
 @pytest.mark.nightly
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="checked signatures cannot be compiled")
+@pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ, reason="checked signatures cannot be compiled"
+)
 def test_compiled_in_one_graph():
     model = spread(BertClassifier(TINY))
     fast = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -678,8 +737,9 @@ def test_it_learns_to_predict_masked_tokens():
         logits = model(ids.masked_fill(hidden, 0))
         return F.cross_entropy(logits[hidden], ids[hidden])
 
-    batches = (torch.randint(1, 6, (32, 2), generator=g).repeat(1, 4)
-               for _ in range(600))
+    batches = (
+        torch.randint(1, 6, (32, 2), generator=g).repeat(1, 4) for _ in range(600)
+    )
     losses = minimal.train(model, batches, 600, loss_of)
     assert sum(losses[-50:]) / 50 < 0.5 < 1.5 < losses[0]
     ids = torch.tensor([[0, 5, 3, 5, 3, 5, 3, 5], [2, 4, 2, 0, 2, 4, 2, 4]])

@@ -1,4 +1,5 @@
 """The built pages: read as files, and opened in a browser."""
+
 import http.server
 import io
 import re
@@ -30,8 +31,11 @@ def pages(book):
 
 def notebook_pages(book):
     "The pages of notebooks, by the names of the documents."
-    found = {path.relative_to(book / "nbs").with_suffix("").as_posix(): path
-             for path in pages(book) if path.is_relative_to(book / "nbs")}
+    found = {
+        path.relative_to(book / "nbs").with_suffix("").as_posix(): path
+        for path in pages(book)
+        if path.is_relative_to(book / "nbs")
+    }
     assert found
     return found
 
@@ -39,8 +43,9 @@ def notebook_pages(book):
 def site(book):
     "Every page there is: the index, the sources and the search too."
     found = sorted(book.rglob("*.html"))
-    assert {book / name for name in ("index.html", "search.html",
-                                     "_modules/index.html")} <= {*found}
+    assert {
+        book / name for name in ("index.html", "search.html", "_modules/index.html")
+    } <= {*found}
     return found
 
 
@@ -61,7 +66,7 @@ class Links(HTMLParser):
         attrs = dict(attrs)
         if attrs.get("id"):
             self.ids.append(attrs["id"])
-        if tag == "base":                   # where the site's root is
+        if tag == "base":  # where the site's root is
             return
         for key in ("href", "src"):
             if attrs.get(key):
@@ -86,39 +91,49 @@ def test_every_notebook_has_a_page(book):
 
 
 def test_pages_show_no_machinery(book):
-    marks = re.compile(r"Traceback \(most recent|#\s*\|\s*(export|hide|"
-                       r"default_exp|echo|code-|verified|landing|output|"
-                       r"setup|eval)")
+    marks = re.compile(
+        r"Traceback \(most recent|#\s*\|\s*(export|hide|"
+        r"default_exp|echo|code-|verified|landing|output|"
+        r"setup|eval)"
+    )
     for page in site(book):
-        if page == book / "index.html":     # leads to the first page
+        if page == book / "index.html":  # leads to the first page
             continue
-        text = re.sub(r"<script.*?</script>", "",
-                      page.read_text(encoding="utf-8"), flags=re.S)
+        text = re.sub(
+            r"<script.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.S
+        )
         shown = re.sub(r"<[^>]+>", "", text)
         found = marks.search(shown)
         # these two explain the directives
         assert not found or place(book, page) in {
-            "book/maintain.html", "nbs/parts_of_a_lesson.html"}, \
-            f"{page.name}: {shown[found.start() - 60:found.end() + 60]}"
+            "book/maintain.html",
+            "nbs/parts_of_a_lesson.html",
+        }, f"{page.name}: {shown[found.start() - 60 : found.end() + 60]}"
         assert "<h1" in text
 
 
 def undocumented_modules(book, root):
     "Exported modules of which the page of the package draws no name."
     text = (book / "book" / "api.html").read_text(encoding="utf-8")
-    return [name for name in course.module_names(root)
-            if f'id="tformer.{name}.' not in text]
+    return [
+        name for name in course.module_names(root) if f'id="tformer.{name}.' not in text
+    ]
 
 
 def test_drawn_pages_are_drawn(book):
     for page in pages(book):
         text = page.read_text(encoding="utf-8")
-        assert not re.search(r"<!-- (api|status|gpu|claims|takeaways|chapters|"
-                             r"routes|machine|count|one line each|"
-                             r"before and after) -->", text), page.name
+        assert not re.search(
+            r"<!-- (api|status|gpu|claims|takeaways|chapters|"
+            r"routes|machine|count|one line each|"
+            r"before and after) -->",
+            text,
+        ), page.name
     assert not undocumented_modules(book, ROOT)
-    for name, words in (("takeaways", "Questions you can now answer"),
-                        ("chapters", "Attention by hand")):
+    for name, words in (
+        ("takeaways", "Questions you can now answer"),
+        ("chapters", "Attention by hand"),
+    ):
         page = book / "book" / f"{name}.html"
         assert words in page.read_text(encoding="utf-8")
 
@@ -132,12 +147,16 @@ def broken_links(book):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc or link == "#":
                 continue
-            target = (page.parent / unquote(parts.path)).resolve() \
-                if parts.path else page
+            target = (
+                (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            )
             if not target.exists():
                 broken.append(f"{place(book, page)}: {link}")
-            elif parts.fragment and target.suffix == ".html" and \
-                    unquote(parts.fragment) not in parsed[target].ids:
+            elif (
+                parts.fragment
+                and target.suffix == ".html"
+                and unquote(parts.fragment) not in parsed[target].ids
+            ):
                 broken.append(f"{place(book, page)}: {link} (no such place)")
     return broken
 
@@ -148,8 +167,12 @@ def test_internal_links_lead_somewhere(book):
 
 
 def test_ids_stand_once_on_a_page(book):
-    twice = [f"{p.relative_to(book)}: {name}" for p in site(book)
-             for name, n in Counter(parse(p).ids).items() if n > 1]
+    twice = [
+        f"{p.relative_to(book)}: {name}"
+        for p in site(book)
+        for name, n in Counter(parse(p).ids).items()
+        if n > 1
+    ]
     assert not twice, (len(twice), twice[:10])
 
 
@@ -164,12 +187,16 @@ def missing_buttons(book, owner):
         file = f"nbs/{name}.ipynb"
         buttons = {
             "Colab": f"https://colab.research.google.com/github/{owner}/tformer"
-                     f"/blob/main/{file}",
+            f"/blob/main/{file}",
             "Binder": f"https://mybinder.org/v2/gh/{owner}/tformer/main"
-                      f"?urlpath=lab/tree/{file}",
-            "edit": f"https://github.com/{owner}/tformer/edit/main/{file}"}
-        missing += [f"{name}: {button}" for button, address in buttons.items()
-                    if owner and f'"{address}"' not in text]
+            f"?urlpath=lab/tree/{file}",
+            "edit": f"https://github.com/{owner}/tformer/edit/main/{file}",
+        }
+        missing += [
+            f"{name}: {button}"
+            for button, address in buttons.items()
+            if owner and f'"{address}"' not in text
+        ]
         if f'_sources/{file}"' not in text:
             missing.append(f"{name}: download")
     return missing
@@ -191,10 +218,16 @@ def missing_from_sidebar(book):
         text = page.read_text(encoding="utf-8")
         bar = re.search(r'<nav class="[^"]*\bbd-links\b.*?</nav>', text, re.S)
         links = re.findall(r'href="([^"]*)"', bar[0] if bar else "")
-        led = {(page.parent / unquote(urlsplit(link).path)).resolve()
-               if link != "#" else page.resolve() for link in links}
-        missing += [f"{place(book, page)}: {place(book.resolve(), other)}"
-                    for other in sorted(every - led)]
+        led = {
+            (page.parent / unquote(urlsplit(link).path)).resolve()
+            if link != "#"
+            else page.resolve()
+            for link in links
+        }
+        missing += [
+            f"{place(book, page)}: {place(book.resolve(), other)}"
+            for other in sorted(every - led)
+        ]
     return missing
 
 
@@ -205,40 +238,59 @@ def test_the_sidebar_leads_to_every_page(book):
 
 def test_every_public_notebook_exercise_is_solved(book):
     for name, page in notebook_pages(book).items():
-        if name.startswith("package/"):      # these set no exercises
+        if name.startswith("package/"):  # these set no exercises
             continue
         text = page.read_text(encoding="utf-8")
-        made = len(re.findall(r'class="[^"]*\bexercise\b[^"]*admonition|'
-                              r'class="[^"]*admonition[^"]*\bexercise\b',
-                              text))
-        solved = len(re.findall(r'class="[^"]*\bsolution\b[^"]*dropdown|'
-                                r"<strong>More: </strong>Solution<", text))
+        made = len(
+            re.findall(
+                r'class="[^"]*\bexercise\b[^"]*admonition|'
+                r'class="[^"]*admonition[^"]*\bexercise\b',
+                text,
+            )
+        )
+        solved = len(
+            re.findall(
+                r'class="[^"]*\bsolution\b[^"]*dropdown|'
+                r"<strong>More: </strong>Solution<",
+                text,
+            )
+        )
         assert made == solved >= 3, f"{page.name}: {made}, {solved}"
 
 
 def watch(page):
     "Collects console errors and requests to other hosts."
     seen = []
-    page.on("console", lambda m: seen.append(m.text)
-            if m.type == "error" else None)
+    page.on("console", lambda m: seen.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: seen.append(str(e)))
-    page.on("request", lambda r: seen.append(r.url)
-            if not r.url.startswith(("file:", "data:", "blob:")) else None)
+    page.on(
+        "request",
+        lambda r: (
+            seen.append(r.url)
+            if not r.url.startswith(("file:", "data:", "blob:"))
+            else None
+        ),
+    )
     return seen
 
 
-KINDS = [("light", 1280, "light"), ("dark", 1280, "dark"),
-         ("phone", 390, "light")]
+KINDS = [("light", 1280, "light"), ("dark", 1280, "dark"), ("phone", 390, "light")]
 
 
 # text that need not be seen, each with the reason
 UNSEEN = {
     # read aloud or not at all: it repeats or adorns what is told elsewhere
-    "[aria-hidden=true]", "script", "style", "noscript", "title", "desc",
+    "[aria-hidden=true]",
+    "script",
+    "style",
+    "noscript",
+    "title",
+    "desc",
     # a control that is at rest for now: WCAG asks for no contrast of it
     "button:disabled",
     # formulas have the color of the text around them, and hold no text
-    "mjx-container"}
+    "mjx-container",
+}
 
 FAINT_TEXT = """async unseen => {
     // Text whose contrast with its ground is under 4.5 : 1, or under 3 : 1
@@ -384,22 +436,31 @@ FAINT_TEXT = """async unseen => {
 
 def faint_text(page):
     "Text of an open page that is hard to tell from its ground."
-    return [f"{ratio} : 1, {words!r}, {colors}" for ratio, words, colors
-            in page.evaluate(FAINT_TEXT, ", ".join(sorted(UNSEEN)))]
+    return [
+        f"{ratio} : 1, {words!r}, {colors}"
+        for ratio, words, colors in page.evaluate(FAINT_TEXT, ", ".join(sorted(UNSEEN)))
+    ]
 
 
 # Words that cells of these notebooks write on strong colors: to mend them,
 # the notebooks have to be run again. This list only shrinks.
 FAINT = {
     "nbs/01_attention_by_hand.html": {"#d5dce4 on #795291"},
-    "nbs/17_training.html": {"#d5dce4 on #d9761a", "#d5dce4 on #3470d6",
-                             "#1d2430 on #3470d6"},
-    "nbs/18_translation.html": {"#d5dce4 on #d9761a", "#d5dce4 on #3470d6",
-                                "#d5dce4 on #bd78dd", "#1d2430 on #3470d6",
-                                "#ffffff on #1fa37c"},
-    "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769",
-                                       "#d5dce4 on #b2631b"},
-    "nbs/A5_caches.html": {"#ffffff on #1fa37c"}}
+    "nbs/17_training.html": {
+        "#d5dce4 on #d9761a",
+        "#d5dce4 on #3470d6",
+        "#1d2430 on #3470d6",
+    },
+    "nbs/18_translation.html": {
+        "#d5dce4 on #d9761a",
+        "#d5dce4 on #3470d6",
+        "#d5dce4 on #bd78dd",
+        "#1d2430 on #3470d6",
+        "#ffffff on #1fa37c",
+    },
+    "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769", "#d5dce4 on #b2631b"},
+    "nbs/A5_caches.html": {"#ffffff on #1fa37c"},
+}
 
 
 def browser_faults(chromium, paths, kinds, faint=None):
@@ -413,7 +474,8 @@ def browser_faults(chromium, paths, kinds, faint=None):
     looks = {kind for kind, *_ in kinds} & {"light", "dark"}
     _, width, scheme = kinds[0]
     context = chromium.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme)
+        viewport={"width": width, "height": 900}, color_scheme=scheme
+    )
     for path in paths:
         name = f"{path.parent.name}/{path.name}"
         pale = set()
@@ -422,13 +484,13 @@ def browser_faults(chromium, paths, kinds, faint=None):
         page.goto(path.as_uri(), wait_until="load")
         if page.query_selector(".math"):
             # set, if not in sight: the first may stand in a folded box
-            page.wait_for_selector("mjx-container", state="attached",
-                                   timeout=15_000)
+            page.wait_for_selector("mjx-container", state="attached", timeout=15_000)
         for kind, width, scheme in kinds:
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
-            page.wait_for_function("theme => document.documentElement."
-                                   "dataset.theme === theme", arg=scheme)
+            page.wait_for_function(
+                "theme => document.documentElement.dataset.theme === theme", arg=scheme
+            )
             page.wait_for_timeout(100)
             where = f"{name}, {kind}"
             faults += [f"{where}: {said}" for said in seen[:3]]
@@ -442,15 +504,16 @@ def browser_faults(chromium, paths, kinds, faint=None):
                     if colors not in faint.get(name, ()):
                         faults.append(f"{where}: {said}")
         if len(looks) == 2:
-            faults += [f"{name}: mended, take it off the list: {colors}"
-                       for colors in sorted({*faint.get(name, ())} - pale)]
+            faults += [
+                f"{name}: mended, take it off the list: {colors}"
+                for colors in sorted({*faint.get(name, ())} - pale)
+            ]
         page.close()
     context.close()
     return faults
 
 
-by_turn = pytest.mark.parametrize("turn", range(3),
-                                  ids=[kind for kind, *_ in KINDS])
+by_turn = pytest.mark.parametrize("turn", range(3), ids=[kind for kind, *_ in KINDS])
 
 
 @by_turn
@@ -459,8 +522,7 @@ def test_pages_in_the_browser(book, chromium, turn):
 
     No page writes to the console, asks another host or is wider than the window.
     """
-    faults = browser_faults(chromium, pages(book)[turn::18],
-                            KINDS[turn:turn + 1])
+    faults = browser_faults(chromium, pages(book)[turn::18], KINDS[turn : turn + 1])
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
 
 
@@ -468,8 +530,9 @@ def test_pages_in_the_browser(book, chromium, turn):
 @by_turn
 def test_pages_in_the_browser_in_all_kinds(book, chromium, turn):
     "Every page is turned into all kinds, and its text is seen on its ground."
-    faults = browser_faults(chromium, pages(book)[turn::3],
-                            KINDS[turn:] + KINDS[:turn], FAINT)
+    faults = browser_faults(
+        chromium, pages(book)[turn::3], KINDS[turn:] + KINDS[:turn], FAINT
+    )
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
 
 
@@ -477,27 +540,44 @@ INK = """<!DOCTYPE html><html data-theme="light"><body style="background: white"
 <article style="background: rgba(0, 0, 0, .5)">{}</article></body></html>"""
 
 
-@pytest.mark.parametrize("text, ratio", [
-    ('<p style="color: black">seen</p>', None),         # on half a gray
-    ('<p style="color: #555">faint</p>', "1.86"),
-    ('<p style="color: #555; background: white">seen</p>', None),
-    ('<p style="color: #333; font-size: 24px">large</p>', None),
-    ('<p style="color: #333; font-size: 23px">small</p>', "3.16"),
-    ('<p style="opacity: .3; background: white; color: black">pale</p>',
-     "2.86"),
-    ('<details><summary style="color: black">a</summary>'
-     '<p style="color: #777">folded</p></details>', "1.12"),
-    ('<p hidden style="color: #777">gone</p>', None),
-    ('<p aria-hidden="true" style="color: #777">adorns</p>', None),
-    ('<svg width="90" height="40"><rect width="40" height="40"/>'
-     '<text x="5" y="20" fill="white">on</text></svg>', None),
-    ('<svg width="90" height="40"><rect width="40" height="40"/>'
-     '<text x="50" y="20" fill="white">off</text></svg>', "4.00"),
-    ('<svg width="90" height="40"><text x="5" y="20" fill="white">under'
-     '</text><rect width="80" height="40" fill="none"/></svg>', "4.00"),
-    ('<div style="filter: invert(1); background: black">'
-     '<p style="color: #aaa">turned</p></div>', None),
-])
+@pytest.mark.parametrize(
+    "text, ratio",
+    [
+        ('<p style="color: black">seen</p>', None),  # on half a gray
+        ('<p style="color: #555">faint</p>', "1.86"),
+        ('<p style="color: #555; background: white">seen</p>', None),
+        ('<p style="color: #333; font-size: 24px">large</p>', None),
+        ('<p style="color: #333; font-size: 23px">small</p>', "3.16"),
+        ('<p style="opacity: .3; background: white; color: black">pale</p>', "2.86"),
+        (
+            '<details><summary style="color: black">a</summary>'
+            '<p style="color: #777">folded</p></details>',
+            "1.12",
+        ),
+        ('<p hidden style="color: #777">gone</p>', None),
+        ('<p aria-hidden="true" style="color: #777">adorns</p>', None),
+        (
+            '<svg width="90" height="40"><rect width="40" height="40"/>'
+            '<text x="5" y="20" fill="white">on</text></svg>',
+            None,
+        ),
+        (
+            '<svg width="90" height="40"><rect width="40" height="40"/>'
+            '<text x="50" y="20" fill="white">off</text></svg>',
+            "4.00",
+        ),
+        (
+            '<svg width="90" height="40"><text x="5" y="20" fill="white">under'
+            '</text><rect width="80" height="40" fill="none"/></svg>',
+            "4.00",
+        ),
+        (
+            '<div style="filter: invert(1); background: black">'
+            '<p style="color: #aaa">turned</p></div>',
+            None,
+        ),
+    ],
+)
 def test_faint_text_is_told(open_page, tmp_path, text, ratio):
     path = tmp_path / "ink.html"
     path.write_text(INK.format(text), encoding="utf-8")
@@ -511,10 +591,12 @@ def test_figures_take_the_colour_of_the_text(book, chromium):
     for scheme in ("light", "dark"):
         page = chromium.new_page(color_scheme=scheme)
         page.goto(path.as_uri())
-        grounds.append(page.evaluate("""() => {
+        grounds.append(
+            page.evaluate("""() => {
             const t = document.querySelector('svg[role=img] text');
             return [getComputedStyle(t).fill,
-                    getComputedStyle(document.body).backgroundColor]}"""))
+                    getComputedStyle(document.body).backgroundColor]}""")
+        )
         page.close()
     (ink1, ground1), (ink2, ground2) = grounds
     assert ink1 != ink2 and ground1 != ground2
@@ -538,37 +620,42 @@ def test_copied_code_is_clean(book, chromium):
     assert buttons.count() > 5 and outputs.count() == 0
     for button in buttons.all():
         code = page.locator(button.get_attribute("data-clipboard-target"))
-        assert not re.search(r"^\s*(#\s*\||>>>|In \[)", code.inner_text(),
-                             re.M)
+        assert not re.search(r"^\s*(#\s*\||>>>|In \[)", code.inner_text(), re.M)
     page.close()
 
 
 def test_unfinished_words_do_not_stand_on_pages():
-    for path in [*(ROOT / "book").glob("*.md"), ROOT / "README.md",
-                 *course.notebook_paths(ROOT)]:
+    for path in [
+        *(ROOT / "book").glob("*.md"),
+        ROOT / "README.md",
+        *course.notebook_paths(ROOT),
+    ]:
         text = Path(path).read_text(encoding="utf-8")
-        assert not re.search(r"\bTODO\b|\bFIXME\b|\bXXX\b|lorem ipsum",
-                             text), path.name
+        assert not re.search(r"\bTODO\b|\bFIXME\b|\bXXX\b|lorem ipsum", text), path.name
 
 
 # --- what every page inherits, read
+
 
 def shifted_sources(book, root):
     "Modules whose definitions stand elsewhere on their source pages."
     shifted = []
     for module in course.module_paths(root):
-        page = (book / "_modules" / module.relative_to(root)).with_suffix(
-            ".html")
+        page = (book / "_modules" / module.relative_to(root)).with_suffix(".html")
         text = page.read_text(encoding="utf-8")
         body = re.search(r"<pre>(.*)</pre>", text, re.S)[1]
-        body = re.sub(r'<div class="viewcode-block"[^>]*>\n'
-                      r'<a class="viewcode-back".*?</a>\n|</div>\n', "",
-                      body)
+        body = re.sub(
+            r'<div class="viewcode-block"[^>]*>\n'
+            r'<a class="viewcode-back".*?</a>\n|</div>\n',
+            "",
+            body,
+        )
         shown = re.sub(r"<[^>]+>", "", body).lstrip("\n").split("\n")
         lines = module.read_text(encoding="utf-8").split("\n")
         for word in ("def ", "class "):
             if [i for i, s in enumerate(shown) if s.startswith(word)] != [
-                    i for i, s in enumerate(lines) if s.startswith(word)]:
+                i for i, s in enumerate(lines) if s.startswith(word)
+            ]:
                 shifted.append(f"{module.relative_to(root)}: {word}")
     return shifted
 
@@ -576,8 +663,10 @@ def shifted_sources(book, root):
 def test_source_pages_keep_every_line_where_it_is(book):
     assert not shifted_sources(book, ROOT)
     # there are lines that could be cut, which the pages leave blank
-    assert any(re.search(r"^#\|", module.read_text(encoding="utf-8"), re.M)
-               for module in course.module_paths(ROOT))
+    assert any(
+        re.search(r"^#\|", module.read_text(encoding="utf-8"), re.M)
+        for module in course.module_paths(ROOT)
+    )
 
 
 def test_roles_and_lists_are_what_they_say(book):
@@ -587,8 +676,12 @@ def test_roles_and_lists_are_what_they_say(book):
         assert "doc-biblioentry" not in text, page.name
         for sig in re.findall(r'<dt class="sig .*?</dt>', text, re.S):
             assert "<dl" not in sig and "<dd" not in sig, sig[:200]
-        heads = re.findall(r"<h[1-6]\b.*?</h[1-6]>|<nav id=\"pst-page-toc"
-                           r".*?</nav>", text, re.S)
+        heads = re.findall(
+            r"<h[1-6]\b.*?</h[1-6]>|<nav id=\"pst-page-toc"
+            r".*?</nav>",
+            text,
+            re.S,
+        )
         for head in heads:
             plain = re.sub(r"<code.*?</code>|<[^>]*>", "", head, flags=re.S)
             assert not re.search(r"\b[A-Z]_[A-Z]\b", plain), plain
@@ -609,16 +702,17 @@ def test_pages_load_what_they_use(book):
         text = page.read_text(encoding="utf-8")
         assert "fontawesome.js" not in text and "thebe" not in text
         assert ("searchindex.js" in text) == (page.name == "search.html")
-        assert ("tex-chtml.js" in text) == ('class="math ' in text), \
-            page.name
+        assert ("tex-chtml.js" in text) == ('class="math ' in text), page.name
     assert not list(book.rglob("fontawesome.js"))
 
 
 # --- what every page inherits, in the browser
 
+
 @contextmanager
 def serve(folder, lost):
     "A folder over HTTP; `lost` is the page for addresses that lead nowhere."
+
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
@@ -633,7 +727,8 @@ def serve(folder, lost):
             self.wfile.write(page)
 
     server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+        ("127.0.0.1", 0), partial(Quiet, directory=str(folder))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
@@ -652,11 +747,11 @@ def open_page(chromium):
     contexts = []
 
     def visit(path, width=1280, formulas=False, **kind):
-        contexts.append(chromium.new_context(
-            viewport={"width": width, "height": 900}, **kind))
+        contexts.append(
+            chromium.new_context(viewport={"width": width, "height": 900}, **kind)
+        )
         page = contexts[-1].new_page()
-        page.goto(path if isinstance(path, str) else path.as_uri(),
-                  wait_until="load")
+        page.goto(path if isinstance(path, str) else path.as_uri(), wait_until="load")
         if formulas:
             page.wait_for_function("MathJax.startup.promise.then(() => true)")
             page.wait_for_timeout(100)
@@ -668,8 +763,9 @@ def open_page(chromium):
 
 
 def chapters(book):
-    return [page for name, page in notebook_pages(book).items()
-            if re.match(r"0\d_", name)]
+    return [
+        page for name, page in notebook_pages(book).items() if re.match(r"0\d_", name)
+    ]
 
 
 @pytest.mark.parametrize("width", by_day([1280, 390], 390))
@@ -678,32 +774,44 @@ def test_formulas_are_text(book, open_page, width):
     for path in (*chapters(book)[1:8:6], book / "book" / "notation.html"):
         page = open_page(path, width, formulas=True)
         seen += page.locator("mjx-container").count()
-        assert page.evaluate("""() => [
+        assert (
+            page.evaluate("""() => [
             ...document.querySelectorAll("mjx-container")].filter(
-            m => m.tabIndex >= 0).length""") == 0, path.name
+            m => m.tabIndex >= 0).length""")
+            == 0
+        ), path.name
         # an inline formula scrolls where it is wider than its line only
-        assert page.evaluate("""() => [...document.querySelectorAll(
+        assert (
+            page.evaluate("""() => [...document.querySelectorAll(
             "mjx-container:not([display])")].filter(m => {
             const style = getComputedStyle(m);
             return style.overflowX !== "visible" && style.overflowX !==
             "clip" && m.scrollWidth <= m.clientWidth + 1 &&
-            m.offsetParent !== null}).length""") == 0, path.name
+            m.offsetParent !== null}).length""")
+            == 0
+        ), path.name
         # what follows it stays on its line
-        assert page.evaluate("""() => [...document.querySelectorAll(
+        assert (
+            page.evaluate("""() => [...document.querySelectorAll(
             "span.math")].filter(m => m.nextSibling &&
             /^[,.;:!?)]/.test(m.nextSibling.textContent) &&
             getComputedStyle(m.parentElement).whiteSpace !== "nowrap" &&
-            !m.querySelector(".tf-wide")).length""") == 0, path.name
+            !m.querySelector(".tf-wide")).length""")
+            == 0
+        ), path.name
     assert seen > 50
 
 
 def contrast(a, b):
     "Of two CSS colors, as WCAG counts it."
+
     def light(color):
         part = [float(c) / 255 for c in re.findall(r"[\d.]+", color)[:3]]
-        part = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-                for c in part]
+        part = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in part
+        ]
         return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2]
+
     high, low = sorted((light(a), light(b)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
@@ -735,8 +843,15 @@ def test_focus_is_seen_on_every_control(book, open_page, scheme):
         assert contrast(at["color"], at["ground"]) >= 3, at
         assert at["seen"] and at["opacity"] == "1", at
     every = " ".join(names)
-    for kind in ("theme-switch-button", "dropdown-toggle", "primary-toggle",
-                 "search-button", "SUMMARY", "copybtn", "A."):
+    for kind in (
+        "theme-switch-button",
+        "dropdown-toggle",
+        "primary-toggle",
+        "search-button",
+        "SUMMARY",
+        "copybtn",
+        "A.",
+    ):
         assert kind in every, (kind, sorted(names))
 
 
@@ -745,8 +860,7 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     screen = page.evaluate("getComputedStyle(document.body).color")
     page.emulate_media(media="print", color_scheme="dark")
-    page.wait_for_function(
-        "document.documentElement.dataset.theme === 'light'")
+    page.wait_for_function("document.documentElement.dataset.theme === 'light'")
     ink, ground, pale = page.evaluate("""() => {
         const of = (s, p) => getComputedStyle(document.querySelector(s))[p];
         const ground = of("body", "backgroundColor");
@@ -757,33 +871,45 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
     title = page.locator("article h1").first
     assert title.is_visible() and title.inner_text().startswith("7.")
     assert page.locator("h1:visible").count() == 1
-    for frame in (".bd-sidebar-primary", ".bd-header-article",
-                  ".prev-next-footer", ".bd-footer-content", ".copybtn",
-                  ".headerlink", ".toggle-button", "#pst-back-to-top"):
+    for frame in (
+        ".bd-sidebar-primary",
+        ".bd-header-article",
+        ".prev-next-footer",
+        ".bd-footer-content",
+        ".copybtn",
+        ".headerlink",
+        ".toggle-button",
+        "#pst-back-to-top",
+    ):
         assert page.locator(f"{frame}:visible").count() == 0, frame
     # boxes break between pages, and what is folded stays folded
-    assert page.evaluate("""() => [...document.querySelectorAll(
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll(
         "pre, div.cell_input, div.output, div.solution, div.highlight, " +
         "div[class*=highlight-]")].filter(e => {
         const s = getComputedStyle(e);
         return s.breakInside !== "auto" || s.overflowX !== "visible" ||
             s.display === "flex"}
-        ).length""") == 0
+        ).length""")
+        == 0
+    )
     assert page.locator("div.solution > section:visible").count() == 0
     assert page.locator("div.solution > .admonition-title:visible").count()
     page.emulate_media(media="screen", color_scheme="dark")
     page.wait_for_function(
-        "ink => getComputedStyle(document.body).color === ink", arg=screen)
+        "ink => getComputedStyle(document.body).color === ink", arg=screen
+    )
 
 
 def test_paper_is_light_without_the_script(book, chromium):
-    context = chromium.new_context(color_scheme="dark",
-                                   java_script_enabled=False)
+    context = chromium.new_context(color_scheme="dark", java_script_enabled=False)
     page = context.new_page()
     source = (book / CHAPTER).read_text(encoding="utf-8")
     dark = book / "nbs" / "_dark.html"
-    dark.write_text(re.sub(r'data-theme="\w+"', 'data-theme="dark"', source,
-                           count=1), encoding="utf-8")
+    dark.write_text(
+        re.sub(r'data-theme="\w+"', 'data-theme="dark"', source, count=1),
+        encoding="utf-8",
+    )
     try:
         page.goto(dark.as_uri())
         page.emulate_media(media="print")
@@ -797,9 +923,12 @@ def test_paper_is_light_without_the_script(book, chromium):
 
 def test_headings_and_code_are_set_in_order(book, open_page):
     page = open_page(book / CHAPTER)
-    weights, sizes = zip(*page.evaluate("""() => ["h1", "h2", "h3"].map(h => {
+    weights, sizes = zip(
+        *page.evaluate("""() => ["h1", "h2", "h3"].map(h => {
         const s = getComputedStyle(document.querySelector("article " + h));
-        return [+s.fontWeight, parseFloat(s.fontSize)]})"""), strict=False)
+        return [+s.fontWeight, parseFloat(s.fontSize)]})"""),
+        strict=False,
+    )
     assert weights[0] > weights[1] > weights[2]
     assert sizes[0] > sizes[1] > sizes[2]
     for ratio in page.evaluate("""() => [...document.querySelectorAll(
@@ -811,6 +940,7 @@ def test_headings_and_code_are_set_in_order(book, open_page):
 def edges(png):
     "Darkest and lightest column of an image near its right edge."
     from PIL import Image
+
     image = Image.open(io.BytesIO(png)).convert("L")
     box = image.crop((image.width - 14, 2, image.width - 2, 10))
     return box.getextrema()
@@ -818,8 +948,9 @@ def edges(png):
 
 @pytest.mark.parametrize("scheme", by_day(["light", "dark"], "light"))
 def test_code_on_a_phone_says_that_it_scrolls(book, open_page, scheme):
-    page = open_page(book / CHAPTER, 390, color_scheme=scheme,
-                     is_mobile=True, has_touch=True)
+    page = open_page(
+        book / CHAPTER, 390, color_scheme=scheme, is_mobile=True, has_touch=True
+    )
     page.add_style_tag(content=".copybtn { display: none !important }")
     wide, short = page.evaluate("""() => {
         const all = [...document.querySelectorAll("div.cell_input pre")];
@@ -845,8 +976,10 @@ def test_copy_buttons_are_seen_on_touch(book, open_page):
     page = open_page(book / CHAPTER, 390, is_mobile=True, has_touch=True)
     page.wait_for_selector("button.copybtn", state="attached")
     page.wait_for_timeout(400)
-    assert set(page.evaluate("""() => [...document.querySelectorAll(
-        "button.copybtn")].map(b => getComputedStyle(b).opacity)""")) == {"1"}
+    assert set(
+        page.evaluate("""() => [...document.querySelectorAll(
+        "button.copybtn")].map(b => getComputedStyle(b).opacity)""")
+    ) == {"1"}
 
 
 def test_icons_are_drawn(book, open_page):
@@ -861,10 +994,13 @@ def test_icons_are_drawn(book, open_page):
         assert content not in ("none", '""') and hidden == "true", name
     assert page.evaluate("""() => document.fonts.check(
         '900 16px "Font Awesome 6 Free"', String.fromCharCode(0xf002))""")
-    assert page.evaluate("""() => [...document.querySelectorAll(
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll(
         "button, summary")].filter(b => b.offsetParent && !["aria-label",
         "title", "data-bs-original-title"].some(n => b.getAttribute(n)) &&
-        !b.textContent.trim()).map(b => b.outerHTML)""") == []
+        !b.textContent.trim()).map(b => b.outerHTML)""")
+        == []
+    )
 
 
 def hits(page, address, words):
@@ -882,14 +1018,15 @@ def test_search_reads_the_article_alone(address, open_page):
     found = hits(page, address, "√d")
     assert 0 < len(found) < 60, len(found)
     assert not any("Binder" in f or "Colab" in f for f in found)
-    assert any(len(f) > 120 for f in found)         # with excerpts
+    assert any(len(f) > 120 for f in found)  # with excerpts
 
 
 def test_an_address_that_leads_nowhere(address, open_page):
     page = open_page(f"{address}/some/where/else.html")
     assert "Nothing stands at this address" in page.inner_text("article h1")
-    face = page.evaluate("getComputedStyle(document.querySelector('article "
-                         "h1')).fontFamily")
+    face = page.evaluate(
+        "getComputedStyle(document.querySelector('article h1')).fontFamily"
+    )
     assert "Source Sans 3" in face
     page.click("article a >> text=The beginning")
     page.wait_for_load_state()
@@ -912,7 +1049,8 @@ def test_one_click_shows_all_that_comes_out(book, open_page):
     page.locator("details.tf-reveal > summary").nth(first).click()
     page.wait_for_timeout(100)
     assert [i for i, box in enumerate(page.evaluate(opened)) if box] == [
-        *range(first, first + runs[several])]
+        *range(first, first + runs[several])
+    ]
 
 
 PARTS = Path("nbs/parts_of_a_lesson.html")
@@ -937,7 +1075,7 @@ def test_a_choice_says_whether_it_is_right(book, open_page):
         assert page.locator(".tf-ask details.tf-reveal[open]").count() == 1
         assert "tf-right" in buttons.nth(0).get_attribute("class")
         assert buttons.nth(choice).get_attribute("aria-pressed") == "true"
-        buttons.nth(2).click(force=True)        # a second choice changes nothing
+        buttons.nth(2).click(force=True)  # a second choice changes nothing
         assert page.locator(".tf-verdict").inner_text() == verdict
 
 
@@ -969,7 +1107,8 @@ def test_the_skip_link_leads_to_the_text(book, open_page):
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate(
-        "document.activeElement.closest('article.bd-article') !== null")
+        "document.activeElement.closest('article.bd-article') !== null"
+    )
 
 
 def test_one_fold_holds_output_and_answer(book, open_page):
@@ -1014,11 +1153,14 @@ def test_exercises_say_their_title_once(book):
     titles = re.findall(r'<p class="admonition-title">(.*?)</p>', text)
     build = [re.sub("<[^>]+>", "", t) for t in titles if "Build" in t]
     assert len(build) == 1 and re.fullmatch(
-        r"Exercise \d+ Build: shares of large scores 5 minutes", build[0]), build
+        r"Exercise \d+ Build: shares of large scores 5 minutes", build[0]
+    ), build
     old = (book / CHAPTER).read_text(encoding="utf-8")
     solutions = re.findall(r'<p class="admonition-title">Solution to.*?</p>', old)
-    assert solutions and all(re.fullmatch(
-        r"Solution to Exercise 7\.\d", re.sub("<[^>]+>", "", s)) for s in solutions)
+    assert solutions and all(
+        re.fullmatch(r"Solution to Exercise 7\.\d", re.sub("<[^>]+>", "", s))
+        for s in solutions
+    )
 
 
 def test_every_live_figure_is_awake(book, open_page):
@@ -1034,4 +1176,4 @@ def test_every_live_figure_is_awake(book, open_page):
         awake = page.locator("figure[data-live].tf-awake")
         assert awake.count() == figures.count() > 0, (path.name, seen)
         count += figures.count()
-    assert count >= 3       # in lesson 1, on the page of figures and that for authors
+    assert count >= 3  # in lesson 1, on the page of figures and that for authors

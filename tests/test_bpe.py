@@ -1,4 +1,5 @@
 """The readable tokenizer against the Hugging Face trainer, tiktoken, and itself."""
+
 import itertools
 import json
 import random
@@ -32,19 +33,34 @@ from tformer.bpe import (
 
 EOT = "<|endoftext|>"
 PAGES = "\n".join(topics.topics.values())[:60_000]
-MIXED = "\n".join([
-    "The naïve café's menu isn't cheap; THEY'LL charge $12.50.",
-    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
-    "सभी मनुष्यों को गौरव और अधिकारों के मामले में समानता प्राप्त है।",
-    "人人生而自由，在尊严和权利上一律平等。すべての人間は自由である。",
-    "כל בני האדם נולדו בני חורין  يولد جميع الناس أحرارا",
-    "👩‍👩‍👧‍👦🏳️‍🌈🇫🇷👍🏽 ½ ² Ⅷ ٣٤ ߀ e\u0302 \u212b ﬁ",
-    "tab\tand\x00null\x1b[0m\x7f\u200b\u00a0\u3000end  ",
-])
-TEXTS = ["", "a", " ", "\n", "é", "\x00", "aaa", "don't DON'T I’ll",
-         "a\r\nb\r\n\r\nc\rd", "   x  \n\n  y\t\t", MIXED, PAGES[:5000]]
-to_letter = {b: chr(b) if k < 188 else chr(256 + k - 188)
-             for k, b in enumerate(GPT2_BYTE_ORDER)}
+MIXED = "\n".join(
+    [
+        "The naïve café's menu isn't cheap; THEY'LL charge $12.50.",
+        "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+        "सभी मनुष्यों को गौरव और अधिकारों के मामले में समानता प्राप्त है।",
+        "人人生而自由，在尊严和权利上一律平等。すべての人間は自由である。",
+        "כל בני האדם נולדו בני חורין  يولد جميع الناس أحرارا",
+        "👩‍👩‍👧‍👦🏳️‍🌈🇫🇷👍🏽 ½ ² Ⅷ ٣٤ ߀ e\u0302 \u212b ﬁ",
+        "tab\tand\x00null\x1b[0m\x7f\u200b\u00a0\u3000end  ",
+    ]
+)
+TEXTS = [
+    "",
+    "a",
+    " ",
+    "\n",
+    "é",
+    "\x00",
+    "aaa",
+    "don't DON'T I’ll",
+    "a\r\nb\r\n\r\nc\rd",
+    "   x  \n\n  y\t\t",
+    MIXED,
+    PAGES[:5000],
+]
+to_letter = {
+    b: chr(b) if k < 188 else chr(256 + k - 188) for k, b in enumerate(GPT2_BYTE_ORDER)
+}
 to_byte = {c: b for b, c in to_letter.items()}
 # no surrogates; any other code point
 anything = st.text(st.characters(exclude_categories=["Cs"]))
@@ -65,64 +81,78 @@ def hugging_face(texts, vocab_size, special=()):
     level = tokenizers.pre_tokenizers.ByteLevel
     theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
     theirs.pre_tokenizer = level(add_prefix_space=False, use_regex=True)
-    theirs.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(special),
-        initial_alphabet=level.alphabet(), show_progress=False))
+    theirs.train_from_iterator(
+        texts,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(special),
+            initial_alphabet=level.alphabet(),
+            show_progress=False,
+        ),
+    )
     merges = json.loads(theirs.to_str())["model"]["merges"]
-    return theirs, [tuple(bytes(to_byte[c] for c in part) for part in pair)
-                    for pair in merges]
+    return theirs, [
+        tuple(bytes(to_byte[c] for c in part) for part in pair) for pair in merges
+    ]
 
 
 def in_tiktoken(ours):
     "The same tokenizer as tiktoken has it: ranks of tokens."
     special = set(ours.special_tokens.values())
     return tiktoken.Encoding(
-        "ours", pat_str=GPT2_PATTERN, special_tokens=ours.special_tokens,
-        mergeable_ranks={piece: i for i, piece in ours.vocab.items()
-                         if i not in special})
+        "ours",
+        pat_str=GPT2_PATTERN,
+        special_tokens=ours.special_tokens,
+        mergeable_ranks={
+            piece: i for i, piece in ours.vocab.items() if i not in special
+        },
+    )
 
 
 def in_hugging_face(ours):
     "The same tokenizer in `tokenizers`, its ids like ours."
-    text = {i: "".join(to_letter[b] for b in piece)
-            for i, piece in ours.vocab.items()}
-    theirs = tokenizers.Tokenizer(tokenizers.models.BPE(
-        {piece: i for i, piece in text.items()},
-        [tuple("".join(to_letter[b] for b in part) for part in pair)
-         for pair in ours.merges]))
+    text = {i: "".join(to_letter[b] for b in piece) for i, piece in ours.vocab.items()}
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {piece: i for i, piece in text.items()},
+            [
+                tuple("".join(to_letter[b] for b in part) for part in pair)
+                for pair in ours.merges
+            ],
+        )
+    )
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=True)
+        add_prefix_space=False, use_regex=True
+    )
     return theirs
 
 
 def brute_force(text, n_merges, ties):
     """Another trainer: one list of byte strings per occurrence, no ids."""
-    sequences = [[bytes([b]) for b in word.encode()]
-                 for word in pretokenize_text(text)]
-    learned = []                 # in order: what "ids" breaks ties by
+    sequences = [[bytes([b]) for b in word.encode()] for word in pretokenize_text(text)]
+    learned = []  # in order: what "ids" breaks ties by
     age = {bytes([b]): k for k, b in enumerate(GPT2_BYTE_ORDER)}
     for _ in range(n_merges):
-        counts = Counter(pair for s in sequences
-                         for pair in itertools.pairwise(s))
+        counts = Counter(pair for s in sequences for pair in itertools.pairwise(s))
         if not counts:
             break
         if ties == "bytes":
             pair = sorted(counts, key=lambda p: (counts[p], *p))[-1]
         else:
-            pair = sorted(counts, key=lambda p: (
-                -counts[p], age[p[0]], age[p[1]]))[0]
+            pair = sorted(counts, key=lambda p: (-counts[p], age[p[0]], age[p[1]]))[0]
         age[pair[0] + pair[1]] = len(age)
         learned.append(pair)
         for s in sequences:
             i = 0
             while i + 1 < len(s):
                 if (s[i], s[i + 1]) == pair:
-                    s[i:i + 2] = [pair[0] + pair[1]]
+                    s[i : i + 2] = [pair[0] + pair[1]]
                 i += 1
     return learned
 
 
 # --- training ------------------------------------------------------------
+
 
 @pytest.mark.parametrize("text", [PAGES, MIXED, *TEXTS])
 def test_merges_equal_hugging_face(text):
@@ -169,12 +199,17 @@ def test_no_token_is_learned_twice(text):
 def test_worked_example():
     words = {tuple(b"aaabdaaabac"): 1}
     pairs = {bytes(p): n for p, n in count_pairs(words).items()}
-    assert pairs == {b"aa": 4, b"ab": 2, b"bd": 1, b"da": 1, b"ba": 1,
-                     b"ac": 1}
+    assert pairs == {b"aa": 4, b"ab": 2, b"bd": 1, b"da": 1, b"ba": 1, b"ac": 1}
     assert train_bpe("aaabdaaabac", 259) == [
-        (b"a", b"a"), (b"aa", b"a"), (b"aaa", b"b")]
+        (b"a", b"a"),
+        (b"aa", b"a"),
+        (b"aaa", b"b"),
+    ]
     assert train_bpe("aaabdaaabac", 259, tie_break="ids") == [
-        (b"a", b"a"), (b"a", b"b"), (b"aa", b"ab")]
+        (b"a", b"a"),
+        (b"a", b"b"),
+        (b"aa", b"ab"),
+    ]
 
 
 @pytest.mark.parametrize("n", range(9))
@@ -186,7 +221,7 @@ def test_runs_are_counted_with_overlap_and_merged_without(n):
 
 
 def test_ties():
-    text = "ab cd"          # two words, one pair each: (a, b), (space, c)…
+    text = "ab cd"  # two words, one pair each: (a, b), (space, c)…
     assert train_bpe("ab\ncd", 257) == [(b"c", b"d")]
     assert train_bpe("ab\ncd", 257, tie_break="ids") == [(b"a", b"b")]
     # GPT-2's order: the space comes after the letters
@@ -196,7 +231,8 @@ def test_ties():
     vocab = {1: b"a", 2: b"bz", 3: b"ab", 4: b"c"}
     assert best_pair({(1, 2): 5, (3, 4): 5}, vocab) == (3, 4)
     with pytest.raises(
-            ValueError, match="tie_break must be one of 'bytes', 'ids', got 'random'"):
+        ValueError, match="tie_break must be one of 'bytes', 'ids', got 'random'"
+    ):
         train_bpe("ab", 300, tie_break="random")
 
 
@@ -207,12 +243,10 @@ def test_byte_order_is_that_of_gpt2():
 
 
 def test_stops_early_and_says_so():
-    with pytest.warns(UserWarning, match="after 3 merges.* 259 tokens, "
-                                         "not 1000"):
+    with pytest.warns(UserWarning, match="after 3 merges.* 259 tokens, not 1000"):
         merges = train_bpe("abcd", 1000)
     assert [a + b for a, b in merges][-1] == b"abcd"
-    with pytest.warns(UserWarning, match="after 0 merges.* 257 tokens, "
-                                         "not 300"):
+    with pytest.warns(UserWarning, match="after 0 merges.* 257 tokens, not 300"):
         assert train_bpe("", 300, [EOT]) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -235,12 +269,14 @@ def test_special_tokens_are_never_learned_nor_crossed():
 
 def test_counts_are_those_of_all_occurrences():
     counts = count_pretokens([PAGES, MIXED])
-    every = Counter(tuple(w.encode()) for t in (PAGES, MIXED)
-                    for w in pretokenize_text(t))
+    every = Counter(
+        tuple(w.encode()) for t in (PAGES, MIXED) for w in pretokenize_text(t)
+    )
     assert counts == every
 
 
 # --- encoding ------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def trained():
@@ -315,8 +351,12 @@ def test_longest_special_token_wins():
     for order in itertools.permutations(["<|a|>", "<|a|><|b|>", "<"]):
         ours = BPE([], order)
         ids = ours.encode("x<|a|><|b|>y<|a|>")
-        assert ids == [120, ours.special_tokens["<|a|><|b|>"], 121,
-                       ours.special_tokens["<|a|>"]]
+        assert ids == [
+            120,
+            ours.special_tokens["<|a|><|b|>"],
+            121,
+            ours.special_tokens["<|a|>"],
+        ]
     assert split_special("a.b|c", ["|", "."]) == ["a", ".", "b", "|", "c"]
     assert split_special("abc", []) == ["abc"]
     assert split_special("", [EOT]) == split_special("", []) == []
@@ -325,7 +365,13 @@ def test_longest_special_token_wins():
 def test_ids_are_bytes_then_merges_then_special_tokens():
     ours = BPE([(b"a", b"b"), (b"ab", b"c")], ["<x>", EOT])
     assert [ours.vocab[i] for i in (0, 255, 256, 257, 258, 259)] == [
-        b"\0", b"\xff", b"ab", b"abc", b"<x>", EOT.encode()]
+        b"\0",
+        b"\xff",
+        b"ab",
+        b"abc",
+        b"<x>",
+        EOT.encode(),
+    ]
     assert len(ours) == len(ours.vocab) == 260
     assert ours.encode("abcd<x>") == [257, 100, 258]
 
@@ -341,10 +387,8 @@ def test_encoding_repeats_training():
     _vocab, ranks = build_vocab(merges)
     words = {ids: ids for ids in count_pretokens(PAGES)}
     for pair, new_id in ranks.items():
-        words = {raw: merge_pair(ids, pair, new_id)
-                 for raw, ids in words.items()}
-    assert all(apply_merges(raw, ranks) == ids
-               for raw, ids in words.items())
+        words = {raw: merge_pair(ids, pair, new_id) for raw, ids in words.items()}
+    assert all(apply_merges(raw, ranks) == ids for raw, ids in words.items())
 
 
 def test_train_is_train_bpe():
@@ -365,16 +409,20 @@ def test_a_pattern_of_ones_own():
 
 # --- pre-tokens ----------------------------------------------------------
 
-@pytest.mark.parametrize("text, pieces", [
-    ("don't DON'T", ["don", "'t", " DON", "'", "T"]),
-    ("a   b", ["a", "  ", " b"]),
-    ("a \n\tb", ["a", " \n", "\t", "b"]),
-    ("x=42, y_1", ["x", "=", "42", ",", " y", "_", "1"]),
-    ("a\r\nb", ["a", "\r", "\n", "b"]),
-    ("end  ", ["end", "  "]),
-    ("re\u0302ve", ["re", "\u0302", "ve"]),
-    ("", []),
-])
+
+@pytest.mark.parametrize(
+    "text, pieces",
+    [
+        ("don't DON'T", ["don", "'t", " DON", "'", "T"]),
+        ("a   b", ["a", "  ", " b"]),
+        ("a \n\tb", ["a", " \n", "\t", "b"]),
+        ("x=42, y_1", ["x", "=", "42", ",", " y", "_", "1"]),
+        ("a\r\nb", ["a", "\r", "\n", "b"]),
+        ("end  ", ["end", "  "]),
+        ("re\u0302ve", ["re", "\u0302", "ve"]),
+        ("", []),
+    ],
+)
 def test_pre_tokens(text, pieces):
     assert pretokenize_text(text) == pieces
 
@@ -389,12 +437,15 @@ def test_pre_tokens_join_to_the_text(text):
 def test_pre_tokens_equal_hugging_face():
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in TEXTS:
-        theirs = [bytes(to_byte[c] for c in piece).decode()
-                  for piece, _ in level.pre_tokenize_str(text)]
+        theirs = [
+            bytes(to_byte[c] for c in piece).decode()
+            for piece, _ in level.pre_tokenize_str(text)
+        ]
         assert pretokenize_text(text) == theirs
 
 
 # --- decoding ------------------------------------------------------------
+
 
 def test_part_of_a_character():
     assert SMALL.decode([0xC3]) == SMALL.decode([0xAB]) == "\ufffd"
@@ -422,29 +473,35 @@ def test_ids_of_other_integer_types_decode():
 
 # --- mistakes ------------------------------------------------------------
 
-@pytest.mark.parametrize("do, message", [
-    (lambda: train_bpe("ab", 255), "vocab_size must be at least 256 bytes "
-                                   "\\+ 0 special tokens, got 255"),
-    (lambda: train_bpe("ab", 257, [EOT, "<x>"]), "2 special.* got 257"),
-    (lambda: train_bpe("ab", 300.0), "vocab_size must be a whole .* 300.0"),
-    (lambda: train_bpe("ab", True), "vocab_size must be a whole .* True"),
-    (lambda: SMALL.decode([0, 330]), r"ids must be 0 to 329, got \[330\]"),
-    (lambda: SMALL.decode([-1]), r"ids must be 0 to 329, got \[-1\]"),
-    (lambda: SMALL.encode("ok \ud800"), r"character 3 is '\\ud800', a lone"),
-    (lambda: train_bpe(["fine", "\udfff"], 300), "lone surrogate"),
-    (lambda: BPE([], ["\ud800"]), "lone surrogate"),
-    (lambda: BPE([], [""]), r"special_tokens\[0\] is empty"),
-    (lambda: BPE([], ["<x>", EOT, "<x>"]), "'<x>' is twice"),
-    (lambda: BPE([], EOT), "special_tokens must be list .*, got str"),
-    (lambda: BPE([], ["a", b"x"]), r"special_tokens\[1\] must be a str, got b"),
-    (lambda: train_bpe("ab", 300, ["a", ""]), r"tokens\[1\] is empty"),
-    (lambda: split_special("ab", ["a", "a"]), "'a' is twice"),
-    (lambda: SMALL.encode(b"bytes"), "text must be a str, got bytes"),
-    (lambda: train_bpe(b"bytes", 300), "text must be a str, got bytes"),
-    (lambda: BPE([(b"a", b"bc")]), "merge 0 must join .* got b'a' and b'bc'"),
-    (lambda: BPE([(b"a", b"b"), (b"a", b"b")]), "merge 1 makes b'ab' again"),
-    (lambda: BPE([("a", "b")]), "merge 0 must join .* got 'a' and 'b'"),
-])
+
+@pytest.mark.parametrize(
+    "do, message",
+    [
+        (
+            lambda: train_bpe("ab", 255),
+            "vocab_size must be at least 256 bytes \\+ 0 special tokens, got 255",
+        ),
+        (lambda: train_bpe("ab", 257, [EOT, "<x>"]), "2 special.* got 257"),
+        (lambda: train_bpe("ab", 300.0), "vocab_size must be a whole .* 300.0"),
+        (lambda: train_bpe("ab", True), "vocab_size must be a whole .* True"),
+        (lambda: SMALL.decode([0, 330]), r"ids must be 0 to 329, got \[330\]"),
+        (lambda: SMALL.decode([-1]), r"ids must be 0 to 329, got \[-1\]"),
+        (lambda: SMALL.encode("ok \ud800"), r"character 3 is '\\ud800', a lone"),
+        (lambda: train_bpe(["fine", "\udfff"], 300), "lone surrogate"),
+        (lambda: BPE([], ["\ud800"]), "lone surrogate"),
+        (lambda: BPE([], [""]), r"special_tokens\[0\] is empty"),
+        (lambda: BPE([], ["<x>", EOT, "<x>"]), "'<x>' is twice"),
+        (lambda: BPE([], EOT), "special_tokens must be list .*, got str"),
+        (lambda: BPE([], ["a", b"x"]), r"special_tokens\[1\] must be a str, got b"),
+        (lambda: train_bpe("ab", 300, ["a", ""]), r"tokens\[1\] is empty"),
+        (lambda: split_special("ab", ["a", "a"]), "'a' is twice"),
+        (lambda: SMALL.encode(b"bytes"), "text must be a str, got bytes"),
+        (lambda: train_bpe(b"bytes", 300), "text must be a str, got bytes"),
+        (lambda: BPE([(b"a", b"bc")]), "merge 0 must join .* got b'a' and b'bc'"),
+        (lambda: BPE([(b"a", b"b"), (b"a", b"b")]), "merge 1 makes b'ab' again"),
+        (lambda: BPE([("a", "b")]), "merge 0 must join .* got 'a' and 'b'"),
+    ],
+)
 def test_errors_name_the_value_and_what_was_expected(do, message):
     with pytest.raises(ValueError, match=message):
         do()

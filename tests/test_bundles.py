@@ -3,6 +3,7 @@
 ``bundles.json`` has a fingerprint of each tensor, taken before the tensors got
 the names that they have now, and logits that the models gave then.
 """
+
 import hashlib
 import json
 
@@ -22,8 +23,10 @@ def fingerprint(tensor):
 
 
 def test_every_bundle_has_a_fingerprint():
-    folders = {path.parent.name for path in
-               (ROOT / "tformer" / "weights").glob("*/model.safetensors")}
+    folders = {
+        path.parent.name
+        for path in (ROOT / "tformer" / "weights").glob("*/model.safetensors")
+    }
     assert folders == set(BUNDLES)
 
 
@@ -41,8 +44,11 @@ def test_the_tensors_are_those_of_the_training(name):
 def test_the_logits_are_those_of_the_training(name):
     model = tformer.load(name)[0].eval()
     ids = torch.arange(3, 15)[None]
-    source = {"encoder_hidden_states": model.encode(ids + 20)} \
-        if name == "translator" else {}
+    source = (
+        {"encoder_hidden_states": model.encode(ids + 20)}
+        if name == "translator"
+        else {}
+    )
     logits = model(ids, **source)
     expected = torch.tensor(BUNDLES[name]["logits"])
     assert torch.allclose(logits[0, -1, :8], expected, atol=1e-4)

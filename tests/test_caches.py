@@ -3,6 +3,7 @@
 Each is about thirty lines: what is kept differs, the methods do not. Every one
 goes through the same tests, and must give what is given without a cache.
 """
+
 import numpy as np
 import pytest
 import torch
@@ -34,17 +35,24 @@ from tformer.variants.sparse import make_sparse_factory
 VOCAB = 31
 MAX_LEN = 40
 WINDOW = 5
-CONFIG = LlamaConfig(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
-                     n_kv_heads=2, d_ff=24, max_len=MAX_LEN)
+CONFIG = LlamaConfig(
+    vocab_size=VOCAB,
+    d_model=16,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=24,
+    max_len=MAX_LEN,
+)
 ROTARY = RotaryEmbedding(4)
 
 
 def own_attention(cls=SelfAttention, **options):
-    return cls(16, 4, n_kv_heads=2, bias=False, causal=True, rotary=ROTARY,
-               **options)
+    return cls(16, 4, n_kv_heads=2, bias=False, causal=True, rotary=ROTARY, **options)
 
 
 # latent: two things are kept, neither of them a key or a value
+
 
 class Latent(nn.Module):
     "Multi-head latent attention, the up-projections absorbed."
@@ -67,30 +75,36 @@ class Latent(nn.Module):
     def forward(self, x, *, positions=None, mask=None, cache=None):
         key_positions = positions = Positions.of(positions, x, cache)
         q, q_rope = split_heads(self.q_proj(x), self.h).split(self.sizes, -1)
-        latent, k_rope = self.down(x).split([self.k_up.shape[-1],
-                                             self.sizes[1]], -1)
+        latent, k_rope = self.down(x).split([self.k_up.shape[-1], self.sizes[1]], -1)
         q_rope, k_rope = self.rotary(q_rope, k_rope[:, None], positions=positions)
         if cache is not None:
-            latent, k_rope, key_positions = cache.update(latent, k_rope,
-                                                         positions=positions)
+            latent, k_rope, key_positions = cache.update(
+                latent, k_rope, positions=positions
+            )
         k = v = latent[:, None]
         if self.absorbed:
             q = torch.einsum("bhtd,hdr->bhtr", q, self.k_up)
         else:
-            k, v = (torch.einsum("bosr,hdr->bhsd", k, up)
-                    for up in (self.k_up, self.v_up))
+            k, v = (
+                torch.einsum("bosr,hdr->bhsd", k, up) for up in (self.k_up, self.v_up)
+            )
         shape = *q.shape[:3], k.shape[-2]
         how = mask_kwargs(positions, Positions.of(key_positions), shape, True, mask)
         k_rope = k_rope.expand(-1, k.shape[1], -1, -1)
-        out = fused_attend(torch.cat([q, q_rope], -1),
-                           torch.cat([k, k_rope], -1), v,
-                           scale=sum(self.sizes) ** -0.5, **how)
+        out = fused_attend(
+            torch.cat([q, q_rope], -1),
+            torch.cat([k, k_rope], -1),
+            v,
+            scale=sum(self.sizes) ** -0.5,
+            **how,
+        )
         if self.absorbed:
             out = torch.einsum("bhtr,hdr->bhtd", out, self.v_up)
         return self.o_proj(merge_heads(out))
 
 
 # indexer: a third tensor is kept, by which few keys are chosen
+
 
 class Indexed(SelfAttention):
     "Attention to the ``n`` keys that an indexer likes best."
@@ -99,8 +113,7 @@ class Indexed(SelfAttention):
         super().__init__(*args, **options)
         self.n = n
         self.by_slot = by_slot
-        self.iq_proj, self.ik_proj = (Linear(16, 3, bias=False)
-                                      for _ in range(2))
+        self.iq_proj, self.ik_proj = (Linear(16, 3, bias=False) for _ in range(2))
 
     def forward(self, x, *, positions=None, mask=None, cache=None):
         key_positions = positions = Positions.of(positions, x, cache)
@@ -111,26 +124,27 @@ class Indexed(SelfAttention):
         if cache is not None:
             k, v, ik, key_positions = cache.update(k, v, ik, positions=positions)
         key_positions = Positions.of(key_positions)
-        allowed = build_mask(positions.tensor, key_positions.tensor, mask,
-                             (*q.shape[:3], k.shape[-2]))
+        allowed = build_mask(
+            positions.tensor, key_positions.tensor, mask, (*q.shape[:3], k.shape[-2])
+        )
         chosen = self.choose(iq, ik, key_positions.tensor, allowed)
         return self.attend_and_project(q, k, v, mask=allowed & chosen)
 
     def choose(self, iq, ik, key_positions, allowed):
         "The best n; of equally good ones those that stand first."
         scores = (iq.double() @ ik.double().mT).relu()[:, None]
-        scores = (2 * scores).round()       # so that many are equal
+        scores = (2 * scores).round()  # so that many are equal
         scores = scores.masked_fill(~allowed, -1.0)
         slot = torch.arange(ik.shape[1])[None] if self.by_slot else key_positions
         a = scores[..., :, None]
         b = scores[..., None, :]
         slot = slot[:, None, None]
-        ahead = (b > a) | (b == a) & (slot[..., None, :]
-                                      < slot[..., :, None])
+        ahead = (b > a) | (b == a) & (slot[..., None, :] < slot[..., :, None])
         return ahead.sum(-1) < self.n
 
 
 # rolling: the last few tokens only
+
 
 class Windowed(SelfAttention):
     "Each query sees the last ``WINDOW`` tokens, itself among them."
@@ -145,11 +159,19 @@ class Windowed(SelfAttention):
         if cache is not None:
             k, v, key_positions = cache.update(k, v, positions=positions)
         key_positions = Positions.of(key_positions)
-        near = (positions.tensor[:, None, :, None] - key_positions.tensor[:, None, None]
-                < WINDOW)
+        near = (
+            positions.tensor[:, None, :, None] - key_positions.tensor[:, None, None]
+            < WINDOW
+        )
         mask = near if mask is None else mask & near
-        return self.attend_and_project(q, k, v, **mask_kwargs(
-            positions, key_positions, (*q.shape[:3], k.shape[-2]), True, mask))
+        return self.attend_and_project(
+            q,
+            k,
+            v,
+            **mask_kwargs(
+                positions, key_positions, (*q.shape[:3], k.shape[-2]), True, mask
+            ),
+        )
 
 
 class Rolling(LayerCacheBase):
@@ -170,13 +192,14 @@ class Rolling(LayerCacheBase):
                 torch.cat(p, -2) for p in zip(self.tensors, tensors, strict=True)
             ]
         order = at.argsort(-1, descending=True)
-        keep = order[:, :self.window]
-        drop = order[:, self.window:]
-        self.lost = torch.cat([self.lost[:, None], at.gather(1, drop)],
-                              -1).amax(-1)
+        keep = order[:, : self.window]
+        drop = order[:, self.window :]
+        self.lost = torch.cat([self.lost[:, None], at.gather(1, drop)], -1).amax(-1)
         rows = torch.arange(len(at))[:, None]
-        self.replace([x.transpose(1, -2)[rows, keep].transpose(1, -2)
-                      for x in tensors], Positions(at.gather(1, keep)))
+        self.replace(
+            [x.transpose(1, -2)[rows, keep].transpose(1, -2) for x in tensors],
+            Positions(at.gather(1, keep)),
+        )
         return *tensors, Positions(at)
 
     def select(self, rows):
@@ -192,8 +215,9 @@ class Rolling(LayerCacheBase):
         last = self.key_positions.tensor.amax(-1)
         cut = n <= last
         if (cut & (n - self.window < self.lost) & (n > 0)).any():
-            raise ValueError(f"cannot crop to {n.tolist()}: forgotten up to "
-                             f"{self.lost.tolist()}")
+            raise ValueError(
+                f"cannot crop to {n.tolist()}: forgotten up to {self.lost.tolist()}"
+            )
         at = self.key_positions.tensor
         self.replace(self.tensors, Positions(at.masked_fill(at >= n[:, None], -1)))
         self.lost = self.lost.masked_fill(n == 0, -1)
@@ -201,10 +225,12 @@ class Rolling(LayerCacheBase):
 
 # preallocated: the shape never changes; and slots: one for each position
 
+
 class Fixed(SelfAttention):
     def new_cache(self, batch, max_len=None):
-        return Preallocated(batch, max_len or MAX_LEN, (2, 4), (2, 4),
-                            like=self.o_proj.weight)
+        return Preallocated(
+            batch, max_len or MAX_LEN, (2, 4), (2, 4), like=self.o_proj.weight
+        )
 
 
 class Placed(SelfAttention):
@@ -214,8 +240,7 @@ class Placed(SelfAttention):
 
 class Slotted(SelfAttention):
     def new_cache(self, batch, max_len=None):
-        return Slots(batch, max_len or MAX_LEN, (2, 4), (2, 4),
-                     like=self.o_proj.weight)
+        return Slots(batch, max_len or MAX_LEN, (2, 4), (2, 4), like=self.o_proj.weight)
 
 
 class Preallocated(LayerCacheBase):
@@ -223,8 +248,9 @@ class Preallocated(LayerCacheBase):
 
     def __init__(self, batch, max_len, *sizes, like):
         super().__init__(batch)
-        self.tensors = [like.new_zeros(batch, *size[:-1], max_len, size[-1])
-                        for size in sizes]
+        self.tensors = [
+            like.new_zeros(batch, *size[:-1], max_len, size[-1]) for size in sizes
+        ]
         whole = dict(dtype=torch.int64, device=like.device)
         self.key_positions = torch.full((batch, max_len), -1, **whole)
         self.n = torch.zeros(1, **whole)
@@ -253,8 +279,10 @@ class Preallocated(LayerCacheBase):
     def set_rows(self, rows, other):
         self.key_positions = self.key_positions.index_copy(0, rows, other.key_positions)
         self.n = torch.maximum(self.n, other.n)
-        self.tensors = [x.index_copy(0, rows, y)
-                        for x, y in zip(self.tensors, other.tensors, strict=True)]
+        self.tensors = [
+            x.index_copy(0, rows, y)
+            for x, y in zip(self.tensors, other.tensors, strict=True)
+        ]
 
 
 class Slots(Preallocated):
@@ -282,13 +310,14 @@ TABLE = {
     "preallocated": lambda layer: own_attention(Fixed),
     "slots": lambda layer: own_attention(Slotted),
     "fixed": lambda layer: own_attention(Placed),
-    "mixed": lambda layer: own_attention(
-        SelfAttention if layer % 2 else Windowed),
+    "mixed": lambda layer: own_attention(SelfAttention if layer % 2 else Windowed),
     "windows": lambda layer: SlidingWindowAttention(
-        16, 4, n_kv_heads=2, bias=False, rotary=ROTARY, window=WINDOW),
+        16, 4, n_kv_heads=2, bias=False, rotary=ROTARY, window=WINDOW
+    ),
     "sparse": make_sparse_factory(CONFIG, 4, d_index=8, n_index_heads=2),
-    "blocks": make_sparse_factory(CONFIG, 2, d_index=8, n_index_heads=None,
-                                  block_size=3, n_local=1),
+    "blocks": make_sparse_factory(
+        CONFIG, 2, d_index=8, n_index_heads=None, block_size=3, n_local=1
+    ),
 }
 FORGETFUL = "rolling", "mixed", "windows"
 INDEXED = "indexer", "sparse", "blocks"
@@ -311,8 +340,8 @@ def left_padded(rows):
     ids = torch.zeros(len(rows), n).long()
     positions = torch.full((len(rows), n), -1)
     for i, row in enumerate(rows):
-        ids[i, n - len(row):] = row
-        positions[i, n - len(row):] = torch.arange(len(row))
+        ids[i, n - len(row) :] = row
+        positions[i, n - len(row) :] = torch.arange(len(row))
     return ids, positions
 
 
@@ -324,7 +353,7 @@ def alone(model, text, n):
     for _ in range(n):
         logits.append(model(ids)[:, -1:])
         ids = torch.cat([ids, logits[-1].argmax(-1)], 1)
-    return ids[:, len(text):], torch.cat(logits, 1)
+    return ids[:, len(text) :], torch.cat(logits, 1)
 
 
 @torch.no_grad()
@@ -348,7 +377,7 @@ def equal_to_alone(model, rows, found):
     ids, logits = (torch.cat(part) for part in zip(*texts, strict=False))
     close(found[1], logits)
     assert torch.equal(found[0], ids)
-    assert len(set(ids.flatten().tolist())) > 3     # it says something
+    assert len(set(ids.flatten().tolist())) > 3  # it says something
 
 
 @each
@@ -358,8 +387,7 @@ def test_every_check_passes(name):
     report = check.run_all(model_of(name), VOCAB, skip=skip)
     said = {said for _, said in report.notes} - {"passed", "skipped"}
     # a window may refuse to take back what it has forgotten
-    assert not said or (name in FORGETFUL and all(
-        "crop" in text for text in said))
+    assert not said or (name in FORGETFUL and all("crop" in text for text in said))
 
 
 @each
@@ -368,20 +396,16 @@ def test_greedy_decoding_equals_no_cache(name, chunk):
     "Texts shorter than the window, and longer ones."
     model = model_of(name)
     rows = texts(3, 9, 14)
-    equal_to_alone(model, rows, together(model, model.new_cache(3), rows,
-                                         12, chunk))
+    equal_to_alone(model, rows, together(model, model.new_cache(3), rows, 12, chunk))
 
 
 # positions: with gaps, out of order, from 5 on
 
 WAYS = {
     "from 5 on": [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]],
-    "gaps": [[0, 1, 2, 5, 6, 9, 10, 11, 17, 18],
-             [2, 3, 4, 7, 11, 12, 13, 14, 15, 30]],
-    "out of order": [[3, 0, 2, 1, 5, 4, 6, 9, 7, 8],
-                     [2, 1, 0, 3, 4, 5, 6, 7, 9, 8]],
-    "holes": [[-1, 0, 1, -1, 2, 3, 4, -1, 5, 6],
-              [0, 1, -1, -1, 2, -1, 3, 4, 5, 6]],
+    "gaps": [[0, 1, 2, 5, 6, 9, 10, 11, 17, 18], [2, 3, 4, 7, 11, 12, 13, 14, 15, 30]],
+    "out of order": [[3, 0, 2, 1, 5, 4, 6, 9, 7, 8], [2, 1, 0, 3, 4, 5, 6, 7, 9, 8]],
+    "holes": [[-1, 0, 1, -1, 2, 3, 4, -1, 5, 6], [0, 1, -1, -1, 2, -1, 3, 4, 5, 6]],
 }
 
 
@@ -391,25 +415,29 @@ WAYS = {
 def test_positions_of_all_kinds(name, way, sizes):
     "Without a cache, keys that had not come yet are masked instead."
     if (way, sizes[0]) == ("out of order", 1) and name in FORGETFUL:
-        sizes = 4, 6        # a window forgets what came too late
+        sizes = 4, 6  # a window forgets what came too late
     model = model_of(name)
     positions = torch.tensor(WAYS[way]).expand(2, -1)
     ids = draw_ids(2, 10, high=VOCAB)
     cache = model.new_cache(2)
     tokens = positions >= 0
-    came = torch.repeat_interleave(torch.arange(len(sizes)),
-                                   torch.tensor(sizes))
+    came = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     there = (came[:, None] >= came)[None, None]
     with torch.no_grad():
         whole = model(ids, positions=positions, mask=there)
-        parts = [model(a, positions=b, cache=cache) for a, b in zip(
-            ids.split(sizes, 1), positions.split(sizes, 1), strict=True)]
+        parts = [
+            model(a, positions=b, cache=cache)
+            for a, b in zip(ids.split(sizes, 1), positions.split(sizes, 1), strict=True)
+        ]
         close(torch.cat(parts, 1)[tokens], whole[tokens])
         # and the next token follows the largest position
         last = draw_ids(2, 1, high=VOCAB, seed=1)
         after = positions.amax(-1, keepdim=True) + 1
-        y = model(torch.cat([ids, last], 1), positions=torch.cat([positions, after], 1),
-                  mask=F.pad(F.pad(there, (0, 1)), (0, 0, 0, 1), value=True))
+        y = model(
+            torch.cat([ids, last], 1),
+            positions=torch.cat([positions, after], 1),
+            mask=F.pad(F.pad(there, (0, 1)), (0, 0, 0, 1), value=True),
+        )
         close(model(last, cache=cache), y[:, -1:])
 
 
@@ -433,14 +461,17 @@ def test_queries_out_of_order_are_the_same_queries():
 
 # the methods
 
+
 @each
 @pytest.mark.parametrize("n", [10, 9, [10, 8], [9, 3]])
 def test_crop_takes_back(name, n):
     "As if what was forgotten had never been written."
     model = model_of(name)
     rows = texts(10, 8)
-    lengths = [min(k, len(row)) for k, row in zip(
-        [n, n] if isinstance(n, int) else n, rows, strict=True)]
+    lengths = [
+        min(k, len(row))
+        for k, row in zip([n, n] if isinstance(n, int) else n, rows, strict=True)
+    ]
     ids, positions = left_padded(rows)
     cache = model.new_cache(2)
     cache.allow_rollback(1)
@@ -449,8 +480,10 @@ def test_crop_takes_back(name, n):
         model(ids, positions=positions, cache=cache)
         n = n if isinstance(n, int) else torch.tensor(n)
         if lengths[1] == 3 and name in FORGETFUL:
-            held = [(c.lengths.tolist(), [x.clone() for x in c.tensors])
-                    for c in cache.layers]
+            held = [
+                (c.lengths.tolist(), [x.clone() for x in c.tensors])
+                for c in cache.layers
+            ]
             with pytest.raises(ValueError, match=r"cannot crop|crop\(3\) leaves"):
                 cache.crop(n)
             for layer, (seen, kept) in zip(cache.layers, held, strict=True):
@@ -458,11 +491,10 @@ def test_crop_takes_back(name, n):
                 assert all(map(torch.equal, layer.tensors, kept))
             return
         cache.crop(n)
-        parts = torch.cat([model(more[:, i:i + 1], cache=cache)
-                           for i in range(3)], 1)
+        parts = torch.cat([model(more[:, i : i + 1], cache=cache) for i in range(3)], 1)
         for i, (row, k) in enumerate(zip(rows, lengths, strict=True)):
             text = torch.cat([row[:k], more[i]])[None]
-            close(parts[i:i + 1], model(text)[:, k:])
+            close(parts[i : i + 1], model(text)[:, k:])
 
 
 @each
@@ -479,7 +511,7 @@ def test_select_reorders_and_repeats(name):
         y = torch.cat([model(x, cache=cache) for x in more.split(1, 1)], 1)
         for i, j in enumerate(order.tolist()):
             text = torch.cat([rows[j], more[i]])[None]
-            close(y[i:i + 1], model(text)[:, len(rows[j]):])
+            close(y[i : i + 1], model(text)[:, len(rows[j]) :])
 
 
 @torch.no_grad()
@@ -521,7 +553,8 @@ def test_rows_that_end_are_taken_by_others(name):
     model = model_of(name)
     jobs = list(zip(texts(6, 2, 11, 1, 4, 3), (3, 9, 2, 7, 1, 5), strict=True))
     assert serve(model, jobs, batch_size=2) == [
-        alone(model, text, n)[0][0].tolist() for text, n in jobs]
+        alone(model, text, n)[0][0].tolist() for text, n in jobs
+    ]
 
 
 @each
@@ -547,6 +580,7 @@ def test_several_rows_are_set_at_once(name):
 
 # a cache that gives back all its slots (−1 where there is nothing)
 
+
 def test_all_slots_may_be_given_back():
     "Nothing that is empty is seen, nor does it make the mask plain."
     for name in ("preallocated", "slots", "fixed"):
@@ -556,7 +590,7 @@ def test_all_slots_may_be_given_back():
         with torch.no_grad():
             close(model(ids[:, :6], cache=cache), model(ids[:, :6]))
             assert (cache.key_positions.tensor >= 0).sum(-1).tolist() == [6, 6]
-            for buffer in cache.layers[0].tensors:     # of empty slots
+            for buffer in cache.layers[0].tensors:  # of empty slots
                 assert buffer.shape[-2] >= MAX_LEN
             close(model(ids[:, 6:], cache=cache), model(ids)[:, 6:])
 
@@ -584,8 +618,10 @@ def test_two_graphs_serve_prefill_and_every_step(name):
 
 # a step asks the device for nothing
 
+
 class Reads(TorchDispatchMode):
     "Refuses what a host has to wait for, where tensors are on a GPU."
+
     now = False
 
     def __enter__(self):
@@ -599,7 +635,8 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         assert name not in ("_local_scalar_dense", "nonzero", "equal"), (
-            f"{name} waits for the device")
+            f"{name} waits for the device"
+        )
         return function(*args, **(kwargs or {}))
 
 
@@ -613,33 +650,37 @@ def elsewhere(monkeypatch):
         def spy(self, *args, _plain=plain, _name=name, **how):
             assert not Reads.now, f"{_name} waits for the device"
             return _plain(self, *args, **how)
+
         monkeypatch.setattr(torch.Tensor, name, spy)
 
 
 def step_blind(model, ragged, source=False):
     "Prefill, then steps, of which none may read a value."
     ids = draw_ids(3, 9, high=VOCAB)
-    positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2],
-                              [-1, 0, 1, 2, 3]]) if ragged else None
+    positions = (
+        torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2], [-1, 0, 1, 2, 3]])
+        if ragged
+        else None
+    )
     cache = model.new_cache(3)
     how = {}
     with torch.no_grad():
         if source:
             keep = torch.ones(3, 7).bool()
             keep[0, :ragged] = False
-            how = dict(encoder_hidden_states=model.encode(ids[:, :7], keep),
-                       encoder_attention_mask=keep)
+            how = dict(
+                encoder_hidden_states=model.encode(ids[:, :7], keep),
+                encoder_attention_mask=keep,
+            )
         model(ids[:, :5], positions=positions, cache=cache, **how)
         with Reads():
-            parts = [model(ids[:, i:i + 1], cache=cache, **how)
-                     for i in range(5, 9)]
+            parts = [model(ids[:, i : i + 1], cache=cache, **how) for i in range(5, 9)]
     return torch.cat(parts, 1)
 
 
 @plain_only
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("name", [
-    n for n in TABLE if n not in ("rolling", "mixed")])
+@pytest.mark.parametrize("name", [n for n in TABLE if n not in ("rolling", "mixed")])
 def test_a_step_of_a_cache_reads_no_value(name, ragged, elsewhere):
     model = model_of(name)
     step_blind(model, ragged)
@@ -653,14 +694,21 @@ def test_a_step_of_a_model_reads_no_value(row, ragged, elsewhere):
 
 
 def test_what_is_read_is_seen(elsewhere):
-    for read in (torch.Tensor.any, torch.Tensor.nonzero, lambda x: x[x > 0],
-                 lambda x: x.tolist(), lambda x: x.numpy(),
-                 lambda x: x.cpu(), lambda x: x.unique()):
+    for read in (
+        torch.Tensor.any,
+        torch.Tensor.nonzero,
+        lambda x: x[x > 0],
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: x.cpu(),
+        lambda x: x.unique(),
+    ):
         with pytest.raises(AssertionError, match="waits"), Reads():
             bool(read(torch.ones(1)))
 
 
 # rows of the models of the course
+
 
 @causal
 def test_rows_of_every_model_make_place(row):
@@ -675,13 +723,17 @@ def test_rows_of_every_model_make_place(row):
         how = {}
         if row.source:
             how = dict(
-                encoder_hidden_states=model.encode(sources[i:i + 1, :lengths[i]]))
-        model(ids[i:i + 1, :k], cache=cache, **how)
+                encoder_hidden_states=model.encode(sources[i : i + 1, : lengths[i]])
+            )
+        model(ids[i : i + 1, :k], cache=cache, **how)
         return cache
 
     def whole(i, text):
-        how = dict(encoder_hidden_states=model.encode(sources[i:i + 1, :lengths[i]])
-                   ) if row.source else {}
+        how = (
+            dict(encoder_hidden_states=model.encode(sources[i : i + 1, : lengths[i]]))
+            if row.source
+            else {}
+        )
         return model(text[None], **how)[:, -1:]
 
     with torch.no_grad():
@@ -689,31 +741,50 @@ def test_rows_of_every_model_make_place(row):
         cache.set_rows(torch.tensor([1]), start(0, 4))
         cache.set_rows(torch.tensor([0]), start(1, 6))
         y = model(ids[[1, 0], 8:], cache=cache)
-        rows = [torch.cat([ids[1, :6], ids[1, 8:]]),
-                torch.cat([ids[0, :4], ids[0, 8:]])]
+        rows = [
+            torch.cat([ids[1, :6], ids[1, 8:]]),
+            torch.cat([ids[0, :4], ids[0, 8:]]),
+        ]
         close(y, torch.cat([whole(1, rows[0]), whole(0, rows[1])]))
         cache.set_rows(torch.tensor([0]), start(2, 5))
         y = model(ids[[2, 0], 7:8], cache=cache)
-        close(y, torch.cat([whole(2, torch.cat([ids[2, :5], ids[2, 7:8]])),
-                            whole(0, torch.cat([rows[1], ids[0, 7:8]]))]))
+        close(
+            y,
+            torch.cat(
+                [
+                    whole(2, torch.cat([ids[2, :5], ids[2, 7:8]])),
+                    whole(0, torch.cat([rows[1], ids[0, 7:8]])),
+                ]
+            ),
+        )
 
 
 def filled(rows, n=4, width=4, dtype=torch.float32):
     cache = DynamicLayerCache(rows)
-    cache.update(*(torch.randn(rows, 2, n, width, dtype=dtype)
-                   for _ in range(2)), positions=torch.arange(n)[None])
+    cache.update(
+        *(torch.randn(rows, 2, n, width, dtype=dtype) for _ in range(2)),
+        positions=torch.arange(n)[None],
+    )
     return cache
 
 
-@pytest.mark.parametrize("rows, other, says", [
-    ([0, 1], lambda: filled(1), r"the source has 1 rows, .* name 1 rows, got \(2,\)"),
-    ([[0]], lambda: filled(1), r"rows must be a tensor of row numbers"),
-    ([3], lambda: filled(1), r"from 0 to 2, got \[3\]"),
-    ([-1], lambda: filled(1), r"from 0 to 2, got \[-1\]"),
-    ([1, 1], lambda: filled(2), r"different numbers .* got \[1, 1\]"),
-    ([1], lambda: DynamicLayerCache(1), "a cache that holds tokens"),
-    ([1], lambda: filled(1, width=5), "all but batch and time.* 5"),
-    ([1], lambda: filled(1, dtype=torch.float64), "float64.* meets .*32")])
+@pytest.mark.parametrize(
+    "rows, other, says",
+    [
+        (
+            [0, 1],
+            lambda: filled(1),
+            r"the source has 1 rows, .* name 1 rows, got \(2,\)",
+        ),
+        ([[0]], lambda: filled(1), r"rows must be a tensor of row numbers"),
+        ([3], lambda: filled(1), r"from 0 to 2, got \[3\]"),
+        ([-1], lambda: filled(1), r"from 0 to 2, got \[-1\]"),
+        ([1, 1], lambda: filled(2), r"different numbers .* got \[1, 1\]"),
+        ([1], lambda: DynamicLayerCache(1), "a cache that holds tokens"),
+        ([1], lambda: filled(1, width=5), "all but batch and time.* 5"),
+        ([1], lambda: filled(1, dtype=torch.float64), "float64.* meets .*32"),
+    ],
+)
 def test_rows_that_do_not_fit_are_named(rows, other, says):
     "And if the second layer refuses, the first has not changed."
     cache = KVCache([filled(3), filled(3)])
@@ -730,8 +801,9 @@ def test_rows_that_do_not_fit_are_named(rows, other, says):
 
 def test_rows_of_a_cache_of_more_layers_are_refused():
     with pytest.raises(ValueError, match=r"of 1 layers .* in one of 2"):
-        KVCache([filled(2), filled(2)]).set_rows(torch.tensor([0]),
-                                                 KVCache([filled(1)]))
+        KVCache([filled(2), filled(2)]).set_rows(
+            torch.tensor([0]), KVCache([filled(1)])
+        )
     with pytest.raises(ValueError, match="knows how many rows"):
         DynamicLayerCache().set_rows(torch.tensor([0]), filled(1))
 
@@ -746,8 +818,9 @@ def test_an_empty_cache_knows_its_rows():
     with pytest.raises(ValueError, match="a batch of 3 meets a cache of 2"):
         cache.update(*[torch.zeros(3, 2, 1, 4)] * 2, positions=torch.tensor([[4]]))
     with pytest.raises(ValueError, match="a batch of 2 meets a cache of 3"):
-        DynamicLayerCache(3).update(torch.zeros(2, 2, 1, 4),
-                                    positions=torch.tensor([[0]]))
+        DynamicLayerCache(3).update(
+            torch.zeros(2, 2, 1, 4), positions=torch.tensor([[0]])
+        )
 
 
 def test_the_limit_is_that_of_the_rows_that_are_there():
@@ -777,6 +850,7 @@ def test_the_limit_is_that_of_the_rows_that_are_there():
 
 
 # broken on purpose
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_absorbed_weights_are_the_same_weights(seed):
@@ -815,8 +889,8 @@ def by_arrival(self, *tensors, positions):
     "A slot that is the number of the token in this call."
     at = Positions.of(positions).tensor.expand(self.batch_size, -1)
     for buffer, x in zip(self.tensors, tensors, strict=True):
-        buffer[:, :, :at.shape[1]] = x
-    self.key_positions[:, :at.shape[1]] = at
+        buffer[:, :, : at.shape[1]] = x
+    self.key_positions[:, : at.shape[1]] = at
     return *self.tensors, self.key_positions
 
 
@@ -841,12 +915,13 @@ def red(name):
     "Each contract that a table's row breaks."
     found = []
     for test, rest in (
-            (test_every_check_passes, ()),
-            (test_greedy_decoding_equals_no_cache, (None,)),
-            (test_positions_of_all_kinds, ("gaps", (4, 2, 4))),
-            (test_crop_takes_back, (9,)),
-            (test_select_reorders_and_repeats, ()),
-            (test_rows_that_end_are_taken_by_others, ())):
+        (test_every_check_passes, ()),
+        (test_greedy_decoding_equals_no_cache, (None,)),
+        (test_positions_of_all_kinds, ("gaps", (4, 2, 4))),
+        (test_crop_takes_back, (9,)),
+        (test_select_reorders_and_repeats, ()),
+        (test_rows_that_end_are_taken_by_others, ()),
+    ):
         try:
             test(name, *rest)
         except (AssertionError, ValueError, RuntimeError):
@@ -854,18 +929,31 @@ def red(name):
     return found
 
 
-@pytest.mark.parametrize("name, owner, operation, wrong, least", [
-    ("rolling", Rolling, "update", trimmed,
-     {"every", "greedy", "positions", "rows"}),
-    ("preallocated", Preallocated, "update", full_of_tokens,
-     {"every", "greedy", "positions", "crop", "select", "rows"}),
-    ("slots", Slots, "update", by_arrival, {"every", "greedy", "rows"}),
-    ("growing", LayerCacheBase, "set_rows", one_row_late, {"rows"}),
-    ("growing", LayerCacheBase, "set_rows", old_positions, {"rows"}),
-    ("latent", LayerCacheBase, "select", lambda self, rows: None, {"select"}),
-    ("indexer", DynamicLayerCache, "crop", lambda self, n: None, {"crop"})])
-def test_what_is_broken_is_seen(name, owner, operation, wrong, least,
-                                monkeypatch):
+@pytest.mark.parametrize(
+    "name, owner, operation, wrong, least",
+    [
+        (
+            "rolling",
+            Rolling,
+            "update",
+            trimmed,
+            {"every", "greedy", "positions", "rows"},
+        ),
+        (
+            "preallocated",
+            Preallocated,
+            "update",
+            full_of_tokens,
+            {"every", "greedy", "positions", "crop", "select", "rows"},
+        ),
+        ("slots", Slots, "update", by_arrival, {"every", "greedy", "rows"}),
+        ("growing", LayerCacheBase, "set_rows", one_row_late, {"rows"}),
+        ("growing", LayerCacheBase, "set_rows", old_positions, {"rows"}),
+        ("latent", LayerCacheBase, "select", lambda self, rows: None, {"select"}),
+        ("indexer", DynamicLayerCache, "crop", lambda self, n: None, {"crop"}),
+    ],
+)
+def test_what_is_broken_is_seen(name, owner, operation, wrong, least, monkeypatch):
     assert red(name) == []
     monkeypatch.setattr(owner, operation, wrong)
     assert set(red(name)) >= least
@@ -878,12 +966,14 @@ def test_ties_must_not_depend_on_where_a_key_lies(monkeypatch):
         made = row_of(layer)
         made.by_slot = True
         return made
+
     monkeypatch.setitem(TABLE, "indexer", by_slot)
     with pytest.raises(AssertionError):
         test_queries_out_of_order_are_the_same_queries()
 
 
 # what is refused changes nothing
+
 
 @causal
 def test_a_refused_step_leaves_the_cache_as_it_was(row):
@@ -903,9 +993,11 @@ def test_a_refused_step_leaves_the_cache_as_it_was(row):
             later = dict(encoder_hidden_states=memory)
         whole = model(ids, **how)
         model(ids[:, :5], cache=cache, **how)
-        for wrong in (dict(mask=torch.ones(3, 6).bool()),
-                      dict(mask=torch.ones(3, 1, 1, 9).bool()),
-                      dict(mask=torch.ones(3, 1, 1, 6))):
+        for wrong in (
+            dict(mask=torch.ones(3, 6).bool()),
+            dict(mask=torch.ones(3, 1, 1, 9).bool()),
+            dict(mask=torch.ones(3, 1, 1, 6)),
+        ):
             with pytest.raises(ValueError, match="mask"):
                 model(ids[:, 5:6], cache=cache, **wrong, **later)
             assert num_read(cache).tolist() == [5, 5, 5]
@@ -922,6 +1014,7 @@ def test_positions_of_fewer_keys_are_refused():
     class Late(DynamicLayerCache):
         def update(self, *tensors, positions):
             return *super().update(*tensors, positions=positions)[:-1], positions
+
     layer = own_attention()
     late = Late()
     layer(torch.randn(2, 4, 16), cache=late)
@@ -957,21 +1050,27 @@ def test_the_same_memory_keeps_its_padding():
     cache = model.new_cache(2)
     how = dict(encoder_hidden_states=memory, encoder_attention_mask=keep)
     model(ids[:, :5], cache=cache, **how)
-    close(model(ids[:, 5:], encoder_hidden_states=memory, cache=cache),
-          model(ids, **how)[:, 5:])
+    close(
+        model(ids[:, 5:], encoder_hidden_states=memory, cache=cache),
+        model(ids, **how)[:, 5:],
+    )
 
 
-@pytest.mark.parametrize("use, says", [
-    (lambda c: c.select(torch.tensor([0, 3])), r"from 0 to 2, got \[0, 3\]"),
-    (lambda c: c.select([0, 1]), "rows must be a tensor of row numbers"),
-    (lambda c: c.select(torch.tensor([True, False, True])), "row numbers"),
-    (lambda c: c.select(torch.tensor([0.0])), "row numbers"),
-    (lambda c: c.crop(2.5), "n must be a whole number .*2.5"),
-    (lambda c: c.crop(True), "n must be a whole number .*True"),
-    (lambda c: c.crop(-1), "n must be a whole number .*-1"),
-    (lambda c: c.crop(torch.tensor(3)), r"one for each row, got .*\(\)"),
-    (lambda c: c.crop(torch.tensor([1, 2])), r"\(3,\), one for each row"),
-    (lambda c: c.crop(torch.tensor([1.0, 2, 3])), "got torch.float32")])
+@pytest.mark.parametrize(
+    "use, says",
+    [
+        (lambda c: c.select(torch.tensor([0, 3])), r"from 0 to 2, got \[0, 3\]"),
+        (lambda c: c.select([0, 1]), "rows must be a tensor of row numbers"),
+        (lambda c: c.select(torch.tensor([True, False, True])), "row numbers"),
+        (lambda c: c.select(torch.tensor([0.0])), "row numbers"),
+        (lambda c: c.crop(2.5), "n must be a whole number .*2.5"),
+        (lambda c: c.crop(True), "n must be a whole number .*True"),
+        (lambda c: c.crop(-1), "n must be a whole number .*-1"),
+        (lambda c: c.crop(torch.tensor(3)), r"one for each row, got .*\(\)"),
+        (lambda c: c.crop(torch.tensor([1, 2])), r"\(3,\), one for each row"),
+        (lambda c: c.crop(torch.tensor([1.0, 2, 3])), "got torch.float32"),
+    ],
+)
 def test_methods_refuse_what_is_no_row_and_no_number(use, says):
     for cache in (filled(3), KVCache([filled(3), filled(3)])):
         with pytest.raises(ValueError, match=says):
@@ -999,12 +1098,16 @@ def test_a_batch_that_meets_the_cache_of_another():
     for given in (positions, None):
         cache = model.new_cache(2)
         model(ids, positions=given, cache=cache)
-        with pytest.raises(ValueError, match=r"after the cache of shape "
-                           r"\(2, 1\)|a batch of 3 meets a cache of 2"):
+        with pytest.raises(
+            ValueError,
+            match=r"after the cache of shape "
+            r"\(2, 1\)|a batch of 3 meets a cache of 2",
+        ):
             model(torch.zeros(3, 1).long(), cache=cache)
 
 
 # what is broken in the methods is found by the check that readers have
+
 
 def only_tensors(self, rows):
     self.tensors = [x[rows] for x in self.tensors]
@@ -1015,8 +1118,10 @@ def only_positions(self, rows):
     at = self.key_positions.tensor.expand(self.batch_size, -1)[rows]
     self.key_positions = Positions(at)
     self.batch_size = len(rows)
-    self.tensors = [x[torch.arange(len(rows)) % len(x)] if len(rows) == 3
-                    else x for x in self.tensors]
+    self.tensors = [
+        x[torch.arange(len(rows)) % len(x)] if len(rows) == 3 else x
+        for x in self.tensors
+    ]
 
 
 def widest_row(self, n):
@@ -1030,14 +1135,18 @@ def every_slot(self, n):
 DynamicLayerCache_crop = DynamicLayerCache.crop
 
 
-@pytest.mark.parametrize("operation, wrong, says", [
-    ("select", only_tensors, "after select, rows that stand at different"),
-    ("select", only_positions, "after select, "),
-    ("set_rows", lambda self, rows, other: None, "after set_rows, rows that stand"),
-    ("set_rows", one_row_late, "after set_rows, rows that stand"),
-    ("crop", lambda self, n: None, "after crop, "),
-    ("crop", widest_row, "after crop, rows that stand at different"),
-    ("crop", every_slot, "positions|shape|crop")])
+@pytest.mark.parametrize(
+    "operation, wrong, says",
+    [
+        ("select", only_tensors, "after select, rows that stand at different"),
+        ("select", only_positions, "after select, "),
+        ("set_rows", lambda self, rows, other: None, "after set_rows, rows that stand"),
+        ("set_rows", one_row_late, "after set_rows, rows that stand"),
+        ("crop", lambda self, n: None, "after crop, "),
+        ("crop", widest_row, "after crop, rows that stand at different"),
+        ("crop", every_slot, "positions|shape|crop"),
+    ],
+)
 def test_check_cache_finds_broken_methods(operation, wrong, says, monkeypatch):
     owner = LayerCacheBase if operation != "crop" else DynamicLayerCache
     monkeypatch.setattr(owner, operation, wrong)
@@ -1051,23 +1160,29 @@ def test_what_a_cache_cannot_do_is_not_hidden(monkeypatch):
 
     def breaks_down(self, rows):
         raise RuntimeError("sizes of tensors must match")
+
     monkeypatch.setattr(DynamicLayerCache, "crop", refuses)
     said = dict(check.run_all(model_of("growing"), VOCAB).notes)
     assert said["cache"] == "passed, crop, crop of rows not tested"
     monkeypatch.setattr(LayerCacheBase, "select", breaks_down)
-    with pytest.raises(check.CheckFailed, match="select raised "
-                       "RuntimeError: sizes of tensors"):
+    with pytest.raises(
+        check.CheckFailed, match="select raised RuntimeError: sizes of tensors"
+    ):
         check.cache(model_of("growing"), VOCAB)
 
 
 def test_what_a_window_gave_back_too_little_of_is_said(monkeypatch):
     monkeypatch.setattr(Rolling, "update", trimmed)
-    with pytest.raises(check.CheckFailed, match=r"(?s)of its own call.*Forget"
-                       r"\s+only\s+after\s+it was looked at"):
+    with pytest.raises(
+        check.CheckFailed,
+        match=r"(?s)of its own call.*Forget"
+        r"\s+only\s+after\s+it was looked at",
+    ):
         check.cache(model_of("rolling"), VOCAB, seq_len=14)
 
 
 # what an engineer broke
+
 
 def test_rows_that_are_set_have_positions_of_their_own():
     "Also where one cache is put twice, by rows that were changed."
@@ -1093,9 +1208,11 @@ def test_layers_share_positions_after_every_operation(operation):
     cache = model.new_cache(2)
     guest = model.new_cache(1)
     model(ids, positions=positions, cache=cache), model(ids[:1], cache=guest)
-    {"select": lambda: cache.select(torch.tensor([1, 0])),
-     "crop": lambda: cache.crop(torch.tensor([4, 2])),
-     "set_rows": lambda: cache.set_rows(torch.tensor([1]), guest)}[operation]()
+    {
+        "select": lambda: cache.select(torch.tensor([1, 0])),
+        "crop": lambda: cache.crop(torch.tensor([4, 2])),
+        "set_rows": lambda: cache.set_rows(torch.tensor([1]), guest),
+    }[operation]()
     first, *others = [layer.key_positions for layer in cache.layers]
     assert others and all(key_positions is first for key_positions in others)
     mixed = model_of("mixed")
@@ -1110,12 +1227,13 @@ class Bare(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inside = [own_attention()]     # not a module of this one
+        self.inside = [own_attention()]  # not a module of this one
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x, *, positions=None, mask=None, cache=None):
-        return self.weight * self.inside[0](x, positions=positions, mask=mask,
-                                            cache=cache)
+        return self.weight * self.inside[0](
+            x, positions=positions, mask=mask, cache=cache
+        )
 
 
 def test_an_attention_without_a_cache_of_its_own_gets_one():
@@ -1136,7 +1254,7 @@ def test_a_buffer_of_positions_may_be_used_again():
     parts = []
     for i in range(4):
         buffer.fill_(i)
-        parts.append(layer(x[:, i:i + 1], positions=buffer, cache=cache))
+        parts.append(layer(x[:, i : i + 1], positions=buffer, cache=cache))
     close(torch.cat(parts, 1), layer(x))
 
 
@@ -1146,19 +1264,26 @@ def test_an_encoder_output_that_was_changed_in_place_is_another():
     memory = torch.randn(2, 5, 16)
     cache = layer.new_cache(2)
     for _ in range(2):
-        close(layer(x, encoder_hidden_states=memory, cache=cache),
-              layer(x, encoder_hidden_states=memory))
+        close(
+            layer(x, encoder_hidden_states=memory, cache=cache),
+            layer(x, encoder_hidden_states=memory),
+        )
         memory.mul_(-2.0)
-    with torch.inference_mode():    # there PyTorch does not count
-        close(layer(x, encoder_hidden_states=memory, cache=layer.new_cache(2)),
-              layer(x, encoder_hidden_states=memory))
+    with torch.inference_mode():  # there PyTorch does not count
+        close(
+            layer(x, encoder_hidden_states=memory, cache=layer.new_cache(2)),
+            layer(x, encoder_hidden_states=memory),
+        )
 
 
 def test_padding_below_minus_one_and_nothing_at_all():
     layer = own_attention()
     cache = layer.new_cache(2)
-    layer(torch.randn(2, 2, 16), cache=cache,
-          positions=torch.tensor([[0, 1], [-100, -100]]))
+    layer(
+        torch.randn(2, 2, 16),
+        cache=cache,
+        positions=torch.tensor([[0, 1], [-100, -100]]),
+    )
     assert cache.key_positions.next(1).tensor.tolist() == [[2], [0]]
     cache = layer.new_cache(1)
     layer(torch.randn(1, 4, 16), positions=Positions(start=5, length=4), cache=cache)
@@ -1201,9 +1326,11 @@ def test_the_limit_holds_where_nobody_looks(elsewhere):
     "After every operation, and for positions that a caller gave."
     model = model_of("growing")
     ids, positions = left_padded(texts(MAX_LEN, 3))
-    for operation in (lambda c: c.select(torch.tensor([1, 0])),
-                 lambda c: c.crop(torch.tensor([MAX_LEN, 3])),
-                 lambda c: None):
+    for operation in (
+        lambda c: c.select(torch.tensor([1, 0])),
+        lambda c: c.crop(torch.tensor([MAX_LEN, 3])),
+        lambda c: None,
+    ):
         cache = model.new_cache(2)
         model(ids, positions=positions, cache=cache)
         operation(cache)
@@ -1220,10 +1347,10 @@ def test_the_limit_holds_where_nobody_looks(elsewhere):
     cache = model.new_cache(2)
     guest = model.new_cache(1)
     model(ids[:1, :3], cache=guest)
-    for i in range(2 * MAX_LEN):        # a busy server: the end is known
+    for i in range(2 * MAX_LEN):  # a busy server: the end is known
         if i % 5 == 0:
             cache.set_rows(torch.tensor([i // 5 % 2]), guest)
         with Reads():
             model(ids[:, :1], cache=cache)
-    with torch.no_grad(), Reads():      # a bound that was told is believed
+    with torch.no_grad(), Reads():  # a bound that was told is believed
         model(ids[:, :1], positions=Positions(torch.tensor([[7]]), upper_bound=9))

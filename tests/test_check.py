@@ -1,4 +1,5 @@
 """The checks: silent on healthy models, and each mistake named."""
+
 import contextlib
 import copy
 import functools
@@ -31,9 +32,14 @@ with warnings.catch_warnings():
 hf.logging.set_verbosity_error()
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 VOCAB = 60
-SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48,
-             num_hidden_layers=2, num_attention_heads=4,
-             max_position_embeddings=64)
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
 
 
 def shaken(model, std=0.1, seed=0):
@@ -47,33 +53,49 @@ def shaken(model, std=0.1, seed=0):
 
 
 def llama(kv=2, std=0.05):
-    return shaken(hf.LlamaForCausalLM(hf.LlamaConfig(
-        **SIZES, num_key_value_heads=kv, rms_norm_eps=1e-6)), std)
+    return shaken(
+        hf.LlamaForCausalLM(
+            hf.LlamaConfig(**SIZES, num_key_value_heads=kv, rms_norm_eps=1e-6)
+        ),
+        std,
+    )
 
 
 HEALTHY = {
     "tour": lambda: MiniGPT(VOCAB, d_model=16, n_heads=2, max_len=32),
     "ours": lambda: Decoder(),
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(
-        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    ),
     "llama": lambda: llama(4),
     "llama, grouped": lambda: llama(2),
-    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(
-        **SIZES, num_key_value_heads=2, sliding_window=5)),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(
-        **SIZES, num_key_value_heads=2, head_dim=8)),
+    "mistral": lambda: hf.MistralForCausalLM(
+        hf.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=5)
+    ),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(
+        hf.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8)
+    ),
     "neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SIZES)),
-    "opt": lambda: hf.OPTForCausalLM(hf.OPTConfig(
-        vocab_size=VOCAB, hidden_size=32, ffn_dim=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=64,
-        word_embed_proj_dim=32)),
-    "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(
-        vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=64,
+            word_embed_proj_dim=32,
+        )
+    ),
+    "bloom": lambda: hf.BloomForCausalLM(
+        hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)
+    ),
 }
 ENCODERS = {
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES)),
-    "roberta": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(
-        **{**SIZES, "pad_token_id": 1})),
+    "roberta": lambda: hf.RobertaForMaskedLM(
+        hf.RobertaConfig(**{**SIZES, "pad_token_id": 1})
+    ),
 }
 
 
@@ -85,19 +107,24 @@ def healthy(name, dtype=torch.float32):
 
 
 def t5():
-    return shaken(hf.T5ForConditionalGeneration(hf.T5Config(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2,
-        num_heads=4)))
+    return shaken(
+        hf.T5ForConditionalGeneration(
+            hf.T5Config(
+                vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
+            )
+        )
+    )
 
 
 # a decoder of this course's parts, whose every step can be replaced
+
 
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
         self.n_heads = 4
         self.n_kv_heads = 2
-        self.scale = 8 ** -0.5
+        self.scale = 8**-0.5
         self.q_proj = Linear(32, 32, bias=False)
         self.k_proj = Linear(32, 16, bias=False)
         self.v_proj = Linear(32, 16, bias=False)
@@ -127,8 +154,13 @@ class Attention(nn.Module):
         k, v = (split_heads(p(x), 2) for p in (self.k_proj, self.v_proj))
         q, k = self.turned(q, k, positions)
         k, v, key_positions = self.remember(k, v, positions, layer)
-        out, _ = attend(q, self.share(k), self.share(v),
-                        self.allowed(positions, key_positions), scale=self.scale)
+        out, _ = attend(
+            q,
+            self.share(k),
+            self.share(v),
+            self.allowed(positions, key_positions),
+            scale=self.scale,
+        )
         return self.join(out)
 
 
@@ -181,9 +213,13 @@ class Decoder(nn.Module):
         return self.logits(x)
 
 
-NAMES = {"attention_norm": "input_layernorm", "mlp_norm":
-         "post_attention_layernorm", "attention.": "self_attn.",
-         "blocks": "layers", "embed.": "embed_tokens."}
+NAMES = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attention.": "self_attn.",
+    "blocks": "layers",
+    "embed.": "embed_tokens.",
+}
 
 
 def filled(model, judge=None):
@@ -196,8 +232,7 @@ def filled(model, judge=None):
             name = name.replace(here, there)
         return name if name.startswith("lm_head") else f"model.{name}"
 
-    model.load_state_dict({n: theirs.get(their(n), w)
-                           for n, w in own.items()})
+    model.load_state_dict({n: theirs.get(their(n), w) for n, w in own.items()})
     return model
 
 
@@ -214,54 +249,76 @@ def broken(name, **found):
     def keep(make):
         BREAKS[name] = make, found
         return make
+
     return keep
 
 
 def attention(name, method, **found):
     "A break that replaces one method of the attention."
+
     def keep(function):
         kind = type("Broken", (Attention,), {method: function})
         BREAKS[name] = lambda: filled(Decoder(kind)), found
         return function
+
     return keep
 
 
 def decoder(name, method, **found):
     "A break that replaces one method of the model."
+
     def keep(function):
         kind = type("Broken", (Decoder,), {method: function})
         BREAKS[name] = lambda: filled(kind()), found
         return function
+
     return keep
 
 
 def numbers(name, **values):
     "A break that changes numbers on modules."
+
     def make():
         model = filled(Decoder())
         for m in model.modules():
             for key in values.keys() & vars(m).keys():
                 setattr(m, key, values[key])
         return model
-    BREAKS[name] = make, dict(same="input differs already.*output 0"
-                              if "eps" not in values else "eps=1e-05")
+
+    BREAKS[name] = (
+        make,
+        dict(
+            same="input differs already.*output 0"
+            if "eps" not in values
+            else "eps=1e-05"
+        ),
+    )
 
 
-@attention("mask inverted", "allowed", causal="mask is inverted",
-           cache="not causal", same="o_proj")
+@attention(
+    "mask inverted",
+    "allowed",
+    causal="mask is inverted",
+    cache="not causal",
+    same="o_proj",
+)
 def _(self, positions, key_positions):
     return ~causal_mask(positions, key_positions) & padding_mask(key_positions)
 
 
-@attention("mask inverted, last row even", "allowed",
-           causal="mask is inverted")
+@attention("mask inverted, last row even", "allowed", causal="mask is inverted")
 def _(self, positions, key_positions):
     later = ~causal_mask(positions, key_positions)
     return later | ~later.any(-1, keepdim=True)
 
 
-@attention("mask off by one", "allowed", causal="mask is off by 1",
-           cache="not causal", same="o_proj")
+@attention(
+    "mask off by one",
+    "allowed",
+    causal="mask is off by 1",
+    cache="not causal",
+    same="o_proj",
+)
 def _(self, positions, key_positions):
     return causal_mask(positions + 1, key_positions) & padding_mask(key_positions)
 
@@ -271,57 +328,88 @@ def _(self, positions, key_positions):
     return padding_mask(key_positions)
 
 
-@attention("heads joined by reshape", "join",
-           causal="irregular.*o_proj is the first",
-           same="right numbers in another order")
+@attention(
+    "heads joined by reshape",
+    "join",
+    causal="irregular.*o_proj is the first",
+    same="right numbers in another order",
+)
 def _(self, out):
     return self.o_proj(out.reshape(len(out), out.shape[2], -1))
 
 
-@attention("view mixes q, k and v", "forward", causal="irregular|rows of a",
-           shapes="rows of a batch")
+@attention(
+    "view mixes q, k and v",
+    "forward",
+    causal="irregular|rows of a",
+    shapes="rows of a batch",
+)
 def _(self, x, positions, layer=None):
     b, t, _ = x.shape
-    qkv = torch.cat([self.q_proj(x), self.share(self.k_proj(x)[:, None])
-                     .reshape(b, t, -1), self.q_proj(x)], -1)
+    qkv = torch.cat(
+        [
+            self.q_proj(x),
+            self.share(self.k_proj(x)[:, None]).reshape(b, t, -1),
+            self.q_proj(x),
+        ],
+        -1,
+    )
     q, k, v = qkv.view(3, b, 4, t, 8)  # should be split, then transposed
     return self.join(attend(q, k, v, self.allowed(positions, positions))[0])
 
 
-@attention("attention over the batch", "forward",
-           causal="batch and time", shapes="batch and time",
-           padding="batch and time", same="another order")
+@attention(
+    "attention over the batch",
+    "forward",
+    causal="batch and time",
+    shapes="batch and time",
+    padding="batch and time",
+    same="another order",
+)
 def _(self, x, positions, layer=None):
     right = Attention.forward
-    return right(self, x.transpose(0, 1), positions.new_tensor(range(len(x)))[
-        None]).transpose(0, 1)
+    return right(
+        self, x.transpose(0, 1), positions.new_tensor(range(len(x)))[None]
+    ).transpose(0, 1)
 
 
-@attention("NaN in an empty row", "forward",
-           causal="single token, alone, gives NaN")
+@attention("NaN in an empty row", "forward", causal="single token, alone, gives NaN")
 def _(self, x, positions, layer=None):
     q = split_heads(self.q_proj(x), 4)
     scores = (q @ q.mT).masked_fill(causal_mask(positions, positions), -torch.inf)
     return self.join(scores.softmax(-1) @ q)
 
 
-@attention("dropout in eval", "join", shapes="F.dropout without",
-           causal="F.dropout without", padding="F.dropout without",
-           cache="F.dropout without", gradients="F.dropout without",
-           same="F.dropout without")
+@attention(
+    "dropout in eval",
+    "join",
+    shapes="F.dropout without",
+    causal="F.dropout without",
+    padding="F.dropout without",
+    cache="F.dropout without",
+    gradients="F.dropout without",
+    same="F.dropout without",
+)
 def _(self, out):
     return F.dropout(Attention.join(self, out), 0.1)
 
 
-@attention("output projection forgotten", "join",
-           gradients="never ran: blocks.0.attention.o_proj",
-           same="leaves one out")
+@attention(
+    "output projection forgotten",
+    "join",
+    gradients="never ran: blocks.0.attention.o_proj",
+    same="leaves one out",
+)
 def _(self, out):
     return merge_heads(out)
 
 
-@attention("detached", "join", gradients="8 of 21.*ran, and get no grad",
-           same="the gradient of embed.weight")
+@attention(
+    "detached",
+    "join",
+    gradients="8 of 21.*ran, and get no grad",
+    same="the gradient of embed.weight",
+)
 def _(self, out):
     return Attention.join(self, out.detach())
 
@@ -331,14 +419,17 @@ def _(self, x):
     return x.repeat(1, 2, 1, 1)
 
 
-@attention("padding attended to", "allowed", padding="is attended to",
-           cache="padded on the left")
+@attention(
+    "padding attended to",
+    "allowed",
+    padding="is attended to",
+    cache="padded on the left",
+)
 def _(self, positions, key_positions):
     return causal_mask(positions, key_positions)
 
 
-@attention("mask of rows on heads", "allowed",
-           padding="needs an axis for the heads")
+@attention("mask of rows on heads", "allowed", padding="needs an axis for the heads")
 def _(self, positions, key_positions):
     mask = Attention.allowed(self, positions, key_positions)
     return mask.transpose(0, 1) if len(mask) == 4 else mask
@@ -364,8 +455,10 @@ def _(self, k, v, positions, layer):
     if not layer:
         return k, v, positions
     k, v, key_positions = layer.update(k, v, positions=positions)
-    return (*(torch.cat([x[:, :, :-1], 0 * x[:, :, -1:]], 2)
-              for x in (k, v)), key_positions.tensor)
+    return (
+        *(torch.cat([x[:, :, :-1], 0 * x[:, :, -1:]], 2) for x in (k, v)),
+        key_positions.tensor,
+    )
 
 
 @attention("cache never read", "remember", cache="cached is lost")
@@ -427,25 +520,30 @@ KEPT = {}
 
 @decoder("cache shared", "new_cache", cache="second cache is not new")
 def _(self, batch, max_len=None):
-    return KEPT.setdefault(id(self),
-                           KVCache([DynamicLayerCache(), DynamicLayerCache()]))
+    return KEPT.setdefault(
+        id(self), KVCache([DynamicLayerCache(), DynamicLayerCache()])
+    )
 
 
-@decoder("remembers calls", "logits", shapes="remembers earlier calls",
-         causal="remembers earlier calls")
+@decoder(
+    "remembers calls",
+    "logits",
+    shapes="remembers earlier calls",
+    causal="remembers earlier calls",
+)
 def _(self, x):
     self.calls = getattr(self, "calls", 0) + 1
     return Decoder.logits(self, x) + self.calls
 
 
-@decoder("softmax at the end", "logits", shapes="probabilities",
-         same="up to lm_head")
+@decoder("softmax at the end", "logits", shapes="probabilities", same="up to lm_head")
 def _(self, x):
     return Decoder.logits(self, x).softmax(-1)
 
 
-@decoder("one column too few", "logits", shapes="width 59", gradients="59",
-         same="shape")
+@decoder(
+    "one column too few", "logits", shapes="width 59", gradients="59", same="shape"
+)
 def _(self, x):
     return Decoder.logits(self, x)[..., :-1]
 
@@ -470,15 +568,24 @@ def _(self, ids, positions):
     return self.embed(torch.cat([ids[:, :1] * 0, ids[:, :-1]], 1))
 
 
-@decoder("positions from the end", "start", causal="depends on the length",
-         same="input differs already")
+@decoder(
+    "positions from the end",
+    "start",
+    causal="depends on the length",
+    same="input differs already",
+)
 def _(self, ids, positions):
     back = positions.amax() - positions
     return self.embed(ids) + 0.1 * back[..., None]
 
 
-@decoder("mean over the batch", "start", shapes="rows of a batch",
-         causal="rows of a batch", padding="rows of a batch")
+@decoder(
+    "mean over the batch",
+    "start",
+    shapes="rows of a batch",
+    causal="rows of a batch",
+    padding="rows of a batch",
+)
 def _(self, ids, positions):
     x = self.embed(ids)
     return x - x.mean(0, keepdim=True)
@@ -490,6 +597,7 @@ def _():
         def forward(self, x, positions, layer=None):
             x = self.attention_norm(x + self.attention(x, positions, layer))
             return self.mlp_norm(x + self.mlp(x))
+
     return filled(Decoder(block=Post))
 
 
@@ -499,6 +607,7 @@ def _():
         def __init__(self, attention):
             super().__init__(attention)
             self.mlp = GatedFeedForward(32, 48, activation="gelu")
+
     return filled(Decoder(block=Gelu))
 
 
@@ -507,6 +616,7 @@ def _():
     class Bag(Attention):
         def turned(self, q, k, positions):
             return q, k
+
     return filled(Decoder(Bag, layers=1))
 
 
@@ -517,11 +627,14 @@ def _():
             return causal_mask(positions + 1, key_positions) & padding_mask(
                 key_positions
             )
+
     return filled(Decoder(Wide, layers=1))
 
 
-@broken("one weight not copied", same="other weights .weight.*k_proj|"
-        "k_proj.*other weights .weight")
+@broken(
+    "one weight not copied",
+    same="other weights .weight.*k_proj|k_proj.*other weights .weight",
+)
 def _():
     model = filled(Decoder())
     with torch.no_grad():
@@ -538,9 +651,13 @@ def _():
     return model
 
 
-@broken("projection of zeros", causal="nothing was tested",
-        cache="nothing was tested", padding="nothing was tested",
-        gradients="nearly 0")
+@broken(
+    "projection of zeros",
+    causal="nothing was tested",
+    cache="nothing was tested",
+    padding="nothing was tested",
+    gradients="nearly 0",
+)
 def _():
     model = filled(Decoder())
     for block in model.blocks:
@@ -564,9 +681,16 @@ CHECKS = {
     "padding": lambda m: check.padding(m, VOCAB),
     "cache": lambda m: check.cache(m, VOCAB),
     "gradients": lambda m: check.gradients(m, VOCAB),
-    "same": lambda m: check.same(m, reference())}
-VALUE_ONLY = ["scale dropped", "eps 1e-6 to 1e-5", "rotary layout swapped",
-              "heads tiled", "post-norm for pre-norm", "GELU for SiLU"]
+    "same": lambda m: check.same(m, reference()),
+}
+VALUE_ONLY = [
+    "scale dropped",
+    "eps 1e-6 to 1e-5",
+    "rotary layout swapped",
+    "heads tiled",
+    "post-norm for pre-norm",
+    "GELU for SiLU",
+]
 
 
 def finds(judge, model):
@@ -588,13 +712,18 @@ def caught(judge, *args, **kwargs):
 
 def snapshot(model):
     "Everything of a model that a check might change."
-    return ([m.training for m in model.modules()],
-            [set(vars(m)) for m in model.modules()],
-            {k: v.clone() for k, v in model.state_dict().items()},
-            [b.clone() for b in model.buffers()],
-            [(p.requires_grad, None if p.grad is None else p.grad.clone())
-             for p in model.parameters()],
-            torch.get_rng_state(), torch.is_grad_enabled())
+    return (
+        [m.training for m in model.modules()],
+        [set(vars(m)) for m in model.modules()],
+        {k: v.clone() for k, v in model.state_dict().items()},
+        [b.clone() for b in model.buffers()],
+        [
+            (p.requires_grad, None if p.grad is None else p.grad.clone())
+            for p in model.parameters()
+        ],
+        torch.get_rng_state(),
+        torch.is_grad_enabled(),
+    )
 
 
 def equal(a, b):
@@ -608,6 +737,7 @@ def equal(a, b):
 
 
 # healthy models pass
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", HEALTHY)
@@ -631,8 +761,7 @@ def test_encoders(name):
     assert check.padding(model, VOCAB) and check.gradients(model)
     assert check.shapes(model, VOCAB, max_len=60)
     assert "no causal mask" in caught(check.causal, model, VOCAB)
-    assert "attended to" in caught(check.padding,
-                                   lambda x: model(x).logits, VOCAB)
+    assert "attended to" in caught(check.padding, lambda x: model(x).logits, VOCAB)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "bloom"])
@@ -653,9 +782,11 @@ def test_the_course_equals_transformers():
 
 # broken models fail, and the message says how
 
-@pytest.mark.parametrize("name,judge", [
-    (name, judge) for name, (_, found) in BREAKS.items()
-    for judge in found])
+
+@pytest.mark.parametrize(
+    "name,judge",
+    [(name, judge) for name, (_, found) in BREAKS.items() for judge in found],
+)
 def test_mistakes_are_named(name, judge):
     make, found = BREAKS[name]
     text = caught(CHECKS[judge], make())
@@ -668,6 +799,7 @@ def rounded_by_row(model):
     Matrix kernels do the same: they divide the rows among threads and registers, so
     equal rows of one batch may differ in the last bit.
     """
+
     def hook(module, args, out):
         if out.ndim == 3:
             row = torch.arange(len(out), dtype=out.dtype)[:, None, None]
@@ -679,8 +811,10 @@ def rounded_by_row(model):
     return model
 
 
-@pytest.mark.parametrize("name,judge", [
-    (name, judge) for name, (_, found) in BREAKS.items() for judge in found])
+@pytest.mark.parametrize(
+    "name,judge",
+    [(name, judge) for name, (_, found) in BREAKS.items() for judge in found],
+)
 def test_verdicts_do_not_rest_on_the_rounding_of_rows(name, judge):
     make, found = BREAKS[name]
     text = caught(CHECKS[judge], rounded_by_row(make()))
@@ -690,7 +824,7 @@ def test_verdicts_do_not_rest_on_the_rounding_of_rows(name, judge):
 def test_a_model_passes_whatever_the_rounding_of_its_rows():
     model = rounded_by_row(filled(Decoder()))
     rows = model(torch.full((3, 5), 7))
-    assert not torch.equal(rows[1], rows[0])        # the rounding is there
+    assert not torch.equal(rows[1], rows[0])  # the rounding is there
     assert check.run_all(model, VOCAB)
     for block in model.blocks:
         nn.init.zeros_(block.attention.o_proj.weight)
@@ -783,6 +917,7 @@ def test_the_edges_are_tried():
 
 def test_sessions_that_take_turns():
     "A cache on the module, emptied whenever a new session begins."
+
     class Kept(Decoder):
         def new_cache(self, batch, max_len=None):
             self.kept = KVCache([DynamicLayerCache(), DynamicLayerCache()])
@@ -791,17 +926,19 @@ def test_sessions_that_take_turns():
         def forward(self, ids, *, cache=None, positions=None, mask=None):
             return super().forward(ids, cache=cache and self.kept, positions=positions)
 
-    assert "sessions that take turns" in caught(
-        check.cache, filled(Kept()), VOCAB)
+    assert "sessions that take turns" in caught(check.cache, filled(Kept()), VOCAB)
 
 
 # a report
 
+
 def test_a_report_prints_and_pickles():
     report = check.causal(healthy("ours"), VOCAB)
     assert report and str(report).startswith("check.causal passed: Decoder")
-    assert report.measurements["depends"].tolist() == torch.ones(
-        12, 12).tril().bool().tolist()
+    assert (
+        report.measurements["depends"].tolist()
+        == torch.ones(12, 12).tril().bool().tolist()
+    )
     with pytest.raises(AssertionError) as error:
         report.fail("a problem", "a mistake", "a map")
     assert not report
@@ -816,10 +953,14 @@ def test_a_report_prints_and_pickles():
 def test_patterns_are_told_apart(t, data):
     full = torch.ones(t, t)
     reach = data.draw(st.integers(1, t - 2))
-    for table, says in ((full.tril(), ""), (full.triu(), "inverted"),
-                        (full.tril(reach), f"off by {reach}"),
-                        (full, "no causal mask"),
-                        (full.tril(-1), ""), (full.triu(1), "inverted")):
+    for table, says in (
+        (full.tril(), ""),
+        (full.triu(), "inverted"),
+        (full.tril(reach), f"off by {reach}"),
+        (full, "no causal mask"),
+        (full.tril(-1), ""),
+        (full.triu(1), "inverted"),
+    ):
         got = check.diagnose_leak(table > 0, table)
         assert says in got and bool(says) == bool(got)
     hole = full.tril()
@@ -841,6 +982,7 @@ def test_variants_replace_one_token_each(t, seed):
 
 # any callable
 
+
 def test_plain_functions():
     model = healthy("llama")
     assert check.causal(lambda ids: model(ids).logits, VOCAB)
@@ -852,13 +994,15 @@ def test_plain_functions():
     place = torch.arange(1, 100)[:, None]
 
     def running_mean(ids):  # no module called: a weight is used
-        x = F.embedding(ids, table.weight) * place[:ids.shape[1]].cos()
-        return x.cumsum(1) / place[:ids.shape[1]]
+        x = F.embedding(ids, table.weight) * place[: ids.shape[1]].cos()
+        return x.cumsum(1) / place[: ids.shape[1]]
 
     assert check.causal(running_mean, VOCAB)
     assert "no causal mask" in caught(
-        check.causal, lambda ids: running_mean(ids.flip(1)).flip(1)
-        + running_mean(ids), VOCAB)
+        check.causal,
+        lambda ids: running_mean(ids.flip(1)).flip(1) + running_mean(ids),
+        VOCAB,
+    )
 
 
 def test_what_is_no_logits_is_refused():
@@ -876,14 +1020,18 @@ def test_a_model_without_cache_is_refused():
         check.causal(healthy("tour"), 1)
 
 
-@pytest.mark.parametrize("name, more, says", [
-    ("causal", dict(seq_len=0), "seq_len must be .* 1, got 0"),
-    ("causal", dict(seq_len=4.0), "seq_len must be .* got 4.0"),
-    ("causal", dict(seq_len=3), "4 tokens, got .* 3 tokens"),
-    ("causal", dict(num_trials=0), "num_trials must be .* 1, got 0"),
-    ("padding", dict(sides=("rihgt",)), "sides are .* got .'rihgt'"),
-    ("padding", dict(sides=()), r"at least one; got \(\)"),
-    ("run_all", dict(skip=("casual",)), "causal.* got .'casual'")])
+@pytest.mark.parametrize(
+    "name, more, says",
+    [
+        ("causal", dict(seq_len=0), "seq_len must be .* 1, got 0"),
+        ("causal", dict(seq_len=4.0), "seq_len must be .* got 4.0"),
+        ("causal", dict(seq_len=3), "4 tokens, got .* 3 tokens"),
+        ("causal", dict(num_trials=0), "num_trials must be .* 1, got 0"),
+        ("padding", dict(sides=("rihgt",)), "sides are .* got .'rihgt'"),
+        ("padding", dict(sides=()), r"at least one; got \(\)"),
+        ("run_all", dict(skip=("casual",)), "causal.* got .'casual'"),
+    ],
+)
 def test_what_would_test_nothing_is_refused(name, more, says):
     with pytest.raises(ValueError, match=says):
         getattr(check, name)(healthy("tour"), VOCAB, **more)
@@ -897,14 +1045,18 @@ def test_own_cache_by_a_step_function():
 
     def reread(ids, seen):
         seen = ids if seen is None else torch.cat([seen, ids], 1)
-        return model(seen)[:, -ids.shape[1]:], seen
+        return model(seen)[:, -ids.shape[1] :], seen
 
     assert check.cache(model, VOCAB, step_fn=reread)
     assert "cached is lost" in caught(
-        check.cache, model, VOCAB, step_fn=lambda ids, state: (model(ids), 0))
+        check.cache, model, VOCAB, step_fn=lambda ids, state: (model(ids), 0)
+    )
     assert "only the last output" in caught(
-        check.cache, model, VOCAB,
-        step_fn=lambda *a: (reread(*a)[0][:, -1:], reread(*a)[1]))
+        check.cache,
+        model,
+        VOCAB,
+        step_fn=lambda *a: (reread(*a)[0][:, -1:], reread(*a)[1]),
+    )
 
 
 def test_own_padding_by_a_function():
@@ -913,13 +1065,23 @@ def test_own_padding_by_a_function():
     def logits(ids, mask=None):
         return bert(ids, attention_mask=mask).logits
 
-    assert check.padding(lambda x: logits(x), VOCAB,
-                         padded_fn=lambda x, keep: bert(
-                             x, attention_mask=keep.long(), position_ids=(
-                                 keep.long().cumsum(1) - 1).clamp(min=0)
-                         ).logits)
-    text = caught(check.padding, lambda x: logits(x), VOCAB,
-                  padded_fn=lambda x, keep: logits(x, keep.long()))
+    assert check.padding(
+        lambda x: logits(x),
+        VOCAB,
+        padded_fn=lambda x, keep: (
+            bert(
+                x,
+                attention_mask=keep.long(),
+                position_ids=(keep.long().cumsum(1) - 1).clamp(min=0),
+            ).logits
+        ),
+    )
+    text = caught(
+        check.padding,
+        lambda x: logits(x),
+        VOCAB,
+        padded_fn=lambda x, keep: logits(x, keep.long()),
+    )
     assert "padded on the left" in text and "positions count it" in text
 
 
@@ -934,11 +1096,11 @@ def test_positions_that_count_the_padding_are_named():
         def forward(self, ids, attention_mask=None, position_ids=None):
             if attention_mask is not None and not attention_mask.all():
                 position_ids = None
-            return self.inner(ids, attention_mask=attention_mask,
-                              position_ids=position_ids)
+            return self.inner(
+                ids, attention_mask=attention_mask, position_ids=position_ids
+            )
 
-    assert "positions count the padding" in caught(
-        check.padding, Forgets(), VOCAB)
+    assert "positions count the padding" in caught(check.padding, Forgets(), VOCAB)
 
 
 def test_an_inverted_padding_mask_is_named():
@@ -953,8 +1115,11 @@ def test_an_inverted_padding_mask_is_named():
     wrong = copy.deepcopy(gpt2)
     wrong.forward = functools.wraps(gpt2.forward)(
         lambda ids, attention_mask=None, **more: gpt2(
-            ids, attention_mask=None if attention_mask is None
-            else 1 - attention_mask, **more))
+            ids,
+            attention_mask=None if attention_mask is None else 1 - attention_mask,
+            **more,
+        )
+    )
     assert "mask is inverted" in caught(check.padding, wrong, VOCAB)
 
 
@@ -963,8 +1128,9 @@ def test_one_padding_id():
 
     def by_id(ids):  # finds its padding by itself
         keep = (ids != 0).long()
-        return model(ids, attention_mask=keep, position_ids=(
-            keep.cumsum(1) - 1).clamp(min=0)).logits
+        return model(
+            ids, attention_mask=keep, position_ids=(keep.cumsum(1) - 1).clamp(min=0)
+        ).logits
 
     by_id.pad_token_id = 0
     assert check.padding(by_id, VOCAB, pad_token_id=0)
@@ -1000,8 +1166,9 @@ def test_encoder_decoder():
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="executed signatures cannot be compiled")
+@pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ, reason="executed signatures cannot be compiled"
+)
 def test_compiled_models():
     "What is checked is the compiled model; its modules are the plain one's."
     torch.manual_seed(0)
@@ -1012,7 +1179,8 @@ def test_compiled_models():
     assert equal(snapshot(model), before)
     model.blocks[0].attention.causal = False
     assert "attention.o_proj is the first" in caught(
-        check.causal, fast, VOCAB, seq_len=5)
+        check.causal, fast, VOCAB, seq_len=5
+    )
     assert check.gradients(fast, VOCAB, seq_len=5)
     with pytest.raises(ValueError, match="with itself"):
         check.same(fast, model, VOCAB)
@@ -1033,8 +1201,10 @@ def test_inside_inference_mode_and_autocast():
 
 # nothing is changed
 
-@pytest.mark.parametrize("name", ["right", "no mask", "remembers calls",
-                                  "frozen", "projection of zeros"])
+
+@pytest.mark.parametrize(
+    "name", ["right", "no mask", "remembers calls", "frozen", "projection of zeros"]
+)
 def test_nothing_is_changed(name):
     model = BREAKS[name][0]() if name in BREAKS else filled(Decoder())
     model.train()
@@ -1077,15 +1247,25 @@ def test_at_rest_restores_after_an_error():
 
 def test_dropout_of_a_model_in_training_is_no_mistake():
     torch.manual_seed(0)
-    model = hf.GPT2LMHeadModel(hf.GPT2Config(
-        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64,
-        resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)).train()
+    model = hf.GPT2LMHeadModel(
+        hf.GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            resid_pdrop=0.5,
+            embd_pdrop=0.5,
+            attn_pdrop=0.5,
+        )
+    ).train()
     assert check.run_all(model, VOCAB)
     assert check.causal(lambda ids: model(ids).logits, VOCAB)
     assert model.training
 
 
 # same
+
 
 def test_a_comparison_with_itself_is_refused():
     model = healthy("llama")
@@ -1112,8 +1292,15 @@ def test_a_comparison_with_itself_is_refused():
         check.same(lambda x: bare(x), bare, VOCAB)
     view = copy.deepcopy(model)
     view.lm_head.weight = nn.Parameter(model.lm_head.weight.detach()[:])
-    for other in (model, twin, Wrapper(), lambda x: model(x), view,
-                  model.forward, functools.partial(model)):
+    for other in (
+        model,
+        twin,
+        Wrapper(),
+        lambda x: model(x),
+        view,
+        model.forward,
+        functools.partial(model),
+    ):
         with pytest.raises(ValueError, match=r"same module|share"):
             check.same(other, model, VOCAB)
         with pytest.raises(ValueError, match=r"same module|share"):
@@ -1132,15 +1319,17 @@ def test_weights_that_hide_mistakes_are_reported():
 
 def test_a_constant_reference_tests_nothing():
     assert "nothing was tested" in caught(
-        check.same, lambda x: torch.zeros(*x.shape, VOCAB),
-        lambda x: torch.zeros(*x.shape, VOCAB), VOCAB)
+        check.same,
+        lambda x: torch.zeros(*x.shape, VOCAB),
+        lambda x: torch.zeros(*x.shape, VOCAB),
+        VOCAB,
+    )
 
 
 def test_same_by_names_and_own_ids():
     names = {**NAMES, "attention.": "self_attn.", "blocks": "model.layers"}
     names["mlp."] = "mlp."
-    text = caught(check.same, BREAKS["heads tiled"][0](), reference(),
-                  name_map=names)
+    text = caught(check.same, BREAKS["heads tiled"][0](), reference(), name_map=names)
     assert "first module that differs is blocks.0.attention.o_proj" in text
     ids = torch.arange(5)[None]
     assert check.same(filled(Decoder()), reference(), ids=ids)
@@ -1164,18 +1353,23 @@ def test_transposed_and_packed_weights_find_their_twins():
     for name in ours.state_dict():
         part, _, rest = name.partition(".")
         there = pairs.get(part, part) + "." + rest
-        for a, b in (("blocks", "h"), ("attention_norm", "ln_1"),
-                     ("mlp_norm", "ln_2"), ("attention.qkv_proj",
-                     "attn.c_attn"), ("attention.o_proj", "attn.c_proj"),
-                     ("mlp.0", "mlp.c_fc"), ("mlp.2", "mlp.c_proj")):
+        for a, b in (
+            ("blocks", "h"),
+            ("attention_norm", "ln_1"),
+            ("mlp_norm", "ln_2"),
+            ("attention.qkv_proj", "attn.c_attn"),
+            ("attention.o_proj", "attn.c_proj"),
+            ("mlp.0", "mlp.c_fc"),
+            ("mlp.2", "mlp.c_proj"),
+        ):
             there = there.replace(a, b)
         if part == "lm_head":
-            state[name] = theirs.lm_head.weight if rest == "weight" \
-                else torch.zeros(VOCAB)
+            state[name] = (
+                theirs.lm_head.weight if rest == "weight" else torch.zeros(VOCAB)
+            )
         else:
             value = theirs.transformer.state_dict()[there]
-            state[name] = value.T if "c_" in there and value.ndim == 2 \
-                else value
+            state[name] = value.T if "c_" in there and value.ndim == 2 else value
     ours.load_state_dict(state)
     text = caught(check.same, ours, theirs)  # exact GELU here, tanh there
     assert "blocks.0.mlp.1 (there transformer.h.0.mlp.act)" in text
@@ -1186,6 +1380,7 @@ def test_transposed_and_packed_weights_find_their_twins():
 
 
 # gradients
+
 
 def test_parameters_that_may_be_frozen():
     model = BREAKS["frozen"][0]()
@@ -1211,7 +1406,7 @@ class Deep(nn.Module):
         self.residual = residual
         self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(n))
         for block in self.blocks:
-            nn.init.normal_(block.weight, std=gain * 32 ** -0.5)
+            nn.init.normal_(block.weight, std=gain * 32**-0.5)
         self.lm_head = nn.Linear(32, VOCAB)
 
     def forward(self, ids):
@@ -1247,16 +1442,15 @@ def test_a_graph_that_is_cut_or_not_finite():
             x = super().forward(ids)
             return x + (x - x.detach()).abs().sqrt()
 
-    assert "ran, and get no gradient" in caught(
-        check.gradients, Cut(1.0, True))
+    assert "ran, and get no gradient" in caught(check.gradients, Cut(1.0, True))
     assert "not finite" in caught(check.gradients, Root(1.0, True))
 
 
 # tolerance
 
+
 @quick
-@given(st.floats(1e-3, 1e3), st.sampled_from([torch.float32,
-                                              torch.float64]))
+@given(st.floats(1e-3, 1e3), st.sampled_from([torch.float32, torch.float64]))
 def test_tolerance_is_that_of_the_course(size, dtype):
     got = check.tolerance(torch.tensor([size, -size / 2], dtype=dtype))
     part = 1e-5 if dtype == torch.float32 else 1e-9
@@ -1287,12 +1481,17 @@ def test_on_a_gpu(dtype):
     there = copy.deepcopy(reference()).cuda()
     ours = filled(Decoder()).cuda()
     assert check.same(ours, there) and check.same(ours, reference())
-    missed = [(name, judge) for name, (make, found) in BREAKS.items()
-              for judge in found if not finds(CHECKS[judge], make().cuda())]
+    missed = [
+        (name, judge)
+        for name, (make, found) in BREAKS.items()
+        for judge in found
+        if not finds(CHECKS[judge], make().cuda())
+    ]
     assert not missed
 
 
 # models as people write them
+
 
 class Own(nn.Module):
     "A class with habits of its own; `habit` says which."
@@ -1349,8 +1548,7 @@ def test_a_class_that_returns_tuples_and_keeps_a_list():
     assert model.seen == [] and model.training
     assert check.causal(Own("loss first"), VOCAB)
     assert "positions restart" in caught(check.cache, Own("restart"), VOCAB)
-    assert "softmax" in caught(check.causal, Own("softmax over queries"),
-                               VOCAB)
+    assert "softmax" in caught(check.causal, Own("softmax over queries"), VOCAB)
 
 
 def test_a_model_that_returns_nothing_to_go_on_from():
@@ -1383,9 +1581,12 @@ def test_modules_are_found_in_comprehensions_and_owners():
     assert check.causal(Trainer().predict, VOCAB) and check.causal(rows, VOCAB)
     held = {"net": model}
     assert "no module was found" in caught(
-        check.causal, lambda ids: held["net"](ids), VOCAB)
-    exec("def late(ids):\n return torch.cat([net(r[None])[0] for r in ids])",
-         space := dict(net=model, torch=torch))
+        check.causal, lambda ids: held["net"](ids), VOCAB
+    )
+    exec(
+        "def late(ids):\n return torch.cat([net(r[None])[0] for r in ids])",
+        space := dict(net=model, torch=torch),
+    )
     assert check.find_modules(space["late"]) == [model]
 
 
@@ -1394,21 +1595,25 @@ def test_convolutions():
     assert "both sides" in caught(check.causal, Convolution(1, 1), VOCAB)
 
 
-@pytest.mark.parametrize("model,says", [
-    (lambda ids, targets: 0, "takes more than ids"),
-    (lambda ids: ids.shape[0].size, "AttributeError"),
-    (lambda ids: (lambda t: t)(*ids.unbind(0)[0].shape, 1), "raised"),
-    (lambda ids: F.one_hot(ids, VOCAB).float().mean(), "a loss"),
-    (lambda ids: F.one_hot(ids[0], VOCAB).float(), "batch is lost"),
-    (lambda ids: F.embedding(ids, torch.zeros(9, 9)), "vocab_size right"),
-    (lambda ids: ids, "must return logits")])
+@pytest.mark.parametrize(
+    "model,says",
+    [
+        (lambda ids, targets: 0, "takes more than ids"),
+        (lambda ids: ids.shape[0].size, "AttributeError"),
+        (lambda ids: (lambda t: t)(*ids.unbind(0)[0].shape, 1), "raised"),
+        (lambda ids: F.one_hot(ids, VOCAB).float().mean(), "a loss"),
+        (lambda ids: F.one_hot(ids[0], VOCAB).float(), "batch is lost"),
+        (lambda ids: F.embedding(ids, torch.zeros(9, 9)), "vocab_size right"),
+        (lambda ids: ids, "must return logits"),
+    ],
+)
 def test_misuse_is_explained(model, says):
     assert says in caught(check.causal, model, VOCAB)
 
 
 def test_one_row_without_a_batch():
     def one(ids):
-        _t, = ids.shape
+        (_t,) = ids.shape
         return F.one_hot(ids, VOCAB).float().cumsum(0)
 
     assert "axis of the batch" in caught(check.causal, one, VOCAB)
@@ -1423,9 +1628,15 @@ def test_a_text_that_is_too_long():
     assert "pass seq_len=" in caught(check.causal, short, VOCAB)
 
 
-@pytest.mark.parametrize("args,says", [
-    (("gpt2", VOCAB), "got str"), ((Own, VOCAB), "the class Own"),
-    ((Own(), "60"), "vocab_size must be .* got '60'"), ((VOCAB, Own()), "got int")])
+@pytest.mark.parametrize(
+    "args,says",
+    [
+        (("gpt2", VOCAB), "got str"),
+        ((Own, VOCAB), "the class Own"),
+        ((Own(), "60"), "vocab_size must be .* got '60'"),
+        ((VOCAB, Own()), "got int"),
+    ],
+)
 def test_what_is_no_model_is_refused(args, says):
     for judge in (check.causal, check.run_all):
         with pytest.raises(ValueError, match=says):
@@ -1478,9 +1689,12 @@ def test_chance_is_found_whatever_was_drawn_before(judge):
 
 def test_same_tells_of_a_square_matrix_on_its_side():
     "Nothing raises, as the shapes agree; biased or not, two layouts."
+
     def pair(bias):
-        return (nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8, bias),
-                              nn.Linear(8, 20)) for _ in range(2))
+        return (
+            nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8, bias), nn.Linear(8, 20))
+            for _ in range(2)
+        )
 
     for bias in (True, False):
         ours, theirs = map(shaken, pair(bias))
@@ -1488,8 +1702,7 @@ def test_same_tells_of_a_square_matrix_on_its_side():
         assert check.same(ours, theirs)
         with torch.no_grad():
             ours[1].weight.copy_(theirs[1].weight.T)
-        with pytest.raises(check.CheckFailed,
-                           match=r"weight\s+lies\s+on\s+its\s+side"):
+        with pytest.raises(check.CheckFailed, match=r"weight\s+lies\s+on\s+its\s+side"):
             check.same(ours, theirs)
     ours, theirs = map(shaken, pair(True))  # another formula is none
     ours.load_state_dict(theirs.state_dict())
@@ -1524,6 +1737,7 @@ def test_nested_tensors_inside_a_model_are_passed_over():
 @pytest.mark.parametrize("std", (0.05, 0.2))
 def test_missing_positions_are_seen_in_one_layer_and_not_deeper(seed, std):
     "One layer sees a bag, up to rounding; deeper, the mask leaks order."
+
     class Bag(Attention):
         def turned(self, q, k, positions):
             return q, k

@@ -1,4 +1,5 @@
 """Checkpoints: packing, chance, whole folders, what is kept, places, rows."""
+
 import errno
 import json
 import os
@@ -45,18 +46,27 @@ from tformer.optim import AdamW, Muon
 
 def small(width=16, **more):
     torch.manual_seed(0)
-    return Llama(LlamaConfig(vocab_size=40, d_model=width, n_layers=1,
-                             n_heads=2, max_len=16, **more))
+    return Llama(
+        LlamaConfig(
+            vocab_size=40, d_model=width, n_layers=1, n_heads=2, max_len=16, **more
+        )
+    )
 
 
 # --- a state as tensors and text
 
-leaves = (st.none() | st.booleans() | st.integers() | st.text()
-          | st.floats(allow_nan=False))
-nests = st.recursive(leaves, lambda inner: (
-    st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=3) | st.integers(0, 3), inner,
-                      max_size=3)), max_leaves=8)
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
+)
+nests = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
 
 
 def through_json(state):
@@ -71,16 +81,35 @@ def test_any_nest_comes_back(state):
     assert repr(through_json(state)) == repr(state)
 
 
-@pytest.mark.parametrize("state", [
-    {"$tensor": 1}, {"$x": {"$tuple": [1]}}, {1: 2, "1": 3}, {(1, "a"): 0},
-    [float("inf"), -float("inf")], ((), [], {}), {"a.b": 1, "a": {"b": 2}}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"$tensor": 1},
+        {"$x": {"$tuple": [1]}},
+        {1: 2, "1": 3},
+        {(1, "a"): 0},
+        [float("inf"), -float("inf")],
+        ((), [], {}),
+        {"a.b": 1, "a": {"b": 2}},
+    ],
+)
 def test_marks_and_odd_keys_come_back(state):
     assert repr(through_json(state)) == repr(state)
 
 
-@pytest.mark.parametrize("dtype", [
-    torch.float32, torch.float64, torch.bfloat16, torch.float16,
-    torch.int64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    ],
+)
 def test_tensors_come_back_with_their_type(dtype):
     x = torch.tensor([[0, 1, 0], [1, 1, 0]]).to(dtype)
     for given_ in (x, x.mT, x[:, 1:], x[:0], x[0, 0]):
@@ -101,33 +130,48 @@ def test_a_shared_tensor_is_kept_once_and_a_view_owns_its_memory():
     assert tensors["state.c"].untyped_storage().nbytes() == 12
 
 
-@pytest.mark.parametrize("state, place", [
-    ({"a": {1, 2}}, "state.a is of type set"),
-    ({"a": [0, object()]}, "state.a.1 is of type object"),
-    ([np.ones(1)], "state.0 is of type ndarray"),
-    ({"f": len}, "state.f is of type builtin_function_or_method")])
+@pytest.mark.parametrize(
+    "state, place",
+    [
+        ({"a": {1, 2}}, "state.a is of type set"),
+        ({"a": [0, object()]}, "state.a.1 is of type object"),
+        ([np.ones(1)], "state.0 is of type ndarray"),
+        ({"f": len}, "state.f is of type builtin_function_or_method"),
+    ],
+)
 def test_what_cannot_be_kept_is_named(state, place):
     with pytest.raises(ValueError, match=place):
         flatten_state(state)
 
 
 def test_numbers_of_numpy_are_numbers():
-    state = [np.float64(0.1), np.float32(0.5), np.int64(3), np.bool_(True),
-             np.float64("nan"), {np.int64(1): 2}]
+    state = [
+        np.float64(0.1),
+        np.float32(0.5),
+        np.int64(3),
+        np.bool_(True),
+        np.float64("nan"),
+        {np.int64(1): 2},
+    ]
     assert repr(through_json(state)) == "[0.1, 0.5, 3, True, nan, {1: 2}]"
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: AdamW(p, 1e-2), lambda p: Muon(p, 1e-2),
-    lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True),
-    lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: AdamW(p, 1e-2),
+        lambda p: Muon(p, 1e-2),
+        lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True),
+        lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
+    ],
+)
 def test_the_state_of_an_optimizer_comes_back(make):
     x = torch.nn.Parameter(torch.ones(3, 3))
     y = torch.nn.Parameter(torch.ones(3, 3))
     ours = make([x])
     other = make([y])
     for _ in range(3):
-        (x ** 2).sum().backward()
+        (x**2).sum().backward()
         ours.step()
     other.load_state_dict(through_json(ours.state_dict()))
     y.data.copy_(x.data)
@@ -139,13 +183,20 @@ def test_the_state_of_an_optimizer_comes_back(make):
 
 # --- chance
 
+
 def draws():
-    return [random.random(), random.gauss(0, 1), np.random.rand(),
-            np.random.randn(), torch.rand(1).item(), torch.randn(1).item()]
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        torch.rand(1).item(),
+        torch.randn(1).item(),
+    ]
 
 
 def test_random_states_are_restored_from_files():
-    random.gauss(0, 1), np.random.randn()   # each keeps one more
+    random.gauss(0, 1), np.random.randn()  # each keeps one more
     state = through_json(get_rng_state())
     first = draws()
     second = draws()
@@ -163,12 +214,14 @@ def test_aside_restores_the_mode_of_every_module():
 
 # --- whole or not at all
 
+
 def test_a_folder_appears_at_once(tmp_path):
     folder = tmp_path / "a" / "b"
 
     def write(path):
         assert not folder.exists() and path.parent == folder.parent
         (path / "x").write_text("new")
+
     write_folder_atomically(folder, write)
     assert [p.name for p in folder.parent.iterdir()] == ["b"]
     with pytest.raises(ValueError, match="b is there already"):
@@ -179,6 +232,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
     def write(path):
         (path / "x").write_text("half")
         raise OSError(errno.ENOSPC, "no space left on device")
+
     with pytest.raises(OSError, match="no space"):
         write_folder_atomically(tmp_path / "a", write)
     assert not [*tmp_path.iterdir()]
@@ -199,7 +253,7 @@ def test_killed_at_any_call_a_save_is_whole_or_absent(tmp_path):
         last = max(saved.steps())
         assert saved.load(small())["n"] == last
         assert last == 2 or not done
-        saved.save(3, model, {"n": 3})      # and rubbish is thrown away
+        saved.save(3, model, {"n": 3})  # and rubbish is thrown away
         assert [p.name for p in saved.folder.iterdir()] == ["step-000003"]
         if done:
             break
@@ -230,7 +284,7 @@ def test_the_model_of_a_checkpoint_loads_by_itself(tmp_path):
 
 def test_a_model_without_a_configuration(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    model[1].weight = model[0].weight       # tied
+    model[1].weight = model[0].weight  # tied
     CheckpointManager(tmp_path).save(5, model, {})
     other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     other[1].weight = other[0].weight
@@ -261,6 +315,7 @@ def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):
     class Pairs(LlamaConfig):
         def to_dict(self):
             return super().to_dict() | {"pairs": (1, 2), "names": {0: "a"}}
+
     torch.manual_seed(0)
     model = Llama(Pairs(vocab_size=40, d_model=16, n_layers=1, n_heads=2))
     saved = CheckpointManager(tmp_path)
@@ -290,17 +345,23 @@ def test_a_damaged_checkpoint_says_what_can_be_done(tmp_path):
         saved.save(step, small(), {})
     for step, then in ((2, "from step 1"), (1, "from the beginning")):
         (saved.path(step) / STATE_TENSORS_NAME).write_bytes(b"")
-        with pytest.raises(ValueError, match=f"step-00000{step} is damaged:"
-                           f" delete this folder, .* goes on {then}"):
+        with pytest.raises(
+            ValueError,
+            match=f"step-00000{step} is damaged: delete this folder, .* goes on {then}",
+        ):
             saved.load(small(), step)
 
 
 def test_what_another_process_writes_is_left_alone(tmp_path):
     saved = CheckpointManager(tmp_path, keep_last=1)
-    gone = child(lambda: None) or os.getpid() + 10 ** 7
+    gone = child(lambda: None) or os.getpid() + 10**7
     theirs = tmp_path / f"step-000009.{os.getppid()}.part"
-    for name in (theirs.name, f"step-000008.{gone}.part",
-                 f"step-000007.{os.getpid()}.part", "step-000006.part"):
+    for name in (
+        theirs.name,
+        f"step-000008.{gone}.part",
+        f"step-000007.{os.getpid()}.part",
+        "step-000006.part",
+    ):
         (tmp_path / name).mkdir()
     saved.save(1, small(), {})
     assert sorted(tmp_path.iterdir()) == [saved.path(1), theirs]
@@ -312,7 +373,7 @@ def test_a_truncated_file_is_named(tmp_path, name, keep):
     saved = CheckpointManager(tmp_path)
     saved.save(1, small(), {"x": torch.ones(99)})
     path = saved.path(1) / name
-    path.write_bytes(path.read_bytes()[:int(keep * path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
     model = small()
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=f"{name} is no"):
@@ -345,8 +406,10 @@ def test_another_model_is_refused_by_its_numbers(tmp_path):
     saved.save(1, small(), {})
     other = small(32, tie_word_embeddings=True)
     before = [p.clone() for p in other.parameters()]
-    with pytest.raises(ValueError, match="d_model 16 there, 32 here; "
-                       "tie_word_embeddings False there, True here"):
+    with pytest.raises(
+        ValueError,
+        match="d_model 16 there, 32 here; tie_word_embeddings False there, True here",
+    ):
         saved.load(other)
     assert all(map(torch.equal, before, other.parameters()))
     require_same_config(small(), saved.path(1))
@@ -367,11 +430,17 @@ def test_no_pickle_is_read_or_written(tmp_path, monkeypatch):
 
 # --- the last few, and the best
 
+
 def test_the_last_few_and_the_best_stay(tmp_path):
     saved = CheckpointManager(tmp_path, keep_last=2)
     assert saved.steps() == [] and saved.best_step is None
-    for step, score in ((10, 3.0), (20, 1.0), (30, 2.0), (40, None),
-                        (50, float("nan"))):
+    for step, score in (
+        (10, 3.0),
+        (20, 1.0),
+        (30, 2.0),
+        (40, None),
+        (50, float("nan")),
+    ):
         saved.save(step, small(), {}, score)
     assert saved.steps() == [20, 40, 50] and saved.best_step == 20
     saved.save(60, small(), {}, 0.5)
@@ -387,10 +456,13 @@ def test_to_load_forgets_nothing(tmp_path):
 
 def test_a_step_that_is_not_there(tmp_path):
     saved = CheckpointManager(tmp_path)
-    with pytest.raises(ValueError, match="has no checkpoint of step None; "
-                       r"it has \[\]"):
+    with pytest.raises(
+        ValueError,
+        match="has no checkpoint of step None; "
+        r"it has \[\]",
+    ):
         saved.load(small())
-    (tmp_path / "step-000007").mkdir()      # not ours: nothing in it
+    (tmp_path / "step-000007").mkdir()  # not ours: nothing in it
     (tmp_path / "step-x").mkdir()
     assert saved.steps() == []
     with pytest.raises(ValueError, match="keep_last must be"):
@@ -399,10 +471,15 @@ def test_a_step_that_is_not_there(tmp_path):
 
 # --- a place in the data
 
-@pytest.mark.parametrize("make", [
-    lambda: RandomWindowLoader(torch.arange(500), 8, batch_size=2, seed=3),
-    lambda: [torch.tensor([i]) for i in range(7)],
-    lambda: (torch.tensor([i]) for i in range(100))])
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomWindowLoader(torch.arange(500), 8, batch_size=2, seed=3),
+        lambda: [torch.tensor([i]) for i in range(7)],
+        lambda: (torch.tensor([i]) for i in range(100)),
+    ],
+)
 @pytest.mark.parametrize("taken", [0, 1, 5, 9])
 def test_a_stream_goes_on_where_it_was(make, taken):
     stream = ResumableBatches(make())
@@ -428,15 +505,19 @@ def test_a_stream_that_ends():
 def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
     def make():
         draw = torch.Generator().manual_seed(4) if own else None
-        return ResumableBatches(torch.utils.data.DataLoader(
-            torch.arange(10), batch_size=2, shuffle=True, generator=draw))
+        return ResumableBatches(
+            torch.utils.data.DataLoader(
+                torch.arange(10), batch_size=2, shuffle=True, generator=draw
+            )
+        )
 
     def some(stream, n):
         found = []
         for batch in stream.next_batches(n):
-            torch.rand(3)       # a training throws dice as well
+            torch.rand(3)  # a training throws dice as well
             found += batch.tolist()
         return found
+
     for before in (0, 3, 5, 8, 13):
         torch.manual_seed(0)
         stream = make()
@@ -457,6 +538,7 @@ def test_a_shuffled_pass_is_taken_up_in_its_own_order(own):
 def test_a_replay_keeps_no_batches_and_reads_one_pass():
     class Thing:
         pass
+
     alive = weakref.WeakSet()
     most = 0
     read = 0
@@ -470,6 +552,7 @@ def test_a_replay_keeps_no_batches_and_reads_one_pass():
                 most = max(most, len(alive))
                 read = read + 1
                 yield thing
+
     stream = ResumableBatches(Things())
     for _ in range(140):
         stream.next()
@@ -482,24 +565,34 @@ def test_a_replay_keeps_no_batches_and_reads_one_pass():
 def test_a_pass_that_is_now_shorter():
     stream = ResumableBatches([1, 2, 3])
     stream.next_batches(3)
-    with pytest.raises(ValueError, match="end after 2; the checkpoint was "
-                       "written after 3"):
+    with pytest.raises(
+        ValueError, match="end after 2; the checkpoint was written after 3"
+    ):
         ResumableBatches([1, 2]).load_state_dict(stream.state_dict())
 
 
 # --- all of it
 
+
 def parts(width=16, seed=0, groups=1, lr=0.1):
     model = small(width)
     params = [*model.parameters()]
     cut = [params[:3], params[3:]] if groups == 2 else [params]
-    return (model, [torch.optim.SGD([{"params": p} for p in cut], lr)],
-            ResumableBatches(RandomWindowLoader(torch.arange(500) % 40, 8, seed=seed)))
+    return (
+        model,
+        [torch.optim.SGD([{"params": p} for p in cut], lr)],
+        ResumableBatches(RandomWindowLoader(torch.arange(500) % 40, 8, seed=seed)),
+    )
 
 
-@pytest.mark.parametrize("how, words", [
-    ({"seed": 1}, "this loader"), ({"width": 32}, "another model"),
-    ({"groups": 2}, r"groups of \[\d+\] parameters, these have \[3, ")])
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ({"seed": 1}, "this loader"),
+        ({"width": 32}, "another model"),
+        ({"groups": 2}, r"groups of \[\d+\] parameters, these have \[3, "),
+    ],
+)
 def test_what_does_not_fit_changes_nothing(how, words, tmp_path):
     saved = CheckpointManager(tmp_path)
     model, optimizers, stream = parts(lr=0.5)
@@ -534,12 +627,16 @@ def test_another_learning_rate_is_told(tmp_path, recwarn):
     save_training_state(saved, 1, *parts())
     load_training_state(saved, *parts())
     assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"checkpoint go on, \[0.1\], not "
-                      r"those given now, \[0.2\]"):
+    with pytest.warns(
+        UserWarning,
+        match=r"checkpoint go on, \[0.1\], not "
+        r"those given now, \[0.2\]",
+    ):
         load_training_state(saved, *parts(lr=0.2))
 
 
 # --- rows
+
 
 def test_a_history_is_on_the_disk_after_every_row(tmp_path):
     path = tmp_path / "deep" / "history.csv"
@@ -571,6 +668,7 @@ def test_a_row_costs_the_same_however_many_there_are(tmp_path):
     class Unwalked(list):
         def __iter__(self):
             raise AssertionError("every row was walked")
+
     history = History(tmp_path / "h.csv")
     history.append({"step": 1, "loss": 0.5})
     history.records = Unwalked(history.records)
@@ -603,6 +701,7 @@ def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
 
         def flush(self):
             pass
+
     fake = type(sys)("tensorboard")
     fake.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
@@ -612,8 +711,7 @@ def test_tensorboard_gets_every_number(monkeypatch, tmp_path):
 
 @pytest.mark.nightly
 def test_the_bench_runs():
-    run(sys.executable, ROOT / "tests" / "bench" / "bench_checkpoints.py",
-        "--quick")
+    run(sys.executable, ROOT / "tests" / "bench" / "bench_checkpoints.py", "--quick")
 
 
 def test_read_checkpoint_returns_weights_and_state(tmp_path):
@@ -629,7 +727,7 @@ def test_a_manager_loads_what_write_checkpoint_wrote(tmp_path):
     write_checkpoint(manager.path(3), small(), {"k": 1})
     assert manager.load(small())["k"] == 1
     _, state = read_checkpoint(manager.path(3))
-    write_checkpoint(tmp_path / "again", small(), state)    # what was read is accepted
+    write_checkpoint(tmp_path / "again", small(), state)  # what was read is accepted
     with pytest.raises(ValueError, match="'safetensors', and format 2 is written"):
         write_checkpoint(tmp_path / "new", small(), {"format": "safetensors"})
     assert not (tmp_path / "new").exists()

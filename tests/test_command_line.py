@@ -1,4 +1,5 @@
 """The command: what it writes, how it ends, and what it does not import."""
+
 import codecs
 import os
 import re
@@ -18,13 +19,14 @@ from tformer.sampling import SamplingParams
 from tformer.trained import ModelBundle, join_bytes
 
 COMMAND = [sys.executable, "-m", "tformer"]
-ENV = {**os.environ, "PYTHONUNBUFFERED": ""}    # what is not flushed is not there
+ENV = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is not flushed is not there
 
 
 def start(*args, **kwargs):
     "The command, running."
-    return subprocess.Popen([*COMMAND, *args], cwd=ROOT, env=ENV,
-                            stderr=subprocess.PIPE, **kwargs)
+    return subprocess.Popen(
+        [*COMMAND, *args], cwd=ROOT, env=ENV, stderr=subprocess.PIPE, **kwargs
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,10 @@ def test_the_same_seed_writes_the_same_story(capsys):
         out, err = capsys.readouterr()
         assert not err and out.startswith("Once there was") and out.endswith("\n")
         return out
+
     assert written("--seed", "1") == written("--seed", "1")
     assert len({written("--seed", str(n)) for n in range(4)}) > 1
-    assert len({written() for _ in range(4)}) > 1     # without a seed each is another
+    assert len({written() for _ in range(4)}) > 1  # without a seed each is another
     greedy = written("--temperature", "0")
     assert greedy == written("--top-k", "1") == written("--top-p", "1e-9")
     assert greedy != written("--temperature", "0", "--model", "stories_mha")
@@ -51,14 +54,18 @@ def test_a_story_may_begin_with_nothing_or_with_anything(capsys, bundle):
     assert main(["--seed", "0"]) == 0
     assert len(capsys.readouterr().out.split()) > 10
     for prompt in ("Zoë saw 🐻 and 熊", "<|endoftext|>", " ", "\x00\n", "-"):
-        story = "".join(bundle.stream(prompt, max_new_tokens=3,
-                                      sampling_params=SamplingParams(seed=0)))
+        story = "".join(
+            bundle.stream(
+                prompt, max_new_tokens=3, sampling_params=SamplingParams(seed=0)
+            )
+        )
         assert story.startswith(prompt) and story != prompt
 
 
 def test_as_many_tokens_as_asked_for_or_as_fit(bundle):
     def pieces(prompt, n):
         return [*bundle.stream(prompt, max_new_tokens=n)]
+
     long = pieces("Tom was a", 40)
     assert long[0] == "Tom was a" and len(long) == 41
     assert pieces("Tom was a", 7) == long[:8]
@@ -75,7 +82,7 @@ def test_pieces_are_whole_characters():
     assert [*join_bytes([raw[:1], raw[1:3], raw[3:6]])] == ["é", "🐻"]
     assert [*join_bytes([b"a", b"", raw[:1]])] == ["a", "\ufffd"]
     assert [*join_bytes([b"\xff\xfe", b"b"])] == ["\ufffd\ufffd", "b"]
-    assert codecs.decode(raw) == "".join(join_bytes(raw[i:i + 1] for i in range(6)))
+    assert codecs.decode(raw) == "".join(join_bytes(raw[i : i + 1] for i in range(6)))
 
 
 WRONG = [
@@ -108,14 +115,21 @@ def test_what_cannot_be_is_told_in_one_line(args, told, capsys, monkeypatch):
 
 
 def test_no_traceback_leaves_the_process():
-    done = subprocess.run([*COMMAND, "--seed", "x"], cwd=ROOT, text=True,
-                          capture_output=True, check=False)
+    done = subprocess.run(
+        [*COMMAND, "--seed", "x"], cwd=ROOT, text=True, capture_output=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("tformer: ") and done.stderr.count("\n") == 1
     for flag in ("--version", "--help"):
         with open("/dev/full", "w", encoding="utf-8") as full:
-            done = subprocess.run([*COMMAND, flag], cwd=ROOT, text=True, check=False,
-                                  stdout=full, stderr=subprocess.PIPE)
+            done = subprocess.run(
+                [*COMMAND, flag],
+                cwd=ROOT,
+                text=True,
+                check=False,
+                stdout=full,
+                stderr=subprocess.PIPE,
+            )
         assert done.returncode == 2 and "No space left" in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
 
@@ -137,8 +151,17 @@ def test_help_and_version(capsys):
     for flag in ("--help", "-h"):
         assert main([flag]) == 0
         text = capsys.readouterr().out
-        for word in ("PROMPT", "--max-new-tokens", "--temperature", "--top-k",
-                     "--top-p", "--seed", "--model", "--version", "default: 0.7"):
+        for word in (
+            "PROMPT",
+            "--max-new-tokens",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+            "--seed",
+            "--model",
+            "--version",
+            "default: 0.7",
+        ):
             assert word in text
         assert text.isascii() and max(map(len, text.splitlines())) <= 80
 
@@ -161,19 +184,30 @@ def test_an_interrupt_ends_the_story_with_a_line(capsys, monkeypatch):
     def interrupted(*args, **kwargs):
         yield "Once"
         raise KeyboardInterrupt
+
     monkeypatch.setattr(ModelBundle, "stream", interrupted)
     assert main(["Once"]) == 130
     assert tuple(capsys.readouterr()) == ("Once", "\n")
 
 
 def test_an_interrupt_ends_the_process():
-    done = subprocess.run([sys.executable, "-c", """
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
 import signal, sys
 import tformer.__main__ as command
 signal.signal(signal.SIGINT, signal.default_int_handler)   # a job may ignore it
 command.load_storyteller = lambda name: signal.raise_signal(signal.SIGINT)
 sys.exit(command.main(["Once"]))
-"""], cwd=ROOT, text=True, capture_output=True, check=False)
+""",
+        ],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
 
 
@@ -190,24 +224,45 @@ def test_an_interrupt_at_any_moment(seconds):
 
 # what needs no model imports none of these, and a story none of those
 HEAVY = {"torch", "numpy", "safetensors", "regex", "tqdm", "rich"}
-NEVER = {"matplotlib", "transformers", "pyarrow", "sacrebleu", "rich", "sympy",
-         "torch._dynamo", "torch._inductor", "tformer.plot", "tformer.check"}
+NEVER = {
+    "matplotlib",
+    "transformers",
+    "pyarrow",
+    "sacrebleu",
+    "rich",
+    "sympy",
+    "torch._dynamo",
+    "torch._inductor",
+    "tformer.plot",
+    "tformer.check",
+}
 
 
-@pytest.mark.parametrize("args, status, absent", [
-    (["--help"], 0, HEAVY), (["--version"], 0, HEAVY), (["--seed", "x"], 2, HEAVY),
-    (["Tom was a", "--max-new-tokens", "20", "--seed", "1"], 0, NEVER)])
+@pytest.mark.parametrize(
+    "args, status, absent",
+    [
+        (["--help"], 0, HEAVY),
+        (["--version"], 0, HEAVY),
+        (["--seed", "x"], 2, HEAVY),
+        (["Tom was a", "--max-new-tokens", "20", "--seed", "1"], 0, NEVER),
+    ],
+)
 def test_only_what_is_needed_is_imported(args, status, absent, capsys):
-    done = run(sys.executable, "-c", """
+    done = run(
+        sys.executable,
+        "-c",
+        """
 import sys
 from tformer.__main__ import main
 status = main(sys.argv[1:])
 print(status, *sys.modules, sep="\\0")
-""", *args)
+""",
+        *args,
+    )
     written, *modules = done.split("\0")
     assert not {*modules} & absent
     assert ("torch" in modules) == (absent is NEVER)
-    if "--version" in args or absent is NEVER:      # as in a process, so in a call
+    if "--version" in args or absent is NEVER:  # as in a process, so in a call
         main(args)
         assert written == f"{capsys.readouterr().out}{status}"
 
@@ -221,7 +276,8 @@ def test_a_small_model_has_one_thread(bundle, monkeypatch):
     before = torch.get_num_threads()
     seen = []
     hook = bundle.model.register_forward_pre_hook(
-        lambda *args: seen.append(torch.get_num_threads()))
+        lambda *args: seen.append(torch.get_num_threads())
+    )
     monkeypatch.setattr(command, "load_storyteller", lambda name: bundle)
     args = ["Once there was", "--max-new-tokens", "3"]
     try:

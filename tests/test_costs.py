@@ -3,6 +3,7 @@
 The references are models of `transformers` and of this package, the counter
 of PyTorch, and sums over pairs, tokens and layers written out one by one.
 """
+
 import dataclasses
 import math
 import warnings
@@ -49,8 +50,13 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 transformers = pytest.importorskip("transformers")
 
 SMALL = dict(vocab_size=50, d_model=32, n_layers=2, n_heads=4)
-THEIRS = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3,
-              num_attention_heads=4, intermediate_size=56)
+THEIRS = dict(
+    vocab_size=60,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=56,
+)
 GROUPED = dict(THEIRS, num_key_value_heads=2)
 
 
@@ -68,28 +74,39 @@ def total(parts):
 
 def llama_8b():
     return transformers.LlamaConfig(
-        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336,
-        num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, max_position_embeddings=8192)
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+    )
 
 
 def nemotron():
     return transformers.NemotronConfig(
-        vocab_size=256_000, hidden_size=18_432, intermediate_size=73_728,
-        num_hidden_layers=96, num_attention_heads=96,
-        num_key_value_heads=8, head_dim=192, max_position_embeddings=4096)
+        vocab_size=256_000,
+        hidden_size=18_432,
+        intermediate_size=73_728,
+        num_hidden_layers=96,
+        num_attention_heads=96,
+        num_key_value_heads=8,
+        head_dim=192,
+        max_position_embeddings=4096,
+    )
 
 
 def without_numbers(config):
     "The model of a configuration, on the meta device."
     body = config.model_type in ("bert", "roberta", "distilbert")
-    kind = transformers.AutoModel if body else \
-        transformers.AutoModelForCausalLM
+    kind = transformers.AutoModel if body else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         return kind.from_config(config, attn_implementation="eager")
 
 
 # ---- parameters ---------------------------------------------------------
+
 
 def known():
     "Configurations of transformers: as they come, and with options."
@@ -100,33 +117,42 @@ def known():
         "gpt2 untied": (t.GPT2Config(tie_word_embeddings=False), None),
         "gpt1": (t.OpenAIGPTConfig(), 116_534_784),
         "bert": (t.BertConfig(), 109_482_240),
-        "bert large": (t.BertConfig(
-            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-            intermediate_size=4096), 335_141_888),
+        "bert large": (
+            t.BertConfig(
+                hidden_size=1024,
+                num_hidden_layers=24,
+                num_attention_heads=16,
+                intermediate_size=4096,
+            ),
+            335_141_888,
+        ),
         "roberta": (t.RobertaConfig(), None),
         "distilbert": (t.DistilBertConfig(), None),
         "llama": (llama_8b(), 8_030_261_248),
-        "llama tied": (t.LlamaConfig(
-            **GROUPED, tie_word_embeddings=True), None),
-        "llama biases": (t.LlamaConfig(
-            **GROUPED, attention_bias=True, mlp_bias=True), None),
-        "llama attention bias": (t.LlamaConfig(
-            **GROUPED, attention_bias=True), None),
+        "llama tied": (t.LlamaConfig(**GROUPED, tie_word_embeddings=True), None),
+        "llama biases": (
+            t.LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True),
+            None,
+        ),
+        "llama attention bias": (t.LlamaConfig(**GROUPED, attention_bias=True), None),
         "llama heads": (t.LlamaConfig(**GROUPED, head_dim=12), None),
         "mistral": (t.MistralConfig(), 7_241_732_096),
         "qwen2": (t.Qwen2Config(**GROUPED), None),
         "qwen3": (t.Qwen3Config(**GROUPED), None),
         "qwen3 bias": (t.Qwen3Config(**GROUPED, attention_bias=True), None),
         "nemotron": (nemotron(), 341_029_195_776),
-        "nemotron biases": (t.NemotronConfig(
-            **GROUPED, attention_bias=True, mlp_bias=True), None),
+        "nemotron biases": (
+            t.NemotronConfig(**GROUPED, attention_bias=True, mlp_bias=True),
+            None,
+        ),
         "gemma": (t.GemmaConfig(**GROUPED), None),
         "gemma2": (t.Gemma2Config(**GROUPED), None),
         "gemma3": (t.Gemma3TextConfig(**GROUPED), None),
         "phi3": (t.Phi3Config(**GROUPED, pad_token_id=0), None),
         "granite": (t.GraniteConfig(**GROUPED), None),
         "smollm3": (t.SmolLM3Config(**GROUPED, pad_token_id=0), None),
-        "gpt_neox": (t.GPTNeoXConfig(**THEIRS), None)}
+        "gpt_neox": (t.GPTNeoXConfig(**THEIRS), None),
+    }
 
 
 @pytest.mark.parametrize("name", known())
@@ -137,8 +163,13 @@ def test_parameters_are_exactly_those_of_transformers(name):
     assert published in (None, predicted)
 
 
-OWN = SMALL | dict(vocab_size=61, decoder_vocab_size=47, n_layers=3,
-                   n_decoder_layers=1, tie_word_embeddings=False)
+OWN = SMALL | dict(
+    vocab_size=61,
+    decoder_vocab_size=47,
+    n_layers=3,
+    n_decoder_layers=1,
+    tie_word_embeddings=False,
+)
 
 
 def own_models():
@@ -147,15 +178,19 @@ def own_models():
         "gpt d_ff": GPT(GPTConfig(**SMALL, max_len=16, d_ff=24)),
         "gpt1": GPT1(GPTConfig(**SMALL, max_len=16)),
         "llama": Llama(LlamaConfig(**SMALL)),
-        "llama options": Llama(LlamaConfig(
-            **SMALL, n_kv_heads=1, d_head=6, d_ff=20, tie_word_embeddings=True)),
+        "llama options": Llama(
+            LlamaConfig(
+                **SMALL, n_kv_heads=1, d_head=6, d_ff=20, tie_word_embeddings=True
+            )
+        ),
         "qwen3": Qwen3(LlamaConfig(**SMALL, n_kv_heads=2)),
         "bert": Bert(BertConfig(**SMALL, max_len=16)),
         "seq2seq": Seq2Seq(Seq2SeqConfig(**SMALL)),
         "seq2seq norms": Seq2Seq(Seq2SeqConfig(**SMALL, final_norm=True)),
         "seq2seq own sizes": Seq2Seq(Seq2SeqConfig(**OWN)),
         "seq2seq tied": Seq2Seq(Seq2SeqConfig(**OWN | dict(tie_word_embeddings=True))),
-        "prenorm": PreNormSeq2Seq(Seq2SeqConfig(**SMALL))}
+        "prenorm": PreNormSeq2Seq(Seq2SeqConfig(**SMALL)),
+    }
 
 
 two_stacks = pytest.mark.parametrize("name", ["seq2seq", "seq2seq own sizes"])
@@ -201,22 +236,32 @@ def test_a_second_stack_has_sizes_of_its_own():
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_stacks_of_marian_are_read(shared):
     config = transformers.MarianConfig(
-        vocab_size=61, decoder_vocab_size=61 if shared else 47, d_model=32,
-        encoder_layers=3, decoder_layers=1, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
-        max_position_embeddings=16, pad_token_id=0,
-        share_encoder_decoder_embeddings=shared)
+        vocab_size=61,
+        decoder_vocab_size=61 if shared else 47,
+        d_model=32,
+        encoder_layers=3,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_position_embeddings=16,
+        pad_token_id=0,
+        share_encoder_decoder_embeddings=shared,
+    )
     with torch.device("meta"):
         model = transformers.MarianMTModel(config)
-    sinusoids = sum(p.numel() for name, p in model.named_parameters()
-                    if "embed_positions" in name)
+    sinusoids = sum(
+        p.numel() for name, p in model.named_parameters() if "embed_positions" in name
+    )
     predicted = total(parameters_by_component(spec_from_config(config, "Seq2Seq")))
     assert predicted == numel(model) - sinusoids
 
 
 def test_both_libraries_describe_the_same_gpt2():
     assert estimate_costs(GPTConfig(), name="x") == estimate_costs(
-        transformers.GPT2Config(), name="x")
+        transformers.GPT2Config(), name="x"
+    )
     ours = estimate_costs(BertConfig())
     theirs = estimate_costs(transformers.BertConfig())
     assert theirs.parameters - ours.parameters == 768 * 768 + 768  # pooler
@@ -250,6 +295,7 @@ def test_weights_measured_in_bytes():
 
 
 # ---- reading ------------------------------------------------------------
+
 
 class Plain:
     "A configuration of nobody's, with some fields."
@@ -290,25 +336,29 @@ def test_a_family_that_is_not_known_is_refused():
         spec_from_config(LlamaConfig(**SMALL), family="lama")
 
 
-@pytest.mark.parametrize("thing", ["gpt2", {"hidden_size": 8}, None,
-                                   torch.nn.Linear(2, 2)])
+@pytest.mark.parametrize(
+    "thing", ["gpt2", {"hidden_size": 8}, None, torch.nn.Linear(2, 2)]
+)
 def test_what_is_no_configuration_is_refused_by_its_kind(thing):
-    with pytest.raises(ValueError, match="expected the configuration.*got "
-                       + type(thing).__name__):
+    with pytest.raises(
+        ValueError, match="expected the configuration.*got " + type(thing).__name__
+    ):
         spec_from_config(thing)
 
 
 def test_a_missing_number_is_named():
-    fields = {k: v for k, v in GROUPED.items()
-              if k not in ("hidden_size", "vocab_size")}
+    fields = {
+        k: v for k, v in GROUPED.items() if k not in ("hidden_size", "vocab_size")
+    }
     with pytest.raises(ValueError, match="no vocab_size, no d_model"):
         spec_from_config(Plain(model_type="llama", **fields))
     with pytest.raises(ValueError, match="no max_len"):
         spec_from_config(Plain(**SMALL), family="gpt2")
 
 
-@pytest.mark.parametrize("field", ["num_local_experts", "num_experts",
-                                   "n_routed_experts", "kv_lora_rank"])
+@pytest.mark.parametrize(
+    "field", ["num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank"]
+)
 def test_parts_that_are_not_counted_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} is 8"):
         spec_from_config(Plain(model_type="llama", **GROUPED, **{field: 8}))
@@ -324,16 +374,17 @@ def test_windows_are_read_layer_by_layer():
     n = mixed.layer_types.count("sliding_attention")
     assert 0 < n < 3
     assert spec_from_config(mixed).n_sliding_layers == n
-    off = t.Qwen2Config(**GROUPED, use_sliding_window=False,
-                        sliding_window=7)
+    off = t.Qwen2Config(**GROUPED, use_sliding_window=False, sliding_window=7)
     assert spec_from_config(off).n_sliding_layers == 0
     for use, n in ((False, 0), (True, 3)):
-        plain = Plain(model_type="qwen2", **GROUPED, sliding_window=7,
-                      use_sliding_window=use)
+        plain = Plain(
+            model_type="qwen2", **GROUPED, sliding_window=7, use_sliding_window=use
+        )
         assert spec_from_config(plain).n_sliding_layers == n
 
 
 # ---- sizes --------------------------------------------------------------
+
 
 def test_defaults_are_filled_in():
     s = sizes()
@@ -342,33 +393,42 @@ def test_defaults_are_filled_in():
     assert sizes(n_heads=5, d_head=3).d_head == 3
 
 
-@pytest.mark.parametrize("fields, says", [
-    (dict(vocab_size=0), "vocab_size .* 1, got 0"),
-    (dict(d_model=0), "d_model .* got 0"),
-    (dict(n_layers=-1), "n_layers .* got -1"),
-    (dict(n_heads=0), "n_heads .* got 0"),
-    (dict(n_heads=2.0), "n_heads .* got 2.0"),
-    (dict(n_layers=True), "n_layers .* got True"),
-    (dict(d_model="32"), "d_model .* got '32'"),
-    (dict(n_kv_heads=0), "n_kv_heads .* got 0"),
-    (dict(d_head=0), "d_head .* got 0"),
-    (dict(d_ff=0), "d_ff .* got 0"),
-    (dict(n_encoder_layers=-1), "n_encoder_layers .* 0, got -1"),
-    (dict(n_encoder_layers=1, encoder_vocab_size=0), "encoder_vocab_size .* got 0"),
-    (dict(encoder_vocab_size=50), "encoder_vocab_size is 50, .* n_encoder_layers is 0"),
-    (dict(n_position_embeddings=-1), "n_position_embeddings .* got -1"),
-    (dict(n_kv_heads=3), "4 query heads cannot share 3"),
-    (dict(n_kv_heads=8), "4 query heads cannot share 8"),
-    (dict(n_heads=5), "d_model 32 is no multiple of n_heads 5"),
-    (dict(sliding_window=0, n_sliding_layers=1), "sliding_window .* got 0"),
-    (dict(sliding_window=4, n_sliding_layers=3), "3 of 2 layers"),
-    (dict(n_sliding_layers=1), "1 of 2 layers cannot have the window None"),
-    (dict(biases=("q",)), "biases are among"),
-    (dict(max_len=0), "max_len .* 1, got 0"),
-    (dict(norms_per_layer=-1), "norms_per_layer .* 0, got -1"),
-    (dict(gated_ffn=1), "gated_ffn must be one of True, False, got 1"),
-    (dict(tie_word_embeddings="no"),
-     "tie_word_embeddings must be one of True, False, got 'no'")])
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        (dict(vocab_size=0), "vocab_size .* 1, got 0"),
+        (dict(d_model=0), "d_model .* got 0"),
+        (dict(n_layers=-1), "n_layers .* got -1"),
+        (dict(n_heads=0), "n_heads .* got 0"),
+        (dict(n_heads=2.0), "n_heads .* got 2.0"),
+        (dict(n_layers=True), "n_layers .* got True"),
+        (dict(d_model="32"), "d_model .* got '32'"),
+        (dict(n_kv_heads=0), "n_kv_heads .* got 0"),
+        (dict(d_head=0), "d_head .* got 0"),
+        (dict(d_ff=0), "d_ff .* got 0"),
+        (dict(n_encoder_layers=-1), "n_encoder_layers .* 0, got -1"),
+        (dict(n_encoder_layers=1, encoder_vocab_size=0), "encoder_vocab_size .* got 0"),
+        (
+            dict(encoder_vocab_size=50),
+            "encoder_vocab_size is 50, .* n_encoder_layers is 0",
+        ),
+        (dict(n_position_embeddings=-1), "n_position_embeddings .* got -1"),
+        (dict(n_kv_heads=3), "4 query heads cannot share 3"),
+        (dict(n_kv_heads=8), "4 query heads cannot share 8"),
+        (dict(n_heads=5), "d_model 32 is no multiple of n_heads 5"),
+        (dict(sliding_window=0, n_sliding_layers=1), "sliding_window .* got 0"),
+        (dict(sliding_window=4, n_sliding_layers=3), "3 of 2 layers"),
+        (dict(n_sliding_layers=1), "1 of 2 layers cannot have the window None"),
+        (dict(biases=("q",)), "biases are among"),
+        (dict(max_len=0), "max_len .* 1, got 0"),
+        (dict(norms_per_layer=-1), "norms_per_layer .* 0, got -1"),
+        (dict(gated_ffn=1), "gated_ffn must be one of True, False, got 1"),
+        (
+            dict(tie_word_embeddings="no"),
+            "tie_word_embeddings must be one of True, False, got 'no'",
+        ),
+    ],
+)
 def test_numbers_that_cannot_be_are_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         sizes(**fields)
@@ -376,13 +436,19 @@ def test_numbers_that_cannot_be_are_refused(fields, says):
 
 def test_numbers_of_numpy_neither_overflow_nor_stay():
     ours = spec_from_config(nemotron())
-    theirs = dataclasses.replace(ours, **{
-        f.name: np.int32(getattr(ours, f.name))
-        for f in dataclasses.fields(ours)
-        if type(getattr(ours, f.name)) is int})
+    theirs = dataclasses.replace(
+        ours,
+        **{
+            f.name: np.int32(getattr(ours, f.name))
+            for f in dataclasses.fields(ours)
+            if type(getattr(ours, f.name)) is int
+        },
+    )
     assert theirs == ours
-    assert all(type(getattr(theirs, f.name)) is type(getattr(ours, f.name))
-               for f in dataclasses.fields(ours))
+    assert all(
+        type(getattr(theirs, f.name)) is type(getattr(ours, f.name))
+        for f in dataclasses.fields(ours)
+    )
     for n in (np.int32(4096), np.int64(4096)):
         assert forward_flops(ours, n, n) == forward_flops(ours, 4096, 4096) > 2**63
         assert kv_cache_bytes(ours, n, n) == kv_cache_bytes(ours, 4096, 4096)
@@ -400,15 +466,28 @@ def test_sizes_and_costs_are_frozen():
 
 # ---- FLOPs --------------------------------------------------------------
 
+
 def counted(model, **inputs):
     with FlopCounterMode(display=False) as counter:
         model(**inputs)
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", [
-    "gpt2 inner", "gpt2 untied", "bert", "distilbert", "llama",
-    "llama heads", "nemotron", "qwen3", "gpt_neox", "gpt1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2 inner",
+        "gpt2 untied",
+        "bert",
+        "distilbert",
+        "llama",
+        "llama heads",
+        "nemotron",
+        "qwen3",
+        "gpt_neox",
+        "gpt1",
+    ],
+)
 def test_flops_are_what_the_counter_counts(name):
     config, _ = known()[name]
     if name in ("llama", "nemotron"):
@@ -444,8 +523,10 @@ def test_flops_of_our_models_cached_and_not(name):
     for past in (6, 7):
         step = counted(model, ids=ids[:, :1], cache=cache)
         assert step == forward_flops(s, 1, 3, past_tokens=past)
-    assert forward_flops(s, 3, past_tokens=7) == \
-        forward_flops(s, 3, past_tokens=7, batch_size=4) // 4
+    assert (
+        forward_flops(s, 3, past_tokens=7)
+        == forward_flops(s, 3, past_tokens=7, batch_size=4) // 4
+    )
 
 
 @two_stacks
@@ -462,7 +543,8 @@ def test_flops_of_an_encoder_decoder(name):
     with FlopCounterMode(display=False) as counter:
         model(source[:, :1], encoder_hidden_states=states, cache=cache)
     assert counter.get_total_flops() == forward_flops(
-        s, 1, 2, past_tokens=5, source_tokens=9)
+        s, 1, 2, past_tokens=5, source_tokens=9
+    )
 
 
 def test_flops_of_bert():
@@ -472,18 +554,19 @@ def test_flops_of_bert():
     assert counter.get_total_flops() == forward_flops(spec_from_config(model), 10, 3)
 
 
-@pytest.mark.parametrize("window, n_sliding", [(None, 0), (4, 2), (4, 1),
-                                               (1, 1), (50, 2)])
+@pytest.mark.parametrize(
+    "window, n_sliding", [(None, 0), (4, 2), (4, 1), (1, 1), (50, 2)]
+)
 @pytest.mark.parametrize("tokens, past", [(1, 0), (7, 0), (1, 9), (3, 2)])
-def test_pairs_that_a_mask_allows_one_by_one(tokens, past, window,
-                                             n_sliding):
+def test_pairs_that_a_mask_allows_one_by_one(tokens, past, window, n_sliding):
     s = sizes(sliding_window=window, n_sliding_layers=n_sliding)
     by_hand = 0
     for layer in range(2):
         seen = window if layer < n_sliding else math.inf
         for query in range(past, past + tokens):
-            by_hand += sum(key <= query and query - key < seen
-                           for key in range(past + tokens))
+            by_hand += sum(
+                key <= query and query - key < seen for key in range(past + tokens)
+            )
     parts = flops_by_component(s, tokens, past_tokens=past, skip_masked=True)
     assert parts["pairs"] == 4 * 32 * by_hand
     all_pairs = flops_by_component(s, tokens, past_tokens=past)["pairs"]
@@ -508,10 +591,16 @@ def test_training_is_three_forward_passes():
 
 def test_llama_405b_trained_as_reported():
     "Grattafiori et al. (2024): 15.6T tokens, 3.8e25 FLOPs."
-    s = spec_from_config(transformers.LlamaConfig(
-        vocab_size=128_256, hidden_size=16_384, intermediate_size=53_248,
-        num_hidden_layers=126, num_attention_heads=128,
-        num_key_value_heads=8))
+    s = spec_from_config(
+        transformers.LlamaConfig(
+            vocab_size=128_256,
+            hidden_size=16_384,
+            intermediate_size=53_248,
+            num_hidden_layers=126,
+            num_attention_heads=128,
+            num_key_value_heads=8,
+        )
+    )
     n = total(parameters_by_component(s))
     assert n == 405_853_388_800
     assert abs(6 * n * 15.6e12 / 3.8e25 - 1) < 0.005
@@ -540,15 +629,19 @@ def test_crossover_of_other_models():
     assert attention_ffn_crossover(sizes(d_ff=1)) < 0
 
 
-@pytest.mark.parametrize("how, says", [
-    (dict(seq_len=0), "seq_len .* 1, got 0"),
-    (dict(seq_len=1.5), "seq_len .* got 1.5"),
-    (dict(seq_len=2.0), "seq_len .* got 2.0"),
-    (dict(seq_len=True), "seq_len .* got True"),
-    (dict(seq_len=1, batch_size=0), "batch_size .* got 0"),
-    (dict(seq_len=1, past_tokens=-1), "past_tokens .* got -1"),
-    (dict(seq_len=1, source_tokens=-1), "source_tokens .* got -1"),
-    (dict(seq_len=1, source_tokens=3), "source_tokens is 3, but model")])
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        (dict(seq_len=0), "seq_len .* 1, got 0"),
+        (dict(seq_len=1.5), "seq_len .* got 1.5"),
+        (dict(seq_len=2.0), "seq_len .* got 2.0"),
+        (dict(seq_len=True), "seq_len .* got True"),
+        (dict(seq_len=1, batch_size=0), "batch_size .* got 0"),
+        (dict(seq_len=1, past_tokens=-1), "past_tokens .* got -1"),
+        (dict(seq_len=1, source_tokens=-1), "source_tokens .* got -1"),
+        (dict(seq_len=1, source_tokens=3), "source_tokens is 3, but model"),
+    ],
+)
 def test_tokens_that_cannot_be_are_refused(how, says):
     with pytest.raises(ValueError, match=says):
         forward_flops(sizes(), **how)
@@ -561,10 +654,15 @@ def test_an_encoder_has_no_past():
 
 # ---- memory of training -------------------------------------------------
 
-@pytest.mark.parametrize("name, make", [
-    ("adamw", torch.optim.AdamW),
-    ("momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    ("sgd", lambda p: torch.optim.SGD(p, lr=0.1))])
+
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        ("adamw", torch.optim.AdamW),
+        ("momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        ("sgd", lambda p: torch.optim.SGD(p, lr=0.1)),
+    ],
+)
 def test_state_is_what_an_optimizer_keeps(name, make):
     model = own_models()["gpt"]
     optimizer = make(model.parameters())
@@ -572,10 +670,13 @@ def test_state_is_what_an_optimizer_keeps(name, make):
     optimizer.step()
     parts = training_state_by_component(spec_from_config(model), name, torch.float32)
     assert parts["weights"] == sum(p.nbytes for p in model.parameters())
-    assert parts["gradients"] == sum(
-        p.grad.nbytes for p in model.parameters())
-    kept = sum(t.nbytes for state in optimizer.state.values()
-               for t in state.values() if torch.is_tensor(t) and t.ndim)
+    assert parts["gradients"] == sum(p.grad.nbytes for p in model.parameters())
+    kept = sum(
+        t.nbytes
+        for state in optimizer.state.values()
+        for t in state.values()
+        if torch.is_tensor(t) and t.ndim
+    )
     assert parts.get("optimizer", 0) == kept
     assert "float32 copy" not in parts
 
@@ -589,8 +690,10 @@ def test_adamw_takes_16_bytes_either_way():
     assert mixed["weights"] == mixed["gradients"] == 2 * n
     assert mixed["float32 copy"] == 4 * n and mixed["optimizer"] == 8 * n
     assert total(training_state_by_component(sizes(), "sgd")) == 8 * n
-    with pytest.raises(ValueError, match="optimizer must be one of 'sgd', "
-                       "'momentum', 'adamw', got 'adagrad'"):
+    with pytest.raises(
+        ValueError,
+        match="optimizer must be one of 'sgd', 'momentum', 'adamw', got 'adagrad'",
+    ):
         training_state_by_component(sizes(), "adagrad")
 
 
@@ -615,8 +718,7 @@ WIDE = dict(vocab_size=301, d_model=64, n_layers=3, n_heads=4)
 
 
 def test_activations_are_what_autograd_keeps():
-    ids = torch.randint(301, (3, 96),
-                        generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(301, (3, 96), generator=torch.Generator().manual_seed(0))
     gpt = GPT(GPTConfig(**WIDE, max_len=96, dropout=0.0))
     llama = Llama(LlamaConfig(**WIDE, n_kv_heads=2, d_head=24))
     for model, high in ((gpt, 1.04), (llama, 1.3)):
@@ -626,12 +728,13 @@ def test_activations_are_what_autograd_keeps():
     assert 1 <= kept_bytes(explicit(gpt).train(), ids) / said < 1.1
 
 
-@pytest.mark.parametrize("own", [{}, dict(
-    n_decoder_layers=1, decoder_vocab_size=350, tie_word_embeddings=False)])
+@pytest.mark.parametrize(
+    "own",
+    [{}, dict(n_decoder_layers=1, decoder_vocab_size=350, tie_word_embeddings=False)],
+)
 def test_activations_with_relu_and_memory(own):
     model = Seq2Seq(Seq2SeqConfig(**WIDE, d_ff=256, dropout=0.0, **own))
-    ids = torch.randint(1, 301, (2, 40),
-                        generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(1, 301, (2, 40), generator=torch.Generator().manual_seed(0))
     said = activation_bytes(spec_from_config(model), 40, 2, torch.float32)
     whole = kept_bytes(lambda_model(model), ids)
     assert 0.95 < whole / said < 1.1
@@ -639,6 +742,7 @@ def test_activations_with_relu_and_memory(own):
 
 def lambda_model(model):
     "Encode and decode the same tokens."
+
     class Both(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -646,6 +750,7 @@ def lambda_model(model):
 
         def forward(self, ids):
             return self.model(ids, encoder_hidden_states=self.model.encode(ids))
+
     return Both()
 
 
@@ -653,8 +758,9 @@ def test_activations_grow_as_they_should():
     s = sizes()
     assert activation_bytes(s, 8, 6) == 6 * activation_bytes(s, 8)
     assert activation_bytes(s, 16) == 2 * activation_bytes(s, 8)
-    tables = [activation_bytes(s, n, fused=False) - activation_bytes(s, n)
-              for n in (8, 16)]
+    tables = [
+        activation_bytes(s, n, fused=False) - activation_bytes(s, n) for n in (8, 16)
+    ]
     assert tables[0] == 2 * 2 * 4 * 8 * 8 * 2  # layers, twice, heads, t²
     assert tables[1] == 4 * tables[0]
     fewer = dataclasses.replace(s, n_kv_heads=1)
@@ -663,11 +769,15 @@ def test_activations_grow_as_they_should():
     plain = dataclasses.replace(s, final_norms=0)
     assert activation_bytes(s, 8) - activation_bytes(plain, 8) == 2 * 8 * 32 * 2
     top = 4 * 8 * 50
-    half, full = (activation_bytes(s, 8, dtype=d) - top
-                  for d in (torch.bfloat16, torch.float32))
+    half, full = (
+        activation_bytes(s, 8, dtype=d) - top for d in (torch.bfloat16, torch.float32)
+    )
     assert full == 2 * half
-    assert activation_bytes(s, 8) - activation_bytes(
-        dataclasses.replace(s, has_lm_head=False), 8) == top
+    assert (
+        activation_bytes(s, 8)
+        - activation_bytes(dataclasses.replace(s, has_lm_head=False), 8)
+        == top
+    )
 
 
 def test_training_needs_state_and_activations():
@@ -676,15 +786,15 @@ def test_training_needs_state_and_activations():
         for dtype in (torch.bfloat16, torch.float32):
             for fused in (True, False):
                 state = training_state_by_component(s, optimizer, dtype)
-                assert training_bytes(
-                    s, 8, 3, optimizer, dtype, fused=fused) == total(
-                    state) + activation_bytes(s, 8, 3, dtype, fused=fused)
+                assert training_bytes(s, 8, 3, optimizer, dtype, fused=fused) == total(
+                    state
+                ) + activation_bytes(s, 8, 3, dtype, fused=fused)
 
 
 # ---- KV cache -----------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["gpt", "gpt1", "llama", "llama options",
-                                  "qwen3"])
+
+@pytest.mark.parametrize("name", ["gpt", "gpt1", "llama", "llama options", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cache_measured_in_bytes(name, dtype):
     model = own_models()[name].to(dtype).eval()
@@ -711,8 +821,11 @@ def test_cache_of_transformers_in_bytes():
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         out = model(torch.zeros(3, 7).long(), use_cache=True)
-    measured = sum(t.nbytes for layer in out.past_key_values.layers
-                   for t in (layer.keys, layer.values))
+    measured = sum(
+        t.nbytes
+        for layer in out.past_key_values.layers
+        for t in (layer.keys, layer.values)
+    )
     assert kv_cache_bytes(spec_from_config(config), 7, 3, torch.float32) == measured
 
 
@@ -744,6 +857,7 @@ def test_an_encoder_keeps_no_cache():
 
 # ---- work on cards ------------------------------------------------------
 
+
 def test_roofline_by_hand():
     card = Accelerator("toy", memory_bytes=100, bandwidth=10, flops=40)
     assert card.ridge_point == 4
@@ -766,20 +880,27 @@ def test_a_card_without_speed_is_refused(name, value):
 
 
 def test_cards_are_those_of_the_data_sheets():
-    numbers = {name: (c.memory_bytes / 1e9, c.bandwidth / 1e9, c.flops / 1e12)
-               for name, c in ACCELERATORS.items()}
+    numbers = {
+        name: (c.memory_bytes / 1e9, c.bandwidth / 1e9, c.flops / 1e12)
+        for name, c in ACCELERATORS.items()
+    }
     assert numbers == {
-        "RTX 4090": (24, 1008, 165.2), "A100 40GB": (40, 1555, 312),
+        "RTX 4090": (24, 1008, 165.2),
+        "A100 40GB": (40, 1555, 312),
         "A100 80GB": (80, 2039, 312),
-        "H100": (80, 3350, 989), "H200": (141, 4800, 989)}
+        "H100": (80, 3350, 989),
+        "H200": (141, 4800, 989),
+    }
     assert all(c.name == name for name, c in ACCELERATORS.items())
 
 
 def test_a_step_reads_each_weight_once():
     s = sizes(tie_word_embeddings=True)
     matrices = sum(
-        p.numel() for name, p in GPT(GPTConfig(**SMALL)).named_parameters()
-        if p.ndim == 2 and "embed_positions" not in name)
+        p.numel()
+        for name, p in GPT(GPTConfig(**SMALL)).named_parameters()
+        if p.ndim == 2 and "embed_positions" not in name
+    )
     for batch in (1, 5):
         work = decode_workload(s, 9, batch)
         assert work.nbytes == 2 * matrices + kv_cache_bytes(s, 10, batch)
@@ -811,8 +932,7 @@ def test_intensity_is_the_batch_and_pairs_are_shared_by_heads():
         work = decode_workload(s, 1, batch)
         assert abs(work.arithmetic_intensity / batch - 1) < 0.01
     long = [decode_workload(s, n) for n in (10**6, 2 * 10**6)]
-    more = Work(long[1].flops - long[0].flops,
-                long[1].nbytes - long[0].nbytes)
+    more = Work(long[1].flops - long[0].flops, long[1].nbytes - long[0].nbytes)
     assert more.arithmetic_intensity == 32 / 8
 
 
@@ -821,9 +941,11 @@ def test_llama_8b_writes_223_tokens_a_second_on_an_h100():
     h100 = ACCELERATORS["H100"]
     assert 222 < 1 / c.decode_step_seconds(h100, 1) < 224
     assert c.decode_step_seconds(h100, 9, 3) == h100.min_seconds(
-        decode_workload(c, 9, 3))
-    assert c.decode_step_seconds(h100, 9, dtype=torch.float32) > 1.9 * \
-        c.decode_step_seconds(h100, 9)
+        decode_workload(c, 9, 3)
+    )
+    assert c.decode_step_seconds(
+        h100, 9, dtype=torch.float32
+    ) > 1.9 * c.decode_step_seconds(h100, 9)
 
 
 def test_a_prompt_reads_each_weight_once():
@@ -862,7 +984,8 @@ def test_training_time_is_flops_by_speed():
     one = training_seconds(s, 1000, card, seq_len=10, mfu=1.0)
     assert one == pytest.approx(training_flops(s, 1000, 10) / 1e6)
     assert training_seconds(s, 1000, card, 4, seq_len=10) == pytest.approx(
-        one / 4 / 0.4)
+        one / 4 / 0.4
+    )
     for bad in (0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=f"mfu.*got {bad}"):
             training_seconds(s, 1, card, mfu=bad)
@@ -874,25 +997,50 @@ def test_training_time_is_flops_by_speed():
 
 # ---- the table ----------------------------------------------------------
 
-@pytest.mark.parametrize("n, unit, says", [
-    (0, "B", "0 B"), (1, "B", "1 B"), (999, "B", "999 B"),
-    (1000, "B", "1.00 kB"), (1024, "B", "1.02 kB = 1.00 KiB"),
-    (2**30, "B", "1.07 GB = 1.00 GiB"), (80e9, "B", "80.0 GB = 74.5 GiB"),
-    (999_600, "", "1.00 M"), (999_400, "", "999 k"), (12_345, "", "12.3 k"),
-    (9.996, "s", "10.0 s"), (9.99, "s", "9.99 s"), (99.96, "s", "100 s"),
-    (1.5, "s", "1.50 s"), (0, "s", "0 s"), (1, "s", "1 s"),
-    # below one: what is measured has prefixes, what is counted has none
-    (0.0042, "s", "4.20 ms"), (4.2e-6, "s", "4.20 µs"),
-    (42e-9, "s", "42.0 ns"), (420e-12, "J", "420 pJ"),
-    (0.9996, "s", "1.00 s"), (0.9994, "s", "999 ms"), (0.5, "s", "500 ms"),
-    (9.994e-4, "s", "999 µs"), (9.996e-4, "s", "1.00 ms"),
-    (1e-18, "s", "0.00100 fs"), (0.5, "B", "0.500 B"),
-    (0.0042, "FLOP", "0.00420 FLOP"), (0.25, "", "0.250"),
-    # beyond exa
-    (3.14e23, "FLOP", "314 ZFLOP"), (3.8e25, "FLOP", "38.0 YFLOP"),
-    (9.996e20, "FLOP", "1.00 ZFLOP"), (38 * 10**24, "", "38.0 Y"),
-    (3.8e28, "FLOP", "38000 YFLOP"), (2**70, "B", "1.18 ZB = 1.00 ZiB"),
-    (2**80, "B", "1.21 YB = 1.00 YiB")])
+
+@pytest.mark.parametrize(
+    "n, unit, says",
+    [
+        (0, "B", "0 B"),
+        (1, "B", "1 B"),
+        (999, "B", "999 B"),
+        (1000, "B", "1.00 kB"),
+        (1024, "B", "1.02 kB = 1.00 KiB"),
+        (2**30, "B", "1.07 GB = 1.00 GiB"),
+        (80e9, "B", "80.0 GB = 74.5 GiB"),
+        (999_600, "", "1.00 M"),
+        (999_400, "", "999 k"),
+        (12_345, "", "12.3 k"),
+        (9.996, "s", "10.0 s"),
+        (9.99, "s", "9.99 s"),
+        (99.96, "s", "100 s"),
+        (1.5, "s", "1.50 s"),
+        (0, "s", "0 s"),
+        (1, "s", "1 s"),
+        # below one: what is measured has prefixes, what is counted has none
+        (0.0042, "s", "4.20 ms"),
+        (4.2e-6, "s", "4.20 µs"),
+        (42e-9, "s", "42.0 ns"),
+        (420e-12, "J", "420 pJ"),
+        (0.9996, "s", "1.00 s"),
+        (0.9994, "s", "999 ms"),
+        (0.5, "s", "500 ms"),
+        (9.994e-4, "s", "999 µs"),
+        (9.996e-4, "s", "1.00 ms"),
+        (1e-18, "s", "0.00100 fs"),
+        (0.5, "B", "0.500 B"),
+        (0.0042, "FLOP", "0.00420 FLOP"),
+        (0.25, "", "0.250"),
+        # beyond exa
+        (3.14e23, "FLOP", "314 ZFLOP"),
+        (3.8e25, "FLOP", "38.0 YFLOP"),
+        (9.996e20, "FLOP", "1.00 ZFLOP"),
+        (38 * 10**24, "", "38.0 Y"),
+        (3.8e28, "FLOP", "38000 YFLOP"),
+        (2**70, "B", "1.18 ZB = 1.00 ZiB"),
+        (2**80, "B", "1.21 YB = 1.00 YiB"),
+    ],
+)
 def test_readable(n, unit, says):
     assert format_quantity(n, unit) == says
 
@@ -901,17 +1049,19 @@ def test_table_of_llama_8b_line_by_line():
     text = repr(estimate_costs(llama_8b(), name="Llama 3 8B"))
     lines = [line.split() for line in text.splitlines()]
     assert lines[0] == ["Llama", "3", "8B"]
-    assert text.splitlines()[1] == (
-        "32 layers, width 4,096, 32 heads, 8 of keys")
+    assert text.splitlines()[1] == ("32 layers, width 4,096, 32 heads, 8 of keys")
     for line in (
-            "parameters 8,030,261,248", "feed-forward 5,637,144,576 70.2%",
-            "weights, bfloat16 16.1 GB = 15.0 GiB",
-            "training state, AdamW 128 GB = 120 GiB",
-            "KV cache, a token 131 kB = 128 KiB",
-            "KV cache, 8,192 tokens 1.07 GB = 1.00 GiB",
-            "forward, a token 15.0 GFLOP", "and for each key 524 kFLOP",
-            "training, 8,192 tokens 474 TFLOP",
-            "attention = feed-forward 16,384 tokens"):
+        "parameters 8,030,261,248",
+        "feed-forward 5,637,144,576 70.2%",
+        "weights, bfloat16 16.1 GB = 15.0 GiB",
+        "training state, AdamW 128 GB = 120 GiB",
+        "KV cache, a token 131 kB = 128 KiB",
+        "KV cache, 8,192 tokens 1.07 GB = 1.00 GiB",
+        "forward, a token 15.0 GFLOP",
+        "and for each key 524 kFLOP",
+        "training, 8,192 tokens 474 TFLOP",
+        "attention = feed-forward 16,384 tokens",
+    ):
         assert line.split() in lines, line
     assert max(map(len, text.splitlines())) <= 48
 
@@ -922,12 +1072,13 @@ def test_table_of_an_encoder_decoder_counts_both_stacks():
     parts = c.flops_by_component(512, source_tokens=512)
     pairs = parts.pop("pairs")
     for line in (
-            "KV cache, 512 tokens " + format_quantity(
-                c.kv_cache_bytes(512, source_tokens=512)),
-            "forward, a token " + format_quantity(total(parts) / 512, "FLOP"),
-            "and for each key " + format_quantity(pairs / 512**2, "FLOP"),
-            "training, 512 tokens " + format_quantity(
-                3 * c.forward_flops(512, source_tokens=512), "FLOP")):
+        "KV cache, 512 tokens "
+        + format_quantity(c.kv_cache_bytes(512, source_tokens=512)),
+        "forward, a token " + format_quantity(total(parts) / 512, "FLOP"),
+        "and for each key " + format_quantity(pairs / 512**2, "FLOP"),
+        "training, 512 tokens "
+        + format_quantity(3 * c.forward_flops(512, source_tokens=512), "FLOP"),
+    ):
         assert line.split() in lines, line
 
 
@@ -949,13 +1100,21 @@ def test_costs_are_sizes_with_the_functions_as_methods():
     assert c.name == "mine" and estimate_costs(s).name == "model"
     card = ACCELERATORS["A100 80GB"]
     for name, args in dict(
-            parameters_by_component=(), weight_bytes=(),
-            flops_by_component=(3,), forward_flops=(3, 2),
-            attention_ffn_crossover=(), training_flops=(64, 8),
-            training_state_by_component=("sgd",), activation_bytes=(5, 2),
-            kv_cache_bytes=(7, 3), training_bytes=(5, 2),
-            decode_workload=(5, 2), prefill_workload=(5,),
-            max_batch_size=(card, 5), training_seconds=(1e6, card)).items():
+        parameters_by_component=(),
+        weight_bytes=(),
+        flops_by_component=(3,),
+        forward_flops=(3, 2),
+        attention_ffn_crossover=(),
+        training_flops=(64, 8),
+        training_state_by_component=("sgd",),
+        activation_bytes=(5, 2),
+        kv_cache_bytes=(7, 3),
+        training_bytes=(5, 2),
+        decode_workload=(5, 2),
+        prefill_workload=(5,),
+        max_batch_size=(card, 5),
+        training_seconds=(1e6, card),
+    ).items():
         assert getattr(c, name)(*args) == getattr(module, name)(s, *args)
     fewer = dataclasses.replace(c, n_kv_heads=1)
     assert isinstance(fewer, ModelCosts)
@@ -974,8 +1133,9 @@ def test_the_counter_does_not_see_the_fused_kernel_of_the_cpu():
 
 @pytest.mark.gpu
 def test_memory_of_a_card_by_its_own_books():
-    model = Llama(LlamaConfig(vocab_size=512, d_model=256, n_layers=4,
-                              n_heads=4)).to("cuda", torch.bfloat16)
+    model = Llama(LlamaConfig(vocab_size=512, d_model=256, n_layers=4, n_heads=4)).to(
+        "cuda", torch.bfloat16
+    )
     c = estimate_costs(model)
     ids = torch.zeros(4, 128, dtype=torch.long, device="cuda")
     torch.cuda.synchronize()

@@ -1,4 +1,5 @@
 """Buffers that follow from numbers: made without memory, moved, copied."""
+
 import copy
 import io
 import os
@@ -24,9 +25,16 @@ Q = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
 
 def llama3():
     freqs = rope_frequencies(8, 500_000.0)
-    return RotaryEmbedding(8, freqs=llama3_scaling(
-        freqs, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_len=64))
+    return RotaryEmbedding(
+        8,
+        freqs=llama3_scaling(
+            freqs,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_len=64,
+        ),
+    )
 
 
 def yarn():
@@ -49,10 +57,11 @@ def biased(part, positions):
 KINDS = {
     "sinusoids": (lambda: SinusoidalPositionEmbedding(9, 6, base=100.0), placed),
     "rotary": (lambda: RotaryEmbedding(8, base=500.0, attention_factor=1.5), turned),
-    "rotary, interleaved": (
-        lambda: RotaryEmbedding(8, layout="interleaved"), turned),
-    "rotary, linear": (lambda: RotaryEmbedding(8, freqs=linear_scaling(
-        rope_frequencies(8), 3.0)), turned),
+    "rotary, interleaved": (lambda: RotaryEmbedding(8, layout="interleaved"), turned),
+    "rotary, linear": (
+        lambda: RotaryEmbedding(8, freqs=linear_scaling(rope_frequencies(8), 3.0)),
+        turned,
+    ),
     "rotary, llama3": (llama3, turned),
     "rotary, yarn": (yarn, turned),
     "ALiBi": (lambda: ALiBi(3), biased),
@@ -78,8 +87,9 @@ def on_meta(make):
 
 def equal(ours, reference, use, positions=POS):
     "Buffers, their types, and what comes out, bit for bit."
-    for (name, a), (other, b) in zip(ours.named_buffers(),
-                                     reference.named_buffers(), strict=True):
+    for (name, a), (other, b) in zip(
+        ours.named_buffers(), reference.named_buffers(), strict=True
+    ):
         assert name == other and a.dtype == b.dtype and torch.equal(a, b)
     assert torch.equal(use(ours, positions), use(reference, positions))
     assert repr(ours) == repr(reference)
@@ -135,8 +145,7 @@ def test_without_values_there_are_shapes(kind):
 
 
 @each_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16,
-                                   torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_types(kind, dtype):
     "Exact where angles and slopes are; a table follows its model."
     make, use = KINDS[kind]
@@ -173,23 +182,31 @@ def test_copies_and_pickles(kind):
         file = io.BytesIO()
         torch.save(part, file)
         file.seek(0)
-        for twin in (copy.deepcopy(part), pickle.loads(pickle.dumps(part)),
-                     torch.load(file, weights_only=False)):
-            equal(twin.to_empty(device="cpu")
-                  if next(twin.buffers()).is_meta else twin, make(), use)
+        for twin in (
+            copy.deepcopy(part),
+            pickle.loads(pickle.dumps(part)),
+            torch.load(file, weights_only=False),
+        ):
+            equal(
+                twin.to_empty(device="cpu") if next(twin.buffers()).is_meta else twin,
+                make(),
+                use,
+            )
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="signatures are not compiled")
+@pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ, reason="signatures are not compiled"
+)
 @each_kind
 @pytest.mark.parametrize("born", ["here", "on meta"])
 def test_compiled_in_one_graph(kind, born):
     make, use = KINDS[kind]
     part = make() if born == "here" else on_meta(make).part
     torch.compiler.reset()
-    compiled = torch.compile(lambda positions: use(part, positions), fullgraph=True,
-                             backend="eager")
+    compiled = torch.compile(
+        lambda positions: use(part, positions), fullgraph=True, backend="eager"
+    )
     for positions in (POS, POS[:, 1:] if use is not turned else POS + 1):
         assert torch.equal(compiled(positions), use(make(), positions))
 
@@ -198,8 +215,7 @@ def test_values_that_were_replaced_stay():
     "Only what left the meta device is derived again."
     part = SinusoidalPositionEmbedding(4, 6)
     part.table.copy_(torch.arange(24.0).reshape(4, 6))
-    assert torch.equal(part.double().table,
-                       torch.arange(24.0).double().reshape(4, 6))
+    assert torch.equal(part.double().table, torch.arange(24.0).double().reshape(4, 6))
     bias = ALiBi(2)
     bias.slopes.fill_(0.3)
     assert (bias.bfloat16().slopes == torch.tensor(0.3)).all()
@@ -213,8 +229,10 @@ def test_a_class_of_ones_own():
             self.reset_buffers()
 
         def compute_buffers(self, device):
-            return {"count": torch.arange(self.n, device=device),
-                    "share": torch.ones(2, device="cpu") / 2}
+            return {
+                "count": torch.arange(self.n, device=device),
+                "share": torch.ones(2, device="cpu") / 2,
+            }
 
     with torch.device("meta"):
         part = Counted(3)

@@ -1,4 +1,5 @@
 """What only the lessons need: their device, their clock, and training there."""
+
 import time
 
 import pytest

@@ -3,6 +3,7 @@
 The jobs of `tests/device_jobs.py` are done on a pretended card (`tests/pretend.py`),
 which refuses what a card refuses, and must come out as on the CPU.
 """
+
 import copy
 
 import pytest
@@ -41,6 +42,7 @@ def over(functions):
 
 # --- the pretended card
 
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_is_refused(name):
     "`tests/test_gpu.py` asks a real card the same."
@@ -63,8 +65,14 @@ def test_tensors_know_where_they_are():
         twin = copy.deepcopy(layer)
         view = layer.weight.T[0]
         layer(torch.ones(1, 2, device="cuda")).sum().backward()
-        for x in (layer.weight, twin.weight, view, layer.weight.grad,
-                  torch.tensor([1], device="cuda"), view.new_tensor([1])):
+        for x in (
+            layer.weight,
+            twin.weight,
+            view,
+            layer.weight.grad,
+            torch.tensor([1], device="cuda"),
+            view.new_tensor([1]),
+        ):
             assert x.device == CARD and x.is_cuda and not x.is_cpu
         back = layer.cpu().weight
         assert back.is_cpu and back.device == torch.device("cpu")
@@ -96,6 +104,7 @@ def test_a_slip_is_found():
 
 # --- the jobs
 
+
 @rows(usual=FAMILIES)
 @over(jobs.OF_MODELS)
 def test_every_model(row, job):
@@ -108,10 +117,16 @@ def test_what_writes(row, job):
     on_both(with_model, job, row)
 
 
-@pytest.mark.parametrize("row", [
-    pytest.param(row, id=row.name, marks=[] if row.name in FAMILIES else
-                 pytest.mark.nightly)
-    for row in ROWS if row.causal and not row.source])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row, id=row.name, marks=[] if row.name in FAMILIES else pytest.mark.nightly
+        )
+        for row in ROWS
+        if row.causal and not row.source
+    ],
+)
 @over(jobs.OF_CONTINUERS)
 def test_what_goes_on(row, job):
     on_both(with_model, job, row)

@@ -1,4 +1,5 @@
 """The figures of ``tformer.plot``: their text, and what a browser makes of it."""
+
 import base64
 import doctest
 import io
@@ -44,6 +45,7 @@ def ids(text):
 
 
 # ---- the text of a figure ----
+
 
 def test_examples_in_docstrings_do_what_they_show():
     failed, attempted = doctest.testmod(plot)
@@ -94,11 +96,12 @@ def test_ink_is_the_pages():
     assert "currentColor" in svg
     assert plot.TEXT_COLOR not in svg and "#000000" not in svg
     assert plot.PAGE_COLOR not in svg
-    assert "#ffffff" not in svg.replace(plot.BLUE, "")        # no white ground
+    assert "#ffffff" not in svg.replace(plot.BLUE, "")  # no white ground
 
 
 def test_ink_reaches_text_written_after_the_style_changed():
     import matplotlib
+
     fig, ax = plot.figure(3, 2)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -126,6 +129,7 @@ def test_text_stays_text():
 
 def test_only_html_and_plain_words():
     from IPython.core.formatters import DisplayFormatter
+
     for made in (curve(), steps()):
         assert set(DisplayFormatter().format(made)[0]) == {"text/html", "text/plain"}
 
@@ -164,6 +168,7 @@ def test_a_stepper_of_many_frames_prints_four():
 
 # ---- heat maps ----
 
+
 def test_labels_must_fit():
     with pytest.raises(ValueError, match="3 row labels for 2 rows"):
         plot.heatmap(plot.figure()[1], np.eye(2), rows="abc")
@@ -179,7 +184,7 @@ def test_numbers_are_readable_on_every_cell():
         plot.heatmap(ax, np.linspace(low, high, 60).reshape(6, 10), fmt=".2f")
         svg = plot.show(fig, "t", "d").svg
         cells = re.findall(r'<path[^>]*"fill: (#\w{6})', svg)
-        inks = re.findall(r'fill: (#\w{6})[^>]*>[-−]?\d\.\d\d<', svg)
+        inks = re.findall(r"fill: (#\w{6})[^>]*>[-−]?\d\.\d\d<", svg)
         assert len(cells) == len(inks) == 60
         assert min(map(plot.contrast, cells, inks)) >= 4.5
 
@@ -201,7 +206,7 @@ def test_cells_hold_the_values():
 def test_a_large_map_is_a_small_image():
     fig, ax = plot.figure()
     plot.heatmap(ax, np.random.default_rng(0).random((128, 512)))
-    svg = plot.show(fig, "t", "d").svg           # noise: the worst case
+    svg = plot.show(fig, "t", "d").svg  # noise: the worst case
     assert "image/png" in svg and len(svg) < plot.MAX_FIGURE_BYTES
 
 
@@ -210,6 +215,7 @@ def test_the_image_holds_the_values():
     import io
 
     from PIL import Image
+
     values = np.arange(900.0).reshape(30, 30) / 899
     values[3, 4] = np.nan
     fig, ax = plot.figure()
@@ -268,7 +274,7 @@ color:#1d2430;max-width:740px}
 [data-theme=dark] body{color:#d5dce4}
 LOOKS</style><body class="bd-article">%s</body></html>"""
 LOOKS = (ROOT / "book/_static/course.css").read_text(encoding="utf-8")
-LOOKS = LOOKS[LOOKS.index("/* ---- figures ---- */"):LOOKS.index("/* ---- exercises")]
+LOOKS = LOOKS[LOOKS.index("/* ---- figures ---- */") : LOOKS.index("/* ---- exercises")]
 PAGE = PAGE.replace("LOOKS", LOOKS.replace("%", "%%"))
 
 
@@ -352,7 +358,7 @@ def test_keyboard_slider_and_buttons(opened):
         "[...document.querySelectorAll('.tf-stepper')].map(s => new Set("
         "[...s.querySelectorAll('svg')].map(e => e.getBoundingClientRect().top)).size)"
     )
-    assert tops == [1, 1]                            # the frames lie on one another
+    assert tops == [1, 1]  # the frames lie on one another
     first, second = page.locator(".tf-stepper").all()
     first.locator("button").nth(1).click()
     assert state(page, 0) == {
@@ -366,7 +372,7 @@ def test_keyboard_slider_and_buttons(opened):
     page.keyboard.press("ArrowRight")
     assert state(page, 0)["seen"] == [2]
     page.keyboard.press("End")
-    page.keyboard.press("ArrowRight")                # stays at the end
+    page.keyboard.press("ArrowRight")  # stays at the end
     assert state(page, 0)["seen"] == [3] and state(page, 0)["off"] == [False, True]
     page.keyboard.press("ArrowLeft")
     assert (
@@ -375,17 +381,17 @@ def test_keyboard_slider_and_buttons(opened):
     assert first.locator("input").get_attribute("aria-valuetext") == "3 of 4"
     page.keyboard.press("Home")
     assert state(page, 0)["seen"] == [0]
-    first.locator("input").fill("2")                 # dragging
+    first.locator("input").fill("2")  # dragging
     assert state(page, 0)["seen"] == [2]
     first.locator("button").first.click()
     assert state(page, 0)["seen"] == [1]
-    page.keyboard.press("ArrowRight")                # a button has the focus
+    page.keyboard.press("ArrowRight")  # a button has the focus
     assert state(page, 0)["seen"] == [2]
-    assert state(page, 1)["seen"] == [0]             # the other did not move
+    assert state(page, 1)["seen"] == [0]  # the other did not move
     second.locator("input").focus()
     page.keyboard.press("ArrowRight")
     assert (state(page, 0)["seen"], state(page, 1)["seen"]) == ([2], [1])
-    assert page.evaluate("document.body.scrollHeight") == height   # nothing jumped
+    assert page.evaluate("document.body.scrollHeight") == height  # nothing jumped
 
 
 def test_arrows_elsewhere_are_left_alone(opened):
@@ -403,9 +409,9 @@ def test_script_twice_wakes_once(opened):
         "s.textContent = document.querySelector('script').textContent;"
         "document.body.append(s);}"
     )
-    assert state(page, 0)["seen"] == [1]             # it did not start again
+    assert state(page, 0)["seen"] == [1]  # it did not start again
     page.locator(".tf-stepper button").nth(1).click()
-    page.keyboard.press("ArrowLeft")                 # and listens once
+    page.keyboard.press("ArrowLeft")  # and listens once
     assert state(page, 0)["seen"] == [1]
 
 
@@ -535,11 +541,11 @@ def test_zero_recedes_and_large_values_stand_out(chromium, tmp_path, theme):
         PIXELS, base64.b64encode(page.locator("svg").nth(2).screenshot()).decode()
     )
     page.close()
-    assert np.abs(seen[:, 0] - seen[:, 1]).max() <= 3       # cells and image agree
+    assert np.abs(seen[:, 0] - seen[:, 1]).max() <= 3  # cells and image agree
     ground = "#14181e" if theme == "dark" else "#ffffff"
     low, zero, high, most = (plot.contrast(c / 255, ground) for c in seen[:, 0])
     assert zero < 1.3 and min(low, high, most) > 6
-    assert paper == [239, 236, 230]                         # always the light map
+    assert paper == [239, 236, 230]  # always the light map
 
 
 def test_numbers_are_readable_at_night():
@@ -561,6 +567,7 @@ def test_curves_in_a_color_of_a_map_stay():
 
 # ---- captions and panels ----
 
+
 def panels(desc=("It rises.", "It falls."), **kw):
     figs = []
     for end in (1, -1):
@@ -574,7 +581,11 @@ def panels(desc=("It rises.", "It falls."), **kw):
 def test_every_figure_has_a_caption():
     page = ElementTree.fromstring(curve("a < b")._repr_html_())
     assert (page.tag, page.get("class"), page[-1].tag, page[-1].get("class")) == (
-        "figure", "tf-plate", "figcaption", "tf-caption")
+        "figure",
+        "tf-plate",
+        "figcaption",
+        "tf-caption",
+    )
     assert page[-1].text == "a < b"
     assert (
         '<figcaption class="tf-caption">See &amp; hear</figcaption>'
@@ -622,8 +633,8 @@ def test_panels_stack_on_a_telephone(opened, wide, level):
     right = right.bounding_box()
     assert (left["y"] == right["y"]) is level
     assert left["width"] == right["width"] == pytest.approx(302, abs=1)
-    side = left["x"] - 16                      # centered on the text
-    edge = (right if level else left)
+    side = left["x"] - 16  # centered on the text
+    edge = right if level else left
     body = page.evaluate("document.body.clientWidth")
     assert body - 16 - (edge["x"] + edge["width"]) == pytest.approx(side, abs=1)
 
@@ -655,7 +666,7 @@ def test_paper_shows_the_key_frames(opened):
     tops = page.evaluate("""[...document.querySelectorAll('.tf-stepper')[1]
       .querySelectorAll('.tf-key')]
       .map(f => f.getBoundingClientRect()).map(r => [r.top, r.bottom])""")
-    assert tops[0][1] <= tops[1][0]                  # one under another
+    assert tops[0][1] <= tops[1][0]  # one under another
     assert page.locator(".tf-stepper figcaption").nth(4).is_visible()
 
 
@@ -688,6 +699,7 @@ def test_clip_paths_are_each_figures_own(opened):
 
 
 # ---- block diagrams and the machine ----
+
 
 def branch(lit=(), links=None):
     d = plot.Diagram(300, 100, lit, links)
@@ -871,6 +883,7 @@ def test_the_machine_in_the_browser(chromium, tmp_path, wide, shown, hidden):
 
 def test_reduced_for_comparison_wrapper_and_words_stay():
     import importlib.util
+
     spec = importlib.util.spec_from_file_location("rules", ROOT / "conftest.py")
     rules = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rules)
@@ -893,27 +906,49 @@ def test_reduced_for_comparison_wrapper_and_words_stay():
 
 # before and after
 
+
 def rung(part="a part", verdict="gained", **other):
     "A row as a record has it."
-    numbers = {f"{at}{end}": str(x) for at, x in (
-        ("before", 300.0), ("after", 100.0)) for end in (
-        "", "_low", "_high")}
-    return dict(chapter="2", part=part, purpose="steps to somewhere",
-                was="without", now="with", verdict=verdict, **numbers) | other
+    numbers = {
+        f"{at}{end}": str(x)
+        for at, x in (("before", 300.0), ("after", 100.0))
+        for end in ("", "_low", "_high")
+    }
+    return (
+        dict(
+            chapter="2",
+            part=part,
+            purpose="steps to somewhere",
+            was="without",
+            now="with",
+            verdict=verdict,
+            **numbers,
+        )
+        | other
+    )
 
 
 def test_a_row_is_drawn_with_its_words():
-    drawn = plot.render_ablations([rung(), rung("more", "nothing shown"),
-                                   rung("less", "lost", after="400.0")])
-    for words in ("a part: steps to somewhere", "without", "3 × less",
-                  "nothing shown", "lost: 1.33 × more"):
+    drawn = plot.render_ablations(
+        [rung(), rung("more", "nothing shown"), rung("less", "lost", after="400.0")]
+    )
+    for words in (
+        "a part: steps to somewhere",
+        "without",
+        "3 × less",
+        "nothing shown",
+        "lost: 1.33 × more",
+    ):
         assert f">{words}</text>" in drawn.svg, words
     assert all(color in drawn.svg for color in plot.VERDICT_COLORS.values())
 
 
 def test_rows_of_one_purpose_share_their_scale():
-    rows = [rung(purpose="steps"), rung(purpose="steps", before_high="2000.0"),
-            rung(purpose="seconds")]
+    rows = [
+        rung(purpose="steps"),
+        rung(purpose="steps", before_high="2000.0"),
+        rung(purpose="seconds"),
+    ]
     first, second, third = (ax.get_xlim() for ax in plot.plot_before_after(rows).axes)
     assert first == second != third
     assert first[1] > 2000 > third[1]
@@ -924,9 +959,14 @@ def test_rows_of_several_chapters_become_ratios():
     assert ">× 0.33</text>" in drawn.svg and "2 to 17" in drawn.title
 
 
-@pytest.mark.parametrize("draw", [
-    plot.plot_before_after, plot.plot_ratios,
-    lambda rows: plot.plot_steps_to_loss(rows, 3)])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        plot.plot_before_after,
+        plot.plot_ratios,
+        lambda rows: plot.plot_steps_to_loss(rows, 3),
+    ],
+)
 def test_no_rows_are_no_figure(draw):
     with pytest.raises(ValueError, match="no rows"):
         draw([])

@@ -1,4 +1,5 @@
 """Files that exist, and files that are replaced as a whole or not at all."""
+
 import os
 from pathlib import Path
 
@@ -12,8 +13,7 @@ def test_a_file_that_is_there(tmp_path):
     path = tmp_path / "a.txt"
     path.touch()
     assert files.require_file(path) == files.require_file(str(path)) == path
-    with says(f"a folder, not a file: {str(tmp_path)!r:.80}",
-              FileNotFoundError):
+    with says(f"a folder, not a file: {str(tmp_path)!r:.80}", FileNotFoundError):
         files.require_file(tmp_path)
     with says("no such file: 'no/such.txt'", FileNotFoundError):
         files.require_file("no/such.txt")
@@ -40,8 +40,9 @@ def alone(paths):
 
 def test_files_are_replaced(paths):
     new = paths[0].parent / "new"
-    files.write_files_atomically({p: lambda to: to.write_text("new")
-                                  for p in (*paths, new)})
+    files.write_files_atomically(
+        {p: lambda to: to.write_text("new") for p in (*paths, new)}
+    )
     assert held([*paths, new]) == 4 * ["new"] and alone([*paths, new])
     files.write_files_atomically({})
 
@@ -61,7 +62,7 @@ def test_a_writer_that_raises_changes_no_file(paths, at, how):
             assert held(paths) == [f"old {p.name}" for p in paths]
             seen.append(i)
             if i == at and how == "nothing":
-                return              # no file, no error of its own
+                return  # no file, no error of its own
             if i != at or how != "before":
                 path.write_text("half of the n")
             if i == at and how in ("before", "half"):
@@ -69,6 +70,7 @@ def test_a_writer_that_raises_changes_no_file(paths, at, how):
             path.write_text("new")
             if i == at:
                 raise Slip
+
         return write
 
     with pytest.raises(FileNotFoundError if how == "nothing" else Slip):
@@ -84,8 +86,9 @@ def test_a_failed_rename_leaves_nothing_beside(paths, monkeypatch):
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(PermissionError):
-        files.write_files_atomically({p: lambda to: to.write_text("new")
-                                      for p in paths})
+        files.write_files_atomically(
+            {p: lambda to: to.write_text("new") for p in paths}
+        )
     assert held(paths) == [f"old {p.name}" for p in paths]
     assert alone(paths)
 
@@ -94,16 +97,18 @@ def test_all_is_on_the_disk_before_the_first_rename(paths, monkeypatch):
     done = []
     sync = os.fsync
     replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (
-        done.append("sync"), sync(fd)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (
-        done.append(b.name), replace(a, b)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (done.append("sync"), sync(fd)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (done.append(b.name), replace(a, b))
+    )
     files.write_files_atomically({p: lambda to: to.write_text("new") for p in paths})
     assert done == 3 * ["sync"] + ["config", "weights", "tokens"]
 
 
-@pytest.mark.parametrize("point, new", [
-    ("config", 0), ("tokens", 0), ("after config", 1), ("after weights", 2)])
+@pytest.mark.parametrize(
+    "point, new",
+    [("config", 0), ("tokens", 0), ("after config", 1), ("after weights", 2)],
+)
 def test_a_program_that_is_killed_leaves_whole_files(paths, point, new):
     "It ends at that point as if the power went: nothing is cleaned up."
     replace = os.replace
@@ -125,14 +130,18 @@ def test_a_program_that_is_killed_leaves_whole_files(paths, point, new):
 
     assert os.waitstatus_to_exitcode(child(save)) == 9
     assert held(paths) == [
-        f"{'new' if i < new else 'old'} {p.name}"
-        for i, p in enumerate(paths)]
+        f"{'new' if i < new else 'old'} {p.name}" for i, p in enumerate(paths)
+    ]
 
 
-@pytest.mark.parametrize("text, error, match", [
-    ("{", ValueError, r"config\.json is no JSON: Expecting"),
-    ("[1]", ValueError, r"config\.json holds list, not an object"),
-    (None, FileNotFoundError, "no such file")])
+@pytest.mark.parametrize(
+    "text, error, match",
+    [
+        ("{", ValueError, r"config\.json is no JSON: Expecting"),
+        ("[1]", ValueError, r"config\.json holds list, not an object"),
+        (None, FileNotFoundError, "no such file"),
+    ],
+)
 def test_settings_that_are_no_object(tmp_path, text, error, match):
     path = tmp_path / "config.json"
     if text is not None:

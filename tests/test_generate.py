@@ -1,4 +1,5 @@
 """Texts written with a cache: equal to those read again, and to their peers."""
+
 import copy
 
 import numpy as np
@@ -47,7 +48,7 @@ def made(row, n=3):
 
 
 def of_row(more, i):
-    return {name: x[i:i + 1] for name, x in more.items()}
+    return {name: x[i : i + 1] for name, x in more.items()}
 
 
 @torch.no_grad()
@@ -73,31 +74,29 @@ def same(text, expected, said):
 
 # --- equal to what is read again, whatever stands beside
 
+
 @causal
 def test_a_ragged_batch_writes_what_each_row_writes_alone(row):
     model, more = made(row)
     texts = generate(model, PROMPTS, max_new_tokens=MAX_LEN - 4, **more)
     for i, text in enumerate(texts):
-        same(text, *reread(model, PROMPTS[i], MAX_LEN - 4,
-                           **of_row(more, i)))
+        same(text, *reread(model, PROMPTS[i], MAX_LEN - 4, **of_row(more, i)))
         assert text.finish_reason == "length"
 
 
 @causal
 def test_rows_that_stop_leave_and_others_do_not_notice(row):
     model, more = made(row)
-    full = [reread(model, ids, 14, **of_row(more, i))
-            for i, ids in enumerate(PROMPTS)]
+    full = [reread(model, ids, 14, **of_row(more, i)) for i, ids in enumerate(PROMPTS)]
     stop = [full[0][0][8], full[2][0][3]]
     seen = []
-    model.register_forward_pre_hook(
-        lambda part, given: seen.append(len(given[0])))
+    model.register_forward_pre_hook(lambda part, given: seen.append(len(given[0])))
     for drop in (True, False):
-        texts = generate(model, PROMPTS, max_new_tokens=14, stop=stop,
-                         drop_finished=drop, **more)
+        texts = generate(
+            model, PROMPTS, max_new_tokens=14, stop=stop, drop_finished=drop, **more
+        )
         for text, (expected, said) in zip(texts, full, strict=True):
-            cut = min([expected.index(i) for i in stop if i in expected],
-                      default=14)
+            cut = min([expected.index(i) for i in stop if i in expected], default=14)
             same(text, expected[:cut], said[:cut])
             assert text.finish_reason == ("stop" if cut < 14 else "length")
     n = len({len(text.ids) for text in texts})
@@ -105,28 +104,38 @@ def test_rows_that_stop_leave_and_others_do_not_notice(row):
 
 
 @causal
-@pytest.mark.parametrize("window, keep", [(True, MAX_LEN // 2), (5, 5),
-                                          (MAX_LEN, MAX_LEN)])
+@pytest.mark.parametrize(
+    "window, keep", [(True, MAX_LEN // 2), (5, 5), (MAX_LEN, MAX_LEN)]
+)
 def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
     model, more = made(row)
     prompts = [PROMPTS[0], PROMPTS[1], [7, 8, 9] * 9]
     texts = generate(model, prompts, max_new_tokens=40, context_shift=window, **more)
     for i, text in enumerate(texts):
         same(text, *reread(model, prompts[i], 40, keep, **of_row(more, i)))
-    alone, = generate(model, prompts[:1], max_new_tokens=40, context_shift=window,
-                      **of_row(more, 0))
+    (alone,) = generate(
+        model, prompts[:1], max_new_tokens=40, context_shift=window, **of_row(more, 0)
+    )
     assert alone.ids == texts[0].ids
 
 
 @rows("source")
 def test_an_encoder_decoder_writes_what_greedy_writes(row):
     model, more = made(row)
-    plain = seq2seq.greedy(model, row.ids(3, 7, seed=9), 12, decoder_start_token_id=1,
-                           eos_token_id=2,
-                           encoder_attention_mask=more["encoder_attention_mask"])
-    for text, ids in zip(generate(model, [[1]] * 3, max_new_tokens=12, stop=2,
-                                  **more), plain.tolist(), strict=True):
-        assert text.ids == ids[:ids.index(2) if 2 in ids else 12]
+    plain = seq2seq.greedy(
+        model,
+        row.ids(3, 7, seed=9),
+        12,
+        decoder_start_token_id=1,
+        eos_token_id=2,
+        encoder_attention_mask=more["encoder_attention_mask"],
+    )
+    for text, ids in zip(
+        generate(model, [[1]] * 3, max_new_tokens=12, stop=2, **more),
+        plain.tolist(),
+        strict=True,
+    ):
+        assert text.ids == ids[: ids.index(2) if 2 in ids else 12]
 
 
 @causal
@@ -138,7 +147,8 @@ def test_the_cache_has_the_bytes_of_the_formula(row):
             reader.logits()
         reader.append(torch.tensor([1, 2, 3]))
         expected = estimate_costs(model.config).kv_cache_bytes(
-            5 + new, 3, torch.float64, source_tokens=7 * row.source)
+            5 + new, 3, torch.float64, source_tokens=7 * row.source
+        )
         if row.kept is not None:
             expected = model.config.n_layers * row.kept * (5 + new) * 3 * 8
         for window in filter(None, row.windows):
@@ -151,46 +161,93 @@ def test_the_cache_has_the_bytes_of_the_formula(row):
 
 # --- equal to transformers
 
+
 def twins():
     torch.manual_seed(0)
-    numbers = dict(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None,
-                   pad_token_id=0)
-    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        **numbers, n_embd=16, n_layer=2, n_head=4, n_positions=40,
-        initializer_range=0.5)).double().eval()
-    ours = GPT(GPTConfig(vocab_size=VOCAB, d_model=16, n_layers=2,
-                         n_heads=4, max_len=40)).double().eval()
+    numbers = dict(
+        vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=0
+    )
+    peer = (
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                **numbers,
+                n_embd=16,
+                n_layer=2,
+                n_head=4,
+                n_positions=40,
+                initializer_range=0.5,
+            )
+        )
+        .double()
+        .eval()
+    )
+    ours = (
+        GPT(GPTConfig(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, max_len=40))
+        .double()
+        .eval()
+    )
     state = {}
     for name, x in peer.transformer.state_dict().items():
         for theirs, own in (
-                ("wte", "embed"), ("wpe", "embed_positions"), ("h.", "blocks."),
-                ("ln_1", "attention.norm"), ("ln_2", "feed_forward.norm"),
-                ("attn.c_attn", "attention.sublayer.qkv_proj"),
-                ("attn.c_proj", "attention.sublayer.o_proj"),
-                ("mlp.c_fc", "feed_forward.sublayer.up_proj"),
-                ("mlp.c_proj", "feed_forward.sublayer.down_proj"),
-                ("ln_f", "norm")):
+            ("wte", "embed"),
+            ("wpe", "embed_positions"),
+            ("h.", "blocks."),
+            ("ln_1", "attention.norm"),
+            ("ln_2", "feed_forward.norm"),
+            ("attn.c_attn", "attention.sublayer.qkv_proj"),
+            ("attn.c_proj", "attention.sublayer.o_proj"),
+            ("mlp.c_fc", "feed_forward.sublayer.up_proj"),
+            ("mlp.c_proj", "feed_forward.sublayer.down_proj"),
+            ("ln_f", "norm"),
+        ):
             name = name.replace(theirs, own)
         flat = "_proj" in name and x.ndim == 2
         state[name] = x.T if flat else x
     state["lm_head.weight"] = state["embed.weight"]
     ours.load_state_dict(state)
     yield ours, peer
-    peer = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **numbers, hidden_size=16, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
-        rms_norm_eps=1e-5, initializer_range=0.5)).double().eval()
-    ours = Llama(LlamaConfig(
-        vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2,
-        d_ff=24, max_len=40)).double().eval()
+    peer = (
+        transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **numbers,
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                intermediate_size=24,
+                rms_norm_eps=1e-5,
+                initializer_range=0.5,
+            )
+        )
+        .double()
+        .eval()
+    )
+    ours = (
+        Llama(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                d_model=16,
+                n_layers=2,
+                n_heads=4,
+                n_kv_heads=2,
+                d_ff=24,
+                max_len=40,
+            )
+        )
+        .double()
+        .eval()
+    )
     state = {}
     for name, x in peer.state_dict().items():
         for theirs, own in (
-                ("model.", ""), ("embed_tokens", "embed"),
-                ("layers", "blocks"), ("input_layernorm", "attention.norm"),
-                ("post_attention_layernorm", "feed_forward.norm"),
-                ("self_attn", "attention.sublayer"),
-                ("mlp", "feed_forward.sublayer")):
+            ("model.", ""),
+            ("embed_tokens", "embed"),
+            ("layers", "blocks"),
+            ("input_layernorm", "attention.norm"),
+            ("post_attention_layernorm", "feed_forward.norm"),
+            ("self_attn", "attention.sublayer"),
+            ("mlp", "feed_forward.sublayer"),
+        ):
             name = name.replace(theirs, own)
         state[name] = x
     ours.load_state_dict(state)
@@ -205,25 +262,39 @@ def test_equal_to_transformers_token_for_token():
         keep[1, :4] = 0
         keep[3, :8] = 0
         theirs = peer.generate(
-            ids.where(keep.bool(), 0), attention_mask=keep,
-            max_new_tokens=30, do_sample=False, output_scores=True,
-            return_dict_in_generate=True)
+            ids.where(keep.bool(), 0),
+            attention_mask=keep,
+            max_new_tokens=30,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
         prompts = [row[k.bool()] for row, k in zip(ids, keep, strict=True)]
         texts = generate(ours, prompts, max_new_tokens=30)
-        assert [text.ids for text in texts] == (
-            theirs.sequences[:, 9:].tolist())
+        assert [text.ids for text in texts] == (theirs.sequences[:, 9:].tolist())
         said = peer.compute_transition_scores(
-            theirs.sequences, theirs.scores, normalize_logits=True)
+            theirs.sequences, theirs.scores, normalize_logits=True
+        )
         for text, expected in zip(texts, said.tolist(), strict=True):
             assert text.log_probs == pytest.approx(expected, abs=1e-5)
 
 
 # --- what is chosen, and when a text ends
 
+
 def small(**changes):
     torch.manual_seed(1)
-    config = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
-                  max_len=MAX_LEN, dropout=0.0) | changes
+    config = (
+        dict(
+            vocab_size=VOCAB,
+            d_model=16,
+            n_layers=2,
+            n_heads=4,
+            max_len=MAX_LEN,
+            dropout=0.0,
+        )
+        | changes
+    )
     model = GPT(GPTConfig(**config)).double().eval()
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
@@ -232,19 +303,28 @@ def small(**changes):
 
 def test_a_row_is_drawn_alike_with_and_without_neighbors():
     model = small()
-    ways = [SamplingParams(top_k=9, seed=5), SamplingParams(temperature=0.0),
-            SamplingParams(temperature=1.4, repetition_penalty=1.3, seed=5)]
+    ways = [
+        SamplingParams(top_k=9, seed=5),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.4, repetition_penalty=1.3, seed=5),
+    ]
     stop = [*range(0, VOCAB, 6)]
     texts = generate(model, PROMPTS, max_new_tokens=15, sampling_params=ways, stop=stop)
     assert len({len(text.ids) for text in texts}) > 1
     for ids, way, text in zip(PROMPTS, ways, texts, strict=True):
-        alone, = generate(model, [ids], max_new_tokens=15, sampling_params=[way],
-                          stop=stop)
+        (alone,) = generate(
+            model, [ids], max_new_tokens=15, sampling_params=[way], stop=stop
+        )
         assert alone.ids == text.ids
-    one = generate(model, PROMPTS[:1] * 2, max_new_tokens=9,
-                   sampling_params=SamplingParams(seed=3))
-    assert one[1].ids == generate(model, PROMPTS[:1], max_new_tokens=9,
-                                  sampling_params=SamplingParams(seed=4))[0].ids
+    one = generate(
+        model, PROMPTS[:1] * 2, max_new_tokens=9, sampling_params=SamplingParams(seed=3)
+    )
+    assert (
+        one[1].ids
+        == generate(
+            model, PROMPTS[:1], max_new_tokens=9, sampling_params=SamplingParams(seed=4)
+        )[0].ids
+    )
 
 
 def test_who_chooses_sees_what_each_row_wrote():
@@ -252,10 +332,10 @@ def test_who_chooses_sees_what_each_row_wrote():
 
     def choose(logits, ids):
         seen.append(ids.tolist())
-        return torch.tensor([1, 2, 3])[:len(logits)] + len(seen)
+        return torch.tensor([1, 2, 3])[: len(logits)] + len(seen)
+
     generate(small(), PROMPTS, max_new_tokens=3, sampling_params=choose)
-    assert seen == [[[], [], []], [[2], [3], [4]],
-                    [[2, 3], [3, 4], [4, 5]]]
+    assert seen == [[[], [], []], [[2], [3], [4]], [[2, 3], [3, 4], [4, 5]]]
 
 
 def test_penalties_and_masks_see_new_ids_only():
@@ -267,9 +347,13 @@ def test_penalties_and_masks_see_new_ids_only():
     def mask(ids):
         asked.append(ids.tolist())
         return allowed
-    text, = generate(
-        model, [[3, 3]], max_new_tokens=4,
-        sampling_params=SamplingParams(temperature=0.0, allowed_tokens_fn=mask))
+
+    (text,) = generate(
+        model,
+        [[3, 3]],
+        max_new_tokens=4,
+        sampling_params=SamplingParams(temperature=0.0, allowed_tokens_fn=mask),
+    )
     assert asked == [text.ids[:n] for n in range(4)] and 3 not in text.ids
 
 
@@ -290,16 +374,17 @@ def test_make_sampler():
 def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
     model = small()
     full = generate(model, [[5]], max_new_tokens=8)[0].ids
-    text, = generate(model, [[5]], max_new_tokens=8, stop=full[4])
-    assert text == Completion(full[:full.index(full[4])], text.log_probs, "stop")
+    (text,) = generate(model, [[5]], max_new_tokens=8, stop=full[4])
+    assert text == Completion(full[: full.index(full[4])], text.log_probs, "stop")
     assert full[4] not in text.ids
     asked = []
 
     def stop(ids):
         asked.append(list(ids))
-        ids.clear()     # what it does to its list is its own affair
+        ids.clear()  # what it does to its list is its own affair
         return len(asked) == 3
-    text, = generate(model, [[5]], max_new_tokens=8, stop=stop)
+
+    (text,) = generate(model, [[5]], max_new_tokens=8, stop=stop)
     assert asked == [full[:1], full[:2], full[:3]]
     assert (text.ids, text.finish_reason) == (full[:3], "stop")
 
@@ -308,8 +393,12 @@ def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
 def test_stop_strings_cross_the_borders_of_tokens():
     decode = "".join
     found = make_stop_string_criterion(decode, ["cat", "!"])
-    assert [found(ids) for ids in (["c", "a"], ["c", "at", "s"], [], ["x!"]
-                                   )] == [False, True, False, True]
+    assert [found(ids) for ids in (["c", "a"], ["c", "at", "s"], [], ["x!"])] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert make_stop_string_criterion(decode, "ab")(["a", "b"])
     for wrong, says in (([""], "empty string"), ([3], "must be a str")):
         with pytest.raises(ValueError, match=says):
@@ -317,6 +406,7 @@ def test_stop_strings_cross_the_borders_of_tokens():
 
 
 # --- a stream
+
 
 def test_a_stream_computes_no_more_than_is_asked_for():
     model = small()
@@ -330,7 +420,8 @@ def test_a_stream_computes_no_more_than_is_asked_for():
     texts = generate(small(), PROMPTS, max_new_tokens=9)
     for tokens, n in ((first, 0), (second, 1)):
         assert [(t.id, t.log_prob) for t in tokens] == [
-            (text.ids[n], text.log_probs[n]) for text in texts]
+            (text.ids[n], text.log_probs[n]) for text in texts
+        ]
     assert len([*steps]) == 7
 
 
@@ -339,8 +430,10 @@ def test_between_two_tokens_the_caller_is_as_before():
     model.train()
     model.blocks[0].eval()
     modes = [part.training for part in model.modules()]
-    exact = [text.ids for text in generate(
-        copy.deepcopy(model).eval(), PROMPTS, max_new_tokens=6)]
+    exact = [
+        text.ids
+        for text in generate(copy.deepcopy(model).eval(), PROMPTS, max_new_tokens=6)
+    ]
     found = [[], [], []]
     for tokens in stream(model, PROMPTS, max_new_tokens=6):
         assert [part.training for part in model.modules()] == modes
@@ -371,15 +464,15 @@ def test_an_encoder_output_is_handed_over_once():
     model, more = made(row)
     given = []
     model.register_forward_pre_hook(
-        lambda part, ids, how: given.append({*more} & {*how}),
-        with_kwargs=True)
+        lambda part, ids, how: given.append({*more} & {*how}), with_kwargs=True
+    )
     generate(model, [[3], [4], [5]], max_new_tokens=5, **more)
     assert given == [{*more}] + [set()] * 4
 
 
 def test_log_probabilities_are_at_least_float32():
     model = small().to(torch.bfloat16)
-    text, = generate(model, PROMPTS[:1], max_new_tokens=4)
+    (text,) = generate(model, PROMPTS[:1], max_new_tokens=4)
     with torch.no_grad():
         cache = model.new_cache(1)
         ids = torch.tensor(PROMPTS[:1])
@@ -392,15 +485,16 @@ def test_log_probabilities_are_at_least_float32():
 def test_what_ends_a_text_is_sorted_and_asked():
     def never(ids):
         return False
-    assert parse_stopping(3) == ({3}, []) and parse_stopping(never) == (set(), [
-        never])
+
+    assert parse_stopping(3) == ({3}, []) and parse_stopping(never) == (set(), [never])
     assert parse_stopping([3, never, 5]) == ({3, 5}, [never])
     assert meets_stopping_criteria([never, lambda ids: ids == [1]], 0, [1])
     assert not meets_stopping_criteria([], 0, [1]) and not meets_stopping_criteria(
-        [never], 0, [1])
+        [never], 0, [1]
+    )
     seen = [1, 2]
     meets_stopping_criteria([lambda ids: ids.clear() is not None], 0, seen)
-    assert seen == [1, 2]               # a copy is handed over
+    assert seen == [1, 2]  # a copy is handed over
     require_context([3, 5], 7, 3), require_context([9], None, 9)
     with pytest.raises(ValueError, match=r"prompt 1 of 6 .* max_len 7; less"):
         require_context([3, 6], 7, 3, "; less")
@@ -422,7 +516,8 @@ def test_only_the_last_token_pays_for_the_output_layer():
     model = small()
     seen = []
     model.lm_head.register_forward_pre_hook(
-        lambda part, given: seen.append(given[0].shape[:-1].numel()))
+        lambda part, given: seen.append(given[0].shape[:-1].numel())
+    )
     generate(model, PROMPTS, max_new_tokens=4)
     assert seen == [3] * 4
     logits = next_token_logits(model, torch.tensor([[1, 2, 3]]))
@@ -433,7 +528,8 @@ def test_each_token_goes_through_once():
     model = small()
     seen = []
     model.embed.register_forward_pre_hook(
-        lambda part, given: seen.append(tuple(given[0].shape)))
+        lambda part, given: seen.append(tuple(given[0].shape))
+    )
     generate(model, PROMPTS, max_new_tokens=5)
     assert seen == [(3, 5)] + [(3, 1)] * 4
 
@@ -442,7 +538,7 @@ def test_a_cache_of_ones_own_is_written_to():
     model = small()
     cache = model.new_cache(3)
     texts = generate(model, PROMPTS, max_new_tokens=5, cache=cache)
-    assert cache.lengths.tolist() == [9, 5, 7]   # the last ids are not read
+    assert cache.lengths.tolist() == [9, 5, 7]  # the last ids are not read
     assert texts == generate(model, PROMPTS, max_new_tokens=5)
 
 
@@ -455,6 +551,7 @@ def test_left_padded():
 
 
 # --- what is refused
+
 
 class Foreign(nn.Module):
     "A model that answers as it was told to."
@@ -472,14 +569,20 @@ def lookup(ids):
     return nn.Embedding(5, 3)(ids)
 
 
-@pytest.mark.parametrize("model, says", [
-    (nn.Linear(2, 2), "Linear cannot answer model.new_cache"),
-    (Foreign(lambda ids: None), r"Foreign cannot answer model\(ids, cache="),
-    (Foreign(lookup), r"answer model\(ids.*ids from 0 to 11.*IndexError"),
-    (Foreign(lambda ids: torch.zeros(2, 5, 7)), r"return logits \(3, 5, "),
-    (Foreign(lambda ids: torch.zeros(3, 5)), r"return logits \(3, 5, vocab"),
-    (Foreign(lambda ids: torch.full((*ids.shape, 50), torch.nan)),
-     "logits of row 0 hold NaN after 0 new ids")])
+@pytest.mark.parametrize(
+    "model, says",
+    [
+        (nn.Linear(2, 2), "Linear cannot answer model.new_cache"),
+        (Foreign(lambda ids: None), r"Foreign cannot answer model\(ids, cache="),
+        (Foreign(lookup), r"answer model\(ids.*ids from 0 to 11.*IndexError"),
+        (Foreign(lambda ids: torch.zeros(2, 5, 7)), r"return logits \(3, 5, "),
+        (Foreign(lambda ids: torch.zeros(3, 5)), r"return logits \(3, 5, vocab"),
+        (
+            Foreign(lambda ids: torch.full((*ids.shape, 50), torch.nan)),
+            "logits of row 0 hold NaN after 0 new ids",
+        ),
+    ],
+)
 def test_a_model_that_breaks_the_protocol_is_told_which_call(model, says):
     with pytest.raises(ValueError, match=says):
         generate(model, PROMPTS, max_new_tokens=3)
@@ -540,7 +643,7 @@ def test_bad_input_is_told_in_a_sentence(change, says):
 
 def test_as_much_as_fits_is_written():
     model = small()
-    text, = generate(model, [[1, 2]], max_new_tokens=MAX_LEN - 1)
+    (text,) = generate(model, [[1, 2]], max_new_tokens=MAX_LEN - 1)
     assert len(text.ids) == MAX_LEN - 1
     with pytest.raises(ValueError, match="beyond max_len"):
         generate(model, [[1, 2]], max_new_tokens=MAX_LEN)
@@ -551,13 +654,17 @@ def test_a_device_writes_the_same_and_is_read_once_a_step(monkeypatch):
     model = small()
     expected = [text.ids for text in generate(model, PROMPTS, max_new_tokens=12)]
     model.cuda()
-    assert [text.ids for text in generate(
-        model, PROMPTS, max_new_tokens=12)] == expected
+    assert [
+        text.ids for text in generate(model, PROMPTS, max_new_tokens=12)
+    ] == expected
     reads = []
     for name in ("item", "tolist", "__bool__"):
         plain = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda x, plain=plain: (
-            x.is_cuda and reads.append(1), plain(x))[1])
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda x, plain=plain: (x.is_cuda and reads.append(1), plain(x))[1],
+        )
     steps = stream(model, PROMPTS, max_new_tokens=12)
     next(steps)
     reads.clear()
@@ -565,10 +672,15 @@ def test_a_device_writes_the_same_and_is_read_once_a_step(monkeypatch):
 
 
 @plain_only
-@pytest.mark.parametrize("rows", [
-    np.array([[3, 4, 5], [6, 7, 8]]), [np.array([3, 4, 5]), [6, 7, 8]],
-    [[np.int64(3), 4, 5], torch.tensor([6, 7, 8])],
-    torch.tensor([[3, 4, 5], [6, 7, 8]])])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.array([[3, 4, 5], [6, 7, 8]]),
+        [np.array([3, 4, 5]), [6, 7, 8]],
+        [[np.int64(3), 4, 5], torch.tensor([6, 7, 8])],
+        torch.tensor([[3, 4, 5], [6, 7, 8]]),
+    ],
+)
 def test_rows_of_other_makers_are_rows(rows):
     ids, positions = left_pad(rows)
     assert ids.tolist() == [[3, 4, 5], [6, 7, 8]] and ids.dtype == torch.int64
@@ -576,9 +688,21 @@ def test_rows_of_other_makers_are_rows(rows):
 
 
 @plain_only
-@pytest.mark.parametrize("rows", [
-    torch.tensor([1, 2]), [1, 2], [[1, None]], [[1, "a"]], [{1, 2}], [None],
-    torch.tensor(3), [[1.5]], [[True]], [torch.ones(1, 2).long()]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.tensor([1, 2]),
+        [1, 2],
+        [[1, None]],
+        [[1, "a"]],
+        [{1, 2}],
+        [None],
+        torch.tensor(3),
+        [[1.5]],
+        [[True]],
+        [torch.ones(1, 2).long()],
+    ],
+)
 def test_what_are_no_rows_is_refused(rows):
     with pytest.raises(ValueError, match=r"prompt 0 must be|must be rows of ids"):
         left_pad(rows)
@@ -600,8 +724,9 @@ class Unlimited(nn.Module):
 def test_nothing_wrong_is_silent():
     for window in (True, 8):
         with pytest.raises(ValueError, match="context_shift needs a model with a"):
-            generate(Unlimited(small()), PROMPTS, max_new_tokens=3,
-                     context_shift=window)
+            generate(
+                Unlimited(small()), PROMPTS, max_new_tokens=3, context_shift=window
+            )
     model = small()
     used = model.new_cache(3)
     with torch.no_grad():

@@ -1,4 +1,5 @@
 """GPT-1 and GPT-2 against transformers, and GPT-2's own files."""
+
 import dataclasses
 import inspect
 import json
@@ -33,8 +34,9 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 both = pytest.mark.parametrize("kind", [GPT, GPT1])
-CONFIG = GPTConfig(vocab_size=61, d_model=32, n_layers=2, n_heads=4,
-                   max_len=40, dropout=0.0)
+CONFIG = GPTConfig(
+    vocab_size=61, d_model=32, n_layers=2, n_heads=4, max_len=40, dropout=0.0
+)
 
 
 def model(kind=GPT, **changes):
@@ -46,26 +48,43 @@ def some_ids(b=3, t=12):
 
 
 def theirs_gpt2(**options):
-    options = dict(vocab_size=61, n_embd=32, n_layer=2, n_head=4,
-                   n_positions=40, bos_token_id=None,
-                   eos_token_id=None) | options
-    return spread(transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**options)))
+    options = (
+        dict(
+            vocab_size=61,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=40,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        | options
+    )
+    return spread(transformers.GPT2LMHeadModel(transformers.GPT2Config(**options)))
 
 
 def theirs_gpt1():
-    return spread(transformers.OpenAIGPTLMHeadModel(
-        transformers.OpenAIGPTConfig(vocab_size=61, n_embd=32, n_layer=2,
-                                     n_head=4, n_positions=40)))
+    return spread(
+        transformers.OpenAIGPTLMHeadModel(
+            transformers.OpenAIGPTConfig(
+                vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=40
+            )
+        )
+    )
 
 
 def ours_gpt1(theirs):
     ours = GPT1(CONFIG).eval()
-    load_gpt2_tensors(ours, {
-        name.removeprefix("transformer.").replace(
-            "tokens_embed", "wte").replace("positions_embed", "wpe"): x
-        for name, x in theirs.state_dict().items()
-        if not name.endswith((".attn.bias", "position_ids"))})
+    load_gpt2_tensors(
+        ours,
+        {
+            name.removeprefix("transformer.")
+            .replace("tokens_embed", "wte")
+            .replace("positions_embed", "wpe"): x
+            for name, x in theirs.state_dict().items()
+            if not name.endswith((".attn.bias", "position_ids"))
+        },
+    )
     return ours
 
 
@@ -80,6 +99,7 @@ def pair(kind, tmp_path):
 
 
 # parity
+
 
 @both
 def test_values_equal_transformers(kind, tmp_path):
@@ -104,13 +124,15 @@ def test_gradients_equal_transformers(kind, tmp_path):
     slope = randn(3, 12, 61, seed=5)
     (ours(some_ids()) * slope).sum().backward()
     (theirs(some_ids()).logits * slope).sum().backward()
-    grads = {n.removeprefix("transformer.").replace(
-        "tokens_embed", "wte").replace("positions_embed", "wpe"): p.grad
-        for n, p in theirs.named_parameters()}
+    grads = {
+        n.removeprefix("transformer.")
+        .replace("tokens_embed", "wte")
+        .replace("positions_embed", "wpe"): p.grad
+        for n, p in theirs.named_parameters()
+    }
     for name, p in ours.named_parameters():
         there = grads[to_gpt2_name(name)]
-        close(p.grad, there.T if ".c_" in to_gpt2_name(name)
-              and p.ndim == 2 else there)
+        close(p.grad, there.T if ".c_" in to_gpt2_name(name) and p.ndim == 2 else there)
 
 
 def test_padded_batches_equal_transformers(tmp_path):
@@ -118,17 +140,19 @@ def test_padded_batches_equal_transformers(tmp_path):
     positions = padded()
     ids = some_ids()
     live = positions >= 0
-    right = theirs(ids, attention_mask=live.long(),
-                   position_ids=positions.clamp(min=0)).logits
+    right = theirs(
+        ids, attention_mask=live.long(), position_ids=positions.clamp(min=0)
+    ).logits
     got = ours(ids, positions=positions)
     close(got[live], right[live])
     slope = randn(3, 12, 61)[live]
     (got[live] * slope).sum().backward()
     (right[live] * slope).sum().backward()
-    close(ours.blocks[0].attention.sublayer.qkv_proj.weight.grad,
-          theirs.transformer.h[0].attn.c_attn.weight.grad.T)
-    close(ours.embed_positions.weight.grad[1:],
-          theirs.transformer.wpe.weight.grad[1:])
+    close(
+        ours.blocks[0].attention.sublayer.qkv_proj.weight.grad,
+        theirs.transformer.h[0].attn.c_attn.weight.grad.T,
+    )
+    close(ours.embed_positions.weight.grad[1:], theirs.transformer.wpe.weight.grad[1:])
     assert ours(ids, positions=positions).isfinite().all()
 
 
@@ -156,38 +180,42 @@ def test_a_callers_mask_is_joined():
     got = ours(ids, mask=mask, positions=torch.arange(12)[None])
     other = ids.clone()
     other[:, :6] = (ids[:, :6] + 1) % 61
-    close(ours(other, mask=mask, positions=torch.arange(12)[None])[:, 6:],
-          got[:, 6:])
-    close(ours(ids, mask=mask, positions=torch.arange(12)[None])[:, :6],
-          ours(ids[:, :6]))
+    close(ours(other, mask=mask, positions=torch.arange(12)[None])[:, 6:], got[:, 6:])
+    close(
+        ours(ids, mask=mask, positions=torch.arange(12)[None])[:, :6], ours(ids[:, :6])
+    )
     assert positions.max() == 5
 
 
 # wiring
 
+
 def test_gpt2_is_pre_norm_with_a_final_norm():
     ours = model()
-    assert all(type(part) is PreNorm for b in ours.blocks
-               for part in (b.attention, b.feed_forward))
+    assert all(
+        type(part) is PreNorm
+        for b in ours.blocks
+        for part in (b.attention, b.feed_forward)
+    )
     x = randn(1, 4, 32)
     block = ours.blocks[0]
     y = x + block.attention.sublayer(block.attention.norm(x))
-    close(block(x), y + block.feed_forward.sublayer(
-        block.feed_forward.norm(y)))
-    assert isinstance(ours.norm, nn.Module) and len(
-        list(ours.norm.parameters())) == 2
+    close(block(x), y + block.feed_forward.sublayer(block.feed_forward.norm(y)))
+    assert isinstance(ours.norm, nn.Module) and len(list(ours.norm.parameters())) == 2
 
 
 def test_gpt1_is_post_norm_without_a_final_norm():
     ours = model(GPT1)
-    assert all(type(part) is PostNorm for b in ours.blocks
-               for part in (b.attention, b.feed_forward))
+    assert all(
+        type(part) is PostNorm
+        for b in ours.blocks
+        for part in (b.attention, b.feed_forward)
+    )
     assert not list(ours.norm.parameters())
     x = randn(1, 4, 32)
     block = ours.blocks[0]
     y = block.attention.norm(x + block.attention.sublayer(x))
-    close(block(x), block.feed_forward.norm(
-        y + block.feed_forward.sublayer(y)))
+    close(block(x), block.feed_forward.norm(y + block.feed_forward.sublayer(y)))
 
 
 def test_the_head_is_the_table():
@@ -213,16 +241,18 @@ def test_sizes():
         first = GPT1(GPTConfig(vocab_size=40_478, max_len=512))
     assert sum(p.numel() for p in small.parameters()) == 124_439_808
     assert sum(p.numel() for p in first.parameters()) == 116_534_784
-    assert model(d_ff=50).blocks[0].feed_forward.sublayer.up_proj.weight.shape \
-        == (50, 32)
-    assert model().blocks[1].feed_forward.sublayer.up_proj.weight.shape \
-        == (128, 32)
+    assert model(d_ff=50).blocks[0].feed_forward.sublayer.up_proj.weight.shape == (
+        50,
+        32,
+    )
+    assert model().blocks[1].feed_forward.sublayer.up_proj.weight.shape == (128, 32)
 
 
 def test_the_first_weights_are_those_of_gpt2():
     torch.manual_seed(0)
-    config = dataclasses.replace(CONFIG, d_model=128, vocab_size=300,
-                                 max_len=200, n_layers=8)
+    config = dataclasses.replace(
+        CONFIG, d_model=128, vocab_size=300, max_len=200, n_layers=8
+    )
     for kind, shrink in ((GPT, 4.0), (GPT1, 1.0)):
         ours = kind(config)
         part = ours.blocks[3].attention.sublayer
@@ -230,10 +260,10 @@ def test_the_first_weights_are_those_of_gpt2():
         for p in (ours.embed, ours.embed_positions, part.qkv_proj, wide.up_proj):
             assert p.weight.std().item() == pytest.approx(0.02, rel=0.05)
         for p in (part.o_proj, wide.down_proj):
-            assert p.weight.std().item() == pytest.approx(
-                0.02 / shrink, rel=0.05)
-        assert all((p == 0).all() for n, p in ours.named_parameters()
-                   if n.endswith("bias"))
+            assert p.weight.std().item() == pytest.approx(0.02 / shrink, rel=0.05)
+        assert all(
+            (p == 0).all() for n, p in ours.named_parameters() if n.endswith("bias")
+        )
         assert (ours.blocks[0].attention.norm.weight == 1).all()
         loss = next_token_loss(ours, torch.randint(300, (4, 50))).item()
         assert kind is GPT1 or loss == pytest.approx(math.log(300), abs=0.1)
@@ -258,13 +288,18 @@ def test_dropout_is_where_gpt2_has_it():
             if isinstance(rate, float):
                 seen[name] = rate
     on = {name for name, rate in seen.items() if rate == 0.5}
-    assert on == {"dropout", *(
-        f"blocks.{i}.{n}" for i in (0, 1) for n in (
-            "attention.dropout", "attention.sublayer",
-            "feed_forward.dropout"))}
+    assert on == {
+        "dropout",
+        *(
+            f"blocks.{i}.{n}"
+            for i in (0, 1)
+            for n in ("attention.dropout", "attention.sublayer", "feed_forward.dropout")
+        ),
+    }
     drops = []
-    ours.dropout.register_forward_hook(lambda m, x, y: drops.append(
-        (x[0].abs().sum() > 0) & (y == 0).any()))
+    ours.dropout.register_forward_hook(
+        lambda m, x, y: drops.append((x[0].abs().sum() > 0) & (y == 0).any())
+    )
     ours(some_ids())
     assert drops == [True]
 
@@ -294,19 +329,27 @@ def test_half_precision():
 
 # configuration
 
+
 def test_the_configuration():
     config = GPTConfig()
     assert config.activation == "gelu_tanh" and config.eps == 1e-5
-    assert (config.vocab_size, config.d_model, config.n_layers,
-            config.n_heads, config.max_len) == (50_257, 768, 12, 12, 1024)
+    assert (
+        config.vocab_size,
+        config.d_model,
+        config.n_layers,
+        config.n_heads,
+        config.max_len,
+    ) == (50_257, 768, 12, 12, 1024)
     with pytest.raises(ValueError, match=r"768 .* n_heads 5"):
         GPTConfig(n_heads=5)
-    with pytest.raises(ValueError, match=(
-            r"activation .*'gelu_tanh'.* got 'gelu_new'")):
+    with pytest.raises(
+        ValueError, match=(r"activation .*'gelu_tanh'.* got 'gelu_new'")
+    ):
         GPTConfig(activation="gelu_new")
 
 
 # log-likelihood
+
 
 def test_log_likelihood_is_the_logarithm_of_probabilities():
     ours = model()
@@ -316,7 +359,8 @@ def test_log_likelihood_is_the_logarithm_of_probabilities():
     for b in range(3):
         for i in range(11):
             assert got[b, i].item() == pytest.approx(
-                math.log(p[b, i, ids[b, i + 1]].item()), abs=1e-5)
+                math.log(p[b, i, ids[b, i + 1]].item()), abs=1e-5
+            )
     close(-got.mean(), next_token_loss(ours, ids))
 
 
@@ -333,7 +377,7 @@ def test_padding_has_no_likelihood():
     got = token_log_probs(ours, ids, positions=positions)
     for row in range(3):
         kept = positions[row] >= 0
-        alone = token_log_probs(ours, ids[row:row + 1, kept])[0]
+        alone = token_log_probs(ours, ids[row : row + 1, kept])[0]
         close(got[row][got[row] != 0], alone)
         assert (got[row] != 0).sum() == kept.sum() - 1
 
@@ -345,8 +389,7 @@ def test_the_likelihood_takes_a_mask():
     mask = (two[:, None] == two)[None, None]
     got = token_log_probs(ours, ids, mask=mask)
     close(got[:, :5], token_log_probs(ours, ids[:, :6]))
-    p = ours(ids, mask=mask).softmax(-1)[:, :-1].gather(
-        -1, ids[:, 1:, None])[..., 0]
+    p = ours(ids, mask=mask).softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     close(got, p.log())
     assert not torch.allclose(got, token_log_probs(ours, ids))
 
@@ -354,8 +397,7 @@ def test_the_likelihood_takes_a_mask():
 def test_log_likelihood_is_wide_and_takes_any_model():
     half = token_log_probs(model().to(torch.bfloat16), some_ids())
     assert half.dtype == torch.float32
-    flat = token_log_probs(lambda ids: torch.zeros(*ids.shape, 61),
-                           some_ids())
+    flat = token_log_probs(lambda ids: torch.zeros(*ids.shape, 61), some_ids())
     close(flat, torch.full((3, 11), -math.log(61)))
     for shape in ((3, 1), (3,)):
         with pytest.raises(ValueError, match="two tokens"):
@@ -363,6 +405,7 @@ def test_log_likelihood_is_wide_and_takes_any_model():
 
 
 # GPT-2's own files
+
 
 def folder_of(tmp_path, change=None, tensors=None, **options):
     theirs = theirs_gpt2(**options)
@@ -376,13 +419,21 @@ def folder_of(tmp_path, change=None, tensors=None, **options):
     return theirs
 
 
-@pytest.mark.parametrize("theirs, ours", [
-    ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"),
-    ("gelu", "gelu"), ("relu", "relu"), ("silu", "silu"),
-    ("swish", "silu")])
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu", "gelu"),
+        ("relu", "relu"),
+        ("silu", "silu"),
+        ("swish", "silu"),
+    ],
+)
 def test_activations_keep_their_meaning(tmp_path, theirs, ours):
-    twin = folder_of(tmp_path, activation_function=theirs, n_inner=56,
-                     layer_norm_epsilon=1e-3)
+    twin = folder_of(
+        tmp_path, activation_function=theirs, n_inner=56, layer_norm_epsilon=1e-3
+    )
     got = GPT.from_gpt2(tmp_path)
     assert got.config.activation == ours and got.config.d_ff == 56
     assert got.config.eps == 1e-3
@@ -391,12 +442,14 @@ def test_activations_keep_their_meaning(tmp_path, theirs, ours):
 
 def test_gpt2s_own_names_and_buffers(tmp_path):
     "As OpenAI's folder: no prefix, no head, the masks of every layer."
+
     def old(tensors):
         mask = torch.ones(2, 1, 1, 40, 40).tril()
-        return {n.removeprefix("transformer."): x
-                for n, x in tensors.items()} | {
-            f"h.{i}.attn.{n}": x for i in (0, 1) for n, x in (
-                ("bias", mask[i].clone()), ("masked_bias", torch.tensor(-1e4)))}
+        return {n.removeprefix("transformer."): x for n, x in tensors.items()} | {
+            f"h.{i}.attn.{n}": x
+            for i in (0, 1)
+            for n, x in (("bias", mask[i].clone()), ("masked_bias", torch.tensor(-1e4)))
+        }
 
     theirs = folder_of(tmp_path, tensors=old)
     assert "wte.weight" in load_file(tmp_path / "model.safetensors")
@@ -417,8 +470,11 @@ def test_missing_and_unknown_tensors_are_listed(tmp_path):
         return tensors
 
     folder_of(tmp_path, tensors=less)
-    with pytest.raises(ValueError, match=r"2 tensors .* missing: "
-                       r"wpe\.weight, h\.1\.ln_2\.bias"):
+    with pytest.raises(
+        ValueError,
+        match=r"2 tensors .* missing: "
+        r"wpe\.weight, h\.1\.ln_2\.bias",
+    ):
         GPT.from_gpt2(tmp_path)
     folder_of(tmp_path, tensors=lambda t: t | {"h.7.more": torch.ones(3)})
     with pytest.raises(ValueError, match=r"unknown: h.7.more \(3,\)"):
@@ -440,16 +496,22 @@ def test_a_head_of_its_own_is_refused(tmp_path):
         GPT.from_gpt2(tmp_path)
 
 
-@pytest.mark.parametrize("change, said", [
-    (dict(activation_function="gelu_fast"), "'gelu_new'.*got 'gelu_fast'"),
-    (dict(scale_attn_weights=False), "scale_attn_weights must .*True, got False"),
-    (dict(scale_attn_by_inverse_layer_idx=True),
-     "inverse_layer_idx must .*False, got True"),
-    (dict(add_cross_attention=True), "add_cross_attention must .*False, got T"),
-    (dict(tie_word_embeddings=False), "tie_word_embeddings must .*True, got F"),
-    (dict(model_type="llama"), "model_type must .*'gpt2', got 'llama'"),
-    (dict(attn_pdrop=0.3), "attn_pdrop': 0.3.*dropout="),
-    (dict(n_head=5), "32 .* 5")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(activation_function="gelu_fast"), "'gelu_new'.*got 'gelu_fast'"),
+        (dict(scale_attn_weights=False), "scale_attn_weights must .*True, got False"),
+        (
+            dict(scale_attn_by_inverse_layer_idx=True),
+            "inverse_layer_idx must .*False, got True",
+        ),
+        (dict(add_cross_attention=True), "add_cross_attention must .*False, got T"),
+        (dict(tie_word_embeddings=False), "tie_word_embeddings must .*True, got F"),
+        (dict(model_type="llama"), "model_type must .*'gpt2', got 'llama'"),
+        (dict(attn_pdrop=0.3), "attn_pdrop': 0.3.*dropout="),
+        (dict(n_head=5), "32 .* 5"),
+    ],
+)
 def test_options_that_differ_are_refused(tmp_path, change, said):
     folder_of(tmp_path, change=change)
     with pytest.raises(ValueError, match=said):
@@ -460,8 +522,10 @@ def test_the_rate_of_dropout_can_be_given(tmp_path):
     folder_of(tmp_path, change=dict(attn_pdrop=0.3))
     assert GPT.from_gpt2(tmp_path, dropout=0.2).config.dropout == 0.2
     assert config_from_gpt2({}).dropout == 0.1
-    assert config_from_gpt2(dict(embd_pdrop=0.0, attn_pdrop=0.0,
-                                 resid_pdrop=0.0)).dropout == 0.0
+    assert (
+        config_from_gpt2(dict(embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)).dropout
+        == 0.0
+    )
     assert config_from_gpt2({}) == GPTConfig()
     assert not GPT.from_gpt2(tmp_path, dropout=0.2).training
 
@@ -479,14 +543,14 @@ def test_a_pickle_is_never_opened(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_gpt2_tensors(tmp_path)
     assert "pickle" not in inspect.getsource(gpt).replace(
-        "a pickle", "") and "torch.load(" not in inspect.getsource(gpt)
+        "a pickle", ""
+    ) and "torch.load(" not in inspect.getsource(gpt)
 
 
 def test_loading_fails_whole(tmp_path):
     ours = model()
     before = ours(some_ids())
-    tensors = {to_gpt2_name(n): torch.zeros(1) for n, _ in
-               ours.named_parameters()}
+    tensors = {to_gpt2_name(n): torch.zeros(1) for n, _ in ours.named_parameters()}
     with pytest.raises(ValueError):
         load_gpt2_tensors(ours, tensors)
     assert torch.equal(ours(some_ids()), before)
@@ -495,9 +559,18 @@ def test_loading_fails_whole(tmp_path):
 @both
 def test_help_tells_what_forward_takes(kind):
     said = pydoc.plain(pydoc.render_doc(kind.forward))
-    for words in ("Logits for the token after each, (b, t, vocab)",
-                  "``cache``: from ``new_cache``", "``positions``: int64 (b, t)",
-                  "``mask``: (b, h, t, s), True = may attend", "max_len"):
+    for words in (
+        "Logits for the token after each, (b, t, vocab)",
+        "``cache``: from ``new_cache``",
+        "``positions``: int64 (b, t)",
+        "``mask``: (b, h, t, s), True = may attend",
+        "max_len",
+    ):
         assert words in said
     assert list(inspect.signature(kind.forward).parameters) == [
-        "self", "ids", "cache", "positions", "mask"]
+        "self",
+        "ids",
+        "cache",
+        "positions",
+        "mask",
+    ]

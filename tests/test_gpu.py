@@ -12,6 +12,7 @@ so in float64, and the ids are equal. In float32, with TF32 off, logits may diff
 1e-4 of the largest: a sum of 24 products, in another order, in 2 layers of weights as
 large as here.
 """
+
 import functools
 import math
 
@@ -33,9 +34,9 @@ from tformer.train import Trainer
 from tformer.trained import load_bundle
 
 pytestmark = pytest.mark.gpu
-EXACT = 1e-10           # float64
-ANGLES = 1e-5           # float64, but for the angles of rotary positions
-ROUNDED = 1e-4          # float32
+EXACT = 1e-10  # float64
+ANGLES = 1e-5  # float64, but for the angles of rotary positions
+ROUNDED = 1e-4  # float32
 # a bfloat16 has 8 bits; a loss is a mean of many terms, all rounded once or twice
 BF16 = 2e-2
 
@@ -59,8 +60,11 @@ def with_model(job, row, dtype, device):
 
 def exactness(row):
     "What a row in float64 may differ by."
-    return ANGLES if any(isinstance(part, RotaryEmbedding)
-                         for part in row.make().modules()) else EXACT
+    return (
+        ANGLES
+        if any(isinstance(part, RotaryEmbedding) for part in row.make().modules())
+        else EXACT
+    )
 
 
 def over(functions):
@@ -68,8 +72,9 @@ def over(functions):
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32],
-                         ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32], ids=["float64", "float32"]
+)
 def test_logits_and_gradients(row, dtype):
     tolerance = ROUNDED if dtype == torch.float32 else exactness(row)
     on_both(with_model, jobs.logits_and_gradients, row, dtype, tolerance=tolerance)
@@ -81,8 +86,10 @@ def test_what_writes(row, job):
     on_both(with_model, job, row, torch.float64, tolerance=exactness(row))
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS
-                                 if row.causal and not row.source])
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name) for row in ROWS if row.causal and not row.source],
+)
 @over(jobs.OF_CONTINUERS)
 def test_what_goes_on(row, job):
     tolerance = ANGLES if job is jobs.strided else exactness(row)
@@ -104,12 +111,15 @@ def test_training(tmp_path):
     on_both(lambda device: jobs.trained(device, tmp_path / device), tolerance=ANGLES)
 
 
-@pytest.mark.parametrize("how", [
-    dict(activation_checkpointing=True), dict(lr_schedule=optim.warmup_cosine(6, 2))],
-    ids=lambda how: next(iter(how)))
+@pytest.mark.parametrize(
+    "how",
+    [dict(activation_checkpointing=True), dict(lr_schedule=optim.warmup_cosine(6, 2))],
+    ids=lambda how: next(iter(how)),
+)
 def test_other_trainings(how, tmp_path):
-    on_both(lambda device: jobs.trained(device, tmp_path / device, **how),
-            tolerance=ANGLES)
+    on_both(
+        lambda device: jobs.trained(device, tmp_path / device, **how), tolerance=ANGLES
+    )
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -122,6 +132,7 @@ def test_a_card_refuses_what_a_pretended_one_refuses(name):
 
 # --- what the CPU does otherwise, or not at all
 
+
 def test_bfloat16_trains():
     "Autocast: the first loss is that of float32 but for rounding, the last lower."
     if not torch.cuda.is_bf16_supported():
@@ -130,8 +141,9 @@ def test_bfloat16_trains():
     records = {}
     for precision in (None, "bf16"):
         loader = RandomWindowLoader(row.ids(1, 200)[0], 12, 8)
-        trainer = Trainer(row.make().cuda(), loader, max_steps=30, lr=0.01,
-                          precision=precision)
+        trainer = Trainer(
+            row.make().cuda(), loader, max_steps=30, lr=0.01, precision=precision
+        )
         records[precision] = [r["loss"] for r in trainer.fit()]
     assert records["bf16"][0] == pytest.approx(records[None][0], rel=BF16)
     assert all(map(math.isfinite, records["bf16"]))
@@ -159,9 +171,12 @@ def has_compiler():
     return ""
 
 
-@pytest.mark.parametrize("name", by_day(
-    ["GPT", "Llama", "Seq2Seq", "Llama, latent", "Llama, sparse"],
-    "GPT", "Llama"))
+@pytest.mark.parametrize(
+    "name",
+    by_day(
+        ["GPT", "Llama", "Seq2Seq", "Llama, latent", "Llama, sparse"], "GPT", "Llama"
+    ),
+)
 def test_compiled_steps(name):
     "In float64, so that the ids are those of the model that is not compiled."
     if problem := has_compiler():
@@ -170,8 +185,13 @@ def test_compiled_steps(name):
     model = row.make().double().cuda()
     found = jobs.write(row, model)
     compiled = CompiledModel(model)
-    got = generate(compiled, jobs.PROMPTS, max_new_tokens=10, drop_finished=False,
-                   **jobs.source(row, model))
+    got = generate(
+        compiled,
+        jobs.PROMPTS,
+        max_new_tokens=10,
+        drop_finished=False,
+        **jobs.source(row, model),
+    )
     jobs.same_results([*got], found, exactness(row))
 
 
@@ -198,12 +218,14 @@ def test_bundles_in_float32(name):
         jobs.same_results(there.model(ids.cuda()), here.model(ids), ROUNDED)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16],
-                         ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"]
+)
 def test_half_precision(dtype):
     "A head of 64 and 300 tokens, for which a card has kernels of its own."
-    config = GPTConfig(vocab_size=61, d_model=128, n_layers=2, n_heads=2, d_ff=256,
-                       max_len=320)
+    config = GPTConfig(
+        vocab_size=61, d_model=128, n_layers=2, n_heads=2, d_ff=256, max_len=320
+    )
     torch.manual_seed(0)
     model = GPT(config).eval()
     ids = torch.randint(61, (2, 300), generator=torch.Generator().manual_seed(0))

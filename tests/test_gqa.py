@@ -1,4 +1,5 @@
 """A converted model: what is refused, and what is done with it afterwards."""
+
 import copy
 import json
 
@@ -43,16 +44,19 @@ def test_mean_and_first_are_what_they_say(n):
         assert torch.equal(q, before[0].flatten(0, 2))
         assert torch.allclose(k, pool(before[1]).flatten(0, 1), atol=1e-6)
         assert torch.allclose(v, pool(before[2]).flatten(0, 1), atol=1e-6)
-        assert torch.equal(weights(new, "o_proj.weight"),
-                           weights(model, "o_proj.weight"))
+        assert torch.equal(
+            weights(new, "o_proj.weight"), weights(model, "o_proj.weight")
+        )
 
 
 def test_random_heads_follow_the_generator_and_have_the_old_spread():
     model = llama(d_model=128)
     first, again, other = (
-        convert_to_gqa(model, 4, method="random",
-                       generator=torch.Generator().manual_seed(seed))
-        for seed in (0, 0, 1))
+        convert_to_gqa(
+            model, 4, method="random", generator=torch.Generator().manual_seed(seed)
+        )
+        for seed in (0, 0, 1)
+    )
     old, *found = (weights(m, "k_proj.weight") for m in (model, first, again, other))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
     assert found[0].std() == pytest.approx(old.std().item(), rel=0.05)
@@ -62,10 +66,12 @@ def test_calibration_beats_guessing():
     "The aligned heads are nearer to the model on the texts that they were fit to."
     model = spread(Llama(LlamaConfig(**SIZE)), 0.3)
     with torch.no_grad():
-        model.embed.weight *= torch.logspace(0, 2, 32)      # inputs of unequal size
+        model.embed.weight *= torch.logspace(0, 2, 32)  # inputs of unequal size
     wanted = model(IDS)
-    off = [(convert_to_gqa(model, 4, calibration_ids=ids)(IDS) - wanted).norm()
-           for ids in (IDS, None)]
+    off = [
+        (convert_to_gqa(model, 4, calibration_ids=ids)(IDS) - wanted).norm()
+        for ids in (IDS, None)
+    ]
     assert off[0] < off[1]
 
 
@@ -95,7 +101,7 @@ def test_it_saves_loads_writes_and_is_served(make, method, tmp_path):
     loaded = type(model).load(tmp_path)
     assert torch.equal(loaded(IDS), model(IDS))
     prompt = IDS[0, :5].tolist()
-    text, = generate(loaded, [prompt], max_new_tokens=8)
+    (text,) = generate(loaded, [prompt], max_new_tokens=8)
     engine = Engine(loaded, max_num_seqs=2)
     handle = engine.submit(Request(prompt, max_new_tokens=8))
     engine.run()
@@ -110,8 +116,9 @@ def test_a_folder_of_gpt2_is_converted(tmp_path):
         name = to_gpt2_name(name)
         tensors[name] = (p.T if p.ndim == 2 and ".c_" in name else p).contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
-    values = dict(model_type="gpt2", vocab_size=29, n_embd=32, n_layer=2, n_head=8,
-                  n_positions=24)
+    values = dict(
+        model_type="gpt2", vocab_size=29, n_embd=32, n_layer=2, n_head=8, n_positions=24
+    )
     (tmp_path / "config.json").write_text(json.dumps(values), "utf-8")
     loaded = GPT.from_gpt2(tmp_path)
     converted = convert_to_gqa(loaded, 2, calibration_ids=IDS)
@@ -127,6 +134,7 @@ def test_a_folder_of_gpt2_is_converted(tmp_path):
 def custom(**how):
     def attention(layer):
         return SelfAttention(32, 8, causal=True, **how)
+
     return Llama(LlamaConfig(**SIZE), attention)
 
 
@@ -138,23 +146,41 @@ class NoAttention(nn.Module):
 REFUSED = {
     "no divisor": (gpt, dict(n_kv_heads=3), "8 key heads cannot form 3 groups"),
     "more heads": (gpt, dict(n_kv_heads=16), "has 8 key heads already"),
-    "converted": (lambda: convert_to_gqa(gpt(), 2), dict(n_kv_heads=2),
-                  "has 2 key heads already"),
+    "converted": (
+        lambda: convert_to_gqa(gpt(), 2),
+        dict(n_kv_heads=2),
+        "has 2 key heads already",
+    ),
     "zero": (gpt, dict(n_kv_heads=0), "n_kv_heads must be a whole number"),
     "text": (gpt, dict(n_kv_heads="2"), "n_kv_heads must be a whole number"),
     "method": (gpt, dict(n_kv_heads=2, method="max"), "method must be one of"),
     "norms": (lambda: llama(Qwen3), dict(n_kv_heads=2), "norms on queries and keys"),
-    "encoder-decoder": (lambda: Seq2Seq(Seq2SeqConfig(**SIZE)), dict(n_kv_heads=2),
-                        "such as GPT or Llama, got Seq2Seq"),
+    "encoder-decoder": (
+        lambda: Seq2Seq(Seq2SeqConfig(**SIZE)),
+        dict(n_kv_heads=2),
+        "such as GPT or Llama, got Seq2Seq",
+    ),
     "no model": (lambda: nn.Linear(2, 2), dict(n_kv_heads=2), "got Linear"),
-    "other rotary": (lambda: custom(rotary=NoAttention()), dict(n_kv_heads=2),
-                     "turns its keys by a NoAttention"),
-    "other attention": (lambda: Llama(LlamaConfig(**SIZE), lambda i: NoAttention()),
-                        dict(n_kv_heads=2), "0 of the 2 layers"),
-    "quantized": (lambda: quantize_int8(llama()), dict(n_kv_heads=2),
-                  "has a Int8Linear"),
-    "not finite": (lambda: broken(), dict(n_kv_heads=2, calibration_ids=IDS),
-                   "are not finite"),
+    "other rotary": (
+        lambda: custom(rotary=NoAttention()),
+        dict(n_kv_heads=2),
+        "turns its keys by a NoAttention",
+    ),
+    "other attention": (
+        lambda: Llama(LlamaConfig(**SIZE), lambda i: NoAttention()),
+        dict(n_kv_heads=2),
+        "0 of the 2 layers",
+    ),
+    "quantized": (
+        lambda: quantize_int8(llama()),
+        dict(n_kv_heads=2),
+        "has a Int8Linear",
+    ),
+    "not finite": (
+        lambda: broken(),
+        dict(n_kv_heads=2, calibration_ids=IDS),
+        "are not finite",
+    ),
 }
 
 
@@ -170,7 +196,7 @@ def test_refused_in_one_sentence(case):
     make, how, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=sentence) as error:
         convert_to_gqa(make(), **how)
-    if "jaxtyping" not in type(error.value).__module__:     # types are executed
+    if "jaxtyping" not in type(error.value).__module__:  # types are executed
         assert "\n" not in str(error.value)
 
 
@@ -194,5 +220,5 @@ def test_a_layer_of_another_kind_still_decodes():
     model = spread(Llama(config, make_gqa_factory(config)), 0.3)
     new = convert_to_gqa(model, 4, calibration_ids=IDS)
     cache = new.new_cache(batch_size=4)
-    parts = [new(IDS[:, i:i + 4], cache=cache) for i in range(0, 16, 4)]
+    parts = [new(IDS[:, i : i + 4], cache=cache) for i in range(0, 16, 4)]
     assert torch.allclose(torch.cat(parts, 1), new(IDS), atol=1e-5)

@@ -1,4 +1,5 @@
 """The kernels in which notebooks are tested: forked, and yet new processes."""
+
 import os
 import subprocess
 import sys
@@ -17,8 +18,14 @@ if not hasattr(os, "fork"):
 def server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OF_THE_SERVER", "alone")
-        server = kernels.KernelServer(("numpy.random:rand", "ipykernel.kernelapp",
-                                       "ipykernel.ipkernel", "json:loads"))
+        server = kernels.KernelServer(
+            (
+                "numpy.random:rand",
+                "ipykernel.kernelapp",
+                "ipykernel.ipkernel",
+                "json:loads",
+            )
+        )
     yield server
     server.close()
 
@@ -41,9 +48,14 @@ def start(server, monkeypatch):
         def ask(line):
             said = []
             client.execute_interactive(
-                line, timeout=60, output_hook=lambda message: said.append(
-                    message["content"].get("text", "")))
+                line,
+                timeout=60,
+                output_hook=lambda message: said.append(
+                    message["content"].get("text", "")
+                ),
+            )
             return "".join(said).strip()
+
         ask.manager = manager
         ask.client = client
         return ask
@@ -61,13 +73,11 @@ def test_a_kernel_is_a_new_process(server, start, tmp_path):
     assert one("print(os.getppid())") == str(server.process.pid)
     assert one("import sys; print('tformer' in sys.modules)") == "False"
     assert one("print('numpy' in sys.modules, __name__)") == "True __main__"
-    drawn = ("import numpy, random; "
-             "print(numpy.random.rand(), random.random())")
+    drawn = "import numpy, random; print(numpy.random.rand(), random.random())"
     assert one(drawn).split()[0] != two(drawn).split()[0]
     assert one(drawn).split()[1] != two(drawn).split()[1]
     # it sees how its own children end
-    assert one("import subprocess; print(subprocess.call('exit 3', shell=1))"
-               ) == "3"
+    assert one("import subprocess; print(subprocess.call('exit 3', shell=1))") == "3"
     one("left = 1")
     assert two("print('left' in globals())") == "False"
 
@@ -91,7 +101,7 @@ def test_a_kernel_that_ends_is_seen_to_end(start):
     process.kill()
     assert process.wait(timeout=30) == 0
     assert not manager.is_alive() and process.poll() == 0
-    process.terminate()         # nothing is there to end
+    process.terminate()  # nothing is there to end
 
 
 def test_an_interrupt_reaches_the_kernel_alone(start):
@@ -105,8 +115,9 @@ def test_an_interrupt_reaches_the_kernel_alone(start):
     while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
         pass
     ask.manager.interrupt_kernel()
-    while (reply := client.get_shell_msg(timeout=60)
-           )["parent_header"].get("msg_id") != message:
+    while (reply := client.get_shell_msg(timeout=60))["parent_header"].get(
+        "msg_id"
+    ) != message:
         pass
     assert reply["content"]["ename"] == "KeyboardInterrupt"
     assert ask("print(1)") == other("print(1)") == "1"
@@ -123,6 +134,9 @@ def test_kernels_end_with_their_server(monkeypatch, start):
 
 
 def test_what_is_no_kernel_is_not_forked():
-    with pytest.raises(ValueError, match=r"cannot fork .*expected the command "
-                       r"python -m ipykernel_launcher -f FILE"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot fork .*expected the command "
+        r"python -m ipykernel_launcher -f FILE",
+    ):
         kernels.launch([sys.executable, "-m", "some_kernel", "-f", "a.json"])

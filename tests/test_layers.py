@@ -1,4 +1,5 @@
 """Norms, feed-forward layers and residual wrappers against their peers."""
+
 import copy
 import itertools
 import math
@@ -104,11 +105,11 @@ def same(ours, peer, x, names=None, turned=(), **kwargs):
 
 # linear layers
 
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 5), (2, 3, 4)])
 def test_linear_equals_torch(lead, bias):
-    same(fill(Linear(24, 40, bias)), nn.Linear(24, 40, bias),
-         randn(*lead, 24, seed=9))
+    same(fill(Linear(24, 40, bias)), nn.Linear(24, 40, bias), randn(*lead, 24, seed=9))
 
 
 @pytest.mark.parametrize("d_in", [16, 256, 1024])
@@ -132,6 +133,7 @@ def test_linear_loads_torch_weights():
 
 # norms
 
+
 def exact_norm(row, center, eps=Decimal(0)):
     "One vector normed in forty digits."
     with localcontext() as context:
@@ -144,8 +146,10 @@ def exact_norm(row, center, eps=Decimal(0)):
 
 
 @quick
-@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=9),
-       st.sampled_from([1e-3, 1e-5, 1e-6]))
+@given(
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=9),
+    st.sampled_from([1e-3, 1e-5, 1e-6]),
+)
 def test_norms_equal_exact_decimals(row, eps):
     x = torch.tensor(row, dtype=torch.float64)
     for norm, center in ((layer_norm, True), (rms_norm, False)):
@@ -170,8 +174,11 @@ def test_norms_equal_torch(lead, eps, size):
     d = 48
     told = {} if eps is None else dict(eps=eps)
     same(fill(LayerNorm(d, **told)), nn.LayerNorm(d, eps or 1e-5), x)
-    same(fill(LayerNorm(d, bias=False, **told)),
-         nn.LayerNorm(d, eps or 1e-5, bias=False), x)
+    same(
+        fill(LayerNorm(d, bias=False, **told)),
+        nn.LayerNorm(d, eps or 1e-5, bias=False),
+        x,
+    )
     same(fill(RMSNorm(d, **told)), nn.RMSNorm(d, eps or 1e-6), x)
     same(fill(RMSNorm(d, **told)), LlamaRMSNorm(d, eps or 1e-6), x)
 
@@ -182,8 +189,7 @@ def test_the_written_norms_equal_the_classes(name, size):
     kind, function = NORMS[name]
     module = fill(kind(32))
     x = size * randn(2, 7, 32, mean=0.5)
-    values = [p.detach().clone().requires_grad_()
-              for p in module.parameters()]
+    values = [p.detach().clone().requires_grad_() for p in module.parameters()]
     x, y = (x.clone().requires_grad_() for _ in range(2))
     out = module(x)
     written = function(y, *values, eps=module.eps)
@@ -198,26 +204,28 @@ def test_the_default_eps_is_that_of_the_checkpoints():
     "10⁻⁵ for LayerNorm, 10⁻⁶ for RMSNorm, and small inputs tell them apart."
     x = randn(20, 512, std=math.sqrt(1.85e-4))
     x = x * math.sqrt(1.85e-4) / x.square().mean(-1, keepdim=True).sqrt()
-    for norm, eps in ((RMSNorm(512), 1e-6), (rms_norm, 1e-6),
-                      (LayerNorm(512), 1e-5), (layer_norm, 1e-5)):
+    for norm, eps in (
+        (RMSNorm(512), 1e-6),
+        (rms_norm, 1e-6),
+        (LayerNorm(512), 1e-5),
+        (layer_norm, 1e-5),
+    ):
         out = norm(x)
         m = out.var(-1, correction=0) if eps == 1e-5 else out.square().mean(-1)
-        before = (x.var(-1, correction=0) if eps == 1e-5
-                  else x.square().mean(-1))
-        torch.testing.assert_close(m, before / (before + eps),
-                                   rtol=1e-5, atol=1e-6)
-    rms = [rms_norm(x, eps=eps).square().mean().sqrt().item()
-           for eps in (1e-5, 1e-6)]
+        before = x.var(-1, correction=0) if eps == 1e-5 else x.square().mean(-1)
+        torch.testing.assert_close(m, before / (before + eps), rtol=1e-5, atol=1e-6)
+    rms = [rms_norm(x, eps=eps).square().mean().sqrt().item() for eps in (1e-5, 1e-6)]
     assert abs(rms[0] - math.sqrt(185 / 195)) < 1e-5
     assert abs(rms[1] - math.sqrt(1850 / 1860)) < 1e-5
 
 
-@pytest.mark.parametrize("vocab_size, d_model, rms", [
-    (10_000, 512, 0.973939), (50_257, 768, 0.889870)])
+@pytest.mark.parametrize(
+    "vocab_size, d_model, rms", [(10_000, 512, 0.973939), (50_257, 768, 0.889870)]
+)
 def test_eps_takes_its_share_of_small_embeddings(vocab_size, d_model, rms):
     "Xavier's variance on a table, cut off at three deviations."
     z = randn(2_200_000)
-    z = z[z.abs() <= 3][:2000 * d_model].view(-1, d_model)
+    z = z[z.abs() <= 3][: 2000 * d_model].view(-1, d_model)
     x = z * math.sqrt(2 / (vocab_size + d_model))
     shown = rms_norm(x, eps=1e-5).square().mean(-1).sqrt().mean().item()
     assert abs(shown - rms) < 1e-3
@@ -229,10 +237,12 @@ def test_eps_takes_its_share_of_small_embeddings(vocab_size, d_model, rms):
 def test_what_norms_do_not_see(seed, d, scale, shift):
     x = randn(3, d, seed=seed, dtype=torch.float64)
     assert torch.allclose(rms_norm(scale * x, eps=0.0), rms_norm(x, eps=0.0))
-    assert torch.allclose(layer_norm(scale * x + shift, eps=0.0),
-                          layer_norm(x, eps=0.0), atol=1e-7)
-    assert torch.allclose(rms_norm(x, eps=0.0).square().mean(-1),
-                          torch.ones(3).double())
+    assert torch.allclose(
+        layer_norm(scale * x + shift, eps=0.0), layer_norm(x, eps=0.0), atol=1e-7
+    )
+    assert torch.allclose(
+        rms_norm(x, eps=0.0).square().mean(-1), torch.ones(3).double()
+    )
     y = layer_norm(x, eps=0.0)
     assert torch.allclose(y.mean(-1), torch.zeros(3).double(), atol=1e-12)
     assert torch.allclose(y.square().mean(-1), torch.ones(3).double())
@@ -243,8 +253,7 @@ def test_layer_norm_is_rms_norm_behind_a_projection():
     projection = torch.eye(d).double() - 1 / d
     x = randn(10, d, mean=0.7, dtype=torch.float64)
     close(layer_norm(x), rms_norm(x @ projection, eps=1e-5), 1e-14)
-    assert not torch.allclose(layer_norm(x), rms_norm(x, eps=1e-5),
-                              atol=0.1)
+    assert not torch.allclose(layer_norm(x), rms_norm(x, eps=1e-5), atol=0.1)
 
 
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])
@@ -270,13 +279,11 @@ def test_norms_are_wide_inside(name, written):
     for dtype, limit in ((torch.float16, 2**-10), (torch.bfloat16, 2**-7)):
         out = norm(x.to(dtype))
         assert out.dtype == dtype and out.isfinite().all()
-        assert torch.allclose(out.double(), truth, rtol=limit,
-                              atol=4 * limit)
+        assert torch.allclose(out.double(), truth, rtol=limit, atol=4 * limit)
     x = randn(256, 512, mean=0.1).bfloat16()
     error = (norm(x).double() - norm(x.double())).abs().mean()
-    rounding = (norm(x.double()).bfloat16().double()
-                - norm(x.double())).abs().mean()
-    assert error <= 1.05 * rounding     # one rounding and no second
+    rounding = (norm(x.double()).bfloat16().double() - norm(x.double())).abs().mean()
+    assert error <= 1.05 * rounding  # one rounding and no second
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -304,10 +311,16 @@ def test_norms_in_bfloat16_are_as_exact_as_torch(name, weight):
 
 
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("x_type, weight_type", [
-    (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16),
-    (torch.float16, torch.float32), (torch.float64, torch.float32),
-    (torch.bfloat16, torch.float64)])
+@pytest.mark.parametrize(
+    "x_type, weight_type",
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float64),
+    ],
+)
 def test_mixed_types_are_rounded_once(name, x_type, weight_type):
     "Against float64: as near as one rounding of the exact result."
     kind, function = NORMS[name]
@@ -318,23 +331,23 @@ def test_mixed_types_are_rounded_once(name, x_type, weight_type):
     exact = copy.deepcopy(module).double()
     y = x.detach().double().requires_grad_()
     truth = function(y, *exact.parameters(), eps=exact.eps)
-    inside = torch.promote_types(torch.promote_types(
-        x_type, weight_type), torch.float32)
+    inside = torch.promote_types(
+        torch.promote_types(x_type, weight_type), torch.float32
+    )
     finest = 8 * torch.finfo(inside).eps
     rounding = max(torch.finfo(x_type).eps / 2, finest)
-    assert ((out.double() - truth).abs()
-            <= rounding * truth.abs() + finest).all()
+    assert ((out.double() - truth).abs() <= rounding * truth.abs() + finest).all()
     tilt = torch.linspace(-1, 1, out.numel()).view(out.shape).to(x_type)
     out.backward(tilt), truth.backward(tilt.double())
     assert x.grad.dtype == x_type
     pairs = [(x.grad, y.grad, x_type)] + [
         (p.grad, q.grad, weight_type)
-        for p, q in zip(module.parameters(), exact.parameters(), strict=True)]
+        for p, q in zip(module.parameters(), exact.parameters(), strict=True)
+    ]
     for ours, theirs, kept in pairs:
         assert ours.dtype == kept
         near = 2 * torch.finfo(x_type).eps + torch.finfo(kept).eps + 1e-5
-        assert ((ours.double() - theirs).abs().max()
-                <= near * theirs.abs().max())
+        assert (ours.double() - theirs).abs().max() <= near * theirs.abs().max()
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -345,8 +358,7 @@ def test_gains_of_another_type_do_not_reach_the_kernel(name):
     x = randn(4, 32).bfloat16()
     with mock.patch.multiple(F, layer_norm=None, rms_norm=None):
         out = module(x)
-    assert torch.equal(out, function(x, *module.parameters(),
-                                     eps=module.eps))
+    assert torch.equal(out, function(x, *module.parameters(), eps=module.eps))
 
 
 def test_a_norm_sees_each_vector_alone():
@@ -360,32 +372,44 @@ def test_a_norm_sees_each_vector_alone():
 
 # activations
 
-POINTS = [-100.0, -40.0, -5.0, -1.278465, -0.75, -1e-4, 0.0, 1e-4, 0.5, 2.7,
-          40.0]
+POINTS = [-100.0, -40.0, -5.0, -1.278465, -0.75, -1e-4, 0.0, 1e-4, 0.5, 2.7, 40.0]
 
 
-@pytest.mark.parametrize("ours, reference", [
-    (relu, F.relu), (gelu, F.gelu), (silu, F.silu),
-    (gelu_tanh, lambda x: F.gelu(x, approximate="tanh"))])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32,
-                                   torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "ours, reference",
+    [
+        (relu, F.relu),
+        (gelu, F.gelu),
+        (silu, F.silu),
+        (gelu_tanh, lambda x: F.gelu(x, approximate="tanh")),
+    ],
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_activations_equal_torch(ours, reference, dtype):
     x = torch.cat([torch.tensor(POINTS), 3 * randn(200)]).to(dtype)
     x, y = (x.clone().requires_grad_() for _ in range(2))
     a = ours(x)
     b = reference(y)
     backward(a), backward(b)
-    tolerance = {torch.bfloat16: 2**-8, torch.float16: 2**-10}.get(dtype,
-                                                                   1e-5)
+    tolerance = {torch.bfloat16: 2**-8, torch.float16: 2**-10}.get(dtype, 1e-5)
     close(a, b, tolerance)
     close(x.grad, y.grad, 4 * tolerance)
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name, written", [
-    ("relu", relu), ("gelu", gelu), ("gelu_tanh", gelu_tanh),
-    ("silu", silu), ("sigmoid", lambda x: 1 / (1 + (-x).exp())),
-    ("identity", identity)])
+@pytest.mark.parametrize(
+    "name, written",
+    [
+        ("relu", relu),
+        ("gelu", gelu),
+        ("gelu_tanh", gelu_tanh),
+        ("silu", silu),
+        ("sigmoid", lambda x: 1 / (1 + (-x).exp())),
+        ("identity", identity),
+    ],
+)
 def test_the_table_equals_what_is_written_out(name, written):
     x, y = (randn(500, std=3.0).requires_grad_() for _ in range(2))
     a = ACTIVATIONS[name](x)
@@ -395,10 +419,17 @@ def test_the_table_equals_what_is_written_out(name, written):
     close(x.grad, y.grad)
 
 
-@pytest.mark.parametrize("theirs, ours", [
-    ("relu", "relu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"),
-    ("gelu_pytorch_tanh", "gelu_tanh"), ("silu", "silu"),
-    ("sigmoid", "sigmoid")])
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        ("relu", "relu"),
+        ("gelu", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("silu", "silu"),
+        ("sigmoid", "sigmoid"),
+    ],
+)
 def test_activations_by_their_names_in_transformers(theirs, ours):
     x = randn(500, std=3.0)
     close(ACTIVATIONS[ours](x), ACT2FN[theirs](x))
@@ -408,14 +439,17 @@ def test_activations_by_their_names_in_transformers(theirs, ours):
 @given(st.floats(-8, 8))
 def test_gelu_is_x_times_the_normal_distribution(x):
     out = gelu(torch.tensor(x, dtype=torch.float64)).item()
-    assert math.isclose(out, x * statistics.NormalDist().cdf(x),
-                        rel_tol=1e-9, abs_tol=1e-15)
+    assert math.isclose(
+        out, x * statistics.NormalDist().cdf(x), rel_tol=1e-9, abs_tol=1e-15
+    )
 
 
 def test_the_two_gelus_are_apart():
     x = torch.linspace(-8, 8, 160_001, dtype=torch.float64)
-    for exact, tanh in ((gelu, gelu_tanh),
-                        (ACTIVATIONS["gelu"], ACTIVATIONS["gelu_tanh"])):
+    for exact, tanh in (
+        (gelu, gelu_tanh),
+        (ACTIVATIONS["gelu"], ACTIVATIONS["gelu_tanh"]),
+    ):
         gap = (exact(x) - tanh(x)).abs()
         assert abs(gap.max().item() - 4.732e-4) < 1e-7
         assert abs(x[gap.argmax()].abs().item() - 2.699) < 1e-3
@@ -438,6 +472,7 @@ def test_relu_keeps_nan_and_has_slope_0_at_0():
 
 
 # dropout
+
 
 @pytest.mark.parametrize("kind", ["written", "module"])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -489,28 +524,44 @@ def test_dropout_does_not_spread_nan():
 
 # feed-forward layers
 
-PLAIN = {"up_proj.weight": "c_fc.weight", "up_proj.bias": "c_fc.bias",
-         "down_proj.weight": "c_proj.weight",
-         "down_proj.bias": "c_proj.bias"}
+PLAIN = {
+    "up_proj.weight": "c_fc.weight",
+    "up_proj.bias": "c_fc.bias",
+    "down_proj.weight": "c_proj.weight",
+    "down_proj.bias": "c_proj.bias",
+}
 
 
 def test_feed_forward_equals_gpt2():
     peer = GPT2MLP(96, GPT2Config(n_embd=24, resid_pdrop=0.0))
     ours = fill(FeedForward(24, 96, activation="gelu_tanh"))
-    same(ours, peer, 3 * randn(2, 5, 24), PLAIN,
-         turned=("up_proj.weight", "down_proj.weight"))
+    same(
+        ours,
+        peer,
+        3 * randn(2, 5, 24),
+        PLAIN,
+        turned=("up_proj.weight", "down_proj.weight"),
+    )
 
 
 def test_feed_forward_equals_bert():
-    config = BertConfig(hidden_size=24, intermediate_size=96,
-                        num_attention_heads=2)
+    config = BertConfig(hidden_size=24, intermediate_size=96, num_attention_heads=2)
     up = BertIntermediate(config)
     down = BertOutput(config)
     peer = nn.Sequential(up.dense, up.intermediate_act_fn, down.dense)
     ours = fill(FeedForward(24, 96, activation="gelu"))
-    same(ours, peer, 3 * randn(2, 5, 24),
-         dict(zip((n for n, _ in ours.named_parameters()),
-                  (n for n, _ in peer.named_parameters()), strict=True)))
+    same(
+        ours,
+        peer,
+        3 * randn(2, 5, 24),
+        dict(
+            zip(
+                (n for n, _ in ours.named_parameters()),
+                (n for n, _ in peer.named_parameters()),
+                strict=True,
+            )
+        ),
+    )
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
@@ -526,8 +577,11 @@ def test_a_wrong_activation_is_seen(activation):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_gated_feed_forward_equals_llama(bias):
-    peer = LlamaMLP(LlamaConfig(hidden_size=24, intermediate_size=64,
-                                num_attention_heads=2, mlp_bias=bias))
+    peer = LlamaMLP(
+        LlamaConfig(
+            hidden_size=24, intermediate_size=64, num_attention_heads=2, mlp_bias=bias
+        )
+    )
     same(fill(GatedFeedForward(24, 64, bias=bias)), peer, randn(2, 5, 24))
 
 
@@ -536,12 +590,14 @@ def test_the_family_of_gates(activation):
     layer = fill(GatedFeedForward(6, 10, activation=activation))
     x = randn(4, 6)
     gate, up = (x @ m.weight.T for m in (layer.gate_proj, layer.up_proj))
-    hidden = {"sigmoid": lambda: F.glu(torch.cat([up, gate], -1)),
-              "relu": lambda: gate.clamp(min=0) * up,
-              "identity": lambda: gate * up,
-              "silu": lambda: gate / (1 + (-gate).exp()) * up,
-              "gelu": lambda: F.gelu(gate) * up,
-              "gelu_tanh": lambda: F.gelu(gate, approximate="tanh") * up}
+    hidden = {
+        "sigmoid": lambda: F.glu(torch.cat([up, gate], -1)),
+        "relu": lambda: gate.clamp(min=0) * up,
+        "identity": lambda: gate * up,
+        "silu": lambda: gate / (1 + (-gate).exp()) * up,
+        "gelu": lambda: F.gelu(gate) * up,
+        "gelu_tanh": lambda: F.gelu(gate, approximate="tanh") * up,
+    }
     close(layer(x), hidden[activation]() @ layer.down_proj.weight.T)
     swapped = copy.deepcopy(layer)
     swapped.gate_proj = layer.up_proj
@@ -560,27 +616,33 @@ def test_dropout_acts_on_the_hidden_features_and_in_training_only(kind):
     assert not torch.equal(layer(x), plain(x))
     assert torch.equal(layer.eval()(x), plain(x))
     seen = []
-    layer.down_proj.register_forward_pre_hook(
-        lambda module, args: seen.append(args[0]))
+    layer.down_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     layer(x), layer.train()(x)
     kept = seen[1] != 0
     assert 0.3 < kept.float().mean() / (seen[0] != 0).float().mean() < 0.7
     close(seen[1][kept], 2 * seen[0][kept])
 
 
-@pytest.mark.parametrize("layer", [
-    FeedForward(8, 32), GatedFeedForward(8, 32), Linear(8, 8),
-    LayerNorm(8), RMSNorm(8)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32,
-                                   torch.bfloat16])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        FeedForward(8, 32),
+        GatedFeedForward(8, 32),
+        Linear(8, 8),
+        LayerNorm(8),
+        RMSNorm(8),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_types_are_kept_and_positions_are_alone(layer, dtype):
     layer = copy.deepcopy(layer).to(dtype)
     x = randn(2, 5, 8).to(dtype)
     out = layer(x)
     assert out.dtype == dtype and out.shape == x.shape
     one = torch.stack([layer(x[:, i]) for i in range(5)], 1)
-    assert torch.allclose(out.float(), one.float(),
-                          atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.allclose(
+        out.float(), one.float(), atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
 
 
 def test_attention_of_one_token_is_linear_and_without_biases_odd():
@@ -621,8 +683,9 @@ def test_swiglu_width_is_the_nearest_multiple(d, m):
     width = swiglu_width(d, m)
     assert width % m == 0 and width >= m
     gap = abs(3 * width - 8 * d)
-    assert all(gap <= abs(3 * other - 8 * d)
-               for other in (width - m, width + m) if other >= m)
+    assert all(
+        gap <= abs(3 * other - 8 * d) for other in (width - m, width + m) if other >= m
+    )
 
 
 def test_swiglu_widths_of_known_models():
@@ -636,6 +699,7 @@ def test_swiglu_widths_of_known_models():
 
 # the residual stream
 
+
 class Borrowed(nn.Module):
     def __init__(self, mha):
         super().__init__()
@@ -648,21 +712,28 @@ class Borrowed(nn.Module):
 def pair(norm_first, d=24):
     "A TransformerEncoderLayer and our two wrappers around equal parts."
     torch.manual_seed(0)
-    peer = nn.TransformerEncoderLayer(d, 2, 96, dropout=0.0,
-                                      batch_first=True,
-                                      norm_first=norm_first)
+    peer = nn.TransformerEncoderLayer(
+        d, 2, 96, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
     wrap = PreNorm if norm_first else PostNorm
     mha = nn.MultiheadAttention(d, 2, batch_first=True)
-    ours = fill(nn.ModuleDict(dict(
-        attention=wrap(LayerNorm(d), Borrowed(mha)),
-        feed=wrap(LayerNorm(d), FeedForward(d, 96)))))
+    ours = fill(
+        nn.ModuleDict(
+            dict(
+                attention=wrap(LayerNorm(d), Borrowed(mha)),
+                feed=wrap(LayerNorm(d), FeedForward(d, 96)),
+            )
+        )
+    )
     names = {}
     for name, _ in ours.named_parameters():
-        new = (name.replace("attention.sublayer.mha", "self_attn")
-               .replace("attention.norm", "norm1")
-               .replace("feed.norm", "norm2")
-               .replace("feed.sublayer.up_proj", "linear1")
-               .replace("feed.sublayer.down_proj", "linear2"))
+        new = (
+            name.replace("attention.sublayer.mha", "self_attn")
+            .replace("attention.norm", "norm1")
+            .replace("feed.norm", "norm2")
+            .replace("feed.sublayer.up_proj", "linear1")
+            .replace("feed.sublayer.down_proj", "linear2")
+        )
         names[name] = new
     return ours, peer, names
 
@@ -684,8 +755,7 @@ def test_pre_norm_and_post_norm_written_out():
     x = randn(3, 8)
     close(PreNorm(norm, part)(x), x + part(norm(x)))
     close(PostNorm(norm, part)(x), norm(x + part(x)))
-    assert not torch.allclose(PreNorm(norm, part)(x),
-                              PostNorm(norm, part)(x), atol=0.1)
+    assert not torch.allclose(PreNorm(norm, part)(x), PostNorm(norm, part)(x), atol=0.1)
 
 
 @pytest.mark.parametrize("wrap", [PreNorm, PostNorm])
@@ -722,15 +792,24 @@ def test_the_second_residual_adds_the_first_norm():
 
 # initialization
 
+
 def model(d=64, n=2):
-    blocks = [nn.ModuleDict(dict(
-        o_proj=PreNorm(RMSNorm(d), Linear(d, d)), fused_o_proj=Linear(d, d),
-        attention=nn.ModuleDict(dict(q_proj=Linear(d, d),
-                                     o_proj=Linear(d, d))),
-        mlp=PreNorm(LayerNorm(d), FeedForward(d, 4 * d)))) for _ in range(n)]
-    return nn.ModuleDict(dict(embed=nn.Embedding(500, d),
-                              blocks=nn.ModuleList(blocks),
-                              norm=LayerNorm(d)))
+    blocks = [
+        nn.ModuleDict(
+            dict(
+                o_proj=PreNorm(RMSNorm(d), Linear(d, d)),
+                fused_o_proj=Linear(d, d),
+                attention=nn.ModuleDict(dict(q_proj=Linear(d, d), o_proj=Linear(d, d))),
+                mlp=PreNorm(LayerNorm(d), FeedForward(d, 4 * d)),
+            )
+        )
+        for _ in range(n)
+    ]
+    return nn.ModuleDict(
+        dict(
+            embed=nn.Embedding(500, d), blocks=nn.ModuleList(blocks), norm=LayerNorm(d)
+        )
+    )
 
 
 @pytest.mark.parametrize("std", [0.02, 0.1])
@@ -746,8 +825,7 @@ def test_init_weights_follows_its_table(std, n_layers):
             assert (p == 0).all()
         elif "norm" in name:
             assert (p == 1).all()
-        elif name.endswith((".attention.o_proj.weight",
-                            "down_proj.weight")):
+        elif name.endswith((".attention.o_proj.weight", "down_proj.weight")):
             assert abs(spread / (std * shrink) - 1) < 0.05, name
         else:
             assert abs(spread / std - 1) < 0.05, name
@@ -757,11 +835,21 @@ def test_init_weights_spreads_like_gpt2():
     torch.manual_seed(0)
     ours = nn.ModuleDict(dict(mlp=FeedForward(64, 256), o_proj=Linear(64, 64)))
     init_weights(ours, n_layers=8)
-    peer = GPT2Model(GPT2Config(vocab_size=100, n_embd=64, n_layer=8,
-                                n_head=2, bos_token_id=0, eos_token_id=0))
-    for a, b in ((ours["mlp"].up_proj, peer.h[0].mlp.c_fc),
-                 (ours["mlp"].down_proj, peer.h[0].mlp.c_proj),
-                 (ours["o_proj"], peer.h[0].attn.c_proj)):
+    peer = GPT2Model(
+        GPT2Config(
+            vocab_size=100,
+            n_embd=64,
+            n_layer=8,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+    for a, b in (
+        (ours["mlp"].up_proj, peer.h[0].mlp.c_fc),
+        (ours["mlp"].down_proj, peer.h[0].mlp.c_proj),
+        (ours["o_proj"], peer.h[0].attn.c_proj),
+    ):
         assert abs(a.weight.std() / b.weight.std() - 1) < 0.05
         assert (a.bias == b.bias).all()
 
@@ -778,8 +866,9 @@ def test_init_weights_on_other_peoples_parts():
 
 def test_init_weights_draws_tied_weights_once_and_repeats():
     def tied():
-        m = nn.ModuleDict(dict(embed=nn.Embedding(50, 16),
-                               lm_head=Linear(16, 50, bias=False)))
+        m = nn.ModuleDict(
+            dict(embed=nn.Embedding(50, 16), lm_head=Linear(16, 50, bias=False))
+        )
         m["lm_head"].weight = m["embed"].weight
         torch.manual_seed(3)
         init_weights(m)
@@ -804,8 +893,9 @@ def test_scaled_writes_keep_the_stream_level_at_any_depth():
     spread = {}
     for scaled, n in itertools.product((False, True), (2, 16)):
         torch.manual_seed(0)
-        stack = nn.Sequential(*(PreNorm(RMSNorm(64), FeedForward(64, 256))
-                                for _ in range(2 * n)))
+        stack = nn.Sequential(
+            *(PreNorm(RMSNorm(64), FeedForward(64, 256)) for _ in range(2 * n))
+        )
         init_weights(stack, std=0.125, n_layers=n if scaled else None)
         with torch.no_grad():
             spread[scaled, n] = stack(randn(64, 64)).std().item()
@@ -815,68 +905,78 @@ def test_scaled_writes_keep_the_stream_level_at_any_depth():
 
 # mistakes are named
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: Linear(8, 4)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
-    (lambda: Linear(8, 4)(torch.ones(())), r"x .*, 8\), got \(\)"),
-    (lambda: LayerNorm(8)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
-    (lambda: LayerNorm(8)(torch.ones(2, 1)), r"x .*, 8\), got \(2, 1\)"),
-    (lambda: LayerNorm(8)(torch.ones(2, 1).bfloat16()), r"got \(2, 1\)"),
-    (lambda: LayerNorm(8)(torch.ones(())), r"x .*, 8\), got \(\)"),
-    (lambda: RMSNorm(8)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
-    (lambda: RMSNorm(8)(torch.ones(2, 1)), r"x .*, 8\), got \(2, 1\)"),
-    (lambda: RMSNorm(8)(torch.ones(2, 1).bfloat16()), r"got \(2, 1\)"),
-    (lambda: FeedForward(8, 16)(torch.ones(7)), r"x .*, 8\), got \(7,?\)"),
-    (lambda: GatedFeedForward(8, 16)(torch.ones(7)), r"8\), got \(7,?\)"),
-    (lambda: Linear(4.0, 4), "d_in.*whole.*got 4.0"),
-    (lambda: Linear(4, True), "d_out.*whole.*got True"),
-    (lambda: LayerNorm(8, eps=0.0), "eps.*above 0.*got 0.0"),
-    (lambda: RMSNorm(8, eps=-1e-6), "eps.*above 0.*got -1e-06"),
-    (lambda: RMSNorm(8, eps=math.nan), "eps.*got nan"),
-    (lambda: swiglu_width(8.5), "d_model.*got 8.5"),
-    (lambda: Dropout(True), "p must.*got True"),
-    (lambda: Dropout("0.1"), "p must.*got '0.1'"),
-    (lambda: init_weights(Linear(2, 2), std=-0.1), "std.*got -0.1"),
-    (lambda: init_weights(Linear(2, 2), n_layers=2.0), "n_layers.*got 2.0"),
-    (lambda: Linear(0, 4), "d_in.*at least 1, got 0"),
-    (lambda: Linear(4, -1), "d_out.*at least 1, got -1"),
-    (lambda: LayerNorm(0), "d_model.*got 0"),
-    (lambda: RMSNorm(0), "d_model.*got 0"),
-    (lambda: FeedForward(8, 0), "d_ff.*got 0"),
-    (lambda: GatedFeedForward(8, 8 / 3), "d_ff.*whole.*got 2.66"),
-    (lambda: swiglu_width(0), "d_model.*got 0"),
-    (lambda: swiglu_width(8, 0), "multiple_of.*got 0"),
-    (lambda: FeedForward(8, 16, activation="swish"),
-     "'relu', 'gelu', 'gelu_tanh', 'silu', 'sigmoid', 'identity', got "
-     "'swish'"),
-    (lambda: GatedFeedForward(8, 16, activation="SiLU"), "'relu'.*'SiLU'"),
-    (lambda: Dropout(1.0), "below 1, got 1.0"),
-    (lambda: Dropout(-0.1), "got -0.1"),
-    (lambda: Dropout(math.nan), "got nan"),
-    (lambda: dropout(torch.ones(2), 1.5), "got 1.5"),
-    (lambda: dropout(torch.ones(2), 1.5, training=False), "got 1.5"),
-    (lambda: FeedForward(8, 16, dropout=1.0), "got 1.0"),
-    (lambda: PreNorm(nn.Identity(), nn.Identity(), dropout=2.0), "got 2.0"),
-    (lambda: PostNorm(nn.Identity(), nn.Identity(), dropout=2.0), "got 2.0"),
-    (lambda: init_weights(Linear(2, 2), n_layers=0), "n_layers.*got 0"),
-])
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: Linear(8, 4)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
+        (lambda: Linear(8, 4)(torch.ones(())), r"x .*, 8\), got \(\)"),
+        (lambda: LayerNorm(8)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
+        (lambda: LayerNorm(8)(torch.ones(2, 1)), r"x .*, 8\), got \(2, 1\)"),
+        (lambda: LayerNorm(8)(torch.ones(2, 1).bfloat16()), r"got \(2, 1\)"),
+        (lambda: LayerNorm(8)(torch.ones(())), r"x .*, 8\), got \(\)"),
+        (lambda: RMSNorm(8)(torch.ones(2, 7)), r"x .*, 8\), got \(2, 7\)"),
+        (lambda: RMSNorm(8)(torch.ones(2, 1)), r"x .*, 8\), got \(2, 1\)"),
+        (lambda: RMSNorm(8)(torch.ones(2, 1).bfloat16()), r"got \(2, 1\)"),
+        (lambda: FeedForward(8, 16)(torch.ones(7)), r"x .*, 8\), got \(7,?\)"),
+        (lambda: GatedFeedForward(8, 16)(torch.ones(7)), r"8\), got \(7,?\)"),
+        (lambda: Linear(4.0, 4), "d_in.*whole.*got 4.0"),
+        (lambda: Linear(4, True), "d_out.*whole.*got True"),
+        (lambda: LayerNorm(8, eps=0.0), "eps.*above 0.*got 0.0"),
+        (lambda: RMSNorm(8, eps=-1e-6), "eps.*above 0.*got -1e-06"),
+        (lambda: RMSNorm(8, eps=math.nan), "eps.*got nan"),
+        (lambda: swiglu_width(8.5), "d_model.*got 8.5"),
+        (lambda: Dropout(True), "p must.*got True"),
+        (lambda: Dropout("0.1"), "p must.*got '0.1'"),
+        (lambda: init_weights(Linear(2, 2), std=-0.1), "std.*got -0.1"),
+        (lambda: init_weights(Linear(2, 2), n_layers=2.0), "n_layers.*got 2.0"),
+        (lambda: Linear(0, 4), "d_in.*at least 1, got 0"),
+        (lambda: Linear(4, -1), "d_out.*at least 1, got -1"),
+        (lambda: LayerNorm(0), "d_model.*got 0"),
+        (lambda: RMSNorm(0), "d_model.*got 0"),
+        (lambda: FeedForward(8, 0), "d_ff.*got 0"),
+        (lambda: GatedFeedForward(8, 8 / 3), "d_ff.*whole.*got 2.66"),
+        (lambda: swiglu_width(0), "d_model.*got 0"),
+        (lambda: swiglu_width(8, 0), "multiple_of.*got 0"),
+        (
+            lambda: FeedForward(8, 16, activation="swish"),
+            "'relu', 'gelu', 'gelu_tanh', 'silu', 'sigmoid', 'identity', got 'swish'",
+        ),
+        (lambda: GatedFeedForward(8, 16, activation="SiLU"), "'relu'.*'SiLU'"),
+        (lambda: Dropout(1.0), "below 1, got 1.0"),
+        (lambda: Dropout(-0.1), "got -0.1"),
+        (lambda: Dropout(math.nan), "got nan"),
+        (lambda: dropout(torch.ones(2), 1.5), "got 1.5"),
+        (lambda: dropout(torch.ones(2), 1.5, training=False), "got 1.5"),
+        (lambda: FeedForward(8, 16, dropout=1.0), "got 1.0"),
+        (lambda: PreNorm(nn.Identity(), nn.Identity(), dropout=2.0), "got 2.0"),
+        (lambda: PostNorm(nn.Identity(), nn.Identity(), dropout=2.0), "got 2.0"),
+        (lambda: init_weights(Linear(2, 2), n_layers=0), "n_layers.*got 0"),
+    ],
+)
 def test_wrong_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
         call()
 
 
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="signatures say int")
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ, reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
     eight = np.int64(8)
     x = randn(2, 8)
-    for part in (Linear(eight, 4), LayerNorm(eight), RMSNorm(eight),
-                 FeedForward(eight, eight), GatedFeedForward(eight, eight),
-                 Dropout(np.float64(0.5))):
+    for part in (
+        Linear(eight, 4),
+        LayerNorm(eight),
+        RMSNorm(eight),
+        FeedForward(eight, eight),
+        GatedFeedForward(eight, eight),
+        Dropout(np.float64(0.5)),
+    ):
         assert part(x).shape[0] == 2
     assert swiglu_width(eight) == swiglu_width(8)
 
 
 # as modules
+
 
 class Keeps(nn.Module):
     "A part that makes a cache, as attention does."
@@ -897,35 +997,51 @@ def test_the_cache_of_a_wrapped_part(kind):
 
 
 def test_print_shows_all_that_changes_the_numbers():
-    kinds = [Linear(8, 4), Linear(4, 8), Linear(8, 4, bias=False),
-             LayerNorm(8), LayerNorm(4), LayerNorm(8, eps=1e-6),
-             LayerNorm(8, bias=False), RMSNorm(8), RMSNorm(8, eps=1e-5),
-             Dropout(0.1), Dropout(0.2), FeedForward(8, 16),
-             FeedForward(8, 24), FeedForward(8, 16, activation="gelu"),
-             FeedForward(8, 16, dropout=0.1), FeedForward(8, 16, bias=False),
-             GatedFeedForward(8, 16),
-             GatedFeedForward(8, 16, activation="gelu"),
-             PreNorm(RMSNorm(8), Linear(8, 8)),
-             PostNorm(RMSNorm(8), Linear(8, 8)),
-             PostNorm(RMSNorm(8), Linear(8, 8), 0.1)]
+    kinds = [
+        Linear(8, 4),
+        Linear(4, 8),
+        Linear(8, 4, bias=False),
+        LayerNorm(8),
+        LayerNorm(4),
+        LayerNorm(8, eps=1e-6),
+        LayerNorm(8, bias=False),
+        RMSNorm(8),
+        RMSNorm(8, eps=1e-5),
+        Dropout(0.1),
+        Dropout(0.2),
+        FeedForward(8, 16),
+        FeedForward(8, 24),
+        FeedForward(8, 16, activation="gelu"),
+        FeedForward(8, 16, dropout=0.1),
+        FeedForward(8, 16, bias=False),
+        GatedFeedForward(8, 16),
+        GatedFeedForward(8, 16, activation="gelu"),
+        PreNorm(RMSNorm(8), Linear(8, 8)),
+        PostNorm(RMSNorm(8), Linear(8, 8)),
+        PostNorm(RMSNorm(8), Linear(8, 8), 0.1),
+    ]
     assert len({repr(part) for part in kinds}) == len(kinds)
     assert repr(Linear(8, 4)) == "Linear(8, 4, bias=True)"
     assert repr(RMSNorm(8)) == "RMSNorm(8, eps=1e-06)"
 
 
-MODULES = [Linear(8, 4), LayerNorm(8), RMSNorm(8), Dropout(0.1),
-           FeedForward(8, 16, activation="gelu_tanh", dropout=0.1),
-           GatedFeedForward(8, 16, activation="identity"),
-           PreNorm(RMSNorm(8), FeedForward(8, 16), 0.1),
-           PostNorm(LayerNorm(8), GatedFeedForward(8, 16))]
+MODULES = [
+    Linear(8, 4),
+    LayerNorm(8),
+    RMSNorm(8),
+    Dropout(0.1),
+    FeedForward(8, 16, activation="gelu_tanh", dropout=0.1),
+    GatedFeedForward(8, 16, activation="identity"),
+    PreNorm(RMSNorm(8), FeedForward(8, 16), 0.1),
+    PostNorm(LayerNorm(8), GatedFeedForward(8, 16)),
+]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)
 def test_modules_are_good_citizens(module):
     x = randn(2, 3, 8)
     module.eval()
-    for twin in (copy.deepcopy(module),
-                 pickle.loads(pickle.dumps(module))):
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(twin(x), module(x))
     meta = copy.deepcopy(module).to("meta")
     assert meta(x.to("meta")).device.type == "meta"
@@ -937,9 +1053,12 @@ def test_modules_are_good_citizens(module):
 def test_parts_are_born_where_the_context_says():
     "Parts take no device argument that they could ignore."
     with torch.device("meta"):
-        for build in (lambda: RMSNorm(8), lambda: LayerNorm(8),
-                      lambda: FeedForward(8, 16),
-                      lambda: GatedFeedForward(8, 16)):
+        for build in (
+            lambda: RMSNorm(8),
+            lambda: LayerNorm(8),
+            lambda: FeedForward(8, 16),
+            lambda: GatedFeedForward(8, 16),
+        ):
             assert all(p.is_meta for p in build().parameters())
     for kind in (RMSNorm, LayerNorm, Dropout, PreNorm):
         with pytest.raises(TypeError):
@@ -947,8 +1066,9 @@ def test_parts_are_born_where_the_context_says():
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="executed signatures break the graph")
+@pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ, reason="executed signatures break the graph"
+)
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)
 def test_modules_are_one_graph(module):
     "Without a break, as torch.compile(fullgraph=True) asks."
@@ -970,15 +1090,14 @@ def test_cuda_equals_cpu(module, dtype):
     cpu = module.to(dtype)(x)
     gpu = module.to("cuda")(x.cuda()).cpu()
     close(gpu.float(), cpu.float(), 1e-4 if dtype == x.float().dtype else 3e-2)
-    if isinstance(module, (LayerNorm, RMSNorm)):    # gains of another type
+    if isinstance(module, (LayerNorm, RMSNorm)):  # gains of another type
         module.to(torch.float32)
         assert module(x.cuda()).dtype == dtype
 
 
 def test_everything_public_has_a_test_here():
     text = Path(__file__).read_text(encoding="utf-8")
-    assert all(name in text for name in layers.__all__
-               if name != "INIT_RULES")
+    assert all(name in text for name in layers.__all__ if name != "INIT_RULES")
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -3,6 +3,7 @@
 What a lesson prints must not depend on the device. `make gpu` runs all lessons on a
 card; where there is none, `pretended_lessons.py` runs them on a pretended one.
 """
+
 import ast
 import os
 import re
@@ -43,21 +44,27 @@ def device_faults(cells):
     asks = False
     works = False
     for cell in cells:
-        text = re.sub(r"^(\s*)[%!].*$", r"\1pass", source(cell), flags=re.M)
+        text = course.MAGIC.sub(r"\1pass", source(cell))
         if re.search(r"^#\| *export", text, re.M):
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.module == "tformer.minimal":
-                faults += [f"imports {name.name} of minimal" for name in node.names
-                           if name.name == "train"]
+                faults += [
+                    f"imports {name.name} of minimal"
+                    for name in node.names
+                    if name.name == "train"
+                ]
             if not isinstance(node, ast.Call):
                 continue
             name = name_of(node.func)
             asks |= name == "lesson_device"
-            plain = isinstance(node.func, ast.Name)     # not ``model.train()``
+            plain = isinstance(node.func, ast.Name)  # not ``model.train()``
             works |= name in CLOCKS or (plain and name in TRAINERS)
-            if name == "train" and plain and not any(
-                    keyword.arg == "device" for keyword in node.keywords):
+            if (
+                name == "train"
+                and plain
+                and not any(keyword.arg == "device" for keyword in node.keywords)
+            ):
                 faults.append("trains without a device")
             if name == "is_available":
                 faults.append("looks for a GPU by itself")
@@ -76,24 +83,28 @@ def lessons():
 def test_lessons_ask_for_their_device():
     found = {name: device_faults(code_cells(path)) for name, path in lessons()}
     # the tour shows its own loop, and moves its model itself
-    found["00_tour"] = [fault for fault in found["00_tour"]
-                        if fault != "trains without a device"]
+    found["00_tour"] = [
+        fault for fault in found["00_tour"] if fault != "trains without a device"
+    ]
     for name in WITHOUT:
         assert found.pop(name), f"{name} is no exception any more"
     assert not {name: faults for name, faults in found.items() if faults}
 
 
-@pytest.mark.parametrize("code, says", [
-    ("train(model, batches, 3)", "trains without a device"),
-    ("from tformer.minimal import train", "imports train of minimal"),
-    ("t = time.perf_counter()", "trains or times, and asks for no device"),
-    ("Trainer(model, batches, max_steps=1)", "trains or times, and asks"),
-    ("device = torch.accelerator.is_available()", "looks for a GPU by itself"),
-    ("train(model, batches, 3, device=lesson_device())", ""),
-    ("Tokenizer.train(texts, 300)", ""),
-    ("model.train()", ""),
-    ("#| export\nt = time.perf_counter()", ""),
-])
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("train(model, batches, 3)", "trains without a device"),
+        ("from tformer.minimal import train", "imports train of minimal"),
+        ("t = time.perf_counter()", "trains or times, and asks for no device"),
+        ("Trainer(model, batches, max_steps=1)", "trains or times, and asks"),
+        ("device = torch.accelerator.is_available()", "looks for a GPU by itself"),
+        ("train(model, batches, 3, device=lesson_device())", ""),
+        ("Tokenizer.train(texts, 300)", ""),
+        ("model.train()", ""),
+        ("#| export\nt = time.perf_counter()", ""),
+    ],
+)
 def test_such_a_lesson_is_found(code, says):
     found = device_faults([{"source": code}])
     assert says in "; ".join(found) if says else not found
@@ -102,21 +113,28 @@ def test_such_a_lesson_is_found(code, says):
 def pretended(tmp_path, *cells):
     "What is said of a notebook that is run on the pretended card."
     import nbformat
-    book = nbformat.v4.new_notebook(cells=[
-        nbformat.v4.new_code_cell(text, execution_count=1) for text in cells])
+
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(text, execution_count=1) for text in cells]
+    )
     path = tmp_path / "some.ipynb"
     nbformat.write(book, path)
     return subprocess.run(
         [sys.executable, str(ROOT / "tests/pretended_lessons.py"), str(path)],
-        capture_output=True, text=True, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)})
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
 
 
 @pytest.mark.nightly
 def test_a_lesson_that_mixes_is_seen(tmp_path):
-    setup = ("import torch\nfrom tformer.course.device import lesson_device\n"
-             "device = lesson_device()\nx = torch.ones(3).to(device)\n"
-             "assert x.is_cuda;")
+    setup = (
+        "import torch\nfrom tformer.course.device import lesson_device\n"
+        "device = lesson_device()\nx = torch.ones(3).to(device)\n"
+        "assert x.is_cuda;"
+    )
     run = pretended(tmp_path, setup, "y = x.cpu() + torch.ones(3);")
     assert run.returncode == 0, run.stdout
     run = pretended(tmp_path, setup, "y = x + torch.ones(3);")
@@ -125,12 +143,17 @@ def test_a_lesson_that_mixes_is_seen(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [
-    "05_relative_and_rotary", "package/course/device"])
+@pytest.mark.parametrize("name", ["05_relative_and_rotary", "package/course/device"])
 def test_lessons_run_on_the_pretended_card(name):
     "The quick ones; `make pretend` runs the others."
     run = subprocess.run(
-        [sys.executable, str(ROOT / "tests/pretended_lessons.py"),
-         str(ROOT / "nbs" / f"{name}.ipynb")],
-        capture_output=True, text=True, cwd=ROOT)
+        [
+            sys.executable,
+            str(ROOT / "tests/pretended_lessons.py"),
+            str(ROOT / "nbs" / f"{name}.ipynb"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert run.returncode == 0, run.stdout[-3000:]

@@ -1,4 +1,5 @@
 """`make lint` finds what it is there for, in notebooks as well as in modules."""
+
 import json
 import re
 import shutil
@@ -11,8 +12,13 @@ import yaml
 
 from conftest import ROOT
 
-SETTINGS = ("ruff.toml", "nbs/ruff.toml", "nbs/package/ruff.toml", ".codespellrc",
-            ".ci/one_assignment.py")
+SETTINGS = (
+    "ruff.toml",
+    "nbs/ruff.toml",
+    "nbs/package/ruff.toml",
+    ".codespellrc",
+    ".ci/one_assignment.py",
+)
 LESSON = "nbs/{}_lesson.ipynb"
 PACKAGE = "nbs/package/nn/part_{}.ipynb"
 TEST = "tests/test_{}.py"
@@ -32,8 +38,12 @@ SLIPS = [
     (TEST, "print(1); print(2)\n", "ruff", "E702"),
     (LESSON, "a, b = 1, 2\nprint(a, b)\n", "one_assignment", ":cell 2:1: one assign"),
     (PACKAGE, "a, b = 1, 2\nprint(a, b)\n", "one_assignment", "one assignment"),
-    (TEST, "def f(self):\n    self.a, self.b = 1, 2\n", "one_assignment",
-     ".py:2: one assignment a line"),
+    (
+        TEST,
+        "def f(self):\n    self.a, self.b = 1, 2\n",
+        "one_assignment",
+        ".py:2: one assignment a line",
+    ),
     (TEST, "(a, b), c = (1, 2), 3\n", "one_assignment", "one assignment"),
     (TEST, "[a, b] = [1, 2]\n", "one_assignment", "one assignment"),
     (TEST, "def f(a, b):\n    a.x = b.x = 1\n", "one_assignment", "one target"),
@@ -48,7 +58,7 @@ MEANT = [
     (TEST, A_LINE.format(76 * "x")),
     (LESSON, "#| verified: " + 40 * "word " + "\nprint(1)\n"),
     (LESSON, "%matplotlib inline\n!ls\nprint(1)\n"),
-    (TEST, "def f(a, b):\n    a, b = b, a\n    return a, b\n"),     # a swap
+    (TEST, "def f(a, b):\n    a, b = b, a\n    return a, b\n"),  # a swap
     (TEST, "def f(a, b):\n    a, b = b, a + b\n    return a, b\n"),
     (TEST, "def f(x):\n    x[0], n = 1, len(x)\n    return n\n"),
     (TEST, "def f(x):\n    a, (b, *c) = x\n    return a, b, c\n"),
@@ -59,27 +69,44 @@ MEANT = [
 
 def commands():
     "The commands of `make lint`, by the name of their program."
-    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)",
-                       (ROOT / "Makefile").read_text("utf-8"), re.M)[1]
-    lines = [line.strip().replace("$(PY)", ".venv/bin/python").replace(
-        "$(VENV)", ".venv") for line in recipe.splitlines()]
-    return {Path(line.split()[-1 if "one_" in line else 0]).stem: line
-            for line in lines}
+    recipe = re.search(
+        r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.M
+    )[1]
+    lines = [
+        line.strip().replace("$(PY)", ".venv/bin/python").replace("$(VENV)", ".venv")
+        for line in recipe.splitlines()
+    ]
+    names = {"ruff check": "ruff", "ruff format": "format", "one_": "one_assignment"}
+    return {
+        next((n for part, n in names.items() if part in line), Path(line).stem): line
+        for line in lines
+    }
 
 
 def write(path, text, printed="", prose="A page."):
     "A file of the project; a notebook has a cell with prose and one with code."
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".ipynb":
-        output = {"name": "stdout", "output_type": "stream",
-                  "text": [printed + "\n"]}
-        cells = [{"cell_type": "markdown", "id": "a", "metadata": {},
-                  "source": [prose]},
-                 {"cell_type": "code", "execution_count": None, "id": "b",
-                  "metadata": {}, "outputs": [output],
-                  "source": text.splitlines(keepends=True)}]
-        text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4,
-                           "nbformat_minor": 5}, indent=1, sort_keys=True) + "\n"
+        output = {"name": "stdout", "output_type": "stream", "text": [printed + "\n"]}
+        cells = [
+            {"cell_type": "markdown", "id": "a", "metadata": {}, "source": [prose]},
+            {
+                "cell_type": "code",
+                "execution_count": None,
+                "id": "b",
+                "metadata": {},
+                "outputs": [output],
+                "source": text.splitlines(keepends=True),
+            },
+        ]
+        text = (
+            json.dumps(
+                {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5},
+                indent=1,
+                sort_keys=True,
+            )
+            + "\n"
+        )
     path.write_text(text, encoding="utf-8")
 
 
@@ -93,14 +120,23 @@ def project(tmp_path):
 
 
 def findings(folder):
-    "Pairs of a program and a line that it prints about a file."
+    "Pairs of a program and a line that it prints about a file, layout apart."
     for name, line in commands().items():
+        if name == "format":
+            continue
         program, *arguments = line.split()
         done = subprocess.run(
             [Path(sys.executable).parent / Path(program).name, *arguments],
-            cwd=folder, text=True, capture_output=True, check=False)
-        lines = [said.removeprefix("./") for said in done.stdout.splitlines()
-                 if re.match(r"[\w./]+:", said)]
+            cwd=folder,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        lines = [
+            said.removeprefix("./")
+            for said in done.stdout.splitlines()
+            if re.match(r"[\w./]+:", said)
+        ]
         assert bool(done.returncode) == bool(lines), done.stdout + done.stderr
         yield from ((name, said) for said in lines)
 
@@ -108,8 +144,8 @@ def findings(folder):
 def test_hooks_run_the_same_programs():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     entries = [hook["entry"] for hook in hooks["repos"][-1]["hooks"]]
-    assert list(commands()) == ["ruff", "one_assignment", "codespell"]
-    assert entries[-3:] == list(commands().values())
+    assert list(commands()) == ["ruff", "format", "one_assignment", "codespell"]
+    assert entries[-4:] == list(commands().values())
 
 
 def test_the_versions_of_the_programs_are_pinned():
@@ -123,17 +159,44 @@ def test_each_slip_is_found_by_one_program(project):
         write(project / name.format(n), text)
     found = list(findings(project))
     for n, (name, text, program, says) in enumerate(SLIPS, 10):
-        about = [(by, line) for by, line in found
-                 if line.startswith(name.format(n) + ":")]
+        about = [
+            (by, line) for by, line in found if line.startswith(name.format(n) + ":")
+        ]
         assert len(about) == 1, (text, about)
         assert about[0][0] == program, about
         assert says in about[0][1], about
     assert len(found) == len(SLIPS)
 
 
+@pytest.mark.parametrize("name, columns", [(LESSON, 75), (PACKAGE, 88), (TEST, 88)])
+def test_a_file_that_is_laid_out_otherwise_is_found(project, name, columns):
+    words = commands()["format"].split()
+    path = project / name.format("10")
+
+    def check():
+        return subprocess.run(
+            [Path(sys.executable).parent / Path(words[0]).name, *words[1:]],
+            cwd=project,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+
+    end = "" if path.suffix == ".ipynb" else "\n"
+    longest = f"#| export\nf({(columns - 6) * 'x'}, 1)"
+    for text in (longest, "#| hide\n#|eval: false\nf(1)"):
+        write(path, text + end)
+        assert check().returncode == 0, text
+    for text in ("f( 1 )", "a = [1,\n     2]", longest.replace("f", "ff")):
+        write(path, text + end)
+        found = check()
+        assert found.returncode == 1, text
+        assert found.stdout.startswith(name.format("10") + ":")
+
+
 def test_prose_is_read(project):
     write(project / LESSON.format("01"), "print(1)\n", prose="Teh page.")
-    (program, line), = findings(project)
+    ((program, line),) = findings(project)
     assert program == "codespell" and "Teh" in line
 
 
@@ -146,3 +209,5 @@ def test_what_is_meant_and_what_is_printed_is_left_alone(project):
 
 def test_nothing_is_found_in_the_project():
     assert list(findings(ROOT)) == []
+    program, *arguments = commands()["format"].split()
+    subprocess.run([ROOT / program, *arguments], cwd=ROOT, check=True)

@@ -1,4 +1,5 @@
 """Live figures: what ``plot.live`` writes, and what their scripts make of it."""
+
 import dataclasses
 import json
 import random
@@ -42,10 +43,13 @@ def draw_scores(seed=3):
     "The data of the figure softmax, with scores that grow with the width."
     draw = random.Random(seed).gauss
     widths = [4, 16, 64, 256, 1024]
-    return {"words": "a cup fell off the table and broke".split(),
-            "widths": widths,
-            "scores": {str(d): [round(draw(0, d ** 0.5), 3) for _ in range(8)]
-                       for d in widths}}
+    return {
+        "words": "a cup fell off the table and broke".split(),
+        "widths": widths,
+        "scores": {
+            str(d): [round(draw(0, d**0.5), 3) for _ in range(8)] for d in widths
+        },
+    }
 
 
 def still(title="Weights <of> words", desc='Bars & "numbers".'):
@@ -62,12 +66,17 @@ def html_of(name="softmax", data=None, **kw):
 
 def data_in(html):
     "The data that a browser reads from a figure."
-    text = re.search(r'<script type="application/json" class="tf-data">'
-                     r"(.*?)</script>", html, re.S)[1]
+    text = re.search(
+        r'<script type="application/json" class="tf-data">'
+        r"(.*?)</script>",
+        html,
+        re.S,
+    )[1]
     return json.loads(text)
 
 
 # ---- what the function writes ----
+
 
 def test_a_figure_is_data_a_stage_and_a_still():
     data = draw_scores()
@@ -80,11 +89,15 @@ def test_a_figure_is_data_a_stage_and_a_still():
         r'aria-label="Weights &lt;of&gt; words" hidden></div>'
         r'<div class="tf-still"><div class="tf-panels".*</svg></div></div></div>'
         r'<figcaption class="tf-caption">Two bars &lt; three\.</figcaption>'
-        r"</figure>", html, re.S)
+        r"</figure>",
+        html,
+        re.S,
+    )
     assert data_in(html) == data
     assert still().svg in html and html.count("<script") == 1
     assert repr(plot.live("softmax", data, still())) == (
-        "LiveFigure: Weights <of> words, drawn by softmax.js")
+        "LiveFigure: Weights <of> words, drawn by softmax.js"
+    )
 
 
 def test_words_of_its_own_replace_those_of_the_still():
@@ -94,8 +107,9 @@ def test_words_of_its_own_replace_those_of_the_still():
 
 
 def test_descriptions_of_panels_are_joined():
-    panels = plot.show([plot.figure(2, 2)[0], plot.figure(2, 2)[0]], "Two",
-                       ["Left.", "Right."])
+    panels = plot.show(
+        [plot.figure(2, 2)[0], plot.figure(2, 2)[0]], "Two", ["Left.", "Right."]
+    )
     figure = plot.live("two", {}, panels)
     assert figure.desc == "Left. Right." and panels.svg.count("<svg") == 2
     assert figure._repr_html_().count('class="tf-panel"') == 2
@@ -112,18 +126,27 @@ LOOP = {}
 LOOP["again"] = LOOP
 
 
-@pytest.mark.parametrize("wrong, message", [
-    *[({"name": name}, "lower-case letters, digits and hyphens only, got "
-       + re.escape(repr(name))) for name in ("", "Softmax", "a b", "../a", "a\n", 3)],
-    ({"data": [1]}, "data must be dict, got list"),
-    ({"data": {"x": float("nan")}}, "cannot be written as JSON: Out of range"),
-    ({"data": {"x": torch.ones(1)}}, "cannot be written as JSON: .*Tensor"),
-    ({"data": {(1, 2): 3}}, "cannot be written as JSON: keys must be"),
-    ({"data": LOOP}, "cannot be written as JSON: Circular"),
-    ({"fallback": "<svg>"}, "fallback must be Figure, got str"),
-    ({"desc": " "}, "a live figure needs a desc"),
-    ({"data": {"x": "y" * 150_000}}, r"takes 15\d{4} bytes, at most 150000 are"),
-])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        *[
+            (
+                {"name": name},
+                "lower-case letters, digits and hyphens only, got "
+                + re.escape(repr(name)),
+            )
+            for name in ("", "Softmax", "a b", "../a", "a\n", 3)
+        ],
+        ({"data": [1]}, "data must be dict, got list"),
+        ({"data": {"x": float("nan")}}, "cannot be written as JSON: Out of range"),
+        ({"data": {"x": torch.ones(1)}}, "cannot be written as JSON: .*Tensor"),
+        ({"data": {(1, 2): 3}}, "cannot be written as JSON: keys must be"),
+        ({"data": LOOP}, "cannot be written as JSON: Circular"),
+        ({"fallback": "<svg>"}, "fallback must be Figure, got str"),
+        ({"desc": " "}, "a live figure needs a desc"),
+        ({"data": {"x": "y" * 150_000}}, r"takes 15\d{4} bytes, at most 150000 are"),
+    ],
+)
 def test_what_cannot_be_shown_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         plot.live(**{"name": "a-1", "data": {}, "fallback": still()} | wrong)
@@ -131,14 +154,18 @@ def test_what_cannot_be_shown_is_refused(wrong, message):
 
 # ---- the scripts, and the pages that load them ----
 
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_short_and_ask_nobody(path):
     text = path.read_text(encoding="utf-8")
     assert re.fullmatch(r"[a-z0-9-]+\.js", path.name)
     assert f'tformerLive.register("{path.stem}", ' in text
     assert len(text.splitlines()) <= 100
-    assert not re.search(r"\b(import|require|fetch|XMLHttpRequest|WebSocket|"
-                         r"EventSource|sendBeacon|eval)\b|https?:|//\w+\.", text)
+    assert not re.search(
+        r"\b(import|require|fetch|XMLHttpRequest|WebSocket|"
+        r"EventSource|sendBeacon|eval)\b|https?:|//\w+\.",
+        text,
+    )
 
 
 def load(body):
@@ -146,19 +173,27 @@ def load(body):
     added = []
     app = SimpleNamespace(
         add_css_file=lambda file: added.append((file, "css")),
-        add_js_file=lambda file, loading_method: added.append(
-            (file, loading_method)))
+        add_js_file=lambda file, loading_method: added.append((file, loading_method)),
+    )
     live_figures.add_scripts(app, "nbs/some", "page.html", {"body": body}, None)
     return added
 
 
 def test_only_pages_with_live_figures_load_scripts():
     html = html_of()
-    assert load(html + html) == [("live.css", "css"), ("live.js", "defer"),
-                                 ("live/softmax.js", "defer")]
+    assert load(html + html) == [
+        ("live.css", "css"),
+        ("live.js", "defer"),
+        ("live/softmax.js", "defer"),
+    ]
     shown = html.replace("<", "&lt;").replace('"', "&quot;")
-    for body in ("", "<p>data-live=&quot;softmax&quot;</p>", shown,
-                 '&lt;figure data-live="softmax"', None):
+    for body in (
+        "",
+        "<p>data-live=&quot;softmax&quot;</p>",
+        shown,
+        '&lt;figure data-live="softmax"',
+        None,
+    ):
         assert load(body) == []
 
 
@@ -170,10 +205,17 @@ def test_a_missing_script_stops_the_build():
 def test_scripts_are_added_before_their_list_is_replaced():
     priorities = {}
     for module in (live_figures, lean_pages):
-        module.setup(SimpleNamespace(connect=lambda event, f, priority=500: (
-            priorities.setdefault((event, f.__name__), priority))))
-    assert priorities["html-page-context", "add_scripts"] < (
-        priorities["html-page-context", "drop"])
+        module.setup(
+            SimpleNamespace(
+                connect=lambda event, f, priority=500: priorities.setdefault(
+                    (event, f.__name__), priority
+                )
+            )
+        )
+    assert (
+        priorities["html-page-context", "add_scripts"]
+        < (priorities["html-page-context", "drop"])
+    )
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     assert config["sphinx"]["local_extensions"]["live_figures"] == "book/_ext"
 
@@ -216,12 +258,23 @@ def read(name):
 def page_file(tmp_path_factory):
     "A page with four live figures: softmax, probe, broken, nobody."
     looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
-    figures = [html_of(), html_of("probe", {"plus": 1}), html_of("broken", {}),
-               html_of("nobody", {})]
+    figures = [
+        html_of(),
+        html_of("probe", {"plus": 1}),
+        html_of("broken", {}),
+        html_of("nobody", {}),
+    ]
     file = tmp_path_factory.mktemp("live") / "page.html"
-    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
-                            "\n".join(figures), read("live/softmax.js") + PROBE),
-                    encoding="utf-8")
+    file.write_text(
+        PAGE
+        % (
+            looks + read("live.css"),
+            read("live.js"),
+            "\n".join(figures),
+            read("live/softmax.js") + PROBE,
+        ),
+        encoding="utf-8",
+    )
     return file
 
 
@@ -254,9 +307,13 @@ def figure(page, name="softmax"):
 
 def visible(page):
     "For each figure whether its stage and its still are seen."
-    return [tuple(figure(page, name).locator(part).is_visible()
-                  for part in (".tf-stage", ".tf-still"))
-            for name in ("softmax", "probe", "broken", "nobody")]
+    return [
+        tuple(
+            figure(page, name).locator(part).is_visible()
+            for part in (".tf-stage", ".tf-still")
+        )
+        for name in ("softmax", "probe", "broken", "nobody")
+    ]
 
 
 SET = """(figure, settings) => { figure.tformer.set(settings);
@@ -273,7 +330,8 @@ def test_the_script_computes_what_the_package_computes(opened):
         d = rng.choice([4, 16, 64, 256, 1024])
         divisor = rng.choice(DIVISORS)
         numbers, drawn, shown, said = figure(page).evaluate(
-            SET, {"d": d, "divisor": divisor})
+            SET, {"d": d, "divisor": divisor}
+        )
         divided = torch.tensor(scores[str(d)], dtype=torch.float64) / divisor
         weights = softmax(divided)
         torch.testing.assert_close(weights, torch.softmax(divided, 0))
@@ -285,19 +343,26 @@ def test_the_script_computes_what_the_package_computes(opened):
         assert shown[1::2] == [f"{w:.2f}" for w in numbers["weights"]]
         assert shown[::2] == draw_scores()["words"]
         largest = numbers["largest"]
-        words = ("picks one word" if largest > 0.9 else "leans on one word"
-                 if largest > 0.5 else "mixes several words")
-        by = f"{divisor} = √d" if divisor ** 2 == d else divisor
+        words = (
+            "picks one word"
+            if largest > 0.9
+            else "leans on one word"
+            if largest > 0.5
+            else "mixes several words"
+        )
+        by = f"{divisor} = √d" if divisor**2 == d else divisor
         assert said == (
             f"With d = {d} and scores divided by {by}, the largest weight is "
-            f"{largest:.2f}: the softmax {words}.")
+            f"{largest:.2f}: the softmax {words}."
+        )
 
 
 def test_large_scores_do_not_overflow(opened):
     numbers = figure(opened()).evaluate("""f => f.tformer.definition.compute(
         {scores: {4: [9000, 8999, -9000]}}, {d: 4, divisor: 1})""")
     assert numbers["weights"] == pytest.approx(
-        torch.softmax(torch.tensor([1.0, 0.0, -9e3]), 0).tolist())
+        torch.softmax(torch.tensor([1.0, 0.0, -9e3]), 0).tolist()
+    )
 
 
 def test_the_keyboard_moves_a_slider(opened):
@@ -306,8 +371,11 @@ def test_the_keyboard_moves_a_slider(opened):
     sentence = figure(page).locator(".tf-sentence")
     first = sentence.text_content()
     slider.focus()
-    for key, divisor, reads in (("ArrowRight", 2, "2"), ("End", 32, "32"),
-                                ("Home", 1, "1")):
+    for key, divisor, reads in (
+        ("ArrowRight", 2, "2"),
+        ("End", 32, "32"),
+        ("Home", 1, "1"),
+    ):
         page.keyboard.press(key)
         settings = figure(page).evaluate("f => f.tformer.settings")
         assert settings == {"d": 64, "divisor": divisor}
@@ -325,11 +393,11 @@ def test_the_keyboard_moves_a_slider(opened):
 
 def test_a_dragged_slider_is_spoken_once(opened):
     page = opened(clock=True)
-    page.clock.pause_at(600)                # a slow machine must not move it
+    page.clock.pause_at(600)  # a slow machine must not move it
     spoken = figure(page).locator('[aria-live="polite"]')
     assert figure(page).locator("output").first.get_attribute("aria-live") == "off"
     page.clock.run_for(1000)
-    assert spoken.text_content() == ""              # nobody has moved anything
+    assert spoken.text_content() == ""  # nobody has moved anything
     slider = page.get_by_role("slider", name="width of the vectors")
     slider.focus()
     for _ in range(2):
@@ -351,14 +419,17 @@ def test_radio_buttons_and_steps(opened):
     page.get_by_role("slider", name="a number").press("ArrowRight")
     page.get_by_role("slider", name="a number").press("ArrowRight")
     now = probe.evaluate("f => [f.tformer.settings, f.tformer.numbers]")
-    assert now == [{"x": 0.3, "kind": "one"}, {"sum": 1.3}]     # 0.1 + 2 × 0.1
+    assert now == [{"x": 0.3, "kind": "one"}, {"sum": 1.3}]  # 0.1 + 2 × 0.1
     assert probe.locator(".tf-sentence").text_content() == "one: 1.3"
     assert probe.locator(".tf-stage desc").text_content() == 'Bars & "numbers".'
     probe.evaluate("f => f.tformer.set({kind: 'two'})")
     assert group.get_by_role("radio", name="kind two").is_checked()
     for wrong in ({"x": 0.35}, {"y": 1}):
-        said = probe.evaluate("""(f, s) => { try { f.tformer.set(s); }
-            catch (error) { return error.message; } }""", wrong)
+        said = probe.evaluate(
+            """(f, s) => { try { f.tformer.set(s); }
+            catch (error) { return error.message; } }""",
+            wrong,
+        )
         name, value = next(iter(wrong.items()))
         assert said == f"the setting {name} cannot be {value}"
     assert probe.evaluate("f => f.tformer.settings.x") == 0.3
@@ -400,7 +471,8 @@ def test_a_telephone_shows_all_of_it(opened):
             left, right = part.evaluate(BOX)
             assert left >= 16 and right <= 374
     heights = page.locator("input[type=range], .tf-choices label").evaluate_all(
-        "all => all.map(e => e.offsetHeight)")
+        "all => all.map(e => e.offsetHeight)"
+    )
     assert len(heights) == 5 and min(heights) >= 44
     page.set_viewport_size({"width": 1000, "height": 800})
     page.wait_for_function("""() => document.querySelector(".tf-stage svg")
@@ -462,16 +534,46 @@ def test_paper_is_light_at_night(opened):
 
 # ---- the figure of lesson 24: what a step reads ----
 
+
 def specs_of_models():
     "Three decoders, of which two have projections of different sizes."
-    sizes = dict(vocab_size=1000, gated_ffn=True, biases=(), norm_vectors=1,
-                 tie_word_embeddings=False)
-    return [costs.ModelSpec(**sizes, name="small", d_model=256, n_layers=3,
-                            n_heads=8, n_kv_heads=2, d_ff=700),
-            costs.ModelSpec(**sizes, name="wide", d_model=4096, n_layers=32,
-                            n_heads=32, n_kv_heads=8, d_ff=14_336),
-            costs.ModelSpec(**sizes, name="long heads", d_model=512, n_layers=4,
-                            n_heads=4, n_kv_heads=4, d_head=256, d_ff=100)]
+    sizes = dict(
+        vocab_size=1000,
+        gated_ffn=True,
+        biases=(),
+        norm_vectors=1,
+        tie_word_embeddings=False,
+    )
+    return [
+        costs.ModelSpec(
+            **sizes,
+            name="small",
+            d_model=256,
+            n_layers=3,
+            n_heads=8,
+            n_kv_heads=2,
+            d_ff=700,
+        ),
+        costs.ModelSpec(
+            **sizes,
+            name="wide",
+            d_model=4096,
+            n_layers=32,
+            n_heads=32,
+            n_kv_heads=8,
+            d_ff=14_336,
+        ),
+        costs.ModelSpec(
+            **sizes,
+            name="long heads",
+            d_model=512,
+            n_layers=4,
+            n_heads=4,
+            n_kv_heads=4,
+            d_head=256,
+            d_ff=100,
+        ),
+    ]
 
 
 def what_a_step_reads(specs):
@@ -480,11 +582,16 @@ def what_a_step_reads(specs):
     for spec in specs:
         total = sum(costs.parameters_by_component(spec).values())
         kv_head = 2 * spec.n_layers * spec.d_model * spec.d_head
-        models.append({
-            "name": spec.name, "heads": spec.n_heads, "kv": spec.n_kv_heads,
-            "weights": 2 * (total - spec.n_kv_heads * kv_head),
-            "weightsPerHead": 2 * kv_head,
-            "cachePerHead": 4 * spec.n_layers * spec.d_head})
+        models.append(
+            {
+                "name": spec.name,
+                "heads": spec.n_heads,
+                "kv": spec.n_kv_heads,
+                "weights": 2 * (total - spec.n_kv_heads * kv_head),
+                "weightsPerHead": 2 * kv_head,
+                "cachePerHead": 4 * spec.n_layers * spec.d_head,
+            }
+        )
     return {"models": models, "bandwidth": 3.35e12, "memory": 80e9}
 
 
@@ -492,42 +599,55 @@ def test_a_step_reads_what_the_package_counts(chromium, tmp_path):
     specs = specs_of_models()
     html = html_of("shared-keys", what_a_step_reads(specs))
     file = tmp_path / "page.html"
-    file.write_text(PAGE % (read("live.css"), read("live.js"), html,
-                            read("live/shared-keys.js")), encoding="utf-8")
+    file.write_text(
+        PAGE % (read("live.css"), read("live.js"), html, read("live/shared-keys.js")),
+        encoding="utf-8",
+    )
     page = chromium.new_page()
     page.goto(file.as_uri())
     rng = random.Random(1)
     seen = set()
     for _ in range(10):
         index = rng.randrange(3)
-        settings = {"model": index, "kv": rng.choice([1, 2, 4, 8, 16, 32]),
-                    "tokens": rng.choice([128, 512, 2048, 8192, 32768, 131072]),
-                    "batch": rng.choice([1, 4, 16, 64, 256])}
-        numbers, drawn, _, said = figure(page, "shared-keys").evaluate(
-            SET, settings)
+        settings = {
+            "model": index,
+            "kv": rng.choice([1, 2, 4, 8, 16, 32]),
+            "tokens": rng.choice([128, 512, 2048, 8192, 32768, 131072]),
+            "batch": rng.choice([1, 4, 16, 64, 256]),
+        }
+        numbers, drawn, _, said = figure(page, "shared-keys").evaluate(SET, settings)
         found = []
-        for kv in (specs[index].n_heads,
-                   min(settings["kv"], specs[index].n_heads)):
+        for kv in (specs[index].n_heads, min(settings["kv"], specs[index].n_heads)):
             spec = dataclasses.replace(specs[index], n_kv_heads=kv)
-            found.append((
-                costs.weight_bytes(spec), costs.kv_cache_bytes(
-                    spec, settings["tokens"], settings["batch"])))
+            found.append(
+                (
+                    costs.weight_bytes(spec),
+                    costs.kv_cache_bytes(spec, settings["tokens"], settings["batch"]),
+                )
+            )
         for shown, (weights, cache) in zip(
-                (numbers["all"], numbers["shared"]), found, strict=True):
+            (numbers["all"], numbers["shared"]), found, strict=True
+        ):
             assert shown["weights"] == weights and shown["cache"] == cache
         totals = [sum(pair) for pair in found]
         assert numbers["ratio"] == pytest.approx(totals[0] / totals[1])
         assert numbers["ms"] == pytest.approx(totals[1] / 3.35e9)
         assert drawn[0] + drawn[1] == pytest.approx(
-            (drawn[2] + drawn[3]) * totals[0] / totals[1])
+            (drawn[2] + drawn[3]) * totals[0] / totals[1]
+        )
         name = specs[index].name
-        time = (f"A step of {name} takes {numbers['ms']:.1f} ms or more on an H100"
-                if totals[1] <= 80e9 else
-                f"{name} and these texts do not fit into the 80 GB of one H100; "
-                f"reading them takes {numbers['ms']:.1f} ms or more")
-        saved = ("nothing is shared" if settings["kv"] >= specs[index].n_heads else
-                 f"it reads {numbers['ratio']:.1f} times fewer bytes than with "
-                 "a key head for each query head")
+        time = (
+            f"A step of {name} takes {numbers['ms']:.1f} ms or more on an H100"
+            if totals[1] <= 80e9
+            else f"{name} and these texts do not fit into the 80 GB of one H100; "
+            f"reading them takes {numbers['ms']:.1f} ms or more"
+        )
+        saved = (
+            "nothing is shared"
+            if settings["kv"] >= specs[index].n_heads
+            else f"it reads {numbers['ratio']:.1f} times fewer bytes than with "
+            "a key head for each query head"
+        )
         assert said == f"{time}, and {saved}."
         seen.add((totals[1] <= 80e9, settings["kv"] >= specs[index].n_heads))
     assert len(seen) > 2, "the settings show too few of the sentences"
@@ -535,6 +655,7 @@ def test_a_step_reads_what_the_package_counts(chromium, tmp_path):
 
 
 # ---- the figure of lesson 25: what a latent keeps, and what it loses ----
+
 
 def latent_spectra(seed=5):
     """Keys and values of four random layers, and the data of the figure.
@@ -549,8 +670,10 @@ def latent_spectra(seed=5):
         states = sizes * torch.randn(300, 128, generator=draw).double()
         kv = states @ torch.randn(128, 8 * 32, generator=draw).double()
         layers.append((kv - kv.mean(0)).view(300, 8, 32))
-    squares = [[torch.linalg.svdvals(kv[:, :h].flatten(1))[:128] ** 2
-                for h in range(1, 9)] for kv in layers]
+    squares = [
+        [torch.linalg.svdvals(kv[:, :h].flatten(1))[:128] ** 2 for h in range(1, 9)]
+        for kv in layers
+    ]
     shares = [[(s / s.sum()).tolist() for s in layer] for layer in squares]
     return layers, {"d_head": 16, "d_rope": 8, "bytes": 2, "layers": shares}
 
@@ -569,14 +692,24 @@ BARS = """figure => [...figure.querySelectorAll(".tf-stage rect")].slice(3).map(
 def test_a_latent_loses_what_the_best_projection_loses(chromium, tmp_path):
     layers, data = latent_spectra()
     file = tmp_path / "page.html"
-    file.write_text(PAGE % (read("live.css"), read("live.js"),
-                            html_of("latent-rank", data),
-                            read("live/latent-rank.js")), encoding="utf-8")
+    file.write_text(
+        PAGE
+        % (
+            read("live.css"),
+            read("live.js"),
+            html_of("latent-rank", data),
+            read("live/latent-rank.js"),
+        ),
+        encoding="utf-8",
+    )
     page = chromium.new_page(viewport={"width": 390, "height": 844})
     page.goto(file.as_uri())
     live = figure(page, "latent-rank")
     assert live.evaluate("f => f.tformer.settings") == {
-        "layer": 0, "heads": 8, "rank": 32}
+        "layer": 0,
+        "heads": 8,
+        "rank": 32,
+    }
     rng = random.Random(8)
     seen = set()
     for _ in range(10):
@@ -584,13 +717,17 @@ def test_a_latent_loses_what_the_best_projection_loses(chromium, tmp_path):
         heads = rng.choice([1, 2, 4, 8])
         rank = rng.choice([4, 8, 16, 32, 48, 64, 96, 128])
         numbers, drawn, shown, said = live.evaluate(
-            SET, {"layer": layer, "heads": heads, "rank": rank})
+            SET, {"layer": layer, "heads": heads, "rank": rank}
+        )
         kv = layers[layer][:, :heads].flatten(1)
         lost = lost_by_rank(kv, rank)
         ratio = kv.shape[1] / (rank + 8)
         assert numbers == {
-            "separate": kv.shape[1], "latent": rank + 8,
-            "ratio": pytest.approx(ratio), "lost": pytest.approx(lost, abs=1e-9)}
+            "separate": kv.shape[1],
+            "latent": rank + 8,
+            "ratio": pytest.approx(ratio),
+            "lost": pytest.approx(lost, abs=1e-9),
+        }
         unit = drawn[0] / kv.shape[1]
         assert unit * 256 == pytest.approx(390 - 2 * 16 - 2)
         assert drawn[1:3] == pytest.approx([unit * rank, unit * 8])
@@ -598,23 +735,35 @@ def test_a_latent_loses_what_the_best_projection_loses(chromium, tmp_path):
         kept = min(rank, count)
         bars = live.evaluate(BARS)
         assert [color for color, _ in bars] == (
-            ["blue"] * kept + ["gray"] * (count - kept))
+            ["blue"] * kept + ["gray"] * (count - kept)
+        )
         spread = torch.linalg.svdvals(kv)[:count]
         assert [height for _, height in bars] == pytest.approx(
-            (bars[0][1] * spread / spread[0]).tolist())
+            (bars[0][1] * spread / spread[0]).tolist()
+        )
         assert shown == [
             f"keys and values: {32 * heads} numbers, {64 * heads} bytes",
             f"latent and rotary key: {rank} + 8 numbers, {2 * rank + 16} bytes",
             "directions of keys and values, by size",
-            f"{kept} of {count} kept; heights on a square-root scale"]
-        keeps = (f"{ratio:.1f} times fewer numbers" if ratio > 1 else
-                 "no fewer numbers than separate keys and values do")
-        loses = ("nothing" if rank >= count else
-                 "less than 0.1 %" if lost < 0.001 else f"{100 * lost:.1f} %")
+            f"{kept} of {count} kept; heights on a square-root scale",
+        ]
+        keeps = (
+            f"{ratio:.1f} times fewer numbers"
+            if ratio > 1
+            else "no fewer numbers than separate keys and values do"
+        )
+        loses = (
+            "nothing"
+            if rank >= count
+            else "less than 0.1 %"
+            if lost < 0.001
+            else f"{100 * lost:.1f} %"
+        )
         said_heads = "1 head" if heads == 1 else f"{heads} heads"
         assert said == (
             f"With {said_heads}, a latent of {rank} keeps {keeps}, and loses {loses} "
-            f"of what the keys and values of layer {layer + 1} say.")
+            f"of what the keys and values of layer {layer + 1} say."
+        )
         assert min(live.evaluate(SIZES)) >= 12
         for text in live.locator(".tf-stage text").all():
             left, right = text.evaluate(BOX)
@@ -630,9 +779,11 @@ def test_a_latent_loses_what_the_best_projection_loses(chromium, tmp_path):
 
 # ---- the figure of lesson 26: what reaches the last output through windows ----
 
-LEO = ("Leo was a happy boy. One day, he was in the bedroom with a green boat. Leo "
-       "put the boat under the bed. Then he went to the garden. Soon he went back to "
-       "the")
+LEO = (
+    "Leo was a happy boy. One day, he was in the bedroom with a green boat. Leo "
+    "put the boat under the bed. Then he went to the garden. Soon he went back to "
+    "the"
+)
 
 
 @torch.no_grad()
@@ -646,10 +797,20 @@ def told_through_windows():
         windowed = Llama(model.config, make_window_factory(model.config, w))
         windowed.load_state_dict(model.state_dict())
         best = windowed.eval()(torch.tensor([ids]))[0, -1].softmax(-1).topk(3)
-        guesses.append([[read[i], round(p, 4)] for i, p in zip(
-            best.indices.tolist(), best.values.tolist(), strict=True)])
-    data = {"layers": 4, "words": [read[i] for i in ids], "next": "bedroom",
-            "guesses": guesses}
+        guesses.append(
+            [
+                [read[i], round(p, 4)]
+                for i, p in zip(
+                    best.indices.tolist(), best.values.tolist(), strict=True
+                )
+            ]
+        )
+    data = {
+        "layers": 4,
+        "words": [read[i] for i in ids],
+        "next": "bedroom",
+        "guesses": guesses,
+    }
     return model, ids, read, data
 
 
@@ -658,12 +819,16 @@ def fewest_layers(n, w, layers):
     fewest = [None] * (n - 1) + [0]
     for count in range(1, layers + 1):
         torch.manual_seed(count)
-        config = LlamaConfig(vocab_size=5, d_model=8, n_layers=count, n_heads=2,
-                             n_kv_heads=1, max_len=64)
+        config = LlamaConfig(
+            vocab_size=5, d_model=8, n_layers=count, n_heads=2, n_kv_heads=1, max_len=64
+        )
         model = Llama(config, make_window_factory(config, w)).double().eval()
         found = []
-        model.embed.register_forward_hook(lambda module, given, out: found.append(
-            out.detach().requires_grad_()) or found[0])
+        model.embed.register_forward_hook(
+            lambda module, given, out: (
+                found.append(out.detach().requires_grad_()) or found[0]
+            )
+        )
         model(torch.zeros(1, n, dtype=torch.long))[0, -1, 0].backward()
         for i, slope in enumerate(found[0].grad[0].abs().sum(-1).tolist()):
             if slope and fewest[i] is None:
@@ -704,8 +869,13 @@ ROWS = """figure => { const svg = figure.querySelector(".tf-stage svg");
 
 
 def as_share(p):
-    return ("less than 0.1 %" if p < 0.0005 else "more than 99.9 %" if p >= 0.9995
-            else f"{100 * p:.1f} %")
+    return (
+        "less than 0.1 %"
+        if p < 0.0005
+        else "more than 99.9 %"
+        if p >= 0.9995
+        else f"{100 * p:.1f} %"
+    )
 
 
 def window_sentence(w, steps, guess, p):
@@ -720,8 +890,10 @@ def window_sentence(w, steps, guess, p):
         if lost:
             said += f"; the first {lost} of the {n} cannot reach it"
     how = "as in the story" if guess == "bedroom" else "but the story says “bedroom”"
-    return (f"With a window of {w}, the last token reads {said}. Next, the model would "
-            f"write “{guess}” ({as_share(p)}), {how}.")
+    return (
+        f"With a window of {w}, the last token reads {said}. Next, the model would "
+        f"write “{guess}” ({as_share(p)}), {how}."
+    )
 
 
 def assert_window_shown(page, w, model, ids, read, data):
@@ -730,10 +902,13 @@ def assert_window_shown(page, w, model, ids, read, data):
     steps = fewest_layers(len(ids), w, 4)
     lost = steps.count(None)
     assert live.evaluate("f => [f.tformer.settings, f.tformer.numbers]") == [
-        {"w": w}, {"steps": steps, "lost": lost, "reached": len(ids) - lost}]
+        {"w": w},
+        {"steps": steps, "lost": lost, "reached": len(ids) - lost},
+    ]
     slider = page.get_by_role("slider", name="window w")
     assert slider.get_attribute("aria-valuetext") == (
-        "41, the whole text" if w == 41 else str(w))
+        "41, the whole text" if w == 41 else str(w)
+    )
 
     chips = live.evaluate(CHIPS)
     assert [c["word"] for c in chips] == data["words"]
@@ -745,8 +920,10 @@ def assert_window_shown(page, w, model, ids, read, data):
         assert chip["kind"] == ("tf-lost" if gone else "tf-reached")
         assert chip["number"] == ("–" if gone else str(step))
         assert chip["title"] == f"{chip['word']}: " + (
-            "cannot reach the last output" if gone else
-            f"reaches the last output, layers needed: {step}")
+            "cannot reach the last output"
+            if gone
+            else f"reaches the last output, layers needed: {step}"
+        )
         assert chip["struck"] == chip["dashed"] == gone != chip["filled"]
         assert chip["left"] >= 16 and chip["right"] <= 374 and chip["fits"]
         if not gone:
@@ -754,9 +931,11 @@ def assert_window_shown(page, w, model, ids, read, data):
 
     texts, bars, label, height, lowest = live.evaluate(ROWS)
     expected = masked_guesses(model, ids, w)
-    assert texts[:3] == ["below each word: the fewest layers to the last",
-                         "output; struck, with a dash: it cannot reach it",
-                         "what the model would write next"]
+    assert texts[:3] == [
+        "below each word: the fewest layers to the last",
+        "output; struck, with a dash: it cannot reach it",
+        "what the model would write next",
+    ]
     for shown, (color, width), (i, p) in zip(texts[3:], bars, expected, strict=True):
         real = read[i] == "bedroom"
         name, share = shown.split(": ")
@@ -783,9 +962,16 @@ def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
     _, ids, _, data = told
     looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
     file = tmp_path / "page.html"
-    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
-                            html_of("window-reach", data),
-                            read("live/window-reach.js")), encoding="utf-8")
+    file.write_text(
+        PAGE
+        % (
+            looks + read("live.css"),
+            read("live.js"),
+            html_of("window-reach", data),
+            read("live/window-reach.js"),
+        ),
+        encoding="utf-8",
+    )
     page = chromium.new_page(viewport={"width": 390, "height": 1000})
     heard = []
     page.on("console", lambda m: heard.append(m.text))
@@ -812,12 +998,18 @@ def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
         page.mouse.up()
 
     for w, act in (
-            (1, lambda: press("Home")), (2, lambda: press("ArrowRight")),
-            (3, lambda: press("ArrowRight")), (10, lambda: press("ArrowRight", 7)),
-            (11, lambda: press("ArrowRight")),
-            (21, lambda: page.mouse.click(middle, y)),
-            (26, lambda: press("ArrowRight", 5)), (27, lambda: press("ArrowUp")),
-            (41, drag), (40, lambda: press("ArrowLeft")), (41, lambda: press("End"))):
+        (1, lambda: press("Home")),
+        (2, lambda: press("ArrowRight")),
+        (3, lambda: press("ArrowRight")),
+        (10, lambda: press("ArrowRight", 7)),
+        (11, lambda: press("ArrowRight")),
+        (21, lambda: page.mouse.click(middle, y)),
+        (26, lambda: press("ArrowRight", 5)),
+        (27, lambda: press("ArrowUp")),
+        (41, drag),
+        (40, lambda: press("ArrowLeft")),
+        (41, lambda: press("End")),
+    ):
         act()
         guessed[w] = assert_window_shown(page, w, *told)
     # a window of 27 is the first that reaches from the last token to "bedroom"
@@ -836,8 +1028,10 @@ def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
         for chip in live.evaluate(CHIPS):
             under = rgb(ground)
             if chip["filled"]:
-                under = [chip["tint"] * a + (1 - chip["tint"]) * b for a, b in zip(
-                    rgb(chip["ground"]), under, strict=True)]
+                under = [
+                    chip["tint"] * a + (1 - chip["tint"]) * b
+                    for a, b in zip(rgb(chip["ground"]), under, strict=True)
+                ]
             assert min(plot.contrast(rgb(i), under) for i in chip["inks"]) >= 4.5
     page.set_viewport_size({"width": 900, "height": 1000})
     page.wait_for_function("""() => document.querySelector(".tf-stage svg")
@@ -849,9 +1043,11 @@ def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
 
 # ---- the figure of lesson 27: which tokens an indexer picks ----
 
-LUCY = ("Lucy was a happy girl. One cold day, she played in the bedroom with a green "
-        "ball. Lucy put the ball in the box. Then she went to the garden. Later, she "
-        "came back to the bedroom.")
+LUCY = (
+    "Lucy was a happy girl. One cold day, she played in the bedroom with a green "
+    "ball. Lucy put the ball in the box. Then she went to the garden. Later, she "
+    "came back to the bedroom."
+)
 
 
 @torch.no_grad()
@@ -863,13 +1059,19 @@ def told_by_indexers():
     """
     model, tokenizer, _ = tformer.load("stories")
     torch.manual_seed(4)
-    sparse = Llama(model.config, make_sparse_factory(
-        model.config, None, d_index=16, n_index_heads=4, d_index_rope=8))
+    sparse = Llama(
+        model.config,
+        make_sparse_factory(
+            model.config, None, d_index=16, n_index_heads=4, d_index_rope=8
+        ),
+    )
     sparse.load_state_dict(model.state_dict(), strict=False)
     layers = [block.attention.sublayer for block in sparse.eval().blocks]
     inputs = []
-    hooks = [layer.register_forward_pre_hook(
-        lambda layer, given: inputs.append(given[0])) for layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given: inputs.append(given[0]))
+        for layer in layers
+    ]
     ids = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(LUCY)]
     sparse(torch.tensor([ids]))
     for hook in hooks:
@@ -877,18 +1079,27 @@ def told_by_indexers():
     data = []
     for layer, x in zip(layers, inputs, strict=True):
         places = Positions.of(None, x)
-        scores = layer.indexer.score(*layer.indexer.project_queries(x, x, places),
-                                     layer.indexer.project_keys(x, places))[0, 0]
+        scores = layer.indexer.score(
+            *layer.indexer.project_queries(x, x, places),
+            layer.indexer.project_keys(x, places),
+        )[0, 0]
         order = []
         for i, row in enumerate(scores):
-            best = row[:i + 1].flip(0).sort(descending=True, stable=True).indices
+            best = row[: i + 1].flip(0).sort(descending=True, stable=True).indices
             order.append((i - best[:16]).tolist())
         weights = (1e4 * layer(x, need_weights=True)[1][0].mean(0)).round().int()
-        data.append({"order": order, "weights": [
-            row[:i + 1].tolist() for i, row in enumerate(weights)]})
+        data.append(
+            {
+                "order": order,
+                "weights": [row[: i + 1].tolist() for i, row in enumerate(weights)],
+            }
+        )
     words = [tokenizer.decode([i]).strip() for i in ids]
-    return layers, inputs, {"words": words, "layer": 1, "query": len(ids) - 1,
-                            "layers": data}
+    return (
+        layers,
+        inputs,
+        {"words": words, "layer": 1, "query": len(ids) - 1, "layers": data},
+    )
 
 
 @torch.no_grad()
@@ -903,10 +1114,16 @@ def what_is_read(attention, x, k):
     dense = attention(x, need_weights=True)[1][0].double().mean(0)
     i = torch.arange(len(read))
     near = (i[:, None] - i >= 0) & (i[:, None] - i < k)
-    shares = {"indexer": (dense * read).sum(1), "last": (dense * near).sum(1),
-              "heaviest": dense.topk(k).values.sum(1)}
-    return ([row.nonzero()[:, 0].tolist() for row in read], dense,
-            [{by: share[q].item() for by, share in shares.items()} for q in i])
+    shares = {
+        "indexer": (dense * read).sum(1),
+        "last": (dense * near).sum(1),
+        "heaviest": dense.topk(k).values.sum(1),
+    }
+    return (
+        [row.nonzero()[:, 0].tolist() for row in read],
+        dense,
+        [{by: share[q].item() for by, share in shares.items()} for q in i],
+    )
 
 
 CELLS = """figure => [...figure.querySelectorAll(".tf-stage g")].map(g => {
@@ -928,8 +1145,15 @@ CELLS = """figure => [...figure.querySelectorAll(".tf-stage g")].map(g => {
 
 def part(share, n, q):
     "How the figure writes a share."
-    return ("100 %" if n == q + 1 else "under 1 %" if share < 0.005 else
-            "over 99 %" if share >= 0.995 else f"{int(100 * share + 0.5)} %")
+    return (
+        "100 %"
+        if n == q + 1
+        else "under 1 %"
+        if share < 0.005
+        else "over 99 %"
+        if share >= 0.995
+        else f"{int(100 * share + 0.5)} %"
+    )
 
 
 def assert_picks_shown(page, settings, layers, inputs, data):
@@ -945,8 +1169,11 @@ def assert_picks_shown(page, settings, layers, inputs, data):
     assert sorted(numbers["read"]["indexer"]) == read
     assert numbers["shares"] == pytest.approx(shares, abs=2e-3)
     assert (numbers["n"], numbers["seen"]) == (n, q + 1)
-    chosen = {"indexer": read, "last": range(q, q - n, -1),
-              "heaviest": numbers["read"]["heaviest"]}[by]
+    chosen = {
+        "indexer": read,
+        "last": range(q, q - n, -1),
+        "heaviest": numbers["read"]["heaviest"],
+    }[by]
     assert len(set(chosen)) == n
     if by == "heaviest":
         assert dense[chosen].sum().item() == pytest.approx(shares[by], abs=2e-3)
@@ -962,40 +1189,54 @@ def assert_picks_shown(page, settings, layers, inputs, data):
         assert cell["boxed"] == (kind == "read" or i == q)
         assert cell["thick"] == cell["bold"] == (i == q)
         assert (cell["tint"] > 0) == (kind == "read")
-        assert cell["color"] == {"read": "blue", "left": "orange", "later": "gray"}[
-            kind]
+        assert (
+            cell["color"] == {"read": "blue", "left": "orange", "later": "gray"}[kind]
+        )
         assert cell["left"] >= 16 and cell["right"] <= 374 and cell["fits"]
-        assert cell["right"] - cell["left"] >= 20       # and a gap of 4, for a finger
-        said = ("comes later" if i > q else f"{float(dense[i]) * 100:.1f} %"
-                + ", read" * (kind == "read"))
-        if i > q or abs(float(dense[i]) * 1000 % 1 - 0.5) > 0.1:    # rounded twice
+        assert cell["right"] - cell["left"] >= 20  # and a gap of 4, for a finger
+        said = (
+            "comes later"
+            if i > q
+            else f"{float(dense[i]) * 100:.1f} %" + ", read" * (kind == "read")
+        )
+        if i > q or abs(float(dense[i]) * 1000 % 1 - 0.5) > 0.1:  # rounded twice
             assert cell["title"] == f"{cell['word']}: {said}"
         assert cell["tall"] == pytest.approx(
-            0 if i > q else 15 * float(dense[i] / dense.max()), abs=0.05)
+            0 if i > q else 15 * float(dense[i] / dense.max()), abs=0.05
+        )
 
     word = f"“{data['words'][q]}”"
-    name = {w: ("indexer’s" if w == "indexer" else w) + (f" {n}" if n > 1 else " one")
-            for w in shares}
+    name = {
+        w: ("indexer’s" if w == "indexer" else w) + (f" {n}" if n > 1 else " one")
+        for w in shares
+    }
     texts = live.locator(".tf-stage svg > text").all_text_contents()
     seen = {w: part(share, n, q) for w, share in numbers["shares"].items()}
-    assert texts[2:] == [t for w in ("indexer", "heaviest", "last")
-                         for t in (name[w], seen[w])]
+    assert texts[2:] == [
+        t for w in ("indexer", "heaviest", "last") for t in (name[w], seen[w])
+    ]
     bars = live.locator(".tf-stage svg > rect").evaluate_all(
-        "all => all.map(e => +e.getAttribute('width'))")
-    assert bars == pytest.approx([172 * numbers["shares"][w]
-                                  for w in ("indexer", "heaviest", "last")])
+        "all => all.map(e => +e.getAttribute('width'))"
+    )
+    assert bars == pytest.approx(
+        [172 * numbers["shares"][w] for w in ("indexer", "heaviest", "last")]
+    )
     other = "indexer" if by == "heaviest" else "heaviest"
     hold = "hold" if n > 1 else "holds"
     said = live.locator(".tf-sentence").text_content()
     assert said == f"In layer {layer + 1}, " + (
-        f"{word} may read only itself." if q == 0 else
-        f"{word} may read {n} tokens, and with k = {k} it reads them all."
-        if n == q + 1 else
-        f"the {name[by]} of {q + 1} tokens {hold} {seen[by]} of the attention of "
-        f"{word}; the {name[other]} {hold} {seen[other]}.")
+        f"{word} may read only itself."
+        if q == 0
+        else f"{word} may read {n} tokens, and with k = {k} it reads them all."
+        if n == q + 1
+        else f"the {name[by]} of {q + 1} tokens {hold} {seen[by]} of the attention of "
+        f"{word}; the {name[other]} {hold} {seen[other]}."
+    )
     assert live.locator(".tf-stage svg").get_attribute("aria-label") == said
-    assert page.get_by_role("slider", name="query").get_attribute(
-        "aria-valuetext") == f"{word}, token {q + 1}"
+    assert (
+        page.get_by_role("slider", name="query").get_attribute("aria-valuetext")
+        == f"{word}, token {q + 1}"
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert min(live.evaluate(SIZES)) >= 12
     for text in live.locator(".tf-stage svg > text").all():
@@ -1008,11 +1249,19 @@ def telephone(chromium, tmp_path, name, data):
     "A page of 390 pixels with one figure, on which nothing may go wrong."
     looks = re.sub(r"@font-face \{[^}]*\}", "", read("course.css"))
     file = tmp_path / "page.html"
-    file.write_text(PAGE % (looks + read("live.css"), read("live.js"),
-                            html_of(name, data), read(f"live/{name}.js")),
-                    encoding="utf-8")
-    context = chromium.new_context(viewport={"width": 390, "height": 1000},
-                                   has_touch=True)
+    file.write_text(
+        PAGE
+        % (
+            looks + read("live.css"),
+            read("live.js"),
+            html_of(name, data),
+            read(f"live/{name}.js"),
+        ),
+        encoding="utf-8",
+    )
+    context = chromium.new_context(
+        viewport={"width": 390, "height": 1000}, has_touch=True
+    )
     page = context.new_page()
     heard = []
     page.on("console", lambda m: heard.append(m.text))
@@ -1048,24 +1297,25 @@ def test_a_pressed_word_shows_what_its_layer_reads(picks_page):
 
     k = page.get_by_role("slider", name="how many")
     for change, act in (
-            ({"q": 33}, lambda: word(33).click()),
-            # a press leaves the keyboard with the query
-            ({"q": 34}, lambda: press("ArrowRight")),
-            ({"q": 33}, lambda: press("ArrowLeft")),
-            ({"q": 24}, lambda: word(24).tap()),
-            ({"q": 25}, lambda: press("ArrowUp")),
-            ({"k": 1}, lambda: k.press("Home")),
-            ({"by": "heaviest"}, lambda: choose("heaviest")),
-            ({"by": "last"}, lambda: press("ArrowRight")),
-            ({"k": 16}, lambda: k.press("End")),
-            ({"by": "indexer"}, lambda: choose("indexer")),
-            ({"layer": 3}, lambda: choose("4")),
-            ({"layer": 2}, lambda: press("ArrowLeft")),
-            ({"k": 15}, lambda: k.press("ArrowLeft")),
-            # fewer tokens than k: a later one is pressed, then earlier ones
-            ({"q": 44}, lambda: word(44).click()),
-            ({"q": 14}, lambda: word(14).click()),
-            ({"q": 0}, lambda: press("Home"))):
+        ({"q": 33}, lambda: word(33).click()),
+        # a press leaves the keyboard with the query
+        ({"q": 34}, lambda: press("ArrowRight")),
+        ({"q": 33}, lambda: press("ArrowLeft")),
+        ({"q": 24}, lambda: word(24).tap()),
+        ({"q": 25}, lambda: press("ArrowUp")),
+        ({"k": 1}, lambda: k.press("Home")),
+        ({"by": "heaviest"}, lambda: choose("heaviest")),
+        ({"by": "last"}, lambda: press("ArrowRight")),
+        ({"k": 16}, lambda: k.press("End")),
+        ({"by": "indexer"}, lambda: choose("indexer")),
+        ({"layer": 3}, lambda: choose("4")),
+        ({"layer": 2}, lambda: press("ArrowLeft")),
+        ({"k": 15}, lambda: k.press("ArrowLeft")),
+        # fewer tokens than k: a later one is pressed, then earlier ones
+        ({"q": 44}, lambda: word(44).click()),
+        ({"q": 14}, lambda: word(14).click()),
+        ({"q": 0}, lambda: press("Home")),
+    ):
         act()
         now.update(change)
         assert_picks_shown(page, now, *told)
@@ -1082,9 +1332,11 @@ def test_every_query_of_every_layer_has_the_picks_of_the_package(picks_page):
     live = figure(page, "sparse-picks")
     queries = len(data["words"])
     for layer, k in product(range(4), (1, 4, 16)):
-        found = live.evaluate("""(f, [layer, k, n]) => [...Array(n).keys()].map(
+        found = live.evaluate(
+            """(f, [layer, k, n]) => [...Array(n).keys()].map(
             q => f.tformer.definition.compute(f.tformer.data, {layer, k, q}))""",
-            [layer, k, queries])
+            [layer, k, queries],
+        )
         read, _, shares = what_is_read(layers[layer], inputs[layer], k)
         assert [sorted(numbers["read"]["indexer"]) for numbers in found] == read
         for numbers, share in zip(found, shares, strict=True):
@@ -1106,15 +1358,17 @@ def test_picks_are_readable_by_day_and_night(picks_page):
         assert (plot.luminance(rgb(ground)) < 0.5) == (look == "dark")
         assert min(plot.contrast(rgb(ink), rgb(ground)) for ink in inks) >= 4.5
         for cell in live.evaluate(CELLS):
-            under = [cell["tint"] * a + (1 - cell["tint"]) * b for a, b in zip(
-                rgb(cell["ground"]), rgb(ground), strict=True)]
+            under = [
+                cell["tint"] * a + (1 - cell["tint"]) * b
+                for a, b in zip(rgb(cell["ground"]), rgb(ground), strict=True)
+            ]
             assert plot.contrast(rgb(cell["ink"]), under) >= 4.5
             assert plot.contrast(rgb(cell["bar"]), under) >= 3
             if cell["boxed"]:
                 assert plot.contrast(rgb(cell["edge"]), rgb(ground)) >= 3
     page.emulate_media(forced_colors="active")
     boxed = [cell["word"] for cell in live.evaluate(CELLS) if cell["boxed"]]
-    assert len(boxed) in (8, 9)        # the query is among its picks, or not
+    assert len(boxed) in (8, 9)  # the query is among its picks, or not
     page.emulate_media(media="print")
     assert live.locator(".tf-still").is_visible()
     assert not live.locator(".tf-stage").is_visible()
@@ -1128,20 +1382,37 @@ def test_picks_are_readable_by_day_and_night(picks_page):
 # ---- the figure of lesson 28: what seven kinds of attention cost ----
 
 LLAMA_8B = costs.ModelSpec(
-    vocab_size=128_256, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8,
-    d_ff=14_336, gated_ffn=True, biases=(), norm_vectors=1, tie_word_embeddings=False)
-CARDS = [costs.ACCELERATORS[name]
-         for name in ("RTX 4090", "A100 80GB", "H100", "H200")]
-KINDS = {"MHA, 32 key heads": "MHA", "GQA, 8 key heads": "GQA",
-         "MQA, 1 key head": "MQA", "MLA, latent of 512": "MLA",
-         "sliding window": "the sliding window", "alternating": "alternating attention",
-         "sparse": "sparse attention"}
-WINDOWS = {"sliding window": 32, "alternating": 16}     # layers that have one
+    vocab_size=128_256,
+    d_model=4096,
+    n_layers=32,
+    n_heads=32,
+    n_kv_heads=8,
+    d_ff=14_336,
+    gated_ffn=True,
+    biases=(),
+    norm_vectors=1,
+    tie_word_embeddings=False,
+)
+CARDS = [costs.ACCELERATORS[name] for name in ("RTX 4090", "A100 80GB", "H100", "H200")]
+KINDS = {
+    "MHA, 32 key heads": "MHA",
+    "GQA, 8 key heads": "GQA",
+    "MQA, 1 key head": "MQA",
+    "MLA, latent of 512": "MLA",
+    "sliding window": "the sliding window",
+    "alternating": "alternating attention",
+    "sparse": "sparse attention",
+}
+WINDOWS = {"sliding window": 32, "alternating": 16}  # layers that have one
 
 
 def cache_part(numbers, products, n_layers, kept=None, read=None):
-    return {"bytes": 2 * n_layers * numbers, "flops": 2 * n_layers * products,
-            "kept": kept, "read": kept or read}
+    return {
+        "bytes": 2 * n_layers * numbers,
+        "flops": 2 * n_layers * products,
+        "kept": kept,
+        "read": kept or read,
+    }
 
 
 def kinds_of_parts(n, d, groups, latent, window, index, k):
@@ -1151,40 +1422,61 @@ def kinds_of_parts(n, d, groups, latent, window, index, k):
     GQA; ``latent`` holds the numbers of a latent and of a rotary key, ``index`` those
     of an index key and of its heads. There are as many layers as query heads.
     """
+
     def key_heads(count, n_layers=n, **limits):
         return cache_part(2 * count * d, 2 * n * d, n_layers, **limits)
 
-    return [[key_heads(n)], [key_heads(groups)], [key_heads(1)],
-            [cache_part(sum(latent), n * (sum(latent) + latent[0]), n)],
-            [key_heads(groups, kept=window)],
-            [key_heads(groups, n // 2, kept=window), key_heads(groups, n // 2)],
-            [cache_part(index[0], index[0] * index[1], n), key_heads(groups, read=k)]]
+    return [
+        [key_heads(n)],
+        [key_heads(groups)],
+        [key_heads(1)],
+        [cache_part(sum(latent), n * (sum(latent) + latent[0]), n)],
+        [key_heads(groups, kept=window)],
+        [key_heads(groups, n // 2, kept=window), key_heads(groups, n // 2)],
+        [cache_part(index[0], index[0] * index[1], n), key_heads(groups, read=k)],
+    ]
 
 
 def what_kinds_cost():
     "The data of the figure, as lesson 28 makes them."
     weights = costs.weight_bytes(LLAMA_8B)
     parts = kinds_of_parts(32, 128, 8, (512, 64), 4096, (128, 32), 2048)
-    return {"tokens": [2**i for i in range(8, 18)], "texts": [2**i for i in range(9)],
-            "start": {"tokens": 65_536, "texts": 4, "card": 2},
-            "cards": [{"name": card.name, "memory": card.memory_bytes,
-                       "bandwidth": card.bandwidth, "flops": card.flops}
-                      for card in CARDS],
-            "weights": weights, "flops": weights,
-            "variants": [{"name": name, "said": said, "parts": p} for (name, said), p
-                         in zip(KINDS.items(), parts, strict=True)]}
+    return {
+        "tokens": [2**i for i in range(8, 18)],
+        "texts": [2**i for i in range(9)],
+        "start": {"tokens": 65_536, "texts": 4, "card": 2},
+        "cards": [
+            {
+                "name": card.name,
+                "memory": card.memory_bytes,
+                "bandwidth": card.bandwidth,
+                "flops": card.flops,
+            }
+            for card in CARDS
+        ],
+        "weights": weights,
+        "flops": weights,
+        "variants": [
+            {"name": name, "said": said, "parts": p}
+            for (name, said), p in zip(KINDS.items(), parts, strict=True)
+        ],
+    }
 
 
 def cache_and_work(kind, tokens, texts):
     "Bytes that the cache holds, those that a step reads, and FLOPs of the attention."
     n_kv = {"MHA": 32, "MQA": 1}.get(kind[:3], 8)
     spec = dataclasses.replace(
-        LLAMA_8B, n_kv_heads=n_kv, n_sliding_layers=WINDOWS.get(kind, 0),
-        sliding_window=4096 if kind in WINDOWS else None)
+        LLAMA_8B,
+        n_kv_heads=n_kv,
+        n_sliding_layers=WINDOWS.get(kind, 0),
+        sliding_window=4096 if kind in WINDOWS else None,
+    )
 
     def of_heads(tokens):
         return costs.kv_cache_bytes(spec, tokens, texts), costs.flops_by_component(
-            spec, 1, texts, past_tokens=tokens - 1, skip_masked=True)["pairs"]
+            spec, 1, texts, past_tokens=tokens - 1, skip_masked=True
+        )["pairs"]
 
     layers = 32 * texts * tokens
     if kind.startswith("MLA"):
@@ -1203,16 +1495,26 @@ def cost_of(kind, tokens, texts, card):
     stored, read, flops = cache_and_work(kind, tokens, texts)
     work = costs.Work(texts * weights + flops, weights + read)
     seconds = card.min_seconds(work)
-    return {"said": KINDS[kind], "read": read, "total": weights + stored,
-            "over": max(0, weights + stored - card.memory_bytes),
-            "most": (card.memory_bytes - weights) // (stored // texts),
-            "ms": pytest.approx(1000 * seconds), "rate": pytest.approx(texts / seconds),
-            "slow": card.bottleneck(work) == "compute"}
+    return {
+        "said": KINDS[kind],
+        "read": read,
+        "total": weights + stored,
+        "over": max(0, weights + stored - card.memory_bytes),
+        "most": (card.memory_bytes - weights) // (stored // texts),
+        "ms": pytest.approx(1000 * seconds),
+        "rate": pytest.approx(texts / seconds),
+        "slow": card.bottleneck(work) == "compute",
+    }
 
 
 def as_size(n):
-    return (f"{n / 1e9:.1f} GB" if n < 99.95e9 else f"{n / 1e9:.0f} GB"
-            if n < 999.5e9 else f"{n / 1e12:.1f} TB")
+    return (
+        f"{n / 1e9:.1f} GB"
+        if n < 99.95e9
+        else f"{n / 1e9:.0f} GB"
+        if n < 999.5e9
+        else f"{n / 1e12:.1f} TB"
+    )
 
 
 def joined(rows):
@@ -1226,8 +1528,10 @@ def cost_sentence(rows, card):
     if not fit:
         over = min(row["over"] for row in rows)
         least = [row for row in rows if row["over"] == over]
-        return (f"One {card.name} has room for none: with {joined(least)}, "
-                f"{as_size(over)} are missing.")
+        return (
+            f"One {card.name} has room for none: with {joined(least)}, "
+            f"{as_size(over)} are missing."
+        )
     inside = [row for row in rows if not row["over"]]
     said = f"One {card.name} has "
     if len(fit) == 7:
@@ -1250,12 +1554,16 @@ def cost_sentence(rows, card):
     rest = [row for row in inside if not row["slow"]]
     if not slow:
         alone = costs.weight_bytes(LLAMA_8B) > 4 * high[0]["read"]
-        return said + (" and mostly reads the weights." if alone else
-                       ", limited by reading.")
+        return said + (
+            " and mostly reads the weights." if alone else ", limited by reading."
+        )
     if not rest:
         return said + ", limited by arithmetic."
-    few, by, other = ((rest, "reading", "arithmetic") if len(slow) > len(rest) else
-                      (slow, "arithmetic", "reading"))
+    few, by, other = (
+        (rest, "reading", "arithmetic")
+        if len(slow) > len(rest)
+        else (slow, "arithmetic", "reading")
+    )
     return said + f", limited by {by} with {joined(few)}, by {other} with the others."
 
 
@@ -1280,15 +1588,26 @@ def assert_costs_shown(page, settings):
     room = card.memory_bytes
     shown, rows = live.evaluate("f => [f.tformer.settings, f.tformer.numbers]")
     assert shown == settings
-    assert rows == [cost_of(kind, settings["tokens"], settings["texts"], card)
-                    for kind in KINDS]
+    assert rows == [
+        cost_of(kind, settings["tokens"], settings["texts"], card) for kind in KINDS
+    ]
     drawn = live.evaluate(DRAWN)
     width = live.locator(".tf-stage svg").evaluate("e => e.viewBox.baseVal.width")
     texts = drawn["texts"]
     assert [text for text, _ in texts[:12]] == [
-        "memory", "texts", "one step", "tokens/s", "needed", "at most", "at least",
-        "at most", "weights", "cache that a step reads", "cache not read",
-        "does not fit"]
+        "memory",
+        "texts",
+        "one step",
+        "tokens/s",
+        "needed",
+        "at most",
+        "at least",
+        "at most",
+        "weights",
+        "cache that a step reads",
+        "cache not read",
+        "does not fit",
+    ]
     assert texts[-1][0] == f"the card has {room / 1e9:.0f} GB"
     assert [tuple(bar[:2]) for bar in drawn["bars"][:4]] == LOOKS
     cells = iter(texts[12:-1])
@@ -1337,20 +1656,43 @@ def test_kinds_cost_what_the_package_counts(costs_page):
     data = what_kinds_cost()
     said = {assert_costs_shown(costs_page, data["start"])}
     draw = random.Random(28)
-    chosen = [{"tokens": draw.choice(data["tokens"]), "card": draw.randrange(4),
-               "texts": draw.choice(data["texts"])} for _ in range(10)]
+    chosen = [
+        {
+            "tokens": draw.choice(data["tokens"]),
+            "card": draw.randrange(4),
+            "texts": draw.choice(data["texts"]),
+        }
+        for _ in range(10)
+    ]
     # arithmetic limits all, most, some; one fits, none; several are equal; one bar
-    for tokens, texts, card in ((512, 256, 0), (256, 256, 1), (1024, 256, 1),
-                                (2048, 256, 1), (2048, 128, 0), (131_072, 256, 0),
-                                (32_768, 16, 0), (4096, 64, 2), (256, 1, 2)):
+    for tokens, texts, card in (
+        (512, 256, 0),
+        (256, 256, 1),
+        (1024, 256, 1),
+        (2048, 256, 1),
+        (2048, 128, 0),
+        (131_072, 256, 0),
+        (32_768, 16, 0),
+        (4096, 64, 2),
+        (256, 1, 2),
+    ):
         chosen.append({"tokens": tokens, "texts": texts, "card": card})
     for settings in chosen:
         live.evaluate("(f, s) => f.tformer.set(s)", settings)
         said.add(assert_costs_shown(costs_page, settings))
     assert costs_page.evaluate("document.documentElement.scrollWidth") <= 390
-    for words in ("room for all; a", "no room for MHA; with", "MQA only; a step",
-                  "room for none", "although", "by arithmetic.", "by reading with",
-                  "limited by arithmetic with", "limited by reading.", "mostly reads"):
+    for words in (
+        "room for all; a",
+        "no room for MHA; with",
+        "MQA only; a step",
+        "room for none",
+        "although",
+        "by arithmetic.",
+        "by reading with",
+        "limited by arithmetic with",
+        "limited by reading.",
+        "mostly reads",
+    ):
         assert any(words in sentence for sentence in said), words
     costs_page.set_viewport_size({"width": 900, "height": 1000})
     costs_page.wait_for_function("""() => document.querySelector(".tf-stage svg")
@@ -1369,14 +1711,20 @@ def test_kinds_keep_what_caches_of_layers_hold(costs_page):
     # between two steps, a rolling cache holds a token less than its window
     window = SlidingWindowAttention(**heads, n_kv_heads=2, window=301)
     layers += [[window], [window, layers[1][0]]]
-    layers.append([SparseAttention(**heads, n_kv_heads=2, top_k=300,
-                                   indexer=LightningIndexer(32, 2, 6))])
+    layers.append(
+        [
+            SparseAttention(
+                **heads, n_kv_heads=2, top_k=300, indexer=LightningIndexer(32, 2, 6)
+            )
+        ]
+    )
     parts = kinds_of_parts(8, 4, 2, (12, 2), 300, (6, 2), 300)
     data = what_kinds_cost() | {"variants": [{"parts": p} for p in parts]}
     for tokens in (256, 512):
         rows = figure(costs_page, "variant-costs").evaluate(
             "(f, [data, s]) => f.tformer.definition.compute(data, s)",
-            [data, {"tokens": tokens, "texts": 2, "card": 0}])
+            [data, {"tokens": tokens, "texts": 2, "card": 0}],
+        )
         held = []
         for kinds in layers:
             held.append(0)
@@ -1384,7 +1732,7 @@ def test_kinds_keep_what_caches_of_layers_hold(costs_page):
                 cache = layer.new_cache(batch_size=2)
                 for x in torch.randn(2, tokens, 32).split(256, 1):
                     layer(x, cache=cache)
-                held[-1] += cache.nbytes // 2 * 8 // len(kinds)     # from float32
+                held[-1] += cache.nbytes // 2 * 8 // len(kinds)  # from float32
         assert [row["total"] - data["weights"] for row in rows] == held
 
 
@@ -1403,13 +1751,14 @@ def test_costs_can_be_changed_by_hand(costs_page):
         page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] / 2)
 
     for change, act in (
-            ({"tokens": 131_072}, lambda: length.press("ArrowRight")),
-            ({"tokens": 256}, lambda: length.press("Home")),
-            ({"texts": 1}, lambda: batch.press("Home")),
-            ({"card": 0}, lambda: choose("RTX 4090")),
-            ({"card": 1}, lambda: page.keyboard.press("ArrowRight")),
-            ({"texts": 256}, click_end),
-            ({"card": 3}, lambda: choose("H200"))):
+        ({"tokens": 131_072}, lambda: length.press("ArrowRight")),
+        ({"tokens": 256}, lambda: length.press("Home")),
+        ({"texts": 1}, lambda: batch.press("Home")),
+        ({"card": 0}, lambda: choose("RTX 4090")),
+        ({"card": 1}, lambda: page.keyboard.press("ArrowRight")),
+        ({"texts": 256}, click_end),
+        ({"card": 3}, lambda: choose("H200")),
+    ):
         act()
         now.update(change)
         assert_costs_shown(page, now)
@@ -1418,7 +1767,8 @@ def test_costs_can_be_changed_by_hand(costs_page):
     batch.press("Home")
     assert batch.get_attribute("aria-valuetext") == "1 text"
     heights = page.locator("input[type=range], .tf-choices label").evaluate_all(
-        "all => all.map(e => e.offsetHeight)")
+        "all => all.map(e => e.offsetHeight)"
+    )
     assert len(heights) == 6 and min(heights) >= 44
 
     live.evaluate("f => f.tformer.set({tokens: 1024, texts: 256, card: 1})")

@@ -1,4 +1,5 @@
 """Llama and Qwen3 against transformers, and by their laws."""
+
 import csv
 import math
 import re
@@ -32,18 +33,29 @@ from tformer.minimal import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
 from tformer.rotary import ALiBi, RotaryEmbedding, rope_frequencies  # noqa: E402
 
-SMALL = dict(vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2,
-             d_ff=48, max_len=64)
-SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-               original_max_len=16)
-CASES = {"MHA": dict(n_kv_heads=None), "GQA": {}, "MQA": dict(n_kv_heads=1),
-         "scaled": dict(rope_scaling=SCALING, rope_theta=500_000.0),
-         "tied": dict(tie_word_embeddings=True), "wide heads": dict(d_head=16),
-         "eps": dict(eps=1e-3)}
-NAMES = {"blocks": "model.layers", "embed": "model.embed_tokens",
-         "attention.norm": "input_layernorm", "attention.sublayer": "self_attn",
-         "feed_forward.norm": "post_attention_layernorm",
-         "feed_forward.sublayer": "mlp"}
+SMALL = dict(
+    vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_len=64
+)
+SCALING = dict(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_len=16
+)
+CASES = {
+    "MHA": dict(n_kv_heads=None),
+    "GQA": {},
+    "MQA": dict(n_kv_heads=1),
+    "scaled": dict(rope_scaling=SCALING, rope_theta=500_000.0),
+    "tied": dict(tie_word_embeddings=True),
+    "wide heads": dict(d_head=16),
+    "eps": dict(eps=1e-3),
+}
+NAMES = {
+    "blocks": "model.layers",
+    "embed": "model.embed_tokens",
+    "attention.norm": "input_layernorm",
+    "attention.sublayer": "self_attn",
+    "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.sublayer": "mlp",
+}
 both_paths = pytest.mark.parametrize("fused", [True, False])
 
 
@@ -76,28 +88,38 @@ def pair(kind=Llama, std=0.1, **change):
     rope = dict(rope_type="default", rope_theta=c.rope_theta)
     if c.rope_scaling is not None:
         rope = dict(c.rope_scaling, rope_type="llama3", rope_theta=c.rope_theta)
-        rope["original_max_position_embeddings"] = rope.pop(
-            "original_max_len")
-    cls, config_cls = ((Qwen3ForCausalLM, Qwen3Config) if kind is Qwen3 else
-                       (LlamaForCausalLM, transformers.LlamaConfig))
-    theirs = spread(cls(config_cls(
-        vocab_size=c.vocab_size, hidden_size=c.d_model,
-        intermediate_size=c.d_ff, num_hidden_layers=c.n_layers,
-        num_attention_heads=c.n_heads, rms_norm_eps=c.eps,
-        num_key_value_heads=c.n_kv_heads or c.n_heads,
-        head_dim=c.d_head or c.d_model // c.n_heads,
-        max_position_embeddings=c.max_len, tie_word_embeddings=c.tie_word_embeddings,
-        rope_parameters=rope)), std)
+        rope["original_max_position_embeddings"] = rope.pop("original_max_len")
+    cls, config_cls = (
+        (Qwen3ForCausalLM, Qwen3Config)
+        if kind is Qwen3
+        else (LlamaForCausalLM, transformers.LlamaConfig)
+    )
+    theirs = spread(
+        cls(
+            config_cls(
+                vocab_size=c.vocab_size,
+                hidden_size=c.d_model,
+                intermediate_size=c.d_ff,
+                num_hidden_layers=c.n_layers,
+                num_attention_heads=c.n_heads,
+                rms_norm_eps=c.eps,
+                num_key_value_heads=c.n_kv_heads or c.n_heads,
+                head_dim=c.d_head or c.d_model // c.n_heads,
+                max_position_embeddings=c.max_len,
+                tie_word_embeddings=c.tie_word_embeddings,
+                rope_parameters=rope,
+            )
+        ),
+        std,
+    )
     ours = kind(c)
     tensors = theirs.state_dict()
-    load_weights(ours, {name: tensors[their_name(name)]
-                                for name in ours.state_dict()})
+    load_weights(ours, {name: tensors[their_name(name)] for name in ours.state_dict()})
     return ours.eval(), theirs
 
 
 def some_ids(*shape, seed=0):
-    return torch.randint(50, shape, generator=torch.Generator().manual_seed(
-        seed))
+    return torch.randint(50, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def equal_to_theirs(ours, theirs, tokens=40):
@@ -106,6 +128,7 @@ def equal_to_theirs(ours, theirs, tokens=40):
 
 
 # against transformers
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_llama_in_value_and_gradient(name):
@@ -123,8 +146,12 @@ def test_equal_to_qwen3_in_value_and_gradient(name):
 
 
 def test_llama_equals_transformers():
-    for change in ({}, dict(n_kv_heads=1), dict(tie_word_embeddings=True),
-                   dict(rope_scaling=SCALING, rope_theta=1e6)):
+    for change in (
+        {},
+        dict(n_kv_heads=1),
+        dict(tie_word_embeddings=True),
+        dict(rope_scaling=SCALING, rope_theta=1e6),
+    ):
         equal_to_theirs(*pair(**change))
 
 
@@ -144,11 +171,12 @@ def test_padded_batches_equal_transformers(kind, side):
     ids = some_ids(3, 9)
     with torch.no_grad():
         a = ours(ids, positions=positions)
-        b = theirs(ids, attention_mask=keep.long(),
-                   position_ids=positions.clamp(min=0)).logits
+        b = theirs(
+            ids, attention_mask=keep.long(), position_ids=positions.clamp(min=0)
+        ).logits
     close(a[keep], b[keep])
     for row in range(3):
-        close(a[row][keep[row]], ours(ids[row:row + 1, keep[row]])[0])
+        close(a[row][keep[row]], ours(ids[row : row + 1, keep[row]])[0])
 
 
 @pytest.mark.parametrize("kind", [Llama, Qwen3])
@@ -159,8 +187,13 @@ def test_greedy_continuation_of_a_padded_batch_equals_generate(kind):
     positions = (torch.arange(7) - first).clamp(min=-1)
     with torch.no_grad():
         expected = theirs.generate(
-            ids, attention_mask=(positions >= 0).long(), max_new_tokens=10,
-            do_sample=False, pad_token_id=0, eos_token_id=None)[:, 7:]
+            ids,
+            attention_mask=(positions >= 0).long(),
+            max_new_tokens=10,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )[:, 7:]
         cache = ours.new_cache(2)
         found = []
         step = ids
@@ -175,11 +208,11 @@ def test_greedy_continuation_of_a_padded_batch_equals_generate(kind):
 def test_state_dict_has_as_many_tensors_as_theirs():
     for kind in (Llama, Qwen3):
         ours, theirs = pair(kind)
-        assert ({their_name(n) for n in ours.state_dict()}
-                == set(theirs.state_dict()))
+        assert {their_name(n) for n in ours.state_dict()} == set(theirs.state_dict())
 
 
 # the attention layer
+
 
 def sharing(d_model, n_heads, *, bias=False, **options):
     "Attention as Llama has it: causal, without biases."
@@ -191,8 +224,13 @@ def unshared(layer, d_head):
     "A layer with each key head as often as it is shared."
     n = layer.n_heads // layer.n_kv_heads
     full = SelfAttention(
-        layer.o_proj.weight.shape[0], layer.n_heads, d_head=d_head,
-        bias=False, causal=True, rotary=layer.rotary)
+        layer.o_proj.weight.shape[0],
+        layer.n_heads,
+        d_head=d_head,
+        bias=False,
+        causal=True,
+        rotary=layer.rotary,
+    )
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         w = getattr(layer, name).weight
         if name in ("k_proj", "v_proj"):
@@ -205,30 +243,31 @@ def unshared(layer, d_head):
 @both_paths
 @pytest.mark.parametrize("kv", [6, 3, 2, 1])
 def test_shared_heads_equal_repeated_weights(fused, kv):
-    layer = spread(sharing(24, 6, n_kv_heads=kv, d_head=8,
-                                    rotary=RotaryEmbedding(8), fused=fused), 0.3)
+    layer = spread(
+        sharing(24, 6, n_kv_heads=kv, d_head=8, rotary=RotaryEmbedding(8), fused=fused),
+        0.3,
+    )
     full = unshared(layer, 8)
     x = randn(2, 5, 24)
     close(layer(x), full(x))
     positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
     close(layer(x, positions=positions), full(x, positions=positions))
-    mask = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(
-        0)) < 0.7
+    mask = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.7
     close(layer(x, mask=mask), full(x, mask=mask))
-    close(layer(x, positions=positions, mask=mask),
-          full(x, positions=positions, mask=mask))
+    close(
+        layer(x, positions=positions, mask=mask),
+        full(x, positions=positions, mask=mask),
+    )
 
 
 @both_paths
 def test_the_cache_holds_turned_keys_of_few_heads(fused):
     rotary = RotaryEmbedding(8)
-    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=rotary,
-                                    fused=fused), 0.3)
+    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=rotary, fused=fused), 0.3)
     x = randn(2, 6, 32)
     cache = DynamicLayerCache()
     whole = layer(x)
-    parts = [layer(x[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4),
-                                                        (4, 6))]
+    parts = [layer(x[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4), (4, 6))]
     close(torch.cat(parts, 1), whole)
     k, v = cache.tensors
     key_positions = cache.key_positions.tensor
@@ -245,26 +284,28 @@ def test_plain_texts_spare_the_mask(monkeypatch):
     real = attention_module.fused_attend
 
     def spy(q, k, v, mask=None, *rest, **how):
-        seen.append((mask, how.get("causal", False), *q.shape[1:3],
-                     k.shape[1]))
+        seen.append((mask, how.get("causal", False), *q.shape[1:3], k.shape[1]))
         return real(q, k, v, mask, *rest, **how)
+
     monkeypatch.setattr(attention_module, "fused_attend", spy)
     monkeypatch.setattr(rows_module, "fused_attend", spy)
     layer = sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8))
     cache = DynamicLayerCache()
     x = randn(1, 5, 32)
     layer(x, cache=cache)
-    layer(x[:, :1], cache=cache)    # two heads are two rows of one
-    assert seen == [(None, True, 4, 5, 2), (None, False, 4, 1, 2),
-                    (None, False, 2, 2, 2)]
+    layer(x[:, :1], cache=cache)  # two heads are two rows of one
+    assert seen == [
+        (None, True, 4, 5, 2),
+        (None, False, 4, 1, 2),
+        (None, False, 2, 2, 2),
+    ]
     layer(x[:, :2], cache=cache)
     assert seen[-1][0].shape[-2:] == (2, 8) and not seen[-1][1]
     assert cache.key_positions.start == 0 and cache.key_positions.length == 8
 
 
 def test_only_distances_count():
-    layer = spread(sharing(32, 4, n_kv_heads=2,
-                                    rotary=RotaryEmbedding(8)), 0.3)
+    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8)), 0.3)
     x = randn(1, 5, 32)
     positions = torch.tensor([[3, 4, 6, 9, 11]])
     close(layer(x, positions=positions), layer(x, positions=positions + 40), 1e-4)
@@ -277,27 +318,33 @@ def test_norms_act_on_each_head_before_the_rotation():
     q_norm, k_norm = (spread(RMSNorm(8, eps=0.1)) for _ in range(2))
     with torch.no_grad():
         k_norm.weight += 0.5 * randn(8, seed=5)
-    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8),
-                                    q_norm=q_norm, k_norm=k_norm), 0.3)
+    layer = spread(
+        sharing(
+            32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8), q_norm=q_norm, k_norm=k_norm
+        ),
+        0.3,
+    )
     x = randn(2, 6, 32)
     cache = DynamicLayerCache()
     layer(x, cache=cache)
     raw = layer.k_proj(x).view(2, 6, 2, 8).transpose(1, 2)
     at = torch.arange(6)[None]
-    close(cache.tensors[0], layer.rotary(
-        rms_norm(raw, k_norm.weight, 0.1), positions=at)[0])
+    close(
+        cache.tensors[0],
+        layer.rotary(rms_norm(raw, k_norm.weight, 0.1), positions=at)[0],
+    )
     calls = []
     q_norm.register_forward_hook(lambda m, args, out: calls.append(args[0]))
     layer(x)
     assert torch.equal(calls[0], layer.q_proj(x).view(2, 6, 4, 8))
-    keyless = spread(sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8),
-                                      q_norm=q_norm), 0.3)
+    keyless = spread(
+        sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8), q_norm=q_norm), 0.3
+    )
     assert keyless(x).shape == x.shape
 
 
 def test_a_padding_token_moves_nothing():
-    layer = spread(sharing(32, 4, n_kv_heads=2,
-                                    rotary=RotaryEmbedding(8)), 0.3)
+    layer = spread(sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8)), 0.3)
     x = randn(1, 6, 32)
     positions = torch.tensor([[-1, -1, 0, 1, 2, 3]])
     y = x.clone()
@@ -313,51 +360,68 @@ def test_biases_where_asked_for():
     names = list(sharing(32, 4, rotary=None).state_dict())
     assert names == [f"{p}_proj.weight" for p in "qkvo"]
     layer = sharing(32, 4, n_kv_heads=2, rotary=None, bias=True)
-    assert [tuple(layer.state_dict()[f"{p}_proj.bias"].shape)
-            for p in "qkvo"] == [(32,), (16,), (16,), (32,)]
+    assert [tuple(layer.state_dict()[f"{p}_proj.bias"].shape) for p in "qkvo"] == [
+        (32,),
+        (16,),
+        (16,),
+        (32,),
+    ]
     assert "proj_sizes=[32, 16, 16]" in repr(layer)
 
 
-@pytest.mark.parametrize("make, said", [
-    (lambda: sharing(32, 4, n_kv_heads=3, rotary=None), "4 3"),
-    (lambda: sharing(32, 4, n_kv_heads=0, rotary=None), "n_kv_heads 0"),
-    (lambda: sharing(32, 4, n_kv_heads=8, rotary=None), "4 8"),
-    (lambda: sharing(30, 4, rotary=None), "30 4"),
-    (lambda: sharing(32, 4, rotary=None)(randn(2, 3, 8)), "32 8"),
-    (lambda: sharing(32, 4, rotary=None)(
-        randn(2, 3, 32), positions=torch.arange(4)[None]), "(1, 4) 3"),
-    (lambda: config(n_kv_heads=3), "4 3"),
-    (lambda: config(d_model=30), "30 4"),
-    (lambda: config(d_head=7), "7"),
-    (lambda: config(d_model=36, n_heads=4), "9"),
-    (lambda: config(vocab_size=0), "vocab_size 0"),
-    (lambda: config(n_layers=0), "n_layers 0"),
-    (lambda: config(n_kv_heads=0), "n_kv_heads 0"),
-    (lambda: config(d_ff=-1), "d_ff -1"),
-    (lambda: config(d_ff=10.5), "d_ff 10.5"),
-    (lambda: config(max_len=0), "max_len 0"),
-    (lambda: config(rope_theta=0.0), "rope_theta 0"),
-    (lambda: config(eps=-1e-6), "eps -1e-06"),
-    (lambda: config(eps=math.nan), "eps nan"),
-    (lambda: config(eps="1e-5"), "eps '1e-5'"),
-    (lambda: config(rope_theta=None), "rope_theta None"),
-    (lambda: config(tie_word_embeddings="no"), "tie_word_embeddings 'no'"),
-    (lambda: config(rope_scaling=dict(SCALING, factor="8")), "factor '8'"),
-    (lambda: config(rope_scaling=8.0), "rope_scaling 8.0"),
-    (lambda: config(rope_scaling=dict(factor=8.0)), "factor low_freq_factor"),
-    (lambda: config(rope_scaling=dict(SCALING, rope_type="llama3")),
-     "rope_type"),
-    (lambda: config(rope_scaling=dict(SCALING, factor=0)), "factor 0"),
-    (lambda: config(rope_scaling=dict(SCALING, low_freq_factor=5.0)),
-     "5.0 4.0"),
-    (lambda: LlamaConfig.from_dict(dict(SMALL, hidden_size=3)),
-     "hidden_size d_model"),
-    (lambda: Llama(config())(some_ids(1, 65)), "65 64"),
-    (lambda: Llama(config())(some_ids(1, 2), positions=torch.tensor([[63, 64]])),
-     "65 64"),
-    (lambda: Llama(config())(
-        some_ids(1, 2), cache=KVCache([DynamicLayerCache() for _ in "abc"])), "3 2"),
-])
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: sharing(32, 4, n_kv_heads=3, rotary=None), "4 3"),
+        (lambda: sharing(32, 4, n_kv_heads=0, rotary=None), "n_kv_heads 0"),
+        (lambda: sharing(32, 4, n_kv_heads=8, rotary=None), "4 8"),
+        (lambda: sharing(30, 4, rotary=None), "30 4"),
+        (lambda: sharing(32, 4, rotary=None)(randn(2, 3, 8)), "32 8"),
+        (
+            lambda: sharing(32, 4, rotary=None)(
+                randn(2, 3, 32), positions=torch.arange(4)[None]
+            ),
+            "(1, 4) 3",
+        ),
+        (lambda: config(n_kv_heads=3), "4 3"),
+        (lambda: config(d_model=30), "30 4"),
+        (lambda: config(d_head=7), "7"),
+        (lambda: config(d_model=36, n_heads=4), "9"),
+        (lambda: config(vocab_size=0), "vocab_size 0"),
+        (lambda: config(n_layers=0), "n_layers 0"),
+        (lambda: config(n_kv_heads=0), "n_kv_heads 0"),
+        (lambda: config(d_ff=-1), "d_ff -1"),
+        (lambda: config(d_ff=10.5), "d_ff 10.5"),
+        (lambda: config(max_len=0), "max_len 0"),
+        (lambda: config(rope_theta=0.0), "rope_theta 0"),
+        (lambda: config(eps=-1e-6), "eps -1e-06"),
+        (lambda: config(eps=math.nan), "eps nan"),
+        (lambda: config(eps="1e-5"), "eps '1e-5'"),
+        (lambda: config(rope_theta=None), "rope_theta None"),
+        (lambda: config(tie_word_embeddings="no"), "tie_word_embeddings 'no'"),
+        (lambda: config(rope_scaling=dict(SCALING, factor="8")), "factor '8'"),
+        (lambda: config(rope_scaling=8.0), "rope_scaling 8.0"),
+        (lambda: config(rope_scaling=dict(factor=8.0)), "factor low_freq_factor"),
+        (lambda: config(rope_scaling=dict(SCALING, rope_type="llama3")), "rope_type"),
+        (lambda: config(rope_scaling=dict(SCALING, factor=0)), "factor 0"),
+        (lambda: config(rope_scaling=dict(SCALING, low_freq_factor=5.0)), "5.0 4.0"),
+        (
+            lambda: LlamaConfig.from_dict(dict(SMALL, hidden_size=3)),
+            "hidden_size d_model",
+        ),
+        (lambda: Llama(config())(some_ids(1, 65)), "65 64"),
+        (
+            lambda: Llama(config())(some_ids(1, 2), positions=torch.tensor([[63, 64]])),
+            "65 64",
+        ),
+        (
+            lambda: Llama(config())(
+                some_ids(1, 2), cache=KVCache([DynamicLayerCache() for _ in "abc"])
+            ),
+            "3 2",
+        ),
+    ],
+)
 def test_errors_name_what_was_given(make, said):
     words = "".join(f"(?=.*{re.escape(w)})" for w in said.split(" "))
     with pytest.raises(ValueError, match=f"(?s)^{words}"):
@@ -377,13 +441,15 @@ def test_the_config_keeps_a_scaling_of_its_own():
 def test_rotary_of_a_config():
     c = config(d_head=16, rope_theta=1234.0)
     assert torch.equal(make_rotary(c).freqs, rope_frequencies(16, 1234.0))
-    slow = make_rotary(config(d_head=16, rope_scaling=dict(
-        SCALING, original_max_len=64))).freqs
+    slow = make_rotary(
+        config(d_head=16, rope_scaling=dict(SCALING, original_max_len=64))
+    ).freqs
     assert torch.equal(slow[0], rope_frequencies(16)[0])
     close(slow[-1] * 8, rope_frequencies(16)[-1])
 
 
 # the model
+
 
 def test_every_check_passes():
     for kind in (Llama, Qwen3):
@@ -416,7 +482,7 @@ def test_feeding_in_chunks_equals_feeding_whole():
         at = 0
         out = []
         for n in cuts:
-            out.append(m(ids[:, at:at + n], cache=cache))
+            out.append(m(ids[:, at : at + n], cache=cache))
             at += n
         close(torch.cat(out, 1), whole)
         assert cache.key_positions.length == 9 and cache.lengths.tolist() == [9, 9]
@@ -437,8 +503,11 @@ def test_max_len_counts_positions_and_not_places():
     m(some_ids(1, 1), cache=cache)
     with pytest.raises(ValueError, match=r"7.*6"):
         m(some_ids(1, 1), cache=cache)
-    assert m(some_ids(2, 0), positions=torch.zeros(1, 0, dtype=torch.long)
-             ).shape == (2, 0, 50)
+    assert m(some_ids(2, 0), positions=torch.zeros(1, 0, dtype=torch.long)).shape == (
+        2,
+        0,
+        50,
+    )
 
 
 def test_a_mask_reaches_every_layer():
@@ -458,8 +527,8 @@ def test_any_attention_can_be_handed_in():
         asked.append(layer)
         if layer == 1:
             return sharing(32, 4, n_kv_heads=1, rotary=None)
-        return SelfAttention(32, 4, bias=False, causal=True,
-                             score_bias=ALiBi(4))
+        return SelfAttention(32, 4, bias=False, causal=True, score_bias=ALiBi(4))
+
     m = spread(Llama(config(n_layers=3), attention))
     assert asked == [0, 1, 2]
     assert isinstance(m.blocks[0].attention.sublayer.score_bias, ALiBi)
@@ -478,18 +547,17 @@ def test_layers_have_modules_of_their_own():
 
 
 def test_qk_norm_only_where_asked():
-    names = set(Qwen3(config()).state_dict()) - set(
-        Llama(config()).state_dict())
-    assert names == {f"blocks.{i}.attention.sublayer.{n}_norm.weight"
-                     for i in (0, 1) for n in "qk"}
+    names = set(Qwen3(config()).state_dict()) - set(Llama(config()).state_dict())
+    assert names == {
+        f"blocks.{i}.attention.sublayer.{n}_norm.weight" for i in (0, 1) for n in "qk"
+    }
     m = Qwen3(config(eps=0.5, d_head=16))
     norm = m.blocks[0].attention.sublayer.q_norm
     assert norm.eps == 0.5 and norm.weight.shape == (16,)
 
 
 def test_no_biases_anywhere():
-    assert not [n for n, _ in Qwen3(config()).named_parameters()
-                if "bias" in n]
+    assert not [n for n, _ in Qwen3(config()).named_parameters() if "bias" in n]
 
 
 def test_every_norm_has_the_eps():
@@ -520,13 +588,42 @@ def test_sizes_of_published_models():
     sizes = []
     with torch.device("meta"):
         for kind, change in (
-                (Llama, dict(vocab_size=128_256, d_model=4096, n_layers=32,
-                             n_heads=32, n_kv_heads=8, d_ff=14_336)),
-                (Llama, dict(vocab_size=32_000, d_model=4096, n_layers=32,
-                             n_heads=32, n_kv_heads=None, d_ff=11_008)),
-                (Qwen3, dict(vocab_size=151_936, d_model=1024, n_layers=28,
-                             n_heads=16, n_kv_heads=8, d_head=128,
-                             d_ff=3072, tie_word_embeddings=True))):
+            (
+                Llama,
+                dict(
+                    vocab_size=128_256,
+                    d_model=4096,
+                    n_layers=32,
+                    n_heads=32,
+                    n_kv_heads=8,
+                    d_ff=14_336,
+                ),
+            ),
+            (
+                Llama,
+                dict(
+                    vocab_size=32_000,
+                    d_model=4096,
+                    n_layers=32,
+                    n_heads=32,
+                    n_kv_heads=None,
+                    d_ff=11_008,
+                ),
+            ),
+            (
+                Qwen3,
+                dict(
+                    vocab_size=151_936,
+                    d_model=1024,
+                    n_layers=28,
+                    n_heads=16,
+                    n_kv_heads=8,
+                    d_head=128,
+                    d_ff=3072,
+                    tie_word_embeddings=True,
+                ),
+            ),
+        ):
             m = kind(config(**change))
             sizes.append(sum(p.numel() for p in m.parameters()))
     assert sizes == [8_030_261_248, 6_738_415_616, 596_049_920]
@@ -577,18 +674,21 @@ def test_on_a_gpu(dtype):
     reference = model(Qwen3)(some_ids(2, 9))
     m = m.to("cuda", dtype)
     ids = ids.cuda()
-    close(m(ids).float().cpu(), reference,
-          1e-4 if dtype == torch.float32 else 0.03)
+    close(m(ids).float().cpu(), reference, 1e-4 if dtype == torch.float32 else 0.03)
     cache = m.new_cache(2)
-    parts = [m(ids[:, i:i + 3], cache=cache) for i in (0, 3, 6)]
-    close(torch.cat(parts, 1).float().cpu(), reference,
-          1e-4 if dtype == torch.float32 else 0.03)
+    parts = [m(ids[:, i : i + 3], cache=cache) for i in (0, 3, 6)]
+    close(
+        torch.cat(parts, 1).float().cpu(),
+        reference,
+        1e-4 if dtype == torch.float32 else 0.03,
+    )
     positions = torch.arange(9, device="cuda")[None].clone()
     positions[0, 0] = -1
     assert m(ids, positions=positions - 1).isfinite().all()
 
 
 # the record
+
 
 def modern():
     "The script as a module."
@@ -620,8 +720,11 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
     assert out.read_bytes() == before
     rows = script.kept_rows(out, 1, again=False)
     script.write(rows[::-1][1:], out)  # a run that was stopped
-    monkeypatch.setattr(script, "train_one", lambda name, seed, *rest: {
-        **rows[0], "variant": name, "seed": str(seed)})
+    monkeypatch.setattr(
+        script,
+        "train_one",
+        lambda name, seed, *rest: {**rows[0], "variant": name, "seed": str(seed)},
+    )
     script.main()
     assert len(script.kept_rows(out, 1, again=False)) == len(rows)
     assert not script.kept_rows(out, 2, again=False)
@@ -630,28 +733,30 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
 
 def test_the_ends_of_the_record_are_the_models_of_the_book():
     from tformer.gpt import GPT
+
     script = modern()
     ids = some_ids(1, 20)
-    size = dict(vocab_size=256, d_model=96, n_layers=2, n_heads=4,
-                max_len=128)
+    size = dict(vocab_size=256, d_model=96, n_layers=2, n_heads=4, max_len=128)
     first = spread(script.Mixed())
     gpt = GPT(GPTConfig(dropout=0.0, **size)).eval()
     tensors = iter(t for n, t in first.state_dict().items())
     ours = {}
     for name in first.state_dict():
         i = int(name.split(".")[1]) if name.startswith("blocks") else 0
-        there = name.replace(f"blocks.{i}.", f"blocks.{i // 2}."
-                             + ("feed_forward." if i % 2 else "attention."))
+        there = name.replace(
+            f"blocks.{i}.",
+            f"blocks.{i // 2}." + ("feed_forward." if i % 2 else "attention."),
+        )
         ours[there] = next(tensors)
     for i in range(2):
         for kind in ("weight", "bias"):
             at = f"blocks.{i}.attention.sublayer."
-            ours[f"{at}qkv_proj.{kind}"] = torch.cat([
-                ours.pop(f"{at}{p}_proj.{kind}") for p in "qkv"])
+            ours[f"{at}qkv_proj.{kind}"] = torch.cat(
+                [ours.pop(f"{at}{p}_proj.{kind}") for p in "qkv"]
+            )
     load_weights(gpt, ours)
     close(first(ids), gpt(ids))
-    assert script.count((), script.D_FF) == sum(
-        p.numel() for p in gpt.parameters())
+    assert script.count((), script.D_FF) == sum(p.numel() for p in gpt.parameters())
     width = script.equal_width(script.LLAMA)
     last = spread(script.Mixed(script.LLAMA, width))
     llama_ = Llama(LlamaConfig(n_kv_heads=2, d_ff=width, **size))
@@ -665,6 +770,7 @@ def test_the_record_is_whole():
     rows = load_record("modern")
     script = modern()
     assert [(r["variant"], r["seed"]) for r in rows] == [
-        (name, str(seed)) for name in script.VARIANTS for seed in range(5)]
+        (name, str(seed)) for name in script.VARIANTS for seed in range(5)
+    ]
     assert {r["steps"] for r in rows} == {str(script.STEPS)}
     assert isinstance(script.Mixed(), nn.Module)

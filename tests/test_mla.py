@@ -1,4 +1,5 @@
 """Latent attention: against DeepSeek's models in transformers, and all that decodes."""
+
 import copy
 
 import pytest
@@ -33,22 +34,36 @@ from tformer.variants.mla import (  # noqa: E402
 VOCAB = 47
 SIZES = dict(kv_rank=12, d_nope=10, d_rope=8, d_v=6)
 LAYER = dict(d_model=32, n_heads=4, **SIZES)
-YARN = dict(factor=4.0, original_max_len=16, beta_fast=32.0, beta_slow=1.0,
-            mscale=1.0, mscale_all_dim=1.0)
+YARN = dict(
+    factor=4.0,
+    original_max_len=16,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+)
 CASES = {
     "compressed queries": dict(q_rank=14),
     "whole queries": {},
     "YaRN": dict(q_rank=14, yarn=YARN),
     "YaRN, two factors": dict(yarn=YARN | dict(mscale=0.7, mscale_all_dim=0.4)),
 }
-FAMILIES = {"V2": (DeepseekV2ForCausalLM, DeepseekV2Config),
-            "V3": (DeepseekV3ForCausalLM, DeepseekV3Config)}
-NAMES = {"blocks": "model.layers", "embed": "model.embed_tokens",
-         "attention.norm": "input_layernorm", "attention.sublayer": "self_attn",
-         "feed_forward.norm": "post_attention_layernorm",
-         "feed_forward.sublayer": "mlp"}
-NAMES |= {f"self_attn.{ours}.": f"self_attn.{theirs}."
-          for theirs, ours in DEEPSEEK_NAMES.items()}
+FAMILIES = {
+    "V2": (DeepseekV2ForCausalLM, DeepseekV2Config),
+    "V3": (DeepseekV3ForCausalLM, DeepseekV3Config),
+}
+NAMES = {
+    "blocks": "model.layers",
+    "embed": "model.embed_tokens",
+    "attention.norm": "input_layernorm",
+    "attention.sublayer": "self_attn",
+    "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.sublayer": "mlp",
+}
+NAMES |= {
+    f"self_attn.{ours}.": f"self_attn.{theirs}."
+    for theirs, ours in DEEPSEEK_NAMES.items()
+}
 ORDERS = "expanded", "absorbed", "auto"
 every_pair = pytest.mark.parametrize("family", FAMILIES)
 every_case = pytest.mark.parametrize("case", CASES)
@@ -72,14 +87,39 @@ def rope_of(yarn):
 def pair(family="V3", q_rank=None, yarn=None, **more):
     "A model of ours and one of transformers, all of its layers dense."
     cls, config_cls = FAMILIES[family]
-    theirs = spread(cls(config_cls(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=12,
-        q_lora_rank=q_rank, qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=6,
-        first_k_dense_replace=2, max_position_embeddings=64, rms_norm_eps=1e-6,
-        tie_word_embeddings=False, rope_parameters=rope_of(yarn), **more)), 0.2)
-    config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, d_ff=40,
-                         max_len=64, eps=1e-6)
+    theirs = spread(
+        cls(
+            config_cls(
+                vocab_size=VOCAB,
+                hidden_size=32,
+                intermediate_size=40,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=4,
+                kv_lora_rank=12,
+                q_lora_rank=q_rank,
+                qk_nope_head_dim=10,
+                qk_rope_head_dim=8,
+                v_head_dim=6,
+                first_k_dense_replace=2,
+                max_position_embeddings=64,
+                rms_norm_eps=1e-6,
+                tie_word_embeddings=False,
+                rope_parameters=rope_of(yarn),
+                **more,
+            )
+        ),
+        0.2,
+    )
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        d_model=32,
+        n_layers=2,
+        n_heads=4,
+        d_ff=40,
+        max_len=64,
+        eps=1e-6,
+    )
     ours = Llama(config, make_mla_factory(config, **SIZES, q_rank=q_rank, yarn=yarn))
     tensors = theirs.state_dict()
     load_weights(ours, {name: tensors[their_name(name)] for name in ours.state_dict()})
@@ -125,9 +165,11 @@ def test_cached_decoding_equals_deepseek(family, case):
     start = 0
     with torch.no_grad():
         for n in (7, 1, 1, 4, 1, 6):
-            part = ids[:, start:start + n]
-            close(ours(part, cache=cache),
-                  theirs(part, past_key_values=past, use_cache=True).logits)
+            part = ids[:, start : start + n]
+            close(
+                ours(part, cache=cache),
+                theirs(part, past_key_values=past, use_cache=True).logits,
+            )
             start += n
     kept = [layer.keys.shape[-1] + layer.values.shape[-1] for layer in past.layers]
     assert [layer.tensors[0].shape[-1] for layer in cache.layers] == kept == [20, 20]
@@ -138,9 +180,14 @@ def test_generate_writes_what_transformers_writes(family):
     ours, theirs = pair(family, **CASES["YaRN"])
     prompt = draw_ids(1, 6, high=VOCAB)
     expected = theirs.generate(
-        prompt, max_new_tokens=12, do_sample=False, eos_token_id=None,
-        pad_token_id=0, attention_mask=torch.ones_like(prompt))
-    text, = generate(ours, prompt.tolist(), max_new_tokens=12)
+        prompt,
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        attention_mask=torch.ones_like(prompt),
+    )
+    (text,) = generate(ours, prompt.tolist(), max_new_tokens=12)
     assert text.ids == expected[0, 6:].tolist()
 
 
@@ -176,9 +223,15 @@ def test_the_message_on_layouts_says_how_to_convert():
     ours, theirs = pair(rope_interleave=False)
     interleaved = copy.deepcopy(ours)
     tensors = halves(interleaved)
-    load_weights(theirs, {their_name(name): x for name, x in tensors.items()}
-                 | {name: x for name, x in theirs.state_dict().items()
-                    if name not in set(map(their_name, tensors))})
+    load_weights(
+        theirs,
+        {their_name(name): x for name, x in tensors.items()}
+        | {
+            name: x
+            for name, x in theirs.state_dict().items()
+            if name not in set(map(their_name, tensors))
+        },
+    )
     ids = draw_ids(2, 20, high=VOCAB)
     close(interleaved(ids), theirs(ids).logits)
     with pytest.raises(ValueError, match="convert_rotary_layout reorders"):
@@ -186,6 +239,7 @@ def test_the_message_on_layouts_says_how_to_convert():
 
 
 # what is kept, and the order of the products
+
 
 def test_bytes_are_those_of_the_formula():
     ours, _ = pair()
@@ -206,7 +260,8 @@ def test_auto_takes_the_order_with_fewer_multiplications():
         expanded = s * up + t * s * (10 + 8 + 6)
         absorbed = t * up + t * s * (2 * 12 + 8)
         assert layer.cheaper_order(t, s) == (
-            "absorbed" if absorbed < expanded else "expanded")
+            "absorbed" if absorbed < expanded else "expanded"
+        )
     deepseek = LatentAttention(2, 1, kv_rank=512, d_nope=128, d_rope=64)
     assert deepseek.cheaper_order(1, 2048) == "absorbed"
     assert deepseek.cheaper_order(2048, 2048) == "expanded"
@@ -221,15 +276,19 @@ def test_auto_runs_the_order_it_names(t, s, monkeypatch):
     ran = []
     for name in ("_attend_absorbed", "_attend_expanded"):
         method = getattr(layer, name)
-        monkeypatch.setattr(layer, name, lambda *given, name=name, method=method: (
-            ran.append(name) or method(*given)))
+        monkeypatch.setattr(
+            layer,
+            name,
+            lambda *given, name=name, method=method: ran.append(name) or method(*given),
+        )
     layer(randn(1, t, 32), cache=cache)
     assert ran == [f"_attend_{layer.cheaper_order(t, s)}"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5),
-                                              (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+)
 def test_weights_and_output_in_every_order_and_type(order, dtype, tolerance):
     layer = spread(LatentAttention(**LAYER, q_rank=7))
     x = randn(2, 9, 32)
@@ -283,8 +342,10 @@ def test_what_a_mask_forbids_is_not_seen(order):
 
 def test_a_model_with_another_scale_is_not_loaded(tmp_path):
     config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=1, n_heads=4)
-    makes = [lambda layer, scale=scale: LatentAttention(**LAYER, scale=scale)
-             for scale in (None, 0.3)]
+    makes = [
+        lambda layer, scale=scale: LatentAttention(**LAYER, scale=scale)
+        for scale in (None, 0.3)
+    ]
     Llama(config, makes[0]).save(tmp_path)
     with pytest.raises(ValueError, match="scale"):
         Llama.load(tmp_path, attention_factory=makes[1])
@@ -329,10 +390,15 @@ def test_saving_says_which_attention_a_model_has(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("new_cache", [
-    lambda model: new_static_cache(model, 2, 24),
-    lambda model: new_paged_cache(model, BlockPool(16, 4), 2),
-    lambda model: model.new_cache(2)], ids=["static", "paged", "growing"])
+@pytest.mark.parametrize(
+    "new_cache",
+    [
+        lambda model: new_static_cache(model, 2, 24),
+        lambda model: new_paged_cache(model, BlockPool(16, 4), 2),
+        lambda model: model.new_cache(2),
+    ],
+    ids=["static", "paged", "growing"],
+)
 def test_rows_and_lengths_of_a_cache(new_cache):
     "select, crop and set_rows do with latents what they do with keys and values."
     model = pair()[0]
@@ -357,8 +423,10 @@ REFUSED = {
     "odd rotary width": (dict(d_rope=7), "d_rope 7 must be even"),
     "no rotary width": (dict(d_rope=0), "d_rope must be a whole number"),
     "other rotary": (dict(rotary="yes"), "rotary must be RotaryEmbedding"),
-    "rotary width": (dict(rotary=RotaryEmbedding(6, layout="interleaved")),
-                     "6 wide, and d_rope is 8"),
+    "rotary width": (
+        dict(rotary=RotaryEmbedding(6, layout="interleaved")),
+        "6 wide, and d_rope is 8",
+    ),
     "layout": (dict(rotary=RotaryEmbedding(8)), "got layout='half'"),
     "scale": (dict(scale=0.0), "scale"),
     "order": (dict(order="fast"), "order must be one of"),
@@ -370,13 +438,14 @@ def test_refused_in_one_sentence(case):
     how, sentence = REFUSED[case]
     with pytest.raises(ValueError) as error:
         LatentAttention(**LAYER | how)
-    if "jaxtyping" not in type(error.value).__module__:     # types are executed
+    if "jaxtyping" not in type(error.value).__module__:  # types are executed
         assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
 def test_shared_keys_are_refused():
-    config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=1, n_heads=4,
-                         n_kv_heads=2)
+    config = LlamaConfig(
+        vocab_size=VOCAB, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2
+    )
     with pytest.raises(ValueError, match="leave n_kv_heads out, got 2"):
         make_mla_factory(config, **SIZES)
 
@@ -391,16 +460,20 @@ def test_yarn_refuses_what_means_nothing(yarn):
 def test_a_cache_of_another_kind_is_refused_and_stays():
     layer = spread(LatentAttention(**LAYER))
     x = randn(1, 3, 32)
-    for other in (SelfAttention(32, 4, causal=True),
-                  LatentAttention(**LAYER | dict(kv_rank=13))):
+    for other in (
+        SelfAttention(32, 4, causal=True),
+        LatentAttention(**LAYER | dict(kv_rank=13)),
+    ):
         cache = other.new_cache(1)
         other(x, cache=cache)
         before = [tensor.clone() for tensor in cache.tensors]
         with pytest.raises(ValueError, match="belongs to another attention"):
             layer(x, cache=cache)
         assert all(map(torch.equal, before, cache.tensors))
-    for cache, sentence in ((CrossAttentionCache(1), "a CrossAttentionCache keeps no"),
-                            (KVCache([layer.new_cache(1)]), "a KVCache keeps no")):
+    for cache, sentence in (
+        (CrossAttentionCache(1), "a CrossAttentionCache keeps no"),
+        (KVCache([layer.new_cache(1)]), "a KVCache keeps no"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             layer(x, cache=cache, positions=torch.arange(3)[None])
     cache = layer.new_cache(1)

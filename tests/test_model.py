@@ -1,4 +1,5 @@
 """What all models share, once for each: the contracts of appendix A3."""
+
 import copy
 import dataclasses
 import json
@@ -42,6 +43,7 @@ OF = {row.name: row for row in ROWS}
 
 # configurations
 
+
 @every
 def test_a_configuration_is_frozen_keyword_only_and_a_key(row):
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -59,40 +61,61 @@ def test_a_configuration_prints_as_its_call_and_goes_through_json(row):
     assert eval(repr(row.config), {cls.__name__: cls}) == row.config
     text = json.dumps(row.config.to_dict())
     assert cls.from_dict(json.loads(text)) == row.config
-    assert list(row.config.to_dict()) == [
-        f.name for f in dataclasses.fields(cls)]
-    with pytest.raises(ValueError, match="has no field depth, width; its "
-                       "fields are vocab_size, d_model"):
+    assert list(row.config.to_dict()) == [f.name for f in dataclasses.fields(cls)]
+    with pytest.raises(
+        ValueError,
+        match="has no field depth, width; its fields are vocab_size, d_model",
+    ):
         cls.from_dict({"vocab_size": 5, "width": 1, "depth": 2})
-    needed = [f.name for f in dataclasses.fields(cls)
-              if f.default is f.default_factory]
+    needed = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory]
     if needed:
-        with pytest.raises(ValueError, match=(
-                f"needs a value for {', '.join(needed)};")):
+        with pytest.raises(
+            ValueError, match=(f"needs a value for {', '.join(needed)};")
+        ):
             cls.from_dict({})
     else:
         assert cls.from_dict({}) == cls()
 
 
 @every
-@pytest.mark.parametrize("field, value", [
-    ("vocab_size", 0), ("d_model", 2.5), ("d_model", None),
-    ("n_layers", -1), ("n_layers", 2.0), ("n_layers", True),
-    ("n_heads", 0), ("n_heads", "4"), ("max_len", 0), ("max_len", "20"),
-    ("d_ff", -4), ("d_ff", True), ("dropout", 1.0), ("dropout", -0.1),
-    ("dropout", "0.1"), ("dropout", float("nan")), ("eps", 0.0),
-    ("eps", True), ("eps", "1e-5"), ("eps", float("nan"))])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("vocab_size", 0),
+        ("d_model", 2.5),
+        ("d_model", None),
+        ("n_layers", -1),
+        ("n_layers", 2.0),
+        ("n_layers", True),
+        ("n_heads", 0),
+        ("n_heads", "4"),
+        ("max_len", 0),
+        ("max_len", "20"),
+        ("d_ff", -4),
+        ("d_ff", True),
+        ("dropout", 1.0),
+        ("dropout", -0.1),
+        ("dropout", "0.1"),
+        ("dropout", float("nan")),
+        ("eps", 0.0),
+        ("eps", True),
+        ("eps", "1e-5"),
+        ("eps", float("nan")),
+    ],
+)
 def test_a_field_that_cannot_be_is_refused_by_name(row, field, value):
     if field not in row.config.to_dict():
         with pytest.raises(TypeError):
             row.change(**{field: value})
         return
-    with pytest.raises(ValueError, match=rf"{field} must be .*"
-                       + re.escape(f"got {value!r}")):
+    with pytest.raises(
+        ValueError, match=rf"{field} must be .*" + re.escape(f"got {value!r}")
+    ):
         row.change(**{field: value})
     with pytest.raises(ValueError, match=r"d_model 18 .* n_heads 4"):
-        row.change(d_model=18, **(
-            {"d_head": None} if "d_head" in row.config.to_dict() else {}))
+        row.change(
+            d_model=18, **({"d_head": None} if "d_head" in row.config.to_dict() else {})
+        )
 
 
 @plain_only  # where an annotation says int, and means it
@@ -128,9 +151,10 @@ def test_a_configuration_of_another_model_is_refused(row):
     others = [r.config for r in ROWS if r.cls and type(r.config) is not own]
     assert len({type(c) for c in others}) >= 2
     for other in (*others, OddConfig(), row.config.to_dict(), None):
-        with pytest.raises(ValueError, match=(
-                f"config must be {own.__name__}, got "
-                f"{type(other).__name__}")):
+        with pytest.raises(
+            ValueError,
+            match=(f"config must be {own.__name__}, got {type(other).__name__}"),
+        ):
             row.cls(other)
     with pytest.raises(ValueError, match=f"got the class {own.__name__}"):
         row.cls(own)
@@ -142,18 +166,21 @@ def test_a_configuration_of_the_same_name_is_refused_by_its_class(row):
     transformers = pytest.importorskip("transformers")
     twin = type(type(row.config).__name__, (), row.config.to_dict())
     for other in (transformers.LlamaConfig(), twin()):
-        with pytest.raises(ValueError, match="config must be .*, got "
-                           f"{type(other).__name__}"):
+        with pytest.raises(
+            ValueError, match=f"config must be .*, got {type(other).__name__}"
+        ):
             row.cls(other)
 
 
 # what a model is called with
 
+
 @every
 def test_ids_without_a_batch_are_refused(row):
     model = row.make()
-    for call in filter(None, (lambda ids: row.run(model, ids, [0]),
-                              getattr(model, "encode", None))):
+    for call in filter(
+        None, (lambda ids: row.run(model, ids, [0]), getattr(model, "encode", None))
+    ):
         with pytest.raises(ValueError, match=r"\(b, t\).*got \(5,\)"):
             call(torch.arange(5))
 
@@ -172,11 +199,15 @@ def test_more_tokens_than_max_len_are_refused(row):
     model = row.make()
     too_many = f"{MAX_LEN + 1} tokens.*max_len.* {MAX_LEN}"
     row.run(model, row.ids(1, MAX_LEN))
-    for call in (lambda: row.run(model, row.ids(1, MAX_LEN + 1)),
-                 lambda: row.run(model, row.ids(1, 2), positions=torch.tensor(
-                     [[MAX_LEN - 1, MAX_LEN]])),
-                 lambda: row.run(model, row.ids(1, 2), positions=Positions(
-                     start=MAX_LEN - 1, length=2))):
+    for call in (
+        lambda: row.run(model, row.ids(1, MAX_LEN + 1)),
+        lambda: row.run(
+            model, row.ids(1, 2), positions=torch.tensor([[MAX_LEN - 1, MAX_LEN]])
+        ),
+        lambda: row.run(
+            model, row.ids(1, 2), positions=Positions(start=MAX_LEN - 1, length=2)
+        ),
+    ):
         with pytest.raises(ValueError, match=too_many):
             call()
     if row.source:
@@ -191,8 +222,12 @@ def test_more_tokens_than_max_len_are_refused(row):
 def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
     model = row.make()
     cache = row.make().new_cache(2)
-    positions = torch.stack([torch.arange(MAX_LEN - 1 + pad) - pad,
-                             torch.arange(MAX_LEN - 1 + pad) - pad - 2])
+    positions = torch.stack(
+        [
+            torch.arange(MAX_LEN - 1 + pad) - pad,
+            torch.arange(MAX_LEN - 1 + pad) - pad - 2,
+        ]
+    )
     given = dict(positions=positions.clamp(min=-1)) if pad else {}
     row.run(model, row.ids(2, MAX_LEN - 1 + pad), cache=cache, **given)
     row.run(model, row.ids(2, 1), cache=cache)
@@ -206,12 +241,14 @@ def test_more_tokens_than_max_len_are_refused_with_a_cache(row, pad):
 @every
 def test_positions_of_other_tokens_are_refused(row):
     model = row.make()
-    for positions, said in ((torch.arange(4)[None], r"\(1, 4\) do not fit"),
-                            (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit"),
-                            (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit"),
-                            (Positions(start=0, length=4), r"\(1, 4\) do not fit"),
-                            (torch.arange(5), "int64 of shape"),
-                            (torch.zeros(2, 5), "int64 of shape")):
+    for positions, said in (
+        (torch.arange(4)[None], r"\(1, 4\) do not fit"),
+        (torch.zeros(3, 5).long(), r"\(3, 5\) do not fit"),
+        (torch.zeros(1, 1).long(), r"\(1, 1\) do not fit"),
+        (Positions(start=0, length=4), r"\(1, 4\) do not fit"),
+        (torch.arange(5), "int64 of shape"),
+        (torch.zeros(2, 5), "int64 of shape"),
+    ):
         with pytest.raises(ValueError, match=said):
             row.run(model, row.ids(2, 5), positions=positions)
     with pytest.raises(ValueError, match=r"\(2, 5\) do not fit x \(1, 5"):
@@ -239,8 +276,12 @@ def test_a_mask_of_zeros_and_ones_is_refused_as_positions(row):
             row.run(model, row.ids(len(positions)), positions=positions)
         if row.causal:
             with pytest.raises(ValueError, match="0/1 mask"):
-                row.run(model, row.ids(len(positions)), positions=positions,
-                        cache=model.new_cache(len(positions)))
+                row.run(
+                    model,
+                    row.ids(len(positions)),
+                    positions=positions,
+                    cache=model.new_cache(len(positions)),
+                )
     row.run(model, row.ids(2, 1), positions=torch.ones(2, 1).long())
 
 
@@ -257,17 +298,17 @@ def test_positions_made_of_a_mask_make_rows_equal_rows_alone(row):
         for i in range(3):
             if got.ndim < 3:
                 continue
-            alone = row.run(model, ids[i:i + 1, keep[i]], [i])
+            alone = row.run(model, ids[i : i + 1, keep[i]], [i])
             close(got[i, keep[i]], alone[0])
         again = row.run(model, ids, positions=Positions(positions))
         assert torch.equal(again, got)
     if row.source:  # the same mask, of the source
         src = row.ids(3, 12, seed=4)
-        assert torch.equal(model.encode(src, keep.long()),
-                           model.encode(src, keep))
+        assert torch.equal(model.encode(src, keep.long()), model.encode(src, keep))
 
 
 # a model as a whole
+
 
 @every
 def test_a_model_prints_its_sizes(row):
@@ -281,8 +322,7 @@ def test_a_model_prints_its_sizes(row):
             assert re.search(r"\d", said), f"{name}: {said}"
     n = sum(p.numel() for p in model.parameters())
     assert f"{n:,} parameters, max_len={MAX_LEN}" in repr(model)
-    assert not re.search(r"(Embedding|Linear|Norm|Positions)\(\)",
-                         repr(model))
+    assert not re.search(r"(Embedding|Linear|Norm|Positions)\(\)", repr(model))
 
 
 @causal
@@ -294,18 +334,19 @@ def test_hidden_and_the_head_are_forward(row):
     for how in ({}, dict(positions=positions), dict(positions=positions, mask=mask)):
         vectors = row.run(model, ids, via="hidden_states", **how)
         assert vectors.shape == (3, 12, 16)
-        assert torch.equal(model.lm_head(vectors),
-                           row.run(model, ids, **how))
+        assert torch.equal(model.lm_head(vectors), row.run(model, ids, **how))
     cache = model.new_cache(3)
     other = model.new_cache(3)
     for part in ids.split(4, 1):
         assert torch.equal(
             model.lm_head(row.run(model, part, via="hidden_states", cache=cache)),
-            row.run(model, part, cache=other))
+            row.run(model, part, cache=other),
+        )
     assert num_read(cache).tolist() == [12] * 3
 
 
 # cached equals uncached
+
 
 def fed(row, model, ids, positions, sizes, cache, start=0):
     "Logits of a text in parts; padding is named, the rest continues."
@@ -334,8 +375,7 @@ def test_cached_equals_uncached(row, sizes, grad):
             close(found[live], whole[live])
             assert torch.equal(num_read(cache), live.sum(-1))
     plain = model.new_cache(3)
-    parts = [row.run(model, part, cache=plain)
-             for part in ids.split(sizes, 1)]
+    parts = [row.run(model, part, cache=plain) for part in ids.split(sizes, 1)]
     close(torch.cat(parts, 1), row.run(model, ids))
 
 
@@ -364,8 +404,7 @@ def test_a_cache_that_is_cropped_goes_on(row, n):
     cache.allow_rollback(12)
     fed(row, model, ids, positions, [7, 5], cache)
     cache.crop(n)
-    left = (n if isinstance(n, torch.Tensor) else torch.tensor([n])
-            ).expand(3)
+    left = (n if isinstance(n, torch.Tensor) else torch.tensor([n])).expand(3)
     assert torch.equal(num_read(cache), left)
     new = row.ids(3, 4, seed=5)
     found = row.run(model, new, cache=cache)
@@ -379,6 +418,7 @@ def test_a_cache_that_is_cropped_goes_on(row, n):
 
 # saved and loaded
 
+
 def narrow(model, dtype):
     "``mixed``: norms in float32, the rest in bfloat16."
     if dtype != "mixed":
@@ -391,42 +431,44 @@ def narrow(model, dtype):
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "mixed",
-                                   torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, "mixed", torch.float64]
+)
 def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path, monkeypatch):
     model = narrow(row.make(), dtype)
     folder = tmp_path / "new" / "folder"
     model.train()
     before = copy.deepcopy(model.state_dict())
     model.save(folder)
-    assert model.training and all(p.requires_grad
-                                  for p in model.parameters())
-    assert all(torch.equal(t, before[n])
-               for n, t in model.state_dict().items())
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert sorted(os.listdir(folder)) == [CONFIG_NAME, WEIGHTS_NAME]
     torch.manual_seed(3)
     want = torch.rand(4)
-    for small in (2**26, 0):    # bytes of a model that is not made on meta
+    for small in (2**26, 0):  # bytes of a model that is not made on meta
         monkeypatch.setattr("tformer.model._SMALL", small)
         torch.manual_seed(3)
         again = row.cls.load(folder)
         assert torch.equal(torch.rand(4), want)  # nothing was drawn
         assert type(again) is row.cls and again.config == model.config
         assert not again.training and equal_models(again, model)
-        assert all(p.requires_grad and not p.is_meta
-                   for p in again.parameters())
+        assert all(p.requires_grad and not p.is_meta for p in again.parameters())
         assert [(n, b.dtype) for n, b in again.named_buffers()] == [
-            (n, b.dtype) for n, b in model.named_buffers()]
-        assert torch.equal(row.run(again, row.ids()),
-                           row.run(model.eval(), row.ids()))
+            (n, b.dtype) for n, b in model.named_buffers()
+        ]
+        assert torch.equal(row.run(again, row.ids()), row.run(model.eval(), row.ids()))
 
 
 def test_a_small_model_is_loaded_without_the_compiler():
-    run(sys.executable, "-c", """
+    run(
+        sys.executable,
+        "-c",
+        """
 import sys, tformer
 tformer.load("stories")
 assert not {"torch._dynamo", "sympy"} & {*sys.modules}
-""")
+""",
+    )
 
 
 def shared(model):
@@ -442,8 +484,11 @@ def test_files_are_json_and_safetensors_with_each_tensor_once(row, tmp_path):
     model = row.make()
     model.save(tmp_path)
     values = json.loads((tmp_path / CONFIG_NAME).read_text())
-    assert values == {"model": row.cls.__name__, **model.describe_components(),
-                      **row.config.to_dict()}
+    assert values == {
+        "model": row.cls.__name__,
+        **model.describe_components(),
+        **row.config.to_dict(),
+    }
     tensors, metadata = read_safetensors(tmp_path / WEIGHTS_NAME)
     assert metadata["format"] == "pt"
     assert json.loads(metadata["config"]) == values
@@ -454,8 +499,13 @@ def test_files_are_json_and_safetensors_with_each_tensor_once(row, tmp_path):
 def test_which_tables_are_tied():
     tied = {row.name: shared(row.cls(row.config)) for row in ROWS if row.cls}
     one = [["embed.weight", "lm_head.weight"]]
-    for name in ("Seq2Seq", "PreNormSeq2Seq", "GPT", "GPT1",
-                 "Llama, grouped, tied, scaled"):
+    for name in (
+        "Seq2Seq",
+        "PreNormSeq2Seq",
+        "GPT",
+        "GPT1",
+        "Llama, grouped, tied, scaled",
+    ):
         assert tied[name] == one
     assert tied["Llama"] == tied["Qwen3"] == tied["Seq2Seq, own sizes"] == []
 
@@ -487,9 +537,11 @@ class Cut(Exception):
 def cut(patch, what, n):
     "Let the n-th call of a function fail; a half-written file stays."
     if what == "save_file":
+
         def half(tensors, path, metadata=None):
             Path(path).write_bytes(b"half")
             raise Cut
+
         patch.setattr("tformer.model.save_file", half)
         return
     owner, name = (Path, what) if what == "write_text" else (os, what)
@@ -505,21 +557,34 @@ def cut(patch, what, n):
     patch.setattr(owner, name, broken)
 
 
-CHANGES = {"other weights": dict(std=0.2), "other numbers": dict(eps=0.01),
-           "other shapes": dict(n_layers=1)}
+CHANGES = {
+    "other weights": dict(std=0.2),
+    "other numbers": dict(eps=0.01),
+    "other shapes": dict(n_layers=1),
+}
 
 
 # all models share this function: two of them, and each cut with one change;
 # between the two renames, where the files differ, with every change
-@pytest.mark.parametrize("row", [OF["Seq2Seq"], OF["Llama, grouped, tied, scaled"]],
-                         ids=lambda row: row.name)
-@pytest.mark.parametrize("what, n, wins, change", [
-    ("save_file", 1, "old", "other shapes"), ("write_text", 1, "old", "other numbers"),
-    ("fsync", 1, "old", "other weights"), ("fsync", 2, "old", "other numbers"),
-    ("replace", 1, "old", "other weights"), ("replace", 2, "new", "other weights"),
-    ("replace", 2, "new", "other numbers"), ("replace", 2, "new", "other shapes")])
+@pytest.mark.parametrize(
+    "row", [OF["Seq2Seq"], OF["Llama, grouped, tied, scaled"]], ids=lambda row: row.name
+)
+@pytest.mark.parametrize(
+    "what, n, wins, change",
+    [
+        ("save_file", 1, "old", "other shapes"),
+        ("write_text", 1, "old", "other numbers"),
+        ("fsync", 1, "old", "other weights"),
+        ("fsync", 2, "old", "other numbers"),
+        ("replace", 1, "old", "other weights"),
+        ("replace", 2, "new", "other weights"),
+        ("replace", 2, "new", "other numbers"),
+        ("replace", 2, "new", "other shapes"),
+    ],
+)
 def test_an_interrupted_save_leaves_the_old_model_or_the_new(
-        row, change, what, n, wins, tmp_path, monkeypatch):
+    row, change, what, n, wins, tmp_path, monkeypatch
+):
     old = row.make()
     new = row.make(**CHANGES[change])
     old.save(tmp_path)
@@ -543,14 +608,14 @@ def test_there_are_two_renames(tmp_path, monkeypatch):
     "So that the test above has interrupted all of them."
     renames = []
     real = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (
-        renames.append(Path(b).name), real(a, b)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (renames.append(Path(b).name), real(a, b))
+    )
     OF["GPT"].make().save(tmp_path)
     assert renames == [WEIGHTS_NAME, CONFIG_NAME]
 
 
-def test_the_first_save_interrupted_leaves_no_half_model(tmp_path,
-                                                         monkeypatch):
+def test_the_first_save_interrupted_leaves_no_half_model(tmp_path, monkeypatch):
     row = OF["GPT"]
     for n in (1, 2):
         with monkeypatch.context() as patch:
@@ -568,6 +633,7 @@ def test_the_first_save_interrupted_leaves_no_half_model(tmp_path,
 
 # files that are not what was saved
 
+
 @every
 @pytest.mark.parametrize("change", ["other numbers", "other shapes"])
 def test_files_of_two_saves_are_refused(row, change, tmp_path):
@@ -578,8 +644,7 @@ def test_files_of_two_saves_are_refused(row, change, tmp_path):
     with pytest.raises(ValueError, match=f"not of one save: .*{name} "):
         row.cls.load(tmp_path / "b")
     path = tmp_path / "a" / CONFIG_NAME
-    path.write_text(path.read_text().replace('"n_heads": 4',
-                                             '"n_heads": 2'))
+    path.write_text(path.read_text().replace('"n_heads": 4', '"n_heads": 2'))
     with pytest.raises(ValueError, match="not of one save: n_heads 2 and 4"):
         row.cls.load(tmp_path / "a")
 
@@ -600,7 +665,7 @@ def test_a_file_whose_head_is_spoiled_is_refused(tmp_path):
     path = tmp_path / WEIGHTS_NAME
     whole = path.read_bytes()
     for at in (1, 8, 9):
-        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1:])
+        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
         with pytest.raises(ValueError, match="no whole safetensors file"):
             row.cls.load(tmp_path)
 
@@ -613,8 +678,10 @@ def test_a_pickle_is_refused_and_never_run(tmp_path):
     row = OF["Seq2Seq"]
     row.make().save(tmp_path)
     path = tmp_path / WEIGHTS_NAME
-    for write in (lambda: path.write_bytes(pickle.dumps(Trap())),
-                  lambda: torch.save({"x": Trap()}, path)):
+    for write in (
+        lambda: path.write_bytes(pickle.dumps(Trap())),
+        lambda: torch.save({"x": Trap()}, path),
+    ):
         write()
         with pytest.raises(ValueError, match="no whole safetensors file"):
             row.cls.load(tmp_path)
@@ -661,21 +728,27 @@ def test_weights_that_do_not_fit_are_listed(row, tmp_path):
     tensors = load_file(path)
     save_file(tensors, path)
     assert equal_models(row.cls.load(tmp_path), row.make())
-    gain, table = (next(n for n, t in tensors.items() if t.shape == shape)
-                   for shape in ((16,), (VOCAB, 16)))
+    gain, table = (
+        next(n for n, t in tensors.items() if t.shape == shape)
+        for shape in ((16,), (VOCAB, 16))
+    )
     tensors[gain] = torch.zeros(15)
     tensors["extra"] = tensors.pop(table)
     save_file(tensors, path)
     with pytest.raises(ValueError) as problem:
         row.cls.load(tmp_path)
-    assert sorted(str(problem.value).splitlines()) == sorted([
-        f"the weights do not fit {row.cls.__name__}:",
-        f"  missing: {table} ({VOCAB}, 16)",
-        f"  unknown: extra ({VOCAB}, 16)",
-        f"  {gain}: (15,), expected (16,)"])
+    assert sorted(str(problem.value).splitlines()) == sorted(
+        [
+            f"the weights do not fit {row.cls.__name__}:",
+            f"  missing: {table} ({VOCAB}, 16)",
+            f"  unknown: extra ({VOCAB}, 16)",
+            f"  {gain}: (15,), expected (16,)",
+        ]
+    )
 
 
 # weights of a model
+
 
 def test_all_misfits_are_listed_and_nothing_is_changed():
     row = OF["Seq2Seq"]
@@ -695,9 +768,9 @@ def test_all_misfits_are_listed_and_nothing_is_changed():
         "(16, 16)",
         "  missing: blocks.0.attention.norm.bias (16,)",
         f"  missing: embed.weight ({VOCAB}, 16)",
-        "  unknown: blocks.1.extra (2, 3)"]
-    assert all(torch.equal(t, before[n])
-               for n, t in model.state_dict().items())
+        "  unknown: blocks.1.extra (2, 3)",
+    ]
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
 @every
@@ -708,13 +781,11 @@ def test_a_shared_tensor_may_come_under_any_of_its_names(row):
     first, *others = tied[0] if tied else (None,)
     for gone in ((), (first,), others):
         model = row.make()
-        load_weights(model, {n: t for n, t in full.items()
-                             if n not in gone})
+        load_weights(model, {n: t for n, t in full.items() if n not in gone})
         assert equal_models(model, source) and shared(model) == tied
     for name in others:
         apart = {**full, name: full[name] + 1}
-        with pytest.raises(ValueError, match=f"{name}: differs from "
-                           f"{first}"):
+        with pytest.raises(ValueError, match=f"{name}: differs from {first}"):
             load_weights(row.make(), apart)
 
 
@@ -734,6 +805,7 @@ class OddConfig(ModelConfig):
 
 class Odd(nn.Module):
     "Shared tensors, views, empty ones, buffers, several types; no Model."
+
     config_class = OddConfig
 
     def __init__(self, config, extra=None):
@@ -791,11 +863,11 @@ def test_two_parameters_over_one_memory_are_written_once(tmp_path):
 def test_a_table_of_someone_else_survives(tmp_path, monkeypatch):
     "A buffer that is not saved, in a Model: it is made the usual way."
     monkeypatch.setattr("tformer.model._SMALL", 0)
+
     class Waves(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("table", torch.arange(4.0),
-                                 persistent=False)
+            self.register_buffer("table", torch.arange(4.0), persistent=False)
 
     class Wavy(Model):
         config_class = OddConfig
@@ -829,25 +901,25 @@ def test_a_compiled_model_is_saved_under_its_own_names(row, tmp_path):
 
 WAYS = {
     "to_empty, load_weights": lambda model, state: load_weights(
-        model.to_empty(device="cpu"), state),
-    "to_empty, load_state_dict": lambda model, state:
-        model.to_empty(device="cpu").load_state_dict(state),
-    "assign": lambda model, state:
-        model.load_state_dict(state, assign=True)}
+        model.to_empty(device="cpu"), state
+    ),
+    "to_empty, load_state_dict": lambda model, state: model.to_empty(
+        device="cpu"
+    ).load_state_dict(state),
+    "assign": lambda model, state: model.load_state_dict(state, assign=True),
+}
 
 
 @every
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_made_on_meta_and_loaded_equals_made_here(row, way, dtype,
-                                                  monkeypatch):
+def test_made_on_meta_and_loaded_equals_made_here(row, way, dtype, monkeypatch):
     right = row.make().to(dtype)
     with torch.device("meta"):
         model = row.cls(row.config).to(dtype)
     assert all(p.is_meta for p in model.parameters())
     real = torch.empty_like  # what is in fresh memory, made sure of
-    monkeypatch.setattr(torch, "empty_like", lambda t, **how: real(
-        t, **how).fill_(77))
+    monkeypatch.setattr(torch, "empty_like", lambda t, **how: real(t, **how).fill_(77))
     WAYS[way](model, copy.deepcopy(right.state_dict()))
     monkeypatch.undo()
     model.eval()
@@ -856,8 +928,7 @@ def test_made_on_meta_and_loaded_equals_made_here(row, way, dtype,
     assert way == "assign" or shared(model) == shared(right)
 
 
-@pytest.mark.parametrize("name", ["Seq2Seq", "GPT",
-                                  "Llama, grouped, tied, scaled"])
+@pytest.mark.parametrize("name", ["Seq2Seq", "GPT", "Llama, grouped, tied, scaled"])
 def test_tables_stay_tied_when_weights_are_assigned(name):
     row = OF[name]
     with torch.device("meta"):
@@ -868,14 +939,18 @@ def test_tables_stay_tied_when_weights_are_assigned(name):
 
 # parts that the configuration does not tell of
 
+
 def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
     row = OF["Llama"]
     config = row.config
     normed = make_gqa_factory(row.config, qk_norm=True)
     model = spread(Llama(config, normed), 0.3)
     model.save(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a Llama with attention "
-                       r"SelfAttention.*q_norm.*the attention_factory= that"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds a Llama with attention "
+        r"SelfAttention.*q_norm.*the attention_factory= that",
+    ):
         Llama.load(tmp_path)
     again = Llama.load(tmp_path, attention_factory=normed)
     assert torch.equal(again(row.ids()), model(row.ids()))
@@ -885,16 +960,24 @@ def test_an_attention_of_ones_own_is_refused_by_name_or_loaded(tmp_path):
         load_model(Llama, tmp_path)
 
 
-@pytest.mark.parametrize("change", [
-    dict(rope_theta=500.0), dict(rope_scaling=None), dict(n_heads=2),
-    dict(n_kv_heads=None)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(rope_theta=500.0),
+        dict(rope_scaling=None),
+        dict(n_heads=2),
+        dict(n_kv_heads=None),
+    ],
+)
 def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
     "Names and shapes agree; what is computed does not."
     config = OF["Llama, grouped, tied, scaled"].config
     config = dataclasses.replace(config, n_kv_heads=4, n_heads=4)
-    other = dataclasses.replace(config, **(
-        dict(n_kv_heads=2, d_head=8) if "n_heads" in change else {}),
-        **change)
+    other = dataclasses.replace(
+        config,
+        **(dict(n_kv_heads=2, d_head=8) if "n_heads" in change else {}),
+        **change,
+    )
     if change == dict(n_kv_heads=None):
         other = dataclasses.replace(config, eps=0.1)  # of nothing in it
     model = spread(Llama(config, make_gqa_factory(other)), 0.3)
@@ -902,8 +985,11 @@ def test_attentions_of_equal_weights_are_told_apart(change, tmp_path):
     if change == dict(n_kv_heads=None):
         assert equal_models(Llama.load(tmp_path), model)
         return
-    with pytest.raises(ValueError, match=r"(?s)with attention .*, but what "
-                       r"was made has .*the attention_factory= that"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)with attention .*, but what "
+        r"was made has .*the attention_factory= that",
+    ):
         Llama.load(tmp_path)
     again = Llama.load(tmp_path, attention_factory=make_gqa_factory(other))
     ids = OF["Llama"].ids()
@@ -929,6 +1015,7 @@ def test_layers_that_differ_are_described_one_by_one(tmp_path):
 
 # on other machines
 
+
 @pytest.mark.gpu
 @every
 @pytest.mark.parametrize("where", ["moved", "born", "loaded"])
@@ -943,8 +1030,9 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
         load_weights(there, model.state_dict())
     else:
         model.save(tmp_path / "a")
-        there = (row.cls.load(tmp_path / "a") if where == "loaded"
-                 else copy.deepcopy(model)).cuda()
+        there = (
+            row.cls.load(tmp_path / "a") if where == "loaded" else copy.deepcopy(model)
+        ).cuda()
     assert shared(there) == shared(model)
     if not row.source:  # whose sources are drawn here
         found = row.run(there, ids.cuda(), positions=positions.cuda()).cpu()
@@ -957,6 +1045,7 @@ def test_it_runs_on_cuda_and_is_saved_from_there(row, where, tmp_path):
 
 
 # compiled
+
 
 @plain_only
 @rows(usual=FAMILIES)
@@ -976,12 +1065,13 @@ def test_it_compiles_as_one_graph(row):
             right = right[positions >= 0]
         close(found, right)
         if row.source:
-            close(torch.compile(model.encode, **how)(ids, positions >= 0),
-                  model.encode(ids, positions >= 0))
+            close(
+                torch.compile(model.encode, **how)(ids, positions >= 0),
+                model.encode(ids, positions >= 0),
+            )
         if row.causal:
             cache = model.new_cache(2)
-            parts = [row.run(fast, x, cache=cache)
-                     for x in ids.split([8, 1, 1, 2], 1)]
+            parts = [row.run(fast, x, cache=cache) for x in ids.split([8, 1, 1, 2], 1)]
             close(torch.cat(parts, 1), row.run(model, ids))
 
 
@@ -995,5 +1085,7 @@ def test_it_compiles_to_code():
     torch._dynamo.reset()
     fast = torch.compile(model, fullgraph=True, backend="inductor")
     with torch.no_grad():
-        close(fast(ids, positions=positions)[positions >= 0],
-              model(ids, positions=positions)[positions >= 0])
+        close(
+            fast(ids, positions=positions)[positions >= 0],
+            model(ids, positions=positions)[positions >= 0],
+        )

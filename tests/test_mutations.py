@@ -8,6 +8,7 @@ collection, not in a fixture, not for a name that the change took away.
 The changes are rows of ``mutations.yml``; ``book/_ext/code_changes.py`` says how they
 are read and makes them.
 """
+
 import ast
 import gc
 import json
@@ -32,12 +33,19 @@ Mutation = namedtuple("Mutation", "name where old new test")
 
 # what is changed, where, from, to, and the test that must see it
 ROWS = Path(__file__).parent / "mutations.yml"
-MUTATIONS = [Mutation(**row) for row in
-             yaml.safe_load(ROWS.read_text(encoding="utf-8"))]
+MUTATIONS = [
+    Mutation(**row) for row in yaml.safe_load(ROWS.read_text(encoding="utf-8"))
+]
 
-BLAMELESS = {"ImportError", "ModuleNotFoundError", "NameError",
-             "SyntaxError", "IndentationError", "UnboundLocalError"}
-LIMIT = 900         # seconds for the tests of one copy
+BLAMELESS = {
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+    "SyntaxError",
+    "IndentationError",
+    "UnboundLocalError",
+}
+LIMIT = 900  # seconds for the tests of one copy
 
 
 def mutated(mutation):
@@ -51,19 +59,24 @@ def mutated(mutation):
 
 # the process that forks, and its forks
 
+
 def preload(files):
     "Import what the tests import, except the package and the tests."
     local = {"tformer", *(p.stem for p in files[0].parent.glob("*.py"))}
     import pytest  # noqa: F401
+
     for path in files:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            names = ([node.module or "."] if isinstance(node, ast.ImportFrom)
-                     else [a.name for a in node.names]
-                     if isinstance(node, ast.Import) else [])
+            names = (
+                [node.module or "."]
+                if isinstance(node, ast.ImportFrom)
+                else [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
             for name in names:
                 if name.split(".")[0] not in local:
-                    exec(compile(ast.Module([node], []), path.name, "exec"),
-                         {})
+                    exec(compile(ast.Module([node], []), path.name, "exec"), {})
 
 
 class Log:
@@ -86,35 +99,50 @@ class Log:
 
     def pytest_exception_interact(self, node, call, report):
         if getattr(report, "when", None) == "call":
-            self.failed.append([node.nodeid, call.excinfo.typename,
-                                str(call.excinfo.value)[:300]])
+            self.failed.append(
+                [node.nodeid, call.excinfo.typename, str(call.excinfo.value)[:300]]
+            )
 
 
 def run_tests(folder, tests, fast):
     "Run tests in this process against the package in `folder`."
     import pytest
     from hypothesis import Phase, settings
+
     phases = [Phase.explicit, Phase.generate]  # a failure is enough
-    settings.register_profile("mutants", database=None, derandomize=True,
-                              phases=phases)
+    settings.register_profile("mutants", database=None, derandomize=True, phases=phases)
     settings.load_profile("mutants")
     assert not any(m.split(".")[0] == "tformer" for m in sys.modules)
     os.chdir(folder)
     sys.path.insert(0, folder)
     log = Log()
-    code = pytest.main([
-        "-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception",
-        "-p", "_hypothesis_pytestplugin", "--tb=short", "--rootdir", folder,
-        *(["-x"] if fast else []), *(f"tests/{t}" for t in tests)], [log])
-    files = [m.__file__ for name, m in sys.modules.items()
-             if name.split(".")[0] == "tformer"]
+    code = pytest.main(
+        [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:unraisableexception",
+            "-p",
+            "_hypothesis_pytestplugin",
+            "--tb=short",
+            "--rootdir",
+            folder,
+            *(["-x"] if fast else []),
+            *(f"tests/{t}" for t in tests),
+        ],
+        [log],
+    )
+    files = [
+        m.__file__ for name, m in sys.modules.items() if name.split(".")[0] == "tformer"
+    ]
     return {"code": int(code), "files": files, **vars(log)}
 
 
 def fork(task):
     "The result of one task, computed by a child that then ends."
-    answer = tempfile.TemporaryFile()   # noqa: SIM115, parent and child close it
-    output = tempfile.TemporaryFile()   # noqa: SIM115
+    answer = tempfile.TemporaryFile()  # noqa: SIM115, parent and child close it
+    output = tempfile.TemporaryFile()  # noqa: SIM115
     child = os.fork()
     if child == 0:
         signal.alarm(LIMIT)
@@ -138,12 +166,12 @@ def fork(task):
 
 def serve():
     "Answer every line of the input, a task, by a line: its result."
-    sys.dont_write_bytecode = False     # what is not changed is kept
+    sys.dont_write_bytecode = False  # what is not changed is kept
     folder = Path(sys.argv[1])
     sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
     preload([folder / "tests" / name for name in sys.argv[2:]])
     gc.collect()
-    gc.freeze()         # a child's collections need not copy all of it
+    gc.freeze()  # a child's collections need not copy all of it
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)
 
@@ -158,8 +186,9 @@ def folder(tmp_path_factory):
     "A copy of the package and of the tests."
     folder = tmp_path_factory.mktemp("mutants")
     for name in ("tformer", "tests"):
-        shutil.copytree(ROOT / name, folder / name,
-                        ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return folder
 
 
@@ -168,14 +197,24 @@ def ask(folder):
     "Runs tests against the copy as it is, and tells what happened."
     if not hasattr(os, "fork"):
         pytest.skip("needs a system that forks")
-    env = {k: v for k, v in os.environ.items()
-           if k not in ("TFORMER_SHAPES", "PYTEST_ADDOPTS")
-           and not k.startswith("PYTEST_XDIST")}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("TFORMER_SHAPES", "PYTEST_ADDOPTS")
+        and not k.startswith("PYTEST_XDIST")
+    }
     server = subprocess.Popen(
-        [sys.executable, __file__, folder, *FILES], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+        [sys.executable, __file__, folder, *FILES],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={
+            **env,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+    )
 
     def ask(tests, fast=True):
         task = {"folder": str(folder), "tests": tests, "fast": fast}
@@ -216,7 +255,8 @@ def check(mutation, folder, ask):
     finally:
         write(path, source)
     assert result["code"] == 1 and result["failed"], (
-        f"{mutation.test} stays green: {result['output']}")
+        f"{mutation.test} stays green: {result['output']}"
+    )
     for node, kind, message in result["failed"]:
         assert f"{node}[".startswith(f"tests/{mutation.test}[")
         assert kind not in BLAMELESS, f"{kind}: {message}"
@@ -229,8 +269,7 @@ def seen():
     return set()
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS,
-                         ids=[m.name for m in MUTATIONS])
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[m.name for m in MUTATIONS])
 def test_a_change_is_seen(mutation, folder, ask, seen):
     seen.update(check(mutation, folder, ask))
 
@@ -238,25 +277,40 @@ def test_a_change_is_seen(mutation, folder, ask, seen):
 def test_nothing_is_red_without_a_change(ask, seen):
     "What was red with a change; run without those, all that rows name."
     tests = sorted(node.removeprefix("tests/") for node in seen) or sorted(
-        {m.test for m in MUTATIONS})
+        {m.test for m in MUTATIONS}
+    )
     result = ask(tests, fast=False)
     assert result["code"] == 0 and not result["failed"], result["output"]
     for test in tests:
-        assert any(f"{p}[".startswith(f"tests/{test}[")
-                   for p in result["passed"]), f"{test} did not run"
+        assert any(f"{p}[".startswith(f"tests/{test}[") for p in result["passed"]), (
+            f"{test} did not run"
+        )
 
 
 HERE = "test_attend.py::test_i_love_ai"
-RENAMED = ("def softmax($$parameters) -> $r:\n    $$body",
-           "def sofmax($$parameters) -> $r:\n    $$body")
+RENAMED = (
+    "def softmax($$parameters) -> $r:\n    $$body",
+    "def sofmax($$parameters) -> $r:\n    $$body",
+)
 
 
-@pytest.mark.parametrize("row, says", [
-    (("attend.softmax", "$a / $b", "$b ** -1 * $a", HERE), "stays green"),
-    (("attend.softmax", *RENAMED, HERE), "ImportError"),
-    (("attend.attend", "$weights = $softmax($scores)", "$weights = sotfmax($scores)",
-      HERE), "NameError"),
-    (("attend.softmax", "$a / $b", "$b / $a", HERE + "_not"), "not found")])
+@pytest.mark.parametrize(
+    "row, says",
+    [
+        (("attend.softmax", "$a / $b", "$b ** -1 * $a", HERE), "stays green"),
+        (("attend.softmax", *RENAMED, HERE), "ImportError"),
+        (
+            (
+                "attend.attend",
+                "$weights = $softmax($scores)",
+                "$weights = sotfmax($scores)",
+                HERE,
+            ),
+            "NameError",
+        ),
+        (("attend.softmax", "$a / $b", "$b / $a", HERE + "_not"), "not found"),
+    ],
+)
 def test_what_is_no_proof_is_refused(row, says, folder, ask):
     with pytest.raises(AssertionError, match=says):
         check(Mutation("", *row), folder, ask)

@@ -1,5 +1,6 @@
 """The code on the notation page is run, and its adapters are compared with
 PyTorch and `transformers` on masks that the page does not show."""
+
 import re
 
 import pytest
@@ -44,8 +45,13 @@ def inputs(seed):
 
 
 def test_every_adapter_of_the_page_is_there(page):
-    for name in ("to_sdpa", "to_attn_mask", "to_key_padding_mask",
-                 "positions_from_attention_mask", "to_hugging_face"):
+    for name in (
+        "to_sdpa",
+        "to_attn_mask",
+        "to_key_padding_mask",
+        "positions_from_attention_mask",
+        "to_hugging_face",
+    ):
         assert callable(page[name])
 
 
@@ -69,14 +75,16 @@ def test_multihead_attention_agrees(page, seed):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(B, T, H * D, generator=g)
     mha = torch.nn.MultiheadAttention(H * D, H, bias=False, batch_first=True)
-    q, k, v = (a.unflatten(-1, (H, D)).transpose(1, 2)
-               for a in (x @ mha.in_proj_weight.T).chunk(3, -1))
+    q, k, v = (
+        a.unflatten(-1, (H, D)).transpose(1, 2)
+        for a in (x @ mha.in_proj_weight.T).chunk(3, -1)
+    )
     keys = padding_mask(pos)
     order = causal_mask(pos, pos)
     for mask, kwargs in (
-            (keys, {"key_padding_mask": page["to_key_padding_mask"](pos)}),
-            (keys & order,
-             {"attn_mask": page["to_attn_mask"](keys & order, B, H)})):
+        (keys, {"key_padding_mask": page["to_key_padding_mask"](pos)}),
+        (keys & order, {"attn_mask": page["to_attn_mask"](keys & order, B, H)}),
+    ):
         live = mask.expand(B, 1, T, T).any(-1)[:, 0, :, None]
         ours, _ = attend(q, k, v, mask=mask)
         ours = mha.out_proj(ours.transpose(1, 2).flatten(-2))
@@ -94,14 +102,25 @@ def test_hugging_face_round_trip(page, seed):
     assert page["positions_from_attention_mask"](given["attention_mask"]).equal(pos)
 
 
-@pytest.mark.parametrize("right, wrong", [
-    ("return ~mask.expand", "return mask.expand"),
-    ("return key_positions < 0", "return key_positions >= 0"),
-    ('torch.where(mask, bias, float("-inf"))',
-     'torch.where(mask, float("-inf"), bias)'),
-    ("position_ids=positions.clamp(min=0))\n\n\n", "position_ids=None)\n\n\n"),
-    ("dict(attention_mask=(positions >= 0)", "dict(attention_mask=(positions > 0)"),
-])
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("return ~mask.expand", "return mask.expand"),
+        ("return key_positions < 0", "return key_positions >= 0"),
+        (
+            'torch.where(mask, bias, float("-inf"))',
+            'torch.where(mask, float("-inf"), bias)',
+        ),
+        (
+            "position_ids=positions.clamp(min=0)\n    )\n\n\n",
+            "position_ids=None\n    )\n\n\n",
+        ),
+        (
+            "dict(\n        attention_mask=(positions >= 0)",
+            "dict(\n        attention_mask=(positions > 0)",
+        ),
+    ],
+)
 def test_the_page_notices_a_wrong_adapter(right, wrong):
     text = "\n".join(blocks())
     assert text.count(right) == 1

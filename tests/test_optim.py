@@ -1,4 +1,5 @@
 """Losses, optimizers, schedules and clipping, against independent references."""
+
 import copy
 import json
 import math
@@ -43,13 +44,13 @@ torch.set_num_threads(1)
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, dtype=dtype,
-                       generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        *shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def labels(*shape, vocab=50, seed=0, gaps=True):
-    y = torch.randint(vocab, shape,
-                      generator=torch.Generator().manual_seed(seed))
+    y = torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
     if gaps:
         y.view(-1)[::3] = -100
     return y
@@ -61,19 +62,19 @@ def close(a, b, tolerance):
 
 # --- losses
 
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-@pytest.mark.parametrize("kind, tolerance", [
-    (torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    "kind, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6)]
+)
 @pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
 def test_cross_entropy_equals_torch(smoothing, kind, tolerance, size):
     z = (size * randn(3, 7, 50, dtype=kind)).requires_grad_()
     y = labels(3, 7)
     ours = cross_entropy(z, y, label_smoothing=smoothing)
-    peer = F.cross_entropy(z.flatten(0, 1), y.flatten(),
-                           label_smoothing=smoothing)
+    peer = F.cross_entropy(z.flatten(0, 1), y.flatten(), label_smoothing=smoothing)
     close(ours, peer, tolerance)
-    close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(peer, z)[0],
-          tolerance)
+    close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(peer, z)[0], tolerance)
 
 
 def test_the_slope_is_p_minus_y():
@@ -84,7 +85,8 @@ def test_the_slope_is_p_minus_y():
     slope[2] = 0
     close(z.grad, slope, 1e-12)
     assert torch.autograd.gradcheck(
-        lambda z: cross_entropy(z, y, label_smoothing=0.2), z)
+        lambda z: cross_entropy(z, y, label_smoothing=0.2), z
+    )
 
 
 def test_padding_is_never_averaged_in():
@@ -94,15 +96,14 @@ def test_padding_is_never_averaged_in():
     for pad in (-100, 0):
         y[y == pad] = 1
         more = F.pad(y, (0, 9), value=pad)
-        close(cross_entropy(padded, more, ignore_index=pad), cross_entropy(z, y),
-              1e-6)
+        close(cross_entropy(padded, more, ignore_index=pad), cross_entropy(z, y), 1e-6)
     uniform = torch.zeros(6, 10)
     uniform[2:, 0] = math.log(0.9999 / (0.0001 / 9))
     row = torch.tensor([5, 6, 0, 0, 0, 0])
-    assert F.cross_entropy(uniform, row).item() == pytest.approx(
-        0.767595, abs=1e-6)
+    assert F.cross_entropy(uniform, row).item() == pytest.approx(0.767595, abs=1e-6)
     assert cross_entropy(uniform, row, ignore_index=0).item() == pytest.approx(
-        2.302585, abs=1e-6)
+        2.302585, abs=1e-6
+    )
 
 
 def test_nothing_to_count_costs_nothing():
@@ -110,8 +111,10 @@ def test_nothing_to_count_costs_nothing():
     y = torch.full((2, 3), -100)
     h = randn(2, 3, 4).requires_grad_()
     w = randn(5, 4).requires_grad_()
-    for loss, inputs in ((cross_entropy(z, y), [z]),
-                         (chunked_cross_entropy(h, w, y), [h, w])):
+    for loss, inputs in (
+        (cross_entropy(z, y), [z]),
+        (chunked_cross_entropy(h, w, y), [h, w]),
+    ):
         assert loss.item() == 0
         assert all(not g.any() for g in torch.autograd.grad(loss, inputs))
 
@@ -128,20 +131,27 @@ def test_half_precision_is_summed_in_float32():
 @pytest.mark.parametrize("chunk", [1, 4, 21, 1000])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_chunked_equals_whole(smoothing, chunk, with_bias):
-    inputs = [randn(*s, seed=i, dtype=torch.float64).requires_grad_()
-              for i, s in enumerate(((3, 7, 8), (50, 8), (50,)))]
+    inputs = [
+        randn(*s, seed=i, dtype=torch.float64).requires_grad_()
+        for i, s in enumerate(((3, 7, 8), (50, 8), (50,)))
+    ]
     h, w, b = inputs
     if not with_bias:
         b = None
         inputs = inputs[:2]
     y = labels(3, 7)
-    ours = chunked_cross_entropy(h, w, y, bias=b, chunk_size=chunk,
-                                 label_smoothing=smoothing)
-    whole = F.cross_entropy(F.linear(h, w, b).flatten(0, 1), y.flatten(),
-                            label_smoothing=smoothing)
+    ours = chunked_cross_entropy(
+        h, w, y, bias=b, chunk_size=chunk, label_smoothing=smoothing
+    )
+    whole = F.cross_entropy(
+        F.linear(h, w, b).flatten(0, 1), y.flatten(), label_smoothing=smoothing
+    )
     close(ours, whole, 1e-12)
-    for a, c in zip(torch.autograd.grad(5 * ours, inputs),
-                    torch.autograd.grad(5 * whole, inputs), strict=True):
+    for a, c in zip(
+        torch.autograd.grad(5 * ours, inputs),
+        torch.autograd.grad(5 * whole, inputs),
+        strict=True,
+    ):
         close(a, c, 1e-12)
 
 
@@ -169,8 +179,11 @@ def test_chunked_under_autocast():
         whole = cross_entropy(h @ w.mT, y)
     assert ours.dtype == torch.float32
     close(ours, whole, 1e-3)
-    for a, b in zip(torch.autograd.grad(ours, (h, w)),
-                    torch.autograd.grad(whole, (h, w)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, (h, w)),
+        torch.autograd.grad(whole, (h, w)),
+        strict=True,
+    ):
         assert a.dtype == torch.float32
         close(a, b, 2e-2)
 
@@ -188,10 +201,10 @@ def test_many_chunks_are_summed_in_float32():
     for ours, ref in zip(torch.autograd.grad(loss, inputs), exact, strict=True):
         assert (ours - ref).norm() <= 0.004 * ref.norm()
     half = [x.detach().bfloat16().requires_grad_() for x in (h, w)]
-    ours = torch.autograd.grad(
-        chunked_cross_entropy(*half, y, chunk_size=32), half)
-    ref = torch.autograd.grad(F.cross_entropy(
-        half[0].float() @ half[1].float().mT, y), half)
+    ours = torch.autograd.grad(chunked_cross_entropy(*half, y, chunk_size=32), half)
+    ref = torch.autograd.grad(
+        F.cross_entropy(half[0].float() @ half[1].float().mT, y), half
+    )
     for a, b in zip(ours, ref, strict=True):
         assert a.dtype == torch.bfloat16
         assert (a - b).float().norm() <= 0.006 * b.float().norm()
@@ -202,8 +215,7 @@ def test_no_tokens_cost_nothing(shape):
     h = randn(*shape, 4).requires_grad_()
     w = randn(5, 4).requires_grad_()
     y = torch.zeros(shape, dtype=torch.int64)
-    for loss in (cross_entropy(h @ w.mT, y),
-                 chunked_cross_entropy(h, w, y)):
+    for loss in (cross_entropy(h @ w.mT, y), chunked_cross_entropy(h, w, y)):
         assert loss.item() == 0
         assert all(not g.any() for g in torch.autograd.grad(loss, (h, w)))
 
@@ -214,19 +226,24 @@ def test_chunked_keeps_no_logits():
 
     def peak(work):
         work()
-        with profile(activities=[ProfilerActivity.CPU],
-                     profile_memory=True) as seen:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             work()
-        sizes = [e.nbytes() for e in seen.profiler.kineto_results.events()
-                 if e.name() == "[memory]"]
+        sizes = [
+            e.nbytes()
+            for e in seen.profiler.kineto_results.events()
+            if e.name() == "[memory]"
+        ]
         return torch.tensor(sizes).cumsum(0).max().item()
+
     h = randn(512, 16).requires_grad_()
     w = randn(8000, 16).requires_grad_()
     y = labels(512, vocab=8000)
-    whole = peak(lambda: torch.autograd.grad(
-        F.cross_entropy(h @ w.mT, y), (h, w)))
-    ours = peak(lambda: torch.autograd.grad(
-        chunked_cross_entropy(h, w, y, chunk_size=64), (h, w)))
+    whole = peak(lambda: torch.autograd.grad(F.cross_entropy(h @ w.mT, y), (h, w)))
+    ours = peak(
+        lambda: torch.autograd.grad(
+            chunked_cross_entropy(h, w, y, chunk_size=64), (h, w)
+        )
+    )
     assert ours <= 0.3 * whole
 
 
@@ -252,30 +269,55 @@ def test_units():
     assert bits_per_byte(4 * math.log(2), 4.0) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda z: cross_entropy(z, torch.tensor([0, 5])),
-     r"label \[5\] is outside the vocabulary: labels go from 0 to 4"),
-    (lambda z: cross_entropy(z, torch.tensor([0, -1])),
-     r"label \[-1\] is outside the vocabulary"),
-    (lambda z: cross_entropy(z, torch.tensor([0, -100]), ignore_index=0),
-     r"label \[-100\] is outside"),
-    (lambda z: cross_entropy(z, torch.tensor([0, 1, 2])),
-     r"targets must be of shape \(2\)"),
-    (lambda z: cross_entropy(z, torch.tensor([0.0, 1.0])),
-     "targets must be integers"),
-    (lambda z: cross_entropy(z.long(), torch.tensor([0, 1])),
-     "logits must have a floating type"),
-    (lambda z: cross_entropy(z, torch.tensor([0, 1]), label_smoothing=1.0),
-     "label_smoothing must be at least 0 and below 1"),
-    (lambda z: chunked_cross_entropy(z, randn(9, 5), torch.tensor([0, 9])),
-     r"label \[9\] is outside the vocabulary: labels go from 0 to 8"),
-    (lambda z: chunked_cross_entropy(z, randn(9, 4), torch.tensor([0, 1])),
-     "weight must be of shape"),
-    (lambda z: chunked_cross_entropy(z, randn(9, 5), torch.tensor([0, 1]),
-                                     chunk_size=0), "chunk_size must be a whole"),
-    (lambda z: kl_divergence(z, z[:, :3]), "logits must be of shape"),
-    (lambda z: bits_per_byte(1.0, 0.0), "bytes_per_token must be above 0"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda z: cross_entropy(z, torch.tensor([0, 5])),
+            r"label \[5\] is outside the vocabulary: labels go from 0 to 4",
+        ),
+        (
+            lambda z: cross_entropy(z, torch.tensor([0, -1])),
+            r"label \[-1\] is outside the vocabulary",
+        ),
+        (
+            lambda z: cross_entropy(z, torch.tensor([0, -100]), ignore_index=0),
+            r"label \[-100\] is outside",
+        ),
+        (
+            lambda z: cross_entropy(z, torch.tensor([0, 1, 2])),
+            r"targets must be of shape \(2\)",
+        ),
+        (
+            lambda z: cross_entropy(z, torch.tensor([0.0, 1.0])),
+            "targets must be integers",
+        ),
+        (
+            lambda z: cross_entropy(z.long(), torch.tensor([0, 1])),
+            "logits must have a floating type",
+        ),
+        (
+            lambda z: cross_entropy(z, torch.tensor([0, 1]), label_smoothing=1.0),
+            "label_smoothing must be at least 0 and below 1",
+        ),
+        (
+            lambda z: chunked_cross_entropy(z, randn(9, 5), torch.tensor([0, 9])),
+            r"label \[9\] is outside the vocabulary: labels go from 0 to 8",
+        ),
+        (
+            lambda z: chunked_cross_entropy(z, randn(9, 4), torch.tensor([0, 1])),
+            "weight must be of shape",
+        ),
+        (
+            lambda z: chunked_cross_entropy(
+                z, randn(9, 5), torch.tensor([0, 1]), chunk_size=0
+            ),
+            "chunk_size must be a whole",
+        ),
+        (lambda z: kl_divergence(z, z[:, :3]), "logits must be of shape"),
+        (lambda z: bits_per_byte(1.0, 0.0), "bytes_per_token must be above 0"),
+    ],
+)
 def test_bad_labels_are_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call(randn(2, 5))
@@ -293,39 +335,43 @@ def test_where_nobody_looks_a_bad_label_gives_nan(monkeypatch):
 
 SHAPES = (4, 3), (5,), (2, 6)
 PAIRS = {
-    "SGD": (lambda p: SGD(p, 1e-2), lambda p: torch.optim.SGD(p, 1e-2),
-            {"weight_decay": 0.1}),
-    "momentum": (lambda p: SGD(p, 1e-2, momentum=0.9),
-                 lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
-                 {"momentum": 0.5}),
+    "SGD": (
+        lambda p: SGD(p, 1e-2),
+        lambda p: torch.optim.SGD(p, 1e-2),
+        {"weight_decay": 0.1},
+    ),
+    "momentum": (
+        lambda p: SGD(p, 1e-2, momentum=0.9),
+        lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
+        {"momentum": 0.5},
+    ),
     "RMSprop": (RMSprop, torch.optim.RMSprop, {"alpha": 0.9, "eps": 0.1}),
-    "AdamW": (AdamW, torch.optim.AdamW,
-              {"weight_decay": 0.3, "betas": (0.8, 0.99)}),
-    "Adam": (lambda p: AdamW(p, decoupled_weight_decay=False, weight_decay=0.1),
-             lambda p: torch.optim.Adam(p, weight_decay=0.1),
-             {"eps": 1e-3}),
+    "AdamW": (AdamW, torch.optim.AdamW, {"weight_decay": 0.3, "betas": (0.8, 0.99)}),
+    "Adam": (
+        lambda p: AdamW(p, decoupled_weight_decay=False, weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, weight_decay=0.1),
+        {"eps": 1e-3},
+    ),
 }
 
 
 def walk(make, more, kind, steps=1000, gaps=True):
     "Two groups; now and then a parameter has no gradient."
-    ps = [nn.Parameter(randn(*s, seed=i, dtype=kind))
-          for i, s in enumerate(SHAPES)]
-    optimizer = make([{"params": ps[:2], "lr": 3e-3},
-                      {"params": ps[2:], **more}])
+    ps = [nn.Parameter(randn(*s, seed=i, dtype=kind)) for i, s in enumerate(SHAPES)]
+    optimizer = make([{"params": ps[:2], "lr": 3e-3}, {"params": ps[2:], **more}])
     draw = torch.Generator().manual_seed(1)
     for i in range(steps):
         for j, p in enumerate(ps):
             noise = torch.randn(p.shape, generator=draw, dtype=kind)
-            p.grad = (None if gaps and (i + j) % 7 == 0
-                      else noise + p.detach())
+            p.grad = None if gaps and (i + j) % 7 == 0 else noise + p.detach()
         optimizer.step()
     return torch.cat([p.detach().flatten() for p in ps]), optimizer
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("kind, tolerance", [
-    (torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    "kind, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6)]
+)
 def test_a_thousand_steps_equal_torch(name, kind, tolerance):
     ours, peer, more = PAIRS[name]
     close(walk(ours, more, kind)[0], walk(peer, more, kind)[0], tolerance)
@@ -341,8 +387,7 @@ def test_lists_equal_the_clear_loop():
         w = w - 1e-2 * 0.1 * w
         m = 0.9 * m + 0.1 * g
         v = 0.999 * v + 0.001 * g * g
-        w = w - 1e-2 * (m / (1 - 0.9**t)) / (
-            (v / (1 - 0.999**t)).sqrt() + 1e-8)
+        w = w - 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
         p.grad = g
         optimizer.step()
         close(p.detach(), w, 1e-12)
@@ -351,8 +396,9 @@ def test_lists_equal_the_clear_loop():
 def test_what_bias_correction_does():
     for corrected in (True, False):
         p = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        optimizer = AdamW([p], 1.0, eps=0.0, weight_decay=0.0,
-                          bias_correction=corrected)
+        optimizer = AdamW(
+            [p], 1.0, eps=0.0, weight_decay=0.0, bias_correction=corrected
+        )
         at = [0.0]
         for _ in range(1000):
             p.grad = torch.full_like(p, -3.0)
@@ -362,8 +408,11 @@ def test_what_bias_correction_does():
         if corrected:
             close(steps, torch.ones_like(steps), 1e-9)
         else:
-            assert [round(steps[t - 1].item(), 6) for t in (1, 12, 1000)
-                    ] == [3.162278, 6.568520, 1.257584]
+            assert [round(steps[t - 1].item(), 6) for t in (1, 12, 1000)] == [
+                3.162278,
+                6.568520,
+                1.257584,
+            ]
             assert steps.argmax() == 11
 
 
@@ -378,15 +427,15 @@ def test_the_state_survives_a_file_and_torchs_loads(tmp_path):
         ends = []
         for source in (state, theirs.state_dict()):
             ps = [nn.Parameter(x.clone()) for x in half.split([12, 5, 12])]
-            ps = [nn.Parameter(p.detach().view(s))
-                  for p, s in zip(ps, SHAPES, strict=True)]
-            again = ours([{"params": ps[:2], "lr": 3e-3},
-                          {"params": ps[2:], **more}])
+            ps = [
+                nn.Parameter(p.detach().view(s))
+                for p, s in zip(ps, SHAPES, strict=True)
+            ]
+            again = ours([{"params": ps[:2], "lr": 3e-3}, {"params": ps[2:], **more}])
             if source is state:
                 again.load_state_dict(source)
-            else:   # the tensors alone: options have other names there
-                again.load_state_dict(again.state_dict() | {
-                    "state": source["state"]})
+            else:  # the tensors alone: options have other names there
+                again.load_state_dict(again.state_dict() | {"state": source["state"]})
             for p in ps:
                 p.grad = torch.ones_like(p)
             again.step()
@@ -401,13 +450,17 @@ def test_tensors_are_changed_in_place():
     for _ in range(3):
         p.grad = torch.ones(3)
         optimizer.step()
-        places = [x.data_ptr() for x in optimizer.state[p].values()
-                  if isinstance(x, torch.Tensor)]
+        places = [
+            x.data_ptr()
+            for x in optimizer.state[p].values()
+            if isinstance(x, torch.Tensor)
+        ]
     p.grad = torch.ones(3)
     optimizer.step()
     assert p.data_ptr() == place
-    assert places == [x.data_ptr() for x in optimizer.state[p].values()
-                      if isinstance(x, torch.Tensor)]
+    assert places == [
+        x.data_ptr() for x in optimizer.state[p].values() if isinstance(x, torch.Tensor)
+    ]
 
 
 def test_a_closure_may_take_gradients():
@@ -419,6 +472,7 @@ def test_a_closure_may_take_gradients():
         loss = (p * p).sum()
         loss.backward()
         return loss
+
     assert optimizer.step(closure).item() == 2
     close(p.detach(), torch.full((2,), 0.8), 1e-6)
 
@@ -448,9 +502,11 @@ def test_l2_is_no_decoupled_decay():
 def test_muon_equals_torchs():
     theirs = pytest.importorskip("torch.optim._muon").Muon  # torch ≥ 2.9
     for how, peer_how in (
-            ({}, {}), ({"nesterov": False}, {"nesterov": False}),
-            ({"match_adamw": True}, {"adjust_lr_fn": "match_rms_adamw"}),
-            ({"weight_decay": 0.0}, {"weight_decay": 0.0})):
+        ({}, {}),
+        ({"nesterov": False}, {"nesterov": False}),
+        ({"match_adamw": True}, {"adjust_lr_fn": "match_rms_adamw"}),
+        ({"weight_decay": 0.0}, {"weight_decay": 0.0}),
+    ):
         sides = []
         for make, options in ((Muon, how), (theirs, peer_how)):
             ps = [nn.Parameter(randn(*s)) for s in ((24, 16), (16, 40))]
@@ -505,14 +561,17 @@ def test_a_bad_learning_rate_is_refused(make, lr):
         make([{"params": [p], "lr": lr}])
 
 
-@pytest.mark.parametrize("make, options, says", [
-    (SGD, {"momentum": 1.0}, "momentum must be at least 0 and below 1"),
-    (SGD, {"weight_decay": -0.1}, "weight_decay must be at least 0"),
-    (RMSprop, {"alpha": 1.5}, "alpha must be at least 0 and below 1"),
-    (AdamW, {"betas": (0.9, 1.0)}, "beta must be at least 0 and below 1"),
-    (AdamW, {"eps": math.nan}, "eps must be at least 0"),
-    (AdamW, {"weight_decay": math.nan}, "weight_decay must be at least 0"),
-])
+@pytest.mark.parametrize(
+    "make, options, says",
+    [
+        (SGD, {"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        (SGD, {"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        (RMSprop, {"alpha": 1.5}, "alpha must be at least 0 and below 1"),
+        (AdamW, {"betas": (0.9, 1.0)}, "beta must be at least 0 and below 1"),
+        (AdamW, {"eps": math.nan}, "eps must be at least 0"),
+        (AdamW, {"weight_decay": math.nan}, "weight_decay must be at least 0"),
+    ],
+)
 def test_bad_options_are_refused(make, options, says):
     with pytest.raises(ValueError, match=says):
         make([nn.Parameter(torch.ones(2, 2))], 0.1, **options)
@@ -525,8 +584,10 @@ def test_muon_refuses_what_is_no_matrix():
 
 def test_muon_refuses_further_vectors():
     optimizer = Muon([nn.Parameter(torch.ones(3, 2))])
-    for group in ({"params": nn.Parameter(torch.ones(3))},
-                  {"params": iter([nn.Parameter(torch.ones(3))])}):
+    for group in (
+        {"params": nn.Parameter(torch.ones(3))},
+        {"params": iter([nn.Parameter(torch.ones(3))])},
+    ):
         with pytest.raises(ValueError, match=r"matrices, got .* \(3,\)"):
             optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 1
@@ -536,14 +597,14 @@ def test_muon_refuses_further_vectors():
 
 # --- groups
 
+
 def names(model, params):
     found = {p: name for name, p in model.named_parameters()}
     return {found[p] for p in params}
 
 
 def test_matrices_decay_and_nothing_else():
-    model = GPT(GPTConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=2,
-                          max_len=8))
+    model = GPT(GPTConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=2, max_len=8))
     groups = param_groups(model, 0.1)
     every = [p for g in groups for p in g["params"]]
     assert len(every) == len({*every}) == len([*model.parameters()])
@@ -552,9 +613,8 @@ def test_matrices_decay_and_nothing_else():
     assert groups[1]["weight_decay"] == 0
     assert all(name.endswith("proj.weight") for name in decays)
     rest = names(model, groups[1]["params"])
-    assert any("embed" in name for name in rest)    # tied to the head, too
-    assert all("embed" in n or "norm" in n or n.endswith("bias")
-               for n in rest), rest
+    assert any("embed" in name for name in rest)  # tied to the head, too
+    assert all("embed" in n or "norm" in n or n.endswith("bias") for n in rest), rest
 
 
 def test_frozen_parameters_are_left_out():
@@ -576,8 +636,7 @@ def test_muon_gets_the_hidden_matrices():
 
 
 def test_muon_must_know_the_head():
-    model = nn.ModuleDict({"hidden": nn.Linear(4, 4),
-                           "out": nn.Linear(4, 9)})
+    model = nn.ModuleDict({"hidden": nn.Linear(4, 4), "out": nn.Linear(4, 9)})
     with pytest.raises(ValueError, match="no layer 'lm_head': give the"):
         hidden_matrices(model)
     assert names(model, hidden_matrices(model, "out")) == {"hidden.weight"}
@@ -596,12 +655,13 @@ def test_mup_divides_the_rate_of_matrices():
 
 # --- clipping
 
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6),
-       st.floats(1e-3, 1e4))
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), st.floats(1e-3, 1e4))
 def test_clipping_equals_torch(values, limit):
     ours = [nn.Parameter(torch.zeros(3)) for _ in values] + [
-        nn.Parameter(torch.zeros(2))]
+        nn.Parameter(torch.zeros(2))
+    ]
     for p, value in zip(ours, values, strict=False):
         p.grad = torch.tensor([value, 1.0, -value / 2])
     peer = copy.deepcopy(ours)
@@ -632,8 +692,10 @@ def test_without_a_limit_the_norm_is_only_measured():
 
 
 def test_clipping_takes_mixed_precision():
-    ps = [nn.Parameter(torch.ones(3, dtype=kind)) for kind in (
-        torch.bfloat16, torch.float32, torch.float64)]
+    ps = [
+        nn.Parameter(torch.ones(3, dtype=kind))
+        for kind in (torch.bfloat16, torch.float32, torch.float64)
+    ]
     for p in ps:
         p.grad = torch.full_like(p, 2)
     assert clip_grad_norm_(ps, 3.0).item() == pytest.approx(6, rel=1e-2)
@@ -643,7 +705,7 @@ def test_clipping_takes_mixed_precision():
 
 def test_clipping_reads_no_value():
     p = nn.Parameter(torch.ones(3, device="meta"))
-    p.grad = torch.ones(3, device="meta")   # there is nothing to read
+    p.grad = torch.ones(3, device="meta")  # there is nothing to read
     assert clip_grad_norm_([p], 1.0).is_meta
 
 
@@ -657,30 +719,33 @@ def test_clipping_without_gradients():
 
 # --- schedules
 
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 60), st.data())
 def test_no_update_is_wasted(steps, data):
     warmup = data.draw(st.integers(0, steps))
     decay = data.draw(st.integers(0, steps - warmup))
     floor = data.draw(st.floats(0, 1))
-    for factor in (warmup_cosine(steps, warmup, floor),
-                   warmup_stable_decay(steps, warmup, decay),
-                   inverse_sqrt(max(warmup, 1))):
+    for factor in (
+        warmup_cosine(steps, warmup, floor),
+        warmup_stable_decay(steps, warmup, decay),
+        inverse_sqrt(max(warmup, 1)),
+    ):
         made = [factor(t) for t in range(1, steps + 1)]
         assert all(0 < x <= 1 for x in made)
         assert max(made) == pytest.approx(1) or decay == steps
-        up = made[:max(warmup, 1)]
+        up = made[: max(warmup, 1)]
         if decay < steps:
             assert up == pytest.approx(
-                [t / max(warmup, 1) for t in range(1, len(up) + 1)])
-        assert factor(10 * steps + 10) >= 0     # and after the end
+                [t / max(warmup, 1) for t in range(1, len(up) + 1)]
+            )
+        assert factor(10 * steps + 10) >= 0  # and after the end
 
 
 def test_schedules_equal_their_formulas():
     for t in range(1, 9000, 7):
         paper = 512**-0.5 * min(t**-0.5, t * 4000**-1.5)
-        assert (512 * 4000) ** -0.5 * inverse_sqrt(4000)(t) == (
-            pytest.approx(paper))
+        assert (512 * 4000) ** -0.5 * inverse_sqrt(4000)(t) == (pytest.approx(paper))
     p = nn.Parameter(torch.ones(1))
     peer = torch.optim.SGD([p], 1.0)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(peer, 91, 0.1)
@@ -692,7 +757,18 @@ def test_schedules_equal_their_formulas():
     assert ours(101) == ours(10**6) == pytest.approx(0.1)
     stable = warmup_stable_decay(10, 2, 4)
     assert [round(stable(t), 3) for t in range(1, 12)] == [
-        0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0]
+        0.5,
+        1,
+        1,
+        1,
+        1,
+        1,
+        0.8,
+        0.6,
+        0.4,
+        0.2,
+        0,
+    ]
 
 
 def test_degenerate_lengths_are_defined():
@@ -703,16 +779,21 @@ def test_degenerate_lengths_are_defined():
     assert warmup_stable_decay(2, 2, 0)(2) == 1
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: warmup_cosine(0), "total_steps must be a whole number"),
-    (lambda: warmup_cosine(5, 6), "6 steps up and 0 down do not fit into 5"),
-    (lambda: warmup_cosine(5, -1), "warmup_steps must be a whole number"),
-    (lambda: warmup_cosine(5, 1, math.nan), "min_lr_ratio must be"),
-    (lambda: warmup_stable_decay(5, 3, 3), "3 steps up and 3 down"),
-    (lambda: inverse_sqrt(0), "warmup_steps must be a whole number"),
-    (lambda: scale_lr(SGD([nn.Parameter(torch.ones(1))]), math.nan),
-     "factor must be at least 0"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: warmup_cosine(0), "total_steps must be a whole number"),
+        (lambda: warmup_cosine(5, 6), "6 steps up and 0 down do not fit into 5"),
+        (lambda: warmup_cosine(5, -1), "warmup_steps must be a whole number"),
+        (lambda: warmup_cosine(5, 1, math.nan), "min_lr_ratio must be"),
+        (lambda: warmup_stable_decay(5, 3, 3), "3 steps up and 3 down"),
+        (lambda: inverse_sqrt(0), "warmup_steps must be a whole number"),
+        (
+            lambda: scale_lr(SGD([nn.Parameter(torch.ones(1))]), math.nan),
+            "factor must be at least 0",
+        ),
+    ],
+)
 def test_bad_schedules_are_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call()
@@ -721,18 +802,18 @@ def test_bad_schedules_are_refused(call, says):
 def test_each_group_keeps_its_own_rate():
     ps = [nn.Parameter(torch.ones(1)) for _ in range(2)]
     for make in (SGD, torch.optim.SGD):
-        optimizer = make([{"params": ps[:1], "lr": 1.0},
-                          {"params": ps[1:], "lr": 0.1}])
+        optimizer = make([{"params": ps[:1], "lr": 1.0}, {"params": ps[1:], "lr": 0.1}])
         for factor in (0.5, 0.25, 1.0):
             scale_lr(optimizer, factor)
             assert [g["lr"] for g in optimizer.param_groups] == (
-                pytest.approx([factor, 0.1 * factor]))
+                pytest.approx([factor, 0.1 * factor])
+            )
         optimizer.load_state_dict(optimizer.state_dict())
         scale_lr(optimizer, 0.5)
         assert optimizer.param_groups[1]["lr"] == pytest.approx(0.05)
 
 
-@plain_only      # numbers of numpy are no int by their type
+@plain_only  # numbers of numpy are no int by their type
 def test_a_rate_from_numpy_can_be_saved():
     optimizer = SGD([nn.Parameter(torch.ones(1))], 0.5)
     scale_lr(optimizer, np.float32(0.5))
@@ -743,14 +824,13 @@ def test_a_rate_from_numpy_can_be_saved():
 
 # --- the recorded experiments
 
-@pytest.mark.parametrize("name, rows, most", [
-    ("leave_out", 48, 3), ("mup", 90, 3)])
+
+@pytest.mark.parametrize("name, rows, most", [("leave_out", 48, 3), ("mup", 90, 3)])
 def test_records_are_whole(name, rows, most):
     found = load_record(name)
     assert len(found) == rows
     assert {row["seed"] for row in found} == {*map(str, range(most))}
-    assert all(row["torch"] and row["machine"] and row["date"]
-               for row in found)
+    assert all(row["torch"] and row["machine"] and row["date"] for row in found)
 
 
 @plain_only
@@ -767,11 +847,13 @@ def test_experiments_run_and_go_on(name, tmp_path, monkeypatch):
     def train(**case):
         made.append(case)
         return experiment.train(**case)
-    args = types.SimpleNamespace(steps=2, seeds=1, again=False,
-                                 out=tmp_path / "new" / "x.csv")
+
+    args = types.SimpleNamespace(
+        steps=2, seeds=1, again=False, out=tmp_path / "new" / "x.csv"
+    )
     common.run(cases[:1], train, args)
     common.run(cases, train, args)
-    assert len(made) == 2           # the first was not made again
+    assert len(made) == 2  # the first was not made again
     rows = common.read(args.out)
     assert [row["seed"] for row in rows] == ["0", "0"]
     assert all(0 < float(row["nats_per_byte"]) < 9 for row in rows)
@@ -779,20 +861,26 @@ def test_experiments_run_and_go_on(name, tmp_path, monkeypatch):
 
 @plain_only
 def test_the_command_line_of_experiments():
-    said = run(sys.executable, ROOT / "experiments" / "leave_out.py",
-               "--help")
+    said = run(sys.executable, ROOT / "experiments" / "leave_out.py", "--help")
     assert "--seeds" in str(said)
 
 
 @pytest.mark.nightly
 @plain_only
 def test_the_benchmark_runs():
-    said = str(run(sys.executable, ROOT / "tests" / "bench"
-                   / "bench_optim.py", "--quick"))
+    said = str(
+        run(sys.executable, ROOT / "tests" / "bench" / "bench_optim.py", "--quick")
+    )
     for row in ("memory", "AdamW", "SGD", "RMSprop", "clip_grad_norm_"):
         assert row in said
 
 
 def test_what_is_public():
-    assert {"cross_entropy", "chunked_cross_entropy", "AdamW", "Muon",
-            "param_groups", "clip_grad_norm_"} <= {*optim.__all__}
+    assert {
+        "cross_entropy",
+        "chunked_cross_entropy",
+        "AdamW",
+        "Muon",
+        "param_groups",
+        "clip_grad_norm_",
+    } <= {*optim.__all__}

@@ -1,4 +1,5 @@
 """The wheel: what is in it, what it asks for, and that it works alone."""
+
 import email
 import json
 import re
@@ -25,8 +26,9 @@ def build(copy, out):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory, copy_tree):
     "The wheel, built from a clean copy."
-    return build(copy_tree(tmp_path_factory.mktemp("source")),
-                 tmp_path_factory.mktemp("dist"))
+    return build(
+        copy_tree(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("dist")
+    )
 
 
 def metadata(wheel):
@@ -39,8 +41,11 @@ def unshared_files(wheel, root):
     "Files that the wheel holds and the package does not, and the reverse."
     with zipfile.ZipFile(wheel) as z:
         names = {n for n in z.namelist() if ".dist-info/" not in n}
-    here = {str(p.relative_to(root)) for p in (root / "tformer").rglob("*")
-            if p.suffix in {".py", ".csv", ".safetensors", ".json"}}
+    here = {
+        str(p.relative_to(root))
+        for p in (root / "tformer").rglob("*")
+        if p.suffix in {".py", ".csv", ".safetensors", ".json"}
+    }
     return sorted(names ^ (here | {"tformer/py.typed"}))
 
 
@@ -52,29 +57,38 @@ def test_wheel_brings_the_command(wheel):
     with zipfile.ZipFile(wheel) as z:
         name = next(n for n in z.namelist() if n.endswith("/entry_points.txt"))
         lines = z.read(name).decode().splitlines()
-    assert lines[lines.index("[console_scripts]") + 1] == \
-        "tformer = tformer.__main__:main"
+    assert (
+        lines[lines.index("[console_scripts]") + 1] == "tformer = tformer.__main__:main"
+    )
 
 
 def test_wheel_asks_for_lower_bounds_alone(wheel):
     meta = metadata(wheel)
     asked = meta.get_all("Requires-Dist")
     plain = {re.split(r"[>=<; ]", r)[0] for r in asked if "extra" not in r}
-    assert plain == {"torch", "numpy", "einops", "jaxtyping", "regex",
-                     "tqdm", "safetensors", "typer"}
+    assert plain == {
+        "torch",
+        "numpy",
+        "einops",
+        "jaxtyping",
+        "regex",
+        "tqdm",
+        "safetensors",
+        "typer",
+    }
     for line in asked:
         assert re.fullmatch(r"[\w-]+>=[\d.]+(; extra == \"\w+\")?", line)
     assert meta["Requires-Python"] == ">=3.11"
-    assert meta["License"] == "Apache-2.0" or \
-        meta["License-Expression"] == "Apache-2.0"
+    assert meta["License"] == "Apache-2.0" or meta["License-Expression"] == "Apache-2.0"
 
 
 def readme_snippets():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     shown = re.findall(r"```text\n(.*?)```", text, re.S)
-    assert blocks and len(blocks) == len(shown), \
+    assert blocks and len(blocks) == len(shown), (
         "the README shows no Python, or not its output"
+    )
     return zip(blocks, shown, strict=True)
 
 
@@ -85,14 +99,14 @@ def needed(requires, extras):
     while left:
         line, extras = left.pop()
         asked = Requirement(line)
-        if asked.marker and not any(asked.marker.evaluate({"extra": e})
-                                    for e in extras):
+        if asked.marker and not any(
+            asked.marker.evaluate({"extra": e}) for e in extras
+        ):
             continue
         key = asked.name, frozenset(asked.extras)
         if key not in found:
             found[key] = distribution(asked.name)
-            left += [(line, ("", *asked.extras))
-                     for line in found[key].requires or ()]
+            left += [(line, ("", *asked.extras)) for line in found[key].requires or ()]
     return found.values()
 
 
@@ -107,15 +121,25 @@ def fresh(wheel, tmp_path):
     home = tmp_path / "env"
     venv.create(home, with_pip=False)
     site = next(home.glob("lib/python*/site-packages"))
-    for dist in needed(metadata(wheel).get_all("Requires-Dist"),
-                       ("", "plot")):
+    for dist in needed(metadata(wheel).get_all("Requires-Dist"), ("", "plot")):
         for top in {f.parts[0] for f in dist.files} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(dist.locate_file(top).resolve())
     python = home / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q",
-        "--no-index", "-c", ROOT / "requirements.txt", f"{wheel}[plot]",
-        cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-index",
+        "-c",
+        ROOT / "requirements.txt",
+        f"{wheel}[plot]",
+        cwd=tmp_path,
+    )
     return python
 
 
@@ -158,8 +182,9 @@ def test_readme_runs_from_the_wheel_in_a_fresh_environment(fresh, tmp_path):
     for snippet in snippets:
         assert len([s for s in snippet.splitlines() if s.strip()]) <= 12
     modules = course.module_names(ROOT)
-    said = run(fresh, "-I", "-c", IN_FORKS, cwd=tmp_path,
-               input=json.dumps([snippets, modules])).split("\0")
+    said = run(
+        fresh, "-I", "-c", IN_FORKS, cwd=tmp_path, input=json.dumps([snippets, modules])
+    ).split("\0")
     *printed, where, pytest_there, transformers_there, end = said
     assert printed == list(shown)
     assert Path(where).is_relative_to(tmp_path / "env")
@@ -168,7 +193,10 @@ def test_readme_runs_from_the_wheel_in_a_fresh_environment(fresh, tmp_path):
 
 def test_modules_are_there_on_first_use():
     "import tformer; tformer.check works, and costs nothing before."
-    said = run(sys.executable, "-c", """
+    said = run(
+        sys.executable,
+        "-c",
+        """
 import sys, tformer
 assert "torch" not in sys.modules and "check" in dir(tformer)
 assert callable(tformer.check.causal)
@@ -178,5 +206,6 @@ try:
     tformer.chek
 except AttributeError as error:
     print(error)
-""")
+""",
+    )
     assert said.startswith("tformer has no module 'chek'; it has attend, ")

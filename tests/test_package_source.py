@@ -1,4 +1,5 @@
 """Pages that quote the package show its code, to the letter."""
+
 import ast
 import html
 import os
@@ -26,22 +27,34 @@ __all__ = ["RATE"]
 #| code-fold: true'''
 RATE = "RATE: float = 0.1  # a < b & 'c'"
 SIZES = "LOW, HIGH = 1, (\n    2)"
-TURNED = "\n".join([
-    "# Comments above a function", "#   belong to it.", "@cache",
-    "# between decorators, too", "@wraps(", "    len)",
-    'def turned(x, *, by="\\t"):', "\tif x <= 0:  # a tab begins this line",
-    '\t\treturn f"{x!r} & <b>\\n"', "    ", "\t# after a line of four spaces   ",
-    '\treturn """a', "  form feed \x0c, line separator \u2028 and \u03b1", '"""'])
-VOLUME = '''    # of a cube
+TURNED = "\n".join(
+    [
+        "# Comments above a function",
+        "#   belong to it.",
+        "@cache",
+        "# between decorators, too",
+        "@wraps(",
+        "    len)",
+        'def turned(x, *, by="\\t"):',
+        "\tif x <= 0:  # a tab begins this line",
+        '\t\treturn f"{x!r} & <b>\\n"',
+        "    ",
+        "\t# after a line of four spaces   ",
+        '\treturn """a',
+        "  form feed \x0c, line separator \u2028 and \u03b1",
+        '"""',
+    ]
+)
+VOLUME = """    # of a cube
     @property
     def volume(self):
-        return self.side ** 3'''
-SETTER = '''    @volume.setter
+        return self.side ** 3"""
+SETTER = """    @volume.setter
     def volume(self, new):
-        self.side = new'''
-INNER = '''        def inner(n):
-            return n'''
-BOX = f'''class Box:
+        self.side = new"""
+INNER = """        def inner(n):
+            return n"""
+BOX = f"""class Box:
     "A box."
     side = 1  # in meters
         # a comment that is deeper than the method below it
@@ -51,21 +64,42 @@ BOX = f'''class Box:
 
     async def fill(self):
 {INNER}
-        return inner'''
+        return inner"""
 EITHER = "    def either():\n        return 1"
 OR = "    def either():\n        return 2"
 
 
 def long(name, lines):
-    return "\n".join([f"def {name}():",
-                      *(f"    print({n})" for n in range(1, lines))])
+    return "\n".join([f"def {name}():", *(f"    print({n})" for n in range(1, lines))])
 
 
-MODULE = "\n".join([
-    HEAD, RATE, "", "# a comment, and then a blank line", "", SIZES,
-    "# %% ../../nbs/package/nn/parts.ipynb 4", "#| export", TURNED, "", "",
-    BOX, "", long("twenty", 20), "", "# one line more", long("twenty_one", 20), "",
-    "try:", EITHER, "except ImportError:", OR, ""])
+MODULE = "\n".join(
+    [
+        HEAD,
+        RATE,
+        "",
+        "# a comment, and then a blank line",
+        "",
+        SIZES,
+        "# %% ../../nbs/package/nn/parts.ipynb 4",
+        "#| export",
+        TURNED,
+        "",
+        "",
+        BOX,
+        "",
+        long("twenty", 20),
+        "",
+        "# one line more",
+        long("twenty_one", 20),
+        "",
+        "try:",
+        EITHER,
+        "except ImportError:",
+        OR,
+        "",
+    ]
+)
 OTHER = '"""Made by hand."""\n# %% a cell\n' + long("ten", 10) + "\n"
 
 PAGES = {
@@ -78,25 +112,30 @@ PAGES = {
     "inner": (["nn.parts.Box.fill.inner"], [INNER]),
     "branches": (["nn.parts.either"], [EITHER, OR]),
     "open": (["nn.parts.twenty"], [long("twenty", 20)]),
-    "folded": (["nn.parts.twenty_one"],
-               ["# one line more\n" + long("twenty_one", 20)]),
-    "several": (["nn.parts.LOW other.ten\n", "nn.parts.Box.volume\n\n",
-                 "nn.parts.twenty"],
-                [SIZES, long("ten", 10), VOLUME, SETTER, long("twenty", 20)]),
+    "folded": (["nn.parts.twenty_one"], ["# one line more\n" + long("twenty_one", 20)]),
+    "several": (
+        ["nn.parts.LOW other.ten\n", "nn.parts.Box.volume\n\n", "nn.parts.twenty"],
+        [SIZES, long("ten", 10), VOLUME, SETTER, long("twenty", 20)],
+    ),
 }
 
 
 def build(root, **settings):
     "Build the book of a folder; what is unchanged since is not read again."
     read = []
-    app = SphinxTestApp(srcdir=root, confoverrides={
-        "extensions": ["myst_nb", "package_source"], "nb_execution_mode": "off"},
-        **settings)
+    app = SphinxTestApp(
+        srcdir=root,
+        confoverrides={
+            "extensions": ["myst_nb", "package_source"],
+            "nb_execution_mode": "off",
+        },
+        **settings,
+    )
     try:
         app.connect("env-before-read-docs", lambda app, env, names: read.extend(names))
         app.build()
     finally:
-        app.cleanup()       # directives are registered for the whole process
+        app.cleanup()  # directives are registered for the whole process
     app.pages_read = sorted(read)
     return app
 
@@ -104,20 +143,26 @@ def build(root, **settings):
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
     "Builds pages with the directive, in a small book about the modules above."
+
     def make(pages, **settings):
         root = tmp_path_factory.mktemp("book")
         texts = {
             "conf.py": "",
             "index.md": "# Beginning\n\n```{toctree}\n:glob:\nnbs/**\n```",
             "nbs/package/nn/parts.md": "# Parts & their uses",
-            "tformer/nn/parts.py": MODULE, "tformer/other.py": OTHER}
-        texts |= {f"nbs/{name}.md": "# A page\n\n```{package-source} "
-                  f"{''.join(names)}\n```" for name, names in pages.items()}
+            "tformer/nn/parts.py": MODULE,
+            "tformer/other.py": OTHER,
+        }
+        texts |= {
+            f"nbs/{name}.md": f"# A page\n\n```{{package-source}} {''.join(names)}\n```"
+            for name, names in pages.items()
+        }
         for name, text in texts.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         return build(root, **settings)
+
     return make
 
 
@@ -147,6 +192,7 @@ def says(app, name):
 
 # --- what is drawn
 
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_drawn_code_is_that_of_the_module(built, name):
     _, pieces = PAGES[name]
@@ -159,76 +205,114 @@ def test_the_drawn_code_is_that_of_the_module(built, name):
 def test_twenty_lines_stand_open_and_one_more_is_folded(built):
     page = article(built, "open")
     assert "<details" not in page
-    assert re.search(r'<div class="cell docutils container">\s*'
-                     r'<div class="cell_input docutils container">', page)
+    assert re.search(
+        r'<div class="cell docutils container">\s*'
+        r'<div class="cell_input docutils container">',
+        page,
+    )
     page = article(built, "folded")
     fold = re.search(
         r'<div class="cell docutils container">\s*'
-        r'<details class="admonition hide above-input">(.*?)</details>', page, re.S)[1]
-    assert fold.count("the code of twenty_one, 21 lines") == 2   # closed and opened
+        r'<details class="admonition hide above-input">(.*?)</details>',
+        page,
+        re.S,
+    )[1]
+    assert fold.count("the code of twenty_one, 21 lines") == 2  # closed and opened
     assert '<div class="cell_input docutils container">' in fold
     assert drawn(fold) == drawn(page)
     assert 'class="tf-origin"' in fold
     # the blank lines between the pieces are counted, too
     assert sum(piece.count("\n") + 1 for piece in PAGES["several"][1]) + 4 == 43
     assert "the code of LOW, ten, Box.volume and twenty, 43 lines" in article(
-        built, "several")
+        built, "several"
+    )
 
 
 def test_a_folded_cell_of_a_notebook_looks_the_same(make):
     "MyST-NB draws the same elements and classes for both."
     quoted = make({"folded": PAGES["folded"][0]})
     label = "the code of twenty_one, 21 lines"
-    cell = ("---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# A page"
-            "\n\n```{code-cell}\n---\ntags: [hide-input]\nmystnb:\n"
-            f"  code_prompt_show: {label}\n  code_prompt_hide: {label}\n---\n"
-            f"{PAGES['folded'][1][0]}\n```\n")
+    cell = (
+        "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# A page"
+        "\n\n```{code-cell}\n---\ntags: [hide-input]\nmystnb:\n"
+        f"  code_prompt_show: {label}\n  code_prompt_hide: {label}\n---\n"
+        f"{PAGES['folded'][1][0]}\n```\n"
+    )
     (quoted.srcdir / "nbs" / "cell.md").write_text(cell, encoding="utf-8")
     app = build(quoted.srcdir)
-    seen = [re.search(r'<div class="cell\b.*?</details>', article(app, name), re.S)[0]
-            for name in ("folded", "cell")]
+    seen = [
+        re.search(r'<div class="cell\b.*?</details>', article(app, name), re.S)[0]
+        for name in ("folded", "cell")
+    ]
     # they differ in the sentence under the code, in colors and in a tag without style
     ours, theirs = (
-        re.sub(r'<p class="tf-origin">.*?</p>|<pre>.*</pre>|'
-               r"highlight-\w+|tag_hide-input|\s+", "", one, flags=re.S)
-        for one in seen)
+        re.sub(
+            r'<p class="tf-origin">.*?</p>|<pre>.*</pre>|'
+            r"highlight-\w+|tag_hide-input|\s+",
+            "",
+            one,
+            flags=re.S,
+        )
+        for one in seen
+    )
     assert ours == theirs
 
 
 def test_a_sentence_leads_to_the_notebook_of_the_module(built):
-    sentence = ("This is code of tformer.nn.parts, which is written in "
-                "Parts & their uses.")
+    sentence = (
+        "This is code of tformer.nn.parts, which is written in Parts & their uses."
+    )
     assert says(built, "open") == [sentence]
     assert says(built, "several") == [sentence, "This is code of tformer.other."]
     for name in ("open", "folded"):
-        assert 'href="package/nn/parts.html"' in article(built, name).partition(
-            'class="tf-origin"')[2]
+        assert (
+            'href="package/nn/parts.html"'
+            in article(built, name).partition('class="tf-origin"')[2]
+        )
 
 
 # --- what is told
 
-@pytest.mark.parametrize("names, told", [
-    ("parts.turned", "no module of tformer begins the name 'parts.turned', expected "
-     "module.Name or room.module.Name"),
-    ("nn.turned", "no module of tformer begins the name 'nn.turned'"),
-    ("nn.parts", "'nn.parts' is a module, expected a name in it, such as "
-     "nn.parts.Name"),
-    ("nn.parts.Bax", "tformer.nn.parts does not define 'Bax', expected one of: "
-     "__all__, RATE, LOW, HIGH, turned, Box, twenty, twenty_one, either"),
-    ("nn.parts.Bax.fill", "tformer.nn.parts does not define 'Bax', expected"),
-    ("nn.parts.Box.fell", "tformer.nn.parts.Box does not define 'fell', expected one "
-     "of: side, volume, fill"),
-    ("nn.parts.RATE.x", "tformer.nn.parts.RATE does not define 'x', expected one of: "
-     "(it defines no names)"),
-    ("nn.parts.Box nn.parts.Bux", "tformer.nn.parts does not define 'Bux'"),
-    ("", "package-source has no name, expected module.Name or room.module.Name"),
-])
+
+@pytest.mark.parametrize(
+    "names, told",
+    [
+        (
+            "parts.turned",
+            "no module of tformer begins the name 'parts.turned', expected "
+            "module.Name or room.module.Name",
+        ),
+        ("nn.turned", "no module of tformer begins the name 'nn.turned'"),
+        (
+            "nn.parts",
+            "'nn.parts' is a module, expected a name in it, such as nn.parts.Name",
+        ),
+        (
+            "nn.parts.Bax",
+            "tformer.nn.parts does not define 'Bax', expected one of: "
+            "__all__, RATE, LOW, HIGH, turned, Box, twenty, twenty_one, either",
+        ),
+        ("nn.parts.Bax.fill", "tformer.nn.parts does not define 'Bax', expected"),
+        (
+            "nn.parts.Box.fell",
+            "tformer.nn.parts.Box does not define 'fell', expected one "
+            "of: side, volume, fill",
+        ),
+        (
+            "nn.parts.RATE.x",
+            "tformer.nn.parts.RATE does not define 'x', expected one of: "
+            "(it defines no names)",
+        ),
+        ("nn.parts.Box nn.parts.Bux", "tformer.nn.parts does not define 'Bux'"),
+        ("", "package-source has no name, expected module.Name or room.module.Name"),
+    ],
+)
 def test_what_is_unknown_is_a_warning(make, names, told):
     app = make({"page": [names]}, warningiserror=True, keep_going=True)
     warnings = app.warning.getvalue().strip().splitlines()
     assert len(warnings) == 1 and told in warnings[0], warnings
     assert "page.md:3: " in warnings[0]
-    assert app.statuscode == 1      # as `make book` ends
+    assert app.statuscode == 1  # as `make book` ends
 
 
 def test_a_notebook_that_is_gone_is_a_warning(make):
@@ -237,23 +321,39 @@ def test_a_notebook_that_is_gone_is_a_warning(make):
     (app.srcdir / "nbs/package/nn/parts.md").unlink()
     again = build(app.srcdir, freshenv=True)
     assert "nbs/page.md:3: WARNING: unknown document: '/nbs/package/nn/parts'" in (
-        strip_colors(again.warning.getvalue()))
+        strip_colors(again.warning.getvalue())
+    )
 
 
 # --- what is drawn again
 
+
 def test_a_changed_module_draws_its_pages_again(make):
-    app = make({"rate": ["nn.parts.RATE"], "both": ["other.ten nn.parts.RATE"],
-                "ten": ["other.ten"], "missing": ["nn.parts.later"]})
-    files = {name: {os.path.relpath(path, app.srcdir) for path in
-                    app.env.dependencies[f"nbs/{name}"]}
-             for name in ("rate", "both", "ten", "missing")}
+    app = make(
+        {
+            "rate": ["nn.parts.RATE"],
+            "both": ["other.ten nn.parts.RATE"],
+            "ten": ["other.ten"],
+            "missing": ["nn.parts.later"],
+        }
+    )
+    files = {
+        name: {
+            os.path.relpath(path, app.srcdir)
+            for path in app.env.dependencies[f"nbs/{name}"]
+        }
+        for name in ("rate", "both", "ten", "missing")
+    }
     parts = "tformer/nn/parts.py"
-    assert files == {"rate": {parts}, "both": {parts, "tformer/other.py"},
-                     "ten": {"tformer/other.py"}, "missing": {parts}}
+    assert files == {
+        "rate": {parts},
+        "both": {parts, "tformer/other.py"},
+        "ten": {"tformer/other.py"},
+        "missing": {parts},
+    }
     path = app.srcdir / parts
     path.write_text(MODULE.replace("0.1", "0.25") + "later = 1\n", "utf-8")
-    later = time.time() + 10        # whatever the clock of the disk
+    later = time.time() + 10  # whatever the clock of the disk
     os.utime(path, (later, later))
     app = build(app.srcdir)
     assert app.pages_read == ["nbs/both", "nbs/missing", "nbs/rate"]
@@ -264,6 +364,7 @@ def test_a_changed_module_draws_its_pages_again(make):
 
 # --- the package itself
 
+
 def test_every_public_name_can_be_quoted():
     "Its source is Python, stands in the file and holds no mark of nbdev."
     seen = 0
@@ -272,9 +373,12 @@ def test_every_public_name_can_be_quoted():
         module = course.module_name(ROOT, path)
         lines = text.split("\n")
         tree = ast.parse(text)
-        (public,) = [node.value for node in tree.body
-                     if isinstance(node, ast.Assign)
-                     and ast.unparse(node.targets[0]) == "__all__"]
+        (public,) = [
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+        ]
         for name in ast.literal_eval(public):
             where = package_source.find_module(ROOT, f"{module}.{name}")
             assert where == (path, name)

@@ -1,4 +1,5 @@
 """Caches in blocks: as the growing ones, and every block is somebody's."""
+
 import copy
 
 import pytest
@@ -29,14 +30,14 @@ GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 
 def consistent(pool, *tables):
     "Counts are those of the tables; each block is used, cached or free."
-    stand = [block for table in tables for row in table.tables
-             for block in row]
+    stand = [block for table in tables for row in table.tables for block in row]
     assert pool.ref_counts == [stand.count(i) for i in range(pool.num_blocks)]
     for table in tables:
         for row in table.tables:
             assert len({*row}) == len(row)
     assert pool.num_free_blocks + pool.num_used_blocks + len(pool.evictable) == (
-        pool.num_blocks)
+        pool.num_blocks
+    )
     assert not {*pool.evictable} & {*pool.free_block_ids, *stand}
     assert {*pool.evictable} <= {*pool.block_to_hash}
     assert pool.hash_to_block == {key: b for b, key in pool.block_to_hash.items()}
@@ -50,8 +51,9 @@ def test_logits_of_every_decoder(row, sizes, positions):
     pool = BlockPool(9, 4)
     cache = new_paged_cache(model, pool, 3)
     found = pieces(row, model, ids, cache, sizes, positions)
-    whole = row.run(model, ids,
-                    **({} if positions is None else dict(positions=positions)))
+    whole = row.run(
+        model, ids, **({} if positions is None else dict(positions=positions))
+    )
     token = torch.ones(3, 12).bool() if positions is None else positions >= 0
     close(found[token], whole[token])
     assert cache.seq_lens == token.sum(1).tolist() == cache.lengths.tolist()
@@ -63,15 +65,20 @@ def attentions():
     yield "plain", SelfAttention(**d)
     yield "rotary", SelfAttention(**d, rotary=RotaryEmbedding(4))
     yield "ALiBi", SelfAttention(**d, score_bias=ALiBi(4))
-    yield "T5", SelfAttention(**d, score_bias=T5RelativeBias(
-        4, n_buckets=8, max_distance=10, causal=True))
+    yield (
+        "T5",
+        SelfAttention(
+            **d, score_bias=T5RelativeBias(4, n_buckets=8, max_distance=10, causal=True)
+        ),
+    )
     yield "normed", SelfAttention(**d, q_norm=RMSNorm(4), k_norm=RMSNorm(4))
     yield "grouped", SelfAttention(**d, n_kv_heads=2, d_head=6, d_v=3)
     yield "packed", SelfAttention(**d, fused_qkv=True)
 
 
-@pytest.mark.parametrize("attention", [
-    pytest.param(a, id=name) for name, a in attentions()])
+@pytest.mark.parametrize(
+    "attention", [pytest.param(a, id=name) for name, a in attentions()]
+)
 @torch.no_grad()
 def test_every_attention_of_the_course(attention):
     x = randn(3, 12, 16)
@@ -80,9 +87,10 @@ def test_every_attention_of_the_course(attention):
     pool = BlockPool(13, 3)
     tables = BlockTables(pool, [[], [], []])
     cache = PagedKVCache([PagedLayerCache(tables, 0, [0, 0, 0])], tables)
-    parts = [attention(x[:, part], positions=RAGGED[:, part],
-                       cache=cache.layers[0])
-             for part in (slice(5), slice(5, 6), slice(6, 10), slice(10, 12))]
+    parts = [
+        attention(x[:, part], positions=RAGGED[:, part], cache=cache.layers[0])
+        for part in (slice(5), slice(5, 6), slice(6, 10), slice(10, 12))
+    ]
     close(torch.cat(parts, 1)[RAGGED >= 0], whole[RAGGED >= 0])
 
 
@@ -99,16 +107,22 @@ def test_methods_of_every_decoder(row):
     for cache, guest in zip(pair, guests, strict=True):
         cache.allow_rollback(12)
         row.run(model, row.ids(2, 7, seed=4), cache=guest)
-        out = [row.run(model, ids[:, :8], positions=RAGGED[:, :8], cache=cache)[
-            RAGGED[:, :8] >= 0]]
-        for i, act in enumerate((
+        out = [
+            row.run(model, ids[:, :8], positions=RAGGED[:, :8], cache=cache)[
+                RAGGED[:, :8] >= 0
+            ]
+        ]
+        for i, act in enumerate(
+            (
                 lambda: cache.select(torch.tensor([2, 0, 2])),
                 lambda: cache.crop(torch.tensor([2, 6, 3])),
                 lambda: cache.crop(5),
                 lambda: cache.set_rows(torch.tensor([2, 0]), guest),
-                lambda: cache.select(torch.tensor([0, 0, 1])))):
+                lambda: cache.select(torch.tensor([0, 0, 1])),
+            )
+        ):
             act()
-            out.append(row.run(model, ids[:, i:i + 2], cache=cache))
+            out.append(row.run(model, ids[:, i : i + 2], cache=cache))
         found.append(out)
     for ours, theirs in zip(*found, strict=False):
         close(ours, theirs)
@@ -128,8 +142,11 @@ def test_generate_writes_the_same(row):
     pool = BlockPool(21, 3)
     cache = new_paged_cache(model, pool, 3)
     how = dict(max_new_tokens=14, stop=stop, **more)
-    for ours, theirs in zip(generate(model, prompts, cache=cache, **how),
-                            generate(model, prompts, **how), strict=True):
+    for ours, theirs in zip(
+        generate(model, prompts, cache=cache, **how),
+        generate(model, prompts, **how),
+        strict=True,
+    ):
         assert (ours.ids, ours.finish_reason) == (theirs.ids, theirs.finish_reason)
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-9)
     consistent(pool, cache.tables)
@@ -168,7 +185,7 @@ def test_a_text_that_is_cached_whole_is_asked_for_its_last_token():
     assert len(pool.hash_to_block) == 2
     cache.crop(torch.tensor([MAX_LEN, 0]))
     assert cache.match_prefix(1, ids[0].tolist()) == 5
-    cache.reserve(1, 1)         # a copy: the other row reads it still
+    cache.reserve(1, 1)  # a copy: the other row reads it still
     assert pool.ref_counts[cache.tables.tables[1][0]] == 2
     assert cache.tables.tables[0][1] != cache.tables.tables[1][1]
     part = cache.view(torch.tensor([1]))
@@ -193,8 +210,7 @@ def test_only_what_is_filled_is_indexed():
 
 
 def test_a_key_is_of_the_block_and_all_before_it():
-    a, b = ([*hash_blocks(ids, 2)] for ids in (
-        [1, 2, 3, 4, 5], [9, 2, 3, 4, 5]))
+    a, b = ([*hash_blocks(ids, 2)] for ids in ([1, 2, 3, 4, 5], [9, 2, 3, 4, 5]))
     assert len(a) == len(b) == 2 and not {*a} & {*b}
     assert [*hash_blocks([1, 2, 3], 2)] == a[:1]
     assert [*hash_blocks([1], 2)] == []
@@ -205,7 +221,7 @@ def test_what_is_written_anew_is_found_no_more():
     model, pool, cache, ids = grown(6)
     cache.cache_full_blocks(0, ids[0].tolist())
     cache.crop(4)
-    assert len(pool.hash_to_block) == 2     # half of the second still stands
+    assert len(pool.hash_to_block) == 2  # half of the second still stands
     model(torch.tensor([[40]]), cache=cache)
     assert len(pool.hash_to_block) == 1
     cache.crop(0)
@@ -221,10 +237,9 @@ def test_the_block_longest_out_of_use_is_taken():
     for i in (1, 0, 2):
         pool.release(blocks[i])
     assert len(pool.evictable) == 3 and pool.num_free_blocks == 0
-    pool.acquire(blocks[1])           # used again: now it is the youngest
+    pool.acquire(blocks[1])  # used again: now it is the youngest
     pool.release(blocks[1])
-    assert [pool.allocate() for _ in range(3)] == [
-        blocks[i] for i in (0, 2, 1)]
+    assert [pool.allocate() for _ in range(3)] == [blocks[i] for i in (0, 2, 1)]
     assert not pool.hash_to_block and not pool.block_to_hash
     with pytest.raises(OutOfBlocks, match="all 3 blocks are in use"):
         pool.allocate()
@@ -237,7 +252,7 @@ def test_a_block_is_empty_when_it_is_handed_out():
     cache.crop(0)
     for held in pool.buffers.values():
         for x in held:
-            x[:9] = torch.nan       # what a text that failed leaves
+            x[:9] = torch.nan  # what a text that failed leaves
     found = model(ids[:, :1], cache=cache), model(ids[:, 1:2], cache=cache)
     close(torch.cat(found, 1), model(ids[:, :2]), 1e-12)
 
@@ -251,9 +266,8 @@ def test_a_short_table_is_filled_up_with_a_block_of_nobody():
     for held in pool.buffers.values():
         for x in held:
             for block in {*range(pool.num_blocks)} - own:
-                x[3 * block:3 * block + 3] = torch.nan
-    found = model(ids[:, 1:2], cache=cache,
-                  positions=torch.tensor([[8], [1]]))
+                x[3 * block : 3 * block + 3] = torch.nan
+    found = model(ids[:, 1:2], cache=cache, positions=torch.tensor([[8], [1]]))
     close(found[1], expected, 1e-12)
 
 
@@ -280,8 +294,11 @@ def test_a_model_that_refuses_leaves_all_as_it_was():
         model(ids[:, :1], cache=cache)
     model.blocks[1] = block
     assert cache.seq_lens == lengths and cache.lengths.tolist() == [5, 5]
-    close(model(ids[:, :1], cache=cache),
-          model(torch.cat([ids, ids[:, :1]], 1))[:, -1:], 1e-12)
+    close(
+        model(ids[:, :1], cache=cache),
+        model(torch.cat([ids, ids[:, :1]], 1))[:, -1:],
+        1e-12,
+    )
     assert held.keys() == pool.buffers.keys()
     consistent(pool, cache.tables)
 
@@ -310,17 +327,24 @@ def test_bad_input_is_told_in_a_sentence():
     layer = cache.layers[0]
     x = torch.zeros(2, 4, 1, 4).double()
     for call, says in (
-            (lambda: model(ids, cache=cache, positions=torch.tensor(
-                [[7, 8, 9, 10, 11]])), "row 0 holds 5 tokens.*got .7, 8"),
-            (lambda: model(ids[:1, :1], cache=cache), "a batch of 1|do not"),
-            (lambda: cache.set_rows(torch.tensor([0]), growing), "same pool"),
-            (lambda: cache.select(torch.tensor([2])), "rows must be"),
-            (lambda: cache.crop(-1), "n must be a whole number"),
-            (lambda: layer.update(x.float(), x, positions=torch.tensor([[5]])),
-             "only batch and time may differ"),
-            (lambda: BlockPool(0), "num_blocks must be a whole number"),
-            (lambda: BlockPool(3, 0), "block_size must be a whole number"),
-            (lambda: new_paged_cache(model, pool, 0), "batch_size must be a whole")):
+        (
+            lambda: model(
+                ids, cache=cache, positions=torch.tensor([[7, 8, 9, 10, 11]])
+            ),
+            "row 0 holds 5 tokens.*got .7, 8",
+        ),
+        (lambda: model(ids[:1, :1], cache=cache), "a batch of 1|do not"),
+        (lambda: cache.set_rows(torch.tensor([0]), growing), "same pool"),
+        (lambda: cache.select(torch.tensor([2])), "rows must be"),
+        (lambda: cache.crop(-1), "n must be a whole number"),
+        (
+            lambda: layer.update(x.float(), x, positions=torch.tensor([[5]])),
+            "only batch and time may differ",
+        ),
+        (lambda: BlockPool(0), "num_blocks must be a whole number"),
+        (lambda: BlockPool(3, 0), "block_size must be a whole number"),
+        (lambda: new_paged_cache(model, pool, 0), "batch_size must be a whole"),
+    ):
         with pytest.raises((ValueError, IndexError), match=says) as told:
             call()
         assert "\n" not in str(told.value)
@@ -332,9 +356,16 @@ def test_bad_input_is_told_in_a_sentence():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(
-    ["reserve", "trim", "select", "register", "begin"]),
-    st.integers(0, 2), st.integers(1, 9)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["reserve", "trim", "select", "register", "begin"]),
+            st.integers(0, 2),
+            st.integers(1, 9),
+        ),
+        max_size=40,
+    )
+)
 def test_blocks_are_never_lost(acts):
     pool = BlockPool(7, 2)
     tables = BlockTables(pool, [[], [], []])
@@ -342,8 +373,7 @@ def test_blocks_are_never_lost(acts):
         table = tables.tables[row]
         try:
             if act == "reserve":
-                tables.reserve(row, max(0, 2 * len(table) - 1),
-                               2 * len(table) + n)
+                tables.reserve(row, max(0, 2 * len(table) - 1), 2 * len(table) + n)
             elif act == "trim":
                 tables.trim(row, n)
             elif act == "select":
@@ -373,8 +403,9 @@ def test_what_grows_has_blocks_and_the_rest_stays_what_it_is():
     for ours, theirs in zip(cache.layers, plain.layers, strict=True):
         assert type(ours) is type(theirs) is KVCache
         for a, b in zip(ours.layers, theirs.layers, strict=True):
-            assert type(a) is (PagedLayerCache if type(b) is DynamicLayerCache
-                               else type(b))
+            assert type(a) is (
+                PagedLayerCache if type(b) is DynamicLayerCache else type(b)
+            )
 
 
 @pytest.mark.gpu

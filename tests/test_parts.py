@@ -2,6 +2,7 @@
 
 Device, type, `state_dict`, compilation, causality, equal paths, no memory.
 """
+
 import math
 import shutil
 
@@ -40,7 +41,8 @@ D = 16
 H = 4
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize(
-    "dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+    "dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch.")
+)
 
 
 def randn(*shape, seed=0, device="cpu", dtype=torch.float32):
@@ -71,19 +73,27 @@ def cross(**options):
 
 
 def with_rotary(**options):
-    return lambda: SelfAttention(D, H, causal=True, rotary=RotaryEmbedding(D // H),
-                                 **options)
+    return lambda: SelfAttention(
+        D, H, causal=True, rotary=RotaryEmbedding(D // H), **options
+    )
 
 
 def with_norms(**options):
     return lambda: SelfAttention(
-        D, H, causal=True, rotary=RotaryEmbedding(D // H), n_kv_heads=2, bias=False,
-        q_norm=RMSNorm(D // H), k_norm=RMSNorm(D // H), **options)
+        D,
+        H,
+        causal=True,
+        rotary=RotaryEmbedding(D // H),
+        n_kv_heads=2,
+        bias=False,
+        q_norm=RMSNorm(D // H),
+        k_norm=RMSNorm(D // H),
+        **options,
+    )
 
 
 def with_bias(bias, **options):
-    return lambda: SelfAttention(D, H, causal=True, score_bias=bias(),
-                                 **options)
+    return lambda: SelfAttention(D, H, causal=True, score_bias=bias(), **options)
 
 
 def heads(x):
@@ -162,8 +172,9 @@ def with_padded_cache(part, x):
     positions[1] -= 2
     cache = part.new_cache(len(x))
     first = part(x[:, :4], positions=positions, cache=cache)
-    return torch.cat([first, *(part(y, cache=cache)
-                               for y in x[:, 4:].split((1, 2), 1))], 1)
+    return torch.cat(
+        [first, *(part(y, cache=cache) for y in x[:, 4:].split((1, 2), 1))], 1
+    )
 
 
 PARTS = {
@@ -237,8 +248,10 @@ def results(out):
 
 def loss(out):
     "Not constant in any of the outputs."
-    return sum((x.float() * torch.linspace(-1, 1, x.numel()).view(
-        x.shape).to(x.device)).sum() for x in results(out))
+    return sum(
+        (x.float() * torch.linspace(-1, 1, x.numel()).view(x.shape).to(x.device)).sum()
+        for x in results(out)
+    )
 
 
 def run(part, use, x):
@@ -253,6 +266,7 @@ def run(part, use, x):
 
 
 # device, type, state_dict
+
 
 @each_device
 @each_dtype
@@ -307,10 +321,12 @@ def test_no_module_keeps_anything(name, device, dtype):
     part = seeded(make).to(device, dtype)
 
     def kept():
-        return [(where, key, type(value), repr(value))
-                for where, module in part.named_modules()
-                for key, value in sorted(vars(module).items())
-                if key != "_modules"]
+        return [
+            (where, key, type(value), repr(value))
+            for where, module in part.named_modules()
+            for key, value in sorted(vars(module).items())
+            if key != "_modules"
+        ]
 
     for training in (True, False):
         part.train(training)
@@ -321,6 +337,7 @@ def test_no_module_keeps_anything(name, device, dtype):
 
 
 # torch.compile
+
 
 def agree_compiled(name, backend):
     make, use = PARTS[name]
@@ -335,6 +352,7 @@ def agree_compiled(name, backend):
 
         def fast(part, x):
             return use(whole_part, x)
+
     faster, slopes = run(part, fast, x)
     for a, b in zip(faster, out, strict=True):
         close(a, b)
@@ -351,14 +369,17 @@ def test_compiled_in_one_graph_equals_eager(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
-                    reason="no C++ compiler on this machine")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")),
+    reason="no C++ compiler on this machine",
+)
 @pytest.mark.parametrize("name", ["RMSNorm", "attention, rotary"])
 def test_compiled_to_machine_code_equals_eager(name):
     agree_compiled(name, "inductor")
 
 
 # causality (DESIGN, section 5)
+
 
 class TourAttention(minimal.MiniAttention):
     "The tour's: explicit, and without positions or cache."
@@ -382,8 +403,8 @@ def weighed(layer, x):
 def in_chunks(*sizes):
     def chunks(layer, x):
         cache = layer.new_cache(len(x))
-        return torch.cat([layer(part, cache=cache)
-                          for part in x.split(sizes, 1)], 1)
+        return torch.cat([layer(part, cache=cache) for part in x.split(sizes, 1)], 1)
+
     chunks.__name__ = f"cached {sizes}"
     return chunks
 
@@ -393,10 +414,12 @@ def padded_in_chunks(layer, x):
     filler = 50 * torch.ones_like(x[:, :2])
     positions = some_positions(x.device, 5) - 2
     cache = layer.new_cache(len(x))
-    parts = [layer(torch.cat([filler, x[:, :3]], 1), positions=positions,
-                   cache=cache)[:, 2:]]
-    return torch.cat(parts + [layer(part, cache=cache)
-                              for part in x[:, 3:].split(1, 1)], 1)
+    parts = [
+        layer(torch.cat([filler, x[:, :3]], 1), positions=positions, cache=cache)[:, 2:]
+    ]
+    return torch.cat(
+        parts + [layer(part, cache=cache) for part in x[:, 3:].split(1, 1)], 1
+    )
 
 
 def padded(layer, x):
@@ -422,8 +445,16 @@ CAUSAL = {
     "T5": with_bias(lambda: T5RelativeBias(H, causal=True)),
     "T5, both sides, explicit": with_bias(lambda: T5RelativeBias(H), fused=False),
 }
-WAYS = [whole, placed, weighed, padded, padded_in_chunks,
-        in_chunks(1, 1, 1, 1, 1, 1, 1), in_chunks(3, 4), in_chunks(6, 1)]
+WAYS = [
+    whole,
+    placed,
+    weighed,
+    padded,
+    padded_in_chunks,
+    in_chunks(1, 1, 1, 1, 1, 1, 1),
+    in_chunks(3, 4),
+    in_chunks(6, 1),
+]
 
 
 def is_causal(layer, way, dtype, exact, device="cpu"):
@@ -465,7 +496,7 @@ def test_no_gradient_comes_from_the_future(kind, way):
     layer = seeded(CAUSAL[kind]).eval()
     for n in (1, 3, T - 1):
         x = randn(B, T, D).requires_grad_()
-        grad, = torch.autograd.grad(way(layer, x)[:, :n].sum(), x)
+        (grad,) = torch.autograd.grad(way(layer, x)[:, :n].sum(), x)
         assert (grad[:, n:] == 0).all() and (grad[:, :n] != 0).any()
 
 
@@ -488,9 +519,11 @@ class LeakyView(nn.Module):
 
 
 @each_dtype
-@pytest.mark.parametrize("way", [placed, weighed, padded,
-                                 padded_in_chunks, in_chunks(3, 4)],
-                         ids=lambda w: w.__name__)
+@pytest.mark.parametrize(
+    "way",
+    [placed, weighed, padded, padded_in_chunks, in_chunks(3, 4)],
+    ids=lambda w: w.__name__,
+)
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
     "The contract's own check: it must fail where it should."
@@ -501,15 +534,23 @@ def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
         is_causal(layer, way, dtype, exact=False)
 
 
-@pytest.mark.parametrize("make", [
-    mha(), mha(fused=False), mha(fused_qkv=True), LeakyView,
-    lambda: minimal.MiniAttention(D, H, causal=False)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        mha(),
+        mha(fused=False),
+        mha(fused_qkv=True),
+        LeakyView,
+        lambda: minimal.MiniAttention(D, H, causal=False),
+    ],
+)
 def test_layers_that_see_the_future_are_found(make):
     with pytest.raises(AssertionError):
         is_causal(seeded(make), whole, torch.float32, exact=False)
 
 
 # explicit = fused = packed
+
 
 def three_paths(score_bias=None, causal=False, rotary=None):
     "The same weights in an explicit, a fused and a packed layer."
@@ -520,8 +561,9 @@ def three_paths(score_bias=None, causal=False, rotary=None):
     state = explicit.state_dict()
     fused.load_state_dict(state)
     for end in ("weight", "bias"):
-        state[f"qkv_proj.{end}"] = torch.cat([
-            state.pop(f"{x}_proj.{end}") for x in "qkv"])
+        state[f"qkv_proj.{end}"] = torch.cat(
+            [state.pop(f"{x}_proj.{end}") for x in "qkv"]
+        )
     packed.load_state_dict(state)
     return explicit, fused, packed
 
@@ -537,17 +579,26 @@ def a_mask(name):
     empty = some.clone()
     empty[0, :, 2] = False
     empty[1, :, 5] = False
-    return {"none": None, "lower": lower(1, 1, T, T), "rows": some,
-            "heads": some ^ torch.eye(H).bool()[:, :1, None],
-            "empty": empty, "all empty": torch.zeros(1, 1, T, T).bool()}[name]
+    return {
+        "none": None,
+        "lower": lower(1, 1, T, T),
+        "rows": some,
+        "heads": some ^ torch.eye(H).bool()[:, :1, None],
+        "empty": empty,
+        "all empty": torch.zeros(1, 1, T, T).bool(),
+    }[name]
 
 
-BIASES = {"no bias": lambda: None, "ALiBi": lambda: ALiBi(H),
-          "T5": lambda: T5RelativeBias(H)}
+BIASES = {
+    "no bias": lambda: None,
+    "ALiBi": lambda: ALiBi(H),
+    "T5": lambda: T5RelativeBias(H),
+}
 
 
-@pytest.mark.parametrize("mask", ["none", "lower", "rows", "heads", "empty",
-                                  "all empty"])
+@pytest.mark.parametrize(
+    "mask", ["none", "lower", "rows", "heads", "empty", "all empty"]
+)
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("positions", ["default", "padded"])
@@ -556,17 +607,20 @@ def test_all_paths_agree(mask, bias, causal, positions):
     allowed = a_mask(mask)
     options = {}
     if positions == "padded":
-        options["positions"] = torch.stack([torch.arange(T), torch.tensor(
-            [-1, -1, 0, 1, -1, 2, 3])])
+        options["positions"] = torch.stack(
+            [torch.arange(T), torch.tensor([-1, -1, 0, 1, -1, 2, 3])]
+        )
     all_out = []
     all_grads = []
     for layer in paths:
-        out, grads = run(layer, lambda p, x: p(
-            x, mask=allowed, **options), randn(B, T, D))
+        out, grads = run(
+            layer, lambda p, x: p(x, mask=allowed, **options), randn(B, T, D)
+        )
         for end in ("weight", "bias"):
             if f"qkv_proj.{end}" not in grads:
-                grads[f"qkv_proj.{end}"] = torch.cat([
-                    grads.pop(f"{x}_proj.{end}") for x in "qkv"])
+                grads[f"qkv_proj.{end}"] = torch.cat(
+                    [grads.pop(f"{x}_proj.{end}") for x in "qkv"]
+                )
         all_out.append(out[0]), all_grads.append(grads)
     for out, grads in zip(all_out[1:], all_grads[1:], strict=False):
         close(out, all_out[0])
@@ -586,16 +640,18 @@ def test_all_paths_agree(mask, bias, causal, positions):
 @each_dtype
 @pytest.mark.parametrize("kind", ["mask", "bias", "both"])
 def test_empty_rows_are_zero_on_every_path(kind, dtype, device):
-    q, k, v = (randn(B, H, T, 8, seed=i, device=device, dtype=dtype)
-               .requires_grad_() for i in range(3))
+    q, k, v = (
+        randn(B, H, T, 8, seed=i, device=device, dtype=dtype).requires_grad_()
+        for i in range(3)
+    )
     mask = bias = None
     if kind != "bias":
         mask = a_mask("empty").to(device)
     if kind != "mask":
         bias = randn(B, H, T, T, device=device).masked_fill(
-            ~a_mask("empty").to(device), -math.inf)
-    paths = [eager_attend(q, k, v, mask, bias)[0],
-             fused_attend(q, k, v, mask, bias)]
+            ~a_mask("empty").to(device), -math.inf
+        )
+    paths = [eager_attend(q, k, v, mask, bias)[0], fused_attend(q, k, v, mask, bias)]
     if bias is None:
         paths.append(online_softmax_attend(q, k, v, mask, chunk_size=3))
     for out in paths:
@@ -603,8 +659,9 @@ def test_empty_rows_are_zero_on_every_path(kind, dtype, device):
         assert (out[0, :, 2] == 0).all() and (out[1, :, 5] == 0).all()
         assert (out[0, :, 3] != 0).any()
         close(out, paths[0], 1e-5 if dtype == torch.float32 else 2e-2)
-        for grad in torch.autograd.grad(out.float().pow(2).sum(), (q, k, v),
-                                        retain_graph=True):
+        for grad in torch.autograd.grad(
+            out.float().pow(2).sum(), (q, k, v), retain_graph=True
+        ):
             assert grad.isfinite().all()
 
 

@@ -1,4 +1,5 @@
 """Embeddings and positions against PyTorch, transformers and arithmetic."""
+
 import cmath
 import itertools
 import math
@@ -70,6 +71,7 @@ def peer_table(n, d):
 
 # embedding
 
+
 @pytest.mark.parametrize("init", ["normal", "uniform"])
 @pytest.mark.parametrize("d_model", [8, 96, 512])
 def test_the_variance_is_one_over_d_model(init, d_model):
@@ -77,16 +79,15 @@ def test_the_variance_is_one_over_d_model(init, d_model):
     weight = Embedding(400_000 // d_model, d_model, init=init).weight
     assert weight.var().item() * d_model == pytest.approx(1, abs=0.02)
     assert weight.mean().abs() < 0.01
-    edge = weight.abs().max() * d_model ** 0.5
-    assert (edge <= 3 ** 0.5) == (init == "uniform")
+    edge = weight.abs().max() * d_model**0.5
+    assert (edge <= 3**0.5) == (init == "uniform")
     kurtosis = (weight.pow(4).mean() / weight.var() ** 2).item()
-    assert kurtosis == pytest.approx(1.8 if init == "uniform" else 3,
-                                     abs=0.1)
+    assert kurtosis == pytest.approx(1.8 if init == "uniform" else 3, abs=0.1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scale", [1.0, 4.0, 96 ** 0.5])
+@pytest.mark.parametrize("scale", [1.0, 4.0, 96**0.5])
 def test_values_and_gradients_equal_nn_embedding(scale, dtype, device):
     ours = Embedding(13, 96, scale=scale).to(device, dtype)
     peer = nn.Embedding(13, 96, device=device, dtype=dtype)
@@ -95,8 +96,7 @@ def test_values_and_gradients_equal_nn_embedding(scale, dtype, device):
     out = ours(ids)
     ref = peer(ids) * scale
     assert out.dtype == dtype and torch.equal(out, ref)
-    (grad,), (expected,) = (slopes(x, m.weight)
-                            for x, m in ((out, ours), (ref, peer)))
+    (grad,), (expected,) = (slopes(x, m.weight) for x, m in ((out, ours), (ref, peer)))
     assert torch.equal(grad, expected) and (grad[11:] == 0).all()
 
 
@@ -119,37 +119,47 @@ def test_gradients_reach_only_the_rows_used_and_add_up():
     assert torch.equal(layer.weight.grad, expected[:, None].expand(6, 4))
 
 
-@pytest.mark.parametrize("ids, says", [
-    ([[0, 13]], "id 13 .* 13 ids"), ([[40, 2]], "id 40 .* 13 ids"),
-    ([[-1, 2]], "id -1 .* 13 ids"), ([[0.0, 1.0]], "float32"),
-    ([[True, False]], "bool")])
+@pytest.mark.parametrize(
+    "ids, says",
+    [
+        ([[0, 13]], "id 13 .* 13 ids"),
+        ([[40, 2]], "id 40 .* 13 ids"),
+        ([[-1, 2]], "id -1 .* 13 ids"),
+        ([[0.0, 1.0]], "float32"),
+        ([[True, False]], "bool"),
+    ],
+)
 def test_wrong_ids_are_named(ids, says):
     with pytest.raises(ValueError, match=says):
         Embedding(13, 4)(torch.tensor(ids))
 
 
-@pytest.mark.parametrize("make, says", [
-    (lambda: Embedding(0, 4), "vocab_size .* 0"),
-    (lambda: Embedding(4, 0), "d_model .* 0"),
-    (lambda: Embedding(4, 4, init="xavier"), "'uniform'.*'xavier'"),
-    (lambda: Embedding(4.0, 4), "vocab_size .* 4.0"),
-    (lambda: Embedding(4, True), "d_model .* True"),
-    (lambda: Embedding(4, 4, scale=math.nan), "scale .* nan"),
-    (lambda: LearnedPositionEmbedding(4, 4, std=-0.1), "std .* -0.1"),
-    (lambda: SinusoidalPositionEmbedding(2.5, 4), "max_len .* 2.5"),
-    (lambda: SinusoidalPositionEmbedding(4, 4, base=math.inf), "base .* inf"),
-    (lambda: SinusoidalPositionEmbedding(4, 4)(torch.ones(1, 2)), "float32"),
-    (lambda: sinusoids(torch.arange(3), 4.0), "d_model .* 4.0"),
-    (lambda: sinusoids(torch.arange(3), 4, base=math.nan), "base .* nan"),
-    (lambda: position_shift_matrix(1, 4, base=-1.0), "base .* -1.0"),
-    (lambda: LearnedPositionEmbedding(0, 4), "max_len .* 0"),
-    (lambda: LearnedPositionEmbedding(4, -1), "d_model .* -1"),
-    (lambda: SinusoidalPositionEmbedding(0, 4), "max_len .* 0"),
-    (lambda: SinusoidalPositionEmbedding(4, 7), "d_model 7.* even, as 8"),
-    (lambda: sinusoids(torch.arange(3), 1), "d_model must be .* least 2, got 1"),
-    (lambda: sinusoids(torch.arange(3), 4, base=0.0), "base .* 0.0"),
-    (lambda: sinusoids(torch.arange(3.0), 4), "float32"),
-    (lambda: position_shift_matrix(1, 5), "d_model 5.* even, as 6")])
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: Embedding(0, 4), "vocab_size .* 0"),
+        (lambda: Embedding(4, 0), "d_model .* 0"),
+        (lambda: Embedding(4, 4, init="xavier"), "'uniform'.*'xavier'"),
+        (lambda: Embedding(4.0, 4), "vocab_size .* 4.0"),
+        (lambda: Embedding(4, True), "d_model .* True"),
+        (lambda: Embedding(4, 4, scale=math.nan), "scale .* nan"),
+        (lambda: LearnedPositionEmbedding(4, 4, std=-0.1), "std .* -0.1"),
+        (lambda: SinusoidalPositionEmbedding(2.5, 4), "max_len .* 2.5"),
+        (lambda: SinusoidalPositionEmbedding(4, 4, base=math.inf), "base .* inf"),
+        (lambda: SinusoidalPositionEmbedding(4, 4)(torch.ones(1, 2)), "float32"),
+        (lambda: sinusoids(torch.arange(3), 4.0), "d_model .* 4.0"),
+        (lambda: sinusoids(torch.arange(3), 4, base=math.nan), "base .* nan"),
+        (lambda: position_shift_matrix(1, 4, base=-1.0), "base .* -1.0"),
+        (lambda: LearnedPositionEmbedding(0, 4), "max_len .* 0"),
+        (lambda: LearnedPositionEmbedding(4, -1), "d_model .* -1"),
+        (lambda: SinusoidalPositionEmbedding(0, 4), "max_len .* 0"),
+        (lambda: SinusoidalPositionEmbedding(4, 7), "d_model 7.* even, as 8"),
+        (lambda: sinusoids(torch.arange(3), 1), "d_model must be .* least 2, got 1"),
+        (lambda: sinusoids(torch.arange(3), 4, base=0.0), "base .* 0.0"),
+        (lambda: sinusoids(torch.arange(3.0), 4), "float32"),
+        (lambda: position_shift_matrix(1, 5), "d_model 5.* even, as 6"),
+    ],
+)
 def test_wrong_sizes_are_named(make, says):
     with pytest.raises(ValueError, match=says):
         make()
@@ -180,8 +190,10 @@ def test_print_shows_all_that_changes_the_numbers():
     assert len({repr(part) for part in kinds}) == len(kinds)
     assert repr(Embedding(9, 4)) == "Embedding(9, 4, scale=1.0)"
     assert repr(LearnedPositionEmbedding(9, 4)) == "LearnedPositionEmbedding(9, 4)"
-    assert repr(SinusoidalPositionEmbedding(9, 4)) == \
-        "SinusoidalPositionEmbedding(9, 4, base=10000.0)"
+    assert (
+        repr(SinusoidalPositionEmbedding(9, 4))
+        == "SinusoidalPositionEmbedding(9, 4, base=10000.0)"
+    )
 
 
 def test_ids_may_be_narrow_or_none():
@@ -198,8 +210,9 @@ def test_ids_may_be_narrow_or_none():
 
 # sinusoids
 
+
 @quick
-@given(st.integers(-10**6, 10**6), evens, bases)
+@given(st.integers(-(10**6), 10**6), evens, bases)
 def test_sinusoids_equal_the_formula(p, d, base):
     row = sinusoids(torch.tensor(p), d, base)
     assert row.dtype == torch.float32 and row.shape == (d,)
@@ -213,8 +226,9 @@ def test_sinusoids_equal_transformers(d):
 
 
 def test_position_0_has_all_hands_upright():
-    assert torch.equal(sinusoids(torch.tensor([0]), 6),
-                       torch.tensor([[0.0, 1, 0, 1, 0, 1]]))
+    assert torch.equal(
+        sinusoids(torch.tensor([0]), 6), torch.tensor([[0.0, 1, 0, 1, 0, 1]])
+    )
 
 
 def test_the_first_pair_turns_by_one_radian():
@@ -230,17 +244,25 @@ def test_any_shape_of_positions():
     assert torch.equal(rows[1, 2], sinusoids(positions[1, 2], 8))
 
 
-@pytest.mark.parametrize("offset, expected", [
-    (0, 256), (1, 249.102098), (2, 231.733620), (10, 173.789725),
-    (45, 134.311564), (64, 124.259909)])
+@pytest.mark.parametrize(
+    "offset, expected",
+    [
+        (0, 256),
+        (1, 249.102098),
+        (2, 231.733620),
+        (10, 173.789725),
+        (45, 134.311564),
+        (64, 124.259909),
+    ],
+)
 def test_dot_products_are_sums_of_cosines_of_the_offset(offset, expected):
-    formula = math.fsum(math.cos(offset / 10_000 ** (2 * k / 512))
-                        for k in range(256))
+    formula = math.fsum(math.cos(offset / 10_000 ** (2 * k / 512)) for k in range(256))
     assert formula == pytest.approx(expected, abs=1e-6)
     rows = sinusoids(torch.arange(200), 512).double()
     products = rows @ rows.T
-    assert torch.allclose(products.diagonal(offset),
-                          torch.tensor(formula).double(), atol=1e-4)
+    assert torch.allclose(
+        products.diagonal(offset), torch.tensor(formula).double(), atol=1e-4
+    )
     assert torch.allclose(products, products.T)
 
 
@@ -259,8 +281,7 @@ def test_a_step_is_a_product_of_complex_numbers():
     step = position_shift_matrix(7, 6)
     for i in range(3):
         turn = cmath.exp(7j * 10_000 ** (-2 * i / 6))
-        expected = torch.tensor([[turn.real, turn.imag],
-                                 [-turn.imag, turn.real]])
+        expected = torch.tensor([[turn.real, turn.imag], [-turn.imag, turn.real]])
         here = slice(2 * i, 2 * i + 2)
         assert torch.allclose(step[here, here], expected, atol=1e-6)
         step[here, here] = 0
@@ -269,6 +290,7 @@ def test_a_step_is_a_product_of_complex_numbers():
 
 # the class around them
 
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_table_and_beyond_it_are_the_same(dtype, device):
@@ -276,9 +298,11 @@ def test_the_table_and_beyond_it_are_the_same(dtype, device):
     positions = torch.tensor([[0, 1, 9, 10, 11, 5000]], device=device)
     out = layer(positions)
     assert out.dtype == dtype
-    exact = torch.tensor([[[by_formula(p, c, 16) for c in range(16)]
-                           for p in positions[0].tolist()]], dtype=torch.float64)
-    near = 1e-6 if dtype == torch.float32 else 2 ** -8
+    exact = torch.tensor(
+        [[[by_formula(p, c, 16) for c in range(16)] for p in positions[0].tolist()]],
+        dtype=torch.float64,
+    )
+    near = 1e-6 if dtype == torch.float32 else 2**-8
     assert (out.cpu().double() - exact).abs().max() <= near
     long = SinusoidalPositionEmbedding(6000, 16).to(device, dtype)
     assert torch.equal(out, long(positions))
@@ -301,6 +325,7 @@ def test_another_base():
 
 # learned positions
 
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_learned_positions_equal_nn_embedding(dtype, device):
@@ -311,8 +336,7 @@ def test_learned_positions_equal_nn_embedding(dtype, device):
     out = ours(positions)
     ref = peer(positions)
     assert out.dtype == dtype and torch.equal(out, ref)
-    assert torch.equal(slopes(out, ours.weight)[0],
-                       slopes(ref, peer.weight)[0])
+    assert torch.equal(slopes(out, ours.weight)[0], slopes(ref, peer.weight)[0])
 
 
 @pytest.mark.parametrize("std", [0.02, 0.5])
@@ -322,10 +346,14 @@ def test_learned_positions_start_small(std):
     assert weight.std().item() == pytest.approx(std, rel=0.01)
 
 
-@pytest.mark.parametrize("positions, says", [
-    ([[0, 9]], "position 9 .* 9 positions"),
-    ([[-1, 4000]], "position 4000 .* 9 positions"),
-    ([[0.5, 1.0]], "float32")])
+@pytest.mark.parametrize(
+    "positions, says",
+    [
+        ([[0, 9]], "position 9 .* 9 positions"),
+        ([[-1, 4000]], "position 4000 .* 9 positions"),
+        ([[0.5, 1.0]], "float32"),
+    ],
+)
 def test_a_position_beyond_the_table_is_named(positions, says):
     with pytest.raises(ValueError, match=says):
         LearnedPositionEmbedding(9, 6)(torch.tensor(positions))
@@ -360,7 +388,7 @@ def test_positions_decide_and_not_places(kind):
     whole = layer(torch.arange(12)[None])[0]
     for positions in itertools.permutations((0, 3, 11)):
         assert torch.equal(layer(torch.tensor([positions]))[0], whole[list(positions)])
-    for p in range(12):         # one token at a time
+    for p in range(12):  # one token at a time
         assert torch.equal(layer(torch.tensor([[p]]))[0, 0], whole[p])
 
 
@@ -369,8 +397,9 @@ def test_the_first_row_is_position_0(d, base):
     "Shifted by one, both of these fail."
     layer = SinusoidalPositionEmbedding(20, d, base=base)
     positions = torch.arange(20)[None]
-    exact = torch.tensor([[by_formula(p, c, d, base) for c in range(d)]
-                          for p in range(20)])
+    exact = torch.tensor(
+        [[by_formula(p, c, d, base) for c in range(d)] for p in range(20)]
+    )
     close(layer(positions)[0], exact, 1e-6)
     table = LearnedPositionEmbedding(20, d)
     assert torch.equal(table(positions)[0], table.weight)
@@ -378,13 +407,17 @@ def test_the_first_row_is_position_0(d, base):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(SHAPES, reason="signatures are not compiled")
-@pytest.mark.parametrize("make", [
-    lambda: Embedding(9, 6, scale=2.0), lambda: LearnedPositionEmbedding(9, 6),
-    lambda: SinusoidalPositionEmbedding(9, 6)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Embedding(9, 6, scale=2.0),
+        lambda: LearnedPositionEmbedding(9, 6),
+        lambda: SinusoidalPositionEmbedding(9, 6),
+    ],
+)
 def test_compiles_in_one_graph(make):
     layer = make()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager",
-                             dynamic=False)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=False)
     positions = torch.tensor([[0, 4, 8, 2], [3, 3, 1, 0]])
     assert torch.equal(compiled(positions), layer(positions))
     if isinstance(layer, Embedding):
@@ -396,30 +429,35 @@ def test_compiles_in_one_graph(make):
         assert torch.equal(compiled(far), layer(far))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: Embedding(9, 6), lambda: LearnedPositionEmbedding(9, 6),
-    lambda: SinusoidalPositionEmbedding(9, 6)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Embedding(9, 6),
+        lambda: LearnedPositionEmbedding(9, 6),
+        lambda: SinusoidalPositionEmbedding(9, 6),
+    ],
+)
 def test_without_data_there_are_shapes(make):
     layer = make().to("meta")
-    assert layer(torch.zeros(2, 5, dtype=torch.int64,
-                             device="meta")).shape == (2, 5, 6)
+    assert layer(torch.zeros(2, 5, dtype=torch.int64, device="meta")).shape == (2, 5, 6)
 
 
 # what they are for
 
+
 def signal(layer, d):
-    return layer.pow(2).mean().sqrt().item() / 0.5 ** 0.5
+    return layer.pow(2).mean().sqrt().item() / 0.5**0.5
 
 
 @pytest.mark.parametrize("d", [256, 512])
 def test_the_ratio_of_token_to_position(d):
     torch.manual_seed(0)
     waves = sinusoids(torch.arange(100), d)
-    assert waves.pow(2).mean().sqrt().item() == pytest.approx(0.5 ** 0.5)
+    assert waves.pow(2).mean().sqrt().item() == pytest.approx(0.5**0.5)
     ids = torch.arange(1000)[None]
-    ours = signal(Embedding(1000, d, scale=d ** 0.5)(ids), d)
-    assert ours == pytest.approx(2 ** 0.5, rel=0.01)
-    default = signal(nn.Embedding(1000, d)(ids) * d ** 0.5, d)
+    ours = signal(Embedding(1000, d, scale=d**0.5)(ids), d)
+    assert ours == pytest.approx(2**0.5, rel=0.01)
+    default = signal(nn.Embedding(1000, d)(ids) * d**0.5, d)
     assert default == pytest.approx((2 * d) ** 0.5, rel=0.01)
     assert round((2 * d) ** 0.5, 1) == {256: 22.6, 512: 32.0}[d]
 
@@ -446,11 +484,10 @@ def test_the_score_has_four_terms():
     p = sinusoids(torch.arange(7), 8)
     w_q = randn(8, 8, seed=2)
     w_k = randn(8, 8, seed=3)
-    terms = [(a @ w_q) @ (b @ w_k).T
-             for a, b in itertools.product((e, p), repeat=2)]
+    terms = [(a @ w_q) @ (b @ w_k).T for a, b in itertools.product((e, p), repeat=2)]
     scores = ((e + p) @ w_q) @ ((e + p) @ w_k).T
     close(sum(terms), scores)
-    turned = (p @ position_shift_matrix(2, 8)) @ p.T         # relative
+    turned = (p @ position_shift_matrix(2, 8)) @ p.T  # relative
     assert torch.allclose(turned[1:, 1:], turned[:-1, :-1], atol=1e-5)
     assert not torch.allclose(turned, turned.T, atol=0.1)
     assert not torch.allclose(terms[3][1:, 1:], terms[3][:-1, :-1], atol=0.1)

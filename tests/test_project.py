@@ -1,4 +1,5 @@
 """The project's own order: imports, exports, notebooks, addresses, time."""
+
 import ast
 import importlib.util
 import json
@@ -17,26 +18,45 @@ from conftest import ROOT, run, tracked
 
 NOTEBOOKS = course.notebook_paths(ROOT)
 MODULES = course.module_paths(ROOT)
-every = pytest.mark.parametrize("path", NOTEBOOKS,
-                                ids=course.document_names(ROOT))
-ANYWHERE = {"plot", "stories", "validate", "files"}    # importable from every chapter
+every = pytest.mark.parametrize("path", NOTEBOOKS, ids=course.document_names(ROOT))
+ANYWHERE = {"plot", "stories", "validate", "files"}  # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to
 # train, and a trained model continues texts by the decoder of chapter 21
-EARLY = {"00_tour": {"tformer.trained", "tformer.course.device"},
-         "A8_trained": {"tformer.generate"}}
+EARLY = {
+    "00_tour": {"tformer.trained", "tformer.course.device"},
+    "A8_trained": {"tformer.generate"},
+}
 # appendices that stand between chapters in the order of imports
-READ_AS = {"A3_models": "08~", "A4_rebuild": "12~", "A5_caches": "06~",
-           "A6_corpora": "14~", "A7_checkpoints": "16~", "A8_trained": "17~",
-           "A9_parallel": "17~", "A10_word_pieces": "17~",
-           "A11_faster_decoding": "21~", "A12_fixed_caches": "20~",
-           "A13_paged_caches": "22~", "package/variants/gqa": "23~",
-           "package/variants/mla": "24~",
-           "package/variants/sliding_window": "25~",
-           "package/variants/sparse": "26~", "package/command_line": "28~",
-           "package/course/device": "00~"}
+READ_AS = {
+    "A3_models": "08~",
+    "A4_rebuild": "12~",
+    "A5_caches": "06~",
+    "A6_corpora": "14~",
+    "A7_checkpoints": "16~",
+    "A8_trained": "17~",
+    "A9_parallel": "17~",
+    "A10_word_pieces": "17~",
+    "A11_faster_decoding": "21~",
+    "A12_fixed_caches": "20~",
+    "A13_paged_caches": "22~",
+    "package/variants/gqa": "23~",
+    "package/variants/mla": "24~",
+    "package/variants/sliding_window": "25~",
+    "package/variants/sparse": "26~",
+    "package/command_line": "28~",
+    "package/course/device": "00~",
+}
 STANDARD = set(sys.stdlib_module_names)
-RUNTIME = {"torch", "numpy", "einops", "jaxtyping", "regex", "tqdm",
-           "safetensors", "typer"}
+RUNTIME = {
+    "torch",
+    "numpy",
+    "einops",
+    "jaxtyping",
+    "regex",
+    "tqdm",
+    "safetensors",
+    "typer",
+}
 
 
 def read(path):
@@ -53,8 +73,10 @@ def code_cells(path):
 
 def modules(root):
     "The text of every exported module, by its dotted name."
-    return {course.module_name(root, path): path.read_text(encoding="utf-8")
-            for path in course.module_paths(root)}
+    return {
+        course.module_name(root, path): path.read_text(encoding="utf-8")
+        for path in course.module_paths(root)
+    }
 
 
 def folder_of(name):
@@ -72,7 +94,7 @@ def taken_from(node, folder=""):
     if not node.level:
         return ".".join(parts[1:]) if parts[:1] == ["tformer"] else None
     above = folder.split(".") if folder else []
-    return ".".join(above[:len(above) - node.level + 1] + parts)
+    return ".".join(above[: len(above) - node.level + 1] + parts)
 
 
 def imported(tree, folder=""):
@@ -110,25 +132,29 @@ def order_faults(order, name, tree, folder=""):
 def early_imports(root):
     "Imports that the order of reading forbids, in modules and notebooks."
     text = modules(root)
-    notebook = {name: course.exported_from(code)
-                for name, code in text.items()}
+    notebook = {name: course.exported_from(code) for name, code in text.items()}
     order = {m: READ_AS.get(n, n) for m, n in notebook.items()}
     faults = []
     for name, code in text.items():
         early = EARLY.get(notebook[name], set())
-        faults += [fault for fault in order_faults(
-            order, order[name], ast.parse(code), folder_of(name))
-            if fault.split()[-1] not in early]
+        faults += [
+            fault
+            for fault in order_faults(
+                order, order[name], ast.parse(code), folder_of(name)
+            )
+            if fault.split()[-1] not in early
+        ]
     for path in course.notebook_paths(root):
         name = course.document_name(root, path)
         own = {f"tformer.{m}" for m, n in notebook.items() if n == name}
         own |= EARLY.get(name, set())
         for cell in code_cells(path):
-            tree = ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass",
-                                    source(cell), flags=re.M))
-            faults += [fault for fault in order_faults(
-                order, READ_AS.get(name, name), tree)
-                if fault.split()[-1] not in own]
+            tree = ast.parse(course.MAGIC.sub(r"\1pass", source(cell)))
+            faults += [
+                fault
+                for fault in order_faults(order, READ_AS.get(name, name), tree)
+                if fault.split()[-1] not in own
+            ]
     return faults
 
 
@@ -136,18 +162,19 @@ def test_imports_follow_the_order_of_reading():
     assert not early_imports(ROOT)
     order = {"attend": "01_a", "bpe": "02_b", "nn.norms": "06_n"}
     for line, folder, module in (
-            ("from tformer.bpe import BPE", "", "bpe"),
-            ("from . import bpe", "", "bpe"),
-            ("import tformer.bpe as b", "", "bpe"),
-            ("from ..bpe import BPE", "nn", "bpe"),
-            ("from .norms import Norm", "nn", "nn.norms"),
-            ("from tformer.nn import norms", "", "nn.norms"),
-            ("from tformer.nn.norms import Norm", "", "nn.norms"),
-            ("from . import norms", "nn", "nn.norms"),
-            ("from tformer.gone import x", "", "gone.x"),
-            ("from .attend import attend", "", None),
-            ("from ..attend import attend", "nn", None),
-            ("from ..plot import show", "nn", None)):
+        ("from tformer.bpe import BPE", "", "bpe"),
+        ("from . import bpe", "", "bpe"),
+        ("import tformer.bpe as b", "", "bpe"),
+        ("from ..bpe import BPE", "nn", "bpe"),
+        ("from .norms import Norm", "nn", "nn.norms"),
+        ("from tformer.nn import norms", "", "nn.norms"),
+        ("from tformer.nn.norms import Norm", "", "nn.norms"),
+        ("from . import norms", "nn", "nn.norms"),
+        ("from tformer.gone import x", "", "gone.x"),
+        ("from .attend import attend", "", None),
+        ("from ..attend import attend", "nn", None),
+        ("from ..plot import show", "nn", None),
+    ):
         found = [*order_faults(order, "01_b", ast.parse(line), folder)]
         assert found == [f"01_b imports tformer.{module}"] * bool(module), line
 
@@ -156,11 +183,11 @@ def test_run_time_imports_are_declared():
     for name, text in modules(ROOT).items():
         allowed = STANDARD | RUNTIME | {"tformer"}
         if name == "plot":
-            allowed |= {"matplotlib", "PIL"}    # Pillow comes with it
+            allowed |= {"matplotlib", "PIL"}  # Pillow comes with it
         if name == "corpora":
-            allowed |= {"pyarrow"}              # for Parquet alone
+            allowed |= {"pyarrow"}  # for Parquet alone
         if name == "translation":
-            allowed |= {"sacrebleu"}            # for BLEU and chrF alone
+            allowed |= {"sacrebleu"}  # for BLEU and chrF alone
         extra = {p for p, _ in imported(ast.parse(text))} - allowed
         assert not extra, f"{name} imports {sorted(extra)}"
 
@@ -168,16 +195,21 @@ def test_run_time_imports_are_declared():
 def export(root):
     "Write the modules of all notebooks anew."
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    run(sys.executable, "-c",
+    run(
+        sys.executable,
+        "-c",
         "from nbdev.doclinks import nbdev_export as f; f()",
-        cwd=root, env=env)
+        cwd=root,
+        env=env,
+    )
 
 
 def package_texts(root):
     "Every Python file of the package, by its path below it."
-    return {path.relative_to(root / "tformer").as_posix():
-            path.read_text(encoding="utf-8")
-            for path in (root / "tformer").rglob("*.py")}
+    return {
+        path.relative_to(root / "tformer").as_posix(): path.read_text(encoding="utf-8")
+        for path in (root / "tformer").rglob("*.py")
+    }
 
 
 def changed_by_export(copy):
@@ -189,8 +221,9 @@ def changed_by_export(copy):
     export(copy)
     export(copy)
     after = package_texts(copy)
-    return sorted(name for name in {*before, *after}
-                  if before.get(name) != after.get(name))
+    return sorted(
+        name for name in {*before, *after} if before.get(name) != after.get(name)
+    )
 
 
 def test_exporting_again_changes_nothing(tmp_path, copy_tree):
@@ -200,8 +233,11 @@ def test_exporting_again_changes_nothing(tmp_path, copy_tree):
 def homeless_modules(root):
     "Modules whose notebook is gone: an export leaves them as they are."
     names = course.document_names(root)
-    return [name for name, text in modules(root).items()
-            if course.exported_from(text) not in names]
+    return [
+        name
+        for name, text in modules(root).items()
+        if course.exported_from(text) not in names
+    ]
 
 
 def test_every_module_has_its_notebook():
@@ -221,8 +257,9 @@ def unindexed_modules(root):
     It leaves out a module whose name begins with an underscore.
     """
     index = load(root / "tformer" / "_modidx.py").d["syms"]
-    names = {f"tformer.{name}" for name in course.module_names(root)
-             if name != "__main__"}
+    names = {
+        f"tformer.{name}" for name in course.module_names(root) if name != "__main__"
+    }
     return sorted(names ^ {*index})
 
 
@@ -238,21 +275,22 @@ def test_every_notebook_and_module_is_listed():
 
 def test_cleaning_again_changes_nothing(tmp_path, copy_tree):
     copy = copy_tree(tmp_path)
-    run(sys.executable, "-c", "from nbdev.clean import nbdev_clean as f; f()",
-        cwd=copy)
+    run(sys.executable, "-c", "from nbdev.clean import nbdev_clean as f; f()", cwd=copy)
     for path in NOTEBOOKS:
-        assert path.read_text(encoding="utf-8") == \
-            (copy / path.relative_to(ROOT)).read_text(encoding="utf-8"), \
+        assert path.read_text(encoding="utf-8") == (
+            copy / path.relative_to(ROOT)
+        ).read_text(encoding="utf-8"), (
             f"make notebooks NB={course.document_name(ROOT, path)} was not run"
+        )
 
 
 @every
 def test_notebook_holds_what_its_readers_expect(path):
     nb = read(path)
-    prose = "\n\n".join(source(c) for c in nb["cells"]
-                        if c["cell_type"] == "markdown")
-    assert re.match(r"# \S.*\n\n> \S", source(nb["cells"][0])), \
+    prose = "\n\n".join(source(c) for c in nb["cells"] if c["cell_type"] == "markdown")
+    assert re.match(r"# \S.*\n\n> \S", source(nb["cells"][0])), (
         "a notebook opens with its title and one line that sums it up"
+    )
     if course.document_name(ROOT, path).startswith("package/"):
         holds_what_a_package_notebook_holds(path, prose)
     else:
@@ -263,13 +301,18 @@ def test_notebook_holds_what_its_readers_expect(path):
 
 
 def holds_what_a_lesson_holds(path, prose):
-    for part in ("How this goes wrong", "What to remember",
-                 "Questions you can now answer", "Exercises",
-                 "Further reading"):
+    for part in (
+        "How this goes wrong",
+        "What to remember",
+        "Questions you can now answer",
+        "Exercises",
+        "Further reading",
+    ):
         assert re.search(rf"^## {part}", prose, re.M), f"no part: {part}"
     for kind in ("Predict", "Break", "Build"):
-        assert re.search(rf"\{{exercise(-start)?\}} {kind}: .*minutes\)",
-                         prose), f"no exercise: {kind}: … (N minutes)"
+        assert re.search(rf"\{{exercise(-start)?\}} {kind}: .*minutes\)", prose), (
+            f"no exercise: {kind}: … (N minutes)"
+        )
     outputs = json.dumps([c["outputs"] for c in code_cells(path)])
     assert "<svg" in outputs, "no figure"
 
@@ -277,11 +320,13 @@ def holds_what_a_lesson_holds(path, prose):
 def holds_what_a_package_notebook_holds(path, prose):
     module = course.read_notebook(path).module
     own = "command_line" if module == "__main__" else module.replace(".", "/")
-    assert course.document_name(ROOT, path) == f"package/{own}", \
+    assert course.document_name(ROOT, path) == f"package/{own}", (
         "it stands at the path of its module"
+    )
     purpose = prose.split("\n\n")[2]
-    assert 2 <= len(re.findall(r"[a-z)`]\.(?: |$)", purpose)) <= 5, \
+    assert 2 <= len(re.findall(r"[a-z)`]\.(?: |$)", purpose)) <= 5, (
         "a few sentences say what the module is for"
+    )
     assert f"```{{package-calls}} {module}\n" in prose, "no drawing of who calls whom"
     assert re.search(r"^## Why it is built so$", prose, re.M), "no reasons"
     codes = [source(c) for c in code_cells(path)]
@@ -301,7 +346,8 @@ def test_exported_code_is_documented_and_asserts_nothing(path):
             assert not isinstance(node, ast.Assert), "assert in the package"
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (
-                    not node.name.startswith("_")):
+                not node.name.startswith("_")
+            ):
                 assert ast.get_docstring(node), f"{node.name}: no docstring"
 
 
@@ -312,14 +358,16 @@ PRIVATE_USES = set()
 
 def private_uses(tree, folder="", known=()):
     "Private names that a module takes from others, as module.name."
-    names = {}          # of modules of the package, as they are called here
+    names = {}  # of modules of the package, as they are called here
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("tformer."):
                     names[alias.asname or alias.name] = alias.name[8:]
-        elif isinstance(node, ast.ImportFrom) and (
-                module := taken_from(node, folder)) is not None:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and (module := taken_from(node, folder)) is not None
+        ):
             for alias in node.names:
                 name = f"{module}.{alias.name}".strip(".")
                 if is_private(alias.name):
@@ -327,8 +375,11 @@ def private_uses(tree, folder="", known=()):
                 elif not module or node.module is None or name in known:
                     names[alias.asname or alias.name] = name
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and (
-                module := names.get(ast.unparse(node.value))):
+        if (
+            isinstance(node, ast.Attribute)
+            and is_private(node.attr)
+            and (module := names.get(ast.unparse(node.value)))
+        ):
             yield f"{module}.{node.attr}"
 
 
@@ -337,12 +388,17 @@ def is_private(name):
 
 
 def test_private_names_stay_in_their_module():
-    found = {f"{name}: {use}" for name, text in modules(ROOT).items()
-             for use in private_uses(ast.parse(text), folder_of(name),
-                                     course.module_names(ROOT))}
+    found = {
+        f"{name}: {use}"
+        for name, text in modules(ROOT).items()
+        for use in private_uses(
+            ast.parse(text), folder_of(name), course.module_names(ROOT)
+        )
+    }
     assert found <= PRIVATE_USES, f"new: {sorted(found - PRIVATE_USES)}"
     assert found >= PRIVATE_USES, (
-        f"mended, take them out: {sorted(PRIVATE_USES - found)}")
+        f"mended, take them out: {sorted(PRIVATE_USES - found)}"
+    )
     slips = """
 from .attend import attend, _hidden
 from tformer.layers import _other as other
@@ -353,8 +409,12 @@ turn._turned(1), validate.integer(n=1), tformer.gpt._deep.x, b._made(2)
 self._own, b.__name__, attend._not_a_module
 """
     assert sorted(private_uses(ast.parse(slips))) == [
-        "attend._hidden", "bert._made", "gpt._deep", "layers._other",
-        "rotary._turned"]
+        "attend._hidden",
+        "bert._made",
+        "gpt._deep",
+        "layers._other",
+        "rotary._turned",
+    ]
     slips = """
 from ..attend import attend, _hidden
 from .norms import _other
@@ -363,8 +423,11 @@ from tformer.nn import blocks
 turn._turned(1), blocks._made, self._own
 """
     assert sorted(private_uses(ast.parse(slips), "nn", {"nn.blocks"})) == [
-        "attend._hidden", "nn.blocks._made", "nn.norms._other",
-        "nn.rotary._turned"]
+        "attend._hidden",
+        "nn.blocks._made",
+        "nn.norms._other",
+        "nn.rotary._turned",
+    ]
 
 
 # lessons that draw code of the package with {package-source}, because they lost a cell
@@ -374,9 +437,14 @@ LESSONS_THAT_QUOTE_THE_PACKAGE = set()
 
 def quoting_notebooks(root):
     "The document names of the notebooks that use the directive in any cell."
-    return {course.document_name(root, path) for path in course.notebook_paths(root)
-            if any("{package-source}" in source(c) or ".. package-source::" in source(c)
-                   for c in read(path)["cells"])}
+    return {
+        course.document_name(root, path)
+        for path in course.notebook_paths(root)
+        if any(
+            "{package-source}" in source(c) or ".. package-source::" in source(c)
+            for c in read(path)["cells"]
+        )
+    }
 
 
 def test_lessons_that_quote_the_package_are_listed(tmp_path):
@@ -384,23 +452,35 @@ def test_lessons_that_quote_the_package_are_listed(tmp_path):
     listed = LESSONS_THAT_QUOTE_THE_PACKAGE
     assert found <= listed, f"write them anew instead: {sorted(found - listed)}"
     assert found >= listed, f"rewritten, take them out: {sorted(listed - found)}"
-    for name, text in (("01_a", "```{package-source} attend.attend\n```"),
-                       ("package/nn/b", "````{closer} x\n:::{package-source}\na.b\n"),
-                       ("02_c", "```{eval-rst}\n.. package-source:: a.b\n```"),
-                       ("03_d", "```{package-calls} attend\n```")):
+    for name, text in (
+        ("01_a", "```{package-source} attend.attend\n```"),
+        ("package/nn/b", "````{closer} x\n:::{package-source}\na.b\n"),
+        ("02_c", "```{eval-rst}\n.. package-source:: a.b\n```"),
+        ("03_d", "```{package-calls} attend\n```"),
+    ):
         path = course.notebook_path(tmp_path, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"cells": [
-            {"cell_type": "markdown", "source": ["# A page\n", "\n", text]}]}), "utf-8")
+        path.write_text(
+            json.dumps(
+                {
+                    "cells": [
+                        {"cell_type": "markdown", "source": ["# A page\n", "\n", text]}
+                    ]
+                }
+            ),
+            "utf-8",
+        )
     assert quoting_notebooks(tmp_path) == {"01_a", "package/nn/b", "02_c"}
 
 
 def public(text):
     "The names that a module gives away."
-    return {name for node in ast.parse(text).body
-            if isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "__all__"
-            for name in ast.literal_eval(node.value)}
+    return {
+        name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for name in ast.literal_eval(node.value)
+    }
 
 
 def borrowed_names(tree, given, folder=""):
@@ -429,32 +509,48 @@ def test_names_are_taken_from_where_they_are_made():
     text = modules(ROOT)
     given = {name: public(code) for name, code in text.items()}
     trees = {name: ast.parse(code) for name, code in text.items()}
-    trees |= {f"nbs/{path.name}, cell {c['id']}": ast.parse(re.sub(
-        r"^(\s*)[%!].*$", r"\1pass", source(c), flags=re.M))
-        for path in NOTEBOOKS for c in code_cells(path)
-        if re.search(r"(from|import) ", source(c))}
-    assert {name: found for name, tree in trees.items()
-            if (found := list(borrowed_names(
-                tree, given, folder_of(name) if name in text else "")))} == {}
-    slips = ast.parse("from .rows import Room, Positions\n"
-                      "from tformer.gpt import GPT, Block\n"
-                      "from . import validate\nfrom torch import Tensor")
-    assert list(borrowed_names(slips, {"rows": {"Positions"},
-                                       "gpt": {"GPT"}})) == [
-        "rows.Room", "gpt.Block"]
-    slips = ast.parse("from ..rows import Room\nfrom .norms import Norm, Epsilon"
-                      "\nfrom tformer.nn.norms import math")
-    assert list(borrowed_names(slips, {"rows": set(), "nn.norms": {"Norm"}},
-                               "nn")) == [
-        "rows.Room", "nn.norms.Epsilon", "nn.norms.math"]
+    trees |= {
+        f"nbs/{path.name}, cell {c['id']}": ast.parse(
+            course.MAGIC.sub(r"\1pass", source(c))
+        )
+        for path in NOTEBOOKS
+        for c in code_cells(path)
+        if re.search(r"(from|import) ", source(c))
+    }
+    assert {
+        name: found
+        for name, tree in trees.items()
+        if (
+            found := list(
+                borrowed_names(tree, given, folder_of(name) if name in text else "")
+            )
+        )
+    } == {}
+    slips = ast.parse(
+        "from .rows import Room, Positions\n"
+        "from tformer.gpt import GPT, Block\n"
+        "from . import validate\nfrom torch import Tensor"
+    )
+    assert list(borrowed_names(slips, {"rows": {"Positions"}, "gpt": {"GPT"}})) == [
+        "rows.Room",
+        "gpt.Block",
+    ]
+    slips = ast.parse(
+        "from ..rows import Room\nfrom .norms import Norm, Epsilon"
+        "\nfrom tformer.nn.norms import math"
+    )
+    assert list(borrowed_names(slips, {"rows": set(), "nn.norms": {"Norm"}}, "nn")) == [
+        "rows.Room",
+        "nn.norms.Epsilon",
+        "nn.norms.math",
+    ]
 
 
 def test_no_module_imports_what_it_does_not_use():
     for module in MODULES:
         unused = unused_imports(ast.parse(module.read_text("utf-8")))
         assert not unused, f"{module.name}: {unused}"
-    slips = ast.parse("import json, os.path\nfrom a import b as c, d\n"
-                      "os.sep, d")
+    slips = ast.parse("import json, os.path\nfrom a import b as c, d\nos.sep, d")
     assert unused_imports(slips) == ["json", "c"]
 
 
@@ -466,11 +562,16 @@ def load(path):
 
 
 def test_nothing_tells_of_the_machine():
-    telling = re.compile(r"/root/|/home/\w+/|/tmp/\w+|/work/|\.pyenv|"
-                         r"127\.0\.0\.1:\d{4,}|site-packages/|file:///")
+    telling = re.compile(
+        r"/root/|/home/\w+/|/tmp/\w+|/work/|\.pyenv|"
+        r"127\.0\.0\.1:\d{4,}|site-packages/|file:///"
+    )
     for path in tracked():
-        if path.suffix in {".woff2", ".png", ".ico", ".inv", ".safetensors"} or \
-                "mathjax" in path.parts or path == Path(__file__):
+        if (
+            path.suffix in {".woff2", ".png", ".ico", ".inv", ".safetensors"}
+            or "mathjax" in path.parts
+            or path == Path(__file__)
+        ):
             continue
         text = path.read_text(encoding="utf-8")
         found = [m[0] for m in telling.finditer(text)]
@@ -534,8 +635,9 @@ def test_the_words_of_figures_are_compared_however_often_the_rules_are_loaded():
 
 def test_make_knows_what_the_readme_names():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`make (\w+)", text)) | \
-        set(re.findall(r"^make (\w+)", text, re.M))
+    named = set(re.findall(r"`make (\w+)", text)) | set(
+        re.findall(r"^make (\w+)", text, re.M)
+    )
     assert {"test", "book"} <= named
     rules = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert named <= set(re.findall(r"^(\w+):", rules, re.M))

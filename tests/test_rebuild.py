@@ -1,4 +1,5 @@
 """The capstone: an empty GPT, its eight gaps, checkers that name a mistake."""
+
 import dataclasses
 import inspect
 import math
@@ -33,8 +34,9 @@ import transformers  # noqa: E402
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-CONFIG = GPTConfig(vocab_size=61, d_model=32, n_layers=2, n_heads=4,
-                   max_len=40, dropout=0.0)
+CONFIG = GPTConfig(
+    vocab_size=61, d_model=32, n_layers=2, n_heads=4, max_len=40, dropout=0.0
+)
 
 
 def some_ids(b=3, t=12):
@@ -59,8 +61,9 @@ class Mine(GPTTemplate):
     def split_qkv(self, qkv):
         b, t, d = qkv.shape
         h = self.config.n_heads
-        return [x.view(b, t, h, d // 3 // h).transpose(1, 2)
-                for x in qkv.chunk(3, dim=-1)]
+        return [
+            x.view(b, t, h, d // 3 // h).transpose(1, 2) for x in qkv.chunk(3, dim=-1)
+        ]
 
     def attend(self, q, k, v, mask):
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
@@ -106,8 +109,11 @@ def test_the_filled_one_passes():
 def test_there_are_eight_gaps_and_eight_checkers():
     assert len(TODO_METHODS) == 8 == len(set(TODO_METHODS))
     assert set(KNOWN_MISTAKES) == set(TODO_METHODS)
-    stubs = [n for n, f in vars(GPTTemplate).items() if inspect.isfunction(f)
-             and "raise NotImplementedError" in inspect.getsource(f)]
+    stubs = [
+        n
+        for n, f in vars(GPTTemplate).items()
+        if inspect.isfunction(f) and "raise NotImplementedError" in inspect.getsource(f)
+    ]
     assert stubs == list(TODO_METHODS)
 
 
@@ -134,29 +140,43 @@ def test_one_wrong_gap_does_not_hide_the_others():
 
 
 @pytest.mark.parametrize(
-    "gap, filling, said", [
+    "gap, filling, said",
+    [
         ("next_positions", lambda s, cache, t: None, "returns None"),
         ("next_positions", lambda s, cache, t: torch.arange(t), "expected"),
-        ("next_positions", lambda s, cache, t: torch.arange(float(t))[None],
-         "torch.float32, expected torch.int64"),
+        (
+            "next_positions",
+            lambda s, cache, t: torch.arange(float(t))[None],
+            "torch.float32, expected torch.int64",
+        ),
         ("embed_tokens_and_positions", lambda s, ids: 0, "TypeError"),
-        ("attention_mask_for",
-         lambda s, positions, key_positions: torch.ones(5, 5).tril().bool(),
-         r"\(5, 5\), expected \(2, 1, 5, 5\)"),
-        ("attention_mask_for", lambda s, positions, key_positions: torch.zeros(
-            len(positions), 1, positions.shape[1], key_positions.shape[1]),
-         "torch.float32, expected torch.bool"),
+        (
+            "attention_mask_for",
+            lambda s, positions, key_positions: torch.ones(5, 5).tril().bool(),
+            r"\(5, 5\), expected \(2, 1, 5, 5\)",
+        ),
+        (
+            "attention_mask_for",
+            lambda s, positions, key_positions: torch.zeros(
+                len(positions), 1, positions.shape[1], key_positions.shape[1]
+            ),
+            "torch.float32, expected torch.bool",
+        ),
         ("split_qkv", lambda s, qkv: qkv.chunk(2, -1), "3 tensors"),
         ("split_qkv", lambda s, qkv: qkv, "3 tensors"),
-        ("split_qkv", lambda s, qkv: [x.view(2, 5, 3, 8) for x in qkv.chunk(3, -1)],
-         r"\(2, 5, 3, 8\), expected \(2, 3, 5, 8\)"),
+        (
+            "split_qkv",
+            lambda s, qkv: [x.view(2, 5, 3, 8) for x in qkv.chunk(3, -1)],
+            r"\(2, 5, 3, 8\), expected \(2, 3, 5, 8\)",
+        ),
         ("compute_logits", lambda s, x: 7, "must return a tensor, got int"),
         ("compute_logits", lambda s, x: s.lm_head(s.norm(x)).argmax(-1), "int64"),
-        ("run_block", lambda s, x, n1, a, n2, f: x @ x, "RuntimeError")])
+        ("run_block", lambda s, x, n1, a, n2, f: x @ x, "RuntimeError"),
+    ],
+)
 def test_results_of_another_form_are_described(gap, filling, said):
     report = failed(gap, filling)
-    assert said in report.problem or re.search(
-        said, report.problem)
+    assert said in report.problem or re.search(said, report.problem)
 
 
 def test_rows_without_keys_are_watched():
@@ -180,13 +200,13 @@ def test_an_error_comes_with_its_line_and_what_was_given():
             return q @ k @ v
 
     for gap, line, given in (
-            ("attend", "return q @ k @ v", "q of shape (2, 3, 5, 8)"),
-            ("next_positions", "", "cache None, length 3")):
+        ("attend", "return q @ k @ v", "q of shape (2, 3, 5, 8)"),
+        ("next_positions", "", "cache None, length 3"),
+    ):
         with pytest.raises(check.CheckFailed) as caught:
             check_method(Wrong, gap)
         report = caught.value.report
-        assert line in report.problem and given in dict(
-            report.notes)["given"]
+        assert line in report.problem and given in dict(report.notes)["given"]
         assert not report.likely_cause and "symptom" not in dict(report.notes)
     said = " ".join(str(check_class(Wrong)).split())
     assert 'raises RuntimeError in "return q @ k @ v": ' in said
@@ -204,40 +224,43 @@ def test_what_is_given_must_not_be_changed():
         hidden *= 1.0
         return down(F.gelu(hidden, approximate="tanh"))
 
-    assert check_method(type("Own", (GPTTemplate,), {"feed_forward": ffn}),
-                        "feed_forward")
+    assert check_method(
+        type("Own", (GPTTemplate,), {"feed_forward": ffn}), "feed_forward"
+    )
 
 
 @plain_only
 def test_an_unknown_mistake_is_shown_at_its_place_and_told_where_to_read():
-    report = failed("split_qkv", lambda self, qkv: Mine.split_qkv(
-        self, qkv)[::-1])
+    report = failed("split_qkv", lambda self, qkv: Mine.split_qkv(self, qkv)[::-1])
     lines = dict(report.notes)
     assert TODO_METHODS["split_qkv"] in report.likely_cause
     assert "is right, at [" in lines["returns"]
     assert lines["symptom"].startswith("check.same")
     report = failed(
-        "attention_mask_for", lambda self, positions, key_positions: torch.ones(
-            len(positions), 1, positions.shape[1], key_positions.shape[1]).bool())
-    assert dict(report.notes)["returns"].startswith(
-        "True where False is right")
-    assert dict(report.notes)["given"].startswith(
-        "positions [[-1, -1, 0, 1, 2]")
+        "attention_mask_for",
+        lambda self, positions, key_positions: torch.ones(
+            len(positions), 1, positions.shape[1], key_positions.shape[1]
+        ).bool(),
+    )
+    assert dict(report.notes)["returns"].startswith("True where False is right")
+    assert dict(report.notes)["given"].startswith("positions [[-1, -1, 0, 1, 2]")
 
 
 def test_where_a_gap_is_explained():
     import course  # book/_ext: not there where mutants are tested
+
     root = Path(__file__).parents[1]
     names = course.document_names(root)
     for place in TODO_METHODS.values():
         number, _, title = place.removeprefix("chapter ").partition(", ")
-        name, = course.select(names, [f"{int(number):02}"])
+        (name,) = course.select(names, [f"{int(number):02}"])
         text = course.notebook_path(root, name).read_text("utf-8")
         assert f'## {title}\\n"' in text, place
 
 
 def test_what_only_a_model_shows_is_found():
     "Right alone, wrong in use: the checks of chapter 8 see it."
+
     def detached(self, x, up, down):
         return down(F.gelu(up(x).detach(), approximate="tanh"))
 
@@ -269,15 +292,26 @@ def test_an_unknown_gap_is_refused():
         check_method(Mine, "mask")
     for other, name in ((GPT, "GPT"), (Mine(CONFIG), "Mine"), (7, "7")):
         for ask in (check_class, lambda cls: check_method(cls, "next_positions")):
-            with pytest.raises(ValueError, match=(
-                    f"(?s)a subclass of GPTTemplate, got .*{name}")):
+            with pytest.raises(
+                ValueError, match=(f"(?s)a subclass of GPTTemplate, got .*{name}")
+            ):
                 ask(other)
 
 
 def test_the_filled_one_is_gpt2(tmp_path):
-    theirs = spread(transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=40,
-        bos_token_id=None, eos_token_id=None)))
+    theirs = spread(
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=61,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=40,
+                bos_token_id=None,
+                eos_token_id=None,
+            )
+        )
+    )
     theirs.save_pretrained(tmp_path)
     mine = Mine.from_gpt2(tmp_path)
     assert type(mine) is Mine
@@ -321,9 +355,11 @@ def test_the_skeleton_runs_as_a_file(tmp_path):
     path = tmp_path / "my_gpt.py"
     path.write_text(template_source(), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, path], text=True, capture_output=True,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1",
-                          "PYTHONIOENCODING": "utf-8"})
+        [sys.executable, path],
+        text=True,
+        capture_output=True,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONIOENCODING": "utf-8"},
+    )
     assert done.returncode == 0, done.stderr
     assert "check_class FAILED: MyGPT" in done.stdout
     assert done.stdout.count("still empty") == 8
@@ -349,24 +385,31 @@ def test_hidden_and_refusals_are_those_of_every_model():
     ours = spread(GPT(CONFIG))
     positions = padded()
     ids = some_ids()
-    close(mine.lm_head(mine.hidden_states(ids, positions=positions)),
-          mine(ids, positions=positions))
-    close(mine.hidden_states(ids, positions=positions)[positions >= 0],
-          ours.hidden_states(ids, positions=positions)[positions >= 0])
+    close(
+        mine.lm_head(mine.hidden_states(ids, positions=positions)),
+        mine(ids, positions=positions),
+    )
+    close(
+        mine.hidden_states(ids, positions=positions)[positions >= 0],
+        ours.hidden_states(ids, positions=positions)[positions >= 0],
+    )
 
     class Twice(Mine):
         def run_block(self, x, *parts):
             return 2 * Mine.run_block(self, x, *parts)
 
-    assert not torch.allclose(spread(Twice(CONFIG)).hidden_states(ids),
-                              ours.hidden_states(ids))
+    assert not torch.allclose(
+        spread(Twice(CONFIG)).hidden_states(ids), ours.hidden_states(ids)
+    )
     for call, said in (
-            (lambda: mine(torch.arange(5)), r"\(b, t\), got \(5,\)"),
-            (lambda: mine(some_ids(1, 41)),
-             "41 tokens.*max_len.* 40"),
-            (lambda: mine(ids, positions=torch.ones(3, 12).long()), "0/1 mask"),
-            (lambda: mine(ids, cache=KVCache([DynamicLayerCache()])),
-             "of 1 layers .* model of 2")):
+        (lambda: mine(torch.arange(5)), r"\(b, t\), got \(5,\)"),
+        (lambda: mine(some_ids(1, 41)), "41 tokens.*max_len.* 40"),
+        (lambda: mine(ids, positions=torch.ones(3, 12).long()), "0/1 mask"),
+        (
+            lambda: mine(ids, cache=KVCache([DynamicLayerCache()])),
+            "of 1 layers .* model of 2",
+        ),
+    ):
         with pytest.raises(ValueError, match=said):
             call()
 
@@ -390,5 +433,4 @@ def test_a_reader_is_handed_plain_tensors():
         nosy(part, cache=cache)
     nosy(ids, positions=Positions(start=0, length=12))
     assert len(seen) == 3 * (1 + 2 * 2)
-    assert all(type(x) is torch.Tensor and x.dtype == torch.int64
-               for x in seen)
+    assert all(type(x) is torch.Tensor and x.dtype == torch.int64 for x in seen)

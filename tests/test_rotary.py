@@ -1,4 +1,5 @@
 """Relative and rotary positions against transformers, and by properties."""
+
 import copy
 import csv
 import math
@@ -73,8 +74,10 @@ def close_with_gradients(ours, peer, *inputs):
         leaves = [x.detach().clone().requires_grad_() for x in inputs]
         outs = function(*leaves)
         outs = outs if isinstance(outs, (tuple, list)) else (outs,)
-        loss = sum((o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype)
-                    .reshape(o.shape)).sum() for o in outs)
+        loss = sum(
+            (o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).reshape(o.shape)).sum()
+            for o in outs
+        )
         results.append((*outs, *torch.autograd.grad(loss, leaves)))
     for a, b in zip(*results, strict=False):
         close(a, b)
@@ -95,18 +98,23 @@ def by_hand(x, positions, freqs, layout):
 
 def config(d=64, base=10_000.0, length=8192, kind="default", **numbers):
     return LlamaConfig(
-        hidden_size=2 * d, num_attention_heads=2, head_dim=d,
-        max_position_embeddings=length, rope_parameters=dict(
-            rope_theta=base, rope_type=kind, **numbers))
+        hidden_size=2 * d,
+        num_attention_heads=2,
+        head_dim=d,
+        max_position_embeddings=length,
+        rope_parameters=dict(rope_theta=base, rope_type=kind, **numbers),
+    )
 
 
 def scaled(kind, *args, length=None, **numbers):
     "Frequencies and factor of transformers."
-    return ROPE_INIT_FUNCTIONS[kind](config(*args, kind=kind, **numbers),
-                                     seq_len=length)
+    return ROPE_INIT_FUNCTIONS[kind](
+        config(*args, kind=kind, **numbers), seq_len=length
+    )
 
 
 # relative positions, Shaw
+
 
 def test_relative_positions_are_key_minus_query():
     positions = torch.tensor([[3, 4], [-1, 0]])
@@ -117,13 +125,17 @@ def test_relative_positions_are_key_minus_query():
     assert found[1].tolist() == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("positions", [torch.arange(3), torch.zeros(1, 3),
-                                       torch.zeros(1, 3, dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "positions",
+    [torch.arange(3), torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.int32)],
+)
 def test_positions_of_other_kinds_are_refused(positions):
-    for call in (lambda: relative_positions(positions, steps(3)),
-                 lambda: T5RelativeBias(2)(positions, steps(3)),
-                 lambda: ALiBi(2)(steps(3), positions),
-                 lambda: RotaryEmbedding(4)(randn(1, 1, 3, 4), positions=positions)):
+    for call in (
+        lambda: relative_positions(positions, steps(3)),
+        lambda: T5RelativeBias(2)(positions, steps(3)),
+        lambda: ALiBi(2)(steps(3), positions),
+        lambda: RotaryEmbedding(4)(randn(1, 1, 3, 4), positions=positions),
+    ):
         with pytest.raises(ValueError, match="int64"):
             call()
 
@@ -139,17 +151,21 @@ def test_shaw_keys_equal_transformers(far, t, s, first):
     def ours(q, table):
         part.key_table.data = table.data
         return torch.func.functional_call(
-            _Bias(part), {"part.key_table": table}, (q, positions, steps(s)))
+            _Bias(part), {"part.key_table": table}, (q, positions, steps(s))
+        )
 
     def peer(q, table):
         module = SimpleNamespace(
-            left_max_position_embeddings=far, scaling=8 ** -0.5,
+            left_max_position_embeddings=far,
+            scaling=8**-0.5,
             right_max_position_embeddings=far,
-            distance_embedding=lambda rows: table[rows])
+            distance_embedding=lambda rows: table[rows],
+        )
         full = torch.cat([q.new_zeros(2, 3, first, 8), q], 2)
-        if first:       # it counts queries from 0
-            return w2v._apply_relative_key_position_encoding(
-                module, full, k)[1][:, :, first:]
+        if first:  # it counts queries from 0
+            return w2v._apply_relative_key_position_encoding(module, full, k)[1][
+                :, :, first:
+            ]
         return w2v._apply_relative_key_position_encoding(module, q, k)[1]
 
     close_with_gradients(ours, peer, q, part.key_table)
@@ -207,14 +223,15 @@ def test_shaw_is_shift_invariant_and_has_one_row_per_clipped_distance():
 
 # T5
 
+
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n, far", [(32, 128), (16, 64), (8, 20),
-                                    (64, 1000), (4, 8)])
+@pytest.mark.parametrize("n, far", [(32, 128), (16, 64), (8, 20), (64, 1000), (4, 8)])
 def test_t5_buckets_equal_transformers(causal, n, far):
     distance = torch.arange(-5000, 5001)
     ours = t5_bucket(distance, n_buckets=n, max_distance=far, causal=causal)
-    assert torch.equal(ours, T5Attention._relative_position_bucket(
-        distance, not causal, n, far))
+    assert torch.equal(
+        ours, T5Attention._relative_position_bucket(distance, not causal, n, far)
+    )
     assert (ours.min() == 0 and ours.max() == n - 1) or causal
 
 
@@ -223,7 +240,9 @@ def test_t5_buckets_equal_transformers(causal, n, far):
 def test_t5_bias_equals_transformers(causal, t, s, past):
     peer = T5Attention(
         T5Config(d_model=12, num_heads=3, d_kv=4, is_decoder=causal),
-        has_relative_attention_bias=True, layer_idx=0)
+        has_relative_attention_bias=True,
+        layer_idx=0,
+    )
     ours = T5RelativeBias(3, causal=causal)
     theirs = peer.relative_attention_bias
     theirs.weight.data = randn(32, 3)
@@ -247,6 +266,7 @@ def test_t5_names_what_does_not_fit():
 
 # ALiBi
 
+
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 8, 12, 16, 20, 40, 112])
 def test_alibi_equals_bloom(n):
     "Up to a number per row, which a softmax does not see."
@@ -256,14 +276,15 @@ def test_alibi_equals_bloom(n):
     lower = causal_mask(steps(7), steps(7))
     close(ours * lower, (theirs - theirs.mT) * lower)
     q, k, v = (randn(1, n, 7, 4, seed=i) for i in range(3))
-    for a, b in zip(attend(q, k, v, lower, ours),
-                    attend(q, k, v, lower, theirs), strict=True):
+    for a, b in zip(
+        attend(q, k, v, lower, ours), attend(q, k, v, lower, theirs), strict=True
+    ):
         close(a, b)
 
 
 def test_alibi_slopes_by_hand():
-    assert alibi_slopes(8).tolist() == [2.0 ** -i for i in range(1, 9)]
-    six = [2.0 ** -i for i in (2, 4, 6, 8, 1, 3)]
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    six = [2.0**-i for i in (2, 4, 6, 8, 1, 3)]
     assert alibi_slopes(6).tolist() == six
     with pytest.raises(ValueError, match=r"n_heads must be .* got 0"):
         alibi_slopes(0)
@@ -277,6 +298,7 @@ def test_alibi_pays_for_both_directions_and_follows_positions():
 
 
 # RoPE
+
 
 @pytest.mark.parametrize("d", [2, 8, 64, 80, 128])
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -304,7 +326,7 @@ def test_odd_widths_are_refused(d):
 def test_rotation_equals_a_loop_over_pairs(layout, d):
     x = randn(2, 3, 5, d)
     positions = [0, 1, 7, 100, 3]
-    ours, = RotaryEmbedding(d, layout=layout)(x, positions=at(*positions))
+    (ours,) = RotaryEmbedding(d, layout=layout)(x, positions=at(*positions))
     close(ours, by_hand(x, positions, rope_frequencies(d), layout), 2e-5)
 
 
@@ -317,7 +339,9 @@ def test_half_layout_equals_llama(d, base):
     close_with_gradients(
         lambda q, k: ours(q, k, positions=positions),
         lambda q, k: llama.apply_rotary_pos_emb(q, k, *peer(q, positions)),
-        randn(2, 4, 9, d), randn(2, 2, 9, d, seed=1))
+        randn(2, 4, 9, d),
+        randn(2, 2, 9, d, seed=1),
+    )
 
 
 def test_interleaved_layout_equals_gptj():
@@ -326,9 +350,11 @@ def test_interleaved_layout_equals_gptj():
     ours = RotaryEmbedding(8, layout="interleaved")
     close_with_gradients(
         lambda q: ours(q, positions=steps(9, 5)),
-        lambda q: gptj.apply_rotary_pos_emb(
-            q.transpose(1, 2), sin, cos).transpose(1, 2),
-        randn(2, 3, 9, 8))
+        lambda q: gptj.apply_rotary_pos_emb(q.transpose(1, 2), sin, cos).transpose(
+            1, 2
+        ),
+        randn(2, 3, 9, 8),
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -344,14 +370,15 @@ def test_rotation_gradients(layout):
 
 
 @quick
-@given(seeds, st.integers(-200, 200), st.sampled_from(LAYOUTS),
-       st.sampled_from([2, 8, 64]))
+@given(
+    seeds, st.integers(-200, 200), st.sampled_from(LAYOUTS), st.sampled_from([2, 8, 64])
+)
 def test_scores_do_not_see_a_shift(seed, shift, layout, d):
     q, k = (randn(1, 2, 6, d, seed=seed + i) for i in range(2))
     rotary = RotaryEmbedding(d, layout=layout)
     a, b = (rotary(q, k, positions=steps(6, n)) for n in (0, shift))
     gap = (a[0] @ a[1].mT - b[0] @ b[1].mT).abs().max()
-    assert gap < 2e-4 * d ** 0.5
+    assert gap < 2e-4 * d**0.5
     close(b[0].norm(dim=-1), q.norm(dim=-1))
 
 
@@ -359,8 +386,8 @@ def test_each_pair_turns_and_the_direction_counts():
     q = randn(1, 1, 1, 8)
     k = randn(1, 1, 1, 8, seed=1)
     rotary = RotaryEmbedding(8)
-    a, = rotary(q, positions=at(0))
-    b, = rotary(q, positions=at(1))
+    (a,) = rotary(q, positions=at(0))
+    (b,) = rotary(q, positions=at(1))
     pairs = (a - b).unflatten(-1, (2, 4)).norm(dim=-2)
     assert (pairs > 1e-4).all() and torch.equal(a, q)
     ahead = rotary(q, positions=at(0))[0] @ rotary(k, positions=at(3))[0].mT
@@ -373,10 +400,10 @@ def test_a_query_alone_is_turned_as_in_the_sequence(one):
     "What a cache needs: positions are given, not counted."
     q = randn(2, 2, 6, 8)
     rotary = RotaryEmbedding(8)
-    whole, = rotary(q, positions=steps(6, 10))
-    alone, = rotary(q[:, :, one:one + 1], positions=at(10 + one))
-    close(alone, whole[:, :, one:one + 1], 1e-6)
-    restarted, = rotary(q[:, :, 3:4], positions=at(0))
+    (whole,) = rotary(q, positions=steps(6, 10))
+    (alone,) = rotary(q[:, :, one : one + 1], positions=at(10 + one))
+    close(alone, whole[:, :, one : one + 1], 1e-6)
+    (restarted,) = rotary(q[:, :, 3:4], positions=at(0))
     assert not torch.allclose(restarted, whole[:, :, 3:4], atol=0.1)
 
 
@@ -385,10 +412,10 @@ def test_positions_of_a_batch_go_with_the_batch():
     q = randn(2, 2, 5, 8)
     rotary = RotaryEmbedding(8)
     positions = torch.stack([torch.arange(5), torch.arange(5) - 2])
-    both, = rotary(q, positions=positions)
+    (both,) = rotary(q, positions=positions)
     for row in range(2):
-        alone, = rotary(q[row:row + 1], positions=positions[row:row + 1])
-        assert torch.equal(both[row:row + 1], alone)
+        (alone,) = rotary(q[row : row + 1], positions=positions[row : row + 1])
+        assert torch.equal(both[row : row + 1], alone)
     angle = positions[..., None] * rope_frequencies(8)
     with pytest.raises(ValueError, match=r"\(2, 5, 4\).*\(2, 2, 5, 8\)"):
         apply_rotary_emb(q, angle.cos(), angle.sin())
@@ -403,13 +430,16 @@ def test_a_rotary_turns_as_rotate_does():
     for layout in LAYOUTS:
         for scale in (1.0, 0.5):
             x = randn(2, 3, 5, 8).requires_grad_()
-            short, = RotaryEmbedding(8, layout=layout, attention_factor=scale)(
-                x, positions=positions)
+            (short,) = RotaryEmbedding(8, layout=layout, attention_factor=scale)(
+                x, positions=positions
+            )
             long = apply_rotary_emb(x, scale * angle.cos(), scale * angle.sin(), layout)
             close(short, long)
             tilt = randn(2, 3, 5, 8, seed=1)
-            close(torch.autograd.grad(short, x, tilt)[0],
-                  torch.autograd.grad(long, x, tilt)[0])
+            close(
+                torch.autograd.grad(short, x, tilt)[0],
+                torch.autograd.grad(long, x, tilt)[0],
+            )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -420,16 +450,14 @@ def test_the_gradient_of_a_turn(layout, scale):
     positions = steps(3, 700)
     cos, sin = (x.double() for x in rotary.cos_sin(positions))
     x = randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: rotary(x, cos_sin=(cos, sin)), [x])
+    assert torch.autograd.gradgradcheck(lambda x: rotary(x, cos_sin=(cos, sin)), [x])
+    uneven = sin * (1 + torch.arange(8))  # no rotation at all
+    assert torch.autograd.gradcheck(lambda x: rotary(x, cos_sin=(cos, uneven)), [x])
+    free = cos.clone().requires_grad_()  # angles that are learned
     assert torch.autograd.gradcheck(
-        lambda x: rotary(x, cos_sin=(cos, sin)), [x])
-    assert torch.autograd.gradgradcheck(
-        lambda x: rotary(x, cos_sin=(cos, sin)), [x])
-    uneven = sin * (1 + torch.arange(8))    # no rotation at all
-    assert torch.autograd.gradcheck(
-        lambda x: rotary(x, cos_sin=(cos, uneven)), [x])
-    free = cos.clone().requires_grad_()     # angles that are learned
-    assert torch.autograd.gradcheck(
-        lambda x, free: rotary(x, cos_sin=(free, sin)), [x, free])
+        lambda x, free: rotary(x, cos_sin=(free, sin)), [x, free]
+    )
 
 
 @plain_only
@@ -440,12 +468,13 @@ def test_a_turn_under_transforms(layout):
     positions = steps(3, 5)
     x = randn(2, 2, 3, 8)
     along = randn(2, 2, 3, 8, seed=1)
-    turn = lambda x: rotary(x, positions=positions)[0]      # noqa: E731
+    turn = lambda x: rotary(x, positions=positions)[0]  # noqa: E731
     value, moved = torch.func.jvp(turn, (x,), (along,))
     close(value, turn(x)), close(moved, turn(along))
 
     def loss(x):
         return (turn(x[None]) ** 3).sum()
+
     by_hand = x.clone().requires_grad_()
     (turn(by_hand) ** 3).sum().backward()
     close(torch.func.vmap(torch.func.grad(loss))(x), by_hand.grad)
@@ -461,15 +490,19 @@ def test_a_narrow_turn_is_the_wide_one_rounded_once(t, d, layout, grad):
     rotary = RotaryEmbedding(d, layout=layout)
     positions = steps(t, 900)
     x = randn(2, 3, t, d, dtype=torch.bfloat16).requires_grad_(grad)
-    close(rotary(x, positions=positions)[0].detach(),
-          rotary(x.detach().float(), positions=positions)[0].bfloat16(), 2 ** -8)
+    close(
+        rotary(x, positions=positions)[0].detach(),
+        rotary(x.detach().float(), positions=positions)[0].bfloat16(),
+        2**-8,
+    )
     if grad:
         tilt = randn(2, 3, t, d, seed=1, dtype=torch.bfloat16)
         wide = x.detach().float().requires_grad_()
-        found, = torch.autograd.grad(rotary(x, positions=positions), x, tilt)
-        asked, = torch.autograd.grad(rotary(wide, positions=positions), wide,
-                                     tilt.float())
-        close(found, asked.bfloat16(), 2 ** -8)
+        (found,) = torch.autograd.grad(rotary(x, positions=positions), x, tilt)
+        (asked,) = torch.autograd.grad(
+            rotary(wide, positions=positions), wide, tilt.float()
+        )
+        close(found, asked.bfloat16(), 2**-8)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -478,23 +511,25 @@ def test_types_are_kept_and_angles_are_float32(dtype, layout):
     rotary = RotaryEmbedding(64, layout=layout)
     x = randn(1, 2, 5, 64, dtype=dtype)
     narrow = copy.deepcopy(rotary).to(dtype)
-    turned, = narrow(x, positions=steps(5, 4000))
-    exact, = rotary(x.double(), positions=steps(5, 4000))
+    (turned,) = narrow(x, positions=steps(5, 4000))
+    (exact,) = rotary(x.double(), positions=steps(5, 4000))
     assert turned.dtype == dtype
     assert narrow.freqs.dtype == torch.float32
-    assert torch.equal(turned, exact.to(dtype)) or \
-        (turned.double() - exact).abs().max() <= 2e-3 * exact.abs().max()
-    if dtype == torch.bfloat16:     # no worse than rounding once
+    assert (
+        torch.equal(turned, exact.to(dtype))
+        or (turned.double() - exact).abs().max() <= 2e-3 * exact.abs().max()
+    )
+    if dtype == torch.bfloat16:  # no worse than rounding once
         worst = ((turned.double() - exact).abs() / exact.abs()).max()
-        assert worst <= 2 ** -8
+        assert worst <= 2**-8
 
 
 def test_bfloat16_is_more_exact_than_llama():
     positions = steps(64, 1000)
     x = randn(1, 4, 64, 64, dtype=torch.bfloat16)
     peer = llama.LlamaRotaryEmbedding(config(64))
-    exact, = RotaryEmbedding(64)(x.double(), positions=positions)
-    ours, = RotaryEmbedding(64)(x, positions=positions)
+    (exact,) = RotaryEmbedding(64)(x.double(), positions=positions)
+    (ours,) = RotaryEmbedding(64)(x, positions=positions)
     theirs, _ = llama.apply_rotary_pos_emb(x, x, *peer(x, positions))
     errors = [(y.double() - exact).abs().mean() for y in (ours, theirs)]
     assert errors[0] <= errors[1]
@@ -522,14 +557,17 @@ def test_rotary_names_what_does_not_fit():
             with pytest.raises(ValueError, match="x must be of shape"):
                 RotaryEmbedding(8)(*q, positions=steps(5).repeat(2, 1))
     with pytest.raises(ValueError, match=r"8\), got \(1, 1, 5, 16\)"):
-        RotaryEmbedding(8)(randn(1, 1, 5, 16),
-                           cos_sin=RotaryEmbedding(16).cos_sin(steps(5)))
+        RotaryEmbedding(8)(
+            randn(1, 1, 5, 16), cos_sin=RotaryEmbedding(16).cos_sin(steps(5))
+        )
     changed = RotaryEmbedding(8)
     x = randn(1, 1, 5, 8)
     changed.layout = "interleaved"  # afterwards: taken as it is
     assert torch.equal(changed.freqs, RotaryEmbedding(8).freqs)
-    close(changed(x, positions=steps(5))[0],
-          RotaryEmbedding(8, layout="interleaved")(x, positions=steps(5))[0])
+    close(
+        changed(x, positions=steps(5))[0],
+        RotaryEmbedding(8, layout="interleaved")(x, positions=steps(5))[0],
+    )
     changed.bfloat16().layout = "half"
     assert torch.equal(changed.freqs, RotaryEmbedding(8).freqs)
     changed.layout = "neox"
@@ -539,58 +577,73 @@ def test_rotary_names_what_does_not_fit():
         apply_rotary_emb(randn(5, 8), randn(5, 4), randn(5, 4), "neox")
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: ShawRelativePositions(0, 3), "d_head .* got 0"),
-    (lambda: ShawRelativePositions(8, 2.5), "max_distance .* got 2.5"),
-    (lambda: ShawRelativePositions(8, True), "max_distance .* got True"),
-    (lambda: ShawRelativePositions(8, 3, std=-1.0), "std .* got -1.0"),
-    (lambda: T5RelativeBias(0), "n_heads .* got 0"),
-    (lambda: T5RelativeBias(2, n_buckets=8.0), "n_buckets .* got 8.0"),
-    (lambda: T5RelativeBias(2, max_distance="9"), "max_distance .* got '9'"),
-    (lambda: t5_bucket(at(1), n_buckets=0), "n_buckets .* got 0"),
-    (lambda: ALiBi(-1), "n_heads .* got -1"),
-    (lambda: alibi_slopes(2.0), "n_heads .* got 2.0"),
-    (lambda: RotaryEmbedding(8.0), "d_head .* got 8.0"),
-    (lambda: RotaryEmbedding(7), "d_head 7 .* even, as 8"),
-    (lambda: RotaryEmbedding(8, base=0.0), "base .* got 0.0"),
-    (lambda: RotaryEmbedding(8, base=math.inf), "base .* got inf"),
-    (lambda: RotaryEmbedding(8, attention_factor=math.nan),
-     "attention_factor .* got nan"),
-    (lambda: RotaryEmbedding(8, attention_factor=0.0), "attention_factor .* got 0.0"),
-    (lambda: RotaryEmbedding(8, freqs=torch.ones(4, device="meta")), "on meta"),
-    (lambda: rope_frequencies(4, -1.0), "base .* got -1.0"),
-    (lambda: convert_rotary_layout(randn(8, 2), 2.0), "d_head .* got 2.0"),
-    (lambda: linear_scaling(torch.ones(2), 0.0), "factor .* got 0.0"),
-    (lambda: ntk_scaled_base(1e4, -1.0, 8), "factor .* got -1.0"),
-    (lambda: ntk_scaled_base(0.0, 2.0, 8), "base .* got 0.0"),
-    (lambda: llama3(factor=0.0), "factor .* got 0.0"),
-    (lambda: llama3(original_max_len=0), "original_max_len .* got 0"),
-    (lambda: llama3(low_freq_factor=-1.0), "low_freq_factor -1.0"),
-    (lambda: llama3(high_freq_factor=1.0), "1.0 must be below .* 1.0"),
-    (lambda: yarn(factor=0.0), "factor .* got 0.0"),
-    (lambda: yarn(base=1.0), "base .* got 1.0"),
-    (lambda: yarn(original_max_len=1.5), "original_max_len .* got 1.5"),
-    (lambda: yarn(beta_slow=0.0), "beta_slow .* got 0.0"),
-    (lambda: yarn(beta_fast=0.5), "beta_slow 1.0 .* beta_fast 0.5"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: ShawRelativePositions(0, 3), "d_head .* got 0"),
+        (lambda: ShawRelativePositions(8, 2.5), "max_distance .* got 2.5"),
+        (lambda: ShawRelativePositions(8, True), "max_distance .* got True"),
+        (lambda: ShawRelativePositions(8, 3, std=-1.0), "std .* got -1.0"),
+        (lambda: T5RelativeBias(0), "n_heads .* got 0"),
+        (lambda: T5RelativeBias(2, n_buckets=8.0), "n_buckets .* got 8.0"),
+        (lambda: T5RelativeBias(2, max_distance="9"), "max_distance .* got '9'"),
+        (lambda: t5_bucket(at(1), n_buckets=0), "n_buckets .* got 0"),
+        (lambda: ALiBi(-1), "n_heads .* got -1"),
+        (lambda: alibi_slopes(2.0), "n_heads .* got 2.0"),
+        (lambda: RotaryEmbedding(8.0), "d_head .* got 8.0"),
+        (lambda: RotaryEmbedding(7), "d_head 7 .* even, as 8"),
+        (lambda: RotaryEmbedding(8, base=0.0), "base .* got 0.0"),
+        (lambda: RotaryEmbedding(8, base=math.inf), "base .* got inf"),
+        (
+            lambda: RotaryEmbedding(8, attention_factor=math.nan),
+            "attention_factor .* got nan",
+        ),
+        (
+            lambda: RotaryEmbedding(8, attention_factor=0.0),
+            "attention_factor .* got 0.0",
+        ),
+        (lambda: RotaryEmbedding(8, freqs=torch.ones(4, device="meta")), "on meta"),
+        (lambda: rope_frequencies(4, -1.0), "base .* got -1.0"),
+        (lambda: convert_rotary_layout(randn(8, 2), 2.0), "d_head .* got 2.0"),
+        (lambda: linear_scaling(torch.ones(2), 0.0), "factor .* got 0.0"),
+        (lambda: ntk_scaled_base(1e4, -1.0, 8), "factor .* got -1.0"),
+        (lambda: ntk_scaled_base(0.0, 2.0, 8), "base .* got 0.0"),
+        (lambda: llama3(factor=0.0), "factor .* got 0.0"),
+        (lambda: llama3(original_max_len=0), "original_max_len .* got 0"),
+        (lambda: llama3(low_freq_factor=-1.0), "low_freq_factor -1.0"),
+        (lambda: llama3(high_freq_factor=1.0), "1.0 must be below .* 1.0"),
+        (lambda: yarn(factor=0.0), "factor .* got 0.0"),
+        (lambda: yarn(base=1.0), "base .* got 1.0"),
+        (lambda: yarn(original_max_len=1.5), "original_max_len .* got 1.5"),
+        (lambda: yarn(beta_slow=0.0), "beta_slow .* got 0.0"),
+        (lambda: yarn(beta_fast=0.5), "beta_slow 1.0 .* beta_fast 0.5"),
+    ],
+)
 def test_wrong_numbers_are_named(call, says):
     with pytest.raises(ValueError, match=says):
         call()
 
 
 def llama3(**changed):
-    return llama3_scaling(rope_frequencies(8), **{**dict(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_len=64), **changed})
+    return llama3_scaling(
+        rope_frequencies(8),
+        **{
+            **dict(
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_len=64,
+            ),
+            **changed,
+        },
+    )
 
 
 def yarn(**changed):
-    return yarn_scaling(8, **{**dict(factor=8.0, original_max_len=64),
-                              **changed})
+    return yarn_scaling(8, **{**dict(factor=8.0, original_max_len=64), **changed})
 
 
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="signatures say int")
+@pytest.mark.skipif("TFORMER_SHAPES" in os.environ, reason="signatures say int")
 def test_sizes_may_be_numbers_of_numpy():
     two = np.int64(2)
     eight = np.int64(8)
@@ -611,8 +664,11 @@ def test_angles_made_once_serve_every_layer(layout, scale, dtype):
     k = randn(2, 1, 5, 8, dtype=dtype)
     cos, sin = rotary.cos_sin(positions)
     angle = positions[:, None, :, None] * rope_frequencies(8)
-    twice = ((lambda x: torch.cat([x, x], -1)) if layout == "half"
-             else (lambda x: x.repeat_interleave(2, -1)))
+    twice = (
+        (lambda x: torch.cat([x, x], -1))
+        if layout == "half"
+        else (lambda x: x.repeat_interleave(2, -1))
+    )
     assert torch.equal(cos, scale * twice(angle).cos())
     assert torch.equal(sin.abs(), (scale * twice(angle).sin()).abs())
     assert cos.dtype == sin.dtype == torch.float32
@@ -629,14 +685,15 @@ def test_angles_made_once_serve_every_layer(layout, scale, dtype):
 def test_scale_multiplies_and_the_input_is_left_alone():
     x = randn(1, 2, 5, 8)
     before = x.clone()
-    plain, = RotaryEmbedding(8)(x, positions=steps(5))
-    large, = RotaryEmbedding(8, attention_factor=1.5)(x, positions=steps(5))
+    (plain,) = RotaryEmbedding(8)(x, positions=steps(5))
+    (large,) = RotaryEmbedding(8, attention_factor=1.5)(x, positions=steps(5))
     close(large, 1.5 * plain)
     assert torch.equal(x, before)
     assert RotaryEmbedding(8)(positions=steps(5)) == ()
 
 
 # layouts
+
 
 @quick
 @given(st.integers(1, 4), st.sampled_from([2, 4, 10]), seeds)
@@ -648,27 +705,32 @@ def test_converting_there_and_back_changes_nothing(h, d, seed):
             assert torch.equal(convert_rotary_layout(there, d, back), weight)
     assert torch.equal(
         convert_rotary_layout(torch.arange(8.0), 4),
-        torch.tensor([0., 2, 1, 3, 4, 6, 5, 7]))
+        torch.tensor([0.0, 2, 1, 3, 4, 6, 5, 7]),
+    )
 
 
 @pytest.mark.parametrize("to", LAYOUTS)
 def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
     from tformer.attention import SelfAttention
+
     other = LAYOUTS[1 - LAYOUTS.index(to)]
     x = randn(2, 7, 16)
     head = randn(16, 11, seed=1)
     logits = {}
     torch.manual_seed(0)
-    parts = [SelfAttention(16, 2, causal=True, rotary=RotaryEmbedding(
-        8, layout=layout)) for layout in (other, to, to)]
+    parts = [
+        SelfAttention(16, 2, causal=True, rotary=RotaryEmbedding(8, layout=layout))
+        for layout in (other, to, to)
+    ]
     for p in parts[0].parameters():
         torch.nn.init.normal_(p, std=0.3)
     state = parts[0].state_dict()
-    parts[2].load_state_dict(state)     # forgotten
+    parts[2].load_state_dict(state)  # forgotten
     for name in ("q_proj", "k_proj"):
         for kind in ("weight", "bias"):
             state[f"{name}.{kind}"] = convert_rotary_layout(
-                state[f"{name}.{kind}"], 8, to)
+                state[f"{name}.{kind}"], 8, to
+            )
     parts[1].load_state_dict(state)
     logits = [part(x) @ head for part in parts]
     close(logits[1], logits[0])
@@ -685,6 +747,7 @@ def test_layouts_of_no_whole_heads_are_refused():
 
 
 # what print shows
+
 
 def test_print_shows_all_that_changes_the_numbers():
     freqs = rope_frequencies(8)
@@ -709,12 +772,16 @@ def test_print_shows_all_that_changes_the_numbers():
         ShawRelativePositions(8, 4),
     ]
     assert len({repr(part) for part in kinds}) == len(kinds)
-    assert repr(RotaryEmbedding(8)) == \
-        "RotaryEmbedding(8, base=10000.0, attention_factor=1.0, layout='half')"
-    assert repr(T5RelativeBias(4)) == ("T5RelativeBias(4, n_buckets=32, causal=False, "
-                                       "max_distance=128)")
-    assert repr(ShawRelativePositions(8, 2)) == \
-        "ShawRelativePositions(8, max_distance=2)"
+    assert (
+        repr(RotaryEmbedding(8))
+        == "RotaryEmbedding(8, base=10000.0, attention_factor=1.0, layout='half')"
+    )
+    assert repr(T5RelativeBias(4)) == (
+        "T5RelativeBias(4, n_buckets=32, causal=False, max_distance=128)"
+    )
+    assert (
+        repr(ShawRelativePositions(8, 2)) == "ShawRelativePositions(8, max_distance=2)"
+    )
     assert repr(ALiBi(4)) == "ALiBi(4)"
     assert repr(RotaryEmbedding(8, freqs=scaled)) == repr(
         RotaryEmbedding(8, freqs=scaled)
@@ -735,44 +802,65 @@ def test_scalings_equal_transformers(d, base, factor):
     freqs = rope_frequencies(d, base)
     numbers = dict(low_freq_factor=1.0, high_freq_factor=4.0)
     pairs = [
-        (linear_scaling(freqs, factor),
-         scaled("linear", d, base, factor=factor)),
-        (rope_frequencies(d, ntk_scaled_base(base, factor, d)),
-         scaled("dynamic", d, base, 1024, length=int(1024 * factor),
-                factor=1.0)),
-        (llama3_scaling(freqs, factor=factor, original_max_len=1024,
-                        **numbers),
-         scaled("llama3", d, base, factor=factor, **numbers,
-                original_max_position_embeddings=1024))]
+        (linear_scaling(freqs, factor), scaled("linear", d, base, factor=factor)),
+        (
+            rope_frequencies(d, ntk_scaled_base(base, factor, d)),
+            scaled("dynamic", d, base, 1024, length=int(1024 * factor), factor=1.0),
+        ),
+        (
+            llama3_scaling(freqs, factor=factor, original_max_len=1024, **numbers),
+            scaled(
+                "llama3",
+                d,
+                base,
+                factor=factor,
+                **numbers,
+                original_max_position_embeddings=1024,
+            ),
+        ),
+    ]
     for ours, (theirs, scale) in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
         assert scale == 1.0
 
 
 @pytest.mark.parametrize("d, base", SIZES)
-@pytest.mark.parametrize("factor, fast, slow",
-                         [(4.0, 32.0, 1.0), (16.0, 32.0, 1.0),
-                          (8.0, 16.0, 2.0)])
+@pytest.mark.parametrize(
+    "factor, fast, slow", [(4.0, 32.0, 1.0), (16.0, 32.0, 1.0), (8.0, 16.0, 2.0)]
+)
 @pytest.mark.parametrize("length", [128, 4096])
 def test_yarn_equals_transformers(d, base, factor, fast, slow, length):
-    ours, scale = yarn_scaling(d, base, factor=factor, beta_fast=fast,
-                               beta_slow=slow, original_max_len=length)
+    ours, scale = yarn_scaling(
+        d, base, factor=factor, beta_fast=fast, beta_slow=slow, original_max_len=length
+    )
     theirs, their_scale = scaled(
-        "yarn", d, base, factor=factor, beta_fast=fast, beta_slow=slow,
-        original_max_position_embeddings=length)
+        "yarn",
+        d,
+        base,
+        factor=factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        original_max_position_embeddings=length,
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     assert math.isclose(scale, their_scale)
 
 
-@pytest.mark.parametrize("d, base, length", [
-    (8, 10.0, 1024), (64, 10.0, 1024),  # the slowest turn often: to d - 1
-    (8, 10_000.0, 16), (64, 500_000.0, 100),  # the fastest not once: to 0
-    (8, 1e9, 256),  # all of the blend between two pairs
-])
+@pytest.mark.parametrize(
+    "d, base, length",
+    [
+        (8, 10.0, 1024),
+        (64, 10.0, 1024),  # the slowest turn often: to d - 1
+        (8, 10_000.0, 16),
+        (64, 500_000.0, 100),  # the fastest not once: to 0
+        (8, 1e9, 256),  # all of the blend between two pairs
+    ],
+)
 def test_yarn_beyond_the_ends_equals_transformers(d, base, length):
     ours, _ = yarn_scaling(d, base, factor=8.0, original_max_len=length)
-    theirs, _ = scaled("yarn", d, base, factor=8.0,
-                       original_max_position_embeddings=length)
+    theirs, _ = scaled(
+        "yarn", d, base, factor=8.0, original_max_position_embeddings=length
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     plain = rope_frequencies(d, base)
     assert (ours <= plain).all() and (ours >= plain / 8.01).all()
@@ -803,25 +891,37 @@ def test_what_the_scalings_keep_and_slow():
     ntk = rope_frequencies(64, ntk_scaled_base(10_000.0, 8.0, 64))
     assert ntk[0] == freqs[0]
     assert math.isclose(freqs[-1] / ntk[-1], 8.0, rel_tol=1e-5)
-    three = llama3_scaling(freqs, factor=8.0, low_freq_factor=1.0,
-                           high_freq_factor=4.0, original_max_len=1024)
+    three = llama3_scaling(
+        freqs,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_len=1024,
+    )
     turns = 1024 * freqs / (2 * math.pi)
     assert torch.equal(three[turns > 4], freqs[turns > 4])
     assert torch.equal(three[turns < 1], freqs[turns < 1] / 8)
     assert (three.diff() < 0).all()
     assert yarn_scaling(64, factor=1.0, original_max_len=1024)[1] == 1.0
     with pytest.raises(ValueError, match=r"4\.0 must be below.* 1\.0"):
-        llama3_scaling(freqs, factor=8.0, low_freq_factor=4.0,
-                       high_freq_factor=1.0, original_max_len=1024)
+        llama3_scaling(
+            freqs,
+            factor=8.0,
+            low_freq_factor=4.0,
+            high_freq_factor=1.0,
+            original_max_len=1024,
+        )
     with pytest.raises(ValueError, match=r"d_head .* at least 4, got 2"):
         ntk_scaled_base(10_000.0, 8.0, 2)
 
 
 # compiled, other devices, the experiment
 
+
 @pytest.mark.nightly
-@pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                    reason="signatures are not compiled")
+@pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ, reason="signatures are not compiled"
+)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_all_parts_compile_to_one_graph(dynamic):
     q = randn(2, 4, 6, 8)
@@ -829,18 +929,19 @@ def test_all_parts_compile_to_one_graph(dynamic):
     shaw = ShawRelativePositions(8, 2)
     rotary = RotaryEmbedding(8)
     neighbors = RotaryEmbedding(8, layout="interleaved")
-    calls = [lambda q, p: rotary(q, q[:, :1], positions=p)[0],
-             lambda q, p: neighbors(q, positions=p)[0],
-             lambda q, p: shaw.score_bias(q, p, p),
-             lambda q, p: shaw.value_offset(q @ q.mT, p, p),
-             lambda q, p: T5RelativeBias.forward(t5, p, p),
-             lambda q, p: ALiBi.forward(alibi, p, p)]
+    calls = [
+        lambda q, p: rotary(q, q[:, :1], positions=p)[0],
+        lambda q, p: neighbors(q, positions=p)[0],
+        lambda q, p: shaw.score_bias(q, p, p),
+        lambda q, p: shaw.value_offset(q @ q.mT, p, p),
+        lambda q, p: T5RelativeBias.forward(t5, p, p),
+        lambda q, p: ALiBi.forward(alibi, p, p),
+    ]
     t5 = T5RelativeBias(4)
     alibi = ALiBi(4)
     for call in calls:
         torch.compiler.reset()
-        compiled = torch.compile(call, fullgraph=True, backend="eager",
-                                 dynamic=dynamic)
+        compiled = torch.compile(call, fullgraph=True, backend="eager", dynamic=dynamic)
         for t in (6, 4):
             x = q[:, :, :t]
             p = positions[:, :t]
@@ -853,13 +954,15 @@ def test_on_cuda(dtype):
     q = randn(2, 4, 6, 8, dtype=dtype)
     positions = steps(6, 300)
     for make, call in (
-            (lambda: RotaryEmbedding(8), lambda m, q, p: m(q, positions=p)[0]),
-            (lambda: T5RelativeBias(4), lambda m, q, p: m(p, p)),
-            (lambda: ALiBi(4), lambda m, q, p: m(p, p)),
-            (lambda: ShawRelativePositions(8, 2),
-             lambda m, q, p: m.score_bias(q, p, p)),
-            (lambda: ShawRelativePositions(8, 2),
-             lambda m, q, p: m.value_offset((q @ q.mT).softmax(-1), p, p))):
+        (lambda: RotaryEmbedding(8), lambda m, q, p: m(q, positions=p)[0]),
+        (lambda: T5RelativeBias(4), lambda m, q, p: m(p, p)),
+        (lambda: ALiBi(4), lambda m, q, p: m(p, p)),
+        (lambda: ShawRelativePositions(8, 2), lambda m, q, p: m.score_bias(q, p, p)),
+        (
+            lambda: ShawRelativePositions(8, 2),
+            lambda m, q, p: m.value_offset((q @ q.mT).softmax(-1), p, p),
+        ),
+    ):
         part = make()
         here = call(part, q, positions)
         there = call(part.cuda(), q.cuda(), positions.cuda())
@@ -871,8 +974,16 @@ def test_on_cuda(dtype):
 @plain_only
 def test_the_experiment_runs_at_a_small_size(tmp_path):
     out = tmp_path / "positions.csv"
-    run(sys.executable, ROOT / "experiments" / "positions.py",
-        "--steps", "2", "--seeds", "1", "--out", out)
+    run(
+        sys.executable,
+        ROOT / "experiments" / "positions.py",
+        "--steps",
+        "2",
+        "--seeds",
+        "1",
+        "--out",
+        out,
+    )
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
     full = load_record("positions")
@@ -880,8 +991,9 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
     for a, b in zip(small, full, strict=True):
         for name in ("task", "method", "first", "last"):
             assert a[name] == b[name]
-        assert 0 <= float(b["lowest"]) <= float(b["accuracy"]) \
-            <= float(b["highest"]) <= 1
+        assert (
+            0 <= float(b["lowest"]) <= float(b["accuracy"]) <= float(b["highest"]) <= 1
+        )
     assert int(full[0]["seeds"]) >= 5 and full[0]["date"] > "2026"
 
 
@@ -895,6 +1007,7 @@ def test_narrow_types_are_trained_when_compiled(d, layout):
 
     def turn(x):
         return rotary(x, positions=positions)[0]
+
     torch.compiler.reset()
     fast = torch.compile(turn, backend="aot_eager", fullgraph=True)
     found = []
@@ -905,7 +1018,7 @@ def test_narrow_types_are_trained_when_compiled(d, layout):
         found.append((y.detach(), x.grad))
     torch.compiler.reset()
     for a, b in zip(*found, strict=False):
-        close(a, b, 2 ** -7)
+        close(a, b, 2**-7)
 
 
 def test_learned_angles_of_a_narrow_type():

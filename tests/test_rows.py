@@ -1,4 +1,5 @@
 """What stands behind a cached attention: positions, rows, online softmax."""
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -30,8 +31,7 @@ def test_shared_heads_are_those_of_the_kernel():
     q, k, v = (torch.randn(1, h, 6, 4) for h in (6, 2, 2))
     expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert torch.allclose(fused_attend(q, k, v), expected, atol=1e-6)
-    again = F.scaled_dot_product_attention(
-        q, repeat_kv(k, 3), repeat_kv(v, 3))
+    again = F.scaled_dot_product_attention(q, repeat_kv(k, 3), repeat_kv(v, 3))
     assert torch.allclose(again, expected, atol=1e-6)
 
 
@@ -40,8 +40,9 @@ def test_positions_go_on_from_the_largest_of_each_row():
     later = Positions(at).next(2).tensor
     assert later.tolist() == [[3, 4], [1, 2], [0, 1]]
     both = append_positions(Positions(at), Positions(later))
-    assert both.tensor.tolist() == [a + b for a, b in zip(
-        at.tolist(), later.tolist(), strict=True)]
+    assert both.tensor.tolist() == [
+        a + b for a, b in zip(at.tolist(), later.tolist(), strict=True)
+    ]
 
 
 def test_what_is_below_is_kept_in_order():

@@ -1,4 +1,5 @@
 """Filters, penalties, masks and the sampler, against independent references."""
+
 import copy
 import json
 import math
@@ -41,12 +42,12 @@ def rows(draw_, ties=True):
     b = draw_(st.integers(1, 4))
     vocab = draw_(st.integers(2, 90))
     made = generator(draw_(st.integers(0, 10**6)))
-    z = draw_(st.sampled_from((0.3, 2.0, 8.0))) * torch.randn(
-        b, vocab, generator=made)
+    z = draw_(st.sampled_from((0.3, 2.0, 8.0))) * torch.randn(b, vocab, generator=made)
     if ties and draw_(st.booleans()):
         z = z.round()
     gone = torch.rand(b, vocab, generator=made) < draw_(
-        st.sampled_from((0.0, 0.3, 0.9)))
+        st.sampled_from((0.0, 0.3, 0.9))
+    )
     gone[torch.arange(b), torch.randint(vocab, (b,), generator=made)] = False
     return z.masked_fill(gone, -INF)
 
@@ -58,8 +59,7 @@ share = st.floats(0.01, 0.99)
 def crosses(z, order, p):
     "Whether a running sum comes so near to p that rounding decides."
     mass = z.double().softmax(-1).gather(-1, order).cumsum(-1)
-    return ((mass - p).abs() < 1e-5).any() or (
-        (mass - (1 - p)).abs() < 1e-5).any()
+    return ((mass - p).abs() < 1e-5).any() or ((mass - (1 - p)).abs() < 1e-5).any()
 
 
 def largest_set(ours, theirs):
@@ -74,11 +74,13 @@ def largest_set(ours, theirs):
 
 # --- equal to transformers, to float64, to loops
 
+
 @some
 @given(rows(), st.floats(0.05, 5))
 def test_temperature_equals_transformers(z, t):
-    assert torch.equal(apply_temperature(z, t),
-                       peers.TemperatureLogitsWarper(t)(None, z))
+    assert torch.equal(
+        apply_temperature(z, t), peers.TemperatureLogitsWarper(t)(None, z)
+    )
 
 
 @some
@@ -110,8 +112,7 @@ def test_typical_equals_transformers(z, p):
     far = (-log_p - entropy).abs()
     gaps = far.sort().values.diff()
     if not crosses(z, far.argsort(), p) and not (gaps < 1e-5).any():
-        assert torch.equal(apply_typical_p(z, p),
-                           peers.TypicalLogitsWarper(p)(None, z))
+        assert torch.equal(apply_typical_p(z, p), peers.TypicalLogitsWarper(p)(None, z))
 
 
 @some
@@ -128,8 +129,7 @@ def test_repetition_equals_transformers(z, penalty, n, seed):
 @some
 @given(rows(), st.floats(-3, 3), st.integers(0, 12), st.integers(0, 99))
 def test_counting_penalties_equal_loops(z, penalty, n, seed):
-    ids = torch.randint(-1, z.shape[1], (len(z), n),
-                        generator=generator(seed))
+    ids = torch.randint(-1, z.shape[1], (len(z), n), generator=generator(seed))
     ids = torch.cat([ids, torch.full((len(z), 1), -1)], 1)  # nothing
     often = z.clone()
     once = z.clone()
@@ -143,41 +143,56 @@ def test_counting_penalties_equal_loops(z, penalty, n, seed):
 
 @some
 @given(rows(ties=False), st.integers(0, 99))
-@example(-0.2 * torch.arange(40.0)[None], 5)    # the order of the steps decides
+@example(-0.2 * torch.arange(40.0)[None], 5)  # the order of the steps decides
 def test_all_together_equal_the_list_of_transformers(z, seed):
     vocab = z.shape[1]
     ids = torch.randint(vocab, (len(z), 5), generator=generator(seed))
     mask = torch.rand(vocab, generator=generator(seed)) < 0.8
     mask[z.argmax(-1)] = True
-    chain = peers.LogitsProcessorList([
-        peers.SequenceBiasLogitsProcessor({(0,): 1.5, (1,): -2.0}),
-        peers.RepetitionPenaltyLogitsProcessor(1.3),
-        peers.PrefixConstrainedLogitsProcessor(
-            lambda batch, ids: mask.nonzero()[:, 0].tolist(), 1),
-        peers.TemperatureLogitsWarper(0.8), peers.TopKLogitsWarper(12),
-        peers.TopPLogitsWarper(0.9), peers.MinPLogitsWarper(0.03)])
+    chain = peers.LogitsProcessorList(
+        [
+            peers.SequenceBiasLogitsProcessor({(0,): 1.5, (1,): -2.0}),
+            peers.RepetitionPenaltyLogitsProcessor(1.3),
+            peers.PrefixConstrainedLogitsProcessor(
+                lambda batch, ids: mask.nonzero()[:, 0].tolist(), 1
+            ),
+            peers.TemperatureLogitsWarper(0.8),
+            peers.TopKLogitsWarper(12),
+            peers.TopPLogitsWarper(0.9),
+            peers.MinPLogitsWarper(0.03),
+        ]
+    )
     ours = process_logits(
-        z, SamplingParams(logit_bias={0: 1.5, 1: -2.0}, repetition_penalty=1.3,
-                          allowed_tokens_fn=lambda ids: mask, temperature=0.8, top_k=12,
-                          top_p=0.9, min_p=0.03), ids)
+        z,
+        SamplingParams(
+            logit_bias={0: 1.5, 1: -2.0},
+            repetition_penalty=1.3,
+            allowed_tokens_fn=lambda ids: mask,
+            temperature=0.8,
+            top_k=12,
+            top_p=0.9,
+            min_p=0.03,
+        ),
+        ids,
+    )
     theirs = chain(ids, z)
     if torch.equal(ours > -INF, theirs > -INF):
         torch.testing.assert_close(ours, theirs)
-    else:   # a sum, or a share of the best, within rounding of its limit
+    else:  # a sum, or a share of the best, within rounding of its limit
         assert ((ours > -INF) != (theirs > -INF)).sum() <= len(z)
 
 
 def test_the_smallest_set_has_the_crossing_id_and_no_more():
     z = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
-    for p, n in ((0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.8, 4),
-                 (1.0, 4)):
+    for p, n in ((0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.8, 4), (1.0, 4)):
         assert (apply_top_p(z, p) > -INF).sum() == n
 
 
 def test_a_share_of_1_is_off():
     z = 4 * torch.randn(2, 50_257, generator=generator())
-    assert torch.equal(apply_top_p(z, 1.0), z) and torch.equal(apply_typical_p(z, 1.0),
-                                                               z)
+    assert torch.equal(apply_top_p(z, 1.0), z) and torch.equal(
+        apply_typical_p(z, 1.0), z
+    )
     assert (z.softmax(-1).sort(descending=True)[0].cumsum(-1) > 1).any()
 
 
@@ -187,9 +202,9 @@ def test_a_long_vocabulary_equals_float64(scale):
     said, rank = z.double().softmax(-1).sort(descending=True)
     for p in (0.3, 0.9, 0.999):
         n = ((said.cumsum(-1) - said) < p).sum(-1)
-        kept = (apply_top_p(z, p) > -INF)
-        assert ((kept.sum(-1) - n).abs() <= 1).all()    # float32 softmax
-        assert all(kept[i, rank[i, :n[i] - 1]].all() for i in range(3))
+        kept = apply_top_p(z, p) > -INF
+        assert ((kept.sum(-1) - n).abs() <= 1).all()  # float32 softmax
+        assert all(kept[i, rank[i, : n[i] - 1]].all() for i in range(3))
 
 
 @some
@@ -198,18 +213,23 @@ def test_every_filter_leaves_an_id_and_its_input(z, seed):
     before = z.clone()
     ids = torch.randint(z.shape[1], (len(z), 3), generator=generator(seed))
     for rule in (
-            lambda x: apply_temperature(x, 0.0), lambda x: apply_temperature(x, 1e-7),
-            lambda x: apply_temperature(x, 1e-3), lambda x: apply_top_k(x, 1),
-            lambda x: apply_top_p(x, 1e-9), lambda x: apply_min_p(x, 1.0),
-            lambda x: apply_typical_p(x, 1e-9), lambda x: apply_logit_bias(x, {0: 2.0}),
-            lambda x: apply_repetition_penalty(x, ids, 5.0),
-            lambda x: apply_frequency_penalty(x, ids, 2.0),
-            lambda x: apply_presence_penalty(x, ids, 2.0),
-            lambda x: apply_allowed_mask(x, torch.ones(x.shape[1], dtype=torch.bool))):
+        lambda x: apply_temperature(x, 0.0),
+        lambda x: apply_temperature(x, 1e-7),
+        lambda x: apply_temperature(x, 1e-3),
+        lambda x: apply_top_k(x, 1),
+        lambda x: apply_top_p(x, 1e-9),
+        lambda x: apply_min_p(x, 1.0),
+        lambda x: apply_typical_p(x, 1e-9),
+        lambda x: apply_logit_bias(x, {0: 2.0}),
+        lambda x: apply_repetition_penalty(x, ids, 5.0),
+        lambda x: apply_frequency_penalty(x, ids, 2.0),
+        lambda x: apply_presence_penalty(x, ids, 2.0),
+        lambda x: apply_allowed_mask(x, torch.ones(x.shape[1], dtype=torch.bool)),
+    ):
         left = rule(z)
         assert torch.equal(z, before) and left is not z
         assert left.shape == z.shape and (left > -INF).any(-1).all()
-        assert not (left > -INF)[z == -INF].any()       # nothing comes back
+        assert not (left > -INF)[z == -INF].any()  # nothing comes back
         left.add_(1)
         assert torch.equal(z, before)
 
@@ -217,9 +237,13 @@ def test_every_filter_leaves_an_id_and_its_input(z, seed):
 @pytest.mark.parametrize("kind", (torch.bfloat16, torch.float16))
 def test_16_bits_are_computed_in_32(kind):
     z = (3 * torch.randn(2, 300, generator=generator())).to(kind)
-    for rule in (lambda x: apply_temperature(x, 0.7), lambda x: apply_top_p(x, 0.9),
-                 lambda x: apply_typical_p(x, 0.9), lambda x: apply_min_p(x, 0.1),
-                 lambda x: apply_logit_bias(x, {3: 0.001})):
+    for rule in (
+        lambda x: apply_temperature(x, 0.7),
+        lambda x: apply_top_p(x, 0.9),
+        lambda x: apply_typical_p(x, 0.9),
+        lambda x: apply_min_p(x, 0.1),
+        lambda x: apply_logit_bias(x, {3: 0.001}),
+    ):
         assert rule(z).dtype == torch.float32
         assert torch.equal(rule(z), rule(z.float()))
     u = torch.tensor([0.2, 0.9])
@@ -228,6 +252,7 @@ def test_16_bits_are_computed_in_32(kind):
 
 
 # --- draws
+
 
 def p_value(times, exact):
     "Of Pearson's test; classes with less than 5 expected are one."
@@ -240,14 +265,21 @@ def p_value(times, exact):
         meant[-2] = meant[-2] + meant[-1]
         seen = seen[:-1]
         meant = meant[:-1]
-    square = ((seen - meant)**2 / meant).sum()
+    square = ((seen - meant) ** 2 / meant).sum()
     free = torch.tensor((len(seen) - 1) / 2).double()
     return torch.special.gammaincc(free, square / 2).item()
 
 
-@pytest.mark.parametrize("how", (
-    {}, {"top_k": 9}, {"top_p": 0.8, "temperature": 1.3}, {"min_p": 0.1},
-    {"typical_p": 0.7}))
+@pytest.mark.parametrize(
+    "how",
+    (
+        {},
+        {"top_k": 9},
+        {"top_p": 0.8, "temperature": 1.3},
+        {"min_p": 0.1},
+        {"typical_p": 0.7},
+    ),
+)
 def test_frequencies_are_the_probabilities(how):
     "Level 1e-4 each; the seeds are fixed, so it never fails by chance."
     z = 2 * torch.randn(1, 40, generator=generator(3))
@@ -259,23 +291,27 @@ def test_frequencies_are_the_probabilities(how):
         times += sampler(z).bincount(minlength=40)
     assert p_value(times, exact) > 1e-4
     assert not times[exact == 0].any()
-    assert p_value(times, exact.roll(1)) < 1e-9         # it can fail
+    assert p_value(times, exact.roll(1)) < 1e-9  # it can fail
 
 
 def test_neighboring_seeds_do_not_look_alike():
-    first = torch.cat([torch.rand(1, generator=generator(s)).double()
-                       for s in range(4_000)])
-    assert p_value((first * 20).long().bincount(minlength=20),
-                   torch.full((20,), 0.05).double()) > 1e-4
-    assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]
-               ) < 0.05
+    first = torch.cat(
+        [torch.rand(1, generator=generator(s)).double() for s in range(4_000)]
+    )
+    assert (
+        p_value(
+            (first * 20).long().bincount(minlength=20), torch.full((20,), 0.05).double()
+        )
+        > 1e-4
+    )
+    assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]) < 0.05
 
 
 def test_the_ends_of_the_line():
     z = torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]])
     for u, i in ((0.0, 1), (0.4999999, 1), (0.5, 3), (1 - 2**-53, 3)):
         assert sample_ids(z, torch.tensor([u], dtype=torch.float64)) == i
-    assert sample_ids(z[0], torch.tensor(0.7)) == 3           # no batch
+    assert sample_ids(z[0], torch.tensor(0.7)) == 3  # no batch
 
 
 def test_greedy_takes_the_first_of_the_best():
@@ -286,11 +322,15 @@ def test_greedy_takes_the_first_of_the_best():
 
 # --- rows
 
-WAYS = [SamplingParams(seed=1), SamplingParams(seed=2, top_k=5),
-        SamplingParams(seed=3, top_k=5),
-        SamplingParams(seed=4, top_p=0.9, repetition_penalty=1.2),
-        SamplingParams(seed=5, temperature=0.0), SamplingParams(seed=6, typical_p=0.8),
-        SamplingParams(seed=7, min_p=0.05, frequency_penalty=0.4)]
+WAYS = [
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, top_k=5),
+    SamplingParams(seed=3, top_k=5),
+    SamplingParams(seed=4, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(seed=5, temperature=0.0),
+    SamplingParams(seed=6, typical_p=0.8),
+    SamplingParams(seed=7, min_p=0.05, frequency_penalty=0.4),
+]
 
 
 def texts(groups, z, steps):
@@ -313,8 +353,9 @@ def texts(groups, z, steps):
             sampler.extend(Sampler([WAYS[n] for n in comes]))
             names = stays + comes
             sampler.names = stays + comes
-        ids = sampler(torch.stack([z[len(wrote[n]), n] for n in names]),
-                      [wrote[n] for n in names])
+        ids = sampler(
+            torch.stack([z[len(wrote[n]), n] for n in names]), [wrote[n] for n in names]
+        )
         for n, i in zip(names, ids.tolist(), strict=True):
             wrote[n].append(i)
     return wrote
@@ -323,15 +364,18 @@ def texts(groups, z, steps):
 @pytest.mark.parametrize("vocab", (633, 40))
 def test_a_row_does_not_know_its_neighbors(vocab):
     z = 2 * torch.randn(24, 7, vocab, generator=generator(5))
-    z[:, 2] = z[:, 2].round()           # ties beyond the short list
+    z[:, 2] = z[:, 2].round()  # ties beyond the short list
     alone = {}
     for n in range(7):
         alone |= texts({0: [n]}, z, 24)
     assert len({tuple(x) for x in alone.values()}) == 7
-    for groups in ({0: [0, 1, 2, 3, 4, 5, 6]}, {0: [6, 5, 4, 3, 2, 1, 0]},
-                   {0: [3, 1], 5: [0, 2], 9: [~3, 6], 15: [~1, 5, 4]}):
+    for groups in (
+        {0: [0, 1, 2, 3, 4, 5, 6]},
+        {0: [6, 5, 4, 3, 2, 1, 0]},
+        {0: [3, 1], 5: [0, 2], 9: [~3, 6], 15: [~1, 5, 4]},
+    ):
         for n, wrote in texts(groups, z, 24).items():
-            assert wrote == alone[n][:len(wrote)], n
+            assert wrote == alone[n][: len(wrote)], n
 
 
 def test_one_setting_for_all_counts_seeds_on():
@@ -340,12 +384,14 @@ def test_one_setting_for_all_counts_seeds_on():
     each = [Sampler(SamplingParams(seed=8 + i, top_k=9)) for i in range(3)]
     for x in z:
         assert shared(x).tolist() == [
-            one(x[i, None]).item() for i, one in enumerate(each)]
+            one(x[i, None]).item() for i, one in enumerate(each)
+        ]
     fresh = [Sampler(SamplingParams())(z[0].expand(3, -1)) for _ in range(2)]
     assert fresh[0].shape == (3,)
     wide = torch.zeros(4, 10**5)
-    assert not torch.equal(Sampler(SamplingParams())(wide),
-                           Sampler(SamplingParams())(wide))
+    assert not torch.equal(
+        Sampler(SamplingParams())(wide), Sampler(SamplingParams())(wide)
+    )
 
 
 def test_a_row_kept_twice_goes_on_the_same_way_twice():
@@ -356,9 +402,15 @@ def test_a_row_kept_twice_goes_on_the_same_way_twice():
     assert len({*sampler(z).tolist()}) == 1
 
 
-@pytest.mark.parametrize("how", (
-    dict(top_k=20, top_p=0.9, temperature=0.8), dict(min_p=0.01, top_p=0.6),
-    dict(min_p=0.01, typical_p=0.6), dict(top_k=40, typical_p=0.6)))
+@pytest.mark.parametrize(
+    "how",
+    (
+        dict(top_k=20, top_p=0.9, temperature=0.8),
+        dict(min_p=0.01, top_p=0.6),
+        dict(min_p=0.01, typical_p=0.6),
+        dict(top_k=40, typical_p=0.6),
+    ),
+)
 def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
     z = 3 * torch.randn(1, 2000, generator=generator(2))
     sampler = Sampler(SamplingParams(seed=3, **how))
@@ -368,8 +420,9 @@ def test_a_short_list_draws_what_the_whole_vocabulary_draws(how):
         assert sampler(z) == sample_ids(process_logits(z, SamplingParams(**how)), u)
 
 
-@pytest.mark.parametrize("where", [slice(0, 60), slice(-25, None),
-                                   slice(None, None, 333)])
+@pytest.mark.parametrize(
+    "where", [slice(0, 60), slice(-25, None), slice(None, None, 333)]
+)
 def test_a_short_list_is_found_in_a_large_vocabulary(where):
     "Wherever the best ids are: side by side, at the end, far apart."
     z = torch.randn(2, 20_011, generator=generator(7))
@@ -379,30 +432,34 @@ def test_a_short_list_is_found_in_a_large_vocabulary(where):
     rng = generator(3)
     for _ in range(100):
         u = torch.rand((), generator=rng, dtype=torch.float64).expand(2)
-        assert torch.equal(sampler(z),
-                           sample_ids(process_logits(z, SamplingParams(**how)), u))
+        assert torch.equal(
+            sampler(z), sample_ids(process_logits(z, SamplingParams(**how)), u)
+        )
 
 
 def test_each_setting_does_what_its_function_does():
     z = torch.zeros(1, 5)
     wrote = torch.tensor([[1, 1, 2]])
-    both = process_logits(z,
-                          SamplingParams(frequency_penalty=0.5, presence_penalty=2.0),
-                          wrote)
+    both = process_logits(
+        z, SamplingParams(frequency_penalty=0.5, presence_penalty=2.0), wrote
+    )
     assert both.tolist() == [[0, -3, -2.5, 0, 0]]
     y = 2 * torch.randn(3, 50, generator=generator(4))
-    for how, function in ((dict(typical_p=0.5), lambda y: apply_typical_p(y, 0.5)),
-                          (dict(min_p=0.2), lambda y: apply_min_p(y, 0.2)),
-                          (dict(top_p=0.5), lambda y: apply_top_p(y, 0.5)),
-                          (dict(top_k=5), lambda y: apply_top_k(y, 5))):
+    for how, function in (
+        (dict(typical_p=0.5), lambda y: apply_typical_p(y, 0.5)),
+        (dict(min_p=0.2), lambda y: apply_min_p(y, 0.2)),
+        (dict(top_p=0.5), lambda y: apply_top_p(y, 0.5)),
+        (dict(top_k=5), lambda y: apply_top_k(y, 5)),
+    ):
         left = process_logits(y, SamplingParams(**how))
         assert torch.equal(left, function(y)) and not torch.equal(left, y)
 
 
 def test_a_refused_call_draws_nothing():
     z = 2 * torch.randn(2, 30, generator=generator(5))
-    calm, rough = (Sampler([SamplingParams(seed=1), SamplingParams(seed=2)])
-                   for _ in range(2))
+    calm, rough = (
+        Sampler([SamplingParams(seed=1), SamplingParams(seed=2)]) for _ in range(2)
+    )
     with pytest.raises(ValueError, match="row 1 hold NaN"):
         rough(torch.stack([z[0], z[1] * NAN]))
     assert all(torch.equal(calm(z), rough(z)) for _ in range(5))
@@ -439,7 +496,7 @@ def test_without_rows_nothing_is_written():
     some.select([])
     assert some(torch.zeros(0, 5)).shape == (0,)
     with pytest.raises(ValueError, match="2 rows for a sampler of 0"):
-        some(torch.zeros(2, 5))         # it does not begin again
+        some(torch.zeros(2, 5))  # it does not begin again
     assert apply_allowed_mask(torch.zeros(0, 5), torch.ones(5).bool()).shape == (0, 5)
 
 
@@ -470,8 +527,13 @@ def test_allowed_sees_what_its_row_wrote():
     def allowed(ids):
         seen.append(ids.tolist())
         return torch.arange(6) == len(ids)
-    sampler = Sampler([SamplingParams(allowed_tokens_fn=allowed),
-                       SamplingParams(allowed_tokens_fn=allowed)])
+
+    sampler = Sampler(
+        [
+            SamplingParams(allowed_tokens_fn=allowed),
+            SamplingParams(allowed_tokens_fn=allowed),
+        ]
+    )
     z = torch.zeros(2, 6)
     assert sampler(z, [[4, 4], []]).tolist() == [2, 0]
     assert sampler(z, torch.tensor([[-1, 5], [3, 3]])).tolist() == [1, 2]
@@ -480,7 +542,7 @@ def test_allowed_sees_what_its_row_wrote():
 
 @pytest.mark.gpu
 def test_a_device_writes_what_the_cpu_writes():
-    z = (2 * torch.randn(20, 7, 633, generator=generator(5)))
+    z = 2 * torch.randn(20, 7, 633, generator=generator(5))
     here = Sampler(WAYS)
     there = Sampler(WAYS)
     for x in z:
@@ -704,16 +766,24 @@ def test_distinct_is_the_share_of_different_runs():
 
 # --- the recorded experiment and the benchmark
 
+
 @plain_only
 def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import sampling as experiment
-    monkeypatch.setattr(experiment, "METHODS", {
-        "temperature": ("temperature", (0.5, 1.0), {}),
-        "hot min-p": ("min_p", (0.1,), {"temperature": 1.5})})
+
+    monkeypatch.setattr(
+        experiment,
+        "METHODS",
+        {
+            "temperature": ("temperature", (0.5, 1.0), {}),
+            "hot min-p": ("min_p", (0.1,), {"temperature": 1.5}),
+        },
+    )
     out = tmp_path / "some.csv"
-    monkeypatch.setattr(sys, "argv", [
-        "sampling.py", "--texts", "3", "--seeds", "1", "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["sampling.py", "--texts", "3", "--seeds", "1", "--out", str(out)]
+    )
     experiment.main()
     first = out.read_text(encoding="utf-8")
     assert first.count("\n") == 4 and "hot min-p,0.1,0,3," in first
@@ -725,10 +795,15 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
 
 def test_the_record_is_whole():
     from tformer.minimal import load_record
+
     experiment = load_experiment("sampling")
     rows = load_record("sampling")
-    every = {(m, str(v), str(s)) for m, (_, values, _) in
-             experiment.METHODS.items() for v in values for s in range(3)}
+    every = {
+        (m, str(v), str(s))
+        for m, (_, values, _) in experiment.METHODS.items()
+        for v in values
+        for s in range(3)
+    }
     assert {(r["method"], r["value"], r["seed"]) for r in rows} == every
     assert {r["texts"] for r in rows} == {"120"}
 
@@ -738,6 +813,7 @@ def test_a_benchmark_row_is_within_reach(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
     import bench_sampling
     import timing
+
     monkeypatch.setattr(timing, "quick", True)
     monkeypatch.setattr(timing, "keep_memory", lambda: None)
     monkeypatch.setattr(sys, "argv", ["bench_sampling.py", "--quick"])

@@ -1,4 +1,5 @@
 """The encoder-decoder, against two others."""
+
 import copy
 import dataclasses
 import math
@@ -29,8 +30,9 @@ from tformer.seq2seq import (
     teacher_forced_loss,
 )
 
-SMALL = Seq2SeqConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=4,
-                      d_ff=24, max_len=20, dropout=0.0)
+SMALL = Seq2SeqConfig(
+    vocab_size=40, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_len=20, dropout=0.0
+)
 kinds = pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
 draw_ids = partial(helpers.draw_ids, low=3, high=40)
 
@@ -75,9 +77,15 @@ class Around(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.stacks = nn.Transformer(
-                c.d_model, c.n_heads, c.n_layers,
-                c.n_decoder_layers or c.n_layers, c.d_ff, 0.0,
-                batch_first=True, norm_first=norm_first)
+                c.d_model,
+                c.n_heads,
+                c.n_layers,
+                c.n_decoder_layers or c.n_layers,
+                c.d_ff,
+                0.0,
+                batch_first=True,
+                norm_first=norm_first,
+            )
 
     def enter(self, embed, ids, positions):
         d = embed.embedding_dim
@@ -94,7 +102,9 @@ class Around(nn.Module):
             self.enter(self.encoder_embed, src, at),
             self.enter(self.embed, ids, positions),
             tgt_mask=torch.ones(t, t).triu(1).bool(),
-            src_key_padding_mask=~keep, memory_key_padding_mask=~keep)
+            src_key_padding_mask=~keep,
+            memory_key_padding_mask=~keep,
+        )
         return x @ self.head.T
 
 
@@ -107,9 +117,12 @@ def copy_block(block, layer):
         norms.append(layer.norm3)
     for wrapped, theirs in attentions:
         part = wrapped.sublayer
-        for p, w, b in zip((part.q_proj, part.k_proj, part.v_proj),
-                           theirs.in_proj_weight.chunk(3),
-                           theirs.in_proj_bias.chunk(3), strict=True):
+        for p, w, b in zip(
+            (part.q_proj, part.k_proj, part.v_proj),
+            theirs.in_proj_weight.chunk(3),
+            theirs.in_proj_bias.chunk(3),
+            strict=True,
+        ):
             p.weight.copy_(w)
             p.bias.copy_(b)
         part.o_proj.load_state_dict(theirs.out_proj.state_dict())
@@ -130,8 +143,9 @@ def from_torch(peer, config, kind=Seq2Seq):
     if not config.tie_word_embeddings:
         ours.lm_head.weight.copy_(peer.head)
     for blocks, stack, norm in (
-            (ours.encoder_blocks, peer.stacks.encoder, ours.encoder_norm),
-            (ours.blocks, peer.stacks.decoder, ours.norm)):
+        (ours.encoder_blocks, peer.stacks.encoder, ours.encoder_norm),
+        (ours.blocks, peer.stacks.decoder, ours.norm),
+    ):
         for block, layer in zip(blocks, stack.layers, strict=True):
             copy_block(block, layer)
         norm.load_state_dict(stack.norm.state_dict())
@@ -141,14 +155,25 @@ def from_torch(peer, config, kind=Seq2Seq):
 def make_marian(c):
     transformers = pytest.importorskip("transformers")
     config = transformers.MarianConfig(
-        vocab_size=c.vocab_size, d_model=c.d_model,
-        encoder_layers=c.n_layers, decoder_layers=c.n_layers,
-        encoder_attention_heads=c.n_heads, encoder_ffn_dim=c.d_ff,
-        decoder_attention_heads=c.n_heads, decoder_ffn_dim=c.d_ff,
-        max_position_embeddings=c.max_len, activation_function="relu",
-        scale_embedding=True, dropout=0.0, pad_token_id=0,
-        eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
-        decoder_vocab_size=c.vocab_size, attn_implementation="eager")
+        vocab_size=c.vocab_size,
+        d_model=c.d_model,
+        encoder_layers=c.n_layers,
+        decoder_layers=c.n_layers,
+        encoder_attention_heads=c.n_heads,
+        encoder_ffn_dim=c.d_ff,
+        decoder_attention_heads=c.n_heads,
+        decoder_ffn_dim=c.d_ff,
+        max_position_embeddings=c.max_len,
+        activation_function="relu",
+        scale_embedding=True,
+        dropout=0.0,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+        decoder_vocab_size=c.vocab_size,
+        attn_implementation="eager",
+    )
     marian = spread(transformers.MarianMTModel(config))
     for module in marian.modules():
         if isinstance(module, nn.Embedding):
@@ -166,21 +191,30 @@ def from_marian(peer, config):
     def load(wrapped, theirs, norm, names):
         for mine, name in names.items():
             getattr(wrapped.sublayer, mine).load_state_dict(
-                getattr(theirs, name).state_dict())
+                getattr(theirs, name).state_dict()
+            )
         wrapped.norm.load_state_dict(norm.state_dict())
 
-    qkvo = dict(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj",
-                o_proj="out_proj")
-    for blocks, stack in ((ours.encoder_blocks, inner.encoder),
-                          (ours.blocks, inner.decoder)):
+    qkvo = dict(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj")
+    for blocks, stack in (
+        (ours.encoder_blocks, inner.encoder),
+        (ours.blocks, inner.decoder),
+    ):
         for block, layer in zip(blocks, stack.layers, strict=True):
-            load(block.attention, layer.self_attn,
-                 layer.self_attn_layer_norm, qkvo)
+            load(block.attention, layer.self_attn, layer.self_attn_layer_norm, qkvo)
             if stack is inner.decoder:
-                load(block.cross_attention, layer.encoder_attn,
-                     layer.encoder_attn_layer_norm, qkvo)
-            load(block.feed_forward, layer, layer.final_layer_norm,
-                 dict(up_proj="fc1", down_proj="fc2"))
+                load(
+                    block.cross_attention,
+                    layer.encoder_attn,
+                    layer.encoder_attn_layer_norm,
+                    qkvo,
+                )
+            load(
+                block.feed_forward,
+                layer,
+                layer.final_layer_norm,
+                dict(up_proj="fc1", down_proj="fc2"),
+            )
     return ours
 
 
@@ -208,10 +242,10 @@ def test_equals_nn_transformer_in_value_and_gradient():
     ours = from_torch(peer, config)
     src, keep = padded_sources()
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
-               encoder_attention_mask=keep)
-    agree(ours, peer, lambda peer: from_torch(peer, config), out,
-          peer(src, ids, keep))
+    out = ours(
+        ids, encoder_hidden_states=ours.encode(src, keep), encoder_attention_mask=keep
+    )
+    agree(ours, peer, lambda peer: from_torch(peer, config), out, peer(src, ids, keep))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -220,11 +254,16 @@ def test_pre_norm_equals_norm_first_in_value_and_gradient(side):
     ours = from_torch(peer, SMALL, PreNormSeq2Seq)
     src, keep = padded_sources(side)
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
-               encoder_attention_mask=keep)
-    agree(ours, peer,
-          lambda peer: from_torch(peer, SMALL, PreNormSeq2Seq), out,
-          peer(src, ids, keep))
+    out = ours(
+        ids, encoder_hidden_states=ours.encode(src, keep), encoder_attention_mask=keep
+    )
+    agree(
+        ours,
+        peer,
+        lambda peer: from_torch(peer, SMALL, PreNormSeq2Seq),
+        out,
+        peer(src, ids, keep),
+    )
 
 
 def test_sources_padded_on_the_left_equal_nn_transformer():
@@ -233,10 +272,10 @@ def test_sources_padded_on_the_left_equal_nn_transformer():
     ours = from_torch(peer, config)
     src, keep = padded_sources("left")
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
-               encoder_attention_mask=keep)
-    agree(ours, peer, lambda peer: from_torch(peer, config), out,
-          peer(src, ids, keep))
+    out = ours(
+        ids, encoder_hidden_states=ours.encode(src, keep), encoder_attention_mask=keep
+    )
+    agree(ours, peer, lambda peer: from_torch(peer, config), out, peer(src, ids, keep))
 
 
 OWN = {  # what a configuration may say about sizes of their own
@@ -246,8 +285,14 @@ OWN = {  # what a configuration may say about sizes of their own
     "larger target": dict(vocab_size=40, decoder_vocab_size=50),
     "two tables of one size": dict(decoder_vocab_size=40),
     "untied": dict(tie_word_embeddings=False),
-    "all of it": dict(vocab_size=50, decoder_vocab_size=40, n_layers=2,
-                      n_decoder_layers=3, tie_word_embeddings=False)}
+    "all of it": dict(
+        vocab_size=50,
+        decoder_vocab_size=40,
+        n_layers=2,
+        n_decoder_layers=3,
+        tie_word_embeddings=False,
+    ),
+}
 own_sizes = pytest.mark.parametrize("own", OWN.values(), ids=OWN)
 
 
@@ -261,10 +306,16 @@ def test_stacks_and_tables_of_their_own_equal_nn_transformer(kind, own):
     src[1, 3:] = 0
     keep = src != 0
     ids = draw_ids(3, 5, high=config.decoder_vocab_size or 40, seed=1)
-    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
-               encoder_attention_mask=keep)
-    agree(ours, peer, lambda peer: from_torch(peer, config, kind), out,
-          peer(src, ids, keep))
+    out = ours(
+        ids, encoder_hidden_states=ours.encode(src, keep), encoder_attention_mask=keep
+    )
+    agree(
+        ours,
+        peer,
+        lambda peer: from_torch(peer, config, kind),
+        out,
+        peer(src, ids, keep),
+    )
 
 
 def test_equals_marian_in_value_and_gradient():
@@ -272,20 +323,22 @@ def test_equals_marian_in_value_and_gradient():
     ours = from_marian(marian, SMALL)
     src, keep = padded_sources()
     ids = draw_ids(3, 5, seed=1)
-    out = ours(ids, encoder_hidden_states=ours.encode(src, keep),
-               encoder_attention_mask=keep)
-    expected = marian(input_ids=src, attention_mask=keep.long(),
-                      decoder_input_ids=ids).logits
-    agree(ours, marian, lambda peer: from_marian(peer, SMALL), out,
-          expected)
+    out = ours(
+        ids, encoder_hidden_states=ours.encode(src, keep), encoder_attention_mask=keep
+    )
+    expected = marian(
+        input_ids=src, attention_mask=keep.long(), decoder_input_ids=ids
+    ).logits
+    agree(ours, marian, lambda peer: from_marian(peer, SMALL), out, expected)
 
 
 def test_check_same_agrees_with_marian():
     marian = make_marian(SMALL)
     ours = from_marian(marian, SMALL)
     src = draw_ids(1, 7)
-    report = check.same(check.FixedSourceModel(ours, src),
-                        check.FixedSourceModel(marian, src), 40)
+    report = check.same(
+        check.FixedSourceModel(ours, src), check.FixedSourceModel(marian, src), 40
+    )
     assert report and "agree" in dict(report.notes)["gradients"]
 
 
@@ -293,16 +346,33 @@ def test_greedy_writes_what_marian_generates():
     marian = talkative(make_marian(SMALL))
     ours = from_marian(marian, SMALL)
     src, keep = padded_sources()
-    free = greedy(ours, src, 9, decoder_start_token_id=1, eos_token_id=-1,
-                  encoder_attention_mask=keep)
+    free = greedy(
+        ours,
+        src,
+        9,
+        decoder_start_token_id=1,
+        eos_token_id=-1,
+        encoder_attention_mask=keep,
+    )
     ends = {*free[:, :6].flatten().tolist()} - {0, 1}
     assert len(ends) > 1
     for eos in (2, *ends):
         want = marian.generate(
-            src, attention_mask=keep.long(), num_beams=1, eos_token_id=eos,
-            do_sample=False, max_new_tokens=9)[:, 1:]
-        out = greedy(ours, src, 9, decoder_start_token_id=1, eos_token_id=eos,
-                     encoder_attention_mask=keep)
+            src,
+            attention_mask=keep.long(),
+            num_beams=1,
+            eos_token_id=eos,
+            do_sample=False,
+            max_new_tokens=9,
+        )[:, 1:]
+        out = greedy(
+            ours,
+            src,
+            9,
+            decoder_start_token_id=1,
+            eos_token_id=eos,
+            encoder_attention_mask=keep,
+        )
         ended = (want == eos).cumsum(-1) > 0  # theirs ends in padding
         assert ended.any() or eos == 2
         assert torch.equal(out, want.masked_fill(ended, eos))
@@ -310,13 +380,23 @@ def test_greedy_writes_what_marian_generates():
 
 def test_default_eps_and_stacks_are_those_of_the_paper():
     c = Seq2SeqConfig(vocab_size=37_000)
-    assert (c.n_layers, c.n_heads, c.d_model, c.d_model // c.n_heads,
-            c.d_ff, c.dropout) == (6, 8, 512, 64, 2048, 0.1)
+    assert (
+        c.n_layers,
+        c.n_heads,
+        c.d_model,
+        c.d_model // c.n_heads,
+        c.d_ff,
+        c.dropout,
+    ) == (6, 8, 512, 64, 2048, 0.1)
     table = 37_000 * 512
     with torch.device("meta"):
-        counts = [sum(p.numel() for p in Seq2Seq(
-            dataclasses.replace(c, final_norm=ends)).parameters())
-            for ends in (False, True)]
+        counts = [
+            sum(
+                p.numel()
+                for p in Seq2Seq(dataclasses.replace(c, final_norm=ends)).parameters()
+            )
+            for ends in (False, True)
+        ]
     assert counts == [44_138_496 + table, 44_140_544 + table]
 
 
@@ -349,7 +429,8 @@ def test_the_memory_is_projected_once_and_kept():
     calls = []
     for block in model.blocks:
         block.cross_attention.sublayer.k_proj.register_forward_hook(
-            lambda *_: calls.append(1))
+            lambda *_: calls.append(1)
+        )
     for _ in range(3):
         model(draw_ids(2, 1), encoder_hidden_states=memory, cache=cache)
     assert len(calls) == SMALL.n_layers
@@ -382,14 +463,23 @@ def test_rows_of_a_cache_are_reordered_with_their_memory():
     src, keep = padded_sources()
     memory = model.encode(src, keep)
     cache = model.new_cache(3)
-    model(ids[:, :4], encoder_hidden_states=memory, encoder_attention_mask=keep,
-          cache=cache)
+    model(
+        ids[:, :4],
+        encoder_hidden_states=memory,
+        encoder_attention_mask=keep,
+        cache=cache,
+    )
     rows = torch.tensor([2, 0, 0])
     cache.select(rows)
-    out = model(ids[rows, 4:], encoder_hidden_states=memory[rows],
-                encoder_attention_mask=keep[rows], cache=cache)
-    whole = model(ids[rows], encoder_hidden_states=memory[rows],
-                  encoder_attention_mask=keep[rows])
+    out = model(
+        ids[rows, 4:],
+        encoder_hidden_states=memory[rows],
+        encoder_attention_mask=keep[rows],
+        cache=cache,
+    )
+    whole = model(
+        ids[rows], encoder_hidden_states=memory[rows], encoder_attention_mask=keep[rows]
+    )
     close(out, whole[:, 4:])
 
 
@@ -398,11 +488,14 @@ def test_a_source_padded_on_any_side_equals_the_source_alone():
     ids = draw_ids(3, 5, seed=1)
     for side in ("left", "right"):
         src, keep = padded_sources(side)
-        out = model(ids, encoder_hidden_states=model.encode(src, keep),
-                    encoder_attention_mask=keep)
+        out = model(
+            ids,
+            encoder_hidden_states=model.encode(src, keep),
+            encoder_attention_mask=keep,
+        )
         for i in range(3):
             alone = model.encode(src[i, keep[i]][None])
-            close(out[i:i + 1], model(ids[i:i + 1], encoder_hidden_states=alone))
+            close(out[i : i + 1], model(ids[i : i + 1], encoder_hidden_states=alone))
         assert not torch.allclose(  # the mask matters in both places
             out,
             model(
@@ -412,7 +505,8 @@ def test_a_source_padded_on_any_side_equals_the_source_alone():
             ),
         )
         assert not torch.allclose(
-            out, model(ids, encoder_hidden_states=model.encode(src, keep)))
+            out, model(ids, encoder_hidden_states=model.encode(src, keep))
+        )
 
 
 def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
@@ -426,8 +520,9 @@ def test_a_mask_of_the_caller_reaches_the_self_attention_alone():
     out = model(ids, encoder_hidden_states=memory, mask=first)
     other = ids.clone()
     other[:, 0] = (ids[:, 0] - 2) % 37 + 3
-    moved = (model(other, encoder_hidden_states=memory, mask=first) - out).abs().amax(
-        -1)
+    moved = (
+        (model(other, encoder_hidden_states=memory, mask=first) - out).abs().amax(-1)
+    )
     assert (moved[:, :3] > 1e-4).all() and (moved[:, 3:] == 0).all()
 
 
@@ -436,8 +531,9 @@ def test_positions_given_equal_positions_counted():
     ids = draw_ids(2, 6, seed=1)
     memory = model.encode(draw_ids(2, 7))
     out = model(ids, encoder_hidden_states=memory)
-    close(model(ids, encoder_hidden_states=memory, positions=torch.arange(6)[None]),
-          out)
+    close(
+        model(ids, encoder_hidden_states=memory, positions=torch.arange(6)[None]), out
+    )
     moved = model(ids, encoder_hidden_states=memory, positions=torch.arange(1, 7)[None])
     assert (moved - out).abs().max() > 1e-3
 
@@ -450,8 +546,7 @@ def test_the_encoder_sees_both_ways_and_its_order():
     other[0, 6] = (src[0, 6] - 2) % 37 + 3
     assert ((model.encode(other) - memory).abs().amax(-1) > 1e-4).all()
     order = torch.tensor([3, 1, 0, 2, 6, 5, 4])
-    assert not torch.allclose(model.encode(src[:, order]),
-                              memory[:, order], atol=1e-3)
+    assert not torch.allclose(model.encode(src[:, order]), memory[:, order], atol=1e-3)
 
 
 def test_the_decoder_reads_the_memory_as_a_set():
@@ -459,8 +554,10 @@ def test_the_decoder_reads_the_memory_as_a_set():
     ids = draw_ids(1, 4)
     memory = model.encode(draw_ids(1, 7))
     order = torch.tensor([3, 1, 0, 2, 6, 5, 4])
-    close(model(ids, encoder_hidden_states=memory[:, order]),
-          model(ids, encoder_hidden_states=memory))
+    close(
+        model(ids, encoder_hidden_states=memory[:, order]),
+        model(ids, encoder_hidden_states=memory),
+    )
 
 
 def test_a_source_of_padding_only_is_finite():
@@ -468,8 +565,11 @@ def test_a_source_of_padding_only_is_finite():
     src = draw_ids(2, 5)
     keep = torch.ones(2, 5).bool()
     keep[1] = False
-    out = model(draw_ids(2, 4), encoder_hidden_states=model.encode(src, keep),
-                encoder_attention_mask=keep)
+    out = model(
+        draw_ids(2, 4),
+        encoder_hidden_states=model.encode(src, keep),
+        encoder_attention_mask=keep,
+    )
     out.sum().backward()
     assert out.isfinite().all()
     assert all(p.grad.isfinite().all() for p in model.parameters())
@@ -540,17 +640,32 @@ def test_sizes_that_are_left_out_change_no_number():
     model = make()
     assert not [n for n in model.state_dict() if n.startswith("encoder_embed")]
     values = SMALL.to_dict()
-    older = {name: values[name] for name in (
-        "vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "max_len",
-        "dropout", "eps", "final_norm")}
+    older = {
+        name: values[name]
+        for name in (
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "n_heads",
+            "d_ff",
+            "max_len",
+            "dropout",
+            "eps",
+            "final_norm",
+        )
+    }
     assert Seq2SeqConfig.from_dict(older) == SMALL
     one, same_depth, untied = (
         (torch.manual_seed(0), Seq2Seq(dataclasses.replace(SMALL, **changes)))[1]
-        for changes in ({}, dict(n_decoder_layers=2), dict(tie_word_embeddings=False)))
+        for changes in ({}, dict(n_decoder_layers=2), dict(tie_word_embeddings=False))
+    )
     assert equal_models(one, same_depth)
     untied = untied.state_dict()
-    assert all(torch.equal(x, untied[name]) for name, x in one.state_dict().items()
-               if name != "lm_head.weight")
+    assert all(
+        torch.equal(x, untied[name])
+        for name, x in one.state_dict().items()
+        if name != "lm_head.weight"
+    )
 
 
 def test_each_text_has_ids_of_its_own_vocabulary():
@@ -569,22 +684,26 @@ def test_greedy_and_the_loss_take_sizes_of_their_own(own):
     target = model.config.decoder_vocab_size or model.config.vocab_size
     src = draw_ids(3, 7, high=model.config.vocab_size)
     src[1, 4:] = 0
-    how = dict(decoder_start_token_id=1, eos_token_id=2,
-               encoder_attention_mask=src != 0)
+    how = dict(
+        decoder_start_token_id=1, eos_token_id=2, encoder_attention_mask=src != 0
+    )
     out = greedy(model, src, 8, **how)
     assert torch.equal(out, greedy(model, src, 8, cached=False, **how))
     assert out.max() < target
-    logits = model(shift_right(out, 1), encoder_hidden_states=model.encode(
-        src, src != 0), encoder_attention_mask=src != 0)
-    loss = teacher_forced_loss(model, src, out, decoder_start_token_id=1,
-                               pad_token_id=0)
+    logits = model(
+        shift_right(out, 1),
+        encoder_hidden_states=model.encode(src, src != 0),
+        encoder_attention_mask=src != 0,
+    )
+    loss = teacher_forced_loss(
+        model, src, out, decoder_start_token_id=1, pad_token_id=0
+    )
     close(loss, F.cross_entropy(logits.flatten(0, 1), out.flatten(), ignore_index=0))
 
 
 def test_numbers_start_at_the_size_they_should():
     torch.manual_seed(0)
-    model = Seq2Seq(Seq2SeqConfig(vocab_size=4000, n_layers=1,
-                                  dropout=0.0))
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=4000, n_layers=1, dropout=0.0))
     src, ids = draw_ids(2, 2, 100, high=4000)
     with torch.no_grad():
         entered = model.embed_inputs(src, model.prepare_positions(src))
@@ -612,12 +731,10 @@ def test_blocks_are_wrapped_as_they_say_and_attention_is_causal_once():
         for block in model.blocks:
             assert block.attention.sublayer.causal
             assert isinstance(block.cross_attention.sublayer, CrossAttention)
-        assert not any(b.attention.sublayer.causal
-                       for b in model.encoder_blocks)
+        assert not any(b.attention.sublayer.causal for b in model.encoder_blocks)
         assert model.dropout.p == 0.3
         ends = [type(m).__name__ for m in (model.encoder_norm, model.norm)]
-        assert ends == [["Identity"] * 2, ["LayerNorm"] * 2][
-            kind is PreNormSeq2Seq]
+        assert ends == [["Identity"] * 2, ["LayerNorm"] * 2][kind is PreNormSeq2Seq]
     model = make(PreNormSeq2Seq, eps=1e-3)
     assert model.norm.eps == model.encoder_norm.eps == 1e-3
 
@@ -628,8 +745,12 @@ def wrapped(arrange, *parts):
 
 @pytest.mark.parametrize("arrange", [PostNorm, PreNorm])
 def test_an_encoder_block_with_causal_attention_takes_a_cache(arrange):
-    block = spread(TransformerBlock(*wrapped(
-        arrange, SelfAttention(16, 4, causal=True), FeedForward(16, 24))), 0.3)
+    block = spread(
+        TransformerBlock(
+            *wrapped(arrange, SelfAttention(16, 4, causal=True), FeedForward(16, 24))
+        ),
+        0.3,
+    )
     x = randn(2, 6, 16)
     cache = block.new_cache(2)
     parts = [block(part, cache=cache) for part in x.split([2, 1, 3], 1)]
@@ -642,11 +763,23 @@ def test_blocks_hand_their_arguments_on(arrange):
     memory = randn(2, 5, 16, seed=1)
     positions = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
     encoder_positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]])
-    block = spread(DecoderBlock(*wrapped(
-        arrange, SelfAttention(16, 4, causal=True), CrossAttention(16, 4),
-        FeedForward(16, 24))), 0.3)
-    out = block(x, encoder_hidden_states=memory, encoder_positions=encoder_positions,
-                positions=positions)
+    block = spread(
+        DecoderBlock(
+            *wrapped(
+                arrange,
+                SelfAttention(16, 4, causal=True),
+                CrossAttention(16, 4),
+                FeedForward(16, 24),
+            )
+        ),
+        0.3,
+    )
+    out = block(
+        x,
+        encoder_hidden_states=memory,
+        encoder_positions=encoder_positions,
+        positions=positions,
+    )
     close(out[1:, :2], block(x[1:, :2], encoder_hidden_states=memory[1:, 2:]))
 
 
@@ -663,8 +796,9 @@ def test_dropout_acts_in_training_only_and_in_every_place():
             part.train()
             assert not torch.equal(run(), run())
             part.eval()
-    active = [m for m in model.modules()
-              if isinstance(m, seq2seq.Dropout) and m.p == 0.5]
+    active = [
+        m for m in model.modules() if isinstance(m, seq2seq.Dropout) and m.p == 0.5
+    ]
     assert len(active) == 1 + 2 * 2 + 2 * 3  # where they enter, each part
     model.train()
     assert not torch.equal(run(), run())
@@ -682,23 +816,32 @@ def test_too_long_texts_are_refused_naming_both_numbers():
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model(draw_ids(1, 1), encoder_hidden_states=memory, cache=cache)
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
-        model(draw_ids(1, 1), encoder_hidden_states=memory,
-              positions=torch.tensor([[20]]))
+        model(
+            draw_ids(1, 1), encoder_hidden_states=memory, positions=torch.tensor([[20]])
+        )
     positions = torch.arange(22)[None] - 2  # the padding is not counted
     model(draw_ids(1, 22), encoder_hidden_states=memory, positions=positions)
     cache = model.new_cache(2)
-    model(draw_ids(2, 20), encoder_hidden_states=memory.repeat(2, 1, 1), cache=cache,
-          positions=torch.stack([torch.arange(20), torch.arange(20) - 3]))
+    model(
+        draw_ids(2, 20),
+        encoder_hidden_states=memory.repeat(2, 1, 1),
+        cache=cache,
+        positions=torch.stack([torch.arange(20), torch.arange(20) - 3]),
+    )
     with pytest.raises(ValueError, match=r"21 tokens.*max_len 20"):
         model(draw_ids(2, 1), encoder_hidden_states=memory.repeat(2, 1, 1), cache=cache)
 
 
-@pytest.mark.parametrize("mask, said", [
-    (torch.ones(2, 5), "mask must hold True and False"),
-    (torch.tensor([[0, 1, 2, 1, 1]]), "mask must hold .* 0 and 1, got"),
-    (torch.ones(2, 4).bool(), r"\(2, 4\) do not fit x \(2, 5"),
-    (torch.ones(3, 5).bool(), r"\(3, 5\) do not fit x \(2, 5"),
-    (torch.ones(2, 1, 1, 5).bool(), r"mask must be of shape \(b, n\)")])
+@pytest.mark.parametrize(
+    "mask, said",
+    [
+        (torch.ones(2, 5), "mask must hold True and False"),
+        (torch.tensor([[0, 1, 2, 1, 1]]), "mask must hold .* 0 and 1, got"),
+        (torch.ones(2, 4).bool(), r"\(2, 4\) do not fit x \(2, 5"),
+        (torch.ones(3, 5).bool(), r"\(3, 5\) do not fit x \(2, 5"),
+        (torch.ones(2, 1, 1, 5).bool(), r"mask must be of shape \(b, n\)"),
+    ],
+)
 def test_masks_that_do_not_fit_are_refused(mask, said):
     model = make()
     src = draw_ids(2, 5)
@@ -717,8 +860,7 @@ def test_a_mask_of_zeros_and_ones_is_a_mask():
     model = make(std=0.3)
     src = draw_ids(2, 5)
     keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    assert torch.equal(model.encode(src, keep),
-                       model.encode(src, keep.bool()))
+    assert torch.equal(model.encode(src, keep), model.encode(src, keep.bool()))
 
 
 # positions, shift, loss, greedy
@@ -727,7 +869,11 @@ def test_a_mask_of_zeros_and_ones_is_a_mask():
 def test_positions_count_the_tokens_on_any_side():
     ids = torch.tensor([[5, 6, 7], [0, 5, 6], [5, 0, 0], [0, 0, 0]])
     assert positions_from_padding(ids, 0).tolist() == [
-        [0, 1, 2], [-1, 0, 1], [0, -1, -1], [-1, -1, -1]]
+        [0, 1, 2],
+        [-1, 0, 1],
+        [0, -1, -1],
+        [-1, -1, -1],
+    ]
     assert positions_from_padding(ids, 5).dtype == torch.int64
 
 
@@ -753,8 +899,9 @@ def test_the_loss_equals_predictions_made_one_by_one():
                 logits = model(seen, encoder_hidden_states=memory)[0, -1]
                 losses.append(-logits.log_softmax(-1)[token])
                 seen = torch.cat([seen, token.view(1, 1)], 1)
-        at_once = teacher_forced_loss(model, src, targets, decoder_start_token_id=1,
-                                      pad_token_id=0)
+        at_once = teacher_forced_loss(
+            model, src, targets, decoder_start_token_id=1, pad_token_id=0
+        )
     assert len(losses) == 12
     close(at_once, torch.stack(losses).mean())
 
@@ -767,15 +914,17 @@ def test_without_a_padding_id_every_target_counts():
     logits = model(shift_right(targets, 1), encoder_hidden_states=model.encode(src))
     want = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     close(teacher_forced_loss(model, src, targets, decoder_start_token_id=1), want)
-    ours = teacher_forced_loss(model, src, targets, decoder_start_token_id=1,
-                               pad_token_id=0)
+    ours = teacher_forced_loss(
+        model, src, targets, decoder_start_token_id=1, pad_token_id=0
+    )
     assert abs(ours - want) > 1e-4
 
 
 def test_the_loss_of_a_narrow_model_is_wide():
     model = make().bfloat16()
-    loss = teacher_forced_loss(model, draw_ids(2, 6), draw_ids(2, 4),
-                               decoder_start_token_id=1)
+    loss = teacher_forced_loss(
+        model, draw_ids(2, 6), draw_ids(2, 4), decoder_start_token_id=1
+    )
     assert loss.dtype == torch.float32
 
 
@@ -784,10 +933,23 @@ def test_greedy_is_the_same_with_and_without_a_cache():
     for kind in (Seq2Seq, PreNormSeq2Seq):
         for eos in (2, 12):
             model = talkative(make(kind))
-            out = greedy(model, src, 12, decoder_start_token_id=1, eos_token_id=eos,
-                         encoder_attention_mask=keep)
-            slow = greedy(model, src, 12, decoder_start_token_id=1, eos_token_id=eos,
-                          encoder_attention_mask=keep, cached=False)
+            out = greedy(
+                model,
+                src,
+                12,
+                decoder_start_token_id=1,
+                eos_token_id=eos,
+                encoder_attention_mask=keep,
+            )
+            slow = greedy(
+                model,
+                src,
+                12,
+                decoder_start_token_id=1,
+                eos_token_id=eos,
+                encoder_attention_mask=keep,
+                cached=False,
+            )
             assert torch.equal(out, slow) and len(out.unique()) > 1
 
 
@@ -815,52 +977,73 @@ class Script(nn.Module):
     def new_cache(self, batch):
         return [0]
 
-    def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask=None,
-                cache=None):
+    def forward(
+        self, ids, *, encoder_hidden_states, encoder_attention_mask=None, cache=None
+    ):
         self.calls.append(tuple(ids.shape))
         assert not torch.is_grad_enabled()
         start = 0 if cache is None else cache[0]
         if cache is not None:
             cache[0] += ids.shape[1]
-        said = self.rows[:, start:start + ids.shape[1]]
+        said = self.rows[:, start : start + ids.shape[1]]
         return F.one_hot(said, 10).float()
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_greedy_stops_each_row_at_its_end_and_then_altogether(cached):
-    model = Script([[5, 2, 7, 8, 9, 6], [5, 6, 7, 2, 9, 6],
-                    [2, 5, 6, 7, 9, 6]])
+    model = Script([[5, 2, 7, 8, 9, 6], [5, 6, 7, 2, 9, 6], [2, 5, 6, 7, 9, 6]])
     src = draw_ids(3, 4)
     out = greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=2, cached=cached)
     assert out.tolist() == [[5, 2, 2, 2], [5, 6, 7, 2], [2, 2, 2, 2]]
     assert model.calls == [(3, 1 if cached else n + 1) for n in range(4)]
-    assert greedy(Script([[5, 6, 7, 8]] * 3), src, 3, decoder_start_token_id=1,
-                  eos_token_id=2).tolist() == [[5, 6, 7]] * 3
+    assert (
+        greedy(
+            Script([[5, 6, 7, 8]] * 3), src, 3, decoder_start_token_id=1, eos_token_id=2
+        ).tolist()
+        == [[5, 6, 7]] * 3
+    )
     assert greedy(model, src, 0, decoder_start_token_id=1, eos_token_id=2).shape == (
         3,
         0,
     )
     # a start that is the end as well does not end anything
-    out = greedy(Script([[5, 6, 2, 8]] * 3), src, 4, decoder_start_token_id=2,
-                 eos_token_id=2)
+    out = greedy(
+        Script([[5, 6, 2, 8]] * 3), src, 4, decoder_start_token_id=2, eos_token_id=2
+    )
     assert out.tolist() == [[5, 6, 2]] * 3
 
 
 def test_greedy_ends_each_row_by_itself():
-    out = greedy(Script([[5, 2, 7, 8], [5, 6, 7, 2]]), draw_ids(2, 4), 4,
-                 decoder_start_token_id=1, eos_token_id=2)
+    out = greedy(
+        Script([[5, 2, 7, 8], [5, 6, 7, 2]]),
+        draw_ids(2, 4),
+        4,
+        decoder_start_token_id=1,
+        eos_token_id=2,
+    )
     assert out.tolist() == [[5, 2, 2, 2], [5, 6, 7, 2]]
 
 
 def test_greedy_writes_for_each_row_what_it_writes_alone():
     model = talkative(make())
     src, keep = padded_sources("left")
-    out = greedy(model, src, 8, decoder_start_token_id=1, eos_token_id=2,
-                 encoder_attention_mask=keep)
+    out = greedy(
+        model,
+        src,
+        8,
+        decoder_start_token_id=1,
+        eos_token_id=2,
+        encoder_attention_mask=keep,
+    )
     for row in range(3):
-        alone = greedy(model, src[row, keep[row]][None], 8, decoder_start_token_id=1,
-                       eos_token_id=2)
-        assert torch.equal(alone[0], out[row, :alone.shape[1]])
+        alone = greedy(
+            model,
+            src[row, keep[row]][None],
+            8,
+            decoder_start_token_id=1,
+            eos_token_id=2,
+        )
+        assert torch.equal(alone[0], out[row, : alone.shape[1]])
 
 
 @plain_only
@@ -872,11 +1055,26 @@ def test_it_learns_to_reverse():
             yield src, F.pad(src.flip(1), (0, 1), value=2)
 
     torch.manual_seed(0)
-    model = Seq2Seq(Seq2SeqConfig(
-        vocab_size=11, d_model=32, n_layers=1, n_heads=4, d_ff=64,
-        max_len=8, dropout=0.0))
-    losses = train(model, batches(0), 250, lambda m, b: teacher_forced_loss(
-        m, *b, decoder_start_token_id=1, pad_token_id=0), lr=1e-2)
+    model = Seq2Seq(
+        Seq2SeqConfig(
+            vocab_size=11,
+            d_model=32,
+            n_layers=1,
+            n_heads=4,
+            d_ff=64,
+            max_len=8,
+            dropout=0.0,
+        )
+    )
+    losses = train(
+        model,
+        batches(0),
+        250,
+        lambda m, b: teacher_forced_loss(
+            m, *b, decoder_start_token_id=1, pad_token_id=0
+        ),
+        lr=1e-2,
+    )
     src, targets = next(batches(9, batch=100))
     out = greedy(model.eval(), src, 5, decoder_start_token_id=1, eos_token_id=2)
     assert losses[0] > 2 and losses[-1] < 0.2
@@ -886,31 +1084,34 @@ def test_it_learns_to_reverse():
 # configurations
 
 
-@pytest.mark.parametrize("bad, words", [
-    (dict(vocab_size=0), "vocab_size.*got 0"),
-    (dict(n_layers=-1), "n_layers.*got -1"),
-    (dict(n_layers=2.0), "n_layers.*got 2.0"),
-    (dict(d_ff=True), "d_ff.*got True"),
-    (dict(max_len="20"), "max_len.*got '20'"),
-    (dict(n_heads=0), "n_heads.*got 0"),
-    (dict(d_model=18), "d_model 18 .*n_heads 4"),
-    (dict(d_model=15, n_heads=5), "d_model 15 must be even"),
-    (dict(dropout=1.0), "dropout.*got 1.0"),
-    (dict(dropout=-0.1), "dropout.*got -0.1"),
-    (dict(dropout="0.1"), "dropout.*got '0.1'"),
-    (dict(dropout=float("nan")), "dropout.*got nan"),
-    (dict(eps=0.0), "eps.*got 0.0"),
-    (dict(eps=True), "eps.*got True"),
-    (dict(final_norm=1), "final_norm.*got 1"),
-    (dict(n_decoder_layers=0), "n_decoder_layers must be .* at least 1, got 0"),
-    (dict(n_decoder_layers=True), "n_decoder_layers.*got True"),
-    (dict(n_decoder_layers=2.0), "n_decoder_layers.*got 2.0"),
-    (dict(decoder_vocab_size=0), "decoder_vocab_size must be .* at least 1, got 0"),
-    (dict(decoder_vocab_size=True), "decoder_vocab_size.*got True"),
-    (dict(decoder_vocab_size="40"), "decoder_vocab_size.*got '40'"),
-    (dict(tie_word_embeddings=0), "tie_word_embeddings must be .*got 0"),
-    (dict(tie_word_embeddings=None), "tie_word_embeddings.*got None"),
-])
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        (dict(vocab_size=0), "vocab_size.*got 0"),
+        (dict(n_layers=-1), "n_layers.*got -1"),
+        (dict(n_layers=2.0), "n_layers.*got 2.0"),
+        (dict(d_ff=True), "d_ff.*got True"),
+        (dict(max_len="20"), "max_len.*got '20'"),
+        (dict(n_heads=0), "n_heads.*got 0"),
+        (dict(d_model=18), "d_model 18 .*n_heads 4"),
+        (dict(d_model=15, n_heads=5), "d_model 15 must be even"),
+        (dict(dropout=1.0), "dropout.*got 1.0"),
+        (dict(dropout=-0.1), "dropout.*got -0.1"),
+        (dict(dropout="0.1"), "dropout.*got '0.1'"),
+        (dict(dropout=float("nan")), "dropout.*got nan"),
+        (dict(eps=0.0), "eps.*got 0.0"),
+        (dict(eps=True), "eps.*got True"),
+        (dict(final_norm=1), "final_norm.*got 1"),
+        (dict(n_decoder_layers=0), "n_decoder_layers must be .* at least 1, got 0"),
+        (dict(n_decoder_layers=True), "n_decoder_layers.*got True"),
+        (dict(n_decoder_layers=2.0), "n_decoder_layers.*got 2.0"),
+        (dict(decoder_vocab_size=0), "decoder_vocab_size must be .* at least 1, got 0"),
+        (dict(decoder_vocab_size=True), "decoder_vocab_size.*got True"),
+        (dict(decoder_vocab_size="40"), "decoder_vocab_size.*got '40'"),
+        (dict(tie_word_embeddings=0), "tie_word_embeddings must be .*got 0"),
+        (dict(tie_word_embeddings=None), "tie_word_embeddings.*got None"),
+    ],
+)
 def test_bad_fields_are_refused_naming_the_value(bad, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(SMALL, **bad)
@@ -940,8 +1141,11 @@ def test_works_on_meta_tensors():
     with torch.device("meta"):
         model = Seq2Seq(SMALL)
         src = torch.zeros(2, 5, dtype=torch.int64)
-        out = model(src, encoder_hidden_states=model.encode(src, src == 0),
-                    encoder_attention_mask=src == 0)
+        out = model(
+            src,
+            encoder_hidden_states=model.encode(src, src == 0),
+            encoder_attention_mask=src == 0,
+        )
     assert out.shape == (2, 5, 40)
 
 
@@ -951,19 +1155,36 @@ def test_runs_on_a_gpu(kind, tmp_path):
     model = make(kind, 0.3)
     src, keep = padded_sources()
     ids = draw_ids(3, 5, seed=1)
-    want = model(ids, encoder_hidden_states=model.encode(src, keep),
-                 encoder_attention_mask=keep)
-    written = greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=2,
-                     encoder_attention_mask=keep)
+    want = model(
+        ids, encoder_hidden_states=model.encode(src, keep), encoder_attention_mask=keep
+    )
+    written = greedy(
+        model,
+        src,
+        6,
+        decoder_start_token_id=1,
+        eos_token_id=2,
+        encoder_attention_mask=keep,
+    )
     model.cuda()
     src = src.cuda()
     keep = keep.cuda()
     ids = ids.cuda()
-    out = model(ids, encoder_hidden_states=model.encode(src, keep),
-                encoder_attention_mask=keep)
+    out = model(
+        ids, encoder_hidden_states=model.encode(src, keep), encoder_attention_mask=keep
+    )
     close(out.cpu(), want, 1e-4)
-    assert torch.equal(greedy(model, src, 6, decoder_start_token_id=1, eos_token_id=2,
-                              encoder_attention_mask=keep).cpu(), written)
+    assert torch.equal(
+        greedy(
+            model,
+            src,
+            6,
+            decoder_start_token_id=1,
+            eos_token_id=2,
+            encoder_attention_mask=keep,
+        ).cpu(),
+        written,
+    )
     assert check.run_all(check.FixedSourceModel(model, src[:1]), 40)
     model.save(tmp_path)
     assert equal_models(kind.load(tmp_path), model.cpu())

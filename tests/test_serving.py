@@ -1,4 +1,5 @@
 """Texts in rows: each as if it were alone, whatever happens beside it."""
+
 import asyncio
 import functools
 import gc
@@ -51,16 +52,28 @@ def source_of(name, i):
 @functools.cache
 def alone(name, ids, max_new_tokens, stop=(), seed=None, source=None):
     "What generate writes for this request."
-    more = {} if source is None else dict(
-        encoder_hidden_states=source_of(name, source)[None])
-    text, = generate(model_of(name), [ids], max_new_tokens=max_new_tokens, stop=stop,
-                     sampling_params=sampling(seed) and [sampling(seed)], **more)
+    more = (
+        {}
+        if source is None
+        else dict(encoder_hidden_states=source_of(name, source)[None])
+    )
+    (text,) = generate(
+        model_of(name),
+        [ids],
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        sampling_params=sampling(seed) and [sampling(seed)],
+        **more,
+    )
     return text
 
 
 def sampling(seed):
-    return None if seed is None else SamplingParams(
-        top_k=9, temperature=1.3, repetition_penalty=1.2, seed=seed)
+    return (
+        None
+        if seed is None
+        else SamplingParams(top_k=9, temperature=1.3, repetition_penalty=1.2, seed=seed)
+    )
 
 
 def finished(coroutine):
@@ -103,38 +116,72 @@ def empty(engine):
 
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=13).map(tuple)
 STOPS = st.sampled_from([(), (), (4,), tuple(range(0, VOCAB, 5))])
-ASKED = st.lists(st.tuples(
-    st.integers(0, 9),                      # the step in which it comes
-    PROMPTS, st.integers(1, 8), STOPS,
-    st.sampled_from([None, None, 5, 6]),    # greedy, or a seed
-    st.sampled_from([None] * 4 + [0, 2, 5])), min_size=1, max_size=7)
-BLOCKS = st.sampled_from([
-    {}, {}, dict(num_blocks=40, block_size=3), dict(num_blocks=7, block_size=3),
-    dict(num_blocks=10, block_size=2), dict(num_blocks=20, block_size=1)])
+ASKED = st.lists(
+    st.tuples(
+        st.integers(0, 9),  # the step in which it comes
+        PROMPTS,
+        st.integers(1, 8),
+        STOPS,
+        st.sampled_from([None, None, 5, 6]),  # greedy, or a seed
+        st.sampled_from([None] * 4 + [0, 2, 5]),
+    ),
+    min_size=1,
+    max_size=7,
+)
+BLOCKS = st.sampled_from(
+    [
+        {},
+        {},
+        dict(num_blocks=40, block_size=3),
+        dict(num_blocks=7, block_size=3),
+        dict(num_blocks=10, block_size=2),
+        dict(num_blocks=20, block_size=1),
+    ]
+)
 
 
-@pytest.mark.parametrize("name", by_day(
-    [row.name for row in DECODERS], "Seq2Seq", "GPT", "Llama, grouped, tied, scaled"))
+@pytest.mark.parametrize(
+    "name",
+    by_day(
+        [row.name for row in DECODERS], "Seq2Seq", "GPT", "Llama, grouped, tied, scaled"
+    ),
+)
 @settings(max_examples=40, deadline=None)
-@given(asked=ASKED, max_num_seqs=st.integers(1, 4), blocks=BLOCKS,
-       chunk=st.sampled_from([None, 1, 3, 5]),
-       policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
-       max_overtakes=st.integers(0, 3))
-def test_each_text_is_what_it_is_alone(name, asked, max_num_seqs, blocks, chunk,
-                                       policy, max_overtakes):
+@given(
+    asked=ASKED,
+    max_num_seqs=st.integers(1, 4),
+    blocks=BLOCKS,
+    chunk=st.sampled_from([None, 1, 3, 5]),
+    policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
+    max_overtakes=st.integers(0, 3),
+)
+def test_each_text_is_what_it_is_alone(
+    name, asked, max_num_seqs, blocks, chunk, policy, max_overtakes
+):
     "Arrivals, prompts, stops, policies, chunks, blocks, cancels: any."
     source = next(row for row in ROWS if row.name == name).source
-    engine = Engine(model_of(name), max_num_seqs, policy=policy,
-                    max_prefill_tokens=chunk,
-                    max_overtakes=max_overtakes, **blocks)
+    engine = Engine(
+        model_of(name),
+        max_num_seqs,
+        policy=policy,
+        max_prefill_tokens=chunk,
+        max_overtakes=max_overtakes,
+        **blocks,
+    )
     handles = {}
     step = 0
     while len(handles) < len(asked) or engine.has_unfinished_requests:
         for i, (when, ids, max_new_tokens, stop, seed, _) in enumerate(asked):
             if when <= step and i not in handles:
-                handles[i] = engine.submit(Request(
-                    ids, max_new_tokens, sampling(seed), stop,
-                    encoder_hidden_states=source_of(name, i) if source else None))
+                handles[i] = engine.submit(
+                    Request(
+                        ids,
+                        max_new_tokens,
+                        sampling(seed),
+                        stop,
+                        encoder_hidden_states=source_of(name, i) if source else None,
+                    )
+                )
         for handle, i in engine.step():
             assert handle.output_ids.count(i)
         sound(engine)
@@ -157,8 +204,12 @@ def test_each_text_is_what_it_is_alone(name, asked, max_num_seqs, blocks, chunk,
 
 def small(**changes):
     torch.manual_seed(1)
-    config = dict(vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4,
-                  max_len=40, dropout=0.0) | changes
+    config = (
+        dict(
+            vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=4, max_len=40, dropout=0.0
+        )
+        | changes
+    )
     model = GPT(GPTConfig(**config)).double().eval()
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
@@ -167,22 +218,32 @@ def small(**changes):
 
 MODEL = small()
 PAGED = dict(num_blocks=40, block_size=4)
-WAYS = pytest.mark.parametrize("how", [
-    {}, PAGED, dict(max_prefill_tokens=3), PAGED | dict(max_prefill_tokens=3)],
-    ids=["slots", "paged", "chunks", "both"])
+WAYS = pytest.mark.parametrize(
+    "how",
+    [{}, PAGED, dict(max_prefill_tokens=3), PAGED | dict(max_prefill_tokens=3)],
+    ids=["slots", "paged", "chunks", "both"],
+)
 
 
 def texts(requests, model=MODEL):
-    return [generate(model, [r.prompt_ids], max_new_tokens=r.max_new_tokens,
-                     stop=r.stop, sampling_params=r.sampling_params
-                     and [r.sampling_params])[0] for r in requests]
+    return [
+        generate(
+            model,
+            [r.prompt_ids],
+            max_new_tokens=r.max_new_tokens,
+            stop=r.stop,
+            sampling_params=r.sampling_params and [r.sampling_params],
+        )[0]
+        for r in requests
+    ]
 
 
 @WAYS
 def test_what_a_row_reads_is_never_what_another_reads(how):
     "Long beside short, in the same call and in the same row."
-    requests = [Request([*range(1, 1 + n)], 3 + n % 5)
-                for n in (30, 1, 2, 17, 1, 9, 33, 4)]
+    requests = [
+        Request([*range(1, 1 + n)], 3 + n % 5) for n in (30, 1, 2, 17, 1, 9, 33, 4)
+    ]
     handles = Engine(MODEL, 3, **how).run(requests)
     for handle, text in zip(handles, texts(requests), strict=True):
         same(handle, text)
@@ -192,13 +253,14 @@ def test_a_model_in_training_mode_is_left_as_it_was():
     model = small(dropout=0.5)
     model.train()
     engine = Engine(model, 2)
-    handle, = engine.run([Request([1, 2, 3], 6)])
+    (handle,) = engine.run([Request([1, 2, 3], 6)])
     assert model.training and all(m.training for m in model.modules())
     same(handle, texts([Request([1, 2, 3], 6)], small())[0])
     assert torch.is_grad_enabled()
 
 
 # --- four mistakes that engines have shipped
+
 
 def reads(engine):
     "How many tokens each call of ``read`` is given."
@@ -208,6 +270,7 @@ def reads(engine):
     def watched(rows, pieces, starts, **encoder_hidden_states):
         seen.append([len(piece) for piece in pieces])
         return read(rows, pieces, starts, **encoder_hidden_states)
+
     engine.runner.prefill = watched
     return seen
 
@@ -219,10 +282,10 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(n):
     seen = reads(engine)
     text = texts([asked])[0]
     for _ in range(2):
-        handle, = engine.run([asked])
+        (handle,) = engine.run([asked])
         same(handle, text)
     assert seen == [[n], [max(1, n % 4)]]
-    both = engine.run([asked, asked])   # side by side: a block is copied
+    both = engine.run([asked, asked])  # side by side: a block is copied
     for handle in both:
         same(handle, text)
     empty(engine)
@@ -230,8 +293,10 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(n):
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
-    requests = [Request([1, 2, 3, 4, 5], 20, sampling(seed)),
-                Request([6, 7, 8, 9, 10, 11, 12, 13], 20, sampling(seed))]
+    requests = [
+        Request([1, 2, 3, 4, 5], 20, sampling(seed)),
+        Request([6, 7, 8, 9, 10, 11, 12, 13], 20, sampling(seed)),
+    ]
     engine = Engine(MODEL, 2, num_blocks=10, block_size=3)
     handles = [engine.submit(r) for r in requests]
     met = 0
@@ -242,6 +307,7 @@ def test_who_was_preempted_and_meets_its_own_blocks_writes_the_same(seed):
         n = begin(row, ids)
         met += bool(engine.scheduler.num_preemptions and n)
         return n
+
     engine.runner.cache.match_prefix = watched
     while engine.has_unfinished_requests:
         engine.step()
@@ -262,7 +328,7 @@ def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     engine.scheduler.preempt(handle)
     assert handle.row is None and not engine.runner.pool.num_used_blocks
     engine.step()
-    assert seen == [[5], [1]]       # 12 of 13 are cached: three blocks
+    assert seen == [[5], [1]]  # 12 of 13 are cached: three blocks
     engine.run()
     # the first time
     assert handle.first_scheduled_step == 1 and handle.steps_waited == 0
@@ -296,14 +362,16 @@ def test_who_has_written_nothing_may_still_be_reading(how):
     assert written == [(1, 0), (2, 0), (3, 0), (4, 1)]
     engine.scheduler.preempt(long)
     engine.step()
-    assert (long.is_prefilling and len(long.output_ids) == 1
-            and len(short.output_ids) == 5)
+    assert (
+        long.is_prefilling and len(long.output_ids) == 1 and len(short.output_ids) == 5
+    )
     engine.run()
     for handle in (short, long):
         same(handle, texts([handle.request])[0])
 
 
 # --- chunks, policies, fairness
+
 
 def test_a_long_prompt_holds_nobody_up():
     engine = Engine(MODEL, 2, max_prefill_tokens=4)
@@ -322,7 +390,8 @@ def test_all_live_rows_share_one_call():
     engine = Engine(MODEL, 4)
     calls = []
     hook = MODEL.embed.register_forward_pre_hook(
-        lambda part, given: calls.append(tuple(given[0].shape)))
+        lambda part, given: calls.append(tuple(given[0].shape))
+    )
     engine.run([Request([1, 2, 3], 5)] * 4)
     hook.remove()
     assert calls == [(4, 3)] + [(4, 1)] * 4
@@ -335,12 +404,16 @@ def handles_of(lengths):
 
 def test_policies():
     waiting = handles_of([7, 3, 9, 3])
-    assert (first_come_first_served(waiting, []) ==
-            first_come_first_served(waiting, [3]) == 0)
+    assert (
+        first_come_first_served(waiting, [])
+        == first_come_first_served(waiting, [3])
+        == 0
+    )
     assert shortest_first(waiting, []) == shortest_first(waiting, [9]) == 1
     assert similar_length(waiting, []) == 0 and similar_length(waiting, [4]) == 1
-    assert (similar_length(waiting, [3, 8]) == 0
-            and similar_length(waiting, [3, 20]) == 2)
+    assert (
+        similar_length(waiting, [3, 8]) == 0 and similar_length(waiting, [3, 20]) == 2
+    )
 
 
 def test_a_policy_is_told_what_is_left_to_read():
@@ -349,33 +422,44 @@ def test_a_policy_is_told_what_is_left_to_read():
     def policy(waiting, beside):
         told.append(beside)
         return 0
+
     engine = Engine(MODEL, 3, policy=policy, **PAGED)
     asked = Request([*range(1, 10)], 2)
     engine.run([asked])
     engine.run([asked, Request([7] * 5, 2), Request([8], 2)])
-    assert told == [(), (), (1,), (1, 5)]       # 8 of 9 are cached
+    assert told == [(), (), (1,), (1, 5)]  # 8 of 9 are cached
 
 
 def order(policy, lengths, max_num_seqs=1, **how):
     engine = Engine(MODEL, max_num_seqs, policy=policy, **how)
     handles = [engine.submit(Request([1] * n, 2)) for n in lengths]
     engine.run()
-    return sorted(range(len(lengths)), key=lambda i: (
-        handles[i].first_scheduled_step, handles[i].index)), engine
+    return sorted(
+        range(len(lengths)),
+        key=lambda i: (handles[i].first_scheduled_step, handles[i].index),
+    ), engine
 
 
 def test_who_comes_next():
     lengths = [9, 2, 5, 1, 30, 3]
     assert order("fcfs", lengths)[0] == [0, 1, 2, 3, 4, 5]
     assert order("shortest", lengths)[0] == [3, 1, 5, 2, 0, 4]
-    assert order(lambda waiting, beside: len(waiting) - 1,
-                 lengths)[0] == [5, 4, 3, 2, 1, 0]
+    assert order(lambda waiting, beside: len(waiting) - 1, lengths)[0] == [
+        5,
+        4,
+        3,
+        2,
+        1,
+        0,
+    ]
 
 
 def test_like_lengths_waste_less_padding():
     lengths = [20, 2, 19, 3, 18, 1, 21, 2]
-    wasted = [order(policy, lengths, max_num_seqs=4)[1].runner.num_padding_tokens
-              for policy in ("fcfs", "similar_length")]
+    wasted = [
+        order(policy, lengths, max_num_seqs=4)[1].runner.num_padding_tokens
+        for policy in ("fcfs", "similar_length")
+    ]
     assert wasted == [36 + 42, 6 + 4]
 
 
@@ -389,19 +473,30 @@ def test_nobody_is_overtaken_more_often_than_max_overtakes_allows(max_overtakes)
         engine.step()
         assert len(others) < 20
     engine.run()
-    assert (sum(t.first_scheduled_step < long.first_scheduled_step for t in others) ==
-            max_overtakes)
+    assert (
+        sum(t.first_scheduled_step < long.first_scheduled_step for t in others)
+        == max_overtakes
+    )
     assert long.times_overtaken == max_overtakes
     assert long.steps_waited == max_overtakes
 
 
 @settings(max_examples=20, deadline=None)
-@given(lengths=st.lists(st.integers(1, 9), max_size=14),
-       max_overtakes=st.integers(0, 4), max_num_seqs=st.integers(1, 3),
-       policy=st.sampled_from(sorted(SCHEDULING_POLICIES)))
+@given(
+    lengths=st.lists(st.integers(1, 9), max_size=14),
+    max_overtakes=st.integers(0, 4),
+    max_num_seqs=st.integers(1, 3),
+    policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
+)
 def test_the_bound_holds_for_everybody(lengths, max_overtakes, max_num_seqs, policy):
-    engine = Engine(MODEL, max_num_seqs, policy=policy,
-                    max_overtakes=max_overtakes, num_blocks=9, block_size=3)
+    engine = Engine(
+        MODEL,
+        max_num_seqs,
+        policy=policy,
+        max_overtakes=max_overtakes,
+        num_blocks=9,
+        block_size=3,
+    )
     handles = []
     for n in lengths:
         handles.append(engine.submit(Request([n] * n, 2)))
@@ -410,11 +505,14 @@ def test_the_bound_holds_for_everybody(lengths, max_overtakes, max_num_seqs, pol
     engine.run()
     assert all(t.times_overtaken <= max_overtakes for t in handles)
     for i, t in enumerate(handles):
-        assert sum(other.first_scheduled_step < t.first_scheduled_step
-                   for other in handles[i + 1:]) <= (max_overtakes)
+        assert sum(
+            other.first_scheduled_step < t.first_scheduled_step
+            for other in handles[i + 1 :]
+        ) <= (max_overtakes)
 
 
 # --- blocks run out
+
 
 def test_the_youngest_gives_way():
     requests = [Request([i] * 4, 14) for i in (1, 2, 3)]
@@ -424,7 +522,7 @@ def test_the_youngest_gives_way():
         inside = engine.scheduler.running
         engine.step()
         gone = [t for t in inside if t.row is None and t.finish_reason is None]
-        assert gone == inside[len(inside) - len(gone):]
+        assert gone == inside[len(inside) - len(gone) :]
         sound(engine)
     assert engine.scheduler.num_preemptions
     for handle, text in zip(handles, texts(requests), strict=True):
@@ -447,6 +545,7 @@ def test_memory_of_a_prefix_is_taken_once():
 
 # --- whoever fails, fails alone
 
+
 def raising(ids):
     raise KeyError("x")
 
@@ -468,8 +567,7 @@ class Nan(nn.Module):
         self.new_cache = self.model.new_cache
         with torch.no_grad():
             self.model.embed.weight[poison] = torch.nan
-        self.model.lm_head.weight = nn.Parameter(
-            small().embed.weight.detach().clone())
+        self.model.lm_head.weight = nn.Parameter(small().embed.weight.detach().clone())
 
     def forward(self, ids, **how):
         return self.model(ids, **how)
@@ -538,8 +636,7 @@ BAD = [
 @WAYS
 @pytest.mark.parametrize("change, says", BAD)
 def test_a_bad_request_fails_alone(change, says, how):
-    good = [Request([1, 2, 3], 6), Request([4] * 7, 5, sampling(2)),
-            Request([5], 9)]
+    good = [Request([1, 2, 3], 6), Request([4] * 7, 5, sampling(2)), Request([5], 9)]
     bad = Request(**dict(prompt_ids=[7, 8], max_new_tokens=3) | change)
     engine = Engine(MODEL, 3, **how)
     handles = [engine.submit(r) for r in (*good[:2], bad, good[2])]
@@ -559,8 +656,7 @@ def test_a_bad_request_fails_alone(change, says, how):
 def test_nan_of_a_row_is_its_own(how):
     model = Nan(poison=13)
     good = [Request([1, 2, 3], 7), Request([4] * 9, 7), Request([5], 6)]
-    engine = Engine(model, 2, **how | dict(
-        num_blocks=9 if "blocks" in how else None))
+    engine = Engine(model, 2, **how | dict(num_blocks=9 if "blocks" in how else None))
     for poison in ([13], [1, 2, 13, 4], [6] * 8 + [13]):
         bad = Request(poison, 4)
         handles = [engine.submit(r) for r in (good[0], bad, *good[1:])]
@@ -578,6 +674,7 @@ def test_a_model_that_raises_while_it_decodes_fails_one():
     def fail(part, given):
         if given[0].shape[1] == 1 and (given[0] == 5).any():
             raise RuntimeError("five is too much")
+
     requests = [Request([1, 2], 9), Request([3, 4], 9), Request([6, 7], 9)]
     full = [text.ids for text in texts(requests)]
     pick = 5
@@ -588,8 +685,8 @@ def test_a_model_that_raises_while_it_decodes_fails_one():
 
     def choose(logits, ids):
         return torch.tensor([pick if ids.shape[1] == 2 else swap])
-    handles = [engine.submit(r) for r in (
-        good[0], Request([3, 4], 9, choose), good[1])]
+
+    handles = [engine.submit(r) for r in (good[0], Request([3, 4], 9, choose), good[1])]
     engine.run()
     assert handles[1].error == "RuntimeError: five is too much"
     assert len(handles[1].output_ids) == 3
@@ -606,11 +703,14 @@ def test_a_text_needs_no_more_blocks_than_there_are():
     handles = engine.run([Request([1] * 9, 9), Request([1] * 9, 8)])
     assert handles[0].error == "5 blocks needed, beyond all of them, 4"
     assert handles[1].finish_reason == "length"
-    assert Engine(MODEL, 1, max_len=10).run([Request([1] * 9, 3)])[
-        0].error == "11 tokens of prompt and text, beyond max_len 10"
+    assert (
+        Engine(MODEL, 1, max_len=10).run([Request([1] * 9, 3)])[0].error
+        == "11 tokens of prompt and text, beyond max_len 10"
+    )
 
 
 # --- a step that raises
+
 
 @WAYS
 def test_an_interrupted_step_is_mended(how):
@@ -622,8 +722,12 @@ def test_an_interrupted_step_is_mended(how):
             once.pop()
             raise KeyboardInterrupt
         return logits.argmax(-1)
-    requests = [Request([1, 2], 9), Request([3], 9, interrupts),
-                Request([4] * 5, 9, sampling(3))]
+
+    requests = [
+        Request([1, 2], 9),
+        Request([3], 9, interrupts),
+        Request([4] * 5, 9, sampling(3)),
+    ]
     engine = Engine(MODEL, 3, **how)
     handles = [engine.submit(r) for r in requests]
     with pytest.raises(KeyboardInterrupt):
@@ -644,13 +748,19 @@ def test_a_call_that_fails_at_its_end_fails_one(how):
     def late(part, given, out):
         if given[0].shape[1] == 1 and (given[0] == 5).any():
             raise RuntimeError("five")
+
     model.register_forward_hook(late)
     good = [Request([1, 2], 6), Request([6, 7], 6)]
     assert not any(5 in text.ids for text in texts(good))
     engine = Engine(model, 3, **how)
-    handles = [engine.submit(r) for r in (
-        good[0], Request([3, 4], 6, lambda z, ids: torch.tensor([5])),
-        good[1])]
+    handles = [
+        engine.submit(r)
+        for r in (
+            good[0],
+            Request([3, 4], 6, lambda z, ids: torch.tensor([5])),
+            good[1],
+        )
+    ]
     engine.run()
     assert handles[1].error == "RuntimeError: five"
     same(handles[0], texts(good)[0]), same(handles[2], texts(good)[1])
@@ -663,6 +773,7 @@ def test_nobody_steps_within_a_step():
 
     def steps(ids):
         return bool(list(other))
+
     bad = engine.submit(Request([3], 6, stop=steps))
     engine.run()
     assert "a step is under way" in bad.error
@@ -696,8 +807,13 @@ def test_a_policy_that_answers_nonsense(answer):
 
 
 def test_a_policy_cannot_change_the_queue():
-    engine = Engine(MODEL, 1, policy=lambda waiting, beside: (
-        isinstance(waiting, list) and waiting.clear()) or 0)
+    engine = Engine(
+        MODEL,
+        1,
+        policy=lambda waiting, beside: (
+            (isinstance(waiting, list) and waiting.clear()) or 0
+        ),
+    )
     handles = engine.run([Request([i], 2) for i in (1, 2, 3)])
     assert [t.finish_reason for t in handles] == ["length"] * 3
 
@@ -712,7 +828,7 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
     engine.runner.reset_prefix_cache()
     pool = engine.runner.pool
     assert pool.num_free_blocks == pool.num_blocks and not pool.hash_to_block
-    handle, = engine.run([asked])
+    (handle,) = engine.run([asked])
     same(handle, texts([asked], model)[0])
 
 
@@ -722,23 +838,31 @@ def test_padding_of_an_encoder_output_is_not_attended_to():
     memory = source_of(row.name, 4)
     padded = torch.cat([memory, 9 * torch.ones(3, memory.shape[1]).double()])
     keep = torch.arange(len(padded)) < len(memory)
-    plain, masked, _ = Engine(model, 3).run([
-        Request([1], 6, encoder_hidden_states=memory),
-        Request([1], 6, encoder_hidden_states=padded, encoder_attention_mask=keep),
-        Request([1], 6, encoder_hidden_states=source_of(row.name, 0))])
+    plain, masked, _ = Engine(model, 3).run(
+        [
+            Request([1], 6, encoder_hidden_states=memory),
+            Request([1], 6, encoder_hidden_states=padded, encoder_attention_mask=keep),
+            Request([1], 6, encoder_hidden_states=source_of(row.name, 0)),
+        ]
+    )
     assert masked.output_ids == plain.output_ids
     assert masked.log_probs == pytest.approx(plain.log_probs, abs=1e-9)
 
 
 # --- ends, queue, time
 
+
 def test_ends():
     asked = Request([5], 8)
     full = texts([asked])[0].ids
     engine = Engine(MODEL, 2)
-    by_id, by_function, by_length = engine.run([
-        Request([5], 8, stop=full[4]),
-        Request([5], 8, stop=lambda ids: len(ids) == 3), asked])
+    by_id, by_function, by_length = engine.run(
+        [
+            Request([5], 8, stop=full[4]),
+            Request([5], 8, stop=lambda ids: len(ids) == 3),
+            asked,
+        ]
+    )
     cut = full.index(full[4])
     assert (by_id.output_ids, by_id.finish_reason) == (full[:cut], "stop")
     assert (by_function.output_ids, by_function.finish_reason) == (full[:3], "stop")
@@ -764,8 +888,12 @@ def test_a_full_queue_pushes_back():
 def test_time_outs_and_cancels(how):
     now = [0.0]
     engine = Engine(MODEL, 1, clock=lambda: now[0], **how)
-    requests = [Request([1, 2], 30), Request([3], 9, timeout=4.0),
-                Request([4], 9, timeout=9.0), Request([5], 9)]
+    requests = [
+        Request([1, 2], 30),
+        Request([3], 9, timeout=4.0),
+        Request([4], 9, timeout=9.0),
+        Request([5], 9),
+    ]
     handles = [engine.submit(r) for r in requests]
     for _ in range(5):
         now[0] += 1
@@ -798,9 +926,16 @@ def test_a_stop_function_may_cancel_others():
         for handle in handles[1:]:
             engine.cancel(handle)
         return False
-    handles += [engine.submit(r) for r in (
-        Request([1], 4, stop=stop), Request([2], 4),
-        Request([3, 4, 5, 6], 4), Request([7], 4))]
+
+    handles += [
+        engine.submit(r)
+        for r in (
+            Request([1], 4, stop=stop),
+            Request([2], 4),
+            Request([3, 4, 5, 6], 4),
+            Request([7], 4),
+        )
+    ]
     engine.run()
     assert [t.finish_reason for t in handles] == ["length"] + ["cancelled"] * 3
     assert not any(t.output_ids for t in handles[1:])
@@ -831,9 +966,10 @@ def test_streams_side_by_side():
 
     async def main():
         return await asyncio.gather(*map(collect, requests))
+
     found = finished(main())
     assert found == [text.ids for text in texts(requests)]
-    assert engine.steps <= steps.steps + 1     # each step is for all
+    assert engine.steps <= steps.steps + 1  # each step is for all
     empty(engine)
 
 
@@ -857,6 +993,7 @@ def test_a_stream_that_is_cancelled_leaves():
         assert engine.scheduler.row_owners.count(None) == 1
         await rest
         return other
+
     assert finished(main()) == texts([Request([3], 12)])[0].ids
     assert len(seen) < 8
     empty(engine)
@@ -874,6 +1011,7 @@ def test_memory_stays_flat():
         engine.run(Request([1 + i % 9, 1 + i % 7], 2) for i in range(n))
         gc.collect()
         return tracemalloc.get_traced_memory()[0] - before
+
     tracemalloc.start()
     grown_by(60)
     # a leak grows each time, what is filled once does not
@@ -884,14 +1022,21 @@ def test_memory_stays_flat():
 
 
 @plain_only
-@pytest.mark.parametrize("change, says", [
-    (dict(max_num_seqs=0), "max_num_seqs must be a whole number"),
-    (dict(max_prefill_tokens=0), "max_prefill_tokens must be a whole number"),
-    (dict(max_queued_requests=0), "max_queued_requests must be a whole number"),
-    (dict(max_overtakes=-1), "max_overtakes must be a whole number"),
-    (dict(policy="last"), "policy must be one of 'fcfs', 'shortest', 'similar_length'"),
-    (dict(num_blocks=0), "num_blocks must be a whole number"),
-    (dict(max_len=41), "41 slots, beyond max_len 40")])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(max_num_seqs=0), "max_num_seqs must be a whole number"),
+        (dict(max_prefill_tokens=0), "max_prefill_tokens must be a whole number"),
+        (dict(max_queued_requests=0), "max_queued_requests must be a whole number"),
+        (dict(max_overtakes=-1), "max_overtakes must be a whole number"),
+        (
+            dict(policy="last"),
+            "policy must be one of 'fcfs', 'shortest', 'similar_length'",
+        ),
+        (dict(num_blocks=0), "num_blocks must be a whole number"),
+        (dict(max_len=41), "41 slots, beyond max_len 40"),
+    ],
+)
 def test_an_engine_that_cannot_be(change, says):
     with pytest.raises(ValueError, match=says) as told:
         Engine(MODEL, **change)
@@ -910,8 +1055,7 @@ def test_parts_have_names():
 @pytest.mark.parametrize("how", [{}, PAGED, PAGED | dict(max_prefill_tokens=3)])
 def test_on_a_device(how):
     model = small()
-    requests = [Request([*range(1, 1 + n)], 3 + n % 5)
-                for n in (30, 1, 2, 17, 1, 9)]
+    requests = [Request([*range(1, 1 + n)], 3 + n % 5) for n in (30, 1, 2, 17, 1, 9)]
     expected = texts(requests)
     handles = Engine(model.cuda(), 3, **how).run(requests)
     assert [t.output_ids for t in handles] == [text.ids for text in expected]

@@ -1,4 +1,5 @@
 """Every signature of the package is executed, not only read."""
+
 import os
 import re
 import shutil
@@ -13,39 +14,67 @@ from conftest import ROOT
 
 # the tests of every module whose signatures carry shapes: those of nn.norms
 # are in test_norms.py
-FILES = sorted({f"test_{name.rpartition('.')[2]}.py"
-                for name in course.module_names(ROOT) if "from jaxtyping import"
-                in course.module_path(ROOT, name).read_text(encoding="utf-8")})
+FILES = sorted(
+    {
+        f"test_{name.rpartition('.')[2]}.py"
+        for name in course.module_names(ROOT)
+        if "from jaxtyping import"
+        in course.module_path(ROOT, name).read_text(encoding="utf-8")
+    }
+)
 
 
 def shaped(*args, cwd=ROOT):
     "Tests, run once more with jaxtyping's own option."
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-         "--jaxtyping-packages=tformer,beartype.beartype", *args],
-        cwd=cwd, text=True, capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TFORMER_SHAPES": "1"})
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--jaxtyping-packages=tformer,beartype.beartype",
+            *args,
+        ],
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TFORMER_SHAPES": "1"},
+    )
 
 
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
     "What the tests of these files did; one process runs all asked for."
-    asked = [item.callspec.params["name"] for item in request.session.items
-             if "results" in getattr(item, "fixturenames", ())]
+    asked = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if "results" in getattr(item, "fixturenames", ())
+    ]
     out = tmp_path_factory.mktemp("shapes") / "results.xml"
-    done = shaped(f"--junitxml={out}", *(
-        f"tests/{name}" for name in asked if (ROOT / "tests" / name).exists()))
+    done = shaped(
+        f"--junitxml={out}",
+        *(f"tests/{name}" for name in asked if (ROOT / "tests" / name).exists()),
+    )
     assert done.returncode in (0, 1), done.stdout[-6000:] + done.stderr[-2000:]
     return list(ElementTree.parse(out).iter("testcase"))
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_signatures_hold(name, results):
-    cases = [case for case in results if case.get("classname").split(".")[1]
-             == name.removesuffix(".py")]
+    cases = [
+        case
+        for case in results
+        if case.get("classname").split(".")[1] == name.removesuffix(".py")
+    ]
     assert cases, f"{name} was not run"
-    red = [f"{case.get('name')}: {part.text}" for case in cases
-           for part in case if part.tag in ("failure", "error")]
+    red = [
+        f"{case.get('name')}: {part.text}"
+        for case in cases
+        for part in case
+        if part.tag in ("failure", "error")
+    ]
     assert not red, f"{len(red)} are red\n{red[0][-6000:]}"
 
 
@@ -73,16 +102,26 @@ def test_a_wrong_call_is_refused(tmp_path):
 
 
 WRONG_SIGNATURES = [
-    ("attend", 'Bool[Tensor, "#b 1 t s"]', 'Bool[Tensor, "#b 1 s t"]',
-     "test_attend.py::test_masks_equal_loops"),
-    ("check", ') -> Int[Tensor, "n t"]:', ') -> Int[Tensor, "t n"]:',
-     "test_check.py::test_variants_replace_one_token_each")]
+    (
+        "attend",
+        'Bool[Tensor, "#b 1 t s"]',
+        'Bool[Tensor, "#b 1 s t"]',
+        "test_attend.py::test_masks_equal_loops",
+    ),
+    (
+        "check",
+        ') -> Int[Tensor, "n t"]:',
+        ') -> Int[Tensor, "t n"]:',
+        "test_check.py::test_variants_replace_one_token_each",
+    ),
+]
 
 
 def test_wrong_signatures_go_red(tmp_path):
     for name in ("tformer", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name,
-                        ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     tests = [f"tests/{test}" for *_, test in WRONG_SIGNATURES]
     assert shaped(*tests, cwd=tmp_path).returncode == 0
     for module, right, wrong, _ in WRONG_SIGNATURES:
@@ -93,5 +132,4 @@ def test_wrong_signatures_go_red(tmp_path):
     done = shaped("-rf", *tests, cwd=tmp_path)
     assert done.returncode == 1
     for test in tests:
-        assert re.search(rf"^FAILED {test} - jaxtyping", done.stdout,
-                         re.M), done.stdout
+        assert re.search(rf"^FAILED {test} - jaxtyping", done.stdout, re.M), done.stdout

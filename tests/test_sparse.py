@@ -1,4 +1,5 @@
 """Sparse attention: against transformers, ties, blocks, losses, and what is refused."""
+
 import copy
 import csv
 import itertools
@@ -52,23 +53,42 @@ from tformer.variants.sparse import (  # noqa: E402
 VOCAB = 47
 LATENT = dict(kv_rank=12, d_nope=10, d_rope=8, d_v=6, q_rank=14)
 INDEX = dict(d_index=12, n_index_heads=5, d_index_rope=8)
-YARN = dict(factor=4.0, original_max_len=16, beta_fast=32.0, beta_slow=1.0,
-            mscale=0.7, mscale_all_dim=0.4)
-CONFIG = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4,
-                     d_ff=40, max_len=128, eps=1e-6)
-GROUPED = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4,
-                      n_kv_heads=2, d_ff=40, max_len=128)
-NAMES = {"blocks": "model.layers", "embed": "model.embed_tokens",
-         "attention.norm": "input_layernorm", "attention.sublayer": "self_attn",
-         "feed_forward.norm": "post_attention_layernorm",
-         "feed_forward.sublayer": "mlp"}
+YARN = dict(
+    factor=4.0,
+    original_max_len=16,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=0.7,
+    mscale_all_dim=0.4,
+)
+CONFIG = LlamaConfig(
+    vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, d_ff=40, max_len=128, eps=1e-6
+)
+GROUPED = LlamaConfig(
+    vocab_size=VOCAB,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=40,
+    max_len=128,
+)
+NAMES = {
+    "blocks": "model.layers",
+    "embed": "model.embed_tokens",
+    "attention.norm": "input_layernorm",
+    "attention.sublayer": "self_attn",
+    "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.sublayer": "mlp",
+}
 LAYERS = {
     "tokens": dict(top_k=4, d_index=8, n_index_heads=3),
     "tokens and local ones": dict(top_k=5, d_index=8, n_index_heads=3, n_local=2),
     "groups": dict(top_k=4, d_index=8, n_index_heads=None),
     "blocks": dict(top_k=2, d_index=8, n_index_heads=3, block_size=3),
-    "blocks of groups": dict(top_k=2, d_index=8, n_index_heads=None, block_size=3,
-                             n_local=1),
+    "blocks of groups": dict(
+        top_k=2, d_index=8, n_index_heads=None, block_size=3, n_local=1
+    ),
     "latent": dict(top_k=4, **INDEX, latent=LATENT),
     "latent blocks": dict(top_k=2, **INDEX, latent=LATENT, block_size=4),
 }
@@ -99,13 +119,33 @@ def pair(top_k=6, yarn=None):
     if yarn is not None:
         rope |= dict(yarn, rope_type="yarn")
         rope["original_max_position_embeddings"] = rope.pop("original_max_len")
-    theirs = spread(DeepseekV32ForCausalLM(DeepseekV32Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=12, q_lora_rank=14,
-        qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=6, index_topk=top_k,
-        index_head_dim=12, index_n_heads=5, first_k_dense_replace=2,
-        max_position_embeddings=128, rms_norm_eps=1e-6, rope_parameters=rope,
-        tie_word_embeddings=False, attn_implementation="eager")), 0.2)
+    theirs = spread(
+        DeepseekV32ForCausalLM(
+            DeepseekV32Config(
+                vocab_size=VOCAB,
+                hidden_size=32,
+                intermediate_size=40,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=4,
+                kv_lora_rank=12,
+                q_lora_rank=14,
+                qk_nope_head_dim=10,
+                qk_rope_head_dim=8,
+                v_head_dim=6,
+                index_topk=top_k,
+                index_head_dim=12,
+                index_n_heads=5,
+                first_k_dense_replace=2,
+                max_position_embeddings=128,
+                rms_norm_eps=1e-6,
+                rope_parameters=rope,
+                tie_word_embeddings=False,
+                attn_implementation="eager",
+            )
+        ),
+        0.2,
+    )
     latent = LATENT if yarn is None else dict(LATENT, yarn=yarn)
     ours = Llama(CONFIG, make_sparse_factory(CONFIG, top_k, **INDEX, latent=latent))
     tensors = theirs.state_dict()
@@ -125,12 +165,15 @@ def gaps(model, ids, top_k):
         queries = layer.indexer.project_queries(x, latent, positions)
         keys = layer.indexer.project_keys(x, positions)
         scores = layer.indexer.score(*queries, keys)
-        best = scores.masked_fill(~torch.ones(scores.shape[-2:]).bool().tril(),
-                                  -math.inf).sort(-1, descending=True)[0]
+        best = scores.masked_fill(
+            ~torch.ones(scores.shape[-2:]).bool().tril(), -math.inf
+        ).sort(-1, descending=True)[0]
         found.append((best[..., top_k - 1] - best[..., top_k])[:, 0])
 
-    hooks = [block.attention.sublayer.register_forward_pre_hook(watch, with_kwargs=True)
-             for block in model.blocks]
+    hooks = [
+        block.attention.sublayer.register_forward_pre_hook(watch, with_kwargs=True)
+        for block in model.blocks
+    ]
     model(ids)
     for hook in hooks:
         hook.remove()
@@ -138,6 +181,7 @@ def gaps(model, ids, top_k):
 
 
 # against DeepSeek-V3.2
+
 
 @torch.no_grad()
 @pytest.mark.parametrize("yarn", [None, YARN], ids=["plain", "YaRN"])
@@ -165,8 +209,12 @@ def test_k_at_least_the_length_equals_dense_exactly():
     close(ours(ids), theirs(ids).logits)
     caches = [model.new_cache(2) for model in (ours, dense)]
     for part in ids.split([13, 1, 1, 25], 1):
-        assert torch.equal(*(model(part, cache=cache) for model, cache in zip(
-            (ours, dense), caches, strict=True)))
+        assert torch.equal(
+            *(
+                model(part, cache=cache)
+                for model, cache in zip((ours, dense), caches, strict=True)
+            )
+        )
     set_top_k(ours, 39)
     assert not torch.equal(ours(ids)[:, -1], dense(ids)[:, -1])
     assert torch.equal(ours(ids[:, :39]), dense(ids[:, :39]))
@@ -179,8 +227,9 @@ def test_deepseek_differs_from_itself_cached_and_ours_does_not():
     ids = draw_ids(8, 40, high=VOCAB)
     parts = ids.split([20] + [1] * 20, 1)
     past = DynamicCache(config=theirs.config)
-    cached = [theirs(part, past_key_values=past, use_cache=True).logits
-              for part in parts]
+    cached = [
+        theirs(part, past_key_values=past, use_cache=True).logits for part in parts
+    ]
     assert (torch.cat(cached, 1) - theirs(ids).logits).abs().max() > 0.1
     cache = ours.new_cache(8)
     close(torch.cat([ours(part, cache=cache) for part in parts], 1), ours(ids))
@@ -197,37 +246,67 @@ def test_all_checks_pass_but_for_the_gradient_of_the_choice():
 
 # against MiniMax-M3
 
+
 def minimax_pair(block_size=4, top_k=3, n_local=1):
     config = configuration_minimax_m3_vl.MiniMaxM3VLTextConfig(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-        num_hidden_layers=1, index_n_heads=2, index_head_dim=10,
-        index_block_size=block_size, index_topk_blocks=top_k,
-        index_local_blocks=n_local, rotary_dim=8, max_position_embeddings=128,
-        layer_types=["minimax_m3_sparse"], rms_norm_eps=1e-6,
-        rope_parameters=dict(rope_type="default", rope_theta=10_000.0,
-                             partial_rotary_factor=8 / 12))
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_hidden_layers=1,
+        index_n_heads=2,
+        index_head_dim=10,
+        index_block_size=block_size,
+        index_topk_blocks=top_k,
+        index_local_blocks=n_local,
+        rotary_dim=8,
+        max_position_embeddings=128,
+        layer_types=["minimax_m3_sparse"],
+        rms_norm_eps=1e-6,
+        rope_parameters=dict(
+            rope_type="default", rope_theta=10_000.0, partial_rotary_factor=8 / 12
+        ),
+    )
     config._attn_implementation = "eager"
     theirs = spread(modeling_minimax_m3_vl.MiniMaxM3VLAttention(config, 0), 0.4)
     turn = RotaryEmbedding(8)
 
     def first_eight(*tensors, positions):
-        return [torch.cat([*turn(x[..., :8], positions=positions), x[..., 8:]], -1)
-                for x in tensors]
+        return [
+            torch.cat([*turn(x[..., :8], positions=positions), x[..., 8:]], -1)
+            for x in tensors
+        ]
+
     ours = SparseAttention(
-        32, 4, n_kv_heads=2, d_head=12, bias=False, rotary=first_eight,
-        q_norm=RMSNorm(12, eps=1e-6), k_norm=RMSNorm(12, eps=1e-6),
-        indexer=GroupIndexer(32, 2, 10, rotary=turn), top_k=top_k,
-        block_size=block_size, n_local=n_local)
+        32,
+        4,
+        n_kv_heads=2,
+        d_head=12,
+        bias=False,
+        rotary=first_eight,
+        q_norm=RMSNorm(12, eps=1e-6),
+        k_norm=RMSNorm(12, eps=1e-6),
+        indexer=GroupIndexer(32, 2, 10, rotary=turn),
+        top_k=top_k,
+        block_size=block_size,
+        n_local=n_local,
+    )
     # their norms keep what is added to one
-    ours.load_state_dict({name: x + 1 if "norm" in name else x
-                          for name, x in theirs.state_dict().items()})
+    ours.load_state_dict(
+        {
+            name: x + 1 if "norm" in name else x
+            for name, x in theirs.state_dict().items()
+        }
+    )
     rotary = modeling_minimax_m3_vl.MiniMaxM3VLRotaryEmbedding(config)
     return ours.eval(), theirs, rotary
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("block_size, top_k, n_local", [
-    (4, 3, 1), (5, 2, 0), (4, 3, 2), (3, 1, 1), (16, 2, 1)])
+@pytest.mark.parametrize(
+    "block_size, top_k, n_local",
+    [(4, 3, 1), (5, 2, 0), (4, 3, 2), (3, 1, 1), (16, 2, 1)],
+)
 def test_equal_to_minimax_whole_and_in_pieces(block_size, top_k, n_local):
     ours, theirs, rotary = minimax_pair(block_size, top_k, n_local)
     x = randn(2, 43, 32)
@@ -236,8 +315,12 @@ def test_equal_to_minimax_whole_and_in_pieces(block_size, top_k, n_local):
     close(ours(x), expected)
     close(ours(x, need_weights=True)[0], expected)
     cache = ours.new_cache(2)
-    close(torch.cat([ours(part, cache=cache)
-                     for part in x.split([21, 1, 1, 9, 11], 1)], 1), expected)
+    close(
+        torch.cat(
+            [ours(part, cache=cache) for part in x.split([21, 1, 1, 9, 11], 1)], 1
+        ),
+        expected,
+    )
 
 
 @torch.no_grad()
@@ -251,13 +334,19 @@ def test_padding_on_the_left_moves_no_block():
         positions = (torch.arange(43 + n) - n).clamp(min=-1)[None]
         close(ours(padded, positions=positions)[:, n:], expected)
         cache = ours.new_cache(1)
-        parts = [ours(a, positions=b, cache=cache) for a, b in zip(
-            padded.split([30, 1, 12 + n], 1), positions.split([30, 1, 12 + n], 1),
-            strict=True)]
+        parts = [
+            ours(a, positions=b, cache=cache)
+            for a, b in zip(
+                padded.split([30, 1, 12 + n], 1),
+                positions.split([30, 1, 12 + n], 1),
+                strict=True,
+            )
+        ]
         close(torch.cat(parts, 1)[:, n:], expected)
 
 
 # the choice
+
 
 def plain(t, start=0):
     return Positions(start=start, length=t)
@@ -273,13 +362,17 @@ def test_candidates_are_those_of_a_sort(top_k, n_local):
     scores = torch.where(torch.rand(2, 2, 9, 20) < 0.3, -0.0, scores)
     seen = torch.arange(20) <= torch.arange(11, 20)[:, None]
     scores = scores.masked_fill(~seen, -math.inf)
-    best, owner = choose_candidates(scores, plain(9, 11), plain(20), top_k,
-                                    n_local=n_local)
+    best, owner = choose_candidates(
+        scores, plain(9, 11), plain(20), top_k, n_local=n_local
+    )
     assert owner.tolist() == [list(range(20))]
     for b, g, t in itertools.product(range(2), range(2), range(9)):
         at = 11 + t
-        order = sorted(range(at + 1), reverse=True, key=lambda s: (
-            at - s < n_local, scores[b, g, t, s].item(), s))
+        order = sorted(
+            range(at + 1),
+            reverse=True,
+            key=lambda s: (at - s < n_local, scores[b, g, t, s].item(), s),
+        )
         assert sorted(best[b, g, t].tolist()) == sorted(order[:top_k])
 
 
@@ -297,16 +390,24 @@ def test_blocks_are_the_same_however_positions_are_given(start, n_local):
     where = [plain(17, start), Positions(torch.arange(start, start + 17)[None])]
     chosen = []
     for key_positions in where:
-        best, owner = choose_candidates(scores, plain(4, start + 13), key_positions, 2,
-                                        block_size=4, n_local=n_local)
+        best, owner = choose_candidates(
+            scores,
+            plain(4, start + 13),
+            key_positions,
+            2,
+            block_size=4,
+            n_local=n_local,
+        )
         table = torch.zeros(scores.shape, dtype=torch.bool).scatter(-1, best, True)
         chosen.append(table.gather(-1, owner[:, None, None].expand_as(scores)))
     assert torch.equal(*chosen)
     assert chosen[0].any() and not chosen[0].all()
     blocks = torch.arange(start, start + 17) // 4
     for b, t in itertools.product(range(2), range(4)):
-        best = {block.item(): scores[b, 0, t][blocks == block].amax().item()
-                for block in blocks.unique()}
+        best = {
+            block.item(): scores[b, 0, t][blocks == block].amax().item()
+            for block in blocks.unique()
+        }
         own = (start + 13 + t) // 4
         two = sorted(best, key=lambda c: (n_local and c == own, best[c]))[-2:]
         assert chosen[0][b, 0, t].tolist() == [x in two for x in blocks.tolist()]
@@ -317,9 +418,12 @@ def test_blocks_are_the_same_however_positions_are_given(start, n_local):
 def test_gathered_is_masked(name, monkeypatch):
     "One token, and several, behind a text; alone, padded, and in turned order."
     layer = make_layer(name)
-    ways = {"plain": None, "padded": (torch.arange(40) - torch.tensor([[0], [7]])
-                                      ).clamp(min=-1),
-            "from 5 on": torch.arange(5, 45)[None], "start at 5": 5}
+    ways = {
+        "plain": None,
+        "padded": (torch.arange(40) - torch.tensor([[0], [7]])).clamp(min=-1),
+        "from 5 on": torch.arange(5, 45)[None],
+        "start at 5": 5,
+    }
     x = randn(2, 40, 32)
     for way, positions in ways.items():
         outputs = []
@@ -331,6 +435,7 @@ def test_gathered_is_masked(name, monkeypatch):
                 yes = can(self, *given) and not never
                 gathered.append(yes)
                 return yes
+
             with monkeypatch.context() as patch:
                 patch.setattr(type(layer), "_can_gather", decide)
                 cache = layer.new_cache(2)
@@ -338,9 +443,19 @@ def test_gathered_is_masked(name, monkeypatch):
                 parts = []
                 for n in (33, 1, 2, 1, 3):
                     part = slice(start, start + n)
-                    parts.append(layer(x[:, part], cache=cache, positions=(
-                        plain(n, 5 + start) if way == "start at 5" else
-                        None if positions is None else positions[:, part])))
+                    parts.append(
+                        layer(
+                            x[:, part],
+                            cache=cache,
+                            positions=(
+                                plain(n, 5 + start)
+                                if way == "start at 5"
+                                else None
+                                if positions is None
+                                else positions[:, part]
+                            ),
+                        )
+                    )
                     start += n
             outputs.append(torch.cat(parts, 1))
             if never or (layer.block_size > 1 and way in ("padded", "from 5 on")):
@@ -441,23 +556,34 @@ def test_a_mask_of_each_head_is_kept_and_what_one_head_sees_is_a_candidate():
             queries = layer.indexer.project_queries(x, q_input, positions)
             keys = layer.indexer.project_keys(x, positions)
             scores = layer.indexer.score(*queries, keys)
-            best, _ = choose_candidates(scores.masked_fill(~some, -math.inf), positions,
-                                        positions, layer.top_k)
+            best, _ = choose_candidates(
+                scores.masked_fill(~some, -math.inf), positions, positions, layer.top_k
+            )
             chosen = torch.zeros_like(some).scatter(-1, best, True) & some
             assert torch.equal(read, chosen & read)
             assert (read == chosen).float().mean() > 0.9
         cache = layer.new_cache(1)
         layer(x[:, :19], mask=mask[..., :19, :19], cache=cache)
-        close(layer(x[:, 19:], mask=mask[..., 19:, :], cache=cache),
-              layer(x, mask=mask)[:, 19:])
+        close(
+            layer(x[:, 19:], mask=mask[..., 19:, :], cache=cache),
+            layer(x, mask=mask)[:, 19:],
+        )
 
 
 @torch.no_grad()
 def test_a_choice_can_serve_several_key_heads():
     turn = RotaryEmbedding(8)
-    layer = spread(SparseAttention(
-        32, 4, n_kv_heads=4, rotary=turn, indexer=GroupIndexer(32, 2, 8, rotary=turn),
-        top_k=4), 0.4)
+    layer = spread(
+        SparseAttention(
+            32,
+            4,
+            n_kv_heads=4,
+            rotary=turn,
+            indexer=GroupIndexer(32, 2, 8, rotary=turn),
+            top_k=4,
+        ),
+        0.4,
+    )
     x = randn(2, 30, 32)
     cache = layer.new_cache(2)
     parts = [layer(part, cache=cache) for part in x.split([20, 1, 1, 8], 1)]
@@ -469,11 +595,15 @@ def test_a_choice_can_serve_several_key_heads():
 
 # the loss of an indexer
 
+
 def test_the_loss_is_the_divergence_of_two_distributions():
     scores = randn(2, 2, 5, 9).masked_fill(randn(2, 2, 5, 9, seed=1) < -0.5, -math.inf)
     seen = scores > -math.inf
-    weights = randn(2, 4, 5, 9, seed=2).masked_fill(
-        ~seen.repeat_interleave(2, 1), -math.inf).softmax(-1)
+    weights = (
+        randn(2, 4, 5, 9, seed=2)
+        .masked_fill(~seen.repeat_interleave(2, 1), -math.inf)
+        .softmax(-1)
+    )
     target = weights.view(2, 2, 2, 5, 9).mean(2)
     total = []
     for index in itertools.product(range(2), range(2), range(5)):
@@ -547,8 +677,10 @@ def test_an_indexer_learns_what_attention_reads():
 
 
 def test_top_k_is_set_in_all_layers_or_in_none():
-    model = Llama(GROUPED, make_sparse_factory(GROUPED, [8, 3], n_local=2, d_index=8,
-                                               n_index_heads=2))
+    model = Llama(
+        GROUPED,
+        make_sparse_factory(GROUPED, [8, 3], n_local=2, d_index=8, n_index_heads=2),
+    )
     layers = [block.attention.sublayer for block in model.blocks]
     assert [layer.top_k for layer in layers] == [8, 3]
     layers[1].n_local = 5
@@ -561,6 +693,7 @@ def test_top_k_is_set_in_all_layers_or_in_none():
 
 # decoding
 
+
 def test_it_keeps_one_small_key_more_for_each_token():
     for name, width in (("tokens", 2 * 2 * 8 + 8), ("latent", 12 + 8 + 12)):
         cache = make_layer(name).new_cache(2)
@@ -571,7 +704,7 @@ def test_it_keeps_one_small_key_more_for_each_token():
 def test_generate_writes_what_the_model_writes_without_a_cache():
     ours, _ = pair()
     prompt = draw_ids(1, 15, high=VOCAB)
-    text, = generate(ours, prompt.tolist(), max_new_tokens=30)
+    (text,) = generate(ours, prompt.tolist(), max_new_tokens=30)
     ids = prompt
     for _ in range(30):
         ids = torch.cat([ids, ours(ids)[:, -1:].argmax(-1)], 1)
@@ -580,8 +713,9 @@ def test_generate_writes_what_the_model_writes_without_a_cache():
 
 @torch.no_grad()
 def test_static_caches_of_blocks_hold_texts_of_any_length():
-    model = spread(Llama(GROUPED, make_sparse_factory(GROUPED, **LAYERS[
-        "blocks of groups"])), 0.3)
+    model = spread(
+        Llama(GROUPED, make_sparse_factory(GROUPED, **LAYERS["blocks of groups"])), 0.3
+    )
     ids = draw_ids(2, 30, high=VOCAB)
     for max_len in (30, 31, 40):
         cache = new_static_cache(model, 2, max_len)
@@ -605,7 +739,8 @@ def test_half_precision_scores_are_summed_in_full(dtype):
         x = randn(1, 20, 32).to(dtype)
         layer = layer.to(dtype)
         q, weights = layer.indexer.project_queries(
-            x, layer.compress_queries(x) if "latent" in name else x, plain(20))
+            x, layer.compress_queries(x) if "latent" in name else x, plain(20)
+        )
         keys = layer.indexer.project_keys(x, plain(20))
         scores = layer.indexer.score(q, weights, keys)
         assert scores.dtype == torch.float32
@@ -617,48 +752,84 @@ def test_half_precision_scores_are_summed_in_full(dtype):
 
 # what is refused
 
+
 def indexer(n_choices=1, **how):
-    return (LightningIndexer(32, 3, 8, **how) if n_choices == 1
-            else GroupIndexer(32, n_choices, 8, **how))
+    return (
+        LightningIndexer(32, 3, 8, **how)
+        if n_choices == 1
+        else GroupIndexer(32, n_choices, 8, **how)
+    )
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=0), "top_k.*0"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=2.5), "top_k.*2.5"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=True), "top_k.*True"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, block_size=0),
-     "block_size.*0"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, n_local=-1),
-     "n_local.*-1"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, n_local=5),
-     "5 local candidates do not fit in top_k=4"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(3), top_k=4),
-     "4 heads cannot be divided evenly among 3 choices"),
-    (lambda: SparseAttention(32, 4, n_kv_heads=2, indexer=indexer(4), top_k=4),
-     "2 key heads cannot be divided evenly among 4 choices"),
-    (lambda: SparseAttention(32, 4, indexer=None, top_k=4), "indexer.*NoneType"),
-    (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, score_bias=ALiBi(4)),
-     "score_bias"),
-    (lambda: SparseLatentAttention(32, 4, indexer=indexer(2), top_k=4, **LATENT),
-     "one latent for all heads.*got 2"),
-    (lambda: SparseLatentAttention(32, 4, indexer=indexer(), top_k=4, **LATENT),
-     "14 numbers, got q_dim=32"),
-    (lambda: indexer(rotary=RotaryEmbedding(10)), "10 wide.*8"),
-    (lambda: indexer(2, rotary=RotaryEmbedding(10)), "10 wide.*8"),
-    (lambda: indexer(rotary=SelfAttention(4, 2)), "rotary"),
-    (lambda: LightningIndexer(32, 0, 8), "n_heads.*0"),
-    (lambda: GroupIndexer(32, 2, 0), "d_head.*0"),
-    (lambda: make_sparse_factory(GROUPED, [], d_index=8, n_index_heads=2), "none"),
-    (lambda: make_sparse_factory(GROUPED, 0, d_index=8, n_index_heads=2)(0),
-     "top_k.*0"),
-    (lambda: make_sparse_factory(GROUPED, 4, d_index=8, n_index_heads=2,
-                                 d_index_rope=3), "d_index_rope 3"),
-    (lambda: make_sparse_factory(GROUPED, 4, **INDEX, latent=LATENT),
-     "no keys are shared"),
-    (lambda: make_sparse_factory("small", 4, d_index=8, n_index_heads=2), "config"),
-    (lambda: set_top_k(Llama(GROUPED), 4), "Llama has no sparse layers"),
-    (lambda: collect_indexer_losses(Llama(GROUPED)).__enter__(), "no sparse layers"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=0), "top_k.*0"),
+        (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=2.5), "top_k.*2.5"),
+        (lambda: SparseAttention(32, 4, indexer=indexer(), top_k=True), "top_k.*True"),
+        (
+            lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, block_size=0),
+            "block_size.*0",
+        ),
+        (
+            lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, n_local=-1),
+            "n_local.*-1",
+        ),
+        (
+            lambda: SparseAttention(32, 4, indexer=indexer(), top_k=4, n_local=5),
+            "5 local candidates do not fit in top_k=4",
+        ),
+        (
+            lambda: SparseAttention(32, 4, indexer=indexer(3), top_k=4),
+            "4 heads cannot be divided evenly among 3 choices",
+        ),
+        (
+            lambda: SparseAttention(32, 4, n_kv_heads=2, indexer=indexer(4), top_k=4),
+            "2 key heads cannot be divided evenly among 4 choices",
+        ),
+        (lambda: SparseAttention(32, 4, indexer=None, top_k=4), "indexer.*NoneType"),
+        (
+            lambda: SparseAttention(
+                32, 4, indexer=indexer(), top_k=4, score_bias=ALiBi(4)
+            ),
+            "score_bias",
+        ),
+        (
+            lambda: SparseLatentAttention(32, 4, indexer=indexer(2), top_k=4, **LATENT),
+            "one latent for all heads.*got 2",
+        ),
+        (
+            lambda: SparseLatentAttention(32, 4, indexer=indexer(), top_k=4, **LATENT),
+            "14 numbers, got q_dim=32",
+        ),
+        (lambda: indexer(rotary=RotaryEmbedding(10)), "10 wide.*8"),
+        (lambda: indexer(2, rotary=RotaryEmbedding(10)), "10 wide.*8"),
+        (lambda: indexer(rotary=SelfAttention(4, 2)), "rotary"),
+        (lambda: LightningIndexer(32, 0, 8), "n_heads.*0"),
+        (lambda: GroupIndexer(32, 2, 0), "d_head.*0"),
+        (lambda: make_sparse_factory(GROUPED, [], d_index=8, n_index_heads=2), "none"),
+        (
+            lambda: make_sparse_factory(GROUPED, 0, d_index=8, n_index_heads=2)(0),
+            "top_k.*0",
+        ),
+        (
+            lambda: make_sparse_factory(
+                GROUPED, 4, d_index=8, n_index_heads=2, d_index_rope=3
+            ),
+            "d_index_rope 3",
+        ),
+        (
+            lambda: make_sparse_factory(GROUPED, 4, **INDEX, latent=LATENT),
+            "no keys are shared",
+        ),
+        (lambda: make_sparse_factory("small", 4, d_index=8, n_index_heads=2), "config"),
+        (lambda: set_top_k(Llama(GROUPED), 4), "Llama has no sparse layers"),
+        (
+            lambda: collect_indexer_losses(Llama(GROUPED)).__enter__(),
+            "no sparse layers",
+        ),
+    ],
+)
 def test_arguments_that_do_not_fit_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -703,15 +874,17 @@ def test_scores_are_those_of_the_formula():
     found = indexer.score(*queries, indexer.project_keys(x, plain(5)))
     keys = indexer.k_norm(indexer.k_proj(x))
     q = indexer.q_proj(latent).view(2, 5, 3, 4)
-    products = torch.einsum("bthd,bsd->bths", q, keys).relu() / 4 ** 0.5
-    weights = indexer.weights_proj(x) / 3 ** 0.5
+    products = torch.einsum("bthd,bsd->bths", q, keys).relu() / 4**0.5
+    weights = indexer.weights_proj(x) / 3**0.5
     close(found[:, 0], torch.einsum("bth,bths->bts", weights, products))
     groups = spread(GroupIndexer(10, 2, 4), 0.5)
     queries = groups.project_queries(x, None, plain(5))
     keys = groups.k_norm(groups.k_proj(x))
     q = groups.q_norm(groups.q_proj(x).view(2, 5, 2, 4))
-    close(groups.score(*queries, groups.project_keys(x, plain(5))),
-          torch.einsum("btgd,bsd->bgts", q, keys) / 2)
+    close(
+        groups.score(*queries, groups.project_keys(x, plain(5))),
+        torch.einsum("btgd,bsd->bgts", q, keys) / 2,
+    )
 
 
 @pytest.mark.parametrize("latent", [None, LATENT])
@@ -719,11 +892,18 @@ def test_a_factory_hands_on_what_it_is_given(latent):
     config = LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, eps=1e-3)
     for n_index_heads in (None, 2) if latent is None else (2,):
         layer = make_sparse_factory(
-            config, 4, d_index=8, n_index_heads=n_index_heads, dropout=0.25,
-            fused=False, latent=latent)(0)
+            config,
+            4,
+            d_index=8,
+            n_index_heads=n_index_heads,
+            dropout=0.25,
+            fused=False,
+            latent=latent,
+        )(0)
         assert layer.dropout == 0.25 and not layer.fused
-        norms = {name: module.eps for name, module in layer.named_modules()
-                 if "norm" in name}
+        norms = {
+            name: module.eps for name, module in layer.named_modules() if "norm" in name
+        }
         theirs = {"indexer.k_norm"} if n_index_heads else set()
         assert {name for name, eps in norms.items() if eps != 1e-3} == theirs
         assert all(norms[name] == 1e-6 for name in theirs)
@@ -732,9 +912,20 @@ def test_a_factory_hands_on_what_it_is_given(latent):
 @pytest.mark.nightly
 def test_what_indexers_cost_is_recorded_by_its_script(tmp_path):
     out = tmp_path / "sparse.csv"
-    subprocess.run([sys.executable, ROOT / "experiments" / "sparse.py", "--steps", "2",
-                    "--seeds", "1", "--out", out], check=True,
-                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [
+            sys.executable,
+            ROOT / "experiments" / "sparse.py",
+            "--steps",
+            "2",
+            "--seeds",
+            "1",
+            "--out",
+            out,
+        ],
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     for name in ("sparse", "sparse_training"):
         with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
             new = list(csv.DictReader(lines))
@@ -742,4 +933,5 @@ def test_what_indexers_cost_is_recorded_by_its_script(tmp_path):
         assert new[0].keys() == kept[0].keys()
         keys = [key for key in ("task", "chooser", "k", "layer") if key in new[0]]
         assert {tuple(row[key] for key in keys) for row in new} == {
-            tuple(row[key] for key in keys) for row in kept}
+            tuple(row[key] for key in keys) for row in kept
+        }

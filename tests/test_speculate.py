@@ -1,4 +1,5 @@
 """Drafts accepted and refused; prefixes, strides, weights of one byte."""
+
 import random
 import sys
 
@@ -28,8 +29,8 @@ from tformer.speculate import (
 )
 
 decoders = pytest.mark.parametrize(
-    "row", [r for r in ROWS if r.causal and not r.source],
-    ids=lambda row: row.name)
+    "row", [r for r in ROWS if r.causal and not r.source], ids=lambda row: row.name
+)
 LLAMA = next(r for r in ROWS if r.cls is Llama)
 
 
@@ -43,9 +44,12 @@ class Knowing:
         self.rng = random.Random(seed)
 
     def __call__(self, ids, max_tokens, sampling_params, generator):
-        return DraftProposal([i if self.rng.random() < self.right
-                              else (i + 1) % VOCAB for i in
-                              self.ids[len(ids):][:min(self.k, max_tokens)]])
+        return DraftProposal(
+            [
+                i if self.rng.random() < self.right else (i + 1) % VOCAB
+                for i in self.ids[len(ids) :][: min(self.k, max_tokens)]
+            ]
+        )
 
 
 NAN = float("nan")
@@ -62,6 +66,7 @@ def same(ours, reference):
 
 # --- greedy
 
+
 @decoders
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_greedy_texts_are_those_of_generate(row, right):
@@ -70,12 +75,23 @@ def test_greedy_texts_are_those_of_generate(row, right):
         new = MAX_LEN - len(prompt) + 1  # to the very end
         plain = generate(model, [prompt], max_new_tokens=new)[0]
         for k in (1, 3, 30):
-            same(speculative_generate(model, [prompt], Knowing(
-                prompt + plain.ids, right, k), max_new_tokens=new), plain)
-        for draft in (DraftModel(row.make(seed_std(right)).double(), 3),
-                      PromptLookup(1, 3, 0.0), nothing):
-            same(speculative_generate(model, [prompt], draft, max_new_tokens=new),
-                 plain)
+            same(
+                speculative_generate(
+                    model,
+                    [prompt],
+                    Knowing(prompt + plain.ids, right, k),
+                    max_new_tokens=new,
+                ),
+                plain,
+            )
+        for draft in (
+            DraftModel(row.make(seed_std(right)).double(), 3),
+            PromptLookup(1, 3, 0.0),
+            nothing,
+        ):
+            same(
+                speculative_generate(model, [prompt], draft, max_new_tokens=new), plain
+            )
 
 
 def seed_std(right):
@@ -86,12 +102,18 @@ def seed_std(right):
 def test_a_right_draft_saves_steps():
     model = LLAMA.make().double()
     plain = generate(model, [[5]], max_new_tokens=16)[0].ids
-    made = list(stream_speculative(model, [[5]], Knowing([5, *plain], 1.0, 3),
-                                   max_new_tokens=16))
+    made = list(
+        stream_speculative(
+            model, [[5]], Knowing([5, *plain], 1.0, 3), max_new_tokens=16
+        )
+    )
     assert [len(step.ids) for step in made] == [4] * 4
     assert [step.num_accepted for step in made] == [3] * 4
-    made = list(stream_speculative(model, [[5]], Knowing([5, *plain], 0.0, 3),
-                                   max_new_tokens=16))
+    made = list(
+        stream_speculative(
+            model, [[5]], Knowing([5, *plain], 0.0, 3), max_new_tokens=16
+        )
+    )
     assert len(made) == 16 and not any(step.num_accepted for step in made)
     assert [len(step.draft_ids) for step in made] == [3] * 13 + [2, 1, 0]
 
@@ -101,12 +123,18 @@ def test_a_text_stops_where_generate_stops_it(right):
     model = LLAMA.make().double()
     plain = generate(model, [[5]], max_new_tokens=16)[0].ids
     draft = Knowing([5, *plain], right)
-    for stop in (plain[6], [plain[3], plain[9]],
-                 lambda ids: len(ids) >= 5, [lambda ids: plain[7] in ids]):
+    for stop in (
+        plain[6],
+        [plain[3], plain[9]],
+        lambda ids: len(ids) >= 5,
+        [lambda ids: plain[7] in ids],
+    ):
         text = generate(model, [[5]], max_new_tokens=16, stop=stop)[0]
         assert text.finish_reason == "stop"
-        same(speculative_generate(model, [[5]], draft, max_new_tokens=16, stop=stop),
-             text)
+        same(
+            speculative_generate(model, [[5]], draft, max_new_tokens=16, stop=stop),
+            text,
+        )
 
 
 def test_modes_are_left_as_they_were():
@@ -140,25 +168,32 @@ def test_a_model_drafts_for_itself():
     "All is accepted, greedy and drawn, and its cache forgets what is not."
     model = LLAMA.make().double()
     for sampling in (None, SamplingParams(seed=1), SamplingParams(top_k=3, seed=2)):
-        made = list(stream_speculative(model, [[5]], DraftModel(model, 4),
-                                       max_new_tokens=15, sampling_params=sampling))
+        made = list(
+            stream_speculative(
+                model,
+                [[5]],
+                DraftModel(model, 4),
+                max_new_tokens=15,
+                sampling_params=sampling,
+            )
+        )
         assert [step.num_accepted for step in made] == [4, 4, 4]
     draft = DraftModel(model, 3)
     other = DraftModel(model, 3)
     for ids in ([4, 4, 1], [4, 4, 1, 7], [4, 4], [9], [4, 4, 1, 7, 2]):
         fresh = DraftModel(model, 3)
-        assert draft(ids, 3, None, None).ids == fresh(
-            ids, 3, None, None).ids
+        assert draft(ids, 3, None, None).ids == fresh(ids, 3, None, None).ids
     assert len(other(list(range(19)), 9, None, None).ids) == 1
     assert other(list(range(21)), 9, None, None).ids == []
 
 
 # --- drawn
 
+
 def chi_square(times, exact):
     "The probability of frequencies at least so odd."
     n = times.sum()
-    square = ((times - n * exact)**2 / (n * exact)).sum()
+    square = ((times - n * exact) ** 2 / (n * exact)).sum()
     free = torch.tensor((len(exact) - 1) / 2, dtype=torch.float64)
     return torch.special.gammaincc(free, square / 2).item()
 
@@ -170,8 +205,7 @@ def test_two_tokens_have_the_distribution_of_the_model(certain, n):
     rng = generator(5)
     vocab = 3
     p = torch.rand(vocab + 1, vocab, generator=rng).double().softmax(-1)
-    q = (3 * torch.rand(vocab + 1, vocab, generator=rng)
-         ).double().softmax(-1)
+    q = (3 * torch.rand(vocab + 1, vocab, generator=rng)).double().softmax(-1)
     times = torch.zeros(vocab, vocab, dtype=torch.float64)
     u = torch.rand(n, 3, generator=rng, dtype=torch.float64)
     likeliest = q.argmax(-1)
@@ -180,8 +214,12 @@ def test_two_tokens_have_the_distribution_of_the_model(certain, n):
     for i in range(n):
         a = likeliest[0].item() if certain else firsts[i]
         b = likeliest[a + 1].item() if certain else seconds[a][i]
-        found = rejection_sample(p[[0, a + 1, 0]], None if certain else q[[0, a + 1]],
-                                 torch.tensor([a, b]), u[i])
+        found = rejection_sample(
+            p[[0, a + 1, 0]],
+            None if certain else q[[0, a + 1]],
+            torch.tensor([a, b]),
+            u[i],
+        )
         if found.num_accepted:
             times[a, b if found.num_accepted == 2 else found.next_id] += 1
         else:
@@ -194,8 +232,9 @@ def test_two_tokens_have_the_distribution_of_the_model(certain, n):
 @plain_only
 def test_texts_have_the_distribution_of_the_model():
     "The first two ids of texts with a draft that is often refused."
-    model, other = (LLAMA.make(std, vocab_size=4, n_layers=1).double()
-                    for std in (0.4, 0.6))
+    model, other = (
+        LLAMA.make(std, vocab_size=4, n_layers=1).double() for std in (0.4, 0.6)
+    )
     settings = SamplingParams(temperature=0.7, top_p=0.95, repetition_penalty=1.3)
     times = torch.zeros(4, 4, dtype=torch.float64)
     n = 500
@@ -203,55 +242,83 @@ def test_texts_have_the_distribution_of_the_model():
     refused = 0
     for seed in range(n):
         how = SamplingParams(**{**vars(settings), "seed": seed})
-        made = list(stream_speculative(model, [[1]], draft, max_new_tokens=3,
-                                       sampling_params=how))
+        made = list(
+            stream_speculative(
+                model, [[1]], draft, max_new_tokens=3, sampling_params=how
+            )
+        )
         a, b = [i for step in made for i in step.ids][:2]
         times[a, b] += 1
         refused += made[0].num_accepted < 2
     with torch.no_grad():
         p = process_logits(model(torch.tensor([[1]]))[:, -1], settings)[0]
-        exact = p.softmax(-1)[:, None] * torch.cat([process_logits(
-            model(torch.tensor([[1, a]]))[:, -1], settings,
-            torch.tensor([[a]])).softmax(-1) for a in range(4)])
+        exact = p.softmax(-1)[:, None] * torch.cat(
+            [
+                process_logits(
+                    model(torch.tensor([[1, a]]))[:, -1], settings, torch.tensor([[a]])
+                ).softmax(-1)
+                for a in range(4)
+            ]
+        )
     assert refused > n / 8
     possible = exact.flatten() > 0
     assert not times.flatten()[~possible].any()
-    assert chi_square(times.flatten()[possible],
-                      exact.flatten()[possible]) > 1e-4
+    assert chi_square(times.flatten()[possible], exact.flatten()[possible]) > 1e-4
 
 
 def test_without_drafts_a_seed_gives_the_text_of_generate():
     model = LLAMA.make()
     for seed in range(5):
         how = SamplingParams(temperature=0.9, top_k=20, seed=seed)
-        same(speculative_generate(model, [[5]], nothing, max_new_tokens=15,
-                                  sampling_params=how),
-             generate(model, [[5]], max_new_tokens=15, sampling_params=how)[0])
+        same(
+            speculative_generate(
+                model, [[5]], nothing, max_new_tokens=15, sampling_params=how
+            ),
+            generate(model, [[5]], max_new_tokens=15, sampling_params=how)[0],
+        )
 
 
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_penalties_see_what_stands_before_each_draft(right):
     "At temperature 0 there is one right text."
     model = LLAMA.make().double()
-    for how in (SamplingParams(temperature=0.0, repetition_penalty=1.5),
-                SamplingParams(temperature=0.0, frequency_penalty=2.0), SamplingParams(
-                    temperature=0.0, presence_penalty=3.0, logit_bias={7: 2.0})):
+    for how in (
+        SamplingParams(temperature=0.0, repetition_penalty=1.5),
+        SamplingParams(temperature=0.0, frequency_penalty=2.0),
+        SamplingParams(temperature=0.0, presence_penalty=3.0, logit_bias={7: 2.0}),
+    ):
         plain = generate(model, [[5]], max_new_tokens=15, sampling_params=how)[0]
         assert plain.ids != generate(model, [[5]], max_new_tokens=15)[0].ids
-        same(speculative_generate(model, [[5]], Knowing([5, *plain.ids], right),
-                                  max_new_tokens=15, sampling_params=how), plain)
+        same(
+            speculative_generate(
+                model,
+                [[5]],
+                Knowing([5, *plain.ids], right),
+                max_new_tokens=15,
+                sampling_params=how,
+            ),
+            plain,
+        )
 
 
 def test_a_seed_is_a_text():
     model = LLAMA.make()
     draft = DraftModel(LLAMA.make(0.25))
     how = SamplingParams(seed=3)
-    one, two = (speculative_generate(model, [[5]], draft, max_new_tokens=15,
-                                     sampling_params=how) for _ in range(2))
+    one, two = (
+        speculative_generate(
+            model, [[5]], draft, max_new_tokens=15, sampling_params=how
+        )
+        for _ in range(2)
+    )
     assert one == two
     how = SamplingParams(seed=4)
-    assert one.ids != speculative_generate(model, [[5]], draft, max_new_tokens=15,
-                                           sampling_params=how).ids
+    assert (
+        one.ids
+        != speculative_generate(
+            model, [[5]], draft, max_new_tokens=15, sampling_params=how
+        ).ids
+    )
 
 
 def test_what_is_equal_is_accepted_and_what_is_impossible_is_not():
@@ -265,8 +332,8 @@ def test_what_is_equal_is_accepted_and_what_is_impossible_is_not():
 
 # --- how many
 
-@pytest.mark.parametrize("alpha, k", [(0.0, 4), (0.5, 3), (0.9, 7),
-                                      (1.0, 5)])
+
+@pytest.mark.parametrize("alpha, k", [(0.0, 4), (0.5, 3), (0.9, 7), (1.0, 5)])
 def test_tokens_a_step_by_simulation(alpha, k):
     rng = random.Random(0)
     n = 20_000
@@ -280,10 +347,12 @@ def test_tokens_a_step_by_simulation(alpha, k):
     assert expected_tokens_per_step(alpha, k) == pytest.approx(total / n, rel=0.03)
     if alpha < 1:
         assert expected_tokens_per_step(alpha, k) == pytest.approx(
-            (1 - alpha**(k + 1)) / (1 - alpha))
+            (1 - alpha ** (k + 1)) / (1 - alpha)
+        )
 
 
 # --- prompt lookup
+
 
 def steps_of(draft, text, start):
     "Steps, and longer steps, for a text that is known."
@@ -334,7 +403,7 @@ def test_lookup_falls_silent_where_it_is_refused(letters):
     last = {}
     text = [0, 0]
     while len(text) < 464:
-        pair = *text[-2:],
+        pair = (*text[-2:],)
         last[pair] = (last.get(pair, text[-1]) + 1) % 8
         text.append(last[pair])
     steps, longer = steps_of(PromptLookup(), text, 64)
@@ -353,6 +422,7 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
 
 # --- a prefix
 
+
 @decoders
 def test_rows_behind_a_prefix(row):
     model = row.make().double()
@@ -362,22 +432,27 @@ def test_rows_behind_a_prefix(row):
     assert begun.max_len == MAX_LEN - 4
     kept = [x.clone() for layer in begun.prefix_cache.layers for x in layer.tensors]
     for some in (rests, rests[:1], [[3, 1], [4, 1]]):
-        whole = generate(model, [prefix + rest for rest in some],
-                         max_new_tokens=10)
-        for ours, reference in zip(generate(begun, some, max_new_tokens=10),
-                                   whole, strict=True):
+        whole = generate(model, [prefix + rest for rest in some], max_new_tokens=10)
+        for ours, reference in zip(
+            generate(begun, some, max_new_tokens=10), whole, strict=True
+        ):
             same(ours, reference)
     draft = DraftModel(row.make().double())
-    same(speculative_generate(begun, rests[1:2], draft, max_new_tokens=14), generate(
-        model, [prefix + rests[1]], max_new_tokens=14)[0])
+    same(
+        speculative_generate(begun, rests[1:2], draft, max_new_tokens=14),
+        generate(model, [prefix + rests[1]], max_new_tokens=14)[0],
+    )
     after = [x for layer in begun.prefix_cache.layers for x in layer.tensors]
     assert all(torch.equal(a, b) for a, b in zip(kept, after, strict=True))
     ids = draw_ids(2, 5, high=VOCAB)
     whole = torch.cat([torch.tensor([prefix] * 2), ids], 1)
     close(begun(ids), model(whole)[:, 4:], 1e-9)
     positions = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
-    close(begun(ids, positions=positions)[:1, 2:], model(torch.cat([
-        torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:], 1e-9)
+    close(
+        begun(ids, positions=positions)[:1, 2:],
+        model(torch.cat([torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:],
+        1e-9,
+    )
 
 
 def test_a_prefix_is_read_anew_where_weights_are_others():
@@ -385,19 +460,25 @@ def test_a_prefix_is_read_anew_where_weights_are_others():
     rest = [[3]]
     begun.double()
     assert begun.prefix_cache.layers[0].tensors[0].dtype == torch.float64
-    same(generate(begun, rest, max_new_tokens=9)[0], generate(
-        begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0])
+    same(
+        generate(begun, rest, max_new_tokens=9)[0],
+        generate(begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0],
+    )
     torch.nn.init.normal_(begun.model.blocks[0].attention.sublayer.k_proj.weight)
     begun.compute_prefix()
-    same(generate(begun, rest, max_new_tokens=9)[0], generate(
-        begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0])
+    same(
+        generate(begun, rest, max_new_tokens=9)[0],
+        generate(begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0],
+    )
     assert "ids" not in begun.state_dict()
 
 
 # --- strides
 
-@pytest.mark.parametrize("window, stride", [
-    (2, 1), (5, 1), (5, 2), (5, 3), (6, 5), (20, 7), (20, 1)])
+
+@pytest.mark.parametrize(
+    "window, stride", [(2, 1), (5, 1), (5, 2), (5, 3), (6, 5), (20, 7), (20, 1)]
+)
 @pytest.mark.parametrize("n", [2, 5, 6, 7, 19])
 def test_strides_equal_a_loop(window, stride, n):
     model = LLAMA.make().double()
@@ -418,6 +499,7 @@ def test_strides_equal_a_loop(window, stride, n):
 
 # --- one byte
 
+
 def test_one_byte_is_off_by_half_a_step_at_most():
     for seed in range(5):
         weight = torch.randn(9, 30, generator=generator(seed)).double()
@@ -427,8 +509,7 @@ def test_one_byte_is_off_by_half_a_step_at_most():
         layer = Int8Linear(weight, bias)
         assert layer.weight.dtype == torch.int8
         assert layer.weight.abs()[1:].amax(1).tolist() == [127] * 8
-        bound = x.abs().sum(-1, keepdim=True) * (
-            weight.abs().amax(1) / 127 / 2)
+        bound = x.abs().sum(-1, keepdim=True) * (weight.abs().amax(1) / 127 / 2)
         off = (layer(x) - x @ weight.T - bias).abs()
         assert (off <= bound + 1e-12).all() and off.max() > 0
         close(Int8Linear(weight)(x) + bias, layer(x), 1e-12)
@@ -441,13 +522,14 @@ def test_a_model_of_one_byte():
     ids = LLAMA.ids()
     for name, x in model.state_dict().items():
         assert torch.equal(x, before[name]), name
-    assert not any(isinstance(m, nn.Linear) or type(m).__name__ == "Linear"
-                   for m in small.modules())
+    assert not any(
+        isinstance(m, nn.Linear) or type(m).__name__ == "Linear"
+        for m in small.modules()
+    )
     off = (small(ids) - model(ids)).abs().max()
     assert 0 < off < 0.05 * model(ids).abs().max()
     assert generate(small, ids, max_new_tokens=4)
-    size = [sum(x.nbytes for x in m.state_dict().values())
-            for m in (model, small)]
+    size = [sum(x.nbytes for x in m.state_dict().values()) for m in (model, small)]
     table = model.embed.weight.nbytes
     assert size[1] - table < 0.45 * (size[0] - table)
     assert quantize_int8(nn.Linear(3, 2)).weight.dtype == torch.int8
@@ -462,6 +544,7 @@ def test_a_shared_head_stays():
 
 
 # --- bad input
+
 
 @pytest.mark.parametrize(
     "ids, draft, how, says",
@@ -502,20 +585,32 @@ def test_bad_calls(ids, draft, how, says):
         speculative_generate(LLAMA.make(), ids, draft, **dict(max_new_tokens=8) | how)
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: rejection_sample(torch.ones(2, 3), None, torch.tensor([1, 2]),
-                              torch.ones(2)), "target_probs must be of shape"),
-    (lambda: DraftModel(LLAMA.make(), 0), "num_speculative_tokens must be"),
-    (lambda: PromptLookup(0), "ngram_size must be"),
-    (lambda: PromptLookup(min_saved_steps=-1.0), "min_saved_steps must be"),
-    (lambda: expected_tokens_per_step(1.5, 3), "acceptance_rate must be"),
-    (lambda: PrefixedModel(LLAMA.make(), [[1], [2]]), "one text at a time"),
-    (lambda: PrefixedModel(LLAMA.make(), [[1] * 21]), "beyond max_len 20"),
-    (lambda: strided_token_log_probs(LLAMA.make(), torch.arange(9), 5, 5), "stride"),
-    (lambda: strided_token_log_probs(LLAMA.make(), torch.arange(1), 5, 2),
-     "row of two"),
-    (lambda: quantize_int8("model"), "model"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda: rejection_sample(
+                torch.ones(2, 3), None, torch.tensor([1, 2]), torch.ones(2)
+            ),
+            "target_probs must be of shape",
+        ),
+        (lambda: DraftModel(LLAMA.make(), 0), "num_speculative_tokens must be"),
+        (lambda: PromptLookup(0), "ngram_size must be"),
+        (lambda: PromptLookup(min_saved_steps=-1.0), "min_saved_steps must be"),
+        (lambda: expected_tokens_per_step(1.5, 3), "acceptance_rate must be"),
+        (lambda: PrefixedModel(LLAMA.make(), [[1], [2]]), "one text at a time"),
+        (lambda: PrefixedModel(LLAMA.make(), [[1] * 21]), "beyond max_len 20"),
+        (
+            lambda: strided_token_log_probs(LLAMA.make(), torch.arange(9), 5, 5),
+            "stride",
+        ),
+        (
+            lambda: strided_token_log_probs(LLAMA.make(), torch.arange(1), 5, 2),
+            "row of two",
+        ),
+        (lambda: quantize_int8("model"), "model"),
+    ],
+)
 def test_bad_parts(call, says):
     with pytest.raises(ValueError, match=says):
         call()
@@ -527,6 +622,7 @@ def test_the_benchmark_runs(monkeypatch, capsys):
     sys.path.insert(0, str(ROOT / "tests" / "bench"))
     import bench_speculate
     import timing
+
     monkeypatch.setattr(bench_speculate, "NEW", 30)
     monkeypatch.setattr(timing, "quick", True)
     monkeypatch.setattr(sys, "argv", ["", "--quick"])

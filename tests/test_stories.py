@@ -57,11 +57,13 @@ def some(level, n=400, seed=77):
 
 # ------------------------------------------------------------------ what is told
 
+
 @levels
 def test_everything_told_scores_one(level):
     for seed in range(150 // FEW):
-        found = grade_stories("".join(generate_stories(4, seed=seed, level=level)),
-                              level)
+        found = grade_stories(
+            "".join(generate_stories(4, seed=seed, level=level)), level
+        )
         assert low(found) == set() and found.score == 1, found.problems
         assert found.flawless == found.stories == 4 and found.problems == []
 
@@ -133,16 +135,18 @@ DIGESTS = {1: "3f2f3edfe2a1b843", 2: "ee30226537d4a56f", 3: "75f9b33001ad7fe4"}
 @levels
 def test_same_text_on_every_machine(level):
     assert (
-        hashlib.sha256(
-            story_corpus(100_000, seed=0, level=level).encode()
-        ).hexdigest()[:16]
+        hashlib.sha256(story_corpus(100_000, seed=0, level=level).encode()).hexdigest()[
+            :16
+        ]
         == DIGESTS[level]
     )
 
 
 def test_hash_seed_does_not_matter():
-    code = ("import sys; from tformer import stories; "
-            "sys.stdout.write(stories.story_corpus(20000, seed=5, level=3))")
+    code = (
+        "import sys; from tformer import stories; "
+        "sys.stdout.write(stories.story_corpus(20000, seed=5, level=3))"
+    )
     other = "0" if hash("king") % 2 else "12345"  # not that of this process
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -181,7 +185,7 @@ def test_stream(level):
 
 def test_speed():
     best = min(_seconds(lambda: story_corpus(300_000, level=3)) for _ in range(3))
-    assert best < 1.5 * FEW       # 1 MB in a few seconds, on a busy machine too
+    assert best < 1.5 * FEW  # 1 MB in a few seconds, on a busy machine too
 
 
 def _seconds(f):
@@ -223,7 +227,7 @@ def test_no_sentence_has_two_readings(level):
             w.text
             for w in every
             if match_template(w, undo_articles(line), stories.SLOT_KINDS, level)
-               is not None
+            is not None
         ]
         assert len(fit) == 1, (line, fit)
 
@@ -273,14 +277,16 @@ def test_tables():
 
 # ------------------------------------------------------------------ one rule broken
 
+
 @levels
 def test_swapped_pronoun(level):
     other = {"he": "she", "she": "he", "He": "She", "She": "He"}
     tried = 0
     for story in some(level, 200):
         for m in re.finditer(r"\b([Hh]e|[Ss]he)\b", story):
-            found = grade_stories(story[:m.start()] + other[m[0]] + story[m.end():],
-                                  level)
+            found = grade_stories(
+                story[: m.start()] + other[m[0]] + story[m.end() :], level
+            )
             assert low(found) == {"agreement"} and len(found.problems) == 1
             assert re.fullmatch(
                 r"story 1: s?he → \w+ is a (boy|girl)", found.problems[0]
@@ -384,7 +390,9 @@ def test_held_by_one(level):
         ):  # without it, the next sentence has the wrong holder
             if taking in beats and "return" in beats:
                 i = beats.index(taking)
-                found = grade_stories(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
+                found = grade_stories(
+                    " ".join(lines[:i] + lines[i + 1 :]) + "\n", level
+                )
                 assert low(found) - {"agreement"} == {"permanence"}, found.problems
                 assert found.agreement == 1 or re.search(
                     r"\b([Hh]e|[Ss]he)\b", lines[i + 1]
@@ -401,7 +409,7 @@ def test_nobody_is_where_he_did_not_go(level):
         beats = [parse_sentence(line, level)[0].beat for line in lines]
         if "back" in beats:
             i = beats.index("back")
-            found = grade_stories(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
+            found = grade_stories(" ".join(lines[:i] + lines[i + 1 :]) + "\n", level)
             assert low(found) == {"where"}, found.problems
             tried += 1
     assert tried > 20 // FEW
@@ -424,7 +432,7 @@ def test_problem_and_solution_dropped(level):
         plot = next(p for p in PLOTS if p.key_beats[1] in beats)
         for part, name in ((1, "problem"), (2, "solution")):
             i = beats.index(plot.key_beats[part])
-            found = grade_stories(" ".join(lines[:i] + lines[i + 1:]) + "\n", level)
+            found = grade_stories(" ".join(lines[:i] + lines[i + 1 :]) + "\n", level)
             assert f"story 1: no {name}" in found.problems and found.sentences == 1
 
 
@@ -461,10 +469,11 @@ def test_unreadable_sentence_costs_only_itself(level):
         plot = next(p for p in PLOTS if p.key_beats[1] in beats)
         for i in range(1, len(lines) - 1):
             introduces = any(
-                len(f) == 1 for f in parse_sentence(lines[i], level)[0].facts)
+                len(f) == 1 for f in parse_sentence(lines[i], level)[0].facts
+            )
             if beats[i] in plot.key_beats or introduces:
                 continue
-            bad = [*lines[:i], "Then there was " + lines[i], *lines[i + 1:]]
+            bad = [*lines[:i], "Then there was " + lines[i], *lines[i + 1 :]]
             found = grade_stories(" ".join(bad) + "\n", level)
             assert low(found) == {"sentences"}, (lines[i], found.problems)
 
@@ -478,6 +487,7 @@ def test_problems_name_the_story():
 
 
 # ------------------------------------------------------------------ garbage
+
 
 def test_nothing():
     for text in ("", "\n", " \n\n \t"):
@@ -535,7 +545,7 @@ def test_cut_anywhere(data, level):
     start = data.draw(st.integers(0, middle - 1))
     stop = data.draw(st.integers(middle + 3, len(text)))
     found = grade_stories(text[start:stop], level)
-    assert found.problems == [], (text[start:start + 50], text[stop - 50:stop])
+    assert found.problems == [], (text[start : start + 50], text[stop - 50 : stop])
 
 
 @pytest.mark.parametrize(
@@ -558,25 +568,47 @@ def test_long_garbage_is_fast(text):
 # -------------------------------------------------- arguments and results
 
 
-@pytest.mark.parametrize("call, error, words", [
-    (lambda: grade_stories(None), ValueError, ("NoneType", "str")),
-    (lambda: grade_stories(b"Tom"), ValueError, ("text", "str", "bytes")),
-    (lambda: grade_stories("", 4), ValueError, ("level", "4", "1, 2, 3")),
-    (lambda: generate_stories(-1), ValueError, ("n", "-1", "at least 0")),
-    (lambda: generate_stories("3"), ValueError, ("n must be a whole", "'3'")),
-    (lambda: generate_stories(True), ValueError, ("n must be a whole", "True")),
-    (lambda: generate_stories(1, level=0), ValueError, ("level", "0", "1, 2, 3")),
-    (lambda: generate_stories(1, level=9), ValueError, ("level", "9", "1, 2, 3")),
-    (lambda: generate_stories(1, level="1"), ValueError, ("level", "1, 2, 3", "'1'")),
-    (lambda: generate_stories(1, level=True), ValueError, ("level", "1, 2, 3", "True")),
-    (lambda: grade_stories("", True), ValueError, ("level", "None, 1, 2, 3", "True")),
-    (lambda: generate_stories(1, seed=-3), ValueError, ("seed", "-3", "at least 0")),
-    (lambda: generate_stories(1, seed=0.5), ValueError,
-     ("seed must be a whole", "0.5")),
-    (lambda: story_corpus(-1), ValueError, ("min_chars", "-1", "at least 0")),
-    (lambda: story_corpus(1.5), ValueError, ("min_chars must be a whole", "1.5")),
-    (lambda: stories.add_beats("meet: +a\n    {a} came."), ValueError, ("meet",)),
-])
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda: grade_stories(None), ValueError, ("NoneType", "str")),
+        (lambda: grade_stories(b"Tom"), ValueError, ("text", "str", "bytes")),
+        (lambda: grade_stories("", 4), ValueError, ("level", "4", "1, 2, 3")),
+        (lambda: generate_stories(-1), ValueError, ("n", "-1", "at least 0")),
+        (lambda: generate_stories("3"), ValueError, ("n must be a whole", "'3'")),
+        (lambda: generate_stories(True), ValueError, ("n must be a whole", "True")),
+        (lambda: generate_stories(1, level=0), ValueError, ("level", "0", "1, 2, 3")),
+        (lambda: generate_stories(1, level=9), ValueError, ("level", "9", "1, 2, 3")),
+        (
+            lambda: generate_stories(1, level="1"),
+            ValueError,
+            ("level", "1, 2, 3", "'1'"),
+        ),
+        (
+            lambda: generate_stories(1, level=True),
+            ValueError,
+            ("level", "1, 2, 3", "True"),
+        ),
+        (
+            lambda: grade_stories("", True),
+            ValueError,
+            ("level", "None, 1, 2, 3", "True"),
+        ),
+        (
+            lambda: generate_stories(1, seed=-3),
+            ValueError,
+            ("seed", "-3", "at least 0"),
+        ),
+        (
+            lambda: generate_stories(1, seed=0.5),
+            ValueError,
+            ("seed must be a whole", "0.5"),
+        ),
+        (lambda: story_corpus(-1), ValueError, ("min_chars", "-1", "at least 0")),
+        (lambda: story_corpus(1.5), ValueError, ("min_chars must be a whole", "1.5")),
+        (lambda: stories.add_beats("meet: +a\n    {a} came."), ValueError, ("meet",)),
+    ],
+)
 def test_bad_arguments(call, error, words):
     with pytest.raises(error) as caught:
         call()

@@ -1,4 +1,5 @@
 """The tiers of tests: what `make check`, `make test` and `make nightly` run."""
+
 import ast
 import importlib.util
 import json
@@ -37,9 +38,9 @@ def recipe(target):
 def chosen(target):
     "Return the -m expression and the other arguments of a target's pytest."
     line = next(s for s in recipe(target).splitlines() if "-m pytest" in s)
-    words = shlex.split(line[line.index("-m pytest") + len("-m pytest"):])
+    words = shlex.split(line[line.index("-m pytest") + len("-m pytest") :])
     at = words.index("-m")
-    return words[at + 1], words[at + 2:]
+    return words[at + 1], words[at + 2 :]
 
 
 def test_the_makefile_runs_two_tiers_over_the_same_tests():
@@ -51,8 +52,9 @@ def test_the_makefile_runs_two_tiers_over_the_same_tests():
     for target in ("test", "nightly", "check"):
         line = recipe(target)
         # nothing else may leave a test out
-        assert not re.search(r" (-k|--ignore|--ignore-glob|--deselect|--lf)\b",
-                             line), line
+        assert not re.search(r" (-k|--ignore|--ignore-glob|--deselect|--lf)\b", line), (
+            line
+        )
     assert "book/verify.py --check" in recipe("nightly")
     assert "tests/affected.py" in recipe("check")
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -97,36 +99,77 @@ import pytest
 
 @pytest.mark.no_tier
 def test_typo(): pass
-"""}
+""",
+}
 
 
 @pytest.fixture
 def made_up(tmp_path):
     "A project with the project's own rules and tests that are made up."
-    for name in ("conftest.py", "pyproject.toml", "tests/conftest.py",
-                 "tests/kernels.py", "tests/sanitize.cfg", "book/_ext/course.py"):
+    for name in (
+        "conftest.py",
+        "pyproject.toml",
+        "tests/conftest.py",
+        "tests/kernels.py",
+        "tests/sanitize.cfg",
+        "book/_ext/course.py",
+    ):
         target = tmp_path / name
         target.parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, target)
     for name, text in MADE_UP.items():
         (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
-    cells = [{"cell_type": "code", "execution_count": None, "id": name,
-              "metadata": {"tags": tags}, "outputs": [], "source": ["a = 1"]}
-             for name, tags in (("one", []), ("two", ["compiles"]))]
+    cells = [
+        {
+            "cell_type": "code",
+            "execution_count": None,
+            "id": name,
+            "metadata": {"tags": tags},
+            "outputs": [],
+            "source": ["a = 1"],
+        }
+        for name, tags in (("one", []), ("two", ["compiles"]))
+    ]
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "nbs" / "01_a.ipynb").write_text(json.dumps(
-        {"cells": cells, "metadata": {"kernelspec": {
-            "name": "python3", "display_name": "", "language": "python"}},
-         "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+    (tmp_path / "nbs" / "01_a.ipynb").write_text(
+        json.dumps(
+            {
+                "cells": cells,
+                "metadata": {
+                    "kernelspec": {
+                        "name": "python3",
+                        "display_name": "",
+                        "language": "python",
+                    }
+                },
+                "nbformat": 4,
+                "nbformat_minor": 5,
+            }
+        ),
+        encoding="utf-8",
+    )
 
     def run_pytest(*args, collect=True):
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-             *["--collect-only"] * collect, *args], cwd=tmp_path, text=True,
-            capture_output=True, check=False)
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                *["--collect-only"] * collect,
+                *args,
+            ],
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
 
     def write(name, text):
         (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
+
     run_pytest.write = write
     return run_pytest
 
@@ -147,15 +190,20 @@ def test_each_test_is_in_exactly_one_tier(made_up):
     assert found["nightly"] == [
         "tests/test_shapes.py::test_signatures_hold[1]",
         "tests/test_shapes.py::test_signatures_hold[2]",
-        "tests/test_some.py::test_slow", "tests/test_some.py::test_of_two[2]"]
+        "tests/test_some.py::test_slow",
+        "tests/test_some.py::test_of_two[2]",
+    ]
     assert "nbs/01_a.ipynb::Cell 0" in found["test"]
 
 
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_files_of_the_night_hold_what_the_list_names(name):
     tree = ast.parse((ROOT / "tests" / name).read_text(encoding="utf-8"))
-    tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)
-             and node.name.startswith("test_")}
+    tests = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
     assert NIGHTLY[name] < tests, NIGHTLY[name] - tests
 
 
@@ -194,8 +242,7 @@ def test_who_runs_which_tier():
     assert all("trained.py" not in recipe(t) for t in ("check", "test", "nightly"))
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md",
-                                  "book/maintain.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "book/maintain.md"])
 def test_pages_name_the_tiers(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert {"check", "test", "nightly", "book"} <= set(make_targets(text))
@@ -206,14 +253,25 @@ def test_pages_name_the_tiers(name):
 
 # Tests that another processor may see fail
 
+
 def test_what_computes_with_floats_is_run_as_another_processor(made_up):
     made_up.write("test_floats.py", "import torch\n\ndef test_sum(): pass\n")
     made_up.write("test_validate.py", "import torch\n\ndef test_words(): pass\n")
-    done = made_up("--nbval", "--nbval-current-env", "-m", chosen("processors")[0],
-                   "--ignore=tests/test_typo.py", "nbs", "tests")
+    done = made_up(
+        "--nbval",
+        "--nbval-current-env",
+        "-m",
+        chosen("processors")[0],
+        "--ignore=tests/test_typo.py",
+        "nbs",
+        "tests",
+    )
     lines = [line for line in done.stdout.splitlines() if "::" in line]
-    assert lines == ["nbs/01_a.ipynb::Cell 0", "nbs/01_a.ipynb::Cell 1",
-                     "tests/test_floats.py::test_sum"], done.stdout + done.stderr
+    assert lines == [
+        "nbs/01_a.ipynb::Cell 0",
+        "nbs/01_a.ipynb::Cell 1",
+        "tests/test_floats.py::test_sum",
+    ], done.stdout + done.stderr
     for name in SAME_EVERYWHERE:
         assert (ROOT / "tests" / name).exists()
 
@@ -221,13 +279,15 @@ def test_what_computes_with_floats_is_run_as_another_processor(made_up):
 def test_a_run_says_on_which_processor(made_up, monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     done = made_up("-v", "--nbval", "--nbval-current-env", "nbs")
-    line = next(line for line in done.stdout.splitlines()
-                if line.startswith("processor:"))
+    line = next(
+        line for line in done.stdout.splitlines() if line.startswith("processor:")
+    )
     assert re.search(r" \(\w+, .*MKL_CBWR=COMPATIBLE", line), line
 
 
-def test_cells_that_compile_are_left_out_without_vector_instructions(made_up,
-                                                                     monkeypatch):
+def test_cells_that_compile_are_left_out_without_vector_instructions(
+    made_up, monkeypatch
+):
     for value, word in ("default", "1 skipped"), ("", "2 passed"):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", value)
         done = made_up("--nbval", "--nbval-current-env", "nbs", collect=False)
@@ -235,6 +295,7 @@ def test_cells_that_compile_are_left_out_without_vector_instructions(made_up,
 
 
 # The record of seconds
+
 
 def test_the_tiers_keep_their_time():
     "By the record, on two cores that both have work until the end."
@@ -248,46 +309,76 @@ def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
     rules = load(ROOT / "conftest.py")
     clock = rules.Clock()
     for nodeid, keywords, seconds in (
-            ("tests/test_a.py::test_one[1]", {}, 2.0),
-            ("tests/test_a.py::test_one[2]", {"nightly": 1}, 5.0),
-            ("tests/test_a.py::test_two", {}, 1.0),
-            ("nbs/x/01_a.ipynb::Cell 0", {}, 4.0)):
-        clock.pytest_runtest_logreport(SimpleNamespace(
-            nodeid=nodeid, keywords=keywords, duration=seconds, when="call",
-            outcome="passed", failed=False))
-    assert clock.files == {"tests/test_a.py": {"test": 3.0, "nightly": 5.0},
-                           "nbs/x/01_a.ipynb": {"test": 4.0}}
+        ("tests/test_a.py::test_one[1]", {}, 2.0),
+        ("tests/test_a.py::test_one[2]", {"nightly": 1}, 5.0),
+        ("tests/test_a.py::test_two", {}, 1.0),
+        ("nbs/x/01_a.ipynb::Cell 0", {}, 4.0),
+    ):
+        clock.pytest_runtest_logreport(
+            SimpleNamespace(
+                nodeid=nodeid,
+                keywords=keywords,
+                duration=seconds,
+                when="call",
+                outcome="passed",
+                failed=False,
+            )
+        )
+    assert clock.files == {
+        "tests/test_a.py": {"test": 3.0, "nightly": 5.0},
+        "nbs/x/01_a.ipynb": {"test": 4.0},
+    }
     monkeypatch.setattr(rules, "ROOT", tmp_path)
     for name in ("tests/test_a.py", "nbs/x/01_a.ipynb", "tests/test_b.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    del clock.files["tests/test_a.py"]["nightly"]       # was not run this time
-    merged = clock.merged({"tests/test_a.py": {"test": 9.0, "nightly": 6.0},
-                           "tests/test_b.py": {"test": 7.0},
-                           "tests/test_gone.py": {"test": 8.0}})
-    assert merged == {"nbs/x/01_a.ipynb": {"test": 4.0},
-                      "tests/test_a.py": {"nightly": 6.0, "test": 3.0},
-                      "tests/test_b.py": {"test": 7.0}}
+    del clock.files["tests/test_a.py"]["nightly"]  # was not run this time
+    merged = clock.merged(
+        {
+            "tests/test_a.py": {"test": 9.0, "nightly": 6.0},
+            "tests/test_b.py": {"test": 7.0},
+            "tests/test_gone.py": {"test": 8.0},
+        }
+    )
+    assert merged == {
+        "nbs/x/01_a.ipynb": {"test": 4.0},
+        "tests/test_a.py": {"nightly": 6.0, "test": 3.0},
+        "tests/test_b.py": {"test": 7.0},
+    }
 
 
 def gpu_run(rules, *reports):
     "A clock that has seen these: test, phase, outcome."
     clock = rules.Clock()
     for nodeid, when, outcome in reports:
-        clock.pytest_runtest_logreport(SimpleNamespace(
-            nodeid=f"tests/test_a.py::{nodeid}", keywords={"gpu": 1}, duration=1.0,
-            when=when, outcome=outcome, failed=outcome == "failed"))
+        clock.pytest_runtest_logreport(
+            SimpleNamespace(
+                nodeid=f"tests/test_a.py::{nodeid}",
+                keywords={"gpu": 1},
+                duration=1.0,
+                when=when,
+                outcome=outcome,
+                failed=outcome == "failed",
+            )
+        )
     return clock
 
 
 def test_a_run_on_a_gpu_is_recorded(monkeypatch):
     rules = load(ROOT / "conftest.py")
-    clock = gpu_run(rules, ("a", "setup", "passed"), ("a", "call", "passed"),
-                    ("a", "teardown", "passed"), ("b", "call", "failed"),
-                    ("b", "teardown", "passed"), ("c", "setup", "skipped"),
-                    ("d", "call", "passed"), ("d", "teardown", "failed"))
+    clock = gpu_run(
+        rules,
+        ("a", "setup", "passed"),
+        ("a", "call", "passed"),
+        ("a", "teardown", "passed"),
+        ("b", "call", "failed"),
+        ("b", "teardown", "passed"),
+        ("c", "setup", "skipped"),
+        ("d", "call", "passed"),
+        ("d", "teardown", "failed"),
+    )
     counts = {"passed": 1, "failed": 2, "skipped": 1}
-    assert "gpu_tests" not in clock.as_record()         # this machine is none
+    assert "gpu_tests" not in clock.as_record()  # this machine is none
     machine = {"device": "Some GPU", "versions": {"torch": "2.13.0"}}
     monkeypatch.setattr(rules, "describe_machine", lambda: dict(machine))
     record = clock.as_record()
@@ -300,8 +391,11 @@ def test_a_run_on_a_gpu_is_recorded(monkeypatch):
 
 
 def test_tests_marked_gpu_say_why_they_are_skipped(made_up):
-    made_up.write("test_card.py", "import pytest\n\n@pytest.mark.gpu\n"
-                  "def test_card(): pass\n\ndef test_other(): pass\n")
+    made_up.write(
+        "test_card.py",
+        "import pytest\n\n@pytest.mark.gpu\n"
+        "def test_card(): pass\n\ndef test_other(): pass\n",
+    )
     done = made_up("-rs", "-m", "gpu", "tests/test_card.py", collect=False)
     assert "1 skipped, 1 deselected" in done.stdout, done.stdout
     assert "This test needs a CUDA device, and PyTorch finds none." in done.stdout
@@ -316,8 +410,12 @@ def test_only_the_marker_asks_for_a_card():
         assert "cuda.is_available" not in text, path.name
         tree = ast.parse(text)
         marked = "mark.gpu" in text or path.name == "test_devices.py"
-        uses = any(isinstance(node, ast.Attribute) and node.attr == "cuda"
-                   and isinstance(node.ctx, ast.Load) for node in ast.walk(tree))
+        uses = any(
+            isinstance(node, ast.Attribute)
+            and node.attr == "cuda"
+            and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(tree)
+        )
         assert marked or not uses, path.name
 
 
@@ -334,13 +432,23 @@ def test_make_gpu_runs_everything_and_then_what_needs_a_card():
 def test_the_longest_files_begin_first(tmp_path):
     rules = load(ROOT / "conftest.py")
     record = tmp_path / "seconds.json"
-    record.write_text(json.dumps({
-        "nbs/07_a.ipynb": {"test": 40}, "nbs/08_b.ipynb": {"test": 3},
-        "tests/test_night.py": {"test": 1, "nightly": 90}}), encoding="utf-8")
-    names = ["nbs/08_b.ipynb", "tests/test_new.py", "nbs/07_a.ipynb",
-             "tests/test_night.py"]
-    items = [SimpleNamespace(nodeid=f"{name}::{at}")
-             for name in names for at in (0, 1)]
+    record.write_text(
+        json.dumps(
+            {
+                "nbs/07_a.ipynb": {"test": 40},
+                "nbs/08_b.ipynb": {"test": 3},
+                "tests/test_night.py": {"test": 1, "nightly": 90},
+            }
+        ),
+        encoding="utf-8",
+    )
+    names = [
+        "nbs/08_b.ipynb",
+        "tests/test_new.py",
+        "nbs/07_a.ipynb",
+        "tests/test_night.py",
+    ]
+    items = [SimpleNamespace(nodeid=f"{name}::{at}") for name in names for at in (0, 1)]
 
     def order(expression, record=record):
         rules.longest_first(items, rules.tiers_run(expression), record)
@@ -352,5 +460,5 @@ def test_the_longest_files_begin_first(tmp_path):
     assert order("not nightly") == [long, new, short, night]
     assert order("nightly")[:2] == [night, new]
     assert order("") == [night, long, new, short]
-    order("", tmp_path / "none")        # without a record, all are equal
+    order("", tmp_path / "none")  # without a record, all are equal
     assert "--no-loadscope-reorder" in recipe("test")

@@ -1,4 +1,5 @@
 """The fast tokenizer against ``tokenizers``, ``tiktoken`` and chapter 2."""
+
 import csv
 import inspect
 import json
@@ -53,8 +54,7 @@ Français : l'été où naïve œuvre — « ça » Ελληνικά: καλημ
 中文：你好，世界。一二三 日本語：こんにちは、世界 한국어: 안녕하세요 𠀀𠮷 𝒜𝟙 𐐀 Ⅷ ½ ²
 😀👩‍👩‍👧‍👦🏳️‍🌈🇫🇷 e\u0301 \u200b\u00a0\u3000\u2028\u0085 \x00\x01\x1c\x1f\x7f\t\v\f
 \r\nwindows\r\n\r\n\n\n  indented\n\t\ttabs   \n end   """
-NASTY = ("don't<|a|><|b|>\n\n  x<|a|><|a|><|b|> 12.5<|a <|b|>'re \r\n"
-         "é𝒜 1a2 <|a|>  ")
+NASTY = "don't<|a|><|b|>\n\n  x<|a|><|a|><|b|> 12.5<|a <|b|>'re \r\né𝒜 1a2 <|a|>  "
 SPECIAL = ["<|a|>", "<|a|><|b|>", "|> "]
 
 
@@ -62,15 +62,22 @@ def hf_trained(texts, vocab_size):
     "A byte-level BPE tokenizer trained by Hugging Face's library."
     hf = tokenizers.Tokenizer(models.BPE())
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hf.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    hf.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     return hf
 
 
 def hf_merges(hf):
-    return [tuple(map(printable_to_bytes, pair)) for pair
-            in json.loads(hf.to_str())["model"]["merges"]]
+    return [
+        tuple(map(printable_to_bytes, pair))
+        for pair in json.loads(hf.to_str())["model"]["merges"]
+    ]
 
 
 def made(*args, **options):
@@ -91,8 +98,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def tok(text):
-    return Tokenizer.train([text], 1500, special_tokens=SPECIAL,
-                           progress=False)
+    return Tokenizer.train([text], 1500, special_tokens=SPECIAL, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +106,7 @@ def peers(tok):
     "The same vocabulary in both libraries, without special tokens."
     plain = made(tok.vocab.merges)
     tik = tiktoken.Encoding("t", **plain.to_tiktoken())
-    hf = tokenizers.Tokenizer.from_str(json.dumps(
-        module.vocabulary_to_hf(plain.vocab)))
+    hf = tokenizers.Tokenizer.from_str(json.dumps(module.vocabulary_to_hf(plain.vocab)))
     return plain, tik, hf
 
 
@@ -113,24 +118,27 @@ def disputed():
     byte_ids = {bytes([i]): i for i in range(256)}
     for name in (r"\p{L}", r"\p{N}", r"\s"):
         ours = set(regex.findall(name, every))
-        tik = tiktoken.Encoding("probe", pat_str=name, special_tokens={},
-                                mergeable_ranks=byte_ids)
-        hf = pre_tokenizers.Split(tokenizers.Regex(name + "+"), "removed",
-                                  invert=True)
+        tik = tiktoken.Encoding(
+            "probe", pat_str=name, special_tokens={}, mergeable_ranks=byte_ids
+        )
+        hf = pre_tokenizers.Split(tokenizers.Regex(name + "+"), "removed", invert=True)
         found |= ours ^ set(bytes(tik.encode_ordinary(every)).decode())
-        found |= ours ^ set("".join(
-            w for w, _ in hf.pre_tokenize_str(every)))
+        found |= ours ^ set("".join(w for w, _ in hf.pre_tokenize_str(every)))
     return found
 
 
 # ---- training
 
+
 @pytest.mark.parametrize("corpus", ["scripts", "stories", "runs", "crlf"])
 def test_merges_equal_both_references(corpus):
     rng = random.Random(corpus)
-    texts = {"scripts": [SCRIPTS], "crlf": ["a\r\nb\r\n\r\n c\n" * 30],
-             "stories": [stories.story_corpus(8_000, seed=3, level=2)],
-             "runs": ["".join(rng.choices("aab ", k=400))]}[corpus]
+    texts = {
+        "scripts": [SCRIPTS],
+        "crlf": ["a\r\nb\r\n\r\n c\n" * 30],
+        "stories": [stories.story_corpus(8_000, seed=3, level=2)],
+        "runs": ["".join(rng.choices("aab ", k=400))],
+    }[corpus]
     hf = hf_merges(hf_trained(texts, 256 + 400))
     words = Counter(bpe.pretokenize_text(texts[0]))
     assert learn_merges(words, 400, "ids") == hf
@@ -144,8 +152,14 @@ def test_merges_equal_both_references(corpus):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=9),
-                       st.integers(1, 4), min_size=1, max_size=8))
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=9),
+        st.integers(1, 4),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_merges_of_random_words(words):
     text = " ".join(" ".join([w] * n) for w, n in words.items())
     counts = Counter(bpe.pretokenize_text(text))
@@ -199,25 +213,34 @@ def test_stops_early_and_says_so():
 
 
 def test_processes_agree(tok, text):
-    texts = [text[i:i + 3000] for i in range(0, len(text), 3000)]
-    assert (tok.encode_batch(texts, num_workers=2, disallowed_special=())
-            == tok.encode_batch(texts, disallowed_special=())
-            == [tok.encode(t, disallowed_special=()) for t in texts])
+    texts = [text[i : i + 3000] for i in range(0, len(text), 3000)]
+    assert (
+        tok.encode_batch(texts, num_workers=2, disallowed_special=())
+        == tok.encode_batch(texts, disallowed_special=())
+        == [tok.encode(t, disallowed_special=()) for t in texts]
+    )
 
 
 # ---- pre-tokens
 
+
 @pytest.mark.nightly
 def test_split_words_on_every_code_point():
     for low in range(0, len(POINTS), 60_000):
-        text = "".join(f"a{c}1{c} {c}" for c in POINTS[low:low + 60_000])
+        text = "".join(f"a{c}1{c} {c}" for c in POINTS[low : low + 60_000])
         assert split_pretokens(text) == regex.findall(GPT2_PATTERN, text)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.text(st.one_of(st.sampled_from("slab'.1 \n\t\r\u00a0é½𝒜"),
-                         st.characters(exclude_categories=["Cs"])),
-               max_size=30))
+@given(
+    st.text(
+        st.one_of(
+            st.sampled_from("slab'.1 \n\t\r\u00a0é½𝒜"),
+            st.characters(exclude_categories=["Cs"]),
+        ),
+        max_size=30,
+    )
+)
 def test_split_words_and_safe_cuts(text):
     words = split_pretokens(text)
     assert words == bpe.pretokenize_text(text)
@@ -231,17 +254,38 @@ def test_other_patterns():
     tok = quiet_train(["ab ab, ab"], 260, pattern=pattern)
     assert tok.vocab.merges == [(b"a", b"b")]
     chunks = ["ab a", "b, ", "ab"]
-    assert (list(tok.encode_iterable(chunks))
-            == tok.encode("ab ab, ab") == [256, 32, 256, 44, 32, 256])
+    assert (
+        list(tok.encode_iterable(chunks))
+        == tok.encode("ab ab, ab")
+        == [256, 32, 256, 44, 32, 256]
+    )
     with pytest.raises(ValueError, match="skips"):
         made([], pattern=r"\w+").encode("a b")
 
 
 # ---- ids
 
-CASES = [SCRIPTS, "", " ", "\n", "a", "\x00", "é", "\r\n", "  ", "a\n\n\nb",
-         " \n", "'s", "''s", "1a1", "\U0010ffff", "a" * 3000, "ab" * 999,
-         "= " * 500, "".join(map(chr, range(256)))]
+CASES = [
+    SCRIPTS,
+    "",
+    " ",
+    "\n",
+    "a",
+    "\x00",
+    "é",
+    "\r\n",
+    "  ",
+    "a\n\n\nb",
+    " \n",
+    "'s",
+    "''s",
+    "1a1",
+    "\U0010ffff",
+    "a" * 3000,
+    "ab" * 999,
+    "= " * 500,
+    "".join(map(chr, range(256))),
+]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
@@ -257,8 +301,9 @@ def test_ids_equal_the_peers(peers, case):
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_ids_equal_the_peers_on_any_text(peers, disputed, data):
-    alphabet = st.one_of(st.sampled_from(" etaonis'\n\r\t.1"),
-                         st.characters(exclude_categories=["Cs"]))
+    alphabet = st.one_of(
+        st.sampled_from(" etaonis'\n\r\t.1"), st.characters(exclude_categories=["Cs"])
+    )
     text = data.draw(st.text(alphabet, max_size=40))
     text = "".join(c for c in text if c not in disputed)
     plain, tik, hf = peers
@@ -273,7 +318,7 @@ def test_all_undisputed_code_points(peers, disputed):
     points = [c for c in POINTS if c not in disputed]
     random.Random(0).shuffle(points)
     for low in range(0, len(points), 200_000):
-        text = "".join(f"a{c}1{c} {c}" for c in points[low:low + 20_000])
+        text = "".join(f"a{c}1{c} {c}" for c in points[low : low + 20_000])
         ids = plain.encode(text)
         assert ids == tik.encode_ordinary(text)
         assert ids == hf.encode(text).ids
@@ -297,11 +342,9 @@ def test_long_words_cost_no_quadratic_time(monkeypatch, tok):
     pushes = []
     passes = []
     push = module.heappush
-    monkeypatch.setattr(module, "heappush",
-                        lambda *a: (pushes.append(1), push(*a)))
+    monkeypatch.setattr(module, "heappush", lambda *a: (pushes.append(1), push(*a)))
     pop = module.heappop
-    monkeypatch.setattr(module, "heappop",
-                        lambda *a: (passes.append(1), pop(*a))[1])
+    monkeypatch.setattr(module, "heappop", lambda *a: (passes.append(1), pop(*a))[1])
 
     def work(text):
         pushes.clear(), passes.clear()
@@ -310,7 +353,7 @@ def test_long_words_cost_no_quadratic_time(monkeypatch, tok):
 
     small = work("".join(rng.choices("etaoinshrdlu", k=10_000)))
     large = work("".join(rng.choices("etaoinshrdlu", k=160_000)))
-    assert large < 5 * small            # 16 times the text
+    assert large < 5 * small  # 16 times the text
     assert large < 20 * len(tok.vocab.merges)
     assert work("a" * 1_000_000) < 100
     assert len(tok.encode("a" * 1_000_000)) > 100_000
@@ -318,14 +361,14 @@ def test_long_words_cost_no_quadratic_time(monkeypatch, tok):
 
 # ---- special tokens
 
+
 def test_special_tokens_as_in_tiktoken(tok):
     tik = tiktoken.Encoding("t", **tok.to_tiktoken())
     some = {"<|a|>"}
     for text in (NASTY, "<|a|>", "<|a|><|b|>", "plain", "<|a|"):
         for allowed in (set(), some, "all"):
             for forbidden in ("all", set(), some, {"<|a|><|b|>"}):
-                options = dict(allowed_special=allowed,
-                               disallowed_special=forbidden)
+                options = dict(allowed_special=allowed, disallowed_special=forbidden)
                 try:
                     theirs = tik.encode(text, **options)
                 except ValueError:
@@ -353,13 +396,14 @@ def test_cache_does_not_mix_up_special_tokens(tok):
     "The same text, as text and as a special token, in either order."
     tok = made(tok.vocab.merges, ["<|>", "the"])
     for _ in range(2):
-        for text in ("<|>", "the"):     # each of them one pre-token
+        for text in ("<|>", "the"):  # each of them one pre-token
             as_text = tok.encode(text, disallowed_special=())
             as_id = tok.encode(text, allowed_special="all")
             assert as_id == [tok.vocab.special_tokens[text]] != as_text
 
 
 # ---- streams
+
 
 def test_every_cut(tok):
     for allowed in ((), {"<|a|>"}, "all"):
@@ -375,8 +419,7 @@ def test_every_cut(tok):
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
 def test_every_cut_in_small_blocks(tok, size, monkeypatch):
     "The blocks themselves are cut everywhere that their size allows."
-    monkeypatch.setattr(module, "split_stream",
-                        partial(split_stream, size=size))
+    monkeypatch.setattr(module, "split_stream", partial(split_stream, size=size))
     for text in (NASTY, CASES[0][:150], "a\n\n\nb  c \n d's 1a", "a" * 40):
         for allowed in ((), "all"):
             options = dict(allowed_special=allowed, disallowed_special=())
@@ -389,8 +432,7 @@ def test_every_cut_in_small_blocks(tok, size, monkeypatch):
 def test_forbidden_token_across_chunks(tok):
     for cut in range(6):
         with pytest.raises(ValueError, match="special token"):
-            list(tok.encode_iterable(["x <|a|> y"[:2 + cut],
-                                      "x <|a|> y"[2 + cut:]]))
+            list(tok.encode_iterable(["x <|a|> y"[: 2 + cut], "x <|a|> y"[2 + cut :]]))
     # but two texts of a batch do not meet
     tok.encode_batch(["x <|a", "|>y"])
 
@@ -400,8 +442,7 @@ def test_stream_in_constant_memory(tok, text):
     def peak(n):
         tracemalloc.start()
         stream = (text for _ in range(n))
-        count = sum(1 for _ in tok.encode_iterable(
-            stream, disallowed_special=()))
+        count = sum(1 for _ in tok.encode_iterable(stream, disallowed_special=()))
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return count, top
@@ -438,6 +479,7 @@ def test_cache_is_bounded():
 
 # ---- decoding
 
+
 def test_decode(tok):
     ids = tok.encode("🦄é")
     assert tok.decode(ids[:1]) == "\ufffd"
@@ -459,6 +501,7 @@ def test_any_ids_decode(tok, data):
 
 # ---- files
 
+
 def test_save_and_load(tok, tmp_path):
     path = tmp_path / "t.json"
     tok.save(path)
@@ -466,9 +509,12 @@ def test_save_and_load(tok, tmp_path):
     assert again == tok and repr(again) == repr(tok)
     assert again.encode(SCRIPTS) == tok.encode(SCRIPTS)
     assert list(tmp_path.iterdir()) == [path]
-    odd = made([(b"a", b"\xff")], {"<x>": 9999}, r"\w+|\W",
-                    {bytes([i]): 300 - i for i in range(256)}
-                    | {b"a\xff": 2})
+    odd = made(
+        [(b"a", b"\xff")],
+        {"<x>": 9999},
+        r"\w+|\W",
+        {bytes([i]): 300 - i for i in range(256)} | {b"a\xff": 2},
+    )
     odd.save(path)
     assert Tokenizer.load(path) == odd and len(odd) == 10000
 
@@ -503,10 +549,10 @@ def test_damaged_files_are_refused(tok, tmp_path):
     refused = 0
     for _ in range(300):
         i = rng.randrange(len(whole))
-        edited = whole[:i] + rng.choice('az0 ,"') + whole[i + 1:]
+        edited = whole[:i] + rng.choice('az0 ,"') + whole[i + 1 :]
         path.write_text(edited, encoding="utf-8")
         try:
-            assert Tokenizer.load(path) == good    # only layout changed
+            assert Tokenizer.load(path) == good  # only layout changed
         except ValueError as e:
             assert "t.json" in str(e)
             refused += 1
@@ -542,10 +588,15 @@ def test_from_hf_trained_there(tmp_path, text):
     path = tmp_path / "tokenizer.json"
     hf = tokenizers.Tokenizer(models.BPE())
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hf.train_from_iterator([text], trainers.BpeTrainer(
-        vocab_size=900, special_tokens=["<pad>", "<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False))
+    hf.train_from_iterator(
+        [text],
+        trainers.BpeTrainer(
+            vocab_size=900,
+            special_tokens=["<pad>", "<|end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     hf.save(str(path))
     ours = Tokenizer.from_hf(path)
     assert ours.vocab.special_tokens == {"<pad>": 0, "<|end|>": 1}
@@ -566,33 +617,39 @@ def change(body, where, value):
     body[last] = value
 
 
-@pytest.mark.parametrize("where, value, names", [
-    ("normalizer", {"type": "NFC"}, "normalizer.*NFC"),
-    ("truncation", {"max_length": 4}, "truncation"),
-    ("padding", {"strategy": "x"}, "padding"),
-    ("post_processor", {"type": "TemplateProcessing"}, "TemplateProcessing"),
-    ("decoder", {"type": "WordPiece"}, "decoder.*WordPiece"),
-    ("pre_tokenizer", None, "pre_tokenizer"),
-    ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.*Whitespace"),
-    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [
-        {"type": "Digits"}]}, "Digits"),
-    ("pre_tokenizer/add_prefix_space", True, "add_prefix_space"),
-    ("pre_tokenizer/use_regex", False, "use_regex"),
-    ("novelty", 1, "novelty"),
-    ("model/novelty", 1, "novelty"),
-    ("model/type", "Unigram", "Unigram"),
-    ("model/dropout", 0.1, "dropout"),
-    ("model/byte_fallback", True, "byte_fallback"),
-    ("model/end_of_word_suffix", "</w>", "end_of_word_suffix"),
-    ("added_tokens/0/lstrip", True, "lstrip"),
-    ("added_tokens/0/id", 5, "5"),
-    ("model/vocab/zzz", 77777, "zzz"),
-    ("model/merges", [["a", "☃"]], "☃"),
-    ("model/merges", [["zz", "a"]], "zz"),
-    ("model", None, "merges"),
-    ("model/merges", None, "tokenizer.json"),
-    ("added_tokens", {"a": 1}, "tokenizer.json"),
-])
+@pytest.mark.parametrize(
+    "where, value, names",
+    [
+        ("normalizer", {"type": "NFC"}, "normalizer.*NFC"),
+        ("truncation", {"max_length": 4}, "truncation"),
+        ("padding", {"strategy": "x"}, "padding"),
+        ("post_processor", {"type": "TemplateProcessing"}, "TemplateProcessing"),
+        ("decoder", {"type": "WordPiece"}, "decoder.*WordPiece"),
+        ("pre_tokenizer", None, "pre_tokenizer"),
+        ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.*Whitespace"),
+        (
+            "pre_tokenizer",
+            {"type": "Sequence", "pretokenizers": [{"type": "Digits"}]},
+            "Digits",
+        ),
+        ("pre_tokenizer/add_prefix_space", True, "add_prefix_space"),
+        ("pre_tokenizer/use_regex", False, "use_regex"),
+        ("novelty", 1, "novelty"),
+        ("model/novelty", 1, "novelty"),
+        ("model/type", "Unigram", "Unigram"),
+        ("model/dropout", 0.1, "dropout"),
+        ("model/byte_fallback", True, "byte_fallback"),
+        ("model/end_of_word_suffix", "</w>", "end_of_word_suffix"),
+        ("added_tokens/0/lstrip", True, "lstrip"),
+        ("added_tokens/0/id", 5, "5"),
+        ("model/vocab/zzz", 77777, "zzz"),
+        ("model/merges", [["a", "☃"]], "☃"),
+        ("model/merges", [["zz", "a"]], "zz"),
+        ("model", None, "merges"),
+        ("model/merges", None, "tokenizer.json"),
+        ("added_tokens", {"a": 1}, "tokenizer.json"),
+    ],
+)
 def test_unknown_parts_are_refused_by_name(tmp_path, where, value, names):
     path = tmp_path / "tokenizer.json"
     made([(b"a", b"b")], ["<x>"]).to_hf(path)
@@ -626,16 +683,19 @@ def test_ignore_merges(tmp_path):
 
 def test_tiktoken_both_ways(tok, tmp_path):
     import base64
+
     kwargs = tok.to_tiktoken()
     tik = tiktoken.Encoding("t", **kwargs)
     assert tik.n_vocab == len(tok) == tok.vocab_size
-    again = Tokenizer.from_tiktoken(kwargs["mergeable_ranks"],
-                                    kwargs["special_tokens"])
+    again = Tokenizer.from_tiktoken(kwargs["mergeable_ranks"], kwargs["special_tokens"])
     assert again == tok
     path = tmp_path / "x.tiktoken"
-    path.write_text("".join(
-        f"{base64.b64encode(t).decode()} {r}\n"
-        for t, r in kwargs["mergeable_ranks"].items()))
+    path.write_text(
+        "".join(
+            f"{base64.b64encode(t).decode()} {r}\n"
+            for t, r in kwargs["mergeable_ranks"].items()
+        )
+    )
     assert Tokenizer.from_tiktoken(path, SPECIAL) == tok
     assert tok.to_tiktoken(tmp_path / "y.tiktoken") == kwargs
     assert (tmp_path / "y.tiktoken").read_bytes() == path.read_bytes()
@@ -651,10 +711,12 @@ def test_tiktoken_both_ways(tok, tmp_path):
 
 def test_gpt2_layout(tok, tmp_path):
     "Bytes in GPT-2's order, merges from 256 on, as OpenAI published it."
-    names = [bytes([b]) for b in GPT2_BYTE_ORDER] + [
-        a + b for a, b in tok.vocab.merges]
-    ours = made(tok.vocab.merges, {"<|endoftext|>": len(names)},
-                     ids={t: i for i, t in enumerate(names)})
+    names = [bytes([b]) for b in GPT2_BYTE_ORDER] + [a + b for a, b in tok.vocab.merges]
+    ours = made(
+        tok.vocab.merges,
+        {"<|endoftext|>": len(names)},
+        ids={t: i for i, t in enumerate(names)},
+    )
     assert ours.token_to_id("!") == 0 and ours.token_to_id(" ") == 220
     v = tmp_path / "vocab.json"
     m = tmp_path / "merges.txt"
@@ -677,11 +739,11 @@ def test_gpt2_layout(tok, tmp_path):
 
 def test_transformers_reads_the_export(tok, tmp_path):
     from transformers import PreTrainedTokenizerFast
+
     path = tmp_path / "tokenizer.json"
     tok.to_hf(path)
     fast = PreTrainedTokenizerFast(tokenizer_file=str(path))
-    assert fast(NASTY)["input_ids"] == tok.encode(NASTY,
-                                                  allowed_special="all")
+    assert fast(NASTY)["input_ids"] == tok.encode(NASTY, allowed_special="all")
 
 
 # ---- bad input
@@ -689,89 +751,184 @@ def test_transformers_reads_the_export(tok, tmp_path):
 LONE = "ab\ud800cd"
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda t, p: t.train(p / "none.txt", 300), FileNotFoundError, "none"),
-    (lambda t, p: t.train("It was a dark night", 300), FileNotFoundError,
-     "put it in a list"),
-    (lambda t, p: t.train([str(p / "empty.txt")], 300), ValueError,
-     "names a file"),
-    (lambda t, p: t.train(p / "empty.txt", 300), ValueError, "is empty"),
-    (lambda t, p: t.train(p, 300), OSError, "directory"),
-    (lambda t, p: t.train(p / "latin1.txt", 300), ValueError,
-     "latin1.txt is not UTF-8: byte 0xe9 at position 3"),
-    (lambda t, p: t.train(p / "cut.txt", 300), ValueError,
-     "cut.txt is not UTF-8: byte 0xc3 at position 1"),
-    (lambda t, p: t.train(p / "latin1.txt", 300, num_workers=2), ValueError,
-     "not UTF-8"),
-    (lambda t, p: t.train([], 300), ValueError, "no text"),
-    (lambda t, p: t.train([""], 300), ValueError, "no text"),
-    (lambda t, p: t.train([b"ab"], 300), ValueError, "bytes"),
-    (lambda t, p: t.train([LONE], 300), ValueError, "surrogate"),
-    (lambda t, p: t.train(["ab"], 255), ValueError,
-     "at least 256 .* got 255"),
-    (lambda t, p: t.train(["ab"], 257, special_tokens=["a", "b"]),
-     ValueError, "2 special .* got 257"),
-    (lambda t, p: t.train(["ab"], 300, special_tokens=["a", "a"]),
-     ValueError, "twice"),
-    (lambda t, p: t.train(["ab"], 300, special_tokens="<x>"), ValueError,
-     "<x>"),
-    (lambda t, p: t.train(["ab"], 300, special_tokens=[""]), ValueError,
-     "empty"),
-    (lambda t, p: t.train(["ab"], 300, tie_break="other"), ValueError, "other"),
-    (lambda t, p: t.train(p / "none.txt", 300, tie_break="other"), ValueError,
-     "tie_break must be one of 'bytes', 'ids', got 'other'"),
-    (lambda t, p: learn_merges({"ab": 1}, 1, "other"), ValueError, "other"),
-    (lambda t, p: made([(b"a", b"b"), (b"ab", b"c"), (b"abc", b"d"),
-                        (b"b", b"c"), (b"a", b"bc")]), ValueError,
-     "merge 4 makes b'abc' again"),
-    (lambda t, p: t.train(["ab"], 300, num_workers=0), ValueError,
-     "num_workers must be a whole number of at least 1, got 0"),
-    (lambda t, p: made([], ["a", "a"]), ValueError, "twice"),
-    (lambda t, p: made([(b"ab", b"c")]), ValueError,
-     r"merge 0 must join .*\(b'ab', b'c'\)"),
-    (lambda t, p: made([(b"a", b"b")] * 2), ValueError, "again"),
-    (lambda t, p: made([(b"a", b"b"), (b"ab", b"c"), (b"b", b"c"),
-                        (b"bc", b"d"), (b"a", b"bc"), (b"a", b"b")]),
-     ValueError, "again"),
-    (lambda t, p: made([], {"<x>": 65}), ValueError,
-     r"ids must be distinct, got \[65\] twice"),
-    (lambda t, p: made([], {"<x>": -1}), ValueError,
-     "id of '<x>' must be a whole number of at least 0, got -1"),
-    (lambda t, p: made([], ids={b"a": 0}), ValueError, "have no id"),
-    (lambda t, p: made([], ids={bytes([i]): i for i in range(256)}
-                       | {b"zz": 256}), ValueError, "no merge makes.*zz"),
-    (lambda t, p: made([], {"<x>": 300.0}), ValueError,
-     "id of '<x>' must be a whole number .* 300.0"),
-    (lambda t, p: t([(b"a", b"b")]), ValueError, "vocab must be Vocabulary"),
-    (lambda t, p: t.train(["ab"], 300.0), ValueError,
-     "vocab_size must be a whole number"),
-    (lambda t, p: t.train(["ab"], 300, num_workers=2.5), ValueError,
-     "num_workers must be a whole number"),
-    (lambda t, p: t.train(b"ab", 300), ValueError, "source must be .*bytes"),
-    (lambda t, p: t.train(3, 300), ValueError, "source must be .*int"),
-    (lambda t, p: made([]).encode_iterable("corpus.txt"), ValueError,
-     r"'corpus.txt'; write open\(path.*\[text\]"),
-    (lambda t, p: made([]).encode_iterable(p / "a.txt"), ValueError,
-     r"a.txt.*; write open\(path"),
-    (lambda t, p: made([]).encode_batch(p / "a.txt"), ValueError,
-     r"a.txt.*; write open\(path"),
-    (lambda t, p: made([]).encode_batch(["a"], num_workers=0), ValueError,
-     "num_workers must be a whole number of at least 1, got 0"),
-    (lambda t, p: made([]).encode(LONE), ValueError, "character 2"),
-    (lambda t, p: list(made([]).encode_iterable(["x", LONE])), ValueError,
-     "surrogate"),
-    (lambda t, p: made([]).encode_batch([LONE]), ValueError, "surrogate"),
-    (lambda t, p: made([]).encode_batch("text"), ValueError,
-     r"'text'; write .*\[text\] for one text"),
-    (lambda t, p: made([], ["<x>"]).encode("a<x>"), ValueError,
-     "special token '<x>'"),
-    (lambda t, p: made([], ["<x>"]).encode("a", allowed_special={"<y>"}),
-     ValueError, "<y>"),
-    (lambda t, p: made([], ["<x>"]).encode("a", allowed_special="<x>"),
-     ValueError, "a set of .*got '<x>'"),
-    (lambda t, p: made([]).token_to_id("zz"), ValueError, "zz"),
-    (lambda t, p: made([]).id_to_bytes(256), ValueError, "256"),
-], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda t, p: t.train(p / "none.txt", 300), FileNotFoundError, "none"),
+        (
+            lambda t, p: t.train("It was a dark night", 300),
+            FileNotFoundError,
+            "put it in a list",
+        ),
+        (lambda t, p: t.train([str(p / "empty.txt")], 300), ValueError, "names a file"),
+        (lambda t, p: t.train(p / "empty.txt", 300), ValueError, "is empty"),
+        (lambda t, p: t.train(p, 300), OSError, "directory"),
+        (
+            lambda t, p: t.train(p / "latin1.txt", 300),
+            ValueError,
+            "latin1.txt is not UTF-8: byte 0xe9 at position 3",
+        ),
+        (
+            lambda t, p: t.train(p / "cut.txt", 300),
+            ValueError,
+            "cut.txt is not UTF-8: byte 0xc3 at position 1",
+        ),
+        (
+            lambda t, p: t.train(p / "latin1.txt", 300, num_workers=2),
+            ValueError,
+            "not UTF-8",
+        ),
+        (lambda t, p: t.train([], 300), ValueError, "no text"),
+        (lambda t, p: t.train([""], 300), ValueError, "no text"),
+        (lambda t, p: t.train([b"ab"], 300), ValueError, "bytes"),
+        (lambda t, p: t.train([LONE], 300), ValueError, "surrogate"),
+        (lambda t, p: t.train(["ab"], 255), ValueError, "at least 256 .* got 255"),
+        (
+            lambda t, p: t.train(["ab"], 257, special_tokens=["a", "b"]),
+            ValueError,
+            "2 special .* got 257",
+        ),
+        (
+            lambda t, p: t.train(["ab"], 300, special_tokens=["a", "a"]),
+            ValueError,
+            "twice",
+        ),
+        (lambda t, p: t.train(["ab"], 300, special_tokens="<x>"), ValueError, "<x>"),
+        (lambda t, p: t.train(["ab"], 300, special_tokens=[""]), ValueError, "empty"),
+        (lambda t, p: t.train(["ab"], 300, tie_break="other"), ValueError, "other"),
+        (
+            lambda t, p: t.train(p / "none.txt", 300, tie_break="other"),
+            ValueError,
+            "tie_break must be one of 'bytes', 'ids', got 'other'",
+        ),
+        (lambda t, p: learn_merges({"ab": 1}, 1, "other"), ValueError, "other"),
+        (
+            lambda t, p: made(
+                [
+                    (b"a", b"b"),
+                    (b"ab", b"c"),
+                    (b"abc", b"d"),
+                    (b"b", b"c"),
+                    (b"a", b"bc"),
+                ]
+            ),
+            ValueError,
+            "merge 4 makes b'abc' again",
+        ),
+        (
+            lambda t, p: t.train(["ab"], 300, num_workers=0),
+            ValueError,
+            "num_workers must be a whole number of at least 1, got 0",
+        ),
+        (lambda t, p: made([], ["a", "a"]), ValueError, "twice"),
+        (
+            lambda t, p: made([(b"ab", b"c")]),
+            ValueError,
+            r"merge 0 must join .*\(b'ab', b'c'\)",
+        ),
+        (lambda t, p: made([(b"a", b"b")] * 2), ValueError, "again"),
+        (
+            lambda t, p: made(
+                [
+                    (b"a", b"b"),
+                    (b"ab", b"c"),
+                    (b"b", b"c"),
+                    (b"bc", b"d"),
+                    (b"a", b"bc"),
+                    (b"a", b"b"),
+                ]
+            ),
+            ValueError,
+            "again",
+        ),
+        (
+            lambda t, p: made([], {"<x>": 65}),
+            ValueError,
+            r"ids must be distinct, got \[65\] twice",
+        ),
+        (
+            lambda t, p: made([], {"<x>": -1}),
+            ValueError,
+            "id of '<x>' must be a whole number of at least 0, got -1",
+        ),
+        (lambda t, p: made([], ids={b"a": 0}), ValueError, "have no id"),
+        (
+            lambda t, p: made(
+                [], ids={bytes([i]): i for i in range(256)} | {b"zz": 256}
+            ),
+            ValueError,
+            "no merge makes.*zz",
+        ),
+        (
+            lambda t, p: made([], {"<x>": 300.0}),
+            ValueError,
+            "id of '<x>' must be a whole number .* 300.0",
+        ),
+        (lambda t, p: t([(b"a", b"b")]), ValueError, "vocab must be Vocabulary"),
+        (
+            lambda t, p: t.train(["ab"], 300.0),
+            ValueError,
+            "vocab_size must be a whole number",
+        ),
+        (
+            lambda t, p: t.train(["ab"], 300, num_workers=2.5),
+            ValueError,
+            "num_workers must be a whole number",
+        ),
+        (lambda t, p: t.train(b"ab", 300), ValueError, "source must be .*bytes"),
+        (lambda t, p: t.train(3, 300), ValueError, "source must be .*int"),
+        (
+            lambda t, p: made([]).encode_iterable("corpus.txt"),
+            ValueError,
+            r"'corpus.txt'; write open\(path.*\[text\]",
+        ),
+        (
+            lambda t, p: made([]).encode_iterable(p / "a.txt"),
+            ValueError,
+            r"a.txt.*; write open\(path",
+        ),
+        (
+            lambda t, p: made([]).encode_batch(p / "a.txt"),
+            ValueError,
+            r"a.txt.*; write open\(path",
+        ),
+        (
+            lambda t, p: made([]).encode_batch(["a"], num_workers=0),
+            ValueError,
+            "num_workers must be a whole number of at least 1, got 0",
+        ),
+        (lambda t, p: made([]).encode(LONE), ValueError, "character 2"),
+        (
+            lambda t, p: list(made([]).encode_iterable(["x", LONE])),
+            ValueError,
+            "surrogate",
+        ),
+        (lambda t, p: made([]).encode_batch([LONE]), ValueError, "surrogate"),
+        (
+            lambda t, p: made([]).encode_batch("text"),
+            ValueError,
+            r"'text'; write .*\[text\] for one text",
+        ),
+        (
+            lambda t, p: made([], ["<x>"]).encode("a<x>"),
+            ValueError,
+            "special token '<x>'",
+        ),
+        (
+            lambda t, p: made([], ["<x>"]).encode("a", allowed_special={"<y>"}),
+            ValueError,
+            "<y>",
+        ),
+        (
+            lambda t, p: made([], ["<x>"]).encode("a", allowed_special="<x>"),
+            ValueError,
+            "a set of .*got '<x>'",
+        ),
+        (lambda t, p: made([]).token_to_id("zz"), ValueError, "zz"),
+        (lambda t, p: made([]).id_to_bytes(256), ValueError, "256"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 def test_bad_input(call, error, message, tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "latin1.txt").write_bytes("caf\xe9 au lait".encode("latin1"))
@@ -794,6 +951,7 @@ def test_unreadable_file(tmp_path, monkeypatch):
 
 # ---- a good citizen
 
+
 def test_pickle_and_equality(tok):
     tok.encode(SCRIPTS)
     raw = pickle.dumps(tok)
@@ -807,8 +965,8 @@ def test_pickle_and_equality(tok):
 
 def test_threads(tok, text):
     fresh = pickle.loads(pickle.dumps(tok))
-    fresh._encoder.pretoken_ids.limit = 50        # so that it is emptied all the time
-    parts = [text[i:i + 5000] for i in range(0, 40_000, 5000)]
+    fresh._encoder.pretoken_ids.limit = 50  # so that it is emptied all the time
+    parts = [text[i : i + 5000] for i in range(0, 40_000, 5000)]
     right = [tok.encode(p, disallowed_special=()) for p in parts]
     wrong = []
 
@@ -830,11 +988,14 @@ def test_threads(tok, text):
 def test_benchmark_runs(tmp_path):
     out = subprocess.run(
         [sys.executable, "-m", "tests.bench.bench_tokenizer", "--quick"],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert out.returncode == 0, out.stderr
-    for word in ("training", "hard case", "tiktoken", "processes",
-                 "extrapolat"):
+    for word in ("training", "hard case", "tiktoken", "processes", "extrapolat"):
         assert word in out.stdout
 
 
@@ -848,9 +1009,11 @@ def test_special_tokens_have_an_order():
 def test_a_token_and_a_special_token_that_read_the_same(tmp_path):
     tokenizer = made([(b"t", b"h")], ["th"])
     ids = tokenizer.encode("the th", allowed_special="all")
-    assert ids == [257, 101, 32, 257]           # the special token wins
-    for write in (lambda: tokenizer.to_hf(tmp_path / "t.json"),
-                  lambda: tokenizer.to_gpt2(tmp_path / "v", tmp_path / "m")):
+    assert ids == [257, 101, 32, 257]  # the special token wins
+    for write in (
+        lambda: tokenizer.to_hf(tmp_path / "t.json"),
+        lambda: tokenizer.to_gpt2(tmp_path / "v", tmp_path / "m"),
+    ):
         with pytest.raises(ValueError, match="'th' is a token and a special"):
             write()
     assert not list(tmp_path.iterdir())
@@ -873,11 +1036,13 @@ def test_files_that_lack_a_part_or_repeat_one(tmp_path):
 
 def test_there_and_back_through_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
-    ours = Tokenizer.train(["low lower lowest newer new"] * 5, 270,
-                           special_tokens=["<|endoftext|>"])
+    ours = Tokenizer.train(
+        ["low lower lowest newer new"] * 5, 270, special_tokens=["<|endoftext|>"]
+    )
     ours.to_hf(tmp_path / "tokenizer.json")
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "tokenizer.json"))
+        tokenizer_file=str(tmp_path / "tokenizer.json")
+    )
     text = "the lowest is newer, naïve"
     assert theirs(text)["input_ids"] == ours.encode(text)
     theirs.save_pretrained(tmp_path / "saved")
@@ -890,8 +1055,7 @@ def test_packed_ids_survive_gaps_and_pickling():
     texts = ["the th<a>x", "", "<a><a>", "naïve"] * 3
     one = tokenizer.encode_batch(texts, allowed_special="all")
     assert one[0] == [256, 101, 32, 256, 70_000, 120]
-    assert one == tokenizer.encode_batch(texts, allowed_special="all",
-                                         num_workers=2)
+    assert one == tokenizer.encode_batch(texts, allowed_special="all", num_workers=2)
     batch = module._ParallelBatch(tokenizer._encoder, texts, frozenset(["<a>"]))
     again = pickle.loads(pickle.dumps(batch))
     assert batch.dtype == np.uint32
@@ -899,8 +1063,16 @@ def test_packed_ids_survive_gaps_and_pickling():
     for one_of in (batch, again):
         assert one_of(range(3)) == (packed, [6, 0, 2])
     assert [*batch.spans(5)] == [
-        range(0, 1), range(1, 3), range(3, 4), range(4, 5), range(5, 7),
-        range(7, 8), range(8, 9), range(9, 11), range(11, 12)]
+        range(0, 1),
+        range(1, 3),
+        range(3, 4),
+        range(4, 5),
+        range(5, 7),
+        range(7, 8),
+        range(8, 9),
+        range(9, 11),
+        range(11, 12),
+    ]
 
 
 def test_a_file_is_encoded_as_it_is_read(tok, tmp_path):
@@ -928,8 +1100,9 @@ def test_a_vocabulary_stands_alone(tok):
     assert vocab != Vocabulary(vocab.merges)
     assert vocab.decode(tok.encode("été")) == "été"
     assert module.vocabulary_from_hf(module.vocabulary_to_hf(vocab)) == vocab
-    assert (module.vocabulary_from_gpt2(*module.vocabulary_to_gpt2(vocab), SPECIAL)
-            == vocab)
+    assert (
+        module.vocabulary_from_gpt2(*module.vocabulary_to_gpt2(vocab), SPECIAL) == vocab
+    )
     ranks = module.vocabulary_to_tiktoken(vocab)
     assert module.vocabulary_from_tiktoken(ranks["mergeable_ranks"], SPECIAL) == vocab
 
@@ -968,6 +1141,7 @@ FORMS = [("1", "again"), ("2", "again"), ("1", "kept"), ("2", "kept")]
 
 def speed_script(monkeypatch):
     from test_project import load
+
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     return load(ROOT / "experiments" / "bpe_speed.py")
 
@@ -975,31 +1149,52 @@ def speed_script(monkeypatch):
 @plain_only
 def test_the_experiment_on_speed_runs_small(tmp_path, monkeypatch, capsys):
     from tformer.minimal import load_record
+
     script = speed_script(monkeypatch)
     sample = tmp_path / "sample.txt"
     sample.write_text("\n<|endoftext|>\n".join(stories.generate_stories(30)), "utf-8")
     out = tmp_path / "some.csv"
-    monkeypatch.setattr(sys, "argv", [
-        "x", str(sample), "--megabytes", "0.02", "--vocab", "320", "--rounds", "2",
-        "--out", str(out)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "x",
+            str(sample),
+            "--megabytes",
+            "0.02",
+            "--vocab",
+            "320",
+            "--rounds",
+            "2",
+            "--out",
+            str(out),
+        ],
+    )
     script.main()
     rows = list(csv.DictReader(out.open(encoding="utf-8")))
     assert rows[0].keys() == load_record("bpe_speed")[0].keys()
     assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [
-        (name, *form) for name in ("stories", "tinystories") for form in FORMS]
+        (name, *form) for name in ("stories", "tinystories") for form in FORMS
+    ]
     assert {r["vocabulary"] for r in rows} == {"320"}
     assert rows[4]["bytes"] == str(sample.stat().st_size)
     for row in rows:
-        low, middle, high = (float(row[f"total_{name}"])
-                             for name in ("lowest", "seconds", "highest"))
+        low, middle, high = (
+            float(row[f"total_{name}"]) for name in ("lowest", "seconds", "highest")
+        )
         assert low <= middle <= high
         parts = (float(row["pretokenize_lowest"]), float(row["merge_lowest"]))
         assert sum(parts) <= high + 0.002
 
 
-@pytest.mark.parametrize("words", [
-    Counter(["low", "lower", "lowest", "new"] * 3 + ["aaaa", "abab"]),
-    Counter(["a"]), Counter(["ab", "ab"])])
+@pytest.mark.parametrize(
+    "words",
+    [
+        Counter(["low", "lower", "lowest", "new"] * 3 + ["aaaa", "abab"]),
+        Counter(["a"]),
+        Counter(["ab", "ab"]),
+    ],
+)
 def test_both_ways_of_counting_find_the_merges(words, monkeypatch):
     script = speed_script(monkeypatch)
     for n in (0, 1, 5, 40):
@@ -1020,14 +1215,31 @@ def test_merges_that_differ_are_refused(tmp_path, monkeypatch):
 
 def test_the_record_of_speed_is_whole():
     from tformer.minimal import load_record
+
     rows = load_record("bpe_speed")
     assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [
-        (name, *form) for name in ("stories", "tinystories") for form in FORMS]
+        (name, *form) for name in ("stories", "tinystories") for form in FORMS
+    ]
     for name in ("stories", "tinystories"):
         of = [r for r in rows if r["corpus"] == name]
-        assert len({(r["bytes"], r["words"], r["distinct"], r["vocabulary"],
-                     r["rounds"]) for r in of}) == 1
+        assert (
+            len(
+                {
+                    (
+                        r["bytes"],
+                        r["words"],
+                        r["distinct"],
+                        r["vocabulary"],
+                        r["rounds"],
+                    )
+                    for r in of
+                }
+            )
+            == 1
+        )
     # of the sample, which has many distinct words
-    again, kept = (min(float(r["merge_seconds"]) for r in of if r["counting"] == how)
-                   for how in ("again", "kept"))
+    again, kept = (
+        min(float(r["merge_seconds"]) for r in of if r["counting"] == how)
+        for how in ("again", "kept")
+    )
     assert kept < again

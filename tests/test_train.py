@@ -1,4 +1,5 @@
 """Training: accumulation, updates, watching, resuming after any kill."""
+
 import csv
 import functools
 import math
@@ -52,15 +53,24 @@ from tformer.train import (
 )
 
 # children and compilers are not what executed signatures are about
-plain = pytest.mark.skipif("TFORMER_SHAPES" in os.environ,
-                           reason="signatures are executed")
+plain = pytest.mark.skipif(
+    "TFORMER_SHAPES" in os.environ, reason="signatures are executed"
+)
 IDS = torch.randint(40, (2000,), generator=torch.Generator().manual_seed(0))
 
 
 def small(width=16, seed=0, layers=2):
     torch.manual_seed(seed)
-    return Llama(LlamaConfig(vocab_size=40, d_model=width, n_heads=2,
-                             n_layers=layers, max_len=64, tie_word_embeddings=True))
+    return Llama(
+        LlamaConfig(
+            vocab_size=40,
+            d_model=width,
+            n_heads=2,
+            n_layers=layers,
+            max_len=64,
+            tie_word_embeddings=True,
+        )
+    )
 
 
 def batches(length=16, batch=4, seed=0):
@@ -73,23 +83,24 @@ def grads(model):
 
 # --- the loss
 
+
 def test_the_loss_is_that_of_torch():
     model = small()
     batch = next(iter(batches()))
-    expected = F.cross_entropy(model(batch.ids).flatten(0, 1),
-                               batch.targets.flatten())
+    expected = F.cross_entropy(model(batch.ids).flatten(0, 1), batch.targets.flatten())
     window = torch.cat([batch.ids, batch.targets[:, -1:]], 1)
-    for loss in (next_token_loss(model, batch),
-                 next_token_loss(model, window),
-                 next_token_loss(model, batch, chunk_size=7)):
+    for loss in (
+        next_token_loss(model, batch),
+        next_token_loss(model, window),
+        next_token_loss(model, batch, chunk_size=7),
+    ):
         torch.testing.assert_close(loss, expected)
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_padded_and_packed_texts_cost_what_they_cost_alone(chunk):
     model = small()
-    texts = [IDS[i * 30:i * 30 + n].tolist() for i, n in
-             enumerate((3, 9, 17, 5))]
+    texts = [IDS[i * 30 : i * 30 + n].tolist() for i, n in enumerate((3, 9, 17, 5))]
     alone = [next_token_loss(model, torch.tensor([t])) for t in texts]
     sizes = [len(t) - 1 for t in texts]
     mean = sum(a * n for a, n in zip(alone, sizes, strict=True)) / sum(sizes)
@@ -100,7 +111,8 @@ def test_padded_and_packed_texts_cost_what_they_cost_alone(chunk):
         batch = next(iter(loader))
         assert batch.num_targets == sum(sizes)
         torch.testing.assert_close(
-            next_token_loss(model, batch, chunk_size=chunk), mean)
+            next_token_loss(model, batch, chunk_size=chunk), mean
+        )
 
 
 def test_mean_loss_equals_one_large_batch():
@@ -113,8 +125,11 @@ def test_mean_loss_equals_one_large_batch():
     assert not any(p.grad is not None for p in model.parameters())
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         mean_loss(model, [])
-    with pytest.raises(ValueError, match=r"RandomWindowLoader has no end: evaluate on "
-                       r"data\.sequential_windows"):
+    with pytest.raises(
+        ValueError,
+        match=r"RandomWindowLoader has no end: evaluate on "
+        r"data\.sequential_windows",
+    ):
         mean_loss(model, batches())
 
 
@@ -128,8 +143,11 @@ def test_mean_loss_of_windows_weighs_by_targets():
 
 def test_mean_loss_is_without_dropout_and_draws_nothing():
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2, n_layers=1,
-                          max_len=64, dropout=0.5)).train()
+    model = GPT(
+        GPTConfig(
+            vocab_size=40, d_model=16, n_heads=2, n_layers=1, max_len=64, dropout=0.5
+        )
+    ).train()
     state = torch.get_rng_state()
     found = mean_loss(model, sequential_windows(IDS[:200], 16))
     assert torch.equal(state, torch.get_rng_state()) and model.training
@@ -138,17 +156,20 @@ def test_mean_loss_is_without_dropout_and_draws_nothing():
 
 # --- accumulation
 
+
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(2, 20), min_size=2, max_size=6),
-       st.integers(0, 99), st.data())
+@given(
+    st.lists(st.integers(2, 20), min_size=2, max_size=6), st.integers(0, 99), st.data()
+)
 def test_parts_add_up_to_the_whole(lengths, seed, data):
     draw = torch.Generator().manual_seed(seed)
-    texts = [torch.randint(40, (n,), generator=draw).tolist()
-             for n in lengths]
+    texts = [torch.randint(40, (n,), generator=draw).tolist() for n in lengths]
     whole = next(iter(PaddedLoader(texts, batch_size=len(texts))))
     cut = data.draw(st.integers(1, len(texts) - 1))
-    parts = [Batch(*(x[rows] for x in whole[:3]))
-             for rows in (slice(0, cut), slice(cut, None))]
+    parts = [
+        Batch(*(x[rows] for x in whole[:3]))
+        for rows in (slice(0, cut), slice(cut, None))
+    ]
     one = small().double()
     two = small().double()
     expected = next_token_loss(one, whole)
@@ -164,6 +185,7 @@ def test_a_training_with_accumulation_equals_one_with_large_batches():
         parts = [p for row in rows for p in row.split(8 // n)]
         Trainer(model, parts, max_steps=30, gradient_accumulation_steps=n).fit()
         return model
+
     for a, b in zip(thirty(1).parameters(), thirty(4).parameters(), strict=True):
         assert (a - b).abs().max() < 1e-9
 
@@ -190,6 +212,7 @@ def test_nothing_to_learn_is_refused():
 
 # --- precision, recomputing, compiling
 
+
 def test_bf16_keeps_weights_and_gradients_in_float32():
     model = small(32)
     batch = next(iter(batches()))
@@ -197,16 +220,28 @@ def test_bf16_keeps_weights_and_gradients_in_float32():
     full = grads(model)
     model.zero_grad()
     rough = accumulate_gradients(model, [batch], precision="bf16")
-    assert all(p.dtype == p.grad.dtype == torch.float32
-               for p in model.parameters())
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
     off = (grads(model) - full).norm() / full.norm()
     assert 1e-4 < off < 0.05 and abs(rough - plain) < 0.01
     assert rough != plain
 
 
-@pytest.mark.parametrize("make", [small, lambda: GPT(GPTConfig(
-    vocab_size=40, d_model=16, n_heads=2, n_layers=2, max_len=64,
-    dropout=0.3))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        small,
+        lambda: GPT(
+            GPTConfig(
+                vocab_size=40,
+                d_model=16,
+                n_heads=2,
+                n_layers=2,
+                max_len=64,
+                dropout=0.3,
+            )
+        ),
+    ],
+)
 def test_recomputing_changes_no_bit(make):
     found = []
     batch = next(iter(batches()))
@@ -233,10 +268,17 @@ def test_recomputing_a_block_that_is_used_twice():
 
 
 def test_recomputing_without_blocks():
-    with pytest.raises(ValueError, match=r"activation_checkpointing needs "
-                       r"model\.blocks, which Linear has not"):
-        Trainer(nn.Linear(1, 1), [torch.ones(2, 1)], max_steps=1,
-                activation_checkpointing=True).fit()
+    with pytest.raises(
+        ValueError,
+        match=r"activation_checkpointing needs "
+        r"model\.blocks, which Linear has not",
+    ):
+        Trainer(
+            nn.Linear(1, 1),
+            [torch.ones(2, 1)],
+            max_steps=1,
+            activation_checkpointing=True,
+        ).fit()
 
 
 def test_recomputing_keeps_less():
@@ -247,12 +289,16 @@ def test_recomputing_keeps_less():
         def keep(x):
             seen[x.data_ptr()] = x
             return x
-        with activation_checkpointing(model, on), \
-                torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+
+        with (
+            activation_checkpointing(model, on),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
+        ):
             loss = next_token_loss(model, next(iter(batches(64, 8))))
         total = sum(x.nbytes for x in seen.values())
         loss.backward()
         return total - sum(p.nbytes for p in model.parameters())
+
     assert kept(True) < 0.2 * kept(False)
 
 
@@ -281,17 +327,23 @@ def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
 
 # --- one step
 
+
 def test_a_trainer_is_the_loop_by_hand():
     ours = small()
     theirs = small()
     schedule = warmup_cosine(20, 4)
-    Trainer(ours, batches(), max_steps=20, max_grad_norm=0.5, lr_schedule=schedule,
-            optimizer=torch.optim.AdamW(ours.parameters(), 1e-2)).fit()
+    Trainer(
+        ours,
+        batches(),
+        max_steps=20,
+        max_grad_norm=0.5,
+        lr_schedule=schedule,
+        optimizer=torch.optim.AdamW(ours.parameters(), 1e-2),
+    ).fit()
     optimizer = torch.optim.AdamW(theirs.parameters(), 1e-2)
     for step, batch in zip(range(1, 21), batches(), strict=False):
         optimizer.param_groups[0]["lr"] = 1e-2 * schedule(step)
-        loss = F.cross_entropy(theirs(batch.ids).flatten(0, 1),
-                               batch.targets.flatten())
+        loss = F.cross_entropy(theirs(batch.ids).flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
@@ -302,9 +354,11 @@ def test_a_trainer_is_the_loop_by_hand():
 
 def test_a_trainer_is_the_fit_of_the_tour():
     "The same batches, the same schedule: the same model."
+
     def tour():
         torch.manual_seed(0)
         return MiniGPT(40, d_model=16, n_layers=1, n_heads=2, max_len=16)
+
     ours = tour()
     theirs = tour()
     losses = minimal.train(theirs, random_windows(IDS, 16, 4), 20, lr=6e-3)
@@ -319,12 +373,18 @@ def test_a_trainer_is_the_fit_of_the_tour():
         probe.step()
         cycle.step()
 
-    def schedule(step):     # OneCycleLR moves the betas as well
+    def schedule(step):  # OneCycleLR moves the betas as well
         optimizer.param_groups[0]["betas"] = betas[step - 1]
         return rates[step - 1]
-    rows = Trainer(ours, random_windows(IDS, 16, 4), max_steps=20,
-                   max_grad_norm=math.inf, lr_schedule=schedule,
-                   optimizer=optimizer).fit()
+
+    rows = Trainer(
+        ours,
+        random_windows(IDS, 16, 4),
+        max_steps=20,
+        max_grad_norm=math.inf,
+        lr_schedule=schedule,
+        optimizer=optimizer,
+    ).fit()
     # the bias of keys does nothing, and is moved by rounding alone
     for row, loss in zip(rows, losses, strict=True):
         assert abs(row["loss"] - loss) < 1e-5
@@ -333,30 +393,36 @@ def test_a_trainer_is_the_fit_of_the_tour():
 def test_several_optimizers():
     model = small()
     matrices = hidden_matrices(model)
-    rest = [p for p in model.parameters()
-            if not any(p is q for q in matrices)]
+    rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
     before = [p.clone() for p in model.parameters()]
-    Trainer(model, batches(), max_steps=3,
-            optimizer=[Muon(matrices, 0.01), AdamW(rest, 0.01)]).fit()
+    Trainer(
+        model,
+        batches(),
+        max_steps=3,
+        optimizer=[Muon(matrices, 0.01), AdamW(rest, 0.01)],
+    ).fit()
     assert not any(map(torch.equal, before, model.parameters()))
 
 
 def test_a_row_tells_step_loss_norm_and_rate():
-    rows = Trainer(small(), batches(), max_steps=4, lr=0.01,
-                   lr_schedule=lambda step: step / 4).fit()
+    rows = Trainer(
+        small(), batches(), max_steps=4, lr=0.01, lr_schedule=lambda step: step / 4
+    ).fit()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["lr"] for row in rows] == [0.0025, 0.005, 0.0075, 0.01]
     assert abs(rows[0]["loss"] - math.log(40)) < 0.2
     assert all(row["grad_norm"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("precision, dtype", [
-    (None, torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    "precision, dtype", [(None, torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_a_trainer_computes_in_its_precision(precision, dtype):
     model = small()
     seen = set()
     model.lm_head.register_forward_hook(
-        lambda module, given, result: seen.add(result.dtype))
+        lambda module, given, result: seen.add(result.dtype)
+    )
     Trainer(model, batches(), max_steps=1, precision=precision).fit()
     assert seen == {dtype}
 
@@ -365,20 +431,20 @@ def test_a_trainer_computes_in_its_precision(precision, dtype):
 def test_a_trainer_recomputes_blocks(recompute, calls):
     model = small()
     seen = []
-    model.blocks[0].attention.register_forward_hook(
-        lambda *_: seen.append(1))
+    model.blocks[0].attention.register_forward_hook(lambda *_: seen.append(1))
     Trainer(model, batches(), max_steps=1, activation_checkpointing=recompute).fit()
     assert len(seen) == calls
 
 
 def test_the_default_optimizer():
     trainer = Trainer(small(), batches(), max_steps=1, lr=0.01)
-    optimizer, = trainer.optimizers
+    (optimizer,) = trainer.optimizers
     assert type(optimizer) is AdamW
     for group in optimizer.param_groups:
         assert group["lr"] == 0.01 and group["betas"] == (0.9, 0.95)
-        matrix = {p.ndim > 1 and p is not trainer.model.embed.weight
-                  for p in group["params"]}
+        matrix = {
+            p.ndim > 1 and p is not trainer.model.embed.weight for p in group["params"]
+        }
         assert matrix == {group["weight_decay"] == 0.1}
         assert group["weight_decay"] in (0.1, 0.0)
     assert len(optimizer.param_groups) == 2
@@ -386,11 +452,20 @@ def test_the_default_optimizer():
 
 # --- looking
 
+
 def test_looking_leaves_no_trace():
     def trained(**how):
         torch.manual_seed(0)
-        model = GPT(GPTConfig(vocab_size=40, d_model=16, n_heads=2,
-                              n_layers=1, max_len=64, dropout=0.2))
+        model = GPT(
+            GPTConfig(
+                vocab_size=40,
+                d_model=16,
+                n_heads=2,
+                n_layers=1,
+                max_len=64,
+                dropout=0.2,
+            )
+        )
         torch.manual_seed(1)
         rows = Trainer(model, batches(), max_steps=6, every=2, **how).fit()
         return [row["loss"] for row in rows]
@@ -398,6 +473,7 @@ def test_looking_leaves_no_trace():
     def peek(model):
         assert not model.training and not torch.is_grad_enabled()
         return {"x": torch.rand(1) + random.random() + np.random.rand()}
+
     assert trained() == trained(eval_fn=peek, sample_fn=lambda m: "text")
 
 
@@ -414,8 +490,12 @@ def test_isolated_eval_restores_everything_after_an_error():
 
 
 def test_what_is_looked_at_is_kept(tmp_path, capsys):
-    said = evaluate_and_sample(small(), lambda m: {"a": torch.tensor(2)},
-                               lambda m: "once", tmp_path / "s" / "1.txt")
+    said = evaluate_and_sample(
+        small(),
+        lambda m: {"a": torch.tensor(2)},
+        lambda m: "once",
+        tmp_path / "s" / "1.txt",
+    )
     assert said == {"eval_a": 2.0}
     assert (tmp_path / "s" / "1.txt").read_text() == "once"
     assert "once" in capsys.readouterr().out
@@ -428,50 +508,75 @@ def test_a_number_is_a_loss_and_a_list_of_texts_is_a_text(capsys):
     assert "one\n\ntwo" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("how, words", [
-    ({"eval_fn": lambda m: [1.0]}, r"eval_fn must return a number, or "
-     r"numbers by name, got \[1.0\]"),
-    ({"eval_fn": lambda m: {"x": torch.ones(2)}}, "eval_fn must return"),
-    ({"sample_fn": lambda m: 3}, "sample_fn must return a text, or a list of "
-     "texts, got 3"),
-    ({"eval_fn": lambda m: {"acc": 1.0}, "best_metric": "lss"},
-     "best_metric='lss' is none of what eval_fn returns: acc"),
-    ({"sample_fn": lambda m: 1 / 0}, "division")])
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        (
+            {"eval_fn": lambda m: [1.0]},
+            r"eval_fn must return a number, or "
+            r"numbers by name, got \[1.0\]",
+        ),
+        ({"eval_fn": lambda m: {"x": torch.ones(2)}}, "eval_fn must return"),
+        (
+            {"sample_fn": lambda m: 3},
+            "sample_fn must return a text, or a list of texts, got 3",
+        ),
+        (
+            {"eval_fn": lambda m: {"acc": 1.0}, "best_metric": "lss"},
+            "best_metric='lss' is none of what eval_fn returns: acc",
+        ),
+        ({"sample_fn": lambda m: 1 / 0}, "division"),
+    ],
+)
 def test_a_look_that_fails_loses_no_step(how, words, tmp_path):
-    trainer = Trainer(small(), batches(), max_steps=9, every=5, output_dir=tmp_path,
-                      **how)
+    trainer = Trainer(
+        small(), batches(), max_steps=9, every=5, output_dir=tmp_path, **how
+    )
     with pytest.raises((ValueError, ZeroDivisionError), match=words):
         trainer.fit()
     assert trainer.checkpoints.steps() == [5]
     assert trainer.checkpoints.metrics() == {}
-    again = Trainer(small(), batches(), max_steps=9, every=5,
-                    output_dir=tmp_path).resume()
+    again = Trainer(
+        small(), batches(), max_steps=9, every=5, output_dir=tmp_path
+    ).resume()
     assert again.step == 5 and len(again.fit()) == 9
 
 
 def test_rows_go_to_the_log_and_the_file(tmp_path):
     seen = []
-    rows = Trainer(small(), batches(), max_steps=5, every=2, log_fn=seen.append,
-                   eval_fn=lambda m: {"loss": 1.0}, output_dir=tmp_path).fit()
+    rows = Trainer(
+        small(),
+        batches(),
+        max_steps=5,
+        every=2,
+        log_fn=seen.append,
+        eval_fn=lambda m: {"loss": 1.0},
+        output_dir=tmp_path,
+    ).fit()
     with (tmp_path / "history.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert seen == rows and len(lines) == 5
-    assert [line["eval_loss"] for line in lines] == ["", "1.0", "", "1.0",
-                                                     "1.0"]
-    assert all(float(line["loss"]) == row["loss"]
-               for line, row in zip(lines, rows, strict=True))
+    assert [line["eval_loss"] for line in lines] == ["", "1.0", "", "1.0", "1.0"]
+    assert all(
+        float(line["loss"]) == row["loss"]
+        for line, row in zip(lines, rows, strict=True)
+    )
 
 
 # --- what goes wrong in training
+
 
 def test_a_nan_stops_before_the_weights_move():
     model = small()
     model.blocks[1].attention.norm.weight.data[2] = math.nan
     before = [p.clone() for p in model.parameters()]
     trainer = Trainer(model, batches(), max_steps=9, gradient_accumulation_steps=2)
-    with pytest.raises(TrainingDiverged, match=r"the loss is nan at step 1: batch 1 "
-                       r"of 2, first in the output of "
-                       r"blocks\.1\.attention\.norm") as stopped:
+    with pytest.raises(
+        TrainingDiverged,
+        match=r"the loss is nan at step 1: batch 1 "
+        r"of 2, first in the output of "
+        r"blocks\.1\.attention\.norm",
+    ) as stopped:
         trainer.fit()
     for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
@@ -486,23 +591,32 @@ def test_the_batch_to_blame_is_named():
 
         def forward(self, x):
             return self.line(x).log1p()
+
     good = torch.ones(2, 1)
     bad = torch.tensor([[1.0], [math.inf]])
     model = Odd()
     nn.init.ones_(model.line.weight)
-    with pytest.raises(TrainingDiverged, match="at step 2: batch 3 of 3, first in "
-                       "the output of line"):
-        Trainer(model, [good] * 5 + [bad], max_steps=3, gradient_accumulation_steps=3,
-                loss_fn=lambda m, x: m(x).mean()).fit()
+    with pytest.raises(
+        TrainingDiverged, match="at step 2: batch 3 of 3, first in the output of line"
+    ):
+        Trainer(
+            model,
+            [good] * 5 + [bad],
+            max_steps=3,
+            gradient_accumulation_steps=3,
+            loss_fn=lambda m, x: m(x).mean(),
+        ).fit()
 
 
 def test_a_bad_gradient_after_a_good_loss():
     model = small()
-    model.blocks[0].feed_forward.norm.weight.register_hook(
-        lambda grad: grad * math.inf)
-    with pytest.raises(TrainingDiverged, match=r"the gradient is (nan|inf) at step 1: "
-                       r"batch 1 of 1, first in the gradient of "
-                       r"blocks\.0\.feed_forward\.norm\.weight"):
+    model.blocks[0].feed_forward.norm.weight.register_hook(lambda grad: grad * math.inf)
+    with pytest.raises(
+        TrainingDiverged,
+        match=r"the gradient is (nan|inf) at step 1: "
+        r"batch 1 of 1, first in the gradient of "
+        r"blocks\.0\.feed_forward\.norm\.weight",
+    ):
         Trainer(model, batches(), max_steps=1).fit()
 
 
@@ -514,13 +628,24 @@ def test_the_largest_loss_is_to_blame():
 
     def loss(model, batch):
         return next_token_loss(model, batch) * (
-            9 if torch.equal(batch.ids, bad.ids) else 1)
+            9 if torch.equal(batch.ids, bad.ids) else 1
+        )
+
     watch = LossMonitor(history_size=2)
-    with pytest.raises(TrainingDiverged, match=r"jumps from 3.\d+ to \d+.\d+ at step"
-                       r" 3: batch 2 of 4, of loss 3\d.\d+, with the "
-                       "largest gradient in "):
-        Trainer(model, [good] * 9 + [bad, good, none], max_steps=3,
-                gradient_accumulation_steps=4, loss_fn=loss, loss_monitor=watch).fit()
+    with pytest.raises(
+        TrainingDiverged,
+        match=r"jumps from 3.\d+ to \d+.\d+ at step"
+        r" 3: batch 2 of 4, of loss 3\d.\d+, with the "
+        "largest gradient in ",
+    ):
+        Trainer(
+            model,
+            [good] * 9 + [bad, good, none],
+            max_steps=3,
+            gradient_accumulation_steps=4,
+            loss_fn=loss,
+            loss_monitor=watch,
+        ).fit()
 
 
 def test_a_jump_of_the_loss_stops():
@@ -528,6 +653,7 @@ def test_a_jump_of_the_loss_stops():
 
     def loss(model, batch):
         return next(losses, 3.1) + 0 * model.norm.weight.sum()
+
     with pytest.raises(
         TrainingDiverged,
         match=r"the loss jumps from 2\.000 to 3\.100 at"
@@ -539,14 +665,13 @@ def test_a_jump_of_the_loss_stops():
 def test_a_rate_that_is_a_hundred_times_too_high_is_seen():
     def healthy(step):
         return 1.0 if step <= 60 else 100.0
+
     with pytest.raises(TrainingDiverged, match=r"jumps from 3.\d+ to .* at step 6"):
-        Trainer(small(), batches(), max_steps=99, lr=0.01,
-                lr_schedule=healthy).fit()
+        Trainer(small(), batches(), max_steps=99, lr=0.01, lr_schedule=healthy).fit()
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-5, 5), min_size=5, max_size=30),
-       st.floats(-20, 60))
+@given(st.lists(st.floats(-5, 5), min_size=5, max_size=30), st.floats(-20, 60))
 def test_a_watch_sees_jumps_and_nothing_else(losses, last):
     watch = LossMonitor(spike_factor=10.0, history_size=5)
     for x in losses:
@@ -559,11 +684,14 @@ def test_a_watch_sees_jumps_and_nothing_else(losses, last):
     assert not LossMonitor(spike_factor=None)(1e9, 1.0)
 
 
-@pytest.mark.parametrize("losses", [
-    [-2.0] * 120,                                   # says nothing new
-    [0.060 + 0.14 * (k % 17 == 0) for k in range(200)],  # converged
-    [6.0 * 0.97 ** k for k in range(200)],  # falls fast
-])
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [-2.0] * 120,  # says nothing new
+        [0.060 + 0.14 * (k % 17 == 0) for k in range(200)],  # converged
+        [6.0 * 0.97**k for k in range(200)],  # falls fast
+    ],
+)
 def test_a_watch_lets_healthy_trainings_be(losses):
     watch = LossMonitor()
     assert not any(watch(x, 1.0) for x in losses)
@@ -572,8 +700,9 @@ def test_a_watch_lets_healthy_trainings_be(losses):
 
 def test_a_watch_goes_on_after_a_resume(tmp_path):
     training(tmp_path, steps=12, loss_monitor=LossMonitor(history_size=5)).fit()
-    again = training(tmp_path, steps=40,
-                     loss_monitor=LossMonitor(history_size=5)).resume()
+    again = training(
+        tmp_path, steps=40, loss_monitor=LossMonitor(history_size=5)
+    ).resume()
     assert again.loss_monitor.losses == [r["loss"] for r in again.history.records][-5:]
     again.loss_fn = lambda model, batch: noisy(model, batch) * 9
     with pytest.raises(TrainingDiverged, match=r"jumps from .* at step 13"):
@@ -583,8 +712,10 @@ def test_a_watch_goes_on_after_a_resume(tmp_path):
 def test_hooks_are_taken_off_again():
     model = small()
     batch = next(iter(batches()))
-    assert find_first_nonfinite(
-        model, lambda: next_token_loss(model, batch).backward()) is None
+    assert (
+        find_first_nonfinite(model, lambda: next_token_loss(model, batch).backward())
+        is None
+    )
     with pytest.raises(KeyError):
         find_first_nonfinite(model, lambda: {}["no"])
     assert not any(m._forward_hooks for m in model.modules())
@@ -592,18 +723,22 @@ def test_hooks_are_taken_off_again():
 
 # --- refusals
 
-@pytest.mark.parametrize("how, words", [
-    ({"lr": 0}, "lr must be above 0, got 0"),
-    ({"lr": math.nan}, "lr must be above 0, got nan"),
-    ({"max_steps": 0}, "max_steps must be"),
-    ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be"),
-    ({"every": 2.5}, "every must be"),
-    ({"max_grad_norm": 0}, "max_grad_norm must be"),
-    ({"precision": "fp8"}, "precision must be"),
-    ({"keep_last": 0, "output_dir": "x"}, "keep_last must be"),
-    ({"optimizer": "adam"}, "optimizer must be"),
-    ({"model": "llama"}, "model must be"),
-])
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ({"lr": 0}, "lr must be above 0, got 0"),
+        ({"lr": math.nan}, "lr must be above 0, got nan"),
+        ({"max_steps": 0}, "max_steps must be"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be"),
+        ({"every": 2.5}, "every must be"),
+        ({"max_grad_norm": 0}, "max_grad_norm must be"),
+        ({"precision": "fp8"}, "precision must be"),
+        ({"keep_last": 0, "output_dir": "x"}, "keep_last must be"),
+        ({"optimizer": "adam"}, "optimizer must be"),
+        ({"model": "llama"}, "model must be"),
+    ],
+)
 def test_a_trainer_refuses(how, words):
     given_ = {"model": small(), "batches": batches(), "max_steps": 2} | how
     with pytest.raises(ValueError, match=words):
@@ -620,16 +755,20 @@ def test_a_rate_of_torch_s_own_is_refused_too(lr):
 
 
 def test_an_optimizer_of_another_model_is_refused():
-    with pytest.raises(ValueError, match="SGD holds no parameter of this "
-                       "model"):
-        Trainer(small(), batches(), max_steps=1,
-                optimizer=torch.optim.SGD(small().parameters(), 0.1))
+    with pytest.raises(ValueError, match="SGD holds no parameter of this model"):
+        Trainer(
+            small(),
+            batches(),
+            max_steps=1,
+            optimizer=torch.optim.SGD(small().parameters(), 0.1),
+        )
 
 
 def test_a_schedule_that_says_nan():
     with pytest.raises(ValueError, match="factor must be"):
-        Trainer(small(), batches(), max_steps=1,
-                lr_schedule=lambda step: math.nan).fit()
+        Trainer(
+            small(), batches(), max_steps=1, lr_schedule=lambda step: math.nan
+        ).fit()
 
 
 def test_batches_that_end():
@@ -644,6 +783,7 @@ def test_a_context_longer_than_the_corpus():
 
 # --- resume
 
+
 def noisy(model, batch):
     "A tenth of what the model reads is random, from three sources."
     spoil = torch.rand(batch.ids.shape) < 0.05 + 0.1 * random.random()
@@ -653,9 +793,13 @@ def noisy(model, batch):
 
 def training(folder, steps=40, **how):
     random.seed(0), np.random.seed(0)
-    how = {"lr_schedule": warmup_cosine(40, 4), "gradient_accumulation_steps": 2,
-           "every": 4, "loss_fn": noisy, "eval_fn": lambda m: {
-               "loss": mean_loss(m, sequential_windows(IDS[:200], 64))}} | how
+    how = {
+        "lr_schedule": warmup_cosine(40, 4),
+        "gradient_accumulation_steps": 2,
+        "every": 4,
+        "loss_fn": noisy,
+        "eval_fn": lambda m: {"loss": mean_loss(m, sequential_windows(IDS[:200], 64))},
+    } | how
     return Trainer(small(), batches(), max_steps=steps, output_dir=folder, **how)
 
 
@@ -679,14 +823,17 @@ def content(path):
     if path.suffix != ".safetensors":
         return path.read_bytes()
     tensors, about = read_safetensors(path)
-    return about, {name: (x.dtype, x.shape, x.reshape(-1).view(
-        torch.uint8).numpy().tobytes()) for name, x in tensors.items()}
+    return about, {
+        name: (x.dtype, x.shape, x.reshape(-1).view(torch.uint8).numpy().tobytes())
+        for name, x in tensors.items()
+    }
 
 
 def files(folder):
     "What a training leaves, to the byte."
-    return {str(p.relative_to(folder)): content(p)
-            for p in folder.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): content(p) for p in folder.rglob("*") if p.is_file()
+    }
 
 
 @plain
@@ -701,48 +848,65 @@ def test_killed_at_twenty_moments_it_ends_with_the_same_bytes(memory):
     laps = 0
     while kills < 20:
         if kills % 2:
-            ended = child(lambda: dying_in_a_save(
-                night, draw.randrange(30)))
+            ended = child(lambda: dying_in_a_save(night, draw.randrange(30)))
         else:
-            ended = child(lambda: training(night).resume().fit(),
-                          draw.uniform(0.1, 0.7) * whole)
+            ended = child(
+                lambda: training(night).resume().fit(), draw.uniform(0.1, 0.7) * whole
+            )
         kills += ended == signal.SIGKILL
-        if ended == 0:      # it got to the end before it was killed
+        if ended == 0:  # it got to the end before it was killed
             assert files(night) == files(calm)
             shutil.rmtree(night)
             laps += 1
     assert child(lambda: training(night).resume().fit()) == 0
     assert files(night) == files(calm)
     assert {Path(p).name for p in files(calm)} >= {
-        "history.csv", STATE_NAME, STATE_TENSORS_NAME, WEIGHTS_NAME, "config.json"}
+        "history.csv",
+        STATE_NAME,
+        STATE_TENSORS_NAME,
+        WEIGHTS_NAME,
+        "config.json",
+    }
     assert laps < 10
 
 
 def shuffled():
     "A loader of PyTorch: five batches, in another order each pass."
-    return torch.utils.data.DataLoader(IDS[:340].view(20, 17), batch_size=4,
-                                       shuffle=True)
+    return torch.utils.data.DataLoader(
+        IDS[:340].view(20, 17), batch_size=4, shuffle=True
+    )
 
 
 @plain_only
-@pytest.mark.parametrize("make", [
-    shuffled,
-    lambda: [next(iter(batches(seed=s))) for s in range(7)],
-    lambda: PaddedLoader([IDS[i:i + 3 + i % 9].tolist() for i in range(40)],
-                         batch_size=4),
-    lambda: (b for b in batches())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        shuffled,
+        lambda: [next(iter(batches(seed=s))) for s in range(7)],
+        lambda: PaddedLoader(
+            [IDS[i : i + 3 + i % 9].tolist() for i in range(40)], batch_size=4
+        ),
+        lambda: (b for b in batches()),
+    ],
+)
 @pytest.mark.parametrize("stop", [4, 6, 11])
 def test_any_batches_are_taken_up(make, stop, tmp_path):
     def until(steps, folder, resume=False):
-        trainer = Trainer(small(), make(), max_steps=steps, output_dir=folder,
-                          gradient_accumulation_steps=2, every=3)
+        trainer = Trainer(
+            small(),
+            make(),
+            max_steps=steps,
+            output_dir=folder,
+            gradient_accumulation_steps=2,
+            every=3,
+        )
         return (trainer.resume() if resume else trainer).fit(), trainer
+
     straight, one = until(14, tmp_path / "a")
     until(stop, tmp_path / "b")
     rows, two = until(14, tmp_path / "b", resume=True)
     assert rows == straight
-    assert all(map(torch.equal, one.model.parameters(),
-                   two.model.parameters()))
+    assert all(map(torch.equal, one.model.parameters(), two.model.parameters()))
 
 
 def test_resume_begins_where_there_is_nothing(tmp_path):
@@ -755,8 +919,11 @@ def test_resume_begins_where_there_is_nothing(tmp_path):
 def test_another_training_is_not_written_over(tmp_path):
     training(tmp_path, steps=4).fit()
     before = files(tmp_path)
-    with pytest.raises(ValueError, match="stands here already, up to step "
-                       r"4: resume\(\) goes on"):
+    with pytest.raises(
+        ValueError,
+        match="stands here already, up to step "
+        r"4: resume\(\) goes on",
+    ):
         training(tmp_path, steps=4).fit()
     assert files(tmp_path) == before
 
@@ -764,22 +931,31 @@ def test_another_training_is_not_written_over(tmp_path):
 def test_a_configuration_that_does_not_match(tmp_path):
     training(tmp_path, steps=4).fit()
     before = files(tmp_path)
-    with pytest.raises(ValueError, match="another model: d_model 16 there, "
-                       "32 here"):
+    with pytest.raises(ValueError, match="another model: d_model 16 there, 32 here"):
         Trainer(small(32), batches(), max_steps=9, output_dir=tmp_path).resume()
     model = small()
     with pytest.raises(ValueError, match="the state of AdamW, not of SGD"):
-        Trainer(model, batches(), max_steps=9, output_dir=tmp_path,
-                optimizer=torch.optim.SGD(model.parameters(), 0.1)).resume()
+        Trainer(
+            model,
+            batches(),
+            max_steps=9,
+            output_dir=tmp_path,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        ).resume()
     with pytest.raises(ValueError, match="this loader"):
         Trainer(small(), batches(seed=1), max_steps=9, output_dir=tmp_path).resume()
     assert files(tmp_path) == before
 
 
-@plain_only      # numbers of numpy are no int by their type
+@plain_only  # numbers of numpy are no int by their type
 def test_numbers_of_numpy_are_saved(tmp_path):
-    Trainer(small(), RandomWindowLoader(IDS, np.int64(16), seed=np.int64(3)),
-            max_steps=1, lr=np.float64(0.01), output_dir=tmp_path).fit()
+    Trainer(
+        small(),
+        RandomWindowLoader(IDS, np.int64(16), seed=np.int64(3)),
+        max_steps=1,
+        lr=np.float64(0.01),
+        output_dir=tmp_path,
+    ).fit()
 
 
 @pytest.mark.parametrize("name", [WEIGHTS_NAME, STATE_TENSORS_NAME, STATE_NAME])
@@ -801,11 +977,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
         trainer = training(tmp_path / "full", steps=40)
 
         def log(row):
-            if row["step"] == 7:        # before the save of step 8
+            if row["step"] == 7:  # before the save of step 8
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
         trainer.log_fn = log
         trainer.fit()
+
     assert os.waitstatus_to_exitcode(child(fills)) == 7
     left = sorted(p.name for p in (tmp_path / "full").iterdir())
     assert left == ["history.csv", "step-000004"]
@@ -818,8 +996,14 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
 
 def test_the_best_checkpoint_stays(tmp_path):
     scores = iter([3.0, 1.0, 2.0, 4.0, 5.0])
-    trainer = training(tmp_path, steps=10, every=2, keep_last=1,
-                       eval_fn=lambda m: {"x": next(scores)}, best_metric="x")
+    trainer = training(
+        tmp_path,
+        steps=10,
+        every=2,
+        keep_last=1,
+        eval_fn=lambda m: {"x": next(scores)},
+        best_metric="x",
+    )
     trainer.fit()
     assert trainer.checkpoints.steps() == [4, 10]
     assert trainer.checkpoints.best_step == 4
@@ -835,25 +1019,44 @@ def test_an_update_by_itself():
 
 
 def test_a_loss_with_options():
-    rows = Trainer(small(), batches(), max_steps=2,
-                   loss_fn=partial(next_token_loss, chunk_size=9)).fit()
+    rows = Trainer(
+        small(), batches(), max_steps=2, loss_fn=partial(next_token_loss, chunk_size=9)
+    ).fit()
     plain = Trainer(small(), batches(), max_steps=2).fit()
     assert abs(rows[1]["loss"] - plain[1]["loss"]) < 1e-4
 
 
 # --- the recorded experiments
 
+
 @pytest.mark.nightly
 @plain
-@pytest.mark.parametrize("name, words, keys", [
-    ("scaling", ["--sizes", "12", "--tokens", "0.01"],
-     {"width", "seed", "flops", "nats_per_token"}),
-    ("sweeps", ["--widths", "16", "--steps", "1"],
-     {"width", "lr", "seed", "nats_per_token"})])
+@pytest.mark.parametrize(
+    "name, words, keys",
+    [
+        (
+            "scaling",
+            ["--sizes", "12", "--tokens", "0.01"],
+            {"width", "seed", "flops", "nats_per_token"},
+        ),
+        (
+            "sweeps",
+            ["--widths", "16", "--steps", "1"],
+            {"width", "lr", "seed", "nats_per_token"},
+        ),
+    ],
+)
 def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
     out = tmp_path / f"{name}.csv"
-    script = [sys.executable, ROOT / "experiments" / f"{name}.py", *words,
-              "--seeds", "1", "--out", str(out)]
+    script = [
+        sys.executable,
+        ROOT / "experiments" / f"{name}.py",
+        *words,
+        "--seeds",
+        "1",
+        "--out",
+        str(out),
+    ]
     run(*script)
     with out.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -867,8 +1070,16 @@ def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
 @plain
 def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
     out = tmp_path / "wrong.csv"
-    run(sys.executable, ROOT / "experiments" / "wrong.py", "--steps", "2",
-        "--seeds", "1", "--out", out)
+    run(
+        sys.executable,
+        ROOT / "experiments" / "wrong.py",
+        "--steps",
+        "2",
+        "--seeds",
+        "1",
+        "--out",
+        out,
+    )
     with out.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     kept = [row for row in load_record("wrong") if row["seed"] == "0"]
@@ -882,13 +1093,17 @@ def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
 
 
 def test_rubbish_does_lasting_harm_only_without_clipping():
-    losses = {(row["case"], row["seed"]): [float(x) for x in row["losses"].split()]
-              for row in load_record("wrong")}
+    losses = {
+        (row["case"], row["seed"]): [float(x) for x in row["losses"].split()]
+        for row in load_record("wrong")
+    }
     for seed in "012":
         cost = {}
         for case, same in (("F", "healthy"), ("F unclipped", "unclipped")):
-            off = [a - b for a, b in zip(losses[case, seed], losses[same, seed],
-                                         strict=True)]
+            off = [
+                a - b
+                for a, b in zip(losses[case, seed], losses[same, seed], strict=True)
+            ]
             assert not any(off[:100]) and min(off[100:104]) > 5
             cost[case] = sum(off[-10:]) / 10
         assert 0 < cost["F"] < 0.035 < 0.15 < cost["F unclipped"]

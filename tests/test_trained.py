@@ -1,4 +1,5 @@
 """The models that travel with the package: their files, and what is refused."""
+
 import hashlib
 import json
 import math
@@ -55,15 +56,19 @@ def folder(tmp_path):
 
 # text in, text out
 
+
 def test_one_text_or_several_are_continued(storyteller):
     alone = storyteller.generate("Once there was", max_new_tokens=9)
     assert alone.startswith("Once there was") and alone != "Once there was"
     both = storyteller.generate(["Once there was", "Tom"], max_new_tokens=9)
     assert both[0] == alone and both[1].startswith("Tom") and len(both) == 2
     assert storyteller.generate(iter(["Tom"]), max_new_tokens=9) == both[1:]
-    drawn = {storyteller.generate("Tom", max_new_tokens=9,
-                                  sampling_params=SamplingParams(seed=n))
-             for n in range(4)}
+    drawn = {
+        storyteller.generate(
+            "Tom", max_new_tokens=9, sampling_params=SamplingParams(seed=n)
+        )
+        for n in range(4)
+    }
     assert len(drawn) > 1
 
 
@@ -77,9 +82,11 @@ def test_pieces_are_the_text(storyteller):
 def test_what_cannot_be_continued_is_refused(storyteller):
     with pytest.raises(ValueError, match="'tour' does not continue texts"):
         load_bundle("tour").generate("Once")
-    for bad, message in ((dict(max_new_tokens=0), "max_new_tokens.*got 0"),
-                         (dict(prompts=[]), "no prompt"),
-                         (dict(prompts=["a" * 999]), "has 999 tokens.*at most")):
+    for bad, message in (
+        (dict(max_new_tokens=0), "max_new_tokens.*got 0"),
+        (dict(prompts=[]), "no prompt"),
+        (dict(prompts=["a" * 999]), "has 999 tokens.*at most"),
+    ):
         with pytest.raises(ValueError, match=message):
             storyteller.generate(**bad)
         if "prompts" not in bad:
@@ -88,6 +95,7 @@ def test_what_cannot_be_continued_is_refused(storyteller):
 
 
 # what the package carries
+
 
 @each_name
 def test_a_name_is_enough(name):
@@ -103,8 +111,17 @@ def test_a_name_is_enough(name):
     assert sum(p.numel() for p in model.parameters()) == card["parameters"]
     assert (ROOT / card["script"]).exists()
     loss = "blank_loss" if name == "bert" else "loss"
-    for key in ("about", "seed", "steps", "seconds", loss, "torch",
-                "python", "machine", "date"):
+    for key in (
+        "about",
+        "seed",
+        "steps",
+        "seconds",
+        loss,
+        "torch",
+        "python",
+        "machine",
+        "date",
+    ):
         assert key in card
     assert abs(card[loss] - card[f"{loss}_float32"]) < 2e-3
 
@@ -127,7 +144,7 @@ def test_the_storyteller_is_as_good_as_was_asked():
     assert len(set(told)) > 55
     rights = [look["right"] for look in card["curve"]]
     assert rights[-1] > rights[0] and len(rights) >= 5
-    for run_ in card["runs"]:       # no more read than an honest new story
+    for run_ in card["runs"]:  # no more read than an honest new story
         assert run_["told"] < run_["new"] + 0.05
 
 
@@ -141,8 +158,7 @@ def test_the_loss_on_the_card_is_the_loss(storyteller):
         ids = [end, *tokenizer.encode(story.strip()), end]
         with torch.no_grad():
             p = model(torch.tensor([ids]))[0].double().softmax(-1)
-        cost -= sum(float(p[i, ids[i + 1]].log())
-                    for i in range(len(ids) - 1))
+        cost -= sum(float(p[i, ids[i + 1]].log()) for i in range(len(ids) - 1))
         size += len(story.encode())
     assert abs(cost / size - card["loss"]) < 0.006
 
@@ -153,7 +169,7 @@ def test_the_tour_is_the_model_of_chapter_0():
     blind = load_bundle("tour_no_mask")
     recorded = float(minimal.load_record("ladder_line")[0]["nats_per_byte"])
     loss = minimal.mean_loss(tour.model, held_out)
-    assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < .01
+    assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < 0.01
     assert minimal.mean_loss(blind.model, held_out) < loss / 4
     assert isinstance(tour.model, minimal.MiniGPT)
     text = "Once there was"
@@ -173,17 +189,30 @@ def test_transformers_computes_the_same_from_the_file(storyteller):
     transformers = pytest.importorskip("transformers")
     model, tokenizer, _ = storyteller
     c = model.config
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.d_model,
-        intermediate_size=model.blocks[0].feed_forward.sublayer
-        .gate_proj.weight.shape[0], num_hidden_layers=c.n_layers,
-        num_attention_heads=c.n_heads, num_key_value_heads=c.n_kv_heads,
-        max_position_embeddings=c.max_len, rms_norm_eps=c.eps,
-        rope_theta=c.rope_theta, tie_word_embeddings=True)).eval()
-    names = {"attention.sublayer.": "self_attn.", "feed_forward.sublayer.": "mlp.",
-             "attention.norm.": "input_layernorm.",
-             "feed_forward.norm.": "post_attention_layernorm.",
-             "blocks.": "model.layers.", "embed.": "model.embed_tokens."}
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=c.vocab_size,
+            hidden_size=c.d_model,
+            intermediate_size=model.blocks[
+                0
+            ].feed_forward.sublayer.gate_proj.weight.shape[0],
+            num_hidden_layers=c.n_layers,
+            num_attention_heads=c.n_heads,
+            num_key_value_heads=c.n_kv_heads,
+            max_position_embeddings=c.max_len,
+            rms_norm_eps=c.eps,
+            rope_theta=c.rope_theta,
+            tie_word_embeddings=True,
+        )
+    ).eval()
+    names = {
+        "attention.sublayer.": "self_attn.",
+        "feed_forward.sublayer.": "mlp.",
+        "attention.norm.": "input_layernorm.",
+        "feed_forward.norm.": "post_attention_layernorm.",
+        "blocks.": "model.layers.",
+        "embed.": "model.embed_tokens.",
+    }
     state = {}
     for name, x in model.state_dict().items():
         name = "model.norm.weight" if name == "norm.weight" else name
@@ -191,8 +220,13 @@ def test_transformers_computes_the_same_from_the_file(storyteller):
             name = name.replace(ours, other)
         state[name] = x
     theirs.load_state_dict(state)
-    ids = torch.tensor([tokenizer.encode("Once there was a girl named Mia. "
-                                         "One day, she went to the park.")])
+    ids = torch.tensor(
+        [
+            tokenizer.encode(
+                "Once there was a girl named Mia. One day, she went to the park."
+            )
+        ]
+    )
     with torch.no_grad():
         close(model(ids), theirs(ids).logits, 1e-4)
 
@@ -213,8 +247,7 @@ def test_the_translator_is_as_good_as_was_asked():
     wrote = translation.translate(model, tokenizer, [p.source for p in some])
     share = translation.exact_match_by_phenomenon(wrote, some)["all"].accuracy
     assert abs(share - card["exact"]) < 0.06
-    assert abs(script().nats_per_target_byte(trained, some)
-               - card["loss"]) < 0.02
+    assert abs(script().nats_per_target_byte(trained, some) - card["loss"]) < 0.02
     exact = [look["exact"] for look in card["curve"]]
     assert exact[0] < 0.1 and max(exact[-3:]) > 0.9
     assert card["measured"]["exact"].startswith(f"{card['exact']:.1%} of")
@@ -240,15 +273,16 @@ def test_the_masked_model_reads_and_writes():
     filled = sum(by["model"] * by["blanks"] for by in kinds.values()) / total
     assert abs(filled - card["filled"]) < 0.05
     assert abs(made.nats_per_blank(bert, new) - card["blank_loss"]) < 0.05
-    (row,) = [w for w in card["writes"] if w["order"] == "random"
-              and w["passes"] == 32]
+    (row,) = [w for w in card["writes"] if w["order"] == "random" and w["passes"] == 32]
     lengths = [len(x) for x in bert.tokenizer.encode_batch(new[:60])]
     right = fraction_correct(
-        generate_by_unmasking(bert, lengths, steps=32, order="random"))
+        generate_by_unmasking(bert, lengths, steps=32, order="random")
+    )
     assert abs(right - row["right"]) < 0.12
 
 
 # how it is loaded
+
 
 def test_types_and_devices(storyteller):
     kept = load_bundle("stories", dtype=None)
@@ -256,8 +290,10 @@ def test_types_and_devices(storyteller):
     assert equal_models(kept.model.float(), storyteller.model)
     on = load_bundle("stories", device="meta")
     assert {p.device.type for p in on.model.parameters()} == {"meta"}
-    assert load_bundle("tour", dtype=torch.float64).model.embed.weight.dtype == \
-        torch.float64
+    assert (
+        load_bundle("tour", dtype=torch.float64).model.embed.weight.dtype
+        == torch.float64
+    )
     assert load_bundle(BUNDLED_DIR / "tour").card == load_bundle("tour").card
 
 
@@ -276,20 +312,29 @@ def test_it_prints_what_it_is(storyteller):
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
-    run(sys.executable, "-c", """
+    run(
+        sys.executable,
+        "-c",
+        """
 import sys, tformer
 assert "load" in dir(tformer) and "load" not in tformer.__all__
 assert "torch" not in sys.modules
 assert tformer.load is tformer.trained.load_bundle
-""")
+""",
+    )
 
 
 # what is refused
 
-@pytest.mark.parametrize("name, words", [
-    ("storys", ["'storys'", ", ".join(NAMES)]),
-    ("", ["has no card.json"]), ("no/such/place", ["no/such/place"]),
-])
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("storys", ["'storys'", ", ".join(NAMES)]),
+        ("", ["has no card.json"]),
+        ("no/such/place", ["no/such/place"]),
+    ],
+)
 def test_an_unknown_name_lists_the_names(name, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError) as error:
@@ -314,9 +359,12 @@ def test_a_folder_without_a_card_is_refused(folder):
 @pytest.mark.parametrize("share", [0, 0.5, 0.999])
 def test_a_file_cut_short_is_refused(folder, name, share):
     data = (folder / name).read_bytes()
-    (folder / name).write_bytes(data[:int(share * len(data))])
-    with pytest.raises(ValueError, match=rf"{name} is not the file .* "
-                       rf"{int(share * len(data))} bytes, not {len(data)}$"):
+    (folder / name).write_bytes(data[: int(share * len(data))])
+    with pytest.raises(
+        ValueError,
+        match=rf"{name} is not the file .* "
+        rf"{int(share * len(data))} bytes, not {len(data)}$",
+    ):
         load_bundle(folder)
 
 
@@ -341,11 +389,15 @@ def rewrite(folder, **changes):
     (folder / CARD_NAME).write_text(json.dumps(card), "utf-8")
 
 
-@pytest.mark.parametrize("files, words", [
-    (None, "files in"), ({}, "needs a value for model.safetensors"),
-    (dict.fromkeys(BUNDLE_FILES), "is not the file"),
-    ({name: {} for name in (*BUNDLE_FILES, "more.txt")}, "has no file more.txt"),
-])
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        (None, "files in"),
+        ({}, "needs a value for model.safetensors"),
+        (dict.fromkeys(BUNDLE_FILES), "is not the file"),
+        ({name: {} for name in (*BUNDLE_FILES, "more.txt")}, "has no file more.txt"),
+    ],
+)
 def test_a_card_without_hashes_is_refused(folder, files, words):
     rewrite(folder, files=files)
     with pytest.raises(ValueError, match=words):
@@ -362,10 +414,12 @@ def test_a_card_that_is_no_json_is_refused(folder):
 def test_a_model_that_nobody_knows_is_refused(folder):
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(
-        json.dumps(config | {"model": "Mamba"}), "utf-8")
+        json.dumps(config | {"model": "Mamba"}), "utf-8"
+    )
     card = read_verified_card(BUNDLED_DIR / "tour")["files"]
-    rewrite(folder, files=card | {
-        "config.json": file_fingerprint(folder / "config.json")})
+    rewrite(
+        folder, files=card | {"config.json": file_fingerprint(folder / "config.json")}
+    )
     with pytest.raises(ValueError, match=r"SavableMiniGPT.*Mamba"):
         load_bundle(folder)
 
@@ -373,6 +427,7 @@ def test_a_model_that_nobody_knows_is_refused(folder):
 def test_no_pickle_is_read(folder, monkeypatch):
     monkeypatch.setattr(torch, "load", None)
     import pickle
+
     monkeypatch.setattr(pickle, "load", None)
     monkeypatch.setattr(pickle, "loads", None)
     load_bundle(folder), load_bundle("stories")
@@ -380,18 +435,29 @@ def test_no_pickle_is_read(folder, monkeypatch):
 
 # saved and loaded again
 
+
 def small(kind):
     torch.manual_seed(0)
     tokenizer = Tokenizer(Vocabulary([], [ENDOFTEXT]))
     if kind is GPT:
-        model = GPT(GPTConfig(vocab_size=257, d_model=16, n_layers=2,
-                              n_heads=2, max_len=32))
+        model = GPT(
+            GPTConfig(vocab_size=257, d_model=16, n_layers=2, n_heads=2, max_len=32)
+        )
     elif kind is Llama:
-        model = Llama(LlamaConfig(vocab_size=257, d_model=16, n_layers=2,
-                                  n_heads=2, max_len=32, tie_word_embeddings=True))
+        model = Llama(
+            LlamaConfig(
+                vocab_size=257,
+                d_model=16,
+                n_layers=2,
+                n_heads=2,
+                max_len=32,
+                tie_word_embeddings=True,
+            )
+        )
     else:
-        model = SavableMiniGPT(MiniGPTConfig(vocab_size=257, d_model=16, n_heads=2,
-                                             max_len=32))
+        model = SavableMiniGPT(
+            MiniGPTConfig(vocab_size=257, d_model=16, n_heads=2, max_len=32)
+        )
     return ModelBundle(model.eval(), tokenizer, {"name": "small"})
 
 
@@ -409,9 +475,13 @@ def test_what_is_saved_is_loaded(kind, dtype, tmp_path):
     for name in BUNDLE_FILES:
         data = (tmp_path / "a" / "b" / name).read_bytes()
         assert again.card["files"][name] == {
-            "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
     assert {p.name for p in (tmp_path / "a" / "b").iterdir()} == {
-        *BUNDLE_FILES, CARD_NAME}
+        *BUNDLE_FILES,
+        CARD_NAME,
+    }
 
 
 def test_a_save_that_was_cut_off_is_not_loaded(folder, monkeypatch):
@@ -439,6 +509,7 @@ def test_only_models_that_can_be_loaded_are_saved(tmp_path):
 
 # telling, judging, copying
 
+
 def test_a_text_goes_on_from_its_start(storyteller):
     start = "Once there was a girl named Mia."
     told = tell(storyteller, 3, start=start, temperature=0.5)
@@ -459,21 +530,28 @@ def test_a_text_without_an_end_stops_at_the_limit():
     with torch.no_grad():
         made.model.embed.weight[made.tokenizer.token_to_id(ENDOFTEXT)] = 0
     made = made._replace(model=made.model)
-    text, = tell(made, start="ab", temperature=0.01)
+    (text,) = tell(made, start="ab", temperature=0.01)
     assert len(text.encode("utf-8", "replace")) >= 31 - 2 or "\ufffd" in text
 
 
-@pytest.mark.parametrize("bad", [
-    dict(temperature=0.0), dict(temperature=-1.0), dict(n=0),
-    dict(temperature=math.nan), dict(n=2.5), dict(n=True),
-    dict(start="once " * 400)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(temperature=0.0),
+        dict(temperature=-1.0),
+        dict(n=0),
+        dict(temperature=math.nan),
+        dict(n=2.5),
+        dict(n=True),
+        dict(start="once " * 400),
+    ],
+)
 def test_bad_wishes_are_refused(storyteller, bad):
     with pytest.raises(ValueError, match=r"above 0|at least 1|no room"):
         tell(storyteller, **bad)
 
 
-STORY = ("Once there was a girl named Mia. One day, she went to the park. "
-         "He sat down.")
+STORY = "Once there was a girl named Mia. One day, she went to the park. He sat down."
 
 
 def test_each_sentence_has_its_verdict():
@@ -489,11 +567,14 @@ def test_each_sentence_has_its_verdict():
 
 def test_the_verdicts_are_the_graders():
     told = list(stories.generate_stories(60, 4, 1))
-    spoiled = [s.replace("She", "He", 1) if i % 3 else
-               s.replace("found", "fond") for i, s in enumerate(told)]
+    spoiled = [
+        s.replace("She", "He", 1) if i % 3 else s.replace("found", "fond")
+        for i, s in enumerate(told)
+    ]
     grade = stories.grade_stories("".join(spoiled))
-    assert sum(len(v.problems) for s in spoiled for v in grade_sentences(s)) == \
-        len(grade.problems)
+    assert sum(len(v.problems) for s in spoiled for v in grade_sentences(s)) == len(
+        grade.problems
+    )
     assert fraction_correct(spoiled, per_story=True) == grade.flawless / 60
     assert fraction_correct(told) == fraction_correct(told, per_story=True) == 1.0
     with pytest.raises(ValueError, match="no sentence"):
@@ -504,7 +585,7 @@ def test_copies_are_found():
     read = ["a b c d e", "f g h"]
     assert fraction_copied(["a b c d e\n", "a b c"], read) == 0.5
     assert fraction_copied(["a b c x"], read, 2) == 2 / 3
-    assert fraction_copied(["c d", "e f"], read, 2) == 0.5   # not across texts
+    assert fraction_copied(["c d", "e f"], read, 2) == 0.5  # not across texts
     assert fraction_copied(["h g"], read, 1) == 1.0
     with pytest.raises(ValueError, match="no text"):
         fraction_copied(["a b"], read, 3)
@@ -514,6 +595,7 @@ def test_copies_are_found():
 
 # the script
 
+
 def script():
     return load_experiment("trained")
 
@@ -522,8 +604,9 @@ def script():
 @plain_only
 def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
     words = ["trained.py", "--steps", "2", "--out", str(tmp_path)]
-    run(sys.executable, ROOT / "experiments" / words[0], *words[1:],
-        "--only", "stories")
+    run(
+        sys.executable, ROOT / "experiments" / words[0], *words[1:], "--only", "stories"
+    )
     made = script()
     monkeypatch.setattr(sys, "argv", [*words, "--only", "tour"])
     made.main()
@@ -538,7 +621,7 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
             assert short["files"][file] == kept["files"][file]
     before = (tmp_path / "tour" / CARD_NAME).read_bytes()
     monkeypatch.setattr(sys, "argv", [*words, "--only", "tour", "--check"])
-    made.main()                     # the same again: nothing is written
+    made.main()  # the same again: nothing is written
     assert (tmp_path / "tour" / CARD_NAME).read_bytes() == before
     monkeypatch.setattr(made, "read_verified_card", lambda folder: {"loss": 0.1})
     with pytest.raises(SystemExit, match=r"tour: loss .* was 0\.1"):
@@ -549,7 +632,7 @@ def test_the_models_are_made_by_their_script(tmp_path, monkeypatch):
 def test_the_translator_is_made_by_its_script():
     short = script().train_one("translator", 2)
     kept = load_bundle("translator").card
-    missing = {"model", "parameters", "files"}      # until it is saved
+    missing = {"model", "parameters", "files"}  # until it is saved
     assert short.card.keys() == kept.keys() - missing
     assert short.card["steps"] == 2 and short.card["loss"] > kept["loss"]
     assert short.model.config.d_model == 128
@@ -580,10 +663,11 @@ def test_every_parameter_has_one_optimizer():
     made = script()
     model = small(Llama).model
     muon, adamw = made.optimizers(model)
-    parts = [[id(p) for group in optimizer.param_groups
-              for p in group["params"]] for optimizer in (muon, adamw)]
-    assert sorted(parts[0] + parts[1]) == sorted(
-        id(p) for p in model.parameters())
+    parts = [
+        [id(p) for group in optimizer.param_groups for p in group["params"]]
+        for optimizer in (muon, adamw)
+    ]
+    assert sorted(parts[0] + parts[1]) == sorted(id(p) for p in model.parameters())
     assert all(p.ndim == 2 for p in muon.param_groups[0]["params"])
     assert id(model.embed.weight) in parts[1]
 

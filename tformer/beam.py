@@ -37,8 +37,10 @@ def expand_beams(
     n: int,  # how many to keep
 ) -> Candidates:
     "The n best continuations of all beams of a prompt together."
-    validate.shapes(log_probs=(log_probs, "b w"),
-                    next_log_probs=(next_log_probs, "b w vocab"))
+    validate.shapes(
+        log_probs=(log_probs, "b w"),
+        next_log_probs=(next_log_probs, "b w vocab"),
+    )
     w, vocab = next_log_probs.shape[1:]
     sums = (log_probs[..., None] + next_log_probs).flatten(1)
     best, flat_indices = sums.topk(min(n, w * vocab))
@@ -89,8 +91,9 @@ def length_divisor(
 #| code-summary: refuses another form, and a length_penalty beyond all use
 def _validate_length_penalty(length_penalty, length_penalty_form):
     validate.number("[-10, 10]", length_penalty=length_penalty)
-    validate.one_of(("power", "gnmt"),
-                    length_penalty_form=length_penalty_form)
+    validate.one_of(
+        ("power", "gnmt"), length_penalty_form=length_penalty_form
+    )
 
 # %% ../nbs/22_beam_search.ipynb #1b80e828
 def best_possible_score(
@@ -126,11 +129,16 @@ class BeamHypothesis(NamedTuple):
 def _validate_beam_config(config):
     for i in config.stop_token_ids:
         validate.integer(0, **{"a stop id": i})
-    validate.integer(num_beams=config.num_beams,
-                     num_return_sequences=config.num_return_sequences,
-                     max_new_tokens=config.max_new_tokens)
-    validate.at_most(config.num_beams, limit_name="num_beams",
-                     num_return_sequences=config.num_return_sequences)
+    validate.integer(
+        num_beams=config.num_beams,
+        num_return_sequences=config.num_return_sequences,
+        max_new_tokens=config.max_new_tokens,
+    )
+    validate.at_most(
+        config.num_beams,
+        limit_name="num_beams",
+        num_return_sequences=config.num_return_sequences,
+    )
     length_divisor(1, config.length_penalty, config.length_penalty_form)
     validate.one_of(("sure", "usual", "enough"), until=config.until)
 
@@ -163,9 +171,13 @@ class _BeamConfig:
         sure = self.until == "sure"
         max_length = self.max_new_tokens if sure else n
         wanted = self.num_return_sequences if sure else self.num_beams
-        best = best_possible_score(log_prob, n, max_length,
-                                   self.length_penalty,
-                                   self.length_penalty_form)
+        best = best_possible_score(
+            log_prob,
+            n,
+            max_length,
+            self.length_penalty,
+            self.length_penalty_form,
+        )
         return (
             len(hypotheses) >= wanted
             and best <= hypotheses[wanted - 1].score
@@ -177,12 +189,17 @@ def _log_probs(logits, stop_token_ids):
     validate.floating_tensors(logits=logits)
     vocab = logits.shape[-1]
     last = max(stop_token_ids, default=0)
-    validate.require(last < vocab, f"stop id {last} is outside the "
-                     f"vocabulary: ids go from 0 to {vocab - 1}")
+    validate.require(
+        last < vocab,
+        f"stop id {last} is outside the "
+        f"vocabulary: ids go from 0 to {vocab - 1}",
+    )
     compute_dtype = torch.promote_types(logits.dtype, torch.float32)
     log_probs = logits.to(compute_dtype).log_softmax(-1)
-    validate.require(not log_probs.isnan().any(), "the logits of a beam "
-                     "hold NaN or +inf, or forbid every id")
+    validate.require(
+        not log_probs.isnan().any(),
+        "the logits of a beam hold NaN or +inf, or forbid every id",
+    )
     return log_probs
 
 # %% ../nbs/22_beam_search.ipynb #caaf309a
@@ -194,9 +211,9 @@ class _BeamState:
         self.config = config
         self.active = list(range(num_prompts))
         self.hypotheses = [[] for _ in self.active]  # the best beam first
-        self.stop_token_ids = torch.tensor(config.stop_token_ids,
-                                           dtype=torch.int64,
-                                           device=device)
+        self.stop_token_ids = torch.tensor(
+            config.stop_token_ids, dtype=torch.int64, device=device
+        )
         self.ids = self.stop_token_ids.new_empty(num_prompts, 1, 0)
         self.log_probs = torch.zeros(num_prompts, 1, device=device)
 
@@ -206,18 +223,28 @@ class _BeamState:
         width = self.config.num_beams
         stop = self.config.stop_token_ids
         following = _log_probs(logits, stop).view(b, w, -1)
-        best = expand_beams(self.log_probs.to(following), following,
-                            (1 + len(stop)) * width)
-        ids = torch.cat([_gather_beams(self.ids, best.beam_indices),
-                         best.ids[..., None]], 2)
+        best = expand_beams(
+            self.log_probs.to(following),
+            following,
+            (1 + len(stop)) * width,
+        )
+        ids = torch.cat(
+            [
+                _gather_beams(self.ids, best.beam_indices),
+                best.ids[..., None],
+            ],
+            2,
+        )
         ended, live = split_finished(best.ids, self.stop_token_ids, width)
         self._add_hypotheses(ids, best.log_probs.tolist(), ended.tolist())
         live_indices = live.nonzero()[:, 1].view(b, -1)
         self.ids, self.log_probs = (
-            _gather_beams(x, live_indices) for x in (ids, best.log_probs))
+            _gather_beams(x, live_indices) for x in (ids, best.log_probs)
+        )
         first = torch.arange(b, device=live_indices.device)[:, None] * w
         return self._drop_done(
-            first + _gather_beams(best.beam_indices, live_indices))
+            first + _gather_beams(best.beam_indices, live_indices)
+        )
 
     def _add_hypotheses(self, texts, sums, ended):
         "Note what has ended, and at the last place what has not."
@@ -241,8 +268,9 @@ class _BeamState:
 
     def _drop_done(self, rows):
         n = self.ids.shape[2]
-        best = [max(row, default=-math.inf)
-                for row in self.log_probs.tolist()]
+        best = [
+            max(row, default=-math.inf) for row in self.log_probs.tolist()
+        ]
         keep = [
             row
             for row, i in enumerate(self.active)
@@ -262,8 +290,9 @@ def _prompts(prompts, max_new_tokens, max_len):
     require_context(lengths, max_len, max_new_tokens)
     for i, n in enumerate(lengths):
         min_id = prompts[i, -n:].min().item()
-        validate.require(min_id >= 0, f"prompt {i} holds id {min_id}: ids "
-                         "go from 0 on")
+        validate.require(
+            min_id >= 0, f"prompt {i} holds id {min_id}: ids go from 0 on"
+        )
     return prompts, None if min(lengths) == prompts.shape[1] else positions
 
 # %% ../nbs/22_beam_search.ipynb #7ab154be
@@ -275,8 +304,12 @@ def _run(model, state, ids, positions, encoder_inputs):
         cache = model.new_cache(len(ids), size)
     with wrap_model_errors(model, "model(ids, cache=)", ids):
         logits = next_token_logits(
-            model, ids.to(device), cache=cache, **encoder_inputs,
-            positions=None if positions is None else positions.to(device))
+            model,
+            ids.to(device),
+            cache=cache,
+            **encoder_inputs,
+            positions=None if positions is None else positions.to(device),
+        )
     while len(rows := state.step(logits)):
         with wrap_model_errors(model, "cache.select(rows)"):
             cache.select(rows)
@@ -322,11 +355,18 @@ def beam_search(
         if isinstance(stop_token_ids, int)
         else tuple(dict.fromkeys(stop_token_ids))
     )
-    config = _BeamConfig(num_beams, num_return_sequences, max_new_tokens,
-                         stop_token_ids, length_penalty,
-                         length_penalty_form, until)
-    prompts, positions = _prompts(prompts, max_new_tokens,
-                                  getattr(model, "max_len", None))
+    config = _BeamConfig(
+        num_beams,
+        num_return_sequences,
+        max_new_tokens,
+        stop_token_ids,
+        length_penalty,
+        length_penalty_form,
+        until,
+    )
+    prompts, positions = _prompts(
+        prompts, max_new_tokens, getattr(model, "max_len", None)
+    )
     encoder_inputs = {
         "encoder_hidden_states": encoder_hidden_states,
         "encoder_attention_mask": encoder_attention_mask,
@@ -335,8 +375,10 @@ def beam_search(
         name: x for name, x in encoder_inputs.items() if x is not None
     }
     for name, x in encoder_inputs.items():
-        validate.require(len(x) == len(prompts), f"{name} of {len(x)} "
-                         f"rows for {len(prompts)} prompts")
+        validate.require(
+            len(x) == len(prompts),
+            f"{name} of {len(x)} rows for {len(prompts)} prompts",
+        )
     state = _BeamState(config, len(prompts), device_of(model, prompts))
     with eval_mode(model):
         _run(model, state, prompts, positions, encoder_inputs)
@@ -354,11 +396,15 @@ def expected_utility(
     "What each would gain on average if one of them were right."
     validate.require(len(candidates), "there is no candidate")
     weights = [1.0] * len(candidates) if weights is None else weights
-    validate.require(len(weights) == len(candidates),
-                     f"{len(weights)} weights for {len(candidates)} "
-                     "candidates")
-    return [sum(w * utility(a, b) for b, w in zip(candidates, weights))
-            / sum(weights) for a in candidates]
+    validate.require(
+        len(weights) == len(candidates),
+        f"{len(weights)} weights for {len(candidates)} candidates",
+    )
+    return [
+        sum(w * utility(a, b) for b, w in zip(candidates, weights))
+        / sum(weights)
+        for a in candidates
+    ]
 
 # %% ../nbs/22_beam_search.ipynb #03a4f4e7
 def select_minimum_bayes_risk(

@@ -90,8 +90,14 @@ class BertEmbedding(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, d_model: int, *, max_len: int,
-        n_segments: int = 2, eps: float = 1e-12, dropout: float = 0.0,
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        max_len: int,
+        n_segments: int = 2,
+        eps: float = 1e-12,
+        dropout: float = 0.0,
     ):
         super().__init__()
         self.tokens = Embedding(vocab_size, d_model)
@@ -101,39 +107,59 @@ class BertEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         segment_ids: Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t d"]:
-        validate.shapes(ids=(ids, "b t"),
-                        segment_ids=(segment_ids, "#b t"))
+        validate.shapes(
+            ids=(ids, "b t"), segment_ids=(segment_ids, "#b t")
+        )
         positions = Positions.of(positions, ids)
-        kind = (self.segments.weight[0] if segment_ids is None
-                else _lookup_segments(self.segments, segment_ids))
+        kind = (
+            self.segments.weight[0]
+            if segment_ids is None
+            else _lookup_segments(self.segments, segment_ids)
+        )
         x = self.tokens(ids) + kind + self.positions(positions.tensor)
         return self.dropout(self.norm(x))
 
 # %% ../nbs/11_bert.ipynb #9cf52a10
 #| code-summary: one block, the encoder block of 2017 with GELU
 def _block(config):
-    attention = SelfAttention(config.d_model, config.n_heads,
-                              dropout=config.dropout)
-    feed_forward = FeedForward(config.d_model, config.d_ff,
-                               activation=config.activation)
-    return TransformerBlock(*(PostNorm(LayerNorm(config.d_model,
-                                                 eps=config.eps), part,
-                                       config.dropout)
-                              for part in (attention, feed_forward)))
+    attention = SelfAttention(
+        config.d_model, config.n_heads, dropout=config.dropout
+    )
+    feed_forward = FeedForward(
+        config.d_model, config.d_ff, activation=config.activation
+    )
+    return TransformerBlock(
+        *(
+            PostNorm(
+                LayerNorm(config.d_model, eps=config.eps),
+                part,
+                config.dropout,
+            )
+            for part in (attention, feed_forward)
+        )
+    )
 
 # %% ../nbs/11_bert.ipynb #62576b01
 #| code-summary: a base that adds from_bert
 class _BertModel(Model):
     "``from_bert`` for the models of this chapter."
+
     config_class = BertConfig
 
     @classmethod
-    def from_bert(cls, folder: str | os.PathLike, *,
-                  new_heads: tuple[str, ...] | str = (), **fields: Any):
+    def from_bert(
+        cls,
+        folder: str | os.PathLike,
+        *,
+        new_heads: tuple[str, ...] | str = (),
+        **fields: Any,
+    ):
         "The model in a folder of transformers' BERT: ``load_bert``."
         return load_bert(cls, folder, new_heads=new_heads, **fields)
 
@@ -150,14 +176,22 @@ class Bert(_BertModel):
         super().__init__(config)
         c = config
         self.embed = BertEmbedding(
-            c.vocab_size, c.d_model, max_len=c.max_len,
-            n_segments=c.n_segments, eps=c.eps, dropout=c.dropout)
+            c.vocab_size,
+            c.d_model,
+            max_len=c.max_len,
+            n_segments=c.n_segments,
+            eps=c.eps,
+            dropout=c.dropout,
+        )
         self.blocks = nn.ModuleList(
-            _block(config) for _ in range(c.n_layers))
+            _block(config) for _ in range(c.n_layers)
+        )
         init_weights(self)
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segment_ids: Int[Tensor, "_ t"] | None = None,  # None: all 0
@@ -207,8 +241,9 @@ def from_hf_bert_name(
     """
     name = name.removeprefix("bert.").replace(".decoder.", ".")
     for ours, theirs in BERT_NAME_MAP.items():
-        name = re.sub(rf"(^|\.){re.escape(theirs)}(?=\.)",
-                      rf"\g<1>{ours}", name)
+        name = re.sub(
+            rf"(^|\.){re.escape(theirs)}(?=\.)", rf"\g<1>{ours}", name
+        )
     name = re.sub(r"\.gamma$", ".weight", name)
     name = re.sub(r"\.beta$", ".bias", name)
     inner = name.startswith(("embed.", "blocks."))
@@ -231,8 +266,13 @@ class MaskedLMHead(nn.Module):
     and their code.
     """
 
-    def __init__(self, table: nn.Parameter, *, activation: str = "gelu",
-                 eps: float = 1e-12):
+    def __init__(
+        self,
+        table: nn.Parameter,
+        *,
+        activation: str = "gelu",
+        eps: float = 1e-12,
+    ):
         super().__init__()
         vocab_size, d_model = table.shape
         validate.one_of(ACTIVATIONS, activation=activation)
@@ -263,21 +303,32 @@ class BertMaskedLM(_BertModel):
         super().__init__(config)
         self.bert = Bert(config)
         self.lm_head = MaskedLMHead(
-            self.bert.embed.tokens.weight, eps=config.eps,
-            activation=config.activation)
+            self.bert.embed.tokens.weight,
+            eps=config.eps,
+            activation=config.activation,
+        )
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segment_ids: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b t vocab"]:
         "Logits (b, t, vocab); arguments as in ``Bert``."
-        return self.lm_head(self.hidden_states(
-            ids, positions=positions, mask=mask, segment_ids=segment_ids))
+        return self.lm_head(
+            self.hidden_states(
+                ids,
+                positions=positions,
+                mask=mask,
+                segment_ids=segment_ids,
+            )
+        )
 
-    def hidden_states(self, ids: Int[Tensor, "b t"],
-                      **how: Any) -> Float[Tensor, "b t d"]:
+    def hidden_states(
+        self, ids: Int[Tensor, "b t"], **how: Any
+    ) -> Float[Tensor, "b t d"]:
         "The vectors before ``lm_head``."
         return self.bert(ids, **how)
 
@@ -294,7 +345,8 @@ class Pooler(nn.Module):
         self.proj = _linear(d_model, d_model)
 
     def forward(
-        self, x: Float[Tensor, "b t d"],
+        self,
+        x: Float[Tensor, "b t d"],
         positions: Positions | Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b d"]:
         "``positions``: negative at padding; None: there is none."
@@ -321,20 +373,27 @@ class BertPretraining(_BertModel):
         self.bert = Bert(config)
         self.pooler = Pooler(config.d_model)
         self.lm_head = MaskedLMHead(
-            self.bert.embed.tokens.weight, eps=config.eps,
-            activation=config.activation)
+            self.bert.embed.tokens.weight,
+            eps=config.eps,
+            activation=config.activation,
+        )
         self.next_sentence_head = _linear(config.d_model, 2)
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segment_ids: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> tuple[Float[Tensor, "b t vocab"], Float[Tensor, "b 2"]]:
-        x = self.bert(ids, positions=positions, mask=mask,
-                      segment_ids=segment_ids)
-        return (self.lm_head(x),
-                self.next_sentence_head(self.pooler(x, positions)))
+        x = self.bert(
+            ids, positions=positions, mask=mask, segment_ids=segment_ids
+        )
+        return (
+            self.lm_head(x),
+            self.next_sentence_head(self.pooler(x, positions)),
+        )
 
 # %% ../nbs/11_bert.ipynb #b2ad064e
 class BertTagger(_BertModel):
@@ -350,13 +409,16 @@ class BertTagger(_BertModel):
         self.classifier = _linear(config.d_model, config.n_labels)
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segment_ids: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b t labels"]:
-        x = self.bert(ids, positions=positions, mask=mask,
-                      segment_ids=segment_ids)
+        x = self.bert(
+            ids, positions=positions, mask=mask, segment_ids=segment_ids
+        )
         return self.classifier(self.dropout(x))
 
 # %% ../nbs/11_bert.ipynb #0d9eaeae
@@ -374,41 +436,60 @@ class BertClassifier(_BertModel):
         self.classifier = _linear(config.d_model, config.n_labels)
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,  # True = may attend
         segment_ids: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b labels"]:
-        x = self.bert(ids, positions=positions, mask=mask,
-                      segment_ids=segment_ids)
+        x = self.bert(
+            ids, positions=positions, mask=mask, segment_ids=segment_ids
+        )
         return self.classifier(self.dropout(self.pooler(x, positions)))
 
 # %% ../nbs/11_bert.ipynb #6b3a2297
 #| code-summary: the configuration of transformers, translated
-_FIELDS = {"vocab_size": "vocab_size", "hidden_size": "d_model",
-           "num_hidden_layers": "n_layers", "intermediate_size": "d_ff",
-           "num_attention_heads": "n_heads", "layer_norm_eps": "eps",
-           "max_position_embeddings": "max_len",
-           "type_vocab_size": "n_segments",
-           "hidden_dropout_prob": "dropout"}
-_FIXED = {"model_type": "bert", "position_embedding_type": "absolute",
-          "is_decoder": False, "tie_word_embeddings": True}
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "n_heads",
+    "layer_norm_eps": "eps",
+    "max_position_embeddings": "max_len",
+    "type_vocab_size": "n_segments",
+    "hidden_dropout_prob": "dropout",
+}
+_FIXED = {
+    "model_type": "bert",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
 _TANH = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_tanh")
 
 
 def _read_bert_config(path):
     "A ``BertConfig`` from the config.json of transformers."
     theirs = files.read_json_object(path)
-    validate.require("hidden_size" in theirs, f"{path} is not of a BERT "
-                     "of transformers; what save wrote is read by load")
+    validate.require(
+        "hidden_size" in theirs,
+        f"{path} is not of a BERT "
+        "of transformers; what save wrote is read by load",
+    )
     for name, value in _FIXED.items():
         validate.one_of([value], **{name: theirs.get(name, value)})
-    fields = {ours: theirs[name] for name, ours in _FIELDS.items()
-              if name in theirs}
+    fields = {
+        ours: theirs[name]
+        for name, ours in _FIELDS.items()
+        if name in theirs
+    }
     act = theirs.get("hidden_act", "gelu")
     labels = theirs.get("id2label") or range(theirs.get("num_labels", 2))
-    return BertConfig(**fields, n_labels=len(labels),
-                      activation=_TANH.get(act, act))
+    return BertConfig(
+        **fields, n_labels=len(labels), activation=_TANH.get(act, act)
+    )
 
 # %% ../nbs/11_bert.ipynb #37a96c07
 #| code-summary: the parts that are heads
@@ -427,14 +508,19 @@ def _fit_weights(model, tensors, new_heads):
     new_heads = (new_heads,) if isinstance(new_heads, str) else new_heads
     parts = list(dict.fromkeys(_part(n) for n in own))
     if wrong := set(new_heads) - set(parts):
-        raise ValueError(f"{type(model).__name__} has no part "
-                         f"{', '.join(sorted(wrong))}; its parts are "
-                         f"{', '.join(parts)}")
+        raise ValueError(
+            f"{type(model).__name__} has no part "
+            f"{', '.join(sorted(wrong))}; its parts are "
+            f"{', '.join(parts)}"
+        )
     for name, tensor in tensors.items():
         if not name.endswith("position_ids"):  # a buffer of old files
             name = from_hf_bert_name(name)
-            named[name if hasattr(model, "bert")
-                  else name.removeprefix("bert.")] = tensor
+            named[
+                name
+                if hasattr(model, "bert")
+                else name.removeprefix("bert.")
+            ] = tensor
     away = _HEADS - {_part(n) for n in own}
     kept = {n: t for n, t in named.items() if _part(n) not in away}
     return kept | {n: t for n, t in own.items() if _part(n) in new_heads}

@@ -22,7 +22,7 @@ from . import validate
 # %% ../nbs/02_bytes_and_bpe.ipynb #3ecbf636
 def count_pairs(
     words: dict[tuple[int, ...], int],  # ids of a pre-token: its count
-) -> dict[tuple[int, int], int]:        # two neighboring ids: their count
+) -> dict[tuple[int, int], int]:  # two neighboring ids: their count
     "Count how often two ids stand side by side (runs with overlap)."
     pairs = {}
     for ids, n in words.items():
@@ -32,31 +32,37 @@ def count_pairs(
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #51f09ea4
 def merge_pair(
-    ids: tuple[int, ...],   # ids of one pre-token
+    ids: tuple[int, ...],  # ids of one pre-token
     pair: tuple[int, int],  # what to replace
-    new_id: int,            # what to put in its place
-) -> tuple[int, ...]:       # ``ids``, shorter by one per replacement
+    new_id: int,  # what to put in its place
+) -> tuple[int, ...]:  # ``ids``, shorter by one per replacement
     "Replace a pair by one new id, from left to right, without overlap."
     if pair[0] not in ids:
         return ids
     out = []
     i = 0
     while i < len(ids):
-        found = tuple(ids[i:i + 2]) == pair
+        found = tuple(ids[i : i + 2]) == pair
         out.append(new_id if found else ids[i])
         i += 2 if found else 1
     return tuple(out)
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #e4004b85
-GPT2_BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256),
-                   *range(0, 33), *range(127, 161), 173]
+GPT2_BYTE_ORDER = [
+    *range(33, 127),
+    *range(161, 173),
+    *range(174, 256),
+    *range(0, 33),
+    *range(127, 161),
+    173,
+]
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #b82e52e4
 def best_pair(
     pairs: dict[tuple[int, int], int],  # as ``count_pairs`` gives them
-    vocab: dict[int, bytes],            # the bytes of each id
-    tie_break: str = "bytes",           # "bytes" or "ids"
-) -> tuple[int, int]:                   # the pair to merge next
+    vocab: dict[int, bytes],  # the bytes of each id
+    tie_break: str = "bytes",  # "bytes" or "ids"
+) -> tuple[int, int]:  # the pair to merge next
     """Choose the most frequent pair, and among equals the same one always.
 
     ``tie_break="bytes"``: the greatest pair of byte strings.
@@ -72,14 +78,16 @@ def best_pair(
     return min(tied, key=lambda p: [rank.get(i, i) for i in p])
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #902143ae
-GPT2_PATTERN = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
-                r"| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+GPT2_PATTERN = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
+    r"| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #9ac9d548
 def pretokenize_text(
-    text: str,                    # without special tokens
+    text: str,  # without special tokens
     pattern: str = GPT2_PATTERN,  # in the syntax of ``regex``
-) -> list[str]:                   # joined, they are ``text`` again
+) -> list[str]:  # joined, they are ``text`` again
     """Cut a text into the pieces that no token will cross.
 
     Source: GPT-2's ``encoder.py`` (Radford et al. 2019). Raises
@@ -92,9 +100,12 @@ def pretokenize_text(
             break
         pieces.append(match[0])
         end = match.end()
-    validate.require(end == len(text), "the pattern must cover the whole "
-                     f"text, but skips {text[end:end + 1]!r} at position "
-                     f"{end}")
+    validate.require(
+        end == len(text),
+        "the pattern must cover the whole "
+        f"text, but skips {text[end : end + 1]!r} at position "
+        f"{end}",
+    )
     return pieces
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #a01f765b
@@ -106,14 +117,16 @@ def validate_special_tokens(
     for i, token in enumerate(special_tokens):
         validate.utf8_string(**{f"special_tokens[{i}]": token})
         validate.require(token, f"special_tokens[{i}] is empty")
-        validate.require(token not in special_tokens[:i], f"{token!r} is "
-                         "twice in special_tokens")
+        validate.require(
+            token not in special_tokens[:i],
+            f"{token!r} is twice in special_tokens",
+        )
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #7cf0e368
 def split_special(
-    text: str,                      # any text
+    text: str,  # any text
     special_tokens: Sequence[str],  # may be empty
-) -> list[str]:                     # joined, they are ``text`` again
+) -> list[str]:  # joined, they are ``text`` again
     """Cut a text at its special tokens, which become items of their own.
 
     Where two special tokens begin at one place, the longer one wins.
@@ -127,10 +140,10 @@ def split_special(
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #fa3820bb
 def count_pretokens(
-    text: str | Iterable[str],           # one text, or one per document
+    text: str | Iterable[str],  # one text, or one per document
     special_tokens: Sequence[str] = (),  # cut at these, leave them out
-    pattern: str = GPT2_PATTERN,         # for ``pretokenize_text``
-) -> dict[tuple[int, ...], int]:         # bytes of a pre-token: its count
+    pattern: str = GPT2_PATTERN,  # for ``pretokenize_text``
+) -> dict[tuple[int, ...], int]:  # bytes of a pre-token: its count
     "Count each distinct pre-token of a corpus, written as its bytes."
     counts = Counter()
     one = isinstance(text, (str, bytes))
@@ -145,26 +158,29 @@ def count_pretokens(
 #| code-fold: true
 #| code-summary: how many merges a vocabulary has room for
 def num_merges_for(
-    vocab_size: int,                # bytes, merges, special tokens
+    vocab_size: int,  # bytes, merges, special tokens
     special_tokens: Sequence[str],  # as for ``validate_special_tokens``
-) -> int:                           # how many merges fill it
+) -> int:  # how many merges fill it
     "Count the merges of a vocabulary; refuse one that is too small."
     validate_special_tokens(special_tokens)
     validate.integer(0, vocab_size=vocab_size)
     n_merges = vocab_size - 256 - len(special_tokens)
-    validate.require(n_merges >= 0, "vocab_size must be at least 256 "
-                     f"bytes + {len(special_tokens)} special tokens, got "
-                     f"{vocab_size}")
+    validate.require(
+        n_merges >= 0,
+        "vocab_size must be at least 256 "
+        f"bytes + {len(special_tokens)} special tokens, got "
+        f"{vocab_size}",
+    )
     return n_merges
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #3b72d766
 def train_bpe(
-    text: str | Iterable[str],           # one text, or one per document
-    vocab_size: int,                     # bytes, merges, special tokens
+    text: str | Iterable[str],  # one text, or one per document
+    vocab_size: int,  # bytes, merges, special tokens
     special_tokens: Sequence[str] = (),  # never merged, nor across
-    tie_break: str = "bytes",            # see ``best_pair``
-    pattern: str = GPT2_PATTERN,         # see ``pretokenize_text``
-) -> list[tuple[bytes, bytes]]:          # the merges, first one first
+    tie_break: str = "bytes",  # see ``best_pair``
+    pattern: str = GPT2_PATTERN,  # see ``pretokenize_text``
+) -> list[tuple[bytes, bytes]]:  # the merges, first one first
     """Learn byte-pair merges from a text (Sennrich et al. 2016).
 
     Stops early, with a warning, when no pair is left to merge. Raises
@@ -177,15 +193,19 @@ def train_bpe(
     while len(merges) < n_merges and (pairs := count_pairs(words)):
         pair = best_pair(pairs, vocab, tie_break)
         left, right = pair
-        words = {merge_pair(ids, pair, len(vocab)): n
-                 for ids, n in words.items()}
+        words = {
+            merge_pair(ids, pair, len(vocab)): n
+            for ids, n in words.items()
+        }
         merges.append((vocab[left], vocab[right]))
         vocab[len(vocab)] = vocab[left] + vocab[right]
     if len(merges) < n_merges:
         size = vocab_size - n_merges + len(merges)
-        warnings.warn(f"no pair is left after {len(merges)} merges: the "
-                      f"vocabulary has {size} tokens, not {vocab_size}",
-                      stacklevel=2)
+        warnings.warn(
+            f"no pair is left after {len(merges)} merges: the "
+            f"vocabulary has {size} tokens, not {vocab_size}",
+            stacklevel=2,
+        )
     return merges
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #80889c41
@@ -202,11 +222,16 @@ def build_vocab(
     ids = {token: i for i, token in vocab.items()}
     ranks = {}
     for n, (left, right) in enumerate(merges):
-        validate.require({left, right} <= ids.keys(), f"merge {n} must "
-                         f"join bytes or earlier merges, got {left!r} and "
-                         f"{right!r}")
-        validate.require(left + right not in ids, f"merge {n} makes "
-                         f"{left + right!r} again")
+        validate.require(
+            {left, right} <= ids.keys(),
+            f"merge {n} must "
+            f"join bytes or earlier merges, got {left!r} and "
+            f"{right!r}",
+        )
+        validate.require(
+            left + right not in ids,
+            f"merge {n} makes {left + right!r} again",
+        )
         ids[left + right] = len(vocab)
         ranks[ids[left], ids[right]] = len(vocab)
         vocab[len(vocab)] = left + right
@@ -214,13 +239,14 @@ def build_vocab(
 
 # %% ../nbs/02_bytes_and_bpe.ipynb #fee18f0c
 def apply_merges(
-    ids: tuple[int, ...],               # the bytes of one pre-token
+    ids: tuple[int, ...],  # the bytes of one pre-token
     ranks: dict[tuple[int, int], int],  # pair: its new id
-) -> tuple[int, ...]:                   # no pair of ``ranks`` is left
+) -> tuple[int, ...]:  # no pair of ``ranks`` is left
     "Merge one pre-token: always the pair that was learned first."
     while len(ids) > 1:
-        pair = min(zip(ids, ids[1:]),
-                   key=lambda p: ranks.get(p, float("inf")))
+        pair = min(
+            zip(ids, ids[1:]), key=lambda p: ranks.get(p, float("inf"))
+        )
         if pair not in ranks:
             break
         ids = merge_pair(ids, pair, ranks[pair])
@@ -237,24 +263,34 @@ class BPE:
     def __init__(
         self,
         merges: Sequence[tuple[bytes, bytes]],  # as ``train_bpe`` gives
-        special_tokens: Sequence[str] = (),     # one id each
-        pattern: str = GPT2_PATTERN,            # as in training
+        special_tokens: Sequence[str] = (),  # one id each
+        pattern: str = GPT2_PATTERN,  # as in training
     ):
         validate_special_tokens(special_tokens)
         self.merges = list(merges)
         self.pattern = pattern
         self.vocab, self.ranks = build_vocab(merges)
-        self.special_tokens = {token: len(self.vocab) + i
-                               for i, token in enumerate(special_tokens)}
-        self.vocab |= {i: t.encode()
-                       for t, i in self.special_tokens.items()}
+        self.special_tokens = {
+            token: len(self.vocab) + i
+            for i, token in enumerate(special_tokens)
+        }
+        self.vocab |= {
+            i: t.encode() for t, i in self.special_tokens.items()
+        }
 
     @classmethod
-    def train(cls, text, vocab_size, special_tokens=(), tie_break="bytes",
-              pattern=GPT2_PATTERN):
+    def train(
+        cls,
+        text,
+        vocab_size,
+        special_tokens=(),
+        tie_break="bytes",
+        pattern=GPT2_PATTERN,
+    ):
         "Learn the merges from a text: arguments of ``train_bpe``."
-        merges = train_bpe(text, vocab_size, special_tokens, tie_break,
-                           pattern)
+        merges = train_bpe(
+            text, vocab_size, special_tokens, tie_break, pattern
+        )
         return cls(merges, special_tokens, pattern)
 
     def __len__(self) -> int:
@@ -280,8 +316,10 @@ class BPE:
         "Join the bytes of ids; ``ValueError`` for an unknown id."
         ids = [index(i) for i in ids]
         unknown = set(ids) - self.vocab.keys()
-        validate.require(not unknown, f"ids must be 0 to {len(self) - 1}, "
-                         f"got {sorted(unknown)[:3]}")
+        validate.require(
+            not unknown,
+            f"ids must be 0 to {len(self) - 1}, got {sorted(unknown)[:3]}",
+        )
         return b"".join([self.vocab[i] for i in ids])
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -53,8 +53,10 @@ class Report:
         word = "FAILED" if self.problem else "passed"
         head = f"check.{self.check} {word}: {self.model}"
         block = [textwrap.fill(head, 75, subsequent_indent="  ")]
-        for label, text in (("", self.problem),
-                            ("likely", self.likely_cause)):
+        for label, text in (
+            ("", self.problem),
+            ("likely", self.likely_cause),
+        ):
             if text:
                 block.append(_hang(label, text))
         block += [_hang(*line) for line in self.notes]
@@ -67,8 +69,9 @@ class Report:
         self.notes.append((label, text))
         self.measurements.update(measurements)
 
-    def fail(self, problem: str, likely_cause: str = "",
-             diagram: str = ""):
+    def fail(
+        self, problem: str, likely_cause: str = "", diagram: str = ""
+    ):
         "Stop the check: raises ``CheckFailed`` with this report."
         self.problem = problem
         self.likely_cause = likely_cause
@@ -91,8 +94,12 @@ class CheckFailed(AssertionError):
 def _hang(label, text, width=75):
     "A line with its label in the margin, wrapped."
     first = f"  {label:<10} " if label else "  "
-    return textwrap.fill(text, width, initial_indent=first,
-                         subsequent_indent=" " * len(first))
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #5ee76c90
 #| code-summary: finds the logits in what a model returned
@@ -107,16 +114,23 @@ def extract_logits(
     ``ValueError`` where there is none.
     """
     for name in ("logits", "last_hidden_state"):
-        inside = (out.get(name) if isinstance(out, dict)
-                  else getattr(out, name, None))
+        inside = (
+            out.get(name)
+            if isinstance(out, dict)
+            else getattr(out, name, None)
+        )
         if isinstance(inside, Tensor):
             return inside.clone()
     parts = out if isinstance(out, tuple | list) else [out]
-    found = [x for x in parts if isinstance(x, Tensor)
-             and x.is_floating_point()]
-    validate.require(found, "a model must return logits, a floating "
-                     f"tensor; this one returned {type(out).__name__}: "
-                     "wrap it, as in lambda ids: model(ids)[\"scores\"]")
+    found = [
+        x for x in parts if isinstance(x, Tensor) and x.is_floating_point()
+    ]
+    validate.require(
+        found,
+        "a model must return logits, a floating "
+        f"tensor; this one returned {type(out).__name__}: "
+        'wrap it, as in lambda ids: model(ids)["scores"]',
+    )
     return next((x for x in found if x.ndim == 3), found[0]).clone()
 
 # %% ../nbs/08_is_it_right.ipynb #19fa4dda
@@ -148,8 +162,11 @@ def _referenced_objects(thing):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if inspect.ismethod(thing):
         owner = thing.__self__
-        return [owner, thing.__func__, *getattr(owner, "__dict__", {}
-                                                ).values()]
+        return [
+            owner,
+            thing.__func__,
+            *getattr(owner, "__dict__", {}).values(),
+        ]
     if inspect.isfunction(thing):
         return _closure_values(thing)
     return list(vars(thing).values()) if hasattr(thing, "__dict__") else []
@@ -185,12 +202,20 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
     parameters require gradients and the gradients they hold, and the
     state of the random generators.
     """
-    saved = [_ModuleSnapshot(m) for m in dict.fromkeys(
-        m for model in models for m in model.modules())]
-    weights = [(p, p.requires_grad, p.grad) for model in models
-               for p in model.parameters()]
+    saved = [
+        _ModuleSnapshot(m)
+        for m in dict.fromkeys(
+            m for model in models for m in model.modules()
+        )
+    ]
+    weights = [
+        (p, p.requires_grad, p.grad)
+        for model in models
+        for p in model.parameters()
+    ]
     cuda_devices = {
-        p.device for p, *_ in weights if p.device.type == "cuda"}
+        p.device for p, *_ in weights if p.device.type == "cuda"
+    }
     with torch.random.fork_rng(cuda_devices):
         try:
             for model in models:
@@ -211,15 +236,25 @@ class _ModuleSnapshot:
         held = vars(module)
         self.module = module
         self.training = module.training
-        self.buffers = [(b, b.clone()) for b in module._buffers.values()
-                        if b is not None]
+        self.buffers = [
+            (b, b.clone())
+            for b in module._buffers.values()
+            if b is not None
+        ]
         self.contents = [  # lists and dicts of the module's own
-            (value, value.copy()) for name, value in held.items()
-            if name[0] != "_" and type(value) in (list, dict, set)]
+            (value, value.copy())
+            for name, value in held.items()
+            if name[0] != "_" and type(value) in (list, dict, set)
+        ]
         shell = hasattr(module, "_orig_mod")  # a compiled module
-        self.attributes = {} if shell else {
-            name: dict(value) if name == "_buffers" else value
-            for name, value in held.items()}
+        self.attributes = (
+            {}
+            if shell
+            else {
+                name: dict(value) if name == "_buffers" else value
+                for name, value in held.items()
+            }
+        )
 
     def restore(self):
         self.module.training = self.training
@@ -231,8 +266,9 @@ class _ModuleSnapshot:
             self.restore_attributes()
         for value, before in self.contents:
             value.clear()
-            (value.extend if isinstance(value, list)
-             else value.update)(before)
+            (value.extend if isinstance(value, list) else value.update)(
+                before
+            )
 
     def restore_attributes(self):
         "Those that were set, and those that are new."
@@ -265,8 +301,14 @@ class Adapter:
     (``keep`` is True at tokens).
     """
 
-    def __init__(self, model: Callable, *, step_fn: Callable | None = None,
-                 padded_fn: Callable | None = None, device: Any = None):
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        step_fn: Callable | None = None,
+        padded_fn: Callable | None = None,
+        device: Any = None,
+    ):
         self.model = model
         self.step_fn = step_fn
         self.padded_fn = padded_fn
@@ -277,24 +319,35 @@ class Adapter:
         self.unwrapped = getattr(model, "_orig_mod", model)
         names = _accepted(self.unwrapped)
         self.argument_names = names
-        tensors = [t for m in self.modules for t in (
-            *m.parameters(), *m.buffers()) if t.is_floating_point()]
+        tensors = [
+            t
+            for m in self.modules
+            for t in (*m.parameters(), *m.buffers())
+            if t.is_floating_point()
+        ]
         self.dtypes = {t.dtype for t in tensors}
         self.device = torch.device(
-            device or (tensors[0].device if tensors else "cpu"))
+            device or (tensors[0].device if tensors else "cpu")
+        )
         self.first_position = 0
         self.accepts_positions = bool(POSITION_NAMES & names)
         self.supports_padding = bool(
-            padded_fn or (POSITION_NAMES | {"attention_mask"}) & names)
+            padded_fn or (POSITION_NAMES | {"attention_mask"}) & names
+        )
         self.supports_cache = bool(
-            step_fn or "past_key_values" in names
-            or ("cache" in names and hasattr(self.unwrapped, "new_cache")))
+            step_fn
+            or "past_key_values" in names
+            or ("cache" in names and hasattr(self.unwrapped, "new_cache"))
+        )
 
     def __call__(self, ids, positions=None):
         if positions is not None and self.padded_fn:
             return extract_logits(self.padded_fn(ids, positions >= 0))
-        more = ({} if positions is None
-                else self._position_kwargs(positions, positions >= 0))
+        more = (
+            {}
+            if positions is None
+            else self._position_kwargs(positions, positions >= 0)
+        )
         return extract_logits(self.model(ids, **more))
 
     def _own_positions(self, positions):
@@ -337,8 +390,9 @@ class Adapter:
         return extract_logits(out), (_past(out), keep)
 
     def __str__(self):
-        name = getattr(self.unwrapped, "__name__",
-                       type(self.unwrapped).__name__)
+        name = getattr(
+            self.unwrapped, "__name__", type(self.unwrapped).__name__
+        )
         kinds = sorted(str(d).split(".")[1] for d in self.dtypes)
         return ", ".join([name, *kinds, self.device.type])
 
@@ -347,11 +401,17 @@ class Adapter:
 def _accepted(model):
     "The names of the arguments a model takes."
     made = not isinstance(model, type)
-    got = (type(model).__name__ if made else
-           f"the class {model.__name__}: make a model of it first")
-    validate.require(made and callable(model), "a check takes a model, "
-                     "which is called as model(ids) and returns logits; "
-                     f"got {got}")
+    got = (
+        type(model).__name__
+        if made
+        else f"the class {model.__name__}: make a model of it first"
+    )
+    validate.require(
+        made and callable(model),
+        "a check takes a model, "
+        "which is called as model(ids) and returns logits; "
+        f"got {got}",
+    )
     names = getattr(model, "argument_names", None)
     if isinstance(names, set):
         return names
@@ -367,14 +427,27 @@ def _accepted(model):
 #| code-summary: what a model of Hugging Face returned to go on from
 def _past(out):
     "What a model returned, beside logits, to go on from."
-    past = (out.get("past_key_values") if isinstance(out, dict)
-            else getattr(out, "past_key_values", None))
+    past = (
+        out.get("past_key_values")
+        if isinstance(out, dict)
+        else getattr(out, "past_key_values", None)
+    )
     if isinstance(out, tuple):
-        past = next((x for x in out[1:] if x is not None and not (
-            isinstance(x, Tensor) and x.ndim <= 3)), None)
-    validate.require(past is not None, "the model takes past_key_values= "
-                     "and returns none to go on from, neither "
-                     "out.past_key_values nor in a tuple after the logits")
+        past = next(
+            (
+                x
+                for x in out[1:]
+                if x is not None
+                and not (isinstance(x, Tensor) and x.ndim <= 3)
+            ),
+            None,
+        )
+    validate.require(
+        past is not None,
+        "the model takes past_key_values= "
+        "and returns none to go on from, neither "
+        "out.past_key_values nor in a tuple after the logits",
+    )
     return past
 
 # %% ../nbs/08_is_it_right.ipynb #ac103ec5
@@ -397,13 +470,24 @@ class FixedSourceModel:
             {"decoder_input_ids", "encoder_hidden_states"} & names,
             f"{type(model).__name__} takes neither "
             "encoder_hidden_states= nor decoder_input_ids=; write "
-            "lambda ids: model(src.expand(len(ids), -1), ids)")
+            "lambda ids: model(src.expand(len(ids), -1), ids)",
+        )
         self.model = model
         self.src = src
         self.is_hf_style = "decoder_input_ids" in names
         self.new_cache = getattr(model, "new_cache", None)
-        self.argument_names = {n for n in names if n in (
-            "cache", "positions", "pos", "past_key_values", "use_cache")}
+        self.argument_names = {
+            n
+            for n in names
+            if n
+            in (
+                "cache",
+                "positions",
+                "pos",
+                "past_key_values",
+                "use_cache",
+            )
+        }
         if "decoder_attention_mask" in names:
             self.argument_names.add("attention_mask")
 
@@ -412,14 +496,21 @@ class FixedSourceModel:
         if not self.is_hf_style:
             memory = self.model.encode(src)
             return self.model(ids, encoder_hidden_states=memory, **more)
-        return self.model(input_ids=src, decoder_input_ids=ids,
-                          decoder_attention_mask=attention_mask, **more)
+        return self.model(
+            input_ids=src,
+            decoder_input_ids=ids,
+            decoder_attention_mask=attention_mask,
+            **more,
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #e37abe36
 #| code-summary: what rounding may change, by type
 RELATIVE_TOLERANCE = {  # what rounding may change, relatively
-    torch.float64: 1e-9, torch.float32: 1e-5,
-    torch.float16: 5e-3, torch.bfloat16: 3e-2}
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 3e-2,
+}
 
 # %% ../nbs/08_is_it_right.ipynb #55843774
 def tolerance(
@@ -445,14 +536,17 @@ def tolerance(
 # %% ../nbs/08_is_it_right.ipynb #f0425479
 #| code-summary: the largest difference of two tensors
 def max_difference(
-    a: Float[Tensor, "..."], b: Float[Tensor, "..."],
+    a: Float[Tensor, "..."],
+    b: Float[Tensor, "..."],
 ) -> float:
     "The largest difference; infinite where one is not a number."
-    validate.require(a.shape == b.shape, "shapes differ: "
-                     f"{tuple(a.shape)} and {tuple(b.shape)}")
+    validate.require(
+        a.shape == b.shape,
+        f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}",
+    )
     compute_dtype = torch.promote_types(a.dtype, torch.float32)
     diff = (a.to(compute_dtype) - b.to(a.device, compute_dtype)).abs()
-    same = (a == b.to(a.device, a.dtype))  # equal infinities included
+    same = a == b.to(a.device, a.dtype)  # equal infinities included
     diff = diff.masked_fill(same, 0.0)
     diff = diff.nan_to_num(nan=math.inf)
     return diff.max().item() if diff.numel() else 0.0
@@ -467,12 +561,15 @@ def _adapted(model, **adapt):
 #| code-summary: a trial: a model, its report, random ids
 class _CheckRun:
     "A model, its report, and random ids to try it with."
+
     check = "run_all"  # the name that the report gives it
 
     def __init__(self, model, vocab_size, seq_len=None, seed=0, **adapt):
         self.adapter = _adapted(model, **adapt)
-        validate.integer(vocab_size=vocab_size,
-                         seq_len=12 if seq_len is None else seq_len)
+        validate.integer(
+            vocab_size=vocab_size,
+            seq_len=12 if seq_len is None else seq_len,
+        )
         self.report = Report(self.check, str(self.adapter))
         self.add_note = self.report.add_note
         self.fail = self.report.fail
@@ -482,15 +579,21 @@ class _CheckRun:
         pad = _setting(self.adapter.unwrapped, ("pad_token_id",))
         self.pad_token_id = pad if isinstance(pad, int) else None
         ids = [i for i in range(vocab_size) if i != self.pad_token_id]
-        validate.require(len(ids) >= 2 and self.seq_len >= 4, "a check "
-                         "needs at least 2 ids and 4 tokens, got "
-                         f"{len(ids)} ids, {self.seq_len} tokens")
+        validate.require(
+            len(ids) >= 2 and self.seq_len >= 4,
+            "a check "
+            "needs at least 2 ids and 4 tokens, got "
+            f"{len(ids)} ids, {self.seq_len} tokens",
+        )
         self.allowed = torch.tensor(ids)
 
     def random_ids(self, b, t=None):
         "Random ids."
-        i = torch.randint(len(self.allowed), (b, t or self.seq_len),
-                          generator=self.generator)
+        i = torch.randint(
+            len(self.allowed),
+            (b, t or self.seq_len),
+            generator=self.generator,
+        )
         return self.allowed[i].to(self.adapter.device)
 
     def replacement_ids(self, ids):
@@ -521,15 +624,27 @@ class _CheckRun:
                     f"ids of shape {tuple(ids.shape)} between {ids.min()} "
                     f"and {ids.max()} raised "
                     f"{textwrap.shorten(message, 300)}",
-                    next((text for pattern, text in ERROR_HINTS.items()
-                          if re.search(pattern, message)), ""))
+                    next(
+                        (
+                            text
+                            for pattern, text in ERROR_HINTS.items()
+                            if re.search(pattern, message)
+                        ),
+                        "",
+                    ),
+                )
             except CheckFailed as failed:
                 raise failed from error
 
 # %% ../nbs/08_is_it_right.ipynb #0bd4cbb4
 #| code-summary: reads settings of a model, and errors that it raises
-MAX_LEN_NAMES = ("max_len", "max_position_embeddings", "n_positions",
-                 "max_seq_len", "block_size")
+MAX_LEN_NAMES = (
+    "max_len",
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "block_size",
+)
 ERROR_HINTS = {  # what an error in the model usually means
     "IndexError|out of (range|bounds)": "a table has fewer rows than "
     "there are ids or positions: is vocab_size right? If the model's "
@@ -540,7 +655,8 @@ ERROR_HINTS = {  # what an error in the model usually means
     "unpack": "the model may take one row without the axis of the batch: "
     "wrap it, as in lambda ids: torch.stack([model(x) for x in ids])",
     "length|block|max": "the text may be longer than the model allows: "
-    "pass seq_len= (max_len= in shapes)"}
+    "pass seq_len= (max_len= in shapes)",
+}
 
 
 def _setting(model, names):
@@ -556,15 +672,18 @@ def _setting(model, names):
 #| code-summary: what every check asks first of the logits
 class _LogitChecks(_CheckRun):
     "What every check asks first: are there logits that can be judged?"
+
     noise = 0.0  # how far equal rows move from one call to another
 
     def baseline_logits(self, ids, again=True):
         "Logits that can be judged: of a right shape, finite, repeatable."
         logits = self.call(ids)
         if logits.shape[:2] != ids.shape or logits.ndim != 3:
-            self.fail(f"ids {tuple(ids.shape)} gave {tuple(logits.shape)},"
-                      " not (batch, tokens, vocabulary)",
-                      _shape_hint(logits.shape, ids.shape))
+            self.fail(
+                f"ids {tuple(ids.shape)} gave {tuple(logits.shape)},"
+                " not (batch, tokens, vocabulary)",
+                _shape_hint(logits.shape, ids.shape),
+            )
         if not logits.isfinite().all():
             self.explain_not_finite(ids, logits)
         second = self.adapter(ids) if again else logits
@@ -577,12 +696,15 @@ class _LogitChecks(_CheckRun):
         bad = (~logits.isfinite()).any(-1).any(0).nonzero().flatten()
         alone = self.adapter(ids[:, :1]).isfinite().all()
         self.fail(
-            f"the logits at outputs {bad.tolist()} are not finite" + (
-                "" if alone else "; a single token, alone, gives NaN too"),
+            f"the logits at outputs {bad.tolist()} are not finite"
+            + ("" if alone else "; a single token, alone, gives NaN too"),
             "the first token may attend to nothing, not even itself: the "
             "mask is inverted, or strict where it should include the "
-            "diagonal" if not alone else "a row of the mask leaves "
-            "nothing to attend to, or something overflows")
+            "diagonal"
+            if not alone
+            else "a row of the mask leaves "
+            "nothing to attend to, or something overflows",
+        )
 
     def explain_not_repeatable(self, ids, logits, second):
         "Two equal calls differ: is it chance, or memory?"
@@ -591,19 +713,26 @@ class _LogitChecks(_CheckRun):
             return  # rounding in another order, as GPUs do
         once = self.seeded(ids)
         again = self.seeded(ids)
-        active = [n for m in self.adapter.modules for n, part
-                  in m.named_modules() if part.training]
+        active = [
+            n
+            for m in self.adapter.modules
+            for n, part in m.named_modules()
+            if part.training
+        ]
         self.fail(
             f"two equal calls differ by {max_diff:.2g}, in eval mode",
             "no module was found behind this function, so that it could "
             "not be put in eval mode: call .eval() first, or pass the "
-            "module" if not self.adapter.modules else
-            f"these modules ignore eval(): {active}" if active else
-            "dropout is active although the model is in eval mode: "
+            "module"
+            if not self.adapter.modules
+            else f"these modules ignore eval(): {active}"
+            if active
+            else "dropout is active although the model is in eval mode: "
             "F.dropout without training=self.training"
-            if torch.equal(once, again) else
-            "the model remembers earlier calls: a cache or counter is "
-            "kept on a module")
+            if torch.equal(once, again)
+            else "the model remembers earlier calls: a cache or counter "
+            "is kept on a module",
+        )
 
     def seeded(self, ids):
         torch.manual_seed(0)
@@ -615,8 +744,9 @@ class _LogitChecks(_CheckRun):
         for kept in (0, len(rows) - 1):
             strangers = self.replacement_ids(rows)
             strangers[kept] = rows[kept]
-            max_diff = max_difference(self.adapter(strangers)[kept],
-                                      logits[kept])
+            max_diff = max_difference(
+                self.adapter(strangers)[kept], logits[kept]
+            )
             if max_diff > self.tolerance(logits):
                 self.explain_rows(strangers, kept, max_diff)
             worst = max(worst, max_diff)
@@ -637,8 +767,10 @@ class _LogitChecks(_CheckRun):
             f"outputs {hit})",
             "batch and time have changed places: attention runs over the "
             "batch (batch_first=False in nn.MultiheadAttention?)"
-            if hit == [2] else "a view or reshape mixes the rows of a "
-            "batch, or something is normalized over the batch")
+            if hit == [2]
+            else "a view or reshape mixes the rows of a "
+            "batch, or something is normalized over the batch",
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #8fdc1ea9
 #| code-summary: what logits of a wrong shape may come from
@@ -646,8 +778,10 @@ def _shape_hint(shape, size):
     "What a shape that is not (b, t, vocab) may come from."
     b, t = size
     if len(shape) == 0:
-        return ("this is one number, a loss: return the logits as well, "
-                "or wrap the model, as in lambda ids: model(ids)[1]")
+        return (
+            "this is one number, a loss: return the logits as well, "
+            "or wrap the model, as in lambda ids: model(ids)[1]"
+        )
     if len(shape) == 2 and b == 1 < t and shape[0] == t:
         return "the axis of the batch is lost: a squeeze, or an index [0]"
     if len(shape) == 3 and tuple(shape[:2]) == (t, b):
@@ -706,9 +840,13 @@ def format_influence_map(
     "A map in characters: ■ where the output of a row sees a token."
     n = depends.shape[1]
     head = "token     " + " ".join(f"{j % 100:>2}" for j in range(n))
-    return "\n".join([head] + [
-        f"output {i:>2} " + " ".join(" ■" if s else " ·" for s in row)
-        for i, row in enumerate(depends.tolist())])
+    return "\n".join(
+        [head]
+        + [
+            f"output {i:>2} " + " ".join(" ■" if s else " ·" for s in row)
+            for i, row in enumerate(depends.tolist())
+        ]
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #afba08b6
 #| code-fold: false
@@ -716,7 +854,7 @@ def diagnose_leak(
     depends: Bool[Tensor, "t t"],  # [i, j]: output i answers to token j
     effect: Float[Tensor, "t t"],  # and by how much
 ) -> str:
-    "The mistake that a pattern of influence looks like; \"\" if causal."
+    'The mistake that a pattern of influence looks like; "" if causal.'
     t = len(depends)
     past = depends.tril(-1)
     future = depends.triu(1)
@@ -725,23 +863,31 @@ def diagnose_leak(
     if not future.any():
         return ""
     if not past[:-1].any() or above > 10 * below:
-        return ("the mask is inverted: outputs see the tokens after them "
-                "and not those before")
+        return (
+            "the mask is inverted: outputs see the tokens after them "
+            "and not those before"
+        )
     for reach in range(1, t - 1):
         ahead = torch.ones_like(depends).tril(reach).triu(1)
         if torch.equal(future, ahead):
-            return (f"the mask is off by {reach}: every output sees "
-                    f"{reach} ahead, as with <= where < was meant; or a "
-                    "convolution is padded on both sides")
+            return (
+                f"the mask is off by {reach}: every output sees "
+                f"{reach} ahead, as with <= where < was meant; or a "
+                "convolution is padded on both sides"
+            )
     if depends.all():
-        return ("there is no causal mask: every output sees every token. "
-                "An encoder such as BERT is like this; in a decoder, the "
-                "mask or is_causal=True was forgotten, or a mask was "
-                "added as a number instead of blocking, or the softmax "
-                "runs over the queries")
-    return ("the pattern is irregular: a view or reshape mixes positions "
-            "where a transpose was meant, or a softmax, norm or sort runs "
-            "along time")
+        return (
+            "there is no causal mask: every output sees every token. "
+            "An encoder such as BERT is like this; in a decoder, the "
+            "mask or is_causal=True was forgotten, or a mask was "
+            "added as a number instead of blocking, or the softmax "
+            "runs over the queries"
+        )
+    return (
+        "the pattern is irregular: a view or reshape mixes positions "
+        "where a transpose was meant, or a softmax, norm or sort runs "
+        "along time"
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #314ad7d5
 #| code-fold: false
@@ -773,12 +919,19 @@ def causal(
         trial.check_past(depends)
         trial.check_order()
         trial.check_prefixes()
-    trial.add_note("tested", f"{num_trials} × {trial.seq_len} tokens, "
-                   "each replaced in turn; prefixes", effect=effect,
-                   depends=depends)
-    trial.add_note("past", "outputs move by up to "
-                   f"{effect.tril(-1).max():.1g} when an earlier token is "
-                   "replaced")
+    trial.add_note(
+        "tested",
+        f"{num_trials} × {trial.seq_len} tokens, "
+        "each replaced in turn; prefixes",
+        effect=effect,
+        depends=depends,
+    )
+    trial.add_note(
+        "past",
+        "outputs move by up to "
+        f"{effect.tril(-1).max():.1g} when an earlier token is "
+        "replaced",
+    )
     trial.add_note("future", "no output moves when a later one is")
     return trial.report
 
@@ -812,21 +965,30 @@ class _Influence(_LogitChecks):
     def explain_leak(self, ids, other, effect, depends):
         "Where the future comes in first, and what the map there is like."
         i, j = divmod(int(effect.triu(1).argmax()), len(effect))
-        problem = (f"output {i} moved by {effect[i, j]:.2g} when token "
-                   f"{j}, which comes after it, was replaced")
+        problem = (
+            f"output {i} moved by {effect[i, j]:.2g} when token "
+            f"{j}, which comes after it, was replaced"
+        )
         for name, out, unchanged in self.inner_outputs(ids, other):
             module_effect = compare_rows(out, unchanged)
             module_depends = module_effect > self.threshold(
-                module_effect, out)
+                module_effect, out
+            )
             if module_depends.triu(1).any():
-                self.add_note("where", f"{name} is the first module whose "
-                              "output sees the future; this is its map",
-                              where=name)
+                self.add_note(
+                    "where",
+                    f"{name} is the first module whose "
+                    "output sees the future; this is its map",
+                    where=name,
+                )
                 effect = module_effect
                 depends = module_depends
                 break
-        self.fail(problem, diagnose_leak(depends, effect),
-                  format_influence_map(depends))
+        self.fail(
+            problem,
+            diagnose_leak(depends, effect),
+            format_influence_map(depends),
+        )
 
     def inner_outputs(self, ids, other):
         """Yield the outputs of modules, in the order they finish.
@@ -842,9 +1004,12 @@ class _Influence(_LogitChecks):
         for call in _record(self.adapter, rows)[1]:
             outs = unchanged.get(call.name)  # some run for some ids only
             before = outs.pop(0) if outs else None
-            if (before is not None and call.out.shape == before.shape
-                    and call.out.ndim == 3
-                    and call.out.shape[:2] == rows.shape):
+            if (
+                before is not None
+                and call.out.shape == before.shape
+                and call.out.ndim == 3
+                and call.out.shape[:2] == rows.shape
+            ):
                 yield call.name, call.out, before
 
 # %% ../nbs/08_is_it_right.ipynb #0633a9a3
@@ -852,6 +1017,7 @@ class _Influence(_LogitChecks):
 @dataclass(eq=False)
 class ModuleCall:
     "One call of a module: what went in and what came out."
+
     name: str
     module: nn.Module
     input: Tensor | None
@@ -862,14 +1028,17 @@ class ModuleCall:
 
     def kinds(self):
         "How many axes the module's own parameters have."
-        return sorted(p.ndim for p in self.module.parameters(
-            recurse=False))
+        return sorted(
+            p.ndim for p in self.module.parameters(recurse=False)
+        )
 
     def is_identity(self):
         "Whether it returned what went in."
-        return self.input is not None and \
-            self.input.shape == self.out.shape and \
-            torch.equal(self.input, self.out)
+        return (
+            self.input is not None
+            and self.input.shape == self.out.shape
+            and torch.equal(self.input, self.out)
+        )
 
     def find_counterpart(self, reference_calls):
         "The first of theirs that returned the same and is still free."
@@ -885,8 +1054,11 @@ class ModuleCall:
 
     def label_with(self, counterpart):
         "The names of both, if they differ."
-        return self.name + (f" (there {counterpart.name})"
-                            if self.name != counterpart.name else "")
+        return self.name + (
+            f" (there {counterpart.name})"
+            if self.name != counterpart.name
+            else ""
+        )
 
     def same_input(self, counterpart, ordered=True):
         "The same numbers went in, or ids, which are the same."
@@ -897,8 +1069,10 @@ class ModuleCall:
     def known_input(self, calls):
         "Did one of these steps return, or take, what went in here?"
         return self.input is None or any(
-            _values_match(self.input, x, ordered=False) for s in calls
-            for x in (s.out, s.input))
+            _values_match(self.input, x, ordered=False)
+            for s in calls
+            for x in (s.out, s.input)
+        )
 
     def by_name(self, reference_calls, name_map):
         "The step whose name is ours, with parts replaced."
@@ -909,8 +1083,12 @@ class ModuleCall:
 
     def by_value(self, free, reference_calls):
         "One with the same input; or, if that is new, of the same kind."
-        fits = [s for s in free if s.out.numel() == self.out.numel()
-                and s.depends_on_ids == self.depends_on_ids]
+        fits = [
+            s
+            for s in free
+            if s.out.numel() == self.out.numel()
+            and s.depends_on_ids == self.depends_on_ids
+        ]
         for ordered in (True, False):
             for counterpart in fits:
                 if self.same_input(counterpart, ordered):
@@ -927,8 +1105,11 @@ def _tensors(x):
         plain = x.is_floating_point() and not x.is_nested
         return [x] if plain else []
     items = x.values() if isinstance(x, dict) else x
-    return ([t for item in items for t in _tensors(item)]
-            if isinstance(x, dict | list | tuple) else [])
+    return (
+        [t for item in items for t in _tensors(item)]
+        if isinstance(x, dict | list | tuple)
+        else []
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #4fde9c06
 #| code-summary: runs a model and records every call of a module
@@ -943,13 +1124,20 @@ def _record(adapter, ids):
             got = _tensors(out)
             if got:
                 first = inputs[0].detach().clone() if inputs else None
-                steps.append(ModuleCall(name, module, first,
-                                        got[0].detach().clone()))
+                steps.append(
+                    ModuleCall(
+                        name, module, first, got[0].detach().clone()
+                    )
+                )
+
         return hook
 
     for name, module in _named(adapter, "named_modules"):
-        hooks.append(module.register_forward_hook(
-            keep(name or "the model"), with_kwargs=True))
+        hooks.append(
+            module.register_forward_hook(
+                keep(name or "the model"), with_kwargs=True
+            )
+        )
     try:
         logits = extract_logits(adapter.unwrapped(ids))
     finally:
@@ -973,6 +1161,7 @@ def _named(adapter, kind):
 #| code-summary: does the past matter, does order, does the length not?
 class _Causal(_Influence):
     "The past has to matter, and so has its order; the length must not."
+
     check = "causal"
 
     def check_past(self, depends):
@@ -980,20 +1169,26 @@ class _Causal(_Influence):
         if not depends.any():
             self.fail(
                 "nothing was tested: no output moved, whatever token was "
-                "replaced", "the logits are constant: ids do not reach "
-                "them")
+                "replaced",
+                "the logits are constant: ids do not reach them",
+            )
         if not depends.diagonal().any():
-            self.fail("no output moved when its own token was replaced",
-                      "the model shifts its input by one, so that its "
-                      "last token is never used, or the mask is strict",
-                      format_influence_map(depends))
+            self.fail(
+                "no output moved when its own token was replaced",
+                "the model shifts its input by one, so that its "
+                "last token is never used, or the mask is strict",
+                format_influence_map(depends),
+            )
         if not depends.tril(-1).any():
             self.fail(
                 "nothing was tested: no output moved when an earlier "
-                "token was replaced", "what attention returns does not "
+                "token was replaced",
+                "what attention returns does not "
                 "reach the logits: an output projection of zeros, or one "
                 "that is never applied, or a mask that leaves only the "
-                "diagonal", format_influence_map(depends))
+                "diagonal",
+                format_influence_map(depends),
+            )
 
     def check_order(self):
         "The last output must notice in which order the others came."
@@ -1007,22 +1202,30 @@ class _Causal(_Influence):
         if max_difference(here, there) <= 0.3 * allowed_diff:
             self.fail(
                 "the last output is the same for any order of the tokens "
-                "before it", "positions are missing: they are not added, "
-                "or not passed on to the attention")
+                "before it",
+                "positions are missing: they are not added, "
+                "or not passed on to the attention",
+            )
 
     def check_prefixes(self):
         "Outputs must not depend on how many tokens follow."
         ids = self.random_ids(1)
         whole = self.adapter(ids)
         for n in sorted({1, self.seq_len // 2, self.seq_len - 1}):
-            diff = (self.adapter(ids[:, :n]).float()
-                    - whole[:, :n].float()).abs().amax(-1)[0]
+            diff = (
+                (self.adapter(ids[:, :n]).float() - whole[:, :n].float())
+                .abs()
+                .amax(-1)[0]
+            )
             if not diff.max() <= self.tolerance(whole):
-                self.fail(f"output {int(diff.argmax())} of {n} tokens "
-                          f"moves by {diff.max():.2g} when more follow, "
-                          "whatever they are", "something depends on the "
-                          "length: positions counted from the end, or a "
-                          "sum divided by the number of tokens")
+                self.fail(
+                    f"output {int(diff.argmax())} of {n} tokens "
+                    f"moves by {diff.max():.2g} when more follow, "
+                    "whatever they are",
+                    "something depends on the "
+                    "length: positions counted from the end, or a "
+                    "sum divided by the number of tokens",
+                )
 
 # %% ../nbs/08_is_it_right.ipynb #e1f28fce
 def shapes(
@@ -1047,23 +1250,32 @@ def shapes(
         sizes.append((1, min(max_length, 1024)))
     with trial.isolated():
         for size in sizes:
-            logits = trial.baseline_logits(trial.random_ids(*size),
-                                           again=size[1] <= trial.seq_len)
+            logits = trial.baseline_logits(
+                trial.random_ids(*size), again=size[1] <= trial.seq_len
+            )
             trial.check_width(logits, vocab_size)
         for i in (0, vocab_size - 1):
             trial.baseline_logits(torch.full_like(trial.random_ids(1), i))
         max_diff = trial.check_alone()
-    trial.add_note("tested", "ids of shapes " + ", ".join(
-        f"{b} × {t}" for b, t in sizes) + f"; ids 0 and {vocab_size - 1}")
+    trial.add_note(
+        "tested",
+        "ids of shapes "
+        + ", ".join(f"{b} × {t}" for b, t in sizes)
+        + f"; ids 0 and {vocab_size - 1}",
+    )
     kind = str(logits.dtype).split(".")[1]
-    trial.add_note("logits", f"{kind}, width {vocab_size}; rows alone as "
-                   "in a batch", rows=max_diff)
+    trial.add_note(
+        "logits",
+        f"{kind}, width {vocab_size}; rows alone as in a batch",
+        rows=max_diff,
+    )
     return trial.report
 
 # %% ../nbs/08_is_it_right.ipynb #45b382d1
 #| code-summary: the width of the logits, and each row of a batch alone
 class _Shapes(_LogitChecks):
     "The width of the logits, and each row of a batch alone."
+
     check = "shapes"
 
     def check_width(self, logits, vocab_size):
@@ -1072,31 +1284,41 @@ class _Shapes(_LogitChecks):
         if width != vocab_size:
             self.fail(
                 f"the logits have width {width}; vocab_size is "
-                f"{vocab_size}", "the vocabulary was padded to a rounder "
-                f"number: pass vocab_size={width}" if width > vocab_size
+                f"{vocab_size}",
+                "the vocabulary was padded to a rounder "
+                f"number: pass vocab_size={width}"
+                if width > vocab_size
                 else "vocab_size is wrong, or these are hidden states "
-                "without the last projection")
+                "without the last projection",
+            )
         sums = logits.float().sum(-1)
         allowed_diff = 4 * RELATIVE_TOLERANCE[logits.dtype]
         if (logits >= 0).all() and (sums - 1).abs().max() <= allowed_diff:
             self.fail(
                 "every row of the output sums to 1: these are "
-                "probabilities", "a softmax at the end of the model. "
+                "probabilities",
+                "a softmax at the end of the model. "
                 "F.cross_entropy takes logits and applies its own; with "
-                "both, training goes on, but slowly")
+                "both, training goes on, but slowly",
+            )
 
     def check_alone(self):
         "Rows of a batch, each alone."
         ids = self.random_ids(3)
         batch = self.adapter(ids)
-        max_diff = max(max_difference(self.adapter(row[None])[0], whole)
-                       for row, whole in zip(ids, batch))
+        max_diff = max(
+            max_difference(self.adapter(row[None])[0], whole)
+            for row, whole in zip(ids, batch)
+        )
         self.check_rows(ids, batch)
         if max_diff > self.tolerance(batch):
-            self.fail(f"a row alone differs by {max_diff:.2g} from the "
-                      "same row in a batch", "the batch's size matters: a "
-                      "sum or mean over the batch, or a tensor made for "
-                      "one batch size")
+            self.fail(
+                f"a row alone differs by {max_diff:.2g} from the "
+                "same row in a batch",
+                "the batch's size matters: a "
+                "sum or mean over the batch, or a tensor made for "
+                "one batch size",
+            )
         return max_diff
 
 # %% ../nbs/08_is_it_right.ipynb #d51c69ce
@@ -1119,11 +1341,19 @@ def padding(
     that takes ids only is tested on the right only.  Raises
     ``CheckFailed`` with the likely mistake.
     """
-    validate.require(sides and set(sides) <= {"right", "left"},
-                     "sides are among 'right', 'left', and at least one; "
-                     f"got {sides!r}")
-    trial = _Padding(model, vocab_size, seq_len, seed, padded_fn=padded_fn,
-                     device=device)
+    validate.require(
+        sides and set(sides) <= {"right", "left"},
+        "sides are among 'right', 'left', and at least one; "
+        f"got {sides!r}",
+    )
+    trial = _Padding(
+        model,
+        vocab_size,
+        seq_len,
+        seed,
+        padded_fn=padded_fn,
+        device=device,
+    )
     with trial.isolated():
         trial.sample_rows(_batch_size(trial.adapter))
         trial.check_rows(trial.ids, trial.adapter(trial.ids))
@@ -1133,8 +1363,11 @@ def padding(
             trial.check_side("left", pad_token_id)
             trial.check_padding_matters()
         elif "left" in sides:
-            trial.add_note("left", "not tested: the model takes neither "
-                           "positions nor attention_mask")
+            trial.add_note(
+                "left",
+                "not tested: the model takes neither "
+                "positions nor attention_mask",
+            )
     return trial.report
 
 # %% ../nbs/08_is_it_right.ipynb #221bd6d3
@@ -1149,67 +1382,99 @@ class _RaggedRows(_LogitChecks):
         if self.adapter.supports_padding:
             self.check_numbering(self.ids, bare)
         lengths = _kept(self.ids, "right").sum(1).tolist()
-        self.alone = [self.adapter(row[None, :n])[0]
-                      for row, n in zip(self.ids, lengths)]
+        self.alone = [
+            self.adapter(row[None, :n])[0]
+            for row, n in zip(self.ids, lengths)
+        ]
         self.allowed_diff = self.tolerance(torch.cat(self.alone))
 
     def pad(self, keep, fill=None):
         "The tokens of the rows at the places to keep, others elsewhere."
-        out = self.random_ids(*self.ids.shape) if fill is None \
+        out = (
+            self.random_ids(*self.ids.shape)
+            if fill is None
             else torch.full_like(self.ids, fill)
+        )
         for row, k, ids in zip(out, keep, self.ids):
-            row[k] = ids[:k.sum()]
+            row[k] = ids[: k.sum()]
         return out
 
     def max_diff(self, out, keep):
         "How far each row is from what it was alone."
-        return [max_difference(o[k], row)
-                for o, k, row in zip(out, keep, self.alone)]
+        return [
+            max_difference(o[k], row)
+            for o, k, row in zip(out, keep, self.alone)
+        ]
 
     def check_numbering(self, ids, bare):
         "To say that nothing is padding must change nothing."
         adapter = self.adapter
         positions = torch.arange(
-            ids.shape[1], device=ids.device).expand_as(ids)
+            ids.shape[1], device=ids.device
+        ).expand_as(ids)
         # RoBERTa begins after its padding
         own = (self.pad_token_id or 0) + 1
         starts = (0, own, 1, -1) if adapter.accepts_positions else (0,)
-        max_diff = {start: max_difference(
-            adapter(ids, (positions + start).clamp(min=0)), bare)
-            for start in starts}
+        max_diff = {
+            start: max_difference(
+                adapter(ids, (positions + start).clamp(min=0)), bare
+            )
+            for start in starts
+        }
         fits = [s for s in starts if max_diff[s] <= self.tolerance(bare)]
         if fits and (fits[0] == 0 or fits[0] == own > 1):
             adapter.first_position = fits[0]
             return
-        likely = (f"the positions taken by default begin at {fits[0]}"
-                  if fits else "the mask is inverted" + (
-                      ", or the default positions are others"
-                      if adapter.accepts_positions else ""))
-        self.fail(f"outputs move by {max_diff[0]:.2g} when all tokens are "
-                  "marked as tokens, at 0, 1, 2 …", likely)
+        likely = (
+            f"the positions taken by default begin at {fits[0]}"
+            if fits
+            else "the mask is inverted"
+            + (
+                ", or the default positions are others"
+                if adapter.accepts_positions
+                else ""
+            )
+        )
+        self.fail(
+            f"outputs move by {max_diff[0]:.2g} when all tokens are "
+            "marked as tokens, at 0, 1, 2 …",
+            likely,
+        )
 
     def explain_shift(self, side, out, keep):
         "The content of the padding is ignored; is its length counted?"
         adapter = self.adapter
         max_diff = []
         shifts = keep.long().argmax(1).tolist()
-        if (adapter.accepts_positions and not adapter.padded_fn
-                and side == "left"):
+        if (
+            adapter.accepts_positions
+            and not adapter.padded_fn
+            and side == "left"
+        ):
             for i, (shift, row) in enumerate(zip(shifts, self.alone)):
-                positions = torch.arange(
-                    len(row), device=out.device) + shift
-                there = adapter(self.ids[i:i + 1, :len(row)],
-                                positions[None])
+                positions = (
+                    torch.arange(len(row), device=out.device) + shift
+                )
+                there = adapter(
+                    self.ids[i : i + 1, : len(row)], positions[None]
+                )
                 max_diff.append(max_difference(there[0], out[i, keep[i]]))
             if max(max_diff) <= self.allowed_diff:
-                return ("positions count the padding: the first token of "
-                        "a row padded by n gets position n instead of 0")
-        return ("what stands in the padding does not matter, but how much "
-                "there is: positions count it, or padded keys were set to "
-                "zero and still take their share of the softmax" + (
-                    ". If it is never padded on the left, pass sides=("
-                    "\"right\",)" if side == "left" and
-                    not adapter.accepts_positions else ""))
+                return (
+                    "positions count the padding: the first token of "
+                    "a row padded by n gets position n instead of 0"
+                )
+        return (
+            "what stands in the padding does not matter, but how much "
+            "there is: positions count it, or padded keys were set to "
+            "zero and still take their share of the softmax"
+            + (
+                ". If it is never padded on the left, pass sides=("
+                '"right",)'
+                if side == "left" and not adapter.accepts_positions
+                else ""
+            )
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #052b3337
 #| code-summary: as many rows as heads
@@ -1228,8 +1493,11 @@ def _kept(ids, side):
     b, t = ids.shape
     lack = torch.tensor([(0, t // 3, 1, t // 2)[i % 4] for i in range(b)])
     index = torch.arange(t)
-    keep = (index >= lack[:, None] if side == "left"
-            else index < t - lack[:, None])
+    keep = (
+        index >= lack[:, None]
+        if side == "left"
+        else index < t - lack[:, None]
+    )
     return keep.to(ids.device)
 
 # %% ../nbs/08_is_it_right.ipynb #0d4f1627
@@ -1242,6 +1510,7 @@ def _positions(keep):
 #| code-summary: pads on one side, compares, and explains a difference
 class _Padding(_RaggedRows):
     "Pads on one side, compares with each row alone, explains."
+
     check = "padding"
     need = 0.0
 
@@ -1259,20 +1528,28 @@ class _Padding(_RaggedRows):
         bare = adapter(filled[0]) if adapter.supports_padding else outs[0]
         need = max(self.max_diff(bare, keep))
         self.need = max(self.need, need / self.allowed_diff)
-        free = "" if need > 4 * self.allowed_diff else \
-            " (also when it is not marked)"
-        self.add_note(side, f"{len(keep)} rows of {keep.sum(1).min()} to "
-                      f"{keep.sum(1).max()} tokens: padded = alone{free}",
-                      **{side: max(max_diff), f"{side}_unmarked": need})
+        free = (
+            ""
+            if need > 4 * self.allowed_diff
+            else " (also when it is not marked)"
+        )
+        self.add_note(
+            side,
+            f"{len(keep)} rows of {keep.sum(1).min()} to "
+            f"{keep.sum(1).max()} tokens: padded = alone{free}",
+            **{side: max(max_diff), f"{side}_unmarked": need},
+        )
 
     def check_padding_matters(self):
         "Would padding that is not marked have moved anything?"
         if self.need <= 4:
             self.fail(
                 "nothing was tested: the outputs are the same when the "
-                "padding is not marked at all", "attention does not reach "
+                "padding is not marked at all",
+                "attention does not reach "
                 "the logits, or its effect is below the rounding of this "
-                "dtype (try float32)")
+                "dtype (try float32)",
+            )
 
     def explain(self, side, keep, outs, max_diff):
         "What a difference between padded and alone looks like."
@@ -1283,13 +1560,17 @@ class _Padding(_RaggedRows):
             else "is not finite"
         )
         if max_diff[row] == math.inf:
-            likely = ("a padded query is left without a key, and its NaN "
-                      "spreads through the next layer")
+            likely = (
+                "a padded query is left without a key, and its NaN "
+                "spreads through the next layer"
+            )
         elif max_diff[0] > self.allowed_diff and side == "right":
-            likely = ("row 0 has no padding and moved all the same: the "
-                      "mask of one row acts on another. A mask (b, t, s) "
-                      "meets scores (b, h, t, s) from the right; it needs "
-                      "an axis for the heads")
+            likely = (
+                "row 0 has no padding and moved all the same: the "
+                "mask of one row acts on another. A mask (b, t, s) "
+                "meets scores (b, h, t, s) from the right; it needs "
+                "an axis for the heads"
+            )
         elif (
             len(outs) > 1
             and max(
@@ -1297,9 +1578,11 @@ class _Padding(_RaggedRows):
             )
             > self.allowed_diff
         ):
-            likely = ("padding is attended to: what stands there changes "
-                      "the outputs; the mask is missing, inverted, or "
-                      "added as numbers")
+            likely = (
+                "padding is attended to: what stands there changes "
+                "the outputs; the mask is missing, inverted, or "
+                "added as numbers"
+            )
         else:
             likely = self.explain_shift(side, outs[0], keep)
         self.fail(problem, likely)
@@ -1319,7 +1602,8 @@ def run_in_chunks(
     for n, chunk in zip(sizes, ids.split(sizes, 1)):
         start = sum(p.shape[1] for p in outs)
         chunk_positions = (
-            None if positions is None else positions[:, start:start + n])
+            None if positions is None else positions[:, start : start + n]
+        )
         out, state = adapter.step(chunk, state, chunk_positions)
         outs.append(out)
     return torch.cat(outs, 1)
@@ -1343,13 +1627,17 @@ def cache(
     All must give the logits of one call without a cache.  Raises
     ``CheckFailed`` with the likely mistake.
     """
-    trial = _Cache(model, vocab_size, seq_len, seed, step_fn=step_fn,
-                   device=device)
-    validate.require(trial.adapter.supports_cache, f"{trial.adapter} has "
-                     "no cache of a known kind, neither cache= and "
-                     "new_cache nor past_key_values=; pass step_fn, a "
-                     "function (ids, state) → (logits, state), state None "
-                     "at first")
+    trial = _Cache(
+        model, vocab_size, seq_len, seed, step_fn=step_fn, device=device
+    )
+    validate.require(
+        trial.adapter.supports_cache,
+        f"{trial.adapter} has "
+        "no cache of a known kind, neither cache= and "
+        "new_cache nor past_key_values=; pass step_fn, a "
+        "function (ids, state) → (logits, state), state None "
+        "at first",
+    )
     with trial.isolated():
         ids = trial.random_ids(2)
         whole = trial.baseline_logits(ids)
@@ -1372,8 +1660,13 @@ def _chunk_sizes(t):
     while sum(uneven) < t:
         uneven.append(min(t - sum(uneven), 4))
     uneven = uneven if sum(uneven) == t else [2, t - 2]
-    return [t * [1], [t], [t // 2] + (t - t // 2) * [1],
-            [t // 2, t - t // 2], uneven]
+    return [
+        t * [1],
+        [t],
+        [t // 2] + (t - t // 2) * [1],
+        [t // 2, t - t // 2],
+        uneven,
+    ]
 
 # %% ../nbs/08_is_it_right.ipynb #2673af76
 #| code-summary: feeds in pieces, compares, and explains a difference
@@ -1383,14 +1676,19 @@ class _ChunkedFeed(_RaggedRows):
     def check_chunks(self, ids, whole, sizes):
         "Fed in these pieces, the logits must be the same."
         out = run_in_chunks(self.adapter, ids, sizes)
-        name = f"{len(ids[0])} × 1" if set(sizes) == {1} else \
-            " + ".join(map(str, sizes))
+        name = (
+            f"{len(ids[0])} × 1"
+            if set(sizes) == {1}
+            else " + ".join(map(str, sizes))
+        )
         if out.shape != whole.shape:
             self.fail(
                 f"fed as {name} tokens, {tuple(out.shape)} logits came "
-                f"out instead of {tuple(whole.shape)}", "with a cache, "
+                f"out instead of {tuple(whole.shape)}",
+                "with a cache, "
                 "only the last output is returned, or the cached ones as "
-                "well")
+                "well",
+            )
         if max_difference(out, whole) > self.tolerance(whole):
             self.explain(ids, whole, sizes, name, out)
         done = self.report.measurements.setdefault("chunks", {})
@@ -1406,10 +1704,12 @@ class _ChunkedFeed(_RaggedRows):
         maps = self.two_maps(ids[:1], whole, sizes)
         likely = _compare_maps(*maps, sizes) if maps else ""
         picture = format_influence_map(maps[1]) if likely else ""
-        self.fail(f"fed as {name} tokens, output {first} differs from the "
-                  f"uncached one by {diff[first]:.2g}",
-                  likely or self.try_positions(ids, sizes, out, first),
-                  picture)
+        self.fail(
+            f"fed as {name} tokens, output {first} differs from the "
+            f"uncached one by {diff[first]:.2g}",
+            likely or self.try_positions(ids, sizes, out, first),
+            picture,
+        )
 
     def two_maps(self, ids, whole, sizes):
         "Influence without and with the cache; None where that crashes."
@@ -1420,8 +1720,8 @@ class _ChunkedFeed(_RaggedRows):
         small = max(noise, min(self.tolerance(whole), weakest / 4))
         try:
             cached, _ = influence(
-                lambda x: run_in_chunks(self.adapter, x, sizes), ids,
-                other)
+                lambda x: run_in_chunks(self.adapter, x, sizes), ids, other
+            )
         except (RuntimeError, ValueError, IndexError):
             return None  # a cache made for another batch size, perhaps
         return plain > small, cached > small
@@ -1434,9 +1734,11 @@ class _ChunkedFeed(_RaggedRows):
         wrong = {n: right + n * (right >= sizes[0]) for n in (1, -1)}
         wrong |= {"restart": torch.cat([right[:n] for n in sizes])}
         for name, positions in (
-                wrong.items() if self.adapter.accepts_positions else ()):
-            guess = run_in_chunks(self.adapter, ids, sizes,
-                                  positions.repeat(len(ids), 1))
+            wrong.items() if self.adapter.accepts_positions else ()
+        ):
+            guess = run_in_chunks(
+                self.adapter, ids, sizes, positions.repeat(len(ids), 1)
+            )
             if max_difference(guess, out) <= self.tolerance(out):
                 return POSITION_HINTS[name]
         return POSITION_HINTS["none"]
@@ -1453,7 +1755,8 @@ POSITION_HINTS = {
     -1: "new tokens are placed one position too early",
     "none": "every token is seen that should be, and yet the numbers "
     "differ: positions restart or are shifted, an empty slot takes a "
-    "share of the softmax, or keys are rotated twice"}
+    "share of the softmax, or keys are rotated twice",
+}
 
 # %% ../nbs/08_is_it_right.ipynb #3e504e60
 #| code-summary: is there a past to lose, and whose is the cache?
@@ -1464,36 +1767,49 @@ class _SessionChecks(_ChunkedFeed):
         "Is there an influence of the past that a cache could lose?"
         t = self.seq_len
         allowed_diff = self.tolerance(whole)
-        bare = max_difference(self.adapter(ids[:, t // 2:]),
-                              whole[:, t // 2:])
-        effect, _ = influence(self.adapter, ids[:1],
-                              self.replacement_ids(ids[:1]))
+        bare = max_difference(
+            self.adapter(ids[:, t // 2 :]), whole[:, t // 2 :]
+        )
+        effect, _ = influence(
+            self.adapter, ids[:1], self.replacement_ids(ids[:1])
+        )
         if effect.triu(1).max() > allowed_diff:
             i, j = divmod(int(effect.triu(1).argmax()), t)
             self.fail(
                 f"output {i} moves when token {j} is replaced, without "
-                "any cache", "the model is not causal, so that no cache "
-                "can be right: run check.causal first")
+                "any cache",
+                "the model is not causal, so that no cache "
+                "can be right: run check.causal first",
+            )
         if min(effect.tril(-1).max().item(), bare) <= 4 * allowed_diff:
             self.fail(
                 "nothing was tested: forgetting earlier tokens would move "
-                "no output by more than rounding does", "attention does "
+                "no output by more than rounding does",
+                "attention does "
                 "not reach the logits, or the dtype is too narrow for so "
-                "weak an effect (try float32)")
-        self.add_note("worth", f"without the first {t // 2} tokens, "
-                      f"outputs would move by {bare:.1g}", worth=bare)
+                "weak an effect (try float32)",
+            )
+        self.add_note(
+            "worth",
+            f"without the first {t // 2} tokens, "
+            f"outputs would move by {bare:.1g}",
+            worth=bare,
+        )
 
     def check_new_cache_is_empty(self, ids):
         "A new cache must be empty, also the second one."
-        half = ids[:, :self.seq_len // 2]
+        half = ids[:, : self.seq_len // 2]
         once, again = (self.adapter.step(half)[0] for _ in range(2))
         if once.shape != again.shape or (
-                max_difference(once, again) > self.tolerance(once)):
+            max_difference(once, again) > self.tolerance(once)
+        ):
             self.fail(
                 "the same tokens, fed into a new cache twice, give "
-                "different logits", "the second cache is not new: it is "
+                "different logits",
+                "the second cache is not new: it is "
                 "kept on a module, or is a default argument, which is "
-                "made only once")
+                "made only once",
+            )
 
     def check_sessions(self, ids, whole):
         "Two texts that take turns, each with its own cache."
@@ -1504,21 +1820,30 @@ class _SessionChecks(_ChunkedFeed):
         states = [None, None]
         for chunk in ids.split([half, 1, self.seq_len - half - 1], 1):
             for i in (0, 1):
-                out, states[i] = adapter.step(chunk[i:i + 1], states[i])
+                out, states[i] = adapter.step(chunk[i : i + 1], states[i])
                 turns[i].append(out)
         max_diff = max_difference(
-            torch.cat([torch.cat(t, 1) for t in turns]), whole)
+            torch.cat([torch.cat(t, 1) for t in turns]), whole
+        )
         if max_diff > allowed_diff:
-            self.fail("two sessions that take turns differ by "
-                      f"{max_diff:.2g} from each alone", "the cache is "
-                      "shared between calls: it is kept on a module, or "
-                      "is a default argument that is made only once")
+            self.fail(
+                "two sessions that take turns differ by "
+                f"{max_diff:.2g} from each alone",
+                "the cache is "
+                "shared between calls: it is kept on a module, or "
+                "is a default argument that is made only once",
+            )
         if max_difference(adapter(ids), whole) > allowed_diff:
-            self.fail("after a call with a cache, a call without one "
-                      "gives other logits", "something was left on a "
-                      "module")
-        self.add_note("sessions", "two that take turns do not meet",
-                      sessions=max_diff)
+            self.fail(
+                "after a call with a cache, a call without one "
+                "gives other logits",
+                "something was left on a module",
+            )
+        self.add_note(
+            "sessions",
+            "two that take turns do not meet",
+            sessions=max_diff,
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #8ebe590f
 #| code-summary: compares the influence maps without and with the cache
@@ -1529,12 +1854,16 @@ def _compare_maps(plain, cached, sizes):
     if ahead.any():
         i, j = ahead.nonzero()[0].tolist()
         if j <= i:
-            return (f"output {i} sees token {j}, which it does not see "
-                    "without a cache: a window, or another mask, is not "
-                    "applied to what was cached")
-        return (f"output {i} sees token {j}, which comes after it: tokens "
-                "that are fed together are not masked from each other "
-                "once there is a cache")
+            return (
+                f"output {i} sees token {j}, which it does not see "
+                "without a cache: a window, or another mask, is not "
+                "applied to what was cached"
+            )
+        return (
+            f"output {i} sees token {j}, which comes after it: tokens "
+            "that are fed together are not masked from each other "
+            "once there is a cache"
+        )
     return _name_lost(cached, lost, sizes) if lost.any() else ""
 
 # %% ../nbs/08_is_it_right.ipynb #3c06408c
@@ -1542,28 +1871,37 @@ def _compare_maps(plain, cached, sizes):
 def _name_lost(cached, lost, sizes):
     "Which tokens of earlier calls are out of sight?"
     index = torch.arange(len(lost))
-    start = torch.cat([torch.full((n,), sum(sizes[:i]))
-                       for i, n in enumerate(sizes)])[:, None]
+    start = torch.cat(
+        [torch.full((n,), sum(sizes[:i])) for i, n in enumerate(sizes)]
+    )[:, None]
     if len(sizes) == 1:
         i, j = lost.nonzero()[0].tolist()
-        return (f"output {i} does not see token {j} of its own call: the "
-                "cache gave back what it keeps, and not all that is new. "
-                "Forget only after it was looked at")
+        return (
+            f"output {i} does not see token {j} of its own call: the "
+            "cache gave back what it keeps, and not all that is new. "
+            "Forget only after it was looked at"
+        )
     if not (cached & (index < start)).any():
-        return ("what was cached is lost: outputs see only the tokens of "
-                "their own call; the cache is not read, not written, or "
-                "made anew")
+        return (
+            "what was cached is lost: outputs see only the tokens of "
+            "their own call; the cache is not read, not written, or "
+            "made anew"
+        )
     corner = index <= index[:, None] - start
     corner |= torch.eye(len(lost)).bool()
-    if torch.equal(cached[sizes[0]:], corner[sizes[0]:]):
-        return ("the mask is aligned at its top left corner: row i of the "
-                "new tokens sees keys 0 … i. It belongs at the bottom "
-                "right (is_causal=True counts from the first key)")
+    if torch.equal(cached[sizes[0] :], corner[sizes[0] :]):
+        return (
+            "the mask is aligned at its top left corner: row i of the "
+            "new tokens sees keys 0 … i. It belongs at the bottom "
+            "right (is_causal=True counts from the first key)"
+        )
     i = lost.any(1).nonzero()[-1].item()
     gone = lost[i].nonzero().flatten().tolist()
-    return (f"output {i} does not see the tokens {gone}: their slots in "
-            "the cache are empty or were overwritten, or the positions "
-            "that it gave back are wrong")
+    return (
+        f"output {i} does not see the tokens {gone}: their slots in "
+        "the cache are empty or were overwritten, or the positions "
+        "that it gave back are wrong"
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #70a6710a
 #| code-summary: the operations where rows stand at different positions
@@ -1575,16 +1913,20 @@ class _RowOperations(_SessionChecks):
         try:
             change()
         except (ValueError, NotImplementedError) as error:
-            return self.add_note(operation, "not tested: refused, "
-                                 f"{error}")
+            return self.add_note(
+                operation, f"not tested: refused, {error}"
+            )
         except Exception as error:
             if is_hf_style and isinstance(error, RuntimeError):
-                return self.add_note(operation, "not tested: refused, "
-                                     f"{error}")
-            self.fail(f"{operation} raised {type(error).__name__}: "
-                      f"{error}", "some of what is kept, or its "
-                      "positions, has not the shape that the others have; "
-                      "what cannot be done is refused with a ValueError")
+                return self.add_note(
+                    operation, f"not tested: refused, {error}"
+                )
+            self.fail(
+                f"{operation} raised {type(error).__name__}: {error}",
+                "some of what is kept, or its "
+                "positions, has not the shape that the others have; "
+                "what cannot be done is refused with a ValueError",
+            )
         return True
 
     def check_row_operations(self):
@@ -1601,13 +1943,16 @@ class _RowOperations(_SessionChecks):
         keep = _kept(self.ids, "left")
         ids = self.pad(keep)
         positions = _positions(keep)
-        order, all_rows = (torch.tensor(rows, device=ids.device)
-                           for rows in ([2, 0, 3, 1], [0, 1, 2, 3]))
+        order, all_rows = (
+            torch.tensor(rows, device=ids.device)
+            for rows in ([2, 0, 3, 1], [0, 1, 2, 3])
+        )
 
         def prompt(rows):
             return adapter.step(ids[rows, :n], None, positions[rows, :n])[
                 1
             ]
+
         cases = {
             "select": (lambda s: s.select(order), order, n),
             "set_rows": (
@@ -1624,25 +1969,32 @@ class _RowOperations(_SessionChecks):
         for operation, (change, rows, start) in cases.items():
             state = prompt(all_rows)
             if hasattr(state, operation) and self.try_operation(
-                    f"{operation} of rows",
-                    functools.partial(change, state)):
-                self.check_row_operation(operation, state,
-                                         ids[rows, start:], rows)
+                f"{operation} of rows", functools.partial(change, state)
+            ):
+                self.check_row_operation(
+                    operation, state, ids[rows, start:], rows
+                )
 
     def check_row_operation(self, operation, state, ids, rows):
         "Afterwards each row goes on as the text that it now is."
         for part in ids.split(1, 1):
             out, state = self.adapter.step(part, state)
-        max_diff = max(max_difference(y[-1], self.alone[i][-1])
-                       for y, i in zip(out, rows.tolist()))
+        max_diff = max(
+            max_difference(y[-1], self.alone[i][-1])
+            for y, i in zip(out, rows.tolist())
+        )
         if max_diff > self.allowed_diff:
-            self.fail(f"after {operation}, rows that stand at different "
-                      "positions continue with other logits: they differ "
-                      f"by {max_diff:.2g}", "the tensors of a row were "
-                      "moved or forgotten and its positions were not, or "
-                      "the other way round")
-        self.add_note(f"{operation} of rows", "each goes on at its own "
-                      "position")
+            self.fail(
+                f"after {operation}, rows that stand at different "
+                "positions continue with other logits: they differ "
+                f"by {max_diff:.2g}",
+                "the tensors of a row were "
+                "moved or forgotten and its positions were not, or "
+                "the other way round",
+            )
+        self.add_note(
+            f"{operation} of rows", "each goes on at its own position"
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #310e689d
 #| code-summary: reordered rows, forgotten tokens, rows that take places
@@ -1653,8 +2005,10 @@ class _CacheOperations(_RowOperations):
         "Reorder rows and forget tokens, where the cache can."
         n = self.seq_len // 2
         order = torch.tensor([1, 0, 0], device=ids.device)
-        for operation, start in (("select", ids[order, :n]),
-                            ("crop", ids[:, :n - 2])):
+        for operation, start in (
+            ("select", ids[order, :n]),
+            ("crop", ids[:, : n - 2]),
+        ):
             if self.adapter.step_fn:
                 return
             _, state = self.adapter.step(ids[:, :n])
@@ -1670,7 +2024,8 @@ class _CacheOperations(_RowOperations):
             if hasattr(store, name):
                 change = functools.partial(
                     getattr(store, name),
-                    order if operation == "select" else size)
+                    order if operation == "select" else size,
+                )
                 self.check_cache_operation(operation, change, state, start)
 
     def check_cache_operation(self, operation, change, state, start):
@@ -1686,17 +2041,21 @@ class _CacheOperations(_RowOperations):
             state = (state[0], torch.ones_like(start).bool())
         out, _ = self.adapter.step(ids[:, n:], state)
         if max_difference(out, whole) > self.tolerance(whole):
-            self.fail(f"after {operation}, the cache continues with other "
-                      "logits: they differ by "
-                      f"{max_difference(out, whole):.2g}", "rows are "
-                      "reordered, or tokens forgotten, in some of the "
-                      "tensors only; or positions do not begin at 0")
+            self.fail(
+                f"after {operation}, the cache continues with other "
+                "logits: they differ by "
+                f"{max_difference(out, whole):.2g}",
+                "rows are "
+                "reordered, or tokens forgotten, in some of the "
+                "tensors only; or positions do not begin at 0",
+            )
         self.add_note(operation, "continues as it should")
 
 # %% ../nbs/08_is_it_right.ipynb #64de890c
 #| code-summary: padded batches with a cache
 class _Cache(_CacheOperations):
     "A cache of padded rows, and all that was checked before."
+
     check = "cache"
 
     def check_ragged(self):
@@ -1711,8 +2070,9 @@ class _Cache(_CacheOperations):
         self.sample_rows(4)
         keep = _kept(self.ids, "left")
         sizes = [self.seq_len - 3, 1, 1, 1]
-        out = run_in_chunks(adapter, self.pad(keep), sizes,
-                            _positions(keep))
+        out = run_in_chunks(
+            adapter, self.pad(keep), sizes, _positions(keep)
+        )
         max_diff = self.max_diff(out, keep)
         if max(max_diff) > self.allowed_diff:
             self.fail(
@@ -1720,10 +2080,14 @@ class _Cache(_CacheOperations):
                 f"tokens, row {max_diff.index(max(max_diff))} moved by "
                 f"{max(max_diff):.2g}",
                 "the padding of the prompt is attended to by later "
-                "tokens, or positions count it")
-        self.add_note("padded", f"{len(keep)} rows of {keep.sum(1).min()} "
-                      f"to {keep.sum(1).max()} tokens, as each alone",
-                      padded=max(max_diff))
+                "tokens, or positions count it",
+            )
+        self.add_note(
+            "padded",
+            f"{len(keep)} rows of {keep.sum(1).min()} "
+            f"to {keep.sum(1).max()} tokens, as each alone",
+            padded=max(max_diff),
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #e81595d1
 #| code-summary: refuses to compare a model with itself
@@ -1731,12 +2095,14 @@ def _refuse_itself(ours, reference):
     "A comparison of a thing with itself proves nothing."
     mine, other = (
         {id(m) for root in a.modules for m in root.modules()}
-        for a in (ours, reference))
+        for a in (ours, reference)
+    )
     validate.require(
         ours.unwrapped is not reference.unwrapped and not mine & other,
         "model and reference are, or use, the same module: that would "
         "compare it with itself. Build the reference apart, copy the "
-        "weights")
+        "weights",
+    )
     mine, other = (
         {
             p.untyped_storage().data_ptr()
@@ -1747,9 +2113,12 @@ def _refuse_itself(ours, reference):
         for a in (ours, reference)
     )
     shared = (mine & other) - {0}
-    validate.require(not shared, "model and reference share the memory of "
-                     f"{len(shared)} parameter(s): copy them, as "
-                     "load_state_dict does")
+    validate.require(
+        not shared,
+        "model and reference share the memory of "
+        f"{len(shared)} parameter(s): copy them, as "
+        "load_state_dict does",
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #2363434e
 def same(
@@ -1799,8 +2168,9 @@ def same(
 #| code-summary: finds how many ids there are
 def _find_vocab_size(adapter):
     "From the config, or else the width of the logits."
-    known = _setting(adapter.unwrapped, ("decoder_vocab_size",
-                                         "vocab_size"))
+    known = _setting(
+        adapter.unwrapped, ("decoder_vocab_size", "vocab_size")
+    )
     if known:
         return known
     with preserve_state(*adapter.modules), torch.no_grad():
@@ -1811,14 +2181,17 @@ def _find_vocab_size(adapter):
 #| code-summary: walks through both models, and names where the ways part
 class _ModuleWalk(_LogitChecks):
     "Both models module by module; names the first that differs."
+
     reference = name_map = None  # see ``same``
 
     def walk(self, ids, other):
         "Steps that depend on the ids, or have weights, with their twins."
         lists = []
         for adapter in (self.adapter, self.reference):
-            calls, again = (_record(adapter, x.to(adapter.device))[1]
-                            for x in (ids, other))
+            calls, again = (
+                _record(adapter, x.to(adapter.device))[1]
+                for x in (ids, other)
+            )
             for call, moved in zip(calls, again):
                 call.depends_on_ids = not torch.equal(call.out, moved.out)
             lists.append(
@@ -1856,9 +2229,11 @@ class _ModuleWalk(_LogitChecks):
         hint = ""
         right = (max_diff <= allowed_diff).all(0)
         if right[0] and not right.all():
-            hint = ("Yet output 0, which sees a single token, is right: "
-                    "the scores of attention are wrong (scale, mask, "
-                    "positions, rotary layout or base, bias)")
+            hint = (
+                "Yet output 0, which sees a single token, is right: "
+                "the scores of attention are wrong (scale, mask, "
+                "positions, rotary layout or base, bias)"
+            )
         twins = [s for s in ours if s.counterpart is not None]
         if pair is None:
             self.fail(
@@ -1875,10 +2250,15 @@ class _ModuleWalk(_LogitChecks):
                 ),
             )
         step, counterpart = pair
-        left_out = self.note_between(step, counterpart, ours,
-                                     reference_calls)
-        self.add_note("values", _worst_entry(step.out, counterpart.out),
-                      first=step.name, counterpart=counterpart.name)
+        left_out = self.note_between(
+            step, counterpart, ours, reference_calls
+        )
+        self.add_note(
+            "values",
+            _worst_entry(step.out, counterpart.out),
+            first=step.name,
+            counterpart=counterpart.name,
+        )
         self.fail(
             "the first module that differs is "
             f"{step.label_with(counterpart)}",
@@ -1889,14 +2269,15 @@ class _ModuleWalk(_LogitChecks):
 
     def note_between(self, step, counterpart, ours, reference_calls):
         "What agrees before it, and what ran since on one side only."
-        ours = ours[:ours.index(step)]
+        ours = ours[: ours.index(step)]
         reference_calls = reference_calls[
             : reference_calls.index(counterpart)
         ]
         for i, s in reversed(list(enumerate(ours))):
             if s.counterpart in reference_calls:
-                self.add_note("agree",
-                              "up to " + s.label_with(s.counterpart))
+                self.add_note(
+                    "agree", "up to " + s.label_with(s.counterpart)
+                )
                 ours = ours[i:]
                 reference_calls = reference_calls[
                     reference_calls.index(s.counterpart) :
@@ -1913,15 +2294,22 @@ class _ModuleWalk(_LogitChecks):
             if steps:
                 self.add_note(label, ", ".join(s.name for s in steps))
         here = [s.kinds() for s in (*ours, step)]
-        missing = [s.name for s in reference_calls
-                   if s.kinds() and s.kinds() not in here]
-        return (f"Here nothing like {missing[0]} runs: is it left out?"
-                if missing else "")
+        missing = [
+            s.name
+            for s in reference_calls
+            if s.kinds() and s.kinds() not in here
+        ]
+        return (
+            f"Here nothing like {missing[0]} runs: is it left out?"
+            if missing
+            else ""
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #e053f70d
 #| code-summary: compares gradients of equal weights
 class _GradientComparison(_ModuleWalk):
     "Gradients of one number for weights of equal value."
+
     atol = None  # see ``same``
 
     def compare_gradients(self, ids):
@@ -1931,17 +2319,23 @@ class _GradientComparison(_ModuleWalk):
         groups = _match_weights(*named)
         for group in groups:
             self.note_tied(group)
-        slope = torch.randn(self.adapter(ids).shape,
-                            generator=self.generator)
-        grads = [_slopes(adapter, [g[k] for g in groups], ids, slope)
-                 for k, adapter in enumerate(sides)]
+        slope = torch.randn(
+            self.adapter(ids).shape, generator=self.generator
+        )
+        grads = [
+            _slopes(adapter, [g[k] for g in groups], ids, slope)
+            for k, adapter in enumerate(sides)
+        ]
         for group, a, b in zip(groups, *grads):
             if a is not None or b is not None:
                 self.compare_gradient(group, a, b)
         equal = sum(len(group[0]) for group in groups)
-        self.add_note("gradients", f"agree for {equal} of {len(named[0])} "
-                      "parameters; any others are constant, or have no "
-                      "equal there")
+        self.add_note(
+            "gradients",
+            f"agree for {equal} of {len(named[0])} "
+            "parameters; any others are constant, or have no "
+            "equal there",
+        )
 
     def compare_gradient(self, group, a, b):
         "One group of weights: the same gradient, or none in both."
@@ -1950,17 +2344,21 @@ class _GradientComparison(_ModuleWalk):
         if a is None or b is None:
             self.fail(
                 f"{here} gets {'no' if a is None else 'a'} gradient, and "
-                f"{there} {'one' if a is None else 'none'}", "a detach, "
+                f"{there} {'one' if a is None else 'none'}",
+                "a detach, "
                 ".data or no_grad on the way: the value is right, and "
-                "nothing is learned")
+                "nothing is learned",
+            )
         if p.shape != q.shape or not torch.equal(p, q.to(p)):
             b = b.T
         allowed_diff = self.atol or tolerance(b, p.dtype, q.dtype)
         if max_difference(b, a) > allowed_diff:
-            self.fail(f"the gradient of {here} differs by "
-                      f"{max_difference(b, a):.2g} from that of {there}; "
-                      f"tolerance {allowed_diff:.1g}", "a detach on one "
-                      "of several ways")
+            self.fail(
+                f"the gradient of {here} differs by "
+                f"{max_difference(b, a):.2g} from that of {there}; "
+                f"tolerance {allowed_diff:.1g}",
+                "a detach on one of several ways",
+            )
 
     def note_tied(self, group):
         "Weights that are one tensor on one side, several on the other."
@@ -1970,14 +2368,18 @@ class _GradientComparison(_ModuleWalk):
             names = " and ".join(n for n, _ in group[side][:2])
             two = ("here", "there")[side]
             one = ("there", "here")[side]
-            self.add_note("tied", f"{names} are equal now, and one tensor "
-                          f"{one}: training will part them {two}",
-                          tied=names)
+            self.add_note(
+                "tied",
+                f"{names} are equal now, and one tensor "
+                f"{one}: training will part them {two}",
+                tied=names,
+            )
 
 # %% ../nbs/08_is_it_right.ipynb #542d86ff
 #| code-summary: compares logits with those of a reference
 class _Same(_GradientComparison):
     "Logits, then gradients, against those of a reference."
+
     check = "same"
 
     def compare_logits(self, ids):
@@ -1988,43 +2390,65 @@ class _Same(_GradientComparison):
         other = self.replacement_ids(ids)
         logits = self.baseline_logits(ids)
         if max_difference(theirs(other.to(theirs.device)), truth) == 0:
-            self.fail("nothing was tested: the reference returns the same "
-                      "logits for other ids")
+            self.fail(
+                "nothing was tested: the reference returns the same "
+                "logits for other ids"
+            )
         if logits.shape != truth.shape:
-            self.fail(f"logits of shape {tuple(logits.shape)}; the "
-                      f"reference has {tuple(truth.shape)}")
+            self.fail(
+                f"logits of shape {tuple(logits.shape)}; the "
+                f"reference has {tuple(truth.shape)}"
+            )
         allowed_diff = self.atol or tolerance(
-            truth, *ours.dtypes, *theirs.dtypes)
+            truth, *ours.dtypes, *theirs.dtypes
+        )
         max_diff = max_difference(truth, logits)
         b, t = ids.shape
-        self.add_note("logits", f"{b} × {t} tokens: " + (
-            f"equal within {allowed_diff:.1g}" if max_diff <= allowed_diff
-            else f"differ by {max_diff:.2g}; "
-            f"tolerance {allowed_diff:.1g}"), logits=max_diff)
+        self.add_note(
+            "logits",
+            f"{b} × {t} tokens: "
+            + (
+                f"equal within {allowed_diff:.1g}"
+                if max_diff <= allowed_diff
+                else f"differ by {max_diff:.2g}; "
+                f"tolerance {allowed_diff:.1g}"
+            ),
+            logits=max_diff,
+        )
         steps, others = self.walk(ids, other)
         if max_diff > allowed_diff:
             diff = logits.float() - truth.to(logits.device).float()
-            self.name_first(diff.abs().amax(-1), allowed_diff, steps,
-                            others)
-        self.add_note("modules",
-                      f"{sum(s.counterpart is not None for s in steps)} of"
-                      f" {len(steps)} outputs have an equal in the "
-                      "reference")
+            self.name_first(
+                diff.abs().amax(-1), allowed_diff, steps, others
+            )
+        self.add_note(
+            "modules",
+            f"{sum(s.counterpart is not None for s in steps)} of"
+            f" {len(steps)} outputs have an equal in the "
+            "reference",
+        )
 
     def note_sizes(self):
         "How many weights there are, and which could not show a mistake."
-        ours, theirs = (_named(a, "named_parameters")
-                        for a in (self.adapter, self.reference))
+        ours, theirs = (
+            _named(a, "named_parameters")
+            for a in (self.adapter, self.reference)
+        )
         sizes = [sum(p.numel() for _, p in x) for x in (ours, theirs)]
         self.add_note("weights", f"{sizes[0]:,} here, {sizes[1]:,} there")
-        plain = [n for n, p in theirs
-                 if p.numel() > 1 and ((p == 0).all() or (p == 1).all())]
+        plain = [
+            n
+            for n, p in theirs
+            if p.numel() > 1 and ((p == 0).all() or (p == 1).all())
+        ]
         if plain:
             self.add_note(
-                "untested", f"{len(plain)} parameters of the reference "
+                "untested",
+                f"{len(plain)} parameters of the reference "
                 f"are all 0 or all 1, such as {plain[0]}: a mistake in "
                 "their use does not show. Make them random first",
-                constant=plain)
+                constant=plain,
+            )
 
 # %% ../nbs/08_is_it_right.ipynb #74950fac
 #| code-summary: whether two tensors hold the same numbers
@@ -2059,6 +2483,7 @@ def _worst_entry(a, b):
 @dataclass
 class _Mismatch:
     "Two steps with different outputs: input, kind, weights, settings?"
+
     call: ModuleCall
     counterpart: ModuleCall
     hint: str
@@ -2072,44 +2497,66 @@ class _Mismatch:
             return self.explain_input()
         kinds = f"{type(mine).__name__} and {type(other).__name__}"
         if step.kinds() != counterpart.kinds():
-            return ("the same input goes into different kinds of layer ("
-                    f"{kinds}): steps in another order, as in pre- and "
-                    "post-norm")
+            return (
+                "the same input goes into different kinds of layer ("
+                f"{kinds}): steps in another order, as in pre- and "
+                "post-norm"
+            )
         for name, p in mine.named_parameters(recurse=False):
             if not any(_equal_weights(p, q) for q in other.parameters()):
                 return self.explain_weights(name, p, reference_calls)
         if list(mine.children()):
-            return ("its input is the same and its parts are, as far as "
-                    "they have a counterpart: what it does with them "
-                    "differs, or it leaves one out. " + self.hint).strip()
+            return (
+                "its input is the same and its parts are, as far as "
+                "they have a counterpart: what it does with them "
+                "differs, or it leaves one out. " + self.hint
+            ).strip()
         return self.transposed_weight_hint() or (
             "the same input and weights give another output: the formula "
-            f"differs ({kinds}{_settings(mine, other)})")
+            f"differs ({kinds}{_settings(mine, other)})"
+        )
 
     def explain_input(self):
         "The way into the module is at fault, not the module."
         if self.call.same_input(self.counterpart, ordered=False):
-            return ("its input holds the right numbers in another order: "
-                    "a view or reshape where a transpose was meant, or "
-                    "heads that are joined in another order")
-        return ("its input differs already: the mistake lies in what is "
-                "computed between the modules, after those that agree. "
-                + (self.hint or "In attention: the mask, how heads are "
-                   "shared and joined; elsewhere: the activation, a "
-                   "residual"))
+            return (
+                "its input holds the right numbers in another order: "
+                "a view or reshape where a transpose was meant, or "
+                "heads that are joined in another order"
+            )
+        return (
+            "its input differs already: the mistake lies in what is "
+            "computed between the modules, after those that agree. "
+            + (
+                self.hint
+                or "In attention: the mask, how heads are "
+                "shared and joined; elsewhere: the activation, a "
+                "residual"
+            )
+        )
 
     def explain_weights(self, name, p, reference_calls):
         "A parameter that the counterpart does not have; does another?"
-        elsewhere = [s.name for s in reference_calls if any(
-            _equal_weights(p, q) for q in s.module.parameters(
-                recurse=False)) and p.std() > 0]
+        elsewhere = [
+            s.name
+            for s in reference_calls
+            if any(
+                _equal_weights(p, q)
+                for q in s.module.parameters(recurse=False)
+            )
+            and p.std() > 0
+        ]
         if elsewhere:
-            return ("the same input goes into another layer: its weights "
-                    f"are those of {elsewhere[0]} there. A layer is left "
-                    "out, or they run in another order")
-        return (f"the same input, other weights ({name}): not copied, or "
-                "in another layout (transposed, heads or rotary pairs in "
-                "another order)")
+            return (
+                "the same input goes into another layer: its weights "
+                f"are those of {elsewhere[0]} there. A layer is left "
+                "out, or they run in another order"
+            )
+        return (
+            f"the same input, other weights ({name}): not copied, or "
+            "in another layout (transposed, heads or rotary pairs in "
+            "another order)"
+        )
 
     @torch.no_grad()
     def transposed_weight_hint(self):
@@ -2123,26 +2570,40 @@ class _Mismatch:
                 continue
             with contextlib.suppress(Exception):  # it may take more
                 out = torch.func.functional_call(
-                    module, {name: p.T}, (inputs,))
+                    module, {name: p.T}, (inputs,)
+                )
                 if max_difference(_tensors(out)[0], right) <= allowed_diff:
-                    return (f"{name} lies on its side: transposed, it "
-                            "gives the output there. It is square, so no "
-                            "shape tells; Conv1D keeps (d_in, d_out), "
-                            "Linear (d_out, d_in)")
+                    return (
+                        f"{name} lies on its side: transposed, it "
+                        "gives the output there. It is square, so no "
+                        "shape tells; Conv1D keeps (d_in, d_out), "
+                        "Linear (d_out, d_in)"
+                    )
         return ""
 
 # %% ../nbs/08_is_it_right.ipynb #fa7c398d
 #| code-summary: settings that only one of two modules has
 def _settings(ours, reference):
     "Plain numbers and words that only one of two modules holds."
-    a, b = ({n: v for n, v in vars(m).items() if n[0] != "_"
-             and isinstance(v, bool | int | float | str)
-             and n != "training"} for m in (ours, reference))
-    own, far = (", ".join(f"{n}={v}" for n, v in x.items()
-                          if v not in y.values()) for x, y in
-                ((a, b), (b, a)))
-    return f": {own or 'nothing'} here, {far or 'nothing'} there" \
-        if own or far else ""
+    a, b = (
+        {
+            n: v
+            for n, v in vars(m).items()
+            if n[0] != "_"
+            and isinstance(v, bool | int | float | str)
+            and n != "training"
+        }
+        for m in (ours, reference)
+    )
+    own, far = (
+        ", ".join(f"{n}={v}" for n, v in x.items() if v not in y.values())
+        for x, y in ((a, b), (b, a))
+    )
+    return (
+        f": {own or 'nothing'} here, {far or 'nothing'} there"
+        if own or far
+        else ""
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #557c52ff
 #| code-summary: whether two weights are equal, perhaps transposed
@@ -2152,20 +2613,28 @@ def _equal_weights(p, q):
         return False
     q = q.to(p)
     return (p.shape == q.shape and torch.equal(p, q)) or (
-        p.ndim == 2 and p.shape == q.T.shape and torch.equal(p, q.T))
+        p.ndim == 2 and p.shape == q.T.shape and torch.equal(p, q.T)
+    )
 
 # %% ../nbs/08_is_it_right.ipynb #7a1dee81
 #| code-summary: groups of equal weights in two models
 def _match_weights(ours, reference):
     "Groups of parameters with the same numbers, such as tied ones."
-    ours, reference = ([(n, p) for n, p in side
-                        if p.numel() > 1 and (p != p.flatten()[0]).any()]
-                       for side in (ours, reference))
+    ours, reference = (
+        [
+            (n, p)
+            for n, p in side
+            if p.numel() > 1 and (p != p.flatten()[0]).any()
+        ]
+        for side in (ours, reference)
+    )
     groups = []
     done = set()
     for name, p in ours:
-        sides = [[(n, q) for n, q in side if _equal_weights(p, q)]
-                 for side in (ours, reference)]
+        sides = [
+            [(n, q) for n, q in side if _equal_weights(p, q)]
+            for side in (ours, reference)
+        ]
         if name not in done and sides[1]:
             groups.append(sides)
             done |= {n for n, _ in sides[0]}
@@ -2184,8 +2653,13 @@ def _slopes(adapter, groups, ids, slope):
     sums = []
     for group in groups:
         grads = [(p, next(found)) for _, p in group]
-        turned = [g if p.shape == grads[0][0].shape and torch.equal(
-            p, grads[0][0]) else g.T for p, g in grads if g is not None]
+        turned = [
+            g
+            if p.shape == grads[0][0].shape and torch.equal(p, grads[0][0])
+            else g.T
+            for p, g in grads
+            if g is not None
+        ]
         sums.append(sum(turned) if turned else None)
     return sums
 
@@ -2215,16 +2689,21 @@ def gradients(
     no id asked for are fine.  Raises ``CheckFailed``.
     """
     adapter = _adapted(model)
-    trial = _Gradients(adapter, vocab_size or _find_vocab_size(adapter),
-                       seq_len, seed)
+    trial = _Gradients(
+        adapter, vocab_size or _find_vocab_size(adapter), seq_len, seed
+    )
     with trial.isolated():
         logits = trial.baseline_logits(trial.random_ids(2))
         if logits.shape[-1] <= trial.allowed.max():
             trial.check_width(logits, int(trial.allowed.max()) + 1)
         loss, found, called = trial.backward()
         wrong = trial.sort(found, called, frozen)
-    trial.add_note("loss", f"{loss:.2f}; guessing blindly gives "
-                   f"{math.log(len(trial.allowed)):.2f}", loss=loss)
+    trial.add_note(
+        "loss",
+        f"{loss:.2f}; guessing blindly gives "
+        f"{math.log(len(trial.allowed)):.2f}",
+        loss=loss,
+    )
     trial.judge(wrong, found)
     return trial.report
 
@@ -2232,13 +2711,16 @@ def gradients(
 #| code-summary: one backward pass, its gradients sorted and judged
 class _Gradients(_Shapes):
     "One backward pass; its gradients sorted by what is wrong with them."
+
     check = "gradients"
 
     def __init__(self, adapter, *args):
         super().__init__(adapter, *args)
         self.named = _named(adapter, "named_parameters")
-        validate.require(self.named, f"{adapter}: no parameters were "
-                         "found; pass the module itself")
+        validate.require(
+            self.named,
+            f"{adapter}: no parameters were found; pass the module itself",
+        )
 
     def backward(self):
         "Loss, gradients by name (None: none), and the modules that ran."
@@ -2246,8 +2728,9 @@ class _Gradients(_Shapes):
         called = set()
         hooks = []
         for _, module in _named(self.adapter, "named_modules"):
-            hooks.append(module.register_forward_hook(
-                lambda m, *_: called.add(m)))
+            hooks.append(
+                module.register_forward_hook(lambda m, *_: called.add(m))
+            )
         learning = [(n, p) for n, p in self.named if p.requires_grad]
         try:
             with torch.inference_mode(False), torch.enable_grad():
@@ -2255,7 +2738,8 @@ class _Gradients(_Shapes):
                 logits = extract_logits(self.adapter.unwrapped(ids))
                 loss = F.cross_entropy(
                     logits[:, :-1].flatten(0, 1).float(),
-                    ids[:, 1:].flatten())
+                    ids[:, 1:].flatten(),
+                )
                 found = _grad(loss, [p for _, p in learning])
         finally:
             for hook in hooks:
@@ -2266,17 +2750,22 @@ class _Gradients(_Shapes):
     def sort(self, found, called, frozen):
         "Names of parameters by what is wrong with their gradients."
         wrong = {kind: [] for kind in (*GRADIENT_HINTS, "no_effect")}
-        usual = sorted(_largest(g) for g in found.values()
-                       if g is not None)
+        usual = sorted(
+            _largest(g) for g in found.values() if g is not None
+        )
         threshold = 1e-8 * usual[len(usual) // 2] if usual else 0.0
-        alive = {id(p) for n, p in self.named if p.ndim > 1
-                 and found.get(n) is not None
-                 and _largest(found[n]) > threshold}
-        beside = {id(p): m for m in called
-                  for p in m._parameters.values()}
+        alive = {
+            id(p)
+            for n, p in self.named
+            if p.ndim > 1
+            and found.get(n) is not None
+            and _largest(found[n]) > threshold
+        }
+        beside = {id(p): m for m in called for p in m._parameters.values()}
         for name, p in self.named:
-            kind = _kind(p, found.get(name), beside.get(id(p)), alive,
-                         threshold)
+            kind = _kind(
+                p, found.get(name), beside.get(id(p)), alive, threshold
+            )
             if kind and not any(fnmatch(name, f) for f in frozen):
                 wrong[kind].append(name)
         return wrong
@@ -2289,16 +2778,23 @@ class _Gradients(_Shapes):
                     len(names) > 4
                 )
                 self.report.measurements[kind] = names
-                self.fail(f"{len(names)} of {len(self.named)} parameters "
-                          f"{what}: {shown_names}", likely)
+                self.fail(
+                    f"{len(names)} of {len(self.named)} parameters "
+                    f"{what}: {shown_names}",
+                    likely,
+                )
         _check_depth(self.report, found)
-        self.add_note("tested", f"{len(self.named)} parameters, all "
-                      "reached")
+        self.add_note(
+            "tested", f"{len(self.named)} parameters, all reached"
+        )
         if silent := wrong["no_effect"]:
-            self.add_note("no_effect", f"{len(silent)} biases without "
-                          "effect, which is no mistake: a bias of keys "
-                          "adds the same to all scores of a query",
-                          no_effect=silent)
+            self.add_note(
+                "no_effect",
+                f"{len(silent)} biases without "
+                "effect, which is no mistake: a bias of keys "
+                "adds the same to all scores of a query",
+                no_effect=silent,
+            )
 
 # %% ../nbs/08_is_it_right.ipynb #c4c1c7fc
 #| code-summary: the largest entry of a gradient
@@ -2308,7 +2804,7 @@ def _largest(grad):
 # %% ../nbs/08_is_it_right.ipynb #0167b3b8
 #| code-summary: what is wrong with one gradient
 def _kind(p, grad, owner, alive, threshold):
-    "What is wrong with one gradient; \"\" if nothing."
+    'What is wrong with one gradient; "" if nothing.'
     if not p.requires_grad:
         return "frozen"
     if grad is None:
@@ -2318,8 +2814,11 @@ def _kind(p, grad, owner, alive, threshold):
     if _largest(grad) > (threshold if p.ndim > 1 else 100 * threshold):
         return ""
     weights = owner._parameters.values() if owner else ()
-    return "no_effect" if p.ndim == 1 and any(
-        id(w) in alive for w in weights) else "zero"
+    return (
+        "no_effect"
+        if p.ndim == 1 and any(id(w) in alive for w in weights)
+        else "zero"
+    )
 
 
 GRADIENT_HINTS = {  # kinds of wrong gradients, the worst first
@@ -2341,8 +2840,7 @@ GRADIENT_HINTS = {  # kinds of wrong gradients, the worst first
     ),
     "frozen": (
         "are frozen",
-        "requires_grad is False. If that is meant, "
-        "name them in frozen=",
+        "requires_grad is False. If that is meant, name them in frozen=",
     ),
     "zero": (
         "get a gradient of exactly or nearly 0",
@@ -2376,14 +2874,19 @@ def _judge_depth(report, stack, logs):
     slope = (logs @ steps / (steps @ steps)).item()
     straight = torch.corrcoef(torch.stack([logs, steps]))[0, 1].abs()
     change = math.exp(abs(slope) * (len(logs) - 1))
-    report.add_note("depth", f"{stack}: × {math.exp(-slope):.2g} per "
-                    "block on the way back", depth=math.exp(-slope))
+    report.add_note(
+        "depth",
+        f"{stack}: × {math.exp(-slope):.2g} per block on the way back",
+        depth=math.exp(-slope),
+    )
     if change > 1e3 and straight > 0.9:
         report.fail(
             f"gradients {'vanish' if slope > 0 else 'explode'} with "
             f"depth: by a factor of {change:.1g} over {len(logs)} blocks "
-            f"of {stack}", "no residual connection, no norm, or weights "
-            "of a wrong size at the start")
+            f"of {stack}",
+            "no residual connection, no norm, or weights "
+            "of a wrong size at the start",
+        )
 
 # %% ../nbs/08_is_it_right.ipynb #37efc6a2
 def run_all(
@@ -2398,10 +2901,14 @@ def run_all(
     gradients (if parameters are found).  Raises ``CheckFailed`` after
     the last of them if any failed.
     """
-    checks = {check.__name__: check for check in (
-        shapes, causal, padding, cache, gradients)}
-    validate.require(set(skip) <= set(checks), "skip holds names of "
-                     f"checks, {', '.join(checks)}; got {skip!r}")
+    checks = {
+        check.__name__: check
+        for check in (shapes, causal, padding, cache, gradients)
+    }
+    validate.require(
+        set(skip) <= set(checks),
+        f"skip holds names of checks, {', '.join(checks)}; got {skip!r}",
+    )
     trial = _CheckRun(model, vocab_size)
     failed = []
     report = trial.report
@@ -2414,8 +2921,9 @@ def run_all(
         if name in skip:
             report.add_note(name, "skipped")
         elif applies.get(name, True):
-            report.add_note(name,
-                            _run_one(check, model, vocab_size, failed))
+            report.add_note(
+                name, _run_one(check, model, vocab_size, failed)
+            )
         else:
             report.add_note(name, _skip_reason(name, adapter))
     if failed:
@@ -2434,7 +2942,8 @@ def _run_one(check, model, vocab_size, failed):
         again = likely and likely in failed
         failed.append(likely)
         return f"{problem.rstrip('.')}. " + (
-            likely if not again else "The likely mistake is the same")
+            likely if not again else "The likely mistake is the same"
+        )
     except Exception as error:
         failed.append("")
         message = textwrap.shorten(str(error), 200)
@@ -2446,8 +2955,16 @@ def _run_one(check, model, vocab_size, failed):
 #| code-summary: why a check was not run
 def _skip_reason(name, adapter):
     "Why a check was not run."
-    if any(word in n for n in adapter.argument_names
-           for word in ("cache", "past")) and name == "cache":
-        return ("not tested: a cache of another kind; call check.cache "
-                "with step_fn=")
+    if (
+        any(
+            word in n
+            for n in adapter.argument_names
+            for word in ("cache", "past")
+        )
+        and name == "cache"
+    ):
+        return (
+            "not tested: a cache of another kind; call check.cache "
+            "with step_fn="
+        )
     return "does not apply"

@@ -60,8 +60,14 @@ def flatten_state(
             return _plain(x, at)
         inner = [[k, walk(y, f"{at}.{k}")] for k, y in x.items()]
         plain = all(type(k) is str and k[:1] != "$" for k in x)
-        return dict(inner) if plain else {"$dict": [
-            [walk(k, f"{at}, a key"), y] for k, y in inner]}
+        return (
+            dict(inner)
+            if plain
+            else {
+                "$dict": [[walk(k, f"{at}, a key"), y] for k, y in inner]
+            }
+        )
+
     return tensors, walk(state, "state")
 
 # %% ../nbs/A7_checkpoints.ipynb #5f941cae
@@ -81,10 +87,12 @@ def _plain(x, at):
         x = x.item()
     if isinstance(x, float) and not math.isfinite(x):
         return {"$float": str(x)}
-    validate.require(x is None or type(x) in (str, bool, int, float),
-                     f"{at} is of type {type(x).__name__}, which no "
-                     "checkpoint holds: make it numbers, text, lists, "
-                     "dicts or tensors")
+    validate.require(
+        x is None or type(x) in (str, bool, int, float),
+        f"{at} is of type {type(x).__name__}, which no "
+        "checkpoint holds: make it numbers, text, lists, "
+        "dicts or tensors",
+    )
     return x
 
 # %% ../nbs/A7_checkpoints.ipynb #463c7796
@@ -119,11 +127,17 @@ def unflatten_state(
 def get_rng_state() -> dict[str, Any]:
     "Where Python's, NumPy's and PyTorch's generators stand."
     name, keys, *rest = np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if (
-        torch.cuda.is_initialized()) else []
-    return {"python": random.getstate(), "torch": torch.get_rng_state(),
-            "numpy": [name, torch.tensor(keys.astype(np.int64)), *rest],
-            "cuda": cuda}
+    cuda = (
+        torch.cuda.get_rng_state_all()
+        if (torch.cuda.is_initialized())
+        else []
+    )
+    return {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "numpy": [name, torch.tensor(keys.astype(np.int64)), *rest],
+        "cuda": cuda,
+    }
 
 # %% ../nbs/A7_checkpoints.ipynb #350ffcc9
 def set_rng_state(
@@ -210,9 +224,12 @@ def write_checkpoint(
     its layout.  Raises ``ValueError`` for a state of another format.
     """
     found = state.get("format", STATE_FORMAT)
-    validate.require(found == STATE_FORMAT, "the state has the format "
-                     f"{found!r}, and format {STATE_FORMAT} is written: "
-                     'leave out "format", or give it another name')
+    validate.require(
+        found == STATE_FORMAT,
+        "the state has the format "
+        f"{found!r}, and format {STATE_FORMAT} is written: "
+        'leave out "format", or give it another name',
+    )
     tensors, rest = flatten_state({**state, "format": STATE_FORMAT})
     model = getattr(model, "_orig_mod", model)
 
@@ -221,12 +238,18 @@ def write_checkpoint(
             save_model(model, tmp_path)
         else:
             weights, _ = flatten_state(dict(model.state_dict()))
-            save_file({name.removeprefix("state."): x
-                       for name, x in weights.items()},
-                      tmp_path / WEIGHTS_NAME)
+            save_file(
+                {
+                    name.removeprefix("state."): x
+                    for name, x in weights.items()
+                },
+                tmp_path / WEIGHTS_NAME,
+            )
         save_file(tensors, tmp_path / STATE_TENSORS_NAME)
-        (tmp_path / STATE_NAME).write_text(json.dumps(rest),
-                                           encoding="utf-8")
+        (tmp_path / STATE_NAME).write_text(
+            json.dumps(rest), encoding="utf-8"
+        )
+
     write_folder_atomically(folder, write)
 
 # %% ../nbs/A7_checkpoints.ipynb #8069e77c
@@ -259,12 +282,18 @@ def require_same_config(
         return
     saved = files.read_json_object(path)
     ours = json.loads(json.dumps(config.to_dict()))
-    given = {name: saved.get(name, getattr(type(config), name, None))
-             for name in ours}
-    differ = [f"{name} {given[name]} there, {ours[name]} here"
-              for name in ours if given[name] != ours[name]]
-    validate.require(not differ, f"{folder} holds another model: "
-                     + "; ".join(differ))
+    given = {
+        name: saved.get(name, getattr(type(config), name, None))
+        for name in ours
+    }
+    differ = [
+        f"{name} {given[name]} there, {ours[name]} here"
+        for name in ours
+        if given[name] != ours[name]
+    ]
+    validate.require(
+        not differ, f"{folder} holds another model: " + "; ".join(differ)
+    )
 
 # %% ../nbs/A7_checkpoints.ipynb #0293db41
 class CheckpointManager:
@@ -290,16 +319,23 @@ class CheckpointManager:
     def steps(self) -> list[int]:
         "The steps that have a checkpoint, in order."
         state_files = self.folder.glob("step-*/" + STATE_NAME)
-        return sorted(int(path.parent.name[5:]) for path in state_files
-                      if path.parent.name[5:].isdigit())
+        return sorted(
+            int(path.parent.name[5:])
+            for path in state_files
+            if path.parent.name[5:].isdigit()
+        )
 
     def metrics(self) -> dict[int, float]:
         "The metric of each step that was saved with one."
         states = {
             step: files.read_json_object(self.path(step) / STATE_NAME)
-            for step in self.steps()}
-        return {step: state["metric"] for step, state in states.items()
-                if isinstance(state.get("metric"), (int, float))}
+            for step in self.steps()
+        }
+        return {
+            step: state["metric"]
+            for step, state in states.items()
+            if isinstance(state.get("metric"), (int, float))
+        }
 
     @property
     def best_step(self) -> int | None:
@@ -309,13 +345,21 @@ class CheckpointManager:
 
     def steps_to_keep(self) -> set[int]:
         "The steps that are not to be forgotten."
-        return {*self.steps()[-self.keep_last:], self.best_step}
+        return {*self.steps()[-self.keep_last :], self.best_step}
 
-    def save(self, step: int, model: nn.Module, state: dict[str, Any],
-             metric: float | None = None) -> Path:
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        state: dict[str, Any],
+        metric: float | None = None,
+    ) -> Path:
         "Write a checkpoint; then forget what need not stay."
-        write_checkpoint(self.path(step), model, state | {
-            "step": step, "metric": metric})
+        write_checkpoint(
+            self.path(step),
+            model,
+            state | {"step": step, "metric": metric},
+        )
         self.delete_old()
         return self.path(step)
 
@@ -337,23 +381,30 @@ class CheckpointManager:
         load_weights(model, weights)
         return state
 
-    def read(self, model: nn.Module, step: int | None = None
-             ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def read(
+        self, model: nn.Module, step: int | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and state of a step, or of the last, for a model.
 
         ``ValueError`` naming a damaged file, or what differs.
         """
         steps = self.steps()
         step = max(steps, default=None) if step is None else step
-        validate.require(step in steps, f"{self.folder} has no checkpoint "
-                         f"of step {step}; it has {steps}")
+        validate.require(
+            step in steps,
+            f"{self.folder} has no checkpoint "
+            f"of step {step}; it has {steps}",
+        )
         require_same_config(model, self.path(step))
         before = max((s for s in steps if s < step), default=0)
         weights, state = _read_or_explain(self.path(step), before)
         found = state.get("format")
-        validate.require(found == STATE_FORMAT, f"{self.path(step)} is of "
-                         f"format {found}, and only {STATE_FORMAT} can be "
-                         "read: another version of tformer wrote it")
+        validate.require(
+            found == STATE_FORMAT,
+            f"{self.path(step)} is of "
+            f"format {found}, and only {STATE_FORMAT} can be "
+            "read: another version of tformer wrote it",
+        )
         return weights, state
 
 # %% ../nbs/A7_checkpoints.ipynb #413f52b1
@@ -375,11 +426,16 @@ def _read_or_explain(folder, before):
     try:
         return read_checkpoint(folder)
     except (ValueError, FileNotFoundError) as error:
-        cls = (ValueError if isinstance(error, ValueError)
-               else FileNotFoundError)
+        cls = (
+            ValueError
+            if isinstance(error, ValueError)
+            else FileNotFoundError
+        )
         then = f"from step {before}" if before else "from the beginning"
-        raise cls(f"{error}; the checkpoint {folder} is damaged: delete "
-                  f"this folder, and resume() goes on {then}") from error
+        raise cls(
+            f"{error}; the checkpoint {folder} is damaged: delete "
+            f"this folder, and resume() goes on {then}"
+        ) from error
 
 # %% ../nbs/A7_checkpoints.ipynb #652d99c1
 class ResumableBatches:
@@ -405,8 +461,9 @@ class ResumableBatches:
     def start_epoch(self) -> None:
         "A pass through the batches."
         keeps_own_place = hasattr(self.batches, "load_state_dict")
-        self.rng_state = None if keeps_own_place else _rng_state_of(
-            self.batches)
+        self.rng_state = (
+            None if keeps_own_place else _rng_state_of(self.batches)
+        )
         self.iterator = iter(self.batches)
         self.num_in_epoch = 0
 
@@ -426,8 +483,12 @@ class ResumableBatches:
         own = getattr(self.batches, "state_dict", dict)()
         # else it says so
         passed = self.num_in_epoch if self.rng_state else 0
-        return {"num_yielded": self.num_yielded, "num_in_epoch": passed,
-                "rng_state": self.rng_state, "batches": own}
+        return {
+            "num_yielded": self.num_yielded,
+            "num_in_epoch": passed,
+            "rng_state": self.rng_state,
+            "batches": own,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Go to a place; the random generators stay where they are."
@@ -449,16 +510,22 @@ class ResumableBatches:
             num_skipped = sum(1 for _ in islice(self.iterator, n))
         finally:
             set_rng_state(rng_before)
-        validate.require(num_skipped == n, "the batches end after "
-                         f"{num_skipped}; the checkpoint was written "
-                         f"after {n} of them")
+        validate.require(
+            num_skipped == n,
+            "the batches end after "
+            f"{num_skipped}; the checkpoint was written "
+            f"after {n} of them",
+        )
 
 # %% ../nbs/A7_checkpoints.ipynb #51685f92
 #| code-summary: chance of the program, and of a loader's own generator
 def _rng_state_of(batches):
     generator = getattr(batches, "generator", None)
-    return get_rng_state() | {"own": generator.get_state() if isinstance(
-        generator, torch.Generator) else None}
+    return get_rng_state() | {
+        "own": generator.get_state()
+        if isinstance(generator, torch.Generator)
+        else None
+    }
 
 # %% ../nbs/A7_checkpoints.ipynb #5d0ff1a8
 #| code-summary: restores both
@@ -508,12 +575,18 @@ class History:
         "Only the rows of the file up to this step."
         with self.path.open(newline="", encoding="utf-8") as file:
             lines = [line for line in file if line.endswith("\n")]
-        rows = ({k: int(v) if v.isdigit() else float(v)
-                 for k, v in row.items() if v}
-                for row in csv.DictReader(lines))
+        rows = (
+            {
+                k: int(v) if v.isdigit() else float(v)
+                for k, v in row.items()
+                if v
+            }
+            for row in csv.DictReader(lines)
+        )
         self.records = [row for row in rows if row["step"] <= step]
-        self._columns = dict.fromkeys(k for row in self.records
-                                      for k in row)
+        self._columns = dict.fromkeys(
+            k for row in self.records for k in row
+        )
         self.rewrite()
 
     def rewrite(self) -> None:
@@ -534,8 +607,9 @@ class TensorBoardLogger:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError("TensorBoard is not here: pip install "
-                              "'tformer[log]'") from error
+            raise ImportError(
+                "TensorBoard is not here: pip install 'tformer[log]'"
+            ) from error
         self.writer = SummaryWriter(str(folder))
 
     def __call__(self, record: dict[str, Any]) -> None:
@@ -555,13 +629,24 @@ def save_training_state(
     loss_monitor: Any = None,  # kept if it has a ``state_dict``
 ) -> None:
     "All that a training is made of; the random generators, too."
-    optimizer_states = [{"class": type(optimizer).__name__,
-                         "state": optimizer.state_dict()}
-                        for optimizer in optimizers]
-    checkpoints.save(step, model, {
-        "optimizers": optimizer_states, "data": data.state_dict(),
-        "loss_monitor": getattr(loss_monitor, "state_dict", dict)(),
-        "rng_state": get_rng_state()}, metric)
+    optimizer_states = [
+        {
+            "class": type(optimizer).__name__,
+            "state": optimizer.state_dict(),
+        }
+        for optimizer in optimizers
+    ]
+    checkpoints.save(
+        step,
+        model,
+        {
+            "optimizers": optimizer_states,
+            "data": data.state_dict(),
+            "loss_monitor": getattr(loss_monitor, "state_dict", dict)(),
+            "rng_state": get_rng_state(),
+        },
+        metric,
+    )
 
 # %% ../nbs/A7_checkpoints.ipynb #abfe4221
 def load_training_state(
@@ -599,21 +684,33 @@ def load_training_state(
 def _expect_optimizers(saved, optimizers):
     saved_values = [part["class"] for part in saved]
     current_values = [type(optimizer).__name__ for optimizer in optimizers]
-    validate.require(saved_values == current_values, "the checkpoint "
-                     f"holds the state of {', '.join(saved_values)}, not "
-                     f"of {', '.join(current_values)}")
-    groups = [[g for part in saved for g in part["state"]["param_groups"]],
-              [g for own in optimizers for g in own.param_groups]]
+    validate.require(
+        saved_values == current_values,
+        "the checkpoint "
+        f"holds the state of {', '.join(saved_values)}, not "
+        f"of {', '.join(current_values)}",
+    )
+    groups = [
+        [g for part in saved for g in part["state"]["param_groups"]],
+        [g for own in optimizers for g in own.param_groups],
+    ]
     saved_values, current_values = (
-        [len(g["params"]) for g in gs] for gs in groups)
-    validate.require(saved_values == current_values, "the checkpoint's "
-                     f"optimizers have groups of {saved_values} "
-                     f"parameters, these have {current_values}")
+        [len(g["params"]) for g in gs] for gs in groups
+    )
+    validate.require(
+        saved_values == current_values,
+        "the checkpoint's "
+        f"optimizers have groups of {saved_values} "
+        f"parameters, these have {current_values}",
+    )
     saved_values, current_values = (
-        [float(g.get("base_lr", g["lr"])) for g in gs] for gs in groups)
+        [float(g.get("base_lr", g["lr"])) for g in gs] for gs in groups
+    )
     if saved_values != current_values:
-        warnings.warn("the learning rates of the checkpoint go on, "
-                      f"{saved_values}, not those given now, "
-                      f"{current_values}: to change them, set base_lr in "
-                      "the optimizer's param_groups after resume()",
-                      stacklevel=4)
+        warnings.warn(
+            "the learning rates of the checkpoint go on, "
+            f"{saved_values}, not those given now, "
+            f"{current_values}: to change them, set base_lr in "
+            "the optimizer's param_groups after resume()",
+            stacklevel=4,
+        )

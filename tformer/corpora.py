@@ -63,8 +63,11 @@ def read_texts(
     """
     validate.require(separator != "", "separator must be a text or None")
     blocks = read_text_chunks(path)
-    texts = (iter(["".join(blocks)]) if separator is None
-             else _cut(blocks, separator))
+    texts = (
+        iter(["".join(blocks)])
+        if separator is None
+        else _cut(blocks, separator)
+    )
     yield next(texts).removeprefix("\ufeff")
     yield from texts
 
@@ -83,12 +86,16 @@ def read_jsonl(
                 text = found[field] if isinstance(found, dict) else found
                 validate.utf8_string(text=text)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number}, is not UTF-8: "
-                                 f"byte 0x{line[error.start]:02x} at "
-                                 f"position {error.start}") from None
+                raise ValueError(
+                    f"{path}, line {number}, is not UTF-8: "
+                    f"byte 0x{line[error.start]:02x} at "
+                    f"position {error.start}"
+                ) from None
             except (ValueError, KeyError) as error:
-                raise ValueError(f"{path}, line {number}: no text in "
-                                 f"{field!r} ({error!r:.60})") from None
+                raise ValueError(
+                    f"{path}, line {number}: no text in "
+                    f"{field!r} ({error!r:.60})"
+                ) from None
             yield text
 
 # %% ../nbs/A6_corpora.ipynb #68d2b3d0
@@ -100,8 +107,9 @@ def read_parquet(
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install "
-                          '"tformer[data]"') from None
+        raise ImportError(
+            'Parquet files need pyarrow: pip install "tformer[data]"'
+        ) from None
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         validate.one_of(names, **{f"a column of {path}": field})
@@ -110,19 +118,27 @@ def read_parquet(
             for text in rows.column(0).to_pylist():
                 row += 1
                 validate.utf8_string(
-                    **{f"row {row} of {field!r} in {path}": text})
+                    **{f"row {row} of {field!r} in {path}": text}
+                )
                 yield text
 
 # %% ../nbs/A6_corpora.ipynb #f5230b6a
-READERS_BY_SUFFIX = {".jsonl": read_jsonl, ".ndjson": read_jsonl,
-                     ".parquet": read_parquet, ".txt": read_texts,
-                     ".md": read_texts}
+READERS_BY_SUFFIX = {
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".parquet": read_parquet,
+    ".txt": read_texts,
+    ".md": read_texts,
+}
 
 # %% ../nbs/A6_corpora.ipynb #d2879925
 #| code-summary: refuses options that a reader does not have
 def _expect_options(reader, options, owner):
-    known = [name for name in inspect.signature(reader).parameters
-             if name != "path"]
+    known = [
+        name
+        for name in inspect.signature(reader).parameters
+        if name != "path"
+    ]
     validate.mapping_keys(options, known, owner=owner, noun="option")
 
 # %% ../nbs/A6_corpora.ipynb #fe67174f
@@ -136,9 +152,15 @@ def read_path(
     left out.
     """
     path = Path(path)
-    paths = [file for file in sorted(path.rglob("*")) if file.is_file()
-             and file.suffix in READERS_BY_SUFFIX] if path.is_dir() else [
-                 files.require_file(path)]
+    paths = (
+        [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and file.suffix in READERS_BY_SUFFIX
+        ]
+        if path.is_dir()
+        else [files.require_file(path)]
+    )
     for file in paths:
         reader = READERS_BY_SUFFIX.get(file.suffix, read_texts)
         _expect_options(reader, options, f"the reader of {file.name}")
@@ -177,15 +199,22 @@ def _described(name, thing):
     "What its docstring and those of its methods say, under their names."
     held = [(name, thing)]
     if inspect.isclass(thing):
-        held += [(f"{name}.{key}", value) for key, value
-                 in sorted(vars(thing).items())
-                 if key[0] != "_" and _of_python(value)]
+        held += [
+            (f"{name}.{key}", value)
+            for key, value in sorted(vars(thing).items())
+            if key[0] != "_" and _of_python(value)
+        ]
     with warnings.catch_warnings(action="ignore"):  # some are deprecated
-        said = [(key, getattr(value, "__doc__", None))
-                for key, value in held
-                if callable(value) or isinstance(value, property)]
-    return "\n\n".join(f"{key}\n\n{inspect.cleandoc(doc)}"
-                       for key, doc in said if isinstance(doc, str))
+        said = [
+            (key, getattr(value, "__doc__", None))
+            for key, value in held
+            if callable(value) or isinstance(value, property)
+        ]
+    return "\n\n".join(
+        f"{key}\n\n{inspect.cleandoc(doc)}"
+        for key, doc in said
+        if isinstance(doc, str)
+    )
 
 # %% ../nbs/A6_corpora.ipynb #02281c48
 def python_docs() -> Iterator[str]:
@@ -198,10 +227,13 @@ def python_docs() -> Iterator[str]:
     seen = set()
     for module_name in PYDOC_MODULES:
         module = importlib.import_module(module_name)
-        things = [(name, thing) for name, thing
-                  in sorted(vars(module).items()) if name[0] != "_"
-                  and (inspect.isclass(thing) or inspect.isroutine(thing))
-                  and getattr(thing, "__module__", "") == module_name]
+        things = [
+            (name, thing)
+            for name, thing in sorted(vars(module).items())
+            if name[0] != "_"
+            and (inspect.isclass(thing) or inspect.isroutine(thing))
+            and getattr(thing, "__module__", "") == module_name
+        ]
         if module.__doc__:
             yield f"{module_name}\n\n{inspect.cleandoc(module.__doc__)}\n"
         for name, thing in things:
@@ -227,10 +259,12 @@ def _open_url(url, start=0, tag=None):
         headers |= {"Range": f"bytes={start}-", "If-Range": tag}
     try:
         return urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=30)
+            urllib.request.Request(url, headers=headers), timeout=30
+        )
     except urllib.error.HTTPError as error:
-        raise FileNotFoundError(f"{url}: the server answers {error.code} "
-                                f"{error.reason}") from None
+        raise FileNotFoundError(
+            f"{url}: the server answers {error.code} {error.reason}"
+        ) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise ConnectionError(
@@ -255,10 +289,18 @@ def _read_chunk(answer):
 #| code-summary: appends what is missing to the file that is beside
 def _resume_download(url, part, total, tag):
     "Go on where the part ends; a server may answer with all of it."
-    with _open_url(url, _size(part), tag) as answer, open(
-            part, "ab" if answer.status == 206 else "wb") as file, tqdm(
-            desc=part.name, total=total, initial=file.tell(), unit="B",
-            unit_scale=True, disable=None) as bar:
+    with (
+        _open_url(url, _size(part), tag) as answer,
+        open(part, "ab" if answer.status == 206 else "wb") as file,
+        tqdm(
+            desc=part.name,
+            total=total,
+            initial=file.tell(),
+            unit="B",
+            unit_scale=True,
+            disable=None,
+        ) as bar,
+    ):
         while block := _read_chunk(answer):
             file.write(block)
             bar.update(len(block))
@@ -285,8 +327,10 @@ def _partial_path(url, path):
 def _finish_download(part, path, total, sha256):
     size = part.stat().st_size
     if size < total:
-        raise ConnectionError(f"{path.name}: the line broke at {size:,} "
-                              f"of {total:,} bytes; call again to go on")
+        raise ConnectionError(
+            f"{path.name}: the line broke at {size:,} "
+            f"of {total:,} bytes; call again to go on"
+        )
     found = file_sha256(part)
     if sha256 not in (None, found) or size > total >= 0:
         part.unlink()
@@ -325,8 +369,11 @@ def download(
 # %% ../nbs/A6_corpora.ipynb #3a7e51c0
 #| code-summary: where the files of a data set are kept
 def _cache_folder(folder, owner, dataset):
-    home = Path(folder or os.environ.get("TFORMER_CACHE")
-                or Path.home() / ".cache" / "tformer")
+    home = Path(
+        folder
+        or os.environ.get("TFORMER_CACHE")
+        or Path.home() / ".cache" / "tformer"
+    )
     return home / owner / dataset
 
 # %% ../nbs/A6_corpora.ipynb #8234de68
@@ -345,12 +392,16 @@ def read_hub_file(
     """
     parts = name.split("/", 2)
     validate.require(
-        len(parts) == 3 and not {"", ".."} & {*name.split("/")}, "a file "
+        len(parts) == 3 and not {"", ".."} & {*name.split("/")},
+        "a file "
         "on the hub is named hub:owner/dataset/file, got "
-        f"{'hub:' + name!r}")
+        f"{'hub:' + name!r}",
+    )
     branch = urllib.parse.quote(revision, safe="")
-    url = (f"{server}/datasets/{parts[0]}/{parts[1]}/resolve/"
-           f"{branch}/{urllib.parse.quote(parts[2])}")
+    url = (
+        f"{server}/datasets/{parts[0]}/{parts[1]}/resolve/"
+        f"{branch}/{urllib.parse.quote(parts[2])}"
+    )
     path = _cache_folder(folder, parts[0], parts[1]) / revision / parts[2]
     yield from read_path(download(url, path, sha256), **options)
 
@@ -370,25 +421,34 @@ def list_hub_split(
     asked for once and kept.
     """
     parts = name.split("/")
-    validate.require(len(parts) == 2 and not {"", ".."} & {*parts}, "a "
-                     "data set on the hub is named hub:owner/dataset, got "
-                     f"{'hub:' + name!r}")
+    validate.require(
+        len(parts) == 2 and not {"", ".."} & {*parts},
+        "a "
+        "data set on the hub is named hub:owner/dataset, got "
+        f"{'hub:' + name!r}",
+    )
     branch = urllib.parse.quote(revision, safe="")
-    path = download(f"{server}/api/datasets/{name}/revision/{branch}",
-                    _cache_folder(folder, *parts) / f"{revision}.json")
+    path = download(
+        f"{server}/api/datasets/{name}/revision/{branch}",
+        _cache_folder(folder, *parts) / f"{revision}.json",
+    )
     try:
         found = json.loads(path.read_text("utf-8"))["siblings"]
         names = sorted(file["rfilename"] for file in found)
     except (ValueError, KeyError, TypeError):
         path.unlink()
-        raise ValueError(f"{server} sent no list of the files of {name} "
-                         f"at {revision}") from None
+        raise ValueError(
+            f"{server} sent no list of the files of {name} at {revision}"
+        ) from None
     names = [file for file in names if file.endswith(".parquet")]
     of_split = re.compile(rf"(^|/){re.escape(split)}([-._]\d[^/]*)?(/|\.)")
     chosen = [file for file in names if of_split.search(file)]
-    validate.require(chosen, f"{name} has no Parquet file of the split "
-                     f"{split!r} at {revision}, it has "
-                     f"{', '.join(names[:4]) or 'none at all'}")
+    validate.require(
+        chosen,
+        f"{name} has no Parquet file of the split "
+        f"{split!r} at {revision}, it has "
+        f"{', '.join(names[:4]) or 'none at all'}",
+    )
     return chosen
 
 # %% ../nbs/A6_corpora.ipynb #e94c07a1
@@ -405,8 +465,13 @@ def read_hub_dataset(
     A file is downloaded when the texts before it have been read.
     """
     for file in list_hub_split(name, split, revision, folder, server):
-        yield from read_hub_file(f"{name}/{file}", revision, folder=folder,
-                                 server=server, **options)
+        yield from read_hub_file(
+            f"{name}/{file}",
+            revision,
+            folder=folder,
+            server=server,
+            **options,
+        )
 
 # %% ../nbs/A6_corpora.ipynb #c5a39d06
 def load_documents(
@@ -426,8 +491,9 @@ def load_documents(
     found = 0
     known = {"stories": story_documents, "pydocs": python_docs}
     if name.startswith("hub:"):
-        texts = (read_hub_dataset if name.count("/") < 2
-                 else read_hub_file)(name[4:], **options)
+        texts = (
+            read_hub_dataset if name.count("/") < 2 else read_hub_file
+        )(name[4:], **options)
     elif name in known:
         _expect_options(known[name], options, f"the corpus {name!r}")
         texts = known[name](**options)
@@ -435,7 +501,8 @@ def load_documents(
         raise FileNotFoundError(
             f"no such file: {name!r}; nor is it a corpus, as are "
             f"{', '.join(map(repr, known))}, 'hub:owner/dataset' and "
-            "'hub:owner/dataset/file'")
+            "'hub:owner/dataset/file'"
+        )
     else:
         texts = read_path(source, **options)
     for text in islice(filter(str.strip, texts), limit):
@@ -477,17 +544,23 @@ class TokenFileHeader(NamedTuple):
         with open(files.require_file(path), "rb") as file:
             raw = file.read(64)
             size = os.fstat(file.fileno()).st_size
-        validate.require(raw[:8] == TOKEN_FILE_MAGIC, f"{path} is no "
-                         "token file")
-        validate.require(len(raw) == 64, f"{path} is truncated: {size} "
-                         "bytes")
+        validate.require(
+            raw[:8] == TOKEN_FILE_MAGIC, f"{path} is no token file"
+        )
+        validate.require(
+            len(raw) == 64, f"{path} is truncated: {size} bytes"
+        )
         _, version, *rest = _LAYOUT.unpack(raw)
         header = cls(*rest)
-        validate.require(version == TOKEN_FILE_VERSION, f"{path} has "
-                         f"version {version}, expected "
-                         f"{TOKEN_FILE_VERSION}")
-        validate.require(size == header.nbytes, f"{path} is truncated or "
-                         f"damaged: {size:,} bytes of {header.nbytes:,}")
+        validate.require(
+            version == TOKEN_FILE_VERSION,
+            f"{path} has version {version}, expected {TOKEN_FILE_VERSION}",
+        )
+        validate.require(
+            size == header.nbytes,
+            f"{path} is truncated or "
+            f"damaged: {size:,} bytes of {header.nbytes:,}",
+        )
         return header
 
 
@@ -515,11 +588,16 @@ class DocumentEncoder:
 
     def __call__(self, texts: list[str]) -> tuple[bytes, list[int]]:
         "The ids of all, and how many each has; all of them is text."
-        rows = [row + self.end for row in self.tokenizer.encode_batch(
-            texts, disallowed_special=())]
+        rows = [
+            row + self.end
+            for row in self.tokenizer.encode_batch(
+                texts, disallowed_special=()
+            )
+        ]
         lengths = [len(row) for row in rows]
-        return np.concatenate([np.array(row, f"<u{self.bytes_per_id}")
-                               for row in rows]).tobytes(), lengths
+        return np.concatenate(
+            [np.array(row, f"<u{self.bytes_per_id}") for row in rows]
+        ).tobytes(), lengths
 
 # %% ../nbs/A6_corpora.ipynb #57914cf8
 def _stream_token_file(
@@ -596,11 +674,13 @@ class TokenFile:
             tokenizer is None
             or tokenizer_hash(tokenizer) == self.header.tokenizer,
             f"{path} was written with another tokenizer: its ids mean "
-            "other tokens")
+            "other tokens",
+        )
         h = self.header
         self.ids = np.memmap(path, h.dtype, "r", 64, (h.n_ids,))
-        self.ends = np.memmap(path, "<u8", "r", h.ends_offset,
-                              (h.n_documents,))
+        self.ends = np.memmap(
+            path, "<u8", "r", h.ends_offset, (h.n_documents,)
+        )
 
     @property
     def starts(self) -> np.ndarray:
@@ -618,7 +698,7 @@ class TokenFile:
     def __getitem__(self, i: int) -> np.ndarray:
         i = range(len(self))[i]
         start = int(self.ends[i - 1]) if i else 0
-        return self.ids[start:int(self.ends[i])]
+        return self.ids[start : int(self.ends[i])]
 
 # %% ../nbs/A6_corpora.ipynb #7d9222a1
 def shingles(
@@ -628,9 +708,14 @@ def shingles(
     "Numbers for all runs of n words; a shorter text is one run."
     words = text.lower().split()
     runs = range(max(1, len(words) - n + 1))
-    return {int.from_bytes(hashlib.blake2b(
-        " ".join(words[i:i + n]).encode(), digest_size=8).digest())
-        for i in runs}
+    return {
+        int.from_bytes(
+            hashlib.blake2b(
+                " ".join(words[i : i + n]).encode(), digest_size=8
+            ).digest()
+        )
+        for i in runs
+    }
 
 # %% ../nbs/A6_corpora.ipynb #0b9143ba
 #| code-summary: minima of the hashes, three to a band
@@ -639,8 +724,10 @@ def _minhash_bands(runs, bands):
     draw = np.random.default_rng(0)
     factors = draw.integers(1 << 63, size=3 * bands, dtype=np.uint64)
     hashes = np.fromiter(runs, np.uint64)[:, None] * (2 * factors + 1)
-    return [(i, band.tobytes()) for i, band
-            in enumerate(hashes.min(0).reshape(bands, 3))]
+    return [
+        (i, band.tobytes())
+        for i, band in enumerate(hashes.min(0).reshape(bands, 3))
+    ]
 
 # %% ../nbs/A6_corpora.ipynb #12ead8f5
 def find_near_duplicates(
@@ -660,16 +747,23 @@ def find_near_duplicates(
     validate.number("(0, 1]", min_similarity=min_similarity)
     texts = list(texts)
     first = {}
-    equal = [(first.setdefault(" ".join(text.lower().split()), j), j, 1.0)
-             for j, text in enumerate(texts)]
+    equal = [
+        (first.setdefault(" ".join(text.lower().split()), j), j, 1.0)
+        for j, text in enumerate(texts)
+    ]
     runs = {i: shingles(texts[i], n) for i in first.values()}
     holders = defaultdict(list)
     for i, found in runs.items():
         for band in _minhash_bands(found, bands):
             holders[band].append(i)
-    pairs = {pair for held in holders.values()
-             for pair in combinations(held, 2)}
-    scored = [(i, j, len(runs[i] & runs[j]) / len(runs[i] | runs[j]))
-              for i, j in pairs]
-    return sorted([found for found in scored if found[2] >= min_similarity]
-                  + [pair for pair in equal if pair[0] < pair[1]])
+    pairs = {
+        pair for held in holders.values() for pair in combinations(held, 2)
+    }
+    scored = [
+        (i, j, len(runs[i] & runs[j]) / len(runs[i] | runs[j]))
+        for i, j in pairs
+    ]
+    return sorted(
+        [found for found in scored if found[2] >= min_similarity]
+        + [pair for pair in equal if pair[0] < pair[1]]
+    )

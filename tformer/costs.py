@@ -37,8 +37,9 @@ def _scaled(n, base, larger, smaller=""):
         prefix = smaller_one
     if 0 < n < 0.9995:  # no prefix is small enough
         return f"{n:#.3g} {prefix}"
-    digits = 0 if prefix == "" and n == int(n) else \
-        (n < 99.95) + (n < 9.995)
+    digits = (
+        0 if prefix == "" and n == int(n) else (n < 99.95) + (n < 9.995)
+    )
     return f"{n:.{digits}f} {prefix}"
 
 # %% ../nbs/14_costs.ipynb #ba5306d5
@@ -60,12 +61,26 @@ def format_quantity(
 
 # %% ../nbs/14_costs.ipynb #3707f6e9
 #| code-summary: the least that each number of a model may be
-_MINIMUM = dict(vocab_size=1, d_model=1, n_layers=1, n_heads=1,
-                n_kv_heads=1, d_head=1, d_ff=1, ffn_saved_activations=1,
-                max_len=1, sliding_window=1, n_encoder_layers=0,
-                encoder_vocab_size=1, norm_vectors=0, norms_per_layer=0,
-                final_norms=0, embed_norms=0, n_position_embeddings=0,
-                n_sliding_layers=0)
+_MINIMUM = dict(
+    vocab_size=1,
+    d_model=1,
+    n_layers=1,
+    n_heads=1,
+    n_kv_heads=1,
+    d_head=1,
+    d_ff=1,
+    ffn_saved_activations=1,
+    max_len=1,
+    sliding_window=1,
+    n_encoder_layers=0,
+    encoder_vocab_size=1,
+    norm_vectors=0,
+    norms_per_layer=0,
+    final_norms=0,
+    embed_norms=0,
+    n_position_embeddings=0,
+    n_sliding_layers=0,
+)
 
 # %% ../nbs/14_costs.ipynb #a4d4cce5
 @dataclass(frozen=True, kw_only=True)
@@ -109,41 +124,57 @@ class ModelSpec:
     n_sliding_layers: int = 0  # layers that have this window
 
     def __post_init__(self):
-        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads,
-                            n_kv_heads=self.n_kv_heads, d_head=self.d_head)
-        rules = dict(n_kv_heads=self.n_heads,
-                     d_head=self.d_model // self.n_heads,
-                     d_ff=4 * self.d_model,
-                     ffn_saved_activations=4 if self.gated_ffn else 2)
+        validate.head_sizes(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            d_head=self.d_head,
+        )
+        rules = dict(
+            n_kv_heads=self.n_heads,
+            d_head=self.d_model // self.n_heads,
+            d_ff=4 * self.d_model,
+            ffn_saved_activations=4 if self.gated_ffn else 2,
+        )
         for name, least in _MINIMUM.items():
             value = getattr(self, name)
             value = rules.get(name) if value is None else value
             if value is not None:  # as int, which cannot overflow
                 validate.integer(least, **{name: value})
                 object.__setattr__(self, name, int(value))
-        validate.one_of((True, False), **{
-            f.name: getattr(self, f.name) for f in fields(self)
-            if f.type is bool})
-        validate.require(set(self.biases) <= {"qkv", "o", "ff"},
-                         "biases are among 'qkv', 'o', 'ff', got "
-                         f"{self.biases!r}")
+        validate.one_of(
+            (True, False),
+            **{
+                f.name: getattr(self, f.name)
+                for f in fields(self)
+                if f.type is bool
+            },
+        )
+        validate.require(
+            set(self.biases) <= {"qkv", "o", "ff"},
+            f"biases are among 'qkv', 'o', 'ff', got {self.biases!r}",
+        )
         validate.require(
             self.n_encoder_layers or self.encoder_vocab_size is None,
             f"encoder_vocab_size is {self.encoder_vocab_size}, but "
-            "n_encoder_layers is 0")
+            "n_encoder_layers is 0",
+        )
         most = self.n_layers * (self.sliding_window is not None)
-        validate.require(self.n_sliding_layers <= most,
-                         f"{self.n_sliding_layers} of {self.n_layers} "
-                         "layers cannot have the window "
-                         f"{self.sliding_window}")
+        validate.require(
+            self.n_sliding_layers <= most,
+            f"{self.n_sliding_layers} of {self.n_layers} "
+            "layers cannot have the window "
+            f"{self.sliding_window}",
+        )
 
 # %% ../nbs/14_costs.ipynb #02d09748
 #| code-summary: weights of attention and of feed-forward
 def _weights(s):
     "Weights of one attention, and of one feed-forward layer."
     heads = 2 * s.n_heads + 2 * s.n_kv_heads
-    return s.d_model * heads * s.d_head, \
-        (3 if s.gated_ffn else 2) * s.d_model * s.d_ff
+    return s.d_model * heads * s.d_head, (
+        3 if s.gated_ffn else 2
+    ) * s.d_model * s.d_ff
 
 # %% ../nbs/14_costs.ipynb #602a068b
 #| code-summary: biases of attention and of feed-forward
@@ -151,8 +182,9 @@ def _bias_sizes(s):
     "Biases of one attention, and of one feed-forward layer."
     qkv = (s.n_heads + 2 * s.n_kv_heads) * s.d_head
     inner = (2 if s.gated_ffn else 1) * s.d_ff
-    return ("qkv" in s.biases) * qkv + ("o" in s.biases) * s.d_model, \
-        ("ff" in s.biases) * (inner + s.d_model)
+    return ("qkv" in s.biases) * qkv + ("o" in s.biases) * s.d_model, (
+        "ff" in s.biases
+    ) * (inner + s.d_model)
 
 # %% ../nbs/14_costs.ipynb #f4d4fcb1
 #| code-summary: how many layers and norms there are
@@ -161,8 +193,11 @@ def _counts(s):
     two = s.n_encoder_layers
     cross = s.n_layers if two else 0
     norms = s.norms_per_layer * (s.n_layers + two) + cross
-    return s.n_layers + two + cross, s.n_layers + two, \
-        norms + s.final_norms + s.embed_norms
+    return (
+        s.n_layers + two + cross,
+        s.n_layers + two,
+        norms + s.final_norms + s.embed_norms,
+    )
 
 # %% ../nbs/14_costs.ipynb #b73098bd
 def parameters_by_component(
@@ -178,15 +213,17 @@ def parameters_by_component(
     attention, ff = (w + b for w, b in zip(_weights(s), _bias_sizes(s)))
     qk = 2 * s.norm_vectors * s.d_head * n_attention if s.qk_norm else 0
     parts = {
-        "token embedding": (
-            s.vocab_size + (s.encoder_vocab_size or 0)) * d,
+        "token embedding": (s.vocab_size + (s.encoder_vocab_size or 0))
+        * d,
         "positions": s.n_position_embeddings * d,
         "attention": n_attention * attention,
         "feed-forward": n_ff * ff,
         "norms": n_norms * s.norm_vectors * d + qk,
-        "output layer": s.vocab_size * d * (
-            s.has_lm_head and not s.tie_word_embeddings),
-        "pooler": (d * d + d) if s.has_pooler else 0}
+        "output layer": s.vocab_size
+        * d
+        * (s.has_lm_head and not s.tie_word_embeddings),
+        "pooler": (d * d + d) if s.has_pooler else 0,
+    }
     return {name: n for name, n in parts.items() if n}
 
 # %% ../nbs/14_costs.ipynb #27ec7372
@@ -200,29 +237,46 @@ FIELD_NAMES = {  # ours: what others call it
     "d_head": ("d_head", "head_dim"),
     "d_ff": ("d_ff", "intermediate_size", "n_inner", "hidden_dim"),
     "max_len": ("max_len", "max_position_embeddings", "n_positions"),
-    "tie_word_embeddings": ("tie_word_embeddings",)}
+    "tie_word_embeddings": ("tie_word_embeddings",),
+}
 _GPT = dict(learned=True)
-_BERT = dict(learned=True, causal=False, embed_norms=1, final_norms=0,
-             has_lm_head=False, has_pooler=True)
+_BERT = dict(
+    learned=True,
+    causal=False,
+    embed_norms=1,
+    final_norms=0,
+    has_lm_head=False,
+    has_pooler=True,
+)
 _LLAMA = dict(gated_ffn=True, biases=(), norm_vectors=1)
 FAMILIES = {  # by the name of our class, or by their model_type
-    "GPT": _GPT, "gpt2": _GPT,
+    "GPT": _GPT,
+    "gpt2": _GPT,
     "GPT1": _GPT | dict(final_norms=0),
     "openai-gpt": _GPT | dict(final_norms=0),
     "gpt_neox": dict(tie_word_embeddings=False),
-    "Bert": _BERT | dict(has_pooler=False), "bert": _BERT,
-    "distilbert": _BERT | dict(has_pooler=False), "roberta": _BERT,
-    "Llama": _LLAMA, "llama": _LLAMA, "mistral": _LLAMA,
-    "phi3": _LLAMA, "gemma": _LLAMA, "granite": _LLAMA,
-    "smollm3": _LLAMA, "gemma2": _LLAMA | dict(norms_per_layer=4),
+    "Bert": _BERT | dict(has_pooler=False),
+    "bert": _BERT,
+    "distilbert": _BERT | dict(has_pooler=False),
+    "roberta": _BERT,
+    "Llama": _LLAMA,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "phi3": _LLAMA,
+    "gemma": _LLAMA,
+    "granite": _LLAMA,
+    "smollm3": _LLAMA,
+    "gemma2": _LLAMA | dict(norms_per_layer=4),
     "gemma3_text": _LLAMA | dict(norms_per_layer=4, qk_norm=True),
     "qwen2": _LLAMA | dict(biases=("qkv",)),
     "Qwen3": _LLAMA | dict(qk_norm=True),
     "qwen3": _LLAMA | dict(qk_norm=True),
     "nemotron": dict(biases=()),
     "Seq2Seq": dict(final_norms=0, ffn_saved_activations=1, stacks=2),
-    "PreNormSeq2Seq": dict(final_norms=2, ffn_saved_activations=1,
-                           stacks=2)}
+    "PreNormSeq2Seq": dict(
+        final_norms=2, ffn_saved_activations=1, stacks=2
+    ),
+}
 
 # %% ../nbs/14_costs.ipynb #abb4648d
 #| code-summary: looks a field up by any of its names
@@ -239,16 +293,27 @@ def _find(config, name):
 def _family(source, config, family):
     "The traits of a family, and its name."
     name = family or getattr(config, "model_type", None)
-    names = [name] if name else [
-        c.__name__.removesuffix("Config")
-        for part in (source, config) for c in type(part).__mro__]
+    names = (
+        [name]
+        if name
+        else [
+            c.__name__.removesuffix("Config")
+            for part in (source, config)
+            for c in type(part).__mro__
+        ]
+    )
     known = next((n for n in names if n in FAMILIES), None)
-    validate.require(known or name or _find(config, "d_model") is not None,
-                     "expected the configuration of a Transformer, or a "
-                     f"model that has one, got {names[0]}")
-    validate.require(known, f"no family {names[0]!r}; if it is built like "
-                     f"one of {', '.join(sorted(FAMILIES))}, name it by "
-                     "family=")
+    validate.require(
+        known or name or _find(config, "d_model") is not None,
+        "expected the configuration of a Transformer, or a "
+        f"model that has one, got {names[0]}",
+    )
+    validate.require(
+        known,
+        f"no family {names[0]!r}; if it is built like "
+        f"one of {', '.join(sorted(FAMILIES))}, name it by "
+        "family=",
+    )
     return known, dict(FAMILIES[known])
 
 # %% ../nbs/14_costs.ipynb #5c950e88
@@ -257,28 +322,42 @@ def _windows(config):
     "The window of a configuration and how many layers have it."
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if window is None or getattr(config, "use_sliding_window",
-                                 None) is False:
+    if (
+        window is None
+        or getattr(config, "use_sliding_window", None) is False
+    ):
         return {}
-    n = _find(config, "n_layers") if kinds is None else \
-        sum(kind == "sliding_attention" for kind in kinds)
+    n = (
+        _find(config, "n_layers")
+        if kinds is None
+        else sum(kind == "sliding_attention" for kind in kinds)
+    )
     return dict(sliding_window=window, n_sliding_layers=n) if n else {}
 
 # %% ../nbs/14_costs.ipynb #e3a90c5d
 #| code-summary: what an encoder and its decoder have of their own
 def _two_stacks(config, values):
     "Numbers of the decoder in their places, the encoder's beside them."
-    depths = (getattr(config, name, None) for name in (
-        "n_decoder_layers", "num_decoder_layers", "decoder_layers"))
+    depths = (
+        getattr(config, name, None)
+        for name in (
+            "n_decoder_layers",
+            "num_decoder_layers",
+            "decoder_layers",
+        )
+    )
     n = values["n_layers"]
-    more = dict(n_encoder_layers=n,
-                n_layers=next((depth for depth in depths if depth), n))
+    more = dict(
+        n_encoder_layers=n,
+        n_layers=next((depth for depth in depths if depth), n),
+    )
     ids = getattr(config, "decoder_vocab_size", None)
     # Marian names both sizes where it has one table
     shared = getattr(config, "share_encoder_decoder_embeddings", False)
     if ids and not shared:
-        more |= dict(vocab_size=ids,
-                     encoder_vocab_size=values["vocab_size"])
+        more |= dict(
+            vocab_size=ids, encoder_vocab_size=values["vocab_size"]
+        )
     return values | more
 
 # %% ../nbs/14_costs.ipynb #d7d4dad6
@@ -289,14 +368,14 @@ def _more_fields(config, traits, values):
     if more.pop("learned", False):
         more["n_position_embeddings"] = values["max_len"] + sum(
             getattr(config, name, None) or 0
-            for name in ("n_segments", "type_vocab_size"))
-    if more.pop("stacks", 1) == 2 and getattr(config, "final_norm",
-                                              False):
+            for name in ("n_segments", "type_vocab_size")
+        )
+    if more.pop("stacks", 1) == 2 and getattr(config, "final_norm", False):
         more["final_norms"] = 2
     if traits.get("biases") == ():
-        more["biases"] = ("qkv", "o") * bool(getattr(
-            config, "attention_bias", False)) + ("ff",) * bool(
-            getattr(config, "mlp_bias", False))
+        more["biases"] = ("qkv", "o") * bool(
+            getattr(config, "attention_bias", False)
+        ) + ("ff",) * bool(getattr(config, "mlp_bias", False))
     return more | _windows(config)
 
 # %% ../nbs/14_costs.ipynb #b68968e1
@@ -304,15 +383,27 @@ def _more_fields(config, traits, values):
 def _check_readable(config, values, learned):
     "Refuse what lacks a number, or has parts that no field counts."
     needed = ["vocab_size", "d_model", "n_layers", "n_heads"]
-    missing = [name for name in needed + ["max_len"] * learned
-               if values[name] is None]
-    validate.require(not missing, f"{type(config).__name__} has no "
-                     f"{', no '.join(missing)} under any known name")
-    for name in ("num_local_experts", "num_experts", "n_routed_experts",
-                 "kv_lora_rank"):
+    missing = [
+        name
+        for name in needed + ["max_len"] * learned
+        if values[name] is None
+    ]
+    validate.require(
+        not missing,
+        f"{type(config).__name__} has no "
+        f"{', no '.join(missing)} under any known name",
+    )
+    for name in (
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+        "kv_lora_rank",
+    ):
         n = getattr(config, name, None)
-        validate.require(not n, f"{name} is {n}: experts and latent "
-                         "attention are not counted")
+        validate.require(
+            not n,
+            f"{name} is {n}: experts and latent attention are not counted",
+        )
 
 # %% ../nbs/14_costs.ipynb #9ad4eb38
 #| code-summary: refuses a model that has other parts than its family
@@ -320,9 +411,12 @@ def _check_model(model, sizes):
     "Refuse a model whose parameters are not those of its sizes."
     has = sum(p.numel() for p in model.parameters())
     says = sum(parameters_by_component(sizes).values())
-    validate.require(has == says, f"the model has {has:,} parameters, its "
-                     f"configuration gives {says:,}: it has other parts "
-                     "than its family")
+    validate.require(
+        has == says,
+        f"the model has {has:,} parameters, its "
+        f"configuration gives {says:,}: it has other parts "
+        "than its family",
+    )
 
 # %% ../nbs/14_costs.ipynb #e05f8af1
 def spec_from_config(
@@ -348,8 +442,10 @@ def spec_from_config(
         found.pop("tie_word_embeddings", None)
     if traits.get("stacks") == 2:
         found = _two_stacks(config, found)
-    sizes = ModelSpec(name=name or family, **(
-        _more_fields(config, traits, found) | found))
+    sizes = ModelSpec(
+        name=name or family,
+        **(_more_fields(config, traits, found) | found),
+    )
     if isinstance(model, nn.Module):
         _check_model(model, sizes)
     return sizes
@@ -366,9 +462,11 @@ def weight_bytes(
 #| code-summary: pairs of queries and keys in one layer
 def _pairs(seq_len, past_tokens, sliding_window):
     "Pairs of queries and keys not after them, a window at most each."
+
     def up_to(n):
         full = min(n, sliding_window)
         return full * (full + 1) // 2 + (n - full) * sliding_window
+
     return up_to(past_tokens + seq_len) - up_to(past_tokens)
 
 # %% ../nbs/14_costs.ipynb #36c078b0
@@ -379,8 +477,9 @@ def _self_pairs(s, seq_len, past_tokens, skip_masked):
         return s.n_layers * seq_len * (past_tokens + seq_len)
     plain = _pairs(seq_len, past_tokens, past_tokens + seq_len)
     near = _pairs(seq_len, past_tokens, s.sliding_window or 0)
-    return (s.n_layers - s.n_sliding_layers) * plain + \
-        s.n_sliding_layers * near
+    return (
+        s.n_layers - s.n_sliding_layers
+    ) * plain + s.n_sliding_layers * near
 
 # %% ../nbs/14_costs.ipynb #3e8fc480
 #| code-summary: refuses numbers of tokens that cannot be
@@ -389,15 +488,20 @@ def _validate_counts(sizes, **counts):
     for name, n in counts.items():
         validate.integer(
             0 if name in ("past_tokens", "source_tokens") else 1,
-            **{name: n})
+            **{name: n},
+        )
     for name, has, lacks in (
-            ("source_tokens", sizes.n_encoder_layers,
-             "has n_encoder_layers 0"),
-            ("past_tokens", sizes.causal,
-             "is not causal and keeps no cache")):
+        (
+            "source_tokens",
+            sizes.n_encoder_layers,
+            "has n_encoder_layers 0",
+        ),
+        ("past_tokens", sizes.causal, "is not causal and keeps no cache"),
+    ):
         n = counts.get(name, 0)
-        validate.require(has or not n, f"{name} is {n}, but {sizes.name} "
-                         f"{lacks}")
+        validate.require(
+            has or not n, f"{name} is {n}, but {sizes.name} {lacks}"
+        )
     return map(int, counts.values())
 
 # %% ../nbs/14_costs.ipynb #76cc5160
@@ -417,8 +521,12 @@ def flops_by_component(
     ``FlopCounterMode`` counts them.
     """
     seq_len, batch_size, past_tokens, source_tokens = _validate_counts(
-        sizes, seq_len=seq_len, batch_size=batch_size,
-        past_tokens=past_tokens, source_tokens=source_tokens)
+        sizes,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        past_tokens=past_tokens,
+        source_tokens=source_tokens,
+    )
     # source tokens encoded now
     s = sizes
     new = 0 if past_tokens else source_tokens
@@ -426,16 +534,26 @@ def flops_by_component(
     two = s.n_encoder_layers
     asks = 2 * s.d_model * s.n_heads * s.d_head  # W_Q and W_O
     cross = (asks * seq_len + (attention - asks) * new) * bool(two)
-    pairs = _self_pairs(s, seq_len, past_tokens, skip_masked) + \
-        two * new**2 + s.n_layers * seq_len * source_tokens
+    pairs = (
+        _self_pairs(s, seq_len, past_tokens, skip_masked)
+        + two * new**2
+        + s.n_layers * seq_len * source_tokens
+    )
     parts = {
-        "projections": 2 * (attention * (s.n_layers * seq_len + two * new)
-                            + s.n_layers * cross),
+        "projections": 2
+        * (
+            attention * (s.n_layers * seq_len + two * new)
+            + s.n_layers * cross
+        ),
         "pairs": 4 * s.n_heads * s.d_head * pairs,
         "feed-forward": 2 * ff * (s.n_layers * seq_len + two * new),
-        "output layer": 2 * s.vocab_size * s.d_model * seq_len
+        "output layer": 2
+        * s.vocab_size
+        * s.d_model
+        * seq_len
         * s.has_lm_head,
-        "pooler": 2 * s.d_model**2 * s.has_pooler}
+        "pooler": 2 * s.d_model**2 * s.has_pooler,
+    }
     return {name: batch_size * n for name, n in parts.items() if n}
 
 # %% ../nbs/14_costs.ipynb #0b18c626
@@ -447,7 +565,8 @@ def forward_flops(
 ) -> int:
     "FLOPs of a forward pass, all parts together."
     return sum(
-        flops_by_component(sizes, seq_len, batch_size, **how).values())
+        flops_by_component(sizes, seq_len, batch_size, **how).values()
+    )
 
 # %% ../nbs/14_costs.ipynb #d1b8409c
 def attention_ffn_crossover(
@@ -496,9 +615,12 @@ def training_state_by_component(
     validate.one_of(_MEANS, optimizer=optimizer)
     n = sum(parameters_by_component(sizes).values())
     copy = 4 * n if dtype.itemsize < 4 else 0
-    parts = {"weights": dtype.itemsize * n,
-             "gradients": dtype.itemsize * n,
-             "float32 copy": copy, "optimizer": 4 * _MEANS[optimizer] * n}
+    parts = {
+        "weights": dtype.itemsize * n,
+        "gradients": dtype.itemsize * n,
+        "float32 copy": copy,
+        "optimizer": 4 * _MEANS[optimizer] * n,
+    }
     return {name: size for name, size in parts.items() if size}
 
 # %% ../nbs/14_costs.ipynb #5be0a7bc
@@ -517,8 +639,9 @@ def activation_bytes(
     2, gated 4); the log-probabilities are float32; a source has as many
     tokens.
     """
-    seq_len, batch_size = _validate_counts(sizes, seq_len=seq_len,
-                                           batch_size=batch_size)
+    seq_len, batch_size = _validate_counts(
+        sizes, seq_len=seq_len, batch_size=batch_size
+    )
     s = sizes
     n_attention, n_ff, _ = _counts(sizes)
     heads = 2 * (s.n_heads + s.n_kv_heads) * s.d_head
@@ -542,7 +665,8 @@ def training_bytes(
     "Bytes that a training step needs: the state and the activations."
     state = training_state_by_component(sizes, optimizer, dtype)
     return sum(state.values()) + activation_bytes(
-        sizes, seq_len, batch_size, dtype, fused=fused)
+        sizes, seq_len, batch_size, dtype, fused=fused
+    )
 
 # %% ../nbs/14_costs.ipynb #ae0e6c88
 def kv_cache_bytes(
@@ -559,8 +683,11 @@ def kv_cache_bytes(
     is not causal.
     """
     seq_len, batch_size, source_tokens = _validate_counts(
-        sizes, seq_len=seq_len, batch_size=batch_size,
-        source_tokens=source_tokens)
+        sizes,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        source_tokens=source_tokens,
+    )
     s = sizes
     if not s.causal:
         return 0
@@ -587,8 +714,10 @@ class Work:
         return Work(self.flops + other.flops, self.nbytes + other.nbytes)
 
     def __repr__(self) -> str:
-        return f"{format_quantity(self.flops, 'FLOP')}, " \
-               f"{format_quantity(self.nbytes)}"
+        return (
+            f"{format_quantity(self.flops, 'FLOP')}, "
+            f"{format_quantity(self.nbytes)}"
+        )
 
 # %% ../nbs/14_costs.ipynb #e5621c61
 @dataclass(frozen=True)
@@ -605,8 +734,12 @@ class Accelerator:
     flops: int | float  # FLOP/s
 
     def __post_init__(self):
-        validate.number("(0, inf)", memory_bytes=self.memory_bytes,
-                        bandwidth=self.bandwidth, flops=self.flops)
+        validate.number(
+            "(0, inf)",
+            memory_bytes=self.memory_bytes,
+            bandwidth=self.bandwidth,
+            flops=self.flops,
+        )
 
     @property
     def ridge_point(self) -> float:
@@ -623,12 +756,16 @@ class Accelerator:
         return "memory" if below else "compute"
 
 # %% ../nbs/14_costs.ipynb #33386a75
-ACCELERATORS = {card.name: card for card in (
-    Accelerator("RTX 4090", 24e9, 1.008e12, 165.2e12),
-    Accelerator("A100 40GB", 40e9, 1.555e12, 312e12),
-    Accelerator("A100 80GB", 80e9, 2.039e12, 312e12),
-    Accelerator("H100", 80e9, 3.35e12, 989e12),  # SXM, as each A100
-    Accelerator("H200", 141e9, 4.8e12, 989e12))}
+ACCELERATORS = {
+    card.name: card
+    for card in (
+        Accelerator("RTX 4090", 24e9, 1.008e12, 165.2e12),
+        Accelerator("A100 40GB", 40e9, 1.555e12, 312e12),
+        Accelerator("A100 80GB", 80e9, 2.039e12, 312e12),
+        Accelerator("H100", 80e9, 3.35e12, 989e12),  # SXM, as each A100
+        Accelerator("H200", 141e9, 4.8e12, 989e12),
+    )
+}
 
 # %% ../nbs/14_costs.ipynb #f3fd3b89
 def decode_workload(
@@ -645,14 +782,24 @@ def decode_workload(
     the cache.  Raises ``ValueError`` for a model that is not causal.
     """
     validate.integer(past_tokens=past_tokens)  # a step continues a text
-    how = dict(past_tokens=past_tokens, source_tokens=source_tokens,
-               skip_masked=True)
+    how = dict(
+        past_tokens=past_tokens,
+        source_tokens=source_tokens,
+        skip_masked=True,
+    )
     row = flops_by_component(sizes, 1, **how)
     weights = (sum(row.values()) - row["pairs"]) // 2  # in some product
-    return Work(forward_flops(sizes, 1, batch_size, **how),
-                weights * dtype.itemsize + kv_cache_bytes(
-                    sizes, past_tokens + 1, batch_size, dtype,
-                    source_tokens=source_tokens))
+    return Work(
+        forward_flops(sizes, 1, batch_size, **how),
+        weights * dtype.itemsize
+        + kv_cache_bytes(
+            sizes,
+            past_tokens + 1,
+            batch_size,
+            dtype,
+            source_tokens=source_tokens,
+        ),
+    )
 
 # %% ../nbs/14_costs.ipynb #6cc878c2
 def prefill_workload(
@@ -665,12 +812,19 @@ def prefill_workload(
 
     The output layer counts at every token, as in a plain forward pass.
     """
-    weights = sum(n for name, n in flops_by_component(sizes, 1).items()
-                  if name not in ("pairs", "pooler")) // 2
+    weights = (
+        sum(
+            n
+            for name, n in flops_by_component(sizes, 1).items()
+            if name not in ("pairs", "pooler")
+        )
+        // 2
+    )
     return Work(
         forward_flops(sizes, seq_len, batch_size, skip_masked=True),
         weights * dtype.itemsize
-        + kv_cache_bytes(sizes, seq_len, batch_size, dtype))
+        + kv_cache_bytes(sizes, seq_len, batch_size, dtype),
+    )
 
 # %% ../nbs/14_costs.ipynb #c305f09b
 def max_batch_size(
@@ -680,8 +834,9 @@ def max_batch_size(
     dtype: torch.dtype = torch.bfloat16,
 ) -> int:
     "How many texts of a length a card can write beside the weights."
-    validate.require(sizes.causal, f"{sizes.name} keeps no cache: causal "
-                     "is False")
+    validate.require(
+        sizes.causal, f"{sizes.name} keeps no cache: causal is False"
+    )
     free = accelerator.memory_bytes - weight_bytes(sizes, dtype)
     return max(0, int(free // kv_cache_bytes(sizes, seq_len, 1, dtype)))
 
@@ -703,7 +858,8 @@ def training_seconds(
     speed = accelerator.flops * mfu
     validate.integer(num_accelerators=num_accelerators)
     return training_flops(sizes, tokens, seq_len) / (
-        num_accelerators * speed)
+        num_accelerators * speed
+    )
 
 # %% ../nbs/14_costs.ipynb #701f72da
 #| code-summary: lines of the table about parameters
@@ -713,7 +869,8 @@ def _parts_lines(c):
     total = sum(parts.values())
     return [f"{'parameters':<22}{total:>18,}"] + [
         f"  {name:<20}{n:>18,} {n / total:>6.1%}"
-        for name, n in parts.items()]
+        for name, n in parts.items()
+    ]
 
 # %% ../nbs/14_costs.ipynb #2ac91ecf
 #| code-summary: the table
@@ -725,31 +882,47 @@ def _table(c):
     part = flops_by_component(c, n, source_tokens=source)
     pairs = part.pop("pairs") / n**2
     heads = f"{c.n_heads} heads" + (
-        f", {c.n_kv_heads} of keys" if c.n_kv_heads < c.n_heads else "")
+        f", {c.n_kv_heads} of keys" if c.n_kv_heads < c.n_heads else ""
+    )
     state = sum(training_state_by_component(c).values())
     rows = [
         ("weights, bfloat16", format_quantity(weight_bytes(c))),
         ("training state, AdamW", format_quantity(state)),
-        (f"activations, {text}", format_quantity(activation_bytes(c, n)))]
+        (f"activations, {text}", format_quantity(activation_bytes(c, n))),
+    ]
     if c.causal:
         cache = kv_cache_bytes(c, n, source_tokens=source)
         rows += [
             ("KV cache, a token", format_quantity(kv_cache_bytes(c, 1))),
-            (f"KV cache, {text}", format_quantity(cache))]
+            (f"KV cache, {text}", format_quantity(cache)),
+        ]
     rows += [
-        ("forward, a token",
-         format_quantity(sum(part.values()) / n, "FLOP")),
+        (
+            "forward, a token",
+            format_quantity(sum(part.values()) / n, "FLOP"),
+        ),
         ("  and for each key", format_quantity(pairs, "FLOP")),
-        (f"training, {text}",
-         format_quantity(training_flops(c, n, n), "FLOP")),
-        ("attention = feed-forward",
-         f"{attention_ffn_crossover(c):,.0f} tokens")]
+        (
+            f"training, {text}",
+            format_quantity(training_flops(c, n, n), "FLOP"),
+        ),
+        (
+            "attention = feed-forward",
+            f"{attention_ffn_crossover(c):,.0f} tokens",
+        ),
+    ]
     depth = f"{c.n_layers} layers"
     if c.n_encoder_layers not in (0, c.n_layers):
         depth = f"{c.n_encoder_layers} + {depth}"
     head = f"{depth}, width {c.d_model:,}, {heads}"
-    return "\n".join([c.name, head, *_parts_lines(c), *(
-        f"{name:<26}{value:>21}" for name, value in rows)])
+    return "\n".join(
+        [
+            c.name,
+            head,
+            *_parts_lines(c),
+            *(f"{name:<26}{value:>21}" for name, value in rows),
+        ]
+    )
 
 # %% ../nbs/14_costs.ipynb #9792d671
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -780,12 +953,17 @@ class ModelCosts(ModelSpec):
         "How many there are, a tied output layer counted once."
         return sum(parameters_by_component(self).values())
 
-    def decode_step_seconds(self, accelerator: Accelerator,
-                            past_tokens: int, batch_size: int = 1,
-                            dtype: torch.dtype = torch.bfloat16) -> float:
+    def decode_step_seconds(
+        self,
+        accelerator: Accelerator,
+        past_tokens: int,
+        batch_size: int = 1,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> float:
         "Seconds of one decoding step, at least; see ``decode_workload``."
         return accelerator.min_seconds(
-            decode_workload(self, past_tokens, batch_size, dtype))
+            decode_workload(self, past_tokens, batch_size, dtype)
+        )
 
     def __repr__(self) -> str:
         return _table(self)
@@ -800,7 +978,10 @@ def estimate_costs(
 
     Read by its field names: the library it comes from is not needed.
     """
-    sizes = config if isinstance(config, ModelSpec) else spec_from_config(
-        config, family, name)
+    sizes = (
+        config
+        if isinstance(config, ModelSpec)
+        else spec_from_config(config, family, name)
+    )
     values = {f.name: getattr(sizes, f.name) for f in fields(sizes)}
     return ModelCosts(**values | ({"name": name} if name else {}))

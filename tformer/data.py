@@ -48,15 +48,17 @@ class Batch(NamedTuple):
 
     def to(self, device: Any) -> "Batch":
         "On a device, which need not be waited for."
-        moved = [x if x is None else x.to(device, non_blocking=True)
-                 for x in self[:4]]
+        moved = [
+            x if x is None else x.to(device, non_blocking=True)
+            for x in self[:4]
+        ]
         return Batch(*moved, counted=self.num_targets)
 
 # %% ../nbs/15_data.ipynb #a12d1ee7
 #| code-summary: what tells one corpus from another
 def _ids_checksum(ids):
     "A checksum of a thousand ids, from all over."
-    sampled_ids = np.asarray(ids[::max(1, len(ids) // 1000)], np.int64)
+    sampled_ids = np.asarray(ids[:: max(1, len(ids) // 1000)], np.int64)
     return f"{len(ids)} ids, {zlib.crc32(sampled_ids.tobytes()):08x}"
 
 # %% ../nbs/15_data.ipynb #c6640905
@@ -64,12 +66,16 @@ def _ids_checksum(ids):
 def _array(ids):
     if isinstance(ids, TokenFile):
         return ids.ids
-    array = ids.cpu().numpy() if isinstance(ids, Tensor) else \
-        np.asanyarray(ids)
-    validate.require(array.ndim == 1 and (array.dtype.kind in "iu"
-                                          or not array.size),
-                     "ids must be one row of whole numbers, got "
-                     f"{array.dtype} of shape {array.shape}")
+    array = (
+        ids.cpu().numpy()
+        if isinstance(ids, Tensor)
+        else np.asanyarray(ids)
+    )
+    validate.require(
+        array.ndim == 1 and (array.dtype.kind in "iu" or not array.size),
+        "ids must be one row of whole numbers, got "
+        f"{array.dtype} of shape {array.shape}",
+    )
     return array
 
 # %% ../nbs/15_data.ipynb #46de4e26
@@ -81,10 +87,14 @@ class Loader:
     """
 
     def __init__(self, **identity: Any):
-        self.identity = {"loader": type(self).__name__, **{
-            # JSON knows no numbers of NumPy's
-            name: fact.item() if isinstance(fact, np.generic) else fact
-            for name, fact in identity.items()}}
+        self.identity = {
+            "loader": type(self).__name__,
+            **{
+                # JSON knows no numbers of NumPy's
+                name: fact.item() if isinstance(fact, np.generic) else fact
+                for name, fact in identity.items()
+            },
+        }
         self.num_yielded = 0
 
     def get_batch(self, index: int) -> Batch:
@@ -105,12 +115,19 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Go on after a state; ``ValueError`` if it is another loader's."
         names = [*self.identity, "num_yielded"]
-        validate.mapping_keys(state, names, names,
-                              owner="the state of a loader")
-        other = {k: state[k] for k in self.identity
-                 if state[k] != self.identity[k]}
-        validate.require(not other, f"the state says {other}, this loader "
-                         f"{ {k: self.identity[k] for k in other} }")
+        validate.mapping_keys(
+            state, names, names, owner="the state of a loader"
+        )
+        other = {
+            k: state[k]
+            for k in self.identity
+            if state[k] != self.identity[k]
+        }
+        validate.require(
+            not other,
+            f"the state says {other}, this loader "
+            f"{ {k: self.identity[k] for k in other} }",
+        )
         validate.integer(0, num_yielded=state["num_yielded"])
         self.num_yielded = int(state["num_yielded"])
 
@@ -130,10 +147,17 @@ class RandomWindowLoader(Loader):
         validate.integer(0, seed=seed)
         validate.integer(seq_len=seq_len, batch_size=batch_size)
         self.n_starts = len(self.ids) - seq_len
-        validate.require(self.n_starts > 0, f"a window of {seq_len} + 1 "
-                         f"ids does not fit a corpus of {len(self.ids)}")
-        super().__init__(corpus=_ids_checksum(self.ids), seq_len=seq_len,
-                         batch_size=batch_size, seed=seed)
+        validate.require(
+            self.n_starts > 0,
+            f"a window of {seq_len} + 1 "
+            f"ids does not fit a corpus of {len(self.ids)}",
+        )
+        super().__init__(
+            corpus=_ids_checksum(self.ids),
+            seq_len=seq_len,
+            batch_size=batch_size,
+            seed=seed,
+        )
 
     def get_batch(self, index: int) -> Batch:
         "Batch number ``index``, from 0 on."
@@ -143,8 +167,11 @@ class RandomWindowLoader(Loader):
         start = rng.integers(self.n_starts, size=(batch_size, 1))
         window = self.ids[start + np.arange(self.seq_len + 1)]
         window = torch.from_numpy(window.astype(np.int64))
-        return Batch(window[:, :-1], window[:, 1:],
-                     counted=batch_size * self.seq_len)
+        return Batch(
+            window[:, :-1],
+            window[:, 1:],
+            counted=batch_size * self.seq_len,
+        )
 
 # %% ../nbs/15_data.ipynb #c4d4e09f
 #| code-fold: true
@@ -163,13 +190,17 @@ def sequential_windows(
     validate.integer(seq_len=seq_len, batch_size=batch_size)
     validate.require(len(ids) > 1, f"{len(ids)} ids hold nothing to guess")
     for start in range(0, len(ids) - 1, seq_len * batch_size):
-        text = ids[start:start + seq_len * batch_size + 1].astype(np.int64)
+        text = ids[start : start + seq_len * batch_size + 1].astype(
+            np.int64
+        )
         rows = -(-(len(text) - 1) // seq_len)
         filled = [np.full(rows * seq_len, fill) for fill in (0, -100)]
         for row, chunk in zip(filled, (text[:-1], text[1:])):
-            row[:len(chunk)] = chunk
-        yield Batch(*(torch.from_numpy(row).view(rows, seq_len)
-                      for row in filled), counted=len(text) - 1)
+            row[: len(chunk)] = chunk
+        yield Batch(
+            *(torch.from_numpy(row).view(rows, seq_len) for row in filled),
+            counted=len(text) - 1,
+        )
 
 # %% ../nbs/15_data.ipynb #228cb9b5
 #| code-fold: true
@@ -193,16 +224,22 @@ class EpochShuffle:
 # %% ../nbs/15_data.ipynb #2a347f1c
 #| code-summary: the lengths of documents
 def _lengths(documents):
-    validate.require(hasattr(documents, "__getitem__"), "documents must "
-                     "be a list of rows or a TokenFile, got "
-                     f"{documents!r:.40}")
+    validate.require(
+        hasattr(documents, "__getitem__"),
+        "documents must "
+        "be a list of rows or a TokenFile, got "
+        f"{documents!r:.40}",
+    )
     found = getattr(documents, "lengths", None)
     if found is None:
-        found = np.array([len(document) for document in documents],
-                         np.int64)
-    validate.require(len(found) and found.max() > 1,
-                     f"{len(found)} documents hold no two ids in a row, "
-                     "so there is nothing to guess")
+        found = np.array(
+            [len(document) for document in documents], np.int64
+        )
+    validate.require(
+        len(found) and found.max() > 1,
+        f"{len(found)} documents hold no two ids in a row, "
+        "so there is nothing to guess",
+    )
     return found
 
 # %% ../nbs/15_data.ipynb #74176570
@@ -210,10 +247,16 @@ def _lengths(documents):
 def _documents_checksum(documents, lengths):
     "A checksum of all lengths, and of ids of a hundred documents."
     sampled_documents = range(0, len(lengths), max(1, len(lengths) // 100))
-    numbers = np.concatenate([lengths, *(
-        _array(documents[i][:1000]) for i in sampled_documents)])
-    return (f"{len(lengths)} documents, "
-            f"{zlib.crc32(numbers.astype(np.int64).tobytes()):08x}")
+    numbers = np.concatenate(
+        [
+            lengths,
+            *(_array(documents[i][:1000]) for i in sampled_documents),
+        ]
+    )
+    return (
+        f"{len(lengths)} documents, "
+        f"{zlib.crc32(numbers.astype(np.int64).tobytes()):08x}"
+    )
 
 # %% ../nbs/15_data.ipynb #311f325c
 #| code-summary: an order cut into batches
@@ -246,43 +289,64 @@ class PaddedLoader(Loader):
         seed: int = 0,
         group_by_length: bool = True,  # False: of any length
     ):
-        validate.require((max_tokens is None) != (batch_size is None),
-                         "give max_tokens or batch_size, one of them")
+        validate.require(
+            (max_tokens is None) != (batch_size is None),
+            "give max_tokens or batch_size, one of them",
+        )
         self.examples = examples
         lengths = _lengths(examples)
         corpus = _documents_checksum(examples, lengths)
         sizes = lengths - 1
-        validate.integer(**({"batch_size": batch_size}
-                            if batch_size is not None
-                            else {"max_tokens": max_tokens}))
+        validate.integer(
+            **(
+                {"batch_size": batch_size}
+                if batch_size is not None
+                else {"max_tokens": max_tokens}
+            )
+        )
         validate.integer(0, seed=seed)
         order = np.random.default_rng(seed).permutation(len(sizes))
         order = order[sizes[order] > 0]
         if group_by_length:
             order = order[np.argsort(sizes[order], kind="stable")]
-        validate.at_most(max_tokens or math.inf, limit_name="max_tokens",
-                         tokens_of_the_longest=int(sizes.max()))
-        self.groups = _groups(sizes.tolist(), order.tolist(), batch_size,
-                              max_tokens or math.inf)
+        validate.at_most(
+            max_tokens or math.inf,
+            limit_name="max_tokens",
+            tokens_of_the_longest=int(sizes.max()),
+        )
+        self.groups = _groups(
+            sizes.tolist(),
+            order.tolist(),
+            batch_size,
+            max_tokens or math.inf,
+        )
         self.order = EpochShuffle(len(self.groups), seed)
-        super().__init__(corpus=corpus, max_tokens=max_tokens,
-                         batch_size=batch_size, seed=seed,
-                         group_by_length=group_by_length)
+        super().__init__(
+            corpus=corpus,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            seed=seed,
+            group_by_length=group_by_length,
+        )
 
     def get_batch(self, index: int) -> Batch:
         "Batch number ``index``, from 0 on."
         group = self.groups[self.order[index]]
         rows = [_array(self.examples[i]) for i in group]
         width = max(map(len, rows)) - 1
-        tables = [np.full((len(rows), width), fill)
-                  for fill in (0, -100, -1)]
+        tables = [
+            np.full((len(rows), width), fill) for fill in (0, -100, -1)
+        ]
         for i, row in enumerate(rows):
             n = len(row) - 1
-            for table, chunk in zip(tables, (row[:-1], row[1:],
-                                             np.arange(n))):
+            for table, chunk in zip(
+                tables, (row[:-1], row[1:], np.arange(n))
+            ):
                 table[i, :n] = chunk
-        return Batch(*map(torch.from_numpy, tables),
-                     counted=sum(map(len, rows)) - len(rows))
+        return Batch(
+            *map(torch.from_numpy, tables),
+            counted=sum(map(len, rows)) - len(rows),
+        )
 
 # %% ../nbs/15_data.ipynb #7e242dc8
 def pack_best_fit(
@@ -350,19 +414,25 @@ class PackedLoader(Loader):
         validate.integer(seq_len=seq_len, batch_size=batch_size)
         self.chunks = _document_chunks(lengths, seq_len)
         first = np.random.default_rng(seed).permutation(len(self.chunks))
-        self.rows = pack_best_fit(self.chunks[:, 2].tolist(), seq_len,
-                                  first.tolist())
+        self.rows = pack_best_fit(
+            self.chunks[:, 2].tolist(), seq_len, first.tolist()
+        )
         self.order = EpochShuffle(len(self.rows), seed)
-        super().__init__(corpus=corpus, seq_len=seq_len,
-                         batch_size=batch_size, seed=seed,
-                         isolate_documents=isolate_documents)
+        super().__init__(
+            corpus=corpus,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            seed=seed,
+            isolate_documents=isolate_documents,
+        )
 
     def _fill(self, row, ids, targets, positions, owner):
         offset = 0
         for n, chunk in enumerate(row):
             document, start, size = self.chunks[chunk].tolist()
             text = _array(
-                self.documents[document][start:start + size + 1])
+                self.documents[document][start : start + size + 1]
+            )
             span = slice(offset, offset + size)
             ids[span] = text[:-1]
             targets[span] = text[1:]
@@ -373,8 +443,9 @@ class PackedLoader(Loader):
     def get_batch(self, index: int) -> Batch:
         "Batch number ``index``, from 0 on."
         b = self.identity["batch_size"]
-        tables = [np.full((b, self.seq_len), fill)
-                  for fill in (0, -100, -1, -1)]
+        tables = [
+            np.full((b, self.seq_len), fill) for fill in (0, -100, -1, -1)
+        ]
         for i in range(b):
             row = self.rows[self.order[index * b + i]]
             self._fill(row, *(table[i] for table in tables))
@@ -404,16 +475,23 @@ def split_documents(
     validate.number("(0, 1)", held_out_fraction=held_out_fraction)
     texts = list(documents)
     sides = ([], [])
-    pairs = () if near_duplicate_similarity is None else (
-        find_near_duplicates(texts, near_duplicate_similarity))
+    pairs = (
+        ()
+        if near_duplicate_similarity is None
+        else (find_near_duplicates(texts, near_duplicate_similarity))
+    )
     for text, first in zip(texts, _duplicate_groups(len(texts), pairs)):
         key = f"{seed} {texts[first]}".encode()
         hash_value = int.from_bytes(
-            hashlib.blake2b(key, digest_size=8).digest())
-        sides[hash_value < held_out_fraction * 2 ** 64].append(text)
-    validate.require(all(sides), f"{len(texts)} documents, "
-                     f"{held_out_fraction} of them held out: one side is "
-                     "empty")
+            hashlib.blake2b(key, digest_size=8).digest()
+        )
+        sides[hash_value < held_out_fraction * 2**64].append(text)
+    validate.require(
+        all(sides),
+        f"{len(texts)} documents, "
+        f"{held_out_fraction} of them held out: one side is "
+        "empty",
+    )
     return sides
 
 # %% ../nbs/15_data.ipynb #769af5d5

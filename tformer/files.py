@@ -40,8 +40,9 @@ def read_json_object(
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
-    validate.require(isinstance(values, dict),
-                     f"{path} holds {type(values).__name__}, not an object")
+    validate.require(
+        isinstance(values, dict), f"{path} holds {type(values).__name__}, not an object"
+    )
     return values
 
 # %% ../nbs/package/files.ipynb #bb8fffea
@@ -54,13 +55,14 @@ def write_files_atomically(
     Each of them is then the old file or the new one, never half of one. If a writer
     raises, or is interrupted, all old files stay and nothing is left beside them.
     """
-    tmp_paths = {path: path.with_name(f"{path.name}.{os.getpid()}.part")
-                 for path in writers}
+    tmp_paths = {
+        path: path.with_name(f"{path.name}.{os.getpid()}.part") for path in writers
+    }
     try:
         for path, write in writers.items():
             write(tmp_paths[path])
             with open(tmp_paths[path], "rb") as file:
-                os.fsync(file.fileno())     # it is on the disk, not on its way
+                os.fsync(file.fileno())  # it is on the disk, not on its way
         for path in writers:
             os.replace(tmp_paths[path], path)
     finally:

@@ -51,15 +51,20 @@ def next_token_logits(
         ).items()
         if x is not None
     }
-    if ids.shape[1] > 1 and hasattr(model, "hidden_states") and hasattr(
-            model, "lm_head"):
+    if (
+        ids.shape[1] > 1
+        and hasattr(model, "hidden_states")
+        and hasattr(model, "lm_head")
+    ):
         logits = model.lm_head(model.hidden_states(ids, **kwargs)[:, -1])
     else:
         logits = model(ids, **kwargs)[:, -1]
     if logits.ndim != 2 or len(logits) != len(ids):
-        raise ValueError(f"model(ids) must return logits ({len(ids)}, "
-                         f"{ids.shape[1]}, vocab); without the middle "
-                         f"axis these are {tuple(logits.shape)}")
+        raise ValueError(
+            f"model(ids) must return logits ({len(ids)}, "
+            f"{ids.shape[1]}, vocab); without the middle "
+            f"axis these are {tuple(logits.shape)}"
+        )
     return logits
 
 # %% ../nbs/21_kv_cache.ipynb #ca173026
@@ -74,10 +79,12 @@ class DecodeState:
     filled."""
 
     def __init__(
-        self, model: Any,
+        self,
+        model: Any,
         ids: Int[Tensor, "b t"],  # prompts, padded on the left
         positions: Int[Tensor, "b t"],  # negative: padding
-        *, max_new_tokens: int = 1,  # for how many new tokens
+        *,
+        max_new_tokens: int = 1,  # for how many new tokens
         context_shift: int | None = None,  # kept of a text that is full
         cache: Any = None,  # None: as the model makes one
         # encoder_hidden_states=, encoder_attention_mask=
@@ -94,8 +101,9 @@ class DecodeState:
         self.length = ids.shape[1]
         self.positions = Positions(positions, end=max(self.lengths))
         if min(self.lengths) == self.length:  # no padding
-            self.positions = Positions(start=0, length=self.length,
-                                       device=ids.device)
+            self.positions = Positions(
+                start=0, length=self.length, device=ids.device
+            )
         self.cache = self.new_cache(len(ids)) if cache is None else cache
         self.prefix_len = _num_cached(self.cache)  # of a prefix
 
@@ -107,23 +115,25 @@ class DecodeState:
         ):
             return self.model.new_cache(
                 batch_size,
-                n if self.max_len is None else min(n, self.max_len))
+                n if self.max_len is None else min(n, self.max_len),
+            )
 
     def logits(self) -> Float[Tensor, "b vocab"]:
         "Compute what is missing; return the logits of the next tokens."
         if self.context_shift and max(self.lengths) > self.max_len:
             self.shift_context()
         first = not self.num_computed
-        new = self.ids[:, self.num_computed:self.length]
-        asking = wrap_model_errors(self.model, "model(ids, cache=, "
-                                   "positions=)", new)
+        new = self.ids[:, self.num_computed : self.length]
+        asking = wrap_model_errors(
+            self.model, "model(ids, cache=, positions=)", new
+        )
         with asking if first else nullcontext():
             logits = next_token_logits(
                 self.model,
                 new,
                 cache=self.cache,
                 positions=self.positions,
-                **(self.encoder_inputs if first else {})
+                **(self.encoder_inputs if first else {}),
             )  # the cache keeps it
         self.num_computed = self.length
         self.positions = self.positions.next(1)
@@ -145,8 +155,9 @@ class DecodeState:
             k: x[indices] for k, x in self.encoder_inputs.items()
         }
         if self.positions.batch_size > 1:
-            self.positions = Positions(self.positions.tensor[indices],
-                                       end=max(self.lengths))
+            self.positions = Positions(
+                self.positions.tensor[indices], end=max(self.lengths)
+            )
 
     def shift_context(self) -> None:
         "Full texts forget all but their last tokens, which are reread."
@@ -154,8 +165,9 @@ class DecodeState:
         b = len(self.ids)
         keep = self.context_shift
         device = self.ids.device
-        self.lengths = [n if n <= self.max_len else keep
-                        for n in self.lengths]
+        self.lengths = [
+            n if n <= self.max_len else keep for n in self.lengths
+        ]
         if len(full) == b:
             self.cache.crop(self.prefix_len)
             self.num_computed = self.length - keep
@@ -165,13 +177,14 @@ class DecodeState:
         other = self.new_cache(len(full))
         next_token_logits(
             self.model,
-            self.ids[indices, self.length - keep:self.length - 1],
+            self.ids[indices, self.length - keep : self.length - 1],
             cache=other,
-            **{k: x[indices] for k, x in self.encoder_inputs.items()})
+            **{k: x[indices] for k, x in self.encoder_inputs.items()},
+        )
         self.cache.set_rows(indices, other)
-        positions = self.positions.tensor.expand(b, 1).index_fill(0,
-                                                                  indices,
-                                                                  keep - 1)
+        positions = self.positions.tensor.expand(b, 1).index_fill(
+            0, indices, keep - 1
+        )
         self.positions = Positions(positions, end=max(self.lengths))
 
 # %% ../nbs/21_kv_cache.ipynb #a1000022hx
@@ -183,20 +196,27 @@ def _sequence_tensors(sequences):
     all_sequences = (
         list(sequences) if many and getattr(sequences, "ndim", 2) else []
     )
-    validate.require(all_sequences, "prompts must be rows of ids, got "
-                     f"{sequences!r:.50}")
+    validate.require(
+        all_sequences,
+        f"prompts must be rows of ids, got {sequences!r:.50}",
+    )
     tensors = []
     for i, row in enumerate(all_sequences):
         try:
             tensors.append(torch.as_tensor(row))
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(f"prompt {i} must be a row of ids, got "
-                             f"{row!r:.50}") from None
-        validate.require(tensors[i].ndim, f"prompt {i} must be a row of "
-                         f"ids, got {row!r:.50}")
+            raise ValueError(
+                f"prompt {i} must be a row of ids, got {row!r:.50}"
+            ) from None
+        validate.require(
+            tensors[i].ndim,
+            f"prompt {i} must be a row of ids, got {row!r:.50}",
+        )
         validate.shapes(**{f"prompt {i}": (tensors[i], "n")})
-        validate.require(len(tensors[i]), f"prompt {i} is empty: a model "
-                         "needs a token to begin with")
+        validate.require(
+            len(tensors[i]),
+            f"prompt {i} is empty: a model needs a token to begin with",
+        )
         validate.integer_tensors(**{f"prompt {i}": tensors[i]})
     return tensors
 
@@ -214,8 +234,8 @@ def left_pad(
     ids = sequences[0].new_zeros(len(sequences), n, dtype=torch.int64)
     positions = torch.full_like(ids, -1)
     for i, row in enumerate(sequences):
-        ids[i, n - len(row):] = row
-        positions[i, n - len(row):] = torch.arange(len(row))
+        ids[i, n - len(row) :] = row
+        positions[i, n - len(row) :] = torch.arange(len(row))
     return ids, positions
 
 # %% ../nbs/21_kv_cache.ipynb #a1000024x
@@ -239,8 +259,9 @@ def make_sampler(
         return sampling_params
     validate.instance_of((list, tuple), sampling_params=sampling_params)
     for i, settings in enumerate(sampling_params):
-        validate.instance_of(SamplingParams, **{
-            f"sampling_params {i}": settings})
+        validate.instance_of(
+            SamplingParams, **{f"sampling_params {i}": settings}
+        )
     return Sampler(sampling_params)
 
 # %% ../nbs/21_kv_cache.ipynb #a1000023x
@@ -257,6 +278,7 @@ def make_stop_string_criterion(
     def found(ids):
         text = decode(ids)
         return any(string in text for string in strings)
+
     return found
 
 # %% ../nbs/21_kv_cache.ipynb #a1000025x
@@ -280,10 +302,15 @@ class Completion(NamedTuple):
 def sample_next(logits, sampler, generated_ids):
     "The new ids (b,), and for each row its id and log-probability."
     ids = sampler(logits, generated_ids)
-    if not isinstance(ids, Tensor) or ids.shape != logits.shape[:1] or (
-            ids.is_floating_point()):
-        raise ValueError("sampling_params must return an id for each of "
-                         f"{len(logits)} rows, got {ids!r:.60}")
+    if (
+        not isinstance(ids, Tensor)
+        or ids.shape != logits.shape[:1]
+        or (ids.is_floating_point())
+    ):
+        raise ValueError(
+            "sampling_params must return an id for each of "
+            f"{len(logits)} rows, got {ids!r:.60}"
+        )
     compute_dtype = torch.promote_types(logits.dtype, torch.float32)
     log_probs = (
         logits.to(compute_dtype)
@@ -307,8 +334,10 @@ def apply_stopping(rows, drafts, texts, stopping):
         if row is None:
             continue
         if math.isnan(p):
-            raise ValueError(f"the logits of row {row} hold NaN after "
-                             f"{len(texts[row])} new ids")
+            raise ValueError(
+                f"the logits of row {row} hold NaN after "
+                f"{len(texts[row])} new ids"
+            )
         if i in stop_ids:  # an end is no part of a text
             done.append(row)
             continue
@@ -335,10 +364,13 @@ def meets_stopping_criteria(
         except Exception as error:
             raise ValueError(
                 f"stop raised {type(error).__name__} at row {row} after "
-                f"{len(text)} ids: {error}") from error
+                f"{len(text)} ids: {error}"
+            ) from error
         if not isinstance(answer, bool):
-            raise ValueError("stop must answer True or False, got "
-                             f"{answer!r:.60} at row {row}")
+            raise ValueError(
+                "stop must answer True or False, got "
+                f"{answer!r:.60} at row {row}"
+            )
         if answer:
             return True
     return False
@@ -355,17 +387,19 @@ def _drop_finished(rows, state, sampler):
 # %% ../nbs/21_kv_cache.ipynb #b1000007x
 #| code-fold: false
 @torch.inference_mode()
-def _decode_steps(state, sampler, stopping, max_new_tokens, eval_context,
-                  drop_finished):
+def _decode_steps(
+    state, sampler, stopping, max_new_tokens, eval_context, drop_finished
+):
     "For each step the new tokens, and the rows that came to a stop."
     texts = [[] for _ in state.lengths]
     first = state.length
     rows = [*range(len(texts))]  # of the batch; None: stopped
     for _ in range(max_new_tokens):
         with eval_context():
-            generated_ids = state.ids[:, first:state.length]
-            ids, drafts = sample_next(state.logits(), sampler,
-                                      generated_ids)
+            generated_ids = state.ids[:, first : state.length]
+            ids, drafts = sample_next(
+                state.logits(), sampler, generated_ids
+            )
         state.append(ids)
         tokens, done = apply_stopping(rows, drafts, texts, stopping)
         yield tokens, done
@@ -388,18 +422,28 @@ def require_context(
     "``ValueError`` for a prompt that goes too far with its new tokens."
     for i, n in enumerate(lengths):
         if max_len is not None and n + max_new_tokens - 1 > max_len:
-            more = "" if n > max_len else (
-                f" and max_new_tokens {max_new_tokens}")
-            raise ValueError(f"prompt {i} of {n} ids{more} go beyond "
-                             f"max_len {max_len}{advice}")
+            more = (
+                ""
+                if n > max_len
+                else (f" and max_new_tokens {max_new_tokens}")
+            )
+            raise ValueError(
+                f"prompt {i} of {n} ids{more} go beyond "
+                f"max_len {max_len}{advice}"
+            )
 
 # %% ../nbs/21_kv_cache.ipynb #322ce395
 #| code-summary: the window, checked, and whether all fits
-def _resolve_context_shift(context_shift, lengths, max_len,
-                           max_new_tokens):
+def _resolve_context_shift(
+    context_shift, lengths, max_len, max_new_tokens
+):
     if not context_shift:
-        require_context(lengths, max_len, max_new_tokens,
-                        "; context_shift=True forgets the oldest")
+        require_context(
+            lengths,
+            max_len,
+            max_new_tokens,
+            "; context_shift=True forgets the oldest",
+        )
         return None
     validate.require(max_len, "context_shift needs a model with a max_len")
     context_shift = (
@@ -425,24 +469,31 @@ def parse_stopping(
 
 # %% ../nbs/21_kv_cache.ipynb #b1000010x
 #| code-summary: prompts, checked, cut to the window, on the model's device
-def _prepare_prompts(model, prompts, max_new_tokens, context_shift,
-                     encoder_inputs):
+def _prepare_prompts(
+    model, prompts, max_new_tokens, context_shift, encoder_inputs
+):
     validate.integer(max_new_tokens=max_new_tokens)
     limit = getattr(model, "max_len", None)
     prompts, positions = left_pad(prompts)
     lengths = (positions >= 0).sum(1).tolist()
-    context_shift = _resolve_context_shift(context_shift, lengths, limit,
-                                           max_new_tokens)
+    context_shift = _resolve_context_shift(
+        context_shift, lengths, limit, max_new_tokens
+    )
     if context_shift and max(lengths) > limit:
-        prompts, positions = left_pad([
-            row[-context_shift if n > limit else -n:]
-            for row, n in zip(prompts, lengths)])
+        prompts, positions = left_pad(
+            [
+                row[-context_shift if n > limit else -n :]
+                for row, n in zip(prompts, lengths)
+            ]
+        )
     encoder_inputs = {
         k: x for k, x in encoder_inputs.items() if x is not None
     }
     for name, x in encoder_inputs.items():
-        validate.require(len(x) == len(prompts), f"{name} of {len(x)} "
-                         f"rows for {len(prompts)} prompts")
+        validate.require(
+            len(x) == len(prompts),
+            f"{name} of {len(x)} rows for {len(prompts)} prompts",
+        )
     device = device_of(model, prompts)
     return (
         prompts.to(device),
@@ -453,9 +504,18 @@ def _prepare_prompts(model, prompts, max_new_tokens, context_shift,
 
 # %% ../nbs/21_kv_cache.ipynb #b1000012x
 #| code-summary: all that is checked before the first token
-def _start(model, prompts, max_new_tokens, sampling_params=None, stop=(),
-           encoder_hidden_states=None, encoder_attention_mask=None,
-           context_shift=False, cache=None, drop_finished=True):
+def _start(
+    model,
+    prompts,
+    max_new_tokens,
+    sampling_params=None,
+    stop=(),
+    encoder_hidden_states=None,
+    encoder_attention_mask=None,
+    context_shift=False,
+    cache=None,
+    drop_finished=True,
+):
     "The steps, of which none has been taken."
     prompts, positions, context_shift, encoder_hidden_states = (
         _prepare_prompts(
@@ -474,19 +534,36 @@ def _start(model, prompts, max_new_tokens, sampling_params=None, stop=(),
         if isinstance(sampling_params, list | tuple)
         else prompts
     )
-    validate.require(len(rows) == len(prompts), "sampling_params has "
-                     f"{len(rows)} settings for {len(prompts)} prompts")
-    validate.require(cache is None or _num_cached(cache) == _num_cached(
-        model.new_cache(1)), "the cache holds tokens already: give a new "
-        "one, or a model that begins with them")
+    validate.require(
+        len(rows) == len(prompts),
+        "sampling_params has "
+        f"{len(rows)} settings for {len(prompts)} prompts",
+    )
+    validate.require(
+        cache is None
+        or _num_cached(cache) == _num_cached(model.new_cache(1)),
+        "the cache holds tokens already: give a new "
+        "one, or a model that begins with them",
+    )
     sampler = make_sampler(sampling_params)
     stopping = parse_stopping(stop)
-    state = DecodeState(model, prompts, positions,
-                        max_new_tokens=max_new_tokens,
-                        context_shift=context_shift, cache=cache,
-                        **encoder_hidden_states)
-    return _decode_steps(state, sampler, stopping, max_new_tokens,
-                         make_eval_context(model), drop_finished)
+    state = DecodeState(
+        model,
+        prompts,
+        positions,
+        max_new_tokens=max_new_tokens,
+        context_shift=context_shift,
+        cache=cache,
+        **encoder_hidden_states,
+    )
+    return _decode_steps(
+        state,
+        sampler,
+        stopping,
+        max_new_tokens,
+        make_eval_context(model),
+        drop_finished,
+    )
 
 # %% ../nbs/21_kv_cache.ipynb #b1000011x
 def stream(
@@ -515,9 +592,18 @@ def stream(
     mode and is left as found.  ``ValueError`` in one sentence for what
     cannot be, and for a model that cannot answer, with the call.
     """
-    steps = _start(model, prompts, max_new_tokens, sampling_params, stop,
-                   encoder_hidden_states, encoder_attention_mask,
-                   context_shift, cache, drop_finished)
+    steps = _start(
+        model,
+        prompts,
+        max_new_tokens,
+        sampling_params,
+        stop,
+        encoder_hidden_states,
+        encoder_attention_mask,
+        context_shift,
+        cache,
+        drop_finished,
+    )
     return (tokens for tokens, _ in steps if tokens)
 
 # %% ../nbs/21_kv_cache.ipynb #b1000013x

@@ -65,8 +65,11 @@ class GPTConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads,
-                            n_kv_heads=self.n_kv_heads)
+        validate.head_sizes(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+        )
         validate.one_of(ACTIVATIONS, activation=self.activation)
 
 # %% ../nbs/12_gpt.ipynb #03a51050
@@ -75,11 +78,17 @@ def _gpt_block(config, residual_class):
     "One block; ``residual_class`` is PreNorm or PostNorm."
     d = config.d_model
     p = config.dropout
-    attention = SelfAttention(d, config.n_heads, causal=True,
-                              n_kv_heads=config.n_kv_heads,
-                              dropout=p, fused_qkv=True)
-    wide = FeedForward(d, config.d_ff or 4 * d,
-                       activation=config.activation)
+    attention = SelfAttention(
+        d,
+        config.n_heads,
+        causal=True,
+        n_kv_heads=config.n_kv_heads,
+        dropout=p,
+        fused_qkv=True,
+    )
+    wide = FeedForward(
+        d, config.d_ff or 4 * d, activation=config.activation
+    )
     return TransformerBlock(
         *(
             residual_class(LayerNorm(d, eps=config.eps), part, p)
@@ -108,14 +117,17 @@ class _GPT(CausalLM):
         self.embed = Embedding(config.vocab_size, d)
         self.embed_positions = LearnedPositionEmbedding(config.max_len, d)
         self.dropout = Dropout(config.dropout)
-        self.blocks = nn.ModuleList(_gpt_block(config, residual_class)
-                                    for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(
+            _gpt_block(config, residual_class)
+            for _ in range(config.n_layers)
+        )
         self.norm = norm_class(d, eps=config.eps)
         self.lm_head = _tied_head(self.embed)
 
     def embed_inputs(self, ids, positions):
         return self.dropout(
-            self.embed(ids) + self.embed_positions(positions.tensor))
+            self.embed(ids) + self.embed_positions(positions.tensor)
+        )
 
 # %% ../nbs/12_gpt.ipynb #3b73a14f
 class GPT(_GPT):
@@ -174,13 +186,23 @@ def token_log_probs(
     tokens, negated, is the training loss.  Raises ``ValueError`` for
     fewer than two tokens.
     """
-    validate.require(ids.ndim == 2 and ids.shape[1] > 1, "needs rows of "
-                     "two tokens or more, got ids of shape "
-                     f"{tuple(ids.shape)}")
-    logits = model(ids, **{name: x for name, x in dict(
-        positions=positions, mask=mask).items() if x is not None})
-    found = -F.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:].long(),
-                             reduction="none")
+    validate.require(
+        ids.ndim == 2 and ids.shape[1] > 1,
+        "needs rows of "
+        "two tokens or more, got ids of shape "
+        f"{tuple(ids.shape)}",
+    )
+    logits = model(
+        ids,
+        **{
+            name: x
+            for name, x in dict(positions=positions, mask=mask).items()
+            if x is not None
+        },
+    )
+    found = -F.cross_entropy(
+        logits[:, :-1].float().mT, ids[:, 1:].long(), reduction="none"
+    )
     if positions is None:
         return found
     tokens = (positions[:, 1:] >= 0) & (positions[:, :-1] >= 0)
@@ -189,22 +211,34 @@ def token_log_probs(
 # %% ../nbs/12_gpt.ipynb #54806040
 #| code-summary: activations by name, and options that must be as in GPT-2
 HF_ACTIVATIONS = {  # of transformers: ours
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
 # options of GPT-2 files that ours knows in one way only
 GPT2_FIXED_OPTIONS = {
-    "model_type": "gpt2", "scale_attn_weights": True,
+    "model_type": "gpt2",
+    "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False, "tie_word_embeddings": True}
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
 
 # %% ../nbs/12_gpt.ipynb #4f1328ff
 #| code-summary: the one rate of dropout
 def _gpt2_dropout(values):
     "The one rate for all places, which the files could set apart."
-    rates = {name: values.get(name, 0.1)
-             for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-    validate.require(len(set(rates.values())) == 1, "three dropout rates "
-                     f"differ: {rates}; give dropout=")
+    rates = {
+        name: values.get(name, 0.1)
+        for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+    }
+    validate.require(
+        len(set(rates.values())) == 1,
+        f"three dropout rates differ: {rates}; give dropout=",
+    )
     return rates["embd_pdrop"]
 
 # %% ../nbs/12_gpt.ipynb #4f02ca20
@@ -221,24 +255,38 @@ def config_from_gpt2(
         validate.one_of([needed], **{name: values.get(name, needed)})
     activation = values.get("activation_function", "gelu_new")
     validate.one_of(HF_ACTIVATIONS, activation_function=activation)
-    numbers = dict(vocab_size="vocab_size", d_model="n_embd",
-                   n_layers="n_layer", n_heads="n_head", d_ff="n_inner",
-                   max_len="n_positions", eps="layer_norm_epsilon")
+    numbers = dict(
+        vocab_size="vocab_size",
+        d_model="n_embd",
+        n_layers="n_layer",
+        n_heads="n_head",
+        d_ff="n_inner",
+        max_len="n_positions",
+        eps="layer_norm_epsilon",
+    )
     return GPTConfig(
-        **{ours: values[theirs] for ours, theirs in numbers.items()
-           if theirs in values},
+        **{
+            ours: values[theirs]
+            for ours, theirs in numbers.items()
+            if theirs in values
+        },
         activation=HF_ACTIVATIONS[activation],
-        dropout=_gpt2_dropout(values) if dropout is None else dropout)
+        dropout=_gpt2_dropout(values) if dropout is None else dropout,
+    )
 
 # %% ../nbs/12_gpt.ipynb #7028c2dd
 #| code-fold: false
 GPT2_NAME_MAP = {  # a part of our names: the same part of GPT-2's
-    "embed_positions.": "wpe.", "embed.": "wte.", "blocks.": "h.",
-    ".attention.norm.": ".ln_1.", ".feed_forward.norm.": ".ln_2.",
+    "embed_positions.": "wpe.",
+    "embed.": "wte.",
+    "blocks.": "h.",
+    ".attention.norm.": ".ln_1.",
+    ".feed_forward.norm.": ".ln_2.",
     ".attention.sublayer.qkv_proj.": ".attn.c_attn.",
     ".attention.sublayer.o_proj.": ".attn.c_proj.",
     ".feed_forward.sublayer.up_proj.": ".mlp.c_fc.",
-    ".feed_forward.sublayer.down_proj.": ".mlp.c_proj."}
+    ".feed_forward.sublayer.down_proj.": ".mlp.c_proj.",
+}
 
 # %% ../nbs/12_gpt.ipynb #64a482c7
 def to_gpt2_name(
@@ -270,9 +318,11 @@ def read_gpt2_tensors(
     tensors = {}
     for file in sorted(files):
         tensors.update(read_safetensors(folder / Path(file).name)[0])
-    return {name.removeprefix("transformer."): x
-            for name, x in tensors.items()
-            if not name.endswith((".attn.bias", ".attn.masked_bias"))}
+    return {
+        name.removeprefix("transformer."): x
+        for name, x in tensors.items()
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))
+    }
 
 # %% ../nbs/12_gpt.ipynb #046fec03
 def load_gpt2_tensors(
@@ -289,13 +339,24 @@ def load_gpt2_tensors(
     """
     tensors = dict(tensors)
     head = tensors.pop("lm_head.weight", None)
-    validate.require(head is None or torch.equal(
-        head, tensors.get("wte.weight", head)), "lm_head.weight differs "
-        "from wte.weight: GPT has one table for both")
+    validate.require(
+        head is None or torch.equal(head, tensors.get("wte.weight", head)),
+        "lm_head.weight differs "
+        "from wte.weight: GPT has one table for both",
+    )
     names = {to_gpt2_name(n): n for n, _ in model.named_parameters()}
     missing = [name for name in names if name not in tensors]
-    validate.require(not missing, f"{len(missing)} tensors of GPT-2 are "
-                     f"missing: {', '.join(missing)}")
-    load_weights(model, {
-        names.get(name, name): x.T if x.ndim == 2 and ".c_" in name else x
-        for name, x in tensors.items()})
+    validate.require(
+        not missing,
+        f"{len(missing)} tensors of GPT-2 are "
+        f"missing: {', '.join(missing)}",
+    )
+    load_weights(
+        model,
+        {
+            names.get(name, name): x.T
+            if x.ndim == 2 and ".c_" in name
+            else x
+            for name, x in tensors.items()
+        },
+    )

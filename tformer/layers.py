@@ -96,8 +96,9 @@ class LayerNorm(nn.Module):
     Raises ``ValueError`` naming both widths.
     """
 
-    def __init__(self, d_model: int, *, eps: float = 1e-5,
-                 bias: bool = True):
+    def __init__(
+        self, d_model: int, *, eps: float = 1e-5, bias: bool = True
+    ):
         super().__init__()
         validate.integer(d_model=d_model)
         validate.number("(0, 1)", eps=eps)
@@ -105,9 +106,7 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
-    def forward(
-        self, x: Float[Tensor, "*b d"]
-    ) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         weight = self.weight
         eps = self.eps
         if x.shape[-1:] != weight.shape:
@@ -117,8 +116,10 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, weight.shape, weight, self.bias, eps)
 
     def extra_repr(self) -> str:
-        return (f"{len(self.weight)}, eps={self.eps}, "
-                f"bias={self.bias is not None}")
+        return (
+            f"{len(self.weight)}, eps={self.eps}, "
+            f"bias={self.bias is not None}"
+        )
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #f4badb61
 #| code-summary: a number as a tensor, made once
@@ -149,17 +150,20 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
 
-    def forward(
-        self, x: Float[Tensor, "*b d"]
-    ) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         weight = self.weight
         eps = self.eps
         if x.shape[-1:] != weight.shape:
             validate.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return rms_norm(x, weight, eps)
-        if x.is_cpu and x.dtype == torch.float32 and not (
-                torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        if (
+            x.is_cpu
+            and x.dtype == torch.float32
+            and not (
+                torch.is_grad_enabled() or torch.compiler.is_compiling()
+            )
+        ):
             return _rms_norm_cpu_inference(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -256,9 +260,7 @@ class Dropout(nn.Module):
         validate.number("[0, 1)", p=p)
         self.p = p
 
-    def forward(
-        self, x: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if not self.training or self.p == 0:
             return x
         return F.dropout(x, self.p)
@@ -276,9 +278,15 @@ class FeedForward(nn.Module):
     activation, listing the known ones.
     """
 
-    def __init__(self, d_model: int, d_ff: int, *,
-                 activation: str = "relu", dropout: float = 0.0,
-                 bias: bool = True):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
         super().__init__()
         validate.integer(d_model=d_model, d_ff=d_ff)
         validate.one_of(ACTIVATIONS, activation=activation)
@@ -287,9 +295,7 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(d_ff, d_model, bias)
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "*b d"]
-    ) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         hidden = ACTIVATIONS[self.activation](self.up_proj(x))
         return self.down_proj(self.dropout(hidden))
 
@@ -306,9 +312,15 @@ class GatedFeedForward(nn.Module):
     activation, listing the known ones.
     """
 
-    def __init__(self, d_model: int, d_ff: int, *,
-                 activation: str = "silu", dropout: float = 0.0,
-                 bias: bool = False):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "silu",
+        dropout: float = 0.0,
+        bias: bool = False,
+    ):
         super().__init__()
         validate.integer(d_model=d_model, d_ff=d_ff)
         validate.one_of(ACTIVATIONS, activation=activation)
@@ -318,9 +330,7 @@ class GatedFeedForward(nn.Module):
         self.down_proj = Linear(d_ff, d_model, bias)
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "*b d"]
-    ) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         gate = ACTIVATIONS[self.activation](self.gate_proj(x))
         return self.down_proj(self.dropout(gate * self.up_proj(x)))
 
@@ -348,8 +358,9 @@ def swiglu_width(
 class _ResidualSublayer(nn.Module):
     "A part with its norm and its dropout; a subclass puts them in order."
 
-    def __init__(self, norm: nn.Module, sublayer: nn.Module,
-                 dropout: float = 0.0):
+    def __init__(
+        self, norm: nn.Module, sublayer: nn.Module, dropout: float = 0.0
+    ):
         super().__init__()
         self.norm = norm
         self.sublayer = sublayer
@@ -386,7 +397,8 @@ class PostNorm(_ResidualSublayer):
         self, x: Float[Tensor, "*b d"], *args, **kwargs
     ) -> Float[Tensor, "*b d"]:
         return self.norm(
-            x + self.dropout(self.sublayer(x, *args, **kwargs)))
+            x + self.dropout(self.sublayer(x, *args, **kwargs))
+        )
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #a55dae2e
 INIT_RULES = (  # first that fits: end of the name, least axes, mean, std
@@ -425,8 +437,11 @@ def init_weights(
             for end, axes, mean, category in INIT_RULES
             if p.ndim >= axes and re.search(rf"(^|\.){end}$", name)
         ]
-        validate.require(fits, f"no rule for the parameter {name!r} of "
-                         f"shape {tuple(p.shape)}: see INIT_RULES")
+        validate.require(
+            fits,
+            f"no rule for the parameter {name!r} of "
+            f"shape {tuple(p.shape)}: see INIT_RULES",
+        )
         plan.append((p, *fits[0]))
     for p, mean, deviation in plan:
         p.normal_(mean, deviation)

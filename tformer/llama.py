@@ -39,8 +39,12 @@ from tformer.rotary import (
 
 # %% ../nbs/13_modern_decoder.ipynb #9cb8a2c4
 #| code-summary: the four numbers of llama3_scaling
-ROPE_SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor",
-                     "original_max_len")
+ROPE_SCALING_KEYS = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_len",
+)
 
 # %% ../nbs/13_modern_decoder.ipynb #88349c1d
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -63,23 +67,31 @@ class LlamaConfig(ModelConfig):
     d_ff: int | None = None
     max_len: int = 2048  # the longest text, in tokens
     rope_theta: float = 10_000.0  # of the rotary frequencies
-    rope_scaling: dict[str, float] | None = field(
-        default=None, hash=False)
+    rope_scaling: dict[str, float] | None = field(default=None, hash=False)
     eps: float = 1e-5  # of every norm
     tie_word_embeddings: bool = False  # whether lm_head is the embedding
 
     def __post_init__(self):
         super().__post_init__()
-        validate.head_sizes(d_model=self.d_model, n_heads=self.n_heads,
-                            n_kv_heads=self.n_kv_heads, d_head=self.d_head)
+        validate.head_sizes(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            d_head=self.d_head,
+        )
         rope_frequencies(self.head_dim)
         if self.rope_scaling is not None:
             validate.instance_of(dict, rope_scaling=self.rope_scaling)
-            validate.mapping_keys(self.rope_scaling, ROPE_SCALING_KEYS,
-                                  ROPE_SCALING_KEYS, owner="rope_scaling")
+            validate.mapping_keys(
+                self.rope_scaling,
+                ROPE_SCALING_KEYS,
+                ROPE_SCALING_KEYS,
+                owner="rope_scaling",
+            )
             llama3_scaling(torch.ones(1), **self.rope_scaling)
-            object.__setattr__(self, "rope_scaling",
-                               dict(self.rope_scaling))
+            object.__setattr__(
+                self, "rope_scaling", dict(self.rope_scaling)
+            )
 
     @property
     def head_dim(self) -> int:
@@ -94,8 +106,9 @@ def make_rotary(
     if config.rope_scaling is None:
         return RotaryEmbedding(config.head_dim, base=config.rope_theta)
     freqs = rope_frequencies(config.head_dim, config.rope_theta)
-    return RotaryEmbedding(config.head_dim, freqs=llama3_scaling(
-        freqs, **config.rope_scaling))
+    return RotaryEmbedding(
+        config.head_dim, freqs=llama3_scaling(freqs, **config.rope_scaling)
+    )
 
 # %% ../nbs/13_modern_decoder.ipynb #84a56dd7
 def make_gqa_factory(
@@ -108,11 +121,22 @@ def make_gqa_factory(
     d_head = config.head_dim
 
     def attention(layer):
-        norms = {name: RMSNorm(d_head, eps=config.eps)
-                 for name in ("q_norm", "k_norm") if qk_norm}
+        norms = {
+            name: RMSNorm(d_head, eps=config.eps)
+            for name in ("q_norm", "k_norm")
+            if qk_norm
+        }
         return SelfAttention(
-            config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads,
-            d_head=d_head, bias=False, causal=True, rotary=rotary, **norms)
+            config.d_model,
+            config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            d_head=d_head,
+            bias=False,
+            causal=True,
+            rotary=rotary,
+            **norms,
+        )
+
     return attention
 
 # %% ../nbs/13_modern_decoder.ipynb #6cb30a2f
@@ -145,10 +169,13 @@ class Llama(CausalLM):
         eps = config.eps
         d_ff = config.d_ff or swiglu_width(d)
         self.embed = Embedding(config.vocab_size, d)
-        self.blocks = nn.ModuleList(TransformerBlock(
-            PreNorm(RMSNorm(d, eps=eps), new(layer)),
-            PreNorm(RMSNorm(d, eps=eps), GatedFeedForward(d, d_ff)))
-            for layer in range(config.n_layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(
+                PreNorm(RMSNorm(d, eps=eps), new(layer)),
+                PreNorm(RMSNorm(d, eps=eps), GatedFeedForward(d, d_ff)),
+            )
+            for layer in range(config.n_layers)
+        )
         self.norm = RMSNorm(d, eps=eps)
         self.lm_head = Linear(d, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

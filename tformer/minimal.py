@@ -33,19 +33,24 @@ def decode_bytes(ids: Int[Tensor, " n"]) -> str:
     return bytes(ids.tolist()).decode("utf-8", errors="replace")
 
 # %% ../nbs/00_tour.ipynb #4dd319e3
-def random_windows(ids: Int[Tensor, " n"], seq_len: int,
-                   batch_size: int = 8,
-                   seed: int = 0) -> Iterator[Int[Tensor, "batch window"]]:
+def random_windows(
+    ids: Int[Tensor, " n"],
+    seq_len: int,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> Iterator[Int[Tensor, "batch window"]]:
     """Cut windows of `seq_len` + 1 ids at random places, without end.
 
     Yields `batch_size` windows at a time; `seed` decides the places. A
     text of fewer ids than one window is a ``ValueError``, at the first
     one.
     """
-    validate.require(len(ids) > seq_len, f"{len(ids)} ids hold no window "
-                     f"of {seq_len} + 1")
+    validate.require(
+        len(ids) > seq_len,
+        f"{len(ids)} ids hold no window of {seq_len} + 1",
+    )
     draw = torch.Generator().manual_seed(seed)
-    n = len(ids) - seq_len          # places to begin
+    n = len(ids) - seq_len  # places to begin
     while True:
         start = torch.randint(n, (batch_size, 1), generator=draw)
         yield ids[start + torch.arange(seq_len + 1)]
@@ -63,8 +68,12 @@ class MiniAttention(nn.Module):
         self.o_proj = nn.Linear(d_model, d_model)
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        q, k, v = rearrange(self.qkv_proj(x), "b t (n h d) -> n b h t d",
-                            n=3, h=self.n_heads)
+        q, k, v = rearrange(
+            self.qkv_proj(x),
+            "b t (n h d) -> n b h t d",
+            n=3,
+            h=self.n_heads,
+        )
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         if self.causal:
             may_see = torch.ones_like(scores, dtype=torch.bool).tril()
@@ -82,8 +91,10 @@ class MiniBlock(nn.Module):
         self.attention = MiniAttention(d_model, n_heads, causal)
         self.mlp_norm = nn.LayerNorm(d_model)
         self.mlp = nn.Sequential(
-            nn.Linear(d_model, 4 * d_model), nn.GELU(),
-            nn.Linear(4 * d_model, d_model))
+            nn.Linear(d_model, 4 * d_model),
+            nn.GELU(),
+            nn.Linear(4 * d_model, d_model),
+        )
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         x = x + self.attention(self.attention_norm(x))
@@ -99,24 +110,34 @@ class MiniGPT(nn.Module):
     ``(b, t, vocab_size)``; `t` above `max_len` is a ``ValueError``.
     """
 
-    def __init__(self, vocab_size: int = 256, *, d_model: int = 96,
-                 n_layers: int = 2, n_heads: int = 4, max_len: int = 128,
-                 causal: bool = True):
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        *,
+        d_model: int = 96,
+        n_layers: int = 2,
+        n_heads: int = 4,
+        max_len: int = 128,
+        causal: bool = True,
+    ):
         super().__init__()
         self.max_len = max_len
         self.embed = nn.Embedding(vocab_size, d_model)
         self.embed_positions = nn.Embedding(max_len, d_model)
         for table in (self.embed, self.embed_positions):
             nn.init.normal_(table.weight, std=0.1)
-        self.blocks = nn.Sequential(*(
-            MiniBlock(d_model, n_heads, causal) for _ in range(n_layers)))
+        self.blocks = nn.Sequential(
+            *(MiniBlock(d_model, n_heads, causal) for _ in range(n_layers))
+        )
         self.norm = nn.LayerNorm(d_model)
         self.lm_head = nn.Linear(d_model, vocab_size)
 
     def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         n = ids.shape[1]
-        validate.require(n <= self.max_len, f"{n} ids; the model sees at "
-                         f"most max_len {self.max_len}")
+        validate.require(
+            n <= self.max_len,
+            f"{n} ids; the model sees at most max_len {self.max_len}",
+        )
         positions = torch.arange(n, device=ids.device)
         x = self.embed(ids) + self.embed_positions(positions)
         return self.lm_head(self.norm(self.blocks(x)))
@@ -129,9 +150,13 @@ def next_token_loss(model: nn.Module, ids: Int[Tensor, "b w"]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 # %% ../nbs/00_tour.ipynb #865dad55
-def train(model: nn.Module, batches: Iterable, steps: int,
-          loss_fn: Callable = next_token_loss,
-          lr: float = 6e-3) -> list[float]:
+def train(
+    model: nn.Module,
+    batches: Iterable,
+    steps: int,
+    loss_fn: Callable = next_token_loss,
+    lr: float = 6e-3,
+) -> list[float]:
     """Train `model` in place for `steps` steps; return each step's loss.
 
     `batches` yields whatever `loss_fn` takes: ``loss_fn(model, batch)``
@@ -148,27 +173,35 @@ def train(model: nn.Module, batches: Iterable, steps: int,
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    validate.require(len(losses) == steps, f"{len(losses)} batches for "
-                     f"{steps} steps")
+    validate.require(
+        len(losses) == steps, f"{len(losses)} batches for {steps} steps"
+    )
     return losses
 
 # %% ../nbs/00_tour.ipynb #a73232e7
 @torch.no_grad()
-def generate(model: nn.Module, prompt_ids: Int[Tensor, " known"],
-             max_new_tokens: int, temperature: float = 0.7,
-             seed: int = 0) -> Int[Tensor, " all"]:
+def generate(
+    model: nn.Module,
+    prompt_ids: Int[Tensor, " known"],
+    max_new_tokens: int,
+    temperature: float = 0.7,
+    seed: int = 0,
+) -> Int[Tensor, " all"]:
     """Write so many ids after `prompt_ids`, one at a time; return all.
 
     Needs at least one id to begin with and a `temperature` above 0, else
     ``ValueError``. The same `seed` draws the same numbers.
     """
-    validate.require(len(prompt_ids) > 0 and temperature > 0, "needs a "
-                     "first id and a temperature above 0, got "
-                     f"{len(prompt_ids)} ids, temperature {temperature}")
+    validate.require(
+        len(prompt_ids) > 0 and temperature > 0,
+        "needs a "
+        "first id and a temperature above 0, got "
+        f"{len(prompt_ids)} ids, temperature {temperature}",
+    )
     draw = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     for _ in range(max_new_tokens):
-        context = prompt_ids[None, -model.max_len:].to(device)
+        context = prompt_ids[None, -model.max_len :].to(device)
         guess = (model(context)[0, -1].float() / temperature).softmax(-1)
         drawn = torch.multinomial(guess.cpu(), 1, generator=draw)
         prompt_ids = torch.cat([prompt_ids, drawn.to(prompt_ids.device)])
@@ -180,9 +213,14 @@ def generate(model: nn.Module, prompt_ids: Int[Tensor, " known"],
 def load_record(name: str) -> list[dict[str, str]]:
     "The rows of a recorded experiment that comes with the package."
     folder = resources.files("tformer") / "records"
-    validate.one_of(sorted(p.name.removesuffix(".csv")
-                           for p in folder.iterdir()
-                           if p.name.endswith(".csv")), name=name)
+    validate.one_of(
+        sorted(
+            p.name.removesuffix(".csv")
+            for p in folder.iterdir()
+            if p.name.endswith(".csv")
+        ),
+        name=name,
+    )
     path = folder / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
@@ -194,11 +232,13 @@ def load_record(name: str) -> list[dict[str, str]]:
 def mean_loss(model: nn.Module, ids: Int[Tensor, " n"]) -> float:
     "Mean loss in nats per id, over all windows of `ids` side by side."
     length = model.max_len + 1
-    validate.require(len(ids) >= length, f"{len(ids)} ids; a window has "
-                     f"{length}")
-    rows = ids[:len(ids) // length * length].view(-1, length)
-    losses = [next_token_loss(model, part) * len(part)
-              for part in rows.split(64)]
+    validate.require(
+        len(ids) >= length, f"{len(ids)} ids; a window has {length}"
+    )
+    rows = ids[: len(ids) // length * length].view(-1, length)
+    losses = [
+        next_token_loss(model, part) * len(part) for part in rows.split(64)
+    ]
     return float(sum(losses) / len(rows))
 
 # %% ../nbs/00_tour.ipynb #39461768
@@ -207,8 +247,12 @@ def mean_loss(model: nn.Module, ids: Int[Tensor, " n"]) -> float:
 def show_ablations(chapter: int | None = None):
     "Each part of a chapter, before and after; None: of the book so far."
     from tformer import plot
-    rows = [row for row in load_record("ladder")
-            if chapter is None or int(row["chapter"]) == chapter]
+
+    rows = [
+        row
+        for row in load_record("ladder")
+        if chapter is None or int(row["chapter"]) == chapter
+    ]
     validate.require(rows, f"the ladder has no row of chapter {chapter}")
     return plot.render_ablations(rows)
 
@@ -219,5 +263,7 @@ def show_steps_to_loss(last_chapter: int):
     """How soon the models of chapters up to `last_chapter` have the tour's
     loss."""
     from tformer import plot
-    return plot.render_steps_to_loss(load_record("ladder_line"),
-                                     last_chapter)
+
+    return plot.render_steps_to_loss(
+        load_record("ladder_line"), last_chapter
+    )

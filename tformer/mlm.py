@@ -68,45 +68,67 @@ def mask_tokens(
     ``word_ids`` or ``mlm_probability`` that do not fit; then nothing was
     drawn.
     """
-    _expect_rule(ids, word_ids, replacement_ids, mlm_probability,
-                 mask_replace_prob=mask_replace_prob,
-                 random_replace_prob=random_replace_prob,
-                 mask_and_random_replace_prob=mask_replace_prob
-                 + random_replace_prob)
+    _expect_rule(
+        ids,
+        word_ids,
+        replacement_ids,
+        mlm_probability,
+        mask_replace_prob=mask_replace_prob,
+        random_replace_prob=random_replace_prob,
+        mask_and_random_replace_prob=mask_replace_prob
+        + random_replace_prob,
+    )
     select_u, action_u = torch.rand((2, *ids.shape), generator=generator)
-    replacement_index = torch.randint(len(replacement_ids), ids.shape,
-                                      generator=generator)
+    replacement_index = torch.randint(
+        len(replacement_ids), ids.shape, generator=generator
+    )
     if word_ids is not None:
         select_u = select_u.gather(1, word_ids.cpu().clamp(min=0))
-    select_u, action_u, replacement_index = (x.to(ids.device)
-                                             for x in (select_u, action_u,
-                                                       replacement_index))
+    select_u, action_u, replacement_index = (
+        x.to(ids.device) for x in (select_u, action_u, replacement_index)
+    )
     forbidden = torch.isin(
-        ids, torch.tensor([*special_ids, mask_token_id]).to(ids.device))
-    mlm_probability = (mlm_probability.to(ids.device)
-                       if isinstance(mlm_probability, Tensor)
-                       else mlm_probability)
+        ids, torch.tensor([*special_ids, mask_token_id]).to(ids.device)
+    )
+    mlm_probability = (
+        mlm_probability.to(ids.device)
+        if isinstance(mlm_probability, Tensor)
+        else mlm_probability
+    )
     chosen = (select_u < mlm_probability) & ~forbidden
-    other = torch.where(action_u < mask_replace_prob + random_replace_prob,
-                        replacement_ids.to(ids)[replacement_index], ids)
+    other = torch.where(
+        action_u < mask_replace_prob + random_replace_prob,
+        replacement_ids.to(ids)[replacement_index],
+        ids,
+    )
     shown = torch.where(action_u < mask_replace_prob, mask_token_id, other)
-    return MaskedBatch(torch.where(chosen, shown, ids),
-                       torch.where(chosen, ids, -100))
+    return MaskedBatch(
+        torch.where(chosen, shown, ids), torch.where(chosen, ids, -100)
+    )
 
 # %% ../nbs/19_masked_language_model.ipynb #b5c88425
 #| code-summary: shares that can be, and what fits the ids
-def _expect_rule(ids, word_ids, replacement_ids, mlm_probability,
-                 **shares):
+def _expect_rule(
+    ids, word_ids, replacement_ids, mlm_probability, **shares
+):
     many = isinstance(mlm_probability, Tensor)
     validate.shapes(
-        ids=(ids, "b t"), word_ids=(word_ids, "b t"),
-        mlm_probability=(mlm_probability if many else None, "#b 1"))
-    rates = ({"lowest mlm_probability": mlm_probability.min().item(),
-              "highest mlm_probability": mlm_probability.max().item()}
-             if many else {"mlm_probability": mlm_probability})
+        ids=(ids, "b t"),
+        word_ids=(word_ids, "b t"),
+        mlm_probability=(mlm_probability if many else None, "#b 1"),
+    )
+    rates = (
+        {
+            "lowest mlm_probability": mlm_probability.min().item(),
+            "highest mlm_probability": mlm_probability.max().item(),
+        }
+        if many
+        else {"mlm_probability": mlm_probability}
+    )
     validate.number("[0, 1]", **shares, **rates)
-    validate.require(len(replacement_ids), "there is no token to draw "
-                     "replacements from")
+    validate.require(
+        len(replacement_ids), "there is no token to draw replacements from"
+    )
 
 # %% ../nbs/19_masked_language_model.ipynb #cebedbcb
 #| code-fold: true
@@ -126,10 +148,15 @@ class SpecialTokenIds(NamedTuple):
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "SpecialTokenIds":
         "Of a tokenizer that has all four; else ``ValueError``."
         special_tokens = tokenizer.vocab.special_tokens
-        missing = [name for name in BERT_SPECIAL_TOKENS
-                   if name not in special_tokens]
-        validate.require(not missing, "the tokenizer has no special token "
-                         f"{', '.join(missing)}")
+        missing = [
+            name
+            for name in BERT_SPECIAL_TOKENS
+            if name not in special_tokens
+        ]
+        validate.require(
+            not missing,
+            f"the tokenizer has no special token {', '.join(missing)}",
+        )
         return cls(*(special_tokens[name] for name in BERT_SPECIAL_TOKENS))
 
 # %% ../nbs/19_masked_language_model.ipynb #ccb0a6f4
@@ -150,19 +177,26 @@ def encode_texts(
     """
     special_ids = SpecialTokenIds.from_tokenizer(tokenizer)
     text_lists = [as_list(texts=texts)]
-    text_lists += ([] if text_pairs is None
-                   else [as_list(text_pairs=text_pairs)])
-    validate.require(len({*map(len, text_lists)}) == 1,
-                     f"{len(text_lists[0])} texts, but "
-                     f"{len(text_lists[-1])} second texts")
+    text_lists += (
+        [] if text_pairs is None else [as_list(text_pairs=text_pairs)]
+    )
+    validate.require(
+        len({*map(len, text_lists)}) == 1,
+        f"{len(text_lists[0])} texts, but "
+        f"{len(text_lists[-1])} second texts",
+    )
     sequences = [[special_ids.cls] for _ in text_lists[0]]
     for n, row in enumerate(sequences):
         for text_list in text_lists:
-            row += [*_ids_of(tokenizer, text_list[n], n, strict_vocab),
-                    special_ids.sep]
-        validate.require(max_len is None or len(row) <= max_len,
-                         f"text {n} is {len(row)} tokens long, beyond "
-                         f"max_len {max_len}")
+            row += [
+                *_ids_of(tokenizer, text_list[n], n, strict_vocab),
+                special_ids.sep,
+            ]
+        validate.require(
+            max_len is None or len(row) <= max_len,
+            f"text {n} is {len(row)} tokens long, beyond "
+            f"max_len {max_len}",
+        )
     return sequences
 
 # %% ../nbs/19_masked_language_model.ipynb #d6fdecd7
@@ -172,24 +206,31 @@ def _ids_of(tokenizer, text, n, strict_vocab):
     validate.utf8_string(**{f"text {n}": text})
     text = text.strip().replace(" [MASK]", "[MASK]")
     validate.require(text, f"text {n} is empty")
-    pretokens = [pretoken for chunk in text.split("[MASK]") if strict_vocab
-                 for pretoken in regex.findall(tokenizer.vocab.pattern,
-                                               chunk)]
+    pretokens = [
+        pretoken
+        for chunk in text.split("[MASK]")
+        if strict_vocab
+        for pretoken in regex.findall(tokenizer.vocab.pattern, chunk)
+    ]
     for pretoken in pretokens:
-        validate.require(len(tokenizer.encode(pretoken)) == 1,
-                         f"text {n}: {pretoken!r} is outside the "
-                         "vocabulary (another capital or space makes "
-                         "another token)")
+        validate.require(
+            len(tokenizer.encode(pretoken)) == 1,
+            f"text {n}: {pretoken!r} is outside the "
+            "vocabulary (another capital or space makes "
+            "another token)",
+        )
     return tokenizer.encode(text, allowed_special={"[MASK]"})
 
 # %% ../nbs/19_masked_language_model.ipynb #399eea6d
 #| code-summary: several things as a list
 def as_list(**named):
     "What was given for several, as a list; one text is none."
-    (name, values), = named.items()
-    validate.require(isinstance(values, Iterable)
-                     and not isinstance(values, (str, bytes)),
-                     f"{name} must be a list, got {values!r:.60}")
+    ((name, values),) = named.items()
+    validate.require(
+        isinstance(values, Iterable)
+        and not isinstance(values, (str, bytes)),
+        f"{name} must be a list, got {values!r:.60}",
+    )
     return [*values]
 
 # %% ../nbs/19_masked_language_model.ipynb #d7fe66b0
@@ -216,12 +257,15 @@ class EncodedBatch(NamedTuple):
     def model_inputs(self) -> dict[str, Tensor]:
         "What a model is called with, beside the ids."
         return {"positions": self.positions} | (
-            {} if self.segment_ids is None
-            else {"segment_ids": self.segment_ids})
+            {}
+            if self.segment_ids is None
+            else {"segment_ids": self.segment_ids}
+        )
 
     def to(self, device: Any) -> "EncodedBatch":
         return EncodedBatch(
-            *(x if x is None else x.to(device) for x in self))
+            *(x if x is None else x.to(device) for x in self)
+        )
 
 # %% ../nbs/19_masked_language_model.ipynb #f0257b91
 #| code-fold: true
@@ -237,35 +281,60 @@ def collate_texts(
     """
     special_ids = SpecialTokenIds.from_tokenizer(tokenizer)
     validate.require(len(sequences), "there are no texts")
-    ids = pad_sequence([torch.tensor(row) for row in sequences], True,
-                       special_ids.pad)
+    ids = pad_sequence(
+        [torch.tensor(row) for row in sequences], True, special_ids.pad
+    )
     seps = (ids == special_ids.sep).long()
-    second = ((seps.cumsum(1) - seps).clamp(max=1)
-              * (ids != special_ids.pad))
-    return EncodedBatch(ids, _labels_of(sequences, labels, ids.shape[1]),
-                        positions_from_padding(ids, special_ids.pad),
-                        second if second.any() else None)
+    second = (seps.cumsum(1) - seps).clamp(max=1) * (
+        ids != special_ids.pad
+    )
+    return EncodedBatch(
+        ids,
+        _labels_of(sequences, labels, ids.shape[1]),
+        positions_from_padding(ids, special_ids.pad),
+        second if second.any() else None,
+    )
 
 # %% ../nbs/19_masked_language_model.ipynb #16e7e803
 #| code-summary: labels that fit the rows
 def _labels_of(sequences, labels, width):
-    labels = ([np.full(len(row), -100) for row in sequences]
-              if labels is None else [np.asarray(x) for x in labels])
-    validate.require(len(labels) == len(sequences),
-                     f"{len(labels)} labels for {len(sequences)} texts")
+    labels = (
+        [np.full(len(row), -100) for row in sequences]
+        if labels is None
+        else [np.asarray(x) for x in labels]
+    )
+    validate.require(
+        len(labels) == len(sequences),
+        f"{len(labels)} labels for {len(sequences)} texts",
+    )
     axes = {x.ndim for x in labels}
-    validate.require(len(axes) == 1 and max(axes) < 2, "labels must be a "
-                     "number a text, or a list a text, one for each token")
+    validate.require(
+        len(axes) == 1 and max(axes) < 2,
+        "labels must be a "
+        "number a text, or a list a text, one for each token",
+    )
     for n, (row, marks) in enumerate(zip(sequences, labels)):
-        validate.require(marks.ndim == 0 or len(row) == len(marks),
-                         f"text {n} has {len(row)} tokens, but "
-                         f"{marks.size} labels")
-        validate.require(marks.dtype.kind in "iu", f"text {n}: labels "
-                         "must be whole numbers, got "
-                         f"{marks.tolist()!r:.60}")
-    return torch.tensor(np.stack(labels) if axes == {0} else np.stack([
-        np.pad(x, (0, width - len(x)), constant_values=-100)
-        for x in labels]), dtype=torch.int64)
+        validate.require(
+            marks.ndim == 0 or len(row) == len(marks),
+            f"text {n} has {len(row)} tokens, but {marks.size} labels",
+        )
+        validate.require(
+            marks.dtype.kind in "iu",
+            f"text {n}: labels "
+            "must be whole numbers, got "
+            f"{marks.tolist()!r:.60}",
+        )
+    return torch.tensor(
+        np.stack(labels)
+        if axes == {0}
+        else np.stack(
+            [
+                np.pad(x, (0, width - len(x)), constant_values=-100)
+                for x in labels
+            ]
+        ),
+        dtype=torch.int64,
+    )
 
 # %% ../nbs/19_masked_language_model.ipynb #9b765b19
 #| code-fold: true
@@ -279,7 +348,8 @@ class TextLoader(Loader):
         tokenizer: Tokenizer,
         labels: Collection | None = None,  # a number, or a list, a row
         *,
-        batch_size: int = 32, seed: int = 0,
+        batch_size: int = 32,
+        seed: int = 0,
     ):
         validate.integer(batch_size=batch_size)
         # refuses what does not fit
@@ -291,20 +361,30 @@ class TextLoader(Loader):
         lengths = np.array([len(row) for row in sequences])
         order = np.random.default_rng(seed).permutation(len(sequences))
         order = order[np.argsort(lengths[order], kind="stable")].tolist()
-        self.groups = [order[i:i + batch_size]
-                       for i in range(0, len(order), batch_size)]
+        self.groups = [
+            order[i : i + batch_size]
+            for i in range(0, len(order), batch_size)
+        ]
         self.order = EpochShuffle(len(self.groups), seed)
-        super().__init__(sequences=len(sequences),
-                         tokens=int(lengths.sum()), batch_size=batch_size,
-                         seed=seed)
+        super().__init__(
+            sequences=len(sequences),
+            tokens=int(lengths.sum()),
+            batch_size=batch_size,
+            seed=seed,
+        )
 
     def get_batch(self, index: int) -> EncodedBatch:
         "Batch number k, from 0 on."
         group = self.groups[self.order[index]]
-        return collate_texts([self.sequences[i] for i in group],
-                             self.tokenizer,
-                             (None if self.labels is None
-                              else [self.labels[i] for i in group]))
+        return collate_texts(
+            [self.sequences[i] for i in group],
+            self.tokenizer,
+            (
+                None
+                if self.labels is None
+                else [self.labels[i] for i in group]
+            ),
+        )
 
 # %% ../nbs/19_masked_language_model.ipynb #e8f8292a
 class MaskedTextLoader(TextLoader):
@@ -324,43 +404,64 @@ class MaskedTextLoader(TextLoader):
         mlm_probabilities: Sequence[float | None] = (0.15,),
         # False: the same blanks in every pass
         dynamic_masking: bool = True,
-        batch_size: int = 32, seed: int = 0,
+        batch_size: int = 32,
+        seed: int = 0,
     ):
         mlm_probabilities = as_list(mlm_probabilities=mlm_probabilities)
-        validate.number("[0, 1]", **{
-            f"mlm_probabilities[{n}]": rate
-            for n, rate in enumerate(mlm_probabilities)
-            if rate is not None})
+        validate.number(
+            "[0, 1]",
+            **{
+                f"mlm_probabilities[{n}]": rate
+                for n, rate in enumerate(mlm_probabilities)
+                if rate is not None
+            },
+        )
         validate.require(mlm_probabilities, "there is no rate")
-        super().__init__(sequences, tokenizer, batch_size=batch_size,
-                         seed=seed)
-        self.identity |= {"mlm_probabilities": mlm_probabilities,
-                          "dynamic_masking": dynamic_masking}
+        super().__init__(
+            sequences, tokenizer, batch_size=batch_size, seed=seed
+        )
+        self.identity |= {
+            "mlm_probabilities": mlm_probabilities,
+            "dynamic_masking": dynamic_masking,
+        }
         special = torch.tensor(SpecialTokenIds.from_tokenizer(tokenizer))
         seen = torch.unique(
-            torch.tensor([i for row in sequences for i in row]))
+            torch.tensor([i for row in sequences for i in row])
+        )
         self.mask_kwargs = dict(
-            mask_token_id=special[3].item(), special_ids=special.tolist(),
-            replacement_ids=seen[~torch.isin(seen, special)])
+            mask_token_id=special[3].item(),
+            special_ids=special.tolist(),
+            replacement_ids=seen[~torch.isin(seen, special)],
+        )
 
     def get_batch(self, index: int) -> EncodedBatch:
         "Batch number ``index``, from 0 on."
         plain = super().get_batch(index)
         rates = self.identity["mlm_probabilities"]
-        batch_index = (index if self.identity["dynamic_masking"]
-                       else self.order[index])
+        batch_index = (
+            index
+            if self.identity["dynamic_masking"]
+            else self.order[index]
+        )
         generator = torch.Generator().manual_seed(
-            self.seed * 1_000_003 + batch_index)
+            self.seed * 1_000_003 + batch_index
+        )
         mask_kwargs = self.mask_kwargs | {
-            "mlm_probability": rates[batch_index % len(rates)]}
+            "mlm_probability": rates[batch_index % len(rates)]
+        }
         if mask_kwargs["mlm_probability"] is None:
             each = torch.rand(len(plain.ids), 1, generator=generator)
-            mask_kwargs |= {"mlm_probability": each,
-                            "mask_replace_prob": 1.0,
-                            "random_replace_prob": 0.0}
+            mask_kwargs |= {
+                "mlm_probability": each,
+                "mask_replace_prob": 1.0,
+                "random_replace_prob": 0.0,
+            }
         masked = mask_tokens(plain.ids, generator=generator, **mask_kwargs)
-        return plain._replace(**_at_least_one(
-            masked, plain.ids, mask_kwargs, generator)._asdict())
+        return plain._replace(
+            **_at_least_one(
+                masked, plain.ids, mask_kwargs, generator
+            )._asdict()
+        )
 
 # %% ../nbs/19_masked_language_model.ipynb #e664cc0f
 #| code-summary: one blank where chance chose none
@@ -379,8 +480,9 @@ def batch_cross_entropy(
     batch: EncodedBatch,
 ) -> Float[Tensor, ""]:
     "Mean loss in nats over the labels that count, of tokens or texts."
-    return cross_entropy(model(batch.ids, **batch.model_inputs),
-                         batch.targets)
+    return cross_entropy(
+        model(batch.ids, **batch.model_inputs), batch.targets
+    )
 
 # %% ../nbs/19_masked_language_model.ipynb #f18ca22e
 class NeighborBaseline:
@@ -396,8 +498,10 @@ class NeighborBaseline:
         right: int = 1,  # and after it
     ):
         validate.integer(0, left=left, right=right)
-        self.sides = [(min(left, n), min(right, n))
-                      for n in range(max(left, right), -1, -1)]
+        self.sides = [
+            (min(left, n), min(right, n))
+            for n in range(max(left, right), -1, -1)
+        ]
         self.counts = [defaultdict(Counter) for _ in self.sides]
         for row in sequences:
             for i in range(1, len(row) - 1):
@@ -405,8 +509,10 @@ class NeighborBaseline:
                     counts[key][row[i]] += 1
 
     def _keys(self, row, i):
-        return [(*row[max(0, i - left):i], None, *row[i + 1:i + 1 + right])
-                for left, right in self.sides]
+        return [
+            (*row[max(0, i - left) : i], None, *row[i + 1 : i + 1 + right])
+            for left, right in self.sides
+        ]
 
     def predict(
         self,
@@ -415,12 +521,15 @@ class NeighborBaseline:
         candidates: Collection[int],  # the words that may be the answer
     ) -> int:
         "The word that stood there most often."
-        validate.require(candidates and 0 <= index < len(sequence),
-                         f"no guess at place {index} of {len(sequence)} "
-                         f"tokens, out of {len(candidates)} words")
+        validate.require(
+            candidates and 0 <= index < len(sequence),
+            f"no guess at place {index} of {len(sequence)} "
+            f"tokens, out of {len(candidates)} words",
+        )
         for key, counts in zip(self._keys(sequence, index), self.counts):
-            counted = [(n, w) for w, n in counts[key].items()
-                       if w in candidates]
+            counted = [
+                (n, w) for w, n in counts[key].items() if w in candidates
+            ]
             if counted:
                 return max(counted)[1]
         return min(candidates)
@@ -428,11 +537,20 @@ class NeighborBaseline:
 # %% ../nbs/19_masked_language_model.ipynb #068547b2
 #| code-fold: true
 #| code-summary: recoverable_words, words of a story that its earlier sentences decide
-STORY_WORD_KINDS = {"name": "child grown", "thing": "toy flyer",
-                    "place": "place low high", "pronoun": ""}
-STORY_WORDS = {kind: {word.split()[-1] for name in names.split()
-                      for word in stories.LEXICON[name][0]}
-               for kind, names in STORY_WORD_KINDS.items()}
+STORY_WORD_KINDS = {
+    "name": "child grown",
+    "thing": "toy flyer",
+    "place": "place low high",
+    "pronoun": "",
+}
+STORY_WORDS = {
+    kind: {
+        word.split()[-1]
+        for name in names.split()
+        for word in stories.LEXICON[name][0]
+    }
+    for kind, names in STORY_WORD_KINDS.items()
+}
 STORY_WORDS["pronoun"] = {"he", "she", "He", "She", "his", "her"}
 
 
@@ -445,10 +563,12 @@ def recoverable_words(
     mentioned = set()
     now = set()
     for i, word in enumerate(map(str.strip, words)):
-        category = next((k for k in STORY_WORDS if word in STORY_WORDS[k]),
-                        None)
-        if category and (word in mentioned
-                         or (category == "pronoun" and mentioned)):
+        category = next(
+            (k for k in STORY_WORDS if word in STORY_WORDS[k]), None
+        )
+        if category and (
+            word in mentioned or (category == "pronoun" and mentioned)
+        ):
             found.append((i, category))
         now.add(word)
         if set(word) & set(".!?"):
@@ -479,19 +599,28 @@ def fill_mask(
     model, tokenizer, _ = bundle
     special_ids = SpecialTokenIds.from_tokenizer(tokenizer)
     limit = getattr(model, "max_len", None)
-    sequences = encode_texts(tokenizer, [text], strict_vocab=strict_vocab,
-                             max_len=limit)
+    sequences = encode_texts(
+        tokenizer, [text], strict_vocab=strict_vocab, max_len=limit
+    )
     batch = collate_texts(sequences, tokenizer)
     masked = batch.ids == special_ids.mask
     validate.require(masked.any(), f"there is no [MASK] in {text!r:.60}")
-    logits = _logits(model, batch.ids, batch,
-                     forbidden_ids=special_ids)[masked]
-    validate.at_most(logits.shape[-1] - len(special_ids),
-                     limit_name="the words", top_k=top_k)
+    logits = _logits(model, batch.ids, batch, forbidden_ids=special_ids)[
+        masked
+    ]
+    validate.at_most(
+        logits.shape[-1] - len(special_ids),
+        limit_name="the words",
+        top_k=top_k,
+    )
     best = logits.softmax(-1).topk(top_k)
-    return [[MaskPrediction(tokenizer.decode([i]).strip(), p)
-             for p, i in zip(*row)]
-            for row in zip(best.values.tolist(), best.indices.tolist())]
+    return [
+        [
+            MaskPrediction(tokenizer.decode([i]).strip(), p)
+            for p, i in zip(*row)
+        ]
+        for row in zip(best.values.tolist(), best.indices.tolist())
+    ]
 
 # %% ../nbs/19_masked_language_model.ipynb #e48a3d0c
 #| code-summary: logits on the CPU, of a model as it is used, not trained
@@ -499,17 +628,29 @@ def _logits(model, ids, batch, forbidden_ids):
     "Without a chance for some ids; the model is left as it was."
     device_batch = batch.to(next(model.parameters()).device)
     with isolated_eval(model):
-        logits = model(ids.to(device_batch.ids.device),
-                       **device_batch.model_inputs).float().cpu()
-    validate.require(logits.shape[:-1] == ids.shape, "a model that fills "
-                     f"blanks has logits for {ids.shape[1]} tokens, not "
-                     f"{tuple(logits.shape)}")
+        logits = (
+            model(
+                ids.to(device_batch.ids.device),
+                **device_batch.model_inputs,
+            )
+            .float()
+            .cpu()
+        )
+    validate.require(
+        logits.shape[:-1] == ids.shape,
+        "a model that fills "
+        f"blanks has logits for {ids.shape[1]} tokens, not "
+        f"{tuple(logits.shape)}",
+    )
     forbidden_ids = sorted({*forbidden_ids})
     size = logits.shape[-1]
     validate.require(
-        len(forbidden_ids) < size and forbidden_ids[0] > -1
-        and forbidden_ids[-1] < size, f"forbidden_ids must leave some of "
-        f"{size} ids, got {forbidden_ids!s:.40}")
+        len(forbidden_ids) < size
+        and forbidden_ids[0] > -1
+        and forbidden_ids[-1] < size,
+        f"forbidden_ids must leave some of "
+        f"{size} ids, got {forbidden_ids!s:.40}",
+    )
     return logits.index_fill(-1, torch.tensor([*forbidden_ids]), -math.inf)
 
 # %% ../nbs/19_masked_language_model.ipynb #2c230c5b
@@ -525,10 +666,13 @@ def with_new_head(
     Raises ``ValueError`` for a model without an encoder ``bert``, and
     for fields that would make another encoder.
     """
-    validate.require({*fields} <= {"n_labels", "dropout"} and hasattr(
-        pretrained, "bert"), f"a head on a copy of the encoder .bert of "
+    validate.require(
+        {*fields} <= {"n_labels", "dropout"}
+        and hasattr(pretrained, "bert"),
+        f"a head on a copy of the encoder .bert of "
         f"{type(pretrained).__name__} may set n_labels and dropout, got "
-        f"{', '.join(fields) or 'nothing'}")
+        f"{', '.join(fields) or 'nothing'}",
+    )
     model = model_class(dataclasses.replace(pretrained.config, **fields))
     model.bert.load_state_dict(pretrained.bert.state_dict())
     return model.to(next(pretrained.bert.parameters()))
@@ -544,20 +688,33 @@ def corrupt_story(story: str, seed: int = 0) -> str | None:
     """
     chunks = re.split(r"(\w+)", story)
     rng = random.Random(seed)
-    pairs = [(i, j) for category in ("name", "place")
-             for i, j in combinations([i for i, p in enumerate(chunks)
-                                       if p in STORY_WORDS[category]], 2)
-             if chunks[i] != chunks[j]]
+    pairs = [
+        (i, j)
+        for category in ("name", "place")
+        for i, j in combinations(
+            [
+                i
+                for i, p in enumerate(chunks)
+                if p in STORY_WORDS[category]
+            ],
+            2,
+        )
+        if chunks[i] != chunks[j]
+    ]
     rng.shuffle(pairs)
     for i, j in pairs:
         other = [*chunks]
         other[i] = chunks[j]
         other[j] = chunks[i]
         text = "".join(other)
-        problems = [p for verdict in grade_sentences(text)
-                    for p in verdict.problems]
-        if problems and all(map(stories.parse_sentence,
-                                stories.split_sentences(text))):
+        problems = [
+            p
+            for verdict in grade_sentences(text)
+            for p in verdict.problems
+        ]
+        if problems and all(
+            map(stories.parse_sentence, stories.split_sentences(text))
+        ):
             return text
     return None
 
@@ -576,26 +733,36 @@ def next_sentence_pairs(
     wrong order (Lan et al. 2020).  Raises ``ValueError`` for a text
     of one sentence, and for one text alone, unless ``swapped``.
     """
-    sentences_by_text = [stories.split_sentences(text)
-                         for text in as_list(texts=texts)]
-    validate.require(len(sentences_by_text) > (not swapped),
-                     f"{len(sentences_by_text)} texts are too few: a "
-                     "wrong second sentence comes from another one")
-    short = [n for n, lines in enumerate(sentences_by_text)
-             if len(lines) < 2]
-    validate.require(not short, f"text {short[:1]} has fewer than 2 "
-                     "sentences")
+    sentences_by_text = [
+        stories.split_sentences(text) for text in as_list(texts=texts)
+    ]
+    validate.require(
+        len(sentences_by_text) > (not swapped),
+        f"{len(sentences_by_text)} texts are too few: a "
+        "wrong second sentence comes from another one",
+    )
+    short = [
+        n for n, lines in enumerate(sentences_by_text) if len(lines) < 2
+    ]
+    validate.require(
+        not short, f"text {short[:1]} has fewer than 2 sentences"
+    )
     rng = random.Random(seed)
     pairs = []
     for n, lines in enumerate(sentences_by_text):
         i = rng.randrange(len(lines) - 1)
-        away = (n + rng.randrange(1, max(2, len(sentences_by_text)))
-                ) % len(sentences_by_text)
+        away = (
+            n + rng.randrange(1, max(2, len(sentences_by_text)))
+        ) % len(sentences_by_text)
         other = rng.choice(sentences_by_text[away][1:])
         follows = rng.random() < 0.5
-        pairs.append((lines[i], lines[i + 1], 0) if follows
-                     else (lines[i + 1], lines[i], 1) if swapped
-                     else (lines[i], other, 1))
+        pairs.append(
+            (lines[i], lines[i + 1], 0)
+            if follows
+            else (lines[i + 1], lines[i], 1)
+            if swapped
+            else (lines[i], other, 1)
+        )
     first, second, labels = map(list, zip(*pairs))
     return first, second, labels
 
@@ -632,28 +799,34 @@ def unmask(
     many = (ids == mask_token_id).sum(1, keepdim=True)
     for n in range(1, steps + 1):
         blank = ids == mask_token_id
-        logits = _logits(model, ids, batch,
-                         [*forbidden_ids, mask_token_id])
+        logits = _logits(
+            model, ids, batch, [*forbidden_ids, mask_token_id]
+        )
         p = (logits / temperature).softmax(-1)
         word = torch.multinomial(
-            p.flatten(0, 1), 1, generator=generator).view_as(ids)
+            p.flatten(0, 1), 1, generator=generator
+        ).view_as(ids)
         own_probs = logits.softmax(-1).gather(2, word[..., None])[..., 0]
         confidence = UNMASK_ORDERS[order](own_probs, generator)
-        rank = confidence.masked_fill(~blank, -math.inf).argsort(
-            1, descending=True).argsort(1)
-        now = blank & (rank < blank.sum(1, keepdim=True)
-                       - many * (steps - n) // steps)
+        rank = (
+            confidence.masked_fill(~blank, -math.inf)
+            .argsort(1, descending=True)
+            .argsort(1)
+        )
+        now = blank & (
+            rank < blank.sum(1, keepdim=True) - many * (steps - n) // steps
+        )
         ids = ids.where(~now, word)
         step = step.masked_fill(now, n)
     return UnmaskResult(ids, step)
 
 # %% ../nbs/19_masked_language_model.ipynb #bec8c230
 #| code-summary: the three orders, and what unmask refuses
-UNMASK_ORDERS = {"confidence": lambda p, draw: p,
-                 "random": lambda p, draw: torch.rand(p.shape,
-                                                      generator=draw),
-                 "left": lambda p, draw:
-                 -torch.arange(p.shape[1]).expand_as(p).float()}
+UNMASK_ORDERS = {
+    "confidence": lambda p, draw: p,
+    "random": lambda p, draw: torch.rand(p.shape, generator=draw),
+    "left": lambda p, draw: -torch.arange(p.shape[1]).expand_as(p).float(),
+}
 
 
 def _validate_unmasking(steps, order, temperature):
@@ -682,15 +855,25 @@ def generate_by_unmasking(
     lengths = as_list(lengths=lengths)
     validate.integer(**{f"lengths[{n}]": x for n, x in enumerate(lengths)})
     limit = (getattr(model, "max_len", None) or math.inf) - 2
-    validate.at_most(limit, limit_name="max_len - 2",
-                     tokens=max(lengths, default=0))
+    validate.at_most(
+        limit, limit_name="max_len - 2", tokens=max(lengths, default=0)
+    )
     special_ids = SpecialTokenIds.from_tokenizer(tokenizer)
-    sequences = [[special_ids.cls, *[special_ids.mask] * n,
-                  special_ids.sep] for n in lengths]
-    ids, _ = unmask(model, collate_texts(sequences, tokenizer),
-                    mask_token_id=special_ids.mask,
-                    forbidden_ids=special_ids, steps=steps, order=order,
-                    temperature=temperature,
-                    generator=torch.Generator().manual_seed(seed))
-    return [tokenizer.decode(row[1:n + 1])
-            for row, n in zip(ids.tolist(), lengths)]
+    sequences = [
+        [special_ids.cls, *[special_ids.mask] * n, special_ids.sep]
+        for n in lengths
+    ]
+    ids, _ = unmask(
+        model,
+        collate_texts(sequences, tokenizer),
+        mask_token_id=special_ids.mask,
+        forbidden_ids=special_ids,
+        steps=steps,
+        order=order,
+        temperature=temperature,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return [
+        tokenizer.decode(row[1 : n + 1])
+        for row, n in zip(ids.tolist(), lengths)
+    ]

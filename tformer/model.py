@@ -46,8 +46,10 @@ class ModelConfig:
         validate.config_fields(self)
 
     def __repr__(self) -> str:
-        lines = [f"    {name}={value!r},\n"
-                 for name, value in self.to_dict().items()]
+        lines = [
+            f"    {name}={value!r},\n"
+            for name, value in self.to_dict().items()
+        ]
         return f"{type(self).__name__}(\n{''.join(lines)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,11 +59,14 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         "The configuration with these fields; the others keep defaults."
-        fields = {f.name: f.default is f.default_factory  # both missing
-                  for f in dataclasses.fields(cls)}
+        fields = {
+            f.name: f.default is f.default_factory  # both missing
+            for f in dataclasses.fields(cls)
+        }
         needed = [name for name, must in fields.items() if must]
-        validate.mapping_keys(values, fields, needed, owner=cls.__name__,
-                              noun="field")
+        validate.mapping_keys(
+            values, fields, needed, owner=cls.__name__, noun="field"
+        )
         return cls(**values)
 
 # %% ../nbs/A3_models.ipynb #948bf879
@@ -80,9 +85,12 @@ class TransformerBlock(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(
-        self, x: Float[Tensor, "b t d"], *,
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        cache: Any = None,
     ) -> Float[Tensor, "b t d"]:
         """The stream after this block.
 
@@ -94,8 +102,9 @@ class TransformerBlock(nn.Module):
         x = self.attention(x, positions=positions, mask=mask, cache=cache)
         return self.feed_forward(x)
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> Any:
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> Any:
         "What this block keeps of earlier tokens, as its attention says."
         return new_layer_cache(self.attention, batch_size, max_len)
 
@@ -149,8 +158,11 @@ class TiedModule(nn.Module):
         for first, *others in names:
             for name in others:
                 owner, _, last = name.rpartition(".")
-                setattr(self.get_submodule(owner), last,
-                        self.get_parameter(first))
+                setattr(
+                    self.get_submodule(owner),
+                    last,
+                    self.get_parameter(first),
+                )
         return self
 
     def _apply(self, fn, recurse=True):
@@ -183,7 +195,8 @@ class Model(TiedModule):
         self.max_len = config.max_len
 
     def prepare_positions(
-        self, ids: Int[Tensor, "b t"],
+        self,
+        ids: Int[Tensor, "b t"],
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         cache: KVCache | None = None,
     ) -> Positions:
@@ -196,32 +209,42 @@ class Model(TiedModule):
         given = positions
         positions = Positions.of(positions, ids, cache)
         end = positions.upper_bound
-        unknown = given is not None and end is None
-        too_far = end is not None and end > self.max_len
-        if unknown or too_far:  # look closely
+        # where the end is unknown or too far, look at each position
+        if (given is not None and end is None) or (
+            end is not None and end > self.max_len
+        ):
             validate.at_most(self.max_len, tokens=positions.end)
         return positions
 
-    def run_blocks(self, x: Float[Tensor, "b t d"], cache: KVCache | None,
-                   **kwargs: Any) -> Float[Tensor, "b t d"]:
+    def run_blocks(
+        self,
+        x: Float[Tensor, "b t d"],
+        cache: KVCache | None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "b t d"]:
         """The stream after all blocks, each with its part of the cache.
 
         If one of them refuses, the cache is as it was before.
         """
-        whole = contextlib.nullcontext if cache is None or (
-            torch.compiler.is_compiling()) else cache.atomic
+        whole = (
+            contextlib.nullcontext
+            if cache is None or (torch.compiler.is_compiling())
+            else cache.atomic
+        )
         with whole():
             for i, block in enumerate(self.blocks):
                 layer_cache = None if cache is None else cache.layers[i]
                 x = block(x, cache=layer_cache, **kwargs)
         return x
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> KVCache:
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> KVCache:
         """An empty cache for ``batch_size`` texts; each layer makes its
         own."""
-        return KVCache([block.new_cache(batch_size, max_len)
-                        for block in self.blocks])
+        return KVCache(
+            [block.new_cache(batch_size, max_len) for block in self.blocks]
+        )
 
     def describe_components(self) -> dict[str, str]:
         "What was chosen beside the configuration, in words."
@@ -248,13 +271,17 @@ class CausalLM(Model):
     may change ``embed_inputs``.
     """
 
-    def embed_inputs(self, ids: Int[Tensor, "b t"],
-                     positions: Positions) -> Float[Tensor, "b t d"]:
+    def embed_inputs(
+        self, ids: Int[Tensor, "b t"], positions: Positions
+    ) -> Float[Tensor, "b t d"]:
         "The vectors that go into the first block."
         return self.embed(ids)
 
     def hidden_states(
-        self, ids: Int[Tensor, "b t"], *, cache: KVCache | None = None,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        cache: KVCache | None = None,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b t d"]:
@@ -262,10 +289,14 @@ class CausalLM(Model):
         positions = self.prepare_positions(ids, positions, cache)
         x = self.embed_inputs(ids, positions)
         return self.norm(
-            self.run_blocks(x, cache, positions=positions, mask=mask))
+            self.run_blocks(x, cache, positions=positions, mask=mask)
+        )
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *, cache: KVCache | None = None,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        cache: KVCache | None = None,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
@@ -314,6 +345,7 @@ def make_eval_context(
     def eval_context():
         now = learns or getattr(model, "training", False)
         return eval_mode(model) if now else contextlib.nullcontext()
+
     return eval_context
 
 # %% ../nbs/A3_models.ipynb #d9c60846
@@ -338,11 +370,15 @@ def wrap_model_errors(
     try:
         yield
     except (AttributeError, TypeError, LookupError) as error:
-        ids_range = "" if ids is None or not ids.is_cpu else (
-            f", with ids from {ids.min()} to {ids.max()}")
+        ids_range = (
+            ""
+            if ids is None or not ids.is_cpu
+            else (f", with ids from {ids.min()} to {ids.max()}")
+        )
         raise ValueError(
             f"{type(model).__name__} cannot answer {call}{ids_range}: "
-            f"{type(error).__name__}: {error}"[:300]) from error
+            f"{type(error).__name__}: {error}"[:300]
+        ) from error
 
 # %% ../nbs/A3_models.ipynb #cbbdc157
 #| code-summary: parameters and saved buffers, shared ones once
@@ -351,8 +387,11 @@ def _unique_tensors(model):
     found = {}
     for name, x in model.state_dict(keep_vars=True).items():
         if isinstance(x, Tensor):
-            storage_key = ((id(x),) if x.is_meta else
-                           (x.data_ptr(), x.dtype, x.shape, x.stride()))
+            storage_key = (
+                (id(x),)
+                if x.is_meta
+                else (x.data_ptr(), x.dtype, x.shape, x.stride())
+            )
             found.setdefault(storage_key, (name, [], x))[1].append(name)
     return list(found.values())
 
@@ -384,8 +423,11 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / CONFIG_NAME
     components = getattr(model, "describe_components", dict)()
-    config = {"model": type(model).__name__, **components,
-              **model.config.to_dict()}
+    config = {
+        "model": type(model).__name__,
+        **components,
+        **model.config.to_dict(),
+    }
     text = json.dumps(config, indent=2)
     old = path.read_text("utf-8", "replace") if path.is_file() else ""
     tensors = {
@@ -394,8 +436,7 @@ def save_model(
     about = {"format": "pt", "config": text, "replaces": old}
     files.write_files_atomically(
         {
-            folder
-            / WEIGHTS_NAME: lambda tmp_path: save_file(
+            folder / WEIGHTS_NAME: lambda tmp_path: save_file(
                 tensors, tmp_path, about
             ),
             path: lambda tmp_path: tmp_path.write_text(
@@ -417,29 +458,43 @@ def read_safetensors(
     try:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
-            return ({name: file.get_tensor(name) for name in names},
-                    file.metadata() or {})
+            return (
+                {name: file.get_tensor(name) for name in names},
+                file.metadata() or {},
+            )
     except SafetensorError as error:
-        raise ValueError(f"{path} is no whole safetensors file: "
-                         f"{error}") from error
+        raise ValueError(
+            f"{path} is no whole safetensors file: {error}"
+        ) from error
 
 # %% ../nbs/A3_models.ipynb #eb80bb74
 #| code-summary: lists what keeps tensors from being loaded
 def _weight_mismatches(known, tensors):
     "One line for each name that is missing, unknown, or misshapen."
-    wrong = [f"missing: {first} {tuple(x.shape)}"
-             for first, names, x in known if not set(names) & set(tensors)]
+    wrong = [
+        f"missing: {first} {tuple(x.shape)}"
+        for first, names, x in known
+        if not set(names) & set(tensors)
+    ]
     every = {name for _, names, _ in known for name in names}
-    wrong += [f"unknown: {name} {tuple(x.shape)}"
-              for name, x in tensors.items() if name not in every]
+    wrong += [
+        f"unknown: {name} {tuple(x.shape)}"
+        for name, x in tensors.items()
+        if name not in every
+    ]
     for _, names, x in known:
         given = [name for name in names if name in tensors]
-        wrong += [f"{name}: {tuple(tensors[name].shape)}, expected "
-                  f"{tuple(x.shape)}" for name in given
-                  if tensors[name].shape != x.shape]
-        wrong += [f"{name}: differs from {given[0]}, with which it is one "
-                  "tensor" for name in given[1:]
-                  if not torch.equal(tensors[name], tensors[given[0]])]
+        wrong += [
+            f"{name}: {tuple(tensors[name].shape)}, expected "
+            f"{tuple(x.shape)}"
+            for name in given
+            if tensors[name].shape != x.shape
+        ]
+        wrong += [
+            f"{name}: differs from {given[0]}, with which it is one tensor"
+            for name in given[1:]
+            if not torch.equal(tensors[name], tensors[given[0]])
+        ]
     return wrong
 
 # %% ../nbs/A3_models.ipynb #14a48c47
@@ -459,8 +514,12 @@ def load_weights(
     model = getattr(model, "_orig_mod", model)
     known = _unique_tensors(model)
     wrong = _weight_mismatches(known, tensors)
-    validate.require(not wrong, "\n  ".join([
-        f"the weights do not fit {type(model).__name__}:", *wrong]))
+    validate.require(
+        not wrong,
+        "\n  ".join(
+            [f"the weights do not fit {type(model).__name__}:", *wrong]
+        ),
+    )
     for _, names, x in known:
         x.copy_(next(tensors[name] for name in names if name in tensors))
 
@@ -480,9 +539,12 @@ def _build_uninitialized(cls, config, components, num_bytes):
     if num_bytes > _SMALL:
         with torch.device("meta"):
             model = cls(config, **components)
-        lost = [module for module in model.modules()
-                if module._non_persistent_buffers_set
-                and not isinstance(module, DerivedBuffersModule)]
+        lost = [
+            module
+            for module in model.modules()
+            if module._non_persistent_buffers_set
+            and not isinstance(module, DerivedBuffersModule)
+        ]
         if isinstance(model, Model) and not lost:
             return model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
@@ -519,11 +581,16 @@ def _read_config(folder, metadata):
     if inside and text == old:
         return inside
     values = files.read_json_object(path)
-    differ = [f"{name} {values.get(name)!r} and {inside.get(name)!r}"
-              for name in {**values, **(inside or {})}
-              if inside and values.get(name) != inside.get(name)]
-    validate.require(not differ, f"{CONFIG_NAME} and {WEIGHTS_NAME} in "
-                     f"{folder} are not of one save: {', '.join(differ)}")
+    differ = [
+        f"{name} {values.get(name)!r} and {inside.get(name)!r}"
+        for name in {**values, **(inside or {})}
+        if inside and values.get(name) != inside.get(name)
+    ]
+    validate.require(
+        not differ,
+        f"{CONFIG_NAME} and {WEIGHTS_NAME} in "
+        f"{folder} are not of one save: {', '.join(differ)}",
+    )
     return values
 
 # %% ../nbs/A3_models.ipynb #9346aab9
@@ -543,15 +610,27 @@ def load_model(
     tensors, metadata = read_safetensors(folder / WEIGHTS_NAME)
     values = _read_config(folder, metadata)
     name = values.pop("model", None)
-    validate.require(name == cls.__name__, f"{folder} holds " + (
-        f"a {name}, not a {cls.__name__}" if name
-        else "no model that save wrote"))
+    validate.require(
+        name == cls.__name__,
+        f"{folder} holds "
+        + (
+            f"a {name}, not a {cls.__name__}"
+            if name
+            else "no model that save wrote"
+        ),
+    )
     config = {f.name for f in dataclasses.fields(cls.config_class)}
-    saved = {part: values.pop(part) for part in COMPONENT_KEYS - config
-             if part in values}
-    model = _build_uninitialized(cls, cls.config_class.from_dict(values),
-                                 components,
-                                 sum(x.nbytes for x in tensors.values()))
+    saved = {
+        part: values.pop(part)
+        for part in COMPONENT_KEYS - config
+        if part in values
+    }
+    model = _build_uninitialized(
+        cls,
+        cls.config_class.from_dict(values),
+        components,
+        sum(x.nbytes for x in tensors.values()),
+    )
     _validate_components(folder, saved, model)
     _adopt_dtypes(model, tensors)
     load_weights(model, tensors)
@@ -570,9 +649,11 @@ def describe_module(
     Two modules that compute different things from the same weights
     should differ here; their ``extra_repr`` has to say how.
     """
-    inner = [f"{name}={describe_module(part)}"
-             for name, part in module.named_children()
-             if type(part).__name__ != "Linear"]
+    inner = [
+        f"{name}={describe_module(part)}"
+        for name, part in module.named_children()
+        if type(part).__name__ != "Linear"
+    ]
     settings = ", ".join([*filter(None, [module.extra_repr()]), *inner])
     return f"{type(module).__name__}({settings})"
 
@@ -581,8 +662,10 @@ def describe_module(
 def _validate_components(folder, saved, model):
     components = getattr(model, "describe_components", dict)()
     for part in saved:
-        validate.require(saved[part] == components.get(part),
-                         f"{folder} holds a {type(model).__name__} with "
-                         f"{part} {saved[part]}, but what was made has "
-                         f"{components.get(part)}: load it with the "
-                         f"{part}_factory= that it was built with")
+        validate.require(
+            saved[part] == components.get(part),
+            f"{folder} holds a {type(model).__name__} with "
+            f"{part} {saved[part]}, but what was made has "
+            f"{components.get(part)}: load it with the "
+            f"{part}_factory= that it was built with",
+        )

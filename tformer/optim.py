@@ -37,10 +37,13 @@ def _expect_labels(logits, targets, ignore_index, label_smoothing):
         vocab_size = logits.shape[-1]
         outside = (targets < 0) | (targets >= vocab_size)
         wrong = targets[outside & (targets != ignore_index)].tolist()
-        validate.require(not wrong, f"label {wrong[:1]} is outside the "
-                         "vocabulary: labels go from 0 to "
-                         f"{vocab_size - 1}, and {ignore_index} marks "
-                         "what is not counted")
+        validate.require(
+            not wrong,
+            f"label {wrong[:1]} is outside the "
+            "vocabulary: labels go from 0 to "
+            f"{vocab_size - 1}, and {ignore_index} marks "
+            "what is not counted",
+        )
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #fcf0ddd4
 def cross_entropy(
@@ -61,12 +64,15 @@ def cross_entropy(
     vocab = logits.shape[-1]
     log_denominator = logits.logsumexp(-1)
     clamped_targets = targets.clamp(0, vocab - 1).long()
-    loss = log_denominator - logits.gather(
-        -1, clamped_targets[..., None])[..., 0]
+    loss = (
+        log_denominator
+        - logits.gather(-1, clamped_targets[..., None])[..., 0]
+    )
     if label_smoothing:
         uniform_loss = log_denominator - logits.mean(-1)
-        loss = ((1 - label_smoothing) * loss
-                + label_smoothing * uniform_loss)
+        loss = (
+            1 - label_smoothing
+        ) * loss + label_smoothing * uniform_loss
     loss = loss.masked_fill(clamped_targets != targets, math.nan)
     counted = targets != ignore_index
     return loss.where(counted, 0.0).sum() / counted.sum().clamp(min=1)
@@ -80,8 +86,9 @@ def kl_divergence(
 
     Kullback and Leibler (1951).  What p never says costs nothing.
     """
-    validate.shapes(p_logits=(p_logits, "*b v"),
-                    q_logits=(q_logits, "*b v"))
+    validate.shapes(
+        p_logits=(p_logits, "*b v"), q_logits=(q_logits, "*b v")
+    )
     log_p = p_logits.log_softmax(-1)
     log_q = q_logits.log_softmax(-1)
     p = log_p.exp()
@@ -116,11 +123,15 @@ def _loss_and_error(logits, targets, label_smoothing):
     index = targets.clamp(0, logits.shape[-1] - 1).long()[:, None]
     loss = -log_p.gather(1, index)[:, 0]
     if label_smoothing:
-        loss = ((1 - label_smoothing) * loss
-                - label_smoothing * log_p.mean(-1))
+        loss = (1 - label_smoothing) * loss - label_smoothing * log_p.mean(
+            -1
+        )
     error = log_p.exp_()
-    error.scatter_add_(1, index, torch.full_like(
-        index, label_smoothing - 1, dtype=error.dtype))
+    error.scatter_add_(
+        1,
+        index,
+        torch.full_like(index, label_smoothing - 1, dtype=error.dtype),
+    )
     if label_smoothing:
         error.sub_(label_smoothing / logits.shape[-1])
     return loss.masked_fill(index[:, 0] != targets, math.nan), error
@@ -142,30 +153,53 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     "Loss and gradients of all chunks, in the forward pass."
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, chunk_size,
-                requires_grad, *options):
+    def forward(
+        ctx,
+        hidden,
+        weight,
+        bias,
+        targets,
+        chunk_size,
+        requires_grad,
+        *options,
+    ):
         ignore_index, label_smoothing, dtype = options
         counted = targets != ignore_index
         compute_dtype = torch.promote_types(hidden.dtype, torch.float32)
         share = counted.to(compute_dtype) / counted.sum().clamp(min=1)
         inputs = hidden, weight, bias
-        grads = [torch.zeros_like(x, dtype=compute_dtype)
-                 if requires_grad and needed else None
-                 for x, needed in zip(inputs, ctx.needs_input_grad)]
+        grads = [
+            torch.zeros_like(x, dtype=compute_dtype)
+            if requires_grad and needed
+            else None
+            for x, needed in zip(inputs, ctx.needs_input_grad)
+        ]
         hidden, weight, bias = (
-            x if x is None else x.to(dtype) for x in inputs)
+            x if x is None else x.to(dtype) for x in inputs
+        )
         losses = []
         for offset in range(0, max(1, len(hidden)), chunk_size):
             rows = slice(offset, offset + chunk_size)
             chunk = hidden[rows], targets[rows], share[rows]
-            losses.append(_ChunkedCrossEntropy.chunk(
-                chunk, weight, bias, label_smoothing, [
-                    g if i or g is None else g[rows]
-                    for i, g in enumerate(grads)]))
+            losses.append(
+                _ChunkedCrossEntropy.chunk(
+                    chunk,
+                    weight,
+                    bias,
+                    label_smoothing,
+                    [
+                        g if i or g is None else g[rows]
+                        for i, g in enumerate(grads)
+                    ],
+                )
+            )
         # summed in a wide type, rounded once
-        ctx.save_for_backward(*(
-            g if g is None else g.to(x.dtype)
-            for g, x in zip(grads, inputs)))
+        ctx.save_for_backward(
+            *(
+                g if g is None else g.to(x.dtype)
+                for g, x in zip(grads, inputs)
+            )
+        )
         return torch.cat(losses).where(counted, 0.0) @ share
 
     @staticmethod
@@ -174,15 +208,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden, targets, share = chunk
         logits = torch.nn.functional.linear(hidden, weight, bias)
         loss, error = _loss_and_error(
-            logits.to(share.dtype), targets, label_smoothing)
+            logits.to(share.dtype), targets, label_smoothing
+        )
         share = share[:, None]
         error = error.to(hidden.dtype)
         for_hidden, for_weight, for_bias = grads
         if for_hidden is not None:
             for_hidden.copy_((error @ weight) * share)
         if for_weight is not None:
-            _add_product(for_weight, error.mT,
-                         (hidden * share).to(error.dtype))
+            _add_product(
+                for_weight, error.mT, (hidden * share).to(error.dtype)
+            )
         if for_bias is not None:
             for_bias.add_((error * share).sum(0))
         return loss
@@ -190,17 +226,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        grads = [None if g is None else (g * grad).to(g.dtype)
-                 for g in ctx.saved_tensors]
+        grads = [
+            None if g is None else (g * grad).to(g.dtype)
+            for g in ctx.saved_tensors
+        ]
         return *grads, *[None] * 6
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #87b2c71b
 #| code-fold: true
 #| code-summary: refuses a head that does not fit
-def _expect_head(hidden, weight, bias, targets, ignore_index,
-                 label_smoothing):
-    validate.shapes(hidden=(hidden, "*b d"), weight=(weight, "vocab d"),
-                    bias=(bias, "vocab"), targets=(targets, "*b"))
+def _expect_head(
+    hidden, weight, bias, targets, ignore_index, label_smoothing
+):
+    validate.shapes(
+        hidden=(hidden, "*b d"),
+        weight=(weight, "vocab d"),
+        bias=(bias, "vocab"),
+        targets=(targets, "*b"),
+    )
     no_logits = hidden[..., :1].expand(*hidden.shape[:-1], len(weight))
     _expect_labels(no_logits, targets, ignore_index, label_smoothing)
 
@@ -221,16 +264,26 @@ def chunked_cross_entropy(
     in the forward pass; so it can be differentiated once only.
     """
     validate.integer(chunk_size=chunk_size)
-    _expect_head(hidden, weight, bias, targets, ignore_index,
-                 label_smoothing)
-    dtype = (torch.get_autocast_dtype(hidden.device.type)
-             if torch.is_autocast_enabled(hidden.device.type)
-             else hidden.dtype)
+    _expect_head(
+        hidden, weight, bias, targets, ignore_index, label_smoothing
+    )
+    dtype = (
+        torch.get_autocast_dtype(hidden.device.type)
+        if torch.is_autocast_enabled(hidden.device.type)
+        else hidden.dtype
+    )
     with disable_autocast(hidden.device):
         return _ChunkedCrossEntropy.apply(
-            hidden.flatten(0, -2), weight, bias, targets.flatten(),
-            chunk_size, torch.is_grad_enabled(), ignore_index,
-            label_smoothing, dtype)
+            hidden.flatten(0, -2),
+            weight,
+            bias,
+            targets.flatten(),
+            chunk_size,
+            torch.is_grad_enabled(),
+            ignore_index,
+            label_smoothing,
+            dtype,
+        )
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #549ad7fa
 #| code-fold: true
@@ -245,8 +298,12 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     HYPERPARAMETER_RANGES = {
-        "lr": "(0, inf)", "weight_decay": "[0, inf)", "eps": "[0, inf)",
-        "momentum": "[0, 1)", "alpha": "[0, 1)"}
+        "lr": "(0, inf)",
+        "weight_decay": "[0, inf)",
+        "eps": "[0, inf)",
+        "momentum": "[0, 1)",
+        "alpha": "[0, 1)",
+    }
 
     def add_param_group(self, param_group: dict[str, Any]):
         "Further parameters, with options of their own."
@@ -274,8 +331,9 @@ class Optimizer(torch.optim.Optimizer):
     def update_group(self, params, grads, group):
         raise NotImplementedError
 
-    def state_tensors(self, params: list[Tensor],
-                      name: str) -> list[Tensor]:
+    def state_tensors(
+        self, params: list[Tensor], name: str
+    ) -> list[Tensor]:
         "What is remembered for each parameter; zeros at first."
         for p in params:
             if name not in self.state[p]:
@@ -295,15 +353,24 @@ class SGD(Optimizer):
     As ``torch.optim.SGD``; ``weight_decay`` is an L2 penalty.
     """
 
-    def __init__(self, params, lr: float = 1e-2, *,
-                 momentum: float = 0.0, weight_decay: float = 0.0):
-        super().__init__(params, dict(
-            lr=lr, momentum=momentum, weight_decay=weight_decay))
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-2,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(
+            params,
+            dict(lr=lr, momentum=momentum, weight_decay=weight_decay),
+        )
 
     def update_group(self, params, grads, group):
         if group["weight_decay"]:
             grads = torch._foreach_add(
-                grads, params, alpha=group["weight_decay"])
+                grads, params, alpha=group["weight_decay"]
+            )
         if group["momentum"]:
             momentum_buffer = self.state_tensors(params, "momentum_buffer")
             torch._foreach_mul_(momentum_buffer, group["momentum"])
@@ -318,8 +385,14 @@ class RMSprop(Optimizer):
     Tieleman and Hinton (2012); as ``torch.optim.RMSprop``.
     """
 
-    def __init__(self, params, lr: float = 1e-2, *, alpha: float = 0.99,
-                 eps: float = 1e-8):
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-2,
+        *,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+    ):
         super().__init__(params, dict(lr=lr, alpha=alpha, eps=eps))
 
     def update_group(self, params, grads, group):
@@ -339,15 +412,28 @@ class AdamW(Optimizer):
     ``torch.optim.Adam``; ``bias_correction=False`` leaves the bias.
     """
 
-    def __init__(self, params, lr: float = 1e-3, *,
-                 betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 1e-2,
-                 decoupled_weight_decay: bool = True,
-                 bias_correction: bool = True):
-        super().__init__(params, dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            bias_correction=bias_correction))
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        decoupled_weight_decay: bool = True,
+        bias_correction: bool = True,
+    ):
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                decoupled_weight_decay=decoupled_weight_decay,
+                bias_correction=bias_correction,
+            ),
+        )
 
     def update_group(self, params, grads, group):
         lr = group["lr"]
@@ -356,34 +442,47 @@ class AdamW(Optimizer):
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
         elif group["weight_decay"]:
             grads = torch._foreach_add(
-                grads, params, alpha=group["weight_decay"])
+                grads, params, alpha=group["weight_decay"]
+            )
         m = self.state_tensors(params, "exp_avg")
         v = self.state_tensors(params, "exp_avg_sq")
         torch._foreach_lerp_(m, grads, 1 - beta1)
         torch._foreach_mul_(v, beta2)
         torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
-        bias_corrections = [(1 - beta1**t, (1 - beta2**t) ** 0.5)
-                            if group["bias_correction"] else (1.0, 1.0)
-                            for t in self.increment_steps(params)]
+        bias_corrections = [
+            (1 - beta1**t, (1 - beta2**t) ** 0.5)
+            if group["bias_correction"]
+            else (1.0, 1.0)
+            for t in self.increment_steps(params)
+        ]
         size = torch._foreach_sqrt(v)
         torch._foreach_add_(
-            size, [group["eps"] * s2 for _, s2 in bias_corrections])
+            size, [group["eps"] * s2 for _, s2 in bias_corrections]
+        )
         torch._foreach_addcdiv_(
-            params, m, size,
-            [-lr * s2 / s1 for s1, s2 in bias_corrections])
+            params, m, size, [-lr * s2 / s1 for s1, s2 in bias_corrections]
+        )
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #183846d3
 #| code-fold: true
 #| code-summary: which parameters are tables, looked up by row
-EMBEDDING_TYPES = (nn.Embedding, Embedding, LearnedPositionEmbedding,
-                   ShawRelativePositions, T5RelativeBias)
+EMBEDDING_TYPES = (
+    nn.Embedding,
+    Embedding,
+    LearnedPositionEmbedding,
+    ShawRelativePositions,
+    T5RelativeBias,
+)
 
 
 def _embedding_params(model):
     "The parameters of embeddings and of tables of positions."
-    return {p for module in model.modules()
-            if isinstance(module, EMBEDDING_TYPES)
-            for p in module.parameters()}
+    return {
+        p
+        for module in model.modules()
+        if isinstance(module, EMBEDDING_TYPES)
+        for p in module.parameters()
+    }
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #37e72ca0
 def param_groups(
@@ -400,8 +499,11 @@ def param_groups(
     learn = [p for p in model.parameters() if p.requires_grad]
     decay = [p for p in learn if p.ndim > 1 and p not in tables]
     rest = [p for p in learn if p.ndim < 2 or p in tables]
-    return [{"params": params, "weight_decay": rate} for params, rate in
-            ((decay, weight_decay), (rest, 0.0)) if params]
+    return [
+        {"params": params, "weight_decay": rate}
+        for params, rate in ((decay, weight_decay), (rest, 0.0))
+        if params
+    ]
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #c6a58285
 def orthogonalize(
@@ -433,22 +535,42 @@ class Muon(Optimizer):
     ``ValueError`` for a parameter that is no matrix.
     """
 
-    def __init__(self, params, lr: float = 1e-3, *,
-                 momentum: float = 0.95, nesterov: bool = True,
-                 weight_decay: float = 0.1, match_adamw: bool = False):
-        super().__init__(params, dict(
-            lr=lr, momentum=momentum, nesterov=nesterov,
-            weight_decay=weight_decay, match_adamw=match_adamw))
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.1,
+        match_adamw: bool = False,
+    ):
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                momentum=momentum,
+                nesterov=nesterov,
+                weight_decay=weight_decay,
+                match_adamw=match_adamw,
+            ),
+        )
 
     def add_param_group(self, param_group: dict[str, Any]):
         "Further matrices, with options of their own."
         super().add_param_group(param_group)
-        wrong = [tuple(p.shape) for p in self.param_groups[-1]["params"]
-                 if p.ndim != 2]
+        wrong = [
+            tuple(p.shape)
+            for p in self.param_groups[-1]["params"]
+            if p.ndim != 2
+        ]
         if wrong:
             self.param_groups.pop()
-        validate.require(not wrong, "Muon takes matrices, got a parameter "
-                         f"of shape {wrong and wrong[0]}")
+        validate.require(
+            not wrong,
+            "Muon takes matrices, got a parameter "
+            f"of shape {wrong and wrong[0]}",
+        )
 
     def update_group(self, params, grads, group):
         lr = group["lr"]
@@ -456,13 +578,17 @@ class Muon(Optimizer):
         momentum_buffer = self.state_tensors(params, "momentum_buffer")
         torch._foreach_lerp_(momentum_buffer, grads, 1 - momentum)
         if group["nesterov"]:
-            momentum_buffer = torch._foreach_lerp(grads, momentum_buffer,
-                                                  momentum)
+            momentum_buffer = torch._foreach_lerp(
+                grads, momentum_buffer, momentum
+            )
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
         for p, direction in zip(params, momentum_buffer):
             rows, cols = p.shape
-            scale = (0.2 * max(rows, cols) ** 0.5 if group["match_adamw"]
-                     else max(1, rows / cols) ** 0.5)
+            scale = (
+                0.2 * max(rows, cols) ** 0.5
+                if group["match_adamw"]
+                else max(1, rows / cols) ** 0.5
+            )
             p.add_(orthogonalize(direction), alpha=-lr * scale)
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #d59d2e76
@@ -477,27 +603,41 @@ def hidden_matrices(
     ``ValueError`` if no layer has the name of the head.
     """
     validate.instance_of(nn.Module, model=model)
-    names = {part for name, _ in model.named_modules()
-             for part in name.split(".")}
-    validate.require(head is None or head in names, "the model has no "
-                     f"layer {head!r}: give the name of its output layer "
-                     "as head, or None if it has none")
+    names = {
+        part
+        for name, _ in model.named_modules()
+        for part in name.split(".")
+    }
+    validate.require(
+        head is None or head in names,
+        "the model has no "
+        f"layer {head!r}: give the name of its output layer "
+        "as head, or None if it has none",
+    )
     tables = _embedding_params(model)
-    return [p for name, p in model.named_parameters()
-            if p.requires_grad and p.ndim == 2 and p not in tables
-            and head not in name.split(".")]
+    return [
+        p
+        for name, p in model.named_parameters()
+        if p.requires_grad
+        and p.ndim == 2
+        and p not in tables
+        and head not in name.split(".")
+    ]
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #46c6dafa
 #| code-fold: true
 #| code-summary: refuses a warm-up and a decay that do not fit
-def _expect_steps(total_steps, warmup_steps, decay_steps=0,
-                  min_lr_ratio=0.0):
+def _expect_steps(
+    total_steps, warmup_steps, decay_steps=0, min_lr_ratio=0.0
+):
     validate.integer(total_steps=total_steps)
     validate.integer(0, warmup_steps=warmup_steps, decay_steps=decay_steps)
     validate.number("[0, 1]", min_lr_ratio=min_lr_ratio)
-    validate.require(warmup_steps + decay_steps <= total_steps,
-                     f"{warmup_steps} steps up and {decay_steps} down do "
-                     f"not fit into {total_steps}")
+    validate.require(
+        warmup_steps + decay_steps <= total_steps,
+        f"{warmup_steps} steps up and {decay_steps} down do "
+        f"not fit into {total_steps}",
+    )
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #722566dc
 def warmup_cosine(
@@ -519,6 +659,7 @@ def warmup_cosine(
         progress = min(1.0, (step - top) / (total_steps + 1 - top))
         cosine = (1 + math.cos(math.pi * progress)) / 2
         return min_lr_ratio + (1 - min_lr_ratio) * cosine
+
     return factor
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #2aea4b74
@@ -532,8 +673,9 @@ def inverse_sqrt(
     Vaswani et al. (2017), equation 3, divided by its peak.
     """
     validate.integer(warmup_steps=warmup_steps)
-    return lambda step: min(step / warmup_steps,
-                            (warmup_steps / max(step, 1)) ** 0.5)
+    return lambda step: min(
+        step / warmup_steps, (warmup_steps / max(step, 1)) ** 0.5
+    )
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #89d67f8d
 #| code-fold: true
@@ -553,6 +695,7 @@ def warmup_stable_decay(
         up = step / max(warmup_steps, 1)
         down = (total_steps + 1 - step) / (decay_steps + 1)
         return max(0.0, min(1.0, up, down))
+
     return factor
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #4ab1ee8e
@@ -580,8 +723,11 @@ def clip_grad_norm_(
     """
     validate.number("(0, inf]", max_norm=max_norm)
     single = isinstance(parameters, Tensor)
-    grads = [p.grad for p in ([parameters] if single else parameters)
-             if p.grad is not None]
+    grads = [
+        p.grad
+        for p in ([parameters] if single else parameters)
+        if p.grad is not None
+    ]
     if not grads:
         return torch.zeros(())
     sizes = [n.to(grads[0].device) for n in torch._foreach_norm(grads)]
@@ -590,8 +736,9 @@ def clip_grad_norm_(
         return norm
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for device in {grad.device for grad in grads}:
-        torch._foreach_mul_([g for g in grads if g.device == device],
-                            factor.to(device))
+        torch._foreach_mul_(
+            [g for g in grads if g.device == device], factor.to(device)
+        )
     return norm
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #cf85d684
@@ -613,5 +760,7 @@ def mup_groups(
     """
     validate.integer(width=width, base_width=base_width)
     matrices, *rest = param_groups(model, 0.0)
-    return [{"params": matrices["params"], "lr": lr * base_width / width},
-            *({"params": group["params"], "lr": lr} for group in rest)]
+    return [
+        {"params": matrices["params"], "lr": lr * base_width / width},
+        *({"params": group["params"], "lr": lr} for group in rest),
+    ]

@@ -80,16 +80,18 @@ class BlockPool:
 
     def acquire(self, block: int) -> None:
         "One table more holds this block."
-        validate.require(self.ref_counts[block] or block in self.evictable,
-                         f"block {block} is free, and holds nothing to "
-                         "share")
+        validate.require(
+            self.ref_counts[block] or block in self.evictable,
+            f"block {block} is free, and holds nothing to share",
+        )
         self.evictable.pop(block, None)
         self.ref_counts[block] += 1
 
     def release(self, block: int) -> None:
         "One table fewer holds this block."
-        validate.require(self.ref_counts[block], f"block {block} is in no "
-                         "table")
+        validate.require(
+            self.ref_counts[block], f"block {block} is in no table"
+        )
         self.ref_counts[block] -= 1
         if not self.ref_counts[block] and block in self.block_to_hash:
             self.evictable[block] = None
@@ -125,8 +127,9 @@ class BlockPool:
             y.copy_(x)
 
     def _block_slots(self, block):
-        slots = slice(block * self.block_size,
-                      (block + 1) * self.block_size)
+        slots = slice(
+            block * self.block_size, (block + 1) * self.block_size
+        )
         return [
             x[slots] for tensors in self.buffers.values() for x in tensors
         ]
@@ -139,7 +142,7 @@ def hash_blocks(
     "For each full block a key of its ids and of all before them."
     key = b""
     for start in range(0, len(ids) - block_size + 1, block_size):
-        block = array("q", ids[start:start + block_size]).tobytes()
+        block = array("q", ids[start : start + block_size]).tobytes()
         key = sha256(key + block).digest()
         yield key
 
@@ -184,8 +187,11 @@ class BlockTables:
         The blocks that the row had before are released.
         """
         # a row that holds the same list is a view's, and has it already
-        found = {row: [*table] for row, table in zip(rows, tables)
-                 if self.tables[row] is not table}
+        found = {
+            row: [*table]
+            for row, table in zip(rows, tables)
+            if self.tables[row] is not table
+        }
         for table in found.values():
             for block in table:
                 self.pool.acquire(block)
@@ -198,8 +204,9 @@ class BlockTables:
         old = self.tables
         self.tables = [[] for _ in rows]
         self.set_rows([*range(len(rows))], [old[i] for i in rows])
-        BlockTables(self.pool, old).set_rows([*range(len(old))],
-                                             [[]] * len(old))
+        BlockTables(self.pool, old).set_rows(
+            [*range(len(old))], [[]] * len(old)
+        )
 
 # %% ../nbs/A13_paged_caches.ipynb #p1500014
 #| code-summary: positions of rows that begin at 0 and lie side by side
@@ -220,9 +227,13 @@ def _slot_mapping(tables, lengths, positions):
     ):
         new = [p for p in new if p >= 0]
         n = lengths[row]
-        validate.require(new == [*range(n, n + len(new))], (
-            f"row {row} holds {n} tokens, so positions {n}, {n + 1}, … "
-            f"follow, got {new}")[:200])
+        validate.require(
+            new == [*range(n, n + len(new))],
+            (
+                f"row {row} holds {n} tokens, so positions {n}, {n + 1}, "
+                f"… follow, got {new}"
+            )[:200],
+        )
         tables.reserve(row, n, n + len(new))
         slots += [
             tables.tables[row][p // block_size] * block_size
@@ -231,8 +242,10 @@ def _slot_mapping(tables, lengths, positions):
         ]
         after.append(n + len(new))
     width = -(-max(after) // block_size)
-    block_ids = [[*row[:width], *[pool.num_blocks] * (width - len(row))]
-                 for row in tables.tables]
+    block_ids = [
+        [*row[:width], *[pool.num_blocks] * (width - len(row))]
+        for row in tables.tables
+    ]
     keep = (
         None
         if len(slots) == len(lengths) * positions.length
@@ -242,8 +255,9 @@ def _slot_mapping(tables, lengths, positions):
         torch.tensor(x, device=positions.tensor.device).long()
         for x in (slots, block_ids)
     )
-    slot_positions = _left_aligned_positions(after, width * block_size,
-                                             positions.tensor.device)
+    slot_positions = _left_aligned_positions(
+        after, width * block_size, positions.tensor.device
+    )
     return (
         slots,
         keep,
@@ -257,9 +271,14 @@ def _slot_mapping(tables, lengths, positions):
 def _layer_buffers(layer, tensors, positions):
     pool = layer.tables.pool
     batch_size = len(layer.seq_lens)
-    validate.require(not (torch.is_grad_enabled() and any(
-        x.requires_grad for x in tensors)), "a paged cache keeps no "
-        "gradients: call the model under torch.no_grad()")
+    validate.require(
+        not (
+            torch.is_grad_enabled()
+            and any(x.requires_grad for x in tensors)
+        ),
+        "a paged cache keeps no "
+        "gradients: call the model under torch.no_grad()",
+    )
     validate.require(
         {len(x) for x in tensors} == {batch_size}
         and positions.batch_size in (1, batch_size),
@@ -270,13 +289,17 @@ def _layer_buffers(layer, tensors, positions):
     likes = [x.transpose(1, -2)[0, :1] for x in tensors]
     if layer.layer_index not in pool.buffers:
         with torch.inference_mode(False):
-            pool.buffers[layer.layer_index] = [x.new_zeros(
-                (pool.num_blocks + 1) * pool.block_size, *x.shape[1:])
-                for x in likes]
+            pool.buffers[layer.layer_index] = [
+                x.new_zeros(
+                    (pool.num_blocks + 1) * pool.block_size, *x.shape[1:]
+                )
+                for x in likes
+            ]
     for x, y in zip(likes, pool.buffers[layer.layer_index]):
-        validate.require((x.shape[1:], x.dtype) == (y.shape[1:], y.dtype),
-                         "only batch and time may differ from what is "
-                         "kept")
+        validate.require(
+            (x.shape[1:], x.dtype) == (y.shape[1:], y.dtype),
+            "only batch and time may differ from what is kept",
+        )
     return pool.buffers[layer.layer_index]
 
 # %% ../nbs/A13_paged_caches.ipynb #p1500016
@@ -290,9 +313,13 @@ class PagedLayerCache:
     layers share.
     """
 
-    def __init__(self, tables: BlockTables, layer_index: int,
-                 seq_lens: list[int],
-                 key_positions: Positions | None = None):
+    def __init__(
+        self,
+        tables: BlockTables,
+        layer_index: int,
+        seq_lens: list[int],
+        key_positions: Positions | None = None,
+    ):
         self.tables = tables
         self.layer_index = layer_index
         self.seq_lens = seq_lens
@@ -312,11 +339,15 @@ class PagedLayerCache:
     def nbytes(self) -> int:
         "Bytes of the blocks in the tables, each counted once."
         blocks = {block for row in self.tables.tables for block in row}
-        return len(blocks) * self.tables.pool.block_size * sum(
-            x[0].nbytes for x in self.tensors)
+        return (
+            len(blocks)
+            * self.tables.pool.block_size
+            * sum(x[0].nbytes for x in self.tensors)
+        )
 
     def update(
-        self, *tensors: Float[Tensor, "b ..."],
+        self,
+        *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
         "Write tokens to their slots; return what may be attended to."
@@ -326,16 +357,28 @@ class PagedLayerCache:
         block_size = self.tables.pool.block_size
         slots, keep, block_ids, after, key_positions = positions.memoize(
             ("paged", self.tables, self.key_positions),
-            lambda: _slot_mapping(self.tables, self.seq_lens, positions))
+            lambda: _slot_mapping(self.tables, self.seq_lens, positions),
+        )
         gathered = []
         for buffer, x in zip(buffers, tensors):
             x = x.transpose(1, -2)
             buffer.index_copy_(
-                0, slots, x.flatten(0, 1) if keep is None else
-                x[keep.expand(x.shape[:2])])
+                0,
+                slots,
+                x.flatten(0, 1)
+                if keep is None
+                else x[keep.expand(x.shape[:2])],
+            )
             blocks = buffer.view(-1, block_size, *x.shape[2:])
-            gathered += [] if fresh else [blocks.index_select(
-                0, block_ids.flatten()).view(len(x), -1, *x.shape[2:])]
+            gathered += (
+                []
+                if fresh
+                else [
+                    blocks.index_select(0, block_ids.flatten()).view(
+                        len(x), -1, *x.shape[2:]
+                    )
+                ]
+            )
         self.seq_lens = after
         self.key_positions = key_positions
         if fresh:  # all that is kept is what came
@@ -353,16 +396,20 @@ class PagedLayerCache:
         ends = torch.as_tensor(n).expand(len(self.seq_lens)).tolist()
         self.set_lengths([min(pair) for pair in zip(self.seq_lens, ends)])
 
-    def set_rows(self, rows: Int[Tensor, " n"],
-                 source: "PagedLayerCache") -> None:
+    def set_rows(
+        self, rows: Int[Tensor, " n"], source: "PagedLayerCache"
+    ) -> None:
         "Give row ``rows[i]`` the length of row i of ``source``."
         validate.row_indices(len(self.seq_lens), rows=rows, unique=True)
         same = getattr(getattr(source, "tables", None), "pool", None)
-        validate.require(same is self.tables.pool, "a paged cache takes "
-                         "rows of one that has the same pool")
+        validate.require(
+            same is self.tables.pool,
+            "a paged cache takes rows of one that has the same pool",
+        )
         new = dict(zip(rows.tolist(), source.seq_lens))
         self.set_lengths(
-            [new.get(i, n) for i, n in enumerate(self.seq_lens)])
+            [new.get(i, n) for i, n in enumerate(self.seq_lens)]
+        )
 
     def set_lengths(self, lengths: list[int]) -> None:
         "So many tokens of each row count from now on."
@@ -411,12 +458,13 @@ class PagedKVCache(KVCache):
             table.append(block)
         n = min(len(table) * self.pool.block_size, len(ids) - 1)
         self._set_lengths(
-            [*self.seq_lens[:row], n, *self.seq_lens[row + 1:]])
+            [*self.seq_lens[:row], n, *self.seq_lens[row + 1 :]]
+        )
         return n
 
     def cache_full_blocks(self, row: int, ids: Sequence[int]) -> None:
         "Blocks of this text that are full may be shared from now on."
-        ids = ids[:self.seq_lens[row]]
+        ids = ids[: self.seq_lens[row]]
         blocks = self.tables.tables[row]
         for key, block in zip(
             hash_blocks(ids, self.pool.block_size), blocks
@@ -430,11 +478,13 @@ class PagedKVCache(KVCache):
         to be given again.
         """
         indices = rows.tolist()
-        tables = BlockTables(self.pool,
-                             [self.tables.tables[i] for i in indices])
+        tables = BlockTables(
+            self.pool, [self.tables.tables[i] for i in indices]
+        )
         lengths = [self.seq_lens[i] for i in indices]
-        view = PagedKVCache(_clone_layers(self.layers, tables, lengths),
-                            tables)
+        view = PagedKVCache(
+            _clone_layers(self.layers, tables, lengths), tables
+        )
         view._set_lengths(lengths)
         return view
 
@@ -451,8 +501,9 @@ class PagedKVCache(KVCache):
         for row, end in enumerate(ends):  # what was reserved below stays
             self.tables.trim(row, end)
 
-    def set_rows(self, rows: Int[Tensor, " n"],
-                 source: "PagedKVCache") -> None:
+    def set_rows(
+        self, rows: Int[Tensor, " n"], source: "PagedKVCache"
+    ) -> None:
         "Give row ``rows[i]`` the blocks of row i of ``source``, shared."
         super().set_rows(rows, source)
         self.tables.set_rows(rows.tolist(), source.tables.tables)
@@ -465,8 +516,11 @@ class PagedKVCache(KVCache):
             layer.key_positions = layers[0].key_positions
 
     def _paged(self):
-        return [layer for layer in self._leaves()
-                if isinstance(layer, PagedLayerCache)]
+        return [
+            layer
+            for layer in self._leaves()
+            if isinstance(layer, PagedLayerCache)
+        ]
 
 # %% ../nbs/A13_paged_caches.ipynb #p1500018
 #| code-summary: layers like these, for other tables; memories are empty
@@ -477,6 +531,7 @@ def _clone_layers(layers, tables, lengths):
         if isinstance(layer, PagedLayerCache):
             return PagedLayerCache(tables, layer.layer_index, lengths)
         return type(layer)(len(lengths))
+
     return [like(layer) for layer in layers]
 
 # %% ../nbs/A13_paged_caches.ipynb #p1500019
@@ -499,6 +554,7 @@ def new_paged_cache(
             return layer
         n += 1
         return PagedLayerCache(tables, n - 1, [0] * batch_size)
+
     return PagedKVCache(paged(model.new_cache(batch_size)).layers, tables)
 
 # %% ../nbs/A13_paged_caches.ipynb #p1500020
@@ -518,6 +574,7 @@ def rows_of(
         if isinstance(layer, KVCache):
             return KVCache([shallow(inner) for inner in layer.layers])
         return copy(layer)
+
     cache = shallow(cache)
     cache.select(rows)
     return cache
@@ -528,8 +585,13 @@ class ModelRunner:
 
     pool = None  # of blocks
 
-    def __init__(self, model: Any, max_num_seqs: int,
-                 max_len: int | None = None, cache: Any = None):
+    def __init__(
+        self,
+        model: Any,
+        max_num_seqs: int,
+        max_len: int | None = None,
+        cache: Any = None,
+    ):
         self.model = model
         self.max_num_seqs = max_num_seqs
         self.max_len = model.max_len if max_len is None else max_len
@@ -547,7 +609,8 @@ class ModelRunner:
         "Do nothing, because rows of full length share no prefixes."
 
     def prefill(
-        self, rows: list[int],
+        self,
+        rows: list[int],
         chunks: list[list[int]],  # the next ids of each
         starts: list[int],  # how many were read before
         **encoder_inputs: Tensor,
@@ -561,18 +624,24 @@ class ModelRunner:
             positions < 0, positions, positions + first
         ).to(self.device)
         if len(rows) == 1:
-            positions = Positions(start=starts[0], length=ids.shape[1],
-                                  device=self.device)
+            positions = Positions(
+                start=starts[0], length=ids.shape[1], device=self.device
+            )
         row_tensor = torch.tensor(rows, device=self.device)
         row_cache = self.cache_for(row_tensor, not any(starts))
-        logits = next_token_logits(self.model, ids.to(self.device),
-                                   cache=row_cache, positions=positions,
-                                   **encoder_inputs)
+        logits = next_token_logits(
+            self.model,
+            ids.to(self.device),
+            cache=row_cache,
+            positions=positions,
+            **encoder_inputs,
+        )
         self.cache.set_rows(row_tensor, row_cache)
         return logits
 
     def decode(
-        self, rows: list[int],
+        self,
+        rows: list[int],
         ids: list[int],  # the last of each text, which is not read yet
         starts: list[int],
     ) -> Float[Tensor, "n vocab"]:
@@ -583,8 +652,11 @@ class ModelRunner:
         new, positions = all_rows.to(self.device)
         try:
             logits = next_token_logits(
-                self.model, new, cache=self.cache,
-                positions=Positions(positions, end=max(starts) + 1))
+                self.model,
+                new,
+                cache=self.cache,
+                positions=Positions(positions, end=max(starts) + 1),
+            )
         except BaseException:
             self.crop(rows, starts)
             raise
@@ -592,13 +664,17 @@ class ModelRunner:
 
     def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
         "A cache of these rows, to be read into and put back."
-        return (self.model.new_cache(len(rows)) if fresh
-                else rows_of(self.cache, rows))
+        return (
+            self.model.new_cache(len(rows))
+            if fresh
+            else rows_of(self.cache, rows)
+        )
 
     def crop(self, rows: list[int], lengths: list[int]) -> None:
         "These rows forget all but their first tokens."
-        keep = torch.full((self.max_num_seqs,), self.max_len,
-                          device=self.device)
+        keep = torch.full(
+            (self.max_num_seqs,), self.max_len, device=self.device
+        )
         keep[rows] = torch.tensor(lengths, device=self.device)
         self.cache.crop(keep)
 
@@ -606,8 +682,9 @@ class ModelRunner:
         "``ValueError`` for so many tokens if no row can ever hold them."
         validate.at_most(self.max_len, **{"tokens of prompt and text": n})
 
-    def allocate(self, row: int, ids: list[int],
-                 use_prefix_cache: bool) -> int | None:
+    def allocate(
+        self, row: int, ids: list[int], use_prefix_cache: bool
+    ) -> int | None:
         "How many of them need no reading; None: there is no room now."
         return 0
 
@@ -615,19 +692,30 @@ class ModelRunner:
         "Whether there is room for one token more."
         return True
 
-    def cache_full_blocks(self, row: int, ids: list[int], before: int,
-                          now: int) -> None:
+    def cache_full_blocks(
+        self, row: int, ids: list[int], before: int, now: int
+    ) -> None:
         "So many of these ids stand in the row; nobody else may use them."
 
 # %% ../nbs/A13_paged_caches.ipynb #s230017a
 class PagedModelRunner(ModelRunner):
     "Rows that take ``num_blocks`` of ``block_size`` tokens from one pool."
 
-    def __init__(self, model: Any, max_num_seqs: int, num_blocks: int,
-                 block_size: int = 16, max_len: int | None = None):
+    def __init__(
+        self,
+        model: Any,
+        max_num_seqs: int,
+        num_blocks: int,
+        block_size: int = 16,
+        max_len: int | None = None,
+    ):
         self.pool = BlockPool(num_blocks, block_size)
-        super().__init__(model, max_num_seqs, max_len, new_paged_cache(
-            model, self.pool, max_num_seqs))
+        super().__init__(
+            model,
+            max_num_seqs,
+            max_len,
+            new_paged_cache(model, self.pool, max_num_seqs),
+        )
 
     def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
         "These rows, writing into the same blocks."
@@ -637,11 +725,14 @@ class PagedModelRunner(ModelRunner):
         "Nor if all blocks together are too few."
         super().require_capacity(n)
         validate.at_most(
-            self.pool.num_blocks, limit_name="all of them,",
-            **{"blocks needed": -(-n // self.pool.block_size)})
+            self.pool.num_blocks,
+            limit_name="all of them,",
+            **{"blocks needed": -(-n // self.pool.block_size)},
+        )
 
-    def allocate(self, row: int, ids: list[int],
-                 use_prefix_cache: bool) -> int | None:
+    def allocate(
+        self, row: int, ids: list[int], use_prefix_cache: bool
+    ) -> int | None:
         "Blocks for these ids, those of others where they are the same."
         try:
             n = (
@@ -666,8 +757,9 @@ class PagedModelRunner(ModelRunner):
         "No prefix is found any more: the weights have changed."
         self.pool.reset_prefix_cache()
 
-    def cache_full_blocks(self, row: int, ids: list[int], before: int,
-                          now: int) -> None:
+    def cache_full_blocks(
+        self, row: int, ids: list[int], before: int, now: int
+    ) -> None:
         "Blocks that have become full may be shared from now on."
         if now // self.pool.block_size > before // self.pool.block_size:
             self.cache.cache_full_blocks(row, ids)

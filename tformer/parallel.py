@@ -37,9 +37,22 @@ class SentencePair(NamedTuple):
 # %% ../nbs/A9_parallel.ipynb #36bf66ee
 #| code-fold: true
 #| code-summary: the names of the fourteen rules
-PHENOMENA = ("gender", "number", "order", "special form", "elision",
-             "contraction", "article", "possessive", "irregular",
-             "negation", "question", "clitic", "participle", "reference")
+PHENOMENA = (
+    "gender",
+    "number",
+    "order",
+    "special form",
+    "elision",
+    "contraction",
+    "article",
+    "possessive",
+    "irregular",
+    "negation",
+    "question",
+    "clitic",
+    "participle",
+    "reference",
+)
 
 # %% ../nbs/A9_parallel.ipynb #a45b442d
 def add_s(
@@ -70,16 +83,25 @@ def conjugate(
     "A regular French verb: I, he, we, they; the participle."
     stem = infinitive[:-2]
     ending = infinitive[-2:]
-    return tuple(stem + end for end in {
-        "er": ("e", "e", "ons", "ent", "é"),
-        "re": ("s", "", "ons", "ent", "u"),
-        "ir": ("is", "it", "issons", "issent", "i")}[ending])
+    return tuple(
+        stem + end
+        for end in {
+            "er": ("e", "e", "ons", "ent", "é"),
+            "re": ("s", "", "ons", "ent", "u"),
+            "ir": ("is", "it", "issons", "issent", "i"),
+        }[ending]
+    )
 
 # %% ../nbs/A9_parallel.ipynb #b6e63e9b
 #| code-fold: true
 #| code-summary: nouns by French gender: English, French, kind
-NOUN_KINDS = {"p": "person", "a": "animal", "t": "thing", "f": "food",
-              "s": "site"}
+NOUN_KINDS = {
+    "p": "person",
+    "a": "animal",
+    "t": "thing",
+    "f": "food",
+    "s": "site",
+}
 NOUNS = {
     "m": """king roi p, man/men homme p, boy garçon p, brother frère p,
         actor acteur p, waiter serveur p, prince prince p, uncle oncle p,
@@ -173,10 +195,18 @@ VERBS = {
         know/knew/known savoir/sais/sait/savons/savent/su - present,
         believe croire/crois/croit/croyons/croient/cru - present""",
 }
-PREPOSITIONS = {"speak_to": "à", "obey": "à", "answer": "à",
-                "speak_of": "de", "dream_of": "de", "need": "de",
-                "go_to": "à", "return_to": "à", "enter": "dans",
-                "come_from": "de"}
+PREPOSITIONS = {
+    "speak_to": "à",
+    "obey": "à",
+    "answer": "à",
+    "speak_of": "de",
+    "dream_of": "de",
+    "need": "de",
+    "go_to": "à",
+    "return_to": "à",
+    "enter": "dans",
+    "come_from": "de",
+}
 
 # %% ../nbs/A9_parallel.ipynb #29381fc9
 #| code-fold: true
@@ -190,13 +220,18 @@ class Noun(NamedTuple):
     kind: str  # one letter of ``NOUN_KINDS``
 
     @classmethod
-    def from_table(cls, gender: str, en: str, fr: str,
-                   kind: str) -> "Noun":
+    def from_table(
+        cls, gender: str, en: str, fr: str, kind: str
+    ) -> "Noun":
         "From a table, where a plural in -s is not written."
         one, *more = en.split("/")
         un, *plus = fr.split("/")
-        return cls((one, *(more or [add_s(one)])),
-                   (un, *(plus or [un + "s"])), gender, kind)
+        return cls(
+            (one, *(more or [add_s(one)])),
+            (un, *(plus or [un + "s"])),
+            gender,
+            kind,
+        )
 
 # %% ../nbs/A9_parallel.ipynb #be9c6f90
 #| code-fold: true
@@ -210,8 +245,9 @@ class Adjective(NamedTuple):
     kinds: str  # the nouns that it fits
 
     @classmethod
-    def from_table(cls, place: str, en: str, fr: str,
-                   kinds: str) -> "Adjective":
+    def from_table(
+        cls, place: str, en: str, fr: str, kinds: str
+    ) -> "Adjective":
         "From a table, where only irregular forms are written."
         return cls(en, inflect(*fr.split("/")), place == "before", kinds)
 
@@ -231,18 +267,30 @@ class Verb(NamedTuple):
     frame: str  # the table that it stands in
 
     @classmethod
-    def from_table(cls, frame: str, en: str, fr: str, kinds: str,
-                   tenses: str = "present+past+future+wish") -> "Verb":
+    def from_table(
+        cls,
+        frame: str,
+        en: str,
+        fr: str,
+        kinds: str,
+        tenses: str = "present+past+future+wish",
+    ) -> "Verb":
         "From a table, where only irregular forms are written."
         first, *more = en.split("/")
         base, *tail = first.split("_")
         ed = base + ("d" if base.endswith("e") else "ed")
         verb, *other = fr.replace("_", " ").split("/")
         prep = PREPOSITIONS.get(first)
-        return cls((base, *(more or [ed, ed]), add_s(base))[:4],
-                   tuple(tail), (verb, *(other or conjugate(verb))),
-                   not other, (prep,) if prep else (), kinds,
-                   tuple(tenses.split("+")), frame)
+        return cls(
+            (base, *(more or [ed, ed]), add_s(base))[:4],
+            tuple(tail),
+            (verb, *(other or conjugate(verb))),
+            not other,
+            (prep,) if prep else (),
+            kinds,
+            tuple(tenses.split("+")),
+            frame,
+        )
 
 # %% ../nbs/A9_parallel.ipynb #b5519b14
 #| code-fold: true
@@ -266,22 +314,36 @@ class Lexicon(NamedTuple):
     verbs: tuple[Verb, ...]
 
 
-LEXICON = Lexicon(*(
-    tuple(kind.from_table(*words) for words in parse_entries(tables))
-    for kind, tables in ((Noun, NOUNS), (Adjective, ADJECTIVES),
-                         (Verb, VERBS))))
-NOUNS_BY_KIND = {kind: [n for n in LEXICON.nouns if n.kind == kind]
-                 for kind in NOUN_KINDS}
-ADJECTIVES_BY_KIND = {(kind, before): [a for a in LEXICON.adjectives
-                                       if kind in a.kinds and a.before
-                                       == before] for kind in NOUN_KINDS
-                      for before in (True, False)}
+LEXICON = Lexicon(
+    *(
+        tuple(kind.from_table(*words) for words in parse_entries(tables))
+        for kind, tables in (
+            (Noun, NOUNS),
+            (Adjective, ADJECTIVES),
+            (Verb, VERBS),
+        )
+    )
+)
+NOUNS_BY_KIND = {
+    kind: [n for n in LEXICON.nouns if n.kind == kind]
+    for kind in NOUN_KINDS
+}
+ADJECTIVES_BY_KIND = {
+    (kind, before): [
+        a
+        for a in LEXICON.adjectives
+        if kind in a.kinds and a.before == before
+    ]
+    for kind in NOUN_KINDS
+    for before in (True, False)
+}
 
 # %% ../nbs/A9_parallel.ipynb #d34a701c
 #| code-fold: true
 #| code-summary: small words: determiners and auxiliaries
 DETERMINERS = {  # plural in English; m., f., plural; before vowels
-    "the": ("the", "le la les"), "a": ("some", "un une des"),
+    "the": ("the", "le la les"),
+    "a": ("some", "un une des"),
     "this": ("these", "ce cette ces cet cette"),
     "my": ("my", "mon ma mes mon mon"),
     "his": ("his", "son sa ses son son"),
@@ -317,8 +379,11 @@ def agreeing_form(
 ) -> str:
     "The form that agrees with somebody or something."
     feminine = who.gender == "f"
-    form = forms[4 if vowel and not feminine and not who.plural
-                 else 2 * who.plural + feminine]
+    form = forms[
+        4
+        if vowel and not feminine and not who.plural
+        else 2 * who.plural + feminine
+    ]
     if feminine and form != forms[2 * who.plural]:
         rules.add("gender")
     if form == forms[4] != forms[0]:
@@ -375,8 +440,9 @@ class NounPhrase:
             if not a.before:
                 rules.add("order")
         if self.plural:
-            rules |= {"number"} | ({"irregular"} if noun != self.noun.fr[0]
-                                   + "s" else set())
+            rules |= {"number"} | (
+                {"irregular"} if noun != self.noun.fr[0] + "s" else set()
+            )
         det = self.determiner(words, rules, of, negative)
         if self.owner:
             rules.add("possessive")
@@ -389,8 +455,10 @@ class NounPhrase:
         forms = DETERMINERS[det][1].split()
         feminine = self.gender == "f"
         vowel = starts_with_vowel(words[0])
-        if det == "a" and (negative or (self.plural and (
-                of or words[0] != self.noun.fr[1]))):
+        if det == "a" and (
+            negative
+            or (self.plural and (of or words[0] != self.noun.fr[1]))
+        ):
             rules.add("article")
             return [] if of else ["de"]
         if det in ("my", "his", "her", "our", "their"):
@@ -427,9 +495,14 @@ class Person:
         return [self.fr]
 
 
-NAMES = tuple(Person(name, name, gender) for names, gender in (
-    ("Anna Emma Claire Julie", "f"), ("Paul Oscar Marc Arthur", "m"))
-    for name in names.split())
+NAMES = tuple(
+    Person(name, name, gender)
+    for names, gender in (
+        ("Anna Emma Claire Julie", "f"),
+        ("Paul Oscar Marc Arthur", "m"),
+    )
+    for name in names.split()
+)
 HE = Person("he", "il", "m")
 SHE = Person("she", "elle", "f")
 I = Person("I", "je", form=0)  # noqa: E741, the word itself
@@ -472,8 +545,11 @@ def english_verb(
     n = clause.subject.form
     time = clause.tense
     verb = clause.verb
-    am = ("was was were were" if time in ("past", "passive")
-          else "am is are are").split()[n]
+    am = (
+        "was was were were"
+        if time in ("past", "passive")
+        else "am is are are"
+    ).split()[n]
     if verb is None:
         return am, [clause.adjective.en]
     base, past, done, third = verb.en
@@ -551,8 +627,10 @@ def french_verb(
     time = clause.tense
     verb = clause.verb
     if verb is None:
-        return [(ETAIT if time == "past" else ETRE)[n],
-                agreeing_form(clause.adjective.fr, clause.subject, rules)]
+        return [
+            (ETAIT if time == "past" else ETRE)[n],
+            agreeing_form(clause.adjective.fr, clause.subject, rules),
+        ]
     if not verb.regular:
         rules.add("irregular")
     if time in ("future", "wish"):
@@ -560,8 +638,11 @@ def french_verb(
     if time == "present":
         return verb.fr[1 + n].split()
     helper = ETRE if verb.frame == "motion" else AVOIR
-    return [helper[n], *["été"] * (time == "passive"),
-            participle(clause, rules)]
+    return [
+        helper[n],
+        *["été"] * (time == "passive"),
+        participle(clause, rules),
+    ]
 
 # %% ../nbs/A9_parallel.ipynb #193a6127
 #| code-fold: true
@@ -575,10 +656,14 @@ def french_objects(
     verb = clause.verb
     if clause.object:
         of = verb.prep == ("de",)
-        words += [*verb.prep, *clause.object.french(
-            rules, of=of, negative=clause.negative and not verb.prep)]
+        words += [
+            *verb.prep,
+            *clause.object.french(
+                rules, of=of, negative=clause.negative and not verb.prep
+            ),
+        ]
     if clause.to:
-        words += (["par"] if clause.tense == "passive" else ["à"])
+        words += ["par"] if clause.tense == "passive" else ["à"]
         words += clause.to.french(rules)
     if clause.that:
         words += ["que", *french(clause.that, rules)]
@@ -597,11 +682,21 @@ def french(
         verb = [first, *pas, *clitic, *rest]
     else:
         verb = [*clitic, first, *pas, *rest]
-    words = [*clause.subject.french(rules), *["ne"] * len(pas), *verb,
-             *french_objects(clause, rules)]
-    rules |= {name for name, used in (
-        ("negation", pas), ("clitic", clitic),
-        ("question", clause.question)) if used}
+    words = [
+        *clause.subject.french(rules),
+        *["ne"] * len(pas),
+        *verb,
+        *french_objects(clause, rules),
+    ]
+    rules |= {
+        name
+        for name, used in (
+            ("negation", pas),
+            ("clitic", clitic),
+            ("question", clause.question),
+        )
+        if used
+    }
     asked = ["pourquoi"] * (clause.question == "why") + ["est-ce", "que"]
     return [*asked, *words] if clause.question else words
 
@@ -617,8 +712,12 @@ def join_english(
 
 # %% ../nbs/A9_parallel.ipynb #baecd6e1
 ELIDED = {"le", "la", "je", "me", "ne", "de", "que"}
-CONTRACTED = {("à", "le"): "au", ("à", "les"): "aux",
-              ("de", "le"): "du", ("de", "les"): "des"}
+CONTRACTED = {
+    ("à", "le"): "au",
+    ("à", "les"): "aux",
+    ("de", "le"): "du",
+    ("de", "les"): "des",
+}
 
 
 def join_french(
@@ -648,10 +747,22 @@ def object_pronoun(
 ) -> Pronoun:
     "The pronoun for something: him, her, it, them."
     person = who.noun.kind == "p"
-    en = ("them" if who.plural else "it" if not person else
-          "him" if who.gender == "m" else "her")
-    fr = (("les" if who.plural else "le" if who.gender == "m" else "la")
-          if direct else "leur" if who.plural else "lui")
+    en = (
+        "them"
+        if who.plural
+        else "it"
+        if not person
+        else "him"
+        if who.gender == "m"
+        else "her"
+    )
+    fr = (
+        ("les" if who.plural else "le" if who.gender == "m" else "la")
+        if direct
+        else "leur"
+        if who.plural
+        else "lui"
+    )
     return Pronoun(en, fr, direct, who.gender, who.plural)
 
 # %% ../nbs/A9_parallel.ipynb #edc2c6b2
@@ -663,8 +774,9 @@ def subject_pronoun(
     "The pronoun for it as a subject: he, she, it, they."
     feminine = who.gender == "f"
     if who.plural:
-        return Person("they", "elles" if feminine else "ils",
-                      who.gender, form=3)
+        return Person(
+            "they", "elles" if feminine else "ils", who.gender, form=3
+        )
     if who.noun.kind == "p":
         return SHE if feminine else HE
     return Person("it", "elle" if feminine else "il", who.gender)
@@ -676,15 +788,29 @@ def described_nouns(
     clause: Clause,
 ) -> list[tuple[NounPhrase, Adjective]]:
     "Which adjective describes what, in a clause."
-    found = [(who, a) for who in (clause.subject, clause.object, clause.to)
-             if isinstance(who, NounPhrase) for a in who.adjectives]
+    found = [
+        (who, a)
+        for who in (clause.subject, clause.object, clause.to)
+        if isinstance(who, NounPhrase)
+        for a in who.adjectives
+    ]
     if clause.adjective and clause.about:
         found.append((clause.about, clause.adjective))
     return found + (described_nouns(clause.that) if clause.that else [])
 
 # %% ../nbs/A9_parallel.ipynb #4512c144
-FRAMES = ("object", "clitic", "dative", "about", "motion", "copula",
-          "contrast", "thought", "passive", "where")
+FRAMES = (
+    "object",
+    "clitic",
+    "dative",
+    "about",
+    "motion",
+    "copula",
+    "contrast",
+    "thought",
+    "passive",
+    "where",
+)
 
 # %% ../nbs/A9_parallel.ipynb #b7bd3594
 @dataclass(frozen=True, kw_only=True)
@@ -706,9 +832,11 @@ class Meaning:
             source += [",", "but"] * (i > 0) + english(clause)
             target += [",", "mais"] * (i > 0) + french(clause, rules)
         mark = "?" if "question" in rules else "."
-        return SentencePair(join_english([*source, mark]),
-                            join_french([*target, mark], rules),
-                            tuple(p for p in PHENOMENA if p in rules))
+        return SentencePair(
+            join_english([*source, mark]),
+            join_french([*target, mark], rules),
+            tuple(p for p in PHENOMENA if p in rules),
+        )
 
     def opening(self, rules: set[str]) -> tuple[list[str], list[str]]:
         "Here is something.  Or: where is it?"
@@ -719,8 +847,10 @@ class Meaning:
         en = who.english()
         fr = who.french(rules)
         if self.frame != "where":
-            return (["here", "are" if n > 1 else "is", *en, "."],
-                    ["voici", *fr, "."])
+            return (
+                ["here", "are" if n > 1 else "is", *en, "."],
+                ["voici", *fr, "."],
+            )
         rules.add("question")
         be = ("was were" if self.past else "is are").split()[n > 1]
         fr = [(ETAIT if self.past else ETRE)[n], *fr]
@@ -728,8 +858,11 @@ class Meaning:
 
     def combinations(self) -> set[tuple[str, str, str]]:
         "Noun, adjective and construction, for every adjective in it."
-        found = [(self.introduced, a) for a in self.introduced.adjectives
-                 ] if self.introduced else []
+        found = (
+            [(self.introduced, a) for a in self.introduced.adjectives]
+            if self.introduced
+            else []
+        )
         for clause in self.clauses:
             found += described_nouns(clause)
         return {(who.noun.en[0], a.en, self.frame) for who, a in found}
@@ -737,8 +870,17 @@ class Meaning:
 # %% ../nbs/A9_parallel.ipynb #b04e4b37
 #| code-fold: true
 #| code-summary: PhraseSampler, which draws phrases and clauses
-DEFINITE_DETERMINERS = ("the", "the", "this", "my", "his", "her", "our",
-                        "their", "of")
+DEFINITE_DETERMINERS = (
+    "the",
+    "the",
+    "this",
+    "my",
+    "his",
+    "her",
+    "our",
+    "their",
+    "of",
+)
 ANY_DETERMINERS = ("a", "a", "a", *DEFINITE_DETERMINERS)
 ADJECTIVE_ORDERS = ((True,), (True,), (False,), (False,), (True, False))
 
@@ -757,28 +899,38 @@ class PhraseSampler:
         "True with probability p."
         return self.random.random() < p
 
-    def phrase(self, kinds: str, dets=ANY_DETERMINERS, plural=0.35,
-               described=0.75) -> NounPhrase:
+    def phrase(
+        self, kinds: str, dets=ANY_DETERMINERS, plural=0.35, described=0.75
+    ) -> NounPhrase:
         "Something of these kinds, with at most two adjectives."
         noun = self.choice(
-            [n for kind in kinds for n in NOUNS_BY_KIND[kind]])
+            [n for kind in kinds for n in NOUNS_BY_KIND[kind]]
+        )
         det = self.choice(dets)
         found = ()
         owner = None
         if noun.en[0] in ("man", "woman") and det not in ("a", "this"):
             det = "the"  # ma femme is my wife
         if self.bernoulli(described):
-            found = tuple(self.choice(ADJECTIVES_BY_KIND[noun.kind,
-                                                         before])
-                          for before in self.choice(ADJECTIVE_ORDERS))
+            found = tuple(
+                self.choice(ADJECTIVES_BY_KIND[noun.kind, before])
+                for before in self.choice(ADJECTIVE_ORDERS)
+            )
         if det == "of":
-            owner = self.choice(NAMES) if self.bernoulli(
-                0.3) else NounPhrase(self.choice(
-                    [n for n in NOUNS_BY_KIND["p"] if n is not noun]))
+            owner = (
+                self.choice(NAMES)
+                if self.bernoulli(0.3)
+                else NounPhrase(
+                    self.choice(
+                        [n for n in NOUNS_BY_KIND["p"] if n is not noun]
+                    )
+                )
+            )
         return NounPhrase(noun, self.bernoulli(plural), det, found, owner)
 
-    def choose_subject(self,
-                       gendered: bool = False) -> Person | NounPhrase:
+    def choose_subject(
+        self, gendered: bool = False
+    ) -> Person | NounPhrase:
         "Who does it; gendered: so that one knows whether it is he or she."
         some = self.random.random()
         if some < 0.35:
@@ -789,14 +941,23 @@ class PhraseSampler:
 
     def mood(self, asked: bool = True) -> dict:
         "Whether it is denied, and what is asked."
-        return dict(negative=self.bernoulli(0.4), question=self.choice(
-            ("", "", "yes or no", "why")) if asked else "")
+        return dict(
+            negative=self.bernoulli(0.4),
+            question=self.choice(("", "", "yes or no", "why"))
+            if asked
+            else "",
+        )
 
     def adjective(self, who: NounPhrase, *taken: Adjective) -> Adjective:
         "One that fits, and that it does not have yet."
-        return self.choice([a for a in LEXICON.adjectives
-                            if who.noun.kind in a.kinds
-                            and a not in (*who.adjectives, *taken)])
+        return self.choice(
+            [
+                a
+                for a in LEXICON.adjectives
+                if who.noun.kind in a.kinds
+                and a not in (*who.adjectives, *taken)
+            ]
+        )
 
     def verb(self, *frames: str) -> Verb:
         "A verb of these tables."
@@ -806,15 +967,24 @@ class PhraseSampler:
         "Somebody does it, at some time."
         time = self.choice(verb.tenses)
         told = verb.frame == "motion" and time == "past"
-        return Clause(subject=self.choose_subject(told), verb=verb,
-                      tense=time, **self.mood(asked), **more)
+        return Clause(
+            subject=self.choose_subject(told),
+            verb=verb,
+            tense=time,
+            **self.mood(asked),
+            **more,
+        )
 
 # %% ../nbs/A9_parallel.ipynb #2755f3c5
 #| code-fold: true
 #| code-summary: ConstructionSampler, the ten of them
-TO_WHOM = (Pronoun("me", "me"), Pronoun("us", "nous"),
-           Pronoun("him", "lui"), Pronoun("her", "lui"),
-           Pronoun("them", "leur"))
+TO_WHOM = (
+    Pronoun("me", "me"),
+    Pronoun("us", "nous"),
+    Pronoun("him", "lui"),
+    Pronoun("her", "lui"),
+    Pronoun("them", "leur"),
+)
 
 
 class ConstructionSampler(PhraseSampler):
@@ -822,17 +992,24 @@ class ConstructionSampler(PhraseSampler):
 
     def object(self):
         verb = self.verb("object")
-        dets = (DEFINITE_DETERMINERS if verb.en[0] == "love"
-                else ANY_DETERMINERS)
-        return dict(clauses=(self.clause(
-            verb, object=self.phrase(verb.kinds, dets)),))
+        dets = (
+            DEFINITE_DETERMINERS
+            if verb.en[0] == "love"
+            else ANY_DETERMINERS
+        )
+        return dict(
+            clauses=(
+                self.clause(verb, object=self.phrase(verb.kinds, dets)),
+            )
+        )
 
     def clitic(self):
         verb = self.verb("object", "to")
         here = self.phrase(verb.kinds)
         it = object_pronoun(here, direct=verb.frame == "object")
-        return dict(clauses=(self.clause(verb, pronoun=it),),
-                    introduced=here)
+        return dict(
+            clauses=(self.clause(verb, pronoun=it),), introduced=here
+        )
 
     def dative(self):
         verb = self.verb("dative")
@@ -848,54 +1025,110 @@ class ConstructionSampler(PhraseSampler):
 
     def about(self):
         verb = self.verb("to", "of")
-        dets = (ANY_DETERMINERS if verb.frame == "of"
-                else DEFINITE_DETERMINERS)
-        return dict(clauses=(self.clause(
-            verb, object=self.phrase(verb.kinds, dets)),))
+        dets = (
+            ANY_DETERMINERS if verb.frame == "of" else DEFINITE_DETERMINERS
+        )
+        return dict(
+            clauses=(
+                self.clause(verb, object=self.phrase(verb.kinds, dets)),
+            )
+        )
 
     def motion(self):
-        return dict(clauses=(self.clause(
-            self.verb("motion"),
-            object=self.phrase("s", DEFINITE_DETERMINERS, plural=0.15)),))
+        return dict(
+            clauses=(
+                self.clause(
+                    self.verb("motion"),
+                    object=self.phrase(
+                        "s", DEFINITE_DETERMINERS, plural=0.15
+                    ),
+                ),
+            )
+        )
 
     def copula(self, asked=True):
         who = self.phrase("patfs", DEFINITE_DETERMINERS, described=0.3)
-        return dict(clauses=(Clause(
-            subject=who, adjective=self.adjective(who), about=who,
-            tense=self.choice(("present", "past")), **self.mood(asked)),))
+        return dict(
+            clauses=(
+                Clause(
+                    subject=who,
+                    adjective=self.adjective(who),
+                    about=who,
+                    tense=self.choice(("present", "past")),
+                    **self.mood(asked),
+                ),
+            )
+        )
 
     def contrast(self):
-        clause, = self.copula(asked=False)["clauses"]
-        other, = self.copula(asked=False)["clauses"]
+        (clause,) = self.copula(asked=False)["clauses"]
+        (other,) = self.copula(asked=False)["clauses"]
         who = clause.about
-        return dict(clauses=(clause, replace(
-            clause, subject=subject_pronoun(who), negative=other.negative,
-            adjective=self.adjective(who, clause.adjective))))
+        return dict(
+            clauses=(
+                clause,
+                replace(
+                    clause,
+                    subject=subject_pronoun(who),
+                    negative=other.negative,
+                    adjective=self.adjective(who, clause.adjective),
+                ),
+            )
+        )
 
     def thought(self):
-        that, = self.copula(asked=False)["clauses"]
+        (that,) = self.copula(asked=False)["clauses"]
         if self.bernoulli(0.3):
             verb = self.verb("object")
-            that = self.clause(verb, asked=False, object=self.phrase(
-                verb.kinds, DEFINITE_DETERMINERS))
+            that = self.clause(
+                verb,
+                asked=False,
+                object=self.phrase(verb.kinds, DEFINITE_DETERMINERS),
+            )
         clause = self.clause(self.verb("thought"), that=that)
         doubt = clause.verb.en[0] in ("think", "believe")
-        return dict(clauses=(replace(  # denied, they ask for a subjunctive
-            clause, negative=clause.negative and not doubt),))
+        return dict(
+            clauses=(
+                replace(  # denied, they ask for a subjunctive
+                    clause, negative=clause.negative and not doubt
+                ),
+            )
+        )
 
     def passive(self):
-        verb = self.choice([v for v in LEXICON.verbs if v.frame == "object"
-                            and not v.tail and "past" in v.tenses])
-        by = self.choice(NAMES) if self.bernoulli(0.3) else self.phrase(
-            "p", described=0.3)
-        return dict(clauses=(Clause(
-            subject=self.phrase(verb.kinds), verb=verb, tense="passive",
-            to=by, **self.mood()),))
+        verb = self.choice(
+            [
+                v
+                for v in LEXICON.verbs
+                if v.frame == "object"
+                and not v.tail
+                and "past" in v.tenses
+            ]
+        )
+        by = (
+            self.choice(NAMES)
+            if self.bernoulli(0.3)
+            else self.phrase("p", described=0.3)
+        )
+        return dict(
+            clauses=(
+                Clause(
+                    subject=self.phrase(verb.kinds),
+                    verb=verb,
+                    tense="passive",
+                    to=by,
+                    **self.mood(),
+                ),
+            )
+        )
 
     def where(self):
-        return dict(introduced=self.phrase("patfs", DEFINITE_DETERMINERS,
-                                           described=1.0),
-                    past=self.bernoulli(0.4))
+        return dict(
+            introduced=self.phrase(
+                "patfs", DEFINITE_DETERMINERS, described=1.0
+            ),
+            past=self.bernoulli(0.4),
+        )
 
 # %% ../nbs/A9_parallel.ipynb #bac945f2
 def iter_meanings(
@@ -909,10 +1142,14 @@ def iter_meanings(
         yield Meaning(frame=frame, **getattr(draw, frame)())
 
 # %% ../nbs/A9_parallel.ipynb #db24401c
-TABLE_INDEX = {word: i for table in (
-    [noun.en[0] for noun in LEXICON.nouns],
-    [adjective.en for adjective in LEXICON.adjectives])
-    for i, word in enumerate(table)}
+TABLE_INDEX = {
+    word: i
+    for table in (
+        [noun.en[0] for noun in LEXICON.nouns],
+        [adjective.en for adjective in LEXICON.adjectives],
+    )
+    for i, word in enumerate(table)
+}
 
 
 def is_held_out(
@@ -924,8 +1161,11 @@ def is_held_out(
     each adjective loses its share in each construction.
     """
     noun, adjective, frame = combination
-    return (TABLE_INDEX[noun] + 3 * TABLE_INDEX[adjective]
-            + 7 * FRAMES.index(frame)) % 10 == 0
+    return (
+        TABLE_INDEX[noun]
+        + 3 * TABLE_INDEX[adjective]
+        + 7 * FRAMES.index(frame)
+    ) % 10 == 0
 
 # %% ../nbs/A9_parallel.ipynb #8bcb9bb7
 def generate_pairs(
@@ -946,14 +1186,17 @@ def generate_pairs(
     while len(found) < n:
         meaning = next(every)
         if any(map(is_held_out, meaning.combinations())) != bool(
-                held_out_only):
+            held_out_only
+        ):
             continue
         pair = meaning.pair()
         vain = vain + 1 if pair.source in found else 0
         found.setdefault(pair.source, pair)
         if vain == 10_000:
-            raise ValueError(f"{n} pairs are more than the grammar has: "
-                             f"after {len(found)} none is new")
+            raise ValueError(
+                f"{n} pairs are more than the grammar has: "
+                f"after {len(found)} none is new"
+            )
     return list(found.values())
 
 # %% ../nbs/A9_parallel.ipynb #c66db07b
@@ -989,8 +1232,10 @@ def translate_word_for_word(
     "The baseline: each word by its dictionary form, in English order."
     validate.utf8_string(source=source)
     words = re.findall(r"'s|\w+|[^\w\s]", source)
-    found = [DICTIONARY.get(word) or DICTIONARY.get(word.lower(), word)
-             for word in words]
+    found = [
+        DICTIONARY.get(word) or DICTIONARY.get(word.lower(), word)
+        for word in words
+    ]
     return join_english(found).replace("?", " ?")
 
 # %% ../nbs/A9_parallel.ipynb #6cf493b9
@@ -1009,7 +1254,8 @@ def read_numbered_lines(
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path}, line {number}: expected UTF-8, found byte "
-                f"0x{line[error.start]:02x} at {error.start}") from None
+                f"0x{line[error.start]:02x} at {error.start}"
+            ) from None
 
 # %% ../nbs/A9_parallel.ipynb #8aaf240e
 #| code-fold: true
@@ -1022,8 +1268,11 @@ def require_sentence(
     "One side of a pair, without spaces around it; not an empty one."
     said = text.strip()
     found = "a carriage return in it" if said else "an empty one"
-    validate.require(said and "\r" not in said, f"{path}, line {number}: "
-                     f"expected a sentence on each side, found {found}")
+    validate.require(
+        said and "\r" not in said,
+        f"{path}, line {number}: "
+        f"expected a sentence on each side, found {found}",
+    )
     return said
 
 # %% ../nbs/A9_parallel.ipynb #c4b83673
@@ -1046,15 +1295,24 @@ def read_tsv(
         if number == 1 and header:
             continue
         cells = line.split("\t")
-        validate.require(len(cells) >= needed, f"{path}, line {number}: "
-                         f"expected at least {needed} columns, separated "
-                         "by tabs, found "
-                         f"{len(cells) if line else 'none'}")
-        found.append(SentencePair(*(require_sentence(path, number,
-                                                     cells[column])
-                                    for column in (source, target))))
-    validate.require(found, f"{path}: expected a pair on each line, found "
-                     "none")
+        validate.require(
+            len(cells) >= needed,
+            f"{path}, line {number}: "
+            f"expected at least {needed} columns, separated "
+            "by tabs, found "
+            f"{len(cells) if line else 'none'}",
+        )
+        found.append(
+            SentencePair(
+                *(
+                    require_sentence(path, number, cells[column])
+                    for column in (source, target)
+                )
+            )
+        )
+    validate.require(
+        found, f"{path}: expected a pair on each line, found none"
+    )
     return found
 
 # %% ../nbs/A9_parallel.ipynb #f738aef6
@@ -1070,14 +1328,23 @@ def read_parallel_files(
     lines, for an empty line, for bytes that are no UTF-8.
     """
     paths = (source_path, target_path)
-    sides = [[require_sentence(path, *line)
-              for line in read_numbered_lines(path)] for path in paths]
+    sides = [
+        [
+            require_sentence(path, *line)
+            for line in read_numbered_lines(path)
+        ]
+        for path in paths
+    ]
     few, many = sorted((0, 1), key=lambda i: len(sides[i]))
     n = len(sides[few])
     more = len(sides[many])
-    validate.require(n == more, f"{paths[few]}, line {n + 1}: expected a "
-                     f"sentence, as in the {more} lines of {paths[many]}, "
-                     "found the end of the file")
-    validate.require(n, f"{source_path}: expected a sentence on each "
-                     "line, found none")
+    validate.require(
+        n == more,
+        f"{paths[few]}, line {n + 1}: expected a "
+        f"sentence, as in the {more} lines of {paths[many]}, "
+        "found the end of the file",
+    )
+    validate.require(
+        n, f"{source_path}: expected a sentence on each line, found none"
+    )
     return [SentencePair(*pair) for pair in zip(*sides)]

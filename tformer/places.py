@@ -31,7 +31,8 @@ from .rows import CrossAttentionCache, LayerCacheBase, Positions
 def _next_slots(key_positions, positions, padding_slot):
     "Return each row's next free slots, the spare for padding; positions."
     new = positions.tensor.expand(len(key_positions.tensor), -1).clamp(
-        min=-1)
+        min=-1
+    )
     used = (key_positions.tensor >= 0).sum(-1, keepdim=True)
     slots = used + (new >= 0).cumsum(-1) - 1
     slots = torch.where(new >= 0, slots, padding_slot)
@@ -46,15 +47,21 @@ def _next_slots(key_positions, positions, padding_slot):
 #| code-summary: vectors written to the slots of each row
 def _write_slots(buffer, slots, x):
     "In place, unless a gradient or PyTorch's inference mode forbids."
-    axes = [torch.arange(n, device=x.device).view(-1, *[1] * (x.ndim - i))
-            for i, n in enumerate(x.shape[:-2], start=2)]
+    axes = [
+        torch.arange(n, device=x.device).view(-1, *[1] * (x.ndim - i))
+        for i, n in enumerate(x.shape[:-2], start=2)
+    ]
     where = *axes, slots.view(len(x), *[1] * (x.ndim - 3), -1)
     if torch.compiler.is_compiling():
         return buffer.index_put_(where, x)
     frozen = buffer.is_inference() and (
-        not torch.is_inference_mode_enabled())
-    if frozen or buffer.requires_grad or (
-            x.requires_grad and torch.is_grad_enabled()):
+        not torch.is_inference_mode_enabled()
+    )
+    if (
+        frozen
+        or buffer.requires_grad
+        or (x.requires_grad and torch.is_grad_enabled())
+    ):
         return buffer.index_put(where, x)
     return buffer.index_put_(where, x)
 
@@ -76,18 +83,26 @@ def _compact_rows(x, order, n):
 #| code-summary: refuses what does not belong into these slots
 def _validate_update(cache, tensors, positions):
     "Batch, time, and all sizes that must be as in what is kept."
-    new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
-                 for x in held] for held in (tensors, cache.tensors))
+    new, old = (
+        [(tuple(x.shape[1:-2]), x.shape[-1], x.dtype) for x in held]
+        for held in (tensors, cache.tensors)
+    )
     b = cache.batch_size
     batch_sizes = {len(x) for x in tensors}
-    validate.require(batch_sizes == {b} and positions.batch_size in (1, b),
-                     f"a batch of {max(batch_sizes)}, positions of "
-                     f"{positions.batch_size}, a cache of {b}")
-    validate.require(all(x.shape[-2] == positions.length for x in tensors),
-                     f"{tensors[0].shape[-2]} tokens have "
-                     f"{positions.length} positions")
-    validate.require(new == (old or new), "only time, axis -2, may differ "
-                     f"from what is kept: {new} meets {old}")
+    validate.require(
+        batch_sizes == {b} and positions.batch_size in (1, b),
+        f"a batch of {max(batch_sizes)}, positions of "
+        f"{positions.batch_size}, a cache of {b}",
+    )
+    validate.require(
+        all(x.shape[-2] == positions.length for x in tensors),
+        f"{tensors[0].shape[-2]} tokens have {positions.length} positions",
+    )
+    validate.require(
+        new == (old or new),
+        "only time, axis -2, may differ "
+        f"from what is kept: {new} meets {old}",
+    )
 
 # %% ../nbs/A12_fixed_caches.ipynb #29be2062
 class StaticLayerCache(LayerCacheBase):
@@ -108,7 +123,8 @@ class StaticLayerCache(LayerCacheBase):
         self.length = 0
 
     def update(
-        self, *tensors: Float[Tensor, "b ..."],
+        self,
+        *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
     ) -> tuple:
         "Write tokens to the next slots; return what may be attended to."
@@ -118,7 +134,8 @@ class StaticLayerCache(LayerCacheBase):
             if self.key_positions is None:  # all that is kept is what came
                 self.replace(list(tensors), positions)
                 self.key_positions = positions.memoize(
-                    ("held", self.max_len), lambda: self.key_positions)
+                    ("held", self.max_len), lambda: self.key_positions
+                )
                 return *tensors, positions
             self.length = self.require_capacity(positions)
         slots, key_positions = positions.memoize(
@@ -127,8 +144,10 @@ class StaticLayerCache(LayerCacheBase):
                 self.key_positions, positions, self.max_len
             ),
         )
-        self.tensors = [_write_slots(buffer, slots, x)
-                        for buffer, x in zip(self.tensors, tensors)]
+        self.tensors = [
+            _write_slots(buffer, slots, x)
+            for buffer, x in zip(self.tensors, tensors)
+        ]
         self.key_positions = key_positions
         return *self.tensors, key_positions
 
@@ -143,11 +162,17 @@ class StaticLayerCache(LayerCacheBase):
         return n
 
     def _refuse(self, n):
-        validate.require(n <= self.max_len, f"{n} tokens, but the cache "
-                         f"has {self.max_len} slots for a text")
+        validate.require(
+            n <= self.max_len,
+            f"{n} tokens, but the cache "
+            f"has {self.max_len} slots for a text",
+        )
 
-    def replace(self, tensors: list[Tensor],
-                key_positions: Positions | Int[Tensor, "_ s"]) -> None:
+    def replace(
+        self,
+        tensors: list[Tensor],
+        key_positions: Positions | Int[Tensor, "_ s"],
+    ) -> None:
         "Keep these tensors instead, each row's tokens from slot 0 on."
         key_positions = Positions.of(key_positions)
         n = self.max_len + 1
@@ -215,10 +240,12 @@ def new_static_cache(
 
     new_cache = model.new_cache(batch_size, num_slots)
     validate.require(
-        new_cache.is_empty, f"the caches of {type(model).__name__} begin "
+        new_cache.is_empty,
+        f"the caches of {type(model).__name__} begin "
         "with "
         f"{new_cache.key_positions and new_cache.key_positions.length} "
-        "tokens, and a fixed one begins empty: let it read them")
+        "tokens, and a fixed one begins empty: let it read them",
+    )
 
     def fixed(cache):
         if isinstance(cache, KVCache):
@@ -227,6 +254,7 @@ def new_static_cache(
         if rolls or type(cache) is DynamicLayerCache:
             return StaticLayerCache(batch_size, num_slots)
         return cache
+
     return fixed(new_cache)
 
 # %% ../nbs/A12_fixed_caches.ipynb #5b664633
@@ -245,10 +273,14 @@ def _static_layers(cache):
         validate.require(
             isinstance(layer, (StaticLayerCache, CrossAttentionCache)),
             "a compiled step needs new_static_cache(model, batch_size), "
-            f"but a layer has a {type(layer).__name__}")
+            f"but a layer has a {type(layer).__name__}",
+        )
         found[isinstance(layer, CrossAttentionCache)].append(layer)
-    validate.require(not cache.is_empty, "the cache is empty: let the "
-                     "model read a prompt first, model(ids, cache=cache)")
+    validate.require(
+        not cache.is_empty,
+        "the cache is empty: let the "
+        "model read a prompt first, model(ids, cache=cache)",
+    )
     return found
 
 # %% ../nbs/A12_fixed_caches.ipynb #e3dd7d27
@@ -258,12 +290,18 @@ def _prepare_layers(layers, ids, positions, limit):
     if positions.upper_bound is None or positions.upper_bound > limit:
         validate.at_most(limit, tokens=positions.end)
     for layer in layers:
-        validate.require(len(ids) == layer.batch_size, "a batch of "
-                         f"{len(ids)} meets a cache of {layer.batch_size}")
+        validate.require(
+            len(ids) == layer.batch_size,
+            f"a batch of {len(ids)} meets a cache of {layer.batch_size}",
+        )
         layer.length = layer.require_capacity(positions)
-        layer.tensors = [x.clone() if x.requires_grad or (x.is_inference()
-                      and not torch.is_inference_mode_enabled()) else x
-                         for x in layer.tensors]
+        layer.tensors = [
+            x.clone()
+            if x.requires_grad
+            or (x.is_inference() and not torch.is_inference_mode_enabled())
+            else x
+            for x in layer.tensors
+        ]
 
 # %% ../nbs/A12_fixed_caches.ipynb #2672d626
 #| code-summary: positions of layers anew, with what the host knows of them
@@ -315,25 +353,32 @@ def compile_decode_step(
         return model(ids, positions=positions, cache=cache)
 
     one.__code__ = one.__code__.replace()  # counted for itself
-    program = torch.compile(one, fullgraph=True, dynamic=False,
-                            **compile_kwargs)
+    program = torch.compile(
+        one, fullgraph=True, dynamic=False, **compile_kwargs
+    )
 
     return partial(_step, program, model)
 
 # %% ../nbs/A12_fixed_caches.ipynb #8b2b1fe6
 def require_compiler() -> None:
     "``RuntimeError`` in one sentence where ``torch.compile`` lacks C++."
-    name = os.environ.get("CXX", {"darwin": "clang++", "win32": "cl"}.get(
-        sys.platform, "g++"))
+    name = os.environ.get(
+        "CXX",
+        {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++"),
+    )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if shutil.which(name) is None:
-        raise RuntimeError("torch.compile needs a C++ compiler, and there "
-                           f"is no {name}: install it (apt-get install "
-                           "g++), or name another in CXX")
+        raise RuntimeError(
+            "torch.compile needs a C++ compiler, and there "
+            f"is no {name}: install it (apt-get install "
+            "g++), or name another in CXX"
+        )
     if not header.is_file():
-        raise RuntimeError("torch.compile needs the header files of "
-                           f"Python, and there is no {header}: install "
-                           "them (apt-get install python3-dev)")
+        raise RuntimeError(
+            "torch.compile needs the header files of "
+            f"Python, and there is no {header}: install "
+            "them (apt-get install python3-dev)"
+        )
 
 # %% ../nbs/A12_fixed_caches.ipynb #23afc04a
 class CompiledModel(nn.Module):
@@ -347,7 +392,8 @@ class CompiledModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module,
+        self,
+        model: nn.Module,
         # for ``torch.compile``: backend, mode, options
         **compile_kwargs: Any,
     ):
@@ -356,13 +402,15 @@ class CompiledModel(nn.Module):
         self.max_len = model.max_len
         self.step = compile_decode_step(model, **compile_kwargs)
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> KVCache:
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> KVCache:
         "An empty cache of fixed shape."
         return new_static_cache(self.model, batch_size, max_len)
 
-    def hidden_states(self, ids: Int[Tensor, "b t"],
-                      **kwargs: Any) -> Tensor:
+    def hidden_states(
+        self, ids: Int[Tensor, "b t"], **kwargs: Any
+    ) -> Tensor:
         "The vectors before ``lm_head``, by the model itself."
         return self.model.hidden_states(ids, **kwargs)
 
@@ -371,10 +419,15 @@ class CompiledModel(nn.Module):
         "The model's own."
         return self.model.lm_head
 
-    def forward(self, ids: Int[Tensor, "b t"], *, cache: Any = None,
-                **kwargs: Any) -> Float[Tensor, "b t vocab"]:
+    def forward(
+        self, ids: Int[Tensor, "b t"], *, cache: Any = None, **kwargs: Any
+    ) -> Float[Tensor, "b t vocab"]:
         "Logits of what follows each token."
-        if cache is None or cache.is_empty or ids.shape[1] > 1 or (
-                {*kwargs} - {"positions"}):
+        if (
+            cache is None
+            or cache.is_empty
+            or ids.shape[1] > 1
+            or ({*kwargs} - {"positions"})
+        ):
             return self.model(ids, cache=cache, **kwargs)
         return self.step(ids, cache=cache, **kwargs)

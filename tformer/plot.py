@@ -71,46 +71,65 @@ PURPLE = "#bd78dd"
 RED = "#c92a42"
 GREY = "#6c707c"
 PALETTE = [BLUE, ORANGE, GREEN, PURPLE, RED, GREY]
-TEXT_COLOR = "#010203"    # becomes the color of the page's text
+TEXT_COLOR = "#010203"  # becomes the color of the page's text
 PAGE_COLOR = "#fdfcfb"  # becomes the color of the page's ground
 
 # %% ../nbs/A1_figures.ipynb #ffb868b9
 SEQUENTIAL_CMAP = LinearSegmentedColormap.from_list(
-    "heat", ["#e4ecf9", "#93b4ea", BLUE, "#153f94"], N=128)
+    "heat", ["#e4ecf9", "#93b4ea", BLUE, "#153f94"], N=128
+)
 DIVERGING_CMAP = LinearSegmentedColormap.from_list(
-    "signed", ["#4a2404", ORANGE, "#efece6", "#7fa6e6", "#123f93"],
-    N=129)
+    "signed", ["#4a2404", ORANGE, "#efece6", "#7fa6e6", "#123f93"], N=129
+)
 
 # %% ../nbs/A1_figures.ipynb #57b7898f
 #| code-fold: false
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "tformer",
-    "font.family": "DejaVu Sans", "font.size": 10.5,
-    "mathtext.fontset": "dejavusans", "text.color": TEXT_COLOR,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tformer",
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "mathtext.fontset": "dejavusans",
+    "text.color": TEXT_COLOR,
     "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
-    "axes.edgecolor": TEXT_COLOR, "axes.labelcolor": TEXT_COLOR,
-    "axes.titlecolor": TEXT_COLOR, "axes.titlesize": 10.5,
-    "axes.labelsize": 10.5, "axes.linewidth": 0.8,
-    "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlelocation": "left", "axes.axisbelow": True,
-    "xtick.color": TEXT_COLOR, "ytick.color": TEXT_COLOR,
-    "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
-    "grid.color": GREY, "grid.alpha": 0.35, "grid.linewidth": 0.6,
-    "lines.linewidth": 1.8, "lines.markersize": 5,
-    "lines.solid_capstyle": "round", "patch.edgecolor": "none",
-    "legend.frameon": False, "legend.fontsize": 10.5,
-    "legend.labelcolor": TEXT_COLOR, "image.interpolation": "none",
-    "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "none", "image.cmap": "viridis",
+    "axes.edgecolor": TEXT_COLOR,
+    "axes.labelcolor": TEXT_COLOR,
+    "axes.titlecolor": TEXT_COLOR,
+    "axes.titlesize": 10.5,
+    "axes.labelsize": 10.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "xtick.color": TEXT_COLOR,
+    "ytick.color": TEXT_COLOR,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "grid.color": GREY,
+    "grid.alpha": 0.35,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "lines.solid_capstyle": "round",
+    "patch.edgecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+    "legend.labelcolor": TEXT_COLOR,
+    "image.interpolation": "none",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "image.cmap": "viridis",
 }
 
 # %% ../nbs/A1_figures.ipynb #4a7cd7c6
 def figure(
-    width=5.6,      # inches
-    height=3.2,     # inches
+    width=5.6,  # inches
+    height=3.2,  # inches
     rows: int = 1,  # of axes
     cols: int = 1,  # of axes
-    **kw,           # for matplotlib's ``subplots``, as ``sharey=True``
+    **kw,  # for matplotlib's ``subplots``, as ``sharey=True``
 ):
     """A figure in the course's style, and its axes.
 
@@ -146,14 +165,21 @@ def _css(style):
     """One style attribute of matplotlib's, as the page wants it."""
     mono = f"font-family: {MONO}" if "Mono" in style else ""
     # older versions of matplotlib write one declaration
-    style = re.sub(r"font: (oblique |italic )?(\d+ )?([\d.]+px)",
-                   r"font-style: \1;font-weight: \2;font-size: \3;"
-                   r"font-family:", style)
+    style = re.sub(
+        r"font: (oblique |italic )?(\d+ )?([\d.]+px)",
+        r"font-style: \1;font-weight: \2;font-size: \3;"
+        r"font-family:",
+        style,
+    )
     style = re.sub(r"font-family: [^;]*", mono, style)
     style = re.sub("#010203|#000000", "currentColor", style)
     style = style.replace(PAGE_COLOR, CSS_BACKGROUND)
-    style = re.sub("fill: #0102([0f])([0f])", r"fill: #\1\1\1\1\1\1;"
-                   r"fill: light-dark(#\1\1\1,#\2\2\2)", style)
+    style = re.sub(
+        "fill: #0102([0f])([0f])",
+        r"fill: #\1\1\1\1\1\1;"
+        r"fill: light-dark(#\1\1\1,#\2\2\2)",
+        style,
+    )
     rules = (rule.strip() for rule in style.split(";"))
     return ";".join(r for r in rules if r and not r.endswith(":"))
 
@@ -166,7 +192,8 @@ def _of_a_map(colors):
         for cmap in (SEQUENTIAL_CMAP, DIVERGING_CMAP)
     )
     return len(seen) > 0 and any(
-        np.abs(seen - t).max(-1).min(-1).max() <= 2 for t in tables)
+        np.abs(seen - t).max(-1).min(-1).max() <= 2 for t in tables
+    )
 
 # %% ../nbs/A1_figures.ipynb #824e43a1
 def _small_png(match):
@@ -180,8 +207,9 @@ def _small_png(match):
     small = Image.fromarray(index.reshape(rgba.shape[:2]).astype(np.uint8))
     small.putpalette(colors[:, :3].tobytes())
     file = io.BytesIO()
-    small.save(file, "PNG", transparency=colors[:, 3].tobytes(),
-               optimize=True)
+    small.save(
+        file, "PNG", transparency=colors[:, 3].tobytes(), optimize=True
+    )
     data = base64.b64encode(file.getvalue()).decode()
     mark = ' class="tf-heat"' if _of_a_map(colors) else ""
     return f"<image{mark}{match[1]}base64,{data}"
@@ -193,23 +221,33 @@ def _link(tag):
     One without a name repeats another, for the mouse alone.
     """
     url, _, name = re.search(r'href="([^"]*)"', tag)[1].partition(" ")
-    return (f'<a href="{url}" aria-label="{name}">' if name else
-            f'<a href="{url}" tabindex="-1" aria-hidden="true">')
+    return (
+        f'<a href="{url}" aria-label="{name}">'
+        if name
+        else f'<a href="{url}" tabindex="-1" aria-hidden="true">'
+    )
 
 # %% ../nbs/A1_figures.ipynb #be6da846
 def _tag(match):
     """One tag with shorter numbers and its style put right."""
-    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "",
-                 " ".join(match[0].split()))
+    tag = re.sub(
+        r' transform="rotate\(-?0 [^"]*"', "", " ".join(match[0].split())
+    )
     if tag.startswith("<a "):
         return _link(tag)
     if tag.startswith("<image"):
-        return re.sub(r"<image(.*?)base64,\s*([\w+/=\s]+)", _small_png,
-                      match[0], flags=re.S)
-    tag = re.sub(r"-?\d+\.\d{3,}",
-                 lambda m: f"{round(float(m[0]), 2) + 0:g}", tag)
-    return re.sub(r'style="([^"]*)"',
-                  lambda m: f'style="{_css(m[1])}"', tag)
+        return re.sub(
+            r"<image(.*?)base64,\s*([\w+/=\s]+)",
+            _small_png,
+            match[0],
+            flags=re.S,
+        )
+    tag = re.sub(
+        r"-?\d+\.\d{3,}", lambda m: f"{round(float(m[0]), 2) + 0:g}", tag
+    )
+    return re.sub(
+        r'style="([^"]*)"', lambda m: f'style="{_css(m[1])}"', tag
+    )
 
 # %% ../nbs/A1_figures.ipynb #b3de26cf
 #| code-fold: false
@@ -219,23 +257,34 @@ def dark_mode_color(color):
     As CSS computes ``invert(.93) hue-rotate(180deg)``: W3C, Filter
     Effects Module Level 1.
     """
-    turn = [[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144],
-            [0.426, 1.43, -0.856]]
+    turn = [
+        [-0.574, 1.43, 0.144],
+        [0.426, 0.43, 0.144],
+        [0.426, 1.43, -0.856],
+    ]
     inverted = 0.93 - 0.86 * np.array(to_rgb(color))
     return to_hex(np.clip(turn @ inverted, 0, 1))
 
 # %% ../nbs/A1_figures.ipynb #66ee603d
 def _both_grounds(match):
     """Give each cell its color for the light page and for the dark."""
-    return re.sub(r"fill: (#\w{6})", lambda m: f"{m[0]};fill: light-dark("
-                  f"{m[1]},{dark_mode_color(m[1])})", match[0])
+    return re.sub(
+        r"fill: (#\w{6})",
+        lambda m: (
+            f"{m[0]};fill: light-dark({m[1]},{dark_mode_color(m[1])})"
+        ),
+        match[0],
+    )
 
 # %% ../nbs/A1_figures.ipynb #1ee08eb4
 def _own_ids(svg, prefix):
     """Keep the ids that something points to, under a prefix."""
     used = set(re.findall(r'(?:url\(|xlink:href=")#([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda m: (
-        f' id="{prefix}{m[1]}"' if m[1] in used else ""), svg)
+    svg = re.sub(
+        r' id="([^"]*)"',
+        lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "",
+        svg,
+    )
     return re.sub(r'(url\(|xlink:href=")#', rf"\g<1>#{prefix}", svg)
 
 # %% ../nbs/A1_figures.ipynb #9a88cb08
@@ -246,16 +295,18 @@ def _size(box, body):
     texts = re.findall("<text.*?</text>", body)
     sizes = [re.findall(r"font-size: ([\d.]+)px", t) for t in texts]
     least = min((max(map(float, s)) for s in sizes if s), default=1e9)
-    return (f"display:block;margin:0 auto;width:100%;height:auto;"
-            f"max-width:{round(1.5 * wide)}px;"
-            f"min-width:{math.ceil(9 * wide / least)}px")
+    return (
+        f"display:block;margin:0 auto;width:100%;height:auto;"
+        f"max-width:{round(1.5 * wide)}px;"
+        f"min-width:{math.ceil(9 * wide / least)}px"
+    )
 
 # %% ../nbs/A1_figures.ipynb #6bdbcac8
 #| code-fold: false
 def inline_svg(
-    fig,         # a matplotlib figure
+    fig,  # a matplotlib figure
     title: str,  # what it is, in a few words
-    desc: str,   # what one sees, for those who cannot see it
+    desc: str,  # what one sees, for those who cannot see it
 ) -> str:
     """A figure as an ``<svg>`` element that can stand in any page.
 
@@ -263,20 +314,29 @@ def inline_svg(
     description.
     """
     for name, text in (("title", title), ("desc", desc)):
-        validate.require(str(text or "").strip(), "a figure needs a "
-                         f"{name}")
+        validate.require(
+            str(text or "").strip(), f"a figure needs a {name}"
+        )
     raw = _draw(fig)
     box = re.search(r'viewBox="([^"]*)"', raw)[1]
-    body = raw[raw.index(">", raw.index("<svg")) + 1:raw.rindex("</svg>")]
+    body = raw[
+        raw.index(">", raw.index("<svg")) + 1 : raw.rindex("</svg>")
+    ]
     body = re.sub(r"(?s)<defs>\s*<style.*?</defs>|<!--.*?-->", "", body)
     body = re.sub(r">\s+<", "><", re.sub(r"<[^>]+>", _tag, body))
     body = re.sub('<g id="tf-heat">.*?</g>', _both_grounds, body)
-    body = re.sub(r'<g id="(?:patch|line2d|text)_\d+">(<(path|text)[^>]*?'
-                  r"(?:/>|>[^<]*</text>))</g>", r"\1", body)
+    body = re.sub(
+        r'<g id="(?:patch|line2d|text)_\d+">(<(path|text)[^>]*?'
+        r"(?:/>|>[^<]*</text>))</g>",
+        r"\1",
+        body,
+    )
     key = "\n".join((title, desc, body)).encode()
     p = "f" + hashlib.sha256(key).hexdigest()[:10] + "-"
-    head = (f'<title id="{p}t">{html.escape(title)}</title>'
-            f'<desc id="{p}d">{html.escape(desc)}</desc>')
+    head = (
+        f'<title id="{p}t">{html.escape(title)}</title>'
+        f'<desc id="{p}d">{html.escape(desc)}</desc>'
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tf-figure" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -284,7 +344,8 @@ def inline_svg(
         f'aria-labelledby="{p}t {p}d" viewBox="{box}" '
         f'style="{_size(box, body)};fill:currentColor;'
         f'stroke-linejoin:round;font-family:{FONT}">'
-        f"{head}{_own_ids(body, p)}</svg>")
+        f"{head}{_own_ids(body, p)}</svg>"
+    )
 
 # %% ../nbs/A1_figures.ipynb #0611ca43
 MAX_FIGURE_BYTES = 150_000  # of one figure
@@ -293,16 +354,20 @@ MAX_FIGURE_BYTES = 150_000  # of one figure
 def _panel(svg):
     """A drawing in a box that scrolls sideways as a last resort."""
     wide = int(re.search(r"max-width:(\d+)px", svg)[1])
-    return ('<div class="tf-panel" style="min-width:0;overflow-x:auto;'
-            f'flex:1 1 {round(0.75 * wide)}px;max-width:{wide}px">'
-            f"{svg}</div>")
+    return (
+        '<div class="tf-panel" style="min-width:0;overflow-x:auto;'
+        f'flex:1 1 {round(0.75 * wide)}px;max-width:{wide}px">'
+        f"{svg}</div>"
+    )
 
 
 def _panels(svgs):
     """Drawings side by side, or one under another on a telephone."""
-    return ('<div class="tf-panels" style="display:flex;flex-wrap:wrap;'
-            'justify-content:center;gap:1em">'
-            f'{"".join(map(_panel, svgs))}</div>')
+    return (
+        '<div class="tf-panels" style="display:flex;flex-wrap:wrap;'
+        'justify-content:center;gap:1em">'
+        f"{''.join(map(_panel, svgs))}</div>"
+    )
 
 # %% ../nbs/A1_figures.ipynb #4a52a9a0
 class Figure:
@@ -319,7 +384,8 @@ class Figure:
         return (
             '<figure class="tf-plate" style="margin:1em 0">'
             f'{_panels(self.svgs)}<figcaption class="tf-caption">'
-            f"{html.escape(self.caption)}</figcaption></figure>")
+            f"{html.escape(self.caption)}</figcaption></figure>"
+        )
 
     def __repr__(self):
         return f"Figure: {self.title}"
@@ -328,8 +394,9 @@ class Figure:
 def _words(title, desc, n):
     """Title and description of each of n panels."""
     if isinstance(desc, (list, tuple)):
-        validate.require(len(desc) == n > 0, f"{len(desc)} descriptions "
-                         f"for {n} panels")
+        validate.require(
+            len(desc) == n > 0, f"{len(desc)} descriptions for {n} panels"
+        )
     else:
         desc = [desc] + ["Described with panel 1."] * (n - 1)
     if n == 1:
@@ -339,10 +406,10 @@ def _words(title, desc, n):
 
 # %% ../nbs/A1_figures.ipynb #f2d7f24e
 def show(
-    fig,         # a matplotlib figure, or a list of them: panels
+    fig,  # a matplotlib figure, or a list of them: panels
     title: str,  # what it is, in a few words
-    desc,        # what one sees, for those who cannot see it: a text, or
-                 # one for each panel
+    desc,  # what one sees, for those who cannot see it: a text, or
+    # one for each panel
     caption: str | None = None,  # under the figure; None: the title
 ) -> Figure:
     """Turn matplotlib figures into what a page can show.
@@ -356,11 +423,16 @@ def show(
     Figure: A parabola
     """
     figs = fig if isinstance(fig, (list, tuple)) else [fig]
-    svgs = [inline_svg(f, *words)
-            for f, words in zip(figs, _words(title, desc, len(figs)))]
+    svgs = [
+        inline_svg(f, *words)
+        for f, words in zip(figs, _words(title, desc, len(figs)))
+    ]
     size = sum(len(svg.encode()) for svg in svgs)
-    validate.require(size <= MAX_FIGURE_BYTES, f"the figure takes {size} "
-                     f"bytes, at most {MAX_FIGURE_BYTES} are allowed")
+    validate.require(
+        size <= MAX_FIGURE_BYTES,
+        f"the figure takes {size} "
+        f"bytes, at most {MAX_FIGURE_BYTES} are allowed",
+    )
     return Figure(svgs, title, desc, caption or title)
 
 # %% ../nbs/A1_figures.ipynb #a1a7e4c8
@@ -407,7 +479,8 @@ def _limits(a, vmin, vmax, cmap):
         return DIVERGING_CMAP, Normalize(-high, high)
     cmap = matplotlib.colormaps[cmap] if isinstance(cmap, str) else cmap
     return SEQUENTIAL_CMAP if cmap is None else cmap, Normalize(
-        low if vmin is None else vmin, high if vmax is None else vmax)
+        low if vmin is None else vmin, high if vmax is None else vmax
+    )
 
 # %% ../nbs/A1_figures.ipynb #64c0e150
 def _tiles(ax, a, cmap, norm):
@@ -415,9 +488,14 @@ def _tiles(ax, a, cmap, norm):
     at = np.argwhere(np.isfinite(a))
     r = 0.47
     ring = np.array([(-r, -r), (r, -r), (r, r), (-r, r)])
-    tiles = PolyCollection(at[:, None, ::-1] + ring, cmap=cmap, norm=norm,
-                           array=a[np.isfinite(a)], linewidth=0,
-                           gid="tf-heat")
+    tiles = PolyCollection(
+        at[:, None, ::-1] + ring,
+        cmap=cmap,
+        norm=norm,
+        array=a[np.isfinite(a)],
+        linewidth=0,
+        gid="tf-heat",
+    )
     ax.set_xlim(-0.5, a.shape[1] - 0.5)
     return ax.add_collection(tiles)
 
@@ -428,37 +506,59 @@ def _text_color(cell):
     The last two digits say which, 0 black and f white; ``_css`` puts
     the two colors in their place.
     """
-    return "#0102" + "".join("0" if luminance(ground) > 0.18 else "f"
-                             for ground in (cell, dark_mode_color(cell)))
+    return "#0102" + "".join(
+        "0" if luminance(ground) > 0.18 else "f"
+        for ground in (cell, dark_mode_color(cell))
+    )
 
 # %% ../nbs/A1_figures.ipynb #31d8a57f
 def _numbers(ax, a, art, fmt, even):
     """Write each value into its cell, black or white by luminance."""
-    texts = {(i, j): "" if np.isnan(v) else format(v, fmt) if
-             np.isfinite(v) else "−∞" if v < 0 else "∞"
-             for (i, j), v in np.ndenumerate(a)}
-    tall, wide = (n / ax.figure.dpi * 72 / k for n, k in zip(
-        (ax.bbox.height, ax.bbox.width), a.shape))
+    texts = {
+        (i, j): ""
+        if np.isnan(v)
+        else format(v, fmt)
+        if np.isfinite(v)
+        else "−∞"
+        if v < 0
+        else "∞"
+        for (i, j), v in np.ndenumerate(a)
+    }
+    tall, wide = (
+        n / ax.figure.dpi * 72 / k
+        for n, k in zip((ax.bbox.height, ax.bbox.width), a.shape)
+    )
     room = min(tall, wide) if even else wide
     longest = max(map(len, texts.values()), default=1) or 1
     size = min(10.5, tall, max(5.0, 1.6 * room / longest))
     for (i, j), text in texts.items():
         known = np.isfinite(a[i, j])
-        color = _text_color(art.cmap(art.norm(a[i, j]))) if known else \
-            TEXT_COLOR
-        ax.text(j, i, text, fontsize=size, ha="center", color=color,
-                va="center_baseline", alpha=1 if known else 0.75)
+        color = (
+            _text_color(art.cmap(art.norm(a[i, j])))
+            if known
+            else TEXT_COLOR
+        )
+        ax.text(
+            j,
+            i,
+            text,
+            fontsize=size,
+            ha="center",
+            color=color,
+            va="center_baseline",
+            alpha=1 if known else 0.75,
+        )
 
 # %% ../nbs/A1_figures.ipynb #149294f6
 def heatmap(
-    ax,           # where to draw
-    values,       # 2-D array or tensor; NaN and infinite cells stay empty
-    rows=None,    # labels of the rows, one per row
-    cols=None,    # labels of the columns, one per column
+    ax,  # where to draw
+    values,  # 2-D array or tensor; NaN and infinite cells stay empty
+    rows=None,  # labels of the rows, one per row
+    cols=None,  # labels of the columns, one per column
     fmt: str | None = None,  # write the numbers, as ".2f"
-    vmin=None,    # value of the first color
-    vmax=None,    # value of the last color
-    cmap=None,    # another color map, or its name
+    vmin=None,  # value of the first color
+    vmax=None,  # value of the last color
+    cmap=None,  # another color map, or its name
     xlabel: str | None = None,  # under the columns
     ylabel: str | None = None,  # beside the rows
 ):
@@ -476,8 +576,12 @@ def heatmap(
     else:
         art = ax.imshow(np.ma.masked_invalid(a), cmap=cmap, norm=norm)
     even = max(a.shape) < 4 * min(a.shape)
-    ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(len(a) - 0.5, -0.5),
-           aspect="equal" if even else "auto")
+    ax.set(
+        xlabel=xlabel,
+        ylabel=ylabel,
+        ylim=(len(a) - 0.5, -0.5),
+        aspect="equal" if even else "auto",
+    )
     ax.spines[:].set_visible(False)
     _axis(ax, cols, "x")
     _axis(ax, rows, "y")
@@ -555,19 +659,22 @@ class Stepper:
 
     def _frame(self, i, svg, caption):
         name = "tf-frame tf-key" if i in self.key_frames else "tf-frame"
-        return (f'<figure class="{name}">{_panel(svg)}<figcaption>'
-                f"{html.escape(caption)}</figcaption></figure>")
+        return (
+            f'<figure class="{name}">{_panel(svg)}<figcaption>'
+            f"{html.escape(caption)}</figcaption></figure>"
+        )
 
     def _repr_html_(self):
         n = len(self.frames)
         title = html.escape(self.title)
-        drawn = "".join(self._frame(i, *f)
-                        for i, f in enumerate(self.frames))
+        drawn = "".join(
+            self._frame(i, *f) for i, f in enumerate(self.frames)
+        )
         return (
             f'{_STEPPER_CSS}<div class="tf-stepper" role="group" '
             f'aria-label="{title}"><div class="tf-bar">'
             '<button type="button" aria-label="previous step">'
-            '&larr;</button>'
+            "&larr;</button>"
             f'<input type="range" min="0" max="{n - 1}" value="0" '
             'aria-label="step">'
             '<button type="button" aria-label="next step">&rarr;</button>'
@@ -575,14 +682,15 @@ class Stepper:
             f'<div class="tf-frames">{drawn}</div>'
             f'<p class="tf-caption">{title}</p>'
             '<p class="tf-say" aria-live="polite"></p></div>'
-            f"{_STEPPER_JS}")
+            f"{_STEPPER_JS}"
+        )
 
     def __repr__(self):
         return f"Stepper: {self.title}, {len(self.frames)} frames"
 
 # %% ../nbs/A1_figures.ipynb #72c172a4
 def stepper(
-    frames,      # list of ``(figure, caption)``
+    frames,  # list of ``(figure, caption)``
     title: str,  # what the frames tell, in a few words
     # indices printed on paper; None: at most 4, spread out
     key_frames=None,
@@ -599,16 +707,23 @@ def stepper(
     validate.require(n >= 2, f"a stepper needs 2 frames or more, got {n}")
     if key_frames is None:
         key_frames = sorted({round(i * (n - 1) / 3) for i in range(4)})
-    validate.require(key_frames and {*key_frames} <= {*range(n)},
-                     "key_frames must name some of the frames 0 to "
-                     f"{n - 1}, got {list(key_frames)}")
-    drawn = [(inline_svg(f, f"{title}, step {i + 1} of {n}", c), c)
-             for i, (f, c) in enumerate(frames)]
+    validate.require(
+        key_frames and {*key_frames} <= {*range(n)},
+        "key_frames must name some of the frames 0 to "
+        f"{n - 1}, got {list(key_frames)}",
+    )
+    drawn = [
+        (inline_svg(f, f"{title}, step {i + 1} of {n}", c), c)
+        for i, (f, c) in enumerate(frames)
+    ]
     made = Stepper(drawn, title, list(key_frames))
     size = len(made._repr_html_().encode())
-    validate.require(size <= MAX_STEPPER_BYTES, "the stepper takes "
-                     f"{size} bytes, at most {MAX_STEPPER_BYTES} are "
-                     "allowed")
+    validate.require(
+        size <= MAX_STEPPER_BYTES,
+        "the stepper takes "
+        f"{size} bytes, at most {MAX_STEPPER_BYTES} are "
+        "allowed",
+    )
     return made
 
 # %% ../nbs/A1_figures.ipynb #5b82f316
@@ -619,8 +734,9 @@ def _as_json(data):
     try:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise ValueError("the data of a live figure cannot be written as "
-                         f"JSON: {error}") from error
+        raise ValueError(
+            f"the data of a live figure cannot be written as JSON: {error}"
+        ) from error
     return text.replace("<", "\\u003c")
 
 # %% ../nbs/A1_figures.ipynb #27f6b1a8
@@ -630,8 +746,14 @@ class LiveFigure:
     Without its script, on paper and in a notebook it shows its still.
     """
 
-    def __init__(self, name: str, data: dict, fallback: Figure,
-                 desc: str, caption: str):
+    def __init__(
+        self,
+        name: str,
+        data: dict,
+        fallback: Figure,
+        desc: str,
+        caption: str,
+    ):
         self.name = name
         self.data = data
         self.fallback = fallback
@@ -649,7 +771,8 @@ class LiveFigure:
             f'aria-label="{html.escape(self.title)}" hidden></div>'
             f'<div class="tf-still">{_panels(self.fallback.svgs)}</div>'
             '<figcaption class="tf-caption">'
-            f"{html.escape(self.caption)}</figcaption></figure>")
+            f"{html.escape(self.caption)}</figcaption></figure>"
+        )
 
     def __repr__(self):
         return f"LiveFigure: {self.title}, drawn by {self.name}.js"
@@ -679,23 +802,32 @@ def live(
     validate.require(
         isinstance(name, str) and re.fullmatch("[a-z0-9-]+", name),
         "the name of a live figure has lower-case letters, digits and "
-        f"hyphens only, got {name!r}")
+        f"hyphens only, got {name!r}",
+    )
     validate.instance_of(Figure, fallback=fallback)
     if desc is None:
         said = fallback.desc
         desc = said if isinstance(said, str) else " ".join(said)
     validate.require(str(desc).strip(), "a live figure needs a desc")
-    made = LiveFigure(name, data, fallback, desc,
-                      caption or fallback.caption)
+    made = LiveFigure(
+        name, data, fallback, desc, caption or fallback.caption
+    )
     size = len(made._repr_html_().encode())
-    validate.require(size <= MAX_FIGURE_BYTES, "the live figure takes "
-                     f"{size} bytes, at most {MAX_FIGURE_BYTES} are "
-                     "allowed")
+    validate.require(
+        size <= MAX_FIGURE_BYTES,
+        "the live figure takes "
+        f"{size} bytes, at most {MAX_FIGURE_BYTES} are "
+        "allowed",
+    )
     return made
 
 # %% ../nbs/A1_figures.ipynb #a43399f5
-SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1),
-         "bottom": (0, 1)}
+SIDES = {
+    "left": (-1, 0),
+    "right": (1, 0),
+    "top": (0, -1),
+    "bottom": (0, 1),
+}
 
 # %% ../nbs/A1_figures.ipynb #88f9f82c
 @dataclass(frozen=True)
@@ -725,9 +857,9 @@ class Rect:
 # %% ../nbs/A1_figures.ipynb #8a7503e3
 def route(
     start: tuple,  # a point
-    leave: str,    # the side of a box that it lies on
-    end: tuple,    # another point
-    enter: str,    # and its side
+    leave: str,  # the side of a box that it lies on
+    end: tuple,  # another point
+    enter: str,  # and its side
 ) -> list:
     """The corners of a right-angled way from one side to another.
 
@@ -770,7 +902,7 @@ class Layout(dict):
         b, enter = self.find(end)
         leave = leave or a.facing(b)
         enter = enter or b.facing(a)
-        if not a.w and enter in ("left", "right"):   # turn only once
+        if not a.w and enter in ("left", "right"):  # turn only once
             leave = "bottom"
         elif not a.w:
             leave = "right"
@@ -783,16 +915,24 @@ class Layout(dict):
     def bounding_box(self, names, pad=0) -> Rect:
         """The rectangle around the named ones."""
         places = [self.find(name)[0] for name in names]
-        x, y = ([getattr(p, c) - getattr(p, s) / 2 for p in places]
-                for c, s in ("xw", "yh"))
-        x2, y2 = ([getattr(p, c) + getattr(p, s) / 2 for p in places]
-                  for c, s in ("xw", "yh"))
+        x, y = (
+            [getattr(p, c) - getattr(p, s) / 2 for p in places]
+            for c, s in ("xw", "yh")
+        )
+        x2, y2 = (
+            [getattr(p, c) + getattr(p, s) / 2 for p in places]
+            for c, s in ("xw", "yh")
+        )
         left = min(x)
         top = min(y)
         right = max(x2)
         low = max(y2)
-        return Rect((left + right) / 2, (top + low) / 2,
-                    right - left + 2 * pad, low - top + 2 * pad)
+        return Rect(
+            (left + right) / 2,
+            (top + low) / 2,
+            right - left + 2 * pad,
+            low - top + 2 * pad,
+        )
 
 # %% ../nbs/A1_figures.ipynb #a02c6b75
 def label_position(points) -> tuple:
@@ -817,60 +957,119 @@ class _Canvas:
         self.ax.set(xlim=(0, width), ylim=(height, 0))
         self.ax.axis("off")
 
-    def rect(self, p, fill, alpha, edge=None, width=1.0, dash="-", r=4,
-             z=2):
+    def rect(
+        self, p, fill, alpha, edge=None, width=1.0, dash="-", r=4, z=2
+    ):
         """A rounded rectangle."""
         art = FancyBboxPatch(
-            (p.x - p.w / 2, p.y - p.h / 2), p.w, p.h,
-            boxstyle=f"round,pad=0,rounding_size={r}", clip_on=False,
-            facecolor=(fill, alpha) if fill else "none", linewidth=width,
-            edgecolor=edge or "none", linestyle=dash, zorder=z)
+            (p.x - p.w / 2, p.y - p.h / 2),
+            p.w,
+            p.h,
+            boxstyle=f"round,pad=0,rounding_size={r}",
+            clip_on=False,
+            facecolor=(fill, alpha) if fill else "none",
+            linewidth=width,
+            edgecolor=edge or "none",
+            linestyle=dash,
+            zorder=z,
+        )
         return self.ax.add_artist(art)
 
     def disc(self, p, fill, edge):
         """A circle in a square."""
-        self.ax.add_artist(Circle(
-            (p.x, p.y), p.w / 2, facecolor=fill, edgecolor=edge,
-            linewidth=1.2, clip_on=False, zorder=4))
+        self.ax.add_artist(
+            Circle(
+                (p.x, p.y),
+                p.w / 2,
+                facecolor=fill,
+                edgecolor=edge,
+                linewidth=1.2,
+                clip_on=False,
+                zorder=4,
+            )
+        )
 
-    def line(self, points, color, width, alpha=1.0, head=0, dash="-",
-             z=1):
+    def line(self, points, color, width, alpha=1.0, head=0, dash="-", z=1):
         """A line through the points, with an arrow's head at its end."""
         (x, y), (x2, y2) = np.asarray(points[-2:], float)
         far = math.hypot(x2 - x, y2 - y)
         u, v = ((x2 - x) / far, (y2 - y) / far) if far else (0, 0)
         stop = (x2 - 0.8 * head * u, y2 - 0.8 * head * v)
         xs, ys = zip(*points[:-1], stop)
-        self.ax.add_line(Line2D(
-            xs, ys, color=color, linewidth=width, alpha=alpha,
-            linestyle=dash, solid_capstyle="butt", clip_on=False,
-            zorder=z))
+        self.ax.add_line(
+            Line2D(
+                xs,
+                ys,
+                color=color,
+                linewidth=width,
+                alpha=alpha,
+                linestyle=dash,
+                solid_capstyle="butt",
+                clip_on=False,
+                zorder=z,
+            )
+        )
         if head:
             side = 0.45 * head
-            tip = [(x2, y2), (x2 - head * u + side * v, y2 - head * v
-                              - side * u),
-                   (x2 - head * u - side * v, y2 - head * v + side * u)]
-            self.ax.add_artist(Polygon(tip, color=color, alpha=alpha,
-                                       linewidth=0, clip_on=False,
-                                       zorder=z))
+            tip = [
+                (x2, y2),
+                (x2 - head * u + side * v, y2 - head * v - side * u),
+                (x2 - head * u - side * v, y2 - head * v + side * u),
+            ]
+            self.ax.add_artist(
+                Polygon(
+                    tip,
+                    color=color,
+                    alpha=alpha,
+                    linewidth=0,
+                    clip_on=False,
+                    zorder=z,
+                )
+            )
 
-    def words(self, x, y, text, ink=TEXT_COLOR, alpha=1.0, ha="center",
-              va="center_baseline", bold=False, mono=False):
+    def words(
+        self,
+        x,
+        y,
+        text,
+        ink=TEXT_COLOR,
+        alpha=1.0,
+        ha="center",
+        va="center_baseline",
+        bold=False,
+        mono=False,
+    ):
         """Words at a point."""
         self.ax.text(
-            x, y, text, color=ink, alpha=alpha, ha=ha, va=va,
-            fontsize=self.size, weight="bold" if bold else "normal",
+            x,
+            y,
+            text,
+            color=ink,
+            alpha=alpha,
+            ha=ha,
+            va=va,
+            fontsize=self.size,
+            weight="bold" if bold else "normal",
             family="DejaVu Sans Mono" if mono else "DejaVu Sans",
-            linespacing=1.15)
+            linespacing=1.15,
+        )
 
     def link(self, p, url, name):
         """An invisible rectangle that leads to another page."""
         first = name not in self.linked
         self.linked.add(name)
-        self.ax.add_artist(Rectangle(
-            (p.x - p.w / 2, p.y - p.h / 2), p.w, p.h, facecolor=TEXT_COLOR,
-            alpha=0.001, zorder=9, clip_on=False,    # 0 takes no clicks
-            url=f"{url} {name}" if first else url))
+        self.ax.add_artist(
+            Rectangle(
+                (p.x - p.w / 2, p.y - p.h / 2),
+                p.w,
+                p.h,
+                facecolor=TEXT_COLOR,
+                alpha=0.001,
+                zorder=9,
+                clip_on=False,  # 0 takes no clicks
+                url=f"{url} {name}" if first else url,
+            )
+        )
 
 # %% ../nbs/A1_figures.ipynb #4f6c5b03
 #| code-summary: how a part looks when it is lit, dimmed, or neither
@@ -905,17 +1104,35 @@ class Diagram:
         self.highlight = {*highlight}
         self.links = dict(links or {})
 
-    def box(self, name, x, y, text=None, w=72, h=24, role=GREY, part=None,
-            dash="-", text_offset=0, open=False):
+    def box(
+        self,
+        name,
+        x,
+        y,
+        text=None,
+        w=72,
+        h=24,
+        role=GREY,
+        part=None,
+        dash="-",
+        text_offset=0,
+        open=False,
+    ):
         """A box around (x, y); open, if it holds more than its text."""
         p = Rect(x, y, w, h)
         part = part or name
         fill, pale, edge, width, ink, alpha = _shade(
-            part in self.highlight, self.highlight, role, open)
+            part in self.highlight, self.highlight, role, open
+        )
         self.canvas.rect(p, fill, pale, edge, width, dash)
-        self.canvas.words(x, y + text_offset,
-                          name if text is None else text, ink, alpha,
-                          bold=part in self.highlight)
+        self.canvas.words(
+            x,
+            y + text_offset,
+            name if text is None else text,
+            ink,
+            alpha,
+            bold=part in self.highlight,
+        )
         self.layout[name] = p
         if part in self.links:
             self.canvas.link(p, self.links[part], part)
@@ -927,7 +1144,9 @@ class Diagram:
         ink = (
             BLUE
             if part in self.highlight
-            else GREY if self.highlight else TEXT_COLOR
+            else GREY
+            if self.highlight
+            else TEXT_COLOR
         )
         self.canvas.disc(p, PAGE_COLOR, ink)
         for a, b in (("left", "right"), ("top", "bottom")):
@@ -936,17 +1155,22 @@ class Diagram:
     def residual_stream(self, points, part="residual"):
         """The thick line through points to which branches are added."""
         lit = part in self.highlight
-        self.canvas.line(points, BLUE if lit else GREY, 5 if lit else 3.6,
-                         head=12)
+        self.canvas.line(
+            points, BLUE if lit else GREY, 5 if lit else 3.6, head=12
+        )
 
     def arrow(self, start, end, text="", via=(), part=None, dash="-"):
         """From a name, side or point to another, at right angles."""
         points = self.layout.path(start, end, via)
         lit = part in self.highlight
-        self.canvas.line(points, BLUE if lit else TEXT_COLOR,
-                         1.8 if lit else 1.1,
-                         0.6 if self.highlight and not lit else 1.0, 6,
-                         dash)
+        self.canvas.line(
+            points,
+            BLUE if lit else TEXT_COLOR,
+            1.8 if lit else 1.1,
+            0.6 if self.highlight and not lit else 1.0,
+            6,
+            dash,
+        )
         if text:
             x, y, ha = label_position(points)
             self.note(x, y, text, part, mono=True, ha=ha)
@@ -955,17 +1179,28 @@ class Diagram:
         """An outline around named boxes, itself a part and a place."""
         p = self.layout.bounding_box(names, pad)
         self.layout[name] = p
-        fill, edge, width = ((BLUE, BLUE, 2.4) if name in self.highlight
-                             else (None, GREY, 1.0))
-        self.canvas.rect(p, fill, 0.08, edge, width, "-" if fill else dash,
-                         r=7, z=0)
+        fill, edge, width = (
+            (BLUE, BLUE, 2.4)
+            if name in self.highlight
+            else (None, GREY, 1.0)
+        )
+        self.canvas.rect(
+            p, fill, 0.08, edge, width, "-" if fill else dash, r=7, z=0
+        )
 
     def note(self, x, y, text, part=None, mono=False, ha="center"):
         """Words without a box, as the shape of what an arrow carries."""
         lit = part is not None and part in self.highlight
-        self.canvas.words(x, y, text, TEXT_COLOR,
-                          0.8 if self.highlight and not lit else 1, ha,
-                          bold=lit, mono=mono)
+        self.canvas.words(
+            x,
+            y,
+            text,
+            TEXT_COLOR,
+            0.8 if self.highlight and not lit else 1,
+            ha,
+            bold=lit,
+            mono=mono,
+        )
         if part in self.links and not mono:
             wide = 0.56 * self.canvas.size * len(text)
             x += {"left": wide / 2, "right": -wide / 2}.get(ha, 0)
@@ -1001,95 +1236,186 @@ MACHINE_PARTS = (
 #| code-fold: true
 #| code-summary: the boxes of the machine and their places, wide and tall
 _BOXES = {
-    "text": ("text", "“The cup fell”", GREY,
-             (50, 236, 88, 22), (260, 24, 88, 22)),
-    "tokenizer": ("tokenizer", "tokenizer", GREY,
-                  (50, 186, 88, 22), (150, 24, 68, 22)),
-    "embedding": ("embedding", "embedding", PURPLE,
-                  (48, 46, 80, 24), (52, 24, 76, 24)),
-    "positions": ("positions", "positions", PURPLE,
-                  (104, 92, 56, 20), (118, 68, 56, 20)),
-    "norm1": ("norm", "norm", GREY,
-              (200, 82, 54, 20), (110, 142, 46, 22)),
-    "attention": ("attention", "attention", BLUE,
-                  (200, 147, 104, 82), (214, 142, 112, 86)),
-    "norm2": ("norm", "norm", GREY,
-              (316, 82, 54, 20), (110, 262, 46, 22)),
-    "feedforward": ("feedforward", "feed-forward\n(each token\nby itself)",
-                    GREEN, (316, 147, 80, 82), (214, 262, 112, 46)),
-    "norm3": ("norm", "norm", GREY,
-              (436, 46, 60, 22), (52, 354, 60, 22)),
-    "lm_head": ("lm_head", "lm_head", PURPLE,
-                (436, 92, 76, 22), (142, 354, 62, 22)),
-    "probs": ("sampling", "probabilities", ORANGE,
-              (436, 154, 76, 52), (256, 354, 92, 50)),
-    "sampling": ("sampling", "choose a token", ORANGE,
-                 (436, 236, 80, 22), (256, 416, 92, 22)),
-    "loss": ("loss", "loss\n−log p(next id)", RED,
-             (312, 236, 84, 30), (142, 416, 88, 30)),
-    "encoder": ("encoder", "encoder’s output", GREY,
-                (200, 212, 88, 18), (262, 68, 84, 18)),
+    "text": (
+        "text",
+        "“The cup fell”",
+        GREY,
+        (50, 236, 88, 22),
+        (260, 24, 88, 22),
+    ),
+    "tokenizer": (
+        "tokenizer",
+        "tokenizer",
+        GREY,
+        (50, 186, 88, 22),
+        (150, 24, 68, 22),
+    ),
+    "embedding": (
+        "embedding",
+        "embedding",
+        PURPLE,
+        (48, 46, 80, 24),
+        (52, 24, 76, 24),
+    ),
+    "positions": (
+        "positions",
+        "positions",
+        PURPLE,
+        (104, 92, 56, 20),
+        (118, 68, 56, 20),
+    ),
+    "norm1": ("norm", "norm", GREY, (200, 82, 54, 20), (110, 142, 46, 22)),
+    "attention": (
+        "attention",
+        "attention",
+        BLUE,
+        (200, 147, 104, 82),
+        (214, 142, 112, 86),
+    ),
+    "norm2": ("norm", "norm", GREY, (316, 82, 54, 20), (110, 262, 46, 22)),
+    "feedforward": (
+        "feedforward",
+        "feed-forward\n(each token\nby itself)",
+        GREEN,
+        (316, 147, 80, 82),
+        (214, 262, 112, 46),
+    ),
+    "norm3": ("norm", "norm", GREY, (436, 46, 60, 22), (52, 354, 60, 22)),
+    "lm_head": (
+        "lm_head",
+        "lm_head",
+        PURPLE,
+        (436, 92, 76, 22),
+        (142, 354, 62, 22),
+    ),
+    "probs": (
+        "sampling",
+        "probabilities",
+        ORANGE,
+        (436, 154, 76, 52),
+        (256, 354, 92, 50),
+    ),
+    "sampling": (
+        "sampling",
+        "choose a token",
+        ORANGE,
+        (436, 236, 80, 22),
+        (256, 416, 92, 22),
+    ),
+    "loss": (
+        "loss",
+        "loss\n−log p(next id)",
+        RED,
+        (312, 236, 84, 30),
+        (142, 416, 88, 30),
+    ),
+    "encoder": (
+        "encoder",
+        "encoder’s output",
+        GREY,
+        (200, 212, 88, 18),
+        (262, 68, 84, 18),
+    ),
     "q": ("heads", "q", BLUE, (168, 136, 22, 18), (180, 130, 22, 18)),
     "k": ("heads", "k", BLUE, (200, 136, 22, 18), (214, 130, 22, 18)),
     "v": ("heads", "v", BLUE, (232, 136, 22, 18), (248, 130, 22, 18)),
-    "cache": ("cache", "cache", GREEN,
-              (216, 171, 56, 18), (231, 166, 58, 18)),
+    "cache": (
+        "cache",
+        "cache",
+        GREEN,
+        (216, 171, 56, 18),
+        (231, 166, 58, 18),
+    ),
 }
 
 # %% ../nbs/A1_figures.ipynb #c9471305
 #| code-fold: true
 #| code-summary: its arrows and words, wide and tall
-_BOTH = [("text", "tokenizer"), ("norm1", "attention"),
-         ("norm2", "feedforward"), ("norm3", "lm_head"),
-         ("lm_head", "probs", "logits"), ("probs", "sampling"),
-         ("positions", "sum0")]
-_ARROWS = [[
-    *_BOTH,
-    ((200, 46), "norm1"), ((316, 46), "norm2"), ("tokenizer", (50, 58)),
-    ("attention.right", "sum1.bottom"),
-    ("feedforward.right", "sum2.bottom"),
-    ("sampling.bottom", "text.bottom", "", [(436, 260), (50, 260)]),
-    ("lm_head.left", "loss.right", "", [(386, 92), (386, 236)],
-     "training"),
-    ("tokenizer.right", "loss.left", "", [(112, 186), (112, 236)],
-     "training"),
-    ("positions.bottom", "attention.left", "", (), "positions", ":"),
-    ("encoder", (200, 188), "", (), "encoder", ":"),
-    ((200, 145), (200, 162), "", (), "cache"),
-    ((232, 145), (232, 162), "", (), "cache"),
-], [
-    *_BOTH,
-    ((52, 142), "norm1"), ((52, 262), "norm2"), ("tokenizer", "embedding"),
-    ("attention.bottom", "sum1.right"),
-    ("feedforward.bottom", "sum2.right"),
-    ("sampling.right", "text.right", "", [(317, 416), (317, 24)]),
-    ("lm_head.bottom", "loss.top", "", (), "training"),
-    ((72, 416), "loss.left", "", [(80, 416)], "training"),
-    ("positions.right", "attention.top", "", (), "positions", ":"),
-    ("encoder", (262, 99), "", (), "encoder", ":"),
-    ((214, 139), (214, 157), "", (), "cache"),
-    ((248, 139), (248, 157), "", (), "cache"),
-]]
-_WORDS = [[
-    (258, 34, "residual stream (b, t, d)", "residual"),
-    (372, 193, "block × N", "block", "right"),
-    (56, 140, "ids", "text", "left"),
-    (168, 171, "heads", "heads"), (184, 228, "targets: the next ids",
-                                     "training"),
-    (243, 268, "the text is one token longer", "sampling"),
-], [
-    (62, 110, "residual stream", "residual", "left"),
-    (286, 316, "block × N", "block", "right"), (103, 15, "ids", "text"),
-    (181, 166, "heads", "heads"),
-    (38, 416, "targets:\nthe next ids", "training"),
-]]
+_BOTH = [
+    ("text", "tokenizer"),
+    ("norm1", "attention"),
+    ("norm2", "feedforward"),
+    ("norm3", "lm_head"),
+    ("lm_head", "probs", "logits"),
+    ("probs", "sampling"),
+    ("positions", "sum0"),
+]
+_ARROWS = [
+    [
+        *_BOTH,
+        ((200, 46), "norm1"),
+        ((316, 46), "norm2"),
+        ("tokenizer", (50, 58)),
+        ("attention.right", "sum1.bottom"),
+        ("feedforward.right", "sum2.bottom"),
+        ("sampling.bottom", "text.bottom", "", [(436, 260), (50, 260)]),
+        (
+            "lm_head.left",
+            "loss.right",
+            "",
+            [(386, 92), (386, 236)],
+            "training",
+        ),
+        (
+            "tokenizer.right",
+            "loss.left",
+            "",
+            [(112, 186), (112, 236)],
+            "training",
+        ),
+        ("positions.bottom", "attention.left", "", (), "positions", ":"),
+        ("encoder", (200, 188), "", (), "encoder", ":"),
+        ((200, 145), (200, 162), "", (), "cache"),
+        ((232, 145), (232, 162), "", (), "cache"),
+    ],
+    [
+        *_BOTH,
+        ((52, 142), "norm1"),
+        ((52, 262), "norm2"),
+        ("tokenizer", "embedding"),
+        ("attention.bottom", "sum1.right"),
+        ("feedforward.bottom", "sum2.right"),
+        ("sampling.right", "text.right", "", [(317, 416), (317, 24)]),
+        ("lm_head.bottom", "loss.top", "", (), "training"),
+        ((72, 416), "loss.left", "", [(80, 416)], "training"),
+        ("positions.right", "attention.top", "", (), "positions", ":"),
+        ("encoder", (262, 99), "", (), "encoder", ":"),
+        ((214, 139), (214, 157), "", (), "cache"),
+        ((248, 139), (248, 157), "", (), "cache"),
+    ],
+]
+_WORDS = [
+    [
+        (258, 34, "residual stream (b, t, d)", "residual"),
+        (372, 193, "block × N", "block", "right"),
+        (56, 140, "ids", "text", "left"),
+        (168, 171, "heads", "heads"),
+        (184, 228, "targets: the next ids", "training"),
+        (243, 268, "the text is one token longer", "sampling"),
+    ],
+    [
+        (62, 110, "residual stream", "residual", "left"),
+        (286, 316, "block × N", "block", "right"),
+        (103, 15, "ids", "text"),
+        (181, 166, "heads", "heads"),
+        (38, 416, "targets:\nthe next ids", "training"),
+    ],
+]
 _SHEETS = [
-    dict(size=(480, 278), font=8.5, stream=[(88, 46), (406, 46)],
-         sums=[(104, 46), (264, 46), (366, 46)],
-         block=Rect(258, 111, 236, 178)),
-    dict(size=(326, 450), font=8.5, stream=[(52, 36), (52, 343)],
-         sums=[(52, 68), (52, 206), (52, 304)],
-         block=Rect(158, 207, 280, 236)),
+    dict(
+        size=(480, 278),
+        font=8.5,
+        stream=[(88, 46), (406, 46)],
+        sums=[(104, 46), (264, 46), (366, 46)],
+        block=Rect(258, 111, 236, 178),
+    ),
+    dict(
+        size=(326, 450),
+        font=8.5,
+        stream=[(52, 36), (52, 343)],
+        sums=[(52, 68), (52, 206), (52, 304)],
+        block=Rect(158, 207, 280, 236),
+    ),
 ]
 
 # %% ../nbs/A1_figures.ipynb #cd0c2c64
@@ -1100,9 +1426,19 @@ def _draw_boxes(d, tall):
     for name, (part, text, role, *places) in _BOXES.items():
         x, y, w, h = places[tall]
         open_ = name in ("attention", "probs")
-        d.box(name, x, y, text, w, h, role, part, open=open_,
-              dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
-              text_offset=8 - h / 2 if open_ else 0)
+        d.box(
+            name,
+            x,
+            y,
+            text,
+            w,
+            h,
+            role,
+            part,
+            open=open_,
+            dash=(0, (3, 2)) if name in ("encoder", "cache") else "-",
+            text_offset=8 - h / 2 if open_ else 0,
+        )
     _bars(d)
 
 # %% ../nbs/A1_figures.ipynb #b20fdb29
@@ -1144,12 +1480,25 @@ def _frame(d, tall, whole):
     """Mark all of the machine, for what concerns all of it."""
     if whole:
         w, h = _SHEETS[tall]["size"]
-        d.canvas.rect(Rect(w / 2, h / 2, w - 3, h - 3), BLUE, 0.05, BLUE,
-                      2.4, r=8, z=0)
-        says = {"check": "check: is all of it right?",
-                "costs": "costs: memory, arithmetic, time"}
-        d.canvas.words(*((10, 440) if tall else (10, 12)), " · ".join(
-            says[part] for part in whole), ha="left", bold=True)
+        d.canvas.rect(
+            Rect(w / 2, h / 2, w - 3, h - 3),
+            BLUE,
+            0.05,
+            BLUE,
+            2.4,
+            r=8,
+            z=0,
+        )
+        says = {
+            "check": "check: is all of it right?",
+            "costs": "costs: memory, arithmetic, time",
+        }
+        d.canvas.words(
+            *((10, 440) if tall else (10, 12)),
+            " · ".join(says[part] for part in whole),
+            ha="left",
+            bold=True,
+        )
 
 # %% ../nbs/A1_figures.ipynb #17686fd8
 #| code-fold: true
@@ -1165,26 +1514,31 @@ _SAYS = (
     "these give probabilities, a token is chosen, and the text is one "
     "token longer. In training a loss compares the logits with the next "
     "ids. Dashed, the output of an encoder, which cross-attention would "
-    "read.")
+    "read."
+)
 
 # %% ../nbs/A1_figures.ipynb #d40a9d60
 class MachineFigure(Figure):
     """A drawing in two forms, of which the page shows one."""
 
     def _repr_html_(self):
-        wide, tall = (f'class="tf-panel {name}"' for name in
-                      ("tf-wide", "tf-tall"))
-        return ("<style>@media (max-width:640px){.tf-wide{display:none}}"
-                "@media (min-width:640.1px){.tf-tall{display:none}}"
-                "</style>"
-                + super()._repr_html_()
-                .replace('"tf-plate"', '"tf-plate tf-machine"')
-                .replace('class="tf-panel"', wide, 1)
-                .replace('class="tf-panel"', tall, 1))
+        wide, tall = (
+            f'class="tf-panel {name}"' for name in ("tf-wide", "tf-tall")
+        )
+        return (
+            "<style>@media (max-width:640px){.tf-wide{display:none}}"
+            "@media (min-width:640.1px){.tf-tall{display:none}}"
+            "</style>"
+            + super()
+            ._repr_html_()
+            .replace('"tf-plate"', '"tf-plate tf-machine"')
+            .replace('class="tf-panel"', wide, 1)
+            .replace('class="tf-panel"', tall, 1)
+        )
 
 # %% ../nbs/A1_figures.ipynb #db38ef41
 def machine_diagram(
-    highlight=(),      # names out of PARTS: what is marked
+    highlight=(),  # names out of PARTS: what is marked
     links=None,  # dict from names out of PARTS to addresses
     caption: str | None = None,  # None: where we are
 ) -> MachineFigure:
@@ -1213,8 +1567,15 @@ def machine_diagram(
         _frame(d, tall, whole)
         svgs.append(inline_svg(d.canvas.fig, "The whole machine", _SAYS))
     here = ", ".join(highlight).replace("feedforward", "feed-forward")
-    return MachineFigure(svgs, "The whole machine", _SAYS, caption or (
-        f"You are here: {here}." if highlight else "The whole machine."))
+    return MachineFigure(
+        svgs,
+        "The whole machine",
+        _SAYS,
+        caption
+        or (
+            f"You are here: {here}." if highlight else "The whole machine."
+        ),
+    )
 
 # %% ../nbs/A1_figures.ipynb #63c988f2
 #| code-fold: true
@@ -1230,8 +1591,11 @@ def describe_change(
     ratio = float(row["before"]) / float(row["after"])
     if row["verdict"] == "nothing shown":
         return row["verdict"]
-    return (f"{ratio:.3g} × less" if ratio > 1 else
-            f"lost: {1 / ratio:.3g} × more")
+    return (
+        f"{ratio:.3g} × less"
+        if ratio > 1
+        else f"lost: {1 / ratio:.3g} × more"
+    )
 
 # %% ../nbs/A1_figures.ipynb #c6881198
 #| code-summary: an axis from 0 with names, and a number beside a mark
@@ -1247,14 +1611,26 @@ def _bare(ax, names, max_value):
 #| code-summary: a mark with its range and its number
 def _mark(ax, y, row, name, color, line_width):
     """One number of a row, on an axis from 0; returns its end."""
-    x, low, high = (float(row[name + end])
-                    for end in ("", "_low", "_high"))
+    x, low, high = (
+        float(row[name + end]) for end in ("", "_low", "_high")
+    )
     ax.plot([0, x], [y, y], color=color, lw=0.9)
-    ax.plot([low, high], [y, y], color=color, lw=line_width, alpha=0.4,
-            solid_capstyle="butt")
+    ax.plot(
+        [low, high],
+        [y, y],
+        color=color,
+        lw=line_width,
+        alpha=0.4,
+        solid_capstyle="butt",
+    )
     ax.plot(x, y, "o", color=color)
-    ax.annotate(f"{x:,.3g}" if x < 999.5 else f"{x:,.0f}", (high, y),
-                xytext=(8, 0), textcoords="offset points", va="center")
+    ax.annotate(
+        f"{x:,.3g}" if x < 999.5 else f"{x:,.0f}",
+        (high, y),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="center",
+    )
     return high
 
 # %% ../nbs/A1_figures.ipynb #67f4e358
@@ -1270,22 +1646,30 @@ def plot_before_after(
     and for a verdict that is none.
     """
     validate.require(rows, "nothing to draw: no rows")
-    fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows),
-                       squeeze=False)
+    fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows), squeeze=False)
     largest = {}
     for row, ax in zip(rows, axes[:, 0]):
         words = describe_change(row)
         color = VERDICT_COLORS[row["verdict"]]
-        most = max(_mark(ax, 0, row, "before", GREY, 7),
-                   _mark(ax, 1, row, "after", color, 7))
+        most = max(
+            _mark(ax, 0, row, "before", GREY, 7),
+            _mark(ax, 1, row, "after", color, 7),
+        )
         purpose = row["purpose"]
         largest[purpose] = max(most, largest.get(purpose, 0.0))
         ax.set_title(f"{row['part']}: {row['purpose']}")
-        ax.text(1, 0.5, words, transform=ax.transAxes, ha="right",
-                va="center", color=color, weight="bold")
+        ax.text(
+            1,
+            0.5,
+            words,
+            transform=ax.transAxes,
+            ha="right",
+            va="center",
+            color=color,
+            weight="bold",
+        )
     for row, ax in zip(rows, axes[:, 0]):
-        _bare(ax, [row["was"], row["now"]],
-              1.45 * largest[row["purpose"]])
+        _bare(ax, [row["was"], row["now"]], 1.45 * largest[row["purpose"]])
     fig.align_ylabels()
     return fig
 
@@ -1303,21 +1687,44 @@ def plot_ratios(
     fig, ax = figure(5.6, 0.36 * len(rows) + 0.8)
     for y, row in enumerate(rows):
         before, low, high, after, least, most = (
-            float(row[f"{at}{end}"]) for at in ("before", "after")
-            for end in ("", "_low", "_high"))
+            float(row[f"{at}{end}"])
+            for at in ("before", "after")
+            for end in ("", "_low", "_high")
+        )
         color = VERDICT_COLORS.get(row["verdict"], TEXT_COLOR)
-        ax.plot([least / high, most / low], [y, y], color=color, lw=7,
-                alpha=0.4, solid_capstyle="butt")
+        ax.plot(
+            [least / high, most / low],
+            [y, y],
+            color=color,
+            lw=7,
+            alpha=0.4,
+            solid_capstyle="butt",
+        )
         ax.plot(after / before, y, "o", color=color)
-        ax.text(4.6, y, f"× {after / before:.2g}", color=color,
-                va="center", ha="right")
+        ax.text(
+            4.6,
+            y,
+            f"× {after / before:.2g}",
+            color=color,
+            va="center",
+            ha="right",
+        )
     ax.axvline(1, color=GREY, lw=1, ls=":")
-    ax.set(xscale="log", xlim=(0.06, 5), ylim=(len(rows) - 0.4, -0.6),
-           xlabel="after / before: less is better")
+    ax.set(
+        xscale="log",
+        xlim=(0.06, 5),
+        ylim=(len(rows) - 0.4, -0.6),
+        xlabel="after / before: less is better",
+    )
     ax.set_xticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-    ax.set_yticks(range(len(rows)), [
-        f"{r['chapter']} {r['part']}: {r['purpose'].split()[0].strip(',')}"
-        for r in rows])
+    ax.set_yticks(
+        range(len(rows)),
+        [
+            f"{r['chapter']} {r['part']}: "
+            f"{r['purpose'].split()[0].strip(',')}"
+            for r in rows
+        ],
+    )
     ax.minorticks_off()
     return fig
 
@@ -1357,12 +1764,17 @@ def render_ablations(
     ``plot_ratios``.
     """
     told = " ".join(
-        "{part}, {purpose}: {was} {before}, {now} {after}, {verdict}."
-        .format(**row) for row in rows)
+        "{part}, {purpose}: {was} {before}, {now} {after}, "
+        "{verdict}.".format(**row)
+        for row in rows
+    )
     chapters = sorted({int(row["chapter"]) for row in rows})
     one = len(chapters) == 1
-    say = ("Each part in what it is for: before (gray) and after ("
-           if one else "What each part made of its number (")
+    say = (
+        "Each part in what it is for: before (gray) and after ("
+        if one
+        else "What each part made of its number ("
+    )
     return show(
         (plot_before_after if one else plot_ratios)(rows),
         "The ladder, chapter"
@@ -1379,11 +1791,14 @@ def render_ablations(
 def render_steps_to_loss(
     # as ``plot_steps_to_loss`` takes them, with ``nats_per_byte``
     rows: list,
-    last_chapter: int,   # chapter
+    last_chapter: int,  # chapter
 ) -> Figure:
     """Steps and seconds to one loss, ready for the page."""
-    told = " ".join("{model}: {steps} steps, {seconds} s.".format(**row)
-                    for row in rows if int(row["chapter"]) <= last_chapter)
+    told = " ".join(
+        "{model}: {steps} steps, {seconds} s.".format(**row)
+        for row in rows
+        if int(row["chapter"]) <= last_chapter
+    )
     return show(
         [
             plot_steps_to_loss(rows, last_chapter, name)

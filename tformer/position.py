@@ -26,8 +26,11 @@ def _cannot_read_values(ids):
     In compiled code, where there are none, and in a step of one token
     on a GPU, which would have to wait for each.
     """
-    return (torch.compiler.is_compiling() or ids.is_meta
-            or (not ids.is_cpu and ids.shape[-1] == 1))
+    return (
+        torch.compiler.is_compiling()
+        or ids.is_meta
+        or (not ids.is_cpu and ids.shape[-1] == 1)
+    )
 
 # %% ../nbs/04_absolute_positions.ipynb #1e84b4a6
 #| code-summary: rows of a table, or None if one does not exist
@@ -38,8 +41,11 @@ def _lookup_rows(ids, table):
             return F.embedding(ids, table)
         except IndexError:
             return None
-    if not _cannot_read_values(ids) and ids.numel() and not (
-            (ids >= 0) & (ids < len(table))).all():
+    if (
+        not _cannot_read_values(ids)
+        and ids.numel()
+        and not ((ids >= 0) & (ids < len(table))).all()
+    ):
         return None
     return F.embedding(ids, table)
 
@@ -81,7 +87,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         validate.one_of(("normal", "uniform"), init=init)
         if init == "normal":
-            nn.init.normal_(self.weight, std=d_model ** -0.5)
+            nn.init.normal_(self.weight, std=d_model**-0.5)
         else:
             edge = (3 / d_model) ** 0.5
             nn.init.uniform_(self.weight, -edge, edge)
@@ -92,8 +98,9 @@ class Embedding(nn.Module):
         if x is None:
             n = len(self.weight)
             wrong = ids[(ids < 0) | (ids >= n)][0].item()
-            raise ValueError(f"id {wrong} is outside the vocabulary of "
-                             f"{n} ids")
+            raise ValueError(
+                f"id {wrong} is outside the vocabulary of {n} ids"
+            )
         return x if self.scale == 1.0 else self.scale * x
 
     def extra_repr(self) -> str:
@@ -106,8 +113,9 @@ def _frequencies(d_model, base, device=None):
     "Radians per position of each pair of columns, in float64."
     validate.even_integer(d_model=d_model)
     i = torch.arange(d_model // 2, dtype=torch.float64, device=device)
-    validate.require(0 < base < math.inf, "base must be above 0, got "
-                     f"{base}")
+    validate.require(
+        0 < base < math.inf, f"base must be above 0, got {base}"
+    )
     return base ** (-2 * i / d_model)
 
 # %% ../nbs/04_absolute_positions.ipynb #35feac2d
@@ -179,12 +187,14 @@ class DerivedBuffersModule(nn.Module):
         device = torch.device(device or torch.get_default_device())
         with torch.inference_mode(False):
             fresh = self.compute_buffers(
-                "meta" if device.type == "meta" else "cpu")
+                "meta" if device.type == "meta" else "cpu"
+            )
             for name, new in fresh.items():
                 old = None if self.keeps_dtype else self._buffers.get(name)
                 dtype = new.dtype if old is None else old.dtype
-                self.register_buffer(name, new.to(device, dtype),
-                                     persistent=False)
+                self.register_buffer(
+                    name, new.to(device, dtype), persistent=False
+                )
 
     def get_buffer_for(
         self,
@@ -238,8 +248,9 @@ class SinusoidalPositionEmbedding(DerivedBuffersModule):
         positions = torch.arange(self.max_len, device=device)
         return {"table": sinusoids(positions, self.d_model, self.base)}
 
-    def forward(self,
-                positions: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, positions: Int[Tensor, "b t"]
+    ) -> Float[Tensor, "b t d"]:
         validate.integer_tensors(positions=positions)
         table = self.get_buffer_for("table", positions)
         positions, cannot_read_values = (
@@ -282,8 +293,9 @@ class LearnedPositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.weight, std=std)
 
-    def forward(self,
-                positions: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, positions: Int[Tensor, "b t"]
+    ) -> Float[Tensor, "b t d"]:
         validate.integer_tensors(positions=positions)
         positions, weight, cannot_read_values = (
             positions.long(),
@@ -296,8 +308,10 @@ class LearnedPositionEmbedding(nn.Module):
         if not cannot_read_values and (
             high := positions.max().item()
         ) >= len(weight):
-            raise ValueError(f"position {high} is beyond the table of "
-                             f"{len(weight)} positions")
+            raise ValueError(
+                f"position {high} is beyond the table of "
+                f"{len(weight)} positions"
+            )
         x = F.embedding(positions.clamp(min=0), weight)
         return x.masked_fill((positions < 0)[..., None], 0.0)
 

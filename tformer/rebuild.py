@@ -81,22 +81,30 @@ class GPTTemplate(GPT):
         "What leaves the last block, (b, t, d); given."
         positions = self.prepare_positions(ids, positions, cache)
         x = self.dropout(
-            self.embed_tokens_and_positions(ids, positions.tensor))
+            self.embed_tokens_and_positions(ids, positions.tensor)
+        )
         for i, block in enumerate(self.blocks):
             kept = None if cache is None else cache.layers[i]
             x = self.run_block(
-                x, *_sublayers(self, block, positions, mask, kept))
+                x, *_sublayers(self, block, positions, mask, kept)
+            )
         return x
 
     def hidden_states(self, ids, *, cache=None, positions=None, mask=None):
         "The vectors before ``lm_head``; given."
-        return self.norm(self.final_hidden(
-            ids, cache=cache, positions=positions, mask=mask))
+        return self.norm(
+            self.final_hidden(
+                ids, cache=cache, positions=positions, mask=mask
+            )
+        )
 
     def forward(self, ids, *, cache=None, positions=None, mask=None):
         "Logits for the token after each; given."
-        return self.compute_logits(self.final_hidden(
-            ids, cache=cache, positions=positions, mask=mask))
+        return self.compute_logits(
+            self.final_hidden(
+                ids, cache=cache, positions=positions, mask=mask
+            )
+        )
 
 # %% ../nbs/A4_rebuild.ipynb #89922b84
 #| code-fold: false
@@ -110,18 +118,25 @@ def _sublayers(model, block, positions, mask, cache):
         key_positions = positions
         if cache is not None:
             k, v, key_positions = cache.update(k, v, positions=positions)
-        may_attend = model.attention_mask_for(positions.tensor,
-                                              key_positions.tensor)
+        may_attend = model.attention_mask_for(
+            positions.tensor, key_positions.tensor
+        )
         may_attend = may_attend if mask is None else may_attend & mask
         return model.dropout(
-            part.o_proj(model.attend(q, k, v, may_attend)))
+            part.o_proj(model.attend(q, k, v, may_attend))
+        )
 
     def feed_forward(x):
         return model.dropout(
-            model.feed_forward(x, wide.up_proj, wide.down_proj))
+            model.feed_forward(x, wide.up_proj, wide.down_proj)
+        )
 
-    return (block.attention.norm, attention, block.feed_forward.norm,
-            feed_forward)
+    return (
+        block.attention.norm,
+        attention,
+        block.feed_forward.norm,
+        feed_forward,
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #f82ee2c6
 def template_source() -> str:
@@ -130,14 +145,18 @@ def template_source() -> str:
     The file runs: ``python my_gpt.py`` prints what ``check_class`` says.
     """
     source = inspect.getsource(GPTTemplate)
-    start, end = (source.index(f"    def {name}(")
-                  for name in ("next_positions", "prepare_positions"))
-    return ("import torch\nfrom torch.nn import functional as F\n\n"
-            "from tformer.rebuild import GPTTemplate, check_class\n"
-            "\n\nclass MyGPT(GPTTemplate):\n"
-            f"{source[start:end].rstrip()}\n"
-            '\n\nif __name__ == "__main__":\n'
-            "    print(check_class(MyGPT))\n")
+    start, end = (
+        source.index(f"    def {name}(")
+        for name in ("next_positions", "prepare_positions")
+    )
+    return (
+        "import torch\nfrom torch.nn import functional as F\n\n"
+        "from tformer.rebuild import GPTTemplate, check_class\n"
+        "\n\nclass MyGPT(GPTTemplate):\n"
+        f"{source[start:end].rstrip()}\n"
+        '\n\nif __name__ == "__main__":\n'
+        "    print(check_class(MyGPT))\n"
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #f9d80ae5
 #| code-summary: the names of the gaps, and where each is explained
@@ -149,7 +168,8 @@ TODO_METHODS: dict[str, str] = {
     "attend": "chapter 7, The table of weights, and how to do without it",
     "feed_forward": "chapter 6, Activations",
     "run_block": "chapter 6, Where the norm stands",
-    "compute_logits": "chapter 12, The head is the token table"}
+    "compute_logits": "chapter 12, The head is the token table",
+}
 
 # %% ../nbs/A4_rebuild.ipynb #30d10531
 #| code-summary: positions after a cache, for each of its rows
@@ -158,31 +178,44 @@ def _next_positions(cache, length):
     if cache is None:
         return Positions(start=0, length=length).tensor
     return cache.key_positions.next(length).tensor.expand(
-        len(cache.lengths), -1)
+        len(cache.lengths), -1
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #1af47aa2
 #| code-summary: the right pieces, made of what earlier chapters export
 _REFERENCE = {  # the eight gaps, in terms of what earlier chapters export
     "next_positions": lambda model, cache, t: _next_positions(cache, t),
-    "embed_tokens_and_positions": lambda model, ids, positions:
-        model.embed(ids) + model.embed_positions(positions),
-    "attention_mask_for": lambda model, positions, key_positions:
-        build_mask(positions, key_positions),
+    "embed_tokens_and_positions": lambda model, ids, positions: (
+        model.embed(ids) + model.embed_positions(positions)
+    ),
+    "attention_mask_for": lambda model, positions, key_positions: (
+        build_mask(positions, key_positions)
+    ),
     "split_qkv": lambda model, qkv: tuple(
-        split_heads(x, model.config.n_heads) for x in qkv.chunk(3, -1)),
-    "attend": lambda model, q, k, v, mask:
-        merge_heads(attend(q, k, v, mask)[0]),
+        split_heads(x, model.config.n_heads) for x in qkv.chunk(3, -1)
+    ),
+    "attend": lambda model, q, k, v, mask: merge_heads(
+        attend(q, k, v, mask)[0]
+    ),
     "feed_forward": lambda model, x, up, down: down(gelu_tanh(up(x))),
-    "run_block": lambda model, x, norm_1, attention, norm_2, ffn:
-        (y := x + attention(norm_1(x))) + ffn(norm_2(y)),
-    "compute_logits": lambda model, x: model.lm_head(model.norm(x))}
+    "run_block": lambda model, x, norm_1, attention, norm_2, ffn: (
+        (y := x + attention(norm_1(x))) + ffn(norm_2(y))
+    ),
+    "compute_logits": lambda model, x: model.lm_head(model.norm(x)),
+}
 
 # %% ../nbs/A4_rebuild.ipynb #2ddf6316
 #| code-summary: a small model with one gap of the reader's
 def _fill(cls, method=None):
     "A small model of the reader's class, and a GPT with its weights."
-    config = GPTConfig(vocab_size=61, d_model=24, n_layers=2, n_heads=3,
-                       max_len=32, dropout=0.0)
+    config = GPTConfig(
+        vocab_size=61,
+        d_model=24,
+        n_layers=2,
+        n_heads=3,
+        max_len=32,
+        dropout=0.0,
+    )
     others = {name: f for name, f in _REFERENCE.items() if name != method}
     kind = type(cls.__name__, (cls,), others if method else {})
     draw = torch.Generator().manual_seed(0)
@@ -207,110 +240,206 @@ def _samples(model):
     for cache, at in zip(caches, (positions[1:], positions)):
         for layer in cache.layers:
             layer.update(x[:, None], positions=at)
-    return SimpleNamespace(ids=torch.randint(61, (2, 5), generator=draw),
-                           x=x, positions=positions, qkv=qkv,
-                           live=positions >= 0, caches=caches, block=block,
-                           attend=block.attention.sublayer,
-                           wide=block.feed_forward.sublayer,
-                           heads=_REFERENCE["split_qkv"](model, 2 * qkv))
+    return SimpleNamespace(
+        ids=torch.randint(61, (2, 5), generator=draw),
+        x=x,
+        positions=positions,
+        qkv=qkv,
+        live=positions >= 0,
+        caches=caches,
+        block=block,
+        attend=block.attention.sublayer,
+        wide=block.feed_forward.sublayer,
+        heads=_REFERENCE["split_qkv"](model, 2 * qkv),
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #06f5e958
 #| code-summary: what each gap is called with
 _TEST_CALLS = {  # arguments to try each gap with, and where results count
     "next_positions": lambda s: [((c, 3), ...) for c in (None, *s.caches)],
     "embed_tokens_and_positions": lambda s: [
-        ((s.ids, s.positions), s.live)],
+        ((s.ids, s.positions), s.live)
+    ],
     "attention_mask_for": lambda s: [
         ((s.positions, s.positions), s.live[:, None]),
-        ((s.positions[:, 3:], s.positions), s.live[:, None, 3:])],
+        ((s.positions[:, 3:], s.positions), s.live[:, None, 3:]),
+    ],
     "split_qkv": lambda s: [((s.qkv,), ...)],
     "attend": lambda s: [
-        ((*s.heads, build_mask(s.positions, s.positions)), s.live)],
+        ((*s.heads, build_mask(s.positions, s.positions)), s.live)
+    ],
     "feed_forward": lambda s: [
-        ((s.x, s.wide.up_proj, s.wide.down_proj), ...)],
+        ((s.x, s.wide.up_proj, s.wide.down_proj), ...)
+    ],
     "run_block": lambda s: [
-        ((s.x, s.block.attention.norm, s.attend.o_proj,
-          s.block.feed_forward.norm,
-          lambda x: s.wide.down_proj(s.wide.up_proj(x))), ...)],
-    "compute_logits": lambda s: [((s.x,), ...)]}
+        (
+            (
+                s.x,
+                s.block.attention.norm,
+                s.attend.o_proj,
+                s.block.feed_forward.norm,
+                lambda x: s.wide.down_proj(s.wide.up_proj(x)),
+            ),
+            ...,
+        )
+    ],
+    "compute_logits": lambda s: [((s.x,), ...)],
+}
 
 # %% ../nbs/A4_rebuild.ipynb #de95cb93
 #| code-fold: true
 #| code-summary: mistakes in the first three gaps
 KNOWN_MISTAKES: dict[str, list[tuple[str, Callable]]] = {
-"next_positions": [
-    # what is likely, and the version that does it
-    ("positions begin at 0 again in every call; with a cache, the next "
-     "token stands after the cache.lengths tokens that it holds",
-     lambda m, cache, t: torch.arange(t)[None]),
-    ("the first token of a text stands at 0, not at 1",
-     lambda m, cache, t: _next_positions(cache, t) + 1),
-    ("padding was counted; cache.lengths has the tokens of each row, "
-     "without padding",
-     lambda m, cache, t: torch.arange(t)[None] + (
-         0 if cache is None else cache.key_positions.length)),
-], "embed_tokens_and_positions": [
-    ("the vectors of the positions are missing",
-     lambda m, ids, positions: m.embed(ids)),
-    ("the vectors of the tokens are missing",
-     lambda m, ids, positions: m.embed_positions(positions)),
-    ("the vectors are multiplied: add them",
-     lambda m, ids, positions:
-         m.embed(ids) * m.embed_positions(positions)),
-    ("columns of the batch were counted, and positions was not used: in a "
-     "row with padding on the left every token is at the wrong position",
-     lambda m, ids, positions: m.embed(ids) + m.embed_positions(
-         torch.arange(ids.shape[1])[None])),
-    ("token vectors are multiplied by √d_model; that was in 2017, GPT-2 "
-     "takes them as they are", lambda m, ids, positions:
-         m.embed_positions(positions)
-         + m.embed(ids) * m.config.d_model ** 0.5),
-], "attention_mask_for": [
-    ("the mask is inverted: here True = may attend",
-     lambda m, positions, key_positions:
-         ~build_mask(positions, key_positions)),
-    ("the causal part is inverted: a query sees what comes after it",
-     lambda m, positions, key_positions:
-         padding_mask(key_positions)
-         & ~causal_mask(positions, key_positions)),
-    ("a token does not see itself, and the first sees nothing: < where "
-     "<= was meant",
-     lambda m, positions, key_positions:
-         build_mask(positions - 1, key_positions)),
-    ("nothing hides the future: a key must not come after its query",
-     lambda m, positions, key_positions:
-         padding_mask(key_positions).expand(
-             -1, -1, positions.shape[1], -1)),
-    ("padding is attended to: a key at a negative position is no token",
-     lambda m, positions, key_positions:
-         causal_mask(positions, key_positions)),
-    ("position 0 is hidden, which is a token: > where >= was meant",
-     lambda m, positions, key_positions:
-         build_mask(
-             positions, key_positions - (key_positions == 0).int())),
-    ("either condition is enough here, and both must hold: & and not |",
-     lambda m, positions, key_positions:
-         causal_mask(positions, key_positions)
-         | padding_mask(key_positions)),
-    *((f"indices were compared, not positions{more}: with a cache, the "
-       "first query is not beside the first key", version)
-      for more, version in (
-          ("", lambda m, positions, key_positions: torch.ones(
-              len(positions), 1, positions.shape[1],
-              key_positions.shape[1]).tril().bool()),
-          (" (padding is hidden, which is right)",
-           lambda m, positions, key_positions:
-               padding_mask(key_positions) & torch.ones(
-                   positions.shape[1],
-                   key_positions.shape[1]).tril().bool()))),
-]}
+    "next_positions": [
+        # what is likely, and the version that does it
+        (
+            "positions begin at 0 again in every call; with a cache, the "
+            "next token stands after the cache.lengths tokens that it "
+            "holds",
+            lambda m, cache, t: torch.arange(t)[None],
+        ),
+        (
+            "the first token of a text stands at 0, not at 1",
+            lambda m, cache, t: _next_positions(cache, t) + 1,
+        ),
+        (
+            "padding was counted; cache.lengths has the tokens of each "
+            "row, without padding",
+            lambda m, cache, t: (
+                torch.arange(t)[None]
+                + (0 if cache is None else cache.key_positions.length)
+            ),
+        ),
+    ],
+    "embed_tokens_and_positions": [
+        (
+            "the vectors of the positions are missing",
+            lambda m, ids, positions: m.embed(ids),
+        ),
+        (
+            "the vectors of the tokens are missing",
+            lambda m, ids, positions: m.embed_positions(positions),
+        ),
+        (
+            "the vectors are multiplied: add them",
+            lambda m, ids, positions: (
+                m.embed(ids) * m.embed_positions(positions)
+            ),
+        ),
+        (
+            "columns of the batch were counted, and positions was not "
+            "used: in a row with padding on the left every token is at "
+            "the wrong position",
+            lambda m, ids, positions: (
+                m.embed(ids)
+                + m.embed_positions(torch.arange(ids.shape[1])[None])
+            ),
+        ),
+        (
+            "token vectors are multiplied by √d_model; that was in 2017, "
+            "GPT-2 takes them as they are",
+            lambda m, ids, positions: (
+                m.embed_positions(positions)
+                + m.embed(ids) * m.config.d_model**0.5
+            ),
+        ),
+    ],
+    "attention_mask_for": [
+        (
+            "the mask is inverted: here True = may attend",
+            lambda m, positions, key_positions: (
+                ~build_mask(positions, key_positions)
+            ),
+        ),
+        (
+            "the causal part is inverted: a query sees what comes after "
+            "it",
+            lambda m, positions, key_positions: (
+                padding_mask(key_positions)
+                & ~causal_mask(positions, key_positions)
+            ),
+        ),
+        (
+            "a token does not see itself, and the first sees nothing: < "
+            "where <= was meant",
+            lambda m, positions, key_positions: build_mask(
+                positions - 1, key_positions
+            ),
+        ),
+        (
+            "nothing hides the future: a key must not come after its "
+            "query",
+            lambda m, positions, key_positions: padding_mask(
+                key_positions
+            ).expand(-1, -1, positions.shape[1], -1),
+        ),
+        (
+            "padding is attended to: a key at a negative position is no "
+            "token",
+            lambda m, positions, key_positions: causal_mask(
+                positions, key_positions
+            ),
+        ),
+        (
+            "position 0 is hidden, which is a token: > where >= was meant",
+            lambda m, positions, key_positions: build_mask(
+                positions, key_positions - (key_positions == 0).int()
+            ),
+        ),
+        (
+            "either condition is enough here, and both must hold: & and "
+            "not |",
+            lambda m, positions, key_positions: (
+                causal_mask(positions, key_positions)
+                | padding_mask(key_positions)
+            ),
+        ),
+        *(
+            (
+                f"indices were compared, not positions{more}: with a "
+                "cache, the "
+                "first query is not beside the first key",
+                version,
+            )
+            for more, version in (
+                (
+                    "",
+                    lambda m, positions, key_positions: (
+                        torch.ones(
+                            len(positions),
+                            1,
+                            positions.shape[1],
+                            key_positions.shape[1],
+                        )
+                        .tril()
+                        .bool()
+                    ),
+                ),
+                (
+                    " (padding is hidden, which is right)",
+                    lambda m, positions, key_positions: (
+                        padding_mask(key_positions)
+                        & torch.ones(
+                            positions.shape[1], key_positions.shape[1]
+                        )
+                        .tril()
+                        .bool()
+                    ),
+                ),
+            )
+        ),
+    ],
+}
 
 # %% ../nbs/A4_rebuild.ipynb #f240931c
 #| code-summary: cuts by a pattern
 def _cut(model, qkv, pattern):
     "Queries, keys and values by an einops pattern."
-    return tuple(rearrange(qkv, f"{pattern} -> n b h t d", n=3,
-                           h=model.config.n_heads))
+    return tuple(
+        rearrange(
+            qkv, f"{pattern} -> n b h t d", n=3, h=model.config.n_heads
+        )
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #207d9178
 #| code-summary: mistakes in split_qkv
@@ -320,25 +449,49 @@ def _viewed(model, x):
 
 
 KNOWN_MISTAKES["split_qkv"] = [
-    ("the order is all queries, then all keys, then all values; here it "
-     "is query, key, value of one head after the other",
-     lambda m, qkv: _cut(m, qkv, "b t (h n d)")),
-    ("a head is a run of consecutive features; here every h-th feature "
-     "was taken", lambda m, qkv: _cut(m, qkv, "b t (n d h)")),
-    ("view or reshape does not move an axis, so tokens are mixed; cut "
-     "into (b, t, h, d_head), then transpose(1, 2)",
-     lambda m, qkv: tuple(_viewed(m, x) for x in qkv.chunk(3, -1))),
-    ("keys and values are exchanged: the fused order is q, k, v",
-     lambda m, qkv: tuple(_REFERENCE["split_qkv"](m, qkv)[i]
-                          for i in (0, 2, 1))),
-    ("queries and keys are exchanged: the fused order is q, k, v",
-     lambda m, qkv: tuple(_REFERENCE["split_qkv"](m, qkv)[i]
-                          for i in (1, 0, 2)))]
+    (
+        "the order is all queries, then all keys, then all values; here "
+        "it is query, key, value of one head after the other",
+        lambda m, qkv: _cut(m, qkv, "b t (h n d)"),
+    ),
+    (
+        "a head is a run of consecutive features; here every h-th feature "
+        "was taken",
+        lambda m, qkv: _cut(m, qkv, "b t (n d h)"),
+    ),
+    (
+        "view or reshape does not move an axis, so tokens are mixed; cut "
+        "into (b, t, h, d_head), then transpose(1, 2)",
+        lambda m, qkv: tuple(_viewed(m, x) for x in qkv.chunk(3, -1)),
+    ),
+    (
+        "keys and values are exchanged: the fused order is q, k, v",
+        lambda m, qkv: tuple(
+            _REFERENCE["split_qkv"](m, qkv)[i] for i in (0, 2, 1)
+        ),
+    ),
+    (
+        "queries and keys are exchanged: the fused order is q, k, v",
+        lambda m, qkv: tuple(
+            _REFERENCE["split_qkv"](m, qkv)[i] for i in (1, 0, 2)
+        ),
+    ),
+]
 
 # %% ../nbs/A4_rebuild.ipynb #e8a4c397
 #| code-summary: attention with a mistake to choose
-def _mixed(q, k, v, mask, power=-0.5, width=None, fill=-math.inf,
-           dim=-1, after=False, merge="b h t d -> b t (h d)"):
+def _mixed(
+    q,
+    k,
+    v,
+    mask,
+    power=-0.5,
+    width=None,
+    fill=-math.inf,
+    dim=-1,
+    after=False,
+    merge="b h t d -> b t (h d)",
+):
     "Attention with a mistake to choose."
     scores = q @ k.mT * (width or k.shape[-1]) ** power
     if not after:
@@ -354,34 +507,65 @@ def _mistaken(**kwargs):
 
 KNOWN_MISTAKES["attend"] = [
     ("the scores are not scaled: divide by √d_head", _mistaken(power=0.0)),
-    ("the scores are divided by d_head: it is the root of it",
-     _mistaken(power=-1.0)),
+    (
+        "the scores are divided by d_head: it is the root of it",
+        _mistaken(power=-1.0),
+    ),
     ("the scores are multiplied by √d_head: divide", _mistaken(power=0.5)),
-    ("the scores are divided by √d_model: it is the width of one head",
-     lambda m, q, k, v, mask: _mixed(q, k, v, mask,
-                                        width=m.config.d_model)),
-    ("softmax over the queries: the weights of a query sum to 1 over its "
-     "keys, dim=-1", _mistaken(dim=-2)),
-    ("softmax over the heads: the weights of a query sum to 1 over its "
-     "keys, dim=-1", _mistaken(dim=1)),
-    ("the mask is used the wrong way round: True = may attend",
-     lambda m, q, k, v, mask: _mixed(q, k, v, ~mask)),
-    ("the mask is not used", lambda m, q, k, v, mask: _mixed(
-        q, k, v, torch.ones_like(mask))),
-    ("the mask was added as 1 and 0, which blocks nothing: use it in "
-     "masked_fill", lambda m, q, k, v, mask: rearrange(softmax(
-         q @ k.mT * k.shape[-1] ** -0.5 + mask, -1) @ v,
-         "b h t d -> b t (h d)")),
-    ("forbidden scores were set to 0, which is a score like any other: "
-     "they must be so low that their share is 0", _mistaken(fill=0.0)),
-    ("the mask came after softmax, so the shares of a query no longer "
-     "sum to 1: mask the scores", _mistaken(after=True)),
-    ("heads were merged by a view that does not move their axis: "
-     "transpose(1, 2) first", lambda m, *args: _mixed(
-         *args, merge="b h t d -> b h t d").reshape(
-             len(args[0]), args[0].shape[-2], -1)),
-    ("heads were merged feature by feature: head after head",
-     _mistaken(merge="b h t d -> b t (d h)"))]
+    (
+        "the scores are divided by √d_model: it is the width of one head",
+        lambda m, q, k, v, mask: _mixed(
+            q, k, v, mask, width=m.config.d_model
+        ),
+    ),
+    (
+        "softmax over the queries: the weights of a query sum to 1 over "
+        "its keys, dim=-1",
+        _mistaken(dim=-2),
+    ),
+    (
+        "softmax over the heads: the weights of a query sum to 1 over its "
+        "keys, dim=-1",
+        _mistaken(dim=1),
+    ),
+    (
+        "the mask is used the wrong way round: True = may attend",
+        lambda m, q, k, v, mask: _mixed(q, k, v, ~mask),
+    ),
+    (
+        "the mask is not used",
+        lambda m, q, k, v, mask: _mixed(q, k, v, torch.ones_like(mask)),
+    ),
+    (
+        "the mask was added as 1 and 0, which blocks nothing: use it in "
+        "masked_fill",
+        lambda m, q, k, v, mask: rearrange(
+            softmax(q @ k.mT * k.shape[-1] ** -0.5 + mask, -1) @ v,
+            "b h t d -> b t (h d)",
+        ),
+    ),
+    (
+        "forbidden scores were set to 0, which is a score like any other: "
+        "they must be so low that their share is 0",
+        _mistaken(fill=0.0),
+    ),
+    (
+        "the mask came after softmax, so the shares of a query no longer "
+        "sum to 1: mask the scores",
+        _mistaken(after=True),
+    ),
+    (
+        "heads were merged by a view that does not move their axis: "
+        "transpose(1, 2) first",
+        lambda m, *args: _mixed(*args, merge="b h t d -> b h t d").reshape(
+            len(args[0]), args[0].shape[-2], -1
+        ),
+    ),
+    (
+        "heads were merged feature by feature: head after head",
+        _mistaken(merge="b h t d -> b t (d h)"),
+    ),
+]
 
 # %% ../nbs/A4_rebuild.ipynb #a35a456b
 #| code-summary: mistakes in the last three gaps
@@ -390,69 +574,125 @@ def _activated(activation):
 
 
 KNOWN_MISTAKES["feed_forward"] = [
-    ("this is the exact GELU; GPT-2 was trained with the tanh form: "
-     "approximate=\"tanh\"", _activated(F.gelu)),
-    ("this is GELU with a sigmoid in place of tanh: GPT-2 has tanh",
-     _activated(lambda x: x * torch.sigmoid(1.702 * x))),
+    (
+        "this is the exact GELU; GPT-2 was trained with the tanh form: "
+        'approximate="tanh"',
+        _activated(F.gelu),
+    ),
+    (
+        "this is GELU with a sigmoid in place of tanh: GPT-2 has tanh",
+        _activated(lambda x: x * torch.sigmoid(1.702 * x)),
+    ),
     ("this is ReLU; GPT-2 has GELU", _activated(F.relu)),
     ("this is SiLU; GPT-2 has GELU", _activated(F.silu)),
-    ("there is no activation, so two layers are as good as one",
-     _activated(lambda x: x)),
-    ("the activation comes after the second layer: it belongs between",
-     lambda m, x, up, down: gelu_tanh(down(up(x)))),
-    ("x is added here, and again in the block",
-     lambda m, x, up, down: x + down(gelu_tanh(up(x))))]
+    (
+        "there is no activation, so two layers are as good as one",
+        _activated(lambda x: x),
+    ),
+    (
+        "the activation comes after the second layer: it belongs between",
+        lambda m, x, up, down: gelu_tanh(down(up(x))),
+    ),
+    (
+        "x is added here, and again in the block",
+        lambda m, x, up, down: x + down(gelu_tanh(up(x))),
+    ),
+]
 KNOWN_MISTAKES["run_block"] = [
-    ("this is post-norm, the order of 2017 and of GPT-1; in GPT-2 the "
-     "norm comes before the sublayer: x + f(norm(x))",
-     lambda m, x, n1, f, n2, g: n2((y := n1(x + f(x))) + g(y))),
-    ("nothing is added to x: no residual connection",
-     lambda m, x, n1, f, n2, g: g(n2(f(n1(x))))),
-    ("the normed x was added, not x: the stream itself is not normed",
-     lambda m, x, n1, f, n2, g: (z := n2((y := n1(x)) + f(y))) + g(z)),
-    ("the norm comes last, x + norm(f(x)): it belongs before the sublayer",
-     lambda m, x, n1, f, n2, g: (y := x + n1(f(x))) + n2(g(y))),
-    ("the second sum goes back to the block's x, so what attention wrote "
-     "is lost: add to the first sum",
-     lambda m, x, n1, f, n2, g: x + g(n2(x + f(n1(x))))),
-    ("the feed-forward layer comes first: attention does",
-     lambda m, x, n1, f, n2, g: (y := x + g(n2(x))) + f(n1(y))),
-    ("both sublayers read the same x: the second has to read what the "
-     "first wrote", lambda m, x, n1, f, n2, g: x + f(n1(x)) + g(n2(x))),
-    ("the two norms are exchanged: they have weights of their own",
-     lambda m, x, n1, f, n2, g: (y := x + f(n2(x))) + g(n1(y))),
-    ("norm_1 serves twice: they have weights of their own",
-     lambda m, x, n1, f, n2, g: (y := x + f(n1(x))) + g(n1(y))),
-    ("there are no norms",
-     lambda m, x, n1, f, n2, g: (y := x + f(x)) + g(y)),
-    ("attention has no residual connection",
-     lambda m, x, n1, f, n2, g: (y := f(n1(x))) + g(n2(y))),
-    ("the feed-forward layer has no residual connection",
-     lambda m, x, n1, f, n2, g: g(n2(x + f(n1(x))))),
-    ("the feed-forward layer is missing",
-     lambda m, x, n1, f, n2, g: x + f(n1(x)))]
+    (
+        "this is post-norm, the order of 2017 and of GPT-1; in GPT-2 the "
+        "norm comes before the sublayer: x + f(norm(x))",
+        lambda m, x, n1, f, n2, g: n2((y := n1(x + f(x))) + g(y)),
+    ),
+    (
+        "nothing is added to x: no residual connection",
+        lambda m, x, n1, f, n2, g: g(n2(f(n1(x)))),
+    ),
+    (
+        "the normed x was added, not x: the stream itself is not normed",
+        lambda m, x, n1, f, n2, g: (z := n2((y := n1(x)) + f(y))) + g(z),
+    ),
+    (
+        "the norm comes last, x + norm(f(x)): it belongs before the "
+        "sublayer",
+        lambda m, x, n1, f, n2, g: (y := x + n1(f(x))) + n2(g(y)),
+    ),
+    (
+        "the second sum goes back to the block's x, so what attention "
+        "wrote is lost: add to the first sum",
+        lambda m, x, n1, f, n2, g: x + g(n2(x + f(n1(x)))),
+    ),
+    (
+        "the feed-forward layer comes first: attention does",
+        lambda m, x, n1, f, n2, g: (y := x + g(n2(x))) + f(n1(y)),
+    ),
+    (
+        "both sublayers read the same x: the second has to read what the "
+        "first wrote",
+        lambda m, x, n1, f, n2, g: x + f(n1(x)) + g(n2(x)),
+    ),
+    (
+        "the two norms are exchanged: they have weights of their own",
+        lambda m, x, n1, f, n2, g: (y := x + f(n2(x))) + g(n1(y)),
+    ),
+    (
+        "norm_1 serves twice: they have weights of their own",
+        lambda m, x, n1, f, n2, g: (y := x + f(n1(x))) + g(n1(y)),
+    ),
+    (
+        "there are no norms",
+        lambda m, x, n1, f, n2, g: (y := x + f(x)) + g(y),
+    ),
+    (
+        "attention has no residual connection",
+        lambda m, x, n1, f, n2, g: (y := f(n1(x))) + g(n2(y)),
+    ),
+    (
+        "the feed-forward layer has no residual connection",
+        lambda m, x, n1, f, n2, g: g(n2(x + f(n1(x)))),
+    ),
+    (
+        "the feed-forward layer is missing",
+        lambda m, x, n1, f, n2, g: x + f(n1(x)),
+    ),
+]
 KNOWN_MISTAKES["compute_logits"] = [
-    ("the final norm is missing: pre-norm leaves the stream unnormed",
-     lambda m, x: m.lm_head(x)),
-    ("logits are raw numbers: softmax belongs to the loss and to "
-     "sampling", lambda m, x: m.lm_head(m.norm(x)).softmax(-1)),
-    ("logits are raw numbers: log_softmax belongs to the loss",
-     lambda m, x: m.lm_head(m.norm(x)).log_softmax(-1)),
-    ("the norm of the last block was used: self.norm is the final one",
-     lambda m, x: m.lm_head(m.blocks[-1].feed_forward.norm(x))),
-    ("the logits are scaled by 1/√d_model: GPT-2 does not",
-     lambda m, x: m.lm_head(m.norm(x)) * m.config.d_model ** -0.5)]
+    (
+        "the final norm is missing: pre-norm leaves the stream unnormed",
+        lambda m, x: m.lm_head(x),
+    ),
+    (
+        "logits are raw numbers: softmax belongs to the loss and to "
+        "sampling",
+        lambda m, x: m.lm_head(m.norm(x)).softmax(-1),
+    ),
+    (
+        "logits are raw numbers: log_softmax belongs to the loss",
+        lambda m, x: m.lm_head(m.norm(x)).log_softmax(-1),
+    ),
+    (
+        "the norm of the last block was used: self.norm is the final one",
+        lambda m, x: m.lm_head(m.blocks[-1].feed_forward.norm(x)),
+    ),
+    (
+        "the logits are scaled by 1/√d_model: GPT-2 does not",
+        lambda m, x: m.lm_head(m.norm(x)) * m.config.d_model**-0.5,
+    ),
+]
 
 # %% ../nbs/A4_rebuild.ipynb #93e92b18
 #| code-summary: whether a result has the right form
 def _fits(got, right):
-    "Why a result has not the form of the right one; \"\" if it has."
+    'Why a result has not the form of the right one; "" if it has.'
     if got is None:
         return "returns None: is a return missing?"
     if isinstance(right, tuple):
         if not isinstance(got, tuple | list) or len(got) != len(right):
-            have = (len(got) if isinstance(got, tuple | list) else
-                    f"one {type(got).__name__}")
+            have = (
+                len(got)
+                if isinstance(got, tuple | list)
+                else f"one {type(got).__name__}"
+            )
             return f"must return {len(right)} tensors, got {have}"
         return next(filter(None, map(_fits, got, right)), "")
     if not isinstance(got, Tensor):
@@ -460,9 +700,16 @@ def _fits(got, right):
     if got.dtype != right.dtype:
         return f"returns {got.dtype}, expected {right.dtype}"
     same = got.ndim == right.ndim and all(
-        n in (1, m) for n, m in zip(got.shape, right.shape))
-    return "" if same else (f"returns shape {tuple(got.shape)}, expected "
-                            f"{tuple(right.shape)}")
+        n in (1, m) for n, m in zip(got.shape, right.shape)
+    )
+    return (
+        ""
+        if same
+        else (
+            f"returns shape {tuple(got.shape)}, expected "
+            f"{tuple(right.shape)}"
+        )
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #1074fd7a
 #| code-summary: how far apart two results are
@@ -472,42 +719,56 @@ def _max_diff(got, right, where):
         return max(_max_diff(*pair, where) for pair in zip(got, right))
     pair = torch.broadcast_tensors(got, right)
     return check.max_difference(
-        *(x[where].float().nan_to_num(0.0) for x in pair))
+        *(x[where].float().nan_to_num(0.0) for x in pair)
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #8d625f90
 #| code-summary: all tensors of some results
 def _all_tensors(results):
     "All tensors of some results."
-    return [x for r in results for x in (
-        r if isinstance(r, tuple | list) else [r])]
+    return [
+        x
+        for r in results
+        for x in (r if isinstance(r, tuple | list) else [r])
+    ]
 
 # %% ../nbs/A4_rebuild.ipynb #3599e540
 #| code-summary: the numbers where two results differ most
 def _values(got, right, where):
     "The numbers where two results differ most."
     pairs = zip(_all_tensors([got]), _all_tensors([right]))
-    a, b = torch.broadcast_tensors(*max(
-        pairs, key=lambda pair: _max_diff(*pair, where)))
+    a, b = torch.broadcast_tensors(
+        *max(pairs, key=lambda pair: _max_diff(*pair, where))
+    )
     apart = torch.zeros(a.shape)
     apart[where] = (a.float() - b.float()).nan_to_num(0.0).abs()[where]
     at = [i.item() for i in torch.unravel_index(apart.argmax(), a.shape)]
     mine, correct = (
-        f"{x[tuple(at)].item():.5g}" if x.is_floating_point() else
-        str(x[tuple(at)].item()) for x in (a, b))
+        f"{x[tuple(at)].item():.5g}"
+        if x.is_floating_point()
+        else str(x[tuple(at)].item())
+        for x in (a, b)
+    )
     return f"{mine} where {correct} is right, at {at}"
 
 # %% ../nbs/A4_rebuild.ipynb #1b601fd6
 #| code-summary: the arguments of a call, in words
 def _shown(method, args):
     "The arguments of a call, tensors by their shapes."
-    names = [*inspect.signature(
-        getattr(GPTTemplate, method)).parameters][1:]
+    names = [*inspect.signature(getattr(GPTTemplate, method)).parameters][
+        1:
+    ]
     return ", ".join(
-        f"{name} {x}" if not isinstance(x, Tensor | KVCache) else
-        f"{name}.lengths {x.lengths.tolist()}" if isinstance(x, KVCache)
-        else f"{name} {x.tolist()}" if x.dtype == torch.int64 else
-        f"{name} of shape {tuple(x.shape)}"
-        for name, x in zip(names, args) if not callable(x))
+        f"{name} {x}"
+        if not isinstance(x, Tensor | KVCache)
+        else f"{name}.lengths {x.lengths.tolist()}"
+        if isinstance(x, KVCache)
+        else f"{name} {x.tolist()}"
+        if x.dtype == torch.int64
+        else f"{name} of shape {tuple(x.shape)}"
+        for name, x in zip(names, args)
+        if not callable(x)
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #89e06840
 #| code-summary: calls a gap, and catches what it raises
@@ -515,11 +776,14 @@ _EMPTY_ROW = (
     "a query that may attend to nothing, such as padding, gets a row "
     "of -inf, whose softmax is no number, and that spreads: fill "
     "with torch.finfo(scores.dtype).min, or take softmax from "
-    "tformer.attend")
+    "tformer.attend"
+)
 
 
-_SPOILED = ("changes what it was given, by += or a function whose name "
-            "ends in _; gradients need the old numbers: write x = x + …")
+_SPOILED = (
+    "changes what it was given, by += or a function whose name "
+    "ends in _; gradients need the old numbers: write x = x + …"
+)
 
 
 def _result(model, method, args):
@@ -532,9 +796,12 @@ def _result(model, method, args):
     except NotImplementedError:
         return None, "still empty"
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__)
-                  if f.name == method]
-        line = f" in \"{frames[-1].line}\"" if frames else ""
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if f.name == method
+        ]
+        line = f' in "{frames[-1].line}"' if frames else ""
         return None, f"raises {type(error).__name__}{line}: {error}"
     spoiled = before != [x._version for x in given]
     return got, _SPOILED if spoiled else _fits(got, right)
@@ -543,9 +810,12 @@ def _result(model, method, args):
 #| code-summary: compares with the right version, then with the wrong ones
 def _compared(model, method, calls, got):
     "Results of the right form: the problem, the likely mistake, where."
+
     def far(version):
-        return [_max_diff(mine, version(model, *args), where)
-                for mine, (args, where) in zip(got, calls)]
+        return [
+            _max_diff(mine, version(model, *args), where)
+            for mine, (args, where) in zip(got, calls)
+        ]
 
     right = [_REFERENCE[method](model, *args) for args, _ in calls]
     slack = max(check.tolerance(x.float()) for x in _all_tensors(right))
@@ -555,12 +825,20 @@ def _compared(model, method, calls, got):
             return "not all results are numbers", _EMPTY_ROW, []
         return "", "", []
     i = apart.index(max(apart))
-    likely = (text for text, version in KNOWN_MISTAKES[method]
-              if max(far(version)) <= slack)
+    likely = (
+        text
+        for text, version in KNOWN_MISTAKES[method]
+        if max(far(version)) <= slack
+    )
     by = "" if method == "attention_mask_for" else f" by {apart[i]:.2g}"
-    return f"differs{by} from what it should be", next(likely, ""), [
-        ("given", _shown(method, calls[i][0])),
-        ("returns", _values(got[i], right[i], calls[i][1]))]
+    return (
+        f"differs{by} from what it should be",
+        next(likely, ""),
+        [
+            ("given", _shown(method, calls[i][0])),
+            ("returns", _values(got[i], right[i], calls[i][1])),
+        ],
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #7804b269
 #| code-summary: what is wrong with a gap by itself
@@ -583,11 +861,15 @@ def _cause(model, method):
 # %% ../nbs/A4_rebuild.ipynb #ab5ae4fc
 #| code-summary: what the checks of chapter 8 say of a model with this gap
 _RELATED_CHECKS = {  # of chapter 8, which a mistake in a gap can fail
-    "next_positions": ["cache"], "split_qkv": ["causal"],
+    "next_positions": ["cache"],
+    "split_qkv": ["causal"],
     "embed_tokens_and_positions": ["padding"],
     "attention_mask_for": ["causal", "padding", "cache"],
-    "attend": ["causal", "padding"], "run_block": ["gradients"],
-    "feed_forward": [], "compute_logits": []}
+    "attend": ["causal", "padding"],
+    "run_block": ["gradients"],
+    "feed_forward": [],
+    "compute_logits": [],
+}
 
 
 def _symptom(model, right, method):
@@ -615,12 +897,25 @@ def _diagnosis(cls, method):
     name, seen, guess = _symptom(model, right, method)
     if not problem:
         return seen, guess, []
-    lines.append(("symptom", f"check.{name}: {seen}" if seen else
-                  "none that tformer.check sees"))
+    lines.append(
+        (
+            "symptom",
+            f"check.{name}: {seen}"
+            if seen
+            else "none that tformer.check sees",
+        )
+    )
     guess = guess if name != "same" else ""  # which says where, not what
-    return problem, likely or guess or (
-        "no mistake that this checker knows; see "
-        f"{TODO_METHODS[method]}"), lines
+    return (
+        problem,
+        likely
+        or guess
+        or (
+            "no mistake that this checker knows; see "
+            f"{TODO_METHODS[method]}"
+        ),
+        lines,
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #b494fd24
 #| code-summary: a report under its own name
@@ -635,8 +930,9 @@ class _Rebuilt(check.Report):
 def _validate_class(cls, **method):
     validate.one_of(TODO_METHODS, **method)
     validate.require(
-        isinstance(cls, type) and issubclass(cls, GPTTemplate), "cls must "
-        f"be a subclass of GPTTemplate, got {cls!r:.60}")
+        isinstance(cls, type) and issubclass(cls, GPTTemplate),
+        f"cls must be a subclass of GPTTemplate, got {cls!r:.60}",
+    )
 
 # %% ../nbs/A4_rebuild.ipynb #a283f201
 def check_method(
@@ -658,20 +954,26 @@ def check_method(
         report.add_note(label, text)
     if problem:
         report.fail(problem, likely)
-    report.add_note("tested", "alone, and in a model by " + ", ".join(
-        f"check.{name}" for name in (*_RELATED_CHECKS[method], "same")))
+    report.add_note(
+        "tested",
+        "alone, and in a model by "
+        + ", ".join(
+            f"check.{name}" for name in (*_RELATED_CHECKS[method], "same")
+        ),
+    )
     return report
 
 # %% ../nbs/A4_rebuild.ipynb #956b6e75
 #| code-summary: what is wrong with a gap, in one line
 def _open(cls, method):
-    "What is wrong with a gap; \"\" if nothing."
+    'What is wrong with a gap; "" if nothing.'
     try:
         check_method(cls, method)
     except check.CheckFailed as error:
         report = error.report
         return ": ".join(
-            filter(None, (report.problem, report.likely_cause)))
+            filter(None, (report.problem, report.likely_cause))
+        )
     return ""
 
 # %% ../nbs/A4_rebuild.ipynb #00a8f5f3
@@ -695,6 +997,9 @@ def check_class(
     model, right = _fill(cls)
     check.run_all(model, 61)
     check.same(model, right, 61)
-    report.add_note("all", "a GPT-2: it equals GPT in logits and "
-                    "gradients and passes check.run_all")
+    report.add_note(
+        "all",
+        "a GPT-2: it equals GPT in logits and "
+        "gradients and passes check.run_all",
+    )
     return report

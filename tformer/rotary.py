@@ -33,8 +33,9 @@ def relative_positions(
     Negative for keys before the query, 0 for its own place.  Raises
     ``ValueError`` for positions that are not int64 ``(b, length)``.
     """
-    validate.position_tensors(positions=positions,
-                              key_positions=key_positions)
+    validate.position_tensors(
+        positions=positions, key_positions=key_positions
+    )
     return key_positions[:, None, :] - positions[:, :, None]
 
 # %% ../nbs/05_relative_and_rotary.ipynb #b1c1dcb9
@@ -47,8 +48,9 @@ class ShawRelativePositions(nn.Module):
     is the standard deviation of their initial entries.
     """
 
-    def __init__(self, d_head: int, max_distance: int, *,
-                 std: float = 0.02):
+    def __init__(
+        self, d_head: int, max_distance: int, *, std: float = 0.02
+    ):
         super().__init__()
         validate.integer(d_head=d_head, max_distance=max_distance)
         validate.number("[0, inf)", std=std)
@@ -57,13 +59,17 @@ class ShawRelativePositions(nn.Module):
         self.key_table = nn.Parameter(std * torch.randn(size))
         self.value_table = nn.Parameter(std * torch.randn(size))
 
-    def table_indices(self, positions: Int[Tensor, "#b t"],
-                      key_positions: Int[Tensor, "#b s"],
-                      shape: tuple[int, ...]) -> Int[Tensor, "_ h t s"]:
+    def table_indices(
+        self,
+        positions: Int[Tensor, "#b t"],
+        key_positions: Int[Tensor, "#b s"],
+        shape: tuple[int, ...],
+    ) -> Int[Tensor, "_ h t s"]:
         "The row of the tables for each query and key, in this shape."
         far = self.max_distance  # so many rows are for keys before
         indices = relative_positions(positions - far, key_positions).clamp(
-            0, 2 * far)
+            0, 2 * far
+        )
         return indices[:, None].expand(shape)
 
     def score_bias(
@@ -78,8 +84,10 @@ class ShawRelativePositions(nn.Module):
         # one number for each distance
         each = q.to(compute_dtype) @ keys.mT
         indices = self.table_indices(
-            positions, key_positions,
-            (*q.shape[:3], key_positions.shape[1]))
+            positions,
+            key_positions,
+            (*q.shape[:3], key_positions.shape[1]),
+        )
         return each.gather(-1, indices).to(q.dtype)
 
     def value_offset(
@@ -91,13 +99,16 @@ class ShawRelativePositions(nn.Module):
         "What is added to the output: the values of the distances."
         compute_dtype = torch.promote_types(weights.dtype, torch.float32)
         n = len(self.value_table)
-        share = weights.new_zeros(*weights.shape[:3], n,
-                                  dtype=compute_dtype)
-        indices = self.table_indices(positions, key_positions,
-                                     weights.shape)
+        share = weights.new_zeros(
+            *weights.shape[:3], n, dtype=compute_dtype
+        )
+        indices = self.table_indices(
+            positions, key_positions, weights.shape
+        )
         share = share.scatter_add(-1, indices, weights.to(compute_dtype))
         return (share @ self.value_table.to(compute_dtype)).to(
-            weights.dtype)
+            weights.dtype
+        )
 
     def extra_repr(self) -> str:
         d_head = self.key_table.shape[1]
@@ -121,9 +132,12 @@ def t5_bucket(
     validate.integer(n_buckets=n_buckets, max_distance=max_distance)
     side = n_buckets if causal else n_buckets // 2
     exact = side // 2
-    validate.require(1 <= exact < max_distance, f"{n_buckets} buckets "
-                     f"hold {exact} exact distances, max_distance is "
-                     f"{max_distance}")
+    validate.require(
+        1 <= exact < max_distance,
+        f"{n_buckets} buckets "
+        f"hold {exact} exact distances, max_distance is "
+        f"{max_distance}",
+    )
     away = (-distance).clamp(min=0) if causal else distance.abs()
     octaves = torch.log(away.clamp(min=exact).float() / exact)
     far = octaves / math.log(max_distance / exact) * (side - exact)
@@ -139,12 +153,19 @@ class T5RelativeBias(nn.Module):
     ``(n_buckets, n_heads)``.  The sizes are those of ``t5_bucket``.
     """
 
-    def __init__(self, n_heads: int, *, n_buckets: int = 32,
-                 max_distance: int = 128, causal: bool = False):
+    def __init__(
+        self,
+        n_heads: int,
+        *,
+        n_buckets: int = 32,
+        max_distance: int = 128,
+        causal: bool = False,
+    ):
         super().__init__()
         validate.integer(n_heads=n_heads)
-        self.sizes = dict(n_buckets=n_buckets, causal=causal,
-                          max_distance=max_distance)
+        self.sizes = dict(
+            n_buckets=n_buckets, causal=causal, max_distance=max_distance
+        )
         t5_bucket(torch.zeros(1, dtype=torch.int64), **self.sizes)
         self.weight = nn.Parameter(0.02 * torch.randn(n_buckets, n_heads))
 
@@ -177,8 +198,9 @@ def alibi_slopes(
     below = 2 ** (int(n_heads).bit_length() - 1)
     slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
     more = [2 ** (-4 * i / below) for i in range(1, 2 * below, 2)]
-    return torch.tensor((slopes + more)[:n_heads], dtype=torch.float32,
-                        device="cpu")
+    return torch.tensor(
+        (slopes + more)[:n_heads], dtype=torch.float32, device="cpu"
+    )
 
 # %% ../nbs/05_relative_and_rotary.ipynb #77b85218
 class ALiBi(DerivedBuffersModule):
@@ -262,13 +284,18 @@ def apply_rotary_emb(
     """
     validate.one_of(ROTARY_LAYOUTS, layout=layout)
     fit = 2 * cos.shape[-1] == x.shape[-1] and not 2 < cos.ndim < x.ndim
-    validate.require(fit, f"angles of shape {tuple(cos.shape)} for "
-                     f"vectors of shape {tuple(x.shape)}: they need half "
-                     "as many columns, and as many axes or two at most")
+    validate.require(
+        fit,
+        f"angles of shape {tuple(cos.shape)} for "
+        f"vectors of shape {tuple(x.shape)}: they need half "
+        "as many columns, and as many axes or two at most",
+    )
     x32 = x.to(torch.promote_types(x.dtype, cos.dtype))
     a, b = _split_pairs(x32, layout)
-    turned = (torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
-              torch.addcmul(a * sin, b, cos))  # a sin + b cos
+    turned = (
+        torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
+        torch.addcmul(a * sin, b, cos),
+    )  # a sin + b cos
     return _merge_pairs(*turned, layout).to(x.dtype)
 
 # %% ../nbs/05_relative_and_rotary.ipynb #cc3b0216
@@ -286,9 +313,10 @@ def convert_rotary_layout(
     validate.even_integer(d_head=d_head)
     forms = "(h pair two) ...", "(h two pair) ..."
     validate.one_of(ROTARY_LAYOUTS, to=to)
-    validate.require(weight.shape[0] % d_head == 0,
-                     f"{weight.shape[0]} rows are no heads of width "
-                     f"d_head {d_head}")
+    validate.require(
+        weight.shape[0] % d_head == 0,
+        f"{weight.shape[0]} rows are no heads of width d_head {d_head}",
+    )
     pattern = " -> ".join(forms if to == "half" else forms[::-1])
     return rearrange(weight, pattern, two=2, pair=d_head // 2)
 
@@ -311,11 +339,16 @@ def _rotate(x, cos, sin, layout):
     copy = x.to(compute_dtype)  # nobody else has it: it may be overwritten
     # with a gradient, nothing is computed in place
     requires_grad = torch.is_grad_enabled() and (
-        x.requires_grad or cos.requires_grad)
-    if layout == "half" and min(x.shape[-2], x.shape[-1] // 32) > 1 and (
-            not requires_grad):
+        x.requires_grad or cos.requires_grad
+    )
+    if (
+        layout == "half"
+        and min(x.shape[-2], x.shape[-1] // 32) > 1
+        and (not requires_grad)
+    ):
         (a, b), (cos_a, cos_b), (sin_a, sin_b) = (
-            part.chunk(2, -1) for part in (copy, cos, sin))
+            part.chunk(2, -1) for part in (copy, cos, sin)
+        )
         from_a = a * sin_b
         a.mul_(cos_a).addcmul_(b, sin_a)
         b.mul_(cos_b).add_(from_a)
@@ -361,7 +394,8 @@ def _rotate_checked(x, cos, sin, layout):
     if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
         validate.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
     if x.requires_grad and not (
-            torch.compiler.is_compiling() or cos.requires_grad):
+        torch.compiler.is_compiling() or cos.requires_grad
+    ):
         return _RotateFunction.apply(x, cos, sin, layout)
     return _rotate(x, cos, sin, layout)
 
@@ -374,9 +408,15 @@ class RotaryEmbedding(DerivedBuffersModule):
     They stay float32 in any model, and are no part of the ``state_dict``.
     """
 
-    def __init__(self, d_head: int, *, base: float = 10_000.0,
-                 freqs: Float[Tensor, " half"] | None = None,
-                 attention_factor: float = 1.0, layout: str = "half"):
+    def __init__(
+        self,
+        d_head: int,
+        *,
+        base: float = 10_000.0,
+        freqs: Float[Tensor, " half"] | None = None,
+        attention_factor: float = 1.0,
+        layout: str = "half",
+    ):
         super().__init__()
         validate.number("(0, inf)", attention_factor=attention_factor)
         validate.one_of(ROTARY_LAYOUTS, layout=layout)
@@ -388,17 +428,23 @@ class RotaryEmbedding(DerivedBuffersModule):
         self.custom_freqs = None  # or the frequencies, as plain numbers
         pairs = rope_frequencies(d_head, base).shape
         if freqs is not None:
-            validate.require(freqs.shape == pairs and not freqs.is_meta,
-                             f"d_head {d_head} has {pairs[0]} pairs, got "
-                             f"{freqs.numel()} frequencies on "
-                             f"{freqs.device}")
+            validate.require(
+                freqs.shape == pairs and not freqs.is_meta,
+                f"d_head {d_head} has {pairs[0]} pairs, got "
+                f"{freqs.numel()} frequencies on "
+                f"{freqs.device}",
+            )
             self.custom_freqs = tuple(freqs.float().tolist())
         self.reset_buffers()
 
     def compute_buffers(self, device: str) -> dict[str, Tensor]:
-        freqs = (rope_frequencies(self.d_head, self.base)
-                 if self.custom_freqs is None else torch.tensor(
-                     self.custom_freqs, dtype=torch.float32, device="cpu"))
+        freqs = (
+            rope_frequencies(self.d_head, self.base)
+            if self.custom_freqs is None
+            else torch.tensor(
+                self.custom_freqs, dtype=torch.float32, device="cpu"
+            )
+        )
         return {
             "signed_freqs": _merge_pairs(
                 -freqs, freqs, self._buffer_layout
@@ -420,8 +466,9 @@ class RotaryEmbedding(DerivedBuffersModule):
         signed_freqs = self.get_buffer_for("signed_freqs", positions)
         if self.layout != self._buffer_layout:  # it was changed afterwards
             validate.one_of(ROTARY_LAYOUTS, layout=self.layout)
-            signed_freqs = _merge_pairs(-self.freqs, self.freqs,
-                                        self.layout)
+            signed_freqs = _merge_pairs(
+                -self.freqs, self.freqs, self.layout
+            )
         angle = positions[:, None, :, None] * signed_freqs
         cos = angle.cos()
         sin = angle.sin()
@@ -438,8 +485,10 @@ class RotaryEmbedding(DerivedBuffersModule):
         cos_sin: tuple[Tensor, Tensor] | None = None,  # … from ``cos_sin``
     ) -> tuple[Float[Tensor, "b _ t d_head"], ...]:
         "Each tensor turned, in its own type; always a tuple."
-        validate.require((positions is None) != (cos_sin is None),
-                         "give either positions or cos_sin, and not both")
+        validate.require(
+            (positions is None) != (cos_sin is None),
+            "give either positions or cos_sin, and not both",
+        )
         if cos_sin is None:  # ``Positions`` keep them for other layers
             cos_sin = (
                 self.cos_sin(positions)
@@ -497,7 +546,7 @@ def ntk_scaled_base(
     validate.integer(4, d_head=d_head)
     power = d_head / (d_head - 2)
     validate.number("(0, inf)", base=base, factor=factor)
-    return base * factor ** power
+    return base * factor**power
 
 # %% ../nbs/05_relative_and_rotary.ipynb #d637383c
 def llama3_scaling(
@@ -518,8 +567,11 @@ def llama3_scaling(
     low = low_freq_factor
     high = high_freq_factor
     validate.number("(0, inf)", factor=factor)
-    validate.require(0 <= low < high, f"low_freq_factor {low} must be "
-                     f"below high_freq_factor {high}, and not negative")
+    validate.require(
+        0 <= low < high,
+        f"low_freq_factor {low} must be "
+        f"below high_freq_factor {high}, and not negative",
+    )
     turns = original_max_len * freqs / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * freqs + (1 - keep) * freqs / factor
@@ -550,9 +602,10 @@ def yarn_scaling(
     freqs = rope_frequencies(d_head, base)
     validate.number("(0, inf)", factor=factor, beta_slow=beta_slow)
     validate.number("(1, inf)", base=base)
-    validate.require(beta_slow <= beta_fast < math.inf,
-                     f"beta_slow {beta_slow} must not be above beta_fast "
-                     f"{beta_fast}")
+    validate.require(
+        beta_slow <= beta_fast < math.inf,
+        f"beta_slow {beta_slow} must not be above beta_fast {beta_fast}",
+    )
     first = max(math.floor(pair(beta_fast)), 0)
     last = min(math.ceil(pair(beta_slow)), d_head - 1)
     index = torch.arange(len(freqs), dtype=freqs.dtype, device="cpu")

@@ -32,10 +32,16 @@ class Positions:
     A negative position marks padding.
     """
 
-    def __init__(self, tensor: Int[Tensor, "_ n"] | None = None, *,
-                 start: int | None = None, length: int | None = None,
-                 device: Any = None, end: int | None = None,
-                 upper_bound=None):
+    def __init__(
+        self,
+        tensor: Int[Tensor, "_ n"] | None = None,
+        *,
+        start: int | None = None,
+        length: int | None = None,
+        device: Any = None,
+        end: int | None = None,
+        upper_bound=None,
+    ):
         self.start = start
         self.device = device
         self._tensor = tensor
@@ -74,14 +80,21 @@ class Positions:
     @property
     def upper_bound(self) -> int | None:
         "All positions are below it, as far as one knows without asking."
-        if self.start is None and self._end is None and (
-                self._upper_bound is not None or not self._tensor.is_cpu):
+        if (
+            self.start is None
+            and self._end is None
+            and (self._upper_bound is not None or not self._tensor.is_cpu)
+        ):
             return self._upper_bound
         return self.end
 
     @classmethod
-    def of(cls, positions: Any, x: Shaped[Tensor, "b n ..."] | None = None,
-           cache: Any = None) -> "Positions":
+    def of(
+        cls,
+        positions: Any,
+        x: Shaped[Tensor, "b n ..."] | None = None,
+        cache: Any = None,
+    ) -> "Positions":
         """``positions`` that fit ``x``; None: those after the cache, or 0,
         1, …"""
         whose = " after the cache" if positions is None and cache else ""
@@ -92,8 +105,11 @@ class Positions:
         elif not isinstance(positions, cls):
             validate.position_tensors(positions=positions)
             positions = cls(positions)
-        if x is not None and (x.ndim < 2 or positions.length != x.shape[1]
-                              or 1 != positions.batch_size != len(x)):
+        if x is not None and (
+            x.ndim < 2
+            or positions.length != x.shape[1]
+            or 1 != positions.batch_size != len(x)
+        ):
             raise ValueError(
                 f"positions{whose} of shape ({positions.batch_size}, "
                 f"{positions.length}) do not fit x {tuple(x.shape)}"
@@ -103,12 +119,17 @@ class Positions:
     def next(self, length: int, device: Any = None) -> "Positions":
         "Those of the next ``length`` tokens of each row: last + 1, …"
         if self.start is not None or not self.length:
-            return Positions(start=(self.start or 0) + self.length,
-                             length=length, device=device or self.device)
+            return Positions(
+                start=(self.start or 0) + self.length,
+                length=length,
+                device=device or self.device,
+            )
         last = self.tensor.amax(-1, keepdim=True).clamp(min=-1)
         steps = torch.arange(1, length + 1, device=last.device)
-        end, upper_bound = [k if k is None else k + length
-                            for k in (self._end, self._upper_bound)]
+        end, upper_bound = [
+            k if k is None else k + length
+            for k in (self._end, self._upper_bound)
+        ]
         return Positions(last + steps, end=end, upper_bound=upper_bound)
 
     def memoize(self, key: tuple, compute: Callable) -> Any:
@@ -116,7 +137,8 @@ class Positions:
         key = tuple([None if a is self else a for a in key])  # no ring
         for memo_key, value in self._made:
             if len(memo_key) == len(key) and all(
-                    [a is b for a, b in zip(memo_key, key)]):
+                [a is b for a, b in zip(memo_key, key)]
+            ):
                 return value
         self._made += [(key, value := compute())]
         return value
@@ -131,8 +153,11 @@ def next_positions(
 ) -> Int[Tensor, "_ t"]:
     "Positions of the next ``length`` tokens of each row: last + 1, …"
     past = getattr(cache, "key_positions", None)
-    past = (Positions(start=0, length=0) if past is None
-            else Positions.of(past))
+    past = (
+        Positions(start=0, length=0)
+        if past is None
+        else Positions.of(past)
+    )
     return past.next(length, device).tensor
 
 # %% ../nbs/A5_caches.ipynb #0ad9c8d3
@@ -143,30 +168,40 @@ def _joined(past, positions):
         tensor = (
             positions.tensor.clone() if positions.start is None else None
         )
-        return Positions(tensor, start=positions.start,
-                         length=positions.length, device=positions.device,
-                         end=positions._end,
-                         upper_bound=positions._upper_bound)
+        return Positions(
+            tensor,
+            start=positions.start,
+            length=positions.length,
+            device=positions.device,
+            end=positions._end,
+            upper_bound=positions._upper_bound,
+        )
     if (
         past.start is not None
         and positions.start == past.start + past.length
     ):
-        return Positions(start=past.start,
-                         length=past.length + positions.length,
-                         device=positions.device)
+        return Positions(
+            start=past.start,
+            length=past.length + positions.length,
+            device=positions.device,
+        )
     batch_size = max(past.batch_size, positions.batch_size)
     tensor = torch.cat(
-        [p.tensor.expand(batch_size, -1) for p in (past, positions)], -1)
+        [p.tensor.expand(batch_size, -1) for p in (past, positions)], -1
+    )
     ends = [
         p._end if p.start is None else p.end for p in (past, positions)
     ]
     if None not in ends:
         return Positions(tensor, end=max(ends))
-    upper_bounds = [p._upper_bound if end is None else end
-                    for p, end in zip((past, positions), ends)]
+    upper_bounds = [
+        p._upper_bound if end is None else end
+        for p, end in zip((past, positions), ends)
+    ]
     return Positions(
         tensor,
-        upper_bound=None if None in upper_bounds else max(upper_bounds))
+        upper_bound=None if None in upper_bounds else max(upper_bounds),
+    )
 
 # %% ../nbs/A5_caches.ipynb #aaa97cce
 #| code-fold: true
@@ -203,8 +238,9 @@ def crop_positions(
             device=key_positions.device,
         ), slice(end)
     end = end if isinstance(end, int) else end[:, None]
-    tensor = key_positions.tensor.masked_fill(key_positions.tensor >= end,
-                                              -1)
+    tensor = key_positions.tensor.masked_fill(
+        key_positions.tensor >= end, -1
+    )
     return _drop_unused_slots(tensor)
 
 # %% ../nbs/A5_caches.ipynb #5dfdf1ab
@@ -225,8 +261,10 @@ def _select_rows(key_positions, rows):
 def _set_rows(old, rows, new, fill, axis):
     "``old`` with these rows as in ``new``; the shorter is filled up."
     n = max(old.shape[axis], new.shape[axis])
-    old, new = (F.pad(x, (0, 0) * (-1 - axis) + (0, n - x.shape[axis]),
-                      value=fill) for x in (old, new))
+    old, new = (
+        F.pad(x, (0, 0) * (-1 - axis) + (0, n - x.shape[axis]), value=fill)
+        for x in (old, new)
+    )
     return old.index_copy(0, rows, new)
 
 # %% ../nbs/A5_caches.ipynb #2f32b4ad
@@ -238,23 +276,35 @@ def _set_position_rows(past, b, rows, new):
         if past is None
         else past.tensor.expand(b, -1)
     )
-    return _drop_unused_slots(_set_rows(
-        old, rows, new.tensor.expand(len(rows), -1), -1, -1))
+    return _drop_unused_slots(
+        _set_rows(old, rows, new.tensor.expand(len(rows), -1), -1, -1)
+    )
 
 # %% ../nbs/A5_caches.ipynb #bd69c67c
 #| code-summary: refuses rows that cannot take these tokens
 def _validate_set_rows(batch_size, tensors, rows, source):
-    new, old = ([(tuple(x.shape[1:-2]), x.shape[-1], x.dtype)
-                 for x in held] for held in (source.tensors, tensors))
+    new, old = (
+        [(tuple(x.shape[1:-2]), x.shape[-1], x.dtype) for x in held]
+        for held in (source.tensors, tensors)
+    )
     n = len(source.tensors[0]) if source.tensors else 0
-    validate.require(n and batch_size, "set_rows copies rows of a cache "
-                     "that holds tokens into one that knows how many rows "
-                     "it has: new_cache(batch_size)")
+    validate.require(
+        n and batch_size,
+        "set_rows copies rows of a cache "
+        "that holds tokens into one that knows how many rows "
+        "it has: new_cache(batch_size)",
+    )
     validate.row_indices(batch_size, rows=rows, unique=True)
-    validate.require(rows.shape == (n,), f"the source has {n} rows, so "
-                     f"rows must name {n} rows, got {tuple(rows.shape)}")
-    validate.require(new == (old or new), "the source must be like this "
-                     f"cache in all but batch and time: {new} meets {old}")
+    validate.require(
+        rows.shape == (n,),
+        f"the source has {n} rows, so "
+        f"rows must name {n} rows, got {tuple(rows.shape)}",
+    )
+    validate.require(
+        new == (old or new),
+        "the source must be like this "
+        f"cache in all but batch and time: {new} meets {old}",
+    )
 
 # %% ../nbs/A5_caches.ipynb #3c61f4ec
 class LayerCacheBase:
@@ -267,7 +317,8 @@ class LayerCacheBase:
 
     def __init__(self, batch_size: int | None = None):
         validate.integer(
-            batch_size=1 if batch_size is None else batch_size)
+            batch_size=1 if batch_size is None else batch_size
+        )
         self.batch_size = batch_size
         self.tensors = []
         self.key_positions = None
@@ -285,16 +336,22 @@ class LayerCacheBase:
         """
         if self.key_positions is None:
             return torch.zeros(1, dtype=torch.int64)
-        return (self.key_positions.tensor >= 0).sum(-1).expand(
-            len(self.tensors[0]))
+        return (
+            (self.key_positions.tensor >= 0)
+            .sum(-1)
+            .expand(len(self.tensors[0]))
+        )
 
     @property
     def nbytes(self) -> int:
         "Bytes of what is kept, without positions and room to grow."
         return sum(x.nbytes for x in self.tensors)
 
-    def replace(self, tensors: list[Tensor],
-                key_positions: Positions | Int[Tensor, "_ s"]) -> None:
+    def replace(
+        self,
+        tensors: list[Tensor],
+        key_positions: Positions | Int[Tensor, "_ s"],
+    ) -> None:
         "Keep this from now on, instead of what was kept."
         self.tensors = tensors
         self.batch_size = len(tensors[0])
@@ -308,8 +365,10 @@ class LayerCacheBase:
         if past is None:
             self.batch_size = len(rows)
         else:
-            self.replace([x.index_select(0, rows) for x in self.tensors],
-                         _select_rows(past, rows))
+            self.replace(
+                [x.index_select(0, rows) for x in self.tensors],
+                _select_rows(past, rows),
+            )
 
     def set_rows(self, rows: Int[Tensor, " n"], source: Any) -> None:
         """Copy row i of ``source`` into row ``rows[i]`` of this cache.
@@ -323,14 +382,19 @@ class LayerCacheBase:
         b = self.batch_size
         rows = rows.long()
         key_positions, slots = _set_position_rows(
-            self.key_positions, b, rows,
-            Positions.of(source.key_positions))
+            self.key_positions, b, rows, Positions.of(source.key_positions)
+        )
         old = self.tensors or [
             x.new_zeros(b, *x.shape[1:-2], 0, x.shape[-1])
             for x in source.tensors
         ]
-        self.replace([_set_rows(x, rows, y, 0.0, -2)[..., slots, :]
-                      for x, y in zip(old, source.tensors)], key_positions)
+        self.replace(
+            [
+                _set_rows(x, rows, y, 0.0, -2)[..., slots, :]
+                for x, y in zip(old, source.tensors)
+            ],
+            key_positions,
+        )
 
 # %% ../nbs/A5_caches.ipynb #f45e7b2e
 #| code-fold: true
@@ -346,10 +410,12 @@ class GrowableBuffer:
     def __init__(self, tensors: list[Tensor], capacity: int):
         self.length = tensors[0].shape[-2]
         self.capacity = capacity
-        self.buffers = [x.new_empty(*x.shape[:-2], capacity, x.shape[-1])
-                        for x in tensors]
+        self.buffers = [
+            x.new_empty(*x.shape[:-2], capacity, x.shape[-1])
+            for x in tensors
+        ]
         for buffer, x in zip(self.buffers, tensors):
-            buffer[..., :self.length, :] = x
+            buffer[..., : self.length, :] = x
 
     def can_append(self, length: int, num_new: int) -> bool:
         "Whether ``num_new`` tokens may follow the first ``length``."
@@ -378,12 +444,14 @@ def _validate_append(tensors, positions, kept, batch_size):
     b = new[0][0]
     error = None
     if any([x[0] != b or x[-2] != positions.length for x in new]) or (
-            1 != positions.batch_size != b):
+        1 != positions.batch_size != b
+    ):
         error = "tensors and positions must agree in batch and time"
     elif batch_size not in (None, b):
         error = f"a batch of {b} meets a cache of {batch_size}"
     elif old and [x[:-2] + x[-1:] for x in old] != [
-            x[:-2] + x[-1:] for x in new]:
+        x[:-2] + x[-1:] for x in new
+    ]:
         error = "only time, axis -2, may differ from what is kept"
     if error:
         raise ValueError(
@@ -395,19 +463,24 @@ def _validate_append(tensors, positions, kept, batch_size):
 class GrowingRows(LayerCacheBase):
     "Kept rows that grow along time, with room behind them."
 
-    def replace(self, tensors: list[Tensor],
-                key_positions: Positions | Int[Tensor, "_ s"]) -> None:
+    def replace(
+        self,
+        tensors: list[Tensor],
+        key_positions: Positions | Int[Tensor, "_ s"],
+    ) -> None:
         "Keep this from now on, with no room to grow."
         super().replace(tensors, key_positions)
         self._buffer = None
 
-    def validate_append(self, tensors: tuple,
-                        positions: Positions) -> None:
+    def validate_append(
+        self, tensors: tuple, positions: Positions
+    ) -> None:
         "``ValueError`` for tensors that cannot follow what is kept."
         _validate_append(tensors, positions, self.tensors, self.batch_size)
 
-    def _append(self, tensors: tuple,
-                positions: Positions) -> list[Tensor]:
+    def _append(
+        self, tensors: tuple, positions: Positions
+    ) -> list[Tensor]:
         "All that is kept, with these behind; refuses what cannot follow."
         self.validate_append(tensors, positions)
         if self.is_empty:
@@ -416,10 +489,14 @@ class GrowingRows(LayerCacheBase):
         n = self.key_positions.length
         t = tensors[0].shape[-2]
         buffer = self._buffer
-        alike = all([a.dtype == b.dtype
-                     for a, b in zip(self.tensors, tensors)])
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
-                not alike):
+        alike = all(
+            [a.dtype == b.dtype for a, b in zip(self.tensors, tensors)]
+        )
+        if (
+            torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or (not alike)
+        ):
             self._buffer = None
             return [torch.cat(p, -2) for p in zip(self.tensors, tensors)]
         if buffer is None or not buffer.can_append(n, t):
@@ -446,25 +523,34 @@ class CrossAttentionCache(LayerCacheBase):
     source = None
     _stamp = None
 
-    def replace(self, tensors: list[Tensor],
-                key_positions: Positions | Int[Tensor, "_ s"]) -> None:
+    def replace(
+        self,
+        tensors: list[Tensor],
+        key_positions: Positions | Int[Tensor, "_ s"],
+    ) -> None:
         "Keep this from now on; the next memory given is another."
         super().replace(tensors, key_positions)
         self.source = None
 
     def get_or_compute(
         # None: as before
-        self, encoder_hidden_states: Float[Tensor, "b s m"] | None,
+        self,
+        encoder_hidden_states: Float[Tensor, "b s m"] | None,
         # None: no padding
         positions: Positions | Int[Tensor, "_ s"] | None,
         compute: Callable,  # from a memory to the tensors that are kept
     ) -> tuple:
         "What is kept of this memory, and the positions of its tokens."
-        validate.require(encoder_hidden_states is not None or self.tensors,
-                         "there are no encoder_hidden_states yet: pass "
-                         "encoder_hidden_states= the first time")
-        stamp = (None if encoder_hidden_states is None
-                 else _version_of(encoder_hidden_states))
+        validate.require(
+            encoder_hidden_states is not None or self.tensors,
+            "there are no encoder_hidden_states yet: pass "
+            "encoder_hidden_states= the first time",
+        )
+        stamp = (
+            None
+            if encoder_hidden_states is None
+            else _version_of(encoder_hidden_states)
+        )
         new = encoder_hidden_states is not None and (
             encoder_hidden_states is not self.source
             or stamp != self._stamp
@@ -552,8 +638,9 @@ class Together:
         first = {}
         for leaf, key in zip(self._leaves(), before):
             if isinstance(leaf.key_positions, Positions):
-                leaf.key_positions = first.setdefault(tuple(map(id, key)),
-                                                      leaf.key_positions)
+                leaf.key_positions = first.setdefault(
+                    tuple(map(id, key)), leaf.key_positions
+                )
 
     def _leaves(self):
         for layer in self.layers:
@@ -575,8 +662,9 @@ def online_softmax_update(
     ``weighted_sum / denominator`` is the output so far.
     """
     max_score, denominator, weighted_sum = state
-    higher = torch.maximum(max_score,
-                           scores.detach().amax(-1, keepdim=True))
+    higher = torch.maximum(
+        max_score, scores.detach().amax(-1, keepdim=True)
+    )
     base = higher.masked_fill(higher == -math.inf, 0.0)
     exp_scores = (scores - base).exp()
     shrink = (max_score - base).exp()
@@ -603,17 +691,20 @@ def online_softmax_attend(
     shape = (*q.shape[:-1], k.shape[-2])
     allowed = None if mask is None else mask.expand(shape)
     x32 = q.to(torch.promote_types(q.dtype, torch.float32))
-    state = (x32.new_full((*shape[:-1], 1), -math.inf),
-             x32.new_zeros(*shape[:-1], 1),
-             x32.new_zeros(*shape[:-1], v.shape[-1]))
+    state = (
+        x32.new_full((*shape[:-1], 1), -math.inf),
+        x32.new_zeros(*shape[:-1], 1),
+        x32.new_zeros(*shape[:-1], v.shape[-1]),
+    )
     validate.integer(chunk_size=chunk_size)
     for start in range(0, k.shape[-2], chunk_size):
         chunk = slice(start, start + chunk_size)
         scores = x32 @ k[..., chunk, :].to(x32).mT * q.shape[-1] ** -0.5
         if allowed is not None:
             scores = scores.masked_fill(~allowed[..., chunk], -math.inf)
-        state = online_softmax_update(state, scores,
-                                      v[..., chunk, :].to(x32))
+        state = online_softmax_update(
+            state, scores, v[..., chunk, :].to(x32)
+        )
     _, denominator, weighted_sum = state
     return (
         weighted_sum / denominator.masked_fill(denominator == 0, 1.0)
@@ -640,15 +731,19 @@ def repeat_kv(
 def add_causal_mask(
     mask: Bool[Tensor, "..."] | None,  # True = may attend
     causal: bool,  # whether to add that query i sees keys 0 … i
-    t: int, s: int,  # how many queries, how many keys
+    t: int,
+    s: int,  # how many queries, how many keys
     device: Any = None,
 ) -> Bool[Tensor, "..."] | None:
     "The mask, and with it the causal flag as a mask; needs t = s."
     if not causal:
         return mask
-    validate.require(t == s, "causal=True counts from the first of as "
-                     f"many keys as queries, got {t} queries and {s} "
-                     "keys; use causal_mask(positions, key_positions)")
+    validate.require(
+        t == s,
+        "causal=True counts from the first of as "
+        f"many keys as queries, got {t} queries and {s} "
+        "keys; use causal_mask(positions, key_positions)",
+    )
     lower = torch.ones(t, s, dtype=torch.bool, device=device)
     lower = lower.tril()[None, None]
     return lower if mask is None else mask & lower
@@ -680,8 +775,11 @@ def _unmask_empty_rows(added):
 #| code-summary: silences them afterwards
 def _zero_empty_rows(out, empty):
     "Set empty rows to 0; on the CPU it is cheap to ask if there are any."
-    if empty.is_cpu and not torch.compiler.is_compiling() and (
-            not empty.any()):
+    if (
+        empty.is_cpu
+        and not torch.compiler.is_compiling()
+        and (not empty.any())
+    ):
         return out
     return out.masked_fill(empty, 0.0)
 
@@ -693,9 +791,12 @@ def _fold_query_groups(q, k, v, mask, bias, n, **kwargs):
     So keys and values are read once for all of them.
     """
     kv = k.shape[1]
-    mask, bias = (x if x is None or x.ndim < 3 or x.shape[-3] == 1
-                  else x.reshape(*x.shape[:-3], kv, n, x.shape[-1])
-                  for x in (mask, bias))
+    mask, bias = (
+        x
+        if x is None or x.ndim < 3 or x.shape[-3] == 1
+        else x.reshape(*x.shape[:-3], kv, n, x.shape[-1])
+        for x in (mask, bias)
+    )
     grouped_q = q.reshape(len(q), kv, n, q.shape[-1])
     out = fused_attend(grouped_q, k, v, mask, bias, **kwargs)
     return out.reshape(*q.shape[:-1], v.shape[-1])
@@ -722,14 +823,18 @@ def fused_attend(
     t = q.shape[-2]
     s = k.shape[-2]
     if n > 1 and t == 1 and not causal:
-        return _fold_query_groups(q, k, v, mask, bias, n, scale=scale,
-                                  dropout=dropout)
+        return _fold_query_groups(
+            q, k, v, mask, bias, n, scale=scale, dropout=dropout
+        )
     if mask is None and bias is None and (t == s or not causal):
         return F.scaled_dot_product_attention(
-            q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1)
+            q, k, v, None, dropout, causal, scale=scale, enable_gqa=n > 1
+        )
     mask = add_causal_mask(mask, causal, t, s, q.device)
     added, empty = _unmask_empty_rows(
-        _additive_mask(mask, bias, (t, s), q.dtype))
+        _additive_mask(mask, bias, (t, s), q.dtype)
+    )
     out = F.scaled_dot_product_attention(
-        q, k, v, added, dropout, scale=scale, enable_gqa=n > 1)
+        q, k, v, added, dropout, scale=scale, enable_gqa=n > 1
+    )
     return _zero_empty_rows(out, empty)

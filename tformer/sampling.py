@@ -30,10 +30,13 @@ def _to_float(logits):
         best = logits.detach().amax(-1)
         if not math.isfinite(best.sum().item()):
             for row, x in enumerate(best.flatten().tolist()):
-                why = {-math.inf: "forbid every id: all are -inf",
-                       math.inf: "hold +inf"}.get(x, "hold NaN")
-                validate.require(math.isfinite(x), "the logits of row "
-                                 f"{row} {why}")
+                why = {
+                    -math.inf: "forbid every id: all are -inf",
+                    math.inf: "hold +inf",
+                }.get(x, "hold NaN")
+                validate.require(
+                    math.isfinite(x), f"the logits of row {row} {why}"
+                )
     return logits
 
 # %% ../nbs/20_sampling.ipynb #100eb22b
@@ -67,8 +70,10 @@ def _validate_uniforms(logits, uniforms):
         and not torch.compiler.is_compiling()
     ):
         low, high = (x.item() for x in uniforms.aminmax())
-        validate.require(0 <= low <= high < 1, "uniforms must be from "
-                         f"0 to below 1, got {low} to {high}")
+        validate.require(
+            0 <= low <= high < 1,
+            f"uniforms must be from 0 to below 1, got {low} to {high}",
+        )
 
 # %% ../nbs/20_sampling.ipynb #009be490
 #| code-summary: probabilities as whole numbers, which add up in any order
@@ -93,9 +98,12 @@ def apply_logit_bias(
     "Logits with a number added to those of some ids."
     logits, vocab = _to_float(logits), logits.shape[-1]
     wrong = [i for i in bias_by_id if not 0 <= i < vocab]
-    validate.require(not wrong, f"bias_by_id names id {wrong[:1]}, "
-                     "outside the vocabulary: ids go from 0 to "
-                     f"{vocab - 1}")
+    validate.require(
+        not wrong,
+        f"bias_by_id names id {wrong[:1]}, "
+        "outside the vocabulary: ids go from 0 to "
+        f"{vocab - 1}",
+    )
     nan = [i for i, amount in bias_by_id.items() if math.isnan(amount)]
     validate.require(not nan, f"the bias of id {nan[:1]} is NaN")
     more = logits.new_zeros(vocab)
@@ -158,8 +166,9 @@ def _threshold_key(keys, mass, need, n=64):
     if n < keys.shape[-1]:
         more = (last == n - 1).nonzero()[:, 0]  # n may have been too few
         if len(more):
-            threshold[more] = _threshold_key(keys[more], mass[more],
-                                             need[more], 16 * n)
+            threshold[more] = _threshold_key(
+                keys[more], mass[more], need[more], 16 * n
+            )
     return threshold
 
 # %% ../nbs/20_sampling.ipynb #0b73ac76
@@ -172,8 +181,9 @@ def _keep_smallest_set(logits, keys, p):
     mass = _integer_probs(logits).view(-1, vocab)
     need = p * mass.sum(-1, keepdim=True).double()
     can_read_values = logits.is_cpu and not torch.compiler.is_compiling()
-    last = _threshold_key(keys.view(-1, vocab), mass, need,
-                          64 if can_read_values else vocab)
+    last = _threshold_key(
+        keys.view(-1, vocab), mass, need, 64 if can_read_values else vocab
+    )
     last = last.view(*logits.shape[:-1], 1)
     return _mask_out(logits, keys >= last)
 
@@ -203,8 +213,11 @@ def apply_typical_p(
     validate.number("(0, 1]", p=p)
     logits = _to_float(logits)
     log_p = logits.log_softmax(-1)
-    entropy = -(logits.softmax(-1) * log_p).nansum(
-        -1, keepdim=True, dtype=torch.float64).to(logits.dtype)
+    entropy = (
+        -(logits.softmax(-1) * log_p)
+        .nansum(-1, keepdim=True, dtype=torch.float64)
+        .to(logits.dtype)
+    )
     return _keep_smallest_set(logits, -(log_p + entropy).abs(), p)
 
 # %% ../nbs/20_sampling.ipynb #345e0a5b
@@ -221,23 +234,29 @@ def _expect_settings(s):
     ):
         if getattr(s, name) is not off:
             validate.number(interval, **{name: getattr(s, name)})
-    validate.require(s.top_k is None or s.top_k != 0, "top_k must be at "
-                     "least 1, got 0; None turns it off")
+    validate.require(
+        s.top_k is None or s.top_k != 0,
+        "top_k must be at least 1, got 0; None turns it off",
+    )
     for minimum, name in ((1, "top_k"), (0, "seed")):
         if getattr(s, name) is not None:
             validate.integer(minimum, **{name: getattr(s, name)})
-    validate.require(s.seed is None or s.seed < 2**63, "seed must be "
-                     f"below 2**63, got {s.seed}")
+    validate.require(
+        s.seed is None or s.seed < 2**63,
+        f"seed must be below 2**63, got {s.seed}",
+    )
     validate.instance_of((Mapping, type(None)), logit_bias=s.logit_bias)
     for i, amount in (s.logit_bias or {}).items():
         validate.integer(0, **{"an id in logit_bias": i})
         if amount != -math.inf:
-            validate.number("(-inf, inf)",
-                            **{f"logit_bias of id {i}": amount})
+            validate.number(
+                "(-inf, inf)", **{f"logit_bias of id {i}": amount}
+            )
     validate.require(
         s.allowed_tokens_fn is None or callable(s.allowed_tokens_fn),
         "allowed_tokens_fn is a function of ids, not "
-        f"{s.allowed_tokens_fn!r:.50}")
+        f"{s.allowed_tokens_fn!r:.50}",
+    )
 
 # %% ../nbs/20_sampling.ipynb #eb0f6203
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +283,14 @@ class SamplingParams:
 #| code-summary: what allowed_tokens_fn answers about one row
 def _mask_of(s, row, logits):
     mask = s.allowed_tokens_fn(row[row >= 0])
-    validate.require(isinstance(mask, Tensor) and mask.dtype == torch.bool
-                     and mask.shape == logits.shape[-1:],
-                     "allowed_tokens_fn must answer with a boolean tensor "
-                     f"({logits.shape[-1]},), got "
-                     f"{getattr(mask, 'shape', mask)}")
+    validate.require(
+        isinstance(mask, Tensor)
+        and mask.dtype == torch.bool
+        and mask.shape == logits.shape[-1:],
+        "allowed_tokens_fn must answer with a boolean tensor "
+        f"({logits.shape[-1]},), got "
+        f"{getattr(mask, 'shape', mask)}",
+    )
     return mask
 
 # %% ../nbs/20_sampling.ipynb #998727ae
@@ -277,16 +299,18 @@ def _apply_history_rules(logits, s, ids):
     if s.logit_bias:
         logits = apply_logit_bias(logits, s.logit_bias)
     if s.repetition_penalty != 1:
-        logits = apply_repetition_penalty(logits, ids,
-                                          s.repetition_penalty)
+        logits = apply_repetition_penalty(
+            logits, ids, s.repetition_penalty
+        )
     if s.frequency_penalty:
         logits = apply_frequency_penalty(logits, ids, s.frequency_penalty)
     if s.presence_penalty:
         logits = apply_presence_penalty(logits, ids, s.presence_penalty)
     if s.allowed_tokens_fn:
         masks = [_mask_of(s, row, logits) for row in ids]
-        logits = apply_allowed_mask(logits,
-                                    torch.stack(masks).to(logits.device))
+        logits = apply_allowed_mask(
+            logits, torch.stack(masks).to(logits.device)
+        )
     return logits
 
 # %% ../nbs/20_sampling.ipynb #0e218e96
@@ -319,8 +343,9 @@ def process_logits(
         ids = torch.empty(len(logits), 0, dtype=torch.int64)
     validate.shapes(logits=(logits, "b vocab"), ids=(ids, "b n"))
     logits = _apply_history_rules(_to_float(logits), params, ids)
-    return _apply_filters(apply_temperature(logits, params.temperature),
-                          params)
+    return _apply_filters(
+        apply_temperature(logits, params.temperature), params
+    )
 
 # %% ../nbs/20_sampling.ipynb #9e4bc50c
 #| code-summary: ids that were written; unknown ones are refused
@@ -330,9 +355,12 @@ def _generated_ids(ids, logits):
     validate.integer_tensors(ids=ids)
     if ids.is_cpu and ids.numel():
         top = ids.max().item()
-        validate.require(top < vocab, f"id {top} is outside the "
-                         f"vocabulary: ids go from 0 to {vocab - 1}, and "
-                         "-1 is none")
+        validate.require(
+            top < vocab,
+            f"id {top} is outside the "
+            f"vocabulary: ids go from 0 to {vocab - 1}, and "
+            "-1 is none",
+        )
     return ids.to(logits.device, torch.int64)
 
 # %% ../nbs/20_sampling.ipynb #9dd4c42a
@@ -362,8 +390,7 @@ def _counts(ids, logits):
     "A number for each id of the vocabulary."
     ids = _generated_ids(ids, logits)
     one = (ids >= 0).to(logits.dtype)
-    return torch.zeros_like(logits).scatter_add_(
-        -1, ids.clamp(min=0), one)
+    return torch.zeros_like(logits).scatter_add_(-1, ids.clamp(min=0), one)
 
 # %% ../nbs/20_sampling.ipynb #914310f6
 #| code-fold: true
@@ -443,7 +470,8 @@ def _sample_group(logits, s, uniforms):
     short = _top_candidates(logits, s)
     if short is None:
         return sample_ids(
-            _apply_filters(_divide_by_temperature(logits, s), s), uniforms)
+            _apply_filters(_divide_by_temperature(logits, s), s), uniforms
+        )
     ids, best, incomplete = short
     sampled = sample_ids(_apply_filters(best, s), uniforms)
     sampled = ids.gather(-1, sampled[:, None])[:, 0]
@@ -460,18 +488,25 @@ def _sample_group(logits, s, uniforms):
 #| code-summary: ids of rows that wrote differently much, side by side
 def _pad_right(ids, b, needed):
     "(b, n), with -1 behind the shorter rows; empty if nobody reads it."
-    validate.require(ids is None or len(ids) == b, "ids of "
-                     f"{b if ids is None else len(ids)} rows for logits "
-                     f"of {b}")
+    validate.require(
+        ids is None or len(ids) == b,
+        f"ids of {b if ids is None else len(ids)} rows for logits of {b}",
+    )
     if ids is None or not needed:
         return torch.empty(b, 0, dtype=torch.int64)
     if isinstance(ids, Tensor):
         return ids
     rows = [torch.as_tensor(row) for row in ids]
-    validate.integer_tensors(**{f"ids of row {i}": row for i, row in
-                                enumerate(rows) if row.numel()})
+    validate.integer_tensors(
+        **{
+            f"ids of row {i}": row
+            for i, row in enumerate(rows)
+            if row.numel()
+        }
+    )
     return torch.nn.utils.rnn.pad_sequence(
-        [row.long() for row in rows], batch_first=True, padding_value=-1)
+        [row.long() for row in rows], batch_first=True, padding_value=-1
+    )
 
 # %% ../nbs/20_sampling.ipynb #a7df16ae
 #| code-summary: what the text leaves of the logits, before a number is drawn
@@ -522,8 +557,9 @@ def _expect_each(sampling_params):
     )
     validate.instance_of(Sequence, sampling_params=all_params)
     for i, one in enumerate(all_params):
-        validate.instance_of(SamplingParams, **{
-            f"sampling_params {i}": one})
+        validate.instance_of(
+            SamplingParams, **{f"sampling_params {i}": one}
+        )
 
 # %% ../nbs/20_sampling.ipynb #fb5b2996
 class Sampler:
@@ -543,8 +579,11 @@ class Sampler:
             if isinstance(sampling_params, SamplingParams)
             else None
         )
-        self.row_states = None if self.default else [
-            (s, _generator(s.seed)) for s in sampling_params]
+        self.row_states = (
+            None
+            if self.default
+            else [(s, _generator(s.seed)) for s in sampling_params]
+        )
         self._cached_rows = None
         self._cached_groups = []
 
@@ -563,12 +602,19 @@ class Sampler:
         row_states = (
             self._seeded(b) if self.row_states is None else self.row_states
         )
-        validate.require(len(row_states) == b, f"logits of {b} rows for a "
-                         f"sampler of {len(row_states)}")
+        validate.require(
+            len(row_states) == b,
+            f"logits of {b} rows for a sampler of {len(row_states)}",
+        )
         groups = _process_groups(self._groups(row_states), logits, ids)
         self.row_states = row_states
-        u = torch.tensor([torch.rand((), generator=g, dtype=torch.float64)
-                          for _, g in row_states], dtype=torch.float64)
+        u = torch.tensor(
+            [
+                torch.rand((), generator=g, dtype=torch.float64)
+                for _, g in row_states
+            ],
+            dtype=torch.float64,
+        )
         u = u.to(logits.device)
         tokens = torch.empty(b, dtype=torch.int64, device=logits.device)
         for s, indices, processed in groups:
@@ -579,27 +625,35 @@ class Sampler:
         "Keep these rows in this order; a row may be kept twice."
         n = len(self._require_rows())
         wrong = [i for i in rows if not 0 <= i < n]
-        validate.require(not wrong, f"there are {n} rows, from 0 on, and "
-                         f"none is {wrong[:1]}")
+        validate.require(
+            not wrong,
+            f"there are {n} rows, from 0 on, and none is {wrong[:1]}",
+        )
         selected = [self.row_states[i] for i in rows]
         self.row_states = [(s, g.clone_state()) for s, g in selected]
 
     def extend(self, other: "Sampler") -> None:
         "Further rows, below those that are there, as copies."
         self.row_states = self._require_rows() + [
-            (s, g.clone_state()) for s, g in other._require_rows()]
+            (s, g.clone_state()) for s, g in other._require_rows()
+        ]
 
     def _require_rows(self):
         "The rows, once it is known how many there are."
-        validate.require(self.row_states is not None, "a sampler of one "
-                         "setting has no rows before its first call: give "
-                         "it a list")
+        validate.require(
+            self.row_states is not None,
+            "a sampler of one "
+            "setting has no rows before its first call: give "
+            "it a list",
+        )
         return self.row_states
 
     def _seeded(self, b):
         seed = self.default.seed
-        return [(self.default, _generator(
-            None if seed is None else seed + i)) for i in range(b)]
+        return [
+            (self.default, _generator(None if seed is None else seed + i))
+            for i in range(b)
+        ]
 
     def _groups(self, row_states):
         "Settings, and the rows whose settings are equal to them."
@@ -622,12 +676,15 @@ def apply_allowed_mask(
 ) -> Float[Tensor, "*b vocab"]:
     "Logits with −∞ for all ids that the mask forbids."
     fits = mask.shape[-1:] == logits.shape[-1:] and all(
-        n in (1, m) for n, m in zip(mask.shape[::-1], logits.shape[::-1]))
-    validate.require(mask.dtype == torch.bool and mask.ndim <= logits.ndim
-                     and fits, "a mask of allowed ids is boolean, one for "
-                     f"each of {logits.shape[-1]} ids, not {mask.dtype} "
-                     f"of shape {tuple(mask.shape)} for "
-                     f"{tuple(logits.shape)}")
+        n in (1, m) for n, m in zip(mask.shape[::-1], logits.shape[::-1])
+    )
+    validate.require(
+        mask.dtype == torch.bool and mask.ndim <= logits.ndim and fits,
+        "a mask of allowed ids is boolean, one for "
+        f"each of {logits.shape[-1]} ids, not {mask.dtype} "
+        f"of shape {tuple(mask.shape)} for "
+        f"{tuple(logits.shape)}",
+    )
     logits = _mask_out(_to_float(logits), mask)
     if (
         logits.is_cpu
@@ -648,9 +705,15 @@ def distinct_n(
     n: int = 4,  # words in a run
 ) -> float:
     "Different runs of n words over all runs (Li et al., 2016)."
-    validate.require(not isinstance(texts, str), "texts must be a list of "
-                     f"texts, got one: {texts!r:.60}")
-    runs = [run for text in texts for words in [text.split()]
-            for run in zip(*(words[i:] for i in range(n)))]
+    validate.require(
+        not isinstance(texts, str),
+        f"texts must be a list of texts, got one: {texts!r:.60}",
+    )
+    runs = [
+        run
+        for text in texts
+        for words in [text.split()]
+        for run in zip(*(words[i:] for i in range(n)))
+    ]
     validate.require(runs, f"no text has {n} words: n is at least 1")
     return len(set(runs)) / len(runs)

@@ -45,17 +45,24 @@ class DecoderBlock(TransformerBlock):
     as ``PostNorm`` or ``PreNorm``.
     """
 
-    def __init__(self, attention: nn.Module, cross_attention: nn.Module,
-                 feed_forward: nn.Module):
+    def __init__(
+        self,
+        attention: nn.Module,
+        cross_attention: nn.Module,
+        feed_forward: nn.Module,
+    ):
         super().__init__(attention, feed_forward)
         self.cross_attention = cross_attention
 
     def forward(
-        self, x: Float[Tensor, "b t d"], *,
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
         encoder_hidden_states: Float[Tensor, "_ s m"] | None = None,
         encoder_positions: Positions | Int[Tensor, "_ s"] | None = None,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None, cache: Any = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        cache: Any = None,
     ) -> Float[Tensor, "b t d"]:
         """The stream after this block.
 
@@ -67,12 +74,16 @@ class DecoderBlock(TransformerBlock):
         own, other = (None, None) if cache is None else cache.layers
         x = self.attention(x, positions=positions, mask=mask, cache=own)
         x = self.cross_attention(
-            x, encoder_hidden_states=encoder_hidden_states,
-            encoder_positions=encoder_positions, cache=other)
+            x,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_positions=encoder_positions,
+            cache=other,
+        )
         return self.feed_forward(x)
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> KVCache:
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> KVCache:
         "What the two attentions keep."
         return KVCache(
             [
@@ -152,8 +163,11 @@ class Seq2Seq(Model):
         d = config.d_model
         n_ids = c.decoder_vocab_size or c.vocab_size
         self.embed = Embedding(n_ids, d, scale=d**0.5)
-        self.encoder_embed = None if c.decoder_vocab_size is None else (
-            Embedding(c.vocab_size, d, scale=d**0.5))
+        self.encoder_embed = (
+            None
+            if c.decoder_vocab_size is None
+            else (Embedding(c.vocab_size, d, scale=d**0.5))
+        )
         self.embed_positions = SinusoidalPositionEmbedding(c.max_len, d)
         self.dropout = Dropout(c.dropout)
         self.encoder_blocks = nn.ModuleList(
@@ -163,15 +177,21 @@ class Seq2Seq(Model):
             )
             for _ in range(c.n_layers)
         )
-        self.blocks = nn.ModuleList(DecoderBlock(
-            self.make_sublayer(SelfAttention(d, c.n_heads, causal=True)),
-            self.make_sublayer(CrossAttention(d, c.n_heads)),
-            self.make_sublayer(FeedForward(d, c.d_ff)))
-            for _ in range(c.n_decoder_layers or c.n_layers))
+        self.blocks = nn.ModuleList(
+            DecoderBlock(
+                self.make_sublayer(
+                    SelfAttention(d, c.n_heads, causal=True)
+                ),
+                self.make_sublayer(CrossAttention(d, c.n_heads)),
+                self.make_sublayer(FeedForward(d, c.d_ff)),
+            )
+            for _ in range(c.n_decoder_layers or c.n_layers)
+        )
         ends = c.final_norm or self.residual_class is PreNorm
         self.encoder_norm, self.norm = (
             LayerNorm(d, eps=c.eps) if ends else nn.Identity()
-            for _ in range(2))
+            for _ in range(2)
+        )
         self.lm_head = Linear(d, n_ids, bias=False)
         if c.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
@@ -182,29 +202,36 @@ class Seq2Seq(Model):
         return self.residual_class(norm, sublayer, self.config.dropout)
 
     def embed_inputs(
-        self, ids: Int[Tensor, "b t"], positions: Positions,
+        self,
+        ids: Int[Tensor, "b t"],
+        positions: Positions,
         embed: Embedding | None = None,  # None: the decoder's
     ) -> Float[Tensor, "b t d"]:
         "Embeddings and positions, summed."
         embed = self.embed if embed is None else embed
         return self.dropout(
-            embed(ids) + self.embed_positions(positions.tensor))
+            embed(ids) + self.embed_positions(positions.tensor)
+        )
 
     def encode(
-        self, src: Int[Tensor, "b s"],  # source ids
+        self,
+        src: Int[Tensor, "b s"],  # source ids
         # True, 1: a token
         attention_mask: Shaped[Tensor, "b s"] | None = None,
     ) -> Float[Tensor, "b s d"]:
         "The memory: one vector per source token, in view of all others."
-        pos = self.prepare_positions(src,
-                                     _positions_from_mask(attention_mask))
+        pos = self.prepare_positions(
+            src, _positions_from_mask(attention_mask)
+        )
         x = self.embed_inputs(src, pos, self.encoder_embed)
         for block in self.encoder_blocks:
             x = block(x, positions=pos)
         return self.encoder_norm(x)
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         encoder_hidden_states: Float[Tensor, "_ s d"] | None = None,
         encoder_attention_mask: Shaped[Tensor, "_ s"] | None = None,
         cache: KVCache | None = None,
@@ -229,7 +256,9 @@ class Seq2Seq(Model):
         )
 
     def hidden_states(
-        self, ids: Int[Tensor, "b t"], *,
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
         encoder_hidden_states: Float[Tensor, "_ s d"] | None = None,
         encoder_attention_mask: Shaped[Tensor, "_ s"] | None = None,
         cache: KVCache | None = None,
@@ -286,12 +315,16 @@ def teacher_forced_loss(
     """
     mask = None if pad_token_id is None else src != pad_token_id
     memory = model.encode(src, mask)
-    logits = model(shift_right(targets, decoder_start_token_id),
-                   encoder_hidden_states=memory,
-                   encoder_attention_mask=mask)
+    logits = model(
+        shift_right(targets, decoder_start_token_id),
+        encoder_hidden_states=memory,
+        encoder_attention_mask=mask,
+    )
     return F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(),
-        ignore_index=-100 if pad_token_id is None else pad_token_id)
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=-100 if pad_token_id is None else pad_token_id,
+    )
 
 # %% ../nbs/09_encoder_decoder.ipynb #41a03d9d
 @torch.no_grad()
@@ -312,9 +345,12 @@ def greedy(
     ids = src.new_full((len(src), 1), decoder_start_token_id)
     done = torch.zeros_like(ids).bool()
     while ids.shape[1] <= max_new_tokens and not done.all():
-        logits = model(ids[:, -1:] if cached else ids, cache=cache,
-                       encoder_hidden_states=memory,
-                       encoder_attention_mask=encoder_attention_mask)
+        logits = model(
+            ids[:, -1:] if cached else ids,
+            cache=cache,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=encoder_attention_mask,
+        )
         best = logits[:, -1:].argmax(-1).masked_fill(done, eos_token_id)
         ids = torch.cat([ids, best], 1)
         done = best == eos_token_id

@@ -111,15 +111,18 @@ class RequestHandle:
 
     def append_token(self, i: int, log_prob: float) -> str | None:
         "One id more, or none; why the text is over, if it is."
-        validate.require(not math.isnan(log_prob), "the logits hold NaN "
-                         f"after {len(self.output_ids)} new ids")
+        validate.require(
+            not math.isnan(log_prob),
+            f"the logits hold NaN after {len(self.output_ids)} new ids",
+        )
         ids, functions = self.stopping
         if i in ids:
             return "stop"
         self.output_ids.append(i)
         self.log_probs.append(log_prob)
-        stop = meets_stopping_criteria(functions, self.index,
-                                       self.output_ids)
+        stop = meets_stopping_criteria(
+            functions, self.index, self.output_ids
+        )
         full = len(self.output_ids) == self.request.max_new_tokens
         return "stop" if stop else "length" if full else None
 
@@ -179,25 +182,30 @@ class QueueFull(RuntimeError):
     "Too many requests wait: come again later."
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300018
-def first_come_first_served(waiting: Sequence[RequestHandle],
-                            admitted_lengths: Sequence[int]) -> int:
+def first_come_first_served(
+    waiting: Sequence[RequestHandle], admitted_lengths: Sequence[int]
+) -> int:
     "The one that waits longest."
     return 0
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300019
-def shortest_first(waiting: Sequence[RequestHandle],
-                   admitted_lengths: Sequence[int]) -> int:
+def shortest_first(
+    waiting: Sequence[RequestHandle], admitted_lengths: Sequence[int]
+) -> int:
     "The one with least to read."
     return min(range(len(waiting)), key=lambda i: len(waiting[i].all_ids))
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300020
-def similar_length(waiting: Sequence[RequestHandle],
-                   admitted_lengths: Sequence[int]) -> int:
+def similar_length(
+    waiting: Sequence[RequestHandle], admitted_lengths: Sequence[int]
+) -> int:
     "The one most like those that are read beside it; alone, the first."
     if not admitted_lengths:
         return 0
-    return min(range(len(waiting)), key=lambda i: abs(
-        len(waiting[i].all_ids) - max(admitted_lengths)))
+    return min(
+        range(len(waiting)),
+        key=lambda i: abs(len(waiting[i].all_ids) - max(admitted_lengths)),
+    )
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300021
 SCHEDULING_POLICIES = {
@@ -214,12 +222,16 @@ def _pad_encoder_outputs(handles):
     ]
     if all(x is None for x in encoder_outputs):
         return {}
-    validate.require(not any(x is None for x in encoder_outputs),
-                     "encoder_hidden_states are missing")
-    masks = [torch.ones(len(x), dtype=torch.bool, device=x.device)
-             if handle.request.encoder_attention_mask is None
-             else handle.request.encoder_attention_mask
-             for x, handle in zip(encoder_outputs, handles)]
+    validate.require(
+        not any(x is None for x in encoder_outputs),
+        "encoder_hidden_states are missing",
+    )
+    masks = [
+        torch.ones(len(x), dtype=torch.bool, device=x.device)
+        if handle.request.encoder_attention_mask is None
+        else handle.request.encoder_attention_mask
+        for x, handle in zip(encoder_outputs, handles)
+    ]
     return dict(
         encoder_hidden_states=pad_sequence(
             encoder_outputs, batch_first=True
@@ -229,22 +241,28 @@ def _pad_encoder_outputs(handles):
 
 # %% ../nbs/23_in_flight_batching.ipynb #5ac6571e
 #| code-summary: refuses an encoder output that cannot stand beside others
-def _validate_encoder_output(encoder_hidden_states,
-                             encoder_attention_mask):
+def _validate_encoder_output(
+    encoder_hidden_states, encoder_attention_mask
+):
     for name, x in (
         ("encoder_hidden_states", encoder_hidden_states),
         ("encoder_attention_mask", encoder_attention_mask),
     ):
         validate.instance_of((Tensor, type(None)), **{name: x})
     if encoder_attention_mask is not None:
-        validate.require(encoder_hidden_states is not None,
-                         "encoder_attention_mask without "
-                         "encoder_hidden_states")
-        validate.require(encoder_attention_mask.dtype == torch.bool,
-                         "encoder_attention_mask must be boolean, got "
-                         f"{encoder_attention_mask.dtype}")
-    validate.shapes(encoder_hidden_states=(encoder_hidden_states, "s m"),
-                    encoder_attention_mask=(encoder_attention_mask, "s"))
+        validate.require(
+            encoder_hidden_states is not None,
+            "encoder_attention_mask without encoder_hidden_states",
+        )
+        validate.require(
+            encoder_attention_mask.dtype == torch.bool,
+            "encoder_attention_mask must be boolean, got "
+            f"{encoder_attention_mask.dtype}",
+        )
+    validate.shapes(
+        encoder_hidden_states=(encoder_hidden_states, "s m"),
+        encoder_attention_mask=(encoder_attention_mask, "s"),
+    )
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300022
 #| code-summary: what is wrong with a request, before anything is computed
@@ -257,21 +275,30 @@ def _validate_request(handle, runner):
     runner.require_capacity(n)
     if request.timeout is not None:
         validate.number("(0, inf)", timeout=request.timeout)
-    _validate_encoder_output(request.encoder_hidden_states,
-                             request.encoder_attention_mask)
+    _validate_encoder_output(
+        request.encoder_hidden_states, request.encoder_attention_mask
+    )
     params = request.sampling_params
     params = (
         SamplingParams(**params) if isinstance(params, Mapping) else params
     )
-    handle.sampler = None if params is None else make_sampler(
-        [params] if isinstance(params, SamplingParams) else params)
+    handle.sampler = (
+        None
+        if params is None
+        else make_sampler(
+            [params] if isinstance(params, SamplingParams) else params
+        )
+    )
     handle.stopping = parse_stopping(request.stop)
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300023
 #| code-summary: a problem in one sentence
 def _one_sentence(error):
-    category = "" if isinstance(error, ValueError) else (
-        f"{type(error).__name__}: ")
+    category = (
+        ""
+        if isinstance(error, ValueError)
+        else (f"{type(error).__name__}: ")
+    )
     return " ".join(f"{category}{error}".split())[:300]
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300024
@@ -279,8 +306,9 @@ class Scheduler:
     """``policy`` says who is next, ``max_overtakes`` how often one is
     overtaken."""
 
-    def __init__(self, runner: ModelRunner, policy: Callable,
-                 max_overtakes: int):
+    def __init__(
+        self, runner: ModelRunner, policy: Callable, max_overtakes: int
+    ):
         self.runner = runner
         self.policy = policy
         self.max_overtakes = max_overtakes
@@ -293,8 +321,9 @@ class Scheduler:
         "Those that have a slot, the oldest first."
         return sorted(t for t in self.row_owners if t is not None)
 
-    def finish(self, handle: RequestHandle, finish_reason: str,
-               error: Any = None) -> None:
+    def finish(
+        self, handle: RequestHandle, finish_reason: str, error: Any = None
+    ) -> None:
         "It has ended; its slot and its blocks come back."
         handle.finish_reason = finish_reason
         handle.error = None if error is None else _one_sentence(error)
@@ -328,7 +357,8 @@ class Scheduler:
             t = self._pick_waiting(admitted_lengths)
             row = self.row_owners.index(None)
             n = self.runner.allocate(
-                row, t.all_ids, t.request.encoder_hidden_states is None)
+                row, t.all_ids, t.request.encoder_hidden_states is None
+            )
             if n is None:
                 return
             self.waiting.remove(t)
@@ -351,8 +381,11 @@ class Scheduler:
         If there is not enough, the newest sequences are preempted.
         """
         for t in self.running:
-            while t.row is not None and not t.is_prefilling and (
-                    not self.runner.try_reserve(t.row)):
+            while (
+                t.row is not None
+                and not t.is_prefilling
+                and (not self.runner.try_reserve(t.row))
+            ):
                 self.preempt(self.running[-1])
 
     def preempt_all(self) -> None:
@@ -374,8 +407,10 @@ class Scheduler:
                 return handle
         i = self.policy((*self.waiting,), (*admitted_lengths,))
         n = len(self.waiting)
-        validate.require(isinstance(i, int) and 0 <= i < n, "policy must "
-                         f"return an index below {n}, got {i!r:.40}")
+        validate.require(
+            isinstance(i, int) and 0 <= i < n,
+            f"policy must return an index below {n}, got {i!r:.40}",
+        )
         return self.waiting[i]
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300025
@@ -383,12 +418,18 @@ class Scheduler:
 def _sample_one(handle, logits):
     generated_ids = torch.tensor([handle.output_ids], dtype=torch.int64)
     new = handle.sampler(logits, generated_ids.to(logits.device))
-    whole = isinstance(new, Tensor) and new.shape == (1,) and not (
-        new.is_floating_point() or new.dtype == torch.bool)
+    whole = (
+        isinstance(new, Tensor)
+        and new.shape == (1,)
+        and not (new.is_floating_point() or new.dtype == torch.bool)
+    )
     vocab = logits.shape[-1]
-    validate.require(whole and 0 <= new.item() < vocab, "sampling_params "
-                     f"must return one id for one row, below {vocab}, "
-                     f"got {new!r:.60}")
+    validate.require(
+        whole and 0 <= new.item() < vocab,
+        "sampling_params "
+        f"must return one id for one row, below {vocab}, "
+        f"got {new!r:.60}",
+    )
     return new[0]
 
 # %% ../nbs/23_in_flight_batching.ipynb #s230027b
@@ -408,10 +449,14 @@ class _StepExecutor:
 
     def decode(self, handles):
         "One token of each of them is read, one written."
-        return self.run_batch([(t, 1) for t in handles], lambda some: (
-            self.runner.decode([t.row for t, _ in some],
-                               [t.all_ids[-1] for t, _ in some],
-                               [t.num_computed_tokens for t, _ in some])))
+        return self.run_batch(
+            [(t, 1) for t in handles],
+            lambda some: self.runner.decode(
+                [t.row for t, _ in some],
+                [t.all_ids[-1] for t, _ in some],
+                [t.num_computed_tokens for t, _ in some],
+            ),
+        )
 
     def prefill(self, handles):
         """Of their prompts ``max_prefill_tokens`` tokens in all, the first
@@ -421,8 +466,9 @@ class _StepExecutor:
         for t in sorted(
             handles, key=lambda t: (t.first_scheduled_step, t.index)
         ):
-            n = min(t.num_prefill_tokens - t.num_computed_tokens,
-                    remaining)
+            n = min(
+                t.num_prefill_tokens - t.num_computed_tokens, remaining
+            )
             chunks += [(t, n)] if n else []
             remaining -= n
         return self.run_batch(
@@ -436,7 +482,7 @@ class _StepExecutor:
                     for t, n in some
                 ],
                 [t.num_computed_tokens for t, _ in some],
-                **_pad_encoder_outputs([t for t, _ in some])
+                **_pad_encoder_outputs([t for t, _ in some]),
             ),
         )
 
@@ -449,21 +495,28 @@ class _StepExecutor:
             logits = call(chunks)
         except Exception as error:
             if len(chunks) > 1:
-                return [x for one in chunks for x in self.run_batch(
-                    [one], call)]
+                return [
+                    x
+                    for one in chunks
+                    for x in self.run_batch([one], call)
+                ]
             self.finish(chunks[0][0], "error", error)
             return []
         for t, n in chunks:
             t.num_computed_tokens += n
             if t.request.encoder_hidden_states is None:
-                self.runner.cache_full_blocks(t.row, t.all_ids,
-                                              t.num_computed_tokens - n,
-                                              t.num_computed_tokens)
+                self.runner.cache_full_blocks(
+                    t.row,
+                    t.all_ids,
+                    t.num_computed_tokens - n,
+                    t.num_computed_tokens,
+                )
         done = [
             i for i, (t, _) in enumerate(chunks) if not t.is_prefilling
         ]
-        return self._sample_drafts([chunks[i][0] for i in done],
-                                   logits[done])
+        return self._sample_drafts(
+            [chunks[i][0] for i in done], logits[done]
+        )
 
     def _sample_drafts(self, handles, logits):
         "The next id of each, greedy or by its own way; those that count."
@@ -472,12 +525,15 @@ class _StepExecutor:
         for i, t in enumerate(handles):
             if t.sampler is not None:
                 try:
-                    ids[i] = _sample_one(t, logits[i:i + 1])
+                    ids[i] = _sample_one(t, logits[i : i + 1])
                 except Exception as error:
                     self.finish(t, "error", error)
         compute_dtype = torch.promote_types(logits.dtype, torch.float32)
-        log_probs = logits.to(compute_dtype).log_softmax(-1).gather(
-            -1, ids[:, None])
+        log_probs = (
+            logits.to(compute_dtype)
+            .log_softmax(-1)
+            .gather(-1, ids[:, None])
+        )
         for t, i, (p,) in zip(handles, ids.tolist(), log_probs.tolist()):
             if t.finish_reason is None:  # nobody's stop has cancelled it
                 new += self._commit(t, i, p)
@@ -508,19 +564,28 @@ class Engine:
     ``engine.runner.reset_prefix_cache()``.
     """
 
-    def __init__(self, model: Any, max_num_seqs: int = 4, *,
-                 max_len: int | None = None,
-                 policy: str | Callable = "fcfs",
-                 max_prefill_tokens: int | None = None,
-                 num_blocks: int | None = None, block_size: int = 16,
-                 max_queued_requests: int = 1024, max_overtakes: int = 16,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        model: Any,
+        max_num_seqs: int = 4,
+        *,
+        max_len: int | None = None,
+        policy: str | Callable = "fcfs",
+        max_prefill_tokens: int | None = None,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_queued_requests: int = 1024,
+        max_overtakes: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         max_prefill_tokens = (
             2**62 if max_prefill_tokens is None else max_prefill_tokens
         )
-        validate.integer(max_num_seqs=max_num_seqs,
-                         max_queued_requests=max_queued_requests,
-                         max_prefill_tokens=max_prefill_tokens)
+        validate.integer(
+            max_num_seqs=max_num_seqs,
+            max_queued_requests=max_queued_requests,
+            max_prefill_tokens=max_prefill_tokens,
+        )
         validate.integer(0, max_overtakes=max_overtakes)
         if not callable(policy):
             validate.one_of(SCHEDULING_POLICIES, policy=policy)
@@ -533,8 +598,9 @@ class Engine:
             )
         )
         self.scheduler = Scheduler(self.runner, policy, max_overtakes)
-        self._executor = _StepExecutor(self.runner, max_prefill_tokens,
-                                       self.scheduler.finish)
+        self._executor = _StepExecutor(
+            self.runner, max_prefill_tokens, self.scheduler.finish
+        )
         self.max_queued_requests = max_queued_requests
         self.clock = clock
         self.steps = 0
@@ -555,8 +621,10 @@ class Engine:
         validate.instance_of(Request, request=request)
         waiting = self.scheduler.waiting
         if len(waiting) >= self.max_queued_requests:
-            raise QueueFull(f"{len(waiting)} requests wait already: "
-                            "submit it again when some have ended")
+            raise QueueFull(
+                f"{len(waiting)} requests wait already: "
+                "submit it again when some have ended"
+            )
         handle = RequestHandle(self, request, next(self._numbers))
         try:
             _validate_request(handle, self.runner)
@@ -567,17 +635,22 @@ class Engine:
 
     def cancel(self, handle: RequestHandle) -> None:
         "End a request that has not ended; the others go on unchanged."
-        validate.require(handle.engine is self, "this request was "
-                         "submitted to another engine")
+        validate.require(
+            handle.engine is self,
+            "this request was submitted to another engine",
+        )
         if handle.finish_reason is None:
             self.scheduler.finish(handle, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[tuple[RequestHandle, int]]:
         "One token of each live text, a piece of prompts; what is new."
-        validate.require(self._free.acquire(blocking=False), "a step is "
-                         "under way: an engine is for one thread, one "
-                         "step at a time")
+        validate.require(
+            self._free.acquire(blocking=False),
+            "a step is "
+            "under way: an engine is for one thread, one "
+            "step at a time",
+        )
         try:
             self.steps += 1
             self.scheduler.step(self.steps, self.clock())

@@ -69,11 +69,17 @@ class SpeculativeStep(NamedTuple):
 def _single_prompt(model, prompt_ids, max_new_tokens):
     validate.integer(max_new_tokens=max_new_tokens)
     prompt_ids, _ = left_pad(prompt_ids)
-    validate.require(len(prompt_ids) == 1, "one text at a time, not "
-                     f"{len(prompt_ids)}: rows that accept differently "
-                     "much do not stay side by side")
-    require_context([prompt_ids.shape[1]], getattr(model, "max_len", None),
-                    max_new_tokens)
+    validate.require(
+        len(prompt_ids) == 1,
+        "one text at a time, not "
+        f"{len(prompt_ids)}: rows that accept differently "
+        "much do not stay side by side",
+    )
+    require_context(
+        [prompt_ids.shape[1]],
+        getattr(model, "max_len", None),
+        max_new_tokens,
+    )
     return prompt_ids.to(device_of(model, prompt_ids))
 
 # %% ../nbs/A11_faster_decoding.ipynb #04fe95ba
@@ -96,11 +102,15 @@ def _allow_rollback(cache, n):
 #| code-summary: what a draft offers, looked at
 def _propose(draft, ids, max_tokens, sampling_params, generator):
     proposal = draft(list(ids), max_tokens, sampling_params, generator)
-    validate.instance_of(DraftProposal,
-                         **{"what draft(…) returns": proposal})
-    validate.require(len(proposal.ids) <= max_tokens, "the draft offers "
-                     f"{len(proposal.ids)} ids where {max_tokens} have "
-                     "room")
+    validate.instance_of(
+        DraftProposal, **{"what draft(…) returns": proposal}
+    )
+    validate.require(
+        len(proposal.ids) <= max_tokens,
+        "the draft offers "
+        f"{len(proposal.ids)} ids where {max_tokens} have "
+        "room",
+    )
     for i in proposal.ids:
         validate.integer(0, **{"an id that a draft offers": i})
     return proposal
@@ -115,14 +125,17 @@ def _verify(logits, proposal, sampling_params, generated_ids, generator):
         proposal.probs is None or proposal.probs.shape == (k, vocab),
         f"a draft drew {k} ids from probabilities of shape "
         f"{tuple(getattr(proposal.probs, 'shape', ()))}; the model has "
-        f"{vocab} ids")
+        f"{vocab} ids",
+    )
     if proposal.probs is not None and k:
         min_prob = proposal.probs.min().item()
         sums = proposal.probs.sum(-1)
-        validate.require(min_prob >= 0 and (sums - 1).abs().max() < 1e-3,
-                         "what a draft drew from must be probabilities: 0 "
-                         f"or more, sums 1; got {min_prob:.3g} and sums "
-                         f"{sums.tolist()}")
+        validate.require(
+            min_prob >= 0 and (sums - 1).abs().max() < 1e-3,
+            "what a draft drew from must be probabilities: 0 "
+            f"or more, sums 1; got {min_prob:.3g} and sums "
+            f"{sums.tolist()}",
+        )
     if sampling_params is None:
         best = logits.argmax(-1).tolist()
         return next(
@@ -139,32 +152,53 @@ def _verify(logits, proposal, sampling_params, generated_ids, generator):
     past = past.where(torch.arange(len(past)) < seen, -1).to(device)
     p = process_logits(logits, sampling_params, past).double().softmax(-1)
     u = torch.rand(k + 1, generator=generator, dtype=torch.float64).to(
-        device)
-    return rejection_sample(p, proposal.probs,
-                            past[-1, len(generated_ids):], u)
+        device
+    )
+    return rejection_sample(
+        p, proposal.probs, past[-1, len(generated_ids) :], u
+    )
 
 # %% ../nbs/A11_faster_decoding.ipynb #993d21d7
 #| code-summary: a round as the text takes it, up to where it stops
 def _commit(proposal, verification, logits, stopping, generated_ids):
-    new = [*proposal.ids[:verification.num_accepted], verification.next_id]
+    new = [
+        *proposal.ids[: verification.num_accepted],
+        verification.next_id,
+    ]
     token_ids = torch.tensor(new, device=logits.device)[:, None]
     compute_dtype = torch.promote_types(logits.dtype, torch.float32)
-    log_probs = logits[:len(new)].to(compute_dtype).log_softmax(-1).gather(
-        -1, token_ids)
+    log_probs = (
+        logits[: len(new)]
+        .to(compute_dtype)
+        .log_softmax(-1)
+        .gather(-1, token_ids)
+    )
     log_probs = log_probs[:, 0].tolist()
-    validate.require(not any(map(math.isnan, log_probs)), "the logits "
-                     "hold NaN")
+    validate.require(
+        not any(map(math.isnan, log_probs)), "the logits hold NaN"
+    )
     for n, i in enumerate(new):
         if i in stopping[0]:  # an end is no part of a text
-            return SpeculativeStep(proposal.ids, verification.num_accepted,
-                                   new[:n], log_probs[:n], True)
+            return SpeculativeStep(
+                proposal.ids,
+                verification.num_accepted,
+                new[:n],
+                log_probs[:n],
+                True,
+            )
         if meets_stopping_criteria(
             stopping[1], 0, generated_ids + new[: n + 1]
         ):
-            return SpeculativeStep(proposal.ids, verification.num_accepted,
-                                   new[:n + 1], log_probs[:n + 1], True)
-    return SpeculativeStep(proposal.ids, verification.num_accepted, new,
-                           log_probs, False)
+            return SpeculativeStep(
+                proposal.ids,
+                verification.num_accepted,
+                new[: n + 1],
+                log_probs[: n + 1],
+                True,
+            )
+    return SpeculativeStep(
+        proposal.ids, verification.num_accepted, new, log_probs, False
+    )
 
 # %% ../nbs/A11_faster_decoding.ipynb #7177f1ce
 #| code-summary: a text that is being written, and one step of it
@@ -196,24 +230,34 @@ class _SpeculativeState:
 
     def step(self, draft, max_tokens):
         text = self.all_ids
-        generated_ids = self.all_ids[self.prompt_len:]
-        proposal = _propose(draft, text, max_tokens, self.sampling_params,
-                            self.generator)
+        generated_ids = self.all_ids[self.prompt_len :]
+        proposal = _propose(
+            draft, text, max_tokens, self.sampling_params, self.generator
+        )
         new = self.prompt_ids.new_tensor(
-            [text[self.num_computed:] + proposal.ids])
+            [text[self.num_computed :] + proposal.ids]
+        )
         _allow_rollback(self.cache, len(proposal.ids))
-        with self.eval_context(), wrap_model_errors(
-            self.model, "model(ids, cache=)", new
+        with (
+            self.eval_context(),
+            wrap_model_errors(self.model, "model(ids, cache=)", new),
         ):
-            logits = _last(self.model, new, self.cache,
-                           len(proposal.ids) + 1)
-        verification = _verify(logits, proposal, self.sampling_params,
-                               generated_ids, self.generator)
+            logits = _last(
+                self.model, new, self.cache, len(proposal.ids) + 1
+            )
+        verification = _verify(
+            logits,
+            proposal,
+            self.sampling_params,
+            generated_ids,
+            self.generator,
+        )
         self.num_computed = len(text) + verification.num_accepted
         if verification.num_accepted < len(proposal.ids):
             self.cache.crop(self.prefix_len + self.num_computed)
-        step = _commit(proposal, verification, logits, self.stopping,
-                       generated_ids)
+        step = _commit(
+            proposal, verification, logits, self.stopping, generated_ids
+        )
         self.all_ids = text + step.ids
         return step
 
@@ -246,15 +290,19 @@ def stream_speculative(
     settings, and a generator for its own draws.
     """
     prompt_ids = _single_prompt(model, prompt_ids, max_new_tokens)
-    validate.require(callable(draft), "a draft is called with the ids so "
-                     f"far, got {draft!r:.60}")
+    validate.require(
+        callable(draft),
+        f"a draft is called with the ids so far, got {draft!r:.60}",
+    )
     validate.require(
         sampling_params is None
         or isinstance(sampling_params, SamplingParams),
         "sampling_params is None or a SamplingParams, not "
-        f"{sampling_params!r:.60}")
-    state = _SpeculativeState(model, prompt_ids, sampling_params,
-                              parse_stopping(stop))
+        f"{sampling_params!r:.60}",
+    )
+    state = _SpeculativeState(
+        model, prompt_ids, sampling_params, parse_stopping(stop)
+    )
     return _speculative_steps(state, draft, max_new_tokens)
 
 # %% ../nbs/A11_faster_decoding.ipynb #f3a48b30
@@ -295,9 +343,11 @@ def rejection_sample(
     """
     k = len(draft_ids)
     vocab = target_probs.shape[-1]
-    validate.shapes(target_probs=(target_probs, f"{k + 1} vocab"),
-                    draft_probs=(draft_probs, f"{k} vocab"),
-                    uniforms=(uniforms, f"{k + 1}"))
+    validate.shapes(
+        target_probs=(target_probs, f"{k + 1} vocab"),
+        draft_probs=(draft_probs, f"{k} vocab"),
+        uniforms=(uniforms, f"{k + 1}"),
+    )
     if draft_probs is None:
         draft_probs = F.one_hot(draft_ids, vocab)
     index = torch.arange(k, device=target_probs.device), draft_ids
@@ -317,7 +367,8 @@ class DraftModel:
     """
 
     def __init__(
-        self, model: Any,  # of the same vocabulary
+        self,
+        model: Any,  # of the same vocabulary
         num_speculative_tokens: int = 4,  # ids that it offers
     ):
         validate.integer(num_speculative_tokens=num_speculative_tokens)
@@ -327,9 +378,13 @@ class DraftModel:
         self.cache = None
 
     @torch.inference_mode()
-    def __call__(self, ids: list[int], max_tokens: int,
-                 sampling_params: SamplingParams | None,
-                 generator: Any) -> DraftProposal:
+    def __call__(
+        self,
+        ids: list[int],
+        max_tokens: int,
+        sampling_params: SamplingParams | None,
+        generator: Any,
+    ) -> DraftProposal:
         "The next ids, greedy or drawn as ``sampling_params`` says."
         text = list(ids)
         probs = []
@@ -358,20 +413,23 @@ class DraftModel:
                 u = torch.rand(1, generator=generator, dtype=torch.float64)
                 text += sample_ids(q.log(), u).tolist()
                 probs += [q]
-        return DraftProposal(text[len(ids):], torch.cat(probs) if probs
-                             else None)
+        return DraftProposal(
+            text[len(ids) :], torch.cat(probs) if probs else None
+        )
 
     def _next(self, text):
         weights = next(iter(self.model.parameters()))
-        new = torch.tensor([text[len(self.ids):]], device=weights.device)
+        new = torch.tensor([text[len(self.ids) :]], device=weights.device)
         logits = next_token_logits(self.model, new, cache=self.cache)
         self.ids = list(text)
         return logits
 
     def _crop_to_common_prefix(self, ids):
         "Forget what the text does not begin with; the last is read anew."
-        n = next((i for i, (a, b) in enumerate(zip(self.ids, ids))
-                  if a != b), min(len(self.ids), len(ids)))
+        n = next(
+            (i for i, (a, b) in enumerate(zip(self.ids, ids)) if a != b),
+            min(len(self.ids), len(ids)),
+        )
         n = min(n, len(ids) - 1)
         if self.cache is None or n == 0:
             self.cache = self.model.new_cache(1)
@@ -395,7 +453,8 @@ def expected_tokens_per_step(
         0 <= acceptance_rate <= 1 and num_speculative_tokens >= 0,
         "acceptance_rate must be from 0 to 1 and num_speculative_tokens "
         "0 or more, got "
-        f"{acceptance_rate} and {num_speculative_tokens}")
+        f"{acceptance_rate} and {num_speculative_tokens}",
+    )
     return float(
         sum(acceptance_rate**i for i in range(num_speculative_tokens + 1))
     )
@@ -411,24 +470,31 @@ class PromptLookup:
     """
 
     def __init__(
-        self, ngram_size: int = 2,  # ids that must be the same
+        self,
+        ngram_size: int = 2,  # ids that must be the same
         num_speculative_tokens: int = 10,  # ids that it offers
         # steps that a guess must save, on average
         min_saved_steps: float = 0.8,
     ):
-        validate.integer(ngram_size=ngram_size,
-                         num_speculative_tokens=num_speculative_tokens)
+        validate.integer(
+            ngram_size=ngram_size,
+            num_speculative_tokens=num_speculative_tokens,
+        )
         self.ngram_size = ngram_size
         self.num_speculative_tokens = num_speculative_tokens
         self.min_saved_steps = min_saved_steps
         validate.number("[0, inf)", min_saved_steps=min_saved_steps)
         self._forget([])
 
-    def __call__(self, ids: list[int], max_tokens: int,
-                 sampling_params: Any = None,
-                 generator: Any = None) -> DraftProposal:
+    def __call__(
+        self,
+        ids: list[int],
+        max_tokens: int,
+        sampling_params: Any = None,
+        generator: Any = None,
+    ) -> DraftProposal:
         "The guess, if it is worth it."
-        if ids[:len(self.ids)] != self.ids:
+        if ids[: len(self.ids)] != self.ids:
             self._forget(ids)
         self._update_saved_steps(ids)
         self._index(ids)
@@ -453,7 +519,7 @@ class PromptLookup:
 
     def _update_saved_steps(self, ids):
         "How far did the guess go?  A guess is over when it was wrong."
-        for i in ids[len(self.ids):]:
+        for i in ids[len(self.ids) :]:
             if self.proposed_ids:
                 right = self.proposed_ids[self.num_matched] == i
                 self.num_matched += right
@@ -467,12 +533,12 @@ class PromptLookup:
     def _index(self, ids):
         "Where each run of n ids went on, the last time."
         for end in range(self.end, len(ids)):
-            self.seen[tuple(ids[end - self.ngram_size:end])] = end
+            self.seen[tuple(ids[end - self.ngram_size : end])] = end
         self.end = max(self.end, len(ids))
 
     def _find(self, ids):
-        start = self.seen.get(tuple(ids[-self.ngram_size:]), len(ids))
-        chunk = ids[start:start + self.num_speculative_tokens]
+        start = self.seen.get(tuple(ids[-self.ngram_size :]), len(ids))
+        chunk = ids[start : start + self.num_speculative_tokens]
         return (
             (chunk * self.num_speculative_tokens)[
                 : self.num_speculative_tokens
@@ -490,14 +556,16 @@ class PrefixedModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module,
+        self,
+        model: nn.Module,
         # what all texts begin with, as one row
         prefix_ids: Sequence | Tensor,
     ):
         super().__init__()
         self.model = model
-        self.register_buffer("ids", _single_prompt(model, prefix_ids, 1),
-                             False)
+        self.register_buffer(
+            "ids", _single_prompt(model, prefix_ids, 1), False
+        )
         self.prefix_len = self.ids.shape[1]
         self.max_len = None
         if getattr(model, "max_len", None):
@@ -509,20 +577,25 @@ class PrefixedModel(nn.Module):
         "Read the beginning; again after the model has learned something."
         self.prefix_cache = self.model.new_cache(1)
         with eval_mode(self.model):
-            next_token_logits(self.model, self.ids,
-                              cache=self.prefix_cache)
+            next_token_logits(
+                self.model, self.ids, cache=self.prefix_cache
+            )
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)  # ``to``: other weights, read anew
         self.compute_prefix()
         return self
 
-    def new_cache(self, batch_size: int,
-                  max_len: int | None = None) -> Any:
+    def new_cache(
+        self, batch_size: int, max_len: int | None = None
+    ) -> Any:
         "For so many rows; what is shared is never changed."
         cache = copy.deepcopy(self.prefix_cache)
-        cache.select(torch.zeros(batch_size, dtype=torch.int64,
-                                 device=self.ids.device))
+        cache.select(
+            torch.zeros(
+                batch_size, dtype=torch.int64, device=self.ids.device
+            )
+        )
         return cache
 
     def shift_positions(self, positions: Any) -> Any:
@@ -533,44 +606,65 @@ class PrefixedModel(nn.Module):
             isinstance(positions, Positions)
             and positions.start is not None
         ):
-            return Positions(start=positions.start + self.prefix_len,
-                             length=positions.length,
-                             device=positions.device)
+            return Positions(
+                start=positions.start + self.prefix_len,
+                length=positions.length,
+                device=positions.device,
+            )
         positions = (
             positions.tensor
             if isinstance(positions, Positions)
             else positions
         )
-        return torch.where(positions < 0, positions,
-                           positions + self.prefix_len)
+        return torch.where(
+            positions < 0, positions, positions + self.prefix_len
+        )
 
-    def hidden_states(self, ids: Int[Tensor, "b t"], *, cache: Any = None,
-                      positions: Any = None) -> Float[Tensor, "b t d"]:
+    def hidden_states(
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        cache: Any = None,
+        positions: Any = None,
+    ) -> Float[Tensor, "b t d"]:
         "The vectors before ``lm_head``."
         cache = self.new_cache(len(ids)) if cache is None else cache
         return self.model.hidden_states(
-            ids, cache=cache, positions=self.shift_positions(positions))
+            ids, cache=cache, positions=self.shift_positions(positions)
+        )
 
     @property
     def lm_head(self) -> nn.Module:
         "The model's own."
         return self.model.lm_head
 
-    def forward(self, ids: Int[Tensor, "b t"], *, cache: Any = None,
-                positions: Any = None) -> Float[Tensor, "b t vocab"]:
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        cache: Any = None,
+        positions: Any = None,
+    ) -> Float[Tensor, "b t vocab"]:
         "Logits of what follows each token."
         return self.lm_head(
-            self.hidden_states(ids, cache=cache, positions=positions))
+            self.hidden_states(ids, cache=cache, positions=positions)
+        )
 
 # %% ../nbs/A11_faster_decoding.ipynb #4561e69c
 #| code-summary: refuses strides that leave a token out
 def _validate_context_len(ids, context_len, stride):
-    validate.require(ids.ndim == 1 and len(ids) > 1, "a text is a row of "
-                     f"two ids or more, got shape {tuple(ids.shape)}")
+    validate.require(
+        ids.ndim == 1 and len(ids) > 1,
+        "a text is a row of "
+        f"two ids or more, got shape {tuple(ids.shape)}",
+    )
     validate.integer(2, context_len=context_len)
     validate.integer(stride=stride)
-    validate.at_most(context_len - 1, limit_name="context_len - 1",
-                     **{"ids of stride": stride})
+    validate.at_most(
+        context_len - 1,
+        limit_name="context_len - 1",
+        **{"ids of stride": stride},
+    )
 
 # %% ../nbs/A11_faster_decoding.ipynb #1060015e
 @torch.no_grad()
@@ -599,8 +693,9 @@ def strided_token_log_probs(
             ]
         )
     log_probs = torch.cat(
-        [log_probs[0], log_probs[1:, -stride:].flatten()])
-    return log_probs[:len(ids) - 1]
+        [log_probs[0], log_probs[1:, -stride:].flatten()]
+    )
+    return log_probs[: len(ids) - 1]
 
 # %% ../nbs/A11_faster_decoding.ipynb #6c779ae2
 class Int8Linear(nn.Module):
@@ -612,23 +707,33 @@ class Int8Linear(nn.Module):
     """
 
     def __init__(
-        self, weight: Float[Tensor, "d_out d_in"],
+        self,
+        weight: Float[Tensor, "d_out d_in"],
         bias: Float[Tensor, " d_out"] | None = None,
     ):
         super().__init__()
         compute_dtype = torch.promote_types(weight.dtype, torch.float32)
         # 127.5 is no number of bytes
         weight = weight.detach().to(compute_dtype)
-        scale = weight.abs().amax(1).clamp(
-            min=torch.finfo(compute_dtype).tiny) / 127
-        self.register_buffer("weight", (weight / scale[:, None]).round()
-                             .clamp(-127, 127).to(torch.int8))
+        scale = (
+            weight.abs().amax(1).clamp(min=torch.finfo(compute_dtype).tiny)
+            / 127
+        )
+        self.register_buffer(
+            "weight",
+            (weight / scale[:, None])
+            .round()
+            .clamp(-127, 127)
+            .to(torch.int8),
+        )
         self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if bias is None
-                             else bias.detach().clone())
+        self.register_buffer(
+            "bias", None if bias is None else bias.detach().clone()
+        )
 
-    def forward(self, x: Float[Tensor, "*b d_in"]
-                ) -> Float[Tensor, "*b d_out"]:
+    def forward(
+        self, x: Float[Tensor, "*b d_in"]
+    ) -> Float[Tensor, "*b d_out"]:
         y = F.linear(x, self.weight.to(x.dtype))
         y = (y * self.scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
@@ -655,6 +760,7 @@ def quantize_int8(
     for module in list(copies.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear | nn.Linear) and (
-                    owners[child.weight] == 1):
+                owners[child.weight] == 1
+            ):
                 setattr(module, name, Int8Linear(child.weight, child.bias))
     return copies[0]

@@ -46,8 +46,11 @@ PEOPLE = {
     "big_pet": """| duck
         | goat pony lamb hen goose piglet donkey calf turkey""",
 }
-GROUPS = {"child": "girl boy", "grown": "woman man",
-          "pet": "small_pet big_pet"}
+GROUPS = {
+    "child": "girl boy",
+    "grown": "woman man",
+    "pet": "small_pet big_pet",
+}
 
 # %% ../nbs/A2_stories.ipynb #4e6ca5b4
 #| code-fold: true
@@ -210,17 +213,17 @@ SCENERY = {
 }
 
 # %% ../nbs/A2_stories.ipynb #5911c0f7
-LEXICON = {}    # kind → its words at levels 1, 2 and 3
+LEXICON = {}  # kind → its words at levels 1, 2 and 3
 
 
 def add_words(
-    kind: str,    # the shelf's name
-    level: int,   # the first level that knows the words
+    kind: str,  # the shelf's name
+    level: int,  # the first level that knows the words
     words: Collection,  # what to put there
 ) -> None:
     """Make ``words`` known as ``kind`` at ``level`` and above."""
     levels = LEXICON.setdefault(kind, [[], [], []])
-    for known in levels[level - 1:]:
+    for known in levels[level - 1 :]:
         known += [w for w in words if w not in known]
 
 # %% ../nbs/A2_stories.ipynb #7df28647
@@ -343,7 +346,7 @@ in the park, outside:
 """
 
 # %% ../nbs/A2_stories.ipynb #7c3699d3
-SPOT_TO_PLACE = {}   # spot → the place it belongs to
+SPOT_TO_PLACE = {}  # spot → the place it belongs to
 
 
 def parse_places(
@@ -369,21 +372,30 @@ def parse_places(
     return preps
 
 
-PLACE_PREPOSITION = parse_places(PLACES)     # place → "in", "at" or "on"
+PLACE_PREPOSITION = parse_places(PLACES)  # place → "in", "at" or "on"
 
 # %% ../nbs/A2_stories.ipynb #0fcf3f47
 ROLES = {"person": "abmn", "thing": "xyk", "spot": "cd", "place": "pq"}
-GENDER = {word: sex for sex, kinds in enumerate(("boy man", "girl woman",
-                                                 "small_pet big_pet"))
-          for kind in kinds.split() for word in LEXICON[kind][2]}
+GENDER = {
+    word: sex
+    for sex, kinds in enumerate(
+        ("boy man", "girl woman", "small_pet big_pet")
+    )
+    for kind in kinds.split()
+    for word in LEXICON[kind][2]
+}
 PRONOUN_FORMS = {
-    "he": ("he", "she", "it"), "him": ("him", "her", "it"),
-    "his": ("his", "her", "its"), "boy": ("boy", "girl", "animal")}
+    "he": ("he", "she", "it"),
+    "him": ("him", "her", "it"),
+    "his": ("his", "her", "its"),
+    "boy": ("boy", "girl", "animal"),
+}
 
 # %% ../nbs/A2_stories.ipynb #20259b0e
 class TemplateSlot(NamedTuple):
     """A gap in a sentence pattern, as ``{a}`` or ``{p.at}``."""
-    key: str        # a role's letter, or the name of a shelf
+
+    key: str  # a role's letter, or the name of a shelf
     separator: str = ""  # nothing, ``!``, ``.`` or ``:``
     form: str = ""  # what follows the mark
 
@@ -396,7 +408,8 @@ class TemplateSlot(NamedTuple):
     def names_person(self) -> bool:
         """Whether somebody is named here, not only referred to."""
         return self.is_person and (
-            self.separator != "." or self.form == "bare")
+            self.separator != "." or self.form == "bare"
+        )
 
 # %% ../nbs/A2_stories.ipynb #752eea53
 def noun_phrase(
@@ -409,7 +422,7 @@ def noun_phrase(
 #| code-fold: false
 def surface_form(
     slot: TemplateSlot,
-    word: str,              # who or what fills it
+    word: str,  # who or what fills it
     pronoun: bool = False,  # he, she or it in place of the name
 ) -> str:
     """What stands in the text for ``word`` in ``slot``."""
@@ -425,7 +438,8 @@ def surface_form(
 
 # %% ../nbs/A2_stories.ipynb #e109c559
 A_BEFORE_VOWEL = re.compile(
-    r"\b([Aa]) (?=[aeiou])(?!uni|use|eu|one\b|once\b)")
+    r"\b([Aa]) (?=[aeiou])(?!uni|use|eu|one\b|once\b)"
+)
 AN_BEFORE_VOWEL = re.compile(r"\b([Aa])n (?=[aeiou])")
 
 
@@ -447,13 +461,14 @@ def undo_articles(
 @dataclass(frozen=True, eq=False)
 class SentenceTemplate:
     """A sentence pattern: literal text and slots."""
-    beat: str               # what it tells, such as ``put``
-    facts: tuple            # what it claims
-    level: int              # the first level that uses it
-    text: str               # the pattern as written
-    parts: tuple            # str and Slot by turns
-    subject: str | None     # role that a pronoun may replace
-    people: tuple           # roles of all persons in it
+
+    beat: str  # what it tells, such as ``put``
+    facts: tuple  # what it claims
+    level: int  # the first level that uses it
+    text: str  # the pattern as written
+    parts: tuple  # str and Slot by turns
+    subject: str | None  # role that a pronoun may replace
+    people: tuple  # roles of all persons in it
 
     def render(self, cast, pronoun, rng):
         """The sentence for ``cast`` (role → word); ``pronoun`` for its
@@ -463,9 +478,15 @@ class SentenceTemplate:
             if type(part) is str:
                 out.append(part)
             elif part.key in cast:
-                out.append(surface_form(part, cast[part.key], pronoun
-                                        and part.key == self.subject
-                                        and part.separator in ("", ":")))
+                out.append(
+                    surface_form(
+                        part,
+                        cast[part.key],
+                        pronoun
+                        and part.key == self.subject
+                        and part.separator in ("", ":"),
+                    )
+                )
             else:
                 out.append(rng.word(part.key))
         text = fix_articles("".join(out))
@@ -476,9 +497,9 @@ SLOT_REGEX = re.compile(r"\{(\w+)([!.:]?)(\w*)\}")
 
 
 def compile_template(
-    beat: str,     # what it tells
+    beat: str,  # what it tells
     facts: tuple,  # what it claims
-    line: str,     # the pattern, ``+`` before it for higher levels
+    line: str,  # the pattern, ``+`` before it for higher levels
 ) -> SentenceTemplate:
     """Compile a pattern."""
     level, text = parse_level(line)
@@ -486,7 +507,7 @@ def compile_template(
     parts = []
     end = 0
     for m in SLOT_REGEX.finditer(text):
-        parts += [text[end:m.start()], TemplateSlot(*m.groups())]
+        parts += [text[end : m.start()], TemplateSlot(*m.groups())]
         end = m.end()
     parts = tuple(p for p in (*parts, text[end:]) if p)
     slots = [p for p in parts if type(p) is TemplateSlot and p.is_person]
@@ -494,15 +515,25 @@ def compile_template(
     acting = [s.key for s in slots if s.separator in ("", ":")]
     subject = acting[0] if acting and not they else None
     people = tuple(dict.fromkeys(s.key for s in slots))
-    return SentenceTemplate(beat, facts, level, text, parts, subject,
-                            people or ("a", "b") * bool(they))
+    return SentenceTemplate(
+        beat,
+        facts,
+        level,
+        text,
+        parts,
+        subject,
+        people or ("a", "b") * bool(they),
+    )
 
 # %% ../nbs/A2_stories.ipynb #63cb2189
 #| code-fold: false
 WORDS_REGEX = r"[\w'-]+(?: [\w'-]+)*?"
-LOCATION_REGEX = "|".join(sorted(
-    {s.partition(" the ")[0] for s in SPOT_TO_PLACE}
-    | set(PLACE_PREPOSITION.values())))
+LOCATION_REGEX = "|".join(
+    sorted(
+        {s.partition(" the ")[0] for s in SPOT_TO_PLACE}
+        | set(PLACE_PREPOSITION.values())
+    )
+)
 
 
 def slot_regex(
@@ -524,41 +555,52 @@ def template_regex(
     template: SentenceTemplate,
 ) -> re.Pattern:
     """The regular expression that reads ``template`` back."""
-    return re.compile("".join(
-        re.escape(p) if type(p) is str else slot_regex(p)
-        for p in template.parts))
+    return re.compile(
+        "".join(
+            re.escape(p) if type(p) is str else slot_regex(p)
+            for p in template.parts
+        )
+    )
 
 # %% ../nbs/A2_stories.ipynb #3007b242
 #| code-fold: false
 def parse_slot(
     slot: TemplateSlot,
-    text: str,   # what was found there
+    text: str,  # what was found there
     kinds: Collection,  # the shelves that may fill it
     level: int,  # 1, 2 or 3
 ) -> str | None:
     """The word or pronoun that ``text`` is in ``slot``; None where it
     may not stand there."""
     for t in (text, text[:1].lower() + text[1:]):
-        word = t.removeprefix(slot.form + " ").removesuffix(
-            " " + slot.form) if slot.separator == ":" else t
+        word = (
+            t.removeprefix(slot.form + " ").removesuffix(" " + slot.form)
+            if slot.separator == ":"
+            else t
+        )
         word = word.removeprefix("the ") if slot.is_person else word
         word = word.partition(" ")[2] if slot.form == "at" else word
         if slot.form in PRONOUN_FORMS and t in PRONOUN_FORMS[slot.form]:
             return t
-        if (slot.is_person and slot.separator in ("", ":")
-                and t == word + f" {slot.form}".rstrip()
-                and word in PRONOUN_FORMS["he"]):
+        if (
+            slot.is_person
+            and slot.separator in ("", ":")
+            and t == word + f" {slot.form}".rstrip()
+            and word in PRONOUN_FORMS["he"]
+        ):
             return word
-        if (any(word in LEXICON[kind][level - 1] for kind in kinds)
-                and slot.form not in PRONOUN_FORMS
-                and surface_form(slot, word) == t):
+        if (
+            any(word in LEXICON[kind][level - 1] for kind in kinds)
+            and slot.form not in PRONOUN_FORMS
+            and surface_form(slot, word) == t
+        ):
             return word
     return None
 
 # %% ../nbs/A2_stories.ipynb #6c368099
 def match_template(
     template: SentenceTemplate,
-    text: str,       # a sentence without ``an``, see ``undo_articles``
+    text: str,  # a sentence without ``an``, see ``undo_articles``
     slot_kinds: dict,  # (beat, role) → kinds
     level: int = 3,  # 1, 2 or 3
 ) -> list | None:
@@ -568,9 +610,12 @@ def match_template(
     if m is None:
         return None
     slots = [p for p in template.parts if type(p) is TemplateSlot]
-    found = [parse_slot(s, t, slot_kinds.get((template.beat, s.key),
-                                             (s.key,)), level)
-             for s, t in zip(slots, m.groups())]
+    found = [
+        parse_slot(
+            s, t, slot_kinds.get((template.beat, s.key), (s.key,)), level
+        )
+        for s, t in zip(slots, m.groups())
+    ]
     return None if None in found else list(zip(slots, found))
 
 # %% ../nbs/A2_stories.ipynb #400b2fec
@@ -591,9 +636,9 @@ class StoryState:
     def __init__(self):
         # thing → spot or holder → place
         self.locations = dict(SPOT_TO_PLACE)
-        self.introduced = set()     # who and what has come in
-        self.roles = {}             # role → the last who was in it
-        self.focus = None           # who "she" is now
+        self.introduced = set()  # who and what has come in
+        self.roles = {}  # role → the last who was in it
+        self.focus = None  # who "she" is now
         self.n_checks = Counter()
         self.n_failed = Counter()
         self.problems = []
@@ -627,8 +672,11 @@ class StoryState:
             there = self.place_containing(y)
         if op != ">" and here and there:
             not_there = f", not {describe_location(there)}" * (op != "!")
-            self.check(rule, (here == there) != (op == "!"),
-                       f"{x} is {describe_location(here)}{not_there}")
+            self.check(
+                rule,
+                (here == there) != (op == "!"),
+                f"{x} is {describe_location(here)}{not_there}",
+            )
         if there and op != "!" and x not in SPOT_TO_PLACE:
             self.locations[x] = there
 
@@ -636,31 +684,42 @@ class StoryState:
         """Give up what an unreadable ``sentence`` may have changed."""
         words = set(re.findall(r"[\w-]+", sentence))
         for x in [x for x in self.locations if x not in SPOT_TO_PLACE]:
-            if (x == self.focus or words & {"it", "They", *x.split()}
-                    or (self.focus is None and x in GENDER)):
+            if (
+                x == self.focus
+                or words & {"it", "They", *x.split()}
+                or (self.focus is None and x in GENDER)
+            ):
                 del self.locations[x]
         self.focus = None
 
 # %% ../nbs/A2_stories.ipynb #9b4eada6
 class Plot(NamedTuple):
     """Who and what a plot needs, and the beats of its four parts."""
+
     name: str
-    level: int      # the first level that tells it
-    cast: tuple     # (role, shelf) pairs
-    parts: tuple    # four tuples of (level, runs of beats, optional)
+    level: int  # the first level that tells it
+    cast: tuple  # (role, shelf) pairs
+    parts: tuple  # four tuples of (level, runs of beats, optional)
 
     @property
     def key_beats(self) -> tuple:
         """The beats that show each part to be there: its first, for
         the solution its last, without which it is not that part."""
-        firm = [[runs[0][0] for _, runs, free in part if not free]
-                for part in self.parts]
+        firm = [
+            [runs[0][0] for _, runs, free in part if not free]
+            for part in self.parts
+        ]
         return firm[0][0], firm[1][0], firm[2][-1], firm[3][0]
 
     def beats(self) -> set:
         """The names of all beats of this plot."""
-        return {b for part in self.parts for _, runs, _ in part
-                for run in runs for b in run}
+        return {
+            b
+            for part in self.parts
+            for _, runs, _ in part
+            for run in runs
+            for b in run
+        }
 
 # %% ../nbs/A2_stories.ipynb #5fc49436
 #| code-fold: false
@@ -670,8 +729,9 @@ def parse_step(
     """Read one step of a plot: its level, its runs of beats, whether it
     may be left out."""
     level, text = parse_level(word)
-    runs = tuple(tuple(run.split(","))
-                 for run in text.rstrip("?").split("|"))
+    runs = tuple(
+        tuple(run.split(",")) for run in text.rstrip("?").split("|")
+    )
     return level, runs, text[-1] == "?"
 
 # %% ../nbs/A2_stories.ipynb #fef9215e
@@ -683,10 +743,15 @@ def parse_plot(
     head, script = text.strip().split("\n", 1)
     level, head = parse_level(head)
     name, cast = head.split(": ")
-    parts = tuple(tuple(map(parse_step, part.split()))
-                  for part in script.split("/"))
-    return Plot(name, level, tuple(
-        tuple(c.split(":")) for c in cast.split()), parts)
+    parts = tuple(
+        tuple(map(parse_step, part.split())) for part in script.split("/")
+    )
+    return Plot(
+        name,
+        level,
+        tuple(tuple(c.split(":")) for c in cast.split()),
+        parts,
+    )
 
 # %% ../nbs/A2_stories.ipynb #d62b24ef
 #| code-fold: false
@@ -705,10 +770,10 @@ def parse_beats(
     return beats
 
 # %% ../nbs/A2_stories.ipynb #01c0c50a
-PLOTS = []      # all plots
-BEATS = {}      # name → its wordings
-SLOT_KINDS = {}      # (beat, role) → shelves that may fill it
-TEMPLATE_INDEX = {}      # (first word, last word) → wordings
+PLOTS = []  # all plots
+BEATS = {}  # name → its wordings
+SLOT_KINDS = {}  # (beat, role) → shelves that may fill it
+TEMPLATE_INDEX = {}  # (first word, last word) → wordings
 
 
 def first_and_last_word(
@@ -716,8 +781,9 @@ def first_and_last_word(
 ) -> tuple:
     """The first and the last word; None for one with a slot in it."""
     words = text.split()
-    return tuple(None if "{" in w or "}" in w else w
-                 for w in (words[0], words[-1]))
+    return tuple(
+        None if "{" in w or "}" in w else w for w in (words[0], words[-1])
+    )
 
 # %% ../nbs/A2_stories.ipynb #75ef10e2
 def add_beats(
@@ -725,13 +791,16 @@ def add_beats(
 ) -> None:
     """Make the beats of ``table`` known."""
     for name, wordings in parse_beats(table).items():
-        validate.require(BEATS.get(name, wordings) == wordings,
-                         f"beat {name!r} is there already")
+        validate.require(
+            BEATS.get(name, wordings) == wordings,
+            f"beat {name!r} is there already",
+        )
         fresh = [] if name in BEATS else wordings
         BEATS[name] = wordings
         for w in fresh:
             TEMPLATE_INDEX.setdefault(
-                first_and_last_word(w.text), []).append(w)
+                first_and_last_word(w.text), []
+            ).append(w)
 
 # %% ../nbs/A2_stories.ipynb #885638d4
 @lru_cache(maxsize=1 << 14)
@@ -1419,8 +1488,9 @@ def choose_cast(
         if role in ROLES["spot"]:
             kind = f"{kind} {cast['p']}"
         known = LEXICON[kind][rng.level - 1]
-        cast[role] = rng.choice([w for w in known
-                                 if w not in cast.values()])
+        cast[role] = rng.choice(
+            [w for w in known if w not in cast.values()]
+        )
     return cast
 
 # %% ../nbs/A2_stories.ipynb #17500fe2
@@ -1456,8 +1526,15 @@ def render_story(
     for beat in choose_beats(plot, rng):
         w = rng.choice(templates_for(beat, rng.level))
         who = w.subject
-        clear = who is not None and who == focus and not any(
-            GENDER[cast[r]] == GENDER[cast[who]] for r in last if r != who)
+        clear = (
+            who is not None
+            and who == focus
+            and not any(
+                GENDER[cast[r]] == GENDER[cast[who]]
+                for r in last
+                if r != who
+            )
+        )
         lines.append(w.render(cast, clear and rng.bernoulli(0.75), rng))
         if who or w.people:
             focus = who
@@ -1467,8 +1544,8 @@ def render_story(
 # %% ../nbs/A2_stories.ipynb #abe18daa
 def generate_stories(
     n: int | None = None,  # how many; None: without end
-    seed: int = 0,         # 0 or more
-    level: int = 1,        # 1, 2 or 3
+    seed: int = 0,  # 0 or more
+    level: int = 1,  # 1, 2 or 3
 ) -> Iterator[str]:
     """Yield ``n`` stories, each a line that ends with a newline.
 
@@ -1480,13 +1557,14 @@ def generate_stories(
     sampler = StorySampler(seed, level)
     plots = [p for p in PLOTS if p.level <= level]
     endless = iter(
-        lambda: render_story(sampler.choice(plots), sampler), None)
+        lambda: render_story(sampler.choice(plots), sampler), None
+    )
     return islice(endless, n)
 
 # %% ../nbs/A2_stories.ipynb #587eb61d
 def story_corpus(
-    min_chars: int,      # at least so many characters
-    seed: int = 0,   # 0 or more
+    min_chars: int,  # at least so many characters
+    seed: int = 0,  # 0 or more
     level: int = 1,  # 1, 2 or 3
 ) -> str:
     """Whole stories with an empty line between them."""
@@ -1512,7 +1590,7 @@ def split_sentences(
     start = 0
     out = []
     for m in SENTENCE_END.finditer(text):
-        piece = text[start:m.end()]
+        piece = text[start : m.end()]
         if piece.count('"') % 2 == 0 or len(piece) > 300:
             out.append(piece.strip())
             start = m.end()
@@ -1524,8 +1602,8 @@ def split_sentences(
 def resolve_person(
     state: StoryState,
     slot: TemplateSlot,
-    text: str,   # a name, an animal or he, she, it
-    new: list,   # roles that come in with this sentence
+    text: str,  # a name, an animal or he, she, it
+    new: list,  # roles that come in with this sentence
 ) -> str | None:
     """Who ``text`` is, checking that one may say so here."""
     if text in PRONOUN_FORMS["he"]:
@@ -1543,16 +1621,19 @@ def resolve_person(
 #| code-fold: false
 def check_agreement(
     state: StoryState,
-    form: str,        # a key of ``PRONOUN_FORMS``
-    text: str,        # what was said
+    form: str,  # a key of ``PRONOUN_FORMS``
+    text: str,  # what was said
     who: str | None,  # of whom
 ) -> None:
     """Check that ``text`` is the right ``form`` for ``who``."""
     if who in GENDER:
         kind = PRONOUN_FORMS["boy"][GENDER[who]]
         a_kind = fix_articles(f"a {kind}")
-        state.check("agreement", PRONOUN_FORMS[form][GENDER[who]] == text,
-                    f"{text} → {who} is {a_kind}")
+        state.check(
+            "agreement",
+            PRONOUN_FORMS[form][GENDER[who]] == text,
+            f"{text} → {who} is {a_kind}",
+        )
 
 # %% ../nbs/A2_stories.ipynb #4e6db85f
 #| code-fold: false
@@ -1569,15 +1650,18 @@ def record_fact(
     y = cast.get(fact[2]) if len(fact[2]) == 1 else fact[2]
     if x and y:
         if fact[0] in ROLES["thing"]:
-            state.check("permanence", x in state.introduced,
-                        f"the {x} comes from nowhere")
+            state.check(
+                "permanence",
+                x in state.introduced,
+                f"the {x} comes from nowhere",
+            )
             state.introduced.add(x)
         state.apply_fact(x, fact[1], y)
 
 # %% ../nbs/A2_stories.ipynb #bbe5842b
 def update_state(
     state: StoryState,
-    template: SentenceTemplate,   # how the sentence was read,
+    template: SentenceTemplate,  # how the sentence was read,
     filled_slots: list,  # and what fills its slots
 ) -> None:
     """Take a sentence into ``state``: who, pronouns, then its facts."""
@@ -1600,15 +1684,16 @@ def update_state(
 # %% ../nbs/A2_stories.ipynb #7d4bcdab
 #| code-fold: false
 def has_part(
-    beats: list,   # names, None for unreadable sentences
+    beats: list,  # names, None for unreadable sentences
     key_beats: tuple,  # of a plot
-    part: int,     # 0 to 3
+    part: int,  # 0 to 3
 ) -> bool:
     """Whether ``beats`` have this part of the plot in its place."""
     if part in (0, 3):
-        return beats[-(part > 0):][:1] == [key_beats[part]]
-    before = beats[:beats.index(key_beats[1])] \
-        if key_beats[1] in beats else []
+        return beats[-(part > 0) :][:1] == [key_beats[part]]
+    before = (
+        beats[: beats.index(key_beats[1])] if key_beats[1] in beats else []
+    )
     return key_beats[part] in beats and key_beats[part] not in before
 
 # %% ../nbs/A2_stories.ipynb #d998c7a2
@@ -1618,28 +1703,36 @@ def check_ending(
 ) -> None:
     """Check that a story begins, has a problem, solves it and ends."""
     plots = PLOTS
-    for part, name in enumerate(("beginning", "problem", "solution",
-                                 "ending")):
+    for part, name in enumerate(
+        ("beginning", "problem", "solution", "ending")
+    ):
         kept = [p for p in plots if has_part(beats, p.key_beats, part)]
         state.check("ending", bool(kept), f"no {name}")
         plots = kept or plots
 
 # %% ../nbs/A2_stories.ipynb #6eac1923
-GRADING_RULES = ("sentences", "who", "where", "permanence", "agreement",
-                 "ending")
+GRADING_RULES = (
+    "sentences",
+    "who",
+    "where",
+    "permanence",
+    "agreement",
+    "ending",
+)
 
 
 @dataclass(frozen=True)
 class StoryGrade:
     """What a text is worth by each rule, from 0 to 1."""
-    stories: int        # how many were graded
-    flawless: int       # how many of them have no problem
-    sentences: float    # the share that the grammar can read
-    who: float          # people come in once, before they act
-    where: float        # nobody is where he did not go
-    permanence: float   # things stay where they were put
-    agreement: float    # pronouns fit those they stand for
-    ending: float       # beginning, problem, solution, ending
+
+    stories: int  # how many were graded
+    flawless: int  # how many of them have no problem
+    sentences: float  # the share that the grammar can read
+    who: float  # people come in once, before they act
+    where: float  # nobody is where he did not go
+    permanence: float  # things stay where they were put
+    agreement: float  # pronouns fit those they stand for
+    ending: float  # beginning, problem, solution, ending
     problems: list = field(default_factory=list, repr=False)
 
     @property
@@ -1649,10 +1742,17 @@ class StoryGrade:
         return self.sentences * sum(rest) / len(rest)
 
     def __repr__(self):
-        rows = [f"  {rule:12}{getattr(self, rule):6.3f}"
-                for rule in GRADING_RULES]
-        return "\n".join([f"Grade {self.score:.3f}: {self.flawless} of "
-                          f"{self.stories} stories flawless", *rows])
+        rows = [
+            f"  {rule:12}{getattr(self, rule):6.3f}"
+            for rule in GRADING_RULES
+        ]
+        return "\n".join(
+            [
+                f"Grade {self.score:.3f}: {self.flawless} of "
+                f"{self.stories} stories flawless",
+                *rows,
+            ]
+        )
 
 # %% ../nbs/A2_stories.ipynb #73c80a5b
 #| code-fold: false
@@ -1668,8 +1768,9 @@ def split_stories(
     that cannot be read is left out, since it may stop half-way.
     """
     validate.instance_of(str, text=text)
-    blocks = [[split_sentences(b), True]
-              for b in text.split("\n") if b.strip()]
+    blocks = [
+        [split_sentences(b), True] for b in text.split("\n") if b.strip()
+    ]
     many = len(blocks) > 1
     if many and not is_opening(blocks[0][0][0]):
         del blocks[0]
@@ -1692,9 +1793,9 @@ def is_opening(
 # %% ../nbs/A2_stories.ipynb #569c3c9b
 #| code-fold: false
 def check_story(
-    lines: list,       # sentences
-    whole: bool,       # whether it should have all its parts
-    level: int = 3,    # patterns and words of this level
+    lines: list,  # sentences
+    whole: bool,  # whether it should have all its parts
+    level: int = 3,  # patterns and words of this level
 ) -> StoryState:
     """The world after a story, with all checks and problems."""
     world = StoryState()
@@ -1713,7 +1814,7 @@ def check_story(
 
 # %% ../nbs/A2_stories.ipynb #a256b0ec
 def grade_stories(
-    text: str,                 # any text, such as a model's sample
+    text: str,  # any text, such as a model's sample
     level: int | None = None,  # read only patterns of this level
 ) -> StoryGrade:
     """Grade the stories in ``text``, one a line.
@@ -1728,9 +1829,14 @@ def grade_stories(
     made = sum((w.n_checks for w in worlds), Counter())
     failed = sum((w.n_failed for w in worlds), Counter())
     empty = float(made["sentences"] > failed["sentences"])
-    scores = {rule: 1 - failed[rule] / made[rule] if made[rule] else empty
-              for rule in GRADING_RULES}
-    problems = [f"story {i}: {p}" for i, w in enumerate(worlds, 1)
-                for p in w.problems]
+    scores = {
+        rule: 1 - failed[rule] / made[rule] if made[rule] else empty
+        for rule in GRADING_RULES
+    }
+    problems = [
+        f"story {i}: {p}"
+        for i, w in enumerate(worlds, 1)
+        for p in w.problems
+    ]
     flawless = sum(not w.problems for w in worlds)
     return StoryGrade(len(worlds), flawless, **scores, problems=problems)

@@ -48,7 +48,7 @@ from tformer.bpe import (
 # %% ../nbs/03_tokenizer.ipynb #48567133
 def bytes_to_chars(
     word: str,  # a pre-token
-) -> str:       # one character per byte, with the byte's number
+) -> str:  # one character per byte, with the byte's number
     "Write a word as a string with one character per token."
     return word.encode("utf-8").decode("latin-1")
 
@@ -56,7 +56,7 @@ def bytes_to_chars(
 def index_pairs(
     # distinct words, as ``bytes_to_chars`` gives them
     texts: Sequence[str],
-    counts: Sequence[int],      # how often each of them occurs
+    counts: Sequence[int],  # how often each of them occurs
 ) -> tuple[dict[str, int], dict[str, list[int]]]:
     "Count every pair, and list for every pair the words that hold it."
     total = defaultdict(int)
@@ -69,9 +69,9 @@ def index_pairs(
 
 # %% ../nbs/03_tokenizer.ipynb #c609e7c8
 def replace_pair(
-    pair: str,               # two characters, to become one
-    new: str,                # the new character
-    texts: list[str],        # the words; changed in place
+    pair: str,  # two characters, to become one
+    new: str,  # the new character
+    texts: list[str],  # the words; changed in place
     # where to look; some may have lost the pair
     word_indices: Iterable[int],
 ) -> tuple[dict[str, list[int]], dict[str, list[int]], list[int]]:
@@ -96,16 +96,17 @@ def replace_pair(
 
 # %% ../nbs/03_tokenizer.ipynb #dd4d4d86
 def merge_pair_in_words(
-    pair: str,                    # two characters, to become one
-    new: str,                     # the new character
-    texts: list[str],             # the words; changed in place
-    counts: Sequence[int],        # how often each word occurs
+    pair: str,  # two characters, to become one
+    new: str,  # the new character
+    texts: list[str],  # the words; changed in place
+    counts: Sequence[int],  # how often each word occurs
     pair_counts: dict[str, int],  # as ``index_pairs`` gives; changed
     words_with_pair: dict[str, list[int]],  # and this, too
-) -> list[str]:                   # the pairs that came into being
+) -> list[str]:  # the pairs that came into being
     "Merge a pair in all words that hold it, and keep the tables right."
-    before, after, touching = replace_pair(pair, new, texts,
-                                           words_with_pair.pop(pair, ()))
+    before, after, touching = replace_pair(
+        pair, new, texts, words_with_pair.pop(pair, ())
+    )
     a, b = pair
     changes = [(x + a, x + new, at) for x, at in before.items() if x]
     changes += [(b + y, new + y, at) for y, at in after.items() if y]
@@ -126,10 +127,10 @@ _RANK = {byte: rank for rank, byte in enumerate(GPT2_BYTE_ORDER)}
 
 
 def tie_key(
-    id: int,       # of a token
+    id: int,  # of a token
     token: bytes,  # its bytes
-    tie_break: str,     # "bytes" or "ids"
-) -> str:          # those of a pair, joined: the smallest is merged first
+    tie_break: str,  # "bytes" or "ids"
+) -> str:  # those of a pair, joined: the smallest is merged first
     "Order pairs of equal count: see ``tformer.bpe.best_pair``."
     validate.one_of(("bytes", "ids"), tie_break=tie_break)
     if tie_break == "ids":
@@ -140,8 +141,8 @@ def tie_key(
 #| code-fold: false
 def pop_best_pair(
     heap: list[tuple[int, str, str]],  # (-count, tie key, pair)
-    pair_counts: Mapping[str, int],    # the true counts
-) -> str | None:                       # the best pair, None if none
+    pair_counts: Mapping[str, int],  # the true counts
+) -> str | None:  # the best pair, None if none
     "Take the best pair from a heap whose counts may be out of date."
     while heap:
         promised, key, pair = heappop(heap)
@@ -155,10 +156,10 @@ def pop_best_pair(
 
 # %% ../nbs/03_tokenizer.ipynb #55c048d1
 def learn_merges(
-    words: Mapping[str, int],   # pre-token: its count
-    n_merges: int,              # fewer come out when no pair is left
-    tie_break: str = "bytes",   # "bytes" or "ids", see ``tie_key``
-    progress: bool = False,     # a bar, where there is a terminal
+    words: Mapping[str, int],  # pre-token: its count
+    n_merges: int,  # fewer come out when no pair is left
+    tie_break: str = "bytes",  # "bytes" or "ids", see ``tie_key``
+    progress: bool = False,  # a bar, where there is a terminal
 ) -> list[tuple[bytes, bytes]]:
     "Learn byte-pair merges from counted words (Sennrich et al. 2016)."
     texts = [bytes_to_chars(word) for word in words]
@@ -166,22 +167,27 @@ def learn_merges(
     pair_counts, words_with_pair = index_pairs(texts, counts)
     tokens = {chr(i): bytes([i]) for i in range(256)}
     merges = []
-    keys = {c: tie_key(ord(c), token, tie_break)
-            for c, token in tokens.items()}
-    heap = [(-c, keys[p[0]] + keys[p[1]], p)
-            for p, c in pair_counts.items()]
+    keys = {
+        c: tie_key(ord(c), token, tie_break) for c, token in tokens.items()
+    }
+    heap = [
+        (-c, keys[p[0]] + keys[p[1]], p) for p, c in pair_counts.items()
+    ]
     heapify(heap)
-    for id in tqdm(range(256, 256 + n_merges), "merges",
-                   disable=None if progress else True):
+    for id in tqdm(
+        range(256, 256 + n_merges),
+        "merges",
+        disable=None if progress else True,
+    ):
         if (pair := pop_best_pair(heap, pair_counts)) is None:
             break
         merges.append((tokens[pair[0]], tokens[pair[1]]))
         tokens[chr(id)] = b"".join(merges[-1])
         keys[chr(id)] = tie_key(id, tokens[chr(id)], tie_break)
-        for p in merge_pair_in_words(pair, chr(id), texts, counts,
-                                     pair_counts, words_with_pair):
-            heappush(heap, (
-                -pair_counts[p], keys[p[0]] + keys[p[1]], p))
+        for p in merge_pair_in_words(
+            pair, chr(id), texts, counts, pair_counts, words_with_pair
+        ):
+            heappush(heap, (-pair_counts[p], keys[p[0]] + keys[p[1]], p))
     return merges
 
 # %% ../nbs/03_tokenizer.ipynb #364169c3
@@ -189,7 +195,7 @@ def learn_merges(
 @lru_cache
 def regex_char_class(
     name: str,  # such as r"\p{L}", in the syntax of ``regex``
-) -> str:       # its characters below U+10000, to stand inside [ ]
+) -> str:  # its characters below U+10000, to stand inside [ ]
     "Spell out a class of characters as ranges that ``re`` understands."
     every = "".join(map(chr, range(0x10000)))
     spans = [m.span() for m in regex.finditer(f"{name}+", every)]
@@ -200,21 +206,23 @@ def regex_char_class(
 @lru_cache
 def gpt2_pattern_for_re() -> re.Pattern[str]:
     "GPT-2's pattern for ``re``: the same choices, classes spelled out."
-    letter, number, space = map(regex_char_class,
-                                (r"\p{L}", r"\p{N}", r"\s"))
+    letter, number, space = map(
+        regex_char_class, (r"\p{L}", r"\p{N}", r"\s")
+    )
     return re.compile(
         rf"'(?:[sdmt]|re|ve|ll)| ?[{letter}]+| ?[{number}]+"
         rf"| ?[^{space}{letter}{number}]+"
-        rf"|[{space}]+(?![^{space}])|[{space}]+")
+        rf"|[{space}]+(?![^{space}])|[{space}]+"
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #d9e1e337
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
 
 
 def split_pretokens(
-    text: str,                    # without special tokens
+    text: str,  # without special tokens
     pattern: str = GPT2_PATTERN,  # in the syntax of ``regex``
-) -> list[str]:                   # joined, they are ``text`` again
+) -> list[str]:  # joined, they are ``text`` again
     """Cut a text into pre-tokens, as ``bpe.pretokenize_text`` does, but
     faster."""
     if pattern != GPT2_PATTERN:
@@ -226,15 +234,18 @@ def split_pretokens(
     return gpt2_pattern_for_re().findall(text)
 
 # %% ../nbs/03_tokenizer.ipynb #fb5a2444
-SAFE_SPLITS = {GPT2_PATTERN: regex.compile(
-    r"(?r)(?<=\S)(?=\s)|(?<=\p{L})(?=\P{L})|(?<=\p{N})(?=\P{N})")}
+SAFE_SPLITS = {
+    GPT2_PATTERN: regex.compile(
+        r"(?r)(?<=\S)(?=\s)|(?<=\p{L})(?=\P{L})|(?<=\p{N})(?=\P{N})"
+    )
+}
 
 # %% ../nbs/03_tokenizer.ipynb #89d5bb75
 #| code-fold: false
 @lru_cache
 def special_token_regex(
     special_tokens: frozenset[str],  # at least one
-) -> re.Pattern[str]:                # one group: the special token
+) -> re.Pattern[str]:  # one group: the special token
     "Find special tokens in a text, at each place the longest."
     longest_first = sorted(special_tokens, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
@@ -242,13 +253,16 @@ def special_token_regex(
 # %% ../nbs/03_tokenizer.ipynb #301b7af8
 #| code-fold: false
 def split_pretokens_and_specials(
-    text: str,                       # any text
+    text: str,  # any text
     special_tokens: frozenset[str],  # may be empty
-    pattern: str = GPT2_PATTERN,     # in the syntax of ``regex``
+    pattern: str = GPT2_PATTERN,  # in the syntax of ``regex``
 ) -> Iterator[tuple[bool, list[str]]]:
     "Yield the words of a text, and its special tokens as (True, [one])."
-    parts = (special_token_regex(special_tokens).split(text)
-             if special_tokens else [text])
+    parts = (
+        special_token_regex(special_tokens).split(text)
+        if special_tokens
+        else [text]
+    )
     for n, part in enumerate(parts):
         if n % 2:
             yield True, [part]
@@ -258,10 +272,10 @@ def split_pretokens_and_specials(
 # %% ../nbs/03_tokenizer.ipynb #cdfe863c
 #| code-fold: false
 def find_safe_split(
-    text: str,                       # the stream so far
+    text: str,  # the stream so far
     special_tokens: frozenset[str],  # as in ``special_token_regex``
-    pattern: str = GPT2_PATTERN,     # one of ``SAFE_SPLITS``, or any other
-) -> int:                            # 0 where no place is safe
+    pattern: str = GPT2_PATTERN,  # one of ``SAFE_SPLITS``, or any other
+) -> int:  # 0 where no place is safe
     "Find the last place where a text that goes on may be cut."
     sure = len(text) - max(map(len, special_tokens), default=1) + 1
     start = 0
@@ -270,17 +284,20 @@ def find_safe_split(
             if found.start() >= sure:
                 break
             start = found.end()
-    if pattern in SAFE_SPLITS and start < sure and (
-            cut := SAFE_SPLITS[pattern].search(text, start, sure)):
+    if (
+        pattern in SAFE_SPLITS
+        and start < sure
+        and (cut := SAFE_SPLITS[pattern].search(text, start, sure))
+    ):
         return cut.start()
     return start
 
 # %% ../nbs/03_tokenizer.ipynb #a2c742cd
 def split_stream(
-    chunks: Iterable[str],                      # one text, in any pieces
+    chunks: Iterable[str],  # one text, in any pieces
     special_tokens: frozenset[str] = frozenset(),
     pattern: str = GPT2_PATTERN,
-    size: int = 1 << 18,                        # characters per block
+    size: int = 1 << 18,  # characters per block
 ) -> Iterator[str]:
     """Yield a text in blocks that may be tokenized one by one.
 
@@ -293,7 +310,7 @@ def split_stream(
     enough = size
     for chunk in chunks:
         for at in range(0, len(chunk), size):
-            held.append(chunk[at:at + size])
+            held.append(chunk[at : at + size])
             n += len(held[-1])
             if n < enough:
                 continue
@@ -310,7 +327,7 @@ def split_stream(
 # %% ../nbs/03_tokenizer.ipynb #33a7c615
 def read_text_chunks(
     path: str | os.PathLike,  # UTF-8; line ends are kept as they are
-    size: int = 1 << 20,      # bytes per block
+    size: int = 1 << 20,  # bytes per block
 ) -> Iterator[str]:
     "Yield a file's text in blocks; ``ValueError`` if empty or not UTF-8."
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -321,9 +338,11 @@ def read_text_chunks(
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as e:
             at = file.tell() - len(e.object) + e.start
-            raise ValueError(f"{os.fspath(path)} is not UTF-8: byte "
-                             f"0x{e.object[e.start]:02x} at position "
-                             f"{at}") from None
+            raise ValueError(
+                f"{os.fspath(path)} is not UTF-8: byte "
+                f"0x{e.object[e.start]:02x} at position "
+                f"{at}"
+            ) from None
         validate.require(file.tell(), f"{os.fspath(path)} is empty")
 
 # %% ../nbs/03_tokenizer.ipynb #5ec15d20
@@ -336,15 +355,18 @@ def _open_sources(
     A ``str`` alone is a path. In an iterable, ``Path`` objects are files
     and strings are texts.
     """
-    validate.require(isinstance(source, (os.PathLike, Iterable))
-                     and not isinstance(source, bytes),
-                     "source must be a path or a list of texts, got "
-                     f"{type(source).__name__}")
+    validate.require(
+        isinstance(source, (os.PathLike, Iterable))
+        and not isinstance(source, bytes),
+        "source must be a path or a list of texts, got "
+        f"{type(source).__name__}",
+    )
     if isinstance(source, str) and not os.path.exists(source):
         shown = source if len(source) < 60 else source[:57] + "..."
         raise FileNotFoundError(
             f"no such file: {shown!r}. A string names a file; to train on "
-            "a text itself, put it in a list")
+            "a text itself, put it in a list"
+        )
     alone = isinstance(source, (str, os.PathLike))
     for n, item in enumerate([Path(source)] if alone else source):
         if isinstance(item, os.PathLike):
@@ -352,23 +374,25 @@ def _open_sources(
             continue
         validate.utf8_string(text=item)
         if n == 0 and len(item) < 256 and os.path.isfile(item):
-            raise ValueError(f"the text {item!r} names a file; in a list, "
-                             "files are given as Path objects")
+            raise ValueError(
+                f"the text {item!r} names a file; in a list, "
+                "files are given as Path objects"
+            )
         yield (item,)
 
 # %% ../nbs/03_tokenizer.ipynb #9f5ee525
 #| code-summary: counting the words of some blocks
 def _count_task(
-    texts: list[str],                # blocks, as ``split_stream`` gives
+    texts: list[str],  # blocks, as ``split_stream`` gives
     special_tokens: frozenset[str],  # left out of the count
     pattern: str,
 ) -> Counter[str]:
     "Count the pre-tokens of some blocks."
     counts = Counter()
     for text in texts:
-        for special, words in split_pretokens_and_specials(text,
-                                                           special_tokens,
-                                                           pattern):
+        for special, words in split_pretokens_and_specials(
+            text, special_tokens, pattern
+        ):
             if not special:
                 counts.update(words)
     return counts
@@ -430,8 +454,8 @@ def map_ordered(
         return
     try:
         with ProcessPoolExecutor(
-                num_workers, initializer=_init_worker,
-                initargs=(function,)) as pool:
+            num_workers, initializer=_init_worker, initargs=(function,)
+        ) as pool:
             waiting = deque()
             for task in tasks:
                 waiting.append(pool.submit(_run_task, task))
@@ -442,7 +466,8 @@ def map_ordered(
     except BrokenProcessPool:
         raise RuntimeError(
             "a process died at its task: it was killed, or the memory did "
-            "not do; try fewer processes") from None
+            "not do; try fewer processes"
+        ) from None
 
 # %% ../nbs/03_tokenizer.ipynb #ca1810d1
 def count_source_pretokens(
@@ -451,16 +476,22 @@ def count_source_pretokens(
     pattern: str = GPT2_PATTERN,
     num_workers: int | None = None,
     progress: bool = False,  # a bar, where there is a terminal
-) -> Counter[str]:           # pre-token: its count
+) -> Counter[str]:  # pre-token: its count
     "Count the pre-tokens of files or texts of any size."
     counts = Counter()
-    bar = tqdm(desc="reading", unit=" characters", unit_scale=True,
-               disable=None if progress else True)
+    bar = tqdm(
+        desc="reading",
+        unit=" characters",
+        unit_scale=True,
+        disable=None if progress else True,
+    )
     blocks = chain.from_iterable(
         split_stream(chunks, special_tokens, pattern, 1 << 20)
-        for chunks in _open_sources(source))
-    count = partial(_count_task, special_tokens=special_tokens,
-                    pattern=pattern)
+        for chunks in _open_sources(source)
+    )
+    count = partial(
+        _count_task, special_tokens=special_tokens, pattern=pattern
+    )
     with bar:
         for part in map_ordered(count, group_by_size(blocks), num_workers):
             counts.update(part)
@@ -478,13 +509,17 @@ def _tokens_of(merges):
     pairs = set()
     for n, pair in enumerate(merges):
         if len(pair) != 2 or not tokens.keys() >= {*pair}:
-            raise ValueError(f"merge {n} must join two bytes or earlier "
-                             f"merges, got {pair}")
+            raise ValueError(
+                f"merge {n} must join two bytes or earlier "
+                f"merges, got {pair}"
+            )
         token = b"".join(pair)
         used.update(pair)
         if token in used or pair in pairs:
-            raise ValueError(f"merge {n} makes {token!r} again, after it "
-                             "was made and used")
+            raise ValueError(
+                f"merge {n} makes {token!r} again, after it "
+                "was made and used"
+            )
         pairs.add(pair)
         tokens[token] = None
     return tokens
@@ -501,16 +536,28 @@ def _number(tokens, special_tokens, ids):
     unknown = ids.keys() - tokens
     validate.require(not missing, f"{sorted(missing)[:3]} have no id")
     validate.require(not unknown, f"no merge makes {sorted(unknown)[:3]}")
-    special = dict(special_tokens if named else zip(
-        special_tokens, range(max(ids.values()) + 1, 1 << 63)))
+    special = dict(
+        special_tokens
+        if named
+        else zip(special_tokens, range(max(ids.values()) + 1, 1 << 63))
+    )
     every = [*ids.items(), *special.items()]
-    validate.integer(0, **{f"the id of {token!r}": i for token, i in every
-                           if type(i) is not int or i < 0})
+    validate.integer(
+        0,
+        **{
+            f"the id of {token!r}": i
+            for token, i in every
+            if type(i) is not int or i < 0
+        },
+    )
     twice = [i for i, n in Counter(i for _, i in every).items() if n > 1]
-    validate.require(not twice, f"ids must be distinct, got {twice[:3]} "
-                     "twice")
-    return ({token: int(i) for token, i in ids.items()},
-            {token: int(i) for token, i in special.items()})
+    validate.require(
+        not twice, f"ids must be distinct, got {twice[:3]} twice"
+    )
+    return (
+        {token: int(i) for token, i in ids.items()},
+        {token: int(i) for token, i in special.items()},
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #c92b459e
 class Vocabulary:
@@ -527,18 +574,23 @@ class Vocabulary:
         self.merges = [tuple(map(bytes, pair)) for pair in merges]
         self.pattern = pattern
         self.ids, self.special_tokens = _number(
-            _tokens_of(self.merges), special_tokens, ids)
+            _tokens_of(self.merges), special_tokens, ids
+        )
         self._bytes = {i: token for token, i in self.ids.items()}
-        self._bytes |= {i: token.encode() for token, i
-                        in self.special_tokens.items()}
+        self._bytes |= {
+            i: token.encode() for token, i in self.special_tokens.items()
+        }
 
     def __len__(self) -> int:
         "One more than the largest id: the rows of an embedding table."
         return max(self._bytes) + 1
 
     def __eq__(self, other):
-        return (vars(self) == vars(other) if isinstance(other, Vocabulary)
-                else NotImplemented)
+        return (
+            vars(self) == vars(other)
+            if isinstance(other, Vocabulary)
+            else NotImplemented
+        )
 
     def token_to_id(self, token: str | bytes) -> int:
         "The id of a special token or of a token given as text or bytes."
@@ -558,8 +610,10 @@ class Vocabulary:
             ids = ids.tolist() if hasattr(ids, "tolist") else ids
             return b"".join(map(self._bytes.__getitem__, map(index, ids)))
         except KeyError as e:
-            raise ValueError(f"id {e.args[0]!r} is unknown, expected 0 to "
-                             f"{len(self) - 1}") from None
+            raise ValueError(
+                f"id {e.args[0]!r} is unknown, expected 0 to "
+                f"{len(self) - 1}"
+            ) from None
         except TypeError as e:
             raise ValueError(f"expected one flat list of ids: {e}") from e
 
@@ -574,9 +628,10 @@ class Vocabulary:
 # %% ../nbs/03_tokenizer.ipynb #89deee00
 class MergeTables(NamedTuple):
     "Merges as tables over strings of one character per token."
-    rank: dict[str, int]     # pair of characters: its place in the order
-    pairs: list[str]         # the pair of each rank
-    merged: list[str]          # the character each rank makes
+
+    rank: dict[str, int]  # pair of characters: its place in the order
+    pairs: list[str]  # the pair of each rank
+    merged: list[str]  # the character each rank makes
     chars: dict[bytes, str]  # the character of each token
 
 # %% ../nbs/03_tokenizer.ipynb #e757f2f3
@@ -594,14 +649,15 @@ def build_merge_tables(
 
 # %% ../nbs/03_tokenizer.ipynb #ae88d440
 def merge_short(
-    text: str,     # as ``bytes_to_chars`` gives
+    text: str,  # as ``bytes_to_chars`` gives
     tables: MergeTables,
-) -> str:          # one character per token
+) -> str:  # one character per token
     "Merge a short word: look at all pairs again after every merge."
     none = len(tables.pairs)
     while len(text) > 1:
-        best = min(map(tables.rank.get, map(add, text, text[1:]),
-                       repeat(none)))
+        best = min(
+            map(tables.rank.get, map(add, text, text[1:]), repeat(none))
+        )
         if best == none:
             break
         text = text.replace(tables.pairs[best], tables.merged[best])
@@ -609,9 +665,9 @@ def merge_short(
 
 # %% ../nbs/03_tokenizer.ipynb #7af48263
 def merge_long(
-    text: str,     # as ``bytes_to_chars`` gives
+    text: str,  # as ``bytes_to_chars`` gives
     tables: MergeTables,
-) -> str:          # one character per token
+) -> str:  # one character per token
     "Merge a long word: a heap of the ranks whose pairs may occur."
     rank = tables.rank
     heap = [rank[p] for p in set(map(add, text, text[1:])) if p in rank]
@@ -623,8 +679,11 @@ def merge_long(
             continue
         new = tables.merged[best]
         text = new.join(between)
-        near = {new + new, *(part[-1:] + new for part in between[:-1]),
-                *(new + part[:1] for part in between[1:])}
+        near = {
+            new + new,
+            *(part[-1:] + new for part in between[:-1]),
+            *(new + part[:1] for part in between[1:]),
+        }
         for pair in near & rank.keys():
             heappush(heap, rank[pair])
     return text
@@ -661,19 +720,22 @@ def _resolve_special_names(
 ) -> frozenset[str]:
     "The special tokens that are meant."
     chosen = special_names if names == "all" else frozenset(names)
-    if not chosen <= special_names or (names != "all"
-                                       and isinstance(names, str)):
-        raise ValueError("special tokens are named by 'all' or a set of "
-                         f"{sorted(special_names)}, got {names!r}")
+    if not chosen <= special_names or (
+        names != "all" and isinstance(names, str)
+    ):
+        raise ValueError(
+            "special tokens are named by 'all' or a set of "
+            f"{sorted(special_names)}, got {names!r}"
+        )
     return chosen
 
 # %% ../nbs/03_tokenizer.ipynb #5456051e
 #| code-fold: true
 #| code-summary: refusing special tokens that are not allowed
 def _reject_disallowed(
-    chunks: Iterable[str],      # a text in any pieces
+    chunks: Iterable[str],  # a text in any pieces
     forbidden: frozenset[str],
-) -> Iterator[str]:             # the same pieces
+) -> Iterator[str]:  # the same pieces
     "Pass a text on, unless it holds a special token that is not allowed."
     keep = max(map(len, forbidden), default=1) - 1
     tail = ""
@@ -686,7 +748,8 @@ def _reject_disallowed(
                 raise ValueError(
                     f"the text holds the special token {first!r}: make it "
                     f"an id by allowed_special={{{first!r}}}, or plain "
-                    "text by disallowed_special=()")
+                    "text by disallowed_special=()"
+                )
         tail = seen[-keep:] if keep else ""
         yield chunk
 
@@ -701,7 +764,8 @@ def _require_many(
         raise ValueError(
             f"texts come from an open file or a list, got {texts!r:.200}; "
             "write open(path, encoding='utf-8', newline='') for what is "
-            "in a file, or [text] for one text")
+            "in a file, or [text] for one text"
+        )
     return texts
 
 # %% ../nbs/03_tokenizer.ipynb #64d3c8c7
@@ -711,11 +775,14 @@ class Encoder:
     def __init__(self, vocab: Vocabulary):
         self.vocab = vocab
         self.tables = build_merge_tables(vocab.merges)
-        self.ids = {char: vocab.ids[token]
-                    for token, char in self.tables.chars.items()}
+        self.ids = {
+            char: vocab.ids[token]
+            for token, char in self.tables.chars.items()
+        }
         self.pretoken_ids = PretokenCache(self.merge)
-        self.special = {token: (i,) for token, i
-                        in vocab.special_tokens.items()}
+        self.special = {
+            token: (i,) for token, i in vocab.special_tokens.items()
+        }
         self.special_names = frozenset(self.special)
 
     def __reduce__(self):
@@ -727,12 +794,14 @@ class Encoder:
         merge = merge_short if len(text) < 32 else merge_long
         return tuple(map(self.ids.get, merge(text, self.tables)))
 
-    def encode_allowed(self, text: str,
-                       allowed: frozenset[str]) -> list[int]:
+    def encode_allowed(
+        self, text: str, allowed: frozenset[str]
+    ) -> list[int]:
         "The ids of a text; of special tokens, only of these."
         ids = []
         for special, words in split_pretokens_and_specials(
-                text, allowed, self.vocab.pattern):
+            text, allowed, self.vocab.pattern
+        ):
             table = self.special if special else self.pretoken_ids
             ids.extend(chain.from_iterable(map(table.__getitem__, words)))
         return ids
@@ -740,12 +809,15 @@ class Encoder:
     def _choose(self, allowed, forbidden):
         "Which special tokens become ids, and which are refused in a text."
         allowed = _resolve_special_names(allowed, self.special_names)
-        return allowed, (self.special_names - allowed if forbidden == "all"
-                         else _resolve_special_names(forbidden,
-                                                     self.special_names))
+        return allowed, (
+            self.special_names - allowed
+            if forbidden == "all"
+            else _resolve_special_names(forbidden, self.special_names)
+        )
 
-    def encode(self, text: str, *, allowed_special=(),
-               disallowed_special="all") -> list[int]:
+    def encode(
+        self, text: str, *, allowed_special=(), disallowed_special="all"
+    ) -> list[int]:
         """Turn a text into ids.
 
         Special tokens in it: ``allowed_special`` (a set, or "all") become
@@ -753,36 +825,56 @@ class Encoder:
         all others) raise ``ValueError``; the rest is text like any other,
         as in tiktoken.
         """
-        allowed, forbidden = self._choose(allowed_special,
-                                          disallowed_special)
-        text, = _reject_disallowed([text], forbidden)
+        allowed, forbidden = self._choose(
+            allowed_special, disallowed_special
+        )
+        (text,) = _reject_disallowed([text], forbidden)
         return self.encode_allowed(text, allowed)
 
-    def encode_batch(self, texts: Iterable[str], *, num_workers=None,
-                     allowed_special=(),
-                     disallowed_special="all") -> list[list[int]]:
+    def encode_batch(
+        self,
+        texts: Iterable[str],
+        *,
+        num_workers=None,
+        allowed_special=(),
+        disallowed_special="all",
+    ) -> list[list[int]]:
         "``encode`` for many texts, in several processes if wanted."
-        allowed, forbidden = self._choose(allowed_special,
-                                          disallowed_special)
-        texts = [text for one in _require_many(texts)
-                 for text in _reject_disallowed([one], forbidden)]
+        allowed, forbidden = self._choose(
+            allowed_special, disallowed_special
+        )
+        texts = [
+            text
+            for one in _require_many(texts)
+            for text in _reject_disallowed([one], forbidden)
+        ]
         if num_workers in (None, 1):
             return [self.encode_allowed(text, allowed) for text in texts]
         batch = _ParallelBatch(self, texts, allowed)
-        return batch.ids_from_bytes(map_ordered(batch, batch.spans(),
-                                                num_workers))
+        return batch.ids_from_bytes(
+            map_ordered(batch, batch.spans(), num_workers)
+        )
 
-    def encode_iterable(self, chunks: Iterable[str], *, allowed_special=(),
-                        disallowed_special="all") -> Iterator[int]:
+    def encode_iterable(
+        self,
+        chunks: Iterable[str],
+        *,
+        allowed_special=(),
+        disallowed_special="all",
+    ) -> Iterator[int]:
         """The ids of one text in pieces, such as
         ``read_text_chunks(path)`` gives."""
-        allowed, forbidden = self._choose(allowed_special,
-                                          disallowed_special)
+        allowed, forbidden = self._choose(
+            allowed_special, disallowed_special
+        )
         blocks = split_stream(
-            _reject_disallowed(_require_many(chunks), forbidden), allowed,
-            self.vocab.pattern)
-        return chain.from_iterable(self.encode_allowed(block, allowed)
-                                   for block in blocks)
+            _reject_disallowed(_require_many(chunks), forbidden),
+            allowed,
+            self.vocab.pattern,
+        )
+        return chain.from_iterable(
+            self.encode_allowed(block, allowed) for block in blocks
+        )
 
 # %% ../nbs/03_tokenizer.ipynb #e9994894
 #| code-fold: true
@@ -796,9 +888,12 @@ class _ParallelBatch:
         self.allowed = allowed
         self.dtype = np.min_scalar_type(len(encoder.vocab))
         self.pretoken_ids = PretokenCache(
-            lambda word: self._ids_to_bytes(encoder.pretoken_ids[word]))
-        self.special = {token: self._ids_to_bytes(ids) for token, ids
-                        in encoder.special.items()}
+            lambda word: self._ids_to_bytes(encoder.pretoken_ids[word])
+        )
+        self.special = {
+            token: self._ids_to_bytes(ids)
+            for token, ids in encoder.special.items()
+        }
 
     def __reduce__(self):
         return _ParallelBatch, (self.encoder, self.texts, self.allowed)
@@ -809,7 +904,8 @@ class _ParallelBatch:
     def _encode(self, text):
         packed = []
         for special, words in split_pretokens_and_specials(
-                text, self.allowed, self.encoder.vocab.pattern):
+            text, self.allowed, self.encoder.vocab.pattern
+        ):
             table = self.special if special else self.pretoken_ids
             packed.extend(map(table.__getitem__, words))
         return b"".join(packed)
@@ -839,13 +935,14 @@ class _ParallelBatch:
             ids = numbers[np.frombuffer(packed, self.dtype)]
             at = 0
             for n in lengths:
-                batch.append(ids[at:at + n].tolist())
+                batch.append(ids[at : at + n].tolist())
                 at += n
         return batch
 
 # %% ../nbs/03_tokenizer.ipynb #03a50734
-_SPELLED = {byte: byte if rank < 188 else 68 + rank
-            for byte, rank in _RANK.items()}
+_SPELLED = {
+    byte: byte if rank < 188 else 68 + rank for byte, rank in _RANK.items()
+}
 _UNSPELLED = {chr(code): byte for byte, code in _SPELLED.items()}
 
 
@@ -863,8 +960,10 @@ def printable_to_bytes(
     try:
         return bytes(map(_UNSPELLED.__getitem__, text))
     except KeyError as e:
-        raise ValueError(f"{text!r} is no byte-level token: {e.args[0]!r} "
-                         "stands for no byte") from None
+        raise ValueError(
+            f"{text!r} is no byte-level token: {e.args[0]!r} "
+            "stands for no byte"
+        ) from None
 
 # %% ../nbs/03_tokenizer.ipynb #893cfebc
 #| code-fold: true
@@ -878,8 +977,9 @@ def _load_json(
     try:
         return parse(json.loads(Path(name).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"cannot read {name}: {type(e).__name__}: {e}"
-                         ) from None
+        raise ValueError(
+            f"cannot read {name}: {type(e).__name__}: {e}"
+        ) from None
 
 # %% ../nbs/03_tokenizer.ipynb #baa7b536
 #| code-fold: true
@@ -888,12 +988,20 @@ def _save_texts(
     contents: Mapping[str | os.PathLike, str | dict],  # by path
 ) -> None:
     "Write texts and JSON; a failure leaves old files as they were."
-    texts = {Path(path): content if isinstance(content, str) else
-             json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-             for path, content in contents.items()}
-    files.write_files_atomically({path: partial(
-        Path.write_text, data=text, encoding="utf-8", newline="\n")
-        for path, text in texts.items()})
+    texts = {
+        Path(path): content
+        if isinstance(content, str)
+        else json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        for path, content in contents.items()
+    }
+    files.write_files_atomically(
+        {
+            path: partial(
+                Path.write_text, data=text, encoding="utf-8", newline="\n"
+            )
+            for path, text in texts.items()
+        }
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #05519e8c
 #| code-fold: true
@@ -916,11 +1024,16 @@ def vocabulary_to_dict(vocab: Vocabulary) -> dict:
         "format": FORMAT_NAME,
         "pattern": vocab.pattern,
         "special_tokens": vocab.special_tokens,
-        "ids": None if in_order else {
-            bytes_to_printable(token): i
-            for token, i in vocab.ids.items()},
-        "merges": [f"{bytes_to_printable(a)} {bytes_to_printable(b)}"
-                   for a, b in vocab.merges]}
+        "ids": None
+        if in_order
+        else {
+            bytes_to_printable(token): i for token, i in vocab.ids.items()
+        },
+        "merges": [
+            f"{bytes_to_printable(a)} {bytes_to_printable(b)}"
+            for a, b in vocab.merges
+        ],
+    }
     return body | {"checksum": _checksum(body)}
 
 # %% ../nbs/03_tokenizer.ipynb #63b35ae9
@@ -929,42 +1042,84 @@ def vocabulary_to_dict(vocab: Vocabulary) -> dict:
 def vocabulary_from_dict(body: dict) -> Vocabulary:
     """Read what ``vocabulary_to_dict`` made; ``ValueError`` if it was
     changed since."""
-    validate.require(body.get("format") == FORMAT_NAME, "its format is "
-                     f"{body.get('format')!r}, expected {FORMAT_NAME!r}")
+    validate.require(
+        body.get("format") == FORMAT_NAME,
+        f"its format is {body.get('format')!r}, expected {FORMAT_NAME!r}",
+    )
     rest = {k: v for k, v in body.items() if k != "checksum"}
-    validate.require(body.get("checksum") == _checksum(rest), "it was "
-                     "edited or damaged: its checksum is wrong")
-    ids = body["ids"] and {printable_to_bytes(t): i
-                           for t, i in body["ids"].items()}
-    return Vocabulary([tuple(map(printable_to_bytes, pair.split(" ")))
-                       for pair in body["merges"]],
-                      body["special_tokens"], body["pattern"], ids)
+    validate.require(
+        body.get("checksum") == _checksum(rest),
+        "it was edited or damaged: its checksum is wrong",
+    )
+    ids = body["ids"] and {
+        printable_to_bytes(t): i for t, i in body["ids"].items()
+    }
+    return Vocabulary(
+        [
+            tuple(map(printable_to_bytes, pair.split(" ")))
+            for pair in body["merges"]
+        ],
+        body["special_tokens"],
+        body["pattern"],
+        ids,
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #a0647065
 #| code-fold: true
 #| code-summary: what a tokenizer.json may hold
-_HF_TOP = {"version": ..., "truncation": [None], "padding": [None],
-           "added_tokens": ..., "normalizer": [None], "model": ...,
-           "pre_tokenizer": ..., "post_processor": ..., "decoder": ...}
-_HF_MODEL = {"type": ["BPE"], "dropout": [None, 0], "unk_token": ...,
-             "continuing_subword_prefix": [None, ""], "fuse_unk": ...,
-             "end_of_word_suffix": [None, ""], "byte_fallback": [False],
-             "ignore_merges": ..., "vocab": ..., "merges": ...}
-_HF_TOKEN = {"id": ..., "content": ..., "special": ..., "normalized": ...,
-             "single_word": [False], "lstrip": [False], "rstrip": [False]}
-_HF_BYTES = {"type": ["ByteLevel"], "add_prefix_space": [False],
-             "trim_offsets": ..., "use_regex": [True]}
-_HF_SPLIT = {"type": ["Split"], "pattern": ..., "behavior": ["Isolated"],
-             "invert": [False]}
+_HF_TOP = {
+    "version": ...,
+    "truncation": [None],
+    "padding": [None],
+    "added_tokens": ...,
+    "normalizer": [None],
+    "model": ...,
+    "pre_tokenizer": ...,
+    "post_processor": ...,
+    "decoder": ...,
+}
+_HF_MODEL = {
+    "type": ["BPE"],
+    "dropout": [None, 0],
+    "unk_token": ...,
+    "continuing_subword_prefix": [None, ""],
+    "fuse_unk": ...,
+    "end_of_word_suffix": [None, ""],
+    "byte_fallback": [False],
+    "ignore_merges": ...,
+    "vocab": ...,
+    "merges": ...,
+}
+_HF_TOKEN = {
+    "id": ...,
+    "content": ...,
+    "special": ...,
+    "normalized": ...,
+    "single_word": [False],
+    "lstrip": [False],
+    "rstrip": [False],
+}
+_HF_BYTES = {
+    "type": ["ByteLevel"],
+    "add_prefix_space": [False],
+    "trim_offsets": ...,
+    "use_regex": [True],
+}
+_HF_SPLIT = {
+    "type": ["Split"],
+    "pattern": ...,
+    "behavior": ["Isolated"],
+    "invert": [False],
+}
 _HF_AFTER = _HF_BYTES | {"add_prefix_space": ..., "use_regex": ...}
 _HF_ALONE = [{"Sequence": {"id": "A", "type_id": 0}}]
 
 
 def _reject_unknown(
-    where: str,        # the part's name, for messages
+    where: str,  # the part's name, for messages
     part: dict | None,
     allowed: Mapping,  # allowed values of each key, ``...`` for any
-) -> dict:             # the part
+) -> dict:  # the part
     "Refuse what a foreign file holds beyond what is known, by name."
     for key, value in (part or {}).items():
         if key not in allowed:
@@ -972,8 +1127,9 @@ def _reject_unknown(
         if allowed[key] is not ... and value not in allowed[key]:
             wanted = " or ".join(map(repr, allowed[key]))
             kind = isinstance(value, dict) and value.get("type")
-            raise ValueError(f"{where}: {key} must be {wanted}, got "
-                             f"{kind or value!r}")
+            raise ValueError(
+                f"{where}: {key} must be {wanted}, got {kind or value!r}"
+            )
     return part or {}
 
 # %% ../nbs/03_tokenizer.ipynb #1ab6961b
@@ -985,13 +1141,17 @@ def _hf_pattern(part: dict) -> str:
         _reject_unknown("pre_tokenizer", part or {"type": None}, _HF_BYTES)
         return GPT2_PATTERN
     kinds = [step["type"] for step in part["pretokenizers"]]
-    validate.require(kinds == ["Split", "ByteLevel"], "pre_tokenizer is a "
-                     f"Sequence of {kinds}, expected ['Split', "
-                     "'ByteLevel']")
+    validate.require(
+        kinds == ["Split", "ByteLevel"],
+        "pre_tokenizer is a "
+        f"Sequence of {kinds}, expected ['Split', "
+        "'ByteLevel']",
+    )
     split, last = part["pretokenizers"]
     _reject_unknown("pre_tokenizer", split, _HF_SPLIT)
-    _reject_unknown("pre_tokenizer", last,
-                    _HF_BYTES | {"use_regex": [False]})
+    _reject_unknown(
+        "pre_tokenizer", last, _HF_BYTES | {"use_regex": [False]}
+    )
     pattern = split["pattern"]
     return pattern.get("Regex") or regex.escape(pattern["String"])
 
@@ -1003,8 +1163,10 @@ def _verify_merges_complete(vocab: Vocabulary) -> None:
     rules = build_merge_tables(vocab.merges)
     for token, char in rules.chars.items():
         if merge_short(token.decode("latin-1"), rules) != char:
-            raise ValueError("model: ignore_merges is True, and its "
-                             f"merges do not make {token!r}")
+            raise ValueError(
+                "model: ignore_merges is True, and its "
+                f"merges do not make {token!r}"
+            )
 
 # %% ../nbs/03_tokenizer.ipynb #c52ebcd4
 #| code-fold: true
@@ -1014,25 +1176,34 @@ def vocabulary_from_hf(
 ) -> Vocabulary:
     "Read Hugging Face byte-level BPE; refuse unknown parts by name."
     model = _reject_unknown(
-        "model", _reject_unknown("tokenizer.json", body, _HF_TOP)["model"],
-        _HF_MODEL)
+        "model",
+        _reject_unknown("tokenizer.json", body, _HF_TOP)["model"],
+        _HF_MODEL,
+    )
     after = body.get("post_processor") or {}
     if after.get("single") != _HF_ALONE:  # a template that adds nothing
         _reject_unknown("post_processor", after, _HF_AFTER)
     _reject_unknown("decoder", body.get("decoder"), _HF_AFTER)
     special = {}
     for token in body.get("added_tokens") or []:
-        _reject_unknown(f"added token {token['content']!r}", token,
-                        _HF_TOKEN)
+        _reject_unknown(
+            f"added token {token['content']!r}", token, _HF_TOKEN
+        )
         special[token["content"]] = token["id"]
-    pairs = (m.split(" ") if isinstance(m, str) else m
-             for m in model["merges"])
-    ids = {printable_to_bytes(token): i
-           for token, i in model["vocab"].items()
-           if special.get(token) != i}
+    pairs = (
+        m.split(" ") if isinstance(m, str) else m for m in model["merges"]
+    )
+    ids = {
+        printable_to_bytes(token): i
+        for token, i in model["vocab"].items()
+        if special.get(token) != i
+    }
     vocab = Vocabulary(
-        [tuple(map(printable_to_bytes, pair)) for pair in pairs], special,
-        _hf_pattern(body["pre_tokenizer"] or {}), ids)
+        [tuple(map(printable_to_bytes, pair)) for pair in pairs],
+        special,
+        _hf_pattern(body["pre_tokenizer"] or {}),
+        ids,
+    )
     if model.get("ignore_merges"):
         _verify_merges_complete(vocab)
     return vocab
@@ -1042,11 +1213,15 @@ def vocabulary_from_hf(
 #| code-summary: a token and a special token that read the same
 def _reject_ambiguous_specials(vocab: Vocabulary) -> None:
     "Refuse to write a token and a special token that read the same."
-    twins = ({bytes_to_printable(t) for t in vocab.ids}
-             & vocab.special_tokens.keys())
-    validate.require(not twins, f"{', '.join(sorted(twins))!r} is a token "
-                     "and a special token; such a file has one id for "
-                     "each string")
+    twins = {
+        bytes_to_printable(t) for t in vocab.ids
+    } & vocab.special_tokens.keys()
+    validate.require(
+        not twins,
+        f"{', '.join(sorted(twins))!r} is a token "
+        "and a special token; such a file has one id for "
+        "each string",
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #69735bc5
 #| code-fold: true
@@ -1055,27 +1230,45 @@ def vocabulary_to_hf(vocab: Vocabulary) -> dict:
     "A vocabulary as the content of a ``tokenizer.json``."
     _reject_ambiguous_specials(vocab)
     plain = vocab.pattern == GPT2_PATTERN
-    last = {"type": "ByteLevel", "add_prefix_space": False,
-            "trim_offsets": True, "use_regex": plain}
-    split = {"type": "Split", "pattern": {"Regex": vocab.pattern},
-             "behavior": "Isolated", "invert": False}
+    last = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": plain,
+    }
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": vocab.pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     flags = dict.fromkeys(
-        ("single_word", "lstrip", "rstrip", "normalized"), False)
-    return dict.fromkeys(("truncation", "padding", "normalizer",
-                          "post_processor")) | {
+        ("single_word", "lstrip", "rstrip", "normalized"), False
+    )
+    return dict.fromkeys(
+        ("truncation", "padding", "normalizer", "post_processor")
+    ) | {
         "version": "1.0",
         "decoder": last | {"use_regex": True},
         "added_tokens": [
             {"id": i, "content": token, "special": True} | flags
-            for token, i in vocab.special_tokens.items()],
-        "pre_tokenizer": last if plain else {
-            "type": "Sequence", "pretokenizers": [split, last]},
+            for token, i in vocab.special_tokens.items()
+        ],
+        "pre_tokenizer": last
+        if plain
+        else {"type": "Sequence", "pretokenizers": [split, last]},
         "model": {
             "type": "BPE",
-            "vocab": {bytes_to_printable(token): i
-                      for token, i in vocab.ids.items()},
-            "merges": [[bytes_to_printable(a), bytes_to_printable(b)]
-                       for a, b in vocab.merges]}}
+            "vocab": {
+                bytes_to_printable(token): i
+                for token, i in vocab.ids.items()
+            },
+            "merges": [
+                [bytes_to_printable(a), bytes_to_printable(b)]
+                for a, b in vocab.merges
+            ],
+        },
+    }
 
 # %% ../nbs/03_tokenizer.ipynb #904915fc
 def recover_merges(
@@ -1085,12 +1278,16 @@ def recover_merges(
     rules = build_merge_tables([])
     merges = []
     tokens = {c: t for t, c in rules.chars.items()}
-    for n, token in enumerate(sorted((t for t in ranks if len(t) > 1),
-                                     key=ranks.get)):
+    for n, token in enumerate(
+        sorted((t for t in ranks if len(t) > 1), key=ranks.get)
+    ):
         parts = merge_long(token.decode("latin-1"), rules)
-        validate.require(len(parts) == 2, f"token {token!r} of rank "
-                         f"{ranks[token]} falls into {len(parts)} tokens "
-                         "of lower rank, expected 2")
+        validate.require(
+            len(parts) == 2,
+            f"token {token!r} of rank "
+            f"{ranks[token]} falls into {len(parts)} tokens "
+            "of lower rank, expected 2",
+        )
         rules.rank[parts] = n
         rules.pairs.append(parts)
         rules.merged.append(chr(256 + n))
@@ -1107,8 +1304,9 @@ def vocabulary_from_tiktoken(
     pattern: str = GPT2_PATTERN,
 ) -> Vocabulary:
     "Read what tiktoken keeps of a vocabulary."
-    return Vocabulary(recover_merges(ranks), special_tokens, pattern,
-                      ranks)
+    return Vocabulary(
+        recover_merges(ranks), special_tokens, pattern, ranks
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #94ca5abe
 #| code-fold: true
@@ -1119,10 +1317,16 @@ def vocabulary_to_tiktoken(vocab: Vocabulary) -> dict:
         same = recover_merges(vocab.ids) == vocab.merges
     except ValueError:
         same = False
-    validate.require(same, "the merges do not follow from the order of "
-                     "the ids, which is all that tiktoken keeps")
-    return {"pat_str": vocab.pattern, "mergeable_ranks": vocab.ids,
-            "special_tokens": vocab.special_tokens}
+    validate.require(
+        same,
+        "the merges do not follow from the order of "
+        "the ids, which is all that tiktoken keeps",
+    )
+    return {
+        "pat_str": vocab.pattern,
+        "mergeable_ranks": vocab.ids,
+        "special_tokens": vocab.special_tokens,
+    }
 
 # %% ../nbs/03_tokenizer.ipynb #b4ef43b6
 #| code-fold: true
@@ -1137,8 +1341,9 @@ def _read_ranks(
             try:
                 token, rank = line.split()
                 token = base64.b64decode(token, validate=True)
-                validate.require(token not in ranks, "a token of two "
-                                 "ranks")
+                validate.require(
+                    token not in ranks, "a token of two ranks"
+                )
                 ranks[token] = int(rank)
             except ValueError:
                 raise ValueError(
@@ -1155,26 +1360,36 @@ def _format_ranks(
 ) -> str:
     "Ranks as the lines of a ``.tiktoken`` file."
     by_rank = sorted(ranks, key=ranks.get)
-    return "".join(f"{base64.b64encode(token).decode()} {ranks[token]}\n"
-                   for token in by_rank)
+    return "".join(
+        f"{base64.b64encode(token).decode()} {ranks[token]}\n"
+        for token in by_rank
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #33d01f7e
 #| code-fold: true
 #| code-summary: a vocabulary from the two files of GPT-2
 def vocabulary_from_gpt2(
-    ids: dict,                      # vocab.json: token to id
-    merges: str,                    # merges.txt: one merge a line
+    ids: dict,  # vocab.json: token to id
+    merges: str,  # merges.txt: one merge a line
     special_tokens: Sequence[str],  # which tokens of it are special
 ) -> Vocabulary:
     "Read a vocabulary as OpenAI published that of GPT-2."
-    special = {token: ids[token] for token in special_tokens
-               if token in ids}
+    special = {
+        token: ids[token] for token in special_tokens if token in ids
+    }
     return Vocabulary(
-        [tuple(map(printable_to_bytes, line.split(" ")))
-         for line in merges.split("\n")
-         if line and not line.startswith("#version")], special,
-        ids={printable_to_bytes(token): i for token, i in ids.items()
-             if token not in special})
+        [
+            tuple(map(printable_to_bytes, line.split(" ")))
+            for line in merges.split("\n")
+            if line and not line.startswith("#version")
+        ],
+        special,
+        ids={
+            printable_to_bytes(token): i
+            for token, i in ids.items()
+            if token not in special
+        },
+    )
 
 # %% ../nbs/03_tokenizer.ipynb #cdb07081
 #| code-fold: true
@@ -1183,8 +1398,10 @@ def vocabulary_to_gpt2(vocab: Vocabulary) -> tuple[dict, str]:
     "The content of ``vocab.json`` and of ``merges.txt``."
     _reject_ambiguous_specials(vocab)
     ids = {bytes_to_printable(token): i for token, i in vocab.ids.items()}
-    lines = [f"{bytes_to_printable(a)} {bytes_to_printable(b)}\n"
-             for a, b in vocab.merges]
+    lines = [
+        f"{bytes_to_printable(a)} {bytes_to_printable(b)}\n"
+        for a, b in vocab.merges
+    ]
     return ids | vocab.special_tokens, "#version: 0.2\n" + "".join(lines)
 
 # %% ../nbs/03_tokenizer.ipynb #f7fbee6e
@@ -1206,23 +1423,28 @@ def train_vocabulary(
     """
     validate.one_of(("bytes", "ids"), tie_break=tie_break)
     n_merges = num_merges_for(vocab_size, special_tokens)
-    words = count_source_pretokens(source, frozenset(special_tokens),
-                                   pattern, num_workers, progress)
+    words = count_source_pretokens(
+        source, frozenset(special_tokens), pattern, num_workers, progress
+    )
     merges = learn_merges(words, n_merges, tie_break, progress)
     if len(merges) < n_merges:
         size = vocab_size - n_merges + len(merges)
-        warnings.warn(f"no pair is left after {len(merges)} merges: the "
-                      f"vocabulary has {size} tokens, not {vocab_size}",
-                      stacklevel=3)
+        warnings.warn(
+            f"no pair is left after {len(merges)} merges: the "
+            f"vocabulary has {size} tokens, not {vocab_size}",
+            stacklevel=3,
+        )
     return Vocabulary(merges, special_tokens, pattern)
 
 # %% ../nbs/03_tokenizer.ipynb #083c6894
 #| code-fold: false
 def _delegate(name, method):
     "A method that the attribute ``name`` answers by its ``method``."
+
     @wraps(method)
     def answer(self, *args, **options):
         return method(getattr(self, name), *args, **options)
+
     return answer
 
 # %% ../nbs/03_tokenizer.ipynb #9258d22a
@@ -1255,13 +1477,18 @@ class Tokenizer:
     vocab_size = property(__len__)
 
     def __eq__(self, other):
-        return (self.vocab == other.vocab if isinstance(other, Tokenizer)
-                else NotImplemented)
+        return (
+            self.vocab == other.vocab
+            if isinstance(other, Tokenizer)
+            else NotImplemented
+        )
 
     def __repr__(self):
-        return (f"Tokenizer({len(self)} ids: 256 bytes, "
-                f"{len(self.vocab.merges)} merges, "
-                f"special tokens {list(self.vocab.special_tokens)})")
+        return (
+            f"Tokenizer({len(self)} ids: 256 bytes, "
+            f"{len(self.vocab.merges)} merges, "
+            f"special tokens {list(self.vocab.special_tokens)})"
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         "Write a JSON file; a failure leaves an old file as it was."
@@ -1286,28 +1513,44 @@ class Tokenizer:
         arguments = vocabulary_to_tiktoken(self.vocab)
         if path is not None:
             _save_texts(
-                {path: _format_ranks(arguments["mergeable_ranks"])})
+                {path: _format_ranks(arguments["mergeable_ranks"])}
+            )
         return arguments
 
     @classmethod
-    def from_tiktoken(cls, ranks, special_tokens=(),
-                      pattern: str = GPT2_PATTERN) -> "Tokenizer":
+    def from_tiktoken(
+        cls, ranks, special_tokens=(), pattern: str = GPT2_PATTERN
+    ) -> "Tokenizer":
         "From tiktoken's ranks: a dict, or the path of a file of them."
         ranks = ranks if isinstance(ranks, Mapping) else _read_ranks(ranks)
         return cls(
-            vocabulary_from_tiktoken(ranks, special_tokens, pattern))
+            vocabulary_from_tiktoken(ranks, special_tokens, pattern)
+        )
 
-    def to_gpt2(self, vocab: str | os.PathLike,
-                merges: str | os.PathLike) -> None:
+    def to_gpt2(
+        self, vocab: str | os.PathLike, merges: str | os.PathLike
+    ) -> None:
         "Write ``vocab.json`` and ``merges.txt``."
         _save_texts(
-            dict(zip((vocab, merges), vocabulary_to_gpt2(self.vocab))))
+            dict(zip((vocab, merges), vocabulary_to_gpt2(self.vocab)))
+        )
 
     @classmethod
-    def from_gpt2(cls, vocab: str | os.PathLike, merges: str | os.PathLike,
-                  special_tokens: Sequence[str] = ("<|endoftext|>",)):
+    def from_gpt2(
+        cls,
+        vocab: str | os.PathLike,
+        merges: str | os.PathLike,
+        special_tokens: Sequence[str] = ("<|endoftext|>",),
+    ):
         "Read ``vocab.json`` and ``merges.txt`` as GPT-2 has them."
         text = files.require_file(merges).read_text(encoding="utf-8")
-        return cls(_load_json(vocab, partial(
-            vocabulary_from_gpt2, merges=text,
-            special_tokens=special_tokens)))
+        return cls(
+            _load_json(
+                vocab,
+                partial(
+                    vocabulary_from_gpt2,
+                    merges=text,
+                    special_tokens=special_tokens,
+                ),
+            )
+        )

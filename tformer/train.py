@@ -63,8 +63,12 @@ def next_token_loss(
     if chunk_size is None:
         return cross_entropy(model(ids, **kwargs), targets)
     return chunked_cross_entropy(
-        model.hidden_states(ids, **kwargs), model.lm_head.weight, targets,
-        bias=model.lm_head.bias, chunk_size=chunk_size)
+        model.hidden_states(ids, **kwargs),
+        model.lm_head.weight,
+        targets,
+        bias=model.lm_head.bias,
+        chunk_size=chunk_size,
+    )
 
 # %% ../nbs/17_training.ipynb #edd5a02e
 #| code-summary: the ids, the targets and the other arguments of the model
@@ -72,8 +76,11 @@ def _unpack_batch(batch):
     if isinstance(batch, Tensor):
         return batch[:, :-1], batch[:, 1:], {}
     kwargs = {"positions": batch.positions, "mask": batch.mask}
-    return batch.ids, batch.targets, {
-        name: x for name, x in kwargs.items() if x is not None}
+    return (
+        batch.ids,
+        batch.targets,
+        {name: x for name, x in kwargs.items() if x is not None},
+    )
 
 # %% ../nbs/17_training.ipynb #518533fe
 def accumulate_gradients(
@@ -92,10 +99,12 @@ def accumulate_gradients(
     total = 0.0
     device = next(model.parameters()).device
     for batch, n in zip(batches, counts):
-        with torch.autocast(device.type, torch.bfloat16,
-                            enabled=precision == "bf16"):
+        with torch.autocast(
+            device.type, torch.bfloat16, enabled=precision == "bf16"
+        ):
             batch_loss = loss_fn(model, to_device(batch, device)) * (
-                n / sum(counts))
+                n / sum(counts)
+            )
         batch_loss.backward()
         total = total + batch_loss.detach()
     return total
@@ -104,8 +113,11 @@ def accumulate_gradients(
 #| code-summary: what batches of other kinds count, and how they move
 def num_targets_of(batch):
     "Targets of a ``Batch`` or of windows of ids; others count once."
-    if isinstance(batch, Tensor) and batch.ndim == 2 and not (
-            batch.is_floating_point()):
+    if (
+        isinstance(batch, Tensor)
+        and batch.ndim == 2
+        and not (batch.is_floating_point())
+    ):
         return max(batch[:, 1:].numel(), 1)
     count = getattr(batch, "num_targets", 1)
     return count if isinstance(count, int) else 1
@@ -125,10 +137,12 @@ def mean_loss(
     loss_fn: Callable[[nn.Module, Any], Tensor] = next_token_loss,
 ) -> float:
     "The mean loss over all targets of some batches, in eval mode."
-    validate.require(not isinstance(batches, Loader),
-                     f"{type(batches).__name__} has no end: evaluate on "
-                     "data.sequential_windows, which goes through a "
-                     "text once")
+    validate.require(
+        not isinstance(batches, Loader),
+        f"{type(batches).__name__} has no end: evaluate on "
+        "data.sequential_windows, which goes through a "
+        "text once",
+    )
     device = next(model.parameters()).device
     total = 0.0
     counted = 0
@@ -152,13 +166,16 @@ def activation_checkpointing(
     Activation checkpointing (Chen et al., 2016): less memory, one more
     forward pass.  Inside the context, for ``model.blocks``.
     """
-    validate.require(not enabled or hasattr(model, "blocks"),
-                     "activation_checkpointing needs model.blocks, "
-                     f"which {type(model).__name__} has not")
+    validate.require(
+        not enabled or hasattr(model, "blocks"),
+        "activation_checkpointing needs model.blocks, "
+        f"which {type(model).__name__} has not",
+    )
     blocks = dict.fromkeys(model.blocks) if enabled else {}
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward,
-                                use_reentrant=False)
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False
+        )
     try:
         yield
     finally:
@@ -176,9 +193,11 @@ def compile_model(model: nn.Module) -> nn.Module:
     cpu = next(model.parameters()).is_cpu
     names = os.environ.get("CXX", "g++"), "clang++"
     if cpu and not any(map(shutil.which, names)):
-        raise RuntimeError("torch.compile needs a C++ compiler, and there "
-                           "is no g++ here: install one, or leave "
-                           "compile=False")
+        raise RuntimeError(
+            "torch.compile needs a C++ compiler, and there "
+            "is no g++ here: install one, or leave "
+            "compile=False"
+        )
     return torch.compile(model)
 
 # %% ../nbs/17_training.ipynb #b2517a21
@@ -190,14 +209,21 @@ class LossMonitor:
     than ``spike_factor`` times their median distance from it.
     """
 
-    def __init__(self, spike_factor: float | None = 10.0,
-                 history_size: int = 50, min_jump: float = 1.0):
+    def __init__(
+        self,
+        spike_factor: float | None = 10.0,
+        history_size: int = 50,
+        min_jump: float = 1.0,
+    ):
         validate.integer(history_size=history_size)
         self.spike_factor = spike_factor
         self.history_size = history_size
         self.min_jump = min_jump
-        validate.number("(0, inf]", spike_factor=spike_factor or math.inf,
-                        min_jump=min_jump)
+        validate.number(
+            "(0, inf]",
+            spike_factor=spike_factor or math.inf,
+            min_jump=min_jump,
+        )
         self.losses = []
 
     def __call__(self, loss: float, grad_norm: float) -> str | None:
@@ -206,18 +232,20 @@ class LossMonitor:
             return f"the loss is {loss}"
         if not abs(grad_norm) < float("inf"):
             return f"the gradient is {grad_norm}"
-        recent = self.losses[-self.history_size:]
+        recent = self.losses[-self.history_size :]
         if self.spike_factor and len(recent) == self.history_size:
             median = statistics.median(recent)
             median_deviation = statistics.median(
-                abs(x - median) for x in recent)
-            if loss - median > max(self.spike_factor * median_deviation,
-                                   self.min_jump):
+                abs(x - median) for x in recent
+            )
+            if loss - median > max(
+                self.spike_factor * median_deviation, self.min_jump
+            ):
                 return f"the loss jumps from {median:.3f} to {loss:.3f}"
         self.losses = [*recent, loss]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": self.losses[-self.history_size:]}
+        return {"losses": self.losses[-self.history_size :]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.losses = list(state["losses"])
@@ -237,21 +265,28 @@ def find_first_nonfinite(
     found = []
 
     def look(module, given, result, name):
-        bad = isinstance(result, Tensor) and result.is_floating_point(
-            ) and not result.isfinite().all()
+        bad = (
+            isinstance(result, Tensor)
+            and result.is_floating_point()
+            and not result.isfinite().all()
+        )
         found.extend([f"the output of {name or 'the model'}"] * bad)
 
     model.zero_grad()
-    hooks = [module.register_forward_hook(partial(look, name=name))
-             for name, module in model.named_modules()]
+    hooks = [
+        module.register_forward_hook(partial(look, name=name))
+        for name, module in model.named_modules()
+    ]
     try:
         compute()
     finally:
         for hook in hooks:
             hook.remove()
-    found += [f"the gradient of {name}"
-              for name, p in reversed([*model.named_parameters()])
-              if p.grad is not None and not p.grad.isfinite().all()]
+    found += [
+        f"the gradient of {name}"
+        for name, p in reversed([*model.named_parameters()])
+        if p.grad is not None and not p.grad.isfinite().all()
+    ]
     return found[0] if found else None
 
 # %% ../nbs/17_training.ipynb #3220072d
@@ -286,17 +321,23 @@ def diagnose_batches(
     for number, batch in enumerate(batches, start=1):
         if not num_targets_of(batch):
             continue
-        layer = find_first_nonfinite(model, lambda: losses.update(
-            {number: float(compute(batch))}))
+        layer = find_first_nonfinite(
+            model, lambda: losses.update({number: float(compute(batch))})
+        )
         if layer:
             return f"batch {number} of {n}, first in {layer}"
     worst = max(losses, key=losses.get)
     model.zero_grad()
     compute(batches[worst - 1])
-    sizes = {name: p.grad.norm().item() for name, p in
-             model.named_parameters() if p.grad is not None}
-    return (f"batch {worst} of {n}, of loss {losses[worst]:.3f}, with the "
-            f"largest gradient in {max(sizes, key=sizes.get)}")
+    sizes = {
+        name: p.grad.norm().item()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    return (
+        f"batch {worst} of {n}, of loss {losses[worst]:.3f}, with the "
+        f"largest gradient in {max(sizes, key=sizes.get)}"
+    )
 
 # %% ../nbs/17_training.ipynb #5eea1450
 def train_step(
@@ -319,22 +360,31 @@ def train_step(
     weight moves.
     """
     for optimizer in optimizers:
-        scale_lr(optimizer,
-                 1.0 if lr_schedule is None else lr_schedule(step))
+        scale_lr(
+            optimizer, 1.0 if lr_schedule is None else lr_schedule(step)
+        )
     model.zero_grad()
     mean = accumulate_gradients(
-        model if compiled_model is None else compiled_model, batches,
-        loss_fn, precision)
+        model if compiled_model is None else compiled_model,
+        batches,
+        loss_fn,
+        precision,
+    )
     grad_norm = clip_grad_norm_(model.parameters(), max_grad_norm)
-    mean, grad_norm = torch.stack([mean.float(),
-                                   grad_norm.float()]).tolist()
+    mean, grad_norm = torch.stack(
+        [mean.float(), grad_norm.float()]
+    ).tolist()
     if loss_monitor is not None and (
-            problem := loss_monitor(mean, grad_norm)):
+        problem := loss_monitor(mean, grad_norm)
+    ):
         where = diagnose_batches(
-            model, batches, lambda b: accumulate_gradients(
-                model, [b], loss_fn, precision))
-        raise TrainingDiverged(f"{problem} at step {step}: {where}", step,
-                               batches)
+            model,
+            batches,
+            lambda b: accumulate_gradients(model, [b], loss_fn, precision),
+        )
+        raise TrainingDiverged(
+            f"{problem} at step {step}: {where}", step, batches
+        )
     for optimizer in optimizers:
         optimizer.step()
     lr = optimizers[0].param_groups[0]["lr"]
@@ -404,28 +454,42 @@ class Trainer:
         self.components = self.model, self.optimizers, self.data
         folder = self.output_dir and Path(self.output_dir)
         self.history = History(folder and folder / "history.csv")
-        self.checkpoints = folder and CheckpointManager(folder,
-                                                        self.keep_last)
+        self.checkpoints = folder and CheckpointManager(
+            folder, self.keep_last
+        )
 
     def fit(self) -> list[dict[str, Any]]:
         "Train until ``max_steps``, all in train mode; the history's rows."
         _refuse_overwrite(self)
-        compiled_model = compile_model(self.model) if self.compile else (
-            self.model)
+        compiled_model = (
+            compile_model(self.model) if self.compile else (self.model)
+        )
         bar = tqdm(total=self.max_steps, initial=self.step, disable=None)
         self.model.train()
-        with activation_checkpointing(self.model,
-                                      self.activation_checkpointing), bar:
+        with (
+            activation_checkpointing(
+                self.model, self.activation_checkpointing
+            ),
+            bar,
+        ):
             while self.step < self.max_steps:
                 batches = self.data.next_batches(
-                    self.gradient_accumulation_steps)
-                self.log_step(train_step(
-                    self.model, self.optimizers, batches, self.step + 1,
-                    loss_fn=self.loss_fn, lr_schedule=self.lr_schedule,
-                    max_grad_norm=self.max_grad_norm,
-                    precision=self.precision,
-                    compiled_model=compiled_model,
-                    loss_monitor=self.loss_monitor))
+                    self.gradient_accumulation_steps
+                )
+                self.log_step(
+                    train_step(
+                        self.model,
+                        self.optimizers,
+                        batches,
+                        self.step + 1,
+                        loss_fn=self.loss_fn,
+                        lr_schedule=self.lr_schedule,
+                        max_grad_norm=self.max_grad_norm,
+                        precision=self.precision,
+                        compiled_model=compiled_model,
+                        loss_monitor=self.loss_monitor,
+                    )
+                )
                 bar.update()
         return self.history.records
 
@@ -436,25 +500,34 @@ class Trainer:
         is_due = self.step % self.every == 0 or self.step == self.max_steps
         try:
             if is_due:
-                record |= evaluate_and_sample(self.model, self.eval_fn,
-                                              self.sample_fn,
-                                              _sample_path(self))
+                record |= evaluate_and_sample(
+                    self.model,
+                    self.eval_fn,
+                    self.sample_fn,
+                    _sample_path(self),
+                )
                 metric = _checkpoint_metric(record, self.best_metric)
         finally:  # if looking fails, no step is lost
             self.history.append(record)
             if self.log_fn is not None:
                 self.log_fn(record)
             if is_due and self.output_dir:
-                save_training_state(self.checkpoints, self.step,
-                                    *self.components, metric,
-                                    self.loss_monitor)
+                save_training_state(
+                    self.checkpoints,
+                    self.step,
+                    *self.components,
+                    metric,
+                    self.loss_monitor,
+                )
 
     def resume(self) -> "Trainer":
         "Go on after the last checkpoint; begin anew if there is none."
         if self.output_dir and self.checkpoints.steps():
-            self.step = load_training_state(self.checkpoints,
-                                            *self.components,
-                                            loss_monitor=self.loss_monitor)
+            self.step = load_training_state(
+                self.checkpoints,
+                *self.components,
+                loss_monitor=self.loss_monitor,
+            )
             self.history.truncate(self.step)
         return self
 
@@ -465,42 +538,56 @@ def _named_numbers(result):
     try:
         return {f"eval_{name}": float(x) for name, x in named.items()}
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError("eval_fn must return a number, or numbers by "
-                         f"name, got {result!r:.60}") from None
+        raise ValueError(
+            "eval_fn must return a number, or numbers by "
+            f"name, got {result!r:.60}"
+        ) from None
 
 # %% ../nbs/17_training.ipynb #bfcbb224
 #| code-summary: one text, of what sample_fn returns
 def _text(result):
     texts = [result] if isinstance(result, str) else result
-    validate.require(isinstance(texts, (list, tuple)) and all(
-        isinstance(text, str) for text in texts), "sample_fn must return "
-        f"a text, or a list of texts, got {result!r:.60}")
+    validate.require(
+        isinstance(texts, (list, tuple))
+        and all(isinstance(text, str) for text in texts),
+        "sample_fn must return "
+        f"a text, or a list of texts, got {result!r:.60}",
+    )
     return "\n\n".join(texts)
 
 # %% ../nbs/17_training.ipynb #dfa1d770
 #| code-summary: where a sample is kept
 def _sample_path(t):
     return t.output_dir and os.path.join(
-        t.output_dir, f"samples/step-{t.step:06d}.txt")
+        t.output_dir, f"samples/step-{t.step:06d}.txt"
+    )
 
 # %% ../nbs/17_training.ipynb #354e758b
 #| code-summary: what tells the best checkpoint
 def _checkpoint_metric(record, best_metric):
     names = [name[5:] for name in record if name.startswith("eval_")]
-    validate.require(best_metric in names or best_metric in record,
-                     f"best_metric={best_metric!r} is none of what "
-                     "eval_fn returns: "
-                     f"{', '.join(names) or 'nothing'}")
+    validate.require(
+        best_metric in names or best_metric in record,
+        f"best_metric={best_metric!r} is none of what "
+        "eval_fn returns: "
+        f"{', '.join(names) or 'nothing'}",
+    )
     return record.get(f"eval_{best_metric}", record.get(best_metric))
 
 # %% ../nbs/17_training.ipynb #9bcf3404
 #| code-summary: refuses to write over another training
 def _refuse_overwrite(trainer):
-    there = trainer.checkpoints.steps() if (
-        trainer.checkpoints and not trainer.step) else []
-    validate.require(not there, "a training stands here already, up to "
-                     f"step {max(there, default=0)}: resume() goes on "
-                     "with it; or give another output_dir")
+    there = (
+        trainer.checkpoints.steps()
+        if (trainer.checkpoints and not trainer.step)
+        else []
+    )
+    validate.require(
+        not there,
+        "a training stands here already, up to "
+        f"step {max(there, default=0)}: resume() goes on "
+        "with it; or give another output_dir",
+    )
 
 # %% ../nbs/17_training.ipynb #592bbbb9
 #| code-summary: refuses what a trainer cannot work with
@@ -516,18 +603,24 @@ def _expect_trainer(t):
 #| code-summary: a list of optimizers; learning rates are above 0
 def _optimizers(optimizer_or_list, model, lr):
     if optimizer_or_list is None:
-        optimizer_or_list = AdamW(param_groups(model, 0.1), lr,
-                                  betas=(0.9, 0.95))
-    found = list(optimizer_or_list) if isinstance(
-        optimizer_or_list, (list, tuple)) else [optimizer_or_list]
+        optimizer_or_list = AdamW(
+            param_groups(model, 0.1), lr, betas=(0.9, 0.95)
+        )
+    found = (
+        list(optimizer_or_list)
+        if isinstance(optimizer_or_list, (list, tuple))
+        else [optimizer_or_list]
+    )
     own = {*map(id, model.parameters())}
     for optimizer in found:
         validate.instance_of(torch.optim.Optimizer, optimizer=optimizer)
         params = [p for g in optimizer.param_groups for p in g["params"]]
-        validate.require(own & {*map(id, params)},
-                         f"{type(optimizer).__name__} holds no parameter "
-                         "of this model: make it anew from "
-                         "model.parameters()")
+        validate.require(
+            own & {*map(id, params)},
+            f"{type(optimizer).__name__} holds no parameter "
+            "of this model: make it anew from "
+            "model.parameters()",
+        )
         for group in optimizer.param_groups:
             validate.number("(0, inf)", lr=float(group["lr"]))
     return found

@@ -98,11 +98,16 @@ class ModelBundle(NamedTuple):
         texts = [prompts] if isinstance(prompts, str) else [*prompts]
         rows, limit = self._encode_prompts(texts, max_new_tokens)
         found = generate(
-            self.model, rows, stop=rows[0][0],
+            self.model,
+            rows,
+            stop=rows[0][0],
             max_new_tokens=limit,
-            sampling_params=sampling_params)
-        texts = [text + self.tokenizer.decode(completion.ids)
-                 for text, completion in zip(texts, found, strict=True)]
+            sampling_params=sampling_params,
+        )
+        texts = [
+            text + self.tokenizer.decode(completion.ids)
+            for text, completion in zip(texts, found, strict=True)
+        ]
         return texts[0] if isinstance(prompts, str) else texts
 
     def stream(
@@ -121,11 +126,15 @@ class ModelBundle(NamedTuple):
 
         rows, limit = self._encode_prompts([prompt], max_new_tokens)
         steps = stream(
-            self.model, rows, stop=rows[0][0],
+            self.model,
+            rows,
+            stop=rows[0][0],
             max_new_tokens=limit,
-            sampling_params=sampling_params)
-        pieces = join_bytes(self.tokenizer.id_to_bytes(token.id)
-                            for [token] in steps)
+            sampling_params=sampling_params,
+        )
+        pieces = join_bytes(
+            self.tokenizer.id_to_bytes(token.id) for [token] in steps
+        )
         return itertools.chain([prompt] if prompt else [], pieces)
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -136,18 +145,24 @@ class ModelBundle(NamedTuple):
         "Rows that begin with ``ENDOFTEXT``, and how many tokens to add."
         known = ENDOFTEXT in self.tokenizer.vocab.special_tokens
         validate.require(
-            known, f"{self.card['name']!r} does not continue texts: its "
-            f"tokenizer has no {ENDOFTEXT}")
+            known,
+            f"{self.card['name']!r} does not continue texts: its "
+            f"tokenizer has no {ENDOFTEXT}",
+        )
         validate.require(texts, "no prompt was given")
         end = self.tokenizer.token_to_id(ENDOFTEXT)
-        rows = [[end, *self.tokenizer.encode(text, disallowed_special=())]
-                for text in texts]
+        rows = [
+            [end, *self.tokenizer.encode(text, disallowed_special=())]
+            for text in texts
+        ]
         longest = max(map(len, rows))
         room = self.model.max_len - longest
         validate.require(
-            room > 0, f"the prompt has {longest - 1} tokens, and the "
+            room > 0,
+            f"the prompt has {longest - 1} tokens, and the "
             f"model reads at most {self.model.max_len - 2} before the "
-            "text goes on")
+            "text goes on",
+        )
         if max_new_tokens is None:
             return rows, room
         validate.integer(max_new_tokens=max_new_tokens)
@@ -177,19 +192,26 @@ def tell(
     new = torch.tensor([[end, *tokenizer.encode(start)]]).repeat(n, 1)
     first = new.shape[1]
     ids = new
-    validate.require(first < model.max_len, f"{ENDOFTEXT} and the start "
-                     f"are {first} tokens, which leaves no room in "
-                     f"max_len {model.max_len}")
+    validate.require(
+        first < model.max_len,
+        f"{ENDOFTEXT} and the start "
+        f"are {first} tokens, which leaves no room in "
+        f"max_len {model.max_len}",
+    )
     draw = torch.Generator().manual_seed(seed)
     cache = model.new_cache(n)
-    while ids.shape[1] < model.max_len and not (
-            ids[:, first:] == end).any(1).all():
+    while (
+        ids.shape[1] < model.max_len
+        and not (ids[:, first:] == end).any(1).all()
+    ):
         logits = model(new.to(device), cache=cache)[:, -1].float().cpu()
-        new = torch.multinomial((logits / temperature).softmax(-1), 1,
-                                generator=draw)
+        new = torch.multinomial(
+            (logits / temperature).softmax(-1), 1, generator=draw
+        )
         ids = torch.cat([ids, new], 1)
-    return [tokenizer.decode(row).split(ENDOFTEXT)[1]
-            for row in ids.tolist()]
+    return [
+        tokenizer.decode(row).split(ENDOFTEXT)[1] for row in ids.tolist()
+    ]
 
 # %% ../nbs/A8_trained.ipynb #5935cea5
 class SentenceGrade(NamedTuple):
@@ -220,8 +242,10 @@ def grade_sentences(
     if found:
         before = len(world.problems)
         stories.check_ending(world, beats)
-        found[-1] = SentenceGrade(found[-1].sentence, found[-1].problems
-                                  + tuple(world.problems[before:]))
+        found[-1] = SentenceGrade(
+            found[-1].sentence,
+            found[-1].problems + tuple(world.problems[before:]),
+        )
     return found
 
 # %% ../nbs/A8_trained.ipynb #fb0b16e5
@@ -230,10 +254,14 @@ def fraction_correct(
     per_story: bool = False,  # of the stories, not of their sentences
 ) -> float:
     "The share of the sentences that pass every rule, from 0 to 1."
-    told = [[not v.problems for v in grade_sentences(text)]
-            for text in texts]
-    fine = [all(story) for story in told] if per_story else [
-        right for story in told for right in story]
+    told = [
+        [not v.problems for v in grade_sentences(text)] for text in texts
+    ]
+    fine = (
+        [all(story) for story in told]
+        if per_story
+        else [right for story in told for right in story]
+    )
     validate.require(fine, "no sentence to judge")
     return sum(fine) / len(fine)
 
@@ -244,12 +272,15 @@ def fraction_copied(
     num_words: int | None = None,  # how long a run; None: whole texts
 ) -> float:
     "The share of the texts, or of their runs of words, that was read."
+
     def runs(text):
         if num_words is None:
             return [text.strip()]
         parts = text.split()
-        return [tuple(parts[i:i + num_words])
-                for i in range(len(parts) - num_words + 1)]
+        return [
+            tuple(parts[i : i + num_words])
+            for i in range(len(parts) - num_words + 1)
+        ]
 
     validate.integer(num_words=num_words or 1)
     known = {run for text in training_texts for run in runs(text)}
@@ -287,9 +318,18 @@ class SavableMiniGPT(MiniGPT):
 # %% ../nbs/A8_trained.ipynb #7fe7329c
 #| code-fold: true
 #| code-summary: the models that a folder may hold
-MODEL_CLASSES = {kind.__name__: kind
-                 for kind in (SavableMiniGPT, GPT, Llama, Qwen3, Seq2Seq,
-                              PreNormSeq2Seq, BertMaskedLM)}
+MODEL_CLASSES = {
+    kind.__name__: kind
+    for kind in (
+        SavableMiniGPT,
+        GPT,
+        Llama,
+        Qwen3,
+        Seq2Seq,
+        PreNormSeq2Seq,
+        BertMaskedLM,
+    )
+}
 
 # %% ../nbs/A8_trained.ipynb #695e2405
 #| code-fold: true
@@ -304,25 +344,42 @@ def file_fingerprint(path: str | os.PathLike) -> dict[str, Any]:
 #| code-summary: format_card, the short form of a card
 def format_card(card: dict[str, Any]) -> list[str]:
     "What a card says, in a few lines."
+
     def line(name, text):
         return f"  {name:9}{text}"
 
     size = card.get("files", {}).get(WEIGHTS_NAME, {}).get("bytes", 0)
-    lines = [f"{card.get('name', 'unnamed')}: {card.get('about', '')}",
-             line("model", f"{card.get('model')}, "
-                  f"{card.get('parameters', 0):,} parameters, "
-                  f"{size / 1e6:.1f} MB")]
+    lines = [
+        f"{card.get('name', 'unnamed')}: {card.get('about', '')}",
+        line(
+            "model",
+            f"{card.get('model')}, "
+            f"{card.get('parameters', 0):,} parameters, "
+            f"{size / 1e6:.1f} MB",
+        ),
+    ]
     if "script" in card:
-        lines.append(line("made by", f"{card['script']}, seed "
-                          f"{card['seed']}: {card['steps']:,} steps in "
-                          f"{card['seconds']} s"))
+        lines.append(
+            line(
+                "made by",
+                f"{card['script']}, seed "
+                f"{card['seed']}: {card['steps']:,} steps in "
+                f"{card['seconds']} s",
+            )
+        )
     if "loss" in card:
         lines.append(line("loss", f"{card['loss']:.3f} nats per byte"))
     if "right" in card:
-        lines.append(line("right", f"{card['right']:.1%} of the sentences "
-                          f"of {card['samples']} stories"))
-    lines += [line(name, text) for name, text in
-              card.get("measured", {}).items()]
+        lines.append(
+            line(
+                "right",
+                f"{card['right']:.1%} of the sentences "
+                f"of {card['samples']} stories",
+            )
+        )
+    lines += [
+        line(name, text) for name, text in card.get("measured", {}).items()
+    ]
     return lines
 
 # %% ../nbs/A8_trained.ipynb #820e44e6
@@ -340,14 +397,22 @@ def save_bundle(
     validate.one_of(tuple(MODEL_CLASSES), model=type(model).__name__)
     save_model(model, folder)
     bundle.tokenizer.save(folder / TOKENIZER_NAME)
-    card = {**bundle.card, "model": type(model).__name__,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "files": {name: file_fingerprint(folder / name)
-                      for name in BUNDLE_FILES}}
+    card = {
+        **bundle.card,
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "files": {
+            name: file_fingerprint(folder / name) for name in BUNDLE_FILES
+        },
+    }
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
-    files.write_files_atomically({
-        folder / CARD_NAME: lambda beside: beside.write_text(
-            text, encoding="utf-8", newline="\n")})
+    files.write_files_atomically(
+        {
+            folder / CARD_NAME: lambda beside: beside.write_text(
+                text, encoding="utf-8", newline="\n"
+            )
+        }
+    )
 
 # %% ../nbs/A8_trained.ipynb #022952b2
 #| code-fold: true
@@ -359,13 +424,19 @@ def find_bundle(name_or_folder: str | os.PathLike) -> Path:
     if name_or_folder in names:
         return BUNDLED_DIR / name_or_folder
     folder = Path(name_or_folder)
-    validate.require(folder.is_dir(), f"{str(name_or_folder)!r} is no "
-                     "trained model: the package carries "
-                     f"{', '.join(names)}, and any other word is the path "
-                     "of a folder")
-    validate.require((folder / CARD_NAME).is_file(), f"{folder} has no "
-                     f"{CARD_NAME}: it holds no trained model that was "
-                     "saved whole")
+    validate.require(
+        folder.is_dir(),
+        f"{str(name_or_folder)!r} is no "
+        "trained model: the package carries "
+        f"{', '.join(names)}, and any other word is the path "
+        "of a folder",
+    )
+    validate.require(
+        (folder / CARD_NAME).is_file(),
+        f"{folder} has no "
+        f"{CARD_NAME}: it holds no trained model that was "
+        "saved whole",
+    )
     return folder
 
 # %% ../nbs/A8_trained.ipynb #2a07c45f
@@ -377,16 +448,25 @@ def read_verified_card(folder: str | os.PathLike) -> dict[str, Any]:
     card = files.read_json_object(folder / CARD_NAME)
     told = card.get("files")
     validate.instance_of(dict, **{f"files in {folder / CARD_NAME}": told})
-    validate.mapping_keys(told, BUNDLE_FILES, BUNDLE_FILES,
-                          owner=f"the card in {folder}", noun="file")
-    missing = [name for name in BUNDLE_FILES
-               if not (folder / name).is_file()]
+    validate.mapping_keys(
+        told,
+        BUNDLE_FILES,
+        BUNDLE_FILES,
+        owner=f"the card in {folder}",
+        noun="file",
+    )
+    missing = [
+        name for name in BUNDLE_FILES if not (folder / name).is_file()
+    ]
     validate.require(not missing, f"{folder} lacks {', '.join(missing)}")
     for name in BUNDLE_FILES:
         found = file_fingerprint(folder / name)
-        validate.require(found == told[name], f"{folder / name} is not "
-                         "the file that its card tells of: "
-                         f"{_file_mismatch(found, told[name])}")
+        validate.require(
+            found == told[name],
+            f"{folder / name} is not "
+            "the file that its card tells of: "
+            f"{_file_mismatch(found, told[name])}",
+        )
     return card
 
 # %% ../nbs/A8_trained.ipynb #78e22d53
@@ -395,8 +475,10 @@ def _file_mismatch(actual, recorded):
     recorded = recorded if isinstance(recorded, dict) else {}
     if actual["bytes"] != recorded.get("bytes"):
         return f"{actual['bytes']} bytes, not {recorded.get('bytes')}"
-    return (f"its SHA-256 is {actual['sha256'][:12]}…, not "
-            f"{str(recorded.get('sha256'))[:12]}…")
+    return (
+        f"its SHA-256 is {actual['sha256'][:12]}…, not "
+        f"{str(recorded.get('sha256'))[:12]}…"
+    )
 
 # %% ../nbs/A8_trained.ipynb #1de9aed0
 def load_bundle(
@@ -416,5 +498,6 @@ def load_bundle(
     kind = files.read_json_object(folder / CONFIG_NAME).get("model")
     validate.one_of(tuple(MODEL_CLASSES), model=kind)
     model = load_model(MODEL_CLASSES[kind], folder).to(device, dtype)
-    return ModelBundle(model, Tokenizer.load(folder / TOKENIZER_NAME),
-                       card)
+    return ModelBundle(
+        model, Tokenizer.load(folder / TOKENIZER_NAME), card
+    )

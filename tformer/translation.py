@@ -52,18 +52,25 @@ def write(
     not negative the model does not choose: that token is written.
     """
     encoder_hidden_states = model.encode(src, src_attention_mask)
-    cache = {"cache": model.new_cache(len(src))} if hasattr(
-        model, "new_cache") else {}
+    cache = (
+        {"cache": model.new_cache(len(src))}
+        if hasattr(model, "new_cache")
+        else {}
+    )
     ids = src.new_full((len(src), 1), decoder_start_token_id)
     done = torch.zeros_like(ids).bool()
-    while ((num_written := ids.shape[1]) <= max_new_tokens
-           and not done.all()):
-        logits = model(ids[:, -1:] if cache else ids,
-                       encoder_hidden_states=encoder_hidden_states,
-                       encoder_attention_mask=src_attention_mask, **cache)
+    while (
+        num_written := ids.shape[1]
+    ) <= max_new_tokens and not done.all():
+        logits = model(
+            ids[:, -1:] if cache else ids,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=src_attention_mask,
+            **cache,
+        )
         best = logits[:, -1:].argmax(-1)
         if forced_ids is not None and num_written <= forced_ids.shape[1]:
-            forced_step = forced_ids[:, num_written - 1:num_written]
+            forced_step = forced_ids[:, num_written - 1 : num_written]
             best = forced_step.where(forced_step >= 0, best)
         best = best.masked_fill(done, eos_token_id)
         ids = torch.cat([ids, best], 1)
@@ -90,10 +97,12 @@ class TranslationTokenizer:
         self.target = target or source
         self.target_offset = 0 if target is None else len(source)
         self.pad_token_id, _, self.source_eos_token_id = map(
-            source.token_to_id, TRANSLATION_SPECIAL_TOKENS)
+            source.token_to_id, TRANSLATION_SPECIAL_TOKENS
+        )
         _, self.decoder_start_token_id, self.eos_token_id = (
             self.target_offset + self.target.token_to_id(name)
-            for name in TRANSLATION_SPECIAL_TOKENS)
+            for name in TRANSLATION_SPECIAL_TOKENS
+        )
 
     @classmethod
     def wrap(
@@ -108,29 +117,43 @@ class TranslationTokenizer:
 
     def encode_sources(self, texts: Iterable[str]) -> list[list[int]]:
         "Ids of sentences to read; each ends in the end token."
-        return [[*row, self.source_eos_token_id]
-                for row in self.source.encode_batch(texts)]
+        return [
+            [*row, self.source_eos_token_id]
+            for row in self.source.encode_batch(texts)
+        ]
 
     def encode_targets(self, texts: Iterable[str]) -> list[list[int]]:
         "Ids of sentences to write; each ends in the end token."
-        return [[self.target_offset + i for i in row] + [self.eos_token_id]
-                for row in self.target.encode_batch(texts)]
+        return [
+            [self.target_offset + i for i in row] + [self.eos_token_id]
+            for row in self.target.encode_batch(texts)
+        ]
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
         "The text of each single token, of either side."
-        return [(self.target.decode([i - self.target_offset])
-                 if i >= self.target_offset else self.source.decode([i]))
-                for i in ids]
+        return [
+            (
+                self.target.decode([i - self.target_offset])
+                if i >= self.target_offset
+                else self.source.decode([i])
+            )
+            for i in ids
+        ]
 
     def decode_target(self, ids: Iterable[int]) -> str:
         "The sentence that was written, up to its end token."
         ids = list(ids)
-        ids = (ids[:ids.index(self.eos_token_id)]
-               if self.eos_token_id in ids else ids)
+        ids = (
+            ids[: ids.index(self.eos_token_id)]
+            if self.eos_token_id in ids
+            else ids
+        )
         skipped = self.pad_token_id, self.decoder_start_token_id
         return self.target.decode(
-            i - self.target_offset for i in ids
-            if i >= self.target_offset and i not in skipped)
+            i - self.target_offset
+            for i in ids
+            if i >= self.target_offset and i not in skipped
+        )
 
 # %% ../nbs/18_translation.ipynb #db5498ea
 class TranslationBatch(NamedTuple):
@@ -153,16 +176,19 @@ class TranslationBatch(NamedTuple):
 
     def to(self, device: Any) -> "TranslationBatch":
         "On a device, which need not be waited for."
-        return TranslationBatch(*(x.to(device, non_blocking=True)
-                                  for x in self[:4]), self.counted)
+        return TranslationBatch(
+            *(x.to(device, non_blocking=True) for x in self[:4]),
+            self.counted,
+        )
 
 # %% ../nbs/18_translation.ipynb #6ea52792
 #| code-summary: rows of ids, side by side and padded on the right
 def _pad_right(sequences, fill_value):
-    padded = np.full((len(sequences), max(map(len, sequences))),
-                     fill_value, np.int64)
+    padded = np.full(
+        (len(sequences), max(map(len, sequences))), fill_value, np.int64
+    )
     for line, row in zip(padded, sequences):
-        line[:len(row)] = row
+        line[: len(row)] = row
     return torch.from_numpy(padded)
 
 # %% ../nbs/18_translation.ipynb #b2117670
@@ -171,23 +197,33 @@ def _encode_pairs(pairs, tokenizer, max_len):
     "(source, target) ids of each pair."
     texts = []
     for i, pair in enumerate(pairs):
-        validate.require(isinstance(pair, (tuple, list)), f"pair {i} must "
-                         f"be (source, target), got {pair!r:.60}")
+        validate.require(
+            isinstance(pair, (tuple, list)),
+            f"pair {i} must be (source, target), got {pair!r:.60}",
+        )
         texts.append(tuple(pair)[:2])
         for name, side in (("source", 0), ("target", 1)):
-            validate.require(len(pair) > side
-                             and isinstance(pair[side], str)
-                             and pair[side].strip(),
-                             f"pair {i}, {pair!r:.60}, has no {name}")
+            validate.require(
+                len(pair) > side
+                and isinstance(pair[side], str)
+                and pair[side].strip(),
+                f"pair {i}, {pair!r:.60}, has no {name}",
+            )
     validate.require(texts, "there are no pairs")
-    encoded = [*zip(tokenizer.encode_sources(s for s, _ in texts),
-                    tokenizer.encode_targets(t for _, t in texts))]
+    encoded = [
+        *zip(
+            tokenizer.encode_sources(s for s, _ in texts),
+            tokenizer.encode_targets(t for _, t in texts),
+        )
+    ]
     for i, row in enumerate(encoded):
         for name, ids in zip(("source", "target"), row):
-            validate.require(max_len is None or len(ids) <= max_len,
-                             f"the {name} of pair {i} takes {len(ids)} "
-                             "tokens with its end, more than max_len "
-                             f"{max_len}")
+            validate.require(
+                max_len is None or len(ids) <= max_len,
+                f"the {name} of pair {i} takes {len(ids)} "
+                "tokens with its end, more than max_len "
+                f"{max_len}",
+            )
     return encoded
 
 # %% ../nbs/18_translation.ipynb #56ac046e
@@ -209,23 +245,34 @@ class PairLoader(Loader):
         group_by_length: bool = True,  # False: pairs of any length
         max_len: int | None = None,  # tokens of a side, with its end
     ):
-        validate.integer(batch_size=batch_size, **(
-            {} if max_len is None else {"max_len": max_len}))
+        validate.integer(
+            batch_size=batch_size,
+            **({} if max_len is None else {"max_len": max_len}),
+        )
         self.tokenizer = TranslationTokenizer.wrap(tokenizer)
         self.sequences = _encode_pairs(pairs, self.tokenizer, max_len)
         validate.integer(0, seed=seed)
-        order = np.random.default_rng(seed).permutation(
-            len(self.sequences)).tolist()
+        order = (
+            np.random.default_rng(seed)
+            .permutation(len(self.sequences))
+            .tolist()
+        )
         if group_by_length:
-            order = sorted(order,
-                           key=lambda i: [*map(len, self.sequences[i])])
-        self.groups = [order[start:start + batch_size]
-                       for start in range(0, len(order), batch_size)]
+            order = sorted(
+                order, key=lambda i: [*map(len, self.sequences[i])]
+            )
+        self.groups = [
+            order[start : start + batch_size]
+            for start in range(0, len(order), batch_size)
+        ]
         self.order = EpochShuffle(len(self.groups), seed)
         mark = zlib.crc32(repr(self.sequences).encode())
-        super().__init__(corpus=f"{len(self.sequences)} pairs, {mark:08x}",
-                         batch_size=batch_size, seed=seed,
-                         group_by_length=group_by_length)
+        super().__init__(
+            corpus=f"{len(self.sequences)} pairs, {mark:08x}",
+            batch_size=batch_size,
+            seed=seed,
+            group_by_length=group_by_length,
+        )
 
     def make_batch(self, group: Iterable[int]) -> TranslationBatch:
         "The pairs of these numbers, as a batch."
@@ -234,9 +281,12 @@ class PairLoader(Loader):
         start = self.tokenizer.decoder_start_token_id
         src = _pad_right(sources, -1)
         return TranslationBatch(
-            src.masked_fill(src < 0, pad), src >= 0,
+            src.masked_fill(src < 0, pad),
+            src >= 0,
             _pad_right([[start, *row[:-1]] for row in targets], pad),
-            _pad_right(targets, -100), sum(map(len, targets)))
+            _pad_right(targets, -100),
+            sum(map(len, targets)),
+        )
 
     def get_batch(self, index: int) -> TranslationBatch:
         "Batch number k, from 0 on."
@@ -256,13 +306,17 @@ def translation_loss(
 
     Label smoothing of 0.1 as Vaswani et al. (2017), 5.4; 0 to evaluate.
     """
-    encoder_hidden_states = model.encode(batch.src,
-                                         batch.src_attention_mask)
-    logits = model(batch.decoder_input_ids,
-                   encoder_hidden_states=encoder_hidden_states,
-                   encoder_attention_mask=batch.src_attention_mask)
-    return cross_entropy(logits, batch.targets,
-                         label_smoothing=label_smoothing)
+    encoder_hidden_states = model.encode(
+        batch.src, batch.src_attention_mask
+    )
+    logits = model(
+        batch.decoder_input_ids,
+        encoder_hidden_states=encoder_hidden_states,
+        encoder_attention_mask=batch.src_attention_mask,
+    )
+    return cross_entropy(
+        logits, batch.targets, label_smoothing=label_smoothing
+    )
 
 # %% ../nbs/18_translation.ipynb #3c5e214d
 @torch.no_grad()
@@ -276,14 +330,18 @@ def average_weights(
     """
     all_models = list(models)
     validate.require(all_models, "there is no model to average")
-    validate.instance_of(nn.Module, **{f"model {i}": m for i, m in
-                                       enumerate(all_models)})
+    validate.instance_of(
+        nn.Module, **{f"model {i}": m for i, m in enumerate(all_models)}
+    )
     states = [model.state_dict() for model in all_models]
     for i, state in enumerate(states):
         more = state.keys() - states[-1].keys()
-        validate.require(not more, f"model {i} has "
-                         f"{min(more, default='')}, which the last one "
-                         "has not")
+        validate.require(
+            not more,
+            f"model {i} has "
+            f"{min(more, default='')}, which the last one "
+            "has not",
+        )
     mean = copy.deepcopy(all_models[-1])
     for name, last in mean.state_dict().items():
         tensors = [state.get(name) for state in states]
@@ -291,7 +349,8 @@ def average_weights(
             validate.require(
                 tensor is not None and tensor.shape == last.shape,
                 f"model {i} has no {name} of shape {tuple(last.shape)}, "
-                "as the last one has")
+                "as the last one has",
+            )
         if last.is_floating_point():
             last.copy_(torch.stack([p.double() for p in tensors]).mean(0))
     return mean
@@ -304,29 +363,41 @@ def _words(text):
 # %% ../nbs/18_translation.ipynb #3d695dd9
 #| code-summary: sources as ids; refuses what cannot be translated
 def _sources(texts, tokenizer, max_len, known_words):
-    validate.require(not isinstance(texts, str), "texts must be a list of "
-                     f"sentences, got one: [{texts!r:.60}]")
+    validate.require(
+        not isinstance(texts, str),
+        f"texts must be a list of sentences, got one: [{texts!r:.60}]",
+    )
     texts = list(texts)
     for i, text in enumerate(texts):
         validate.utf8_string(**{f"texts[{i}]": text})
         validate.require(text.strip(), f"texts[{i}] is empty")
-        unknown = [] if known_words is None else [
-            word for word in _words(text) if word not in known_words]
-        validate.require(not unknown, f"texts[{i}], {text!r:.60}, has a "
-                         f"word outside the vocabulary: {unknown[:1]}")
+        unknown = (
+            []
+            if known_words is None
+            else [word for word in _words(text) if word not in known_words]
+        )
+        validate.require(
+            not unknown,
+            f"texts[{i}], {text!r:.60}, has a "
+            f"word outside the vocabulary: {unknown[:1]}",
+        )
     sequences = tokenizer.encode_sources(texts)
     for i, row in enumerate(sequences):
-        validate.require(len(row) <= max_len, f"texts[{i}] takes "
-                         f"{len(row)} tokens with its end, more than "
-                         f"max_len {max_len}")
+        validate.require(
+            len(row) <= max_len,
+            f"texts[{i}] takes "
+            f"{len(row)} tokens with its end, more than "
+            f"max_len {max_len}",
+        )
     return sequences
 
 # %% ../nbs/18_translation.ipynb #37f29313
 #| code-summary: refuses what cannot translate
 def _expect_translator(model, batch_size, max_extra_tokens):
     validate.instance_of(nn.Module, model=model)
-    validate.require(hasattr(model, "encode"),
-                     f"{type(model).__name__} has no encode")
+    validate.require(
+        hasattr(model, "encode"), f"{type(model).__name__} has no encode"
+    )
     validate.integer(batch_size=batch_size)
     validate.integer(0, max_extra_tokens=max_extra_tokens)
 
@@ -334,11 +405,14 @@ def _expect_translator(model, batch_size, max_extra_tokens):
 def _expect_one_table(model, sides):
     "Refuse a decoder without a row for each id of the tokenizer."
     n = getattr(getattr(model, "config", None), "decoder_vocab_size", None)
-    validate.require(n is None or n >= len(sides), "decoder_vocab_size is "
-                     f"{n}, but the ids end at {len(sides) - 1}: in a "
-                     "TranslationTokenizer the target's come after the "
-                     "source's; make the model with vocab_size="
-                     f"{len(sides)}, and no decoder_vocab_size")
+    validate.require(
+        n is None or n >= len(sides),
+        "decoder_vocab_size is "
+        f"{n}, but the ids end at {len(sides) - 1}: in a "
+        "TranslationTokenizer the target's come after the "
+        "source's; make the model with vocab_size="
+        f"{len(sides)}, and no decoder_vocab_size",
+    )
 
 # %% ../nbs/18_translation.ipynb #27378604
 #| code-summary: how many tokens a model takes
@@ -350,11 +424,17 @@ def _limit(model):
 def _known_word_set(known_words):
     if known_words is None:
         return None
-    validate.require(not isinstance(known_words, str), "known_words "
-                     "must be a list of words or texts, got one: "
-                     f"[{known_words!r:.60}]")
-    return {word for text in known_words for word in _words(
-        text if isinstance(text, str) else text[0])}
+    validate.require(
+        not isinstance(known_words, str),
+        "known_words "
+        "must be a list of words or texts, got one: "
+        f"[{known_words!r:.60}]",
+    )
+    return {
+        word
+        for text in known_words
+        for word in _words(text if isinstance(text, str) else text[0])
+    }
 
 # %% ../nbs/18_translation.ipynb #f7305ce7
 def translate(
@@ -383,7 +463,7 @@ def translate(
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     translations = [""] * len(sequences)
     for start in range(0, len(order), batch_size):
-        chunk = order[start:start + batch_size]
+        chunk = order[start : start + batch_size]
         src = _pad_right([sequences[i] for i in chunk], -1).to(device)
         with isolated_eval(model):
             ids = write(
@@ -392,10 +472,12 @@ def translate(
                 min(src.shape[1] + max_extra_tokens, limit),
                 decoder_start_token_id=sides.decoder_start_token_id,
                 eos_token_id=sides.eos_token_id,
-                src_attention_mask=src >= 0)
+                src_attention_mask=src >= 0,
+            )
         for i, row in zip(chunk, ids.tolist()):
             translations[i] = sides.decode_target(
-                row[:len(sequences[i]) + max_extra_tokens])
+                row[: len(sequences[i]) + max_extra_tokens]
+            )
     return translations
 
 # %% ../nbs/18_translation.ipynb #8a012e3b
@@ -415,13 +497,17 @@ class ExactMatch(NamedTuple):
 # %% ../nbs/18_translation.ipynb #42da7bea
 #| code-summary: two lists of one length
 def _as_many(hypotheses, right):
-    validate.require(not isinstance(hypotheses, str), "hypotheses must be "
-                     f"a list of texts, got one: [{hypotheses!r:.60}]")
+    validate.require(
+        not isinstance(hypotheses, str),
+        "hypotheses must be "
+        f"a list of texts, got one: [{hypotheses!r:.60}]",
+    )
     hypotheses = list(hypotheses)
     right = list(right)
-    validate.require(len(hypotheses) == len(right) > 0,
-                     f"{len(hypotheses)} translations for {len(right)} "
-                     "right ones")
+    validate.require(
+        len(hypotheses) == len(right) > 0,
+        f"{len(hypotheses)} translations for {len(right)} right ones",
+    )
     return hypotheses, right
 
 # %% ../nbs/18_translation.ipynb #d6490f9c
@@ -467,12 +553,15 @@ def bleu_and_chrf(
     try:
         from sacrebleu import BLEU, CHRF
     except ImportError:
-        raise ImportError("BLEU and chrF need sacrebleu: pip install "
-                          '"tformer[score]"') from None
+        raise ImportError(
+            'BLEU and chrF need sacrebleu: pip install "tformer[score]"'
+        ) from None
     bleu = BLEU(force=True)
     chrf = CHRF()
-    scores = [metric.corpus_score(hypotheses, [references])
-              .score for metric in (bleu, chrf)]
+    scores = [
+        metric.corpus_score(hypotheses, [references]).score
+        for metric in (bleu, chrf)
+    ]
     return CorpusScores(*scores, str(bleu.get_signature()))
 
 # %% ../nbs/18_translation.ipynb #3a7a1c7b
@@ -497,24 +586,32 @@ def cross_attention_maps(
 ) -> CrossAttentionMaps:
     "The weights of cross-attention: row t says where token t came from."
     layers = [m for m in model.modules() if isinstance(m, CrossAttention)]
-    validate.require(layers, f"{type(model).__name__} has no "
-                     "CrossAttention")
+    validate.require(
+        layers, f"{type(model).__name__} has no CrossAttention"
+    )
     if target is None:
         target = translate(model, tokenizer, [source])[0]
     pairs = PairLoader([(source, target)], tokenizer)
     calls = []
     batch = pairs.make_batch([0]).to(next(model.parameters()).device)
-    hooks = [layer.register_forward_pre_hook(
-        lambda m, args, kwargs: calls.append((m, args, kwargs)),
-        with_kwargs=True) for layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda m, args, kwargs: calls.append((m, args, kwargs)),
+            with_kwargs=True,
+        )
+        for layer in layers
+    ]
     try:
         with isolated_eval(model):
             translation_loss(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    weights = [m(*args, **{**kwargs, "need_weights": True})[1][0]
-               for m, args, kwargs in calls]
+    weights = [
+        m(*args, **{**kwargs, "need_weights": True})[1][0]
+        for m, args, kwargs in calls
+    ]
     return CrossAttentionMaps(
         *map(pairs.tokenizer.token_texts, pairs.sequences[0]),
-        torch.stack(weights).cpu())
+        torch.stack(weights).cpu(),
+    )

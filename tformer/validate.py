@@ -38,10 +38,14 @@ def integer(
     4 and ``np.int64(4)`` pass. ValueError for ``True``, 4.0, 2.5, "4" and tensors.
     """
     for name, value in named.items():
-        if (not isinstance(value, Integral) or isinstance(value, bool)
-                or value < minimum):
-            raise ValueError(f"{name} must be a whole number of at least "
-                             f"{minimum}, got {value!r}")
+        if (
+            not isinstance(value, Integral)
+            or isinstance(value, bool)
+            or value < minimum
+        ):
+            raise ValueError(
+                f"{name} must be a whole number of at least {minimum}, got {value!r}"
+            )
 
 
 def number(
@@ -56,9 +60,15 @@ def number(
     """
     low, high, (at_low, at_high), says = _interval(interval)
     for name, value in named.items():
-        if isinstance(value, Real) and not isinstance(value, bool) and (
-                low < value < high or (at_low and value == low)
-                or (at_high and value == high)):
+        if (
+            isinstance(value, Real)
+            and not isinstance(value, bool)
+            and (
+                low < value < high
+                or (at_low and value == low)
+                or (at_high and value == high)
+            )
+        ):
             continue
         raise ValueError(f"{name} must be {says}, got {value!r}")
 
@@ -67,8 +77,10 @@ def even_integer(**named: Any) -> None:
     "Require each argument to be an even integer of at least 2; else ValueError."
     integer(2, **named)
     for name, value in named.items():
-        require(value % 2 == 0, f"{name} {value} must be even, as "
-                f"{value + 1}: its numbers form pairs")
+        require(
+            value % 2 == 0,
+            f"{name} {value} must be even, as {value + 1}: its numbers form pairs",
+        )
 
 
 def one_of(
@@ -84,8 +96,7 @@ def one_of(
         if not any(type(value) is type(o) and value == o for o in options):
             known = ", ".join(map(repr, options))
             some = "one of " if len(options) > 1 else ""
-            raise ValueError(f"{name} must be {some}{known}, got "
-                             f"{value!r}")
+            raise ValueError(f"{name} must be {some}{known}, got {value!r}")
 
 
 def instance_of(
@@ -98,9 +109,11 @@ def instance_of(
         if not isinstance(value, kinds):
             all_kinds = kinds if isinstance(kinds, tuple) else (kinds,)
             known = " or ".join(k.__name__ for k in all_kinds)
-            got = (f"the class {value.__name__} itself"
-                   if isinstance(value, type)
-                   else f"{type(value).__name__} {value!r:.60}")
+            got = (
+                f"the class {value.__name__} itself"
+                if isinstance(value, type)
+                else f"{type(value).__name__} {value!r:.60}"
+            )
             raise ValueError(f"{name} must be {known}, got {got}")
 
 # %% ../nbs/package/validate.ipynb #15d5bb74
@@ -111,10 +124,8 @@ def utf8_string(**named: Any) -> None:
     """
     for name, value in named.items():
         if not isinstance(value, str):
-            hint = (" (decode bytes first)" if isinstance(value, bytes)
-                    else "")
-            raise ValueError(f"{name} must be a str, got "
-                             f"{type(value).__name__}{hint}")
+            hint = " (decode bytes first)" if isinstance(value, bytes) else ""
+            raise ValueError(f"{name} must be a str, got {type(value).__name__}{hint}")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as e:
@@ -128,18 +139,23 @@ def mapping_keys(
     keys,  # the keys that are there
     allowed,  # those that may be
     required=(),  # those that must be
-    /, *,
+    /,
+    *,
     owner: str,  # what has the keys, as the message calls it
     noun: str = "key",  # what the keys are called
 ) -> None:
     "Require no unknown key and no missing one; ValueError lists all that are allowed."
     all_names = ", ".join(map(str, allowed))
     unknown = sorted(str(k) for k in keys if k not in allowed)
-    require(not unknown, f"{owner} has no {noun} {', '.join(unknown)}; its "
-            f"{noun}s are {all_names}")
+    require(
+        not unknown,
+        f"{owner} has no {noun} {', '.join(unknown)}; its {noun}s are {all_names}",
+    )
     missing = [str(k) for k in required if k not in keys]
-    require(not missing, f"{owner} needs a value for {', '.join(missing)}; its "
-            f"{noun}s are {all_names}")
+    require(
+        not missing,
+        f"{owner} needs a value for {', '.join(missing)}; its {noun}s are {all_names}",
+    )
 
 # %% ../nbs/package/validate.ipynb #51b466e0
 def config_fields(
@@ -153,8 +169,11 @@ def config_fields(
     are replaced by Python's, so that they can be written as JSON. ValueError names
     the first field that does not fit.
     """
-    checks = {bool: partial(one_of, (True, False)), int: integer,
-              str: partial(instance_of, str)}
+    checks = {
+        bool: partial(one_of, (True, False)),
+        int: integer,
+        str: partial(instance_of, str),
+    }
     for name, hint in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         wanted = typing.get_args(hint) or (hint,)
@@ -181,14 +200,21 @@ def head_sizes(
     names both numbers where a division leaves a remainder.
     """
     others |= dict(n_kv_heads=n_kv_heads, d_head=d_head)
-    integer(d_model=d_model, n_heads=n_heads,
-            **{name: n for name, n in others.items() if n is not None})
-    require(d_head is not None or d_model % n_heads == 0,
-            f"d_model {d_model} is no multiple of n_heads {n_heads}: change "
-            "one of them, or give d_head")
-    require(n_kv_heads is None or n_heads % n_kv_heads == 0,
-            f"{n_heads} query heads cannot share {n_kv_heads} key heads: "
-            "n_kv_heads must divide n_heads")
+    integer(
+        d_model=d_model,
+        n_heads=n_heads,
+        **{name: n for name, n in others.items() if n is not None},
+    )
+    require(
+        d_head is not None or d_model % n_heads == 0,
+        f"d_model {d_model} is no multiple of n_heads {n_heads}: change "
+        "one of them, or give d_head",
+    )
+    require(
+        n_kv_heads is None or n_heads % n_kv_heads == 0,
+        f"{n_heads} query heads cannot share {n_kv_heads} key heads: "
+        "n_kv_heads must divide n_heads",
+    )
 
 # %% ../nbs/package/validate.ipynb #96e43cbd
 def shapes(**named: tuple[Tensor | None, str]) -> None:
@@ -222,8 +248,7 @@ def integer_tensors(**named: Tensor) -> None:
     "Require tensors of integers, such as ids; ValueError for booleans, too."
     instance_of(Tensor, **named)
     for name, x in named.items():
-        if x.is_floating_point() or x.is_complex() or (
-                x.dtype == torch.bool):
+        if x.is_floating_point() or x.is_complex() or (x.dtype == torch.bool):
             raise ValueError(f"{name} must be integers, got {x.dtype}")
 
 # %% ../nbs/package/validate.ipynb #cbc71590
@@ -237,9 +262,12 @@ def binary_tensors(**named: Tensor) -> None:
         shapes(**{name: (x, "b n")})
         can_read_values = x.is_cpu and not torch.compiler.is_compiling()
         if x.dtype.is_floating_point or (
-                can_read_values and not torch.equal(x.bool().to(x.dtype), x)):
-            raise ValueError(f"{name} must hold True and False, or 0 and "
-                             f"1, got {x.dtype} {x.tolist()}"[:200])
+            can_read_values and not torch.equal(x.bool().to(x.dtype), x)
+        ):
+            raise ValueError(
+                f"{name} must hold True and False, or 0 and "
+                f"1, got {x.dtype} {x.tolist()}"[:200]
+            )
 
 
 def position_tensors(**named: Tensor) -> None:
@@ -249,8 +277,10 @@ def position_tensors(**named: Tensor) -> None:
     """
     for name, x in named.items():
         if x.dtype != torch.int64 or x.ndim != 2:
-            raise ValueError(f"{name} must be int64 of shape (b, length), got "
-                             f"{x.dtype} of shape {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must be int64 of shape (b, length), got "
+                f"{x.dtype} of shape {tuple(x.shape)}"
+            )
     if len({len(x) for x in named.values()} - {1}) > 1:
         batch_sizes = {name: len(x) for name, x in named.items()}
         raise ValueError(f"batch sizes differ: {batch_sizes}")
@@ -268,21 +298,31 @@ def mask_and_bias(
     scores have at most three axes.
     """
     if mask is not None and mask.dtype != torch.bool:
-        hint = ("numbers to add are a bias" if mask.is_floating_point()
-                else "0 and 1 per key become one by "
-                "mask.bool()[:, None, None]")
-        raise ValueError(f"a mask is boolean, True = may attend, got "
-                         f"{mask.dtype}; {hint}")
+        hint = (
+            "numbers to add are a bias"
+            if mask.is_floating_point()
+            else "0 and 1 per key become one by mask.bool()[:, None, None]"
+        )
+        raise ValueError(
+            f"a mask is boolean, True = may attend, got {mask.dtype}; {hint}"
+        )
     if bias is not None and not bias.is_floating_point():
-        raise ValueError(f"a bias is a floating tensor, got {bias.dtype}; "
-                         "booleans that allow or forbid are a mask")
+        raise ValueError(
+            f"a bias is a floating tensor, got {bias.dtype}; "
+            "booleans that allow or forbid are a mask"
+        )
     if mask is not None and 1 < mask.ndim < len(shape) > 3:
-        how = ("mask[:, None, None] for one row for each text (b, s), "
-               "mask[None, None] for one row for each query (t, s)"
-               if mask.ndim == 2 else "mask[:, None] for all heads")
-        raise ValueError(f"a mask of shape {tuple(mask.shape)} could mean "
-                         f"two things for scores of shape {shape}; write "
-                         f"all axes: {how}")
+        how = (
+            "mask[:, None, None] for one row for each text (b, s), "
+            "mask[None, None] for one row for each query (t, s)"
+            if mask.ndim == 2
+            else "mask[:, None] for all heads"
+        )
+        raise ValueError(
+            f"a mask of shape {tuple(mask.shape)} could mean "
+            f"two things for scores of shape {shape}; write "
+            f"all axes: {how}"
+        )
     for name, x in (("mask", mask), ("bias", bias)):
         if x is not None:
             _broadcasts(name, x, shape)
@@ -320,23 +360,32 @@ def model_inputs(
     and ones given as positions; the values of positions are read on the CPU only.
     """
     shapes(ids=(ids, "b t"))
-    require(cache is None or isinstance(getattr(cache, "layers", None), list),
-            f"cache must be what new_cache makes, got {type(cache).__name__}")
+    require(
+        cache is None or isinstance(getattr(cache, "layers", None), list),
+        f"cache must be what new_cache makes, got {type(cache).__name__}",
+    )
     if cache is not None and len(cache.layers) != n_layers:
-        raise ValueError(f"a cache of {len(cache.layers)} layers meets a "
-                         f"model of {n_layers}")
-    if isinstance(positions, Tensor) and positions.is_cpu and (
-            not torch.compiler.is_compiling()):
+        raise ValueError(
+            f"a cache of {len(cache.layers)} layers meets a model of {n_layers}"
+        )
+    if (
+        isinstance(positions, Tensor)
+        and positions.is_cpu
+        and (not torch.compiler.is_compiling())
+    ):
         ones = positions == 1
-        require(not (ones[..., 1:] & ones[..., :-1]).any(),
-                "positions look like a 0/1 mask: position 1 comes twice side by "
-                "side; positions_from_attention_mask(mask) of tformer.model "
-                "makes positions of it")
+        require(
+            not (ones[..., 1:] & ones[..., :-1]).any(),
+            "positions look like a 0/1 mask: position 1 comes twice side by "
+            "side; positions_from_attention_mask(mask) of tformer.model "
+            "makes positions of it",
+        )
 
 # %% ../nbs/package/validate.ipynb #685f406c
 def at_most(
     limit: int | float,  # the largest number that is accepted
-    /, *,
+    /,
+    *,
     limit_name: str = "max_len",  # what the limit is called
     **named: int | None,  # None, where it is not known, is accepted
 ) -> None:
@@ -348,7 +397,8 @@ def at_most(
 
 def row_indices(
     batch_size: int,  # how many rows there are
-    /, *,
+    /,
+    *,
     unique: bool = False,  # whether no row may come twice
     **named: Tensor,
 ) -> None:
@@ -357,15 +407,19 @@ def row_indices(
     Their values are read on the CPU only. ValueError otherwise.
     """
     for name, x in named.items():
-        if not isinstance(x, Tensor) or x.ndim != 1 or (
-                x.dtype not in (torch.int64, torch.int32)):
+        if (
+            not isinstance(x, Tensor)
+            or x.ndim != 1
+            or (x.dtype not in (torch.int64, torch.int32))
+        ):
             raise ValueError(f"{name} must be a tensor of row numbers, got {x!r:.60}")
-        found = x.tolist() if x.is_cpu and (
-            not torch.compiler.is_compiling()) else []
+        found = x.tolist() if x.is_cpu and (not torch.compiler.is_compiling()) else []
         twice = unique and len({*found}) < len(found)
-        require(not twice and all(0 <= i < batch_size for i in found),
-                f"{name} must be {'different ' if unique else ''}numbers "
-                f"from 0 to {batch_size - 1}, got {found}")
+        require(
+            not twice and all(0 <= i < batch_size for i in found),
+            f"{name} must be {'different ' if unique else ''}numbers "
+            f"from 0 to {batch_size - 1}, got {found}",
+        )
 
 
 def per_row_integers(
@@ -381,10 +435,14 @@ def per_row_integers(
         if not isinstance(value, Tensor):
             integer(0, **{name: value})
         elif value.shape != (batch_size,) or value.dtype not in (
-                torch.int64, torch.int32):
-            raise ValueError(f"{name} must be a whole number, or integers "
-                             f"({batch_size},), one for each row, got "
-                             f"{value.dtype} {tuple(value.shape)}")
+            torch.int64,
+            torch.int32,
+        ):
+            raise ValueError(
+                f"{name} must be a whole number, or integers "
+                f"({batch_size},), one for each row, got "
+                f"{value.dtype} {tuple(value.shape)}"
+            )
         elif value.is_cpu and not torch.compiler.is_compiling():
             integer(0, **{name: min(value.tolist())})
 
@@ -417,8 +475,9 @@ def _shape_matches(shape, pattern, known):
     for axis, size in zip(axes, shape):
         if axis[0] == "#" and size == 1:
             continue
-        wanted = (int(axis) if axis.isdigit()
-                  else known.setdefault(axis.lstrip("#"), size))
+        wanted = (
+            int(axis) if axis.isdigit() else known.setdefault(axis.lstrip("#"), size)
+        )
         if wanted != size:
             return False
     return len(axes) == len(shape)
@@ -428,52 +487,66 @@ def _shape_message(name, named):
     "Return the sentence about the argument `name`, whose shape does not fit."
     known = {}
     before = []
-    for other in list(named)[:list(named).index(name)]:
+    for other in list(named)[: list(named).index(name)]:
         x, pattern = named[other]
         if x is not None:
             _shape_matches(tuple(x.shape), pattern, known)
             before.append(f"{other} {tuple(x.shape)}")
     words = []
     for axis in named[name][1].split():
-        sizes = known.get(axis, "…") if axis[0] == "*" else [
-            known.get(axis.lstrip("#"), axis.lstrip("#"))]
+        sizes = (
+            known.get(axis, "…")
+            if axis[0] == "*"
+            else [known.get(axis.lstrip("#"), axis.lstrip("#"))]
+        )
         loose = "1 or " if axis[0] == "#" and sizes != [1] else ""
         words += [f"{loose}{size}" for size in sizes]
     fit = f" to fit {', '.join(before)}" if before else ""
-    return (f"{name} must be of shape ({', '.join(words)}){fit}, got "
-            f"{tuple(named[name][0].shape)}")
+    return (
+        f"{name} must be of shape ({', '.join(words)}){fit}, got "
+        f"{tuple(named[name][0].shape)}"
+    )
 
 # %% ../nbs/package/validate.ipynb #ce806c28
 def _broadcasts(name, x, shape):
     "Require a mask or bias `x` that broadcasts to scores of a shape."
     size = tuple(x.shape)
     long = (1,) * (len(shape) - len(size)) + size
-    if len(long) > len(shape) or any(
-            [a not in (1, b) for a, b in zip(long, shape)]):
-        raise ValueError(f"a {name} of shape {size} does not broadcast to "
-                         f"scores of shape {shape}")
+    if len(long) > len(shape) or any([a not in (1, b) for a, b in zip(long, shape)]):
+        raise ValueError(
+            f"a {name} of shape {size} does not broadcast to scores of shape {shape}"
+        )
 
 
 def _qkv_match(q, k, v, allow_gqa):
     "Return True only for tensors that fit; every layer of a decoding step asks."
     few = k.shape[1:-2]
     many = q.shape[1:-2]
-    return (q.dtype == k.dtype == v.dtype and q.is_floating_point()
-            and q.shape[0] == k.shape[0] and k.shape[:-1] == v.shape[:-1]
-            and q.shape[-1] == k.shape[-1] and k.ndim == q.ndim > 2
-            and ((few == many and not allow_gqa) or (
+    return (
+        q.dtype == k.dtype == v.dtype
+        and q.is_floating_point()
+        and q.shape[0] == k.shape[0]
+        and k.shape[:-1] == v.shape[:-1]
+        and q.shape[-1] == k.shape[-1]
+        and k.ndim == q.ndim > 2
+        and (
+            (few == many and not allow_gqa)
+            or (
                 len(few) == len(many) == 1
-                and allow_gqa and few[0] > 0 and many[0] % few[0] == 0)))
+                and allow_gqa
+                and few[0] > 0
+                and many[0] % few[0] == 0
+            )
+        )
+    )
 
 
 def _explain_qkv(q, k, v, allow_gqa):
     "Raise the error about queries, keys and values, if they do not fit."
     floating_tensors(q=q, k=k, v=v)
     lead, few = ("b h", "b kv") if allow_gqa else ("*b", "*b")
-    shapes(q=(q, f"{lead} t d"), k=(k, f"{few} s d"),
-           v=(v, f"{few} s d_v"))
+    shapes(q=(q, f"{lead} t d"), k=(k, f"{few} s d"), v=(v, f"{few} s d_v"))
     if few == "b kv":
         h = q.shape[1]
         kv = k.shape[1]
-        require(kv and h % kv == 0,
-                f"{h} query heads cannot share {kv} key heads")
+        require(kv and h % kv == 0, f"{h} query heads cannot share {kv} key heads")

@@ -24,16 +24,18 @@ from . import stories, validate
 
 # %% ../nbs/A10_word_pieces.ipynb #f7446753
 #| code-summary: what a word is, and who is handed one text for many
-_WORDS = regex.compile(
-    r"\p{Han}|(?:(?!\p{Han})[\p{L}\p{M}\p{N}])+|\S")
+_WORDS = regex.compile(r"\p{Han}|(?:(?!\p{Han})[\p{L}\p{M}\p{N}])+|\S")
 
 
 def _many(**named):
     for name, value in named.items():
         validate.instance_of(Iterable, **{name: value})
-        validate.require(not isinstance(value, str), f"{name} must be a "
-                         "collection, such as a list, got the text "
-                         f"{value!r:.40}")
+        validate.require(
+            not isinstance(value, str),
+            f"{name} must be a "
+            "collection, such as a list, got the text "
+            f"{value!r:.40}",
+        )
 
 # %% ../nbs/A10_word_pieces.ipynb #8c1fd8bf
 class WordPieceEncoding(NamedTuple):
@@ -70,8 +72,14 @@ class WordPiece:
         start = 0
         while start < len(word) <= self.max_input_chars_per_word:
             mark = "##" if start else ""
-            end = next((end for end in range(len(word), start, -1)
-                        if mark + word[start:end] in self.vocab), None)
+            end = next(
+                (
+                    end
+                    for end in range(len(word), start, -1)
+                    if mark + word[start:end] in self.vocab
+                ),
+                None,
+            )
             if end is None:
                 return [self.unk_token]
             pieces.append(mark + word[start:end])
@@ -86,7 +94,8 @@ class WordPiece:
         cut = [self.tokenize_word(word) for word in words]
         return WordPieceEncoding(
             [piece for pieces in cut for piece in pieces],
-            [n for n, pieces in enumerate(cut) for _ in pieces])
+            [n for n, pieces in enumerate(cut) for _ in pieces],
+        )
 
 # %% ../nbs/A10_word_pieces.ipynb #0ff3f007
 def likelihood_gain(
@@ -101,11 +110,13 @@ def likelihood_gain(
     The criterion of Schuster and Nakajima (2012), section 3, where the
     language model knows single pieces only.
     """
+
     def f(x):
         return x * np.log(np.maximum(x, 1))
 
-    halves = np.where(same, f(a - 2 * n) - f(a),
-                      f(a - n) + f(b - n) - f(a) - f(b))
+    halves = np.where(
+        same, f(a - 2 * n) - f(a), f(a - n) + f(b - n) - f(a) - f(b)
+    )
     return f(n) + halves + f(total) - f(total - n)
 
 # %% ../nbs/A10_word_pieces.ipynb #4cb0d7d0
@@ -128,8 +139,9 @@ def train_wordpiece(
     frequent, then the first by letters. There are at least all letters,
     even if ``vocab_size`` is smaller, and at most what can be joined.
     """
-    _expect_rule(criterion, vocab_size=vocab_size,
-                 min_frequency=min_frequency)
+    _expect_rule(
+        criterion, vocab_size=vocab_size, min_frequency=min_frequency
+    )
     _many(texts=texts)
     words = Counter()
     for text in texts:
@@ -137,8 +149,9 @@ def train_wordpiece(
         words.update(_WORDS.findall(text))
     cut = _WordPieceTrainer(words)
     vocab = dict.fromkeys(sorted(cut.single))
-    while len(vocab) < vocab_size and (pair := cut.best(criterion,
-                                                        min_frequency)):
+    while len(vocab) < vocab_size and (
+        pair := cut.best(criterion, min_frequency)
+    ):
         vocab[cut.merge(pair)] = None
     return [*vocab]
 
@@ -162,8 +175,9 @@ class _WordPieceTrainer:
         self.pairs = Counter()
         self.words_with_pair = defaultdict(set)  # where a pair stands
         for word in counts:
-            self._set_pieces(word,
-                             [word[0], *(f"##{c}" for c in word[1:])])
+            self._set_pieces(
+                word, [word[0], *(f"##{c}" for c in word[1:])]
+            )
 
     def _set_pieces(self, word, pieces):
         "Cut a word anew; only what it changes is counted again."
@@ -182,15 +196,18 @@ class _WordPieceTrainer:
         if not pairs:
             return None
         n = np.array([self.pairs[p] for p in pairs], float)
-        a, b = np.array([[self.single[x] for x in p] for p in pairs],
-                        float).T
+        a, b = np.array(
+            [[self.single[x] for x in p] for p in pairs], float
+        ).T
         worth = n if criterion == "count" else n / (a * b)
         if criterion == "likelihood":
             same = np.array([x == y for x, y in pairs])
             worth = likelihood_gain(n, a, b, same, self.single.total())
         least = worth.max() - 1e-9 * abs(worth.max())  # rounding
-        return min((-self.pairs[pairs[i]], pairs[i])
-                   for i in np.flatnonzero(worth >= least))[1]
+        return min(
+            (-self.pairs[pairs[i]], pairs[i])
+            for i in np.flatnonzero(worth >= least)
+        )[1]
 
     def merge(self, pair):
         "Join a pair wherever it stands; the new piece."
@@ -200,7 +217,7 @@ class _WordPieceTrainer:
             row = []
             i = 0
             while i < len(old):
-                here = tuple(old[i:i + 2]) == pair
+                here = tuple(old[i : i + 2]) == pair
                 row.append(new if here else old[i])
                 i += 1 + here
             self._set_pieces(word, row)
@@ -221,19 +238,26 @@ def align_labels(
     """
     _many(labels=labels, word_ids=word_ids)
     word_ids = [-1 if n is None else n for n in word_ids]
-    validate.require(all(isinstance(n, Integral) for n in word_ids),
-                     "words must be numbers or None, got "
-                     f"{word_ids!r:.40}")
-    first = [n >= 0 and n != last
-             for last, n in zip([-1, *word_ids], word_ids)]
+    validate.require(
+        all(isinstance(n, Integral) for n in word_ids),
+        f"words must be numbers or None, got {word_ids!r:.40}",
+    )
+    first = [
+        n >= 0 and n != last for last, n in zip([-1, *word_ids], word_ids)
+    ]
     order = [n for n, begins in zip(word_ids, first) if begins]
-    validate.require(order == sorted({*order}), "the numbers of words "
-                     f"must rise, got {order}: align two texts one by one")
+    validate.require(
+        order == sorted({*order}),
+        "the numbers of words "
+        f"must rise, got {order}: align two texts one by one",
+    )
     many = max(word_ids, default=-1) + 1
-    validate.require(len(labels) == many, f"{len(labels)} labels for "
-                     f"{many} words")
-    return [labels[n] if begins else -100
-            for n, begins in zip(word_ids, first)]
+    validate.require(
+        len(labels) == many, f"{len(labels)} labels for {many} words"
+    )
+    return [
+        labels[n] if begins else -100 for n, begins in zip(word_ids, first)
+    ]
 
 # %% ../nbs/A10_word_pieces.ipynb #f5cb3a78
 class Span(NamedTuple):
@@ -255,7 +279,8 @@ def spans_to_bio(
         validate.require(
             0 <= start < end <= n and {*tags[start:end]} == {"O"},
             f"{kind} from {start} to {end} does not fit {n} words, or "
-            "lies on another span")
+            "lies on another span",
+        )
         tags[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
     return tags
 
@@ -271,10 +296,15 @@ def bio_to_spans(
     _many(tags=tags)
     found = []
     for i, tag in enumerate(tags):
-        validate.require(isinstance(tag, str) and re.fullmatch(
-            r"O|[BI]-.+", tag), f"tag {i} is {tag!r}, not O, B-… or I-…")
-        goes_on = found and found[-1].end == i and tag == (
-            f"I-{found[-1].label}")
+        validate.require(
+            isinstance(tag, str) and re.fullmatch(r"O|[BI]-.+", tag),
+            f"tag {i} is {tag!r}, not O, B-… or I-…",
+        )
+        goes_on = (
+            found
+            and found[-1].end == i
+            and tag == (f"I-{found[-1].label}")
+        )
         if goes_on:
             found[-1] = found[-1]._replace(end=i + 1)
         elif tag != "O":
@@ -303,15 +333,22 @@ def span_scores(
     predicted = [*predicted]
     for row in (*gold, *predicted):
         _many(**{"each row of tags": row})
-    gold, predicted = ([[*row] for row in rows]
-                       for rows in (gold, predicted))
-    validate.require([*map(len, gold)] == [*map(len, predicted)],
-                     f"the tags do not fit: {[*map(len, gold)][:9]} and "
-                     f"{[*map(len, predicted)][:9]}")
-    there = {(n, s) for n, tags in enumerate(gold)
-             for s in bio_to_spans(tags)}
-    said = {(n, s) for n, tags in enumerate(predicted)
-            for s in bio_to_spans(tags)}
+    gold, predicted = (
+        [[*row] for row in rows] for rows in (gold, predicted)
+    )
+    validate.require(
+        [*map(len, gold)] == [*map(len, predicted)],
+        f"the tags do not fit: {[*map(len, gold)][:9]} and "
+        f"{[*map(len, predicted)][:9]}",
+    )
+    there = {
+        (n, s) for n, tags in enumerate(gold) for s in bio_to_spans(tags)
+    }
+    said = {
+        (n, s)
+        for n, tags in enumerate(predicted)
+        for s in bio_to_spans(tags)
+    }
     right = len(there & said)
     share = [right / max(1, len(x)) for x in (said, there)]
     return SpanScores(*share, 2 * right / max(1, len(said) + len(there)))
@@ -336,12 +373,27 @@ def tag_story(
         text = story[begin:end]
         name = text in stories.GENDER
         hero = hero or (text if name else None)
-        kind = ("HERO" if text == hero else "FRIEND") if name else next(
-            (tag for tag, role in (("THING", "thing"), ("PLACE", "spot"),
-                                   ("PLACE", "place"))
-             if slot.key in stories.ROLES[role]), None)
-        inside = [n for n in range(len(words))
-                  if starts[n] < end and ends[n] > begin]
+        kind = (
+            ("HERO" if text == hero else "FRIEND")
+            if name
+            else next(
+                (
+                    tag
+                    for tag, role in (
+                        ("THING", "thing"),
+                        ("PLACE", "spot"),
+                        ("PLACE", "place"),
+                    )
+                    if slot.key in stories.ROLES[role]
+                ),
+                None,
+            )
+        )
+        inside = [
+            n
+            for n in range(len(words))
+            if starts[n] < end and ends[n] > begin
+        ]
         if kind:
             spans.append(Span(inside[0], inside[-1] + 1, kind))
     return words, spans
@@ -353,12 +405,14 @@ def _words_by(pattern, story):
     try:
         words = regex.findall(pattern, story)
     except regex.error as error:
-        raise ValueError(f"pattern {pattern!r:.40} cannot be read: "
-                         f"{error}") from None
-    validate.require(all(isinstance(w, str) for w in words)
-                     and "".join(words) == story,
-                     f"pattern {pattern!r:.40} must cover the whole "
-                     "story, and have no groups")
+        raise ValueError(
+            f"pattern {pattern!r:.40} cannot be read: {error}"
+        ) from None
+    validate.require(
+        all(isinstance(w, str) for w in words) and "".join(words) == story,
+        f"pattern {pattern!r:.40} must cover the whole "
+        "story, and have no groups",
+    )
     return words
 
 # %% ../nbs/A10_word_pieces.ipynb #f564e2dd
@@ -374,12 +428,15 @@ def _slots(story):
         for slot, text in read[1] if read else ():
             whole = r"\s+".join(map(re.escape, text.split()))
             here = re.compile(rf"(?i)(?<!\w){whole}(?!\w)").search(
-                story, at)
+                story, at
+            )
             if here:
                 at = here.end()
                 found.append((slot, *here.span()))
     if unread:
-        warnings.warn(f"{len(unread)} sentences are none of the grammar's "
-                      f"and bear no tags, the first: {unread[0]!r:.60}",
-                      stacklevel=3)
+        warnings.warn(
+            f"{len(unread)} sentences are none of the grammar's "
+            f"and bear no tags, the first: {unread[0]!r:.60}",
+            stacklevel=3,
+        )
     return found

@@ -5,6 +5,7 @@ the order of the chapters, listing what the module's ``__all__`` lists. Kinds,
 comments and origins are read from the source without importing it; autodoc
 then draws the names.
 """
+
 from __future__ import annotations
 
 import ast
@@ -17,13 +18,13 @@ from course import Notebook, as_rst, exported_from, module_name, module_paths, n
 
 MARK = "<!-- api -->"
 COMMENT = re.compile(r"^#(?!\s*(?:%%|\|))\s?(.*)$")
-LONG = 60                                   # a value longer is not shown
+LONG = 60  # a value longer is not shown
 
 
 @dataclass
 class Name:
     name: str
-    kind: str                               # function, class or data
+    kind: str  # function, class or data
     comment: str = ""
     value: str = ""
 
@@ -32,13 +33,13 @@ class Name:
 class Module:
     name: str
     doc: str
-    notebook: str                           # its document name
+    notebook: str  # its document name
     names: list[Name] = field(default_factory=list)
 
 
 def comment_at(lines: list[str], node: ast.stmt) -> str:
     "The comment behind an assignment, else the one directly above it."
-    tail = lines[node.end_lineno - 1][node.end_col_offset:].strip()
+    tail = lines[node.end_lineno - 1][node.end_col_offset :].strip()
     if tail.startswith("#"):
         return tail.lstrip("#: ").strip()
     above = []
@@ -76,20 +77,22 @@ def read_module(path: Path, name: str) -> Module:
                 public = ast.literal_eval(node.value)
             elif node.value is not None:
                 value = ast.get_source_segment(text, node.value) or ""
-                known[target] = Name(target, "data",
-                                     comment_at(lines, node), value)
+                known[target] = Name(target, "data", comment_at(lines, node), value)
     missing = [n for n in public if n not in known]
     if missing:
         raise ValueError(f"{path}: __all__ lists what is not there: {missing}")
-    return Module(f"tformer.{name}", ast.get_docstring(tree) or "",
-                  exported_from(text), [known[n] for n in public])
+    return Module(
+        f"tformer.{name}",
+        ast.get_docstring(tree) or "",
+        exported_from(text),
+        [known[n] for n in public],
+    )
 
 
 def modules(root: Path, found: list[Notebook]) -> list[Module]:
     "All exported modules, in the order of the chapters."
     order = {nb.name: i for i, nb in enumerate(found)}
-    every = [read_module(path, module_name(root, path))
-             for path in module_paths(root)]
+    every = [read_module(path, module_name(root, path)) for path in module_paths(root)]
     return sorted(every, key=lambda m: (order.get(m.notebook, len(order)), m.name))
 
 
@@ -115,13 +118,20 @@ def tells(value: str) -> bool:
 
 def rst(module: Module) -> str:
     "reStructuredText of one module: an overview, then every name."
-    rows = "\n".join(f"   {n.name}" for n in module.names
-                     if n.kind != "data")
-    overview = (".. container:: tf-overview\n\n   .. autosummary::\n\n"
-                + indent(rows, "   ")) if rows else ""
+    rows = "\n".join(f"   {n.name}" for n in module.names if n.kind != "data")
+    overview = (
+        (".. container:: tf-overview\n\n   .. autosummary::\n\n" + indent(rows, "   "))
+        if rows
+        else ""
+    )
     # the module's anchor is handed to the container: a table drops it
-    return "\n\n".join([f".. py:module:: {module.name}", overview,
-                        *(directive(module.name, n) for n in module.names)])
+    return "\n\n".join(
+        [
+            f".. py:module:: {module.name}",
+            overview,
+            *(directive(module.name, n) for n in module.names),
+        ]
+    )
 
 
 def page(every: list[Module], found: list[Notebook]) -> str:
@@ -131,10 +141,13 @@ def page(every: list[Module], found: list[Notebook]) -> str:
     for m in every:
         link = ""
         if m.notebook in titles:
-            link = (f"Written in [{titles[m.notebook]}]"
-                    f"(../nbs/{m.notebook}.ipynb).")
-        out += [f"## {m.name}", m.doc.strip(), link,
-                f"````{{eval-rst}}\n{rst(m)}\n````"]
+            link = f"Written in [{titles[m.notebook]}](../nbs/{m.notebook}.ipynb)."
+        out += [
+            f"## {m.name}",
+            m.doc.strip(),
+            link,
+            f"````{{eval-rst}}\n{rst(m)}\n````",
+        ]
     return "\n\n".join(o for o in out if o) or "No module is exported yet."
 
 
@@ -150,5 +163,4 @@ def on_source_read(app, docname, content):
 
 def setup(app):
     app.connect("source-read", on_source_read)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -4,6 +4,7 @@ nbdev writes the meaning of a parameter as a comment beside it; autodoc does
 not see comments. Their text is added to the docstring as a field list, unless
 the docstring documents its parameters itself.
 """
+
 import dataclasses
 import inspect
 import re
@@ -15,10 +16,13 @@ from sphinx.ext.intersphinx import missing_reference
 
 from course import as_rst
 
-ALIAS = {"Tensor": "torch.Tensor", "Module": "torch.nn.Module",
-         "torch._C.Generator": "torch.Generator",
-         "torch.nn.modules.module.Module": "torch.nn.Module",
-         "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer"}
+ALIAS = {
+    "Tensor": "torch.Tensor",
+    "Module": "torch.nn.Module",
+    "torch._C.Generator": "torch.Generator",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+}
 ROUTINES = ("function", "method", "class")
 PLAIN = ("property", "attribute", "data")
 
@@ -41,23 +45,25 @@ def fields(obj) -> list[str]:
         text = one.get("docment")
         if text and text is not empty:
             text = as_rst(text)
-            out.append(f":returns: {text}" if arg == "return"
-                       else f":param {arg}: {text}")
+            out.append(
+                f":returns: {text}" if arg == "return" else f":param {arg}: {text}"
+            )
     return out
 
 
 def add_docments(app, what, name, obj, options, lines):
     if what == "data" and "\n".join(lines).strip() == (
-            inspect.cleandoc(type(obj).__doc__ or "").strip()):
-        lines.clear()               # a constant is not described by its type
+        inspect.cleandoc(type(obj).__doc__ or "").strip()
+    ):
+        lines.clear()  # a constant is not described by its type
         return
     target = described(what, obj) if what in ROUTINES else None
     routine = inspect.isroutine(target) or dataclasses.is_dataclass(target)
     if target is None or not routine:
         return
     documented = any(
-        line.lstrip().startswith((":param", ":return", "Parameters"))
-        for line in lines)
+        line.lstrip().startswith((":param", ":return", "Parameters")) for line in lines
+    )
     new = [] if documented else fields(target)
     if new:
         lines += ["", *new, ""]
@@ -105,5 +111,4 @@ def setup(app):
     app.connect("autodoc-process-docstring", keep_plain, priority=450)
     app.connect("autodoc-process-docstring", put_back, priority=550)
     app.connect("missing-reference", resolve)
-    return {"version": "2", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "2", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -19,6 +19,7 @@ Patterns are compared with the syntax tree, so neither the layout of the code no
 comment matters, and because local names are written as stand-ins, renaming them
 leaves every pattern as it is. A pattern has to match exactly once.
 """
+
 from __future__ import annotations
 
 import ast
@@ -100,7 +101,9 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, ast.AST) and isinstance(b, ast.AST):
         return type(a) is type(b) and all(
             same(getattr(a, name, None), getattr(b, name, None))
-            for name in a._fields if name not in SKIPPED)
+            for name in a._fields
+            if name not in SKIPPED
+        )
     return type(a) is type(b) and a == b
 
 
@@ -112,11 +115,17 @@ def match(pattern: object, code: object, found: dict) -> dict | None:
     if isinstance(pattern, list):
         return match_list(pattern, code, found) if isinstance(code, list) else None
     if isinstance(pattern, ast.Name) and (name := stand_in(pattern, ONE)):
-        return bind(("expression", name), code, found) \
-            if isinstance(code, ast.expr) else None
+        return (
+            bind(("expression", name), code, found)
+            if isinstance(code, ast.expr)
+            else None
+        )
     if isinstance(pattern, ast.Expr) and (name := stand_in(pattern, ONE)):
-        return bind(("statement", name), code, found) \
-            if isinstance(code, ast.stmt) else None
+        return (
+            bind(("statement", name), code, found)
+            if isinstance(code, ast.stmt)
+            else None
+        )
     if isinstance(pattern, ast.AST):
         return match_node(pattern, code, found)
     return found if type(pattern) is type(code) and pattern == code else None
@@ -134,8 +143,7 @@ def match_node(pattern: ast.AST, code: object, found: dict) -> dict | None:
         other = getattr(code, field, None)
         if isinstance(part, str) and (name := stand_in(part, ONE)):
             kind = f"{type(pattern).__name__}.{field}"
-            found = bind((kind, name), other, found) \
-                if isinstance(other, str) else None
+            found = bind((kind, name), other, found) if isinstance(other, str) else None
         else:
             found = match(part, other, found)
         if found is None:
@@ -161,7 +169,7 @@ def match_list(pattern: list, code: list, found: dict) -> dict | None:
 
 
 def bind(key: tuple[str, str], code: object, found: dict) -> dict | None:
-    if key[1] == "_":           # stands for anything, each time for something else
+    if key[1] == "_":  # stands for anything, each time for something else
         return found
     if key in found:
         return found if same(found[key], code) else None
@@ -178,8 +186,10 @@ class Filled(ast.NodeTransformer):
         try:
             return copy.deepcopy(self.found[kind, name])
         except KeyError:
-            raise ChangeError(f"${name} is in the new code, but not as the same kind "
-                              "of thing in the old code") from None
+            raise ChangeError(
+                f"${name} is in the new code, but not as the same kind "
+                "of thing in the old code"
+            ) from None
 
     def fill_list(self, nodes: list) -> list:
         out = []
@@ -260,8 +270,12 @@ def scopes(tree: ast.Module, qualname: str) -> list[ast.AST]:
     """Return the definitions of a qualified name; the whole module for an empty one."""
     found: list[ast.AST] = [tree]
     for part in qualname.split(".") if qualname else []:
-        found = [node for scope in found for name, node in
-                 definitions(getattr(scope, "body", [])) if name == part]
+        found = [
+            node
+            for scope in found
+            for name, node in definitions(getattr(scope, "body", []))
+            if name == part
+        ]
     return found
 
 
@@ -315,8 +329,10 @@ def locate(source: str, qualname: str, change: CodeChange):
     pattern = parse_pattern(change.old)
     found = [place for scope in within for place in places(scope, pattern)]
     if len(found) != 1:
-        raise ChangeError(f"{change.where} has {len(found)} places, expected one, "
-                          f"that match: {change.old}")
+        raise ChangeError(
+            f"{change.where} has {len(found)} places, expected one, "
+            f"that match: {change.old}"
+        )
     return tree, *found[0]
 
 
@@ -347,9 +363,12 @@ def preview(source: str, qualname: str, change: CodeChange) -> tuple[str, str]:
         new = [ast.Expr(new)]
     filled = fill(new, found)
     return tuple(
-        "\n".join(ast.unparse(ast.fix_missing_locations(n)) for n in
-                  (code if isinstance(code, list) else [code]))
-        for code in (place, filled))
+        "\n".join(
+            ast.unparse(ast.fix_missing_locations(n))
+            for n in (code if isinstance(code, list) else [code])
+        )
+        for code in (place, filled)
+    )
 
 
 # --- text
@@ -358,7 +377,7 @@ def preview(source: str, qualname: str, change: CodeChange) -> tuple[str, str]:
 def offset(source: str, line: int, column: int) -> int:
     """Return the index in the text of a line (from 1) and a column in bytes."""
     lines = source.splitlines(keepends=True)
-    before = sum(map(len, lines[:line - 1]))
+    before = sum(map(len, lines[: line - 1]))
     return before + len(lines[line - 1].encode()[:column].decode())
 
 
@@ -372,13 +391,12 @@ def splice(source: str, tree: ast.Module, place, new) -> tuple[int, int, str]:
         end = offset(source, place.end_lineno, place.end_col_offset)
         return first, end, f"({ast.unparse(ast.fix_missing_locations(new))})"
     head = place[0]
-    line = min([head.lineno, *(d.lineno for d in
-                               getattr(head, "decorator_list", []))])
+    line = min([head.lineno, *(d.lineno for d in getattr(head, "decorator_list", []))])
     column = head.col_offset
     first = offset(source, line, column)
     end = offset(source, place[-1].end_lineno, place[-1].end_col_offset)
     texts = [ast.unparse(ast.fix_missing_locations(node)) for node in new] or ["pass"]
-    if source[:first].rpartition("\n")[2].strip():      # behind a colon
+    if source[:first].rpartition("\n")[2].strip():  # behind a colon
         return first, end, "; ".join(texts)
     text = "\n".join(texts)
     return first, end, text.replace("\n", "\n" + " " * column)
@@ -387,14 +405,18 @@ def splice(source: str, tree: ast.Module, place, new) -> tuple[int, int, str]:
 def f_string_around(tree: ast.Module, place: ast.expr) -> ast.JoinedStr | None:
     """Return the f-string in which an expression stands: its parts have no place."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr) and node is not place and any(
-                inner is place for inner in ast.walk(node)):
+        if (
+            isinstance(node, ast.JoinedStr)
+            and node is not place
+            and any(inner is place for inner in ast.walk(node))
+        ):
             return node
     return None
 
 
 def replaced(tree: ast.AST, old: ast.AST, new: ast.AST) -> ast.AST:
     """Return a copy of a tree in which one node is another."""
+
     class Swap(ast.NodeTransformer):
         def visit(self, node):
             return new if node is old else self.generic_visit(node)
@@ -403,9 +425,13 @@ def replaced(tree: ast.AST, old: ast.AST, new: ast.AST) -> ast.AST:
             node = copy.copy(node)
             for name, value in ast.iter_fields(node):
                 if isinstance(value, list):
-                    setattr(node, name, [self.visit(v) if isinstance(v, ast.AST)
-                                         else v for v in value])
+                    setattr(
+                        node,
+                        name,
+                        [self.visit(v) if isinstance(v, ast.AST) else v for v in value],
+                    )
                 elif isinstance(value, ast.AST):
                     setattr(node, name, self.visit(value))
             return node
+
     return Swap().visit(tree)

@@ -11,6 +11,7 @@ standard library, and PyYAML for the table of contents. As a program::
 
 A NAME is a document name, its last part, or the number at its beginning.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,28 +27,33 @@ FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})")
 LABEL = re.compile(r"^\(([\w.:-]+)\)=\s*$")
 DEFAULT_EXP = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)\s*$", re.MULTILINE)
 MINUTES = re.compile(r"\{exercise(?:-start)?\}[^\n]*?\((\d+) min")
-DIRECTIVE = re.compile(
-    r"^\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<arg>.*?)\s*$")
+DIRECTIVE = re.compile(r"^\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<arg>.*?)\s*$")
+# a line for IPython or the shell, which is no Python
+MAGIC = re.compile(r"^(\s*)[%!](?=[A-Za-z%]).*$", re.MULTILINE)
 GATE = re.compile(r"\{(solution|closer|more)-(start|end)\}")
 OFF = {"false", "no", "off"}
 DRAWN = re.compile(r'class="tf-(?:plate|stepper)\b')
-LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")    # a relative one
-CUT = re.compile(          # of markdown: what is not read as words
-    r"^\s*(?:`{3,}|:{3,}).*$|^\([\w.:-]+\)=$|^:\w+:.*$|\]\([^)\s]*\)",
-    re.MULTILINE)
+LINK = re.compile(r"\]\((?!#|[a-z]+:|/)([^)\s]+)\)")  # a relative one
+CUT = re.compile(  # of markdown: what is not read as words
+    r"^\s*(?:`{3,}|:{3,}).*$|^\([\w.:-]+\)=$|^:\w+:.*$|\]\([^)\s]*\)", re.MULTILINE
+)
 
 
 # of a module, the notebook from which nbdev exported it
 EXPORTED_FROM = re.compile(r"File to edit: (?:\.\./)+nbs/(\S+)\.ipynb")
-NUMBER = re.compile(r"[A-Z]?\d+")            # of a lesson or an appendix
+NUMBER = re.compile(r"[A-Z]?\d+")  # of a lesson or an appendix
 
 
 # --- where notebooks, pages and modules are
 
+
 def notebook_paths(root: Path) -> list[Path]:
     "Every notebook below ``nbs/``, in every folder."
-    return sorted(path for path in (Path(root) / "nbs").rglob("*.ipynb")
-                  if ".ipynb_checkpoints" not in path.parts)
+    return sorted(
+        path
+        for path in (Path(root) / "nbs").rglob("*.ipynb")
+        if ".ipynb_checkpoints" not in path.parts
+    )
 
 
 def document_name(root: Path, path: Path) -> str:
@@ -68,14 +74,20 @@ def notebook_path(root: Path, name: str) -> Path:
 
 def page_paths(html: Path) -> list[Path]:
     "The pages that were built from the book's own texts and notebooks."
-    return sorted(path for folder in ("book", "nbs")
-                  for path in (Path(html) / folder).rglob("*.html"))
+    return sorted(
+        path
+        for folder in ("book", "nbs")
+        for path in (Path(html) / folder).rglob("*.html")
+    )
 
 
 def module_paths(root: Path) -> list[Path]:
     "Every exported module of the package, in every folder."
-    return sorted(path for path in (Path(root) / "tformer").rglob("*.py")
-                  if path.name not in ("__init__.py", "_modidx.py"))
+    return sorted(
+        path
+        for path in (Path(root) / "tformer").rglob("*.py")
+        if path.name not in ("__init__.py", "_modidx.py")
+    )
 
 
 def module_name(root: Path, path: Path) -> str:
@@ -107,8 +119,11 @@ def find(documents: list[str], name: str) -> list[str]:
     last = {document: document.rpartition("/")[2] for document in documents}
     found = [document for document in documents if last[document] == name]
     if not found and NUMBER.fullmatch(name):
-        found = [document for document in documents
-                 if last[document].partition("_")[0] == name]
+        found = [
+            document
+            for document in documents
+            if last[document].partition("_")[0] == name
+        ]
     if not found:
         raise ValueError(f"no notebook has the name {name!r}")
     return found
@@ -117,14 +132,14 @@ def find(documents: list[str], name: str) -> list[str]:
 def select(documents: list[str], names: list[str]) -> list[str]:
     "The documents that are named, all where no name is given."
     chosen = {document for name in names for document in find(documents, name)}
-    return [document for document in documents
-            if document in chosen or not names]
+    return [document for document in documents if document in chosen or not names]
 
 
 def relink(text: str, folder: str) -> str:
     "Markdown whose links were relative to a folder, which is named from here."
-    return LINK.sub(lambda m: "](" + posixpath.normpath(
-        posixpath.join(folder, m[1])) + ")", text)
+    return LINK.sub(
+        lambda m: "](" + posixpath.normpath(posixpath.join(folder, m[1])) + ")", text
+    )
 
 
 def way_to_root(document: str) -> str:
@@ -134,16 +149,18 @@ def way_to_root(document: str) -> str:
 
 # --- what stands in a notebook
 
+
 @dataclass
 class Notebook:
     "One notebook as it lies on disk."
+
     path: Path
-    name: str = ""                       # of the document: package/nn/attention
+    name: str = ""  # of the document: package/nn/attention
     title: str = ""
     summary: str = ""
     module: str = ""
-    text: str = ""                       # all markdown cells
-    code: str = ""                       # all code cells
+    text: str = ""  # all markdown cells
+    code: str = ""  # all code cells
     labels: list[str] = field(default_factory=list)
 
     @property
@@ -155,11 +172,12 @@ class Notebook:
 @dataclass
 class Cell:
     "One code cell: what it says of itself, and how a page shows it."
-    source: str                 # without the directives
+
+    source: str  # without the directives
     directives: dict[str, str]
     outputs: list
-    place: str                  # "", "solution", "closer" or "more": which box
-    index: int                  # among all cells of the notebook
+    place: str  # "", "solution", "closer" or "more": which box
+    index: int  # among all cells of the notebook
 
     def has(self, name: str) -> bool:
         return self.directives.get(name, "false").lower() not in OFF
@@ -173,30 +191,29 @@ class Cell:
     def shown(self) -> str:
         "removed, solution, verified, folded or visible: the code."
         said = self.directives
-        if {"hide", "default_exp", "hide_input"} & {*said} or (
-                said.get("echo", "").lower() in OFF) or not self.source:
+        if (
+            {"hide", "default_exp", "hide_input"} & {*said}
+            or (said.get("echo", "").lower() in OFF)
+            or not self.source
+        ):
             return "removed"
         if self.place == "solution" or self.claim:
             return self.place or "verified"
         private = "exporti" in said and (
-            said.get("code-fold", "").lower() not in OFF
-            or "code-fold" not in said)
-        folded = (private or self.has("code-fold") or self.has("setup")
-                  or self.place)
+            said.get("code-fold", "").lower() not in OFF or "code-fold" not in said
+        )
+        folded = private or self.has("code-fold") or self.has("setup") or self.place
         return "folded" if folded else "visible"
 
     @property
     def lines(self) -> int:
-        return len([line for line in self.source.splitlines()
-                    if line.strip()])
+        return len([line for line in self.source.splitlines() if line.strip()])
 
     @property
     def html(self) -> str:
         "What it shows as HTML."
-        found = [out.get("data", {}).get("text/html", "")
-                 for out in self.outputs]
-        return "".join(x if isinstance(x, str) else "".join(x)
-                       for x in found)
+        found = [out.get("data", {}).get("text/html", "") for out in self.outputs]
+        return "".join(x if isinstance(x, str) else "".join(x) for x in found)
 
 
 def directives(text: str) -> tuple[dict[str, str], str]:
@@ -208,7 +225,7 @@ def directives(text: str) -> tuple[dict[str, str], str]:
         if not found:
             break
         said[found["name"]] = found["arg"] or "true"
-    return said, "".join(lines[len(said):]).strip("\n")
+    return said, "".join(lines[len(said) :]).strip("\n")
 
 
 def code_cells(cells: list[dict]) -> list[Cell]:
@@ -218,10 +235,8 @@ def code_cells(cells: list[dict]) -> list[Cell]:
     for index, cell in enumerate(cells):
         if cell["cell_type"] == "code":
             said, rest = directives(source(cell))
-            place = "solution" if "solution" in boxes else "".join(
-                boxes[-1:])
-            out.append(Cell(rest, said, cell.get("outputs", []), place,
-                            index))
+            place = "solution" if "solution" in boxes else "".join(boxes[-1:])
+            out.append(Cell(rest, said, cell.get("outputs", []), place, index))
             continue
         for name, side in GATE.findall(source(cell)):
             if side == "start":
@@ -234,12 +249,13 @@ def code_cells(cells: list[dict]) -> list[Cell]:
 @dataclass
 class Measure:
     "How much a chapter asks of its reader."
+
     words: int
-    visible: int                # lines of code
+    visible: int  # lines of code
     folded: int
-    figures: int                # steppers included
-    claims: list[str]           # one for each ✓
-    exercises: int              # minutes
+    figures: int  # steppers included
+    claims: list[str]  # one for each ✓
+    exercises: int  # minutes
 
     @property
     def minutes(self) -> float:
@@ -248,24 +264,27 @@ class Measure:
 
 # read in a minute: prose, code
 WORDS = 150
-LINES = 12
+LINES = 15
 
 
 def measure(path: Path, text: str | None = None) -> Measure:
     "Words, lines, figures and ✓ of one notebook."
     cells = json.loads(
-        Path(path).read_text(encoding="utf-8") if text is None
-        else text)["cells"]
-    prose = "\n\n".join(source(c) for c in cells
-                        if c["cell_type"] == "markdown")
+        Path(path).read_text(encoding="utf-8") if text is None else text
+    )["cells"]
+    prose = "\n\n".join(source(c) for c in cells if c["cell_type"] == "markdown")
     code = code_cells(cells)
-    lines = {kind: sum(c.lines for c in code if c.shown == kind)
-             for kind in ("visible", "folded")}
+    lines = {
+        kind: sum(c.lines for c in code if c.shown == kind)
+        for kind in ("visible", "folded")
+    }
     return Measure(
-        words=len(re.findall(r"\S*\w\S*", CUT.sub(" ", prose))), **lines,
+        words=len(re.findall(r"\S*\w\S*", CUT.sub(" ", prose))),
+        **lines,
         figures=sum(len(DRAWN.findall(c.html)) for c in code),
         claims=[c.claim for c in code if c.claim],
-        exercises=sum(map(int, MINUTES.findall(prose))))
+        exercises=sum(map(int, MINUTES.findall(prose))),
+    )
 
 
 def files_in(toc: dict) -> Iterator[str]:
@@ -301,8 +320,7 @@ def lines_outside_fences(text: str) -> Iterator[tuple[str, bool]]:
             yield line, True
 
 
-def read_notebook(path: Path, text: str | None = None,
-                  name: str = "") -> Notebook:
+def read_notebook(path: Path, text: str | None = None, name: str = "") -> Notebook:
     "Title, summary, module, text, code and labels of one notebook."
     path = Path(path)
     nb = json.loads(path.read_text(encoding="utf-8") if text is None else text)
@@ -328,17 +346,23 @@ def read_notebook(path: Path, text: str | None = None,
 
 def notebooks(root: Path) -> list[Notebook]:
     "The notebooks of the table of contents, in order of reading."
-    return [read_notebook(notebook_path(root, name), name=name)
-            for name in names_in_toc(root)
-            if notebook_path(root, name).exists()]
+    return [
+        read_notebook(notebook_path(root, name), name=name)
+        for name in names_in_toc(root)
+        if notebook_path(root, name).exists()
+    ]
 
 
 def names_in_toc(root: Path) -> list[str]:
     "Document names of the table of contents, in order of reading."
     import yaml  # what only lists files, as make does, needs no package
+
     toc = yaml.safe_load((Path(root) / "_toc.yml").read_text(encoding="utf-8"))
-    return [file.removeprefix("nbs/").removesuffix(".ipynb")
-            for file in files_in(toc) if file.startswith("nbs/")]
+    return [
+        file.removeprefix("nbs/").removesuffix(".ipynb")
+        for file in files_in(toc)
+        if file.startswith("nbs/")
+    ]
 
 
 def section(text: str, title: str) -> str:
@@ -377,8 +401,7 @@ def main(root: Path, said: list[str]) -> int:
         print("\n".join(module_names(root)))
         return 0
     if said[:1] != ["notebooks"]:
-        print("course.py notebooks [NAME …], or course.py modules",
-              file=sys.stderr)
+        print("course.py notebooks [NAME …], or course.py modules", file=sys.stderr)
         return 2
     try:
         chosen = select(document_names(root), said[1:])

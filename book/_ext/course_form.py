@@ -12,6 +12,7 @@ before its first section the drawing of the whole model with the chapter's part 
 a strip of the parts in place of the drawing. Figures are numbered where they are
 drawn: Figure 7.3 is the third of chapter 7.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -46,12 +47,28 @@ MIN_OPTIONS = 2
 MAX_OPTIONS = 4
 # the parts of the model in the strip, and what they are called there; those of the
 # second line are shown only where a lesson is about them
-STRIP = {"text": "text", "tokenizer": "tokenizer", "embedding": "embedding",
-         "positions": "positions", "norm": "norm", "attention": "attention",
-         "heads": "heads", "cache": "cache", "feedforward": "feed-forward",
-         "lm_head": "logits", "sampling": "choosing a token"}
-BESIDE = {"residual": "residual stream", "block": "block", "encoder": "encoder",
-          "loss": "loss", "training": "training", "check": "checks", "costs": "costs"}
+STRIP = {
+    "text": "text",
+    "tokenizer": "tokenizer",
+    "embedding": "embedding",
+    "positions": "positions",
+    "norm": "norm",
+    "attention": "attention",
+    "heads": "heads",
+    "cache": "cache",
+    "feedforward": "feed-forward",
+    "lm_head": "logits",
+    "sampling": "choosing a token",
+}
+BESIDE = {
+    "residual": "residual stream",
+    "block": "block",
+    "encoder": "encoder",
+    "loss": "loss",
+    "training": "training",
+    "check": "checks",
+    "costs": "costs",
+}
 ANSWERED = re.compile(r"^:answer:", re.M)
 CAPTION = re.compile(r'<(figcaption|p) class="tf-caption">')
 
@@ -69,7 +86,7 @@ class Gate(nodes.Invisible, nodes.Element):
 
 
 def open_fold(self, node):
-    kind = "tf-fold"        # starttag adds the node's classes and ids
+    kind = "tf-fold"  # starttag adds the node's classes and ids
     self.body.append(self.starttag(node, "details", CLASS=kind))
 
 
@@ -87,6 +104,7 @@ def close_fold(self, node):
 
 class Box(SphinxDirective):
     "A box that unfolds; its title is the argument, or the kind's own."
+
     has_content = True
     final_argument_whitespace = True
     optional_arguments = 1
@@ -95,16 +113,18 @@ class Box(SphinxDirective):
 
     def summary(self):
         "The title as a node of its own, with its markup."
-        said = self.arguments[0] if self.arguments else (
-            self.titles.get(self.kind))
+        said = self.arguments[0] if self.arguments else (self.titles.get(self.kind))
         if not said:
             raise self.error(f"{self.name} needs a title")
-        inline, _notes = self.parse_inline(said) if hasattr(
-            self, "parse_inline") else self.state.inline_text(
-                said, self.lineno)
+        inline, _notes = (
+            self.parse_inline(said)
+            if hasattr(self, "parse_inline")
+            else self.state.inline_text(said, self.lineno)
+        )
         before = self.before.get(self.kind)
-        return FoldTitle("", "", *(
-            [nodes.strong(before, before)] if before else []), *inline)
+        return FoldTitle(
+            "", "", *([nodes.strong(before, before)] if before else []), *inline
+        )
 
     @property
     def kind(self):
@@ -132,9 +152,9 @@ class End(SphinxDirective):
 
 class Predict(SphinxDirective):
     "A question before an output, perhaps with options to choose from."
+
     has_content = True
-    option_spec = {"name": directives.unchanged,
-                   "answer": directives.positive_int}
+    option_spec = {"name": directives.unchanged, "answer": directives.positive_int}
 
     def run(self):
         self.assert_has_content()
@@ -152,20 +172,26 @@ class Predict(SphinxDirective):
         options = box.children[-1]
         question = f"the prediction {box.children[1].astext()[:60]!r}"
         if not isinstance(options, nodes.bullet_list):
-            raise self.error(f"{question} has an :answer:, so it has to end with the "
-                             "list of its options")
+            raise self.error(
+                f"{question} has an :answer:, so it has to end with the "
+                "list of its options"
+            )
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            raise self.error(f"{question} has {len(options)} options; from "
-                             f"{MIN_OPTIONS} to {MAX_OPTIONS} are allowed")
+            raise self.error(
+                f"{question} has {len(options)} options; from "
+                f"{MIN_OPTIONS} to {MAX_OPTIONS} are allowed"
+            )
         if answer > len(options):
-            raise self.error(f"{question} says :answer: {answer} and has "
-                             f"{len(options)} options")
+            raise self.error(
+                f"{question} says :answer: {answer} and has {len(options)} options"
+            )
         box["classes"].append("tf-ask")
         options["classes"] += ["tf-options", f"tf-right-{answer}"]
 
 
 class CloseGates(SphinxTransform):
     "Put what stands between two gates into one box."
+
     default_priority = 12
 
     def apply(self):
@@ -174,25 +200,30 @@ class CloseGates(SphinxTransform):
                 continue
             parent = start.parent
             at = start.parent.index(start)
-            ends = [i for i, x in enumerate(parent.children)
-                    if i > at and isinstance(x, Gate)]
+            ends = [
+                i
+                for i, x in enumerate(parent.children)
+                if i > at and isinstance(x, Gate)
+            ]
             if not ends or parent[ends[0]]["summary"] is not None:
                 raise ExtensionError(
                     f"{self.env.docname}: {start['kind']}-start without "
                     f"its end in the same section: "
-                    f"{start['summary'].astext()!r}")
-            box = Fold("", start["summary"],
-                       classes=[f"tf-{start['kind']}"])
-            box.extend(parent.children[at + 1:ends[0]])
-            parent.children[at:ends[0] + 1] = [box]
+                    f"{start['summary'].astext()!r}"
+                )
+            box = Fold("", start["summary"], classes=[f"tf-{start['kind']}"])
+            box.extend(parent.children[at + 1 : ends[0]])
+            parent.children[at : ends[0] + 1] = [box]
             box.parent = parent
         for left in self.document.findall(Gate):
-            raise ExtensionError(f"{self.env.docname}: {left['kind']}-end "
-                                 "without its start")
+            raise ExtensionError(
+                f"{self.env.docname}: {left['kind']}-end without its start"
+            )
 
 
 class Reveal(SphinxTransform):
     "Fold what a cell between a question and its answer shows."
+
     default_priority = 400
 
     def apply(self):
@@ -200,15 +231,15 @@ class Reveal(SphinxTransform):
             if "tag_reveal" in cell.get("classes", ()) and cell.children:
                 out = cell.children[-1]
                 if out.get("nb_element") == "cell_code_output":
-                    box = Fold("", FoldTitle("", REVEAL),
-                               classes=["tf-reveal"])
+                    box = Fold("", FoldTitle("", REVEAL), classes=["tf-reveal"])
                     cell.replace(out, box)
                     box.append(out)
 
 
 class Ask(SphinxTransform):
     "Gather what follows a question with options in one fold of its box."
-    default_priority = 399      # before ``Reveal``, for which nothing is left
+
+    default_priority = 399  # before ``Reveal``, for which nothing is left
 
     def apply(self):
         for box in [*self.document.findall(nodes.admonition)]:
@@ -219,18 +250,25 @@ class Ask(SphinxTransform):
         "Move outputs and answer into the box, and visible code before it."
         parent = box.parent
         at = parent.index(box)
-        end = next((i for i in range(at + 1, len(parent))
-                    if "tf-answer" in parent[i].get("classes", ())), None)
+        end = next(
+            (
+                i
+                for i in range(at + 1, len(parent))
+                if "tf-answer" in parent[i].get("classes", ())
+            ),
+            None,
+        )
         if end is None:
             raise ExtensionError(
                 f"{self.env.docname}: a prediction with options has no {{answer}} "
-                f"in its section: {box.children[1].astext()!r}")
+                f"in its section: {box.children[1].astext()!r}"
+            )
         reveal = Fold("", FoldTitle("", REVEAL), classes=["tf-reveal"])
         code = []
-        for node in parent.children[at + 1:end]:
+        for node in parent.children[at + 1 : end]:
             output = output_of(node)
             if output is not None and len(node) > 1:
-                shell = node.copy()     # without its children
+                shell = node.copy()  # without its children
                 shell["ids"] = []
                 node.remove(output)
                 shell += output
@@ -240,22 +278,26 @@ class Ask(SphinxTransform):
                 code.append(node)
             else:
                 reveal += node
-        reveal.extend(parent[end].children[1:])     # without the title "Answer"
+        reveal.extend(parent[end].children[1:])  # without the title "Answer"
         box += reveal
-        parent.children[at:end + 1] = [*code, box]
+        parent.children[at : end + 1] = [*code, box]
         for node in (*code, box):
             node.parent = parent
 
 
 def output_of(cell):
     "Return the output of a code cell, or None."
-    if cell.get("nb_element") == "cell_code" and cell.children and (
-            cell.children[-1].get("nb_element") == "cell_code_output"):
+    if (
+        cell.get("nb_element") == "cell_code"
+        and cell.children
+        and (cell.children[-1].get("nb_element") == "cell_code_output")
+    ):
         return cell.children[-1]
     return None
 
 
 # ---- the head of a chapter
+
 
 def entry(root: Path, name: str) -> dict | None:
     "What the plan says of one chapter."
@@ -270,8 +312,10 @@ def is_open(planned: dict | None) -> bool:
     "Whether a lesson has the open form: its open cells need nothing but the setup."
     form = (planned or {}).get("form")
     if form not in (None, "open"):
-        raise ExtensionError(f"{planned['nb']} has the form {form!r} in "
-                             "book/chapters.yml; the only one is open")
+        raise ExtensionError(
+            f"{planned['nb']} has the form {form!r} in "
+            "book/chapters.yml; the only one is open"
+        )
     return form == "open"
 
 
@@ -288,16 +332,19 @@ def head(root: Path, path: Path, text: str) -> str:
         parts.append("needs " + relink(planned["needs"], way_to_root(name)))
     if found.claims:
         n = len(found.claims)
-        parts.append(f"[✓ {n} {'claim' if n == 1 else 'claims'} proved "
-                     "here](#status-claims)")
+        parts.append(
+            f"[✓ {n} {'claim' if n == 1 else 'claims'} proved here](#status-claims)"
+        )
     return " · ".join(parts)
 
 
 @cache
-def drawing(lit: tuple[str, ...], links: tuple[tuple[str, str], ...],
-            caption: str | None = None) -> str:
+def drawing(
+    lit: tuple[str, ...], links: tuple[tuple[str, str], ...], caption: str | None = None
+) -> str:
     "The machine as HTML, these parts lit."
     from tformer import plot
+
     return plot.machine_diagram(lit, dict(links), caption)._repr_html_()
 
 
@@ -305,9 +352,11 @@ def strip(lit: list[str], links: tuple[tuple[str, str], ...]) -> str:
     "Return the parts of the model as one line of HTML, with those of a lesson lit."
     unknown = sorted({*lit} - {*STRIP} - {*BESIDE})
     if unknown:
-        raise ExtensionError(f"lit in book/chapters.yml names {', '.join(unknown)}; "
-                             "the parts of the model are "
-                             f"{', '.join([*STRIP, *BESIDE])}")
+        raise ExtensionError(
+            f"lit in book/chapters.yml names {', '.join(unknown)}; "
+            "the parts of the model are "
+            f"{', '.join([*STRIP, *BESIDE])}"
+        )
     names = STRIP | {part: name for part, name in BESIDE.items() if part in lit}
     addresses = dict(links)
     items = []
@@ -319,9 +368,11 @@ def strip(lit: list[str], links: tuple[tuple[str, str], ...]) -> str:
             word = f'<a href="{html.escape(addresses[part])}">{word}</a>'
         items.append(f"<li{' class=tf-lit' * (part in lit)}>{word}</li>")
     here = ", ".join(names[part] for part in lit)
-    return ('<nav class="tf-strip" aria-label="Where this lesson is in the model">'
-            f"<p>You are here: {html.escape(here)}</p>"
-            f"<ol>{''.join(items)}</ol></nav>")
+    return (
+        '<nav class="tf-strip" aria-label="Where this lesson is in the model">'
+        f"<p>You are here: {html.escape(here)}</p>"
+        f"<ol>{''.join(items)}</ol></nav>"
+    )
 
 
 def links(root: Path, folder: str = "") -> tuple[tuple[str, str], ...]:
@@ -349,13 +400,20 @@ def section_at(text: str) -> int | None:
 
 def folded(cell: dict) -> bool:
     "A code cell of which the page shows at most a label."
-    return cell["cell_type"] == "code" and code_cells([cell])[
-        0].shown in ("folded", "removed") and not cell.get("outputs")
+    return (
+        cell["cell_type"] == "code"
+        and code_cells([cell])[0].shown in ("folded", "removed")
+        and not cell.get("outputs")
+    )
 
 
 def markdown(text: str) -> dict:
-    return {"cell_type": "markdown", "metadata": {}, "source": text,
-            "id": hashlib.sha256(text.encode()).hexdigest()[:8]}
+    return {
+        "cell_type": "markdown",
+        "metadata": {},
+        "source": text,
+        "id": hashlib.sha256(text.encode()).hexdigest()[:8],
+    }
 
 
 def raw(text: str) -> str:
@@ -379,8 +437,7 @@ def with_head(root: Path, path: Path, text: str) -> str:
     if first is None or planned is None:
         return text
     lines = source(first).split("\n")
-    at = next((i for i, line in enumerate(lines) if line.startswith("> ")),
-              0)
+    at = next((i for i, line in enumerate(lines) if line.startswith("> ")), 0)
     while at + 1 < len(lines) and lines[at + 1].startswith(">"):
         at += 1
     line = f"\n```{{container}} tf-head\n{head(root, path, text)}\n```\n"
@@ -397,9 +454,8 @@ def with_head(root: Path, path: Path, text: str) -> str:
                 cell["source"] = after
                 drawn = raw(f'<div class="tf-here">{machine}</div>')
                 while i and not before.strip() and folded(cells[i - 1]):
-                    i -= 1      # imports come after the drawing
-                cells[i:i] = [markdown(x) for x in (before, drawn)
-                              if x.strip()]
+                    i -= 1  # imports come after the drawing
+                cells[i:i] = [markdown(x) for x in (before, drawn) if x.strip()]
                 break
     fold_predictions(cells)
     return json.dumps(nb)
@@ -422,8 +478,9 @@ def on_source_read(app, docname, content):
     if MACHINE in content[0]:
         for name in ("book/chapters.yml", "tformer/plot.py"):
             app.env.note_dependency(str(Path(app.srcdir) / name))
-        drawn = drawing((), links(Path(app.srcdir), "../nbs/"),
-                        "A language model. Choose a part.")
+        drawn = drawing(
+            (), links(Path(app.srcdir), "../nbs/"), "A language model. Choose a part."
+        )
         content[0] = content[0].replace(MACHINE, raw(drawn))
     if path.suffix == ".ipynb":
         root = Path(app.srcdir)
@@ -438,9 +495,12 @@ def numbered(body: str, chapter: str) -> str:
 
     def write(m):
         at = ".".join(filter(None, (chapter, str(next(seen)))))
-        return (f'{m[0]}<span class="tf-number" id="fig-'
-                f'{at.replace(".", "-")}">Figure {html.escape(at)}.'
-                "</span> ")
+        return (
+            f'{m[0]}<span class="tf-number" id="fig-'
+            f'{at.replace(".", "-")}">Figure {html.escape(at)}.'
+            "</span> "
+        )
+
     return CAPTION.sub(write, body)
 
 
@@ -464,5 +524,4 @@ def setup(app):
     app.add_transform(Reveal)
     app.connect("source-read", on_source_read, priority=300)
     app.connect("html-page-context", on_page, priority=410)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,6 +8,7 @@ the number of ✓. Hours are estimates, and one rule makes them: a chapter takes
 the time to read its words and its code plus the minutes of its exercises. Run
 as a program, this file rewrites the table in README.md.
 """
+
 from __future__ import annotations
 
 import html
@@ -27,10 +28,15 @@ SAMPLES = "<!-- before and after -->"
 COUNT = "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
 NAMES = {
-    "gpt": ("Build a GPT", "The core: from one dot product to a trained decoder"
-            " that writes."),
-    "serve": ("Serve it", "For those who have a model and want it fast: caches,"
-              " batching, costs, and the attention of today's models."),
+    "gpt": (
+        "Build a GPT",
+        "The core: from one dot product to a trained decoder that writes.",
+    ),
+    "serve": (
+        "Serve it",
+        "For those who have a model and want it fast: caches,"
+        " batching, costs, and the attention of today's models.",
+    ),
     "all": ("All of it", "Every chapter and appendix, in order."),
 }
 
@@ -69,8 +75,10 @@ def chapters(root: Path, folder: str) -> str:
         for ch in part["chapters"]:
             nb = found[ch["nb"]]
             star = " ★" if ch.get("gpt") else ""
-            rows.append(f"| {number(nb.name)} | [{nb.title or ch['title']}]"
-                        f"({folder}/{nb.name}.ipynb){star} | {ch['builds']} |")
+            rows.append(
+                f"| {number(nb.name)} | [{nb.title or ch['title']}]"
+                f"({folder}/{nb.name}.ipynb){star} | {ch['builds']} |"
+            )
     return "\n".join(rows)
 
 
@@ -82,12 +90,23 @@ def routes(root: Path, folder: str) -> str:
     for key, (name, purpose) in NAMES.items():
         on = [ch for ch in every if key == "all" or ch.get(key)]
         hours = math.ceil(sum(minutes(found[ch["nb"]]) for ch in on) / 60)
-        links = [f"[{number(ch['nb']) or ch['title']}]"
-                 f"({folder}/{ch['nb']}.ipynb)" for ch in on]
-        path = f"{len(on)} chapters and appendices" if key == "all" else (
-            "Chapters " + ", ".join(links))
-        out += [f"````{{grid-item-card}} {name}", purpose, "",
-                f"**About {hours} hours.** {path}.", "````", ""]
+        links = [
+            f"[{number(ch['nb']) or ch['title']}]({folder}/{ch['nb']}.ipynb)"
+            for ch in on
+        ]
+        path = (
+            f"{len(on)} chapters and appendices"
+            if key == "all"
+            else ("Chapters " + ", ".join(links))
+        )
+        out += [
+            f"````{{grid-item-card}} {name}",
+            purpose,
+            "",
+            f"**About {hours} hours.** {path}.",
+            "````",
+            "",
+        ]
     return "\n".join([*out, "`````"])
 
 
@@ -97,25 +116,31 @@ def said(root: Path, which: str) -> str:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     for cell in code_cells(cells):
         if cell.directives.get("landing") == which:
-            return "".join("".join(out.get("text", ""))
-                           for out in cell.outputs)
+            return "".join("".join(out.get("text", "")) for out in cell.outputs)
     raise ValueError(f"no cell of {path.name} says #| landing: {which}")
 
 
 def before_and_after(root: Path, folder: str) -> str:
     "Two boxes of text: the same model, untrained and trained."
     boxes = []
-    for which, title in (("before", "Before training"),
-                         ("after", "After a minute or two of it")):
-        text = "".join(c if c.isprintable() or c == "\n" else "\ufffd"
-                       for c in said(root, which))
+    for which, title in (
+        ("before", "Before training"),
+        ("after", "After a minute or two of it"),
+    ):
+        text = "".join(
+            c if c.isprintable() or c == "\n" else "\ufffd" for c in said(root, which)
+        )
         lines = [" ".join(part.split()) for part in text.split("\n\n")]
         shown = "\n\n".join(lines)[:400].rpartition(" ")[0] + " …"
-        boxes.append(f'<figure><figcaption>{title}</figcaption><pre>'
-                     f"{html.escape(shown)}</pre></figure>")
-    return ("```{raw} html\n<div class=\"tf-samples\">"
-            + "".join(boxes).replace("\n\n", "\n&#8203;\n")
-            + "</div>\n```")
+        boxes.append(
+            f"<figure><figcaption>{title}</figcaption><pre>"
+            f"{html.escape(shown)}</pre></figure>"
+        )
+    return (
+        '```{raw} html\n<div class="tf-samples">'
+        + "".join(boxes).replace("\n\n", "\n&#8203;\n")
+        + "</div>\n```"
+    )
 
 
 def count(root: Path, folder: str) -> str:
@@ -134,19 +159,25 @@ def in_readme(root: Path) -> str:
 
 def on_source_read(app, docname, content):
     root = Path(app.srcdir)
-    for mark, draw in ((CHAPTERS, chapters), (ROUTES, routes),
-                       (SAMPLES, before_and_after), (COUNT, count)):
+    for mark, draw in (
+        (CHAPTERS, chapters),
+        (ROUTES, routes),
+        (SAMPLES, before_and_after),
+        (COUNT, count),
+    ):
         if mark in content[0]:
-            for path in (root / "_toc.yml", root / "book" / "chapters.yml",
-                         *(nb.path for nb in notebooks(root))):
+            for path in (
+                root / "_toc.yml",
+                root / "book" / "chapters.yml",
+                *(nb.path for nb in notebooks(root)),
+            ):
                 app.env.note_dependency(str(path))
             content[0] = content[0].replace(mark, draw(root, "../nbs"))
 
 
 def setup(app):
     app.connect("source-read", on_source_read)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
 if __name__ == "__main__":

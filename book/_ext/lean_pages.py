@@ -6,15 +6,23 @@ draws the same icons with a font.
 The search index is read by the search page alone. The templates that leave
 these out stand in ``book/_templates``; their files do not stay in the site.
 """
+
 import re
 from pathlib import Path
 
-THEBE = re.compile(r"<script\b[^>]*>(?:(?!</script>).)*?"
-                   r"(?:requestKernel|kernelName)(?:(?!</script>).)*</script>",
-                   re.S)
+THEBE = re.compile(
+    r"<script\b[^>]*>(?:(?!</script>).)*?"
+    r"(?:requestKernel|kernelName)(?:(?!</script>).)*</script>",
+    re.S,
+)
 TEMPLATES = Path(__file__).resolve().parents[1] / "_templates"
-UNUSED = ("*webpack-macros.html", "sphinx-thebe.*",
-          "scripts/fontawesome.js*", "scripts/*.map", "styles/*.map")
+UNUSED = (
+    "*webpack-macros.html",
+    "sphinx-thebe.*",
+    "scripts/fontawesome.js*",
+    "scripts/*.map",
+    "styles/*.map",
+)
 
 
 def wanted(js) -> bool:
@@ -32,12 +40,15 @@ def drop(app, page, template, context, doctree):
     scripts = context.get("script_files", [])
     formulas = 'class="math ' in context.get("body", 'class="math ')
     context["script_files"] = [
-        js for js in scripts if not hasattr(js, "attributes")
-        or (wanted(js) and (formulas or not mathjax(js)))]
+        js
+        for js in scripts
+        if not hasattr(js, "attributes")
+        or (wanted(js) and (formulas or not mathjax(js)))
+    ]
     styles = context.get("css_files", [])
     context["css_files"] = [
-        css for css in styles
-        if "thebe" not in str(getattr(css, "filename", css))]
+        css for css in styles if "thebe" not in str(getattr(css, "filename", css))
+    ]
     if "body" in context:
         context["body"] = THEBE.sub("", context["body"])
     context.setdefault("default_mode", "auto")
@@ -60,5 +71,4 @@ def setup(app):
     app.connect("config-inited", use_templates)
     app.connect("html-page-context", drop, priority=900)
     app.connect("build-finished", tidy, priority=900)
-    return {"version": "2", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "2", "parallel_read_safe": True, "parallel_write_safe": True}

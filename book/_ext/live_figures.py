@@ -5,6 +5,7 @@ figure gets live.css, live.js, which all live figures share, and live/NAME.js fo
 each name. All are deferred, so they run in this order, after the page was read.
 The build fails where a script does not exist.
 """
+
 from __future__ import annotations
 
 import re
@@ -34,8 +35,9 @@ def add_scripts(app, page, template, context, doctree):
     files = ["live.js", *(f"live/{name}.js" for name in names)]
     for file in ("live.css", *files):
         if not (STATIC / file).is_file():
-            raise ExtensionError(f"{page}: a live figure needs book/_static/{file}, "
-                                 "which does not exist")
+            raise ExtensionError(
+                f"{page}: a live figure needs book/_static/{file}, which does not exist"
+            )
     app.add_css_file("live.css")
     for file in files:
         app.add_js_file(file, loading_method="defer")
@@ -43,5 +45,4 @@ def add_scripts(app, page, template, context, doctree):
 
 def setup(app):
     app.connect("html-page-context", add_scripts, priority=600)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,6 +5,7 @@ a formula stays with the punctuation behind it; *W_O* in a heading is a letter
 with an index. All of it works on the finished body of a page, so that it holds
 for every page, whatever wrote it.
 """
+
 from __future__ import annotations
 
 import re
@@ -15,19 +16,29 @@ SVG = re.compile(r"<svg\b.*?</svg>", re.S)
 ID = re.compile(r'\bid="([^"]+)"')
 TAG = re.compile(r"<[^>]+>")
 SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', re.S)
-EMPTY_HEAD = re.compile(r"<thead>(?:\s|</?tr[^>]*>|<th[^>]*>\s*"
-                        r"(?:<p>\s*</p>)?\s*</th>)*</thead>")
-EXERCISE = re.compile(r'(<p class="admonition-title"><span class="caption-number">)'
-                      r"(Exercise [\w.]+) </span> \((.*?) \((\d+ minutes?)\)\)</p>")
-SOLUTION = re.compile(r'(<p class="admonition-title">Solution to)(<a [^>]*>)'
-                      r" (Exercise [\w.]+) .*?</a></p>")
+EMPTY_HEAD = re.compile(
+    r"<thead>(?:\s|</?tr[^>]*>|<th[^>]*>\s*"
+    r"(?:<p>\s*</p>)?\s*</th>)*</thead>"
+)
+EXERCISE = re.compile(
+    r'(<p class="admonition-title"><span class="caption-number">)'
+    r"(Exercise [\w.]+) </span> \((.*?) \((\d+ minutes?)\)\)</p>"
+)
+SOLUTION = re.compile(
+    r'(<p class="admonition-title">Solution to)(<a [^>]*>)'
+    r" (Exercise [\w.]+) .*?</a></p>"
+)
 FORMULA = re.compile(
     r'([(\[“‘]*)(<span class="math notranslate nohighlight">[^<]*</span>)'
-    r"([.,;:!?)\]”’…]*(?:[-‑–][\w-]+[.,;:!?)\]”’]*)?)")
+    r"([.,;:!?)\]”’…]*(?:[-‑–][\w-]+[.,;:!?)\]”’]*)?)"
+)
 HEADING = re.compile(r"<h[1-6]\b.*?</h[1-6]>", re.S)
 INDEX = re.compile(r"\b([A-Z])_([A-Za-z0-9])\b")
-CODE_OR_TAG = re.compile(r"(<code\b.*?</code>|<span class=\"math.*?</span>"
-                         r"|<[^>]*>)", re.S)
+CODE_OR_TAG = re.compile(
+    r"(<code\b.*?</code>|<span class=\"math.*?</span>"
+    r"|<[^>]*>)",
+    re.S,
+)
 
 
 def drop_content_ids(body: str) -> str:
@@ -47,10 +58,14 @@ def part_figures(body: str) -> str:
         seen.update(names)
         if not again:
             return match[0]
-        known = re.compile(r"(?<=[\"#\s])(?:{})(?=[\"\s)])".format("|".join(
-            map(re.escape, sorted(again)))))
-        return TAG.sub(lambda tag: known.sub(
-            lambda name: name[0] + suffix, tag[0]), match[0])
+        known = re.compile(
+            r"(?<=[\"#\s])(?:{})(?=[\"\s)])".format(
+                "|".join(map(re.escape, sorted(again)))
+            )
+        )
+        return TAG.sub(
+            lambda tag: known.sub(lambda name: name[0] + suffix, tag[0]), match[0]
+        )
 
     return SVG.sub(own, body)
 
@@ -58,8 +73,7 @@ def part_figures(body: str) -> str:
 def mend_roles(body: str) -> str:
     "Lists hold list items, and a signature of several lines is no list."
     body = body.replace('role="doc-biblioentry"', 'role="listitem"')
-    body = body.replace('<summary aria-label="Toggle hidden content">',
-                        "<summary>")
+    body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
     body = EMPTY_HEAD.sub("", body)
 
     def lines(match: re.Match) -> str:
@@ -78,19 +92,20 @@ def title_once(body: str) -> str:
 
 def keep_together(body: str) -> str:
     "No line begins with the comma behind a formula."
+
     def join(match: re.Match) -> str:
         before, formula, after = match.groups()
         if not before and not after:
             return formula
         return f'<span class="tf-joined">{before}{formula}{after}</span>'
+
     return FORMULA.sub(join, body)
 
 
 def lower_indices(html: str) -> str:
     "W_O in running text as a letter with an index; code stays as it is."
     parts = CODE_OR_TAG.split(html)
-    parts[::2] = [INDEX.sub(r"<i>\1</i><sub>\2</sub>", p)
-                  for p in parts[::2]]
+    parts[::2] = [INDEX.sub(r"<i>\1</i><sub>\2</sub>", p) for p in parts[::2]]
     return "".join(parts)
 
 
@@ -114,5 +129,4 @@ def on_contents(app, page, template, context, doctree):
 def setup(app):
     app.connect("html-page-context", on_contents, priority=100)
     app.connect("html-page-context", on_page, priority=850)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

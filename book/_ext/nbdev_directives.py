@@ -7,6 +7,7 @@ class ``tag_exported`` and, in the HTML, ``data-module="tformer.attend"``, from
 which the style sheet draws its badge. The summary below the title (``> …``)
 becomes the page's description.
 """
+
 from __future__ import annotations
 
 import html
@@ -22,10 +23,13 @@ CELL_INPUT = re.compile(r'<div class="cell_input\b[^"]*"')
 
 
 TAGS = {
-    "hide": ["remove-cell"], "default_exp": ["remove-cell"],
-    "export": ["exported"], "exports": ["exported"],
+    "hide": ["remove-cell"],
+    "default_exp": ["remove-cell"],
+    "export": ["exported"],
+    "exports": ["exported"],
     "exporti": ["exported", "hide-input"],
-    "hide_input": ["remove-input"], "hide_output": ["remove-output"],
+    "hide_input": ["remove-input"],
+    "hide_output": ["remove-output"],
     "verified": ["verified", "hide-cell"],
     "setup": ["setup", "hide-input"],
 }
@@ -33,7 +37,8 @@ TAGS = {
 LABELS = {"code-summary": "", "verified": "✓ ", "setup": "Setup: "}
 # these are said with true or false
 SWITCHES = {
-    ("echo", False): ["remove-input"], ("output", False): ["remove-output"],
+    ("echo", False): ["remove-input"],
+    ("output", False): ["remove-output"],
     ("code-fold", True): ["hide-input"],
 }
 
@@ -57,7 +62,8 @@ def strip_cell(cell: dict) -> None:
         if m["name"] in LABELS:
             cell["metadata"]["mystnb"] = {
                 f"code_prompt_{state}": LABELS[m["name"]] + m["arg"]
-                for state in ("show", "hide")}
+                for state in ("show", "hide")
+            }
         new = tags_for(m["name"], m["arg"])
         tags += [t for t in new if t not in tags]
         head += 1
@@ -81,11 +87,11 @@ def mark_module(body: str, module: str) -> str:
     out = []
     at = 0
     for cell in EXPORTED_CELL.finditer(body):
-        out += [body[at:cell.end()], attribute]
+        out += [body[at : cell.end()], attribute]
         at = cell.end()
         inner = CELL_INPUT.search(body, at)
         if inner:
-            out += [body[at:inner.end()], attribute]
+            out += [body[at : inner.end()], attribute]
             at = inner.end()
     return "".join(out) + body[at:]
 
@@ -96,7 +102,8 @@ def on_source_read(app, docname, content):
         return
     found = read_notebook(path, content[0])
     app.env.metadata[docname].update(
-        course_module=found.module, course_summary=plain(found.summary))
+        course_module=found.module, course_summary=plain(found.summary)
+    )
     content[0] = strip(content[0])
 
 
@@ -107,15 +114,14 @@ def on_page(app, page, template, context, doctree):
         context["body"] = mark_module(context["body"], module)
     if meta.get("course_summary"):
         summary = html.escape(meta["course_summary"], quote=True)
-        context["meta"] = {
-            **(context.get("meta") or {}), "og:description": summary}
+        context["meta"] = {**(context.get("meta") or {}), "og:description": summary}
         context["metatags"] = (
             f'<meta name="description" content="{summary}" />\n'
-            + context.get("metatags", ""))
+            + context.get("metatags", "")
+        )
 
 
 def setup(app):
     app.connect("source-read", on_source_read)
     app.connect("html-page-context", on_page, priority=400)
-    return {"version": "2", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "2", "parallel_read_safe": True, "parallel_write_safe": True}

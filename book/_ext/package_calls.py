@@ -3,6 +3,7 @@
 ```` ```{package-calls} nn.layers ```` becomes a drawing of the module's functions and
 classes, callers to the left of what they call. Public names lead to the API page.
 """
+
 from __future__ import annotations
 
 import ast
@@ -15,11 +16,11 @@ from docutils.parsers.rst import Directive
 
 from course import module_path, way_to_root
 
-FONT = 13                   # px
-LETTER = 0.61 * FONT        # the width of a letter of the monospaced font
-BOX = 26                    # height of a box
-ROW = 36                    # from one box to the next below it
-GAP = 40                    # between two columns
+FONT = 13  # px
+LETTER = 0.61 * FONT  # the width of a letter of the monospaced font
+BOX = 26  # height of a box
+ROW = 36  # from one box to the next below it
+GAP = 40  # between two columns
 
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -31,8 +32,11 @@ def calls(text: str) -> dict[str, list[str]]:
     In the order of the module. A class uses what its methods use; annotations are not
     counted.
     """
-    defined = [node for node in ast.parse(text).body
-               if isinstance(node, FUNCTIONS | ast.ClassDef)]
+    defined = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, FUNCTIONS | ast.ClassDef)
+    ]
     names = [node.name for node in defined]
     uses = {}
     for node in defined:
@@ -49,8 +53,11 @@ def loaded(node: ast.AST, hidden: frozenset[str]) -> Iterator[str]:
         return
     if isinstance(node, FUNCTIONS | ast.Lambda):
         hidden |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
-        hidden |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)
-                   and isinstance(n.ctx, ast.Store)}
+        hidden |= {
+            n.id
+            for n in ast.walk(node)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
     for field, value in ast.iter_fields(node):
         if field not in ("annotation", "returns"):
             for child in value if isinstance(value, list) else [value]:
@@ -71,7 +78,8 @@ def columns(uses: dict[str, list[str]]) -> list[list[str]]:
         for name in column:
             for other in uses[name]:
                 if column[other] <= column[name] < len(column) - 1 and (
-                        name not in uses[other]):
+                    name not in uses[other]
+                ):
                     column[other] = column[name] + 1
     kept = sorted({*column.values()})
     found = [[name for name in column if column[name] == at] for at in kept]
@@ -100,41 +108,47 @@ def draw(module: str, uses: dict[str, list[str]], api: str) -> str:
             bend = GAP / 2
             lines.append(
                 f'<path d="M{x + width:.0f} {y + BOX / 2:.0f} '
-                f'C{x + width + bend:.0f} {y + BOX / 2:.0f} '
+                f"C{x + width + bend:.0f} {y + BOX / 2:.0f} "
                 f'{x2 - bend:.0f} {y2 + BOX / 2:.0f} {x2:.0f} {y2 + BOX / 2:.0f}" '
-                'fill="none" stroke="currentColor" stroke-opacity=".35"/>')
+                'fill="none" stroke="currentColor" stroke-opacity=".35"/>'
+            )
     boxes = []
     for name, (x, y, width) in place.items():
         public = not name.startswith("_")
         opacity = 0.08 if public else 0
-        frame = (f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" '
-                 'rx="5"')
+        frame = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" rx="5"'
         dashes = "" if public else ' stroke-dasharray="4 3"'
-        box = (f'<rect {frame} fill="var(--pst-color-background)"/>'
-               f'<rect {frame} fill="currentColor" fill-opacity="{opacity}" '
-               f'stroke="currentColor" stroke-opacity=".45"{dashes}/>'
-               f'<text x="{x + 9:.0f}" y="{y + BOX / 2 + FONT / 3:.1f}" '
-               f'fill="currentColor">{html.escape(name)}</text>')
-        boxes.append(f'<a href="{api}#tformer.{module}.{name}">{box}</a>'
-                     if public else box)
-    says = "; ".join(f"{name} calls {', '.join(found)}"
-                     for name, found in uses.items() if found)
+        box = (
+            f'<rect {frame} fill="var(--pst-color-background)"/>'
+            f'<rect {frame} fill="currentColor" fill-opacity="{opacity}" '
+            f'stroke="currentColor" stroke-opacity=".45"{dashes}/>'
+            f'<text x="{x + 9:.0f}" y="{y + BOX / 2 + FONT / 3:.1f}" '
+            f'fill="currentColor">{html.escape(name)}</text>'
+        )
+        boxes.append(
+            f'<a href="{api}#tformer.{module}.{name}">{box}</a>' if public else box
+        )
+    says = "; ".join(
+        f"{name} calls {', '.join(found)}" for name, found in uses.items() if found
+    )
     return (
         '<figure class="tf-plate" style="margin:1em 0"><div style="overflow-x:auto">'
         f'<svg role="img" viewBox="0 0 {right:.0f} {bottom:.0f}" '
         f'style="display:block;margin:0 auto;width:100%;height:auto;'
-        f'max-width:{right:.0f}px;min-width:{right * 10 / FONT:.0f}px;'
+        f"max-width:{right:.0f}px;min-width:{right * 10 / FONT:.0f}px;"
         f'font:{FONT}px var(--pst-font-family-monospace, monospace)">'
         f"<title>Who calls whom in tformer.{module}</title>"
         f"<desc>{html.escape(says or 'No function calls another.')}</desc>"
-        f'{"".join(lines)}{"".join(boxes)}</svg></div>'
+        f"{''.join(lines)}{''.join(boxes)}</svg></div>"
         '<figcaption class="tf-caption">Who calls whom in '
         f"<code>tformer.{module}</code>, drawn from its code: each function stands to "
-        "the left of those that it calls. Dashed: private.</figcaption></figure>")
+        "the left of those that it calls. Dashed: private.</figcaption></figure>"
+    )
 
 
 class PackageCalls(Directive):
     "The drawing of a module, whose dotted name is the argument."
+
     required_arguments = 1
 
     def run(self):
@@ -149,8 +163,7 @@ class PackageCalls(Directive):
         env.note_dependency(str(path))
         # the document is nbs/…, and the API page stands in book/
         api = "../" + way_to_root(env.docname.removeprefix("nbs/")) + "book/api.html"
-        return [nodes.raw("", draw(module, uses, api),
-                          format="html")]
+        return [nodes.raw("", draw(module, uses, api), format="html")]
 
 
 def setup(app):

@@ -7,6 +7,7 @@ drawn one after the other. Decorators and the comment lines directly above belon
 the code. More than `OPEN` lines are folded like a cell that says `code-fold: true`.
 A sentence under the code links to the notebook in which the module is written.
 """
+
 from __future__ import annotations
 
 import ast
@@ -21,7 +22,7 @@ from api_page import COMMENT
 from code_changes import ChangeError, definitions, split_where
 from course import exported_from, module_name
 
-OPEN = 20       # lines
+OPEN = 20  # lines
 
 
 def find_module(root: Path, where: str) -> tuple[Path, str]:
@@ -34,10 +35,12 @@ def find_module(root: Path, where: str) -> tuple[Path, str]:
     except ChangeError:
         raise ValueError(
             f"no module of tformer begins the name {where!r}, expected "
-            "module.Name or room.module.Name") from None
+            "module.Name or room.module.Name"
+        ) from None
     if not name:
-        raise ValueError(f"{where!r} is a module, expected a name in it, such as "
-                         f"{where}.Name")
+        raise ValueError(
+            f"{where!r} is a module, expected a name in it, such as {where}.Name"
+        )
     return path, name
 
 
@@ -50,13 +53,18 @@ def find_definitions(tree: ast.Module, module: str, name: str) -> list[ast.stmt]
     scopes: list[ast.AST] = [tree]
     place = f"tformer.{module}"
     for part in name.split("."):
-        known = [found for scope in scopes
-                 for found in definitions(getattr(scope, "body", []))]
+        known = [
+            found
+            for scope in scopes
+            for found in definitions(getattr(scope, "body", []))
+        ]
         scopes = [node for other, node in known if other == part]
         if not scopes:
             names = ", ".join(dict.fromkeys(other for other, _ in known))
-            raise ValueError(f"{place} does not define {part!r}, expected one of: "
-                             f"{names or '(it defines no names)'}")
+            raise ValueError(
+                f"{place} does not define {part!r}, expected one of: "
+                f"{names or '(it defines no names)'}"
+            )
         place += f".{part}"
     return scopes
 
@@ -69,11 +77,14 @@ def code_of(lines: Sequence[str], node: ast.stmt) -> str:
     """
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
     line = lines[first - 1]
-    indent = line[:len(line) - len(line.lstrip())]
-    while first > 1 and lines[first - 2].startswith(f"{indent}#") and COMMENT.match(
-            lines[first - 2][len(indent):]):
+    indent = line[: len(line) - len(line.lstrip())]
+    while (
+        first > 1
+        and lines[first - 2].startswith(f"{indent}#")
+        and COMMENT.match(lines[first - 2][len(indent) :])
+    ):
         first -= 1
-    return "\n".join(lines[first - 1:node.end_lineno])
+    return "\n".join(lines[first - 1 : node.end_lineno])
 
 
 def listed(names: Sequence[str]) -> str:
@@ -85,12 +96,23 @@ def listed(names: Sequence[str]) -> str:
 def origin(module: str, notebook: str) -> nodes.paragraph:
     "Return the sentence that names a module and links to its notebook, if it has one."
     name = f"tformer.{module}"
-    said = nodes.paragraph("", "", nodes.Text("This is code of "),
-                           nodes.literal(name, name), classes=["tf-origin"])
+    said = nodes.paragraph(
+        "",
+        "",
+        nodes.Text("This is code of "),
+        nodes.literal(name, name),
+        classes=["tf-origin"],
+    )
     if notebook:
         link = addnodes.pending_xref(
-            "", nodes.inline("", notebook), refdomain="std", reftype="doc",
-            reftarget=f"/nbs/{notebook}", refexplicit=False, refwarn=True)
+            "",
+            nodes.inline("", notebook),
+            refdomain="std",
+            reftype="doc",
+            reftarget=f"/nbs/{notebook}",
+            refexplicit=False,
+            refwarn=True,
+        )
         said += [nodes.Text(", which is written in "), link]
     said += nodes.Text(".")
     return said
@@ -115,6 +137,7 @@ def code_cell(code: str, names: Sequence[str]) -> nodes.container:
 
 class PackageSource(SphinxDirective):
     "The code of the names that are the arguments and the lines."
+
     has_content = True
     optional_arguments = 1
     final_argument_whitespace = True
@@ -122,8 +145,9 @@ class PackageSource(SphinxDirective):
     def run(self):
         wanted = " ".join([*self.arguments, *self.content]).split()
         if not wanted:
-            raise self.error("package-source has no name, expected module.Name or "
-                             "room.module.Name")
+            raise self.error(
+                "package-source has no name, expected module.Name or room.module.Name"
+            )
         root = Path(self.env.srcdir)
         pieces = []
         names = []

@@ -4,6 +4,7 @@ that of the published book, and the buttons and tags of a page that name them.
 `settings.ini` holds the owner. While none is set there are no such addresses: a
 page then has no button that leads to the repository, and the site has no map.
 """
+
 from __future__ import annotations
 
 from configparser import ConfigParser
@@ -12,8 +13,13 @@ from pathlib import Path
 
 # these two write whole addresses, and have nothing to write without an owner
 EXTENSIONS = ("sphinxext.opengraph", "sphinx_sitemap")
-NOT_ON_THE_MAP = ["404.html", "search.html", "genindex.html", "py-modindex.html",
-                  "_modules/*"]
+NOT_ON_THE_MAP = [
+    "404.html",
+    "search.html",
+    "genindex.html",
+    "py-modindex.html",
+    "_modules/*",
+]
 
 
 def read_owner(root: Path) -> str:
@@ -42,7 +48,9 @@ def name_owner(owner: str, app, config):
         "launch_buttons": {
             "notebook_interface": "jupyterlab",
             "colab_url": "https://colab.research.google.com",
-            "binderhub_url": "https://mybinder.org"}}
+            "binderhub_url": "https://mybinder.org",
+        },
+    }
     config.html_baseurl = book_url(owner)
     config.sitemap_url_scheme = "{link}"
     config.sitemap_excludes = NOT_ON_THE_MAP
@@ -51,7 +59,8 @@ def name_owner(owner: str, app, config):
     config.ogp_image = f"{book_url(owner)}_static/card.png"
     config.ogp_social_cards = {"enable": False}
     config.ogp_custom_meta_tags = [
-        '<meta name="twitter:card" content="summary_large_image" />']
+        '<meta name="twitter:card" content="summary_large_image" />'
+    ]
 
 
 def remove_map(app, exception):
@@ -68,5 +77,4 @@ def setup(app):
         app.connect("config-inited", partial(name_owner, owner), priority=100)
     else:
         app.connect("build-finished", remove_map)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,5 +1,6 @@
 """Pages and tools of the site as a whole: the page for an address that leads
 nowhere, the source pages without nbdev's directives, and the search."""
+
 from __future__ import annotations
 
 import re
@@ -45,8 +46,9 @@ def lost_page(app):
 
 def on_page(app, page, template, context, doctree):
     if page == "404":
-        context["metatags"] = (base(app.config.html_baseurl or "/")
-                               + context.get("metatags", ""))
+        context["metatags"] = base(app.config.html_baseurl or "/") + context.get(
+            "metatags", ""
+        )
 
 
 def blank_directives(code: str) -> str:
@@ -57,7 +59,7 @@ def blank_directives(code: str) -> str:
 def find_source(app, module):
     "What the source pages show of a module, and where its names stand."
     if not module.startswith("tformer"):
-        return None         # a value whose class is somebody else's
+        return None  # a value whose class is somebody else's
     analyzer = ModuleAnalyzer.for_module(module)
     analyzer.find_tags()
     return blank_directives(analyzer.code), analyzer.tags
@@ -72,5 +74,4 @@ def setup(app):
     app.connect("html-collect-pages", lost_page)
     app.connect("html-page-context", on_page, priority=800)
     app.connect("viewcode-find-source", find_source)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,7 @@ and writes down what happened::
 A notebook that the record lacks is shown as not recorded; a record without a
 run is said to be one.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,10 @@ MARK = "<!-- status -->"
 CLAIMS = "<!-- claims -->"
 GPU = "<!-- gpu -->"
 EMPTY = "No run has been recorded yet: `make status` records one."
-NOT_RUN = ("Not run: no run on a GPU has been recorded. On a machine with one, "
-           "`make gpu` records it.")
+NOT_RUN = (
+    "Not run: no run on a GPU has been recorded. On a machine with one, "
+    "`make gpu` records it."
+)
 
 
 def load(path: Path) -> dict:
@@ -55,9 +58,11 @@ def summary(record: dict, names: list[str]) -> str:
     total = sum(s.get("seconds") or 0 for s in ours)
     device = record.get("device", "an unknown device")
     device = "the CPU" if device.lower() == "cpu" else device
-    return (f"{passed} of {len(names)} notebooks passed on "
-            f"{record.get('date', 'an unknown date')}, on "
-            f"{device}, in {total:.0f} seconds together.")
+    return (
+        f"{passed} of {len(names)} notebooks passed on "
+        f"{record.get('date', 'an unknown date')}, on "
+        f"{device}, in {total:.0f} seconds together."
+    )
 
 
 def status(record: dict, found: list[Notebook]) -> str:
@@ -65,18 +70,30 @@ def status(record: dict, found: list[Notebook]) -> str:
     if not record.get("notebooks"):
         return EMPTY
     seen = record["notebooks"]
-    table = ["| notebook | result | cells | seconds |",
-             "|:---|:---|---:|---:|",
-             *(row(nb, seen.get(nb.name)) for nb in found)]
-    machine = [("device", record.get("device")),
-               ("Python", record.get("python")),
-               ("platform", record.get("platform")),
-               *sorted(record.get("versions", {}).items())]
-    versions = ["| what | version |", "|:---|:---|",
-                *(f"| {name} | {text} |" for name, text in machine if text)]
-    return "\n\n".join([summary(record, [nb.name for nb in found]),
-                        "\n".join(table), "## The machine and the versions",
-                        "\n".join(versions)])
+    table = [
+        "| notebook | result | cells | seconds |",
+        "|:---|:---|---:|---:|",
+        *(row(nb, seen.get(nb.name)) for nb in found),
+    ]
+    machine = [
+        ("device", record.get("device")),
+        ("Python", record.get("python")),
+        ("platform", record.get("platform")),
+        *sorted(record.get("versions", {}).items()),
+    ]
+    versions = [
+        "| what | version |",
+        "|:---|:---|",
+        *(f"| {name} | {text} |" for name, text in machine if text),
+    ]
+    return "\n\n".join(
+        [
+            summary(record, [nb.name for nb in found]),
+            "\n".join(table),
+            "## The machine and the versions",
+            "\n".join(versions),
+        ]
+    )
 
 
 def claims(root: Path, found: list[Notebook]) -> str:
@@ -88,10 +105,10 @@ def claims(root: Path, found: list[Notebook]) -> str:
     for nb in some:
         path = root / "book" / "verified" / f"{nb.name}.yml"
         changes = yaml.safe_load(path.read_text(encoding="utf-8"))
-        rows = "\n".join(change_row(change, root / "tformer")
-                         for change in changes)
-        out.append(f":::::{{closer}} {nb.title}: ✓ {len(counts[nb.name])}\n{rows}\n"
-                   ":::::")
+        rows = "\n".join(change_row(change, root / "tformer") for change in changes)
+        out.append(
+            f":::::{{closer}} {nb.title}: ✓ {len(counts[nb.name])}\n{rows}\n:::::"
+        )
     return "\n\n".join(out)
 
 
@@ -99,13 +116,18 @@ def change_row(change: dict, package: Path) -> str:
     "One claim, and the change of the package that makes its cell fail."
     path, qualname = split_where(change["where"], package)
     seen = CodeChange(change["where"], change["old"], change["new"])
-    old, new = (" ".join(code.split()) or "(nothing)" for code in
-                preview(path.read_text(encoding="utf-8"), qualname, seen))
-    start = (f"    - For *{change['noun']}*: red when" if "noun" in change
-             else f"- **{change['claim']}**. Red when")
-    return (f"{start}, in "
-            f"`tformer.{change['where']}`, ``` {old} ``` becomes "
-            f"``` {new} ```.")
+    old, new = (
+        " ".join(code.split()) or "(nothing)"
+        for code in preview(path.read_text(encoding="utf-8"), qualname, seen)
+    )
+    start = (
+        f"    - For *{change['noun']}*: red when"
+        if "noun" in change
+        else f"- **{change['claim']}**. Red when"
+    )
+    return (
+        f"{start}, in `tformer.{change['where']}`, ``` {old} ``` becomes ``` {new} ```."
+    )
 
 
 def gpu(record: dict, names: list[str], pages: dict | None = None) -> str:
@@ -125,16 +147,25 @@ def gpu_notebooks(record: dict, names: list[str], pages: dict) -> list[str]:
         return ["The notebooks were not run there."]
     failed = [name for name in names if not seen.get(name, {}).get("passed")]
     if not failed:
-        return [summary(record, names),
-                "No notebook's outputs differ from those of the CPU."]
+        return [
+            summary(record, names),
+            "No notebook's outputs differ from those of the CPU.",
+        ]
     there = versions_of(record)
     here = versions_of(pages)
-    return [summary(record, names),
-            "Notebooks that were not run there, or whose outputs differ from those "
-            f"of the CPU: {', '.join(failed)}.",
-            *([f"There was {there}, and the CPU's outputs are those of {here}: a "
-               "difference need not come from the GPU."]
-              if pages and there != here else [])]
+    return [
+        summary(record, names),
+        "Notebooks that were not run there, or whose outputs differ from those "
+        f"of the CPU: {', '.join(failed)}.",
+        *(
+            [
+                f"There was {there}, and the CPU's outputs are those of {here}: a "
+                "difference need not come from the GPU."
+            ]
+            if pages and there != here
+            else []
+        ),
+    ]
 
 
 def versions_of(record: dict) -> str:
@@ -148,11 +179,13 @@ def gpu_tests(record: dict) -> list[str]:
     if not counts:
         return ["The tests that need a GPU were not run."]
     torch = record.get("versions", {}).get("torch", "unknown")
-    return [f"Of the {sum(counts.values())} tests that need a GPU, "
-            f"{counts['passed']} passed, {counts['failed']} failed and "
-            f"{counts['skipped']} were skipped, on "
-            f"{record.get('date', 'an unknown date')}, on "
-            f"{record.get('device', 'an unknown device')}, with PyTorch {torch}."]
+    return [
+        f"Of the {sum(counts.values())} tests that need a GPU, "
+        f"{counts['passed']} passed, {counts['failed']} failed and "
+        f"{counts['skipped']} were skipped, on "
+        f"{record.get('date', 'an unknown date')}, on "
+        f"{record.get('device', 'an unknown device')}, with PyTorch {torch}."
+    ]
 
 
 def on_source_read(app, docname, content):
@@ -167,13 +200,15 @@ def on_source_read(app, docname, content):
     if CLAIMS in content[0]:
         for path in (root / "book" / "verified").rglob("*.yml"):
             app.env.note_dependency(str(path))
-        content[0] = content[0].replace(
-            CLAIMS, claims(root, notebooks(root)))
+        content[0] = content[0].replace(CLAIMS, claims(root, notebooks(root)))
     if MARK not in content[0]:
         return
     found = notebooks(root)
-    for path in (root / "book" / "status.json", root / "_toc.yml",
-                 *(nb.path for nb in found)):
+    for path in (
+        root / "book" / "status.json",
+        root / "_toc.yml",
+        *(nb.path for nb in found),
+    ):
         app.env.note_dependency(str(path))
     record = load(root / "book" / "status.json")
     content[0] = content[0].replace(MARK, status(record, found))
@@ -181,5 +216,4 @@ def on_source_read(app, docname, content):
 
 def setup(app):
     app.connect("source-read", on_source_read)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,6 +5,7 @@ under its title. Where it says ``<!-- takeaways -->``, every notebook of the tab
 contents gives its sections *What to remember* and *Questions you can now
 answer*. Links between pages are rewritten to hold from where they now stand.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,7 +35,9 @@ def one_line_each(found: list[Notebook], root: str = "..") -> str:
     return "\n".join(
         f"- [{nb.title}]({root}/nbs/{nb.name}.ipynb): "
         f"{relink(nb.summary, f'{root}/{nb.folder}')}"
-        for nb in found if nb.summary)
+        for nb in found
+        if nb.summary
+    )
 
 
 def on_source_read(app, docname, content):
@@ -45,11 +48,11 @@ def on_source_read(app, docname, content):
     for nb in found:
         app.env.note_dependency(str(nb.path))
     app.env.note_dependency(str(root / "_toc.yml"))
-    content[0] = content[0].replace(MARK, takeaways(found)).replace(
-        LINES, one_line_each(found))
+    content[0] = (
+        content[0].replace(MARK, takeaways(found)).replace(LINES, one_line_each(found))
+    )
 
 
 def setup(app):
     app.connect("source-read", on_source_read)
-    return {"version": "1", "parallel_read_safe": True,
-            "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,6 +8,7 @@ weights, as many beams and its own cache. One thread.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
+
 import sys
 import warnings
 from pathlib import Path
@@ -30,14 +31,30 @@ def models(vocab, d):
         warnings.simplefilter("ignore")
         import transformers
     torch.manual_seed(0)
-    ours = Llama(LlamaConfig(
-        vocab_size=vocab, d_model=d, n_layers=4, n_heads=4, n_kv_heads=4,
-        d_ff=2 * d, max_len=128)).eval()
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=vocab, hidden_size=d, num_hidden_layers=4,
-        num_attention_heads=4, intermediate_size=2 * d,
-        max_position_embeddings=128, eos_token_id=None,
-        bos_token_id=None, pad_token_id=0)).eval()
+    ours = Llama(
+        LlamaConfig(
+            vocab_size=vocab,
+            d_model=d,
+            n_layers=4,
+            n_heads=4,
+            n_kv_heads=4,
+            d_ff=2 * d,
+            max_len=128,
+        )
+    ).eval()
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=d,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=2 * d,
+            max_position_embeddings=128,
+            eos_token_id=None,
+            bos_token_id=None,
+            pad_token_id=0,
+        )
+    ).eval()
     return ours, theirs
 
 
@@ -50,20 +67,32 @@ def rows(rounds=7):
     widths = (1, 4, 16)
     for w in widths:
         work[f"{w} beams"] = lambda w=w: beam_search(
-            ours, ids, num_beams=w, max_new_tokens=n)
+            ours, ids, num_beams=w, max_new_tokens=n
+        )
         work[f"theirs, {w}"] = lambda w=w: theirs.generate(
-            ids, num_beams=w, max_new_tokens=n, do_sample=False,
-            attention_mask=torch.ones_like(ids))
+            ids,
+            num_beams=w,
+            max_new_tokens=n,
+            do_sample=False,
+            attention_mask=torch.ones_like(ids),
+        )
     for function in work.values():
         function()
     took = timing.in_turn(work, rounds)
     for w in widths:
-        timing.row(f"{w} beams / greedy", took[f"{w} beams"] / took["greedy"],
-                   (AT_MOST, 1.5 * w), f"{1e3 * took[f'{w} beams']:.0f} ms")
+        timing.row(
+            f"{w} beams / greedy",
+            took[f"{w} beams"] / took["greedy"],
+            (AT_MOST, 1.5 * w),
+            f"{1e3 * took[f'{w} beams']:.0f} ms",
+        )
     for w in widths[1:]:
-        timing.row(f"{w} beams / transformers",
-                   took[f"{w} beams"] / took[f"theirs, {w}"], (AT_MOST, 1.0),
-                   f"{1e3 * took[f'theirs, {w}']:.0f} ms")
+        timing.row(
+            f"{w} beams / transformers",
+            took[f"{w} beams"] / took[f"theirs, {w}"],
+            (AT_MOST, 1.0),
+            f"{1e3 * took[f'theirs, {w}']:.0f} ms",
+        )
 
 
 def main():

@@ -9,6 +9,7 @@ compared; here waiting for the disk is what counts.
 --quick           2 MB, one round: that everything runs, not how fast
 --folder PATH     where to write; a disk, no tmpfs
 """
+
 import argparse
 import os
 import shutil
@@ -30,8 +31,11 @@ TARGET = 0.5
 
 def trained(width, layers):
     "A model and its optimizer after one step."
-    model = Llama(LlamaConfig(vocab_size=4096, d_model=width, n_heads=8,
-                              n_layers=layers, max_len=64))
+    model = Llama(
+        LlamaConfig(
+            vocab_size=4096, d_model=width, n_heads=8, n_layers=layers, max_len=64
+        )
+    )
     optimizer = AdamW(model.parameters(), 1e-3)
     model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
     optimizer.step()
@@ -64,7 +68,7 @@ def main():
         data = memoryview(torch.rand(size // 4 + 1).numpy()).cast("B")[:size]
         times = {"ours": [], "plain": []}
         for i in range(1 if args.quick else 9):
-            for which in ("ours", "plain")[::1 if i % 2 else -1]:
+            for which in ("ours", "plain")[:: 1 if i % 2 else -1]:
                 shutil.rmtree(ours, ignore_errors=True)
                 shutil.rmtree(theirs, ignore_errors=True)
                 os.sync()
@@ -76,8 +80,10 @@ def main():
                 times[which].append(time.perf_counter() - began)
     ratio = median(times["plain"]) / median(times["ours"])
     speeds = [size / median(t) / 1e6 for t in times.values()]
-    print(f"{size / 1e6:.0f} MB: a checkpoint {speeds[0]:.0f} MB/s, plain "
-          f"{speeds[1]:.0f} MB/s, ratio {ratio:.2f} (target {TARGET})")
+    print(
+        f"{size / 1e6:.0f} MB: a checkpoint {speeds[0]:.0f} MB/s, plain "
+        f"{speeds[1]:.0f} MB/s, ratio {ratio:.2f} (target {TARGET})"
+    )
     return 0 if args.quick or ratio >= TARGET else 1
 
 

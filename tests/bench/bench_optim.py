@@ -10,6 +10,7 @@ layers, d 384 and 10,000 ids. One thread.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
+
 import argparse
 import sys
 from pathlib import Path
@@ -33,12 +34,13 @@ from tformer.optim import (
 
 def peak(work):
     "The most bytes that tensors take at a time while this runs."
-    with profile(activities=[ProfilerActivity.CPU],
-                 profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
-    sizes = [event.nbytes() for event in
-             seen.profiler.kineto_results.events()
-             if event.name() == "[memory]"]
+    sizes = [
+        event.nbytes()
+        for event in seen.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
     return torch.tensor(sizes).cumsum(0).max().item()
 
 
@@ -62,22 +64,42 @@ def losses():
     def chunked():
         loss = chunked_cross_entropy(h, w, y)
         return loss, *torch.autograd.grad(loss, (h, w))
+
     close(chunked(), whole())
     times = timing.in_turn({"ours": chunked, "peer": whole}, 5)
     timing.head(f"chunked_cross_entropy: {n} tokens, d {d}, {vocab} ids")
-    timing.row("time, forward and backward", times["ours"] / times["peer"],
-               (timing.AT_MOST, 1.1), f"{times['ours']:.2f} s")
+    timing.row(
+        "time, forward and backward",
+        times["ours"] / times["peer"],
+        (timing.AT_MOST, 1.1),
+        f"{times['ours']:.2f} s",
+    )
     sizes = peak(chunked), peak(whole)
-    timing.row("memory", sizes[0] / sizes[1], (timing.AT_MOST, 0.3),
-               f"{sizes[0] / 1e6:.0f} of {sizes[1] / 1e6:.0f} MB")
+    timing.row(
+        "memory",
+        sizes[0] / sizes[1],
+        (timing.AT_MOST, 0.3),
+        f"{sizes[0] / 1e6:.0f} of {sizes[1] / 1e6:.0f} MB",
+    )
 
 
 def parameters():
     "Of a model of 6 layers, with slopes."
     d, ids, layers = (16, 50, 2) if timing.quick else (384, 10_000, 6)
     shapes = [(ids, d), (ids, d), (d,), (d,)] + layers * [
-        (3 * d, d), (d, d), (4 * d, d), (d, 4 * d),
-        (3 * d,), (d,), (4 * d,), (d,), (d,), (d,), (d,), (d,)]
+        (3 * d, d),
+        (d, d),
+        (4 * d, d),
+        (d, 4 * d),
+        (3 * d,),
+        (d,),
+        (4 * d,),
+        (d,),
+        (d,),
+        (d,),
+        (d,),
+        (d,),
+    ]
     params = [nn.Parameter(torch.randn(s)) for s in shapes]
     for p in params:
         p.grad = torch.randn_like(p)
@@ -95,11 +117,15 @@ def optimizers():
     timing.head("a step of an optimizer, against torch.optim (foreach)")
     peers = torch.optim
     for name, make, peer, target in (
-            ("AdamW", AdamW, lambda p: peers.AdamW(p, foreach=True), 1.1),
-            ("SGD, momentum 0.9", lambda p: SGD(p, momentum=0.9),
-             lambda p: peers.SGD(p, 1e-2, momentum=0.9, foreach=True), None),
-            ("RMSprop", RMSprop, lambda p: peers.RMSprop(p, foreach=True),
-             None)):
+        ("AdamW", AdamW, lambda p: peers.AdamW(p, foreach=True), 1.1),
+        (
+            "SGD, momentum 0.9",
+            lambda p: SGD(p, momentum=0.9),
+            lambda p: peers.SGD(p, 1e-2, momentum=0.9, foreach=True),
+            None,
+        ),
+        ("RMSprop", RMSprop, lambda p: peers.RMSprop(p, foreach=True), None),
+    ):
         ours = parameters()
         theirs = twice(ours)
         a = make(ours)
@@ -116,9 +142,12 @@ def compare(name, a, b, ours, theirs, target, rounds=15):
     close(ours, theirs)
     times = timing.in_turn({"ours": a.step, "peer": b.step}, rounds)
     n = sum(p.numel() for p in ours)
-    timing.row(name, times["ours"] / times["peer"],
-               target and (timing.AT_MOST, target),
-               f"{1e3 * times['ours']:.1f} ms for {n / 1e6:.1f} M numbers")
+    timing.row(
+        name,
+        times["ours"] / times["peer"],
+        target and (timing.AT_MOST, target),
+        f"{1e3 * times['ours']:.1f} ms for {n / 1e6:.1f} M numbers",
+    )
 
 
 def clipping():
@@ -131,10 +160,15 @@ def clipping():
 
     def peer():
         return nn.utils.clip_grad_norm_(theirs, 1e9, foreach=True)
+
     close([clip()], [peer()])
     times = timing.in_turn({"ours": clip, "peer": peer}, 15)
-    timing.row("clip_grad_norm_", times["ours"] / times["peer"], None,
-               f"{1e3 * times['ours']:.1f} ms")
+    timing.row(
+        "clip_grad_norm_",
+        times["ours"] / times["peer"],
+        None,
+        f"{1e3 * times['ours']:.1f} ms",
+    )
 
 
 def main(argv=None):

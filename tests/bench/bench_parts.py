@@ -15,6 +15,7 @@ there to be known. One thread, unless --threads tells otherwise.
 --only WORD       only the rows whose section holds the word
 --threads N       threads of PyTorch (then the processor time of all of them)
 """
+
 import argparse
 import gc
 import os
@@ -67,17 +68,18 @@ from tformer.rotary import (
 from tformer.rows import Positions, fused_attend
 
 TARGET = 1.05
-SAMPLE = 0.02       # seconds of processor time in one sample
-BUDGET = 1.2        # seconds of all samples of a row, if seven fit into it
+SAMPLE = 0.02  # seconds of processor time in one sample
+BUDGET = 1.2  # seconds of all samples of a row, if seven fit into it
 
 
 @dataclass
 class Size:
     "One shape that everything is measured at."
-    b: int          # rows
-    t: int          # tokens in a row
-    d: int          # d_model
-    h: int          # heads
+
+    b: int  # rows
+    t: int  # tokens in a row
+    d: int  # d_model
+    h: int  # heads
 
     def __str__(self):
         return f"{self.b} x {self.t} x {self.d}"
@@ -94,27 +96,28 @@ def same(ours):
 @dataclass
 class Case:
     "Two functions of the same inputs that should compute the same."
+
     name: str
     ours: Callable
     peer: Callable
     inputs: tuple = ()
-    modules: tuple = ()         # whose mode is switched: ours and the peer's
-    leaves: tuple = ((), ())    # parameters, ours and the peer's, that match
-    align: Callable = same      # our [output, *gradients] as the peer's are
+    modules: tuple = ()  # whose mode is switched: ours and the peer's
+    leaves: tuple = ((), ())  # parameters, ours and the peer's, that match
+    align: Callable = same  # our [output, *gradients] as the peer's are
     target: float | None = TARGET
     forward: bool = True
     backward: bool = True
-    seed: int | None = None     # for what draws random numbers
-    finely: bool = False        # many short samples, for what is short
-    within: float = 1e-5        # how far the two sides may differ
+    seed: int | None = None  # for what draws random numbers
+    finely: bool = False  # many short samples, for what is short
+    within: float = 1e-5  # how far the two sides may differ
     note: str = ""
 
 
 # both sides
 
+
 def randn(*shape, seed=0):
-    return torch.randn(*shape,
-                       generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
@@ -152,6 +155,7 @@ def with_seed(case, function):
     def run(*inputs):
         torch.manual_seed(case.seed)
         return function(*inputs)
+
     return run if case.seed is not None else function
 
 
@@ -159,6 +163,7 @@ def forward(function, inputs):
     def run():
         with torch.no_grad():
             return function(*inputs)
+
     return run
 
 
@@ -171,6 +176,7 @@ def both_ways(function, inputs, leaves):
         if not upstream:
             upstream.extend(randn(*x.shape, seed=9).to(x) for x in y)
         return [*y, *torch.autograd.grad(y, leaves, upstream)]
+
     return run
 
 
@@ -185,28 +191,34 @@ def apart(ours, peers):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{tuple(a.shape)} {a.dtype}, {tuple(b.shape)} {b.dtype}"
         b = b.detach()
-        worst = max(worst, ((a.detach() - b).abs().max()
-                            / b.abs().max().clamp(min=1)).item())
+        worst = max(
+            worst, ((a.detach() - b).abs().max() / b.abs().max().clamp(min=1)).item()
+        )
     return worst
 
 
 def ratio(ours, peer, finely=False):
     "The median of our time / the peer's, and the medians of both, per call."
     sample, most = (SAMPLE / 4, 150) if finely else (SAMPLE, 25)
-    ways = {name: timing.repeated(f, sample)
-            for name, f in (("ours", ours), ("peer", peer))}
+    ways = {
+        name: timing.repeated(f, sample) for name, f in (("ours", ours), ("peer", peer))
+    }
     first = sum(timing.once(f, time.process_time)[0] for f, _ in ways.values())
     rounds = max(7, min(most, int(BUDGET / first)))
     gc.collect()
     gc.disable()
     try:
-        times = timing.rounds_of({k: f for k, (f, _) in ways.items()}, rounds,
-                                 time.process_time)
+        times = timing.rounds_of(
+            {k: f for k, (f, _) in ways.items()}, rounds, time.process_time
+        )
     finally:
         gc.enable()
     each = {k: [t / ways[k][1] for t in v] for k, v in times.items()}
-    return (median(a / b for a, b in zip(each["ours"], each["peer"], strict=True)),
-            median(each["ours"]), median(each["peer"]))
+    return (
+        median(a / b for a, b in zip(each["ours"], each["peer"], strict=True)),
+        median(each["ours"]),
+        median(each["peer"]),
+    )
 
 
 FAILED = []
@@ -215,14 +227,18 @@ FAILED = []
 def compare(case, label, ours, peer, aligned):
     difference = apart(aligned(as_list(ours())), as_list(peer()))
     if not (isinstance(difference, float) and difference <= case.within):
-        raise AssertionError(f"{case.name}, {label}: the two sides differ: "
-                             f"{difference}")
+        raise AssertionError(
+            f"{case.name}, {label}: the two sides differ: {difference}"
+        )
     value, a, b = ratio(ours, peer, case.finely)
     name = f"{case.name}, {label}"
-    timing.row(name, value, case.target and (timing.AT_MOST, case.target),
-               f"{1e6 * a:,.1f} / {1e6 * b:,.1f} µs; "
-               f"values within {difference:.0e}"
-               + (f"; {case.note}" if case.note else ""))
+    timing.row(
+        name,
+        value,
+        case.target and (timing.AT_MOST, case.target),
+        f"{1e6 * a:,.1f} / {1e6 * b:,.1f} µs; "
+        f"values within {difference:.0e}" + (f"; {case.note}" if case.note else ""),
+    )
     if case.target is not None and not timing.quick and value > case.target:
         FAILED.append((name, value))
 
@@ -233,21 +249,32 @@ def measure(case):
     for module in case.modules:
         module.eval()
     if case.forward:
-        compare(case, "forward", forward(ours, case.inputs),
-                forward(peer, case.inputs), case.align)
+        compare(
+            case,
+            "forward",
+            forward(ours, case.inputs),
+            forward(peer, case.inputs),
+            case.align,
+        )
     if case.backward:
         for module in case.modules:
             module.train()
-        compare(case, "and backward",
-                both_ways(ours, case.inputs, case.leaves[0]),
-                both_ways(peer, case.inputs, case.leaves[1]), case.align)
+        compare(
+            case,
+            "and backward",
+            both_ways(ours, case.inputs, case.leaves[0]),
+            both_ways(peer, case.inputs, case.leaves[1]),
+            case.align,
+        )
 
 
 # what is compared
 
+
 def ids_of(size, vocab):
-    return torch.randint(vocab, (size.b, size.t),
-                         generator=torch.Generator().manual_seed(3))
+    return torch.randint(
+        vocab, (size.b, size.t), generator=torch.Generator().manual_seed(3)
+    )
 
 
 def positions(size):
@@ -262,8 +289,13 @@ def bench_embedding(size):
     vocab = 100 if timing.quick else 8192
     ours = Embedding(vocab, size.d)
     peer = nn.Embedding(vocab, size.d)
-    yield Case("Embedding / nn.Embedding", ours, peer,
-               (ids_of(size, vocab),), **share(ours, peer))
+    yield Case(
+        "Embedding / nn.Embedding",
+        ours,
+        peer,
+        (ids_of(size, vocab),),
+        **share(ours, peer),
+    )
 
 
 def bench_positions(size):
@@ -272,28 +304,43 @@ def bench_positions(size):
     marian = MarianSinusoidalPositionalEmbedding(n, size.d)
     with torch.no_grad():
         marian.weight.copy_(marian.create_weight())
-    yield Case("SinusoidalPositionEmbedding / Marian",
-               SinusoidalPositionEmbedding(n, size.d),
-               lambda pos: marian(None, position_ids=pos), (pos,),
-               align=lambda r: [torch.cat([r[0][..., ::2], r[0][..., 1::2]],
-                                          -1)], backward=False)
+    yield Case(
+        "SinusoidalPositionEmbedding / Marian",
+        SinusoidalPositionEmbedding(n, size.d),
+        lambda pos: marian(None, position_ids=pos),
+        (pos,),
+        align=lambda r: [torch.cat([r[0][..., ::2], r[0][..., 1::2]], -1)],
+        backward=False,
+    )
     ours = LearnedPositionEmbedding(n, size.d)
     peer = nn.Embedding(n, size.d)
-    yield Case("LearnedPositionEmbedding / nn.Embedding", ours, peer,
-               (pos,), **share(ours, peer))
+    yield Case(
+        "LearnedPositionEmbedding / nn.Embedding",
+        ours,
+        peer,
+        (pos,),
+        **share(ours, peer),
+    )
 
 
 def heads(size, n, t=None, seed=0):
-    return [randn(size.b, size.h, t or size.t, size.d // size.h,
-                  seed=seed + i) for i in range(n)]
+    return [
+        randn(size.b, size.h, t or size.t, size.d // size.h, seed=seed + i)
+        for i in range(n)
+    ]
 
 
 def llama_config(size, **options):
     config = LlamaConfig(
-        hidden_size=size.d, num_attention_heads=size.h,
-        num_key_value_heads=size.h, head_dim=size.d // size.h,
-        num_hidden_layers=1, max_position_embeddings=2048,
-        intermediate_size=4 * size.d, **options)
+        hidden_size=size.d,
+        num_attention_heads=size.h,
+        num_key_value_heads=size.h,
+        head_dim=size.d // size.h,
+        num_hidden_layers=1,
+        max_position_embeddings=2048,
+        intermediate_size=4 * size.d,
+        **options,
+    )
     config._attn_implementation = "sdpa"
     return config
 
@@ -304,20 +351,31 @@ def bench_rotary(size):
     rope = LlamaRotaryEmbedding(llama_config(size))
     q, k = heads(size, 2)
 
-    yield Case("RotaryEmbedding of q and k / Llama",
-               lambda q, k: ours(q, k, positions=pos),
-               lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k))
+    yield Case(
+        "RotaryEmbedding of q and k / Llama",
+        lambda q, k: ours(q, k, positions=pos),
+        lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)),
+        (q, k),
+    )
     q = q.bfloat16()
     k = k.bfloat16()
     exact, _ = ours(q.double(), k.double(), positions=pos)
-    off = [(y.double() - exact).abs().max().item() for y in (
-        ours(q, positions=pos)[0],
-        apply_rotary_pos_emb(q, k, *rope(q, pos))[0])]
-    yield Case("RotaryEmbedding, bfloat16 / Llama",
-               lambda q, k: ours(q, k, positions=pos),
-               lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)), (q, k),
-               target=1.0, within=2 ** -5,
-               note=f"off by {off[0]:.3f} / {off[1]:.3f}")
+    off = [
+        (y.double() - exact).abs().max().item()
+        for y in (
+            ours(q, positions=pos)[0],
+            apply_rotary_pos_emb(q, k, *rope(q, pos))[0],
+        )
+    ]
+    yield Case(
+        "RotaryEmbedding, bfloat16 / Llama",
+        lambda q, k: ours(q, k, positions=pos),
+        lambda q, k: apply_rotary_pos_emb(q, k, *rope(q, pos)),
+        (q, k),
+        target=1.0,
+        within=2**-5,
+        note=f"off by {off[0]:.3f} / {off[1]:.3f}",
+    )
 
 
 class ShawPeer(nn.Module):
@@ -328,7 +386,7 @@ class ShawPeer(nn.Module):
         self.distance_embedding = nn.Embedding(2 * far + 1, d_head)
         self.left_max_position_embeddings = far
         self.right_max_position_embeddings = far
-        self.scaling = d_head ** -0.5
+        self.scaling = d_head**-0.5
 
 
 def bench_shaw(size):
@@ -341,35 +399,41 @@ def bench_shaw(size):
     peer = ShawPeer(size.d // size.h, far)
     table = fill(ours).key_table
     peer.distance_embedding.weight = table
-    yield Case("ShawRelativePositions.score_bias / Wav2Vec2-BERT",
-               lambda q: ours.score_bias(q, pos, pos),
-               lambda q: wav2vec2_bert_bias(peer, q, k)[1], (q,),
-               leaves=((table,), (table,)))
+    yield Case(
+        "ShawRelativePositions.score_bias / Wav2Vec2-BERT",
+        lambda q: ours.score_bias(q, pos, pos),
+        lambda q: wav2vec2_bert_bias(peer, q, k)[1],
+        (q,),
+        leaves=((table,), (table,)),
+    )
 
 
 def bench_biases(size):
-    config = T5Config(d_model=size.d, num_heads=size.h,
-                      d_kv=size.d // size.h)
+    config = T5Config(d_model=size.d, num_heads=size.h, d_kv=size.d // size.h)
     pos = torch.arange(size.t)[None]
     for causal in (False, True):
         config.is_decoder = causal
-        t5 = T5Attention(config, has_relative_attention_bias=True,
-                         layer_idx=0)
+        t5 = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
         ours = T5RelativeBias(size.h, causal=causal)
         fields = share(ours, t5.relative_attention_bias)
-        yield Case(f"T5RelativeBias{', causal' if causal else ''} / T5",
-                   lambda m=ours: m(pos, pos),
-                   lambda m=t5: m.compute_bias(size.t, size.t), **fields)
+        yield Case(
+            f"T5RelativeBias{', causal' if causal else ''} / T5",
+            lambda m=ours: m(pos, pos),
+            lambda m=t5: m.compute_bias(size.t, size.t),
+            **fields,
+        )
     n = size.t
-    yield Case("ALiBi, one query / BLOOM", ALiBi(size.h),
-               lambda pos, key_pos: build_alibi_tensor(
-                   torch.ones(key_pos.shape, dtype=torch.long), size.h,
-                   torch.float32),
-               (torch.full((size.b, 1), n - 1),
-                positions(Size(size.b, n, 0, 0))),
-               # BLOOM's is the same up to a constant in every row
-               align=lambda r: [r[0].flatten(0, 1) - r[0].flatten(0, 1)[
-                   ..., :1]], backward=False)
+    yield Case(
+        "ALiBi, one query / BLOOM",
+        ALiBi(size.h),
+        lambda pos, key_pos: build_alibi_tensor(
+            torch.ones(key_pos.shape, dtype=torch.long), size.h, torch.float32
+        ),
+        (torch.full((size.b, 1), n - 1), positions(Size(size.b, n, 0, 0))),
+        # BLOOM's is the same up to a constant in every row
+        align=lambda r: [r[0].flatten(0, 1) - r[0].flatten(0, 1)[..., :1]],
+        backward=False,
+    )
 
 
 def bench_layers(size):
@@ -377,18 +441,25 @@ def bench_layers(size):
     for bias in (True, False):
         ours = layers.Linear(size.d, size.d, bias=bias)
         peer = nn.Linear(size.d, size.d, bias=bias)
-        yield Case(f"Linear{'' if bias else ', no bias'} / nn.Linear", ours,
-                   peer, (x,), **share(ours, peer))
+        yield Case(
+            f"Linear{'' if bias else ', no bias'} / nn.Linear",
+            ours,
+            peer,
+            (x,),
+            **share(ours, peer),
+        )
     for name, peer in (
-            ("LayerNorm / nn.LayerNorm", nn.LayerNorm(size.d)),
-            ("RMSNorm / nn.RMSNorm", nn.RMSNorm(size.d, eps=1e-6)),
-            ("RMSNorm / LlamaRMSNorm", LlamaRMSNorm(size.d))):
+        ("LayerNorm / nn.LayerNorm", nn.LayerNorm(size.d)),
+        ("RMSNorm / nn.RMSNorm", nn.RMSNorm(size.d, eps=1e-6)),
+        ("RMSNorm / LlamaRMSNorm", LlamaRMSNorm(size.d)),
+    ):
         ours = getattr(layers, name.split()[0])(size.d)
         yield Case(name, ours, peer, (x,), **share(ours, peer))
     ours = layers.Dropout(0.1)
     peer = nn.Dropout(0.1)
-    yield Case("Dropout / nn.Dropout", ours, peer, (x,), (ours, peer), seed=0,
-               forward=False)
+    yield Case(
+        "Dropout / nn.Dropout", ours, peer, (x,), (ours, peer), seed=0, forward=False
+    )
 
 
 def bench_written_out(size):
@@ -397,28 +468,38 @@ def bench_written_out(size):
     b = randn(size.d)
     note = "the form that is read"
     for name, ours, peer in (
-            ("layer_norm / F.layer_norm",
-             lambda x: layers.layer_norm(x, w, b),
-             lambda x: F.layer_norm(x, w.shape, w, b)),
-            ("rms_norm / F.rms_norm", lambda x: layers.rms_norm(x, w),
-             lambda x: F.rms_norm(x, w.shape, w, 1e-6)),
-            ("relu / F.relu", layers.relu, F.relu),
-            ("gelu / F.gelu", layers.gelu, F.gelu),
-            ("gelu_tanh / F.gelu, tanh", layers.gelu_tanh,
-             lambda x: F.gelu(x, approximate="tanh")),
-            ("silu / F.silu", layers.silu, F.silu),
-            ("softmax / torch.softmax", softmax,
-             lambda x: torch.softmax(x, -1))):
+        (
+            "layer_norm / F.layer_norm",
+            lambda x: layers.layer_norm(x, w, b),
+            lambda x: F.layer_norm(x, w.shape, w, b),
+        ),
+        (
+            "rms_norm / F.rms_norm",
+            lambda x: layers.rms_norm(x, w),
+            lambda x: F.rms_norm(x, w.shape, w, 1e-6),
+        ),
+        ("relu / F.relu", layers.relu, F.relu),
+        ("gelu / F.gelu", layers.gelu, F.gelu),
+        (
+            "gelu_tanh / F.gelu, tanh",
+            layers.gelu_tanh,
+            lambda x: F.gelu(x, approximate="tanh"),
+        ),
+        ("silu / F.silu", layers.silu, F.silu),
+        ("softmax / torch.softmax", softmax, lambda x: torch.softmax(x, -1)),
+    ):
         yield Case(name, ours, peer, (x,), target=None, note=note)
 
 
 def bench_activations(size):
     x = stream(size)
-    for name, peer in (("relu", nn.ReLU()), ("gelu", nn.GELU()),
-                       ("gelu_tanh", nn.GELU(approximate="tanh")),
-                       ("silu", nn.SiLU())):
-        yield Case(f"ACTIVATIONS, {name} / nn", layers.ACTIVATIONS[name],
-                   peer, (x,))
+    for name, peer in (
+        ("relu", nn.ReLU()),
+        ("gelu", nn.GELU()),
+        ("gelu_tanh", nn.GELU(approximate="tanh")),
+        ("silu", nn.SiLU()),
+    ):
+        yield Case(f"ACTIVATIONS, {name} / nn", layers.ACTIVATIONS[name], peer, (x,))
 
 
 @torch.no_grad()
@@ -431,23 +512,21 @@ def bench_feedforward(size):
     x = stream(size)
     d_ff = 4 * size.d
     ours = layers.FeedForward(size.d, d_ff)
-    peer = nn.Sequential(nn.Linear(size.d, d_ff), nn.ReLU(),
-                         nn.Linear(d_ff, size.d))
-    yield Case("FeedForward, relu / nn.Sequential", ours, peer, (x,),
-               **share(ours, peer))
+    peer = nn.Sequential(nn.Linear(size.d, d_ff), nn.ReLU(), nn.Linear(d_ff, size.d))
+    yield Case(
+        "FeedForward, relu / nn.Sequential", ours, peer, (x,), **share(ours, peer)
+    )
     ours = layers.FeedForward(size.d, d_ff, activation="gelu_tanh")
     gpt2 = GPT2MLP(d_ff, GPT2Config(n_embd=size.d, resid_pdrop=0.0))
-    turn_weights(gpt2)          # GPT-2 keeps them the other way round
+    turn_weights(gpt2)  # GPT-2 keeps them the other way round
     fields = share(ours, gpt2)
     turn_weights(gpt2)
     fields["leaves"] = (fields["leaves"][0], tuple(gpt2.parameters()))
-    fields["align"] = lambda r: [x.mT if i in (2, 4) else x
-                                 for i, x in enumerate(r)]
+    fields["align"] = lambda r: [x.mT if i in (2, 4) else x for i, x in enumerate(r)]
     yield Case("FeedForward, gelu_tanh / GPT2MLP", ours, gpt2, (x,), **fields)
     ours = layers.GatedFeedForward(size.d, d_ff)
     peer = LlamaMLP(llama_config(size))
-    yield Case("GatedFeedForward / LlamaMLP", ours, peer, (x,),
-               **share(ours, peer))
+    yield Case("GatedFeedForward / LlamaMLP", ours, peer, (x,), **share(ours, peer))
 
 
 def attention_pairs(ours, peer):
@@ -460,12 +539,16 @@ def attention_pairs(ours, peer):
     b = dict(peer.named_parameters())
     with torch.no_grad():
         for kind in ("weight", "bias"):
-            whole = (a[f"qkv_proj.{kind}"] if f"qkv_proj.{kind}" in a else
-                     torch.cat([a[f"{n}_proj.{kind}"] for n in "qkv"]))
+            whole = (
+                a[f"qkv_proj.{kind}"]
+                if f"qkv_proj.{kind}" in a
+                else torch.cat([a[f"{n}_proj.{kind}"] for n in "qkv"])
+            )
             b[f"in_proj_{kind}"].copy_(whole)
             b[f"out_proj.{kind}"].copy_(a[f"o_proj.{kind}"])
-    names = [n for n in ("qkv_proj", "q_proj", "k_proj", "v_proj")
-             if f"{n}.weight" in a]
+    names = [
+        n for n in ("qkv_proj", "q_proj", "k_proj", "v_proj") if f"{n}.weight" in a
+    ]
 
     def align(result):
         "[y, gradients of inputs…, weights…, biases…, of o_proj two]."
@@ -473,16 +556,31 @@ def attention_pairs(ours, peer):
         start = len(result) - 2 * len(names) - 2
         if len(result) == 1:
             return result
-        return [*result[:start], torch.cat(result[start:start + n]),
-                torch.cat(result[start + n:start + 2 * n]), *result[-2:]]
+        return [
+            *result[:start],
+            torch.cat(result[start : start + n]),
+            torch.cat(result[start + n : start + 2 * n]),
+            *result[-2:],
+        ]
 
-    ours_leaves = [a[f"{n}.{kind}"] for kind in ("weight", "bias")
-                   for n in names]
+    ours_leaves = [a[f"{n}.{kind}"] for kind in ("weight", "bias") for n in names]
     ours_leaves += [a["o_proj.weight"], a["o_proj.bias"]]
-    return dict(modules=(ours, peer), align=align, leaves=(
-        tuple(ours_leaves), tuple(b[n] for n in (
-            "in_proj_weight", "in_proj_bias", "out_proj.weight",
-            "out_proj.bias"))))
+    return dict(
+        modules=(ours, peer),
+        align=align,
+        leaves=(
+            tuple(ours_leaves),
+            tuple(
+                b[n]
+                for n in (
+                    "in_proj_weight",
+                    "in_proj_bias",
+                    "out_proj.weight",
+                    "out_proj.bias",
+                )
+            ),
+        ),
+    )
 
 
 def padded(size):
@@ -508,14 +606,23 @@ def bench_attention(size):
             return ours, peer, attention_pairs(ours, peer)
 
         ours, peer, fields = pair()
-        yield Case(f"attention, {how} / nn.Multihead…", ours,
-                   lambda x, m=peer: m(x, x, x, need_weights=False)[0], (x,),
-                   **fields)
+        yield Case(
+            f"attention, {how} / nn.Multihead…",
+            ours,
+            lambda x, m=peer: m(x, x, x, need_weights=False)[0],
+            (x,),
+            **fields,
+        )
         ours, peer, fields = pair(causal=True)
-        yield Case(f"attention, {how}, causal / nn.…", ours,
-                   lambda x, m=peer: m(x, x, x, attn_mask=future,
-                                       is_causal=True,
-                                       need_weights=False)[0], (x,), **fields)
+        yield Case(
+            f"attention, {how}, causal / nn.…",
+            ours,
+            lambda x, m=peer: m(
+                x, x, x, attn_mask=future, is_causal=True, need_weights=False
+            )[0],
+            (x,),
+            **fields,
+        )
         ours, peer, fields = pair()
         keep = ~padding[..., None]
 
@@ -523,24 +630,29 @@ def bench_attention(size):
             return m(x, positions=pos) * keep
 
         def peers(x, m=peer):
-            return m(x, x, x, key_padding_mask=padding,
-                     need_weights=False)[0] * keep
-        yield Case(f"attention, {how}, padded / nn.…", run, peers, (x,),
-                   **fields)
+            return m(x, x, x, key_padding_mask=padding, need_weights=False)[0] * keep
+
+        yield Case(f"attention, {how}, padded / nn.…", run, peers, (x,), **fields)
         if not fused:
             ours, peer, fields = pair(CrossAttention)
-            yield Case(f"attention, {how}, cross / nn.…",
-                       lambda x, y, m=ours: m(x, encoder_hidden_states=y),
-                       lambda x, y, m=peer: m(x, y, y,
-                                              need_weights=False)[0],
-                       (x, memory), **fields)
+            yield Case(
+                f"attention, {how}, cross / nn.…",
+                lambda x, y, m=ours: m(x, encoder_hidden_states=y),
+                lambda x, y, m=peer: m(x, y, y, need_weights=False)[0],
+                (x, memory),
+                **fields,
+            )
     ours = SelfAttention(size.d, size.h)
     peer = nn.MultiheadAttention(size.d, size.h, batch_first=True)
-    yield Case("attention and weights / nn.…",
-               lambda x, m=ours: m(x, need_weights=True)[0],
-               lambda x, m=peer: m(x, x, x, average_attn_weights=False)[0],
-               (x,), target=None, note="the explicit path",
-               **attention_pairs(ours, peer))
+    yield Case(
+        "attention and weights / nn.…",
+        lambda x, m=ours: m(x, need_weights=True)[0],
+        lambda x, m=peer: m(x, x, x, average_attn_weights=False)[0],
+        (x,),
+        target=None,
+        note="the explicit path",
+        **attention_pairs(ours, peer),
+    )
 
 
 def bench_llama_attention(size):
@@ -549,37 +661,57 @@ def bench_llama_attention(size):
     config = llama_config(size)
     rope = LlamaRotaryEmbedding(config)
     peer = LlamaAttention(config, 0)
-    ours = SelfAttention(size.d, size.h, bias=False, causal=True,
-                         rotary=RotaryEmbedding(size.d // size.h))
+    ours = SelfAttention(
+        size.d,
+        size.h,
+        bias=False,
+        causal=True,
+        rotary=RotaryEmbedding(size.d // size.h),
+    )
     fields = share(ours, peer)
-    yield Case("attention, rotary / LlamaAttention", ours,
-               lambda x: peer(x, rope(x, pos))[0], (x,), **fields)
+    yield Case(
+        "attention, rotary / LlamaAttention",
+        ours,
+        lambda x: peer(x, rope(x, pos))[0],
+        (x,),
+        **fields,
+    )
 
 
 def bench_kernels(size):
     q, k, v = heads(size, 3)
     mask = padded(size)[0][:, None, None, :] >= 0
     for name, ours, peer in (
-            ("fused_attend / SDPA", fused_attend,
-             F.scaled_dot_product_attention),
-            ("fused_attend, causal / SDPA",
-             lambda q, k, v: fused_attend(q, k, v, causal=True),
-             lambda q, k, v: F.scaled_dot_product_attention(
-                 q, k, v, is_causal=True)),
-            ("fused_attend, mask / SDPA",
-             lambda q, k, v: fused_attend(q, k, v, mask=mask),
-             lambda q, k, v: F.scaled_dot_product_attention(
-                 q, k, v, attn_mask=mask))):
+        ("fused_attend / SDPA", fused_attend, F.scaled_dot_product_attention),
+        (
+            "fused_attend, causal / SDPA",
+            lambda q, k, v: fused_attend(q, k, v, causal=True),
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        ),
+        (
+            "fused_attend, mask / SDPA",
+            lambda q, k, v: fused_attend(q, k, v, mask=mask),
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        ),
+    ):
         yield Case(name, ours, peer, (q, k, v))
     few_k, few_v = (x[:, ::4].contiguous() for x in (k, v))
-    yield Case("fused_attend, mask, grouped / SDPA of repeated keys",
-               lambda q, k, v: fused_attend(q, k, v, mask=mask),
-               lambda q, k, v: F.scaled_dot_product_attention(
-                   q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1),
-                   attn_mask=mask), (q, few_k, few_v))
-    yield Case("attend / SDPA", lambda q, k, v: attend(q, k, v)[0],
-               F.scaled_dot_product_attention, (q, k, v), target=None,
-               note="the form that is read")
+    yield Case(
+        "fused_attend, mask, grouped / SDPA of repeated keys",
+        lambda q, k, v: fused_attend(q, k, v, mask=mask),
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), attn_mask=mask
+        ),
+        (q, few_k, few_v),
+    )
+    yield Case(
+        "attend / SDPA",
+        lambda q, k, v: attend(q, k, v)[0],
+        F.scaled_dot_product_attention,
+        (q, k, v),
+        target=None,
+        note="the form that is read",
+    )
 
 
 class Block(nn.Module):
@@ -587,10 +719,13 @@ class Block(nn.Module):
 
     def __init__(self, size, wrap, activation):
         super().__init__()
-        self.attention = wrap(layers.LayerNorm(size.d),
-                              SelfAttention(size.d, size.h, fused_qkv=True))
-        self.feed = wrap(layers.LayerNorm(size.d), layers.FeedForward(
-            size.d, 4 * size.d, activation=activation))
+        self.attention = wrap(
+            layers.LayerNorm(size.d), SelfAttention(size.d, size.h, fused_qkv=True)
+        )
+        self.feed = wrap(
+            layers.LayerNorm(size.d),
+            layers.FeedForward(size.d, 4 * size.d, activation=activation),
+        )
 
     def forward(self, x):
         return self.feed(self.attention(x))
@@ -601,25 +736,41 @@ def bench_blocks(size):
     for wrap, first in ((layers.PreNorm, True), (layers.PostNorm, False)):
         ours = Block(size, wrap, "gelu")
         peer = nn.TransformerEncoderLayer(
-            size.d, size.h, 4 * size.d, dropout=0.0, activation="gelu",
-            batch_first=True, norm_first=first)
-        pairs = [(f"{ours_name}.{kind}", peer_name + kind)
-                 for ours_name, peer_name in (
-                     ("attention.norm", "norm1."),
-                     ("attention.sublayer.qkv_proj", "self_attn.in_proj_"),
-                     ("attention.sublayer.o_proj", "self_attn.out_proj."),
-                     ("feed.norm", "norm2."),
-                     ("feed.sublayer.up_proj", "linear1."),
-                     ("feed.sublayer.down_proj", "linear2."))
-                 for kind in ("weight", "bias")]
-        yield Case(f"{wrap.__name__} block / nn.…EncoderLayer", ours, peer,
-                   (x,), **share(ours, peer, pairs))
+            size.d,
+            size.h,
+            4 * size.d,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=first,
+        )
+        pairs = [
+            (f"{ours_name}.{kind}", peer_name + kind)
+            for ours_name, peer_name in (
+                ("attention.norm", "norm1."),
+                ("attention.sublayer.qkv_proj", "self_attn.in_proj_"),
+                ("attention.sublayer.o_proj", "self_attn.out_proj."),
+                ("feed.norm", "norm2."),
+                ("feed.sublayer.up_proj", "linear1."),
+                ("feed.sublayer.down_proj", "linear2."),
+            )
+            for kind in ("weight", "bias")
+        ]
+        yield Case(
+            f"{wrap.__name__} block / nn.…EncoderLayer",
+            ours,
+            peer,
+            (x,),
+            **share(ours, peer, pairs),
+        )
 
 
 # the cache: a sample is many tokens, each added to what was kept
 
+
 def updates(make, update, old, new):
     "Fill a new cache with `old`, then add the tokens of `new` one by one."
+
     def run():
         with torch.no_grad():
             cache = make()
@@ -627,6 +778,7 @@ def updates(make, update, old, new):
             for token in new:
                 result = update(cache, *token)
         return list(result)
+
     return run
 
 
@@ -635,8 +787,7 @@ def bench_cache(size):
     b = 1
     s = size.t
     k, v = heads(Size(b, s, size.d, size.h), 2)
-    tokens = [(*heads(Size(b, 1, size.d, size.h), 2, seed=i), s + i)
-              for i in range(n)]
+    tokens = [(*heads(Size(b, 1, size.d, size.h), 2, seed=i), s + i) for i in range(n)]
     old = (k, v, 0)
 
     def ours_update(cache, k, v, start):
@@ -648,20 +799,30 @@ def bench_cache(size):
 
     note = f"the first {s} tokens at once, then {n} one by one; one row"
     update = updates(DynamicLayerCache, ours_update, old, tokens)
-    case = Case("DynamicLayerCache.update / DynamicCache", None, None, target=None,
-                note=note)
-    compare(case, "of k and v", update,
-            updates(DynamicCache, peer_update, old, tokens), same)
+    case = Case(
+        "DynamicLayerCache.update / DynamicCache", None, None, target=None, note=note
+    )
+    compare(
+        case,
+        "of k and v",
+        update,
+        updates(DynamicCache, peer_update, old, tokens),
+        same,
+    )
 
     config = llama_config(size)
     rope = LlamaRotaryEmbedding(config)
     peer = LlamaAttention(config, 0).eval()
-    ours = SelfAttention(size.d, size.h, bias=False, causal=True,
-                         rotary=RotaryEmbedding(size.d // size.h)).eval()
+    ours = SelfAttention(
+        size.d,
+        size.h,
+        bias=False,
+        causal=True,
+        rotary=RotaryEmbedding(size.d // size.h),
+    ).eval()
     share(ours, peer)
     x = 0.5 * randn(b, s + n, size.d, seed=5)
-    pieces = [(x[:, s + i:s + i + 1], torch.full((b, 1), s + i))
-              for i in range(n)]
+    pieces = [(x[:, s + i : s + i + 1], torch.full((b, 1), s + i)) for i in range(n)]
 
     def our_step(cache, x, positions):
         return [ours(x, cache=cache)]
@@ -671,29 +832,50 @@ def bench_cache(size):
 
     first = (x[:, :s], torch.arange(s)[None])
     step = updates(DynamicLayerCache, our_step, first, pieces)
-    case = Case("cached decoding / LlamaAttention", None, None, target=None,
-                note=note)
-    compare(case, "a layer", step,
-            updates(DynamicCache, peer_step, first, pieces), same)
+    case = Case("cached decoding / LlamaAttention", None, None, target=None, note=note)
+    compare(
+        case, "a layer", step, updates(DynamicCache, peer_step, first, pieces), same
+    )
     alone = updates(DynamicLayerCache, our_step, first, [pieces[0]])
     few = updates(DynamicLayerCache, ours_update, old, tokens[:1])
-    times = {name: timing.repeated(f, SAMPLE) for name, f in
-             (("step", step), ("update", update), ("one", alone),
-              ("few", few))}
-    t = timing.in_turn({k: f for k, (f, _) in times.items()}, 15,
-                       time.process_time)
+    times = {
+        name: timing.repeated(f, SAMPLE)
+        for name, f in (
+            ("step", step),
+            ("update", update),
+            ("one", alone),
+            ("few", few),
+        )
+    }
+    t = timing.in_turn({k: f for k, (f, _) in times.items()}, 15, time.process_time)
     t = {k: v / times[k][1] for k, v in t.items()}
     a = (t["update"] - t["few"]) / (n - 1)
     b = (t["step"] - t["one"]) / (n - 1)
-    timing.row("DynamicLayerCache.update / a decoding step", a / b, None,
-               f"{1e6 * a:,.1f} µs of {1e6 * b:,.1f} µs per token, about "
-               f"{s + n // 2} tokens kept")
+    timing.row(
+        "DynamicLayerCache.update / a decoding step",
+        a / b,
+        None,
+        f"{1e6 * a:,.1f} µs of {1e6 * b:,.1f} µs per token, about "
+        f"{s + n // 2} tokens kept",
+    )
 
 
-BENCHES = [bench_embedding, bench_positions, bench_rotary, bench_shaw,
-           bench_biases, bench_layers, bench_activations, bench_feedforward,
-           bench_blocks, bench_attention, bench_llama_attention, bench_kernels,
-           bench_cache, bench_written_out]
+BENCHES = [
+    bench_embedding,
+    bench_positions,
+    bench_rotary,
+    bench_shaw,
+    bench_biases,
+    bench_layers,
+    bench_activations,
+    bench_feedforward,
+    bench_blocks,
+    bench_attention,
+    bench_llama_attention,
+    bench_kernels,
+    bench_cache,
+    bench_written_out,
+]
 
 
 def run(doc, benches, sizes, title, each):
@@ -708,10 +890,12 @@ def run(doc, benches, sizes, title, each):
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore")
-    print(f"processor time, ours / peer, in float32; {options.threads} "
-          f"thread of {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
-          f"torch {torch.__version__}, transformers "
-          f"{transformers.__version__}, Python {sys.version.split()[0]}")
+    print(
+        f"processor time, ours / peer, in float32; {options.threads} "
+        f"thread of {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
+        f"torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, Python {sys.version.split()[0]}"
+    )
     start = time.perf_counter()
     for size in SMALL if options.quick else sizes:
         timing.head(title(size))
@@ -719,15 +903,22 @@ def run(doc, benches, sizes, title, each):
             if options.only in bench.__name__:
                 for made in bench(size) or ():
                     each(made)
-    print(f"\n{time.perf_counter() - start:.0f} s; rows that miss their "
-          f"target: {len(FAILED)}")
+    print(
+        f"\n{time.perf_counter() - start:.0f} s; rows that miss their "
+        f"target: {len(FAILED)}"
+    )
     for name, value in FAILED:
         print(f"  {value:.2f} x  {name}")
 
 
 def main():
-    run(__doc__, BENCHES, SIZES, lambda size:
-        f"{size} (rows, tokens, d_model), {size.h} heads", measure)
+    run(
+        __doc__,
+        BENCHES,
+        SIZES,
+        lambda size: f"{size} (rows, tokens, d_model), {size.h} heads",
+        measure,
+    )
 
 
 if __name__ == "__main__":

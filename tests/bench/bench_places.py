@@ -9,6 +9,7 @@ counted, and said.
 
 --quick           one small layer, four tokens: that everything runs
 """
+
 import sys
 from statistics import median
 
@@ -25,8 +26,11 @@ FAILED = []
 def decoder(quick):
     "The model, how long its prompt is, and how many tokens it writes."
     torch.manual_seed(0)
-    size = dict(d_model=16, n_layers=1, n_heads=2, vocab_size=50) if quick \
+    size = (
+        dict(d_model=16, n_layers=1, n_heads=2, vocab_size=50)
+        if quick
         else dict(d_model=384, n_layers=6, n_heads=6, vocab_size=10_000)
+    )
     prompt, new = (4, 4) if quick else (64, 256)
     model = Llama(LlamaConfig(**size, max_len=prompt + new))
     return model.eval().requires_grad_(False), prompt, new
@@ -36,14 +40,19 @@ def sides_of(model, step, ids, prompt):
     "For each side a function of a step's ids, its cache filled."
     b = len(ids)
     max_len = model.max_len
-    caches = {"compiled": new_static_cache(model, b, max_len),
-              "growing": model.new_cache(b),
-              "fixed": new_static_cache(model, b, max_len)}
+    caches = {
+        "compiled": new_static_cache(model, b, max_len),
+        "growing": model.new_cache(b),
+        "fixed": new_static_cache(model, b, max_len),
+    }
     for cache in caches.values():
         model(ids[:, :prompt], cache=cache)
-    return {name: lambda x, name=name, cache=cache: (
-        step if name == "compiled" else model)(x, cache=cache)
-        for name, cache in caches.items()}
+    return {
+        name: lambda x, name=name, cache=cache: (step if name == "compiled" else model)(
+            x, cache=cache
+        )
+        for name, cache in caches.items()
+    }
 
 
 def must_agree(found, when):
@@ -57,14 +66,14 @@ def measure(model, step, b, prompt, new):
     "Both ratios for a batch of b."
     ids = torch.randint(0, model.config.vocab_size, (b, prompt + new))
     sides = sides_of(model, step, ids, prompt)
-    first, _ = timing.once(lambda: step(ids[:, prompt:prompt + 1],
-                                        cache=_scratch(model, ids, prompt)))
+    first, _ = timing.once(
+        lambda: step(ids[:, prompt : prompt + 1], cache=_scratch(model, ids, prompt))
+    )
     times = {name: [] for name in sides}
     for i in range(prompt, prompt + new):
         found = {}
-        for name in list(sides)[::1 if i % 2 else -1]:
-            took, found[name] = timing.once(
-                lambda: sides[name](ids[:, i:i + 1]))
+        for name in list(sides)[:: 1 if i % 2 else -1]:
+            took, found[name] = timing.once(lambda: sides[name](ids[:, i : i + 1]))
             times[name].append(took)
         if i in (prompt, prompt + new - 1):
             must_agree(found, f"token {i}")
@@ -73,8 +82,7 @@ def measure(model, step, b, prompt, new):
     for peer, target in (("growing", TARGET), ("fixed", None)):
         name = f"compiled / eager {peer}, batch {b}"
         value = mid["compiled"] / mid[peer]
-        timing.row(name, value, target, f"{detail} ms; compiling "
-                   f"{first:.0f} s")
+        timing.row(name, value, target, f"{detail} ms; compiling {first:.0f} s")
         if target and value > target[1]:
             FAILED.append((name, value))
 
@@ -90,8 +98,7 @@ def main():
     timing.begin(__doc__)
     model, prompt, new = decoder(timing.quick)
     # where everything has to run, and nothing to be fast: no C++ is made
-    step = compile_decode_step(model, **(
-        dict(backend="eager") if timing.quick else {}))
+    step = compile_decode_step(model, **(dict(backend="eager") if timing.quick else {}))
     timing.head(f"A step of decoding, prompt {prompt}, {new} tokens")
     with torch.no_grad():
         for b in (1, 8):

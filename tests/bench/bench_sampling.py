@@ -12,6 +12,7 @@ temperature 1, and fewer below. Flatter ones cost top-p and typical more.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
+
 import sys
 from pathlib import Path
 
@@ -23,22 +24,25 @@ from tformer.llama import Llama, LlamaConfig
 from tformer.sampling import Sampler, SamplingParams
 from timing import AT_MOST
 
-WAYS = {        # settings, and whether they are to be below 5 % of a step
+WAYS = {  # settings, and whether they are to be below 5 % of a step
     "greedy": (SamplingParams(temperature=0.0), True),
     "temperature": (SamplingParams(temperature=0.8), True),
     "top-k 50": (SamplingParams(top_k=50), True),
-    "top-k 50, top-p 0.9": (
-        SamplingParams(temperature=0.8, top_k=50, top_p=0.9), True),
+    "top-k 50, top-p 0.9": (SamplingParams(temperature=0.8, top_k=50, top_p=0.9), True),
     "min-p 0.05": (SamplingParams(min_p=0.05), True),
     "top-p 0.9": (SamplingParams(temperature=0.8, top_p=0.9), False),
     "typical 0.9": (SamplingParams(typical_p=0.9), False),
     "top-k 50, repetition 1.2": (
-        SamplingParams(top_k=50, repetition_penalty=1.2), True)}
+        SamplingParams(top_k=50, repetition_penalty=1.2),
+        True,
+    ),
+}
 
 
 def peer_of(settings):
     "The same by transformers and torch.multinomial."
     from transformers import generation as peers
+
     rules = [peers.TemperatureLogitsWarper(settings.temperature)]
     if settings.top_k:
         rules.append(peers.TopKLogitsWarper(settings.top_k))
@@ -52,9 +56,16 @@ def peer_of(settings):
 def rows(b, rounds=25):
     vocab = 500 if timing.quick else 32_000
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(
-        vocab_size=vocab, d_model=384, n_layers=6, n_heads=6, n_kv_heads=6,
-        max_len=512)).eval()
+    model = Llama(
+        LlamaConfig(
+            vocab_size=vocab,
+            d_model=384,
+            n_layers=6,
+            n_heads=6,
+            n_kv_heads=6,
+            max_len=512,
+        )
+    ).eval()
     cache = model.new_cache(b)
     model(torch.randint(vocab, (b, 64)), cache=cache)
     one = torch.randint(vocab, (b, 1))
@@ -64,6 +75,7 @@ def rows(b, rounds=25):
     def step():
         cache.crop(64)
         return model(one, cache=cache)
+
     work = {"step": step}
     for name, (settings, _) in WAYS.items():
         sampler = Sampler(settings)
@@ -75,14 +87,19 @@ def rows(b, rounds=25):
         function()
     took = timing.in_turn(work, rounds)
     for name, (_, bound) in WAYS.items():
-        timing.row(f"{name} / a step, batch {b}", took[name] / took["step"],
-                   (AT_MOST, 0.05) if bound else None,
-                   f"{1e3 * took[name]:.2f} of {1e3 * took['step']:.1f} ms")
-    for name, peer in (("top-k 50, top-p 0.9", "peer"),
-                       ("temperature", "peer, plain")):
-        timing.row(f"{name} / transformers, batch {b}",
-                   took[name] / took[peer], None,
-                   f"{1e3 * took[peer]:.2f} ms")
+        timing.row(
+            f"{name} / a step, batch {b}",
+            took[name] / took["step"],
+            (AT_MOST, 0.05) if bound else None,
+            f"{1e3 * took[name]:.2f} of {1e3 * took['step']:.1f} ms",
+        )
+    for name, peer in (("top-k 50, top-p 0.9", "peer"), ("temperature", "peer, plain")):
+        timing.row(
+            f"{name} / transformers, batch {b}",
+            took[name] / took[peer],
+            None,
+            f"{1e3 * took[peer]:.2f} ms",
+        )
 
 
 def main():

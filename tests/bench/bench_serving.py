@@ -13,6 +13,7 @@ turn, one thread; the engine's own work is its time without that in the model.
 
 --quick    small sizes, few requests: that everything runs, not how fast
 """
+
 import argparse
 import gc
 import random
@@ -43,9 +44,11 @@ def row(name, value, target, detail):
 
 def decoder():
     torch.manual_seed(0)
-    size = dict(d_model=16, n_layers=1, n_heads=2, vocab_size=50) \
-        if timing.quick else dict(d_model=384, n_layers=6, n_heads=6,
-                                  vocab_size=10_000)
+    size = (
+        dict(d_model=16, n_layers=1, n_heads=2, vocab_size=50)
+        if timing.quick
+        else dict(d_model=384, n_layers=6, n_heads=6, vocab_size=10_000)
+    )
     model = Llama(LlamaConfig(**size, max_len=256))
     return model.eval().requires_grad_(False)
 
@@ -54,17 +57,18 @@ def lengths_of(kind, n):
     "How long n texts are."
     rnd = random.Random(kind)
     if kind == "lognormal":
-        return [min(224, 1 + int(rnd.lognormvariate(3, 1.2)))
-                for _ in range(n)]
+        return [min(224, 1 + int(rnd.lognormvariate(3, 1.2))) for _ in range(n)]
     if kind == "uniform":
         return [rnd.randint(1, 100) for _ in range(n)]
-    return [rnd.randint(50, 105) for _ in range(n)]     # stories
+    return [rnd.randint(50, 105) for _ in range(n)]  # stories
 
 
 def requests_of(lengths):
     rnd = random.Random(1)
-    return [Request([rnd.randrange(50) for _ in range(rnd.randint(1, 32))],
-                    n) for n in lengths]
+    return [
+        Request([rnd.randrange(50) for _ in range(rnd.randint(1, 32))], n)
+        for n in lengths
+    ]
 
 
 def in_batches(model, requests, drop=False):
@@ -72,7 +76,7 @@ def in_batches(model, requests, drop=False):
     texts = []
     steps = 0
     for i in range(0, len(requests), SLOTS):
-        part = requests[i:i + SLOTS]
+        part = requests[i : i + SLOTS]
         ends = [r.max_new_tokens for r in part]
         texts += [t.ids for t in until(model, part, ends, drop)]
         steps += max(ends)
@@ -81,6 +85,7 @@ def in_batches(model, requests, drop=False):
 
 def until(model, part, ends, drop):
     "Rows of a batch stop at lengths of their own."
+
     class Ends:
         "Counts the rows that are asked, in their order."
 
@@ -96,8 +101,14 @@ def until(model, part, ends, drop):
                 self.live = [i for i in self.live if len(ids) < ends[i]]
                 self.at = 0
             return last
-    return generate(model, [r.prompt_ids for r in part], max_new_tokens=max(ends),
-                    stop=Ends(), drop_finished=drop)
+
+    return generate(
+        model,
+        [r.prompt_ids for r in part],
+        max_new_tokens=max(ends),
+        stop=Ends(),
+        drop_finished=drop,
+    )
 
 
 def in_flight(model, requests, **how):
@@ -132,31 +143,43 @@ def bench_kind(model, kind, n, rounds):
     agree = must_agree(kind, found, texts), must_agree(kind, other, texts)
     assert steps == more
     lognormal = kind == "lognormal"
-    row(f"{kind}: steps / (bound + drain)", steps / (
-        tokens / SLOTS + drain), (AT_MOST, 1.1), f"{steps} steps, bound "
-        f"{tokens / SLOTS:.0f}, drain {drain}")
-    row(f"{kind}: static / in flight, steps", batches / steps,
-        (AT_LEAST, 1.9) if lognormal else None, agree[0])
-    row(f"{kind}: sorted static / in flight, steps", by_length / steps,
-        None, agree[1])
-    took = timing.in_turn({
-        "static": lambda: in_batches(model, requests),
-        "leaving": lambda: in_batches(model, requests, True),
-        "sorted": lambda: in_batches(model, ordered),
-        "slots": lambda: in_flight(model, requests),
-        "paged": lambda: in_flight(model, requests, **paged)}, rounds)
+    row(
+        f"{kind}: steps / (bound + drain)",
+        steps / (tokens / SLOTS + drain),
+        (AT_MOST, 1.1),
+        f"{steps} steps, bound {tokens / SLOTS:.0f}, drain {drain}",
+    )
+    row(
+        f"{kind}: static / in flight, steps",
+        batches / steps,
+        (AT_LEAST, 1.9) if lognormal else None,
+        agree[0],
+    )
+    row(f"{kind}: sorted static / in flight, steps", by_length / steps, None, agree[1])
+    took = timing.in_turn(
+        {
+            "static": lambda: in_batches(model, requests),
+            "leaving": lambda: in_batches(model, requests, True),
+            "sorted": lambda: in_batches(model, ordered),
+            "slots": lambda: in_flight(model, requests),
+            "paged": lambda: in_flight(model, requests, **paged),
+        },
+        rounds,
+    )
     detail = ", ".join(f"{k} {t:.1f}" for k, t in took.items()) + " s"
     best = min(took["slots"], took["paged"])
     for way in ("static", "leaving", "sorted"):
-        row(f"{kind}: {way} / in flight, seconds", took[way] / best,
+        row(
+            f"{kind}: {way} / in flight, seconds",
+            took[way] / best,
             (AT_LEAST, 1.6) if lognormal and way == "static" else None,
-            detail)
+            detail,
+        )
 
 
 def bench_bytes(model, kind, n):
     "The most bytes that blocks in use ever take; slots take theirs always."
-    engine = Engine(model, SLOTS, num_blocks=SLOTS * 256 // SIZE,
-                    block_size=SIZE)
+    engine = Engine(model, SLOTS, num_blocks=SLOTS * 256 // SIZE, block_size=SIZE)
     for r in requests_of(lengths_of(kind, n)):
         engine.submit(r)
     most = 0
@@ -167,15 +190,18 @@ def bench_bytes(model, kind, n):
     most = max(every)
     c = model.config
     slots = 2 * 4 * c.n_layers * c.d_model * 256 * SLOTS
-    row(f"{kind}: slots / blocks, bytes", slots / most, (AT_LEAST, 2.0),
+    row(
+        f"{kind}: slots / blocks, bytes",
+        slots / most,
+        (AT_LEAST, 2.0),
         f"{slots / 2**20:.1f} MiB, {most / 2**20:.1f} at most, "
-        f"{sum(every) / len(every) / 2**20:.1f} on average")
+        f"{sum(every) / len(every) / 2**20:.1f} on average",
+    )
 
 
 def bench_own_work(model, n):
     "Time of a step that is not the model's, as a share of it."
-    engine = Engine(model, SLOTS, num_blocks=SLOTS * 256 // SIZE,
-                    block_size=SIZE)
+    engine = Engine(model, SLOTS, num_blocks=SLOTS * 256 // SIZE, block_size=SIZE)
     inside = []
     call = model.forward
 
@@ -183,6 +209,7 @@ def bench_own_work(model, n):
         took, out = timing.once(lambda: call(*args, **how))
         inside[-1] += took
         return out
+
     for r in requests_of(lengths_of("lognormal", n)):
         engine.submit(r)
     model.forward = watched
@@ -194,33 +221,44 @@ def bench_own_work(model, n):
         desk = engine.scheduler
         reads = bool(desk.waiting and None in desk.row_owners)
         took, _ = timing.once(engine.step)
-        if not reads and inside[-1]:    # a step that only decodes
+        if not reads and inside[-1]:  # a step that only decodes
             shares.append((took - inside[-1]) / took)
     del model.forward, model.hidden_states
-    row("the engine's own work / a step", median(shares), (AT_MOST, 0.1),
-        f"{len(shares)} steps that decode")
+    row(
+        "the engine's own work / a step",
+        median(shares),
+        (AT_MOST, 0.1),
+        f"{len(shares)} steps that decode",
+    )
 
 
 def bench_memory(n):
     "Bytes that Python holds, after a tenth of the requests and after all."
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(d_model=8, n_layers=1, n_heads=1,
-                              vocab_size=20, max_len=32)).eval()
-    engine = Engine(model, SLOTS, num_blocks=24, block_size=4,
-                    max_queued_requests=16)
+    model = Llama(
+        LlamaConfig(d_model=8, n_layers=1, n_heads=1, vocab_size=20, max_len=32)
+    ).eval()
+    engine = Engine(model, SLOTS, num_blocks=24, block_size=4, max_queued_requests=16)
     rnd = random.Random(0)
 
     def some(n):
-        engine.run(Request([rnd.randrange(20) for _ in range(3)],
-                           rnd.randint(1, 3)) for _ in range(n))
+        engine.run(
+            Request([rnd.randrange(20) for _ in range(3)], rnd.randint(1, 3))
+            for _ in range(n)
+        )
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
+
     tracemalloc.start()
     first = some(n // 10)
     last = some(n - n // 10)
     tracemalloc.stop()
-    row(f"memory after {n:,} requests / after {n // 10:,}", last / first,
-        (AT_MOST, 1.1), f"{first / 2**10:.0f} and {last / 2**10:.0f} KiB")
+    row(
+        f"memory after {n:,} requests / after {n // 10:,}",
+        last / first,
+        (AT_MOST, 1.1),
+        f"{first / 2**10:.0f} and {last / 2**10:.0f} KiB",
+    )
 
 
 def main():

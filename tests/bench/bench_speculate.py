@@ -20,6 +20,7 @@ and the memory of weights of one byte, relative to float32. One thread.
 
 --quick    small sizes, one round: that everything runs, not how fast
 """
+
 import random
 import sys
 from pathlib import Path
@@ -37,8 +38,15 @@ from timing import AT_LEAST
 PROMPT = 64
 NEW = 200
 VOCAB = 10_000
-TARGETS = {"loop": 1.5, "phrases": 1.5, "errors": None, "own": None,
-           "nothing": 0.95, "refused": 0.95, "letters": 0.95}
+TARGETS = {
+    "loop": 1.5,
+    "phrases": 1.5,
+    "errors": None,
+    "own": None,
+    "nothing": 0.95,
+    "refused": 0.95,
+    "letters": 0.95,
+}
 
 
 def our_model():
@@ -71,13 +79,14 @@ class Prescribed(nn.Module):
         logits = self.model.lm_head(x)
         rows = logits.view(-1, logits.shape[-1])
         n = len(rows)
-        for row, i in zip(rows, self.text[self.end - n + 1:self.end + 1], strict=False):
+        for row, i in zip(
+            rows, self.text[self.end - n + 1 : self.end + 1], strict=False
+        ):
             row[i] += 1e4
         return logits
 
     def forward(self, ids, *, cache, positions=None):
-        return self.lm_head(
-            self.hidden_states(ids, cache=cache, positions=positions))
+        return self.lm_head(self.hidden_states(ids, cache=cache, positions=positions))
 
 
 def texts():
@@ -88,14 +97,15 @@ def texts():
     found = {"loop": (run * n)[:n], "phrases": []}
     while len(found["phrases"]) < n:
         start = rng.randrange(40)
-        found["phrases"] += run[start:start + rng.randrange(3, 15)]
-    found["errors"] = [i if rng.random() > 0.1 else rng.randrange(VOCAB)
-                       for i in found["loop"]]
+        found["phrases"] += run[start : start + rng.randrange(3, 15)]
+    found["errors"] = [
+        i if rng.random() > 0.1 else rng.randrange(VOCAB) for i in found["loop"]
+    ]
     found["nothing"] = rng.sample(range(VOCAB), n)
     last = {}
     refused = [0, 0]
     while len(refused) < n:
-        pair = *refused[-2:],
+        pair = (*refused[-2:],)
         last[pair] = (last.get(pair, rng.randrange(8)) + 1) % 8
         refused.append(last[pair])
     found["refused"] = refused
@@ -113,16 +123,20 @@ def lookup(model, rounds=7):
             ids = torch.tensor([told[kind][:PROMPT]])
         ways = {
             "plain": lambda: generate(said, ids, max_new_tokens=NEW)[0].ids,
-            "drafts": lambda: speculative_generate(said, ids, PromptLookup(),
-                                                   max_new_tokens=NEW).ids}
+            "drafts": lambda: (
+                speculative_generate(said, ids, PromptLookup(), max_new_tokens=NEW).ids
+            ),
+        }
         wrote = [way() for way in ways.values()]
         assert wrote[0] == wrote[1], f"{kind}: other ids"
         assert kind not in told or wrote[0] == told[kind][PROMPT:]
         took = timing.in_turn(ways, rounds)
-        timing.row(f"generate / speculate, {kind}",
-                   took["plain"] / took["drafts"],
-                   None if target is None else (AT_LEAST, target),
-                   f"{took['plain']:.2f} s, {took['drafts']:.2f} s")
+        timing.row(
+            f"generate / speculate, {kind}",
+            took["plain"] / took["drafts"],
+            None if target is None else (AT_LEAST, target),
+            f"{took['plain']:.2f} s, {took['drafts']:.2f} s",
+        )
 
 
 @torch.inference_mode()
@@ -138,30 +152,46 @@ def steps(model, rounds=25):
         def run():
             model(ids, cache=cache)
             cache.crop(past)
+
         return run
+
     ways = {k: step(k + 1) for k in (0, *drafts)}
     for way in ways.values():
         way()
     took = timing.in_turn(ways, rounds)
     for k in drafts:
-        timing.row(f"a step with {k} drafts / without", took[k] / took[0],
-                   None, f"{1e3 * took[k]:.1f}, {1e3 * took[0]:.1f} ms")
+        timing.row(
+            f"a step with {k} drafts / without",
+            took[k] / took[0],
+            None,
+            f"{1e3 * took[k]:.1f}, {1e3 * took[0]:.1f} ms",
+        )
 
 
 def one_byte(model, rounds=5):
     small = quantize_int8(model)
     ids = torch.randint(VOCAB, (1, PROMPT))
-    ways = {name: lambda m=m: generate(m, ids, max_new_tokens=NEW // 4)
-            for name, m in (("float32", model), ("int8", small))}
+    ways = {
+        name: lambda m=m: generate(m, ids, max_new_tokens=NEW // 4)
+        for name, m in (("float32", model), ("int8", small))
+    }
     took = timing.in_turn(ways, rounds)
-    timing.row("float32 / int8, time of a text",
-               took["float32"] / took["int8"], None,
-               f"{took['float32']:.2f} s, {took['int8']:.2f} s")
-    size = {name: sum(x.nbytes for x in m.state_dict().values())
-            for name, m in (("float32", model), ("int8", small))}
-    timing.row("float32 / int8, memory", size["float32"] / size["int8"],
-               None, " and ".join(f"{n / 1e6:.1f} MB"
-                                  for n in size.values()))
+    timing.row(
+        "float32 / int8, time of a text",
+        took["float32"] / took["int8"],
+        None,
+        f"{took['float32']:.2f} s, {took['int8']:.2f} s",
+    )
+    size = {
+        name: sum(x.nbytes for x in m.state_dict().values())
+        for name, m in (("float32", model), ("int8", small))
+    }
+    timing.row(
+        "float32 / int8, memory",
+        size["float32"] / size["int8"],
+        None,
+        " and ".join(f"{n / 1e6:.1f} MB" for n in size.values()),
+    )
 
 
 def main():

@@ -20,6 +20,7 @@ only read.
 --only WORD       gpt or llama alone
 --threads N       threads of PyTorch (then the processor time of all of them)
 """
+
 import gc
 import sys
 import time
@@ -46,7 +47,7 @@ LAYERS = 6
 VOCAB = 10_000
 ROUNDS = 9
 PRODUCTS = 20
-WITHIN = 1e-5       # how far loss and gradients may be apart
+WITHIN = 1e-5  # how far loss and gradients may be apart
 PEAK = 0.6
 BF16 = 1.4
 
@@ -57,32 +58,65 @@ def vocab():
 
 def gpt_twins(size):
     "GPT and GPT-2: the head is the table of tokens."
-    ours = gpt.GPT(gpt.GPTConfig(
-        vocab_size=vocab(), d_model=size.d, n_heads=size.h, n_layers=LAYERS,
-        max_len=size.t, dropout=0.0))
-    peer = GPT2LMHeadModel(GPT2Config(
-        vocab_size=vocab(), n_positions=size.t, n_embd=size.d,
-        n_layer=LAYERS, n_head=size.h, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, attn_implementation="sdpa"))
-    return bench_models.decoder("GPT / GPT2LMHeadModel", ours, peer,
-                                bench_models.GPT2, ids_of(size, vocab()))
+    ours = gpt.GPT(
+        gpt.GPTConfig(
+            vocab_size=vocab(),
+            d_model=size.d,
+            n_heads=size.h,
+            n_layers=LAYERS,
+            max_len=size.t,
+            dropout=0.0,
+        )
+    )
+    peer = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocab(),
+            n_positions=size.t,
+            n_embd=size.d,
+            n_layer=LAYERS,
+            n_head=size.h,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            attn_implementation="sdpa",
+        )
+    )
+    return bench_models.decoder(
+        "GPT / GPT2LMHeadModel", ours, peer, bench_models.GPT2, ids_of(size, vocab())
+    )
 
 
 def llama_twins(size):
     "Llama, its head apart from the table, as is the default of both."
     config = llama.LlamaConfig(
-        vocab_size=vocab(), d_model=size.d, n_heads=size.h, n_layers=LAYERS,
-        max_len=size.t)
+        vocab_size=vocab(),
+        d_model=size.d,
+        n_heads=size.h,
+        n_layers=LAYERS,
+        max_len=size.t,
+    )
     d_ff = llama.swiglu_width(size.d)
-    peer = LlamaForCausalLM(TheirLlamaConfig(
-        vocab_size=vocab(), hidden_size=size.d, num_attention_heads=size.h,
-        num_key_value_heads=size.h, num_hidden_layers=LAYERS,
-        intermediate_size=d_ff, max_position_embeddings=size.t,
-        rms_norm_eps=1e-5, tie_word_embeddings=False,
-        attn_implementation="sdpa"))
-    return bench_models.decoder("Llama / LlamaForCausalLM",
-                                llama.Llama(config), peer,
-                                bench_models.LLAMA, ids_of(size, vocab()))
+    peer = LlamaForCausalLM(
+        TheirLlamaConfig(
+            vocab_size=vocab(),
+            hidden_size=size.d,
+            num_attention_heads=size.h,
+            num_key_value_heads=size.h,
+            num_hidden_layers=LAYERS,
+            intermediate_size=d_ff,
+            max_position_embeddings=size.t,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            attn_implementation="sdpa",
+        )
+    )
+    return bench_models.decoder(
+        "Llama / LlamaForCausalLM",
+        llama.Llama(config),
+        peer,
+        bench_models.LLAMA,
+        ids_of(size, vocab()),
+    )
 
 
 def next_ids(ids):
@@ -112,8 +146,7 @@ class Side:
         self.model = model.train()
         self.loss = loss
         self.ids = ids
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4,
-                                           fused=True)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     def gradients(self, loss=None, dtype=None):
         "Forward, loss and backward; returns the loss."
@@ -134,21 +167,23 @@ def sides_of(twins):
     "Both sides, with equal weights, each in memory of its own."
     for p in twins.peer.parameters():
         p.data = p.data.clone()
-    ids, = twins.inputs
+    (ids,) = twins.inputs
     return Side(twins.ours, our_loss, ids), Side(twins.peer, peer_loss, ids)
 
 
 def must_agree(twins, ours, peer):
     "How far loss and gradients of both are apart, if it is not too far."
     losses = [side.gradients() for side in (ours, peer)]
-    given = twins.rename({name: p.grad for name, p
-                          in twins.ours.named_parameters()})
+    given = twins.rename({name: p.grad for name, p in twins.ours.named_parameters()})
     theirs = twins.leaves()
-    difference = apart([losses[0], *(given[name] for name in theirs)],
-                       [losses[1], *(p.grad for p in theirs.values())])
+    difference = apart(
+        [losses[0], *(given[name] for name in theirs)],
+        [losses[1], *(p.grad for p in theirs.values())],
+    )
     if not (isinstance(difference, float) and difference <= WITHIN):
-        raise AssertionError(f"{twins.name}: loss or gradients of the two "
-                             f"sides differ: {difference}")
+        raise AssertionError(
+            f"{twins.name}: loss or gradients of the two sides differ: {difference}"
+        )
     ours.optimizer.zero_grad(), peer.optimizer.zero_grad()
     return difference
 
@@ -168,24 +203,29 @@ def product(size, d_ff):
 
 def has_bf16():
     "Whether this CPU multiplies bfloat16 by itself."
-    return any(getattr(torch.cpu, f"_is_{name}_supported", bool)()
-               for name in ("avx512_bf16", "amx_tile"))
+    return any(
+        getattr(torch.cpu, f"_is_{name}_supported", bool)()
+        for name in ("avx512_bf16", "amx_tile")
+    )
 
 
 def ways_of(ours, peer):
     "The steps that take turns, by name."
     hidden = torch.compile(
-        ours.model.hidden_states,
-        backend="eager" if timing.quick else "inductor")
-    return {"ours": ours.step, "peer": peer.step,
-            "at once": lambda: ours.step(our_loss_at_once),
-            "bf16": lambda: ours.step(dtype=torch.bfloat16),
-            "compiled": lambda: ours.step(partial(our_loss, hidden=hidden))}
+        ours.model.hidden_states, backend="eager" if timing.quick else "inductor"
+    )
+    return {
+        "ours": ours.step,
+        "peer": peer.step,
+        "at once": lambda: ours.step(our_loss_at_once),
+        "bf16": lambda: ours.step(dtype=torch.bfloat16),
+        "compiled": lambda: ours.step(partial(our_loss, hidden=hidden)),
+    }
 
 
 def in_rounds(ways, size, d_ff):
     "Seconds of every way in every round, and of the fastest product."
-    for step in ways.values():      # caches, optimizers, compilation
+    for step in ways.values():  # caches, optimizers, compilation
         step(), step()
     times = {name: [] for name in ways}
     fastest = float("inf")
@@ -194,12 +234,12 @@ def in_rounds(ways, size, d_ff):
     gc.disable()
     try:
         for i in range(rounds):
-            fastest = min(fastest, *(product(size, d_ff) for _ in range(
-                -(-PRODUCTS // rounds))))
-            order = list(ways)[::1 if i % 2 == 0 else -1]
+            fastest = min(
+                fastest, *(product(size, d_ff) for _ in range(-(-PRODUCTS // rounds)))
+            )
+            order = list(ways)[:: 1 if i % 2 == 0 else -1]
             for name in order:
-                times[name].append(timing.once(ways[name],
-                                               time.process_time)[0])
+                times[name].append(timing.once(ways[name], time.process_time)[0])
     finally:
         gc.enable()
     return times, fastest
@@ -208,10 +248,13 @@ def in_rounds(ways, size, d_ff):
 def report(name, ratios, target, detail):
     "One row: the median, its target, and the spread over the rounds."
     value = median(ratios)
-    timing.row(name, value, target, f"{min(ratios):.2f} to "
-               f"{max(ratios):.2f} in {len(ratios)} rounds; {detail}")
-    if target and not timing.quick and \
-            value * target[0] < target[1] * target[0]:
+    timing.row(
+        name,
+        value,
+        target,
+        f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds; {detail}",
+    )
+    if target and not timing.quick and value * target[0] < target[1] * target[0]:
         FAILED.append((name, value))
 
 
@@ -229,21 +272,38 @@ def measure(made):
     def against(a, b):
         return [x / y for x, y in zip(times[a], times[b], strict=True)]
 
-    report(twins.name, against("ours", "peer"), (timing.AT_MOST, target),
-           f"{each['ours']} / {each['peer']}; loss and gradients within "
-           f"{agree:.0e}")
+    report(
+        twins.name,
+        against("ours", "peer"),
+        (timing.AT_MOST, target),
+        f"{each['ours']} / {each['peer']}; loss and gradients within {agree:.0e}",
+    )
     first, other = twins.name.split(" / ")
-    for name, way, goal in ((first, "ours", (timing.AT_LEAST, PEAK)),
-                            (other, "peer", None)):
-        report(f"{name}, share of the matmul peak",
-               [work / t / peak for t in times[way]], goal,
-               f"{work / 1e9:.0f} GFLOP; {peak / 1e9:.1f} GFLOP/s")
-    report(f"{first}, float32 / bfloat16", against("ours", "bf16"),
-           (timing.AT_LEAST, BF16) if has_bf16() else None, each["bf16"])
-    report(f"{first}, all logits at once / in chunks",
-           against("at once", "ours"), None, each["at once"])
-    report(f"{first}, compiled / not", against("compiled", "ours"), None,
-           each["compiled"])
+    for name, way, goal in (
+        (first, "ours", (timing.AT_LEAST, PEAK)),
+        (other, "peer", None),
+    ):
+        report(
+            f"{name}, share of the matmul peak",
+            [work / t / peak for t in times[way]],
+            goal,
+            f"{work / 1e9:.0f} GFLOP; {peak / 1e9:.1f} GFLOP/s",
+        )
+    report(
+        f"{first}, float32 / bfloat16",
+        against("ours", "bf16"),
+        (timing.AT_LEAST, BF16) if has_bf16() else None,
+        each["bf16"],
+    )
+    report(
+        f"{first}, all logits at once / in chunks",
+        against("at once", "ours"),
+        None,
+        each["at once"],
+    )
+    report(
+        f"{first}, compiled / not", against("compiled", "ours"), None, each["compiled"]
+    )
 
 
 def bench_gpt(size):
@@ -258,9 +318,16 @@ BENCHES = [bench_gpt, bench_llama]
 
 
 def main():
-    run(__doc__, BENCHES, SIZES, lambda size:
-        f"a step of {size} (rows, tokens, d_model), {size.h} heads, "
-        f"{LAYERS} layers, {vocab():,} ids", measure)
+    run(
+        __doc__,
+        BENCHES,
+        SIZES,
+        lambda size: (
+            f"a step of {size} (rows, tokens, d_model), {size.h} heads, "
+            f"{LAYERS} layers, {vocab():,} ids"
+        ),
+        measure,
+    )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ the indexer for each token. One thread.
 
 --quick           small sizes, one round: that everything runs
 """
+
 import sys
 import time
 from pathlib import Path
@@ -83,22 +84,41 @@ MEMORY = timing.AT_MOST, 1.02
 ROUNDS = 9
 LAYERS = 2
 # latent attention: DeepSeek-V2-Lite's sizes, and those of --quick
-LATENT = {"d_model": mla_speed.D_MODEL, "n_heads": mla_speed.N_HEADS,
-          "d_ff": 10944, **mla_speed.SIZES}
-SMALL = {"d_model": 64, "n_heads": 4, "d_ff": 96,
-         "kv_rank": 16, "d_nope": 8, "d_rope": 8, "d_v": 8}
+LATENT = {
+    "d_model": mla_speed.D_MODEL,
+    "n_heads": mla_speed.N_HEADS,
+    "d_ff": 10944,
+    **mla_speed.SIZES,
+}
+SMALL = {
+    "d_model": 64,
+    "n_heads": 4,
+    "d_ff": 96,
+    "kv_rank": 16,
+    "d_nope": 8,
+    "d_rope": 8,
+    "d_v": 8,
+}
 # tokens of the window, and those of --quick
 WINDOW = window_speed.WINDOW
 SMALL_WINDOW = 16
-STEP_WINDOW = 2048      # of a whole step, in which attention is then no trifle
-D_FF = 1792             # of the decoder with a window: 3.5 times its width
+STEP_WINDOW = 2048  # of a whole step, in which attention is then no trifle
+D_FF = 1792  # of the decoder with a window: 3.5 times its width
 # sparse attention: the tokens of a text, and those of --quick with their sizes
 SPARSE_TOKENS = 4096
 SMALL_TOKENS = 32
 SMALL_SPARSE = sparse_speed.Sizes(
-    d_model=64, n_heads=4, kv_rank=16, d_nope=8, d_rope=8, d_v=8, n_index_heads=4,
-    d_index=16, top_k=8)
-Q_RANK = 1536           # of DeepSeek-V3.2, whose layer has no other queries
+    d_model=64,
+    n_heads=4,
+    kv_rank=16,
+    d_nope=8,
+    d_rope=8,
+    d_v=8,
+    n_index_heads=4,
+    d_index=16,
+    top_k=8,
+)
+Q_RANK = 1536  # of DeepSeek-V3.2, whose layer has no other queries
 VOCAB = 512
 FAILED = []
 
@@ -112,22 +132,37 @@ def tell(name, value, target, detail):
 
 def layer_rows(widths, tokens):
     for d_model in widths:
-        row = gqa_speed.measure("decode", d_model, tokens,
-                                1 if timing.quick else ROUNDS)
+        row = gqa_speed.measure(
+            "decode", d_model, tokens, 1 if timing.quick else ROUNDS
+        )
         measured = float(row["measured"])
         predicted = float(row["predicted"])
-        tell(f"quarter of the key heads, width {d_model}", measured / predicted,
-             TARGET, f"{row['ms_all_heads']} and {row['ms_quarter']} ms: "
-             f"{measured:.2f} times faster, by bytes {predicted:.2f}")
+        tell(
+            f"quarter of the key heads, width {d_model}",
+            measured / predicted,
+            TARGET,
+            f"{row['ms_all_heads']} and {row['ms_quarter']} ms: "
+            f"{measured:.2f} times faster, by bytes {predicted:.2f}",
+        )
 
 
 def make_models(d_model):
     "A decoder with all key heads, and one with a quarter of them."
     n_heads = d_model // gqa_speed.D_HEAD
     torch.manual_seed(0)
-    return [Llama(LlamaConfig(vocab_size=512, d_model=d_model, n_layers=LAYERS,
-                              n_heads=n_heads, n_kv_heads=n, max_len=4096)).eval()
-            for n in (n_heads, n_heads // gqa_speed.GROUP)]
+    return [
+        Llama(
+            LlamaConfig(
+                vocab_size=512,
+                d_model=d_model,
+                n_layers=LAYERS,
+                n_heads=n_heads,
+                n_kv_heads=n,
+                max_len=4096,
+            )
+        ).eval()
+        for n in (n_heads, n_heads // gqa_speed.GROUP)
+    ]
 
 
 def filled(model, tokens):
@@ -135,9 +170,15 @@ def filled(model, tokens):
     cache = model.new_cache(gqa_speed.BATCH)
     positions = torch.arange(tokens)[None]
     for layer in cache.layers:
-        layer.update(*(torch.randn(gqa_speed.BATCH, model.config.n_kv_heads, tokens,
-                                   gqa_speed.D_HEAD) for _ in range(2)),
-                     positions=positions)
+        layer.update(
+            *(
+                torch.randn(
+                    gqa_speed.BATCH, model.config.n_kv_heads, tokens, gqa_speed.D_HEAD
+                )
+                for _ in range(2)
+            ),
+            positions=positions,
+        )
     return cache
 
 
@@ -150,10 +191,16 @@ def step_seconds(model, tokens):
     hooks = []
     for block in model.blocks:
         layer = block.attention.sublayer
-        hooks.append(layer.register_forward_pre_hook(
-            lambda *given: began.append(time.perf_counter())))
-        hooks.append(layer.register_forward_hook(
-            lambda *given: spent.append(time.perf_counter() - began[-1])))
+        hooks.append(
+            layer.register_forward_pre_hook(
+                lambda *given: began.append(time.perf_counter())
+            )
+        )
+        hooks.append(
+            layer.register_forward_hook(
+                lambda *given: spent.append(time.perf_counter() - began[-1])
+            )
+        )
     model(ids, cache=cache)
     spent.clear()
     start = time.perf_counter()
@@ -168,39 +215,64 @@ def step_seconds(model, tokens):
 def step_rows(widths, tokens):
     for d_model in widths:
         models = make_models(d_model)
-        times = [[step_seconds(model, tokens) for model in models]
-                 for _ in range(1 if timing.quick else ROUNDS)]
+        times = [
+            [step_seconds(model, tokens) for model in models]
+            for _ in range(1 if timing.quick else ROUNDS)
+        ]
         ratio = median(before[0] / after[0] for before, after in times)
         shares = [median(round_[i][1] for round_ in times) for i in (0, 1)]
-        tell(f"whole step, width {d_model}", ratio, None,
-             f"times faster; attention takes {shares[0]:.0%} of a step with all "
-             f"key heads, {shares[1]:.0%} with a quarter")
+        tell(
+            f"whole step, width {d_model}",
+            ratio,
+            None,
+            f"times faster; attention takes {shares[0]:.0%} of a step with all "
+            f"key heads, {shares[1]:.0%} with a quarter",
+        )
 
 
 def memory_rows(widths, tokens):
     for d_model in widths:
         for model in make_models(d_model):
             cache = filled(model, tokens)
-            expected = kv_cache_bytes(spec_from_config(model.config), tokens,
-                                      gqa_speed.BATCH, torch.float32)
+            expected = kv_cache_bytes(
+                spec_from_config(model.config), tokens, gqa_speed.BATCH, torch.float32
+            )
             ratio = cache.nbytes / expected
-            tell(f"bytes kept, {model.config.n_kv_heads} key heads, width {d_model}",
-                 max(ratio, 1 / ratio), MEMORY, f"{cache.nbytes:,} and {expected:,}")
+            tell(
+                f"bytes kept, {model.config.n_kv_heads} key heads, width {d_model}",
+                max(ratio, 1 / ratio),
+                MEMORY,
+                f"{cache.nbytes:,} and {expected:,}",
+            )
 
 
 def latent_config(size):
     "The configurations of a decoder: ours, and that of transformers."
-    ours = LlamaConfig(vocab_size=VOCAB, d_model=size["d_model"], n_layers=LAYERS,
-                       n_heads=size["n_heads"], d_ff=size["d_ff"], max_len=4096)
+    ours = LlamaConfig(
+        vocab_size=VOCAB,
+        d_model=size["d_model"],
+        n_layers=LAYERS,
+        n_heads=size["n_heads"],
+        d_ff=size["d_ff"],
+        max_len=4096,
+    )
     theirs = DeepseekV3Config(
-        vocab_size=VOCAB, hidden_size=size["d_model"], num_hidden_layers=LAYERS,
-        first_k_dense_replace=LAYERS, intermediate_size=size["d_ff"],
-        num_attention_heads=size["n_heads"], num_key_value_heads=size["n_heads"],
-        q_lora_rank=None, kv_lora_rank=size["kv_rank"],
-        qk_nope_head_dim=size["d_nope"], qk_rope_head_dim=size["d_rope"],
-        v_head_dim=size["d_v"], max_position_embeddings=4096,
+        vocab_size=VOCAB,
+        hidden_size=size["d_model"],
+        num_hidden_layers=LAYERS,
+        first_k_dense_replace=LAYERS,
+        intermediate_size=size["d_ff"],
+        num_attention_heads=size["n_heads"],
+        num_key_value_heads=size["n_heads"],
+        q_lora_rank=None,
+        kv_lora_rank=size["kv_rank"],
+        qk_nope_head_dim=size["d_nope"],
+        qk_rope_head_dim=size["d_rope"],
+        v_head_dim=size["d_v"],
+        max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta},
-        attn_implementation="sdpa")
+        attn_implementation="sdpa",
+    )
     return ours, theirs
 
 
@@ -221,8 +293,11 @@ def their_filled(config, size, layers, tokens):
     "A cache of random latents, as transformers keeps it."
     cache = DynamicCache(config=config)
     for layer in range(layers):
-        cache.update(torch.randn(1, 1, tokens, size["kv_rank"]),
-                     torch.randn(1, 1, tokens, size["d_rope"]), layer)
+        cache.update(
+            torch.randn(1, 1, tokens, size["kv_rank"]),
+            torch.randn(1, 1, tokens, size["d_rope"]),
+            layer,
+        )
     return cache
 
 
@@ -245,7 +320,9 @@ def latent_layers(size, tokens):
         def step():
             position = torch.tensor([[cache.get_seq_length()]])
             theirs(x, rotary(x, position), None, past_key_values=cache)
+
         return step
+
     return our_step, their_step
 
 
@@ -264,6 +341,7 @@ def latent_models(size, tokens):
     def their_step():
         cache = their_filled(config, size, LAYERS, tokens)
         return lambda: theirs(ids, past_key_values=cache, use_cache=True)
+
     return our_step, their_step
 
 
@@ -278,11 +356,14 @@ def seconds_of_step(make_step, steps=mla_speed.STEPS):
 def latent_rows(size, tokens):
     "A layer and a whole step, each against that of transformers."
     for name, make, target in (
-            ("latent layer / DeepseekV3Attention", latent_layers, LATENT_LAYER),
-            ("latent step / DeepseekV3ForCausalLM", latent_models, LATENT_STEP)):
+        ("latent layer / DeepseekV3Attention", latent_layers, LATENT_LAYER),
+        ("latent step / DeepseekV3ForCausalLM", latent_models, LATENT_STEP),
+    ):
         steps = make(size, tokens)
-        times = [[seconds_of_step(step) for step in steps]
-                 for _ in range(1 if timing.quick else ROUNDS)]
+        times = [
+            [seconds_of_step(step) for step in steps]
+            for _ in range(1 if timing.quick else ROUNDS)
+        ]
         ratio = median(theirs / ours for ours, theirs in times)
         ms = [1e3 * median(column) for column in zip(*times, strict=True)]
         tell(name, ratio, target, f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms")
@@ -296,26 +377,42 @@ def latent_memory_rows(size, tokens):
     model(torch.zeros(1, tokens, dtype=torch.long), cache=cache)
     expected = LAYERS * tokens * (size["kv_rank"] + size["d_rope"]) * 4
     ratio = cache.nbytes / expected
-    tell("bytes kept, latent", max(ratio, 1 / ratio), MEMORY,
-         f"{cache.nbytes:,} and {expected:,}")
+    tell(
+        "bytes kept, latent",
+        max(ratio, 1 / ratio),
+        MEMORY,
+        f"{cache.nbytes:,} and {expected:,}",
+    )
 
 
 def window_decode_row(window):
     "A token late in a text, in turn with one earlier in it."
     layer = window_speed.make_layers(window)["window"]
     steps = window_speed.cycle(window, window)
-    times = [[window_speed.decode(layer, n * window, steps)[0] for n in (8, 2)]
-             for _ in range(1 if timing.quick else ROUNDS)]
+    times = [
+        [window_speed.decode(layer, n * window, steps)[0] for n in (8, 2)]
+        for _ in range(1 if timing.quick else ROUNDS)
+    ]
     ms = [1e3 * median(column) for column in zip(*times, strict=True)]
-    tell("window decode, 8w / 2w", median(late / early for late, early in times),
-         WINDOW_DECODE, f"{ms[0]:.3f} and {ms[1]:.3f} ms a step")
+    tell(
+        "window decode, 8w / 2w",
+        median(late / early for late, early in times),
+        WINDOW_DECODE,
+        f"{ms[0]:.3f} and {ms[1]:.3f} ms a step",
+    )
 
 
 def flex_prefill(q, k, v, window):
     "FlexAttention to the window, compiled, with its table of blocks made beforehand."
     t = q.shape[2]
-    blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < window),
-                               None, None, t, t, device=q.device)
+    blocks = create_block_mask(
+        lambda b, h, i, j: (i >= j) & (i - j < window),
+        None,
+        None,
+        t,
+        t,
+        device=q.device,
+    )
     compiled = torch.compile(flex_attention)
     return lambda: compiled(q, k, v, block_mask=blocks, enable_gqa=True)
 
@@ -323,35 +420,52 @@ def flex_prefill(q, k, v, window):
 def window_prefill_rows(window):
     "`window_attend`, in turn with other ways to the same."
     for name, way, n, target in (
-            ("full causal kernel", "full", 16, WINDOW_CAUSAL),
-            ("masked kernel", "masked", 8, WINDOW_MASKED),
-            ("FlexAttention", "flex", 8, None)):
+        ("full causal kernel", "full", 16, WINDOW_CAUSAL),
+        ("masked kernel", "masked", 8, WINDOW_MASKED),
+        ("FlexAttention", "flex", 8, None),
+    ):
         inputs = window_speed.draw(n * window)
         ways = window_speed.prefills(*inputs, window)
         if way == "flex":
             ways["flex"] = flex_prefill(*inputs, window)
         ways = {key: ways[key] for key in ("window", way)}
-        ours, theirs = (run() for run in ways.values())     # and compiled
+        ours, theirs = (run() for run in ways.values())  # and compiled
         assert way == "full" or (ours - theirs).abs().max() < 1e-4, name
         times = timing.rounds_of(ways, ROUNDS)
         ratio = median(a / b for a, b in zip(*times.values(), strict=True))
         ms = [1e3 * median(column) for column in times.values()]
-        tell(f"window prefill / {name}", ratio, target,
-             f"{ms[0]:.1f} and {ms[1]:.1f} ms for {n * window:,} tokens")
+        tell(
+            f"window prefill / {name}",
+            ratio,
+            target,
+            f"{ms[0]:.1f} and {ms[1]:.1f} ms for {n * window:,} tokens",
+        )
 
 
 def window_models(window):
     "A decoder of layers with a window, and that of transformers with its weights."
     heads = {"n_heads": window_speed.N_HEADS, "n_kv_heads": window_speed.N_KV_HEADS}
-    ours = LlamaConfig(vocab_size=VOCAB, d_model=window_speed.D_MODEL,
-                       n_layers=LAYERS, d_ff=D_FF, max_len=16 * window, **heads)
+    ours = LlamaConfig(
+        vocab_size=VOCAB,
+        d_model=window_speed.D_MODEL,
+        n_layers=LAYERS,
+        d_ff=D_FF,
+        max_len=16 * window,
+        **heads,
+    )
     theirs = MistralConfig(
-        vocab_size=VOCAB, hidden_size=ours.d_model, num_hidden_layers=LAYERS,
-        intermediate_size=D_FF, num_attention_heads=ours.n_heads,
-        num_key_value_heads=ours.n_kv_heads, rms_norm_eps=ours.eps,
-        sliding_window=window, max_position_embeddings=ours.max_len,
+        vocab_size=VOCAB,
+        hidden_size=ours.d_model,
+        num_hidden_layers=LAYERS,
+        intermediate_size=D_FF,
+        num_attention_heads=ours.n_heads,
+        num_key_value_heads=ours.n_kv_heads,
+        rms_norm_eps=ours.eps,
+        sliding_window=window,
+        max_position_embeddings=ours.max_len,
         rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta},
-        attn_implementation="sdpa")
+        attn_implementation="sdpa",
+    )
     torch.manual_seed(0)
     model = Llama(ours, make_window_factory(ours, window)).eval()
     peer = MistralForCausalLM(theirs).eval()
@@ -368,8 +482,9 @@ def window_steps(model, peer, tokens):
     def our_step():
         cache = model.new_cache(1)
         for layer, pair in zip(cache.layers, kept, strict=True):
-            layer.update(*pair, positions=Positions(start=0, length=tokens),
-                         window=layer.window)
+            layer.update(
+                *pair, positions=Positions(start=0, length=tokens), window=layer.window
+            )
         return lambda: model(ids, cache=cache)
 
     def their_step():
@@ -377,6 +492,7 @@ def window_steps(model, peer, tokens):
         for i, pair in enumerate(kept):
             cache.update(*pair, i)
         return lambda: peer(ids, past_key_values=cache, use_cache=True).logits
+
     return our_step, their_step
 
 
@@ -388,19 +504,27 @@ def window_step_rows(window):
         makers = window_steps(*models, n * window)
         ours, theirs = (make()() for make in makers)
         assert (ours - theirs).abs().max() < 1e-4 * max(1, theirs.abs().max())
-        times = [[seconds_of_step(make, steps) for make in makers]
-                 for _ in range(1 if timing.quick else ROUNDS)]
+        times = [
+            [seconds_of_step(make, steps) for make in makers]
+            for _ in range(1 if timing.quick else ROUNDS)
+        ]
         ratio = median(theirs / ours for ours, theirs in times)
         ms = [1e3 * median(column) for column in zip(*times, strict=True)]
-        tell(f"window step / MistralForCausalLM, {n}w", ratio, WINDOW_STEP,
-             f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms")
+        tell(
+            f"window step / MistralForCausalLM, {n}w",
+            ratio,
+            WINDOW_STEP,
+            f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms",
+        )
 
 
 def sparse_decode_rows(size, tokens):
     "A token of sparse attention, in turn with dense: attention alone, and layers."
     times = sparse_speed.decode(tokens, 1 if timing.quick else ROUNDS, size)
-    for name, way, target in (("sparse / dense attention", "", SPARSE_DECODE),
-                              ("sparse / dense layer", "_layer", None)):
+    for name, way, target in (
+        ("sparse / dense attention", "", SPARSE_DECODE),
+        ("sparse / dense layer", "_layer", None),
+    ):
         pair = times[f"dense{way}"], times[f"sparse{way}"]
         ratio = median(dense / chosen for dense, chosen in zip(*pair, strict=True))
         ms = [median(column) for column in pair]
@@ -411,21 +535,30 @@ def sparse_layers(size):
     "A sparse layer, that of transformers with its weights, and its rotary embedding."
     ours = sparse_speed.make_layers(size)["sparse"]
     config = DeepseekV32Config(
-        vocab_size=VOCAB, hidden_size=size.d_model, num_hidden_layers=1,
-        num_attention_heads=size.n_heads, num_key_value_heads=size.n_heads,
-        q_lora_rank=size.q_rank, kv_lora_rank=size.kv_rank,
-        qk_nope_head_dim=size.d_nope, qk_rope_head_dim=size.d_rope,
-        v_head_dim=size.d_v, index_n_heads=size.n_index_heads,
-        index_head_dim=size.d_index, index_topk=size.top_k,
+        vocab_size=VOCAB,
+        hidden_size=size.d_model,
+        num_hidden_layers=1,
+        num_attention_heads=size.n_heads,
+        num_key_value_heads=size.n_heads,
+        q_lora_rank=size.q_rank,
+        kv_lora_rank=size.kv_rank,
+        qk_nope_head_dim=size.d_nope,
+        qk_rope_head_dim=size.d_rope,
+        v_head_dim=size.d_v,
+        index_n_heads=size.n_index_heads,
+        index_head_dim=size.d_index,
+        index_topk=size.top_k,
         max_position_embeddings=2 * SPARSE_TOKENS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        attn_implementation="sdpa")
+        attn_implementation="sdpa",
+    )
     names = {f"{our}.": f"{their}." for their, our in DEEPSEEK_NAMES.items()} | {
         f"indexer.{our}.": f"indexer.{their}."
-        for their, our in DEEPSEEK_INDEXER_NAMES.items()}
+        for their, our in DEEPSEEK_INDEXER_NAMES.items()
+    }
     weights = {}
     for name, x in ours.state_dict().items():
-        module = name[:name.rindex(".") + 1]
+        module = name[: name.rindex(".") + 1]
         weights[names[module] + name.removeprefix(module)] = x
     theirs = sparse_peers.DeepseekV32Attention(config, 0).eval()
     theirs.load_state_dict(weights)
@@ -442,12 +575,14 @@ def sparse_steps(size, tokens):
     x = torch.randn(1, 1, size.d_model)
 
     def our_step():
-        cache = sparse_speed.fill(ours.new_cache(1),
-                                  [torch.cat([latent, k_rope], -1), index_k])
+        cache = sparse_speed.fill(
+            ours.new_cache(1), [torch.cat([latent, k_rope], -1), index_k]
+        )
 
         def step():
             output = ours(x, cache=cache)
             return output, lambda: sparse_speed.decoding_parts(ours, x, cache)
+
         return step
 
     def their_step():
@@ -459,9 +594,12 @@ def sparse_steps(size, tokens):
         def step():
             n = cache.get_seq_length()
             visible = torch.ones(1, 1, 1, n + 1, dtype=torch.bool)
-            return theirs(x, rotary(x, torch.tensor([[n]])), visible,
-                          past_key_values=cache)
+            return theirs(
+                x, rotary(x, torch.tensor([[n]])), visible, past_key_values=cache
+            )
+
         return step
+
     return our_step, their_step
 
 
@@ -474,12 +612,18 @@ def sparse_layer_row(size, tokens):
     assert gap > 1e-6, f"several choices are right: scores differ by {gap:.1e}"
     wrong = (ours - theirs).abs().max() / theirs.abs().max()
     assert wrong < 1e-3, f"the sparse layers differ by {wrong:.1e}"
-    times = [[seconds_of_step(step) for step in steps]
-             for _ in range(1 if timing.quick else ROUNDS)]
+    times = [
+        [seconds_of_step(step) for step in steps]
+        for _ in range(1 if timing.quick else ROUNDS)
+    ]
     ratio = median(theirs / ours for ours, theirs in times)
     ms = [1e3 * median(column) for column in zip(*times, strict=True)]
-    tell("sparse layer / DeepseekV32Attention", ratio, SPARSE_LAYER,
-         f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms; outputs differ by {wrong:.0e}")
+    tell(
+        "sparse layer / DeepseekV32Attention",
+        ratio,
+        SPARSE_LAYER,
+        f"times faster: {ms[0]:.2f} and {ms[1]:.2f} ms; outputs differ by {wrong:.0e}",
+    )
 
 
 def sparse_memory_row(size, tokens):
@@ -489,22 +633,25 @@ def sparse_memory_row(size, tokens):
     layer(torch.randn(1, tokens, size.d_model), cache=cache)
     expected = tokens * (size.kv_rank + size.d_rope + size.d_index) * 4
     ratio = cache.nbytes / expected
-    tell("bytes kept, sparse", max(ratio, 1 / ratio), MEMORY,
-         f"{cache.nbytes:,} and {expected:,}")
+    tell(
+        "bytes kept, sparse",
+        max(ratio, 1 / ratio),
+        MEMORY,
+        f"{cache.nbytes:,} and {expected:,}",
+    )
 
 
 @torch.inference_mode()
 def main():
     timing.begin(__doc__)
-    widths, tokens = ((256,), 32) if timing.quick else (gqa_speed.WIDTHS,
-                                                        gqa_speed.AT)
-    timing.head(f"Shared keys, {gqa_speed.BATCH} texts of {tokens} tokens, "
-                f"{common.processor()}")
+    widths, tokens = ((256,), 32) if timing.quick else (gqa_speed.WIDTHS, gqa_speed.AT)
+    timing.head(
+        f"Shared keys, {gqa_speed.BATCH} texts of {tokens} tokens, {common.processor()}"
+    )
     layer_rows(widths, tokens)
     step_rows(widths, tokens)
     memory_rows(widths, tokens)
-    timing.head(f"Latent attention, one text of {tokens} tokens, "
-                f"{common.processor()}")
+    timing.head(f"Latent attention, one text of {tokens} tokens, {common.processor()}")
     size = SMALL if timing.quick else LATENT
     latent_rows(size, tokens)
     latent_memory_rows(size, tokens)
@@ -515,8 +662,9 @@ def main():
     window_step_rows(SMALL_WINDOW if timing.quick else STEP_WINDOW)
     size = SMALL_SPARSE if timing.quick else sparse_speed.LITE
     at = SMALL_TOKENS if timing.quick else SPARSE_TOKENS
-    timing.head(f"Sparse attention to {size.top_k} of {at} tokens, "
-                f"{common.processor()}")
+    timing.head(
+        f"Sparse attention to {size.top_k} of {at} tokens, {common.processor()}"
+    )
     sparse_decode_rows(size, at)
     sparse_layer_row(size._replace(q_rank=24 if timing.quick else Q_RANK), at)
     sparse_memory_row(size, tokens)

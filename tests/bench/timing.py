@@ -1,4 +1,5 @@
 """Fair times: things that run in turn in one process, and their medians."""
+
 import argparse
 import ctypes
 import resource
@@ -7,7 +8,7 @@ from statistics import median
 
 AT_MOST = -1
 AT_LEAST = 1
-quick = False       # small sizes, one round: that everything runs
+quick = False  # small sizes, one round: that everything runs
 
 
 def keep_memory():
@@ -29,6 +30,7 @@ def keep_memory():
 def begin(told, **options):
     "What the command line says: --quick, and options of argparse by name."
     import torch
+
     global quick
     parser = argparse.ArgumentParser(description=told.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
@@ -43,8 +45,10 @@ def begin(told, **options):
 
 def cpu():
     "Processor seconds of this process, its threads and its children."
-    return sum(sum(resource.getrusage(who)[:2]) for who in
-               (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2])
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def once(function, clock=cpu):
@@ -58,21 +62,21 @@ def rounds_of(functions, rounds, clock=cpu):
     "Times of several functions, called in turn, every other round backwards."
     times = {name: [] for name in functions}
     for i in range(1 if quick else rounds):
-        for name in list(functions)[::1 if i % 2 == 0 else -1]:
+        for name in list(functions)[:: 1 if i % 2 == 0 else -1]:
             times[name].append(once(functions[name], clock)[0])
     return times
 
 
 def in_turn(functions, rounds, clock=cpu):
     "Medians of several functions that are called in turn."
-    return {name: median(t)
-            for name, t in rounds_of(functions, rounds, clock).items()}
+    return {name: median(t) for name, t in rounds_of(functions, rounds, clock).items()}
 
 
 def fastest(ways):
     "The name of the way that takes least processor time: two tries each."
-    return min(ways, key=lambda k: min(once(ways[k])[0]
-                                       for _ in range(1 if quick else 2)))
+    return min(
+        ways, key=lambda k: min(once(ways[k])[0] for _ in range(1 if quick else 2))
+    )
 
 
 def repeated(function, seconds, clock=time.process_time):
@@ -88,15 +92,19 @@ def repeated(function, seconds, clock=time.process_time):
     def often():
         for _ in range(n):
             function()
+
     return often, n
 
 
 def row(name, value, target, detail):
-    met = ("" if quick or target is None else
-           "met" if value * target[0] >= target[1] * target[0]
-           else "NOT met")
-    goal = "" if target is None else f"{'>=' if target[0] > 0 else '<='} " \
-        f"{target[1]:g}"
+    met = (
+        ""
+        if quick or target is None
+        else "met"
+        if value * target[0] >= target[1] * target[0]
+        else "NOT met"
+    )
+    goal = "" if target is None else f"{'>=' if target[0] > 0 else '<='} {target[1]:g}"
     print(f"{name:<48}{value:>7.2f} x  {goal:<10}{met:<9}{detail}", flush=True)
 
 

@@ -38,8 +38,11 @@ def lesson_device(
             f"{_VARIABLE} is {name!r}; expected a device that PyTorch finds on this "
             "machine, such as 'cpu' or 'cuda'"
         ) from error
-    validate.require(device.type != "meta", f"{_VARIABLE} is 'meta', a device that "
-                     "holds no values; expected one that computes, such as 'cpu'")
+    validate.require(
+        device.type != "meta",
+        f"{_VARIABLE} is 'meta', a device that "
+        "holds no values; expected one that computes, such as 'cpu'",
+    )
     return device
 
 # %% ../../nbs/package/course/device.ipynb #d84fc740
@@ -59,8 +62,9 @@ def train(
     """
     home = next(model.parameters()).device
     try:
-        return minimal.train(model.to(device), _on_device(batches, device), steps,
-                             loss_fn, lr)
+        return minimal.train(
+            model.to(device), _on_device(batches, device), steps, loss_fn, lr
+        )
     finally:
         model.to(home)
 

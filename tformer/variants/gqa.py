@@ -67,8 +67,9 @@ def convert_to_gqa(
             same = torch.eye(heads.k.shape[-1], dtype=torch.float64)
             heads = _align(heads, attention, moments.get(name, same))
         else:
-            heads = heads._replace(k=_pool(heads.k, method, generator),
-                                   v=_pool(heads.v, method, generator))
+            heads = heads._replace(
+                k=_pool(heads.k, method, generator), v=_pool(heads.v, method, generator)
+            )
         _write_heads(attention, heads, n_kv_heads)
     converted.config = dataclasses.replace(model.config, n_kv_heads=n_kv_heads)
     return converted
@@ -90,8 +91,11 @@ class _Heads(NamedTuple):
 def _rows(linear):
     "Return a weight with the bias, or zeros, as one more column."
     weight = linear.weight.detach().double().cpu()
-    bias = (torch.zeros(len(weight), dtype=torch.float64) if linear.bias is None
-            else linear.bias.detach().double().cpu())
+    bias = (
+        torch.zeros(len(weight), dtype=torch.float64)
+        if linear.bias is None
+        else linear.bias.detach().double().cpu()
+    )
     return torch.cat([weight, bias[:, None]], 1)
 
 
@@ -110,7 +114,8 @@ def _read_heads(attention, n_groups):
         rearrange(k, "(n g d) m -> n g d m", **sizes),
         rearrange(v, "(n g d) m -> n g d m", **sizes),
         rearrange(o[:, :-1], "o (n g r d) -> o n g r d", **sizes, **queries),
-        o[:, -1])
+        o[:, -1],
+    )
 
 
 def _write_heads(attention, heads, n_kv_heads):
@@ -188,10 +193,13 @@ def _share_by_matrix(heads, weights, moment):
     left, _, right = torch.linalg.svd(back[:, 0])
     turn = left @ right  # the rotation that brings the first head's own basis back
     shared = turn @ directions.mT @ rows
-    scale = (_mean_square(heads, moment).mean((1, 2))
-             / _mean_square(shared, moment).mean(1)).sqrt()
-    return (scale[:, None, None] * shared,
-            back @ turn.mT[:, None] / scale[:, None, None, None])
+    scale = (
+        _mean_square(heads, moment).mean((1, 2)) / _mean_square(shared, moment).mean(1)
+    ).sqrt()
+    return (
+        scale[:, None, None] * shared,
+        back @ turn.mT[:, None] / scale[:, None, None, None],
+    )
 
 
 def _share_by_phase(heads, weights, moment):
@@ -259,10 +267,13 @@ def _input_moments(model, layers, ids):
             x = x.detach().flatten(0, -2).double().cpu()
             x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
             moments[name] = x.T @ x / len(x)
+
         return look
 
-    hooks = [attention.register_forward_pre_hook(watch(name), with_kwargs=True)
-             for name, attention in layers.items()]
+    hooks = [
+        attention.register_forward_pre_hook(watch(name), with_kwargs=True)
+        for name, attention in layers.items()
+    ]
     try:
         with isolated_eval(model):
             model(ids)
@@ -270,8 +281,10 @@ def _input_moments(model, layers, ids):
         for hook in hooks:
             hook.remove()
     for name, moment in moments.items():
-        validate.require(moment.isfinite().all(), f"the inputs of {name} are not "
-                         "finite on these calibration_ids")
+        validate.require(
+            moment.isfinite().all(),
+            f"the inputs of {name} are not finite on these calibration_ids",
+        )
     return moments
 
 # %% ../../nbs/package/variants/gqa.ipynb #42e5cdd1
@@ -279,14 +292,21 @@ def _attention_layers(model):
     "Return the attention layers of a decoder by name, or raise ValueError."
     config = getattr(model, "config", None)
     validate.require(
-        hasattr(config, "n_kv_heads"), "convert_to_gqa needs a model whose "
+        hasattr(config, "n_kv_heads"),
+        "convert_to_gqa needs a model whose "
         "configuration has n_kv_heads, such as GPT or Llama, got "
-        f"{type(model).__name__}")
-    layers = {name: module for name, module in model.named_modules()
-              if isinstance(module, SelfAttention)}
+        f"{type(model).__name__}",
+    )
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, SelfAttention)
+    }
     validate.require(
-        len(layers) == config.n_layers, f"{len(layers)} of the {config.n_layers} "
-        "layers have a SelfAttention; only those can be converted")
+        len(layers) == config.n_layers,
+        f"{len(layers)} of the {config.n_layers} "
+        "layers have a SelfAttention; only those can be converted",
+    )
     return layers
 
 
@@ -294,23 +314,43 @@ def _validate_layer(name, attention, n_kv_heads, method):
     "Refuse a layer that cannot be converted so, in one sentence."
     now = attention.n_kv_heads
     validate.integer(n_kv_heads=n_kv_heads)
-    validate.require(n_kv_heads < now, f"the model has {now} key heads already, so "
-                     f"there is nothing to convert for n_kv_heads {n_kv_heads}")
-    validate.require(now % n_kv_heads == 0, f"{now} key heads cannot form "
-                     f"{n_kv_heads} groups of equal size: n_kv_heads must divide {now}")
-    linears = [module for _, module in attention.named_children()
-               if module not in (attention.rotary, attention.score_bias,
-                                 attention.q_norm, attention.k_norm)]
+    validate.require(
+        n_kv_heads < now,
+        f"the model has {now} key heads already, so "
+        f"there is nothing to convert for n_kv_heads {n_kv_heads}",
+    )
+    validate.require(
+        now % n_kv_heads == 0,
+        f"{now} key heads cannot form "
+        f"{n_kv_heads} groups of equal size: n_kv_heads must divide {now}",
+    )
+    linears = [
+        module
+        for _, module in attention.named_children()
+        if module
+        not in (
+            attention.rotary,
+            attention.score_bias,
+            attention.q_norm,
+            attention.k_norm,
+        )
+    ]
     for linear in linears:
-        validate.require(isinstance(linear, Linear | nn.Linear), f"{name} has a "
-                         f"{type(linear).__name__}, and only the weights of Linear can "
-                         "be converted")
+        validate.require(
+            isinstance(linear, Linear | nn.Linear),
+            f"{name} has a "
+            f"{type(linear).__name__}, and only the weights of Linear can "
+            "be converted",
+        )
     if method != "aligned":
         return
     validate.require(
-        attention.q_norm is None and attention.k_norm is None, f"{name} has norms on "
-        'queries and keys, so no basis of keys is free: use method="mean" or "first"')
+        attention.q_norm is None and attention.k_norm is None,
+        f"{name} has norms on "
+        'queries and keys, so no basis of keys is free: use method="mean" or "first"',
+    )
     validate.require(
         attention.rotary is None or isinstance(attention.rotary, RotaryEmbedding),
         f"{name} turns its keys by a {type(attention.rotary).__name__}, and only "
-        'RotaryEmbedding says which bases are allowed: use method="mean" or "first"')
+        'RotaryEmbedding says which bases are allowed: use method="mean" or "first"',
+    )

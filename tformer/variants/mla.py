@@ -26,9 +26,14 @@ ORDERS = "auto", "expanded", "absorbed"
 
 # the modules of an attention layer in the files of DeepSeek-V2 and -V3, and here
 DEEPSEEK_NAMES = {
-    "q_proj": "q_proj", "q_a_proj": "q_down_proj", "q_a_layernorm": "q_norm",
-    "q_b_proj": "q_up_proj", "kv_a_proj_with_mqa": "kv_down_proj",
-    "kv_a_layernorm": "kv_norm", "kv_b_proj": "kv_up_proj", "o_proj": "o_proj",
+    "q_proj": "q_proj",
+    "q_a_proj": "q_down_proj",
+    "q_a_layernorm": "q_norm",
+    "q_b_proj": "q_up_proj",
+    "kv_a_proj_with_mqa": "kv_down_proj",
+    "kv_a_layernorm": "kv_norm",
+    "kv_b_proj": "kv_up_proj",
+    "o_proj": "o_proj",
 }
 
 # from so many queries on, the kernel gains more from values that are as wide as the
@@ -76,8 +81,9 @@ class LatentAttention(MultiHeadAttention):
     ):
         super().__init__(dropout, fused)
         d_v = d_nope if d_v is None else d_v
-        validate.integer(d_model=d_model, n_heads=n_heads, kv_rank=kv_rank,
-                         d_nope=d_nope, d_v=d_v)
+        validate.integer(
+            d_model=d_model, n_heads=n_heads, kv_rank=kv_rank, d_nope=d_nope, d_v=d_v
+        )
         validate.even_integer(d_rope=d_rope)
         validate.one_of(ORDERS, order=order)
         if rotary is None:
@@ -132,8 +138,9 @@ class LatentAttention(MultiHeadAttention):
         key_positions = Positions.of(key_positions)
         shape = *q_nope.shape[:-1], kept.shape[-2]
         kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
-        output, weights = self.attend_to_kept(q_nope, q_rope, kept, need_weights,
-                                              kwargs)
+        output, weights = self.attend_to_kept(
+            q_nope, q_rope, kept, need_weights, kwargs
+        )
         return (output, weights) if need_weights else output
 
     def attend_to_kept(
@@ -179,7 +186,8 @@ class LatentAttention(MultiHeadAttention):
     ) -> tuple[Float[Tensor, "b 1 t r"], Float[Tensor, "b 1 t d_rope"]]:
         "Return what is kept of each token: the latent, and the key not yet turned."
         latent, k_rope = self.kv_down_proj(x)[:, None].split(
-            [self.kv_rank, self.d_rope], -1)
+            [self.kv_rank, self.d_rope], -1
+        )
         return self.kv_norm(latent), k_rope
 
     def cheaper_order(self, t: int, s: int) -> str:
@@ -190,9 +198,11 @@ class LatentAttention(MultiHeadAttention):
         return "absorbed" if absorbed < expanded else "expanded"
 
     def extra_repr(self) -> str:
-        return (f"n_heads={self.n_heads}, kv_rank={self.kv_rank}, "
-                f"q_rank={self.q_rank}, d_nope={self.d_nope}, d_rope={self.d_rope}, "
-                f"d_v={self.d_v}, scale={self.scale:.9g}, dropout={self.dropout}")
+        return (
+            f"n_heads={self.n_heads}, kv_rank={self.kv_rank}, "
+            f"q_rank={self.q_rank}, d_nope={self.d_nope}, d_rope={self.d_rope}, "
+            f"d_v={self.d_v}, scale={self.scale:.9g}, dropout={self.dropout}"
+        )
 
     def _attend_expanded(self, q_nope, q_rope, kept, need_weights, kwargs):
         "Project what is kept to the keys and values of each head, and attend."
@@ -216,7 +226,7 @@ class LatentAttention(MultiHeadAttention):
             weights = None
             mixed = self._attend_as_one_head(q, kept, **kwargs)
         else:
-            latent = kept[..., :self.kv_rank]
+            latent = kept[..., : self.kv_rank]
             mixed, weights = self._attend(q, kept, latent, need_weights, kwargs)
         return mixed @ up_v.mT, weights
 
@@ -234,7 +244,7 @@ class LatentAttention(MultiHeadAttention):
             mask = mask.expand(-1, h, t, -1).reshape(len(mask), 1, h * t, -1)
         rows = q.reshape(b, 1, h * t, width)
         mixed, _ = self._attend(rows, kept, kept, False, {"mask": mask})
-        return mixed[..., :self.kv_rank].view(b, h, t, -1)
+        return mixed[..., : self.kv_rank].view(b, h, t, -1)
 
     def _attend(self, q, k, v, need_weights, kwargs):
         dropout = self.dropout if self.training else 0.0
@@ -252,33 +262,41 @@ class LatentAttention(MultiHeadAttention):
         if not weight.is_floating_point():  # of one byte, with a scale for each row
             weight = weight.to(dtype) * self.kv_up_proj.scale[:, None].to(dtype)
         return weight.view(self.n_heads, -1, self.kv_rank).split(
-            [self.d_nope, self.d_v], 1)
+            [self.d_nope, self.d_v], 1
+        )
 
 # %% ../../nbs/package/variants/mla.ipynb #d56316a8
 def _validate_rotary(rotary, d_rope):
     "Refuse a rotary embedding that does not fit the rotary part of a head."
     validate.instance_of(RotaryEmbedding, rotary=rotary)
-    validate.require(rotary.d_head == d_rope, f"the rotary embedding is "
-                     f"{rotary.d_head} wide, and d_rope is {d_rope}")
     validate.require(
-        rotary.layout == "interleaved", "latent attention pairs neighbors, so it needs "
+        rotary.d_head == d_rope,
+        f"the rotary embedding is {rotary.d_head} wide, and d_rope is {d_rope}",
+    )
+    validate.require(
+        rotary.layout == "interleaved",
+        "latent attention pairs neighbors, so it needs "
         f'RotaryEmbedding(..., layout="interleaved"), got layout={rotary.layout!r}; '
         "convert_rotary_layout reorders weights that were trained with the other "
-        "layout: the last d_rope rows of each query head, and of kv_down_proj")
+        "layout: the last d_rope rows of each query head, and of kv_down_proj",
+    )
 
 
 def _validate_cache(cache, kept):
     "Refuse a cache that cannot keep one tensor of this width."
     if not hasattr(cache, "update"):
-        raise ValueError(f"a {type(cache).__name__} keeps no tokens of a text; "
-                         "make the cache with new_cache")
+        raise ValueError(
+            f"a {type(cache).__name__} keeps no tokens of a text; "
+            "make the cache with new_cache"
+        )
     tensors = getattr(cache, "tensors", ())
     if tensors and [x.shape[-1] for x in tensors] != [kept.shape[-1]]:
         widths = " and ".join(str(x.shape[-1]) for x in tensors)
         raise ValueError(
             "latent attention keeps one vector of each token, kv_rank + d_rope = "
             f"{kept.shape[-1]} wide, and this cache holds tensors of width {widths}: "
-            "it belongs to another attention")
+            "it belongs to another attention"
+        )
 
 # %% ../../nbs/package/variants/mla.ipynb #6919b551
 def make_mla_factory(
@@ -299,8 +317,11 @@ def make_mla_factory(
     here, so a number other than ``n_heads`` is a ValueError.
     """
     n_kv_heads = getattr(config, "n_kv_heads", None)
-    validate.require(n_kv_heads in (None, config.n_heads), "in latent attention no "
-                     f"keys are shared: leave n_kv_heads out, got {n_kv_heads}")
+    validate.require(
+        n_kv_heads in (None, config.n_heads),
+        "in latent attention no "
+        f"keys are shared: leave n_kv_heads out, got {n_kv_heads}",
+    )
     validate.even_integer(d_rope=d_rope)
     rotary = RotaryEmbedding(d_rope, base=config.rope_theta, layout="interleaved")
     scale = (d_nope + d_rope) ** -0.5
@@ -310,9 +331,20 @@ def make_mla_factory(
 
     def attention(layer):
         return LatentAttention(
-            config.d_model, config.n_heads, kv_rank=kv_rank, d_nope=d_nope,
-            d_rope=d_rope, d_v=d_v, q_rank=q_rank, rotary=rotary, scale=scale,
-            eps=config.eps, dropout=dropout, fused=fused)
+            config.d_model,
+            config.n_heads,
+            kv_rank=kv_rank,
+            d_nope=d_nope,
+            d_rope=d_rope,
+            d_v=d_v,
+            q_rank=q_rank,
+            rotary=rotary,
+            scale=scale,
+            eps=config.eps,
+            dropout=dropout,
+            fused=fused,
+        )
+
     return attention
 
 
@@ -335,10 +367,21 @@ def scale_with_yarn(
     m(mscale_all_dim)².
     """
     validate.number("[0, inf)", mscale=mscale, mscale_all_dim=mscale_all_dim)
-    freqs, _ = yarn_scaling(d_rope, base, factor=factor, beta_fast=beta_fast,
-                            beta_slow=beta_slow, original_max_len=original_max_len)
+    freqs, _ = yarn_scaling(
+        d_rope,
+        base,
+        factor=factor,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        original_max_len=original_max_len,
+    )
     stretch = 0.1 * math.log(max(factor, 1.0))
     all_dims = stretch * mscale_all_dim + 1
-    rotary = RotaryEmbedding(d_rope, base=base, freqs=freqs, layout=layout,
-                             attention_factor=(stretch * mscale + 1) / all_dims)
-    return rotary, all_dims ** 2
+    rotary = RotaryEmbedding(
+        d_rope,
+        base=base,
+        freqs=freqs,
+        layout=layout,
+        attention_factor=(stretch * mscale + 1) / all_dims,
+    )
+    return rotary, all_dims**2

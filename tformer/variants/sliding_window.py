@@ -64,7 +64,7 @@ class SlidingWindowAttention(SelfAttention):
         if window is not None:
             validate.integer(window=window)
         self.window = window
-        self.scale = d_head ** -0.5 if scale is None else scale
+        self.scale = d_head**-0.5 if scale is None else scale
         validate.number("(0, inf)", scale=self.scale)
         if softcap is not None:
             validate.number("(0, inf)", softcap=softcap)
@@ -103,8 +103,9 @@ class SlidingWindowAttention(SelfAttention):
         key_positions = Positions.of(key_positions)
         if self._can_skip(positions, key_positions, mask, need_weights):
             dropout = self.dropout if self.training else 0.0
-            output = window_attend(q, k, v, self.window, scale=self.scale,
-                                   dropout=dropout)
+            output = window_attend(
+                q, k, v, self.window, scale=self.scale, dropout=dropout
+            )
             return self.o_proj(output.transpose(1, 2).flatten(2))
         shape = *q.shape[:-1], k.shape[-2]
         validate.mask_and_bias(shape, mask)
@@ -114,8 +115,9 @@ class SlidingWindowAttention(SelfAttention):
             kwargs["bias"] = self.score_bias(positions.tensor, key_positions.tensor)
         if self.sinks is not None:
             k, v, kwargs = _with_sinks(self.sinks, k, v, q.shape[-2], **kwargs)
-        output = self.attend_and_project(q, k, v, need_weights=need_weights,
-                                         scale=self.scale, **kwargs)
+        output = self.attend_and_project(
+            q, k, v, need_weights=need_weights, scale=self.scale, **kwargs
+        )
         if need_weights and self.sinks is not None:
             return output[0], output[1][..., 1:]
         return output
@@ -123,39 +125,55 @@ class SlidingWindowAttention(SelfAttention):
     def attend_and_project(self, q, k, v, *, need_weights=False, **kwargs):
         "Return the output (b, t, d_model), and with ``need_weights`` the weights too."
         if self.softcap is None:
-            return super().attend_and_project(q, k, v, need_weights=need_weights,
-                                              **kwargs)
+            return super().attend_and_project(
+                q, k, v, need_weights=need_weights, **kwargs
+            )
         dropout = self.dropout if self.training else 0.0
-        output, weights = _capped_attend(q, k, v, self.softcap, dropout=dropout,
-                                         **kwargs)
+        output, weights = _capped_attend(
+            q, k, v, self.softcap, dropout=dropout, **kwargs
+        )
         output = self.o_proj(output.transpose(1, 2).flatten(2))
         return (output, weights) if need_weights else output
 
     def extra_repr(self) -> str:
-        return (f"{super().extra_repr()}, window={self.window}, "
-                f"scale={self.scale:.9g}, softcap={self.softcap}, "
-                f"sinks={self.sinks is not None}")
+        return (
+            f"{super().extra_repr()}, window={self.window}, "
+            f"scale={self.scale:.9g}, softcap={self.softcap}, "
+            f"sinks={self.sinks is not None}"
+        )
 
     def _can_skip(self, positions, key_positions, mask, need_weights):
         "Whether blocks of queries need only the keys near them."
-        return (self.window is not None and positions.length > self.window
-                and positions.start is not None and key_positions.start is not None
-                and positions.start >= 0 and mask is None and self.fused
-                and not need_weights and self.softcap is None and self.sinks is None
-                and self.score_bias is None)
+        return (
+            self.window is not None
+            and positions.length > self.window
+            and positions.start is not None
+            and key_positions.start is not None
+            and positions.start >= 0
+            and mask is None
+            and self.fused
+            and not need_weights
+            and self.softcap is None
+            and self.sinks is None
+            and self.score_bias is None
+        )
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #d0994ef9
 def _window_mask(positions, key_positions, window, mask):
     "Return the caller's mask, without the keys that lie before each query's window."
     if window is None or (
-            positions.start is not None and key_positions.start is not None
-            and positions.end - key_positions.start <= window):
+        positions.start is not None
+        and key_positions.start is not None
+        and positions.end - key_positions.start <= window
+    ):
         return mask
 
     def near():
-        distance = (positions.tensor[:, None, :, None]
-                    - key_positions.tensor[:, None, None, :])
+        distance = (
+            positions.tensor[:, None, :, None] - key_positions.tensor[:, None, None, :]
+        )
         return distance < window if mask is None else mask & (distance < window)
+
     return positions.memoize(("window", window, key_positions, mask), near)
 
 
@@ -178,8 +196,9 @@ def _with_sinks(sinks, k, v, t, *, mask=None, causal=False, bias=None):
     return k, v, kwargs
 
 
-def _capped_attend(q, k, v, softcap, *, scale, mask=None, causal=False, bias=None,
-                   dropout=0.0):
+def _capped_attend(
+    q, k, v, softcap, *, scale, mask=None, causal=False, bias=None, dropout=0.0
+):
     "Return ``eager_attend`` of scores that are bent to stay below ``softcap``."
     dtype = torch.promote_types(q.dtype, torch.float32)
     n = q.shape[1] // k.shape[1]
@@ -220,16 +239,22 @@ def window_attend(
     validate.integer(block_size=block_size)
     t = q.shape[2]
     s = k.shape[2]
-    validate.require(s >= t, f"the queries are the last of the tokens that the keys "
-                     f"belong to, got {t} queries and {s} keys")
+    validate.require(
+        s >= t,
+        f"the queries are the last of the tokens that the keys "
+        f"belong to, got {t} queries and {s} keys",
+    )
     outputs = []
     if s == t:  # the first queries see all that comes before them
         first = [x[:, :, :window] for x in (q, k, v)]
         outputs.append(fused_attend(*first, scale=scale, causal=True, dropout=dropout))
         q = q[:, :, window:]
     if q.shape[2]:
-        outputs.append(_attend_in_blocks(q, k, v, window, block_size=block_size,
-                                         scale=scale, dropout=dropout))
+        outputs.append(
+            _attend_in_blocks(
+                q, k, v, window, block_size=block_size, scale=scale, dropout=dropout
+            )
+        )
     return torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
 
 
@@ -240,8 +265,10 @@ def _attend_in_blocks(q, k, v, window, *, block_size, scale, dropout):
     missing = max(window - 1 - (s - t), 0)  # keys before the text that blocks expect
     n_blocks = -(-t // block_size)
     behind = n_blocks * block_size - t
-    k, v = (F.pad(x[..., max(s - t - window + 1, 0):, :], (0, 0, missing, behind))
-            for x in (k, v))
+    k, v = (
+        F.pad(x[..., max(s - t - window + 1, 0) :, :], (0, 0, missing, behind))
+        for x in (k, v)
+    )
     span = block_size + window - 1
     k, v = (x.unfold(2, span, block_size).mT.flatten(0, 1) for x in (k, v))
     q = F.pad(q, (0, 0, 0, behind)).unflatten(2, (n_blocks, block_size))
@@ -258,8 +285,11 @@ def _attend_in_blocks(q, k, v, window, *, block_size, scale, dropout):
     outputs = []
     for part, mask in ((slice(n_first), near & inside), (slice(n_first, None), near)):
         if q[:, part].shape[1]:
-            outputs.append(F.scaled_dot_product_attention(
-                q[:, part], k[:, part], v[:, part], mask, dropout, scale=scale))
+            outputs.append(
+                F.scaled_dot_product_attention(
+                    q[:, part], k[:, part], v[:, part], mask, dropout, scale=scale
+                )
+            )
     output = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
     output = output.view(b, n_kv, n_blocks, h // n_kv, block_size, -1)
     output = output.transpose(2, 3).reshape(b, h, n_blocks * block_size, -1)
@@ -298,12 +328,15 @@ class RollingLayerCache(GrowingRows):
     def require_window(self, window: int | None) -> None:
         "ValueError if the layer that reads this cache has another window, or none."
         validate.require(
-            window == self.window, "this cache keeps the tokens of a window of "
+            window == self.window,
+            "this cache keeps the tokens of a window of "
             f"{self.window}, and the layer that reads it has "
-            + ("no window" if window is None else f"a window of {window}"))
+            + ("no window" if window is None else f"a window of {window}"),
+        )
 
     def update(
-        self, *tensors: Float[Tensor, "b ..."],
+        self,
+        *tensors: Float[Tensor, "b ..."],
         positions: Positions | Int[Tensor, "_ t"],
         window: int | None = None,  # of the layer that reads
     ) -> tuple:
@@ -322,7 +355,8 @@ class RollingLayerCache(GrowingRows):
         n = max(self.window - 1, 1) + self.max_rollback
         key_positions, slots, dropped_end = joined_positions.memoize(
             ("newest", self.window, self.max_rollback),
-            lambda: _newest(joined_positions, n))
+            lambda: _newest(joined_positions, n),
+        )
         self.tensors = [self._newest_of(x, slots) for x in joined]
         self.batch_size = len(joined[0])
         self.key_positions = key_positions
@@ -363,10 +397,13 @@ class RollingLayerCache(GrowingRows):
             source.require_window(self.window)
         super().set_rows(rows, source)
         if isinstance(self.dropped_end, Tensor) or (
-                self.dropped_end != getattr(source, "dropped_end", 0)):
-            old, new = (torch.as_tensor(x, device=rows.device).expand(len(c.tensors[0]))
-                        for c in (self, source)
-                        for x in [getattr(c, "dropped_end", 0)])
+            self.dropped_end != getattr(source, "dropped_end", 0)
+        ):
+            old, new = (
+                torch.as_tensor(x, device=rows.device).expand(len(c.tensors[0]))
+                for c in (self, source)
+                for x in [getattr(c, "dropped_end", 0)]
+            )
             self.dropped_end = old.index_copy(0, rows.long(), new)
 
     def _join(self, tensors):
@@ -379,8 +416,11 @@ class RollingLayerCache(GrowingRows):
         t = tensors[0].shape[-2]
         spare = _spare(n)
         alike = all(a.dtype == b.dtype for a, b in zip(self.tensors, tensors))
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or (
-                t > spare or not alike):
+        if (
+            torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or (t > spare or not alike)
+        ):
             return [torch.cat(pair, -2) for pair in zip(self.tensors, tensors)]
         end, buffer = used or (n, None)
         if buffer is None or not buffer.can_append(end, t):
@@ -410,14 +450,17 @@ class RollingLayerCache(GrowingRows):
         elif positions.tensor.is_cpu and not torch.compiler.is_compiling():
             at = positions.tensor
             ends = torch.as_tensor(first).view(-1, 1)
-            wrong = ((ends > 0) & (at >= 0) & (at < ends + self.window - 1))
+            wrong = (ends > 0) & (at >= 0) & (at < ends + self.window - 1)
             late = at.expand(wrong.shape)[wrong][0].item() if wrong.any() else None
             wrong = late is not None
         else:
             return
-        validate.require(not wrong, f"a token at position {late} sees {self.window} "
-                         f"tokens up to itself, and this cache has dropped some of "
-                         "them: texts are read in order")
+        validate.require(
+            not wrong,
+            f"a token at position {late} sees {self.window} "
+            f"tokens up to itself, and this cache has dropped some of "
+            "them: texts are read in order",
+        )
 
     def _validate_crop(self, n):
         "Refuse to take back more than is held, in any row."
@@ -435,9 +478,11 @@ class RollingLayerCache(GrowingRows):
             wrong = cut.any().item()
             n_wrong = each.expand(cut.shape)[cut][0].item() if wrong else None
         validate.require(
-            not wrong, f"crop({n_wrong}) leaves a token whose window of {self.window} "
+            not wrong,
+            f"crop({n_wrong}) leaves a token whose window of {self.window} "
             "reaches to tokens that this cache has dropped: call allow_rollback before "
-            "they are read")
+            "they are read",
+        )
 
 
 def _newest(positions, n):
@@ -504,8 +549,18 @@ def make_window_factory(
 
     def attention(layer):
         return SlidingWindowAttention(
-            config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads,
-            d_head=config.head_dim, window=windows[layer % len(windows)], scale=scale,
-            softcap=softcap, sinks=sinks, bias=bias, rotary=rotary, dropout=dropout,
-            fused=fused)
+            config.d_model,
+            config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            d_head=config.head_dim,
+            window=windows[layer % len(windows)],
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            bias=bias,
+            rotary=rotary,
+            dropout=dropout,
+            fused=fused,
+        )
+
     return attention

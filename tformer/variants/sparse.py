@@ -29,8 +29,12 @@ from .mla import LatentAttention, make_mla_factory, scale_with_yarn
 
 # %% ../../nbs/package/variants/sparse.ipynb #50b492b6
 # the modules of an indexer in the files of DeepSeek-V3.2, and here
-DEEPSEEK_INDEXER_NAMES = {"wq_b": "q_proj", "wk": "k_proj", "k_norm": "k_norm",
-                          "weights_proj": "weights_proj"}
+DEEPSEEK_INDEXER_NAMES = {
+    "wq_b": "q_proj",
+    "wk": "k_proj",
+    "k_norm": "k_norm",
+    "weights_proj": "weights_proj",
+}
 
 
 class LightningIndexer(nn.Module):
@@ -76,8 +80,9 @@ class LightningIndexer(nn.Module):
         self, x: Float[Tensor, "b t d"], positions: Positions
     ) -> Float[Tensor, "b 1 t d_head"]:
         "Return the key of each token, turned."
-        return _rotate_first(self.rotary, self.k_norm(self.k_proj(x))[:, None],
-                             positions)
+        return _rotate_first(
+            self.rotary, self.k_norm(self.k_proj(x))[:, None], positions
+        )
 
     def project_queries(
         self,
@@ -146,8 +151,9 @@ class GroupIndexer(nn.Module):
         self, x: Float[Tensor, "b t d"], positions: Positions
     ) -> Float[Tensor, "b 1 t d_head"]:
         "Return the key of each token, turned."
-        return _rotate_first(self.rotary, self.k_norm(self.k_proj(x))[:, None],
-                             positions)
+        return _rotate_first(
+            self.rotary, self.k_norm(self.k_proj(x))[:, None], positions
+        )
 
     def project_queries(
         self, x: Float[Tensor, "b t d"], q_input: Any, positions: Positions
@@ -158,14 +164,16 @@ class GroupIndexer(nn.Module):
         return q.transpose(1, 2), None
 
     def score(
-        self, q: Float[Tensor, "b t g d_head"], weights: None,
+        self,
+        q: Float[Tensor, "b t g d_head"],
+        weights: None,
         k: Float[Tensor, "b 1 s d_head"],
     ) -> Float[Tensor, "b g t s"]:
         "Return the scores of all keys for each group, in float32 or wider."
         dtype = torch.promote_types(q.dtype, torch.float32)
         with disable_autocast(q.device):
             scores = q.transpose(1, 2).to(dtype) @ k.to(dtype).mT
-            return scores * self.d_head ** -0.5
+            return scores * self.d_head**-0.5
 
     def extra_repr(self) -> str:
         return f"n_groups={self.n_choices}, d_head={self.d_head}"
@@ -185,9 +193,12 @@ def _validate_rotary(rotary, d_head):
     "Refuse a rotary embedding that is wider than the heads of an indexer."
     if rotary is not None:
         validate.instance_of(RotaryEmbedding, rotary=rotary)
-        validate.require(rotary.d_head <= d_head, f"the rotary embedding is "
-                         f"{rotary.d_head} wide, and a head of the indexer only "
-                         f"{d_head}")
+        validate.require(
+            rotary.d_head <= d_head,
+            f"the rotary embedding is "
+            f"{rotary.d_head} wide, and a head of the indexer only "
+            f"{d_head}",
+        )
 
 # %% ../../nbs/package/variants/sparse.ipynb #8b216e87
 def choose_candidates(
@@ -214,7 +225,8 @@ def choose_candidates(
         n = candidate_positions.shape[-1]
         pooled = scores.new_full((*scores.shape[:-1], n), -math.inf)
         scores = pooled.scatter_reduce(
-            -1, owner[:, None, None].expand_as(scores), scores, "amax")
+            -1, owner[:, None, None].expand_as(scores), scores, "amax"
+        )
     candidate_positions = candidate_positions[:, None, None]
     if n_local:
         own = positions.tensor[:, None, :, None] // block_size
@@ -279,15 +291,19 @@ class _IndexedAttention:
         """
         if top_k is not None:
             validate.integer(top_k=top_k)
-            validate.require(top_k >= self.n_local, f"{self.n_local} local candidates "
-                             f"do not fit in top_k={top_k}")
+            validate.require(
+                top_k >= self.n_local,
+                f"{self.n_local} local candidates do not fit in top_k={top_k}",
+            )
         self.top_k = top_k
 
     def _set_choice(self, indexer, top_k, block_size, n_local):
         validate.instance_of((LightningIndexer, GroupIndexer), indexer=indexer)
         validate.require(
-            self.n_heads % indexer.n_choices == 0, f"{self.n_heads} heads cannot be "
-            f"divided evenly among {indexer.n_choices} choices of the indexer")
+            self.n_heads % indexer.n_choices == 0,
+            f"{self.n_heads} heads cannot be "
+            f"divided evenly among {indexer.n_choices} choices of the indexer",
+        )
         validate.integer(block_size=block_size)
         validate.integer(0, n_local=n_local)
         self.indexer = indexer
@@ -296,8 +312,18 @@ class _IndexedAttention:
         self.indexer_losses = None  # a list within ``collect_indexer_losses``
         self.set_top_k(top_k)
 
-    def _choose(self, x, q_input, index_k, *, positions, key_positions, shape, kwargs,
-                need_weights):
+    def _choose(
+        self,
+        x,
+        q_input,
+        index_k,
+        *,
+        positions,
+        key_positions,
+        shape,
+        kwargs,
+        need_weights,
+    ):
         """Return the ``_Choice`` of all queries.
 
         ``shape`` is (b, h, t, s), and ``kwargs`` is what restricts attention without a
@@ -306,37 +332,56 @@ class _IndexedAttention:
         collecting = self.indexer_losses is not None
         if self._attends_to_all(key_positions) and not collecting:
             return _Choice(None, kwargs)
-        visible = add_causal_mask(kwargs.get("mask"), kwargs.get("causal", False),
-                                  *shape[2:], x.device)
+        visible = add_causal_mask(
+            kwargs.get("mask"), kwargs.get("causal", False), *shape[2:], x.device
+        )
         with torch.set_grad_enabled(collecting and torch.is_grad_enabled()):
-            q, weights = self.indexer.project_queries(x.detach(), q_input.detach(),
-                                                      positions)
+            q, weights = self.indexer.project_queries(
+                x.detach(), q_input.detach(), positions
+            )
             gather = self._can_gather(key_positions, shape, visible, need_weights)
             choose = self._choose_slots if gather else self._choose_mask
-            return choose(q, weights, index_k, positions=positions,
-                          key_positions=key_positions, visible=visible)
+            return choose(
+                q,
+                weights,
+                index_k,
+                positions=positions,
+                key_positions=key_positions,
+                visible=visible,
+            )
 
     def _attends_to_all(self, key_positions):
         "Whether there are no more candidates than a query attends to."
         if self.top_k is None or key_positions.length <= self.top_k:
             return True
         bound = key_positions.upper_bound
-        return (self.block_size > 1 and bound is not None
-                and bound <= self.top_k * self.block_size)
+        return (
+            self.block_size > 1
+            and bound is not None
+            and bound <= self.top_k * self.block_size
+        )
 
     def _can_gather(self, key_positions, shape, visible, need_weights):
         "Whether to copy what is chosen: only if it is less than what is kept."
-        return (not need_weights and self.indexer_losses is None
-                and shape[2] * self.top_k * self.block_size <= shape[3]
-                and (visible is None or visible.shape[1] == 1)
-                and (self.block_size == 1 or _counts_up(key_positions)))
+        return (
+            not need_weights
+            and self.indexer_losses is None
+            and shape[2] * self.top_k * self.block_size <= shape[3]
+            and (visible is None or visible.shape[1] == 1)
+            and (self.block_size == 1 or _counts_up(key_positions))
+        )
 
     def _choose_slots(self, q, weights, index_k, *, positions, key_positions, visible):
         "Return where the chosen keys stand, and a mask of those that do not count."
         scores = _hide(self.indexer.score(q, weights, index_k), visible)
         slots, _ = choose_candidates(
-            scores, positions, key_positions, self.top_k,
-            block_size=self.block_size, n_local=self.n_local)
+            scores,
+            positions,
+            key_positions,
+            self.top_k,
+            block_size=self.block_size,
+            n_local=self.n_local,
+        )
         if self.block_size == 1 and visible is None:
             return _Choice(slots, {})  # there are enough keys, and all are visible
         if self.block_size > 1:
@@ -362,7 +407,8 @@ class _IndexedAttention:
         for start in range(0, t, size):
             part = slice(start, start + size)
             scores = self.indexer.score(
-                q[:, part], None if weights is None else weights[:, part], index_k)
+                q[:, part], None if weights is None else weights[:, part], index_k
+            )
             scores = _hide(scores, visible if visible is None else visible[:, :, part])
             some = Positions(positions.tensor[:, part])
             masks.append(self._chosen(scores.detach(), some, key_positions))
@@ -371,8 +417,9 @@ class _IndexedAttention:
         mask = self._for_heads(mask)
         if visible is not None and visible.shape[1] > 1:
             mask = mask & visible
-        return _Choice(None, {"mask": mask},
-                       kept if self.indexer_losses is not None else None)
+        return _Choice(
+            None, {"mask": mask}, kept if self.indexer_losses is not None else None
+        )
 
     def _chosen(self, scores, positions, key_positions):
         "Return which keys each query attends to, (b, g, t, s)."
@@ -380,8 +427,13 @@ class _IndexedAttention:
         if self._attends_to_all(key_positions):
             return visible
         best, owner = choose_candidates(
-            scores, positions, key_positions, self.top_k, block_size=self.block_size,
-            n_local=self.n_local)
+            scores,
+            positions,
+            key_positions,
+            self.top_k,
+            block_size=self.block_size,
+            n_local=self.n_local,
+        )
         chosen = torch.zeros_like(visible).scatter(-1, best, True)  # of all candidates
         return chosen.gather(-1, owner[:, None, None].expand_as(scores)) & visible
 
@@ -401,7 +453,7 @@ class _IndexedAttention:
 
 
 # so many products of queries and keys are computed at once: 4 MB fit into a cache
-_MAX_PRODUCTS = 2 ** 20
+_MAX_PRODUCTS = 2**20
 
 
 def _hide(scores, visible):
@@ -418,8 +470,7 @@ def _gather(x, slots):
     slots = slots.repeat_interleave(x.shape[1] // slots.shape[1], 1)
     rows = []
     for row in zip(slots, x):
-        heads = [F.embedding(index, vectors)[:, None]
-                 for index, vectors in zip(*row)]
+        heads = [F.embedding(index, vectors)[:, None] for index, vectors in zip(*row)]
         rows.append(heads[0] if len(heads) == 1 else torch.cat(heads, 1))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -432,8 +483,10 @@ def _queries_as_rows(q):
 def _validate_cache(cache, tensors):
     "Refuse a cache that does not keep such tensors, the indexer's key among them."
     if not hasattr(cache, "update"):
-        raise ValueError(f"a {type(cache).__name__} keeps no tokens of a text; "
-                         "make the cache with new_cache")
+        raise ValueError(
+            f"a {type(cache).__name__} keeps no tokens of a text; "
+            "make the cache with new_cache"
+        )
     kept = [x.shape[-1] for x in getattr(cache, "tensors", None) or ()]
     new = [x.shape[-1] for x in tensors]
     if kept and kept != new:
@@ -441,7 +494,8 @@ def _validate_cache(cache, tensors):
         raise ValueError(
             f"a sparse layer keeps vectors of width {new} of each token, the last one "
             f"for its indexer, and this cache holds vectors of width {kept}: it "
-            "belongs to another attention")
+            "belongs to another attention"
+        )
 
 # %% ../../nbs/package/variants/sparse.ipynb #485aaf10
 class SparseAttention(_IndexedAttention, SelfAttention):
@@ -472,11 +526,16 @@ class SparseAttention(_IndexedAttention, SelfAttention):
         super().__init__(d_model, n_heads, causal=True, **options)
         self._set_choice(indexer, top_k, block_size, n_local)
         validate.require(
-            self.n_kv_heads % indexer.n_choices == 0, f"{self.n_kv_heads} key heads "
+            self.n_kv_heads % indexer.n_choices == 0,
+            f"{self.n_kv_heads} key heads "
             f"cannot be divided evenly among {indexer.n_choices} choices of the "
-            "indexer")
-        validate.require(self.score_bias is None, "a sparse layer chooses by the "
-                         "scores of its indexer, which know nothing of a score_bias")
+            "indexer",
+        )
+        validate.require(
+            self.score_bias is None,
+            "a sparse layer chooses by the "
+            "scores of its indexer, which know nothing of a score_bias",
+        )
 
     def forward(
         self,
@@ -499,26 +558,37 @@ class SparseAttention(_IndexedAttention, SelfAttention):
         index_k = self.indexer.project_keys(x.detach(), positions)
         if cache is not None:
             _validate_cache(cache, (k, v, index_k))
-            k, v, index_k, key_positions = cache.update(k, v, index_k,
-                                                        positions=positions)
+            k, v, index_k, key_positions = cache.update(
+                k, v, index_k, positions=positions
+            )
         key_positions = Positions.of(key_positions)
         shape = *q.shape[:-1], k.shape[-2]
         kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
         choice = self._choose(
-            x, x, index_k, positions=positions, key_positions=key_positions,
-            shape=shape, kwargs=kwargs, need_weights=need_weights)
+            x,
+            x,
+            index_k,
+            positions=positions,
+            key_positions=key_positions,
+            shape=shape,
+            kwargs=kwargs,
+            need_weights=need_weights,
+        )
         if choice.slots is None:
             weights_too = need_weights or choice.scores is not None
-            output = self.attend_and_project(q, k, v, need_weights=weights_too,
-                                             **choice.kwargs)
+            output = self.attend_and_project(
+                q, k, v, need_weights=weights_too, **choice.kwargs
+            )
             return self._take_loss(choice, output, need_weights)
         k, v = (_gather(kept, choice.slots) for kept in (k, v))
         output = self.attend_and_project(_queries_as_rows(q), k, v, **choice.kwargs)
         return output.view(*x.shape[:2], -1)
 
     def extra_repr(self) -> str:
-        return (f"{super().extra_repr()}, top_k={self.top_k}, "
-                f"block_size={self.block_size}, n_local={self.n_local}")
+        return (
+            f"{super().extra_repr()}, top_k={self.top_k}, "
+            f"block_size={self.block_size}, n_local={self.n_local}"
+        )
 
 
 class SparseLatentAttention(_IndexedAttention, LatentAttention):
@@ -546,12 +616,17 @@ class SparseLatentAttention(_IndexedAttention, LatentAttention):
         super().__init__(d_model, n_heads, **options)
         self._set_choice(indexer, top_k, block_size, n_local)
         validate.require(
-            indexer.n_choices == 1, "latent attention has one latent for all heads, so "
-            f"the indexer makes one choice, got {indexer.n_choices}")
+            indexer.n_choices == 1,
+            "latent attention has one latent for all heads, so "
+            f"the indexer makes one choice, got {indexer.n_choices}",
+        )
         width = self.q_rank or d_model
         q_dim = getattr(indexer, "q_dim", width)
-        validate.require(q_dim == width, f"the queries of the indexer are made from "
-                         f"{width} numbers, got q_dim={q_dim}")
+        validate.require(
+            q_dim == width,
+            f"the queries of the indexer are made from "
+            f"{width} numbers, got q_dim={q_dim}",
+        )
 
     def forward(
         self,
@@ -576,29 +651,40 @@ class SparseLatentAttention(_IndexedAttention, LatentAttention):
         index_k = self.indexer.project_keys(x.detach(), positions)
         if cache is not None:
             _validate_cache(cache, (kept, index_k))
-            kept, index_k, key_positions = cache.update(kept, index_k,
-                                                        positions=positions)
+            kept, index_k, key_positions = cache.update(
+                kept, index_k, positions=positions
+            )
         key_positions = Positions.of(key_positions)
         shape = *q_nope.shape[:-1], kept.shape[-2]
         kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
         choice = self._choose(
-            x, q_input, index_k, positions=positions, key_positions=key_positions,
-            shape=shape, kwargs=kwargs, need_weights=need_weights)
+            x,
+            q_input,
+            index_k,
+            positions=positions,
+            key_positions=key_positions,
+            shape=shape,
+            kwargs=kwargs,
+            need_weights=need_weights,
+        )
         if choice.slots is not None:
             kept = _gather(kept, choice.slots)
             q_nope, q_rope = (_queries_as_rows(q) for q in (q_nope, q_rope))
             shape = (*q_nope.shape[:-1], kept.shape[-2])
         weights_too = need_weights or choice.scores is not None
-        output, weights = self.attend_to_kept(q_nope, q_rope, kept, weights_too,
-                                              choice.kwargs)
+        output, weights = self.attend_to_kept(
+            q_nope, q_rope, kept, weights_too, choice.kwargs
+        )
         output = output.view(*x.shape[:2], -1)
         if not weights_too:
             return output
         return self._take_loss(choice, (output, weights), need_weights)
 
     def extra_repr(self) -> str:
-        return (f"{super().extra_repr()}, top_k={self.top_k}, "
-                f"block_size={self.block_size}, n_local={self.n_local}")
+        return (
+            f"{super().extra_repr()}, top_k={self.top_k}, "
+            f"block_size={self.block_size}, n_local={self.n_local}"
+        )
 
 # %% ../../nbs/package/variants/sparse.ipynb #60a4d6e2
 def indexer_loss(
@@ -698,32 +784,53 @@ def make_sparse_factory(
     validate.even_integer(d_index_rope=d_index_rope)
     rotary = make_rotary(config)
     index_rotary = make_rotary(replace(config, d_head=d_index_rope))
-    options = {"block_size": block_size, "n_local": n_local, "dropout": dropout,
-               "fused": fused}
+    options = {
+        "block_size": block_size,
+        "n_local": n_local,
+        "dropout": dropout,
+        "fused": fused,
+    }
     if latent is not None:
         dense = make_mla_factory(config, **latent)(0)  # checks the sizes
         rotary = dense.rotary
         sizes = {name: getattr(dense, name) for name in _LATENT_SIZES}
         if latent.get("yarn"):
-            index_rotary, _ = scale_with_yarn(d_index_rope, config.rope_theta,
-                                              layout="half", **latent["yarn"])
+            index_rotary, _ = scale_with_yarn(
+                d_index_rope, config.rope_theta, layout="half", **latent["yarn"]
+            )
 
     def indexer():
         if n_index_heads is None:
             n_groups = config.n_kv_heads or config.n_heads
-            return GroupIndexer(config.d_model, n_groups, d_index, rotary=index_rotary,
-                                eps=config.eps)
+            return GroupIndexer(
+                config.d_model, n_groups, d_index, rotary=index_rotary, eps=config.eps
+            )
         q_dim = None if latent is None else dense.q_rank
-        return LightningIndexer(config.d_model, n_index_heads, d_index, q_dim=q_dim,
-                                rotary=index_rotary)
+        return LightningIndexer(
+            config.d_model, n_index_heads, d_index, q_dim=q_dim, rotary=index_rotary
+        )
 
     def attention(layer):
         chosen = {"indexer": indexer(), "top_k": repeated[layer % len(repeated)]}
         if latent is not None:
             return SparseLatentAttention(
-                config.d_model, config.n_heads, rotary=rotary, eps=config.eps,
-                **sizes, **chosen, **options)
+                config.d_model,
+                config.n_heads,
+                rotary=rotary,
+                eps=config.eps,
+                **sizes,
+                **chosen,
+                **options,
+            )
         return SparseAttention(
-            config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads,
-            d_head=config.head_dim, bias=False, rotary=rotary, **chosen, **options)
+            config.d_model,
+            config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            d_head=config.head_dim,
+            bias=False,
+            rotary=rotary,
+            **chosen,
+            **options,
+        )
+
     return attention
