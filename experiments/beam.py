@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import common
 import tformer
-from tformer import parallel
+from tformer import bilingual
 from tformer.beam import BeamHypothesis, beam_search, select_minimum_bayes_risk
 from tformer.generate import generate
 from tformer.optim import AdamW, inverse_sqrt
@@ -59,7 +59,7 @@ def trained(model, seed, steps):
     if model == GOOD:
         found = tformer.load(GOOD)
         return found.model, TranslationTokenizer.wrap(found.tokenizer)
-    read = parallel.generate_pairs(READ if steps >= STEPS else 500, seed)
+    read = bilingual.generate_pairs(READ if steps >= STEPS else 500, seed)
     texts = [text for pair in read[:10_000] for text in pair[:2]]
     sides = TranslationTokenizer.wrap(
         Tokenizer.train(texts, PIECES, special_tokens=TRANSLATION_SPECIAL_TOKENS)
@@ -144,7 +144,7 @@ WAYS = {"beam": search, "risk": by_risk}
 def right_sums(model, seed, steps, sentences):
     "The log-probability of each right translation."
     net, sides = trained(model, seed, steps)
-    pairs = parallel.generate_pairs(sentences, 100, held_out_only=True)
+    pairs = bilingual.generate_pairs(sentences, 100, held_out_only=True)
     rows = PairLoader(pairs, sides, max_len=net.max_len)
     found = []
     for i in range(len(pairs)):
@@ -157,7 +157,7 @@ def right_sums(model, seed, steps, sentences):
 def measure(*, way, model, seed, steps, sentences, width, alpha):
     "The further columns of a row."
     net, sides = trained(model, seed, steps)
-    new = parallel.generate_pairs(sentences, 100, held_out_only=True)
+    new = bilingual.generate_pairs(sentences, 100, held_out_only=True)
     with common.Stopwatch() as watch:
         best = WAYS[way](
             net, sides, [pair.source for pair in new], width=width, alpha=alpha, room=60

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from common import Kept, Stopwatch, parser, run, skip_without
+from tformer.bilingual import SentencePair
 from tformer.optim import AdamW, inverse_sqrt
-from tformer.parallel import SentencePair
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer

@@ -31,8 +31,8 @@ from torch.nn import functional as F
 import common
 from common import HELD_OUT, TRAIN
 from tformer import stories
-from tformer.minimal import decode_bytes, encode_bytes, generate
-from tformer.trained import load_bundle
+from tformer.bundle import load_bundle
+from tformer.mini_gpt import decode_bytes, encode_bytes, generate
 
 OUT = "counting.csv"
 ORDERS = (3, 8, 12, 20)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import common
 from tformer.corpora import find_near_duplicates, load_documents
 from tformer.data import RandomWindowLoader, sequential_windows, split_documents
-from tformer.minimal import MiniGPT
+from tformer.mini_gpt import MiniGPT
 from tformer.tokenizer import Tokenizer
 
 STEPS = 800

@@ -20,7 +20,7 @@ from ladder import Grown
 from tformer import stories
 from tformer.bpe import BPE
 from tformer.gpt import GPT, GPTConfig
-from tformer.minimal import MiniGPT, encode_bytes, mean_loss, random_windows, train
+from tformer.mini_gpt import MiniGPT, encode_bytes, mean_loss, random_windows, train
 
 # of the row in tokens
 VOCAB = 512

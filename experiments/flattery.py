@@ -20,7 +20,7 @@ import functools
 import torch
 
 from common import Kept, arguments, run
-from tformer import parallel
+from tformer import bilingual
 from tformer.optim import AdamW, inverse_sqrt
 from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
@@ -54,14 +54,14 @@ def short(pairs):
 @functools.cache
 def data():
     "Pairs to train on, the three groups of the test, and the tokenizer."
-    pairs = short(parallel.generate_pairs(READ))
+    pairs = short(bilingual.generate_pairs(READ))
     sources = {p.source for p in pairs}
     known = [
         p
-        for p in short(parallel.generate_pairs(NEW, seed=2))
+        for p in short(bilingual.generate_pairs(NEW, seed=2))
         if p.source not in sources
     ]
-    unseen = short(parallel.generate_pairs(NEW, seed=1, held_out_only=True))
+    unseen = short(bilingual.generate_pairs(NEW, seed=1, held_out_only=True))
     groups = {
         "trained_on": pairs[:TRIED],
         "known": known[:TRIED],

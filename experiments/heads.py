@@ -24,11 +24,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import common
-from tformer.attend import attend, causal_mask
 from tformer.attention import merge_heads, split_heads
+from tformer.embedding import Embedding
+from tformer.functional import attend, causal_mask
 from tformer.layers import Linear, RMSNorm, init_weights
-from tformer.minimal import train as train_model
-from tformer.position import Embedding
+from tformer.mini_gpt import train as train_model
 from tformer.rotary import RotaryEmbedding
 
 LETTERS = 24

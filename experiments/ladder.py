@@ -37,6 +37,7 @@ from common import BATCH, D_MODEL, HELD_OUT, N_HEADS, N_LAYERS, TRAIN
 from tformer import optim, stories
 from tformer.attention import SelfAttention
 from tformer.bpe import BPE
+from tformer.embedding import Embedding, SinusoidalPositionEmbedding
 from tformer.gpt import GPT, GPTConfig
 from tformer.layers import (
     FeedForward,
@@ -49,8 +50,7 @@ from tformer.layers import (
     swiglu_width,
 )
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import MiniGPT, next_token_loss, random_windows
-from tformer.position import Embedding, SinusoidalPositionEmbedding
+from tformer.mini_gpt import MiniGPT, next_token_loss, random_windows
 from tformer.rotary import RotaryEmbedding
 
 VOCAB = 512

@@ -30,6 +30,7 @@ import torch
 import common
 import tformer
 from tformer.bert import BertConfig, BertMaskedLM, BertTagger
+from tformer.bundle import ModelBundle, fraction_correct
 from tformer.layers import init_weights
 from tformer.mlm import (
     BERT_SPECIAL_TOKENS,
@@ -44,7 +45,6 @@ from tformer.mlm import (
 from tformer.optim import AdamW, warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, train_step
-from tformer.trained import ModelBundle, fraction_correct
 from tformer.wordpiece import tag_story
 from trained import fill_told, nats_per_blank, optimizers, told
 

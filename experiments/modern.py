@@ -24,6 +24,7 @@ import common
 from common import BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN, VOCAB
 from tformer import stories
 from tformer.attention import SelfAttention
+from tformer.embedding import Embedding, LearnedPositionEmbedding
 from tformer.layers import (
     FeedForward,
     GatedFeedForward,
@@ -33,8 +34,7 @@ from tformer.layers import (
     RMSNorm,
     init_weights,
 )
-from tformer.minimal import encode_bytes, mean_loss, random_windows, train
-from tformer.position import Embedding, LearnedPositionEmbedding
+from tformer.mini_gpt import encode_bytes, mean_loss, random_windows, train
 from tformer.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "modern.csv"

@@ -19,7 +19,7 @@ import torch
 
 import common
 from tformer import stories
-from tformer.minimal import (
+from tformer.mini_gpt import (
     MiniGPT,
     encode_bytes,
     mean_loss,

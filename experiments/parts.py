@@ -28,7 +28,7 @@ from torch import nn
 import common
 from common import BATCH, HELD_OUT, TRAIN
 from tformer import stories
-from tformer.minimal import (
+from tformer.mini_gpt import (
     MiniBlock,
     MiniGPT,
     encode_bytes,

@@ -26,12 +26,12 @@ from torch.nn import functional as F
 
 import common
 from tformer.attention import SelfAttention
-from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
-from tformer.position import (
+from tformer.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
+from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
 from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 OUT = common.RECORDS / "positions.csv"

@@ -20,8 +20,8 @@ import torch
 
 import common
 import tformer
+from tformer.bundle import ENDOFTEXT, fraction_correct
 from tformer.sampling import Sampler, SamplingParams, distinct_n
-from tformer.trained import ENDOFTEXT, fraction_correct
 
 OUT = "sampling.csv"
 TEXTS = 120

@@ -24,7 +24,7 @@ from common import Stopwatch, about, kept, write
 from common import parser as command_line
 from tformer import stories
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import random_windows
+from tformer.mini_gpt import random_windows
 from tformer.tokenizer import Tokenizer
 
 WIDTHS = 12, 16, 24, 32, 40, 48, 64

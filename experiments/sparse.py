@@ -55,10 +55,10 @@ from torch.nn import functional as F
 import common
 import tformer
 from tformer import files, stories
+from tformer.bundle import ENDOFTEXT, ModelBundle, fraction_correct, tell
 from tformer.llama import Llama
 from tformer.optim import AdamW
 from tformer.rows import Positions
-from tformer.trained import ENDOFTEXT, ModelBundle, fraction_correct, tell
 from tformer.variants.sparse import (
     choose_candidates,
     collect_indexer_losses,

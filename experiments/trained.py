@@ -33,12 +33,24 @@ from pathlib import Path
 import torch
 
 from common import Stopwatch, about
-from tformer import parallel, stories, translation
+from tformer import bilingual, stories, translation
 from tformer.bert import BertConfig, BertMaskedLM
+from tformer.bundle import (
+    ENDOFTEXT,
+    MiniGPTConfig,
+    ModelBundle,
+    SavableMiniGPT,
+    fraction_copied,
+    fraction_correct,
+    load_bundle,
+    read_verified_card,
+    save_bundle,
+    tell,
+)
 from tformer.data import PaddedLoader
 from tformer.layers import init_weights
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import (
+from tformer.mini_gpt import (
     decode_bytes,
     encode_bytes,
     generate,
@@ -62,18 +74,6 @@ from tformer.optim import AdamW, Muon, hidden_matrices, inverse_sqrt, warmup_cos
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.train import Trainer, next_token_loss
-from tformer.trained import (
-    ENDOFTEXT,
-    MiniGPTConfig,
-    ModelBundle,
-    SavableMiniGPT,
-    fraction_copied,
-    fraction_correct,
-    load_bundle,
-    read_verified_card,
-    save_bundle,
-    tell,
-)
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
 # of the stories; NEW: never trained on
@@ -285,9 +285,9 @@ def translated(trained, pairs):
 
 def train_translator(steps):
     "The translator: the mean of its last checkpoints, rounded; its card."
-    read = parallel.generate_pairs(min(PAIRS, 100 * steps), SEED)
+    read = bilingual.generate_pairs(min(PAIRS, 100 * steps), SEED)
     n = min(TRIED, 10 * steps)
-    new = parallel.generate_pairs(n, NEW_SEED, held_out_only=True)
+    new = bilingual.generate_pairs(n, NEW_SEED, held_out_only=True)
     tokenizer = Tokenizer.train(
         [text for pair in read[:20_000] for text in pair[:2]],
         PIECES,
@@ -358,13 +358,13 @@ def measure_translator(trained, read, new):
 
     ``exact_in_combinations_read``: new sentences, nothing else new.
     """
-    known = sorted({*parallel.generate_pairs(len(new), NEW_SEED)} - {*read})
+    known = sorted({*bilingual.generate_pairs(len(new), NEW_SEED)} - {*read})
     wrote, found = translated(trained, new)
-    base = [parallel.translate_word_for_word(pair.source) for pair in new]
+    base = [bilingual.translate_word_for_word(pair.source) for pair in new]
     right = [pair.target for pair in new]
     ours, theirs = (translation.bleu_and_chrf(texts, right) for texts in (wrote, base))
     share = {name: round(x.accuracy, 4) for name, x in found.items()}
-    every = {name: share[name] for name in parallel.PHENOMENA if name in share}
+    every = {name: share[name] for name in bilingual.PHENOMENA if name in share}
     low = min(every, key=every.get)
     return dict(
         loss=round(nats_per_target_byte(trained, new), 5),

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from common import Kept, Stopwatch, arguments, run
-from tformer import parallel
+from tformer import bilingual
 from tformer.optim import AdamW, inverse_sqrt
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
@@ -84,8 +84,8 @@ def train(variant, seed, steps):
     "The columns of one row."
     whole = dict(label_smoothing=0.1, up=UP, last=LAST, shared=True)
     how = whole | VARIANTS[variant]
-    read = parallel.generate_pairs(READ if steps >= STEPS else 500, seed)
-    new = parallel.generate_pairs(
+    read = bilingual.generate_pairs(READ if steps >= STEPS else 500, seed)
+    new = bilingual.generate_pairs(
         NEW if steps >= STEPS else 20, 100, held_out_only=True
     )
     sides = sides_of(read[:10_000], how["shared"])

@@ -24,7 +24,7 @@ NIGHTLY = {
 SAME_EVERYWHERE = {
     "test_bench.py",
     "test_bpe.py",
-    "test_bundles.py",
+    "test_weights.py",
     "test_code_changes.py",
     "test_costs.py",
     "test_live.py",

@@ -21,6 +21,7 @@ from helpers import draw_ids, padded, randn
 from models import ROWS, VOCAB
 from tformer import check, mlm, optim
 from tformer.beam import beam_search
+from tformer.bundle import load_bundle, tell
 from tformer.data import RandomWindowLoader
 from tformer.generate import generate, stream
 from tformer.paged import BlockPool, new_paged_cache
@@ -36,7 +37,6 @@ from tformer.speculate import (
     strided_token_log_probs,
 )
 from tformer.train import Trainer
-from tformer.trained import load_bundle, tell
 from tformer.translation import translate
 from tformer.variants.sparse import collect_indexer_losses
 

@@ -209,15 +209,15 @@ def test_every_module_affects_its_own_tests_and_notebook(project):
             f"no test imports {module}"
         )
         assert any(name.endswith(".ipynb") for name in project.needs[module]), module
-    assert project.affected(["tformer/attend.py"])["tests/test_attend.py"] == 1
-    assert project.affected(["tformer/attend.py"])["tests/test_gpt.py"] > 1
+    assert project.affected(["tformer/functional.py"])["tests/test_functional.py"] == 1
+    assert project.affected(["tformer/functional.py"])["tests/test_gpt.py"] > 1
 
 
 def test_files_that_tests_read_lead_to_them(project):
     for changed, test in (
         ("experiments/mup.py", "tests/test_optim.py"),
         ("tformer/records/positions.csv", "tests/test_rotary.py"),
-        ("tformer/weights/stories/card.json", "tests/test_trained.py"),
+        ("tformer/weights/stories/card.json", "tests/test_bundle.py"),
         ("tests/bench/bench_parts.py", "tests/test_bench.py"),
         ("tests/models.py", "tests/test_model.py"),
         ("book/_ext/course.py", "tests/test_ext.py"),

@@ -21,7 +21,6 @@ import helpers
 from conftest import ROOT, run
 from helpers import close, generator, plain_only, spread
 from tformer import attention, rows
-from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import (
     CrossAttention,
     DynamicLayerCache,
@@ -34,8 +33,9 @@ from tformer.attention import (
     merge_heads,
     split_heads,
 )
+from tformer.functional import attend, causal_mask, padding_mask
 from tformer.layers import RMSNorm
-from tformer.minimal import load_record
+from tformer.mini_gpt import load_record
 from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 from tformer.rows import (
     CrossAttentionCache,

@@ -23,7 +23,7 @@ from tformer.beam import (
     split_finished,
 )
 from tformer.generate import generate
-from tformer.minimal import load_record
+from tformer.mini_gpt import load_record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

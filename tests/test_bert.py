@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from helpers import close, plain_only  # noqa: E402
-from tformer import check, minimal  # noqa: E402
+from tformer import check, mini_gpt  # noqa: E402
 from tformer.bert import (  # noqa: E402
     BERT_NAME_MAP,
     Bert,
@@ -740,7 +740,7 @@ def test_it_learns_to_predict_masked_tokens():
     batches = (
         torch.randint(1, 6, (32, 2), generator=g).repeat(1, 4) for _ in range(600)
     )
-    losses = minimal.train(model, batches, 600, loss_of)
+    losses = mini_gpt.train(model, batches, 600, loss_of)
     assert sum(losses[-50:]) / 50 < 0.5 < 1.5 < losses[0]
     ids = torch.tensor([[0, 5, 3, 5, 3, 5, 3, 5], [2, 4, 2, 0, 2, 4, 2, 4]])
     guess = model.eval()(ids).argmax(-1)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tformer import check
-from tformer.attend import attend, causal_mask, padding_mask
 from tformer.attention import DynamicLayerCache, KVCache, merge_heads, split_heads
+from tformer.embedding import Embedding, LearnedPositionEmbedding
+from tformer.functional import attend, causal_mask, padding_mask
 from tformer.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
-from tformer.minimal import MiniGPT
-from tformer.position import Embedding, LearnedPositionEmbedding
+from tformer.mini_gpt import MiniGPT
 from tformer.rotary import RotaryEmbedding, convert_rotary_layout
 from tformer.rows import repeat_kv
 

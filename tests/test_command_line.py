@@ -15,8 +15,8 @@ import tformer
 import tformer.__main__ as command
 from conftest import ROOT, run
 from tformer.__main__ import load_storyteller, main
+from tformer.bundle import ModelBundle, join_bytes
 from tformer.sampling import SamplingParams
-from tformer.trained import ModelBundle, join_bytes
 
 COMMAND = [sys.executable, "-m", "tformer"]
 ENV = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is not flushed is not there

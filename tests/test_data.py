@@ -529,7 +529,7 @@ def test_the_experiment_runs_small_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_the_record_is_whole():
-    from tformer.minimal import load_record
+    from tformer.mini_gpt import load_record
 
     rows = load_record("duplicates")
     assert Counter((r["split"], r["seed"]) for r in rows) == Counter(
@@ -554,7 +554,7 @@ def test_the_experiment_on_a_sample_runs_small_and_keeps_no_text(
     import sys
 
     from test_project import ROOT, load
-    from tformer.minimal import load_record
+    from tformer.mini_gpt import load_record
 
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = load(ROOT / "experiments" / "tinystories.py")
@@ -640,7 +640,7 @@ def test_a_script_without_its_file_is_skipped(name, monkeypatch, capsys):
 
 
 def test_the_record_of_the_sample_is_whole_and_holds_no_text():
-    from tformer.minimal import load_record
+    from tformer.mini_gpt import load_record
 
     rows = load_record("tinystories")
     assert Counter((r["corpus"], r["row"]) for r in rows) == Counter(

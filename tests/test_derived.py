@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tformer.position import DerivedBuffersModule, SinusoidalPositionEmbedding
+from tformer.embedding import DerivedBuffersModule, SinusoidalPositionEmbedding
 from tformer.rotary import (
     ALiBi,
     RotaryEmbedding,

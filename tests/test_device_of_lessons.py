@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from helpers import plain_only
 from pretend import PretendedCard
-from tformer import minimal
+from tformer import mini_gpt
 from tformer.course.device import best_seconds, lesson_device, train
 
 pytestmark = plain_only
@@ -83,7 +83,7 @@ def squares(model, batch):
 
 def test_a_training_there_is_the_one_of_the_tour():
     here = line()
-    losses = minimal.train(here, pairs(), 20, squares, lr=0.1)
+    losses = mini_gpt.train(here, pairs(), 20, squares, lr=0.1)
     there = line()
     with PretendedCard() as card:
         seen = []
@@ -108,13 +108,13 @@ def test_a_model_comes_back_from_a_training_that_fails():
 
 def test_windows_of_ids_are_moved_as_they_are():
     ids = torch.arange(50) % 7
-    model = minimal.MiniGPT(7, d_model=8, n_layers=1, n_heads=2, max_len=6)
+    model = mini_gpt.MiniGPT(7, d_model=8, n_layers=1, n_heads=2, max_len=6)
     seen = []
 
     def watched(model, window):
         seen.append(window.is_cuda)
-        return minimal.next_token_loss(model, window)
+        return mini_gpt.next_token_loss(model, window)
 
     with PretendedCard():
-        train(model, minimal.random_windows(ids, 6), 3, watched, device="cuda")
+        train(model, mini_gpt.random_windows(ids, 6), 3, watched, device="cuda")
         assert seen == [True] * 3 and not model.embed.weight.is_cuda

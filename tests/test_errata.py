@@ -15,16 +15,16 @@ from torch import nn
 
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
-from tformer.attend import attend, causal_mask
 from tformer.attention import SelfAttention
 from tformer.bpe import pretokenize_text, split_special, train_bpe
 from tformer.costs import ACCELERATORS, decode_workload, estimate_costs
+from tformer.embedding import Embedding, SinusoidalPositionEmbedding
+from tformer.functional import attend, causal_mask
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import LlamaConfig
 from tformer.mlm import mask_tokens
 from tformer.optim import AdamW, cross_entropy, param_groups
 from tformer.places import StaticLayerCache
-from tformer.position import Embedding, SinusoidalPositionEmbedding
 from tformer.sampling import apply_top_p
 from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
 

@@ -25,7 +25,7 @@ from tformer.gpt import (
     token_log_probs,
 )
 from tformer.layers import PostNorm, PreNorm
-from tformer.minimal import next_token_loss
+from tformer.mini_gpt import next_token_loss
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402

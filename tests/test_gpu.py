@@ -25,13 +25,13 @@ from helpers import by_day, randn
 from models import ROWS, causal, every
 from pretend import MIXTURES, refusal
 from tformer import optim
+from tformer.bundle import load_bundle
 from tformer.data import RandomWindowLoader
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
 from tformer.places import CompiledModel, require_compiler
 from tformer.rotary import RotaryEmbedding
 from tformer.train import Trainer
-from tformer.trained import load_bundle
 
 pytestmark = pytest.mark.gpu
 EXACT = 1e-10  # float64
@@ -208,7 +208,7 @@ def test_a_compiled_training():
 
 
 @pytest.mark.parametrize("name", ["stories", "stories_mha", "tour"])
-def test_bundles_in_float32(name):
+def test_weights_in_float32(name):
     "As one loads them."
     here = load_bundle(name)
     ids = here.tokenizer.encode("One day a little cat saw a big dog in the park. ")

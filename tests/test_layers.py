@@ -24,7 +24,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tformer import layers
-from tformer.attend import attend
+from tformer.functional import attend
 from tformer.layers import (
     ACTIVATIONS,
     Dropout,

@@ -19,8 +19,8 @@ import tformer
 from conftest import ROOT
 from helpers import by_day
 from tformer import costs, plot
-from tformer.attend import softmax
 from tformer.attention import SelfAttention
+from tformer.functional import softmax
 from tformer.llama import Llama, LlamaConfig
 from tformer.rows import Positions
 from tformer.variants.mla import LatentAttention

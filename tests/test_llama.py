@@ -29,7 +29,7 @@ from tformer.llama import (  # noqa: E402
     make_gqa_factory,
     make_rotary,
 )
-from tformer.minimal import load_record  # noqa: E402
+from tformer.mini_gpt import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
 from tformer.rotary import ALiBi, RotaryEmbedding, rope_frequencies  # noqa: E402
 

@@ -25,7 +25,8 @@ from tformer.bert import (
     BertTagger,
     from_hf_bert_name,
 )
-from tformer.minimal import load_record
+from tformer.bundle import ModelBundle, grade_sentences, load_bundle
+from tformer.mini_gpt import load_record
 from tformer.mlm import (
     BERT_SPECIAL_TOKENS,
     STORY_WORDS,
@@ -46,7 +47,6 @@ from tformer.mlm import (
     with_new_head,
 )
 from tformer.tokenizer import Tokenizer, Vocabulary
-from tformer.trained import ModelBundle, grade_sentences, load_bundle
 
 TEXTS = [text.strip() for text in stories.generate_stories(300, 0)]
 TOKENIZER = Tokenizer.train(

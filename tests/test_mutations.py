@@ -287,7 +287,7 @@ def test_nothing_is_red_without_a_change(ask, seen):
         )
 
 
-HERE = "test_attend.py::test_i_love_ai"
+HERE = "test_functional.py::test_i_love_ai"
 RENAMED = (
     "def softmax($$parameters) -> $r:\n    $$body",
     "def sofmax($$parameters) -> $r:\n    $$body",
@@ -297,18 +297,18 @@ RENAMED = (
 @pytest.mark.parametrize(
     "row, says",
     [
-        (("attend.softmax", "$a / $b", "$b ** -1 * $a", HERE), "stays green"),
-        (("attend.softmax", *RENAMED, HERE), "ImportError"),
+        (("functional.softmax", "$a / $b", "$b ** -1 * $a", HERE), "stays green"),
+        (("functional.softmax", *RENAMED, HERE), "ImportError"),
         (
             (
-                "attend.attend",
+                "functional.attend",
                 "$weights = $softmax($scores)",
                 "$weights = sotfmax($scores)",
                 HERE,
             ),
             "NameError",
         ),
-        (("attend.softmax", "$a / $b", "$b / $a", HERE + "_not"), "not found"),
+        (("functional.softmax", "$a / $b", "$b / $a", HERE + "_not"), "not found"),
     ],
 )
 def test_what_is_no_proof_is_refused(row, says, folder, ask):

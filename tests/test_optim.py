@@ -18,7 +18,7 @@ from conftest import ROOT, run
 from helpers import plain_only
 from tformer import optim
 from tformer.gpt import GPT, GPTConfig
-from tformer.minimal import MiniGPT, load_record
+from tformer.mini_gpt import MiniGPT, load_record
 from tformer.optim import (
     SGD,
     AdamW,

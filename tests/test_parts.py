@@ -13,8 +13,13 @@ from torch import nn
 import helpers
 import tformer.attention
 from helpers import close, generator
-from tformer import minimal
+from tformer import mini_gpt
 from tformer.attention import CrossAttention, SelfAttention, eager_attend
+from tformer.embedding import (
+    Embedding,
+    LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
+)
 from tformer.layers import (
     Dropout,
     FeedForward,
@@ -24,11 +29,6 @@ from tformer.layers import (
     PostNorm,
     PreNorm,
     RMSNorm,
-)
-from tformer.position import (
-    Embedding,
-    LearnedPositionEmbedding,
-    SinusoidalPositionEmbedding,
 )
 from tformer.rotary import ALiBi, RotaryEmbedding, ShawRelativePositions, T5RelativeBias
 from tformer.rows import fused_attend, online_softmax_attend
@@ -381,7 +381,7 @@ def test_compiled_to_machine_code_equals_eager(name):
 # causality (DESIGN, section 5)
 
 
-class TourAttention(minimal.MiniAttention):
+class TourAttention(mini_gpt.MiniAttention):
     "The tour's: explicit, and without positions or cache."
 
     def __init__(self):
@@ -541,7 +541,7 @@ def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
         mha(fused=False),
         mha(fused_qkv=True),
         LeakyView,
-        lambda: minimal.MiniAttention(D, H, causal=False),
+        lambda: mini_gpt.MiniAttention(D, H, causal=False),
     ],
 )
 def test_layers_that_see_the_future_are_found(make):

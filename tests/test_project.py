@@ -23,7 +23,7 @@ ANYWHERE = {"plot", "stories", "validate", "files"}  # importable from every cha
 # what a notebook may take from later: the tour loads the weights that it began to
 # train, and a trained model continues texts by the decoder of chapter 21
 EARLY = {
-    "00_tour": {"tformer.trained", "tformer.course.device"},
+    "00_tour": {"tformer.bundle", "tformer.course.device"},
     "A8_trained": {"tformer.generate"},
 }
 # appendices that stand between chapters in the order of imports

@@ -22,8 +22,8 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 
 from conftest import ROOT, run
 from helpers import plain_only
-from tformer.attend import attend, causal_mask
-from tformer.minimal import load_record
+from tformer.functional import attend, causal_mask
+from tformer.mini_gpt import load_record
 from tformer.rotary import (
     ALiBi,
     RotaryEmbedding,

@@ -794,7 +794,7 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def test_the_record_is_whole():
-    from tformer.minimal import load_record
+    from tformer.mini_gpt import load_record
 
     experiment = load_experiment("sampling")
     rows = load_record("sampling")

@@ -15,10 +15,10 @@ import helpers
 from helpers import close, equal_models, generator, plain_only, randn, spread
 from tformer import check, seq2seq
 from tformer.attention import CrossAttention, SelfAttention
+from tformer.embedding import sinusoids
 from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
-from tformer.minimal import train
+from tformer.mini_gpt import train
 from tformer.model import TransformerBlock
-from tformer.position import sinusoids
 from tformer.seq2seq import (
     DecoderBlock,
     PreNormSeq2Seq,

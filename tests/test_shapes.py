@@ -81,7 +81,7 @@ def test_signatures_hold(name, results):
 WRONG = """
 import torch
 from jaxtyping import TypeCheckError
-from tformer.attend import causal_mask
+from tformer.functional import causal_mask
 
 
 def test_wrong():
@@ -94,7 +94,7 @@ def test_wrong():
 
 
 def test_a_wrong_call_is_refused(tmp_path):
-    assert "test_attend.py" in FILES
+    assert "test_functional.py" in FILES
     file = tmp_path / "test_wrong.py"
     file.write_text(WRONG, encoding="utf-8")
     done = shaped(f"--rootdir={tmp_path}", str(file))
@@ -103,10 +103,10 @@ def test_a_wrong_call_is_refused(tmp_path):
 
 WRONG_SIGNATURES = [
     (
-        "attend",
+        "functional",
         'Bool[Tensor, "#b 1 t s"]',
         'Bool[Tensor, "#b 1 s t"]',
-        "test_attend.py::test_masks_equal_loops",
+        "test_functional.py::test_masks_equal_loops",
     ),
     (
         "check",

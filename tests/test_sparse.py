@@ -30,7 +30,7 @@ from tformer.attention import SelfAttention  # noqa: E402
 from tformer.generate import generate  # noqa: E402
 from tformer.layers import RMSNorm  # noqa: E402
 from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.minimal import load_record  # noqa: E402
+from tformer.mini_gpt import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
 from tformer.places import new_static_cache  # noqa: E402
 from tformer.rotary import ALiBi, RotaryEmbedding  # noqa: E402

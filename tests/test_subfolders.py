@@ -68,7 +68,7 @@ PROBE = [
     md("## A mask"),
     code(
         "#| export\nimport torch\nfrom torch import Tensor\n\n"
-        "from tformer.attend import causal_mask"
+        "from tformer.functional import causal_mask"
     ),
     code(
         "#| export\ndef shifted(\n    n: int,  # how many positions\n"
@@ -248,10 +248,10 @@ def html(tree, tmp_path_factory):
 def test_a_module_is_written_into_its_folder(tree):
     text = test_project.package_texts(tree)
     assert text["nn/__init__.py"] == INIT
-    assert "\nfrom ..attend import causal_mask\n" in text["nn/probe.py"]
+    assert "\nfrom ..functional import causal_mask\n" in text["nn/probe.py"]
     assert "\nfrom .probe import shifted\n" in text["nn/slip.py"]
     ours = test_project.package_texts(ROOT)
-    for name in ("attend.py", "plot.py", "validate.py", "__init__.py"):
+    for name in ("functional.py", "plot.py", "validate.py", "__init__.py"):
         assert text[name] == ours[name], name
     assert course.exported_from(text["nn/probe.py"]) == f"{ROOM}/probe"
     assert not test_project.changed_by_export(tree)
@@ -262,7 +262,7 @@ def test_lists_are_complete_in_a_folder(tree):
         [*KEPT, f"{ROOM}/probe", f"{ROOM}/slip"]
     )
     assert course.module_names(tree) == [
-        "attend",
+        "functional",
         "nn.probe",
         "nn.slip",
         "plot",

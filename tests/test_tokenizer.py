@@ -1148,7 +1148,7 @@ def speed_script(monkeypatch):
 
 @plain_only
 def test_the_experiment_on_speed_runs_small(tmp_path, monkeypatch, capsys):
-    from tformer.minimal import load_record
+    from tformer.mini_gpt import load_record
 
     script = speed_script(monkeypatch)
     sample = tmp_path / "sample.txt"
@@ -1214,7 +1214,7 @@ def test_merges_that_differ_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_record_of_speed_is_whole():
-    from tformer.minimal import load_record
+    from tformer.mini_gpt import load_record
 
     rows = load_record("bpe_speed")
     assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [

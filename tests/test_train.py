@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from conftest import ROOT, run
 from helpers import child, die_after, plain_only
-from tformer import minimal, train
+from tformer import mini_gpt, train
 from tformer.checkpoints import STATE_NAME, STATE_TENSORS_NAME
 from tformer.data import (
     Batch,
@@ -34,7 +34,7 @@ from tformer.data import (
 )
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
-from tformer.minimal import MiniGPT, load_record, random_windows
+from tformer.mini_gpt import MiniGPT, load_record, random_windows
 from tformer.model import WEIGHTS_NAME, read_safetensors
 from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
 from tformer.train import (
@@ -361,7 +361,7 @@ def test_a_trainer_is_the_fit_of_the_tour():
 
     ours = tour()
     theirs = tour()
-    losses = minimal.train(theirs, random_windows(IDS, 16, 4), 20, lr=6e-3)
+    losses = mini_gpt.train(theirs, random_windows(IDS, 16, 4), 20, lr=6e-3)
     optimizer = torch.optim.AdamW(ours.parameters(), 6e-3)
     probe = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], 6e-3)
     cycle = torch.optim.lr_scheduler.OneCycleLR(probe, 6e-3, 20)

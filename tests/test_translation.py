@@ -19,9 +19,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from conftest import ROOT, run
 from helpers import draw_ids, plain_only, spread
-from tformer.minimal import load_record
-from tformer.parallel import SentencePair, translate_word_for_word
-from tformer.parallel import generate_pairs as grammar
+from tformer.bilingual import SentencePair, translate_word_for_word
+from tformer.bilingual import generate_pairs as grammar
+from tformer.mini_gpt import load_record
 from tformer.seq2seq import (
     PreNormSeq2Seq,
     Seq2Seq,

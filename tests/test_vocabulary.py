@@ -94,7 +94,11 @@ HERE = Code(["def scale(alpha):\n    beta = alpha.gamma\n    return runner, beta
     [
         ("prose", "It is made by `from_attention_mask`.", "from_attention_mask"),
         ("prose", "`check.every` runs all of them.", "check.every"),
-        ("prose", "See {py:func}`~tformer.attend.no_such`.", "tformer.attend.no_such"),
+        (
+            "prose",
+            "See {py:func}`~tformer.functional.no_such`.",
+            "tformer.functional.no_such",
+        ),
         ("prose", "Rows are set by `KVCache.put`.", "KVCache.put"),
         ("prose", "`generate(model, ids, max_new=8)`", "generate(max_new"),
         ("prose", "`torch.nn.functional.softmaxx`", "torch.nn.functional.softmaxx"),
@@ -123,7 +127,7 @@ def test_a_name_that_is_gone_is_found(names, kind, text, name):
     "text",
     [
         "`alpha`, `beta`, `alpha.gamma`, `scale(alpha=1)`",
-        "`attend`, `tformer.attend`",
+        "`attend`, `tformer.functional`",
         "`SelfAttention.forward`, `KVCache.set_rows`, `Trainer.fit`, "
         "`RequestHandle.error`",
         "`check.run_all(model)`, `check.cache(model, step_fn=f)`, `max_new_tokens=`",
@@ -274,7 +278,7 @@ def test_retired_words_are_gone_from_texts(texts):
         ("tformer/beam.py", "max_new_tokens", False),
         ("tformer/rows.py", "input", False),
         ("nbs/17_training.ipynb", "index_put_", False),
-        ("tformer/parallel.py", "Verb", False),
+        ("tformer/bilingual.py", "Verb", False),
     ],
 )
 def test_a_retired_word_is_found(file, name, is_found):

@@ -1,20 +1,21 @@
 """The Transformer, part by part; a module is imported when it is first used."""
+
 import importlib
 import pkgutil
 
 __version__ = "0.1.0"
-__all__ = sorted(m.name for m in pkgutil.iter_modules(__path__)
-                 if not m.name.startswith("_"))
+__all__ = sorted(
+    m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")
+)
 
 
 def __getattr__(name: str):
     "``tformer.check`` and the like, imported when they are asked for."
-    if name == "load":      # tformer.load("stories"): a trained model
-        return importlib.import_module(".trained", __name__).load_bundle
+    if name == "load":  # tformer.load("stories"): a trained model
+        return importlib.import_module(".bundle", __name__).load_bundle
     if name in __all__:
         return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"tformer has no module {name!r}; it has "
-                         f"{', '.join(__all__)}")
+    raise AttributeError(f"tformer has no module {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

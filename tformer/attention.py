@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import validate
-from tformer.attend import (
+from tformer.functional import (
     attend,
     causal_mask,
     disable_autocast,

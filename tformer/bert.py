@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from . import files, validate
 from .attention import SelfAttention
+from .embedding import Embedding, LearnedPositionEmbedding
 from tformer.layers import (
     ACTIVATIONS,
     Dropout,
@@ -39,7 +40,6 @@ from tformer.model import (
     load_weights,
     read_safetensors,
 )
-from .position import Embedding, LearnedPositionEmbedding
 from .rows import Positions
 
 # %% ../nbs/11_bert.ipynb #810400e5

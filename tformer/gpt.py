@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from . import files, validate
 from .attention import SelfAttention
+from .embedding import Embedding, LearnedPositionEmbedding
 from tformer.layers import (
     ACTIVATIONS,
     Dropout,
@@ -40,7 +41,6 @@ from tformer.model import (
     load_weights,
     read_safetensors,
 )
-from .position import Embedding, LearnedPositionEmbedding
 
 # %% ../nbs/12_gpt.ipynb #f3ab9c79
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,6 +16,7 @@ from torch import nn
 
 from . import validate
 from .attention import SelfAttention
+from .embedding import Embedding
 from tformer.layers import (
     GatedFeedForward,
     Linear,
@@ -30,7 +31,6 @@ from tformer.model import (
     TransformerBlock,
     describe_module,
 )
-from .position import Embedding
 from tformer.rotary import (
     RotaryEmbedding,
     llama3_scaling,

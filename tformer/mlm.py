@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from . import stories, validate
+from .bundle import ModelBundle, grade_sentences
 from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
 from .optim import cross_entropy
 from .seq2seq import positions_from_padding
 from .tokenizer import Tokenizer
-from .trained import ModelBundle, grade_sentences
 
 # %% ../nbs/19_masked_language_model.ipynb #0b0eb273
 class MaskedBatch(NamedTuple):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from . import files, validate
 from .attention import DynamicLayerCache, KVCache
-from .position import DerivedBuffersModule
+from .embedding import DerivedBuffersModule
 from .rows import Positions
 
 # %% ../nbs/A3_models.ipynb #080ecb60

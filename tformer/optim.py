@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import validate
-from .attend import disable_autocast
-from .position import Embedding, LearnedPositionEmbedding
+from .embedding import Embedding, LearnedPositionEmbedding
+from .functional import disable_autocast
 from .rotary import ShawRelativePositions, T5RelativeBias
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #9cfbd8b3

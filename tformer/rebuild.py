@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import check, validate
-from .attend import attend, causal_mask, padding_mask, softmax
 from .attention import KVCache, build_mask, merge_heads, split_heads
+from .functional import attend, causal_mask, padding_mask, softmax
 from .gpt import GPT, GPTConfig
 from .layers import gelu_tanh
 from .model import load_weights
@@ -776,7 +776,7 @@ _EMPTY_ROW = (
     "a query that may attend to nothing, such as padding, gets a row "
     "of -inf, whose softmax is no number, and that spreads: fill "
     "with torch.finfo(scores.dtype).min, or take softmax from "
-    "tformer.attend"
+    "tformer.functional"
 )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import validate
-from .position import DerivedBuffersModule
+from .embedding import DerivedBuffersModule
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41d20a95
 def relative_positions(

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from . import validate
 from .attention import CrossAttention, KVCache, SelfAttention
+from .embedding import Embedding, SinusoidalPositionEmbedding
 from tformer.layers import (
     Dropout,
     FeedForward,
@@ -34,7 +35,6 @@ from tformer.model import (
     new_layer_cache,
     positions_from_attention_mask,
 )
-from .position import Embedding, SinusoidalPositionEmbedding
 from .rows import Positions
 
 # %% ../nbs/09_encoder_decoder.ipynb #8242a0da

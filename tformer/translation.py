@@ -237,7 +237,7 @@ class PairLoader(Loader):
 
     def __init__(
         self,
-        pairs: Iterable,  # (source, target), or ``parallel.SentencePair``
+        pairs: Iterable,  # (source, target), or ``bilingual.SentencePair``
         tokenizer: Tokenizer | TranslationTokenizer,
         batch_size: int = 64,  # pairs of a batch
         *,

@@ -3,7 +3,7 @@ notebooks, pages and modules are, and what stands in each notebook.
 
 A notebook is known by its document name, which is its path below ``nbs/``
 without the suffix: ``00_tour``, ``package/nn/attention``. A module is known by
-its dotted name below the package: ``attend``, ``nn.attention``. No Sphinx here;
+its dotted name below the package: ``functional``, ``nn.attention``. No Sphinx here;
 standard library, and PyYAML for the table of contents. As a program::
 
     python book/_ext/course.py notebooks [NAME …]   prints paths of notebooks

@@ -52,13 +52,13 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer import layers
-from tformer.attend import attend, softmax
 from tformer.attention import CrossAttention, DynamicLayerCache, SelfAttention
-from tformer.position import (
+from tformer.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
+from tformer.functional import attend, softmax
 from tformer.rotary import (
     ALiBi,
     RotaryEmbedding,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import minimal, validate
+from .. import mini_gpt, validate
 
 _VARIABLE = "TFORMER_DEVICE"
 
@@ -50,19 +50,19 @@ def train(
     model: nn.Module,
     batches: Iterable[Any],  # of tensors, or tuples of tensors
     steps: int,
-    loss_fn: Callable = minimal.next_token_loss,
+    loss_fn: Callable = mini_gpt.next_token_loss,
     lr: float = 6e-3,
     *,
     device: torch.device | str,  # where the model is trained
 ) -> list[float]:
-    """Train as the tour's ``minimal.train`` does, on a device; return each loss.
+    """Train as the tour's ``mini_gpt.train`` does, on a device; return each loss.
 
     Model and batches are moved to the device. Afterwards, also if the training fails,
     the model is where it was before.
     """
     home = next(model.parameters()).device
     try:
-        return minimal.train(
+        return mini_gpt.train(
             model.to(device), _on_device(batches, device), steps, loss_fn, lr
         )
     finally:

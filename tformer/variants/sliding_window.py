@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import validate
-from ..attend import disable_autocast, softmax
 from ..attention import SelfAttention, mask_kwargs
+from ..functional import disable_autocast, softmax
 from ..llama import LlamaConfig, make_rotary
 from tformer.rows import (
     GrowableBuffer,

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import validate
-from ..attend import disable_autocast
 from ..attention import SelfAttention, mask_kwargs
+from ..functional import disable_autocast
 from ..layers import LayerNorm, Linear, RMSNorm
 from ..llama import LlamaConfig, make_rotary
 from ..rotary import RotaryEmbedding

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tformer.attend import attend, causal_mask
-from tformer.position import (
+from tformer.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
@@ -22,6 +21,7 @@ from tformer.position import (
     position_shift_matrix,
     sinusoids,
 )
+from tformer.functional import attend, causal_mask
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 evens = st.integers(1, 20).map(lambda half: 2 * half)

@@ -12,13 +12,8 @@ import torch
 import tformer
 from conftest import ROOT, load_experiment, run
 from helpers import close, equal_models, plain_only
-from tformer import minimal, parallel, stories, translation
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
-from tformer.mlm import generate_by_unmasking
-from tformer.sampling import SamplingParams
-from tformer.tokenizer import Tokenizer, Vocabulary
-from tformer.trained import (
+from tformer import bilingual, mini_gpt, stories, translation
+from tformer.bundle import (
     BUNDLE_FILES,
     BUNDLED_DIR,
     CARD_NAME,
@@ -38,6 +33,11 @@ from tformer.trained import (
     save_bundle,
     tell,
 )
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig
+from tformer.mlm import generate_by_unmasking
+from tformer.sampling import SamplingParams
+from tformer.tokenizer import Tokenizer, Vocabulary
 
 NAMES = ["bert", "stories", "stories_mha", "tour", "tour_no_mask", "translator"]
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -164,17 +164,17 @@ def test_the_loss_on_the_card_is_the_loss(storyteller):
 
 
 def test_the_tour_is_the_model_of_chapter_0():
-    held_out = minimal.encode_bytes(stories.story_corpus(30_000, seed=1, level=1))
+    held_out = mini_gpt.encode_bytes(stories.story_corpus(30_000, seed=1, level=1))
     tour = load_bundle("tour")
     blind = load_bundle("tour_no_mask")
-    recorded = float(minimal.load_record("ladder_line")[0]["nats_per_byte"])
-    loss = minimal.mean_loss(tour.model, held_out)
+    recorded = float(mini_gpt.load_record("ladder_line")[0]["nats_per_byte"])
+    loss = mini_gpt.mean_loss(tour.model, held_out)
     assert abs(loss - recorded) < 0.02 and abs(loss - tour.card["loss"]) < 0.01
-    assert minimal.mean_loss(blind.model, held_out) < loss / 4
-    assert isinstance(tour.model, minimal.MiniGPT)
+    assert mini_gpt.mean_loss(blind.model, held_out) < loss / 4
+    assert isinstance(tour.model, mini_gpt.MiniGPT)
     text = "Once there was"
-    assert tour.tokenizer.encode(text) == minimal.encode_bytes(text).tolist()
-    ids = minimal.encode_bytes("Tom went outside")
+    assert tour.tokenizer.encode(text) == mini_gpt.encode_bytes(text).tolist()
+    ids = mini_gpt.encode_bytes("Tom went outside")
     other = ids.clone()
     other[9] += 1
     for trained, still in ((tour, 9), (blind, 0)):
@@ -238,12 +238,12 @@ def test_the_translator_is_as_good_as_was_asked():
     assert card["parameters"] <= 1.5e6 and card["tried"] == 2000
     assert card["seconds"] <= 15 * 60
     shares = card["exact_by_phenomenon"]
-    assert {*shares} == {*parallel.PHENOMENA}
+    assert {*shares} == {*bilingual.PHENOMENA}
     assert min(shares.values()) >= 0.85
     assert card["bleu"] > 90 > 45 > card["word_for_word"]["bleu"]
     assert card["word_for_word"]["exact"] < 0.05
     assert card["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
-    some = parallel.generate_pairs(150, 1, held_out_only=True)
+    some = bilingual.generate_pairs(150, 1, held_out_only=True)
     wrote = translation.translate(model, tokenizer, [p.source for p in some])
     share = translation.exact_match_by_phenomenon(wrote, some)["all"].accuracy
     assert abs(share - card["exact"]) < 0.06
@@ -254,8 +254,8 @@ def test_the_translator_is_as_good_as_was_asked():
 
 
 def test_the_translator_was_tried_on_what_it_never_read():
-    read = {pair.source for pair in parallel.generate_pairs(5000)}
-    new = parallel.generate_pairs(200, script().NEW_SEED, held_out_only=True)
+    read = {pair.source for pair in bilingual.generate_pairs(5000)}
+    new = bilingual.generate_pairs(200, script().NEW_SEED, held_out_only=True)
     assert not read & {pair.source for pair in new}
 
 
@@ -319,7 +319,7 @@ def test_nothing_is_imported_before_it_is_asked_for():
 import sys, tformer
 assert "load" in dir(tformer) and "load" not in tformer.__all__
 assert "torch" not in sys.modules
-assert tformer.load is tformer.trained.load_bundle
+assert tformer.load is tformer.bundle.load_bundle
 """,
     )
 

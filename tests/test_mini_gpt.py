@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from conftest import ROOT, load_experiment, run
 from helpers import plain_only
-from tformer import minimal
-from tformer.minimal import (
+from tformer import mini_gpt
+from tformer.mini_gpt import (
     MiniAttention,
     MiniBlock,
     MiniGPT,
@@ -196,7 +196,7 @@ def test_bytes_there_and_back():
             lambda m: train(m, [torch.zeros(1, 13, dtype=torch.long)], 2),
             ["1 batches", "2 steps"],
         ),
-        (lambda m: minimal.load_record("nothing"), ["nothing"]),
+        (lambda m: mini_gpt.load_record("nothing"), ["nothing"]),
     ],
 )
 def test_errors_name_what_was_given(model, call, named):
@@ -366,13 +366,13 @@ def test_where_a_curve_crosses(rungs):
 
 
 def test_the_ladder_is_drawn():
-    assert "tokens, steps" in minimal.show_ablations(2).svg
-    assert "Muon" in minimal.show_ablations().svg
-    first = minimal.show_steps_to_loss(0).svg
-    last = minimal.show_steps_to_loss(99).svg
+    assert "tokens, steps" in mini_gpt.show_ablations(2).svg
+    assert "Muon" in mini_gpt.show_ablations().svg
+    first = mini_gpt.show_steps_to_loss(0).svg
+    last = mini_gpt.show_steps_to_loss(99).svg
     assert "to come" in first and "to come" not in last
     with pytest.raises(ValueError, match="no row of chapter 3"):
-        minimal.show_ablations(3)
+        mini_gpt.show_ablations(3)
 
 
 # the worth of the parts

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import ROOT, run
-from tformer import parallel
-from tformer.minimal import load_record
-from tformer.parallel import (
+from tformer import bilingual
+from tformer.bilingual import (
     ADJECTIVES,
     ASPIRATED,
     FRAMES,
@@ -40,9 +39,10 @@ from tformer.parallel import (
     subject_pronoun,
     translate_word_for_word,
 )
+from tformer.mini_gpt import load_record
 
 PEOPLE = {p.en: p for p in (HE, SHE, I, WE, *NAMES)}
-TO_WHOM = {p.en: p for p in parallel.TO_WHOM}
+TO_WHOM = {p.en: p for p in bilingual.TO_WHOM}
 VERBS = {" ".join([v.en[0], *v.tail]): v for v in LEXICON.verbs}
 ADJECTIVE = {a.en: a for a in LEXICON.adjectives}
 
@@ -717,7 +717,7 @@ def test_regular_forms():
 
 def test_every_word_has_what_a_table_must_say():
     for noun in LEXICON.nouns:
-        assert noun.gender in "mf" and noun.kind in parallel.NOUN_KINDS
+        assert noun.gender in "mf" and noun.kind in bilingual.NOUN_KINDS
         assert noun.en[0] != noun.en[1]  # or the number would be hidden
     for verb in LEXICON.verbs:
         base, past, _, third = verb.en
@@ -753,22 +753,22 @@ def test_no_sentence_of_a_few_words_has_two_translations(monkeypatch):
         "king witch horse cow house book apple school old new good small "
         "red strange see give obey go think"
     ).split()
-    monkeypatch.setattr(parallel, "NAMES", NAMES[:1] + NAMES[-1:])
-    kept = parallel.Lexicon(
+    monkeypatch.setattr(bilingual, "NAMES", NAMES[:1] + NAMES[-1:])
+    kept = bilingual.Lexicon(
         *([w for w in table if few_word(w) in few] for table in LEXICON)
     )
-    monkeypatch.setattr(parallel, "LEXICON", kept)
+    monkeypatch.setattr(bilingual, "LEXICON", kept)
     monkeypatch.setattr(
-        parallel,
+        bilingual,
         "NOUNS_BY_KIND",
-        {k: [n for n in kept.nouns if n.kind == k] for k in parallel.NOUN_KINDS},
+        {k: [n for n in kept.nouns if n.kind == k] for k in bilingual.NOUN_KINDS},
     )
     monkeypatch.setattr(
-        parallel,
+        bilingual,
         "ADJECTIVES_BY_KIND",
         {
             (k, b): [a for a in kept.adjectives if a.before == b]
-            for k in parallel.NOUN_KINDS
+            for k in bilingual.NOUN_KINDS
             for b in (True, False)
         },
     )
@@ -897,8 +897,8 @@ def test_the_dictionary_knows_every_word(many):
     for pair in many[0][:5000]:
         for word in re.findall(r"'s|\w+", pair.source):
             assert (
-                word in parallel.DICTIONARY
-                or word.lower() in parallel.DICTIONARY
+                word in bilingual.DICTIONARY
+                or word.lower() in bilingual.DICTIONARY
                 or word in PEOPLE
             ), word
 
@@ -922,8 +922,10 @@ def test_bad_wishes_are_refused(bad, says):
 
 def test_more_pairs_than_there_are_are_refused(monkeypatch):
     one = next(iter_meanings())
-    monkeypatch.setattr(parallel, "iter_meanings", lambda seed: iter(lambda: one, None))
-    monkeypatch.setattr(parallel, "is_held_out", lambda c: False)
+    monkeypatch.setattr(
+        bilingual, "iter_meanings", lambda seed: iter(lambda: one, None)
+    )
+    monkeypatch.setattr(bilingual, "is_held_out", lambda c: False)
     with pytest.raises(ValueError, match="after 1 none is new"):
         generate_pairs(2)
 

@@ -29,7 +29,7 @@ from . import files, stories, validate
 from .bert import BertMaskedLM
 from .gpt import GPT
 from .llama import Llama, Qwen3
-from .minimal import MiniGPT
+from .mini_gpt import MiniGPT
 from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
