@@ -200,7 +200,7 @@ def test_modules_are_there_on_first_use():
 import sys, tformer
 assert "torch" not in sys.modules and "check" in dir(tformer)
 assert callable(tformer.check.causal)
-for name in tformer.__all__:
+for name in (*tformer.__all__, "plot"):
     assert getattr(tformer, name).__name__ == f"tformer.{name}"
 try:
     tformer.chek
@@ -208,4 +208,41 @@ except AttributeError as error:
     print(error)
 """,
     )
-    assert said.startswith("tformer has no module 'chek'; it has attend, ")
+    assert said.startswith("tformer has no module 'chek'; it has attention, ")
+
+
+def test_only_figures_need_matplotlib():
+    "All modules but one can be imported without it, and that one says what is missing."
+    said = run(
+        sys.executable,
+        "-c",
+        """
+import sys
+sys.modules["matplotlib"] = None  # as if it were not installed
+from tformer import *
+assert check.causal and generate.generate and "plot" not in dir()
+import tformer
+assert "plot" in dir(tformer)
+for ask in (lambda: tformer.plot, lambda: __import__("tformer.plot")):
+    try:
+        ask()
+    except ImportError as error:
+        print(error)
+""",
+    )
+    line = 'figures need matplotlib: pip install "tformer[plot]"'
+    assert said.splitlines() == [line, line]
+
+
+def test_importing_the_package_imports_the_standard_library_alone():
+    said = run(
+        sys.executable,
+        "-c",
+        """
+import importlib, pkgutil, sys
+before = {*sys.modules}
+import tformer
+print(*sorted({*sys.modules} - before))
+""",
+    )
+    assert {*said.split()} - sys.stdlib_module_names == {"tformer"}

@@ -23,21 +23,32 @@ import re
 import warnings
 from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import (
-    LinearSegmentedColormap,
-    Normalize,
-    to_hex,
-    to_rgb,
-)
-from matplotlib.figure import Figure as Canvas
-from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyBboxPatch, Polygon, Rectangle
-from PIL import Image
 
 from . import validate
+
+try:
+    import matplotlib
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import (
+        LinearSegmentedColormap,
+        Normalize,
+        to_hex,
+        to_rgb,
+    )
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import (
+        Circle,
+        FancyBboxPatch,
+        Polygon,
+        Rectangle,
+    )
+    from PIL import Image
+except ImportError as error:
+    raise ImportError(
+        'figures need matplotlib: pip install "tformer[plot]"'
+    ) from error
 
 # %% ../nbs/A1_figures.ipynb #6f4ff70c
 def luminance(
