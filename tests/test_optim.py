@@ -501,14 +501,15 @@ def test_l2_is_no_decoupled_decay():
 
 def test_muon_equals_torchs():
     theirs = pytest.importorskip("torch.optim._muon").Muon  # torch ≥ 2.9
-    for how, peer_how in (
-        ({}, {}),
-        ({"nesterov": False}, {"nesterov": False}),
-        ({"match_adamw": True}, {"adjust_lr_fn": "match_rms_adamw"}),
-        ({"weight_decay": 0.0}, {"weight_decay": 0.0}),
+    for options in (
+        {},
+        {"nesterov": False},
+        {"adjust_lr_fn": "original"},
+        {"adjust_lr_fn": "match_rms_adamw"},
+        {"weight_decay": 0.0},
     ):
         sides = []
-        for make, options in ((Muon, how), (theirs, peer_how)):
+        for make in (Muon, theirs):
             ps = [nn.Parameter(randn(*s)) for s in ((24, 16), (16, 40))]
             optimizer = make(ps, 0.02, **options)
             for p in ps:
@@ -518,6 +519,21 @@ def test_muon_equals_torchs():
         for start, a, b in zip(((24, 16), (16, 40)), *sides, strict=False):
             step = (b - randn(*start)).abs().max()
             assert (a - b).abs().max() <= step / 128
+
+
+def test_muon_refuses_an_unknown_size_of_its_steps():
+    p = nn.Parameter(randn(4, 4))
+    says = (
+        "adjust_lr_fn must be one of None, 'original', 'match_rms_adamw', got 'adamw'"
+    )
+    with pytest.raises(ValueError, match=says):
+        Muon([p], adjust_lr_fn="adamw")
+    optimizer = Muon([p])
+    with pytest.raises(ValueError, match=says):
+        optimizer.add_param_group(
+            {"params": [nn.Parameter(randn(2, 2))], "adjust_lr_fn": "adamw"}
+        )
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -530,9 +530,10 @@ def orthogonalize(
 class Muon(Optimizer):
     """Momentum, orthogonalized, for matrices (Jordan et al., 2024).
 
-    As ``torch.optim.Muon``.  ``match_adamw`` scales steps to the size
-    of AdamW's (Liu et al., 2025), so that its learning rate will do.
-    ``ValueError`` for a parameter that is no matrix.
+    As ``torch.optim.Muon``.  ``adjust_lr_fn="match_rms_adamw"`` scales
+    steps to the size of AdamW's (Liu et al., 2025), so that its
+    learning rate will do.  ``ValueError`` for a parameter that is no
+    matrix.
     """
 
     def __init__(
@@ -543,7 +544,7 @@ class Muon(Optimizer):
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.1,
-        match_adamw: bool = False,
+        adjust_lr_fn: str | None = None,  # None means "original"
     ):
         super().__init__(
             params,
@@ -552,12 +553,18 @@ class Muon(Optimizer):
                 momentum=momentum,
                 nesterov=nesterov,
                 weight_decay=weight_decay,
-                match_adamw=match_adamw,
+                adjust_lr_fn=adjust_lr_fn,
             ),
         )
 
     def add_param_group(self, param_group: dict[str, Any]):
         "Further matrices, with options of their own."
+        adjust = param_group.get(
+            "adjust_lr_fn", self.defaults["adjust_lr_fn"]
+        )
+        validate.one_of(
+            (None, "original", "match_rms_adamw"), adjust_lr_fn=adjust
+        )
         super().add_param_group(param_group)
         wrong = [
             tuple(p.shape)
@@ -586,7 +593,7 @@ class Muon(Optimizer):
             rows, cols = p.shape
             scale = (
                 0.2 * max(rows, cols) ** 0.5
-                if group["match_adamw"]
+                if group["adjust_lr_fn"] == "match_rms_adamw"
                 else max(1, rows / cols) ** 0.5
             )
             p.add_(orthogonalize(direction), alpha=-lr * scale)
