@@ -22,7 +22,8 @@ import torch
 
 from common import Kept, Stopwatch, parser, run, skip_without
 from tformer.bilingual import SentencePair
-from tformer.optim import AdamW, inverse_sqrt
+from tformer.optimizers import AdamW
+from tformer.schedules import inverse_sqrt
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer

@@ -21,7 +21,8 @@ import torch
 
 from common import Kept, arguments, run
 from tformer import bilingual
-from tformer.optim import AdamW, inverse_sqrt
+from tformer.optimizers import AdamW
+from tformer.schedules import inverse_sqrt
 from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import LossMonitor, Trainer

@@ -26,7 +26,8 @@ import common
 from tformer.bundle import ENDOFTEXT, ModelBundle, fraction_correct, tell
 from tformer.data import PaddedLoader
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import AdamW, warmup_cosine
+from tformer.optimizers import AdamW
+from tformer.schedules import warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer
 from tformer.variants.gqa import convert_to_gqa

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 import common
 from common import BATCH, D_MODEL, HELD_OUT, N_HEADS, N_LAYERS, TRAIN
-from tformer import optim, stories
+from tformer import optimizers, schedules, stories
 from tformer.attention import SelfAttention
 from tformer.bpe import BPE
 from tformer.embedding import Embedding, SinusoidalPositionEmbedding
@@ -182,15 +182,15 @@ def level(step):
 
 
 def adamw(model, rate=RATE, factor=level):
-    return [optim.AdamW(optim.param_groups(model, 0.1), rate)], factor
+    return [optimizers.AdamW(optimizers.param_groups(model, 0.1), rate)], factor
 
 
 def sgd(model):
-    return [optim.SGD(model.parameters(), 0.1, momentum=0.9)], level
+    return [optimizers.SGD(model.parameters(), 0.1, momentum=0.9)], level
 
 
 def clipped_sgd(model):
-    return [optim.SGD(model.parameters(), 0.3, momentum=0.9)], level, 1.0
+    return [optimizers.SGD(model.parameters(), 0.3, momentum=0.9)], level, 1.0
 
 
 def clipped_adamw(model):
@@ -198,7 +198,9 @@ def clipped_adamw(model):
 
 
 def cosine(model):
-    return adamw(model, 6e-3, optim.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0))
+    return adamw(
+        model, 6e-3, schedules.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0)
+    )
 
 
 def constant(model):
@@ -206,20 +208,20 @@ def constant(model):
     return adamw(model, 6e-3)
 
 
-def apart(model, learn=optim.AdamW, rate=6e-3):
+def apart(model, learn=optimizers.AdamW, rate=6e-3):
     "The hidden matrices learn at another rate than the rest, or by another rule."
-    matrices = optim.hidden_matrices(model)
+    matrices = optimizers.hidden_matrices(model)
     rest = {*model.parameters()} - {*matrices}
     return [
         learn(matrices, rate, weight_decay=0.0),
-        optim.AdamW(
+        optimizers.AdamW(
             [p for p in model.parameters() if p in rest], 1e-2, weight_decay=0.0
         ),
-    ], optim.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0)
+    ], schedules.warmup_cosine(HORIZON, WARMUP, min_lr_ratio=0.0)
 
 
 def muon(model):
-    return apart(model, optim.Muon, 0.02)
+    return apart(model, optimizers.Muon, 0.02)
 
 
 TOKENS = partial(MiniGPT, VOCAB, max_len=MAX_LEN)
@@ -292,7 +294,7 @@ class Lesson:
         loss = next_token_loss(self.model, next(self.batches))
         loss.backward()
         if self.max_norm is not None:
-            optim.clip_grad_norm_(self.model.parameters(), self.max_norm)
+            optimizers.clip_grad_norm_(self.model.parameters(), self.max_norm)
         for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * self.factor(self.taken)

@@ -42,7 +42,8 @@ from tformer.mlm import (
     generate_by_unmasking,
     with_new_head,
 )
-from tformer.optim import AdamW, warmup_cosine
+from tformer.optimizers import AdamW
+from tformer.schedules import warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, train_step
 from tformer.wordpiece import tag_story

@@ -26,7 +26,8 @@ from tformer.mini_gpt import (
     next_token_loss,
     random_windows,
 )
-from tformer.optim import AdamW, clip_grad_norm_, mup_groups, scale_lr, warmup_cosine
+from tformer.optimizers import AdamW, clip_grad_norm_, mup_groups
+from tformer.schedules import scale_lr, warmup_cosine
 
 BASE = 32
 WIDTHS = [32, 80, 160]

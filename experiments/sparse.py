@@ -57,7 +57,7 @@ import tformer
 from tformer import files, stories
 from tformer.bundle import ENDOFTEXT, ModelBundle, fraction_correct, tell
 from tformer.llama import Llama
-from tformer.optim import AdamW
+from tformer.optimizers import AdamW
 from tformer.rows import Positions
 from tformer.variants.sparse import (
     choose_candidates,

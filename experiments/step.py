@@ -42,7 +42,7 @@ import common
 from tformer.costs import forward_flops, spec_from_config
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import chunked_cross_entropy
+from tformer.losses import chunked_cross_entropy
 
 OUT = common.RECORDS / "step.csv"
 PHASES = ("forward", "backward", "update")

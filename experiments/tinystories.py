@@ -33,7 +33,8 @@ from tformer import stories
 from tformer.corpora import load_documents
 from tformer.data import PackedLoader, PaddedLoader, split_documents
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import AdamW, warmup_cosine
+from tformer.optimizers import AdamW
+from tformer.schedules import warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, next_token_loss
 

@@ -70,7 +70,8 @@ from tformer.mlm import (
     generate_by_unmasking,
     recoverable_words,
 )
-from tformer.optim import AdamW, Muon, hidden_matrices, inverse_sqrt, warmup_cosine
+from tformer.optimizers import AdamW, Muon, hidden_matrices
+from tformer.schedules import inverse_sqrt, warmup_cosine
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer, Vocabulary
 from tformer.train import Trainer, next_token_loss

@@ -17,7 +17,8 @@ import torch
 
 from common import Kept, Stopwatch, arguments, run
 from tformer import bilingual
-from tformer.optim import AdamW, inverse_sqrt
+from tformer.optimizers import AdamW
+from tformer.schedules import inverse_sqrt
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer

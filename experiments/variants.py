@@ -50,7 +50,7 @@ import tformer
 from tformer import stories
 from tformer.bundle import ENDOFTEXT
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import AdamW, Muon, hidden_matrices
+from tformer.optimizers import AdamW, Muon, hidden_matrices
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
 from tformer.variants.sparse import (

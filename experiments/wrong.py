@@ -31,7 +31,8 @@ from tformer import stories
 from tformer.corpora import load_documents
 from tformer.data import Batch, RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import AdamW, clip_grad_norm_, scale_lr, warmup_cosine
+from tformer.optimizers import AdamW, clip_grad_norm_
+from tformer.schedules import scale_lr, warmup_cosine
 from tformer.tokenizer import Tokenizer
 from tformer.train import mean_loss, next_token_loss
 

@@ -19,14 +19,17 @@ from torch.utils._pytree import tree_flatten
 import test_caches
 from helpers import draw_ids, padded, randn
 from models import ROWS, VOCAB
-from tformer import check, mlm, optim
+from tformer import check, mlm
 from tformer.beam import beam_search
 from tformer.bundle import load_bundle, tell
 from tformer.data import RandomWindowLoader
 from tformer.generate import generate, stream
+from tformer.losses import chunked_cross_entropy, cross_entropy, kl_divergence
+from tformer.optimizers import SGD, AdamW, RMSprop, clip_grad_norm_, orthogonalize
 from tformer.paged import BlockPool, new_paged_cache
 from tformer.places import new_static_cache
 from tformer.sampling import SamplingParams
+from tformer.schedules import scale_lr, warmup_cosine
 from tformer.serving import Engine, Request
 from tformer.speculate import (
     DraftModel,
@@ -299,11 +302,11 @@ def cached(name, device):
 def optimizers(device):
     "Three steps of each, from the same weights by the same gradients."
     makers = {
-        "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
-        "RMSprop": lambda p: optim.RMSprop(p, 0.01),
-        "AdamW": lambda p: optim.AdamW(p, 0.01),
-        "Adam": lambda p: optim.AdamW(p, 0.01, decoupled_weight_decay=False),
-        "AdamW, biased": lambda p: optim.AdamW(p, 0.01, bias_correction=False),
+        "SGD": lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+        "RMSprop": lambda p: RMSprop(p, 0.01),
+        "AdamW": lambda p: AdamW(p, 0.01),
+        "Adam": lambda p: AdamW(p, 0.01, decoupled_weight_decay=False),
+        "AdamW, biased": lambda p: AdamW(p, 0.01, bias_correction=False),
     }
     found = {}
     for name, make in makers.items():
@@ -316,8 +319,8 @@ def optimizers(device):
         for step in range(3):
             for i, p in enumerate(weights):
                 p.grad = randn(*p.shape, seed=10 * step + i).to(p)
-            norms.append(optim.clip_grad_norm_(weights, 1.0))
-            optim.scale_lr(optimizer, optim.warmup_cosine(9, 2)(step + 1))
+            norms.append(clip_grad_norm_(weights, 1.0))
+            scale_lr(optimizer, warmup_cosine(9, 2)(step + 1))
             optimizer.step()
         found[name] = weights, norms
     return found
@@ -326,7 +329,7 @@ def optimizers(device):
 def orthogonalized(device):
     "Muon's iteration in float64; its steps in bfloat16 are compared loosely."
     return [
-        optim.orthogonalize(randn(*s).double().to(device), dtype=torch.float64)
+        orthogonalize(randn(*s).double().to(device), dtype=torch.float64)
         for s in ((5, 3), (3, 5))
     ]
 
@@ -338,11 +341,11 @@ def losses(device):
     weight = randn(13, 6, seed=2).double().to(device).requires_grad_()
     hidden = randn(2, 9, 6, seed=3).double().to(device).requires_grad_()
     found = [
-        optim.cross_entropy(logits, targets, label_smoothing=0.1),
-        optim.chunked_cross_entropy(
+        cross_entropy(logits, targets, label_smoothing=0.1),
+        chunked_cross_entropy(
             hidden, weight, targets, chunk_size=4, label_smoothing=0.1
         ),
-        optim.kl_divergence(logits, logits.flip(-1)).mean(),
+        kl_divergence(logits, logits.flip(-1)).mean(),
     ]
     sum(found).backward()
     return found, logits.grad, weight.grad, hidden.grad

@@ -215,7 +215,7 @@ def test_every_module_affects_its_own_tests_and_notebook(project):
 
 def test_files_that_tests_read_lead_to_them(project):
     for changed, test in (
-        ("experiments/mup.py", "tests/test_optim.py"),
+        ("experiments/mup.py", "tests/test_optimizers.py"),
         ("tformer/records/positions.csv", "tests/test_rotary.py"),
         ("tformer/weights/stories/card.json", "tests/test_bundle.py"),
         ("tests/bench/bench_parts.py", "tests/test_bench.py"),

@@ -41,7 +41,7 @@ from tformer.checkpoints import (
 from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS_NAME
-from tformer.optim import AdamW, Muon
+from tformer.optimizers import AdamW, Muon
 
 
 def small(width=16, **more):

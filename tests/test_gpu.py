@@ -24,7 +24,7 @@ import test_caches
 from helpers import by_day, randn
 from models import ROWS, causal, every
 from pretend import MIXTURES, refusal
-from tformer import optim
+from tformer import optimizers, schedules
 from tformer.bundle import load_bundle
 from tformer.data import RandomWindowLoader
 from tformer.generate import generate
@@ -113,7 +113,10 @@ def test_training(tmp_path):
 
 @pytest.mark.parametrize(
     "how",
-    [dict(activation_checkpointing=True), dict(lr_schedule=optim.warmup_cosine(6, 2))],
+    [
+        dict(activation_checkpointing=True),
+        dict(lr_schedule=schedules.warmup_cosine(6, 2)),
+    ],
     ids=lambda how: next(iter(how)),
 )
 def test_other_trainings(how, tmp_path):
@@ -155,7 +158,7 @@ def test_muon():
     found = []
     for device in ("cuda", "cpu"):
         p = torch.nn.Parameter(randn(6, 4).to(device))
-        optimizer = optim.Muon([p], 0.1)
+        optimizer = optimizers.Muon([p], 0.1)
         p.grad = randn(6, 4, seed=1).to(device)
         optimizer.step()
         found.append(p.detach().cpu())

@@ -304,7 +304,7 @@ def test_rungs_change_what_they_say(rungs, monkeypatch):
     "Clipping, the rates of two groups, and first weights like the tour's."
     limits = []
     monkeypatch.setattr(
-        rungs.optim,
+        rungs.optimizers,
         "clip_grad_norm_",
         lambda params, limit: limits.append((len([*params]), limit)),
     )
@@ -320,8 +320,11 @@ def test_rungs_change_what_they_say(rungs, monkeypatch):
         every = len([*lesson.model.parameters()])
         assert limits == [(every, 1.0)] * clipped, name
     one, two, muon = (rungs.Lesson(name) for name in ("cosine", "AdamW apart", "Muon"))
-    assert [*map(type, two.optimizers)] == [rungs.optim.AdamW] * 2
-    assert [*map(type, muon.optimizers)] == [rungs.optim.Muon, rungs.optim.AdamW]
+    assert [*map(type, two.optimizers)] == [rungs.optimizers.AdamW] * 2
+    assert [*map(type, muon.optimizers)] == [
+        rungs.optimizers.Muon,
+        rungs.optimizers.AdamW,
+    ]
     assert (one.rates, two.rates, muon.rates) == (
         [[6e-3, 6e-3]],
         [[6e-3], [1e-2]],

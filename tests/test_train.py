@@ -36,7 +36,8 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mini_gpt import MiniGPT, load_record, random_windows
 from tformer.model import WEIGHTS_NAME, read_safetensors
-from tformer.optim import AdamW, Muon, hidden_matrices, warmup_cosine
+from tformer.optimizers import AdamW, Muon, hidden_matrices
+from tformer.schedules import warmup_cosine
 from tformer.train import (
     LossMonitor,
     Trainer,

@@ -31,7 +31,7 @@ from . import stories, validate
 from .bundle import ModelBundle, grade_sentences
 from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
-from .optim import cross_entropy
+from .losses import cross_entropy
 from .seq2seq import positions_from_padding
 from .tokenizer import Tokenizer
 

@@ -37,14 +37,9 @@ from tformer.checkpoints import (
     save_training_state,
 )
 from .data import Loader
-from tformer.optim import (
-    AdamW,
-    chunked_cross_entropy,
-    clip_grad_norm_,
-    cross_entropy,
-    param_groups,
-    scale_lr,
-)
+from .losses import chunked_cross_entropy, cross_entropy
+from .optimizers import AdamW, clip_grad_norm_, param_groups
+from .schedules import scale_lr
 
 # %% ../nbs/17_training.ipynb #c809defe
 def next_token_loss(

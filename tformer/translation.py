@@ -25,7 +25,7 @@ from . import validate
 from .attention import CrossAttention
 from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
-from .optim import cross_entropy
+from .losses import cross_entropy
 from .tokenizer import Tokenizer
 
 # %% ../nbs/18_translation.ipynb #a410213e

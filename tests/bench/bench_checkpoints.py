@@ -24,7 +24,7 @@ import torch
 import timing
 from tformer.checkpoints import get_rng_state, write_checkpoint
 from tformer.llama import Llama, LlamaConfig
-from tformer.optim import AdamW
+from tformer.optimizers import AdamW
 
 TARGET = 0.5
 

@@ -22,14 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.optim import (
-    SGD,
-    AdamW,
-    Muon,
-    RMSprop,
-    chunked_cross_entropy,
-    clip_grad_norm_,
-)
+from tformer.losses import chunked_cross_entropy
+from tformer.optimizers import SGD, AdamW, Muon, RMSprop, clip_grad_norm_
 
 
 def peak(work):

@@ -40,7 +40,7 @@ import timing
 from bench_parts import FAILED, Size, apart, ids_of, run
 from tformer import gpt, llama
 from tformer.costs import forward_flops, spec_from_config
-from tformer.optim import chunked_cross_entropy
+from tformer.losses import chunked_cross_entropy
 
 SIZES = [Size(8, 256, 384, 6)]
 LAYERS = 6
