@@ -26,8 +26,7 @@ from tformer.data import RandomWindowLoader
 from tformer.generate import generate, stream
 from tformer.losses import chunked_cross_entropy, cross_entropy, kl_divergence
 from tformer.optimizers import SGD, AdamW, RMSprop, clip_grad_norm_, orthogonalize
-from tformer.paged import BlockPool, new_paged_cache
-from tformer.places import new_static_cache
+from tformer.paged_cache import BlockPool, new_paged_cache
 from tformer.sampling import SamplingParams
 from tformer.schedules import scale_lr, warmup_cosine
 from tformer.serving import Engine, Request
@@ -39,6 +38,7 @@ from tformer.speculate import (
     speculative_generate,
     strided_token_log_probs,
 )
+from tformer.static_cache import new_static_cache
 from tformer.train import Trainer
 from tformer.translation import translate
 from tformer.variants.sparse import collect_indexer_losses

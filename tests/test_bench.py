@@ -10,11 +10,11 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import bench_command_line
+import bench_compiled
 import bench_data
 import bench_generate
 import bench_models
 import bench_parts
-import bench_places
 import bench_serving
 import bench_training
 import bench_variants
@@ -94,8 +94,8 @@ def test_the_benchmark_of_the_models_runs(quickly):
 
 
 @pytest.mark.nightly
-def test_the_benchmark_of_places_runs(quickly):
-    printed = quickly(bench_places)
+def test_the_benchmark_of_compiled_steps_runs(quickly):
+    printed = quickly(bench_compiled)
     for batch in (1, 8):
         for peer in ("growing", "fixed"):
             assert re.search(

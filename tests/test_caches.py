@@ -26,9 +26,9 @@ from tformer.attention import (
 )
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
-from tformer.places import StaticLayerCache
 from tformer.rotary import ALiBi, RotaryEmbedding
 from tformer.rows import LayerCacheBase, Positions, fused_attend
+from tformer.static_cache import StaticLayerCache
 from tformer.variants.sliding_window import SlidingWindowAttention
 from tformer.variants.sparse import make_sparse_factory
 

@@ -25,9 +25,9 @@ from tformer.llama import LlamaConfig
 from tformer.losses import cross_entropy
 from tformer.mlm import mask_tokens
 from tformer.optimizers import AdamW, param_groups
-from tformer.places import StaticLayerCache
 from tformer.sampling import apply_top_p
 from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
+from tformer.static_cache import StaticLayerCache
 
 PAGE = (ROOT / "book" / "errata.md").read_text(encoding="utf-8")
 getcontext().prec = 40

@@ -26,11 +26,12 @@ from models import ROWS, causal, every
 from pretend import MIXTURES, refusal
 from tformer import optimizers, schedules
 from tformer.bundle import load_bundle
+from tformer.compiled import CompiledModel
 from tformer.data import RandomWindowLoader
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
-from tformer.places import CompiledModel, require_compiler
 from tformer.rotary import RotaryEmbedding
+from tformer.runtime import require_compiler
 from tformer.train import Trainer
 
 pytestmark = pytest.mark.gpu

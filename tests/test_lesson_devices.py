@@ -26,7 +26,6 @@ WITHOUT = {
     "A0_tensors": "loops of Python are compared with the product of two matrices",
     "A2_stories": "stories are told and graded without tensors",
     "A11_faster_decoding": "it counts the processor's seconds, as its captions say",
-    "A12_fixed_caches": "it counts the processor's seconds, as its captions say",
 }
 
 

@@ -37,8 +37,6 @@ READ_AS = {
     "A9_parallel": "17~",
     "A10_word_pieces": "17~",
     "A11_faster_decoding": "21~",
-    "A12_fixed_caches": "20~",
-    "A13_paged_caches": "22~",
     "package/variants/gqa": "23~",
     "package/variants/mla": "24~",
     "package/variants/sliding_window": "25~",
@@ -46,6 +44,11 @@ READ_AS = {
     "package/command_line": "28~",
     "package/losses": "15~",
     "package/optimizers": "15~",
+    "package/runtime": "00~",
+    "package/static_cache": "20~",
+    "package/paged_cache": "22~",
+    "package/compiled": "20~~",
+    "package/runner": "22~~",
     "package/course/device": "00~",
 }
 STANDARD = set(sys.stdlib_module_names)

@@ -14,10 +14,10 @@ from torch import nn
 
 from helpers import by_day, plain_only
 from models import MAX_LEN, ROWS, VOCAB
-from test_paged import consistent
+from test_paged_cache import consistent
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
-from tformer.paged import ModelRunner
+from tformer.runner import ModelRunner
 from tformer.sampling import SamplingParams
 from tformer.serving import (
     SCHEDULING_POLICIES,

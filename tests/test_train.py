@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from conftest import ROOT, run
 from helpers import child, die_after, plain_only
-from tformer import mini_gpt, train
+from tformer import mini_gpt, runtime
 from tformer.checkpoints import STATE_NAME, STATE_TENSORS_NAME
 from tformer.data import (
     Batch,
@@ -37,6 +37,7 @@ from tformer.llama import Llama, LlamaConfig
 from tformer.mini_gpt import MiniGPT, load_record, random_windows
 from tformer.model import WEIGHTS_NAME, read_safetensors
 from tformer.optimizers import AdamW, Muon, hidden_matrices
+from tformer.runtime import compile_model
 from tformer.schedules import warmup_cosine
 from tformer.train import (
     LossMonitor,
@@ -44,7 +45,6 @@ from tformer.train import (
     TrainingDiverged,
     accumulate_gradients,
     activation_checkpointing,
-    compile_model,
     evaluate_and_sample,
     find_first_nonfinite,
     isolated_eval,
@@ -304,14 +304,14 @@ def test_recomputing_keeps_less():
 
 
 def test_compiling_needs_a_compiler(monkeypatch):
-    monkeypatch.setattr(train.shutil, "which", lambda name: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler"):
         Trainer(small(), batches(), max_steps=1, compile=True).fit()
 
 
 @plain
 def test_a_compiled_model_trains_and_is_saved(monkeypatch, tmp_path):
-    monkeypatch.setattr(train.shutil, "which", lambda name: "g++")
+    monkeypatch.setattr(runtime, "require_compiler", lambda: None)
     eager = functools.partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", eager)
     one = small()

@@ -40,7 +40,7 @@ from tformer.generate import (
     parse_stopping,
 )
 from .model import eval_mode
-from .paged import ModelRunner, PagedModelRunner
+from .runner import ModelRunner, PagedModelRunner
 from .sampling import SamplingParams
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300010

@@ -1,4 +1,4 @@
-"""Is a compiled step no slower? python tests/bench/bench_places.py
+"""Is a compiled step no slower? python tests/bench/bench_compiled.py
 
 A decoder of 6 layers reads a prompt of 64 tokens and writes 256, the same ids
 on all sides: by the compiled step with a fixed cache, and step by step in
@@ -16,8 +16,9 @@ from statistics import median
 import torch
 
 import timing
+from tformer.compiled import compile_decode_step
 from tformer.llama import Llama, LlamaConfig
-from tformer.places import compile_decode_step, new_static_cache
+from tformer.static_cache import new_static_cache
 
 TARGET = timing.AT_MOST, 1.0
 FAILED = []

@@ -12,7 +12,7 @@ from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer.attention import DynamicLayerCache, KVCache, SelfAttention
 from tformer.generate import generate
 from tformer.layers import RMSNorm
-from tformer.paged import (
+from tformer.paged_cache import (
     BlockPool,
     BlockTables,
     OutOfBlocks,
