@@ -27,17 +27,13 @@ from tformer.generate import generate, stream
 from tformer.losses import chunked_cross_entropy, cross_entropy, kl_divergence
 from tformer.optimizers import SGD, AdamW, RMSprop, clip_grad_norm_, orthogonalize
 from tformer.paged_cache import BlockPool, new_paged_cache
+from tformer.prefix import PrefixedModel
+from tformer.quantized import quantize_int8
 from tformer.sampling import SamplingParams
 from tformer.schedules import scale_lr, warmup_cosine
+from tformer.scoring import strided_token_log_probs
 from tformer.serving import Engine, Request
-from tformer.speculate import (
-    DraftModel,
-    PrefixedModel,
-    PromptLookup,
-    quantize_int8,
-    speculative_generate,
-    strided_token_log_probs,
-)
+from tformer.speculative import DraftModel, PromptLookup, speculative_generate
 from tformer.static_cache import new_static_cache
 from tformer.train import Trainer
 from tformer.translation import translate

@@ -18,8 +18,8 @@ from models import (
 from tformer.compiled import CompiledModel, compile_decode_step
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
+from tformer.prefix import PrefixedModel
 from tformer.runtime import require_compiler
-from tformer.speculate import PrefixedModel
 from tformer.static_cache import new_static_cache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")

@@ -25,7 +25,6 @@ WITHOUT = {
     "16_objectives_and_optimizers": "what is trained are a few numbers in float64",
     "A0_tensors": "loops of Python are compared with the product of two matrices",
     "A2_stories": "stories are told and graded without tensors",
-    "A11_faster_decoding": "it counts the processor's seconds, as its captions say",
 }
 
 

@@ -36,7 +36,6 @@ READ_AS = {
     "A8_trained": "17~",
     "A9_parallel": "17~",
     "A10_word_pieces": "17~",
-    "A11_faster_decoding": "21~",
     "package/variants/gqa": "23~",
     "package/variants/mla": "24~",
     "package/variants/sliding_window": "25~",
@@ -49,6 +48,10 @@ READ_AS = {
     "package/paged_cache": "22~",
     "package/compiled": "20~~",
     "package/runner": "22~~",
+    "package/quantized": "21~",
+    "package/prefix": "21~",
+    "package/speculative": "21~~",
+    "package/scoring": "21~",
     "package/course/device": "00~",
 }
 STANDARD = set(sys.stdlib_module_names)

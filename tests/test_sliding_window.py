@@ -20,7 +20,7 @@ from tformer.model import load_weights  # noqa: E402
 from tformer.rotary import ALiBi  # noqa: E402
 from tformer.rows import Positions  # noqa: E402
 from tformer.serving import Engine, Request  # noqa: E402
-from tformer.speculate import DraftModel, speculative_generate  # noqa: E402
+from tformer.speculative import DraftModel, speculative_generate  # noqa: E402
 from tformer.static_cache import new_static_cache  # noqa: E402
 from tformer.variants.sliding_window import (  # noqa: E402
     RollingLayerCache,

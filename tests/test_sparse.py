@@ -32,9 +32,9 @@ from tformer.layers import RMSNorm  # noqa: E402
 from tformer.llama import Llama, LlamaConfig  # noqa: E402
 from tformer.mini_gpt import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
+from tformer.quantized import quantize_int8  # noqa: E402
 from tformer.rotary import ALiBi, RotaryEmbedding  # noqa: E402
 from tformer.rows import CrossAttentionCache, Positions  # noqa: E402
-from tformer.speculate import quantize_int8  # noqa: E402
 from tformer.static_cache import new_static_cache  # noqa: E402
 from tformer.variants.mla import DEEPSEEK_NAMES, make_mla_factory  # noqa: E402
 from tformer.variants.sparse import (  # noqa: E402

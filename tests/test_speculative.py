@@ -1,31 +1,26 @@
-"""Drafts accepted and refused; prefixes, strides, weights of one byte."""
+"""Drafts accepted and refused."""
 
 import random
 import sys
 
 import pytest
 import torch
-from torch import nn
 
 from conftest import ROOT
-from helpers import close, draw_ids, generator, plain_only
+from helpers import generator, plain_only
 from models import MAX_LEN, ROWS, VOCAB
 from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
 from tformer.sampling import SamplingParams, process_logits
-from tformer.speculate import (
+from tformer.speculative import (
     DraftModel,
     DraftProposal,
-    Int8Linear,
-    PrefixedModel,
     PromptLookup,
     expected_tokens_per_step,
-    quantize_int8,
     rejection_sample,
     speculative_generate,
     stream_speculative,
-    strided_token_log_probs,
 )
 
 decoders = pytest.mark.parametrize(
@@ -420,129 +415,6 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
     assert steps < 240 - 100
 
 
-# --- a prefix
-
-
-@decoders
-def test_rows_behind_a_prefix(row):
-    model = row.make().double()
-    prefix = [4, 9, 9, 1]
-    rests = [[3], [8, 2, 5], [7, 7]]
-    begun = PrefixedModel(model, [prefix])
-    assert begun.max_len == MAX_LEN - 4
-    kept = [x.clone() for layer in begun.prefix_cache.layers for x in layer.tensors]
-    for some in (rests, rests[:1], [[3, 1], [4, 1]]):
-        whole = generate(model, [prefix + rest for rest in some], max_new_tokens=10)
-        for ours, reference in zip(
-            generate(begun, some, max_new_tokens=10), whole, strict=True
-        ):
-            same(ours, reference)
-    draft = DraftModel(row.make().double())
-    same(
-        speculative_generate(begun, rests[1:2], draft, max_new_tokens=14),
-        generate(model, [prefix + rests[1]], max_new_tokens=14)[0],
-    )
-    after = [x for layer in begun.prefix_cache.layers for x in layer.tensors]
-    assert all(torch.equal(a, b) for a, b in zip(kept, after, strict=True))
-    ids = draw_ids(2, 5, high=VOCAB)
-    whole = torch.cat([torch.tensor([prefix] * 2), ids], 1)
-    close(begun(ids), model(whole)[:, 4:], 1e-9)
-    positions = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
-    close(
-        begun(ids, positions=positions)[:1, 2:],
-        model(torch.cat([torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:],
-        1e-9,
-    )
-
-
-def test_a_prefix_is_read_anew_where_weights_are_others():
-    begun = PrefixedModel(LLAMA.make(), [[4, 9, 9, 1]])
-    rest = [[3]]
-    begun.double()
-    assert begun.prefix_cache.layers[0].tensors[0].dtype == torch.float64
-    same(
-        generate(begun, rest, max_new_tokens=9)[0],
-        generate(begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0],
-    )
-    torch.nn.init.normal_(begun.model.blocks[0].attention.sublayer.k_proj.weight)
-    begun.compute_prefix()
-    same(
-        generate(begun, rest, max_new_tokens=9)[0],
-        generate(begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0],
-    )
-    assert "ids" not in begun.state_dict()
-
-
-# --- strides
-
-
-@pytest.mark.parametrize(
-    "window, stride", [(2, 1), (5, 1), (5, 2), (5, 3), (6, 5), (20, 7), (20, 1)]
-)
-@pytest.mark.parametrize("n", [2, 5, 6, 7, 19])
-def test_strides_equal_a_loop(window, stride, n):
-    model = LLAMA.make().double()
-    ids = draw_ids(n, high=VOCAB)
-    start = 0
-    seen = 1
-    loop = []
-    while seen < n:
-        end = min(start + window, n)
-        logits = model(ids[None, start:end])[0].log_softmax(-1)
-        loop += [logits[i - start - 1, ids[i]] for i in range(seen, end)]
-        start = start + stride
-        seen = end
-    found = strided_token_log_probs(model, ids, window, stride, batch_size=2)
-    assert len(found) == n - 1
-    close(found.double(), torch.stack(loop).detach(), 1e-5)
-
-
-# --- one byte
-
-
-def test_one_byte_is_off_by_half_a_step_at_most():
-    for seed in range(5):
-        weight = torch.randn(9, 30, generator=generator(seed)).double()
-        weight[0] = 0
-        x = torch.randn(4, 30, generator=generator(9)).double()
-        bias = torch.randn(9, generator=generator(8)).double()
-        layer = Int8Linear(weight, bias)
-        assert layer.weight.dtype == torch.int8
-        assert layer.weight.abs()[1:].amax(1).tolist() == [127] * 8
-        bound = x.abs().sum(-1, keepdim=True) * (weight.abs().amax(1) / 127 / 2)
-        off = (layer(x) - x @ weight.T - bias).abs()
-        assert (off <= bound + 1e-12).all() and off.max() > 0
-        close(Int8Linear(weight)(x) + bias, layer(x), 1e-12)
-
-
-def test_a_model_of_one_byte():
-    model = LLAMA.make()
-    before = {k: x.clone() for k, x in model.state_dict().items()}
-    small = quantize_int8(model)
-    ids = LLAMA.ids()
-    for name, x in model.state_dict().items():
-        assert torch.equal(x, before[name]), name
-    assert not any(
-        isinstance(m, nn.Linear) or type(m).__name__ == "Linear"
-        for m in small.modules()
-    )
-    off = (small(ids) - model(ids)).abs().max()
-    assert 0 < off < 0.05 * model(ids).abs().max()
-    assert generate(small, ids, max_new_tokens=4)
-    size = [sum(x.nbytes for x in m.state_dict().values()) for m in (model, small)]
-    table = model.embed.weight.nbytes
-    assert size[1] - table < 0.45 * (size[0] - table)
-    assert quantize_int8(nn.Linear(3, 2)).weight.dtype == torch.int8
-    assert not any(p.requires_grad for p in small.parameters())
-
-
-def test_a_shared_head_stays():
-    model = next(r for r in ROWS if r.cls is GPT).make()
-    small = quantize_int8(model)
-    assert small.lm_head.weight is small.embed.weight
-    assert small.blocks[0].attention.sublayer.o_proj.weight.dtype == torch.int8
-
-
 # --- bad input
 
 
@@ -598,17 +470,6 @@ def test_bad_calls(ids, draft, how, says):
         (lambda: PromptLookup(0), "ngram_size must be"),
         (lambda: PromptLookup(min_saved_steps=-1.0), "min_saved_steps must be"),
         (lambda: expected_tokens_per_step(1.5, 3), "acceptance_rate must be"),
-        (lambda: PrefixedModel(LLAMA.make(), [[1], [2]]), "one text at a time"),
-        (lambda: PrefixedModel(LLAMA.make(), [[1] * 21]), "beyond max_len 20"),
-        (
-            lambda: strided_token_log_probs(LLAMA.make(), torch.arange(9), 5, 5),
-            "stride",
-        ),
-        (
-            lambda: strided_token_log_probs(LLAMA.make(), torch.arange(1), 5, 2),
-            "row of two",
-        ),
-        (lambda: quantize_int8("model"), "model"),
     ],
 )
 def test_bad_parts(call, says):
@@ -620,25 +481,14 @@ def test_bad_parts(call, says):
 @plain_only
 def test_the_benchmark_runs(monkeypatch, capsys):
     sys.path.insert(0, str(ROOT / "tests" / "bench"))
-    import bench_speculate
+    import bench_speculative
     import timing
 
-    monkeypatch.setattr(bench_speculate, "NEW", 30)
+    monkeypatch.setattr(bench_speculative, "NEW", 30)
     monkeypatch.setattr(timing, "quick", True)
     monkeypatch.setattr(sys, "argv", ["", "--quick"])
-    bench_speculate.main()
+    bench_speculative.main()
     assert capsys.readouterr().out.count(" x ") == 17
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
-    weight = torch.linspace(0.5, 2, 4000).to(dtype)[:, None]
-    small = Int8Linear(weight)
-    assert small.weight.min() == small.weight.max() == 127
-    x = torch.ones(2, 1, dtype=dtype)
-    assert small(x).dtype == dtype
-    close = (small(x)[0].float() - weight[:, 0].float()).abs()
-    assert (close <= weight[:, 0].float() / 100).all()
 
 
 def test_a_list_that_grows_is_kept_score_of():
@@ -649,11 +499,3 @@ def test_a_list_that_grows_is_kept_score_of():
     ids += guess[:1]
     draft(ids, 4)
     assert draft.num_matched == 1 or draft.proposed_ids != guess
-
-
-def test_a_window_keeps_the_prefix():
-    model = LLAMA.make()
-    begun = PrefixedModel(model, [[7, 8, 9]])
-    alone = generate(begun, [[1, 2, 3]], max_new_tokens=30, context_shift=8)[0].ids
-    both = generate(begun, [[1, 2, 3], [4]], max_new_tokens=30, context_shift=8)[0].ids
-    assert alone == both

@@ -1,4 +1,4 @@
-"""What drafts gain: python tests/bench/bench_speculate.py
+"""What drafts gain: python tests/bench/bench_speculative.py
 
 A model of 6 layers, d 384 and 10,000 ids reads 64 ids and writes 200 more,
 greedily. The rows divide the processor time of ``generate`` by that of
@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer.generate import generate
 from tformer.llama import Llama, LlamaConfig
-from tformer.speculate import PromptLookup, quantize_int8, speculative_generate
+from tformer.quantized import quantize_int8
+from tformer.speculative import PromptLookup, speculative_generate
 from timing import AT_LEAST
 
 PROMPT = 64
@@ -132,7 +133,7 @@ def lookup(model, rounds=7):
         assert kind not in told or wrote[0] == told[kind][PROMPT:]
         took = timing.in_turn(ways, rounds)
         timing.row(
-            f"generate / speculate, {kind}",
+            f"generate / speculative, {kind}",
             took["plain"] / took["drafts"],
             None if target is None else (AT_LEAST, target),
             f"{took['plain']:.2f} s, {took['drafts']:.2f} s",

@@ -1,0 +1,88 @@
+"""Texts behind a prefix are those of the whole."""
+
+import pytest
+import torch
+
+from helpers import close, draw_ids
+from models import MAX_LEN, ROWS, VOCAB
+from tformer.generate import generate
+from tformer.llama import Llama
+from tformer.prefix import PrefixedModel
+from tformer.speculative import DraftModel, speculative_generate
+
+decoders = pytest.mark.parametrize(
+    "row", [r for r in ROWS if r.causal and not r.source], ids=lambda row: row.name
+)
+LLAMA = next(r for r in ROWS if r.cls is Llama)
+
+
+def same(ours, reference):
+    assert ours.ids == reference.ids and ours.finish_reason == reference.finish_reason
+    assert ours.log_probs == pytest.approx(reference.log_probs, abs=1e-6)
+
+
+@decoders
+def test_rows_behind_a_prefix(row):
+    model = row.make().double()
+    prefix = [4, 9, 9, 1]
+    rests = [[3], [8, 2, 5], [7, 7]]
+    begun = PrefixedModel(model, [prefix])
+    assert begun.max_len == MAX_LEN - 4
+    kept = [x.clone() for layer in begun.prefix_cache.layers for x in layer.tensors]
+    for some in (rests, rests[:1], [[3, 1], [4, 1]]):
+        whole = generate(model, [prefix + rest for rest in some], max_new_tokens=10)
+        for ours, reference in zip(
+            generate(begun, some, max_new_tokens=10), whole, strict=True
+        ):
+            same(ours, reference)
+    draft = DraftModel(row.make().double())
+    same(
+        speculative_generate(begun, rests[1:2], draft, max_new_tokens=14),
+        generate(model, [prefix + rests[1]], max_new_tokens=14)[0],
+    )
+    after = [x for layer in begun.prefix_cache.layers for x in layer.tensors]
+    assert all(torch.equal(a, b) for a, b in zip(kept, after, strict=True))
+    ids = draw_ids(2, 5, high=VOCAB)
+    whole = torch.cat([torch.tensor([prefix] * 2), ids], 1)
+    close(begun(ids), model(whole)[:, 4:], 1e-9)
+    positions = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]])
+    close(
+        begun(ids, positions=positions)[:1, 2:],
+        model(torch.cat([torch.tensor([prefix]), ids[:1, 2:]], 1))[:, 4:],
+        1e-9,
+    )
+
+
+def test_a_prefix_is_read_anew_where_weights_are_others():
+    begun = PrefixedModel(LLAMA.make(), [[4, 9, 9, 1]])
+    rest = [[3]]
+    begun.double()
+    assert begun.prefix_cache.layers[0].tensors[0].dtype == torch.float64
+    same(
+        generate(begun, rest, max_new_tokens=9)[0],
+        generate(begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0],
+    )
+    torch.nn.init.normal_(begun.model.blocks[0].attention.sublayer.k_proj.weight)
+    begun.compute_prefix()
+    same(
+        generate(begun, rest, max_new_tokens=9)[0],
+        generate(begun.model, [[4, 9, 9, 1, 3]], max_new_tokens=9)[0],
+    )
+    assert "ids" not in begun.state_dict()
+
+
+def test_a_window_keeps_the_prefix():
+    model = LLAMA.make()
+    begun = PrefixedModel(model, [[7, 8, 9]])
+    alone = generate(begun, [[1, 2, 3]], max_new_tokens=30, context_shift=8)[0].ids
+    both = generate(begun, [[1, 2, 3], [4]], max_new_tokens=30, context_shift=8)[0].ids
+    assert alone == both
+
+
+@pytest.mark.parametrize(
+    "prefix, says",
+    [([[1], [2]], "one text at a time"), ([[1] * 21], "beyond max_len 20")],
+)
+def test_bad_prefixes(prefix, says):
+    with pytest.raises(ValueError, match=says):
+        PrefixedModel(LLAMA.make(), prefix)

@@ -1,0 +1,73 @@
+"""Weights of one byte are off by half a step at most."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import close, generator
+from models import ROWS
+from tformer.generate import generate
+from tformer.gpt import GPT
+from tformer.llama import Llama
+from tformer.quantized import Int8Linear, quantize_int8
+
+LLAMA = next(r for r in ROWS if r.cls is Llama)
+
+
+def test_one_byte_is_off_by_half_a_step_at_most():
+    for seed in range(5):
+        weight = torch.randn(9, 30, generator=generator(seed)).double()
+        weight[0] = 0
+        x = torch.randn(4, 30, generator=generator(9)).double()
+        bias = torch.randn(9, generator=generator(8)).double()
+        layer = Int8Linear(weight, bias)
+        assert layer.weight.dtype == torch.int8
+        assert layer.weight.abs()[1:].amax(1).tolist() == [127] * 8
+        bound = x.abs().sum(-1, keepdim=True) * (weight.abs().amax(1) / 127 / 2)
+        off = (layer(x) - x @ weight.T - bias).abs()
+        assert (off <= bound + 1e-12).all() and off.max() > 0
+        close(Int8Linear(weight)(x) + bias, layer(x), 1e-12)
+
+
+def test_a_model_of_one_byte():
+    model = LLAMA.make()
+    before = {k: x.clone() for k, x in model.state_dict().items()}
+    small = quantize_int8(model)
+    ids = LLAMA.ids()
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    assert not any(
+        isinstance(m, nn.Linear) or type(m).__name__ == "Linear"
+        for m in small.modules()
+    )
+    off = (small(ids) - model(ids)).abs().max()
+    assert 0 < off < 0.05 * model(ids).abs().max()
+    assert generate(small, ids, max_new_tokens=4)
+    size = [sum(x.nbytes for x in m.state_dict().values()) for m in (model, small)]
+    table = model.embed.weight.nbytes
+    assert size[1] - table < 0.45 * (size[0] - table)
+    assert quantize_int8(nn.Linear(3, 2)).weight.dtype == torch.int8
+    assert not any(p.requires_grad for p in small.parameters())
+
+
+def test_a_shared_head_stays():
+    model = next(r for r in ROWS if r.cls is GPT).make()
+    small = quantize_int8(model)
+    assert small.lm_head.weight is small.embed.weight
+    assert small.blocks[0].attention.sublayer.o_proj.weight.dtype == torch.int8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
+    weight = torch.linspace(0.5, 2, 4000).to(dtype)[:, None]
+    small = Int8Linear(weight)
+    assert small.weight.min() == small.weight.max() == 127
+    x = torch.ones(2, 1, dtype=dtype)
+    assert small(x).dtype == dtype
+    close = (small(x)[0].float() - weight[:, 0].float()).abs()
+    assert (close <= weight[:, 0].float() / 100).all()
+
+
+def test_only_a_model_is_quantized():
+    with pytest.raises(ValueError, match="model"):
+        quantize_int8("model")

@@ -1,0 +1,38 @@
+"""Strides equal a loop."""
+
+import pytest
+import torch
+
+from helpers import close, draw_ids
+from models import ROWS, VOCAB
+from tformer.llama import Llama
+from tformer.scoring import strided_token_log_probs
+
+LLAMA = next(r for r in ROWS if r.cls is Llama)
+
+
+@pytest.mark.parametrize(
+    "window, stride", [(2, 1), (5, 1), (5, 2), (5, 3), (6, 5), (20, 7), (20, 1)]
+)
+@pytest.mark.parametrize("n", [2, 5, 6, 7, 19])
+def test_strides_equal_a_loop(window, stride, n):
+    model = LLAMA.make().double()
+    ids = draw_ids(n, high=VOCAB)
+    start = 0
+    seen = 1
+    loop = []
+    while seen < n:
+        end = min(start + window, n)
+        logits = model(ids[None, start:end])[0].log_softmax(-1)
+        loop += [logits[i - start - 1, ids[i]] for i in range(seen, end)]
+        start = start + stride
+        seen = end
+    found = strided_token_log_probs(model, ids, window, stride, batch_size=2)
+    assert len(found) == n - 1
+    close(found.double(), torch.stack(loop).detach(), 1e-5)
+
+
+@pytest.mark.parametrize("n, stride, says", [(9, 5, "stride"), (1, 2, "row of two")])
+def test_bad_strides(n, stride, says):
+    with pytest.raises(ValueError, match=says):
+        strided_token_log_probs(LLAMA.make(), torch.arange(n), 5, stride)
