@@ -34,6 +34,7 @@ from tformer.model import (
     WEIGHTS_NAME,
     ModelConfig,
     load_weights,
+    owning_copy,
     read_safetensors,
     save_model,
 )
@@ -76,7 +77,7 @@ def _store_tensor(x, at, tensors, known):
     same = x.data_ptr(), x.device, x.dtype, x.shape, x.stride()
     free = f"{at} {len(tensors)}" if at in tensors else at
     name = known.setdefault(same if x.numel() else len(known), free)
-    tensors.setdefault(name, _owning_copy(x))
+    tensors.setdefault(name, owning_copy(x))
     return name
 
 # %% ../nbs/A7_checkpoints.ipynb #afa07e43
@@ -94,12 +95,6 @@ def _plain(x, at):
         "dicts or tensors",
     )
     return x
-
-# %% ../nbs/A7_checkpoints.ipynb #463c7796
-#| code-summary: a tensor that owns its memory, as a file wants it
-def _owning_copy(tensor):
-    x = tensor.detach().contiguous()
-    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 # %% ../nbs/A7_checkpoints.ipynb #fbb06b01
 def unflatten_state(

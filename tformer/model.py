@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['WEIGHTS_NAME', 'CONFIG_NAME', 'COMPONENT_KEYS', 'ModelConfig', 'TransformerBlock', 'new_layer_cache',
            'positions_from_attention_mask', 'Model', 'CausalLM', 'eval_mode', 'make_eval_context', 'device_of',
-           'wrap_model_errors', 'save_model', 'read_safetensors', 'load_weights', 'load_model', 'describe_module']
+           'wrap_model_errors', 'owning_copy', 'save_model', 'read_safetensors', 'load_weights', 'load_model',
+           'describe_module']
 
 # %% ../nbs/A3_models.ipynb #d28fe722
 #| code-fold: true
@@ -396,8 +397,10 @@ def _unique_tensors(model):
     return list(found.values())
 
 # %% ../nbs/A3_models.ipynb #3596cfc5
+#| code-fold: true
 #| code-summary: a tensor that owns its memory, as a file wants it
-def _owning_copy(tensor):
+def owning_copy(tensor: Tensor) -> Tensor:
+    "The tensor, detached and contiguous; its storage holds nothing else."
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
@@ -431,7 +434,7 @@ def save_model(
     text = json.dumps(config, indent=2)
     old = path.read_text("utf-8", "replace") if path.is_file() else ""
     tensors = {
-        name: _owning_copy(x) for name, _, x in _unique_tensors(model)
+        name: owning_copy(x) for name, _, x in _unique_tensors(model)
     }
     about = {"format": "pt", "config": text, "replaces": old}
     files.write_files_atomically(
