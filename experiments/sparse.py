@@ -58,7 +58,7 @@ from tformer import files, stories
 from tformer.bundle import ENDOFTEXT, ModelBundle, fraction_correct, tell
 from tformer.llama import Llama
 from tformer.optimizers import AdamW
-from tformer.rows import Positions
+from tformer.positions import Positions
 from tformer.variants.sparse import (
     choose_candidates,
     collect_indexer_losses,

@@ -51,8 +51,9 @@ import torch
 
 import common
 import mla_speed
+from tformer.attention_backends import fused_attend
+from tformer.positions import Positions
 from tformer.rotary import RotaryEmbedding
-from tformer.rows import Positions, fused_attend
 from tformer.variants import sparse
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sparse import (

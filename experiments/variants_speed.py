@@ -56,7 +56,7 @@ from torch.nn import functional as F
 
 import common
 from tformer.llama import Llama, LlamaConfig
-from tformer.rows import Positions
+from tformer.positions import Positions
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import RollingLayerCache, make_window_factory
 from tformer.variants.sparse import (

@@ -31,8 +31,8 @@ from torch.nn import functional as F
 
 import common
 from tformer.attention import SelfAttention
+from tformer.positions import Positions
 from tformer.rotary import RotaryEmbedding
-from tformer.rows import Positions
 from tformer.variants.sliding_window import SlidingWindowAttention, window_attend
 
 OUT = common.RECORDS / "window_speed.csv"

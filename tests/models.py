@@ -10,7 +10,7 @@ import torch
 from helpers import draw_ids, spread
 from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
-from tformer.rows import next_positions
+from tformer.positions import next_positions
 from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
 from tformer.variants.gqa import convert_to_gqa
 from tformer.variants.mla import make_mla_factory

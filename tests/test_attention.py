@@ -20,31 +20,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import helpers
 from conftest import ROOT, run
 from helpers import close, generator, plain_only, spread
-from tformer import attention, rows
+from tformer import attention, attention_backends
 from tformer.attention import (
     CrossAttention,
-    DynamicLayerCache,
-    KVCache,
     MultiHeadAttention,
     SelfAttention,
     build_mask,
-    eager_attend,
     mask_kwargs,
     merge_heads,
     split_heads,
 )
-from tformer.functional import attend, causal_mask, padding_mask
-from tformer.layers import RMSNorm
-from tformer.mini_gpt import load_record
-from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
-from tformer.rows import (
-    CrossAttentionCache,
-    Positions,
+from tformer.attention_backends import (
+    eager_attend,
     fused_attend,
     online_softmax_attend,
     online_softmax_update,
     repeat_kv,
 )
+from tformer.functional import attend, causal_mask, padding_mask
+from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
+from tformer.layers import RMSNorm
+from tformer.mini_gpt import load_record
+from tformer.positions import Positions
+from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -1867,7 +1865,9 @@ def test_a_step_reads_no_value(looks, fused, options, monkeypatch):
     "A device would have to be waited for; ``end`` travels in the cache."
     if fused:  # on the CPU the kernel's wrapper may ask for empty rows
         monkeypatch.setattr(
-            rows, "_zero_empty_rows", lambda out, empty: out.masked_fill(empty, 0.0)
+            attention_backends,
+            "_zero_empty_rows",
+            lambda out, empty: out.masked_fill(empty, 0.0),
         )
     layers = two_layers(fused=fused, **options)
     x = randn(2, 8, 16)

@@ -16,18 +16,18 @@ from models import ROWS, causal, num_read
 from tformer import check
 from tformer.attention import (
     CrossAttention,
-    DynamicLayerCache,
-    KVCache,
     SelfAttention,
     build_mask,
     mask_kwargs,
     merge_heads,
     split_heads,
 )
+from tformer.attention_backends import fused_attend
+from tformer.kv_cache import DynamicLayerCache, KVCache, LayerCacheBase
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
+from tformer.positions import Positions
 from tformer.rotary import ALiBi, RotaryEmbedding
-from tformer.rows import LayerCacheBase, Positions, fused_attend
 from tformer.static_cache import StaticLayerCache
 from tformer.variants.sliding_window import SlidingWindowAttention
 from tformer.variants.sparse import make_sparse_factory

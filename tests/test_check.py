@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tformer import check
-from tformer.attention import DynamicLayerCache, KVCache, merge_heads, split_heads
+from tformer.attention import merge_heads, split_heads
+from tformer.attention_backends import repeat_kv
 from tformer.embedding import Embedding, LearnedPositionEmbedding
 from tformer.functional import attend, causal_mask, padding_mask
+from tformer.kv_cache import DynamicLayerCache, KVCache
 from tformer.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
 from tformer.mini_gpt import MiniGPT
 from tformer.rotary import RotaryEmbedding, convert_rotary_layout
-from tformer.rows import repeat_kv
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -426,7 +426,7 @@ def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
 @pytest.mark.nightly
 def test_a_change_turns_its_own_cell_red():
     "One change, and the notebook without it."
-    name = "A5_caches"
+    name = "package/positions"
     change = verify.changes(name)[0]
     seen = verify.replay(name, {change["claim"]})
     assert len(seen) == 1 and seen[0]["red"], seen

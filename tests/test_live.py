@@ -22,7 +22,7 @@ from tformer import costs, plot
 from tformer.attention import SelfAttention
 from tformer.functional import softmax
 from tformer.llama import Llama, LlamaConfig
-from tformer.rows import Positions
+from tformer.positions import Positions
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sliding_window import (
     SlidingWindowAttention,

@@ -17,10 +17,11 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa
 from conftest import ROOT, load_experiment, run  # noqa: E402
 from helpers import close, equal_to_peer, randn  # noqa: E402
 from tformer import attention as attention_module  # noqa: E402
+from tformer import attention_backends as backends_module  # noqa: E402
 from tformer import check  # noqa: E402
-from tformer import rows as rows_module  # noqa: E402
-from tformer.attention import DynamicLayerCache, KVCache, SelfAttention  # noqa: E402
+from tformer.attention import SelfAttention  # noqa: E402
 from tformer.gpt import GPTConfig  # noqa: E402
+from tformer.kv_cache import DynamicLayerCache, KVCache  # noqa: E402
 from tformer.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
 from tformer.llama import (  # noqa: E402
     Llama,
@@ -288,7 +289,7 @@ def test_plain_texts_spare_the_mask(monkeypatch):
         return real(q, k, v, mask, *rest, **how)
 
     monkeypatch.setattr(attention_module, "fused_attend", spy)
-    monkeypatch.setattr(rows_module, "fused_attend", spy)
+    monkeypatch.setattr(backends_module, "fused_attend", spy)
     layer = sharing(32, 4, n_kv_heads=2, rotary=RotaryEmbedding(8))
     cache = DynamicLayerCache()
     x = randn(1, 5, 32)

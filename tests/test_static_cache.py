@@ -17,9 +17,8 @@ from models import (
     pieces,
 )
 from tformer import check
-from tformer.attention import DynamicLayerCache
 from tformer.compiled import compile_decode_step
-from tformer.rows import CrossAttentionCache
+from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache
 from tformer.static_cache import StaticLayerCache, new_static_cache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")

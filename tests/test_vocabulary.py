@@ -276,7 +276,7 @@ def test_retired_words_are_gone_from_texts(texts):
         ("tformer/serving.py", "patience", True),
         ("tformer/beam.py", "max_new", True),
         ("tformer/beam.py", "max_new_tokens", False),
-        ("tformer/rows.py", "input", False),
+        ("tformer/positions.py", "input", False),
         ("nbs/17_training.ipynb", "index_put_", False),
         ("tformer/bilingual.py", "Verb", False),
     ],

@@ -40,7 +40,7 @@ from tformer.model import (
     load_weights,
     read_safetensors,
 )
-from .rows import Positions
+from .positions import Positions
 
 # %% ../nbs/11_bert.ipynb #810400e5
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import validate
-from .attention import KVCache
-from .rows import CrossAttentionCache, Positions
+from .kv_cache import CrossAttentionCache, KVCache
+from .positions import Positions
 from .runtime import require_compiler
 from .static_cache import StaticLayerCache, contiguous_clone, new_static_cache
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from . import validate
 from .model import device_of, make_eval_context, wrap_model_errors
-from .rows import Positions
+from .positions import Positions
 from .sampling import Sampler, SamplingParams
 
 # %% ../nbs/21_kv_cache.ipynb #a1000021x

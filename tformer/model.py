@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from . import files, validate
-from .attention import DynamicLayerCache, KVCache
 from .embedding import DerivedBuffersModule
-from .rows import Positions
+from .kv_cache import DynamicLayerCache, KVCache
+from .positions import Positions
 
 # %% ../nbs/A3_models.ipynb #080ecb60
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import validate
-from .attention import DynamicLayerCache, KVCache
-from .rows import Positions
+from .kv_cache import DynamicLayerCache, KVCache
+from .positions import Positions
 
 # %% ../nbs/package/paged_cache.ipynb #p1500010
 class OutOfBlocks(RuntimeError):

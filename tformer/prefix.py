@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import validate
 from .generate import left_pad, next_token_logits, require_context
 from .model import device_of, eval_mode
-from .rows import Positions
+from .positions import Positions
 
 # %% ../nbs/package/prefix.ipynb #75a8498e
 class PrefixedModel(nn.Module):

@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import check, validate
-from .attention import KVCache, build_mask, merge_heads, split_heads
+from .attention import build_mask, merge_heads, split_heads
 from .functional import attend, causal_mask, padding_mask, softmax
 from .gpt import GPT, GPTConfig
+from .kv_cache import KVCache
 from .layers import gelu_tanh
 from .model import load_weights
-from .rows import Positions
+from .positions import Positions
 
 # %% ../nbs/A4_rebuild.ipynb #920b0194
 class GPTTemplate(GPT):

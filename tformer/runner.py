@@ -14,11 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import validate
-from .attention import KVCache
 from .generate import left_pad, next_token_logits
+from .kv_cache import KVCache
 from .model import device_of
 from .paged_cache import BlockPool, OutOfBlocks, PagedKVCache, new_paged_cache
-from .rows import Positions
+from .positions import Positions
 from .static_cache import new_static_cache
 
 # %% ../nbs/package/runner.ipynb #s2300017

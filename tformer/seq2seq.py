@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import validate
-from .attention import CrossAttention, KVCache, SelfAttention
+from .attention import CrossAttention, SelfAttention
 from .embedding import Embedding, SinusoidalPositionEmbedding
+from .kv_cache import KVCache
 from tformer.layers import (
     Dropout,
     FeedForward,
@@ -35,7 +36,7 @@ from tformer.model import (
     new_layer_cache,
     positions_from_attention_mask,
 )
-from .rows import Positions
+from .positions import Positions
 
 # %% ../nbs/09_encoder_decoder.ipynb #8242a0da
 class DecoderBlock(TransformerBlock):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import validate
-from .attention import DynamicLayerCache, KVCache
-from .rows import LayerCacheBase, Positions
+from .kv_cache import DynamicLayerCache, KVCache, LayerCacheBase
+from .positions import Positions
 
 # %% ../nbs/package/static_cache.ipynb #29be2062
 class StaticLayerCache(LayerCacheBase):

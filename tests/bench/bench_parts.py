@@ -52,20 +52,22 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer import layers
-from tformer.attention import CrossAttention, DynamicLayerCache, SelfAttention
+from tformer.attention import CrossAttention, SelfAttention
+from tformer.attention_backends import fused_attend
 from tformer.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
 from tformer.functional import attend, softmax
+from tformer.kv_cache import DynamicLayerCache
+from tformer.positions import Positions
 from tformer.rotary import (
     ALiBi,
     RotaryEmbedding,
     ShawRelativePositions,
     T5RelativeBias,
 )
-from tformer.rows import Positions, fused_attend
 
 TARGET = 1.05
 SAMPLE = 0.02  # seconds of processor time in one sample

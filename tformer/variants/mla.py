@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import validate
-from ..attention import MultiHeadAttention, eager_attend, mask_kwargs
+from ..attention import MultiHeadAttention, mask_kwargs
+from ..attention_backends import add_causal_mask, eager_attend, fused_attend
 from ..layers import Linear, RMSNorm
+from ..positions import Positions
 from ..rotary import RotaryEmbedding, yarn_scaling
-from ..rows import Positions, add_causal_mask, fused_attend
 
 # %% ../../nbs/package/variants/mla.ipynb #38dfc645
 ORDERS = "auto", "expanded", "absorbed"

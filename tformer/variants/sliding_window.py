@@ -17,18 +17,11 @@ from torch.nn import functional as F
 
 from .. import validate
 from ..attention import SelfAttention, mask_kwargs
+from ..attention_backends import add_causal_mask, fused_attend, repeat_kv
 from ..functional import disable_autocast, softmax
+from ..kv_cache import GrowableBuffer, GrowingRows
 from ..llama import LlamaConfig, make_rotary
-from tformer.rows import (
-    GrowableBuffer,
-    GrowingRows,
-    Positions,
-    add_causal_mask,
-    append_positions,
-    crop_positions,
-    fused_attend,
-    repeat_kv,
-)
+from ..positions import Positions, append_positions, crop_positions
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #957e3455
 class SlidingWindowAttention(SelfAttention):

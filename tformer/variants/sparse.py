@@ -20,11 +20,12 @@ from torch.nn import functional as F
 
 from .. import validate
 from ..attention import SelfAttention, mask_kwargs
+from ..attention_backends import add_causal_mask
 from ..functional import disable_autocast
 from ..layers import LayerNorm, Linear, RMSNorm
 from ..llama import LlamaConfig, make_rotary
+from ..positions import Positions
 from ..rotary import RotaryEmbedding
-from ..rows import Positions, add_causal_mask
 from .mla import LatentAttention, make_mla_factory, scale_with_yarn
 
 # %% ../../nbs/package/variants/sparse.ipynb #50b492b6
