@@ -45,6 +45,7 @@ lint: $(VENV)/.done  ## what tools find in code and spelling, without running an
 	$(VENV)/bin/ruff check --no-cache --output-format concise
 	$(VENV)/bin/ruff format --no-cache --check --output-format concise
 	$(PY) .ci/one_assignment.py
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/codespell
 
 check: lint $(VENV)/.done  ## lint, and the tests that your change can affect

@@ -1,6 +1,7 @@
 """`make lint` finds what it is there for, in notebooks as well as in modules."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -76,7 +77,12 @@ def commands():
         line.strip().replace("$(PY)", ".venv/bin/python").replace("$(VENV)", ".venv")
         for line in recipe.splitlines()
     ]
-    names = {"ruff check": "ruff", "ruff format": "format", "one_": "one_assignment"}
+    names = {
+        "ruff check": "ruff",
+        "ruff format": "format",
+        "one_": "one_assignment",
+        "lint-imports": "imports",
+    }
     return {
         next((n for part, n in names.items() if part in line), Path(line).stem): line
         for line in lines
@@ -120,9 +126,9 @@ def project(tmp_path):
 
 
 def findings(folder):
-    "Pairs of a program and a line that it prints about a file, layout apart."
+    "Pairs of a program and a line that it prints about a file."
     for name, line in commands().items():
-        if name == "format":
+        if name in ("format", "imports"):  # which have tests of their own
             continue
         program, *arguments = line.split()
         done = subprocess.run(
@@ -144,13 +150,14 @@ def findings(folder):
 def test_hooks_run_the_same_programs():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     entries = [hook["entry"] for hook in hooks["repos"][-1]["hooks"]]
-    assert list(commands()) == ["ruff", "format", "one_assignment", "codespell"]
-    assert entries[-4:] == list(commands().values())
+    names = ["ruff", "format", "one_assignment", "imports", "codespell"]
+    assert list(commands()) == names
+    assert entries[-5:] == list(commands().values())
 
 
 def test_the_versions_of_the_programs_are_pinned():
     pins = (ROOT / "requirements.txt").read_text("utf-8")
-    for name in ("ruff", "codespell"):
+    for name in ("ruff", "codespell", "import-linter"):
         assert re.search(rf"^{name}==[\d.]+$", pins, re.M)
 
 
@@ -192,6 +199,61 @@ def test_a_file_that_is_laid_out_otherwise_is_found(project, name, columns):
         found = check()
         assert found.returncode == 1, text
         assert found.stdout.startswith(name.format("10") + ":")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    "A copy of the package with the contracts for its imports."
+    folder = tmp_path_factory.mktemp("package")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    skipped = shutil.ignore_patterns("weights", "records", "__pycache__")
+    shutil.copytree(ROOT / "tformer", folder / "tformer", ignore=skipped)
+    return folder
+
+
+def imports_are_kept(folder):
+    "What lint-imports says of a package."
+    program, *arguments = commands()["imports"].split()
+    return subprocess.run(
+        [Path(sys.executable).parent / Path(program).name, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_each_module_imports_what_stands_below_it(package):
+    done = imports_are_kept(package)
+    assert done.returncode == 0, done.stdout
+    assert " 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "module, line, says",
+    [
+        ("validate", "from tformer import files", "tformer.validate -> tformer.files"),
+        ("check", "import tformer.model", "tformer.check -> tformer.model"),
+        ("generate", "from .train import Trainer", "tformer.generate -> tformer.train"),
+        ("attention", "from . import plot", "tformer.attention -> tformer.plot"),
+        ("gpt", "from . import llama", "tformer.gpt -> tformer.llama"),
+        ("a_new_one", "import math", "a_new_one"),  # nobody has said where it stands
+    ],
+)
+def test_an_import_that_the_layers_forbid_is_found(package, module, line, says):
+    path = package / "tformer" / f"{module}.py"
+    text = path.read_text("utf-8") if path.exists() else ""
+    path.write_text(f"{text}\n{line}\n", "utf-8")
+    try:
+        done = imports_are_kept(package)
+    finally:
+        if text:
+            path.write_text(text, "utf-8")
+        else:
+            path.unlink()
+    assert done.returncode == 1, done.stdout
+    assert says in done.stdout, done.stdout
 
 
 def test_prose_is_read(project):

@@ -305,6 +305,7 @@ def test_hooks_lint_everything_and_keep_notebooks_and_modules_in_step():
         "ruff",
         "ruff-format",
         "one-assignment",
+        "lint-imports",
         "codespell",
     ]
     for path in [
