@@ -228,7 +228,9 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
             ((found,),) = beam_search(
                 model, [[2]], num_beams=1, max_new_tokens=9, stop_token_ids=4, **how
             )
-            assert found.ids == ids and found.finished == (ids[-1] == 4)
+            assert found.ids == ids and (found.finish_reason == "stop") == (
+                ids[-1] == 4
+            )
         ((found,),) = beam_search(
             model,
             [[2]],
@@ -347,9 +349,9 @@ def test_many_stop_ids_and_none():
         )
         assert len(found) == 4
         for beam in found:
-            assert beam.finished == (beam.ids[-1] in stop)
+            assert (beam.finish_reason == "stop") == (beam.ids[-1] in stop)
             assert not {*beam.ids[:-1]} & {*stop}
-            assert beam.finished or len(beam.ids) == 6
+            assert beam.finish_reason == "stop" or len(beam.ids) == 6
             assert beam.log_prob == pytest.approx(sum(model.log_probs([2], beam.ids)))
 
 
@@ -675,7 +677,7 @@ def test_greedy_is_generate():
             )
             for text, (beam,) in zip(texts, found, strict=True):
                 assert beam.ids[: len(text.ids)] == text.ids
-                assert beam.finished == (text.finish_reason == "stop")
+                assert beam.finish_reason == text.finish_reason
 
 
 def test_what_is_given_is_not_changed():

@@ -122,7 +122,7 @@ class BeamHypothesis(NamedTuple):
     ids: list[int]  # the new ones, with the one that ends the text
     score: float  # log_prob / length_divisor
     log_prob: float  # the sum over ids
-    finished: bool  # False: it has no more room
+    finish_reason: str  # "stop", or "length": it has no more room
 
 # %% ../nbs/22_beam_search.ipynb #d55abd68
 #| code-summary: refuses settings out of range
@@ -257,7 +257,7 @@ class _BeamState:
                     texts[row, k].tolist(),
                     self.config.score(log_prob, n),
                     log_prob,
-                    ended[row][k],
+                    "stop" if ended[row][k] else "length",
                 )
                 for k, log_prob in enumerate(sums[row][:width])
                 if (ended[row][k] or last) and log_prob > -math.inf

@@ -612,11 +612,31 @@ def generate(
     prompts: Sequence | Tensor,  # prompts: rows of ids, not all as long
     *,
     max_new_tokens: int,  # tokens to write at most
-    **how: Any,  # sampling, stop, memory, …: as in ``stream``
+    sampling_params: (
+        SamplingParams | Sequence[SamplingParams] | Callable | None
+    ) = None,
+    stop: int | Callable | Collection = (),  # ids, functions of ids
+    encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
+    encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens
+    context_shift: bool | int = False,  # kept of a text that is full
+    cache: Any = None,  # an empty one, such as a preallocated one
+    drop_finished: bool = True,  # rows that stopped leave the batch
 ) -> list[Completion]:
-    "What ``stream`` writes, row by row."
+    "What ``stream`` writes with the same arguments, row by row."
     texts = [Completion([], [], "length") for _ in prompts]
-    for tokens, stopped in _start(model, prompts, max_new_tokens, **how):
+    steps = _start(
+        model,
+        prompts,
+        max_new_tokens,
+        sampling_params,
+        stop,
+        encoder_hidden_states,
+        encoder_attention_mask,
+        context_shift,
+        cache,
+        drop_finished,
+    )
+    for tokens, stopped in steps:
         for row, i, p in tokens:
             texts[row].ids.append(i)
             texts[row].log_probs.append(p)

@@ -8,6 +8,7 @@ __all__ = ['LayerCacheBase', 'GrowableBuffer', 'GrowingRows', 'DynamicLayerCache
 # %% ../nbs/package/kv_cache.ipynb #9b659340
 import contextlib
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -364,6 +365,21 @@ class KVCache:
         for layer in self.layers:
             if hasattr(layer, "allow_rollback"):
                 layer.allow_rollback(n)
+
+    def view(self, rows: Int[Tensor, " n"]) -> "KVCache":
+        """These rows as a cache of its own, to be brought back by ``set_rows``.
+
+        They are copied; a ``PagedKVCache`` copies nothing.
+        """
+
+        def shallow(layer):
+            if isinstance(layer, KVCache):
+                return KVCache([shallow(inner) for inner in layer.layers])
+            return copy(layer)
+
+        view = shallow(self)
+        view.select(rows)
+        return view
 
     def set_rows(self, rows: Int[Tensor, " n"], source: "KVCache") -> None:
         """Copy row i of ``source`` into row ``rows[i]`` of this cache.

@@ -42,7 +42,7 @@ class SpeculativeStep(NamedTuple):
     num_accepted: int  # how many of them stay
     ids: list[int]  # by which the text grows: these and one more
     log_probs: list[float]
-    stopped: bool
+    finish_reason: str | None  # "stop" or "length" with the last step
 
 
 class Verification(NamedTuple):
@@ -84,8 +84,10 @@ def speculative_generate(
     model: Any,
     prompt_ids: Sequence | Tensor,  # the prompt, as one row
     draft: Callable,
-    # max_new_tokens, sampling_params, stop: as in ``stream_speculative``
-    **how: Any,
+    *,
+    max_new_tokens: int,  # tokens to write at most
+    sampling_params: SamplingParams | None = None,  # None: greedy
+    stop: int | Callable | Sequence = (),  # ids, functions of ids
 ) -> Completion:
     """What ``generate`` would write, with fewer steps of the model.
 
@@ -94,12 +96,17 @@ def speculative_generate(
     """
     texts = []
     log_probs = []
-    stopped = False
-    for step in stream_speculative(model, prompt_ids, draft, **how):
+    for step in stream_speculative(
+        model,
+        prompt_ids,
+        draft,
+        max_new_tokens=max_new_tokens,
+        sampling_params=sampling_params,
+        stop=stop,
+    ):
         texts += step.ids
         log_probs += step.log_probs
-        stopped = step.stopped
-    return Completion(texts, log_probs, "stop" if stopped else "length")
+    return Completion(texts, log_probs, step.finish_reason)
 
 # %% ../nbs/package/speculative.ipynb #25a326dd
 def rejection_sample(
@@ -360,8 +367,10 @@ class _SpeculativeState:
 def _speculative_steps(state, draft, max_new_tokens):
     while (remaining := state.prompt_len + max_new_tokens - len(state.all_ids)) > 0:
         step = state.step(draft, remaining - 1)
+        if step.finish_reason is None and len(step.ids) == remaining:
+            step = step._replace(finish_reason="length")
         yield step
-        if step.stopped:
+        if step.finish_reason is not None:
             return
 
 # %% ../nbs/package/speculative.ipynb #2f8ad5c9
@@ -430,7 +439,7 @@ def _commit(proposal, verification, logits, stopping, generated_ids):
                 verification.num_accepted,
                 new[:n],
                 log_probs[:n],
-                True,
+                "stop",
             )
         if meets_stopping_criteria(stopping[1], 0, generated_ids + new[: n + 1]):
             return SpeculativeStep(
@@ -438,10 +447,10 @@ def _commit(proposal, verification, logits, stopping, generated_ids):
                 verification.num_accepted,
                 new[: n + 1],
                 log_probs[: n + 1],
-                True,
+                "stop",
             )
     return SpeculativeStep(
-        proposal.ids, verification.num_accepted, new, log_probs, False
+        proposal.ids, verification.num_accepted, new, log_probs, None
     )
 
 # %% ../nbs/package/speculative.ipynb #04fe95ba
