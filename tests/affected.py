@@ -64,6 +64,7 @@ RULES = [
     ("setup.py", ["package", "uv"]),
     ("MANIFEST.in", ["package"]),
     ("pyproject.toml", ["package", "tiers", "uv"]),
+    (".importlinter", ["lint"]),
 ]
 MAGIC = re.compile(r"^(\s*)[%!](?=[A-Za-z%]).*$", re.M)
 EXPORTS = re.compile(r"^#\s*\|\s*default_exp\s+(\S+)", re.M)
