@@ -459,7 +459,7 @@ FAINT = {
         "#ffffff on #1fa37c",
     },
     "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769", "#d5dce4 on #b2631b"},
-    "nbs/package/kv_cache.html": {"#ffffff on #1fa37c"},
+    "package/kv_cache.html": {"#ffffff on #1fa37c"},
 }
 
 
