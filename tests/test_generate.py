@@ -1,6 +1,7 @@
 """Texts written with a cache: equal to those read again, and to their peers."""
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -737,3 +738,14 @@ def test_nothing_wrong_is_silent():
         torch.nn.init.constant_(p, float("nan"))
     with pytest.raises(ValueError, match="row 0 hold NaN"):
         generate(model, PROMPTS, max_new_tokens=3, stop=0)
+
+
+def test_generate_names_every_parameter_of_stream():
+    ours, theirs = (inspect.signature(f).parameters for f in (generate, stream))
+    assert list(ours) == list(theirs)
+    for name, parameter in ours.items():
+        assert parameter.kind in (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        )
+        assert parameter.default == theirs[name].default, name

@@ -59,6 +59,21 @@ def same(ours, reference):
     assert ours.log_probs == pytest.approx(reference.log_probs, abs=1e-6)
 
 
+def test_the_last_step_says_why_it_is_the_last():
+    model = LLAMA.make(3)
+    prompt = [1, 5, 2]
+    text = generate(model, [prompt], max_new_tokens=12)[0].ids
+    draft = Knowing(prompt + text, right=0.7)
+    for stop, expected in (((), "length"), (text[7], "stop")):
+        *others, last = stream_speculative(
+            model, [prompt], draft, max_new_tokens=12, stop=stop
+        )
+        assert others and all(step.finish_reason is None for step in others)
+        assert last.finish_reason == expected
+        ids = [i for step in (*others, last) for i in step.ids]
+        assert ids == (text if expected == "length" else text[: text.index(stop)])
+
+
 # --- greedy
 
 

@@ -31,7 +31,7 @@ def compile_decode_step(
     ``ids`` (b, 1) follow a cache that ``new_static_cache`` made, and that
     holds a prompt; logits are (b, 1, vocab), without gradients.
     Compiled with the first call, and again only for another batch or
-    another number of places.  Refuses as the model does, but for ids
+    another number of slots.  Refuses as the model does, but for ids
     outside the vocabulary.
     """
     if compile_kwargs.get("backend", "inductor") == "inductor":
@@ -135,7 +135,7 @@ def _static_layers(cache):
 
 # %% ../nbs/package/compiled.ipynb #e3dd7d27
 def _prepare_layers(layers, ids, positions, limit):
-    "Counts the places; buffers that cannot be written are copied."
+    "Counts the slots; buffers that cannot be written are copied."
     if positions.upper_bound is None or positions.upper_bound > limit:
         validate.at_most(limit, tokens=positions.end)
     for layer in layers:
