@@ -4,8 +4,9 @@
 cell. A name is that of a module below `tformer`, followed by that of a function, a
 class, a method or a constant in it. Several names, separated by spaces or lines, are
 drawn one after the other. Decorators and the comment lines directly above belong to
-the code. More than `OPEN` lines are folded like a cell that says `code-fold: true`.
-A sentence under the code links to the notebook in which the module is written.
+the code; a method is drawn without its indentation. More than `OPEN` lines are folded
+like a cell that says `code-fold: true`. A sentence under the code links to the notebook
+in which the module is written.
 """
 
 from __future__ import annotations
@@ -87,6 +88,15 @@ def code_of(lines: Sequence[str], node: ast.stmt) -> str:
     return "\n".join(lines[first - 1 : node.end_lineno])
 
 
+def dedented(code: str) -> str:
+    "Return a method's code as a function's stands: its first line is not indented."
+    indent = code[: len(code) - len(code.lstrip(" "))]
+    lines = code.split("\n")
+    if not all(line.startswith(indent) for line in lines if line.strip()):
+        return code  # a text in it goes back to the margin
+    return "\n".join(line.removeprefix(indent) for line in lines)
+
+
 def listed(names: Sequence[str]) -> str:
     "Return the names as words: A, B and C."
     *others, last = names
@@ -162,7 +172,8 @@ class PackageSource(SphinxDirective):
             except ValueError as error:
                 raise self.error(f"package-source: {error}") from None
             # not splitlines: a form feed in a text ends no line
-            pieces += [code_of(text.split("\n"), node) for node in found]
+            lines = text.split("\n")
+            pieces += [dedented(code_of(lines, node)) for node in found]
             names.append(name)
             origins[module] = exported_from(text)
         cell = code_cell("\n\n".join(pieces), names)
