@@ -19,6 +19,14 @@ from torch import nn
 from tformer import check
 from tformer.attention import merge_heads, split_heads
 from tformer.attention_backends import repeat_kv
+from tformer.check.adapter import extract_logits, find_modules, preserve_state
+from tformer.check.causality import (
+    diagnose_leak,
+    format_influence_map,
+    single_token_variants,
+)
+from tformer.check.report import max_difference
+from tformer.check.trial import CheckRun
 from tformer.embedding import Embedding, LearnedPositionEmbedding
 from tformer.functional import attend, causal_mask, padding_mask
 from tformer.kv_cache import DynamicLayerCache, KVCache
@@ -911,7 +919,7 @@ def test_the_edges_are_tried():
     short = MiniGPT(5000, d_model=8, n_layers=1, n_heads=2, max_len=40)
     short.embed_positions = nn.Embedding(39, 8)
     assert "(1, 40)" in caught(check.shapes, short, 5000)
-    trial = check._CheckRun(MiniGPT(2), 2)
+    trial = CheckRun(MiniGPT(2), 2)
     ids = trial.random_ids(8)
     assert torch.equal(trial.replacement_ids(ids), 1 - ids)
 
@@ -962,12 +970,12 @@ def test_patterns_are_told_apart(t, data):
         (full.tril(-1), ""),
         (full.triu(1), "inverted"),
     ):
-        got = check.diagnose_leak(table > 0, table)
+        got = diagnose_leak(table > 0, table)
         assert says in got and bool(says) == bool(got)
     hole = full.tril()
     hole[0, t - 1] = 1
-    assert "irregular" in check.diagnose_leak(hole > 0, hole)
-    picture = check.format_influence_map(hole > 0).splitlines()
+    assert "irregular" in diagnose_leak(hole > 0, hole)
+    picture = format_influence_map(hole > 0).splitlines()
     assert len(picture) == t + 1 and picture[1].count("■") == 2
 
 
@@ -976,7 +984,7 @@ def test_patterns_are_told_apart(t, data):
 def test_variants_replace_one_token_each(t, seed):
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(9, (1, t), generator=draw)
-    rows = check.single_token_variants(ids, ids + 1)
+    rows = single_token_variants(ids, ids + 1)
     assert torch.equal(rows[0], ids[0])
     assert torch.equal(rows[1:] - ids, torch.eye(t).long())
 
@@ -1009,7 +1017,7 @@ def test_plain_functions():
 def test_what_is_no_logits_is_refused():
     for out in (None, torch.arange(3), [], "text"):
         with pytest.raises(ValueError, match="logits"):
-            check.extract_logits(out)
+            extract_logits(out)
 
 
 def test_a_model_without_cache_is_refused():
@@ -1230,7 +1238,7 @@ def test_at_rest_restores_after_an_error():
     model.seen = seen
     model.known = known
     before = snapshot(model)
-    with pytest.raises(KeyError), check.preserve_state(model):
+    with pytest.raises(KeyError), preserve_state(model):
         assert not any(m.training for m in model.modules())
         model.table += 1
         model.register_buffer("other", torch.ones(1))
@@ -1463,11 +1471,11 @@ def test_tolerance_follows_the_coarsest_type():
     assert check.tolerance(x, torch.bfloat16) == pytest.approx(0.015)
     with torch.autocast("cpu", torch.bfloat16):
         assert check.tolerance(x) == pytest.approx(0.015)
-    assert check.max_difference(x, x + torch.tensor([0, 0.25, 0])) == 0.25
-    assert check.max_difference(x, x * torch.nan) == torch.inf
-    assert check.max_difference(x / 0, x / 0) == 0
+    assert max_difference(x, x + torch.tensor([0, 0.25, 0])) == 0.25
+    assert max_difference(x, x * torch.nan) == torch.inf
+    assert max_difference(x / 0, x / 0) == 0
     with pytest.raises(ValueError, match="shapes"):
-        check.max_difference(x, x[:2])
+        max_difference(x, x[:2])
 
 
 @pytest.mark.gpu
@@ -1588,7 +1596,7 @@ def test_modules_are_found_in_comprehensions_and_owners():
         "def late(ids):\n return torch.cat([net(r[None])[0] for r in ids])",
         space := dict(net=model, torch=torch),
     )
-    assert check.find_modules(space["late"]) == [model]
+    assert find_modules(space["late"]) == [model]
 
 
 def test_convolutions():

@@ -12,11 +12,18 @@ import pytest
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
-# the tests of every module whose signatures carry shapes: those of nn.norms
-# are in test_norms.py
+
+def test_file(name):
+    "The file with the tests of a module: its own, else that of its folder."
+    room, _, last = name.rpartition(".")
+    own = f"test_{last}.py"
+    return own if not room or (ROOT / "tests" / own).exists() else f"test_{room}.py"
+
+
+# the tests of every module whose signatures carry shapes
 FILES = sorted(
     {
-        f"test_{name.rpartition('.')[2]}.py"
+        test_file(name)
         for name in course.module_names(ROOT)
         if "from jaxtyping import"
         in course.module_path(ROOT, name).read_text(encoding="utf-8")
@@ -109,7 +116,7 @@ WRONG_SIGNATURES = [
         "test_functional.py::test_masks_equal_loops",
     ),
     (
-        "check",
+        "check/causality",
         ') -> Int[Tensor, "n t"]:',
         ') -> Int[Tensor, "t n"]:',
         "test_check.py::test_variants_replace_one_token_each",

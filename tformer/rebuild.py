@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from . import check, validate
 from .attention import build_mask, merge_heads, split_heads
+from .check.report import max_difference
 from .functional import attend, causal_mask, padding_mask, softmax
 from .gpt import GPT, GPTConfig
 from .kv_cache import KVCache
@@ -719,7 +720,7 @@ def _max_diff(got, right, where):
     if isinstance(right, tuple):
         return max(_max_diff(*pair, where) for pair in zip(got, right))
     pair = torch.broadcast_tensors(got, right)
-    return check.max_difference(
+    return max_difference(
         *(x[where].float().nan_to_num(0.0) for x in pair)
     )
 
