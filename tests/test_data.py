@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import pickle
 from collections import Counter
 from itertools import islice, pairwise
 
@@ -409,6 +410,8 @@ def test_a_batch_goes_to_a_device_with_its_count():
         torch.tensor([[1, -100, 2], [-100, -100, 3]]),
     )
     assert batch.num_targets == 3
+    assert pickle.loads(pickle.dumps(batch)).num_targets == 3
+    assert Batch(batch.ids, batch.targets, num_targets=7).num_targets == 7
     moved = batch.to("meta")
     assert moved.ids.is_meta and moved.targets.is_meta
     assert moved.num_targets == 3 and moved.positions is None

@@ -25,26 +25,36 @@ from . import validate
 from .corpora import TokenFile, find_near_duplicates
 
 # %% ../nbs/15_data.ipynb #abd622f5
-class Batch(NamedTuple):
-    """What a model reads at once, and what it has to guess.
-
-    Targets of -100 are not counted.  ``positions``: negative on padding;
-    None: 0, 1, ….  ``mask``: True = may attend; causality is the
-    model's.
-    """
-
+class _BatchFields(NamedTuple):
     ids: Int[Tensor, "b t"]
     targets: Int[Tensor, "b t"]
-    positions: Int[Tensor, "b t"] | None = None
-    mask: Bool[Tensor, "b 1 t t"] | None = None
-    counted: int | None = None  # None: not yet known
+    positions: Int[Tensor, "b t"] | None
+    mask: Bool[Tensor, "b 1 t t"] | None
+    num_targets: int
 
-    @property
-    def num_targets(self) -> int:
-        "How many targets are counted; asked of no device after ``to``."
-        if self.counted is None:
-            return int((self.targets != -100).sum())
-        return self.counted
+
+class Batch(_BatchFields):
+    """What a model reads at once, and what it has to guess.
+
+    Targets of -100 are not counted; ``num_targets`` says how many
+    others there are.
+    """
+
+    def __new__(
+        cls,
+        ids: Int[Tensor, "b t"],
+        targets: Int[Tensor, "b t"],
+        # negative on padding; None: 0, 1, …
+        positions: Int[Tensor, "b t"] | None = None,
+        # True = may attend; causality is the model's
+        mask: Bool[Tensor, "b 1 t t"] | None = None,
+        num_targets: int | None = None,  # None: they are counted here
+    ) -> "Batch":
+        if num_targets is None:
+            num_targets = int((targets != -100).sum())
+        return super().__new__(
+            cls, ids, targets, positions, mask, num_targets
+        )
 
     def to(self, device: Any) -> "Batch":
         "On a device, which need not be waited for."
@@ -52,7 +62,7 @@ class Batch(NamedTuple):
             x if x is None else x.to(device, non_blocking=True)
             for x in self[:4]
         ]
-        return Batch(*moved, counted=self.num_targets)
+        return Batch(*moved, num_targets=self.num_targets)
 
 # %% ../nbs/15_data.ipynb #a12d1ee7
 #| code-summary: what tells one corpus from another
@@ -170,7 +180,7 @@ class RandomWindowLoader(Loader):
         return Batch(
             window[:, :-1],
             window[:, 1:],
-            counted=batch_size * self.seq_len,
+            num_targets=batch_size * self.seq_len,
         )
 
 # %% ../nbs/15_data.ipynb #c4d4e09f
@@ -199,7 +209,7 @@ def sequential_windows(
             row[: len(chunk)] = chunk
         yield Batch(
             *(torch.from_numpy(row).view(rows, seq_len) for row in filled),
-            counted=len(text) - 1,
+            num_targets=len(text) - 1,
         )
 
 # %% ../nbs/15_data.ipynb #228cb9b5
@@ -345,7 +355,7 @@ class PaddedLoader(Loader):
                 table[i, :n] = chunk
         return Batch(
             *map(torch.from_numpy, tables),
-            counted=sum(map(len, rows)) - len(rows),
+            num_targets=sum(map(len, rows)) - len(rows),
         )
 
 # %% ../nbs/15_data.ipynb #7e242dc8
@@ -450,11 +460,11 @@ class PackedLoader(Loader):
             row = self.rows[self.order[index * b + i]]
             self._fill(row, *(table[i] for table in tables))
         ids, targets, positions, owner = map(torch.from_numpy, tables)
-        counted = int((owner >= 0).sum())
+        num_targets = int((owner >= 0).sum())
         if not self.isolate_documents:
-            return Batch(ids, targets, counted=counted)
+            return Batch(ids, targets, num_targets=num_targets)
         mask = owner[:, None, :, None] == owner[:, None, None, :]
-        return Batch(ids, targets, positions, mask, counted)
+        return Batch(ids, targets, positions, mask, num_targets)
 
 # %% ../nbs/15_data.ipynb #87a5c31e
 def split_documents(

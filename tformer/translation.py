@@ -167,18 +167,13 @@ class TranslationBatch(NamedTuple):
     # the decoder's input: start, then targets
     decoder_input_ids: Int[Tensor, "b t"]
     targets: Int[Tensor, "b t"]  # what it should say, to the end token
-    counted: int  # targets that are no padding
-
-    @property
-    def num_targets(self) -> int:
-        "How many targets are counted."
-        return self.counted
+    num_targets: int  # targets that are no padding
 
     def to(self, device: Any) -> "TranslationBatch":
         "On a device, which need not be waited for."
         return TranslationBatch(
             *(x.to(device, non_blocking=True) for x in self[:4]),
-            self.counted,
+            self.num_targets,
         )
 
 # %% ../nbs/18_translation.ipynb #6ea52792
