@@ -17,6 +17,7 @@ from models import MAX_LEN, ROWS, VOCAB
 from test_paged_cache import consistent
 from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
+from tformer.prefix import PrefixedModel
 from tformer.runner import ModelRunner
 from tformer.sampling import SamplingParams
 from tformer.serving import (
@@ -818,6 +819,94 @@ def test_a_policy_cannot_change_the_queue():
     assert [t.finish_reason for t in handles] == ["length"] * 3
 
 
+@pytest.mark.parametrize("how", [{}, PAGED])
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_weights_that_change_in_flight_are_the_only_ones_afterwards(how, steps):
+    "What was computed with the old ones is neither read on nor found later."
+    model = small()
+    asked = Request([*range(1, 10)], 12)
+    late = Request([*range(2, 12)], 3)
+    engine = Engine(model, 2, **how)
+    first, _ = [engine.submit(r) for r in (asked, late)]
+    for _ in range(steps):
+        engine.step()
+    before = list(first.output_ids)
+    with torch.no_grad():
+        model.blocks[0].attention.sublayer.qkv_proj.weight.mul_(1.3)
+    engine.reset_prefix_cache()
+    engine.run()
+    new = len(first.output_ids) - len(before)
+    assert before and new and first.output_ids[: len(before)] == before
+    (text,) = texts([Request([*asked.prompt_ids, *before], new)], model)
+    assert first.output_ids[len(before) :] == text.ids
+    assert first.log_probs[len(before) :] == pytest.approx(text.log_probs, abs=1e-9)
+    handles = engine.run([asked, late])
+    for handle, text in zip(handles, texts([asked, late], model), strict=True):
+        same(handle, text)
+    empty(engine)
+
+
+def test_blocks_from_before_a_reset_are_not_found_again():
+    "Not even where the runner is reset alone, below requests in flight."
+    model = small()
+    asked = Request([*range(1, 10)], 12)
+    engine = Engine(model, 2, **PAGED)
+    engine.submit(asked)
+    for _ in range(3):
+        engine.step()
+    with torch.no_grad():
+        model.blocks[0].attention.sublayer.qkv_proj.weight.mul_(1.3)
+    engine.runner.reset_prefix_cache()
+    engine.run()
+    assert not engine.runner.pool.hash_to_block
+    (handle,) = engine.run([asked])
+    same(handle, texts([asked], model)[0])
+
+
+def test_no_reset_during_a_step():
+    model = small()
+    engine = Engine(model, 2, **PAGED)
+    (handle,) = engine.run(
+        [Request([1], 2, stop=lambda ids: engine.reset_prefix_cache())]
+    )
+    assert "a step is under way" in handle.error
+
+
+@pytest.mark.parametrize("how", [{}, PAGED])
+def test_a_cancel_from_another_thread_waits_for_the_end_of_the_step(how):
+    "In the middle of the model's call, for each request; nobody else's text changes."
+    requests = [Request([1 + i, 2, 3], 8) for i in range(3)]
+    right = texts(requests, small())
+    for victim in range(3):
+        model = small()
+        engine = Engine(model, 3, **how)
+        handles = [engine.submit(r) for r in requests]
+        engine.step()
+        engine.step()
+
+        def from_outside(*_):
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(engine.cancel, handles[victim]).result()
+            assert handles[victim].finish_reason is None
+
+        hook = model.register_forward_pre_hook(from_outside)
+        engine.step()
+        hook.remove()
+        assert handles[victim].finish_reason == "cancelled"
+        engine.run()
+        for i, (handle, text) in enumerate(zip(handles, right, strict=True)):
+            if i != victim:
+                same(handle, text)
+        empty(engine)
+
+
+def test_a_prefixed_model_is_refused_with_blocks():
+    "Their cache would lose the prefix, and every request would fail."
+    model = PrefixedModel(small(), [[5, 6, 7]])
+    with pytest.raises(ValueError, match="begin with 3 tokens, and blocks begin empty"):
+        Engine(model, 2, **PAGED)
+
+
 def test_old_prefixes_are_forgotten_where_weights_are_others():
     model = small()
     asked = Request([*range(1, 10)], 5)
@@ -825,7 +914,7 @@ def test_old_prefixes_are_forgotten_where_weights_are_others():
     engine.run([asked])
     with torch.no_grad():
         model.blocks[0].attention.sublayer.qkv_proj.weight.mul_(1.3)
-    engine.runner.reset_prefix_cache()
+    engine.reset_prefix_cache()
     pool = engine.runner.pool
     assert pool.num_free_blocks == pool.num_blocks and not pool.hash_to_block
     (handle,) = engine.run([asked])

@@ -12,6 +12,7 @@ from models import MAX_LEN, ROWS, VOCAB
 from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
+from tformer.prefix import PrefixedModel
 from tformer.sampling import SamplingParams, process_logits
 from tformer.speculative import (
     DraftModel,
@@ -198,6 +199,28 @@ def test_a_model_drafts_for_itself():
 
 
 # --- drawn
+
+
+def test_a_draft_behind_a_prefix_offers_its_own_text():
+    "After a refusal, too: its cache forgets tokens of the text, none of the prefix."
+    torch.manual_seed(2)
+    model, other = [PrefixedModel(LLAMA.make().eval(), [[5, 6, 7, 8]]) for _ in "ab"]
+    with torch.no_grad():
+        for p in [*model.parameters(), *other.parameters()]:
+            p.add_(0.3 * torch.randn_like(p))
+    model.compute_prefix()
+    other.compute_prefix()
+    text = [1, 2, 3]
+    refused = 0
+    for step in stream_speculative(
+        model, [text], DraftModel(other, 3), max_new_tokens=13
+    ):
+        if step.draft_ids:
+            (right,) = generate(other, [text], max_new_tokens=len(step.draft_ids))
+            assert [*step.draft_ids] == right.ids
+        refused += len(step.ids) <= len(step.draft_ids)
+        text = text + step.ids
+    assert refused > 3
 
 
 def chi_square(times, exact):

@@ -31,7 +31,8 @@ class BlockPool:
     *cached* (in no table, its content still indexed) or *free*.
     ``buffers`` has, for each layer, tensors with a run of slots for each
     block, and one block more, which stays 0: what a short table is filled
-    up with.
+    up with.  ``generations`` says after how many resets a block was last
+    handed out; only what was computed since the last one is indexed.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16):
@@ -41,6 +42,8 @@ class BlockPool:
         self.buffers = {}
         self.ref_counts = [0] * num_blocks
         self.free_block_ids = [*range(num_blocks)][::-1]
+        self.generation = 0
+        self.generations = [0] * num_blocks
         self.evictable = {}  # in the order in which they were given back
         # key: block; block: key
         self.hash_to_block = {}
@@ -67,6 +70,7 @@ class BlockPool:
         else:
             raise OutOfBlocks(f"all {self.num_blocks} blocks are in use")
         self.ref_counts[block] = 1
+        self.generations[block] = self.generation
         for x in self._block_slots(block):
             x.zero_()  # whatever stood there: 0 times NaN is NaN
         return block
@@ -101,6 +105,7 @@ class BlockPool:
 
     def reset_prefix_cache(self) -> None:
         "No block is found any more, and what nobody holds is free."
+        self.generation += 1
         self.free_block_ids += self.evictable
         for known in (
             self.evictable,
@@ -111,6 +116,7 @@ class BlockPool:
 
     def copy_block(self, old: int, new: int) -> None:
         "What one block holds, in all layers, the other holds as well."
+        self.generations[new] = self.generations[old]
         for x, y in zip(self._block_slots(old), self._block_slots(new)):
             y.copy_(x)
 
@@ -341,10 +347,15 @@ class PagedKVCache(KVCache):
         return n
 
     def cache_full_blocks(self, row: int, ids: Sequence[int]) -> None:
-        "Blocks of this text that are full may be shared from now on."
+        """Blocks of this text that are full may be shared from now on.
+
+        One from before a reset may not, nor what was computed with it.
+        """
         ids = ids[: self.seq_lens[row]]
         blocks = self.tables.tables[row]
         for key, block in zip(hash_blocks(ids, self.pool.block_size), blocks):
+            if self.pool.generations[block] != self.pool.generation:
+                break
             self.pool.cache_block(key, block)
 
     def view(self, rows: Int[Tensor, " n"]) -> "PagedKVCache":
@@ -394,8 +405,19 @@ def new_paged_cache(
     pool: BlockPool,
     batch_size: int,
 ) -> PagedKVCache:
-    "An empty cache in which what would grow has its tokens in blocks."
+    """An empty cache in which what would grow has its tokens in blocks.
+
+    Raises ``ValueError`` if the model's caches do not begin empty.
+    """
     validate.integer(batch_size=batch_size)
+    new_cache = model.new_cache(batch_size)
+    past = getattr(new_cache, "key_positions", None)
+    validate.require(
+        past is None or not past.length,
+        f"the caches of {type(model).__name__} begin with "
+        f"{past and past.length} tokens, and blocks begin empty: "
+        "give each request those tokens in its prompt_ids",
+    )
     tables = BlockTables(pool, [[] for _ in range(batch_size)])
     n = 0
 
@@ -409,7 +431,7 @@ def new_paged_cache(
         n += 1
         return PagedLayerCache(tables, n - 1, [0] * batch_size)
 
-    return PagedKVCache(paged(model.new_cache(batch_size)).layers, tables)
+    return PagedKVCache(paged(new_cache).layers, tables)
 
 # %% ../nbs/package/paged_cache.ipynb #p1500014
 def _left_aligned_positions(lengths, width, device):

@@ -10,6 +10,7 @@ __all__ = ['SCHEDULING_POLICIES', 'Request', 'RequestHandle', 'QueueFull', 'firs
 #| code-fold: true
 #| code-summary: imports of the module
 import asyncio
+import collections
 import itertools
 import math
 import threading
@@ -561,7 +562,7 @@ class Engine:
     prompts are read in a step at most.  ``num_blocks``: of ``block_size``
     tokens; None: rows of full length.  ``max_queued_requests``: so many
     may wait.  After the weights have changed, call
-    ``engine.runner.reset_prefix_cache()``.
+    ``reset_prefix_cache``.
     """
 
     def __init__(
@@ -606,6 +607,8 @@ class Engine:
         self.steps = 0
         self._numbers = itertools.count()
         self._free = threading.Lock()
+        self._thread = None  # the one that makes a step
+        self._cancelled = collections.deque()  # not yet ended
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -634,23 +637,36 @@ class Engine:
         return handle
 
     def cancel(self, handle: RequestHandle) -> None:
-        "End a request that has not ended; the others go on unchanged."
+        """End a request that has not ended; the others go on unchanged.
+
+        Any thread may do so: where a step is under way, it ends first.
+        """
         validate.require(
             handle.engine is self,
             "this request was submitted to another engine",
         )
-        if handle.finish_reason is None:
-            self.scheduler.finish(handle, "cancelled")
+        self._cancelled.append(handle)
+        if self._thread == threading.get_ident():  # by what a step calls
+            self._finish_cancelled()
+        elif self._free.acquire(blocking=False):
+            self._end()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all that was computed, because the weights have changed.
+
+        Requests keep the ids that they have; what was read is read again.
+        """
+        self._begin()
+        try:
+            self.scheduler.preempt_all()
+            self.runner.reset_prefix_cache()
+        finally:
+            self._end()
 
     @torch.inference_mode()
     def step(self) -> list[tuple[RequestHandle, int]]:
         "One token of each live text, a piece of prompts; what is new."
-        validate.require(
-            self._free.acquire(blocking=False),
-            "a step is "
-            "under way: an engine is for one thread, one "
-            "step at a time",
-        )
+        self._begin()
         try:
             self.steps += 1
             self.scheduler.step(self.steps, self.clock())
@@ -659,7 +675,28 @@ class Engine:
             self.scheduler.preempt_all()
             raise
         finally:
-            self._free.release()
+            self._end()
+
+    def _begin(self):
+        validate.require(
+            self._free.acquire(blocking=False),
+            "a step is "
+            "under way: an engine is for one thread, one "
+            "step at a time",
+        )
+        self._thread = threading.get_ident()
+        self._finish_cancelled()
+
+    def _end(self):
+        self._finish_cancelled()
+        self._thread = None
+        self._free.release()
+
+    def _finish_cancelled(self):
+        while self._cancelled:
+            handle = self._cancelled.popleft()
+            if handle.finish_reason is None:
+                self.scheduler.finish(handle, "cancelled")
 
     def run(self, requests: Iterable[Request] = ()) -> list[RequestHandle]:
         "Submit as the queue permits, and step until all are done."

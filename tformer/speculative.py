@@ -208,9 +208,10 @@ class DraftModel:
         n = min(n, len(ids) - 1)
         if self.cache is None or n == 0:
             self.cache = self.model.new_cache(1)
+            self.prefix_len = _prefix_len(self.cache)
             _allow_rollback(self.cache, self.num_speculative_tokens)
         elif n < len(self.ids):
-            self.cache.crop(n)
+            self.cache.crop(self.prefix_len + n)
         self.ids = ids[:n]
 
 # %% ../nbs/package/speculative.ipynb #9762c1e6
@@ -329,7 +330,7 @@ class _SpeculativeState:
         self.num_computed = 0
         with wrap_model_errors(model, "model.new_cache(batch)"):
             self.cache = model.new_cache(1)
-        self.prefix_len = 0 if self.cache.is_empty else self.cache.key_positions.end
+        self.prefix_len = _prefix_len(self.cache)
         seed = getattr(sampling_params, "seed", None)
         self.generator = torch.Generator()
         (self.generator.seed() if seed is None else self.generator.manual_seed(seed))
@@ -459,6 +460,12 @@ def _last(model, ids, cache, n):
     if hasattr(model, "hidden_states") and hasattr(model, "lm_head"):
         return model.lm_head(model.hidden_states(ids, cache=cache)[:, -n:])[0]
     return model(ids, cache=cache)[0, -n:]
+
+
+def _prefix_len(cache):
+    "How many tokens a new cache holds already: those of a prefix."
+    past = getattr(cache, "key_positions", None)
+    return past.end if past is not None and past.length else 0
 
 
 def _allow_rollback(cache, n):
