@@ -35,14 +35,14 @@ import torch
 
 import common
 from tformer import stories
-from tformer.tokenizer import (
-    bytes_to_chars,
+from tformer.bpe_trainer import (
     count_source_pretokens,
     index_pairs,
     learn_merges,
     merge_pair_in_words,
-    split_pretokens,
 )
+from tformer.pretokenizer import split_pretokens
+from tformer.vocabulary import bytes_to_chars
 
 OUT = common.RECORDS / "bpe_speed.csv"
 END = "<|endoftext|>"

@@ -73,8 +73,9 @@ from tformer.mlm import (
 from tformer.optimizers import AdamW, Muon, hidden_matrices
 from tformer.schedules import inverse_sqrt, warmup_cosine
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, next_token_loss
+from tformer.vocabulary import Vocabulary
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
 # of the stories; NEW: never trained on

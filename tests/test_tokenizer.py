@@ -1,6 +1,5 @@
 """The fast tokenizer against ``tokenizers``, ``tiktoken`` and chapter 2."""
 
-import csv
 import inspect
 import json
 import os
@@ -11,10 +10,8 @@ import sys
 import threading
 import tracemalloc
 import warnings
-from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,24 +22,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from helpers import plain_only
-from tformer import bpe, stories
-from tformer import tokenizer as module
-from tformer.tokenizer import (
-    GPT2_BYTE_ORDER,
-    GPT2_PATTERN,
-    PretokenCache,
-    Tokenizer,
+from tformer import bpe, stories, vocabulary
+from tformer.bpe import GPT2_BYTE_ORDER, GPT2_PATTERN
+from tformer.bpe_trainer import learn_merges
+from tformer.formats import (
+    _checksum,
+    vocabulary_from_dict,
+    vocabulary_from_gpt2,
+    vocabulary_from_hf,
+    vocabulary_from_tiktoken,
+    vocabulary_to_dict,
+    vocabulary_to_gpt2,
+    vocabulary_to_hf,
+    vocabulary_to_tiktoken,
+)
+from tformer.pretokenizer import read_text_chunks, split_stream
+from tformer.tokenizer import Encoder, PretokenCache, Tokenizer, _ParallelBatch
+from tformer.vocabulary import (
     Vocabulary,
     build_merge_tables,
-    group_by_size,
-    learn_merges,
-    map_ordered,
+    bytes_to_chars,
     merge_long,
     merge_short,
-    printable_to_bytes,
-    split_pretokens,
-    split_stream,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,13 +74,6 @@ def hf_trained(texts, vocab_size):
     return hf
 
 
-def hf_merges(hf):
-    return [
-        tuple(map(printable_to_bytes, pair))
-        for pair in json.loads(hf.to_str())["model"]["merges"]
-    ]
-
-
 def made(*args, **options):
     "A tokenizer of merges and special tokens, not of a vocabulary."
     return Tokenizer(Vocabulary(*args, **options))
@@ -106,7 +100,7 @@ def peers(tok):
     "The same vocabulary in both libraries, without special tokens."
     plain = made(tok.vocab.merges)
     tik = tiktoken.Encoding("t", **plain.to_tiktoken())
-    hf = tokenizers.Tokenizer.from_str(json.dumps(module.vocabulary_to_hf(plain.vocab)))
+    hf = tokenizers.Tokenizer.from_str(json.dumps(vocabulary_to_hf(plain.vocab)))
     return plain, tik, hf
 
 
@@ -127,91 +121,6 @@ def disputed():
     return found
 
 
-# ---- training
-
-
-@pytest.mark.parametrize("corpus", ["scripts", "stories", "runs", "crlf"])
-def test_merges_equal_both_references(corpus):
-    rng = random.Random(corpus)
-    texts = {
-        "scripts": [SCRIPTS],
-        "crlf": ["a\r\nb\r\n\r\n c\n" * 30],
-        "stories": [stories.story_corpus(8_000, seed=3, level=2)],
-        "runs": ["".join(rng.choices("aab ", k=400))],
-    }[corpus]
-    hf = hf_merges(hf_trained(texts, 256 + 400))
-    words = Counter(bpe.pretokenize_text(texts[0]))
-    assert learn_merges(words, 400, "ids") == hf
-    for ties in ("bytes", "ids"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            slow = bpe.train_bpe(texts, 656, tie_break=ties)
-        assert learn_merges(words, 400, ties) == slow
-        assert quiet_train(texts, 656, tie_break=ties).vocab.merges == slow
-    assert len(hf) > 2
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(
-    st.dictionaries(
-        st.text("abc", min_size=1, max_size=9),
-        st.integers(1, 4),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_merges_of_random_words(words):
-    text = " ".join(" ".join([w] * n) for w, n in words.items())
-    counts = Counter(bpe.pretokenize_text(text))
-    for ties in ("bytes", "ids"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            slow = bpe.train_bpe([text], 256 + 30, tie_break=ties)
-        assert learn_merges(counts, 30, ties) == slow
-    assert slow == hf_merges(hf_trained([text], 256 + 30))
-
-
-def test_merges_of_a_real_vocabulary(text):
-    "Thousands of merges, where most heap entries are out of date."
-    words = Counter(bpe.pretokenize_text(text))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        hf = hf_merges(hf_trained([text], 5000))
-    assert len(hf) > 2000
-    assert learn_merges(words, len(hf), "ids") == hf
-
-
-def test_special_tokens_are_left_out_of_training():
-    text = "ab<|x|>ab<|x|><|y|>ab<|x|>" * 20
-    special = ["<|x|>", "<|x|><|y|>"]
-    tok = quiet_train([text], 300, special_tokens=special)
-    plain = quiet_train(["ab"] * 60, 300)
-    assert tok.vocab.merges == plain.vocab.merges == [(b"a", b"b")]
-    assert tok.vocab.special_tokens == {"<|x|>": 257, "<|x|><|y|>": 258}
-
-
-def test_sources(tmp_path, text):
-    text = text.replace("\n", "\r\n")
-    path = tmp_path / "a.txt"
-    path.write_bytes(text.encode())
-    ways = [path, str(path), [path], [text], iter([text])]
-    toks = [quiet_train(way, 400) for way in ways]
-    assert all(t == toks[0] for t in toks)
-    assert quiet_train(path, 400, num_workers=2) == toks[0]
-    halves = quiet_train((t for t in (text, text)), 400)
-    assert halves == quiet_train([path, text], 400)
-
-
-def test_each_text_stands_alone():
-    assert quiet_train(["a", "b"] * 9, 300).vocab.merges == []
-
-
-def test_stops_early_and_says_so():
-    with pytest.warns(UserWarning, match="after 1 merges.*257.*not 300"):
-        tok = Tokenizer.train(["ab ab"[:2]], 300, progress=False)
-    assert len(tok) == 257
-
-
 def test_processes_agree(tok, text):
     texts = [text[i : i + 3000] for i in range(0, len(text), 3000)]
     assert (
@@ -219,34 +128,6 @@ def test_processes_agree(tok, text):
         == tok.encode_batch(texts, disallowed_special=())
         == [tok.encode(t, disallowed_special=()) for t in texts]
     )
-
-
-# ---- pre-tokens
-
-
-@pytest.mark.nightly
-def test_split_words_on_every_code_point():
-    for low in range(0, len(POINTS), 60_000):
-        text = "".join(f"a{c}1{c} {c}" for c in POINTS[low : low + 60_000])
-        assert split_pretokens(text) == regex.findall(GPT2_PATTERN, text)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    st.text(
-        st.one_of(
-            st.sampled_from("slab'.1 \n\t\r\u00a0é½𝒜"),
-            st.characters(exclude_categories=["Cs"]),
-        ),
-        max_size=30,
-    )
-)
-def test_split_words_and_safe_cuts(text):
-    words = split_pretokens(text)
-    assert words == bpe.pretokenize_text(text)
-    safe = module.SAFE_SPLITS[GPT2_PATTERN].pattern.replace("(?r)", "")
-    for cut in (m.start() for m in regex.finditer(safe, text)):
-        assert split_pretokens(text[:cut]) + split_pretokens(text[cut:]) == words
 
 
 def test_other_patterns():
@@ -330,7 +211,7 @@ def test_all_undisputed_code_points(peers, disputed):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.text("aab no", max_size=120))
 def test_both_ways_of_merging_agree(tok, text):
-    word = module.bytes_to_chars(text)
+    word = bytes_to_chars(text)
     rules = build_merge_tables(tok.vocab.merges)
     assert merge_short(word, rules) == merge_long(word, rules)
 
@@ -341,10 +222,12 @@ def test_long_words_cost_no_quadratic_time(monkeypatch, tok):
     rules = build_merge_tables(tok.vocab.merges)
     pushes = []
     passes = []
-    push = module.heappush
-    monkeypatch.setattr(module, "heappush", lambda *a: (pushes.append(1), push(*a)))
-    pop = module.heappop
-    monkeypatch.setattr(module, "heappop", lambda *a: (passes.append(1), pop(*a))[1])
+    push = vocabulary.heappush
+    monkeypatch.setattr(vocabulary, "heappush", lambda *a: (pushes.append(1), push(*a)))
+    pop = vocabulary.heappop
+    monkeypatch.setattr(
+        vocabulary, "heappop", lambda *a: (passes.append(1), pop(*a))[1]
+    )
 
     def work(text):
         pushes.clear(), passes.clear()
@@ -419,7 +302,9 @@ def test_every_cut(tok):
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
 def test_every_cut_in_small_blocks(tok, size, monkeypatch):
     "The blocks themselves are cut everywhere that their size allows."
-    monkeypatch.setattr(module, "split_stream", partial(split_stream, size=size))
+    monkeypatch.setattr(
+        "tformer.tokenizer.split_stream", partial(split_stream, size=size)
+    )
     for text in (NASTY, CASES[0][:150], "a\n\n\nb  c \n d's 1a", "a" * 40):
         for allowed in ((), "all"):
             options = dict(allowed_special=allowed, disallowed_special=())
@@ -451,21 +336,6 @@ def test_stream_in_constant_memory(tok, text):
     many = peak(48)
     assert many[0] > 3 * few[0]
     assert many[1] < 1.2 * few[1] < 40e6
-
-
-@pytest.mark.nightly
-def test_training_in_constant_memory(text):
-    def peak(n):
-        tracemalloc.start()
-        words = module.count_source_pretokens(text for _ in range(n))
-        top = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return sum(words.values()), top
-
-    few = peak(40)
-    many = peak(120)
-    assert many[0] == 3 * few[0]
-    assert many[1] < 1.2 * few[1]
 
 
 def test_cache_is_bounded():
@@ -1024,7 +894,7 @@ def test_files_that_lack_a_part_or_repeat_one(tmp_path):
     made([(b"t", b"h")]).save(path)
     body = json.loads(path.read_text(encoding="utf-8"))
     del body["merges"], body["checksum"]
-    body["checksum"] = module._checksum(body)
+    body["checksum"] = _checksum(body)
     path.write_text(json.dumps(body), encoding="utf-8")
     with pytest.raises(ValueError, match=r"cannot read .*t\.json: KeyError: 'merges'"):
         Tokenizer.load(path)
@@ -1056,7 +926,7 @@ def test_packed_ids_survive_gaps_and_pickling():
     one = tokenizer.encode_batch(texts, allowed_special="all")
     assert one[0] == [256, 101, 32, 256, 70_000, 120]
     assert one == tokenizer.encode_batch(texts, allowed_special="all", num_workers=2)
-    batch = module._ParallelBatch(tokenizer._encoder, texts, frozenset(["<a>"]))
+    batch = _ParallelBatch(tokenizer._encoder, texts, frozenset(["<a>"]))
     again = pickle.loads(pickle.dumps(batch))
     assert batch.dtype == np.uint32
     packed = np.array(one[0] + one[1] + one[2], np.uint32).tobytes()
@@ -1081,12 +951,12 @@ def test_a_file_is_encoded_as_it_is_read(tok, tmp_path):
     whole = tok.encode("one\r\n\r\ntwo the")
     with open(path, encoding="utf-8", newline="") as file:
         assert list(tok.encode_iterable(file)) == whole
-    assert list(tok.encode_iterable(module.read_text_chunks(path))) == whole
+    assert list(tok.encode_iterable(read_text_chunks(path))) == whole
 
 
 def test_what_a_tokenizer_passes_on_reads_like_its_own():
     for name in ("encode", "encode_batch", "encode_iterable"):
-        ours, part = (getattr(c, name) for c in (Tokenizer, module.Encoder))
+        ours, part = (getattr(c, name) for c in (Tokenizer, Encoder))
         assert inspect.signature(ours) == inspect.signature(part)
         assert ours.__doc__ == part.__doc__
     assert Tokenizer.decode.__doc__ == Vocabulary.decode.__doc__
@@ -1096,150 +966,10 @@ def test_what_a_tokenizer_passes_on_reads_like_its_own():
 def test_a_vocabulary_stands_alone(tok):
     vocab = tok.vocab
     assert Tokenizer(vocab) == tok and vocab != 3
-    assert vocab == module.vocabulary_from_dict(module.vocabulary_to_dict(vocab))
+    assert vocab == vocabulary_from_dict(vocabulary_to_dict(vocab))
     assert vocab != Vocabulary(vocab.merges)
     assert vocab.decode(tok.encode("été")) == "été"
-    assert module.vocabulary_from_hf(module.vocabulary_to_hf(vocab)) == vocab
-    assert (
-        module.vocabulary_from_gpt2(*module.vocabulary_to_gpt2(vocab), SPECIAL) == vocab
-    )
-    ranks = module.vocabulary_to_tiktoken(vocab)
-    assert module.vocabulary_from_tiktoken(ranks["mergeable_ranks"], SPECIAL) == vocab
-
-
-def test_tasks_come_back_in_order_and_few_are_under_way():
-    seen = []
-
-    def tasks():
-        for i in range(60):
-            seen.append(i)
-            yield str(i)
-
-    for i, found in enumerate(map_ordered(int, tasks(), num_workers=2)):
-        assert found == i and len(seen) <= i + 6
-    assert len(seen) == 60
-    with pytest.raises(ValueError, match="num_workers"):
-        list(map_ordered(int, [], num_workers=0))
-    with pytest.raises(ValueError, match="invalid literal"):
-        list(map_ordered(int, ["1", "x"], num_workers=2))
-
-
-def test_a_process_that_dies_is_told_of():
-    with pytest.raises(RuntimeError, match="a process died at its task"):
-        list(map_ordered(os._exit, [1, 1, 1], num_workers=2))
-
-
-def test_gather_fills_tasks():
-    made = list(group_by_size(["abc", "", "de", "f" * 9, "g"], 5))
-    assert made == [["abc", "de"], ["f" * 9], ["g"]]
-
-
-# ---- the recorded experiment
-
-FORMS = [("1", "again"), ("2", "again"), ("1", "kept"), ("2", "kept")]
-
-
-def speed_script(monkeypatch):
-    from test_project import load
-
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return load(ROOT / "experiments" / "bpe_speed.py")
-
-
-@plain_only
-def test_the_experiment_on_speed_runs_small(tmp_path, monkeypatch, capsys):
-    from tformer.mini_gpt import load_record
-
-    script = speed_script(monkeypatch)
-    sample = tmp_path / "sample.txt"
-    sample.write_text("\n<|endoftext|>\n".join(stories.generate_stories(30)), "utf-8")
-    out = tmp_path / "some.csv"
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "x",
-            str(sample),
-            "--megabytes",
-            "0.02",
-            "--vocab",
-            "320",
-            "--rounds",
-            "2",
-            "--out",
-            str(out),
-        ],
-    )
-    script.main()
-    rows = list(csv.DictReader(out.open(encoding="utf-8")))
-    assert rows[0].keys() == load_record("bpe_speed")[0].keys()
-    assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [
-        (name, *form) for name in ("stories", "tinystories") for form in FORMS
-    ]
-    assert {r["vocabulary"] for r in rows} == {"320"}
-    assert rows[4]["bytes"] == str(sample.stat().st_size)
-    for row in rows:
-        low, middle, high = (
-            float(row[f"total_{name}"]) for name in ("lowest", "seconds", "highest")
-        )
-        assert low <= middle <= high
-        parts = (float(row["pretokenize_lowest"]), float(row["merge_lowest"]))
-        assert sum(parts) <= high + 0.002
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        Counter(["low", "lower", "lowest", "new"] * 3 + ["aaaa", "abab"]),
-        Counter(["a"]),
-        Counter(["ab", "ab"]),
-    ],
-)
-def test_both_ways_of_counting_find_the_merges(words, monkeypatch):
-    script = speed_script(monkeypatch)
-    for n in (0, 1, 5, 40):
-        right = learn_merges(words, n)
-        assert script.merge_and_count_again(words, n) == right
-        assert script.merge_with_kept_counts(words, n) == right
-
-
-def test_merges_that_differ_are_refused(tmp_path, monkeypatch):
-    script = speed_script(monkeypatch)
-    monkeypatch.setitem(script.MERGING, "kept", lambda words, n: [])
-    path = tmp_path / "a.txt"
-    path.write_text("low lower lowest", "utf-8")
-    args = SimpleNamespace(rounds=1, vocab=260)
-    with pytest.raises(SystemExit, match="the merges of the four forms differ"):
-        list(script.measure("some", path, args))
-
-
-def test_the_record_of_speed_is_whole():
-    from tformer.mini_gpt import load_record
-
-    rows = load_record("bpe_speed")
-    assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [
-        (name, *form) for name in ("stories", "tinystories") for form in FORMS
-    ]
-    for name in ("stories", "tinystories"):
-        of = [r for r in rows if r["corpus"] == name]
-        assert (
-            len(
-                {
-                    (
-                        r["bytes"],
-                        r["words"],
-                        r["distinct"],
-                        r["vocabulary"],
-                        r["rounds"],
-                    )
-                    for r in of
-                }
-            )
-            == 1
-        )
-    # of the sample, which has many distinct words
-    again, kept = (
-        min(float(r["merge_seconds"]) for r in of if r["counting"] == how)
-        for how in ("again", "kept")
-    )
-    assert kept < again
+    assert vocabulary_from_hf(vocabulary_to_hf(vocab)) == vocab
+    assert vocabulary_from_gpt2(*vocabulary_to_gpt2(vocab), SPECIAL) == vocab
+    ranks = vocabulary_to_tiktoken(vocab)
+    assert vocabulary_from_tiktoken(ranks["mergeable_ranks"], SPECIAL) == vocab

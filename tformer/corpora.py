@@ -35,13 +35,10 @@ import numpy as np
 from tqdm import tqdm
 
 from . import files, stories, validate
-from tformer.tokenizer import (
-    Tokenizer,
-    group_by_size,
-    map_ordered,
-    read_text_chunks,
-    vocabulary_to_dict,
-)
+from .formats import vocabulary_to_dict
+from .pretokenizer import read_text_chunks
+from .tokenizer import Tokenizer
+from .workers import group_by_size, map_ordered
 
 # %% ../nbs/A6_corpora.ipynb #c7a58797
 #| code-summary: a stream of blocks, cut

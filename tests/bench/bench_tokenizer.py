@@ -33,16 +33,12 @@ import itertools
 
 import timing
 from tformer import bpe, stories
-from tformer.tokenizer import (
-    Tokenizer,
-    build_merge_tables,
-    bytes_to_chars,
-    count_source_pretokens,
-    map_ordered,
-    merge_short,
-    printable_to_bytes,
-    split_stream,
-)
+from tformer.bpe_trainer import count_source_pretokens
+from tformer.formats import printable_to_bytes
+from tformer.pretokenizer import split_stream
+from tformer.tokenizer import Tokenizer
+from tformer.vocabulary import build_merge_tables, bytes_to_chars, merge_short
+from tformer.workers import map_ordered
 from timing import AT_LEAST, AT_MOST, fastest, head, in_turn, once, row
 
 
@@ -324,7 +320,8 @@ def bench_plain(text):
 STREAM = """
 import re, resource, sys, time
 from pathlib import Path
-from tformer.tokenizer import Tokenizer, read_text_chunks
+from tformer.pretokenizer import read_text_chunks
+from tformer.tokenizer import Tokenizer
 tok = Tokenizer.load(sys.argv[1])
 count, start = 0, time.process_time()
 for id in tok.encode_iterable(read_text_chunks(sys.argv[2])):
