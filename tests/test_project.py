@@ -69,6 +69,7 @@ READ_AS = {
     "package/bpe_trainer": "02~4",
     "package/formats": "02~5",
     "package/tokenizer": "02~6",
+    "package/costs": "13~",
     "package/course/device": "00~",
 }
 STANDARD = set(sys.stdlib_module_names)
@@ -477,6 +478,7 @@ LESSONS_THAT_QUOTE_THE_PACKAGE = {
     "03_tokenizer",
     "07_multi_head_attention",
     "08_is_it_right",
+    "14_costs",
     "16_objectives_and_optimizers",
 }
 
