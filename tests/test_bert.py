@@ -1,6 +1,7 @@
 """BERT against transformers, by its laws, in files, and in training."""
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -332,6 +333,25 @@ def test_the_head_is_written_out():
     hidden = F.layer_norm(hidden, (8,), head.norm.weight, head.norm.bias, 1e-12)
     close(head(x), hidden @ table.T + head.bias)
     assert head.weight is table
+
+
+def test_hidden_states_has_every_parameter_of_the_encoder():
+    hidden, encoder, logits = (
+        [str(parameter) for parameter in inspect.signature(f).parameters.values()]
+        for f in (BertMaskedLM.hidden_states, Bert.forward, BertMaskedLM.forward)
+    )
+    assert hidden == encoder == logits
+    model = spread(BertMaskedLM(TINY), std=0.3)
+    ids = draw(2, 6)
+    plain = model.hidden_states(ids)
+    for option in (
+        dict(positions=torch.arange(6)[None] + 2),
+        dict(mask=torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()),
+        dict(segment_ids=kinds(2, 6)),
+    ):
+        vectors = model.hidden_states(ids, **option)
+        assert torch.equal(vectors, model.bert(ids, **option))
+        assert not torch.allclose(vectors, plain, atol=1e-3), [*option]
 
 
 def test_bert_base_has_110_million_parameters():

@@ -5,6 +5,7 @@ of PyTorch, and sums over pairs, tokens and layers written out one by one.
 """
 
 import dataclasses
+import inspect
 import math
 import warnings
 from pathlib import Path
@@ -650,6 +651,28 @@ def test_tokens_that_cannot_be_are_refused(how, says):
 def test_an_encoder_has_no_past():
     with pytest.raises(ValueError, match="past_tokens is 4"):
         forward_flops(sizes(causal=False), 1, past_tokens=4)
+
+
+def test_forward_flops_has_every_parameter_of_its_parts():
+    whole, parts = (
+        inspect.signature(f).parameters for f in (forward_flops, flops_by_component)
+    )
+    assert [*whole.values()] == [*parts.values()]
+    s = sizes(n_encoder_layers=2, sliding_window=2, n_sliding_layers=1)
+    plain = flops_by_component(s, 5, 3)
+    for option in (dict(past_tokens=4), dict(source_tokens=7), dict(skip_masked=True)):
+        counted = flops_by_component(s, 5, 3, **option)
+        assert forward_flops(s, 5, 3, **option) == total(counted) != total(plain)
+
+
+def test_every_public_function_names_its_parameters():
+    for name in module.__all__:
+        if inspect.isfunction(function := getattr(module, name)):
+            for parameter in inspect.signature(function).parameters.values():
+                assert parameter.kind not in (
+                    inspect.Parameter.VAR_POSITIONAL,
+                    inspect.Parameter.VAR_KEYWORD,
+                ), f"{name}: {parameter}"
 
 
 # ---- memory of training -------------------------------------------------

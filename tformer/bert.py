@@ -327,10 +327,17 @@ class BertMaskedLM(_BertModel):
         )
 
     def hidden_states(
-        self, ids: Int[Tensor, "b t"], **how: Any
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        positions: Positions | Int[Tensor, "_ t"] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,  # True = may attend
+        segment_ids: Int[Tensor, "_ t"] | None = None,  # None: all 0
     ) -> Float[Tensor, "b t d"]:
-        "The vectors before ``lm_head``."
-        return self.bert(ids, **how)
+        "The vectors before ``lm_head``; arguments as in ``Bert``."
+        return self.bert(
+            ids, positions=positions, mask=mask, segment_ids=segment_ids
+        )
 
 # %% ../nbs/11_bert.ipynb #520eb911
 class Pooler(nn.Module):

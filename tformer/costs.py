@@ -469,10 +469,21 @@ def forward_flops(
     sizes: ModelSpec,
     seq_len: int,  # in each row
     batch_size: int = 1,  # rows
-    **how: Any,  # the options of ``flops_by_component``
+    *,
+    past_tokens: int = 0,  # tokens whose keys and values are in the cache
+    source_tokens: int = 0,  # source tokens of an encoder–decoder
+    skip_masked: bool = False,  # leave out pairs that the mask forbids
 ) -> int:
-    "FLOPs of a forward pass, all parts together."
-    return sum(flops_by_component(sizes, seq_len, batch_size, **how).values())
+    "FLOPs of a forward pass, all parts of ``flops_by_component`` together."
+    parts = flops_by_component(
+        sizes,
+        seq_len,
+        batch_size,
+        past_tokens=past_tokens,
+        source_tokens=source_tokens,
+        skip_masked=skip_masked,
+    )
+    return sum(parts.values())
 
 
 def training_flops(
