@@ -41,7 +41,7 @@ from tformer.functional import attend, causal_mask, padding_mask
 from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
 from tformer.layers import RMSNorm
 from tformer.mini_gpt import load_record
-from tformer.positions import Positions
+from tformer.positions import AttentionContext, Positions
 from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
@@ -1792,7 +1792,7 @@ def test_positions_of_what_is_given():
     x = randn(2, 3, 4)
     at = torch.tensor([[5, -1, 6]])
     given = Positions.of(at, x)
-    assert given.tensor is at and given.start is None and given.end == 7
+    assert torch.equal(given.tensor, at) and given.start is None and given.end == 7
     assert Positions.of(given, x) is given and Positions.of(given) is given
     rows = Positions.of(at.expand(2, -1), x)
     assert (rows.batch_size, rows.length) == (2, 3)
@@ -1802,7 +1802,7 @@ def test_positions_of_what_is_given():
 
 
 def test_once_is_once_for_each_key():
-    positions = Positions(start=0, length=2)
+    positions = AttentionContext(Positions(start=0, length=2))
     calls = []
     a = object()
     b = object()
@@ -1816,7 +1816,7 @@ def test_once_is_once_for_each_key():
     assert len({id(x) for x in [first, *others]}) == 6 and len(calls) == 6
     assert [ask(b), ask(a, b), ask(b, a), ask(), ask(a, None)] == others
     assert ask(a) is first and len(calls) == 6
-    assert Positions(start=0, length=2).memoize((a,), object) is not first
+    assert AttentionContext(positions).memoize((a,), object) is not first
     # equal, and not the same
     one = torch.ones(2)
     same = torch.ones(2)
@@ -1925,27 +1925,32 @@ def test_layers_share_what_follows_from_positions(derived, fused, ragged):
         y = stack(layers, part, cache, positions, mask)
         return y, sorted(derived)
 
-    told = Positions(positions)
+    told = AttentionContext(Positions(positions))
     whole, once = made(x[:, :4], told)
     assert once == masks
-    assert made(x[:, :4], told)[1] == []  # nor for a second call
+    assert made(x[:, :4], told)[1] == []
     allowed = torch.ones(1, 1, 4, 4).bool()
     assert made(x[:, :4], told, mask=allowed)[1] == masks[:1]
     assert made(x[:, :4], told, mask=allowed)[1] == []
     cache = new_cache(3)
-    first, once = made(x[:, :4], Positions(positions), cache)
+    first, once = made(x[:, :4], AttentionContext(Positions(positions)), cache)
     assert once == masks
     close(first, whole)
     for i in (4, 5, 6):
         part = x[:, i : i + 1]
-        _, once = made(part, Positions.of(None, part, cache), cache)
+        _, once = made(part, context_of(part, cache), cache)
         assert once == masks
         layers_pos = {id(kept.key_positions) for kept in cache.layers}
         assert len(layers_pos) == 1
     cache.select(torch.tensor([2, 0])), cache.crop(torch.tensor([4, 2]))
     assert len({id(kept.key_positions) for kept in cache.layers}) == 1
     part = x[[2, 0], 4:6]
-    assert made(part, Positions.of(None, part, cache), cache)[1] == masks
+    assert made(part, context_of(part, cache), cache)[1] == masks
+
+
+def context_of(x, cache):
+    "What a model makes for one call."
+    return AttentionContext(Positions.of(None, x, cache))
 
 
 def test_without_padding_no_mask_is_made(derived):
@@ -1953,10 +1958,10 @@ def test_without_padding_no_mask_is_made(derived):
     x = randn(2, 7, 16)
     cache = new_cache(2)
     for part in x[:, :6].split((4, 1, 1), 1):
-        stack(layers, part, cache, Positions.of(None, part, cache))
+        stack(layers, part, cache, context_of(part, cache))
     assert derived == []
     part = x[:, :2]
-    stack(layers, part, cache, Positions.of(None, part, cache))
+    stack(layers, part, cache, context_of(part, cache))
     assert derived == ["build_mask"]
 
 
@@ -2001,7 +2006,7 @@ def test_positions_let_go_of_their_masks():
     gc.disable()
     try:
         for cache in (None, DynamicLayerCache()):
-            positions = Positions(torch.tensor(RAGGED))
+            positions = AttentionContext(Positions(torch.tensor(RAGGED)))
             with torch.no_grad():
                 m(x, positions=positions, cache=cache)
             ghost = weakref.ref(positions)
@@ -2488,7 +2493,7 @@ def test_layers_share_the_mask_of_a_padded_memory(monkeypatch):
     x = randn(2, 3, 16)
     memory = randn(2, 5, 16, seed=1)
     positions = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
-    shared = Positions(positions)
+    shared = AttentionContext(Positions(positions))
     for layer in layers:
         close(
             layer(x, encoder_hidden_states=memory, encoder_positions=shared)[1:],

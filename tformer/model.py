@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from . import files, validate
 from .embedding import DerivedBuffersModule
 from .kv_cache import DynamicLayerCache, KVCache
-from .positions import Positions
+from .positions import AttentionContext, Positions
 
 # %% ../nbs/A3_models.ipynb #080ecb60
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -200,15 +200,15 @@ class Model(TiedModule):
         ids: Int[Tensor, "b t"],
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         cache: KVCache | None = None,
-    ) -> Positions:
-        """Where these ids stand, derived once for all layers.
+    ) -> AttentionContext:
+        """Where these ids stand, for all layers of this call.
 
         Raises ``ValueError`` for a text beyond ``max_len``, a cache of
         another model, a 0/1 mask given as ``positions``.
         """
         validate.model_inputs(ids, positions, cache, len(self.blocks))
         given = positions
-        positions = Positions.of(positions, ids, cache)
+        positions = AttentionContext(Positions.of(positions, ids, cache))
         end = positions.upper_bound
         # where the end is unknown or too far, look at each position
         if (given is not None and end is None) or (

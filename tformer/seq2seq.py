@@ -36,7 +36,7 @@ from tformer.model import (
     new_layer_cache,
     positions_from_attention_mask,
 )
-from .positions import Positions
+from .positions import AttentionContext, Positions
 
 # %% ../nbs/09_encoder_decoder.ipynb #8242a0da
 class DecoderBlock(TransformerBlock):
@@ -143,7 +143,9 @@ def _positions_from_mask(attention_mask):
     return (
         None
         if attention_mask is None
-        else Positions(positions_from_attention_mask(attention_mask))
+        else AttentionContext(
+            Positions(positions_from_attention_mask(attention_mask))
+        )
     )
 
 # %% ../nbs/09_encoder_decoder.ipynb #32d302ac

@@ -346,8 +346,8 @@ class RollingLayerCache(GrowingRows):
         joined = self._join(tensors)
         joined_positions = append_positions(self.key_positions, positions)
         n = max(self.window - 1, 1) + self.max_rollback
-        key_positions, slots, dropped_end = joined_positions.memoize(
-            ("newest", self.window, self.max_rollback),
+        key_positions, slots, dropped_end = positions.memoize(
+            ("newest", joined_positions, self.window, self.max_rollback),
             lambda: _newest(joined_positions, n),
         )
         self.tensors = [self._newest_of(x, slots) for x in joined]
