@@ -26,6 +26,7 @@ from tformer.serving import (
     QueueFull,
     Request,
     RequestHandle,
+    Scheduler,
     first_come_first_served,
     shortest_first,
     similar_length,
@@ -739,6 +740,122 @@ def test_an_interrupted_step_is_mended(how):
     same(handles[0], first), same(handles[2], last)
     assert handles[1].output_ids == texts([Request([3], 9)])[0].ids
     empty(engine)
+
+
+def interrupt(monkeypatch, place, victim, when):
+    "Arrange for one interrupt; return what the victim's request needs for it."
+    waiting = [1]
+
+    def once(n):
+        if n == when and waiting:
+            waiting.pop()
+            raise KeyboardInterrupt
+
+    def stop(ids):
+        once(len(ids))
+        return False
+
+    def sampler(logits, ids):
+        once(ids.shape[1] + 1)
+        return logits.argmax(-1)
+
+    def around(name, of_handle):
+        real = getattr(of_handle, name)
+
+        def interrupted(*args):
+            handle = next(a for a in args if isinstance(a, RequestHandle))
+            if name == "append_token":
+                real(*args)  # and then, between two of them
+            if handle.index == victim and args[-1] != "error":
+                once(len(handle.output_ids))
+            return real(*args) if name != "append_token" else True
+
+        monkeypatch.setattr(of_handle, name, interrupted)
+
+    if place == "append":
+        around("append_token", RequestHandle)
+    elif place == "finish":
+        around("finish", Scheduler)
+    return {"stop": dict(stop=stop), "sampler": dict(sampling_params=sampler)}.get(
+        place, {}
+    )
+
+
+@WAYS
+@pytest.mark.parametrize("place", ["stop", "sampler", "append", "finish"])
+@pytest.mark.parametrize("victim", range(3))
+def test_a_step_that_is_interrupted_was_none(how, place, victim, monkeypatch):
+    """Texts and generators are as before it, whoever is interrupted where, and are
+    then those of ``generate``: no id twice, none too many, no draw lost."""
+    n = 9
+    when = n if place == "finish" else 5
+    requests = [
+        Request([1, 2], n, sampling(3)),
+        Request([3], n, sampling(4)),
+        Request([4] * 5, n, sampling(5)),
+    ]
+    right = texts(requests)
+    more = interrupt(monkeypatch, place, victim, when)
+    if more:
+        old = requests[victim]
+        requests[victim] = Request(
+            old.prompt_ids, n, **dict(sampling_params=old.sampling_params) | more
+        )
+        if place == "sampler":
+            (right[victim],) = texts([Request(old.prompt_ids, n)])
+    engine = Engine(MODEL, 3, **how)
+    handles = [engine.submit(r) for r in requests]
+
+    def look():
+        return [
+            (
+                [*t.output_ids],
+                [*t.log_probs],
+                getattr(t.sampler, "row_states", None)
+                and t.sampler.row_states[0][1].get_state().tolist(),
+            )
+            for t in handles
+            if t.finish_reason is None
+        ]
+
+    interrupts = 0
+    while engine.has_unfinished_requests:
+        before = look()
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert look() == before[len(before) - len(look()) :]
+            sound(engine)
+    assert interrupts == 1
+    for handle, text in zip(handles, right, strict=True):
+        same(handle, text)
+    empty(engine)
+
+
+@WAYS
+def test_what_a_broken_step_had_comes_with_the_next_one(how):
+    "Who collects what ``step`` returns has the whole text."
+    waiting = [1]
+
+    def stop(ids):
+        if len(ids) == 1 and waiting:
+            waiting.pop()
+            raise KeyboardInterrupt
+        return False
+
+    engine = Engine(MODEL, 3, **how)
+    found = {}
+    handles = [engine.submit(Request([1, 2], 8))]
+    for i in range(30):
+        if i == 2:
+            handles.append(engine.submit(Request([3, 4], 5, stop=stop)))
+        try:
+            for handle, token in engine.step():
+                found.setdefault(handle, []).append(token)
+        except KeyboardInterrupt:
+            pass
+    assert not waiting and found == {t: t.output_ids for t in handles}
 
 
 @WAYS

@@ -110,22 +110,28 @@ class RequestHandle:
             - 1
         )
 
-    def append_token(self, i: int, log_prob: float) -> str | None:
-        "One id more, or none; why the text is over, if it is."
+    def judge(self, i: int, log_prob: float) -> str | None:
+        "Why the text ends with this id, if it does; nothing is written."
         validate.require(
             not math.isnan(log_prob),
             f"the logits hold NaN after {len(self.output_ids)} new ids",
         )
         ids, functions = self.stopping
-        if i in ids:
+        text = [*self.output_ids, i]
+        if i in ids or meets_stopping_criteria(
+            functions, self.index, text
+        ):
             return "stop"
+        full = len(text) == self.request.max_new_tokens
+        return "length" if full else None
+
+    def append_token(self, i: int, log_prob: float) -> bool:
+        "Write this id, unless it only says that the text ends."
+        if i in self.stopping[0]:
+            return False
         self.output_ids.append(i)
         self.log_probs.append(log_prob)
-        stop = meets_stopping_criteria(
-            functions, self.index, self.output_ids
-        )
-        full = len(self.output_ids) == self.request.max_new_tokens
-        return "stop" if stop else "length" if full else None
+        return True
 
     def __iter__(self) -> Iterator[int]:
         num_yielded = 0
@@ -440,17 +446,20 @@ class _StepExecutor:
         self.runner = runner
         self.max_prefill_tokens = max_prefill_tokens
         self.finish = finish
+        self.new = []
 
     def step(self, running):
+        "What is new; also what a step before it had, and was broken off."
         with eval_mode(self.runner.model):
-            new = self.decode([t for t in running if not t.is_prefilling])
-            return new + self.prefill(
-                [t for t in running if t.is_prefilling]
-            )
+            self.decode([t for t in running if not t.is_prefilling])
+            self.prefill([t for t in running if t.is_prefilling])
+        new = self.new
+        self.new = []
+        return new
 
     def decode(self, handles):
         "One token of each of them is read, one written."
-        return self.run_batch(
+        self.run_batch(
             [(t, 1) for t in handles],
             lambda some: self.runner.decode(
                 [t.row for t, _ in some],
@@ -472,7 +481,7 @@ class _StepExecutor:
             )
             chunks += [(t, n)] if n else []
             remaining -= n
-        return self.run_batch(
+        self.run_batch(
             chunks,
             lambda some: self.runner.prefill(
                 [t.row for t, _ in some],
@@ -491,18 +500,16 @@ class _StepExecutor:
         "New ids; whoever makes the model fail, fails alone."
         chunks = [(t, n) for t, n in chunks if t.row is not None]
         if not chunks:
-            return []
+            return
         try:
             logits = call(chunks)
         except Exception as error:
             if len(chunks) > 1:
-                return [
-                    x
-                    for one in chunks
-                    for x in self.run_batch([one], call)
-                ]
-            self.finish(chunks[0][0], "error", error)
-            return []
+                for one in chunks:
+                    self.run_batch([one], call)
+            else:
+                self.finish(chunks[0][0], "error", error)
+            return
         for t, n in chunks:
             t.num_computed_tokens += n
             if t.request.encoder_hidden_states is None:
@@ -515,14 +522,29 @@ class _StepExecutor:
         done = [
             i for i, (t, _) in enumerate(chunks) if not t.is_prefilling
         ]
-        return self._sample_drafts(
-            [chunks[i][0] for i in done], logits[done]
-        )
+        self._advance([chunks[i][0] for i in done], logits[done])
 
-    def _sample_drafts(self, handles, logits):
-        "The next id of each, greedy or by its own way; those that count."
+    def _advance(self, handles, logits):
+        """The next id of each; all are judged before one is written.
+
+        Where this breaks off, what was drawn and written is taken back.
+        """
+        before = [_generators(t.sampler) for t in handles]
+        lengths = [len(t.output_ids) for t in handles]
+        try:
+            drafts = self._draft(handles, logits)
+            reasons = [self._judge(t, *draft) for t, *draft in drafts]
+            for draft, reason in zip(drafts, reasons):
+                self._commit(*draft, reason)
+        except BaseException:
+            for t, n, states in zip(handles, lengths, before):
+                if t.finish_reason is None:
+                    _restore(t, n, states)
+            raise
+
+    def _draft(self, handles, logits):
+        "An id for each, greedy or by its own way; its log-probability."
         ids = logits.argmax(-1)
-        new = []
         for i, t in enumerate(handles):
             if t.sampler is not None:
                 try:
@@ -535,23 +557,36 @@ class _StepExecutor:
             .log_softmax(-1)
             .gather(-1, ids[:, None])
         )
-        for t, i, (p,) in zip(handles, ids.tolist(), log_probs.tolist()):
-            if t.finish_reason is None:  # nobody's stop has cancelled it
-                new += self._commit(t, i, p)
-        return new
+        return [*zip(handles, ids.tolist(), log_probs[:, 0].tolist())]
 
-    def _commit(self, t, i, log_prob):
-        before = len(t.output_ids)
-        reason = None
-        problem = None
-        try:
-            reason = t.append_token(i, log_prob)
-        except ValueError as error:
-            reason = "error"
-            problem = error
+    def _judge(self, t, i, log_prob):
+        if t.finish_reason is None:
+            try:
+                return t.judge(i, log_prob)
+            except ValueError as error:
+                self.finish(t, "error", error)
+
+    def _commit(self, t, i, log_prob, reason):
+        if t.finish_reason is not None:  # a stop function has cancelled it
+            return
+        if t.append_token(i, log_prob):
+            self.new.append((t, i))
         if reason is not None:
-            self.finish(t, reason, problem)
-        return [(t, i)] if len(t.output_ids) > before else []
+            self.finish(t, reason)
+
+
+def _generators(sampler):
+    "Copies of what a sampler draws from."
+    states = getattr(sampler, "row_states", None)
+    return states and [(s, g.clone_state()) for s, g in states]
+
+
+def _restore(handle, length, states):
+    "Take back what was drawn and written."
+    del handle.output_ids[length:]
+    del handle.log_probs[length:]
+    if hasattr(handle.sampler, "row_states"):
+        handle.sampler.row_states = states
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300027
 class Engine:
