@@ -12,6 +12,7 @@ from torch import nn
 from helpers import plain_only
 from models import MAX_LEN, ROWS, VOCAB, causal, rows
 from tformer import seq2seq
+from tformer.beam import beam_search
 from tformer.costs import estimate_costs
 from tformer.generate import (
     Completion,
@@ -601,7 +602,13 @@ def raising(ids):
         (dict(prompts=[]), "prompts must be rows of ids"),
         (dict(prompts="Once"), "prompts must be rows of ids, got 'Once'"),
         (dict(prompts=["Once"]), "prompt 0 must be a row of ids"),
-        (dict(prompts=[1, 2]), "prompt 0 must be a row of ids, got 1"),
+        (
+            dict(prompts=[1, 2]),
+            "prompt 0 must be a row of ids, got 1: one prompt has two brackets, "
+            r"\[\[1, 2\]\]",
+        ),
+        (dict(prompts=5), "prompts must be rows of ids, got 5"),
+        (dict(prompts=None), "prompts must be rows of ids, got None"),
         (dict(prompts=[[1.5]]), "prompt 0 must be integers"),
         (dict(prompts=torch.ones(2, 3)), "prompt 0 must be integers"),
         (dict(prompts=torch.ones(2, 3, 1).long()), "prompt 0 must be of shape"),
@@ -749,3 +756,35 @@ def test_generate_names_every_parameter_of_stream():
             inspect.Parameter.KEYWORD_ONLY,
         )
         assert parameter.default == theirs[name].default, name
+
+
+def test_prompts_may_come_one_by_one():
+    model = next(row for row in ROWS if row.cls is Llama).make()
+    rows = [[1, 2, 3], [4, 5]]
+    right = generate(model, rows, max_new_tokens=4)
+    for prompts in (iter(rows), (row for row in rows), map(tuple, rows), np.array):
+        if prompts is np.array:
+            prompts = [np.array(row) for row in rows]
+        assert generate(model, prompts, max_new_tokens=4) == right
+
+
+def test_numbers_of_numpy_are_numbers():
+    "As seeds, and as ids that end a text, in every decoder."
+    model = next(row for row in ROWS if row.cls is Llama).make()
+    params = [SamplingParams(seed=seed) for seed in (3, np.int64(3))]
+    plain, numpy = (
+        generate(model, [[1, 2]], max_new_tokens=6, sampling_params=p) for p in params
+    )
+    assert plain == numpy
+    (text,) = generate(model, [[1, 2]], max_new_tokens=6)
+    i = text.ids[3]
+    right = generate(model, [[1, 2]], max_new_tokens=6, stop=i)
+    assert right[0].finish_reason == "stop"
+    for stop in (np.int64(i), [np.int64(i)], {np.int32(i)}):
+        assert generate(model, [[1, 2]], max_new_tokens=6, stop=stop) == right
+        found = beam_search(
+            model, [[1, 2]], max_new_tokens=6, num_beams=2, stop_token_ids=stop
+        )
+        assert found == beam_search(
+            model, [[1, 2]], max_new_tokens=6, num_beams=2, stop_token_ids=i
+        )

@@ -19,7 +19,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from . import validate
-from .generate import left_pad, next_token_logits, require_context
+from tformer.generate import (
+    left_pad,
+    next_token_logits,
+    parse_stopping,
+    require_context,
+)
 from .model import device_of, eval_mode, wrap_model_errors
 
 # %% ../nbs/22_beam_search.ipynb #ca35649c
@@ -127,8 +132,6 @@ class BeamHypothesis(NamedTuple):
 # %% ../nbs/22_beam_search.ipynb #d55abd68
 #| code-summary: refuses settings out of range
 def _validate_beam_config(config):
-    for i in config.stop_token_ids:
-        validate.integer(0, **{"a stop id": i})
     validate.integer(
         num_beams=config.num_beams,
         num_return_sequences=config.num_return_sequences,
@@ -350,16 +353,17 @@ def beam_search(
     ``length_penalty`` is not positive.  Otherwise it goes on, and may
     find a text of a higher score.
     """
-    stop_token_ids = (
-        (stop_token_ids,)
-        if isinstance(stop_token_ids, int)
-        else tuple(dict.fromkeys(stop_token_ids))
+    ids, functions = parse_stopping(stop_token_ids)
+    validate.require(
+        not functions,
+        f"stop_token_ids must be ids, got {functions!r:.50}: a search "
+        "asks no functions",
     )
     config = _BeamConfig(
         num_beams,
         num_return_sequences,
         max_new_tokens,
-        stop_token_ids,
+        tuple(sorted(ids)),
         length_penalty,
         length_penalty_form,
         until,

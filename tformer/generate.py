@@ -18,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import nullcontext
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -210,7 +211,8 @@ def _sequence_tensors(sequences):
             ) from None
         validate.require(
             tensors[i].ndim,
-            f"prompt {i} must be a row of ids, got {row!r:.50}",
+            f"prompt {i} must be a row of ids, got {row!r:.50}: "
+            f"one prompt has two brackets, [{all_sequences!r:.50}]",
         )
         validate.shapes(**{f"prompt {i}": (tensors[i], "n")})
         validate.require(
@@ -459,13 +461,17 @@ def _resolve_context_shift(
 def parse_stopping(
     stop: int | Callable | Collection,  # ids, functions of ids
 ) -> tuple[set[int], list[Callable]]:
-    "The ids that end a text, and the functions that do."
-    stop = [stop] if callable(stop) or isinstance(stop, int) else stop
+    """The ids that end a text, and the functions that do.
+
+    For strings there is ``make_stop_string_criterion``.
+    """
+    alone = callable(stop) or isinstance(stop, Integral)
+    stop = [stop] if alone else stop
     validate.instance_of((list, tuple, set, frozenset), stop=stop)
-    ids = {s for s in stop if not callable(s)}
+    ids = [s for s in stop if not callable(s)]
     for i in ids:
         validate.integer(0, **{"a stop id": i})
-    return ids, [s for s in stop if callable(s)]
+    return {int(i) for i in ids}, [s for s in stop if callable(s)]
 
 # %% ../nbs/21_kv_cache.ipynb #b1000010x
 #| code-summary: prompts, checked, cut to the window, on the model's device
@@ -623,6 +629,7 @@ def generate(
     drop_finished: bool = True,  # rows that stopped leave the batch
 ) -> list[Completion]:
     "What ``stream`` writes with the same arguments, row by row."
+    prompts = _sequence_tensors(prompts)
     texts = [Completion([], [], "length") for _ in prompts]
     steps = _start(
         model,

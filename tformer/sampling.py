@@ -544,7 +544,7 @@ def _process_groups(groups, logits, ids):
 def _generator(seed):
     "On the CPU, so that a seed gives one text on every device."
     generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
+    generator.seed() if seed is None else generator.manual_seed(int(seed))
     return generator
 
 # %% ../nbs/20_sampling.ipynb #6398af58

@@ -333,7 +333,11 @@ class _SpeculativeState:
         self.prefix_len = _prefix_len(self.cache)
         seed = getattr(sampling_params, "seed", None)
         self.generator = torch.Generator()
-        (self.generator.seed() if seed is None else self.generator.manual_seed(seed))
+        (
+            self.generator.seed()
+            if seed is None
+            else self.generator.manual_seed(int(seed))
+        )
         self.eval_context = make_eval_context(model)
 
     def step(self, draft, max_tokens):
