@@ -935,7 +935,10 @@ def test_a_configuration_that_does_not_match(tmp_path):
     with pytest.raises(ValueError, match="another model: d_model 16 there, 32 here"):
         Trainer(small(32), batches(), max_steps=9, output_dir=tmp_path).resume()
     model = small()
-    with pytest.raises(ValueError, match="the state of AdamW, not of SGD"):
+    with pytest.raises(
+        ValueError,
+        match=r"the state of tformer\.optimizers\.AdamW, not of torch\.optim\.sgd\.SGD",
+    ):
         Trainer(
             model,
             batches(),
