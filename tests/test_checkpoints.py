@@ -753,7 +753,7 @@ def loader(n=40, size=2):
             lambda: loader(80, 4),
             "batches: batch size 2 there, 4 here$",
         ),
-        (lambda: [1, 2], lambda: [1, 2, 3], "number 2 there, 3 here$"),
+        (lambda: [1, 2], lambda: [1, 2, 3], "number 2 there, 3 here; checksum"),
         (lambda: [1, 2], lambda: (1, 2), "builtins.list there, builtins.tuple here"),
         (
             lambda: [torch.zeros(2, 3), torch.zeros(2, 3)],
@@ -765,6 +765,8 @@ def loader(n=40, size=2):
             lambda: torch.ones(4, 2, 3),
             "batches: checksum",
         ),
+        (lambda: [1, 2], lambda: [1, 3], "batches: checksum"),
+        (lambda: [np.zeros(2)], lambda: [np.ones(2)], "batches: checksum"),
         (
             lambda: [{"ids": (torch.zeros(2), None)}],
             lambda: [{"ids": (torch.ones(2), None)}],

@@ -683,20 +683,24 @@ def _describe_batches(batches):
         return found  # they compare by themselves
     with contextlib.suppress(TypeError, NotImplementedError):
         found["number"] = len(batches)
+        if isinstance(batches, (list, tuple, Tensor)) and len(batches):
+            found["checksum"] = _checksum([batches[0], batches[-1]])
     size = getattr(batches, "batch_size", None)
     if isinstance(size, int):
         found["batch size"] = size
-    if isinstance(batches, (list, tuple, Tensor)) and len(batches):
-        found["checksum"] = _checksum([batches[0], batches[-1]])
     return found
 
 
 def _checksum(batch):
-    "Of the tensors in a batch; 0 for what holds none."
+    "Of the numbers in a batch; 0 for an object."
     if isinstance(batch, Tensor):
         x = batch.detach().cpu().contiguous().view(-1)
         data = x.view(torch.uint8) if x.numel() else x
         return zlib.crc32(data.numpy().tobytes(), len(batch.shape))
+    if isinstance(batch, np.ndarray):
+        return zlib.crc32(batch.tobytes(), batch.ndim)
+    if batch is None or isinstance(batch, (str, bytes, int, float)):
+        return zlib.crc32(repr(batch).encode("utf-8", "replace"))
     if isinstance(batch, dict):
         batch = [batch[name] for name in batch]
     if not isinstance(batch, (list, tuple)):

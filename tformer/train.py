@@ -639,15 +639,16 @@ def _save(t, data, metric=None):
 
 def _next_batches(t):
     "The batches of a step; if interrupted, the step before is saved."
-    place = t.data.state_dict()
-    rng_state = get_rng_state()
+    place = (
+        (t.data.state_dict(), get_rng_state()) if t.checkpoints else None
+    )
     try:
         t.interrupts.deliver()
         return t.data.next_batches(t.gradient_accumulation_steps)
     except KeyboardInterrupt:
-        set_rng_state(rng_state)
-        if t.step:
-            _save(t, SimpleNamespace(state_dict=lambda: place))
+        if place and t.step:
+            set_rng_state(place[1])
+            _save(t, SimpleNamespace(state_dict=lambda: place[0]))
         raise
 
 
