@@ -44,6 +44,7 @@ from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS_NAME
 from tformer.optimizers import AdamW, Muon
+from tformer.train import LossMonitor
 
 
 def small(width=16, **more):
@@ -872,6 +873,36 @@ def test_another_learning_rate_is_told(tmp_path, recwarn):
         r"those given now, \[0.2\]",
     ):
         load_training_state(saved, *parts(lr=0.2))
+
+
+class OtherMonitor:
+    def state_dict(self):
+        return {"means": [1.0]}
+
+    def load_state_dict(self, state):
+        self.means = state["means"]
+
+
+def test_another_loss_monitor_is_refused_and_nothing_changes(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    model, optimizers, stream = parts(lr=0.5)
+    torch.nn.init.zeros_(model.norm.weight)
+    monitor = LossMonitor()
+    monitor(3.0, 1.0)
+    save_training_state(saved, 3, model, optimizers, stream, None, monitor)
+    model, optimizers, stream = parts()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"loss monitor tformer\.train\.LossMonitor, "):
+        load_training_state(
+            saved, model, optimizers, stream, loss_monitor=OtherMonitor()
+        )
+    assert all(map(torch.equal, before, model.parameters()))
+    assert optimizers[0].param_groups[0]["lr"] == 0.1 and not stream.num_yielded
+    optimizers[0].param_groups[0]["lr"] = 0.5
+    again = LossMonitor()
+    load_training_state(saved, model, optimizers, stream, loss_monitor=again)
+    assert again.losses == [3.0]
+    load_training_state(saved, model, optimizers, stream, loss_monitor=len)
 
 
 # --- rows

@@ -1050,6 +1050,29 @@ def test_any_batches_are_taken_up(make, stop, tmp_path):
     assert all(map(torch.equal, one.model.parameters(), two.model.parameters()))
 
 
+@plain_only
+def test_a_shuffled_pass_is_taken_up_again_and_again(tmp_path):
+    "A resumed training that is saved in the middle of a pass resumes as well."
+
+    def until(steps, folder, program):
+        torch.manual_seed(program)
+        data = torch.utils.data.DataLoader(
+            IDS[:340].view(20, 17),
+            batch_size=2,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(5),
+        )
+        trainer = Trainer(
+            small(), data, max_steps=steps, eval_every=3, output_dir=folder
+        )
+        return trainer.resume().fit()
+
+    straight = until(27, tmp_path / "a", 0)
+    for steps in (6, 15, 18, 27):
+        rows = until(steps, tmp_path / "b", steps)
+    assert rows == straight
+
+
 def test_resume_begins_where_there_is_nothing(tmp_path):
     trainer = training(tmp_path / "new", steps=2).resume()
     assert trainer.step == 0 and len(trainer.fit()) == 2

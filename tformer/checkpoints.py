@@ -897,7 +897,10 @@ def save_training_state(
         {
             "optimizers": optimizer_states,
             "data": data.state_dict(),
-            "loss_monitor": getattr(loss_monitor, "state_dict", dict)(),
+            "loss_monitor": {
+                "class": _full_name(loss_monitor),
+                "state": getattr(loss_monitor, "state_dict", dict)(),
+            },
             "rng_state": get_rng_state(),
         },
         metric,
@@ -914,11 +917,13 @@ def load_training_state(
 ) -> int:
     """Put a training back to where it was; the step.
 
-    ``ValueError`` for another model, other optimizers, other data, and
-    nothing has changed.  Learning rates are those of the checkpoint.
+    ``ValueError`` for another model, other optimizers, another loss
+    monitor, other data, and nothing has changed.  Learning rates are
+    those of the checkpoint.
     """
     weights, state = checkpoints.read(model, step)
     _expect_optimizers(state["optimizers"], optimizers)
+    monitor_state = _monitor_state(state["loss_monitor"], loss_monitor)
     data_state = data.state_dict()
     data.load_state_dict(state["data"])
     try:
@@ -928,11 +933,23 @@ def load_training_state(
         raise
     for optimizer, part in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(part["state"])
-    if state["loss_monitor"] and hasattr(loss_monitor, "load_state_dict"):
-        loss_monitor.load_state_dict(state["loss_monitor"])
+    if monitor_state:
+        loss_monitor.load_state_dict(monitor_state)
     set_rng_state(state["rng_state"])
     checkpoints.delete_old()
     return state["step"]
+
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d7
+#| code-summary: what is there for a loss monitor, which must be the same
+def _monitor_state(saved, loss_monitor):
+    if not saved["state"] or not hasattr(loss_monitor, "load_state_dict"):
+        return None
+    validate.require(
+        saved["class"] == _full_name(loss_monitor),
+        "the checkpoint holds the state of the loss monitor "
+        f"{saved['class']}, not of {_full_name(loss_monitor)}",
+    )
+    return saved["state"]
 
 # %% ../nbs/A7_checkpoints.ipynb #560446d6
 #| code-summary: refuses other optimizers, and tells of other rates
