@@ -23,6 +23,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -250,16 +251,22 @@ def write_checkpoint(
     tensors |= {name: x.clone() for name, x in beside.items()}
 
     def write(tmp_path):
-        if isinstance(getattr(model, "config", None), ModelConfig):
-            save_model(model, tmp_path)
-        else:
-            save_file(_weights_of(model), tmp_path / WEIGHTS_NAME)
-        save_file(tensors, tmp_path / STATE_TENSORS_NAME)
-        if tokenizer is not None:
-            tokenizer.save(tmp_path / "tokenizer.json")
+        path = tmp_path / WEIGHTS_NAME
+        with ThreadPoolExecutor() as pool:  # sums are made meanwhile
+            state_sum = pool.submit(sha256_of, tensors, {})
+            if isinstance(getattr(model, "config", None), ModelConfig):
+                save_model(model, tmp_path)
+            else:
+                save_file(_weights_of(model), path)
+            weights_sum = pool.submit(
+                lambda: sha256_of(*read_safetensors(path))
+            )
+            save_file(tensors, tmp_path / STATE_TENSORS_NAME)
+            if tokenizer is not None:
+                tokenizer.save(tmp_path / "tokenizer.json")
         sums = {
-            name: sha256_of(*read_safetensors(tmp_path / name))
-            for name in (WEIGHTS_NAME, STATE_TENSORS_NAME)
+            WEIGHTS_NAME: weights_sum.result(),
+            STATE_TENSORS_NAME: state_sum.result(),
         }
         about = {SHA256_KEY: sums, EXTRA_KEY: extra}
         (tmp_path / STATE_NAME).write_text(
@@ -328,7 +335,7 @@ def sha256_of(tensors, metadata):
     for name in sorted(tensors):
         x = tensors[name]
         total.update(f"{name} {x.dtype} {[*x.shape]}".encode())
-        total.update(x.reshape(-1).view(torch.uint8).numpy())
+        total.update(x.cpu().reshape(-1).view(torch.uint8).numpy())
     return total.hexdigest()
 
 # %% ../nbs/A7_checkpoints.ipynb #8069e77c
