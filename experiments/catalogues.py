@@ -160,7 +160,7 @@ def trainer_of(found):
                 ),
                 lr_schedule=inverse_sqrt(min(UP, steps)),
                 eval_fn=keep,
-                every=min(EVERY, steps),
+                eval_every=min(EVERY, steps),
             ).fit()
         model = average_weights(keep.models).eval()
         wrote = translate(model, sides, [p.source for p in new])

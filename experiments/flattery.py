@@ -105,7 +105,7 @@ def train(read, seed, steps):
         loss_monitor=LossMonitor(None),
         optimizer=AdamW(model.parameters(), 5e-3, betas=(0.9, 0.98)),
         eval_fn=keep,
-        every=min(EVERY, steps),
+        eval_every=min(EVERY, steps),
     ).fit()
     model = average_weights(keep.models).eval()
     wrote = {

@@ -123,7 +123,7 @@ def train_more(model, lr, steps, seed):
         PaddedLoader(ids, batch_size=BATCH, seed=seed),
         max_steps=steps,
         eval_fn=loss_of,
-        every=max(1, steps // 4),
+        eval_every=max(1, steps // 4),
         optimizer=AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
         lr_schedule=warmup_cosine(steps, min(MORE_WARMUP, steps), min_lr_ratio=0.05),
     ).fit()

@@ -130,7 +130,7 @@ def train(name, texts, steps):
         optimizer=AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1),
         lr_schedule=warmup_cosine(steps, min(WARMUP, steps), min_lr_ratio=0.05),
         eval_fn=look,
-        every=max(1, steps // LOOKS),
+        eval_every=max(1, steps // LOOKS),
     ).fit()
     spent = time.process_time() - began - looking.seconds
     ids = sum(len(row) - 1 for row in rows)

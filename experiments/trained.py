@@ -214,7 +214,7 @@ def train_stories(steps, name="stories"):
         optimizer=optimizers(model),
         lr_schedule=warmup_cosine(steps, min(WARMUP, steps), min_lr_ratio=0.05),
         eval_fn=look,
-        every=max(1, steps // LOOKS),
+        eval_every=max(1, steps // LOOKS),
         log_fn=tell_of,
     ).fit()
     spent = time.process_time() - began - looking.seconds
@@ -323,7 +323,7 @@ def train_translator(steps):
         ),
         lr_schedule=inverse_sqrt(min(UP, steps)),
         eval_fn=look,
-        every=min(EVERY, steps),
+        eval_every=min(EVERY, steps),
         log_fn=tell_of,
     ).fit()
     spent = time.process_time() - began - looking.seconds
@@ -516,7 +516,7 @@ def train_bert(steps):
             optimizer=optimizers(model),
             lr_schedule=warmup_cosine(part, min(WARMUP, part), min_lr_ratio=0.05),
             eval_fn=look,
-            every=max(1, steps // LOOKS),
+            eval_every=max(1, steps // LOOKS),
             log_fn=tell_of,
         ).fit()
         history += [

@@ -108,7 +108,7 @@ def train(variant, seed, steps):
             ),
             lr_schedule=partial(rate, min(how["up"], steps)),
             eval_fn=keep,
-            every=min(EVERY, steps),
+            eval_every=min(EVERY, steps),
         ).fit()
     model = average_weights(keep.models).eval()
     with torch.no_grad():

@@ -363,7 +363,7 @@ def trained(device, folder, **how):
             loader,
             max_steps=6,
             lr=0.01,
-            every=3,
+            eval_every=3,
             gradient_accumulation_steps=2,
             output_dir=folder,
             **how,

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from tformer.checkpoints import (
     STATE_NAME,
     STATE_TENSORS_NAME,
     CheckpointManager,
+    DeferredInterrupts,
     History,
     ResumableBatches,
     TensorBoardLogger,
@@ -42,6 +44,7 @@ from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS_NAME
 from tformer.optimizers import AdamW, Muon
+from tformer.train import LossMonitor
 
 
 def small(width=16, **more):
@@ -128,6 +131,15 @@ def test_a_shared_tensor_is_kept_once_and_a_view_owns_its_memory():
     tensors, _ = flatten_state({"a": x, "b": x, "c": x[:3]})
     assert [t.numel() for t in tensors.values()] == [100, 3]
     assert tensors["state.c"].untyped_storage().nbytes() == 12
+
+
+def test_a_tensor_and_a_view_of_all_of_it_come_back(tmp_path):
+    x = torch.randn(3, 3)
+    state = {"a": x, "b": [x.view(9)], "c": x.T, "d": x}
+    write_checkpoint(tmp_path / "a", small(), state)
+    _, back = read_checkpoint(tmp_path / "a")
+    assert torch.equal(back["a"], x) and torch.equal(back["b"][0], x.view(9))
+    assert torch.equal(back["c"], x.T) and back["d"] is back["a"]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +238,21 @@ def test_a_folder_appears_at_once(tmp_path):
     assert [p.name for p in folder.parent.iterdir()] == ["b"]
     with pytest.raises(ValueError, match="b is there already"):
         write_folder_atomically(folder, write)
+
+
+def test_what_a_process_of_the_same_number_left_is_removed(tmp_path):
+    "In a container every training is process number 1."
+    saved = CheckpointManager(tmp_path, keep_last=1)
+    for step in (1, 2):
+        left = tmp_path / f"step-{step:06d}.{os.getpid()}.part"
+        left.mkdir()
+        (left / WEIGHTS_NAME).write_bytes(b"half")
+        saved.save(step, small(), {})
+        left.mkdir()  # while step 1 was being forgotten
+        (left / "x").write_bytes(b"half")
+    assert saved.steps() == [2]
+    saved.save(3, small(), {})
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
@@ -381,13 +408,75 @@ def test_a_truncated_file_is_named(tmp_path, name, keep):
     assert all(map(torch.equal, before, model.parameters()))
 
 
+@pytest.mark.parametrize("name", [WEIGHTS_NAME, STATE_TENSORS_NAME])
+@pytest.mark.parametrize("place", [-1, -50])
+def test_a_flipped_bit_is_noticed(tmp_path, name, place):
+    saved = CheckpointManager(tmp_path)
+    saved.save(1, small(), {"x": torch.ones(99)})
+    path = saved.path(1) / name
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    model = small()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"{name} is no longer what was written"):
+        saved.load(model)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+class Counting(torch.nn.Linear):
+    "A layer with a number that is no tensor."
+
+    def __init__(self, count=0):
+        super().__init__(2, 2)
+        self.count = count
+
+    def get_extra_state(self):
+        return self.count
+
+    def set_extra_state(self, state):
+        self.count = state
+
+
+@pytest.mark.parametrize("count", [7, {"n": torch.ones(2), "t": (1, None)}])
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_a_module_keeps_beside_its_tensors_is_restored(tmp_path, count, inside):
+    saved = CheckpointManager(tmp_path)
+    ours = Counting(count)
+    theirs = Counting()
+    wrapped = [torch.nn.Sequential(x) if inside else x for x in (ours, theirs)]
+    saved.save(1, wrapped[0], {"count": 3})
+    assert saved.load(wrapped[1])["count"] == 3
+    assert repr(theirs.count) == repr(count)
+    assert torch.equal(ours.weight, theirs.weight)
+    with pytest.raises(
+        ValueError, match="extra states do not fit Linear: the checkpoint has"
+    ):
+        saved.load(torch.nn.Linear(2, 2))
+
+
+def test_an_extra_state_that_is_a_tensor_is_restored(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    saved.save(1, Counting(torch.ones(3)), {})
+    other = Counting(torch.zeros(3))
+    saved.load(other)
+    assert torch.equal(other.count, torch.ones(3))
+
+
+def test_an_extra_state_that_no_file_holds_is_refused_by_name(tmp_path):
+    model = torch.nn.Sequential(Counting(object()))
+    with pytest.raises(ValueError, match=r"model\.0\..* is of type object"):
+        write_checkpoint(tmp_path / "a", model, {})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     saved = CheckpointManager(tmp_path)
     saved.save(1, small(), {})
     path = saved.path(1) / STATE_NAME
     state = json.loads(path.read_text())
-    assert state.pop("format") == 2
-    for other, found in (({}, "None"), ({"format": 1}, "1")):
+    assert state.pop("format") == 3
+    for other, found in (({}, "None"), ({"format": 2}, "2")):
         path.write_text(json.dumps(state | other))
         with pytest.raises(ValueError, match=f"step-000001 is of format {found}, and"):
             saved.load(small())
@@ -426,6 +515,76 @@ def test_no_pickle_is_read_or_written(tmp_path, monkeypatch):
         with safe_open(saved.path(1) / name, "pt") as file:
             assert file.keys()
     json.loads((saved.path(1) / STATE_NAME).read_text())
+
+
+# --- an interrupt waits
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_waits_until_it_is_delivered():
+    before = signal.getsignal(signal.SIGINT)
+    interrupts = DeferredInterrupts()
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts:
+        interrupts.deliver()
+        interrupt()
+        interrupt()
+        done.append("whole")
+        interrupts.deliver()
+        done.append("never")
+    assert done == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is before
+    interrupts.deliver()  # it was raised once
+
+
+def test_an_interrupt_is_raised_at_the_end_at_the_latest():
+    interrupts = DeferredInterrupts()
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with interrupts:
+            interrupt()
+            done.append("whole")
+        done.append("never")
+    assert done == ["whole"]
+    with pytest.raises(ZeroDivisionError), interrupts:  # an error comes first
+        interrupt()
+        raise ZeroDivisionError
+    with interrupts:
+        pass
+
+
+def test_an_interrupt_may_be_allowed_for_a_while():
+    interrupts = DeferredInterrupts()
+    done = []
+    with interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            interrupt()
+            done.append("never")
+        interrupt()
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            done.append("never")
+        with interrupts.allowed():
+            pass
+    with interrupts.allowed():  # outside, nothing changes
+        pass
+    assert not done
+
+
+def test_in_another_thread_interrupts_are_left_alone():
+    found = []
+
+    def work():
+        with DeferredInterrupts() as interrupts, interrupts.allowed():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [before]
 
 
 # --- the last few, and the best
@@ -563,12 +722,93 @@ def test_a_replay_keeps_no_batches_and_reads_one_pass():
 
 
 def test_a_pass_that_is_now_shorter():
-    stream = ResumableBatches([1, 2, 3])
+    def make(n):
+        return ResumableBatches(i for i in range(n))
+
+    stream = make(3)
     stream.next_batches(3)
     with pytest.raises(
         ValueError, match="end after 2; the checkpoint was written after 3"
     ):
-        ResumableBatches([1, 2]).load_state_dict(stream.state_dict())
+        make(2).load_state_dict(stream.state_dict())
+
+
+def windows(**more):
+    return RandomWindowLoader(torch.arange(500), 8, **more)
+
+
+def loader(n=40, size=2):
+    return torch.utils.data.DataLoader(torch.arange(n), size)
+
+
+@pytest.mark.parametrize(
+    "before, after, words",
+    [
+        (windows, lambda: [1, 2], "RandomWindowLoader there, builtins.list here"),
+        (windows, loader, "RandomWindowLoader there, torch.*DataLoader here"),
+        (loader, windows, "torch.*DataLoader there, .*RandomWindowLoader here"),
+        (loader, lambda: iter(loader()), "DataLoader there, .*Iter here"),
+        (loader, lambda: loader(30), "number 20 there, 15 here$"),
+        (
+            loader,
+            lambda: loader(80, 4),
+            "batches: batch size 2 there, 4 here$",
+        ),
+        (lambda: [1, 2], lambda: [1, 2, 3], "number 2 there, 3 here; checksum"),
+        (lambda: [1, 2], lambda: (1, 2), "builtins.list there, builtins.tuple here"),
+        (
+            lambda: [torch.zeros(2, 3), torch.zeros(2, 3)],
+            lambda: [torch.zeros(2, 3), torch.ones(2, 3)],
+            r"batches: checksum \d+ there, \d+ here$",
+        ),
+        (
+            lambda: torch.zeros(4, 2, 3),
+            lambda: torch.ones(4, 2, 3),
+            "batches: checksum",
+        ),
+        (lambda: [1, 2], lambda: [1, 3], "batches: checksum"),
+        (lambda: [np.zeros(2)], lambda: [np.ones(2)], "batches: checksum"),
+        (
+            lambda: [{"ids": (torch.zeros(2), None)}],
+            lambda: [{"ids": (torch.ones(2), None)}],
+            "batches: checksum",
+        ),
+    ],
+)
+def test_other_batches_are_refused_and_nothing_moves(before, after, words):
+    stream = ResumableBatches(before())
+    stream.next()
+    state = through_json(stream.state_dict())
+    ResumableBatches(before()).load_state_dict(state)  # the same are accepted
+    other = ResumableBatches(after())
+    with pytest.raises(ValueError, match=words):
+        other.load_state_dict(state)
+    assert other.num_yielded == 0 and other.iterator is None
+
+
+def test_batches_whose_number_is_unknown_are_taken_up():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(1000))
+
+    stream = ResumableBatches(torch.utils.data.DataLoader(Endless(), 4))
+    stream.next()
+    other = ResumableBatches(torch.utils.data.DataLoader(Endless(), 4))
+    other.load_state_dict(through_json(stream.state_dict()))
+    assert other.next().tolist() == [4, 5, 6, 7]
+
+
+def test_an_optimizer_of_the_same_name_is_another(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    model, _, stream = parts()
+    ours = [AdamW(model.parameters(), 0.1)]
+    save_training_state(saved, 1, model, ours, stream)
+    theirs = [torch.optim.AdamW(model.parameters(), 0.1)]
+    with pytest.raises(
+        ValueError,
+        match=r"the state of tformer\.optimizers\.AdamW, not of torch\.optim\.",
+    ):
+        load_training_state(saved, model, theirs, stream)
 
 
 # --- all of it
@@ -635,6 +875,36 @@ def test_another_learning_rate_is_told(tmp_path, recwarn):
         load_training_state(saved, *parts(lr=0.2))
 
 
+class OtherMonitor:
+    def state_dict(self):
+        return {"means": [1.0]}
+
+    def load_state_dict(self, state):
+        self.means = state["means"]
+
+
+def test_another_loss_monitor_is_refused_and_nothing_changes(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    model, optimizers, stream = parts(lr=0.5)
+    torch.nn.init.zeros_(model.norm.weight)
+    monitor = LossMonitor()
+    monitor(3.0, 1.0)
+    save_training_state(saved, 3, model, optimizers, stream, None, monitor)
+    model, optimizers, stream = parts()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"loss monitor tformer\.train\.LossMonitor, "):
+        load_training_state(
+            saved, model, optimizers, stream, loss_monitor=OtherMonitor()
+        )
+    assert all(map(torch.equal, before, model.parameters()))
+    assert optimizers[0].param_groups[0]["lr"] == 0.1 and not stream.num_yielded
+    optimizers[0].param_groups[0]["lr"] = 0.5
+    again = LossMonitor()
+    load_training_state(saved, model, optimizers, stream, loss_monitor=again)
+    assert again.losses == [3.0]
+    load_training_state(saved, model, optimizers, stream, loss_monitor=len)
+
+
 # --- rows
 
 
@@ -662,6 +932,60 @@ def test_a_line_that_was_cut_is_left_out(tmp_path):
     history.truncate(2)
     assert history.records == [{"step": 1, "loss": 0.5}]
     assert history.path.read_text().splitlines() == ["step,loss", "1,0.5"]
+
+
+def test_lines_that_are_no_rows_are_left_out(tmp_path):
+    history = History(tmp_path / "h.csv")
+    history.path.write_bytes(
+        b"step,loss,lr\r\n1,2,.1\r\n2,2.03,2,.1\r\n3,0.5\r\n4,x,.1\r\n"
+        b"\xff\xfe\x00\r\n\r\n,1,1\r\n2.5,1,1\r\n5,1,\r\n6,nan,1\r\n7,1,1"
+    )
+    rows = [{"step": 1, "loss": 2, "lr": 0.1}, {"step": 5, "loss": 1}]
+    assert history.read()[:-1] == rows
+    history.truncate(5)
+    assert history.records == history.read() == rows
+
+
+def test_a_history_that_is_not_there_begins_anew(tmp_path):
+    history = History(tmp_path / "h.csv")
+    history.truncate(3)
+    assert history.records == [] and not history.path.exists()
+    history.append({"step": 4, "loss": 1.0})
+    history.truncate(3)
+    assert history.records == [] and not history.path.exists()
+    history.append({"step": 4, "loss": 1.0})
+    assert history.read() == history.records
+    history.path.write_bytes(b"")  # a disk that was full at the first row
+    assert history.read() == []
+
+
+def test_a_file_that_is_no_history_is_refused_and_stays(tmp_path):
+    path = tmp_path / "h.csv"
+    path.write_bytes(b"\xff\xfe\n1,2\n")
+    with pytest.raises(ValueError, match=r"h\.csv is no history: its first line"):
+        History(path).truncate(3)
+    assert path.read_bytes() == b"\xff\xfe\n1,2\n"
+
+
+def test_a_row_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
+    resource = pytest.importorskip("resource")
+    history = History(tmp_path / "h.csv")
+    for step in range(1, 4):
+        history.append({"step": step, "loss": 0.1})
+    before = history.path.read_bytes()
+
+    def fill():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        full = len(before) + 3
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="too large"):
+            history.append({"step": 4, "loss": 0.2})
+        assert history.path.read_bytes() == before
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, resource.RLIM_INFINITY))
+        history.append({"step": 5, "loss": 0.3})
+
+    assert child(fill) == 0
+    assert [row["step"] for row in history.read()] == [1, 2, 3, 4, 5]
 
 
 def test_a_row_costs_the_same_however_many_there_are(tmp_path):
@@ -728,6 +1052,6 @@ def test_a_manager_loads_what_write_checkpoint_wrote(tmp_path):
     assert manager.load(small())["k"] == 1
     _, state = read_checkpoint(manager.path(3))
     write_checkpoint(tmp_path / "again", small(), state)  # what was read is accepted
-    with pytest.raises(ValueError, match="'safetensors', and format 2 is written"):
+    with pytest.raises(ValueError, match="'safetensors', and format 3 is written"):
         write_checkpoint(tmp_path / "new", small(), {"format": "safetensors"})
     assert not (tmp_path / "new").exists()

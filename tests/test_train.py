@@ -9,9 +9,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,10 +37,12 @@ from tformer.data import (
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mini_gpt import MiniGPT, load_record, random_windows
+from tformer.mlm import EncodedBatch
 from tformer.model import WEIGHTS_NAME, read_safetensors
 from tformer.optimizers import AdamW, Muon, hidden_matrices
 from tformer.runtime import compile_model
 from tformer.schedules import warmup_cosine
+from tformer.tokenizer import Tokenizer
 from tformer.train import (
     LossMonitor,
     Trainer,
@@ -50,6 +54,8 @@ from tformer.train import (
     isolated_eval,
     mean_loss,
     next_token_loss,
+    num_targets_of,
+    to_device,
     train_step,
 )
 
@@ -153,6 +159,116 @@ def test_mean_loss_is_without_dropout_and_draws_nothing():
     found = mean_loss(model, sequential_windows(IDS[:200], 16))
     assert torch.equal(state, torch.get_rng_state()) and model.training
     assert found == mean_loss(model.eval(), sequential_windows(IDS[:200], 16))
+
+
+def test_batches_of_other_forms_cost_the_same():
+    model = small()
+    batch = next(iter(batches()))
+    window = torch.cat([batch.ids, batch.targets[:, -1:]], 1)
+    expected = next_token_loss(model, batch)
+    for other in (
+        [window],
+        (window,),
+        (batch.ids, batch.targets),
+        [batch.ids, batch.targets],
+        {"ids": batch.ids, "targets": batch.targets},
+        {"input_ids": window, "labels": window},  # Hugging Face shifts them itself
+        {"input_ids": window, "attention_mask": torch.ones_like(window)},
+        {"input_ids": window},
+    ):
+        torch.testing.assert_close(next_token_loss(model, other), expected)
+        assert num_targets_of(other) == batch.num_targets
+        moved = to_device(other, "meta")
+        inside = moved.values() if isinstance(moved, dict) else moved
+        assert type(moved) is type(other) and all(x.is_meta for x in inside)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_attention_mask_hides_padding(labels, side):
+    model = small()
+    text = IDS[:9]
+    pad = torch.zeros(4, dtype=torch.long)
+    order = [pad, text] if side == "left" else [text, pad]
+    kept = torch.cat([torch.full_like(x, int(x is text)) for x in order])
+    ids = torch.stack([torch.cat(order), IDS[20:33]])
+    kept = torch.stack([kept, torch.ones_like(kept)])
+    batch = {"input_ids": ids, "attention_mask": kept}
+    if labels:
+        batch["labels"] = ids.masked_fill(kept == 0, -100)
+    assert num_targets_of(batch) == 20
+    alone = [next_token_loss(model, x[None]) for x in (text, IDS[20:33])]
+    mean = (8 * alone[0] + 12 * alone[1]) / 20
+    torch.testing.assert_close(next_token_loss(model, batch), mean)
+
+
+@pytest.mark.parametrize(
+    "batch, words",
+    [
+        ((torch.ones(2, 3), torch.ones(2, 3)), "tuple of torch.float32 of shape"),
+        ([IDS[None, :4], IDS[None, :3]], r"list of torch.int64 of shape \(1, 4\), "),
+        ({"x": IDS[None]}, "dict of 'x': torch.int64"),
+        ({"input_ids": IDS[None], "weights": IDS[None]}, "dict of 'input_ids': "),
+        ({"input_ids": IDS[None], "labels": IDS[None, :-1]}, "dict of "),
+        ({}, "dict of nothing"),
+        (IDS[:9], r"torch.int64 of shape \(9,\)"),
+        ("hello", "got str"),
+        (EncodedBatch(*[IDS[None, :9]] * 3, None), "EncodedBatch of torch.int64"),
+        ([], "list of nothing"),
+    ],
+)
+def test_batches_that_the_loss_cannot_take_are_described(batch, words):
+    with pytest.raises(
+        ValueError, match=f"next_token_loss takes a Batch.*{words}.*as loss_fn="
+    ):
+        next_token_loss(small(), batch)
+
+
+def test_batches_of_a_data_loader_are_trained_on():
+    data = torch.utils.data.TensorDataset(IDS[:1020].view(60, 17))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    ours = Trainer(small(), loader, max_steps=3).fit()
+    plain = IDS[:1020].view(60, 17).split(4)
+    assert ours == Trainer(small(), plain, max_steps=3).fit()
+
+
+def test_pairs_are_weighed_by_the_targets_they_count():
+    few = IDS[None, 1:9].clone()
+    few[0, 2:] = -100
+    pairs = [(IDS[None, :8], few), (IDS[None, 20:28], IDS[None, 21:29])]
+    one = small()
+    other = small()
+    a = accumulate_gradients(one, pairs)
+    b = accumulate_gradients(other, [Batch(*pair) for pair in pairs])
+    assert a == b and torch.equal(grads(one), grads(other))
+
+
+@pytest.mark.parametrize(
+    "count, found", [(np.int64(3), 3), (torch.tensor(0), 0), (torch.ones(2), 1)]
+)
+def test_the_number_of_targets_may_be_of_any_kind(count, found):
+    class Own:
+        num_targets = count
+
+    assert num_targets_of(Own()) == found
+
+
+def test_windows_of_one_id_have_nothing_to_teach():
+    with pytest.raises(ValueError, match="no target counts: the targets have shape"):
+        Trainer(small(), [IDS[:2, None]], max_steps=1).fit()
+
+
+def test_logits_may_be_in_an_object():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, ids):
+            return SimpleNamespace(logits=self.inner(ids), loss=None)
+
+    rows = Trainer(Wrapped(), batches(), max_steps=2).fit()
+    assert rows == Trainer(small(), batches(), max_steps=2).fit()
 
 
 # --- accumulation
@@ -468,7 +584,7 @@ def test_looking_leaves_no_trace():
             )
         )
         torch.manual_seed(1)
-        rows = Trainer(model, batches(), max_steps=6, every=2, **how).fit()
+        rows = Trainer(model, batches(), max_steps=6, eval_every=2, **how).fit()
         return [row["loss"] for row in rows]
 
     def peek(model):
@@ -531,14 +647,14 @@ def test_a_number_is_a_loss_and_a_list_of_texts_is_a_text(capsys):
 )
 def test_a_look_that_fails_loses_no_step(how, words, tmp_path):
     trainer = Trainer(
-        small(), batches(), max_steps=9, every=5, output_dir=tmp_path, **how
+        small(), batches(), max_steps=9, eval_every=5, output_dir=tmp_path, **how
     )
     with pytest.raises((ValueError, ZeroDivisionError), match=words):
         trainer.fit()
     assert trainer.checkpoints.steps() == [5]
     assert trainer.checkpoints.metrics() == {}
     again = Trainer(
-        small(), batches(), max_steps=9, every=5, output_dir=tmp_path
+        small(), batches(), max_steps=9, eval_every=5, output_dir=tmp_path
     ).resume()
     assert again.step == 5 and len(again.fit()) == 9
 
@@ -549,7 +665,7 @@ def test_rows_go_to_the_log_and_the_file(tmp_path):
         small(),
         batches(),
         max_steps=5,
-        every=2,
+        eval_every=2,
         log_fn=seen.append,
         eval_fn=lambda m: {"loss": 1.0},
         output_dir=tmp_path,
@@ -732,18 +848,42 @@ def test_hooks_are_taken_off_again():
         ({"lr": math.nan}, "lr must be above 0, got nan"),
         ({"max_steps": 0}, "max_steps must be"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be"),
-        ({"every": 2.5}, "every must be"),
+        ({"eval_every": 2.5}, "eval_every must be"),
         ({"max_grad_norm": 0}, "max_grad_norm must be"),
         ({"precision": "fp8"}, "precision must be"),
         ({"keep_last": 0, "output_dir": "x"}, "keep_last must be"),
         ({"optimizer": "adam"}, "optimizer must be"),
         ({"model": "llama"}, "model must be"),
+        ({"save_every": 0}, "save_every must be"),
+        ({"optimizer": []}, "optimizer is an empty list"),
+        ({"batches": "hello"}, "batches must be an iterable of batches, got str 'hel"),
+        ({"batches": 5}, "batches must be an iterable of batches, got int 5"),
+        ({"lr_schedule": [1.0]}, r"lr_schedule must be a function, got \[1.0\]"),
+        ({"log_fn": 3}, "log_fn must be a function, got 3"),
+        ({"eval_fn": 3}, "eval_fn must be a function"),
+        ({"sample_fn": "text"}, "sample_fn must be a function"),
+        ({"loss_fn": None}, "loss_fn must be a function, got None"),
+        ({"best_metric": "acc"}, "best_metric='acc' needs an eval_fn that returns"),
+        ({"output_dir": __file__}, "output_dir must be a folder, and .* is a file"),
+        ({"tokenizer": "gpt2"}, "tokenizer must be a Tokenizer, got str"),
+        ({"tokenizer": Tokenizer.train(["a"], 256)}, "has 256 tokens, and .* of 40"),
     ],
 )
 def test_a_trainer_refuses(how, words):
     given_ = {"model": small(), "batches": batches(), "max_steps": 2} | how
     with pytest.raises(ValueError, match=words):
         Trainer(**given_)
+
+
+def test_a_precision_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="precision must be one of None, 'bf16'"):
+        accumulate_gradients(small(), [next(iter(batches()))], precision="fp8")
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, math.nan, "10"])
+def test_a_watch_refuses_a_factor_that_is_none(factor):
+    with pytest.raises(ValueError, match="spike_factor must be above 0"):
+        LossMonitor(spike_factor=factor)
 
 
 @pytest.mark.parametrize("lr", [0.0, math.nan])
@@ -797,7 +937,7 @@ def training(folder, steps=40, **how):
     how = {
         "lr_schedule": warmup_cosine(40, 4),
         "gradient_accumulation_steps": 2,
-        "every": 4,
+        "eval_every": 4,
         "loss_fn": noisy,
         "eval_fn": lambda m: {"loss": mean_loss(m, sequential_windows(IDS[:200], 64))},
     } | how
@@ -899,7 +1039,7 @@ def test_any_batches_are_taken_up(make, stop, tmp_path):
             max_steps=steps,
             output_dir=folder,
             gradient_accumulation_steps=2,
-            every=3,
+            eval_every=3,
         )
         return (trainer.resume() if resume else trainer).fit(), trainer
 
@@ -908,6 +1048,29 @@ def test_any_batches_are_taken_up(make, stop, tmp_path):
     rows, two = until(14, tmp_path / "b", resume=True)
     assert rows == straight
     assert all(map(torch.equal, one.model.parameters(), two.model.parameters()))
+
+
+@plain_only
+def test_a_shuffled_pass_is_taken_up_again_and_again(tmp_path):
+    "A resumed training that is saved in the middle of a pass resumes as well."
+
+    def until(steps, folder, program):
+        torch.manual_seed(program)
+        data = torch.utils.data.DataLoader(
+            IDS[:340].view(20, 17),
+            batch_size=2,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(5),
+        )
+        trainer = Trainer(
+            small(), data, max_steps=steps, eval_every=3, output_dir=folder
+        )
+        return trainer.resume().fit()
+
+    straight = until(27, tmp_path / "a", 0)
+    for steps in (6, 15, 18, 27):
+        rows = until(steps, tmp_path / "b", steps)
+    assert rows == straight
 
 
 def test_resume_begins_where_there_is_nothing(tmp_path):
@@ -929,13 +1092,243 @@ def test_another_training_is_not_written_over(tmp_path):
     assert files(tmp_path) == before
 
 
+def test_a_training_without_a_checkpoint_is_not_written_over(tmp_path):
+    def short(**how):
+        return training(tmp_path, steps=6, **how)
+
+    with pytest.raises(ZeroDivisionError):
+        short(log_fn=lambda row: 1 / (3 - row["step"])).fit()
+    before = files(tmp_path)
+    assert list(before) == ["history.csv"]
+    with pytest.raises(
+        ValueError, match=r"up to step 3: resume\(\) begins it anew, as it has no"
+    ):
+        short().fit()
+    assert files(tmp_path) == before
+    rows = short().resume().fit()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("left", [None, b"", b"step,loss\r\n\xff\xfe\x00\r\n7,1,1,"])
+def test_a_history_that_was_lost_does_not_stop_a_resume(left, tmp_path):
+    straight = training(tmp_path / "a", steps=8)
+    straight.fit()
+    training(tmp_path / "b", steps=4).fit()
+    path = tmp_path / "b" / "history.csv"
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+    again = training(tmp_path / "b", steps=8).resume()
+    assert again.fit() == straight.history.records[4:]
+    assert all(map(torch.equal, straight.model.parameters(), again.model.parameters()))
+
+
+def test_a_history_that_is_none_is_refused_before_anything_changes(tmp_path):
+    training(tmp_path, steps=4).fit()
+    (tmp_path / "history.csv").write_bytes(b"\xff\xfe\n")
+    trainer = training(tmp_path)
+    before = [p.clone() for p in trainer.model.parameters()]
+    chance = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"history\.csv is no history"):
+        trainer.resume()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+    assert torch.equal(chance, torch.get_rng_state())
+    assert trainer.step == trainer.data.num_yielded == 0
+    assert not trainer.optimizers[0].state
+
+
+def test_checkpoints_may_be_rarer_than_looks(tmp_path):
+    looks = []
+    trainer = training(
+        tmp_path,
+        steps=10,
+        eval_every=2,
+        save_every=4,
+        eval_fn=lambda m: {"loss": looks.append(0) or len(looks)},
+    )
+    trainer.fit()
+    assert len(looks) == 5 and trainer.checkpoints.steps() == [4, 8, 10]
+    assert trainer.checkpoints.metrics() == {4: 2, 8: 4, 10: 5}
+    more = training(tmp_path / "more", steps=4, eval_every=4, save_every=1)
+    more.fit()
+    assert more.checkpoints.steps() == [2, 3, 4]
+    assert [*more.checkpoints.metrics()] == [4]  # without a look there is none
+
+
+def test_a_checkpoint_holds_the_tokenizer(tmp_path):
+    tokenizer = Tokenizer.train(["once upon a time"], 260)
+    model = Llama(LlamaConfig(vocab_size=264, d_model=16, n_heads=2, n_layers=1))
+    Trainer(
+        model, batches(), max_steps=1, output_dir=tmp_path, tokenizer=tokenizer
+    ).fit()
+    again = Tokenizer.load(tmp_path / "step-000001" / "tokenizer.json")
+    assert again.encode("once") == tokenizer.encode("once")
+
+
+# --- interrupts
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupting(f, at):
+    "The same function, in whose call number ``at`` somebody presses Ctrl-C."
+    calls = []
+
+    def call(*args, **kwargs):
+        calls.append(0)
+        if len(calls) == at:
+            interrupt()
+        return f(*args, **kwargs)
+
+    return call
+
+
+def interrupted(trainer):
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    return trainer
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "how, step",
+    [
+        ({"loss_fn": interrupting(noisy, 11)}, 6),  # two calls for each step
+        ({"loss_fn": interrupting(noisy, 12)}, 6),
+        ({"lr_schedule": interrupting(warmup_cosine(40, 4), 7)}, 7),
+        ({"log_fn": interrupting(lambda row: None, 5)}, 5),
+        ({"log_fn": interrupting(lambda row: None, 8)}, 8),
+    ],
+)
+def test_an_interrupt_saves_the_step_that_is_whole(how, step, tmp_path, capsys):
+    straight = training(tmp_path / "a", steps=12)
+    straight.fit()
+    stopped = interrupted(training(tmp_path / "b", steps=12, **how))
+    assert stopped.step == max(stopped.checkpoints.steps()) == step
+    said = capsys.readouterr().out
+    assert f"interrupted after step {step}: resume() goes on after step {step}" in said
+    again = training(tmp_path / "b", steps=12).resume()
+    assert again.step == step and again.fit() == straight.history.records
+    for a, b in zip(straight.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Moody:
+    "Batches; ``interrupted`` of them are given before Ctrl-C is pressed."
+
+    def __init__(self, interrupted=-1):
+        self.left = interrupted
+
+    def __iter__(self):
+        for batch in batches():
+            torch.rand(1)  # chance is drawn, and must be put back
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            yield batch
+
+
+@pytest.mark.parametrize("given", [6, 7])
+def test_an_interrupt_while_batches_are_made_saves_the_step_before(given, tmp_path):
+    def trained(folder, data):
+        torch.manual_seed(0)
+        random.seed(0), np.random.seed(0)
+        return Trainer(
+            small(),
+            data,
+            max_steps=9,
+            gradient_accumulation_steps=2,
+            loss_fn=noisy,
+            output_dir=folder,
+        )
+
+    straight = trained(tmp_path / "a", Moody())
+    straight.fit()
+    stopped = interrupted(trained(tmp_path / "b", Moody(given)))
+    assert stopped.checkpoints.steps() == [3]
+    again = trained(tmp_path / "b", Moody()).resume()
+    assert again.fit() == straight.history.records
+
+
+class SlowSGD(torch.optim.SGD):
+    "Ctrl-C is pressed when half of the weights have moved."
+
+    def step(self):
+        for i, p in enumerate(self.param_groups[0]["params"]):
+            if i == 2:
+                interrupt()
+            p.data.sub_(p.grad, alpha=0.1)
+
+
+def test_an_interrupt_inside_an_update_waits_for_its_end(tmp_path):
+    model = small()
+    before = [p.clone() for p in model.parameters()]
+    trainer = Trainer(
+        model,
+        batches(),
+        max_steps=9,
+        output_dir=tmp_path,
+        optimizer=SlowSGD(model.parameters(), 0.1),
+    )
+    interrupted(trainer)
+    assert trainer.step == len(trainer.history.records) == 1
+    assert not any(map(torch.equal, before, model.parameters()))
+    saved = small()
+    trainer.checkpoints.load(saved)
+    assert all(map(torch.equal, saved.parameters(), model.parameters()))
+
+
+def test_an_interrupt_in_an_evaluation_does_not_wait(tmp_path):
+    after = []
+
+    def look(model):
+        interrupt()
+        after.append("never")
+
+    trainer = training(tmp_path, steps=9, eval_every=2, save_every=9, eval_fn=look)
+    interrupted(trainer)
+    assert trainer.checkpoints.steps() == [2] and not after
+    assert len(trainer.history.read()) == 2 and trainer.model.training
+
+
+def test_an_interrupt_without_a_folder_can_go_on(capsys):
+    straight = training(None, steps=8)
+    straight.fit()
+    trainer = training(None, steps=8, loss_fn=interrupting(noisy, 5))
+    interrupted(trainer)
+    assert trainer.step == 3
+    assert "interrupted after step 3: nothing was saved" in capsys.readouterr().out
+    assert trainer.fit() == straight.history.records
+
+
+def test_an_interrupt_before_the_first_step_saves_nothing(tmp_path):
+    trainer = interrupted(Trainer(small(), Moody(0), max_steps=2, output_dir=tmp_path))
+    assert trainer.step == 0 and not [*tmp_path.iterdir()]
+
+
+def test_the_handler_of_interrupts_is_as_before():
+    before = signal.getsignal(signal.SIGINT)
+    training(None, steps=2).fit()
+    interrupted(training(None, steps=2, loss_fn=interrupting(noisy, 1)))
+    assert signal.getsignal(signal.SIGINT) is before
+    thread = threading.Thread(target=training(None, steps=2).fit)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_configuration_that_does_not_match(tmp_path):
     training(tmp_path, steps=4).fit()
     before = files(tmp_path)
     with pytest.raises(ValueError, match="another model: d_model 16 there, 32 here"):
         Trainer(small(32), batches(), max_steps=9, output_dir=tmp_path).resume()
     model = small()
-    with pytest.raises(ValueError, match="the state of AdamW, not of SGD"):
+    with pytest.raises(
+        ValueError,
+        match=r"the state of tformer\.optimizers\.AdamW, not of torch\.optim\.sgd\.SGD",
+    ):
         Trainer(
             model,
             batches(),
@@ -1000,7 +1393,7 @@ def test_the_best_checkpoint_stays(tmp_path):
     trainer = training(
         tmp_path,
         steps=10,
-        every=2,
+        eval_every=2,
         keep_last=1,
         eval_fn=lambda m: {"x": next(scores)},
         best_metric="x",

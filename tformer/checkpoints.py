@@ -4,21 +4,26 @@
 
 # %% auto #0
 __all__ = ['flatten_state', 'unflatten_state', 'get_rng_state', 'set_rng_state', 'isolated_eval', 'write_folder_atomically',
-           'write_checkpoint', 'read_checkpoint', 'require_same_config', 'CheckpointManager', 'ResumableBatches',
-           'History', 'TensorBoardLogger', 'save_training_state', 'load_training_state']
+           'write_checkpoint', 'read_checkpoint', 'DeferredInterrupts', 'require_same_config', 'CheckpointManager',
+           'ResumableBatches', 'History', 'TensorBoardLogger', 'save_training_state', 'load_training_state']
 
 # %% ../nbs/A7_checkpoints.ipynb #2df874e4
 #| code-fold: true
 #| code-summary: imports of the module
 import contextlib
 import csv
+import hashlib
 import json
 import math
 import os
 import random
 import shutil
+import signal
+import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +47,7 @@ from tformer.model import (
 # %% ../nbs/A7_checkpoints.ipynb #f1b133ee
 def flatten_state(
     state: Any,  # dicts, lists, tuples, numbers, text, None, tensors
+    place: str = "state",  # what the places begin with
 ) -> tuple[dict[str, Tensor], Any]:
     """The tensors of a state by their places, and the rest for JSON.
 
@@ -69,7 +75,7 @@ def flatten_state(
             }
         )
 
-    return tensors, walk(state, "state")
+    return tensors, walk(state, place)
 
 # %% ../nbs/A7_checkpoints.ipynb #5f941cae
 #| code-summary: the name of a tensor, which is kept once
@@ -77,7 +83,12 @@ def _store_tensor(x, at, tensors, known):
     same = x.data_ptr(), x.device, x.dtype, x.shape, x.stride()
     free = f"{at} {len(tensors)}" if at in tensors else at
     name = known.setdefault(same if x.numel() else len(known), free)
-    tensors.setdefault(name, owning_copy(x))
+    if name not in tensors:
+        copy = owning_copy(x)
+        memory = "memory", copy.untyped_storage().data_ptr()
+        # a view of a tensor that is stored already, in another shape
+        tensors[name] = copy.clone() if memory in known else copy
+        known[memory] = name
     return name
 
 # %% ../nbs/A7_checkpoints.ipynb #afa07e43
@@ -174,10 +185,13 @@ def write_folder_atomically(
 
     It is there with all that was written, or not at all: also after a
     power cut.  What ``write`` raises passes on, and nothing is left.
+    What a killed process of the same number left beside it is removed
+    first.  ``ValueError`` if the folder is there already.
     """
     folder = Path(folder)
     validate.require(not folder.exists(), f"{folder} is there already")
     tmp_path = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(tmp_path, ignore_errors=True)
     try:
         tmp_path.mkdir(parents=True)
         write(tmp_path)
@@ -203,20 +217,26 @@ def fsync_path(path):
 #| code-summary: the files of a checkpoint
 STATE_NAME = "state.json"
 STATE_TENSORS_NAME = "state.safetensors"
-STATE_FORMAT = 2  # another version of the names in state.json
+STATE_FORMAT = 3  # another version of the names in state.json
+SHA256_KEY = "$sha256"  # in state.json: of the files of tensors
+EXTRA_KEY = "$extra_state"  # in state.json: what modules keep beside
 
 # %% ../nbs/A7_checkpoints.ipynb #b5d4951a
 def write_checkpoint(
     folder: str | os.PathLike,  # not there yet
     model: nn.Module,
     state: dict[str, Any],  # all the rest, as ``flatten_state`` takes it
+    tokenizer: Any = None,  # its ``tokenizer.json`` is written, too
 ) -> None:
     """Write a model and a state into a folder, whole or not at all.
 
     A model with a ``ModelConfig`` is saved by ``save_model``, so that
     ``load_model`` takes the folder; of others only the weights are.
-    The state that is read back also holds ``"format"``, the version of
-    its layout.  Raises ``ValueError`` for a state of another format.
+    What a module gives as its ``get_extra_state`` is kept as well, and
+    so is the SHA-256 of what both files of tensors hold.  The state
+    that is read back also holds ``"format"``, the version of its
+    layout.  Raises ``ValueError`` for a state of another format, and
+    as ``flatten_state`` does.
     """
     found = state.get("format", STATE_FORMAT)
     validate.require(
@@ -227,39 +247,173 @@ def write_checkpoint(
     )
     tensors, rest = flatten_state({**state, "format": STATE_FORMAT})
     model = getattr(model, "_orig_mod", model)
+    beside, extra = flatten_state(_extra_states(model), "model")
+    tensors |= {name: x.clone() for name, x in beside.items()}
 
     def write(tmp_path):
-        if isinstance(getattr(model, "config", None), ModelConfig):
-            save_model(model, tmp_path)
-        else:
-            weights, _ = flatten_state(dict(model.state_dict()))
-            save_file(
-                {
-                    name.removeprefix("state."): x
-                    for name, x in weights.items()
-                },
-                tmp_path / WEIGHTS_NAME,
+        path = tmp_path / WEIGHTS_NAME
+        with ThreadPoolExecutor() as pool:  # sums are made meanwhile
+            state_sum = pool.submit(sha256_of, tensors, {})
+            if isinstance(getattr(model, "config", None), ModelConfig):
+                save_model(model, tmp_path)
+            else:
+                save_file(_weights_of(model), path)
+            weights_sum = pool.submit(
+                lambda: sha256_of(*read_safetensors(path))
             )
-        save_file(tensors, tmp_path / STATE_TENSORS_NAME)
+            save_file(tensors, tmp_path / STATE_TENSORS_NAME)
+            if tokenizer is not None:
+                tokenizer.save(tmp_path / "tokenizer.json")
+        sums = {
+            WEIGHTS_NAME: weights_sum.result(),
+            STATE_TENSORS_NAME: state_sum.result(),
+        }
+        about = {SHA256_KEY: sums, EXTRA_KEY: extra}
         (tmp_path / STATE_NAME).write_text(
-            json.dumps(rest), encoding="utf-8"
+            json.dumps(rest | about), encoding="utf-8"
         )
 
     write_folder_atomically(folder, write)
 
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d1
+#| code-summary: the tensors of any model, and what modules keep beside
+def _weights_of(model):
+    weights = {
+        name: x
+        for name, x in model.state_dict().items()
+        if isinstance(x, Tensor)
+    }
+    tensors, _ = flatten_state(weights)
+    return {name.removeprefix("state."): x for name, x in tensors.items()}
+
+
+def _extra_states(model):
+    "By name in the state dict; only ``set_extra_state`` takes them."
+    extra = {
+        name: x
+        for name, x in model.state_dict().items()
+        if _is_extra(name) or not isinstance(x, Tensor)
+    }
+    other = [name for name in extra if not _is_extra(name)]
+    validate.require(
+        not other,
+        f"the state dict of {type(model).__name__} has {other}, which "
+        "are no tensors: no checkpoint holds them; let get_extra_state "
+        "return them",
+    )
+    return extra
+
+
+def _is_extra(name):
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def load_state(model, weights):
+    "Tensors and extra states into a model, all of them or none."
+    model = getattr(model, "_orig_mod", model)
+    saved = {*filter(_is_extra, weights)}
+    own = {*filter(_is_extra, model.state_dict())}
+    validate.require(
+        saved == own,
+        f"the extra states do not fit {type(model).__name__}: the "
+        f"checkpoint has {sorted(saved)}, the model {sorted(own)}",
+    )
+    load_weights(
+        model,
+        {name: x for name, x in weights.items() if isinstance(x, Tensor)},
+    )
+    for name in own:
+        module = model.get_submodule(name.rpartition(".")[0])
+        module.set_extra_state(weights[name])
+
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d2
+#| code-summary: the SHA-256 of what a file of tensors holds
+def sha256_of(tensors, metadata):
+    "In order of names, since safetensors has no order of its own."
+    total = hashlib.sha256()
+    total.update(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        x = tensors[name]
+        total.update(f"{name} {x.dtype} {[*x.shape]}".encode())
+        total.update(x.cpu().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
 # %% ../nbs/A7_checkpoints.ipynb #8069e77c
 def read_checkpoint(
     folder: str | os.PathLike,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The weights of a checkpoint by name, and its state.
 
-    Never unpickles.  ``ValueError`` naming a file that is cut short.
+    Among the weights are the extra states of modules.  Never
+    unpickles.  ``ValueError`` naming a file that is cut short, or that
+    is not what was written, by its SHA-256.
     """
     folder = Path(folder)
-    weights, _ = read_safetensors(folder / WEIGHTS_NAME)
-    tensors, _ = read_safetensors(folder / STATE_TENSORS_NAME)
+    names = WEIGHTS_NAME, STATE_TENSORS_NAME
+    read = {name: read_safetensors(folder / name) for name in names}
     rest = files.read_json_object(folder / STATE_NAME)
-    return weights, unflatten_state(tensors, rest)
+    for name, written in rest.pop(SHA256_KEY, {}).items():
+        validate.require(
+            sha256_of(*read[name]) == written,
+            f"{folder / name} is no longer what was written: "
+            "its SHA-256 is another",
+        )
+    weights, tensors = (read[name][0] for name in names)
+    extra = unflatten_state(tensors, rest.pop(EXTRA_KEY, {}))
+    return weights | extra, unflatten_state(tensors, rest)
+
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d6
+class DeferredInterrupts:
+    """Ctrl-C waits until it can do no harm.
+
+    In ``with``, an interrupt is noted; it is raised by ``deliver``, in
+    ``allowed``, or at the end.  In a thread that is not the main one,
+    where Python raises none, and outside of ``with`` nothing changes.
+    """
+
+    def __init__(self):
+        self._previous = None  # what handled interrupts before
+        self._noted = None  # the interrupt that waits
+
+    def __enter__(self) -> "DeferredInterrupts":
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            self._previous = handler if callable(handler) else None
+        self._handle(self._note)
+        return self
+
+    def __exit__(self, kind, *rest):
+        self._handle(self._previous)
+        try:
+            if kind is None:
+                self.deliver()
+        finally:
+            self._previous = None
+            self._noted = None
+
+    def deliver(self) -> None:
+        "Raise the interrupt that waits, if there is one."
+        noted = self._noted
+        self._noted = None
+        if noted is not None:
+            self._previous(*noted)
+
+    @contextlib.contextmanager
+    def allowed(self):
+        "Inside, an interrupt is raised at once, as ever."
+        self._handle(self._previous)
+        try:
+            self.deliver()
+            yield
+        finally:
+            self._handle(self._note)
+
+    def _handle(self, handler):
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, handler)
+
+    def _note(self, *given):
+        self._noted = given
 
 # %% ../nbs/A7_checkpoints.ipynb #1a70b574
 def require_same_config(
@@ -302,10 +456,12 @@ class CheckpointManager:
         self,
         folder: str | os.PathLike,  # made with the first checkpoint
         keep_last: int = 3,  # of the last ones, beside the best
+        tokenizer: Any = None,  # written into each of them
     ):
         validate.integer(keep_last=keep_last)
         self.folder = Path(folder)
         self.keep_last = keep_last
+        self.tokenizer = tokenizer
 
     def path(self, step: int) -> Path:
         "The folder of a step."
@@ -354,6 +510,7 @@ class CheckpointManager:
             self.path(step),
             model,
             state | {"step": step, "metric": metric},
+            self.tokenizer,
         )
         self.delete_old()
         return self.path(step)
@@ -362,6 +519,7 @@ class CheckpointManager:
         "Forget what need not stay, and what a killed process left."
         for old in {*self.steps()} - self.steps_to_keep():
             gone = self.path(old).with_suffix(f".{os.getpid()}.part")
+            shutil.rmtree(gone, ignore_errors=True)  # of a killed process
             os.rename(self.path(old), gone)  # at once; then in peace
         parts = self.folder.glob("step-*.part")
         for stale in filter(is_stale_temp, parts):
@@ -373,7 +531,7 @@ class CheckpointManager:
         Returns the state.  If it raises, as ``read`` does, all stays.
         """
         weights, state = self.read(model, step)
-        load_weights(model, weights)
+        load_state(model, weights)
         return state
 
     def read(
@@ -439,12 +597,14 @@ class ResumableBatches:
     What has ``state_dict`` keeps its own place.  Anything else is read
     again from the beginning of its pass, with chance as it was there:
     a ``DataLoader`` draws the same order.  What ends begins anew.
+    A state says what the batches are; other ones refuse it.
     """
 
     def __init__(self, batches: Iterable):
         self.batches = batches
         self.iterator = None
         self.rng_state = None
+        self.source = _describe_batches(batches)
         # in all; in this pass
         self.num_yielded = 0
         self.num_in_epoch = 0
@@ -479,6 +639,7 @@ class ResumableBatches:
         # else it says so
         passed = self.num_in_epoch if self.rng_state else 0
         return {
+            "source": self.source,
             "num_yielded": self.num_yielded,
             "num_in_epoch": passed,
             "rng_state": self.rng_state,
@@ -486,7 +647,12 @@ class ResumableBatches:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        "Go to a place; the random generators stay where they are."
+        """Go to a place; the random generators stay where they are.
+
+        ``ValueError`` for a state of other batches: of another class,
+        another number, another size, or, if they are a list, others.
+        """
+        _expect_source(state["source"], self.source)
         self.iterator = None
         if hasattr(self.batches, "load_state_dict"):
             self.batches.load_state_dict(state["batches"])
@@ -511,6 +677,58 @@ class ResumableBatches:
             f"{num_skipped}; the checkpoint was written "
             f"after {n} of them",
         )
+
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d3
+#| code-summary: what tells some batches from others, without drawing one
+def _full_name(x):
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+def _describe_batches(batches):
+    found = {"kind": _full_name(batches)}
+    if hasattr(batches, "load_state_dict"):
+        return found  # they compare by themselves
+    with contextlib.suppress(TypeError, NotImplementedError):
+        found["number"] = len(batches)
+        if isinstance(batches, (list, tuple, Tensor)) and len(batches):
+            found["checksum"] = _checksum([batches[0], batches[-1]])
+    size = getattr(batches, "batch_size", None)
+    if isinstance(size, int):
+        found["batch size"] = size
+    return found
+
+
+def _checksum(batch):
+    "Of the numbers in a batch; 0 for an object."
+    if isinstance(batch, Tensor):
+        x = batch.detach().cpu().contiguous().view(-1)
+        data = x.view(torch.uint8) if x.numel() else x
+        return zlib.crc32(data.numpy().tobytes(), len(batch.shape))
+    if isinstance(batch, np.ndarray):
+        return zlib.crc32(batch.tobytes(), batch.ndim)
+    if batch is None or isinstance(batch, (str, bytes, int, float)):
+        return zlib.crc32(repr(batch).encode("utf-8", "replace"))
+    if isinstance(batch, dict):
+        batch = [batch[name] for name in batch]
+    if not isinstance(batch, (list, tuple)):
+        return 0
+    return zlib.crc32(repr([*map(_checksum, batch)]).encode())
+
+
+def _expect_source(saved, current):
+    names = {**saved, **current}
+    if saved["kind"] != current["kind"]:
+        names = ["kind"]
+    differ = [
+        f"{name} {saved.get(name)} there, {current.get(name)} here"
+        for name in names
+        if saved.get(name) != current.get(name)
+    ]
+    validate.require(
+        not differ,
+        "the checkpoint was written with other batches: "
+        + "; ".join(differ),
+    )
 
 # %% ../nbs/A7_checkpoints.ipynb #51685f92
 #| code-summary: chance of the program, and of a loader's own generator
@@ -544,19 +762,34 @@ class History:
         self._columns = {}  # columns, in the order in which they came
 
     def append(self, record: dict[str, Any]) -> None:
-        "One more row; its columns may be new."
+        """One more row; its columns may be new.
+
+        If it cannot be written, the file is left as it was, the error
+        passes on, and the next row that can be written brings this one
+        with it.
+        """
         new = record.keys() - self._columns
         self._columns |= dict.fromkeys(record)
         self.records.append(record)
         if self.path and not new:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self._columns).writerow(record)
+            self._append_line(record)
         elif self.path:
             self.rewrite()
 
+    def _append_line(self, record):
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(record)
+        except BaseException:
+            self._columns = {}  # so the next row rewrites the file
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, size)
+            raise
+
     def columns(self) -> list[str]:
         "All columns, in the order in which they came."
-        return list(self._columns)
+        return list(dict.fromkeys(k for row in self.records for k in row))
 
     def write(self, path: Path) -> None:
         "All rows into a file."
@@ -566,30 +799,64 @@ class History:
             writer.writeheader()
             writer.writerows(self.records)
 
-    def truncate(self, step: int) -> None:
-        "Only the rows of the file up to this step."
-        with self.path.open(newline="", encoding="utf-8") as file:
+    def read(self) -> list[dict[str, Any]]:
+        """The rows of the file; none if there is no file.
+
+        Lines that are no row are left out: one that was cut, or glued
+        to the next.  ``ValueError`` if the first line names no column
+        ``step``, since then no line can be read.
+        """
+        if not self.path or not self.path.exists():
+            return []
+        with self.path.open(
+            newline="", encoding="utf-8", errors="replace"
+        ) as file:
             lines = [line for line in file if line.endswith("\n")]
-        rows = (
-            {
-                k: int(v) if v.isdigit() else float(v)
-                for k, v in row.items()
-                if v
-            }
-            for row in csv.DictReader(lines)
+        columns = next(csv.reader(lines), [])
+        validate.require(
+            "step" in columns or not lines,
+            f"{self.path} is no history: its first line has no column "
+            "'step'; move it away, and resume() goes on without it",
         )
-        self.records = [row for row in rows if row["step"] <= step]
-        self._columns = dict.fromkeys(
-            k for row in self.records for k in row
-        )
-        self.rewrite()
+        rows = (_parse_row(columns, row) for row in csv.reader(lines[1:]))
+        return [row for row in rows if row]
+
+    def truncate(self, step: int) -> None:
+        """Only the rows of the file up to this step.
+
+        Without such rows there is no file, until there is one.  Raises
+        as ``read`` does, and the file stays.
+        """
+        self.records = [row for row in self.read() if row["step"] <= step]
+        self._columns = dict.fromkeys(self.columns())
+        if self.records:
+            self.rewrite()
+        else:
+            self.path.unlink(missing_ok=True)
 
     def rewrite(self) -> None:
         "The whole file anew; what killed processes left beside it goes."
+        self._columns = dict.fromkeys(self.columns())
         files.write_files_atomically({self.path: self.write})
         beside = self.path.parent.glob(f"{self.path.name}.*.part")
         for part in filter(is_stale_temp, beside):
             part.unlink(missing_ok=True)
+
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d4
+#| code-summary: a line of the file as a row, or none
+def _parse_row(columns, values):
+    "Numbers by column; an empty field is one that the row has not."
+    if len(values) != len(columns):
+        return None
+    try:
+        row = {
+            k: int(v) if v.isdigit() else float(v)
+            for k, v in zip(columns, values)
+            if v
+        }
+    except ValueError:
+        return None
+    return row if isinstance(row.get("step"), int) else None
 
 # %% ../nbs/A7_checkpoints.ipynb #fc396328
 class TensorBoardLogger:
@@ -626,7 +893,7 @@ def save_training_state(
     "All that a training is made of; the random generators, too."
     optimizer_states = [
         {
-            "class": type(optimizer).__name__,
+            "class": _full_name(optimizer),
             "state": optimizer.state_dict(),
         }
         for optimizer in optimizers
@@ -637,7 +904,10 @@ def save_training_state(
         {
             "optimizers": optimizer_states,
             "data": data.state_dict(),
-            "loss_monitor": getattr(loss_monitor, "state_dict", dict)(),
+            "loss_monitor": {
+                "class": _full_name(loss_monitor),
+                "state": getattr(loss_monitor, "state_dict", dict)(),
+            },
             "rng_state": get_rng_state(),
         },
         metric,
@@ -654,31 +924,45 @@ def load_training_state(
 ) -> int:
     """Put a training back to where it was; the step.
 
-    ``ValueError`` for another model, other optimizers, other data, and
-    nothing has changed.  Learning rates are those of the checkpoint.
+    ``ValueError`` for another model, other optimizers, another loss
+    monitor, other data, and nothing has changed.  Learning rates are
+    those of the checkpoint.
     """
     weights, state = checkpoints.read(model, step)
     _expect_optimizers(state["optimizers"], optimizers)
+    monitor_state = _monitor_state(state["loss_monitor"], loss_monitor)
     data_state = data.state_dict()
     data.load_state_dict(state["data"])
     try:
-        load_weights(model, weights)
+        load_state(model, weights)
     except ValueError:
         data.load_state_dict(data_state)
         raise
     for optimizer, part in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(part["state"])
-    if state["loss_monitor"] and hasattr(loss_monitor, "load_state_dict"):
-        loss_monitor.load_state_dict(state["loss_monitor"])
+    if monitor_state:
+        loss_monitor.load_state_dict(monitor_state)
     set_rng_state(state["rng_state"])
     checkpoints.delete_old()
     return state["step"]
+
+# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d7
+#| code-summary: what is there for a loss monitor, which must be the same
+def _monitor_state(saved, loss_monitor):
+    if not saved["state"] or not hasattr(loss_monitor, "load_state_dict"):
+        return None
+    validate.require(
+        saved["class"] == _full_name(loss_monitor),
+        "the checkpoint holds the state of the loss monitor "
+        f"{saved['class']}, not of {_full_name(loss_monitor)}",
+    )
+    return saved["state"]
 
 # %% ../nbs/A7_checkpoints.ipynb #560446d6
 #| code-summary: refuses other optimizers, and tells of other rates
 def _expect_optimizers(saved, optimizers):
     saved_values = [part["class"] for part in saved]
-    current_values = [type(optimizer).__name__ for optimizer in optimizers]
+    current_values = [*map(_full_name, optimizers)]
     validate.require(
         saved_values == current_values,
         "the checkpoint "

@@ -17,7 +17,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from numbers import Integral
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,11 +31,14 @@ from tqdm import tqdm
 from . import validate
 from tformer.checkpoints import (
     CheckpointManager,
+    DeferredInterrupts,
     History,
     ResumableBatches,
+    get_rng_state,
     isolated_eval,
     load_training_state,
     save_training_state,
+    set_rng_state,
 )
 from .data import Loader
 from .losses import chunked_cross_entropy, cross_entropy
@@ -44,11 +49,18 @@ from .schedules import scale_lr
 # %% ../nbs/17_training.ipynb #c809defe
 def next_token_loss(
     model: nn.Module,
-    batch: Any,  # a ``Batch``, or windows of ids (b, length + 1)
+    batch: Any,  # a ``Batch``, or windows of ids (b, length + 1), …
     *,
     chunk_size: int | None = None,  # tokens whose logits exist at a time
 ) -> Float[Tensor, ""]:
     """Mean loss in nats over the targets that count.
+
+    A batch may also be windows in a list, as ``TensorDataset`` gives
+    them; (ids, targets), each (b, t); or a mapping with ``input_ids``
+    and ``targets``, or ``labels``, which are not shifted yet, as those
+    of Hugging Face, and an ``attention_mask`` (b, t).  The model may
+    return logits, or what has them as ``logits``.  ``ValueError`` for
+    other batches, and for windows of one id, which have no target.
 
     With ``chunk_size``, from ``model.hidden_states`` and
     ``model.lm_head``: never all logits at once.  Use it as
@@ -56,7 +68,8 @@ def next_token_loss(
     """
     ids, targets, kwargs = _unpack_batch(batch)
     if chunk_size is None:
-        return cross_entropy(model(ids, **kwargs), targets)
+        out = model(ids, **kwargs)
+        return cross_entropy(getattr(out, "logits", out), targets)
     return chunked_cross_entropy(
         model.hidden_states(ids, **kwargs),
         model.lm_head.weight,
@@ -68,14 +81,84 @@ def next_token_loss(
 # %% ../nbs/17_training.ipynb #edd5a02e
 #| code-summary: the ids, the targets and the other arguments of the model
 def _unpack_batch(batch):
-    if isinstance(batch, Tensor):
-        return batch[:, :-1], batch[:, 1:], {}
-    kwargs = {"positions": batch.positions, "mask": batch.mask}
-    return (
-        batch.ids,
-        batch.targets,
-        {name: x for name, x in kwargs.items() if x is not None},
+    found = _find_ids(batch)
+    validate.require(
+        found is not None,
+        "next_token_loss takes a Batch, windows of ids (b, length + 1), "
+        "(ids, targets), or a mapping with input_ids and labels, got "
+        f"{_describe(batch)}: give a loss for such batches as loss_fn=",
     )
+    validate.require(
+        found[1].numel(),
+        f"no target counts: the targets have shape {(*found[1].shape,)}",
+    )
+    return found
+
+
+def _find_ids(batch):
+    "What the model and the loss take; None if a batch has no such parts."
+    names = "ids", "targets", "positions", "mask"
+    if all(hasattr(batch, name) for name in names):
+        kwargs = {"positions": batch.positions, "mask": batch.mask}
+        kwargs = {name: x for name, x in kwargs.items() if x is not None}
+        return batch.ids, batch.targets, kwargs
+    if isinstance(batch, Mapping):
+        return _find_ids_by_name(batch)
+    parts = batch if isinstance(batch, (list, tuple)) else [batch]
+    if not all(map(_are_ids, parts)):
+        return None
+    if len(parts) == 1:
+        return parts[0][:, :-1], parts[0][:, 1:], {}
+    same = len(parts) == 2 and parts[0].shape == parts[1].shape
+    return (*parts, {}) if same else None
+
+
+def _find_ids_by_name(batch):
+    ids = batch.get("input_ids", batch.get("ids"))
+    kept = batch.get("attention_mask")
+    labels = batch.get("labels", ids)
+    targets = batch.get("targets", labels)
+    known = {"input_ids", "ids", "labels", "targets", "attention_mask"}
+    parts = [ids, targets] + [kept] * (kept is not None)
+    if (
+        batch.keys() - known
+        or not all(map(_are_ids, parts))
+        or any(x.shape != ids.shape for x in parts)
+    ):
+        return None
+    if kept is None:
+        kept = torch.ones_like(ids)
+    if targets is ids:  # no padding is to be guessed
+        targets = ids.masked_fill(kept == 0, -100)
+    if "targets" not in batch:
+        ids = ids[:, :-1]
+        kept = kept[:, :-1]
+        targets = targets[:, 1:]
+    if kept.all():
+        return ids, targets, {}
+    positions = (kept.cumsum(-1) - 1).masked_fill(kept == 0, -1)
+    # from padding nothing can be guessed
+    targets = targets.masked_fill(kept == 0, -100)
+    return ids, targets, {"positions": positions}
+
+
+def _are_ids(x):
+    return (
+        isinstance(x, Tensor) and x.ndim == 2 and not x.is_floating_point()
+    )
+
+
+def _describe(x):
+    "A batch in words: classes and shapes."
+    if isinstance(x, Tensor):
+        return f"{x.dtype} of shape {(*x.shape,)}"
+    if isinstance(x, Mapping):
+        inner = ", ".join(f"{k!r}: {_describe(y)}" for k, y in x.items())
+        return f"{type(x).__name__} of {inner or 'nothing'}"
+    if isinstance(x, (list, tuple)):
+        inner = ", ".join(map(_describe, x[:4]))
+        return f"{type(x).__name__} of {inner or 'nothing'}"
+    return type(x).__name__
 
 # %% ../nbs/17_training.ipynb #518533fe
 def accumulate_gradients(
@@ -88,7 +171,9 @@ def accumulate_gradients(
 
     Each batch is weighed by the targets it counts, so the sum is the
     gradient of the mean over all targets, as of one batch.
+    ``ValueError`` if there are none.
     """
+    validate.one_of((None, "bf16"), precision=precision)
     counts = [num_targets_of(batch) for batch in batches]
     validate.require(sum(counts) > 0, "no target counts: all are ignored")
     total = 0.0
@@ -107,21 +192,30 @@ def accumulate_gradients(
 # %% ../nbs/17_training.ipynb #3e6c72ae
 #| code-summary: what batches of other kinds count, and how they move
 def num_targets_of(batch):
-    "Targets of a ``Batch`` or of windows of ids; others count once."
-    if (
-        isinstance(batch, Tensor)
-        and batch.ndim == 2
-        and not (batch.is_floating_point())
-    ):
-        return max(batch[:, 1:].numel(), 1)
-    count = getattr(batch, "num_targets", 1)
-    return count if isinstance(count, int) else 1
+    "Targets of what ``next_token_loss`` takes; others count once."
+    count = getattr(batch, "num_targets", None)
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = count.item()
+    if isinstance(count, Integral):
+        return int(count)
+    found = _find_ids(batch)
+    if found is None:
+        return 1
+    if isinstance(batch, Tensor):
+        return max(found[1].numel(), 1)
+    return int((found[1] != -100).sum())
 
 # %% ../nbs/17_training.ipynb #feb0d195
 #| code-summary: a batch where the model is
 def to_device(batch, device):
     "A batch on a device; what cannot be moved stays as it is."
-    return batch.to(device) if hasattr(batch, "to") else batch
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: to_device(x, device) for name, x in batch.items()}
+    if type(batch) in (list, tuple):
+        return type(batch)(to_device(x, device) for x in batch)
+    return batch
 
 # %% ../nbs/17_training.ipynb #151f1d98
 #| code-fold: true
@@ -198,7 +292,9 @@ class LossMonitor:
         self.min_jump = min_jump
         validate.number(
             "(0, inf]",
-            spike_factor=spike_factor or math.inf,
+            spike_factor=math.inf
+            if spike_factor is None
+            else spike_factor,
             min_jump=min_jump,
         )
         self.losses = []
@@ -210,7 +306,8 @@ class LossMonitor:
         if not abs(grad_norm) < float("inf"):
             return f"the gradient is {grad_norm}"
         recent = self.losses[-self.history_size :]
-        if self.spike_factor and len(recent) == self.history_size:
+        watched = self.spike_factor is not None
+        if watched and len(recent) == self.history_size:
             median = statistics.median(recent)
             median_deviation = statistics.median(
                 abs(x - median) for x in recent
@@ -394,9 +491,10 @@ def evaluate_and_sample(
 class Trainer:
     """Trains a model, keeps a record, and goes on where it was stopped.
 
-    With an ``output_dir``: ``history.csv``, samples, and every ``every``
-    steps a checkpoint.  After ``resume`` the training is bit for bit
-    what it would have been.  ``ValueError`` for what does not fit;
+    With an ``output_dir``: ``history.csv``, samples, and checkpoints.
+    After ``resume`` the training is bit for bit what it would have
+    been.  Ctrl-C waits for the end of the step, which is saved, and is
+    raised then.  ``ValueError`` for what does not fit;
     ``TrainingDiverged`` if ``loss_monitor`` finds a loss that is wrong.
     """
 
@@ -416,9 +514,11 @@ class Trainer:
     activation_checkpointing: bool = False
     eval_fn: Callable | None = None  # model -> number(s by name)
     sample_fn: Callable | None = None  # model -> text(s)
-    every: int = 100  # steps between two looks, and checkpoints
+    eval_every: int = 100  # steps between two looks
+    save_every: int | None = None  # between checkpoints; None: the same
     output_dir: str | os.PathLike | None = None
     keep_last: int = 3  # checkpoints, beside the best
+    tokenizer: Any = None  # saved with each checkpoint
     best_metric: str = "loss"  # of ``eval_fn``, else of the training
     log_fn: Callable[[dict], Any] | None = None  # gets each row, too
     loss_monitor: Callable = field(default_factory=LossMonitor)
@@ -432,8 +532,9 @@ class Trainer:
         folder = self.output_dir and Path(self.output_dir)
         self.history = History(folder and folder / "history.csv")
         self.checkpoints = folder and CheckpointManager(
-            folder, self.keep_last
+            folder, self.keep_last, self.tokenizer
         )
+        self.interrupts = DeferredInterrupts()
 
     def fit(self) -> list[dict[str, Any]]:
         "Train until ``max_steps``, all in train mode; the history's rows."
@@ -448,11 +549,11 @@ class Trainer:
                 self.model, self.activation_checkpointing
             ),
             bar,
+            _telling_of_interrupts(self),
+            self.interrupts,
         ):
             while self.step < self.max_steps:
-                batches = self.data.next_batches(
-                    self.gradient_accumulation_steps
-                )
+                batches = _next_batches(self)
                 self.log_step(
                     train_step(
                         self.model,
@@ -474,31 +575,26 @@ class Trainer:
         "Into the history; every so often evaluate, sample and save."
         self.step = record["step"]
         metric = None
-        is_due = self.step % self.every == 0 or self.step == self.max_steps
+        is_saved = _is_due(self, self.save_every or self.eval_every)
         try:
-            if is_due:
-                record |= evaluate_and_sample(
-                    self.model,
-                    self.eval_fn,
-                    self.sample_fn,
-                    _sample_path(self),
-                )
-                metric = _checkpoint_metric(record, self.best_metric)
-        finally:  # if looking fails, no step is lost
+            metric = _look(self, record)
+        except BaseException:  # if looking fails, no step is lost
+            is_saved = True
+            raise
+        finally:
             self.history.append(record)
             if self.log_fn is not None:
                 self.log_fn(record)
-            if is_due and self.output_dir:
-                save_training_state(
-                    self.checkpoints,
-                    self.step,
-                    *self.components,
-                    metric,
-                    self.loss_monitor,
-                )
+            if is_saved:
+                _save(self, self.data, metric)
 
     def resume(self) -> "Trainer":
-        "Go on after the last checkpoint; begin anew if there is none."
+        """Go on after the last checkpoint; begin anew if there is none.
+
+        ``ValueError`` for what was written by another training, or is
+        damaged, and nothing has changed.
+        """
+        self.history.read()
         if self.output_dir and self.checkpoints.steps():
             self.step = load_training_state(
                 self.checkpoints,
@@ -506,7 +602,71 @@ class Trainer:
                 loss_monitor=self.loss_monitor,
             )
             self.history.truncate(self.step)
+        elif self.output_dir and not self.step:
+            self.history.truncate(0)
         return self
+
+# %% ../nbs/17_training.ipynb #e7d3a1c1
+#| code-summary: when to look and save, and what an interrupt does
+def _is_due(t, every):
+    return t.step % every == 0 or t.step == t.max_steps
+
+
+def _look(t, record):
+    "Evaluate and sample if it is time; the metric, if there is one."
+    is_due = _is_due(t, t.eval_every)
+    if is_due:
+        with t.interrupts.allowed():
+            record |= evaluate_and_sample(
+                t.model, t.eval_fn, t.sample_fn, _sample_path(t)
+            )
+    if is_due or t.eval_fn is None:
+        return _checkpoint_metric(record, t.best_metric)
+
+
+def _save(t, data, metric=None):
+    if t.checkpoints and t.step not in t.checkpoints.steps():
+        save_training_state(
+            t.checkpoints,
+            t.step,
+            t.model,
+            t.optimizers,
+            data,
+            metric,
+            t.loss_monitor,
+        )
+
+
+def _next_batches(t):
+    "The batches of a step; if interrupted, the step before is saved."
+    place = (
+        (t.data.state_dict(), get_rng_state()) if t.checkpoints else None
+    )
+    try:
+        t.interrupts.deliver()
+        return t.data.next_batches(t.gradient_accumulation_steps)
+    except KeyboardInterrupt:
+        if place and t.step:
+            set_rng_state(place[1])
+            _save(t, SimpleNamespace(state_dict=lambda: place[0]))
+        raise
+
+
+@contextlib.contextmanager
+def _telling_of_interrupts(t):
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = max(
+            t.checkpoints.steps() if t.checkpoints else [], default=0
+        )
+        goes_on = (
+            f"resume() goes on after step {saved}"
+            if saved
+            else "nothing was saved, and fit() goes on after it"
+        )
+        tqdm.write(f"interrupted after step {t.step}: {goes_on}")
+        raise
 
 # %% ../nbs/17_training.ipynb #ecaeb94f
 #| code-summary: numbers by name, of what eval_fn returns
@@ -554,27 +714,80 @@ def _checkpoint_metric(record, best_metric):
 # %% ../nbs/17_training.ipynb #9bcf3404
 #| code-summary: refuses to write over another training
 def _refuse_overwrite(trainer):
-    there = (
-        trainer.checkpoints.steps()
-        if (trainer.checkpoints and not trainer.step)
-        else []
-    )
+    if trainer.step or not trainer.checkpoints:
+        return
+    saved = max(trainer.checkpoints.steps(), default=0)
+    rows = trainer.history.read()
     validate.require(
-        not there,
-        "a training stands here already, up to "
-        f"step {max(there, default=0)}: resume() goes on "
-        "with it; or give another output_dir",
+        not saved and not rows,
+        "a training stands here already, up to step "
+        f"{max([saved, *(row['step'] for row in rows)])}: resume() "
+        + (
+            "goes on with it"
+            if saved
+            else "begins it anew, as it has no checkpoint"
+        )
+        + "; or give another output_dir",
     )
 
 # %% ../nbs/17_training.ipynb #592bbbb9
 #| code-summary: refuses what a trainer cannot work with
 def _expect_trainer(t):
     validate.instance_of(nn.Module, model=t.model)
-    names = "max_steps", "gradient_accumulation_steps", "every"
+    names = ["max_steps", "gradient_accumulation_steps", "eval_every"]
+    names += ["save_every"] * (t.save_every is not None)
     validate.integer(**{name: getattr(t, name) for name in names})
     validate.number("(0, inf]", max_grad_norm=t.max_grad_norm)
     validate.number("(0, inf)", lr=t.lr)
     validate.one_of((None, "bf16"), precision=t.precision)
+    validate.require(
+        (
+            hasattr(t.batches, "__iter__")
+            or hasattr(t.batches, "__getitem__")
+        )
+        and not isinstance(t.batches, (str, bytes)),
+        "batches must be an iterable of batches, got "
+        f"{type(t.batches).__name__} {t.batches!r:.60}",
+    )
+    for name in (
+        "loss_fn",
+        "eval_fn",
+        "sample_fn",
+        "lr_schedule",
+        "log_fn",
+    ):
+        value = getattr(t, name)
+        validate.require(
+            callable(value) or (value is None and name != "loss_fn"),
+            f"{name} must be a function, got {value!r:.60}",
+        )
+    numbers = "loss", "grad_norm", "lr"
+    validate.require(
+        t.eval_fn is not None or t.best_metric in numbers,
+        f"best_metric={t.best_metric!r} needs an eval_fn that returns it; "
+        f"without one it must be one of {', '.join(numbers)}",
+    )
+    validate.require(
+        not t.output_dir or not Path(t.output_dir).is_file(),
+        f"output_dir must be a folder, and {t.output_dir} is a file",
+    )
+    _expect_tokenizer(t.tokenizer, t.model)
+
+
+def _expect_tokenizer(tokenizer, model):
+    if tokenizer is None:
+        return
+    validate.require(
+        hasattr(tokenizer, "save") and hasattr(tokenizer, "__len__"),
+        f"tokenizer must be a Tokenizer, got {type(tokenizer).__name__}",
+    )
+    config = getattr(model, "config", None)
+    size = getattr(config, "vocab_size", len(tokenizer))
+    validate.require(
+        len(tokenizer) <= size,
+        f"the tokenizer has {len(tokenizer)} tokens, and the model a "
+        f"vocabulary of {size}",
+    )
 
 # %% ../nbs/17_training.ipynb #2e21a077
 #| code-summary: a list of optimizers; learning rates are above 0
@@ -588,6 +801,7 @@ def _optimizers(optimizer_or_list, model, lr):
         if isinstance(optimizer_or_list, (list, tuple))
         else [optimizer_or_list]
     )
+    validate.require(found, "optimizer is an empty list: nothing moves")
     own = {*map(id, model.parameters())}
     for optimizer in found:
         validate.instance_of(torch.optim.Optimizer, optimizer=optimizer)
