@@ -8,6 +8,8 @@ __all__ = ['require_file', 'read_json_object', 'write_files_atomically']
 # %% ../nbs/package/files.ipynb #d115f96f
 import json
 import os
+import secrets
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,9 @@ def read_json_object(
     return values
 
 # %% ../nbs/package/files.ipynb #bb8fffea
+_RENAMING = threading.Lock()  # held from the first rename of a call to its last
+
+
 def write_files_atomically(
     writers: Mapping[Path, Callable[[Path], Any]],
     # for each path a function that writes the file, given another path
@@ -54,17 +59,20 @@ def write_files_atomically(
 
     Each of them is then the old file or the new one, never half of one. If a writer
     raises, or is interrupted, all old files stay and nothing is left beside them.
+    Several threads and processes may write the same paths: the last one that renames
+    wins. Threads of one process rename one after another, so that files which belong
+    together are those of one call.
     """
-    tmp_paths = {
-        path: path.with_name(f"{path.name}.{os.getpid()}.part") for path in writers
-    }
+    beside = f"{secrets.token_hex(4)}.{os.getpid()}.part"  # a name nobody else uses
+    tmp_paths = {path: path.with_name(f"{path.name}.{beside}") for path in writers}
     try:
         for path, write in writers.items():
             write(tmp_paths[path])
             with open(tmp_paths[path], "rb") as file:
                 os.fsync(file.fileno())  # it is on the disk, not on its way
-        for path in writers:
-            os.replace(tmp_paths[path], path)
+        with _RENAMING:
+            for path in writers:
+                os.replace(tmp_paths[path], path)
     finally:
         for path in tmp_paths.values():
             path.unlink(missing_ok=True)
