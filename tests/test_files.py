@@ -161,6 +161,19 @@ def test_two_processes_of_one_number_write_one_path(paths, monkeypatch):
     assert codes == [0, 0] and paths[0].read_text() == "a" and alone(paths)
 
 
+def test_what_was_left_by_a_killed_program_goes_when_it_is_old(paths):
+    others = [paths[0].with_name(name) for name in ("config.part", "config.01234567.1")]
+    left = paths[0].with_name("config.01234567.1.part")
+    for path in (*others, left):
+        path.touch()
+    files.write_files_atomically({paths[0]: lambda to: to.write_text("new")})
+    assert left.exists()  # somebody may be writing it
+    for path in (*others, left):
+        os.utime(path, (0, time.time() - 3700))
+    files.write_files_atomically({paths[0]: lambda to: to.write_text("new")})
+    assert not left.exists() and all(path.exists() for path in others)
+
+
 @pytest.mark.parametrize(
     "point, new",
     [("config", 0), ("tokens", 0), ("after config", 1), ("after weights", 2)],

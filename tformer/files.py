@@ -6,10 +6,13 @@
 __all__ = ['require_file', 'read_json_object', 'write_files_atomically']
 
 # %% ../nbs/package/files.ipynb #d115f96f
+import contextlib
+import glob
 import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,8 @@ def write_files_atomically(
     raises, or is interrupted, all old files stay and nothing is left beside them.
     Several threads and processes may write the same paths: the last one that renames
     wins. Threads of one process rename one after another, so that files which belong
-    together are those of one call.
+    together are those of one call. What a program that was killed left beside a path
+    is removed when it is an hour old.
     """
     beside = f"{secrets.token_hex(4)}.{os.getpid()}.part"  # a name nobody else uses
     tmp_paths = {path: path.with_name(f"{path.name}.{beside}") for path in writers}
@@ -76,3 +80,13 @@ def write_files_atomically(
     finally:
         for path in tmp_paths.values():
             path.unlink(missing_ok=True)
+    for path in writers:
+        _remove_leftovers(path)
+
+
+def _remove_leftovers(path):
+    "Remove old temporary files; a younger one may still be written somewhere."
+    for part in path.parent.glob(f"{glob.escape(path.name)}.????????.*.part"):
+        with contextlib.suppress(OSError):  # another program has removed it
+            if time.time() - part.stat().st_mtime > 3600:
+                part.unlink()
