@@ -413,6 +413,12 @@ class Endless(nn.Module):
         return self.say.expand(*ids.shape, -1)
 
 
+def test_a_limit_of_no_token_is_refused():
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ValueError, match="max_len must be a whole number of at le"):
+            translate(Endless(), ONE, ["yes"], max_len=wrong)
+
+
 def test_it_never_writes_beyond_the_limit():
     one = Endless()
     assert translate(one, ONE, ["yes"], max_len=24, max_extra_tokens=10**6) == [
