@@ -20,6 +20,16 @@ from .embedding import Embedding, LearnedPositionEmbedding
 from .rotary import ShawRelativePositions, T5RelativeBias
 
 # %% ../nbs/package/optimizers.ipynb #549ad7fa
+def _expect_no_module(**named):
+    "Parameters are wanted, and not the module that has them."
+    for name, value in named.items():
+        validate.require(
+            not isinstance(value, nn.Module),
+            f"{name} must be parameters, got a {type(value).__name__}: give its "
+            "parameters()",
+        )
+
+
 class Optimizer(torch.optim.Optimizer):
     """What the optimizers of this module share.
 
@@ -449,16 +459,6 @@ EMBEDDING_TYPES = (
     ShawRelativePositions,
     T5RelativeBias,
 )
-
-
-def _expect_no_module(**named):
-    "Parameters are wanted, and not the module that has them."
-    for name, value in named.items():
-        validate.require(
-            not isinstance(value, nn.Module),
-            f"{name} must be parameters, got a {type(value).__name__}: give its "
-            "parameters()",
-        )
 
 
 def _embedding_params(model):
