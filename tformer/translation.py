@@ -518,7 +518,7 @@ def exact_match_by_phenomenon(
     """
     hypotheses, pairs = _as_many(hypotheses, pairs)
     for pair in pairs:
-        validate.instance_of(tuple, pair=pair)
+        validate.instance_of((tuple, list), pair=pair)
     matches = {}
     for text, pair in zip(hypotheses, pairs):
         for name in ("all", *getattr(pair, "phenomena", ())):
