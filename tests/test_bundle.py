@@ -36,6 +36,7 @@ from tformer.bundle import (
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import generate_by_unmasking
+from tformer.quantized import quantize_int8
 from tformer.sampling import SamplingParams
 from tformer.tokenizer import Tokenizer
 from tformer.vocabulary import Vocabulary
@@ -485,6 +486,35 @@ def test_what_is_saved_is_loaded(kind, dtype, tmp_path):
     }
 
 
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    "When a bundle is made, when it is saved, and when it is loaded."
+    made = small(GPT)
+    tokenizer = Tokenizer(Vocabulary([]))
+    said = "^the model has vocab_size 257, and the tokenizer 256 ids"
+    with pytest.raises(ValueError, match=said):
+        ModelBundle(made.model, tokenizer, {})
+    other = made._replace(tokenizer=tokenizer)  # which makes no new bundle
+    with pytest.raises(ValueError, match=said):
+        other.save(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    made.save(tmp_path)
+    tokenizer.save(tmp_path / TOKENIZER_NAME)
+    card = json.loads((tmp_path / CARD_NAME).read_text())
+    card["files"][TOKENIZER_NAME] = file_fingerprint(tmp_path / TOKENIZER_NAME)
+    (tmp_path / CARD_NAME).write_text(json.dumps(card))
+    with pytest.raises(ValueError, match=said):
+        load_bundle(tmp_path)
+
+
+def test_a_bundle_of_one_byte_for_each_weight(storyteller, tmp_path):
+    int8 = storyteller._replace(model=quantize_int8(storyteller.model))
+    int8.save(tmp_path)
+    again = load_bundle(tmp_path)
+    assert again.generate("Tom", max_new_tokens=9) == int8.generate(
+        "Tom", max_new_tokens=9
+    )
+
+
 def test_a_save_that_was_cut_off_is_not_loaded(folder, monkeypatch):
     "The new weights with the old card are refused, not mixed."
     made = small(SavableMiniGPT)
@@ -592,6 +622,8 @@ def test_copies_are_found():
         fraction_copied(["a b"], read, 3)
     with pytest.raises(ValueError, match="words"):
         fraction_copied(["a b"], read, -1)
+    with pytest.raises(ValueError, match=r"num_words .* at least 1, got 0"):
+        fraction_copied(["a b"], read, 0)
 
 
 # the script

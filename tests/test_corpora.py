@@ -8,11 +8,14 @@ import json
 import os
 import random
 import re
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -417,6 +420,84 @@ def test_what_is_not_there_says_so(server, tmp_path):
             )
         )
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.fixture
+def raw_server():
+    "A server that sends the bytes of a list as they are, then hangs up or breaks."
+    listener = socket.create_server(("localhost", 0))
+    found = SimpleNamespace(
+        url=f"http://localhost:{listener.getsockname()[1]}/a",
+        answers=[],
+        breaks=[],
+        num_asked=0,
+    )
+
+    def serve():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.recv(1 << 16)
+            i = min(found.num_asked, len(found.answers) - 1)
+            found.num_asked += 1
+            with contextlib.suppress(OSError):
+                connection.sendall(found.answers[i])
+            if found.breaks[min(i, len(found.breaks) - 1)]:  # a reset, not an end
+                linger = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield found
+    listener.close()
+
+
+PLAIN = b"HTTP/1.0 200 OK\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_break_is_no_end_where_nobody_says_the_size(raw_server, tmp_path):
+    raw_server.answers = [PLAIN + 70_000 * b"x"]
+    raw_server.breaks = [True]
+    path = tmp_path / "a.txt"
+    with pytest.raises(ConnectionError, match=r"^a\.txt: the line broke at .* bytes,"):
+        download(raw_server.url, path, max_retries=2)
+    assert not [*tmp_path.iterdir()]
+    assert raw_server.num_asked == 3  # for its size, and two tries
+    raw_server.breaks = [True, True, True, True, False]
+    raw_server.answers = [*(4 * [PLAIN + 999 * b"x"]), PLAIN + BODY]
+    assert download(raw_server.url, path, max_retries=2).read_bytes() == BODY
+    assert raw_server.num_asked == 5
+
+
+def test_a_chunked_answer_that_breaks_off_is_told(raw_server, tmp_path):
+    half = CHUNKED + b"4\r\nabcd\r\n400\r\nxxxx"
+    raw_server.answers = [half]
+    raw_server.breaks = [False]
+    path = tmp_path / "a.txt"
+    with pytest.raises(ConnectionError, match=r"the line broke at .* bytes, and"):
+        download(raw_server.url, path, max_retries=1)
+    assert not [*tmp_path.iterdir()]
+    whole = CHUNKED + b"4\r\nabcd\r\n2\r\nef\r\n0\r\n\r\n"
+    raw_server.answers = [*(4 * [half]), whole]
+    assert download(raw_server.url, path).read_bytes() == b"abcdef"
+
+
+def test_an_answer_that_is_no_http_is_told(raw_server, tmp_path):
+    raw_server.answers = [b"hello\r\n\r\n"]
+    raw_server.breaks = [False]
+    with pytest.raises(ConnectionError, match=r"^cannot reach http://localhost.*hello"):
+        download(raw_server.url, tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("name", ["my owner/set", "own/my set", "own/s?t", "ö/set"])
+def test_names_that_the_hub_cannot_have_are_refused(name, tmp_path):
+    for source in (f"hub:{name}", f"hub:{name}/a.txt"):
+        with pytest.raises(ValueError, match=r"^a name on the hub has letters,"):
+            list(load_documents(source, folder=tmp_path, server="http://localhost:1"))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_of_the_hub_is_kept(server, tmp_path, monkeypatch):
@@ -839,3 +920,14 @@ def test_equal_texts_are_compared_once():
 
 def test_nothing_is_downloaded_into_the_home_folder_by_tests():
     assert not os.path.exists(os.path.expanduser("~/.cache/tformer/own"))
+
+
+def test_runs_of_no_word_are_refused():
+    for call in (
+        lambda: shingles("a b", 0),
+        lambda: find_near_duplicates(["a b", "c d e"], n=0),
+    ):
+        with pytest.raises(ValueError, match="n must be a whole number of at least 1"):
+            call()
+    with pytest.raises(ValueError, match="bands must be a whole number of at least 1"):
+        find_near_duplicates(["a b", "c d e"], bands=0)

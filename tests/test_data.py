@@ -665,3 +665,25 @@ def test_the_record_of_the_sample_is_whole_and_holds_no_text():
             assert row[key] in known or not row[key] or float(row[key]) >= 0
     ends = [float(r["bits_per_byte"]) for r in rows if r["step"] == "500"]
     assert ends[0] > 5 * ends[1]
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda: pack_best_fit([5], 3, [0]),
+            "a chunk of 5 tokens does not fit a row of 3",
+        ),
+        (lambda: EpochShuffle(0, 0), "n must be a whole number of at least 1, got 0"),
+        (lambda: PaddedLoader([1, 2], batch_size=1), "must be a row of ids, got"),
+        (
+            lambda: RandomWindowLoader(torch.arange(-20, 10), 5),
+            "ids must be at least 0, got -20",
+        ),
+        (lambda: split_documents([*range(40)]), "document 0 must be a str, got int"),
+        (lambda: split_documents(["a", b"b"]), "document 1 must be a str, got bytes"),
+    ],
+)
+def test_what_is_no_data_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()

@@ -1,6 +1,8 @@
 """Files that exist, and files that are replaced as a whole or not at all."""
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,73 @@ def test_all_is_on_the_disk_before_the_first_rename(paths, monkeypatch):
     )
     files.write_files_atomically({p: lambda to: to.write_text("new") for p in paths})
     assert done == 3 * ["sync"] + ["config", "weights", "tokens"]
+
+
+def test_threads_that_write_one_path(paths, monkeypatch):
+    "Each has its temporary files, and files that belong together stay together."
+    replace = os.replace
+
+    def slowly(here, there):
+        replace(here, there)
+        renamed.append(threading.get_ident())
+        time.sleep(0.002)
+
+    monkeypatch.setattr(os, "replace", slowly)
+    errors = []
+    renamed = []
+
+    def save(name):
+        def write(path):
+            path.write_text(name)
+            time.sleep(0.001)
+
+        for _ in range(10):
+            try:
+                files.write_files_atomically(dict.fromkeys(paths, write))
+            except OSError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(name,)) for name in ("a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len(renamed) == 90
+    assert all(len({*renamed[i : i + 3]}) == 1 for i in range(0, 90, 3))
+    assert held(paths) in [3 * [name] for name in ("a", "b", "c")] and alone(paths)
+
+
+def test_two_processes_of_one_number_write_one_path(paths, monkeypatch):
+    "As in two containers that share a disk: in each of them the process is number 1."
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+
+    def save(name, delay):
+        def write(path):
+            path.write_text(name)
+            time.sleep(delay)
+
+        return lambda: files.write_files_atomically({paths[0]: write})
+
+    thread = threading.Thread(target=lambda: codes.append(child(save("a", 0.3))))
+    codes = []
+    thread.start()
+    time.sleep(0.1)
+    codes.append(child(save("b", 0.0)))
+    thread.join()
+    assert codes == [0, 0] and paths[0].read_text() == "a" and alone(paths)
+
+
+def test_what_was_left_by_a_killed_program_goes_when_it_is_old(paths):
+    others = [paths[0].with_name(name) for name in ("config.part", "config.01234567.1")]
+    left = paths[0].with_name("config.01234567.1.part")
+    for path in (*others, left):
+        path.touch()
+    files.write_files_atomically({paths[0]: lambda to: to.write_text("new")})
+    assert left.exists()  # somebody may be writing it
+    for path in (*others, left):
+        os.utime(path, (0, time.time() - 3700))
+    files.write_files_atomically({paths[0]: lambda to: to.write_text("new")})
+    assert not left.exists() and all(path.exists() for path in others)
 
 
 @pytest.mark.parametrize(

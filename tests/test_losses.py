@@ -127,6 +127,41 @@ def test_chunked_equals_whole(smoothing, chunk, with_bias):
         close(a, c, 1e-12)
 
 
+@pytest.mark.parametrize("vocab", [100, 256, 1000])
+@pytest.mark.parametrize(
+    "kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16]
+)
+def test_labels_of_any_integer_type(kind, vocab):
+    h = randn(3, 8)
+    w = randn(vocab, 8, seed=1)
+    y = torch.tensor([5, 20, 99])
+    close(cross_entropy(h @ w.mT, y.to(kind)), cross_entropy(h @ w.mT, y), 0)
+    close(chunked_cross_entropy(h, w, y.to(kind)), cross_entropy(h @ w.mT, y), 1e-6)
+    gaps = torch.tensor([5, -100, 99])
+    if kind.is_signed:
+        same = cross_entropy(h @ w.mT, gaps)
+        close(cross_entropy(h @ w.mT, gaps.to(kind)), same, 0)
+        close(chunked_cross_entropy(h, w, gaps.to(kind)), same, 1e-6)
+    with pytest.raises(ValueError, match=r"label \[99\] is outside .* from 0 to 98,"):
+        cross_entropy(h @ w[:99].mT, y.to(kind))
+
+
+def test_chunked_of_one_row():
+    h = randn(8, dtype=torch.float64).requires_grad_()
+    w = randn(10, 8, seed=1, dtype=torch.float64).requires_grad_()
+    ours = chunked_cross_entropy(h, w, torch.tensor(3))
+    theirs = cross_entropy(w @ h, torch.tensor(3))
+    close(ours, theirs, 1e-12)
+    for a, b in zip(
+        torch.autograd.grad(ours, [h, w]),
+        torch.autograd.grad(theirs, [h, w]),
+        strict=True,
+    ):
+        close(a, b, 1e-12)
+    empty = chunked_cross_entropy(h[None][:0], w, torch.zeros(0, dtype=torch.int64))
+    assert empty == 0
+
+
 def test_chunked_needs_no_gradient_and_takes_frozen_weights():
     h = randn(6, 4)
     w = randn(9, 4)
@@ -255,6 +290,18 @@ def test_units():
         (
             lambda z: cross_entropy(z, torch.tensor([0, -100]), ignore_index=0),
             r"label \[-100\] is outside",
+        ),
+        (
+            lambda z: cross_entropy(z.tolist(), torch.tensor([0, 1])),
+            "logits must be Tensor, got list",
+        ),
+        (
+            lambda z: cross_entropy(z, [0, 1]),
+            "targets must be Tensor, got list",
+        ),
+        (
+            lambda z: cross_entropy(z, torch.tensor([0, 1]), ignore_index=None),
+            "ignore_index must be a whole number, got None",
         ),
         (
             lambda z: cross_entropy(z, torch.tensor([0, 1, 2])),

@@ -216,6 +216,15 @@ def test_a_word_falls_as_a_whole():
     assert abs(share - 0.15) < 5 * (0.15 * 0.85 / (300 * 14)) ** 0.5
 
 
+def test_a_token_of_no_word_is_never_chosen():
+    ids = ids_of(500, 6)
+    words = torch.tensor([[0, 0, -1, -7, 5, 5]]).expand(500, -1)
+    chosen = hide(ids, word_ids=words, mlm_probability=0.5)[1] != -100
+    assert not chosen[:, 2:4].any()
+    assert 150 < chosen[:, 0].sum() < 350 and 150 < chosen[:, 5].sum() < 350
+    assert torch.equal(chosen[:, 4], chosen[:, 5])
+
+
 def test_masks_are_new_in_each_pass_and_can_be_drawn_again():
     rows = encode_texts(TOKENIZER, TEXTS[:20])
     for dynamic in (True, False):
@@ -330,6 +339,11 @@ def test_no_batch_is_without_a_masked_token():
     [
         {"mlm_probability": 15},
         {"word_ids": torch.zeros(2, 3).long()},
+        {"word_ids": torch.full_like(ids_of(2), ids_of(2).shape[1])},
+        {"word_ids": torch.zeros_like(ids_of(2)).float()},
+        {"ids": ids_of(2).float()},
+        {"replacement_ids": torch.rand(5)},
+        {"replacement_ids": [1, 2, 3]},
         {"mlm_probability": torch.full((4, 1), 0.5)},
         {"mlm_probability": torch.full((2, 1), 1.5)},
         {"replacement_ids": torch.tensor([]).long()},
@@ -340,8 +354,8 @@ def test_nothing_is_drawn_for_what_is_refused(bad):
     before = draw.get_state()
     with pytest.raises(ValueError):
         mask_tokens(
-            ids_of(2),
             **{
+                "ids": ids_of(2),
                 "mask_token_id": 99,
                 "special_ids": (),
                 "replacement_ids": DRAWS,

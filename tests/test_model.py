@@ -32,6 +32,7 @@ from tformer.model import (
     load_weights,
     positions_from_attention_mask,
     read_safetensors,
+    require_same_vocabulary,
     save_model,
 )
 from tformer.positions import Positions
@@ -598,7 +599,11 @@ def test_an_interrupted_save_leaves_the_old_model_or_the_new(
         again = row.cls.load(tmp_path)
         right = old if wins == "old" else new
         assert again.config == right.config and equal_models(again, right)
-        assert len(os.listdir(tmp_path)) == 2 or killed
+        beside = [*tmp_path.glob("*.part")]
+        assert len(os.listdir(tmp_path)) - len(beside) == 2
+        assert killed or not beside
+        for path in beside:
+            path.unlink()
     new.save(tmp_path)
     assert equal_models(row.cls.load(tmp_path), new)
     assert len(os.listdir(tmp_path)) == 2
@@ -710,6 +715,110 @@ def test_missing_and_broken_files_are_named(tmp_path):
     path.unlink()
     with pytest.raises(FileNotFoundError, match="no such file"):
         row.cls.load(tmp_path)
+
+
+def test_each_bit_of_a_saved_model_is_looked_at(tmp_path):
+    "A flipped bit is refused in a sentence, or it was in what loading does not use."
+    row = OF["GPT"]
+    model = row.make(n_layers=1)
+    model.save(tmp_path)
+    path = tmp_path / WEIGHTS_NAME
+    data = path.read_bytes()
+    first_number = 8 + int.from_bytes(data[:8], "little")
+    said = []
+    for i in [*range(0, first_number, 5), *range(first_number, len(data), 397)]:
+        damaged = bytearray(data)
+        damaged[i] ^= 1 << i % 7
+        path.write_bytes(damaged)
+        try:
+            again = row.cls.load(tmp_path)
+        except ValueError as error:
+            said.append(str(error))
+            assert "model.safetensors" in said[-1] or "holds a" in said[-1], error
+        else:
+            assert i < first_number and equal_models(again, model), i
+    of_numbers = [text for text in said if f"{path} is damaged: the SHA-256" in text]
+    assert len(of_numbers) > len(range(first_number, len(data), 397))
+    header = data[8:first_number]
+    for kind in (b'"F32"', b'"I32"'):  # as many bytes, and other numbers
+        path.write_bytes(
+            data[:8] + header.replace(b'"F32"', kind) + data[first_number:]
+        )
+        if kind == b'"F32"':
+            assert equal_models(row.cls.load(tmp_path), model)
+        else:
+            with pytest.raises(ValueError, match="is damaged"):
+                row.cls.load(tmp_path)
+
+
+def test_a_file_without_a_hash_is_loaded_as_it_is(tmp_path):
+    "Of other programs, and of versions of this one that wrote none."
+    row = OF["GPT"]
+    row.make().save(tmp_path)
+    path = tmp_path / WEIGHTS_NAME
+    tensors, about = read_safetensors(path)
+    assert len(about.pop("tensors_sha256")) == 64
+    name = next(iter(tensors))
+    tensors[name][0] += 1
+    save_file(tensors, path, about)
+    assert torch.equal(row.cls.load(tmp_path).state_dict()[name], tensors[name])
+
+
+def test_hashes_of_all_kinds_of_tensors(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = OF["GPT"].config
+            for i, x in enumerate(ODD_TENSORS):
+                self.register_buffer(f"x{i}", x.clone())
+
+    save_model(Odd(), tmp_path)
+    tensors, _ = read_safetensors(tmp_path / WEIGHTS_NAME)
+    for i, x in enumerate(ODD_TENSORS):
+        assert torch.equal(tensors[f"x{i}"], x) and tensors[f"x{i}"].dtype == x.dtype
+
+
+ODD_TENSORS = [
+    torch.tensor(3),
+    torch.zeros(0, 4),
+    torch.tensor([True, False]),
+    torch.randn(2, 3).bfloat16().mT,
+    torch.randn(3, dtype=torch.complex64),
+    torch.arange(5, dtype=torch.uint8),
+]
+
+
+def test_a_state_that_is_no_tensor_is_refused(tmp_path):
+    class Counts(nn.Module):
+        def get_extra_state(self):
+            return {"n": 7}
+
+        def set_extra_state(self, state):
+            pass
+
+    model = OF["GPT"].make()
+    model.save(tmp_path)
+    model.blocks[1].counts = Counts()
+    with pytest.raises(ValueError, match=r"^blocks\.1\.counts has a state of its own"):
+        OF["GPT"].make(0.2).save(tmp_path / "other")
+        model.save(tmp_path)
+    assert equal_models(OF["GPT"].cls.load(tmp_path), OF["GPT"].make())
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_a_model_and_a_tokenizer_of_other_sizes():
+    model = OF["GPT"].make()
+    for same in (range(VOCAB), None, object()):
+        require_same_vocabulary(model, same)
+    require_same_vocabulary(nn.Linear(2, 2), range(5))
+    for n in (VOCAB - 1, VOCAB + 1):
+        with pytest.raises(
+            ValueError, match=f"^the model has vocab_size {VOCAB}, .* {n} ids"
+        ):
+            require_same_vocabulary(model, range(n))
+    two = OF["Seq2Seq"].change(decoder_vocab_size=VOCAB + 1)
+    with pytest.raises(ValueError, match=f"decoder_vocab_size {VOCAB + 1}, "):
+        require_same_vocabulary(OF["Seq2Seq"].cls(two), range(VOCAB))
 
 
 def test_a_folder_that_save_did_not_write_is_refused(tmp_path):

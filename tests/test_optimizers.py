@@ -1,6 +1,7 @@
 """Optimizers, groups and clipping, against PyTorch's."""
 
 import copy
+import json
 import math
 import sys
 import types
@@ -153,6 +154,88 @@ def test_the_state_survives_a_file_and_torchs_loads(tmp_path):
         close(ends[0], ends[1], 1e-12)
 
 
+def both_ways():
+    "Each class here and in torch.optim, with the options that both have."
+    for name, options in (
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+        ("RMSprop", {"alpha": 0.9}),
+        ("AdamW", {"betas": (0.8, 0.99)}),
+        ("Muon", {"momentum": 0.9}),
+    ):
+        ours = getattr(optimizers, name)
+        theirs = getattr(torch.optim, name)
+        yield ours, theirs, options
+        yield theirs, ours, options
+
+
+@pytest.mark.parametrize("through_json", [False, True])
+@pytest.mark.parametrize("first, second, options", [*both_ways()])
+def test_a_state_goes_both_ways(first, second, options, through_json):
+    "Four steps by one class: the same as two steps by each."
+    torch.manual_seed(0)
+    start = torch.randn(4, 3)
+    grads = torch.randn(5, 4, 3)
+    p = nn.Parameter(start.clone())
+    whole = first([p], 0.01, **options)
+    for t, grad in enumerate(grads):
+        if t == 2:
+            q = nn.Parameter(p.detach().clone())
+            other = second([q], 0.5)  # the options come from the state
+            state = copy.deepcopy(whole.state_dict())
+            if through_json:
+                groups = json.loads(json.dumps(state["param_groups"]))
+                state["param_groups"] = groups
+            other.load_state_dict(state)
+        p.grad = grad.clone()
+        whole.step()
+        if t >= 2:
+            q.grad = grad.clone()
+            other.step()
+    close(q, p, 1e-6)
+    back = first([nn.Parameter(q.detach().clone())], 0.5)
+    back.load_state_dict(other.state_dict())
+    assert back.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    "theirs, ours, options, said",
+    [
+        ("SGD", SGD, {"momentum": 0.9, "nesterov": True}, "nesterov=True"),
+        ("SGD", SGD, {"momentum": 0.9, "dampening": 0.5}, r"dampening=0\.5"),
+        ("SGD", SGD, {"maximize": True}, "maximize=True"),
+        ("RMSprop", RMSprop, {"momentum": 0.9}, r"momentum=0\.9"),
+        ("RMSprop", RMSprop, {"centered": True}, "centered=True"),
+        ("RMSprop", RMSprop, {"weight_decay": 0.1}, r"weight_decay=0\.1"),
+        ("AdamW", AdamW, {"amsgrad": True}, "amsgrad=True"),
+        ("Muon", Muon, {"ns_steps": 3}, "ns_steps=3"),
+        ("SGD", AdamW, {"momentum": 0.9}, "needs a value for betas, eps;"),
+        ("SGD", Muon, {"momentum": 0.9}, "needs a value for adjust_lr_fn;"),
+        ("AdamW", SGD, {}, "needs a value for momentum;"),
+        ("AdamW", RMSprop, {}, "needs a value for alpha;"),
+        ("Adamax", AdamW, {}, "has exp_avg, exp_inf, and AdamW goes on from exp_avg"),
+        ("NAdam", AdamW, {}, "has exp_avg, exp_avg_sq, mu_product, and AdamW"),
+    ],
+)
+def test_a_state_of_another_algorithm_is_refused(theirs, ours, options, said):
+    p = nn.Parameter(torch.ones(2, 2))
+    p.grad = torch.ones(2, 2)
+    source = getattr(torch.optim, theirs)([p], 0.01, **options)
+    source.step()
+    optimizer = ours([p], 0.02)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=said):
+        optimizer.load_state_dict(source.state_dict())
+    assert str(optimizer.state_dict()) == str(before)
+
+
+def test_a_module_is_no_list_of_parameters():
+    for call in (AdamW, lambda model: clip_grad_norm_(model, 1.0)):
+        with pytest.raises(ValueError, match=r"got a Linear: give its parameters\(\)"):
+            call(nn.Linear(2, 2))
+
+
 def test_tensors_are_changed_in_place():
     p = nn.Parameter(randn(3))
     place = p.data_ptr()
@@ -274,6 +357,29 @@ def test_orthogonalize_keeps_directions(shape, size):
     assert not orthogonalize(torch.zeros(shape)).any()
 
 
+def test_orthogonalize_leaves_small_values_small():
+    "The numbers of its docstring."
+    u, _, v = torch.linalg.svd(randn(16, 16, dtype=torch.float64))
+    s = torch.tensor(15 * [1.0] + [1e-6], dtype=torch.float64)
+    ours = orthogonalize(u @ s.diag() @ v, dtype=torch.float64)
+    found = torch.linalg.svdvals(ours)
+    assert found[-2] > 0.68 and found[0] < 1.16
+    assert found[-1] == pytest.approx(1e-6 / 15**0.5 * 3.4445**5, rel=1e-3)
+    sizes = torch.logspace(math.log10(1 / 200), 0, 5000, dtype=torch.float64)
+    for size in sizes.tolist():
+        pair = torch.tensor([[size, 0], [0, (1 - size**2) ** 0.5]]).double()
+        low = orthogonalize(pair, dtype=torch.float64)[0, 0]
+        assert 0.68 < low < 1.16
+
+
+def test_only_a_matrix_is_orthogonalized():
+    for wrong in (randn(4), randn(4, 3, 2)):
+        with pytest.raises(ValueError, match=r"matrix must be of shape \(m, n\), got"):
+            orthogonalize(wrong)
+    with pytest.raises(ValueError, match="matrix must have a floating type"):
+        orthogonalize(torch.ones(2, 2, dtype=torch.int64))
+
+
 BAD_LR = [0, 0.0, -1e-3, math.nan, math.inf, True, "1e-3", None]
 
 
@@ -294,6 +400,9 @@ def test_a_bad_learning_rate_is_refused(make, lr):
         (SGD, {"weight_decay": -0.1}, "weight_decay must be at least 0"),
         (RMSprop, {"alpha": 1.5}, "alpha must be at least 0 and below 1"),
         (AdamW, {"betas": (0.9, 1.0)}, "beta must be at least 0 and below 1"),
+        (AdamW, {"betas": (0.9,)}, r"betas must be two numbers, got \(0\.9,\)"),
+        (AdamW, {"betas": 3 * (0.9,)}, r"betas must be two numbers, got \(0\.9, 0"),
+        (AdamW, {"betas": 0.9}, r"betas must be two numbers, got 0\.9"),
         (AdamW, {"eps": math.nan}, "eps must be at least 0"),
         (AdamW, {"weight_decay": math.nan}, "weight_decay must be at least 0"),
     ],
@@ -377,6 +486,17 @@ def test_mup_divides_the_rate_of_matrices():
     AdamW([matrices, rest])
     with pytest.raises(ValueError, match="base_width must be a whole number"):
         mup_groups(model, 0.01, width=128, base_width=0)
+
+
+def test_mup_without_matrices_that_learn_leaves_the_rate():
+    for model in (nn.LayerNorm(8), MiniGPT(d_model=128)):
+        for p in model.parameters():
+            p.requires_grad_(p.ndim < 2)
+        [rest] = mup_groups(model, 0.01, width=128, base_width=32)
+        assert rest["lr"] == 0.01 and {p.ndim for p in rest["params"]} == {1}
+    assert mup_groups(model.requires_grad_(False), 1.0, width=2, base_width=1) == []
+    with pytest.raises(ValueError, match="lr must be above 0, got 0"):
+        mup_groups(model, 0, width=128, base_width=32)
 
 
 # --- clipping

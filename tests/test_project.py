@@ -21,10 +21,12 @@ MODULES = course.module_paths(ROOT)
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=course.document_names(ROOT))
 ANYWHERE = {"plot", "stories", "validate", "files"}  # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to
-# train, and a trained model continues texts by the decoder of chapter 21
+# train, a trained model continues texts by the decoder of chapter 21, and a saved
+# model may have been quantized
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.device"},
     "A8_trained": {"tformer.generate"},
+    "A3_models": {"tformer.quantized"},
 }
 # appendices that stand between chapters in the order of imports
 READ_AS = {

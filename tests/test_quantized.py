@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import close, generator
+from helpers import close, equal_models, generator
 from models import ROWS
 from tformer.generate import generate
 from tformer.gpt import GPT
@@ -66,6 +66,47 @@ def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
     assert small(x).dtype == dtype
     close = (small(x)[0].float() - weight[:, 0].float()).abs()
     assert (close <= weight[:, 0].float() / 100).all()
+
+
+def test_a_layer_that_others_read_or_that_computes_otherwise_stays():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    model = nn.Sequential(
+        encoder.eval(),
+        Doubled(16, 16),
+        nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+        nn.Linear(16, 3),
+    ).eval()
+    small = quantize_int8(model)
+    assert [type(m).__name__ for m in small.modules()].count("Int8Linear") == 1
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        close(small[:3](x), model[:3](x))
+        close(small(x), model(x), 0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row", [r for r in ROWS if r.cls], ids=lambda row: row.name)
+def test_a_model_of_one_byte_is_saved_and_loaded(row, dtype, tmp_path):
+    small = quantize_int8(row.make().to(dtype))
+    small.save(tmp_path)
+    again = row.cls.load(tmp_path)
+    assert equal_models(again, small) and not again.training
+    assert [type(m) for m in again.modules()] == [type(m) for m in small.modules()]
+    assert not any(p.requires_grad for p in again.parameters())
+    assert torch.equal(row.run(again, row.ids()), row.run(small, row.ids()))
+
+
+def test_bytes_for_a_layer_that_is_not_there_are_listed(tmp_path):
+    small = quantize_int8(LLAMA.make())
+    small.config = LLAMA.change(n_layers=1)
+    small.save(tmp_path)
+    with pytest.raises(ValueError, match=r"unknown: blocks\.1\..*scale"):
+        Llama.load(tmp_path)
 
 
 def test_only_a_model_is_quantized():

@@ -1,5 +1,6 @@
 """Schedules of the learning rate, against their formulas."""
 
+import functools
 import json
 import math
 
@@ -79,6 +80,15 @@ def test_degenerate_lengths_are_defined():
 @pytest.mark.parametrize(
     "call, says",
     [
+        *(
+            (functools.partial(made, step), "step must be a whole number of at least 0")
+            for made in (
+                warmup_cosine(9),
+                inverse_sqrt(3),
+                warmup_stable_decay(9, 1, 1),
+            )
+            for step in (-3, 1.5, None)
+        ),
         (lambda: warmup_cosine(0), "total_steps must be a whole number"),
         (lambda: warmup_cosine(5, 6), "6 steps up and 0 down do not fit into 5"),
         (lambda: warmup_cosine(5, -1), "warmup_steps must be a whole number"),

@@ -413,6 +413,19 @@ class Endless(nn.Module):
         return self.say.expand(*ids.shape, -1)
 
 
+def test_a_limit_of_no_token_is_refused():
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ValueError, match="max_len must be a whole number of at le"):
+            translate(Endless(), ONE, ["yes"], max_len=wrong)
+
+
+def test_a_pair_is_two_texts():
+    for pair in (("x", "a"), ["x", "a"]):
+        assert exact_match_by_phenomenon(["a"], [pair])["all"] == (1, 1)
+    with pytest.raises(ValueError, match="pair must be tuple or list, got int 3"):
+        exact_match_by_phenomenon(["a"], [3])
+
+
 def test_it_never_writes_beyond_the_limit():
     one = Endless()
     assert translate(one, ONE, ["yes"], max_len=24, max_extra_tokens=10**6) == [

@@ -126,7 +126,13 @@ def test_what_is_a_number_in_no_interval(interval, value):
         ("(0, inf)", -2.5, "x must be above 0, got -2.5"),
         ("[0, inf)", math.nan, "x must be at least 0, got nan"),
         ("(-inf, 2)", 2, "x must be below 2, got 2"),
-        ("(-inf, 2]", "1", "x must be at most 2, got '1'"),
+        ("(-inf, 2]", "1", "x must be at most 2, got '1', a str and no number"),
+        (
+            "[0, 1]",
+            True,
+            "x must be at least 0 and at most 1, got True, a bool and no number",
+        ),
+        ("(0, inf)", math.inf, "x must be above 0, got inf, no finite number"),
         ("(-inf, inf)", math.inf, "x must be a finite number, got inf"),
     ],
 )
@@ -503,6 +509,27 @@ def test_masks_that_are_taken():
     validate.mask_and_bias(SCORES, torch.ones(5).bool(), torch.zeros(4, 1, 5).half())
     validate.mask_and_bias((5, 6), torch.ones(5, 6).bool())
     validate.mask_and_bias((2, 5, 6), torch.ones(5, 6).bool())
+
+
+@pytest.mark.parametrize("kind", [list, np.ndarray])
+def test_only_tensors_are_tensors(kind):
+    x = np.ones((1, 2, 3, 4), np.float32)
+    mask = np.ones((3, 3), bool)
+    positions = np.arange(3)[None]
+    if kind is list:
+        x, mask, positions = (a.tolist() for a in (x, mask, positions))
+    tensor = torch.ones(1, 2, 3, 4)
+    for name, call in (
+        ("positions", lambda: validate.position_tensors(positions=positions)),
+        ("mask", lambda: validate.mask_and_bias((3, 3), mask)),
+        ("bias", lambda: validate.mask_and_bias((3, 3), None, x)),
+        ("q", lambda: validate.attention_inputs(x, tensor, tensor)),
+        ("k", lambda: validate.attention_inputs(tensor, x, tensor)),
+        ("v", lambda: validate.attention_inputs(tensor, tensor, x)),
+        ("mask", lambda: validate.attention_inputs(tensor, tensor, tensor, mask)),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be Tensor, got "):
+            call()
 
 
 # texts and files

@@ -35,6 +35,7 @@ from tformer.model import (
     WEIGHTS_NAME,
     ModelConfig,
     load_model,
+    require_same_vocabulary,
     save_model,
 )
 from .seq2seq import PreNormSeq2Seq, Seq2Seq
@@ -67,12 +68,24 @@ def join_bytes(
         yield rest
 
 
-class ModelBundle(NamedTuple):
-    "A model in eval mode, its tokenizer, and the card that tells of both."
-
+class _BundleFields(NamedTuple):
     model: nn.Module
     tokenizer: Tokenizer
     card: dict[str, Any]
+
+
+class ModelBundle(_BundleFields):
+    """A model in eval mode, its tokenizer, and the card telling of both.
+
+    Raises ``ValueError`` for a model with more or fewer ids than its
+    tokenizer has, naming both numbers.
+    """
+
+    def __new__(
+        cls, model: nn.Module, tokenizer: Tokenizer, card: dict[str, Any]
+    ) -> "ModelBundle":
+        require_same_vocabulary(model, tokenizer)
+        return super().__new__(cls, model, tokenizer, card)
 
     def __repr__(self) -> str:
         return "\n".join(format_card(self.card))
@@ -269,9 +282,13 @@ def fraction_correct(
 def fraction_copied(
     texts: Iterable[str],  # what was written
     training_texts: Iterable[str],  # what was trained on
-    num_words: int | None = None,  # how long a run; None: whole texts
+    # how long a run is, at least 1; None: whole texts
+    num_words: int | None = None,
 ) -> float:
-    "The share of the texts, or of their runs of words, that was read."
+    """The share of the texts, or of their runs of words, that was read.
+
+    From 0 to 1.  Raises ``ValueError`` where there is no run at all.
+    """
 
     def runs(text):
         if num_words is None:
@@ -282,7 +299,8 @@ def fraction_copied(
             for i in range(len(parts) - num_words + 1)
         ]
 
-    validate.integer(num_words=num_words or 1)
+    if num_words is not None:
+        validate.integer(num_words=num_words)
     known = {run for text in training_texts for run in runs(text)}
     found = [run in known for text in texts for run in runs(text)]
     validate.require(found, "no text to look for")
@@ -391,10 +409,13 @@ def save_bundle(
 
     Each file is written beside its place and renamed.  If the writing
     ends between two of them, ``load_bundle`` refuses the folder.
+    Raises ``ValueError`` for a class that ``load_bundle`` cannot make,
+    and for a tokenizer of another number of ids than the model's.
     """
     model = bundle.model
     folder = Path(folder)
     validate.one_of(tuple(MODEL_CLASSES), model=type(model).__name__)
+    require_same_vocabulary(model, bundle.tokenizer)
     save_model(model, folder)
     bundle.tokenizer.save(folder / TOKENIZER_NAME)
     card = {
@@ -490,8 +511,9 @@ def load_bundle(
     """A trained model, in eval mode, its tokenizer and its card.
 
     Nothing is unpickled.  Raises ``ValueError`` for a name that the
-    package does not carry, a folder without a card, and any file that
-    is not, to the last bit, the one that the card tells of.
+    package does not carry, a folder without a card, any file that is
+    not, to the last bit, the one that the card tells of, and a model
+    and a tokenizer of different numbers of ids.
     """
     folder = find_bundle(name_or_folder)
     card = read_verified_card(folder)

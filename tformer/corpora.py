@@ -12,6 +12,7 @@ __all__ = ['READERS_BY_SUFFIX', 'PYDOC_MODULES', 'NUM_STORIES', 'TOKEN_FILE_MAGI
 #| code-fold: true
 #| code-summary: imports of the module
 import hashlib
+import http.client
 import importlib
 import inspect
 import json
@@ -262,7 +263,7 @@ def _open_url(url, start=0, tag=None):
         raise FileNotFoundError(
             f"{url}: the server answers {error.code} {error.reason}"
         ) from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise ConnectionError(
             f"cannot reach {url} ({reason}); without a network there is "
@@ -275,17 +276,21 @@ def _size(part):
     return part.stat().st_size if part.exists() else 0
 
 # %% ../nbs/A6_corpora.ipynb #6ae6d172
-#| code-summary: some bytes; none if the line breaks, and what came is kept
+#| code-summary: some bytes; none at the end, None if the line breaks
 def _read_chunk(answer):
     try:
         return answer.read(1 << 16)
-    except OSError:
-        return b""
+    except (OSError, http.client.HTTPException):
+        return None
 
 # %% ../nbs/A6_corpora.ipynb #2317d8f7
 #| code-summary: appends what is missing to the file that is beside
 def _resume_download(url, part, total, tag):
-    "Go on where the part ends; a server may answer with all of it."
+    """Go on where the part ends; a server may answer with all of it.
+
+    What came is kept.  Returns whether the answer ended by itself, which
+    tells that it is whole if the server did not say its size.
+    """
     with (
         _open_url(url, _size(part), tag) as answer,
         open(part, "ab" if answer.status == 206 else "wb") as file,
@@ -301,6 +306,7 @@ def _resume_download(url, part, total, tag):
         while block := _read_chunk(answer):
             file.write(block)
             bar.update(len(block))
+    return block is not None
 
 # %% ../nbs/A6_corpora.ipynb #e1c976d8
 #| code-summary: the checksum of a file
@@ -321,8 +327,14 @@ def _partial_path(url, path):
 
 # %% ../nbs/A6_corpora.ipynb #0863c767
 #| code-summary: renames what is whole and right
-def _finish_download(part, path, total, sha256):
+def _finish_download(part, path, total, sha256, ended):
     size = part.stat().st_size
+    if not ended:
+        part.unlink()
+        raise ConnectionError(
+            f"{path.name}: the line broke at {size:,} bytes, and the "
+            "server does not say of how many; call again to begin anew"
+        )
     if size < total:
         raise ConnectionError(
             f"{path.name}: the line broke at {size:,} "
@@ -345,8 +357,11 @@ def download(
 
     What has come lies beside it and is kept when the line breaks: the
     next try, also of another day, asks for the rest.  A file that is
-    there already is not asked for again.  Raises ``ValueError`` for
-    another checksum, ``OSError`` for a server that does not answer.
+    there already is not asked for again.  Where the server does not
+    tell the size, each try begins anew, and the file is taken for whole
+    when the answer ends without an error.  Raises ``ValueError`` for
+    another checksum, ``OSError`` for a server that does not answer and
+    a line that breaks ``max_retries`` times.
     """
     validate.integer(max_retries=max_retries)
     path = Path(path)
@@ -354,13 +369,14 @@ def download(
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part, total, tag = _partial_path(url, path)
-    if total < 0:  # nobody could tell when it is whole
-        part.unlink(missing_ok=True)
+    ended = total >= 0  # its size tells when it is whole
     for _ in range(max_retries):
-        if part.exists() and _size(part) >= total:
+        if ended and part.exists() and _size(part) >= total:
             break
-        _resume_download(url, part, total, tag)
-    _finish_download(part, path, total, sha256)
+        if total < 0:
+            part.unlink(missing_ok=True)
+        ended = _resume_download(url, part, total, tag) or total >= 0
+    _finish_download(part, path, total, sha256, ended)
     return path
 
 # %% ../nbs/A6_corpora.ipynb #3a7e51c0
@@ -372,6 +388,16 @@ def _cache_folder(folder, owner, dataset):
         or Path.home() / ".cache" / "tformer"
     )
     return home / owner / dataset
+
+# %% ../nbs/A6_corpora.ipynb #b3f19d20
+#| code-summary: names that a data set on the hub can have
+def _expect_hub_names(owner, dataset):
+    for name in (owner, dataset):
+        validate.require(
+            re.fullmatch(r"[A-Za-z0-9._-]+", name),
+            "a name on the hub has letters, digits, '.', '_' and '-' "
+            f"only, got {name!r}",
+        )
 
 # %% ../nbs/A6_corpora.ipynb #8234de68
 def read_hub_file(
@@ -394,6 +420,7 @@ def read_hub_file(
         "on the hub is named hub:owner/dataset/file, got "
         f"{'hub:' + name!r}",
     )
+    _expect_hub_names(*parts[:2])
     branch = urllib.parse.quote(revision, safe="")
     url = (
         f"{server}/datasets/{parts[0]}/{parts[1]}/resolve/"
@@ -424,6 +451,7 @@ def list_hub_split(
         "data set on the hub is named hub:owner/dataset, got "
         f"{'hub:' + name!r}",
     )
+    _expect_hub_names(*parts)
     branch = urllib.parse.quote(revision, safe="")
     path = download(
         f"{server}/api/datasets/{name}/revision/{branch}",
@@ -700,9 +728,10 @@ class TokenFile:
 # %% ../nbs/A6_corpora.ipynb #7d9222a1
 def shingles(
     text: str,
-    n: int = 5,  # words in a row
+    n: int = 5,  # words in a row, at least 1
 ) -> set[int]:
     "Numbers for all runs of n words; a shorter text is one run."
+    validate.integer(n=n)
     words = text.lower().split()
     runs = range(max(1, len(words) - n + 1))
     return {
@@ -742,6 +771,7 @@ def find_near_duplicates(
     words are compared once: the later ones are paired with the first.
     """
     validate.number("(0, 1]", min_similarity=min_similarity)
+    validate.integer(n=n, bands=bands)
     texts = list(texts)
     first = {}
     equal = [

@@ -86,6 +86,11 @@ def _array(ids):
         "ids must be one row of whole numbers, got "
         f"{array.dtype} of shape {array.shape}",
     )
+    if array.size and not isinstance(array, np.memmap):  # not from a disk
+        smallest = array.min()
+        validate.require(
+            smallest >= 0, f"ids must be at least 0, got {smallest}"
+        )
     return array
 
 # %% ../nbs/15_data.ipynb #46de4e26
@@ -219,6 +224,7 @@ class EpochShuffle:
     "0 … n - 1 over and over, each time shuffled anew; place by place."
 
     def __init__(self, n: int, seed: int):
+        validate.integer(n=n)
         validate.integer(0, seed=seed)
         self.n = n
         self.seed = seed
@@ -242,6 +248,11 @@ def _lengths(documents):
     )
     found = getattr(documents, "lengths", None)
     if found is None:
+        wrong = [row for row in documents if not hasattr(row, "__len__")]
+        validate.require(
+            not wrong,
+            f"a document must be a row of ids, got {wrong[:1]}",
+        )
         found = np.array(
             [len(document) for document in documents], np.int64
         )
@@ -367,8 +378,15 @@ def pack_best_fit(
     """Put each chunk where the least room is left that will do.
 
     Returns the chunks of each row.  A thousand rows are kept open; of
-    more, the fullest is closed.
+    more, the fullest is closed.  Raises ``ValueError`` for a chunk that
+    is longer than a row.
     """
+    validate.integer(seq_len=seq_len)
+    largest = max(sizes, default=0)
+    validate.require(
+        largest <= seq_len,
+        f"a chunk of {largest} tokens does not fit a row of {seq_len}",
+    )
     # (room, row), the least room first
     rows = []
     open_rows = []
@@ -484,6 +502,8 @@ def split_documents(
     """
     validate.number("(0, 1)", held_out_fraction=held_out_fraction)
     texts = list(documents)
+    for i, text in enumerate(texts):
+        validate.utf8_string(**{f"document {i}": text})
     sides = ([], [])
     pairs = (
         ()

@@ -6,8 +6,13 @@
 __all__ = ['require_file', 'read_json_object', 'write_files_atomically']
 
 # %% ../nbs/package/files.ipynb #d115f96f
+import contextlib
+import glob
 import json
 import os
+import secrets
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +51,9 @@ def read_json_object(
     return values
 
 # %% ../nbs/package/files.ipynb #bb8fffea
+_RENAMING = threading.Lock()  # held from the first rename of a call to its last
+
+
 def write_files_atomically(
     writers: Mapping[Path, Callable[[Path], Any]],
     # for each path a function that writes the file, given another path
@@ -54,17 +62,31 @@ def write_files_atomically(
 
     Each of them is then the old file or the new one, never half of one. If a writer
     raises, or is interrupted, all old files stay and nothing is left beside them.
+    Several threads and processes may write the same paths: the last one that renames
+    wins. Threads of one process rename one after another, so that files which belong
+    together are those of one call. What a program that was killed left beside a path
+    is removed when it is an hour old.
     """
-    tmp_paths = {
-        path: path.with_name(f"{path.name}.{os.getpid()}.part") for path in writers
-    }
+    beside = f"{secrets.token_hex(4)}.{os.getpid()}.part"  # a name nobody else uses
+    tmp_paths = {path: path.with_name(f"{path.name}.{beside}") for path in writers}
     try:
         for path, write in writers.items():
             write(tmp_paths[path])
             with open(tmp_paths[path], "rb") as file:
                 os.fsync(file.fileno())  # it is on the disk, not on its way
-        for path in writers:
-            os.replace(tmp_paths[path], path)
+        with _RENAMING:
+            for path in writers:
+                os.replace(tmp_paths[path], path)
     finally:
         for path in tmp_paths.values():
             path.unlink(missing_ok=True)
+    for path in writers:
+        _remove_leftovers(path)
+
+
+def _remove_leftovers(path):
+    "Remove old temporary files; a younger one may still be written somewhere."
+    for part in path.parent.glob(f"{glob.escape(path.name)}.????????.*.part"):
+        with contextlib.suppress(OSError):  # another program has removed it
+            if time.time() - part.stat().st_mtime > 3600:
+                part.unlink()

@@ -7,9 +7,10 @@ __all__ = ['cross_entropy', 'chunked_cross_entropy', 'kl_divergence', 'perplexit
 
 # %% ../nbs/package/losses.ipynb #99fa47c0
 import math
+from numbers import Integral
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from . import validate
@@ -18,7 +19,7 @@ from .functional import disable_autocast
 # %% ../nbs/package/losses.ipynb #fcf0ddd4
 def cross_entropy(
     logits: Float[Tensor, "*b vocab"],  # scores of all ids
-    targets: Int[Tensor, "*b"],  # the right ids
+    targets: Integer[Tensor, "*b"],  # the right ids, of any integer type
     *,
     ignore_index: int = -100,  # a target that is not counted: padding
     label_smoothing: float = 0.0,  # the share of a label spread evenly
@@ -30,10 +31,11 @@ def cross_entropy(
     vocabulary; on a GPU, where nobody looks, the loss is NaN then.
     """
     _expect_labels(logits, targets, ignore_index, label_smoothing)
+    targets = targets.long()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     vocab = logits.shape[-1]
     log_denominator = logits.logsumexp(-1)
-    clamped_targets = targets.clamp(0, vocab - 1).long()
+    clamped_targets = targets.clamp(0, vocab - 1)
     loss = log_denominator - logits.gather(-1, clamped_targets[..., None])[..., 0]
     if label_smoothing:
         uniform_loss = log_denominator - logits.mean(-1)
@@ -46,7 +48,7 @@ def cross_entropy(
 def chunked_cross_entropy(
     hidden: Float[Tensor, "*b d"],  # what goes into lm_head
     weight: Float[Tensor, "vocab d"],  # lm_head.weight
-    targets: Int[Tensor, "*b"],  # the right ids
+    targets: Integer[Tensor, "*b"],  # the right ids, of any integer type
     *,
     bias: Float[Tensor, " vocab"] | None = None,  # lm_head.bias
     chunk_size: int = 256,  # tokens whose logits exist at a time
@@ -74,10 +76,10 @@ def chunked_cross_entropy(
     )
     with disable_autocast(hidden.device):
         return _ChunkedCrossEntropy.apply(
-            hidden.flatten(0, -2),
+            hidden.reshape(targets.numel(), hidden.shape[-1]),
             weight,
             bias,
-            targets.flatten(),
+            targets.flatten().long(),
             chunk_size,
             torch.is_grad_enabled(),
             ignore_index,
@@ -119,13 +121,18 @@ def bits_per_byte(
 # %% ../nbs/package/losses.ipynb #9cfbd8b3
 def _expect_labels(logits, targets, ignore_index, label_smoothing):
     "What is no label is refused; on a device no value is looked at."
-    can_read_values = targets.is_cpu and not torch.compiler.is_compiling()
     validate.shapes(logits=(logits, "*b vocab"), targets=(targets, "*b"))
+    can_read_values = targets.is_cpu and not torch.compiler.is_compiling()
     validate.floating_tensors(logits=logits)
     validate.integer_tensors(targets=targets)
     validate.number("[0, 1)", label_smoothing=label_smoothing)
+    validate.require(
+        isinstance(ignore_index, Integral),
+        f"ignore_index must be a whole number, got {ignore_index!r}",
+    )
     if can_read_values:
         vocab_size = logits.shape[-1]
+        targets = targets.long()  # as uint8, -100 would be 156
         outside = (targets < 0) | (targets >= vocab_size)
         wrong = targets[outside & (targets != ignore_index)].tolist()
         validate.require(

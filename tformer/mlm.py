@@ -63,10 +63,10 @@ def mask_tokens(
     """Choose tokens, hide them, and say what they were.
 
     Devlin et al. (2019), section 3.1.  Every call draws anew.  With
-    ``word_ids``, numbers from 0 on, all tokens of a word are chosen
-    together.  Raises ``ValueError`` for shares that cannot be, or for
-    ``word_ids`` or ``mlm_probability`` that do not fit; then nothing was
-    drawn.
+    ``word_ids``, from 0 to t - 1, all tokens of a word are chosen
+    together, and none of a negative word.  Raises ``ValueError`` for
+    shares, ids, ``word_ids`` or ``mlm_probability`` that cannot be or do
+    not fit; then nothing was drawn.
     """
     _expect_rule(
         ids,
@@ -84,6 +84,7 @@ def mask_tokens(
     )
     if word_ids is not None:
         select_u = select_u.gather(1, word_ids.cpu().clamp(min=0))
+        select_u[word_ids.cpu() < 0] = math.inf  # never chosen
     select_u, action_u, replacement_index = (
         x.to(ids.device) for x in (select_u, action_u, replacement_index)
     )
@@ -116,7 +117,16 @@ def _expect_rule(
         ids=(ids, "b t"),
         word_ids=(word_ids, "b t"),
         mlm_probability=(mlm_probability if many else None, "#b 1"),
+        replacement_ids=(replacement_ids, "n"),
     )
+    validate.integer_tensors(ids=ids, replacement_ids=replacement_ids)
+    if word_ids is not None and word_ids.numel():
+        validate.integer_tensors(word_ids=word_ids)
+        last = int(word_ids.max())
+        validate.require(
+            last < ids.shape[1],
+            f"word_ids must be below {ids.shape[1]}, got {last}",
+        )
     rates = (
         {
             "lowest mlm_probability": mlm_probability.min().item(),

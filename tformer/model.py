@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['WEIGHTS_NAME', 'CONFIG_NAME', 'COMPONENT_KEYS', 'ModelConfig', 'TransformerBlock', 'new_layer_cache',
            'positions_from_attention_mask', 'Model', 'CausalLM', 'eval_mode', 'make_eval_context', 'device_of',
-           'wrap_model_errors', 'owning_copy', 'save_model', 'read_safetensors', 'load_weights', 'load_model',
-           'describe_module']
+           'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'save_model', 'read_safetensors',
+           'load_weights', 'load_model', 'describe_module']
 
 # %% ../nbs/A3_models.ipynb #d28fe722
 #| code-fold: true
 #| code-summary: imports
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -360,6 +361,29 @@ def device_of(
     weights = model.parameters() if isinstance(model, nn.Module) else ()
     return next(iter(weights), x).device
 
+# %% ../nbs/A3_models.ipynb #e18b6c02
+#| code-fold: true
+#| code-summary: require_same_vocabulary, of a model and its tokenizer
+def require_same_vocabulary(
+    model: Any,  # ``config.vocab_size`` says how many ids it knows
+    tokenizer: Any,  # ``len`` says how many ids it has
+) -> None:
+    """Require a model with exactly the ids of a tokenizer.
+
+    Raises ``ValueError`` naming both numbers.  What does not tell how
+    many ids it has is not compared.
+    """
+    config = getattr(model, "config", None)
+    if not hasattr(tokenizer, "__len__"):
+        return
+    for name in ("vocab_size", "decoder_vocab_size"):
+        n = getattr(config, name, None)
+        validate.require(
+            n in (None, len(tokenizer)),
+            f"the model has {name} {n}, and the tokenizer "
+            f"{len(tokenizer)} ids: they do not belong together",
+        )
+
 # %% ../nbs/A3_models.ipynb #b6886340
 @contextlib.contextmanager
 def wrap_model_errors(
@@ -404,6 +428,33 @@ def owning_copy(tensor: Tensor) -> Tensor:
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
+# %% ../nbs/A3_models.ipynb #5d0c71aa
+#| code-summary: the hash of tensors, and refuses a state that is no tensor
+def _tensors_sha256(tensors):
+    "The SHA-256 of names, types, shapes and numbers, in hexadecimal."
+    digest = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
+        x = torch.view_as_real(x) if x.is_complex() else x
+        x = x.contiguous().cpu().flatten().view(torch.uint8)
+        digest.update(x.numpy())
+    return digest.hexdigest()
+
+
+def _expect_only_tensors(model):
+    "No module may have a state that two files have no place for."
+    own = nn.Module.get_extra_state
+    extra = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not own
+    ]
+    validate.require(
+        not extra,
+        f"{', '.join(extra)} has a state of its own (get_extra_state), "
+        "which a saved model cannot hold: register a buffer instead",
+    )
+
 # %% ../nbs/A3_models.ipynb #a42884fd
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -419,9 +470,13 @@ def save_model(
     a model that loads.  A tensor that two modules share is written
     once, under its first name.  ``config.json`` tells which parts a
     model has beside its numbers; the weights carry a copy of it, so
-    that files of two different saves are told apart.
+    that files of two different saves are told apart, and the SHA-256
+    of the tensors, which ``load_model`` compares.  Raises
+    ``ValueError`` for a module with ``get_extra_state``: what it
+    returns has no place in the files.
     """
     model = getattr(model, "_orig_mod", model)
+    _expect_only_tensors(model)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / CONFIG_NAME
@@ -436,7 +491,12 @@ def save_model(
     tensors = {
         name: owning_copy(x) for name, _, x in _unique_tensors(model)
     }
-    about = {"format": "pt", "config": text, "replaces": old}
+    about = {
+        "format": "pt",
+        "config": text,
+        "replaces": old,
+        "tensors_sha256": _tensors_sha256(tensors),
+    }
     files.write_files_atomically(
         {
             folder / WEIGHTS_NAME: lambda tmp_path: save_file(
@@ -455,20 +515,28 @@ def read_safetensors(
     """The tensors of a file by name, and its metadata.
 
     Never unpickles.  Raises ``ValueError`` naming a file that is cut
-    short or no safetensors file, ``FileNotFoundError`` for none.
+    short, no safetensors file, or not what ``save_model`` wrote, to
+    the last bit; ``FileNotFoundError`` for none.  A file without a
+    SHA-256 of its tensors, as other programs write it, is not compared.
     """
     path = files.require_file(path)
     try:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
-            return (
-                {name: file.get_tensor(name) for name in names},
-                file.metadata() or {},
-            )
+            tensors = {name: file.get_tensor(name) for name in names}
+            metadata = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(
             f"{path} is no whole safetensors file: {error}"
         ) from error
+    saved = metadata.get("tensors_sha256")
+    found = saved and _tensors_sha256(tensors)
+    validate.require(
+        found == saved,
+        f"{path} is damaged: the SHA-256 of its tensors is "
+        f"{str(found)[:12]}…, and {str(saved)[:12]}… when it was saved",
+    )
+    return tensors, metadata
 
 # %% ../nbs/A3_models.ipynb #eb80bb74
 #| code-summary: lists what keeps tensors from being loaded
@@ -577,7 +645,13 @@ def _read_config(folder, metadata):
     The copy counts if config.json is still the one that the save was
     about to replace when it was interrupted.
     """
-    inside = json.loads(metadata.get("config", "null"))
+    try:
+        inside = json.loads(metadata.get("config", "null"))
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / WEIGHTS_NAME} is damaged: its copy of "
+            f"{CONFIG_NAME} is no JSON: {error}"
+        ) from error
     path = folder / CONFIG_NAME
     old = metadata.get("replaces")
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
@@ -607,7 +681,9 @@ def load_model(
 
     Every tensor has the type that it had.  Raises ``ValueError`` if
     the folder holds another class, or other parts than those given, if
-    its two files are of different saves, or as ``load_weights`` does.
+    its two files are of different saves, or as ``read_safetensors`` and
+    ``load_weights`` do.  A model of ``quantize_int8`` comes back as it
+    was saved.
     """
     folder = Path(folder)
     tensors, metadata = read_safetensors(folder / WEIGHTS_NAME)
@@ -634,6 +710,10 @@ def load_model(
         components,
         sum(x.nbytes for x in tensors.values()),
     )
+    if any(x.dtype == torch.int8 for x in tensors.values()):
+        from tformer.quantized import insert_int8_layers
+
+        insert_int8_layers(model, tensors)
     _validate_components(folder, saved, model)
     _adopt_dtypes(model, tensors)
     load_weights(model, tensors)

@@ -9,7 +9,7 @@ __all__ = ['EMBEDDING_TYPES', 'Optimizer', 'SGD', 'RMSprop', 'AdamW', 'orthogona
 # %% ../nbs/package/optimizers.ipynb #3dae5e9a
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,16 @@ from .embedding import Embedding, LearnedPositionEmbedding
 from .rotary import ShawRelativePositions, T5RelativeBias
 
 # %% ../nbs/package/optimizers.ipynb #549ad7fa
+def _expect_no_module(**named):
+    "Parameters are wanted, and not the module that has them."
+    for name, value in named.items():
+        validate.require(
+            not isinstance(value, nn.Module),
+            f"{name} must be parameters, got a {type(value).__name__}: give its "
+            "parameters()",
+        )
+
+
 class Optimizer(torch.optim.Optimizer):
     """What the optimizers of this module share.
 
@@ -27,7 +37,19 @@ class Optimizer(torch.optim.Optimizer):
     lists of a group.  State has the names of ``torch.optim``; ``step``
     counts a parameter's updates as a plain int.  ``ValueError`` for a
     learning rate that is not above 0, or another number out of its range.
+
+    ``state_dict`` can be loaded by the class of the same name in
+    ``torch.optim``, and the reverse.  ``ValueError`` for the state of another
+    algorithm, and for options of ``torch.optim`` that are not computed here;
+    it names them, and nothing has changed then.
     """
+
+    # what the class of this name in torch.optim can do otherwise
+    FIXED_OPTIONS: ClassVar[dict[str, Any]] = {"maximize": False}
+    # what it does not have
+    OWN_OPTIONS: ClassVar[set[str]] = set()
+    # what is remembered for each parameter; None: not compared
+    STATE_NAMES: ClassVar[set[str] | None] = None
 
     HYPERPARAMETER_RANGES = {
         "lr": "(0, inf)",
@@ -37,14 +59,24 @@ class Optimizer(torch.optim.Optimizer):
         "alpha": "[0, 1)",
     }
 
+    def __init__(self, params, defaults: dict[str, Any]):
+        _expect_no_module(params=params)
+        super().__init__(params, defaults)
+
     def add_param_group(self, param_group: dict[str, Any]):
         "Further parameters, with options of their own."
         options = self.defaults | param_group
         for name, interval in self.HYPERPARAMETER_RANGES.items():
             if name in options:
                 validate.number(interval, **{name: options[name]})
-        for beta in options.get("betas", ()):
-            validate.number("[0, 1)", beta=beta)
+        if "betas" in options:
+            betas = options["betas"]
+            validate.require(
+                isinstance(betas, tuple | list) and len(betas) == 2,
+                f"betas must be two numbers, got {betas!r}",
+            )
+            for beta in betas:
+                validate.number("[0, 1)", beta=beta)
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -59,6 +91,55 @@ class Optimizer(torch.optim.Optimizer):
             if params:
                 self.update_group(params, [p.grad for p in params], group)
         return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        "What is remembered, with all options that ``torch.optim`` looks for."
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            group |= self.FIXED_OPTIONS
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        "Go on from a state, of this class or of the same one in ``torch.optim``."
+        groups = [self._own_group(group) for group in state_dict["param_groups"]]
+        kept = {
+            key: {name: x for name, x in held.items() if x is not None}
+            for key, held in state_dict["state"].items()
+        }
+        if self.STATE_NAMES is not None:
+            for key, held in kept.items():
+                self._expect_state(key, {*held} - {"step"})
+        super().load_state_dict(state_dict | {"state": kept, "param_groups": groups})
+
+    def _own_group(self, group):
+        "A group of a state, with the options of this class."
+        name = type(self).__name__
+        validate.mapping_keys(
+            {*group} & {*self.defaults},
+            self.defaults,
+            [option for option in self.defaults if option not in self.OWN_OPTIONS],
+            owner=f"a state for {name}",
+            noun="option",
+        )
+        group = self.defaults | group
+        for option, fixed in self.FIXED_OPTIONS.items():
+            found = group.pop(option, fixed)
+            found = tuple(found) if isinstance(found, list) else found
+            validate.require(
+                found == fixed,
+                f"the state was made with {option}={found!r}, and this {name} "
+                f"computes {option}={fixed!r} only",
+            )
+        return group
+
+    def _expect_state(self, key, found):
+        "Require what this class remembers, and nothing that it would forget."
+        name = type(self).__name__
+        validate.require(
+            found == self.STATE_NAMES or not found,
+            f"the state of parameter {key} has {', '.join(sorted(found))}, and "
+            f"{name} goes on from {', '.join(sorted(self.STATE_NAMES))}",
+        )
 
     def update_group(self, params, grads, group):
         raise NotImplementedError
@@ -82,6 +163,9 @@ class SGD(Optimizer):
 
     As ``torch.optim.SGD``; ``weight_decay`` is an L2 penalty.
     """
+
+    FIXED_OPTIONS = Optimizer.FIXED_OPTIONS | {"dampening": 0, "nesterov": False}
+    STATE_NAMES: ClassVar[set[str]] = {"momentum_buffer"}
 
     def __init__(
         self,
@@ -113,6 +197,13 @@ class RMSprop(Optimizer):
     Tieleman and Hinton (2012); as ``torch.optim.RMSprop``.
     """
 
+    FIXED_OPTIONS = Optimizer.FIXED_OPTIONS | {
+        "momentum": 0,
+        "weight_decay": 0,
+        "centered": False,
+    }
+    STATE_NAMES: ClassVar[set[str]] = {"square_avg"}
+
     def __init__(
         self,
         params,
@@ -124,6 +215,7 @@ class RMSprop(Optimizer):
         super().__init__(params, dict(lr=lr, alpha=alpha, eps=eps))
 
     def update_group(self, params, grads, group):
+        self.increment_steps(params)  # torch.optim.RMSprop counts them
         square = self.state_tensors(params, "square_avg")
         torch._foreach_mul_(square, group["alpha"])
         torch._foreach_addcmul_(square, grads, grads, 1 - group["alpha"])
@@ -139,6 +231,10 @@ class AdamW(Optimizer):
     ``decoupled_weight_decay=False`` the decay is an L2 penalty, as in
     ``torch.optim.Adam``; ``bias_correction=False`` leaves the bias.
     """
+
+    FIXED_OPTIONS = Optimizer.FIXED_OPTIONS | {"amsgrad": False}
+    OWN_OPTIONS: ClassVar[set[str]] = {"bias_correction", "decoupled_weight_decay"}
+    STATE_NAMES: ClassVar[set[str]] = {"exp_avg", "exp_avg_sq"}
 
     def __init__(
         self,
@@ -193,11 +289,16 @@ def orthogonalize(
     steps: int = 5,  # of the iteration
     dtype: torch.dtype = torch.bfloat16,  # in which it is computed
 ) -> Float[Tensor, "m n"]:
-    """About U Vᵀ of the matrix U S Vᵀ: all singular values near 1.
+    """About U Vᵀ of the matrix U S Vᵀ: most singular values near 1.
 
-    Newton–Schulz with the coefficients of Jordan et al. (2024), which
-    end between 0.7 and 1.2, not at 1.
+    Newton–Schulz with the coefficients of Jordan et al. (2024). After
+    five steps a singular value of at least 1/200 of the matrix's norm is
+    between 0.68 and 1.16, and not at 1; a smaller one has only grown, by
+    the factor 3.4445 in each step at most. ``ValueError`` for what is no
+    matrix of a floating type.
     """
+    validate.shapes(matrix=(matrix, "m n"))
+    validate.floating_tensors(matrix=matrix)
     validate.integer(0, steps=steps)
     tall = len(matrix) > matrix.shape[1]
     x = (matrix.mT if tall else matrix).to(dtype)
@@ -217,6 +318,13 @@ class Muon(Optimizer):
     learning rate will do.  ``ValueError`` for a parameter that is no
     matrix.
     """
+
+    FIXED_OPTIONS: ClassVar[dict[str, Any]] = {
+        "ns_coefficients": (3.4445, -4.7750, 2.0315),
+        "ns_steps": 5,
+        "eps": 1e-7,
+    }
+    STATE_NAMES: ClassVar[set[str]] = {"momentum_buffer"}
 
     def __init__(
         self,
@@ -330,13 +438,17 @@ def mup_groups(
     Yang et al. (2021), table 3: matrices get lr × base_width / width,
     the rest lr.  The head's first weights are to be multiplied by
     √(base_width / width), too; where heads grow with the model,
-    scores are divided by d_head instead of √d_head.
+    scores are divided by d_head instead of √d_head.  A group without
+    parameters that learn is left out.
     """
     validate.integer(width=width, base_width=base_width)
-    matrices, *rest = param_groups(model, 0.0)
+    validate.number("(0, inf)", lr=lr)
     return [
-        {"params": matrices["params"], "lr": lr * base_width / width},
-        *({"params": group["params"], "lr": lr} for group in rest),
+        {
+            "params": group["params"],
+            "lr": lr * base_width / width if group["weight_decay"] else lr,
+        }
+        for group in param_groups(model, 1.0)  # 1 for matrices, 0 for the rest
     ]
 
 # %% ../nbs/package/optimizers.ipynb #183846d3
@@ -369,6 +481,7 @@ def clip_grad_norm_(
     Returns the norm before, as a tensor: no value is read.
     """
     validate.number("(0, inf]", max_norm=max_norm)
+    _expect_no_module(parameters=parameters)
     single = isinstance(parameters, Tensor)
     grads = [
         p.grad for p in ([parameters] if single else parameters) if p.grad is not None

@@ -44,6 +44,7 @@ def warmup_cosine(
     _expect_steps(total_steps, warmup_steps, min_lr_ratio=min_lr_ratio)
 
     def factor(step: int) -> float:
+        validate.integer(0, step=step)
         top = max(warmup_steps, 1)  # the step of factor 1
         if step < top:
             return step / top
@@ -64,9 +65,14 @@ def inverse_sqrt(
     Vaswani et al. (2017), equation 3, divided by its peak.
     """
     validate.integer(warmup_steps=warmup_steps)
-    return lambda step: min(
-        step / warmup_steps, (warmup_steps / max(step, 1)) ** 0.5
-    )
+
+    def factor(step: int) -> float:
+        validate.integer(0, step=step)
+        return min(
+            step / warmup_steps, (warmup_steps / max(step, 1)) ** 0.5
+        )
+
+    return factor
 
 # %% ../nbs/16_objectives_and_optimizers.ipynb #89d67f8d
 #| code-fold: true
@@ -83,6 +89,7 @@ def warmup_stable_decay(
     _expect_steps(total_steps, warmup_steps, decay_steps)
 
     def factor(step: int) -> float:
+        validate.integer(0, step=step)
         up = step / max(warmup_steps, 1)
         down = (total_steps + 1 - step) / (decay_steps + 1)
         return max(0.0, min(1.0, up, down))

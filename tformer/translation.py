@@ -452,7 +452,9 @@ def translate(
     _expect_translator(model, batch_size, max_extra_tokens)
     sides = TranslationTokenizer.wrap(tokenizer)
     _expect_one_table(model, sides)
-    limit = max_len or _limit(model)
+    if max_len is not None:
+        validate.integer(max_len=max_len)
+    limit = _limit(model) if max_len is None else max_len
     sequences = _sources(texts, sides, limit, _known_word_set(known_words))
     device = next(model.parameters()).device
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
@@ -515,6 +517,8 @@ def exact_match_by_phenomenon(
     A pair that shows several phenomena counts in each.
     """
     hypotheses, pairs = _as_many(hypotheses, pairs)
+    for pair in pairs:
+        validate.instance_of((tuple, list), pair=pair)
     matches = {}
     for text, pair in zip(hypotheses, pairs):
         for name in ("all", *getattr(pair, "phenomena", ())):

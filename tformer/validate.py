@@ -70,7 +70,12 @@ def number(
             )
         ):
             continue
-        raise ValueError(f"{name} must be {says}, got {value!r}")
+        hint = ""
+        if not isinstance(value, Real) or isinstance(value, bool):
+            hint = f", a {type(value).__name__} and no number"
+        elif abs(value) == float("inf") and says != "a finite number":
+            hint = ", no finite number"
+        raise ValueError(f"{name} must be {says}, got {value!r}{hint}")
 
 # %% ../nbs/package/validate.ipynb #883d671e
 def even_integer(**named: Any) -> None:
@@ -275,6 +280,7 @@ def position_tensors(**named: Tensor) -> None:
 
     The batch sizes are equal or 1; ValueError otherwise.
     """
+    instance_of(Tensor, **named)
     for name, x in named.items():
         if x.dtype != torch.int64 or x.ndim != 2:
             raise ValueError(
@@ -297,6 +303,8 @@ def mask_and_bias(
     refused with a ValueError that spells out both. ``(t, s)`` is accepted where
     scores have at most three axes.
     """
+    given = {"mask": mask, "bias": bias}
+    instance_of(Tensor, **{name: x for name, x in given.items() if x is not None})
     if mask is not None and mask.dtype != torch.bool:
         hint = (
             "numbers to add are a bias"
@@ -323,7 +331,7 @@ def mask_and_bias(
             f"two things for scores of shape {shape}; write "
             f"all axes: {how}"
         )
-    for name, x in (("mask", mask), ("bias", bias)):
+    for name, x in given.items():
         if x is not None:
             _broadcasts(name, x, shape)
 
@@ -342,6 +350,7 @@ def attention_inputs(
     With ``allow_gqa`` they have four axes, and the number of query heads is a
     multiple of that of key heads. ValueError says which axes do not fit.
     """
+    instance_of(Tensor, q=q, k=k, v=v)
     if not _qkv_match(q, k, v, allow_gqa):
         _explain_qkv(q, k, v, allow_gqa)
     if mask is not None or bias is not None:
