@@ -121,7 +121,8 @@ class Optimizer(torch.optim.Optimizer):
             owner=f"a state for {name}",
             noun="option",
         )
-        group = self.defaults | group
+        # in the order of the state, so that it is saved again with the same bytes
+        group = group | {k: v for k, v in self.defaults.items() if k not in group}
         for option, fixed in self.FIXED_OPTIONS.items():
             found = group.pop(option, fixed)
             found = tuple(found) if isinstance(found, list) else found
