@@ -166,7 +166,8 @@ def read_with(root, order):
             module_in(rest, order)
             for _, rest in imported(ast.parse(path.read_text("utf-8")), name)
         }
-        found[name] = max((order[m] for m in taken & {*order}), default="")
+        if placed := taken & {*order}:
+            found[name] = max(order[m] for m in placed)
     return found
 
 
