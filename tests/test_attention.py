@@ -1968,7 +1968,7 @@ def test_without_padding_no_mask_is_made(derived):
 def test_layers_of_other_rules_do_not_share():
     "The same positions, but not causal, or another mask, or other keys."
     x = randn(3, 4, 16)
-    positions = Positions(torch.tensor(RAGGED))
+    positions = AttentionContext(Positions(torch.tensor(RAGGED)))
     rotaries = RotaryEmbedding(4), RotaryEmbedding(4, base=100.0)
     masks = None, some_mask(1, 1, 4, 4, seed=1), some_mask(1, 1, 4, 4, seed=2)
     for _ in range(2):

@@ -758,6 +758,7 @@ def test_generate_names_every_parameter_of_stream():
         assert parameter.default == theirs[name].default, name
 
 
+@plain_only
 def test_prompts_may_come_one_by_one():
     model = next(row for row in ROWS if row.cls is Llama).make()
     rows = [[1, 2, 3], [4, 5]]
@@ -768,6 +769,7 @@ def test_prompts_may_come_one_by_one():
         assert generate(model, prompts, max_new_tokens=4) == right
 
 
+@plain_only
 def test_numbers_of_numpy_are_numbers():
     "As seeds, and as ids that end a text, in every decoder."
     model = next(row for row in ROWS if row.cls is Llama).make()

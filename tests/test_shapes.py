@@ -13,7 +13,7 @@ import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
 
-def test_file(name):
+def file_of_tests(name):
     "The file with the tests of a module: its own, else that of its folder."
     room, _, last = name.rpartition(".")
     own = f"test_{last}.py"
@@ -23,7 +23,7 @@ def test_file(name):
 # the tests of every module whose signatures carry shapes
 FILES = sorted(
     {
-        test_file(name)
+        file_of_tests(name)
         for name in course.module_names(ROOT)
         if "from jaxtyping import"
         in course.module_path(ROOT, name).read_text(encoding="utf-8")

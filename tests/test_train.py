@@ -1109,6 +1109,7 @@ def test_a_training_without_a_checkpoint_is_not_written_over(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
+@plain_only
 @pytest.mark.parametrize("left", [None, b"", b"step,loss\r\n\xff\xfe\x00\r\n7,1,1,"])
 def test_a_history_that_was_lost_does_not_stop_a_resume(left, tmp_path):
     straight = training(tmp_path / "a", steps=8)
@@ -1230,6 +1231,7 @@ class Moody:
             yield batch
 
 
+@plain_only
 @pytest.mark.parametrize("given", [6, 7])
 def test_an_interrupt_while_batches_are_made_saves_the_step_before(given, tmp_path):
     def trained(folder, data):

@@ -886,7 +886,7 @@ def save_training_state(
     step: int,
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
-    data: ResumableBatches,
+    data: Any,  # a ``ResumableBatches``, or what has its ``state_dict``
     metric: float | None = None,  # lower is better
     loss_monitor: Any = None,  # kept if it has a ``state_dict``
 ) -> None:
