@@ -12,7 +12,6 @@ __all__ = ['flatten_state', 'unflatten_state', 'get_rng_state', 'set_rng_state',
 #| code-summary: imports of the module
 import contextlib
 import csv
-import hashlib
 import json
 import math
 import os
@@ -42,6 +41,7 @@ from tformer.model import (
     owning_copy,
     read_safetensors,
     save_model,
+    tensors_sha256,
 )
 
 # %% ../nbs/A7_checkpoints.ipynb #f1b133ee
@@ -253,13 +253,13 @@ def write_checkpoint(
     def write(tmp_path):
         path = tmp_path / WEIGHTS_NAME
         with ThreadPoolExecutor() as pool:  # sums are made meanwhile
-            state_sum = pool.submit(sha256_of, tensors, {})
+            state_sum = pool.submit(tensors_sha256, tensors)
             if isinstance(getattr(model, "config", None), ModelConfig):
                 save_model(model, tmp_path)
             else:
                 save_file(_weights_of(model), path)
             weights_sum = pool.submit(
-                lambda: sha256_of(*read_safetensors(path))
+                lambda: tensors_sha256(*read_safetensors(path))
             )
             save_file(tensors, tmp_path / STATE_TENSORS_NAME)
             if tokenizer is not None:
@@ -326,18 +326,6 @@ def load_state(model, weights):
         module = model.get_submodule(name.rpartition(".")[0])
         module.set_extra_state(weights[name])
 
-# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d2
-#| code-summary: the SHA-256 of what a file of tensors holds
-def sha256_of(tensors, metadata):
-    "In order of names, since safetensors has no order of its own."
-    total = hashlib.sha256()
-    total.update(json.dumps(metadata, sort_keys=True).encode())
-    for name in sorted(tensors):
-        x = tensors[name]
-        total.update(f"{name} {x.dtype} {[*x.shape]}".encode())
-        total.update(x.cpu().reshape(-1).view(torch.uint8).numpy())
-    return total.hexdigest()
-
 # %% ../nbs/A7_checkpoints.ipynb #8069e77c
 def read_checkpoint(
     folder: str | os.PathLike,
@@ -354,7 +342,7 @@ def read_checkpoint(
     rest = files.read_json_object(folder / STATE_NAME)
     for name, written in rest.pop(SHA256_KEY, {}).items():
         validate.require(
-            sha256_of(*read[name]) == written,
+            tensors_sha256(*read[name]) == written,
             f"{folder / name} is no longer what was written: "
             "its SHA-256 is another",
         )

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['WEIGHTS_NAME', 'CONFIG_NAME', 'COMPONENT_KEYS', 'ModelConfig', 'TransformerBlock', 'new_layer_cache',
            'positions_from_attention_mask', 'Model', 'CausalLM', 'eval_mode', 'make_eval_context', 'device_of',
-           'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'save_model', 'read_safetensors',
-           'load_weights', 'load_model', 'describe_module']
+           'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'tensors_sha256', 'save_model',
+           'read_safetensors', 'load_weights', 'load_model', 'describe_module']
 
 # %% ../nbs/A3_models.ipynb #d28fe722
 #| code-fold: true
@@ -428,11 +428,20 @@ def owning_copy(tensor: Tensor) -> Tensor:
     x = tensor.detach().contiguous()
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
-# %% ../nbs/A3_models.ipynb #5d0c71aa
-#| code-summary: the hash of tensors, and refuses a state that is no tensor
-def _tensors_sha256(tensors):
-    "The SHA-256 of names, types, shapes and numbers, in hexadecimal."
+# %% ../nbs/A3_models.ipynb #5d0c71ab
+#| code-fold: true
+#| code-summary: tensors_sha256, by which a damaged file is found
+def tensors_sha256(
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str] | None = None,  # of their file
+) -> str:
+    """The SHA-256 of names, types, shapes, numbers and metadata, in
+    hexadecimal.
+
+    It does not depend on the order in which a file holds them.
+    """
     digest = hashlib.sha256()
+    digest.update(json.dumps(metadata or {}, sort_keys=True).encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
         x = torch.view_as_real(x) if x.is_complex() else x
@@ -440,7 +449,8 @@ def _tensors_sha256(tensors):
         digest.update(x.numpy())
     return digest.hexdigest()
 
-
+# %% ../nbs/A3_models.ipynb #5d0c71aa
+#| code-summary: refuses a module whose state has no place in the files
 def _expect_only_tensors(model):
     "No module may have a state that two files have no place for."
     own = nn.Module.get_extra_state
@@ -495,7 +505,7 @@ def save_model(
         "format": "pt",
         "config": text,
         "replaces": old,
-        "tensors_sha256": _tensors_sha256(tensors),
+        "tensors_sha256": tensors_sha256(tensors),
     }
     files.write_files_atomically(
         {
@@ -530,7 +540,7 @@ def read_safetensors(
             f"{path} is no whole safetensors file: {error}"
         ) from error
     saved = metadata.get("tensors_sha256")
-    found = saved and _tensors_sha256(tensors)
+    found = saved and tensors_sha256(tensors)
     validate.require(
         found == saved,
         f"{path} is damaged: the SHA-256 of its tensors is "

@@ -75,7 +75,7 @@ class Positions:
 
     @property
     def plain(self) -> "Positions":
-        "The positions without what was derived from them: to be kept."
+        "The same positions, without what was derived from them."
         return self
 
     @classmethod
@@ -149,7 +149,7 @@ class AttentionContext(Positions):
 
     @property
     def plain(self) -> Positions:
-        "The positions without what was derived from them: to be kept."
+        "The same positions, without what was derived from them."
         return self._plain
 
     def memoize(self, key: tuple, compute: Callable) -> Any:

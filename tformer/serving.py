@@ -111,7 +111,7 @@ class RequestHandle:
         )
 
     def judge(self, i: int, log_prob: float) -> str | None:
-        "Why the text ends with this id, if it does; nothing is written."
+        "The finish reason that this id would give; nothing is written."
         validate.require(
             not math.isnan(log_prob),
             f"the logits hold NaN after {len(self.output_ids)} new ids",
@@ -126,7 +126,7 @@ class RequestHandle:
         return "length" if full else None
 
     def append_token(self, i: int, log_prob: float) -> bool:
-        "Write this id, unless it only says that the text ends."
+        "Write the id and return True; False, and nothing, for a stop id."
         if i in self.stopping[0]:
             return False
         self.output_ids.append(i)
@@ -449,7 +449,7 @@ class _StepExecutor:
         self.new = []
 
     def step(self, running):
-        "What is new; also what a step before it had, and was broken off."
+        "The new ids, also those of a step that was interrupted."
         with eval_mode(self.runner.model):
             self.decode([t for t in running if not t.is_prefilling])
             self.prefill([t for t in running if t.is_prefilling])
@@ -543,7 +543,7 @@ class _StepExecutor:
             raise
 
     def _draft(self, handles, logits):
-        "An id for each, greedy or by its own way; its log-probability."
+        "The next id of each handle, and its log-probability."
         ids = logits.argmax(-1)
         for i, t in enumerate(handles):
             if t.sampler is not None:
@@ -576,13 +576,13 @@ class _StepExecutor:
 
 
 def _generators(sampler):
-    "Copies of what a sampler draws from."
+    "Copies of the random generators of a sampler."
     states = getattr(sampler, "row_states", None)
     return states and [(s, g.clone_state()) for s, g in states]
 
 
 def _restore(handle, length, states):
-    "Take back what was drawn and written."
+    "Take back what a handle has drawn and written."
     del handle.output_ids[length:]
     del handle.log_probs[length:]
     if hasattr(handle.sampler, "row_states"):
