@@ -211,15 +211,54 @@ sys.exit(command.main(["Once"]))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
 
 
+INTERRUPTED_CLASS = """
+import signal, sys
+import tformer.__main__ as command
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupts:
+    def __set_name__(self, *given):  # an error here becomes a RuntimeError
+        for _ in range({times}):
+            signal.raise_signal(signal.SIGINT)
+
+def load_storyteller(name):
+    type("Loaded", (), dict(field=Interrupts()))
+    print("loaded")
+
+command.load_storyteller = load_storyteller
+sys.exit(command.main(["Once"]))
+"""
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, "loaded\n"), (2, "")])
+def test_the_first_interrupt_waits_for_the_model_and_the_second_does_not(times, told):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_CLASS.format(times=times)],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (130, told), done.stderr
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2, 1.6])
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.0, 1.2, 1.4, 1.6])
 def test_an_interrupt_at_any_moment(seconds):
-    "Also while torch is imported; without a limit the story is too long to end before."
+    """Also while torch is imported; no story without a limit ends as soon as that.
+
+    An interrupt of code that Python compiles from a string, as torch does while it is
+    imported, lets ``python -m`` end by the signal even though `main` returns 130.  A
+    shell gives both the same number.  On a slow machine the signal may come before
+    `main` begins; then Python tells it.
+    """
     story = start("Once there was", "--temperature", "9", stdout=subprocess.PIPE)
     time.sleep(seconds)
     story.send_signal(signal.SIGINT)
     _, told = story.communicate()
-    assert story.returncode in (0, 130) and told.strip() == b"", told
+    assert story.returncode in (0, 130, -signal.SIGINT), told
+    from_python = b"in main" not in told and b"import" in told
+    assert told.strip() == b"" or from_python, told
 
 
 # what needs no model imports none of these, and a story none of those

@@ -9,6 +9,7 @@ __all__ = ['STORYTELLERS', 'SMALL', 'Settings', 'load_storyteller', 'main']
 import contextlib
 import math
 import os
+import signal
 import sys
 from typing import Annotated, Any, NamedTuple
 
@@ -170,12 +171,13 @@ def main(
         settings = typer.main.get_command(_app)(args, standalone_mode=False)
         if not isinstance(settings, Settings):  # --help and --version are done
             return settings
-        bundle = load_storyteller(settings.model)
-        pieces = bundle.stream(
-            settings.prompt,
-            max_new_tokens=settings.max_new_tokens,
-            sampling_params=_sampling_params(settings),
-        )
+        with _interrupt_waits():
+            bundle = load_storyteller(settings.model)
+            pieces = bundle.stream(
+                settings.prompt,
+                max_new_tokens=settings.max_new_tokens,
+                sampling_params=_sampling_params(settings),
+            )
         with _few_threads(bundle.model):
             for piece in pieces:
                 print(piece, end="", flush=True)
@@ -191,6 +193,27 @@ def main(
     except ValueError as error:
         return _complain(error)
     return 0
+
+
+@contextlib.contextmanager
+def _interrupt_waits():
+    "Inside, the first Ctrl-C is noted and raised at the end; a second one ends it all."
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # the caller has a way of its own
+        return
+    noted = []
+
+    def note(*given):
+        noted.append(given)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if noted:
+            raise KeyboardInterrupt
 
 
 def _sampling_params(settings):
