@@ -24,6 +24,7 @@ from tformer.beam import (
 )
 from tformer.generate import generate
 from tformer.mini_gpt import load_record
+from tformer.static_cache import new_static_cache
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -890,6 +891,26 @@ def test_half_precision_sums_in_float32():
         model, [[3, 4]], num_beams=2, max_new_tokens=6, stop_token_ids=7
     )
     assert beam.log_prob != torch.tensor(beam.log_prob).bfloat16().item()
+
+
+def test_a_cache_that_cannot_grow_has_a_slot_for_all_but_the_last_id():
+    row = next(row for row in ROWS if row.name == "Llama")
+    model = row.make().double()
+
+    class Preallocates:
+        max_len = model.max_len
+
+        def __call__(self, ids, **more):
+            return model(ids, **more)
+
+        def new_cache(self, batch_size, max_len):
+            return new_static_cache(model, batch_size, max_len)
+
+    how = dict(num_beams=3, max_new_tokens=model.max_len - 1, stop_token_ids=7)
+    ((made,),) = beam_search(Preallocates(), [[3, 4]], **how)
+    ((expected,),) = beam_search(model, [[3, 4]], **how)
+    assert made.ids == expected.ids
+    assert made.log_prob == pytest.approx(expected.log_prob)
 
 
 @plain_only

@@ -31,6 +31,7 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import eval_mode
 from tformer.sampling import Sampler, SamplingParams
+from tformer.static_cache import new_static_cache
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -119,6 +120,56 @@ def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
         model, prompts[:1], max_new_tokens=40, context_shift=window, **of_row(more, 0)
     )
     assert alone.ids == texts[0].ids
+
+
+@causal
+def test_a_row_that_stops_changes_no_window_of_its_neighbors(row):
+    "Also beside an encoder's output, of which each row has its own."
+    model, more = made(row)
+    prompts = [[3, 4, 5], [8], [9, 10, 11, 12, 13, 14, 15, 16]]
+    full = [
+        reread(model, ids, 24, MAX_LEN // 2, **of_row(more, i))
+        for i, ids in enumerate(prompts)
+    ]
+    ends = full[0][0][2]  # the first row leaves before any window is full
+    texts = generate(
+        model, prompts, max_new_tokens=24, stop=ends, context_shift=True, **more
+    )
+    for text, (expected, said) in zip(texts, full, strict=True):
+        cut = expected.index(ends) if ends in expected else 24
+        same(text, expected[:cut], said[:cut])
+
+
+class Preallocates:
+    """A model whose cache has as many slots as it is told, and no more.
+
+    So do the models of other people whose cache is one tensor.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.max_len = model.max_len
+        self.asked = []
+
+    def __call__(self, ids, **more):
+        return self.model(ids, **more)
+
+    def new_cache(self, batch_size, max_len):
+        assert max_len <= self.max_len
+        self.asked.append(max_len)
+        return new_static_cache(self.model, batch_size, max_len)
+
+
+@pytest.mark.parametrize("window", [False, True, 3])
+def test_a_cache_that_cannot_grow_is_as_large_as_is_needed(window):
+    model = small().double()
+    n = 40 if window else MAX_LEN - 4  # the last one is written and not read
+    other = Preallocates(model)
+    texts = generate(other, PROMPTS, max_new_tokens=n, context_shift=window)
+    assert set(other.asked) == {MAX_LEN}
+    plain = generate(model, PROMPTS, max_new_tokens=n, context_shift=window)
+    for text, expected in zip(texts, plain, strict=True):
+        same(text, expected.ids, expected.log_probs)
 
 
 @rows("source")

@@ -161,6 +161,22 @@ def test_modes_are_left_as_they_were():
     assert [part.training for part in model.modules()] == before
 
 
+@plain_only
+def test_log_probabilities_are_at_least_float32():
+    model = LLAMA.make().to(torch.bfloat16)
+    (text,) = generate(model, [[3, 4]], max_new_tokens=12)
+    made = speculative_generate(
+        model, [[3, 4]], Knowing([3, 4, *text.ids], 0.7), max_new_tokens=12
+    )
+    with torch.no_grad():
+        ids = torch.tensor([[3, 4, *made.ids]])
+        logits = model(ids)[0, 1:-1].float().log_softmax(-1)
+    expected = logits.gather(-1, ids[0, 2:, None])[:, 0].tolist()
+    assert made.log_probs == pytest.approx(expected, abs=0.02)
+    halves = torch.tensor(made.log_probs, dtype=torch.bfloat16).tolist()
+    assert made.log_probs != halves
+
+
 def test_a_model_in_training_writes_as_in_eval_mode():
     row = next(row for row in ROWS if row.cls is GPT)
     model = row.make(dropout=0.5)
