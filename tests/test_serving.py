@@ -418,6 +418,17 @@ def test_policies():
     )
 
 
+def test_who_was_preempted_has_also_to_read_what_it_wrote():
+    engine = Engine(MODEL, 1)
+    long = engine.submit(Request([3, 4], 9))
+    while len(long.output_ids) < 4:
+        engine.step()
+    short = engine.submit(Request([5, 6, 7], 9))
+    assert shortest_first([long, short], []) == 1
+    assert similar_length([short, long], [6]) == 1
+    assert similar_length([long, short], [2]) == 1
+
+
 def test_a_policy_is_told_what_is_left_to_read():
     told = []
 
