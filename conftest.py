@@ -303,11 +303,6 @@ def pytest_configure(config):
             os.environ[kernels.ADDRESS] = server.address
 
 
-def switched():
-    "Whether this run computes as another processor would."
-    return any(v in os.environ for v in SWITCHES if v != "OMP_NUM_THREADS")
-
-
 def needs_kernels(config):
     "Whether this run starts kernels, and there is no server for them yet."
     option = config.option
@@ -346,10 +341,9 @@ def pytest_sessionfinish(session):
         write_json(path, clock.as_record(before))
     if not clock.books:
         return
-    # as another processor, and with more threads than processes leave, all is slower
-    if not switched() and (message := clock.over_budget()):
-        session.config.clock_message = message
-        session.exitstatus = 1
+    # said, but no failure: a machine may be slow, or work on something else meanwhile.
+    # What must keep to the budget is the record of the book.
+    session.config.clock_message = clock.over_budget()
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -360,4 +354,4 @@ def pytest_terminal_summary(terminalreporter, config):
     for name, book in sorted(clock.books.items()):
         terminalreporter.line(f"{book['seconds']:7.1f}  {name}")
     if message := getattr(config, "clock_message", None):
-        terminalreporter.line(message, red=True)
+        terminalreporter.line(message, yellow=True)
