@@ -12,6 +12,7 @@ from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
 from tformer.positions import next_positions
 from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
+from tformer.static_cache import new_static_cache
 from tformer.variants.gqa import convert_to_gqa
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
@@ -223,6 +224,26 @@ ROWS += [
     )
     for name in BERTS
 ]
+
+
+class Preallocates:
+    """A model whose cache has as many slots as it is told, and no more.
+
+    So do the models of other people whose cache is one tensor.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.max_len = model.max_len
+        self.asked = []
+
+    def __call__(self, ids, **more):
+        return self.model(ids, **more)
+
+    def new_cache(self, batch_size, max_len):
+        assert max_len <= self.max_len
+        self.asked.append(max_len)
+        return new_static_cache(self.model, batch_size, max_len)
 
 
 def marks(row, usual):

@@ -12,7 +12,7 @@ import torch
 
 from conftest import ROOT
 from helpers import draw_ids, generator, plain_only
-from models import ROWS, VOCAB, causal
+from models import ROWS, VOCAB, Preallocates, causal
 from tformer.beam import (
     beam_search,
     best_possible_score,
@@ -24,7 +24,6 @@ from tformer.beam import (
 )
 from tformer.generate import generate
 from tformer.mini_gpt import load_record
-from tformer.static_cache import new_static_cache
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -897,17 +896,8 @@ def test_a_cache_that_cannot_grow_has_a_slot_for_all_but_the_last_id():
     row = next(row for row in ROWS if row.name == "Llama")
     model = row.make().double()
 
-    class Preallocates:
-        max_len = model.max_len
-
-        def __call__(self, ids, **more):
-            return model(ids, **more)
-
-        def new_cache(self, batch_size, max_len):
-            return new_static_cache(model, batch_size, max_len)
-
     how = dict(num_beams=3, max_new_tokens=model.max_len - 1, stop_token_ids=7)
-    ((made,),) = beam_search(Preallocates(), [[3, 4]], **how)
+    ((made,),) = beam_search(Preallocates(model), [[3, 4]], **how)
     ((expected,),) = beam_search(model, [[3, 4]], **how)
     assert made.ids == expected.ids
     assert made.log_prob == pytest.approx(expected.log_prob)

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from helpers import plain_only
-from models import MAX_LEN, ROWS, VOCAB, causal, rows
+from models import MAX_LEN, ROWS, VOCAB, Preallocates, causal, rows
 from tformer import seq2seq
 from tformer.beam import beam_search
 from tformer.costs import estimate_costs
@@ -31,7 +31,6 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import eval_mode
 from tformer.sampling import Sampler, SamplingParams
-from tformer.static_cache import new_static_cache
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -138,26 +137,6 @@ def test_a_row_that_stops_changes_no_window_of_its_neighbors(row):
     for text, (expected, said) in zip(texts, full, strict=True):
         cut = expected.index(ends) if ends in expected else 24
         same(text, expected[:cut], said[:cut])
-
-
-class Preallocates:
-    """A model whose cache has as many slots as it is told, and no more.
-
-    So do the models of other people whose cache is one tensor.
-    """
-
-    def __init__(self, model):
-        self.model = model
-        self.max_len = model.max_len
-        self.asked = []
-
-    def __call__(self, ids, **more):
-        return self.model(ids, **more)
-
-    def new_cache(self, batch_size, max_len):
-        assert max_len <= self.max_len
-        self.asked.append(max_len)
-        return new_static_cache(self.model, batch_size, max_len)
 
 
 @pytest.mark.parametrize("window", [False, True, 3])
