@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -240,6 +241,16 @@ def test_the_first_interrupt_waits_for_the_model_and_the_second_does_not(times, 
         check=False,
     )
     assert (done.returncode, done.stdout) == (130, told), done.stderr
+
+
+def test_a_thread_may_tell_a_story_too(capsys):
+    "Only the main thread can say what an interrupt does."
+    ends = []
+    args = ["Once", "--max-new-tokens", "3"]
+    thread = threading.Thread(target=lambda: ends.append(main(args)))
+    thread.start()
+    thread.join()
+    assert ends == [0] and capsys.readouterr().err == ""
 
 
 @pytest.mark.nightly

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -197,9 +198,11 @@ def main(
 
 @contextlib.contextmanager
 def _interrupt_waits():
-    "Inside, the first Ctrl-C is noted and raised at the end; a second one ends it all."
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # the caller has a way of its own
+    "Inside, the first Ctrl-C waits until the end; a second one is raised at once."
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if not in_main_thread or handler is not signal.default_int_handler:
+        yield  # Python raises no interrupt here, or the caller handles it
         return
     noted = []
 
