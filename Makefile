@@ -14,6 +14,9 @@ GPU_STATUS ?= book/status_gpu.json
 GPU_JOBS ?= 4
 # environment variables for `make processors`; empty: what tests/processors.py chooses
 SWITCH ?=
+# for `make nightly` and `make processors`: the time, in seconds since 1970, after which
+# they begin no further test and say how many are left; empty: they run all
+UNTIL ?=
 PORT ?= 8000
 SECONDS ?= _proc/seconds.json
 # one process for each core; more than 16 would only wait for the longest file
@@ -55,12 +58,12 @@ test: $(VENV)/.done  ## every notebook, and every test that is not marked nightl
 	$(PYTEST) -m "not nightly" --record $(RECORD) --seconds $(SECONDS) nbs tests
 
 nightly: $(VENV)/.done  ## the tests marked nightly, and every ✓ seen to fail
-	$(PYTEST) -m nightly --seconds $(SECONDS) tests
-	$(PY) book/verify.py --check
+	$(PYTEST) -m nightly --seconds $(SECONDS) $(if $(UNTIL),--until $(UNTIL)) tests
+	$(PY) book/verify.py --check $(if $(UNTIL),--until $(UNTIL))
 
 processors: $(VENV)/.done  ## notebooks, and tests marked processor, as another processor computes
 	$(PY) tests/processors.py run $(if $(SWITCH),--switch "$(SWITCH)") \
-		$(PYTEST) -m "processor and not nightly" nbs tests
+		$(PYTEST) -m "processor and not nightly" $(if $(UNTIL),--until $(UNTIL)) nbs tests
 
 gpu: $(VENV)/.done  ## on a machine with a GPU: every notebook, and the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a CUDA device, and PyTorch finds none")'

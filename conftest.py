@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,6 +25,7 @@ TOTAL_BUDGET = 900
 # seconds of each test file and notebook in the tiers "test" and "nightly"
 SECONDS = ROOT / "tests" / "seconds.json"
 USUAL = 15  # seconds of a file that is not on record
+NO_TIME = "there was no time left to begin them"
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
@@ -99,6 +101,21 @@ def pytest_addoption(parser):
         "that each file took, by tier, as JSON; files and tiers "
         "that were not run keep what is on record",
     )
+    parser.addoption(
+        "--until",
+        metavar="TIME",
+        type=float,
+        help="begin no test after this time, in seconds since 1970; those left are "
+        "skipped, and their number is said",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before a kernel or a fixture is started
+def pytest_runtest_setup(item):
+    "From the time that ``--until`` names, begin no further test."
+    until = item.config.getoption("--until")
+    if until is not None and time.time() >= until:
+        pytest.skip(NO_TIME)
 
 
 def known_as(path):
@@ -347,6 +364,9 @@ def pytest_sessionfinish(session):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    skipped = terminalreporter.getreports("skipped")
+    if left := sum(NO_TIME in report.longreprtext for report in skipped):
+        terminalreporter.line(f"{left} tests were left out: {NO_TIME}", yellow=True)
     clock = getattr(config, "clock", None)
     if clock is None or not clock.books:
         return

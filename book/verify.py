@@ -1,4 +1,6 @@
-"""See every ✓ of the book turn red: python book/verify.py [--check [--nouns]] [NAME …]
+"""See every ✓ of the book turn red.
+
+    python book/verify.py [--check [--nouns] [--until TIME]] [NAME …]
 
 A ✓ counts only if a change of the package, made on purpose, makes that very
 cell fail. ``book/verified/<document name>.yml`` names the change for each
@@ -20,7 +22,8 @@ as there are processors. The record of a claim holds as long as neither its cell
 change is edited, layout and comments apart; the tests ask for it. With ``--check``
 nothing is written: the first change of each claim is made again, with ``--check
 --nouns`` its further ones, and the exit status is 1 if one of them no longer turns its
-own cell red.
+own cell red. With ``--until`` no change is begun after that time, and what is left is
+said: each day the changes come in another order.
 """
 
 from __future__ import annotations
@@ -29,12 +32,17 @@ import argparse
 import ast
 import hashlib
 import json
+import math
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import date
 from functools import cache
 from pathlib import Path
 
@@ -53,17 +61,8 @@ from course import (  # noqa: E402
 
 RECORD = ROOT / "book" / "verified.json"
 CHANGES = ROOT / "book" / "verified"
-RUN = """
-import json, sys
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-for index, text in json.load(open(sys.argv[1])):
-    done = shell.run_cell(text, store_history=False)
-    if not done.success:
-        error = done.error_in_exec or done.error_before_exec
-        json.dump([index, type(error).__name__], open(sys.argv[2], "w"))
-        break
-"""
+RUNNER = ROOT / "book" / "_ext" / "forked_cells.py"
+LIMIT = 1200  # seconds for the cells of one notebook
 
 
 def noted() -> list[str]:
@@ -129,13 +128,53 @@ def changed(cell, change: CodeChange | None, module: str, qualname: str) -> str:
         return cell.source
 
 
-def first_failure(name: str, entry: dict | None):
+class Runner:
+    """Runs the cells of notebooks in forks of a process that has imported PyTorch.
+
+    The process is started by the first cells. It ends with the context.
+    """
+
+    def __init__(self):
+        self.process = None
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(RUNNER)],
+            text=True,
+            encoding="utf-8",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def first_failure(self, folder: str, cells: list) -> list | None:
+        "Index and error of the first cell that fails with the package in `folder`."
+        if self.process is None:
+            self._start()
+        task = {"folder": folder, "cells": cells, "limit": LIMIT}
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline() or '{"died": "its runner"}')
+        if "died" in answer:
+            raise RuntimeError(f"the cells did not run to an end: {answer['died']}")
+        return answer["failed"] if answer["failed"][1] else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+def first_failure(name: str, entry: dict | None, runner: Runner):
     "Index and error of the first cell that fails with this change."
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "tformer"
-        shutil.copytree(
-            ROOT / "tformer", package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / "tformer", package)  # with what is compiled already
         change = None
         module = ""
         qualname = ""
@@ -144,32 +183,22 @@ def first_failure(name: str, entry: dict | None):
             path, qualname = split_where(change.where, package)
             module = ".".join(path.relative_to(package).with_suffix("").parts)
             path.write_text(apply(path.read_text("utf-8"), qualname, change), "utf-8")
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+                compiled.unlink()
         own = read_notebook(notebook_path(ROOT, name)).module
         cells = [
             (c.index, changed(c, change if own == module else None, own, qualname))
             for c in cells_of(name)
             if "%pip" not in c.source and c.source
         ]
-        given = Path(folder) / "cells.json"
-        got = Path(folder) / "got.json"
-        given.write_text(json.dumps(cells), "utf-8")
-        subprocess.run(
-            [sys.executable, "-c", RUN, str(given), str(got)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"},
-            check=True,
-            timeout=1200,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        return json.loads(got.read_text("utf-8")) if got.exists() else None
+        return runner.first_failure(folder, cells)
 
 
-def replay_one(name: str, change: dict) -> dict:
+def replay_one(name: str, change: dict, runner: Runner) -> dict:
     "What one change did: ``red`` if the claim's own cell failed, and failed first."
     every = cells_of(name)
     cell = next(c for c in every if c.claim == change["claim"])
-    seen = first_failure(name, change)
+    seen = first_failure(name, change, runner)
     return {
         "claim": change["claim"],
         "noun": change.get("noun"),
@@ -181,11 +210,12 @@ def replay_one(name: str, change: dict) -> dict:
 
 def replay(name: str, claims: set[str] | None = None) -> list[dict]:
     "What each change of a notebook did."
-    return [
-        replay_one(name, change)
-        for change in changes(name)
-        if claims is None or change["claim"] in claims
-    ]
+    with Runner() as runner:
+        return [
+            replay_one(name, change, runner)
+            for change in changes(name)
+            if claims is None or change["claim"] in claims
+        ]
 
 
 @cache
@@ -208,14 +238,36 @@ def records(seen: list[dict]) -> dict[str, dict]:
     return kept
 
 
-def replay_all(names: list[str], nouns: bool | None = None) -> dict[str, list[dict]]:
-    "What the changes of these notebooks did, as many at a time as processors."
+def order_of_the_day(name: str, change: dict) -> str:
+    "A key that sorts changes in another order each day."
+    said = f"{date.today()} {name} {change['claim']} {change.get('noun')}"
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def replay_all(
+    names: list[str], nouns: bool | None = None, until: float = math.inf
+) -> dict[str, list[dict]]:
+    """What the changes of these notebooks did, as many at a time as processors.
+
+    None is begun after the time `until`, in seconds since 1970. Which ones are left
+    then is another choice each day.
+    """
     jobs = [(name, change) for name in names for change in changes(name, nouns)]
-    jobs.sort(key=lambda job: -seconds().get(job[0], 0))  # the longest first
+    if until < math.inf:
+        jobs.sort(key=lambda job: order_of_the_day(*job))
+    else:
+        jobs.sort(key=lambda job: -seconds().get(job[0], 0))  # the longest first
     out = {name: [] for name in names}
+    runners = queue.SimpleQueue()
 
     def work(job):
-        seen = replay_one(*job)
+        if time.time() >= until:
+            return job[0], None
+        runner = runners.get()
+        try:
+            seen = replay_one(*job, runner)
+        finally:
+            runners.put(runner)
         print(
             "red    " if seen["red"] else "NOT RED",
             job[0],
@@ -226,9 +278,16 @@ def replay_all(names: list[str], nouns: bool | None = None) -> dict[str, list[di
         )
         return job[0], seen
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, seen in pool.map(work, jobs):
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count()):
+            runners.put(stack.enter_context(Runner()))
+        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
+        done = [*pool.map(work, jobs)]
+    for name, seen in done:
+        if seen is not None:
             out[name].append(seen)
+    if left := sum(seen is None for _, seen in done):
+        print(f"{left} changes were left out: there was no time left to begin them")
     return out
 
 
@@ -244,10 +303,19 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="with --check: the further changes of the claims",
     )
+    parser.add_argument(
+        "--until",
+        metavar="TIME",
+        type=float,
+        default=math.inf,
+        help="with --check: begin no change after this time, in seconds since 1970",
+    )
     parser.add_argument("names", nargs="*", help="notebooks; all if there is none")
     options = parser.parse_args(arguments)
     if options.nouns and not options.check:
         parser.error("--nouns goes with --check; without it all changes are made")
+    if options.until < math.inf and not options.check:
+        parser.error("--until goes with --check; without it all changes are made")
     names = noted()
     try:
         chosen = select(names, options.names)
@@ -256,7 +324,7 @@ def main(arguments: list[str]) -> int:
         return 2
     record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     record = {name: seen for name, seen in record.items() if name in names}
-    found = replay_all(chosen, options.nouns if options.check else None)
+    found = replay_all(chosen, options.nouns if options.check else None, options.until)
     bad = 0
     for name, every in found.items():
         bad += sum(not seen["red"] for seen in every)

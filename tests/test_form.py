@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -365,7 +366,7 @@ def test_changes_of_a_notebook_in_a_folder_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(
         verify,
         "replay_one",
-        lambda name, change: (
+        lambda name, change, runner: (
             seen.append(name)
             or {"noun": None, **change, "key": "k", "red": True, "failed": [0, "E"]}
         ),
@@ -386,7 +387,7 @@ def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
     )
     seen = []
 
-    def replay_one(name, change):
+    def replay_one(name, change, runner):
         seen.append(change.get("noun", change["claim"]))
         return {
             "noun": None,
@@ -402,6 +403,13 @@ def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
     assert verify.main(["07_a", "--check", "--nouns"]) == 1
     assert {*seen} == {"tea", "milk"} and not verify.RECORD.exists()
     assert "NOT RED 07_a all (milk)" in capsys.readouterr().out
+    seen.clear()
+    assert verify.main(["07_a", "--check", "--until", "0"]) == 0 and not seen
+    assert "2 changes were left out" in capsys.readouterr().out
+    assert verify.main(["07_a", "--check", "--until", f"{time.time() + 99}"]) == 0
+    assert {*seen} == {"all", "none"} and "left out" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        verify.main(["07_a", "--until", "0"])
     assert verify.main(["07_a"]) == 1
     assert json.loads(verify.RECORD.read_text("utf-8")) == {
         "07_a": {
@@ -424,13 +432,38 @@ def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.nightly
+def test_each_run_of_cells_begins_anew(tmp_path):
+    (tmp_path / "tformer").mkdir()
+    (tmp_path / "tformer" / "__init__.py").write_text("made_here = True", "utf-8")
+    here = "import tformer; assert tformer.made_here"
+    with verify.Runner() as runner:
+
+        def first_failure(*cells):
+            return runner.first_failure(str(tmp_path), [*enumerate(cells)])
+
+        assert first_failure("x = 1", here, "x / 0", "y") == [2, "ZeroDivisionError"]
+        assert first_failure("", "x") == [1, "NameError"]
+        assert first_failure("1 +") == [0, "SyntaxError"]
+        assert first_failure("assert x == 1") == [0, "NameError"]
+        assert first_failure(here) is None
+        with pytest.raises(RuntimeError, match=r"not run to an end.*status 768"):
+            first_failure("import os; os._exit(3)")
+        with pytest.raises(RuntimeError, match="took the package from"):
+            first_failure(
+                f"import sys; sys.path.insert(0, {str(ROOT)!r})", "import tformer"
+            )
+        assert first_failure(here) is None
+
+
+@pytest.mark.nightly
 def test_a_change_turns_its_own_cell_red():
     "One change, and the notebook without it."
     name = "package/positions"
     change = verify.changes(name)[0]
     seen = verify.replay(name, {change["claim"]})
     assert len(seen) == 1 and seen[0]["red"], seen
-    assert verify.first_failure(name, None) is None
+    with verify.Runner() as runner:
+        assert verify.first_failure(name, None, runner) is None
 
 
 # --- the tests above can fail

@@ -60,8 +60,10 @@ def results(request, tmp_path_factory):
         if "results" in getattr(item, "fixturenames", ())
     ]
     out = tmp_path_factory.mktemp("shapes") / "results.xml"
+    until = request.config.getoption("--until")
     done = shaped(
         f"--junitxml={out}",
+        *([] if until is None else [f"--until={until}"]),
         *(f"tests/{name}" for name in asked if (ROOT / "tests" / name).exists()),
     )
     assert done.returncode in (0, 1), done.stdout[-6000:] + done.stderr[-2000:]

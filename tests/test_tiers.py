@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from conftest import NIGHTLY, ROOT, SAME_EVERYWHERE
 
 # minutes that a tier may take on two quiet cores
 MINUTES = {"test": 10, "nightly": 30}
+MAY_END = "$(if $(UNTIL),--until $(UNTIL))"
 
 
 def load(path):
@@ -38,6 +40,7 @@ def recipe(target):
 def chosen(target):
     "Return the -m expression and the other arguments of a target's pytest."
     line = next(s for s in recipe(target).splitlines() if "-m pytest" in s)
+    line = line.replace(MAY_END, "")
     words = shlex.split(line[line.index("-m pytest") + len("-m pytest") :])
     at = words.index("-m")
     return words[at + 1], words[at + 2 :]
@@ -196,6 +199,33 @@ def test_each_test_is_in_exactly_one_tier(made_up):
     assert "nbs/01_a.ipynb::Cell 0" in found["test"]
 
 
+def test_what_is_left_when_the_time_is_up_is_said(made_up):
+    args = ("tests/test_some.py", "-n", "0")
+    done = made_up(f"--until={time.time() - 1}", *args, collect=False)
+    assert done.returncode == 0 and "passed" not in done.stdout, done.stdout
+    assert "4 tests were left out: there was no time left" in done.stdout
+    done = made_up(f"--until={time.time() + 3600}", *args, collect=False)
+    assert "4 passed" in done.stdout and "left out" not in done.stdout, done.stdout
+    # what has begun goes on to its end
+    made_up.write(
+        "test_first.py",
+        "import time\n"
+        "def test_it(pytestconfig):\n"
+        "    while time.time() < pytestconfig.getoption('--until'):\n"
+        "        time.sleep(0.1)\n",
+    )
+    args = ("tests/test_first.py", *args)
+    done = made_up(f"--until={time.time() + 9}", *args, collect=False)
+    assert "1 passed, 4 skipped" in done.stdout, done.stdout
+
+
+def test_only_what_may_be_left_out_has_an_end():
+    for target in ("nightly", "processors"):
+        line = next(s for s in recipe(target).splitlines() if "-m pytest" in s)
+        assert MAY_END in line
+    assert "UNTIL" not in recipe("test") + recipe("check")
+
+
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_files_of_the_night_hold_what_the_list_names(name):
     tree = ast.parse((ROOT / "tests" / name).read_text(encoding="utf-8"))
@@ -229,7 +259,13 @@ def commands(workflow):
 def test_who_runs_which_tier():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     lines = [line for line in script.splitlines() if line.startswith("make ")]
-    assert lines == ["make test", "make book", "make nightly", "make processors"]
+    assert [line.partition(" UNTIL=")[0] for line in lines] == [
+        "make test",
+        "make book",
+        "make nightly",
+        "make processors",
+    ]
+    assert all("UNTIL" not in line for line in lines[:2])
     assert [t for t in commands("ci") if t != "lint"] == ["test", "book", "processors"]
     assert commands("nightly") == ["nightly"]
     assert "nightly" not in commands("weekly")
