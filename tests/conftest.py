@@ -1,5 +1,6 @@
 """What several test files share: the built book, a browser, executed shapes."""
 
+import hashlib
 import importlib
 import os
 import re
@@ -121,8 +122,15 @@ def run_less(config, items):
 
     There each row and each value of another parameter is tried, not each
     with each: all combinations are run without, and the shapes are the
-    same.
+    same. Ten examples of a property are enough for the same reason.
     """
+    for item in items:
+        test = getattr(item.obj, "__func__", item.obj)
+        if usual := getattr(test, "_hypothesis_internal_use_settings", None):
+            few = min(usual.max_examples, 10)
+            test._hypothesis_internal_use_settings = type(usual)(
+                usual, max_examples=few
+            )
     tried = set()
     kept = []
     left = []
@@ -252,7 +260,40 @@ def build_book(out, root=ROOT):
     return out / "_build" / "html"
 
 
+def keep_build(kept, build):
+    """Return the HTML folder `kept`, built unless it is there, and drop older ones.
+
+    `build` is called without arguments and returns a folder, which is moved to its
+    place in one step: whatever ends in between leaves nothing there that is not whole.
+    """
+    if not kept.exists():
+        built = build()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        beside = kept.with_name(f"{kept.name}.{os.getpid()}.part")
+        shutil.move(built, beside)
+        try:
+            beside.rename(kept)
+        except OSError:  # another process was faster
+            shutil.rmtree(beside)
+        for old in kept.parent.iterdir():
+            if old != kept and not old.name.startswith(kept.name):
+                shutil.rmtree(old, ignore_errors=True)
+    return kept
+
+
+def digest_of_tree(paths):
+    "A hash of the names and contents of files."
+    hashed = hashlib.sha256()
+    for path in paths:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        hashed.update(f"{path.relative_to(ROOT)} {content}\n".encode())
+    return hashed.hexdigest()[:16]
+
+
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
-    "The book, built once; its HTML folder."
-    return build_book(tmp_path_factory.mktemp("book"))
+    "The book, built once for all runs over the same tree; its HTML folder."
+    return keep_build(
+        ROOT / "_proc" / "books" / digest_of_tree(tracked()),
+        lambda: build_book(tmp_path_factory.mktemp("book")),
+    )

@@ -1218,6 +1218,7 @@ def test_a_stream_that_is_cancelled_leaves():
         finished(follow(Request([], 3), seen))
 
 
+@plain_only
 def test_memory_stays_flat():
     engine = Engine(MODEL, 4, num_blocks=24, block_size=4, max_queued_requests=8)
 

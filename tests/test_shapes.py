@@ -110,6 +110,41 @@ def test_a_wrong_call_is_refused(tmp_path):
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+COUNTED = """
+from hypothesis import given, settings, strategies as st
+
+seen = []
+
+
+class TestMany:
+    @settings(max_examples=50, deadline=None)
+    @given(n=st.integers(0, 10**9))
+    def test_many(self, n):
+        seen.append(n)
+
+
+@settings(max_examples=3, deadline=None)
+@given(n=st.integers(0, 10**9))
+def test_few(n):
+    seen.append(n)
+
+
+def test_how_many():
+    assert len(seen) == 10 + 3
+"""
+
+
+def test_ten_examples_are_tried(tmp_path):
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    for name in ("conftest.py", "helpers.py"):
+        shutil.copy(ROOT / "tests" / name, folder)
+    file = folder / "test_counted.py"
+    file.write_text(COUNTED, encoding="utf-8")
+    done = shaped(f"--rootdir={tmp_path}", str(file))
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
 WRONG_SIGNATURES = [
     (
         "functional",

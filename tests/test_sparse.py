@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from helpers import close, draw_ids, randn, spread
+from helpers import close, draw_ids, plain_only, randn, spread
 
 transformers = pytest.importorskip("transformers")
 from transformers import (  # noqa: E402
@@ -910,6 +910,7 @@ def test_a_factory_hands_on_what_it_is_given(latent):
         assert all(norms[name] == 1e-6 for name in theirs)
 
 
+@plain_only
 @pytest.mark.nightly
 def test_what_indexers_cost_is_recorded_by_its_script(tmp_path):
     out = tmp_path / "sparse.csv"

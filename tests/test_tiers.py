@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import conftest as tests_conftest
 import processors
-from conftest import NIGHTLY, ROOT, SAME_EVERYWHERE
+from conftest import NIGHTLY, ROOT, SAME_EVERYWHERE, digest_of_tree, keep_build
 
 # minutes that a tier may take on two quiet cores
 MINUTES = {"test": 10, "nightly": 30}
@@ -217,6 +218,47 @@ def test_what_is_left_when_the_time_is_up_is_said(made_up):
     args = ("tests/test_first.py", *args)
     done = made_up(f"--until={time.time() + 9}", *args, collect=False)
     assert "1 passed, 4 skipped" in done.stdout, done.stdout
+
+
+def test_a_build_is_kept_until_the_tree_changes(tmp_path):
+    made = []
+
+    def build(rival=None):
+        own = tmp_path / f"out{len(made)}"
+        made.append(own)
+        own.mkdir()
+        (own / "index.html").write_text(own.name, "utf-8")
+        if rival:  # another process is faster
+            keep_build(rival, build)
+        return own
+
+    first, second, third = (tmp_path / "books" / key for key in ("one", "two", "three"))
+    for _ in range(2):
+        assert keep_build(first, build) == first
+        assert (first / "index.html").read_text("utf-8") == "out0"
+    keep_build(second, build)
+    assert [*first.parent.iterdir()] == [second] and len(made) == 2
+    keep_build(third, lambda: build(third))
+    assert [*first.parent.iterdir()] == [third]
+    assert (third / "index.html").read_text("utf-8") == "out3"
+    with pytest.raises(KeyboardInterrupt):
+        keep_build(first, interrupted)
+    assert [*first.parent.iterdir()] == [third]
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def test_a_digest_tells_trees_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(tests_conftest, "ROOT", tmp_path)
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.write_text("same", "utf-8")
+    seen = {digest_of_tree(paths), digest_of_tree(paths[:1]), digest_of_tree(paths[1:])}
+    paths[1].write_text("other", "utf-8")
+    assert len(seen | {digest_of_tree(paths)}) == 4
+    assert digest_of_tree(paths) == digest_of_tree(paths)
 
 
 def test_only_what_may_be_left_out_has_an_end():
