@@ -240,6 +240,9 @@ class Preallocates:
     def __call__(self, ids, **more):
         return self.model(ids, **more)
 
+    def parameters(self):
+        return self.model.parameters()
+
     def new_cache(self, batch_size, max_len):
         assert max_len <= self.max_len
         self.asked.append(max_len)

@@ -8,7 +8,7 @@ import torch
 
 from conftest import ROOT
 from helpers import generator, plain_only
-from models import MAX_LEN, ROWS, VOCAB
+from models import MAX_LEN, ROWS, VOCAB, Preallocates
 from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
@@ -73,6 +73,43 @@ def test_the_last_step_says_why_it_is_the_last():
         assert last.finish_reason == expected
         ids = [i for step in (*others, last) for i in step.ids]
         assert ids == (text if expected == "length" else text[: text.index(stop)])
+
+
+# --- models whose cache cannot grow
+
+
+def test_a_cache_that_cannot_grow_is_as_large_as_is_needed():
+    prompt = [5, 3, 9]
+    model = LLAMA.make().double()
+    other = Preallocates(model)
+    for new in (6, MAX_LEN - 2):  # a few, and to the very end
+        (plain,) = generate(model, [prompt], max_new_tokens=new)
+        draft = Knowing(prompt + plain.ids, 0.7, 3)
+        text = speculative_generate(other, [prompt], draft, max_new_tokens=new)
+        same(text, plain)
+        assert other.asked.pop() == min(MAX_LEN, 3 + new)
+
+
+def test_a_draft_whose_cache_cannot_grow_goes_from_text_to_text():
+    model = LLAMA.make().double()
+    other = Preallocates(LLAMA.make().double())
+    draft = DraftModel(other, 3)
+    # the second text begins like the first and is longer, the third is another one
+    for prompt, new in (([5, 3], 6), ([5, 3, 9], 14), ([1], 10), ([1, 4], MAX_LEN - 1)):
+        (plain,) = generate(model, [prompt], max_new_tokens=new)
+        same(speculative_generate(model, [prompt], draft, max_new_tokens=new), plain)
+    assert other.asked == sorted(other.asked) and other.asked[-1] == MAX_LEN
+
+
+def test_a_draft_that_is_asked_for_a_little_more_each_time_reads_on():
+    other = Preallocates(LLAMA.make().double())
+    draft = DraftModel(other, 2)
+    text = [5]
+    for _ in range(MAX_LEN - 2):
+        text += draft(text, 1, None, None).ids
+    (plain,) = generate(other.model, [[5]], max_new_tokens=len(text) - 1)
+    assert text[1:] == plain.ids
+    assert len(other.asked) <= 6 < MAX_LEN - 2
 
 
 # --- greedy

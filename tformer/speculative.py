@@ -76,7 +76,9 @@ def stream_speculative(
         sampling_params is None or isinstance(sampling_params, SamplingParams),
         f"sampling_params is None or a SamplingParams, not {sampling_params!r:.60}",
     )
-    state = _SpeculativeState(model, prompt_ids, sampling_params, parse_stopping(stop))
+    state = _SpeculativeState(
+        model, prompt_ids, max_new_tokens, sampling_params, parse_stopping(stop)
+    )
     return _speculative_steps(state, draft, max_new_tokens)
 
 
@@ -157,6 +159,7 @@ class DraftModel:
         self.num_speculative_tokens = num_speculative_tokens
         self.ids = []
         self.cache = None
+        self.cache_len = 0
 
     @torch.inference_mode()
     def __call__(
@@ -173,7 +176,7 @@ class DraftModel:
             getattr(self.model, "max_len", None)
             or len(ids) + self.num_speculative_tokens
         )
-        self._crop_to_common_prefix(ids)
+        self._crop_to_common_prefix(ids, len(ids) + max_tokens)
         with eval_mode(self.model):
             for _ in range(
                 min(
@@ -199,15 +202,19 @@ class DraftModel:
         self.ids = list(text)
         return logits
 
-    def _crop_to_common_prefix(self, ids):
+    def _crop_to_common_prefix(self, ids, cache_len):
         "Forget what the text does not begin with; the last is read anew."
         n = next(
             (i for i, (a, b) in enumerate(zip(self.ids, ids)) if a != b),
             min(len(self.ids), len(ids)),
         )
         n = min(n, len(ids) - 1)
-        if self.cache is None or n == 0:
-            self.cache = self.model.new_cache(1)
+        if n == 0 or cache_len > self.cache_len:
+            n = 0
+            # twice as long as before: whoever asks for a little more each time
+            # has the text read anew a few times only
+            self.cache_len = max(cache_len, 2 * self.cache_len)
+            self.cache = _new_cache(self.model, self.cache_len)
             self.prefix_len = _prefix_len(self.cache)
             _allow_rollback(self.cache, self.num_speculative_tokens)
         elif n < len(self.ids):
@@ -320,7 +327,7 @@ class _SpeculativeState:
     """``num_computed`` of its ids are in the cache, behind ``prefix_len``
     of a prefix."""
 
-    def __init__(self, model, prompt_ids, sampling_params, stopping):
+    def __init__(self, model, prompt_ids, max_new_tokens, sampling_params, stopping):
         self.model = model
         self.sampling_params = sampling_params
         self.stopping = stopping
@@ -328,8 +335,7 @@ class _SpeculativeState:
         self.all_ids = prompt_ids[0].tolist()
         self.prompt_len = len(prompt_ids[0])
         self.num_computed = 0
-        with wrap_model_errors(model, "model.new_cache(batch)"):
-            self.cache = model.new_cache(1)
+        self.cache = _new_cache(model, self.prompt_len + max_new_tokens)
         self.prefix_len = _prefix_len(self.cache)
         seed = getattr(sampling_params, "seed", None)
         self.generator = torch.Generator()
@@ -464,6 +470,15 @@ def _last(model, ids, cache, n):
     if hasattr(model, "hidden_states") and hasattr(model, "lm_head"):
         return model.lm_head(model.hidden_states(ids, cache=cache)[:, -n:])[0]
     return model(ids, cache=cache)[0, -n:]
+
+
+def _new_cache(model, num_tokens):
+    "An empty one for one text, with places for all that will be read."
+    max_len = getattr(model, "max_len", None)
+    with wrap_model_errors(model, "model.new_cache(batch, max_len)"):
+        return model.new_cache(
+            1, num_tokens if max_len is None else min(num_tokens, max_len)
+        )
 
 
 def _prefix_len(cache):
