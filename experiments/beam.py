@@ -127,7 +127,7 @@ def by_risk(model, sides, texts, *, width, alpha, room):
             model,
             [[sides.decoder_start_token_id]] * width,
             max_new_tokens=room,
-            stop=sides.eos_token_id,
+            stop_token_ids=sides.eos_token_id,
             sampling_params=SamplingParams(min_p=0.05, seed=width * i),
             **given,
         )

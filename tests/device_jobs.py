@@ -123,7 +123,7 @@ def write(row, model, n=10, **how):
 def greedy(row, model, device):
     "Texts of unequal length, of which some end before the others."
     first = write(row, model)
-    return first, write(row, model, stop=first[0].ids[3])
+    return first, write(row, model, stop_token_ids=first[0].ids[3])
 
 
 def sampled(row, model, device):

@@ -666,7 +666,7 @@ def test_greedy_is_generate():
         if row.causal and not row.source:
             model = row.make()
             prompts = [[9, 3, 5], [11], [4, 2]]
-            texts = generate(model, prompts, max_new_tokens=9, stop=[7, 8, 9])
+            texts = generate(model, prompts, max_new_tokens=9, stop_token_ids=[7, 8, 9])
             found = beam_search(
                 model,
                 prompts,
@@ -815,9 +815,9 @@ GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
         ),
         (dict(stop_token_ids=-1), "a stop id must be a whole number of at least 0"),
         (dict(stop_token_ids=["."]), "a stop id must be a whole number"),
-        (dict(stop_token_ids=1.5), "stop must be list .* got float 1.5"),
-        (dict(stop_token_ids=None), "stop must be list .* got NoneType None"),
-        (dict(stop_token_ids=len), "stop_token_ids must be ids, got .*len"),
+        (dict(stop_token_ids=1.5), "stop_token_ids must be list .* got float 1.5"),
+        (dict(stop_token_ids=None), "stop_token_ids must be list .* got NoneType None"),
+        (dict(stop_token_ids=len), "stop_token_ids must be list .* got .*len"),
         (
             dict(length_penalty=NAN),
             "length_penalty must be at least -10 and at most 10, got nan",

@@ -211,7 +211,9 @@ def test_a_compiled_model_is_written_with(row):
         prompts=[[3, 4, 5], [6], [7, 8]],
         max_new_tokens=9,
         drop_finished=False,
-        stop=generate(model, [[3, 4, 5]] * 3, max_new_tokens=4, **more)[0].ids[-1:],
+        stop_token_ids=generate(model, [[3, 4, 5]] * 3, max_new_tokens=4, **more)[
+            0
+        ].ids[-1:],
         **more,
     )
     steps = []

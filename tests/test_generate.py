@@ -95,7 +95,12 @@ def test_rows_that_stop_leave_and_others_do_not_notice(row):
     model.register_forward_pre_hook(lambda part, given: seen.append(len(given[0])))
     for drop in (True, False):
         texts = generate(
-            model, PROMPTS, max_new_tokens=14, stop=stop, drop_finished=drop, **more
+            model,
+            PROMPTS,
+            max_new_tokens=14,
+            stop_token_ids=stop,
+            drop_finished=drop,
+            **more,
         )
         for text, (expected, said) in zip(texts, full, strict=True):
             cut = min([expected.index(i) for i in stop if i in expected], default=14)
@@ -132,7 +137,12 @@ def test_a_row_that_stops_changes_no_window_of_its_neighbors(row):
     ]
     ends = full[0][0][2]  # the first row leaves before any window is full
     texts = generate(
-        model, prompts, max_new_tokens=24, stop=ends, context_shift=True, **more
+        model,
+        prompts,
+        max_new_tokens=24,
+        stop_token_ids=ends,
+        context_shift=True,
+        **more,
     )
     for text, (expected, said) in zip(texts, full, strict=True):
         cut = expected.index(ends) if ends in expected else 24
@@ -163,7 +173,7 @@ def test_an_encoder_decoder_writes_what_greedy_writes(row):
         encoder_attention_mask=more["encoder_attention_mask"],
     )
     for text, ids in zip(
-        generate(model, [[1]] * 3, max_new_tokens=12, stop=2, **more),
+        generate(model, [[1]] * 3, max_new_tokens=12, stop_token_ids=2, **more),
         plain.tolist(),
         strict=True,
     ):
@@ -341,11 +351,13 @@ def test_a_row_is_drawn_alike_with_and_without_neighbors():
         SamplingParams(temperature=1.4, repetition_penalty=1.3, seed=5),
     ]
     stop = [*range(0, VOCAB, 6)]
-    texts = generate(model, PROMPTS, max_new_tokens=15, sampling_params=ways, stop=stop)
+    texts = generate(
+        model, PROMPTS, max_new_tokens=15, sampling_params=ways, stop_token_ids=stop
+    )
     assert len({len(text.ids) for text in texts}) > 1
     for ids, way, text in zip(PROMPTS, ways, texts, strict=True):
         (alone,) = generate(
-            model, [ids], max_new_tokens=15, sampling_params=[way], stop=stop
+            model, [ids], max_new_tokens=15, sampling_params=[way], stop_token_ids=stop
         )
         assert alone.ids == text.ids
     one = generate(
@@ -406,7 +418,7 @@ def test_make_sampler():
 def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
     model = small()
     full = generate(model, [[5]], max_new_tokens=8)[0].ids
-    (text,) = generate(model, [[5]], max_new_tokens=8, stop=full[4])
+    (text,) = generate(model, [[5]], max_new_tokens=8, stop_token_ids=full[4])
     assert text == Completion(full[: full.index(full[4])], text.log_probs, "stop")
     assert full[4] not in text.ids
     asked = []
@@ -416,7 +428,7 @@ def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
         ids.clear()  # what it does to its list is its own affair
         return len(asked) == 3
 
-    (text,) = generate(model, [[5]], max_new_tokens=8, stop=stop)
+    (text,) = generate(model, [[5]], max_new_tokens=8, stopping_criteria=stop)
     assert asked == [full[:1], full[:2], full[:3]]
     assert (text.ids, text.finish_reason) == (full[:3], "stop")
 
@@ -475,7 +487,7 @@ def test_between_two_tokens_the_caller_is_as_before():
             found[row].append(i)
     assert found == exact
     with pytest.raises(ValueError):
-        generate(model, PROMPTS, max_new_tokens=5, stop=lambda ids: None)
+        generate(model, PROMPTS, max_new_tokens=5, stopping_criteria=lambda ids: None)
     assert [part.training for part in model.modules()] == modes
 
 
@@ -518,8 +530,9 @@ def test_what_ends_a_text_is_sorted_and_asked():
     def never(ids):
         return False
 
-    assert parse_stopping(3) == ({3}, []) and parse_stopping(never) == (set(), [never])
-    assert parse_stopping([3, never, 5]) == ({3, 5}, [never])
+    assert parse_stopping(3, ()) == ({3}, [])
+    assert parse_stopping((), never) == (set(), [never])
+    assert parse_stopping([3, 5], (never, len)) == ({3, 5}, [never, len])
     assert meets_stopping_criteria([never, lambda ids: ids == [1]], 0, [1])
     assert not meets_stopping_criteria([], 0, [1]) and not meets_stopping_criteria(
         [never], 0, [1]
@@ -659,10 +672,21 @@ def raising(ids):
         ),
         (dict(sampling_params=lambda z, ids: 1), "an id for each of 3 rows, got 1"),
         (dict(sampling_params=lambda z, ids: z[:, 0]), "an id for each of 3 rows"),
-        (dict(stop=raising), "stop raised KeyError at row 0 after 1 ids"),
-        (dict(stop=lambda ids: None), "True or False, got None at row 0"),
-        (dict(stop="end"), "stop must be"),
-        (dict(stop=-1), "a stop id must be a whole number"),
+        (
+            dict(stopping_criteria=raising),
+            "a stopping criterion raised KeyError at row 0 after 1 ids",
+        ),
+        (
+            dict(stopping_criteria=lambda ids: None),
+            "a stopping criterion must answer True or False, got None at row 0",
+        ),
+        (dict(stopping_criteria="end"), "stopping_criteria must be list .* 'end'"),
+        (dict(stopping_criteria=["end"]), "called with the new ids .* got 'end'"),
+        (dict(stopping_criteria=3), "stopping_criteria must be list .* int 3"),
+        (dict(stop_token_ids="end"), "stop_token_ids must be list .* 'end'"),
+        (dict(stop_token_ids=raising), "stop_token_ids must be list .* function"),
+        (dict(stop_token_ids=[raising]), "a stop id must be a whole number"),
+        (dict(stop_token_ids=-1), "a stop id must be a whole number"),
         (dict(context_shift=1), "context_shift must be a whole number of at least 2"),
         (dict(context_shift=21), "21 tokens of context_shift, beyond max_len 20"),
         (
@@ -774,7 +798,7 @@ def test_nothing_wrong_is_silent():
     for p in model.parameters():
         torch.nn.init.constant_(p, float("nan"))
     with pytest.raises(ValueError, match="row 0 hold NaN"):
-        generate(model, PROMPTS, max_new_tokens=3, stop=0)
+        generate(model, PROMPTS, max_new_tokens=3, stop_token_ids=0)
 
 
 def test_generate_names_every_parameter_of_stream():
@@ -810,10 +834,10 @@ def test_numbers_of_numpy_are_numbers():
     assert plain == numpy
     (text,) = generate(model, [[1, 2]], max_new_tokens=6)
     i = text.ids[3]
-    right = generate(model, [[1, 2]], max_new_tokens=6, stop=i)
+    right = generate(model, [[1, 2]], max_new_tokens=6, stop_token_ids=i)
     assert right[0].finish_reason == "stop"
     for stop in (np.int64(i), [np.int64(i)], {np.int32(i)}):
-        assert generate(model, [[1, 2]], max_new_tokens=6, stop=stop) == right
+        assert generate(model, [[1, 2]], max_new_tokens=6, stop_token_ids=stop) == right
         found = beam_search(
             model, [[1, 2]], max_new_tokens=6, num_beams=2, stop_token_ids=stop
         )

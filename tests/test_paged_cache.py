@@ -142,7 +142,7 @@ def test_generate_writes_the_same(row):
     stop = [*range(0, VOCAB, 6)]
     pool = BlockPool(21, 3)
     cache = new_paged_cache(model, pool, 3)
-    how = dict(max_new_tokens=14, stop=stop, **more)
+    how = dict(max_new_tokens=14, stop_token_ids=stop, **more)
     for ours, theirs in zip(
         generate(model, prompts, cache=cache, **how),
         generate(model, prompts, **how),

@@ -63,7 +63,7 @@ def alone(name, ids, max_new_tokens, stop=(), seed=None, source=None):
         model_of(name),
         [ids],
         max_new_tokens=max_new_tokens,
-        stop=stop,
+        stop_token_ids=stop,
         sampling_params=sampling(seed) and [sampling(seed)],
         **more,
     )
@@ -233,7 +233,8 @@ def texts(requests, model=MODEL):
             model,
             [r.prompt_ids],
             max_new_tokens=r.max_new_tokens,
-            stop=r.stop,
+            stop_token_ids=r.stop_token_ids,
+            stopping_criteria=r.stopping_criteria,
             sampling_params=r.sampling_params and [r.sampling_params],
         )[0]
         for r in requests
@@ -597,11 +598,17 @@ BAD = [
     (dict(prompt_ids=[1] * 38, max_new_tokens=4), "41 tokens of prompt and text"),
     (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1"),
     (dict(max_new_tokens="5"), "max_new_tokens must be a whole number"),
-    (dict(stop="end"), "stop must be"),
-    (dict(stop=-1), "a stop id must be a whole number"),
-    (dict(stop=raising), "stop raised KeyError .* after 1 ids"),
-    (dict(stop=often, max_new_tokens=9), "stop raised RuntimeError .* after 3 ids"),
-    (dict(stop=lambda ids: None), "stop must answer True or False"),
+    (dict(stop_token_ids="end"), "stop_token_ids must be list .* 'end'"),
+    (dict(stop_token_ids=raising), "stop_token_ids must be list .* function"),
+    (dict(stop_token_ids=-1), "a stop id must be a whole number"),
+    (dict(stopping_criteria="end"), "stopping_criteria must be list .* 'end'"),
+    (dict(stopping_criteria=[7]), "called with the new ids of a text, got 7"),
+    (dict(stopping_criteria=raising), "criterion raised KeyError .* after 1 ids"),
+    (
+        dict(stopping_criteria=often, max_new_tokens=9),
+        "criterion raised RuntimeError .* after 3 ids",
+    ),
+    (dict(stopping_criteria=lambda ids: None), "criterion must answer True or False"),
     (dict(timeout=0), "timeout must be above 0"),
     (dict(sampling_params=dict(temperature=-1)), "temperature must be"),
     (dict(sampling_params=dict(top_p=1.5)), "top_p must be"),
@@ -787,9 +794,10 @@ def interrupt(monkeypatch, place, victim, when):
         around("append_token", RequestHandle)
     elif place == "finish":
         around("finish", Scheduler)
-    return {"stop": dict(stop=stop), "sampler": dict(sampling_params=sampler)}.get(
-        place, {}
-    )
+    return {
+        "stop": dict(stopping_criteria=stop),
+        "sampler": dict(sampling_params=sampler),
+    }.get(place, {})
 
 
 @WAYS
@@ -860,7 +868,7 @@ def test_what_a_broken_step_had_comes_with_the_next_one(how):
     handles = [engine.submit(Request([1, 2], 8))]
     for i in range(30):
         if i == 2:
-            handles.append(engine.submit(Request([3, 4], 5, stop=stop)))
+            handles.append(engine.submit(Request([3, 4], 5, stopping_criteria=stop)))
         try:
             for handle, token in engine.step():
                 found.setdefault(handle, []).append(token)
@@ -903,7 +911,7 @@ def test_nobody_steps_within_a_step():
     def steps(ids):
         return bool(list(other))
 
-    bad = engine.submit(Request([3], 6, stop=steps))
+    bad = engine.submit(Request([3], 6, stopping_criteria=steps))
     engine.run()
     assert "a step is under way" in bad.error
     same(other, texts([Request([1, 2], 6)])[0])
@@ -995,7 +1003,7 @@ def test_no_reset_during_a_step():
     model = small()
     engine = Engine(model, 2, **PAGED)
     (handle,) = engine.run(
-        [Request([1], 2, stop=lambda ids: engine.reset_prefix_cache())]
+        [Request([1], 2, stopping_criteria=lambda ids: engine.reset_prefix_cache())]
     )
     assert "a step is under way" in handle.error
 
@@ -1075,8 +1083,8 @@ def test_ends():
     engine = Engine(MODEL, 2)
     by_id, by_function, by_length = engine.run(
         [
-            Request([5], 8, stop=full[4]),
-            Request([5], 8, stop=lambda ids: len(ids) == 3),
+            Request([5], 8, stop_token_ids=full[4]),
+            Request([5], 8, stopping_criteria=lambda ids: len(ids) == 3),
             asked,
         ]
     )
@@ -1147,7 +1155,7 @@ def test_a_stop_function_may_cancel_others():
     handles += [
         engine.submit(r)
         for r in (
-            Request([1], 4, stop=stop),
+            Request([1], 4, stopping_criteria=stop),
             Request([2], 4),
             Request([3, 4, 5, 6], 4),
             Request([7], 4),

@@ -67,7 +67,7 @@ def test_the_last_step_says_why_it_is_the_last():
     draft = Knowing(prompt + text, right=0.7)
     for stop, expected in (((), "length"), (text[7], "stop")):
         *others, last = stream_speculative(
-            model, [prompt], draft, max_new_tokens=12, stop=stop
+            model, [prompt], draft, max_new_tokens=12, stop_token_ids=stop
         )
         assert others and all(step.finish_reason is None for step in others)
         assert last.finish_reason == expected
@@ -171,18 +171,19 @@ def test_a_text_stops_where_generate_stops_it(right):
     model = LLAMA.make().double()
     plain = generate(model, [[5]], max_new_tokens=16)[0].ids
     draft = Knowing([5, *plain], right)
-    for stop in (
-        plain[6],
-        [plain[3], plain[9]],
-        lambda ids: len(ids) >= 5,
-        [lambda ids: plain[7] in ids],
+    for how in (
+        dict(stop_token_ids=plain[6]),
+        dict(stop_token_ids=[plain[3], plain[9]]),
+        dict(stopping_criteria=lambda ids: len(ids) >= 5),
+        dict(stopping_criteria=[lambda ids: plain[7] in ids]),
+        dict(
+            stop_token_ids={plain[9]},
+            stopping_criteria=(lambda ids: False, lambda ids: len(ids) >= 3),
+        ),
     ):
-        text = generate(model, [[5]], max_new_tokens=16, stop=stop)[0]
+        text = generate(model, [[5]], max_new_tokens=16, **how)[0]
         assert text.finish_reason == "stop"
-        same(
-            speculative_generate(model, [[5]], draft, max_new_tokens=16, stop=stop),
-            text,
-        )
+        same(speculative_generate(model, [[5]], draft, max_new_tokens=16, **how), text)
 
 
 def test_modes_are_left_as_they_were():
@@ -518,15 +519,25 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
         ([[1]], "table", {}, "'table'"),
         ([[1]], nothing, dict(max_new_tokens=0), "max_new_tokens"),
         ([[1] * 15], nothing, {}, "15 ids and max_new_tokens 8 go beyond max_len 20"),
-        ([[1]], nothing, dict(stop=lambda ids: 1 / 0), "stop raised ZeroDivi"),
-        ([[1]], nothing, dict(stop=lambda ids: None), "True or False, got None"),
+        (
+            [[1]],
+            nothing,
+            dict(stopping_criteria=lambda ids: 1 / 0),
+            "a stopping criterion raised ZeroDivi",
+        ),
+        (
+            [[1]],
+            nothing,
+            dict(stopping_criteria=lambda ids: None),
+            "True or False, got None",
+        ),
         (
             [[1]],
             nothing,
             dict(sampling_params=[SamplingParams()]),
             "sampling_params is None or",
         ),
-        ([[1]], nothing, dict(stop=2.5), "stop"),
+        ([[1]], nothing, dict(stop_token_ids=2.5), "stop_token_ids must be list"),
         ([[1]], lambda *a: [3], {}, r"\[3\]"),
         ([[1]], lambda *a: DraftProposal([3] * 9), {}, "9 ids where 7 have room"),
         ([[1]], lambda *a: DraftProposal([VOCAB]), {}, "id 47 is outside"),

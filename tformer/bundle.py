@@ -113,7 +113,7 @@ class ModelBundle(_BundleFields):
         found = generate(
             self.model,
             rows,
-            stop=rows[0][0],
+            stop_token_ids=rows[0][0],
             max_new_tokens=limit,
             sampling_params=sampling_params,
         )
@@ -141,7 +141,7 @@ class ModelBundle(_BundleFields):
         steps = stream(
             self.model,
             rows,
-            stop=rows[0][0],
+            stop_token_ids=rows[0][0],
             max_new_tokens=limit,
             sampling_params=sampling_params,
         )

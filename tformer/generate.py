@@ -365,12 +365,12 @@ def meets_stopping_criteria(
             answer = function(list(text))
         except Exception as error:
             raise ValueError(
-                f"stop raised {type(error).__name__} at row {row} after "
-                f"{len(text)} ids: {error}"
+                f"a stopping criterion raised {type(error).__name__} "
+                f"at row {row} after {len(text)} ids: {error}"
             ) from error
         if not isinstance(answer, bool):
             raise ValueError(
-                "stop must answer True or False, got "
+                "a stopping criterion must answer True or False, got "
                 f"{answer!r:.60} at row {row}"
             )
         if answer:
@@ -457,21 +457,33 @@ def _resolve_context_shift(
 
 # %% ../nbs/21_kv_cache.ipynb #b1000004x
 #| code-fold: true
-#| code-summary: parse_stopping, ids and functions of whatever was given
+#| code-summary: parse_stopping, ids and functions, each as one or as many
 def parse_stopping(
-    stop: int | Callable | Collection,  # ids, functions of ids
+    stop_token_ids: int | Collection[int],
+    stopping_criteria: Callable | Collection[Callable],  # of new ids
 ) -> tuple[set[int], list[Callable]]:
     """The ids that end a text, and the functions that do.
 
     For strings there is ``make_stop_string_criterion``.
     """
-    alone = callable(stop) or isinstance(stop, Integral)
-    stop = [stop] if alone else stop
-    validate.instance_of((list, tuple, set, frozenset), stop=stop)
-    ids = [s for s in stop if not callable(s)]
+    ids = stop_token_ids
+    ids = [ids] if isinstance(ids, Integral) else ids
+    functions = stopping_criteria
+    functions = [functions] if callable(functions) else functions
+    validate.instance_of(
+        (list, tuple, set, frozenset),
+        stop_token_ids=ids,
+        stopping_criteria=functions,
+    )
     for i in ids:
         validate.integer(0, **{"a stop id": i})
-    return {int(i) for i in ids}, [s for s in stop if callable(s)]
+    for function in functions:
+        validate.require(
+            callable(function),
+            "a stopping criterion is called with the new ids of a text, "
+            f"got {function!r:.60}",
+        )
+    return {int(i) for i in ids}, [*functions]
 
 # %% ../nbs/21_kv_cache.ipynb #b1000010x
 #| code-summary: prompts, checked, cut to the window, on the model's device
@@ -515,7 +527,8 @@ def _start(
     prompts,
     max_new_tokens,
     sampling_params=None,
-    stop=(),
+    stop_token_ids=(),
+    stopping_criteria=(),
     encoder_hidden_states=None,
     encoder_attention_mask=None,
     context_shift=False,
@@ -552,7 +565,7 @@ def _start(
         "one, or a model that begins with them",
     )
     sampler = make_sampler(sampling_params)
-    stopping = parse_stopping(stop)
+    stopping = parse_stopping(stop_token_ids, stopping_criteria)
     state = DecodeState(
         model,
         prompts,
@@ -580,7 +593,9 @@ def stream(
     sampling_params: (
         SamplingParams | Sequence[SamplingParams] | Callable | None
     ) = None,
-    stop: int | Callable | Collection = (),  # ids, functions of ids
+    stop_token_ids: int | Collection[int] = (),
+    # functions of the new ids of a row
+    stopping_criteria: Callable | Collection[Callable] = (),
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens
     context_shift: bool | int = False,  # kept of a text that is full
@@ -590,8 +605,9 @@ def stream(
 ) -> Iterator[list[GeneratedToken]]:
     """The new tokens, step by step; a row that has stopped has none.
 
-    ``stop``: an id ends a row and is no part of its text; a function
-    of the row's new ids answers True when they are its last.  Without
+    One of ``stop_token_ids`` ends a row and is no part of its text; one
+    of ``stopping_criteria`` answers True when the last of a row's new
+    ids is to be the last of its text.  Without
     ``context_shift`` a text beyond ``max_len`` is refused; with one, a
     full text forgets all but its last ``context_shift`` tokens (True: half
     of ``max_len``), which are read again.  The model computes in eval
@@ -603,7 +619,8 @@ def stream(
         prompts,
         max_new_tokens,
         sampling_params,
-        stop,
+        stop_token_ids,
+        stopping_criteria,
         encoder_hidden_states,
         encoder_attention_mask,
         context_shift,
@@ -621,7 +638,9 @@ def generate(
     sampling_params: (
         SamplingParams | Sequence[SamplingParams] | Callable | None
     ) = None,
-    stop: int | Callable | Collection = (),  # ids, functions of ids
+    stop_token_ids: int | Collection[int] = (),
+    # functions of the new ids of a row
+    stopping_criteria: Callable | Collection[Callable] = (),
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens
     context_shift: bool | int = False,  # kept of a text that is full
@@ -636,7 +655,8 @@ def generate(
         prompts,
         max_new_tokens,
         sampling_params,
-        stop,
+        stop_token_ids,
+        stopping_criteria,
         encoder_hidden_states,
         encoder_attention_mask,
         context_shift,

@@ -52,7 +52,9 @@ class Request:
     prompt_ids: Sequence[int] | Tensor  # the prompt
     max_new_tokens: int  # tokens to write at most
     sampling_params: SamplingParams | Mapping | Callable | None = None
-    stop: int | Callable | Collection = ()  # ids, functions of ids
+    stop_token_ids: int | Collection[int] = ()
+    # functions of the new ids
+    stopping_criteria: Callable | Collection[Callable] = ()
     timeout: float | None = None  # seconds, waiting included
     request_id: Any = None  # whatever the caller calls it
     # an encoder's output
@@ -296,7 +298,9 @@ def _validate_request(handle, runner):
             [params] if isinstance(params, SamplingParams) else params
         )
     )
-    handle.stopping = parse_stopping(request.stop)
+    handle.stopping = parse_stopping(
+        request.stop_token_ids, request.stopping_criteria
+    )
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300023
 #| code-summary: a problem in one sentence

@@ -8,7 +8,7 @@ __all__ = ['DraftProposal', 'SpeculativeStep', 'Verification', 'stream_speculati
 
 # %% ../nbs/package/speculative.ipynb #f3e45152
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +60,8 @@ def stream_speculative(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop: int | Callable | Sequence = (),  # ids, functions of ids
+    stop_token_ids: int | Collection[int] = (),
+    stopping_criteria: Callable | Collection[Callable] = (),  # functions of new ids
 ) -> Iterator[SpeculativeStep]:
     """The steps of ``speculative_generate``, one by one.
 
@@ -76,8 +77,9 @@ def stream_speculative(
         sampling_params is None or isinstance(sampling_params, SamplingParams),
         f"sampling_params is None or a SamplingParams, not {sampling_params!r:.60}",
     )
+    stopping = parse_stopping(stop_token_ids, stopping_criteria)
     state = _SpeculativeState(
-        model, prompt_ids, max_new_tokens, sampling_params, parse_stopping(stop)
+        model, prompt_ids, max_new_tokens, sampling_params, stopping
     )
     return _speculative_steps(state, draft, max_new_tokens)
 
@@ -89,7 +91,8 @@ def speculative_generate(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop: int | Callable | Sequence = (),  # ids, functions of ids
+    stop_token_ids: int | Collection[int] = (),
+    stopping_criteria: Callable | Collection[Callable] = (),  # functions of new ids
 ) -> Completion:
     """What ``generate`` would write, with fewer steps of the model.
 
@@ -104,7 +107,8 @@ def speculative_generate(
         draft,
         max_new_tokens=max_new_tokens,
         sampling_params=sampling_params,
-        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stopping_criteria=stopping_criteria,
     ):
         texts += step.ids
         log_probs += step.log_probs

@@ -106,7 +106,7 @@ def until(model, part, ends, drop):
         model,
         [r.prompt_ids for r in part],
         max_new_tokens=max(ends),
-        stop=Ends(),
+        stopping_criteria=Ends(),
         drop_finished=drop,
     )
 
