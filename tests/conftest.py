@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -260,11 +261,16 @@ def build_book(out, root=ROOT):
     return out / "_build" / "html"
 
 
+DAY = 24 * 60 * 60  # seconds
+
+
 def keep_build(kept, build):
-    """Return the HTML folder `kept`, built unless it is there, and drop older ones.
+    """Return the HTML folder `kept`, built unless it is there.
 
     `build` is called without arguments and returns a folder, which is moved to its
     place in one step: whatever ends in between leaves nothing there that is not whole.
+    What stands beside it goes if no run has asked for it within a day: another run may
+    still read what it has asked for.
     """
     if not kept.exists():
         built = build()
@@ -275,9 +281,10 @@ def keep_build(kept, build):
             beside.rename(kept)
         except OSError:  # another process was faster
             shutil.rmtree(beside)
-        for old in kept.parent.iterdir():
-            if old != kept and not old.name.startswith(kept.name):
-                shutil.rmtree(old, ignore_errors=True)
+    os.utime(kept)
+    for other in kept.parent.iterdir():
+        if time.time() - other.stat().st_mtime > DAY:
+            shutil.rmtree(other, ignore_errors=True)
     return kept
 
 

@@ -2,10 +2,13 @@
 
 import importlib.util
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -453,6 +456,43 @@ def test_each_run_of_cells_begins_anew(tmp_path):
                 f"import sys; sys.path.insert(0, {str(ROOT)!r})", "import tformer"
             )
         assert first_failure(here) is None
+
+
+@pytest.mark.nightly
+def test_an_interrupt_leaves_no_cell_running(tmp_path):
+    started = tmp_path / "started"
+    busy = f"import os; open({str(started)!r}, 'w').write(str(os.getpid()))\nwhile 1: 0"
+    task = {"folder": str(tmp_path), "cells": [[0, busy]], "limit": 99}
+    process = subprocess.Popen(
+        [sys.executable, str(verify.RUNNER)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    process.stdin.write(json.dumps(task) + "\n")
+    process.stdin.flush()
+    wait_until(lambda: started.exists() and started.read_text("utf-8"))
+    child = int(started.read_text("utf-8"))
+    os.kill(child, 0)  # it is there
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30)
+    wait_until(lambda: not is_running(child))
+
+
+def wait_until(true, seconds=60):
+    end = time.time() + seconds
+    while not true():
+        assert time.time() < end, "it never comes"
+        time.sleep(0.05)
+
+
+def is_running(number):
+    try:
+        os.kill(number, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text("utf-8")
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 @pytest.mark.nightly

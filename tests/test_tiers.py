@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -236,14 +237,20 @@ def test_a_build_is_kept_until_the_tree_changes(tmp_path):
     for _ in range(2):
         assert keep_build(first, build) == first
         assert (first / "index.html").read_text("utf-8") == "out0"
-    keep_build(second, build)
-    assert [*first.parent.iterdir()] == [second] and len(made) == 2
-    keep_build(third, lambda: build(third))
-    assert [*first.parent.iterdir()] == [third]
-    assert (third / "index.html").read_text("utf-8") == "out3"
     with pytest.raises(KeyboardInterrupt):
-        keep_build(first, interrupted)
-    assert [*first.parent.iterdir()] == [third]
+        keep_build(second, interrupted)
+    assert {*first.parent.iterdir()} == {first}
+    keep_build(second, build)
+    keep_build(third, lambda: build(third))
+    assert (third / "index.html").read_text("utf-8") == "out3"
+    # of these, the second was not asked for within a day, and a run has left a piece
+    piece = first.parent / "four.99.part"
+    piece.mkdir()
+    long_ago = time.time() - 25 * 60 * 60
+    for old in (first, second, piece):
+        os.utime(old, (long_ago, long_ago))
+    assert keep_build(first, build) == first and len(made) == 4
+    assert {*first.parent.iterdir()} == {first, third}
 
 
 def interrupted():

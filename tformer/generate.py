@@ -459,31 +459,32 @@ def _resolve_context_shift(
 #| code-fold: true
 #| code-summary: parse_stopping, ids and functions, each as one or as many
 def parse_stopping(
-    stop_token_ids: int | Collection[int],
-    stopping_criteria: Callable | Collection[Callable],  # of new ids
+    stop_token_ids: int | Collection[int],  # ids that end a text
+    # functions of the new ids of a text
+    stopping_criteria: Callable | Collection[Callable],
 ) -> tuple[set[int], list[Callable]]:
     """The ids that end a text, and the functions that do.
 
     For strings there is ``make_stop_string_criterion``.
     """
-    ids = stop_token_ids
-    ids = [ids] if isinstance(ids, Integral) else ids
-    functions = stopping_criteria
-    functions = [functions] if callable(functions) else functions
+    if isinstance(stop_token_ids, Integral):
+        stop_token_ids = [stop_token_ids]
+    if callable(stopping_criteria):
+        stopping_criteria = [stopping_criteria]
     validate.instance_of(
         (list, tuple, set, frozenset),
-        stop_token_ids=ids,
-        stopping_criteria=functions,
+        stop_token_ids=stop_token_ids,
+        stopping_criteria=stopping_criteria,
     )
-    for i in ids:
+    for i in stop_token_ids:
         validate.integer(0, **{"a stop id": i})
-    for function in functions:
+    for function in stopping_criteria:
         validate.require(
             callable(function),
             "a stopping criterion is called with the new ids of a text, "
             f"got {function!r:.60}",
         )
-    return {int(i) for i in ids}, [*functions]
+    return {int(i) for i in stop_token_ids}, [*stopping_criteria]
 
 # %% ../nbs/21_kv_cache.ipynb #b1000010x
 #| code-summary: prompts, checked, cut to the window, on the model's device
@@ -593,8 +594,8 @@ def stream(
     sampling_params: (
         SamplingParams | Sequence[SamplingParams] | Callable | None
     ) = None,
-    stop_token_ids: int | Collection[int] = (),
-    # functions of the new ids of a row
+    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens
@@ -605,14 +606,14 @@ def stream(
 ) -> Iterator[list[GeneratedToken]]:
     """The new tokens, step by step; a row that has stopped has none.
 
-    One of ``stop_token_ids`` ends a row and is no part of its text; one
-    of ``stopping_criteria`` answers True when the last of a row's new
-    ids is to be the last of its text.  Without
-    ``context_shift`` a text beyond ``max_len`` is refused; with one, a
-    full text forgets all but its last ``context_shift`` tokens (True: half
-    of ``max_len``), which are read again.  The model computes in eval
-    mode and is left as found.  ``ValueError`` in one sentence for what
-    cannot be, and for a model that cannot answer, with the call.
+    A stop id ends a text and is no part of it.  A stopping criterion is
+    called with the new ids of a text, and ends it behind the last of them
+    by answering True.  Without ``context_shift`` a text beyond
+    ``max_len`` is refused; with one, a full text forgets all but its last
+    ``context_shift`` tokens (True: half of ``max_len``), which are read
+    again.  The model computes in eval mode and is left as found.
+    ``ValueError`` in one sentence for what cannot be, and for a model that
+    cannot answer, with the call.
     """
     steps = _start(
         model,
@@ -638,8 +639,8 @@ def generate(
     sampling_params: (
         SamplingParams | Sequence[SamplingParams] | Callable | None
     ) = None,
-    stop_token_ids: int | Collection[int] = (),
-    # functions of the new ids of a row
+    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens

@@ -52,8 +52,8 @@ class Request:
     prompt_ids: Sequence[int] | Tensor  # the prompt
     max_new_tokens: int  # tokens to write at most
     sampling_params: SamplingParams | Mapping | Callable | None = None
-    stop_token_ids: int | Collection[int] = ()
-    # functions of the new ids
+    stop_token_ids: int | Collection[int] = ()  # ids that end a text
+    # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = ()
     timeout: float | None = None  # seconds, waiting included
     request_id: Any = None  # whatever the caller calls it

@@ -60,8 +60,9 @@ def stream_speculative(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop_token_ids: int | Collection[int] = (),
-    stopping_criteria: Callable | Collection[Callable] = (),  # functions of new ids
+    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    # functions of the new ids of a text
+    stopping_criteria: Callable | Collection[Callable] = (),
 ) -> Iterator[SpeculativeStep]:
     """The steps of ``speculative_generate``, one by one.
 
@@ -91,8 +92,9 @@ def speculative_generate(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop_token_ids: int | Collection[int] = (),
-    stopping_criteria: Callable | Collection[Callable] = (),  # functions of new ids
+    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    # functions of the new ids of a text
+    stopping_criteria: Callable | Collection[Callable] = (),
 ) -> Completion:
     """What ``generate`` would write, with fewer steps of the model.
 
@@ -477,7 +479,7 @@ def _last(model, ids, cache, n):
 
 
 def _new_cache(model, num_tokens):
-    "An empty one for one text, with places for all that will be read."
+    "An empty cache for one text, with slots for all that will be read."
     max_len = getattr(model, "max_len", None)
     with wrap_model_errors(model, "model.new_cache(batch, max_len)"):
         return model.new_cache(

@@ -95,7 +95,7 @@ def fork(folder: str, cells: list, limit: int) -> dict:
     with tempfile.TemporaryFile() as answer:
         child = os.fork()
         if child == 0:
-            os.setpgid(0, 0)
+            os.setpgid(0, 0)  # a group, with all that its cells start
             signal.alarm(limit)
             nothing = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
@@ -107,9 +107,13 @@ def fork(folder: str, cells: list, limit: int) -> dict:
             answer.write(json.dumps(said).encode())
             answer.flush()
             os._exit(0)
-        _, status = os.waitpid(child, 0)
-        with contextlib.suppress(ProcessLookupError):  # what its cells have started
-            os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it was faster
+            os.setpgid(child, child)
+        try:
+            _, status = os.waitpid(child, 0)
+        finally:  # also where an interrupt ends the waiting
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
         answer.seek(0)
         text = answer.read().decode()
     return json.loads(text) if text else {"died": f"status {status}"}
