@@ -236,7 +236,7 @@ def speculated(row, model, device):
     ):
         found.append(
             speculative_generate(
-                model, [PROMPTS[0]], draft(), max_new_tokens=12, sampling_params=params
+                model, PROMPTS[0], draft(), max_new_tokens=12, sampling_params=params
             )
         )
     return found
@@ -244,7 +244,7 @@ def speculated(row, model, device):
 
 def prefixed(row, model, device):
     "A beginning that is read once, for several texts at once and in an engine."
-    begun = PrefixedModel(model, [[9, 3, 5, 1]])
+    begun = PrefixedModel(model, [9, 3, 5, 1])
     more = beam_search(begun, PROMPTS, num_beams=2, max_new_tokens=4)
     return write(row, begun, 6), more, begun(row.ids(2, 5).to(device))
 

@@ -111,7 +111,7 @@ def test_layers_share_positions_and_bounds():
         ),
         (lambda m, s: _read(m, 3).crop(torch.tensor([1, 2, 3])), "n must be"),
         (
-            lambda m, s: new_static_cache(PrefixedModel(m, [[1, 2]]), 2),
+            lambda m, s: new_static_cache(PrefixedModel(m, [1, 2]), 2),
             "caches of PrefixedModel begin with 2 tokens",
         ),
         (

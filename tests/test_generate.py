@@ -401,6 +401,137 @@ def test_penalties_and_masks_see_new_ids_only():
     assert asked == [text.ids[:n] for n in range(4)] and 3 not in text.ids
 
 
+@pytest.mark.parametrize("penalty", [1.3, 3.0, 0.4])
+def test_a_repetition_penalty_counts_the_prompt_as_transformers_does(penalty):
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=24,
+            max_position_embeddings=64,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    )
+    for p in theirs.parameters():
+        nn.init.normal_(p, std=0.3)
+    theirs = theirs.double().eval()
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = theirs
+
+        def new_cache(self, batch_size, max_len=None):
+            return Everything()
+
+        def forward(self, ids, *, cache, positions=None):
+            return self.model(cache.read(ids)).logits
+
+    prompt = [*range(3, 23)]
+    expected = theirs.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=20,
+        do_sample=False,
+        repetition_penalty=penalty,
+    )[0, 20:].tolist()
+    params = SamplingParams(temperature=0.0, repetition_penalty=penalty)
+    (text,) = generate(Wrapped(), [prompt], max_new_tokens=20, sampling_params=params)
+    assert text.ids == expected
+    alone = SamplingParams(temperature=0.0)
+    assert (
+        generate(Wrapped(), [prompt], max_new_tokens=20, sampling_params=alone)[0].ids
+        != expected
+    )
+
+
+class Everything:
+    "A cache that keeps the ids, for a model that is to read them all again."
+
+    def __init__(self):
+        self.ids = None
+
+    def read(self, ids):
+        self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
+        return self.ids
+
+
+def test_a_repetition_penalty_sees_no_padding_and_rows_that_leave():
+    "Id 0, which stands in the padding, is not penalized; rows keep their prompts."
+    model = small()
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.7)
+    prompts = [[*range(1, 11)], [3], [9, 8, 4]]
+    stop = [*range(0, VOCAB, 7)]
+    how = dict(max_new_tokens=10, sampling_params=params, stop_token_ids=stop)
+    together = generate(model, prompts, **how)
+    assert len({len(text.ids) for text in together}) > 1
+    for row, text in zip(prompts, together, strict=True):
+        assert text.ids == generate(model, [row], **how)[0].ids
+    seen = []
+
+    class Watching(Sampler):
+        def __call__(self, logits, ids, prompt_ids):
+            seen.append(prompt_ids.tolist())
+            return super().__call__(logits, ids, prompt_ids)
+
+    ends = [len(text.ids) for text in together]
+    generate(model, prompts, **how | dict(sampling_params=Watching([params] * 3)))
+    padded = [[-1] * (10 - len(row)) + row for row in prompts]
+    for step, found in enumerate(seen):
+        assert found == [row for row, n in zip(padded, ends, strict=True) if step <= n]
+
+
+# --- a step that fails
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("where", ["criterion", "sampler", "model"])
+def test_a_step_that_fails_takes_no_number_from_a_sampler(error, where, monkeypatch):
+    model = small()
+    params = [SamplingParams(seed=3), SamplingParams(seed=4, top_k=5)]
+    how = dict(max_new_tokens=6)
+    rows = [[5], [6, 7]]
+    plain = [t.ids for t in generate(model, rows, sampling_params=params, **how)]
+    sampler = Sampler(params)
+    failing = False
+
+    def fail(*args):
+        if failing:
+            raise error("enough")
+        return False
+
+    if where == "model":
+        model.register_forward_pre_hook(lambda *args: fail() or None)
+    if where == "sampler":
+        drawn = Sampler.__call__
+        monkeypatch.setattr(
+            Sampler, "__call__", lambda *args: (drawn(*args), fail())[0]
+        )
+    steps = stream(
+        model,
+        rows,
+        sampling_params=sampler,
+        # row 0 is judged before row 1 is, and has drawn its number, too
+        stopping_criteria=lambda ids: (
+            where == "criterion" and ids[-1] == plain[1][2] and fail()
+        ),
+        **how,
+    )
+    texts = copy.deepcopy(rows)
+    for _ in range(2):
+        for token in next(steps):
+            texts[token.prompt_index].append(token.id)
+    failing = True
+    with pytest.raises((error, ValueError)):
+        next(steps)
+    failing = False
+    rest = generate(model, texts, sampling_params=sampler, max_new_tokens=4)
+    assert [a[-2:] + b.ids for a, b in zip(texts, rest, strict=True)] == plain
+
+
 @plain_only
 def test_make_sampler():
     z = torch.tensor([[0.0, 2.0, 1.0]])

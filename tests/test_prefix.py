@@ -26,7 +26,7 @@ def test_rows_behind_a_prefix(row):
     model = row.make().double()
     prefix = [4, 9, 9, 1]
     rests = [[3], [8, 2, 5], [7, 7]]
-    begun = PrefixedModel(model, [prefix])
+    begun = PrefixedModel(model, prefix)
     assert begun.max_len == MAX_LEN - 4
     kept = [x.clone() for layer in begun.prefix_cache.layers for x in layer.tensors]
     for some in (rests, rests[:1], [[3, 1], [4, 1]]):
@@ -37,7 +37,7 @@ def test_rows_behind_a_prefix(row):
             same(ours, reference)
     draft = DraftModel(row.make().double())
     same(
-        speculative_generate(begun, rests[1:2], draft, max_new_tokens=14),
+        speculative_generate(begun, rests[1], draft, max_new_tokens=14),
         generate(model, [prefix + rests[1]], max_new_tokens=14)[0],
     )
     after = [x for layer in begun.prefix_cache.layers for x in layer.tensors]
@@ -54,7 +54,7 @@ def test_rows_behind_a_prefix(row):
 
 
 def test_a_prefix_is_read_anew_where_weights_are_others():
-    begun = PrefixedModel(LLAMA.make(), [[4, 9, 9, 1]])
+    begun = PrefixedModel(LLAMA.make(), [4, 9, 9, 1])
     rest = [[3]]
     begun.double()
     assert begun.prefix_cache.layers[0].tensors[0].dtype == torch.float64
@@ -73,7 +73,7 @@ def test_a_prefix_is_read_anew_where_weights_are_others():
 
 def test_a_window_keeps_the_prefix():
     model = LLAMA.make()
-    begun = PrefixedModel(model, [[7, 8, 9]])
+    begun = PrefixedModel(model, [7, 8, 9])
     alone = generate(begun, [[1, 2, 3]], max_new_tokens=30, context_shift=8)[0].ids
     both = generate(begun, [[1, 2, 3], [4]], max_new_tokens=30, context_shift=8)[0].ids
     assert alone == both
@@ -81,7 +81,11 @@ def test_a_window_keeps_the_prefix():
 
 @pytest.mark.parametrize(
     "prefix, says",
-    [([[1], [2]], "one text at a time"), ([[1] * 21], "beyond max_len 20")],
+    [
+        ([[1], [2]], "one text at a time"),
+        ([[1, 2]], r"prefix_ids must be one flat row .*brackets of \[\[1, 2\]\]"),
+        ([1] * 21, "beyond max_len 20"),
+    ],
 )
 def test_bad_prefixes(prefix, says):
     with pytest.raises(ValueError, match=says):

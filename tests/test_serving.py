@@ -1038,7 +1038,7 @@ def test_a_cancel_from_another_thread_waits_for_the_end_of_the_step(how):
 
 def test_a_prefixed_model_is_refused_with_blocks():
     "Their cache would lose the prefix, and every request would fail."
-    model = PrefixedModel(small(), [[5, 6, 7]])
+    model = PrefixedModel(small(), [5, 6, 7])
     with pytest.raises(ValueError, match="begin with 3 tokens, and blocks begin empty"):
         Engine(model, 2, **PAGED)
 

@@ -468,7 +468,7 @@ def test_speculation_takes_back_what_it_announced(draft_window):
     prompt = draw_ids(1, 15, high=VOCAB)
     (expected,) = generate(ours, prompt.tolist(), max_new_tokens=40)
     found = speculative_generate(
-        ours, prompt.tolist(), DraftModel(draft, 4), max_new_tokens=40
+        ours, prompt[0], DraftModel(draft, 4), max_new_tokens=40
     )
     assert found.ids == expected.ids
 

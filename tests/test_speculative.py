@@ -1,5 +1,6 @@
 """Drafts accepted and refused."""
 
+import math
 import random
 import sys
 
@@ -67,7 +68,7 @@ def test_the_last_step_says_why_it_is_the_last():
     draft = Knowing(prompt + text, right=0.7)
     for stop, expected in (((), "length"), (text[7], "stop")):
         *others, last = stream_speculative(
-            model, [prompt], draft, max_new_tokens=12, stop_token_ids=stop
+            model, prompt, draft, max_new_tokens=12, stop_token_ids=stop
         )
         assert others and all(step.finish_reason is None for step in others)
         assert last.finish_reason == expected
@@ -85,7 +86,7 @@ def test_a_cache_that_cannot_grow_is_as_large_as_is_needed():
     for new in (6, MAX_LEN - 2):  # a few, and to the very end
         (plain,) = generate(model, [prompt], max_new_tokens=new)
         draft = Knowing(prompt + plain.ids, 0.7, 3)
-        text = speculative_generate(other, [prompt], draft, max_new_tokens=new)
+        text = speculative_generate(other, prompt, draft, max_new_tokens=new)
         same(text, plain)
         assert other.asked.pop() == min(MAX_LEN, 3 + new)
 
@@ -97,7 +98,7 @@ def test_a_draft_whose_cache_cannot_grow_goes_from_text_to_text():
     # the second text begins like the first and is longer, the third is another one
     for prompt, new in (([5, 3], 6), ([5, 3, 9], 14), ([1], 10), ([1, 4], MAX_LEN - 1)):
         (plain,) = generate(model, [prompt], max_new_tokens=new)
-        same(speculative_generate(model, [prompt], draft, max_new_tokens=new), plain)
+        same(speculative_generate(model, prompt, draft, max_new_tokens=new), plain)
     assert other.asked == sorted(other.asked) and other.asked[-1] == MAX_LEN
 
 
@@ -126,7 +127,7 @@ def test_greedy_texts_are_those_of_generate(row, right):
             same(
                 speculative_generate(
                     model,
-                    [prompt],
+                    prompt,
                     Knowing(prompt + plain.ids, right, k),
                     max_new_tokens=new,
                 ),
@@ -137,9 +138,7 @@ def test_greedy_texts_are_those_of_generate(row, right):
             PromptLookup(1, 3, 0.0),
             nothing,
         ):
-            same(
-                speculative_generate(model, [prompt], draft, max_new_tokens=new), plain
-            )
+            same(speculative_generate(model, prompt, draft, max_new_tokens=new), plain)
 
 
 def seed_std(right):
@@ -151,16 +150,12 @@ def test_a_right_draft_saves_steps():
     model = LLAMA.make().double()
     plain = generate(model, [[5]], max_new_tokens=16)[0].ids
     made = list(
-        stream_speculative(
-            model, [[5]], Knowing([5, *plain], 1.0, 3), max_new_tokens=16
-        )
+        stream_speculative(model, [5], Knowing([5, *plain], 1.0, 3), max_new_tokens=16)
     )
     assert [len(step.ids) for step in made] == [4] * 4
     assert [step.num_accepted for step in made] == [3] * 4
     made = list(
-        stream_speculative(
-            model, [[5]], Knowing([5, *plain], 0.0, 3), max_new_tokens=16
-        )
+        stream_speculative(model, [5], Knowing([5, *plain], 0.0, 3), max_new_tokens=16)
     )
     assert len(made) == 16 and not any(step.num_accepted for step in made)
     assert [len(step.draft_ids) for step in made] == [3] * 13 + [2, 1, 0]
@@ -183,19 +178,19 @@ def test_a_text_stops_where_generate_stops_it(right):
     ):
         text = generate(model, [[5]], max_new_tokens=16, **how)[0]
         assert text.finish_reason == "stop"
-        same(speculative_generate(model, [[5]], draft, max_new_tokens=16, **how), text)
+        same(speculative_generate(model, [5], draft, max_new_tokens=16, **how), text)
 
 
 def test_modes_are_left_as_they_were():
     model = LLAMA.make().train()
     model.blocks[0].eval()
     before = [part.training for part in model.modules()]
-    steps = stream_speculative(model, [[5]], nothing, max_new_tokens=3)
+    steps = stream_speculative(model, [5], nothing, max_new_tokens=3)
     next(steps)
     assert [part.training for part in model.modules()] == before
     list(steps)
     draft = DraftModel(model)
-    speculative_generate(LLAMA.make(), [[5]], draft, max_new_tokens=3)
+    speculative_generate(LLAMA.make(), [5], draft, max_new_tokens=3)
     assert [part.training for part in model.modules()] == before
 
 
@@ -204,7 +199,7 @@ def test_log_probabilities_are_at_least_float32():
     model = LLAMA.make().to(torch.bfloat16)
     (text,) = generate(model, [[3, 4]], max_new_tokens=12)
     made = speculative_generate(
-        model, [[3, 4]], Knowing([3, 4, *text.ids], 0.7), max_new_tokens=12
+        model, [3, 4], Knowing([3, 4, *text.ids], 0.7), max_new_tokens=12
     )
     with torch.no_grad():
         ids = torch.tensor([[3, 4, *made.ids]])
@@ -219,14 +214,14 @@ def test_a_model_in_training_writes_as_in_eval_mode():
     row = next(row for row in ROWS if row.cls is GPT)
     model = row.make(dropout=0.5)
     text = generate(model.eval(), [[5]], max_new_tokens=9)[0]
-    same(speculative_generate(model.train(), [[5]], nothing, max_new_tokens=9), text)
+    same(speculative_generate(model.train(), [5], nothing, max_new_tokens=9), text)
 
 
 def test_logits_that_are_no_numbers_end_nothing_silently():
     model = LLAMA.make()
     model.lm_head.weight.data[3] = NAN
-    with pytest.raises(ValueError, match="the logits hold NaN"):
-        speculative_generate(model, [[5]], nothing, max_new_tokens=9)
+    with pytest.raises(ValueError, match="logits of row 0 hold NaN"):
+        speculative_generate(model, [5], nothing, max_new_tokens=9)
 
 
 def test_a_model_drafts_for_itself():
@@ -236,7 +231,7 @@ def test_a_model_drafts_for_itself():
         made = list(
             stream_speculative(
                 model,
-                [[5]],
+                [5],
                 DraftModel(model, 4),
                 max_new_tokens=15,
                 sampling_params=sampling,
@@ -258,7 +253,7 @@ def test_a_model_drafts_for_itself():
 def test_a_draft_behind_a_prefix_offers_its_own_text():
     "After a refusal, too: its cache forgets tokens of the text, none of the prefix."
     torch.manual_seed(2)
-    model, other = [PrefixedModel(LLAMA.make().eval(), [[5, 6, 7, 8]]) for _ in "ab"]
+    model, other = [PrefixedModel(LLAMA.make().eval(), [5, 6, 7, 8]) for _ in "ab"]
     with torch.no_grad():
         for p in [*model.parameters(), *other.parameters()]:
             p.add_(0.3 * torch.randn_like(p))
@@ -267,7 +262,7 @@ def test_a_draft_behind_a_prefix_offers_its_own_text():
     text = [1, 2, 3]
     refused = 0
     for step in stream_speculative(
-        model, [text], DraftModel(other, 3), max_new_tokens=13
+        model, text, DraftModel(other, 3), max_new_tokens=13
     ):
         if step.draft_ids:
             (right,) = generate(other, [text], max_new_tokens=len(step.draft_ids))
@@ -330,9 +325,7 @@ def test_texts_have_the_distribution_of_the_model():
     for seed in range(n):
         how = SamplingParams(**{**vars(settings), "seed": seed})
         made = list(
-            stream_speculative(
-                model, [[1]], draft, max_new_tokens=3, sampling_params=how
-            )
+            stream_speculative(model, [1], draft, max_new_tokens=3, sampling_params=how)
         )
         a, b = [i for step in made for i in step.ids][:2]
         times[a, b] += 1
@@ -359,7 +352,7 @@ def test_without_drafts_a_seed_gives_the_text_of_generate():
         how = SamplingParams(temperature=0.9, top_k=20, seed=seed)
         same(
             speculative_generate(
-                model, [[5]], nothing, max_new_tokens=15, sampling_params=how
+                model, [5], nothing, max_new_tokens=15, sampling_params=how
             ),
             generate(model, [[5]], max_new_tokens=15, sampling_params=how)[0],
         )
@@ -379,7 +372,7 @@ def test_penalties_see_what_stands_before_each_draft(right):
         same(
             speculative_generate(
                 model,
-                [[5]],
+                [5],
                 Knowing([5, *plain.ids], right),
                 max_new_tokens=15,
                 sampling_params=how,
@@ -393,9 +386,7 @@ def test_a_seed_is_a_text():
     draft = DraftModel(LLAMA.make(0.25))
     how = SamplingParams(seed=3)
     one, two = (
-        speculative_generate(
-            model, [[5]], draft, max_new_tokens=15, sampling_params=how
-        )
+        speculative_generate(model, [5], draft, max_new_tokens=15, sampling_params=how)
         for _ in range(2)
     )
     assert one == two
@@ -403,7 +394,7 @@ def test_a_seed_is_a_text():
     assert (
         one.ids
         != speculative_generate(
-            model, [[5]], draft, max_new_tokens=15, sampling_params=how
+            model, [5], draft, max_new_tokens=15, sampling_params=how
         ).ids
     )
 
@@ -513,41 +504,52 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
 @pytest.mark.parametrize(
     "ids, draft, how, says",
     [
-        ([[1], [2]], nothing, {}, "one text at a time, not 2"),
-        ([], nothing, {}, "rows? of ids"),
-        ([[]], nothing, {}, "empty"),
-        ([[1]], "table", {}, "'table'"),
-        ([[1]], nothing, dict(max_new_tokens=0), "max_new_tokens"),
-        ([[1] * 15], nothing, {}, "15 ids and max_new_tokens 8 go beyond max_len 20"),
         (
-            [[1]],
+            [[1], [2]],
+            nothing,
+            {},
+            r"outer brackets of \[\[1\], \[2\]\].* one text at a time",
+        ),
+        ([[1, 2]], nothing, {}, r"prompt_ids must be one flat row .*drop the outer"),
+        (torch.ones(1, 2).long(), nothing, {}, r"outer brackets of \[\[1, 1\]\]"),
+        (torch.ones(1), nothing, {}, "prompt 0"),
+        ([], nothing, {}, "empty"),
+        (torch.tensor(3), nothing, {}, "one flat row of ids, got tensor.3"),
+        (iter([]), nothing, {}, "empty"),
+        ("ab", nothing, {}, "one flat row of ids, got 'ab'"),
+        (None, nothing, {}, "one flat row of ids, got None"),
+        ([1], "table", {}, "'table'"),
+        ([1], nothing, dict(max_new_tokens=0), "max_new_tokens"),
+        ([1] * 15, nothing, {}, "15 ids and max_new_tokens 8 go beyond max_len 20"),
+        (
+            [1],
             nothing,
             dict(stopping_criteria=lambda ids: 1 / 0),
             "a stopping criterion raised ZeroDivi",
         ),
         (
-            [[1]],
+            [1],
             nothing,
             dict(stopping_criteria=lambda ids: None),
             "True or False, got None",
         ),
         (
-            [[1]],
+            [1],
             nothing,
             dict(sampling_params=[SamplingParams()]),
             "sampling_params is None or",
         ),
-        ([[1]], nothing, dict(stop_token_ids=2.5), "stop_token_ids must be list"),
-        ([[1]], lambda *a: [3], {}, r"\[3\]"),
-        ([[1]], lambda *a: DraftProposal([3] * 9), {}, "9 ids where 7 have room"),
-        ([[1]], lambda *a: DraftProposal([VOCAB]), {}, "id 47 is outside"),
-        ([[1]], lambda *a: DraftProposal([1.0]), {}, "draft offers must be a whole"),
-        ([[1]], lambda *a: DraftProposal([-1]), {}, "draft offers must be a whole"),
-        ([[1]], lambda *a: DraftProposal([1], torch.ones(1, 9)), {}, "model has 47"),
-        ([[1]], lambda *a: DraftProposal([1], torch.ones(1, VOCAB)), {}, "sums .47"),
-        ([[1]], lambda *a: DraftProposal([1], torch.full((1, VOCAB), NAN)), {}, "nan"),
+        ([1], nothing, dict(stop_token_ids=2.5), "stop_token_ids must be list"),
+        ([1], lambda *a: [3], {}, r"\[3\]"),
+        ([1], lambda *a: DraftProposal([3] * 9), {}, "9 ids where 7 have room"),
+        ([1], lambda *a: DraftProposal([VOCAB]), {}, "id 47 is outside"),
+        ([1], lambda *a: DraftProposal([1.0]), {}, "draft offers must be a whole"),
+        ([1], lambda *a: DraftProposal([-1]), {}, "draft offers must be a whole"),
+        ([1], lambda *a: DraftProposal([1], torch.ones(1, 9)), {}, "model has 47"),
+        ([1], lambda *a: DraftProposal([1], torch.ones(1, VOCAB)), {}, "sums .47"),
+        ([1], lambda *a: DraftProposal([1], torch.full((1, VOCAB), NAN)), {}, "nan"),
         (
-            [[1]],
+            [1],
             lambda *a: DraftProposal([1], torch.eye(VOCAB)[:1] * 2 - 1 / VOCAB),
             {},
             "0 or more",
@@ -601,3 +603,83 @@ def test_a_list_that_grows_is_kept_score_of():
     ids += guess[:1]
     draft(ids, 4)
     assert draft.num_matched == 1 or draft.proposed_ids != guess
+
+
+# --- interrupts
+
+
+class Interrupting:
+    "Raises an interrupt at one of the lines that it runs through, counted from 0."
+
+    def __init__(self, function, at):
+        self.function = function
+        self.code = {c.__code__ for c in self._methods(function)}
+        self.left = at
+
+    @staticmethod
+    def _methods(function):
+        return [f for f in vars(type(function)).values() if hasattr(f, "__code__")]
+
+    def __call__(self, *args):
+        sys.settrace(self._trace)
+        try:
+            return self.function(*args)
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame, event, arg):
+        if frame.f_code not in self.code:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left < 0:
+                self.left = math.inf
+                raise KeyboardInterrupt
+        return self._trace
+
+
+@pytest.mark.parametrize("kind", ["model", "lookup"])
+def test_a_draft_that_was_interrupted_goes_on_as_a_new_one_would(kind):
+    other = LLAMA.make().double()
+    text = [5, 3, 5, 3, 5, 3, 9, 5]
+
+    def make():
+        return DraftModel(other, 1) if kind == "model" else PromptLookup(1, 2, 0.0)
+
+    def ask(draft, ids):
+        return draft(ids, MAX_LEN - len(ids), SamplingParams(), generator(1))
+
+    expected = ask(make(), text)
+    assert expected.ids
+    at = 0
+    while True:
+        draft = make()
+        ask(draft, text[:4])
+        try:
+            ask(Interrupting(draft, at), text)
+        except KeyboardInterrupt:
+            found = ask(draft, text)
+            assert found.ids == expected.ids, at
+            if kind == "model":
+                torch.testing.assert_close(found.probs, expected.probs)
+        else:
+            break
+        at += 1
+    assert at > 15
+
+
+def test_a_penalty_counts_the_prompt_in_drafts_and_in_the_model():
+    model = LLAMA.make().double()
+    prompt = [*range(12)]
+    params = SamplingParams(repetition_penalty=1.5, seed=1)
+    (plain,) = generate(model, [prompt], max_new_tokens=8, sampling_params=params)
+    how = dict(max_new_tokens=8, sampling_params=params)
+    same(speculative_generate(model, prompt, nothing, **how), plain)
+    proposal = DraftModel(model, 1)(prompt, 9, params, generator())
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        logits = process_logits(model(ids)[:, -1], params, None, ids)
+    torch.testing.assert_close(proposal.probs, logits.softmax(-1))
+    steps = [*stream_speculative(model, prompt, DraftModel(model, 3), **how)]
+    assert len(steps) == 2  # a model that drafts for itself is never refused
+    assert all(step.num_accepted == len(step.draft_ids) == 3 for step in steps)

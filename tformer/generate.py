@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['next_token_logits', 'DecodeState', 'left_pad', 'make_sampler', 'make_stop_string_criterion', 'GeneratedToken',
-           'Completion', 'meets_stopping_criteria', 'require_context', 'parse_stopping', 'stream', 'generate']
+           'Completion', 'meets_stopping_criteria', 'Stopping', 'require_context', 'parse_stopping', 'stream',
+           'generate']
 
 # %% ../nbs/21_kv_cache.ipynb #a1000011
 #| code-fold: true
@@ -17,7 +18,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -69,8 +70,19 @@ def next_token_logits(
     return logits
 
 # %% ../nbs/21_kv_cache.ipynb #ca173026
-#| code-summary: how many tokens a cache begins with
-def _num_cached(cache):
+#| code-summary: an empty cache of the right size; how much a cache holds
+def new_cache(model, batch_size, num_tokens):
+    "An empty cache, with slots for all tokens that will be read."
+    max_len = getattr(model, "max_len", None)
+    with wrap_model_errors(model, "model.new_cache(batch, max_len)"):
+        return model.new_cache(
+            batch_size,
+            num_tokens if max_len is None else min(num_tokens, max_len),
+        )
+
+
+def num_cached(cache):
+    "How many tokens it begins with: those of a prefix."
     positions = getattr(cache, "key_positions", None)
     return 0 if positions is None else positions.end
 
@@ -97,6 +109,7 @@ class DecodeState:
         self.max_len = getattr(model, "max_len", None)
         # known on the host
         self.lengths = (positions >= 0).sum(1).tolist()
+        self.prompt_ids = ids.masked_fill(positions < 0, -1)
         self.ids = F.pad(ids, (0, max_new_tokens))
         self.num_computed = 0
         self.length = ids.shape[1]
@@ -106,18 +119,11 @@ class DecodeState:
                 start=0, length=self.length, device=ids.device
             )
         self.cache = self.new_cache(len(ids)) if cache is None else cache
-        self.prefix_len = _num_cached(self.cache)  # of a prefix
+        self.prefix_len = num_cached(self.cache)  # of a prefix
 
     def new_cache(self, batch_size: int) -> Any:
         "An empty one with places for all that will be read."
-        n = self.ids.shape[1]
-        with wrap_model_errors(
-            self.model, "model.new_cache(batch, max_len)"
-        ):
-            return self.model.new_cache(
-                batch_size,
-                n if self.max_len is None else min(n, self.max_len),
-            )
+        return new_cache(self.model, batch_size, self.ids.shape[1])
 
     def logits(self) -> Float[Tensor, "b vocab"]:
         "Compute what is missing; return the logits of the next tokens."
@@ -151,6 +157,7 @@ class DecodeState:
         indices = torch.tensor(rows, device=self.ids.device)
         self.cache.select(indices)
         self.ids = self.ids[indices]
+        self.prompt_ids = self.prompt_ids[indices]
         self.lengths = [self.lengths[i] for i in rows]
         self.encoder_inputs = {
             k: x[indices] for k, x in self.encoder_inputs.items()
@@ -189,7 +196,7 @@ class DecodeState:
         self.positions = Positions(positions, end=max(self.lengths))
 
 # %% ../nbs/21_kv_cache.ipynb #a1000022hx
-#| code-summary: rows of ids as tensors; refuses what is none
+#| code-summary: rows of ids as tensors, and one row; refuses what is none
 def _sequence_tensors(sequences):
     many = isinstance(sequences, Iterable) and not isinstance(
         sequences, str | dict
@@ -221,6 +228,26 @@ def _sequence_tensors(sequences):
         )
         validate.integer_tensors(**{f"prompt {i}": tensors[i]})
     return tensors
+
+
+def flat_row(ids, name="prompt_ids"):
+    "One row of ids as a tensor (n,); refuses several rows, and none."
+    validate.require(
+        isinstance(ids, Iterable)
+        and not isinstance(ids, str | dict)
+        and getattr(ids, "ndim", 1),
+        f"{name} must be one flat row of ids, got {ids!r:.50}",
+    )
+    row = ids.tolist() if hasattr(ids, "tolist") else [*ids]
+    validate.require(
+        not any(
+            isinstance(i, Iterable) and getattr(i, "ndim", 1) for i in row
+        ),
+        f"{name} must be one flat row of ids, such as [1, 2, 3]: drop the "
+        f"outer brackets of {row!r:.50}, and give one text at a time",
+    )
+    [row] = _sequence_tensors([row])
+    return row
 
 # %% ../nbs/21_kv_cache.ipynb #a1000022x
 def left_pad(
@@ -300,10 +327,14 @@ class Completion(NamedTuple):
     finish_reason: str  # "stop" or "length"
 
 # %% ../nbs/21_kv_cache.ipynb #b1000006x
-#| code-summary: ids and log-probabilities, chosen and brought to the host
-def sample_next(logits, sampler, generated_ids):
-    "The new ids (b,), and for each row its id and log-probability."
-    ids = sampler(logits, generated_ids)
+#| code-summary: sample_next, drafts of ids; and a way back if a step fails
+def sample_next(logits, sampler, generated_ids, prompt_ids):
+    "The new ids (b,), and for each row a draft: id, log-probability."
+    ids = (
+        sampler(logits, generated_ids, prompt_ids)
+        if isinstance(sampler, Sampler)
+        else sampler(logits, generated_ids)
+    )
     if (
         not isinstance(ids, Tensor)
         or ids.shape != logits.shape[:1]
@@ -313,47 +344,55 @@ def sample_next(logits, sampler, generated_ids):
             "sampling_params must return an id for each of "
             f"{len(logits)} rows, got {ids!r:.60}"
         )
-    compute_dtype = torch.promote_types(logits.dtype, torch.float32)
-    log_probs = (
-        logits.to(compute_dtype)
-        .log_softmax(-1)
-        .gather(-1, ids[:, None])[:, 0]
-    )
+    log_probs = token_log_probs(logits, ids)
     if ids.is_cpu:
-        return ids, zip(ids.tolist(), log_probs.tolist())
+        return ids, [*zip(ids.tolist(), log_probs.tolist())]
     both = torch.stack([ids.double(), log_probs.double()])
     new, log_probs = both.tolist()  # one read of the device
-    return ids, zip(map(int, new), log_probs)
+    return ids, [*zip(map(int, new), log_probs)]
+
+
+def token_log_probs(logits, ids):
+    "The model's own log-probability of an id in each row, (b,)."
+    compute_dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_probs = logits.to(compute_dtype).log_softmax(-1)
+    return log_probs.gather(-1, ids[:, None])[:, 0]
+
+
+@contextmanager
+def undo_draws(sampler):
+    "Give the random states back if what is inside breaks off."
+    is_ours = isinstance(sampler, Sampler)
+    before = sampler.clone_states() if is_ours else None
+    try:
+        yield
+    except BaseException:
+        if is_ours:
+            sampler.row_states = before
+        raise
 
 # %% ../nbs/21_kv_cache.ipynb #b1000008x
 #| code-summary: which tokens count, and which rows end with them
 def apply_stopping(rows, drafts, texts, stopping):
     "The tokens of a step, and which of the texts end with them."
+    judged = [
+        (row, i, p, stopping.finish_reason(texts[row], i, p, row))
+        for row, (i, p) in zip(rows, drafts)
+        if row is not None
+    ]
     tokens = []
     done = []
-    stop_ids, functions = stopping
-    for row, (i, p) in zip(rows, drafts):
-        if row is None:
-            continue
-        if math.isnan(p):
-            raise ValueError(
-                f"the logits of row {row} hold NaN after "
-                f"{len(texts[row])} new ids"
-            )
-        if i in stop_ids:  # an end is no part of a text
-            done.append(row)
-            continue
-        texts[row].append(i)
-        tokens.append(GeneratedToken(row, i, p))
-        if functions and meets_stopping_criteria(
-            functions, row, texts[row]
-        ):
+    for row, i, p, reason in judged:  # nothing fails from here on
+        if i not in stopping.token_ids:  # an end is no part of a text
+            texts[row].append(i)
+            tokens.append(GeneratedToken(row, i, p))
+        if reason is not None:
             done.append(row)
     return tokens, done
 
 # %% ../nbs/21_kv_cache.ipynb #b1000005x
 #| code-fold: true
-#| code-summary: meets_stopping_criteria, whether a function ends a text
+#| code-summary: Stopping, whether a text ends with one id more
 def meets_stopping_criteria(
     stopping_criteria: Sequence[Callable],  # of the ids of a row
     row: int,  # which one, for an error
@@ -377,6 +416,39 @@ def meets_stopping_criteria(
             return True
     return False
 
+
+class Stopping(NamedTuple):
+    "What ends a text: ids, and functions of its new ids."
+
+    token_ids: set[int]
+    criteria: list[Callable]
+
+    def finish_reason(
+        self,
+        text: list[int],  # its new ids
+        i: int,  # the next one
+        log_prob: float,  # the model's own, of ``i``
+        row: int = 0,  # which text, for an error
+    ) -> str | None:
+        """Return "stop" if the text ends with ``i``, else None.
+
+        Nothing is written, so that every text of a step can be judged
+        before the first one grows.  ``ValueError`` for NaN, and for a
+        criterion that raises or does not answer.
+        """
+        if math.isnan(log_prob):
+            raise ValueError(
+                f"the logits of row {row} hold NaN after "
+                f"{len(text)} new ids"
+            )
+        if i in self.token_ids:
+            return "stop"
+        if self.criteria and meets_stopping_criteria(
+            self.criteria, row, [*text, i]
+        ):
+            return "stop"
+        return None
+
 # %% ../nbs/21_kv_cache.ipynb #b1000009x
 #| code-summary: rows that stopped leave the batch
 def _drop_finished(rows, state, sampler):
@@ -397,13 +469,17 @@ def _decode_steps(
     first = state.length
     rows = [*range(len(texts))]  # of the batch; None: stopped
     for _ in range(max_new_tokens):
-        with eval_context():
-            generated_ids = state.ids[:, first : state.length]
-            ids, drafts = sample_next(
-                state.logits(), sampler, generated_ids
-            )
+        generated_ids = state.ids[:, first : state.length]
+        with undo_draws(sampler):
+            with eval_context():
+                ids, drafts = sample_next(
+                    state.logits(),
+                    sampler,
+                    generated_ids,
+                    state.prompt_ids,
+                )
+            tokens, done = apply_stopping(rows, drafts, texts, stopping)
         state.append(ids)
-        tokens, done = apply_stopping(rows, drafts, texts, stopping)
         yield tokens, done
         rows = [None if row in done else row for row in rows]
         if not any(row is not None for row in rows):
@@ -462,8 +538,8 @@ def parse_stopping(
     stop_token_ids: int | Collection[int],  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable],
-) -> tuple[set[int], list[Callable]]:
-    """The ids that end a text, and the functions that do.
+) -> Stopping:
+    """Return what ends a text; ``ValueError`` names what cannot.
 
     For strings there is ``make_stop_string_criterion``.
     """
@@ -484,7 +560,7 @@ def parse_stopping(
             "a stopping criterion is called with the new ids of a text, "
             f"got {function!r:.60}",
         )
-    return {int(i) for i in stop_token_ids}, [*stopping_criteria]
+    return Stopping({int(i) for i in stop_token_ids}, [*stopping_criteria])
 
 # %% ../nbs/21_kv_cache.ipynb #b1000010x
 #| code-summary: prompts, checked, cut to the window, on the model's device
@@ -561,7 +637,7 @@ def _start(
     )
     validate.require(
         cache is None
-        or _num_cached(cache) == _num_cached(model.new_cache(1)),
+        or num_cached(cache) == num_cached(new_cache(model, 1, 1)),
         "the cache holds tokens already: give a new "
         "one, or a model that begins with them",
     )
@@ -608,7 +684,9 @@ def stream(
 
     A stop id ends a text and is no part of it.  A stopping criterion is
     called with the new ids of a text, and ends it behind the last of them
-    by answering True.  Without ``context_shift`` a text beyond
+    by answering True.  ``sampling_params`` may be a callable of logits
+    (b, vocab) and of the ids that each row wrote (b, n).  A step that
+    fails leaves the random states of a ``Sampler`` as they were.  Without ``context_shift`` a text beyond
     ``max_len`` is refused; with one, a full text forgets all but its last
     ``context_shift`` tokens (True: half of ``max_len``), which are read
     again.  The model computes in eval mode and is left as found.

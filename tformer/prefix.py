@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import validate
-from .generate import left_pad, next_token_logits, require_context
+from .generate import flat_row, next_token_logits, require_context
 from .model import device_of, eval_mode
 from .positions import Positions
 
@@ -30,12 +30,13 @@ class PrefixedModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        # what all texts begin with, as one row
+        # what all texts begin with, one flat row of ids
         prefix_ids: Sequence | Tensor,
     ):
         super().__init__()
         self.model = model
-        self.register_buffer("ids", single_prompt(model, prefix_ids, 1), False)
+        prefix_ids = single_prompt(model, prefix_ids, 1, "prefix_ids")
+        self.register_buffer("ids", prefix_ids, False)
         self.prefix_len = self.ids.shape[1]
         self.max_len = None
         if getattr(model, "max_len", None):
@@ -104,22 +105,17 @@ class PrefixedModel(nn.Module):
 # %% ../nbs/package/prefix.ipynb #2cf35f91
 def single_prompt(
     model: Any,
-    prompt_ids: Sequence | Tensor,  # the prompt, as one row
+    prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     max_new_tokens: int,  # tokens that follow at most
+    name: str = "prompt_ids",  # what an error calls the prompt
 ) -> Int[Tensor, "1 t"]:
-    """Return the ids of one prompt, on the model's device.
+    """Return one prompt as a batch of one row, on the model's device.
 
     ValueError if there are several rows, or if the model's context has no room for
     what follows.
     """
     validate.integer(max_new_tokens=max_new_tokens)
-    prompt_ids, _ = left_pad(prompt_ids)
-    validate.require(
-        len(prompt_ids) == 1,
-        "one text at a time, not "
-        f"{len(prompt_ids)}: rows that accept differently "
-        "much do not stay side by side",
-    )
+    prompt_ids = flat_row(prompt_ids, name)[None].long()
     require_context(
         [prompt_ids.shape[1]],
         getattr(model, "max_len", None),

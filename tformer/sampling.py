@@ -268,7 +268,7 @@ class SamplingParams:
     top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = 1.0  # the prompt counts, too
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
@@ -295,12 +295,14 @@ def _mask_of(s, row, logits):
 
 # %% ../nbs/20_sampling.ipynb #998727ae
 #| code-summary: first half, what depends on the text
-def _apply_history_rules(logits, s, ids):
+def _apply_history_rules(logits, s, ids, prompt_ids):
     if s.logit_bias:
         logits = apply_logit_bias(logits, s.logit_bias)
     if s.repetition_penalty != 1:
         logits = apply_repetition_penalty(
-            logits, ids, s.repetition_penalty
+            logits,
+            torch.cat([prompt_ids, ids], 1),
+            s.repetition_penalty,
         )
     if s.frequency_penalty:
         logits = apply_frequency_penalty(logits, ids, s.frequency_penalty)
@@ -331,18 +333,28 @@ def process_logits(
     logits: Float[Tensor, "b vocab"],
     params: SamplingParams,
     ids: Int[Tensor, "b n"] | None = None,  # written; negative: nothing
+    # what they were written behind
+    prompt_ids: Int[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b vocab"]:
     """All that the settings ask for, in the order of ``transformers``.
 
     logit_bias, repetition, frequency and presence penalties,
     allowed_tokens_fn; then temperature, top-k, top-p, min-p, typical.
     Each sees what those before it left. Without ``ids``, nothing has been
-    written.
+    written. The repetition penalty counts ``prompt_ids`` as well, as
+    in ``transformers``; all else looks at ``ids`` alone.
     """
-    if ids is None:
-        ids = torch.empty(len(logits), 0, dtype=torch.int64)
-    validate.shapes(logits=(logits, "b vocab"), ids=(ids, "b n"))
-    logits = _apply_history_rules(_to_float(logits), params, ids)
+    none = torch.empty(len(logits), 0, dtype=torch.int64)
+    ids = none if ids is None else ids
+    prompt_ids = none if prompt_ids is None else prompt_ids
+    validate.shapes(
+        logits=(logits, "b vocab"),
+        ids=(ids, "b n"),
+        prompt_ids=(prompt_ids, "b t"),
+    )
+    logits = _apply_history_rules(
+        _to_float(logits), params, ids, prompt_ids
+    )
     return _apply_filters(
         apply_temperature(logits, params.temperature), params
     )
@@ -486,11 +498,12 @@ def _sample_group(logits, s, uniforms):
 
 # %% ../nbs/20_sampling.ipynb #a378f542
 #| code-summary: ids of rows that wrote differently much, side by side
-def _pad_right(ids, b, needed):
+def _pad_right(ids, b, needed, name="ids"):
     "(b, n), with -1 behind the shorter rows; empty if nobody reads it."
     validate.require(
         ids is None or len(ids) == b,
-        f"ids of {b if ids is None else len(ids)} rows for logits of {b}",
+        f"{name} of {b if ids is None else len(ids)} rows for logits "
+        f"of {b}",
     )
     if ids is None or not needed:
         return torch.empty(b, 0, dtype=torch.int64)
@@ -499,7 +512,7 @@ def _pad_right(ids, b, needed):
     rows = [torch.as_tensor(row) for row in ids]
     validate.integer_tensors(
         **{
-            f"ids of row {i}": row
+            f"{name} of row {i}": row
             for i, row in enumerate(rows)
             if row.numel()
         }
@@ -510,7 +523,7 @@ def _pad_right(ids, b, needed):
 
 # %% ../nbs/20_sampling.ipynb #a7df16ae
 #| code-summary: what the text leaves of the logits, before a number is drawn
-def _process_groups(groups, logits, ids):
+def _process_groups(groups, logits, ids, prompt_ids):
     "(settings, rows, logits) of each group; names the rows it refuses."
     ids = _pad_right(
         ids,
@@ -523,10 +536,18 @@ def _process_groups(groups, logits, ids):
             for s, _ in groups
         ),
     )
+    prompt_ids = _pad_right(
+        prompt_ids,
+        len(logits),
+        any(s.repetition_penalty != 1 for s, _ in groups),
+        "prompt_ids",
+    )
     results = []
     for s, rows in groups:
         try:
-            processed = _apply_history_rules(logits[rows], s, ids[rows])
+            processed = _apply_history_rules(
+                logits[rows], s, ids[rows], prompt_ids[rows]
+            )
             results.append(
                 (
                     s,
@@ -592,6 +613,8 @@ class Sampler:
         logits: Float[Tensor, "b vocab"],
         ids: Int[Tensor, "b n"] | Sequence | None = None,
         # what each row wrote; shorter rows are filled with -1
+        prompt_ids: Int[Tensor, "b t"] | Sequence | None = None,
+        # what it was written behind, filled up alike
     ) -> Int[Tensor, " b"]:
         """Return the next id of each row.
 
@@ -606,7 +629,9 @@ class Sampler:
             len(row_states) == b,
             f"logits of {b} rows for a sampler of {len(row_states)}",
         )
-        groups = _process_groups(self._groups(row_states), logits, ids)
+        groups = _process_groups(
+            self._groups(row_states), logits, ids, prompt_ids
+        )
         self.row_states = row_states
         u = torch.tensor(
             [
@@ -621,6 +646,12 @@ class Sampler:
             tokens[indices] = _sample_group(processed, s, u[indices])
         return tokens
 
+    def clone_states(self) -> list | None:
+        "Settings and random state of each row, copied; None: no rows yet."
+        return self.row_states and [
+            (s, g.clone_state()) for s, g in self.row_states
+        ]
+
     def select(self, rows: Sequence[int]) -> None:
         "Keep these rows in this order; a row may be kept twice."
         n = len(self._require_rows())
@@ -634,9 +665,8 @@ class Sampler:
 
     def extend(self, other: "Sampler") -> None:
         "Further rows, below those that are there, as copies."
-        self.row_states = self._require_rows() + [
-            (s, g.clone_state()) for s, g in other._require_rows()
-        ]
+        other._require_rows()
+        self.row_states = self._require_rows() + other.clone_states()
 
     def _require_rows(self):
         "The rows, once it is known how many there are."

@@ -7,7 +7,6 @@ __all__ = ['DraftProposal', 'SpeculativeStep', 'Verification', 'stream_speculati
            'DraftModel', 'PromptLookup', 'expected_tokens_per_step']
 
 # %% ../nbs/package/speculative.ipynb #f3e45152
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,11 +18,13 @@ from torch.nn import functional as F
 from . import validate
 from tformer.generate import (
     Completion,
-    meets_stopping_criteria,
+    new_cache,
     next_token_logits,
+    num_cached,
     parse_stopping,
+    token_log_probs,
 )
-from .model import eval_mode, make_eval_context, wrap_model_errors
+from .model import device_of, eval_mode, make_eval_context, wrap_model_errors
 from .prefix import single_prompt
 from .sampling import SamplingParams, process_logits, sample_ids
 
@@ -54,7 +55,7 @@ class Verification(NamedTuple):
 # %% ../nbs/package/speculative.ipynb #53c31dcb
 def stream_speculative(
     model: Any,  # causal; called as told in chapter 21
-    prompt_ids: Sequence | Tensor,  # the prompt, as one row
+    prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     # (ids, max_tokens, sampling_params, generator) -> DraftProposal
     draft: Callable,
     *,
@@ -87,7 +88,7 @@ def stream_speculative(
 
 def speculative_generate(
     model: Any,
-    prompt_ids: Sequence | Tensor,  # the prompt, as one row
+    prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     draft: Callable,
     *,
     max_new_tokens: int,  # tokens to write at most
@@ -176,6 +177,13 @@ class DraftModel:
         generator: Any,
     ) -> DraftProposal:
         "The next ids, greedy or drawn as ``sampling_params`` says."
+        try:
+            return self._draft(list(ids), max_tokens, sampling_params, generator)
+        except BaseException:
+            self.ids = []  # the cache may hold more than was noted
+            raise
+
+    def _draft(self, ids, max_tokens, sampling_params, generator):
         text = list(ids)
         probs = []
         limit = (
@@ -195,15 +203,17 @@ class DraftModel:
                 if sampling_params is None:
                     text += logits.argmax(-1).tolist()
                     continue
-                q = process_logits(logits, sampling_params).double().softmax(-1)
+                so_far = torch.tensor([text], device=logits.device)
+                q = process_logits(logits, sampling_params, prompt_ids=so_far)
+                q = q.double().softmax(-1)
                 u = torch.rand(1, generator=generator, dtype=torch.float64)
                 text += sample_ids(q.log(), u).tolist()
                 probs += [q]
         return DraftProposal(text[len(ids) :], torch.cat(probs) if probs else None)
 
     def _next(self, text):
-        weights = next(iter(self.model.parameters()))
-        new = torch.tensor([text[len(self.ids) :]], device=weights.device)
+        new = torch.tensor([text[len(self.ids) :]])
+        new = new.to(device_of(self.model, new))
         logits = next_token_logits(self.model, new, cache=self.cache)
         self.ids = list(text)
         return logits
@@ -220,8 +230,8 @@ class DraftModel:
             # twice as long as before: whoever asks for a little more each time
             # has the text read anew a few times only
             self.cache_len = max(cache_len, 2 * self.cache_len)
-            self.cache = _new_cache(self.model, self.cache_len)
-            self.prefix_len = _prefix_len(self.cache)
+            self.cache = new_cache(self.model, 1, self.cache_len)
+            self.prefix_len = num_cached(self.cache)
             _allow_rollback(self.cache, self.num_speculative_tokens)
         elif n < len(self.ids):
             self.cache.crop(self.prefix_len + n)
@@ -262,6 +272,13 @@ class PromptLookup:
         generator: Any = None,
     ) -> DraftProposal:
         "The guess, if it is worth it."
+        try:
+            return self._lookup(list(ids), max_tokens)
+        except BaseException:
+            self._forget([])  # it may have looked at half of the text
+            raise
+
+    def _lookup(self, ids, max_tokens):
         if ids[: len(self.ids)] != self.ids:
             self._forget(ids)
         self._update_saved_steps(ids)
@@ -341,8 +358,8 @@ class _SpeculativeState:
         self.all_ids = prompt_ids[0].tolist()
         self.prompt_len = len(prompt_ids[0])
         self.num_computed = 0
-        self.cache = _new_cache(model, self.prompt_len + max_new_tokens)
-        self.prefix_len = _prefix_len(self.cache)
+        self.cache = new_cache(model, 1, self.prompt_len + max_new_tokens)
+        self.prefix_len = num_cached(self.cache)
         seed = getattr(sampling_params, "seed", None)
         self.generator = torch.Generator()
         (
@@ -369,6 +386,7 @@ class _SpeculativeState:
             logits,
             proposal,
             self.sampling_params,
+            self.prompt_ids,
             generated_ids,
             self.generator,
         )
@@ -403,7 +421,7 @@ def _propose(draft, ids, max_tokens, sampling_params, generator):
     return proposal
 
 
-def _verify(logits, proposal, sampling_params, generated_ids, generator):
+def _verify(logits, proposal, sampling_params, prompt_ids, generated_ids, generator):
     "How many drafts stay, and the id after them."
     k = len(proposal.ids)
     vocab = logits.shape[-1]
@@ -432,42 +450,35 @@ def _verify(logits, proposal, sampling_params, generated_ids, generator):
     past = torch.tensor(generated_ids + proposal.ids, dtype=torch.int64)
     seen = len(generated_ids) + torch.arange(k + 1)[:, None]
     past = past.where(torch.arange(len(past)) < seen, -1).to(device)
-    p = process_logits(logits, sampling_params, past).double().softmax(-1)
+    prompt_ids = prompt_ids.to(device).expand(k + 1, -1)
+    p = process_logits(logits, sampling_params, past, prompt_ids)
+    p = p.double().softmax(-1)
     u = torch.rand(k + 1, generator=generator, dtype=torch.float64).to(device)
     return rejection_sample(p, proposal.probs, past[-1, len(generated_ids) :], u)
 
 
 def _commit(proposal, verification, logits, stopping, generated_ids):
-    new = [
-        *proposal.ids[: verification.num_accepted],
-        verification.next_id,
-    ]
-    token_ids = torch.tensor(new, device=logits.device)[:, None]
-    compute_dtype = torch.promote_types(logits.dtype, torch.float32)
-    log_probs = (
-        logits[: len(new)].to(compute_dtype).log_softmax(-1).gather(-1, token_ids)
+    "The ids by which the text grows: up to the first that ends it."
+    new = [*proposal.ids[: verification.num_accepted], verification.next_id]
+    log_probs = token_log_probs(
+        logits[: len(new)], torch.tensor(new, device=logits.device)
     )
-    log_probs = log_probs[:, 0].tolist()
-    validate.require(not any(map(math.isnan, log_probs)), "the logits hold NaN")
-    for n, i in enumerate(new):
-        if i in stopping[0]:  # an end is no part of a text
-            return SpeculativeStep(
-                proposal.ids,
-                verification.num_accepted,
-                new[:n],
-                log_probs[:n],
-                "stop",
-            )
-        if meets_stopping_criteria(stopping[1], 0, generated_ids + new[: n + 1]):
-            return SpeculativeStep(
-                proposal.ids,
-                verification.num_accepted,
-                new[: n + 1],
-                log_probs[: n + 1],
-                "stop",
-            )
+    text = list(generated_ids)
+    kept = []
+    finish_reason = None
+    for i, log_prob in zip(new, log_probs.tolist()):
+        finish_reason = stopping.finish_reason(text, i, log_prob)
+        if i not in stopping.token_ids:  # an end is no part of a text
+            text.append(i)
+            kept.append(log_prob)
+        if finish_reason is not None:
+            break
     return SpeculativeStep(
-        proposal.ids, verification.num_accepted, new, log_probs, None
+        proposal.ids,
+        verification.num_accepted,
+        text[len(generated_ids) :],
+        kept,
+        finish_reason,
     )
 
 # %% ../nbs/package/speculative.ipynb #04fe95ba
@@ -476,21 +487,6 @@ def _last(model, ids, cache, n):
     if hasattr(model, "hidden_states") and hasattr(model, "lm_head"):
         return model.lm_head(model.hidden_states(ids, cache=cache)[:, -n:])[0]
     return model(ids, cache=cache)[0, -n:]
-
-
-def _new_cache(model, num_tokens):
-    "An empty cache for one text, with slots for all that will be read."
-    max_len = getattr(model, "max_len", None)
-    with wrap_model_errors(model, "model.new_cache(batch, max_len)"):
-        return model.new_cache(
-            1, num_tokens if max_len is None else min(num_tokens, max_len)
-        )
-
-
-def _prefix_len(cache):
-    "How many tokens a new cache holds already: those of a prefix."
-    past = getattr(cache, "key_positions", None)
-    return past.end if past is not None and past.length else 0
 
 
 def _allow_rollback(cache, n):

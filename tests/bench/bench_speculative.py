@@ -125,7 +125,9 @@ def lookup(model, rounds=7):
         ways = {
             "plain": lambda: generate(said, ids, max_new_tokens=NEW)[0].ids,
             "drafts": lambda: (
-                speculative_generate(said, ids, PromptLookup(), max_new_tokens=NEW).ids
+                speculative_generate(
+                    said, ids[0], PromptLookup(), max_new_tokens=NEW
+                ).ids
             ),
         }
         wrote = [way() for way in ways.values()]
