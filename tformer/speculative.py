@@ -388,7 +388,7 @@ class _SpeculativeState:
             self.sampling_params,
             self.prompt_ids,
             generated_ids,
-            self.generator,
+            generator=self.generator,
         )
         self.num_computed = len(text) + verification.num_accepted
         if verification.num_accepted < len(proposal.ids):
@@ -421,7 +421,7 @@ def _propose(draft, ids, max_tokens, sampling_params, generator):
     return proposal
 
 
-def _verify(logits, proposal, sampling_params, prompt_ids, generated_ids, generator):
+def _verify(logits, proposal, sampling_params, prompt_ids, generated_ids, *, generator):
     "How many drafts stay, and the id after them."
     k = len(proposal.ids)
     vocab = logits.shape[-1]
