@@ -33,6 +33,8 @@ class BlockPool:
     block, and one block more, which stays 0: what a short table is filled
     up with.  ``generations`` says after how many resets a block was last
     handed out; only what was computed since the last one is indexed.
+    ``block_keys`` has the key of what each block holds, None where it is
+    not known: a block that is written anew forgets its key.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16):
@@ -44,6 +46,7 @@ class BlockPool:
         self.free_block_ids = [*range(num_blocks)][::-1]
         self.generation = 0
         self.generations = [0] * num_blocks
+        self.block_keys = [None] * num_blocks
         self.evictable = {}  # in the order in which they were given back
         # key: block; block: key
         self.hash_to_block = {}
@@ -71,6 +74,7 @@ class BlockPool:
             raise OutOfBlocks(f"all {self.num_blocks} blocks are in use")
         self.ref_counts[block] = 1
         self.generations[block] = self.generation
+        self.block_keys[block] = None
         for x in self._block_slots(block):
             x.zero_()  # whatever stood there: 0 times NaN is NaN
         return block
@@ -94,18 +98,24 @@ class BlockPool:
             self.free_block_ids.append(block)
 
     def cache_block(self, key: bytes, block: int) -> None:
-        "This block is filled, and may be found by its key."
+        """Note the key of a full block, by which it may be found from now on.
+
+        Of several blocks that hold the same, one is found at a time.
+        """
+        self.block_keys[block] = key
         if key not in self.hash_to_block and block not in self.block_to_hash:
             self.hash_to_block[key] = block
             self.block_to_hash[block] = key
 
     def evict(self, block: int) -> None:
-        "Nobody finds this block any more: it is to be written."
+        "Forget the key of a block that is to be written: nobody finds it."
+        self.block_keys[block] = None
         self.hash_to_block.pop(self.block_to_hash.pop(block, None), None)
 
     def reset_prefix_cache(self) -> None:
         "No block is found any more, and what nobody holds is free."
         self.generation += 1
+        self.block_keys = [None] * self.num_blocks
         self.free_block_ids += self.evictable
         for known in (
             self.evictable,
@@ -127,10 +137,10 @@ class BlockPool:
 # %% ../nbs/package/paged_cache.ipynb #p1500012
 def hash_blocks(
     ids: Sequence[int],
-    block_size: int,  # of a block
+    block_size: int,  # tokens in a block
+    key: bytes = b"",  # of the block before these ids; empty: they begin a text
 ) -> Iterator[bytes]:
     "For each full block a key of its ids and of all before them."
-    key = b""
     for start in range(0, len(ids) - block_size + 1, block_size):
         block = array("q", ids[start : start + block_size]).tobytes()
         key = sha256(key + block).digest()
@@ -347,15 +357,24 @@ class PagedKVCache(KVCache):
         return n
 
     def cache_full_blocks(self, row: int, ids: Sequence[int]) -> None:
-        """Blocks of this text that are full may be shared from now on.
+        """Let the full blocks of a row, whose text begins so, be shared from now on.
 
-        One from before a reset may not, nor what was computed with it.
+        A block whose key is known is not hashed again; ``reserve`` makes it
+        forget the key before the block is written. A block from before a
+        reset is not shared, nor what was computed with it.
         """
         ids = ids[: self.seq_lens[row]]
-        blocks = self.tables.tables[row]
-        for key, block in zip(hash_blocks(ids, self.pool.block_size), blocks):
+        block_size = self.pool.block_size
+        key = b""
+        blocks = self.tables.tables[row][: len(ids) // block_size]
+        for i, block in enumerate(blocks):
             if self.pool.generations[block] != self.pool.generation:
                 break
+            known_key = self.pool.block_keys[block]
+            if known_key is None:
+                chunk = ids[i * block_size : (i + 1) * block_size]
+                (known_key,) = hash_blocks(chunk, block_size, key)
+            key = known_key
             self.pool.cache_block(key, block)
 
     def view(self, rows: Int[Tensor, " n"]) -> "PagedKVCache":
