@@ -16,7 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import validate
-from .kv_cache import DynamicLayerCache, KVCache
+from tformer.kv_cache import (
+    CrossAttentionCache,
+    DynamicLayerCache,
+    KVCache,
+    new_empty_cache,
+)
 from .positions import Positions
 
 # %% ../nbs/package/paged_cache.ipynb #p1500010
@@ -423,20 +428,21 @@ def new_paged_cache(
     model: Any,  # with ``new_cache``
     pool: BlockPool,
     batch_size: int,
+    max_len: int | None = None,  # tokens of a row; None: as many as the model reads
 ) -> PagedKVCache:
     """An empty cache in which what would grow has its tokens in blocks.
 
-    Raises ``ValueError`` if the model's caches do not begin empty.
+    What cross-attention keeps stays as it is.  Raises ``ValueError`` if the
+    model's caches do not begin empty, or if a layer keeps its text in a
+    cache that blocks cannot take the place of.
     """
-    validate.integer(batch_size=batch_size)
-    new_cache = model.new_cache(batch_size)
-    past = getattr(new_cache, "key_positions", None)
-    validate.require(
-        past is None or not past.length,
-        f"the caches of {type(model).__name__} begin with "
-        f"{past and past.length} tokens, and blocks begin empty: "
-        "give each request those tokens in its prompt_ids",
+    new_cache = new_empty_cache(
+        model,
+        batch_size,
+        max_len,
+        "and blocks begin empty: give each request those tokens in its prompt_ids",
     )
+    name = type(model).__name__
     tables = BlockTables(pool, [[] for _ in range(batch_size)])
     n = 0
 
@@ -444,13 +450,21 @@ def new_paged_cache(
         nonlocal n
         if isinstance(layer, KVCache):
             return KVCache([paged(inner) for inner in layer.layers])
-        rolls = getattr(layer, "replaceable", False)
-        if not rolls and type(layer) is not DynamicLayerCache:
+        if isinstance(layer, CrossAttentionCache):
             return layer
+        rolls = getattr(layer, "replaceable", False)
+        validate.require(
+            rolls or type(layer) is DynamicLayerCache,
+            "blocks take the place of a DynamicLayerCache, and a layer of "
+            f"{name} keeps its text in {type(layer).__name__}: use rows of full "
+            "length, an Engine without num_blocks",
+        )
         n += 1
         return PagedLayerCache(tables, n - 1, [0] * batch_size)
 
-    return PagedKVCache(paged(new_cache).layers, tables)
+    layers = paged(new_cache).layers
+    validate.require(n, f"no layer of {name} keeps a text that could be in blocks")
+    return PagedKVCache(layers, tables)
 
 # %% ../nbs/package/paged_cache.ipynb #p1500014
 def _left_aligned_positions(lengths, width, device):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import validate
 from .generate import left_pad, next_token_logits, require_context
-from .model import device_of, eval_mode
+from .model import device_of, eval_mode, wrap_model_errors
 from .positions import Positions
 
 # %% ../nbs/package/prefix.ipynb #75a8498e
@@ -45,7 +45,10 @@ class PrefixedModel(nn.Module):
     @torch.no_grad()
     def compute_prefix(self) -> None:
         "Read the beginning; again after the model has learned something."
-        self.prefix_cache = self.model.new_cache(1)
+        with wrap_model_errors(self.model, "model.new_cache(batch, max_len)"):
+            self.prefix_cache = self.model.new_cache(
+                1, getattr(self.model, "max_len", None)
+            )
         with eval_mode(self.model):
             next_token_logits(self.model, self.ids, cache=self.prefix_cache)
 

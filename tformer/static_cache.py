@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import validate
-from .kv_cache import DynamicLayerCache, KVCache, LayerCacheBase
+from tformer.kv_cache import (
+    DynamicLayerCache,
+    KVCache,
+    LayerCacheBase,
+    new_empty_cache,
+)
 from .positions import Positions
 
 # %% ../nbs/package/static_cache.ipynb #29be2062
@@ -134,16 +139,16 @@ def new_static_cache(
     So has what would forget, unless ``keep_rolling``.
     Raises ``ValueError`` for more slots than the model has positions.
     """
-    validate.at_most(model.max_len, slots=max_len)
-    num_slots = model.max_len if max_len is None else max_len
-
-    new_cache = model.new_cache(batch_size, num_slots)
-    validate.require(
-        new_cache.is_empty,
-        f"the caches of {type(model).__name__} begin "
-        "with "
-        f"{new_cache.key_positions and new_cache.key_positions.length} "
-        "tokens, and a fixed one begins empty: let it read them",
+    limit = getattr(model, "max_len", None)
+    num_slots = limit if max_len is None else max_len
+    validate.integer(max_len=num_slots)
+    if limit is not None:
+        validate.at_most(limit, slots=num_slots)
+    new_cache = new_empty_cache(
+        model,
+        batch_size,
+        num_slots,
+        "and a fixed one begins empty: let it read them",
     )
 
     def fixed(cache):
