@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import validate
 from tformer.kv_cache import (
+    BatchCache,
     CrossAttentionCache,
     DynamicLayerCache,
     KVCache,
@@ -330,7 +331,7 @@ class PagedLayerCache:
 class PagedKVCache(KVCache):
     "What all layers keep in the blocks of one pool, by one set of tables."
 
-    def __init__(self, layers: list[Any], tables: BlockTables):
+    def __init__(self, layers: list[BatchCache], tables: BlockTables):
         super().__init__(layers)
         self.tables = tables
         self.pool = tables.pool

@@ -6,16 +6,14 @@
 __all__ = ['ModelRunner', 'PagedModelRunner']
 
 # %% ../nbs/package/runner.ipynb #56649f96
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import validate
 from .generate import left_pad, next_token_logits
-from .kv_cache import KVCache
-from .model import device_of, wrap_model_errors
+from .kv_cache import BatchCache, KVCache
+from .model import DecoderModel, device_of, wrap_model_errors
 from tformer.paged_cache import (
     BlockPool,
     OutOfBlocks,
@@ -33,10 +31,10 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         max_num_seqs: int,
-        max_len: int | None = None,
-        cache: Any = None,
+        max_len: int | None = None,  # tokens of a row; None: the model's
+        cache: KVCache | None = None,  # of all rows; None: ``self.new_cache()``
     ):
         self.model = model
         self.max_num_seqs = max_num_seqs
@@ -119,7 +117,7 @@ class ModelRunner:
             raise
         return logits[rows]
 
-    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
+    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> BatchCache:
         "A cache of these rows, to be read into and put back."
         if not fresh:
             return self.cache.view(rows)
@@ -155,7 +153,7 @@ class PagedModelRunner(ModelRunner):
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         max_num_seqs: int,
         num_blocks: int,
         block_size: int = 16,
@@ -171,7 +169,7 @@ class PagedModelRunner(ModelRunner):
                 self.model, self.pool, self.max_num_seqs, self.max_len
             )
 
-    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
+    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> PagedKVCache:
         "These rows, writing into the same blocks."
         return self.cache.view(rows)
 
