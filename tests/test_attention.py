@@ -2431,6 +2431,16 @@ class Window:
         self.tensors = [x[..., keep, :] for x in self.tensors]
         self.key_positions = self.key_positions[:, keep]
 
+    @property
+    def lengths(self):
+        at = self.key_positions
+        return torch.zeros(1).long() if at is None else (at >= 0).sum(-1)
+
+    def set_rows(self, rows, source):
+        self.key_positions[rows] = source.key_positions
+        for x, y in zip(self.tensors, source.tensors, strict=True):
+            x[rows] = y
+
 
 @both_paths
 @pytest.mark.parametrize(

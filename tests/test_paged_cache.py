@@ -256,7 +256,7 @@ def test_a_chain_of_keys_goes_on_from_any_of_them():
 def test_each_full_block_is_hashed_once(hashed):
     "Token by token, so that the bytes hashed grow as the text does."
     n = 16
-    model, pool, cache, ids = grown(1, size=2, blocks=10)
+    model, pool, cache, _ = grown(1, size=2, blocks=10)
     text = GPT_ROW.ids(1, n)[0].tolist()
     cache.crop(0)
     for i, id in enumerate(text):
@@ -320,7 +320,7 @@ def test_a_block_that_is_handed_out_has_no_key():
 
 @torch.no_grad()
 def test_a_reset_forgets_every_key():
-    model, pool, cache, ids = grown(6)
+    _, pool, cache, ids = grown(6)
     cache.cache_full_blocks(0, ids[0].tolist())
     pool.reset_prefix_cache()
     assert pool.block_keys == [None] * pool.num_blocks
@@ -397,15 +397,12 @@ def test_keys_are_those_that_are_computed_anew(acts):
                     key in pool.hash_to_block for key in hash_blocks(texts[row], 2)
                 ]
                 assert all(found) or pool.generation
-        elif act == "crop":
-            cache.crop(n)
+        elif act in ("crop", "layer crop"):
+            (cache if act == "crop" else cache.layers[0]).crop(n)
             texts = [text[:n] for text in texts]
         elif act == "crop each":
             cache.crop(rows + n)
             texts = [text[: i + n] for text, i in zip(texts, some, strict=True)]
-        elif act == "layer crop":
-            cache.layers[0].crop(n)
-            texts = [text[:n] for text in texts]
         elif act == "select":
             cache.select(rows)
             texts = [[*texts[i]] for i in some]
