@@ -38,7 +38,12 @@ from tformer.attention_backends import (
     repeat_kv,
 )
 from tformer.functional import attend, causal_mask, padding_mask
-from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
+from tformer.kv_cache import (
+    CrossAttentionCache,
+    DynamicLayerCache,
+    KVCache,
+    LayerCacheBase,
+)
 from tformer.layers import RMSNorm
 from tformer.mini_gpt import load_record
 from tformer.positions import AttentionContext, Positions
@@ -2332,11 +2337,8 @@ def test_one_number_is_that_number_for_each_row(n):
         )
 
 
-class Refuses:
+class Refuses(LayerCacheBase):
     "A layer that keeps a state from which nothing can be forgotten."
-
-    key_positions = None
-    nbytes = 0
 
     def crop(self, n):
         raise ValueError("a state cannot be cropped")

@@ -144,12 +144,13 @@ OTHERS = [cls for cls in classes(test_caches, test_attention) if is_cache(cls)]
 
 @pytest.mark.parametrize("cls", OTHERS, ids=lambda cls: cls.__name__)
 def test_caches_of_other_people_are_called_in_the_same_way(cls):
-    assert bind_error(LayerCache, cls) is None
+    protocol = LayerCache if hasattr(cls, "update") else BatchCache
+    assert bind_error(protocol, cls) is None
 
 
 def test_caches_that_are_tested_are_found():
     names = {cls.__name__ for cls in OTHERS}
-    assert names == {"Rolling", "Preallocated", "Slots", "Window"}
+    assert names == {"Rolling", "Preallocated", "Slots", "Window", "Refuses"}
     cache = test_attention.Window(4)
     assert isinstance(cache, LayerCache)
     cache.update(torch.zeros(2, 1, 3, 1), positions=torch.arange(3)[None])

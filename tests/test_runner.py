@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import close
+from helpers import close, plain_only
 from models import ROWS, Preallocates
 from test_paged_cache import consistent
 from tformer.generate import generate
@@ -146,6 +146,7 @@ class Alone:
     key_positions = None
 
 
+@plain_only
 @pytest.mark.parametrize("how", [{}, dict(num_blocks=4)], ids=["slots", "blocks"])
 @pytest.mark.parametrize(
     "new_cache, says",
@@ -169,11 +170,18 @@ def test_a_model_without_a_bound_needs_to_be_told_one(runner_of):
     other.max_len = None
     with pytest.raises(ValueError, match="Preallocates has no max_len"):
         runner_of(other)
-    growing = type(
-        "Unbounded", (), dict(new_cache=lambda self, b, n: model.new_cache(b))
-    )
-    paged = PagedModelRunner(growing(), 2, 4, 4, max_len=9)
-    assert (ModelRunner(growing(), 2, 9).max_len, paged.max_len) == (9, 9)
+
+    class Unbounded:
+        "A model of which only the caches matter here."
+
+        def __call__(self, ids, *, cache=None, positions=None):
+            return model(ids, cache=cache, positions=positions)
+
+        def new_cache(self, batch_size, max_len):
+            return model.new_cache(batch_size)
+
+    paged = PagedModelRunner(Unbounded(), 2, 4, 4, max_len=9)
+    assert (ModelRunner(Unbounded(), 2, 9).max_len, paged.max_len) == (9, 9)
 
 
 def test_rows_of_full_length_hold_what_a_fixed_cache_holds():

@@ -531,9 +531,8 @@ def _layer_buffers(layer, tensors, positions):
     validate.require(
         {len(x) for x in tensors} == {batch_size}
         and positions.batch_size in (1, batch_size),
-        "a batch "
-        f"of {len(tensors[0])}, positions of {positions.batch_size}, a "
-        f"cache of {batch_size}",
+        f"a batch of {len(tensors[0])} meets a cache of {batch_size}, with "
+        f"positions of {positions.batch_size} rows",
     )
     likes = [x.transpose(1, -2)[0, :1] for x in tensors]
     if layer.layer_index not in pool.buffers:

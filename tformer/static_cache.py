@@ -6,9 +6,11 @@
 __all__ = ['StaticLayerCache', 'new_static_cache', 'contiguous_clone']
 
 # %% ../nbs/package/static_cache.ipynb #428ad06e
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from . import validate
@@ -129,7 +131,7 @@ class StaticLayerCache(LayerCacheBase):
 
 # %% ../nbs/package/static_cache.ipynb #2bb77f61
 def new_static_cache(
-    model: nn.Module,  # with ``new_cache`` and ``max_len``
+    model: Any,  # with ``new_cache``
     batch_size: int,
     max_len: int | None = None,  # slots of a text; None: the model's
     keep_rolling: bool = False,  # layers with a window forget, as they do
@@ -214,8 +216,8 @@ def _validate_update(cache, tensors, positions):
     batch_sizes = {len(x) for x in tensors}
     validate.require(
         batch_sizes == {b} and positions.batch_size in (1, b),
-        f"a batch of {max(batch_sizes)}, positions of "
-        f"{positions.batch_size}, a cache of {b}",
+        f"a batch of {max(batch_sizes)} meets a cache of {b}, with positions of "
+        f"{positions.batch_size} rows",
     )
     validate.require(
         all(x.shape[-2] == positions.length for x in tensors),
