@@ -323,9 +323,9 @@ class CausalLM(Model):
 class DecoderModel(Protocol):
     """What those who let a model write ask of it.
 
-    A class need not inherit from this one.  Some members are optional, and
-    are used where a model has them: ``max_len``, how many tokens a text may
-    have (without it, or None: any number); ``lm_head`` and
+    A class need not inherit from this one.  Some members are optional,
+    and are used where a model has them: ``max_len``, how many tokens a
+    text may have (without it, or None: any number); ``lm_head`` and
     ``hidden_states``, which takes the arguments of the call and returns
     vectors (b, t, d), so that only the last position goes through
     ``lm_head``.
