@@ -308,7 +308,8 @@ def test_a_twin_is_indexed_when_the_block_that_was_found_has_gone(hashed):
 
 def test_a_block_that_is_handed_out_has_no_key():
     pool = BlockPool(2, 2)
-    first, second = pool.allocate(), pool.allocate()
+    first = pool.allocate()
+    second = pool.allocate()
     for block in (first, second):
         pool.cache_block(b"same", block)
     assert pool.block_keys == [b"same"] * 2
