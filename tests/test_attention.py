@@ -38,7 +38,12 @@ from tformer.attention_backends import (
     repeat_kv,
 )
 from tformer.functional import attend, causal_mask, padding_mask
-from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
+from tformer.kv_cache import (
+    CrossAttentionCache,
+    DynamicLayerCache,
+    KVCache,
+    LayerCacheBase,
+)
 from tformer.layers import RMSNorm
 from tformer.mini_gpt import load_record
 from tformer.positions import AttentionContext, Positions
@@ -2332,11 +2337,8 @@ def test_one_number_is_that_number_for_each_row(n):
         )
 
 
-class Refuses:
+class Refuses(LayerCacheBase):
     "A layer that keeps a state from which nothing can be forgotten."
-
-    key_positions = None
-    nbytes = 0
 
     def crop(self, n):
         raise ValueError("a state cannot be cropped")
@@ -2430,6 +2432,16 @@ class Window:
         keep = (self.key_positions[0] < n).nonzero()[:, 0]
         self.tensors = [x[..., keep, :] for x in self.tensors]
         self.key_positions = self.key_positions[:, keep]
+
+    @property
+    def lengths(self):
+        at = self.key_positions
+        return torch.zeros(1).long() if at is None else (at >= 0).sum(-1)
+
+    def set_rows(self, rows, source):
+        self.key_positions[rows] = source.key_positions
+        for x, y in zip(self.tensors, source.tensors, strict=True):
+            x[rows] = y
 
 
 @both_paths

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tformer.paged_cache
 from helpers import close, plain_only, randn, spread
 from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer.attention import SelfAttention
@@ -228,6 +229,200 @@ def test_what_is_written_anew_is_found_no_more():
     cache.crop(0)
     assert (pool.num_free_blocks, len(pool.evictable)) == (7, 1)
     assert cache.match_prefix(0, ids[0].tolist()) == 3
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    "How many bytes each call of the hash function was given."
+    sizes = []
+    sha256 = tformer.paged_cache.sha256
+
+    def counted(data):
+        sizes.append(len(data))
+        return sha256(data)
+
+    monkeypatch.setattr(tformer.paged_cache, "sha256", counted)
+    return sizes
+
+
+def test_a_chain_of_keys_goes_on_from_any_of_them():
+    ids = [*range(12)]
+    keys = [*hash_blocks(ids, 3)]
+    for i in range(1, 4):
+        assert [*hash_blocks(ids[3 * i :], 3, keys[i - 1])] == keys[i:]
+
+
+@torch.no_grad()
+def test_each_full_block_is_hashed_once(hashed):
+    "Token by token, so that the bytes hashed grow as the text does."
+    n = 16
+    model, pool, cache, _ = grown(1, size=2, blocks=10)
+    text = GPT_ROW.ids(1, n)[0].tolist()
+    cache.crop(0)
+    for i, id in enumerate(text):
+        model(torch.tensor([[id]]), cache=cache)
+        cache.cache_full_blocks(0, text)
+        assert len(hashed) == (i + 1) // 2
+    # two ids of 8 bytes each, behind the key of 32 bytes
+    assert hashed == [2 * 8] + [32 + 2 * 8] * (n // 2 - 1)
+    assert [*pool.hash_to_block] == [*hash_blocks(text, 2)]
+
+
+@torch.no_grad()
+def test_a_row_that_goes_on_otherwise_has_other_keys():
+    "After a crop into a block, and after one between two blocks."
+    for n in (3, 4, 5, 7):
+        model, pool, cache, ids = grown(8, size=2, blocks=10)
+        text = ids[0].tolist()
+        cache.cache_full_blocks(0, text)
+        cache.crop(n)
+        other = [(id + 1) % VOCAB for id in text[n:]]
+        model(torch.tensor([other]), cache=cache)
+        cache.cache_full_blocks(0, text[:n] + other)
+        keys = [*hash_blocks(text[:n] + other, 2)]
+        table = cache.tables.tables[0]
+        assert [pool.hash_to_block[key] for key in keys] == table
+        # what only the old text had is found where nobody wrote over it
+        for key in [*hash_blocks(text, 2)][n // 2 :]:
+            assert pool.hash_to_block.get(key) not in table
+
+
+@torch.no_grad()
+def test_a_twin_is_indexed_when_the_block_that_was_found_has_gone(hashed):
+    "Two rows read the same; one leaves, and its blocks are taken by others."
+    model, pool, cache, ids = grown(4, 2, size=2, blocks=7)
+    ids[1] = ids[0]
+    cache.crop(0)
+    text = ids[0].tolist()
+    model(ids, cache=cache)
+    for row in (0, 1):
+        cache.cache_full_blocks(row, text)
+    assert [*pool.hash_to_block.values()] == cache.tables.tables[0]
+    cache.crop(torch.tensor([0, MAX_LEN]))
+    cache.reserve(0, 2 * pool.num_free_blocks + 4)  # the cached ones as well
+    assert not pool.hash_to_block and len(hashed) == 4
+    cache.cache_full_blocks(1, text)
+    assert [*pool.hash_to_block.values()] == cache.tables.tables[1]
+    assert len(hashed) == 4
+
+
+def test_a_block_that_is_handed_out_has_no_key():
+    pool = BlockPool(2, 2)
+    first = pool.allocate()
+    second = pool.allocate()
+    for block in (first, second):
+        pool.cache_block(b"same", block)
+    assert pool.block_keys == [b"same"] * 2
+    pool.release(second)  # it is free, because the first is found by the key
+    assert pool.allocate() == second and pool.block_keys[second] is None
+    pool.evict(first)
+    assert pool.block_keys[first] is None
+
+
+@torch.no_grad()
+def test_a_reset_forgets_every_key():
+    _, pool, cache, ids = grown(6)
+    cache.cache_full_blocks(0, ids[0].tolist())
+    pool.reset_prefix_cache()
+    assert pool.block_keys == [None] * pool.num_blocks
+    cache.cache_full_blocks(0, ids[0].tolist())
+    assert not pool.hash_to_block
+
+
+def append(cache, texts):
+    "Ids behind the rows: the key and the value of an id are that number."
+    n = max(map(len, texts))
+    positions = torch.full((len(texts), n), -1)
+    x = torch.zeros(len(texts), 1, n, 1)
+    for i, (text, start) in enumerate(zip(texts, cache.seq_lens, strict=True)):
+        positions[i, : len(text)] = start + torch.arange(len(text))
+        x[i, 0, : len(text), 0] = torch.tensor(text)
+    cache.layers[0].update(x, x, positions=positions)
+
+
+def keys_are_right(cache, texts, told):
+    """Each known key is the one computed from the beginning, and leads to its ids.
+
+    ``told``: the ids of the last block of each key that there has ever been.
+    """
+    pool = cache.pool
+    size = pool.block_size
+    assert cache.seq_lens == [*map(len, texts)]
+    for text, table in zip(texts, cache.tables.tables, strict=True):
+        keys = [*hash_blocks(text, size)]
+        for i, key in enumerate(keys):
+            told[key] = text[i * size : (i + 1) * size]
+        for key, block in zip(keys, table, strict=False):
+            assert pool.block_keys[block] in (None, key)
+    for key, block in pool.hash_to_block.items():
+        slots = pool.buffers[0][0][block * size : (block + 1) * size]
+        assert slots.flatten().tolist() == told[key]
+        assert pool.block_keys[block] == key
+    consistent(pool, cache.tables)
+
+
+ACTS = ["append", "append", "index", "crop", "crop each", "select", "set_rows"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*ACTS, "view", "layer crop", "begin", "reset"]),
+            st.tuples(*[st.integers(0, 2)] * 3),
+            st.integers(0, 7),
+        ),
+        max_size=40,
+    )
+)
+def test_keys_are_those_that_are_computed_anew(acts):
+    pool = BlockPool(30, 2)
+    tables = BlockTables(pool, [[], [], []])
+    cache = PagedKVCache([PagedLayerCache(tables, 0, [0, 0, 0])], tables)
+    texts = [[], [], []]
+    told = {}
+    append(cache, [[1], [1], [1]])
+    cache.crop(0)
+    for act, some, n in acts:
+        rows = torch.tensor(some)
+        if act == "append":
+            new = [[1 + (n + i) % 2] * i for i in some]
+            if sum(map(len, new)) and max(map(len, texts)) < 12:
+                append(cache, new)
+                texts = [a + b for a, b in zip(texts, new, strict=True)]
+        elif act == "index":
+            for row in {*some}:
+                cache.cache_full_blocks(row, texts[row] + [9, 9])
+                # of what was read before a reset nothing is indexed
+                found = [
+                    key in pool.hash_to_block for key in hash_blocks(texts[row], 2)
+                ]
+                assert all(found) or pool.generation
+        elif act in ("crop", "layer crop"):
+            (cache if act == "crop" else cache.layers[0]).crop(n)
+            texts = [text[:n] for text in texts]
+        elif act == "crop each":
+            cache.crop(rows + n)
+            texts = [text[: i + n] for text, i in zip(texts, some, strict=True)]
+        elif act == "select":
+            cache.select(rows)
+            texts = [[*texts[i]] for i in some]
+        elif act == "set_rows":
+            cache.set_rows(rows[:1], cache.view(rows[1:2]))
+            texts[some[0]] = [*texts[some[1]]]
+        elif act == "view" and len(texts[some[0]]) < 12:
+            view = cache.view(rows[:1])
+            append(view, [[3, n]])
+            cache.set_rows(rows[:1], view)
+            texts[some[0]] = [*texts[some[0]], 3, n]
+        elif act == "begin" and texts[some[1]]:
+            cache.crop(torch.tensor([0 if i == some[0] else 99 for i in range(3)]))
+            text = [*texts[some[1]], 1]
+            read = cache.match_prefix(some[0], text)
+            texts[some[0]] = text[:read]
+        elif act == "reset":
+            pool.reset_prefix_cache()
+        keys_are_right(cache, texts, told)
 
 
 def test_the_block_longest_out_of_use_is_taken():

@@ -3,10 +3,15 @@
 import pytest
 import torch
 
-from helpers import close
-from models import ROWS
+from helpers import close, plain_only
+from models import ROWS, Preallocates
 from test_paged_cache import consistent
+from tformer.generate import generate
+from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
+from tformer.paged_cache import BlockPool, new_paged_cache
 from tformer.runner import ModelRunner, PagedModelRunner
+from tformer.serving import Engine, Request
+from tformer.static_cache import new_static_cache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 RUNNERS = pytest.mark.parametrize(
@@ -82,3 +87,105 @@ def test_a_row_for_which_there_is_no_room_gets_no_block():
         runner.require_capacity(13)
     with pytest.raises(ValueError, match="tokens of prompt and text"):
         ModelRunner(model, 2).require_capacity(model.max_len + 1)
+
+
+@pytest.mark.parametrize("max_len", [None, 11])
+def test_a_model_that_preallocates_is_told_how_much_a_row_holds(max_len):
+    "More requests than rows, and prompts that are read in pieces."
+    model = GPT_ROW.make().double().requires_grad_(False)
+    other = Preallocates(model)
+    engine = Engine(other, 2, max_len=max_len, max_prefill_tokens=3)
+    prompts = [GPT_ROW.ids(1, n, seed=n)[0].tolist() for n in (7, 2, 5)]
+    handles = engine.run([Request(prompt, 4) for prompt in prompts])
+    wholes = [generate(model, [prompt], max_new_tokens=4)[0] for prompt in prompts]
+    assert [handle.error for handle in handles] == [None] * 3
+    assert [handle.output_ids for handle in handles] == [text.ids for text in wholes]
+    assert {*other.asked} == {max_len or model.max_len} and len(other.asked) >= 3
+    assert engine.runner.cache.layers[0].max_len == (max_len or model.max_len)
+
+
+class Own(DynamicLayerCache):
+    "A cache of one's own, which new_paged_cache does not know."
+
+
+class Caches:
+    "A model of which only the caches are known."
+
+    max_len = 8
+
+    def __init__(self, *layers):
+        self.layers = layers
+
+    def new_cache(self, batch_size, max_len):
+        assert max_len <= self.max_len
+        return KVCache([layer(batch_size) for layer in self.layers])
+
+
+def test_blocks_refuse_a_cache_of_another_kind_at_once():
+    model = GPT_ROW.make()
+    with pytest.raises(ValueError, match=r"Preallocates.*StaticLayerCache") as told:
+        Engine(Preallocates(model), 2, num_blocks=4)
+    assert "\n" not in str(told.value)
+    pool = BlockPool(4)
+    inner = KVCache([Own(2)])
+    for other in (
+        Caches(DynamicLayerCache, Own),
+        Caches(DynamicLayerCache, lambda b: inner),
+    ):
+        with pytest.raises(ValueError, match="of Caches keeps its text in Own"):
+            new_paged_cache(other, pool, 2)
+    with pytest.raises(ValueError, match="no layer of Caches keeps a text"):
+        new_paged_cache(Caches(CrossAttentionCache), pool, 2)
+    both = Caches(DynamicLayerCache, CrossAttentionCache)
+    assert new_paged_cache(both, pool, 2).layers[0].tables.pool is pool
+
+
+class Alone:
+    "A cache of somebody who has not heard of ours."
+
+    key_positions = None
+
+
+@plain_only
+@pytest.mark.parametrize("how", [{}, dict(num_blocks=4)], ids=["slots", "blocks"])
+@pytest.mark.parametrize(
+    "new_cache, says",
+    [
+        (lambda self, b: None, r"new_cache\(batch, max_len\): TypeError"),
+        (lambda self, b, n: Alone(), "KVCache.*Other.*Alone"),
+        (lambda self, b, n: [].missing, r"new_cache\(batch, max_len\): AttributeError"),
+    ],
+)
+def test_a_model_whose_cache_no_engine_can_use(new_cache, says, how):
+    model = type("Other", (), dict(new_cache=new_cache, max_len=8))()
+    with pytest.raises(ValueError, match=says) as told:
+        Engine(model, 2, **how)
+    assert "\n" not in str(told.value)
+
+
+@RUNNERS
+def test_a_model_without_a_bound_needs_to_be_told_one(runner_of):
+    model = GPT_ROW.make()
+    other = Preallocates(model)
+    other.max_len = None
+    with pytest.raises(ValueError, match="Preallocates has no max_len"):
+        runner_of(other)
+
+    class Unbounded:
+        "A model of which only the caches matter here."
+
+        def __call__(self, ids, *, cache=None, positions=None):
+            return model(ids, cache=cache, positions=positions)
+
+        def new_cache(self, batch_size, max_len):
+            return model.new_cache(batch_size)
+
+    paged = PagedModelRunner(Unbounded(), 2, 4, 4, max_len=9)
+    assert (ModelRunner(Unbounded(), 2, 9).max_len, paged.max_len) == (9, 9)
+
+
+def test_rows_of_full_length_hold_what_a_fixed_cache_holds():
+    "A preallocated cache that has a position -1 at each slot is empty."
+    model = GPT_ROW.make()
+    cache = new_static_cache(Preallocates(model), 2, 9)
+    assert cache.is_empty and cache.layers[0].max_len == 9

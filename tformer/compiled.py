@@ -81,7 +81,7 @@ class CompiledModel(nn.Module):
         return self.model.lm_head
 
     def forward(
-        self, ids: Int[Tensor, "b t"], *, cache: Any = None, **kwargs: Any
+        self, ids: Int[Tensor, "b t"], *, cache: KVCache | None = None, **kwargs: Any
     ) -> Float[Tensor, "b t vocab"]:
         "Logits of what follows each token."
         if (

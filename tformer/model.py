@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WEIGHTS_NAME', 'CONFIG_NAME', 'COMPONENT_KEYS', 'ModelConfig', 'TransformerBlock', 'new_layer_cache',
-           'positions_from_attention_mask', 'Model', 'CausalLM', 'eval_mode', 'make_eval_context', 'device_of',
-           'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'tensors_sha256', 'save_model',
+           'positions_from_attention_mask', 'Model', 'CausalLM', 'DecoderModel', 'eval_mode', 'make_eval_context',
+           'device_of', 'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'tensors_sha256', 'save_model',
            'read_safetensors', 'load_weights', 'load_model', 'describe_module']
 
 # %% ../nbs/A3_models.ipynb #d28fe722
@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from . import files, validate
 from .embedding import DerivedBuffersModule
-from .kv_cache import DynamicLayerCache, KVCache
+from .kv_cache import BatchCache, DynamicLayerCache, KVCache
 from .positions import AttentionContext, Positions
 
 # %% ../nbs/A3_models.ipynb #080ecb60
@@ -92,7 +92,7 @@ class TransformerBlock(nn.Module):
         *,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,
-        cache: Any = None,
+        cache: BatchCache | None = None,
     ) -> Float[Tensor, "b t d"]:
         """The stream after this block.
 
@@ -106,7 +106,7 @@ class TransformerBlock(nn.Module):
 
     def new_cache(
         self, batch_size: int, max_len: int | None = None
-    ) -> Any:
+    ) -> BatchCache:
         "What this block keeps of earlier tokens, as its attention says."
         return new_layer_cache(self.attention, batch_size, max_len)
 
@@ -117,7 +117,7 @@ def new_layer_cache(
     attention: nn.Module,  # maybe wrapped
     batch_size: int,
     max_len: int | None = None,
-) -> Any:
+) -> BatchCache:
     """Return the cache that ``attention`` or a module inside it makes.
 
     If none of them has ``new_cache``, it is a ``DynamicLayerCache``.
@@ -317,6 +317,46 @@ class CausalLM(Model):
                 ids, cache=cache, positions=positions, mask=mask
             )
         )
+
+# %% ../nbs/A3_models.ipynb #d0a1b2c4
+@runtime_checkable
+class DecoderModel(Protocol):
+    """What those who let a model write ask of it.
+
+    A class need not inherit from this one.  Some members are optional,
+    and are used where a model has them: ``max_len``, how many tokens a
+    text may have (without it, or None: any number); ``lm_head`` and
+    ``hidden_states``, which takes the arguments of the call and returns
+    vectors (b, t, d), so that only the last position goes through
+    ``lm_head``.
+    """
+
+    def __call__(
+        self,
+        ids: Int[Tensor, "b t"],
+        /,
+        *,
+        cache: BatchCache | None = None,
+        positions: Positions | Int[Tensor, "_ t"] | None = None,
+        **encoder_inputs: Any,
+    ) -> Float[Tensor, "b t vocab"]:
+        """Logits for the token after each; the cache keeps the tokens.
+
+        ``ids`` follow what the cache holds.  ``positions`` say where they
+        stand, (b, t) or (1, t), negative at padding; where they are not
+        passed, they go on from the cache.  A model that reads another
+        text beside is also given ``encoder_hidden_states`` (b, s, m) and,
+        if the caller has one, ``encoder_attention_mask`` (b, s), True at
+        tokens, the first time.
+        """
+
+    def new_cache(
+        self, batch_size: int, max_len: int | None, /
+    ) -> BatchCache:
+        """An empty cache for texts of at most ``max_len`` tokens.
+
+        None: for as many tokens as the model reads at most.
+        """
 
 # %% ../nbs/A3_models.ipynb #c2b02095
 @contextlib.contextmanager

@@ -16,7 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import validate
-from .kv_cache import DynamicLayerCache, KVCache
+from tformer.kv_cache import (
+    BatchCache,
+    CrossAttentionCache,
+    DynamicLayerCache,
+    KVCache,
+    new_empty_cache,
+)
 from .positions import Positions
 
 # %% ../nbs/package/paged_cache.ipynb #p1500010
@@ -33,6 +39,8 @@ class BlockPool:
     block, and one block more, which stays 0: what a short table is filled
     up with.  ``generations`` says after how many resets a block was last
     handed out; only what was computed since the last one is indexed.
+    ``block_keys`` has the key of what each block holds, None where it is
+    not known: a block that is written anew forgets its key.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16):
@@ -44,6 +52,7 @@ class BlockPool:
         self.free_block_ids = [*range(num_blocks)][::-1]
         self.generation = 0
         self.generations = [0] * num_blocks
+        self.block_keys = [None] * num_blocks
         self.evictable = {}  # in the order in which they were given back
         # key: block; block: key
         self.hash_to_block = {}
@@ -71,6 +80,7 @@ class BlockPool:
             raise OutOfBlocks(f"all {self.num_blocks} blocks are in use")
         self.ref_counts[block] = 1
         self.generations[block] = self.generation
+        self.block_keys[block] = None
         for x in self._block_slots(block):
             x.zero_()  # whatever stood there: 0 times NaN is NaN
         return block
@@ -94,18 +104,24 @@ class BlockPool:
             self.free_block_ids.append(block)
 
     def cache_block(self, key: bytes, block: int) -> None:
-        "This block is filled, and may be found by its key."
+        """Note the key of a full block, by which it may be found from now on.
+
+        Of several blocks that hold the same, one is found at a time.
+        """
+        self.block_keys[block] = key
         if key not in self.hash_to_block and block not in self.block_to_hash:
             self.hash_to_block[key] = block
             self.block_to_hash[block] = key
 
     def evict(self, block: int) -> None:
-        "Nobody finds this block any more: it is to be written."
+        "Forget the key of a block that is to be written: nobody finds it."
+        self.block_keys[block] = None
         self.hash_to_block.pop(self.block_to_hash.pop(block, None), None)
 
     def reset_prefix_cache(self) -> None:
         "No block is found any more, and what nobody holds is free."
         self.generation += 1
+        self.block_keys = [None] * self.num_blocks
         self.free_block_ids += self.evictable
         for known in (
             self.evictable,
@@ -127,10 +143,10 @@ class BlockPool:
 # %% ../nbs/package/paged_cache.ipynb #p1500012
 def hash_blocks(
     ids: Sequence[int],
-    block_size: int,  # of a block
+    block_size: int,  # tokens in a block
+    key: bytes = b"",  # of the block before these ids; empty: they begin a text
 ) -> Iterator[bytes]:
     "For each full block a key of its ids and of all before them."
-    key = b""
     for start in range(0, len(ids) - block_size + 1, block_size):
         block = array("q", ids[start : start + block_size]).tobytes()
         key = sha256(key + block).digest()
@@ -315,7 +331,7 @@ class PagedLayerCache:
 class PagedKVCache(KVCache):
     "What all layers keep in the blocks of one pool, by one set of tables."
 
-    def __init__(self, layers: list[Any], tables: BlockTables):
+    def __init__(self, layers: list[BatchCache], tables: BlockTables):
         super().__init__(layers)
         self.tables = tables
         self.pool = tables.pool
@@ -347,15 +363,24 @@ class PagedKVCache(KVCache):
         return n
 
     def cache_full_blocks(self, row: int, ids: Sequence[int]) -> None:
-        """Blocks of this text that are full may be shared from now on.
+        """Let the full blocks of a row, whose text begins so, be shared from now on.
 
-        One from before a reset may not, nor what was computed with it.
+        A block whose key is known is not hashed again; ``reserve`` makes it
+        forget the key before the block is written. A block from before a
+        reset is not shared, nor what was computed with it.
         """
         ids = ids[: self.seq_lens[row]]
-        blocks = self.tables.tables[row]
-        for key, block in zip(hash_blocks(ids, self.pool.block_size), blocks):
+        block_size = self.pool.block_size
+        key = b""
+        blocks = self.tables.tables[row][: len(ids) // block_size]
+        for i, block in enumerate(blocks):
             if self.pool.generations[block] != self.pool.generation:
                 break
+            known_key = self.pool.block_keys[block]
+            if known_key is None:
+                chunk = ids[i * block_size : (i + 1) * block_size]
+                (known_key,) = hash_blocks(chunk, block_size, key)
+            key = known_key
             self.pool.cache_block(key, block)
 
     def view(self, rows: Int[Tensor, " n"]) -> "PagedKVCache":
@@ -404,20 +429,21 @@ def new_paged_cache(
     model: Any,  # with ``new_cache``
     pool: BlockPool,
     batch_size: int,
+    max_len: int | None = None,  # tokens of a row; None: as many as the model reads
 ) -> PagedKVCache:
     """An empty cache in which what would grow has its tokens in blocks.
 
-    Raises ``ValueError`` if the model's caches do not begin empty.
+    What cross-attention keeps stays as it is.  Raises ``ValueError`` if the
+    model's caches do not begin empty, or if a layer keeps its text in a
+    cache that blocks cannot take the place of.
     """
-    validate.integer(batch_size=batch_size)
-    new_cache = model.new_cache(batch_size)
-    past = getattr(new_cache, "key_positions", None)
-    validate.require(
-        past is None or not past.length,
-        f"the caches of {type(model).__name__} begin with "
-        f"{past and past.length} tokens, and blocks begin empty: "
-        "give each request those tokens in its prompt_ids",
+    new_cache = new_empty_cache(
+        model,
+        batch_size,
+        max_len,
+        "and blocks begin empty: give each request those tokens in its prompt_ids",
     )
+    name = type(model).__name__
     tables = BlockTables(pool, [[] for _ in range(batch_size)])
     n = 0
 
@@ -425,13 +451,21 @@ def new_paged_cache(
         nonlocal n
         if isinstance(layer, KVCache):
             return KVCache([paged(inner) for inner in layer.layers])
-        rolls = getattr(layer, "replaceable", False)
-        if not rolls and type(layer) is not DynamicLayerCache:
+        if isinstance(layer, CrossAttentionCache):
             return layer
+        rolls = getattr(layer, "replaceable", False)
+        validate.require(
+            rolls or type(layer) is DynamicLayerCache,
+            "blocks take the place of a DynamicLayerCache, and a layer of "
+            f"{name} keeps its text in {type(layer).__name__}: use rows of full "
+            "length, an Engine without num_blocks",
+        )
         n += 1
         return PagedLayerCache(tables, n - 1, [0] * batch_size)
 
-    return PagedKVCache(paged(new_cache).layers, tables)
+    layers = paged(new_cache).layers
+    validate.require(n, f"no layer of {name} keeps a text that could be in blocks")
+    return PagedKVCache(layers, tables)
 
 # %% ../nbs/package/paged_cache.ipynb #p1500014
 def _left_aligned_positions(lengths, width, device):
@@ -497,9 +531,8 @@ def _layer_buffers(layer, tensors, positions):
     validate.require(
         {len(x) for x in tensors} == {batch_size}
         and positions.batch_size in (1, batch_size),
-        "a batch "
-        f"of {len(tensors[0])}, positions of {positions.batch_size}, a "
-        f"cache of {batch_size}",
+        f"a batch of {len(tensors[0])} meets a cache of {batch_size}, with "
+        f"positions of {positions.batch_size} rows",
     )
     likes = [x.transpose(1, -2)[0, :1] for x in tensors]
     if layer.layer_index not in pool.buffers:

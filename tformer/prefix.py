@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from . import validate
 from .generate import flat_row, next_token_logits, require_context
-from .model import device_of, eval_mode
+from .kv_cache import BatchCache
+from .model import device_of, eval_mode, wrap_model_errors
 from .positions import Positions
 
 # %% ../nbs/package/prefix.ipynb #75a8498e
@@ -46,7 +47,10 @@ class PrefixedModel(nn.Module):
     @torch.no_grad()
     def compute_prefix(self) -> None:
         "Read the beginning; again after the model has learned something."
-        self.prefix_cache = self.model.new_cache(1)
+        with wrap_model_errors(self.model, "model.new_cache(batch, max_len)"):
+            self.prefix_cache = self.model.new_cache(
+                1, getattr(self.model, "max_len", None)
+            )
         with eval_mode(self.model):
             next_token_logits(self.model, self.ids, cache=self.prefix_cache)
 
@@ -55,13 +59,15 @@ class PrefixedModel(nn.Module):
         self.compute_prefix()
         return self
 
-    def new_cache(self, batch_size: int, max_len: int | None = None) -> Any:
+    def new_cache(self, batch_size: int, max_len: int | None = None) -> BatchCache:
         "For so many rows; what is shared is never changed."
         cache = copy.deepcopy(self.prefix_cache)
         cache.select(torch.zeros(batch_size, dtype=torch.int64, device=self.ids.device))
         return cache
 
-    def shift_positions(self, positions: Any) -> Any:
+    def shift_positions(
+        self, positions: Positions | Int[Tensor, "_ t"] | None
+    ) -> Positions | Int[Tensor, "_ t"] | None:
         "Positions counted from the prefix, counted from the beginning."
         if positions is None:
             return None
@@ -78,8 +84,8 @@ class PrefixedModel(nn.Module):
         self,
         ids: Int[Tensor, "b t"],
         *,
-        cache: Any = None,
-        positions: Any = None,
+        cache: BatchCache | None = None,
+        positions: Positions | Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t d"]:
         "The vectors before ``lm_head``."
         cache = self.new_cache(len(ids)) if cache is None else cache
@@ -96,15 +102,15 @@ class PrefixedModel(nn.Module):
         self,
         ids: Int[Tensor, "b t"],
         *,
-        cache: Any = None,
-        positions: Any = None,
+        cache: BatchCache | None = None,
+        positions: Positions | Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         "Logits of what follows each token."
         return self.lm_head(self.hidden_states(ids, cache=cache, positions=positions))
 
 # %% ../nbs/package/prefix.ipynb #2cf35f91
 def single_prompt(
-    model: Any,
+    model: Any,  # ``max_len`` says how long a text may be, if it has one
     prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     max_new_tokens: int,  # tokens that follow at most
     name: str = "prompt_ids",  # what an error calls the prompt

@@ -6,16 +6,20 @@
 __all__ = ['ModelRunner', 'PagedModelRunner']
 
 # %% ../nbs/package/runner.ipynb #56649f96
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import validate
 from .generate import left_pad, next_token_logits
-from .model import device_of
-from .paged_cache import BlockPool, OutOfBlocks, new_paged_cache
+from .kv_cache import BatchCache, KVCache
+from .model import DecoderModel, device_of, wrap_model_errors
+from tformer.paged_cache import (
+    BlockPool,
+    OutOfBlocks,
+    PagedKVCache,
+    new_paged_cache,
+)
 from .positions import Positions
 from .static_cache import new_static_cache
 
@@ -27,23 +31,34 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         max_num_seqs: int,
-        max_len: int | None = None,
-        cache: Any = None,
+        max_len: int | None = None,  # tokens of a row; None: the model's
+        cache: KVCache | None = None,  # of all rows; None: ``self.new_cache()``
     ):
         self.model = model
         self.max_num_seqs = max_num_seqs
-        self.max_len = model.max_len if max_len is None else max_len
-        validate.at_most(model.max_len, slots=self.max_len)
-        self.cache = cache or new_static_cache(
-            model, max_num_seqs, self.max_len, keep_rolling=True
+        limit = getattr(model, "max_len", None)
+        self.max_len = limit if max_len is None else max_len
+        validate.require(
+            self.max_len is not None,
+            f"{type(model).__name__} has no max_len: pass max_len=, the number "
+            "of tokens that a row can hold",
         )
+        validate.at_most(self.max_len if limit is None else limit, slots=self.max_len)
+        self.cache = self.new_cache() if cache is None else cache
         self.cache.allow_rollback(1)  # a step that fails is taken back
         self.device = device_of(model, torch.empty(0))
         # read, and for nothing
         self.num_prompt_tokens = 0
         self.num_padding_tokens = 0
+
+    def new_cache(self) -> KVCache:
+        "Return an empty cache of all rows, each of full length."
+        with wrap_model_errors(self.model, "model.new_cache(batch, max_len)"):
+            return new_static_cache(
+                self.model, self.max_num_seqs, self.max_len, keep_rolling=True
+            )
 
     def reset_prefix_cache(self) -> None:
         "Do nothing, because rows of full length share no prefixes."
@@ -102,9 +117,12 @@ class ModelRunner:
             raise
         return logits[rows]
 
-    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
+    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> BatchCache:
         "A cache of these rows, to be read into and put back."
-        return self.model.new_cache(len(rows)) if fresh else self.cache.view(rows)
+        if not fresh:
+            return self.cache.view(rows)
+        with wrap_model_errors(self.model, "model.new_cache(batch, max_len)"):
+            return self.model.new_cache(len(rows), self.max_len)
 
     def crop(self, rows: list[int], lengths: list[int]) -> None:
         "These rows forget all but their first tokens."
@@ -135,21 +153,23 @@ class PagedModelRunner(ModelRunner):
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         max_num_seqs: int,
         num_blocks: int,
         block_size: int = 16,
         max_len: int | None = None,
     ):
         self.pool = BlockPool(num_blocks, block_size)
-        super().__init__(
-            model,
-            max_num_seqs,
-            max_len,
-            new_paged_cache(model, self.pool, max_num_seqs),
-        )
+        super().__init__(model, max_num_seqs, max_len)
 
-    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> Any:
+    def new_cache(self) -> PagedKVCache:
+        "Return an empty cache of all rows, whose tokens go into the blocks."
+        with wrap_model_errors(self.model, "model.new_cache(batch, max_len)"):
+            return new_paged_cache(
+                self.model, self.pool, self.max_num_seqs, self.max_len
+            )
+
+    def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> PagedKVCache:
         "These rows, writing into the same blocks."
         return self.cache.view(rows)
 

@@ -6,13 +6,20 @@
 __all__ = ['StaticLayerCache', 'new_static_cache', 'contiguous_clone']
 
 # %% ../nbs/package/static_cache.ipynb #428ad06e
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from . import validate
-from .kv_cache import DynamicLayerCache, KVCache, LayerCacheBase
+from tformer.kv_cache import (
+    DynamicLayerCache,
+    KVCache,
+    LayerCacheBase,
+    new_empty_cache,
+)
 from .positions import Positions
 
 # %% ../nbs/package/static_cache.ipynb #29be2062
@@ -124,7 +131,7 @@ class StaticLayerCache(LayerCacheBase):
 
 # %% ../nbs/package/static_cache.ipynb #2bb77f61
 def new_static_cache(
-    model: nn.Module,  # with ``new_cache`` and ``max_len``
+    model: Any,  # with ``new_cache``
     batch_size: int,
     max_len: int | None = None,  # slots of a text; None: the model's
     keep_rolling: bool = False,  # layers with a window forget, as they do
@@ -134,16 +141,16 @@ def new_static_cache(
     So has what would forget, unless ``keep_rolling``.
     Raises ``ValueError`` for more slots than the model has positions.
     """
-    validate.at_most(model.max_len, slots=max_len)
-    num_slots = model.max_len if max_len is None else max_len
-
-    new_cache = model.new_cache(batch_size, num_slots)
-    validate.require(
-        new_cache.is_empty,
-        f"the caches of {type(model).__name__} begin "
-        "with "
-        f"{new_cache.key_positions and new_cache.key_positions.length} "
-        "tokens, and a fixed one begins empty: let it read them",
+    limit = getattr(model, "max_len", None)
+    num_slots = limit if max_len is None else max_len
+    validate.integer(max_len=num_slots)
+    if limit is not None:
+        validate.at_most(limit, slots=num_slots)
+    new_cache = new_empty_cache(
+        model,
+        batch_size,
+        num_slots,
+        "and a fixed one begins empty: let it read them",
     )
 
     def fixed(cache):
@@ -209,8 +216,8 @@ def _validate_update(cache, tensors, positions):
     batch_sizes = {len(x) for x in tensors}
     validate.require(
         batch_sizes == {b} and positions.batch_size in (1, b),
-        f"a batch of {max(batch_sizes)}, positions of "
-        f"{positions.batch_size}, a cache of {b}",
+        f"a batch of {max(batch_sizes)} meets a cache of {b}, with positions of "
+        f"{positions.batch_size} rows",
     )
     validate.require(
         all(x.shape[-2] == positions.length for x in tensors),

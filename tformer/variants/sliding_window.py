@@ -19,7 +19,7 @@ from .. import validate
 from ..attention import SelfAttention, mask_kwargs
 from ..attention_backends import add_causal_mask, fused_attend, repeat_kv
 from ..functional import disable_autocast, softmax
-from ..kv_cache import GrowableBuffer, GrowingRows
+from ..kv_cache import BatchCache, GrowableBuffer, GrowingRows
 from ..llama import LlamaConfig, make_rotary
 from ..positions import Positions, append_positions, crop_positions
 
@@ -64,7 +64,7 @@ class SlidingWindowAttention(SelfAttention):
         self.softcap = softcap
         self.sinks = nn.Parameter(torch.zeros(n_heads)) if sinks else None
 
-    def new_cache(self, batch_size: int, max_len: int | None = None) -> Any:
+    def new_cache(self, batch_size: int, max_len: int | None = None) -> BatchCache:
         "Return what this layer keeps of earlier tokens: with a window, the newest."
         if self.window is None:
             return super().new_cache(batch_size, max_len)
@@ -381,7 +381,7 @@ class RollingLayerCache(GrowingRows):
         if isinstance(self.dropped_end, Tensor) and len(self.dropped_end) > 1:
             self.dropped_end = self.dropped_end.index_select(0, rows)
 
-    def set_rows(self, rows: Int[Tensor, " n"], source: Any) -> None:
+    def set_rows(self, rows: Int[Tensor, " n"], source: BatchCache) -> None:
         """Let row ``rows[i]`` hold what row i of ``source`` holds.
 
         As in other caches. ValueError for a source of another window.
