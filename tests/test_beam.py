@@ -79,39 +79,85 @@ class Kept:
         self.texts = self.texts[rows]
 
 
-def every_text(model, prompt, max_new_tokens, stop, norm):
-    "All texts that end, or fill the room, with their scores; sorted."
-    others = [i for i in range(model.vocab) if i != stop]
-    texts = [
-        (*start, stop)
-        for n in range(max_new_tokens)
-        for start in itertools.product(others, repeat=n)
+def grown(model, prompt, live):
+    "All continuations of some texts, with their sums; none that is impossible."
+    return [
+        ((*ids, i), total + p)
+        for ids, total in live
+        for i, p in enumerate(model.after([*prompt, *ids]).log_softmax(-1).tolist())
+        if p > -math.inf
     ]
-    texts += itertools.product(others, repeat=max_new_tokens)
-    found = [(sum(model.log_probs(prompt, ids)), ids) for ids in texts]
-    return sorted(((s / norm(len(ids)), list(ids)) for s, ids in found), reverse=True)
 
 
-def lists(model, prompt, width, max_new_tokens, stop, norm):
-    "Beam search as one would write it on lists, without an early end."
+def judged(ids, stop, criteria):
+    "Whether a text has ended, and its ids without the stop id."
+    if ids[-1] in stop:
+        return True, list(ids[:-1])
+    return any([f(list(ids)) for f in criteria]), list(ids)
+
+
+def every_text(model, prompt, room, norm, stop, criteria=()):
+    "All texts that end, or fill the room: (score, ids, why); sorted."
+    found = []
+    live = [((), 0.0)]
+    for n in range(1, room + 1):
+        going = []
+        for ids, total in grown(model, prompt, live):
+            ended, text = judged(ids, stop, criteria)
+            if ended or n == room:
+                found.append((total / norm(n), text, "stop" if ended else "length"))
+            else:
+                going.append((ids, total))
+        live = going
+    return sorted(found, reverse=True)
+
+
+def lists(
+    model,
+    prompt,
+    width,
+    room,
+    norm,
+    stop,
+    criteria=(),
+    until=None,
+    n_best=1,
+    calls=None,
+):
+    """Beam search as one would write it on lists: (score, ids, why); sorted.
+
+    ``until`` None goes on to the last step.  ``calls`` comes to hold the
+    texts about which functions are asked.
+    """
+    calls = [] if calls is None else calls
     live = [((), 0.0)]
     done = []
-    for n in range(1, max_new_tokens + 1):
-        grown = sorted(
-            (
-                ((*ids, i), total + model.log_probs(prompt, (*ids, i))[-1])
-                for ids, total in live
-                for i in range(model.vocab)
-            ),
-            key=lambda c: -c[1],
-        )
-        done += [
-            (total / norm(n), list(ids))
-            for ids, total in grown[:width]
-            if ids[-1] == stop or n == max_new_tokens
-        ]
-        live = [c for c in grown if c[0][-1] != stop][:width]
-    return sorted(done, reverse=True)
+    for n in range(1, room + 1):
+        going = []
+        every = sorted(grown(model, prompt, live), key=lambda c: -c[1])
+        for k, (ids, total) in enumerate(every):
+            if len(going) == width or (n == room and k == width):
+                break
+            if criteria and ids[-1] not in stop:
+                calls.append(list(ids))
+            ended, text = judged(ids, stop, criteria)
+            if k < width and (ended or n == room):
+                done.append((total / norm(n), text, "stop" if ended else "length"))
+            if not ended:
+                going.append((ids, total))
+        done = sorted(done, reverse=True)[:width]
+        live = going
+        if not live:
+            break
+        best = live[0][1]
+        if until == "enough" and len(done) >= width:
+            break
+        if until == "usual" and len(done) >= width and best / norm(n) <= done[-1][0]:
+            break
+        bound = max(best / norm(m) for m in range(n, room + 1))
+        if until == "sure" and len(done) >= n_best and bound <= done[n_best - 1][0]:
+            break
+    return done
 
 
 NORMS = [
@@ -130,10 +176,11 @@ def norm_of(alpha, form):
 
 
 def same(beams, texts, n=None):
-    "As many texts, of the same ids, and of the same scores."
+    "As many texts, of the same ids and scores, ended for the same reason."
     texts = texts[:n]
-    assert [beam.ids for beam in beams] == [ids for _, ids in texts]
-    for beam, (score, _) in zip(beams, texts, strict=True):
+    assert [beam.ids for beam in beams] == [ids for _, ids, _ in texts]
+    for beam, (score, _, why) in zip(beams, texts, strict=True):
+        assert beam.finish_reason == why
         assert beam.score == pytest.approx(score, abs=1e-9)
 
 
@@ -143,7 +190,7 @@ def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
     model = Table(seed=seed)
     prompt = [2, 0, 1]
     stop = 3
-    texts = every_text(model, prompt, 5, stop, norm_of(alpha, form))
+    texts = every_text(model, prompt, 5, norm_of(alpha, form), [stop])
     assert len(texts) == 1 + 3 + 9 + 27 + 81 + 243
     (found,) = beam_search(
         model,
@@ -173,7 +220,7 @@ def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
 def test_every_width_equals_lists(alpha, form):
     for seed, width in itertools.product(range(4), (1, 2, 3, 7)):
         model = Table(5, seed)
-        wanted = lists(model, [1], width, 7, 4, norm_of(alpha, form))
+        wanted = lists(model, [1], width, 7, norm_of(alpha, form), [4])
         (found,) = beam_search(
             model,
             [[1]],
@@ -228,9 +275,8 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
             ((found,),) = beam_search(
                 model, [[2]], num_beams=1, max_new_tokens=9, stop_token_ids=4, **how
             )
-            assert found.ids == ids and (found.finish_reason == "stop") == (
-                ids[-1] == 4
-            )
+            assert found.ids == [i for i in ids if i != 4]
+            assert (found.finish_reason == "stop") == (ids[-1] == 4)
         ((found,),) = beam_search(
             model,
             [[2]],
@@ -240,8 +286,9 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
             length_penalty=1.0,
         )
         mean = sum(model.log_probs([2], ids)) / len(ids)
-        assert found.ids == ids or found.score > mean
-        others += found.ids != ids
+        same_ids = found.ids == [i for i in ids if i != 4]
+        assert same_ids or found.score > mean
+        others += not same_ids
     assert others >= 5
 
 
@@ -250,7 +297,7 @@ def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
     for seed in range(40):
         model = Table(5, seed)
         how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=2.0)
-        wanted = lists(model, [1], 3, 12, 4, norm_of(2.0, "power"))
+        wanted = lists(model, [1], 3, 12, norm_of(2.0, "power"), [4])
         ((sure,),) = beam_search(model, [[1]], **how)
         same([sure], wanted, 1)
         for until in worse:
@@ -347,12 +394,15 @@ def test_many_stop_ids_and_none():
             stop_token_ids=stop,
             num_return_sequences=4,
         )
-        assert len(found) == 4
+        same(found, lists(model, [2], 4, 6, norm_of(1.0, "power"), (*stop,)))
         for beam in found:
-            assert (beam.finish_reason == "stop") == (beam.ids[-1] in stop)
-            assert not {*beam.ids[:-1]} & {*stop}
-            assert beam.finish_reason == "stop" or len(beam.ids) == 6
-            assert beam.log_prob == pytest.approx(sum(model.log_probs([2], beam.ids)))
+            n = len(beam.ids) + (beam.finish_reason == "stop")
+            assert not {*beam.ids} & {*stop}  # but they count
+            assert beam.finish_reason == "stop" or n == 6
+            assert beam.score == pytest.approx(beam.log_prob / n)
+            ends = [[i] for i in stop] if beam.finish_reason == "stop" else [[]]
+            sums = [sum(model.log_probs([2], beam.ids + end)) for end in ends]
+            assert min(abs(beam.log_prob - x) for x in sums) < 1e-9
 
 
 def test_forbidden_ids_are_never_written():
@@ -367,10 +417,9 @@ def test_forbidden_ids_are_never_written():
         num_return_sequences=50,
     )
     texts = {tuple(beam.ids) for beam in found}
+    assert len(texts) == len(found)
     assert texts == {
-        (4,),
-        *itertools.product((0, 3), (4,)),
-        *itertools.product((0, 3), (0, 3), (0, 3, 4)),
+        text for n in range(4) for text in itertools.product((0, 3), repeat=n)
     }
 
 
@@ -383,7 +432,7 @@ def test_fewer_texts_than_asked_for_are_no_mistake():
         stop_token_ids=1,
         num_return_sequences=9,
     )
-    assert sorted(beam.ids for beam in found) == [[0, 0], [0, 1], [1]]
+    assert sorted(beam.ids for beam in found) == [[], [0], [0, 0]]
 
 
 # --- models with weights
@@ -445,6 +494,8 @@ def test_scores_are_those_of_one_pass_over_the_whole_text(row):
         )
         for i, prompt in enumerate(prompts):
             for beam in every[i]:
+                ends = [[7], [8]] if beam.finish_reason == "stop" else [[]]
+                n = len(beam.ids + ends[0])
                 text = torch.tensor([prompt + beam.ids])
                 more = {}
                 if row.source:
@@ -455,12 +506,12 @@ def test_scores_are_those_of_one_pass_over_the_whole_text(row):
                         ),
                         encoder_attention_mask=mask,
                     )
-                said = model(text[:, :-1], **more).log_softmax(-1)[0]
-                at = range(len(prompt) - 1, text.shape[1] - 1)
-                total = said[at, beam.ids].sum().item()
+                said = model(text, **more).log_softmax(-1)[0, len(prompt) - 1 :]
+                sums = [said[range(n), beam.ids + end].sum().item() for end in ends]
+                total = min(sums, key=lambda x: abs(x - beam.log_prob))
                 assert beam.log_prob == pytest.approx(total, abs=1e-4)
                 assert beam.score == pytest.approx(
-                    total / norm_of(0.8, form)(len(beam.ids)), abs=1e-4
+                    total / norm_of(0.8, form)(n), abs=1e-4
                 )
 
 
@@ -655,8 +706,12 @@ def test_texts_and_scores_are_those_of_transformers(name):
             out.sequences_scores.tolist(),
             strict=True,
         ):
-            assert beam.ids == row[: len(beam.ids)]
-            assert {*row[len(beam.ids) :]} <= {0, 5}  # padding
+            n = len(beam.ids)
+            assert beam.ids == row[:n]
+            if beam.finish_reason == "stop":
+                assert row[n] in stop  # theirs keeps it
+                n += 1
+            assert {*row[n:]} <= {0, 5}  # padding
             assert beam.score == pytest.approx(score, 1e-6)
 
 
@@ -676,7 +731,7 @@ def test_greedy_is_generate():
                 until="enough",
             )
             for text, (beam,) in zip(texts, found, strict=True):
-                assert beam.ids[: len(text.ids)] == text.ids
+                assert beam.ids == text.ids
                 assert beam.finish_reason == text.finish_reason
 
 
@@ -739,7 +794,7 @@ def test_a_search_without_a_live_beam_is_over():
         stop_token_ids=3,
         num_return_sequences=3,
     )
-    assert [beam.ids for beam in found] == [[3]] and model.calls == 1
+    assert [beam.ids for beam in found] == [[]] and model.calls == 1
 
 
 # --- minimum risk
