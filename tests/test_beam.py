@@ -572,6 +572,26 @@ def test_a_function_may_keep_and_change_the_list_that_it_is_given():
     assert a == b and any(beam.finish_reason == "stop" for row in a for beam in row)
 
 
+def test_a_function_that_raises_is_named_with_its_prompt():
+    "Of the two, the first ends at once, and leaves the batch."
+    model = Table(4)
+    model.logits[:, 1, 1, 3] += 20.0
+
+    def raises(ids):
+        return len(ids) == 3 and 1 / 0
+
+    with pytest.raises(ValueError, match="ZeroDivisionError at row 1 after 3 ids"):
+        beam_search(
+            model,
+            [[1, 1], [0, 2]],
+            num_beams=1,
+            max_new_tokens=5,
+            stop_token_ids=3,
+            stopping_criteria=raises,
+            until="enough",
+        )
+
+
 def test_a_search_without_functions_takes_no_more_candidates(monkeypatch):
     taken = []
 
