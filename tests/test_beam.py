@@ -445,7 +445,7 @@ CRITERIA = {
     "none": (),
     "an id": (lambda ids: ids[-1] == 2,),
     "two functions": (lambda ids: ids[-2:] == [0, 1], lambda ids: len(ids) == 4),
-    "most of all": (lambda ids: (5 * sum(ids) + 3 * len(ids)) % 7 < 5,),
+    "most of all": (lambda ids: hash((*ids,)) % 10 < 8,),
     "all but an id": (lambda ids: ids[-1] != 0,),
     "everything": (lambda ids: True,),
 }
@@ -492,6 +492,32 @@ def test_functions_end_texts_as_in_lists(stop, criteria, until):
                 lists(model, prompt, width, 6, norm, stop, criteria, **how),
                 n_best,
             )
+
+
+def test_rows_with_fewer_live_beams_than_others_are_filled_up():
+    """Of two beams the one prompt keeps both, and the other one.
+
+    What fills the row has ended, and is not continued, however likely.
+    """
+    model = Table(5, 1)
+    model.logits[:, 1, 1, :2] += 4.0  # the one prompt has the beams 0 and 1
+    model.logits[:, 2, 2, 2:4] += 4.0  # the other one 2 and 3
+    model.logits[:, 2:4, :, 1] += 4.0
+    criterion = lambda ids: len(ids) == 2 and ids[0] > 1 and ids != [3, 0]  # noqa: E731
+    for width, room in itertools.product((2, 3), (3, 4, 6)):
+        found = beam_search(
+            model,
+            [[1, 1], [2, 2]],
+            num_beams=width,
+            max_new_tokens=room,
+            stopping_criteria=criterion,
+            num_return_sequences=width,
+        )
+        for beams, prompt in zip(found, ([1, 1], [2, 2]), strict=True):
+            norm = norm_of(1.0, "power")
+            how = dict(criteria=[criterion], until="sure", n_best=width)
+            same(beams, lists(model, prompt, width, room, norm, (), **how), width)
+            assert not any(len(b.ids) > 2 and criterion(b.ids[:2]) for b in beams)
 
 
 @pytest.mark.parametrize("stop", [(), (3,), (0, 3)])

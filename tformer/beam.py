@@ -53,17 +53,11 @@ def expand_beams(
     return Candidates(best, flat_indices // vocab, flat_indices % vocab)
 
 # %% ../nbs/22_beam_search.ipynb #23d049a9
-#| code-summary: entries of each row, along the second axis; the live ones
+#| code-summary: entries of each row, along the second axis
 def _gather_beams(x, at):
     if x.ndim > 2:
         at = at[..., None].expand(-1, -1, x.shape[2])
     return x.gather(1, at)
-
-
-def _live_indices(live):
-    "A row with fewer of them than others is filled up with ended ones."
-    n = live.sum(1).max()
-    return live.int().argsort(dim=1, descending=True, stable=True)[:, :n]
 
 # %% ../nbs/22_beam_search.ipynb #32db091a
 def split_finished(
@@ -221,6 +215,15 @@ def _log_probs(logits, stop_token_ids):
     )
     return log_probs
 
+# %% ../nbs/22_beam_search.ipynb #2f6b9c41
+#| code-summary: where functions end texts, rows may have unlike numbers of beams
+def _fill_rows(candidates, live):
+    "Ended ones, with a sum of -inf, fill up the rows with fewer beams."
+    log_probs = candidates.log_probs.masked_fill(~live, -math.inf)
+    missing = live.sum(1).max() - live.sum(1)
+    fill = ~live & ((~live).cumsum(1) <= missing[:, None])
+    return candidates._replace(log_probs=log_probs), live | fill
+
 # %% ../nbs/22_beam_search.ipynb #caaf309a
 #| code-fold: false
 class _BeamState:
@@ -254,10 +257,11 @@ class _BeamState:
             best.ids, self.stop_token_ids, width, met_criteria
         )
         self._add_hypotheses(ids, best.log_probs.tolist(), ended.tolist())
-        live_indices = _live_indices(live)
-        log_probs = best.log_probs.masked_fill(~live, -math.inf)
+        if met_criteria is not None:
+            best, live = _fill_rows(best, live)
+        live_indices = live.nonzero()[:, 1].view(b, -1)
         self.ids, self.log_probs = (
-            _gather_beams(x, live_indices) for x in (ids, log_probs)
+            _gather_beams(x, live_indices) for x in (ids, best.log_probs)
         )
         first = torch.arange(b, device=live_indices.device)[:, None] * w
         return self._drop_done(
