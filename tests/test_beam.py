@@ -500,9 +500,10 @@ def test_rows_with_fewer_live_beams_than_others_are_filled_up():
     What fills the row has ended, and is not continued, however likely.
     """
     model = Table(5, 1)
-    model.logits[:, 1, 1, :2] += 4.0  # the one prompt has the beams 0 and 1
-    model.logits[:, 2, 2, 2:4] += 4.0  # the other one 2 and 3
-    model.logits[:, 2:4, :, 1] += 4.0
+    model.logits *= 0.1
+    model.logits[2, 1, 1, :2] += 5.0  # the one prompt has the beams 0 and 1
+    model.logits[2, 2, 2, 2:4] += 5.0  # the other one 2 and 3
+    model.logits[4:, :, :, 1] += 5.0
     criterion = lambda ids: len(ids) == 2 and ids[0] > 1 and ids != [3, 0]  # noqa: E731
     for width, room in itertools.product((2, 3), (3, 4, 6)):
         found = beam_search(
@@ -511,10 +512,11 @@ def test_rows_with_fewer_live_beams_than_others_are_filled_up():
             num_beams=width,
             max_new_tokens=room,
             stopping_criteria=criterion,
+            length_penalty=2.0,  # what grows on would win
             num_return_sequences=width,
         )
         for beams, prompt in zip(found, ([1, 1], [2, 2]), strict=True):
-            norm = norm_of(1.0, "power")
+            norm = norm_of(2.0, "power")
             how = dict(criteria=[criterion], until="sure", n_best=width)
             same(beams, lists(model, prompt, width, room, norm, (), **how), width)
             assert not any(len(b.ids) > 2 and criterion(b.ids[:2]) for b in beams)
