@@ -133,7 +133,7 @@ def by_risk(model, sides, texts, *, width, alpha, room):
         )
         wrote = [sides.decode_target(t.ids) for t in some]
         best = some[wrote.index(select_minimum_bayes_risk(wrote, shared))]
-        found.append(BeamHypothesis(best.ids, math.nan, math.nan, True))
+        found.append(BeamHypothesis(best.ids, math.nan, math.nan, best.finish_reason))
     return found
 
 

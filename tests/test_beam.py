@@ -24,6 +24,7 @@ from tformer.beam import (
 )
 from tformer.generate import generate
 from tformer.mini_gpt import load_record
+from tformer.sampling import SamplingParams
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -55,8 +56,11 @@ class Table:
 
     def __call__(self, ids, *, cache, positions=None):
         self.calls += 1
+        if positions is not None:
+            ids = ids.masked_fill(positions < 0, -1)
         cache.texts = torch.cat([cache.texts, ids], 1)
-        return torch.stack([self.after(text) for text in cache.texts.tolist()])[:, None]
+        texts = [[i for i in text if i >= 0] for text in cache.texts.tolist()]
+        return torch.stack([self.after(text) for text in texts])[:, None]
 
     def after(self, text):
         return self.logits[len(text) % 8, text[-2:][0], text[-1]]
@@ -79,39 +83,85 @@ class Kept:
         self.texts = self.texts[rows]
 
 
-def every_text(model, prompt, max_new_tokens, stop, norm):
-    "All texts that end, or fill the room, with their scores; sorted."
-    others = [i for i in range(model.vocab) if i != stop]
-    texts = [
-        (*start, stop)
-        for n in range(max_new_tokens)
-        for start in itertools.product(others, repeat=n)
+def grown(model, prompt, live):
+    "All continuations of some texts, with their sums; none that is impossible."
+    return [
+        ((*ids, i), total + p)
+        for ids, total in live
+        for i, p in enumerate(model.after([*prompt, *ids]).log_softmax(-1).tolist())
+        if p > -math.inf
     ]
-    texts += itertools.product(others, repeat=max_new_tokens)
-    found = [(sum(model.log_probs(prompt, ids)), ids) for ids in texts]
-    return sorted(((s / norm(len(ids)), list(ids)) for s, ids in found), reverse=True)
 
 
-def lists(model, prompt, width, max_new_tokens, stop, norm):
-    "Beam search as one would write it on lists, without an early end."
+def judged(ids, stop, criteria):
+    "Whether a text has ended, and its ids without the stop id."
+    if ids[-1] in stop:
+        return True, list(ids[:-1])
+    return any(f(list(ids)) for f in criteria), list(ids)
+
+
+def every_text(model, prompt, room, norm, stop, criteria=()):
+    "All texts that end, or fill the room: (score, ids, why); sorted."
+    found = []
+    live = [((), 0.0)]
+    for n in range(1, room + 1):
+        going = []
+        for ids, total in grown(model, prompt, live):
+            ended, text = judged(ids, stop, criteria)
+            if ended or n == room:
+                found.append((total / norm(n), text, "stop" if ended else "length"))
+            else:
+                going.append((ids, total))
+        live = going
+    return sorted(found, reverse=True)
+
+
+def lists(
+    model,
+    prompt,
+    width,
+    room,
+    norm,
+    stop,
+    criteria=(),
+    until=None,
+    n_best=1,
+    calls=None,
+):
+    """Beam search as one would write it on lists: (score, ids, why); sorted.
+
+    ``until`` None goes on to the last step.  ``calls`` comes to hold the
+    texts about which functions are asked.
+    """
+    calls = [] if calls is None else calls
     live = [((), 0.0)]
     done = []
-    for n in range(1, max_new_tokens + 1):
-        grown = sorted(
-            (
-                ((*ids, i), total + model.log_probs(prompt, (*ids, i))[-1])
-                for ids, total in live
-                for i in range(model.vocab)
-            ),
-            key=lambda c: -c[1],
-        )
-        done += [
-            (total / norm(n), list(ids))
-            for ids, total in grown[:width]
-            if ids[-1] == stop or n == max_new_tokens
-        ]
-        live = [c for c in grown if c[0][-1] != stop][:width]
-    return sorted(done, reverse=True)
+    for n in range(1, room + 1):
+        going = []
+        every = sorted(grown(model, prompt, live), key=lambda c: -c[1])
+        for k, (ids, total) in enumerate(every):
+            if len(going) == width or (n == room and k == width):
+                break
+            if criteria and ids[-1] not in stop:
+                calls.append(list(ids))
+            ended, text = judged(ids, stop, criteria)
+            if k < width and (ended or n == room):
+                done.append((total / norm(n), text, "stop" if ended else "length"))
+            if not ended:
+                going.append((ids, total))
+        done = sorted(done, reverse=True)[:width]
+        live = going
+        if not live:
+            break
+        best = live[0][1]
+        if until == "enough" and len(done) >= width:
+            break
+        if until == "usual" and len(done) >= width and best / norm(n) <= done[-1][0]:
+            break
+        bound = max(best / norm(m) for m in range(n, room + 1))
+        if until == "sure" and len(done) >= n_best and bound <= done[n_best - 1][0]:
+            break
+    return done
 
 
 NORMS = [
@@ -130,10 +180,11 @@ def norm_of(alpha, form):
 
 
 def same(beams, texts, n=None):
-    "As many texts, of the same ids, and of the same scores."
+    "As many texts, of the same ids and scores, ended for the same reason."
     texts = texts[:n]
-    assert [beam.ids for beam in beams] == [ids for _, ids in texts]
-    for beam, (score, _) in zip(beams, texts, strict=True):
+    assert [beam.ids for beam in beams] == [ids for _, ids, _ in texts]
+    for beam, (score, _, why) in zip(beams, texts, strict=True):
+        assert beam.finish_reason == why
         assert beam.score == pytest.approx(score, abs=1e-9)
 
 
@@ -143,7 +194,7 @@ def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
     model = Table(seed=seed)
     prompt = [2, 0, 1]
     stop = 3
-    texts = every_text(model, prompt, 5, stop, norm_of(alpha, form))
+    texts = every_text(model, prompt, 5, norm_of(alpha, form), [stop])
     assert len(texts) == 1 + 3 + 9 + 27 + 81 + 243
     (found,) = beam_search(
         model,
@@ -173,7 +224,7 @@ def test_a_beam_that_is_wide_enough_equals_enumeration(alpha, form, seed):
 def test_every_width_equals_lists(alpha, form):
     for seed, width in itertools.product(range(4), (1, 2, 3, 7)):
         model = Table(5, seed)
-        wanted = lists(model, [1], width, 7, 4, norm_of(alpha, form))
+        wanted = lists(model, [1], width, 7, norm_of(alpha, form), [4])
         (found,) = beam_search(
             model,
             [[1]],
@@ -228,9 +279,8 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
             ((found,),) = beam_search(
                 model, [[2]], num_beams=1, max_new_tokens=9, stop_token_ids=4, **how
             )
-            assert found.ids == ids and (found.finish_reason == "stop") == (
-                ids[-1] == 4
-            )
+            assert found.ids == [i for i in ids if i != 4]
+            assert (found.finish_reason == "stop") == (ids[-1] == 4)
         ((found,),) = beam_search(
             model,
             [[2]],
@@ -240,8 +290,9 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
             length_penalty=1.0,
         )
         mean = sum(model.log_probs([2], ids)) / len(ids)
-        assert found.ids == ids or found.score > mean
-        others += found.ids != ids
+        same_ids = found.ids == [i for i in ids if i != 4]
+        assert same_ids or found.score > mean
+        others += not same_ids
     assert others >= 5
 
 
@@ -250,7 +301,7 @@ def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
     for seed in range(40):
         model = Table(5, seed)
         how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=2.0)
-        wanted = lists(model, [1], 3, 12, 4, norm_of(2.0, "power"))
+        wanted = lists(model, [1], 3, 12, norm_of(2.0, "power"), [4])
         ((sure,),) = beam_search(model, [[1]], **how)
         same([sure], wanted, 1)
         for until in worse:
@@ -347,12 +398,15 @@ def test_many_stop_ids_and_none():
             stop_token_ids=stop,
             num_return_sequences=4,
         )
-        assert len(found) == 4
+        same(found, lists(model, [2], 4, 6, norm_of(1.0, "power"), (*stop,)))
         for beam in found:
-            assert (beam.finish_reason == "stop") == (beam.ids[-1] in stop)
-            assert not {*beam.ids[:-1]} & {*stop}
-            assert beam.finish_reason == "stop" or len(beam.ids) == 6
-            assert beam.log_prob == pytest.approx(sum(model.log_probs([2], beam.ids)))
+            n = len(beam.ids) + (beam.finish_reason == "stop")
+            assert not {*beam.ids} & {*stop}  # but they count
+            assert beam.finish_reason == "stop" or n == 6
+            assert beam.score == pytest.approx(beam.log_prob / n)
+            ends = [[i] for i in stop] if beam.finish_reason == "stop" else [[]]
+            sums = [sum(model.log_probs([2], beam.ids + end)) for end in ends]
+            assert min(abs(beam.log_prob - x) for x in sums) < 1e-9
 
 
 def test_forbidden_ids_are_never_written():
@@ -367,10 +421,9 @@ def test_forbidden_ids_are_never_written():
         num_return_sequences=50,
     )
     texts = {tuple(beam.ids) for beam in found}
+    assert len(texts) == len(found)
     assert texts == {
-        (4,),
-        *itertools.product((0, 3), (4,)),
-        *itertools.product((0, 3), (0, 3), (0, 3, 4)),
+        text for n in range(4) for text in itertools.product((0, 3), repeat=n)
     }
 
 
@@ -383,7 +436,223 @@ def test_fewer_texts_than_asked_for_are_no_mistake():
         stop_token_ids=1,
         num_return_sequences=9,
     )
-    assert sorted(beam.ids for beam in found) == [[0, 0], [0, 1], [1]]
+    assert sorted(beam.ids for beam in found) == [[], [0], [0, 0]]
+
+
+# --- functions that end a text
+
+CRITERIA = {
+    "none": (),
+    "an id": (lambda ids: ids[-1] == 2,),
+    "two functions": (lambda ids: ids[-2:] == [0, 1], lambda ids: len(ids) == 4),
+    "most of all": (lambda ids: hash((*ids,)) % 10 < 8,),
+    "all but an id": (lambda ids: ids[-1] != 0,),
+    "everything": (lambda ids: True,),
+}
+PROMPTS = [[1], [2, 0, 1], [0, 0, 4, 3, 2]]
+
+
+class Recorded:
+    "A function that notes which texts it is asked about."
+
+    def __init__(self, function=lambda ids: False):
+        self.function = function
+        self.calls = []
+
+    def __call__(self, ids):
+        self.calls.append(list(ids))
+        return self.function(ids)
+
+
+@pytest.mark.parametrize("until", ["sure", "usual", "enough"])
+@pytest.mark.parametrize("criteria", CRITERIA.values(), ids=CRITERIA)
+@pytest.mark.parametrize("stop", [(), (4,), (1, 3)])
+def test_functions_end_texts_as_in_lists(stop, criteria, until):
+    for seed, (width, alpha) in itertools.product(
+        range(2), ((1, 1.0), (2, 0.0), (3, 2.0), (6, 1.0))
+    ):
+        model = Table(5, seed)
+        n_best = (width + 1) // 2
+        found = beam_search(
+            model,
+            PROMPTS,
+            num_beams=width,
+            max_new_tokens=6,
+            stop_token_ids=stop,
+            stopping_criteria=criteria,
+            length_penalty=alpha,
+            num_return_sequences=n_best,
+            until=until,
+        )
+        for beams, prompt in zip(found, PROMPTS, strict=True):
+            norm = norm_of(alpha, "power")
+            how = dict(until=until, n_best=n_best)
+            same(
+                beams,
+                lists(model, prompt, width, 6, norm, stop, criteria, **how),
+                n_best,
+            )
+
+
+def test_rows_with_fewer_live_beams_than_others_are_filled_up():
+    """Of two beams the one prompt keeps both, and the other one.
+
+    What fills the row has ended, and is not continued, however likely.
+    """
+    model = Table(5, 1)
+    model.logits *= 0.1
+    model.logits[2, 1, 1, :2] += 5.0  # the one prompt has the beams 0 and 1
+    model.logits[2, 2, 2, 2:4] += 5.0  # the other one 2 and 3
+    model.logits[4:, :, :, 1] += 5.0
+    criterion = lambda ids: len(ids) == 2 and ids[0] > 1 and ids != [3, 0]  # noqa: E731
+    for width, room in itertools.product((2, 3), (3, 4, 6)):
+        found = beam_search(
+            model,
+            [[1, 1], [2, 2]],
+            num_beams=width,
+            max_new_tokens=room,
+            stopping_criteria=criterion,
+            length_penalty=2.0,  # what grows on would win
+            num_return_sequences=width,
+        )
+        for beams, prompt in zip(found, ([1, 1], [2, 2]), strict=True):
+            norm = norm_of(2.0, "power")
+            how = dict(criteria=[criterion], until="sure", n_best=width)
+            same(beams, lists(model, prompt, width, room, norm, (), **how), width)
+            assert not any(len(b.ids) > 2 and criterion(b.ids[:2]) for b in beams)
+
+
+@pytest.mark.parametrize("stop", [(), (3,), (0, 3)])
+@pytest.mark.parametrize("criteria", CRITERIA.values(), ids=CRITERIA)
+def test_functions_and_a_beam_that_is_wide_enough_equal_enumeration(criteria, stop):
+    for seed, alpha in itertools.product(range(2), (0.0, 1.0, -0.5)):
+        model = Table(4, seed)
+        found = beam_search(
+            model,
+            [[2, 0], [1]],
+            num_beams=1024,
+            max_new_tokens=5,
+            stop_token_ids=stop,
+            stopping_criteria=criteria,
+            length_penalty=alpha,
+            num_return_sequences=1024,
+        )
+        for beams, prompt in zip(found, ([2, 0], [1]), strict=True):
+            norm = norm_of(alpha, "power")
+            same(beams, every_text(model, prompt, 5, norm, stop, criteria))
+
+
+def test_a_function_is_asked_only_where_its_answer_counts():
+    "Once about a text, the best first, until enough go on; about no stop id."
+    asked = 0
+    for (name, criteria), seed, width, until in itertools.product(
+        CRITERIA.items(), range(4), (1, 2, 5), ("sure", "usual", "enough")
+    ):
+        if name != "none":
+            model = Table(5, seed)
+            model.logits[:, :, 2, 1] = -math.inf  # nor about what cannot be
+            functions = [Recorded(), *map(Recorded, criteria)]
+            calls = []
+            lists(
+                model,
+                [1],
+                width,
+                6,
+                norm_of(1.0, "power"),
+                [4],
+                criteria,
+                until=until,
+                calls=calls,
+            )
+            beam_search(
+                model,
+                [[1]],
+                num_beams=width,
+                max_new_tokens=6,
+                stop_token_ids=4,
+                stopping_criteria=functions,
+                until=until,
+            )
+            assert functions[0].calls == calls
+            assert functions[1].calls == calls
+            assert not any(4 in ids for ids in calls)
+            asked += len(calls)
+    assert asked > 1000
+
+
+def test_a_function_may_keep_and_change_the_list_that_it_is_given():
+    def clears(ids):
+        last = ids[-1]
+        ids.clear()
+        return last == 2
+
+    a, b = (
+        beam_search(
+            Table(5, 1),
+            PROMPTS,
+            num_beams=3,
+            max_new_tokens=6,
+            stopping_criteria=function,
+            num_return_sequences=3,
+        )
+        for function in (clears, lambda ids: ids[-1] == 2)
+    )
+    assert a == b and any(beam.finish_reason == "stop" for row in a for beam in row)
+
+
+def test_a_function_that_raises_is_named_with_its_prompt():
+    "Of the two, the first ends at once, and leaves the batch."
+    model = Table(4)
+    model.logits[:, 1, 1, 3] += 20.0
+
+    def raises(ids):
+        return len(ids) == 3 and 1 / 0
+
+    with pytest.raises(ValueError, match="ZeroDivisionError at row 1 after 3 ids"):
+        beam_search(
+            model,
+            [[1, 1], [0, 2]],
+            num_beams=1,
+            max_new_tokens=5,
+            stop_token_ids=3,
+            stopping_criteria=raises,
+            until="enough",
+        )
+
+
+def test_a_search_without_functions_takes_no_more_candidates(monkeypatch):
+    taken = []
+
+    def counts(log_probs, following, n):
+        taken.append(n)
+        return expand_beams(log_probs, following, n)
+
+    monkeypatch.setattr("tformer.beam.expand_beams", counts)
+    how = dict(num_beams=3, max_new_tokens=4, stop_token_ids=[3, 4])
+    beam_search(Table(30), [[1]], **how)
+    assert {*taken} == {9} and len(taken) <= 4
+    taken.clear()
+    beam_search(Table(30), [[1]], stopping_criteria=lambda ids: False, **how)
+    assert {*taken} == {9}
+    taken.clear()
+    beam_search(Table(30), [[1]], stopping_criteria=lambda ids: ids[-1] != 0, **how)
+    assert taken[:3] == [9, 18, 36]  # of 30 in the first step
+
+
+def test_the_same_ids_may_be_ended_by_two_stop_ids():
+    model = Table(4, 2)
+    model.logits[..., 0] = -math.inf
+    (found,) = beam_search(
+        model,
+        [[1]],
+        num_beams=4,
+        max_new_tokens=1,
+        stop_token_ids=[2, 3],
+        num_return_sequences=4,
+    )
+    assert sorted(beam.ids for beam in found) == [[], [], [1]]
+    sums = sorted(beam.log_prob for beam in found if not beam.ids)
+    assert sums == pytest.approx(sorted(model.after([1]).log_softmax(-1)[2:].tolist()))
 
 
 # --- models with weights
@@ -445,6 +714,8 @@ def test_scores_are_those_of_one_pass_over_the_whole_text(row):
         )
         for i, prompt in enumerate(prompts):
             for beam in every[i]:
+                ends = [[7], [8]] if beam.finish_reason == "stop" else [[]]
+                n = len(beam.ids + ends[0])
                 text = torch.tensor([prompt + beam.ids])
                 more = {}
                 if row.source:
@@ -455,12 +726,12 @@ def test_scores_are_those_of_one_pass_over_the_whole_text(row):
                         ),
                         encoder_attention_mask=mask,
                     )
-                said = model(text[:, :-1], **more).log_softmax(-1)[0]
-                at = range(len(prompt) - 1, text.shape[1] - 1)
-                total = said[at, beam.ids].sum().item()
+                said = model(text, **more).log_softmax(-1)[0, len(prompt) - 1 :]
+                sums = [said[range(n), beam.ids + end].sum().item() for end in ends]
+                total = min(sums, key=lambda x: abs(x - beam.log_prob))
                 assert beam.log_prob == pytest.approx(total, abs=1e-4)
                 assert beam.score == pytest.approx(
-                    total / norm_of(0.8, form)(len(beam.ids)), abs=1e-4
+                    total / norm_of(0.8, form)(n), abs=1e-4
                 )
 
 
@@ -655,29 +926,116 @@ def test_texts_and_scores_are_those_of_transformers(name):
             out.sequences_scores.tolist(),
             strict=True,
         ):
-            assert beam.ids == row[: len(beam.ids)]
-            assert {*row[len(beam.ids) :]} <= {0, 5}  # padding
+            n = len(beam.ids)
+            assert beam.ids == row[:n]
+            if beam.finish_reason == "stop":
+                assert row[n] in stop  # theirs keeps it
+                n += 1
+            assert {*row[n:]} <= {0, 5}  # padding
             assert beam.score == pytest.approx(score, 1e-6)
 
 
+@plain_only
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 @torch.no_grad()
-def test_greedy_is_generate():
+def test_functions_end_texts_as_in_transformers(name):
+    """Where ``transformers`` takes enough continuations, its rule is ours.
+
+    It takes as many as its stop ids can end; two ids that nobody writes
+    make room for those that functions end.
+    """
+    model = peer(name)
+    src = draw_ids(3, 5, low=1, high=5)
+    criteria = [
+        lambda ids: ids[-1] == 7,
+        lambda ids: len(ids) > 2 and ids[-1] == 1 + sum(ids[:-1]) % 4,
+    ]
+
+    class Ends(transformers.StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor(
+                [any(f(row[5:]) for f in criteria) for row in input_ids.tolist()]
+            )
+
+    ended = 0
+    for until, alpha, (width, n) in itertools.product(
+        RULES, (0.0, 1.0, 2.0), ((1, 1), (2, 2), (4, 4), (4, 1))
+    ):
+        if width == 1 and until != "enough":
+            continue  # transformers decodes greedily, whatever the rule
+        out = model.generate(
+            input_ids=src,
+            attention_mask=torch.ones_like(src),
+            num_beams=width,
+            do_sample=False,
+            num_return_sequences=n,
+            max_new_tokens=8,
+            length_penalty=alpha,
+            early_stopping=RULES[until] if width > 1 else None,
+            eos_token_id=[5, 98, 99],
+            pad_token_id=0,
+            stopping_criteria=transformers.StoppingCriteriaList([Ends()]),
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        found = beam_search(
+            Theirs(model),
+            src,
+            num_beams=width,
+            max_new_tokens=8,
+            stop_token_ids=5,
+            stopping_criteria=criteria,
+            length_penalty=alpha,
+            num_return_sequences=n,
+            until=until,
+        )
+        found = [beam for row in found for beam in row]
+        for beam, row in zip(found, out.sequences[:, 5:].tolist(), strict=True):
+            k = len(beam.ids)
+            assert beam.ids == row[:k]
+            by_function = bool(beam.ids) and any(f(beam.ids) for f in criteria)
+            assert (beam.finish_reason == "stop") == (
+                by_function or (k < 8 and row[k] == 5)
+            )
+            assert {*row[k:]} <= {0, 5}
+            ended += by_function
+        if width > 1:
+            assert [beam.score for beam in found] == pytest.approx(
+                out.sequences_scores.tolist(), 1e-6
+            )
+    assert ended > 20
+
+
+@torch.no_grad()
+def test_a_single_beam_is_generate():
+    "The same ids, the same reasons; stop ids, functions, both and neither."
+    ended = 0
     for row in ROWS:
         if row.causal and not row.source:
             model = row.make()
             prompts = [[9, 3, 5], [11], [4, 2]]
-            texts = generate(model, prompts, max_new_tokens=9, stop_token_ids=[7, 8, 9])
-            found = beam_search(
-                model,
-                prompts,
-                num_beams=1,
-                max_new_tokens=9,
-                stop_token_ids=[7, 8, 9],
-                until="enough",
-            )
-            for text, (beam,) in zip(texts, found, strict=True):
-                assert beam.ids[: len(text.ids)] == text.ids
-                assert beam.finish_reason == text.finish_reason
+            for stop, criteria in itertools.product(
+                ((), [*range(0, VOCAB, 3)]),
+                ((), lambda ids: len(ids) > 2 and ids[-1] % 2 == 0),
+            ):
+                how = dict(
+                    max_new_tokens=9, stop_token_ids=stop, stopping_criteria=criteria
+                )
+                texts = generate(model, prompts, **how)
+                singles = [dict(until="enough")]
+                if row.name == "Llama":
+                    singles += [dict(until="usual"), dict(length_penalty=0.0)]
+                for single in singles:
+                    found = beam_search(model, prompts, num_beams=1, **how, **single)
+                    for text, (beam,) in zip(texts, found, strict=True):
+                        assert beam.ids == text.ids
+                        assert beam.finish_reason == text.finish_reason
+                        if not stop:
+                            assert beam.log_prob == pytest.approx(
+                                sum(text.log_probs), abs=1e-4
+                            )
+                ended += sum(text.finish_reason == "stop" for text in texts)
+    assert ended > 20
 
 
 def test_what_is_given_is_not_changed():
@@ -713,6 +1071,73 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
     assert model.rows < 2 + 2 * 2 * 19
 
 
+class Fails:
+    "A function that answers False, and raises at its third call."
+
+    def __init__(self, error):
+        self.error = error
+        self.calls = 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == 3:
+            raise self.error
+        return False
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no"), LookupError])
+@pytest.mark.parametrize("where", ["criterion", "model", "cache"])
+def test_a_search_that_fails_changes_nothing(where, error, monkeypatch):
+    row = next(row for row in ROWS if row.name == "Seq2Seq")
+    model = row.make(dropout=0.5)
+    with torch.no_grad():
+        memory = model.encode(sources(2).clamp(min=0))
+    model.train()
+    next(model.children()).eval()
+    ids = torch.tensor([[3], [4]])
+    fails = Fails(error)
+    how = dict(
+        num_beams=3,
+        max_new_tokens=6,
+        stop_token_ids=7,
+        encoder_hidden_states=memory,
+        num_return_sequences=3,
+    )
+    right = beam_search(model, ids, **how)
+
+    def state():
+        return [
+            [m.training for m in model.modules()],
+            [p.clone() for p in model.parameters()],
+            [p.grad for p in model.parameters()],
+            [memory.clone(), ids.clone(), torch.get_rng_state()],
+            torch.is_grad_enabled(),
+        ]
+
+    def before(function):
+        return lambda *args, **kwargs: fails() or function(*args, **kwargs)
+
+    was = state()
+    with monkeypatch.context() as patch:
+        if where == "model":
+            patch.setattr(type(model), "__call__", before(type(model).__call__))
+        if where == "cache":
+            kind = type(model.new_cache(1))
+            patch.setattr(kind, "select", before(kind.select))
+        criteria = fails if where == "criterion" else ()
+        interrupt = error is KeyboardInterrupt
+        with pytest.raises(
+            KeyboardInterrupt if interrupt else (ValueError, RuntimeError, LookupError)
+        ):
+            beam_search(model, ids, stopping_criteria=criteria, **how)
+    assert fails.calls == 3
+    now = state()
+    assert now[0] == was[0] and now[2] == was[2] and now[4] == was[4]
+    for a, b in zip(now[1] + now[3], was[1] + was[3], strict=True):
+        assert torch.equal(a, b)
+    assert beam_search(model, ids, **how) == right
+
+
 def test_no_gradients_and_the_longest_text_there_is():
     class Looks(Table):
         max_len = 6
@@ -739,7 +1164,7 @@ def test_a_search_without_a_live_beam_is_over():
         stop_token_ids=3,
         num_return_sequences=3,
     )
-    assert [beam.ids for beam in found] == [[3]] and model.calls == 1
+    assert [beam.ids for beam in found] == [[]] and model.calls == 1
 
 
 # --- minimum risk
@@ -787,6 +1212,17 @@ class Says(Table):
         return self.answer
 
 
+class Raises:
+    "A function that fails after so many prompts of three beams."
+
+    def __init__(self, n):
+        self.n = 3 * n
+
+    def __call__(self, ids):
+        self.n -= 1
+        return [False][-1 if self.n >= 0 else 1]
+
+
 GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
 
 
@@ -829,6 +1265,27 @@ GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
             dict(encoder_hidden_states=torch.zeros(2, 3, 4)),
             "encoder_hidden_states of 2 rows for 1 prompts",
         ),
+        (
+            dict(stopping_criteria="."),
+            "stopping_criteria must be list .* got str '.'",
+        ),
+        (dict(stopping_criteria=[1]), "a stopping criterion is called .* got 1"),
+        (
+            dict(stopping_criteria=lambda ids: 1),
+            "a stopping criterion must answer True or False, got 1 at row 0",
+        ),
+        (
+            dict(prompts=[[1], [1, 2]], stopping_criteria=Raises(1)),
+            "raised IndexError at row 1 after 1 ids: list index",
+        ),
+        (
+            dict(sampling_params=SamplingParams(seed=1)),
+            "takes no sampling_params: .* draws nothing; got SamplingParams",
+        ),
+        (dict(context_shift=True), "takes no context_shift: .* got True"),
+        (dict(context_shift=2), "takes no context_shift: .* got 2"),
+        (dict(cache=Kept(1)), "takes no cache: .* got <.*Kept"),
+        (dict(drop_finished=False), "takes no drop_finished: .* got False"),
         (dict(model=object()), "object cannot answer model.new_cache"),
         (dict(model=torch.nn.Linear(2, 2)), "Linear cannot answer model.new_"),
         (dict(model=NoSelect()), "NoSelect cannot answer cache.select"),

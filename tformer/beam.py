@@ -10,7 +10,7 @@ __all__ = ['Candidates', 'expand_beams', 'split_finished', 'length_divisor', 'be
 #| code-fold: true
 #| code-summary: imports of the module
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from . import validate
 from tformer.generate import (
     left_pad,
+    meets_stopping_criteria,
     next_token_logits,
     parse_stopping,
     require_context,
@@ -63,6 +64,8 @@ def split_finished(
     ids: Int[Tensor, "b n"],  # of the candidates, the best first
     stop_token_ids: Int[Tensor, " k"],  # ids that end a text
     num_beams: int,
+    # True where a function ends a text
+    met_criteria: Bool[Tensor, "b n"] | None = None,
 ) -> tuple[Bool[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """Which candidates have ended, and which are the next live beams.
 
@@ -72,6 +75,8 @@ def split_finished(
     """
     validate.integer(num_beams=num_beams)
     ends = torch.isin(ids, stop_token_ids)
+    if met_criteria is not None:
+        ends = ends | met_criteria
     among = torch.arange(ids.shape[1], device=ids.device) < num_beams
     return ends & among, ~ends & ((~ends).cumsum(1) <= num_beams)
 
@@ -122,11 +127,15 @@ def best_possible_score(
 
 # %% ../nbs/22_beam_search.ipynb #38a5d2c2
 class BeamHypothesis(NamedTuple):
-    "A text that was found."
+    """A text that was found.
 
-    ids: list[int]  # the new ones, with the one that ends the text
+    A stop id is no part of ``ids``, but it counts for ``log_prob`` and
+    for the length by which ``score`` divides.
+    """
+
+    ids: list[int]  # the new ones, without the stop id
     score: float  # log_prob / length_divisor
-    log_prob: float  # the sum over ids
+    log_prob: float  # the sum over ids, and over the stop id behind them
     finish_reason: str  # "stop", or "length": it has no more room
 
 # %% ../nbs/22_beam_search.ipynb #d55abd68
@@ -153,6 +162,7 @@ class _BeamConfig:
     num_return_sequences: int
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
+    stopping_criteria: tuple[Callable, ...]
     length_penalty: float
     length_penalty_form: str
     until: str
@@ -205,6 +215,15 @@ def _log_probs(logits, stop_token_ids):
     )
     return log_probs
 
+# %% ../nbs/22_beam_search.ipynb #2f6b9c41
+#| code-summary: where functions end texts, rows may have unlike numbers of beams
+def _fill_rows(candidates, live):
+    "Ended ones, with a sum of -inf, fill up the rows with fewer beams."
+    log_probs = candidates.log_probs.masked_fill(~live, -math.inf)
+    missing = live.sum(1).max() - live.sum(1)
+    fill = ~live & ((~live).cumsum(1) <= missing[:, None])
+    return candidates._replace(log_probs=log_probs), live | fill
+
 # %% ../nbs/22_beam_search.ipynb #caaf309a
 #| code-fold: false
 class _BeamState:
@@ -226,11 +245,7 @@ class _BeamState:
         width = self.config.num_beams
         stop = self.config.stop_token_ids
         following = _log_probs(logits, stop).view(b, w, -1)
-        best = expand_beams(
-            self.log_probs.to(following),
-            following,
-            (1 + len(stop)) * width,
-        )
+        best, met_criteria = self._best_candidates(following)
         ids = torch.cat(
             [
                 _gather_beams(self.ids, best.beam_indices),
@@ -238,8 +253,12 @@ class _BeamState:
             ],
             2,
         )
-        ended, live = split_finished(best.ids, self.stop_token_ids, width)
+        ended, live = split_finished(
+            best.ids, self.stop_token_ids, width, met_criteria
+        )
         self._add_hypotheses(ids, best.log_probs.tolist(), ended.tolist())
+        if met_criteria is not None:
+            best, live = _fill_rows(best, live)
         live_indices = live.nonzero()[:, 1].view(b, -1)
         self.ids, self.log_probs = (
             _gather_beams(x, live_indices) for x in (ids, best.log_probs)
@@ -249,6 +268,56 @@ class _BeamState:
             first + _gather_beams(best.beam_indices, live_indices)
         )
 
+    def _best_candidates(self, following):
+        "Enough for the next live beams, and which a function ends."
+        n = (1 + len(self.config.stop_token_ids)) * self.config.num_beams
+        sums = self.log_probs.to(following)
+        best = expand_beams(sums, following, n)
+        if not self.config.stopping_criteria:
+            return best, None
+        answers = {}
+        while True:
+            met_criteria, enough = self._ask_criteria(best, answers)
+            if enough or n >= following[0].numel():
+                return best, met_criteria
+            n = 2 * n
+            best = expand_beams(sums, following, n)
+
+    def _ask_criteria(self, best, answers):
+        """Which candidates a function ends, and whether enough go on.
+
+        Those of a prompt are asked about from the best on, until
+        ``num_beams`` go on; at the last step only those that may be
+        returned.  ``answers`` are those given before in this step.
+        """
+        config = self.config
+        last = self.ids.shape[2] + 1 == config.max_new_tokens
+        met_criteria = torch.zeros(
+            best.ids.shape, dtype=torch.bool
+        ).tolist()
+        enough = True
+        texts = self.ids.tolist()
+        for row, lists in enumerate(zip(*[x.tolist() for x in best])):
+            num_live = 0
+            for k, (log_prob, beam, new) in enumerate(zip(*lists)):
+                if num_live == config.num_beams or (
+                    last and k == config.num_beams
+                ):
+                    break
+                if new in config.stop_token_ids:
+                    continue
+                key = row, beam, new
+                if log_prob > -math.inf and key not in answers:
+                    answers[key] = meets_stopping_criteria(
+                        config.stopping_criteria,
+                        self.active[row],
+                        [*texts[row][beam], new],
+                    )
+                met_criteria[row][k] = answers.get(key, False)
+                num_live += not met_criteria[row][k]
+            enough = enough and (last or num_live == config.num_beams)
+        return torch.tensor(met_criteria, device=best.ids.device), enough
+
     def _add_hypotheses(self, texts, sums, ended):
         "Note what has ended, and at the last place what has not."
         n = texts.shape[2]
@@ -257,7 +326,7 @@ class _BeamState:
         for row, i in enumerate(self.active):
             new = [
                 BeamHypothesis(
-                    texts[row, k].tolist(),
+                    self._without_stop_id(texts[row, k].tolist()),
                     self.config.score(log_prob, n),
                     log_prob,
                     "stop" if ended[row][k] else "length",
@@ -268,6 +337,9 @@ class _BeamState:
             self.hypotheses[i] = sorted(
                 self.hypotheses[i] + new, key=lambda beam: -beam.score
             )[:width]
+
+    def _without_stop_id(self, ids):
+        return ids[:-1] if ids[-1] in self.config.stop_token_ids else ids
 
     def _drop_done(self, rows):
         n = self.ids.shape[2]
@@ -319,6 +391,40 @@ def _run(model, state, ids, positions, encoder_inputs):
         new = state.ids[..., -1:].flatten(0, 1)
         logits = next_token_logits(model, new, cache=cache)
 
+# %% ../nbs/22_beam_search.ipynb #6e1d0b27
+#| code-summary: arguments of generate without a meaning here, refused
+def _refuse_unused(sampling_params, context_shift, cache, drop_finished):
+    for name, value, unused, reason in (
+        (
+            "sampling_params",
+            sampling_params,
+            sampling_params is None,
+            "it keeps the largest sums and draws nothing",
+        ),
+        (
+            "context_shift",
+            context_shift,
+            not context_shift,
+            "the beams of a prompt keep all of their text",
+        ),
+        (
+            "cache",
+            cache,
+            cache is None,
+            "it makes a cache whose rows follow the beams",
+        ),
+        (
+            "drop_finished",
+            drop_finished,
+            drop_finished,
+            "prompts whose search is over always leave the batch",
+        ),
+    ):
+        validate.require(
+            unused,
+            f"beam_search takes no {name}: {reason}; got {value!r:.60}",
+        )
+
 # %% ../nbs/22_beam_search.ipynb #1543dced
 @torch.no_grad()
 def beam_search(
@@ -327,7 +433,9 @@ def beam_search(
     *,
     num_beams: int,  # live beams of each prompt
     max_new_tokens: int,  # new ids at most
-    stop_token_ids: int | Sequence[int] = (),  # ids that end a text
+    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    # functions of the new ids of a text
+    stopping_criteria: Callable | Collection[Callable] = (),
     length_penalty: float = 1.0,  # exponent of the length; 0: sums compare
     length_penalty_form: str = "power",  # or "gnmt"
     # texts for each prompt, at most ``num_beams``
@@ -337,6 +445,10 @@ def beam_search(
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     # True at tokens
     encoder_attention_mask: Shaped[Tensor, "b s"] | None = None,
+    sampling_params: Any = None,  # refused: nothing is drawn
+    context_shift: Any = False,  # refused: texts stay whole
+    cache: Any = None,  # refused: a search makes its own
+    drop_finished: Any = True,  # False is refused
 ) -> list[list[BeamHypothesis]]:
     """The ``num_return_sequences`` texts of each prompt, the best first.
 
@@ -348,17 +460,27 @@ def beam_search(
     ``length_penalty`` is positive); or when ``num_beams`` texts have
     ended (``enough``).
 
+    A stop id ends a text and is no part of it, but it counts for the sum
+    and for the length.  Where there are several, the same ids may be
+    returned twice, each time with another end.  A stopping criterion is
+    called with the new ids of a text, and ends it behind the last of
+    them by answering True.  An end counts among the ``num_beams`` best
+    continuations alone.  Since a function may end any continuation, it is
+    called from the best one on until ``num_beams`` go on, or none is left.
+
     A single beam writes what greedy decoding writes if its search ends
     with the first text that ends: with ``usual`` or ``enough``, or if
     ``length_penalty`` is not positive.  Otherwise it goes on, and may
     find a text of a higher score.
     """
-    ids, _ = parse_stopping(stop_token_ids, ())
+    _refuse_unused(sampling_params, context_shift, cache, drop_finished)
+    ids, functions = parse_stopping(stop_token_ids, stopping_criteria)
     config = _BeamConfig(
         num_beams,
         num_return_sequences,
         max_new_tokens,
         tuple(sorted(ids)),
+        tuple(functions),
         length_penalty,
         length_penalty_form,
         until,
