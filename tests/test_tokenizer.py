@@ -620,6 +620,22 @@ def test_the_criterion_ends_a_text_where_the_decoder_does(data):
     assert criterion([]) is False
 
 
+@pytest.mark.parametrize("character", ["a", "é", "熊", "🐻"])
+def test_the_criterion_looks_far_enough_back_and_no_further(character):
+    "In a long text, at each id of it; half a character is not one that is invalid."
+    text = ("x" + character * 4) * 9
+    ids = BYTES.encode(text)
+    half = StopStringCriterion(BYTES, ["\ufffd", "\ufffd" + character])
+    assert not any(half(ids[:n]) for n in range(len(ids) + 1))
+    long = StopStringCriterion(BYTES, ["q", character * 4 + "x" + character * 4])
+    found = [n for n in range(len(ids) + 1) if long(ids[:n])]
+    assert found[0] == len(("x" + character * 4).encode()) * 2
+    apart = BYTES.encode("x" * 40 + character * 7 + "end")
+    for n in range(1, 10):
+        criterion = StopStringCriterion(BYTES, character * n + "end")
+        assert criterion(apart) is (n < 8)
+
+
 # ---- files
 
 
