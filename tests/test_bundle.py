@@ -105,7 +105,7 @@ def count_calls(model, call):
     ],
 )
 def test_a_text_ends_before_its_stop_string(storyteller, strings):
-    "Told alone or in a batch, whole or in pieces; and nothing is computed for it after."
+    "Alone or in a batch, whole or in pieces, in equally many passes of the model."
     prompts = ["Once there was", "Tom", ""]
     options = dict(max_new_tokens=20)
     whole = storyteller.generate(prompts, **options)

@@ -484,7 +484,7 @@ def test_what_a_decoder_refuses():
         decoder.decode([65, 999])
     assert decoder.decode("é".encode()[1]) == "é"  # nothing was lost by it
     decoder.finish()
-    with pytest.raises(ValueError, match="finished.* a new IncrementalDecoder"):
+    with pytest.raises(ValueError, match=r"finished.* a new IncrementalDecoder"):
         decoder.decode(65)
 
 

@@ -26,7 +26,7 @@ class Settings(NamedTuple):
     model: str  # the name of a bundled model, or a folder
     max_new_tokens: int | None
     sampling: dict[str, Any]  # for SamplingParams
-    stop_strings: list[str]
+    stop_strings: list[str]  # each of them ends the story
 
 
 def _number(convert, expected, holds):
@@ -114,14 +114,13 @@ def _read_settings(
         ),
     ] = None,
     stop: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             parser=_stop_string,
             metavar="TEXT",
             help="End the story before TEXT. May be given several times.",
-            show_default=False,
         ),
-    ] = [],
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -147,7 +146,7 @@ def _read_settings(
         "top_p": top_p,
         "seed": seed,
     }
-    return Settings(prompt, model, max_new_tokens, sampling, stop)
+    return Settings(prompt, model, max_new_tokens, sampling, stop or [])
 
 # %% ../nbs/package/command_line.ipynb #82ad08ee
 STORYTELLERS = ("GPT", "Llama", "Qwen3")  # models that continue a text
