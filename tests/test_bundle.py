@@ -38,7 +38,7 @@ from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import generate_by_unmasking
 from tformer.quantized import quantize_int8
 from tformer.sampling import SamplingParams
-from tformer.tokenizer import Tokenizer
+from tformer.tokenizer import Tokenizer, cut_at_stop_string
 from tformer.vocabulary import Vocabulary
 
 NAMES = ["bert", "stories", "stories_mha", "tour", "tour_no_mask", "translator"]
@@ -81,11 +81,99 @@ def test_pieces_are_the_text(storyteller):
         assert "".join(pieces) == storyteller.generate(prompt, sampling_params=params)
 
 
+def count_calls(model, call):
+    "What a call returns, and how many passes of the model it took."
+    passes = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    try:
+        return call(), len(passes)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    "strings",
+    [
+        ".",
+        "\n",
+        "Mia.",  # three tokens
+        ["One day", "named"],  # the second begins first
+        ["named M", "amed Mia. One"],  # one begins in the other
+        ["in", "garden", "nothing of this"],
+        "Once",  # stands in the prompt only
+        [],
+    ],
+)
+def test_a_text_ends_before_its_stop_string(storyteller, strings):
+    "Alone or in a batch, whole or in pieces, in equally many passes of the model."
+    prompts = ["Once there was", "Tom", ""]
+    options = dict(max_new_tokens=20)
+    whole = storyteller.generate(prompts, **options)
+    listed = [strings] if isinstance(strings, str) else strings
+    expected = []
+    for prompt, text in zip(prompts, whole, strict=True):
+        added = text[len(prompt) :]
+        ends = [added.find(string) for string in listed if string in added]
+        expected.append(prompt + added[: min(ends, default=len(added))])
+    assert storyteller.generate(prompts, stop_strings=strings, **options) == expected
+    for prompt, text in zip(prompts, expected, strict=True):
+        alone, n = count_calls(
+            storyteller.model,
+            lambda p=prompt: storyteller.generate(p, stop_strings=strings, **options),
+        )
+        pieces, m = count_calls(
+            storyteller.model,
+            lambda p=prompt: [*storyteller.stream(p, stop_strings=strings, **options)],
+        )
+        assert alone == "".join(pieces) == text and "" not in pieces
+        assert n == m
+
+
+def test_the_model_stops_with_the_token_that_completes_a_stop_string(storyteller):
+    prompt = "Once there was"
+    pieces = [*storyteller.stream(prompt, max_new_tokens=9)]
+    assert pieces[1:8] == [" a", " kind", " girl", " named", " Mia", ".", " One"]
+
+    def whole():
+        return storyteller.generate(prompt, stop_strings="named Mia. O")
+
+    def in_pieces():
+        return "".join(storyteller.stream(prompt, stop_strings="named Mia. O"))
+
+    for call in (whole, in_pieces):
+        assert count_calls(storyteller.model, call) == (f"{prompt} a kind girl ", 7)
+
+
+def test_a_finished_row_leaves_the_batch(storyteller):
+    rows = []
+    hook = storyteller.model.blocks[0].register_forward_pre_hook(
+        lambda block, args: rows.append(len(args[0]))
+    )
+    texts = storyteller.generate(
+        ["Once there was", "Tom"], stop_strings="girl", max_new_tokens=20
+    )
+    hook.remove()
+    assert texts[0] == "Once there was a kind " and "girl" not in texts[1]
+    assert rows == [2] * 3 + [1] * 17  # the first row has three tokens
+
+
+def test_drawn_texts_end_at_stop_strings_too(storyteller):
+    for seed in range(3):
+        options = dict(sampling_params=SamplingParams(seed=seed), max_new_tokens=30)
+        whole = storyteller.generate("Tom", **options)
+        strings = [whole[9:13], whole[20:22]]
+        text = storyteller.generate("Tom", stop_strings=strings, **options)
+        assert text == "Tom" + cut_at_stop_string(whole[3:], strings) != whole
+        pieces = storyteller.stream("Tom", stop_strings=strings, **options)
+        assert "".join(pieces) == text
+
+
 def test_what_cannot_be_continued_is_refused(storyteller):
     with pytest.raises(ValueError, match="'tour' does not continue texts"):
         load_bundle("tour").generate("Once")
     for bad, message in (
         (dict(max_new_tokens=0), "max_new_tokens.*got 0"),
+        (dict(stop_strings=[".", ""]), "stop string must hold a character"),
         (dict(prompts=[]), "no prompt"),
         (dict(prompts=["a" * 999]), "has 999 tokens.*at most"),
     ):

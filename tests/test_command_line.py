@@ -1,6 +1,5 @@
 """The command: what it writes, how it ends, and what it does not import."""
 
-import codecs
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ import tformer
 import tformer.__main__ as command
 from conftest import ROOT, run
 from tformer.__main__ import load_storyteller, main
-from tformer.bundle import ModelBundle, join_bytes
+from tformer.bundle import ModelBundle
 from tformer.sampling import SamplingParams
 
 COMMAND = [sys.executable, "-m", "tformer"]
@@ -78,12 +77,17 @@ def test_as_many_tokens_as_asked_for_or_as_fit(bundle):
         pieces(full + "a", None)
 
 
-def test_pieces_are_whole_characters():
-    raw = "é🐻".encode()
-    assert [*join_bytes([raw[:1], raw[1:3], raw[3:6]])] == ["é", "🐻"]
-    assert [*join_bytes([b"a", b"", raw[:1]])] == ["a", "\ufffd"]
-    assert [*join_bytes([b"\xff\xfe", b"b"])] == ["\ufffd\ufffd", "b"]
-    assert codecs.decode(raw) == "".join(join_bytes(raw[i : i + 1] for i in range(6)))
+def test_a_story_ends_before_a_stop_string(capsys):
+    def written(*args):
+        assert main(["Once there was", "--temperature", "0", *args]) == 0
+        return capsys.readouterr().out
+
+    whole = written("--max-new-tokens", "40")
+    assert written("--stop", ".") == whole.split(".")[0] + "\n"
+    assert written("--stop", "garden", "--stop", "Mia. One") == (
+        whole.split("Mia. One")[0] + "\n"
+    )
+    assert written("--stop", "Once", "--max-new-tokens", "40") == whole
 
 
 WRONG = [
@@ -95,6 +99,9 @@ WRONG = [
     (["--max-new-tokens", "2.5"], "--max-new-tokens.* from 1 on, got '2.5'"),
     (["--seed", str(2**63)], f"--seed.* from 0 to .*, got '{2**63}'"),
     (["--seed"], "--seed"),
+    (["--stop", ""], "--stop.* at least one character, got ''"),
+    (["--stop"], "--stop"),
+    (["--stop", "\udce9"], "surrogate"),
     (["--sed", "1"], "--sed"),
     (["Once", "upon"], "upon"),
     (["--model", "poems"], "'poems'.* carries .*stories.* folder"),
@@ -159,6 +166,7 @@ def test_help_and_version(capsys):
             "--top-k",
             "--top-p",
             "--seed",
+            "--stop",
             "--model",
             "--version",
             "default: 0.7",

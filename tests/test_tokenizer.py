@@ -1,6 +1,8 @@
 """The fast tokenizer against ``tokenizers``, ``tiktoken`` and chapter 2."""
 
+import codecs
 import inspect
+import itertools
 import json
 import os
 import pickle
@@ -22,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
+from helpers import plain_only
 from tformer import bpe, stories, vocabulary
 from tformer.bpe import GPT2_BYTE_ORDER, GPT2_PATTERN
 from tformer.bpe_trainer import learn_merges
@@ -37,7 +40,16 @@ from tformer.formats import (
     vocabulary_to_tiktoken,
 )
 from tformer.pretokenizer import read_text_chunks, split_stream
-from tformer.tokenizer import Encoder, PretokenCache, Tokenizer, _ParallelBatch
+from tformer.tokenizer import (
+    Encoder,
+    IncrementalDecoder,
+    PretokenCache,
+    StopStringCriterion,
+    Tokenizer,
+    _ParallelBatch,
+    cut_at_stop_string,
+    parse_stop_strings,
+)
 from tformer.vocabulary import (
     Vocabulary,
     build_merge_tables,
@@ -367,6 +379,261 @@ def test_any_ids_decode(tok, data):
     ids = data.draw(st.lists(st.integers(0, len(tok) - 1), max_size=20))
     assert tok.decode_bytes(ids) == b"".join(map(tok.id_to_bytes, ids))
     tok.decode(ids)
+
+
+# ---- text while it is written
+
+BYTES = made([], ["<|end|>"])  # each byte has an id of its own
+# first and last bytes of characters, and bytes that are in none
+EDGES = bytes.fromhex("41 80 8f 90 9f a0 bf c1 c2 e0 e1 ed ef f0 f3 f4 f5 ff")
+
+
+def in_portions(data, ids):
+    "The ids in portions of any size, empty ones too; single ids as numbers."
+    while ids:
+        n = data.draw(st.integers(0, 4))
+        yield ids[0] if n == 1 else ids[:n]
+        ids = ids[n:]
+
+
+def pieces_of(decoder, portions):
+    "What each portion gives, and at the end the rest."
+    return [*map(decoder.decode, portions), decoder.finish()]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_pieces_join_to_the_decoded_text(tok, data):
+    ids = data.draw(st.lists(st.integers(0, len(tok) - 1), max_size=25))
+    ids += data.draw(st.lists(st.sampled_from(EDGES), max_size=9))
+    pieces = pieces_of(IncrementalDecoder(tok), in_portions(data, ids))
+    assert "".join(pieces) == tok.decode(ids)
+
+
+def test_any_bytes_join_to_the_decoded_text():
+    "All sequences of three bytes of which each can change what the others mean."
+    for raw in itertools.product(EDGES, repeat=3):
+        for ids in ([*raw], [240, *raw], [*raw, 65]):
+            pieces = pieces_of(IncrementalDecoder(BYTES), ids)
+            assert "".join(pieces) == bytes(ids).decode("utf-8", "replace")
+
+
+def test_a_piece_is_given_as_soon_as_its_characters_are_whole():
+    raw = "é🐻a".encode()
+    assert pieces_of(IncrementalDecoder(BYTES), raw) == [
+        *["", "é"],
+        *["", "", "", "🐻"],
+        *["a", ""],
+    ]
+    end = BYTES.token_to_id("<|end|>")
+    decoder = IncrementalDecoder(BYTES)
+    assert decoder.decode([raw[0], end, raw[2]]) == "\ufffd<|end|>"
+    assert decoder.finish() == "\ufffd" and decoder.finish() == ""
+    assert decoder.stop_string is None
+    assert IncrementalDecoder(BYTES).decode(np.array([65, 66])) == "AB"
+
+
+def test_the_text_of_whole_characters_is_that_of_hugging_face(tok):
+    "Theirs also keeps back the whole characters of a token that ends in a part of one."
+    plain = made(tok.vocab.merges)
+    hf = tokenizers.Tokenizer.from_str(json.dumps(vocabulary_to_hf(plain.vocab)))
+    theirs = tokenizers.decoders.DecodeStream()
+    decoder = IncrementalDecoder(plain)
+    raw = b""
+    ours = other = ""
+    waits = 0
+    for i in plain.encode(SCRIPTS + "naïve 🦄🏳️‍🌈 𒀀 words"):
+        ours += decoder.decode(i)
+        other += theirs.step(hf, i) or ""
+        raw += plain.id_to_bytes(i)
+        whole = raw.decode("utf-8", "ignore")  # only its end can be incomplete
+        assert ours == whole and whole.startswith(other)
+        if whole.encode() == raw:
+            assert other == ours
+        else:
+            waits += 1
+    assert waits > 20 and decoder.finish() == ""
+
+
+def test_a_decoder_reads_each_id_once(monkeypatch):
+    "Neither the ids nor the text so far are looked at anew for each id."
+    n = []
+    decode_bytes = Tokenizer.decode_bytes
+
+    def counted(self, ids):
+        ids = [*ids]
+        n.append(len(ids))
+        return decode_bytes(self, ids)
+
+    monkeypatch.setattr(Tokenizer, "decode_bytes", counted)
+    decoder = IncrementalDecoder(BYTES, stop_strings=["x" * 9, "aaab"])
+    for _ in range(500):
+        decoder.decode(97)
+        assert len(decoder._buffer.held) < 9
+    assert n == [1] * 500
+    criterion = StopStringCriterion(BYTES, ["aaab"])
+    n.clear()
+    assert not any(criterion([97] * i) for i in range(500))
+    assert max(n) < 30
+
+
+def test_what_a_decoder_refuses():
+    decoder = IncrementalDecoder(BYTES)
+    assert decoder.decode("é".encode()[0]) == ""
+    with pytest.raises(ValueError, match="id 999 is unknown"):
+        decoder.decode([65, 999])
+    assert decoder.decode("é".encode()[1]) == "é"  # nothing was lost by it
+    decoder.finish()
+    with pytest.raises(ValueError, match=r"finished.* a new IncrementalDecoder"):
+        decoder.decode(65)
+
+
+@plain_only
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("", "a stop string must hold a character.*empty"),
+        (["a", ""], "a stop string must hold a character.*empty"),
+        ([3], "a stop string must be a str, got int"),
+        (b"end", "stop_strings must be .*got bytes b'end'"),
+        (None, "stop_strings must be .*got NoneType"),
+        (["\ud800"], "a stop string must be .*surrogate"),
+    ],
+)
+def test_what_is_no_stop_string_is_refused(wrong, message):
+    for call in (
+        parse_stop_strings,
+        partial(IncrementalDecoder, BYTES),
+        partial(StopStringCriterion, BYTES),
+        partial(cut_at_stop_string, "text"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(wrong)
+
+
+@plain_only
+def test_only_a_tokenizer_is_decoded_with():
+    for kind in (IncrementalDecoder, StopStringCriterion):
+        with pytest.raises(ValueError, match="tokenizer must be Tokenizer, got str"):
+            kind("gpt2", "end")
+
+
+def cut_by_hand(text, strings):
+    "A text up to the first place at which one of the strings stands."
+    for i in range(len(text)):
+        if any(text[i : i + len(string)] == string for string in strings):
+            return text[:i]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "strings", "cut"),
+    [
+        ("aaab", ["aab"], "a"),  # overlaps itself
+        ("xabcabd", ["abcabd"], "x"),
+        ("abcabcabd", ["abcabd"], "abc"),
+        ("the end", ["end", "the"], ""),
+        ("a\n\nb", "\n\n", "a"),
+        ("xabcd", ["bc", "abcd"], "x"),  # one inside another
+        ("xabce", ["bc", "abcd"], "xa"),
+        ("xabc", ["bc", "abcd"], "xa"),
+        ("xaba", ["ab", "aba"], "x"),
+        ("aé🐻b", ["🐻"], "aé"),  # split inside characters
+        ("aé🐻b", ["é🐻b"], "a"),
+        ("no stop", ["stops"], "no stop"),
+        ("no stop", [], "no stop"),
+        ("ab<|end|>c", "b<|", "a"),  # inside one token
+    ],
+)
+def test_a_text_ends_before_a_stop_string(text, strings, cut):
+    assert cut_at_stop_string(text, strings) == cut
+    ids = BYTES.encode(text, allowed_special="all")
+    for n in range(1, len(ids) + 1):
+        decoder = IncrementalDecoder(BYTES, strings)
+        portions = [ids[i : i + n] for i in range(0, len(ids), n)]
+        assert "".join(pieces_of(decoder, portions)) == cut
+        found = decoder.stop_string
+        assert (found is None) == (cut == text)
+        assert found is None or text.startswith(found, len(cut))
+    assert text != "xaba" or found == "ab"  # the shorter of two at one place
+
+
+def test_no_character_waits_that_cannot_begin_a_stop_string():
+    decoder = IncrementalDecoder(BYTES, ["aab", "b!"])
+    told = [decoder.decode(i) for i in b"xaaacaab"]
+    assert told == ["x", "", "", "a", "aac", "", "", ""]
+    assert decoder.stop_string == "aab"
+    assert decoder.decode([65, 66]) == "" and decoder.finish() == ""
+    waiting = IncrementalDecoder(BYTES, ["b!"])
+    assert (waiting.decode(98), waiting.finish()) == ("", "b")
+    split = IncrementalDecoder(BYTES, ["\ufffd"])  # of an incomplete character
+    assert (split.decode(0xC3), split.finish()) == ("", "")
+    assert split.stop_string == "\ufffd"
+
+
+TINY = st.text("abé", min_size=1, max_size=4)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_stop_strings_are_cut_as_by_hand(data):
+    merged = made([(b"a", b"b"), (b"ab", b"a"), (b"\xa9", b"a"), (b"b", b"\xc3")])
+    ids = data.draw(st.lists(st.sampled_from([97, 98, 195, 169, *range(256, 260)])))
+    strings = data.draw(st.lists(TINY, max_size=3))
+    whole = merged.decode(ids)
+    cut = cut_by_hand(whole, strings)
+    assert cut_at_stop_string(whole, strings) == cut
+    portions = [*in_portions(data, ids)]
+    decoder = IncrementalDecoder(merged, strings)
+    pieces = pieces_of(decoder, portions)
+    assert "".join(pieces) == cut
+    assert (decoder.stop_string is None) == (cut == whole)
+    # what is held back is a beginning of a stop string, and nothing else is
+    decoder = IncrementalDecoder(merged, strings)
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    seen = shown = ""
+    for portion in portions:
+        flat = portion if isinstance(portion, list) else [portion]
+        seen += utf8.decode(merged.decode_bytes(flat))
+        shown += decoder.decode(portion)
+        assert cut.startswith(shown)
+        if decoder.stop_string is None:
+            held = seen.removeprefix(shown)
+            assert shown + held == seen
+            assert not held or any(s != held and s.startswith(held) for s in strings)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_the_criterion_ends_a_text_where_the_decoder_does(data):
+    "Asked after each id about all ids, and remembering nothing."
+    alphabet = [97, 98, 195, 169, 0x80, 0xF0, *[97, 98] * 3]
+    ids = data.draw(st.lists(st.sampled_from(alphabet), max_size=60))
+    strings = data.draw(st.lists(TINY | st.just("\ufffd"), max_size=2))
+    criterion = StopStringCriterion(BYTES, strings)
+    decoder = IncrementalDecoder(BYTES, strings)
+    for n, i in enumerate(ids, 1):
+        decoder.decode(i)
+        assert criterion(ids[:n]) is (decoder.stop_string is not None)
+        if decoder.stop_string is not None:
+            break
+    assert criterion([]) is False
+
+
+@pytest.mark.parametrize("character", ["a", "é", "熊", "🐻"])
+def test_the_criterion_looks_far_enough_back_and_no_further(character):
+    "In a long text, at each id of it; half a character is not one that is invalid."
+    text = ("x" + character * 4) * 9
+    ids = BYTES.encode(text)
+    half = StopStringCriterion(BYTES, ["\ufffd", "\ufffd" + character])
+    assert not any(half(ids[:n]) for n in range(len(ids) + 1))
+    long = StopStringCriterion(BYTES, ["q", character * 4 + "x" + character * 4])
+    found = [n for n in range(len(ids) + 1) if long(ids[:n])]
+    assert found[0] == len(("x" + character * 4).encode()) * 2
+    apart = BYTES.encode("x" * 40 + character * 7 + "end")
+    for n in range(1, 10):
+        criterion = StopStringCriterion(BYTES, character * n + "end")
+        assert criterion(apart) is (n < 8)
 
 
 # ---- files

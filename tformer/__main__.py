@@ -26,6 +26,7 @@ class Settings(NamedTuple):
     model: str  # the name of a bundled model, or a folder
     max_new_tokens: int | None
     sampling: dict[str, Any]  # for SamplingParams
+    stop_strings: list[str]  # each of them ends the story
 
 
 def _number(convert, expected, holds):
@@ -46,6 +47,7 @@ def _number(convert, expected, holds):
 _count = _number(int, "a whole number from 1 on", lambda n: n >= 1)
 _seed = _number(int, "a whole number from 0 to 2**63 - 1", lambda n: 0 <= n < 2**63)
 _temperature = _number(float, "a number from 0 on", lambda x: 0 <= x < math.inf)
+_stop_string = _number(str, "at least one character", bool)
 _share = _number(float, "a number above 0 and at most 1", lambda x: 0 < x <= 1)
 
 
@@ -111,6 +113,14 @@ def _read_settings(
             "Otherwise each story is another one.",
         ),
     ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=_stop_string,
+            metavar="TEXT",
+            help="End the story before TEXT. May be given several times.",
+        ),
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -136,7 +146,7 @@ def _read_settings(
         "top_p": top_p,
         "seed": seed,
     }
-    return Settings(prompt, model, max_new_tokens, sampling)
+    return Settings(prompt, model, max_new_tokens, sampling, stop or [])
 
 # %% ../nbs/package/command_line.ipynb #82ad08ee
 STORYTELLERS = ("GPT", "Llama", "Qwen3")  # models that continue a text
@@ -178,6 +188,7 @@ def main(
                 settings.prompt,
                 max_new_tokens=settings.max_new_tokens,
                 sampling_params=_sampling_params(settings),
+                stop_strings=settings.stop_strings,
             )
         with _few_threads(bundle.model):
             for piece in pieces:
