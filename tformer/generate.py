@@ -28,16 +28,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import validate
-from .model import device_of, make_eval_context, wrap_model_errors
+from .kv_cache import BatchCache
+from tformer.model import (
+    DecoderModel,
+    device_of,
+    make_eval_context,
+    wrap_model_errors,
+)
 from .positions import Positions
 from .sampling import Sampler, SamplingParams
 
 # %% ../nbs/21_kv_cache.ipynb #a1000021x
 def next_token_logits(
-    model: Any,
+    model: DecoderModel,
     ids: Int[Tensor, "b t"],  # what it has not read yet
     *,
-    cache: Any = None,  # of what it has
+    cache: BatchCache | None = None,  # of what it has
     positions: Positions | Int[Tensor, "_ t"] | None = None,
     # encoder_hidden_states=, encoder_attention_mask=
     **encoder_inputs: Any,
@@ -73,10 +79,10 @@ def next_token_logits(
 #| code-fold: true
 #| code-summary: new_cache and num_cached, the size of a cache and what it holds
 def new_cache(
-    model: Any,
+    model: DecoderModel,
     batch_size: int,
     num_tokens: int,  # that will be read; no more than ``max_len`` fit
-) -> Any:
+) -> BatchCache:
     "Return an empty cache of the model with slots for all these tokens."
     max_len = getattr(model, "max_len", None)
     with wrap_model_errors(model, "model.new_cache(batch, max_len)"):
@@ -86,7 +92,7 @@ def new_cache(
         )
 
 
-def num_cached(cache: Any) -> int:
+def num_cached(cache: BatchCache) -> int:
     "Return how many tokens a cache begins with: those of a prefix."
     positions = getattr(cache, "key_positions", None)
     return 0 if positions is None else positions.end
@@ -98,13 +104,13 @@ class DecodeState:
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         ids: Int[Tensor, "b t"],  # prompts, padded on the left
         positions: Int[Tensor, "b t"],  # negative: padding
         *,
         max_new_tokens: int = 1,  # for how many new tokens
         context_shift: int | None = None,  # kept of a text that is full
-        cache: Any = None,  # None: as the model makes one
+        cache: BatchCache | None = None,  # None: as the model makes one
         # encoder_hidden_states=, encoder_attention_mask=
         **encoder_inputs: Tensor,
     ):
@@ -126,7 +132,7 @@ class DecodeState:
         self.cache = self.new_cache(len(ids)) if cache is None else cache
         self.prefix_len = num_cached(self.cache)  # of a prefix
 
-    def new_cache(self, batch_size: int) -> Any:
+    def new_cache(self, batch_size: int) -> BatchCache:
         "An empty one with places for all that will be read."
         return new_cache(self.model, batch_size, self.ids.shape[1])
 
@@ -312,7 +318,11 @@ def make_stop_string_criterion(
     decode: Callable[[list[int]], str],  # ids to text
     strings: str | Sequence[str],  # one of them ends a text
 ) -> Callable[[list[int]], bool]:
-    "Whether the ids of a row, decoded, hold one of the strings."
+    """Whether the ids of a row, decoded, hold one of the strings.
+
+    The ids still hold the string and what their last token carries
+    behind it: ``tformer.tokenizer.cut_at_stop_string`` cuts the text.
+    """
     strings = [strings] if isinstance(strings, str) else list(strings)
     for string in strings:
         validate.utf8_string(string=string)
@@ -682,7 +692,7 @@ def _start(
 
 # %% ../nbs/21_kv_cache.ipynb #b1000011x
 def stream(
-    model: Any,  # called as told in the chapter
+    model: DecoderModel,
     prompts: Sequence | Tensor,  # prompts: rows of ids, not all as long
     *,
     max_new_tokens: int,  # tokens to write at most
@@ -695,7 +705,8 @@ def stream(
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens
     context_shift: bool | int = False,  # kept of a text that is full
-    cache: Any = None,  # an empty one, such as a preallocated one
+    # an empty one, such as a preallocated one
+    cache: BatchCache | None = None,
     # whether rows that stopped leave the batch
     drop_finished: bool = True,
 ) -> Iterator[list[GeneratedToken]]:
@@ -728,7 +739,7 @@ def stream(
 
 # %% ../nbs/21_kv_cache.ipynb #b1000013x
 def generate(
-    model: Any,
+    model: DecoderModel,
     prompts: Sequence | Tensor,  # prompts: rows of ids, not all as long
     *,
     max_new_tokens: int,  # tokens to write at most
@@ -741,7 +752,8 @@ def generate(
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     encoder_attention_mask: Tensor | None = None,  # (b, s), True at tokens
     context_shift: bool | int = False,  # kept of a text that is full
-    cache: Any = None,  # an empty one, such as a preallocated one
+    # an empty one, such as a preallocated one
+    cache: BatchCache | None = None,
     drop_finished: bool = True,  # rows that stopped leave the batch
 ) -> list[Completion]:
     "What ``stream`` writes with the same arguments, row by row."

@@ -8,7 +8,7 @@ __all__ = ['DraftProposal', 'SpeculativeStep', 'Verification', 'stream_speculati
 
 # %% ../nbs/package/speculative.ipynb #f3e45152
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +24,13 @@ from tformer.generate import (
     parse_stopping,
     token_log_probs,
 )
-from .model import device_of, eval_mode, make_eval_context, wrap_model_errors
+from tformer.model import (
+    DecoderModel,
+    device_of,
+    eval_mode,
+    make_eval_context,
+    wrap_model_errors,
+)
 from .prefix import single_prompt
 from .sampling import SamplingParams, process_logits, sample_ids
 
@@ -54,7 +60,7 @@ class Verification(NamedTuple):
 
 # %% ../nbs/package/speculative.ipynb #53c31dcb
 def stream_speculative(
-    model: Any,  # causal; called as told in chapter 21
+    model: DecoderModel,  # causal
     prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     # (ids, max_tokens, sampling_params, generator) -> DraftProposal
     draft: Callable,
@@ -87,7 +93,7 @@ def stream_speculative(
 
 
 def speculative_generate(
-    model: Any,
+    model: DecoderModel,
     prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     draft: Callable,
     *,
@@ -158,7 +164,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: Any,  # of the same vocabulary
+        model: DecoderModel,  # of the same vocabulary
         num_speculative_tokens: int = 4,  # ids that it offers
     ):
         validate.integer(num_speculative_tokens=num_speculative_tokens)
@@ -174,7 +180,7 @@ class DraftModel:
         ids: list[int],
         max_tokens: int,
         sampling_params: SamplingParams | None,
-        generator: Any,
+        generator: torch.Generator | None,  # None: greedy
     ) -> DraftProposal:
         "The next ids, greedy or drawn as ``sampling_params`` says."
         try:
@@ -268,8 +274,8 @@ class PromptLookup:
         self,
         ids: list[int],
         max_tokens: int,
-        sampling_params: Any = None,
-        generator: Any = None,
+        sampling_params: SamplingParams | None = None,
+        generator: torch.Generator | None = None,
     ) -> DraftProposal:
         "The guess, if it is worth it."
         try:
