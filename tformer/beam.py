@@ -127,15 +127,11 @@ def best_possible_score(
 
 # %% ../nbs/22_beam_search.ipynb #38a5d2c2
 class BeamHypothesis(NamedTuple):
-    """A text that was found.
+    "A text that was found.  A stop id counts, but is not among its ids."
 
-    A stop id is no part of ``ids``, but it counts for ``log_prob`` and
-    for the length by which ``score`` divides.
-    """
-
-    ids: list[int]  # the new ones, without the stop id
-    score: float  # log_prob / length_divisor
-    log_prob: float  # the sum over ids, and over the stop id behind them
+    ids: list[int]  # the new ones
+    score: float  # log_prob / length_divisor, with the stop id
+    log_prob: float  # the sum over ids and the stop id
     finish_reason: str  # "stop", or "length": it has no more room
 
 # %% ../nbs/22_beam_search.ipynb #d55abd68
@@ -216,13 +212,67 @@ def _log_probs(logits, stop_token_ids):
     return log_probs
 
 # %% ../nbs/22_beam_search.ipynb #2f6b9c41
-#| code-summary: where functions end texts, rows may have unlike numbers of beams
+#| code-summary: more candidates where functions end texts; no stop id in a text
+def _best_candidates(state, following):
+    "Enough for the next live beams, and which a function ends."
+    n = (1 + len(state.config.stop_token_ids)) * state.config.num_beams
+    sums = state.log_probs.to(following)
+    best = expand_beams(sums, following, n)
+    if not state.config.stopping_criteria:
+        return best, None
+    answers = {}
+    while True:
+        met_criteria, enough = _ask_criteria(state, best, answers)
+        if enough or n >= following[0].numel():
+            return best, met_criteria
+        n = 2 * n
+        best = expand_beams(sums, following, n)
+
+
+def _ask_criteria(state, best, answers):
+    """Which candidates a function ends, and whether enough go on.
+
+    Those of a prompt are asked about from the best on, until
+    ``num_beams`` go on; at the last step only those that may be
+    returned.  ``answers`` are those given before in this step.
+    """
+    config = state.config
+    last = state.ids.shape[2] + 1 == config.max_new_tokens
+    met_criteria = torch.zeros(best.ids.shape, dtype=torch.bool).tolist()
+    enough = True
+    texts = state.ids.tolist()
+    for row, lists in enumerate(zip(*[x.tolist() for x in best])):
+        num_live = 0
+        for k, (log_prob, beam, new) in enumerate(zip(*lists)):
+            if num_live == config.num_beams or (
+                last and k == config.num_beams
+            ):
+                break
+            if new in config.stop_token_ids:
+                continue
+            key = row, beam, new
+            if log_prob > -math.inf and key not in answers:
+                answers[key] = meets_stopping_criteria(
+                    config.stopping_criteria,
+                    state.active[row],
+                    [*texts[row][beam], new],
+                )
+            met_criteria[row][k] = answers.get(key, False)
+            num_live += not met_criteria[row][k]
+        enough = enough and (last or num_live == config.num_beams)
+    return torch.tensor(met_criteria, device=best.ids.device), enough
+
+
 def _fill_rows(candidates, live):
     "Ended ones, with a sum of -inf, fill up the rows with fewer beams."
     log_probs = candidates.log_probs.masked_fill(~live, -math.inf)
     missing = live.sum(1).max() - live.sum(1)
     fill = ~live & ((~live).cumsum(1) <= missing[:, None])
     return candidates._replace(log_probs=log_probs), live | fill
+
+
+def _without_stop_id(state, ids):
+    return ids[:-1] if ids[-1] in state.config.stop_token_ids else ids
 
 # %% ../nbs/22_beam_search.ipynb #caaf309a
 #| code-fold: false
@@ -245,14 +295,9 @@ class _BeamState:
         width = self.config.num_beams
         stop = self.config.stop_token_ids
         following = _log_probs(logits, stop).view(b, w, -1)
-        best, met_criteria = self._best_candidates(following)
-        ids = torch.cat(
-            [
-                _gather_beams(self.ids, best.beam_indices),
-                best.ids[..., None],
-            ],
-            2,
-        )
+        best, met_criteria = _best_candidates(self, following)
+        begun = _gather_beams(self.ids, best.beam_indices)
+        ids = torch.cat([begun, best.ids[..., None]], 2)
         ended, live = split_finished(
             best.ids, self.stop_token_ids, width, met_criteria
         )
@@ -268,56 +313,6 @@ class _BeamState:
             first + _gather_beams(best.beam_indices, live_indices)
         )
 
-    def _best_candidates(self, following):
-        "Enough for the next live beams, and which a function ends."
-        n = (1 + len(self.config.stop_token_ids)) * self.config.num_beams
-        sums = self.log_probs.to(following)
-        best = expand_beams(sums, following, n)
-        if not self.config.stopping_criteria:
-            return best, None
-        answers = {}
-        while True:
-            met_criteria, enough = self._ask_criteria(best, answers)
-            if enough or n >= following[0].numel():
-                return best, met_criteria
-            n = 2 * n
-            best = expand_beams(sums, following, n)
-
-    def _ask_criteria(self, best, answers):
-        """Which candidates a function ends, and whether enough go on.
-
-        Those of a prompt are asked about from the best on, until
-        ``num_beams`` go on; at the last step only those that may be
-        returned.  ``answers`` are those given before in this step.
-        """
-        config = self.config
-        last = self.ids.shape[2] + 1 == config.max_new_tokens
-        met_criteria = torch.zeros(
-            best.ids.shape, dtype=torch.bool
-        ).tolist()
-        enough = True
-        texts = self.ids.tolist()
-        for row, lists in enumerate(zip(*[x.tolist() for x in best])):
-            num_live = 0
-            for k, (log_prob, beam, new) in enumerate(zip(*lists)):
-                if num_live == config.num_beams or (
-                    last and k == config.num_beams
-                ):
-                    break
-                if new in config.stop_token_ids:
-                    continue
-                key = row, beam, new
-                if log_prob > -math.inf and key not in answers:
-                    answers[key] = meets_stopping_criteria(
-                        config.stopping_criteria,
-                        self.active[row],
-                        [*texts[row][beam], new],
-                    )
-                met_criteria[row][k] = answers.get(key, False)
-                num_live += not met_criteria[row][k]
-            enough = enough and (last or num_live == config.num_beams)
-        return torch.tensor(met_criteria, device=best.ids.device), enough
-
     def _add_hypotheses(self, texts, sums, ended):
         "Note what has ended, and at the last place what has not."
         n = texts.shape[2]
@@ -326,7 +321,7 @@ class _BeamState:
         for row, i in enumerate(self.active):
             new = [
                 BeamHypothesis(
-                    self._without_stop_id(texts[row, k].tolist()),
+                    _without_stop_id(self, texts[row, k].tolist()),
                     self.config.score(log_prob, n),
                     log_prob,
                     "stop" if ended[row][k] else "length",
@@ -337,9 +332,6 @@ class _BeamState:
             self.hypotheses[i] = sorted(
                 self.hypotheses[i] + new, key=lambda beam: -beam.score
             )[:width]
-
-    def _without_stop_id(self, ids):
-        return ids[:-1] if ids[-1] in self.config.stop_token_ids else ids
 
     def _drop_done(self, rows):
         n = self.ids.shape[2]
