@@ -25,8 +25,9 @@ from tformer.serving import (
     Engine,
     QueueFull,
     Request,
-    RequestHandle,
     Scheduler,
+    Sequence,
+    SequenceStatus,
     first_come_first_served,
     shortest_first,
     similar_length,
@@ -96,7 +97,8 @@ def sound(engine):
         assert handle is None or (handle.row, handle.finish_reason) == (i, None)
     for handle in engine.scheduler.waiting:
         assert handle.row is None and handle.finish_reason is None
-    assert engine.scheduler.waiting == sorted(engine.scheduler.waiting)
+    indices = [t.index for t in engine.scheduler.waiting]
+    assert indices == sorted(indices) == [*engine.scheduler.queue]
     if engine.runner.pool is None:
         return
     tables = engine.runner.cache.tables
@@ -327,9 +329,12 @@ def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     handle = engine.submit(asked)
     for _ in range(8):
         engine.step()
-    assert len(handle.output_ids) == 8 and handle.num_computed_tokens == 12
-    engine.scheduler.preempt(handle)
-    assert handle.row is None and not engine.runner.pool.num_used_blocks
+    assert len(handle.output_ids) == 8 and handle.sequence.num_computed_tokens == 12
+    engine.scheduler.preempt(handle.sequence)
+    assert (
+        handle.sequence.status is SequenceStatus.WAITING
+        and not engine.runner.pool.num_used_blocks
+    )
     engine.step()
     assert seen == [[5], [1]]  # 12 of 13 are cached: three blocks
     engine.run()
@@ -343,10 +348,12 @@ def test_a_block_is_not_shared_before_it_is_filled():
     engine = Engine(MODEL, 2, num_blocks=20, block_size=4, max_prefill_tokens=5)
     first = engine.submit(Request(ids, 6))
     engine.step()
-    assert first.num_computed_tokens == 5 and len(engine.runner.pool.hash_to_block) == 1
+    assert first.sequence.num_computed_tokens == 5
+    assert len(engine.runner.pool.hash_to_block) == 1
     second = engine.submit(Request(ids, 6))
     engine.step()
-    assert second.num_computed_tokens == 4 and first.num_computed_tokens == 10
+    assert second.sequence.num_computed_tokens == 4
+    assert first.sequence.num_computed_tokens == 10
     engine.run()
     for handle in (first, second):
         same(handle, texts([Request(ids, 6)])[0])
@@ -363,10 +370,12 @@ def test_who_has_written_nothing_may_still_be_reading(how):
         engine.step()
         written.append((len(short.output_ids), len(long.output_ids)))
     assert written == [(1, 0), (2, 0), (3, 0), (4, 1)]
-    engine.scheduler.preempt(long)
+    engine.scheduler.preempt(long.sequence)
     engine.step()
     assert (
-        long.is_prefilling and len(long.output_ids) == 1 and len(short.output_ids) == 5
+        long.sequence.is_prefilling
+        and len(long.output_ids) == 1
+        and len(short.output_ids) == 5
     )
     engine.run()
     for handle in (short, long):
@@ -400,13 +409,13 @@ def test_all_live_rows_share_one_call():
     assert calls == [(4, 3)] + [(4, 1)] * 4
 
 
-def handles_of(lengths):
+def sequences_of(lengths):
     engine = Engine(MODEL)
-    return [engine.submit(Request([1] * n, 1)) for n in lengths]
+    return [engine.submit(Request([1] * n, 1)).sequence for n in lengths]
 
 
 def test_policies():
-    waiting = handles_of([7, 3, 9, 3])
+    waiting = sequences_of([7, 3, 9, 3])
     assert (
         first_come_first_served(waiting, [])
         == first_come_first_served(waiting, [3])
@@ -425,6 +434,7 @@ def test_who_was_preempted_has_also_to_read_what_it_wrote():
     while len(long.output_ids) < 4:
         engine.step()
     short = engine.submit(Request([5, 6, 7], 9))
+    long, short = long.sequence, short.sequence
     assert shortest_first([long, short], []) == 1
     assert similar_length([short, long], [6]) == 1
     assert similar_length([long, short], [2]) == 1
@@ -450,7 +460,7 @@ def order(policy, lengths, max_num_seqs=1, **how):
     engine.run()
     return sorted(
         range(len(lengths)),
-        key=lambda i: (handles[i].first_scheduled_step, handles[i].index),
+        key=lambda i: (handles[i].first_scheduled_step, i),
     ), engine
 
 
@@ -491,7 +501,7 @@ def test_nobody_is_overtaken_more_often_than_max_overtakes_allows(max_overtakes)
         sum(t.first_scheduled_step < long.first_scheduled_step for t in others)
         == max_overtakes
     )
-    assert long.times_overtaken == max_overtakes
+    assert long.sequence.times_overtaken == max_overtakes
     assert long.steps_waited == max_overtakes
 
 
@@ -517,7 +527,7 @@ def test_the_bound_holds_for_everybody(lengths, max_overtakes, max_num_seqs, pol
         if n % 2:
             engine.step()
     engine.run()
-    assert all(t.times_overtaken <= max_overtakes for t in handles)
+    assert all(t.sequence.times_overtaken <= max_overtakes for t in handles)
     for i, t in enumerate(handles):
         assert sum(
             other.first_scheduled_step < t.first_scheduled_step
@@ -781,17 +791,17 @@ def interrupt(monkeypatch, place, victim, when):
         real = getattr(of_handle, name)
 
         def interrupted(*args):
-            handle = next(a for a in args if isinstance(a, RequestHandle))
+            sequence = next(a for a in args if isinstance(a, Sequence))
             if name == "append_token":
                 real(*args)  # and then, between two of them
-            if handle.index == victim and args[-1] != "error":
-                once(len(handle.output_ids))
+            if sequence.index == victim and args[-1] != "error":
+                once(sequence.num_output_tokens)
             return real(*args) if name != "append_token" else True
 
         monkeypatch.setattr(of_handle, name, interrupted)
 
     if place == "append":
-        around("append_token", RequestHandle)
+        around("append_token", Sequence)
     elif place == "finish":
         around("finish", Scheduler)
     return {
@@ -830,8 +840,8 @@ def test_a_step_that_is_interrupted_was_none(how, place, victim, monkeypatch):
             (
                 [*t.output_ids],
                 [*t.log_probs],
-                getattr(t.sampler, "row_states", None)
-                and t.sampler.row_states[0][1].get_state().tolist(),
+                getattr(t.sequence.sampler, "row_states", None)
+                and t.sequence.sampler.row_states[0][1].get_state().tolist(),
             )
             for t in handles
             if t.finish_reason is None
@@ -1126,7 +1136,7 @@ def test_time_outs_and_cancels(how):
         sound(engine)
     assert (handles[1].finish_reason, handles[1].output_ids) == ("timeout", [])
     engine.cancel(handles[0])
-    assert handles[0].finish_reason == "cancelled" and handles[0].row is None
+    assert handles[0].finish_reason == "cancelled" and handles[0].sequence.row is None
     engine.step()
     now[0] = 8.9
     engine.step()
@@ -1137,7 +1147,7 @@ def test_time_outs_and_cancels(how):
     with pytest.raises(TimeoutError, match="out of time after 2 ids"):
         list(handles[2])
     engine.cancel(handles[2])
-    assert handles[2].finish_reason == "timeout" and handles[2].row is None
+    assert handles[2].finish_reason == "timeout" and handles[2].sequence.row is None
     engine.run()
     same(handles[3], texts(requests)[3])
     empty(engine)
@@ -1176,7 +1186,8 @@ def test_a_handle_is_iterated():
     assert [*first] == expected[0].ids and [*first] == [*first]
     assert "2 + 6 ids, length" in repr(first)
     some = engine.submit(Request([1, 2], 6))
-    assert next(iter(some)) == expected[0].ids[0] and some.finish_reason is None
+    reader = iter(some)
+    assert next(reader) == expected[0].ids[0] and some.finish_reason is None
     assert "on its way" in repr(some)
 
 
@@ -1273,7 +1284,7 @@ def test_an_engine_that_cannot_be(change, says):
 
 def test_parts_have_names():
     assert issubclass(QueueFull, RuntimeError)
-    assert isinstance(handles_of([1])[0], RequestHandle)
+    assert isinstance(sequences_of([1])[0], Sequence)
     assert ModelRunner(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
 
 
