@@ -305,7 +305,7 @@ class _Reader:
         if self._is_open:
             self._leave()
             if not self._handle._num_readers:
-                self._handle.engine._cancel_after_step(self._handle)
+                self._handle.cancel()
 
     __del__ = close
 
@@ -465,9 +465,12 @@ def _require_flat_row(prompt_ids):
     elif (
         isinstance(prompt_ids, list | tuple)
         and prompt_ids
-        and isinstance(prompt_ids[0], list | tuple)
+        and isinstance(prompt_ids[0], list | tuple | Tensor)
+        and len(getattr(prompt_ids[0], "shape", (1,))) == 1
     ):
-        advice = f"give {prompt_ids[0]!r:.50}"
+        is_tensor = isinstance(prompt_ids[0], Tensor)
+        first = "prompt_ids[0]" if is_tensor else f"{prompt_ids[0]!r:.50}"
+        advice = f"give {first}"
     else:
         return
     one = len(prompt_ids) == 1
@@ -703,17 +706,23 @@ def _sample_one(sequence, logits):
 # %% ../nbs/23_in_flight_batching.ipynb #s230027b
 #| code-summary: the two calls of a step, and who fails in them
 class _StepExecutor:
-    def __init__(self, runner, max_prefill_tokens, finish):
+    def __init__(
+        self, runner, max_prefill_tokens, finish, finish_cancelled
+    ):
         self.runner = runner
         self.max_prefill_tokens = max_prefill_tokens
         self.finish = finish
+        self.finish_cancelled = finish_cancelled
         self.new = []
 
     def step(self, running):
-        "The new ids, also those of a step that was interrupted."
+        "The calls of one step; ``take_new`` has what they wrote."
         with eval_mode(self.runner.model):
             self.decode([t for t in running if not t.is_prefilling])
             self.prefill([t for t in running if t.is_prefilling])
+
+    def take_new(self):
+        "The new ids, also those of a step that was interrupted."
         new = self.new
         self.new = []
         return new
@@ -759,6 +768,7 @@ class _StepExecutor:
 
     def run_batch(self, chunks, call):
         "New ids; whoever makes the model fail, fails alone."
+        self.finish_cancelled()
         running = SequenceStatus.RUNNING
         chunks = [(t, n) for t, n in chunks if t.status is running]
         if not chunks:
@@ -798,6 +808,7 @@ class _StepExecutor:
         try:
             drafts = self._draft(sequences, logits)
             reasons = [self._judge(t, *draft) for t, *draft in drafts]
+            self.finish_cancelled()  # by what was called until here
             for draft, reason in zip(drafts, reasons):
                 self._commit(*draft, reason)
         except BaseException:
@@ -836,7 +847,7 @@ class _StepExecutor:
                 self.finish(t, "error", error)
 
     def _commit(self, t, i, log_prob, reason):
-        if t.finish_reason is not None:  # a stop function has cancelled it
+        if t.finish_reason is not None:  # wrong, or cancelled
             return
         if t.append_token(i, log_prob):
             self.new.append((t.handle, i))
@@ -930,7 +941,10 @@ class Engine:
         )
         self.scheduler = Scheduler(self.runner, policy, max_overtakes)
         self._executor = _StepExecutor(
-            self.runner, max_prefill_tokens, self.scheduler.finish
+            self.runner,
+            max_prefill_tokens,
+            self.scheduler.finish,
+            self._finish_cancelled,
         )
         self.max_queued_requests = max_queued_requests
         self.clock = clock
@@ -938,6 +952,7 @@ class Engine:
         self._numbers = itertools.count()
         self._free = threading.Lock()
         self._thread = None  # the one that makes a step
+        self._must_recover = False  # whether all have to read again
         self._cancelled = deque()  # handles, not yet ended
         self._turn = None  # an event loop, and its lock for submitting
 
@@ -1001,14 +1016,19 @@ class Engine:
         """End a request that has not ended; the others go on unchanged.
 
         Any thread may do so: where a step is under way, it ends first.
+        What a step calls, such as a stopping criterion, may do so, too:
+        the request then ends before another id is written.
         """
         validate.require(
             handle.engine is self,
             "this request was submitted to another engine",
         )
-        self._cancel_after_step(handle)
-        if self._is_in_own_step():  # by what a step calls
-            self._finish_cancelled()
+        self._cancelled.append(handle)
+        if self._free.acquire(blocking=False):
+            try:
+                self._finish_cancelled()
+            finally:
+                self._free.release()
 
     def reset_prefix_cache(self) -> None:
         """Forget all that was computed, because the weights have changed.
@@ -1016,20 +1036,24 @@ class Engine:
         Requests keep the ids that they have; what was read is read again.
         """
         with self._exclusive():
-            self.scheduler.preempt_all()
+            self._must_recover = True  # what was read is not to be trusted
+            self._recover()
             self.runner.reset_prefix_cache()
 
     @torch.inference_mode()
     def step(self) -> list[tuple[RequestHandle, int]]:
         "One token of each live text, a piece of prompts; what is new."
         with self._exclusive():
+            self._recover()
             try:
                 self.steps += 1
                 self.scheduler.step(self.steps, self.clock())
-                return self._executor.step(self.scheduler.running)
-            except BaseException:  # they come back, and read all again
-                self.scheduler.preempt_all()
+                self._executor.step(self.scheduler.running)
+            except BaseException:
+                self._must_recover = True
+                self._recover()
                 raise
+        return self._executor.take_new()
 
     @contextmanager
     def _exclusive(self):
@@ -1050,19 +1074,17 @@ class Engine:
             self._thread = None
             self._free.release()
 
+    def _recover(self):
+        "After a step that failed all come back, and read all again."
+        if self._must_recover:
+            self.scheduler.preempt_all()
+            self._must_recover = False
+
     def _is_in_own_step(self):
         return self._thread == threading.get_ident()
 
-    def _cancel_after_step(self, handle):
-        "Now, if no step is under way, else at its end."
-        self._cancelled.append(handle)
-        if self._free.acquire(blocking=False):
-            try:
-                self._finish_cancelled()
-            finally:
-                self._free.release()
-
     def _finish_cancelled(self):
+        "Only where no call of the model and no choice is under way."
         while self._cancelled:
             self.scheduler.finish(self._cancelled[0].sequence, "cancelled")
             self._cancelled.popleft()
