@@ -1421,7 +1421,6 @@ def test_a_sequence_has_a_status():
         [finished, running],
         [finished, finished],
     ]
-    assert repr(sequences[0]) == "Sequence(0: 1 + 2 ids, finished)"
 
 
 # --- loops that break off
@@ -1833,6 +1832,29 @@ def test_interrupts_at_any_place_change_no_text(
     check_interrupted(asked, ticker, policy, resets, **how, **blocks)
 
 
+def test_a_cancel_that_is_interrupted_is_completed():
+    "Its row is free for the next one after the next step."
+    engine = Engine(MODEL, 1)
+    first, second = [engine.submit(Request([i], 5)) for i in (1, 2)]
+    engine.step()
+    crop = engine.runner.crop
+
+    def interrupted(*args):
+        engine.runner.crop = crop
+        raise KeyboardInterrupt
+
+    engine.runner.crop = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.cancel()
+    assert first.finish_reason == "cancelled"
+    engine.step()
+    sound(engine)
+    assert second.sequence.status is SequenceStatus.RUNNING
+    engine.run()
+    same(second, texts([second.request])[0])
+    empty(engine)
+
+
 @WAYS
 def test_calls_all_over_a_run_may_be_interrupted(how):
     "And the one after each of them, while the failed step is mended."
@@ -1935,8 +1957,8 @@ def test_run_takes_a_list(requests):
         (((1, 2),), r"got two brackets, \(\(1, 2\),\): give \(1, 2\)$"),
         (torch.tensor([[1, 2]]), r"got two brackets, .*: give prompt_ids\[0\]$"),
         ([torch.tensor([1, 2])], r"got two brackets, .*: give prompt_ids\[0\]$"),
-        ([[1, 2], [3]], "got two brackets, .*: submit a request for each row$"),
-        (torch.ones(2, 3).long(), ": submit a request for each row$"),
+        ([[1, 2], [3]], "got two brackets, .*: give a request for each row$"),
+        (torch.ones(2, 3).long(), ": give a request for each row$"),
     ],
 )
 def test_a_prompt_is_one_flat_row(prompt_ids, says):

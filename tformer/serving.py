@@ -17,14 +17,7 @@ import math
 import threading
 import time
 from collections import OrderedDict, abc, deque
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -66,6 +59,8 @@ class Request:
     encoder_attention_mask: Bool[Tensor, " s"] | None = None
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300011a
+#| code-fold: true
+#| code-summary: SequenceStatus, waiting, running or finished
 class SequenceStatus(enum.Enum):
     "Whether a sequence waits for a row, has one, or has ended."
 
@@ -174,13 +169,9 @@ class Sequence:
         self.log_probs.append(log_prob)
         return True
 
-    def __repr__(self) -> str:
-        return (
-            f"Sequence({self.index}: {self.num_prompt_tokens} + "
-            f"{self.num_output_tokens} ids, {self.status.value})"
-        )
-
 # %% ../nbs/23_in_flight_batching.ipynb #s2300011
+#| code-fold: true
+#| code-summary: RequestHandle, what a caller reads, waits for and cancels
 class RequestHandle:
     """What the caller of ``Engine.submit`` holds of a request.
 
@@ -194,6 +185,16 @@ class RequestHandle:
     "error"; ``error`` then says what was wrong.
     """
 
+    request = property(attrgetter("sequence.request"))
+    prompt_ids = property(attrgetter("sequence.prompt_ids"))
+    output_ids = property(attrgetter("sequence.output_ids"))
+    finish_reason = property(attrgetter("sequence.finish_reason"))
+    error = property(attrgetter("sequence.error"))
+    arrival_time = property(attrgetter("sequence.arrival_time"))
+    first_scheduled_step = property(
+        attrgetter("sequence.first_scheduled_step")
+    )
+
     def __init__(self, engine: "Engine", sequence: Sequence):
         self.engine = engine
         self.sequence = sequence
@@ -201,44 +202,9 @@ class RequestHandle:
         sequence.handle = self
 
     @property
-    def request(self) -> Request:
-        "What was submitted."
-        return self.sequence.request
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        "The ids of the prompt; none if the prompt was refused."
-        return self.sequence.prompt_ids
-
-    @property
-    def output_ids(self) -> list[int]:
-        "The new ids so far."
-        return self.sequence.output_ids
-
-    @property
     def log_probs(self) -> list[float]:
         "The log-probability of each new id."
         return [*self.sequence.log_probs]
-
-    @property
-    def finish_reason(self) -> str | None:
-        "Why the request has ended; None: it has not."
-        return self.sequence.finish_reason
-
-    @property
-    def error(self) -> str | None:
-        "What was wrong, in one sentence, or None."
-        return self.sequence.error
-
-    @property
-    def arrival_time(self) -> float:
-        "When it was submitted, by the engine's clock."
-        return self.sequence.arrival_time
-
-    @property
-    def first_scheduled_step(self) -> int | None:
-        "The number of the step that first gave it a slot, or None."
-        return self.sequence.first_scheduled_step
 
     @property
     def steps_waited(self) -> int:
@@ -271,10 +237,10 @@ class RequestHandle:
             n = self.sequence.num_output_tokens
             raise TimeoutError(f"out of time after {n} ids")
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> abc.Iterator[int]:
         return _Reader(self)
 
-    def __aiter__(self) -> AsyncIterator[int]:
+    def __aiter__(self) -> abc.AsyncIterator[int]:
         return _Reader(self)
 
     def __repr__(self) -> str:
@@ -324,10 +290,10 @@ class _Reader:
         try:
             while self._is_waiting():
                 self._step()
+            return self._next_id(StopIteration)
         except BaseException:
             self.close()
             raise
-        return self._next_id(StopIteration)
 
     async def __anext__(self):
         try:
@@ -335,10 +301,10 @@ class _Reader:
                 await asyncio.sleep(0)  # another may step meanwhile
                 if self._is_waiting():
                     self._step()
+            return self._next_id(StopAsyncIteration)
         except BaseException:
             self.close()
             raise
-        return self._next_id(StopAsyncIteration)
 
     def _is_waiting(self):
         sequence = self._handle.sequence
@@ -358,14 +324,12 @@ class _Reader:
         sequence = self._handle.sequence
         if not self._is_open:
             raise end
-        if self._num_read < sequence.num_output_tokens:
-            self._num_read += 1
-            return sequence.all_ids[
-                sequence.num_prompt_tokens + self._num_read - 1
-            ]
-        self._leave()
-        self._handle.raise_for_error()
-        raise end
+        if self._num_read == sequence.num_output_tokens:
+            self._handle.raise_for_error()
+            raise end
+        self._num_read += 1
+        first = sequence.num_prompt_tokens
+        return sequence.all_ids[first + self._num_read - 1]
 
     def _leave(self):
         self._is_open = False
@@ -460,25 +424,16 @@ def _validate_encoder_output(
 #| code-summary: what is wrong with a request, before anything is computed
 def _require_flat_row(prompt_ids):
     "One request has one row of ids: refuse a list of rows."
-    if getattr(prompt_ids, "ndim", 1) == 2:
-        advice = "give prompt_ids[0]"
-    elif (
-        isinstance(prompt_ids, list | tuple)
-        and prompt_ids
-        and isinstance(prompt_ids[0], list | tuple | Tensor)
-        and len(getattr(prompt_ids[0], "shape", (1,))) == 1
-    ):
-        is_tensor = isinstance(prompt_ids[0], Tensor)
-        first = "prompt_ids[0]" if is_tensor else f"{prompt_ids[0]!r:.50}"
-        advice = f"give {first}"
-    else:
-        return
-    one = len(prompt_ids) == 1
-    advice = advice if one else "submit a request for each row"
-    raise ValueError(
-        "prompt_ids must be one flat row of ids, got two brackets, "
-        f"{prompt_ids!r:.50}: {advice}"
-    )
+    is_sequence = isinstance(prompt_ids, list | tuple | Tensor)
+    first = prompt_ids[0] if is_sequence and len(prompt_ids) else 0
+    if isinstance(first, list | tuple) or getattr(first, "ndim", 0):
+        is_tensor = isinstance(first, Tensor)
+        one = "prompt_ids[0]" if is_tensor else f"{first!r:.50}"
+        many = "a request for each row" if len(prompt_ids) > 1 else one
+        raise ValueError(
+            "prompt_ids must be one flat row of ids, got two brackets, "
+            f"{prompt_ids!r:.50}: give {many}"
+        )
 
 
 def _validate_request(sequence, runner):
@@ -497,16 +452,11 @@ def _validate_request(sequence, runner):
         request.encoder_hidden_states, request.encoder_attention_mask
     )
     params = request.sampling_params
-    params = (
-        SamplingParams(**params) if isinstance(params, Mapping) else params
-    )
-    sequence.sampler = (
-        None
-        if params is None
-        else make_sampler(
-            [params] if isinstance(params, SamplingParams) else params
-        )
-    )
+    if isinstance(params, Mapping):
+        params = SamplingParams(**params)
+    if params is not None:
+        is_one = isinstance(params, SamplingParams)
+        sequence.sampler = make_sampler([params] if is_one else params)
     sequence.stopping = parse_stopping(
         request.stop_token_ids, request.stopping_criteria
     )
@@ -514,11 +464,8 @@ def _validate_request(sequence, runner):
 # %% ../nbs/23_in_flight_batching.ipynb #s2300023
 #| code-summary: a problem in one sentence
 def _one_sentence(error):
-    category = (
-        ""
-        if isinstance(error, ValueError)
-        else (f"{type(error).__name__}: ")
-    )
+    is_plain = isinstance(error, ValueError)
+    category = "" if is_plain else f"{type(error).__name__}: "
     return " ".join(f"{category}{error}".split())[:300]
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300024
@@ -555,12 +502,11 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         "Queue a new sequence."
-        if sequence.deadline is not None:
-            heapq.heappush(
-                self.deadlines,
-                (sequence.deadline, sequence.index, sequence),
-            )
-        self.queue[sequence.index] = sequence
+        index = sequence.index
+        deadline = sequence.deadline
+        if deadline is not None:
+            heapq.heappush(self.deadlines, (deadline, index, sequence))
+        self.queue[index] = sequence
 
     def finish(
         self, sequence: Sequence, finish_reason: str, error: Any = None
@@ -604,11 +550,8 @@ class Scheduler:
             heapq.heappop(self.deadlines)
         unfinished = len(self.queue) + len(self.row_owners)
         if len(self.deadlines) > 2 * unfinished:  # most have ended
-            self.deadlines[:] = [
-                entry
-                for entry in self.deadlines
-                if entry[-1].status is not SequenceStatus.FINISHED
-            ]
+            live = [x for x in self.deadlines if not x[-1].finish_reason]
+            self.deadlines[:] = live
             heapq.heapify(self.deadlines)
 
     def _admit(self, step):
@@ -627,11 +570,8 @@ class Scheduler:
             del self.queue[t.index]
             t.num_computed_tokens = n
             t.num_prefill_tokens = t.num_tokens
-            t.first_scheduled_step = (
-                step
-                if t.first_scheduled_step is None
-                else t.first_scheduled_step
-            )
+            if t.first_scheduled_step is None:
+                t.first_scheduled_step = step
             admitted_lengths.append(t.num_prefill_tokens - n)
             for i, other in self.queue.items():
                 if i > t.index:
@@ -870,8 +810,11 @@ def _restore(sequence, length, states):
 
 # %% ../nbs/23_in_flight_batching.ipynb #s230027c
 #| code-fold: true
-#| code-summary: what is wrong with an engine, before it is made
-def _validate_engine(model, max_len, clock):
+#| code-summary: what is wrong with an engine, and one step at a time
+def _validate_engine(
+    model, max_len, policy, clock, max_overtakes, **positive
+):
+    "Returns the policy as a function."
     inner = getattr(model, "model", None)
     is_decoder = callable(model) and hasattr(model, "max_len")
     if not is_decoder or not callable(getattr(model, "new_cache", None)):
@@ -892,9 +835,66 @@ def _validate_engine(model, max_len, clock):
         "clock must be a function without arguments that returns "
         f"seconds, got {clock!r:.60}",
     )
+    validate.integer(**positive)
+    validate.integer(0, max_overtakes=max_overtakes)
+    if callable(policy):
+        return policy
+    validate.one_of(SCHEDULING_POLICIES, policy=policy)
+    return SCHEDULING_POLICIES[policy]
+
+
+def _require_list(requests):
+    validate.require(
+        isinstance(requests, Iterable),
+        "requests must be a list of Request, got "
+        f"{requests!r:.60}: one request has brackets, [request]",
+    )
+
+
+class _OneStepAtATime:
+    "What an engine does before and after a step, also a broken one."
+
+    def __init__(self):
+        self._free = threading.Lock()
+        self._thread = None  # the one that makes a step
+        self._must_recover = False  # whether all have to read again
+        self._cancelled = deque()  # handles, not yet ended
+
+    @contextmanager
+    def _exclusive(self):
+        validate.require(
+            self._free.acquire(blocking=False),
+            "a step is under way: an engine is for one thread, one step "
+            "at a time",
+        )
+        try:
+            self._thread = threading.get_ident()
+            self._finish_cancelled()
+            try:
+                yield
+            finally:
+                self._finish_cancelled()
+        finally:
+            self._thread = None
+            self._free.release()
+
+    def _recover(self):
+        "After a step that failed all come back, and read all again."
+        if self._must_recover:
+            self.scheduler.preempt_all()
+            self._must_recover = False
+
+    def _is_in_own_step(self):
+        return self._thread == threading.get_ident()
+
+    def _finish_cancelled(self):
+        "Only where no call of the model and no choice is under way."
+        while self._cancelled:
+            self.scheduler.finish(self._cancelled[0].sequence, "cancelled")
+            self._cancelled.popleft()
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300027
-class Engine:
+class Engine(_OneStepAtATime):
     """Writes the texts of many requests in the rows of one batch.
 
     ``policy``: who comes next; nobody is overtaken more than
@@ -919,19 +919,19 @@ class Engine:
         max_overtakes: int = 16,
         clock: Callable[[], float] = time.monotonic,
     ):
-        _validate_engine(model, max_len, clock)
         max_prefill_tokens = (
             2**62 if max_prefill_tokens is None else max_prefill_tokens
         )
-        validate.integer(
+        policy = _validate_engine(
+            model,
+            max_len,
+            policy,
+            clock,
+            max_overtakes,
             max_num_seqs=max_num_seqs,
             max_queued_requests=max_queued_requests,
             max_prefill_tokens=max_prefill_tokens,
         )
-        validate.integer(0, max_overtakes=max_overtakes)
-        if not callable(policy):
-            validate.one_of(SCHEDULING_POLICIES, policy=policy)
-            policy = SCHEDULING_POLICIES[policy]
         self.runner = (
             ModelRunner(model, max_num_seqs, max_len)
             if num_blocks is None
@@ -950,19 +950,13 @@ class Engine:
         self.clock = clock
         self.steps = 0
         self._numbers = itertools.count()
-        self._free = threading.Lock()
-        self._thread = None  # the one that makes a step
-        self._must_recover = False  # whether all have to read again
-        self._cancelled = deque()  # handles, not yet ended
+        super().__init__()
         self._turn = None  # an event loop, and its lock for submitting
 
     @property
     def has_unfinished_requests(self) -> bool:
         "Whether there is anything to do."
-        owners = self.scheduler.row_owners
-        return bool(self.scheduler.queue) or any(
-            t is not None for t in owners
-        )
+        return bool(self.scheduler.queue or self.scheduler.running)
 
     @property
     def is_queue_full(self) -> bool:
@@ -1055,47 +1049,9 @@ class Engine:
                 raise
         return self._executor.take_new()
 
-    @contextmanager
-    def _exclusive(self):
-        validate.require(
-            self._free.acquire(blocking=False),
-            "a step is "
-            "under way: an engine is for one thread, one "
-            "step at a time",
-        )
-        try:
-            self._thread = threading.get_ident()
-            self._finish_cancelled()
-            try:
-                yield
-            finally:
-                self._finish_cancelled()
-        finally:
-            self._thread = None
-            self._free.release()
-
-    def _recover(self):
-        "After a step that failed all come back, and read all again."
-        if self._must_recover:
-            self.scheduler.preempt_all()
-            self._must_recover = False
-
-    def _is_in_own_step(self):
-        return self._thread == threading.get_ident()
-
-    def _finish_cancelled(self):
-        "Only where no call of the model and no choice is under way."
-        while self._cancelled:
-            self.scheduler.finish(self._cancelled[0].sequence, "cancelled")
-            self._cancelled.popleft()
-
     def run(self, requests: Iterable[Request] = ()) -> list[RequestHandle]:
         "Submit as the queue permits, and step until all are done."
-        validate.require(
-            isinstance(requests, Iterable),
-            "requests must be a list of Request, got "
-            f"{requests!r:.60}: one request has brackets, [request]",
-        )
+        _require_list(requests)
         handles = []
         for request in requests:
             while self.is_queue_full:
