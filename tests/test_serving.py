@@ -440,7 +440,8 @@ def test_who_was_preempted_has_also_to_read_what_it_wrote():
     while len(long.output_ids) < 4:
         engine.step()
     short = engine.submit(Request([5, 6, 7], 9))
-    long, short = long.sequence, short.sequence
+    long = long.sequence
+    short = short.sequence
     assert shortest_first([long, short], []) == 1
     assert similar_length([short, long], [6]) == 1
     assert similar_length([long, short], [2]) == 1
@@ -1286,7 +1287,8 @@ def work_of_steps(monkeypatch, num_waiting, policy, num_steps, timeout):
     with monkeypatch.context() as m:
         m.setattr(Sequence, "__getattribute__", counted)
         for _ in range(num_steps):
-            reads[0] = CountedQueue.num_visited = 0
+            reads[0] = 0
+            CountedQueue.num_visited = 0
             engine.step()
             found.append(reads[0] + CountedQueue.num_visited)
     sound(engine)
@@ -1754,8 +1756,7 @@ def attempt(call, *args):
 
 def check_interrupted(asked, ticker, policy, resets=(), **how):
     "Run requests whose steps are interrupted; each has the text it has alone."
-    clock, policy = ticker.time, ticker.policy(policy)
-    engine = Engine(MODEL, policy=policy, clock=clock, **how)
+    engine = Engine(MODEL, policy=ticker.policy(policy), clock=ticker.time, **how)
     ticker.is_on = False
     requests = [ticker.request(*what) for _, *what in asked]
     right = texts(requests)

@@ -285,8 +285,7 @@ class _Reader:
         return self
 
     def __next__(self):
-        # a traceback keeps the frame of this call, and with it the
-        # reader: where a step fails, it has to be closed here
+        # closed here, because a traceback keeps the reader of its frame
         try:
             while self._is_waiting():
                 self._step()
@@ -709,8 +708,7 @@ class _StepExecutor:
     def run_batch(self, chunks, call):
         "New ids; whoever makes the model fail, fails alone."
         self.finish_cancelled()
-        running = SequenceStatus.RUNNING
-        chunks = [(t, n) for t, n in chunks if t.status is running]
+        chunks = [(t, n) for t, n in chunks if t.row is not None]
         if not chunks:
             return
         try:
