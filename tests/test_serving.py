@@ -1856,6 +1856,32 @@ def test_a_cancel_that_is_interrupted_is_completed():
     empty(engine)
 
 
+def test_an_id_that_is_taken_back_is_handed_out_once():
+    "Its step breaks off while the one behind it is finished."
+    engine = Engine(MODEL, 2)
+    handles = [engine.submit(Request([i], n)) for i, n in ((1, 6), (2, 3))]
+    found = {handle: [] for handle in handles}
+    crop = engine.runner.crop
+    interrupts = 0
+
+    def interrupted(*args):
+        engine.runner.crop = crop
+        raise KeyboardInterrupt
+
+    while engine.has_unfinished_requests:
+        if engine.steps == 2:
+            engine.runner.crop = interrupted
+        try:
+            for handle, i in engine.step():
+                found[handle].append(i)
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert [len(t.output_ids) for t in handles] == [2, 3]
+    assert interrupts == 1 and found == {t: t.output_ids for t in handles}
+    for handle in handles:
+        same(handle, texts([handle.request])[0])
+
+
 @WAYS
 def test_calls_all_over_a_run_may_be_interrupted(how):
     "And the one after each of them, while the failed step is mended."
