@@ -1622,11 +1622,11 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_queued():
     long.append(engine.submit(Request([2], 4)))
     submitted = []
 
-    async def put(i):
+    async def submit_one(i):
         submitted.append((i, await engine.submit_when_free(Request([i], 2))))
 
     async def main():
-        tasks = [asyncio.create_task(put(i)) for i in (5, 6, 7)]
+        tasks = [asyncio.create_task(submit_one(i)) for i in (5, 6, 7)]
         await asyncio.sleep(0)
         tasks[0].cancel()  # the first, which makes the steps
         tasks[1].cancel()  # and one behind it
