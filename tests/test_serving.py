@@ -3,7 +3,10 @@
 import asyncio
 import functools
 import gc
+import re
 import tracemalloc
+import types
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import tformer
 from helpers import by_day, plain_only
 from models import MAX_LEN, ROWS, VOCAB
 from test_paged_cache import consistent
-from tformer.generate import generate
+from tformer.generate import Completion, generate
 from tformer.gpt import GPT, GPTConfig
 from tformer.prefix import PrefixedModel
 from tformer.runner import ModelRunner
@@ -25,8 +29,9 @@ from tformer.serving import (
     Engine,
     QueueFull,
     Request,
-    RequestHandle,
     Scheduler,
+    Sequence,
+    SequenceStatus,
     first_come_first_served,
     shortest_first,
     similar_length,
@@ -96,7 +101,8 @@ def sound(engine):
         assert handle is None or (handle.row, handle.finish_reason) == (i, None)
     for handle in engine.scheduler.waiting:
         assert handle.row is None and handle.finish_reason is None
-    assert engine.scheduler.waiting == sorted(engine.scheduler.waiting)
+    indices = [t.index for t in engine.scheduler.waiting]
+    assert indices == sorted(indices) == [*engine.scheduler.queue]
     if engine.runner.pool is None:
         return
     tables = engine.runner.cache.tables
@@ -235,7 +241,9 @@ def texts(requests, model=MODEL):
             max_new_tokens=r.max_new_tokens,
             stop_token_ids=r.stop_token_ids,
             stopping_criteria=r.stopping_criteria,
-            sampling_params=r.sampling_params and [r.sampling_params],
+            sampling_params=[r.sampling_params]
+            if isinstance(r.sampling_params, SamplingParams)
+            else r.sampling_params,
         )[0]
         for r in requests
     ]
@@ -327,9 +335,12 @@ def test_who_comes_back_reads_what_it_wrote_and_shares_what_is_there():
     handle = engine.submit(asked)
     for _ in range(8):
         engine.step()
-    assert len(handle.output_ids) == 8 and handle.num_computed_tokens == 12
-    engine.scheduler.preempt(handle)
-    assert handle.row is None and not engine.runner.pool.num_used_blocks
+    assert len(handle.output_ids) == 8 and handle.sequence.num_computed_tokens == 12
+    engine.scheduler.preempt(handle.sequence)
+    assert (
+        handle.sequence.status is SequenceStatus.WAITING
+        and not engine.runner.pool.num_used_blocks
+    )
     engine.step()
     assert seen == [[5], [1]]  # 12 of 13 are cached: three blocks
     engine.run()
@@ -343,10 +354,12 @@ def test_a_block_is_not_shared_before_it_is_filled():
     engine = Engine(MODEL, 2, num_blocks=20, block_size=4, max_prefill_tokens=5)
     first = engine.submit(Request(ids, 6))
     engine.step()
-    assert first.num_computed_tokens == 5 and len(engine.runner.pool.hash_to_block) == 1
+    assert first.sequence.num_computed_tokens == 5
+    assert len(engine.runner.pool.hash_to_block) == 1
     second = engine.submit(Request(ids, 6))
     engine.step()
-    assert second.num_computed_tokens == 4 and first.num_computed_tokens == 10
+    assert second.sequence.num_computed_tokens == 4
+    assert first.sequence.num_computed_tokens == 10
     engine.run()
     for handle in (first, second):
         same(handle, texts([Request(ids, 6)])[0])
@@ -363,10 +376,12 @@ def test_who_has_written_nothing_may_still_be_reading(how):
         engine.step()
         written.append((len(short.output_ids), len(long.output_ids)))
     assert written == [(1, 0), (2, 0), (3, 0), (4, 1)]
-    engine.scheduler.preempt(long)
+    engine.scheduler.preempt(long.sequence)
     engine.step()
     assert (
-        long.is_prefilling and len(long.output_ids) == 1 and len(short.output_ids) == 5
+        long.sequence.is_prefilling
+        and len(long.output_ids) == 1
+        and len(short.output_ids) == 5
     )
     engine.run()
     for handle in (short, long):
@@ -400,13 +415,13 @@ def test_all_live_rows_share_one_call():
     assert calls == [(4, 3)] + [(4, 1)] * 4
 
 
-def handles_of(lengths):
+def sequences_of(lengths):
     engine = Engine(MODEL)
-    return [engine.submit(Request([1] * n, 1)) for n in lengths]
+    return [engine.submit(Request([1] * n, 1)).sequence for n in lengths]
 
 
 def test_policies():
-    waiting = handles_of([7, 3, 9, 3])
+    waiting = sequences_of([7, 3, 9, 3])
     assert (
         first_come_first_served(waiting, [])
         == first_come_first_served(waiting, [3])
@@ -425,6 +440,8 @@ def test_who_was_preempted_has_also_to_read_what_it_wrote():
     while len(long.output_ids) < 4:
         engine.step()
     short = engine.submit(Request([5, 6, 7], 9))
+    long = long.sequence
+    short = short.sequence
     assert shortest_first([long, short], []) == 1
     assert similar_length([short, long], [6]) == 1
     assert similar_length([long, short], [2]) == 1
@@ -450,7 +467,7 @@ def order(policy, lengths, max_num_seqs=1, **how):
     engine.run()
     return sorted(
         range(len(lengths)),
-        key=lambda i: (handles[i].first_scheduled_step, handles[i].index),
+        key=lambda i: (handles[i].first_scheduled_step, i),
     ), engine
 
 
@@ -491,7 +508,7 @@ def test_nobody_is_overtaken_more_often_than_max_overtakes_allows(max_overtakes)
         sum(t.first_scheduled_step < long.first_scheduled_step for t in others)
         == max_overtakes
     )
-    assert long.times_overtaken == max_overtakes
+    assert long.sequence.times_overtaken == max_overtakes
     assert long.steps_waited == max_overtakes
 
 
@@ -517,7 +534,7 @@ def test_the_bound_holds_for_everybody(lengths, max_overtakes, max_num_seqs, pol
         if n % 2:
             engine.step()
     engine.run()
-    assert all(t.times_overtaken <= max_overtakes for t in handles)
+    assert all(t.sequence.times_overtaken <= max_overtakes for t in handles)
     for i, t in enumerate(handles):
         assert sum(
             other.first_scheduled_step < t.first_scheduled_step
@@ -781,17 +798,17 @@ def interrupt(monkeypatch, place, victim, when):
         real = getattr(of_handle, name)
 
         def interrupted(*args):
-            handle = next(a for a in args if isinstance(a, RequestHandle))
+            sequence = next(a for a in args if isinstance(a, Sequence))
             if name == "append_token":
                 real(*args)  # and then, between two of them
-            if handle.index == victim and args[-1] != "error":
-                once(len(handle.output_ids))
+            if sequence.index == victim and args[-1] != "error":
+                once(sequence.num_output_tokens)
             return real(*args) if name != "append_token" else True
 
         monkeypatch.setattr(of_handle, name, interrupted)
 
     if place == "append":
-        around("append_token", RequestHandle)
+        around("append_token", Sequence)
     elif place == "finish":
         around("finish", Scheduler)
     return {
@@ -830,8 +847,8 @@ def test_a_step_that_is_interrupted_was_none(how, place, victim, monkeypatch):
             (
                 [*t.output_ids],
                 [*t.log_probs],
-                getattr(t.sampler, "row_states", None)
-                and t.sampler.row_states[0][1].get_state().tolist(),
+                getattr(t.sequence.sampler, "row_states", None)
+                and t.sequence.sampler.row_states[0][1].get_state().tolist(),
             )
             for t in handles
             if t.finish_reason is None
@@ -1126,7 +1143,7 @@ def test_time_outs_and_cancels(how):
         sound(engine)
     assert (handles[1].finish_reason, handles[1].output_ids) == ("timeout", [])
     engine.cancel(handles[0])
-    assert handles[0].finish_reason == "cancelled" and handles[0].row is None
+    assert handles[0].finish_reason == "cancelled" and handles[0].sequence.row is None
     engine.step()
     now[0] = 8.9
     engine.step()
@@ -1137,7 +1154,7 @@ def test_time_outs_and_cancels(how):
     with pytest.raises(TimeoutError, match="out of time after 2 ids"):
         list(handles[2])
     engine.cancel(handles[2])
-    assert handles[2].finish_reason == "timeout" and handles[2].row is None
+    assert handles[2].finish_reason == "timeout" and handles[2].sequence.row is None
     engine.run()
     same(handles[3], texts(requests)[3])
     empty(engine)
@@ -1176,7 +1193,8 @@ def test_a_handle_is_iterated():
     assert [*first] == expected[0].ids and [*first] == [*first]
     assert "2 + 6 ids, length" in repr(first)
     some = engine.submit(Request([1, 2], 6))
-    assert next(iter(some)) == expected[0].ids[0] and some.finish_reason is None
+    reader = iter(some)
+    assert next(reader) == expected[0].ids[0] and some.finish_reason is None
     assert "on its way" in repr(some)
 
 
@@ -1226,6 +1244,656 @@ def test_a_stream_that_is_cancelled_leaves():
         finished(follow(Request([], 3), seen))
 
 
+# --- a step looks at what runs
+
+
+class CountedQueue(OrderedDict):
+    "Counts what is taken out of it by walking along it."
+
+    num_visited = 0
+
+    def _counted(self, iterator):
+        for x in iterator:
+            CountedQueue.num_visited += 1
+            yield x
+
+    def __iter__(self):
+        return self._counted(super().__iter__())
+
+    def values(self):
+        return self._counted(super().values())
+
+    def items(self):
+        return self._counted(super().items())
+
+
+def work_of_steps(monkeypatch, num_waiting, policy, num_steps, timeout):
+    "Reads of the attributes of waiting sequences, and visits, in each step."
+    engine = Engine(MODEL, 2, policy=policy, max_queued_requests=10_000)
+    engine.scheduler.queue = CountedQueue()
+    for _ in range(2):
+        engine.submit(Request([1, 2], num_steps - 2, timeout=timeout))
+    engine.step()
+    for _ in range(num_waiting):
+        engine.submit(Request([1, 2, 3], 2, timeout=timeout))
+    reads = [0]
+    plain = Sequence.__getattribute__
+
+    def counted(self, name):
+        reads[0] += plain(self, "row") is None
+        return plain(self, name)
+
+    found = []
+    with monkeypatch.context() as m:
+        m.setattr(Sequence, "__getattribute__", counted)
+        for _ in range(num_steps):
+            reads[0] = 0
+            CountedQueue.num_visited = 0
+            engine.step()
+            found.append(reads[0] + CountedQueue.num_visited)
+    sound(engine)
+    return found
+
+
+@pytest.mark.parametrize("timeout", [None, 900.0])
+@pytest.mark.parametrize("policy", ["fcfs", "shortest"])
+def test_a_step_does_not_look_at_those_who_wait(monkeypatch, policy, timeout):
+    "First come, first served never; another policy where a slot is free."
+    few = work_of_steps(monkeypatch, 5, policy, 8, timeout)
+    many = work_of_steps(monkeypatch, 500, policy, 8, timeout)
+    # the two that run end in the fifth of these steps, those after them in the seventh
+    if policy == "fcfs":
+        assert few == many and max(many) < 200
+    else:
+        admits = [b > a for a, b in zip(few, many, strict=True)]
+        assert admits == [False] * 5 + [True, False, True]
+        assert max(many) < 12 * 500
+
+
+def test_who_timed_out_or_left_is_not_kept():
+    "Neither in the queue nor among the deadlines."
+    now = [0.0]
+    engine = Engine(MODEL, 1, clock=lambda: now[0], max_queued_requests=8)
+    engine.submit(Request([1], 39, timeout=1e9))
+    for i in range(30):
+        handle = engine.submit(Request([2], 3, timeout=1e6 + i))
+        (engine.cancel if i % 2 else engine.scheduler.finish)(
+            *((handle,) if i % 2 else (handle.sequence, "length"))
+        )
+        engine.step()
+        assert len(engine.scheduler.deadlines) <= 2 * (1 + 1)
+    assert engine.scheduler.waiting == []
+
+
+@given(timeouts=st.lists(st.one_of(st.none(), st.integers(1, 9)), max_size=9))
+@settings(max_examples=40, deadline=None)
+def test_each_times_out_at_its_own_time(timeouts):
+    "Whatever the order in which they came, waiting or running."
+    now = [0.0]
+    engine = Engine(MODEL, 2, clock=lambda: now[0])
+    handles = [
+        engine.submit(Request([1], 30, timeout=t and float(t))) for t in timeouts
+    ]
+    for _ in range(10):
+        now[0] += 1
+        engine.step()
+        sound(engine)
+        for handle, timeout in zip(handles, timeouts, strict=True):
+            late = timeout is not None and now[0] >= timeout
+            assert (handle.finish_reason == "timeout") == late
+
+
+def test_ids_are_appended_to_one_list():
+    "Neither copied for each token nor kept twice."
+    engine = Engine(MODEL, 2, **PAGED)
+    handle = engine.submit(Request([1, 2, 3], 9))
+    ids = handle.sequence.all_ids
+    engine.run()
+    assert handle.sequence.all_ids is ids
+    assert ids == handle.prompt_ids + handle.output_ids and len(ids) == 12
+
+
+# --- what a caller holds
+
+
+@WAYS
+def test_a_result_is_what_generate_returns(how):
+    requests = [Request([1, 2], 6), Request([3] * 7, 9, sampling(4))]
+    first, second = [Engine(MODEL, 2, **how).submit(r) for r in requests]
+    for handle, text in zip((second, first), reversed(texts(requests)), strict=True):
+        result = handle.result()
+        assert isinstance(result, Completion)
+        assert (result.ids, result.finish_reason) == (text.ids, text.finish_reason)
+        assert result.log_probs == pytest.approx(text.log_probs, abs=1e-9)
+        assert handle.result() == result
+
+
+def test_a_result_raises_what_went_wrong():
+    now = [0.0]
+    engine = Engine(MODEL, 1, clock=lambda: now[0])
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        engine.submit(Request([], 3)).result()
+    late = engine.submit(Request([1], 9, timeout=2.0))
+    engine.step()
+    now[0] = 5.0
+    with pytest.raises(TimeoutError, match="out of time after 1 ids"):
+        late.result()
+    left = engine.submit(Request([1], 9))
+    engine.step()
+    left.cancel()
+    assert (left.result().finish_reason, len(left.result().ids)) == ("cancelled", 1)
+
+
+def test_a_result_that_is_interrupted_may_be_asked_for_again():
+    once = [1]
+
+    def stop(ids):
+        if len(ids) == 3 and once:
+            once.pop()
+            raise KeyboardInterrupt
+        return False
+
+    handle = Engine(MODEL, 1).submit(Request([1, 2], 6, stopping_criteria=stop))
+    with pytest.raises(KeyboardInterrupt):
+        handle.result()
+    assert handle.result().ids == texts([Request([1, 2], 6)])[0].ids
+
+
+def test_what_a_handle_shows_cannot_be_written_through():
+    handle = Engine(MODEL, 1).submit(Request([1, 2], 6))
+    handle.result()
+    for name in ("output_ids", "log_probs", "prompt_ids"):
+        getattr(handle, name).clear()
+    same(handle, texts([Request([1, 2], 6)])[0])
+    assert handle.prompt_ids == [1, 2]
+
+
+def test_a_sequence_has_a_status():
+    engine = Engine(MODEL, 1)
+    sequences = [engine.submit(Request([i], 2)).sequence for i in (1, 2)]
+    waiting, running, finished = SequenceStatus
+    seen = [[t.status for t in sequences]]
+    for _ in range(4):
+        engine.step()
+        seen.append([t.status for t in sequences])
+    assert seen == [
+        [waiting, waiting],
+        [running, waiting],
+        [finished, waiting],
+        [finished, running],
+        [finished, finished],
+    ]
+
+
+# --- loops that break off
+
+
+def break_off(way, handle, n=2):
+    "Read n ids of a handle with `for` or `async for`, and leave the loop like this."
+
+    def leaves(i):
+        if i == n and way == "break":
+            return True
+        if i == n and way == "exception":
+            raise KeyError("enough")
+        return False
+
+    def loop():
+        # a name for it only where it is needed: a traceback keeps local variables
+        reader = iter(handle) if way == "close" else None
+        for i, _ in enumerate(reader or handle, 1):
+            if i == n and way == "close":
+                reader.close()
+            if leaves(i):
+                break
+
+    async def aloop():
+        reader = aiter(handle) if way == "close" else None
+        i = 0
+        async for _ in reader or handle:
+            i += 1
+            if i == n and way == "close":
+                await reader.aclose()
+            if i == n and way == "cancelled":
+                asyncio.current_task().cancel()
+            if leaves(i):
+                break
+
+    return loop, aloop
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["for", "async for"])
+@pytest.mark.parametrize("way", ["break", "exception", "close", "cancelled"])
+@pytest.mark.parametrize("how", [{}, PAGED])
+def test_a_loop_that_breaks_off_cancels_its_request(way, is_async, how):
+    "In both kinds of loop, and only its own."
+    if way == "cancelled" and not is_async:
+        pytest.skip("a task is cancelled in an async for")
+    engine = Engine(MODEL, 2, **how)
+    other = engine.submit(Request([3, 4], 9))
+    handle = engine.submit(Request([1, 2], 9))
+    loop, aloop = break_off(way, handle)
+    errors = {"exception": KeyError, "cancelled": asyncio.CancelledError}
+    try:
+        finished(aloop()) if is_async else loop()
+    except (KeyError, asyncio.CancelledError) as error:
+        assert isinstance(error, errors[way])
+    else:
+        assert way not in errors
+    assert handle.finish_reason == "cancelled" and handle.sequence.row is None
+    assert handle.output_ids == texts([handle.request])[0].ids[:2]
+    engine.run()
+    same(other, texts([other.request])[0])
+    empty(engine)
+
+
+@pytest.mark.parametrize("way", ["break", "exception", "close"])
+def test_another_reader_reads_on(way):
+    "A loop that breaks off truncates nobody else's, whichever kind they are."
+    engine = Engine(MODEL, 2)
+    text = texts([Request([1, 2], 9)])[0].ids
+    handle = engine.submit(Request([1, 2], 9))
+    reader = iter(handle)
+    assert next(reader) == text[0]
+    loop, aloop = break_off(way, handle)
+    for leave in (loop, lambda: finished(aloop())):
+        try:
+            leave()
+        except KeyError:
+            assert way == "exception"
+        assert handle.finish_reason is None
+    assert [text[0], *reader] == text and handle.finish_reason == "length"
+    assert [*handle] == text
+
+
+def test_two_tasks_read_one_handle():
+    engine = Engine(MODEL, 2)
+    handle = engine.submit(Request([1, 2], 10))
+    found = {2: [], 99: [], 5: []}
+
+    async def read(n):
+        async for i in handle:
+            found[n].append(i)
+            if len(found[n]) == n:
+                break
+
+    async def main():
+        await asyncio.gather(*map(read, found))
+
+    finished(main())
+    text = texts([Request([1, 2], 10)])[0].ids
+    assert [*found.values()] == [text[:2], text, text[:5]]
+    assert handle.finish_reason == "length"
+
+
+def test_the_last_of_two_tasks_that_leave_cancels():
+    engine = Engine(MODEL, 2)
+    handle = engine.submit(Request([1, 2], 10))
+
+    async def read(n):
+        read_ids = []
+        async for i in handle:
+            read_ids.append(i)
+            if len(read_ids) == n:
+                return handle.finish_reason
+
+    async def main():
+        return await asyncio.gather(read(2), read(4))
+
+    assert finished(main()) == [None, None]
+    assert handle.finish_reason == "cancelled" and len(handle.output_ids) == 4
+    empty(engine)
+
+
+def test_an_interrupted_loop_cancels_even_where_its_traceback_is_kept():
+    "The frame of the reader is in it, and the reader with it."
+    engine = Engine(MODEL, 1)
+    once = [1]
+
+    def stop(ids):
+        if once:
+            once.pop()
+            raise KeyboardInterrupt
+        return False
+
+    handle = engine.submit(Request([1], 5, stopping_criteria=stop))
+    with pytest.raises(KeyboardInterrupt) as kept:
+        list(handle)
+    assert handle.finish_reason == "cancelled" and kept.tb is not None
+    empty(engine)
+
+
+def test_a_reader_that_has_left_reads_nothing_more():
+    handle = Engine(MODEL, 1).submit(Request([1, 2], 5))
+    reader = iter(handle)
+    next(reader)
+    reader.close()
+    assert [*reader] == [] and next(reader, "end") == "end"
+    again = iter(handle)
+    assert len([*again]) == 1 and [*again] == []
+
+
+# --- waiting for room
+
+
+def test_tasks_wait_for_room_in_the_queue():
+    "First come, first served, and each text as if it were alone."
+    requests = [Request([i, i], 2 + i % 3, request_id=i) for i in range(1, 12)]
+    engine = Engine(MODEL, 2, max_queued_requests=1)
+    order = []
+    most = 0
+
+    async def answer(request):
+        nonlocal most
+        handle = await engine.submit_when_free(request)
+        order.append(request.request_id)
+        most = max(most, len(engine.scheduler.waiting))
+        return [i async for i in handle]
+
+    async def main():
+        return await asyncio.gather(*map(answer, requests))
+
+    for _ in range(2):  # the second time in another event loop
+        order.clear()
+        assert finished(main()) == [text.ids for text in texts(requests)]
+        assert order == [r.request_id for r in requests] and most == 1
+        empty(engine)
+
+
+def test_who_waits_for_room_steps_where_nobody_else_does():
+    engine = Engine(MODEL, 1, max_queued_requests=2)
+    for _ in range(2):
+        engine.submit(Request([1], 3))
+
+    async def main():
+        return [await engine.submit_when_free(Request([2], 3)) for _ in range(4)]
+
+    handles = finished(main())
+    assert len(engine.scheduler.waiting) == 2  # no more steps than needed
+    engine.run()
+    for handle in handles:
+        same(handle, texts([handle.request])[0])
+
+
+def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_queued():
+    engine = Engine(MODEL, 1, max_queued_requests=1)
+    long = [engine.submit(Request([1], 9))]
+    engine.step()
+    long.append(engine.submit(Request([2], 4)))
+    submitted = []
+
+    async def submit_one(i):
+        submitted.append((i, await engine.submit_when_free(Request([i], 2))))
+
+    async def main():
+        tasks = [asyncio.create_task(submit_one(i)) for i in (5, 6, 7)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # the first, which makes the steps
+        tasks[1].cancel()  # and one behind it
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return [type(x) for x in results]
+
+    cancelled = asyncio.CancelledError
+    assert finished(main()) == [cancelled, cancelled, type(None)]
+    assert [i for i, _ in submitted] == [7]
+    engine.run()
+    assert [t.finish_reason for t in long] == ["length"] * 2
+    assert next(engine._numbers) == 3  # nobody else was submitted
+    empty(engine)
+
+
+@plain_only
+def test_what_is_no_request_does_not_wait():
+    engine = Engine(MODEL, 1, max_queued_requests=1)
+    engine.submit(Request([1], 3))
+    with pytest.raises(ValueError, match="request must be Request"):
+        finished(engine.submit_when_free([1, 2]))
+    assert engine.steps == 0
+
+
+# --- interrupts at any place
+
+
+class Ticker:
+    "Counts the calls of what a step calls, and interrupts some of them."
+
+    def __init__(self, interrupted=(), cancelled=()):
+        self.interrupted = {*interrupted}
+        self.cancelled = dict(cancelled)  # at which call which request
+        self.num_calls = 0
+        self.num_interrupts = 0
+        self.handles = []
+        self.is_on = True
+
+    def __call__(self):
+        if not self.is_on:
+            return
+        self.num_calls += 1
+        victim = self.cancelled.get(self.num_calls)
+        if victim is not None and self.handles:
+            handle = self.handles[victim % len(self.handles)]
+            if victim % 2:
+                handle.cancel()
+            else:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(handle.cancel).result()
+        if self.num_calls in self.interrupted:
+            self.num_interrupts += 1
+            raise KeyboardInterrupt
+
+    def around(self, call):
+        "A function that ticks before and after it."
+
+        def ticking(*args, **kwargs):
+            self()
+            result = call(*args, **kwargs)
+            self()
+            return result
+
+        return ticking
+
+    def time(self):
+        self()
+        return 0.0
+
+    def policy(self, name):
+        def choose(waiting, admitted_lengths):
+            self()
+            return SCHEDULING_POLICIES[name](waiting, admitted_lengths)
+
+        return choose
+
+    def request(self, ids, max_new_tokens, stop, kind):
+        "A request whose sampler or criterion ticks, as ``kind`` says."
+
+        def criterion(ids):
+            self()
+            return len(ids) > 1 and sum(ids) % 7 == 0
+
+        def allowed(ids):
+            self()
+            mask = torch.ones(VOCAB, dtype=torch.bool)
+            mask[::3] = False
+            return mask
+
+        def third(logits, *_):
+            self()
+            return logits.topk(3).indices[:, -1]
+
+        more = {
+            "greedy": {},
+            "seed": dict(sampling_params=sampling(len(ids))),
+            "criterion": dict(sampling_params=sampling(3), stopping_criteria=criterion),
+            "allowed": dict(
+                sampling_params=SamplingParams(
+                    seed=5, temperature=1.2, allowed_tokens_fn=allowed
+                )
+            ),
+            "function": dict(sampling_params=third, stopping_criteria=criterion),
+        }[kind]
+        return Request([*ids], max_new_tokens, stop_token_ids=stop, **more)
+
+    def watch(self, engine):
+        "Let the runner and the model tick; return the model's hooks."
+        for name in (
+            "prefill decode allocate try_reserve cache_full_blocks crop cache_for"
+        ).split():
+            setattr(engine.runner, name, self.around(getattr(engine.runner, name)))
+        model = engine.runner.model
+        return [
+            model.embed.register_forward_pre_hook(lambda *_: self()),
+            model.blocks[-1].register_forward_hook(lambda *_: self()),
+        ]
+
+
+def attempt(call, *args):
+    "What it returns, or None where it is interrupted."
+    try:
+        return call(*args)
+    except KeyboardInterrupt:
+        return None
+
+
+def check_interrupted(asked, ticker, policy, resets=(), **how):
+    "Run requests whose steps are interrupted; each has the text it has alone."
+    engine = Engine(MODEL, policy=ticker.policy(policy), clock=ticker.time, **how)
+    ticker.is_on = False
+    requests = [ticker.request(*what) for _, *what in asked]
+    right = texts(requests)
+    hooks = ticker.watch(engine)
+    ticker.is_on = True
+    collected = {}
+
+    submitted = {}
+    try:
+        step = 0
+        while len(submitted) < len(asked) or engine.has_unfinished_requests:
+            for i in {*range(len(asked))} - {*submitted}:
+                # one whose submission is interrupted is not queued: once more
+                if asked[i][0] <= step and (h := attempt(engine.submit, requests[i])):
+                    submitted[i] = h
+                    ticker.handles.append(h)
+            if step in resets:
+                attempt(engine.reset_prefix_cache)
+            for handle, new in attempt(engine.step) or ():
+                collected.setdefault(handle, []).append(new)
+            step += 1
+            assert step < 10_000, "it never ends"
+        ticker.is_on = False
+        for handle, new in engine.step():  # what the last interrupt kept back
+            collected.setdefault(handle, []).append(new)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    empty(engine)
+    assert not engine._cancelled and not engine._free.locked()
+    for i, handle in submitted.items():
+        assert collected.get(handle, []) == handle.output_ids
+        n = len(handle.output_ids)
+        if handle.finish_reason == "cancelled":
+            assert ticker.cancelled and handle.output_ids == right[i].ids[:n]
+            assert handle.log_probs == pytest.approx(right[i].log_probs[:n], abs=1e-9)
+        else:
+            same(handle, right[i])
+
+
+KINDS = ["greedy", "seed", "criterion", "allowed", "function"]
+INTERRUPTED = dict(
+    asked=st.lists(
+        st.tuples(
+            st.integers(0, 5), PROMPTS, st.integers(1, 6), STOPS, st.sampled_from(KINDS)
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    interrupted=st.lists(st.integers(1, 250), max_size=12),
+    cancelled=st.dictionaries(st.integers(1, 200), st.integers(0, 4), max_size=2),
+    resets=st.sets(st.integers(1, 9), max_size=2),
+    policy=st.sampled_from(sorted(SCHEDULING_POLICIES)),
+    max_num_seqs=st.integers(1, 3),
+    max_prefill_tokens=st.sampled_from([None, 1, 4]),
+    blocks=st.sampled_from(
+        [{}, dict(num_blocks=40, block_size=3), dict(num_blocks=7, block_size=3)]
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**INTERRUPTED)
+def test_interrupts_at_any_place_change_no_text(
+    asked, interrupted, cancelled, resets, blocks, policy, **how
+):
+    """In policies, clocks, samplers, criteria, the runner's calls and the model.
+
+    Requests come in any order, some are cancelled on the way, from within a step or
+    from another thread, and caches are reset; what each writes is what it writes alone,
+    and what the steps return is what it wrote.
+    """
+    ticker = Ticker(interrupted, cancelled)
+    check_interrupted(asked, ticker, policy, resets, **how, **blocks)
+
+
+def test_a_cancel_that_is_interrupted_is_completed():
+    "Its row is free for the next one after the next step."
+    engine = Engine(MODEL, 1)
+    first, second = [engine.submit(Request([i], 5)) for i in (1, 2)]
+    engine.step()
+    crop = engine.runner.crop
+
+    def interrupted(*args):
+        engine.runner.crop = crop
+        raise KeyboardInterrupt
+
+    engine.runner.crop = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.cancel()
+    assert first.finish_reason == "cancelled"
+    engine.step()
+    sound(engine)
+    assert second.sequence.status is SequenceStatus.RUNNING
+    engine.run()
+    same(second, texts([second.request])[0])
+    empty(engine)
+
+
+def test_an_id_that_is_taken_back_is_handed_out_once():
+    "Its step breaks off while the one behind it is finished."
+    engine = Engine(MODEL, 2)
+    handles = [engine.submit(Request([i], n)) for i, n in ((1, 6), (2, 3))]
+    found = {handle: [] for handle in handles}
+    crop = engine.runner.crop
+    interrupts = 0
+
+    def interrupted(*args):
+        engine.runner.crop = crop
+        raise KeyboardInterrupt
+
+    while engine.has_unfinished_requests:
+        if engine.steps == 2:
+            engine.runner.crop = interrupted
+        try:
+            for handle, i in engine.step():
+                found[handle].append(i)
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert [len(t.output_ids) for t in handles] == [2, 3]
+    assert interrupts == 1 and found == {t: t.output_ids for t in handles}
+    for handle in handles:
+        same(handle, texts([handle.request])[0])
+
+
+@WAYS
+def test_calls_all_over_a_run_may_be_interrupted(how):
+    "And the one after each of them, while the failed step is mended."
+    asked = [(0, [1, 2], 4, (), kind) for kind in KINDS]
+    quiet = Ticker()
+    check_interrupted(asked, quiet, "shortest", max_num_seqs=3, **how)
+    for n in range(1, quiet.num_calls + 1, 1 + quiet.num_calls // 8):
+        ticker = Ticker([n, n + 1])
+        check_interrupted(asked, ticker, "shortest", max_num_seqs=3, **how)
+        assert ticker.num_interrupts
+
+
 @plain_only
 def test_memory_stays_flat():
     engine = Engine(MODEL, 4, num_blocks=24, block_size=4, max_queued_requests=8)
@@ -1261,6 +1929,10 @@ def test_memory_stays_flat():
         ),
         (dict(num_blocks=0), "num_blocks must be a whole number"),
         (dict(max_len=41), "41 slots, beyond max_len 40"),
+        (dict(max_len="a"), "max_len must be a whole number of at least 1, got 'a'"),
+        (dict(max_len=-1), "max_len must be a whole number of at least 1, got -1"),
+        (dict(max_len=-1, num_blocks=3), "max_len must be a whole number"),
+        (dict(clock=3), "clock must be a function without arguments .* got 3"),
     ],
 )
 def test_an_engine_that_cannot_be(change, says):
@@ -1271,9 +1943,63 @@ def test_an_engine_that_cannot_be(change, says):
         Engine(MODEL).submit([1, 2])
 
 
+@plain_only
+@pytest.mark.parametrize(
+    "model, says",
+    [
+        ("x", "model must be a decoder, such as GPT or Llama, got str 'x'"),
+        (None, "model must be a decoder, such as GPT or Llama, got NoneType None"),
+        (nn.Linear(2, 2), "got Linear Linear.*no new_cache, no max_len"),
+        (
+            types.SimpleNamespace(model=MODEL, tokenizer=None),
+            "got SimpleNamespace .*: give its model, bundle.model",
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", [{}, PAGED])
+def test_what_is_no_decoder_is_refused_at_once(model, says, how):
+    with pytest.raises(ValueError, match=says) as told:
+        Engine(model, 2, **how)
+    assert "\n" not in str(told.value)
+
+
+def test_a_bundle_is_refused_by_the_name_of_its_model():
+    bundle = tformer.load("stories")
+    with pytest.raises(ValueError, match=r"got ModelBundle .*bundle\.model"):
+        Engine(bundle)
+
+
+@plain_only
+@pytest.mark.parametrize("requests", [Request([1], 2), 3, None])
+def test_run_takes_a_list(requests):
+    with pytest.raises(ValueError, match=r"a list of Request, got .*\[request\]"):
+        Engine(MODEL).run(requests)
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "prompt_ids, says",
+    [
+        ([[1, 2]], r"got two brackets, \[\[1, 2\]\]: give \[1, 2\]$"),
+        (((1, 2),), r"got two brackets, \(\(1, 2\),\): give \(1, 2\)$"),
+        (torch.tensor([[1, 2]]), r"got two brackets, .*: give prompt_ids\[0\]$"),
+        ([torch.tensor([1, 2])], r"got two brackets, .*: give prompt_ids\[0\]$"),
+        ([[1, 2], [3]], "got two brackets, .*: give a request for each row$"),
+        (torch.ones(2, 3).long(), ": give a request for each row$"),
+    ],
+)
+def test_a_prompt_is_one_flat_row(prompt_ids, says):
+    engine = Engine(MODEL)
+    (handle,) = engine.run([Request(prompt_ids, 2)])
+    assert handle.finish_reason == "error"
+    assert re.search(says, handle.error)
+    assert handle.error.startswith("prompt_ids must be one flat row of ids")
+    empty(engine)
+
+
 def test_parts_have_names():
     assert issubclass(QueueFull, RuntimeError)
-    assert isinstance(handles_of([1])[0], RequestHandle)
+    assert isinstance(sequences_of([1])[0], Sequence)
     assert ModelRunner(MODEL, 2).max_len == MODEL.max_len > MAX_LEN
 
 

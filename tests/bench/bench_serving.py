@@ -232,6 +232,32 @@ def bench_own_work(model, n):
     )
 
 
+def bench_waiting(many):
+    "Time of a step while many wait, over that while ten do; each has a time limit."
+    torch.manual_seed(0)
+    model = Llama(
+        LlamaConfig(d_model=8, n_layers=1, n_heads=1, vocab_size=20, max_len=256)
+    ).eval()
+    engines = {}
+    for n in (10, many):
+        engines[n] = Engine(model, SLOTS, max_queued_requests=n + SLOTS)
+        for _ in range(n + SLOTS):
+            engines[n].submit(Request([1, 2, 3], 250, timeout=1e6))
+        engines[n].step()
+    seconds = {n: [] for n in engines}
+    for _ in range(20 if timing.quick else 200):
+        for n, engine in engines.items():
+            took, _ = timing.once(engine.step)
+            seconds[n].append(took)
+    few, most = (median(x) for x in seconds.values())
+    row(
+        f"a step while {many:,} wait / while 10 wait",
+        most / few,
+        (AT_MOST, 1.1),
+        f"{1e3 * few:.2f} and {1e3 * most:.2f} ms, first come, first served",
+    )
+
+
 def bench_memory(n):
     "Bytes that Python holds, after a tenth of the requests and after all."
     torch.manual_seed(0)
@@ -277,6 +303,7 @@ def main():
         bench_kind(model, kind, n, asked.rounds)
         bench_bytes(model, kind, n)
     bench_own_work(model, n)
+    bench_waiting(100 if timing.quick else 10_000)
     bench_memory(60 if timing.quick else 10_000)
     return 0 if timing.quick or not FAILED else 1
 
