@@ -227,7 +227,7 @@ def test_what_is_no_size(made, says):
 @pytest.mark.parametrize(
     "shape, kind, positions, says",
     [
-        ((3, 4, 1, 4), torch.float32, [[4]], "batch of 3, .* cache of 2"),
+        ((3, 4, 1, 4), torch.float32, [[4]], "batch of 3 meets a cache of 2"),
         ((2, 4, 2, 4), torch.float32, [[4]], "2 tokens have 1 positions"),
         ((2, 3, 1, 4), torch.float32, [[4]], r"3.* meets .*4"),
         ((2, 4, 1, 5), torch.float32, [[4]], r"5, .* meets .*4"),
