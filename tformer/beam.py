@@ -22,11 +22,17 @@ from . import validate
 from tformer.generate import (
     left_pad,
     meets_stopping_criteria,
+    new_cache,
     next_token_logits,
     parse_stopping,
     require_context,
 )
-from .model import device_of, eval_mode, wrap_model_errors
+from tformer.model import (
+    DecoderModel,
+    device_of,
+    eval_mode,
+    wrap_model_errors,
+)
 
 # %% ../nbs/22_beam_search.ipynb #ca35649c
 class Candidates(NamedTuple):
@@ -367,8 +373,7 @@ def _prompts(prompts, max_new_tokens, max_len):
 def _run(model, state, ids, positions, encoder_inputs):
     device = state.ids.device
     size = ids.shape[1] + state.config.max_new_tokens - 1
-    with wrap_model_errors(model, "model.new_cache(batch, max_len)"):
-        cache = model.new_cache(len(ids), size)
+    cache = new_cache(model, len(ids), size)
     with wrap_model_errors(model, "model(ids, cache=)", ids):
         logits = next_token_logits(
             model,
@@ -420,7 +425,7 @@ def _refuse_unused(sampling_params, context_shift, cache, drop_finished):
 # %% ../nbs/22_beam_search.ipynb #1543dced
 @torch.no_grad()
 def beam_search(
-    model: Any,  # evaluated, and left as it was
+    model: DecoderModel,  # evaluated, and left as it was
     prompts: Sequence | Tensor,  # prompts: rows of ids, not all as long
     *,
     num_beams: int,  # live beams of each prompt

@@ -31,14 +31,15 @@ from torch.nn.utils.rnn import pad_sequence
 from . import validate
 from tformer.generate import (
     Completion,
-    left_pad,
+    flat_row,
     make_sampler,
     meets_stopping_criteria,
     parse_stopping,
+    token_log_probs,
 )
 from .model import eval_mode
 from .runner import ModelRunner, PagedModelRunner
-from .sampling import SamplingParams
+from .sampling import Sampler, SamplingParams
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300010
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class Sequence:
         self.num_prompt_tokens = 0
         self.log_probs = []
         self.sampler = None  # None: greedy
-        self.stopping = None  # stop ids and criteria
+        self.stopping = None  # a ``Stopping``
         self.finish_reason = None
         self.error = None
         self.row = None
@@ -151,8 +152,8 @@ class Sequence:
             not math.isnan(log_prob),
             f"the logits hold NaN after {n} new ids",
         )
-        ids, functions = self.stopping
-        if i in ids or (
+        functions = self.stopping.criteria
+        if i in self.stopping.token_ids or (
             functions
             and meets_stopping_criteria(
                 functions, self.index, [*self.output_ids, i]
@@ -163,7 +164,7 @@ class Sequence:
 
     def append_token(self, i: int, log_prob: float) -> bool:
         "Write the id and return True; False, and nothing, for a stop id."
-        if i in self.stopping[0]:
+        if i in self.stopping.token_ids:
             return False
         self.all_ids.append(i)
         self.log_probs.append(log_prob)
@@ -421,25 +422,10 @@ def _validate_encoder_output(
 
 # %% ../nbs/23_in_flight_batching.ipynb #s2300022
 #| code-summary: what is wrong with a request, before anything is computed
-def _require_flat_row(prompt_ids):
-    "One request has one row of ids: refuse a list of rows."
-    is_sequence = isinstance(prompt_ids, list | tuple | Tensor)
-    first = prompt_ids[0] if is_sequence and len(prompt_ids) else 0
-    if isinstance(first, list | tuple) or getattr(first, "ndim", 0):
-        is_tensor = isinstance(first, Tensor)
-        one = "prompt_ids[0]" if is_tensor else f"{first!r:.50}"
-        many = "a request for each row" if len(prompt_ids) > 1 else one
-        raise ValueError(
-            "prompt_ids must be one flat row of ids, got two brackets, "
-            f"{prompt_ids!r:.50}: give {many}"
-        )
-
-
 def _validate_request(sequence, runner):
     "Fills in what the engine needs of it."
     request = sequence.request
-    _require_flat_row(request.prompt_ids)
-    prompt_ids = left_pad([request.prompt_ids])[0][0].tolist()
+    prompt_ids = flat_row(request.prompt_ids).tolist()
     sequence.all_ids = prompt_ids
     sequence.num_prompt_tokens = len(prompt_ids)
     validate.integer(max_new_tokens=request.max_new_tokens)
@@ -626,8 +612,15 @@ class Scheduler:
 # %% ../nbs/23_in_flight_batching.ipynb #s2300025
 #| code-summary: the next id of a request that has its own way to choose
 def _sample_one(sequence, logits):
-    generated_ids = torch.tensor([sequence.output_ids], dtype=torch.int64)
-    new = sequence.sampler(logits, generated_ids.to(logits.device))
+    sampler = sequence.sampler
+    generated_ids = [sequence.output_ids]
+    if isinstance(
+        sampler, Sampler
+    ):  # it makes tensors where it needs them
+        new = sampler(logits, generated_ids, [sequence.prompt_ids])
+    else:
+        generated_ids = torch.tensor(generated_ids, dtype=torch.int64)
+        new = sampler(logits, generated_ids.to(logits.device))
     whole = (
         isinstance(new, Tensor)
         and new.shape == (1,)
@@ -740,7 +733,12 @@ class _StepExecutor:
         Where this breaks off, what was drawn and written is taken back,
         but for sequences that have ended.
         """
-        before = [_generators(t.sampler) for t in sequences]
+        before = [
+            t.sampler.clone_states()
+            if isinstance(t.sampler, Sampler)
+            else None
+            for t in sequences
+        ]
         lengths = [t.num_output_tokens for t in sequences]
         num_new = len(self.new)
         try:
@@ -769,13 +767,8 @@ class _StepExecutor:
                     ids[i] = _sample_one(t, logits[i : i + 1])
                 except Exception as error:
                     self.finish(t, "error", error)
-        compute_dtype = torch.promote_types(logits.dtype, torch.float32)
-        log_probs = (
-            logits.to(compute_dtype)
-            .log_softmax(-1)
-            .gather(-1, ids[:, None])
-        )
-        return [*zip(sequences, ids.tolist(), log_probs[:, 0].tolist())]
+        log_probs = token_log_probs(logits, ids)
+        return [*zip(sequences, ids.tolist(), log_probs.tolist())]
 
     def _judge(self, t, i, log_prob):
         if t.finish_reason is None:
@@ -793,17 +786,11 @@ class _StepExecutor:
             self.finish(t, reason)
 
 
-def _generators(sampler):
-    "Copies of the random generators of a sampler."
-    states = getattr(sampler, "row_states", None)
-    return states and [(s, g.clone_state()) for s, g in states]
-
-
 def _restore(sequence, length, states):
     "Take back what a sequence has drawn and written."
     del sequence.all_ids[sequence.num_prompt_tokens + length :]
     del sequence.log_probs[length:]
-    if hasattr(sequence.sampler, "row_states"):
+    if isinstance(sequence.sampler, Sampler):
         sequence.sampler.row_states = states
 
 # %% ../nbs/23_in_flight_batching.ipynb #s230027c
