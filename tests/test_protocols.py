@@ -188,7 +188,7 @@ def test_models_around_models_are_decoders_as_well(monkeypatch):
     monkeypatch.setattr("tformer.compiled.require_compiler", lambda: None)
     for other in (
         Preallocates(model),
-        PrefixedModel(model, [[1, 2]]),
+        PrefixedModel(model, [1, 2]),
         CompiledModel(model),
     ):
         assert isinstance(other, DecoderModel)
