@@ -49,6 +49,7 @@ READ_AS = {
     "package/paged_cache": "22~",
     "package/compiled": "20~~",
     "package/runner": "22~~",
+    "package/serving": "22~~~",
     "package/quantized": "21~",
     "package/prefix": "21~",
     "package/speculative": "21~~",

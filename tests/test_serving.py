@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import inspect
 import re
 import tracemalloc
 import types
@@ -29,6 +30,7 @@ from tformer.serving import (
     Engine,
     QueueFull,
     Request,
+    RequestHandle,
     Scheduler,
     Sequence,
     SequenceStatus,
@@ -1397,6 +1399,14 @@ def test_a_result_that_is_interrupted_may_be_asked_for_again():
     with pytest.raises(KeyboardInterrupt):
         handle.result()
     assert handle.result().ids == texts([Request([1, 2], 6)])[0].ids
+
+
+def test_what_a_handle_shows_is_documented_and_typed():
+    shown = {name: x for name, x in vars(RequestHandle).items() if type(x) is property}
+    assert {"request", "output_ids", "finish_reason", "error"} <= {*shown}
+    for name, one in shown.items():
+        assert inspect.isfunction(one.fget) and one.fget.__doc__, name
+        assert "return" in one.fget.__annotations__, name
 
 
 def test_what_a_handle_shows_cannot_be_written_through():
