@@ -253,9 +253,10 @@ def replay_all(
     then is another choice each day.
     """
     jobs = [(name, change) for name in names for change in changes(name, nouns)]
-    for _, change in jobs:  # a pattern that fits nothing ends the run before it begins
-        path, qualname = split_where(change["where"], ROOT / "tformer")
-        apply(path.read_text("utf-8"), qualname, code_change(change))
+    for _, change in jobs:
+        if "where" in change:  # what fits nothing is found before the first run
+            path, qualname = split_where(change["where"], ROOT / "tformer")
+            apply(path.read_text("utf-8"), qualname, code_change(change))
     if until < math.inf:
         jobs.sort(key=lambda job: order_of_the_day(*job))
     else:

@@ -434,6 +434,20 @@ def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
         nouns_of("07_a")
 
 
+def test_a_change_that_fits_nothing_is_found_before_the_first_run(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(verify, "CHANGES", tmp_path)
+    monkeypatch.setattr(verify, "replay_one", lambda *job: pytest.fail("it was begun"))
+    (tmp_path / "07_a.yml").write_text(
+        "- {claim: a, where: functional.attend, old: ~$mask, new: $mask}\n"
+        "- {claim: b, where: functional.attend, old: 2 ** $mask, new: $mask}\n",
+        "utf-8",
+    )
+    with pytest.raises(code_changes.ChangeError, match="0 places"):
+        verify.main(["07_a"])
+
+
 @pytest.mark.nightly
 def test_each_run_of_cells_begins_anew(tmp_path):
     (tmp_path / "tformer").mkdir()

@@ -1959,7 +1959,7 @@ def test_an_engine_that_cannot_be(change, says):
     [
         ("x", "model must be a decoder, such as GPT or Llama, got str 'x'"),
         (None, "model must be a decoder, such as GPT or Llama, got NoneType None"),
-        (nn.Linear(2, 2), "got Linear Linear.*no new_cache, no max_len"),
+        (nn.Linear(2, 2), "got Linear Linear.*no new_cache or cannot"),
         (
             types.SimpleNamespace(model=MODEL, tokenizer=None),
             "got SimpleNamespace .*: give its model, bundle.model",

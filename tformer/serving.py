@@ -983,12 +983,11 @@ def _one_sentence(error):
 def _validate_engine(model, max_len, policy, clock, max_overtakes, **positive):
     "Returns the policy as a function."
     inner = getattr(model, "model", None)
-    is_decoder = callable(model) and hasattr(model, "max_len")
-    if not is_decoder or not callable(getattr(model, "new_cache", None)):
+    if not callable(model) or not callable(getattr(model, "new_cache", None)):
         advice = (
             ": give its model, bundle.model"
             if hasattr(model, "tokenizer") and callable(inner)
-            else ", which has no new_cache, no max_len or cannot be called"
+            else ", which has no new_cache or cannot be called"
         )
         raise ValueError(
             "model must be a decoder, such as GPT or Llama, got "
