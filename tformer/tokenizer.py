@@ -263,7 +263,7 @@ class IncrementalDecoder:
 
     All that ``decode`` returns, and at the end ``finish``, is together what
     ``tokenizer.decode`` makes of all ids, special tokens included. A character is a
-    Unicode code point. Hugging Face's library calls this ``DecodeStream``; it has
+    Unicode code point. Hugging Face's library calls this DecodeStream; it has
     nothing like ``finish``, and keeps an incomplete character back for ever.
 
     With ``stop_strings`` the text ends before the first of them, as
