@@ -99,7 +99,7 @@ class PrefixedByTheCPU(PrefixedModel):
 def test_a_slip_is_found():
     model = jobs.row_named("GPT").make()
     with PretendedCard(), refusal(True):
-        PrefixedByTheCPU(model.cuda(), [[1, 2]]).new_cache(2)
+        PrefixedByTheCPU(model.cuda(), [1, 2]).new_cache(2)
 
 
 # --- the jobs

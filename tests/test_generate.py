@@ -451,8 +451,21 @@ def test_a_repetition_penalty_counts_the_prompt_as_transformers_does(penalty):
 class Everything:
     "A cache that keeps the ids, for a model that is to read them all again."
 
+    key_positions = None
+    lengths = torch.zeros(1, dtype=torch.int64)
+    nbytes = 0
+
     def __init__(self):
         self.ids = None
+
+    def select(self, rows):
+        self.ids = self.ids[rows]
+
+    def crop(self, n):
+        self.ids = self.ids[:, :n]
+
+    def set_rows(self, rows, source):
+        self.ids[rows] = source.ids
 
     def read(self, ids):
         self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)

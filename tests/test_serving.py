@@ -608,8 +608,8 @@ class Nan(nn.Module):
 
 BAD = [
     (dict(prompt_ids=[]), "prompt 0 is empty"),
-    (dict(prompt_ids="Once"), "prompt 0 must be a row of ids"),
-    (dict(prompt_ids=None), "prompt 0 must be a row of ids"),
+    (dict(prompt_ids="Once"), "prompt_ids must be one flat row of ids, got 'Once'"),
+    (dict(prompt_ids=None), "prompt_ids must be one flat row of ids, got None"),
     (dict(prompt_ids=[1.5]), "prompt 0 must be integers"),
     (dict(prompt_ids=[VOCAB]), f"id {VOCAB} is outside the vocabulary"),
     (dict(prompt_ids=[1, -1]), "id -1 is outside the vocabulary"),
@@ -1990,12 +1990,12 @@ def test_run_takes_a_list(requests):
 @pytest.mark.parametrize(
     "prompt_ids, says",
     [
-        ([[1, 2]], r"got two brackets, \[\[1, 2\]\]: give \[1, 2\]$"),
-        (((1, 2),), r"got two brackets, \(\(1, 2\),\): give \(1, 2\)$"),
-        (torch.tensor([[1, 2]]), r"got two brackets, .*: give prompt_ids\[0\]$"),
-        ([torch.tensor([1, 2])], r"got two brackets, .*: give prompt_ids\[0\]$"),
-        ([[1, 2], [3]], "got two brackets, .*: give a request for each row$"),
-        (torch.ones(2, 3).long(), ": give a request for each row$"),
+        ([[1, 2]], r"drop the outer brackets of \[\[1, 2\]\], and give one text"),
+        (((1, 2),), r"drop the outer brackets of \[\(1, 2\)\]"),
+        (torch.tensor([[1, 2]]), r"drop the outer brackets of \[\[1, 2\]\]"),
+        ([torch.tensor([1, 2])], r"drop the outer brackets of \[tensor\(\[1, 2\]\)\]"),
+        ([[1, 2], [3]], r"outer brackets of \[\[1, 2\], \[3\]\], and give one text"),
+        (torch.ones(2, 3).long(), r"\[1, 1, 1\]\], and give one text at a time"),
     ],
 )
 def test_a_prompt_is_one_flat_row(prompt_ids, says):
