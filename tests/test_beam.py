@@ -76,11 +76,26 @@ class Table:
 
 
 class Kept:
+    "A cache of texts: what is asked of a cache, and what the table reads."
+
+    key_positions = None
+    nbytes = 0
+
     def __init__(self, batch):
         self.texts = torch.empty(batch, 0, dtype=torch.int64)
 
+    @property
+    def lengths(self):
+        return torch.tensor([self.texts.shape[1]])
+
     def select(self, rows):
         self.texts = self.texts[rows]
+
+    def crop(self, n):
+        self.texts = self.texts[:, :n]
+
+    def set_rows(self, rows, source):
+        self.texts[rows] = source.texts
 
 
 def grown(model, prompt, live):
