@@ -581,6 +581,14 @@ def test_bad_parts(call, says):
         call()
 
 
+@plain_only
+@pytest.mark.parametrize("model", ["a", torch.nn.Linear(2, 2), None])
+def test_what_is_no_decoder_drafts_nothing(model):
+    name = type(model).__name__
+    with pytest.raises(ValueError, match=f"must be a decoder, .* got {name}"):
+        DraftModel(model)
+
+
 @pytest.mark.nightly
 @plain_only
 def test_the_benchmark_runs(monkeypatch, capsys):

@@ -168,6 +168,11 @@ class DraftModel:
         num_speculative_tokens: int = 4,  # ids that it offers
     ):
         validate.integer(num_speculative_tokens=num_speculative_tokens)
+        validate.require(
+            callable(model) and hasattr(model, "new_cache"),
+            "a draft model must be a decoder, such as GPT or Llama, got "
+            f"{type(model).__name__} {model!r:.40}",
+        )
         self.model = model
         self.num_speculative_tokens = num_speculative_tokens
         self.ids = []
