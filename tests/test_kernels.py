@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from jupyter_client.manager import KernelManager
@@ -104,16 +105,21 @@ def test_a_kernel_that_ends_is_seen_to_end(start):
     process.terminate()  # nothing is there to end
 
 
-def test_an_interrupt_reaches_the_kernel_alone(start):
+def test_an_interrupt_reaches_the_kernel_alone(start, tmp_path):
     ask = start()
     other = start()
     client = ask.client
+    at_work = tmp_path / "at_work"
+    # a file and not `print`: what prints can swallow an interrupt while it waits
     message = client.execute(
-        "import time; print('at work', flush=True); time.sleep(100)",
+        f"import pathlib, time; pathlib.Path({str(at_work)!r}).touch(); "
+        "time.sleep(100)",
         stop_on_error=False,  # else it would drop what comes next
     )
-    while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
-        pass
+    until = time.monotonic() + 60
+    while not at_work.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
     ask.manager.interrupt_kernel()
     while (reply := client.get_shell_msg(timeout=60))["parent_header"].get(
         "msg_id"
