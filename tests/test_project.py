@@ -50,6 +50,7 @@ READ_AS = {
     "package/compiled": "20~~",
     "package/runner": "22~~",
     "package/serving": "22~~~",
+    "package/generate": "20~~~",
     "package/quantized": "21~",
     "package/prefix": "21~",
     "package/speculative": "21~~",

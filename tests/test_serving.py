@@ -607,10 +607,10 @@ class Nan(nn.Module):
 
 
 BAD = [
-    (dict(prompt_ids=[]), "prompt 0 is empty"),
+    (dict(prompt_ids=[]), "prompt_ids is empty"),
     (dict(prompt_ids="Once"), "prompt_ids must be one flat row of ids, got 'Once'"),
     (dict(prompt_ids=None), "prompt_ids must be one flat row of ids, got None"),
-    (dict(prompt_ids=[1.5]), "prompt 0 must be integers"),
+    (dict(prompt_ids=[1.5]), "prompt_ids must be integers"),
     (dict(prompt_ids=[VOCAB]), f"id {VOCAB} is outside the vocabulary"),
     (dict(prompt_ids=[1, -1]), "id -1 is outside the vocabulary"),
     (dict(prompt_ids=[1] * 41), "43 tokens of prompt and text, beyond max_len 40"),
@@ -1242,7 +1242,7 @@ def test_a_stream_that_is_cancelled_leaves():
     assert finished(main()) == texts([Request([3], 12)])[0].ids
     assert len(seen) < 8
     empty(engine)
-    with pytest.raises(ValueError, match="prompt 0 is empty"):
+    with pytest.raises(ValueError, match="prompt_ids is empty"):
         finished(follow(Request([], 3), seen))
 
 
@@ -1373,7 +1373,7 @@ def test_a_result_is_what_generate_returns(how):
 def test_a_result_raises_what_went_wrong():
     now = [0.0]
     engine = Engine(MODEL, 1, clock=lambda: now[0])
-    with pytest.raises(ValueError, match="prompt 0 is empty"):
+    with pytest.raises(ValueError, match="prompt_ids is empty"):
         engine.submit(Request([], 3)).result()
     late = engine.submit(Request([1], 9, timeout=2.0))
     engine.step()
