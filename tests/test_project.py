@@ -54,6 +54,7 @@ READ_AS = {
     "package/quantized": "21~",
     "package/prefix": "21~",
     "package/speculative": "21~~",
+    "package/beam": "21~~~",
     "package/scoring": "21~",
     "package/positions": "06~",
     "package/kv_cache": "06~~",
