@@ -139,13 +139,13 @@ def lists(
     norm,
     stop,
     criteria=(),
-    until=None,
+    early_stopping=None,
     n_best=1,
     calls=None,
 ):
     """Beam search as one would write it on lists: (score, ids, why); sorted.
 
-    ``until`` None goes on to the last step.  ``calls`` comes to hold the
+    ``early_stopping`` None goes on to the last step.  ``calls`` comes to hold the
     texts about which functions are asked.
     """
     calls = [] if calls is None else calls
@@ -169,16 +169,19 @@ def lists(
         if not live:
             break
         best = live[0][1]
-        if until == "enough" and len(done) >= width:
+        if early_stopping is True and len(done) >= width:
             break
-        if until == "usual" and len(done) >= width and best / norm(n) <= done[-1][0]:
+        worst = done[-1][0] if len(done) >= width else -math.inf
+        if early_stopping is False and best / norm(n) <= worst:
             break
+        worst = done[n_best - 1][0] if len(done) >= n_best else -math.inf
         bound = max(best / norm(m) for m in range(n, room + 1))
-        if until == "sure" and len(done) >= n_best and bound <= done[n_best - 1][0]:
+        if early_stopping == "never" and bound <= worst:
             break
     return done
 
 
+EARLY_STOPPING = ("never", False, True)
 NORMS = [
     (0.0, "power"),
     (0.7, "power"),
@@ -288,8 +291,8 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
         for how in (
             dict(length_penalty=0.0),
             dict(length_penalty=-0.7),
-            dict(length_penalty=1.0, until="enough"),
-            dict(length_penalty=2.0, until="usual"),
+            dict(length_penalty=1.0, early_stopping=True),
+            dict(length_penalty=2.0, early_stopping=False),
         ):
             ((found,),) = beam_search(
                 model, [[2]], num_beams=1, max_new_tokens=9, stop_token_ids=4, **how
@@ -312,18 +315,18 @@ def test_one_beam_that_ends_at_the_first_end_is_greedy():
 
 
 def test_the_sure_bound_loses_nothing_and_the_usual_one_does():
-    worse = {"usual": 0, "enough": 0}
+    worse = {False: 0, True: 0}
     for seed in range(40):
         model = Table(5, seed)
         how = dict(num_beams=3, max_new_tokens=12, stop_token_ids=4, length_penalty=2.0)
         wanted = lists(model, [1], 3, 12, norm_of(2.0, "power"), [4])
         ((sure,),) = beam_search(model, [[1]], **how)
         same([sure], wanted, 1)
-        for until in worse:
-            ((found,),) = beam_search(model, [[1]], until=until, **how)
+        for early in worse:
+            ((found,),) = beam_search(model, [[1]], early_stopping=early, **how)
             assert found.score <= sure.score + 1e-12
-            worse[until] += found.score < sure.score - 1e-9
-    assert 3 <= worse["usual"] < worse["enough"], worse
+            worse[early] += found.score < sure.score - 1e-9
+    assert 3 <= worse[False] < worse[True], worse
 
 
 def test_a_search_ends_when_nothing_can_be_gained():
@@ -479,10 +482,10 @@ class Recorded:
         return self.function(ids)
 
 
-@pytest.mark.parametrize("until", ["sure", "usual", "enough"])
+@pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("criteria", CRITERIA.values(), ids=CRITERIA)
 @pytest.mark.parametrize("stop", [(), (4,), (1, 3)])
-def test_functions_end_texts_as_in_lists(stop, criteria, until):
+def test_functions_end_texts_as_in_lists(stop, criteria, early_stopping):
     for seed, (width, alpha) in itertools.product(
         range(2), ((1, 1.0), (2, 0.0), (3, 2.0), (6, 1.0))
     ):
@@ -497,11 +500,11 @@ def test_functions_end_texts_as_in_lists(stop, criteria, until):
             stopping_criteria=criteria,
             length_penalty=alpha,
             num_return_sequences=n_best,
-            until=until,
+            early_stopping=early_stopping,
         )
         for beams, prompt in zip(found, PROMPTS, strict=True):
             norm = norm_of(alpha, "power")
-            how = dict(until=until, n_best=n_best)
+            how = dict(early_stopping=early_stopping, n_best=n_best)
             same(
                 beams,
                 lists(model, prompt, width, 6, norm, stop, criteria, **how),
@@ -532,7 +535,7 @@ def test_rows_with_fewer_live_beams_than_others_are_filled_up():
         )
         for beams, prompt in zip(found, ([1, 1], [2, 2]), strict=True):
             norm = norm_of(2.0, "power")
-            how = dict(criteria=[criterion], until="sure", n_best=width)
+            how = dict(criteria=[criterion], early_stopping="never", n_best=width)
             same(beams, lists(model, prompt, width, room, norm, (), **how), width)
             assert not any(len(b.ids) > 2 and criterion(b.ids[:2]) for b in beams)
 
@@ -560,8 +563,8 @@ def test_functions_and_a_beam_that_is_wide_enough_equal_enumeration(criteria, st
 def test_a_function_is_asked_only_where_its_answer_counts():
     "Once about a text, the best first, until enough go on; about no stop id."
     asked = 0
-    for (name, criteria), seed, width, until in itertools.product(
-        CRITERIA.items(), range(4), (1, 2, 5), ("sure", "usual", "enough")
+    for (name, criteria), seed, width, early in itertools.product(
+        CRITERIA.items(), range(4), (1, 2, 5), EARLY_STOPPING
     ):
         if name != "none":
             model = Table(5, seed)
@@ -576,7 +579,7 @@ def test_a_function_is_asked_only_where_its_answer_counts():
                 norm_of(1.0, "power"),
                 [4],
                 criteria,
-                until=until,
+                early_stopping=early,
                 calls=calls,
             )
             beam_search(
@@ -586,7 +589,7 @@ def test_a_function_is_asked_only_where_its_answer_counts():
                 max_new_tokens=6,
                 stop_token_ids=4,
                 stopping_criteria=functions,
-                until=until,
+                early_stopping=early,
             )
             assert functions[0].calls == calls
             assert functions[1].calls == calls
@@ -631,7 +634,7 @@ def test_a_function_that_raises_is_named_with_its_prompt():
             max_new_tokens=5,
             stop_token_ids=3,
             stopping_criteria=raises,
-            until="enough",
+            early_stopping=True,
         )
 
 
@@ -881,9 +884,6 @@ def peer(name):
     return made
 
 
-RULES = {"sure": "never", "usual": False, "enough": True}
-
-
 @plain_only
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "marian"])
 @torch.no_grad()
@@ -905,8 +905,10 @@ def test_texts_and_scores_are_those_of_transformers(name):
         }
         ids = torch.ones(3, 1, dtype=torch.int64)
         theirs = {"decoder_input_ids": ids}
-    for until, alpha, (width, n, stop) in itertools.product(
-        RULES, (0.0, 0.7, 1.0, 2.0), ((2, 2, [5]), (4, 4, [5, 6]), (4, 1, [5, 6]))
+    for early, alpha, (width, n, stop) in itertools.product(
+        EARLY_STOPPING,
+        (0.0, 0.7, 1.0, 2.0),
+        ((2, 2, [5]), (4, 4, [5, 6]), (4, 1, [5, 6])),
     ):
         out = model.generate(
             input_ids=src,
@@ -917,7 +919,7 @@ def test_texts_and_scores_are_those_of_transformers(name):
             num_return_sequences=n,
             max_new_tokens=8,
             length_penalty=alpha,
-            early_stopping=RULES[until],
+            early_stopping=early,
             eos_token_id=stop,
             pad_token_id=0,
             output_scores=True,
@@ -931,7 +933,7 @@ def test_texts_and_scores_are_those_of_transformers(name):
             stop_token_ids=stop,
             length_penalty=alpha,
             num_return_sequences=n,
-            until=until,
+            early_stopping=early,
             **ours,
         )
         found = [beam for row in found for beam in row]
@@ -973,10 +975,10 @@ def test_functions_end_texts_as_in_transformers(name):
             )
 
     ended = 0
-    for until, alpha, (width, n) in itertools.product(
-        RULES, (0.0, 1.0, 2.0), ((1, 1), (2, 2), (4, 4), (4, 1))
+    for early, alpha, (width, n) in itertools.product(
+        EARLY_STOPPING, (0.0, 1.0, 2.0), ((1, 1), (2, 2), (4, 4), (4, 1))
     ):
-        if width == 1 and until != "enough":
+        if width == 1 and early is not True:
             continue  # transformers decodes greedily, whatever the rule
         out = model.generate(
             input_ids=src,
@@ -986,7 +988,7 @@ def test_functions_end_texts_as_in_transformers(name):
             num_return_sequences=n,
             max_new_tokens=8,
             length_penalty=alpha,
-            early_stopping=RULES[until] if width > 1 else None,
+            early_stopping=early if width > 1 else None,
             eos_token_id=[5, 98, 99],
             pad_token_id=0,
             stopping_criteria=transformers.StoppingCriteriaList([Ends()]),
@@ -1002,7 +1004,7 @@ def test_functions_end_texts_as_in_transformers(name):
             stopping_criteria=criteria,
             length_penalty=alpha,
             num_return_sequences=n,
-            until=until,
+            early_stopping=early,
         )
         found = [beam for row in found for beam in row]
         for beam, row in zip(found, out.sequences[:, 5:].tolist(), strict=True):
@@ -1037,9 +1039,9 @@ def test_a_single_beam_is_generate():
                     max_new_tokens=9, stop_token_ids=stop, stopping_criteria=criteria
                 )
                 texts = generate(model, prompts, **how)
-                singles = [dict(until="enough")]
+                singles = [dict(early_stopping=True)]
                 if row.name == "Llama":
-                    singles += [dict(until="usual"), dict(length_penalty=0.0)]
+                    singles += [dict(early_stopping=False), dict(length_penalty=0.0)]
                 for single in singles:
                     found = beam_search(model, prompts, num_beams=1, **how, **single)
                     for text, (beam,) in zip(texts, found, strict=True):
@@ -1081,7 +1083,7 @@ def test_a_prompt_whose_search_is_over_leaves_the_batch():
         max_new_tokens=20,
         stop_token_ids=3,
         length_penalty=0.0,
-        until="enough",
+        early_stopping=True,
     )
     assert model.rows < 2 + 2 * 2 * 19
 
@@ -1275,7 +1277,10 @@ GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
         ),
         (dict(length_penalty=math.inf), "length_penalty must be .* got inf"),
         (dict(length_penalty_form="mean"), "length_penalty_form .*'mean'"),
-        (dict(until="never"), "until .*'never'"),
+        (
+            dict(early_stopping=1),
+            "early_stopping must be one of 'never', False, True, got 1",
+        ),
         (
             dict(encoder_hidden_states=torch.zeros(2, 3, 4)),
             "encoder_hidden_states of 2 rows for 1 prompts",

@@ -56,7 +56,7 @@ def beam_search(
     length_penalty_form: str = "power",  # or "gnmt"
     # texts for each prompt, at most ``num_beams``
     num_return_sequences: int = 1,
-    until: str = "sure",  # or "usual", "enough": when a search ends
+    early_stopping: bool | str = "never",  # or False, True: when a search ends
     # from ``encode``
     encoder_hidden_states: Float[Tensor, "b s m"] | None = None,
     # True at tokens
@@ -69,12 +69,13 @@ def beam_search(
     """The ``num_return_sequences`` texts of each prompt, the best first.
 
     A score is the sum of log-probabilities of the new ids, divided by
-    ``length_divisor``.  The search of a prompt ends when no live beam can
-    come to be one of the texts returned (``sure``); or when ``num_beams``
-    texts have ended and no live beam has, at its present length, a
-    higher score than the worst of them (``usual``, no bound where
-    ``length_penalty`` is positive); or when ``num_beams`` texts have
-    ended (``enough``).
+    ``length_divisor``.  ``early_stopping`` has the values of
+    ``transformers``.  With "never" the search of a prompt ends when no live
+    beam can come to be one of the texts returned.  With False it ends when
+    ``num_beams`` texts have ended and no live beam has, at its present
+    length, a higher score than the worst of them (no bound where
+    ``length_penalty`` is positive).  With True it ends when ``num_beams``
+    texts have ended.
 
     A stop id ends a text and is no part of it, but it counts for the sum
     and for the length.  Where there are several, the same ids may be
@@ -85,7 +86,7 @@ def beam_search(
     called from the best one on until ``num_beams`` go on, or none is left.
 
     A single beam writes what greedy decoding writes if its search ends
-    with the first text that ends: with ``usual`` or ``enough``, or if
+    with the first text that ends: with False or True, or if
     ``length_penalty`` is not positive.  Otherwise it goes on, and may
     find a text of a higher score.
     """
@@ -99,7 +100,7 @@ def beam_search(
         tuple(functions),
         length_penalty,
         length_penalty_form,
-        until,
+        early_stopping,
     )
     prompts, positions = _prompts(
         prompts, max_new_tokens, getattr(model, "max_len", None)
@@ -322,7 +323,7 @@ class _BeamConfig:
     stopping_criteria: tuple[Callable, ...]
     length_penalty: float
     length_penalty_form: str
-    until: str
+    early_stopping: bool | str
 
     def __post_init__(self):
         _validate_beam_config(self)
@@ -336,9 +337,9 @@ class _BeamConfig:
         "Whether a search may end; ``log_prob`` is of its best live beam."
         if n == self.max_new_tokens or log_prob == -math.inf:
             return True
-        if self.until == "enough":
+        if self.early_stopping is True:
             return len(hypotheses) >= self.num_beams
-        sure = self.until == "sure"
+        sure = self.early_stopping == "never"
         max_length = self.max_new_tokens if sure else n
         wanted = self.num_return_sequences if sure else self.num_beams
         best = best_possible_score(
@@ -363,7 +364,7 @@ def _validate_beam_config(config):
         num_return_sequences=config.num_return_sequences,
     )
     length_divisor(1, config.length_penalty, config.length_penalty_form)
-    validate.one_of(("sure", "usual", "enough"), until=config.until)
+    validate.one_of(("never", False, True), early_stopping=config.early_stopping)
 
 # %% ../nbs/package/beam.ipynb #2f6b9c41
 def _best_candidates(state, following):
