@@ -304,8 +304,8 @@ def best_possible_score(
     """No continuation of a live beam has a higher score than this.
 
     Further ids make the sum no larger.  A larger norm makes a negative
-    score larger, and the largest is that of the last or the first
-    length to come.
+    score larger, and the largest is that of the present length or of
+    the last one.
     """
     validate.at_most(max_length, limit_name="max_length", ids=n)
     return log_prob / max(
