@@ -28,7 +28,7 @@ from tformer import bilingual
 from tformer.beam import BeamHypothesis, beam_search, select_minimum_bayes_risk
 from tformer.generate import generate
 from tformer.optimizers import AdamW
-from tformer.sampling import SamplingParams
+from tformer.sampler import SamplingParams
 from tformer.schedules import inverse_sqrt
 from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer

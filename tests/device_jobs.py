@@ -29,7 +29,7 @@ from tformer.optimizers import SGD, AdamW, RMSprop, clip_grad_norm_, orthogonali
 from tformer.paged_cache import BlockPool, new_paged_cache
 from tformer.prefix import PrefixedModel
 from tformer.quantized import quantize_int8
-from tformer.sampling import SamplingParams
+from tformer.sampler import SamplingParams
 from tformer.schedules import scale_lr, warmup_cosine
 from tformer.scoring import strided_token_log_probs
 from tformer.serving import Engine, Request

@@ -24,7 +24,7 @@ from tformer.beam import (
 )
 from tformer.generate import generate
 from tformer.mini_gpt import load_record
-from tformer.sampling import SamplingParams
+from tformer.sampler import SamplingParams
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

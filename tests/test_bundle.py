@@ -37,7 +37,7 @@ from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import generate_by_unmasking
 from tformer.quantized import quantize_int8
-from tformer.sampling import SamplingParams
+from tformer.sampler import SamplingParams
 from tformer.tokenizer import Tokenizer, cut_at_stop_string
 from tformer.vocabulary import Vocabulary
 

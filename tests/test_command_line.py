@@ -16,7 +16,7 @@ import tformer.__main__ as command
 from conftest import ROOT, run
 from tformer.__main__ import load_storyteller, main
 from tformer.bundle import ModelBundle
-from tformer.sampling import SamplingParams
+from tformer.sampler import SamplingParams
 
 COMMAND = [sys.executable, "-m", "tformer"]
 ENV = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is not flushed is not there

@@ -22,10 +22,10 @@ from tformer.embedding import Embedding, SinusoidalPositionEmbedding
 from tformer.functional import attend, causal_mask
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import LlamaConfig
+from tformer.logits import apply_top_p
 from tformer.losses import cross_entropy
 from tformer.mlm import mask_tokens
 from tformer.optimizers import AdamW, param_groups
-from tformer.sampling import apply_top_p
 from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
 from tformer.static_cache import StaticLayerCache
 

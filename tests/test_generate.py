@@ -30,7 +30,7 @@ from tformer.generate import (
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import eval_mode
-from tformer.sampling import Sampler, SamplingParams
+from tformer.sampler import Sampler, SamplingParams
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]

@@ -50,6 +50,8 @@ READ_AS = {
     "package/compiled": "20~~",
     "package/runner": "22~~",
     "package/serving": "22~~~",
+    "package/logits": "19~1",
+    "package/sampler": "19~2",
     "package/generate": "20~~~",
     "package/quantized": "21~",
     "package/prefix": "21~",

@@ -14,9 +14,7 @@ from transformers import generation as peers
 
 from conftest import ROOT, load_experiment
 from helpers import generator, plain_only
-from tformer.sampling import (
-    Sampler,
-    SamplingParams,
+from tformer.logits import (
     apply_allowed_mask,
     apply_frequency_penalty,
     apply_logit_bias,
@@ -28,6 +26,10 @@ from tformer.sampling import (
     apply_top_p,
     apply_typical_p,
     distinct_n,
+)
+from tformer.sampler import (
+    Sampler,
+    SamplingParams,
     process_logits,
     sample_ids,
 )

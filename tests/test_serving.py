@@ -24,7 +24,7 @@ from tformer.generate import Completion, generate
 from tformer.gpt import GPT, GPTConfig
 from tformer.prefix import PrefixedModel
 from tformer.runner import ModelRunner
-from tformer.sampling import SamplingParams
+from tformer.sampler import SamplingParams
 from tformer.serving import (
     SCHEDULING_POLICIES,
     Engine,

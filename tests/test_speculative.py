@@ -14,7 +14,7 @@ from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
 from tformer.prefix import PrefixedModel
-from tformer.sampling import SamplingParams, process_logits
+from tformer.sampler import SamplingParams, process_logits
 from tformer.speculative import (
     DraftModel,
     DraftProposal,

@@ -231,7 +231,7 @@ def _interrupt_waits():
 
 
 def _sampling_params(settings):
-    from tformer.sampling import SamplingParams
+    from tformer.sampler import SamplingParams
 
     return SamplingParams(**settings.sampling)
 

@@ -34,7 +34,7 @@ from tformer.model import (
     wrap_model_errors,
 )
 from .positions import Positions
-from .sampling import Sampler, SamplingParams
+from .sampler import Sampler, SamplingParams
 
 # %% ../nbs/package/generate.ipynb #a1000025x
 class GeneratedToken(NamedTuple):

@@ -37,7 +37,7 @@ from tformer.generate import (
 )
 from .model import eval_mode
 from .runner import ModelRunner, PagedModelRunner
-from .sampling import Sampler, SamplingParams
+from .sampler import Sampler, SamplingParams
 
 # %% ../nbs/package/serving.ipynb #s2300010
 @dataclass(frozen=True, eq=False)

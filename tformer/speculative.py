@@ -32,7 +32,7 @@ from tformer.model import (
     wrap_model_errors,
 )
 from .prefix import single_prompt
-from .sampling import SamplingParams, process_logits, sample_ids
+from .sampler import SamplingParams, process_logits, sample_ids
 
 # %% ../nbs/package/speculative.ipynb #bac8622f
 class DraftProposal(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer.llama import Llama, LlamaConfig
-from tformer.sampling import Sampler, SamplingParams
+from tformer.sampler import Sampler, SamplingParams
 from timing import AT_MOST
 
 WAYS = {  # settings, and whether they are to be below 5 % of a step
