@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import weakref
 from dataclasses import dataclass
 
@@ -24,7 +23,6 @@ from tformer.checkpoints import (
     STATE_NAME,
     STATE_TENSORS_NAME,
     CheckpointManager,
-    DeferredInterrupts,
     History,
     ResumableBatches,
     TensorBoardLogger,
@@ -517,76 +515,6 @@ def test_no_pickle_is_read_or_written(tmp_path, monkeypatch):
         with safe_open(saved.path(1) / name, "pt") as file:
             assert file.keys()
     json.loads((saved.path(1) / STATE_NAME).read_text())
-
-
-# --- an interrupt waits
-
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_interrupt_waits_until_it_is_delivered():
-    before = signal.getsignal(signal.SIGINT)
-    interrupts = DeferredInterrupts()
-    done = []
-    with pytest.raises(KeyboardInterrupt), interrupts:
-        interrupts.deliver()
-        interrupt()
-        interrupt()
-        done.append("whole")
-        interrupts.deliver()
-        done.append("never")
-    assert done == ["whole"]
-    assert signal.getsignal(signal.SIGINT) is before
-    interrupts.deliver()  # it was raised once
-
-
-def test_an_interrupt_is_raised_at_the_end_at_the_latest():
-    interrupts = DeferredInterrupts()
-    done = []
-    with pytest.raises(KeyboardInterrupt):
-        with interrupts:
-            interrupt()
-            done.append("whole")
-        done.append("never")
-    assert done == ["whole"]
-    with pytest.raises(ZeroDivisionError), interrupts:  # an error comes first
-        interrupt()
-        raise ZeroDivisionError
-    with interrupts:
-        pass
-
-
-def test_an_interrupt_may_be_allowed_for_a_while():
-    interrupts = DeferredInterrupts()
-    done = []
-    with interrupts:
-        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
-            interrupt()
-            done.append("never")
-        interrupt()
-        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
-            done.append("never")
-        with interrupts.allowed():
-            pass
-    with interrupts.allowed():  # outside, nothing changes
-        pass
-    assert not done
-
-
-def test_in_another_thread_interrupts_are_left_alone():
-    found = []
-
-    def work():
-        with DeferredInterrupts() as interrupts, interrupts.allowed():
-            found.append(signal.getsignal(signal.SIGINT))
-
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [before]
 
 
 # --- the last few, and the best

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['flatten_state', 'unflatten_state', 'get_rng_state', 'set_rng_state', 'isolated_eval', 'write_folder_atomically',
-           'write_checkpoint', 'read_checkpoint', 'DeferredInterrupts', 'require_same_config', 'CheckpointManager',
-           'ResumableBatches', 'History', 'TensorBoardLogger', 'save_training_state', 'load_training_state']
+           'write_checkpoint', 'read_checkpoint', 'require_same_config', 'CheckpointManager', 'ResumableBatches',
+           'History', 'TensorBoardLogger', 'save_training_state', 'load_training_state']
 
 # %% ../nbs/A7_checkpoints.ipynb #2df874e4
 #| code-fold: true
@@ -17,8 +17,6 @@ import math
 import os
 import random
 import shutil
-import signal
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
@@ -349,59 +347,6 @@ def read_checkpoint(
     weights, tensors = (read[name][0] for name in names)
     extra = unflatten_state(tensors, rest.pop(EXTRA_KEY, {}))
     return weights | extra, unflatten_state(tensors, rest)
-
-# %% ../nbs/A7_checkpoints.ipynb #c4e0a7d6
-class DeferredInterrupts:
-    """Ctrl-C waits until it can do no harm.
-
-    In ``with``, an interrupt is noted; it is raised by ``deliver``, in
-    ``allowed``, or at the end.  In a thread that is not the main one,
-    where Python raises none, and outside of ``with`` nothing changes.
-    """
-
-    def __init__(self):
-        self._previous = None  # what handled interrupts before
-        self._noted = None  # the interrupt that waits
-
-    def __enter__(self) -> "DeferredInterrupts":
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            self._previous = handler if callable(handler) else None
-        self._handle(self._note)
-        return self
-
-    def __exit__(self, kind, *rest):
-        self._handle(self._previous)
-        try:
-            if kind is None:
-                self.deliver()
-        finally:
-            self._previous = None
-            self._noted = None
-
-    def deliver(self) -> None:
-        "Raise the interrupt that waits, if there is one."
-        noted = self._noted
-        self._noted = None
-        if noted is not None:
-            self._previous(*noted)
-
-    @contextlib.contextmanager
-    def allowed(self):
-        "Inside, an interrupt is raised at once, as ever."
-        self._handle(self._previous)
-        try:
-            self.deliver()
-            yield
-        finally:
-            self._handle(self._note)
-
-    def _handle(self, handler):
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, handler)
-
-    def _note(self, *given):
-        self._noted = given
 
 # %% ../nbs/A7_checkpoints.ipynb #1a70b574
 def require_same_config(

@@ -31,7 +31,6 @@ from tqdm import tqdm
 from . import validate
 from tformer.checkpoints import (
     CheckpointManager,
-    DeferredInterrupts,
     History,
     ResumableBatches,
     get_rng_state,
@@ -41,6 +40,7 @@ from tformer.checkpoints import (
     set_rng_state,
 )
 from .data import Loader
+from .interrupts import DeferredInterrupts
 from .losses import chunked_cross_entropy, cross_entropy
 from .optimizers import AdamW, clip_grad_norm_, param_groups
 from .runtime import compile_model
