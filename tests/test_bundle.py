@@ -575,16 +575,20 @@ def test_what_is_saved_is_loaded(kind, dtype, tmp_path):
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):
-    "When a bundle is made, when it is saved, and when it is loaded."
+    "When a bundle is made, when another is made of it, and when it is loaded."
     made = small(GPT)
     tokenizer = Tokenizer(Vocabulary([]))
     said = "^the model has vocab_size 257, and the tokenizer 256 ids"
     with pytest.raises(ValueError, match=said):
         ModelBundle(made.model, tokenizer, {})
-    other = made._replace(tokenizer=tokenizer)  # which makes no new bundle
     with pytest.raises(ValueError, match=said):
-        other.save(tmp_path / "x")
-    assert not (tmp_path / "x").exists()
+        made._replace(tokenizer=tokenizer)
+    spare = GPT(GPTConfig(vocab_size=320, d_model=16, n_layers=1, n_heads=2))
+    with pytest.raises(ValueError, match="^the model has vocab_size 320, .* 257 ids"):
+        made._replace(model=spare)
+    padded = made.tokenizer.with_reserved_tokens(320)
+    ModelBundle(spare, padded, {"name": "padded"}).save(tmp_path / "padded")
+    assert load_bundle(tmp_path / "padded").tokenizer == padded
     made.save(tmp_path)
     tokenizer.save(tmp_path / TOKENIZER_NAME)
     card = json.loads((tmp_path / CARD_NAME).read_text())

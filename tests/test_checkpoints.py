@@ -42,6 +42,7 @@ from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS_NAME
 from tformer.optimizers import AdamW, Muon
+from tformer.tokenizer import Tokenizer
 from tformer.train import LossMonitor
 
 
@@ -334,6 +335,17 @@ def test_a_configuration_of_its_own_is_left_alone(config, tmp_path):
     assert torch.equal(model.weight, other.weight)
     (saved.path(1) / "config.json").write_text("{}")
     require_same_config(other, saved.path(1))
+
+
+def test_a_checkpoint_is_not_written_with_the_tokenizer_of_another_model(tmp_path):
+    tokenizer = Tokenizer.train(["a"], 256)
+    saved = CheckpointManager(tmp_path / "x", tokenizer=tokenizer)
+    with pytest.raises(
+        ValueError, match="^the model has vocab_size 40, and the tokenizer 256 ids"
+    ):
+        saved.save(1, small(), {})
+    assert not (tmp_path / "x").exists()
+    saved.save(1, torch.nn.Linear(2, 2), {})  # which tells of no ids
 
 
 def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):

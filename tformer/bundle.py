@@ -77,6 +77,11 @@ class ModelBundle(_BundleFields):
         require_same_vocabulary(model, tokenizer)
         return super().__new__(cls, model, tokenizer, card)
 
+    @classmethod
+    def _make(cls, fields: Iterable) -> "ModelBundle":
+        "Of three fields, which ``_replace`` gives as well."
+        return cls(*fields)
+
     def __repr__(self) -> str:
         return "\n".join(format_card(self.card))
 
@@ -433,13 +438,11 @@ def save_bundle(
 
     Each file is written beside its place and renamed.  If the writing
     ends between two of them, ``load_bundle`` refuses the folder.
-    Raises ``ValueError`` for a class that ``load_bundle`` cannot make,
-    and for a tokenizer of another number of ids than the model's.
+    Raises ``ValueError`` for a class that ``load_bundle`` cannot make.
     """
     model = bundle.model
     folder = Path(folder)
     validate.one_of(tuple(MODEL_CLASSES), model=type(model).__name__)
-    require_same_vocabulary(model, bundle.tokenizer)
     save_model(model, folder)
     bundle.tokenizer.save(folder / TOKENIZER_NAME)
     card = {

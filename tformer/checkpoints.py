@@ -38,6 +38,7 @@ from tformer.model import (
     load_weights,
     owning_copy,
     read_safetensors,
+    require_same_vocabulary,
     save_model,
     tensors_sha256,
 )
@@ -233,8 +234,9 @@ def write_checkpoint(
     What a module gives as its ``get_extra_state`` is kept as well, and
     so is the SHA-256 of what both files of tensors hold.  The state
     that is read back also holds ``"format"``, the version of its
-    layout.  Raises ``ValueError`` for a state of another format, and
-    as ``flatten_state`` does.
+    layout.  Raises ``ValueError`` for a state of another format, for a
+    tokenizer whose ids are not those of the model, and as
+    ``flatten_state`` does.
     """
     found = state.get("format", STATE_FORMAT)
     validate.require(
@@ -245,6 +247,7 @@ def write_checkpoint(
     )
     tensors, rest = flatten_state({**state, "format": STATE_FORMAT})
     model = getattr(model, "_orig_mod", model)
+    require_same_vocabulary(model, tokenizer)
     beside, extra = flatten_state(_extra_states(model), "model")
     tensors |= {name: x.clone() for name, x in beside.items()}
 
