@@ -555,6 +555,16 @@ def test_to_load_forgets_nothing(tmp_path):
     assert CheckpointManager(tmp_path).steps() == [1, 2, 3, 4, 5]
 
 
+def test_the_last_and_the_best_are_called_so(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    for step, score in ((1, 2.0), (2, 1.0), (3, 3.0)):
+        saved.save(step, small(), {}, score)
+    named = [saved.find_step(name) for name in (None, "last", "best", 1)]
+    assert named == [3, 3, 2, 1]
+    for name, step in ((None, 3), ("last", 3), ("best", 2), (1, 1)):
+        assert saved.load(small(), name)["step"] == step
+
+
 def test_a_step_that_is_not_there(tmp_path):
     saved = CheckpointManager(tmp_path)
     with pytest.raises(

@@ -125,7 +125,7 @@ def _read_settings(
         typer.Option(
             metavar="NAME",
             help="A model that comes with the package (stories or "
-            "stories_mha), or a folder in which one was saved.",
+            "stories_mha), or a folder in which one was saved or trained.",
         ),
     ] = "stories",
     version: Annotated[

@@ -430,6 +430,30 @@ class CheckpointManager:
         metrics = self.metrics()
         return min(metrics, key=metrics.get, default=None)
 
+    def find_step(self, step: int | str | None = None) -> int:
+        """The step that is meant: by its number, "last", or "best".
+
+        None is the last.  ``ValueError`` for a step without a
+        checkpoint, and for "best" where none has a metric.
+        """
+        steps = self.steps()
+        if step == "best" and steps:
+            step = self.best_step
+            validate.require(
+                step is not None,
+                f"no checkpoint in {self.folder} was saved with a metric, "
+                "so that none is the best; the last one is that of step "
+                f"{steps[-1]}",
+            )
+        if step in (None, "last"):
+            step = max(steps, default=step)
+        validate.require(
+            step in steps,
+            f"{self.folder} has no checkpoint of step {step!r}; it has "
+            f"{steps}",
+        )
+        return step
+
     def steps_to_keep(self) -> set[int]:
         "The steps that are not to be forgotten."
         return {*self.steps()[-self.keep_last :], self.best_step}
@@ -461,8 +485,10 @@ class CheckpointManager:
         for stale in filter(is_stale_temp, parts):
             shutil.rmtree(stale, ignore_errors=True)
 
-    def load(self, model: nn.Module, step: int | None = None) -> dict:
-        """Put the weights of a step, or of the last, into a model.
+    def load(
+        self, model: nn.Module, step: int | str | None = None
+    ) -> dict:
+        """Put the weights of a step into a model; None is the last.
 
         Returns the state.  If it raises, as ``read`` does, all stays.
         """
@@ -471,21 +497,16 @@ class CheckpointManager:
         return state
 
     def read(
-        self, model: nn.Module, step: int | None = None
+        self, model: nn.Module, step: int | str | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights and state of a step, or of the last, for a model.
+        """Weights and state of a step for a model; None is the last.
 
-        ``ValueError`` naming a damaged file, or what differs.
+        ``ValueError`` naming a damaged file, or what differs, and as
+        ``find_step`` does.
         """
-        steps = self.steps()
-        step = max(steps, default=None) if step is None else step
-        validate.require(
-            step in steps,
-            f"{self.folder} has no checkpoint "
-            f"of step {step}; it has {steps}",
-        )
+        step = self.find_step(step)
         require_same_config(model, self.path(step))
-        before = max((s for s in steps if s < step), default=0)
+        before = max((s for s in self.steps() if s < step), default=0)
         weights, state = _read_or_explain(self.path(step), before)
         found = state.get("format")
         validate.require(
