@@ -587,7 +587,7 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match=said):
         made._replace(tokenizer=tokenizer)
     spare = GPT(GPTConfig(vocab_size=320, d_model=16, n_layers=1, n_heads=2))
-    with pytest.raises(ValueError, match="^the model has vocab_size 320, .* 257 ids"):
+    with pytest.raises(ValueError, match=r"^the model has vocab_size 320, .* 257 ids"):
         made._replace(model=spare)
     padded = made.tokenizer.with_reserved_tokens(320)
     ModelBundle(spare, padded, {"name": "padded"}).save(tmp_path / "padded")

@@ -341,7 +341,7 @@ def test_a_checkpoint_is_not_written_with_the_tokenizer_of_another_model(tmp_pat
     tokenizer = Tokenizer.train(["a"], 256)
     saved = CheckpointManager(tmp_path / "x", tokenizer=tokenizer)
     with pytest.raises(
-        ValueError, match="^the model has vocab_size 40, and the tokenizer 256 ids"
+        ValueError, match=r"^the model has vocab_size 40, and the tokenizer 256 ids"
     ):
         saved.save(1, small(), {})
     assert not (tmp_path / "x").exists()

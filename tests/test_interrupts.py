@@ -7,8 +7,8 @@ import sys
 import threading
 
 import pytest
-from helpers import plain_only
 
+from helpers import plain_only
 from tformer.interrupts import DeferredInterrupts
 
 

@@ -554,7 +554,8 @@ def _card_of_checkpoint(folder):
         kind in MODEL_CLASSES,
         f"{folder} holds a {kind or 'model of another kind'}, and "
         f"tformer.load makes only {', '.join(MODEL_CLASSES)}: make the "
-        f"model, and call CheckpointManager({str(run)!r}).load(model, {step})",
+        f"model, and call CheckpointManager({str(run)!r})"
+        f".load(model, {step})",
     )
     validate.require(
         (folder / TOKENIZER_NAME).is_file(),

@@ -42,7 +42,8 @@ class DeferredInterrupts:
             return self
         if self._previous is not None:
             raise ValueError(
-                "this DeferredInterrupts is in use: make another one for the inner block"
+                "this DeferredInterrupts is in use: make another one for the inner "
+                "block"
             )
         handler = signal.getsignal(signal.SIGINT)
         self._previous = handler if callable(handler) else None

@@ -433,8 +433,9 @@ def require_same_vocabulary(
         n = getattr(config, name, size)
         validate.require(
             n is None or n in sizes,
-            f"the model has {name} {n}, and the tokenizer {size} ids: they "
-            f"do not belong together; make the model with {name}={size}"
+            f"the model has {name} {n}, and the tokenizer {size} ids: "
+            "they do not belong together; make the model with "
+            f"{name}={size}"
             + (
                 ", or, if its tables were rounded up, give the tokenizer "
                 "as many ids by with_reserved_tokens"
