@@ -33,12 +33,15 @@ from tformer.bundle import (
     save_bundle,
     tell,
 )
+from tformer.checkpoints import CheckpointManager
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.mlm import generate_by_unmasking
+from tformer.model import load_model
 from tformer.quantized import quantize_int8
 from tformer.sampler import SamplingParams
 from tformer.tokenizer import Tokenizer, cut_at_stop_string
+from tformer.train import Trainer
 from tformer.vocabulary import Vocabulary
 
 NAMES = ["bert", "stories", "stories_mha", "tour", "tour_no_mask", "translator"]
@@ -575,16 +578,20 @@ def test_what_is_saved_is_loaded(kind, dtype, tmp_path):
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):
-    "When a bundle is made, when it is saved, and when it is loaded."
+    "When a bundle is made, when another is made of it, and when it is loaded."
     made = small(GPT)
     tokenizer = Tokenizer(Vocabulary([]))
     said = "^the model has vocab_size 257, and the tokenizer 256 ids"
     with pytest.raises(ValueError, match=said):
         ModelBundle(made.model, tokenizer, {})
-    other = made._replace(tokenizer=tokenizer)  # which makes no new bundle
     with pytest.raises(ValueError, match=said):
-        other.save(tmp_path / "x")
-    assert not (tmp_path / "x").exists()
+        made._replace(tokenizer=tokenizer)
+    spare = GPT(GPTConfig(vocab_size=320, d_model=16, n_layers=1, n_heads=2))
+    with pytest.raises(ValueError, match=r"^the model has vocab_size 320, .* 257 ids"):
+        made._replace(model=spare)
+    padded = made.tokenizer.with_reserved_tokens(320)
+    ModelBundle(spare, padded, {"name": "padded"}).save(tmp_path / "padded")
+    assert load_bundle(tmp_path / "padded").tokenizer == padded
     made.save(tmp_path)
     tokenizer.save(tmp_path / TOKENIZER_NAME)
     card = json.loads((tmp_path / CARD_NAME).read_text())
@@ -615,6 +622,172 @@ def test_a_save_that_was_cut_off_is_not_loaded(folder, monkeypatch):
         made.save(folder)
     with pytest.raises(ValueError, match="is not the file"):
         load_bundle(folder)
+
+
+# a training's folder
+
+
+def trained(folder, kind=GPT, metrics=((10, 3.0), (20, 1.0), (30, 2.0)), **options):
+    "A folder of checkpoints, each of other weights, and the bundle it was made of."
+    made = small(kind)
+    options = {"tokenizer": made.tokenizer, "keep_last": 9} | options
+    saved = CheckpointManager(folder, **options)
+    for step, metric in metrics:
+        with torch.no_grad():
+            next(made.model.parameters()).fill_(step / 100)
+        saved.save(step, made.model, {}, metric)
+    return saved, made
+
+
+def step_of(bundle):
+    "What `trained` wrote into the weights."
+    return round(100 * next(bundle.model.parameters()).flatten()[0].item())
+
+
+@pytest.mark.parametrize("kind", [GPT, Llama, SavableMiniGPT])
+def test_the_folder_of_a_training_is_text_in_text_out(kind, tmp_path):
+    saved, made = trained(tmp_path, kind)
+    again = tformer.load(tmp_path)
+    assert not again.model.training and type(again.model) is kind
+    assert again.tokenizer == made.tokenizer
+    saved.load(made.model, 20)
+    assert equal_models(again.model, made.model)
+    if kind is not SavableMiniGPT:
+        made.model.eval()
+        told = [
+            one.generate(
+                "Tom", max_new_tokens=5, sampling_params=SamplingParams(seed=1)
+            )
+            for one in (again, made)
+        ]
+        assert told[0] == told[1] != "Tom"
+
+
+def test_the_best_checkpoint_is_loaded_or_the_last_or_another(tmp_path):
+    trained(tmp_path)
+    assert step_of(load_bundle(tmp_path)) == 20
+    assert step_of(load_bundle(tmp_path, checkpoint="best")) == 20
+    assert step_of(load_bundle(str(tmp_path), checkpoint="last")) == 30
+    assert step_of(load_bundle(tmp_path, checkpoint=10)) == 10
+    assert step_of(load_bundle(tmp_path / "step-000010")) == 10
+
+
+def test_without_metrics_the_last_checkpoint_is_loaded(tmp_path):
+    trained(tmp_path, metrics=((10, None), (9, float("nan"))))
+    assert step_of(load_bundle(tmp_path)) == 10
+    with pytest.raises(ValueError) as caught:
+        load_bundle(tmp_path, checkpoint="best")
+    assert str(caught.value) == (
+        f"no checkpoint in {tmp_path} was saved with a metric, so that none is the "
+        "best; the last one is that of step 10"
+    )
+
+
+def test_what_a_training_writes_is_loaded(tmp_path):
+    made = small(GPT)
+    steps = iter([3.0, 1.0, 2.0])
+    Trainer(
+        made.model,
+        [torch.randint(257, (2, 9))],
+        max_steps=3,
+        eval_every=1,
+        eval_fn=lambda model: next(steps),
+        output_dir=tmp_path,
+        tokenizer=made.tokenizer,
+    ).fit()
+    again = load_bundle(tmp_path, checkpoint="last")
+    assert equal_models(again.model, made.model.eval())
+    assert load_bundle(tmp_path).card["about"] == (
+        f"step 2 of the training in {tmp_path}, metric 1"
+    )
+    assert again.generate("Tom", max_new_tokens=3).startswith("Tom")
+
+
+def test_the_card_of_a_checkpoint(tmp_path):
+    _, made = trained(tmp_path / "run")
+    loaded = load_bundle(tmp_path / "run")
+    folder = tmp_path / "run" / "step-000020"
+    assert loaded.card == {
+        "name": "step-000020",
+        "about": f"step 20 of the training in {tmp_path / 'run'}, metric 1",
+        "model": "GPT",
+        "parameters": sum(p.numel() for p in made.model.parameters()),
+        "files": {name: file_fingerprint(folder / name) for name in BUNDLE_FILES},
+    }
+    assert repr(loaded).startswith("step-000020: step 20 of the training in ")
+    loaded.save(tmp_path / "kept")  # a bundle as any other
+    assert equal_models(load_bundle(tmp_path / "kept").model, loaded.model)
+
+
+def test_a_bundle_in_the_folder_of_a_training_comes_first(tmp_path):
+    _, made = trained(tmp_path)
+    made.save(tmp_path)
+    assert load_bundle(tmp_path).card["name"] == "small"
+    assert step_of(load_bundle(tmp_path / "step-000010")) == 10
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (15, r"/run has no checkpoint of step 15; it has \[10, 20, 30\]$"),
+        ("newest", r"has no checkpoint of step 'newest'; it has \[10, 20, 30\]$"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused(wrong, said, tmp_path):
+    trained(tmp_path / "run")
+    with pytest.raises(ValueError, match=said):
+        load_bundle(tmp_path / "run", checkpoint=wrong)
+
+
+def test_only_a_training_has_checkpoints_to_choose_from(tmp_path):
+    trained(tmp_path)
+    for one in ("stories", tmp_path / "step-000010"):
+        with pytest.raises(
+            ValueError, match="holds one model: give checkpoint= only with the folder"
+        ):
+            load_bundle(one, checkpoint="last")
+
+
+def test_a_checkpoint_without_a_tokenizer_says_what_to_call(tmp_path):
+    trained(tmp_path, tokenizer=None)
+    folder = tmp_path / "step-000020"
+    with pytest.raises(ValueError) as caught:
+        load_bundle(tmp_path)
+    call = f"load_model(GPT, {str(folder)!r})"
+    assert str(caught.value) == (
+        f"{folder} has no tokenizer.json: give the training its tokenizer=, or load "
+        f"the model alone by {call}"
+    )
+    assert load_model(GPT, str(folder)).max_len == 32
+
+
+def test_a_checkpoint_of_a_model_of_ones_own_says_what_to_call(tmp_path):
+    class Own(GPT):
+        pass
+
+    own = Own(GPTConfig(vocab_size=257, d_model=16, n_layers=1, n_heads=2))
+    for name, model in (("Own", own), ("model of another kind", torch.nn.Linear(2, 2))):
+        folder = tmp_path / name
+        CheckpointManager(folder).save(7, model, {})
+        with pytest.raises(ValueError) as caught:
+            load_bundle(folder)
+        assert str(caught.value).startswith(
+            f"{folder / 'step-000007'} holds a {name}, and tformer.load makes only "
+        )
+        call = f"CheckpointManager({str(folder)!r}).load(model, 7)"
+        assert str(caught.value).endswith(f": make the model, and call {call}")
+        CheckpointManager(str(folder)).load(model, 7)
+
+
+@pytest.mark.parametrize("name", BUNDLE_FILES)
+def test_an_altered_checkpoint_is_refused(name, tmp_path):
+    trained(tmp_path)
+    path = tmp_path / "step-000020" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) * 3 // 4] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=str(path.parent)):
+        load_bundle(tmp_path)
 
 
 def test_only_models_that_can_be_loaded_are_saved(tmp_path):

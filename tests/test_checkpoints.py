@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import weakref
 from dataclasses import dataclass
 
@@ -24,7 +23,6 @@ from tformer.checkpoints import (
     STATE_NAME,
     STATE_TENSORS_NAME,
     CheckpointManager,
-    DeferredInterrupts,
     History,
     ResumableBatches,
     TensorBoardLogger,
@@ -44,6 +42,7 @@ from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import WEIGHTS_NAME
 from tformer.optimizers import AdamW, Muon
+from tformer.tokenizer import Tokenizer
 from tformer.train import LossMonitor
 
 
@@ -338,6 +337,17 @@ def test_a_configuration_of_its_own_is_left_alone(config, tmp_path):
     require_same_config(other, saved.path(1))
 
 
+def test_a_checkpoint_is_not_written_with_the_tokenizer_of_another_model(tmp_path):
+    tokenizer = Tokenizer.train(["a"], 256)
+    saved = CheckpointManager(tmp_path / "x", tokenizer=tokenizer)
+    with pytest.raises(
+        ValueError, match=r"^the model has vocab_size 40, and the tokenizer 256 ids"
+    ):
+        saved.save(1, small(), {})
+    assert not (tmp_path / "x").exists()
+    saved.save(1, torch.nn.Linear(2, 2), {})  # which tells of no ids
+
+
 def test_a_configuration_is_compared_as_json_gives_it_back(tmp_path):
     class Pairs(LlamaConfig):
         def to_dict(self):
@@ -519,76 +529,6 @@ def test_no_pickle_is_read_or_written(tmp_path, monkeypatch):
     json.loads((saved.path(1) / STATE_NAME).read_text())
 
 
-# --- an interrupt waits
-
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_interrupt_waits_until_it_is_delivered():
-    before = signal.getsignal(signal.SIGINT)
-    interrupts = DeferredInterrupts()
-    done = []
-    with pytest.raises(KeyboardInterrupt), interrupts:
-        interrupts.deliver()
-        interrupt()
-        interrupt()
-        done.append("whole")
-        interrupts.deliver()
-        done.append("never")
-    assert done == ["whole"]
-    assert signal.getsignal(signal.SIGINT) is before
-    interrupts.deliver()  # it was raised once
-
-
-def test_an_interrupt_is_raised_at_the_end_at_the_latest():
-    interrupts = DeferredInterrupts()
-    done = []
-    with pytest.raises(KeyboardInterrupt):
-        with interrupts:
-            interrupt()
-            done.append("whole")
-        done.append("never")
-    assert done == ["whole"]
-    with pytest.raises(ZeroDivisionError), interrupts:  # an error comes first
-        interrupt()
-        raise ZeroDivisionError
-    with interrupts:
-        pass
-
-
-def test_an_interrupt_may_be_allowed_for_a_while():
-    interrupts = DeferredInterrupts()
-    done = []
-    with interrupts:
-        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
-            interrupt()
-            done.append("never")
-        interrupt()
-        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
-            done.append("never")
-        with interrupts.allowed():
-            pass
-    with interrupts.allowed():  # outside, nothing changes
-        pass
-    assert not done
-
-
-def test_in_another_thread_interrupts_are_left_alone():
-    found = []
-
-    def work():
-        with DeferredInterrupts() as interrupts, interrupts.allowed():
-            found.append(signal.getsignal(signal.SIGINT))
-
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [before]
-
-
 # --- the last few, and the best
 
 
@@ -613,6 +553,16 @@ def test_to_load_forgets_nothing(tmp_path):
         CheckpointManager(tmp_path, keep_last=9).save(step, small(), {})
     CheckpointManager(tmp_path, keep_last=1).load(small(), 2)
     assert CheckpointManager(tmp_path).steps() == [1, 2, 3, 4, 5]
+
+
+def test_the_last_and_the_best_are_called_so(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    for step, score in ((1, 2.0), (2, 1.0), (3, 3.0)):
+        saved.save(step, small(), {}, score)
+    named = [saved.find_step(name) for name in (None, "last", "best", 1)]
+    assert named == [3, 3, 2, 1]
+    for name, step in ((None, 3), ("last", 3), ("best", 2), (1, 1)):
+        assert saved.load(small(), name)["step"] == step
 
 
 def test_a_step_that_is_not_there(tmp_path):

@@ -16,6 +16,7 @@ import tformer.__main__ as command
 from conftest import ROOT, run
 from tformer.__main__ import load_storyteller, main
 from tformer.bundle import ModelBundle
+from tformer.checkpoints import CheckpointManager
 from tformer.sampler import SamplingParams
 
 COMMAND = [sys.executable, "-m", "tformer"]
@@ -197,6 +198,22 @@ def test_an_interrupt_ends_the_story_with_a_line(capsys, monkeypatch):
     monkeypatch.setattr(ModelBundle, "stream", interrupted)
     assert main(["Once"]) == 130
     assert tuple(capsys.readouterr()) == ("Once", "\n")
+
+
+def test_the_folder_of_a_training_tells_a_story(capsys, bundle, tmp_path):
+    saved = CheckpointManager(tmp_path, tokenizer=bundle.tokenizer)
+    saved.save(3, bundle.model, {})
+    args = ["Once there was", "--max-new-tokens", "9", "--temperature", "0"]
+    told = []
+    for name in ("stories", str(tmp_path), str(saved.path(3))):
+        assert main([*args, "--model", name]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] == told[2]
+    (saved.path(3) / "tokenizer.json").unlink()
+    assert main([*args, "--model", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith(f"tformer: {saved.path(3)} has no tokenizer.json")
+    assert err.count("\n") == 1
 
 
 def test_an_interrupt_ends_the_process():

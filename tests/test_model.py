@@ -813,12 +813,43 @@ def test_a_model_and_a_tokenizer_of_other_sizes():
     require_same_vocabulary(nn.Linear(2, 2), range(5))
     for n in (VOCAB - 1, VOCAB + 1):
         with pytest.raises(
-            ValueError, match=f"^the model has vocab_size {VOCAB}, .* {n} ids"
-        ):
+            ValueError,
+            match=f"^the model has vocab_size {VOCAB}, and the tokenizer {n} ids: "
+            f"they do not belong together; make the model with vocab_size={n}",
+        ) as caught:
             require_same_vocabulary(model, range(n))
+        # a tokenizer can get more ids, and not fewer
+        assert ("with_reserved_tokens" in str(caught.value)) == (n < VOCAB)
     two = OF["Seq2Seq"].change(decoder_vocab_size=VOCAB + 1)
     with pytest.raises(ValueError, match=f"decoder_vocab_size {VOCAB + 1}, "):
         require_same_vocabulary(OF["Seq2Seq"].cls(two), range(VOCAB))
+
+
+class TwoSides(list):
+    "As many ids as it has entries, of which the first four are a source's."
+
+    source = range(4)
+
+
+def test_an_encoder_with_a_table_of_its_own_needs_the_source_alone():
+    def seq2seq(vocab_size, decoder_vocab_size=None):
+        return OF["Seq2Seq"].cls(
+            OF["Seq2Seq"].change(
+                vocab_size=vocab_size, decoder_vocab_size=decoder_vocab_size
+            )
+        )
+
+    sides = TwoSides(range(9))
+    for fits in (seq2seq(9), seq2seq(9, 9), seq2seq(4, 9)):
+        require_same_vocabulary(fits, sides)
+    for wrong, said in (
+        (seq2seq(4), "^the model has vocab_size 4, and the tokenizer 9 ids"),
+        (seq2seq(5, 9), "^the model has vocab_size 5, and the tokenizer 9 ids"),
+        (seq2seq(4, 5), "^the model has decoder_vocab_size 5, and the tokenizer 9"),
+        (seq2seq(9, 4), "^the model has decoder_vocab_size 4, and the tokenizer 9"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            require_same_vocabulary(wrong, sides)
 
 
 def test_a_folder_that_save_did_not_write_is_refused(tmp_path):

@@ -19,7 +19,13 @@ from conftest import ROOT, run, tracked
 NOTEBOOKS = course.notebook_paths(ROOT)
 MODULES = course.module_paths(ROOT)
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=course.document_names(ROOT))
-ANYWHERE = {"plot", "stories", "validate", "files"}  # importable from every chapter
+ANYWHERE = {
+    "plot",
+    "stories",
+    "validate",
+    "files",
+    "interrupts",
+}  # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to
 # train, a trained model continues texts by the decoder of chapter 21, and a saved
 # model may have been quantized

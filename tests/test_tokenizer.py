@@ -297,6 +297,53 @@ def test_cache_does_not_mix_up_special_tokens(tok):
             assert as_id == [tok.vocab.special_tokens[text]] != as_text
 
 
+def test_reserved_tokens_fill_the_ids_up_to_the_size_of_a_model(tok, tmp_path):
+    "They decode, they come back from files, and ordinary text has none of them."
+    n = len(tok)
+    padded = tok.with_reserved_tokens(n + 5)
+    assert (len(tok), len(padded)) == (n, n + 5)
+    assert padded.encode(NASTY, disallowed_special=()) == tok.encode(
+        NASTY, disallowed_special=()
+    )
+    tik = tiktoken.Encoding("t", **padded.to_tiktoken(), explicit_n_vocab=n + 5)
+    padded.to_hf(tmp_path / "hf.json")
+    hf = tokenizers.Tokenizer.from_file(str(tmp_path / "hf.json"))
+    assert hf.get_vocab_size() == tik.n_vocab == n + 5
+    for i in range(n, n + 5):
+        text = f"<|reserved_{i}|>"
+        assert padded.decode([i]) == tik.decode([i]) == hf.id_to_token(i) == text
+        assert padded.encode(text, allowed_special="all") == [i]
+    padded.save(tmp_path / "own.json")
+    assert Tokenizer.load(tmp_path / "own.json") == padded
+    assert Tokenizer.from_hf(tmp_path / "hf.json") == padded
+    assert tok.with_reserved_tokens(n) == tok
+    assert padded.with_reserved_tokens(n + 9) == tok.with_reserved_tokens(n + 9)
+
+
+def test_ids_that_stand_for_nothing_are_reserved_too():
+    vocab = Vocabulary([], {"<|end|>": 259})
+    with pytest.raises(ValueError, match="id 257 is unknown"):
+        vocab.decode([257])
+    padded = vocab.with_reserved_tokens(261)
+    assert padded.decode(range(256, 261)) == (
+        "<|reserved_256|><|reserved_257|><|reserved_258|><|end|><|reserved_260|>"
+    )
+
+
+@plain_only
+@pytest.mark.parametrize("wrong", [256, 257.0, True, "300"])
+def test_a_vocabulary_is_not_cut(wrong):
+    vocab = Vocabulary([], ["<|end|>"])
+    with pytest.raises(ValueError, match=f"vocab_size must be .* 257, got {wrong!r}"):
+        vocab.with_reserved_tokens(wrong)
+
+
+def test_a_special_token_does_not_lose_its_id_to_a_reserved_one():
+    vocab = Vocabulary([], ["<|reserved_257|>"])
+    with pytest.raises(ValueError, match=r"'<\|reserved_257\|>' has the id 256"):
+        vocab.with_reserved_tokens(258)
+
+
 # ---- streams
 
 

@@ -866,7 +866,19 @@ def test_hooks_are_taken_off_again():
         ({"best_metric": "acc"}, "best_metric='acc' needs an eval_fn that returns"),
         ({"output_dir": __file__}, "output_dir must be a folder, and .* is a file"),
         ({"tokenizer": "gpt2"}, "tokenizer must be a Tokenizer, got str"),
-        ({"tokenizer": Tokenizer.train(["a"], 256)}, "has 256 tokens, and .* of 40"),
+        (
+            {"tokenizer": Tokenizer.train(["a"], 256)},
+            "^the model has vocab_size 40, and the tokenizer 256 ids: they do not",
+        ),
+        (
+            {
+                "model": Llama(
+                    LlamaConfig(vocab_size=320, d_model=8, n_heads=2, n_layers=1)
+                ),
+                "tokenizer": Tokenizer.train(["a"], 256),
+            },
+            "^the model has vocab_size 320, and the tokenizer 256 ids: they do not",
+        ),
     ],
 )
 def test_a_trainer_refuses(how, words):
@@ -1157,7 +1169,7 @@ def test_checkpoints_may_be_rarer_than_looks(tmp_path):
 
 
 def test_a_checkpoint_holds_the_tokenizer(tmp_path):
-    tokenizer = Tokenizer.train(["once upon a time"], 260)
+    tokenizer = Tokenizer.train(["once upon a time"], 260).with_reserved_tokens(264)
     model = Llama(LlamaConfig(vocab_size=264, d_model=16, n_heads=2, n_layers=1))
     Trainer(
         model, batches(), max_steps=1, output_dir=tmp_path, tokenizer=tokenizer

@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import math
+import re
 import sys
 from collections import Counter
 
@@ -573,10 +574,15 @@ def test_a_decoder_without_a_row_for_every_id_is_refused():
     one = model(vocab_size=len(ONE), decoder_vocab_size=len(OTHER))
     with pytest.raises(
         ValueError,
-        match=f"decoder_vocab_size is {len(OTHER)}, but "
-        f"the ids end at {n - 1}: .* with vocab_size={n},",
-    ):
+        match=f"^the model has decoder_vocab_size {len(OTHER)}, and the tokenizer {n} "
+        f"ids: .* make the model with decoder_vocab_size={n}",
+    ) as caught:
         translate(one, two, ["the cat sleeps"])
+    with pytest.raises(ValueError, match=f"^{re.escape(str(caught.value))}$"):
+        cross_attention_maps(one, two, *FIVE[0])
+    spare = model(vocab_size=n + 1)
+    with pytest.raises(ValueError, match=f"vocab_size {n + 1}, and the tokenizer {n} "):
+        translate(spare, two, ["the cat sleeps"])
     with pytest.raises(ValueError, match=r"id \d+ is outside the vocabulary"):
         translation_loss(one, PairLoader(FIVE, two).get_batch(0))
     fits = model(vocab_size=len(ONE), decoder_vocab_size=n, n_decoder_layers=1)

@@ -9,14 +9,13 @@ __all__ = ['STORYTELLERS', 'SMALL', 'Settings', 'load_storyteller', 'main']
 import contextlib
 import math
 import os
-import signal
 import sys
-import threading
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 import tformer
+from .interrupts import DeferredInterrupts
 
 # %% ../nbs/package/command_line.ipynb #9e387753
 class Settings(NamedTuple):
@@ -126,7 +125,7 @@ def _read_settings(
         typer.Option(
             metavar="NAME",
             help="A model that comes with the package (stories or "
-            "stories_mha), or a folder in which one was saved.",
+            "stories_mha), or a folder in which one was saved or trained.",
         ),
     ] = "stories",
     version: Annotated[
@@ -182,7 +181,7 @@ def main(
         settings = typer.main.get_command(_app)(args, standalone_mode=False)
         if not isinstance(settings, Settings):  # --help and --version are done
             return settings
-        with _interrupt_waits():
+        with DeferredInterrupts(max_deferred=1):
             bundle = load_storyteller(settings.model)
             pieces = bundle.stream(
                 settings.prompt,
@@ -205,29 +204,6 @@ def main(
     except ValueError as error:
         return _complain(error)
     return 0
-
-
-@contextlib.contextmanager
-def _interrupt_waits():
-    "Inside, the first Ctrl-C waits until the end; a second one is raised at once."
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
-    if not in_main_thread or handler is not signal.default_int_handler:
-        yield  # Python raises no interrupt here, or the caller handles it
-        return
-    noted = []
-
-    def note(*given):
-        noted.append(given)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if noted:
-            raise KeyboardInterrupt
 
 
 def _sampling_params(settings):

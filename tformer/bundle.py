@@ -25,6 +25,7 @@ from torch import nn
 
 from . import files, stories, validate
 from .bert import BertMaskedLM
+from .checkpoints import STATE_NAME, CheckpointManager
 from .gpt import GPT
 from .llama import Llama, Qwen3
 from .mini_gpt import MiniGPT
@@ -76,6 +77,11 @@ class ModelBundle(_BundleFields):
     ) -> "ModelBundle":
         require_same_vocabulary(model, tokenizer)
         return super().__new__(cls, model, tokenizer, card)
+
+    @classmethod
+    def _make(cls, fields: Iterable) -> "ModelBundle":
+        "Of three fields, which ``_replace`` gives as well."
+        return cls(*fields)
 
     def __repr__(self) -> str:
         return "\n".join(format_card(self.card))
@@ -433,23 +439,14 @@ def save_bundle(
 
     Each file is written beside its place and renamed.  If the writing
     ends between two of them, ``load_bundle`` refuses the folder.
-    Raises ``ValueError`` for a class that ``load_bundle`` cannot make,
-    and for a tokenizer of another number of ids than the model's.
+    Raises ``ValueError`` for a class that ``load_bundle`` cannot make.
     """
     model = bundle.model
     folder = Path(folder)
     validate.one_of(tuple(MODEL_CLASSES), model=type(model).__name__)
-    require_same_vocabulary(model, bundle.tokenizer)
     save_model(model, folder)
     bundle.tokenizer.save(folder / TOKENIZER_NAME)
-    card = {
-        **bundle.card,
-        "model": type(model).__name__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "files": {
-            name: file_fingerprint(folder / name) for name in BUNDLE_FILES
-        },
-    }
+    card = bundle.card | _card_fields(model, folder)
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
     files.write_files_atomically(
         {
@@ -462,13 +459,20 @@ def save_bundle(
 # %% ../nbs/A8_trained.ipynb #022952b2
 #| code-fold: true
 #| code-summary: find_bundle, a name or a path to a folder
-def find_bundle(name_or_folder: str | os.PathLike) -> Path:
-    "The folder of a model that the package carries, or the one given."
+def find_bundle(
+    name_or_folder: str | os.PathLike,
+    # of a training: a step, "best" or "last"
+    checkpoint: int | str | None = None,
+) -> Path:
+    """The folder of a model: one of the package's, or the one given.
+
+    Of a training's folder it is that of a checkpoint: without
+    ``checkpoint`` the best, or the last if none has a metric.
+    """
     validate.instance_of((str, os.PathLike), name_or_folder=name_or_folder)
     names = sorted(path.name for path in BUNDLED_DIR.glob("*/"))
-    if name_or_folder in names:
-        return BUNDLED_DIR / name_or_folder
-    folder = Path(name_or_folder)
+    is_bundled = name_or_folder in names
+    folder = (BUNDLED_DIR if is_bundled else Path()) / name_or_folder
     validate.require(
         folder.is_dir(),
         f"{str(name_or_folder)!r} is no "
@@ -476,13 +480,23 @@ def find_bundle(name_or_folder: str | os.PathLike) -> Path:
         f"{', '.join(names)}, and any other word is the path "
         "of a folder",
     )
+    one_model = CARD_NAME, STATE_NAME
+    if any((folder / name).is_file() for name in one_model):
+        validate.require(
+            checkpoint is None,
+            f"{str(name_or_folder)!r} holds one model: give checkpoint= "
+            "only with the folder of a training",
+        )
+        return folder
+    checkpoints = CheckpointManager(folder)
     validate.require(
-        (folder / CARD_NAME).is_file(),
-        f"{folder} has no "
-        f"{CARD_NAME}: it holds no trained model that was "
-        "saved whole",
+        checkpoints.steps(),
+        f"{folder} has no {CARD_NAME} and no checkpoint of a training: it "
+        "holds no trained model that was saved whole",
     )
-    return folder
+    if checkpoint is None and checkpoints.best_step is not None:
+        checkpoint = "best"
+    return checkpoints.path(checkpoints.find_step(checkpoint))
 
 # %% ../nbs/A8_trained.ipynb #2a07c45f
 #| code-fold: true
@@ -525,25 +539,79 @@ def _file_mismatch(actual, recorded):
         f"{str(recorded.get('sha256'))[:12]}…"
     )
 
+# %% ../nbs/A8_trained.ipynb #a8c4ec01
+#| code-summary: what a checkpoint tells of itself, which has no card
+def _card_of_checkpoint(folder):
+    "Its name and step; ``ValueError`` if it makes no bundle."
+    path = folder / CONFIG_NAME
+    config = files.read_json_object(path) if path.is_file() else {}
+    kind = config.get("model")
+    run = folder.parent
+    state = files.read_json_object(folder / STATE_NAME)
+    step = state.get("step")
+    metric = state.get("metric")
+    validate.require(
+        kind in MODEL_CLASSES,
+        f"{folder} holds a {kind or 'model of another kind'}, and "
+        f"tformer.load makes only {', '.join(MODEL_CLASSES)}: make the "
+        f"model, and call CheckpointManager({str(run)!r})"
+        f".load(model, {step})",
+    )
+    validate.require(
+        (folder / TOKENIZER_NAME).is_file(),
+        f"{folder} has no {TOKENIZER_NAME}: give the training its "
+        "tokenizer=, or load the model alone by "
+        f"load_model({kind}, {str(folder)!r})",
+    )
+    about = f"step {step} of the training in {run}"
+    if isinstance(metric, (int, float)):
+        about += f", metric {metric:g}"
+    return {"name": folder.name, "about": about}
+
+
+def _card_fields(model, folder):
+    "What a card knows of a model and its files."
+    return {
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "files": {
+            name: file_fingerprint(folder / name) for name in BUNDLE_FILES
+        },
+    }
+
 # %% ../nbs/A8_trained.ipynb #1de9aed0
 def load_bundle(
     name_or_folder: str | os.PathLike,  # such as "stories"; or a path
     *,
+    # of a training: a step, "best" or "last"
+    checkpoint: int | str | None = None,
     device: str | torch.device | None = None,  # None: the CPU
     dtype: torch.dtype | None = torch.float32,  # None: as in the file
 ) -> ModelBundle:
     """A trained model, in eval mode, its tokenizer and its card.
 
+    A folder is one that ``save_bundle`` wrote, a checkpoint, or that of
+    a training, such as the ``output_dir`` of a ``Trainer``.  Of a
+    training the best checkpoint is loaded, the one with the lowest
+    metric, or the last if none has a metric; ``checkpoint`` chooses
+    another.
+
     Nothing is unpickled.  Raises ``ValueError`` for a name that the
-    package does not carry, a folder without a card, any file that is
-    not, to the last bit, the one that the card tells of, and a model
-    and a tokenizer of different numbers of ids.
+    package does not carry, a folder without a model, any file that is
+    not, to the last bit, the one that was written, a checkpoint
+    without a tokenizer or of a class that is not in ``MODEL_CLASSES``,
+    and a model and a tokenizer of different numbers of ids.
     """
-    folder = find_bundle(name_or_folder)
-    card = read_verified_card(folder)
+    folder = find_bundle(name_or_folder, checkpoint)
+    has_card = (folder / CARD_NAME).is_file()
+    card = (read_verified_card if has_card else _card_of_checkpoint)(
+        folder
+    )
     kind = files.read_json_object(folder / CONFIG_NAME).get("model")
     validate.one_of(tuple(MODEL_CLASSES), model=kind)
     model = load_model(MODEL_CLASSES[kind], folder).to(device, dtype)
+    if not has_card:
+        card |= _card_fields(model, folder)
     return ModelBundle(
         model, Tokenizer.load(folder / TOKENIZER_NAME), card
     )

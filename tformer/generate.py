@@ -409,6 +409,9 @@ def make_stop_string_criterion(
 
     The ids still hold the string and what their last token carries
     behind it: ``tformer.tokenizer.cut_at_stop_string`` cuts the text.
+    With a tokenizer of this package, take ``StopStringCriterion`` from
+    ``tformer.tokenizer`` instead: it looks at the newest ids only,
+    so its time does not grow with the text.
     """
     strings = [strings] if isinstance(strings, str) else list(strings)
     for string in strings:

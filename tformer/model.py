@@ -410,18 +410,38 @@ def require_same_vocabulary(
 ) -> None:
     """Require a model with exactly the ids of a tokenizer.
 
+    With fewer it cannot read every text, and with more it can write
+    what nobody can decode.  A model whose tables were rounded up goes
+    with ``tokenizer.with_reserved_tokens(vocab_size)``.  An encoder
+    with a table of its own (``config.decoder_vocab_size`` is set) may
+    also have the ids of ``tokenizer.source`` alone.
+
     Raises ``ValueError`` naming both numbers.  What does not tell how
     many ids it has is not compared.
     """
     config = getattr(model, "config", None)
     if not hasattr(tokenizer, "__len__"):
         return
-    for name in ("vocab_size", "decoder_vocab_size"):
-        n = getattr(config, name, None)
+    size = len(tokenizer)
+    own_table = getattr(config, "decoder_vocab_size", None) is not None
+    source = getattr(tokenizer, "source", tokenizer)
+    encoder_sizes = {size, len(source)} if own_table else {size}
+    for name, sizes in (
+        ("vocab_size", encoder_sizes),
+        ("decoder_vocab_size", {size}),
+    ):
+        n = getattr(config, name, size)
         validate.require(
-            n in (None, len(tokenizer)),
-            f"the model has {name} {n}, and the tokenizer "
-            f"{len(tokenizer)} ids: they do not belong together",
+            n is None or n in sizes,
+            f"the model has {name} {n}, and the tokenizer {size} ids: "
+            "they do not belong together; make the model with "
+            f"{name}={size}"
+            + (
+                ", or, if its tables were rounded up, give the tokenizer "
+                "as many ids by with_reserved_tokens"
+                if n is not None and n > size
+                else ""
+            ),
         )
 
 # %% ../nbs/A3_models.ipynb #b6886340

@@ -186,6 +186,10 @@ class Tokenizer:
     __len__ = _delegate("vocab", Vocabulary.__len__)
     vocab_size = property(__len__)
 
+    def with_reserved_tokens(self, vocab_size: int) -> "Tokenizer":
+        "With more ids: ``Vocabulary.with_reserved_tokens``."
+        return type(self)(self.vocab.with_reserved_tokens(vocab_size))
+
     def __eq__(self, other):
         return (
             self.vocab == other.vocab

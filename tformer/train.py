@@ -31,7 +31,6 @@ from tqdm import tqdm
 from . import validate
 from tformer.checkpoints import (
     CheckpointManager,
-    DeferredInterrupts,
     History,
     ResumableBatches,
     get_rng_state,
@@ -41,7 +40,9 @@ from tformer.checkpoints import (
     set_rng_state,
 )
 from .data import Loader
+from .interrupts import DeferredInterrupts
 from .losses import chunked_cross_entropy, cross_entropy
+from .model import require_same_vocabulary
 from .optimizers import AdamW, clip_grad_norm_, param_groups
 from .runtime import compile_model
 from .schedules import scale_lr
@@ -781,13 +782,7 @@ def _expect_tokenizer(tokenizer, model):
         hasattr(tokenizer, "save") and hasattr(tokenizer, "__len__"),
         f"tokenizer must be a Tokenizer, got {type(tokenizer).__name__}",
     )
-    config = getattr(model, "config", None)
-    size = getattr(config, "vocab_size", len(tokenizer))
-    validate.require(
-        len(tokenizer) <= size,
-        f"the tokenizer has {len(tokenizer)} tokens, and the model a "
-        f"vocabulary of {size}",
-    )
+    require_same_vocabulary(model, tokenizer)
 
 # %% ../nbs/17_training.ipynb #2e21a077
 #| code-summary: a list of optimizers; learning rates are above 0

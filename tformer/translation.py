@@ -26,6 +26,7 @@ from .attention import CrossAttention
 from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
 from .losses import cross_entropy
+from .model import require_same_vocabulary
 from .tokenizer import Tokenizer
 
 # %% ../nbs/18_translation.ipynb #a410213e
@@ -396,19 +397,6 @@ def _expect_translator(model, batch_size, max_extra_tokens):
     validate.integer(batch_size=batch_size)
     validate.integer(0, max_extra_tokens=max_extra_tokens)
 
-
-def _expect_one_table(model, sides):
-    "Refuse a decoder without a row for each id of the tokenizer."
-    n = getattr(getattr(model, "config", None), "decoder_vocab_size", None)
-    validate.require(
-        n is None or n >= len(sides),
-        "decoder_vocab_size is "
-        f"{n}, but the ids end at {len(sides) - 1}: in a "
-        "TranslationTokenizer the target's come after the "
-        "source's; make the model with vocab_size="
-        f"{len(sides)}, and no decoder_vocab_size",
-    )
-
 # %% ../nbs/18_translation.ipynb #27378604
 #| code-summary: how many tokens a model takes
 def _limit(model):
@@ -446,12 +434,13 @@ def translate(
     """Translate sentences, each greedily, in batches.
 
     ``ValueError`` with the number of a text that is empty, longer than
-    ``max_len``, or has a word that is in none of ``known_words``.  Without
+    ``max_len``, or has a word that is in none of ``known_words``; and for
+    a model whose ids are not those of the tokenizer.  Without
     ``known_words`` a word never seen becomes nonsense.
     """
     _expect_translator(model, batch_size, max_extra_tokens)
     sides = TranslationTokenizer.wrap(tokenizer)
-    _expect_one_table(model, sides)
+    require_same_vocabulary(model, sides)
     if max_len is not None:
         validate.integer(max_len=max_len)
     limit = _limit(model) if max_len is None else max_len
@@ -588,9 +577,11 @@ def cross_attention_maps(
     validate.require(
         layers, f"{type(model).__name__} has no CrossAttention"
     )
+    sides = TranslationTokenizer.wrap(tokenizer)
+    require_same_vocabulary(model, sides)
     if target is None:
-        target = translate(model, tokenizer, [source])[0]
-    pairs = PairLoader([(source, target)], tokenizer)
+        target = translate(model, sides, [source])[0]
+    pairs = PairLoader([(source, target)], sides)
     calls = []
     batch = pairs.make_batch([0]).to(next(model.parameters()).device)
     hooks = [

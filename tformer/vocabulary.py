@@ -49,6 +49,26 @@ class Vocabulary:
             else NotImplemented
         )
 
+    def with_reserved_tokens(
+        self,
+        vocab_size: int,  # how many ids it shall have
+    ) -> "Vocabulary":
+        """The same, with special tokens for the ids that stand for nothing yet.
+
+        For a model whose tables have more rows than the vocabulary has ids, such as
+        those that were rounded up to a multiple of 64: id 300 becomes
+        ``<|reserved_300|>``. ``ValueError`` for fewer ids than there are, and for a
+        token of that name with another id.
+        """
+        validate.integer(len(self), vocab_size=vocab_size)
+        names = {
+            f"<|reserved_{i}|>": i for i in range(vocab_size) if i not in self._bytes
+        }
+        for name in names.keys() & self.special_tokens:
+            raise ValueError(f"{name!r} has the id {self.special_tokens[name]} already")
+        special_tokens = self.special_tokens | names
+        return Vocabulary(self.merges, special_tokens, self.pattern, self.ids)
+
     def token_to_id(self, token: str | bytes) -> int:
         "The id of a special token or of a token given as text or bytes."
         if token in self.special_tokens:
