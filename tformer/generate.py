@@ -605,13 +605,15 @@ def require_context(
     # the last is written and not read: it needs no place
     max_new_tokens: int,
     advice: str = "",  # for an error
+    name: str | None = None,  # of the only one; None: prompt 0, prompt 1, …
 ) -> None:
     "``ValueError`` for a prompt that goes too far with its new tokens."
     for i, n in enumerate(lengths):
         if max_len is not None and n + max_new_tokens - 1 > max_len:
             more = "" if n > max_len else (f" and max_new_tokens {max_new_tokens}")
             raise ValueError(
-                f"prompt {i} of {n} ids{more} go beyond max_len {max_len}{advice}"
+                f"{name or f'prompt {i}'} of {n} ids{more} go beyond "
+                f"max_len {max_len}{advice}"
             )
 
 
