@@ -552,10 +552,8 @@ def _sequence_tensors(sequences, name=None):
     "Rows of ids as tensors; an error calls them ``name``, or prompt 0, 1, …"
     many = isinstance(sequences, Iterable) and not isinstance(sequences, str | dict)
     all_sequences = list(sequences) if many and getattr(sequences, "ndim", 2) else []
-    validate.require(
-        all_sequences,
-        f"prompts must be rows of ids, got {sequences!r:.50}",
-    )
+    if not all_sequences:
+        raise ValueError(f"prompts must be rows of ids, got {sequences!r:.50}")
     tensors = []
     for i, row in enumerate(all_sequences):
         called = name or f"prompt {i}"
@@ -565,11 +563,11 @@ def _sequence_tensors(sequences, name=None):
             raise ValueError(
                 f"{called} must be a row of ids, got {row!r:.50}"
             ) from None
-        validate.require(
-            tensors[i].ndim,
-            f"{called} must be a row of ids, got {row!r:.50}: "
-            f"one prompt has two brackets, [{all_sequences!r:.50}]",
-        )
+        if not tensors[i].ndim:  # to print all rows for each takes long
+            raise ValueError(
+                f"{called} must be a row of ids, got {row!r:.50}: "
+                f"one prompt has two brackets, [{all_sequences!r:.50}]"
+            )
         validate.shapes(**{called: (tensors[i], "n")})
         validate.require(
             len(tensors[i]),
