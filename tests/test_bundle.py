@@ -811,6 +811,30 @@ def test_a_text_goes_on_from_its_start(storyteller):
     assert not any(ENDOFTEXT in text for text in told)
 
 
+@pytest.mark.parametrize("start", ["", "Once there was a boy named Tom."])
+def test_texts_are_drawn_together_until_all_have_ended(storyteller, start):
+    """The loop written out, without a cache: one draw for all rows at each step.
+
+    Recorded shares of right sentences are those of these draws, so a row that
+    has ended keeps its place in them.
+    """
+    model, tokenizer, _ = storyteller
+    end = tokenizer.token_to_id(ENDOFTEXT)
+    ids = torch.tensor([[end, *tokenizer.encode(start)]] * 6)
+    first = ids.shape[1]
+    chance = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        while not (ids[:, first:] == end).any(1).all():
+            p = (model(ids)[:, -1] / 1.4).softmax(-1)
+            ids = torch.cat([ids, p.multinomial(1, generator=chance)], 1)
+    ends = (ids[:, first:] == end).int().argmax(1)
+    assert len({*ends.tolist()}) > 3  # they end one after the other
+    assert tell(storyteller, 6, start=start, temperature=1.4, seed=2) == [
+        tokenizer.decode(row[1 : first + n])
+        for row, n in zip(ids.tolist(), ends, strict=True)
+    ]
+
+
 def test_one_text_is_what_it_is_beside_others(storyteller):
     "Greedy, nearly: the rows of a batch do not move each other."
     alone = tell(storyteller, 1, temperature=1e-4)

@@ -180,6 +180,49 @@ def test_an_encoder_decoder_writes_what_greedy_writes(row):
         assert text.ids == ids[: ids.index(2) if 2 in ids else 12]
 
 
+@rows("source")
+def test_a_function_may_lead_a_text_along_given_ids(row):
+    "What follows is the model's own choice behind them, and it may end a text."
+    model, more = made(row)
+    given = row.ids(3, 4, seed=4).clamp(min=3)
+
+    def led(logits, ids):
+        n = ids.shape[1]
+        return given[:, n] if n < given.shape[1] else logits.argmax(-1)
+
+    texts = generate(model, [[1]] * 3, max_new_tokens=7, sampling_params=led, **more)
+    for i, (text, ids) in enumerate(zip(texts, given.tolist(), strict=True)):
+        assert text.ids[:4] == ids
+        own, log_probs = reread(model, [1, *ids], 3, **of_row(more, i))
+        assert text.ids[4:] == own
+        assert np.allclose(text.log_probs[4:], log_probs, atol=1e-9)
+    stop = given[0, 1].item()
+    texts = generate(
+        model,
+        [[1]] * 3,
+        max_new_tokens=4,
+        sampling_params=led,
+        stop_token_ids=stop,
+        drop_finished=False,
+        **more,
+    )
+    for text, ids in zip(texts, given.tolist(), strict=True):
+        assert text.ids == (ids[: ids.index(stop)] if stop in ids else ids)
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_prompts_that_are_right_are_not_printed(kind, monkeypatch):
+    "Their texts for an error took most of the time of a large batch."
+    prompts = [kind(row) for row in PROMPTS]
+    expected = generate(small(), prompts, max_new_tokens=2)
+
+    def refuse(self, **kwargs):
+        raise AssertionError("a tensor is printed")
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", refuse)
+    assert generate(small(), prompts, max_new_tokens=2) == expected
+
+
 @causal
 def test_the_cache_has_the_bytes_of_the_formula(row):
     model, more = made(row)

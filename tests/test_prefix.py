@@ -84,7 +84,7 @@ def test_a_window_keeps_the_prefix():
     [
         ([[1], [2]], "one text at a time"),
         ([[1, 2]], r"prefix_ids must be one flat row .*brackets of \[\[1, 2\]\]"),
-        ([1] * 21, "beyond max_len 20"),
+        ([1] * 21, "^prefix_ids of 21 ids go beyond max_len 20"),
         ([], "^prefix_ids is empty"),
         ([1.5], "^prefix_ids must be integers"),
     ],

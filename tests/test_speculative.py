@@ -520,7 +520,12 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
         (None, nothing, {}, "one flat row of ids, got None"),
         ([1], "table", {}, "'table'"),
         ([1], nothing, dict(max_new_tokens=0), "max_new_tokens"),
-        ([1] * 15, nothing, {}, "15 ids and max_new_tokens 8 go beyond max_len 20"),
+        (
+            [1] * 15,
+            nothing,
+            {},
+            "^prompt_ids of 15 ids and max_new_tokens 8 go beyond max_len 20",
+        ),
         (
             [1],
             nothing,

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from conftest import ROOT, run
-from helpers import draw_ids, plain_only, spread
+from helpers import plain_only, spread
 from tformer.bilingual import SentencePair, translate_word_for_word
 from tformer.bilingual import generate_pairs as grammar
+from tformer.kv_cache import DynamicLayerCache, KVCache
 from tformer.mini_gpt import load_record
 from tformer.seq2seq import (
     PreNormSeq2Seq,
@@ -43,7 +44,6 @@ from tformer.translation import (
     exact_match_by_phenomenon,
     translate,
     translation_loss,
-    write,
 )
 
 FIVE = [
@@ -109,21 +109,10 @@ def learned(side):
 
 
 class Bare(nn.Module):
-    "A model of another maker: no cache, no max_len, no configuration."
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
+    "A model of another maker, without a cache."
 
     def encode(self, src, mask):
-        return self.inner.encode(src, mask)
-
-    def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask):
-        return self.inner(
-            ids,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-        )
+        return torch.zeros(*src.shape, 1)
 
 
 # --- text to ids and back
@@ -323,60 +312,12 @@ def test_the_default_is_the_smoothing_of_2017():
     assert translation_loss(one, batch) != translation_loss(one, batch, 0.0)
 
 
-# --- writing
-
-
-@pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
-def test_writing_is_greedy(kind):
-    one = model(kind)
-    src = draw_ids(4, 7, low=3, high=300)
-    src[1, 3:] = 0
-    src[2, 5:] = 0
-    kwargs = dict(decoder_start_token_id=1, eos_token_id=2)
-    expected = greedy(one, src, 12, encoder_attention_mask=src != 0, **kwargs)
-    for each in (one, Bare(one)):
-        assert torch.equal(
-            write(each, src, 12, src_attention_mask=src != 0, **kwargs), expected
-        )
-
-
-def test_forced_tokens_are_written_and_read():
-    one = model()
-    src = draw_ids(3, 6, low=3, high=300)
-    free = write(one, src, 9, decoder_start_token_id=1, eos_token_id=2)
-    forced = torch.full((3, 4), -1)
-    forced[:, 2] = (free[:, 2] + 1) % 290 + 3
-    led = write(
-        one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=forced
-    )
-    assert torch.equal(led[:, :2], free[:, :2])
-    assert torch.equal(led[:, 2], forced[:, 2])
-    seen = torch.cat([torch.ones(3, 1).long(), led[:, :3]], 1)
-    expected = one(seen, encoder_hidden_states=one.encode(src))[:, -1].argmax(-1)
-    assert torch.equal(led[:, 3], expected)
-    forced = torch.full((3, 9), 2)
-    assert (
-        write(one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=forced)
-        == 2
-    ).all()
-    assert write(
-        one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=forced
-    ).shape == (3, 1)
-    given = draw_ids(3, 9, low=3, high=300)
-    assert torch.equal(
-        write(one, src, 9, decoder_start_token_id=1, eos_token_id=2, forced_ids=given),
-        given,
-    )
-
-
 # --- translating
 
 
-@plain_only
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("wrap", [lambda m: m, Bare])
-def test_alone_or_in_a_batch(side, wrap):
-    one = wrap(learned(side))
+def test_alone_or_in_a_batch(side):
+    one = learned(side)
     sides = SIDES[side]
     texts = [s for s, _ in FIVE] + ["the bird", "she gives a house to him"]
     alone = [translate(one, sides, [text])[0] for text in texts]
@@ -384,6 +325,27 @@ def test_alone_or_in_a_batch(side, wrap):
     for batch in (1, 2, 3, 64):
         assert translate(one, sides, texts, batch_size=batch) == alone
     assert translate(one, sides, []) == []
+
+
+@pytest.mark.parametrize("extra", [0, 9])
+@pytest.mark.parametrize("kind", [Seq2Seq, PreNormSeq2Seq])
+@each_side
+def test_a_translation_is_what_greedy_writes(sides, kind, extra):
+    "Lesson 9's loop, one sentence at a time, everything computed anew."
+    one = model(kind, vocab_size=len(sides))
+    texts = [s for s, _ in FIVE] + ["the bird", "a red house, a white bird"]
+    expected = []
+    for row in sides.encode_sources(texts):
+        [ids] = greedy(
+            one,
+            torch.tensor([row]),
+            min(len(row) + extra, 48),
+            decoder_start_token_id=sides.decoder_start_token_id,
+            eos_token_id=sides.eos_token_id,
+            cached=False,
+        )
+        expected.append(sides.decode_target(ids.tolist()))
+    assert translate(one, sides, texts, max_extra_tokens=extra) == expected
 
 
 def test_nothing_is_left_behind():
@@ -410,7 +372,10 @@ class Endless(nn.Module):
     def encode(self, src, mask):
         return torch.zeros(*src.shape, 1)
 
-    def forward(self, ids, *, encoder_hidden_states, encoder_attention_mask):
+    def new_cache(self, batch_size, max_len=None):
+        return KVCache([DynamicLayerCache(batch_size)])  # stays empty
+
+    def forward(self, ids, *, cache=None, positions=None, **encoder_inputs):
         return self.say.expand(*ids.shape, -1)
 
 
@@ -435,7 +400,26 @@ def test_it_never_writes_beyond_the_limit():
     one.max_len = 9
     assert translate(one, ONE, ["yes"], max_extra_tokens=10**6) == ["a" * 9]
     with pytest.raises(ValueError, match="more than max_len 5"):
-        translate(Bare(one), ONE, ["the white horse sleeps"], max_len=5)
+        translate(one, ONE, ["the white horse sleeps"], max_len=5)
+
+
+def test_a_limit_beyond_the_model_is_the_models():
+    one = model()
+    expected = translate(one, ONE, ["the cat"])
+    assert translate(one, ONE, ["the cat"], max_len=10**6) == expected
+    with pytest.raises(ValueError, match=r"takes .* more than max_len 48"):
+        translate(one, ONE, ["a cat " * 40], max_len=10**6)
+    unlimited = Endless()
+    unlimited.max_len = None
+    found = translate(unlimited, ONE, ["yes"], max_extra_tokens=5)
+    assert found == translate(Endless(), ONE, ["yes"], max_extra_tokens=5)
+
+
+def test_logits_that_are_no_numbers_are_no_translation():
+    one = model()
+    one.embed.weight.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="the logits of row 0 hold NaN"):
+        translate(one, ONE, ["the cat"])
 
 
 def test_who_never_ends_is_cut_alone_as_in_a_batch():
@@ -459,6 +443,10 @@ def test_who_never_ends_is_cut_alone_as_in_a_batch():
             "max_extra_tokens must be",
         ),
         (lambda: translate(nn.Linear(2, 2), ONE, ["a"]), "Linear has no encode"),
+        (
+            lambda: translate(Bare(), ONE, ["a"]),
+            r"Bare has no new_cache, which .*DecoderModel",
+        ),
         (lambda: translate((model(), ONE), ONE, ["a"]), "model must be"),
         (
             lambda: translate(model(), ONE, ["a"], known_words="a b"),

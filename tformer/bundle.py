@@ -212,7 +212,6 @@ def _decode_steps(decoder, steps):
         yield rest
 
 # %% ../nbs/A8_trained.ipynb #b8747492
-@torch.no_grad()
 def tell(
     trained: ModelBundle,  # whose texts end with ``ENDOFTEXT``
     n: int = 1,  # how many texts, side by side
@@ -223,37 +222,42 @@ def tell(
 ) -> list[str]:
     """``n`` texts by a trained model, each until it ends by itself.
 
-    All are written side by side with one cache; a text that would grow
-    beyond the model's ``max_len`` stops there.  Raises ``ValueError``
-    for a temperature that is not above 0, a start without room.
+    All are written side by side with one cache, and one generator draws
+    for all of them; a text that would grow beyond the model's
+    ``max_len`` stops there.  Raises ``ValueError`` for a temperature
+    that is not above 0, a start without room.
     """
+    from tformer.generate import generate
+
     validate.integer(n=n)
     model, tokenizer, _ = trained
     validate.number("(0, inf)", temperature=temperature)
     end = tokenizer.token_to_id(ENDOFTEXT)
-    device = next(model.parameters()).device
-    new = torch.tensor([[end, *tokenizer.encode(start)]]).repeat(n, 1)
-    first = new.shape[1]
-    ids = new
+    prompt = [end, *tokenizer.encode(start)]
     validate.require(
-        first < model.max_len,
+        len(prompt) < model.max_len,
         f"{ENDOFTEXT} and the start "
-        f"are {first} tokens, which leaves no room in "
+        f"are {len(prompt)} tokens, which leaves no room in "
         f"max_len {model.max_len}",
     )
     draw = torch.Generator().manual_seed(seed)
-    cache = model.new_cache(n)
-    while (
-        ids.shape[1] < model.max_len
-        and not (ids[:, first:] == end).any(1).all()
-    ):
-        logits = model(new.to(device), cache=cache)[:, -1].float().cpu()
-        new = torch.multinomial(
-            (logits / temperature).softmax(-1), 1, generator=draw
-        )
-        ids = torch.cat([ids, new], 1)
+
+    def sample(logits, ids):
+        p = (logits.float().cpu() / temperature).softmax(-1)
+        new = torch.multinomial(p, 1, generator=draw)[:, 0]
+        return new.to(logits.device)
+
+    completions = generate(
+        model,
+        [prompt] * n,
+        max_new_tokens=model.max_len - len(prompt),
+        sampling_params=sample,
+        stop_token_ids=end,
+        drop_finished=False,  # else other numbers would be drawn
+    )
     return [
-        tokenizer.decode(row).split(ENDOFTEXT)[1] for row in ids.tolist()
+        tokenizer.decode([*prompt[1:], *completion.ids])
+        for completion in completions
     ]
 
 # %% ../nbs/A8_trained.ipynb #5935cea5

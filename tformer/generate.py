@@ -555,10 +555,8 @@ def _sequence_tensors(sequences, name=None):
     "Rows of ids as tensors; an error calls them ``name``, or prompt 0, 1, …"
     many = isinstance(sequences, Iterable) and not isinstance(sequences, str | dict)
     all_sequences = list(sequences) if many and getattr(sequences, "ndim", 2) else []
-    validate.require(
-        all_sequences,
-        f"prompts must be rows of ids, got {sequences!r:.50}",
-    )
+    if not all_sequences:
+        raise ValueError(f"prompts must be rows of ids, got {sequences!r:.50}")
     tensors = []
     for i, row in enumerate(all_sequences):
         called = name or f"prompt {i}"
@@ -568,11 +566,11 @@ def _sequence_tensors(sequences, name=None):
             raise ValueError(
                 f"{called} must be a row of ids, got {row!r:.50}"
             ) from None
-        validate.require(
-            tensors[i].ndim,
-            f"{called} must be a row of ids, got {row!r:.50}: "
-            f"one prompt has two brackets, [{all_sequences!r:.50}]",
-        )
+        if not tensors[i].ndim:  # to print all rows for each takes long
+            raise ValueError(
+                f"{called} must be a row of ids, got {row!r:.50}: "
+                f"one prompt has two brackets, [{all_sequences!r:.50}]"
+            )
         validate.shapes(**{called: (tensors[i], "n")})
         validate.require(
             len(tensors[i]),
@@ -608,13 +606,15 @@ def require_context(
     # the last is written and not read: it needs no place
     max_new_tokens: int,
     advice: str = "",  # for an error
+    name: str | None = None,  # of the only one; None: prompt 0, prompt 1, …
 ) -> None:
     "``ValueError`` for a prompt that goes too far with its new tokens."
     for i, n in enumerate(lengths):
         if max_len is not None and n + max_new_tokens - 1 > max_len:
             more = "" if n > max_len else (f" and max_new_tokens {max_new_tokens}")
             raise ValueError(
-                f"prompt {i} of {n} ids{more} go beyond max_len {max_len}{advice}"
+                f"{name or f'prompt {i}'} of {n} ids{more} go beyond "
+                f"max_len {max_len}{advice}"
             )
 
 

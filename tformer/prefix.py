@@ -126,5 +126,6 @@ def single_prompt(
         [prompt_ids.shape[1]],
         getattr(model, "max_len", None),
         max_new_tokens,
+        name=name,
     )
     return prompt_ids.to(device_of(model, prompt_ids))
