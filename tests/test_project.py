@@ -31,6 +31,7 @@ ANYWHERE = {
 # model may have been quantized
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.device"},
+    "18_translation": {"tformer.generate"},
     "A8_trained": {"tformer.generate"},
     "A3_models": {"tformer.quantized"},
 }
