@@ -101,7 +101,7 @@ def test_so_many_interrupts_wait_and_the_next_one_does_not(max_deferred):
 
 
 def test_an_interrupt_that_became_another_error_is_raised_after_it():
-    "As Python makes a RuntimeError of what ``__set_name__`` raises."
+    "As Python makes a RuntimeError of any error while it makes a class."
     with pytest.raises(KeyboardInterrupt) as caught, DeferredInterrupts(1):
         interrupt()
         try:

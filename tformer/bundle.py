@@ -80,7 +80,7 @@ class ModelBundle(_BundleFields):
 
     @classmethod
     def _make(cls, fields: Iterable) -> "ModelBundle":
-        "Of three fields, which ``_replace`` gives as well."
+        "Make one of its three parts, also if some were replaced."
         return cls(*fields)
 
     def __repr__(self) -> str:
