@@ -460,7 +460,7 @@ class CheckpointManager:
 
     def steps_to_keep(self) -> set[int]:
         "The steps that are not to be forgotten."
-        return {*self.steps()[-self.keep_last :], self.best_step}
+        return {*self.steps()[-self.keep_last :], self.best_step} - {None}
 
     def save(
         self,
