@@ -71,11 +71,13 @@ def next_token_loss(
     if chunk_size is None:
         out = model(ids, **kwargs)
         return cross_entropy(getattr(out, "logits", out), targets)
+    head = model.lm_head
+    is_int8 = hasattr(head, "dequantize")
     return chunked_cross_entropy(
         model.hidden_states(ids, **kwargs),
-        model.lm_head.weight,
+        head.dequantize() if is_int8 else head.weight,
         targets,
-        bias=model.lm_head.bias,
+        bias=head.bias,
         chunk_size=chunk_size,
     )
 
