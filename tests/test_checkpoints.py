@@ -40,7 +40,7 @@ from tformer.checkpoints import (
 )
 from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
-from tformer.model import WEIGHTS_NAME
+from tformer.model import CONFIG_NAME, WEIGHTS_NAME
 from tformer.optimizers import AdamW, Muon
 from tformer.tokenizer import Tokenizer
 from tformer.train import LossMonitor
@@ -436,6 +436,53 @@ def test_a_flipped_bit_is_noticed(tmp_path, name, place):
     assert all(map(torch.equal, before, model.parameters()))
 
 
+@pytest.mark.parametrize("name", [STATE_NAME, CONFIG_NAME])
+def test_each_bit_of_the_json_files_is_looked_at(tmp_path, name):
+    saved = CheckpointManager(tmp_path)
+    model, optimizers, data = parts()
+    save_training_state(saved, 1, model, optimizers, data, 0.5)
+    path = saved.path(1) / name
+    written = path.read_bytes()
+    model, optimizers, data = parts()
+    with torch.no_grad():
+        model.norm.weight.fill_(3.0)
+    before = [p.clone() for p in model.parameters()]
+    for place in range(0, len(written), 7):
+        content = bytearray(written)
+        content[place] ^= 1 << place % 8  # 7 and 8 share no factor: each bit comes
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="step-000001 is damaged: delete"):
+            load_training_state(saved, model, optimizers, data)
+    assert all(map(torch.equal, before, model.parameters()))
+    path.write_bytes(written)
+    assert load_training_state(saved, model, optimizers, data) == 1
+
+
+def without_sums_of_json(path):
+    "A folder as it was before the JSON files had sums."
+    state = json.loads(path.read_text())
+    for name in (STATE_NAME, CONFIG_NAME):
+        del state["$sha256"][name]
+    path.write_text(json.dumps(state))
+    return state
+
+
+def test_a_folder_without_sums_of_its_json_files_is_loaded(tmp_path):
+    saved = CheckpointManager(tmp_path)
+    model, optimizers, data = parts()
+    save_training_state(saved, 1, model, optimizers, data)
+    path = saved.path(1) / STATE_NAME
+    state = without_sums_of_json(path)
+    assert load_training_state(saved, *parts()) == 1
+    for key in ("optimizers", "data", "rng_state", "loss_monitor"):
+        path.write_text(json.dumps({k: x for k, x in state.items() if k != key}))
+        with pytest.raises(ValueError, match=f"holds no training.*'{key}'"):
+            load_training_state(saved, *parts())
+    path.write_text(json.dumps(state).replace("state.rng_state", "state.nowhere"))
+    with pytest.raises(ValueError, match="no tensor 'state.nowhere"):
+        load_training_state(saved, *parts())
+
+
 class Counting(torch.nn.Linear):
     "A layer with a number that is no tensor."
 
@@ -486,7 +533,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     saved = CheckpointManager(tmp_path)
     saved.save(1, small(), {})
     path = saved.path(1) / STATE_NAME
-    state = json.loads(path.read_text())
+    state = without_sums_of_json(path)
     assert state.pop("format") == 3
     for other, found in (({}, "None"), ({"format": 2}, "2")):
         path.write_text(json.dumps(state | other))

@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import close, equal_models, generator
+from helpers import close, equal_models, generator, plain_only
 from models import ROWS
 from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
+from tformer.losses import chunked_cross_entropy
 from tformer.quantized import Int8Linear, quantize_int8
+from tformer.train import next_token_loss
 
 LLAMA = next(r for r in ROWS if r.cls is Llama)
 
@@ -48,6 +50,35 @@ def test_a_model_of_one_byte():
     assert size[1] - table < 0.45 * (size[0] - table)
     assert quantize_int8(nn.Linear(3, 2)).weight.dtype == torch.int8
     assert not any(p.requires_grad for p in small.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_loss_in_chunks_uses_the_scales_of_the_head(bias):
+    model = LLAMA.make()
+    if bias:
+        head = nn.Linear(*model.lm_head.weight.T.shape)
+        model.lm_head = head.to(model.lm_head.weight.dtype)
+    small = quantize_int8(model)
+    ids = LLAMA.ids()
+    expected = nn.functional.cross_entropy(
+        small(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    )
+    close(next_token_loss(small, ids, chunk_size=3), expected, 1e-6)
+    close(
+        small.lm_head.dequantize(),
+        small.lm_head(torch.eye(len(small.norm.weight), dtype=expected.dtype)).T
+        - (small.lm_head.bias[:, None] if bias else 0),
+        1e-6,
+    )
+
+
+@plain_only
+def test_a_loss_in_chunks_refuses_whole_numbers_as_weights():
+    x = torch.randn(2, 3, 4)
+    weight = torch.ones(5, 4, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"weight must have a floating type.*int8"):
+        chunked_cross_entropy(x, weight, torch.zeros(2, 3, dtype=torch.long))
 
 
 def test_a_shared_head_stays():

@@ -202,6 +202,60 @@ def test_an_attention_mask_hides_padding(labels, side):
     torch.testing.assert_close(next_token_loss(model, batch), mean)
 
 
+def foreign(name):
+    "A small model of transformers, with weights that tell positions apart."
+    import transformers as hf
+
+    if name == "gpt2":
+        config = hf.GPT2Config(
+            vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2
+        )
+        config.bos_token_id = config.eos_token_id = 0
+        model = hf.GPT2LMHeadModel(config)
+    else:
+        size = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+        config = hf.LlamaConfig(vocab_size=31, num_attention_heads=2, **size)
+        model = hf.LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0, 0.4, generator=generator)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["mapping", "Batch"])
+def test_models_of_others_get_the_arguments_that_they_take(name, side, kind):
+    model = foreign(name)
+    ids = torch.randint(31, (3, 9), generator=torch.Generator().manual_seed(3))
+    kept = torch.ones_like(ids)
+    kept[1, : 4 if side == "left" else None] = int(side == "right")
+    kept[1, 5:] = int(side == "left")
+    positions = (kept.cumsum(-1) - 1).clamp(min=0)
+    labels = ids.masked_fill(kept == 0, -100)
+    labels[1, 4] = -100 if side == "left" else labels[1, 4]
+    with torch.no_grad():
+        expected = model(
+            ids, attention_mask=kept, position_ids=positions, labels=labels
+        ).loss
+    batch = {"input_ids": ids, "attention_mask": kept, "labels": labels}
+    if kind == "Batch":
+        negative = positions.masked_fill(kept == 0, -1)
+        batch = Batch(ids[:, :-1], labels[:, 1:], negative[:, :-1])
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager")
+        for one in (model, compiled):
+            found = next_token_loss(one, batch).float()
+            torch.testing.assert_close(found, expected.float())
+
+
+def test_a_model_of_others_is_not_given_a_mask_of_packed_texts():
+    batch = next(iter(PackedLoader([IDS[:9], IDS[9:15]], 16, batch_size=1)))
+    with pytest.raises(ValueError, match="GPT2LMHeadModel takes no mask="):
+        next_token_loss(foreign("gpt2"), batch)
+
+
 @pytest.mark.parametrize(
     "batch, words",
     [

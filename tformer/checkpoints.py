@@ -12,6 +12,7 @@ __all__ = ['STATE_NAME', 'flatten_state', 'unflatten_state', 'get_rng_state', 's
 #| code-summary: imports of the module
 import contextlib
 import csv
+import hashlib
 import json
 import math
 import os
@@ -119,6 +120,10 @@ def unflatten_state(
     inner = {k: unflatten_state(tensors, x) for k, x in rest.items()}
     match inner:
         case {"$tensor": name}:
+            validate.require(
+                name in tensors,
+                f"the file of tensors has no tensor {name!r:.80}",
+            )
             return tensors[name]
         case {"$float": text}:
             return float(text)
@@ -236,7 +241,8 @@ def write_checkpoint(
     A model with a ``ModelConfig`` is saved by ``save_model``, so that
     ``load_model`` takes the folder; of others only the weights are.
     What a module gives as its ``get_extra_state`` is kept as well, and
-    so is the SHA-256 of what both files of tensors hold.  The state
+    so is the SHA-256 of what both files of tensors hold, and of both
+    JSON files.  The state
     that is read back also holds ``"format"``, the version of its
     layout.  Raises ``ValueError`` for a state of another format, for a
     tokenizer whose ids are not those of the model, and as
@@ -273,10 +279,15 @@ def write_checkpoint(
             WEIGHTS_NAME: weights_sum.result(),
             STATE_TENSORS_NAME: state_sum.result(),
         }
+        if (tmp_path / CONFIG_NAME).exists():
+            content = (tmp_path / CONFIG_NAME).read_bytes()
+            sums[CONFIG_NAME] = hashlib.sha256(content).hexdigest()
         about = {SHA256_KEY: sums, EXTRA_KEY: extra}
-        (tmp_path / STATE_NAME).write_text(
-            json.dumps(rest | about), encoding="utf-8"
-        )
+        sums[STATE_NAME] = ""  # its own sum is that of the file without it
+        content = json.dumps(rest | about).encode()
+        sums[STATE_NAME] = hashlib.sha256(content).hexdigest()
+        content = json.dumps(rest | about).encode()
+        (tmp_path / STATE_NAME).write_bytes(content)
 
     write_folder_atomically(folder, write)
 
@@ -339,21 +350,47 @@ def read_checkpoint(
 
     Among the weights are the extra states of modules.  Never
     unpickles.  ``ValueError`` naming a file that is cut short, or that
-    is not what was written, by its SHA-256.
+    is not what was written, by its SHA-256.  Folders of older versions
+    have no sums of their JSON files, and are read without a look at
+    those.
     """
     folder = Path(folder)
     names = WEIGHTS_NAME, STATE_TENSORS_NAME
     read = {name: read_safetensors(folder / name) for name in names}
     rest = files.read_json_object(folder / STATE_NAME)
-    for name, written in rest.pop(SHA256_KEY, {}).items():
+    sums = rest.pop(SHA256_KEY, {})
+    has_sums = isinstance(sums, dict) and sums.keys() >= {*names}
+    validate.require(
+        rest.get("format") != STATE_FORMAT or has_sums,
+        f"{folder / STATE_NAME} has no SHA-256 of {' and '.join(names)}",
+    )
+    for name, written in sums.items():
+        found = (
+            tensors_sha256(*read[name])
+            if name in read
+            else _json_sha256(folder, name, written)
+        )
         validate.require(
-            tensors_sha256(*read[name]) == written,
+            found == written,
             f"{folder / name} is no longer what was written: "
             "its SHA-256 is another",
         )
     weights, tensors = (read[name][0] for name in names)
     extra = unflatten_state(tensors, rest.pop(EXTRA_KEY, {}))
     return weights | extra, unflatten_state(tensors, rest)
+
+
+def _json_sha256(folder, name, written):
+    "Of a JSON file; of ``state.json`` without the sum that stands in it."
+    validate.require(
+        name in (CONFIG_NAME, STATE_NAME),
+        f"{folder / STATE_NAME} has the SHA-256 of {name!r:.80}, which is "
+        "no file of a checkpoint",
+    )
+    content = files.require_file(folder / name).read_bytes()
+    if name == STATE_NAME:
+        content = content.replace(str(written).encode(), b"", 1)
+    return hashlib.sha256(content).hexdigest()
 
 # %% ../nbs/A7_checkpoints.ipynb #1a70b574
 def require_same_config(
@@ -509,9 +546,9 @@ class CheckpointManager:
         ``find_step`` does.
         """
         step = self.find_step(step)
-        require_same_config(model, self.path(step))
         before = max((s for s in self.steps() if s < step), default=0)
         weights, state = _read_or_explain(self.path(step), before)
+        require_same_config(model, self.path(step))
         found = state.get("format")
         validate.require(
             found == STATE_FORMAT,
@@ -890,6 +927,13 @@ def load_training_state(
     those of the checkpoint.
     """
     weights, state = checkpoints.read(model, step)
+    names = "step", "optimizers", "data", "loss_monitor", "rng_state"
+    missing = [name for name in names if name not in state]
+    validate.require(
+        not missing,
+        f"a checkpoint in {checkpoints.folder} holds no training that "
+        f"save_training_state wrote: its state has no {missing}",
+    )
     _expect_optimizers(state["optimizers"], optimizers)
     monitor_state = _monitor_state(state["loss_monitor"], loss_monitor)
     data_state = data.state_dict()

@@ -151,6 +151,7 @@ def _expect_head(hidden, weight, bias, targets, *, ignore_index, label_smoothing
         bias=(bias, "vocab"),
         targets=(targets, "*b"),
     )
+    validate.floating_tensors(weight=weight)
     no_logits = hidden[..., :1].expand(*hidden.shape[:-1], len(weight))
     _expect_labels(no_logits, targets, ignore_index, label_smoothing)
 

@@ -103,6 +103,10 @@ class Int8Linear(nn.Module):
         y = (y * self.scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
+    def dequantize(self) -> Float[Tensor, "d_out d_in"]:
+        "The weights as floating-point numbers: each row times its scale."
+        return self.weight * self.scale[:, None]
+
     def extra_repr(self) -> str:
         d_out, d_in = self.weight.shape
         return f"{d_in}, {d_out}, bias={self.bias is not None}"

@@ -11,6 +11,7 @@ __all__ = ['next_token_loss', 'accumulate_gradients', 'mean_loss', 'activation_c
 #| code-fold: true
 #| code-summary: imports of the module
 import contextlib
+import inspect
 import math
 import os
 import statistics
@@ -60,7 +61,9 @@ def next_token_loss(
     them; (ids, targets), each (b, t); or a mapping with ``input_ids``
     and ``targets``, or ``labels``, which are not shifted yet, as those
     of Hugging Face, and an ``attention_mask`` (b, t).  The model may
-    return logits, or what has them as ``logits``.  ``ValueError`` for
+    return logits, or what has them as ``logits``; if its ``forward``
+    names ``attention_mask`` and not ``positions``, it is given that,
+    and ``position_ids`` if it names them.  ``ValueError`` for
     other batches, and for windows of one id, which have no target.
 
     With ``chunk_size``, from ``model.hidden_states`` and
@@ -68,14 +71,17 @@ def next_token_loss(
     ``partial(next_token_loss, chunk_size=256)``.
     """
     ids, targets, kwargs = _unpack_batch(batch)
+    kwargs = _in_words_of(model, kwargs)
     if chunk_size is None:
         out = model(ids, **kwargs)
         return cross_entropy(getattr(out, "logits", out), targets)
+    head = model.lm_head
+    is_int8 = hasattr(head, "dequantize")
     return chunked_cross_entropy(
         model.hidden_states(ids, **kwargs),
-        model.lm_head.weight,
+        head.dequantize() if is_int8 else head.weight,
         targets,
-        bias=model.lm_head.bias,
+        bias=head.bias,
         chunk_size=chunk_size,
     )
 
@@ -94,6 +100,27 @@ def _unpack_batch(batch):
         f"no target counts: the targets have shape {(*found[1].shape,)}",
     )
     return found
+
+
+def _in_words_of(model, kwargs):
+    "Positions and mask by the names that the model's forward has."
+    model = getattr(model, "_orig_mod", model)  # compiled
+    forward = getattr(model, "forward", model)
+    if not kwargs:
+        return kwargs
+    names = inspect.signature(forward).parameters
+    if "positions" in names or "attention_mask" not in names:
+        return kwargs
+    validate.require(
+        "mask" not in kwargs,
+        f"{type(model).__name__} takes no mask=, which keeps packed texts "
+        "apart: give it padded texts, as PaddedLoader makes them",
+    )
+    positions = kwargs["positions"]
+    own = {"attention_mask": (positions >= 0).long()}
+    if "position_ids" in names:
+        own["position_ids"] = positions.clamp(min=0)
+    return own
 
 
 def _find_ids(batch):
