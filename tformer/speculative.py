@@ -82,6 +82,12 @@ def stream_speculative(
         f"a draft is called with the ids so far, got {draft!r:.60}",
     )
     validate.require(
+        not hasattr(draft, "new_cache"),
+        "a draft is called with the ids so far, got the model "
+        f"{type(draft).__name__}: give DraftModel(model)",
+    )
+    _require_vocabulary_of(model, draft)
+    validate.require(
         sampling_params is None or isinstance(sampling_params, SamplingParams),
         f"sampling_params is None or a SamplingParams, not {sampling_params!r:.60}",
     )
@@ -407,6 +413,21 @@ class _SpeculativeState:
         step = _commit(proposal, verification, logits, self.stopping, generated_ids)
         self.all_ids = text + step.ids
         return step
+
+
+def _require_vocabulary_of(model, draft):
+    "Where the model and a draft model both say how many ids they have."
+    if not isinstance(draft, DraftModel):
+        return
+    sizes = [
+        getattr(getattr(x, "config", None), "vocab_size", None)
+        for x in (draft.model, model)
+    ]
+    validate.require(
+        None in sizes or sizes[0] == sizes[1],
+        f"the draft model has {sizes[0]} ids and the model {sizes[1]}: "
+        "both must have the same vocabulary",
+    )
 
 
 @torch.inference_mode()
