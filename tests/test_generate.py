@@ -838,10 +838,19 @@ def raising(ids):
             r"\[\[1, 2\]\]",
         ),
         (dict(prompts=5), "prompts must be rows of ids, got 5"),
+        (
+            dict(prompts=[[1], [[2, 3]]]),
+            r"^prompt 1 must be one flat row of ids, such as \[1, 2, 3\]: "
+            r"drop the outer brackets of \[\[2, 3\]\]$",
+        ),
+        (
+            dict(prompts=torch.ones(1, 1, 2).long()),
+            r"^prompt 0 must be .* drop the outer brackets of \[\[1, 1\]\]$",
+        ),
         (dict(prompts=None), "prompts must be rows of ids, got None"),
         (dict(prompts=[[1.5]]), "prompt 0 must be integers"),
         (dict(prompts=torch.ones(2, 3)), "prompt 0 must be integers"),
-        (dict(prompts=torch.ones(2, 3, 1).long()), "prompt 0 must be of shape"),
+        (dict(prompts=torch.ones(2, 3, 1).long()), "prompt 0 must be one flat row"),
         (dict(prompts=[[1] * 21]), "prompt 0 of 21 ids go beyond max_len 20"),
         (
             dict(max_new_tokens=17),

@@ -571,7 +571,12 @@ def _sequence_tensors(sequences, name=None):
                 f"{called} must be a row of ids, got {row!r:.50}: "
                 f"one prompt has two brackets, [{all_sequences!r:.50}]"
             )
-        validate.shapes(**{called: (tensors[i], "n")})
+        if tensors[i].ndim > 1:
+            rows = row.tolist() if hasattr(row, "tolist") else row
+            raise ValueError(
+                f"{called} must be one flat row of ids, such as [1, 2, 3]: "
+                f"drop the outer brackets of {rows!r:.50}"
+            )
         validate.require(
             len(tensors[i]),
             f"{called} is empty: a model needs a token to begin with",
