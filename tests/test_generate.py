@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ from tformer.generate import (
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import eval_mode
+from tformer.prefix import PrefixedModel
 from tformer.sampler import Sampler, SamplingParams
+from tformer.speculative import DraftModel, PromptLookup, speculative_generate
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -818,6 +821,26 @@ def lookup(ids):
 def test_a_model_that_breaks_the_protocol_is_told_which_call(model, says):
     with pytest.raises(ValueError, match=says):
         generate(model, PROMPTS, max_new_tokens=3)
+
+
+Bundled = namedtuple("Bundled", "model tokenizer")
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: generate(b, PROMPTS, max_new_tokens=3),
+        lambda b: next(stream(b, PROMPTS, max_new_tokens=3)),
+        lambda b: beam_search(b, PROMPTS, num_beams=2, max_new_tokens=3),
+        lambda b: speculative_generate(b, [1], PromptLookup(), max_new_tokens=3),
+        lambda b: PrefixedModel(b, [1]),
+        lambda b: DraftModel(b),
+    ],
+)
+def test_a_bundle_is_told_to_give_its_model(call):
+    with pytest.raises(ValueError, match=r"Bundled.*: give its model, bundle\.model$"):
+        call(Bundled(small(), "a tokenizer"))
 
 
 def raising(ids):

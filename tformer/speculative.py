@@ -177,7 +177,8 @@ class DraftModel:
         validate.require(
             callable(model) and hasattr(model, "new_cache"),
             "a draft model must be a decoder, such as GPT or Llama, got "
-            f"{type(model).__name__} {model!r:.40}",
+            f"{type(model).__name__} {' '.join(repr(model).split()):.40}"
+            + (": give its model, bundle.model" if hasattr(model, "tokenizer") else ""),
         )
         self.model = model
         self.num_speculative_tokens = num_speculative_tokens
