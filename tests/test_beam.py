@@ -1268,9 +1268,18 @@ GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
         ),
         (dict(stop_token_ids=-1), "a stop id must be a whole number of at least 0"),
         (dict(stop_token_ids=["."]), "a stop id must be a whole number"),
-        (dict(stop_token_ids=1.5), "stop_token_ids must be list .* got float 1.5"),
-        (dict(stop_token_ids=None), "stop_token_ids must be list .* got NoneType None"),
-        (dict(stop_token_ids=len), "stop_token_ids must be list .* got .*len"),
+        (
+            dict(stop_token_ids=1.5),
+            "stop_token_ids must be an id or a list.* got float 1.5",
+        ),
+        (
+            dict(stop_token_ids=None),
+            "stop_token_ids must be an id or a list.* got NoneType None",
+        ),
+        (
+            dict(stop_token_ids=len),
+            "stop_token_ids must be an id or a list.* got .*len",
+        ),
         (
             dict(length_penalty=NAN),
             "length_penalty must be at least -10 and at most 10, got nan",

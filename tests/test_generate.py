@@ -722,6 +722,10 @@ def test_what_ends_a_text_is_sorted_and_asked():
 
     assert parse_stopping(3, ()) == ({3}, [])
     assert parse_stopping((), never) == (set(), [never])
+    for ids in ([3, 5], torch.tensor([3, 5]), np.array([3, 5]), torch.tensor(3)):
+        found = parse_stopping(ids, ()).token_ids
+        assert found == {*np.atleast_1d(ids).tolist()}
+        assert all(type(i) is int for i in found)
     assert parse_stopping([3, 5], (never, len)) == ({3, 5}, [never, len])
     assert meets_stopping_criteria([never, lambda ids: ids == [1]], 0, [1])
     assert not meets_stopping_criteria([], 0, [1]) and not meets_stopping_criteria(
@@ -823,6 +827,39 @@ def test_a_model_that_breaks_the_protocol_is_told_which_call(model, says):
         generate(model, PROMPTS, max_new_tokens=3)
 
 
+@plain_only
+@pytest.mark.parametrize(
+    "ids, says",
+    [
+        (".", r"^stop_token_ids must be an id or .* got str '\.': for a string, give "),
+        (["."], r"^a stop id must .* got '\.': for a string, give stopping_criteria="),
+        (None, r"^stop_token_ids must be an id or .* got NoneType None$"),
+        (np.array([1.5]), r"^a stop id must be a whole number .* got 1.5$"),
+        (torch.tensor([True]), r"^a stop id must be a whole number .* got True$"),
+        (torch.tensor([[1, 2]]), r"^a stop id must be .* got \[1, 2\]$"),
+        (np.float64(2.5), r"^stop_token_ids must be an id or a list.* got float 2.5$"),
+    ],
+)
+def test_what_ends_no_text_is_refused(ids, says):
+    with pytest.raises(ValueError, match=says):
+        parse_stopping(ids, ())
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "decode, strings, says",
+    [
+        (str, None, "^strings must be a string or a list of strings, got None$"),
+        (str, 5, "^strings must be a string or a list of strings, got 5$"),
+        (str, [5], "^string must be a str, got int$"),
+        (None, "a", "^decode must be a function from ids to text, got None$"),
+    ],
+)
+def test_a_stop_string_needs_a_decoder_and_strings(decode, strings, says):
+    with pytest.raises(ValueError, match=says):
+        make_stop_string_criterion(decode, strings)
+
+
 Bundled = namedtuple("Bundled", "model tokenizer")
 
 
@@ -902,8 +939,11 @@ def raising(ids):
         (dict(stopping_criteria="end"), "stopping_criteria must be list .* 'end'"),
         (dict(stopping_criteria=["end"]), "called with the new ids .* got 'end'"),
         (dict(stopping_criteria=3), "stopping_criteria must be list .* int 3"),
-        (dict(stop_token_ids="end"), "stop_token_ids must be list .* 'end'"),
-        (dict(stop_token_ids=raising), "stop_token_ids must be list .* function"),
+        (dict(stop_token_ids="end"), "stop_token_ids must be an id or a list.* 'end'"),
+        (
+            dict(stop_token_ids=raising),
+            "stop_token_ids must be an id or a list.* function",
+        ),
         (dict(stop_token_ids=[raising]), "a stop id must be a whole number"),
         (dict(stop_token_ids=-1), "a stop id must be a whole number"),
         (dict(context_shift=1), "context_shift must be a whole number of at least 2"),

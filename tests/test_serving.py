@@ -619,8 +619,11 @@ BAD = [
     (dict(prompt_ids=[1] * 38, max_new_tokens=4), "41 tokens of prompt and text"),
     (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1"),
     (dict(max_new_tokens="5"), "max_new_tokens must be a whole number"),
-    (dict(stop_token_ids="end"), "stop_token_ids must be list .* 'end'"),
-    (dict(stop_token_ids=raising), "stop_token_ids must be list .* function"),
+    (dict(stop_token_ids="end"), "stop_token_ids must be an id or a list.* 'end'"),
+    (
+        dict(stop_token_ids=raising),
+        "stop_token_ids must be an id or a list.* function",
+    ),
     (dict(stop_token_ids=-1), "a stop id must be a whole number"),
     (dict(stopping_criteria="end"), "stopping_criteria must be list .* 'end'"),
     (dict(stopping_criteria=[7]), "called with the new ids of a text, got 7"),

@@ -544,7 +544,12 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
             dict(sampling_params=[SamplingParams()]),
             "sampling_params is None or",
         ),
-        ([1], nothing, dict(stop_token_ids=2.5), "stop_token_ids must be list"),
+        (
+            [1],
+            nothing,
+            dict(stop_token_ids=2.5),
+            "stop_token_ids must be an id or a list",
+        ),
         ([1], lambda *a: [3], {}, r"\[3\]"),
         ([1], lambda *a: DraftProposal([3] * 9), {}, "9 ids where 7 have room"),
         ([1], lambda *a: DraftProposal([VOCAB]), {}, "id 47 is outside"),
