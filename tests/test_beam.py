@@ -1268,9 +1268,18 @@ GOOD = dict(prompts=[[1, 2]], num_beams=3, max_new_tokens=4, stop_token_ids=3)
         ),
         (dict(stop_token_ids=-1), "a stop id must be a whole number of at least 0"),
         (dict(stop_token_ids=["."]), "a stop id must be a whole number"),
-        (dict(stop_token_ids=1.5), "stop_token_ids must be list .* got float 1.5"),
-        (dict(stop_token_ids=None), "stop_token_ids must be list .* got NoneType None"),
-        (dict(stop_token_ids=len), "stop_token_ids must be list .* got .*len"),
+        (
+            dict(stop_token_ids=1.5),
+            "stop_token_ids must be an id or a list.* got float 1.5",
+        ),
+        (
+            dict(stop_token_ids=None),
+            "stop_token_ids must be an id or a list.* got NoneType None",
+        ),
+        (
+            dict(stop_token_ids=len),
+            "stop_token_ids must be an id or a list.* got .*len",
+        ),
         (
             dict(length_penalty=NAN),
             "length_penalty must be at least -10 and at most 10, got nan",
@@ -1333,6 +1342,36 @@ def test_parts_refuse_too():
         select_minimum_bayes_risk([], lambda a, b: 0.0)
     with pytest.raises(ValueError, match="2 weights for 1 candidates"):
         expected_utility(["a"], lambda a, b: 0.0, [1.0, 2.0])
+
+
+@plain_only
+@pytest.mark.parametrize("choose", [expected_utility, select_minimum_bayes_risk])
+@pytest.mark.parametrize(
+    "weights, says",
+    [
+        ([0, 0], r"^the sum of the weights must be above 0 and finite, got 0"),
+        ([1e308, 1e308], r"^the sum of the weights must be .* got inf"),
+        ([1, math.nan], "^weight 1 must be .* got nan"),
+        ([math.inf, 1], "^weight 0 must be .* got inf"),
+        ([1, -0.5], "^weight 1 must be .* got -0.5"),
+        (["a", 1], "^weight 0 must be .* got 'a'"),
+    ],
+)
+def test_weights_are_shares(choose, weights, says):
+    with pytest.raises(ValueError, match=says):
+        choose(["a", "b"], lambda a, b: float(a == b), weights)
+
+
+def test_weights_may_be_a_tensor():
+    found = expected_utility(["a", "b"], lambda a, b: a == b, torch.tensor([3.0, 1.0]))
+    assert found == [0.75, 0.25]
+
+
+@plain_only
+@pytest.mark.parametrize("n", [0, -3, 1.5, None])
+def test_a_length_is_at_least_one(n):
+    with pytest.raises(ValueError, match=f"^n must be .* at least 1, got {n}"):
+        length_divisor(n, 0.5)
 
 
 # --- elsewhere

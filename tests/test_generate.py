@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ from tformer.generate import (
 from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import eval_mode
+from tformer.prefix import PrefixedModel
 from tformer.sampler import Sampler, SamplingParams
+from tformer.speculative import DraftModel, PromptLookup, speculative_generate
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -719,6 +722,10 @@ def test_what_ends_a_text_is_sorted_and_asked():
 
     assert parse_stopping(3, ()) == ({3}, [])
     assert parse_stopping((), never) == (set(), [never])
+    for ids in ([3, 5], torch.tensor([3, 5]), np.array([3, 5]), torch.tensor(3)):
+        found = parse_stopping(ids, ()).token_ids
+        assert found == {*np.atleast_1d(ids).tolist()}
+        assert all(type(i) is int for i in found)
     assert parse_stopping([3, 5], (never, len)) == ({3, 5}, [never, len])
     assert meets_stopping_criteria([never, lambda ids: ids == [1]], 0, [1])
     assert not meets_stopping_criteria([], 0, [1]) and not meets_stopping_criteria(
@@ -820,6 +827,59 @@ def test_a_model_that_breaks_the_protocol_is_told_which_call(model, says):
         generate(model, PROMPTS, max_new_tokens=3)
 
 
+@plain_only
+@pytest.mark.parametrize(
+    "ids, says",
+    [
+        (".", r"^stop_token_ids must be an id or .* got str '\.': for a string, give "),
+        (["."], r"^a stop id must .* got '\.': for a string, give stopping_criteria="),
+        (None, r"^stop_token_ids must be an id or .* got NoneType None$"),
+        (np.array([1.5]), r"^a stop id must be a whole number .* got 1.5$"),
+        (torch.tensor([True]), r"^a stop id must be a whole number .* got True$"),
+        (torch.tensor([[1, 2]]), r"^a stop id must be .* got \[1, 2\]$"),
+        (np.float64(2.5), r"^stop_token_ids must be an id or a list.* got float 2.5$"),
+    ],
+)
+def test_what_ends_no_text_is_refused(ids, says):
+    with pytest.raises(ValueError, match=says):
+        parse_stopping(ids, ())
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "decode, strings, says",
+    [
+        (str, None, "^strings must be a string or a list of strings, got None$"),
+        (str, 5, "^strings must be a string or a list of strings, got 5$"),
+        (str, [5], "^string must be a str, got int$"),
+        (None, "a", "^decode must be a function from ids to text, got None$"),
+    ],
+)
+def test_a_stop_string_needs_a_decoder_and_strings(decode, strings, says):
+    with pytest.raises(ValueError, match=says):
+        make_stop_string_criterion(decode, strings)
+
+
+Bundled = namedtuple("Bundled", "model tokenizer")
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: generate(b, PROMPTS, max_new_tokens=3),
+        lambda b: next(stream(b, PROMPTS, max_new_tokens=3)),
+        lambda b: beam_search(b, PROMPTS, num_beams=2, max_new_tokens=3),
+        lambda b: speculative_generate(b, [1], PromptLookup(), max_new_tokens=3),
+        lambda b: PrefixedModel(b, [1]),
+        lambda b: DraftModel(b),
+    ],
+)
+def test_a_bundle_is_told_to_give_its_model(call):
+    with pytest.raises(ValueError, match=r"Bundled.*: give its model, bundle\.model$"):
+        call(Bundled(small(), "a tokenizer"))
+
+
 def raising(ids):
     raise KeyError("x")
 
@@ -838,10 +898,19 @@ def raising(ids):
             r"\[\[1, 2\]\]",
         ),
         (dict(prompts=5), "prompts must be rows of ids, got 5"),
+        (
+            dict(prompts=[[1], [[2, 3]]]),
+            r"^prompt 1 must be one flat row of ids, such as \[1, 2, 3\]: "
+            r"drop the outer brackets of \[\[2, 3\]\]$",
+        ),
+        (
+            dict(prompts=torch.ones(1, 1, 2).long()),
+            r"^prompt 0 must be .* drop the outer brackets of \[\[1, 1\]\]$",
+        ),
         (dict(prompts=None), "prompts must be rows of ids, got None"),
         (dict(prompts=[[1.5]]), "prompt 0 must be integers"),
         (dict(prompts=torch.ones(2, 3)), "prompt 0 must be integers"),
-        (dict(prompts=torch.ones(2, 3, 1).long()), "prompt 0 must be of shape"),
+        (dict(prompts=torch.ones(2, 3, 1).long()), "prompt 0 must be one flat row"),
         (dict(prompts=[[1] * 21]), "prompt 0 of 21 ids go beyond max_len 20"),
         (
             dict(max_new_tokens=17),
@@ -870,8 +939,11 @@ def raising(ids):
         (dict(stopping_criteria="end"), "stopping_criteria must be list .* 'end'"),
         (dict(stopping_criteria=["end"]), "called with the new ids .* got 'end'"),
         (dict(stopping_criteria=3), "stopping_criteria must be list .* int 3"),
-        (dict(stop_token_ids="end"), "stop_token_ids must be list .* 'end'"),
-        (dict(stop_token_ids=raising), "stop_token_ids must be list .* function"),
+        (dict(stop_token_ids="end"), "stop_token_ids must be an id or a list.* 'end'"),
+        (
+            dict(stop_token_ids=raising),
+            "stop_token_ids must be an id or a list.* function",
+        ),
         (dict(stop_token_ids=[raising]), "a stop id must be a whole number"),
         (dict(stop_token_ids=-1), "a stop id must be a whole number"),
         (dict(context_shift=1), "context_shift must be a whole number of at least 2"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import close, draw_ids
+from helpers import close, draw_ids, plain_only
 from models import ROWS, VOCAB
 from tformer.llama import Llama
 from tformer.scoring import strided_token_log_probs
@@ -36,3 +36,34 @@ def test_strides_equal_a_loop(window, stride, n):
 def test_bad_strides(n, stride, says):
     with pytest.raises(ValueError, match=says):
         strided_token_log_probs(LLAMA.make(), torch.arange(n), 5, stride)
+
+
+@plain_only
+def test_a_list_is_a_text():
+    model = LLAMA.make()
+    ids = [1, 2, 3, 4, 5, 6]
+    found = strided_token_log_probs(model, ids, 4, 2)
+    assert torch.equal(found, strided_token_log_probs(model, torch.tensor(ids), 4, 2))
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (
+            dict(ids=torch.tensor([[1, 2, 3]])),
+            r"^ids must be .* drop .*\[\[1, 2, 3\]\]",
+        ),
+        (dict(ids=[[1, 2, 3]]), r"^ids must be .* drop .*\[\[1, 2, 3\]\]"),
+        (dict(ids="abc"), "^ids must be one flat row of ids, got 'abc'"),
+        (dict(ids=[1.5, 2.5]), "^ids must be integers, got torch.float32"),
+        (dict(ids=[]), "^ids is empty"),
+        (dict(batch_size=0), "^batch_size must be a whole number .* got 0"),
+        (dict(batch_size=2.5), "^batch_size must be a whole number .* got 2.5"),
+        (dict(model=None), "^model must return logits of ids, got None"),
+    ],
+)
+def test_bad_arguments(change, says):
+    usual = dict(model=LLAMA.make(), ids=[1, 2, 3], context_len=3, stride=2)
+    with pytest.raises(ValueError, match=says):
+        strided_token_log_probs(**usual | change)

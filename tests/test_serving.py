@@ -5,6 +5,7 @@ import functools
 import gc
 import inspect
 import re
+import sys
 import tracemalloc
 import types
 from collections import OrderedDict
@@ -34,6 +35,7 @@ from tformer.serving import (
     Scheduler,
     Sequence,
     SequenceStatus,
+    _StepExecutor,
     first_come_first_served,
     shortest_first,
     similar_length,
@@ -617,8 +619,11 @@ BAD = [
     (dict(prompt_ids=[1] * 38, max_new_tokens=4), "41 tokens of prompt and text"),
     (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1"),
     (dict(max_new_tokens="5"), "max_new_tokens must be a whole number"),
-    (dict(stop_token_ids="end"), "stop_token_ids must be list .* 'end'"),
-    (dict(stop_token_ids=raising), "stop_token_ids must be list .* function"),
+    (dict(stop_token_ids="end"), "stop_token_ids must be an id or a list.* 'end'"),
+    (
+        dict(stop_token_ids=raising),
+        "stop_token_ids must be an id or a list.* function",
+    ),
     (dict(stop_token_ids=-1), "a stop id must be a whole number"),
     (dict(stopping_criteria="end"), "stopping_criteria must be list .* 'end'"),
     (dict(stopping_criteria=[7]), "called with the new ids of a text, got 7"),
@@ -1890,6 +1895,58 @@ def test_an_id_that_is_taken_back_is_handed_out_once():
     assert interrupts == 1 and found == {t: t.output_ids for t in handles}
     for handle in handles:
         same(handle, texts([handle.request])[0])
+
+
+def interrupt_at_line(n):
+    """A trace function that interrupts the n-th line of what makes a step.
+
+    ``take_new`` is left out: what it took is lost with what it returns.
+    """
+    left = [n]
+
+    def on_line(frame, event, arg):
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return on_line
+
+    def on_call(frame, event, arg):
+        owner = type(frame.f_locals.get("self"))
+        is_inside = owner in (Scheduler, _StepExecutor, Sequence)
+        return on_line if is_inside and frame.f_code.co_name != "take_new" else None
+
+    return on_call, left
+
+
+def test_the_usual_loop_has_all_ids_whichever_line_is_interrupted():
+    "It ends with ``has_unfinished_requests``, and has been handed every id."
+    requests = [Request([1, 2], 2), Request([3], 1)]
+    right = texts(requests)
+    n = 0
+    left = [0]
+    while left[0] <= 0:
+        n += 1
+        engine = Engine(MODEL, 2)
+        handles = [engine.submit(r) for r in requests]
+        found = {handle: [] for handle in handles}
+        trace, left = interrupt_at_line(n)
+        before = sys.gettrace()
+        while engine.has_unfinished_requests:
+            try:
+                sys.settrace(trace)
+                new = engine.step()
+            except KeyboardInterrupt:
+                continue
+            finally:
+                sys.settrace(before)
+            for handle, i in new:
+                found[handle].append(i)
+        assert found == {t: t.output_ids for t in handles}, n
+        for handle, text in zip(handles, right, strict=True):
+            same(handle, text)
+        empty(engine)
+    assert n > 100
 
 
 @WAYS

@@ -11,7 +11,7 @@ from conftest import ROOT
 from helpers import generator, plain_only
 from models import MAX_LEN, ROWS, VOCAB, Preallocates
 from tformer.generate import generate
-from tformer.gpt import GPT
+from tformer.gpt import GPT, GPTConfig
 from tformer.llama import Llama
 from tformer.prefix import PrefixedModel
 from tformer.sampler import SamplingParams, process_logits
@@ -544,7 +544,12 @@ def test_lookup_speaks_again_when_a_text_repeats_itself_again():
             dict(sampling_params=[SamplingParams()]),
             "sampling_params is None or",
         ),
-        ([1], nothing, dict(stop_token_ids=2.5), "stop_token_ids must be list"),
+        (
+            [1],
+            nothing,
+            dict(stop_token_ids=2.5),
+            "stop_token_ids must be an id or a list",
+        ),
         ([1], lambda *a: [3], {}, r"\[3\]"),
         ([1], lambda *a: DraftProposal([3] * 9), {}, "9 ids where 7 have room"),
         ([1], lambda *a: DraftProposal([VOCAB]), {}, "id 47 is outside"),
@@ -592,6 +597,31 @@ def test_what_is_no_decoder_drafts_nothing(model):
     name = type(model).__name__
     with pytest.raises(ValueError, match=f"must be a decoder, .* got {name}"):
         DraftModel(model)
+
+
+def gpt_of(vocab_size):
+    return GPT(
+        GPTConfig(vocab_size=vocab_size, d_model=8, n_layers=1, n_heads=2, max_len=9)
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [20, 1000])
+@pytest.mark.parametrize("how", [None, SamplingParams(seed=1)])
+def test_a_draft_model_of_another_vocabulary_is_refused_at_once(vocab_size, how):
+    model = gpt_of(31)
+    draft = DraftModel(gpt_of(vocab_size))
+    says = f"^the draft model has {vocab_size} ids and the model 31: "
+    with pytest.raises(ValueError, match=says):
+        stream_speculative(model, [1, 2], draft, max_new_tokens=4, sampling_params=how)
+    same_size = DraftModel(gpt_of(31))
+    assert stream_speculative(model, [1, 2], same_size, max_new_tokens=4)
+    # what does not tell how many ids it has is not compared
+    assert stream_speculative(PrefixedModel(model, [1]), [2], draft, max_new_tokens=4)
+
+
+def test_a_model_is_no_draft_before_it_is_wrapped():
+    with pytest.raises(ValueError, match=r"got the model GPT: .* DraftModel\(model\)$"):
+        stream_speculative(gpt_of(31), [1], gpt_of(31), max_new_tokens=3)
 
 
 @pytest.mark.nightly

@@ -131,6 +131,7 @@ def length_divisor(
     ``power``: n**length_penalty; ``gnmt``: ((5 + n) / 6)**length_penalty,
     Wu et al. (2016), section 7.
     """
+    validate.integer(n=n)
     _validate_length_penalty(length_penalty, length_penalty_form)
     return float(n if length_penalty_form == "power" else (5 + n) / 6) ** length_penalty
 
@@ -474,7 +475,8 @@ def _refuse_unused(sampling_params, context_shift, cache, drop_finished):
 def expected_utility(
     candidates: Sequence,  # what might be said
     utility: Callable[[Any, Any], float],  # of saying a where b is right
-    weights: Sequence[float] | None = None,  # of each; None: all alike
+    # of each, 0 or more; None: all alike
+    weights: Sequence[float] | Float[Tensor, " n"] | None = None,
 ) -> list[float]:
     "What each would gain on average if one of them were right."
     validate.require(len(candidates), "there is no candidate")
@@ -483,8 +485,16 @@ def expected_utility(
         len(weights) == len(candidates),
         f"{len(weights)} weights for {len(candidates)} candidates",
     )
+    weights = weights.tolist() if isinstance(weights, Tensor) else weights
+    for i, w in enumerate(weights):
+        validate.number("[0, inf)", **{f"weight {i}": w})
+    total = sum(weights)
+    validate.require(
+        0 < total < math.inf,
+        f"the sum of the weights must be above 0 and finite, got {total}",
+    )
     return [
-        sum(w * utility(a, b) for b, w in zip(candidates, weights)) / sum(weights)
+        sum(w * utility(a, b) for b, w in zip(candidates, weights)) / total
         for a in candidates
     ]
 
@@ -492,7 +502,7 @@ def expected_utility(
 def select_minimum_bayes_risk(
     candidates: Sequence,
     utility: Callable[[Any, Any], float],
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Float[Tensor, " n"] | None = None,
 ) -> Any:
     "The candidate that is most like all of them: minimum Bayes risk."
     gains = expected_utility(candidates, utility, weights)

@@ -413,6 +413,14 @@ def make_stop_string_criterion(
     ``tformer.tokenizer`` instead: it looks at the newest ids only,
     so its time does not grow with the text.
     """
+    validate.require(
+        callable(decode),
+        f"decode must be a function from ids to text, got {decode!r:.60}",
+    )
+    validate.require(
+        isinstance(strings, Iterable),
+        f"strings must be a string or a list of strings, got {strings!r:.60}",
+    )
     strings = [strings] if isinstance(strings, str) else list(strings)
     for string in strings:
         validate.utf8_string(string=string)
@@ -480,7 +488,8 @@ class Stopping(NamedTuple):
 
 
 def parse_stopping(
-    stop_token_ids: int | Collection[int],  # ids that end a text
+    # ids that end a text; an array or a tensor (n,) of them
+    stop_token_ids: int | Collection[int] | Any,
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable],
 ) -> Stopping:
@@ -488,24 +497,42 @@ def parse_stopping(
 
     For strings there is ``make_stop_string_criterion``.
     """
-    if isinstance(stop_token_ids, Integral):
-        stop_token_ids = [stop_token_ids]
+    ids = _unique_stop_ids(stop_token_ids)
     if callable(stopping_criteria):
         stopping_criteria = [stopping_criteria]
     validate.instance_of(
-        (list, tuple, set, frozenset),
-        stop_token_ids=stop_token_ids,
-        stopping_criteria=stopping_criteria,
+        (list, tuple, set, frozenset), stopping_criteria=stopping_criteria
     )
-    for i in stop_token_ids:
-        validate.integer(0, **{"a stop id": i})
     for function in stopping_criteria:
         validate.require(
             callable(function),
             "a stopping criterion is called with the new ids of a text, "
             f"got {function!r:.60}",
         )
-    return Stopping({int(i) for i in stop_token_ids}, [*stopping_criteria])
+    return Stopping(ids, [*stopping_criteria])
+
+
+def _unique_stop_ids(ids):
+    "A set of Python's integers."
+    if hasattr(ids, "tolist"):  # an array, a tensor, a number of NumPy
+        ids = ids.tolist()
+    advice = (
+        ": for a string, give stopping_criteria="
+        "make_stop_string_criterion(decode, string)"
+    )
+    validate.require(
+        isinstance(ids, Integral | list | tuple | set | frozenset),
+        "stop_token_ids must be an id or a list, tuple, set or frozenset of "
+        f"ids, got {type(ids).__name__} {ids!r:.60}"
+        f"{advice if isinstance(ids, str) else ''}",
+    )
+    ids = [ids] if isinstance(ids, Integral) else ids
+    for i in ids:
+        try:
+            validate.integer(0, **{"a stop id": i})
+        except ValueError as error:
+            raise ValueError(f"{error}{advice if isinstance(i, str) else ''}") from None
+    return {int(i) for i in ids}
 
 # %% ../nbs/package/generate.ipynb #a1000022x
 def left_pad(
@@ -571,7 +598,12 @@ def _sequence_tensors(sequences, name=None):
                 f"{called} must be a row of ids, got {row!r:.50}: "
                 f"one prompt has two brackets, [{all_sequences!r:.50}]"
             )
-        validate.shapes(**{called: (tensors[i], "n")})
+        if tensors[i].ndim > 1:
+            rows = row.tolist() if hasattr(row, "tolist") else row
+            raise ValueError(
+                f"{called} must be one flat row of ids, such as [1, 2, 3]: "
+                f"drop the outer brackets of {rows!r:.50}"
+            )
         validate.require(
             len(tensors[i]),
             f"{called} is empty: a model needs a token to begin with",

@@ -455,6 +455,11 @@ def wrap_model_errors(
     try:
         yield
     except (AttributeError, TypeError, LookupError) as error:
+        if hasattr(model, "model") and hasattr(model, "tokenizer"):
+            raise ValueError(
+                f"{type(model).__name__} cannot answer {call}: "
+                "give its model, bundle.model"
+            ) from None
         ids_range = (
             ""
             if ids is None or not ids.is_cpu

@@ -6,22 +6,25 @@
 __all__ = ['strided_token_log_probs']
 
 # %% ../nbs/package/scoring.ipynb #0cfd27cf
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from . import validate
+from .generate import flat_row
 from .gpt import token_log_probs
-from .model import eval_mode
+from .model import device_of, eval_mode
 
 # %% ../nbs/package/scoring.ipynb #1060015e
 @torch.no_grad()
 def strided_token_log_probs(
     model: Any,  # ids -> logits
-    ids: Int[Tensor, " n"],  # a text, of any length
+    # a text of any length, one flat row of ids
+    ids: Sequence | Tensor,
     context_len: int,  # tokens that the model sees at once
     stride: int,  # by how many the window moves
     batch_size: int = 16,  # windows side by side
@@ -31,7 +34,8 @@ def strided_token_log_probs(
     Every token is judged with at least ``context_len - stride`` before it,
     if there are so many.  ``(-log_probs.mean()).exp()`` is the perplexity.
     """
-    _validate_context_len(ids, context_len, stride)
+    _validate_windows(model, context_len, stride, batch_size)
+    ids = _text_of(ids, model)
     steps = max(0, -(-(len(ids) - context_len) // stride))
     long = F.pad(ids, (0, context_len + steps * stride - len(ids)))
     with eval_mode(model):
@@ -45,13 +49,20 @@ def strided_token_log_probs(
     return log_probs[: len(ids) - 1]
 
 
-def _validate_context_len(ids, context_len, stride):
+def _text_of(ids, model):
+    row = flat_row(ids, "ids")
     validate.require(
-        ids.ndim == 1 and len(ids) > 1,
-        f"a text is a row of two ids or more, got shape {tuple(ids.shape)}",
+        len(row) > 1, f"a text is a row of two ids or more, got {row.tolist()}"
+    )
+    return ids if isinstance(ids, Tensor) else row.to(device_of(model, row))
+
+
+def _validate_windows(model, context_len, stride, batch_size):
+    validate.require(
+        callable(model), f"model must return logits of ids, got {model!r:.60}"
     )
     validate.integer(2, context_len=context_len)
-    validate.integer(stride=stride)
+    validate.integer(stride=stride, batch_size=batch_size)
     validate.at_most(
         context_len - 1,
         limit_name="context_len - 1",

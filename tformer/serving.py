@@ -504,6 +504,9 @@ class Scheduler:
         A step that failed may have left their caches incomplete, and one
         that has ended in its row.
         """
+        for row, t in enumerate(self.row_owners):
+            if t is not None:
+                t.row = row  # unknown where it was just entering or leaving
         for t in reversed(self.running):
             if t.status is SequenceStatus.FINISHED:
                 self._release(t)
@@ -511,9 +514,10 @@ class Scheduler:
                 self.preempt(t)
 
     def _release(self, sequence):
-        self.runner.crop([sequence.row], [0])
-        self.row_owners[sequence.row] = None
+        row = sequence.row
+        self.runner.crop([row], [0])
         sequence.row = None
+        self.row_owners[row] = None
 
     def _pick_waiting(self, admitted_lengths):
         if self.policy is first_come_first_served:
@@ -822,8 +826,10 @@ class Engine(_OneStepAtATime):
 
     @property
     def has_unfinished_requests(self) -> bool:
-        "Whether there is anything to do."
-        return bool(self.scheduler.queue or self.scheduler.running)
+        "Whether a step has anything to do, or ids to hand out."
+        return bool(
+            self.scheduler.queue or self.scheduler.running or self._executor.new
+        )
 
     @property
     def is_queue_full(self) -> bool:

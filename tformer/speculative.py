@@ -82,6 +82,12 @@ def stream_speculative(
         f"a draft is called with the ids so far, got {draft!r:.60}",
     )
     validate.require(
+        not hasattr(draft, "new_cache"),
+        "a draft is called with the ids so far, got the model "
+        f"{type(draft).__name__}: give DraftModel(model)",
+    )
+    _require_vocabulary_of(model, draft)
+    validate.require(
         sampling_params is None or isinstance(sampling_params, SamplingParams),
         f"sampling_params is None or a SamplingParams, not {sampling_params!r:.60}",
     )
@@ -171,7 +177,8 @@ class DraftModel:
         validate.require(
             callable(model) and hasattr(model, "new_cache"),
             "a draft model must be a decoder, such as GPT or Llama, got "
-            f"{type(model).__name__} {model!r:.40}",
+            f"{type(model).__name__} {' '.join(repr(model).split()):.40}"
+            + (": give its model, bundle.model" if hasattr(model, "tokenizer") else ""),
         )
         self.model = model
         self.num_speculative_tokens = num_speculative_tokens
@@ -407,6 +414,21 @@ class _SpeculativeState:
         step = _commit(proposal, verification, logits, self.stopping, generated_ids)
         self.all_ids = text + step.ids
         return step
+
+
+def _require_vocabulary_of(model, draft):
+    "Where the model and a draft model both say how many ids they have."
+    if not isinstance(draft, DraftModel):
+        return
+    sizes = [
+        getattr(getattr(x, "config", None), "vocab_size", None)
+        for x in (draft.model, model)
+    ]
+    validate.require(
+        None in sizes or sizes[0] == sizes[1],
+        f"the draft model has {sizes[0]} ids and the model {sizes[1]}: "
+        "both must have the same vocabulary",
+    )
 
 
 @torch.inference_mode()
