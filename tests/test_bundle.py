@@ -77,6 +77,20 @@ def test_one_text_or_several_are_continued(storyteller):
     assert len(drawn) > 1
 
 
+def test_a_seed_is_a_text_and_another_seed_is_another(storyteller):
+    def told(prompts, seed):
+        params = SamplingParams(temperature=1.5, seed=seed)
+        return storyteller.generate(
+            prompts, max_new_tokens=20, sampling_params=params
+        ), "".join(
+            storyteller.stream("One day", max_new_tokens=20, sampling_params=params)
+        )
+
+    first, other = told("One day", 3), told("One day", 4)
+    assert first == told("One day", 3) and first[0] == first[1]
+    assert first[0] != other[0] and first[1] != other[1]
+
+
 def test_pieces_are_the_text(storyteller):
     for prompt, params in (("Once there was", None), ("", SamplingParams(seed=3))):
         pieces = [*storyteller.stream(prompt, sampling_params=params)]

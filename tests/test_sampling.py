@@ -798,11 +798,11 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
 
 # what leaves logits as they are, or changes some: for each function its arguments
 APPLIED = {
-    "apply_temperature": [(1,), (1.0,), (0,), (0.5,)],
+    "apply_temperature": [(1.0,), (0.0,), (0.5,)],
     "apply_top_k": [(1,), (4,), (99,)],
-    "apply_top_p": [(1,), (1.0,), (0.4,)],
+    "apply_top_p": [(1.0,), (0.4,)],
     "apply_min_p": [(1e-9,), (0.4,)],
-    "apply_typical_p": [(1,), (1.0,), (0.4,)],
+    "apply_typical_p": [(1.0,), (0.4,)],
     "apply_logit_bias": [({},), ({1: 2.0},)],
     "apply_repetition_penalty": [
         (torch.tensor([ids], dtype=torch.int64), penalty)
@@ -810,10 +810,14 @@ APPLIED = {
         for penalty in (1.0, 2.0)
     ],
     "apply_frequency_penalty": [
-        (torch.tensor([ids]), penalty) for ids in ([-1], [0, 2]) for penalty in (0, 1.0)
+        (torch.tensor([ids]), penalty)
+        for ids in ([-1], [0, 2])
+        for penalty in (0.0, 1.0)
     ],
     "apply_presence_penalty": [
-        (torch.tensor([ids]), penalty) for ids in ([-1], [0, 2]) for penalty in (0, 1.0)
+        (torch.tensor([ids]), penalty)
+        for ids in ([-1], [0, 2])
+        for penalty in (0.0, 1.0)
     ],
     "apply_allowed_mask": [
         (torch.ones(1, 4).bool(),),
