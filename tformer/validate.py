@@ -299,9 +299,9 @@ def mask_and_bias(
 ) -> None:
     """Require a mask and a bias that broadcast to scores of this shape.
 
-    A mask of two or three axes for scores of four could mean two things; it is
-    refused with a ValueError that spells out both. ``(t, s)`` is accepted where
-    scores have at most three axes.
+    For scores of four axes or more, a mask of two axes or more that has not all
+    of them could mean two things; it is refused with a ValueError that spells
+    out both. ``(t, s)`` is accepted where scores have at most three axes.
     """
     given = {"mask": mask, "bias": bias}
     instance_of(Tensor, **{name: x for name, x in given.items() if x is not None})
@@ -320,12 +320,19 @@ def mask_and_bias(
             "booleans that allow or forbid are a mask"
         )
     if mask is not None and 1 < mask.ndim < len(shape) > 3:
-        how = (
-            "mask[:, None, None] for one row for each text (b, s), "
-            "mask[None, None] for one row for each query (t, s)"
-            if mask.ndim == 2
-            else "mask[:, None] for all heads"
-        )
+        axes = ", ".join(["None"] * (len(shape) - mask.ndim))
+        if mask.ndim == 2:
+            how = (
+                f"mask[:, {axes}] for one row for each text (b, s), "
+                f"mask[{axes}] for one row for each query (t, s)"
+            )
+        elif len(shape) == 4:
+            how = f"mask[:, {axes}] for all heads"
+        else:
+            how = (
+                f"mask[:, {axes}] if it begins with an axis of texts, "
+                f"mask[{axes}] if all texts share it"
+            )
         raise ValueError(
             f"a mask of shape {tuple(mask.shape)} could mean "
             f"two things for scores of shape {shape}; write "
