@@ -404,6 +404,29 @@ def test_types_and_devices(storyteller):
     assert load_bundle(BUNDLED_DIR / "tour").card == load_bundle("tour").card
 
 
+@plain_only
+def test_what_is_no_device_and_no_type_is_told_of():
+    for options, says in (
+        ({"device": "gpu"}, "device must be a device that PyTorch knows, .* got 'gpu'"),
+        ({"device": "cuda:99"}, "PyTorch finds no 'cuda:99'"),
+        ({"dtype": "bfloat16"}, "got 'bfloat16': write torch.bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            load_bundle("stories", **options)
+
+
+def test_a_file_is_no_folder_to_save_into(tmp_path):
+    path = tmp_path / "model"
+    path.write_text("mine", "utf-8")
+    bundle = load_bundle("stories")
+    for save in (bundle.save, bundle.model.save):
+        with pytest.raises(
+            ValueError, match=r"folder must be a folder, and .* is a fi"
+        ):
+            save(path)
+        assert path.read_text("utf-8") == "mine"
+
+
 @pytest.mark.gpu
 def test_it_tells_on_a_gpu(storyteller):
     there = load_bundle("stories", device="cuda")
