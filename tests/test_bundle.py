@@ -86,7 +86,8 @@ def test_a_seed_is_a_text_and_another_seed_is_another(storyteller):
             storyteller.stream("One day", max_new_tokens=20, sampling_params=params)
         )
 
-    first, other = told("One day", 3), told("One day", 4)
+    first = told("One day", 3)
+    other = told("One day", 4)
     assert first == told("One day", 3) and first[0] == first[1]
     assert first[0] != other[0] and first[1] != other[1]
 
