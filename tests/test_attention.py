@@ -1367,6 +1367,28 @@ def test_an_empty_memory_cache():
         cross()(randn(2, 3, 16), cache=cache)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("given", ["encoder_positions", "mask"])
+def test_a_mask_that_is_changed_in_place_counts_from_the_next_call_on(fused, given):
+    "A cache keeps what was made of a memory, and not who may see it."
+    over = cross(fused=fused)
+    cache = over.new_cache(2)
+    memory = randn(2, 5, 16, seed=1)
+    x = randn(2, 3, 16)
+    kept = {
+        "encoder_positions": torch.arange(5).expand(2, 5).clone(),
+        "mask": torch.ones(2, 1, 1, 5).bool(),
+    }[given]
+    options = dict(encoder_hidden_states=memory)
+    before = over(x, cache=cache, **options, **{given: kept})
+    kept[1, ..., 3:] = -1 if given == "encoder_positions" else False
+    after = over(x, cache=cache, **options, **{given: kept})
+    close(after, over(x, **options, **{given: kept.clone()}))
+    close(after[1], over(x[1:], encoder_hidden_states=memory[1:, :3])[0])
+    close(after[0], before[0])
+    assert (after[1] - before[1]).abs().max() > 1e-3
+
+
 def test_self_and_cross_attention_have_one_cache_in_two_parts():
     own = layer(causal=True)
     over = cross()

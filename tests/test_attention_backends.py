@@ -5,7 +5,12 @@ import torch
 from torch.nn import functional as F
 
 from tformer import attention_backends
-from tformer.attention_backends import fused_attend, online_softmax_attend, repeat_kv
+from tformer.attention_backends import (
+    eager_attend,
+    fused_attend,
+    online_softmax_attend,
+    repeat_kv,
+)
 
 
 @pytest.mark.parametrize("block", [1, 3, 64])
@@ -25,6 +30,21 @@ def test_shared_heads_are_those_of_the_kernel():
     assert torch.allclose(fused_attend(q, k, v), expected, atol=1e-6)
     again = F.scaled_dot_product_attention(q, repeat_kv(k, 3), repeat_kv(v, 3))
     assert torch.allclose(again, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_axes", [1, 2, 3, 4])
+def test_one_query_takes_a_bias_of_any_number_of_axes(n_axes):
+    """Six heads that share the keys of two: what is added belongs to a head.
+
+    A mask has one axis or all of them.
+    """
+    q, k, v = (torch.randn(2, h, t, 4) for h, t in ((6, 1), (2, 5), (2, 5)))
+    bias = torch.randn((2, 6, 1, 5)[-n_axes:])
+    mask = torch.rand(bias.shape if n_axes == 4 else (5,)) < 0.7
+    mask[..., 0] = True
+    for given in ({"bias": bias}, {"mask": mask}, {"mask": mask, "bias": bias}):
+        expected, _ = eager_attend(q, k, v, **given)
+        assert torch.allclose(fused_attend(q, k, v, **given), expected, atol=1e-6)
 
 
 def test_every_public_name_has_words():

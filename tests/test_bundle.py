@@ -77,6 +77,21 @@ def test_one_text_or_several_are_continued(storyteller):
     assert len(drawn) > 1
 
 
+def test_a_seed_is_a_text_and_another_seed_is_another(storyteller):
+    def told(prompts, seed):
+        params = SamplingParams(temperature=1.5, seed=seed)
+        return storyteller.generate(
+            prompts, max_new_tokens=20, sampling_params=params
+        ), "".join(
+            storyteller.stream("One day", max_new_tokens=20, sampling_params=params)
+        )
+
+    first = told("One day", 3)
+    other = told("One day", 4)
+    assert first == told("One day", 3) and first[0] == first[1]
+    assert first[0] != other[0] and first[1] != other[1]
+
+
 def test_pieces_are_the_text(storyteller):
     for prompt, params in (("Once there was", None), ("", SamplingParams(seed=3))):
         pieces = [*storyteller.stream(prompt, sampling_params=params)]
@@ -388,6 +403,29 @@ def test_types_and_devices(storyteller):
         == torch.float64
     )
     assert load_bundle(BUNDLED_DIR / "tour").card == load_bundle("tour").card
+
+
+@plain_only
+def test_what_is_no_device_and_no_type_is_told_of():
+    for options, says in (
+        ({"device": "gpu"}, "device must be a device that PyTorch knows, .* got 'gpu'"),
+        ({"device": "cuda:99"}, "PyTorch finds no 'cuda:99'"),
+        ({"dtype": "bfloat16"}, "got 'bfloat16': write torch.bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            load_bundle("stories", **options)
+
+
+def test_a_file_is_no_folder_to_save_into(tmp_path):
+    path = tmp_path / "model"
+    path.write_text("mine", "utf-8")
+    bundle = load_bundle("stories")
+    for save in (bundle.save, bundle.model.save):
+        with pytest.raises(
+            ValueError, match=r"folder must be a folder, and .* is a fi"
+        ):
+            save(path)
+        assert path.read_text("utf-8") == "mine"
 
 
 @pytest.mark.gpu

@@ -1440,6 +1440,27 @@ def test_depth():
     assert "explode" in caught(check.gradients, Explodes(1.0))
 
 
+@pytest.mark.parametrize("make", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_whose_output_counts_for_nothing(make):
+    class Normed(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = nn.Embedding(VOCAB, 32)
+            self.norm = make(32)
+            self.lm_head = nn.Linear(32, VOCAB)
+            self.factor = factor
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            return self.lm_head(x + self.factor * self.norm(x))
+
+    text = caught(check.gradients, Normed(0.0))
+    names = ", ".join(f"norm.{name}" for name, _ in make(32).named_parameters())
+    assert f"get a gradient of exactly or nearly 0: {names}" in text
+    assert check.gradients(Normed(1.0))
+
+
 def test_a_graph_that_is_cut_or_not_finite():
     class Cut(Deep):
         def forward(self, ids):
@@ -1660,6 +1681,42 @@ def test_padding_on_one_side_only():
 
     assert "sides=" in caught(check.padding, no_positions, VOCAB)
     assert check.padding(no_positions, VOCAB, sides=("right",))
+
+
+class Rereads(nn.Module):
+    """A model whose cache is nothing but what was read: it can do nothing else.
+
+    With ``leaks``, a call that goes on from it takes padding for a token.
+    """
+
+    def __init__(self, leaks):
+        super().__init__()
+        self.model = healthy("ours")
+        self.leaks = leaks
+
+    def forward(self, ids, attention_mask=None, past_key_values=None):
+        past = past_key_values
+        keep = torch.ones_like(ids) if attention_mask is None else attention_mask
+        if past is not None:
+            ids = torch.cat([past.ids, ids], 1)
+            if keep.shape != ids.shape:
+                keep = torch.cat([past.keep, keep], 1)
+        unseen = 0 if self.leaks and past is not None else -1
+        positions = (keep.cumsum(1) - 1).masked_fill(keep == 0, unseen)
+        logits = self.model(ids, positions=positions)
+        start = 0 if past is None else past.ids.shape[1]
+        return SimpleNamespace(
+            logits=logits[:, start:],
+            past_key_values=SimpleNamespace(ids=ids, keep=keep),
+        )
+
+
+def test_a_cache_that_can_only_go_on_is_tried_on_padded_prompts():
+    lines = dict(check.cache(Rereads(leaks=False), VOCAB).notes)
+    assert "as each alone" in lines["padded"]
+    text = caught(check.cache, Rereads(leaks=True), VOCAB)
+    assert "in a batch padded on the left" in text
+    assert "the padding of the prompt is attended to by later tokens" in text
 
 
 def test_same_names_what_is_left_out():

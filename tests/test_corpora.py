@@ -92,6 +92,13 @@ def test_jsonl_holds_objects_or_strings_and_names_the_line(tmp_path):
     assert list(load_documents(path, field="body")) == ["x"]
 
 
+def test_a_text_of_white_space_is_none_and_does_not_count(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('""\n" "\n"a"\n"\\n"\n"b"\n"c"\n', "utf-8")
+    for limit, texts in ((1, ["a"]), (2, ["a", "b"]), (9, ["a", "b", "c"])):
+        assert list(load_documents(path, limit)) == texts
+
+
 def test_parquet_is_read_by_rows(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from helpers import plain_only
 from tformer import costs as module
 from tformer.attention import SelfAttention
 from tformer.bert import Bert, BertConfig
@@ -900,6 +901,25 @@ def test_a_card_without_speed_is_refused(name, value):
     good = dict(name="x", memory_bytes=1, bandwidth=1, flops=1)
     with pytest.raises(ValueError, match=f"{name} must be above 0, got"):
         Accelerator(**{**good, name: value})
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda dtype: weight_bytes(sizes(), dtype),
+        lambda dtype: kv_cache_bytes(sizes(), 4, dtype=dtype),
+        lambda dtype: kv_cache_bytes(sizes(causal=False), 4, dtype=dtype),
+        lambda dtype: activation_bytes(sizes(), 4, dtype=dtype),
+        lambda dtype: training_bytes(sizes(), 4, dtype=dtype),
+        lambda dtype: decode_workload(sizes(), 4, dtype=dtype),
+        lambda dtype: prefill_workload(sizes(), 4, dtype=dtype),
+    ],
+)
+def test_a_type_by_its_name_is_refused(call):
+    assert call(torch.bfloat16) is not None
+    with pytest.raises(ValueError, match=r"got 'bfloat16': write torch\.bfloat16"):
+        call("bfloat16")
 
 
 def test_cards_are_those_of_the_data_sheets():

@@ -202,6 +202,16 @@ def test_another_seed_is_another_order(make):
     assert a.shape != b.shape or not torch.equal(a, b)
 
 
+def test_seeds_that_are_neighbors_share_no_batch():
+    "Batch 1 of seed 3 is not batch 0 of seed 4."
+    starts = [
+        tuple(batch.ids[:, 0].tolist())
+        for seed in range(6)
+        for batch in take(RandomWindowLoader(np.arange(10**6), 2, seed=seed), 6)
+    ]
+    assert len({*starts}) == 36
+
+
 def test_a_state_of_another_loader_is_refused():
     state = RandomWindowLoader(np.arange(50), 7, 3).state_dict()
     for other, says in (
@@ -467,6 +477,20 @@ def test_a_side_depends_on_the_text_alone():
     more = split_documents([f"another {i}" for i in range(50)] + texts, 0.3)
     assert {*held_out} <= {*more[1]} and {*train} <= {*more[0]}
     assert {*split_documents(texts, 0.3, seed=1)[1]} != {*held_out}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2)])
+def test_texts_that_are_alike_by_way_of_another_stay_together(order):
+    "The second is like the first and like the third, which are not alike."
+    words = [f"word{i}" for i in range(160)]
+    chain = [" ".join(words[i * 30 : i * 30 + 100]) for i in order]
+    assert len(find_near_duplicates(chain, 0.4)) == 2
+    others = [f"text number {i}" for i in range(30)]
+    for seed in range(12):
+        sides = split_documents(
+            chain + others, 0.5, seed, near_duplicate_similarity=0.4
+        )
+        assert sum(bool({*chain} & {*side}) for side in sides) == 1
 
 
 # --- a token file as what loaders read

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from decimal import Decimal, localcontext
 from itertools import chain
 
@@ -634,3 +635,25 @@ def test_a_mask_of_two_axes_is_refused_and_both_spellings_are_named(t):
         assert not torch.allclose(by_text, by_query)
     with pytest.raises(ValueError, match=rf"\(2, 3, {t}, 4\)$"):
         attend(q, k, v, bias=torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("n_axes", [4, 5, 6])
+def test_the_advice_for_a_mask_with_too_few_axes_can_be_followed(n_axes):
+    "Every mask that the error writes has all axes, and is taken."
+    q, k, v = torch.randn(3, *[4] * (n_axes - 1), 3)
+    for size in range(2, n_axes):
+        mask = torch.rand([4] * size) < 0.7
+        mask[..., 0] = True
+        with pytest.raises(ValueError, match="write all axes") as error:
+            attend(q, k, v, mask=mask)
+        written = re.findall(r"mask\[.*?\]", str(error.value))
+        assert written and len({*written}) == len(written)
+        for text in written:
+            whole = eval(text, {"mask": mask})
+            assert whole.ndim == n_axes
+            out, _ = attend(q, k, v, mask=whole)
+            expected = F.scaled_dot_product_attention(q, k, v, whole)
+            assert torch.allclose(out, expected, atol=1e-6)
+    mask = torch.ones(4, 4).bool()
+    with pytest.raises(ValueError, match=r"mask\[None, .*\] for one row for each q"):
+        attend(q, k, v, mask=mask)

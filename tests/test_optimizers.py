@@ -236,6 +236,17 @@ def test_a_module_is_no_list_of_parameters():
             call(nn.Linear(2, 2))
 
 
+@plain_only
+def test_nothing_is_no_list_of_parameters_and_no_model():
+    for call in (SGD, AdamW, lambda params: clip_grad_norm_(params, 1.0)):
+        with pytest.raises(
+            ValueError, match=r"must be parameters, got None: give a model's parameters"
+        ):
+            call(None)
+    with pytest.raises(ValueError, match="model must be Module, got NoneType None"):
+        param_groups(None, 0.1)
+
+
 def test_tensors_are_changed_in_place():
     p = nn.Parameter(randn(3))
     place = p.data_ptr()

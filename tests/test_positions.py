@@ -35,6 +35,17 @@ def test_what_is_below_is_kept_in_order():
     assert slots.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("end", range(8))
+def test_counted_positions_are_cut_as_a_tensor_of_them_is(end):
+    "Below the first of them nothing is left."
+    counted = Positions(start=3, length=4)
+    below, slots = crop_positions(counted, end)
+    named, kept = crop_positions(Positions(counted.tensor), end)
+    assert below.length == named.length == max(end - 3, 0) - max(end - 7, 0)
+    assert below.tensor.tolist() == named.tensor.tolist()
+    assert torch.arange(4)[slots].tolist() == kept.tolist()
+
+
 def test_positions_stay_what_they_are():
     tensor = torch.tensor([[0, 1, 2, -1]])
     kept = Positions(tensor)

@@ -14,6 +14,7 @@ from transformers import generation as peers
 
 from conftest import ROOT, load_experiment
 from helpers import generator, plain_only
+from tformer import logits
 from tformer.logits import (
     apply_allowed_mask,
     apply_frequency_penalty,
@@ -793,6 +794,54 @@ def test_the_experiment_runs_and_goes_on(tmp_path, monkeypatch, capsys):
     experiment.main()
     assert capsys.readouterr().out == ""
     assert out.read_text(encoding="utf-8") == first
+
+
+# what leaves logits as they are, or changes some: for each function its arguments
+APPLIED = {
+    "apply_temperature": [(1.0,), (0.0,), (0.5,)],
+    "apply_top_k": [(1,), (4,), (99,)],
+    "apply_top_p": [(1.0,), (0.4,)],
+    "apply_min_p": [(1e-9,), (0.4,)],
+    "apply_typical_p": [(1.0,), (0.4,)],
+    "apply_logit_bias": [({},), ({1: 2.0},)],
+    "apply_repetition_penalty": [
+        (torch.tensor([ids], dtype=torch.int64), penalty)
+        for ids in ([], [-1], [0, 2])
+        for penalty in (1.0, 2.0)
+    ],
+    "apply_frequency_penalty": [
+        (torch.tensor([ids]), penalty)
+        for ids in ([-1], [0, 2])
+        for penalty in (0.0, 1.0)
+    ],
+    "apply_presence_penalty": [
+        (torch.tensor([ids]), penalty)
+        for ids in ([-1], [0, 2])
+        for penalty in (0.0, 1.0)
+    ],
+    "apply_allowed_mask": [
+        (torch.ones(1, 4).bool(),),
+        (torch.ones(4).bool(),),
+        (torch.tensor([True, False, True, True]),),
+    ],
+}
+
+
+def test_each_function_that_is_applied_is_in_the_table():
+    assert {*APPLIED} == {n for n in logits.__all__ if n.startswith("apply_")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", APPLIED)
+def test_what_is_applied_leaves_its_argument_alone(name, dtype):
+    "The result is a tensor of its own, even where nothing has changed."
+    for args in APPLIED[name]:
+        given = torch.tensor([[0.5, -1.0, 2.0, 0.25]], dtype=dtype)
+        before = given.clone()
+        result = getattr(logits, name)(given, *args)
+        assert torch.equal(given, before)
+        result.fill_(7.0)
+        assert torch.equal(given, before), args
 
 
 def test_the_record_is_whole():

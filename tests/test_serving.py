@@ -2064,6 +2064,16 @@ def test_a_prompt_is_one_flat_row(prompt_ids, says):
     empty(engine)
 
 
+@plain_only
+@pytest.mark.parametrize("given", [Request([1, 2], 3), None, 5])
+def test_what_is_no_list_of_requests_is_refused(given):
+    engine = Engine(MODEL, 2)
+    says = rf"requests must be a list of Request, got {re.escape(repr(given)[:20])}"
+    with pytest.raises(ValueError, match=rf"{says}.*one request has brackets, \[req"):
+        engine.run(given)
+    empty(engine)
+
+
 def test_parts_have_names():
     assert issubclass(QueueFull, RuntimeError)
     assert isinstance(sequences_of([1])[0], Sequence)

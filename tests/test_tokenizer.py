@@ -322,8 +322,12 @@ def test_reserved_tokens_fill_the_ids_up_to_the_size_of_a_model(tok, tmp_path):
 
 def test_ids_that_stand_for_nothing_are_reserved_too():
     vocab = Vocabulary([], {"<|end|>": 259})
-    with pytest.raises(ValueError, match="id 257 is unknown"):
-        vocab.decode([257])
+    for id in (256, 257, 258):
+        with pytest.raises(ValueError, match=f"^id {id} stands for nothing: no token"):
+            vocab.decode([65, id])
+    for id in (-1, 260):
+        with pytest.raises(ValueError, match=f"^id {id} is unknown, expected 0 to 259"):
+            vocab.decode([65, id])
     padded = vocab.with_reserved_tokens(261)
     assert padded.decode(range(256, 261)) == (
         "<|reserved_256|><|reserved_257|><|reserved_258|><|end|><|reserved_260|>"

@@ -892,6 +892,42 @@ def test_hooks_are_taken_off_again():
     assert not any(m._forward_hooks for m in model.modules())
 
 
+def test_of_several_bad_gradients_that_nearest_to_the_output_is_named():
+    model = small()
+    names = [name for name, _ in model.named_parameters()]
+
+    def compute():
+        for name, p in model.named_parameters():
+            p.grad = torch.full_like(p, math.nan if name in bad else 1.0)
+
+    for bad in ({names[0], names[3]}, {names[1]}, {*names}):
+        last = max(bad, key=names.index)
+        assert find_first_nonfinite(model, compute) == f"the gradient of {last}"
+
+
+def test_a_watch_says_nothing_of_jumps_before_its_history_is_full():
+    for n in range(5):
+        watch = LossMonitor(history_size=5)
+        assert not any(watch(2.0, 1.0) for _ in range(n))
+        assert watch(1e3, 1.0) is None
+        assert watch(math.nan, 1.0) == "the loss is nan"
+    watch = LossMonitor(history_size=5)
+    assert not any(watch(2.0, 1.0) for _ in range(5))
+    assert "jumps from 2.000 to 1000.000" in watch(1e3, 1.0)
+
+
+def test_a_model_in_eval_mode_is_trained_in_training_mode():
+    modes = []
+
+    def loss(model, batch):
+        modes.extend(module.training for module in model.modules())
+        return next_token_loss(model, batch)
+
+    model = small().eval()
+    Trainer(model, batches(), max_steps=2, loss_fn=loss).fit()
+    assert modes and all(modes)
+
+
 # --- refusals
 
 

@@ -457,6 +457,11 @@ def test_who_never_ends_is_cut_alone_as_in_a_batch():
             lambda: exact_match_by_phenomenon("ab", FIVE[:2]),
             "hypotheses must be a list of texts",
         ),
+        (lambda: bleu_and_chrf(["a"], [3]), "^reference 0 must be str, got int 3"),
+        (
+            lambda: bleu_and_chrf(["a", None], ["a", "b"]),
+            "^hypothesis 1 must be str, got NoneType None",
+        ),
         (lambda: bleu_and_chrf("ab", ["a", "b"]), "hypotheses must be a list"),
     ],
 )

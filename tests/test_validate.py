@@ -189,9 +189,39 @@ def test_an_instance_of_a_class():
         validate.instance_of((str, Path), path=3)
     with says("model must be Linear, got the class Linear itself"):
         validate.instance_of(torch.nn.Linear, model=torch.nn.Linear)
+    twin = type("Linear", (), {"__module__": "a.b"})()
+    with says("model must be Linear of torch.nn.modules.linear, got Linear of a.b"):
+        validate.instance_of((torch.nn.Linear), model=twin)
+    with says("x must be str or Linear of a.b, got Linear of torch.nn.modules.linear"):
+        validate.instance_of((str, type(twin)), x=torch.nn.Linear(1, 1))
     with pytest.raises(ValueError) as refused:  # a value may be long
         validate.instance_of(int, x="-" * 10_000)
     assert len(str(refused.value)) < 100
+
+
+def test_a_type_of_tensors():
+    validate.torch_dtype(dtype=torch.bfloat16, other=torch.int64)
+    known = "dtype must be a torch.dtype such as torch.float32"
+    with says(f"{known}, got 'bfloat16': write torch.bfloat16"):
+        validate.torch_dtype(dtype="bfloat16")
+    for value in ("bf61", "nn", None, 16, torch.Tensor):
+        with says(f"{known}, got {value!r}"):
+            validate.torch_dtype(dtype=value)
+
+
+def test_a_device_that_is_there():
+    for value in ("cpu", "meta", torch.device("cpu")):
+        validate.usable_device(device=value)
+    for value in ("gpu", "", None, 2.5):
+        with says(
+            "device must be a device that PyTorch knows, such as 'cpu' or 'cuda', "
+            f"got {value!r}"
+        ):
+            validate.usable_device(device=value)
+    with says(
+        "device must be a device of this machine, and PyTorch finds no 'cuda:99'"
+    ):
+        validate.usable_device(device="cuda:99")
 
 
 # fields

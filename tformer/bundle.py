@@ -606,6 +606,10 @@ def load_bundle(
     without a tokenizer or of a class that is not in ``MODEL_CLASSES``,
     and a model and a tokenizer of different numbers of ids.
     """
+    if device is not None:
+        validate.usable_device(device=device)
+    if dtype is not None:
+        validate.torch_dtype(dtype=dtype)
     folder = find_bundle(name_or_folder, checkpoint)
     has_card = (folder / CARD_NAME).is_file()
     card = (read_verified_card if has_card else _card_of_checkpoint)(

@@ -534,6 +534,12 @@ def _pairs(seq_len, past_tokens, sliding_window):
     return up_to(past_tokens + seq_len) - up_to(past_tokens)
 
 
+def _itemsize(dtype):
+    "Bytes of a number of this type."
+    validate.torch_dtype(dtype=dtype)
+    return dtype.itemsize
+
+
 def _validate_counts(sizes, **counts):
     "Numbers of tokens and rows, as int, which cannot overflow."
     for name, n in counts.items():
@@ -559,7 +565,7 @@ def weight_bytes(
     dtype: torch.dtype = torch.bfloat16,
 ) -> int:
     "Bytes of all weights in one type."
-    return sum(parameters_by_component(sizes).values()) * dtype.itemsize
+    return sum(parameters_by_component(sizes).values()) * _itemsize(dtype)
 
 
 def kv_cache_bytes(
@@ -582,13 +588,14 @@ def kv_cache_bytes(
         source_tokens=source_tokens,
     )
     s = sizes
+    bytes_each = _itemsize(dtype)
     if not s.causal:
         return 0
     rows = (s.n_layers - s.n_sliding_layers) * seq_len
     rows += s.n_layers * source_tokens
     if s.n_sliding_layers:
         rows += s.n_sliding_layers * min(seq_len, s.sliding_window)
-    return 2 * s.n_kv_heads * s.d_head * rows * batch_size * dtype.itemsize
+    return 2 * s.n_kv_heads * s.d_head * rows * batch_size * bytes_each
 
 # %% ../nbs/package/costs.ipynb #8a261d56
 def training_bytes(
@@ -619,10 +626,10 @@ def training_state_by_component(
     """
     validate.one_of(_MEANS, optimizer=optimizer)
     n = sum(parameters_by_component(sizes).values())
-    copy = 4 * n if dtype.itemsize < 4 else 0
+    copy = 4 * n if _itemsize(dtype) < 4 else 0
     parts = {
-        "weights": dtype.itemsize * n,
-        "gradients": dtype.itemsize * n,
+        "weights": _itemsize(dtype) * n,
+        "gradients": _itemsize(dtype) * n,
         "float32 copy": copy,
         "optimizer": 4 * _MEANS[optimizer] * n,
     }
@@ -658,7 +665,7 @@ def activation_bytes(
     numbers += n_ff * (2 * s.d_model + s.ffn_saved_activations * s.d_ff)
     numbers += 2 * s.d_model * bool(s.final_norms)
     top = 4 * s.vocab_size if s.has_lm_head else 0
-    return batch_size * seq_len * (numbers * dtype.itemsize + top)
+    return batch_size * seq_len * (numbers * _itemsize(dtype) + top)
 
 # %% ../nbs/package/costs.ipynb #93da4a6b
 @dataclass(frozen=True)
@@ -751,7 +758,7 @@ def decode_workload(
     weights = (sum(row.values()) - row["pairs"]) // 2  # in some product
     return Work(
         forward_flops(sizes, 1, batch_size, **how),
-        weights * dtype.itemsize
+        weights * _itemsize(dtype)
         + kv_cache_bytes(
             sizes,
             past_tokens + 1,
@@ -782,7 +789,7 @@ def prefill_workload(
     )
     return Work(
         forward_flops(sizes, seq_len, batch_size, skip_masked=True),
-        weights * dtype.itemsize + kv_cache_bytes(sizes, seq_len, batch_size, dtype),
+        weights * _itemsize(dtype) + kv_cache_bytes(sizes, seq_len, batch_size, dtype),
     )
 
 # %% ../nbs/package/costs.ipynb #e3ee9351

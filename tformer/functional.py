@@ -91,7 +91,8 @@ def attend(
     """Scaled dot-product attention: the output, and the weights.
 
     Vaswani et al. (2017), equation 1.  ``mask`` and ``bias`` broadcast
-    to the scores ``(*b, t, s)``.  Works in float32 or wider, under
+    to the scores ``(*b, t, s)``; where these have four axes or more, a
+    mask has one axis or all of them.  Works in float32 or wider, under
     autocast too, and returns the type of ``q``.  A query that may attend
     to nothing gets weights and output exactly 0, with finite gradients.
     Raises ``ValueError`` naming the shapes or types that do not fit.

@@ -553,6 +553,10 @@ def save_model(
     model = getattr(model, "_orig_mod", model)
     _expect_only_tensors(model)
     folder = Path(folder)
+    validate.require(
+        not folder.is_file(),
+        f"folder must be a folder, and {str(folder)!r} is a file",
+    )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / CONFIG_NAME
     components = getattr(model, "describe_components", dict)()

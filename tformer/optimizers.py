@@ -28,6 +28,11 @@ def _expect_no_module(**named):
             f"{name} must be parameters, got a {type(value).__name__}: give its "
             "parameters()",
         )
+        validate.require(
+            isinstance(value, Iterable),
+            f"{name} must be parameters, got {value!r:.60}: give a model's "
+            "parameters()",
+        )
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -388,6 +393,7 @@ def param_groups(
     Norms, biases, embeddings (a head tied to one, too) and tables of
     positions do not decay.  Frozen parameters are left out.
     """
+    validate.instance_of(nn.Module, model=model)
     validate.number("[0, inf)", weight_decay=weight_decay)
     tables = _embedding_params(model)
     learn = [p for p in model.parameters() if p.requires_grad]

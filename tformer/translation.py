@@ -505,6 +505,9 @@ def bleu_and_chrf(
     ``pip install "tformer[score]"``.
     """
     hypotheses, references = _as_many(hypotheses, references)
+    for i, (written, right) in enumerate(zip(hypotheses, references)):
+        both = {f"hypothesis {i}": written, f"reference {i}": right}
+        validate.instance_of(str, **both)
     try:
         from sacrebleu import BLEU, CHRF
     except ImportError:

@@ -87,9 +87,13 @@ class Vocabulary:
             ids = ids.tolist() if hasattr(ids, "tolist") else ids
             return b"".join(map(self._bytes.__getitem__, map(index, ids)))
         except KeyError as e:
-            raise ValueError(
-                f"id {e.args[0]!r} is unknown, expected 0 to {len(self) - 1}"
-            ) from None
+            id = e.args[0]
+            why = (
+                "stands for nothing: no token has it"
+                if 0 <= id < len(self)
+                else f"is unknown, expected 0 to {len(self) - 1}"
+            )
+            raise ValueError(f"id {id} {why}") from None
         except TypeError as e:
             raise ValueError(f"expected one flat list of ids: {e}") from e
 
