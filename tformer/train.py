@@ -106,15 +106,12 @@ def _in_words_of(model, kwargs):
     "Positions and mask by the names that the model's forward has."
     model = getattr(model, "_orig_mod", model)  # compiled
     forward = getattr(model, "forward", model)
-    if not kwargs:
-        return kwargs
-    names = inspect.signature(forward).parameters
+    names = inspect.signature(forward).parameters if kwargs else {}
     if "positions" in names or "attention_mask" not in names:
         return kwargs
     validate.require(
         "mask" not in kwargs,
-        f"{type(model).__name__} takes no mask=, which keeps packed texts "
-        "apart: give it padded texts, as PaddedLoader makes them",
+        f"{type(model).__name__} takes no mask= of packed texts: pad them",
     )
     positions = kwargs["positions"]
     own = {"attention_mask": (positions >= 0).long()}
