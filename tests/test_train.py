@@ -210,7 +210,8 @@ def foreign(name):
         config = hf.GPT2Config(
             vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2
         )
-        config.bos_token_id = config.eos_token_id = 0
+        config.bos_token_id = 0
+        config.eos_token_id = 0
         model = hf.GPT2LMHeadModel(config)
     else:
         size = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}

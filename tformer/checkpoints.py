@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from . import files, validate
 from tformer.model import (
@@ -595,7 +596,11 @@ class ResumableBatches:
     What has ``state_dict`` keeps its own place.  Anything else is read
     again from the beginning of its pass, with chance as it was there:
     a ``DataLoader`` draws the same order.  What ends begins anew.
-    A state says what the batches are; other ones refuse it.
+    A state says what the batches are; other ones refuse it.  Of a list
+    or a tensor all numbers are summed.  Of a ``DataLoader`` no sample is
+    read: compared are the classes of dataset, sampler and batch sampler,
+    the numbers of samples and batches, the batch size and ``drop_last``.
+    So another dataset of the same class and size is not noticed.
     """
 
     def __init__(self, batches: Iterable):
@@ -648,7 +653,8 @@ class ResumableBatches:
         """Go to a place; the random generators stay where they are.
 
         ``ValueError`` for a state of other batches: of another class,
-        another number, another size, or, if they are a list, others.
+        another number, another size, or, if they are a list or a
+        tensor, others.
         """
         _expect_source(state["source"], self.source)
         self.iterator = None
@@ -690,9 +696,27 @@ def _describe_batches(batches):
         found["number"] = len(batches)
         if isinstance(batches, (list, tuple, Tensor)) and len(batches):
             found["checksum"] = _checksum([batches[0], batches[-1]])
+            found["checksum of all"] = _checksum(
+                batches if isinstance(batches, Tensor) else [*batches]
+            )
     size = getattr(batches, "batch_size", None)
     if isinstance(size, int):
         found["batch size"] = size
+    if isinstance(batches, DataLoader):
+        found |= _describe_loader(batches)
+    return found
+
+
+def _describe_loader(loader):
+    "Classes and settings; no sample is read, as that may draw chance."
+    found = {
+        "dataset": _full_name(loader.dataset),
+        "sampler": _full_name(loader.sampler),
+        "batch sampler": _full_name(loader.batch_sampler),
+        "drop last": loader.drop_last,
+    }
+    with contextlib.suppress(TypeError, NotImplementedError):
+        found["samples"] = len(loader.dataset)
     return found
 
 
@@ -714,7 +738,7 @@ def _checksum(batch):
 
 
 def _expect_source(saved, current):
-    names = {**saved, **current}
+    names = saved  # an older version saved fewer
     if saved["kind"] != current["kind"]:
         names = ["kind"]
     differ = [
