@@ -706,6 +706,8 @@ def test_every_extension_is_registered():
 # --- package_calls.py
 
 MODULE = """
+__all__ = ['load',
+           'Reader']
 def load(path): return _open(path), Reader()
 class Reader:
     def step(self): return _open(self), _open(1)
@@ -727,10 +729,15 @@ def test_callers_stand_to_the_left_of_what_they_call():
     assert package_calls.columns({"a": [], "b": []}) == [["a", "b"]]
     both = {"a": ["b"], "b": ["a"]}
     assert {*itertools.chain(*package_calls.columns(both))} == {"a", "b"}
-    drawn = package_calls.draw("nn.x", uses, "../book/api.html")
+    public = package_calls.public_names(MODULE)
+    assert public == {"load", "Reader"}
+    drawn = package_calls.draw("nn.x", uses, "../book/api.html", public)
     assert drawn.count("<path") == 3
     assert '<a href="../book/api.html#tformer.nn.x.Reader">' in drawn
     assert "x._open" not in drawn and ">_open</text>" in drawn
+    # a name without a line in front is private, too, if the module keeps it
+    assert "x.alone" not in drawn and ">alone</text>" in drawn
+    assert drawn.count("stroke-dasharray") == 2
     assert "load calls Reader, _open; Reader calls _open</desc>" in drawn
 
 

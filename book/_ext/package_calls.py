@@ -88,8 +88,19 @@ def columns(uses: dict[str, list[str]]) -> list[list[str]]:
     return found or [alone]
 
 
-def draw(module: str, uses: dict[str, list[str]], api: str) -> str:
-    "Return the drawing as HTML; `api` is the address of the API page."
+def public_names(text: str) -> set[str]:
+    "Return the names that a module exports: those in its `__all__`."
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return {*ast.literal_eval(node.value)}
+    return set()
+
+
+def draw(module: str, uses: dict[str, list[str]], api: str, public: set[str]) -> str:
+    """Return the drawing as HTML; `api` is the address of the API page.
+
+    The names in `public` lead there.
+    """
     place = {}
     left = 1.0
     for names in columns(uses):
@@ -114,10 +125,10 @@ def draw(module: str, uses: dict[str, list[str]], api: str) -> str:
             )
     boxes = []
     for name, (x, y, width) in place.items():
-        public = not name.startswith("_")
-        opacity = 0.08 if public else 0
+        is_public = name in public
+        opacity = 0.08 if is_public else 0
         frame = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" rx="5"'
-        dashes = "" if public else ' stroke-dasharray="4 3"'
+        dashes = "" if is_public else ' stroke-dasharray="4 3"'
         box = (
             f'<rect {frame} fill="var(--pst-color-background)"/>'
             f'<rect {frame} fill="currentColor" fill-opacity="{opacity}" '
@@ -126,7 +137,7 @@ def draw(module: str, uses: dict[str, list[str]], api: str) -> str:
             f'fill="currentColor">{html.escape(name)}</text>'
         )
         boxes.append(
-            f'<a href="{api}#tformer.{module}.{name}">{box}</a>' if public else box
+            f'<a href="{api}#tformer.{module}.{name}">{box}</a>' if is_public else box
         )
     says = "; ".join(
         f"{name} calls {', '.join(found)}" for name, found in uses.items() if found
@@ -157,13 +168,15 @@ class PackageCalls(Directive):
         path = module_path(Path(env.srcdir), module)
         if not path.exists():
             raise self.error(f"there is no module tformer.{module}")
-        uses = calls(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        uses = calls(text)
         if not uses:
             raise self.error(f"tformer.{module} has no function and no class to draw")
         env.note_dependency(str(path))
         # the document is nbs/…, and the API page stands in book/
         api = "../" + way_to_root(env.docname.removeprefix("nbs/")) + "book/api.html"
-        return [nodes.raw("", draw(module, uses, api), format="html")]
+        drawing = draw(module, uses, api, public_names(text))
+        return [nodes.raw("", drawing, format="html")]
 
 
 def setup(app):
