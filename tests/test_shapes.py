@@ -13,8 +13,14 @@ import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
 
+# modules that have their tests in one file
+TOGETHER = {"logits": "test_sampling.py", "sampler": "test_sampling.py"}
+
+
 def file_of_tests(name):
     "The file with the tests of a module: its own, else that of its folder."
+    if name in TOGETHER:
+        return TOGETHER[name]
     room, _, last = name.rpartition(".")
     own = f"test_{last}.py"
     return own if not room or (ROOT / "tests" / own).exists() else f"test_{room}.py"
