@@ -12,7 +12,6 @@ import pytest
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
-
 # modules that have their tests in one file
 TOGETHER = {"logits": "test_sampling.py", "sampler": "test_sampling.py"}
 
