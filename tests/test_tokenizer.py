@@ -624,6 +624,11 @@ def test_no_character_waits_that_cannot_begin_a_stop_string():
     assert split.stop_string == "\ufffd"
 
 
+def test_the_beginning_of_a_stop_string_is_held_back():
+    decoder = IncrementalDecoder(made([(b"a", b"b")]), ["aba"])
+    assert [decoder.decode(i) for i in (98, 97, 98, 98)] == ["b", "", "", "abb"]
+
+
 TINY = st.text("abé", min_size=1, max_size=4)
 
 
