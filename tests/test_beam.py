@@ -1412,11 +1412,14 @@ def test_a_cache_that_cannot_grow_has_a_slot_for_all_but_the_last_id():
     row = next(row for row in ROWS if row.name == "Llama")
     model = row.make().double()
 
-    how = dict(num_beams=3, max_new_tokens=model.max_len - 1, stop_token_ids=7)
-    ((made,),) = beam_search(Preallocates(model), [[3, 4]], **how)
-    ((expected,),) = beam_search(model, [[3, 4]], **how)
-    assert made.ids == expected.ids
-    assert made.log_prob == pytest.approx(expected.log_prob)
+    for max_new_tokens in (5, model.max_len - 1):
+        how = dict(num_beams=3, max_new_tokens=max_new_tokens, stop_token_ids=7)
+        full = Preallocates(model)
+        ((made,),) = beam_search(full, [[3, 4]], **how)
+        ((expected,),) = beam_search(model, [[3, 4]], **how)
+        assert made.ids == expected.ids
+        assert made.log_prob == pytest.approx(expected.log_prob)
+        assert full.asked == [2 + max_new_tokens - 1]
 
 
 @plain_only

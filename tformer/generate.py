@@ -635,7 +635,7 @@ def num_cached(cache: BatchCache) -> int:
 def require_context(
     lengths: Sequence[int],  # of the prompts
     max_len: int | None,  # tokens that fit; None: any number
-    # the last is written and not read: it needs no place
+    # the last is written and not read: it needs no slot
     max_new_tokens: int,
     advice: str = "",  # for an error
     name: str | None = None,  # of the only one; None: prompt 0, prompt 1, …
