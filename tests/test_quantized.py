@@ -6,12 +6,14 @@ from torch import nn
 
 from helpers import close, equal_models, generator, plain_only
 from models import ROWS
+from tformer.attention import SelfAttention
 from tformer.generate import generate
 from tformer.gpt import GPT
 from tformer.llama import Llama
 from tformer.losses import chunked_cross_entropy
 from tformer.quantized import Int8Linear, quantize_int8
 from tformer.train import next_token_loss
+from tformer.variants.mla import LatentAttention
 
 LLAMA = next(r for r in ROWS if r.cls is Llama)
 
@@ -130,6 +132,25 @@ def test_a_model_of_one_byte_is_saved_and_loaded(row, dtype, tmp_path):
     assert [type(m) for m in again.modules()] == [type(m) for m in small.modules()]
     assert not any(p.requires_grad for p in again.parameters())
     assert torch.equal(row.run(again, row.ids()), row.run(small, row.ids()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelfAttention(16, 2, causal=True),
+        lambda: LatentAttention(16, n_heads=2, kv_rank=8, d_nope=4, d_rope=4),
+    ],
+    ids=["multi-head", "latent"],
+)
+@torch.no_grad()
+def test_weights_of_attention_stay_floating_point(make, dtype):
+    attention = make().eval().to(dtype)
+    x = torch.randn(2, 5, 16, generator=generator(3)).to(dtype)
+    _, expected = attention(x, need_weights=True)
+    _, weights = quantize_int8(attention)(x, need_weights=True)
+    assert weights.dtype == expected.dtype == dtype
+    close(weights, expected, 0.05)
 
 
 def test_bytes_for_a_layer_that_is_not_there_are_listed(tmp_path):

@@ -1620,8 +1620,15 @@ def test_who_waits_for_room_steps_where_nobody_else_does():
     for _ in range(2):
         engine.submit(Request([1], 3))
 
-    async def main():
+    async def submit():
         return [await engine.submit_when_free(Request([2], 3)) for _ in range(4)]
+
+    async def main():
+        task = asyncio.create_task(submit())
+        for _ in range(1000):  # turns of the loop; who never steps waits forever
+            await asyncio.sleep(0)
+        assert task.done()
+        return task.result()
 
     handles = finished(main())
     assert len(engine.scheduler.waiting) == 2  # no more steps than needed

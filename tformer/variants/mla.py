@@ -161,7 +161,10 @@ class LatentAttention(MultiHeadAttention):
         output = self.o_proj(output.transpose(1, 2).flatten(2))
         if not need_weights:
             return output, None
-        return output, weights.to(self.o_proj.weight.dtype)
+        dtype = self.o_proj.weight.dtype
+        if not dtype.is_floating_point:  # of one byte, with a scale
+            dtype = output.dtype
+        return output, weights.to(dtype)
 
     def project_queries(
         self, x: Float[Tensor, "b t d"]
