@@ -76,10 +76,9 @@ def next_token_loss(
         out = model(ids, **kwargs)
         return cross_entropy(getattr(out, "logits", out), targets)
     head = model.lm_head
-    is_int8 = hasattr(head, "dequantize")
     return chunked_cross_entropy(
         model.hidden_states(ids, **kwargs),
-        head.dequantize() if is_int8 else head.weight,
+        head.weight,
         targets,
         bias=head.bias,
         chunk_size=chunk_size,
