@@ -165,8 +165,14 @@ def test_a_weight_that_is_read_is_that_of_the_layer():
         again.load_state_dict(small.state_dict(), assign=assign)
         assert torch.equal(again.weight, small.weight)
         assert torch.equal(again(x), small(x))
-    compiled = torch.compile(small, backend="eager", fullgraph=True)
-    close(compiled(x), small(x))
+
+
+@plain_only
+@torch.no_grad()
+def test_layers_of_one_byte_and_their_readers_are_compiled_as_one_graph():
+    small = quantize_int8(nn.Sequential(nn.Linear(16, 16), Reads()))
+    x = torch.randn(3, 16, generator=generator(1))
+    close(torch.compile(small, backend="eager", fullgraph=True)(x), small(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1398,6 +1398,97 @@ def test_an_interrupt_in_an_evaluation_does_not_wait(tmp_path):
     assert len(trainer.history.read()) == 2 and trainer.model.training
 
 
+def eval_loss(model):
+    return {"loss": mean_loss(model, sequential_windows(IDS[:200], 64))}
+
+
+def write_some(model):
+    return str(model(torch.rand(1, 5).argsort())[0, -1].argmax().item())
+
+
+def stopping(f, at, error=None):
+    "The same function, in whose call number ``at`` there is Ctrl-C, or an error."
+    calls = []
+
+    def call(*args):
+        calls.append(0)
+        if len(calls) == at:
+            if error is None:
+                interrupt()
+            raise error
+        return f(*args)
+
+    return call
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "error, name, at, every",
+    [
+        (None, "eval_fn", 2, 4),
+        (None, "eval_fn", 2, 9),
+        (None, "sample_fn", 3, 1),
+        (OSError, "eval_fn", 3, 4),
+    ],
+)
+def test_an_evaluation_that_was_cut_off_is_made_up(error, name, at, every, tmp_path):
+    "The folder then holds the bytes of a run that nobody stopped."
+
+    def trained(folder, **how):
+        rows = []
+        how = {"eval_fn": eval_loss, "sample_fn": write_some} | how
+        trainer = training(
+            folder, steps=12, save_every=every, log_fn=rows.append, **how
+        )
+        return trainer, rows
+
+    straight, straight_rows = trained(tmp_path / "a")
+    straight.fit()
+    f = {"eval_fn": eval_loss, "sample_fn": write_some}[name]
+    stopped, _ = trained(tmp_path / "b", **{name: stopping(f, at, error)})
+    with pytest.raises(error or KeyboardInterrupt):
+        stopped.fit()
+    assert stopped.step == 4 * at and len(stopped.history.read()) == 4 * at
+    again, rows = trained(tmp_path / "b", **{name: stopping(f, 1)})
+    interrupted(again.resume())  # and it may be cut off once more
+    assert again.step == 4 * at and again.model.training
+    again, rows = trained(tmp_path / "b")
+    assert again.resume().fit() == straight.history.records
+    assert rows == straight_rows[4 * at - 1 :]
+    for a, b in zip(straight.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    metrics = again.checkpoints.metrics()
+    assert straight.checkpoints.metrics().items() <= metrics.items()
+    if every != 9:  # where it stopped, there is a checkpoint that no other run has
+        assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_an_evaluation_that_was_cut_off_without_a_folder_is_made_up():
+    straight = training(None, steps=8)
+    straight.fit()
+    trainer = training(None, steps=8, eval_fn=stopping(eval_loss, 1))
+    interrupted(trainer)
+    assert trainer.fit() == straight.history.records
+
+
+def test_an_evaluation_that_is_there_is_not_made_again(tmp_path):
+    training(tmp_path, steps=8, sample_fn=write_some).fit()
+    before = files(tmp_path)
+    calls = []
+    for how in ({"eval_fn": calls.append}, {"sample_fn": calls.append}):
+        trainer = training(tmp_path, steps=8, **how).resume()
+        trainer.fit()
+    later = training(tmp_path, steps=9, eval_every=9, eval_fn=eval_loss)
+    assert not calls and files(tmp_path) == before
+    assert [*later.resume().fit()[-1]] == [
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "eval_loss",
+    ]
+
+
 def test_an_interrupt_without_a_folder_can_go_on(capsys):
     straight = training(None, steps=8)
     straight.fit()

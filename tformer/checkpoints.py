@@ -284,11 +284,7 @@ def write_checkpoint(
             content = (tmp_path / CONFIG_NAME).read_bytes()
             sums[CONFIG_NAME] = hashlib.sha256(content).hexdigest()
         about = {SHA256_KEY: sums, EXTRA_KEY: extra}
-        sums[STATE_NAME] = ""  # its own sum is that of the file without it
-        content = json.dumps(rest | about).encode()
-        sums[STATE_NAME] = hashlib.sha256(content).hexdigest()
-        content = json.dumps(rest | about).encode()
-        (tmp_path / STATE_NAME).write_bytes(content)
+        (tmp_path / STATE_NAME).write_bytes(_state_json(rest | about))
 
     write_folder_atomically(folder, write)
 
@@ -302,6 +298,15 @@ def _weights_of(model):
     }
     tensors, _ = flatten_state(weights)
     return {name.removeprefix("state."): x for name, x in tensors.items()}
+
+
+def _state_json(state):
+    "As JSON, and in it the SHA-256 that it has without that sum."
+    sums = state[SHA256_KEY]
+    sums[STATE_NAME] = ""
+    content = json.dumps(state).encode()
+    sums[STATE_NAME] = hashlib.sha256(content).hexdigest()
+    return json.dumps(state).encode()
 
 
 def _extra_states(model):
@@ -443,6 +448,7 @@ class CheckpointManager:
 
     def path(self, step: int) -> Path:
         "The folder of a step."
+        validate.integer(0, step=step)
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
@@ -516,6 +522,19 @@ class CheckpointManager:
         )
         self.delete_old()
         return self.path(step)
+
+    def set_metric(self, step: int, metric: float) -> None:
+        """Give a checkpoint its metric later; forget what need not stay.
+
+        Only ``state.json`` is written, whole or not at all.
+        """
+        path = self.path(self.find_step(step)) / STATE_NAME
+        state = files.read_json_object(path)
+        state["metric"] = _plain(metric, "metric")
+        files.write_files_atomically(
+            {path: lambda beside: beside.write_bytes(_state_json(state))}
+        )
+        self.delete_old()
 
     def delete_old(self) -> None:
         "Forget what need not stay, and what a killed process left."
@@ -781,6 +800,10 @@ class History:
     def __init__(self, path: str | os.PathLike | None = None):
         self.records = []
         self.path = path and Path(path)
+        validate.require(
+            not self.path or not self.path.is_dir(),
+            f"a history is kept in a file, and {self.path} is a folder",
+        )
         self._columns = {}  # columns, in the order in which they came
 
     def append(self, record: dict[str, Any]) -> None:
@@ -796,6 +819,15 @@ class History:
         if self.path and not new:
             self._append_line(record)
         elif self.path:
+            self.rewrite()
+
+    def extend_last(self, more: dict[str, Any]) -> None:
+        """Further numbers for the last row; their columns may be new.
+
+        If the file cannot be written, it is as with ``append``.
+        """
+        self.records[-1] |= more
+        if self.path:
             self.rewrite()
 
     def _append_line(self, record):
@@ -858,8 +890,9 @@ class History:
 
     def rewrite(self) -> None:
         "The whole file anew; what killed processes left beside it goes."
-        self._columns = dict.fromkeys(self.columns())
+        self._columns = {}  # until it is written
         files.write_files_atomically({self.path: self.write})
+        self._columns = dict.fromkeys(self.columns())
         beside = self.path.parent.glob(f"{self.path.name}.*.part")
         for part in filter(is_stale_temp, beside):
             part.unlink(missing_ok=True)

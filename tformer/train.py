@@ -518,7 +518,8 @@ class Trainer:
     With an ``output_dir``: ``history.csv``, samples, and checkpoints.
     After ``resume`` the training is bit for bit what it would have
     been.  Ctrl-C waits for the end of the step, which is saved, and is
-    raised then.  ``ValueError`` for what does not fit;
+    raised then.  An evaluation does not wait; ``fit`` begins with one
+    that was cut off.  ``ValueError`` for what does not fit;
     ``TrainingDiverged`` if ``loss_monitor`` finds a loss that is wrong.
     """
 
@@ -576,6 +577,7 @@ class Trainer:
             _telling_of_interrupts(self),
             self.interrupts,
         ):
+            _make_up_look(self)
             while self.step < self.max_steps:
                 batches = _next_batches(self)
                 self.log_step(
@@ -646,6 +648,33 @@ def _look(t, record):
             )
     if is_due or t.eval_fn is None:
         return _checkpoint_metric(record, t.best_metric)
+
+
+def _make_up_look(t):
+    "The look that was cut off after the last step, and its metric."
+    if not _is_look_missing(t):
+        return
+    record = dict(t.history.records[-1])
+    metric = _look(t, record)
+    t.history.extend_last(record)
+    if t.log_fn is not None:
+        t.log_fn(record)
+    if t.checkpoints and t.step in t.checkpoints.steps():
+        t.checkpoints.set_metric(t.step, metric)
+
+
+def _is_look_missing(t):
+    last = t.history.records[-1:]
+    if (
+        not last
+        or last[0]["step"] != t.step
+        or not _is_due(t, t.eval_every)
+    ):
+        return False
+    if t.eval_fn is not None:
+        return not any(name.startswith("eval_") for name in last[0])
+    path = _sample_path(t)
+    return t.sample_fn is not None and path and not os.path.exists(path)
 
 
 def _save(t, data, metric=None):
