@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import ROOT, run
-from helpers import child, die_after
+from helpers import child, die_after, plain_only
 from tformer import checkpoints
 from tformer.checkpoints import (
     STATE_NAME,
@@ -628,6 +628,49 @@ def test_a_step_that_is_not_there(tmp_path):
         CheckpointManager(tmp_path, keep_last=0)
 
 
+@plain_only
+@pytest.mark.parametrize("step", [-1, "3", 2.0, True, None])
+def test_a_checkpoint_is_of_a_whole_step(step, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    with pytest.raises(ValueError, match=f"step must be a whole .* at least 0.*{step}"):
+        saved.save(step, small(), {})
+    assert not [*tmp_path.iterdir()]
+    saved.save(np.int64(1), small(), {})
+    assert saved.steps() == [1] and saved.read(small())[1]["step"] == 1
+
+
+@plain_only
+@pytest.mark.parametrize("metric", ["0.5", [0.5], torch.tensor(0.5)])
+def test_a_metric_is_a_number(metric, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    with pytest.raises(ValueError, match="metric must be a number or None, got"):
+        saved.save(1, small(), {}, metric)
+    assert not [*tmp_path.iterdir()]
+    saved.save(1, small(), {}, np.float32(0.5))
+    before = (saved.path(1) / STATE_NAME).read_bytes()
+    with pytest.raises(ValueError, match="metric must be a number or None, got"):
+        saved.set_metric(1, metric)
+    assert (saved.path(1) / STATE_NAME).read_bytes() == before
+    assert saved.best_step == 1
+
+
+def test_a_metric_may_come_later(tmp_path):
+    late, known = (CheckpointManager(tmp_path / name, keep_last=1) for name in "ab")
+    model = small()
+    known.save(1, model, {"n": 1}, 2.0)
+    late.save(1, model, {"n": 1})
+    late.set_metric(1, 2.0)
+    written = [(m.path(1) / STATE_NAME).read_bytes() for m in (known, late)]
+    assert written[0] == written[1] and read_checkpoint(late.path(1))
+    assert [*late.path(1).rglob("*.part")] == []
+    late.save(2, model, {})
+    assert late.best_step == 1 and late.load(model, "best")["metric"] == 2.0
+    late.set_metric(2, 1.0)
+    assert late.steps() == [2]
+    with pytest.raises(ValueError, match="no checkpoint of step 1"):
+        late.set_metric(1, 0.5)
+
+
 # --- a place in the data
 
 
@@ -1016,6 +1059,31 @@ def test_a_row_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
 
     assert child(fill) == 0
     assert [row["step"] for row in history.read()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("call", ["append", "extend_last"])
+def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(
+    call, tmp_path, monkeypatch
+):
+    history = History(tmp_path / "h.csv")
+    history.append({"step": 1, "loss": 0.1})
+    before = history.path.read_bytes()
+
+    def full(*args):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(os, "replace", full)
+        getattr(history, call)({"step": 1, "eval_loss": 0.5})
+    assert history.path.read_bytes() == before
+    history.append({"step": 2, "loss": 0.2, "eval_loss": 0.3})
+    assert history.read() == history.records
+    assert {"step", "eval_loss"} <= history.records[-2].keys()
+
+
+def test_a_history_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"kept in a file, and .* is a folder"):
+        History(tmp_path)
 
 
 def test_a_row_costs_the_same_however_many_there_are(tmp_path):

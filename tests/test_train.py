@@ -952,6 +952,8 @@ def test_a_model_in_eval_mode_is_trained_in_training_mode():
         ({"lr_schedule": [1.0]}, r"lr_schedule must be a function, got \[1.0\]"),
         ({"log_fn": 3}, "log_fn must be a function, got 3"),
         ({"eval_fn": 3}, "eval_fn must be a function"),
+        ({"loss_monitor": 3}, "loss_monitor must be a function, got 3"),
+        ({"optimizer": ["adam"]}, "optimizer must be"),
         ({"sample_fn": "text"}, "sample_fn must be a function"),
         ({"loss_fn": None}, "loss_fn must be a function, got None"),
         ({"best_metric": "acc"}, "best_metric='acc' needs an eval_fn that returns"),
@@ -976,6 +978,43 @@ def test_a_trainer_refuses(how, words):
     given_ = {"model": small(), "batches": batches(), "max_steps": 2} | how
     with pytest.raises(ValueError, match=words):
         Trainer(**given_)
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "optimizers, how, words",
+    [
+        ([], {}, r"optimizers must be a list of torch\.optim\.Optimizer, got \[\]$"),
+        (["adam"], {}, r"optimizers must be a list of .*, got \['adam'\]"),
+        (torch.optim.SGD, {}, "optimizers must be a list of .*, got <class"),
+        (None, {"loss_monitor": 3}, "loss_monitor must be a function, got 3"),
+        (None, {"loss_fn": None}, "loss_fn must be a function, got None"),
+        (None, {"lr_schedule": 0.5}, "lr_schedule must be a function, got 0.5"),
+    ],
+)
+def test_a_step_refuses(optimizers, how, words):
+    model = small()
+    before = [p.clone() for p in model.parameters()]
+    if optimizers is None:
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1)]
+    with pytest.raises(ValueError, match=words):
+        train_step(model, optimizers, [next(iter(batches()))], **how)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_one_optimizer_is_no_list_of_them():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match=r"optimizers|list"):
+        train_step(model, optimizer, [next(iter(batches()))])
+
+
+def test_a_history_that_is_a_folder_is_refused(tmp_path):
+    (tmp_path / "history.csv").mkdir()
+    with pytest.raises(
+        ValueError, match=r"a history is kept in a file, and .*history\.csv is a folder"
+    ):
+        Trainer(small(), batches(), max_steps=2, output_dir=tmp_path)
 
 
 def test_a_precision_that_there_is_not_is_refused():

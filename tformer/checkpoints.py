@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -514,6 +515,7 @@ class CheckpointManager:
         metric: float | None = None,
     ) -> Path:
         "Write a checkpoint; then forget what need not stay."
+        _expect_metric(metric)
         write_checkpoint(
             self.path(step),
             model,
@@ -528,8 +530,14 @@ class CheckpointManager:
 
         Only ``state.json`` is written, whole or not at all.
         """
+        _expect_metric(metric)
         path = self.path(self.find_step(step)) / STATE_NAME
         state = files.read_json_object(path)
+        validate.require(
+            isinstance(state.get(SHA256_KEY), dict),
+            f"{path} has no SHA-256 of the files beside it, and stays as "
+            "it is: another version of tformer wrote it",
+        )
         state["metric"] = _plain(metric, "metric")
         files.write_files_atomically(
             {path: lambda beside: beside.write_bytes(_state_json(state))}
@@ -579,7 +587,14 @@ class CheckpointManager:
         return weights, state
 
 # %% ../nbs/A7_checkpoints.ipynb #413f52b1
-#| code-summary: whether a folder that is not whole belongs to nobody
+#| code-summary: what a metric is, and which folders belong to nobody
+def _expect_metric(metric):
+    validate.require(
+        metric is None or isinstance(metric, Real),
+        f"metric must be a number or None, got {metric!r:.60}",
+    )
+
+
 def is_stale_temp(part):
     "Ours, or of a process that is gone; another may be writing still."
     pid = part.name.split(".")[-2]
@@ -943,7 +958,8 @@ def save_training_state(
     optimizers: list[torch.optim.Optimizer],
     data: Any,  # a ``ResumableBatches``, or what has its ``state_dict``
     metric: float | None = None,  # lower is better
-    loss_monitor: Any = None,  # kept if it has a ``state_dict``
+    # kept if it has a ``state_dict``
+    loss_monitor: Callable[[float, float], str | None] | None = None,
 ) -> None:
     "All that a training is made of; the random generators, too."
     optimizer_states = [
@@ -975,7 +991,8 @@ def load_training_state(
     optimizers: list[torch.optim.Optimizer],
     data: ResumableBatches,
     step: int | None = None,  # None: the last
-    loss_monitor: Any = None,  # as it was given to ``save_training_state``
+    # as it was given to ``save_training_state``
+    loss_monitor: Callable[[float, float], str | None] | None = None,
 ) -> int:
     """Put a training back to where it was; the step.
 
