@@ -1352,8 +1352,10 @@ def test_an_interrupt_saves_the_step_that_is_whole(how, step, tmp_path, capsys):
     assert stopped.step == max(stopped.checkpoints.steps()) == step
     said = capsys.readouterr().out
     assert f"interrupted after step {step}: resume() goes on after step {step}" in said
-    again = training(tmp_path / "b", steps=12).resume()
+    rows = []
+    again = training(tmp_path / "b", steps=12, log_fn=rows.append).resume()
     assert again.step == step and again.fit() == straight.history.records
+    assert rows == straight.history.records[step:]
     for a, b in zip(straight.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -1508,6 +1510,18 @@ def test_an_evaluation_that_was_cut_off_without_a_folder_is_made_up():
     trainer = training(None, steps=8, eval_fn=stopping(eval_loss, 1))
     interrupted(trainer)
     assert trainer.fit() == straight.history.records
+
+
+def test_a_sample_that_was_cut_off_is_made_up(tmp_path):
+    how = {"steps": 8, "eval_fn": None, "sample_fn": write_some}
+    straight = training(tmp_path / "a", **how)
+    straight.fit()
+    how["sample_fn"] = stopping(write_some, 1)
+    interrupted(training(tmp_path / "b", **how))
+    assert not (tmp_path / "b" / "samples").exists()
+    again = training(tmp_path / "b", **how).resume()
+    assert again.fit() == straight.history.records
+    assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
 def test_an_evaluation_that_is_there_is_not_made_again(tmp_path):
