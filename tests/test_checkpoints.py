@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import warnings
 import weakref
 from dataclasses import dataclass
 
@@ -976,6 +977,66 @@ def test_another_loss_monitor_is_refused_and_nothing_changes(tmp_path):
     load_training_state(saved, model, optimizers, stream, loss_monitor=again)
     assert again.losses == [3.0]
     load_training_state(saved, model, optimizers, stream, loss_monitor=len)
+
+
+class Numbers(torch.utils.data.Dataset):
+    "Pairs whose second part is augmented by chance of PyTorch's, or of its own."
+
+    def __init__(self, first=0, own_chance=False):
+        self.first = first
+        self.rng = np.random.default_rng() if own_chance else None
+        self.reads = 0
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        self.reads += 1
+        x = torch.rand(()).item() if self.rng is None else self.rng.random()
+        return {"ids": torch.tensor([self.first + i]), "x": torch.tensor([x])}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("taken", [1, 4, 5, 8])
+def test_other_data_in_a_loader_of_the_same_sizes_is_told(taken, workers):
+    def stream(*given):
+        loader = DataLoader(
+            Numbers(*given), batch_size=4, shuffle=True, num_workers=workers
+        )
+        return ResumableBatches(loader)
+
+    torch.manual_seed(0)
+    before = stream()
+    for batch in before.next_batches(taken):
+        batch["ids"].zero_()  # what a loss does to its batch is not compared
+    state = through_json(before.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = stream()
+        same.load_state_dict(state)
+        stream().load_state_dict(stream().state_dict())  # of which none was read
+        older = {k: x for k, x in state.items() if k != "last_batch"}
+        stream(100).load_state_dict(older)  # an older version kept no sum
+    if not workers:
+        read = 4 * (taken % 5 or 5)
+        assert same.batches.dataset.reads == read  # as many as before, and no more
+    for other in (stream(100), stream(0, True)):
+        chance = torch.get_rng_state()
+        with pytest.warns(UserWarning, match="batch .* is not what it was: other data"):
+            other.load_state_dict(state)
+        assert torch.equal(chance, torch.get_rng_state())
+
+
+def test_a_large_batch_is_not_summed_to_its_end():
+    class Rows(Numbers):
+        def __getitem__(self, i):
+            return torch.zeros(2**20).index_fill(0, torch.tensor([2**19]), self.first)
+
+    first, other = (ResumableBatches(DataLoader(Rows(n))) for n in (0, 1))
+    first.next_batches(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(first.state_dict())
 
 
 # --- rows

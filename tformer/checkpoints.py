@@ -634,13 +634,15 @@ class ResumableBatches:
     or a tensor all numbers are summed.  Of a ``DataLoader`` no sample is
     read: compared are the classes of dataset, sampler and batch sampler,
     the numbers of samples and batches, the batch size and ``drop_last``.
-    So another dataset of the same class and size is not noticed.
+    Where batches are read again, the last of them is compared with what
+    it was, and a warning says if it is another.
     """
 
     def __init__(self, batches: Iterable):
         self.batches = batches
         self.iterator = None
         self.rng_state = None
+        self.last_sum = None  # of the batch that was yielded last
         self.source = _describe_batches(batches)
         # in all; in this pass
         self.num_yielded = 0
@@ -667,6 +669,8 @@ class ResumableBatches:
             for batch in self.iterator:
                 self.num_yielded += 1
                 self.num_in_epoch += 1
+                if self.rng_state:
+                    self.last_sum = _checksum(batch, _SUMMED)
                 return batch
             self.iterator = None
         raise ValueError(f"the batches end after {self.num_yielded}")
@@ -680,6 +684,7 @@ class ResumableBatches:
             "num_yielded": self.num_yielded,
             "num_in_epoch": passed,
             "rng_state": self.rng_state,
+            "last_batch": self.last_sum,
             "batches": own,
         }
 
@@ -695,18 +700,33 @@ class ResumableBatches:
         if hasattr(self.batches, "load_state_dict"):
             self.batches.load_state_dict(state["batches"])
         elif state["rng_state"] is not None:
-            self.fast_forward(state["num_in_epoch"], state["rng_state"])
+            self.fast_forward(
+                state["num_in_epoch"],
+                state["rng_state"],
+                state.get("last_batch"),
+            )
+        self.last_sum = state.get("last_batch")
         self.num_yielded = state["num_yielded"]
         self.num_in_epoch = state["num_in_epoch"]
         self.rng_state = state["rng_state"]
 
-    def fast_forward(self, n: int, rng_state: dict[str, Any]) -> None:
-        "Begin a pass with this state of chance; leave n batches out."
+    def fast_forward(
+        self,
+        n: int,
+        rng_state: dict[str, Any],
+        last_sum: int | None = None,  # of batch n, as it was
+    ) -> None:
+        """Begin a pass with this state of chance; leave n batches out.
+
+        Warns if the last of these is not the one that was yielded then.
+        """
         rng_before = get_rng_state()
         try:
             _restore_rng_state(self.batches, rng_state)
             self.start_epoch()
-            num_skipped = sum(1 for _ in islice(self.iterator, n))
+            num_skipped = 0
+            for batch in islice(self.iterator, n):
+                num_skipped += 1
         finally:
             set_rng_state(rng_before)
         validate.require(
@@ -715,6 +735,13 @@ class ResumableBatches:
             f"{num_skipped}; the checkpoint was written "
             f"after {n} of them",
         )
+        if n and last_sum not in (None, _checksum(batch, _SUMMED)):
+            warnings.warn(
+                f"batch {n} of this pass is not what it was: other data, "
+                "or chance that is not PyTorch's, NumPy's or Python's own; "
+                "so the training is not what it would have been",
+                stacklevel=5,
+            )
 
 # %% ../nbs/A7_checkpoints.ipynb #c4e0a7d3
 #| code-summary: what tells some batches from others, without drawing one
@@ -754,21 +781,26 @@ def _describe_loader(loader):
     return found
 
 
-def _checksum(batch):
-    "Of the numbers in a batch; 0 for an object."
+_SUMMED = 2**16  # numbers of a tensor that are summed at every step
+
+
+def _checksum(batch, limit=None):
+    "Of the (first) numbers in a batch; 0 for an object."
     if isinstance(batch, Tensor):
-        x = batch.detach().cpu().contiguous().view(-1)
+        x = batch.detach().reshape(-1)[:limit].cpu().contiguous()
         data = x.view(torch.uint8) if x.numel() else x
         return zlib.crc32(data.numpy().tobytes(), len(batch.shape))
     if isinstance(batch, np.ndarray):
-        return zlib.crc32(batch.tobytes(), batch.ndim)
+        x = batch.reshape(-1)[:limit]
+        return zlib.crc32(x.tobytes(), batch.ndim)
     if batch is None or isinstance(batch, (str, bytes, int, float)):
         return zlib.crc32(repr(batch).encode("utf-8", "replace"))
     if isinstance(batch, dict):
         batch = [batch[name] for name in batch]
     if not isinstance(batch, (list, tuple)):
         return 0
-    return zlib.crc32(repr([*map(_checksum, batch)]).encode())
+    sums = [_checksum(part, limit) for part in batch]
+    return zlib.crc32(repr(sums).encode())
 
 
 def _expect_source(saved, current):
