@@ -725,8 +725,11 @@ class ResumableBatches:
             _restore_rng_state(self.batches, rng_state)
             self.start_epoch()
             num_skipped = 0
+            skipped_sum = None
             for batch in islice(self.iterator, n):
                 num_skipped += 1
+                if num_skipped == n:
+                    skipped_sum = _checksum(batch, _SUMMED)
         finally:
             set_rng_state(rng_before)
         validate.require(
@@ -735,11 +738,11 @@ class ResumableBatches:
             f"{num_skipped}; the checkpoint was written "
             f"after {n} of them",
         )
-        if n and last_sum not in (None, _checksum(batch, _SUMMED)):
+        if last_sum not in (None, skipped_sum):
             warnings.warn(
                 f"batch {n} of this pass is not what it was: other data, "
-                "or chance that is not PyTorch's, NumPy's or Python's own; "
-                "so the training is not what it would have been",
+                "or chance that is not PyTorch's, NumPy's or Python's; so "
+                "the training is not what it would have been",
                 stacklevel=5,
             )
 
