@@ -5,6 +5,7 @@ import copy
 import functools
 import os
 import pickle
+import random
 import re
 import warnings
 from types import SimpleNamespace
@@ -1274,6 +1275,82 @@ def test_dropout_of_a_model_in_training_is_no_mistake():
 
 
 # same
+
+
+class InTraining(nn.Module):
+    "A causal model with something more between its embedding and its head."
+
+    def __init__(self, between):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, 16)
+        self.rnn = nn.GRU(16, 16, batch_first=True)
+        self.between = between
+        self.lm_head = nn.Linear(16, VOCAB)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = self.between(self, ids, self.rnn(x)[0])
+        return self.lm_head(x)
+
+
+def batch_norm(model, ids, x):
+    return model.norm(x.mT).mT
+
+
+def dropped(model, ids, x):
+    return F.dropout(x, 0.5, model.training)
+
+
+def dropped_by_python(model, ids, x):
+    return x * random.random() if model.training else x
+
+
+def dropped_where_ids_are_even(model, ids, x):
+    "Draws as many numbers as there are even ids, and leaves others alone."
+    if model.training:
+        x = x.clone()
+        even = ids % 2 == 0
+        x[even] = x[even] * torch.rand(int(even.sum()), 1)
+    return x
+
+
+def no_training(model, ids, x):
+    if model.training:
+        raise RuntimeError("for use only")
+    return x
+
+
+def batch_norm_and_dropout(model, ids, x):
+    return dropped(model, ids, batch_norm(model, ids, x))
+
+
+@pytest.mark.parametrize("between", [batch_norm, batch_norm_and_dropout])
+def test_statistics_of_a_batch_look_ahead_in_training_only(between):
+    torch.manual_seed(0)
+    model = InTraining(between)
+    model.norm = nn.BatchNorm1d(16)
+    model.eval()
+    before = copy.deepcopy(model.state_dict())
+    chance = torch.get_rng_state()
+    with pytest.raises(check.CheckFailed, match="BatchNorm") as caught:
+        check.causal(model, VOCAB)
+    assert re.match(r"in training mode: output \d+ moved", caught.value.report.problem)
+    assert not any(m.training for m in model.modules())
+    assert all(torch.equal(x, before[k]) for k, x in model.state_dict().items())
+    assert torch.equal(chance, torch.get_rng_state())
+    model.norm = nn.Identity()
+    assert check.causal(model, VOCAB)
+
+
+@pytest.mark.parametrize(
+    "between", [dropped, dropped_by_python, dropped_where_ids_are_even, no_training]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_chance_in_training_is_no_leak(between, seed):
+    torch.manual_seed(seed)
+    model = InTraining(between)
+    assert check.causal(model, VOCAB, seed=seed)
+    assert all(m.training for m in model.modules())
 
 
 def test_a_comparison_with_itself_is_refused():

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import warnings
 import weakref
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import ROOT, run
-from helpers import child, die_after
+from helpers import child, die_after, plain_only
 from tformer import checkpoints
 from tformer.checkpoints import (
     STATE_NAME,
@@ -628,6 +629,49 @@ def test_a_step_that_is_not_there(tmp_path):
         CheckpointManager(tmp_path, keep_last=0)
 
 
+@plain_only
+@pytest.mark.parametrize("step", [-1, "3", 2.0, True, None])
+def test_a_checkpoint_is_of_a_whole_step(step, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    with pytest.raises(ValueError, match=f"step must be a whole .* at least 0.*{step}"):
+        saved.save(step, small(), {})
+    assert not [*tmp_path.iterdir()]
+    saved.save(np.int64(1), small(), {})
+    assert saved.steps() == [1] and saved.read(small())[1]["step"] == 1
+
+
+@plain_only
+@pytest.mark.parametrize("metric", ["0.5", [0.5], torch.tensor(0.5)])
+def test_a_metric_is_a_number(metric, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    with pytest.raises(ValueError, match="metric must be a number or None, got"):
+        saved.save(1, small(), {}, metric)
+    assert not [*tmp_path.iterdir()]
+    saved.save(1, small(), {}, np.float32(0.5))
+    before = (saved.path(1) / STATE_NAME).read_bytes()
+    with pytest.raises(ValueError, match="metric must be a number or None, got"):
+        saved.set_metric(1, metric)
+    assert (saved.path(1) / STATE_NAME).read_bytes() == before
+    assert saved.best_step == 1
+
+
+def test_a_metric_may_come_later(tmp_path):
+    late, known = (CheckpointManager(tmp_path / name, keep_last=1) for name in "ab")
+    model = small()
+    known.save(1, model, {"n": 1}, 2.0)
+    late.save(1, model, {"n": 1})
+    late.set_metric(1, 2.0)
+    written = [(m.path(1) / STATE_NAME).read_bytes() for m in (known, late)]
+    assert written[0] == written[1] and read_checkpoint(late.path(1))
+    assert [*late.path(1).rglob("*.part")] == []
+    late.save(2, model, {})
+    assert late.best_step == 1 and late.load(model, "best")["metric"] == 2.0
+    late.set_metric(2, 1.0)
+    assert late.steps() == [2]
+    with pytest.raises(ValueError, match="no checkpoint of step 1"):
+        late.set_metric(1, 0.5)
+
+
 # --- a place in the data
 
 
@@ -935,6 +979,66 @@ def test_another_loss_monitor_is_refused_and_nothing_changes(tmp_path):
     load_training_state(saved, model, optimizers, stream, loss_monitor=len)
 
 
+class Numbers(torch.utils.data.Dataset):
+    "Pairs whose second part is augmented by chance of PyTorch's, or of its own."
+
+    def __init__(self, first=0, own_chance=False):
+        self.first = first
+        self.rng = np.random.default_rng() if own_chance else None
+        self.reads = 0
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        self.reads += 1
+        x = torch.rand(()).item() if self.rng is None else self.rng.random()
+        return {"ids": torch.tensor([self.first + i]), "x": torch.tensor([x])}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("taken", [1, 4, 5, 8])
+def test_other_data_in_a_loader_of_the_same_sizes_is_told(taken, workers):
+    def stream(*given):
+        loader = DataLoader(
+            Numbers(*given), batch_size=4, shuffle=True, num_workers=workers
+        )
+        return ResumableBatches(loader)
+
+    torch.manual_seed(0)
+    before = stream()
+    for batch in before.next_batches(taken):
+        batch["ids"].zero_()  # what a loss does to its batch is not compared
+    state = through_json(before.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = stream()
+        same.load_state_dict(state)
+        stream().load_state_dict(stream().state_dict())  # of which none was read
+        older = {k: x for k, x in state.items() if k != "last_batch"}
+        stream(100).load_state_dict(older)  # an older version kept no sum
+    if not workers:
+        read = 4 * (taken % 5 or 5)
+        assert same.batches.dataset.reads == read  # as many as before, and no more
+    for other in (stream(100), stream(0, True)):
+        chance = torch.get_rng_state()
+        with pytest.warns(UserWarning, match="batch .* is not what it was: other data"):
+            other.load_state_dict(state)
+        assert torch.equal(chance, torch.get_rng_state())
+
+
+def test_a_large_batch_is_not_summed_to_its_end():
+    class Rows(Numbers):
+        def __getitem__(self, i):
+            return torch.zeros(2**20).index_fill(0, torch.tensor([2**19]), self.first)
+
+    first, other = (ResumableBatches(DataLoader(Rows(n))) for n in (0, 1))
+    first.next_batches(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(first.state_dict())
+
+
 # --- rows
 
 
@@ -1016,6 +1120,31 @@ def test_a_row_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
 
     assert child(fill) == 0
     assert [row["step"] for row in history.read()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("call", ["append", "extend_last"])
+def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(
+    call, tmp_path, monkeypatch
+):
+    history = History(tmp_path / "h.csv")
+    history.append({"step": 1, "loss": 0.1})
+    before = history.path.read_bytes()
+
+    def full(*args):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(os, "replace", full)
+        getattr(history, call)({"step": 1, "eval_loss": 0.5})
+    assert history.path.read_bytes() == before
+    history.append({"step": 2, "loss": 0.2, "eval_loss": 0.3})
+    assert history.read() == history.records
+    assert {"step", "eval_loss"} <= history.records[-2].keys()
+
+
+def test_a_history_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"kept in a file, and .* is a folder"):
+        History(tmp_path)
 
 
 def test_a_row_costs_the_same_however_many_there_are(tmp_path):

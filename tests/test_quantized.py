@@ -1,5 +1,7 @@
 """Weights of one byte are off by half a step at most."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -25,8 +27,8 @@ def test_one_byte_is_off_by_half_a_step_at_most():
         x = torch.randn(4, 30, generator=generator(9)).double()
         bias = torch.randn(9, generator=generator(8)).double()
         layer = Int8Linear(weight, bias)
-        assert layer.weight.dtype == torch.int8
-        assert layer.weight.abs()[1:].amax(1).tolist() == [127] * 8
+        assert layer.int8_weight.dtype == torch.int8
+        assert layer.int8_weight.abs()[1:].amax(1).tolist() == [127] * 8
         bound = x.abs().sum(-1, keepdim=True) * (weight.abs().amax(1) / 127 / 2)
         off = (layer(x) - x @ weight.T - bias).abs()
         assert (off <= bound + 1e-12).all() and off.max() > 0
@@ -50,7 +52,7 @@ def test_a_model_of_one_byte():
     size = [sum(x.nbytes for x in m.state_dict().values()) for m in (model, small)]
     table = model.embed.weight.nbytes
     assert size[1] - table < 0.45 * (size[0] - table)
-    assert quantize_int8(nn.Linear(3, 2)).weight.dtype == torch.int8
+    assert isinstance(quantize_int8(nn.Linear(3, 2)), Int8Linear)
     assert not any(p.requires_grad for p in small.parameters())
 
 
@@ -87,14 +89,14 @@ def test_a_shared_head_stays():
     model = next(r for r in ROWS if r.cls is GPT).make()
     small = quantize_int8(model)
     assert small.lm_head.weight is small.embed.weight
-    assert small.blocks[0].attention.sublayer.o_proj.weight.dtype == torch.int8
+    assert isinstance(small.blocks[0].attention.sublayer.o_proj, Int8Linear)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_no_byte_turns_its_sign_in_sixteen_bits(dtype):
     weight = torch.linspace(0.5, 2, 4000).to(dtype)[:, None]
     small = Int8Linear(weight)
-    assert small.weight.min() == small.weight.max() == 127
+    assert small.int8_weight.min() == small.int8_weight.max() == 127
     x = torch.ones(2, 1, dtype=dtype)
     assert small(x).dtype == dtype
     close = (small(x)[0].float() - weight[:, 0].float()).abs()
@@ -122,6 +124,57 @@ def test_a_layer_that_others_read_or_that_computes_otherwise_stays():
         close(small(x), model(x), 0.05)
 
 
+class Reads(nn.Module):
+    "A module that multiplies by the weight of its layer, and never calls it."
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(16, 8)
+
+    def forward(self, x):
+        x = x.to(self.proj.weight.dtype)
+        x = nn.functional.linear(x, self.proj.weight, self.proj.bias)
+        return x + self.proj.weight.norm(dim=1)
+
+
+@pytest.mark.parametrize("change", ["bfloat16", "half", "double", "float"])
+@torch.no_grad()
+def test_a_module_that_reads_a_weight_is_given_numbers_not_bytes(change):
+    torch.manual_seed(0)
+    model = getattr(Reads().eval(), change)()
+    small = quantize_int8(model)
+    x = torch.randn(2, 5, 16)
+    for one in (small, copy.deepcopy(small)):
+        assert one.proj.weight.dtype == model.proj.weight.dtype == one(x).dtype
+        close(one(x), model(x), 0.03)
+    small = getattr(quantize_int8(Reads()), change)()
+    assert small.proj.weight.dtype == model.proj.weight.dtype == small(x).dtype
+    assert small.proj.int8_weight.dtype == torch.int8
+    assert not small.proj.weight.requires_grad
+
+
+@torch.no_grad()
+def test_a_weight_that_is_read_is_that_of_the_layer():
+    small = quantize_int8(Reads().double()).proj
+    x = torch.randn(3, 16, generator=generator(1)).double()
+    close(nn.functional.linear(x, small.weight, small.bias), small(x))
+    assert {*small.state_dict()} == {"weight", "scale", "bias"}
+    assert small.state_dict()["weight"].dtype == torch.int8
+    again = Int8Linear(torch.zeros(8, 16).double(), torch.zeros(8).double())
+    for assign in (False, True):
+        again.load_state_dict(small.state_dict(), assign=assign)
+        assert torch.equal(again.weight, small.weight)
+        assert torch.equal(again(x), small(x))
+
+
+@plain_only
+@torch.no_grad()
+def test_layers_of_one_byte_and_their_readers_are_compiled_as_one_graph():
+    small = quantize_int8(nn.Sequential(nn.Linear(16, 16), Reads()))
+    x = torch.randn(3, 16, generator=generator(1))
+    close(torch.compile(small, backend="eager", fullgraph=True)(x), small(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("row", [r for r in ROWS if r.cls], ids=lambda row: row.name)
 def test_a_model_of_one_byte_is_saved_and_loaded(row, dtype, tmp_path):
@@ -131,6 +184,8 @@ def test_a_model_of_one_byte_is_saved_and_loaded(row, dtype, tmp_path):
     assert equal_models(again, small) and not again.training
     assert [type(m) for m in again.modules()] == [type(m) for m in small.modules()]
     assert not any(p.requires_grad for p in again.parameters())
+    layers = [m for m in again.modules() if isinstance(m, Int8Linear)]
+    assert layers and {layer.weight.dtype for layer in layers} == {dtype}
     assert torch.equal(row.run(again, row.ids()), row.run(small, row.ids()))
 
 

@@ -952,6 +952,8 @@ def test_a_model_in_eval_mode_is_trained_in_training_mode():
         ({"lr_schedule": [1.0]}, r"lr_schedule must be a function, got \[1.0\]"),
         ({"log_fn": 3}, "log_fn must be a function, got 3"),
         ({"eval_fn": 3}, "eval_fn must be a function"),
+        ({"loss_monitor": 3}, "loss_monitor must be a function, got 3"),
+        ({"optimizer": ["adam"]}, "optimizer must be"),
         ({"sample_fn": "text"}, "sample_fn must be a function"),
         ({"loss_fn": None}, "loss_fn must be a function, got None"),
         ({"best_metric": "acc"}, "best_metric='acc' needs an eval_fn that returns"),
@@ -976,6 +978,43 @@ def test_a_trainer_refuses(how, words):
     given_ = {"model": small(), "batches": batches(), "max_steps": 2} | how
     with pytest.raises(ValueError, match=words):
         Trainer(**given_)
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "optimizers, how, words",
+    [
+        ([], {}, r"optimizers must be a list of torch\.optim\.Optimizer, got \[\]$"),
+        (["adam"], {}, r"optimizers must be a list of .*, got \['adam'\]"),
+        (torch.optim.SGD, {}, "optimizers must be a list of .*, got <class"),
+        (None, {"loss_monitor": 3}, "loss_monitor must be a function, got 3"),
+        (None, {"loss_fn": None}, "loss_fn must be a function, got None"),
+        (None, {"lr_schedule": 0.5}, "lr_schedule must be a function, got 0.5"),
+    ],
+)
+def test_a_step_refuses(optimizers, how, words):
+    model = small()
+    before = [p.clone() for p in model.parameters()]
+    if optimizers is None:
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1)]
+    with pytest.raises(ValueError, match=words):
+        train_step(model, optimizers, [next(iter(batches()))], **how)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_one_optimizer_is_no_list_of_them():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match=r"optimizers|list"):
+        train_step(model, optimizer, [next(iter(batches()))])
+
+
+def test_a_history_that_is_a_folder_is_refused(tmp_path):
+    (tmp_path / "history.csv").mkdir()
+    with pytest.raises(
+        ValueError, match=r"a history is kept in a file, and .*history\.csv is a folder"
+    ):
+        Trainer(small(), batches(), max_steps=2, output_dir=tmp_path)
 
 
 def test_a_precision_that_there_is_not_is_refused():
@@ -1313,8 +1352,10 @@ def test_an_interrupt_saves_the_step_that_is_whole(how, step, tmp_path, capsys):
     assert stopped.step == max(stopped.checkpoints.steps()) == step
     said = capsys.readouterr().out
     assert f"interrupted after step {step}: resume() goes on after step {step}" in said
-    again = training(tmp_path / "b", steps=12).resume()
+    rows = []
+    again = training(tmp_path / "b", steps=12, log_fn=rows.append).resume()
     assert again.step == step and again.fit() == straight.history.records
+    assert rows == straight.history.records[step:]
     for a, b in zip(straight.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -1396,6 +1437,109 @@ def test_an_interrupt_in_an_evaluation_does_not_wait(tmp_path):
     interrupted(trainer)
     assert trainer.checkpoints.steps() == [2] and not after
     assert len(trainer.history.read()) == 2 and trainer.model.training
+
+
+def eval_loss(model):
+    return {"loss": mean_loss(model, sequential_windows(IDS[:200], 64))}
+
+
+def write_some(model):
+    return str(model(torch.rand(1, 5).argsort())[0, -1].argmax().item())
+
+
+def stopping(f, at, error=None):
+    "The same function, in whose call number ``at`` there is Ctrl-C, or an error."
+    calls = []
+
+    def call(*args):
+        calls.append(0)
+        if len(calls) == at:
+            if error is None:
+                interrupt()
+            raise error
+        return f(*args)
+
+    return call
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "error, name, at, every",
+    [
+        (None, "eval_fn", 2, 4),
+        (None, "eval_fn", 2, 9),
+        (None, "sample_fn", 3, 1),
+        (OSError, "eval_fn", 3, 4),
+    ],
+)
+def test_an_evaluation_that_was_cut_off_is_made_up(error, name, at, every, tmp_path):
+    "The folder then holds the bytes of a run that nobody stopped."
+
+    def trained(folder, **how):
+        rows = []
+        how = {"eval_fn": eval_loss, "sample_fn": write_some} | how
+        trainer = training(
+            folder, steps=12, save_every=every, log_fn=rows.append, **how
+        )
+        return trainer, rows
+
+    straight, straight_rows = trained(tmp_path / "a")
+    straight.fit()
+    f = {"eval_fn": eval_loss, "sample_fn": write_some}[name]
+    stopped, _ = trained(tmp_path / "b", **{name: stopping(f, at, error)})
+    with pytest.raises(error or KeyboardInterrupt):
+        stopped.fit()
+    assert stopped.step == 4 * at and len(stopped.history.read()) == 4 * at
+    again, rows = trained(tmp_path / "b", **{name: stopping(f, 1)})
+    interrupted(again.resume())  # and it may be cut off once more
+    assert again.step == 4 * at and again.model.training
+    again, rows = trained(tmp_path / "b")
+    assert again.resume().fit() == straight.history.records
+    assert rows == straight_rows[4 * at - 1 :]
+    for a, b in zip(straight.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    metrics = again.checkpoints.metrics()
+    assert straight.checkpoints.metrics().items() <= metrics.items()
+    if every != 9:  # where it stopped, there is a checkpoint that no other run has
+        assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_an_evaluation_that_was_cut_off_without_a_folder_is_made_up():
+    straight = training(None, steps=8)
+    straight.fit()
+    trainer = training(None, steps=8, eval_fn=stopping(eval_loss, 1))
+    interrupted(trainer)
+    assert trainer.fit() == straight.history.records
+
+
+def test_a_sample_that_was_cut_off_is_made_up(tmp_path):
+    how = {"steps": 8, "eval_fn": None, "sample_fn": write_some}
+    straight = training(tmp_path / "a", **how)
+    straight.fit()
+    how["sample_fn"] = stopping(write_some, 1)
+    interrupted(training(tmp_path / "b", **how))
+    assert not (tmp_path / "b" / "samples").exists()
+    again = training(tmp_path / "b", **how).resume()
+    assert again.fit() == straight.history.records
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_an_evaluation_that_is_there_is_not_made_again(tmp_path):
+    training(tmp_path, steps=8, sample_fn=write_some).fit()
+    before = files(tmp_path)
+    calls = []
+    for how in ({"eval_fn": calls.append}, {"sample_fn": calls.append}):
+        trainer = training(tmp_path, steps=8, **how).resume()
+        trainer.fit()
+    later = training(tmp_path, steps=9, eval_every=9, eval_fn=eval_loss)
+    assert not calls and files(tmp_path) == before
+    assert [*later.resume().fit()[-1]] == [
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "eval_loss",
+    ]
 
 
 def test_an_interrupt_without_a_folder_can_go_on(capsys):

@@ -159,10 +159,7 @@ class MultiHeadAttention(nn.Module):
         output = self.o_proj(output.transpose(1, 2).flatten(2))
         if not need_weights:
             return output
-        dtype = self.o_proj.weight.dtype
-        if not dtype.is_floating_point:  # of one byte, with a scale
-            dtype = output.dtype
-        return output, weights.to(dtype)
+        return output, weights.to(self.o_proj.weight.dtype)
 
 # %% ../nbs/07_multi_head_attention.ipynb #fef7c249
 class SelfAttention(MultiHeadAttention):

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +285,7 @@ def write_checkpoint(
             content = (tmp_path / CONFIG_NAME).read_bytes()
             sums[CONFIG_NAME] = hashlib.sha256(content).hexdigest()
         about = {SHA256_KEY: sums, EXTRA_KEY: extra}
-        sums[STATE_NAME] = ""  # its own sum is that of the file without it
-        content = json.dumps(rest | about).encode()
-        sums[STATE_NAME] = hashlib.sha256(content).hexdigest()
-        content = json.dumps(rest | about).encode()
-        (tmp_path / STATE_NAME).write_bytes(content)
+        (tmp_path / STATE_NAME).write_bytes(_state_json(rest | about))
 
     write_folder_atomically(folder, write)
 
@@ -302,6 +299,15 @@ def _weights_of(model):
     }
     tensors, _ = flatten_state(weights)
     return {name.removeprefix("state."): x for name, x in tensors.items()}
+
+
+def _state_json(state):
+    "As JSON, and in it the SHA-256 that it has without that sum."
+    sums = state[SHA256_KEY]
+    sums[STATE_NAME] = ""
+    content = json.dumps(state).encode()
+    sums[STATE_NAME] = hashlib.sha256(content).hexdigest()
+    return json.dumps(state).encode()
 
 
 def _extra_states(model):
@@ -443,6 +449,7 @@ class CheckpointManager:
 
     def path(self, step: int) -> Path:
         "The folder of a step."
+        validate.integer(0, step=step)
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
@@ -508,6 +515,7 @@ class CheckpointManager:
         metric: float | None = None,
     ) -> Path:
         "Write a checkpoint; then forget what need not stay."
+        _expect_metric(metric)
         write_checkpoint(
             self.path(step),
             model,
@@ -516,6 +524,25 @@ class CheckpointManager:
         )
         self.delete_old()
         return self.path(step)
+
+    def set_metric(self, step: int, metric: float) -> None:
+        """Give a checkpoint its metric later; forget what need not stay.
+
+        Only ``state.json`` is written, whole or not at all.
+        """
+        _expect_metric(metric)
+        path = self.path(self.find_step(step)) / STATE_NAME
+        state = files.read_json_object(path)
+        validate.require(
+            isinstance(state.get(SHA256_KEY), dict),
+            f"{path} has no SHA-256 of the files beside it, and stays as "
+            "it is: another version of tformer wrote it",
+        )
+        state["metric"] = _plain(metric, "metric")
+        files.write_files_atomically(
+            {path: lambda beside: beside.write_bytes(_state_json(state))}
+        )
+        self.delete_old()
 
     def delete_old(self) -> None:
         "Forget what need not stay, and what a killed process left."
@@ -560,7 +587,14 @@ class CheckpointManager:
         return weights, state
 
 # %% ../nbs/A7_checkpoints.ipynb #413f52b1
-#| code-summary: whether a folder that is not whole belongs to nobody
+#| code-summary: what a metric is, and which folders belong to nobody
+def _expect_metric(metric):
+    validate.require(
+        metric is None or isinstance(metric, Real),
+        f"metric must be a number or None, got {metric!r:.60}",
+    )
+
+
 def is_stale_temp(part):
     "Ours, or of a process that is gone; another may be writing still."
     pid = part.name.split(".")[-2]
@@ -600,13 +634,15 @@ class ResumableBatches:
     or a tensor all numbers are summed.  Of a ``DataLoader`` no sample is
     read: compared are the classes of dataset, sampler and batch sampler,
     the numbers of samples and batches, the batch size and ``drop_last``.
-    So another dataset of the same class and size is not noticed.
+    Where batches are read again, the last of them is compared with what
+    it was, and a warning says if it is another.
     """
 
     def __init__(self, batches: Iterable):
         self.batches = batches
         self.iterator = None
         self.rng_state = None
+        self.last_sum = None  # of the batch that was yielded last
         self.source = _describe_batches(batches)
         # in all; in this pass
         self.num_yielded = 0
@@ -633,6 +669,8 @@ class ResumableBatches:
             for batch in self.iterator:
                 self.num_yielded += 1
                 self.num_in_epoch += 1
+                if self.rng_state:
+                    self.last_sum = _checksum(batch, _SUMMED)
                 return batch
             self.iterator = None
         raise ValueError(f"the batches end after {self.num_yielded}")
@@ -646,6 +684,7 @@ class ResumableBatches:
             "num_yielded": self.num_yielded,
             "num_in_epoch": passed,
             "rng_state": self.rng_state,
+            "last_batch": self.last_sum,
             "batches": own,
         }
 
@@ -661,18 +700,36 @@ class ResumableBatches:
         if hasattr(self.batches, "load_state_dict"):
             self.batches.load_state_dict(state["batches"])
         elif state["rng_state"] is not None:
-            self.fast_forward(state["num_in_epoch"], state["rng_state"])
+            self.fast_forward(
+                state["num_in_epoch"],
+                state["rng_state"],
+                state.get("last_batch"),
+            )
+        self.last_sum = state.get("last_batch")
         self.num_yielded = state["num_yielded"]
         self.num_in_epoch = state["num_in_epoch"]
         self.rng_state = state["rng_state"]
 
-    def fast_forward(self, n: int, rng_state: dict[str, Any]) -> None:
-        "Begin a pass with this state of chance; leave n batches out."
+    def fast_forward(
+        self,
+        n: int,
+        rng_state: dict[str, Any],
+        last_sum: int | None = None,  # of batch n, as it was
+    ) -> None:
+        """Begin a pass with this state of chance; leave n batches out.
+
+        Warns if the last of these is not the one that was yielded then.
+        """
         rng_before = get_rng_state()
         try:
             _restore_rng_state(self.batches, rng_state)
             self.start_epoch()
-            num_skipped = sum(1 for _ in islice(self.iterator, n))
+            num_skipped = 0
+            skipped_sum = None
+            for batch in islice(self.iterator, n):
+                num_skipped += 1
+                if num_skipped == n:
+                    skipped_sum = _checksum(batch, _SUMMED)
         finally:
             set_rng_state(rng_before)
         validate.require(
@@ -681,6 +738,13 @@ class ResumableBatches:
             f"{num_skipped}; the checkpoint was written "
             f"after {n} of them",
         )
+        if last_sum not in (None, skipped_sum):
+            warnings.warn(
+                f"batch {n} of this pass is not what it was: other data, "
+                "or chance that is not PyTorch's, NumPy's or Python's; so "
+                "the training is not what it would have been",
+                stacklevel=5,
+            )
 
 # %% ../nbs/A7_checkpoints.ipynb #c4e0a7d3
 #| code-summary: what tells some batches from others, without drawing one
@@ -720,21 +784,26 @@ def _describe_loader(loader):
     return found
 
 
-def _checksum(batch):
-    "Of the numbers in a batch; 0 for an object."
+_SUMMED = 2**16  # numbers of a tensor that are summed at every step
+
+
+def _checksum(batch, limit=None):
+    "Of the (first) numbers in a batch; 0 for an object."
     if isinstance(batch, Tensor):
-        x = batch.detach().cpu().contiguous().view(-1)
+        x = batch.detach().reshape(-1)[:limit].cpu().contiguous()
         data = x.view(torch.uint8) if x.numel() else x
         return zlib.crc32(data.numpy().tobytes(), len(batch.shape))
     if isinstance(batch, np.ndarray):
-        return zlib.crc32(batch.tobytes(), batch.ndim)
+        x = batch.reshape(-1)[:limit]
+        return zlib.crc32(x.tobytes(), batch.ndim)
     if batch is None or isinstance(batch, (str, bytes, int, float)):
         return zlib.crc32(repr(batch).encode("utf-8", "replace"))
     if isinstance(batch, dict):
         batch = [batch[name] for name in batch]
     if not isinstance(batch, (list, tuple)):
         return 0
-    return zlib.crc32(repr([*map(_checksum, batch)]).encode())
+    sums = [_checksum(part, limit) for part in batch]
+    return zlib.crc32(repr(sums).encode())
 
 
 def _expect_source(saved, current):
@@ -781,6 +850,10 @@ class History:
     def __init__(self, path: str | os.PathLike | None = None):
         self.records = []
         self.path = path and Path(path)
+        validate.require(
+            not self.path or not self.path.is_dir(),
+            f"a history is kept in a file, and {self.path} is a folder",
+        )
         self._columns = {}  # columns, in the order in which they came
 
     def append(self, record: dict[str, Any]) -> None:
@@ -796,6 +869,15 @@ class History:
         if self.path and not new:
             self._append_line(record)
         elif self.path:
+            self.rewrite()
+
+    def extend_last(self, more: dict[str, Any]) -> None:
+        """Further numbers for the last row; their columns may be new.
+
+        If the file cannot be written, it is as with ``append``.
+        """
+        self.records[-1] |= more
+        if self.path:
             self.rewrite()
 
     def _append_line(self, record):
@@ -858,8 +940,9 @@ class History:
 
     def rewrite(self) -> None:
         "The whole file anew; what killed processes left beside it goes."
-        self._columns = dict.fromkeys(self.columns())
+        self._columns = {}  # until it is written
         files.write_files_atomically({self.path: self.write})
+        self._columns = dict.fromkeys(self.columns())
         beside = self.path.parent.glob(f"{self.path.name}.*.part")
         for part in filter(is_stale_temp, beside):
             part.unlink(missing_ok=True)
@@ -910,7 +993,8 @@ def save_training_state(
     optimizers: list[torch.optim.Optimizer],
     data: Any,  # a ``ResumableBatches``, or what has its ``state_dict``
     metric: float | None = None,  # lower is better
-    loss_monitor: Any = None,  # kept if it has a ``state_dict``
+    # kept if it has a ``state_dict``
+    loss_monitor: Callable[[float, float], str | None] | None = None,
 ) -> None:
     "All that a training is made of; the random generators, too."
     optimizer_states = [
@@ -942,7 +1026,8 @@ def load_training_state(
     optimizers: list[torch.optim.Optimizer],
     data: ResumableBatches,
     step: int | None = None,  # None: the last
-    loss_monitor: Any = None,  # as it was given to ``save_training_state``
+    # as it was given to ``save_training_state``
+    loss_monitor: Callable[[float, float], str | None] | None = None,
 ) -> int:
     """Put a training back to where it was; the step.
 

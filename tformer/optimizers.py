@@ -85,7 +85,9 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Tensor | float] | None = None
+    ) -> Tensor | float | None:
         "Update every parameter that has a gradient."
         loss = None
         if closure is not None:

@@ -9,7 +9,7 @@ __all__ = ['quantize_int8', 'insert_int8_layers', 'Int8Linear']
 import copy
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,8 +23,9 @@ def quantize_int8(
     """A copy in eval mode whose linear layers have weights of one byte.
 
     A weight that two modules share, such as a tied head, stays. So does a linear
-    layer with a ``forward`` of its own, and one whose weight the module around it
-    reads: those of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``.
+    layer with a ``forward`` of its own, and those of ``nn.MultiheadAttention`` and
+    ``nn.TransformerEncoderLayer``, which read weights instead of calling layers.
+    Any other module that reads ``weight`` gets it as floating-point numbers.
     """
     validate.instance_of(nn.Module, model=model)
     copies = nn.ModuleList([copy.deepcopy(model).eval()])
@@ -78,7 +79,9 @@ class Int8Linear(nn.Module):
 
     Each row has its own scale, its largest weight / 127, so that a
     weight is off by half a scale at most (Dettmers et al., 2022,
-    section 2).  For use, not for training.
+    section 2).  For use, not for training.  A state dict holds the
+    whole numbers as ``weight``; a module that reads ``weight`` gets
+    the floating-point numbers that they stand for.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class Int8Linear(nn.Module):
         bias: Float[Tensor, " d_out"] | None = None,
     ):
         super().__init__()
+        # empty, and of the type of the weights, also after layer.to(dtype)
+        self.register_buffer("_like", weight.detach().new_empty(0), persistent=False)
         compute_dtype = torch.promote_types(weight.dtype, torch.float32)
         # 127.5 is no number of bytes
         weight = weight.detach().to(compute_dtype)
@@ -99,14 +104,27 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b d_in"]) -> Float[Tensor, "*b d_out"]:
-        y = F.linear(x, self.weight.to(x.dtype))
+        y = F.linear(x, self.int8_weight.to(x.dtype))
         y = (y * self.scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
+    @property
+    def int8_weight(self) -> Int8[Tensor, "d_out d_in"]:
+        "The weights as whole numbers from -127 to 127."
+        return super().__getattr__("weight")  # the buffer of that name
+
+    @property
+    def weight(self) -> Float[Tensor, "d_out d_in"]:
+        """A copy of the weights in the type that they had before.
+
+        For modules that read it instead of calling the layer.
+        """
+        return self.dequantize().to(self._like.dtype)
+
     def dequantize(self) -> Float[Tensor, "d_out d_in"]:
-        "The weights as floating-point numbers: each row times its scale."
-        return self.weight * self.scale[:, None]
+        "The weights in the type of the scale: each row times its scale."
+        return self.int8_weight * self.scale[:, None]
 
     def extra_repr(self) -> str:
-        d_out, d_in = self.weight.shape
+        d_out, d_in = self.int8_weight.shape
         return f"{d_in}, {d_out}, bias={self.bias is not None}"

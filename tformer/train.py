@@ -15,7 +15,7 @@ import inspect
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from numbers import Integral
@@ -76,10 +76,9 @@ def next_token_loss(
         out = model(ids, **kwargs)
         return cross_entropy(getattr(out, "logits", out), targets)
     head = model.lm_head
-    is_int8 = hasattr(head, "dequantize")
     return chunked_cross_entropy(
         model.hidden_states(ids, **kwargs),
-        head.dequantize() if is_int8 else head.weight,
+        head.weight,
         targets,
         bias=head.bias,
         chunk_size=chunk_size,
@@ -409,7 +408,8 @@ class TrainingDiverged(ArithmeticError):
 def diagnose_batches(
     model: nn.Module,
     batches: list,  # of one step
-    compute: Callable[[Any], Any],  # forward, backward; a batch's loss
+    # forward and backward; the loss of a batch
+    compute: Callable[[Any], Tensor | float],
 ) -> str:
     """Which of the batches went wrong, and in which layer, in words.
 
@@ -458,6 +458,18 @@ def train_step(
     ``TrainingDiverged`` if ``loss_monitor`` finds a problem, before a
     weight moves.
     """
+    _expect_functions(
+        loss_fn=loss_fn,
+        lr_schedule=lr_schedule,
+        loss_monitor=loss_monitor,
+    )
+    validate.require(
+        isinstance(optimizers, (list, tuple))
+        and optimizers
+        and all(isinstance(o, torch.optim.Optimizer) for o in optimizers),
+        "optimizers must be a list of torch.optim.Optimizer, got "
+        f"{optimizers!r:.60}",
+    )
     for optimizer in optimizers:
         scale_lr(
             optimizer, 1.0 if lr_schedule is None else lr_schedule(step)
@@ -519,7 +531,8 @@ class Trainer:
     With an ``output_dir``: ``history.csv``, samples, and checkpoints.
     After ``resume`` the training is bit for bit what it would have
     been.  Ctrl-C waits for the end of the step, which is saved, and is
-    raised then.  ``ValueError`` for what does not fit;
+    raised then.  An evaluation does not wait; ``fit`` begins with one
+    that was cut off.  ``ValueError`` for what does not fit;
     ``TrainingDiverged`` if ``loss_monitor`` finds a loss that is wrong.
     """
 
@@ -527,18 +540,24 @@ class Trainer:
     batches: Iterable  # of ``Batch``, or whatever ``loss_fn`` takes
     _: KW_ONLY
     max_steps: int  # updates of the weights
-    loss_fn: Callable = next_token_loss  # (model, batch) -> mean loss
-    optimizer: Any = None  # one or a list; None: AdamW with ``lr``
+    # the mean loss of a batch
+    loss_fn: Callable[[nn.Module, Any], Tensor] = next_token_loss
+    # one or several; None: AdamW with ``lr``
+    optimizer: (
+        torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    ) = None
     lr: float = 3e-3  # of the AdamW that None stands for
-    lr_schedule: Callable | None = None  # step 1, 2, … -> factor of lr
+    # step 1, 2, … -> factor of lr
+    lr_schedule: Callable[[int], float] | None = None
     gradient_accumulation_steps: int = 1  # batches for one update
     max_grad_norm: float = 1.0  # the gradient's largest norm; inf: none
     precision: str | None = None  # "bf16": autocast
     compile: bool = False  # torch.compile
     # blocks compute twice, and keep less
     activation_checkpointing: bool = False
-    eval_fn: Callable | None = None  # model -> number(s by name)
-    sample_fn: Callable | None = None  # model -> text(s)
+    # a number, or numbers by name
+    eval_fn: Callable[[nn.Module], Any] | None = None
+    sample_fn: Callable[[nn.Module], str | list[str]] | None = None
     eval_every: int = 100  # steps between two looks
     save_every: int | None = None  # between checkpoints; None: the same
     output_dir: str | os.PathLike | None = None
@@ -546,7 +565,10 @@ class Trainer:
     tokenizer: Any = None  # saved with each checkpoint
     best_metric: str = "loss"  # of ``eval_fn``, else of the training
     log_fn: Callable[[dict], Any] | None = None  # gets each row, too
-    loss_monitor: Callable = field(default_factory=LossMonitor)
+    # loss and norm of the gradient -> what is wrong
+    loss_monitor: Callable[[float, float], str | None] | None = field(
+        default_factory=LossMonitor
+    )
 
     def __post_init__(self):
         _expect_trainer(self)
@@ -577,6 +599,7 @@ class Trainer:
             _telling_of_interrupts(self),
             self.interrupts,
         ):
+            _make_up_look(self)
             while self.step < self.max_steps:
                 batches = _next_batches(self)
                 self.log_step(
@@ -647,6 +670,33 @@ def _look(t, record):
             )
     if is_due or t.eval_fn is None:
         return _checkpoint_metric(record, t.best_metric)
+
+
+def _make_up_look(t):
+    "The look that was cut off after the last step, and its metric."
+    if not _is_look_missing(t):
+        return
+    record = dict(t.history.records[-1])
+    metric = _look(t, record)
+    t.history.extend_last(record)
+    if t.log_fn is not None:
+        t.log_fn(record)
+    if t.checkpoints and t.step in t.checkpoints.steps():
+        t.checkpoints.set_metric(t.step, metric)
+
+
+def _is_look_missing(t):
+    last = t.history.records[-1:]
+    if (
+        not last
+        or last[0]["step"] != t.step
+        or not _is_due(t, t.eval_every)
+    ):
+        return False
+    if t.eval_fn is not None:
+        return not any(name.startswith("eval_") for name in last[0])
+    path = _sample_path(t)
+    return t.sample_fn is not None and path and not os.path.exists(path)
 
 
 def _save(t, data, metric=None):
@@ -774,18 +824,14 @@ def _expect_trainer(t):
         "batches must be an iterable of batches, got "
         f"{type(t.batches).__name__} {t.batches!r:.60}",
     )
-    for name in (
-        "loss_fn",
-        "eval_fn",
-        "sample_fn",
-        "lr_schedule",
-        "log_fn",
-    ):
-        value = getattr(t, name)
-        validate.require(
-            callable(value) or (value is None and name != "loss_fn"),
-            f"{name} must be a function, got {value!r:.60}",
-        )
+    _expect_functions(
+        loss_fn=t.loss_fn,
+        eval_fn=t.eval_fn,
+        sample_fn=t.sample_fn,
+        lr_schedule=t.lr_schedule,
+        log_fn=t.log_fn,
+        loss_monitor=t.loss_monitor,
+    )
     numbers = "loss", "grad_norm", "lr"
     validate.require(
         t.eval_fn is not None or t.best_metric in numbers,
@@ -797,6 +843,15 @@ def _expect_trainer(t):
         f"output_dir must be a folder, and {t.output_dir} is a file",
     )
     _expect_tokenizer(t.tokenizer, t.model)
+
+
+def _expect_functions(**named):
+    "Functions; any but the loss may be None."
+    for name, value in named.items():
+        validate.require(
+            callable(value) or (value is None and name != "loss_fn"),
+            f"{name} must be a function, got {value!r:.60}",
+        )
 
 
 def _expect_tokenizer(tokenizer, model):

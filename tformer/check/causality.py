@@ -32,9 +32,12 @@ def causal(
     """Check that no output depends on a token after it.
 
     Every token is replaced, one at a time, and every output watched;
-    then the sequence is cut short.  Raises ``CheckFailed`` with the
-    likely mistake, also where nothing could be tested, because no
-    output answers to an earlier token.
+    then the sequence is cut short.  In training mode the last token is
+    replaced as well, with the same dropout before and after; what draws
+    other chance from call to call, or is compiled, is tried in eval
+    mode only.  Raises ``CheckFailed`` with the likely mistake, also
+    where nothing could be tested, because no output answers to an
+    earlier token.
     """
     validate.integer(num_trials=num_trials)
     trial = _Causal(model, vocab_size, seq_len, seed, device=device)
@@ -43,6 +46,7 @@ def causal(
         trial.check_past(depends)
         trial.check_order()
         trial.check_prefixes()
+        trial.check_training_mode()
     trial.add_note(
         "tested",
         f"{num_trials} × {trial.seq_len} tokens, each replaced in turn; prefixes",
@@ -218,6 +222,53 @@ class _Causal(_Influence):
                 "positions are missing: they are not added, "
                 "or not passed on to the attention",
             )
+
+    def check_training_mode(self):
+        "In training mode the last token must not move an earlier output."
+        ids = self.random_ids(2)
+        later = ids.clone()
+        later[:, -1] = self.replacement_ids(ids)[:, -1]
+        calls = self._calls_in_training_mode(ids, ids, later)
+        if not calls:
+            return
+        logits, again, moved = calls
+        allowed_diff = self.tolerance(logits)
+        if max_difference(logits, again) > allowed_diff:
+            return  # chance that no seed brings back
+        diff = (moved.float() - logits.float()).abs().amax((0, 2))[:-1]
+        if not diff.max() <= allowed_diff:
+            self.fail(
+                f"in training mode: output {int(diff.argmax())} moved by "
+                f"{diff.max():.2g} when the last token was replaced",
+                "statistics of a batch, as BatchNorm takes them, include "
+                "later tokens, and eval mode does not take them: use a norm "
+                "of each token, such as LayerNorm",
+            )
+
+    def _calls_in_training_mode(self, *batches):
+        "Logits with the same chance for all; none if they draw unlike much."
+        modules = self.adapter.modules
+        if not modules or self.adapter.unwrapped is not self.adapter.model:
+            return []  # a compiled model would be compiled again
+        on_gpu = self.adapter.device.type == "cuda"
+        calls = []
+        drawn = []
+        try:
+            for module in modules:
+                module.train()
+            for ids in batches:
+                calls.append(self.seeded(ids))
+                drawn.append(
+                    torch.cuda.get_rng_state(self.adapter.device)
+                    if on_gpu
+                    else torch.get_rng_state()
+                )
+        except Exception:  # a model that is for use only
+            return []
+        finally:
+            for module in modules:
+                module.eval()
+        return calls if all(torch.equal(x, drawn[0]) for x in drawn) else []
 
     def check_prefixes(self):
         "Outputs must not depend on how many tokens follow."

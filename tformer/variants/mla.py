@@ -161,10 +161,7 @@ class LatentAttention(MultiHeadAttention):
         output = self.o_proj(output.transpose(1, 2).flatten(2))
         if not need_weights:
             return output, None
-        dtype = self.o_proj.weight.dtype
-        if not dtype.is_floating_point:  # of one byte, with a scale
-            dtype = output.dtype
-        return output, weights.to(dtype)
+        return output, weights.to(self.o_proj.weight.dtype)
 
     def project_queries(
         self, x: Float[Tensor, "b t d"]
@@ -224,7 +221,7 @@ class LatentAttention(MultiHeadAttention):
         The latents are keys and values of all heads at once, as in multi-query
         attention.
         """
-        up_k, up_v = self._up_matrices(q_nope.dtype)
+        up_k, up_v = self._up_matrices()
         q = torch.cat([q_nope @ up_k, q_rope], -1)  # (b, h, t, kv_rank + d_rope)
         if self.fused and not need_weights:
             weights = None
@@ -260,11 +257,9 @@ class LatentAttention(MultiHeadAttention):
             return output[..., :d_v], None
         return eager_attend(q, k, v, scale=self.scale, dropout=dropout, **kwargs)
 
-    def _up_matrices(self, dtype):
+    def _up_matrices(self):
         "Return the matrices from a latent to each head's key and value, (h, d, r)."
         weight = self.kv_up_proj.weight
-        if not weight.is_floating_point():  # of one byte, with a scale for each row
-            weight = weight.to(dtype) * self.kv_up_proj.scale[:, None].to(dtype)
         return weight.view(self.n_heads, -1, self.kv_rank).split(
             [self.d_nope, self.d_v], 1
         )
