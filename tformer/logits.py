@@ -190,8 +190,9 @@ def _require_biases(bias_by_id):
     "Ids, and finite numbers or -inf; called in every step of a row with biases."
     validate.instance_of(Mapping, bias_by_id=bias_by_id)
     for i, amount in bias_by_id.items():
-        if type(i) is int and i >= 0 and type(amount) is float and amount < math.inf:
-            continue  # nearly all of them, in a tenth of the time
+        is_plain = type(i) is int and type(amount) in (float, int)
+        if is_plain and i >= 0 and amount < math.inf:
+            continue  # nearly all of them, in a hundredth of the time
         validate.integer(0, **{"an id in bias_by_id": i})
         if amount != -math.inf:
             validate.number("(-inf, inf)", **{f"the bias of id {i}": amount})

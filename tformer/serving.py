@@ -16,7 +16,6 @@ import threading
 import time
 from collections import OrderedDict, abc, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -35,6 +34,7 @@ from tformer.generate import (
     parse_stopping,
     token_log_probs,
 )
+from .interrupts import DeferredInterrupts
 from .model import eval_mode
 from .runner import ModelRunner, PagedModelRunner
 from .sampler import Sampler, SamplingParams
@@ -550,10 +550,17 @@ class _StepExecutor:
             self.prefill([t for t in running if t.is_prefilling])
 
     def take_new(self):
-        "The new ids, also those of a step that was interrupted."
+        """The new ids, also those of a step that was interrupted.
+
+        Where this is interrupted, too, they are left for the next call.
+        """
         new = self.new
-        self.new = []
-        return new
+        try:
+            self.new = []
+            return new
+        except BaseException:
+            self.new = new
+            raise
 
     def decode(self, sequences):
         "One token of each of them is read, one written."
@@ -736,22 +743,28 @@ class _OneStepAtATime:
         self._must_recover = False  # whether all have to read again
         self._cancelled = deque()  # handles, not yet ended
 
-    @contextmanager
-    def _exclusive(self):
-        validate.require(
-            self._free.acquire(blocking=False),
-            "a step is under way: an engine is for one thread, one step at a time",
-        )
-        try:
-            self._thread = threading.get_ident()
-            self._finish_cancelled()
+    def _run_alone(self, call):
+        """Make a call while no other one and no ``cancel`` is under way.
+
+        Ctrl-C breaks the call off, and waits where the lock is taken and given back:
+        between two lines there, the lock would be held for ever.
+        """
+        with DeferredInterrupts() as interrupts, torch.inference_mode():
+            validate.require(
+                self._free.acquire(blocking=False),
+                "a step is under way: an engine is for one thread, one step at a time",
+            )
             try:
-                yield
+                with interrupts.allowed():
+                    self._thread = threading.get_ident()
+                    self._finish_cancelled()
+                    try:
+                        call()
+                    finally:
+                        self._finish_cancelled()
             finally:
-                self._finish_cancelled()
-        finally:
-            self._thread = None
-            self._free.release()
+                self._thread = None
+                self._free.release()
 
     def _recover(self):
         "After a step that failed all come back, and read all again."
@@ -889,36 +902,41 @@ class Engine(_OneStepAtATime):
             "this request was submitted to another engine",
         )
         self._cancelled.append(handle)
-        if self._free.acquire(blocking=False):
-            try:
-                self._finish_cancelled()
-            finally:
-                self._free.release()
+        with DeferredInterrupts() as interrupts:
+            if self._free.acquire(blocking=False):
+                try:
+                    with interrupts.allowed():
+                        self._finish_cancelled()
+                finally:
+                    self._free.release()
 
     def reset_prefix_cache(self) -> None:
         """Forget all that was computed, because the weights have changed.
 
         Requests keep the ids that they have; what was read is read again.
         """
-        with self._exclusive():
-            self._must_recover = True  # what was read is not to be trusted
-            self._recover()
-            self.runner.reset_prefix_cache()
+        self._run_alone(self._forget_what_was_read)
 
-    @torch.inference_mode()
+    def _forget_what_was_read(self):
+        self._must_recover = True  # what was read is not to be trusted
+        self._recover()
+        self.runner.reset_prefix_cache()
+
     def step(self) -> list[tuple[RequestHandle, int]]:
         "One token of each live text, a piece of prompts; what is new."
-        with self._exclusive():
-            self._recover()
-            try:
-                self.steps += 1
-                self.scheduler.step(self.steps, self.clock())
-                self._executor.step(self.scheduler.running)
-            except BaseException:
-                self._must_recover = True
-                self._recover()
-                raise
+        self._run_alone(self._step)
         return self._executor.take_new()
+
+    def _step(self):
+        self._recover()
+        try:
+            self.steps += 1
+            self.scheduler.step(self.steps, self.clock())
+            self._executor.step(self.scheduler.running)
+        except BaseException:
+            self._must_recover = True
+            self._recover()
+            raise
 
     def run(self, requests: Iterable[Request] = ()) -> list[RequestHandle]:
         "Submit as the queue permits, and step until all are done."
