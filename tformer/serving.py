@@ -757,14 +757,18 @@ class _OneStepAtATime:
             try:
                 with interrupts.allowed():
                     self._thread = threading.get_ident()
-                    self._finish_cancelled()
-                    try:
-                        call()
-                    finally:
-                        self._finish_cancelled()
+                    self._call_between_cancels(call)
             finally:
                 self._thread = None
                 self._free.release()
+
+    def _call_between_cancels(self, call):
+        "What was cancelled ends before the call and after it, not meanwhile."
+        self._finish_cancelled()
+        try:
+            call()
+        finally:
+            self._finish_cancelled()
 
     def _recover(self):
         "After a step that failed all come back, and read all again."
