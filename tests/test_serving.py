@@ -638,7 +638,13 @@ BAD = [
     (dict(timeout=0), "timeout must be above 0"),
     (dict(sampling_params=dict(temperature=-1)), "temperature must be"),
     (dict(sampling_params=dict(top_p=1.5)), "top_p must be"),
-    (dict(sampling_params=dict(top_q=1)), "unexpected keyword argument 'top_q'"),
+    (
+        dict(sampling_params=dict(top_q=1)),
+        "^sampling_params has no setting top_q; its settings are temperature, top_k, .*"
+        "allowed_tokens_fn, seed$",
+    ),
+    (dict(sampling_params={3: 1}), "^sampling_params has no setting 3; its settings"),
+    (dict(sampling_params="p"), "must be None, a SamplingParams, .* got str 'p'"),
     (dict(sampling_params=0.7), "sampling_params must be"),
     (dict(sampling_params=SamplingParams(logit_bias={VOCAB: 1.0})), f"{VOCAB}"),
     (
@@ -1984,6 +1990,15 @@ def signal_at_line(n):
     return on_call, left
 
 
+@pytest.fixture
+def ctrl_c():
+    "Ctrl-C raises KeyboardInterrupt, also where a shell has it ignored."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("call", ["step", "cancel", "reset_prefix_cache"])
 def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call):
     """Also while the traceback is kept, as Python does at its prompt.

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict, abc, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from . import validate
 from tformer.generate import (
     Completion,
+    StopTokenIds,
     flat_row,
     make_sampler,
     meets_stopping_criteria,
@@ -35,7 +36,7 @@ from tformer.generate import (
     token_log_probs,
 )
 from .interrupts import DeferredInterrupts
-from .model import eval_mode
+from .model import DecoderModel, eval_mode
 from .runner import ModelRunner, PagedModelRunner
 from .sampler import Sampler, SamplingParams
 
@@ -47,7 +48,7 @@ class Request:
     prompt_ids: abc.Sequence[int] | Tensor  # the prompt
     max_new_tokens: int  # tokens to write at most
     sampling_params: SamplingParams | Mapping | Callable | None = None
-    stop_token_ids: int | Collection[int] = ()  # ids that end a text
+    stop_token_ids: StopTokenIds = ()  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = ()
     timeout: float | None = None  # seconds, waiting included
@@ -140,7 +141,7 @@ class Sequence:
         timeout = self.request.timeout
         return None if timeout is None else self.arrival_time + timeout
 
-    def judge(self, i: int, log_prob: float) -> str | None:
+    def finish_reason_after(self, i: int, log_prob: float) -> str | None:
         "The finish reason that this id would give; nothing is written."
         n = self.num_output_tokens
         validate.require(
@@ -418,7 +419,9 @@ class Scheduler:
             heapq.heappush(self.deadlines, (deadline, index, sequence))
         self.queue[index] = sequence
 
-    def finish(self, sequence: Sequence, finish_reason: str, error: Any = None) -> None:
+    def finish(
+        self, sequence: Sequence, finish_reason: str, error: Exception | None = None
+    ) -> None:
         """End a sequence; its slot and its blocks come back.
 
         One that has ended keeps its reason. A call that was interrupted
@@ -636,7 +639,7 @@ class _StepExecutor:
         num_new = len(self.new)
         try:
             drafts = self._draft(sequences, logits)
-            reasons = [self._judge(t, *draft) for t, *draft in drafts]
+            reasons = [self._finish_reason_after(t, *draft) for t, *draft in drafts]
             self.finish_cancelled()  # by what was called until here
             for draft, reason in zip(drafts, reasons):
                 self._commit(*draft, reason)
@@ -663,10 +666,10 @@ class _StepExecutor:
         log_probs = token_log_probs(logits, ids)
         return [*zip(sequences, ids.tolist(), log_probs.tolist())]
 
-    def _judge(self, t, i, log_prob):
+    def _finish_reason_after(self, t, i, log_prob):
         if t.finish_reason is None:
             try:
-                return t.judge(i, log_prob)
+                return t.finish_reason_after(i, log_prob)
             except ValueError as error:
                 self.finish(t, "error", error)
 
@@ -799,7 +802,7 @@ class Engine(_OneStepAtATime):
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         max_num_seqs: int = 4,
         *,
         max_len: int | None = None,
@@ -971,6 +974,12 @@ def _validate_request(sequence, runner):
     )
     params = request.sampling_params
     if isinstance(params, Mapping):
+        validate.mapping_keys(
+            params,
+            [field.name for field in fields(SamplingParams)],
+            owner="sampling_params",
+            noun="setting",
+        )
         params = SamplingParams(**params)
     if params is not None:
         is_one = isinstance(params, SamplingParams)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from . import validate
 from tformer.generate import (
     Completion,
+    StopTokenIds,
     new_cache,
     next_token_logits,
     num_cached,
@@ -67,7 +68,7 @@ def stream_speculative(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    stop_token_ids: StopTokenIds = (),  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
 ) -> Iterator[SpeculativeStep]:
@@ -105,7 +106,7 @@ def speculative_generate(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    stop_token_ids: StopTokenIds = (),  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
 ) -> Completion:
