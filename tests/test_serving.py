@@ -2019,7 +2019,8 @@ def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call):
             found[handle].append(i)
         args = handles[:1] if call == "cancel" else []
         trace, left = signal_at_line(n)
-        new, interrupt = [], None
+        new = []
+        interrupt = None
         try:
             sys.settrace(trace)
             new = getattr(engine, call)(*args)
