@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import typing
 from collections import namedtuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from tformer.costs import estimate_costs
 from tformer.generate import (
     Completion,
     DecodeState,
+    StopTokenIds,
     generate,
     left_pad,
     make_sampler,
@@ -33,7 +35,13 @@ from tformer.llama import Llama, LlamaConfig
 from tformer.model import eval_mode
 from tformer.prefix import PrefixedModel
 from tformer.sampler import Sampler, SamplingParams
-from tformer.speculative import DraftModel, PromptLookup, speculative_generate
+from tformer.serving import Engine, Request
+from tformer.speculative import (
+    DraftModel,
+    PromptLookup,
+    speculative_generate,
+    stream_speculative,
+)
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -601,8 +609,15 @@ def test_make_sampler():
     assert own is max
     with pytest.raises(ValueError, match="sampling_params 1 must be Sampling"):
         make_sampler([SamplingParams(), None])
-    with pytest.raises(ValueError, match="sampling_params must be list or tuple"):
+    says = (
+        "sampling_params must be None, a SamplingParams, a list or tuple of them, or a "
+        "function of logits and ids, got "
+    )
+    with pytest.raises(ValueError, match=says + r"float 0.7$"):
         make_sampler(0.7)
+    advice = r"dict {'top_k': 3}: write SamplingParams\(\*\*settings\)$"
+    with pytest.raises(ValueError, match=says + advice):
+        make_sampler({"top_k": 3})
 
 
 def test_the_end_is_no_part_of_a_text_but_what_a_function_saw_is():
@@ -637,6 +652,40 @@ def test_stop_strings_cross_the_borders_of_tokens():
     for wrong, says in (([""], "empty string"), ([3], "must be a str")):
         with pytest.raises(ValueError, match=says):
             make_stop_string_criterion(decode, wrong)
+
+
+STOP_FORMS = [
+    int,
+    lambda i: [i],
+    lambda i: {i},
+    torch.tensor,
+    lambda i: torch.tensor([i]),
+]
+
+
+@pytest.mark.parametrize("form", [*STOP_FORMS, lambda i: np.array([i])])
+def test_stop_ids_come_in_any_form_to_whoever_writes(form):
+    "Where signatures are executed, each of them has to name these types."
+    model = small()
+    (full,) = generate(model, [[5]], max_new_tokens=8)
+    n = full.ids.index(full.ids[4])
+    how = dict(max_new_tokens=8, stop_token_ids=form(full.ids[4]))
+    found = [
+        generate(model, [[5]], **how)[0],
+        beam_search(model, [[5]], num_beams=1, **how)[0][0],
+        speculative_generate(model, [5], PromptLookup(), **how),
+        Engine(model, 1).run([Request([5], **how)])[0].result(),
+    ]
+    ids = [i for step in stream(model, [[5]], **how) for _, i, _ in step]
+    steps = stream_speculative(model, [5], PromptLookup(), **how)
+    assert [i for step in steps for i in step.ids] == ids == full.ids[:n]
+    assert all(text.ids == ids and text.finish_reason == "stop" for text in found)
+
+
+def test_stop_ids_have_one_type():
+    writers = generate, stream, beam_search, speculative_generate, stream_speculative
+    for function in (*writers, parse_stopping, Request):
+        assert typing.get_type_hints(function)["stop_token_ids"] == StopTokenIds
 
 
 # --- a stream

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -216,6 +217,42 @@ def test_a_key_is_of_the_block_and_all_before_it():
     assert len(a) == len(b) == 2 and not {*a} & {*b}
     assert [*hash_blocks([1, 2, 3], 2)] == a[:1]
     assert [*hash_blocks([1], 2)] == []
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (([1, 2], 0), "block_size must be a whole number of at least 1, got 0"),
+        (([1, 2], -1), "block_size must be a whole number of at least 1, got -1"),
+        (([1, 2], 1.5), "block_size must be a whole number .* got 1.5"),
+        (([1, 2], True), "block_size must be a whole number .* got True"),
+        (([1, 2], "a"), "block_size must be a whole number .* got 'a'"),
+        (([1, 2], 1, "key"), "key must be bytes, got str 'key'"),
+        (([1, 2], 1, None), "key must be bytes, got NoneType"),
+        (("ab", 1), "ids must be one flat row of whole numbers, got 'ab'"),
+        ((b"eight bytes for", 1), "ids must be one flat row .* got b'eight"),
+        ((bytearray(16), 1), "ids must be one flat row .* got bytearray"),
+        (([1.5], 1), r"ids must be one flat row .* got \[1.5\]"),
+        (([[1, 2]], 1), r"ids must be one flat row .* got \[\[1, 2\]\]"),
+        (([2**63], 1), r"ids must be one flat row .* got \[9223372036854775808\]"),
+        ((torch.tensor([[1], [2]]), 1), "ids must be one flat row .* got tensor"),
+        ((torch.tensor([1.0]), 1), "ids must be one flat row .* got tensor"),
+        ((None, 1), "ids must be one flat row .* got None"),
+        ((5, 1), "ids must be one flat row .* got 5"),
+    ],
+)
+def test_what_cannot_be_hashed_is_refused_where_it_is_called(args, says):
+    with pytest.raises(ValueError, match=says):
+        hash_blocks(*args)
+
+
+@plain_only
+def test_keys_are_of_the_ids_in_whatever_they_come():
+    right = [*hash_blocks([1, 2, 3], 2)]
+    for ids in ((1, 2, 3), range(1, 4), torch.tensor([1, 2, 3]), np.arange(1, 4)):
+        assert [*hash_blocks(ids, 2)] == right
+    assert [*hash_blocks(np.arange(1, 4, dtype=np.int32), 2)] == right
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import math
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -27,6 +28,7 @@ from tformer.logits import (
     apply_top_p,
     apply_typical_p,
     distinct_n,
+    to_float,
 )
 from tformer.sampler import (
     Sampler,
@@ -695,7 +697,28 @@ Z = torch.zeros(2, 5)
             "ids must be of shape",
         ),
         (lambda: apply_top_k(Z.numpy(), 1), "logits must be Tensor, got ndarray"),
-        (lambda: apply_logit_bias(Z, {1: NAN}), r"the bias of id \[1\] is NaN"),
+        (
+            lambda: apply_logit_bias(Z, {1: NAN}),
+            "the bias of id 1 must be a finite number, got nan",
+        ),
+        (lambda: apply_logit_bias(Z, {1: INF}), "bias of id 1 must be .* got inf"),
+        (lambda: apply_logit_bias(Z, {1: "a"}), "bias of id 1 must be .* got 'a'"),
+        (lambda: apply_logit_bias(Z, {1: None}), "bias of id 1 must be .* got None"),
+        (
+            lambda: apply_logit_bias(Z, {1.5: 1.0}),
+            "an id in bias_by_id must be a whole number of at least 0, got 1.5",
+        ),
+        (lambda: apply_logit_bias(Z, {"a": 1.0}), "an id in bias_by_id .* got 'a'"),
+        (lambda: apply_logit_bias(Z, {True: 1.0}), "an id in bias_by_id .* got True"),
+        (lambda: apply_logit_bias(Z, {-1: 1.0}), "an id in bias_by_id .* got -1"),
+        (lambda: apply_logit_bias(Z, [1.0]), "bias_by_id must be Mapping, got list"),
+        (lambda: apply_logit_bias(Z, None), "bias_by_id must be Mapping, got NoneType"),
+        (lambda: apply_allowed_mask(Z, [True] * 5), "mask must be Tensor, got list"),
+        (lambda: apply_allowed_mask(Z, None), "mask must be Tensor, got NoneType"),
+        (
+            lambda: apply_allowed_mask(Z.tolist(), torch.ones(5, dtype=torch.bool)),
+            "logits must be Tensor, got list",
+        ),
         (
             lambda: apply_allowed_mask(Z, torch.ones(3, 5, dtype=torch.bool)),
             "each of 5 ids",
@@ -741,7 +764,31 @@ Z = torch.zeros(2, 5)
             lambda: Sampler(SamplingParams(repetition_penalty=2.0))(Z, [[9], []]),
             "id 9 is out",
         ),
-        (lambda: distinct_n(["too short"]), "no text has 4 words: n is"),
+        (lambda: distinct_n(["too short"]), "no text has 4 words"),
+        (lambda: distinct_n(["a b"], 0), "n must be a whole number of at least 1"),
+        (lambda: distinct_n(["a b"], 1.5), "n must be a whole number .* got 1.5"),
+        (lambda: distinct_n(["a b"], "2"), "n must be a whole number .* got '2'"),
+        (lambda: distinct_n(["a b"], True), "n must be a whole number .* got True"),
+        (lambda: distinct_n(None), "texts must be a list of texts, got None"),
+        (lambda: distinct_n(["a b", 3], 1), "text 1 must be str, got int 3"),
+        (lambda: distinct_n([b"a b"], 1), "text 0 must be str, got bytes"),
+        (
+            lambda: Sampler([SamplingParams()]).extend("a"),
+            "other must be Sampler, got str 'a'",
+        ),
+        (
+            lambda: Sampler([SamplingParams()]).select("0"),
+            "rows must be a list of row numbers, got '0'",
+        ),
+        (lambda: Sampler([SamplingParams()]).select(None), "rows must be a list"),
+        (lambda: Sampler([SamplingParams()]).select(0), "rows must be a list"),
+        (
+            lambda: Sampler([SamplingParams()]).select(torch.tensor([[0]])),
+            "there are 1 rows, from 0 on, and none is",
+        ),
+        (lambda: Sampler([SamplingParams()]).select(["a"]), r"none is \['a'\]"),
+        (lambda: Sampler([SamplingParams()]).select([0.0]), r"none is \[0.0\]"),
+        (lambda: Sampler([SamplingParams()]).select([False]), r"none is \[False\]"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(call, message):
@@ -760,6 +807,72 @@ def test_what_may_be_is_taken():
     with pytest.raises(AttributeError):
         SamplingParams().temperature = 2
     assert copy.deepcopy(SamplingParams(top_k=3)) == SamplingParams(top_k=3)
+
+
+PENALTY = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
+
+
+@plain_only
+@pytest.mark.parametrize("name", ["ids", "prompt_ids"])
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        ([1, 2], r"of row 0 must be a row of ids, such as \[1, 2\], got 1"),
+        ([[1], 2], "of row 1 must be a row of ids, .* got 2"),
+        ([[[1]], [[2]]], r"of row 0 must be a row of ids, .* got \[\[1\]\]"),
+        (torch.tensor([1, 2]), r" must be of shape \(b, n\), got \(2,\)"),
+        (torch.tensor([[[1]], [[2]]]), r" must be of shape \(b, n\), got \(2, 1, 1\)"),
+        (torch.tensor(1), r" must be rows of ids, got tensor\(1\)"),
+        (torch.tensor([[True], [False]]), " must be integers, got torch.bool"),
+        (["a", "b"], "of row 0 must be a row of ids, .* got 'a'"),
+        ([[1], None], "of row 1 must be a row of ids, .* got None"),
+        ("ab", " must be rows of ids, got 'ab'"),
+        ({0: [1], 1: [2]}, " must be rows of ids, got {0"),
+        (5, " must be rows of ids, got 5"),
+        (iter([[1], [2]]), " must be rows of ids, got <list_iterator"),
+    ],
+)
+def test_a_penalty_looks_at_rows_of_ids(name, ids, message):
+    with pytest.raises(
+        ValueError, match=f"^{name}{'' if message[0] == ' ' else ' '}{message}"
+    ):
+        Sampler(PENALTY)(Z, **{name: ids})
+
+
+def test_rows_to_keep_come_in_any_form():
+    for rows in ([1, 0], (1, 0), torch.tensor([1, 0]), np.array([1, 0]), iter([1, 0])):
+        sampler = Sampler([SamplingParams(seed=1), SamplingParams(seed=2)])
+        sampler.select(rows)
+        assert [s.seed for s, _ in sampler.row_states] == [2, 1]
+
+
+NO_IDS = torch.zeros(2, 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: to_float(NO_IDS),
+        lambda: apply_temperature(NO_IDS, 0.5),
+        lambda: apply_top_k(NO_IDS, 1),
+        lambda: apply_top_p(NO_IDS, 0.5),
+        lambda: apply_min_p(NO_IDS, 0.5),
+        lambda: apply_typical_p(NO_IDS, 0.5),
+        lambda: apply_logit_bias(NO_IDS, {}),
+        lambda: apply_repetition_penalty(NO_IDS, NO_IDS.long(), 2.0),
+        lambda: apply_frequency_penalty(NO_IDS, NO_IDS.long(), 2.0),
+        lambda: apply_presence_penalty(NO_IDS, NO_IDS.long(), 2.0),
+        lambda: apply_allowed_mask(NO_IDS, NO_IDS[0].bool()),
+        lambda: sample_ids(NO_IDS, torch.zeros(2)),
+        lambda: process_logits(NO_IDS, SamplingParams()),
+        lambda: Sampler(SamplingParams())(NO_IDS),
+        lambda: Sampler(SamplingParams(temperature=0.0))(NO_IDS),
+    ],
+)
+def test_logits_of_no_vocabulary_are_refused(call):
+    says = r"logits must hold a number for each of one id or more, got .* \(2, 0\)"
+    with pytest.raises(ValueError, match=says):
+        call()
 
 
 def test_distinct_is_the_share_of_different_runs():

@@ -1,10 +1,12 @@
 """Texts in rows: each as if it were alone, whatever happens beside it."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
 import re
+import signal
 import sys
 import tracemalloc
 import types
@@ -636,7 +638,13 @@ BAD = [
     (dict(timeout=0), "timeout must be above 0"),
     (dict(sampling_params=dict(temperature=-1)), "temperature must be"),
     (dict(sampling_params=dict(top_p=1.5)), "top_p must be"),
-    (dict(sampling_params=dict(top_q=1)), "unexpected keyword argument 'top_q'"),
+    (
+        dict(sampling_params=dict(top_q=1)),
+        "^sampling_params has no setting top_q; its settings are temperature, top_k, .*"
+        "allowed_tokens_fn, seed$",
+    ),
+    (dict(sampling_params={3: 1}), "^sampling_params has no setting 3; its settings"),
+    (dict(sampling_params="p"), "must be None, a SamplingParams, .* got str 'p'"),
     (dict(sampling_params=0.7), "sampling_params must be"),
     (dict(sampling_params=SamplingParams(logit_bias={VOCAB: 1.0})), f"{VOCAB}"),
     (
@@ -1905,10 +1913,7 @@ def test_an_id_that_is_taken_back_is_handed_out_once():
 
 
 def interrupt_at_line(n):
-    """A trace function that interrupts the n-th line of what makes a step.
-
-    ``take_new`` is left out: what it took is lost with what it returns.
-    """
+    "A trace function that interrupts the n-th line of what makes a step."
     left = [n]
 
     def on_line(frame, event, arg):
@@ -1921,7 +1926,7 @@ def interrupt_at_line(n):
     def on_call(frame, event, arg):
         owner = type(frame.f_locals.get("self"))
         is_inside = owner in (Scheduler, _StepExecutor, Sequence)
-        return on_line if is_inside and frame.f_code.co_name != "take_new" else None
+        return on_line if is_inside else None
 
     return on_call, left
 
@@ -1954,6 +1959,92 @@ def test_the_usual_loop_has_all_ids_whichever_line_is_interrupted():
             same(handle, text)
         empty(engine)
     assert n > 100
+
+
+# the code that decides who may step, and what it calls: of torch `inference_mode`
+AROUND_A_STEP = {
+    contextlib.__file__,
+    torch.autograd.grad_mode.__file__,
+    torch.utils._contextlib.__file__,
+    tformer.interrupts.__file__,
+}
+
+
+def signal_at_line(n):
+    "A trace function that sends Ctrl-C at the n-th line of what is around a step."
+    left = [n]
+
+    def on_line(frame, event, arg):
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGINT)
+        return on_line
+
+    def on_call(frame, event, arg):
+        is_engine = isinstance(frame.f_locals.get("self"), Engine)
+        is_inside = frame.f_code.co_filename in AROUND_A_STEP
+        is_last = frame.f_code.co_name == "take_new"
+        return on_line if is_engine or is_inside or is_last else None
+
+    return on_call, left
+
+
+@pytest.fixture
+def ctrl_c():
+    "Ctrl-C raises KeyboardInterrupt, also where a shell has it ignored."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("call", ["step", "cancel", "reset_prefix_cache"])
+def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call):
+    """Also while the traceback is kept, as Python does at its prompt.
+
+    Ctrl-C comes as a signal, so that what lets it wait is seen at work.
+    """
+    requests = [Request([1, 2], 2), Request([3], 3)]
+    right = texts(requests)
+    before = sys.gettrace()
+    num_interrupts = n = 0
+    left = [0]
+    while left[0] <= 0:
+        n += 1
+        engine = Engine(MODEL, 2)
+        handles = [engine.submit(r) for r in requests]
+        found = {handle: [] for handle in handles}
+        for handle, i in engine.step():
+            found[handle].append(i)
+        args = handles[:1] if call == "cancel" else []
+        trace, left = signal_at_line(n)
+        new = []
+        interrupt = None
+        try:
+            sys.settrace(trace)
+            new = getattr(engine, call)(*args)
+        except KeyboardInterrupt as error:
+            interrupt = error  # and with it every frame that it passed
+            num_interrupts += 1
+        finally:
+            sys.settrace(before)
+        assert not engine._free.locked() and engine._thread is None, n
+        assert not torch.is_inference_mode_enabled(), n
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, n
+        for handle, i in new or ():
+            found[handle].append(i)
+        while engine.has_unfinished_requests:
+            for handle, i in engine.step():
+                found[handle].append(i)
+        assert found == {t: t.output_ids for t in handles}, n
+        for handle, text in zip(handles, right, strict=True):
+            if call != "cancel" or handle.finish_reason != "cancelled":
+                same(handle, text)
+        assert call != "cancel" or interrupt or handles[0].finish_reason == "cancelled"
+        empty(engine)
+        del interrupt
+    assert num_interrupts == n - 1 > 20
 
 
 @WAYS

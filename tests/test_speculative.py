@@ -592,6 +592,109 @@ def test_bad_parts(call, says):
 
 
 @plain_only
+@pytest.mark.parametrize(
+    "rate, k, says",
+    [
+        (-0.1, 3, "acceptance_rate must be at least 0 and at most 1, got -0.1"),
+        (NAN, 3, "acceptance_rate must be at least 0 and at most 1, got nan"),
+        ("a", 3, "acceptance_rate must be at least 0 and at most 1, got 'a'"),
+        (None, 3, "acceptance_rate must be .* got None"),
+        (True, 3, "acceptance_rate must be .* got True"),
+        (0.5, -1, "num_speculative_tokens must be a whole number of at least 0"),
+        (0.5, 1.5, "num_speculative_tokens must be a whole number .* got 1.5"),
+        (0.5, "3", "num_speculative_tokens must be a whole number .* got '3'"),
+        (0.5, True, "num_speculative_tokens must be a whole number .* got True"),
+    ],
+)
+def test_rates_and_numbers_of_drafts_that_cannot_be(rate, k, says):
+    with pytest.raises(ValueError, match=says):
+        expected_tokens_per_step(rate, k)
+
+
+QUARTERS = torch.full((3, 4), 0.25)
+DRAWN = dict(
+    target_probs=QUARTERS,
+    draft_probs=QUARTERS[:2],
+    draft_ids=torch.tensor([1, 2]),
+    uniforms=torch.tensor([0.1, 0.2, 0.3]),
+)
+
+
+@plain_only
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (
+            dict(draft_ids=torch.tensor([1, 4])),
+            "draft_ids must be from 0 to 3, got 1, 4",
+        ),
+        (
+            dict(draft_ids=torch.tensor([-1, 2])),
+            "draft_ids must be from 0 to 3, got -1",
+        ),
+        (dict(draft_ids=[1, 2]), "draft_ids must be Tensor, got list"),
+        (dict(draft_ids=None), "draft_ids must be Tensor, got NoneType"),
+        (
+            dict(draft_ids=torch.tensor(1)),
+            r"draft_ids must be of shape \(k\), got \(\)",
+        ),
+        (dict(draft_ids=torch.tensor([[1, 2]])), r"draft_ids .* got \(1, 2\)"),
+        (dict(draft_ids=torch.tensor([1.0, 2.0])), "draft_ids must be integers"),
+        (dict(draft_ids=torch.tensor([True, False])), "draft_ids must be integers"),
+        (dict(target_probs=QUARTERS.tolist()), "target_probs must be Tensor, got list"),
+        (dict(target_probs=None), "target_probs must be Tensor, got NoneType"),
+        (dict(uniforms=[0.1, 0.2, 0.3]), "uniforms must be Tensor, got list"),
+        (dict(uniforms=None), "uniforms must be Tensor, got NoneType"),
+        (dict(target_probs=QUARTERS.long()), "target_probs must have a floating type"),
+        (
+            dict(target_probs=QUARTERS - 1),
+            "target_probs must be probabilities, .* -0.75",
+        ),
+        (
+            dict(target_probs=QUARTERS * 3),
+            "target_probs must be probabilities, .* sums",
+        ),
+        (
+            dict(target_probs=QUARTERS * NAN),
+            "target_probs must be probabilities, .* nan",
+        ),
+    ],
+)
+def test_what_cannot_be_verified_is_refused(change, says, certain):
+    kwargs = DRAWN | change
+    if certain:
+        kwargs["draft_probs"] = None
+    with pytest.raises(ValueError, match=says):
+        rejection_sample(**kwargs)
+
+
+@plain_only
+@pytest.mark.parametrize(
+    "draft_probs, says",
+    [
+        (QUARTERS[:2].tolist(), "draft_probs must be Tensor, got list"),
+        (QUARTERS[:2].long(), "draft_probs must have a floating type"),
+        (QUARTERS[:2] * 0, "draft_probs must be probabilities, .* sums"),
+    ],
+)
+def test_what_a_draft_did_not_draw_from_is_refused(draft_probs, says):
+    with pytest.raises(ValueError, match=says):
+        rejection_sample(**DRAWN | dict(draft_probs=draft_probs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+def test_probabilities_may_be_rounded_and_ids_be_short(dtype, id_dtype):
+    "Half precision moves the sum of 50,000 equal probabilities."
+    p = torch.full((2, 50_000), 1 / 50_000, dtype=dtype)
+    ids = torch.tensor([7], dtype=id_dtype)
+    u = torch.tensor([0.5, 0.5])
+    assert rejection_sample(p, p[:1], ids, u).num_accepted == 1
+    assert rejection_sample(p, None, ids, u).num_accepted == 0
+
+
+@plain_only
 @pytest.mark.parametrize("model", ["a", torch.nn.Linear(2, 2), None])
 def test_what_is_no_decoder_drafts_nothing(model):
     name = type(model).__name__

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import validate
 from tformer.generate import (
+    StopTokenIds,
     left_pad,
     meets_stopping_criteria,
     new_cache,
@@ -49,7 +50,7 @@ def beam_search(
     *,
     num_beams: int,  # live beams of each prompt
     max_new_tokens: int,  # new ids at most
-    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    stop_token_ids: StopTokenIds = (),  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
     length_penalty: float = 1.0,  # exponent of the length; 0: sums compare

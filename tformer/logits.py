@@ -9,7 +9,7 @@ __all__ = ['to_float', 'integer_probs', 'apply_temperature', 'apply_top_k', 'app
 
 # %% ../nbs/package/logits.ipynb #6c2000005
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,11 @@ def to_float(
     the values are not looked at.
     """
     validate.floating_tensors(logits=logits)
+    validate.require(
+        logits.ndim and logits.shape[-1],
+        "logits must hold a number for each of one id or more, got a tensor of "
+        f"shape {tuple(logits.shape)}",
+    )
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if logits.is_cpu and not torch.compiler.is_compiling():
         best = logits.detach().amax(-1)
@@ -166,19 +171,31 @@ def apply_logit_bias(
     bias_by_id: Mapping[int, float],
 ) -> Float[Tensor, "*b vocab"]:
     "Logits with a number added to those of some ids."
-    logits, vocab = to_float(logits), logits.shape[-1]
-    wrong = [i for i in bias_by_id if not 0 <= i < vocab]
+    logits = to_float(logits)
+    vocab = logits.shape[-1]
+    _require_biases(bias_by_id)
+    wrong = [i for i in bias_by_id if i >= vocab]
     validate.require(
         not wrong,
         f"bias_by_id names id {wrong[:1]}, "
         "outside the vocabulary: ids go from 0 to "
         f"{vocab - 1}",
     )
-    nan = [i for i, amount in bias_by_id.items() if math.isnan(amount)]
-    validate.require(not nan, f"the bias of id {nan[:1]} is NaN")
     more = logits.new_zeros(vocab)
     more[list(bias_by_id)] = more.new_tensor(list(bias_by_id.values()))
     return logits + more
+
+
+def _require_biases(bias_by_id):
+    "Ids, and finite numbers or -inf; called in every step of a row with biases."
+    validate.instance_of(Mapping, bias_by_id=bias_by_id)
+    for i, amount in bias_by_id.items():
+        is_plain = type(i) is int and type(amount) in (float, int)
+        if is_plain and i >= 0 and amount < math.inf:
+            continue  # nearly all of them, in a hundredth of the time
+        validate.integer(0, **{"an id in bias_by_id": i})
+        if amount != -math.inf:
+            validate.number("(-inf, inf)", **{f"the bias of id {i}": amount})
 
 # %% ../nbs/package/logits.ipynb #9e4bc50c
 def _generated_ids(ids, logits):
@@ -251,6 +268,7 @@ def apply_allowed_mask(
     mask: Bool[Tensor, "*#b vocab"],  # True: may be written
 ) -> Float[Tensor, "*b vocab"]:
     "Logits with −∞ for all ids that the mask forbids."
+    validate.instance_of(Tensor, logits=logits, mask=mask)
     fits = mask.shape[-1:] == logits.shape[-1:] and all(
         n in (1, m) for n, m in zip(mask.shape[::-1], logits.shape[::-1])
     )
@@ -276,15 +294,19 @@ def distinct_n(
     n: int = 4,  # words in a run
 ) -> float:
     "Different runs of n words over all runs (Li et al., 2016)."
+    validate.integer(n=n)
+    is_one = isinstance(texts, str)
     validate.require(
-        not isinstance(texts, str),
-        f"texts must be a list of texts, got one: {texts!r:.60}",
+        isinstance(texts, Iterable) and not is_one,
+        f"texts must be a list of texts, got {'one: ' * is_one}{texts!r:.60}",
     )
+    texts = [*texts]
+    validate.instance_of(str, **{f"text {i}": text for i, text in enumerate(texts)})
     runs = [
         run
         for text in texts
         for words in [text.split()]
         for run in zip(*(words[i:] for i in range(n)))
     ]
-    validate.require(runs, f"no text has {n} words: n is at least 1")
+    validate.require(runs, f"no text has {n} words")
     return len(set(runs)) / len(runs)

@@ -147,8 +147,21 @@ def hash_blocks(
     key: bytes = b"",  # of the block before these ids; empty: they begin a text
 ) -> Iterator[bytes]:
     "For each full block a key of its ids and of all before them."
+    validate.integer(block_size=block_size)
+    validate.instance_of(bytes, key=key)
+    try:  # bytes would be copied as they are
+        is_row = getattr(ids, "ndim", 1) == 1 and not isinstance(ids, bytes | bytearray)
+        words = array("q", ids if is_row else None)
+    except (TypeError, OverflowError):
+        raise ValueError(
+            f"ids must be one flat row of whole numbers, got {ids!r:.60}"
+        ) from None
+    return _block_keys(words, block_size, key)
+
+
+def _block_keys(ids, block_size, key):
     for start in range(0, len(ids) - block_size + 1, block_size):
-        block = array("q", ids[start : start + block_size]).tobytes()
+        block = ids[start : start + block_size].tobytes()
         key = sha256(key + block).digest()
         yield key
 

@@ -8,7 +8,6 @@ __all__ = ['PrefixedModel', 'single_prompt']
 # %% ../nbs/package/prefix.ipynb #77353893
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from . import validate
 from .generate import flat_row, next_token_logits, require_context
 from .kv_cache import BatchCache
-from .model import device_of, eval_mode, wrap_model_errors
+from .model import DecoderModel, device_of, eval_mode, wrap_model_errors
 from .positions import Positions
 
 # %% ../nbs/package/prefix.ipynb #75a8498e
@@ -110,7 +109,7 @@ class PrefixedModel(nn.Module):
 
 # %% ../nbs/package/prefix.ipynb #2cf35f91
 def single_prompt(
-    model: Any,  # ``max_len`` says how long a text may be, if it has one
+    model: DecoderModel,  # ``max_len`` says how long a text may be, if it has one
     prompt_ids: Sequence | Tensor,  # the prompt, one flat row of ids
     max_new_tokens: int,  # tokens that follow at most
     name: str = "prompt_ids",  # what an error calls the prompt

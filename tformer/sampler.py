@@ -7,8 +7,9 @@ __all__ = ['SamplingParams', 'process_logits', 'sample_ids', 'Sampler']
 
 # %% ../nbs/package/sampler.ipynb #6c2010005
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 from jaxtyping import Float, Int
@@ -292,10 +293,20 @@ class Sampler:
         "Settings and random state of each row, copied; None: no rows yet."
         return self.row_states and [(s, g.clone_state()) for s, g in self.row_states]
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int] | Int[Tensor, " n"]) -> None:
         "Keep these rows in this order; a row may be kept twice."
         n = len(self._require_rows())
-        wrong = [i for i in rows if not 0 <= i < n]
+        numbers = rows.tolist() if hasattr(rows, "tolist") else rows
+        validate.require(
+            isinstance(numbers, Iterable) and not isinstance(numbers, str),
+            f"rows must be a list of row numbers, got {rows!r:.60}",
+        )
+        rows = [*numbers]
+        wrong = [
+            i
+            for i in rows
+            if not isinstance(i, Integral) or isinstance(i, bool) or not 0 <= i < n
+        ]
         validate.require(
             not wrong,
             f"there are {n} rows, from 0 on, and none is {wrong[:1]}",
@@ -305,6 +316,7 @@ class Sampler:
 
     def extend(self, other: "Sampler") -> None:
         "Further rows, below those that are there, as copies."
+        validate.instance_of(Sampler, other=other)
         other._require_rows()
         self.row_states = self._require_rows() + other.clone_states()
 
@@ -398,18 +410,38 @@ def _process_groups(groups, logits, ids, prompt_ids):
 # %% ../nbs/package/sampler.ipynb #a378f542
 def _pad_right(ids, b, needed, name="ids"):
     "(b, n), with -1 behind the shorter rows; empty if nobody reads it."
+    if ids is None:
+        return torch.empty(b, 0, dtype=torch.int64)
     validate.require(
-        ids is None or len(ids) == b,
-        f"{name} of {b if ids is None else len(ids)} rows for logits of {b}",
+        isinstance(ids, Sized)
+        and not isinstance(ids, str | Mapping)
+        and getattr(ids, "ndim", 2),
+        f"{name} must be rows of ids, got {ids!r:.60}",
     )
-    if ids is None or not needed:
+    validate.require(
+        len(ids) == b,
+        f"{name} of {len(ids)} rows for logits of {b}",
+    )
+    if not needed:
         return torch.empty(b, 0, dtype=torch.int64)
     if isinstance(ids, Tensor):
+        validate.shapes(**{name: (ids, "b n")})
+        validate.integer_tensors(**{name: ids})
         return ids
-    rows = [torch.as_tensor(row) for row in ids]
-    validate.integer_tensors(
-        **{f"{name} of row {i}": row for i, row in enumerate(rows) if row.numel()}
+    rows = [_row_of_ids(row, f"{name} of row {i}") for i, row in enumerate(ids)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+
+
+def _row_of_ids(row, name):
+    "(n,), also of a row without ids, which PyTorch takes for floats."
+    try:
+        ids = torch.as_tensor(row)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    validate.require(
+        ids is not None and ids.ndim == 1,
+        f"{name} must be a row of ids, such as [1, 2], got {row!r:.60}",
     )
-    return torch.nn.utils.rnn.pad_sequence(
-        [row.long() for row in rows], batch_first=True, padding_value=-1
-    )
+    if ids.numel():
+        validate.integer_tensors(**{name: ids})
+    return ids.long()

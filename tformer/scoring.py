@@ -6,8 +6,7 @@
 __all__ = ['strided_token_log_probs']
 
 # %% ../nbs/package/scoring.ipynb #0cfd27cf
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -22,7 +21,7 @@ from .model import device_of, eval_mode
 # %% ../nbs/package/scoring.ipynb #1060015e
 @torch.no_grad()
 def strided_token_log_probs(
-    model: Any,  # ids -> logits
+    model: Callable,  # ids -> logits
     # a text of any length, one flat row of ids
     ids: Sequence | Tensor,
     context_len: int,  # tokens that the model sees at once

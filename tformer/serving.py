@@ -16,8 +16,7 @@ import threading
 import time
 from collections import OrderedDict, abc, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -29,13 +28,15 @@ from torch.nn.utils.rnn import pad_sequence
 from . import validate
 from tformer.generate import (
     Completion,
+    StopTokenIds,
     flat_row,
     make_sampler,
     meets_stopping_criteria,
     parse_stopping,
     token_log_probs,
 )
-from .model import eval_mode
+from .interrupts import DeferredInterrupts
+from .model import DecoderModel, eval_mode
 from .runner import ModelRunner, PagedModelRunner
 from .sampler import Sampler, SamplingParams
 
@@ -47,7 +48,7 @@ class Request:
     prompt_ids: abc.Sequence[int] | Tensor  # the prompt
     max_new_tokens: int  # tokens to write at most
     sampling_params: SamplingParams | Mapping | Callable | None = None
-    stop_token_ids: int | Collection[int] = ()  # ids that end a text
+    stop_token_ids: StopTokenIds = ()  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = ()
     timeout: float | None = None  # seconds, waiting included
@@ -140,7 +141,7 @@ class Sequence:
         timeout = self.request.timeout
         return None if timeout is None else self.arrival_time + timeout
 
-    def judge(self, i: int, log_prob: float) -> str | None:
+    def finish_reason_after(self, i: int, log_prob: float) -> str | None:
         "The finish reason that this id would give; nothing is written."
         n = self.num_output_tokens
         validate.require(
@@ -418,7 +419,9 @@ class Scheduler:
             heapq.heappush(self.deadlines, (deadline, index, sequence))
         self.queue[index] = sequence
 
-    def finish(self, sequence: Sequence, finish_reason: str, error: Any = None) -> None:
+    def finish(
+        self, sequence: Sequence, finish_reason: str, error: Exception | None = None
+    ) -> None:
         """End a sequence; its slot and its blocks come back.
 
         One that has ended keeps its reason. A call that was interrupted
@@ -550,10 +553,17 @@ class _StepExecutor:
             self.prefill([t for t in running if t.is_prefilling])
 
     def take_new(self):
-        "The new ids, also those of a step that was interrupted."
+        """The new ids, also those of a step that was interrupted.
+
+        Where this is interrupted, too, they are left for the next call.
+        """
         new = self.new
-        self.new = []
-        return new
+        try:
+            self.new = []
+            return new
+        except BaseException:
+            self.new = new
+            raise
 
     def decode(self, sequences):
         "One token of each of them is read, one written."
@@ -629,7 +639,7 @@ class _StepExecutor:
         num_new = len(self.new)
         try:
             drafts = self._draft(sequences, logits)
-            reasons = [self._judge(t, *draft) for t, *draft in drafts]
+            reasons = [self._finish_reason_after(t, *draft) for t, *draft in drafts]
             self.finish_cancelled()  # by what was called until here
             for draft, reason in zip(drafts, reasons):
                 self._commit(*draft, reason)
@@ -656,10 +666,10 @@ class _StepExecutor:
         log_probs = token_log_probs(logits, ids)
         return [*zip(sequences, ids.tolist(), log_probs.tolist())]
 
-    def _judge(self, t, i, log_prob):
+    def _finish_reason_after(self, t, i, log_prob):
         if t.finish_reason is None:
             try:
-                return t.judge(i, log_prob)
+                return t.finish_reason_after(i, log_prob)
             except ValueError as error:
                 self.finish(t, "error", error)
 
@@ -736,22 +746,32 @@ class _OneStepAtATime:
         self._must_recover = False  # whether all have to read again
         self._cancelled = deque()  # handles, not yet ended
 
-    @contextmanager
-    def _exclusive(self):
-        validate.require(
-            self._free.acquire(blocking=False),
-            "a step is under way: an engine is for one thread, one step at a time",
-        )
-        try:
-            self._thread = threading.get_ident()
-            self._finish_cancelled()
+    def _run_alone(self, call):
+        """Make a call while no other one and no ``cancel`` is under way.
+
+        Ctrl-C breaks the call off, and waits where the lock is taken and given back:
+        between two lines there, the lock would be held for ever.
+        """
+        with DeferredInterrupts() as interrupts, torch.inference_mode():
+            validate.require(
+                self._free.acquire(blocking=False),
+                "a step is under way: an engine is for one thread, one step at a time",
+            )
             try:
-                yield
+                with interrupts.allowed():
+                    self._thread = threading.get_ident()
+                    self._call_between_cancels(call)
             finally:
-                self._finish_cancelled()
+                self._thread = None
+                self._free.release()
+
+    def _call_between_cancels(self, call):
+        "What was cancelled ends before the call and after it, not meanwhile."
+        self._finish_cancelled()
+        try:
+            call()
         finally:
-            self._thread = None
-            self._free.release()
+            self._finish_cancelled()
 
     def _recover(self):
         "After a step that failed all come back, and read all again."
@@ -782,7 +802,7 @@ class Engine(_OneStepAtATime):
 
     def __init__(
         self,
-        model: Any,
+        model: DecoderModel,
         max_num_seqs: int = 4,
         *,
         max_len: int | None = None,
@@ -889,36 +909,41 @@ class Engine(_OneStepAtATime):
             "this request was submitted to another engine",
         )
         self._cancelled.append(handle)
-        if self._free.acquire(blocking=False):
-            try:
-                self._finish_cancelled()
-            finally:
-                self._free.release()
+        with DeferredInterrupts() as interrupts:
+            if self._free.acquire(blocking=False):
+                try:
+                    with interrupts.allowed():
+                        self._finish_cancelled()
+                finally:
+                    self._free.release()
 
     def reset_prefix_cache(self) -> None:
         """Forget all that was computed, because the weights have changed.
 
         Requests keep the ids that they have; what was read is read again.
         """
-        with self._exclusive():
-            self._must_recover = True  # what was read is not to be trusted
-            self._recover()
-            self.runner.reset_prefix_cache()
+        self._run_alone(self._forget_what_was_read)
 
-    @torch.inference_mode()
+    def _forget_what_was_read(self):
+        self._must_recover = True  # what was read is not to be trusted
+        self._recover()
+        self.runner.reset_prefix_cache()
+
     def step(self) -> list[tuple[RequestHandle, int]]:
         "One token of each live text, a piece of prompts; what is new."
-        with self._exclusive():
-            self._recover()
-            try:
-                self.steps += 1
-                self.scheduler.step(self.steps, self.clock())
-                self._executor.step(self.scheduler.running)
-            except BaseException:
-                self._must_recover = True
-                self._recover()
-                raise
+        self._run_alone(self._step)
         return self._executor.take_new()
+
+    def _step(self):
+        self._recover()
+        try:
+            self.steps += 1
+            self.scheduler.step(self.steps, self.clock())
+            self._executor.step(self.scheduler.running)
+        except BaseException:
+            self._must_recover = True
+            self._recover()
+            raise
 
     def run(self, requests: Iterable[Request] = ()) -> list[RequestHandle]:
         "Submit as the queue permits, and step until all are done."
@@ -949,6 +974,12 @@ def _validate_request(sequence, runner):
     )
     params = request.sampling_params
     if isinstance(params, Mapping):
+        validate.mapping_keys(
+            params,
+            [field.name for field in fields(SamplingParams)],
+            owner="sampling_params",
+            noun="setting",
+        )
         params = SamplingParams(**params)
     if params is not None:
         is_one = isinstance(params, SamplingParams)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from . import validate
 from tformer.generate import (
     Completion,
+    StopTokenIds,
     new_cache,
     next_token_logits,
     num_cached,
@@ -67,7 +68,7 @@ def stream_speculative(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    stop_token_ids: StopTokenIds = (),  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
 ) -> Iterator[SpeculativeStep]:
@@ -105,7 +106,7 @@ def speculative_generate(
     *,
     max_new_tokens: int,  # tokens to write at most
     sampling_params: SamplingParams | None = None,  # None: greedy
-    stop_token_ids: int | Collection[int] = (),  # ids that end a text
+    stop_token_ids: StopTokenIds = (),  # ids that end a text
     # functions of the new ids of a text
     stopping_criteria: Callable | Collection[Callable] = (),
 ) -> Completion:
@@ -143,6 +144,9 @@ def rejection_sample(
     Leviathan et al. (2023), algorithm 1; Chen et al. (2023).
     ``draft_probs=None``: each draft was certain.
     """
+    validate.instance_of(Tensor, target_probs=target_probs, uniforms=uniforms)
+    validate.integer_tensors(draft_ids=draft_ids)
+    validate.shapes(draft_ids=(draft_ids, "k"))
     k = len(draft_ids)
     vocab = target_probs.shape[-1]
     validate.shapes(
@@ -150,8 +154,13 @@ def rejection_sample(
         draft_probs=(draft_probs, f"{k} vocab"),
         uniforms=(uniforms, f"{k + 1}"),
     )
+    _require_ids_below(vocab, draft_ids)
+    _require_probabilities("target_probs", target_probs)
+    draft_ids = draft_ids.long()
     if draft_probs is None:
         draft_probs = F.one_hot(draft_ids, vocab)
+    else:
+        _require_probabilities("draft_probs", draft_probs)
     index = torch.arange(k, device=target_probs.device), draft_ids
     accepted = uniforms[:k] * draft_probs[index] < target_probs[index]
     n = int(accepted.long().cumprod(0).sum())
@@ -160,6 +169,29 @@ def rejection_sample(
         rest = (target_probs[n] - draft_probs[n]).clamp(min=0)
         residual = rest.where(rest.sum() > 0, residual)
     return Verification(n, sample_ids(residual.log(), uniforms[k]).item())
+
+
+def _require_ids_below(vocab, draft_ids):
+    "On the CPU: to look at what is on another device would wait for it."
+    found = draft_ids.tolist() if draft_ids.is_cpu else []
+    validate.require(
+        all(0 <= i < vocab for i in found),
+        f"draft_ids must be from 0 to {vocab - 1}, got {', '.join(map(str, found))}",
+    )
+
+
+def _require_probabilities(name, probs):
+    "On the CPU; in half precision 50,000 of them are off 1 by some thousandths."
+    validate.floating_tensors(**{name: probs})
+    if not probs.is_cpu or not probs.numel():
+        return
+    least = probs.min().item()
+    sums = probs.sum(-1, dtype=torch.float64)
+    validate.require(
+        least >= 0 and (sums - 1).abs().max() < 0.01,
+        f"{name} must be probabilities, 0 or more with sums 1, got {least:.3g} and "
+        f"sums {sums.tolist()}",
+    )
 
 # %% ../nbs/package/speculative.ipynb #eddb7520
 class DraftModel:
@@ -355,12 +387,8 @@ def expected_tokens_per_step(
     al. (2023), equation 1; for drafts that are accepted independently of
     each other.
     """
-    validate.require(
-        0 <= acceptance_rate <= 1 and num_speculative_tokens >= 0,
-        "acceptance_rate must be from 0 to 1 and num_speculative_tokens "
-        "0 or more, got "
-        f"{acceptance_rate} and {num_speculative_tokens}",
-    )
+    validate.number("[0, 1]", acceptance_rate=acceptance_rate)
+    validate.integer(0, num_speculative_tokens=num_speculative_tokens)
     return float(sum(acceptance_rate**i for i in range(num_speculative_tokens + 1)))
 
 # %% ../nbs/package/speculative.ipynb #7177f1ce
