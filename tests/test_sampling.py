@@ -839,6 +839,7 @@ def test_a_penalty_looks_at_rows_of_ids(name, ids, message):
         Sampler(PENALTY)(Z, **{name: ids})
 
 
+@plain_only
 def test_rows_to_keep_come_in_any_form():
     for rows in ([1, 0], (1, 0), torch.tensor([1, 0]), np.array([1, 0]), iter([1, 0])):
         sampler = Sampler([SamplingParams(seed=1), SamplingParams(seed=2)])

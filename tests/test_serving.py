@@ -1998,6 +1998,7 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@plain_only  # what executes a signature would be interrupted, too
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("call", ["step", "cancel", "reset_prefix_cache"])
 def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call):
