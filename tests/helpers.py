@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -122,3 +124,27 @@ def die_after(calls, names=("fsync", "rename", "replace", "mkdir")):
 def says(sentence, error=ValueError):
     "Expect an error whose message is exactly this sentence."
     return pytest.raises(error, match=f"^{re.escape(sentence)}$")
+
+
+@contextmanager
+def interrupted_at(n, is_inside):
+    """Raise ``KeyboardInterrupt`` at the n-th place where Python looks for signals.
+
+    That is where a function begins, and after a call of what is written in C.
+    ``is_inside`` tells of a frame and an event whether it counts.  What is yielded
+    is a list of how many places are left.
+    """
+    left = [n]
+
+    def profile(frame, event, arg):
+        if event in ("call", "c_return") and is_inside(frame, event):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield left
+    finally:
+        sys.setprofile(before)

@@ -4,6 +4,9 @@ Each is about thirty lines: what is kept differs, the methods do not. Every one
 goes through the same tests, and must give what is given without a cache.
 """
 
+import contextlib
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import close, draw_ids, plain_only, spread
+from helpers import close, draw_ids, interrupted_at, plain_only, spread
 from models import ROWS, causal, num_read
-from tformer import check
+from tformer import check, kv_cache
 from tformer.attention import (
     CrossAttention,
     SelfAttention,
@@ -1354,3 +1357,33 @@ def test_the_limit_holds_where_nobody_looks(elsewhere):
             model(ids[:, :1], cache=cache)
     with torch.no_grad(), Reads():  # a bound that was told is believed
         model(ids[:, :1], positions=Positions(torch.tensor([[7]]), upper_bound=9))
+
+
+@plain_only  # what executes a signature would be interrupted, too
+def test_what_was_interrupted_is_not_taken_back_later():
+    "When its traceback goes, the cache may hold another text."
+    files = {contextlib.__file__, kv_cache.__file__, __file__}
+
+    def is_inside(frame, event):
+        return frame.f_code.co_filename in files
+
+    n = 0
+    interrupt = True
+    while interrupt:
+        n += 1
+        layer = filled(1)
+        cache = KVCache([layer])
+        interrupt = None
+        try:
+            with interrupted_at(n, is_inside), cache.atomic():
+                pass
+        except KeyboardInterrupt as error:
+            interrupt = error
+        layer.update(*torch.randn(2, 1, 2, 1, 4), positions=torch.tensor([[4]]))
+        held = [x.clone() for x in layer.tensors]
+        if interrupt:
+            interrupt = True  # and the traceback goes
+        gc.collect()
+        assert layer.lengths.tolist() == [5], n
+        assert all(map(torch.equal, layer.tensors, held)), n
+    assert n > 3

@@ -1,5 +1,6 @@
 """Texts written with a cache: equal to those read again, and to their peers."""
 
+import contextlib
 import copy
 import inspect
 import typing
@@ -11,7 +12,8 @@ import torch
 import transformers
 from torch import nn
 
-from helpers import plain_only
+import tformer
+from helpers import interrupted_at, plain_only
 from models import MAX_LEN, ROWS, VOCAB, Preallocates, causal, rows
 from tformer import seq2seq
 from tformer.beam import beam_search
@@ -798,6 +800,37 @@ def test_modes_are_as_found_after_an_error():
     assert [part.training for part in model.modules()] == modes
     with eval_mode(object()):
         pass
+
+
+@plain_only  # what executes a signature would be interrupted, too
+def test_modes_are_as_found_wherever_an_interrupt_comes():
+    "Also while its traceback is kept, as Python does at its prompt."
+    files = {
+        contextlib.__file__,
+        nn.modules.module.__file__,
+        tformer.model.__file__,
+        __file__,
+    }
+
+    def is_inside(frame, event):  # where `__exit__` begins nothing can be done
+        is_exit = event == "call" and frame.f_code.co_name == "__exit__"
+        return frame.f_code.co_filename in files and not is_exit
+
+    model = small().train()
+    model.norm.eval()
+    modes = [part.training for part in model.modules()]
+    n = 0
+    interrupt = True
+    while interrupt:
+        n += 1
+        interrupt = None
+        try:
+            with interrupted_at(n, is_inside), eval_mode(model):
+                model(torch.tensor([[1, 2]]))
+        except KeyboardInterrupt as error:
+            interrupt = error
+        assert [part.training for part in model.modules()] == modes, n
+    assert n > 100
 
 
 def test_only_the_last_token_pays_for_the_output_layer():

@@ -651,3 +651,22 @@ def test_on_a_device():
     close(found, model(ids))
     cache.crop(7)
     close(model(ids[:, 7:8], cache=cache), model(ids[:, :8])[:, 7:])
+
+
+def test_a_recount_finds_what_an_interrupt_has_left():
+    "A count without a table, a key without its block, a block that is nowhere."
+    pool = BlockPool(6, 2)
+    for key in (b"a", b"b", b"c", b"d"):
+        pool.cache_block(key, pool.allocate())
+    first, second, third, fourth = pool.block_to_hash
+    for block in (third, first):
+        pool.release(block)
+    pool.allocate()  # and the interrupt came before its table had it
+    del pool.evictable[first]  # it was to be shared
+    del pool.block_to_hash[fourth]  # it was to be written
+    tables = BlockTables(pool, [[second], [fourth, second]])
+    pool.recount(tables.tables)
+    consistent(pool, tables)
+    assert [*pool.evictable] == [third, first]
+    assert pool.hash_to_block == {b"a": first, b"b": second, b"c": third}
+    assert pool.ref_counts[second] == 2 and pool.num_free_blocks == 2

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tformer
-from helpers import by_day, plain_only
+from helpers import by_day, interrupted_at, plain_only
 from models import MAX_LEN, ROWS, VOCAB
 from test_paged_cache import consistent
 from tformer.generate import Completion, generate
@@ -2046,6 +2046,46 @@ def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call):
         empty(engine)
         del interrupt
     assert num_interrupts == n - 1 > 20
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@pytest.mark.parametrize("first", by_day(range(1, 31, 6), 1))
+def test_no_block_is_lost_wherever_an_interrupt_comes(first):
+    "Nor is one found by a key that is no longer its own."
+    requests = [
+        Request([1, 2, 3, 1, 2, 3], 4),
+        Request([1, 2, 3, 1, 2], 2),
+        Request([3], 5),
+    ]
+    right = texts(requests)
+
+    def write(engine, handles):
+        while engine.has_unfinished_requests:
+            engine.step()
+            if len(handles[0].output_ids) == 2:
+                handles[0].cancel()
+
+    def is_inside(frame, event):
+        return frame.f_code.co_filename == tformer.paged_cache.__file__
+
+    n = first
+    left = [0]
+    while left[0] <= 0:
+        engine = Engine(MODEL, 2, num_blocks=9, block_size=2)
+        for _ in range(2):  # the second time some of it is known
+            handles = [engine.submit(r) for r in [Request([2, 1, 3], 9), *requests]]
+            try:
+                with interrupted_at(n, is_inside) as left:
+                    write(engine, handles)
+            except KeyboardInterrupt:
+                pass
+            write(engine, handles)
+            for handle, text in zip(handles[1:], right, strict=True):
+                same(handle, text)
+            empty(engine)
+            consistent(engine.runner.pool, engine.runner.cache.tables)
+        n += 31
+    assert n > 1000
 
 
 @WAYS

@@ -102,6 +102,20 @@ def test_a_draft_whose_cache_cannot_grow_goes_from_text_to_text():
     assert other.asked == sorted(other.asked) and other.asked[-1] == MAX_LEN
 
 
+@pytest.mark.parametrize(
+    "name", [r.name for r in ROWS if "window" in r.name.lower() and not r.source]
+)
+def test_a_draft_with_a_window_goes_from_text_to_text(name):
+    "Its window has dropped what the beginning of the next text would see."
+    row = next(r for r in ROWS if r.name == name)
+    model = LLAMA.make().double()  # rounding is not meant
+    draft = DraftModel(row.make(), 3)
+    for prompt in ([1, 2, 3], [1, 2, 3], [1, 2, 4, 3]):
+        right = generate(model, [prompt], max_new_tokens=MAX_LEN - 8)[0]
+        ours = speculative_generate(model, prompt, draft, max_new_tokens=MAX_LEN - 8)
+        same(ours, right)
+
+
 def test_a_draft_that_is_asked_for_a_little_more_each_time_reads_on():
     other = Preallocates(LLAMA.make().double())
     draft = DraftModel(other, 2)

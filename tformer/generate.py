@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['StopTokenIds', 'GeneratedToken', 'Completion', 'stream', 'generate', 'DecodeState', 'next_token_logits',
-           'token_log_probs', 'undo_draws', 'make_sampler', 'make_stop_string_criterion', 'meets_stopping_criteria',
-           'Stopping', 'parse_stopping', 'left_pad', 'flat_row', 'new_cache', 'num_cached', 'require_context']
+           'token_log_probs', 'make_sampler', 'make_stop_string_criterion', 'meets_stopping_criteria', 'Stopping',
+           'parse_stopping', 'left_pad', 'flat_row', 'new_cache', 'num_cached', 'require_context']
 
 # %% ../nbs/package/generate.ipynb #a1000011
 import math
@@ -17,7 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from numbers import Integral
 from typing import NamedTuple
 
@@ -317,19 +317,6 @@ def token_log_probs(
     log_probs = logits.to(compute_dtype).log_softmax(-1)
     return log_probs.gather(-1, ids[:, None])[:, 0]
 
-
-@contextmanager
-def undo_draws(sampler: Callable) -> Iterator[None]:
-    "Give a ``Sampler`` its random states back if what is inside fails."
-    is_ours = isinstance(sampler, Sampler)
-    before = sampler.clone_states() if is_ours else None
-    try:
-        yield
-    except BaseException:
-        if is_ours:
-            sampler.row_states = before
-        raise
-
 # %% ../nbs/package/generate.ipynb #b1000008x
 #| code-fold: false
 def apply_stopping(rows, drafts, texts, stopping):
@@ -359,9 +346,11 @@ def _decode_steps(
     texts = [[] for _ in state.lengths]
     first = state.length
     rows = [*range(len(texts))]  # of the batch; None: stopped
+    is_ours = isinstance(sampler, Sampler)
     for _ in range(max_new_tokens):
         generated_ids = state.ids[:, first : state.length]
-        with undo_draws(sampler):
+        before = sampler.clone_states() if is_ours else None
+        try:
             with eval_context():
                 ids, drafts = sample_next(
                     state.logits(),
@@ -370,6 +359,10 @@ def _decode_steps(
                     state.prompt_ids,
                 )
             tokens, done = apply_stopping(rows, drafts, texts, stopping)
+        except BaseException:
+            if is_ours:  # nothing was drawn
+                sampler.row_states = before
+            raise
         state.append(ids)
         yield tokens, done
         rows = [None if row in done else row for row in rows]

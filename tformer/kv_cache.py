@@ -8,7 +8,7 @@ __all__ = ['BatchCache', 'LayerCache', 'LayerCacheBase', 'GrowableBuffer', 'Grow
 
 # %% ../nbs/package/kv_cache.ipynb #9b659340
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from typing import Any, Protocol, runtime_checkable
 
@@ -479,20 +479,12 @@ class KVCache:
             for layer, source_layer in zip(self.layers, source.layers):
                 layer.set_rows(rows, source_layer)
 
-    @contextlib.contextmanager
-    def atomic(self) -> Iterator[None]:
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
         """After an error inside, every layer holds what it held.
 
         What a cache of one's own writes in place, it mends itself.
         """
-        before = [(layer, dict(vars(layer))) for layer in self._leaves()]
-        try:
-            yield
-        except BaseException:
-            for layer, state in before:
-                vars(layer).clear()
-                vars(layer).update(state)
-            raise
+        return _Atomic(self._leaves())
 
     @contextlib.contextmanager
     def keep_shared_positions(self, *others):
@@ -547,3 +539,21 @@ def new_empty_cache(
         f"the caches of {name} begin with {num_tokens} tokens, {advice}",
     )
     return cache
+
+
+class _Atomic(contextlib.AbstractContextManager):
+    """After an error inside, layers hold what they held.
+
+    A generator that is interrupted where it begins would take layers back
+    when nobody holds the traceback any more, whatever they hold by then.
+    """
+
+    def __init__(self, layers):
+        self.before = [(layer, dict(vars(layer))) for layer in layers]
+
+    def __exit__(self, kind, *error):
+        if kind is None:
+            return
+        for layer, state in self.before:
+            vars(layer).clear()
+            vars(layer).update(state)

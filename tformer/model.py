@@ -359,19 +359,41 @@ class DecoderModel(Protocol):
         """
 
 # %% ../nbs/A3_models.ipynb #c2b02095
-@contextlib.contextmanager
 def eval_mode(
     model: Any,  # a module; anything else has no modes
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     "Eval mode inside; afterwards each module is in the mode it was in."
-    found = model.modules() if isinstance(model, nn.Module) else ()
-    found = [part for part in found if part.training]
-    try:
-        for part in found:
-            part.training = False
-        yield
-    finally:
-        for part in found:
+    return _EvalMode(model)
+
+
+class _EvalMode(contextlib.AbstractContextManager):
+    """Modes are put back also if an interrupt comes meanwhile.
+
+    A generator that is interrupted where it begins would be undone late:
+    when nobody holds the traceback any more.
+    """
+
+    def __init__(self, model):
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        self.parts = [part for part in parts if part.training]
+
+    def __enter__(self):
+        try:
+            for part in self.parts:
+                part.training = False
+        except BaseException:
+            self.put_back()
+            raise
+
+    def __exit__(self, *error):
+        try:
+            self.put_back()
+        except BaseException:  # halfway
+            self.put_back()
+            raise
+
+    def put_back(self):
+        for part in self.parts:
             part.training = True
 
 # %% ../nbs/A3_models.ipynb #c9397804

@@ -7,6 +7,7 @@ __all__ = ['OutOfBlocks', 'BlockPool', 'hash_blocks', 'BlockTables', 'PagedLayer
 
 # %% ../nbs/package/paged_cache.ipynb #02a2ac6f
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
@@ -129,6 +130,22 @@ class BlockPool:
             self.block_to_hash,
         ):
             known.clear()
+
+    def recount(self, tables: list[list[int]]) -> None:
+        """Count anew in which of these tables, all there are, blocks stand.
+
+        An interrupt may have come between a block and its table, or between
+        a key and its block. Afterwards a block in no table is cached or
+        free, and only what is surely known is found by its key.
+        """
+        counts = Counter(block for table in tables for block in table)
+        self.ref_counts = [counts[block] for block in range(self.num_blocks)]
+        self.hash_to_block = {key: b for b, key in self.block_to_hash.items()}
+        # those that were given back before keep their order
+        unused = dict.fromkeys([*self.evictable, *range(self.num_blocks)])
+        unused = [block for block in unused if not counts[block]]
+        self.evictable = dict.fromkeys(b for b in unused if b in self.block_to_hash)
+        self.free_block_ids = [b for b in unused if b not in self.block_to_hash][::-1]
 
     def copy_block(self, old: int, new: int) -> None:
         "What one block holds, in all layers, the other holds as well."

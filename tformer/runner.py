@@ -130,6 +130,10 @@ class ModelRunner:
         keep[rows] = torch.tensor(lengths, device=self.device)
         self.cache.crop(keep)
 
+    def recover(self) -> None:
+        "No row holds anything any more, whatever an interrupt has left."
+        self.crop([*range(self.max_num_seqs)], [0] * self.max_num_seqs)
+
     def require_capacity(self, n: int) -> None:
         "``ValueError`` for so many tokens if no row can ever hold them."
         validate.at_most(self.max_len, **{"tokens of prompt and text": n})
@@ -172,6 +176,11 @@ class PagedModelRunner(ModelRunner):
     def cache_for(self, rows: Int[Tensor, " n"], fresh: bool) -> PagedKVCache:
         "These rows, writing into the same blocks."
         return self.cache.view(rows)
+
+    def recover(self) -> None:
+        "Nor does any table hold a block, and none is lost."
+        super().recover()
+        self.pool.recount(self.cache.tables.tables)
 
     def require_capacity(self, n: int) -> None:
         "Nor if all blocks together are too few."

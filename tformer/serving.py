@@ -777,6 +777,7 @@ class _OneStepAtATime:
         "After a step that failed all come back, and read all again."
         if self._must_recover:
             self.scheduler.preempt_all()
+            self.runner.recover()
             self._must_recover = False
 
     def _is_in_own_step(self):
@@ -785,7 +786,11 @@ class _OneStepAtATime:
     def _finish_cancelled(self):
         "Only where no call of the model and no choice is under way."
         while self._cancelled:
-            self.scheduler.finish(self._cancelled[0].sequence, "cancelled")
+            try:
+                self.scheduler.finish(self._cancelled[0].sequence, "cancelled")
+            except BaseException:  # perhaps while it gave back its blocks
+                self._must_recover = True
+                raise
             self._cancelled.popleft()
 
 # %% ../nbs/package/serving.ipynb #s2300027

@@ -275,7 +275,7 @@ class DraftModel:
             min(len(self.ids), len(ids)),
         )
         n = min(n, len(ids) - 1)
-        if n == 0 or cache_len > self.cache_len:
+        if n == 0 or cache_len > self.cache_len or not self._keep(n):
             n = 0
             # twice as long as before: whoever asks for a little more each time
             # has the text read anew a few times only
@@ -283,9 +283,16 @@ class DraftModel:
             self.cache = new_cache(self.model, 1, self.cache_len)
             self.prefix_len = num_cached(self.cache)
             _allow_rollback(self.cache, self.num_speculative_tokens)
-        elif n < len(self.ids):
-            self.cache.crop(self.prefix_len + n)
         self.ids = ids[:n]
+
+    def _keep(self, n):
+        "Keep the first n ids alone in the cache; False where it cannot."
+        try:
+            if n < len(self.ids):
+                self.cache.crop(self.prefix_len + n)
+        except ValueError:  # a window has dropped what the last of them sees
+            return False
+        return True
 
 # %% ../nbs/package/speculative.ipynb #9762c1e6
 class PromptLookup:
