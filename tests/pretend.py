@@ -65,7 +65,9 @@ class PretendedCard(TorchFunctionMode):
     def __enter__(self):
         # a card has a generator of its own, which somebody may want to leave as it was
         self._patches = [
-            mock.patch.object(torch.cuda, "get_rng_state", id),
+            mock.patch.object(
+                torch.cuda, "get_rng_state", lambda device: torch.get_rng_state()
+            ),
             mock.patch.object(torch.cuda, "set_rng_state", lambda state, device: None),
         ]
         for patch in self._patches:

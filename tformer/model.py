@@ -367,7 +367,7 @@ def eval_mode(
 
 
 class _EvalMode(contextlib.AbstractContextManager):
-    """Modes are put back also if an interrupt comes meanwhile.
+    """Modes are restored also if an interrupt comes meanwhile.
 
     A generator that is interrupted where it begins would be undone late:
     when nobody holds the traceback any more.
@@ -382,17 +382,17 @@ class _EvalMode(contextlib.AbstractContextManager):
             for part in self.parts:
                 part.training = False
         except BaseException:
-            self.put_back()
+            self.restore()
             raise
 
     def __exit__(self, *error):
         try:
-            self.put_back()
+            self.restore()
         except BaseException:  # halfway
-            self.put_back()
+            self.restore()
             raise
 
-    def put_back(self):
+    def restore(self):
         for part in self.parts:
             part.training = True
 
