@@ -1912,23 +1912,27 @@ def test_an_id_that_is_taken_back_is_handed_out_once():
         same(handle, texts([handle.request])[0])
 
 
-def interrupt_at_line(n):
-    "A trace function that interrupts the n-th line of what makes a step."
+def call_at_line(n, call, is_inside):
+    "A trace function that makes a call at the n-th line of the frames inside."
     left = [n]
 
     def on_line(frame, event, arg):
         if event == "line":
             left[0] -= 1
             if left[0] == 0:
-                raise KeyboardInterrupt
+                call()
         return on_line
 
-    def on_call(frame, event, arg):
-        owner = type(frame.f_locals.get("self"))
-        is_inside = owner in (Scheduler, _StepExecutor, Sequence)
-        return on_line if is_inside else None
+    return lambda frame, event, arg: on_line if is_inside(frame) else None, left
 
-    return on_call, left
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def makes_a_step(frame):
+    owner = type(frame.f_locals.get("self"))
+    return owner in (Scheduler, _StepExecutor, Sequence)
 
 
 def test_the_usual_loop_has_all_ids_whichever_line_is_interrupted():
@@ -1942,7 +1946,7 @@ def test_the_usual_loop_has_all_ids_whichever_line_is_interrupted():
         engine = Engine(MODEL, 2)
         handles = [engine.submit(r) for r in requests]
         found = {handle: [] for handle in handles}
-        trace, left = interrupt_at_line(n)
+        trace, left = call_at_line(n, raise_interrupt, makes_a_step)
         before = sys.gettrace()
         while engine.has_unfinished_requests:
             try:
@@ -1970,24 +1974,14 @@ AROUND_A_STEP = {
 }
 
 
-def signal_at_line(n):
-    "A trace function that sends Ctrl-C at the n-th line of what is around a step."
-    left = [n]
+def is_around_a_step(frame):
+    is_engine = isinstance(frame.f_locals.get("self"), Engine)
+    is_inside = frame.f_code.co_filename in AROUND_A_STEP
+    return is_engine or is_inside or frame.f_code.co_name == "take_new"
 
-    def on_line(frame, event, arg):
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                signal.raise_signal(signal.SIGINT)
-        return on_line
 
-    def on_call(frame, event, arg):
-        is_engine = isinstance(frame.f_locals.get("self"), Engine)
-        is_inside = frame.f_code.co_filename in AROUND_A_STEP
-        is_last = frame.f_code.co_name == "take_new"
-        return on_line if is_engine or is_inside or is_last else None
-
-    return on_call, left
+def send_ctrl_c():
+    signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
@@ -2019,7 +2013,7 @@ def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call):
         for handle, i in engine.step():
             found[handle].append(i)
         args = handles[:1] if call == "cancel" else []
-        trace, left = signal_at_line(n)
+        trace, left = call_at_line(n, send_ctrl_c, is_around_a_step)
         new = []
         interrupt = None
         try:
