@@ -1512,6 +1512,7 @@ def test_an_evaluation_that_was_cut_off_without_a_folder_is_made_up():
     assert trainer.fit() == straight.history.records
 
 
+@plain_only
 def test_a_sample_that_was_cut_off_is_made_up(tmp_path):
     how = {"steps": 8, "eval_fn": None, "sample_fn": write_some}
     straight = training(tmp_path / "a", **how)
