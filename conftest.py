@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -311,6 +312,7 @@ def pytest_configure(config):
         "processor: notebooks, and tests that sum "
         "floats: run by `make processors` as well",
     )
+    heed_ctrl_c()
     if not hasattr(config, "workerinput"):  # not in an xdist worker
         config.clock = Clock()
         config.pluginmanager.register(config.clock, "notebook-clock")
@@ -318,6 +320,12 @@ def pytest_configure(config):
             server = kernels.KernelServer()
             config.add_cleanup(server.close)
             os.environ[kernels.ADDRESS] = server.address
+
+
+def heed_ctrl_c():
+    "Also where a shell that starts jobs in the background has it ignored."
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def needs_kernels(config):

@@ -126,9 +126,17 @@ def says(sentence, error=ValueError):
     return pytest.raises(error, match=f"^{re.escape(sentence)}$")
 
 
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def send_ctrl_c():
+    signal.raise_signal(signal.SIGINT)
+
+
 @contextmanager
-def interrupted_at(n, is_inside):
-    """Raise ``KeyboardInterrupt`` at the n-th place where Python looks for signals.
+def interrupted_at(n, is_inside, interrupt=raise_interrupt):
+    """Interrupt at the n-th place where Python looks for signals.
 
     That is where a function begins, and after a call of what is written in C.
     ``is_inside`` tells of a frame and an event whether it counts.  What is yielded
@@ -140,7 +148,7 @@ def interrupted_at(n, is_inside):
         if event in ("call", "c_return") and is_inside(frame, event):
             left[0] -= 1
             if left[0] == 0:
-                raise KeyboardInterrupt
+                interrupt()
 
     before = sys.getprofile()
     sys.setprofile(profile)

@@ -833,6 +833,36 @@ def test_modes_are_as_found_wherever_an_interrupt_comes():
     assert n > 100
 
 
+@plain_only  # what executes a signature would be interrupted, too
+def test_an_interrupted_step_draws_nothing():
+    "Wherever it comes before the step is handed over, and whoever owns the sampler."
+    model = small()
+    params = [SamplingParams(seed=1), SamplingParams(seed=2)]
+
+    def is_inside(frame, event):  # where a generator is let go, none is raised
+        code = frame.f_code
+        is_ours = code.co_filename == tformer.generate.__file__
+        return is_ours and code.co_name != "<genexpr>"
+
+    n = 0
+    left = [0]
+    while left[0] <= 0:
+        n += 1
+        sampler = Sampler(params)
+        steps = stream(model, PROMPTS[:2], max_new_tokens=4, sampling_params=sampler)
+        next(steps)
+        before = [g.get_state() for _, g in sampler.row_states]
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            interrupted_at(n, is_inside) as left,
+        ):
+            next(steps)
+        after = [g.get_state() for _, g in sampler.row_states]
+        is_drawn = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+        assert is_drawn == [left[0] > 0] * 2, n
+    assert n > 20
+
+
 def test_only_the_last_token_pays_for_the_output_layer():
     model = small()
     seen = []

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from helpers import plain_only
+import tformer.interrupts
+from helpers import interrupted_at, plain_only, send_ctrl_c
 from tformer.interrupts import DeferredInterrupts
 
 
@@ -66,6 +67,32 @@ def test_an_interrupt_is_raised_at_the_end_at_the_latest():
     assert done == ["whole"]
     with interrupts:
         pass
+
+
+@plain_only
+def test_it_serves_again_wherever_an_interrupt_came(handler):
+    "Also between its own lines, before it defers and when it no longer does."
+
+    def is_inside(frame, event):
+        return frame.f_code.co_filename == tformer.interrupts.__file__
+
+    n = 0
+    left = [0]
+    while left[0] <= 0:
+        n += 1
+        interrupt = None
+        interrupts = DeferredInterrupts(1)
+        try:
+            with interrupted_at(n, is_inside, send_ctrl_c) as left, interrupts:
+                pass
+        except KeyboardInterrupt as error:
+            interrupt = error
+        assert signal.getsignal(signal.SIGINT) is handler, n
+        assert interrupt or left[0] > 0, f"the one at {n} is lost"
+        with interrupts:
+            assert signal.getsignal(signal.SIGINT) is not handler
+        assert signal.getsignal(signal.SIGINT) is handler, n
+    assert n > 4
 
 
 def test_neither_an_interrupt_nor_an_error_is_lost(handler):

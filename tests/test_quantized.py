@@ -35,6 +35,15 @@ def test_one_byte_is_off_by_half_a_step_at_most():
         close(Int8Linear(weight)(x) + bias, layer(x), 1e-12)
 
 
+def test_in_float16_only_what_is_beyond_its_numbers_is_infinite():
+    "Sums of whole numbers are 127 times as large as those of weights up to 1."
+    x = torch.full((1, 128), 8.0).half()
+    layer = Int8Linear(torch.ones(4, 128)).half()
+    assert layer(x).dtype == torch.float16
+    assert layer(x).tolist() == [[1024.0] * 4]
+    assert Int8Linear(torch.ones(4, 128) * 100).half()(x).isinf().all()
+
+
 def test_a_model_of_one_byte():
     model = LLAMA.make()
     before = {k: x.clone() for k, x in model.state_dict().items()}

@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tformer
-from helpers import by_day, interrupted_at, plain_only
+from helpers import (
+    by_day,
+    interrupted_at,
+    plain_only,
+    raise_interrupt,
+    send_ctrl_c,
+)
 from models import MAX_LEN, ROWS, VOCAB
 from test_paged_cache import consistent
 from tformer.generate import Completion, generate
@@ -1926,10 +1932,6 @@ def call_at_line(n, call, is_inside):
     return lambda frame, event, arg: on_line if is_inside(frame) else None, left
 
 
-def raise_interrupt():
-    raise KeyboardInterrupt
-
-
 def makes_a_step(frame):
     owner = type(frame.f_locals.get("self"))
     return owner in (Scheduler, _StepExecutor, Sequence)
@@ -1978,10 +1980,6 @@ def is_around_a_step(frame):
     is_engine = isinstance(frame.f_locals.get("self"), Engine)
     is_inside = frame.f_code.co_filename in AROUND_A_STEP
     return is_engine or is_inside or frame.f_code.co_name == "take_new"
-
-
-def send_ctrl_c():
-    signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture

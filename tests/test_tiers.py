@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,22 @@ def chosen(target):
     words = shlex.split(line[line.index("-m pytest") + len("-m pytest") :])
     at = words.index("-m")
     return words[at + 1], words[at + 2 :]
+
+
+def test_a_run_in_the_background_heeds_ctrl_c_as_well():
+    "A shell without job control has it ignored there, and many tests send it."
+    heed_ctrl_c = load(ROOT / "conftest.py").heed_ctrl_c
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for ours in (signal.SIG_DFL, lambda *args: None):  # stays as it is
+            signal.signal(signal.SIGINT, ours)
+            heed_ctrl_c()
+            assert signal.getsignal(signal.SIGINT) is ours
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        heed_ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_makefile_runs_two_tiers_over_the_same_tests():

@@ -359,11 +359,11 @@ def _decode_steps(
                     state.prompt_ids,
                 )
             tokens, done = apply_stopping(rows, drafts, texts, stopping)
+            state.append(ids)
         except BaseException:
             if is_ours:  # nothing was drawn
                 sampler.row_states = before
             raise
-        state.append(ids)
         yield tokens, done
         rows = [None if row in done else row for row in rows]
         if not any(row is not None for row in rows):

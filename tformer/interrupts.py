@@ -46,31 +46,36 @@ class DeferredInterrupts:
                 "block"
             )
         handler = signal.getsignal(signal.SIGINT)
-        self._previous = handler if callable(handler) else None
-        self._handle(self._note)
+        self._noted = []
+        try:
+            self._previous = handler if callable(handler) else None
+            self._handle(self._note)
+        except BaseException:  # an interrupt came first, and none is noted
+            self._previous = None
+            raise
         return self
 
     def __exit__(self, kind, *rest):
-        try:
-            self._handle(self._previous)
-            if kind is None or not issubclass(kind, KeyboardInterrupt):
-                self.deliver()
-        finally:
-            self._previous = None
-            self._noted = []
+        previous = self._previous
+        self._previous = None  # from here on it may be used again
+        if previous is not None:
+            signal.signal(signal.SIGINT, previous)
+            is_raised = kind is not None and issubclass(kind, KeyboardInterrupt)
+            if self._noted and not is_raised:
+                previous(*self._noted[-1])
 
     def deliver(self) -> None:
         "Raise the interrupt that waits, if there is one."
-        noted = self._noted
-        self._noted = []
-        if noted:
+        if self._noted and self._previous is not None:
+            noted = self._noted
+            self._noted = []
             self._previous(*noted[-1])
 
     @contextlib.contextmanager
     def allowed(self):
         "Inside, an interrupt is raised at once, as ever."
-        self._handle(self._previous)
         try:
+            self._handle(self._previous)
             self.deliver()
             yield
         finally:
@@ -81,7 +86,7 @@ class DeferredInterrupts:
             signal.signal(signal.SIGINT, handler)
 
     def _note(self, *given):
-        if len(self._noted) == self.max_deferred:
+        if len(self._noted) == self.max_deferred and self._previous is not None:
             self._previous(*given)
         else:
             self._noted.append(given)

@@ -228,16 +228,19 @@ class Model(TiedModule):
 
         If one of them refuses, the cache is as it was before.
         """
-        whole = (
-            contextlib.nullcontext
-            if cache is None or (torch.compiler.is_compiling())
-            else cache.atomic
-        )
-        with whole():
+        with self.atomic(cache):
             for i, block in enumerate(self.blocks):
                 layer_cache = None if cache is None else cache.layers[i]
                 x = block(x, cache=layer_cache, **kwargs)
         return x
+
+    def atomic(
+        self, cache: KVCache | None
+    ) -> contextlib.AbstractContextManager[None]:
+        "After an error inside, the cache holds what it held."
+        if cache is None or torch.compiler.is_compiling():
+            return contextlib.nullcontext()
+        return cache.atomic()
 
     def new_cache(
         self, batch_size: int, max_len: int | None = None
@@ -310,13 +313,15 @@ class CausalLM(Model):
         makes it from a 0/1 mask).
         ``mask``: (b, h, t, s), True = may attend, beside causality and
         padding.  Raises ``ValueError`` for a text beyond ``max_len``
-        and a cache of another model.
+        and a cache of another model.  After an error, the cache is as it
+        was before.
         """
-        return self.lm_head(
-            self.hidden_states(
-                ids, cache=cache, positions=positions, mask=mask
+        with self.atomic(cache):
+            return self.lm_head(
+                self.hidden_states(
+                    ids, cache=cache, positions=positions, mask=mask
+                )
             )
-        )
 
 # %% ../nbs/A3_models.ipynb #d0a1b2c4
 @runtime_checkable

@@ -105,7 +105,8 @@ class PrefixedModel(nn.Module):
         positions: Positions | Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         "Logits of what follows each token."
-        return self.lm_head(self.hidden_states(ids, cache=cache, positions=positions))
+        cache = self.new_cache(len(ids)) if cache is None else cache
+        return self.model(ids, cache=cache, positions=self.shift_positions(positions))
 
 # %% ../nbs/package/prefix.ipynb #2cf35f91
 def single_prompt(

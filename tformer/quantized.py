@@ -104,7 +104,9 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b d_in"]) -> Float[Tensor, "*b d_out"]:
-        y = F.linear(x, self.int8_weight.to(x.dtype))
+        # before the scale, a sum may be beyond 65,504, where float16 ends
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+        y = F.linear(x.to(dtype), self.int8_weight.to(dtype))
         y = (y * self.scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 

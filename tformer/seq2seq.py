@@ -247,16 +247,17 @@ class Seq2Seq(Model):
         keeps them.  ``encoder_attention_mask``: True or 1 at tokens.
         Else as ``CausalLM``.
         """
-        return self.lm_head(
-            self.hidden_states(
-                ids,
-                encoder_hidden_states=encoder_hidden_states,
-                cache=cache,
-                encoder_attention_mask=encoder_attention_mask,
-                positions=positions,
-                mask=mask,
+        with self.atomic(cache):
+            return self.lm_head(
+                self.hidden_states(
+                    ids,
+                    encoder_hidden_states=encoder_hidden_states,
+                    cache=cache,
+                    encoder_attention_mask=encoder_attention_mask,
+                    positions=positions,
+                    mask=mask,
+                )
             )
-        )
 
     def hidden_states(
         self,
