@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tformer.paged_cache
-from helpers import close, plain_only, randn, spread
+from helpers import close, interrupted_at, plain_only, randn, spread
 from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
 from tformer.attention import SelfAttention
 from tformer.generate import generate
@@ -670,3 +670,185 @@ def test_a_recount_finds_what_an_interrupt_has_left():
     assert [*pool.evictable] == [third, first]
     assert pool.hash_to_block == {b"a": first, b"b": second, b"c": third}
     assert pool.ref_counts[second] == 2 and pool.num_free_blocks == 2
+
+
+def interrupted(n, call, names):
+    """Make a call with an interrupt at the n-th place inside methods of these names.
+
+    Returns whether one came.  Places are those of the module of blocks.
+    """
+
+    def is_inside(frame, event):
+        code = frame.f_code
+        return (
+            code.co_filename == tformer.paged_cache.__file__ and code.co_name in names
+        )
+
+    try:
+        with interrupted_at(n, is_inside):
+            call()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def state(pool):
+    "All that a pool knows of its blocks."
+    return [
+        pool.generation,
+        [*pool.generations],
+        [*pool.ref_counts],
+        [*pool.block_keys],
+        {*pool.free_block_ids},
+        [*pool.evictable],
+        {**pool.hash_to_block},
+        {**pool.block_to_hash},
+    ]
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@torch.no_grad()
+def test_a_reset_is_done_or_not_wherever_an_interrupt_comes():
+    "No block is ever free and cached at once, which would give it to two texts."
+    n = 0
+    is_interrupted = True
+    while is_interrupted:
+        n += 1
+        _, pool, cache, ids = grown(6, batch=2)
+        for row in range(2):
+            cache.cache_full_blocks(row, ids[row].tolist())
+        cache.crop(torch.tensor([0, 6]))
+        assert len(pool.evictable) == pool.num_used_blocks == 2
+        before = state(pool)
+        is_interrupted = interrupted(
+            n, pool.reset_prefix_cache, ("reset_prefix_cache",)
+        )
+        consistent(pool, cache.tables)
+        is_reset = not pool.hash_to_block
+        if is_reset:
+            assert pool.generation == 1 and not pool.block_to_hash
+            assert pool.num_free_blocks == pool.num_blocks - 2
+            assert pool.block_keys == [None] * pool.num_blocks
+        else:
+            assert state(pool) == before
+    assert is_reset and n > 3
+
+
+METHODS_OF_BLOCKS = ("reserve", "allocate", "copy_block", "acquire", "release", "evict")
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@torch.no_grad()
+def test_a_copy_that_is_interrupted_is_made_when_the_step_is_repeated():
+    "A block that is not yet copied is in no table, and none is lost."
+    new = torch.tensor([[5], [9]])
+    n = 0
+    is_interrupted = True
+    while is_interrupted:
+        n += 1
+        model, pool, cache, ids = grown()
+        cache.select(torch.tensor([0, 0]))
+        is_interrupted = interrupted(
+            n, lambda: model(new, cache=cache), METHODS_OF_BLOCKS
+        )
+        consistent(pool, cache.tables)
+        if is_interrupted:
+            found = model(new, cache=cache)
+            expected = model(torch.cat([ids.expand(2, -1), new], 1))[:, -1:]
+            close(found, expected, 1e-12)
+            consistent(pool, cache.tables)
+        cache.crop(0)
+        assert not pool.num_used_blocks
+    assert n > 5
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@torch.no_grad()
+def test_a_block_that_is_written_anew_is_not_found_after_an_interrupt():
+    "A step that is repeated forgets the key of the block that it writes."
+    n = 0
+    is_interrupted = True
+    while is_interrupted:
+        n += 1
+        model, pool, cache, ids = grown(6)
+        cache.cache_full_blocks(0, ids[0].tolist())
+        cache.crop(5)
+        new = (ids[:, 5:] + 1) % VOCAB
+        is_interrupted = interrupted(n, lambda: model(new, cache=cache), ("evict",))
+        if is_interrupted:
+            model(new, cache=cache)
+        assert len(pool.hash_to_block) == 1
+        consistent(pool, cache.tables)
+    assert n > 2
+
+
+ROWS_OF = ("select", "crop", "set_rows", "trim", "acquire", "release")
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@pytest.mark.parametrize("act", ["select", "crop", "set_rows"])
+@torch.no_grad()
+def test_rows_are_changed_or_not_wherever_an_interrupt_comes(act):
+    "In all layers and tables; blocks that other caches share stay theirs."
+    n = num_undone = 0
+    is_interrupted = True
+    while is_interrupted:
+        n += 1
+        model, pool, cache, ids = grown(5, batch=2, blocks=20)
+        cache.cache_full_blocks(0, ids[0].tolist())
+        other = new_paged_cache(model, pool, 2)  # it shares a block
+        part = cache.view(torch.tensor([0]))
+        other.set_rows(torch.tensor([0]), part)
+        new = GPT_ROW.ids(1, 4)
+        end = new_paged_cache(model, pool, 1)
+        model(new, cache=end)
+        call = {
+            "select": lambda: cache.select(torch.tensor([1, 0, 1])),
+            "crop": lambda: cache.crop(torch.tensor([2, 3])),
+            "set_rows": lambda: cache.set_rows(torch.tensor([1]), end),
+        }[act]
+        texts = {
+            "select": [ids[1], ids[0], ids[1]],
+            "crop": [ids[0, :2], ids[1, :3]],
+            "set_rows": [ids[0], new[0]],
+        }[act]
+        before = [[*row] for row in cache.tables.tables]
+        is_interrupted = interrupted(n, call, ROWS_OF)
+        if cache.tables.tables == before:
+            texts = [*ids]
+            num_undone += 1
+        lengths = [len(text) for text in texts]
+        for layer in cache.layers:
+            assert layer.lengths.tolist() == lengths
+            assert layer.key_positions is cache.layers[0].key_positions
+        consistent(pool, cache.tables, other.tables, end.tables)
+        step = torch.full((len(texts), 1), 7)
+        for row, logits in enumerate(model(step, cache=cache)):
+            whole = torch.cat([texts[row], step[row]])[None]
+            close(logits[-1], model(whole)[0, -1], 1e-12)
+        for held in (cache, other, end):
+            held.crop(0)
+        assert not pool.num_used_blocks
+    assert n > 20 and num_undone
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@torch.no_grad()
+def test_a_search_for_a_prefix_that_is_interrupted_may_be_made_again():
+    "What it had found is not taken for the beginning of what it finds then."
+    n = 0
+    is_interrupted = True
+    names = ("match_prefix", "acquire", "_set_lengths", "set_lengths")
+    while is_interrupted:
+        n += 1
+        _, pool, cache, ids = grown(9, batch=2, blocks=8)
+        cache.cache_full_blocks(0, ids[0].tolist())
+        cache.crop(torch.tensor([9, 0]))
+        text = ids[0].tolist()
+        is_interrupted = interrupted(n, lambda: cache.match_prefix(1, text), names)
+        if is_interrupted:
+            assert cache.match_prefix(1, text) == 8
+        assert cache.tables.tables[0] == cache.tables.tables[1]
+        assert {*pool.ref_counts} == {0, 2}
+        consistent(pool, cache.tables)
+    assert n > 5

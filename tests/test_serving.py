@@ -2080,6 +2080,118 @@ def test_no_block_is_lost_wherever_an_interrupt_comes(first):
     assert n > 1000
 
 
+def reset_with(engine, reset):
+    "Reset an engine whose pool is reset in another way, which is interrupted."
+    pool = engine.runner.pool
+    real = pool.reset_prefix_cache
+    pool.reset_prefix_cache = lambda: reset(pool)
+    with pytest.raises(KeyboardInterrupt):
+        engine.reset_prefix_cache()
+    pool.reset_prefix_cache = real
+
+
+def give_twice(pool):
+    "Say of cached blocks that they are free, too."
+    pool.free_block_ids += pool.evictable
+    raise KeyboardInterrupt
+
+
+def count_too_few(pool):
+    "Say of blocks in tables that nobody holds them."
+    pool.ref_counts = [0] * pool.num_blocks
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("reset", [give_twice, count_too_few])
+def test_a_reset_that_breaks_off_is_recovered_from(reset):
+    "Whatever it leaves, no block is given to two requests, and none is lost."
+    requests = [Request([2, 2, 4, 4, i], 8) for i in range(6)]
+    engine = Engine(MODEL, 3, num_blocks=18, block_size=2)
+    engine.run([Request([1, 2, 3, 4, 5, 6, 7], 3), Request([5, 5, 5, 5, 1], 3)])
+    handles = [engine.submit(r) for r in requests]
+    engine.step()
+    reset_with(engine, reset)
+    engine.run()
+    for handle, text in zip(handles, texts(requests), strict=True):
+        same(handle, text)
+    empty(engine)
+
+
+@plain_only  # what executes a signature would be interrupted, too
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("first", by_day(range(1, 20, 3), 1))
+def test_a_reset_keeps_texts_and_blocks_whichever_line_ctrl_c_meets(first):
+    "Afterwards all prefixes of before are found, or none is."
+    start = Request([1, 2, 3, 4, 5, 6, 7], 3)
+    requests = [Request([2, 2, 4, 4, i], 6) for i in range(4)] + [start]
+    right = texts(requests)
+    files = {
+        tformer.paged_cache.__file__,
+        tformer.runner.__file__,
+        tformer.serving.__file__,
+    }
+    before = sys.gettrace()
+    n = first
+    left = [0]
+    while left[0] <= 0:
+        engine = Engine(MODEL, 3, num_blocks=18, block_size=2)
+        engine.run([start, Request([5, 5, 5, 5, 1], 3)])
+        handles = [engine.submit(requests[0])]
+        engine.step()
+        engine.step()
+        pool = engine.runner.pool
+        known = {**pool.hash_to_block}
+        trace, left = call_at_line(
+            n, send_ctrl_c, lambda frame: frame.f_code.co_filename in files
+        )
+        try:
+            sys.settrace(trace)
+            engine.reset_prefix_cache()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert pool.hash_to_block in (known, {})
+        handles += [engine.submit(r) for r in requests[1:]]
+        engine.run()
+        for handle, text in zip(handles, right, strict=True):
+            same(handle, text)
+        empty(engine)
+        n += 19
+    assert n > 100
+
+
+def test_who_comes_back_stands_in_order_whichever_line_is_interrupted():
+    "Also where it has overtaken some that still wait."
+    requests = [Request([i + 1] * n, 6) for i, n in enumerate((9, 7, 8, 2, 1, 2))]
+
+    def is_inside(frame):
+        owner = type(frame.f_locals.get("self"))
+        return owner is Scheduler and frame.f_code.co_name == "preempt"
+
+    before = sys.gettrace()
+    n = num_interrupts = 0
+    left = [0]
+    while left[0] <= 0:
+        n += 1
+        engine = Engine(MODEL, 4, num_blocks=9, block_size=2, policy="shortest")
+        handles = [engine.submit(r) for r in requests]
+        trace, left = call_at_line(n, raise_interrupt, is_inside)
+        while engine.has_unfinished_requests:
+            try:
+                sys.settrace(trace)
+                engine.step()
+            except KeyboardInterrupt:
+                num_interrupts += 1
+            finally:
+                sys.settrace(before)
+            sound(engine)
+        assert engine.scheduler.num_preemptions
+    for handle, text in zip(handles, texts(requests), strict=True):
+        same(handle, text)
+    assert num_interrupts == n - 1 > 10
+
+
 @WAYS
 def test_calls_all_over_a_run_may_be_interrupted(how):
     "And the one after each of them, while the failed step is mended."

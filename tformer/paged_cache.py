@@ -6,6 +6,7 @@
 __all__ = ['OutOfBlocks', 'BlockPool', 'hash_blocks', 'BlockTables', 'PagedLayerCache', 'PagedKVCache', 'new_paged_cache']
 
 # %% ../nbs/package/paged_cache.ipynb #02a2ac6f
+import contextlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -71,19 +72,18 @@ class BlockPool:
 
     def allocate(self) -> int:
         "An empty block; if none is free, the oldest that is cached."
-        if self.free_block_ids:
-            block = self.free_block_ids.pop()
-        elif self.evictable:
-            block = next(iter(self.evictable))
-            del self.evictable[block]
-            self.evict(block)
-        else:
+        unused = self.free_block_ids or self.evictable
+        if not unused:
             raise OutOfBlocks(f"all {self.num_blocks} blocks are in use")
-        self.ref_counts[block] = 1
+        is_free = unused is self.free_block_ids
+        block = unused[-1] if is_free else next(iter(self.evictable))
+        self.evict(block)
         self.generations[block] = self.generation
-        self.block_keys[block] = None
         for x in self._block_slots(block):
             x.zero_()  # whatever stood there: 0 times NaN is NaN
+        # taken at the end, with no call: before it, an interrupt loses nothing
+        self.ref_counts[block] = 1
+        del unused[-1 if is_free else block]
         return block
 
     def acquire(self, block: int) -> None:
@@ -92,7 +92,8 @@ class BlockPool:
             self.ref_counts[block] or block in self.evictable,
             f"block {block} is free, and holds nothing to share",
         )
-        self.evictable.pop(block, None)
+        if block in self.evictable:
+            del self.evictable[block]
         self.ref_counts[block] += 1
 
     def release(self, block: int) -> None:
@@ -111,25 +112,26 @@ class BlockPool:
         """
         self.block_keys[block] = key
         if key not in self.hash_to_block and block not in self.block_to_hash:
-            self.hash_to_block[key] = block
             self.block_to_hash[block] = key
+            self.hash_to_block[key] = block
 
     def evict(self, block: int) -> None:
         "Forget the key of a block that is to be written: nobody finds it."
         self.block_keys[block] = None
-        self.hash_to_block.pop(self.block_to_hash.pop(block, None), None)
+        self.hash_to_block.pop(self.block_to_hash.get(block), None)
+        self.block_to_hash.pop(block, None)
 
     def reset_prefix_cache(self) -> None:
         "No block is found any more, and what nobody holds is free."
-        self.generation += 1
-        self.block_keys = [None] * self.num_blocks
-        self.free_block_ids += self.evictable
-        for known in (
-            self.evictable,
-            self.hash_to_block,
-            self.block_to_hash,
-        ):
-            known.clear()
+        unused = dict.fromkeys([*self.free_block_ids, *self.evictable])
+        vars(self).update(  # in one call: an interrupt finds all done, or nothing
+            generation=self.generation + 1,
+            block_keys=[None] * self.num_blocks,
+            free_block_ids=[*unused],
+            evictable={},
+            hash_to_block={},
+            block_to_hash={},
+        )
 
     def recount(self, tables: list[list[int]]) -> None:
         """Count anew in which of these tables, all there are, blocks stand.
@@ -139,11 +141,19 @@ class BlockPool:
         free, and only what is surely known is found by its key.
         """
         counts = Counter(block for table in tables for block in table)
-        self.ref_counts = [counts[block] for block in range(self.num_blocks)]
         self.hash_to_block = {key: b for b, key in self.block_to_hash.items()}
+        self._set_ref_counts({block: counts[block] for block in range(self.num_blocks)})
+
+    def _set_ref_counts(self, counts: dict[int, int]) -> None:
+        """So many tables hold each of these blocks; what none holds is cached or free.
+
+        Of the other blocks, the counts are taken as they are.
+        """
+        for block, n in counts.items():
+            self.ref_counts[block] = n
         # those that were given back before keep their order
         unused = dict.fromkeys([*self.evictable, *range(self.num_blocks)])
-        unused = [block for block in unused if not counts[block]]
+        unused = [block for block in unused if not self.ref_counts[block]]
         self.evictable = dict.fromkeys(b for b in unused if b in self.block_to_hash)
         self.free_block_ids = [b for b in unused if b not in self.block_to_hash][::-1]
 
@@ -205,10 +215,18 @@ class BlockTables:
         for i in range(start // block_size, -(-end // block_size)):
             old = table[i]
             if pool.ref_counts[old] > 1:
-                table[i] = pool.allocate()
-                pool.copy_block(old, table[i])
-                pool.release(old)
+                table[i] = self._copy_of(old)
+                pool.ref_counts[old] -= 1  # others hold it
             pool.evict(table[i])
+
+    def _copy_of(self, block):
+        new = self.pool.allocate()
+        try:
+            self.pool.copy_block(block, new)
+        except BaseException:
+            self.pool.release(new)
+            raise
+        return new
 
     def trim(self, row: int, n: int) -> None:
         "Give back the blocks beyond the first n tokens, last ones first."
@@ -381,6 +399,8 @@ class PagedKVCache(KVCache):
 
         The last token is never counted: it has to be asked what comes.
         """
+        # a call that was interrupted may have left what it had found
+        self.tables.trim(row, self.seq_lens[row])
         table = self.tables.tables[row]
         for key in hash_blocks(ids, self.pool.block_size):
             block = self.pool.hash_to_block.get(key)
@@ -389,7 +409,8 @@ class PagedKVCache(KVCache):
             self.pool.acquire(block)
             table.append(block)
         n = min(len(table) * self.pool.block_size, len(ids) - 1)
-        self._set_lengths([*self.seq_lens[:row], n, *self.seq_lens[row + 1 :]])
+        with self.atomic():
+            self._set_lengths([*self.seq_lens[:row], n, *self.seq_lens[row + 1 :]])
         return n
 
     def cache_full_blocks(self, row: int, ids: Sequence[int]) -> None:
@@ -428,21 +449,32 @@ class PagedKVCache(KVCache):
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats share."
-        super().select(rows)
-        self.tables.select(rows.tolist())
+        with _AtomicTables(self):
+            super().select(rows)
+            self.tables.select(rows.tolist())
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above, and give their blocks back."
-        super().crop(n)
-        b = len(self.seq_lens)
-        ends = n.tolist() if isinstance(n, Tensor) else [n] * b
-        for row, end in enumerate(ends):  # what was reserved below stays
-            self.tables.trim(row, end)
+        with _AtomicTables(self):
+            super().crop(n)
+            b = len(self.seq_lens)
+            ends = n.tolist() if isinstance(n, Tensor) else [n] * b
+            for row, end in enumerate(ends):  # what was reserved below stays
+                self.tables.trim(row, end)
 
     def set_rows(self, rows: Int[Tensor, " n"], source: "PagedKVCache") -> None:
         "Give row ``rows[i]`` the blocks of row i of ``source``, shared."
-        super().set_rows(rows, source)
-        self.tables.set_rows(rows.tolist(), source.tables.tables)
+        shares = getattr(source, "pool", None) is self.pool
+        with _AtomicTables(self, *([source.tables] if shares else [])):
+            super().set_rows(rows, source)
+            self.tables.set_rows(rows.tolist(), source.tables.tables)
+
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
+        """After an error inside, every layer holds as many tokens as it held.
+
+        A step that breaks off leaves to its rows the blocks that they were given.
+        """
+        return super().atomic()
 
     def _set_lengths(self, lengths):
         layers = self._paged()
@@ -590,3 +622,34 @@ def _clone_layers(layers, tables, lengths):
         return type(layer)(len(lengths))
 
     return [like(layer) for layer in layers]
+
+
+class _AtomicTables(contextlib.AbstractContextManager):
+    """After an error inside, layers and tables are as before, and so are counts.
+
+    Inside, no block is allocated or written, and only these tables change: so
+    whatever other caches hold of the pool's blocks is counted as it was.
+    """
+
+    def __init__(self, cache, *sources):
+        self.layers = cache.atomic()
+        self.tables = cache.tables
+        self.rows = self.tables.tables
+        self.before = [(row, [*row]) for row in self.rows]
+        counts = self.tables.pool.ref_counts
+        self.counts = {
+            block: counts[block]
+            for tables in (self.tables, *sources)
+            for row in tables.tables
+            for block in row
+        }
+
+    def __exit__(self, kind, *error):
+        if kind is None:
+            return
+        self.layers.__exit__(kind, *error)
+        for row, blocks in self.before:
+            row[:] = blocks
+        self.rows[:] = [row for row, _ in self.before]
+        self.tables.tables = self.rows
+        self.tables.pool._set_ref_counts(self.counts)

@@ -179,8 +179,9 @@ class PagedModelRunner(ModelRunner):
 
     def recover(self) -> None:
         "Nor does any table hold a block, and none is lost."
-        super().recover()
+        # first, because blocks are given back by their counts
         self.pool.recount(self.cache.tables.tables)
+        super().recover()
 
     def require_capacity(self, n: int) -> None:
         "Nor if all blocks together are too few."

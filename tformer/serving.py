@@ -438,11 +438,11 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         "It waits again, and will read all that it has written, too."
         queue = self.queue
-        queue[sequence.index] = sequence
-        if next(iter(queue)) < sequence.index:  # it has overtaken some
-            for i in sorted(queue):
-                queue.move_to_end(i)
+        if queue and next(iter(queue)) < sequence.index:  # it has overtaken some
+            waiting = {**queue, sequence.index: sequence}
+            self.queue = OrderedDict(sorted(waiting.items()))
         else:
+            queue[sequence.index] = sequence
             queue.move_to_end(sequence.index, last=False)
         self._release(sequence)
         self.num_preemptions += 1
@@ -776,8 +776,8 @@ class _OneStepAtATime:
     def _recover(self):
         "After a step that failed all come back, and read all again."
         if self._must_recover:
-            self.scheduler.preempt_all()
             self.runner.recover()
+            self.scheduler.preempt_all()
             self._must_recover = False
 
     def _is_in_own_step(self):
@@ -926,13 +926,14 @@ class Engine(_OneStepAtATime):
         """Forget all that was computed, because the weights have changed.
 
         Requests keep the ids that they have; what was read is read again.
+        After an interrupt, call it again: it may have forgotten nothing.
         """
         self._run_alone(self._forget_what_was_read)
 
     def _forget_what_was_read(self):
         self._must_recover = True  # what was read is not to be trusted
-        self._recover()
         self.runner.reset_prefix_cache()
+        self._recover()  # last: it mends what an interrupt leaves
 
     def step(self) -> list[tuple[RequestHandle, int]]:
         "One token of each live text, a piece of prompts; what is new."
