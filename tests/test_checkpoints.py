@@ -464,7 +464,7 @@ def without_sums_of_json(path):
     "A folder as it was before the JSON files had sums."
     state = json.loads(path.read_text())
     for name in (STATE_NAME, CONFIG_NAME):
-        del state["$sha256"][name]
+        state["$sha256"].pop(name, None)
     path.write_text(json.dumps(state))
     return state
 
@@ -872,6 +872,105 @@ def test_batches_whose_number_is_unknown_are_taken_up():
     assert other.next().tolist() == [4, 5, 6, 7]
 
 
+class Layers(torch.nn.Module):
+    "Two matrices of one shape, and one of another."
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4, bias=False)
+        self.b = torch.nn.Linear(4, 4, bias=False)
+        self.c = torch.nn.Linear(4, 2, bias=False)
+
+
+def stepped(model, names, groups=1):
+    "An optimizer of some layers, after a step."
+    params = [getattr(model, name).weight for name in names]
+    cut = [params[:1], params[1:]] if groups == 2 else [params]
+    optimizer = torch.optim.AdamW([{"params": part} for part in cut], 0.1)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    "before, after, number", [("abc", "bac", 1), ("abc", "acb", 2)]
+)
+def test_an_optimizer_of_other_parameters_is_refused(
+    before, after, number, groups, tmp_path
+):
+    saved = CheckpointManager(tmp_path)
+    model = Layers()
+    data = ResumableBatches([1, 2, 3])
+    optimizer = stepped(model, before, groups)
+    save_training_state(saved, 1, model, [optimizer], data)
+    kept = optimizer.state_dict()
+    model = Layers()
+    weights = [p.clone() for p in model.parameters()]
+    there, here = before[number - 1], after[number - 1]
+    with pytest.raises(
+        ValueError,
+        match=f"parameter {number} of torch.optim.adamw.AdamW is {there}.weight in the "
+        f"checkpoint, and {here}.weight here",
+    ):
+        load_training_state(saved, model, [optimizer_of(model, after, groups)], data)
+    assert all(map(torch.equal, weights, model.parameters()))
+    own = optimizer_of(model, before, groups)
+    assert load_training_state(saved, model, [own], data) == 1
+    for i, moments in kept["state"].items():
+        assert torch.equal(moments["exp_avg"], own.state_dict()["state"][i]["exp_avg"])
+
+
+def optimizer_of(model, names, groups):
+    params = [getattr(model, name).weight for name in names]
+    cut = [params[:1], params[1:]] if groups == 2 else [params]
+    return torch.optim.AdamW([{"params": part} for part in cut], 0.1)
+
+
+def test_an_optimizer_of_other_shapes_is_refused_without_names(tmp_path):
+    "An older checkpoint tells no names."
+    saved = CheckpointManager(tmp_path)
+    model = Layers()
+    data = ResumableBatches([1, 2, 3])
+    save_training_state(saved, 1, model, [stepped(model, "abc")], data)
+    path = saved.path(1) / STATE_NAME
+    state = without_sums_of_json(path)
+    del state["optimizers"][0]["parameters"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(
+        ValueError,
+        match=r"exp_avg\w* of c\.weight in torch.optim.adamw.AdamW has shape \(4, 4\) in "
+        r"the checkpoint, and the parameter has \(2, 4\)",
+    ):
+        load_training_state(saved, model, [optimizer_of(model, "acb", 1)], data)
+    assert load_training_state(saved, model, [optimizer_of(model, "bac", 1)], data) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adafactor(p),  # rows and columns of a matrix
+        lambda p: torch.optim.LBFGS(p),  # all parameters in one vector
+        lambda p: torch.optim.ASGD(p),
+        lambda p: Muon(p, 0.1),
+    ],
+)
+def test_what_has_no_shape_of_a_parameter_is_taken_up(make, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    model = Layers()
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(2, 2)))
+    data = ResumableBatches([1, 2, 3])
+    own = [p for n, p in model.named_parameters() if n != "unused"]
+    beside = torch.nn.Parameter(torch.ones(2, 3))  # of a loss, say
+    optimizer = make([*own, beside])
+    for p in [*own, beside]:
+        p.grad = torch.ones_like(p)
+    optimizer.step(lambda: sum(p.sum() for p in own))
+    save_training_state(saved, 1, model, [optimizer], data)
+    assert load_training_state(saved, model, [make([*own, beside])], data) == 1
+
+
 def test_an_optimizer_of_the_same_name_is_another(tmp_path):
     saved = CheckpointManager(tmp_path)
     model, _, stream = parts()
@@ -934,6 +1033,51 @@ def test_weights_that_do_not_fit_leave_the_data_where_it_was(tmp_path):
     with pytest.raises(ValueError, match="do not fit"):
         load_training_state(saved, two, [], stream)
     assert stream.num_yielded == stream.batches.num_yielded == 0
+
+
+def own_loader(n=12, items=None):
+    "A loader with a generator of its own; of n numbers, or of items without a length."
+
+    class Items(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(items))
+
+    own = torch.Generator().manual_seed(77)
+    if items is not None:
+        return DataLoader(Items(), 2, generator=own)
+    return DataLoader(TensorDataset(torch.arange(n)), 2, shuffle=True, generator=own)
+
+
+@pytest.mark.parametrize(
+    "before, after, width, words",
+    [
+        ({}, {}, 3, "do not fit"),
+        ({"items": 12}, {"items": 4}, 2, "the batches end after 2"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refusal_leaves_a_loader_s_own_generator(
+    before, after, width, words, begun, tmp_path
+):
+    saved = CheckpointManager(tmp_path)
+    data = ResumableBatches(own_loader(**before))
+    data.next_batches(5)
+    save_training_state(saved, 5, torch.nn.Linear(2, 2), [], data)
+    alike, data = (ResumableBatches(own_loader(**after)) for _ in range(2))
+    for stream in (alike, data):
+        torch.manual_seed(3)
+        stream.next_batches(int(begun))
+    place = data.state_dict()
+    with pytest.raises(ValueError, match=words):
+        load_training_state(saved, torch.nn.Linear(2, width), [], data)
+    generators = [stream.batches.generator.get_state() for stream in (alike, data)]
+    assert torch.equal(*generators)
+    assert repr(data.state_dict()) == repr(place)
+    found = []
+    for stream in (alike, data):
+        torch.manual_seed(4)
+        found.append(repr(stream.next_batches(2)))
+    assert found[0] == found[1]
 
 
 def test_another_learning_rate_is_told(tmp_path, recwarn):

@@ -1591,6 +1591,21 @@ def test_a_configuration_that_does_not_match(tmp_path):
     assert files(tmp_path) == before
 
 
+def test_a_resume_with_parameters_in_another_order_is_refused(tmp_path):
+    def trained(order, steps):
+        model = small()
+        params = [*model.parameters()][::order]
+        optimizer = AdamW(params, 1e-2)
+        return Trainer(
+            model, batches(), max_steps=steps, optimizer=optimizer, output_dir=tmp_path
+        )
+
+    trained(1, 2).fit()
+    with pytest.raises(ValueError, match="parameter 1 of tformer.optimizers.AdamW is"):
+        trained(-1, 4).resume()
+    assert len(trained(1, 4).resume().fit()) == 4
+
+
 @plain_only  # numbers of numpy are no int by their type
 def test_numbers_of_numpy_are_saved(tmp_path):
     Trainer(

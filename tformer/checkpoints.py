@@ -38,6 +38,7 @@ from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     ModelConfig,
+    expect_weights,
     load_weights,
     owning_copy,
     read_safetensors,
@@ -331,8 +332,8 @@ def _is_extra(name):
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def load_state(model, weights):
-    "Tensors and extra states into a model, all of them or none."
+def expect_state(model, weights):
+    "Tensors and extra states that fit a model; the tensors."
     model = getattr(model, "_orig_mod", model)
     saved = {*filter(_is_extra, weights)}
     own = {*filter(_is_extra, model.state_dict())}
@@ -341,11 +342,18 @@ def load_state(model, weights):
         f"the extra states do not fit {type(model).__name__}: the "
         f"checkpoint has {sorted(saved)}, the model {sorted(own)}",
     )
-    load_weights(
-        model,
-        {name: x for name, x in weights.items() if isinstance(x, Tensor)},
-    )
-    for name in own:
+    tensors = {
+        name: x for name, x in weights.items() if isinstance(x, Tensor)
+    }
+    expect_weights(model, tensors)
+    return tensors
+
+
+def load_state(model, weights):
+    "Tensors and extra states into a model, all of them or none."
+    model = getattr(model, "_orig_mod", model)
+    load_weights(model, expect_state(model, weights))
+    for name in filter(_is_extra, weights):
         module = model.get_submodule(name.rpartition(".")[0])
         module.set_extra_state(weights[name])
 
@@ -693,13 +701,16 @@ class ResumableBatches:
 
         ``ValueError`` for a state of other batches: of another class,
         another number, another size, or, if they are a list or a
-        tensor, others.
+        tensor, others.  The place is then the one before, and so is a
+        ``DataLoader``'s own generator.
         """
         _expect_source(state["source"], self.source)
-        self.iterator = None
         if hasattr(self.batches, "load_state_dict"):
             self.batches.load_state_dict(state["batches"])
-        elif state["rng_state"] is not None:
+            self.iterator = None
+        elif state["rng_state"] is None:
+            self.iterator = None
+        else:
             self.fast_forward(
                 state["num_in_epoch"],
                 state["rng_state"],
@@ -720,7 +731,8 @@ class ResumableBatches:
 
         Warns if the last of these is not the one that was yielded then.
         """
-        rng_before = get_rng_state()
+        rng_before = _rng_state_of(self.batches)
+        place = self.iterator, self.rng_state, self.num_in_epoch
         try:
             _restore_rng_state(self.batches, rng_state)
             self.start_epoch()
@@ -730,14 +742,18 @@ class ResumableBatches:
                 num_skipped += 1
                 if num_skipped == n:
                     skipped_sum = _checksum(batch, _SUMMED)
+            validate.require(
+                num_skipped == n,
+                "the batches end after "
+                f"{num_skipped}; the checkpoint was written "
+                f"after {n} of them",
+            )
+        except BaseException:
+            _restore_rng_state(self.batches, rng_before)
+            self.iterator, self.rng_state, self.num_in_epoch = place
+            raise
         finally:
             set_rng_state(rng_before)
-        validate.require(
-            num_skipped == n,
-            "the batches end after "
-            f"{num_skipped}; the checkpoint was written "
-            f"after {n} of them",
-        )
         if last_sum not in (None, skipped_sum):
             warnings.warn(
                 f"batch {n} of this pass is not what it was: other data, "
@@ -1000,6 +1016,7 @@ def save_training_state(
     optimizer_states = [
         {
             "class": _full_name(optimizer),
+            "parameters": _parameter_names(model, optimizer),
             "state": optimizer.state_dict(),
         }
         for optimizer in optimizers
@@ -1031,9 +1048,10 @@ def load_training_state(
 ) -> int:
     """Put a training back to where it was; the step.
 
-    ``ValueError`` for another model, other optimizers, another loss
-    monitor, other data, and nothing has changed.  Learning rates are
-    those of the checkpoint.
+    ``ValueError`` for another model, other optimizers, the same ones
+    with their parameters in another order, another loss monitor, other
+    data, and nothing has changed.  Learning rates are those of the
+    checkpoint.
     """
     weights, state = checkpoints.read(model, step)
     names = "step", "optimizers", "data", "loss_monitor", "rng_state"
@@ -1043,15 +1061,11 @@ def load_training_state(
         f"a checkpoint in {checkpoints.folder} holds no training that "
         f"save_training_state wrote: its state has no {missing}",
     )
-    _expect_optimizers(state["optimizers"], optimizers)
+    expect_state(model, weights)
+    _expect_optimizers(state["optimizers"], optimizers, model)
     monitor_state = _monitor_state(state["loss_monitor"], loss_monitor)
-    data_state = data.state_dict()
     data.load_state_dict(state["data"])
-    try:
-        load_state(model, weights)
-    except ValueError:
-        data.load_state_dict(data_state)
-        raise
+    load_state(model, weights)
     for optimizer, part in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(part["state"])
     if monitor_state:
@@ -1072,9 +1086,50 @@ def _monitor_state(saved, loss_monitor):
     )
     return saved["state"]
 
+# %% ../nbs/A7_checkpoints.ipynb #5d0b7e31
+#| code-summary: refuses an optimizer whose parameters are others
+def _parameter_names(model, optimizer):
+    "By group, as the model calls them; None if it does not know one."
+    model = getattr(model, "_orig_mod", model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [
+        [names.get(id(p)) for p in group["params"]]
+        for group in optimizer.param_groups
+    ]
+
+
+# what PyTorch's optimizers and ours keep for each number of a parameter
+_MOMENTS = "exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg"
+
+
+def _expect_parameters(saved, optimizer, model):
+    "The same names in the same order; without names, the same shapes."
+    here = sum(_parameter_names(model, optimizer), [])
+    there = sum(saved.get("parameters", [here]), [])
+    kind = saved["class"]
+    advice = "give it its parameters in the order in which it had them"
+    for number, (old, new) in enumerate(zip(there, here), start=1):
+        validate.require(
+            old == new,
+            f"parameter {number} of {kind} is {old} in the checkpoint, "
+            f"and {new} here: {advice}",
+        )
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    ids = [i for g in saved["state"]["param_groups"] for i in g["params"]]
+    for i, name, p in zip(ids, here, params):
+        moments = saved["state"]["state"].get(i, {})
+        for moment in moments.keys() & {*_MOMENTS}:
+            shape = getattr(moments[moment], "shape", p.shape)
+            validate.require(
+                shape == p.shape,
+                f"{moment} of {name} in {kind} has shape {(*shape,)} in "
+                f"the checkpoint, and the parameter has {(*p.shape,)}: "
+                f"{advice}",
+            )
+
 # %% ../nbs/A7_checkpoints.ipynb #560446d6
 #| code-summary: refuses other optimizers, and tells of other rates
-def _expect_optimizers(saved, optimizers):
+def _expect_optimizers(saved, optimizers, model):
     saved_values = [part["class"] for part in saved]
     current_values = [*map(_full_name, optimizers)]
     validate.require(
@@ -1096,6 +1151,8 @@ def _expect_optimizers(saved, optimizers):
         f"optimizers have groups of {saved_values} "
         f"parameters, these have {current_values}",
     )
+    for part, optimizer in zip(saved, optimizers):
+        _expect_parameters(part, optimizer, model)
     saved_values, current_values = (
         [float(g.get("base_lr", g["lr"])) for g in gs] for gs in groups
     )
