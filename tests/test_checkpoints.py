@@ -672,6 +672,29 @@ def test_a_metric_may_come_later(tmp_path):
         late.set_metric(1, 0.5)
 
 
+@pytest.mark.parametrize("name", [STATE_NAME, CONFIG_NAME])
+def test_a_metric_is_not_given_to_a_damaged_checkpoint(name, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    saved.save(2, small(), {"seen": 1234})
+    saved.save(3, small(), {"seen": 1234})
+    path = saved.path(3) / name
+    written = path.read_bytes()
+    number = b"1234" if name == STATE_NAME else b"16"
+    damaged = written.replace(number, number[:-1] + b"5", 1)
+    path.write_bytes(damaged)
+    assert damaged != written
+    for call in (lambda: saved.load(small(), 3), lambda: saved.set_metric(3, 0.5)):
+        with pytest.raises(
+            ValueError,
+            match=f"{name} is no longer what .* is damaged: delete .* from step 2",
+        ):
+            call()
+    assert path.read_bytes() == damaged and saved.metrics() == {}
+    path.write_bytes(written)
+    saved.set_metric(3, 0.5)
+    assert saved.load(small(), "best")["seen"] == 1234
+
+
 # --- a place in the data
 
 
@@ -940,8 +963,8 @@ def test_an_optimizer_of_other_shapes_is_refused_without_names(tmp_path):
     path.write_text(json.dumps(state))
     with pytest.raises(
         ValueError,
-        match=r"exp_avg\w* of c\.weight in torch.optim.adamw.AdamW has shape \(4, 4\) in "
-        r"the checkpoint, and the parameter has \(2, 4\)",
+        match=r"exp_avg\w* of c\.weight in torch.optim.adamw.AdamW has shape \(4, 4\) "
+        r"in the checkpoint, and the parameter has \(2, 4\)",
     ):
         load_training_state(saved, model, [optimizer_of(model, "acb", 1)], data)
     assert load_training_state(saved, model, [optimizer_of(model, "bac", 1)], data) == 1
@@ -1266,9 +1289,8 @@ def test_a_row_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
     assert [row["step"] for row in history.read()] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("call", ["append", "extend_last"])
 def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(
-    call, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     history = History(tmp_path / "h.csv")
     history.append({"step": 1, "loss": 0.1})
@@ -1279,11 +1301,30 @@ def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
         patch.setattr(os, "replace", full)
-        getattr(history, call)({"step": 1, "eval_loss": 0.5})
+        history.append({"step": 1, "eval_loss": 0.5})
     assert history.path.read_bytes() == before
     history.append({"step": 2, "loss": 0.2, "eval_loss": 0.3})
     assert history.read() == history.records
     assert {"step", "eval_loss"} <= history.records[-2].keys()
+
+
+def test_further_numbers_that_cannot_be_written_are_taken_back(tmp_path, monkeypatch):
+    history = History(tmp_path / "h.csv")
+    history.append({"step": 1, "loss": 0.1})
+    before = history.path.read_bytes()
+
+    def full(*args):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(os, "replace", full)
+        history.extend_last({"eval_loss": 0.5})
+    assert history.path.read_bytes() == before
+    assert history.records == [{"step": 1, "loss": 0.1}]
+    history.extend_last({"eval_loss": 0.4})
+    history.append({"step": 2, "loss": 0.2, "eval_loss": 0.3})
+    assert history.read() == history.records
+    assert history.records[0]["eval_loss"] == 0.4
 
 
 def test_a_history_is_no_folder(tmp_path):

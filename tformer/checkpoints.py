@@ -385,14 +385,31 @@ def read_checkpoint(
             if name in read
             else _json_sha256(folder, name, written)
         )
-        validate.require(
-            found == written,
-            f"{folder / name} is no longer what was written: "
-            "its SHA-256 is another",
-        )
+        _expect_sum(folder / name, found, written)
     weights, tensors = (read[name][0] for name in names)
     extra = unflatten_state(tensors, rest.pop(EXTRA_KEY, {}))
     return weights | extra, unflatten_state(tensors, rest)
+
+
+def _read_state(folder):
+    "What ``state.json`` holds, after a look at the sums of JSON files."
+    state = files.read_json_object(folder / STATE_NAME)
+    validate.require(
+        isinstance(state.get(SHA256_KEY), dict),
+        f"{folder / STATE_NAME} has no SHA-256 of the files beside it",
+    )
+    for name, written in state[SHA256_KEY].items():
+        if name not in (WEIGHTS_NAME, STATE_TENSORS_NAME):
+            found = _json_sha256(folder, name, written)
+            _expect_sum(folder / name, found, written)
+    return state
+
+
+def _expect_sum(path, found, written):
+    validate.require(
+        found == written,
+        f"{path} is no longer what was written: its SHA-256 is another",
+    )
 
 
 def _json_sha256(folder, name, written):
@@ -537,15 +554,13 @@ class CheckpointManager:
         """Give a checkpoint its metric later; forget what need not stay.
 
         Only ``state.json`` is written, whole or not at all.
+        ``ValueError`` if it, or ``config.json``, is damaged, and both
+        stay as they are.
         """
         _expect_metric(metric)
-        path = self.path(self.find_step(step)) / STATE_NAME
-        state = files.read_json_object(path)
-        validate.require(
-            isinstance(state.get(SHA256_KEY), dict),
-            f"{path} has no SHA-256 of the files beside it, and stays as "
-            "it is: another version of tformer wrote it",
-        )
+        step = self.find_step(step)
+        path = self.path(step) / STATE_NAME
+        state = self._read_or_explain(step, _read_state)
         state["metric"] = _plain(metric, "metric")
         files.write_files_atomically(
             {path: lambda beside: beside.write_bytes(_state_json(state))}
@@ -582,8 +597,7 @@ class CheckpointManager:
         ``find_step`` does.
         """
         step = self.find_step(step)
-        before = max((s for s in self.steps() if s < step), default=0)
-        weights, state = _read_or_explain(self.path(step), before)
+        weights, state = self._read_or_explain(step, read_checkpoint)
         require_same_config(model, self.path(step))
         found = state.get("format")
         validate.require(
@@ -593,6 +607,10 @@ class CheckpointManager:
             "read: another version of tformer wrote it",
         )
         return weights, state
+
+    def _read_or_explain(self, step, read):
+        before = max((s for s in self.steps() if s < step), default=0)
+        return _read_or_explain(read, self.path(step), before)
 
 # %% ../nbs/A7_checkpoints.ipynb #413f52b1
 #| code-summary: what a metric is, and which folders belong to nobody
@@ -616,9 +634,9 @@ def is_stale_temp(part):
 
 # %% ../nbs/A7_checkpoints.ipynb #604343a7
 #| code-summary: a checkpoint, or a sentence about what can be done
-def _read_or_explain(folder, before):
+def _read_or_explain(read, folder, before):
     try:
-        return read_checkpoint(folder)
+        return read(folder)
     except (ValueError, FileNotFoundError) as error:
         cls = (
             ValueError
@@ -890,11 +908,16 @@ class History:
     def extend_last(self, more: dict[str, Any]) -> None:
         """Further numbers for the last row; their columns may be new.
 
-        If the file cannot be written, it is as with ``append``.
+        If the file cannot be written, it and the row stay as they were.
         """
-        self.records[-1] |= more
-        if self.path:
-            self.rewrite()
+        before = self.records[-1]
+        self.records[-1] = before | more
+        try:
+            if self.path:
+                self.rewrite()
+        except BaseException:
+            self.records[-1] = before
+            raise
 
     def _append_line(self, record):
         size = self.path.stat().st_size if self.path.exists() else 0
@@ -1104,8 +1127,10 @@ _MOMENTS = "exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg"
 
 def _expect_parameters(saved, optimizer, model):
     "The same names in the same order; without names, the same shapes."
-    here = sum(_parameter_names(model, optimizer), [])
-    there = sum(saved.get("parameters", [here]), [])
+    groups = _parameter_names(model, optimizer)
+    here = [name for group in groups for name in group]
+    groups = saved.get("parameters", groups)
+    there = [name for group in groups for name in group]
     kind = saved["class"]
     advice = "give it its parameters in the order in which it had them"
     for number, (old, new) in enumerate(zip(there, here), start=1):
