@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -254,6 +255,82 @@ def test_what_a_process_of_the_same_number_left_is_removed(tmp_path):
     assert saved.steps() == [2]
     saved.save(3, small(), {})
     assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
+
+
+def together(*calls):
+    "Run functions in threads; what each of them raised, in no order."
+    errors = []
+
+    def run_one(call):
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run_one, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return errors
+
+
+def test_of_two_threads_that_save_one_step_one_is_refused(tmp_path):
+    both = threading.Barrier(2, timeout=10)
+
+    def write(path, text):
+        (path / "x").write_text(text)
+        both.wait()  # both have begun, and neither has finished
+        (path / "y").write_text(text)
+        both.wait()
+
+    def call(text):
+        write_folder_atomically(tmp_path / "a", lambda path: write(path, text))
+
+    (error,) = together(lambda: call("one"), lambda: call("two"))
+    assert isinstance(error, ValueError) and "a is there already" in str(error)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    x, y = ((tmp_path / "a" / name).read_text() for name in "xy")
+    assert x == y
+
+
+def test_threads_may_save_into_one_folder(tmp_path):
+    "While one writes, the other saves another step and throws rubbish away."
+    saved = CheckpointManager(tmp_path, keep_last=2)
+    begun, done = threading.Event(), threading.Event()
+
+    def slow():
+        def write(path):
+            (path / "x").write_text("half")
+            begun.set()
+            assert done.wait(30)
+            (path / STATE_NAME).write_text("{}")
+
+        write_folder_atomically(saved.path(9), write)
+
+    def quick():
+        assert begun.wait(30)
+        try:
+            for step in (1, 2, 3):
+                saved.save(step, small(), {})
+        finally:
+            done.set()
+
+    assert together(slow, quick) == []
+    assert saved.steps() == [2, 3, 9]
+    assert (saved.path(9) / "x").read_text() == "half"
+    assert [*tmp_path.glob("*.part")] == []
+
+
+def test_what_another_forgot_meanwhile_is_no_error(tmp_path, monkeypatch):
+    saved = CheckpointManager(tmp_path, keep_last=1)
+    saved.save(1, small(), {}, 2.0)
+    saved.save(2, small(), {}, 1.0)
+    monkeypatch.setattr(saved, "steps", lambda: [0, 1, 2])  # 0 and 1 are gone
+    assert saved.metrics() == {2: 1.0}
+    saved.delete_old()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000002"]
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):

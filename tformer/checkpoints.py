@@ -12,11 +12,13 @@ __all__ = ['STATE_NAME', 'flatten_state', 'unflatten_state', 'get_rng_state', 's
 #| code-summary: imports of the module
 import contextlib
 import csv
+import glob
 import hashlib
 import json
 import math
 import os
 import random
+import secrets
 import shutil
 import warnings
 import zlib
@@ -184,6 +186,9 @@ def isolated_eval(model: nn.Module):
         set_rng_state(rng_state)
 
 # %% ../nbs/A7_checkpoints.ipynb #41359f44
+_PARTS_IN_USE = set()  # names of what threads of this process are writing
+
+
 def write_folder_atomically(
     folder: str | os.PathLike,  # not there yet
     write: Callable[[Path], Any],  # fills an empty folder
@@ -192,26 +197,67 @@ def write_folder_atomically(
 
     It is there with all that was written, or not at all: also after a
     power cut.  What ``write`` raises passes on, and nothing is left.
-    What a killed process of the same number left beside it is removed
-    first.  ``ValueError`` if the folder is there already.
+    What a killed process left beside it is removed first.
+    ``ValueError`` if the folder is there already, or if another thread
+    or process was faster.
     """
     folder = Path(folder)
     validate.require(not folder.exists(), f"{folder} is there already")
-    tmp_path = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(tmp_path, ignore_errors=True)
+    beside = glob.escape(folder.name) + ".*.part"
+    remove_stale_parts(folder.parent, beside)
+    tmp_path = folder.with_name(new_part_name(folder))
+    _PARTS_IN_USE.add(tmp_path.name)
     try:
         tmp_path.mkdir(parents=True)
         write(tmp_path)
         for path in tmp_path.iterdir():
             fsync_path(path)
         fsync_path(tmp_path)
-        os.rename(tmp_path, folder)
+        _rename_or_refuse(tmp_path, folder)
         fsync_path(folder.parent)
     finally:
         shutil.rmtree(tmp_path, ignore_errors=True)
+        _PARTS_IN_USE.discard(tmp_path.name)
 
 # %% ../nbs/A7_checkpoints.ipynb #ea8377ea
-#| code-summary: what is on its way to the disk arrives there
+#| code-summary: names of parts, which are stale, and how they arrive
+def new_part_name(folder):
+    "A name beside a folder that no other thread or process has."
+    return f"{folder.name}.{secrets.token_hex(4)}.{os.getpid()}.part"
+
+
+def is_stale_part(part):
+    """Whether nobody is writing a part any more.
+
+    Of another process: it is gone.  Of ours: no thread has it in use;
+    a process of the same number may have been killed.
+    """
+    if part.name in _PARTS_IN_USE:
+        return False
+    pid = part.name.split(".")[-2]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return True
+    try:
+        os.kill(int(pid), 0)  # sends nothing, but finds it
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
+
+
+def remove_stale_parts(folder, pattern):
+    for part in filter(is_stale_part, folder.glob(pattern)):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _rename_or_refuse(part, folder):
+    try:
+        os.rename(part, folder)
+    except OSError as error:
+        if not folder.exists():
+            raise
+        raise ValueError(f"{folder} is there already") from error
+
+
 def fsync_path(path):
     "Force a file, or the names in a folder, onto the disk."
     handle = os.open(path, os.O_RDONLY)
@@ -488,10 +534,12 @@ class CheckpointManager:
 
     def metrics(self) -> dict[int, float]:
         "The metric of each step that was saved with one."
-        states = {
-            step: files.read_json_object(self.path(step) / STATE_NAME)
-            for step in self.steps()
-        }
+        states = {}
+        for step in self.steps():
+            with contextlib.suppress(FileNotFoundError):  # just forgotten
+                states[step] = files.read_json_object(
+                    self.path(step) / STATE_NAME
+                )
         return {
             step: state["metric"]
             for step, state in states.items()
@@ -570,12 +618,11 @@ class CheckpointManager:
     def delete_old(self) -> None:
         "Forget what need not stay, and what a killed process left."
         for old in {*self.steps()} - self.steps_to_keep():
-            gone = self.path(old).with_suffix(f".{os.getpid()}.part")
-            shutil.rmtree(gone, ignore_errors=True)  # of a killed process
-            os.rename(self.path(old), gone)  # at once; then in peace
-        parts = self.folder.glob("step-*.part")
-        for stale in filter(is_stale_temp, parts):
-            shutil.rmtree(stale, ignore_errors=True)
+            path = self.path(old)
+            gone = path.with_name(new_part_name(path))
+            with contextlib.suppress(FileNotFoundError):  # it is gone
+                os.rename(path, gone)  # at once; then in peace
+        remove_stale_parts(self.folder, "step-*.part")
 
     def load(
         self, model: nn.Module, step: int | str | None = None
@@ -613,24 +660,12 @@ class CheckpointManager:
         return _read_or_explain(read, self.path(step), before)
 
 # %% ../nbs/A7_checkpoints.ipynb #413f52b1
-#| code-summary: what a metric is, and which folders belong to nobody
+#| code-summary: what a metric is
 def _expect_metric(metric):
     validate.require(
         metric is None or isinstance(metric, Real),
         f"metric must be a number or None, got {metric!r:.60}",
     )
-
-
-def is_stale_temp(part):
-    "Ours, or of a process that is gone; another may be writing still."
-    pid = part.name.split(".")[-2]
-    if not pid.isdigit() or int(pid) == os.getpid():
-        return True
-    try:
-        os.kill(int(pid), 0)  # sends nothing, but finds it
-    except OSError as error:
-        return isinstance(error, ProcessLookupError)
-    return False
 
 # %% ../nbs/A7_checkpoints.ipynb #604343a7
 #| code-summary: a checkpoint, or a sentence about what can be done
@@ -983,7 +1018,7 @@ class History:
         files.write_files_atomically({self.path: self.write})
         self._columns = dict.fromkeys(self.columns())
         beside = self.path.parent.glob(f"{self.path.name}.*.part")
-        for part in filter(is_stale_temp, beside):
+        for part in filter(is_stale_part, beside):
             part.unlink(missing_ok=True)
 
 # %% ../nbs/A7_checkpoints.ipynb #c4e0a7d4
