@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -256,6 +257,82 @@ def test_what_a_process_of_the_same_number_left_is_removed(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
 
 
+def together(*calls):
+    "Run functions in threads; what each of them raised, in no order."
+    errors = []
+
+    def run_one(call):
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run_one, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return errors
+
+
+def test_of_two_threads_that_save_one_step_one_is_refused(tmp_path):
+    both = threading.Barrier(2, timeout=10)
+
+    def write(path, text):
+        (path / "x").write_text(text)
+        both.wait()  # both have begun, and neither has finished
+        (path / "y").write_text(text)
+        both.wait()
+
+    def call(text):
+        write_folder_atomically(tmp_path / "a", lambda path: write(path, text))
+
+    (error,) = together(lambda: call("one"), lambda: call("two"))
+    assert isinstance(error, ValueError) and "a is there already" in str(error)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    x, y = ((tmp_path / "a" / name).read_text() for name in "xy")
+    assert x == y
+
+
+def test_threads_may_save_into_one_folder(tmp_path):
+    "While one writes, the other saves another step and throws rubbish away."
+    saved = CheckpointManager(tmp_path, keep_last=2)
+    begun, done = threading.Event(), threading.Event()
+
+    def slow():
+        def write(path):
+            (path / "x").write_text("half")
+            begun.set()
+            assert done.wait(30)
+            (path / STATE_NAME).write_text("{}")
+
+        write_folder_atomically(saved.path(9), write)
+
+    def quick():
+        assert begun.wait(30)
+        try:
+            for step in (1, 2, 3):
+                saved.save(step, small(), {})
+        finally:
+            done.set()
+
+    assert together(slow, quick) == []
+    assert saved.steps() == [2, 3, 9]
+    assert (saved.path(9) / "x").read_text() == "half"
+    assert [*tmp_path.glob("*.part")] == []
+
+
+def test_what_another_forgot_meanwhile_is_no_error(tmp_path, monkeypatch):
+    saved = CheckpointManager(tmp_path, keep_last=1)
+    saved.save(1, small(), {}, 2.0)
+    saved.save(2, small(), {}, 1.0)
+    monkeypatch.setattr(saved, "steps", lambda: [0, 1, 2])  # 0 and 1 are gone
+    assert saved.metrics() == {2: 1.0}
+    saved.delete_old()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000002"]
+
+
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
     def write(path):
         (path / "x").write_text("half")
@@ -464,7 +541,7 @@ def without_sums_of_json(path):
     "A folder as it was before the JSON files had sums."
     state = json.loads(path.read_text())
     for name in (STATE_NAME, CONFIG_NAME):
-        del state["$sha256"][name]
+        state["$sha256"].pop(name, None)
     path.write_text(json.dumps(state))
     return state
 
@@ -672,6 +749,29 @@ def test_a_metric_may_come_later(tmp_path):
         late.set_metric(1, 0.5)
 
 
+@pytest.mark.parametrize("name", [STATE_NAME, CONFIG_NAME])
+def test_a_metric_is_not_given_to_a_damaged_checkpoint(name, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    saved.save(2, small(), {"seen": 1234})
+    saved.save(3, small(), {"seen": 1234})
+    path = saved.path(3) / name
+    written = path.read_bytes()
+    number = b"1234" if name == STATE_NAME else b"16"
+    damaged = written.replace(number, number[:-1] + b"5", 1)
+    path.write_bytes(damaged)
+    assert damaged != written
+    for call in (lambda: saved.load(small(), 3), lambda: saved.set_metric(3, 0.5)):
+        with pytest.raises(
+            ValueError,
+            match=f"{name} is no longer what .* is damaged: delete .* from step 2",
+        ):
+            call()
+    assert path.read_bytes() == damaged and saved.metrics() == {}
+    path.write_bytes(written)
+    saved.set_metric(3, 0.5)
+    assert saved.load(small(), "best")["seen"] == 1234
+
+
 # --- a place in the data
 
 
@@ -872,6 +972,105 @@ def test_batches_whose_number_is_unknown_are_taken_up():
     assert other.next().tolist() == [4, 5, 6, 7]
 
 
+class Layers(torch.nn.Module):
+    "Two matrices of one shape, and one of another."
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4, bias=False)
+        self.b = torch.nn.Linear(4, 4, bias=False)
+        self.c = torch.nn.Linear(4, 2, bias=False)
+
+
+def stepped(model, names, groups=1):
+    "An optimizer of some layers, after a step."
+    params = [getattr(model, name).weight for name in names]
+    cut = [params[:1], params[1:]] if groups == 2 else [params]
+    optimizer = torch.optim.AdamW([{"params": part} for part in cut], 0.1)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    "before, after, number", [("abc", "bac", 1), ("abc", "acb", 2)]
+)
+def test_an_optimizer_of_other_parameters_is_refused(
+    before, after, number, groups, tmp_path
+):
+    saved = CheckpointManager(tmp_path)
+    model = Layers()
+    data = ResumableBatches([1, 2, 3])
+    optimizer = stepped(model, before, groups)
+    save_training_state(saved, 1, model, [optimizer], data)
+    kept = optimizer.state_dict()
+    model = Layers()
+    weights = [p.clone() for p in model.parameters()]
+    there, here = before[number - 1], after[number - 1]
+    with pytest.raises(
+        ValueError,
+        match=f"parameter {number} of torch.optim.adamw.AdamW is {there}.weight in the "
+        f"checkpoint, and {here}.weight here",
+    ):
+        load_training_state(saved, model, [optimizer_of(model, after, groups)], data)
+    assert all(map(torch.equal, weights, model.parameters()))
+    own = optimizer_of(model, before, groups)
+    assert load_training_state(saved, model, [own], data) == 1
+    for i, moments in kept["state"].items():
+        assert torch.equal(moments["exp_avg"], own.state_dict()["state"][i]["exp_avg"])
+
+
+def optimizer_of(model, names, groups):
+    params = [getattr(model, name).weight for name in names]
+    cut = [params[:1], params[1:]] if groups == 2 else [params]
+    return torch.optim.AdamW([{"params": part} for part in cut], 0.1)
+
+
+def test_an_optimizer_of_other_shapes_is_refused_without_names(tmp_path):
+    "An older checkpoint tells no names."
+    saved = CheckpointManager(tmp_path)
+    model = Layers()
+    data = ResumableBatches([1, 2, 3])
+    save_training_state(saved, 1, model, [stepped(model, "abc")], data)
+    path = saved.path(1) / STATE_NAME
+    state = without_sums_of_json(path)
+    del state["optimizers"][0]["parameters"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(
+        ValueError,
+        match=r"exp_avg\w* of c\.weight in torch.optim.adamw.AdamW has shape \(4, 4\) "
+        r"in the checkpoint, and the parameter has \(2, 4\)",
+    ):
+        load_training_state(saved, model, [optimizer_of(model, "acb", 1)], data)
+    assert load_training_state(saved, model, [optimizer_of(model, "bac", 1)], data) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adafactor(p),  # rows and columns of a matrix
+        lambda p: torch.optim.LBFGS(p),  # all parameters in one vector
+        lambda p: torch.optim.ASGD(p),
+        lambda p: Muon(p, 0.1),
+    ],
+)
+def test_what_has_no_shape_of_a_parameter_is_taken_up(make, tmp_path):
+    saved = CheckpointManager(tmp_path)
+    model = Layers()
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(2, 2)))
+    data = ResumableBatches([1, 2, 3])
+    own = [p for n, p in model.named_parameters() if n != "unused"]
+    beside = torch.nn.Parameter(torch.ones(2, 3))  # of a loss, say
+    optimizer = make([*own, beside])
+    for p in [*own, beside]:
+        p.grad = torch.ones_like(p)
+    optimizer.step(lambda: sum(p.sum() for p in own))
+    save_training_state(saved, 1, model, [optimizer], data)
+    assert load_training_state(saved, model, [make([*own, beside])], data) == 1
+
+
 def test_an_optimizer_of_the_same_name_is_another(tmp_path):
     saved = CheckpointManager(tmp_path)
     model, _, stream = parts()
@@ -934,6 +1133,51 @@ def test_weights_that_do_not_fit_leave_the_data_where_it_was(tmp_path):
     with pytest.raises(ValueError, match="do not fit"):
         load_training_state(saved, two, [], stream)
     assert stream.num_yielded == stream.batches.num_yielded == 0
+
+
+def own_loader(n=12, items=None):
+    "A loader with a generator of its own; of n numbers, or of items without a length."
+
+    class Items(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(items))
+
+    own = torch.Generator().manual_seed(77)
+    if items is not None:
+        return DataLoader(Items(), 2, generator=own)
+    return DataLoader(TensorDataset(torch.arange(n)), 2, shuffle=True, generator=own)
+
+
+@pytest.mark.parametrize(
+    "before, after, width, words",
+    [
+        ({}, {}, 3, "do not fit"),
+        ({"items": 12}, {"items": 4}, 2, "the batches end after 2"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refusal_leaves_a_loader_s_own_generator(
+    before, after, width, words, begun, tmp_path
+):
+    saved = CheckpointManager(tmp_path)
+    data = ResumableBatches(own_loader(**before))
+    data.next_batches(5)
+    save_training_state(saved, 5, torch.nn.Linear(2, 2), [], data)
+    alike, data = (ResumableBatches(own_loader(**after)) for _ in range(2))
+    for stream in (alike, data):
+        torch.manual_seed(3)
+        stream.next_batches(int(begun))
+    place = data.state_dict()
+    with pytest.raises(ValueError, match=words):
+        load_training_state(saved, torch.nn.Linear(2, width), [], data)
+    generators = [stream.batches.generator.get_state() for stream in (alike, data)]
+    assert torch.equal(*generators)
+    assert repr(data.state_dict()) == repr(place)
+    found = []
+    for stream in (alike, data):
+        torch.manual_seed(4)
+        found.append(repr(stream.next_batches(2)))
+    assert found[0] == found[1]
 
 
 def test_another_learning_rate_is_told(tmp_path, recwarn):
@@ -1122,9 +1366,8 @@ def test_a_row_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
     assert [row["step"] for row in history.read()] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("call", ["append", "extend_last"])
 def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(
-    call, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     history = History(tmp_path / "h.csv")
     history.append({"step": 1, "loss": 0.1})
@@ -1135,11 +1378,30 @@ def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
         patch.setattr(os, "replace", full)
-        getattr(history, call)({"step": 1, "eval_loss": 0.5})
+        history.append({"step": 1, "eval_loss": 0.5})
     assert history.path.read_bytes() == before
     history.append({"step": 2, "loss": 0.2, "eval_loss": 0.3})
     assert history.read() == history.records
     assert {"step", "eval_loss"} <= history.records[-2].keys()
+
+
+def test_further_numbers_that_cannot_be_written_are_taken_back(tmp_path, monkeypatch):
+    history = History(tmp_path / "h.csv")
+    history.append({"step": 1, "loss": 0.1})
+    before = history.path.read_bytes()
+
+    def full(*args):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(os, "replace", full)
+        history.extend_last({"eval_loss": 0.5})
+    assert history.path.read_bytes() == before
+    assert history.records == [{"step": 1, "loss": 0.1}]
+    history.extend_last({"eval_loss": 0.4})
+    history.append({"step": 2, "loss": 0.2, "eval_loss": 0.3})
+    assert history.read() == history.records
+    assert history.records[0]["eval_loss"] == 0.4
 
 
 def test_a_history_is_no_folder(tmp_path):

@@ -1525,6 +1525,74 @@ def test_a_sample_that_was_cut_off_is_made_up(tmp_path):
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
+@plain_only
+@pytest.mark.parametrize("at", ["set_metric", "extend_last", "log_fn"])
+def test_a_look_that_is_cut_off_while_it_is_made_up_is_made_up(at, tmp_path):
+    "An error at any of the three does not cost the checkpoint its metric."
+    scores = {4: 3.0, 8: 1.0, 12: 2.0}
+
+    def trained(folder, **how):
+        trainer = training(folder, steps=12, keep_last=1, **how)
+        if "eval_fn" not in how:
+            trainer.eval_fn = lambda m: scores[trainer.step]
+        return trainer
+
+    straight = trained(tmp_path / "a")
+    straight.fit()
+    assert straight.checkpoints.steps() == [8, 12]
+    folder = tmp_path / "b"
+    interrupted(trained(folder, eval_fn=stopping(lambda m: scores[4], 2)))
+    again = trained(folder).resume()
+    part = {
+        "set_metric": again.checkpoints,
+        "extend_last": again.history,
+        "log_fn": again,
+    }[at]
+
+    def fail(*args):
+        raise OSError("away")
+
+    setattr(part, at, fail)
+    with pytest.raises(OSError, match="away"):
+        again.fit()
+    last = trained(folder).resume()
+    assert last.fit()[8:] == straight.history.records[8:]
+    assert last.checkpoints.best_step == 8
+    assert last.checkpoints.steps() == [8, 12]
+
+
+def test_an_error_of_the_log_costs_no_checkpoint(tmp_path):
+    def log(row):
+        if row["step"] == 8:
+            raise OSError("away")
+
+    trainer = training(tmp_path, steps=8, log_fn=log)
+    with pytest.raises(OSError, match="away"):
+        trainer.fit()
+    assert trainer.checkpoints.steps() == [4, 8]
+    assert [*trainer.checkpoints.metrics()] == [4, 8]
+    assert len(trainer.history.read()) == 8
+
+
+@plain_only
+def test_a_sample_whose_writing_is_cut_off_is_made_up(tmp_path, monkeypatch):
+    how = {"steps": 8, "eval_fn": None, "sample_fn": lambda m: "once upon a time"}
+    straight = training(tmp_path / "a", **how)
+    straight.fit()
+    write = Path.write_text
+
+    def half(path, text, *args, **kwargs):
+        write(path, text[:4])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half)
+        interrupted(training(tmp_path / "b", **how))
+    assert not [*(tmp_path / "b" / "samples").iterdir()]
+    training(tmp_path / "b", **how).resume().fit()
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
 def test_an_evaluation_that_is_there_is_not_made_again(tmp_path):
     training(tmp_path, steps=8, sample_fn=write_some).fit()
     before = files(tmp_path)
@@ -1589,6 +1657,21 @@ def test_a_configuration_that_does_not_match(tmp_path):
     with pytest.raises(ValueError, match="this loader"):
         Trainer(small(), batches(seed=1), max_steps=9, output_dir=tmp_path).resume()
     assert files(tmp_path) == before
+
+
+def test_a_resume_with_parameters_in_another_order_is_refused(tmp_path):
+    def trained(order, steps):
+        model = small()
+        params = [*model.parameters()][::order]
+        optimizer = AdamW(params, 1e-2)
+        return Trainer(
+            model, batches(), max_steps=steps, optimizer=optimizer, output_dir=tmp_path
+        )
+
+    trained(1, 2).fit()
+    with pytest.raises(ValueError, match=r"parameter 1 of tformer\.optimizers\.AdamW"):
+        trained(-1, 4).resume()
+    assert len(trained(1, 4).resume().fit()) == 4
 
 
 @plain_only  # numbers of numpy are no int by their type

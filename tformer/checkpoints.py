@@ -12,11 +12,13 @@ __all__ = ['STATE_NAME', 'flatten_state', 'unflatten_state', 'get_rng_state', 's
 #| code-summary: imports of the module
 import contextlib
 import csv
+import glob
 import hashlib
 import json
 import math
 import os
 import random
+import secrets
 import shutil
 import warnings
 import zlib
@@ -38,6 +40,7 @@ from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     ModelConfig,
+    expect_weights,
     load_weights,
     owning_copy,
     read_safetensors,
@@ -183,6 +186,9 @@ def isolated_eval(model: nn.Module):
         set_rng_state(rng_state)
 
 # %% ../nbs/A7_checkpoints.ipynb #41359f44
+_PARTS_IN_USE = set()  # names of what threads of this process are writing
+
+
 def write_folder_atomically(
     folder: str | os.PathLike,  # not there yet
     write: Callable[[Path], Any],  # fills an empty folder
@@ -191,26 +197,67 @@ def write_folder_atomically(
 
     It is there with all that was written, or not at all: also after a
     power cut.  What ``write`` raises passes on, and nothing is left.
-    What a killed process of the same number left beside it is removed
-    first.  ``ValueError`` if the folder is there already.
+    What a killed process left beside it is removed first.
+    ``ValueError`` if the folder is there already, or if another thread
+    or process was faster.
     """
     folder = Path(folder)
     validate.require(not folder.exists(), f"{folder} is there already")
-    tmp_path = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(tmp_path, ignore_errors=True)
+    beside = glob.escape(folder.name) + ".*.part"
+    remove_stale_parts(folder.parent, beside)
+    tmp_path = folder.with_name(new_part_name(folder))
+    _PARTS_IN_USE.add(tmp_path.name)
     try:
         tmp_path.mkdir(parents=True)
         write(tmp_path)
         for path in tmp_path.iterdir():
             fsync_path(path)
         fsync_path(tmp_path)
-        os.rename(tmp_path, folder)
+        _rename_or_refuse(tmp_path, folder)
         fsync_path(folder.parent)
     finally:
         shutil.rmtree(tmp_path, ignore_errors=True)
+        _PARTS_IN_USE.discard(tmp_path.name)
 
 # %% ../nbs/A7_checkpoints.ipynb #ea8377ea
-#| code-summary: what is on its way to the disk arrives there
+#| code-summary: names of parts, which are stale, and how they arrive
+def new_part_name(folder):
+    "A name beside a folder that no other thread or process has."
+    return f"{folder.name}.{secrets.token_hex(4)}.{os.getpid()}.part"
+
+
+def is_stale_part(part):
+    """Whether nobody is writing a part any more.
+
+    Of another process: it is gone.  Of ours: no thread has it in use;
+    a process of the same number may have been killed.
+    """
+    if part.name in _PARTS_IN_USE:
+        return False
+    pid = part.name.split(".")[-2]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return True
+    try:
+        os.kill(int(pid), 0)  # sends nothing, but finds it
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
+
+
+def remove_stale_parts(folder, pattern):
+    for part in filter(is_stale_part, folder.glob(pattern)):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _rename_or_refuse(part, folder):
+    try:
+        os.rename(part, folder)
+    except OSError as error:
+        if not folder.exists():
+            raise
+        raise ValueError(f"{folder} is there already") from error
+
+
 def fsync_path(path):
     "Force a file, or the names in a folder, onto the disk."
     handle = os.open(path, os.O_RDONLY)
@@ -331,8 +378,8 @@ def _is_extra(name):
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def load_state(model, weights):
-    "Tensors and extra states into a model, all of them or none."
+def expect_state(model, weights):
+    "Tensors and extra states that fit a model; the tensors."
     model = getattr(model, "_orig_mod", model)
     saved = {*filter(_is_extra, weights)}
     own = {*filter(_is_extra, model.state_dict())}
@@ -341,11 +388,18 @@ def load_state(model, weights):
         f"the extra states do not fit {type(model).__name__}: the "
         f"checkpoint has {sorted(saved)}, the model {sorted(own)}",
     )
-    load_weights(
-        model,
-        {name: x for name, x in weights.items() if isinstance(x, Tensor)},
-    )
-    for name in own:
+    tensors = {
+        name: x for name, x in weights.items() if isinstance(x, Tensor)
+    }
+    expect_weights(model, tensors)
+    return tensors
+
+
+def load_state(model, weights):
+    "Tensors and extra states into a model, all of them or none."
+    model = getattr(model, "_orig_mod", model)
+    load_weights(model, expect_state(model, weights))
+    for name in filter(_is_extra, weights):
         module = model.get_submodule(name.rpartition(".")[0])
         module.set_extra_state(weights[name])
 
@@ -377,14 +431,31 @@ def read_checkpoint(
             if name in read
             else _json_sha256(folder, name, written)
         )
-        validate.require(
-            found == written,
-            f"{folder / name} is no longer what was written: "
-            "its SHA-256 is another",
-        )
+        _expect_sum(folder / name, found, written)
     weights, tensors = (read[name][0] for name in names)
     extra = unflatten_state(tensors, rest.pop(EXTRA_KEY, {}))
     return weights | extra, unflatten_state(tensors, rest)
+
+
+def _read_state(folder):
+    "What ``state.json`` holds, after a look at the sums of JSON files."
+    state = files.read_json_object(folder / STATE_NAME)
+    validate.require(
+        isinstance(state.get(SHA256_KEY), dict),
+        f"{folder / STATE_NAME} has no SHA-256 of the files beside it",
+    )
+    for name, written in state[SHA256_KEY].items():
+        if name not in (WEIGHTS_NAME, STATE_TENSORS_NAME):
+            found = _json_sha256(folder, name, written)
+            _expect_sum(folder / name, found, written)
+    return state
+
+
+def _expect_sum(path, found, written):
+    validate.require(
+        found == written,
+        f"{path} is no longer what was written: its SHA-256 is another",
+    )
 
 
 def _json_sha256(folder, name, written):
@@ -463,10 +534,12 @@ class CheckpointManager:
 
     def metrics(self) -> dict[int, float]:
         "The metric of each step that was saved with one."
-        states = {
-            step: files.read_json_object(self.path(step) / STATE_NAME)
-            for step in self.steps()
-        }
+        states = {}
+        for step in self.steps():
+            with contextlib.suppress(FileNotFoundError):  # just forgotten
+                states[step] = files.read_json_object(
+                    self.path(step) / STATE_NAME
+                )
         return {
             step: state["metric"]
             for step, state in states.items()
@@ -529,15 +602,13 @@ class CheckpointManager:
         """Give a checkpoint its metric later; forget what need not stay.
 
         Only ``state.json`` is written, whole or not at all.
+        ``ValueError`` if it, or ``config.json``, is damaged, and both
+        stay as they are.
         """
         _expect_metric(metric)
-        path = self.path(self.find_step(step)) / STATE_NAME
-        state = files.read_json_object(path)
-        validate.require(
-            isinstance(state.get(SHA256_KEY), dict),
-            f"{path} has no SHA-256 of the files beside it, and stays as "
-            "it is: another version of tformer wrote it",
-        )
+        step = self.find_step(step)
+        path = self.path(step) / STATE_NAME
+        state = self._read_or_explain(step, _read_state)
         state["metric"] = _plain(metric, "metric")
         files.write_files_atomically(
             {path: lambda beside: beside.write_bytes(_state_json(state))}
@@ -547,12 +618,11 @@ class CheckpointManager:
     def delete_old(self) -> None:
         "Forget what need not stay, and what a killed process left."
         for old in {*self.steps()} - self.steps_to_keep():
-            gone = self.path(old).with_suffix(f".{os.getpid()}.part")
-            shutil.rmtree(gone, ignore_errors=True)  # of a killed process
-            os.rename(self.path(old), gone)  # at once; then in peace
-        parts = self.folder.glob("step-*.part")
-        for stale in filter(is_stale_temp, parts):
-            shutil.rmtree(stale, ignore_errors=True)
+            path = self.path(old)
+            gone = path.with_name(new_part_name(path))
+            with contextlib.suppress(FileNotFoundError):  # it is gone
+                os.rename(path, gone)  # at once; then in peace
+        remove_stale_parts(self.folder, "step-*.part")
 
     def load(
         self, model: nn.Module, step: int | str | None = None
@@ -574,8 +644,7 @@ class CheckpointManager:
         ``find_step`` does.
         """
         step = self.find_step(step)
-        before = max((s for s in self.steps() if s < step), default=0)
-        weights, state = _read_or_explain(self.path(step), before)
+        weights, state = self._read_or_explain(step, read_checkpoint)
         require_same_config(model, self.path(step))
         found = state.get("format")
         validate.require(
@@ -586,31 +655,23 @@ class CheckpointManager:
         )
         return weights, state
 
+    def _read_or_explain(self, step, read):
+        before = max((s for s in self.steps() if s < step), default=0)
+        return _read_or_explain(read, self.path(step), before)
+
 # %% ../nbs/A7_checkpoints.ipynb #413f52b1
-#| code-summary: what a metric is, and which folders belong to nobody
+#| code-summary: what a metric is
 def _expect_metric(metric):
     validate.require(
         metric is None or isinstance(metric, Real),
         f"metric must be a number or None, got {metric!r:.60}",
     )
 
-
-def is_stale_temp(part):
-    "Ours, or of a process that is gone; another may be writing still."
-    pid = part.name.split(".")[-2]
-    if not pid.isdigit() or int(pid) == os.getpid():
-        return True
-    try:
-        os.kill(int(pid), 0)  # sends nothing, but finds it
-    except OSError as error:
-        return isinstance(error, ProcessLookupError)
-    return False
-
 # %% ../nbs/A7_checkpoints.ipynb #604343a7
 #| code-summary: a checkpoint, or a sentence about what can be done
-def _read_or_explain(folder, before):
+def _read_or_explain(read, folder, before):
     try:
-        return read_checkpoint(folder)
+        return read(folder)
     except (ValueError, FileNotFoundError) as error:
         cls = (
             ValueError
@@ -693,13 +754,16 @@ class ResumableBatches:
 
         ``ValueError`` for a state of other batches: of another class,
         another number, another size, or, if they are a list or a
-        tensor, others.
+        tensor, others.  The place is then the one before, and so is a
+        ``DataLoader``'s own generator.
         """
         _expect_source(state["source"], self.source)
-        self.iterator = None
         if hasattr(self.batches, "load_state_dict"):
             self.batches.load_state_dict(state["batches"])
-        elif state["rng_state"] is not None:
+            self.iterator = None
+        elif state["rng_state"] is None:
+            self.iterator = None
+        else:
             self.fast_forward(
                 state["num_in_epoch"],
                 state["rng_state"],
@@ -720,7 +784,8 @@ class ResumableBatches:
 
         Warns if the last of these is not the one that was yielded then.
         """
-        rng_before = get_rng_state()
+        rng_before = _rng_state_of(self.batches)
+        place = self.iterator, self.rng_state, self.num_in_epoch
         try:
             _restore_rng_state(self.batches, rng_state)
             self.start_epoch()
@@ -730,14 +795,18 @@ class ResumableBatches:
                 num_skipped += 1
                 if num_skipped == n:
                     skipped_sum = _checksum(batch, _SUMMED)
+            validate.require(
+                num_skipped == n,
+                "the batches end after "
+                f"{num_skipped}; the checkpoint was written "
+                f"after {n} of them",
+            )
+        except BaseException:
+            _restore_rng_state(self.batches, rng_before)
+            self.iterator, self.rng_state, self.num_in_epoch = place
+            raise
         finally:
             set_rng_state(rng_before)
-        validate.require(
-            num_skipped == n,
-            "the batches end after "
-            f"{num_skipped}; the checkpoint was written "
-            f"after {n} of them",
-        )
         if last_sum not in (None, skipped_sum):
             warnings.warn(
                 f"batch {n} of this pass is not what it was: other data, "
@@ -874,11 +943,16 @@ class History:
     def extend_last(self, more: dict[str, Any]) -> None:
         """Further numbers for the last row; their columns may be new.
 
-        If the file cannot be written, it is as with ``append``.
+        If the file cannot be written, it and the row stay as they were.
         """
-        self.records[-1] |= more
-        if self.path:
-            self.rewrite()
+        before = self.records[-1]
+        self.records[-1] = before | more
+        try:
+            if self.path:
+                self.rewrite()
+        except BaseException:
+            self.records[-1] = before
+            raise
 
     def _append_line(self, record):
         size = self.path.stat().st_size if self.path.exists() else 0
@@ -944,7 +1018,7 @@ class History:
         files.write_files_atomically({self.path: self.write})
         self._columns = dict.fromkeys(self.columns())
         beside = self.path.parent.glob(f"{self.path.name}.*.part")
-        for part in filter(is_stale_temp, beside):
+        for part in filter(is_stale_part, beside):
             part.unlink(missing_ok=True)
 
 # %% ../nbs/A7_checkpoints.ipynb #c4e0a7d4
@@ -1000,6 +1074,7 @@ def save_training_state(
     optimizer_states = [
         {
             "class": _full_name(optimizer),
+            "parameters": _parameter_names(model, optimizer),
             "state": optimizer.state_dict(),
         }
         for optimizer in optimizers
@@ -1031,9 +1106,10 @@ def load_training_state(
 ) -> int:
     """Put a training back to where it was; the step.
 
-    ``ValueError`` for another model, other optimizers, another loss
-    monitor, other data, and nothing has changed.  Learning rates are
-    those of the checkpoint.
+    ``ValueError`` for another model, other optimizers, the same ones
+    with their parameters in another order, another loss monitor, other
+    data, and nothing has changed.  Learning rates are those of the
+    checkpoint.
     """
     weights, state = checkpoints.read(model, step)
     names = "step", "optimizers", "data", "loss_monitor", "rng_state"
@@ -1043,15 +1119,11 @@ def load_training_state(
         f"a checkpoint in {checkpoints.folder} holds no training that "
         f"save_training_state wrote: its state has no {missing}",
     )
-    _expect_optimizers(state["optimizers"], optimizers)
+    expect_state(model, weights)
+    _expect_optimizers(state["optimizers"], optimizers, model)
     monitor_state = _monitor_state(state["loss_monitor"], loss_monitor)
-    data_state = data.state_dict()
     data.load_state_dict(state["data"])
-    try:
-        load_state(model, weights)
-    except ValueError:
-        data.load_state_dict(data_state)
-        raise
+    load_state(model, weights)
     for optimizer, part in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(part["state"])
     if monitor_state:
@@ -1072,9 +1144,52 @@ def _monitor_state(saved, loss_monitor):
     )
     return saved["state"]
 
+# %% ../nbs/A7_checkpoints.ipynb #5d0b7e31
+#| code-summary: refuses an optimizer whose parameters are others
+def _parameter_names(model, optimizer):
+    "By group, as the model calls them; None if it does not know one."
+    model = getattr(model, "_orig_mod", model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [
+        [names.get(id(p)) for p in group["params"]]
+        for group in optimizer.param_groups
+    ]
+
+
+# what PyTorch's optimizers and ours keep for each number of a parameter
+_MOMENTS = "exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg"
+
+
+def _expect_parameters(saved, optimizer, model):
+    "The same names in the same order; without names, the same shapes."
+    groups = _parameter_names(model, optimizer)
+    here = [name for group in groups for name in group]
+    groups = saved.get("parameters", groups)
+    there = [name for group in groups for name in group]
+    kind = saved["class"]
+    advice = "give it its parameters in the order in which it had them"
+    for number, (old, new) in enumerate(zip(there, here), start=1):
+        validate.require(
+            old == new,
+            f"parameter {number} of {kind} is {old} in the checkpoint, "
+            f"and {new} here: {advice}",
+        )
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    ids = [i for g in saved["state"]["param_groups"] for i in g["params"]]
+    for i, name, p in zip(ids, here, params):
+        moments = saved["state"]["state"].get(i, {})
+        for moment in moments.keys() & {*_MOMENTS}:
+            shape = getattr(moments[moment], "shape", p.shape)
+            validate.require(
+                shape == p.shape,
+                f"{moment} of {name} in {kind} has shape {(*shape,)} in "
+                f"the checkpoint, and the parameter has {(*p.shape,)}: "
+                f"{advice}",
+            )
+
 # %% ../nbs/A7_checkpoints.ipynb #560446d6
 #| code-summary: refuses other optimizers, and tells of other rates
-def _expect_optimizers(saved, optimizers):
+def _expect_optimizers(saved, optimizers, model):
     saved_values = [part["class"] for part in saved]
     current_values = [*map(_full_name, optimizers)]
     validate.require(
@@ -1096,6 +1211,8 @@ def _expect_optimizers(saved, optimizers):
         f"optimizers have groups of {saved_values} "
         f"parameters, these have {current_values}",
     )
+    for part, optimizer in zip(saved, optimizers):
+        _expect_parameters(part, optimizer, model)
     saved_values, current_values = (
         [float(g.get("base_lr", g["lr"])) for g in gs] for gs in groups
     )

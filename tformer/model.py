@@ -674,6 +674,19 @@ def _weight_mismatches(known, tensors):
         ]
     return wrong
 
+
+def expect_weights(model, tensors):
+    "The tensors of a model, into which these have to fit."
+    known = _unique_tensors(model)
+    wrong = _weight_mismatches(known, tensors)
+    validate.require(
+        not wrong,
+        "\n  ".join(
+            [f"the weights do not fit {type(model).__name__}:", *wrong]
+        ),
+    )
+    return known
+
 # %% ../nbs/A3_models.ipynb #14a48c47
 @torch.no_grad()
 def load_weights(
@@ -689,15 +702,7 @@ def load_weights(
     shape that differs.
     """
     model = getattr(model, "_orig_mod", model)
-    known = _unique_tensors(model)
-    wrong = _weight_mismatches(known, tensors)
-    validate.require(
-        not wrong,
-        "\n  ".join(
-            [f"the weights do not fit {type(model).__name__}:", *wrong]
-        ),
-    )
-    for _, names, x in known:
+    for _, names, x in expect_weights(model, tensors):
         x.copy_(next(tensors[name] for name in names if name in tensors))
 
 # %% ../nbs/A3_models.ipynb #9c60e65c

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from . import validate
+from . import files, validate
 from tformer.checkpoints import (
     CheckpointManager,
     History,
@@ -520,7 +520,9 @@ def evaluate_and_sample(
         tqdm.write(text)
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(text, encoding="utf-8")
+            files.write_files_atomically(
+                {Path(path): lambda p: p.write_text(text, "utf-8")}
+            )
     return metrics
 
 # %% ../nbs/17_training.ipynb #87b8a9b2
@@ -631,10 +633,12 @@ class Trainer:
             raise
         finally:
             self.history.append(record)
-            if self.log_fn is not None:
-                self.log_fn(record)
-            if is_saved:
-                _save(self, self.data, metric)
+            try:
+                if self.log_fn is not None:
+                    self.log_fn(record)
+            finally:
+                if is_saved:
+                    _save(self, self.data, metric)
 
     def resume(self) -> "Trainer":
         """Go on after the last checkpoint; begin anew if there is none.
@@ -678,11 +682,11 @@ def _make_up_look(t):
         return
     record = dict(t.history.records[-1])
     metric = _look(t, record)
-    t.history.extend_last(record)
-    if t.log_fn is not None:
-        t.log_fn(record)
     if t.checkpoints and t.step in t.checkpoints.steps():
         t.checkpoints.set_metric(t.step, metric)
+    t.history.extend_last(record)  # from now on it is not missing
+    if t.log_fn is not None:
+        t.log_fn(record)
 
 
 def _is_look_missing(t):
