@@ -298,7 +298,8 @@ def test_of_two_threads_that_save_one_step_one_is_refused(tmp_path):
 def test_threads_may_save_into_one_folder(tmp_path):
     "While one writes, the other saves another step and throws rubbish away."
     saved = CheckpointManager(tmp_path, keep_last=2)
-    begun, done = threading.Event(), threading.Event()
+    begun = threading.Event()
+    done = threading.Event()
 
     def slow():
         def write(path):
@@ -1008,7 +1009,8 @@ def test_an_optimizer_of_other_parameters_is_refused(
     kept = optimizer.state_dict()
     model = Layers()
     weights = [p.clone() for p in model.parameters()]
-    there, here = before[number - 1], after[number - 1]
+    there = before[number - 1]
+    here = after[number - 1]
     with pytest.raises(
         ValueError,
         match=f"parameter {number} of torch.optim.adamw.AdamW is {there}.weight in the "

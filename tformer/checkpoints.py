@@ -40,10 +40,10 @@ from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     ModelConfig,
-    expect_weights,
     load_weights,
     owning_copy,
     read_safetensors,
+    require_fitting_weights,
     require_same_vocabulary,
     save_model,
     tensors_sha256,
@@ -245,6 +245,7 @@ def is_stale_part(part):
 
 
 def remove_stale_parts(folder, pattern):
+    "Remove what killed processes left."
     for part in filter(is_stale_part, folder.glob(pattern)):
         shutil.rmtree(part, ignore_errors=True)
 
@@ -391,7 +392,7 @@ def expect_state(model, weights):
     tensors = {
         name: x for name, x in weights.items() if isinstance(x, Tensor)
     }
-    expect_weights(model, tensors)
+    require_fitting_weights(model, tensors)
     return tensors
 
 

@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTS_NAME', 'CONFIG_NAME', 'COMPONENT_KEYS', 'ModelConfig', 'TransformerBlock', 'new_layer_cache',
            'positions_from_attention_mask', 'Model', 'CausalLM', 'DecoderModel', 'eval_mode', 'make_eval_context',
            'device_of', 'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'tensors_sha256', 'save_model',
-           'read_safetensors', 'load_weights', 'load_model', 'describe_module']
+           'read_safetensors', 'require_fitting_weights', 'load_weights', 'load_model', 'describe_module']
 
 # %% ../nbs/A3_models.ipynb #d28fe722
 #| code-fold: true
@@ -238,7 +238,8 @@ class Model(TiedModule):
         self, cache: KVCache | None
     ) -> contextlib.AbstractContextManager[None]:
         "After an error inside, the cache holds what it held."
-        if cache is None or torch.compiler.is_compiling():
+        is_ours = isinstance(cache, KVCache)
+        if not is_ours or torch.compiler.is_compiling():
             return contextlib.nullcontext()
         return cache.atomic()
 
@@ -674,10 +675,16 @@ def _weight_mismatches(known, tensors):
         ]
     return wrong
 
+# %% ../nbs/A3_models.ipynb #eb80bb75
+def require_fitting_weights(
+    model: nn.Module,
+    tensors: dict[str, Tensor],  # by the names of its state dict
+) -> None:
+    """Refuse tensors of which one name, shape or type is not the model's.
 
-def expect_weights(model, tensors):
-    "The tensors of a model, into which these have to fit."
-    known = _unique_tensors(model)
+    Raises ``ValueError`` with a line for each, and changes nothing.
+    """
+    known = _unique_tensors(getattr(model, "_orig_mod", model))
     wrong = _weight_mismatches(known, tensors)
     validate.require(
         not wrong,
@@ -685,7 +692,6 @@ def expect_weights(model, tensors):
             [f"the weights do not fit {type(model).__name__}:", *wrong]
         ),
     )
-    return known
 
 # %% ../nbs/A3_models.ipynb #14a48c47
 @torch.no_grad()
@@ -702,7 +708,8 @@ def load_weights(
     shape that differs.
     """
     model = getattr(model, "_orig_mod", model)
-    for _, names, x in expect_weights(model, tensors):
+    require_fitting_weights(model, tensors)
+    for _, names, x in _unique_tensors(model):
         x.copy_(next(tensors[name] for name in names if name in tensors))
 
 # %% ../nbs/A3_models.ipynb #9c60e65c
