@@ -2192,6 +2192,45 @@ def test_who_comes_back_stands_in_order_whichever_line_is_interrupted():
     assert num_interrupts == n - 1 > 10
 
 
+@plain_only  # what executes a signature would be interrupted, too
+def test_no_block_is_lost_whichever_line_is_interrupted():
+    "Of those that move blocks, in two steps and a cancel."
+    requests = [Request([1, 2, 3], 9), Request([3, 1], 4)]
+    right = texts(requests)
+    moving = "allocate reserve _copy_of release trim finish _release".split()
+
+    def is_inside(frame):
+        return frame.f_code.co_name in moving
+
+    n = 0
+    left = [0]
+    while left[0] <= 0:
+        n += 1
+        engine = Engine(MODEL, 2, num_blocks=12, block_size=2)
+        handles = [engine.submit(r) for r in requests]
+        engine.step()
+        trace, left = call_at_line(n, raise_interrupt, is_inside)
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            engine.step()
+            engine.step()
+            handles[0].cancel()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        handles[0].cancel()
+        for _ in range(50 * engine.has_unfinished_requests):
+            engine.step()
+        assert not engine.has_unfinished_requests, n
+        assert handles[0].finish_reason == "cancelled", n
+        same(handles[1], right[1])
+        empty(engine)
+        consistent(engine.runner.pool, engine.runner.cache.tables)
+    assert n > 50
+
+
 @WAYS
 def test_calls_all_over_a_run_may_be_interrupted(how):
     "And the one after each of them, while the failed step is mended."
