@@ -2197,7 +2197,7 @@ def test_no_block_is_lost_whichever_line_is_interrupted():
     "Of those that move blocks, in two steps and a cancel."
     requests = [Request([1, 2, 3], 9), Request([3, 1], 4)]
     right = texts(requests)
-    moving = "allocate reserve _copy_of release trim finish _release".split()
+    moving = "allocate reserve release trim finish _release".split()
 
     def is_inside(frame):
         return frame.f_code.co_name in moving
