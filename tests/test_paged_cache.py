@@ -672,10 +672,12 @@ def test_a_recount_finds_what_an_interrupt_has_left():
     assert pool.ref_counts[second] == 2 and pool.num_free_blocks == 2
 
 
-def interrupted(n, call, names):
-    """Make a call with an interrupt at the n-th place inside methods of these names.
+def interrupted_calls(*names, at_least):
+    """Yields functions that make a call and say whether it was interrupted.
 
-    Returns whether one came.  Places are those of the module of blocks.
+    The first one interrupts at the first place inside methods of these names, the
+    second one at the second, until none is left.  Places are those of the module of
+    blocks.
     """
 
     def is_inside(frame, event):
@@ -684,12 +686,22 @@ def interrupted(n, call, names):
             code.co_filename == tformer.paged_cache.__file__ and code.co_name in names
         )
 
-    try:
-        with interrupted_at(n, is_inside):
-            call()
-    except KeyboardInterrupt:
-        return True
-    return False
+    def make(call):
+        nonlocal is_interrupted
+        is_interrupted = False
+        try:
+            with interrupted_at(n, is_inside):
+                call()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        return is_interrupted
+
+    n = 0
+    is_interrupted = True
+    while is_interrupted:
+        n += 1
+        yield make
+    assert n > at_least
 
 
 def state(pool):
@@ -710,19 +722,14 @@ def state(pool):
 @torch.no_grad()
 def test_a_reset_is_done_or_not_wherever_an_interrupt_comes():
     "No block is ever free and cached at once, which would give it to two texts."
-    n = 0
-    is_interrupted = True
-    while is_interrupted:
-        n += 1
+    for make in interrupted_calls("reset_prefix_cache", at_least=3):
         _, pool, cache, ids = grown(6, batch=2)
         for row in range(2):
             cache.cache_full_blocks(row, ids[row].tolist())
         cache.crop(torch.tensor([0, 6]))
         assert len(pool.evictable) == pool.num_used_blocks == 2
         before = state(pool)
-        is_interrupted = interrupted(
-            n, pool.reset_prefix_cache, ("reset_prefix_cache",)
-        )
+        make(pool.reset_prefix_cache)
         consistent(pool, cache.tables)
         is_reset = not pool.hash_to_block
         if is_reset:
@@ -731,7 +738,7 @@ def test_a_reset_is_done_or_not_wherever_an_interrupt_comes():
             assert pool.block_keys == [None] * pool.num_blocks
         else:
             assert state(pool) == before
-    assert is_reset and n > 3
+    assert is_reset
 
 
 METHODS_OF_BLOCKS = ("reserve", "allocate", "copy_block", "acquire", "release", "evict")
@@ -742,15 +749,10 @@ METHODS_OF_BLOCKS = ("reserve", "allocate", "copy_block", "acquire", "release", 
 def test_a_copy_that_is_interrupted_is_made_when_the_step_is_repeated():
     "A block that is not yet copied is in no table, and none is lost."
     new = torch.tensor([[5], [9]])
-    n = 0
-    is_interrupted = True
-    while is_interrupted:
-        n += 1
+    for make in interrupted_calls(*METHODS_OF_BLOCKS, at_least=5):
         model, pool, cache, ids = grown()
         cache.select(torch.tensor([0, 0]))
-        is_interrupted = interrupted(
-            n, lambda: model(new, cache=cache), METHODS_OF_BLOCKS
-        )
+        is_interrupted = make(lambda: model(new, cache=cache))
         consistent(pool, cache.tables)
         if is_interrupted:
             found = model(new, cache=cache)
@@ -759,27 +761,21 @@ def test_a_copy_that_is_interrupted_is_made_when_the_step_is_repeated():
             consistent(pool, cache.tables)
         cache.crop(0)
         assert not pool.num_used_blocks
-    assert n > 5
 
 
 @plain_only  # what executes a signature would be interrupted, too
 @torch.no_grad()
 def test_a_block_that_is_written_anew_is_not_found_after_an_interrupt():
     "A step that is repeated forgets the key of the block that it writes."
-    n = 0
-    is_interrupted = True
-    while is_interrupted:
-        n += 1
+    for make in interrupted_calls("evict", at_least=2):
         model, pool, cache, ids = grown(6)
         cache.cache_full_blocks(0, ids[0].tolist())
         cache.crop(5)
         new = (ids[:, 5:] + 1) % VOCAB
-        is_interrupted = interrupted(n, lambda: model(new, cache=cache), ("evict",))
-        if is_interrupted:
+        if make(lambda: model(new, cache=cache)):
             model(new, cache=cache)
         assert len(pool.hash_to_block) == 1
         consistent(pool, cache.tables)
-    assert n > 2
 
 
 ROWS_OF = ("select", "crop", "set_rows", "trim", "acquire", "release")
@@ -790,10 +786,8 @@ ROWS_OF = ("select", "crop", "set_rows", "trim", "acquire", "release")
 @torch.no_grad()
 def test_rows_are_changed_or_not_wherever_an_interrupt_comes(act):
     "In all layers and tables; blocks that other caches share stay theirs."
-    n = num_undone = 0
-    is_interrupted = True
-    while is_interrupted:
-        n += 1
+    num_undone = 0
+    for make in interrupted_calls(*ROWS_OF, at_least=20):
         model, pool, cache, ids = grown(5, batch=2, blocks=20)
         cache.cache_full_blocks(0, ids[0].tolist())
         other = new_paged_cache(model, pool, 2)  # it shares a block
@@ -813,7 +807,7 @@ def test_rows_are_changed_or_not_wherever_an_interrupt_comes(act):
             "set_rows": [ids[0], new[0]],
         }[act]
         before = [[*row] for row in cache.tables.tables]
-        is_interrupted = interrupted(n, call, ROWS_OF)
+        make(call)
         if cache.tables.tables == before:
             texts = [*ids]
             num_undone += 1
@@ -829,26 +823,21 @@ def test_rows_are_changed_or_not_wherever_an_interrupt_comes(act):
         for held in (cache, other, end):
             held.crop(0)
         assert not pool.num_used_blocks
-    assert n > 20 and num_undone
+    assert num_undone
 
 
 @plain_only  # what executes a signature would be interrupted, too
 @torch.no_grad()
 def test_a_search_for_a_prefix_that_is_interrupted_may_be_made_again():
     "What it had found is not taken for the beginning of what it finds then."
-    n = 0
-    is_interrupted = True
     names = ("match_prefix", "acquire", "_set_lengths", "set_lengths")
-    while is_interrupted:
-        n += 1
+    for make in interrupted_calls(*names, at_least=5):
         _, pool, cache, ids = grown(9, batch=2, blocks=8)
         cache.cache_full_blocks(0, ids[0].tolist())
         cache.crop(torch.tensor([9, 0]))
         text = ids[0].tolist()
-        is_interrupted = interrupted(n, lambda: cache.match_prefix(1, text), names)
-        if is_interrupted:
+        if make(lambda: cache.match_prefix(1, text)):
             assert cache.match_prefix(1, text) == 8
         assert cache.tables.tables[0] == cache.tables.tables[1]
         assert {*pool.ref_counts} == {0, 2}
         consistent(pool, cache.tables)
-    assert n > 5

@@ -229,8 +229,9 @@ def new_part_name(folder):
 def is_stale_part(part):
     """Whether nobody is writing a part any more.
 
-    Of another process: it is gone.  Of ours: no thread has it in use;
-    a process of the same number may have been killed.
+    A part of another process is stale if that process is gone.  One with
+    the number of this process is stale if no thread of it is writing it:
+    a process that was killed had the same number.
     """
     if part.name in _PARTS_IN_USE:
         return False
@@ -380,7 +381,7 @@ def _is_extra(name):
 
 
 def expect_state(model, weights):
-    "Tensors and extra states that fit a model; the tensors."
+    "Refuse tensors and extra states of another model; return the tensors."
     model = getattr(model, "_orig_mod", model)
     saved = {*filter(_is_extra, weights)}
     own = {*filter(_is_extra, model.state_dict())}
@@ -441,11 +442,8 @@ def read_checkpoint(
 def _read_state(folder):
     "What ``state.json`` holds, after a look at the sums of JSON files."
     state = files.read_json_object(folder / STATE_NAME)
-    validate.require(
-        isinstance(state.get(SHA256_KEY), dict),
-        f"{folder / STATE_NAME} has no SHA-256 of the files beside it",
-    )
-    for name, written in state[SHA256_KEY].items():
+    sums = state.get(SHA256_KEY)
+    for name, written in sums.items() if isinstance(sums, dict) else ():
         if name not in (WEIGHTS_NAME, STATE_TENSORS_NAME):
             found = _json_sha256(folder, name, written)
             _expect_sum(folder / name, found, written)
@@ -610,6 +608,11 @@ class CheckpointManager:
         step = self.find_step(step)
         path = self.path(step) / STATE_NAME
         state = self._read_or_explain(step, _read_state)
+        validate.require(
+            isinstance(state.get(SHA256_KEY), dict),
+            f"{path} has no SHA-256 of the files beside it, and stays as "
+            "it is: another version of tformer wrote it",
+        )
         state["metric"] = _plain(metric, "metric")
         files.write_files_atomically(
             {path: lambda beside: beside.write_bytes(_state_json(state))}
@@ -1148,7 +1151,10 @@ def _monitor_state(saved, loss_monitor):
 # %% ../nbs/A7_checkpoints.ipynb #5d0b7e31
 #| code-summary: refuses an optimizer whose parameters are others
 def _parameter_names(model, optimizer):
-    "By group, as the model calls them; None if it does not know one."
+    """The names of an optimizer's parameters, group by group.
+
+    None stands for a parameter that is not the model's.
+    """
     model = getattr(model, "_orig_mod", model)
     names = {id(p): name for name, p in model.named_parameters()}
     return [
@@ -1168,12 +1174,13 @@ def _expect_parameters(saved, optimizer, model):
     groups = saved.get("parameters", groups)
     there = [name for group in groups for name in group]
     kind = saved["class"]
+    outside = "none of the model's"
     advice = "give it its parameters in the order in which it had them"
     for number, (old, new) in enumerate(zip(there, here), start=1):
         validate.require(
             old == new,
-            f"parameter {number} of {kind} is {old} in the checkpoint, "
-            f"and {new} here: {advice}",
+            f"parameter {number} of {kind} is {old or outside} in the "
+            f"checkpoint, and {new or outside} here: {advice}",
         )
     params = [p for g in optimizer.param_groups for p in g["params"]]
     ids = [i for g in saved["state"]["param_groups"] for i in g["params"]]

@@ -377,7 +377,10 @@ class PagedLayerCache:
 
 # %% ../nbs/package/paged_cache.ipynb #p1500017
 class PagedKVCache(KVCache):
-    "What all layers keep in the blocks of one pool, by one set of tables."
+    """What all layers keep in the blocks of one pool, by one set of tables.
+
+    A step that fails keeps no token; its rows keep the blocks that it reserved.
+    """
 
     def __init__(self, layers: list[BatchCache], tables: BlockTables):
         super().__init__(layers)
@@ -468,13 +471,6 @@ class PagedKVCache(KVCache):
         with _AtomicTables(self, *([source.tables] if shares else [])):
             super().set_rows(rows, source)
             self.tables.set_rows(rows.tolist(), source.tables.tables)
-
-    def atomic(self) -> contextlib.AbstractContextManager[None]:
-        """After an error inside, every layer holds as many tokens as it held.
-
-        A step that breaks off leaves to its rows the blocks that they were given.
-        """
-        return super().atomic()
 
     def _set_lengths(self, lengths):
         layers = self._paged()
