@@ -1,6 +1,7 @@
 """Let nbval check the notebooks as nbdev keeps them, and time them."""
 
 import datetime
+import functools
 import gc
 import json
 import os
@@ -29,6 +30,8 @@ USUAL = 15  # seconds of a file that is not on record
 NO_TIME = "there was no time left to begin them"
 
 EVAL_FALSE = re.compile(r"^\s*#\s*\|\s*eval\s*:\s*false\s*$", re.M | re.I)
+# a line of a cell, as JSON has it
+TORCH_IN_A_CELL = re.compile(r'^\s*"\s*(import|from) torch\b', re.M)
 SVG = re.compile(r"<svg\b.*?</svg>", re.S)
 LOOKS = re.compile(r"<(style|script)\b.*?</\1>", re.S)
 KEPT = re.compile(r"<(title|desc)\b[^>]*>(.*?)</\1>", re.S)
@@ -126,11 +129,15 @@ def known_as(path):
     return path.stem
 
 
-def read_seconds(record=SECONDS):
-    "Return {path of a file: {tier: seconds}} from the record, if there is one."
-    if not record.exists():
-        return {}
-    return json.loads(record.read_text(encoding="utf-8"))
+def read_seconds(path=SECONDS):
+    """Return the record of seconds; an empty one where there is no file.
+
+    ``machines`` is {tier: the processor on which it was timed}, and ``files`` is
+    {path of a file: {tier: seconds}}.
+    """
+    if not path.exists():
+        return {"machines": {}, "files": {}}
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def longest_first(items, tiers=("test", "nightly"), record=SECONDS):
@@ -142,7 +149,7 @@ def longest_first(items, tiers=("test", "nightly"), record=SECONDS):
     """
     seconds = {
         name: sum(took.get(tier, 0) for tier in tiers)
-        for name, took in read_seconds(record).items()
+        for name, took in read_seconds(record)["files"].items()
     }
     items.sort(key=lambda item: -seconds.get(path_of(item.nodeid), USUAL))
 
@@ -167,7 +174,8 @@ def pytest_collection_modifyitems(config, items):
         cell = getattr(item, "cell", None)  # nbval's IPyNbCell
         if cell is None:
             continue
-        item.add_marker("processor")
+        if imports_torch(item.path):
+            item.add_marker("processor")
         if cell.get("cell_type") != "code":
             continue
         if NO_COMPILER and "compiles" in cell.metadata.get("tags", ()):
@@ -177,6 +185,12 @@ def pytest_collection_modifyitems(config, items):
             cell.execution_count = 0
         if EVAL_FALSE.search(cell.source):
             item.options["skip"] = True
+
+
+@functools.cache
+def imports_torch(path):
+    "Whether a notebook computes with floats that another processor may round otherwise."
+    return TORCH_IN_A_CELL.search(path.read_text(encoding="utf-8")) is not None
 
 
 def pytest_collection_finish():
@@ -243,20 +257,23 @@ class Clock:
             }
         return record
 
-    def merged(self, seconds):
+    def merged(self, record, machine):
         """Return a record of seconds with those of this run put in.
 
-        Files that no longer exist are dropped from it.
+        ``machine`` is the processor of this run. What is on record of the same tiers
+        from another processor is dropped, and so are files that no longer exist.
         """
-        for name, took in self.files.items():
-            seconds[name] = seconds.get(name, {}) | {
-                tier: round(n, 1) for tier, n in took.items()
-            }
-        return {
-            name: dict(sorted(took.items()))
-            for name, took in sorted(seconds.items())
-            if (ROOT / name).exists()
-        }
+        tiers = {tier for took in self.files.values() for tier in took}
+        old = {tier for tier in tiers if record["machines"].get(tier) != machine}
+        files = {}
+        for name in sorted({*record["files"], *self.files}):
+            took = record["files"].get(name, {})
+            took = {tier: n for tier, n in took.items() if tier not in old}
+            took |= {tier: round(n, 1) for tier, n in self.files.get(name, {}).items()}
+            if took and (ROOT / name).exists():
+                files[name] = dict(sorted(took.items()))
+        machines = record["machines"] | dict.fromkeys(tiers, machine)
+        return {"machines": dict(sorted(machines.items())), "files": files}
 
 
 def describe_processor():
@@ -276,10 +293,15 @@ def describe_processor():
     return name, ", ".join([torch.backends.cpu.get_cpu_capability(), *set_here])
 
 
+def processor_line():
+    "Return on one line what `describe_processor` tells."
+    return "{} ({})".format(*describe_processor())
+
+
 def pytest_report_header(config):
     "Say on which processor the notebooks and tests run."
     if getattr(config.option, "nbval", False):
-        return "processor: {} ({})".format(*describe_processor())
+        return f"processor: {processor_line()}"
     return None
 
 
@@ -357,8 +379,8 @@ def pytest_sessionfinish(session):
         return
     if target := session.config.getoption("--seconds"):
         path = Path(target)
-        kept = read_seconds(path) or read_seconds()
-        write_json(path, clock.merged(kept))
+        record = read_seconds(path if path.exists() else SECONDS)
+        write_json(path, clock.merged(record, processor_line()))
     target = session.config.getoption("--record")
     if target and (clock.books or clock.gpu_tests):
         path = Path(target)

@@ -23,7 +23,8 @@ change is edited, layout and comments apart; the tests ask for it. With ``--chec
 nothing is written: the first change of each claim is made again, with ``--check
 --nouns`` its further ones, and the exit status is 1 if one of them no longer turns its
 own cell red. With ``--until`` no change is begun after that time, and what is left is
-said: each day the changes come in another order.
+said: each day another third of the changes comes first, so that three days see them all
+where a third fits into the time.
 """
 
 from __future__ import annotations
@@ -238,10 +239,14 @@ def records(seen: list[dict]) -> dict[str, dict]:
     return kept
 
 
-def order_of_the_day(name: str, change: dict) -> str:
-    "A key that sorts changes in another order each day."
-    said = f"{date.today()} {name} {change['claim']} {change.get('noun')}"
-    return hashlib.sha256(said.encode()).hexdigest()
+TURNS = 3  # days after which each change has come first
+
+
+def days_until_turn(name: str, change: dict, today: date) -> int:
+    "In how many days a change is among those that come first: 0, 1 or 2."
+    said = f"{name} {change['claim']} {change.get('noun')}"
+    turn = int(hashlib.sha256(said.encode()).hexdigest(), 16)
+    return (turn - today.toordinal()) % TURNS
 
 
 def replay_all(
@@ -249,18 +254,18 @@ def replay_all(
 ) -> dict[str, list[dict]]:
     """What the changes of these notebooks did, as many at a time as processors.
 
-    None is begun after the time `until`, in seconds since 1970. Which ones are left
-    then is another choice each day.
+    None is begun after the time `until`, in seconds since 1970. With such a time the
+    third of the changes whose turn is today comes first; else the longest come first.
     """
     jobs = [(name, change) for name in names for change in changes(name, nouns)]
     for _, change in jobs:
         if "where" in change:  # what fits nothing is found before the first run
             path, qualname = split_where(change["where"], ROOT / "tformer")
             apply(path.read_text("utf-8"), qualname, code_change(change))
+    jobs.sort(key=lambda job: -seconds().get(job[0], 0))
     if until < math.inf:
-        jobs.sort(key=lambda job: order_of_the_day(*job))
-    else:
-        jobs.sort(key=lambda job: -seconds().get(job[0], 0))  # the longest first
+        today = date.today()
+        jobs.sort(key=lambda job: days_until_turn(*job, today))
     out = {name: [] for name in names}
     runners = queue.SimpleQueue()
 

@@ -311,8 +311,10 @@ def choose(distance, seconds, budget=BUDGET):
 
 def recorded(path=ROOT / "tests" / "seconds.json"):
     "Return the seconds that each file takes in `make test`, from the record."
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: tiers["test"] for name, tiers in record.items() if "test" in tiers}
+    if not path.exists():
+        return {}
+    files = json.loads(path.read_text(encoding="utf-8"))["files"]
+    return {name: tiers["test"] for name, tiers in files.items() if "test" in tiers}
 
 
 def report(changed, since, chosen, left, seconds):

@@ -1,5 +1,6 @@
 """What several test files share: the built book, a browser, executed shapes."""
 
+import functools
 import hashlib
 import importlib
 import os
@@ -90,16 +91,19 @@ def mark_nightly(items):
 
 def mark_processor(items):
     "Mark the tests of files that compute with floats."
-    here = Path(__file__).parent
-    for path in {item.path for item in items}:
-        if (
-            path.parent == here
-            and path.name not in SAME_EVERYWHERE
-            and (IMPORTS_TORCH.search(path.read_text(encoding="utf-8")))
-        ):
-            for item in items:
-                if item.path == path:
-                    item.add_marker(pytest.mark.processor)
+    for item in items:
+        if rounds_floats(item.path):
+            item.add_marker(pytest.mark.processor)
+
+
+@functools.cache
+def rounds_floats(path):
+    "Whether the tests of a file compare what another processor may round otherwise."
+    return (
+        path.parent == Path(__file__).parent
+        and path.name not in SAME_EVERYWHERE
+        and IMPORTS_TORCH.search(path.read_text(encoding="utf-8")) is not None
+    )
 
 
 def skip_without_gpu(items):

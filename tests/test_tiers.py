@@ -11,17 +11,20 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import conftest as tests_conftest
+import course  # book/_ext, where the conftest of the root looks
 import processors
 from conftest import NIGHTLY, ROOT, SAME_EVERYWHERE, digest_of_tree, keep_build
 
-# minutes that a tier may take on two quiet cores
-MINUTES = {"test": 10, "nightly": 30}
+# minutes that a tier may take on two quiet cores: quick ones with AVX-512, and others
+MINUTES = {"test": (10, 20), "nightly": (30, 60)}
 MAY_END = "$(if $(UNTIL),--until $(UNTIL))"
 
 
@@ -148,28 +151,25 @@ def made_up(tmp_path):
             "id": name,
             "metadata": {"tags": tags},
             "outputs": [],
-            "source": ["a = 1"],
+            "source": [source],
         }
-        for name, tags in (("one", []), ("two", ["compiles"]))
+        for name, tags, source in (
+            ("one", [], "import torch"),
+            ("two", ["compiles"], "a = 1"),
+        )
     ]
+    kernel = {"name": "python3", "display_name": "", "language": "python"}
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "nbs" / "01_a.ipynb").write_text(
-        json.dumps(
-            {
-                "cells": cells,
-                "metadata": {
-                    "kernelspec": {
-                        "name": "python3",
-                        "display_name": "",
-                        "language": "python",
-                    }
-                },
-                "nbformat": 4,
-                "nbformat_minor": 5,
-            }
-        ),
-        encoding="utf-8",
-    )
+    for name, chosen_cells in ("01_a", cells), ("02_words", cells[1:]):
+        notebook = {
+            "cells": chosen_cells,
+            "metadata": {"kernelspec": kernel},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+        (tmp_path / "nbs" / f"{name}.ipynb").write_text(
+            json.dumps(notebook, indent=1), encoding="utf-8"
+        )
 
     def run_pytest(*args, collect=True):
         return subprocess.run(
@@ -292,6 +292,20 @@ def test_only_what_may_be_left_out_has_an_end():
     assert "UNTIL" not in recipe("test") + recipe("check")
 
 
+def test_three_nights_see_every_change():
+    verify = load(ROOT / "book" / "verify.py")
+    jobs = [
+        (name, change) for name in verify.noted() for change in verify.changes(name)
+    ]
+    seen = []
+    for day in range(3):
+        today = date(2026, 2, 28) + timedelta(days=day)
+        first = [job for job in jobs if verify.days_until_turn(*job, today) == 0]
+        assert abs(3 * len(first) / len(jobs) - 1) < 0.25
+        seen += first
+    assert len(seen) == len(jobs) and all(job in seen for job in jobs)
+
+
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_files_of_the_night_hold_what_the_list_names(name):
     tree = ast.parse((ROOT / "tests" / name).read_text(encoding="utf-8"))
@@ -333,7 +347,7 @@ def test_who_runs_which_tier():
     ]
     assert all("UNTIL" not in line for line in lines[:2])
     assert [t for t in commands("ci") if t != "lint"] == ["test", "book", "processors"]
-    assert commands("nightly") == ["nightly"]
+    assert commands("nightly") == ["seconds"]
     assert "nightly" not in commands("weekly")
     night = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
     # YAML reads the key `on` as true
@@ -349,7 +363,7 @@ def test_pages_name_the_tiers(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert {"check", "test", "nightly", "book"} <= set(make_targets(text))
     if name != "README.md":
-        for minutes in MINUTES.values():
+        for minutes, _ in MINUTES.values():
             assert f"{minutes} minutes" in text
 
 
@@ -392,18 +406,31 @@ def test_cells_that_compile_are_left_out_without_vector_instructions(
 ):
     for value, word in ("default", "1 skipped"), ("", "2 passed"):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", value)
-        done = made_up("--nbval", "--nbval-current-env", "nbs", collect=False)
+        done = made_up(
+            "--nbval", "--nbval-current-env", "nbs/01_a.ipynb", collect=False
+        )
         assert word in done.stdout, done.stdout
 
 
 # The record of seconds
 
 
+def read_record():
+    return load(ROOT / "conftest.py").read_seconds()
+
+
+def files_that_run():
+    "Return the paths of all notebooks and test files."
+    paths = [*course.notebook_paths(ROOT), *(ROOT / "tests").glob("test_*.py")]
+    return {Path(path).relative_to(ROOT).as_posix() for path in paths}
+
+
 def test_the_tiers_keep_their_time():
     "By the record, on two cores that both have work until the end."
-    record = json.loads((ROOT / "tests" / "seconds.json").read_text("utf-8"))
-    for tier, minutes in MINUTES.items():
-        took = sum(seconds.get(tier, 0) for seconds in record.values())
+    record = read_record()
+    for tier, (quick, slow) in MINUTES.items():
+        minutes = quick if "AVX512" in record["machines"][tier] else slow
+        took = sum(seconds.get(tier, 0) for seconds in record["files"].values())
         assert 0 < took <= 2 * 60 * minutes, f"{tier}: {took:.0f} s"
 
 
@@ -435,17 +462,26 @@ def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     del clock.files["tests/test_a.py"]["nightly"]  # was not run this time
-    merged = clock.merged(
-        {
+    record = {
+        "machines": {"test": "A", "nightly": "A"},
+        "files": {
             "tests/test_a.py": {"test": 9.0, "nightly": 6.0},
             "tests/test_b.py": {"test": 7.0},
             "tests/test_gone.py": {"test": 8.0},
-        }
-    )
-    assert merged == {
+        },
+    }
+    ran = {
         "nbs/x/01_a.ipynb": {"test": 4.0},
         "tests/test_a.py": {"nightly": 6.0, "test": 3.0},
-        "tests/test_b.py": {"test": 7.0},
+    }
+    assert clock.merged(record, "A") == {
+        "machines": record["machines"],
+        "files": ran | {"tests/test_b.py": {"test": 7.0}},
+    }
+    # seconds of another processor do not stand beside those of this one
+    assert clock.merged(record, "B") == {
+        "machines": {"test": "B", "nightly": "A"},
+        "files": ran,
     }
 
 
@@ -537,9 +573,12 @@ def test_the_longest_files_begin_first(tmp_path):
     record.write_text(
         json.dumps(
             {
-                "nbs/07_a.ipynb": {"test": 40},
-                "nbs/08_b.ipynb": {"test": 3},
-                "tests/test_night.py": {"test": 1, "nightly": 90},
+                "machines": {},
+                "files": {
+                    "nbs/07_a.ipynb": {"test": 40},
+                    "nbs/08_b.ipynb": {"test": 3},
+                    "tests/test_night.py": {"test": 1, "nightly": 90},
+                },
             }
         ),
         encoding="utf-8",
