@@ -43,7 +43,7 @@ RULES = [
     ("tests/mutations.yml", ["code_changes", "mutations", "vocabulary"]),
     ("tests/vocabulary.yml", ["vocabulary"]),
     ("book/verified/*", ["code_changes"]),
-    ("book/_ext/*", ["live", "subfolders"]),
+    ("book/_ext/*", ["live"]),
     ("book/_static/*", ["live"]),
     ("*ruff.toml", ["lint"]),
     (".codespellrc", ["lint"]),

@@ -449,6 +449,24 @@ def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
     }
 
 
+def test_two_notebooks_of_one_name_have_two_records():
+    clock = load(ROOT / "conftest.py").Clock()
+    for name, failed in (("package/nn/attention", True), ("attention", False)):
+        clock.pytest_runtest_logreport(
+            SimpleNamespace(
+                nodeid=f"nbs/{name}.ipynb::Cell 0",
+                duration=1.0,
+                when="call",
+                failed=failed,
+                keywords={},
+            )
+        )
+    assert {name: book["passed"] for name, book in clock.books.items()} == {
+        "package/nn/attention": False,
+        "attention": True,
+    }
+
+
 def gpu_run(rules, *reports):
     "A clock that has seen these: test, phase, outcome."
     clock = rules.Clock()
