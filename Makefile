@@ -47,7 +47,6 @@ setup: $(VENV)/.done  ## .venv with pinned packages and the package itself
 lint: $(VENV)/.done  ## what tools find in code and spelling, without running any of it
 	$(VENV)/bin/ruff check --no-cache --output-format concise
 	$(VENV)/bin/ruff format --no-cache --check --output-format concise
-	$(PY) .ci/one_assignment.py
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/codespell
 
