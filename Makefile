@@ -50,7 +50,7 @@ lint: $(VENV)/.done  ## what tools find in code and spelling, without running an
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/codespell
 
-check: lint $(VENV)/.done  ## lint, and the tests that your change can affect
+check: lint $(VENV)/.done  ## lint, and the tests that your change concerns
 	@files="$$($(PY) tests/affected.py)" && $(PYTEST) -m "not nightly" $$files
 
 test: $(VENV)/.done  ## every notebook, and every test that is not marked nightly
