@@ -109,7 +109,7 @@ seconds: test nightly  ## keep the seconds of each file, by which tests are orde
 	cp $(SECONDS) tests/seconds.json
 
 owner:  ## set the repository's owner: make owner NAME=someone; make owner NAME= unsets it
-	@python3 .ci/owner.py $(if $(filter command,$(origin NAME)),--set "$(NAME)")
+	@python3 .ci/owner.py $(if $(filter command,$(origin NAME)),"$(NAME)")
 
 clean:  ## remove what was built (not .venv)
 	rm -rf _book _build _docs _proc build dist *.egg-info .pytest_cache .hypothesis
