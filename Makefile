@@ -47,11 +47,10 @@ setup: $(VENV)/.done  ## .venv with pinned packages and the package itself
 lint: $(VENV)/.done  ## what tools find in code and spelling, without running any of it
 	$(VENV)/bin/ruff check --no-cache --output-format concise
 	$(VENV)/bin/ruff format --no-cache --check --output-format concise
-	$(PY) .ci/one_assignment.py
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/codespell
 
-check: lint $(VENV)/.done  ## lint, and the tests that your change can affect
+check: lint $(VENV)/.done  ## lint, and the tests that your change concerns
 	@files="$$($(PY) tests/affected.py)" && $(PYTEST) -m "not nightly" $$files
 
 test: $(VENV)/.done  ## every notebook, and every test that is not marked nightly
@@ -110,7 +109,7 @@ seconds: test nightly  ## keep the seconds of each file, by which tests are orde
 	cp $(SECONDS) tests/seconds.json
 
 owner:  ## set the repository's owner: make owner NAME=someone; make owner NAME= unsets it
-	@python3 .ci/owner.py $(if $(filter command,$(origin NAME)),--set "$(NAME)")
+	@python3 .ci/owner.py $(if $(filter command,$(origin NAME)),"$(NAME)")
 
 clean:  ## remove what was built (not .venv)
 	rm -rf _book _build _docs _proc build dist *.egg-info .pytest_cache .hypothesis

@@ -189,7 +189,7 @@ def pytest_collection_modifyitems(config, items):
 
 @functools.cache
 def imports_torch(path):
-    "Whether a notebook computes with floats that another processor may round otherwise."
+    "Whether a notebook computes with floats, which processors round differently."
     return TORCH_IN_A_CELL.search(path.read_text(encoding="utf-8")) is not None
 
 

@@ -28,7 +28,6 @@ SAME_EVERYWHERE = {
     "test_bench.py",
     "test_bpe.py",
     "test_weights.py",
-    "test_code_changes.py",
     "test_costs.py",
     "test_live.py",
     "test_processors.py",

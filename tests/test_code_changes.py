@@ -1,12 +1,9 @@
 """Changes made by name and syntax: what matches, what is refused, what stays."""
 
 import ast
-import builtins
 import sys
 
 import pytest
-import torch
-import yaml
 
 from conftest import ROOT
 
@@ -163,111 +160,3 @@ def test_a_name_begins_with_its_module(tmp_path):
 def test_a_reader_sees_the_code_that_is_changed():
     entry = cc.CodeChange("m.area", "math.pi * $r ** 2", "$r")
     assert cc.preview(SOURCE, "area", entry) == ("math.pi * r ** 2", "r")
-
-
-# --- renaming leaves every change as it is
-
-TORCH = {
-    *dir(torch.Tensor),
-    *dir(torch.nn.Module),
-    *dir(torch.nn.Linear(1, 1)),
-    *dir(str),
-    *dir(list),
-    *dir(dict),
-    *dir(set),
-    *dir(tuple),
-}
-
-
-class Renamed(ast.NodeTransformer):
-    "Gives another name to all that a module calls by a name of the package."
-
-    def __init__(self, tree, owned):
-        self.owned = owned
-        self.outside = {*dir(builtins), "self", "cls", "_"}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import) or (
-                isinstance(node, ast.ImportFrom) and not node.level
-            ):
-                self.outside |= {(a.asname or a.name).split(".")[0] for a in node.names}
-
-    def visit_Name(self, node):
-        if node.id not in self.outside:
-            node.id += "_renamed"
-        return node
-
-    def visit_arg(self, node):
-        if node.arg not in self.outside:
-            node.arg += "_renamed"
-        return self.generic_visit(node)
-
-    def is_own(self, node):
-        "Whether an attribute is one of the package's, and not of a library's module."
-        root = node.value
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        library = isinstance(root, ast.Name) and root.id in self.outside - {"self"}
-        return node.attr in self.owned and not library
-
-    def visit_Attribute(self, node):
-        if self.is_own(node):
-            node.attr += "_renamed"
-        return self.generic_visit(node)
-
-    def visit_Call(self, node):
-        "Arguments that are given by name to what the package defines."
-        own = (
-            isinstance(node.func, ast.Name) and node.func.id not in self.outside
-        ) or (isinstance(node.func, ast.Attribute) and self.is_own(node.func))
-        for keyword in node.keywords:
-            if own and keyword.arg not in {None, "dtype", "device", "dim"}:
-                keyword.arg += "_renamed"
-        return self.generic_visit(node)
-
-
-def owned_attributes(trees):
-    "Names of fields and methods that the package gives, and PyTorch does not."
-    found = set()
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
-            elif isinstance(node, ast.ClassDef):
-                found |= {name for name, _ in cc.definitions(node.body)}
-    return {n for n in found if n not in TORCH and not n.startswith("__")}
-
-
-def every_change():
-    "The rows of the mutations and of the claims, with who they are."
-    rows = yaml.safe_load((ROOT / "tests" / "mutations.yml").read_text("utf-8"))
-    for row in rows:
-        yield row["name"], cc.CodeChange(row["where"], row["old"], row["new"])
-    for path in sorted((ROOT / "book" / "verified").rglob("*.yml")):
-        for row in yaml.safe_load(path.read_text("utf-8")):
-            yield row["claim"], cc.CodeChange(row["where"], row["old"], row["new"])
-
-
-def test_a_rename_touches_nothing_but_the_place():
-    "Locals, parameters and fields get other names; every pattern still matches once."
-    changes = [
-        (name, *cc.split_where(c.where, ROOT / "tformer"), c)
-        for name, c in every_change()
-    ]
-    paths = {path for _, path, _, _ in changes}
-    trees = {path: ast.parse(path.read_text("utf-8")) for path in paths}
-    owned = owned_attributes(trees.values())
-    assert len(changes) > 500 and len(owned) > 200
-    source = {}
-    for path, tree in trees.items():
-        changer = Renamed(tree, owned)
-        changer.outside |= {
-            part for _, p, q, _ in changes if p == path for part in q.split(".")
-        }
-        source[path] = ast.unparse(changer.visit(tree))
-    lost = []
-    for name, path, qualname, c in changes:
-        try:
-            cc.locate(source[path], qualname, c)
-        except cc.ChangeError as error:
-            lost.append(f"{name}: {error}")
-    assert not lost, "\n".join([str(len(lost)), *lost])

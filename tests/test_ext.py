@@ -165,8 +165,6 @@ def test_make_is_told_which_notebooks_are_chosen(capsys):
     assert capsys.readouterr().out.split() == course.module_names(ROOT)
     for wrong in (["notebooks", "no"], [], ["pages"], ["modules", "x"]):
         assert course.main(ROOT, wrong) == 2
-    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "book/_ext/course.py notebooks $(NB)" in rules
 
 
 @pytest.mark.parametrize(
@@ -663,16 +661,6 @@ def test_links_of_the_readme_lead_somewhere():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (ROOT / link).exists(), link
-
-
-def test_the_code_of_the_readme_is_short():
-    "What it prints is compared in test_package.py, from the wheel."
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.S)
-    assert len(found) == text.count("```python") == 3
-    for code, _ in found:
-        lines = [line for line in code.splitlines() if line.strip()]
-        assert len(lines) <= 12 and max(map(len, lines)) <= 75
 
 
 def test_the_citation_names_the_version():

@@ -2,9 +2,7 @@
 
 import importlib.util
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -246,11 +244,15 @@ def faults_of_form(cells):
     return faults
 
 
+def code_alone(cells):
+    "Return the open code of a lesson as one text."
+    return "\n".join(f"# cell {cell.index}\n{cell.source}" for cell in open_code(cells))
+
+
 def run_alone(cells, folder):
     "Run the open code in a new process; return its error output, or nothing."
-    code = "\n".join(f"# cell {cell.index}\n{cell.source}" for cell in open_code(cells))
     script = folder / "open_cells.py"
-    script.write_text(code, encoding="utf-8")
+    script.write_text(code_alone(cells), encoding="utf-8")
     done = subprocess.run(
         [
             sys.executable,
@@ -269,6 +271,36 @@ def run_alone(cells, folder):
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
+def undefined_names(lessons, folder):
+    "Return what ruff says of names that the open code of lessons does not define."
+    for name, cells in lessons.items():
+        code = course.MAGIC.sub(r"\1pass", code_alone(cells))
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [
+            Path(sys.executable).parent / "ruff",
+            "check",
+            "--isolated",
+            "--no-cache",
+            "--select=F821",
+            "--config=builtins=['display', 'get_ipython']",
+            "--output-format=concise",
+            folder,
+        ],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return [line for line in done.stdout.splitlines() if ": F821 " in line]
+
+
+def test_open_cells_use_only_names_of_the_setup_and_of_open_cells(tmp_path):
+    found = undefined_names({name: cells_of(name) for name in OPEN}, tmp_path)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.nightly
 @open_lesson
 def test_open_cells_run_after_nothing_but_the_setup(name, tmp_path):
     error = run_alone(cells_of(name), tmp_path)
@@ -357,29 +389,6 @@ def test_changes_and_records_belong_to_a_notebook():
     assert {*json.loads(verify.RECORD.read_text("utf-8"))} <= {*NAMES}
 
 
-def test_changes_of_a_notebook_in_a_folder_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(verify, "CHANGES", tmp_path)
-    (tmp_path / "package" / "nn").mkdir(parents=True)
-    for name in ("07_a", "package/nn/07_a"):
-        (tmp_path / f"{name}.yml").write_text(f"- claim: {name}\n", "utf-8")
-    assert verify.noted() == ["07_a", "package/nn/07_a"]
-    assert verify.changes("package/nn/07_a") == [{"claim": "package/nn/07_a"}]
-    assert verify.changes("package/nn/08_b") == []
-    seen = []
-    monkeypatch.setattr(
-        verify,
-        "replay_one",
-        lambda name, change, runner: (
-            seen.append(name)
-            or {"noun": None, **change, "key": "k", "red": True, "failed": [0, "E"]}
-        ),
-    )
-    monkeypatch.setattr(verify, "RECORD", tmp_path / "verified.json")
-    assert verify.main(["package/nn/07_a"]) == 0
-    assert seen == ["package/nn/07_a"]
-    assert verify.main(["08"]) == 2 and len(seen) == 1
-
-
 def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(verify, "CHANGES", tmp_path)
     monkeypatch.setattr(verify, "RECORD", tmp_path / "verified.json")
@@ -434,20 +443,6 @@ def test_the_changes_of_nouns_are_made_apart(tmp_path, monkeypatch, capsys):
         nouns_of("07_a")
 
 
-def test_a_change_that_fits_nothing_is_found_before_the_first_run(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(verify, "CHANGES", tmp_path)
-    monkeypatch.setattr(verify, "replay_one", lambda *job: pytest.fail("it was begun"))
-    (tmp_path / "07_a.yml").write_text(
-        "- {claim: a, where: functional.attend, old: ~$mask, new: $mask}\n"
-        "- {claim: b, where: functional.attend, old: 2 ** $mask, new: $mask}\n",
-        "utf-8",
-    )
-    with pytest.raises(code_changes.ChangeError, match="0 places"):
-        verify.main(["07_a"])
-
-
 @pytest.mark.nightly
 def test_each_run_of_cells_begins_anew(tmp_path):
     (tmp_path / "tformer").mkdir()
@@ -470,54 +465,6 @@ def test_each_run_of_cells_begins_anew(tmp_path):
                 f"import sys; sys.path.insert(0, {str(ROOT)!r})", "import tformer"
             )
         assert first_failure(here) is None
-
-
-@pytest.mark.nightly
-def test_an_interrupt_leaves_no_cell_running(tmp_path):
-    started = tmp_path / "started"
-    busy = f"import os; open({str(started)!r}, 'w').write(str(os.getpid()))\nwhile 1: 0"
-    task = {"folder": str(tmp_path), "cells": [[0, busy]], "limit": 99}
-    process = subprocess.Popen(
-        [sys.executable, str(verify.RUNNER)],
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    process.stdin.write(json.dumps(task) + "\n")
-    process.stdin.flush()
-    wait_until(lambda: started.exists() and started.read_text("utf-8"))
-    child = int(started.read_text("utf-8"))
-    os.kill(child, 0)  # it is there
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30)
-    wait_until(lambda: not is_running(child))
-
-
-def wait_until(true, seconds=60):
-    end = time.time() + seconds
-    while not true():
-        assert time.time() < end, "it never comes"
-        time.sleep(0.05)
-
-
-def is_running(number):
-    try:
-        os.kill(number, 0)
-        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text("utf-8")
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-
-
-@pytest.mark.nightly
-def test_a_change_turns_its_own_cell_red():
-    "One change, and the notebook without it."
-    name = "package/positions"
-    change = verify.changes(name)[0]
-    seen = verify.replay(name, {change["claim"]})
-    assert len(seen) == 1 and seen[0]["red"], seen
-    with verify.Runner() as runner:
-        assert verify.first_failure(name, None, runner) is None
 
 
 # --- the tests above can fail
@@ -653,33 +600,31 @@ def test_the_open_form_is_looked_at(cells, problems):
     assert len(faults_of_form(cells)) == problems, faults_of_form(cells)
 
 
+FOLDED_NAME = [
+    SETUP,
+    md("```{more-start} y\n```"),
+    code("x = 1"),
+    md("```{more-end}\n```"),
+    code("print(x)"),
+]
+
+
 @pytest.mark.parametrize(
-    "cells, says",
+    "cells, is_missed",
     [
-        ([SETUP, code("x = math.e"), code("print(x)")], ""),
-        (
-            [
-                SETUP,
-                md("```{more-start} y\n```"),
-                code("x = 1"),
-                md("```{more-end}\n```"),
-                code("print(x)"),
-            ],
-            "name 'x' is not defined",
-        ),
-        (
-            [SETUP, code("#| echo: false\nx = 1"), code("print(x)")],
-            "name 'x' is not defined",
-        ),
-        (
-            [SETUP, code("#| verified: x\nx = 1"), code("print(x)")],
-            "name 'x' is not defined",
-        ),
+        ([SETUP, code("x = math.e"), code("%matplotlib inline\nprint(x)")], False),
+        (FOLDED_NAME, True),
+        ([SETUP, code("#| echo: false\nx = 1"), code("print(x)")], True),
+        ([SETUP, code("#| verified: x\nx = 1"), code("print(x)")], True),
     ],
 )
-def test_a_name_from_a_fold_is_missed(cells, says, tmp_path):
-    error = run_alone(cells, tmp_path)
-    assert says in error and bool(says) == bool(error)
+def test_a_name_from_a_fold_is_missed(cells, is_missed, tmp_path):
+    found = undefined_names({"lesson": cells}, tmp_path)
+    assert len(found) == is_missed and all("`x`" in line for line in found), found
+
+
+def test_a_cell_that_needs_a_fold_fails(tmp_path):
+    assert "name 'x' is not defined" in run_alone(FOLDED_NAME, tmp_path)
 
 
 # --- what the build makes of it

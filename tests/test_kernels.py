@@ -1,9 +1,6 @@
 """The kernels in which notebooks are tested: forked, and yet new processes."""
 
 import os
-import subprocess
-import sys
-import time
 
 import pytest
 from jupyter_client.manager import KernelManager
@@ -90,59 +87,3 @@ def test_a_kernel_has_the_environment_that_is_asked_for(start, tmp_path):
     assert ask("print('OF_THE_SERVER' in os.environ)") == "False"
     assert ask("import only_here; print(only_here.value)") == "7"
     assert "COLOUR" not in os.environ
-
-
-def test_a_kernel_that_ends_is_seen_to_end(start):
-    ask = start()
-    manager = ask.manager
-    process = manager.provisioner.process
-    assert manager.is_alive() and process.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=0.01)
-    process.kill()
-    assert process.wait(timeout=30) == 0
-    assert not manager.is_alive() and process.poll() == 0
-    process.terminate()  # nothing is there to end
-
-
-def test_an_interrupt_reaches_the_kernel_alone(start, tmp_path):
-    ask = start()
-    other = start()
-    client = ask.client
-    at_work = tmp_path / "at_work"
-    # a file and not `print`: what prints can swallow an interrupt while it waits
-    message = client.execute(
-        f"import pathlib, time; pathlib.Path({str(at_work)!r}).touch(); "
-        "time.sleep(100)",
-        stop_on_error=False,  # else it would drop what comes next
-    )
-    until = time.monotonic() + 60
-    while not at_work.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    ask.manager.interrupt_kernel()
-    while (reply := client.get_shell_msg(timeout=60))["parent_header"].get(
-        "msg_id"
-    ) != message:
-        pass
-    assert reply["content"]["ename"] == "KeyboardInterrupt"
-    assert ask("print(1)") == other("print(1)") == "1"
-
-
-def test_kernels_end_with_their_server(monkeypatch, start):
-    server = kernels.KernelServer(("ipykernel.kernelapp",))
-    monkeypatch.setenv(kernels.ADDRESS, server.address)
-    process = start().manager.provisioner.process
-    server.close()
-    assert process.wait(timeout=30) == 0
-    assert server.process.returncode == 0
-    assert not os.path.exists(server.address)
-
-
-def test_what_is_no_kernel_is_not_forked():
-    with pytest.raises(
-        ValueError,
-        match=r"cannot fork .*expected the command "
-        r"python -m ipykernel_launcher -f FILE",
-    ):
-        kernels.launch([sys.executable, "-m", "some_kernel", "-f", "a.json"])

@@ -1,13 +1,10 @@
 """The tiers of tests: what `make check`, `make test` and `make nightly` run."""
 
-import ast
 import importlib.util
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +18,7 @@ import yaml
 import conftest as tests_conftest
 import course  # book/_ext, where the conftest of the root looks
 import processors
-from conftest import NIGHTLY, ROOT, SAME_EVERYWHERE, digest_of_tree, keep_build
+from conftest import ROOT, SAME_EVERYWHERE, digest_of_tree
 
 # minutes that a tier may take on two quiet cores: quick ones with AVX-512, and others
 MINUTES = {"test": (10, 20), "nightly": (30, 60)}
@@ -50,41 +47,6 @@ def chosen(target):
     words = shlex.split(line[line.index("-m pytest") + len("-m pytest") :])
     at = words.index("-m")
     return words[at + 1], words[at + 2 :]
-
-
-def test_a_run_in_the_background_heeds_ctrl_c_as_well():
-    "A shell without job control has it ignored there, and many tests send it."
-    heed_ctrl_c = load(ROOT / "conftest.py").heed_ctrl_c
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        for ours in (signal.SIG_DFL, lambda *args: None):  # stays as it is
-            signal.signal(signal.SIGINT, ours)
-            heed_ctrl_c()
-            assert signal.getsignal(signal.SIGINT) is ours
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        heed_ctrl_c()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_the_makefile_runs_two_tiers_over_the_same_tests():
-    assert chosen("test")[0] == "not nightly"
-    assert chosen("nightly")[0] == "nightly"
-    assert chosen("check")[0] == "not nightly"
-    assert chosen("test")[1][-2:] == ["nbs", "tests"]
-    assert chosen("nightly")[1][-1:] == ["tests"]
-    for target in ("test", "nightly", "check"):
-        line = recipe(target)
-        # nothing else may leave a test out
-        assert not re.search(r" (-k|--ignore|--ignore-glob|--deselect|--lf)\b", line), (
-            line
-        )
-    assert "book/verify.py --check" in recipe("nightly")
-    assert "tests/affected.py" in recipe("check")
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert re.search(r"^check:.* lint\b", text, re.M)
-    assert "-n logical" in recipe("test")
 
 
 def test_processors_runs_all_notebooks_and_the_marked_tests():
@@ -200,78 +162,44 @@ def test_each_test_is_in_exactly_one_tier(made_up):
     typo = made_up("tests/test_typo.py")
     assert typo.returncode and "'no_tier' not found" in typo.stdout, typo.stdout
     found = {}
-    for tier in ("test", "nightly", "every"):
+    for tier in ("test", "nightly"):
         args = ["--ignore=tests/test_typo.py", "--nbval", "--nbval-current-env"]
-        if tier != "every":
-            args += ["-m", chosen(tier)[0]]
-        done = made_up(*args, "nbs", "tests")
+        done = made_up(*args, "-m", chosen(tier)[0], "nbs", "tests")
         assert done.returncode == 0, done.stdout + done.stderr
         lines = done.stdout.splitlines()
-        found[tier] = [line for line in lines if "::" in line]
-    assert sorted(found["test"] + found["nightly"]) == sorted(found["every"])
-    assert found["nightly"] == [
-        "tests/test_shapes.py::test_signatures_hold[1]",
-        "tests/test_shapes.py::test_signatures_hold[2]",
-        "tests/test_some.py::test_slow",
-        "tests/test_some.py::test_of_two[2]",
-    ]
-    assert "nbs/01_a.ipynb::Cell 0" in found["test"]
+        found[tier] = sorted(line for line in lines if "::" in line)
+    assert found == {
+        "test": [
+            "nbs/01_a.ipynb::Cell 0",
+            "nbs/01_a.ipynb::Cell 1",
+            "tests/test_shapes.py::test_a_wrong_call_is_refused[1]",
+            "tests/test_shapes.py::test_a_wrong_call_is_refused[2]",
+            "tests/test_some.py::test_of_two[1]",
+            "tests/test_some.py::test_usual",
+        ],
+        "nightly": [
+            "tests/test_shapes.py::test_signatures_hold[1]",
+            "tests/test_shapes.py::test_signatures_hold[2]",
+            "tests/test_some.py::test_of_two[2]",
+            "tests/test_some.py::test_slow",
+        ],
+    }
 
 
 def test_what_is_left_when_the_time_is_up_is_said(made_up):
-    args = ("tests/test_some.py", "-n", "0")
-    done = made_up(f"--until={time.time() - 1}", *args, collect=False)
+    done = made_up(f"--until={time.time() - 1}", "tests/test_some.py", collect=False)
     assert done.returncode == 0 and "passed" not in done.stdout, done.stdout
     assert "4 tests were left out: there was no time left" in done.stdout
-    done = made_up(f"--until={time.time() + 3600}", *args, collect=False)
-    assert "4 passed" in done.stdout and "left out" not in done.stdout, done.stdout
-    # what has begun goes on to its end
-    made_up.write(
-        "test_first.py",
-        "import time\n"
-        "def test_it(pytestconfig):\n"
-        "    while time.time() < pytestconfig.getoption('--until'):\n"
-        "        time.sleep(0.1)\n",
-    )
-    args = ("tests/test_first.py", *args)
-    done = made_up(f"--until={time.time() + 9}", *args, collect=False)
-    assert "1 passed, 4 skipped" in done.stdout, done.stdout
 
 
-def test_a_build_is_kept_until_the_tree_changes(tmp_path):
-    made = []
-
-    def build(rival=None):
-        own = tmp_path / f"out{len(made)}"
-        made.append(own)
-        own.mkdir()
-        (own / "index.html").write_text(own.name, "utf-8")
-        if rival:  # another process is faster
-            keep_build(rival, build)
-        return own
-
-    first, second, third = (tmp_path / "books" / key for key in ("one", "two", "three"))
-    for _ in range(2):
-        assert keep_build(first, build) == first
-        assert (first / "index.html").read_text("utf-8") == "out0"
-    with pytest.raises(KeyboardInterrupt):
-        keep_build(second, interrupted)
-    assert {*first.parent.iterdir()} == {first}
-    keep_build(second, build)
-    keep_build(third, lambda: build(third))
-    assert (third / "index.html").read_text("utf-8") == "out3"
-    # of these, the second was not asked for within a day, and a run has left a piece
-    piece = first.parent / "four.99.part"
-    piece.mkdir()
-    long_ago = time.time() - 25 * 60 * 60
-    for old in (first, second, piece):
-        os.utime(old, (long_ago, long_ago))
-    assert keep_build(first, build) == first and len(made) == 4
-    assert {*first.parent.iterdir()} == {first, third}
-
-
-def interrupted():
-    raise KeyboardInterrupt
+def test_no_test_is_begun_after_the_time():
+    rules = load(ROOT / "conftest.py")
+    for until in (None, time.time() + 3600):
+        config = SimpleNamespace(getoption={"--until": until}.get)
+        rules.pytest_runtest_setup(SimpleNamespace(config=config))
+    config = SimpleNamespace(getoption={"--until": time.time() - 1}.get)
+    with pytest.raises(pytest.skip.Exception, match=rules.NO_TIME):
+        rules.pytest_runtest_setup(SimpleNamespace(config=config))
 
 
 def test_a_digest_tells_trees_apart(tmp_path, monkeypatch):
@@ -283,13 +211,6 @@ def test_a_digest_tells_trees_apart(tmp_path, monkeypatch):
     paths[1].write_text("other", "utf-8")
     assert len(seen | {digest_of_tree(paths)}) == 4
     assert digest_of_tree(paths) == digest_of_tree(paths)
-
-
-def test_only_what_may_be_left_out_has_an_end():
-    for target in ("nightly", "processors"):
-        line = next(s for s in recipe(target).splitlines() if "-m pytest" in s)
-        assert MAY_END in line
-    assert "UNTIL" not in recipe("test") + recipe("check")
 
 
 def test_three_nights_see_every_change():
@@ -306,65 +227,11 @@ def test_three_nights_see_every_change():
     assert len(seen) == len(jobs) and all(job in seen for job in jobs)
 
 
-@pytest.mark.parametrize("name", NIGHTLY)
-def test_files_of_the_night_hold_what_the_list_names(name):
-    tree = ast.parse((ROOT / "tests" / name).read_text(encoding="utf-8"))
-    tests = {
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
-    assert NIGHTLY[name] < tests, NIGHTLY[name] - tests
-
-
-def test_notebooks_are_not_left_to_the_night():
-    "Only a test function can carry the marker; no notebook does."
-    rules = (ROOT / "conftest.py").read_text(encoding="utf-8")
-    assert re.findall(r"add_marker\((.*)\)", rules) == ['"processor"']
-    assert all(name.startswith("test_") for name in NIGHTLY)
-
-
-def make_targets(text):
-    return re.findall(r"\bmake (\w+)", text)
-
-
-def commands(workflow):
-    "Return the make targets that the steps of a workflow run, in order."
-    path = ROOT / ".github" / "workflows" / f"{workflow}.yml"
-    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
-    steps = [step for job in jobs.values() for step in job.get("steps", [])]
-    return make_targets("\n".join(step.get("run", "") for step in steps))
-
-
-def test_who_runs_which_tier():
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    lines = [line for line in script.splitlines() if line.startswith("make ")]
-    assert [line.partition(" UNTIL=")[0] for line in lines] == [
-        "make test",
-        "make book",
-        "make nightly",
-        "make processors",
-    ]
-    assert all("UNTIL" not in line for line in lines[:2])
-    assert [t for t in commands("ci") if t != "lint"] == ["test", "book", "processors"]
-    assert commands("nightly") == ["seconds"]
-    assert "nightly" not in commands("weekly")
-    night = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
-    # YAML reads the key `on` as true
-    assert re.fullmatch(r"\d+ \d+ \* \* \*", night[True]["schedule"][0]["cron"])
-    # models are trained again once a week, and in no tier
-    weekly = (ROOT / ".github/workflows/weekly.yml").read_text(encoding="utf-8")
-    assert "experiments/trained.py --check" in weekly
-    assert all("trained.py" not in recipe(t) for t in ("check", "test", "nightly"))
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "book/maintain.md"])
-def test_pages_name_the_tiers(name):
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "book/maintain.md"])
+def test_pages_state_the_minutes_of_the_tiers(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert {"check", "test", "nightly", "book"} <= set(make_targets(text))
-    if name != "README.md":
-        for minutes, _ in MINUTES.values():
-            assert f"{minutes} minutes" in text
+    for minutes, _ in MINUTES.values():
+        assert f"{minutes} minutes" in text
 
 
 # Tests that another processor may see fail
@@ -485,6 +352,24 @@ def test_the_clock_adds_up_by_file_and_tier(tmp_path, monkeypatch):
     }
 
 
+def test_two_notebooks_of_one_name_have_two_records():
+    clock = load(ROOT / "conftest.py").Clock()
+    for name, failed in (("package/nn/attention", True), ("attention", False)):
+        clock.pytest_runtest_logreport(
+            SimpleNamespace(
+                nodeid=f"nbs/{name}.ipynb::Cell 0",
+                duration=1.0,
+                when="call",
+                failed=failed,
+                keywords={},
+            )
+        )
+    assert {name: book["passed"] for name, book in clock.books.items()} == {
+        "package/nn/attention": False,
+        "attention": True,
+    }
+
+
 def gpu_run(rules, *reports):
     "A clock that has seen these: test, phase, outcome."
     clock = rules.Clock()
@@ -526,45 +411,6 @@ def test_a_run_on_a_gpu_is_recorded(monkeypatch):
     assert clock.as_record(record | books) == record | books
     for change in {"device": "Another"}, {"date": "2026-01-02"}, {"versions": {}}:
         assert clock.as_record(record | books | change) == record
-
-
-def test_tests_marked_gpu_say_why_they_are_skipped(made_up):
-    made_up.write(
-        "test_card.py",
-        "import pytest\n\n@pytest.mark.gpu\n"
-        "def test_card(): pass\n\ndef test_other(): pass\n",
-    )
-    done = made_up("-rs", "-m", "gpu", "tests/test_card.py", collect=False)
-    assert "1 skipped, 1 deselected" in done.stdout, done.stdout
-    assert "This test needs a CUDA device, and PyTorch finds none." in done.stdout
-
-
-def test_only_the_marker_asks_for_a_card():
-    "So that -m gpu runs all that needs one."
-    for path in (ROOT / "tests").glob("test_*.py"):
-        if path.name in ("test_workflows.py", "test_tiers.py"):
-            continue
-        text = path.read_text(encoding="utf-8")
-        assert "cuda.is_available" not in text, path.name
-        tree = ast.parse(text)
-        marked = "mark.gpu" in text or path.name == "test_devices.py"
-        uses = any(
-            isinstance(node, ast.Attribute)
-            and node.attr == "cuda"
-            and isinstance(node.ctx, ast.Load)
-            for node in ast.walk(tree)
-        )
-        assert marked or not uses, path.name
-
-
-def test_make_gpu_runs_everything_and_then_what_needs_a_card():
-    runs = [line for line in recipe("gpu").split(";") if "-m pytest" in line]
-    assert len(runs) == 2 and all("--record $(GPU_STATUS)" in line for line in runs)
-    assert " nbs " in runs[0] and " -m gpu " not in runs[0]
-    assert " -m gpu " in runs[1] and " tests " in runs[1]
-    # the second also where the first fails, and then both have failed
-    assert all(run.endswith(" || failed=1") for run in runs)
-    assert recipe("gpu").rstrip().endswith("exit $$failed")
 
 
 def test_the_longest_files_begin_first(tmp_path):

@@ -1,4 +1,4 @@
-"""Find the names that the project's texts speak of, and say which of them exist.
+"""Find the names that texts for readers speak of, and say which of them exist.
 
 `texts` yields what is read: the prose, captions, claims and stored outputs of
 notebooks, the docstrings, comments and messages of code, the pages of the book.
@@ -18,8 +18,6 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import yaml
 
 import course
 
@@ -233,33 +231,20 @@ class Text:
 
 
 def texts(root):
-    "Yield every text of the project that may speak of names."
-    for path in [
-        *sorted((root / "tformer").rglob("*.py")),
-        *sorted((root / "tests").rglob("*.py")),
-    ]:
-        if path.name not in {"_modidx.py", "vocabulary.py", "test_vocabulary.py"}:
-            name = path.relative_to(root).as_posix()
+    "Yield every text for readers that may speak of names."
+    for path in sorted((root / "tformer").rglob("*.py")):
+        if path.name != "_modidx.py":
             source = path.read_text(encoding="utf-8")
-            code = Code([source])
-            if name.startswith("tests/"):
-                code.names |= shared_by_tests(root)
-            yield from texts_of_code(name, source, code)
+            where = path.relative_to(root).as_posix()
+            yield from texts_of_code(where, source, Code([source]))
     for path in course.notebook_paths(root):
         yield from texts_of_notebook(root, path)
     for path in [*sorted((root / "book").glob("*.md")), *sorted(root.glob("*.md"))]:
         yield from texts_of_page(root, path)
-    yield from texts_of_rows(root, root / "tests" / "mutations.yml")
-
-
-def texts_of_rows(root, path):
-    "Yield the names of the mutations; what they say is no name of the package."
-    for row in yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader):
-        yield Text(path.relative_to(root).as_posix(), "claim", row["name"], Code([]))
 
 
 def texts_of_code(where, source, code):
-    "Yield the docstrings, messages and comments of a module, a test or a cell."
+    "Yield the docstrings, messages and comments of a module or a cell."
     cell = code.cells[source]
     for line, text in cell.docstrings:
         yield Text(f"{where}:{line}", "docstring", text, code)
@@ -283,23 +268,6 @@ def texts_of_page(root, path):
         if block.strip():
             yield Text(f"{name}:{line}", "prose", block, code)
         line += block.count("\n")
-
-
-@functools.cache
-def shared_by_tests(root):
-    "Return the names that every test may use."
-    return Code(
-        [
-            (root / name).read_text(encoding="utf-8")
-            for name in (
-                "conftest.py",
-                "tests/conftest.py",
-                "tests/helpers.py",
-                "tests/models.py",
-                "tests/processors.py",
-            )
-        ]
-    ).names
 
 
 @functools.cache
