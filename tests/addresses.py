@@ -1,14 +1,13 @@
 """The whole addresses on a built site: whose they are, and where they lead."""
 
 import re
-from functools import cache
-from html.parser import HTMLParser
 from urllib.parse import parse_qs, unquote, urldefrag, urlsplit
 from xml.etree import ElementTree
 
 import yaml
 
 import course  # book/_ext, where the conftest of the root looks
+from built_pages import place, read, site
 from conftest import ROOT
 from site_address import book_url, repository_url
 
@@ -22,45 +21,16 @@ HOSTS = {
 }
 # on GitHub, beside works of the bibliography: a tool, and reports of others' mistakes
 ON_GITHUB = re.compile(r"/rhysd/actionlint|/[\w-]+/[\w.-]+/(issues|pull)/\d+")
-
-
-def site(book):
-    return sorted(book.rglob("*.html"))
-
-
-def place_of(book, page):
-    "The address of a page in the site."
-    return page.relative_to(book).as_posix()
-
-
-class Addresses(HTMLParser):
-    "Collects whole addresses from all attributes, and those of meta elements."
-
-    def __init__(self):
-        super().__init__()
-        self.found = []  # (tag, attribute, address)
-        self.meta = {}
-
-    def handle_starttag(self, tag, attrs):
-        self.found += [
-            (tag, key, value.strip())
-            for key, value in attrs
-            if value
-            and not key.startswith("xmlns")
-            and re.match(r"\s*(https?:)?//", value, re.I)
-        ]
-        attrs = dict(attrs)
-        if tag == "meta":
-            self.meta[attrs.get("property") or attrs.get("name")] = attrs.get("content")
-        if tag == "link" and attrs.get("rel") == "canonical":
-            self.meta["canonical"] = attrs["href"]
-
-
-@cache
-def read_addresses(page):
-    parser = Addresses()
-    parser.feed(page.read_text(encoding="utf-8"))
-    return parser
+# what only an address that somebody made up contains, by a word of it
+MADE_UP = {
+    "example.": re.compile(r"example\.(?:org|com)\b"),
+    "OWNER": re.compile(r"\bOWNER(?:/|\.github|@)"),
+}
+# and where the repository has no owner
+OF_NO_OWNER = {
+    ".github.io/tformer": re.compile(r"\.github\.io/tformer"),
+    "github.com/": re.compile(r"github\.com/[\w-]+/tformer\b"),
+}
 
 
 def map_addresses(book):
@@ -106,12 +76,9 @@ def foreign_addresses(book, owner):
     own = own_prefixes(owner)
     listed = [("sitemap.xml", address) for address in map_addresses(book)]
     for page in site(book):
-        listed += [
-            (place_of(book, page), address)
-            for _, _, address in read_addresses(page).found
-        ]
+        listed += [(place(book, page), address) for address in read(page).addresses]
     faults = []
-    for place, address in listed:
+    for where, address in listed:
         parts = urlsplit(address)
         if not (
             address.startswith(own)
@@ -119,26 +86,22 @@ def foreign_addresses(book, owner):
             or urldefrag(address)[0] in works
             or (parts.netloc == "github.com" and ON_GITHUB.fullmatch(parts.path))
         ):
-            faults.append(f"{place}: {address}")
+            faults.append(f"{where}: {address}")
     # what is no link: text, downloads, the words of the search
-    made_up = re.compile(
-        r"example\.(?:org|com)\b|\bOWNER(?:/|\.github|@)"
-        + (
-            ""
-            if owner
-            else r"|\.github\.io/tformer"
-            r"|github\.com/[\w-]+/tformer\b"
-        )
-    )
+    made_up = MADE_UP if owner else MADE_UP | OF_NO_OWNER
     for path in sorted(book.rglob("*")):
         if (
-            path.suffix in {".html", ".js", ".xml", ".ipynb", ".md"}
-            and "_static" not in path.relative_to(book).parts
+            path.suffix not in {".html", ".js", ".xml", ".ipynb", ".md"}
+            or "_static" in path.relative_to(book).parts
         ):
-            faults += [
-                f"{place_of(book, path)}: {m[0]}"
-                for m in made_up.finditer(path.read_text(encoding="utf-8"))
-            ]
+            continue
+        text = path.read_text(encoding="utf-8")
+        faults += [
+            f"{place(book, path)}: {found[0]}"
+            for word, pattern in made_up.items()
+            if word in text  # which is quickly seen
+            for found in pattern.finditer(text)
+        ]
     return faults
 
 
@@ -146,33 +109,33 @@ def own_address_faults(book, owner):
     "Pages whose own address, tags for sharing or line on the map are wrong."
     faults = []
     for page in course.page_paths(book):
-        place = place_of(book, page)
-        meta = read_addresses(page).meta
+        where = place(book, page)
+        meta = read(page).meta
         own = {
             key: value
             for key, value in meta.items()
             if key and key.startswith(("og:", "twitter:", "canonical"))
         }
         if not owner:
-            faults += [f"{place}: {key}" for key in own]
+            faults += [f"{where}: {key}" for key in own]
             continue
         wanted = {
-            "canonical": book_url(owner) + place,
-            "og:url": book_url(owner) + place,
+            "canonical": book_url(owner) + where,
+            "og:url": book_url(owner) + where,
             "og:site_name": "The Verified Transformer",
             "og:image": f"{book_url(owner)}_static/card.png",
             "twitter:card": "summary_large_image",
         }
         faults += [
-            f"{place}: {key} {own.get(key)}"
+            f"{where}: {key} {own.get(key)}"
             for key, value in wanted.items()
             if own.get(key) != value
         ]
-        if "og:description" not in own and place.startswith("nbs/"):
-            faults.append(f"{place}: og:description")
+        if "og:description" not in own and where.startswith("nbs/"):
+            faults.append(f"{where}: og:description")
     on_map = map_addresses(book)
     listed = (
-        {book_url(owner) + place_of(book, page) for page in course.page_paths(book)}
+        {book_url(owner) + place(book, page) for page in course.page_paths(book)}
         if owner
         else set()
     )
@@ -190,11 +153,8 @@ def misleading_addresses(book, root, owner):
     faults = []
     listed = {(address, "sitemap.xml") for address in map_addresses(book)}
     for page in site(book):
-        listed |= {
-            (address, place_of(book, page))
-            for _, _, address in read_addresses(page).found
-        }
-    for address, place in sorted(listed):
+        listed |= {(address, place(book, page)) for address in read(page).addresses}
+    for address, where in sorted(listed):
         if not address.startswith(own_prefixes(owner)):
             continue
         parts = urlsplit(address)
@@ -212,5 +172,5 @@ def misleading_addresses(book, root, owner):
         else:
             target = root if address == repository_url(owner) else None
         if target is None or not (target.is_file() or target == root):
-            faults.append(f"{place}: {address}")
+            faults.append(f"{where}: {address}")
     return faults

@@ -179,6 +179,42 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def windows():
+    "The windows that tests have opened, with what each shows, by their kinds."
+    return {}
+
+
+@pytest.fixture
+def open_page(chromium, windows):
+    """Open an address, or a file, in the window of its kind, which all tests share.
+
+    Width, colors and medium of a window can be changed, so a kind is what else it is
+    asked for. A test that changes nothing but these says that it only looks: then the
+    page is not loaded again if the window shows it, and no other test has changed it.
+    """
+    used = []
+
+    def visit(path, width=1280, height=900, color_scheme="light", look=False, **kind):
+        address = path if isinstance(path, str) else path.as_uri()
+        key = tuple(sorted(kind.items()))
+        if key not in windows:
+            windows[key] = [chromium.new_context(**kind).new_page(), None]
+        page, shown = windows[key]
+        used.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(media="screen", color_scheme=color_scheme)
+        if not look or shown != address:
+            page.goto(address, wait_until="load")
+        windows[key][1] = address if look else None
+        return page
+
+    yield visit
+    for page in used:  # nothing is remembered from one test to the next
+        if page.url != "about:blank":
+            page.evaluate("localStorage.clear(), sessionStorage.clear()")
+
+
 def run(*args, cwd=ROOT, **kwargs):
     "Run a command; its whole output is in the failure."
     done = subprocess.run(
