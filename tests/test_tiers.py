@@ -562,6 +562,8 @@ def test_make_gpu_runs_everything_and_then_what_needs_a_card():
     assert len(runs) == 2 and all("--record $(GPU_STATUS)" in line for line in runs)
     assert " nbs " in runs[0] and " -m gpu " not in runs[0]
     assert " -m gpu " in runs[1] and " tests " in runs[1]
+    # one file holds most of those: they are spread test by test
+    assert " --dist worksteal " in runs[1] and "worksteal" not in runs[0]
     # the second also where the first fails, and then both have failed
     assert all(run.endswith(" || failed=1") for run in runs)
     assert recipe("gpu").rstrip().endswith("exit $$failed")
