@@ -11,7 +11,7 @@ RECORD ?= _proc/status.json
 STATUS ?= book/status.json
 GPU_STATUS ?= book/status_gpu.json
 # processes of `make gpu`: all of them share the memory of one card
-GPU_JOBS ?= 4
+GPU_JOBS ?= 8
 # environment variables for `make processors`; empty: what tests/processors.py chooses
 SWITCH ?=
 # for `make nightly` and `make processors`: the time, in seconds since 1970, after which
@@ -68,7 +68,7 @@ gpu: $(VENV)/.done  ## on a machine with a GPU: every notebook, and the tests th
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a CUDA device, and PyTorch finds none")'
 	failed=0; \
 	TFORMER_DEVICE=cuda $(PYTEST) -n $(GPU_JOBS) --record $(GPU_STATUS) nbs || failed=1; \
-	$(PYTEST) -n $(GPU_JOBS) -m gpu --record $(GPU_STATUS) tests || failed=1; \
+	$(PYTEST) -n $(GPU_JOBS) --dist worksteal -m gpu --record $(GPU_STATUS) tests || failed=1; \
 	exit $$failed
 
 pretend: $(VENV)/.done  ## where there is no GPU: the lessons on a pretended one, which mixes no devices

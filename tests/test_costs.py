@@ -7,6 +7,8 @@ of PyTorch, and sums over pairs, tokens and layers written out one by one.
 import dataclasses
 import inspect
 import math
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -1189,3 +1191,58 @@ def test_memory_of_a_card_by_its_own_books():
     assert cache.nbytes == c.kv_cache_bytes(128, 4)
     kept = torch.cuda.memory_allocated() - before
     assert c.kv_cache_bytes(128, 4) <= kept < 2 * c.kv_cache_bytes(128, 4) + 4 * 2**20
+
+
+def hf_llama():
+    from transformers import LlamaConfig as HFLlamaConfig
+
+    return HFLlamaConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4)
+
+
+def test_a_dict_counts_as_the_configuration_that_it_came_from():
+    assert spec_from_config(hf_llama().to_dict()) == spec_from_config(hf_llama())
+    with pytest.raises(ValueError, match="no n_heads under any known name"):
+        spec_from_config(
+            {"model_type": "llama", "vocab_size": 9, "n_layers": 1, "d_model": 8}
+        )
+
+
+def test_the_command_prints_the_table(tmp_path, capsys):
+    hf_llama().save_pretrained(tmp_path)
+    for argument in (tmp_path, tmp_path / "config.json"):
+        assert module.main([str(argument)]) == 0
+        out, err = capsys.readouterr()
+        table = repr(estimate_costs(hf_llama(), name=tmp_path.name))
+        assert (out, err) == (f"{table}\n", "")
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "No such file"),
+        ("{", "Expecting"),
+        ("[]", "expected the configuration of a Transformer"),
+        ('{"model_type": "mamba"}', "no family 'mamba'"),
+    ],
+)
+def test_the_command_says_what_is_wrong_with_a_file(tmp_path, capsys, text, says):
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert module.main([str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"tformer.costs: {path}: ") and says in err
+    assert err.count("\n") == 1
+
+
+def test_the_command_is_no_silence():
+    "What `python -m tformer.costs` once printed was nothing, with status 0."
+    for args, status in (([], 2), (["a", "b"], 2), (["--help"], 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "tformer.costs", *args],
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == status
+        assert (done.stdout + done.stderr).strip() == module.USAGE

@@ -197,6 +197,7 @@ def test_modules_are_there_on_first_use():
         """
 import sys, tformer
 assert "torch" not in sys.modules and "check" in dir(tformer)
+assert not {"importlib", "pkgutil"} & {*dir(tformer)}
 assert callable(tformer.check.causal)
 for name in (*tformer.__all__, "plot"):
     assert getattr(tformer, name).__name__ == f"tformer.{name}"

@@ -23,4 +23,5 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_modules, "load"]
+    own = [name for name in globals() if name.startswith("__")]
+    return [*own, *_modules, "load"]  # without what this file imports
