@@ -76,7 +76,7 @@ pretend: $(VENV)/.done  ## where there is no GPU: the lessons on a pretended one
 
 book: $(VENV)/.done  ## the site, in _book/_build/html; warnings are fatal
 	$(VENV)/bin/nbdev_export
-	$(VENV)/bin/jupyter-book build . --path-output _book -W -n --keep-going
+	$(PY) book/_ext/build_book.py _book
 
 serve: book  ## build the site and open it
 	@echo "http://127.0.0.1:$(PORT)/"

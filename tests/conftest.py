@@ -1,17 +1,17 @@
 """What several test files share: the built book, a browser, executed shapes."""
 
 import functools
-import hashlib
 import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+import build_book  # book/_ext, where the conftest of the root looks
 
 ROOT = Path(__file__).resolve().parents[1]
 # test files of which all tests are marked nightly, except these
@@ -233,31 +233,12 @@ def load_experiment(name):
         sys.path.remove(str(ROOT / "experiments"))
 
 
-def tracked(*patterns):
-    "The project's own files: what git tracks, or would."
-    out = subprocess.run(
-        [
-            "git",
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            *patterns,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
-    return sorted(ROOT / n for n in out.split("\0") if n and (ROOT / n).is_file())
-
-
 @pytest.fixture(scope="session")
 def copy_tree():
     "Copies the project's own files into a folder."
 
     def copy(target):
-        for path in tracked():
+        for path in build_book.project_files():
             to = Path(target) / path.relative_to(ROOT)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, to)
@@ -266,80 +247,19 @@ def copy_tree():
     return copy
 
 
-# without garbage collection, and with a plugin of the bibliography looked up
-# once, not for each citation, a build takes half the time and 2 GB
-BUILD = """
-import functools
-import gc
-
-import pybtex.plugin
-from jupyter_book.cli.main import main
-
-gc.disable()
-pybtex.plugin._load_entry_point = functools.cache(pybtex.plugin._load_entry_point)
-main()
-"""
-
-
-def build_book(out, root=ROOT):
-    "Build the book of a tree, with every warning fatal; its HTML folder."
-    run(
-        sys.executable,
-        "-c",
-        BUILD,
-        "build",
-        ".",
-        "--path-output",
-        out,
-        "-W",
-        "-n",
-        "--keep-going",
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    return out / "_build" / "html"
-
-
-DAY = 24 * 60 * 60  # seconds
-
-
-def keep_build(kept, build):
-    """Return the HTML folder `kept`, built unless it is there.
-
-    `build` is called without arguments and returns a folder, which is moved to its
-    place in one step: whatever ends in between leaves nothing there that is not whole.
-    What stands beside it goes if no run has asked for it within a day: another run may
-    still read what it has asked for.
-    """
-    if not kept.exists():
-        built = build()
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        beside = kept.with_name(f"{kept.name}.{os.getpid()}.part")
-        shutil.move(built, beside)
-        try:
-            beside.rename(kept)
-        except OSError:  # another process was faster
-            shutil.rmtree(beside)
-    os.utime(kept)
-    for other in kept.parent.iterdir():
-        if time.time() - other.stat().st_mtime > DAY:
-            shutil.rmtree(other, ignore_errors=True)
-    return kept
-
-
-def digest_of_tree(paths):
-    "A hash of the names and contents of files."
-    hashed = hashlib.sha256()
-    for path in paths:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        hashed.update(f"{path.relative_to(ROOT)} {content}\n".encode())
-    return hashed.hexdigest()[:16]
-
-
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
     "The book, built once for all runs over the same tree; its HTML folder."
-    return keep_build(
-        ROOT / "_proc" / "books" / digest_of_tree(tracked()),
-        lambda: build_book(tmp_path_factory.mktemp("book")),
-    )
+    kept = build_book.kept_pages()
+    if not kept.exists():
+        out = tmp_path_factory.mktemp("book")
+        run(
+            sys.executable,
+            "-c",
+            "import build_book, sys; build_book.build(sys.argv[1])",
+            out,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'book' / '_ext'}"},
+        )
+        build_book.keep(out / "_build" / "html", kept)
+    os.utime(kept)  # it is in use
+    return kept

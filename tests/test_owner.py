@@ -15,7 +15,8 @@ import yaml
 
 import site_address
 from addresses import foreign_addresses, misleading_addresses, own_address_faults
-from conftest import ROOT, run, tracked
+from build_book import project_files
+from conftest import ROOT, run
 from site_address import book_url, read_owner, repository_url
 from test_project import load
 
@@ -48,7 +49,7 @@ def test_all_agrees_with_the_setting():
 
 def test_nothing_else_names_an_owner():
     found = []
-    for path in tracked():
+    for path in project_files():
         if path.suffix in {".py", ".md", ".ipynb", ".yml", ".cff", ".ini", ".toml"}:
             text = path.read_bytes().decode()
             if path in script.files(ROOT):

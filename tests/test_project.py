@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 import course  # book/_ext, where the conftest of the root looks
-from conftest import ROOT, run, tracked
+from build_book import project_files
+from conftest import ROOT, run
 
 NOTEBOOKS = course.notebook_paths(ROOT)
 MODULES = course.module_paths(ROOT)
@@ -629,7 +630,7 @@ def test_nothing_tells_of_the_machine():
         r"/root/|/home/\w+/|/tmp/\w+|/work/|\.pyenv|"
         r"127\.0\.0\.1:\d{4,}|site-packages/|file:///"
     )
-    for path in tracked():
+    for path in project_files():
         if (
             path.suffix in {".woff2", ".png", ".ico", ".inv", ".safetensors"}
             or "mathjax" in path.parts

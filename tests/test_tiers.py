@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-import conftest as tests_conftest
-import course  # book/_ext, where the conftest of the root looks
+import build_book  # book/_ext, where the conftest of the root looks
+import course
 import processors
-from conftest import ROOT, SAME_EVERYWHERE, digest_of_tree
+from conftest import ROOT, SAME_EVERYWHERE
 
 # minutes that a tier may take on two quiet cores: quick ones with AVX-512, and others
 MINUTES = {"test": (10, 20), "nightly": (30, 60)}
@@ -99,6 +100,7 @@ def made_up(tmp_path):
         "tests/conftest.py",
         "tests/kernels.py",
         "tests/sanitize.cfg",
+        "book/_ext/build_book.py",
         "book/_ext/course.py",
     ):
         target = tmp_path / name
@@ -172,6 +174,7 @@ def test_each_test_is_in_exactly_one_tier(made_up):
         "test": [
             "nbs/01_a.ipynb::Cell 0",
             "nbs/01_a.ipynb::Cell 1",
+            "nbs/02_words.ipynb::Cell 0",
             "tests/test_shapes.py::test_a_wrong_call_is_refused[1]",
             "tests/test_shapes.py::test_a_wrong_call_is_refused[2]",
             "tests/test_some.py::test_of_two[1]",
@@ -203,14 +206,41 @@ def test_no_test_is_begun_after_the_time():
 
 
 def test_a_digest_tells_trees_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(tests_conftest, "ROOT", tmp_path)
+    monkeypatch.setattr(build_book, "ROOT", tmp_path)
+    digest = build_book.digest_of_tree
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
         path.write_text("same", "utf-8")
-    seen = {digest_of_tree(paths), digest_of_tree(paths[:1]), digest_of_tree(paths[1:])}
+    seen = {digest(paths), digest(paths[:1]), digest(paths[1:])}
     paths[1].write_text("other", "utf-8")
-    assert len(seen | {digest_of_tree(paths)}) == 4
-    assert digest_of_tree(paths) == digest_of_tree(paths)
+    assert len(seen | {digest(paths)}) == 4
+    assert digest(paths) == digest(paths)
+
+
+def test_the_book_is_copied_only_if_these_files_were_built(tmp_path, monkeypatch):
+    kept = tmp_path / "books" / "digest"
+    monkeypatch.setattr(build_book, "kept_pages", lambda: kept)
+    built = []
+    monkeypatch.setattr(build_book, "build", built.append)
+    out = tmp_path / "out"
+    build_book.copy_or_build(out)
+    assert built == [out]
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.html").write_text("new", "utf-8")
+    build_book.keep(pages, kept)
+    old = out / "_build" / "html" / "gone.html"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    build_book.copy_or_build(out)
+    assert built == [out] and not old.exists()
+    assert (old.parent / "index.html").read_text("utf-8") == "new"
+    # what nobody has asked for within a day goes with the next build
+    long_ago = time.time() - 25 * 60 * 60
+    os.utime(kept, (long_ago, long_ago))
+    pages.mkdir()
+    build_book.keep(pages, kept.with_name("next"))
+    assert [*kept.parent.iterdir()] == [kept.with_name("next")]
 
 
 def test_three_nights_see_every_change():
