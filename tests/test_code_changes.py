@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import yaml
 
 from conftest import ROOT
 
@@ -239,11 +238,10 @@ def owned_attributes(trees):
 
 def every_change():
     "The rows of the mutations and of the claims, with who they are."
-    rows = yaml.safe_load((ROOT / "tests" / "mutations.yml").read_text("utf-8"))
-    for row in rows:
+    for row in cc.read_rows(ROOT / "tests" / "mutations.yml"):
         yield row["name"], cc.CodeChange(row["where"], row["old"], row["new"])
     for path in sorted((ROOT / "book" / "verified").rglob("*.yml")):
-        for row in yaml.safe_load(path.read_text("utf-8")):
+        for row in cc.read_rows(path):
             yield row["claim"], cc.CodeChange(row["where"], row["old"], row["new"])
 
 
