@@ -47,12 +47,16 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-from code_changes import ChangeError, CodeChange, apply, split_where  # noqa: E402
+from code_changes import (  # noqa: E402
+    ChangeError,
+    CodeChange,
+    apply,
+    read_rows,
+    split_where,
+)
 from course import (  # noqa: E402
     code_cells,
     notebook_path,
@@ -80,7 +84,7 @@ def changes(name: str, nouns: bool | None = None) -> list[dict]:
     With `nouns` only what breaks a noun of a claim, or only each claim's first change.
     """
     path = CHANGES / f"{name}.yml"
-    noted = yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+    noted = read_rows(path) if path.exists() else []
     return [change for change in noted if nouns is None or ("noun" in change) == nouns]
 
 

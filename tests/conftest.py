@@ -1,12 +1,12 @@
 """What several test files share: the built book, a browser, executed shapes."""
 
-import functools
 import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -70,39 +70,39 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
 def pytest_collection_modifyitems(config, items):
-    mark_nightly(items)
-    mark_processor(items)
+    files = by_file(items)
+    mark_nightly(files)
+    mark_processor(files)
     skip_without_gpu(items)
     if "TFORMER_SHAPES" in os.environ:
         run_less(config, items)
 
 
-def mark_nightly(items):
-    "Mark the tests of the files that `NIGHTLY` names."
-    here = Path(__file__).parent
+def by_file(items):
+    "The items of each file of this folder, by the name of the file."
+    files = defaultdict(list)
     for item in items:
-        if item.path.is_relative_to(here):
-            name = item.path.relative_to(here).as_posix()
-            spared = NIGHTLY.get(name)
-            if spared is not None and item.originalname not in spared:
+        files[item.path].append(item)
+    here = Path(__file__).parent
+    return {path.name: some for path, some in files.items() if path.parent == here}
+
+
+def mark_nightly(files):
+    "Mark the tests of the files that `NIGHTLY` names."
+    for name, spared in NIGHTLY.items():
+        for item in files.get(name, ()):
+            if item.originalname not in spared:
                 item.add_marker(pytest.mark.nightly)
 
 
-def mark_processor(items):
+def mark_processor(files):
     "Mark the tests of files that compute with floats."
-    for item in items:
-        if rounds_floats(item.path):
-            item.add_marker(pytest.mark.processor)
-
-
-@functools.cache
-def rounds_floats(path):
-    "Whether the tests of a file compare what another processor may round otherwise."
-    return (
-        path.parent == Path(__file__).parent
-        and path.name not in SAME_EVERYWHERE
-        and IMPORTS_TORCH.search(path.read_text(encoding="utf-8")) is not None
-    )
+    for name, items in files.items():
+        if name not in SAME_EVERYWHERE and IMPORTS_TORCH.search(
+            items[0].path.read_text(encoding="utf-8")
+        ):
+            for item in items:
+                item.add_marker(pytest.mark.processor)
 
 
 def skip_without_gpu(items):
@@ -126,8 +126,14 @@ def run_less(config, items):
 
     There each row and each value of another parameter is tried, not each
     with each: all combinations are run without, and the shapes are the
-    same. Ten examples of a property are enough for the same reason.
+    same. Ten examples of a property are enough for the same reason, and so are
+    the values of a parameter that are run by day, where there are any.
     """
+    by_day = {
+        item.nodeid.partition("[")[0]
+        for item in items
+        if not item.get_closest_marker("nightly")
+    }
     for item in items:
         test = getattr(item.obj, "__func__", item.obj)
         if usual := getattr(test, "_hypothesis_internal_use_settings", None):
@@ -140,6 +146,9 @@ def run_less(config, items):
     left = []
     for item in items:
         test, _, of = item.nodeid.partition("[")
+        if test in by_day and item.get_closest_marker("nightly"):
+            left.append(item)
+            continue
         values = (
             {(test, name, repr(value)) for name, value in item.callspec.params.items()}
             if of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import draw_ids, spread
+from helpers import by_day, draw_ids, spread
 from tformer.gpt import GPT, GPT1, GPTConfig
 from tformer.llama import Llama, LlamaConfig, Qwen3
 from tformer.positions import next_positions
@@ -278,6 +278,15 @@ def num_read(cache):
 
 # one model of each family
 FAMILIES = ["Seq2Seq", "GPT", "Llama, grouped, tied, scaled", "Bert"]
+# one model of each family that writes, and of each kind of cache
+WRITERS = [
+    "Seq2Seq",
+    "GPT",
+    "Llama, grouped, tied, scaled",
+    "Llama, latent",
+    "Llama, windows",
+    "Llama, sparse blocks",
+]
 every = rows()
 causal = rows("causal")
 
@@ -291,7 +300,11 @@ def in_pieces(test):
     "Over all causal rows, over sizes of pieces, without padding and with."
     for name, values, ids in (
         ("positions", [None, RAGGED], ["plain", "ragged"]),
-        ("sizes", [(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)], None),
+        (
+            "sizes",
+            by_day([(1,) * 12, (5, 4, 3), (6, 1, 1, 3, 1)], (6, 1, 1, 3, 1)),
+            None,
+        ),
     ):
         test = pytest.mark.parametrize(name, values, ids=ids)(test)
     return causal(test)

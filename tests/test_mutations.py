@@ -22,7 +22,6 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
@@ -33,9 +32,7 @@ Mutation = namedtuple("Mutation", "name where old new test")
 
 # what is changed, where, from, to, and the test that must see it
 ROWS = Path(__file__).parent / "mutations.yml"
-MUTATIONS = [
-    Mutation(**row) for row in yaml.safe_load(ROWS.read_text(encoding="utf-8"))
-]
+MUTATIONS = [Mutation(**row) for row in code_changes.read_rows(ROWS)]
 
 BLAMELESS = {
     "ImportError",

@@ -116,6 +116,7 @@ def test_a_wrong_call_is_refused(tmp_path):
 
 
 COUNTED = """
+import pytest
 from hypothesis import given, settings, strategies as st
 
 seen = []
@@ -134,12 +135,22 @@ def test_few(n):
     seen.append(n)
 
 
+@pytest.mark.parametrize("n", ["day", pytest.param("night", marks=pytest.mark.nightly)])
+def test_values(n):
+    seen.append(n)
+
+
+@pytest.mark.nightly
+def test_all_of_it_at_night():
+    seen.append("whole")
+
+
 def test_how_many():
-    assert len(seen) == 10 + 3
+    assert len(seen) == 10 + 3 + 2 and seen[-2:] == ["day", "whole"]
 """
 
 
-def test_ten_examples_are_tried(tmp_path):
+def test_ten_examples_and_the_values_of_the_day_are_tried(tmp_path):
     folder = tmp_path / "tests"
     folder.mkdir()
     for name in ("conftest.py", "helpers.py"):
@@ -147,7 +158,7 @@ def test_ten_examples_are_tried(tmp_path):
     file = folder / "test_counted.py"
     file.write_text(COUNTED, encoding="utf-8")
     done = shaped(f"--rootdir={tmp_path}", str(file))
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "5 passed, 1 deselected" in done.stdout, done.stdout + done.stderr
 
 
 WRONG_SIGNATURES = [

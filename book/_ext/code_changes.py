@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import yaml
+
 ONE = "STAND_IN_"
 MANY = "STAND_INS_"
 SKIPPED = {"ctx", "type_comment", "kind"}
@@ -47,6 +49,15 @@ class CodeChange:
     where: str
     old: str
     new: str
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Return the rows of a YAML file that lists changes.
+
+    They are read by libyaml where PyYAML has it, in a tenth of the time.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
 # --- patterns
