@@ -817,6 +817,37 @@ def test_the_flattery_is_recorded_by_its_script(tmp_path):
     assert min(gain["yes"]) > max(gain["no"])
 
 
+@pytest.mark.nightly
+@plain_only
+def test_the_words_are_recorded_by_their_script(tmp_path):
+    out = tmp_path / "some.csv"
+    run(
+        sys.executable,
+        ROOT / "experiments" / "words.py",
+        "--seeds",
+        "1",
+        "--steps",
+        "1",
+        "--out",
+        out,
+    )
+    short = list(csv.DictReader(out.open(encoding="utf-8")))
+    kept = load_record("words")
+    assert short[0].keys() == kept[0].keys()
+    ways = ("as it stands", "padding masks", "causal mask", "all masks")
+    assert [row["masks"] for row in short] == [*ways]
+    assert [(row["masks"], row["seed"]) for row in kept] == [
+        (way, str(seed)) for way in ways for seed in range(4)
+    ]
+    for row in kept:
+        assert len(row["losses"].split()) == int(row["steps"]) == 10
+        assert [len(row[name].split()) for name in ("right_1", "right_16")] == [5, 5]
+    # the same first weights, and the same first epoch
+    for row in short:
+        (again,) = (r for r in kept if (r["masks"], r["seed"]) == (row["masks"], "0"))
+        assert abs(float(row["losses"]) - float(again["losses"].split()[0])) < 0.05
+
+
 def test_the_record_of_messages_is_whole():
     rows = load_record("catalogues")
     assert [(r["split"], r["seed"]) for r in rows] == [
