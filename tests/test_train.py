@@ -586,6 +586,60 @@ def test_a_row_tells_step_loss_norm_and_rate():
     assert all(row["grad_norm"] > 0 for row in rows)
 
 
+def test_a_rate_that_others_set_is_theirs():
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    halves = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    rows = Trainer(
+        model,
+        batches(),
+        max_steps=4,
+        optimizer=optimizer,
+        log_fn=lambda row: halves.step(),
+    ).fit()
+    assert [row["lr"] for row in rows] == [1e-3 * 0.5**step for step in range(4)]
+
+
+def rates_of_a_second_stage(scheduled_before, schedule):
+    "The rates of two steps with an optimizer that was used, and was given another."
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    halves = (lambda step: 0.5) if scheduled_before else None
+    args = dict(max_steps=2, optimizer=optimizer)
+    Trainer(model, batches(), lr_schedule=halves, **args).fit()
+    optimizer.param_groups[0]["lr"] = 0.001
+    rows = Trainer(model, batches(), lr_schedule=schedule, **args).fit()
+    return [row["lr"] for row in rows]
+
+
+@pytest.mark.parametrize("scheduled_before", [False, True])
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [(None, [0.001, 0.001]), (lambda step: step / 4, [0.00025, 0.0005])],
+)
+def test_a_second_stage_begins_at_its_own_rate(scheduled_before, schedule, rates):
+    assert rates_of_a_second_stage(scheduled_before, schedule) == rates
+
+
+def test_a_rate_that_is_set_after_a_resume_is_taken(tmp_path):
+    def make(steps):
+        return Trainer(
+            small(),
+            batches(),
+            max_steps=steps,
+            lr=0.01,
+            lr_schedule=lambda step: 1 / step,
+            output_dir=tmp_path,
+        )
+
+    make(2).fit()
+    trainer = make(4).resume()
+    for group in trainer.optimizers[0].param_groups:
+        group["lr"] = 0.03
+    rates = [row["lr"] for row in trainer.fit()]
+    assert rates == pytest.approx([0.01, 0.005, 0.01, 0.0075])
+
+
 @pytest.mark.parametrize(
     "precision, dtype", [(None, torch.float32), ("bf16", torch.bfloat16)]
 )

@@ -454,9 +454,11 @@ def train_step(
 ) -> dict[str, Any]:
     """Gradients of some batches, clipped, and a step of all optimizers.
 
-    Two numbers are read from the device, the loss and the norm.
-    ``TrainingDiverged`` if ``loss_monitor`` finds a problem, before a
-    weight moves.
+    ``lr_schedule`` gives the factor of this step for ``scale_lr``.
+    Without it no learning rate is touched, so that a scheduler of
+    PyTorch's may set them.  Two numbers are read from the device, the
+    loss and the norm.  ``TrainingDiverged`` if ``loss_monitor`` finds a
+    problem, before a weight moves.
     """
     _expect_functions(
         loss_fn=loss_fn,
@@ -470,10 +472,9 @@ def train_step(
         "optimizers must be a list of torch.optim.Optimizer, got "
         f"{optimizers!r:.60}",
     )
-    for optimizer in optimizers:
-        scale_lr(
-            optimizer, 1.0 if lr_schedule is None else lr_schedule(step)
-        )
+    if lr_schedule is not None:
+        for optimizer in optimizers:
+            scale_lr(optimizer, lr_schedule(step))
     model.zero_grad()
     mean = accumulate_gradients(
         model if compiled_model is None else compiled_model,
@@ -549,7 +550,7 @@ class Trainer:
         torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     ) = None
     lr: float = 3e-3  # of the AdamW that None stands for
-    # step 1, 2, … -> factor of lr
+    # step 1, 2, … -> factor of lr; None: no lr is touched
     lr_schedule: Callable[[int], float] | None = None
     gradient_accumulation_steps: int = 1  # batches for one update
     max_grad_norm: float = 1.0  # the gradient's largest norm; inf: none
