@@ -1213,6 +1213,22 @@ def test_another_learning_rate_is_told(tmp_path, recwarn):
         load_training_state(saved, *parts(lr=0.2))
 
 
+def test_a_rate_that_a_scheduler_of_torch_moved_is_not_another(tmp_path, recwarn):
+    def scheduled():
+        made = parts()
+        return made, torch.optim.lr_scheduler.ExponentialLR(made[1][0], 0.5)
+
+    saved = CheckpointManager(tmp_path)
+    made, scheduler = scheduled()
+    made[1][0].step()
+    scheduler.step()
+    save_training_state(saved, 1, *made)
+    made, _ = scheduled()
+    load_training_state(saved, *made)
+    assert not recwarn.list
+    assert made[1][0].param_groups[0]["lr"] == 0.05
+
+
 class OtherMonitor:
     def state_dict(self):
         return {"means": [1.0]}

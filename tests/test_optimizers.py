@@ -198,6 +198,15 @@ def test_a_state_goes_both_ways(first, second, options, through_json):
     assert back.param_groups[0]["lr"] == 0.01
 
 
+@pytest.mark.parametrize("name", ["SGD", "RMSprop", "AdamW", "Muon"])
+def test_a_state_may_be_read_more_than_once(name):
+    optimizer = getattr(optimizers, name)([nn.Parameter(torch.ones(2, 2))], 0.01)
+    state = copy.deepcopy(optimizer.state_dict())
+    for _ in range(3):
+        optimizer.load_state_dict(state)
+        assert str(optimizer.state_dict()) == str(state)
+
+
 @pytest.mark.parametrize(
     "theirs, ours, options, said",
     [

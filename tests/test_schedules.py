@@ -120,6 +120,25 @@ def test_each_group_keeps_its_own_rate():
         assert optimizer.param_groups[1]["lr"] == pytest.approx(0.05)
 
 
+def test_a_rate_that_was_set_by_hand_is_the_new_one():
+    optimizer = SGD([nn.Parameter(torch.ones(1))], 1.0)
+    (group,) = optimizer.param_groups
+    scale_lr(optimizer, 0.5)
+    group["lr"] = 0.1
+    for factor in (0.5, 0.0, 0.25):
+        scale_lr(optimizer, factor)
+        assert group["lr"] == 0.1 * factor
+
+
+def test_a_state_of_before_keeps_its_own_rate():
+    optimizer = SGD([nn.Parameter(torch.ones(1))], 1.0)
+    state = optimizer.state_dict()
+    state["param_groups"][0] |= {"lr": 0.05, "base_lr": 0.1}
+    optimizer.load_state_dict(state)
+    scale_lr(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.025
+
+
 @plain_only  # numbers of numpy are no int by their type
 def test_a_rate_from_numpy_can_be_saved():
     optimizer = SGD([nn.Parameter(torch.ones(1))], 0.5)

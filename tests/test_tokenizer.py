@@ -1,6 +1,7 @@
 """The fast tokenizer against ``tokenizers``, ``tiktoken`` and chapter 2."""
 
 import codecs
+import copy
 import inspect
 import itertools
 import json
@@ -807,6 +808,40 @@ def test_from_hf_trained_there(tmp_path, text):
     body["model"]["merges"] = [" ".join(m) for m in body["model"]["merges"]]
     path.write_text(json.dumps(body))
     assert Tokenizer.from_hf(path) == ours
+
+
+def test_an_added_token_that_is_not_special_stays_so(tmp_path):
+    "Hugging Face leaves such tokens in its answers, as the <think> of Qwen3."
+    one, two, own = (tmp_path / f"{name}.json" for name in ("one", "two", "own"))
+    made([], ["<|end|>", "<think>", "</think>"]).to_hf(one)
+    hf = tokenizers.Tokenizer.from_file(str(one))
+    hf.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+    hf.save(str(one))
+    body = json.loads(one.read_text())
+    assert [token["special"] for token in body["added_tokens"]] == [True] * 3 + [False]
+    body["added_tokens"][1]["special"] = False
+    one.write_text(json.dumps(body))
+    ours = Tokenizer.from_hf(one)
+    assert ours != made([], ["<|end|>", "<think>", "</think>", "<tool>"])
+    ours.save(own)
+    for kept in (ours, Tokenizer.load(own), copy.deepcopy(ours)):
+        kept.to_hf(two)
+        assert json.loads(two.read_text())["added_tokens"] == body["added_tokens"]
+        assert Tokenizer.from_hf(two) == ours == kept
+    ids = ours.encode("a <think> b</think> <tool><|end|>", allowed_special="all")
+    for path in (one, two):
+        hf = tokenizers.Tokenizer.from_file(str(path))
+        assert hf.decode(ids) == "a <think> b <tool>"
+    ours.with_reserved_tokens(262).to_hf(two)
+    hf = tokenizers.Tokenizer.from_file(str(two))
+    assert hf.decode([*ids, 260, 261]) == "a <think> b <tool>"
+    made([], ["<|end|>"]).save(own)  # as it was written before
+    assert "nonspecial" not in own.read_text()
+
+
+def test_only_special_tokens_can_be_left_in_answers():
+    with pytest.raises(ValueError, match=r"\['<b>'\] are no special tokens"):
+        Vocabulary([], ["<a>"], nonspecial_tokens=["<a>", "<b>"])
 
 
 def change(body, where, value):

@@ -586,6 +586,60 @@ def test_a_row_tells_step_loss_norm_and_rate():
     assert all(row["grad_norm"] > 0 for row in rows)
 
 
+def test_a_rate_that_others_set_is_theirs():
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    halves = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    rows = Trainer(
+        model,
+        batches(),
+        max_steps=4,
+        optimizer=optimizer,
+        log_fn=lambda row: halves.step(),
+    ).fit()
+    assert [row["lr"] for row in rows] == [1e-3 * 0.5**step for step in range(4)]
+
+
+def rates_of_a_second_stage(scheduled_before, schedule):
+    "The rates of two steps with an optimizer that was used, and was given another."
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    halves = (lambda step: 0.5) if scheduled_before else None
+    args = dict(max_steps=2, optimizer=optimizer)
+    Trainer(model, batches(), lr_schedule=halves, **args).fit()
+    optimizer.param_groups[0]["lr"] = 0.001
+    rows = Trainer(model, batches(), lr_schedule=schedule, **args).fit()
+    return [row["lr"] for row in rows]
+
+
+@pytest.mark.parametrize("scheduled_before", [False, True])
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [(None, [0.001, 0.001]), (lambda step: step / 4, [0.00025, 0.0005])],
+)
+def test_a_second_stage_begins_at_its_own_rate(scheduled_before, schedule, rates):
+    assert rates_of_a_second_stage(scheduled_before, schedule) == rates
+
+
+def test_a_rate_that_is_set_after_a_resume_is_taken(tmp_path):
+    def make(steps):
+        return Trainer(
+            small(),
+            batches(),
+            max_steps=steps,
+            lr=0.01,
+            lr_schedule=lambda step: 1 / step,
+            output_dir=tmp_path,
+        )
+
+    make(2).fit()
+    trainer = make(4).resume()
+    for group in trainer.optimizers[0].param_groups:
+        group["lr"] = 0.03
+    rates = [row["lr"] for row in trainer.fit()]
+    assert rates == pytest.approx([0.01, 0.005, 0.01, 0.0075])
+
+
 @pytest.mark.parametrize(
     "precision, dtype", [(None, torch.float32), ("bf16", torch.bfloat16)]
 )
@@ -879,6 +933,117 @@ def test_a_watch_goes_on_after_a_resume(tmp_path):
     again.loss_fn = lambda model, batch: noisy(model, batch) * 9
     with pytest.raises(TrainingDiverged, match=r"jumps from .* at step 13"):
         again.fit()
+
+
+# --- pairs that teach something else
+
+TEXTS = IDS[:52].view(4, 13)
+READ = TEXTS[:, :-1]
+KEPT = torch.ones_like(TEXTS)
+KEPT[::2, 9:] = 0  # an attention mask of the texts
+AS_IDS = r"targets of the first batch are the ids that the model reads"
+AS_MASK = r"targets of the first batch hold only 0 and 1, as an attention mask"
+AS_SHIFTED = r"labels of the first batch are shifted already"
+
+
+@pytest.mark.parametrize(
+    "batch, words",
+    [
+        ((READ, READ), AS_IDS),
+        ([READ, READ], AS_IDS),
+        (Batch(READ, READ), AS_IDS),
+        ((READ, READ.where(READ > 4, -100)), AS_IDS),  # some do not count
+        ({"input_ids": READ, "targets": READ}, AS_IDS),
+        ({"input_ids": TEXTS, "labels": TEXTS.roll(1, 1)}, AS_IDS),
+        ((READ, KEPT[:, :-1]), AS_MASK),
+        ((READ, KEPT[:, :-1].flip(1)), AS_MASK),
+        ((READ, KEPT[:, :-1].bool()), AS_MASK),
+        ((READ, torch.ones_like(READ)), AS_MASK),
+        ({"ids": READ, "targets": KEPT[:, :-1]}, AS_MASK),
+        ({"input_ids": TEXTS, "labels": KEPT, "attention_mask": KEPT}, AS_MASK),
+        ({"input_ids": READ, "labels": TEXTS[:, 1:]}, AS_SHIFTED),
+        ({"ids": TEXTS, "labels": TEXTS.roll(-1, 1)}, AS_SHIFTED),
+    ],
+)
+@pytest.mark.parametrize("rows", [4, 1])
+def test_pairs_that_teach_something_else_are_refused(batch, words, rows):
+    "Also if a step is made of batches of one row each."
+
+    def cut(part):
+        if isinstance(batch, dict):
+            return {name: x[part] for name, x in batch.items()}
+        parts = [x[part] for x in batch[:2]]
+        return Batch(*parts) if isinstance(batch, Batch) else type(batch)(parts)
+
+    cuts = [cut(slice(i, i + rows)) for i in range(0, 4, rows)]
+    model = small()
+    before = [p.clone() for p in model.parameters()]
+    args = dict(max_steps=3, gradient_accumulation_steps=len(cuts))
+    for loss in (next_token_loss, partial(next_token_loss, chunk_size=5)):
+        with pytest.raises(ValueError, match=words):
+            Trainer(model, cuts, loss_fn=loss, **args).fit()
+    assert all(map(torch.equal, before, model.parameters()))
+
+    def own_loss(model, batch):  # whoever means it says so
+        return model(torch.tensor([[1, 2]])).mean()
+
+    assert Trainer(model, cuts, loss_fn=own_loss, **args).fit()
+
+
+@pytest.mark.parametrize("n, is_refused", [(15, False), (16, True)])
+@pytest.mark.parametrize("make", [lambda x: (x, x), lambda x: (x, torch.ones_like(x))])
+def test_so_many_targets_are_not_wrong_by_chance(n, is_refused, make):
+    trainer = Trainer(small(), [make(IDS[None, :n])], max_steps=1)
+    if is_refused:
+        with pytest.raises(ValueError, match="targets of the first batch"):
+            trainer.fit()
+    else:
+        assert trainer.fit()
+
+
+SAME = torch.full((4, 13), 7)
+HALVES = torch.cat([SAME[:, :6], SAME[:, :6] + 1], 1)  # two texts in each row
+CHANCE = torch.rand(4, 13, generator=torch.Generator().manual_seed(2)) < 0.15
+ONES = (TEXTS % 2).where(CHANCE, 1)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        SAME,
+        (SAME[:, :-1], SAME[:, 1:]),
+        {"input_ids": SAME, "labels": SAME},
+        {"input_ids": SAME, "targets": SAME},
+        # texts of one letter, packed: no target where the next one begins
+        (HALVES, HALVES.index_fill(1, torch.tensor([5, 11]), -100)),
+        # copying: the second half repeats the first, and only it counts
+        (
+            torch.cat([READ, READ], 1)[:, :-1],
+            torch.cat([READ.new_full((4, 12), -100), READ[:, 1:]], 1),
+        ),
+        # masked tokens, of which some stayed what they were
+        (TEXTS.masked_fill(CHANCE, 39), TEXTS.masked_fill(~CHANCE, -100)),
+        (TEXTS, TEXTS.masked_fill(torch.arange(13) != 3, -100)),  # too few to tell
+        (READ[:1], READ[:1]),  # too few to tell
+        # delayed by one: what was read before
+        (READ, READ.roll(1, 1)),
+        # text of two letters
+        (ONES[:, :-1], ONES[:, 1:]),
+        (torch.ones_like(READ), torch.ones_like(READ)),
+        # a tag for each token; a class for each text, at its end or all along it
+        (READ, READ % 2),
+        (READ, (READ[:, -1:] % 2).expand(-1, 12)),
+        (READ, torch.cat([torch.full((4, 11), -100), READ[:, -1:] % 2], 1)),
+        # Hugging Face: labels are the ids, but for a prompt and for padding
+        {"input_ids": TEXTS, "labels": TEXTS, "attention_mask": KEPT},
+        {"input_ids": TEXTS, "labels": TEXTS.masked_fill(KEPT == 0, -100)},
+        {"input_ids": TEXTS, "labels": TEXTS.masked_fill(torch.arange(13) < 5, -100)},
+        {"input_ids": TEXTS.view(26, 2), "labels": READ.new_tensor([[-100, 5]] * 26)},
+        (SAME.view(52, 1), SAME.view(52, 1)),  # windows of two equal ids
+    ],
+)
+def test_pairs_that_are_meant_so_are_trained_on(batch):
+    assert Trainer(small(), [batch], max_steps=2).fit()
 
 
 def test_hooks_are_taken_off_again():

@@ -1222,13 +1222,19 @@ def _expect_optimizers(saved, optimizers, model):
     for part, optimizer in zip(saved, optimizers):
         _expect_parameters(part, optimizer, model)
     saved_values, current_values = (
-        [float(g.get("base_lr", g["lr"])) for g in gs] for gs in groups
+        [_own_lr(group) for group in gs] for gs in groups
     )
     if saved_values != current_values:
         warnings.warn(
             "the learning rates of the checkpoint go on, "
             f"{saved_values}, not those given now, "
-            f"{current_values}: to change them, set base_lr in "
+            f"{current_values}: to change them, set lr in "
             "the optimizer's param_groups after resume()",
             stacklevel=4,
         )
+
+
+def _own_lr(group):
+    "What a group began with, before a schedule of PyTorch's or ours."
+    names = [name for name in ("initial_lr", "base_lr") if name in group]
+    return float(group[names[0] if names else "lr"])

@@ -68,6 +68,8 @@ def vocabulary_to_dict(vocab: Vocabulary) -> dict:
             f"{bytes_to_printable(a)} {bytes_to_printable(b)}" for a, b in vocab.merges
         ],
     }
+    if vocab.nonspecial_tokens:
+        body["nonspecial_tokens"] = sorted(vocab.nonspecial_tokens)
     return body | {"checksum": _checksum(body)}
 
 
@@ -89,6 +91,7 @@ def vocabulary_from_dict(body: dict) -> Vocabulary:
         body["special_tokens"],
         body["pattern"],
         ids,
+        body.get("nonspecial_tokens", ()),
     )
 
 # %% ../nbs/package/formats.ipynb #9e117a26
@@ -145,9 +148,12 @@ def vocabulary_from_hf(
         _reject_unknown("post_processor", after, _HF_AFTER)
     _reject_unknown("decoder", body.get("decoder"), _HF_AFTER)
     special = {}
+    nonspecial = []
     for token in body.get("added_tokens") or []:
         _reject_unknown(f"added token {token['content']!r}", token, _HF_TOKEN)
         special[token["content"]] = token["id"]
+        if not token.get("special", True):
+            nonspecial.append(token["content"])
     pairs = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
     ids = {
         printable_to_bytes(token): i
@@ -159,6 +165,7 @@ def vocabulary_from_hf(
         special,
         _hf_pattern(body["pre_tokenizer"] or {}),
         ids,
+        nonspecial,
     )
     if model.get("ignore_merges"):
         _verify_merges_complete(vocab)
@@ -186,7 +193,9 @@ def vocabulary_to_hf(vocab: Vocabulary) -> dict:
         "version": "1.0",
         "decoder": last | {"use_regex": True},
         "added_tokens": [
-            {"id": i, "content": token, "special": True} | flags
+            {"id": i, "content": token}
+            | {"special": token not in vocab.nonspecial_tokens}
+            | flags
             for token, i in vocab.special_tokens.items()
         ],
         "pre_tokenizer": last

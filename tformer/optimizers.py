@@ -121,15 +121,17 @@ class Optimizer(torch.optim.Optimizer):
     def _own_group(self, group):
         "A group of a state, with the options of this class."
         name = type(self).__name__
+        defaults = dict(self.defaults)
+        defaults.pop("differentiable", None)  # PyTorch adds it at the first load
         validate.mapping_keys(
-            {*group} & {*self.defaults},
-            self.defaults,
-            [option for option in self.defaults if option not in self.OWN_OPTIONS],
+            {*group} & {*defaults},
+            defaults,
+            [option for option in defaults if option not in self.OWN_OPTIONS],
             owner=f"a state for {name}",
             noun="option",
         )
         # in the order of the state, so that it is saved again with the same bytes
-        group = group | {k: v for k, v in self.defaults.items() if k not in group}
+        group = group | {k: v for k, v in defaults.items() if k not in group}
         for option, fixed in self.FIXED_OPTIONS.items():
             found = group.pop(option, fixed)
             found = tuple(found) if isinstance(found, list) else found

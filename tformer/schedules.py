@@ -103,8 +103,17 @@ def scale_lr(
     optimizer: torch.optim.Optimizer,
     factor: float,  # what a schedule says for this step
 ) -> None:
-    "Each group gets its own learning rate (``base_lr``) × factor."
+    """Set the learning rate of each group to its own rate × factor.
+
+    A group's own rate is the one that it has at the first call, kept as
+    ``base_lr``.  A rate that others have set since the last call, such
+    as the rate of a second stage, is the group's own from then on.
+    """
     validate.number("[0, inf)", factor=factor)
     factor = float(factor)  # Python's number, which JSON can hold
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
+        lr = group["lr"]
+        if float(lr) != group.get("scaled_lr", float(lr)):
+            group["base_lr"] = lr
+        group["lr"] = group.setdefault("base_lr", lr) * factor
+        group["scaled_lr"] = float(group["lr"])

@@ -454,9 +454,11 @@ def train_step(
 ) -> dict[str, Any]:
     """Gradients of some batches, clipped, and a step of all optimizers.
 
-    Two numbers are read from the device, the loss and the norm.
-    ``TrainingDiverged`` if ``loss_monitor`` finds a problem, before a
-    weight moves.
+    ``lr_schedule`` gives the factor of this step for ``scale_lr``.
+    Without it no learning rate is touched, so that a scheduler of
+    PyTorch's may set them.  Two numbers are read from the device, the
+    loss and the norm.  ``TrainingDiverged`` if ``loss_monitor`` finds a
+    problem, before a weight moves.
     """
     _expect_functions(
         loss_fn=loss_fn,
@@ -470,10 +472,9 @@ def train_step(
         "optimizers must be a list of torch.optim.Optimizer, got "
         f"{optimizers!r:.60}",
     )
-    for optimizer in optimizers:
-        scale_lr(
-            optimizer, 1.0 if lr_schedule is None else lr_schedule(step)
-        )
+    if lr_schedule is not None:
+        for optimizer in optimizers:
+            scale_lr(optimizer, lr_schedule(step))
     model.zero_grad()
     mean = accumulate_gradients(
         model if compiled_model is None else compiled_model,
@@ -534,7 +535,8 @@ class Trainer:
     After ``resume`` the training is bit for bit what it would have
     been.  Ctrl-C waits for the end of the step, which is saved, and is
     raised then.  An evaluation does not wait; ``fit`` begins with one
-    that was cut off.  ``ValueError`` for what does not fit;
+    that was cut off.  ``ValueError`` for what does not fit, and for a
+    first batch from which ``next_token_loss`` learns no next tokens;
     ``TrainingDiverged`` if ``loss_monitor`` finds a loss that is wrong.
     """
 
@@ -549,7 +551,7 @@ class Trainer:
         torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     ) = None
     lr: float = 3e-3  # of the AdamW that None stands for
-    # step 1, 2, … -> factor of lr
+    # step 1, 2, … -> factor of lr; None: no lr is touched
     lr_schedule: Callable[[int], float] | None = None
     gradient_accumulation_steps: int = 1  # batches for one update
     max_grad_norm: float = 1.0  # the gradient's largest norm; inf: none
@@ -604,6 +606,8 @@ class Trainer:
             _make_up_look(self)
             while self.step < self.max_steps:
                 batches = _next_batches(self)
+                if not self.step:
+                    _validate_pairs(batches, self.loss_fn)
                 self.log_step(
                     train_step(
                         self.model,
@@ -807,6 +811,81 @@ def _refuse_overwrite(trainer):
             else "begins it anew, as it has no checkpoint"
         )
         + "; or give another output_dir",
+    )
+
+# %% ../nbs/17_training.ipynb #5c07d1e2
+#| code-summary: refuses targets that are no next tokens
+_MIN_TARGETS = 16  # fewer may be alike by chance
+
+
+def _validate_pairs(batches, loss_fn):
+    """Refuse batches that teach something else by ``next_token_loss``.
+
+    Their targets are the ids themselves or an attention mask, or their
+    labels were shifted before.  Targets that are the next ids are right,
+    whatever else they equal: a text may repeat one token.
+    """
+    pairs = [_find_ids(batch) for batch in batches]
+    if (
+        getattr(loss_fn, "func", loss_fn) is not next_token_loss
+        or any(pair is None for pair in pairs)
+        or _all_match(pairs, 1, at_least=0)
+    ):
+        return
+    validate.require(
+        not _all_match(pairs, 0),
+        "the targets of the first batch are the ids that the model reads: "
+        "expected the id that follows each, as in (window[:, :-1], "
+        "window[:, 1:])",
+    )
+    validate.require(
+        not all(map(_is_mask_for_targets, batches))
+        or sum(map(num_targets_of, batches)) < _MIN_TARGETS,
+        "the targets of the first batch hold only 0 and 1, as an "
+        "attention mask does, and the ids do not: expected the id that "
+        "follows each; a mask is given by its name, as in "
+        "{'input_ids': ids, 'attention_mask': mask}",
+    )
+    validate.require(
+        not all(map(_has_labels, batches)) or not _all_match(pairs, 2),
+        "the labels of the first batch are shifted already: expected "
+        "labels that equal input_ids, since next_token_loss shifts them; "
+        "name them targets if they are to stay as they are",
+    )
+
+
+def _all_match(pairs, offset, at_least=_MIN_TARGETS):
+    "Whether each target that counts is the id ``offset`` places later."
+    compared = 0
+    for ids, targets, _ in pairs:
+        later = ids[:, offset:]
+        targets = targets[:, : later.shape[1]]
+        counted = targets != -100
+        if ((targets != later) & counted).any():
+            return False
+        compared += int(counted.sum())
+    return compared >= at_least
+
+
+def _has_labels(batch):
+    return (
+        isinstance(batch, Mapping)
+        and "labels" in batch
+        and "targets" not in batch
+    )
+
+
+def _is_mask_for_targets(batch):
+    "Whether the targets are ones, with zeros at one end of a row."
+    ids, targets, _ = _find_ids(batch)
+    if isinstance(batch, Mapping):  # before padding was taken out of them
+        targets = batch.get("targets", batch.get("labels", targets))
+    steps = targets.long().diff()
+    ordered = (steps >= 0).all(-1) | (steps <= 0).all(-1)
+    return bool(
+        (ids > 1).any()
+        and ((targets == 0) | (targets == 1)).all()
+        and (ordered & (targets == 1).any(-1)).all()
     )
 
 # %% ../nbs/17_training.ipynb #592bbbb9

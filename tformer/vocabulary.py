@@ -20,7 +20,12 @@ from .bpe import GPT2_BYTE_ORDER, GPT2_PATTERN, validate_special_tokens
 
 # %% ../nbs/package/vocabulary.ipynb #5b4a5911
 class Vocabulary:
-    "Tokens, special tokens and their ids; ids back to bytes and text."
+    """Tokens, special tokens and their ids; ids back to bytes and text.
+
+    ``nonspecial_tokens`` are those of the special tokens that Hugging Face marks as
+    ``special: false``, such as ``<think>``: its ``decode`` leaves them in a text. Here
+    they are read and written as all special tokens are.
+    """
 
     def __init__(
         self,
@@ -28,6 +33,7 @@ class Vocabulary:
         special_tokens: Sequence[str] | Mapping[str, int] = (),
         pattern: str = GPT2_PATTERN,  # in the syntax of ``regex``
         ids: Mapping[bytes, int] | None = None,  # None: as in chapter 2
+        nonspecial_tokens: Iterable[str] = (),
     ):
         regex.compile(pattern)
         self.merges = [tuple(map(bytes, pair)) for pair in merges]
@@ -35,6 +41,9 @@ class Vocabulary:
         self.ids, self.special_tokens = _number(
             _tokens_of(self.merges), special_tokens, ids
         )
+        self.nonspecial_tokens = frozenset(nonspecial_tokens)
+        unknown = sorted(self.nonspecial_tokens - self.special_tokens.keys())
+        validate.require(not unknown, f"{unknown} are no special tokens")
         self._bytes = {i: token for token, i in self.ids.items()}
         self._bytes |= {i: token.encode() for token, i in self.special_tokens.items()}
 
@@ -67,7 +76,9 @@ class Vocabulary:
         for name in names.keys() & self.special_tokens:
             raise ValueError(f"{name!r} has the id {self.special_tokens[name]} already")
         special_tokens = self.special_tokens | names
-        return Vocabulary(self.merges, special_tokens, self.pattern, self.ids)
+        return Vocabulary(
+            self.merges, special_tokens, self.pattern, self.ids, self.nonspecial_tokens
+        )
 
     def token_to_id(self, token: str | bytes) -> int:
         "The id of a special token or of a token given as text or bytes."
