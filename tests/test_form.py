@@ -1,16 +1,20 @@
 """The form of a chapter: folds, captions, predictions, ✓ and measure."""
 
+import builtins
+import dis
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 
 import pytest
 from docutils import nodes
+from IPython.core.inputtransformer2 import TransformerManager
 
 from conftest import ROOT
 
@@ -331,6 +335,122 @@ def test_open_lessons_have_a_strip():
         course_form.is_open({"nb": "24_x", "form": "closed"})
 
 
+# Names that cells of a lesson use and that no cell which its page shows has defined.
+# The list only shrinks.
+NOT_SHOWN = {
+    "16_objectives_and_optimizers": ["plot", "raw"],
+    "17_training": ["batch", "news", "np"],
+    "18_translation": [
+        "easy",
+        "five",
+        "five_right",
+        "joint",
+        "news",
+        "plain",
+        "runs",
+        "translator",
+        "whole",
+    ],
+    "19_masked_language_model": [
+        "BertConfig",
+        "BertMaskedLM",
+        "BertTagger",
+        "align_labels",
+        "at",
+        "bert",
+        "copy",
+        "encode_texts",
+        "hidden",
+        "init_weights",
+        "load_bundle",
+        "new",
+        "partial",
+        "read",
+        "share_of",
+        "show",
+        "span_scores",
+        "spans_to_bio",
+        "tag_story",
+        "tokenizer",
+        "train_model",
+        "transformers",
+    ],
+    "20_sampling": ["shares", "told", "valid", "write_all"],
+    "26_sliding_window": ["check_cache", "check_sinks"],
+    "27_sparse_attention": ["check_leaky", "check_mean", "our_change", "their_change"],
+    "28_variants_compared": ["check_kept", "check_slow"],
+}
+# what Python and IPython define; names such as __file__ come on top
+GIVEN = {*dir(builtins), "display", "get_ipython"}
+# before Python 3.12 they are functions, which are called where they stand
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+lesson = pytest.mark.parametrize("name", [*CHAPTERS, "A0_tensors"])
+
+
+def bound_and_used(source):
+    """Names that a cell binds, those that it uses, and those that its functions use.
+
+    They are read off the compiled code. A function runs when it is called, so its
+    names may be bound in a later cell.
+    """
+    bound = set()
+    used = set()
+    used_in_functions = set()
+
+    def read(code, in_function):
+        of_class = set()
+        for step in dis.get_instructions(code):
+            value = step.argval
+            if str(value).startswith("__"):
+                continue
+            if isinstance(value, CodeType):
+                is_function = value.co_flags & inspect.CO_OPTIMIZED
+                is_called = is_function and value.co_name not in COMPREHENSIONS
+                read(value, in_function or is_called)
+            elif step.opname == "STORE_NAME" and code.co_name != "<module>":
+                of_class.add(value)
+            elif step.opname in ("STORE_NAME", "STORE_GLOBAL"):
+                bound.add(value)
+            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                if in_function:
+                    used_in_functions.add(value)
+                elif value not in bound | of_class:
+                    used.add(value)
+
+    python = TransformerManager().transform_cell(source)
+    read(compile(python, "a cell", "exec", dont_inherit=True), False)
+    return bound, used, used_in_functions
+
+
+def not_shown(cells):
+    """Names that the shown cells of a lesson use and do not define, folds included.
+
+    A name is missing as well if a hidden cell was the last to bind it.
+    """
+    missing = set()
+    in_functions = set()
+    shown = {}  # for each name, whether the page shows the last cell that bound it
+    ever_shown = set()
+    for cell in course.code_cells(cells):
+        bound, used, later = bound_and_used(cell.source)
+        if cell.shown == "removed":
+            shown |= dict.fromkeys(bound, False)
+            continue
+        missing |= {name for name in used - GIVEN if not shown.get(name)}
+        in_functions |= later - GIVEN
+        shown |= dict.fromkeys(bound, True)
+        ever_shown |= bound
+    return missing | in_functions - ever_shown
+
+
+@lesson
+def test_shown_cells_define_the_names_that_they_use(name):
+    assert sorted(not_shown(cells_of(name))) == sorted(NOT_SHOWN.get(name, ())), (
+        "cells that the page shows use names that only hidden cells define; import "
+        "them in the setup, or take those that are defined now off NOT_SHOWN"
+    )
+
+
 # --- ✓ and its record
 
 
@@ -628,6 +748,27 @@ def test_a_cell_that_needs_a_fold_fails(tmp_path):
 
 
 # --- what the build makes of it
+
+
+@pytest.mark.parametrize(
+    ("texts", "missing"),
+    [
+        (["#| echo: false\nimport torch", "torch.zeros(1)"], {"torch"}),
+        (["#| hide\nimport torch", "def f():\n    return torch"], {"torch"}),
+        (["#| hide\nn = 1", "[n for _ in range(2)]"], {"n"}),
+        (["#| hide\nn = 1", "class A:\n    m = n"], {"n"}),
+        (["n = 1", "#| hide\nn = [2]", "n + 1"], {"n"}),
+        (["print(n)", "n = 1"], {"n"}),
+        (["#| setup: imports\nimport torch", "torch.zeros(1)"], set()),
+        (["#| code-fold: true\nimport torch", "torch.zeros(1)"], set()),
+        (["n = 1", "#| hide\nn = [2]", "n = 3\nn + 1"], set()),
+        (["def f():\n    return n", "n = 1", "print(f())"], set()),
+        (["class A:\n    m = 1\n    n = m", "[m for m in range(2)]"], set()),
+        (["%time display(len(__name__))"], set()),
+    ],
+)
+def test_a_name_that_is_not_shown_is_missed(texts, missing):
+    assert not_shown([code(text) for text in texts]) == missing
 
 
 def test_a_setup_is_folded_under_its_words():
