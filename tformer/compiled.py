@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import validate
+from .generate import last_logits
 from .kv_cache import CrossAttentionCache, KVCache
 from .positions import Positions
 from .runtime import require_compiler
@@ -71,26 +72,23 @@ class CompiledModel(nn.Module):
         "An empty cache of fixed shape."
         return new_static_cache(self.model, batch_size, max_len)
 
-    def hidden_states(self, ids: Int[Tensor, "b t"], **kwargs: Any) -> Tensor:
-        "The vectors before ``lm_head``, by the model itself."
-        return self.model.hidden_states(ids, **kwargs)
-
-    @property
-    def lm_head(self) -> nn.Module:
-        "The model's own."
-        return self.model.lm_head
-
     def forward(
-        self, ids: Int[Tensor, "b t"], *, cache: KVCache | None = None, **kwargs: Any
-    ) -> Float[Tensor, "b t vocab"]:
-        "Logits of what follows each token."
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,  # of the last positions; 0: of all
+        **kwargs: Any,
+    ) -> Float[Tensor, "b _ vocab"]:
+        "Return the logits of what follows each token."
         if (
             cache is None
             or cache.is_empty
             or ids.shape[1] > 1
             or ({*kwargs} - {"positions"})
         ):
-            return self.model(ids, cache=cache, **kwargs)
+            n = logits_to_keep or ids.shape[1]
+            return last_logits(self.model, ids, n, cache=cache, **kwargs)
         return self.step(ids, cache=cache, **kwargs)
 
 # %% ../nbs/package/compiled.ipynb #94cc3823

@@ -305,7 +305,8 @@ class CausalLM(Model):
         cache: KVCache | None = None,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "b t vocab"]:
+        logits_to_keep: int = 0,  # of the last positions; 0: of all
+    ) -> Float[Tensor, "b _ vocab"]:
         """Logits for the token after each, (b, t, vocab).
 
         ``cache``: from ``new_cache``; ids then continue what it holds,
@@ -318,23 +319,21 @@ class CausalLM(Model):
         was before.
         """
         with self.atomic(cache):
-            return self.lm_head(
-                self.hidden_states(
-                    ids, cache=cache, positions=positions, mask=mask
-                )
+            x = self.hidden_states(
+                ids, cache=cache, positions=positions, mask=mask
             )
+            return self.lm_head(x[:, -logits_to_keep:])
 
 # %% ../nbs/A3_models.ipynb #d0a1b2c4
 @runtime_checkable
 class DecoderModel(Protocol):
     """What those who let a model write ask of it.
 
-    A class need not inherit from this one.  Some members are optional,
-    and are used where a model has them: ``max_len``, how many tokens a
-    text may have (without it, or None: any number); ``lm_head`` and
-    ``hidden_states``, which takes the arguments of the call and returns
-    vectors (b, t, d), so that only the last position goes through
-    ``lm_head``.
+    A class need not inherit from this one.  Two things are optional, and
+    are used where a model has them: ``max_len``, how many tokens a text
+    may have (without it, or None: any number), and a parameter of the
+    call with the name ``logits_to_keep``.  All logits come out of the
+    call, so hooks, subclasses and wrappers act on every token.
     """
 
     def __call__(
@@ -353,7 +352,9 @@ class DecoderModel(Protocol):
         passed, they go on from the cache.  A model that reads another
         text beside is also given ``encoder_hidden_states`` (b, s, m) and,
         if the caller has one, ``encoder_attention_mask`` (b, s), True at
-        tokens, the first time.
+        tokens, the first time.  A model whose call names
+        ``logits_to_keep`` is told with it how many of the last positions
+        count, and may return the logits of these alone (0: of all).
         """
 
     def new_cache(

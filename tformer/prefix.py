@@ -14,7 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import validate
-from .generate import flat_row, next_token_logits, require_context
+from tformer.generate import (
+    flat_row,
+    last_logits,
+    next_token_logits,
+    require_context,
+)
 from .kv_cache import BatchCache
 from .model import DecoderModel, device_of, eval_mode, wrap_model_errors
 from .positions import Positions
@@ -79,34 +84,22 @@ class PrefixedModel(nn.Module):
         positions = positions.tensor if isinstance(positions, Positions) else positions
         return torch.where(positions < 0, positions, positions + self.prefix_len)
 
-    def hidden_states(
-        self,
-        ids: Int[Tensor, "b t"],
-        *,
-        cache: BatchCache | None = None,
-        positions: Positions | Int[Tensor, "_ t"] | None = None,
-    ) -> Float[Tensor, "b t d"]:
-        "The vectors before ``lm_head``."
-        cache = self.new_cache(len(ids)) if cache is None else cache
-        return self.model.hidden_states(
-            ids, cache=cache, positions=self.shift_positions(positions)
-        )
-
-    @property
-    def lm_head(self) -> nn.Module:
-        "The model's own."
-        return self.model.lm_head
-
     def forward(
         self,
         ids: Int[Tensor, "b t"],
         *,
         cache: BatchCache | None = None,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
-    ) -> Float[Tensor, "b t vocab"]:
-        "Logits of what follows each token."
-        cache = self.new_cache(len(ids)) if cache is None else cache
-        return self.model(ids, cache=cache, positions=self.shift_positions(positions))
+        logits_to_keep: int = 0,  # of the last positions; 0: of all
+    ) -> Float[Tensor, "b _ vocab"]:
+        "Return the logits of what follows each token."
+        return last_logits(
+            self.model,
+            ids,
+            logits_to_keep or ids.shape[1],
+            cache=self.new_cache(len(ids)) if cache is None else cache,
+            positions=self.shift_positions(positions),
+        )
 
 # %% ../nbs/package/prefix.ipynb #2cf35f91
 def single_prompt(

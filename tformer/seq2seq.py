@@ -240,7 +240,8 @@ class Seq2Seq(Model):
         cache: KVCache | None = None,
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         mask: Bool[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "b t vocab"]:
+        logits_to_keep: int = 0,  # of the last positions; 0: of all
+    ) -> Float[Tensor, "b _ vocab"]:
         """Logits for the token after each, (b, t, vocab).
 
         ``encoder_hidden_states``: from ``encode``; None once a cache
@@ -248,16 +249,15 @@ class Seq2Seq(Model):
         Else as ``CausalLM``.
         """
         with self.atomic(cache):
-            return self.lm_head(
-                self.hidden_states(
-                    ids,
-                    encoder_hidden_states=encoder_hidden_states,
-                    cache=cache,
-                    encoder_attention_mask=encoder_attention_mask,
-                    positions=positions,
-                    mask=mask,
-                )
+            x = self.hidden_states(
+                ids,
+                encoder_hidden_states=encoder_hidden_states,
+                cache=cache,
+                encoder_attention_mask=encoder_attention_mask,
+                positions=positions,
+                mask=mask,
             )
+            return self.lm_head(x[:, -logits_to_keep:])
 
     def hidden_states(
         self,

@@ -19,6 +19,7 @@ from . import validate
 from tformer.generate import (
     Completion,
     StopTokenIds,
+    last_logits,
     new_cache,
     next_token_logits,
     num_cached,
@@ -434,7 +435,8 @@ class _SpeculativeState:
             self.eval_context(),
             wrap_model_errors(self.model, "model(ids, cache=)", new),
         ):
-            logits = _last(self.model, new, self.cache, len(proposal.ids) + 1)
+            n = len(proposal.ids) + 1
+            logits = last_logits(self.model, new, n, cache=self.cache)[0]
         verification = _verify(
             logits,
             proposal,
@@ -550,13 +552,6 @@ def _commit(proposal, verification, logits, stopping, generated_ids):
     )
 
 # %% ../nbs/package/speculative.ipynb #04fe95ba
-def _last(model, ids, cache, n):
-    "(n, vocab); the other tokens do not pay for the output layer."
-    if hasattr(model, "hidden_states") and hasattr(model, "lm_head"):
-        return model.lm_head(model.hidden_states(ids, cache=cache)[:, -n:])[0]
-    return model(ids, cache=cache)[0, -n:]
-
-
 def _allow_rollback(cache, n):
     "Tell a cache that forgets tokens how many a draft may take back."
     if hasattr(cache, "allow_rollback"):

@@ -71,13 +71,12 @@ class Prescribed(nn.Module):
     def new_cache(self, batch_size, max_len=None):
         return self.model.new_cache(batch_size, max_len)
 
-    def hidden_states(self, ids, *, cache, positions=None):
+    def forward(self, ids, *, cache, positions=None, logits_to_keep=0):
         past = 0 if cache.is_empty else cache.key_positions.end
         self.end = past + ids.shape[1]
-        return self.model.hidden_states(ids, cache=cache, positions=positions)
-
-    def lm_head(self, x):
-        logits = self.model.lm_head(x)
+        logits = self.model(
+            ids, cache=cache, positions=positions, logits_to_keep=logits_to_keep
+        )
         rows = logits.view(-1, logits.shape[-1])
         n = len(rows)
         for row, i in zip(
@@ -85,9 +84,6 @@ class Prescribed(nn.Module):
         ):
             row[i] += 1e4
         return logits
-
-    def forward(self, ids, *, cache, positions=None):
-        return self.lm_head(self.hidden_states(ids, cache=cache, positions=positions))
 
 
 def texts():
