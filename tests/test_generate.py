@@ -14,7 +14,7 @@ from torch import nn
 
 import tformer
 from helpers import interrupted_at, plain_only
-from models import MAX_LEN, ROWS, VOCAB, Preallocates, causal, rows
+from models import MAX_LEN, ROWS, VOCAB, WRITERS, Preallocates, causal, rows
 from tformer import seq2seq
 from tformer.beam import beam_search
 from tformer.costs import estimate_costs
@@ -99,7 +99,7 @@ def test_a_ragged_batch_writes_what_each_row_writes_alone(row):
         assert text.finish_reason == "length"
 
 
-@causal
+@rows("causal", usual=WRITERS)
 def test_rows_that_stop_leave_and_others_do_not_notice(row):
     model, more = made(row)
     full = [reread(model, ids, 14, **of_row(more, i)) for i, ids in enumerate(PROMPTS)]
@@ -123,9 +123,14 @@ def test_rows_that_stop_leave_and_others_do_not_notice(row):
     assert len({*seen}) >= n or n == 1
 
 
-@causal
+@rows("causal", usual=WRITERS)
 @pytest.mark.parametrize(
-    "window, keep", [(True, MAX_LEN // 2), (5, 5), (MAX_LEN, MAX_LEN)]
+    "window, keep",
+    [
+        (True, MAX_LEN // 2),
+        (5, 5),
+        pytest.param(MAX_LEN, MAX_LEN, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
     model, more = made(row)
@@ -139,7 +144,7 @@ def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
     assert alone.ids == texts[0].ids
 
 
-@causal
+@rows("causal", usual=WRITERS)
 def test_a_row_that_stops_changes_no_window_of_its_neighbors(row):
     "Also beside an encoder's output, of which each row has its own."
     model, more = made(row)

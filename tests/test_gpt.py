@@ -573,4 +573,5 @@ def test_help_tells_what_forward_takes(kind):
         "cache",
         "positions",
         "mask",
+        "logits_to_keep",
     ]

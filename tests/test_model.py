@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from conftest import run
-from helpers import close, equal_models, padded, plain_only, randn, spread
+from helpers import by_day, close, equal_models, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, num_read, rows
 from tformer.llama import Llama, Qwen3, make_gqa_factory
 from tformer.model import (
@@ -363,7 +363,7 @@ def fed(row, model, ids, positions, sizes, cache, start=0):
 
 @causal
 @pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 1, 5], [8, 4]])
-@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("grad", by_day([True, False], False))
 def test_cached_equals_uncached(row, sizes, grad):
     model = row.make()
     ids = row.ids()
@@ -433,7 +433,7 @@ def narrow(model, dtype):
 
 @every
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, "mixed", torch.float64]
+    "dtype", by_day([torch.float32, torch.bfloat16, "mixed", torch.float64], "mixed")
 )
 def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path, monkeypatch):
     model = narrow(row.make(), dtype)
@@ -568,7 +568,7 @@ CHANGES = {
 # all models share this function: two of them, and each cut with one change;
 # between the two renames, where the files differ, with every change
 @pytest.mark.parametrize(
-    "row", [OF["Seq2Seq"], OF["Llama, grouped, tied, scaled"]], ids=lambda row: row.name
+    "name", by_day(["Seq2Seq", "Llama, grouped, tied, scaled"], "Seq2Seq")
 )
 @pytest.mark.parametrize(
     "what, n, wins, change",
@@ -584,8 +584,9 @@ CHANGES = {
     ],
 )
 def test_an_interrupted_save_leaves_the_old_model_or_the_new(
-    row, change, what, n, wins, tmp_path, monkeypatch
+    name, change, what, n, wins, tmp_path, monkeypatch
 ):
+    row = OF[name]
     old = row.make()
     new = row.make(**CHANGES[change])
     old.save(tmp_path)
@@ -639,7 +640,7 @@ def test_the_first_save_interrupted_leaves_no_half_model(tmp_path, monkeypatch):
 # files that are not what was saved
 
 
-@every
+@rows(usual=FAMILIES)
 @pytest.mark.parametrize("change", ["other numbers", "other shapes"])
 def test_files_of_two_saves_are_refused(row, change, tmp_path):
     row.make().save(tmp_path / "a")
@@ -654,7 +655,7 @@ def test_files_of_two_saves_are_refused(row, change, tmp_path):
         row.cls.load(tmp_path / "a")
 
 
-@every
+@rows(usual=FAMILIES)
 @pytest.mark.parametrize("size", [0, 4, 100, 3000, -100, -1])
 def test_a_file_cut_short_is_refused(row, size, tmp_path):
     row.make().save(tmp_path)
@@ -1051,8 +1052,10 @@ WAYS = {
 
 
 @every
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", by_day(WAYS, "to_empty, load_weights"))
+@pytest.mark.parametrize(
+    "dtype", by_day([torch.float32, torch.bfloat16], torch.float32)
+)
 def test_made_on_meta_and_loaded_equals_made_here(row, way, dtype, monkeypatch):
     right = row.make().to(dtype)
     with torch.device("meta"):

@@ -190,7 +190,11 @@ def test_readme_runs_from_the_wheel_in_a_fresh_environment(fresh, tmp_path):
 
 
 def test_modules_are_there_on_first_use():
-    "import tformer; tformer.check works, and costs nothing before."
+    """import tformer; tformer.check works, and costs nothing before.
+
+    All modules but one can be imported without matplotlib, and that one says what is
+    missing.
+    """
     said = run(
         sys.executable,
         "-c",
@@ -198,6 +202,16 @@ def test_modules_are_there_on_first_use():
 import sys, tformer
 assert "torch" not in sys.modules and "check" in dir(tformer)
 assert not {"importlib", "pkgutil"} & {*dir(tformer)}
+sys.modules["matplotlib"] = None  # as if it were not installed
+from tformer import *
+assert check.causal and generate.generate and "plot" not in dir()
+assert "plot" in dir(tformer)
+for ask in (lambda: tformer.plot, lambda: __import__("tformer.plot")):
+    try:
+        ask()
+    except ImportError as error:
+        print(error)
+del sys.modules["matplotlib"]
 assert callable(tformer.check.causal)
 for name in (*tformer.__all__, "plot"):
     assert getattr(tformer, name).__name__ == f"tformer.{name}"
@@ -207,30 +221,10 @@ except AttributeError as error:
     print(error)
 """,
     )
-    assert said.startswith("tformer has no module 'chek'; it has attention, ")
-
-
-def test_only_figures_need_matplotlib():
-    "All modules but one can be imported without it, and that one says what is missing."
-    said = run(
-        sys.executable,
-        "-c",
-        """
-import sys
-sys.modules["matplotlib"] = None  # as if it were not installed
-from tformer import *
-assert check.causal and generate.generate and "plot" not in dir()
-import tformer
-assert "plot" in dir(tformer)
-for ask in (lambda: tformer.plot, lambda: __import__("tformer.plot")):
-    try:
-        ask()
-    except ImportError as error:
-        print(error)
-""",
-    )
-    line = 'figures need matplotlib: pip install "tformer[plot]"'
-    assert said.splitlines() == [line, line]
+    missing = 'figures need matplotlib: pip install "tformer[plot]"'
+    *without, unknown = said.splitlines()
+    assert without == [missing, missing]
+    assert unknown.startswith("tformer has no module 'chek'; it has attention, ")
 
 
 def test_importing_the_package_imports_the_standard_library_alone():

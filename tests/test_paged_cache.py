@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tformer.paged_cache
 from helpers import close, interrupted_at, plain_only, randn, spread
-from models import MAX_LEN, RAGGED, ROWS, VOCAB, causal, in_pieces, pieces
+from models import MAX_LEN, RAGGED, ROWS, VOCAB, WRITERS, in_pieces, pieces, rows
 from tformer.attention import SelfAttention
 from tformer.generate import generate
 from tformer.kv_cache import DynamicLayerCache, KVCache
@@ -97,7 +97,7 @@ def test_every_attention_of_the_course(attention):
     close(torch.cat(parts, 1)[RAGGED >= 0], whole[RAGGED >= 0])
 
 
-@causal
+@rows("causal", usual=WRITERS)
 @torch.no_grad()
 def test_methods_of_every_decoder(row):
     "Side by side with a growing cache: select, crop, put, and on."
@@ -133,7 +133,7 @@ def test_methods_of_every_decoder(row):
     consistent(pool, pair[0].tables, guests[0].tables)
 
 
-@causal
+@rows("causal", usual=WRITERS)
 def test_generate_writes_the_same(row):
     model = row.make().double().requires_grad_(False)
     more = {}
