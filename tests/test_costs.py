@@ -341,7 +341,7 @@ def test_a_family_that_is_not_known_is_refused():
 
 
 @pytest.mark.parametrize(
-    "thing", ["gpt2", {"hidden_size": 8}, None, torch.nn.Linear(2, 2)]
+    "thing", ["gpt2", {"vocab_size": 8}, None, torch.nn.Linear(2, 2)]
 )
 def test_what_is_no_configuration_is_refused_by_its_kind(thing):
     with pytest.raises(
@@ -1201,6 +1201,10 @@ def hf_llama():
 
 def test_a_dict_counts_as_the_configuration_that_it_came_from():
     assert spec_from_config(hf_llama().to_dict()) == spec_from_config(hf_llama())
+    with pytest.raises(
+        ValueError, match="no family 'dict'; if it is built like one of"
+    ):
+        spec_from_config({"hidden_size": 8})
     with pytest.raises(ValueError, match="no n_heads under any known name"):
         spec_from_config(
             {"model_type": "llama", "vocab_size": 9, "n_layers": 1, "d_model": 8}

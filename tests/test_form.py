@@ -44,6 +44,7 @@ TO_BE_REWRITTEN = {
     "12_gpt",
     "13_modern_decoder",
     "14_costs",
+    "17_training",
 }
 NAMES = course.document_names(ROOT)
 CHAPTERS = [name for name in NAMES if name[0].isdigit()]

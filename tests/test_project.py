@@ -55,7 +55,7 @@ READ_AS = {
     "package/runtime": "00~",
     "package/static_cache": "20~",
     "package/paged_cache": "22~",
-    "package/compiled": "20~~",
+    "package/compiled": "20~~~~",
     "package/runner": "22~~",
     "package/serving": "22~~~",
     "package/logits": "19~1",

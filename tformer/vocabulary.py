@@ -22,9 +22,9 @@ from .bpe import GPT2_BYTE_ORDER, GPT2_PATTERN, validate_special_tokens
 class Vocabulary:
     """Tokens, special tokens and their ids; ids back to bytes and text.
 
-    ``nonspecial_tokens`` are those of the special tokens that Hugging Face marks as
-    ``special: false``, such as ``<think>``: its ``decode`` leaves them in a text. Here
-    they are read and written as all special tokens are.
+    ``nonspecial_tokens`` are those of the special tokens that Hugging Face marks as not
+    special, such as ``<think>``: its ``decode`` leaves them in a text. Here they are
+    encoded and decoded as all special tokens are.
     """
 
     def __init__(
