@@ -16,7 +16,7 @@ FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PATH = re.compile(r"(?<![\w./-])(?:tests|experiments|book)/[\w./-]+\.(?:py|cfg|css)\b")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_what_a_workflow_names_is_there(path):
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
     for name, job in jobs.items():
