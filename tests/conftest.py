@@ -188,6 +188,9 @@ def chromium():
         browser.close()
 
 
+PATIENCE = 120_000  # milliseconds that a page may take on a machine at full load
+
+
 @pytest.fixture(scope="session")
 def windows():
     "The windows that tests have opened, with what each shows, by their kinds."
@@ -209,6 +212,7 @@ def open_page(chromium, windows):
         key = tuple(sorted(kind.items()))
         if key not in windows:
             windows[key] = [chromium.new_context(**kind).new_page(), None]
+            windows[key][0].set_default_timeout(PATIENCE)
         page, shown = windows[key]
         used.append(page)
         page.set_viewport_size({"width": width, "height": height})

@@ -16,12 +16,13 @@ import addresses
 import built_pages
 import course  # book/_ext, where the conftest of the root looks
 from built_pages import place, read, with_class
-from conftest import ROOT
+from conftest import PATIENCE, ROOT
 from helpers import by_day
 from site_address import read_owner
 
-# one chapter stands for all where every page would take too long
+# these stand for all pages where every page would take too long
 CHAPTER = Path("nbs/07_multi_head_attention.html")
+PARTS = Path("nbs/parts_of_a_lesson.html")
 FIRST = Path("nbs/01_attention_by_hand.html")
 
 
@@ -506,6 +507,7 @@ def browser_faults(chromium, paths, kinds, faint=None):
     faint = faint or {}
     looks = {"light", "dark"} <= {kind for kind, *_ in kinds}
     page = chromium.new_page()
+    page.set_default_timeout(PATIENCE)
     faults = []
     for path in paths:
         known = faint.get(f"{path.parent.name}/{path.name}", set()) if looks else None
@@ -527,13 +529,14 @@ DAY = {
 }
 
 
-def test_pages_in_the_browser(book, chromium):
+def test_pages_in_the_browser(book, open_page):
     """One page of each sort is opened in light, in dark and on a phone.
 
     None writes to the console, asks another host or is wider than the window, and
     each live figure is awake.
     """
-    faults = browser_faults(chromium, [book / name for name in DAY], KINDS, FAINT)
+    page = open_page("about:blank")
+    faults = [fault for name in DAY for fault in page_faults(page, book / name, KINDS)]
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:40]])
 
 
@@ -812,11 +815,12 @@ FOCUS = """() => {
         seen: box.width > 0 && box.height > 0}}"""
 
 
+@pytest.mark.parametrize("name", by_day([PARTS, CHAPTER], PARTS), ids=str)
 @pytest.mark.parametrize("scheme", by_day(["light", "dark"], "dark"))
-def test_focus_is_seen_on_every_control(book, open_page, scheme):
-    page = open_page(book / CHAPTER, color_scheme=scheme)
+def test_focus_is_seen_on_every_control(book, open_page, name, scheme):
+    page = open_page(book / name, color_scheme=scheme)
     names = set()
-    for _key in range(140):
+    for _key in range(200):
         page.keyboard.press("Tab")
         at = page.evaluate(FOCUS)
         if at["name"].startswith("BODY"):
@@ -1033,9 +1037,6 @@ def test_one_click_shows_all_that_comes_out(book, open_page):
     assert [i for i, box in enumerate(page.evaluate(opened)) if box] == [
         *range(first, first + runs[several])
     ]
-
-
-PARTS = Path("nbs/parts_of_a_lesson.html")
 
 
 def test_a_choice_says_whether_it_is_right(book, open_page):
