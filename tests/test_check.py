@@ -25,6 +25,7 @@ from tformer.check.adapter import extract_logits, find_modules, preserve_state
 from tformer.check.causality import (
     diagnose_leak,
     format_influence_map,
+    long_text_len,
     single_token_variants,
 )
 from tformer.check.report import max_difference
@@ -33,8 +34,10 @@ from tformer.embedding import Embedding, LearnedPositionEmbedding
 from tformer.functional import attend, causal_mask, padding_mask
 from tformer.kv_cache import DynamicLayerCache, KVCache
 from tformer.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
+from tformer.llama import Llama, LlamaConfig
 from tformer.mini_gpt import MiniGPT
 from tformer.rotary import RotaryEmbedding, convert_rotary_layout
+from tformer.variants import mla
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -1917,3 +1920,187 @@ def test_missing_positions_are_seen_in_one_layer_and_not_deeper(seed, std):
 
     assert "positions are missing" in caught(check.causal, drawn(1), VOCAB)
     assert check.causal(drawn(2), VOCAB)
+
+
+# --- long texts
+
+
+@pytest.fixture
+def latent(monkeypatch):
+    "A decoder with latent attention, which drops its mask where it is told to."
+    attend = mla.LatentAttention._attend
+    config = LlamaConfig(
+        vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_len=160
+    )
+
+    def make(drops_mask):
+        def leaky(self, q, k, v, need_weights, kwargs):
+            kwargs = {} if drops_mask(q.shape[2], k.shape[2]) else kwargs
+            return attend(self, q, k, v, need_weights, kwargs)
+
+        monkeypatch.setattr(mla.LatentAttention, "_attend", leaky)
+        torch.manual_seed(0)
+        factory = mla.make_mla_factory(config, kv_rank=16, d_nope=8, d_rope=4, d_v=4)
+        return Llama(config, factory).eval()
+
+    return make
+
+
+def test_a_future_that_only_long_texts_see_is_seen(latent):
+    "As where many queries are computed by other code, which forgets the mask."
+    model = latent(lambda t, s: t >= 128)
+    said = caught(check.causal, model, VOCAB)
+    assert "in a text of 160 tokens, output" in said
+    assert "where blocks.0.attention" in said
+    assert "in a text of 160 tokens, output" in caught(check.cache, model, VOCAB)
+    report = check.causal(model, VOCAB, max_len=127)
+    assert "1 × 127 tokens" in str(report)
+    healthy = latent(lambda t, s: False)
+    for judge in (check.causal, check.cache, check.shapes, check.padding):
+        assert "160 tokens" in " ".join(str(judge(healthy, VOCAB)).split())
+
+
+def test_only_the_last_token_may_leak(monkeypatch):
+    "One place of a long text sees one token that comes after it."
+
+    class Peeks(MiniGPT):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            if ids.shape[1] == 100:
+                logits[:, self.place] += self.embed(ids)[:, -1].sum(-1, keepdim=True)
+            return logits
+
+    model = Peeks(VOCAB, d_model=16, n_layers=1, n_heads=2, max_len=100)
+    for place in (0, 49, 50, 98):
+        model.place = place
+        said = caught(check.causal, model, VOCAB)
+        assert f"output {place} moved by" in said
+        assert "the last token" in said
+    model.place = 99
+    assert check.causal(model, VOCAB)
+
+
+def test_a_long_text_may_leak_by_little_for_each_token():
+    "Half of the text together moves an output that one token hardly moves."
+
+    class Mean(MiniGPT):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            if ids.shape[1] > 500:
+                logits = (
+                    logits + self.weak * self.embed(ids).mean((1, 2))[:, None, None]
+                )
+            return logits
+
+    torch.manual_seed(0)
+    model = Mean(VOCAB, d_model=16, n_layers=1, n_heads=2, max_len=600)
+    model.weak = 0.02
+    assert "the tokens from 300 on" in caught(check.causal, model, VOCAB)
+
+
+def test_a_cache_that_fails_on_long_texts_is_seen(latent):
+    "Alone, a long text is right; behind a cache it is not."
+    model = latent(lambda t, s: s > t >= 40)
+    assert check.causal(model, VOCAB)
+    said = caught(check.cache, model, VOCAB)
+    assert "fed as 80 + 1 + 78 + 1 tokens, output 81 differs" in said
+    assert check.cache(model, VOCAB, max_len=40)
+    drops = latent(lambda t, s: t == 1 and s > 100)  # only one mask less
+    assert check.cache(drops, VOCAB)
+
+
+def test_a_cache_that_forgets_in_long_texts_is_seen(monkeypatch):
+    model = Llama(
+        LlamaConfig(vocab_size=VOCAB, d_model=32, n_layers=1, n_heads=4, max_len=90)
+    ).eval()
+    update = DynamicLayerCache.update
+
+    def forgets(self, *args, **kwargs):
+        k, v, positions = update(self, *args, **kwargs)
+        if k.shape[2] > 64:
+            k = torch.cat([torch.zeros_like(k[:, :, :8]), k[:, :, 8:]], 2)
+        return k, v, positions
+
+    monkeypatch.setattr(DynamicLayerCache, "update", forgets)
+    assert "fed as 45 + 1 + 43 + 1 tokens" in caught(check.cache, model, VOCAB)
+    assert check.cache(model, VOCAB, max_len=60)
+
+
+def test_a_cache_may_refuse_long_texts(latent):
+    model = latent(lambda t, s: False)
+    step = check.adapter.Adapter(model).step
+
+    def short(ids, state):
+        if state and state.lengths.max() + ids.shape[1] > 50:
+            raise IndexError("no slot is left")
+        return step(ids, state)
+
+    said = " ".join(str(check.cache(model, VOCAB, step_fn=short)).split())
+    assert "long not tested: 160 tokens: IndexError: no slot is left" in said
+
+
+def test_rows_of_long_texts_do_not_meet():
+    class Meets(MiniGPT):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            return logits + logits.mean(0) * (ids.shape[1] > 50)
+
+    model = Meets(VOCAB, d_model=16, n_layers=1, n_heads=2, max_len=70)
+    said = caught(check.shapes, model, VOCAB)
+    assert "a row of 70 tokens alone differs" in said
+    assert check.shapes(model, VOCAB, max_len=50)
+
+
+def test_padding_of_long_texts_is_masked(latent):
+    "Whoever drops the mask of causality drops that of padding as well."
+    only = latent(lambda t, s: False)
+    kept = mla.LatentAttention._attend
+
+    def deaf(self, q, k, v, need_weights, kwargs):
+        if q.shape[2] >= 128:
+            t = torch.arange(q.shape[2])
+            kwargs = dict(mask=(t <= t[:, None])[None, None])
+        return kept(self, q, k, v, need_weights, kwargs)
+
+    mla.LatentAttention._attend = deaf
+    assert check.causal(only, VOCAB)
+    said = caught(check.padding, only, VOCAB)
+    assert "of 160 tokens, padded on the left, moved" in said
+    assert check.padding(only, VOCAB, max_len=120)
+
+
+def test_how_long_a_long_text_is():
+    def length(n_parameters, vocab_size, max_len):
+        return long_text_len(
+            [torch.empty(n_parameters, device="meta")], vocab_size, max_len
+        )
+
+    assert length(10**6, 1000, 4096) == 1024
+    assert length(10**6, 1000, 700) == 700
+    assert length(2**25, 1000, 4096) == 512  # a pass must not take minutes
+    assert length(2**40, 1000, 4096) == 256
+    assert length(10**6, 2**15, 4096) == 512  # nor logits fill the memory
+    assert length(10**6, 2**20, 4096) == 256
+    assert length(2**40, 2**20, 30) == 30
+    assert length(10**6, 1000, None) == 0
+
+
+def test_a_report_says_how_long_its_texts_were():
+    class Counts(MiniGPT):
+        def forward(self, ids):
+            given.append(tuple(ids.shape))
+            return super().forward(ids)
+
+    given = []
+    model = Counts(VOCAB, d_model=8, n_layers=1, n_heads=2, max_len=1100)
+    model.max_len = 1100
+    assert "1 × 1024 tokens" in str(check.causal(model, VOCAB))
+    assert given.count((1, 1024)) == 3
+    assert "long" not in dict(check.causal(model, VOCAB, seq_len=12).notes)
+    assert "1 × 90 tokens" in str(check.causal(model, VOCAB, seq_len=12, max_len=90))
+    for judge in (check.causal, check.shapes, check.padding):
+        said = " ".join(str(judge(lambda ids: model(ids), VOCAB)).split())
+        assert "long none: pass max_len=" in said
+    small = MiniGPT(VOCAB, d_model=8, n_layers=1, n_heads=2, max_len=12)
+    small.max_len = 12
+    assert "longer" not in str(check.causal(small, VOCAB))

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from helpers import close, draw_ids
+from helpers import close, draw_ids, spread
 from models import MAX_LEN, ROWS, VOCAB
 from tformer.generate import generate
 from tformer.llama import Llama
 from tformer.prefix import PrefixedModel
 from tformer.speculative import DraftModel, speculative_generate
+from tformer.variants.sliding_window import make_window_factory
 
 decoders = pytest.mark.parametrize(
     "row", [r for r in ROWS if r.causal and not r.source], ids=lambda row: row.name
@@ -77,6 +78,34 @@ def test_a_window_keeps_the_prefix():
     alone = generate(begun, [[1, 2, 3]], max_new_tokens=30, context_shift=8)[0].ids
     both = generate(begun, [[1, 2, 3], [4]], max_new_tokens=30, context_shift=8)[0].ids
     assert alone == both
+
+
+@torch.no_grad()
+def write_slowly(model, prefix, text, n, keep):
+    "Every token from all that is left of the text, computed anew."
+    new = []
+    for _ in range(n):
+        if len(prefix + text) > MAX_LEN:
+            text = text[-keep:]
+        logits = model(torch.tensor([prefix + text]))[0, -1]
+        new.append(logits.argmax().item())
+        text = [*text, new[-1]]
+    return new
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 30])
+def test_a_full_text_behind_a_prefix_is_shifted_whatever_the_layers_see(window):
+    "A cache of windows has dropped the prefix by then."
+    model = LLAMA.make().double()
+    if window:
+        factory = make_window_factory(LLAMA.config, window)
+        model = spread(Llama(LLAMA.config, factory), 0.3).double()
+    begun = PrefixedModel(model, [5, 6])
+    asked = dict(max_new_tokens=40, context_shift=5)
+    for prompts in ([[1, 2, 3]], [[1, 2, 3], [4, 4, 4]], [[7], [1, 2, 3, 4, 5, 6]]):
+        found = generate(begun, prompts, **asked)
+        for prompt, text in zip(prompts, found, strict=True):
+            assert text.ids == write_slowly(model, [5, 6], prompt, 40, 5)
 
 
 @pytest.mark.parametrize(

@@ -586,6 +586,29 @@ def test_the_youngest_gives_way():
     assert handles[0].steps_waited == 0
 
 
+def test_who_has_ended_waits_no_longer():
+    "Also a request that never had a row."
+    now = [0.0]
+    engine = Engine(MODEL, 1, clock=lambda: now[0])
+    first, late, cancelled = (
+        engine.submit(Request([1, 2], max_new_tokens=12, timeout=timeout))
+        for timeout in (None, 5.0, None)
+    )
+    for waited in range(3):
+        assert (late.steps_waited, cancelled.steps_waited) == (waited, waited)
+        engine.step()
+    cancelled.cancel()
+    refused = engine.submit(Request([], max_new_tokens=2))
+    assert refused.finish_reason == "error"
+    now[0] = 9.0
+    engine.step()  # which begins without a row for it
+    assert late.finish_reason == "timeout"
+    for _ in range(3):
+        handles = first, late, cancelled, refused
+        assert [handle.steps_waited for handle in handles] == [0, 4, 3, 0]
+        engine.step()
+
+
 def test_memory_of_a_prefix_is_taken_once():
     prefix = [*range(1, 13)]
     engine = Engine(MODEL, 4, **PAGED)

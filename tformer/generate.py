@@ -232,8 +232,9 @@ class DecodeState:
         keep = self.context_shift
         device = self.ids.device
         self.lengths = [n if n <= self.max_len else keep for n in self.lengths]
-        if len(full) == b:
-            self.cache.crop(self.prefix_len)
+        # behind a prefix a cache of windows has dropped what the first tokens see
+        if len(full) == b and not self.prefix_len:
+            self.cache.crop(0)
             self.num_computed = self.length - keep
             self.positions = Positions(start=0, length=keep, device=device)
             return

@@ -95,6 +95,7 @@ class Sequence:
         self.error = None
         self.row = None
         self.first_scheduled_step = None
+        self.last_step = None  # the step in which it ended, or the one before
         self.num_computed_tokens = 0
         self.num_prefill_tokens = 0
         self.times_overtaken = 0
@@ -226,9 +227,12 @@ class RequestHandle:
 
     @property
     def steps_waited(self) -> int:
-        "Steps that began without a slot for it."
-        first = self.first_scheduled_step or self.engine.steps + 1
-        return first - self.sequence.arrival_step - 1
+        "Steps that began without a slot for it; after its end, no more of them."
+        sequence = self.sequence
+        if sequence.first_scheduled_step is not None:
+            return sequence.first_scheduled_step - 1 - sequence.arrival_step
+        last = self.engine.steps if sequence.last_step is None else sequence.last_step
+        return last - sequence.arrival_step
 
     def cancel(self) -> None:
         "End the request if it has not ended, as ``Engine.cancel`` does."
@@ -399,6 +403,7 @@ class Scheduler:
         self.queue = OrderedDict()  # by index, in order of arrival
         self.deadlines = []  # a heap of (deadline, index, sequence)
         self.num_preemptions = 0
+        self.last_step = 0  # that began
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -429,6 +434,7 @@ class Scheduler:
         """
         if sequence.finish_reason is None:
             sequence.error = None if error is None else _one_sentence(error)
+            sequence.last_step = self.last_step
             sequence.finish_reason = finish_reason
         sequence.handle = None
         self.queue.pop(sequence.index, None)
@@ -449,6 +455,7 @@ class Scheduler:
 
     def step(self, step: int, now: float) -> None:
         "Who is in which slot during this step."
+        self.last_step = step
         self._finish_expired(now)
         self._reserve_next_tokens()
         self._admit(step)

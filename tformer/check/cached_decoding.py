@@ -28,6 +28,8 @@ def cache(
     *,
     step_fn: Callable | None = None,  # (ids, state) → (logits, state)
     seq_len: int | None = None,  # tokens; None: 12, or what fits
+    # of the long text; None: the model's own, if it tells and seq_len is None
+    max_len: int | None = None,
     seed: int = 0,
     device: Any = None,  # where ids go; None: where the weights are
 ) -> Report:
@@ -37,7 +39,8 @@ def cache(
     sessions that take turns; in a batch padded on the left; after rows
     were reordered, put into other places, and tokens forgotten, where
     the cache can do that, also if rows stand at different positions.
-    All must give the logits of one call without a cache.  Raises
+    One long text (``long_text_len``) is fed in two large and two small
+    pieces.  All must give the logits of one call without a cache.  Raises
     ``CheckFailed`` with the likely mistake.
     """
     trial = _Cache(model, vocab_size, seq_len, seed, step_fn=step_fn, device=device)
@@ -61,6 +64,8 @@ def cache(
         trial.check_ragged()
         trial.check_cache_operations(ids)
         trial.check_row_operations()
+        n = trial.long_len(max_len, seq_len)
+        trial.add_long_note(trial.check_long_text(n) if n else "")
     return trial.report
 
 # %% ../../nbs/package/check/cached_decoding.ipynb #6cfa9614
@@ -446,7 +451,7 @@ class _CacheOperations(_RowOperations):
 
 
 class _Cache(_CacheOperations):
-    "A cache of padded rows, and all that was checked before."
+    "A cache of padded rows, a long text, and all that was checked before."
 
     check = "cache"
 
@@ -474,3 +479,31 @@ class _Cache(_CacheOperations):
             f"to {keep.sum(1).max()} tokens, as each alone",
             padded=max(max_diff),
         )
+
+    def check_long_text(self, n):
+        "Feed it in large pieces and single tokens; return what to note of it."
+        self.check_long_future(n)
+        ids = self.random_ids(1, n)
+        whole = self.baseline_logits(ids, again=False)
+        sizes = [n // 2, 1, n - n // 2 - 2, 1]
+        try:
+            out = run_in_chunks(self.adapter, ids, sizes)
+        except Exception as error:
+            refuses = isinstance(error, (ValueError, NotImplementedError))
+            if not refuses and not self.adapter.step_fn:
+                raise
+            return f"not tested: {n} tokens: {type(error).__name__}: {error}"
+        name = " + ".join(map(str, sizes))
+        diff = (out.float() - whole.float()).abs().amax(-1)[0]
+        diff = diff.nan_to_num(nan=math.inf)
+        allowed_diff = self.tolerance(whole)
+        if diff.max() > allowed_diff:
+            first = (diff > allowed_diff).nonzero()[0].item()
+            self.fail(
+                f"fed as {name} tokens, output {first} differs from the uncached one "
+                f"by {diff[first]:.2g}; {self.seq_len} tokens show nothing of it",
+                "a cache that has grown is full, was moved, or forgets; or many new "
+                "tokens are computed by other code than few, which takes no account "
+                "of what was cached",
+            )
+        return f"1 × {n} tokens, fed as {name}"

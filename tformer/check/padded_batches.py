@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from .. import validate
+from .causality import LongTextChecks
 from .report import Report, max_difference
-from .trial import LogitChecks, find_setting
+from .trial import find_setting
 
 # %% ../../nbs/package/check/padded_batches.ipynb #6f900391
 def padding(
@@ -25,12 +26,15 @@ def padding(
     pad_token_id: int | None = None,  # None: any id must do as padding
     sides: tuple[str, ...] = ("right", "left"),  # where to pad
     seq_len: int | None = None,  # tokens of the longest row
+    # of two long rows; None: the model's own, if it tells and seq_len is None
+    max_len: int | None = None,
     seed: int = 0,
     device: Any = None,  # where ids go; None: where the weights are
 ) -> Report:
     """Check that a padded batch gives what its rows give alone.
 
-    Rows of different lengths are padded on the right, then on the left.
+    Rows of different lengths are padded on the right, then on the left,
+    at last two long ones (``long_text_len``).
     A model that takes ``positions`` gets negative positions at padding,
     one of Hugging Face ``attention_mask`` and ``position_ids``; a model
     that takes ids only is tested on the right only.  Raises
@@ -61,10 +65,14 @@ def padding(
                 "left",
                 "not tested: the model takes neither positions nor attention_mask",
             )
+        n = trial.long_len(max_len, seq_len) - trial.adapter.first_position
+        if n > 0:
+            trial.check_long_rows(n, sides, pad_token_id)
+        trial.add_long_note(f"2 rows of up to {n} tokens: padded = alone")
     return trial.report
 
 # %% ../../nbs/package/check/padded_batches.ipynb #eb34a032
-class RaggedRows(LogitChecks):
+class RaggedRows(LongTextChecks):
     "Rows of different lengths, each alone and padded."
 
     def sample_rows(self, b):
@@ -179,6 +187,26 @@ class _Padding(RaggedRows):
             f"{keep.sum(1).max()} tokens: padded = alone{free}",
             **{side: max(max_diff), f"{side}_unmarked": need},
         )
+
+    def check_long_rows(self, n, sides, pad_token_id):
+        "Two rows, of which one is a third shorter, must be as each alone."
+        adapter = self.adapter
+        ids = self.random_ids(2, n)
+        for side in sides if adapter.supports_padding else {"right"} & {*sides}:
+            keep = keep_mask(ids, side)
+            positions = positions_from_mask(keep) if adapter.supports_padding else None
+            filled = ids if pad_token_id is None else ids.where(keep, pad_token_id)
+            out = adapter(filled, positions)
+            for i, (row, k) in enumerate(zip(ids, keep)):
+                alone = adapter(row[k][None])[0]
+                max_diff = max_difference(out[i, k], alone)
+                if max_diff > self.tolerance(alone):
+                    self.fail(
+                        f"row {i} of two of {n} tokens, padded on the {side}, moved "
+                        f"by {max_diff:.2g}; rows of {self.seq_len} tokens did not",
+                        "many tokens are computed by other code than few, which does "
+                        "not mask the padding, or has no rows of its own",
+                    )
 
     def check_padding_matters(self):
         "Would padding that is not marked have moved anything?"
