@@ -187,8 +187,14 @@ def test_drawn_texts_end_at_stop_strings_too(storyteller):
 
 
 def test_what_cannot_be_continued_is_refused(storyteller):
-    with pytest.raises(ValueError, match="'tour' does not continue texts"):
-        load_bundle("tour").generate("Once")
+    for name, words in (
+        ("translator", "'translator' does not continue texts: .*it translates"),
+        ("bert", "'bert' does not continue texts: its BertMaskedLM"),
+    ):
+        bundle = load_bundle(name)
+        for call in (bundle.generate, bundle.stream):
+            with pytest.raises(ValueError, match=words):
+                call("Once")
     for bad, message in (
         (dict(max_new_tokens=0), "max_new_tokens.*got 0"),
         (dict(stop_strings=[".", ""]), "stop string must hold a character"),
@@ -200,6 +206,104 @@ def test_what_cannot_be_continued_is_refused(storyteller):
         if "prompts" not in bad:
             with pytest.raises(ValueError, match=message):
                 storyteller.stream(**bad)
+
+
+@pytest.mark.parametrize("name", ["tour", "tour_no_mask"])
+def test_the_models_of_the_tour_continue_texts(name):
+    "Each token is what the model says of all before it, as in the tour."
+    bundle = load_bundle(name)
+    model = bundle.model
+    ids = mini_gpt.encode_bytes("Once there was")
+    with torch.no_grad():
+        for _ in range(20):
+            ids = torch.cat([ids, model(ids[None])[0, -1:].argmax(-1)])
+    expected = mini_gpt.decode_bytes(ids)
+    options = dict(max_new_tokens=20)
+    assert bundle.generate("Once there was", **options) == expected
+    assert "".join(bundle.stream("Once there was", **options)) == expected
+    # others beside it, longer and shorter
+    prompts = ["Tom", "Once there was", "One day, Mia went to the park."]
+    texts = bundle.generate(prompts, **options)
+    assert texts == [bundle.generate(prompt, **options) for prompt in prompts]
+    full = bundle.generate("Tom")
+    assert len(bundle.tokenizer.encode(full)) == model.max_len
+    stopped = bundle.generate(prompts, stop_strings="a", **options)
+    assert stopped == [
+        prompt + text[len(prompt) :].split("a")[0]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    drawn = [bundle.generate(prompts, seed=3, temperature=0.9, **options)] * 2
+    assert drawn[0] == bundle.generate(prompts, seed=3, temperature=0.9, **options)
+    with pytest.raises(ValueError, match=r"no prompt was given: .* no <\|endoftext\|>"):
+        bundle.generate("")
+
+
+def test_a_text_without_endoftext_begins_with_its_prompt():
+    "A model that never read the token has no vector for it, nor an end."
+    tokenizer = Tokenizer.train(["class Batch: a class of batches"], 262)
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=262, d_model=16, n_layers=1, n_heads=2, max_len=32)
+    bundle = ModelBundle(Llama(config).eval(), tokenizer, {"name": "mine"})
+    ids = tokenizer.encode("class")
+    for _ in range(9):
+        with torch.no_grad():
+            ids.append(bundle.model(torch.tensor([ids]))[0, -1].argmax().item())
+    assert bundle.generate("class", max_new_tokens=9) == tokenizer.decode(ids)
+    for room, n in ((32, 31), (32, 32)):
+        prompt = "z" * n
+        if n == 32:
+            with pytest.raises(ValueError, match=r"has 32 tokens.* at most 31 before"):
+                bundle.generate(prompt)
+        else:
+            text = bundle.generate(prompt)
+            assert text.startswith(prompt) and text != prompt, room
+
+
+def test_settings_may_be_given_by_their_names(storyteller):
+    options = dict(max_new_tokens=12)
+    for settings in (
+        {"temperature": 0.8, "seed": 3},
+        {"top_k": 3, "top_p": 0.9, "seed": 1},
+        {"temperature": 0},
+        {"repetition_penalty": 1.5, "temperature": 0},
+    ):
+        expected = storyteller.generate(
+            "Tom", sampling_params=SamplingParams(**settings), **options
+        )
+        assert storyteller.generate("Tom", **settings, **options) == expected
+        assert "".join(storyteller.stream("Tom", **settings, **options)) == expected
+    assert len({storyteller.generate("Tom", temperature=2.0) for _ in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (
+            {"top_q": 0.8},
+            "no setting top_q; its settings are temperature, top_k, top_p",
+        ),
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        (
+            {"temperature": 0.8, "sampling_params": SamplingParams()},
+            "temperature stands beside sampling_params: give it there",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(wrong, words, storyteller):
+    for call in (storyteller.generate, storyteller.stream):
+        with pytest.raises(ValueError, match=words):
+            call("Tom", **wrong)
+
+
+def test_a_bundle_translates():
+    bundle = load_bundle("translator")
+    texts = ["The dog eats.", "The cat sees the dog."]
+    both = bundle.translate(texts)
+    assert both == ["Le chien mange.", "Le chat voit le chien."]
+    assert bundle.translate(texts[0]) == both[0]
+    words = "'tour' does not translate: its SavableMiniGPT"
+    with pytest.raises(ValueError, match=words):
+        load_bundle("tour").translate("The dog sleeps.")
 
 
 # what the package carries

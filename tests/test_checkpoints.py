@@ -1229,6 +1229,19 @@ def test_a_rate_that_a_scheduler_of_torch_moved_is_not_another(tmp_path, recwarn
     assert made[1][0].param_groups[0]["lr"] == 0.05
 
 
+def test_a_history_without_a_file_is_cut(tmp_path):
+    for history in (History(), History(tmp_path / "history.csv")):
+        for step in range(1, 5):
+            history.append({"step": step, "loss": 1.0})
+        history.truncate(2)
+        assert [row["step"] for row in history.records] == [1, 2]
+        history.append({"step": 3, "eval_loss": 2.0})
+        assert history.columns() == ["step", "loss", "eval_loss"]
+        history.truncate(0)
+        assert history.records == []
+    assert [*tmp_path.iterdir()] == []
+
+
 class OtherMonitor:
     def state_dict(self):
         return {"means": [1.0]}

@@ -14,6 +14,7 @@ import torch
 import tformer
 import tformer.__main__ as command
 from conftest import ROOT, run
+from tformer import bilingual, stories
 from tformer.__main__ import load_storyteller, main
 from tformer.bundle import ModelBundle
 from tformer.checkpoints import CheckpointManager
@@ -106,7 +107,16 @@ WRONG = [
     (["--sed", "1"], "--sed"),
     (["Once", "upon"], "upon"),
     (["--model", "poems"], "'poems'.* carries .*stories.* folder"),
-    (["--model", "translator"], "'translator' is a PreNormSeq2Seq.* one of GPT, Llama"),
+    (["--model", "translator"], "give the sentence that 'translator' is to"),
+    (
+        ["--model", "translator", "Hi", "--seed", "1"],
+        "--seed .*'translator' translates",
+    ),
+    (
+        ["--model", "translator", "Hi.", "--temperature", "1", "--stop", "a"],
+        "--temperature and --stop .* 'translator' translates",
+    ),
+    (["--model", "translator", "dog " * 90], r"takes \d+ tokens"),
     (["--model", "bert"], "'bert' is a BertMaskedLM"),
     (["--model", "."], "card.json"),
     (["Once " * 300], r"has \d+ tokens.* at most 254"),
@@ -152,6 +162,99 @@ def test_a_folder_is_a_model(tmp_path, capsys, bundle):
     (tmp_path / "mine" / "config.json").write_text("{}")
     assert main([*args, str(tmp_path / "mine")]) == 2
     assert "config.json is not the file" in capsys.readouterr().err
+
+
+def test_the_translator_translates(capsys):
+    for source, target in (
+        ("The dog eats.", "Le chien mange."),
+        ("The cat sees the dog.", "Le chat voit le chien."),
+    ):
+        assert main(["--model", "translator", source]) == 0
+        assert tuple(capsys.readouterr()) == (f"{target}\n", "")
+
+
+def test_words_that_the_translator_has_never_read_are_told(capsys):
+    assert main(["--model", "translator", "The dog sleeps, and sleeps well."]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Le chien") and out.count("\n") == 1
+    assert err == (
+        "tformer: 'translator' has never read 'sleeps', 'and', 'well': what it makes "
+        "of this is a guess\n"
+    )
+    for pair in bilingual.generate_pairs(2000, 3):
+        assert not command._unknown_words(pair.source), pair.source
+
+
+def test_the_model_of_the_tour_tells_a_story(capsys):
+    args = ["Once there was", "--max-new-tokens", "9", "--temperature", "0"]
+    assert main([*args, "--model", "tour"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Once there was") and len(out) == 24 and not err
+
+
+def written(capsys, *args):
+    assert main([*args, "--max-new-tokens", "9", "--seed", "1"]) == 0
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "stories_mha"], ["--model", "tour"]])
+@pytest.mark.parametrize(
+    "prompt, nearest",
+    [
+        ("Once upon a time", "Once there was a"),
+        ("once there was", "Once there was a"),
+        ("There lived a king.", "There was a"),
+        ("The dragon slept", "Th"),
+        ("Mia", None),
+    ],
+)
+def test_a_beginning_that_the_stories_do_not_know_is_told(
+    prompt, nearest, model, capsys
+):
+    out, err = written(capsys, prompt, *model)
+    if nearest is None:
+        assert out.startswith(prompt) and not err
+        return
+    begun = re.fullmatch(
+        r"tformer: the stories that this model has read begin with (.*), and not with "
+        r"(.*): this one begins with '(.*)'\n",
+        err,
+    )
+    known, given, taken = begun.groups()
+    assert given == repr(prompt) and repr(taken) in known.split(", ")
+    assert taken.startswith(nearest) or nearest == "Th"
+    assert out.startswith(taken)
+    assert known.count(", ") >= 3
+    again = written(capsys, taken, *model)
+    assert tuple(again) == (out, "")
+
+
+def test_a_beginning_that_the_stories_know_is_taken_as_it_is():
+    for story in stories.generate_stories(40, 5, 1):
+        words = story.split()
+        for n in (1, 2, 3, 5, 8, 12, len(words)):
+            assert command.nearest_beginning(" ".join(words[:n])) is None, words[:n]
+        cut = story[: len(words[0]) // 2 + 1]  # in the middle of a word
+        assert command.nearest_beginning(cut) is None
+    for known in ("", " ", "Once there was", "Tom was a", "Mia and Tom were", "O"):
+        assert command.nearest_beginning(known) is None
+    for unknown, nearest in (
+        ("Once upon", "Once there was a"),
+        ("once", "Once there was a"),
+        ("Mia said", "Mia was a"),
+        ("Zoë was a", "Zoe was a"),
+        ("🐻", "Once there was a"),
+        ("Tom.", "Tom was a"),
+        ("Mia and Ben are playing.", "Mia and Ben were friends."),
+    ):
+        assert command.nearest_beginning(unknown) == nearest
+        assert command.nearest_beginning(nearest) is None
+
+
+def test_the_beginning_of_ones_own_model_is_ones_own(tmp_path, capsys, bundle):
+    bundle.save(tmp_path / "mine")
+    out, err = written(capsys, "Once upon a time", "--model", str(tmp_path / "mine"))
+    assert out.startswith("Once upon a time") and not err
 
 
 def test_help_and_version(capsys):

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import pickle
+import random
 from collections import Counter
 from itertools import islice, pairwise
 
@@ -28,6 +29,8 @@ from tformer.data import (
     PackedLoader,
     PaddedLoader,
     RandomWindowLoader,
+    _duplicate_groups,
+    _groups,
     pack_best_fit,
     sequential_windows,
     split_documents,
@@ -272,6 +275,31 @@ def test_numbers_of_numpy_can_be_saved_as_json():
         assert json.dumps(loader.state_dict()) != json.dumps(state)
 
 
+def test_what_fits_exactly_is_taken():
+    whole = next(iter(RandomWindowLoader(np.arange(6), 5, 2)))
+    assert whole.ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+    with pytest.raises(ValueError, match=r"5 \+ 1 ids does not fit a corpus of 5"):
+        RandomWindowLoader(np.arange(5), 5)
+    (pair,) = sequential_windows([3, 4], 9)
+    assert pair.num_targets == 1 and pair.ids[0, 0] == 3 and pair.targets[0, 0] == 4
+    with pytest.raises(ValueError, match="1 ids hold nothing to guess"):
+        next(sequential_windows([3], 9))
+    assert pack_best_fit([4, 3, 1], 4, range(3)) == [[0], [1, 2]]
+    with pytest.raises(ValueError, match="chunk of 5 tokens does not fit a row of 4"):
+        pack_best_fit([5], 4, range(1))
+    assert _groups([4, 4, 4], range(3), 9, 8) == [[0, 1], [2]]
+    assert _groups([4, 4, 4], range(3), 2, 99) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("state", [None, 3, "state", []])
+def test_what_is_no_state_is_refused(state):
+    loader = RandomWindowLoader(np.arange(20), 5)
+    take(loader, 2)
+    with pytest.raises(ValueError, match="state must be Mapping, got"):
+        loader.load_state_dict(state)
+    assert loader.num_yielded == 2
+
+
 def test_an_order_is_a_permutation_each_time():
     order = EpochShuffle(12, 3)
     laps = [[order[i] for i in range(12 * lap, 12 * lap + 12)] for lap in range(4)]
@@ -491,6 +519,43 @@ def test_texts_that_are_alike_by_way_of_another_stay_together(order):
             chain + others, 0.5, seed, near_duplicate_similarity=0.4
         )
         assert sum(bool({*chain} & {*side}) for side in sides) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_chain_of_alike_texts_stays_together(seed):
+    "Five texts, each like the next one: in some orders a root has a root of its own."
+    words = [f"word{i}" for i in range(220)]
+    chain = [" ".join(words[i * 30 : i * 30 + 100]) for i in range(5)]
+    random.Random(seed).shuffle(chain)
+    assert len(find_near_duplicates(chain, 0.4)) == 4
+    others = [f"text number {i}" for i in range(30)]
+    for split in range(8):
+        sides = split_documents(
+            chain + others, 0.5, split, near_duplicate_similarity=0.4
+        )
+        assert sum(bool({*chain} & {*side}) for side in sides) == 1
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda n: st.tuples(
+            st.just(n),
+            st.lists(
+                st.tuples(*[st.integers(0, n - 1)] * 2, st.just(1.0)), max_size=12
+            ),
+        )
+    )
+)
+def test_groups_are_the_connected_parts(case):
+    n, pairs = case
+    reached = np.eye(n, dtype=bool)
+    for i, j, _ in pairs:
+        reached[[i, j], [j, i]] = True
+    for _ in range(n):
+        reached = reached @ reached
+    groups = _duplicate_groups(n, pairs)
+    together = np.equal.outer(groups, groups)
+    assert (together == reached).all()
 
 
 # --- a token file as what loaders read

@@ -21,7 +21,9 @@ from torch import nn
 from conftest import run
 from helpers import by_day, close, equal_models, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, num_read, rows
-from tformer.llama import Llama, Qwen3, make_gqa_factory
+from tformer import model as saving
+from tformer.gpt import GPT, GPTConfig
+from tformer.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
 from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -851,6 +853,62 @@ def test_an_encoder_with_a_table_of_its_own_needs_the_source_alone():
     ):
         with pytest.raises(ValueError, match=said):
             require_same_vocabulary(wrong, sides)
+
+
+def share_otherwise(model, how):
+    "Share, or cut apart, what every model of this configuration has otherwise."
+    if how == "untied":
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1)
+    elif how == "tied":
+        model.lm_head.weight = model.embed.weight
+    else:
+        model.blocks[1] = model.blocks[0]
+    return model
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(
+    "tied, how, words",
+    [
+        (
+            True,
+            "untied",
+            "embed.weight and lm_head.weight are two tensors here, and on",
+        ),
+        (False, "tied", "embed.weight and lm_head.weight are one tensor here, and two"),
+        (
+            True,
+            "blocks",
+            r"blocks\.0\..* and blocks\.1\..* are one tensor here, and two",
+        ),
+    ],
+)
+def test_tensors_that_no_load_would_share_so_are_not_saved(
+    tied, how, words, large, tmp_path, monkeypatch
+):
+    if large:
+        monkeypatch.setattr(saving, "_SMALL", 0)
+    config = LlamaConfig(
+        vocab_size=9, d_model=8, n_heads=2, n_layers=2, tie_word_embeddings=tied
+    )
+    model = share_otherwise(Llama(config), how)
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=words):
+        save_model(model, tmp_path / "model")
+    assert torch.equal(before, torch.get_rng_state())
+    assert not (tmp_path / "model").exists()
+    kept = Llama(config)
+    save_model(kept, tmp_path / "kept")
+    assert equal_models(load_model(Llama, tmp_path / "kept"), kept)
+
+
+def test_a_head_that_was_cut_off_its_table_is_not_saved(tmp_path):
+    model = share_otherwise(
+        GPT(GPTConfig(vocab_size=9, d_model=8, n_heads=2)), "untied"
+    )
+    with pytest.raises(ValueError, match=r"lm_head\.weight are two tensors here"):
+        save_model(model, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_that_save_did_not_write_is_refused(tmp_path):

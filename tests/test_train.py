@@ -1,10 +1,13 @@
 """Training: accumulation, updates, watching, resuming after any kill."""
 
+import builtins
 import csv
 import functools
+import io
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -26,6 +29,7 @@ from torch.nn import functional as F
 from conftest import ROOT, run
 from helpers import by_day, child, die_after, plain_only
 from tformer import mini_gpt, runtime
+from tformer.bert import BertConfig, BertMaskedLM
 from tformer.checkpoints import STATE_NAME, STATE_TENSORS_NAME
 from tformer.data import (
     Batch,
@@ -42,6 +46,7 @@ from tformer.model import WEIGHTS_NAME, read_safetensors
 from tformer.optimizers import AdamW, Muon, hidden_matrices
 from tformer.runtime import compile_model
 from tformer.schedules import warmup_cosine
+from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
 from tformer.tokenizer import Tokenizer
 from tformer.train import (
     LossMonitor,
@@ -200,6 +205,33 @@ def test_an_attention_mask_hides_padding(labels, side):
     alone = [next_token_loss(model, x[None]) for x in (text, IDS[20:33])]
     mean = (8 * alone[0] + 12 * alone[1]) / 20
     torch.testing.assert_close(next_token_loss(model, batch), mean)
+
+
+def test_an_attention_mask_may_hold_floats():
+    model = small()
+    ids = IDS[:26].view(2, 13)
+    kept = torch.ones_like(ids)
+    kept[0, 9:] = 0
+    losses = [
+        next_token_loss(model, {"input_ids": ids, "attention_mask": mask})
+        for mask in (kept, kept.bool(), kept.float(), kept.half(), kept.int())
+    ]
+    assert len({loss.item() for loss in losses}) == 1
+    assert num_targets_of({"input_ids": ids, "attention_mask": kept.float()}) == 20
+
+
+@pytest.mark.parametrize("value", [0.5, 2, -1, math.nan, -math.inf])
+def test_a_mask_of_other_numbers_is_named(value):
+    ids = IDS[:26].view(2, 13)
+    kept = torch.ones(ids.shape)
+    kept[1, 3] = value
+    masks = [kept] if value != 2 else [kept, kept.long()]
+    for mask in masks:
+        for call in (num_targets_of, partial(next_token_loss, small())):
+            with pytest.raises(
+                ValueError, match="attention_mask must hold only 0 and 1"
+            ):
+                call({"input_ids": ids, "attention_mask": mask})
 
 
 def foreign(name):
@@ -375,6 +407,19 @@ def test_a_column_of_labels_counts_too():
     labels = torch.tensor([[1], [2]])
     found = accumulate_gradients(model, [labels], lambda m, b: m(b).mean())
     assert found.isfinite() and model.weight.grad.any()
+
+
+def test_a_model_without_parameters_is_named():
+    class Uniform(nn.Module):
+        "What counting gives before anything was counted."
+
+        def forward(self, ids, **kwargs):
+            return torch.zeros(*ids.shape, 40)
+
+    batch = next(iter(batches()))
+    with pytest.raises(ValueError, match="Uniform has no parameters: nothing can be"):
+        accumulate_gradients(Uniform(), [batch])
+    assert mean_loss(Uniform(), [batch]) == pytest.approx(math.log(40))
 
 
 def test_nothing_to_learn_is_refused():
@@ -585,6 +630,41 @@ def test_a_row_tells_step_loss_norm_and_rate():
     assert [row["lr"] for row in rows] == [0.0025, 0.005, 0.0075, 0.01]
     assert abs(rows[0]["loss"] - math.log(40)) < 0.2
     assert all(row["grad_norm"] > 0 for row in rows)
+
+
+class Screen(io.StringIO):
+    "A terminal, or a pipe."
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self):
+        return self.is_terminal
+
+
+def shown(monkeypatch, is_terminal):
+    "What a training of five steps shows."
+    monkeypatch.setattr(sys, "stderr", Screen(is_terminal))
+    Trainer(
+        small(), batches(), max_steps=5, eval_every=2, eval_fn=lambda m: {"x": 0.25}
+    ).fit()
+    return sys.stderr.getvalue()
+
+
+def test_a_training_in_a_pipe_prints_a_line_at_each_evaluation(monkeypatch):
+    lines = shown(monkeypatch, False).splitlines()
+    assert len(lines) == 3
+    for step, line in zip((2, 4, 5), lines, strict=True):
+        words = rf"step {step} of 5: loss 3\.\d+, grad_norm \d\.\d+, lr 0\.003, "
+        assert re.fullmatch(words + r"eval_x 0\.25, [\d.]+ steps/s", line), line
+
+
+def test_a_terminal_shows_a_bar_and_a_notebook_nothing(monkeypatch):
+    bar = shown(monkeypatch, True)
+    assert "5/5" in bar and "loss" not in bar
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    assert shown(monkeypatch, False) == ""
 
 
 def test_a_rate_that_others_set_is_theirs():
@@ -1078,9 +1158,21 @@ def test_a_watch_says_nothing_of_jumps_before_its_history_is_full():
         assert not any(watch(2.0, 1.0) for _ in range(n))
         assert watch(1e3, 1.0) is None
         assert watch(math.nan, 1.0) == "the loss is nan"
+        assert watch(1.0, math.nan) == "the gradient is nan"
     watch = LossMonitor(history_size=5)
     assert not any(watch(2.0, 1.0) for _ in range(5))
     assert "jumps from 2.000 to 1000.000" in watch(1e3, 1.0)
+
+
+def test_a_jump_of_exactly_so_much_is_none():
+    for jump, is_told in ((1.0, False), (1.001, True)):
+        watch = LossMonitor(history_size=5)
+        assert not any(watch(2.0, 1.0) for _ in range(5))
+        assert bool(watch(2.0 + jump, 1.0)) == is_told
+    for jump, is_told in ((5.0, False), (5.001, True)):  # ten times the median distance
+        watch = LossMonitor(history_size=4)
+        assert not any(watch(x, 1.0) for x in (2.0, 3.0, 2.0, 3.0))
+        assert bool(watch(2.5 + jump, 1.0)) == is_told
 
 
 def test_a_model_in_eval_mode_is_trained_in_training_mode():
@@ -1475,6 +1567,27 @@ def test_a_checkpoint_holds_the_tokenizer(tmp_path):
     assert again.encode("once") == tokenizer.encode("once")
 
 
+def told_of_endoftext(model, tokenizer, recwarn):
+    recwarn.clear()
+    Trainer(model, batches(), max_steps=1, tokenizer=tokenizer)
+    return [str(w.message) for w in recwarn.list if "endoftext" in str(w.message)]
+
+
+def test_a_tokenizer_without_endoftext_is_told_at_the_beginning(recwarn):
+    texts = ["once upon a time"]
+    model = Llama(LlamaConfig(vocab_size=260, d_model=16, n_heads=2, n_layers=1))
+    plain = Tokenizer.train(texts, 260)
+    (told,) = told_of_endoftext(model, plain, recwarn)
+    assert "special_tokens=" in told and told.count(".") == 0
+    ends = Tokenizer.train(texts, 260, special_tokens=["<|endoftext|>"])
+    assert not told_of_endoftext(model, ends, recwarn)
+    assert not told_of_endoftext(model, None, recwarn)
+    config = BertConfig(vocab_size=260, d_model=16, n_heads=2, n_layers=1)
+    assert not told_of_endoftext(BertMaskedLM(config), plain, recwarn)
+    config = Seq2SeqConfig(vocab_size=260, d_model=16, n_heads=2, n_layers=1)
+    assert not told_of_endoftext(Seq2Seq(config), plain, recwarn)
+
+
 # --- interrupts
 
 
@@ -1859,6 +1972,24 @@ def test_a_truncated_checkpoint(name, tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"{name} is no"):
         training(tmp_path).resume()
+
+
+@pytest.mark.parametrize(
+    "name", [WEIGHTS_NAME, STATE_TENSORS_NAME, STATE_NAME, "config.json"]
+)
+def test_a_checkpoint_that_lost_a_file_is_told(name, tmp_path):
+    "It is not passed over: the training would end at its step, again and again."
+    training(tmp_path, steps=6).fit()
+    folder = tmp_path / "step-000006"
+    (folder / name).unlink()
+    words = f"{folder} is damaged: delete this folder, and .* from step 4"
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        training(tmp_path).resume()
+    with pytest.raises(ValueError, match="stands here already, up to step 6"):
+        training(tmp_path).fit()
+    shutil.rmtree(folder)
+    (tmp_path / "step-000007").touch()  # files are no checkpoints
+    assert training(tmp_path).resume().step == 4
 
 
 @plain

@@ -403,6 +403,20 @@ def test_it_never_writes_beyond_the_limit():
         translate(one, ONE, ["the white horse sleeps"], max_len=5)
 
 
+def test_a_pair_of_exactly_max_len_tokens_is_taken():
+    short = "the cat"
+    long = "the white horse sleeps"
+    (row,) = TranslationTokenizer.wrap(ONE).encode_sources([long])
+    n = len(row)
+    for pair in ((short, long), (long, short)):
+        assert next(iter(PairLoader([pair], ONE, max_len=n))).num_targets
+        with pytest.raises(ValueError, match=f"takes {n} .* more than max_len {n - 1}"):
+            PairLoader([pair], ONE, max_len=n - 1)
+    assert translate(Endless(), ONE, [long], max_len=n) == ["a" * n]
+    with pytest.raises(ValueError, match=f"takes {n} .* more than max_len {n - 1}"):
+        translate(Endless(), ONE, [long], max_len=n - 1)
+
+
 def test_a_limit_beyond_the_model_is_the_models():
     one = model()
     expected = translate(one, ONE, ["the cat"])

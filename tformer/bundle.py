@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,13 +93,16 @@ class ModelBundle(_BundleFields):
         max_new_tokens: int | None = None,  # None: as many as fit
         sampling_params: Any = None,  # a SamplingParams; None: greedy
         stop_strings: str | Collection[str] = (),  # one or several
+        **settings: Any,  # of a SamplingParams: temperature=0.8
     ) -> str | list[str]:
         """Continue one text, or several side by side.
 
         Each result is the prompt and what the model adds to it, until
         the model ends the text, or ``max_new_tokens`` are written, or
-        the context is full.  Without ``sampling_params`` the likeliest
-        token is taken each time.
+        the context is full.  Without ``sampling_params``, and without
+        any of its ``settings`` by name, the likeliest token is taken
+        each time.  With a tokenizer that has no ``<|endoftext|>`` a text
+        begins with its prompt alone, and the model cannot end it.
 
         A text also ends before the first of the ``stop_strings`` in what
         the model adds.  Neither the string nor anything behind it is
@@ -107,18 +110,22 @@ class ModelBundle(_BundleFields):
         that begins in it.
 
         Raises ``ValueError`` for a model that does not continue texts,
-        for a prompt without room, and for an empty stop string.
+        for a prompt without room, for an empty stop string, and for a
+        setting that there is not.
         """
         from tformer.generate import generate
 
+        sampling_params = _merge_settings(sampling_params, settings)
         stop_strings = parse_stop_strings(stop_strings)
         validate.instance_of((str, Iterable), prompts=prompts)
         texts = [prompts] if isinstance(prompts, str) else [*prompts]
-        rows, limit = self._encode_prompts(texts, max_new_tokens)
+        rows, stop_token_ids, limit = self._encode_prompts(
+            texts, max_new_tokens
+        )
         found = generate(
-            self.model,
+            _as_decoder(self.model),
             rows,
-            stop_token_ids=rows[0][0],
+            stop_token_ids=stop_token_ids,
             stopping_criteria=(
                 StopStringCriterion(self.tokenizer, stop_strings)
                 if stop_strings
@@ -146,6 +153,7 @@ class ModelBundle(_BundleFields):
         max_new_tokens: int | None = None,  # None: as many as fit
         sampling_params: Any = None,  # a SamplingParams; None: greedy
         stop_strings: str | Collection[str] = (),  # one or several
+        **settings: Any,  # of a SamplingParams: temperature=0.8
     ) -> Iterator[str]:
         """Yield a text while it is written: the prompt, then each piece.
 
@@ -155,48 +163,95 @@ class ModelBundle(_BundleFields):
         """
         from tformer.generate import stream
 
+        sampling_params = _merge_settings(sampling_params, settings)
         decoder = IncrementalDecoder(self.tokenizer, stop_strings)
-        rows, limit = self._encode_prompts([prompt], max_new_tokens)
+        rows, stop_token_ids, limit = self._encode_prompts(
+            [prompt], max_new_tokens
+        )
         steps = stream(
-            self.model,
+            _as_decoder(self.model),
             rows,
-            stop_token_ids=rows[0][0],
+            stop_token_ids=stop_token_ids,
             max_new_tokens=limit,
             sampling_params=sampling_params,
         )
         pieces = _decode_steps(decoder, steps)
         return itertools.chain([prompt] if prompt else [], pieces)
 
+    def translate(
+        self,
+        texts: str | Iterable[str],  # one sentence, or several
+    ) -> str | list[str]:
+        """Translate one sentence, or several, each greedily.
+
+        Raises ``ValueError`` for a model that does not translate, and as
+        ``translation.translate`` does.
+        """
+        from tformer.translation import translate
+
+        validate.require(
+            hasattr(self.model, "encode"),
+            f"{self._name!r} does not translate: its "
+            f"{type(self.model).__name__} has no encoder",
+        )
+        validate.instance_of((str, Iterable), texts=texts)
+        is_one = isinstance(texts, str)
+        found = translate(
+            self.model, self.tokenizer, [texts] if is_one else texts
+        )
+        return found[0] if is_one else found
+
     def save(self, folder: str | os.PathLike) -> None:
         "Write all four files into a folder: ``save_bundle``."
         save_bundle(self, folder)
 
-    def _encode_prompts(self, texts, max_new_tokens):
-        "Rows that begin with ``ENDOFTEXT``, and how many tokens to add."
-        known = ENDOFTEXT in self.tokenizer.vocab.special_tokens
+    @property
+    def _name(self):
+        return self.card.get("name", "the model")
+
+    def _require_continuing(self):
+        "Refuse a model that translates or fills gaps."
+        kind = type(self.model).__name__
+        refused = f"{self._name!r} does not continue texts: its {kind}"
         validate.require(
-            known,
-            f"{self.card['name']!r} does not continue texts: its "
-            f"tokenizer has no {ENDOFTEXT}",
+            not hasattr(self.model, "encode"),
+            f"{refused} has an encoder, so it translates: call translate",
         )
+        validate.require(
+            not isinstance(self.model, BertMaskedLM),
+            f"{refused} sees both sides, and fills gaps",
+        )
+
+    def _encode_prompts(self, texts, max_new_tokens):
+        """Rows of ids, the ids that end a text, and how many to add.
+
+        A row begins with ``ENDOFTEXT``, if the tokenizer has it.
+        """
+        self._require_continuing()
         validate.require(texts, "no prompt was given")
-        end = self.tokenizer.token_to_id(ENDOFTEXT)
+        known = self.tokenizer.vocab.special_tokens
+        start = [known[ENDOFTEXT]] if ENDOFTEXT in known else []
         rows = [
-            [end, *self.tokenizer.encode(text, disallowed_special=())]
+            [*start, *self.tokenizer.encode(text, disallowed_special=())]
             for text in texts
         ]
+        validate.require(
+            all(rows),
+            "no prompt was given: the tokenizer has no "
+            f"{ENDOFTEXT}, with which a text could begin",
+        )
         longest = max(map(len, rows))
         room = self.model.max_len - longest
         validate.require(
             room > 0,
-            f"the prompt has {longest - 1} tokens, and the "
-            f"model reads at most {self.model.max_len - 2} before the "
-            "text goes on",
+            f"the prompt has {longest - len(start)} tokens, and the model "
+            f"reads at most {self.model.max_len - 1 - len(start)} before "
+            "the text goes on",
         )
         if max_new_tokens is None:
-            return rows, room
+            return rows, start, room
         validate.integer(max_new_tokens=max_new_tokens)
-        return rows, min(max_new_tokens, room)
+        return rows, start, min(max_new_tokens, room)
 
 
 def _decode_steps(decoder, steps):
@@ -210,6 +265,72 @@ def _decode_steps(decoder, steps):
     rest = decoder.finish()
     if rest:
         yield rest
+
+# %% ../nbs/A8_trained.ipynb #2b96e0c4
+#| code-summary: settings by their names, and a decoder without a cache
+def _merge_settings(sampling_params, settings):
+    "Settings that were given by their names, as ``SamplingParams``."
+    if not settings:
+        return sampling_params
+    from tformer.sampler import SamplingParams
+
+    known = [field.name for field in fields(SamplingParams)]
+    validate.mapping_keys(
+        settings, known, owner="generate", noun="setting"
+    )
+    validate.require(
+        sampling_params is None,
+        f"{', '.join(settings)} stands beside sampling_params: "
+        "give it there",
+    )
+    return SamplingParams(**settings)
+
+
+class _ReadTexts:
+    "What a model without a cache has read: the ids of each row."
+
+    key_positions = None
+
+    def __init__(self, batch_size):
+        self.rows = [[] for _ in range(batch_size)]
+
+    def select(self, rows):
+        self.rows = [self.rows[i] for i in rows.tolist()]
+
+
+class _RereadingDecoder(nn.Module):
+    """A model without a cache, such as that of the tour, as a decoder.
+
+    At each step every row is read again from its beginning, and alone,
+    since such a model knows no padding.
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.max_len = model.max_len
+
+    def new_cache(self, batch_size, max_len=None):
+        return _ReadTexts(batch_size)
+
+    def forward(self, ids, *, cache, positions):
+        "The logits of the next token of each row, (b, 1, vocab)."
+        kept = (positions.tensor >= 0).expand(len(ids), -1)
+        rows = [
+            [*old, *new[keep].tolist()]
+            for old, new, keep in zip(cache.rows, ids, kept)
+        ]
+        logits = [
+            self.model(torch.tensor([row], device=ids.device))[0, -1:]
+            for row in rows
+        ]
+        cache.rows = rows
+        return torch.stack(logits)
+
+
+def _as_decoder(model):
+    has_cache = hasattr(model, "new_cache")
+    return model if has_cache else _RereadingDecoder(model)
 
 # %% ../nbs/A8_trained.ipynb #b8747492
 def tell(

@@ -523,12 +523,15 @@ class CheckpointManager:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        "The steps that have a checkpoint, in order."
-        state_files = self.folder.glob("step-*/" + STATE_NAME)
+        """The steps that have a folder, in order.
+
+        Also a folder that has lost a file: ``read`` says that it is
+        damaged, and no training runs into it at its step.
+        """
         return sorted(
-            int(path.parent.name[5:])
-            for path in state_files
-            if path.parent.name[5:].isdigit()
+            int(path.name[5:])
+            for path in self.folder.glob("step-*")
+            if path.name[5:].isdigit() and path.is_dir()
         )
 
     def metrics(self) -> dict[int, float]:
@@ -1004,16 +1007,17 @@ class History:
         return [row for row in rows if row]
 
     def truncate(self, step: int) -> None:
-        """Only the rows of the file up to this step.
+        """Keep only the rows up to this step: those of the file, if any.
 
         Without such rows there is no file, until there is one.  Raises
         as ``read`` does, and the file stays.
         """
-        self.records = [row for row in self.read() if row["step"] <= step]
+        rows = self.read() if self.path else self.records
+        self.records = [row for row in rows if row["step"] <= step]
         self._columns = dict.fromkeys(self.columns())
-        if self.records:
+        if self.path and self.records:
             self.rewrite()
-        else:
+        elif self.path:
             self.path.unlink(missing_ok=True)
 
     def rewrite(self) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import math
 import zlib
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +129,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Go on after a state; ``ValueError`` if it is another loader's."
+        validate.instance_of(Mapping, state=state)
         names = [*self.identity, "num_yielded"]
         validate.mapping_keys(
             state, names, names, owner="the state of a loader"

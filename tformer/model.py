@@ -559,6 +559,47 @@ def _expect_only_tensors(model):
         "which a saved model cannot hold: register a buffer instead",
     )
 
+
+def _validate_shared_tensors(model):
+    "Refuse what shares its tensors otherwise than a new model does."
+    if not isinstance(model, Model):
+        return
+    tensors = model.state_dict(keep_vars=True)
+    num_bytes = sum(x.nbytes for x in tensors.values())
+    try:
+        new = _build_new(type(model), model.config, {}, num_bytes)
+    except TypeError:  # it needs parts that only its maker knows
+        return
+    # names that both have; quantized weights are never shared
+    both = {
+        name
+        for name in tensors.keys() & new.state_dict().keys()
+        if tensors[name].dtype != torch.int8
+    }
+    here, there = (_shared_names(each, both) for each in (model, new))
+    for names in sorted(map(sorted, here ^ there)):
+        first, second = names[:2]
+        is_cut = frozenset(names) in there
+        here_and_there, advice = (
+            ("two tensors here, and one", "tie them again")
+            if is_cut
+            else ("one tensor here, and two", "give each its own")
+        )
+        raise ValueError(
+            f"{first} and {second} are {here_and_there} in every "
+            f"{type(model).__name__} of this configuration, so that "
+            f"load_model could not restore the model: {advice}, or save "
+            "model.state_dict() yourself"
+        )
+
+
+def _shared_names(model, known):
+    "The names of each tensor that has several of these names."
+    groups = (
+        frozenset(names) & known for _, names, _ in _unique_tensors(model)
+    )
+    return {names for names in groups if len(names) > 1}
+
 # %% ../nbs/A3_models.ipynb #a42884fd
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -577,10 +618,13 @@ def save_model(
     that files of two different saves are told apart, and the SHA-256
     of the tensors, which ``load_model`` compares.  Raises
     ``ValueError`` for a module with ``get_extra_state``: what it
-    returns has no place in the files.
+    returns has no place in the files; and for tensors that are shared,
+    or cut apart, otherwise than in every model of this configuration,
+    since ``load_model`` could not share them so.
     """
     model = getattr(model, "_orig_mod", model)
     _expect_only_tensors(model)
+    _validate_shared_tensors(model)
     folder = Path(folder)
     validate.require(
         not folder.is_file(),
@@ -718,17 +762,28 @@ def load_weights(
 _SMALL = 2**26  # bytes
 
 
-def _build_uninitialized(cls, config, components, num_bytes):
-    """Build a model whose weights are going to be loaded.
+def _build_new(cls, config, components, num_bytes):
+    """Build a model whose numbers do not matter; chance stays as it is.
 
-    A large one is built on the meta device, where nothing is drawn,
-    unless that would lose a table.  For this PyTorch imports its
-    compiler, which takes a second; a small model is filled with
-    random numbers sooner.
+    A large one is built on the meta device, where nothing is drawn.  For
+    this PyTorch imports its compiler, which takes a second; a small
+    model is filled with random numbers sooner.
     """
     if num_bytes > _SMALL:
         with torch.device("meta"):
-            model = cls(config, **components)
+            return cls(config, **components)
+    with torch.random.fork_rng(devices=[]):
+        return cls(config, **components)
+
+
+def _build_uninitialized(cls, config, components, num_bytes):
+    """Build a model whose weights are going to be loaded.
+
+    One that is on the meta device gets memory, unless that would lose a
+    table.
+    """
+    model = _build_new(cls, config, components, num_bytes)
+    if num_bytes > _SMALL:
         lost = [
             module
             for module in model.modules()
@@ -737,8 +792,8 @@ def _build_uninitialized(cls, config, components, num_bytes):
         ]
         if isinstance(model, Model) and not lost:
             return model.to_empty(device="cpu")
-    with torch.random.fork_rng(devices=[]):
-        return cls(config, **components)
+        return _build_new(cls, config, components, num_bytes=0)
+    return model
 
 # %% ../nbs/A3_models.ipynb #163615cf
 #| code-summary: gives every tensor the type it has in the file

@@ -10,11 +10,15 @@ __all__ = ['next_token_loss', 'accumulate_gradients', 'mean_loss', 'activation_c
 # %% ../nbs/17_training.ipynb #e4ee026f
 #| code-fold: true
 #| code-summary: imports of the module
+import builtins
 import contextlib
 import inspect
 import math
 import os
 import statistics
+import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -60,7 +64,8 @@ def next_token_loss(
     A batch may also be windows in a list, as ``TensorDataset`` gives
     them; (ids, targets), each (b, t); or a mapping with ``input_ids``
     and ``targets``, or ``labels``, which are not shifted yet, as those
-    of Hugging Face, and an ``attention_mask`` (b, t).  The model may
+    of Hugging Face, and an ``attention_mask`` (b, t) of 0 and 1 in any
+    type.  The model may
     return logits, or what has them as ``logits``; if its ``forward``
     names ``attention_mask`` and not ``positions``, it is given that,
     and ``position_ids`` if it names them.  ``ValueError`` for
@@ -139,7 +144,7 @@ def _find_ids(batch):
 
 def _find_ids_by_name(batch):
     ids = batch.get("input_ids", batch.get("ids"))
-    kept = batch.get("attention_mask")
+    kept = _whole_numbers(batch.get("attention_mask"))
     labels = batch.get("labels", ids)
     targets = batch.get("targets", labels)
     known = {"input_ids", "ids", "labels", "targets", "attention_mask"}
@@ -164,6 +169,18 @@ def _find_ids_by_name(batch):
     # from padding nothing can be guessed
     targets = targets.masked_fill(kept == 0, -100)
     return ids, targets, {"positions": positions}
+
+
+def _whole_numbers(mask):
+    "A mask of 0 and 1, whatever its type; what is no tensor stays."
+    if not isinstance(mask, Tensor):
+        return mask
+    validate.require(
+        ((mask == 0) | (mask == 1)).all(),
+        "attention_mask must hold only 0 and 1, got "
+        f"{mask.dtype} from {mask.min()} to {mask.max()}",
+    )
+    return mask.long()
 
 
 def _are_ids(x):
@@ -195,13 +212,18 @@ def accumulate_gradients(
 
     Each batch is weighed by the targets it counts, so the sum is the
     gradient of the mean over all targets, as of one batch.
-    ``ValueError`` if there are none.
+    ``ValueError`` if there are none, or if the model has no parameters.
     """
     validate.one_of((None, "bf16"), precision=precision)
     counts = [num_targets_of(batch) for batch in batches]
     validate.require(sum(counts) > 0, "no target counts: all are ignored")
     total = 0.0
-    device = next(model.parameters()).device
+    device = _device(model)
+    validate.require(
+        device is not None,
+        f"{type(model).__name__} has no parameters: nothing can be "
+        "trained",
+    )
     for batch, n in zip(batches, counts):
         with torch.autocast(
             device.type, torch.bfloat16, enabled=precision == "bf16"
@@ -232,7 +254,9 @@ def num_targets_of(batch):
 # %% ../nbs/17_training.ipynb #feb0d195
 #| code-summary: a batch where the model is
 def to_device(batch, device):
-    "A batch on a device; what cannot be moved stays as it is."
+    "A batch on a device (None: where it is); what cannot move stays."
+    if device is None:
+        return batch
     if hasattr(batch, "to"):
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -240,6 +264,11 @@ def to_device(batch, device):
     if type(batch) in (list, tuple):
         return type(batch)(to_device(x, device) for x in batch)
     return batch
+
+
+def _device(model):
+    "Where the first parameter is; None without one."
+    return next((p.device for p in model.parameters()), None)
 
 # %% ../nbs/17_training.ipynb #151f1d98
 #| code-fold: true
@@ -256,7 +285,7 @@ def mean_loss(
         "data.sequential_windows, which goes through a "
         "text once",
     )
-    device = next(model.parameters()).device
+    device = _device(model)
     total = 0.0
     counted = 0
     with isolated_eval(model):
@@ -532,6 +561,8 @@ class Trainer:
     """Trains a model, keeps a record, and goes on where it was stopped.
 
     With an ``output_dir``: ``history.csv``, samples, and checkpoints.
+    A terminal shows a bar; where there is none, such as in a pipe, a line
+    is printed at each evaluation (a notebook shows neither).
     After ``resume`` the training is bit for bit what it would have
     been.  Ctrl-C waits for the end of the step, which is saved, and is
     raised then.  An evaluation does not wait; ``fit`` begins with one
@@ -594,6 +625,8 @@ class Trainer:
             compile_model(self.model) if self.compile else (self.model)
         )
         bar = tqdm(total=self.max_steps, initial=self.step, disable=None)
+        in_notebook = hasattr(builtins, "__IPYTHON__")
+        begun = self.step, time.monotonic()
         self.model.train()
         with (
             activation_checkpointing(
@@ -608,21 +641,22 @@ class Trainer:
                 batches = _next_batches(self)
                 if not self.step:
                     _validate_pairs(batches, self.loss_fn)
-                self.log_step(
-                    train_step(
-                        self.model,
-                        self.optimizers,
-                        batches,
-                        self.step + 1,
-                        loss_fn=self.loss_fn,
-                        lr_schedule=self.lr_schedule,
-                        max_grad_norm=self.max_grad_norm,
-                        precision=self.precision,
-                        compiled_model=compiled_model,
-                        loss_monitor=self.loss_monitor,
-                    )
+                record = train_step(
+                    self.model,
+                    self.optimizers,
+                    batches,
+                    self.step + 1,
+                    loss_fn=self.loss_fn,
+                    lr_schedule=self.lr_schedule,
+                    max_grad_norm=self.max_grad_norm,
+                    precision=self.precision,
+                    compiled_model=compiled_model,
+                    loss_monitor=self.loss_monitor,
                 )
+                self.log_step(record)
                 bar.update()
+                if bar.disable and not in_notebook:
+                    _print_progress(self, record, *begun)
         return self.history.records
 
     def log_step(self, record: dict[str, Any]) -> None:
@@ -666,6 +700,20 @@ class Trainer:
 #| code-summary: when to look and save, and what an interrupt does
 def _is_due(t, every):
     return t.step % every == 0 or t.step == t.max_steps
+
+
+def _print_progress(t, record, first_step, start):
+    "One line at each evaluation, for whoever reads no bar."
+    if not _is_due(t, t.eval_every):
+        return
+    numbers = [f"{k} {x:.4g}" for k, x in record.items() if k != "step"]
+    rate = (t.step - first_step) / (time.monotonic() - start)
+    print(
+        f"step {t.step} of {t.max_steps}: {', '.join(numbers)}, "
+        f"{rate:.1f} steps/s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _look(t, record):
@@ -945,6 +993,27 @@ def _expect_tokenizer(tokenizer, model):
         f"tokenizer must be a Tokenizer, got {type(tokenizer).__name__}",
     )
     require_same_vocabulary(model, tokenizer)
+    special = getattr(
+        getattr(tokenizer, "vocab", None), "special_tokens", None
+    )
+    continues_texts = hasattr(model, "new_cache") and not hasattr(
+        model, "encode"
+    )
+    if (
+        continues_texts
+        and special is not None
+        and _ENDOFTEXT not in special
+    ):
+        warnings.warn(
+            f"the tokenizer has no {_ENDOFTEXT}, so the trained model "
+            "will not end a text by itself: make the tokenizer with "
+            f"special_tokens=[{_ENDOFTEXT!r}], and put that token between "
+            "the texts",
+            stacklevel=5,
+        )
+
+
+_ENDOFTEXT = "<|endoftext|>"
 
 # %% ../nbs/17_training.ipynb #2e21a077
 #| code-summary: a list of optimizers; learning rates are above 0

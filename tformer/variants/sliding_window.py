@@ -473,7 +473,9 @@ class RollingLayerCache(GrowingRows):
             cut = (dropped > 0) & (each > 0) & (each < ends) & (each < dropped + need)
             wrong = cut.any().item()
             n_wrong = each.expand(cut.shape)[cut][0].item() if wrong else None
-            lowest = (dropped + need).expand(cut.shape)[cut][0].item() if wrong else None
+            lowest = (
+                (dropped + need).expand(cut.shape)[cut][0].item() if wrong else None
+            )
         validate.require(
             not wrong,
             f"crop({n_wrong}) leaves a token whose window of {self.window} "
