@@ -431,10 +431,33 @@ def test_a_model_refuses_a_crop_before_any_layer_has_changed():
     ids = draw_ids(1, 12, high=VOCAB)
     whole = model(ids)
     model(ids[:, :9], cache=cache)
-    with pytest.raises(ValueError, match=r"crop\(5\) leaves .* call allow_rollback"):
+    with pytest.raises(ValueError, match=r"crop\(5\) .* crop\(9\) is the furthest"):
         cache.crop(5)
     assert [layer.lengths.item() for layer in cache.layers] == [9, 3]
     close(model(ids[:, 9:], cache=cache), whole[:, 9:])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("promise", [0, 2])
+def test_a_refused_crop_says_how_far_it_can_go(promise, rows):
+    "Two crops together go no deeper than what was promised, and no less deep."
+    cache = RollingLayerCache(2, rows)
+    cache.allow_rollback(promise)
+    at = torch.arange(11)[None]
+    x = torch.zeros(rows, 1, 11, 1)
+
+    def crop(n):
+        cache.crop(n if rows == 1 else torch.tensor([n, 11]))
+
+    cache.update(x[:, :, :10], positions=at[:, :10], window=2)
+    crop(10 - promise)
+    lowest = 10 - promise if promise else 11
+    cache.update(x[:, :, :1], positions=at[:, 10 - promise :][:, :1], window=2)
+    with pytest.raises(ValueError) as error:
+        crop(lowest - 1)
+    assert f"crop({lowest}) is the furthest" in str(error.value)
+    assert "a larger number before the tokens are read" in str(error.value)
+    crop(lowest)
 
 
 @torch.no_grad()

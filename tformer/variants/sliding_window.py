@@ -313,7 +313,9 @@ class RollingLayerCache(GrowingRows):
     def allow_rollback(self, n: int) -> None:
         """Hold n tokens more from now on, so that ``crop`` can take n back.
 
-        A smaller number than before changes nothing.
+        A smaller number than before changes nothing.  Several crops go no
+        deeper together: tokens that a crop took back are held again only
+        after as many new ones have been read.
         """
         validate.integer(0, n=n)
         self.max_rollback = max(self.max_rollback, int(n))
@@ -462,6 +464,7 @@ class RollingLayerCache(GrowingRows):
             first = self.dropped_end
             wrong = first and 0 < n < min(self.key_positions.end, first + need)
             n_wrong = n
+            lowest = first + need
         else:
             at = self.key_positions.tensor
             ends = at.amax(-1) + 1
@@ -470,11 +473,15 @@ class RollingLayerCache(GrowingRows):
             cut = (dropped > 0) & (each > 0) & (each < ends) & (each < dropped + need)
             wrong = cut.any().item()
             n_wrong = each.expand(cut.shape)[cut][0].item() if wrong else None
+            lowest = (
+                (dropped + need).expand(cut.shape)[cut][0].item() if wrong else None
+            )
         validate.require(
             not wrong,
             f"crop({n_wrong}) leaves a token whose window of {self.window} "
-            "reaches to tokens that this cache has dropped: call allow_rollback before "
-            "they are read",
+            f"reaches to tokens that this cache has dropped: crop({lowest}) is the "
+            "furthest that it can go back. To go further, call allow_rollback with a "
+            "larger number before the tokens are read",
         )
 
 
