@@ -26,7 +26,12 @@ from tformer.attention import (
     split_heads,
 )
 from tformer.attention_backends import fused_attend
-from tformer.kv_cache import DynamicLayerCache, KVCache, LayerCacheBase
+from tformer.kv_cache import (
+    CrossAttentionCache,
+    DynamicLayerCache,
+    KVCache,
+    LayerCacheBase,
+)
 from tformer.layers import Linear
 from tformer.llama import Llama, LlamaConfig
 from tformer.positions import Positions
@@ -1388,3 +1393,65 @@ def test_what_was_interrupted_is_not_taken_back_later():
         assert layer.lengths.tolist() == [5], n
         assert all(map(torch.equal, layer.tensors, held)), n
     assert n > 3
+
+
+# --- exact borders, and what is used twice
+
+
+def rows_of(b, t=1):
+    "Keys and values of t tokens of b rows, and their positions."
+    return torch.ones(b, 2, t, 4), torch.ones(b, 2, t, 4), torch.arange(t)[None]
+
+
+@pytest.mark.parametrize("told, given", [(1, 3), (3, 1), (2, 3), (3, 2)])
+def test_a_cache_takes_as_many_rows_as_it_was_made_for(told, given):
+    k, v, positions = rows_of(given)
+    cache = DynamicLayerCache(told)
+    with pytest.raises(ValueError, match=f"a batch of {given} meets a cache of {told}"):
+        cache.update(k, v, positions=positions)
+    assert cache.is_empty
+    k, v, positions = rows_of(told)
+    cache.update(k, v, positions=positions)
+    assert cache.lengths.tolist() == [1] * told
+
+
+def test_another_memory_may_have_other_rows():
+    "It is given to a cache that has kept one before, and rows are selected of it."
+    cache = CrossAttentionCache()
+    for b in (2, 3, 1, 4):
+        memory = torch.arange(float(b))[:, None, None].expand(b, 5, 4).clone()
+        cache.get_or_compute(memory, None, lambda x: (x[:, None],))
+        assert cache.batch_size == b
+        cache.select(torch.tensor([b - 1, 0]))
+        assert cache.tensors[0][:, 0, 0, 0].tolist() == [b - 1, 0]
+        assert cache.batch_size == 2
+
+
+def test_an_empty_cache_is_selected_from_twice():
+    cache = DynamicLayerCache(2)
+    cache.select(torch.tensor([0, 0, 1]))
+    cache.select(torch.tensor([2, 2, 1, 0]))
+    k, v, positions = rows_of(4)
+    cache.update(k, v, positions=positions)
+    assert len(cache.tensors[0]) == 4
+
+
+@pytest.mark.parametrize(
+    "lengths", [((5, 1), (1, 5)), ((5, 1), (3, 7)), ((4, 0), (4, 8))]
+)
+def test_a_fixed_cache_counts_the_tokens_of_each_row(lengths):
+    "Rows of different lengths fit as long as the longest row does, to the last slot."
+    cache = StaticLayerCache(2, 8)
+    ends = torch.zeros(2, 1, dtype=torch.int64)
+    for part in lengths:
+        new = torch.tensor(part)[:, None]
+        t = max(part)
+        at = torch.arange(t) - (t - new)  # padded on the left
+        k, v, _ = rows_of(2, t)
+        cache.update(k, v, positions=torch.where(at < 0, -1, at + ends))
+        ends += new
+    assert cache.lengths.tolist() == ends[:, 0].tolist()
+    k, v, _ = rows_of(2, 9 - cache.length)
+    at = torch.arange(9 - cache.length) + ends
+    with pytest.raises(ValueError, match="9 tokens, but the cache has 8 slots"):
+        cache.update(k, v, positions=at)

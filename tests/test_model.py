@@ -22,22 +22,28 @@ from conftest import run
 from helpers import by_day, close, equal_models, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, num_read, rows
 from tformer import model as saving
+from tformer.generate import generate
 from tformer.gpt import GPT, GPTConfig
+from tformer.kv_cache import DynamicLayerCache
 from tformer.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
 from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     Model,
     ModelConfig,
+    TransformerBlock,
     describe_module,
     load_model,
     load_weights,
+    new_layer_cache,
     positions_from_attention_mask,
     read_safetensors,
     require_same_vocabulary,
     save_model,
 )
 from tformer.positions import Positions
+from tformer.runner import ModelRunner
+from tformer.seq2seq import DecoderBlock
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 
@@ -1290,3 +1296,56 @@ def test_it_compiles_to_code():
             fast(ids, positions=positions)[positions >= 0],
             model(ids, positions=positions)[positions >= 0],
         )
+
+
+# --- what the attention of somebody else is handed
+
+
+class Told(nn.Module):
+    "An attention that notes for how many rows and tokens it makes a cache."
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def new_cache(self, batch_size, max_len):
+        self.told.append((batch_size, max_len))
+        return DynamicLayerCache(batch_size)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda part: new_layer_cache(nn.Sequential(nn.Identity(), part), 3, 17),
+        lambda part: TransformerBlock(part, nn.Identity()).new_cache(3, 17),
+        lambda part: DecoderBlock(part, nn.Identity(), nn.Identity()).new_cache(3, 17),
+    ],
+    ids=["wrapped", "in a block", "in a decoder block"],
+)
+def test_an_attention_is_told_rows_and_tokens(make):
+    part = Told()
+    make(part)
+    assert part.told == [(3, 17)]
+
+
+def test_an_attention_is_told_how_many_tokens_will_be_read():
+    "By whoever lets a model write: no more than it will keep, and no fewer."
+    model = Llama(
+        LlamaConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, max_len=20)
+    )
+    part = model.blocks[0].attention.sublayer
+    told = []
+
+    def new_cache(batch_size, max_len):
+        told.append((batch_size, max_len))
+        return DynamicLayerCache(batch_size)
+
+    part.new_cache = new_cache
+    model.new_cache(2)
+    model.new_cache(2, 7)
+    generate(model, [[1, 2, 3], [4]], max_new_tokens=5)
+    assert told == [(2, None), (2, 7), (2, 8)]
+    told.clear()
+    runner = ModelRunner(model, 3, max_len=12)
+    runner.prefill([1], [[1, 2, 3]], [0])
+    assert told == [(3, 12), (1, 12)]

@@ -190,3 +190,28 @@ def test_rows_of_full_length_hold_what_a_fixed_cache_holds():
     model = GPT_ROW.make()
     cache = new_static_cache(Preallocates(model), 2, 9)
     assert cache.is_empty and cache.layers[0].max_len == 9
+
+
+@pytest.mark.parametrize("max_len", [-1, 0, 2.5, True])
+def test_a_row_of_no_length_is_refused(max_len):
+    "By rows and by blocks alike, before anything is allocated."
+    model = GPT_ROW.make()
+    for make in (
+        lambda: ModelRunner(model, 2, max_len=max_len),
+        lambda: PagedModelRunner(model, 2, 8, 4, max_len=max_len),
+    ):
+        with pytest.raises(ValueError, match=f"max_len must .* got {max_len}"):
+            make()
+
+
+@pytest.mark.parametrize("max_num_seqs", [-1, 0, 1.5])
+def test_a_runner_without_rows_is_refused(max_num_seqs):
+    model = GPT_ROW.make()
+    for make in (
+        lambda: ModelRunner(model, max_num_seqs),
+        lambda: PagedModelRunner(model, max_num_seqs, 8, 4),
+    ):
+        with pytest.raises(
+            ValueError, match=f"max_num_seqs must .* got {max_num_seqs}"
+        ):
+            make()

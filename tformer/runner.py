@@ -45,6 +45,7 @@ class ModelRunner:
             f"{type(model).__name__} has no max_len: pass max_len=, the number "
             "of tokens that a row can hold",
         )
+        validate.integer(max_num_seqs=max_num_seqs, max_len=self.max_len)
         validate.at_most(self.max_len if limit is None else limit, slots=self.max_len)
         self.cache = self.new_cache() if cache is None else cache
         self.cache.allow_rollback(1)  # a step that fails is taken back
