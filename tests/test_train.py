@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -1567,25 +1568,26 @@ def test_a_checkpoint_holds_the_tokenizer(tmp_path):
     assert again.encode("once") == tokenizer.encode("once")
 
 
-def told_of_endoftext(model, tokenizer, recwarn):
-    recwarn.clear()
-    Trainer(model, batches(), max_steps=1, tokenizer=tokenizer)
-    return [str(w.message) for w in recwarn.list if "endoftext" in str(w.message)]
+def told_of_endoftext(model, tokenizer):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        Trainer(model, batches(), max_steps=1, tokenizer=tokenizer)
+    return [str(w.message) for w in told if "endoftext" in str(w.message)]
 
 
-def test_a_tokenizer_without_endoftext_is_told_at_the_beginning(recwarn):
+def test_a_tokenizer_without_endoftext_is_told_at_the_beginning():
     texts = ["once upon a time"]
     model = Llama(LlamaConfig(vocab_size=260, d_model=16, n_heads=2, n_layers=1))
     plain = Tokenizer.train(texts, 260)
-    (told,) = told_of_endoftext(model, plain, recwarn)
+    (told,) = told_of_endoftext(model, plain)
     assert "special_tokens=" in told and told.count(".") == 0
     ends = Tokenizer.train(texts, 260, special_tokens=["<|endoftext|>"])
-    assert not told_of_endoftext(model, ends, recwarn)
-    assert not told_of_endoftext(model, None, recwarn)
+    assert not told_of_endoftext(model, ends)
+    assert not told_of_endoftext(model, None)
     config = BertConfig(vocab_size=260, d_model=16, n_heads=2, n_layers=1)
-    assert not told_of_endoftext(BertMaskedLM(config), plain, recwarn)
+    assert not told_of_endoftext(BertMaskedLM(config), plain)
     config = Seq2SeqConfig(vocab_size=260, d_model=16, n_heads=2, n_layers=1)
-    assert not told_of_endoftext(Seq2Seq(config), plain, recwarn)
+    assert not told_of_endoftext(Seq2Seq(config), plain)
 
 
 # --- interrupts

@@ -270,7 +270,7 @@ def fsync_path(path):
 
 # %% ../nbs/A7_checkpoints.ipynb #dda3ee95
 #| code-fold: true
-#| code-summary: the file that makes a folder a checkpoint
+#| code-summary: the file that tells of a training
 STATE_NAME = "state.json"
 
 # %% ../nbs/A7_checkpoints.ipynb #dda3ee96
@@ -279,6 +279,7 @@ STATE_TENSORS_NAME = "state.safetensors"
 STATE_FORMAT = 3  # another version of the names in state.json
 SHA256_KEY = "$sha256"  # in state.json: of the files of tensors
 EXTRA_KEY = "$extra_state"  # in state.json: what modules keep beside
+_FILE_NAMES = WEIGHTS_NAME, CONFIG_NAME, STATE_TENSORS_NAME, STATE_NAME
 
 # %% ../nbs/A7_checkpoints.ipynb #b5d4951a
 def write_checkpoint(
@@ -523,15 +524,16 @@ class CheckpointManager:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, in order.
+        """The steps that have a checkpoint, in order.
 
-        Also a folder that has lost a file: ``read`` says that it is
-        damaged, and no training runs into it at its step.
+        A folder that has lost some of its files counts, too: ``read``
+        says that it is damaged, before a training comes to its step.
         """
         return sorted(
             int(path.name[5:])
             for path in self.folder.glob("step-*")
-            if path.name[5:].isdigit() and path.is_dir()
+            if path.name[5:].isdigit()
+            and any((path / name).is_file() for name in _FILE_NAMES)
         )
 
     def metrics(self) -> dict[int, float]:
