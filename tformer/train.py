@@ -996,8 +996,8 @@ def _expect_tokenizer(tokenizer, model):
     special = getattr(
         getattr(tokenizer, "vocab", None), "special_tokens", None
     )
-    continues_texts = hasattr(model, "new_cache") and not hasattr(
-        model, "encode"
+    continues_texts = not hasattr(model, "encode") and any(
+        getattr(part, "causal", False) for part in model.modules()
     )
     if (
         continues_texts
