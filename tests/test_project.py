@@ -682,20 +682,6 @@ def test_time_budgets():
     assert clock.over_budget() is None
 
 
-@pytest.mark.nightly
-def test_the_status_page_certifies_these_notebooks():
-    "Not that of the card, which says of which day it is."
-    record = read(ROOT / "book" / "status.json")["notebooks"]
-    cells = {
-        course.document_name(ROOT, path): sum(
-            cell["cell_type"] == "code" for cell in read(path)["cells"]
-        )
-        for path in course.notebook_paths(ROOT)
-    }
-    other = [name for name, n in cells.items() if record[name]["cells"] != n]
-    assert not other, f"make status: {', '.join(other)}"
-
-
 def test_figures_compare_by_what_they_say():
     rules = load(ROOT / "conftest.py")
     svg = '<p>a</p><svg id="{}"><title>T</title><desc id="x">D</desc></svg>'
