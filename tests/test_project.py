@@ -33,7 +33,7 @@ ANYWHERE = {
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.device"},
     "18_translation": {"tformer.generate"},
-    "A8_trained": {"tformer.generate"},
+    "A8_trained": {"tformer.generate", "tformer.sampler", "tformer.translation"},
     "A3_models": {"tformer.quantized"},
 }
 # appendices that stand between chapters in the order of imports
