@@ -36,7 +36,8 @@ def causal(
     Every token is replaced, one at a time, and every output watched;
     then the sequence is cut short.  In one long text the last token is
     replaced, and the second half (``long_text_len`` says how long it is;
-    the report, too).  In training mode the last token is
+    the report, too).  A last output that is the same for any order of the
+    earlier tokens is causal, and is told in a note.  In training mode the last token is
     replaced as well, with the same dropout before and after; what draws
     other chance from call to call, or is compiled, is tried in eval
     mode only.  Raises ``CheckFailed`` with the likely mistake, also
@@ -48,7 +49,7 @@ def causal(
     with trial.isolated():
         depends, effect = trial.measure_influence(num_trials)
         trial.check_past(depends)
-        trial.check_order()
+        trial.note_order()
         trial.check_prefixes()
         trial.check_training_mode()
         n = trial.long_len(max_len, seq_len)
@@ -262,7 +263,7 @@ class _Influence(LongTextChecks):
 
 
 class _Causal(_Influence):
-    "The past has to matter, and so has its order; the length must not."
+    "The past has to matter, and the length must not; its order is noted."
 
     check = "causal"
 
@@ -291,8 +292,8 @@ class _Causal(_Influence):
                 format_influence_map(depends),
             )
 
-    def check_order(self):
-        "The last output must notice in which order the others came."
+    def note_order(self):
+        "Note whether the last output notices in which order the others came."
         ids = self.random_ids(1)
         back = torch.cat([ids[:, :-1].flip(1), ids[:, -1:]], 1)
         here, there = (self.adapter(x)[:, -1] for x in (ids, back))
@@ -301,10 +302,11 @@ class _Causal(_Influence):
             return  # in half precision, order may drown in rounding
         # no more than rounding
         if max_difference(here, there) <= 0.3 * allowed_diff:
-            self.fail(
-                "the last output is the same for any order of the tokens before it",
-                "positions are missing: they are not added, "
-                "or not passed on to the attention",
+            self.add_note(
+                "order",
+                "the last output is the same for any order of the tokens before it. "
+                "That is causal; but if the model should have positions, they are "
+                "not added, or not passed on to the attention",
             )
 
     def check_training_mode(self):

@@ -74,7 +74,9 @@ def _run_one(check, model, vocab_size, failed):
         message = textwrap.shorten(str(error), 200)
         return f"could not be run; {type(error).__name__}: {message}"
     left = [label for label, text in lines if text[:10] == "not tested"]
-    return f"passed, {', '.join(left)} not tested" if left else "passed"
+    passed = f"passed, {', '.join(left)} not tested" if left else "passed"
+    order = dict(lines).get("order")
+    return f"{passed}; {order}" if order else passed
 
 
 def _skip_reason(name, adapter):
