@@ -144,7 +144,7 @@ def test_a_window_is_what_the_last_tokens_say_anew(row, window, keep):
     assert alone.ids == texts[0].ids
 
 
-@rows("causal", usual=WRITERS)
+@rows("causal", usual=[*WRITERS, "PreNormSeq2Seq"])
 def test_a_row_that_stops_changes_no_window_of_its_neighbors(row):
     "Also beside an encoder's output, of which each row has its own."
     model, more = made(row)

@@ -2029,7 +2029,7 @@ def ctrl_c():
 
 @plain_only  # what executes a signature would be interrupted, too
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("first", by_day(range(1, 6), 1))
+@pytest.mark.parametrize("first", by_day(range(1, 6), 4))
 @pytest.mark.parametrize("call", ["step", "cancel", "reset_prefix_cache"])
 def test_nothing_is_held_or_lost_whichever_line_ctrl_c_meets(call, first):
     """Also while the traceback is kept, as Python does at its prompt.
