@@ -110,6 +110,88 @@ def test_the_loss_is_that_of_torch():
         torch.testing.assert_close(loss, expected)
 
 
+class CappedLlama(Llama):
+    "A model whose call does more than its output layer."
+
+    def forward(self, ids, **kwargs):
+        return 3 * torch.tanh(super().forward(ids, **kwargs) / 3)
+
+
+class Scaled(nn.Module):
+    "A wrapper that hands on what it has not, and changes the call."
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.model, name)
+
+    def forward(self, ids, **kwargs):
+        return self.model(ids, **kwargs) / 2
+
+
+def capped():
+    return CappedLlama(small().config)
+
+
+def capped_by_a_hook(part=""):
+    model = small()
+    model.get_submodule(part).register_forward_hook(
+        lambda module, given, logits: torch.tanh(logits)
+    )
+    return model
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        capped,
+        capped_by_a_hook,
+        partial(capped_by_a_hook, "lm_head"),
+        lambda: Scaled(small()),
+        lambda: torch.compile(capped(), backend="eager"),
+    ],
+    ids=["subclass", "hook", "hook of the head", "wrapper", "compiled"],
+)
+def test_chunks_are_refused_where_the_call_changes_the_logits(make, precision):
+    "Evaluation calls the model, so training must have what the call does."
+    model = make()
+    batch = next(iter(batches()))
+    assert next_token_loss(model, batch).isfinite()
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        pytest.raises(
+            ValueError,
+            match=r"the call of [A-Za-z]+ changes its logits after its output layer, "
+            "and chunk_size= goes round the call: chunk_size=None computes them whole",
+        ),
+    ):
+        next_token_loss(model, batch, chunk_size=7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_chunks_are_taken_where_the_call_ends_with_the_output_layer(dtype):
+    "Hooks that only look, dropout, and numbers that are none change nothing."
+    model = small().to(dtype)
+    model.blocks[0].attention.register_forward_hook(
+        lambda module, given, out: F.dropout(out, 0.5, module.training)
+    )
+    shapes = []
+    model.register_forward_hook(lambda *given: shapes.append(given[2].shape))
+    batch = next(iter(batches()))
+    assert next_token_loss(model, batch, chunk_size=7).isfinite()
+    assert model.training
+    assert shapes == [(1, 4, 40)]  # not the whole batch
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    assert next_token_loss(model, batch, chunk_size=7).isnan()
+
+
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_padded_and_packed_texts_cost_what_they_cost_alone(chunk):
     model = small()

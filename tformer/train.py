@@ -45,9 +45,10 @@ from tformer.checkpoints import (
     set_rng_state,
 )
 from .data import Loader
+from .functional import disable_autocast
 from .interrupts import DeferredInterrupts
 from .losses import chunked_cross_entropy, cross_entropy
-from .model import require_same_vocabulary
+from .model import eval_mode, require_same_vocabulary
 from .optimizers import AdamW, clip_grad_norm_, param_groups
 from .runtime import compile_model
 from .schedules import scale_lr
@@ -73,13 +74,16 @@ def next_token_loss(
 
     With ``chunk_size``, from ``model.hidden_states`` and
     ``model.lm_head``: never all logits at once.  Use it as
-    ``partial(next_token_loss, chunk_size=256)``.
+    ``partial(next_token_loss, chunk_size=256)``.  ``ValueError`` for a
+    model whose call returns other logits than these, as a few tokens
+    show that it reads first.
     """
     ids, targets, kwargs = _unpack_batch(batch)
     kwargs = _in_words_of(model, kwargs)
     if chunk_size is None:
         out = model(ids, **kwargs)
         return cross_entropy(getattr(out, "logits", out), targets)
+    _expect_logits_of_head(model, ids[:1, :4])
     head = model.lm_head
     return chunked_cross_entropy(
         model.hidden_states(ids, **kwargs),
@@ -122,6 +126,31 @@ def _in_words_of(model, kwargs):
     if "position_ids" in names:
         own["position_ids"] = positions.clamp(min=0)
     return own
+
+
+def _expect_logits_of_head(model, ids):
+    "Refuse a model whose call does more than ``lm_head`` does."
+    model = getattr(model, "_orig_mod", model)  # compiled
+    head = model.lm_head
+    with torch.no_grad(), eval_mode(model), disable_autocast(ids.device):
+        out = model(ids)
+        logits = getattr(out, "logits", out)
+        hidden = model.hidden_states(ids)
+        of_head = nn.functional.linear(hidden, head.weight, head.bias)
+    tolerance = max(1e-5, 4 * torch.finfo(of_head.dtype).eps)
+    validate.require(
+        logits.shape == of_head.shape
+        and torch.allclose(
+            logits.to(of_head.dtype),
+            of_head,
+            rtol=0.0,
+            atol=tolerance * of_head.nan_to_num().abs().max().item(),
+            equal_nan=True,
+        ),
+        f"the call of {type(model).__name__} changes its logits after its "
+        "output layer, and chunk_size= goes round the call: "
+        "chunk_size=None computes them whole",
+    )
 
 
 def _find_ids(batch):
