@@ -3,11 +3,13 @@
 import hashlib
 import json
 import math
+import re
 import shutil
 import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import tformer
 from conftest import ROOT, load_experiment, run
@@ -576,6 +578,106 @@ def test_an_unknown_name_lists_the_names(name, words, monkeypatch, tmp_path):
         load_bundle(name)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
+
+
+def hf_folder(path, config, *files):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config), "utf-8")
+    for file in files:
+        (path / file).write_bytes(b"\0")
+    return path
+
+
+FROM_GPT2 = "tformer.gpt.GPT.from_gpt2({0!r}) makes the model"
+FROM_BERT = "tformer.bert.BertMaskedLM.from_bert({0!r}) makes the model"
+NO_MODEL = "the package reads only models with model_type 'gpt2' or 'bert'"
+LATER = ", once its weights are saved as model.safetensors"
+FROM_HF = (
+    ", and tformer.tokenizer.Tokenizer.from_hf({1!r}) reads its tokenizer if that is "
+    "byte-level BPE"
+)
+
+
+@pytest.mark.parametrize(
+    "config, files, kind, advice",
+    [
+        ({"model_type": "gpt2"}, ["model.safetensors"], "model_type 'gpt2'", FROM_GPT2),
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+            ["pytorch_model.bin", "tokenizer.json"],
+            "model_type 'gpt2'",
+            FROM_GPT2 + LATER + FROM_HF,
+        ),
+        ({"model_type": "bert"}, ["model.safetensors"], "model_type 'bert'", FROM_BERT),
+        (
+            {"model_type": "llama"},
+            ["pytorch_model.bin"],
+            "model_type 'llama'",
+            "lesson 13 shows how its weights are copied into a Llama",
+        ),
+        ({"model_type": "mamba"}, [], "model_type 'mamba'", NO_MODEL),
+        (
+            {"architectures": ["OwnModel"]},
+            ["tokenizer.json"],
+            "architectures \"['OwnModel']\"",
+            NO_MODEL + FROM_HF,
+        ),
+    ],
+    ids=["gpt2", "gpt2 pickled", "bert", "llama", "mamba", "no type"],
+)
+@pytest.mark.parametrize("load", [load_bundle, GPT.load], ids=["load", "load_model"])
+def test_a_folder_of_hugging_face_is_told_what_reads_it(
+    config, files, kind, advice, load, tmp_path
+):
+    folder = hf_folder(tmp_path / "theirs", config, *files)
+    if load == GPT.load and "model.safetensors" in files:
+        save_file({"wte.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    with pytest.raises(ValueError) as caught:
+        load(folder)
+    said = advice.format(str(folder), str(folder / "tokenizer.json"))
+    assert str(caught.value) == (
+        f"{folder} holds a Hugging Face checkpoint with {kind}, and no model that "
+        f"save wrote: {said}"
+    )
+
+
+def test_the_calls_that_are_named_read_what_hugging_face_wrote(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    gpt2 = transformers.GPT2Config(
+        vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=8
+    )
+    bert = transformers.BertConfig(
+        vocab_size=31,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=8,
+    )
+    for theirs, kind in (
+        (transformers.GPT2LMHeadModel(gpt2), "GPT"),
+        (transformers.BertForMaskedLM(bert), "BertMaskedLM"),
+    ):
+        folder = tmp_path / kind
+        theirs.save_pretrained(folder)
+        with pytest.raises(ValueError, match="Hugging Face") as caught:
+            tformer.load(folder)
+        call = re.search(r"tformer\S+\('.*?'\)", str(caught.value))[0]
+        made = eval(call)
+        ids = torch.arange(5)[None]
+        close(made(ids), theirs.eval()(ids).logits)
+        made.save(folder)  # over their files: now it is ours
+        assert type(made).load(folder).max_len == 8
+
+
+def test_other_files_make_no_checkpoint(tmp_path):
+    "Neither a config.json of something else, nor one that is no JSON."
+    for text in ('{"name": "x"}', "[1]", "{", '{"model_type": "x", "model": "GPT"}'):
+        (tmp_path / "config.json").write_text(text, "utf-8")
+        with pytest.raises(
+            ValueError, match=r"has no card\.json and no checkpoint of a training"
+        ):
+            load_bundle(tmp_path)
 
 
 @pytest.mark.parametrize("bad", [None, 3, b"stories"])

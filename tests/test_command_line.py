@@ -319,6 +319,14 @@ def test_the_folder_of_a_training_tells_a_story(capsys, bundle, tmp_path):
     assert err.count("\n") == 1
 
 
+def test_a_folder_of_hugging_face_is_told_apart(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert main(["Once", "--model", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1
+    assert err.startswith(f"tformer: {tmp_path} holds a Hugging Face checkpoint")
+
+
 def test_an_interrupt_ends_the_process():
     done = subprocess.run(
         [

@@ -33,6 +33,7 @@ from tformer.model import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     ModelConfig,
+    describe_hf_checkpoint,
     load_model,
     require_same_vocabulary,
     save_model,
@@ -616,8 +617,9 @@ def find_bundle(
     checkpoints = CheckpointManager(folder)
     validate.require(
         checkpoints.steps(),
-        f"{folder} has no {CARD_NAME} and no checkpoint of a training: it "
-        "holds no trained model that was saved whole",
+        describe_hf_checkpoint(folder)
+        or f"{folder} has no {CARD_NAME} and no checkpoint of a training: "
+        "it holds no trained model that was saved whole",
     )
     if checkpoint is None and checkpoints.best_step is not None:
         checkpoint = "best"

@@ -6,7 +6,8 @@
 __all__ = ['WEIGHTS_NAME', 'CONFIG_NAME', 'COMPONENT_KEYS', 'ModelConfig', 'TransformerBlock', 'new_layer_cache',
            'positions_from_attention_mask', 'Model', 'CausalLM', 'DecoderModel', 'eval_mode', 'make_eval_context',
            'device_of', 'require_same_vocabulary', 'wrap_model_errors', 'owning_copy', 'tensors_sha256', 'save_model',
-           'read_safetensors', 'require_fitting_weights', 'load_weights', 'load_model', 'describe_module']
+           'read_safetensors', 'require_fitting_weights', 'load_weights', 'describe_hf_checkpoint', 'load_model',
+           'describe_module']
 
 # %% ../nbs/A3_models.ipynb #d28fe722
 #| code-fold: true
@@ -844,6 +845,51 @@ def _read_config(folder, metadata):
     )
     return values
 
+# %% ../nbs/A3_models.ipynb #5d0c7a92
+#| code-summary: what a folder of Hugging Face is told
+_HF_ADVICE = {  # by model_type
+    "gpt2": "tformer.gpt.GPT.from_gpt2({folder!r}) makes the model",
+    "bert": "tformer.bert.BertMaskedLM.from_bert({folder!r}) makes the "
+    "model",
+    "llama": "lesson 13 shows how its weights are copied into a Llama",
+    "qwen3": "lesson 13 shows how its weights are copied into a Qwen3",
+}
+
+
+def describe_hf_checkpoint(
+    folder: str | os.PathLike,  # with the config.json of a model
+) -> str | None:
+    """A sentence on what Hugging Face wrote into a folder; else None.
+
+    It names the model_type, and the calls that read such files.
+    """
+    folder = Path(folder)
+    try:
+        values = files.read_json_object(folder / CONFIG_NAME)
+    except (OSError, ValueError):
+        return None
+    name = "model_type" if "model_type" in values else "architectures"
+    if name not in values or "model" in values:
+        return None
+    kind = str(values[name])
+    advice = _HF_ADVICE.get(
+        kind,
+        "the package reads only models with model_type 'gpt2' or 'bert'",
+    ).format(folder=str(folder))
+    if "makes the" in advice and not list(folder.glob("*.safetensors")):
+        advice += f", once its weights are saved as {WEIGHTS_NAME}"
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.is_file():
+        advice += (
+            ", and tformer.tokenizer.Tokenizer.from_hf("
+            f"{str(tokenizer)!r}) reads its tokenizer if that is "
+            "byte-level BPE"
+        )
+    return (
+        f"{folder} holds a Hugging Face checkpoint with {name} {kind!r}, "
+        f"and no model that save wrote: {advice}"
+    )
+
 # %% ../nbs/A3_models.ipynb #9346aab9
 def load_model(
     cls: type,  # the class that was saved, such as ``Llama``
@@ -860,9 +906,13 @@ def load_model(
     was saved.
     """
     folder = Path(folder)
+    foreign = describe_hf_checkpoint(folder)
+    has_weights = (folder / WEIGHTS_NAME).is_file()
+    validate.require(has_weights or foreign is None, foreign)
     tensors, metadata = read_safetensors(folder / WEIGHTS_NAME)
     values = _read_config(folder, metadata)
     name = values.pop("model", None)
+    validate.require(not foreign or name, foreign)
     validate.require(
         name == cls.__name__,
         f"{folder} holds "
