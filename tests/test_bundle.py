@@ -999,10 +999,42 @@ def test_a_checkpoint_without_a_tokenizer_says_what_to_call(tmp_path):
         load_bundle(tmp_path)
     call = f"load_model(GPT, {str(folder)!r})"
     assert str(caught.value) == (
-        f"{folder} has no tokenizer.json: give the training its tokenizer=, or load "
+        f"{folder} has no vocabulary.json: give the training its tokenizer=, or load "
         f"the model alone by {call}"
     )
     assert load_model(GPT, str(folder)).max_len == 32
+
+
+def test_a_tokenizer_under_the_name_of_hugging_face_is_told_apart(folder, tmp_path):
+    "The file is of our own format, so their library cannot read it."
+    trained(tmp_path / "run")
+    rename = (
+        "has a tokenizer.json and no vocabulary.json, as a tokenizer that save wrote "
+        "is named: rename the file if save wrote it, and its name in card.json where "
+        "there is one"
+    )
+    for made, load in (
+        (folder, read_verified_card),
+        (folder, load_bundle),
+        (tmp_path / "run" / "step-000010", load_bundle),
+    ):
+        ours = made / "vocabulary.json"
+        if ours.is_file():
+            ours.rename(made / "tokenizer.json")
+        with pytest.raises(ValueError) as caught:
+            load(made)
+        assert str(caught.value) == f"{made} {rename}"
+    (folder / "tokenizer.json").rename(folder / "vocabulary.json")
+    (folder / "tokenizer.json").write_text("of another program", "utf-8")
+    load_bundle(folder)  # what stands beside changes nothing
+
+
+def test_the_name_that_hugging_face_gives_a_tokenizer_is_not_ours(tmp_path):
+    trained(tmp_path / "run")
+    small(GPT).save(tmp_path / "saved")
+    for path in (tmp_path, BUNDLED_DIR):
+        assert not list(path.rglob("tokenizer.json"))
+        assert list(path.rglob("vocabulary.json"))
 
 
 def test_a_checkpoint_of_a_model_of_ones_own_says_what_to_call(tmp_path):

@@ -312,10 +312,12 @@ def test_the_folder_of_a_training_tells_a_story(capsys, bundle, tmp_path):
         assert main([*args, "--model", name]) == 0
         told.append(capsys.readouterr().out)
     assert told[0] == told[1] == told[2]
-    (saved.path(3) / "tokenizer.json").unlink()
+    (saved.path(3) / "vocabulary.json").unlink()
     assert main([*args, "--model", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
-    assert not out and err.startswith(f"tformer: {saved.path(3)} has no tokenizer.json")
+    assert not out and err.startswith(
+        f"tformer: {saved.path(3)} has no vocabulary.json"
+    )
     assert err.count("\n") == 1
 
 

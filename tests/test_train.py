@@ -1646,7 +1646,7 @@ def test_a_checkpoint_holds_the_tokenizer(tmp_path):
     Trainer(
         model, batches(), max_steps=1, output_dir=tmp_path, tokenizer=tokenizer
     ).fit()
-    again = Tokenizer.load(tmp_path / "step-000001" / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "step-000001" / "vocabulary.json")
     assert again.encode("once") == tokenizer.encode("once")
 
 
