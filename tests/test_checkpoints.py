@@ -801,6 +801,15 @@ def test_a_stream_goes_on_where_it_was(make, taken):
     assert stream.num_yielded == other.num_yielded == taken + 10
 
 
+@pytest.mark.parametrize("state", [None, 3, []])
+def test_a_stream_refuses_what_is_no_state(state):
+    stream = ResumableBatches([1, 2, 3])
+    stream.next_batches(2)
+    with pytest.raises(ValueError, match="state must be Mapping, got"):
+        stream.load_state_dict(state)
+    assert stream.next() == 3
+
+
 def test_a_stream_that_ends():
     stream = ResumableBatches(iter([1, 2]))
     assert stream.next_batches(2) == [1, 2]

@@ -1367,6 +1367,14 @@ def test_a_precision_that_there_is_not_is_refused():
 def test_a_watch_refuses_a_factor_that_is_none(factor):
     with pytest.raises(ValueError, match="spike_factor must be above 0"):
         LossMonitor(spike_factor=factor)
+    with pytest.raises(ValueError, match="min_jump must be above 0"):
+        LossMonitor(min_jump=factor)
+
+
+@pytest.mark.parametrize("size", [0, 2.5, math.nan, None])
+def test_a_watch_refuses_a_history_that_holds_nothing(size):
+    with pytest.raises(ValueError, match="history_size must be a whole number of at"):
+        LossMonitor(history_size=size)
 
 
 @pytest.mark.parametrize("lr", [0.0, math.nan])

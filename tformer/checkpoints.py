@@ -22,7 +22,7 @@ import secrets
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from numbers import Real
@@ -767,6 +767,7 @@ class ResumableBatches:
         tensor, others.  The place is then the one before, and so is a
         ``DataLoader``'s own generator.
         """
+        validate.instance_of(Mapping, state=state)
         _expect_source(state["source"], self.source)
         if hasattr(self.batches, "load_state_dict"):
             self.batches.load_state_dict(state["batches"])
