@@ -23,6 +23,7 @@ every = pytest.mark.parametrize("path", NOTEBOOKS, ids=course.document_names(ROO
 ANYWHERE = {
     "plot",
     "stories",
+    "tensor_checks",
     "validate",
     "files",
     "interrupts",

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import files, stories, validate
+from . import files, stories, tensor_checks, validate
 from .bert import BertMaskedLM
 from .checkpoints import STATE_NAME, CheckpointManager
 from .gpt import GPT
@@ -728,9 +728,9 @@ def load_bundle(
     and a model and a tokenizer of different numbers of ids.
     """
     if device is not None:
-        validate.usable_device(device=device)
+        tensor_checks.usable_device(device=device)
     if dtype is not None:
-        validate.torch_dtype(dtype=dtype)
+        tensor_checks.torch_dtype(dtype=dtype)
     folder = find_bundle(name_or_folder, checkpoint)
     has_card = (folder / CARD_NAME).is_file()
     card = (read_verified_card if has_card else _card_of_checkpoint)(

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from . import stories, validate
+from . import stories, tensor_checks, validate
 from .bundle import ModelBundle, grade_sentences
 from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
@@ -113,15 +113,15 @@ def _expect_rule(
     ids, word_ids, replacement_ids, mlm_probability, **shares
 ):
     many = isinstance(mlm_probability, Tensor)
-    validate.shapes(
+    tensor_checks.shapes(
         ids=(ids, "b t"),
         word_ids=(word_ids, "b t"),
         mlm_probability=(mlm_probability if many else None, "#b 1"),
         replacement_ids=(replacement_ids, "n"),
     )
-    validate.integer_tensors(ids=ids, replacement_ids=replacement_ids)
+    tensor_checks.integer_tensors(ids=ids, replacement_ids=replacement_ids)
     if word_ids is not None and word_ids.numel():
-        validate.integer_tensors(word_ids=word_ids)
+        tensor_checks.integer_tensors(word_ids=word_ids)
         last = int(word_ids.max())
         validate.require(
             last < ids.shape[1],

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 from .embedding import DerivedBuffersModule
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41d20a95
@@ -33,7 +33,7 @@ def relative_positions(
     Negative for keys before the query, 0 for its own place.  Raises
     ``ValueError`` for positions that are not int64 ``(b, length)``.
     """
-    validate.position_tensors(
+    tensor_checks.position_tensors(
         positions=positions, key_positions=key_positions
     )
     return key_positions[:, None, :] - positions[:, :, None]
@@ -392,7 +392,7 @@ class _RotateFunction(torch.autograd.Function):
 #| code-summary: one tensor turned, by the way that suits it
 def _rotate_checked(x, cos, sin, layout):
     if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
-        validate.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
+        tensor_checks.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
     if x.requires_grad and not (
         torch.compiler.is_compiling() or cos.requires_grad
     ):
@@ -462,7 +462,7 @@ class RotaryEmbedding(DerivedBuffersModule):
     ) -> tuple[Tensor, Tensor]:
         """cos and signed sin, times ``attention_factor``: layers may share
         them."""
-        validate.position_tensors(positions=positions)
+        tensor_checks.position_tensors(positions=positions)
         signed_freqs = self.get_buffer_for("signed_freqs", positions)
         if self.layout != self._buffer_layout:  # it was changed afterwards
             validate.one_of(ROTARY_LAYOUTS, layout=self.layout)
@@ -499,7 +499,7 @@ class RotaryEmbedding(DerivedBuffersModule):
             )
         cos, sin = cos_sin
         if cos.shape[-1] != self.d_head:
-            validate.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
+            tensor_checks.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
         return tuple(
             [_rotate_checked(x, cos, sin, self.layout) for x in tensors]
         )
