@@ -16,6 +16,10 @@ FORBIDDEN = {
     "validate": ("from tformer import files", "tformer.validate -> tformer.files"),
     "check/report": ("from .. import files", "tformer.check.report -> tformer.files"),
     "workers": ("import torch", "tformer.workers -> torch"),
+    "variants/gqa": (
+        "from ..checkpoints import flatten_state",
+        "tformer.variants.gqa -> tformer.checkpoints",
+    ),
     "generate": ("from .train import Trainer", "tformer.generate -> tformer.train"),
     "gpt": ("from . import llama", "tformer.gpt -> tformer.llama"),
     "a_new_one": ("import math", "a_new_one"),  # nobody has said where it stands

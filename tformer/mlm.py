@@ -29,9 +29,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from . import stories, tensor_checks, validate
 from .bundle import ModelBundle, grade_sentences
-from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
 from .losses import cross_entropy
+from .runtime import isolated_eval
 from .seq2seq import positions_from_padding
 from .tokenizer import Tokenizer
 
