@@ -20,6 +20,7 @@ FORBIDDEN = {
         "from ..checkpoints import flatten_state",
         "tformer.variants.gqa -> tformer.checkpoints",
     ),
+    "mlm": ("from .bundle import load_bundle", "tformer.mlm -> tformer.bundle"),
     "generate": ("from .train import Trainer", "tformer.generate -> tformer.train"),
     "gpt": ("from . import llama", "tformer.gpt -> tformer.llama"),
     "a_new_one": ("import math", "a_new_one"),  # nobody has said where it stands

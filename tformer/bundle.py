@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BUNDLED_DIR', 'CARD_NAME', 'TOKENIZER_NAME', 'BUNDLE_FILES', 'ENDOFTEXT', 'MODEL_CLASSES', 'ModelBundle', 'tell',
-           'SentenceGrade', 'grade_sentences', 'fraction_correct', 'fraction_copied', 'MiniGPTConfig', 'SavableMiniGPT',
-           'file_fingerprint', 'format_card', 'save_bundle', 'find_bundle', 'read_verified_card', 'load_bundle']
+           'fraction_correct', 'fraction_copied', 'MiniGPTConfig', 'SavableMiniGPT', 'file_fingerprint', 'format_card',
+           'save_bundle', 'find_bundle', 'read_verified_card', 'load_bundle']
 
 # %% ../nbs/A8_trained.ipynb #6a352d77
 #| code-fold: true
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import files, stories, tensor_checks, validate
+from . import files, tensor_checks, validate
 from .bert import BertMaskedLM
 from .checkpoints import STATE_NAME, CheckpointManager
 from .gpt import GPT
@@ -38,6 +38,7 @@ from tformer.model import (
     save_model,
 )
 from .seq2seq import PreNormSeq2Seq, Seq2Seq
+from .stories import grade_sentences
 from tformer.tokenizer import (
     IncrementalDecoder,
     StopStringCriterion,
@@ -380,41 +381,6 @@ def tell(
         tokenizer.decode([*prompt[1:], *completion.ids])
         for completion in completions
     ]
-
-# %% ../nbs/A8_trained.ipynb #5935cea5
-class SentenceGrade(NamedTuple):
-    "A sentence, and what is wrong with it; nothing, if it is right."
-
-    sentence: str
-    problems: tuple[str, ...]
-
-# %% ../nbs/A8_trained.ipynb #d413b750
-def grade_sentences(
-    text: str,  # one story
-) -> list[SentenceGrade]:
-    "Each sentence of a story, by all rules of ``stories.grade_stories``."
-    validate.utf8_string(text=text)
-    world = stories.StoryState()
-    beats = []
-    found = []
-    for line in stories.split_sentences(text):
-        before = len(world.problems)
-        known = stories.parse_sentence(line)
-        world.check("sentences", bool(known), "the grammar cannot read it")
-        if known:
-            stories.update_state(world, *known)
-        else:
-            world.forget_ambiguous(line)
-        beats.append(known[0].beat if known else None)
-        found.append(SentenceGrade(line, tuple(world.problems[before:])))
-    if found:
-        before = len(world.problems)
-        stories.check_ending(world, beats)
-        found[-1] = SentenceGrade(
-            found[-1].sentence,
-            found[-1].problems + tuple(world.problems[before:]),
-        )
-    return found
 
 # %% ../nbs/A8_trained.ipynb #fb0b16e5
 def fraction_correct(

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from . import stories, tensor_checks, validate
-from .bundle import ModelBundle, grade_sentences
 from .data import EpochShuffle, Loader
 from .losses import cross_entropy
 from .runtime import isolated_eval
 from .seq2seq import positions_from_padding
+from .stories import grade_sentences
 from .tokenizer import Tokenizer
 
 # %% ../nbs/19_masked_language_model.ipynb #0b0eb273
@@ -594,7 +594,7 @@ class MaskPrediction(NamedTuple):
 
 # %% ../nbs/19_masked_language_model.ipynb #405efb1d
 def fill_mask(
-    bundle: ModelBundle,  # such as ``tformer.load("bert")``
+    bundle: Any,  # a ModelBundle, such as ``tformer.load("bert")``
     text: str,  # with one [MASK] or several
     top_k: int = 5,  # how many guesses for each
     strict_vocab: bool = True,  # refuse words that are no token
@@ -846,7 +846,7 @@ def _validate_unmasking(steps, order, temperature):
 
 # %% ../nbs/19_masked_language_model.ipynb #f0f10693
 def generate_by_unmasking(
-    bundle: ModelBundle,  # such as ``tformer.load("bert")``
+    bundle: Any,  # a ModelBundle, such as ``tformer.load("bert")``
     lengths: Iterable[int],  # how many tokens each text shall have
     *,
     steps: int = 16,  # passes of the model

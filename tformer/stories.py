@@ -9,7 +9,7 @@ __all__ = ['LEXICON', 'SPOT_TO_PLACE', 'PLACE_PREPOSITION', 'ROLES', 'GENDER', '
            'SentenceTemplate', 'compile_template', 'match_template', 'describe_location', 'StoryState', 'Plot',
            'first_and_last_word', 'add_beats', 'parse_sentence', 'add_plot', 'StorySampler', 'choose_cast',
            'choose_beats', 'templates_for', 'render_story', 'generate_stories', 'story_corpus', 'split_sentences',
-           'update_state', 'check_ending', 'StoryGrade', 'grade_stories']
+           'update_state', 'check_ending', 'StoryGrade', 'grade_stories', 'SentenceGrade', 'grade_sentences']
 
 # %% ../nbs/A2_stories.ipynb #c66ee178
 #| code-fold: true
@@ -1840,3 +1840,38 @@ def grade_stories(
     ]
     flawless = sum(not w.problems for w in worlds)
     return StoryGrade(len(worlds), flawless, **scores, problems=problems)
+
+# %% ../nbs/A2_stories.ipynb #5935cea5
+class SentenceGrade(NamedTuple):
+    "A sentence, and what is wrong with it; nothing, if it is right."
+
+    sentence: str
+    problems: tuple[str, ...]
+
+# %% ../nbs/A2_stories.ipynb #d413b750
+def grade_sentences(
+    text: str,  # one story
+) -> list[SentenceGrade]:
+    "Each sentence of a story, by all rules of ``grade_stories``."
+    validate.utf8_string(text=text)
+    world = StoryState()
+    beats = []
+    found = []
+    for line in split_sentences(text):
+        before = len(world.problems)
+        known = parse_sentence(line)
+        world.check("sentences", bool(known), "the grammar cannot read it")
+        if known:
+            update_state(world, *known)
+        else:
+            world.forget_ambiguous(line)
+        beats.append(known[0].beat if known else None)
+        found.append(SentenceGrade(line, tuple(world.problems[before:])))
+    if found:
+        before = len(world.problems)
+        check_ending(world, beats)
+        found[-1] = SentenceGrade(
+            found[-1].sentence,
+            found[-1].problems + tuple(world.problems[before:]),
+        )
+    return found
