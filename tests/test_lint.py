@@ -20,6 +20,10 @@ FORBIDDEN = {
         "from ..checkpoints import flatten_state",
         "tformer.variants.gqa -> tformer.checkpoints",
     ),
+    "variants/sparse": (
+        "from .. import llama",
+        "tformer.variants.sparse -> tformer.llama",
+    ),
     "mlm": ("from .bundle import load_bundle", "tformer.mlm -> tformer.bundle"),
     "generate": ("from .train import Trainer", "tformer.generate -> tformer.train"),
     "gpt": ("from . import llama", "tformer.gpt -> tformer.llama"),

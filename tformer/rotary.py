@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['relative_positions', 'ShawRelativePositions', 't5_bucket', 'T5RelativeBias', 'alibi_slopes', 'ALiBi',
            'rope_frequencies', 'apply_rotary_emb', 'convert_rotary_layout', 'RotaryEmbedding', 'linear_scaling',
-           'ntk_scaled_base', 'llama3_scaling', 'yarn_scaling']
+           'ntk_scaled_base', 'llama3_scaling', 'make_rotary', 'yarn_scaling']
 
 # %% ../nbs/05_relative_and_rotary.ipynb #2501ee3e
 #| code-fold: true
@@ -575,6 +575,29 @@ def llama3_scaling(
     turns = original_max_len * freqs / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * freqs + (1 - keep) * freqs / factor
+
+# %% ../nbs/05_relative_and_rotary.ipynb #de4a3763
+def make_rotary(
+    config: Any,  # with head_dim, rope_theta and rope_scaling
+) -> RotaryEmbedding:
+    """The rotary positions that a configuration describes.
+
+    It may be a ``LlamaConfig``, whose ``rope_scaling`` holds the
+    arguments of ``llama3_scaling`` by name, or None.  Raises
+    ``ValueError`` naming what a configuration lacks.
+    """
+    for name in ("head_dim", "rope_theta", "rope_scaling"):
+        validate.require(
+            hasattr(config, name),
+            f"config must have {name}, as a LlamaConfig has, got "
+            f"{config!r:.60}",
+        )
+    if config.rope_scaling is None:
+        return RotaryEmbedding(config.head_dim, base=config.rope_theta)
+    freqs = rope_frequencies(config.head_dim, config.rope_theta)
+    return RotaryEmbedding(
+        config.head_dim, freqs=llama3_scaling(freqs, **config.rope_scaling)
+    )
 
 # %% ../nbs/05_relative_and_rotary.ipynb #5e93a1d0
 def yarn_scaling(

@@ -20,8 +20,8 @@ from ..attention import SelfAttention, mask_kwargs
 from ..attention_backends import add_causal_mask, fused_attend, repeat_kv
 from ..functional import disable_autocast, softmax
 from ..kv_cache import BatchCache, GrowableBuffer, GrowingRows
-from ..llama import LlamaConfig, make_rotary
 from ..positions import Positions, append_positions, crop_positions
+from ..rotary import make_rotary
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #957e3455
 class SlidingWindowAttention(SelfAttention):
@@ -523,7 +523,7 @@ def _spare(n):
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #ce4511e8
 def make_window_factory(
-    config: LlamaConfig,
+    config: Any,  # such as a LlamaConfig
     # of every layer, or what repeats from layer to layer; None: no window
     window: int | Sequence[int | None] | None,
     *,
@@ -539,7 +539,6 @@ def make_window_factory(
     ``[4096, None]`` alternates local and global layers, as Gemma 2 does. The other
     arguments are those of ``SlidingWindowAttention``.
     """
-    validate.instance_of(LlamaConfig, config=config)
     windows = list(window) if isinstance(window, Sequence) else [window]
     validate.require(windows, "window must name one window or more, got none")
     for each in windows:
