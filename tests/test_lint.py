@@ -24,6 +24,7 @@ FORBIDDEN = {
         "from .. import llama",
         "tformer.variants.sparse -> tformer.llama",
     ),
+    "wordpiece": ("from . import stories", "tformer.wordpiece -> tformer.stories"),
     "mlm": ("from .bundle import load_bundle", "tformer.mlm -> tformer.bundle"),
     "generate": ("from .train import Trainer", "tformer.generate -> tformer.train"),
     "gpt": ("from . import llama", "tformer.gpt -> tformer.llama"),
