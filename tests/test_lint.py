@@ -25,6 +25,7 @@ FORBIDDEN = {
         "tformer.variants.sparse -> tformer.llama",
     ),
     "wordpiece": ("from . import stories", "tformer.wordpiece -> tformer.stories"),
+    "mini_gpt": ("from . import plot", "tformer.mini_gpt -> tformer.plot"),
     "mlm": ("from .bundle import load_bundle", "tformer.mlm -> tformer.bundle"),
     "generate": ("from .train import Trainer", "tformer.generate -> tformer.train"),
     "gpt": ("from . import llama", "tformer.gpt -> tformer.llama"),
