@@ -44,9 +44,9 @@ from tformer.mlm import (
 )
 from tformer.optimizers import AdamW
 from tformer.schedules import warmup_cosine
+from tformer.stories import tag_story
 from tformer.tokenizer import Tokenizer
 from tformer.train import Trainer, train_step
-from tformer.wordpiece import tag_story
 from trained import fill_told, nats_per_blank, optimizers, told
 
 STEPS = 900

@@ -32,6 +32,7 @@ SAME_EVERYWHERE = {
     "test_live.py",
     "test_processors.py",
     "test_shapes.py",
+    "test_tensor_checks.py",
     "test_validate.py",
 }
 IMPORTS_TORCH = re.compile(r"^(import|from) torch\b", re.M)

@@ -121,6 +121,14 @@ def die_after(calls, names=("fsync", "rename", "replace", "mkdir")):
         setattr(os, name, deadly(getattr(os, name)))
 
 
+def accepts(validator, *args, **kwargs):
+    "Return whether a validator lets its arguments through, returning None."
+    try:
+        return validator(*args, **kwargs) is None
+    except ValueError:
+        return False
+
+
 def says(sentence, error=ValueError):
     "Expect an error whose message is exactly this sentence."
     return pytest.raises(error, match=f"^{re.escape(sentence)}$")

@@ -29,7 +29,6 @@ from tformer.bundle import (
     format_card,
     fraction_copied,
     fraction_correct,
-    grade_sentences,
     load_bundle,
     read_verified_card,
     save_bundle,
@@ -42,6 +41,7 @@ from tformer.mlm import generate_by_unmasking
 from tformer.model import load_model
 from tformer.quantized import quantize_int8
 from tformer.sampler import SamplingParams
+from tformer.stories import grade_sentences
 from tformer.tokenizer import Tokenizer, cut_at_stop_string
 from tformer.train import Trainer
 from tformer.vocabulary import Vocabulary

@@ -30,13 +30,10 @@ from tformer.checkpoints import (
     ResumableBatches,
     TensorBoardLogger,
     flatten_state,
-    get_rng_state,
-    isolated_eval,
     load_training_state,
     read_checkpoint,
     require_same_config,
     save_training_state,
-    set_rng_state,
     unflatten_state,
     write_checkpoint,
     write_folder_atomically,
@@ -45,6 +42,7 @@ from tformer.data import RandomWindowLoader
 from tformer.llama import Llama, LlamaConfig
 from tformer.model import CONFIG_NAME, WEIGHTS_NAME
 from tformer.optimizers import AdamW, Muon
+from tformer.runtime import get_rng_state, isolated_eval, set_rng_state
 from tformer.tokenizer import Tokenizer
 from tformer.train import LossMonitor
 

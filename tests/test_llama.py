@@ -28,11 +28,15 @@ from tformer.llama import (  # noqa: E402
     LlamaConfig,
     Qwen3,
     make_gqa_factory,
-    make_rotary,
 )
 from tformer.mini_gpt import load_record  # noqa: E402
 from tformer.model import load_weights  # noqa: E402
-from tformer.rotary import ALiBi, RotaryEmbedding, rope_frequencies  # noqa: E402
+from tformer.rotary import (  # noqa: E402
+    ALiBi,
+    RotaryEmbedding,
+    make_rotary,
+    rope_frequencies,
+)
 
 SMALL = dict(
     vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_len=64

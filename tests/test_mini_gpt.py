@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from conftest import ROOT, load_experiment, run
 from helpers import plain_only
 from tformer import mini_gpt
+from tformer.course.ablations import show_ablations, show_steps_to_loss
 from tformer.mini_gpt import (
     MiniAttention,
     MiniBlock,
@@ -369,13 +370,13 @@ def test_where_a_curve_crosses(rungs):
 
 
 def test_the_ladder_is_drawn():
-    assert "tokens, steps" in mini_gpt.show_ablations(2).svg
-    assert "Muon" in mini_gpt.show_ablations().svg
-    first = mini_gpt.show_steps_to_loss(0).svg
-    last = mini_gpt.show_steps_to_loss(99).svg
+    assert "tokens, steps" in show_ablations(2).svg
+    assert "Muon" in show_ablations().svg
+    first = show_steps_to_loss(0).svg
+    last = show_steps_to_loss(99).svg
     assert "to come" in first and "to come" not in last
     with pytest.raises(ValueError, match="no row of chapter 3"):
-        mini_gpt.show_ablations(3)
+        show_ablations(3)
 
 
 # the worth of the parts

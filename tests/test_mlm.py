@@ -25,7 +25,7 @@ from tformer.bert import (
     BertTagger,
     from_hf_bert_name,
 )
-from tformer.bundle import ModelBundle, grade_sentences, load_bundle
+from tformer.bundle import ModelBundle, load_bundle
 from tformer.mini_gpt import load_record
 from tformer.mlm import (
     BERT_SPECIAL_TOKENS,
@@ -46,6 +46,7 @@ from tformer.mlm import (
     unmask,
     with_new_head,
 )
+from tformer.stories import grade_sentences
 from tformer.tokenizer import Tokenizer
 from tformer.vocabulary import Vocabulary
 

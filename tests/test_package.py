@@ -239,3 +239,31 @@ print(*sorted({*sys.modules} - before))
 """,
     )
     assert {*said.split()} - sys.stdlib_module_names == {"tformer"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "validate",
+        "files",
+        "interrupts",
+        "workers",
+        "bpe",
+        "pretokenizer",
+        "vocabulary",
+        "bpe_trainer",
+        "formats",
+        "tokenizer",
+        "wordpiece",
+    ],
+)
+def test_texts_become_tokens_without_torch(module):
+    run(
+        sys.executable,
+        "-c",
+        f"""
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import tformer.{module}
+""",
+    )

@@ -23,6 +23,7 @@ every = pytest.mark.parametrize("path", NOTEBOOKS, ids=course.document_names(ROO
 ANYWHERE = {
     "plot",
     "stories",
+    "tensor_checks",
     "validate",
     "files",
     "interrupts",
@@ -31,7 +32,7 @@ ANYWHERE = {
 # train, a trained model continues texts by the decoder of chapter 21, and a saved
 # model may have been quantized
 EARLY = {
-    "00_tour": {"tformer.bundle", "tformer.course.device"},
+    "00_tour": {"tformer.bundle", "tformer.course.ablations", "tformer.course.device"},
     "18_translation": {"tformer.generate"},
     "A8_trained": {"tformer.generate", "tformer.sampler", "tformer.translation"},
     "A3_models": {"tformer.quantized"},
@@ -85,6 +86,7 @@ READ_AS = {
     "package/formats": "02~5",
     "package/tokenizer": "02~6",
     "package/costs": "13~",
+    "package/course/ablations": "00~",
     "package/course/device": "00~",
 }
 STANDARD = set(sys.stdlib_module_names)

@@ -17,6 +17,7 @@ from tokenizers import models, pre_tokenizers
 from helpers import plain_only
 from tformer import stories
 from tformer.bpe import GPT2_PATTERN
+from tformer.stories import tag_story
 from tformer.wordpiece import (
     Span,
     WordPiece,
@@ -25,7 +26,6 @@ from tformer.wordpiece import (
     likelihood_gain,
     span_scores,
     spans_to_bio,
-    tag_story,
     train_wordpiece,
 )
 

@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from . import validate
+from . import tensor_checks, validate
 from .attention_backends import eager_attend, fused_attend
 from .functional import causal_mask, padding_mask
 from .kv_cache import CrossAttentionCache, DynamicLayerCache
@@ -59,7 +59,7 @@ def build_mask(
     mask that is not boolean or does not fit ``shape``.
     """
     if mask is not None:
-        validate.mask_and_bias(shape or tuple(mask.shape), mask)
+        tensor_checks.mask_and_bias(shape or tuple(mask.shape), mask)
     allowed = padding_mask(key_positions)
     if positions is not None:
         allowed = allowed & causal_mask(positions, key_positions)
@@ -83,7 +83,7 @@ def mask_kwargs(
     share these positions. Where the positions are known to forbid nothing,
     or nothing beyond plain causality, there is none.
     """
-    validate.mask_and_bias(shape, mask)
+    tensor_checks.mask_and_bias(shape, mask)
     if key_positions.length != shape[-1]:
         raise ValueError(
             f"{key_positions.length} positions for {shape[-1]} keys: "
@@ -224,7 +224,7 @@ class SelfAttention(MultiHeadAttention):
     def project_qkv(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, ...]:
         "Queries (b, h, t, d_head), keys and values (b, kv, t, …)."
         if x.ndim != 3:
-            validate.shapes(x=(x, "b t d"))
+            tensor_checks.shapes(x=(x, "b t d"))
         parts = (
             self.qkv_proj(x).split(self.proj_sizes, -1)
             if self.fused_qkv
@@ -361,7 +361,7 @@ class CrossAttention(MultiHeadAttention):
         ``cache``: from ``new_cache``; it keeps the keys and values of
         this memory, and answers when ``encoder_hidden_states`` is None.
         """
-        validate.shapes(
+        tensor_checks.shapes(
             x=(x, "b t d"),
             encoder_hidden_states=(encoder_hidden_states, "b s m"),
         )

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 from .functional import attend, disable_autocast
 
 # %% ../nbs/package/attention_backends.ipynb #0f6a3c50
@@ -36,7 +36,7 @@ def eager_attend(
     output has the type of ``q``, the weights stay wide.  Raises
     ``ValueError`` naming the shapes or types that do not fit.
     """
-    validate.attention_inputs(q, k, v, mask, bias, allow_gqa=True)
+    tensor_checks.attention_inputs(q, k, v, mask, bias, allow_gqa=True)
     n = q.shape[1] // k.shape[1]
     t = q.shape[-2]
     s = k.shape[-2]
@@ -100,7 +100,7 @@ def fused_attend(
     causal flag spares the kernel half of its work; together with a
     mask or a bias it becomes a mask.
     """
-    validate.attention_inputs(q, k, v, mask, bias, allow_gqa=True)
+    tensor_checks.attention_inputs(q, k, v, mask, bias, allow_gqa=True)
     n = q.shape[1] // k.shape[1]
     t = q.shape[-2]
     s = k.shape[-2]
@@ -198,7 +198,7 @@ def online_softmax_attend(
     kernels (Dao et al., 2022).  Equal to the output of ``attend``, empty
     rows and errors included.
     """
-    validate.attention_inputs(q, k, v, mask)
+    tensor_checks.attention_inputs(q, k, v, mask)
     shape = (*q.shape[:-1], k.shape[-2])
     allowed = None if mask is None else mask.expand(shape)
     x32 = q.to(torch.promote_types(q.dtype, torch.float32))

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.generate import (
     StopTokenIds,
     left_pad,
@@ -156,7 +156,7 @@ def expand_beams(
     n: int,  # how many to keep
 ) -> Candidates:
     "The n best continuations of all beams of a prompt together."
-    validate.shapes(
+    tensor_checks.shapes(
         log_probs=(log_probs, "b w"),
         next_log_probs=(next_log_probs, "b w vocab"),
     )
@@ -280,7 +280,7 @@ def _run(model, state, ids, positions, encoder_inputs):
 
 # %% ../nbs/package/beam.ipynb #417fba9d
 def _log_probs(logits, stop_token_ids):
-    validate.floating_tensors(logits=logits)
+    tensor_checks.floating_tensors(logits=logits)
     vocab = logits.shape[-1]
     last = max(stop_token_ids, default=0)
     validate.require(

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import files, validate
+from . import files, tensor_checks, validate
 from .attention import SelfAttention
 from .embedding import Embedding, LearnedPositionEmbedding
 from tformer.layers import (
@@ -113,7 +113,7 @@ class BertEmbedding(nn.Module):
         positions: Positions | Int[Tensor, "_ t"] | None = None,
         segment_ids: Int[Tensor, "_ t"] | None = None,
     ) -> Float[Tensor, "b t d"]:
-        validate.shapes(
+        tensor_checks.shapes(
             ids=(ids, "b t"), segment_ids=(segment_ids, "#b t")
         )
         positions = Positions.of(positions, ids)

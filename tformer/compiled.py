@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from . import validate
+from . import tensor_checks, validate
 from .generate import last_logits
 from .kv_cache import CrossAttentionCache, KVCache
 from .positions import Positions
@@ -95,7 +95,7 @@ class CompiledModel(nn.Module):
 @torch.no_grad()
 def _step(program, model, ids, *, cache, positions=None):
     layers, cross_caches = _static_layers(cache)
-    validate.shapes(ids=(ids, "b 1"))
+    tensor_checks.shapes(ids=(ids, "b 1"))
     positions = Positions.of(positions, ids, cache)
     ends = positions.upper_bound, layers[0].key_positions.upper_bound
     with cache.atomic():

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import validate
+from . import tensor_checks, validate
 from .layers import swiglu_width
 
 # %% ../nbs/package/costs.ipynb #008bcd9b
@@ -543,7 +543,7 @@ def _pairs(seq_len, past_tokens, sliding_window):
 
 def _itemsize(dtype):
     "Bytes of a number of this type."
-    validate.torch_dtype(dtype=dtype)
+    tensor_checks.torch_dtype(dtype=dtype)
     return dtype.itemsize
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 
 # %% ../nbs/04_absolute_positions.ipynb #4006a6ce
 #| code-summary: when values may not be looked at
@@ -93,7 +93,7 @@ class Embedding(nn.Module):
             nn.init.uniform_(self.weight, -edge, edge)
 
     def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        validate.integer_tensors(ids=ids)
+        tensor_checks.integer_tensors(ids=ids)
         x = _lookup_rows(ids.long(), self.weight)
         if x is None:
             n = len(self.weight)
@@ -131,7 +131,7 @@ def sinusoids(
     are computed in float64, the result is float32.  Raises ``ValueError``
     for an odd ``d_model`` and for positions that are no integers.
     """
-    validate.integer_tensors(positions=positions)
+    tensor_checks.integer_tensors(positions=positions)
     angle = positions[..., None] * _frequencies(
         d_model, base, positions.device
     )
@@ -251,7 +251,7 @@ class SinusoidalPositionEmbedding(DerivedBuffersModule):
     def forward(
         self, positions: Int[Tensor, "b t"]
     ) -> Float[Tensor, "b t d"]:
-        validate.integer_tensors(positions=positions)
+        tensor_checks.integer_tensors(positions=positions)
         table = self.get_buffer_for("table", positions)
         positions, cannot_read_values = (
             positions.long(),
@@ -296,7 +296,7 @@ class LearnedPositionEmbedding(nn.Module):
     def forward(
         self, positions: Int[Tensor, "b t"]
     ) -> Float[Tensor, "b t d"]:
-        validate.integer_tensors(positions=positions)
+        tensor_checks.integer_tensors(positions=positions)
         positions, weight, cannot_read_values = (
             positions.long(),
             self.weight,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks
 
 # %% ../nbs/01_attention_by_hand.ipynb #942eb390
 def softmax(
@@ -30,7 +30,7 @@ def softmax(
     plain softmax gives NaN), with gradient 0.  Raises ``ValueError``
     for integers.
     """
-    validate.floating_tensors(x=x)
+    tensor_checks.floating_tensors(x=x)
     if x.shape[dim] == 0:
         return x
     x32 = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -53,7 +53,7 @@ def causal_mask(
     every token, so combine with ``padding_mask(key_positions)`` by ``&``.
     Raises ``ValueError`` for positions that are not int64 ``(b, n)``.
     """
-    validate.position_tensors(
+    tensor_checks.position_tensors(
         positions=positions, key_positions=key_positions
     )
     return (key_positions[:, None, :] <= positions[:, :, None])[:, None]
@@ -66,7 +66,7 @@ def padding_mask(
 
     Raises ``ValueError`` for positions that are not int64 ``(b, n)``.
     """
-    validate.position_tensors(key_positions=key_positions)
+    tensor_checks.position_tensors(key_positions=key_positions)
     return (key_positions >= 0)[:, None, None, :]
 
 # %% ../nbs/01_attention_by_hand.ipynb #2860642d
@@ -97,7 +97,7 @@ def attend(
     to nothing gets weights and output exactly 0, with finite gradients.
     Raises ``ValueError`` naming the shapes or types that do not fit.
     """
-    validate.attention_inputs(q, k, v, mask, bias)
+    tensor_checks.attention_inputs(q, k, v, mask, bias)
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with disable_autocast(q.device):

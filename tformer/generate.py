@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 from .kv_cache import BatchCache
 from tformer.model import (
     DecoderModel,
@@ -646,7 +646,7 @@ def _sequence_tensors(sequences, name=None):
             len(tensors[i]),
             f"{called} is empty: a model needs a token to begin with",
         )
-        validate.integer_tensors(**{called: tensors[i]})
+        tensor_checks.integer_tensors(**{called: tensors[i]})
     return tensors
 
 # %% ../nbs/package/generate.ipynb #ca173026

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.positions import (
     Positions,
     append_positions,
@@ -147,7 +147,7 @@ class LayerCacheBase:
         "Keep these rows of the batch, in this order; repeats copy."
         past = self.key_positions
         b = self.batch_size
-        validate.row_indices(len(rows) if b is None else b, rows=rows)
+        tensor_checks.row_indices(len(rows) if b is None else b, rows=rows)
         if past is None:
             self.batch_size = len(rows)
         else:
@@ -194,7 +194,7 @@ def _validate_set_rows(batch_size, tensors, rows, source):
         "that holds tokens into one that knows how many rows "
         "it has: new_cache(batch_size)",
     )
-    validate.row_indices(batch_size, rows=rows, unique=True)
+    tensor_checks.row_indices(batch_size, rows=rows, unique=True)
     validate.require(
         rows.shape == (n,),
         f"the source has {n} rows, so rows must name {n} rows, got {tuple(rows.shape)}",
@@ -314,7 +314,7 @@ class DynamicLayerCache(GrowingRows):
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        validate.per_row_integers(self.batch_size, n=n)
+        tensor_checks.per_row_integers(self.batch_size, n=n)
         if self.key_positions is not None:
             n = n if isinstance(n, Tensor) else int(n)
             key_positions, slots = crop_positions(self.key_positions, n)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from . import validate
+from . import tensor_checks, validate
 
 # %% ../nbs/06_norms_and_feedforward.ipynb #b3a6fc87
 class Linear(nn.Module):
@@ -44,7 +44,7 @@ class Linear(nn.Module):
         try:
             return F.linear(x, self.weight, self.bias)
         except RuntimeError:  # see whether the width is the reason
-            validate.shapes(x=(x, f"*b {self.weight.shape[1]}"))
+            tensor_checks.shapes(x=(x, f"*b {self.weight.shape[1]}"))
             raise
 
     def extra_repr(self) -> str:
@@ -110,7 +110,7 @@ class LayerNorm(nn.Module):
         weight = self.weight
         eps = self.eps
         if x.shape[-1:] != weight.shape:
-            validate.shapes(x=(x, f"*b {len(weight)}"))
+            tensor_checks.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return layer_norm(x, weight, self.bias, eps)
         return F.layer_norm(x, weight.shape, weight, self.bias, eps)
@@ -154,7 +154,7 @@ class RMSNorm(nn.Module):
         weight = self.weight
         eps = self.eps
         if x.shape[-1:] != weight.shape:
-            validate.shapes(x=(x, f"*b {len(weight)}"))
+            tensor_checks.shapes(x=(x, f"*b {len(weight)}"))
         if x.dtype != weight.dtype:  # the kernel wants one type
             return rms_norm(x, weight, eps)
         if (

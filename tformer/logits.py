@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks, validate
 
 # %% ../nbs/package/logits.ipynb #7cfcc2f9
 def to_float(
@@ -27,7 +27,7 @@ def to_float(
     forbids every id. On a device, and while a function is compiled,
     the values are not looked at.
     """
-    validate.floating_tensors(logits=logits)
+    tensor_checks.floating_tensors(logits=logits)
     validate.require(
         logits.ndim and logits.shape[-1],
         "logits must hold a number for each of one id or more, got a tensor of "
@@ -199,9 +199,9 @@ def _require_biases(bias_by_id):
 
 # %% ../nbs/package/logits.ipynb #9e4bc50c
 def _generated_ids(ids, logits):
-    validate.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
+    tensor_checks.shapes(logits=(logits, "*b vocab"), ids=(ids, "*b n"))
     vocab = logits.shape[-1]
-    validate.integer_tensors(ids=ids)
+    tensor_checks.integer_tensors(ids=ids)
     if ids.is_cpu and ids.numel():
         top = ids.max().item()
         validate.require(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks, validate
 from .functional import disable_autocast
 
 # %% ../nbs/package/losses.ipynb #fcf0ddd4
@@ -96,7 +96,7 @@ def kl_divergence(
 
     Kullback and Leibler (1951).  What p never says costs nothing.
     """
-    validate.shapes(p_logits=(p_logits, "*b v"), q_logits=(q_logits, "*b v"))
+    tensor_checks.shapes(p_logits=(p_logits, "*b v"), q_logits=(q_logits, "*b v"))
     log_p = p_logits.log_softmax(-1)
     log_q = q_logits.log_softmax(-1)
     p = log_p.exp()
@@ -121,10 +121,10 @@ def bits_per_byte(
 # %% ../nbs/package/losses.ipynb #9cfbd8b3
 def _expect_labels(logits, targets, ignore_index, label_smoothing):
     "What is no label is refused; on a device no value is looked at."
-    validate.shapes(logits=(logits, "*b vocab"), targets=(targets, "*b"))
+    tensor_checks.shapes(logits=(logits, "*b vocab"), targets=(targets, "*b"))
     can_read_values = targets.is_cpu and not torch.compiler.is_compiling()
-    validate.floating_tensors(logits=logits)
-    validate.integer_tensors(targets=targets)
+    tensor_checks.floating_tensors(logits=logits)
+    tensor_checks.integer_tensors(targets=targets)
     validate.number("[0, 1)", label_smoothing=label_smoothing)
     validate.require(
         isinstance(ignore_index, Integral),
@@ -145,13 +145,13 @@ def _expect_labels(logits, targets, ignore_index, label_smoothing):
 
 # %% ../nbs/package/losses.ipynb #87b2c71b
 def _expect_head(hidden, weight, bias, targets, *, ignore_index, label_smoothing):
-    validate.shapes(
+    tensor_checks.shapes(
         hidden=(hidden, "*b d"),
         weight=(weight, "vocab d"),
         bias=(bias, "vocab"),
         targets=(targets, "*b"),
     )
-    validate.floating_tensors(weight=weight)
+    tensor_checks.floating_tensors(weight=weight)
     no_logits = hidden[..., :1].expand(*hidden.shape[:-1], len(weight))
     _expect_labels(no_logits, targets, ignore_index, label_smoothing)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['encode_bytes', 'decode_bytes', 'random_windows', 'MiniAttention', 'MiniBlock', 'MiniGPT', 'next_token_loss', 'train',
-           'generate', 'load_record', 'mean_loss', 'show_ablations', 'show_steps_to_loss']
+           'generate', 'load_record', 'mean_loss']
 
 # %% ../nbs/00_tour.ipynb #12732016
 #| code-fold: true
@@ -240,30 +240,3 @@ def mean_loss(model: nn.Module, ids: Int[Tensor, " n"]) -> float:
         next_token_loss(model, part) * len(part) for part in rows.split(64)
     ]
     return float(sum(losses) / len(rows))
-
-# %% ../nbs/00_tour.ipynb #39461768
-#| code-fold: true
-#| code-summary: show_ablations, what the parts of a chapter are good for
-def show_ablations(chapter: int | None = None):
-    "Each part of a chapter, before and after; None: of the book so far."
-    from tformer import plot
-
-    rows = [
-        row
-        for row in load_record("ladder")
-        if chapter is None or int(row["chapter"]) == chapter
-    ]
-    validate.require(rows, f"the ladder has no row of chapter {chapter}")
-    return plot.render_ablations(rows)
-
-# %% ../nbs/00_tour.ipynb #f0961852
-#| code-fold: true
-#| code-summary: show_steps_to_loss, how soon each model has the tour's loss
-def show_steps_to_loss(last_chapter: int):
-    """How soon the models of chapters up to `last_chapter` have the tour's
-    loss."""
-    from tformer import plot
-
-    return plot.render_steps_to_loss(
-        load_record("ladder_line"), last_chapter
-    )

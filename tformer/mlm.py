@@ -27,12 +27,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from . import stories, validate
-from .bundle import ModelBundle, grade_sentences
-from .checkpoints import isolated_eval
+from . import stories, tensor_checks, validate
 from .data import EpochShuffle, Loader
 from .losses import cross_entropy
+from .runtime import isolated_eval
 from .seq2seq import positions_from_padding
+from .stories import grade_sentences
 from .tokenizer import Tokenizer
 
 # %% ../nbs/19_masked_language_model.ipynb #0b0eb273
@@ -113,15 +113,15 @@ def _expect_rule(
     ids, word_ids, replacement_ids, mlm_probability, **shares
 ):
     many = isinstance(mlm_probability, Tensor)
-    validate.shapes(
+    tensor_checks.shapes(
         ids=(ids, "b t"),
         word_ids=(word_ids, "b t"),
         mlm_probability=(mlm_probability if many else None, "#b 1"),
         replacement_ids=(replacement_ids, "n"),
     )
-    validate.integer_tensors(ids=ids, replacement_ids=replacement_ids)
+    tensor_checks.integer_tensors(ids=ids, replacement_ids=replacement_ids)
     if word_ids is not None and word_ids.numel():
-        validate.integer_tensors(word_ids=word_ids)
+        tensor_checks.integer_tensors(word_ids=word_ids)
         last = int(word_ids.max())
         validate.require(
             last < ids.shape[1],
@@ -594,7 +594,7 @@ class MaskPrediction(NamedTuple):
 
 # %% ../nbs/19_masked_language_model.ipynb #405efb1d
 def fill_mask(
-    bundle: ModelBundle,  # such as ``tformer.load("bert")``
+    bundle: Any,  # a ModelBundle, such as ``tformer.load("bert")``
     text: str,  # with one [MASK] or several
     top_k: int = 5,  # how many guesses for each
     strict_vocab: bool = True,  # refuse words that are no token
@@ -846,7 +846,7 @@ def _validate_unmasking(steps, order, temperature):
 
 # %% ../nbs/19_masked_language_model.ipynb #f0f10693
 def generate_by_unmasking(
-    bundle: ModelBundle,  # such as ``tformer.load("bert")``
+    bundle: Any,  # a ModelBundle, such as ``tformer.load("bert")``
     lengths: Iterable[int],  # how many tokens each text shall have
     *,
     steps: int = 16,  # passes of the model

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from . import files, validate
+from . import files, tensor_checks, validate
 from .embedding import DerivedBuffersModule
 from .kv_cache import BatchCache, DynamicLayerCache, KVCache
 from .positions import AttentionContext, Positions
@@ -140,7 +140,7 @@ def positions_from_attention_mask(
     side; the ``attention_mask`` of ``transformers`` is such a mask.
     Raises ``ValueError`` for other numbers.
     """
-    validate.binary_tensors(attention_mask=attention_mask)
+    tensor_checks.binary_tensors(attention_mask=attention_mask)
     keep = attention_mask.bool()
     return (keep.cumsum(-1) - 1).masked_fill(~keep, -1)
 
@@ -208,7 +208,7 @@ class Model(TiedModule):
         Raises ``ValueError`` for a text beyond ``max_len``, a cache of
         another model, a 0/1 mask given as ``positions``.
         """
-        validate.model_inputs(ids, positions, cache, len(self.blocks))
+        tensor_checks.model_inputs(ids, positions, cache, len(self.blocks))
         given = positions
         positions = AttentionContext(Positions.of(positions, ids, cache))
         end = positions.upper_bound

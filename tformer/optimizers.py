@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from . import validate
+from . import tensor_checks, validate
 from .embedding import Embedding, LearnedPositionEmbedding
 from .rotary import ShawRelativePositions, T5RelativeBias
 
@@ -307,8 +307,8 @@ def orthogonalize(
     the factor 3.4445 in each step at most. ``ValueError`` for what is no
     matrix of a floating type.
     """
-    validate.shapes(matrix=(matrix, "m n"))
-    validate.floating_tensors(matrix=matrix)
+    tensor_checks.shapes(matrix=(matrix, "m n"))
+    tensor_checks.floating_tensors(matrix=matrix)
     validate.integer(0, steps=steps)
     tall = len(matrix) > matrix.shape[1]
     x = (matrix.mT if tall else matrix).to(dtype)

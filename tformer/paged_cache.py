@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.kv_cache import (
     BatchCache,
     CrossAttentionCache,
@@ -341,18 +341,18 @@ class PagedLayerCache:
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats share."
-        validate.row_indices(len(self.seq_lens), rows=rows)
+        tensor_checks.row_indices(len(self.seq_lens), rows=rows)
         self.set_lengths([self.seq_lens[i] for i in rows.tolist()])
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        validate.per_row_integers(len(self.seq_lens), n=n)
+        tensor_checks.per_row_integers(len(self.seq_lens), n=n)
         ends = torch.as_tensor(n).expand(len(self.seq_lens)).tolist()
         self.set_lengths([min(pair) for pair in zip(self.seq_lens, ends)])
 
     def set_rows(self, rows: Int[Tensor, " n"], source: "PagedLayerCache") -> None:
         "Give row ``rows[i]`` the length of row i of ``source``."
-        validate.row_indices(len(self.seq_lens), rows=rows, unique=True)
+        tensor_checks.row_indices(len(self.seq_lens), rows=rows, unique=True)
         same = getattr(getattr(source, "tables", None), "pool", None)
         validate.require(
             same is self.tables.pool,

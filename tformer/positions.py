@@ -15,7 +15,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks
 
 # %% ../nbs/package/positions.ipynb #8f9db818
 class Positions:
@@ -93,7 +93,7 @@ class Positions:
             past = cls(start=0, length=0) if past is None else cls.of(past)
             positions = past.next(x.shape[1], x.device)
         elif not isinstance(positions, cls):
-            validate.position_tensors(positions=positions)
+            tensor_checks.position_tensors(positions=positions)
             positions = cls(positions)
         if x is not None and (
             x.ndim < 2

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['relative_positions', 'ShawRelativePositions', 't5_bucket', 'T5RelativeBias', 'alibi_slopes', 'ALiBi',
            'rope_frequencies', 'apply_rotary_emb', 'convert_rotary_layout', 'RotaryEmbedding', 'linear_scaling',
-           'ntk_scaled_base', 'llama3_scaling', 'yarn_scaling']
+           'ntk_scaled_base', 'llama3_scaling', 'make_rotary', 'yarn_scaling']
 
 # %% ../nbs/05_relative_and_rotary.ipynb #2501ee3e
 #| code-fold: true
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 from .embedding import DerivedBuffersModule
 
 # %% ../nbs/05_relative_and_rotary.ipynb #41d20a95
@@ -33,7 +33,7 @@ def relative_positions(
     Negative for keys before the query, 0 for its own place.  Raises
     ``ValueError`` for positions that are not int64 ``(b, length)``.
     """
-    validate.position_tensors(
+    tensor_checks.position_tensors(
         positions=positions, key_positions=key_positions
     )
     return key_positions[:, None, :] - positions[:, :, None]
@@ -392,7 +392,7 @@ class _RotateFunction(torch.autograd.Function):
 #| code-summary: one tensor turned, by the way that suits it
 def _rotate_checked(x, cos, sin, layout):
     if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
-        validate.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
+        tensor_checks.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
     if x.requires_grad and not (
         torch.compiler.is_compiling() or cos.requires_grad
     ):
@@ -462,7 +462,7 @@ class RotaryEmbedding(DerivedBuffersModule):
     ) -> tuple[Tensor, Tensor]:
         """cos and signed sin, times ``attention_factor``: layers may share
         them."""
-        validate.position_tensors(positions=positions)
+        tensor_checks.position_tensors(positions=positions)
         signed_freqs = self.get_buffer_for("signed_freqs", positions)
         if self.layout != self._buffer_layout:  # it was changed afterwards
             validate.one_of(ROTARY_LAYOUTS, layout=self.layout)
@@ -499,7 +499,7 @@ class RotaryEmbedding(DerivedBuffersModule):
             )
         cos, sin = cos_sin
         if cos.shape[-1] != self.d_head:
-            validate.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
+            tensor_checks.shapes(cos=(cos, f"#b 1 t {self.d_head}"))
         return tuple(
             [_rotate_checked(x, cos, sin, self.layout) for x in tensors]
         )
@@ -575,6 +575,29 @@ def llama3_scaling(
     turns = original_max_len * freqs / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * freqs + (1 - keep) * freqs / factor
+
+# %% ../nbs/05_relative_and_rotary.ipynb #de4a3763
+def make_rotary(
+    config: Any,  # with head_dim, rope_theta and rope_scaling
+) -> RotaryEmbedding:
+    """The rotary positions that a configuration describes.
+
+    It may be a ``LlamaConfig``, whose ``rope_scaling`` holds the
+    arguments of ``llama3_scaling`` by name, or None.  Raises
+    ``ValueError`` naming what a configuration lacks.
+    """
+    for name in ("head_dim", "rope_theta", "rope_scaling"):
+        validate.require(
+            hasattr(config, name),
+            f"config must have {name}, as a LlamaConfig has, got "
+            f"{config!r:.60}",
+        )
+    if config.rope_scaling is None:
+        return RotaryEmbedding(config.head_dim, base=config.rope_theta)
+    freqs = rope_frequencies(config.head_dim, config.rope_theta)
+    return RotaryEmbedding(
+        config.head_dim, freqs=llama3_scaling(freqs, **config.rope_scaling)
+    )
 
 # %% ../nbs/05_relative_and_rotary.ipynb #5e93a1d0
 def yarn_scaling(

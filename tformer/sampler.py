@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.logits import (
     apply_allowed_mask,
     apply_frequency_penalty,
@@ -105,7 +105,7 @@ def process_logits(
     none = torch.empty(len(logits), 0, dtype=torch.int64)
     ids = none if ids is None else ids
     prompt_ids = none if prompt_ids is None else prompt_ids
-    validate.shapes(
+    tensor_checks.shapes(
         logits=(logits, "b vocab"),
         ids=(ids, "b n"),
         prompt_ids=(prompt_ids, "b t"),
@@ -178,7 +178,7 @@ def sample_ids(
 
 
 def _validate_uniforms(logits, uniforms):
-    validate.shapes(logits=(logits, "*b vocab"), uniforms=(uniforms, "*b"))
+    tensor_checks.shapes(logits=(logits, "*b vocab"), uniforms=(uniforms, "*b"))
     if uniforms.is_cpu and uniforms.numel() and not torch.compiler.is_compiling():
         low, high = (x.item() for x in uniforms.aminmax())
         validate.require(
@@ -270,7 +270,7 @@ class Sampler:
 
         Logits that are refused leave the random states unchanged.
         """
-        validate.shapes(logits=(logits, "b vocab"))
+        tensor_checks.shapes(logits=(logits, "b vocab"))
         logits, b = to_float(logits), len(logits)
         row_states = self._seeded(b) if self.row_states is None else self.row_states
         validate.require(
@@ -425,8 +425,8 @@ def _pad_right(ids, b, needed, name="ids"):
     if not needed:
         return torch.empty(b, 0, dtype=torch.int64)
     if isinstance(ids, Tensor):
-        validate.shapes(**{name: (ids, "b n")})
-        validate.integer_tensors(**{name: ids})
+        tensor_checks.shapes(**{name: (ids, "b n")})
+        tensor_checks.integer_tensors(**{name: ids})
         return ids
     rows = [_row_of_ids(row, f"{name} of row {i}") for i, row in enumerate(ids)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
@@ -443,5 +443,5 @@ def _row_of_ids(row, name):
         f"{name} must be a row of ids, such as [1, 2], got {row!r:.60}",
     )
     if ids.numel():
-        validate.integer_tensors(**{name: ids})
+        tensor_checks.integer_tensors(**{name: ids})
     return ids.long()

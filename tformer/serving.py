@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.generate import (
     Completion,
     StopTokenIds,
@@ -1018,7 +1018,7 @@ def _validate_encoder_output(encoder_hidden_states, encoder_attention_mask):
             "encoder_attention_mask must be boolean, got "
             f"{encoder_attention_mask.dtype}",
         )
-    validate.shapes(
+    tensor_checks.shapes(
         encoder_hidden_states=(encoder_hidden_states, "s m"),
         encoder_attention_mask=(encoder_attention_mask, "s"),
     )

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.generate import (
     Completion,
     StopTokenIds,
@@ -146,11 +146,11 @@ def rejection_sample(
     ``draft_probs=None``: each draft was certain.
     """
     validate.instance_of(Tensor, target_probs=target_probs, uniforms=uniforms)
-    validate.integer_tensors(draft_ids=draft_ids)
-    validate.shapes(draft_ids=(draft_ids, "k"))
+    tensor_checks.integer_tensors(draft_ids=draft_ids)
+    tensor_checks.shapes(draft_ids=(draft_ids, "k"))
     k = len(draft_ids)
     vocab = target_probs.shape[-1]
-    validate.shapes(
+    tensor_checks.shapes(
         target_probs=(target_probs, f"{k + 1} vocab"),
         draft_probs=(draft_probs, f"{k} vocab"),
         uniforms=(uniforms, f"{k + 1}"),
@@ -183,7 +183,7 @@ def _require_ids_below(vocab, draft_ids):
 
 def _require_probabilities(name, probs):
     "On the CPU; in half precision 50,000 of them are off 1 by some thousandths."
-    validate.floating_tensors(**{name: probs})
+    tensor_checks.floating_tensors(**{name: probs})
     if not probs.is_cpu or not probs.numel():
         return
     least = probs.min().item()

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import validate
+from . import tensor_checks, validate
 from tformer.kv_cache import (
     DynamicLayerCache,
     KVCache,
@@ -110,7 +110,7 @@ class StaticLayerCache(LayerCacheBase):
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         "Keep these rows of the batch, in this order; repeats copy."
-        validate.row_indices(self.batch_size, rows=rows)
+        tensor_checks.row_indices(self.batch_size, rows=rows)
         self.tensors = [x.index_select(0, rows) for x in self.tensors]
         self.batch_size = len(rows)
         past = self.key_positions
@@ -120,7 +120,7 @@ class StaticLayerCache(LayerCacheBase):
 
     def crop(self, n: int | Int[Tensor, " b"]) -> None:
         "Forget positions n and above; n may be one number for each row."
-        validate.per_row_integers(self.batch_size, n=n)
+        tensor_checks.per_row_integers(self.batch_size, n=n)
         if self.key_positions is not None:
             n = n[:, None] if isinstance(n, Tensor) else int(n)
             slot_positions = self.key_positions.tensor

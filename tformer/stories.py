@@ -9,21 +9,26 @@ __all__ = ['LEXICON', 'SPOT_TO_PLACE', 'PLACE_PREPOSITION', 'ROLES', 'GENDER', '
            'SentenceTemplate', 'compile_template', 'match_template', 'describe_location', 'StoryState', 'Plot',
            'first_and_last_word', 'add_beats', 'parse_sentence', 'add_plot', 'StorySampler', 'choose_cast',
            'choose_beats', 'templates_for', 'render_story', 'generate_stories', 'story_corpus', 'split_sentences',
-           'update_state', 'check_ending', 'StoryGrade', 'grade_stories']
+           'update_state', 'check_ending', 'StoryGrade', 'grade_stories', 'SentenceGrade', 'grade_sentences',
+           'tag_story']
 
 # %% ../nbs/A2_stories.ipynb #c66ee178
 #| code-fold: true
 #| code-summary: imports
 import random
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
+import regex
+
 from . import validate
+from .wordpiece import Span
 
 # %% ../nbs/A2_stories.ipynb #fbe4b43b
 #| code-fold: false
@@ -1840,3 +1845,126 @@ def grade_stories(
     ]
     flawless = sum(not w.problems for w in worlds)
     return StoryGrade(len(worlds), flawless, **scores, problems=problems)
+
+# %% ../nbs/A2_stories.ipynb #5935cea5
+class SentenceGrade(NamedTuple):
+    "A sentence, and what is wrong with it; nothing, if it is right."
+
+    sentence: str
+    problems: tuple[str, ...]
+
+# %% ../nbs/A2_stories.ipynb #d413b750
+def grade_sentences(
+    text: str,  # one story
+) -> list[SentenceGrade]:
+    "Each sentence of a story, by all rules of ``grade_stories``."
+    validate.utf8_string(text=text)
+    world = StoryState()
+    beats = []
+    found = []
+    for line in split_sentences(text):
+        before = len(world.problems)
+        known = parse_sentence(line)
+        world.check("sentences", bool(known), "the grammar cannot read it")
+        if known:
+            update_state(world, *known)
+        else:
+            world.forget_ambiguous(line)
+        beats.append(known[0].beat if known else None)
+        found.append(SentenceGrade(line, tuple(world.problems[before:])))
+    if found:
+        before = len(world.problems)
+        check_ending(world, beats)
+        found[-1] = SentenceGrade(
+            found[-1].sentence,
+            found[-1].problems + tuple(world.problems[before:]),
+        )
+    return found
+
+# %% ../nbs/A2_stories.ipynb #048d48f0
+def tag_story(
+    story: str,
+    pattern: str,  # that cuts a text into words: ``vocab.pattern``
+) -> tuple[list[str], list[Span]]:
+    """The words of a story and its spans, by the grammar.
+
+    HERO is the first who is named, FRIEND anyone else; PLACE and THING
+    are what they say. Warns of sentences that the grammar cannot read:
+    nothing in them is tagged.
+    """
+    words = _words_by(pattern, story)
+    ends = list(accumulate(map(len, words)))
+    starts = [end - len(word.lstrip()) for word, end in zip(words, ends)]
+    spans = []
+    hero = None
+    for slot, begin, end in _slots(story):
+        text = story[begin:end]
+        name = text in GENDER
+        hero = hero or (text if name else None)
+        kind = (
+            ("HERO" if text == hero else "FRIEND")
+            if name
+            else next(
+                (
+                    tag
+                    for tag, role in (
+                        ("THING", "thing"),
+                        ("PLACE", "spot"),
+                        ("PLACE", "place"),
+                    )
+                    if slot.key in ROLES[role]
+                ),
+                None,
+            )
+        )
+        inside = [
+            n
+            for n in range(len(words))
+            if starts[n] < end and ends[n] > begin
+        ]
+        if kind:
+            spans.append(Span(inside[0], inside[-1] + 1, kind))
+    return words, spans
+
+# %% ../nbs/A2_stories.ipynb #32a3f623
+#| code-summary: the words by a pattern
+def _words_by(pattern, story):
+    validate.utf8_string(story=story, pattern=pattern)
+    try:
+        words = regex.findall(pattern, story)
+    except regex.error as error:
+        raise ValueError(
+            f"pattern {pattern!r:.40} cannot be read: {error}"
+        ) from None
+    validate.require(
+        all(isinstance(w, str) for w in words) and "".join(words) == story,
+        f"pattern {pattern!r:.40} must cover the whole "
+        "story, and have no groups",
+    )
+    return words
+
+# %% ../nbs/A2_stories.ipynb #f564e2dd
+#| code-summary: what fills the gaps of a story's sentences, and where
+def _slots(story):
+    "The gaps in their order, and where what fills them stands."
+    found = []
+    unread = []
+    at = 0
+    for sentence in split_sentences(story):
+        read = parse_sentence(sentence)
+        unread += [] if read else [sentence]
+        for slot, text in read[1] if read else ():
+            whole = r"\s+".join(map(re.escape, text.split()))
+            here = re.compile(rf"(?i)(?<!\w){whole}(?!\w)").search(
+                story, at
+            )
+            if here:
+                at = here.end()
+                found.append((slot, *here.span()))
+    if unread:
+        warnings.warn(
+            f"{len(unread)} sentences are none of the grammar's "
+            f"and bear no tags, the first: {unread[0]!r:.60}",
+            stacklevel=3,
+        )
+    return found

@@ -38,11 +38,8 @@ from tformer.checkpoints import (
     CheckpointManager,
     History,
     ResumableBatches,
-    get_rng_state,
-    isolated_eval,
     load_training_state,
     save_training_state,
-    set_rng_state,
 )
 from .data import Loader
 from .functional import disable_autocast
@@ -50,7 +47,12 @@ from .interrupts import DeferredInterrupts
 from .losses import chunked_cross_entropy, cross_entropy
 from .model import eval_mode, require_same_vocabulary
 from .optimizers import AdamW, clip_grad_norm_, param_groups
-from .runtime import compile_model
+from tformer.runtime import (
+    compile_model,
+    get_rng_state,
+    isolated_eval,
+    set_rng_state,
+)
 from .schedules import scale_lr
 
 # %% ../nbs/17_training.ipynb #c809defe

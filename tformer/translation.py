@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from . import validate
 from .attention import CrossAttention
-from .checkpoints import isolated_eval
 from .data import EpochShuffle, Loader
 from .generate import generate
 from .losses import cross_entropy
 from .model import require_same_vocabulary
+from .runtime import isolated_eval
 from .tokenizer import Tokenizer
 
 # %% ../nbs/18_translation.ipynb #a410213e

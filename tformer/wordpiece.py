@@ -4,23 +4,21 @@
 
 # %% auto #0
 __all__ = ['WordPieceEncoding', 'WordPiece', 'likelihood_gain', 'train_wordpiece', 'align_labels', 'Span', 'spans_to_bio',
-           'bio_to_spans', 'SpanScores', 'span_scores', 'tag_story']
+           'bio_to_spans', 'SpanScores', 'span_scores']
 
 # %% ../nbs/A10_word_pieces.ipynb #afd698a9
 #| code-fold: true
 #| code-summary: imports of the module
 import re
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 import regex
 
-from . import stories, validate
+from . import validate
 
 # %% ../nbs/A10_word_pieces.ipynb #f7446753
 #| code-summary: what a word is, and who is handed one text for many
@@ -352,91 +350,3 @@ def span_scores(
     right = len(there & said)
     share = [right / max(1, len(x)) for x in (said, there)]
     return SpanScores(*share, 2 * right / max(1, len(said) + len(there)))
-
-# %% ../nbs/A10_word_pieces.ipynb #048d48f0
-def tag_story(
-    story: str,
-    pattern: str,  # that cuts a text into words: ``vocab.pattern``
-) -> tuple[list[str], list[Span]]:
-    """The words of a story and its spans, by the grammar.
-
-    HERO is the first who is named, FRIEND anyone else; PLACE and THING
-    are what they say. Warns of sentences that the grammar cannot read:
-    nothing in them is tagged.
-    """
-    words = _words_by(pattern, story)
-    ends = list(accumulate(map(len, words)))
-    starts = [end - len(word.lstrip()) for word, end in zip(words, ends)]
-    spans = []
-    hero = None
-    for slot, begin, end in _slots(story):
-        text = story[begin:end]
-        name = text in stories.GENDER
-        hero = hero or (text if name else None)
-        kind = (
-            ("HERO" if text == hero else "FRIEND")
-            if name
-            else next(
-                (
-                    tag
-                    for tag, role in (
-                        ("THING", "thing"),
-                        ("PLACE", "spot"),
-                        ("PLACE", "place"),
-                    )
-                    if slot.key in stories.ROLES[role]
-                ),
-                None,
-            )
-        )
-        inside = [
-            n
-            for n in range(len(words))
-            if starts[n] < end and ends[n] > begin
-        ]
-        if kind:
-            spans.append(Span(inside[0], inside[-1] + 1, kind))
-    return words, spans
-
-# %% ../nbs/A10_word_pieces.ipynb #32a3f623
-#| code-summary: the words by a pattern
-def _words_by(pattern, story):
-    validate.utf8_string(story=story, pattern=pattern)
-    try:
-        words = regex.findall(pattern, story)
-    except regex.error as error:
-        raise ValueError(
-            f"pattern {pattern!r:.40} cannot be read: {error}"
-        ) from None
-    validate.require(
-        all(isinstance(w, str) for w in words) and "".join(words) == story,
-        f"pattern {pattern!r:.40} must cover the whole "
-        "story, and have no groups",
-    )
-    return words
-
-# %% ../nbs/A10_word_pieces.ipynb #f564e2dd
-#| code-summary: what fills the gaps of a story's sentences, and where
-def _slots(story):
-    "The gaps in their order, and where what fills them stands."
-    found = []
-    unread = []
-    at = 0
-    for sentence in stories.split_sentences(story):
-        read = stories.parse_sentence(sentence)
-        unread += [] if read else [sentence]
-        for slot, text in read[1] if read else ():
-            whole = r"\s+".join(map(re.escape, text.split()))
-            here = re.compile(rf"(?i)(?<!\w){whole}(?!\w)").search(
-                story, at
-            )
-            if here:
-                at = here.end()
-                found.append((slot, *here.span()))
-    if unread:
-        warnings.warn(
-            f"{len(unread)} sentences are none of the grammar's "
-            f"and bear no tags, the first: {unread[0]!r:.60}",
-            stacklevel=3,
-        )
-    return found

@@ -22,9 +22,10 @@ from statistics import median
 import torch
 
 import timing
-from tformer.checkpoints import get_rng_state, write_checkpoint
+from tformer.checkpoints import write_checkpoint
 from tformer.llama import Llama, LlamaConfig
 from tformer.optimizers import AdamW
+from tformer.runtime import get_rng_state
 
 TARGET = 0.5
 

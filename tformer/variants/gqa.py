@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from .. import validate
 from ..attention import SelfAttention
-from ..checkpoints import isolated_eval
 from ..layers import Linear
 from ..rotary import RotaryEmbedding, convert_rotary_layout
+from ..runtime import isolated_eval
 
 # %% ../../nbs/package/variants/gqa.ipynb #43cb27c3
 GQA_METHODS = ("aligned", "mean", "first", "random")

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import validate
+from .. import tensor_checks, validate
 from ..attention import MultiHeadAttention, mask_kwargs
 from ..attention_backends import add_causal_mask, eager_attend, fused_attend
 from ..layers import Linear, RMSNorm
@@ -171,7 +171,7 @@ class LatentAttention(MultiHeadAttention):
 
     def compress_queries(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t q"]:
         "Return what the queries are made from: x, or its latent of ``q_rank`` numbers."
-        validate.shapes(x=(x, "b t d"))
+        tensor_checks.shapes(x=(x, "b t d"))
         return x if self.q_rank is None else self.q_norm(self.q_down_proj(x))
 
     def expand_queries(

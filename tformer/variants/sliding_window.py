@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import validate
+from .. import tensor_checks, validate
 from ..attention import SelfAttention, mask_kwargs
 from ..attention_backends import add_causal_mask, fused_attend, repeat_kv
 from ..functional import disable_autocast, softmax
 from ..kv_cache import BatchCache, GrowableBuffer, GrowingRows
-from ..llama import LlamaConfig, make_rotary
 from ..positions import Positions, append_positions, crop_positions
+from ..rotary import make_rotary
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #957e3455
 class SlidingWindowAttention(SelfAttention):
@@ -101,7 +101,7 @@ class SlidingWindowAttention(SelfAttention):
             )
             return self.o_proj(output.transpose(1, 2).flatten(2))
         shape = *q.shape[:-1], k.shape[-2]
-        validate.mask_and_bias(shape, mask)
+        tensor_checks.mask_and_bias(shape, mask)
         mask = _window_mask(positions, key_positions, self.window, mask)
         kwargs = mask_kwargs(positions, key_positions, shape, True, mask)
         if self.score_bias is not None:
@@ -226,7 +226,7 @@ def window_attend(
     a text is plain causal attention. ValueError for a window or a block below 1, and
     for fewer keys than queries.
     """
-    validate.attention_inputs(q, k, v, allow_gqa=True)
+    tensor_checks.attention_inputs(q, k, v, allow_gqa=True)
     validate.integer(window=window)
     block_size = min(max(window // 16, 64), 512) if block_size is None else block_size
     validate.integer(block_size=block_size)
@@ -364,7 +364,7 @@ class RollingLayerCache(GrowingRows):
         ValueError, and nothing changes, where the window before position n is not all
         there any more.
         """
-        validate.per_row_integers(self.batch_size, n=n)
+        tensor_checks.per_row_integers(self.batch_size, n=n)
         if self.is_empty:
             return
         n = n if isinstance(n, Tensor) else int(n)
@@ -523,7 +523,7 @@ def _spare(n):
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #ce4511e8
 def make_window_factory(
-    config: LlamaConfig,
+    config: Any,  # such as a LlamaConfig
     # of every layer, or what repeats from layer to layer; None: no window
     window: int | Sequence[int | None] | None,
     *,
@@ -539,7 +539,6 @@ def make_window_factory(
     ``[4096, None]`` alternates local and global layers, as Gemma 2 does. The other
     arguments are those of ``SlidingWindowAttention``.
     """
-    validate.instance_of(LlamaConfig, config=config)
     windows = list(window) if isinstance(window, Sequence) else [window]
     validate.require(windows, "window must name one window or more, got none")
     for each in windows:

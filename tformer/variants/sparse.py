@@ -23,9 +23,8 @@ from ..attention import SelfAttention, mask_kwargs
 from ..attention_backends import add_causal_mask
 from ..functional import disable_autocast
 from ..layers import LayerNorm, Linear, RMSNorm
-from ..llama import LlamaConfig, make_rotary
 from ..positions import Positions
-from ..rotary import RotaryEmbedding
+from ..rotary import RotaryEmbedding, make_rotary
 from .mla import LatentAttention, make_mla_factory, scale_with_yarn
 
 # %% ../../nbs/package/variants/sparse.ipynb #50b492b6
@@ -757,7 +756,7 @@ _LATENT_SIZES = "kv_rank", "q_rank", "d_nope", "d_rope", "d_v", "scale"
 
 
 def make_sparse_factory(
-    config: LlamaConfig,
+    config: Any,  # such as a LlamaConfig
     # of every layer, or what repeats from layer to layer; None: all tokens
     top_k: int | Sequence[int | None] | None,
     *,
@@ -777,7 +776,6 @@ def make_sparse_factory(
     d_nope=…, d_rope=…)`` makes layers of ``SparseLatentAttention``. ValueError as in
     these, and for latent attention with fewer key heads than query heads.
     """
-    validate.instance_of(LlamaConfig, config=config)
     repeated = list(top_k) if isinstance(top_k, Sequence) else [top_k]
     validate.require(repeated, "top_k must name one number or more, got none")
     validate.integer(4, d_index=d_index)
