@@ -24,16 +24,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 import common
 import tformer
-from tformer import bilingual
-from tformer.beam import BeamHypothesis, beam_search, select_minimum_bayes_risk
-from tformer.generate import generate
-from tformer.optimizers import AdamW
-from tformer.sampler import SamplingParams
-from tformer.schedules import inverse_sqrt
-from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer
-from tformer.train import LossMonitor, Trainer
-from tformer.translation import (
+from tformer.corpora import bilingual
+from tformer.inference.beam import (
+    BeamHypothesis,
+    beam_search,
+    select_minimum_bayes_risk,
+)
+from tformer.inference.generation import generate
+from tformer.inference.sampler import SamplingParams
+from tformer.models.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
+from tformer.tasks.translation import (
     TRANSLATION_SPECIAL_TOKENS,
     PairLoader,
     TranslationTokenizer,
@@ -41,6 +41,10 @@ from tformer.translation import (
     exact_match_by_phenomenon,
     translation_loss,
 )
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import inverse_sqrt
+from tformer.training.trainer import LossMonitor, Trainer
 
 WIDTHS = (1, 2, 4, 8, 16, 64)
 ALPHAS = (0.0, 0.6, 1.0)

@@ -34,15 +34,15 @@ from statistics import median
 import torch
 
 import common
-from tformer import stories
-from tformer.bpe_trainer import (
+from tformer.corpora import stories
+from tformer.text.bpe_trainer import (
     count_source_pretokens,
     index_pairs,
     learn_merges,
     merge_pair_in_words,
 )
-from tformer.pretokenizer import split_pretokens
-from tformer.vocabulary import bytes_to_chars
+from tformer.text.pretokenizer import split_pretokens
+from tformer.text.vocabulary import bytes_to_chars
 
 OUT = common.RECORDS / "bpe_speed.csv"
 END = "<|endoftext|>"

@@ -21,13 +21,9 @@ from pathlib import Path
 import torch
 
 from common import Kept, Stopwatch, parser, run, skip_without
-from tformer.bilingual import SentencePair
-from tformer.optimizers import AdamW
-from tformer.schedules import inverse_sqrt
-from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer
-from tformer.translation import (
+from tformer.corpora.bilingual import SentencePair
+from tformer.models.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
+from tformer.tasks.translation import (
     TRANSLATION_SPECIAL_TOKENS,
     PairLoader,
     TranslationTokenizer,
@@ -37,6 +33,10 @@ from tformer.translation import (
     translate,
     translation_loss,
 )
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import inverse_sqrt
+from tformer.training.trainer import Trainer
 
 SHAPE = dict(d_model=128, n_layers=2, n_heads=4, d_ff=512, max_len=64, dropout=0.1)
 STEPS = 1500

@@ -30,9 +30,9 @@ from torch.nn import functional as F
 
 import common
 from common import HELD_OUT, TRAIN
-from tformer import stories
 from tformer.bundle import load_bundle
-from tformer.mini_gpt import decode_bytes, encode_bytes, generate
+from tformer.corpora import stories
+from tformer.models.mini_gpt import decode_bytes, encode_bytes, generate
 
 OUT = "counting.csv"
 ORDERS = (3, 8, 12, 20)

@@ -22,10 +22,14 @@ import torch
 from torch.nn import functional as F
 
 import common
-from tformer.corpora import find_near_duplicates, load_documents
-from tformer.data import RandomWindowLoader, sequential_windows, split_documents
-from tformer.mini_gpt import MiniGPT
-from tformer.tokenizer import Tokenizer
+from tformer.corpora.documents import find_near_duplicates, load_documents
+from tformer.models.mini_gpt import MiniGPT
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.data import (
+    RandomWindowLoader,
+    sequential_windows,
+    split_documents,
+)
 
 STEPS = 800
 LOOKS = 16

@@ -17,10 +17,16 @@ import torch
 import common
 from common import BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN
 from ladder import Grown
-from tformer import stories
-from tformer.bpe import BPE
-from tformer.gpt import GPT, GPTConfig
-from tformer.mini_gpt import MiniGPT, encode_bytes, mean_loss, random_windows, train
+from tformer.corpora import stories
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.mini_gpt import (
+    MiniGPT,
+    encode_bytes,
+    mean_loss,
+    random_windows,
+    train,
+)
+from tformer.text.bpe import BPE
 
 # of the row in tokens
 VOCAB = 512

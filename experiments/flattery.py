@@ -20,13 +20,9 @@ import functools
 import torch
 
 from common import Kept, arguments, run
-from tformer import bilingual
-from tformer.optimizers import AdamW
-from tformer.schedules import inverse_sqrt
-from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer
-from tformer.train import LossMonitor, Trainer
-from tformer.translation import (
+from tformer.corpora import bilingual
+from tformer.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tformer.tasks.translation import (
     TRANSLATION_SPECIAL_TOKENS,
     PairLoader,
     TranslationTokenizer,
@@ -35,6 +31,10 @@ from tformer.translation import (
     translate,
     translation_loss,
 )
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import inverse_sqrt
+from tformer.training.trainer import LossMonitor, Trainer
 
 STEPS = 500
 READ = 30_000

@@ -24,12 +24,12 @@ import torch
 
 import common
 from tformer.bundle import ENDOFTEXT, ModelBundle, fraction_correct, tell
-from tformer.data import PaddedLoader
-from tformer.llama import Llama, LlamaConfig
-from tformer.optimizers import AdamW
-from tformer.schedules import warmup_cosine
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.data import PaddedLoader
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import warmup_cosine
+from tformer.training.trainer import Trainer
 from tformer.variants.gqa import convert_to_gqa
 from trained import (
     BATCH,

@@ -20,8 +20,8 @@ from statistics import median
 import torch
 
 import common
-from tformer.attention import SelfAttention
-from tformer.rotary import RotaryEmbedding
+from tformer.nn.attention import SelfAttention
+from tformer.nn.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "gqa_speed.csv"
 BATCH = 8

@@ -24,12 +24,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import common
-from tformer.attention import merge_heads, split_heads
-from tformer.embedding import Embedding
-from tformer.functional import attend, causal_mask
-from tformer.layers import Linear, RMSNorm, init_weights
-from tformer.mini_gpt import train as train_model
-from tformer.rotary import RotaryEmbedding
+from tformer.models.mini_gpt import train as train_model
+from tformer.nn.attention import merge_heads, split_heads
+from tformer.nn.embedding import Embedding
+from tformer.nn.functional import attend, causal_mask
+from tformer.nn.layers import Linear, RMSNorm, init_weights
+from tformer.nn.rotary import RotaryEmbedding
 
 LETTERS = 24
 SHORT = 6  # the length of the shortest block

@@ -34,12 +34,13 @@ from torch.nn import functional as F
 
 import common
 from common import BATCH, D_MODEL, HELD_OUT, N_HEADS, N_LAYERS, TRAIN
-from tformer import optimizers, schedules, stories
-from tformer.attention import SelfAttention
-from tformer.bpe import BPE
-from tformer.embedding import Embedding, SinusoidalPositionEmbedding
-from tformer.gpt import GPT, GPTConfig
-from tformer.layers import (
+from tformer.corpora import stories
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.models.mini_gpt import MiniGPT, next_token_loss, random_windows
+from tformer.nn.attention import SelfAttention
+from tformer.nn.embedding import Embedding, SinusoidalPositionEmbedding
+from tformer.nn.layers import (
     FeedForward,
     GatedFeedForward,
     LayerNorm,
@@ -49,9 +50,9 @@ from tformer.layers import (
     init_weights,
     swiglu_width,
 )
-from tformer.llama import Llama, LlamaConfig
-from tformer.mini_gpt import MiniGPT, next_token_loss, random_windows
-from tformer.rotary import RotaryEmbedding
+from tformer.nn.rotary import RotaryEmbedding
+from tformer.text.bpe import BPE
+from tformer.training import optimizers, schedules
 
 VOCAB = 512
 LENGTH = 64

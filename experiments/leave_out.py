@@ -18,16 +18,16 @@ import functools
 import torch
 
 import common
-from tformer import stories
-from tformer.mini_gpt import (
+from tformer.corpora import stories
+from tformer.models.mini_gpt import (
     MiniGPT,
     encode_bytes,
     mean_loss,
     next_token_loss,
     random_windows,
 )
-from tformer.optimizers import AdamW, clip_grad_norm_, param_groups
-from tformer.schedules import scale_lr, warmup_cosine
+from tformer.training.optimizers import AdamW, clip_grad_norm_, param_groups
+from tformer.training.schedules import scale_lr, warmup_cosine
 
 STEPS = 300
 BATCH = 8

@@ -29,10 +29,11 @@ import torch
 
 import common
 import tformer
-from tformer.bert import BertConfig, BertMaskedLM, BertTagger
 from tformer.bundle import ModelBundle, fraction_correct
-from tformer.layers import init_weights
-from tformer.mlm import (
+from tformer.corpora.stories import tag_story
+from tformer.models.bert import BertConfig, BertMaskedLM, BertTagger
+from tformer.nn.layers import init_weights
+from tformer.tasks.masked_lm import (
     BERT_SPECIAL_TOKENS,
     MaskedTextLoader,
     TextLoader,
@@ -42,11 +43,10 @@ from tformer.mlm import (
     generate_by_unmasking,
     with_new_head,
 )
-from tformer.optimizers import AdamW
-from tformer.schedules import warmup_cosine
-from tformer.stories import tag_story
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer, train_step
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import warmup_cosine
+from tformer.training.trainer import Trainer, train_step
 from trained import fill_told, nats_per_blank, optimizers, told
 
 STEPS = 900

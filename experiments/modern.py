@@ -22,10 +22,11 @@ from torch import nn
 
 import common
 from common import BATCH, D_MODEL, HELD_OUT, MAX_LEN, N_HEADS, N_LAYERS, TRAIN, VOCAB
-from tformer import stories
-from tformer.attention import SelfAttention
-from tformer.embedding import Embedding, LearnedPositionEmbedding
-from tformer.layers import (
+from tformer.corpora import stories
+from tformer.models.mini_gpt import encode_bytes, mean_loss, random_windows, train
+from tformer.nn.attention import SelfAttention
+from tformer.nn.embedding import Embedding, LearnedPositionEmbedding
+from tformer.nn.layers import (
     FeedForward,
     GatedFeedForward,
     LayerNorm,
@@ -34,8 +35,7 @@ from tformer.layers import (
     RMSNorm,
     init_weights,
 )
-from tformer.mini_gpt import encode_bytes, mean_loss, random_windows, train
-from tformer.rotary import RotaryEmbedding
+from tformer.nn.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "modern.csv"
 STEPS = 600

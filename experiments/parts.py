@@ -27,8 +27,8 @@ from torch import nn
 
 import common
 from common import BATCH, HELD_OUT, TRAIN
-from tformer import stories
-from tformer.mini_gpt import (
+from tformer.corpora import stories
+from tformer.models.mini_gpt import (
     MiniBlock,
     MiniGPT,
     encode_bytes,

@@ -25,14 +25,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import common
-from tformer.attention import SelfAttention
-from tformer.embedding import (
+from tformer.nn.attention import SelfAttention
+from tformer.nn.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
-from tformer.layers import FeedForward, LayerNorm, Linear, PreNorm
-from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.nn.layers import FeedForward, LayerNorm, Linear, PreNorm
+from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 OUT = common.RECORDS / "positions.csv"
 D_MODEL = 64

@@ -21,8 +21,8 @@ import torch
 import common
 import tformer
 from tformer.bundle import ENDOFTEXT, fraction_correct
-from tformer.logits import distinct_n
-from tformer.sampler import Sampler, SamplingParams
+from tformer.inference.logits import distinct_n
+from tformer.inference.sampler import Sampler, SamplingParams
 
 OUT = "sampling.csv"
 TEXTS = 120

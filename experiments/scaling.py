@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 from common import Stopwatch, about, kept, write
 from common import parser as command_line
-from tformer import stories
-from tformer.llama import Llama, LlamaConfig
-from tformer.mini_gpt import random_windows
-from tformer.tokenizer import Tokenizer
+from tformer.corpora import stories
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.models.mini_gpt import random_windows
+from tformer.text.tokenizer import Tokenizer
 
 WIDTHS = 12, 16, 24, 32, 40, 48, 64
 VOCAB = 512

@@ -54,11 +54,12 @@ from torch.nn import functional as F
 
 import common
 import tformer
-from tformer import files, stories
+from tformer.base import files
 from tformer.bundle import ENDOFTEXT, ModelBundle, fraction_correct, tell
-from tformer.llama import Llama
-from tformer.optimizers import AdamW
-from tformer.positions import Positions
+from tformer.corpora import stories
+from tformer.models.llama import Llama
+from tformer.nn.positions import Positions
+from tformer.training.optimizers import AdamW
 from tformer.variants.sparse import (
     choose_candidates,
     collect_indexer_losses,

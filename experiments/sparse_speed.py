@@ -51,9 +51,9 @@ import torch
 
 import common
 import mla_speed
-from tformer.attention_backends import fused_attend
-from tformer.positions import Positions
-from tformer.rotary import RotaryEmbedding
+from tformer.nn.attention_backends import fused_attend
+from tformer.nn.positions import Positions
+from tformer.nn.rotary import RotaryEmbedding
 from tformer.variants import sparse
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sparse import (

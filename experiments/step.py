@@ -40,9 +40,9 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parent))
 import common
 from tformer.costs import forward_flops, spec_from_config
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
-from tformer.losses import chunked_cross_entropy
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.training.losses import chunked_cross_entropy
 
 OUT = common.RECORDS / "step.csv"
 PHASES = ("forward", "backward", "update")

@@ -29,14 +29,14 @@ from pathlib import Path
 import torch
 
 import common
-from tformer import stories
-from tformer.corpora import load_documents
-from tformer.data import PackedLoader, PaddedLoader, split_documents
-from tformer.llama import Llama, LlamaConfig
-from tformer.optimizers import AdamW
-from tformer.schedules import warmup_cosine
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer, next_token_loss
+from tformer.corpora import stories
+from tformer.corpora.documents import load_documents
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.data import PackedLoader, PaddedLoader, split_documents
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import warmup_cosine
+from tformer.training.trainer import Trainer, next_token_loss
 
 END = "<|endoftext|>"
 CORPORA = ("tinystories", "grammar")

@@ -33,8 +33,6 @@ from pathlib import Path
 import torch
 
 from common import Stopwatch, about
-from tformer import bilingual, stories, translation
-from tformer.bert import BertConfig, BertMaskedLM
 from tformer.bundle import (
     ENDOFTEXT,
     MiniGPTConfig,
@@ -47,10 +45,10 @@ from tformer.bundle import (
     save_bundle,
     tell,
 )
-from tformer.data import PaddedLoader
-from tformer.layers import init_weights
-from tformer.llama import Llama, LlamaConfig
-from tformer.mini_gpt import (
+from tformer.corpora import bilingual, stories
+from tformer.models.bert import BertConfig, BertMaskedLM
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.models.mini_gpt import (
     decode_bytes,
     encode_bytes,
     generate,
@@ -58,7 +56,10 @@ from tformer.mini_gpt import (
     random_windows,
     train,
 )
-from tformer.mlm import (
+from tformer.models.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
+from tformer.nn.layers import init_weights
+from tformer.tasks import translation
+from tformer.tasks.masked_lm import (
     BERT_SPECIAL_TOKENS,
     STORY_WORDS,
     MaskedTextLoader,
@@ -70,12 +71,12 @@ from tformer.mlm import (
     generate_by_unmasking,
     recoverable_words,
 )
-from tformer.optimizers import AdamW, Muon, hidden_matrices
-from tformer.schedules import inverse_sqrt, warmup_cosine
-from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer, next_token_loss
-from tformer.vocabulary import Vocabulary
+from tformer.text.tokenizer import Tokenizer
+from tformer.text.vocabulary import Vocabulary
+from tformer.training.data import PaddedLoader
+from tformer.training.optimizers import AdamW, Muon, hidden_matrices
+from tformer.training.schedules import inverse_sqrt, warmup_cosine
+from tformer.training.trainer import Trainer, next_token_loss
 
 OUT = Path(__file__).parents[1] / "tformer" / "weights"
 # of the stories; NEW: never trained on

@@ -16,13 +16,9 @@ from functools import partial
 import torch
 
 from common import Kept, Stopwatch, arguments, run
-from tformer import bilingual
-from tformer.optimizers import AdamW
-from tformer.schedules import inverse_sqrt
-from tformer.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer
-from tformer.translation import (
+from tformer.corpora import bilingual
+from tformer.models.seq2seq import PreNormSeq2Seq, Seq2SeqConfig
+from tformer.tasks.translation import (
     TRANSLATION_SPECIAL_TOKENS,
     PairLoader,
     TranslationTokenizer,
@@ -31,6 +27,10 @@ from tformer.translation import (
     translate,
     translation_loss,
 )
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.optimizers import AdamW
+from tformer.training.schedules import inverse_sqrt
+from tformer.training.trainer import Trainer
 
 READ = 20_000
 NEW = 300

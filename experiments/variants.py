@@ -47,10 +47,10 @@ from torch.nn import functional as F
 
 import common
 import tformer
-from tformer import stories
 from tformer.bundle import ENDOFTEXT
-from tformer.llama import Llama, LlamaConfig
-from tformer.optimizers import AdamW, Muon, hidden_matrices
+from tformer.corpora import stories
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.training.optimizers import AdamW, Muon, hidden_matrices
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
 from tformer.variants.sparse import (

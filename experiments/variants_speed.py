@@ -55,8 +55,8 @@ import torch
 from torch.nn import functional as F
 
 import common
-from tformer.llama import Llama, LlamaConfig
-from tformer.positions import Positions
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn.positions import Positions
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import RollingLayerCache, make_window_factory
 from tformer.variants.sparse import (

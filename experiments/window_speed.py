@@ -30,9 +30,9 @@ import torch
 from torch.nn import functional as F
 
 import common
-from tformer.attention import SelfAttention
-from tformer.positions import Positions
-from tformer.rotary import RotaryEmbedding
+from tformer.nn.attention import SelfAttention
+from tformer.nn.positions import Positions
+from tformer.nn.rotary import RotaryEmbedding
 from tformer.variants.sliding_window import SlidingWindowAttention, window_attend
 
 OUT = common.RECORDS / "window_speed.csv"

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from common import arguments, run
-from tformer.embedding import sinusoids
+from tformer.nn.embedding import sinusoids
 
 EPOCHS = 10
 WIDTH = 256

@@ -27,14 +27,14 @@ import math
 import torch
 
 import common
-from tformer import stories
-from tformer.corpora import load_documents
-from tformer.data import Batch, RandomWindowLoader
-from tformer.llama import Llama, LlamaConfig
-from tformer.optimizers import AdamW, clip_grad_norm_
-from tformer.schedules import scale_lr, warmup_cosine
-from tformer.tokenizer import Tokenizer
-from tformer.train import mean_loss, next_token_loss
+from tformer.corpora import stories
+from tformer.corpora.documents import load_documents
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.data import Batch, RandomWindowLoader
+from tformer.training.optimizers import AdamW, clip_grad_norm_
+from tformer.training.schedules import scale_lr, warmup_cosine
+from tformer.training.trainer import mean_loss, next_token_loss
 
 STEPS = 200
 WARMUP = 20

@@ -19,24 +19,31 @@ from torch.utils._pytree import tree_flatten
 import test_caches
 from helpers import draw_ids, padded, randn
 from models import ROWS, VOCAB
-from tformer import check, mlm
-from tformer.beam import beam_search
+from tformer import check
 from tformer.bundle import load_bundle, tell
-from tformer.data import RandomWindowLoader
-from tformer.generate import generate, stream
-from tformer.losses import chunked_cross_entropy, cross_entropy, kl_divergence
-from tformer.optimizers import SGD, AdamW, RMSprop, clip_grad_norm_, orthogonalize
-from tformer.paged_cache import BlockPool, new_paged_cache
-from tformer.prefix import PrefixedModel
-from tformer.quantized import quantize_int8
-from tformer.sampler import SamplingParams
-from tformer.schedules import scale_lr, warmup_cosine
-from tformer.scoring import strided_token_log_probs
-from tformer.serving import Engine, Request
-from tformer.speculative import DraftModel, PromptLookup, speculative_generate
-from tformer.static_cache import new_static_cache
-from tformer.train import Trainer
-from tformer.translation import translate
+from tformer.inference.beam import beam_search
+from tformer.inference.generation import generate, stream
+from tformer.inference.prefix import PrefixedModel
+from tformer.inference.sampler import SamplingParams
+from tformer.inference.scoring import strided_token_log_probs
+from tformer.inference.speculative import DraftModel, PromptLookup, speculative_generate
+from tformer.nn.paged_cache import BlockPool, new_paged_cache
+from tformer.nn.quantized import quantize_int8
+from tformer.nn.static_cache import new_static_cache
+from tformer.serving.engine import Engine, Request
+from tformer.tasks import masked_lm
+from tformer.tasks.translation import translate
+from tformer.training.data import RandomWindowLoader
+from tformer.training.losses import chunked_cross_entropy, cross_entropy, kl_divergence
+from tformer.training.optimizers import (
+    SGD,
+    AdamW,
+    RMSprop,
+    clip_grad_norm_,
+    orthogonalize,
+)
+from tformer.training.schedules import scale_lr, warmup_cosine
+from tformer.training.trainer import Trainer
 from tformer.variants.sparse import collect_indexer_losses
 
 PROMPTS = [[3, 4, 5, 3, 4], [6, 7], [8, 9, 10, 11, 12, 13, 14]]
@@ -411,8 +418,8 @@ def masked(device):
     "A masked token is predicted, and texts are made of masked tokens alone."
     bundle = load_bundle("bert", device=device, dtype=torch.float64)
     return (
-        mlm.fill_mask(bundle, "Tom was [MASK].", 3),
-        mlm.generate_by_unmasking(bundle, [8, 11], steps=4, seed=1),
+        masked_lm.fill_mask(bundle, "Tom was [MASK].", 3),
+        masked_lm.generate_by_unmasking(bundle, [8, 11], steps=4, seed=1),
     )
 
 

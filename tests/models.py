@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from helpers import by_day, draw_ids, spread
-from tformer.gpt import GPT, GPT1, GPTConfig
-from tformer.llama import Llama, LlamaConfig, Qwen3
-from tformer.positions import next_positions
-from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
-from tformer.static_cache import new_static_cache
+from tformer.models.gpt import GPT, GPT1, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig, Qwen3
+from tformer.models.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
+from tformer.nn.positions import next_positions
+from tformer.nn.static_cache import new_static_cache
 from tformer.variants.gqa import convert_to_gqa
 from tformer.variants.mla import make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
 from tformer.variants.sparse import make_sparse_factory
 
 try:
-    from tformer import bert
+    from tformer.models import bert
 except ImportError as problem:
     bert = None
-    NO_BERT = f"tformer.bert cannot be imported: {problem}"
+    NO_BERT = f"tformer.models.bert cannot be imported: {problem}"
 
 VOCAB = 47
 MAX_LEN = 20

@@ -14,7 +14,10 @@ from conftest import ROOT
         ("experiments/mup.py", ["tests/test_optimizers.py"]),
         ("book/_ext/course.py", ["tests/test_ext.py"]),
         ("tformer/records/positions.csv", ["tests/test_rotary.py"]),
-        ("tformer/generate.py", ["nbs/package/generate.ipynb", "tests/test_beam.py"]),
+        (
+            "tformer/inference/generation.py",
+            ["nbs/package/inference/generation.ipynb", "tests/test_beam.py"],
+        ),
         ("tformer/check/suite.py", ["nbs/08_is_it_right.ipynb", "tests/test_check.py"]),
         ("LICENSE", ["tests/test_project.py"]),
     ],

@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import helpers
 from conftest import ROOT, run
 from helpers import close, generator, plain_only, spread
-from tformer import attention, attention_backends
-from tformer.attention import (
+from tformer.models.mini_gpt import load_record
+from tformer.nn import attention, attention_backends
+from tformer.nn.attention import (
     CrossAttention,
     MultiHeadAttention,
     SelfAttention,
@@ -30,24 +31,23 @@ from tformer.attention import (
     merge_heads,
     split_heads,
 )
-from tformer.attention_backends import (
+from tformer.nn.attention_backends import (
     eager_attend,
     fused_attend,
     online_softmax_attend,
     online_softmax_update,
     repeat_kv,
 )
-from tformer.functional import attend, causal_mask, padding_mask
-from tformer.kv_cache import (
+from tformer.nn.functional import attend, causal_mask, padding_mask
+from tformer.nn.kv_cache import (
     CrossAttentionCache,
     DynamicLayerCache,
     KVCache,
     LayerCacheBase,
 )
-from tformer.layers import RMSNorm
-from tformer.mini_gpt import load_record
-from tformer.positions import AttentionContext, Positions
-from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.nn.layers import RMSNorm
+from tformer.nn.positions import AttentionContext, Positions
+from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)

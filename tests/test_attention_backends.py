@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tformer import attention_backends
-from tformer.attention_backends import (
+from tformer.nn import attention_backends
+from tformer.nn.attention_backends import (
     eager_attend,
     fused_attend,
     online_softmax_attend,

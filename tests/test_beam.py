@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT
 from helpers import by_day, draw_ids, generator, plain_only
 from models import ROWS, VOCAB, WRITERS, Preallocates, rows
-from tformer.beam import (
+from tformer.inference.beam import (
     beam_search,
     best_possible_score,
     expand_beams,
@@ -22,9 +22,9 @@ from tformer.beam import (
     select_minimum_bayes_risk,
     split_finished,
 )
-from tformer.generate import generate
-from tformer.mini_gpt import load_record
-from tformer.sampler import SamplingParams
+from tformer.inference.generation import generate
+from tformer.inference.sampler import SamplingParams
+from tformer.models.mini_gpt import load_record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -645,7 +645,7 @@ def test_a_search_without_functions_takes_no_more_candidates(monkeypatch):
         taken.append(n)
         return expand_beams(log_probs, following, n)
 
-    monkeypatch.setattr("tformer.beam.expand_beams", counts)
+    monkeypatch.setattr("tformer.inference.beam.expand_beams", counts)
     how = dict(num_beams=3, max_new_tokens=4, stop_token_ids=[3, 4])
     beam_search(Table(30), [[1]], **how)
     assert {*taken} == {9} and len(taken) <= 4

@@ -18,8 +18,9 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from helpers import close, plain_only  # noqa: E402
-from tformer import check, mini_gpt  # noqa: E402
-from tformer.bert import (  # noqa: E402
+from tformer import check  # noqa: E402
+from tformer.models import mini_gpt  # noqa: E402
+from tformer.models.bert import (  # noqa: E402
     BERT_NAME_MAP,
     Bert,
     BertClassifier,

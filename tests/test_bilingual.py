@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import ROOT, run
-from tformer import bilingual
-from tformer.bilingual import (
+from tformer.corpora import bilingual
+from tformer.corpora.bilingual import (
     ADJECTIVES,
     ASPIRATED,
     FRAMES,
@@ -39,7 +39,7 @@ from tformer.bilingual import (
     subject_pronoun,
     translate_word_for_word,
 )
-from tformer.mini_gpt import load_record
+from tformer.models.mini_gpt import load_record
 
 PEOPLE = {p.en: p for p in (HE, SHE, I, WE, *NAMES)}
 TO_WHOM = {p.en: p for p in bilingual.TO_WHOM}

@@ -443,7 +443,7 @@ FAINT = {
         "#ffffff on #1fa37c",
     },
     "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769", "#d5dce4 on #b2631b"},
-    "package/kv_cache.html": {"#ffffff on #1fa37c"},
+    "package/nn/kv_cache.html": {"#ffffff on #1fa37c"},
 }
 
 
@@ -521,7 +521,7 @@ DAY = {
     "book/intro.html": "the first page",
     "nbs/26_sliding_window.html": "a lesson in the open form, with a live figure",
     "nbs/07_multi_head_attention.html": "a lesson in the old form, with many formulas",
-    "nbs/package/files.html": "a notebook of the package",
+    "nbs/package/base/files.html": "a notebook of the package",
     "book/api.html": "signatures of all kinds, and the largest page",
     "book/status.html": "wide tables",
     "book/glossary.html": "definitions",

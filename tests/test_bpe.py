@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer import bpe
-from tformer.bpe import (
+from tformer.text import bpe
+from tformer.text.bpe import (
     BPE,
     GPT2_BYTE_ORDER,
     GPT2_PATTERN,

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from helpers import plain_only
 from test_tokenizer import SCRIPTS, hf_trained, quiet_train
-from tformer import bpe, stories
-from tformer.bpe_trainer import count_source_pretokens, learn_merges
-from tformer.formats import printable_to_bytes
-from tformer.tokenizer import Tokenizer
+from tformer.corpora import stories
+from tformer.text import bpe
+from tformer.text.bpe_trainer import count_source_pretokens, learn_merges
+from tformer.text.tokenizer import Tokenizer
+from tformer.text.tokenizer_files import printable_to_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -147,7 +148,7 @@ def speed_script(monkeypatch):
 
 @plain_only
 def test_the_experiment_on_speed_runs_small(tmp_path, monkeypatch, capsys):
-    from tformer.mini_gpt import load_record
+    from tformer.models.mini_gpt import load_record
 
     script = speed_script(monkeypatch)
     sample = tmp_path / "sample.txt"
@@ -213,7 +214,7 @@ def test_merges_that_differ_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_record_of_speed_is_whole():
-    from tformer.mini_gpt import load_record
+    from tformer.models.mini_gpt import load_record
 
     rows = load_record("bpe_speed")
     assert [(r["corpus"], r["processes"], r["counting"]) for r in rows] == [

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 import tformer
 from conftest import ROOT, load_experiment, run
 from helpers import close, equal_models, plain_only
-from tformer import bilingual, mini_gpt, stories, translation
 from tformer.bundle import (
     BUNDLE_FILES,
     BUNDLED_DIR,
@@ -34,17 +33,20 @@ from tformer.bundle import (
     save_bundle,
     tell,
 )
-from tformer.checkpoints import CheckpointManager
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
-from tformer.mlm import generate_by_unmasking
-from tformer.model import load_model
-from tformer.quantized import quantize_int8
-from tformer.sampler import SamplingParams
-from tformer.stories import grade_sentences
-from tformer.tokenizer import Tokenizer, cut_at_stop_string
-from tformer.train import Trainer
-from tformer.vocabulary import Vocabulary
+from tformer.corpora import bilingual, stories
+from tformer.corpora.stories import grade_sentences
+from tformer.inference.sampler import SamplingParams
+from tformer.models import mini_gpt
+from tformer.models.base import load_model
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn.quantized import quantize_int8
+from tformer.tasks import translation
+from tformer.tasks.masked_lm import generate_by_unmasking
+from tformer.text.tokenizer import Tokenizer, cut_at_stop_string
+from tformer.text.vocabulary import Vocabulary
+from tformer.training.checkpoints import CheckpointManager
+from tformer.training.trainer import Trainer
 
 NAMES = ["bert", "stories", "stories_mha", "tour", "tour_no_mask", "translator"]
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -588,13 +590,13 @@ def hf_folder(path, config, *files):
     return path
 
 
-FROM_GPT2 = "tformer.gpt.GPT.from_gpt2({0!r}) makes the model"
-FROM_BERT = "tformer.bert.BertMaskedLM.from_bert({0!r}) makes the model"
+FROM_GPT2 = "tformer.models.gpt.GPT.from_gpt2({0!r}) makes the model"
+FROM_BERT = "tformer.models.bert.BertMaskedLM.from_bert({0!r}) makes the model"
 NO_MODEL = "the package reads only models with model_type 'gpt2' or 'bert'"
 LATER = ", once its weights are saved as model.safetensors"
 FROM_HF = (
-    ", and tformer.tokenizer.Tokenizer.from_hf({1!r}) reads its tokenizer if that is "
-    "byte-level BPE"
+    ", and tformer.text.tokenizer.Tokenizer.from_hf({1!r}) reads its tokenizer if that "
+    "is byte-level BPE"
 )
 
 

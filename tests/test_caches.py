@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import close, draw_ids, interrupted_at, plain_only, spread
 from models import ROWS, causal, num_read
-from tformer import check, kv_cache
-from tformer.attention import (
+from tformer import check
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn import kv_cache
+from tformer.nn.attention import (
     CrossAttention,
     SelfAttention,
     build_mask,
@@ -25,18 +27,17 @@ from tformer.attention import (
     merge_heads,
     split_heads,
 )
-from tformer.attention_backends import fused_attend
-from tformer.kv_cache import (
+from tformer.nn.attention_backends import fused_attend
+from tformer.nn.kv_cache import (
     CrossAttentionCache,
     DynamicLayerCache,
     KVCache,
     LayerCacheBase,
 )
-from tformer.layers import Linear
-from tformer.llama import Llama, LlamaConfig
-from tformer.positions import Positions
-from tformer.rotary import ALiBi, RotaryEmbedding
-from tformer.static_cache import StaticLayerCache
+from tformer.nn.layers import Linear
+from tformer.nn.positions import Positions
+from tformer.nn.rotary import ALiBi, RotaryEmbedding
+from tformer.nn.static_cache import StaticLayerCache
 from tformer.variants.sliding_window import SlidingWindowAttention
 from tformer.variants.sparse import make_sparse_factory
 

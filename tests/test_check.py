@@ -19,8 +19,6 @@ from torch import nn
 
 from helpers import by_day
 from tformer import check
-from tformer.attention import merge_heads, split_heads
-from tformer.attention_backends import repeat_kv
 from tformer.check.adapter import extract_logits, find_modules, preserve_state
 from tformer.check.causality import (
     diagnose_leak,
@@ -30,13 +28,15 @@ from tformer.check.causality import (
 )
 from tformer.check.report import max_difference
 from tformer.check.trial import CheckRun
-from tformer.embedding import Embedding, LearnedPositionEmbedding
-from tformer.functional import attend, causal_mask, padding_mask
-from tformer.kv_cache import DynamicLayerCache, KVCache
-from tformer.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
-from tformer.llama import Llama, LlamaConfig
-from tformer.mini_gpt import MiniGPT
-from tformer.rotary import RotaryEmbedding, convert_rotary_layout
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.models.mini_gpt import MiniGPT
+from tformer.nn.attention import merge_heads, split_heads
+from tformer.nn.attention_backends import repeat_kv
+from tformer.nn.embedding import Embedding, LearnedPositionEmbedding
+from tformer.nn.functional import attend, causal_mask, padding_mask
+from tformer.nn.kv_cache import DynamicLayerCache, KVCache
+from tformer.nn.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
+from tformer.nn.rotary import RotaryEmbedding, convert_rotary_layout
 from tformer.variants import mla
 
 with warnings.catch_warnings():

@@ -21,8 +21,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import ROOT, run
 from helpers import child, die_after, plain_only
-from tformer import checkpoints
-from tformer.checkpoints import (
+from tformer.base.runtime import get_rng_state, isolated_eval, set_rng_state
+from tformer.models.base import CONFIG_NAME, WEIGHTS_NAME
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.text.tokenizer import Tokenizer
+from tformer.training import checkpoints
+from tformer.training.checkpoints import (
     STATE_NAME,
     STATE_TENSORS_NAME,
     CheckpointManager,
@@ -38,13 +42,9 @@ from tformer.checkpoints import (
     write_checkpoint,
     write_folder_atomically,
 )
-from tformer.data import RandomWindowLoader
-from tformer.llama import Llama, LlamaConfig
-from tformer.model import CONFIG_NAME, WEIGHTS_NAME
-from tformer.optimizers import AdamW, Muon
-from tformer.runtime import get_rng_state, isolated_eval, set_rng_state
-from tformer.tokenizer import Tokenizer
-from tformer.train import LossMonitor
+from tformer.training.data import RandomWindowLoader
+from tformer.training.optimizers import AdamW, Muon
+from tformer.training.trainer import LossMonitor
 
 
 def small(width=16, **more):

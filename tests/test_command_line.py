@@ -14,11 +14,11 @@ import torch
 import tformer
 import tformer.__main__ as command
 from conftest import ROOT, run
-from tformer import bilingual, stories
 from tformer.__main__ import load_storyteller, main
 from tformer.bundle import ModelBundle
-from tformer.checkpoints import CheckpointManager
-from tformer.sampler import SamplingParams
+from tformer.corpora import bilingual, stories
+from tformer.inference.sampler import SamplingParams
+from tformer.training.checkpoints import CheckpointManager
 
 COMMAND = [sys.executable, "-m", "tformer"]
 ENV = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is not flushed is not there

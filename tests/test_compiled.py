@@ -15,12 +15,12 @@ from models import (
     VOCAB,
     causal,
 )
-from tformer.compiled import CompiledModel, compile_decode_step
-from tformer.generate import generate
-from tformer.gpt import GPT, GPTConfig
-from tformer.prefix import PrefixedModel
-from tformer.runtime import require_compiler
-from tformer.static_cache import new_static_cache
+from tformer.base.runtime import require_compiler
+from tformer.inference.compiled import CompiledModel, compile_decode_step
+from tformer.inference.generation import generate
+from tformer.inference.prefix import PrefixedModel
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.nn.static_cache import new_static_cache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 

@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import plain_only
-from tformer import corpora, stories
-from tformer.corpora import (
+from tformer.corpora import documents, stories
+from tformer.corpora.documents import (
     DocumentEncoder,
     TokenFile,
     download,
@@ -40,8 +40,8 @@ from tformer.corpora import (
     tokenizer_hash,
     write_token_file,
 )
-from tformer.tokenizer import Tokenizer
-from tformer.vocabulary import Vocabulary
+from tformer.text.tokenizer import Tokenizer
+from tformer.text.vocabulary import Vocabulary
 
 BYTES = Tokenizer(Vocabulary([]))
 END = Tokenizer(Vocabulary([(b"a", b"b")], ["<|end|>"]))
@@ -72,10 +72,10 @@ def test_a_file_is_cut_where_the_separator_stands(tmp_path_factory, texts, size)
 def test_a_separator_may_lie_across_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("one<END>two<END>three", "utf-8")
-    read = corpora.read_text_chunks
+    read = documents.read_text_chunks
     for size in range(1, 12):
         monkeypatch.setattr(
-            corpora, "read_text_chunks", lambda path, n=size: read(path, n)
+            documents, "read_text_chunks", lambda path, n=size: read(path, n)
         )
         assert list(read_texts(path, "<END>")) == ["one", "two", "three"]
 
@@ -133,10 +133,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("one|two\ufeff|three", "utf-8-sig")
     assert list(read_texts(path)) == ["one|two\ufeff|three"]
-    read = corpora.read_text_chunks
+    read = documents.read_text_chunks
     for size in (1, 2, 100):
         monkeypatch.setattr(
-            corpora, "read_text_chunks", lambda path, n=size: read(path, n)
+            documents, "read_text_chunks", lambda path, n=size: read(path, n)
         )
         assert list(read_texts(path, "|")) == ["one", "two\ufeff", "three"]
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n', "utf-8-sig")
@@ -247,7 +247,7 @@ def test_pydocs_are_many_distinct_and_in_one_order():
         [
             sys.executable,
             "-c",
-            "import hashlib; from tformer.corpora import "
+            "import hashlib; from tformer.corpora.documents import "
             "python_docs; print(hashlib.sha256("
             "''.join(python_docs()).encode()).hexdigest())",
         ],
@@ -375,7 +375,7 @@ def test_a_full_disk_is_no_broken_line(server, tmp_path, monkeypatch):
         def write(self, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(corpora, "open", Full, raising=False)
+    monkeypatch.setattr(documents, "open", Full, raising=False)
     with pytest.raises(OSError, match="No space left") as seen:
         download(f"{server.url}/a", tmp_path / "a.txt", max_retries=2)
     assert seen.value.errno == errno.ENOSPC
@@ -608,7 +608,7 @@ def hub(tmp_path, monkeypatch):
 
     made = ThreadingHTTPServer(("localhost", 0), Handler)
     threading.Thread(target=made.serve_forever, daemon=True).start()
-    opened = corpora._open_url
+    opened = documents._open_url
 
     def redirected(url, *rest):
         assert url.startswith("https://huggingface.co/"), url
@@ -619,7 +619,7 @@ def hub(tmp_path, monkeypatch):
             *rest,
         )
 
-    monkeypatch.setattr(corpora, "_open_url", redirected)
+    monkeypatch.setattr(documents, "_open_url", redirected)
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
     yield Handler
     made.shutdown()
@@ -830,8 +830,8 @@ def test_ids_travel_as_bytes():
 
 PEAK = """
 import resource, sys
-from tformer.corpora import *
-from tformer.tokenizer import Tokenizer
+from tformer.corpora.documents import *
+from tformer.text.tokenizer import Tokenizer
 unit = "".join(f"word{i} and some more of it. " for i in range(40))
 def texts(size):
     for i in range(size // len(unit)):

@@ -20,8 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import plain_only
 from tformer import costs as module
-from tformer.attention import SelfAttention
-from tformer.bert import Bert, BertConfig
 from tformer.costs import (
     ACCELERATORS,
     Accelerator,
@@ -46,9 +44,11 @@ from tformer.costs import (
     training_state_by_component,
     weight_bytes,
 )
-from tformer.gpt import GPT, GPT1, GPTConfig
-from tformer.llama import Llama, LlamaConfig, Qwen3
-from tformer.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
+from tformer.models.bert import Bert, BertConfig
+from tformer.models.gpt import GPT, GPT1, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig, Qwen3
+from tformer.models.seq2seq import PreNormSeq2Seq, Seq2Seq, Seq2SeqConfig
+from tformer.nn.attention import SelfAttention
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 transformers = pytest.importorskip("transformers")

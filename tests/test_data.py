@@ -15,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import plain_only
-from tformer import stories
-from tformer.corpora import (
+from tformer.corpora import stories
+from tformer.corpora.documents import (
     TokenFile,
     find_near_duplicates,
     load_documents,
     write_token_file,
 )
-from tformer.data import (
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.data import (
     Batch,
     EpochShuffle,
     Loader,
@@ -35,9 +38,6 @@ from tformer.data import (
     sequential_windows,
     split_documents,
 )
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
-from tformer.tokenizer import Tokenizer
 
 few = settings(max_examples=25, deadline=None)
 rows_of = st.lists(
@@ -621,7 +621,7 @@ def test_the_experiment_runs_small_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_the_record_is_whole():
-    from tformer.mini_gpt import load_record
+    from tformer.models.mini_gpt import load_record
 
     rows = load_record("duplicates")
     assert Counter((r["split"], r["seed"]) for r in rows) == Counter(
@@ -646,7 +646,7 @@ def test_the_experiment_on_a_sample_runs_small_and_keeps_no_text(
     import sys
 
     from test_project import ROOT, load
-    from tformer.mini_gpt import load_record
+    from tformer.models.mini_gpt import load_record
 
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = load(ROOT / "experiments" / "tinystories.py")
@@ -732,7 +732,7 @@ def test_a_script_without_its_file_is_skipped(name, monkeypatch, capsys):
 
 
 def test_the_record_of_the_sample_is_whole_and_holds_no_text():
-    from tformer.mini_gpt import load_record
+    from tformer.models.mini_gpt import load_record
 
     rows = load_record("tinystories")
     assert Counter((r["corpus"], r["row"]) for r in rows) == Counter(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tformer.embedding import DerivedBuffersModule, SinusoidalPositionEmbedding
-from tformer.rotary import (
+from tformer.nn.embedding import DerivedBuffersModule, SinusoidalPositionEmbedding
+from tformer.nn.rotary import (
     ALiBi,
     RotaryEmbedding,
     linear_scaling,

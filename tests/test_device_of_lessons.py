@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from helpers import plain_only
 from pretend import PretendedCard
-from tformer import mini_gpt
 from tformer.course.device import best_seconds, lesson_device, train
+from tformer.models import mini_gpt
 
 pytestmark = plain_only
 

@@ -16,7 +16,7 @@ import test_caches
 from helpers import plain_only
 from models import FAMILIES, ROWS, rows
 from pretend import CARD, MIXTURES, PretendedCard, refusal
-from tformer.prefix import PrefixedModel
+from tformer.inference.prefix import PrefixedModel
 
 pytestmark = plain_only
 # all is computed by the same code but for a few branches for the CPU

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tformer.embedding import (
+from tformer.nn.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
@@ -21,7 +21,7 @@ from tformer.embedding import (
     position_shift_matrix,
     sinusoids,
 )
-from tformer.functional import attend, causal_mask
+from tformer.nn.functional import attend, causal_mask
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 evens = st.integers(1, 20).map(lambda half: 2 * half)

@@ -15,19 +15,19 @@ from torch import nn
 
 import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
-from tformer.attention import SelfAttention
-from tformer.bpe import pretokenize_text, split_special, train_bpe
 from tformer.costs import ACCELERATORS, decode_workload, estimate_costs
-from tformer.embedding import Embedding, SinusoidalPositionEmbedding
-from tformer.functional import attend, causal_mask
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import LlamaConfig
-from tformer.logits import apply_top_p
-from tformer.losses import cross_entropy
-from tformer.mlm import mask_tokens
-from tformer.optimizers import AdamW, param_groups
-from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
-from tformer.static_cache import StaticLayerCache
+from tformer.inference.logits import apply_top_p
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import LlamaConfig
+from tformer.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tformer.nn.attention import SelfAttention
+from tformer.nn.embedding import Embedding, SinusoidalPositionEmbedding
+from tformer.nn.functional import attend, causal_mask
+from tformer.nn.static_cache import StaticLayerCache
+from tformer.tasks.masked_lm import mask_tokens
+from tformer.text.bpe import pretokenize_text, split_special, train_bpe
+from tformer.training.losses import cross_entropy
+from tformer.training.optimizers import AdamW, param_groups
 
 PAGE = (ROOT / "book" / "errata.md").read_text(encoding="utf-8")
 getcontext().prec = 40

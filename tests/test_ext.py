@@ -237,8 +237,8 @@ def test_exported_cells_name_their_module():
         '</div></div><div class="cell tag_exported docutils"><details>'
         '<div class="cell_input docutils"></div></details></div>'
     )
-    marked = nbdev_directives.mark_module(body, "tformer.functional")
-    assert marked.count('data-module="tformer.functional"') == 2
+    marked = nbdev_directives.mark_module(body, "tformer.nn.functional")
+    assert marked.count('data-module="tformer.nn.functional"') == 2
     assert marked.startswith(
         '<div class="cell docutils"><div class="cell_input docutils"></div>'
     )
@@ -676,7 +676,7 @@ def test_the_citation_names_the_version():
 
 def test_sources_of_others_are_not_looked_for():
     assert site_pages.find_source(None, "_struct") is None
-    text, names = site_pages.find_source(None, "tformer.functional")
+    text, names = site_pages.find_source(None, "tformer.nn.functional")
     assert "def attend" in text and "attend" in names
 
 

@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
-from tformer.mini_gpt import load_record  # noqa: E402
+from tformer.models.mini_gpt import load_record  # noqa: E402
 
 HERE = ("torch", "python", "machine", "date")
 # What was found by reading the modelling code, and for some by running small models:

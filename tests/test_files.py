@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers import child, says
-from tformer import files
+from tformer.base import files
 
 
 def test_a_file_that_is_there(tmp_path):

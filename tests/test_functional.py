@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import helpers
 from helpers import close, generator
-from tformer.functional import attend, causal_mask, padding_mask, softmax
+from tformer.nn.functional import attend, causal_mask, padding_mask, softmax
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)

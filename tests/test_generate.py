@@ -15,10 +15,9 @@ from torch import nn
 import tformer
 from helpers import interrupted_at, plain_only
 from models import MAX_LEN, ROWS, VOCAB, WRITERS, Preallocates, causal, rows
-from tformer import seq2seq
-from tformer.beam import beam_search
 from tformer.costs import estimate_costs
-from tformer.generate import (
+from tformer.inference.beam import beam_search
+from tformer.inference.generation import (
     Completion,
     DecodeState,
     StopTokenIds,
@@ -32,18 +31,19 @@ from tformer.generate import (
     require_context,
     stream,
 )
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
-from tformer.model import eval_mode
-from tformer.prefix import PrefixedModel
-from tformer.sampler import Sampler, SamplingParams
-from tformer.serving import Engine, Request
-from tformer.speculative import (
+from tformer.inference.prefix import PrefixedModel
+from tformer.inference.sampler import Sampler, SamplingParams
+from tformer.inference.speculative import (
     DraftModel,
     PromptLookup,
     speculative_generate,
     stream_speculative,
 )
+from tformer.models import seq2seq
+from tformer.models.base import eval_mode
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.serving.engine import Engine, Request
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
@@ -813,7 +813,7 @@ def test_modes_are_as_found_wherever_an_interrupt_comes():
     files = {
         contextlib.__file__,
         nn.modules.module.__file__,
-        tformer.model.__file__,
+        tformer.models.base.__file__,
         __file__,
     }
 
@@ -846,7 +846,7 @@ def test_an_interrupted_step_draws_nothing():
 
     def is_inside(frame, event):  # where a generator is let go, none is raised
         code = frame.f_code
-        is_ours = code.co_filename == tformer.generate.__file__
+        is_ours = code.co_filename == tformer.inference.generation.__file__
         return is_ours and code.co_name != "<genexpr>"
 
     n = 0

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from helpers import close, draw_ids, padded, randn, spread
-from tformer import check, gpt
-from tformer.gpt import (
+from tformer import check
+from tformer.models import gpt
+from tformer.models.gpt import (
     GPT,
     GPT1,
     GPTConfig,
@@ -24,8 +25,8 @@ from tformer.gpt import (
     to_gpt2_name,
     token_log_probs,
 )
-from tformer.layers import PostNorm, PreNorm
-from tformer.mini_gpt import next_token_loss
+from tformer.models.mini_gpt import next_token_loss
+from tformer.nn.layers import PostNorm, PreNorm
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402

@@ -24,15 +24,15 @@ import test_caches
 from helpers import by_day, randn
 from models import ROWS, causal, every
 from pretend import MIXTURES, refusal
-from tformer import optimizers, schedules
+from tformer.base.runtime import require_compiler
 from tformer.bundle import load_bundle
-from tformer.compiled import CompiledModel
-from tformer.data import RandomWindowLoader
-from tformer.generate import generate
-from tformer.gpt import GPT, GPTConfig
-from tformer.rotary import RotaryEmbedding
-from tformer.runtime import require_compiler
-from tformer.train import Trainer
+from tformer.inference.compiled import CompiledModel
+from tformer.inference.generation import generate
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.nn.rotary import RotaryEmbedding
+from tformer.training import optimizers, schedules
+from tformer.training.data import RandomWindowLoader
+from tformer.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 EXACT = 1e-10  # float64

@@ -9,13 +9,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from helpers import draw_ids, spread
-from tformer.attention import SelfAttention
-from tformer.generate import generate
-from tformer.gpt import GPT, GPTConfig, to_gpt2_name
-from tformer.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
-from tformer.quantized import quantize_int8
-from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
-from tformer.serving import Engine, Request
+from tformer.inference.generation import generate
+from tformer.models.gpt import GPT, GPTConfig, to_gpt2_name
+from tformer.models.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
+from tformer.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tformer.nn.attention import SelfAttention
+from tformer.nn.quantized import quantize_int8
+from tformer.serving.engine import Engine, Request
 from tformer.variants.gqa import GQA_METHODS, convert_to_gqa
 
 SIZE = dict(vocab_size=29, d_model=32, n_layers=2, n_heads=8, max_len=24)

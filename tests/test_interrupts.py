@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-import tformer.interrupts
+import tformer.base.interrupts
 from helpers import interrupted_at, plain_only, send_ctrl_c
-from tformer.interrupts import DeferredInterrupts
+from tformer.base.interrupts import DeferredInterrupts
 
 
 def interrupt():
@@ -74,7 +74,7 @@ def test_it_serves_again_wherever_an_interrupt_came(handler):
     "Also between its own lines, before it defers and when it no longer does."
 
     def is_inside(frame, event):
-        return frame.f_code.co_filename == tformer.interrupts.__file__
+        return frame.f_code.co_filename == tformer.base.interrupts.__file__
 
     n = 0
     left = [0]
@@ -245,7 +245,7 @@ def test_a_wrong_number_is_refused(wrong):
 
 def test_the_module_imports_nothing_heavy():
     "The command line takes it before it knows whether a model is needed."
-    program = "import sys, tformer.interrupts; print('torch' in sys.modules)"
+    program = "import sys, tformer.base.interrupts; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -2,9 +2,9 @@
 
 import torch
 
-from tformer import kv_cache
-from tformer.kv_cache import DynamicLayerCache, GrowingRows, KVCache
-from tformer.positions import Positions, append_positions
+from tformer.nn import kv_cache
+from tformer.nn.kv_cache import DynamicLayerCache, GrowingRows, KVCache
+from tformer.nn.positions import Positions, append_positions
 
 
 def test_rows_that_grow_hold_what_they_were_given():

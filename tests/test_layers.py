@@ -23,9 +23,9 @@ from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tformer import layers
-from tformer.functional import attend
-from tformer.layers import (
+from tformer.nn import layers
+from tformer.nn.functional import attend
+from tformer.nn.layers import (
     ACTIVATIONS,
     Dropout,
     FeedForward,

@@ -46,7 +46,10 @@ def device_faults(cells):
         if re.search(r"^#\| *export", text, re.M):
             continue
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.module == "tformer.mini_gpt":
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "tformer.models.mini_gpt"
+            ):
                 faults += [
                     f"imports {name.name} of minimal"
                     for name in node.names
@@ -93,7 +96,7 @@ def test_lessons_ask_for_their_device():
     "code, says",
     [
         ("train(model, batches, 3)", "trains without a device"),
-        ("from tformer.mini_gpt import train", "imports train of minimal"),
+        ("from tformer.models.mini_gpt import train", "imports train of minimal"),
         ("t = time.perf_counter()", "trains or times, and asks for no device"),
         ("Trainer(model, batches, max_steps=1)", "trains or times, and asks"),
         ("device = torch.accelerator.is_available()", "looks for a GPU by itself"),

@@ -19,10 +19,10 @@ import tformer
 from conftest import ROOT
 from helpers import by_day
 from tformer import costs, plot
-from tformer.attention import SelfAttention
-from tformer.functional import softmax
-from tformer.llama import Llama, LlamaConfig
-from tformer.positions import Positions
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn.attention import SelfAttention
+from tformer.nn.functional import softmax
+from tformer.nn.positions import Positions
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sliding_window import (
     SlidingWindowAttention,

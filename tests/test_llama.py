@@ -16,22 +16,22 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa
 
 from conftest import ROOT, load_experiment, run  # noqa: E402
 from helpers import close, equal_to_peer, randn  # noqa: E402
-from tformer import attention as attention_module  # noqa: E402
-from tformer import attention_backends as backends_module  # noqa: E402
 from tformer import check  # noqa: E402
-from tformer.attention import SelfAttention  # noqa: E402
-from tformer.gpt import GPTConfig  # noqa: E402
-from tformer.kv_cache import DynamicLayerCache, KVCache  # noqa: E402
-from tformer.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
-from tformer.llama import (  # noqa: E402
+from tformer.models.base import load_weights  # noqa: E402
+from tformer.models.gpt import GPTConfig  # noqa: E402
+from tformer.models.llama import (  # noqa: E402
     Llama,
     LlamaConfig,
     Qwen3,
     make_gqa_factory,
 )
-from tformer.mini_gpt import load_record  # noqa: E402
-from tformer.model import load_weights  # noqa: E402
-from tformer.rotary import (  # noqa: E402
+from tformer.models.mini_gpt import load_record  # noqa: E402
+from tformer.nn import attention as attention_module  # noqa: E402
+from tformer.nn import attention_backends as backends_module  # noqa: E402
+from tformer.nn.attention import SelfAttention  # noqa: E402
+from tformer.nn.kv_cache import DynamicLayerCache, KVCache  # noqa: E402
+from tformer.nn.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
+from tformer.nn.rotary import (  # noqa: E402
     ALiBi,
     RotaryEmbedding,
     make_rotary,
@@ -737,7 +737,7 @@ def test_the_record_is_made_by_its_script(tmp_path, monkeypatch):
 
 
 def test_the_ends_of_the_record_are_the_models_of_the_book():
-    from tformer.gpt import GPT
+    from tformer.models.gpt import GPT
 
     script = modern()
     ids = some_ids(1, 20)

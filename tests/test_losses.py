@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tformer import losses
-from tformer.losses import (
+from tformer.training import losses
+from tformer.training.losses import (
     bits_per_byte,
     chunked_cross_entropy,
     cross_entropy,

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from conftest import ROOT, load_experiment, run
 from helpers import plain_only
-from tformer import mini_gpt
 from tformer.course.ablations import show_ablations, show_steps_to_loss
-from tformer.mini_gpt import (
+from tformer.models import mini_gpt
+from tformer.models.mini_gpt import (
     MiniAttention,
     MiniBlock,
     MiniGPT,

@@ -16,15 +16,15 @@ from transformers import (  # noqa: E402
 )
 
 from tformer import check  # noqa: E402
-from tformer.attention import SelfAttention  # noqa: E402
-from tformer.generate import generate  # noqa: E402
-from tformer.kv_cache import CrossAttentionCache, KVCache  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.model import load_weights  # noqa: E402
-from tformer.paged_cache import BlockPool, new_paged_cache  # noqa: E402
-from tformer.quantized import quantize_int8  # noqa: E402
-from tformer.rotary import RotaryEmbedding, convert_rotary_layout  # noqa: E402
-from tformer.static_cache import new_static_cache  # noqa: E402
+from tformer.inference.generation import generate  # noqa: E402
+from tformer.models.base import load_weights  # noqa: E402
+from tformer.models.llama import Llama, LlamaConfig  # noqa: E402
+from tformer.nn.attention import SelfAttention  # noqa: E402
+from tformer.nn.kv_cache import CrossAttentionCache, KVCache  # noqa: E402
+from tformer.nn.paged_cache import BlockPool, new_paged_cache  # noqa: E402
+from tformer.nn.quantized import quantize_int8  # noqa: E402
+from tformer.nn.rotary import RotaryEmbedding, convert_rotary_layout  # noqa: E402
+from tformer.nn.static_cache import new_static_cache  # noqa: E402
 from tformer.variants.mla import (  # noqa: E402
     DEEPSEEK_NAMES,
     LatentAttention,

@@ -17,17 +17,18 @@ from torch.nn import functional as F
 
 from conftest import ROOT, run
 from helpers import plain_only, spread
-from tformer import stories
-from tformer.bert import (
+from tformer.bundle import ModelBundle, load_bundle
+from tformer.corpora import stories
+from tformer.corpora.stories import grade_sentences
+from tformer.models.bert import (
     BertClassifier,
     BertConfig,
     BertMaskedLM,
     BertTagger,
     from_hf_bert_name,
 )
-from tformer.bundle import ModelBundle, load_bundle
-from tformer.mini_gpt import load_record
-from tformer.mlm import (
+from tformer.models.mini_gpt import load_record
+from tformer.tasks.masked_lm import (
     BERT_SPECIAL_TOKENS,
     STORY_WORDS,
     MaskedTextLoader,
@@ -46,9 +47,8 @@ from tformer.mlm import (
     unmask,
     with_new_head,
 )
-from tformer.stories import grade_sentences
-from tformer.tokenizer import Tokenizer
-from tformer.vocabulary import Vocabulary
+from tformer.text.tokenizer import Tokenizer
+from tformer.text.vocabulary import Vocabulary
 
 TEXTS = [text.strip() for text in stories.generate_stories(300, 0)]
 TOKENIZER = Tokenizer.train(

@@ -21,12 +21,9 @@ from torch import nn
 from conftest import run
 from helpers import by_day, close, equal_models, padded, plain_only, randn, spread
 from models import FAMILIES, MAX_LEN, ROWS, VOCAB, causal, every, num_read, rows
-from tformer import model as saving
-from tformer.generate import generate
-from tformer.gpt import GPT, GPTConfig
-from tformer.kv_cache import DynamicLayerCache
-from tformer.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
-from tformer.model import (
+from tformer.inference.generation import generate
+from tformer.models import base as saving
+from tformer.models.base import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     Model,
@@ -41,9 +38,12 @@ from tformer.model import (
     require_same_vocabulary,
     save_model,
 )
-from tformer.positions import Positions
-from tformer.runner import ModelRunner
-from tformer.seq2seq import DecoderBlock
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
+from tformer.models.seq2seq import DecoderBlock
+from tformer.nn.kv_cache import DynamicLayerCache
+from tformer.nn.positions import Positions
+from tformer.serving.runner import ModelRunner
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 
@@ -455,7 +455,7 @@ def test_a_model_comes_back_from_its_folder(row, dtype, tmp_path, monkeypatch):
     torch.manual_seed(3)
     want = torch.rand(4)
     for small in (2**26, 0):  # bytes of a model that is not made on meta
-        monkeypatch.setattr("tformer.model._SMALL", small)
+        monkeypatch.setattr("tformer.models.base._SMALL", small)
         torch.manual_seed(3)
         again = row.cls.load(folder)
         assert torch.equal(torch.rand(4), want)  # nothing was drawn
@@ -551,7 +551,7 @@ def cut(patch, what, n):
             Path(path).write_bytes(b"half")
             raise Cut
 
-        patch.setattr("tformer.model.save_file", half)
+        patch.setattr("tformer.models.base.save_file", half)
         return
     owner, name = (Path, what) if what == "write_text" else (os, what)
     real = getattr(owner, name)
@@ -1067,7 +1067,7 @@ def test_two_parameters_over_one_memory_are_written_once(tmp_path):
 
 def test_a_table_of_someone_else_survives(tmp_path, monkeypatch):
     "A buffer that is not saved, in a Model: it is made the usual way."
-    monkeypatch.setattr("tformer.model._SMALL", 0)
+    monkeypatch.setattr("tformer.models.base._SMALL", 0)
 
     class Waves(nn.Module):
         def __init__(self):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import ROOT
-from tformer.functional import attend, causal_mask, padding_mask
+from tformer.nn.functional import attend, causal_mask, padding_mask
 
 PAGE = ROOT / "book" / "notation.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)

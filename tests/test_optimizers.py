@@ -14,10 +14,10 @@ from torch import nn
 
 from conftest import ROOT, run
 from helpers import plain_only
-from tformer import optimizers
-from tformer.gpt import GPT, GPTConfig
-from tformer.mini_gpt import MiniGPT, load_record
-from tformer.optimizers import (
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.mini_gpt import MiniGPT, load_record
+from tformer.training import optimizers
+from tformer.training.optimizers import (
     SGD,
     AdamW,
     Muon,

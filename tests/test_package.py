@@ -204,7 +204,7 @@ assert "torch" not in sys.modules and "check" in dir(tformer)
 assert not {"importlib", "pkgutil"} & {*dir(tformer)}
 sys.modules["matplotlib"] = None  # as if it were not installed
 from tformer import *
-assert check.causal and generate.generate and "plot" not in dir()
+assert check.causal and bundle.load_bundle and "plot" not in dir()
 assert "plot" in dir(tformer)
 for ask in (lambda: tformer.plot, lambda: __import__("tformer.plot")):
     try:
@@ -224,7 +224,7 @@ except AttributeError as error:
     missing = 'figures need matplotlib: pip install "tformer[plot]"'
     *without, unknown = said.splitlines()
     assert without == [missing, missing]
-    assert unknown.startswith("tformer has no module 'chek'; it has attention, ")
+    assert unknown.startswith("tformer has no module 'chek'; it has base, ")
 
 
 def test_importing_the_package_imports_the_standard_library_alone():
@@ -244,17 +244,17 @@ print(*sorted({*sys.modules} - before))
 @pytest.mark.parametrize(
     "module",
     [
-        "validate",
-        "files",
-        "interrupts",
-        "workers",
-        "bpe",
-        "pretokenizer",
-        "vocabulary",
-        "bpe_trainer",
-        "formats",
-        "tokenizer",
-        "wordpiece",
+        "base.validate",
+        "base.files",
+        "base.interrupts",
+        "base.workers",
+        "text.bpe",
+        "text.pretokenizer",
+        "text.vocabulary",
+        "text.bpe_trainer",
+        "text.tokenizer_files",
+        "text.tokenizer",
+        "text.wordpiece",
     ],
 )
 def test_texts_become_tokens_without_torch(module):

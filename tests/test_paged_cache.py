@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tformer.paged_cache
+import tformer.nn.paged_cache
 from helpers import close, interrupted_at, plain_only, randn, spread
 from models import MAX_LEN, RAGGED, ROWS, VOCAB, WRITERS, in_pieces, pieces, rows
-from tformer.attention import SelfAttention
-from tformer.generate import generate
-from tformer.kv_cache import DynamicLayerCache, KVCache
-from tformer.layers import RMSNorm
-from tformer.paged_cache import (
+from tformer.inference.generation import generate
+from tformer.nn.attention import SelfAttention
+from tformer.nn.kv_cache import DynamicLayerCache, KVCache
+from tformer.nn.layers import RMSNorm
+from tformer.nn.paged_cache import (
     BlockPool,
     BlockTables,
     OutOfBlocks,
@@ -24,8 +24,8 @@ from tformer.paged_cache import (
     hash_blocks,
     new_paged_cache,
 )
-from tformer.positions import next_positions
-from tformer.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.nn.positions import next_positions
+from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 torch.set_num_threads(1)
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
@@ -272,13 +272,13 @@ def test_what_is_written_anew_is_found_no_more():
 def hashed(monkeypatch):
     "How many bytes each call of the hash function was given."
     sizes = []
-    sha256 = tformer.paged_cache.sha256
+    sha256 = tformer.nn.paged_cache.sha256
 
     def counted(data):
         sizes.append(len(data))
         return sha256(data)
 
-    monkeypatch.setattr(tformer.paged_cache, "sha256", counted)
+    monkeypatch.setattr(tformer.nn.paged_cache, "sha256", counted)
     return sizes
 
 
@@ -683,7 +683,8 @@ def interrupted_calls(*names, at_least):
     def is_inside(frame, event):
         code = frame.f_code
         return (
-            code.co_filename == tformer.paged_cache.__file__ and code.co_name in names
+            code.co_filename == tformer.nn.paged_cache.__file__
+            and code.co_name in names
         )
 
     def make(call):

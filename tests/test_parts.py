@@ -11,18 +11,22 @@ import torch
 from torch import nn
 
 import helpers
-import tformer.attention
-import tformer.attention_backends
+import tformer.nn.attention
+import tformer.nn.attention_backends
 from helpers import by_day, close, generator
-from tformer import mini_gpt
-from tformer.attention import CrossAttention, SelfAttention
-from tformer.attention_backends import eager_attend, fused_attend, online_softmax_attend
-from tformer.embedding import (
+from tformer.models import mini_gpt
+from tformer.nn.attention import CrossAttention, SelfAttention
+from tformer.nn.attention_backends import (
+    eager_attend,
+    fused_attend,
+    online_softmax_attend,
+)
+from tformer.nn.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
-from tformer.layers import (
+from tformer.nn.layers import (
     Dropout,
     FeedForward,
     GatedFeedForward,
@@ -32,7 +36,12 @@ from tformer.layers import (
     PreNorm,
     RMSNorm,
 )
-from tformer.rotary import ALiBi, RotaryEmbedding, ShawRelativePositions, T5RelativeBias
+from tformer.nn.rotary import (
+    ALiBi,
+    RotaryEmbedding,
+    ShawRelativePositions,
+    T5RelativeBias,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -542,8 +551,10 @@ class LeakyView(nn.Module):
 )
 def test_a_mask_off_by_one_is_found(kind, way, dtype, monkeypatch):
     "The contract's own check: it must fail where it should."
-    monkeypatch.setattr(tformer.attention, "causal_mask", off_by_one)
-    monkeypatch.setattr(tformer.attention_backends, "add_causal_mask", flag_off_by_one)
+    monkeypatch.setattr(tformer.nn.attention, "causal_mask", off_by_one)
+    monkeypatch.setattr(
+        tformer.nn.attention_backends, "add_causal_mask", flag_off_by_one
+    )
     layer = seeded(CAUSAL[kind]).to(dtype).eval()
     with pytest.raises(AssertionError, match=r"."):
         is_causal(layer, way, dtype, exact=False)

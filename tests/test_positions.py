@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from models import ROWS
-from tformer import positions
-from tformer.paged_cache import BlockPool, new_paged_cache
-from tformer.positions import (
+from tformer.nn import positions
+from tformer.nn.paged_cache import BlockPool, new_paged_cache
+from tformer.nn.positions import (
     AttentionContext,
     Positions,
     append_positions,
     crop_positions,
 )
-from tformer.rotary import RotaryEmbedding
-from tformer.static_cache import new_static_cache
+from tformer.nn.rotary import RotaryEmbedding
+from tformer.nn.static_cache import new_static_cache
 
 
 def test_positions_go_on_from_the_largest_of_each_row():

@@ -5,10 +5,10 @@ import torch
 
 from helpers import close, draw_ids, spread
 from models import MAX_LEN, ROWS, VOCAB
-from tformer.generate import generate
-from tformer.llama import Llama
-from tformer.prefix import PrefixedModel
-from tformer.speculative import DraftModel, speculative_generate
+from tformer.inference.generation import generate
+from tformer.inference.prefix import PrefixedModel
+from tformer.inference.speculative import DraftModel, speculative_generate
+from tformer.models.llama import Llama
 from tformer.variants.sliding_window import make_window_factory
 
 decoders = pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer import bpe
-from tformer.bpe import GPT2_PATTERN
-from tformer.pretokenizer import SAFE_SPLITS, split_pretokens
+from tformer.text import bpe
+from tformer.text.bpe import GPT2_PATTERN
+from tformer.text.pretokenizer import SAFE_SPLITS, split_pretokens
 
 
 @pytest.mark.nightly

@@ -22,20 +22,24 @@ MODULES = course.module_paths(ROOT)
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=course.document_names(ROOT))
 ANYWHERE = {
     "plot",
-    "stories",
-    "tensor_checks",
-    "validate",
-    "files",
-    "interrupts",
+    "corpora.stories",
+    "nn.tensor_checks",
+    "base.validate",
+    "base.files",
+    "base.interrupts",
 }  # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to
 # train, a trained model continues texts by the decoder of chapter 21, and a saved
 # model may have been quantized
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.ablations", "tformer.course.device"},
-    "18_translation": {"tformer.generate"},
-    "A8_trained": {"tformer.generate", "tformer.sampler", "tformer.translation"},
-    "A3_models": {"tformer.quantized"},
+    "18_translation": {"tformer.inference.generation"},
+    "A8_trained": {
+        "tformer.inference.generation",
+        "tformer.inference.sampler",
+        "tformer.tasks.translation",
+    },
+    "A3_models": {"tformer.nn.quantized"},
 }
 # appendices that stand between chapters in the order of imports
 READ_AS = {
@@ -51,25 +55,25 @@ READ_AS = {
     "package/variants/sliding_window": "25~",
     "package/variants/sparse": "26~",
     "package/command_line": "28~",
-    "package/losses": "15~",
-    "package/optimizers": "15~",
-    "package/runtime": "00~",
-    "package/static_cache": "20~",
-    "package/paged_cache": "22~",
-    "package/compiled": "20~~~~",
-    "package/runner": "22~~",
-    "package/serving": "22~~~",
-    "package/logits": "19~1",
-    "package/sampler": "19~2",
-    "package/generate": "20~~~",
-    "package/quantized": "21~",
-    "package/prefix": "21~",
-    "package/speculative": "21~~",
-    "package/beam": "21~~~",
-    "package/scoring": "21~",
-    "package/positions": "06~",
-    "package/kv_cache": "06~~",
-    "package/attention_backends": "06~~",
+    "package/training/losses": "15~",
+    "package/training/optimizers": "15~",
+    "package/base/runtime": "00~",
+    "package/nn/static_cache": "20~",
+    "package/nn/paged_cache": "22~",
+    "package/inference/compiled": "20~~~~",
+    "package/serving/runner": "22~~",
+    "package/serving/engine": "22~~~",
+    "package/inference/logits": "19~1",
+    "package/inference/sampler": "19~2",
+    "package/inference/generation": "20~~~",
+    "package/nn/quantized": "21~",
+    "package/inference/prefix": "21~",
+    "package/inference/speculative": "21~~",
+    "package/inference/beam": "21~~~",
+    "package/inference/scoring": "21~",
+    "package/nn/positions": "06~",
+    "package/nn/kv_cache": "06~~",
+    "package/nn/attention_backends": "06~~",
     "package/check/report": "07~1",
     "package/check/adapter": "07~2",
     "package/check/trial": "07~3",
@@ -79,12 +83,12 @@ READ_AS = {
     "package/check/gradient_flow": "07~7",
     "package/check/reference": "07~8",
     "package/check/suite": "07~9",
-    "package/workers": "02~1",
-    "package/pretokenizer": "02~2",
-    "package/vocabulary": "02~3",
-    "package/bpe_trainer": "02~4",
-    "package/formats": "02~5",
-    "package/tokenizer": "02~6",
+    "package/base/workers": "02~1",
+    "package/text/pretokenizer": "02~2",
+    "package/text/vocabulary": "02~3",
+    "package/text/bpe_trainer": "02~4",
+    "package/text/tokenizer_files": "02~5",
+    "package/text/tokenizer": "02~6",
     "package/costs": "13~",
     "package/course/ablations": "00~",
     "package/course/device": "00~",
@@ -244,9 +248,9 @@ def test_run_time_imports_are_declared():
         allowed = STANDARD | RUNTIME | {"tformer"}
         if name == "plot":
             allowed |= {"matplotlib", "PIL"}  # Pillow comes with it
-        if name == "corpora":
+        if name == "corpora.documents":
             allowed |= {"pyarrow"}  # for Parquet alone
-        if name == "translation":
+        if name == "tasks.translation":
             allowed |= {"sacrebleu"}  # for BLEU and chrF alone
         extra = {p for p, _ in imported(ast.parse(text))} - allowed
         assert not extra, f"{name} imports {sorted(extra)}"

@@ -19,26 +19,26 @@ import test_caches
 import tformer
 from helpers import by_day, close
 from models import ROWS, Preallocates, causal
-from tformer.attention import CrossAttention, SelfAttention
-from tformer.beam import beam_search
-from tformer.compiled import CompiledModel
-from tformer.generate import generate, next_token_logits, stream
-from tformer.gpt import GPT
-from tformer.kv_cache import (
+from tformer.inference.beam import beam_search
+from tformer.inference.compiled import CompiledModel
+from tformer.inference.generation import generate, next_token_logits, stream
+from tformer.inference.prefix import PrefixedModel
+from tformer.inference.scoring import strided_token_log_probs
+from tformer.inference.speculative import DraftModel, PromptLookup, speculative_generate
+from tformer.models.base import DecoderModel, TransformerBlock
+from tformer.models.gpt import GPT
+from tformer.models.llama import Llama
+from tformer.nn.attention import CrossAttention, SelfAttention
+from tformer.nn.kv_cache import (
     BatchCache,
     CrossAttentionCache,
     DynamicLayerCache,
     KVCache,
     LayerCache,
 )
-from tformer.llama import Llama
-from tformer.model import DecoderModel, TransformerBlock
-from tformer.paged_cache import BlockPool, PagedLayerCache, new_paged_cache
-from tformer.prefix import PrefixedModel
-from tformer.scoring import strided_token_log_probs
-from tformer.serving import Engine, Request
-from tformer.speculative import DraftModel, PromptLookup, speculative_generate
-from tformer.static_cache import StaticLayerCache, new_static_cache
+from tformer.nn.paged_cache import BlockPool, PagedLayerCache, new_paged_cache
+from tformer.nn.static_cache import StaticLayerCache, new_static_cache
+from tformer.serving.engine import Engine, Request
 from tformer.variants.sliding_window import RollingLayerCache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
@@ -194,7 +194,7 @@ def test_every_decoder_is_one(row):
 
 def test_models_around_models_are_decoders_as_well(monkeypatch):
     model = GPT_ROW.make()
-    monkeypatch.setattr("tformer.compiled.require_compiler", lambda: None)
+    monkeypatch.setattr("tformer.inference.compiled.require_compiler", lambda: None)
     for other in (
         Preallocates(model),
         PrefixedModel(model, [1, 2]),
@@ -478,7 +478,7 @@ def test_a_hook_is_called_as_often_as_the_model(around, monkeypatch):
     if around == "a prefix":
         whole = PrefixedModel(model, [5, 9])
     if around == "a compiled step":
-        monkeypatch.setattr("tformer.compiled.require_compiler", lambda: None)
+        monkeypatch.setattr("tformer.inference.compiled.require_compiler", lambda: None)
         whole = CompiledModel(model)
         whole.step = lambda *args, **kwargs: model(*args, **kwargs)
     shapes = []

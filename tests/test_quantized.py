@@ -8,13 +8,13 @@ from torch import nn
 
 from helpers import close, equal_models, generator, plain_only
 from models import ROWS
-from tformer.attention import SelfAttention
-from tformer.generate import generate
-from tformer.gpt import GPT
-from tformer.llama import Llama
-from tformer.losses import chunked_cross_entropy
-from tformer.quantized import Int8Linear, quantize_int8
-from tformer.train import next_token_loss
+from tformer.inference.generation import generate
+from tformer.models.gpt import GPT
+from tformer.models.llama import Llama
+from tformer.nn.attention import SelfAttention
+from tformer.nn.quantized import Int8Linear, quantize_int8
+from tformer.training.losses import chunked_cross_entropy
+from tformer.training.trainer import next_token_loss
 from tformer.variants.mla import LatentAttention
 
 LLAMA = next(r for r in ROWS if r.cls is Llama)

@@ -14,10 +14,7 @@ import torch.nn.functional as F
 
 from helpers import by_day, close, draw_ids, padded, plain_only, spread
 from tformer import check
-from tformer.gpt import GPT, GPTConfig
-from tformer.kv_cache import DynamicLayerCache, KVCache
-from tformer.positions import Positions
-from tformer.rebuild import (
+from tformer.course.rebuild import (
     KNOWN_MISTAKES,
     TODO_METHODS,
     GPTTemplate,
@@ -25,6 +22,9 @@ from tformer.rebuild import (
     check_method,
     template_source,
 )
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.nn.kv_cache import DynamicLayerCache, KVCache
+from tformer.nn.positions import Positions
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import transformers  # noqa: E402

@@ -22,9 +22,9 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 
 from conftest import ROOT, run
 from helpers import plain_only
-from tformer.functional import attend, causal_mask
-from tformer.mini_gpt import load_record
-from tformer.rotary import (
+from tformer.models.mini_gpt import load_record
+from tformer.nn.functional import attend, causal_mask
+from tformer.nn.rotary import (
     ALiBi,
     RotaryEmbedding,
     ShawRelativePositions,
@@ -717,7 +717,7 @@ def test_converting_there_and_back_changes_nothing(h, d, seed):
 
 @pytest.mark.parametrize("to", LAYOUTS)
 def test_the_same_model_in_both_layouts_gives_the_same_logits(to):
-    from tformer.attention import SelfAttention
+    from tformer.nn.attention import SelfAttention
 
     other = LAYOUTS[1 - LAYOUTS.index(to)]
     x = randn(2, 7, 16)

@@ -6,12 +6,12 @@ import torch
 from helpers import close, plain_only
 from models import ROWS, Preallocates
 from test_paged_cache import consistent
-from tformer.generate import generate
-from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
-from tformer.paged_cache import BlockPool, new_paged_cache
-from tformer.runner import ModelRunner, PagedModelRunner
-from tformer.serving import Engine, Request
-from tformer.static_cache import new_static_cache
+from tformer.inference.generation import generate
+from tformer.nn.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
+from tformer.nn.paged_cache import BlockPool, new_paged_cache
+from tformer.nn.static_cache import new_static_cache
+from tformer.serving.engine import Engine, Request
+from tformer.serving.runner import ModelRunner, PagedModelRunner
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 RUNNERS = pytest.mark.parametrize(

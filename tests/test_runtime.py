@@ -6,8 +6,8 @@ import torch
 from models import (
     ROWS,
 )
-from tformer.compiled import compile_decode_step
-from tformer.runtime import compile_model, require_compiler
+from tformer.base.runtime import compile_model, require_compiler
+from tformer.inference.compiled import compile_decode_step
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 

@@ -15,8 +15,8 @@ from transformers import generation as peers
 
 from conftest import ROOT, load_experiment
 from helpers import generator, plain_only
-from tformer import logits
-from tformer.logits import (
+from tformer.inference import logits
+from tformer.inference.logits import (
     apply_allowed_mask,
     apply_frequency_penalty,
     apply_logit_bias,
@@ -30,7 +30,7 @@ from tformer.logits import (
     distinct_n,
     to_float,
 )
-from tformer.sampler import (
+from tformer.inference.sampler import (
     Sampler,
     SamplingParams,
     process_logits,
@@ -959,7 +959,7 @@ def test_what_is_applied_leaves_its_argument_alone(name, dtype):
 
 
 def test_the_record_is_whole():
-    from tformer.mini_gpt import load_record
+    from tformer.models.mini_gpt import load_record
 
     experiment = load_experiment("sampling")
     rows = load_record("sampling")

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers import plain_only
-from tformer.optimizers import SGD
-from tformer.schedules import inverse_sqrt, scale_lr, warmup_cosine, warmup_stable_decay
+from tformer.training.optimizers import SGD
+from tformer.training.schedules import (
+    inverse_sqrt,
+    scale_lr,
+    warmup_cosine,
+    warmup_stable_decay,
+)
 
 torch.set_num_threads(1)
 

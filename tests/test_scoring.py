@@ -5,8 +5,8 @@ import torch
 
 from helpers import close, draw_ids, plain_only
 from models import ROWS, VOCAB
-from tformer.llama import Llama
-from tformer.scoring import strided_token_log_probs
+from tformer.inference.scoring import strided_token_log_probs
+from tformer.models.llama import Llama
 
 LLAMA = next(r for r in ROWS if r.cls is Llama)
 

@@ -13,13 +13,11 @@ from torch.nn import functional as F
 
 import helpers
 from helpers import close, equal_models, generator, plain_only, randn, spread
-from tformer import check, seq2seq
-from tformer.attention import CrossAttention, SelfAttention
-from tformer.embedding import sinusoids
-from tformer.layers import FeedForward, LayerNorm, PostNorm, PreNorm
-from tformer.mini_gpt import train
-from tformer.model import TransformerBlock
-from tformer.seq2seq import (
+from tformer import check
+from tformer.models import seq2seq
+from tformer.models.base import TransformerBlock
+from tformer.models.mini_gpt import train
+from tformer.models.seq2seq import (
     DecoderBlock,
     PreNormSeq2Seq,
     Seq2Seq,
@@ -29,6 +27,9 @@ from tformer.seq2seq import (
     shift_right,
     teacher_forced_loss,
 )
+from tformer.nn.attention import CrossAttention, SelfAttention
+from tformer.nn.embedding import sinusoids
+from tformer.nn.layers import FeedForward, LayerNorm, PostNorm, PreNorm
 
 SMALL = Seq2SeqConfig(
     vocab_size=40, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_len=20, dropout=0.0

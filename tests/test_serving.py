@@ -29,12 +29,11 @@ from helpers import (
 )
 from models import MAX_LEN, ROWS, VOCAB
 from test_paged_cache import consistent
-from tformer.generate import Completion, generate
-from tformer.gpt import GPT, GPTConfig
-from tformer.prefix import PrefixedModel
-from tformer.runner import ModelRunner
-from tformer.sampler import SamplingParams
-from tformer.serving import (
+from tformer.inference.generation import Completion, generate
+from tformer.inference.prefix import PrefixedModel
+from tformer.inference.sampler import SamplingParams
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.serving.engine import (
     SCHEDULING_POLICIES,
     Engine,
     QueueFull,
@@ -48,6 +47,7 @@ from tformer.serving import (
     shortest_first,
     similar_length,
 )
+from tformer.serving.runner import ModelRunner
 
 torch.set_num_threads(1)
 DECODERS = [row for row in ROWS if row.causal]
@@ -2009,7 +2009,7 @@ AROUND_A_STEP = {
     contextlib.__file__,
     torch.autograd.grad_mode.__file__,
     torch.utils._contextlib.__file__,
-    tformer.interrupts.__file__,
+    tformer.base.interrupts.__file__,
 }
 
 
@@ -2098,7 +2098,7 @@ def test_no_block_is_lost_wherever_an_interrupt_comes(first):
                 handles[0].cancel()
 
     def is_inside(frame, event):
-        return frame.f_code.co_filename == tformer.paged_cache.__file__
+        return frame.f_code.co_filename == tformer.nn.paged_cache.__file__
 
     n = first
     left = [0]
@@ -2166,9 +2166,9 @@ def test_a_reset_keeps_texts_and_blocks_whichever_line_ctrl_c_meets(first):
     requests = [Request([2, 2, 4, 4, i], 6) for i in range(4)] + [start]
     right = texts(requests)
     files = {
-        tformer.paged_cache.__file__,
-        tformer.runner.__file__,
-        tformer.serving.__file__,
+        tformer.nn.paged_cache.__file__,
+        tformer.serving.runner.__file__,
+        tformer.serving.engine.__file__,
     }
     before = sys.gettrace()
     n = first
@@ -2243,7 +2243,7 @@ def test_no_block_is_lost_whichever_line_is_interrupted(first):
     right = texts(requests)
     moving = "allocate reserve release trim finish _release".split()
 
-    files = {tformer.paged_cache.__file__, tformer.serving.__file__}
+    files = {tformer.nn.paged_cache.__file__, tformer.serving.engine.__file__}
 
     def is_inside(frame):
         code = frame.f_code

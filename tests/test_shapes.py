@@ -95,7 +95,7 @@ def test_signatures_hold(name, results):
 WRONG = """
 import torch
 from jaxtyping import TypeCheckError
-from tformer.functional import causal_mask
+from tformer.nn.functional import causal_mask
 
 
 def test_wrong():

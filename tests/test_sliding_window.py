@@ -13,16 +13,16 @@ transformers = pytest.importorskip("transformers")
 from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
 
 from tformer import check  # noqa: E402
-from tformer.attention import SelfAttention  # noqa: E402
-from tformer.generate import generate  # noqa: E402
-from tformer.kv_cache import DynamicLayerCache  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.model import load_weights  # noqa: E402
-from tformer.positions import Positions  # noqa: E402
-from tformer.rotary import ALiBi  # noqa: E402
-from tformer.serving import Engine, Request  # noqa: E402
-from tformer.speculative import DraftModel, speculative_generate  # noqa: E402
-from tformer.static_cache import new_static_cache  # noqa: E402
+from tformer.inference.generation import generate  # noqa: E402
+from tformer.inference.speculative import DraftModel, speculative_generate  # noqa: E402
+from tformer.models.base import load_weights  # noqa: E402
+from tformer.models.llama import Llama, LlamaConfig  # noqa: E402
+from tformer.nn.attention import SelfAttention  # noqa: E402
+from tformer.nn.kv_cache import DynamicLayerCache  # noqa: E402
+from tformer.nn.positions import Positions  # noqa: E402
+from tformer.nn.rotary import ALiBi  # noqa: E402
+from tformer.nn.static_cache import new_static_cache  # noqa: E402
+from tformer.serving.engine import Engine, Request  # noqa: E402
 from tformer.variants.sliding_window import (  # noqa: E402
     RollingLayerCache,
     SlidingWindowAttention,

@@ -26,17 +26,17 @@ from transformers.models.minimax_m3_vl import (  # noqa: E402
 )
 
 from tformer import check  # noqa: E402
-from tformer.attention import SelfAttention  # noqa: E402
-from tformer.generate import generate  # noqa: E402
-from tformer.kv_cache import CrossAttentionCache  # noqa: E402
-from tformer.layers import RMSNorm  # noqa: E402
-from tformer.llama import Llama, LlamaConfig  # noqa: E402
-from tformer.mini_gpt import load_record  # noqa: E402
-from tformer.model import load_weights  # noqa: E402
-from tformer.positions import Positions  # noqa: E402
-from tformer.quantized import quantize_int8  # noqa: E402
-from tformer.rotary import ALiBi, RotaryEmbedding  # noqa: E402
-from tformer.static_cache import new_static_cache  # noqa: E402
+from tformer.inference.generation import generate  # noqa: E402
+from tformer.models.base import load_weights  # noqa: E402
+from tformer.models.llama import Llama, LlamaConfig  # noqa: E402
+from tformer.models.mini_gpt import load_record  # noqa: E402
+from tformer.nn.attention import SelfAttention  # noqa: E402
+from tformer.nn.kv_cache import CrossAttentionCache  # noqa: E402
+from tformer.nn.layers import RMSNorm  # noqa: E402
+from tformer.nn.positions import Positions  # noqa: E402
+from tformer.nn.quantized import quantize_int8  # noqa: E402
+from tformer.nn.rotary import ALiBi, RotaryEmbedding  # noqa: E402
+from tformer.nn.static_cache import new_static_cache  # noqa: E402
 from tformer.variants.mla import DEEPSEEK_NAMES, make_mla_factory  # noqa: E402
 from tformer.variants.sparse import (  # noqa: E402
     DEEPSEEK_INDEXER_NAMES,

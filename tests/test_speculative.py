@@ -10,12 +10,10 @@ import torch
 from conftest import ROOT
 from helpers import by_day, generator, plain_only
 from models import MAX_LEN, ROWS, VOCAB, Preallocates
-from tformer.generate import generate
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama
-from tformer.prefix import PrefixedModel
-from tformer.sampler import SamplingParams, process_logits
-from tformer.speculative import (
+from tformer.inference.generation import generate
+from tformer.inference.prefix import PrefixedModel
+from tformer.inference.sampler import SamplingParams, process_logits
+from tformer.inference.speculative import (
     DraftModel,
     DraftProposal,
     PromptLookup,
@@ -24,6 +22,8 @@ from tformer.speculative import (
     speculative_generate,
     stream_speculative,
 )
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama
 
 LLAMA = next(r for r in ROWS if r.cls is Llama)
 

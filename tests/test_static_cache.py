@@ -17,9 +17,9 @@ from models import (
     pieces,
 )
 from tformer import check
-from tformer.compiled import compile_decode_step
-from tformer.kv_cache import CrossAttentionCache, DynamicLayerCache
-from tformer.static_cache import StaticLayerCache, new_static_cache
+from tformer.inference.compiled import compile_decode_step
+from tformer.nn.kv_cache import CrossAttentionCache, DynamicLayerCache
+from tformer.nn.static_cache import StaticLayerCache, new_static_cache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")
 

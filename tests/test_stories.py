@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import by_day
-from tformer import stories
-from tformer.stories import (
+from tformer.corpora import stories
+from tformer.corpora.stories import (
     BEATS,
     GENDER,
     GRADING_RULES,

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helpers import accepts, says
-from tformer import tensor_checks
+from tformer.nn import tensor_checks
 
 quick = settings(max_examples=100, deadline=None, derandomize=True)
 SCORES = 2, 4, 5, 5  # b, h, t, s

@@ -26,10 +26,22 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from helpers import plain_only
-from tformer import bpe, stories, vocabulary
-from tformer.bpe import GPT2_BYTE_ORDER, GPT2_PATTERN
-from tformer.bpe_trainer import learn_merges
-from tformer.formats import (
+from tformer.corpora import stories
+from tformer.text import bpe, vocabulary
+from tformer.text.bpe import GPT2_BYTE_ORDER, GPT2_PATTERN
+from tformer.text.bpe_trainer import learn_merges
+from tformer.text.pretokenizer import read_text_chunks, split_stream
+from tformer.text.tokenizer import (
+    Encoder,
+    IncrementalDecoder,
+    PretokenCache,
+    StopStringCriterion,
+    Tokenizer,
+    _ParallelBatch,
+    cut_at_stop_string,
+    parse_stop_strings,
+)
+from tformer.text.tokenizer_files import (
     _checksum,
     vocabulary_from_dict,
     vocabulary_from_gpt2,
@@ -40,18 +52,7 @@ from tformer.formats import (
     vocabulary_to_hf,
     vocabulary_to_tiktoken,
 )
-from tformer.pretokenizer import read_text_chunks, split_stream
-from tformer.tokenizer import (
-    Encoder,
-    IncrementalDecoder,
-    PretokenCache,
-    StopStringCriterion,
-    Tokenizer,
-    _ParallelBatch,
-    cut_at_stop_string,
-    parse_stop_strings,
-)
-from tformer.vocabulary import (
+from tformer.text.vocabulary import (
     Vocabulary,
     build_merge_tables,
     bytes_to_chars,
@@ -373,7 +374,7 @@ def test_every_cut(tok):
 def test_every_cut_in_small_blocks(tok, size, monkeypatch):
     "The blocks themselves are cut everywhere that their size allows."
     monkeypatch.setattr(
-        "tformer.tokenizer.split_stream", partial(split_stream, size=size)
+        "tformer.text.tokenizer.split_stream", partial(split_stream, size=size)
     )
     for text in (NASTY, CASES[0][:150], "a\n\n\nb  c \n d's 1a", "a" * 40):
         for allowed in ((), "all"):

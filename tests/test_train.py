@@ -29,27 +29,28 @@ from torch.nn import functional as F
 
 from conftest import ROOT, run
 from helpers import by_day, child, die_after, plain_only
-from tformer import mini_gpt, runtime
-from tformer.bert import BertConfig, BertMaskedLM
-from tformer.checkpoints import STATE_NAME, STATE_TENSORS_NAME
-from tformer.data import (
+from tformer.base import runtime
+from tformer.base.runtime import compile_model
+from tformer.models import mini_gpt
+from tformer.models.base import WEIGHTS_NAME, read_safetensors
+from tformer.models.bert import BertConfig, BertMaskedLM
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.models.mini_gpt import MiniGPT, load_record, random_windows
+from tformer.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tformer.tasks.masked_lm import EncodedBatch
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.checkpoints import STATE_NAME, STATE_TENSORS_NAME
+from tformer.training.data import (
     Batch,
     PackedLoader,
     PaddedLoader,
     RandomWindowLoader,
     sequential_windows,
 )
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
-from tformer.mini_gpt import MiniGPT, load_record, random_windows
-from tformer.mlm import EncodedBatch
-from tformer.model import WEIGHTS_NAME, read_safetensors
-from tformer.optimizers import AdamW, Muon, hidden_matrices
-from tformer.runtime import compile_model
-from tformer.schedules import warmup_cosine
-from tformer.seq2seq import Seq2Seq, Seq2SeqConfig
-from tformer.tokenizer import Tokenizer
-from tformer.train import (
+from tformer.training.optimizers import AdamW, Muon, hidden_matrices
+from tformer.training.schedules import warmup_cosine
+from tformer.training.trainer import (
     LossMonitor,
     Trainer,
     TrainingDiverged,

@@ -20,20 +20,18 @@ from torch.optim.swa_utils import AveragedModel
 
 from conftest import ROOT, run
 from helpers import plain_only, spread
-from tformer.bilingual import SentencePair, translate_word_for_word
-from tformer.bilingual import generate_pairs as grammar
-from tformer.kv_cache import DynamicLayerCache, KVCache
-from tformer.mini_gpt import load_record
-from tformer.seq2seq import (
+from tformer.corpora.bilingual import SentencePair, translate_word_for_word
+from tformer.corpora.bilingual import generate_pairs as grammar
+from tformer.models.mini_gpt import load_record
+from tformer.models.seq2seq import (
     PreNormSeq2Seq,
     Seq2Seq,
     Seq2SeqConfig,
     greedy,
     teacher_forced_loss,
 )
-from tformer.tokenizer import Tokenizer
-from tformer.train import Trainer
-from tformer.translation import (
+from tformer.nn.kv_cache import DynamicLayerCache, KVCache
+from tformer.tasks.translation import (
     TRANSLATION_SPECIAL_TOKENS,
     PairLoader,
     TranslationBatch,
@@ -45,6 +43,8 @@ from tformer.translation import (
     translate,
     translation_loss,
 )
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.trainer import Trainer
 
 FIVE = [
     ("the white horse sleeps", "le cheval blanc dort"),

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helpers import accepts, says
-from tformer import validate
+from tformer.base import validate
 
 quick = settings(max_examples=100, deadline=None, derandomize=True)
 

@@ -75,8 +75,8 @@ HERE = Code(["def scale(alpha):\n    beta = alpha.gamma\n    return runner, beta
         ("prose", "`check.every` runs all of them.", "check.every"),
         (
             "prose",
-            "See {py:func}`~tformer.functional.no_such`.",
-            "tformer.functional.no_such",
+            "See {py:func}`~tformer.nn.functional.no_such`.",
+            "tformer.nn.functional.no_such",
         ),
         ("prose", "Rows are set by `KVCache.put`.", "KVCache.put"),
         ("prose", "`generate(model, ids, max_new=8)`", "generate(max_new"),

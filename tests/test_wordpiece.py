@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from helpers import plain_only
-from tformer import stories
-from tformer.bpe import GPT2_PATTERN
-from tformer.stories import tag_story
-from tformer.wordpiece import (
+from tformer.corpora import stories
+from tformer.corpora.stories import tag_story
+from tformer.text.bpe import GPT2_PATTERN
+from tformer.text.wordpiece import (
     Span,
     WordPiece,
     align_labels,

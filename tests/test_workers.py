@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tformer.workers import group_by_size, map_ordered
+from tformer.base.workers import group_by_size, map_ordered
 
 
 def test_tasks_come_back_in_order_and_few_are_under_way():

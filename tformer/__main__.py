@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import tformer
-from .interrupts import DeferredInterrupts
+from .base.interrupts import DeferredInterrupts
 
 # %% ../nbs/package/command_line.ipynb #9e387753
 class Settings(NamedTuple):
@@ -201,7 +201,7 @@ def nearest_beginning(
 @cache
 def _openings():
     "Return the first sentences of stories: text, beginning, and wording of each."
-    from tformer import stories
+    from tformer.corpora import stories
 
     beats = dict.fromkeys(p.key_beats[0] for p in stories.PLOTS if p.level == 1)
     found = []
@@ -218,7 +218,7 @@ def _openings():
 
 def _fill(template, people, words):
     "Return a sentence, and what of it stands before the first slot but for names."
-    from tformer import stories
+    from tformer.corpora import stories
 
     words = iter(words)
     text = ""
@@ -341,7 +341,7 @@ def _translated(bundle, settings):
 
 def _unknown_words(text):
     "Return the words that are in no sentence on which the translator was trained."
-    from tformer import bilingual
+    from tformer.corpora import bilingual
 
     words = *bilingual.DICTIONARY, *(person.en for person in bilingual.NAMES)
     known = {word.lower() for word in words}

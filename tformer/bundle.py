@@ -23,17 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import files, tensor_checks, validate
-from .bert import BertMaskedLM
-from tformer.checkpoints import (
-    STATE_NAME,
-    TOKENIZER_NAME,
-    CheckpointManager,
-)
-from .gpt import GPT
-from .llama import Llama, Qwen3
-from .mini_gpt import MiniGPT
-from tformer.model import (
+from .base import files, validate
+from .corpora.stories import grade_sentences
+from tformer.models.base import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     ModelConfig,
@@ -42,14 +34,23 @@ from tformer.model import (
     require_same_vocabulary,
     save_model,
 )
-from .seq2seq import PreNormSeq2Seq, Seq2Seq
-from .stories import grade_sentences
-from tformer.tokenizer import (
+from .models.bert import BertMaskedLM
+from .models.gpt import GPT
+from .models.llama import Llama, Qwen3
+from .models.mini_gpt import MiniGPT
+from .models.seq2seq import PreNormSeq2Seq, Seq2Seq
+from .nn import tensor_checks
+from tformer.text.tokenizer import (
     IncrementalDecoder,
     StopStringCriterion,
     Tokenizer,
     cut_at_stop_string,
     parse_stop_strings,
+)
+from tformer.training.checkpoints import (
+    STATE_NAME,
+    TOKENIZER_NAME,
+    CheckpointManager,
 )
 
 # %% ../nbs/A8_trained.ipynb #cd6746b7
@@ -118,7 +119,7 @@ class ModelBundle(_BundleFields):
         for a prompt without room, for an empty stop string, and for a
         setting that there is not.
         """
-        from tformer.generate import generate
+        from tformer.inference.generation import generate
 
         sampling_params = _merge_settings(sampling_params, settings)
         stop_strings = parse_stop_strings(stop_strings)
@@ -166,7 +167,7 @@ class ModelBundle(_BundleFields):
         least one character, and never a part of one.  What may be the
         beginning of a stop string waits until it is known.
         """
-        from tformer.generate import stream
+        from tformer.inference.generation import stream
 
         sampling_params = _merge_settings(sampling_params, settings)
         decoder = IncrementalDecoder(self.tokenizer, stop_strings)
@@ -192,7 +193,7 @@ class ModelBundle(_BundleFields):
         Raises ``ValueError`` for a model that does not translate, and as
         ``translation.translate`` does.
         """
-        from tformer.translation import translate
+        from tformer.tasks.translation import translate
 
         validate.require(
             hasattr(self.model, "encode"),
@@ -277,7 +278,7 @@ def _merge_settings(sampling_params, settings):
     "Settings that were given by their names, as ``SamplingParams``."
     if not settings:
         return sampling_params
-    from tformer.sampler import SamplingParams
+    from tformer.inference.sampler import SamplingParams
 
     known = [field.name for field in fields(SamplingParams)]
     validate.mapping_keys(
@@ -353,7 +354,7 @@ def tell(
     ``max_len`` stops there.  Raises ``ValueError`` for a temperature
     that is not above 0, a start without room.
     """
-    from tformer.generate import generate
+    from tformer.inference.generation import generate
 
     validate.integer(n=n)
     model, tokenizer, _ = trained

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import tensor_checks, validate
-from .layers import swiglu_width
+from .base import validate
+from .nn import tensor_checks
+from .nn.layers import swiglu_width
 
 # %% ../nbs/package/costs.ipynb #008bcd9b
 def format_quantity(

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import validate
+from .base import validate
 
 try:
     import matplotlib

@@ -3,7 +3,7 @@
 Runs on Sphinx's ``source-read`` event, so the notebook on disk (the one thing
 that nbdev exports and nbval tests) is never copied or changed. A directive
 becomes the MyST-NB tag that draws what it means. An exported cell gets the
-class ``tag_exported`` and, in the HTML, ``data-module="tformer.functional"``, from
+class ``tag_exported`` and, in the HTML, ``data-module="tformer.nn.functional"``, from
 which the style sheet draws its badge. The summary below the title (``> …``)
 becomes the page's description.
 """

@@ -17,9 +17,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.beam import beam_search
-from tformer.generate import generate
-from tformer.llama import Llama, LlamaConfig
+from tformer.inference.beam import beam_search
+from tformer.inference.generation import generate
+from tformer.models.llama import Llama, LlamaConfig
 from timing import AT_MOST
 
 PROMPTS = 4

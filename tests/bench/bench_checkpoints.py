@@ -22,10 +22,10 @@ from statistics import median
 import torch
 
 import timing
-from tformer.checkpoints import write_checkpoint
-from tformer.llama import Llama, LlamaConfig
-from tformer.optimizers import AdamW
-from tformer.runtime import get_rng_state
+from tformer.base.runtime import get_rng_state
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.training.checkpoints import write_checkpoint
+from tformer.training.optimizers import AdamW
 
 TARGET = 0.5
 

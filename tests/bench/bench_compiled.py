@@ -16,9 +16,9 @@ from statistics import median
 import torch
 
 import timing
-from tformer.compiled import compile_decode_step
-from tformer.llama import Llama, LlamaConfig
-from tformer.static_cache import new_static_cache
+from tformer.inference.compiled import compile_decode_step
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn.static_cache import new_static_cache
 
 TARGET = timing.AT_MOST, 1.0
 FAILED = []

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.corpora import TokenFile, load_documents, write_token_file
-from tformer.data import PackedLoader, PaddedLoader, RandomWindowLoader
-from tformer.gpt import GPT, GPTConfig
-from tformer.tokenizer import Tokenizer
+from tformer.corpora.documents import TokenFile, load_documents, write_token_file
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.text.tokenizer import Tokenizer
+from tformer.training.data import PackedLoader, PaddedLoader, RandomWindowLoader
 from timing import AT_MOST
 
 LENGTH = 256

@@ -32,10 +32,10 @@ from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from bench_models import GPT2, LLAMA, renamed
-from tformer.compiled import CompiledModel
-from tformer.generate import generate
-from tformer.gpt import GPT, GPTConfig
-from tformer.llama import Llama, LlamaConfig
+from tformer.inference.compiled import CompiledModel
+from tformer.inference.generation import generate
+from tformer.models.gpt import GPT, GPTConfig
+from tformer.models.llama import Llama, LlamaConfig
 from timing import AT_LEAST
 
 logging.set_verbosity_error()

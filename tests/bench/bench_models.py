@@ -42,8 +42,8 @@ from transformers.modeling_outputs import BaseModelOutput
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from bench_parts import Case, Size, as_list, compare, fill, ids_of, measure, run
-from tformer import bert, gpt, llama, seq2seq
-from tformer.kv_cache import KVCache
+from tformer.models import bert, gpt, llama, seq2seq
+from tformer.nn.kv_cache import KVCache
 
 TARGET = 1.0
 SIZES = [Size(8, 64, 256, 4), Size(4, 256, 512, 8)]

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.losses import chunked_cross_entropy
-from tformer.optimizers import SGD, AdamW, Muon, RMSprop, clip_grad_norm_
+from tformer.training.losses import chunked_cross_entropy
+from tformer.training.optimizers import SGD, AdamW, Muon, RMSprop, clip_grad_norm_
 
 
 def peak(work):

@@ -51,18 +51,18 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer import layers
-from tformer.attention import CrossAttention, SelfAttention
-from tformer.attention_backends import fused_attend
-from tformer.embedding import (
+from tformer.nn import layers
+from tformer.nn.attention import CrossAttention, SelfAttention
+from tformer.nn.attention_backends import fused_attend
+from tformer.nn.embedding import (
     Embedding,
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
-from tformer.functional import attend, softmax
-from tformer.kv_cache import DynamicLayerCache
-from tformer.positions import Positions
-from tformer.rotary import (
+from tformer.nn.functional import attend, softmax
+from tformer.nn.kv_cache import DynamicLayerCache
+from tformer.nn.positions import Positions
+from tformer.nn.rotary import (
     ALiBi,
     RotaryEmbedding,
     ShawRelativePositions,

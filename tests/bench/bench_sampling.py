@@ -20,8 +20,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.llama import Llama, LlamaConfig
-from tformer.sampler import Sampler, SamplingParams
+from tformer.inference.sampler import Sampler, SamplingParams
+from tformer.models.llama import Llama, LlamaConfig
 from timing import AT_MOST
 
 WAYS = {  # settings, and whether they are to be below 5 % of a step

@@ -26,9 +26,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.generate import generate
-from tformer.llama import Llama, LlamaConfig
-from tformer.serving import Engine, Request
+from tformer.inference.generation import generate
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.serving.engine import Engine, Request
 from timing import AT_LEAST, AT_MOST
 
 SLOTS = 4

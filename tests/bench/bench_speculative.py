@@ -30,10 +30,10 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.generate import generate
-from tformer.llama import Llama, LlamaConfig
-from tformer.quantized import quantize_int8
-from tformer.speculative import PromptLookup, speculative_generate
+from tformer.inference.generation import generate
+from tformer.inference.speculative import PromptLookup, speculative_generate
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn.quantized import quantize_int8
 from timing import AT_LEAST
 
 PROMPT = 64

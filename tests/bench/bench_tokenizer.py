@@ -6,7 +6,7 @@ child processes); the rows about processes are wall time. Each peer gets the
 same pre-tokens in the way that is fastest for it, found by trying: the text
 is cut where GPT-2's pattern must break, into pieces of several sizes.
 
-BENCH_TEXT=path   a natural text, UTF-8 (default: ``tformer.stories``, level 3)
+BENCH_TEXT=path   a natural text, UTF-8 (default: ``tformer.corpora.stories``, level 3)
 --quick           small sizes, one round: that everything runs, not how fast
 --only WORD       only the rows whose section holds the word
 """
@@ -32,13 +32,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import itertools
 
 import timing
-from tformer import bpe, stories
-from tformer.bpe_trainer import count_source_pretokens
-from tformer.formats import printable_to_bytes
-from tformer.pretokenizer import split_stream
-from tformer.tokenizer import Tokenizer
-from tformer.vocabulary import build_merge_tables, bytes_to_chars, merge_short
-from tformer.workers import map_ordered
+from tformer.base.workers import map_ordered
+from tformer.corpora import stories
+from tformer.text import bpe
+from tformer.text.bpe_trainer import count_source_pretokens
+from tformer.text.pretokenizer import split_stream
+from tformer.text.tokenizer import Tokenizer
+from tformer.text.tokenizer_files import printable_to_bytes
+from tformer.text.vocabulary import build_merge_tables, bytes_to_chars, merge_short
 from timing import AT_LEAST, AT_MOST, fastest, head, in_turn, once, row
 
 
@@ -46,7 +47,7 @@ def natural_text():
     path = os.environ.get("BENCH_TEXT")
     if path:
         return Path(path).read_bytes().decode("utf-8"), path
-    return stories.story_corpus(2_000_000, level=3), "tformer.stories, level 3"
+    return stories.story_corpus(2_000_000, level=3), "tformer.corpora.stories, level 3"
 
 
 def repeated(text, size):
@@ -320,8 +321,8 @@ def bench_plain(text):
 STREAM = """
 import re, resource, sys, time
 from pathlib import Path
-from tformer.pretokenizer import read_text_chunks
-from tformer.tokenizer import Tokenizer
+from tformer.text.pretokenizer import read_text_chunks
+from tformer.text.tokenizer import Tokenizer
 tok = Tokenizer.load(sys.argv[1])
 count, start = 0, time.process_time()
 for id in tok.encode_iterable(read_text_chunks(sys.argv[2])):

@@ -38,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bench_models
 import timing
 from bench_parts import FAILED, Size, apart, ids_of, run
-from tformer import gpt, llama
 from tformer.costs import forward_flops, spec_from_config
-from tformer.losses import chunked_cross_entropy
+from tformer.models import gpt, llama
+from tformer.training.losses import chunked_cross_entropy
 
 SIZES = [Size(8, 256, 384, 6)]
 LAYERS = 6

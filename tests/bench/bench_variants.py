@@ -65,8 +65,8 @@ import mla_speed
 import sparse_speed
 import window_speed
 from tformer.costs import kv_cache_bytes, spec_from_config
-from tformer.llama import Llama, LlamaConfig
-from tformer.positions import Positions
+from tformer.models.llama import Llama, LlamaConfig
+from tformer.nn.positions import Positions
 from tformer.variants.mla import DEEPSEEK_NAMES, LatentAttention, make_mla_factory
 from tformer.variants.sliding_window import make_window_factory
 from tformer.variants.sparse import DEEPSEEK_INDEXER_NAMES

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .. import validate
+from ..base import validate
 
 # %% ../../nbs/package/check/adapter.ipynb #cc438ff4
 POSITION_NAMES = {"positions", "position_ids", "pos"}

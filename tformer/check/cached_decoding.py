@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import validate
+from ..base import validate
 from .adapter import Adapter
 from .causality import format_influence_map, influence
 from .padded_batches import RaggedRows, keep_mask, positions_from_mask

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .. import validate
+from ..base import validate
 from .adapter import extract_logits
 from .report import RELATIVE_TOLERANCE, Report, max_difference
 from .trial import LogitChecks, record_calls

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 import torch
 from torch.nn import functional as F
 
-from .. import validate
+from ..base import validate
 from .adapter import as_adapter, extract_logits
 from .causality import ShapeChecks
 from .report import Report

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import validate
+from ..base import validate
 from .causality import LongTextChecks
 from .report import Report, max_difference
 from .trial import find_setting

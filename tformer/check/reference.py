@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .. import validate
+from ..base import validate
 from .adapter import as_adapter, preserve_state
 from .gradient_flow import optional_grads
 from .report import Report, max_difference, tolerance, values_match

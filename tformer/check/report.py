@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .. import validate
+from ..base import validate
 
 # %% ../../nbs/package/check/report.ipynb #ec0731ec
 @dataclass(repr=False)

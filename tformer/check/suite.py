@@ -9,7 +9,7 @@ __all__ = ['run_all']
 import textwrap
 from collections.abc import Callable
 
-from .. import validate
+from ..base import validate
 from .cached_decoding import cache
 from .causality import causal, shapes
 from .gradient_flow import gradients

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import validate
+from ..base import validate
 from .adapter import as_adapter, extract_logits, preserve_state
 from tformer.check.report import (
     CheckFailed,

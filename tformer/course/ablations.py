@@ -6,8 +6,8 @@
 __all__ = ['show_ablations', 'show_steps_to_loss']
 
 # %% ../../nbs/package/course/ablations.ipynb #7e67a005
-from .. import validate
-from ..mini_gpt import load_record
+from ..base import validate
+from ..models.mini_gpt import load_record
 
 # %% ../../nbs/package/course/ablations.ipynb #39461768
 def show_ablations(chapter: int | None = None):

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import mini_gpt, validate
+from ..base import validate
+from ..models import mini_gpt
 
 _VARIABLE = "TFORMER_DEVICE"
 

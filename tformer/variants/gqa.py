@@ -15,11 +15,11 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .. import validate
-from ..attention import SelfAttention
-from ..layers import Linear
-from ..rotary import RotaryEmbedding, convert_rotary_layout
-from ..runtime import isolated_eval
+from ..base import validate
+from ..base.runtime import isolated_eval
+from ..nn.attention import SelfAttention
+from ..nn.layers import Linear
+from ..nn.rotary import RotaryEmbedding, convert_rotary_layout
 
 # %% ../../nbs/package/variants/gqa.ipynb #43cb27c3
 GQA_METHODS = ("aligned", "mean", "first", "random")

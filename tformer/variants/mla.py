@@ -15,12 +15,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import tensor_checks, validate
-from ..attention import MultiHeadAttention, mask_kwargs
-from ..attention_backends import add_causal_mask, eager_attend, fused_attend
-from ..layers import Linear, RMSNorm
-from ..positions import Positions
-from ..rotary import RotaryEmbedding, yarn_scaling
+from ..base import validate
+from ..nn import tensor_checks
+from ..nn.attention import MultiHeadAttention, mask_kwargs
+from ..nn.attention_backends import add_causal_mask, eager_attend, fused_attend
+from ..nn.layers import Linear, RMSNorm
+from ..nn.positions import Positions
+from ..nn.rotary import RotaryEmbedding, yarn_scaling
 
 # %% ../../nbs/package/variants/mla.ipynb #38dfc645
 ORDERS = "auto", "expanded", "absorbed"

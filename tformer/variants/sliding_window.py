@@ -15,13 +15,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import tensor_checks, validate
-from ..attention import SelfAttention, mask_kwargs
-from ..attention_backends import add_causal_mask, fused_attend, repeat_kv
-from ..functional import disable_autocast, softmax
-from ..kv_cache import BatchCache, GrowableBuffer, GrowingRows
-from ..positions import Positions, append_positions, crop_positions
-from ..rotary import make_rotary
+from ..base import validate
+from ..nn import tensor_checks
+from ..nn.attention import SelfAttention, mask_kwargs
+from ..nn.attention_backends import add_causal_mask, fused_attend, repeat_kv
+from ..nn.functional import disable_autocast, softmax
+from ..nn.kv_cache import BatchCache, GrowableBuffer, GrowingRows
+from ..nn.positions import Positions, append_positions, crop_positions
+from ..nn.rotary import make_rotary
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #957e3455
 class SlidingWindowAttention(SelfAttention):

@@ -18,13 +18,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import validate
-from ..attention import SelfAttention, mask_kwargs
-from ..attention_backends import add_causal_mask
-from ..functional import disable_autocast
-from ..layers import LayerNorm, Linear, RMSNorm
-from ..positions import Positions
-from ..rotary import RotaryEmbedding, make_rotary
+from ..base import validate
+from ..nn.attention import SelfAttention, mask_kwargs
+from ..nn.attention_backends import add_causal_mask
+from ..nn.functional import disable_autocast
+from ..nn.layers import LayerNorm, Linear, RMSNorm
+from ..nn.positions import Positions
+from ..nn.rotary import RotaryEmbedding, make_rotary
 from .mla import LatentAttention, make_mla_factory, scale_with_yarn
 
 # %% ../../nbs/package/variants/sparse.ipynb #50b492b6

@@ -1,0 +1,1 @@
+"""What every other room needs: refusals, files, interrupts, processes, modes."""

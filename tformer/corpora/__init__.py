@@ -1,0 +1,1 @@
+"""Where texts come from: stories, sentence pairs, files and downloads."""

@@ -1,0 +1,1 @@
+"""From logits to texts: filters, samplers, generation, beams, drafts."""

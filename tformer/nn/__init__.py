@@ -1,0 +1,1 @@
+"""The parts of a model: masks, layers, positions, attention, caches."""

@@ -1,0 +1,1 @@
+"""Many requests in one batch: the engine and the calls that it makes."""

@@ -1,0 +1,1 @@
+"""Batches, losses, optimizers, schedules, checkpoints and the loop."""
