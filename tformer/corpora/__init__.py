@@ -1,1 +1,3 @@
-"""Where texts come from: stories, sentence pairs, files and downloads."""
+"""Where texts come from: a grammar of small stories, pairs of sentences, files and
+downloads.
+"""

@@ -1,1 +1,1 @@
-"""From logits to texts: filters, samplers, generation, beams, drafts."""
+"""From logits to texts: filters, samplers, generation, beam search, drafts, scores."""

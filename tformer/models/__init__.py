@@ -1,1 +1,1 @@
-"""Whole models, from ids to logits, and their files."""
+"""Whole models, from token ids to logits, and how they are saved and loaded."""

@@ -1,1 +1,1 @@
-"""The parts of a model: masks, layers, positions, attention, caches."""
+"""The parts of a model: masks, norms, layers, positions, attention and its caches."""

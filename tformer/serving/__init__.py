@@ -1,1 +1,1 @@
-"""Many requests in one batch: the engine and the calls that it makes."""
+"""Many requests in one batch: the engine, its scheduler, and the calls of the model."""

@@ -1,1 +1,1 @@
-"""What models are trained for: translation, masked language modelling."""
+"""What models are trained for here: translation, and predicting masked words."""

@@ -1,1 +1,3 @@
-"""Batches, losses, optimizers, schedules, checkpoints and the loop."""
+"""What a training needs: batches, losses, optimizers, schedules, checkpoints, and the
+loop.
+"""
