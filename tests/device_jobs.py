@@ -30,7 +30,8 @@ from tformer.inference.speculative import DraftModel, PromptLookup, speculative_
 from tformer.nn.paged_cache import BlockPool, new_paged_cache
 from tformer.nn.quantized import quantize_int8
 from tformer.nn.static_cache import new_static_cache
-from tformer.serving.engine import Engine, Request
+from tformer.serving.engine import Engine
+from tformer.serving.requests import Request
 from tformer.tasks import masked_lm
 from tformer.tasks.translation import translate
 from tformer.training.data import RandomWindowLoader

@@ -43,7 +43,8 @@ from tformer.models import seq2seq
 from tformer.models.base import eval_mode
 from tformer.models.gpt import GPT, GPTConfig
 from tformer.models.llama import Llama, LlamaConfig
-from tformer.serving.engine import Engine, Request
+from tformer.serving.engine import Engine
+from tformer.serving.requests import Request
 
 torch.set_num_threads(1)
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]

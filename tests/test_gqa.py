@@ -15,7 +15,8 @@ from tformer.models.llama import Llama, LlamaConfig, Qwen3, make_gqa_factory
 from tformer.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tformer.nn.attention import SelfAttention
 from tformer.nn.quantized import quantize_int8
-from tformer.serving.engine import Engine, Request
+from tformer.serving.engine import Engine
+from tformer.serving.requests import Request
 from tformer.variants.gqa import GQA_METHODS, convert_to_gqa
 
 SIZE = dict(vocab_size=29, d_model=32, n_layers=2, n_heads=8, max_len=24)

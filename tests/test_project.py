@@ -29,8 +29,8 @@ ANYWHERE = {
     "base.interrupts",
 }  # importable from every chapter
 # what a notebook may take from later: the tour loads the weights that it began to
-# train, a trained model continues texts by the decoder of chapter 21, and a saved
-# model may have been quantized
+# train, a trained model continues texts by the decoder of chapter 21, a saved model may
+# have been quantized, and the parts of an engine are shown at work in one
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.ablations", "tformer.course.device"},
     "18_translation": {"tformer.inference.generation"},
@@ -40,6 +40,9 @@ EARLY = {
         "tformer.tasks.translation",
     },
     "A3_models": {"tformer.nn.quantized"},
+    "package/serving/requests": {"tformer.serving.engine"},
+    "package/serving/scheduler": {"tformer.serving.engine"},
+    "package/serving/executor": {"tformer.serving.engine"},
 }
 # appendices that stand between chapters in the order of imports
 READ_AS = {
@@ -61,8 +64,11 @@ READ_AS = {
     "package/nn/static_cache": "20~",
     "package/nn/paged_cache": "22~",
     "package/inference/compiled": "20~~~~",
+    "package/serving/requests": "22~1",
     "package/serving/runner": "22~~",
-    "package/serving/engine": "22~~~",
+    "package/serving/scheduler": "22~~~1",
+    "package/serving/executor": "22~~~2",
+    "package/serving/engine": "22~~~3",
     "package/inference/logits": "19~1",
     "package/inference/sampler": "19~2",
     "package/inference/generation": "20~~~",

@@ -38,7 +38,8 @@ from tformer.nn.kv_cache import (
 )
 from tformer.nn.paged_cache import BlockPool, PagedLayerCache, new_paged_cache
 from tformer.nn.static_cache import StaticLayerCache, new_static_cache
-from tformer.serving.engine import Engine, Request
+from tformer.serving.engine import Engine
+from tformer.serving.requests import Request
 from tformer.variants.sliding_window import RollingLayerCache
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")

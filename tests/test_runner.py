@@ -10,7 +10,8 @@ from tformer.inference.generation import generate
 from tformer.nn.kv_cache import CrossAttentionCache, DynamicLayerCache, KVCache
 from tformer.nn.paged_cache import BlockPool, new_paged_cache
 from tformer.nn.static_cache import new_static_cache
-from tformer.serving.engine import Engine, Request
+from tformer.serving.engine import Engine
+from tformer.serving.requests import Request
 from tformer.serving.runner import ModelRunner, PagedModelRunner
 
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")

@@ -33,21 +33,17 @@ from tformer.inference.generation import Completion, generate
 from tformer.inference.prefix import PrefixedModel
 from tformer.inference.sampler import SamplingParams
 from tformer.models.gpt import GPT, GPTConfig
-from tformer.serving.engine import (
+from tformer.serving.engine import Engine, QueueFull
+from tformer.serving.executor import StepExecutor
+from tformer.serving.requests import Request, RequestHandle, Sequence, SequenceStatus
+from tformer.serving.runner import ModelRunner
+from tformer.serving.scheduler import (
     SCHEDULING_POLICIES,
-    Engine,
-    QueueFull,
-    Request,
-    RequestHandle,
     Scheduler,
-    Sequence,
-    SequenceStatus,
-    _StepExecutor,
     first_come_first_served,
     shortest_first,
     similar_length,
 )
-from tformer.serving.runner import ModelRunner
 
 torch.set_num_threads(1)
 DECODERS = [row for row in ROWS if row.causal]
@@ -1970,7 +1966,7 @@ def call_at_line(n, call, is_inside):
 
 def makes_a_step(frame):
     owner = type(frame.f_locals.get("self"))
-    return owner in (Scheduler, _StepExecutor, Sequence)
+    return owner in (Scheduler, StepExecutor, Sequence)
 
 
 @pytest.mark.parametrize("first", by_day(range(1, 14), 1))
@@ -2168,6 +2164,8 @@ def test_a_reset_keeps_texts_and_blocks_whichever_line_ctrl_c_meets(first):
     files = {
         tformer.nn.paged_cache.__file__,
         tformer.serving.runner.__file__,
+        tformer.serving.scheduler.__file__,
+        tformer.serving.executor.__file__,
         tformer.serving.engine.__file__,
     }
     before = sys.gettrace()
@@ -2243,7 +2241,7 @@ def test_no_block_is_lost_whichever_line_is_interrupted(first):
     right = texts(requests)
     moving = "allocate reserve release trim finish _release".split()
 
-    files = {tformer.nn.paged_cache.__file__, tformer.serving.engine.__file__}
+    files = {tformer.nn.paged_cache.__file__, tformer.serving.scheduler.__file__}
 
     def is_inside(frame):
         code = frame.f_code

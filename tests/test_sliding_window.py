@@ -22,7 +22,8 @@ from tformer.nn.kv_cache import DynamicLayerCache  # noqa: E402
 from tformer.nn.positions import Positions  # noqa: E402
 from tformer.nn.rotary import ALiBi  # noqa: E402
 from tformer.nn.static_cache import new_static_cache  # noqa: E402
-from tformer.serving.engine import Engine, Request  # noqa: E402
+from tformer.serving.engine import Engine  # noqa: E402
+from tformer.serving.requests import Request  # noqa: E402
 from tformer.variants.sliding_window import (  # noqa: E402
     RollingLayerCache,
     SlidingWindowAttention,

@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import timing
 from tformer.inference.generation import generate
 from tformer.models.llama import Llama, LlamaConfig
-from tformer.serving.engine import Engine, Request
+from tformer.serving.engine import Engine
+from tformer.serving.requests import Request
 from timing import AT_LEAST, AT_MOST
 
 SLOTS = 4
