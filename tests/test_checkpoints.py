@@ -1106,7 +1106,7 @@ def test_an_optimizer_of_the_same_name_is_another(tmp_path):
     theirs = [torch.optim.AdamW(model.parameters(), 0.1)]
     with pytest.raises(
         ValueError,
-        match=r"the state of tformer\.optimizers\.AdamW, not of torch\.optim\.",
+        match=r"the state of tformer\.training\.optimizers\.AdamW, not of torch\.op",
     ):
         load_training_state(saved, model, theirs, stream)
 
@@ -1266,7 +1266,9 @@ def test_another_loss_monitor_is_refused_and_nothing_changes(tmp_path):
     save_training_state(saved, 3, model, optimizers, stream, None, monitor)
     model, optimizers, stream = parts()
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match=r"loss monitor tformer\.train\.LossMonitor, "):
+    with pytest.raises(
+        ValueError, match=r"loss monitor tformer\.training\.trainer\.LossMonitor, "
+    ):
         load_training_state(
             saved, model, optimizers, stream, loss_monitor=OtherMonitor()
         )

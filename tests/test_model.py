@@ -162,7 +162,10 @@ def test_a_configuration_of_another_model_is_refused(row):
     for other in (*others, OddConfig(), row.config.to_dict(), None):
         with pytest.raises(
             ValueError,
-            match=(f"config must be {own.__name__}, got {type(other).__name__}"),
+            # a layer that is made first may ask for the numbers that it needs
+            match=(
+                f"config must (be {own.__name__}|have .*), got {type(other).__name__}"
+            ),
         ):
             row.cls(other)
     with pytest.raises(ValueError, match=f"got the class {own.__name__}"):
@@ -176,7 +179,7 @@ def test_a_configuration_of_the_same_name_is_refused_by_its_class(row):
     twin = type(type(row.config).__name__, (), row.config.to_dict())
     for other in (transformers.LlamaConfig(), twin()):
         with pytest.raises(
-            ValueError, match=f"config must be .*, got {type(other).__name__}"
+            ValueError, match=f"config must (be|have) .*, got {type(other).__name__}"
         ):
             row.cls(other)
 
@@ -921,7 +924,7 @@ def test_a_folder_that_save_did_not_write_is_refused(tmp_path):
     row = OF["GPT"]
     save_file({"x": torch.zeros(2)}, tmp_path / WEIGHTS_NAME)
     (tmp_path / CONFIG_NAME).write_text('{"d_model": 16, "model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="holds no model that save wrote"):
+    with pytest.raises(ValueError, match="and no model that save wrote"):
         row.cls.load(tmp_path)
 
 

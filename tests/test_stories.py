@@ -140,7 +140,7 @@ def test_same_text_on_every_machine(level):
 
 def test_hash_seed_does_not_matter():
     code = (
-        "import sys; from tformer import stories; "
+        "import sys; from tformer.corpora import stories; "
         "sys.stdout.write(stories.story_corpus(20000, seed=5, level=3))"
     )
     other = "0" if hash("king") % 2 else "12345"  # not that of this process

@@ -2018,7 +2018,7 @@ def test_a_configuration_that_does_not_match(tmp_path):
     model = small()
     with pytest.raises(
         ValueError,
-        match=r"the state of tformer\.optimizers\.AdamW, not of torch\.optim\.sgd\.SGD",
+        match=r"the state of tformer\.training\.optimizers\.AdamW, not of torch.*\.SGD$",
     ):
         Trainer(
             model,
@@ -2042,7 +2042,9 @@ def test_a_resume_with_parameters_in_another_order_is_refused(tmp_path):
         )
 
     trained(1, 2).fit()
-    with pytest.raises(ValueError, match=r"parameter 1 of tformer\.optimizers\.AdamW"):
+    with pytest.raises(
+        ValueError, match=r"parameter 1 of tformer\.training\.optimizers\.AdamW"
+    ):
         trained(-1, 4).resume()
     assert len(trained(1, 4).resume().fit()) == 4
 

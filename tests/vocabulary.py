@@ -511,6 +511,9 @@ class Package:
             self.names |= set(parts)
             self.modules.add(".".join(parts))
             self._read(parse(path.read_text(encoding="utf-8")))
+        self.paths = {}  # of the modules, by their last names
+        for module in self.modules:
+            self.paths.setdefault(module.rpartition(".")[2], []).append(module)
         self.attributes = {name for names in self.members.values() for name in names}
         self.names |= self.attributes
         # the programs of the project, and the models that come with it
@@ -539,6 +542,16 @@ class Package:
                 )
             elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
                 self.names |= takes(node)
+
+    def path_of(self, name):
+        """Return the path of the module that a text means by its last name.
+
+        The names of a text do without the room: `validate.integer`. A name that
+        no module has is taken to stand in no room.
+        """
+        path = f"tformer.{name}"
+        found = self.paths.get(name, [path])
+        return path if path in found else found[0]
 
     @functools.cache  # noqa: B019 (there is one package)
     def all_members(self, cls):
@@ -656,7 +669,7 @@ SHORT = {
     "plt": "matplotlib.pyplot",
 }
 # whatever they stand for has attributes
-VALUES = {"self", "cls", "model", "tokenizer", "cache"}
+VALUES = {"self", "cls", "model", "tokenizer", "cache", "engine"}
 # modules of which every public name counts, with the parameters of functions
 NAMESPACES = (
     "torch",
@@ -799,7 +812,7 @@ class Vocabulary:
             return self._is_member(first, rest)
         if first == "tformer":
             return False
-        is_module = f"tformer.{first}" in self.package.modules
+        is_module = self.package.path_of(first) in self.package.modules
         is_value = (
             not first
             or first in code.names
@@ -819,7 +832,7 @@ class Vocabulary:
         module, _, last = function.rpartition(".")
         known = self.package.parameters.get(last, {"**"})
         if "**" in known or (
-            module and f"tformer.{module}" not in self.package.modules
+            module and self.package.path_of(module) not in self.package.modules
         ):
             return self.knows(keyword, code)
         return keyword in known
@@ -845,7 +858,7 @@ class Vocabulary:
         first, _, rest = name.partition(".")
         head = code.aliases.get(first) or SHORT.get(first)
         if head is None:
-            head = first if first in LIBRARIES else f"tformer.{first}"
+            head = first if first in LIBRARIES else self.package.path_of(first)
         name = f"{head}.{rest}" if first != "tformer" else name
         if name.split(".")[0] == "tformer":
             parts = name.split(".")

@@ -230,6 +230,7 @@ def python_docs() -> Iterator[str]:
             (name, thing)
             for name, thing in sorted(vars(module).items())
             if name[0] != "_"
+            and (module_name, name) != ("inspect", "getfile")  # torch's
             and (inspect.isclass(thing) or inspect.isroutine(thing))
             and getattr(thing, "__module__", "") == module_name
         ]

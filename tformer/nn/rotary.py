@@ -587,11 +587,13 @@ def make_rotary(
     arguments of ``llama3_scaling`` by name, or None.  Raises
     ``ValueError`` naming what a configuration lacks.
     """
+    is_class = isinstance(config, type)
+    kind = type(config).__name__
     for name in ("head_dim", "rope_theta", "rope_scaling"):
         validate.require(
-            hasattr(config, name),
+            hasattr(config, name) and not is_class,
             f"config must have {name}, as a LlamaConfig has, got "
-            f"{config!r:.60}",
+            + (f"the class {config.__name__}" if is_class else kind),
         )
     if config.rope_scaling is None:
         return RotaryEmbedding(config.head_dim, base=config.rope_theta)
