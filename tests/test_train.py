@@ -2018,7 +2018,7 @@ def test_a_configuration_that_does_not_match(tmp_path):
     model = small()
     with pytest.raises(
         ValueError,
-        match=r"the state of tformer\.training\.optimizers\.AdamW, not of torch.*\.SGD$",
+        match=r"the state of tformer\.training\.optimizers\.AdamW, not of .*\.SGD$",
     ):
         Trainer(
             model,
