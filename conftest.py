@@ -24,6 +24,8 @@ from course import document_name  # noqa: E402
 # seconds of one notebook on a quiet machine, and of all notebooks together
 NOTEBOOK_BUDGET = 90
 TOTAL_BUDGET = 900
+# how many times as long a processor without AVX-512 may take
+SLOWER = 3
 # seconds of each test file and notebook in the tiers "test" and "nightly"
 SECONDS = ROOT / "tests" / "seconds.json"
 USUAL = 15  # seconds of a file that is not on record
