@@ -200,13 +200,27 @@ def test_pages_can_be_shared_and_opened_elsewhere(book):
 
 
 def missing_from_sidebar(book):
-    "Pages to which the sidebar of another page, or their own, does not lead."
+    """Pages to which the sidebar of another page, or their own, does not lead.
+
+    To the notebooks of a room of the package, the page of the room leads.
+    """
     every = {place(book, page) for page in pages(book)}
+    rooms = {
+        where: {target_of(where, link) for link in read(book / where).links}
+        for where in every
+        if where.startswith("book/rooms/")
+    }
     missing = []
     for page in pages(book):
         where = place(book, page)
         # the page itself is linked with "#"
         led = {target_of(where, link) for link in read(page).sidebar}
+        led |= {
+            other
+            for room in led & {*rooms}
+            for other in rooms[room]
+            if other.startswith("nbs/package/")
+        }
         missing += [f"{where}: {other}" for other in sorted(every - led)]
     return missing
 
