@@ -457,7 +457,7 @@ FAINT = {
         "#ffffff on #1fa37c",
     },
     "nbs/23_in_flight_batching.html": {"#d5dce4 on #1d8769", "#d5dce4 on #b2631b"},
-    "package/nn/kv_cache.html": {"#ffffff on #1fa37c"},
+    "nn/kv_cache.html": {"#ffffff on #1fa37c"},
 }
 
 
