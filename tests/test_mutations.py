@@ -294,18 +294,18 @@ RENAMED = (
 @pytest.mark.parametrize(
     "row, says",
     [
-        (("functional.softmax", "$a / $b", "$b ** -1 * $a", HERE), "stays green"),
-        (("functional.softmax", *RENAMED, HERE), "ImportError"),
+        (("nn.functional.softmax", "$a / $b", "$b ** -1 * $a", HERE), "stays green"),
+        (("nn.functional.softmax", *RENAMED, HERE), "ImportError"),
         (
             (
-                "functional.attend",
+                "nn.functional.attend",
                 "$weights = $softmax($scores)",
                 "$weights = sotfmax($scores)",
                 HERE,
             ),
             "NameError",
         ),
-        (("functional.softmax", "$a / $b", "$b / $a", HERE + "_not"), "not found"),
+        (("nn.functional.softmax", "$a / $b", "$b / $a", HERE + "_not"), "not found"),
     ],
 )
 def test_what_is_no_proof_is_refused(row, says, folder, ask):

@@ -13,7 +13,14 @@ import course  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
 
 # modules that have their tests in one file
-TOGETHER = {"logits": "test_sampling.py", "sampler": "test_sampling.py"}
+TOGETHER = {
+    "inference.logits": "test_sampling.py",
+    "inference.sampler": "test_sampling.py",
+    "inference.generation": "test_generate.py",
+    "models.base": "test_model.py",
+    "tasks.masked_lm": "test_mlm.py",
+    "training.trainer": "test_train.py",
+}
 
 
 def file_of_tests(name):
@@ -52,7 +59,13 @@ def shaped(*args, cwd=ROOT):
         cwd=cwd,
         text=True,
         capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TFORMER_SHAPES": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TFORMER_SHAPES": "1",
+            # the conftest of the tests imports from there, in a copy as well
+            "PYTHONPATH": str(ROOT / "book" / "_ext"),
+        },
     )
 
 
@@ -163,7 +176,7 @@ def test_ten_examples_and_the_values_of_the_day_are_tried(tmp_path):
 
 WRONG_SIGNATURES = [
     (
-        "functional",
+        "nn/functional",
         'Bool[Tensor, "#b 1 t s"]',
         'Bool[Tensor, "#b 1 s t"]',
         "test_functional.py::test_masks_equal_loops",

@@ -909,11 +909,11 @@ def load_model(
     folder = Path(folder)
     foreign = describe_hf_checkpoint(folder)
     has_weights = (folder / WEIGHTS_NAME).is_file()
-    validate.require(has_weights or foreign is None, foreign)
+    validate.require(has_weights or not foreign, foreign or "")
     tensors, metadata = read_safetensors(folder / WEIGHTS_NAME)
     values = _read_config(folder, metadata)
     name = values.pop("model", None)
-    validate.require(not foreign or name, foreign)
+    validate.require(not foreign or name, foreign or "")
     validate.require(
         name == cls.__name__,
         f"{folder} holds "
