@@ -155,7 +155,9 @@ def capped_by_a_hook(part=""):
         capped_by_a_hook,
         partial(capped_by_a_hook, "lm_head"),
         lambda: Scaled(small()),
-        lambda: torch.compile(capped(), backend="eager"),
+        pytest.param(
+            lambda: torch.compile(capped(), backend="eager"), marks=plain_only
+        ),
     ],
     ids=["subclass", "hook", "hook of the head", "wrapper", "compiled"],
 )
