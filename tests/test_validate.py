@@ -170,6 +170,15 @@ def test_a_sentence_of_ones_own():
             validate.require(wrong, "3 is not below 2")
 
 
+def test_an_object_with_attributes():
+    validate.has_attributes(("real", "imag"), a=1, b=2.0)
+    validate.has_attributes((), a=None)
+    with says("b must have imag, got str"):
+        validate.has_attributes(("imag",), a=1, b="")
+    with says("x must have real, got the class int"):
+        validate.has_attributes(("real",), x=int)
+
+
 def test_an_instance_of_a_class():
     validate.instance_of(str, a="", b="text")
     validate.instance_of((str, Path), path=Path("."))

@@ -581,20 +581,13 @@ def llama3_scaling(
 def make_rotary(
     config: Any,  # with head_dim, rope_theta and rope_scaling
 ) -> RotaryEmbedding:
-    """The rotary positions that a configuration describes.
+    """Return the rotary positions that a configuration describes.
 
-    It may be a ``LlamaConfig``, whose ``rope_scaling`` holds the
-    arguments of ``llama3_scaling`` by name, or None.  Raises
-    ``ValueError`` naming what a configuration lacks.
+    ``rope_scaling`` holds the arguments of ``llama3_scaling``, or None.
     """
-    is_class = isinstance(config, type)
-    kind = type(config).__name__
-    for name in ("head_dim", "rope_theta", "rope_scaling"):
-        validate.require(
-            hasattr(config, name) and not is_class,
-            f"config must have {name}, as a LlamaConfig has, got "
-            + (f"the class {config.__name__}" if is_class else kind),
-        )
+    validate.has_attributes(
+        ("head_dim", "rope_theta", "rope_scaling"), config=config
+    )
     if config.rope_scaling is None:
         return RotaryEmbedding(config.head_dim, base=config.rope_theta)
     freqs = rope_frequencies(config.head_dim, config.rope_theta)
