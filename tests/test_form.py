@@ -837,6 +837,8 @@ def test_figures_are_numbered_in_order():
         ("fig-7-1", "7.1"),
         ("fig-7-2", "7.2"),
     ]
+    assert course_map.number("00_tour") == "0"
+    assert course_map.number("06b_feed_forward") == "6b"
     assert course_map.number("07_multi") == "7"
     assert course_map.number("A1_figures") == "A1"
     assert course_map.number("package/nn/attention") == ""

@@ -22,6 +22,7 @@ from tformer import costs, plot
 from tformer.models.llama import Llama, LlamaConfig
 from tformer.nn.attention import SelfAttention
 from tformer.nn.functional import softmax
+from tformer.nn.layers import FeedForward
 from tformer.nn.positions import Positions
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sliding_window import (
@@ -1037,6 +1038,77 @@ def test_windows_show_what_gradients_and_masks_find(chromium, tmp_path):
     page.wait_for_function("""() => document.querySelector(".tf-stage svg")
         .viewBox.baseVal.width > 500""")
     assert len({chip["top"] for chip in live.evaluate(CHIPS)}) < 5
+    assert not heard
+    page.close()
+
+
+# ---- the figure of lesson 6b: a curve followed by bends ----
+
+
+def told_of_kinks():
+    "The data of the figure kinks, for a parabola and up to nine hidden features."
+    x = torch.linspace(0, 1, 51).double()[:, None]
+    curve = 4 * x * (1 - x) - 0.3
+    weights = []
+    for n in range(1, 10):
+        hidden = (x - torch.arange(n) / n).relu()
+        best = torch.linalg.lstsq(hidden, curve).solution.flatten()
+        weights.append([round(w, 5) for w in best.tolist()])
+    return {
+        "curve": [round(y, 5) for y in curve.flatten().tolist()],
+        "weights": weights,
+    }
+
+
+def test_kinks_are_what_a_feed_forward_layer_computes(chromium, tmp_path):
+    data = told_of_kinks()
+    file = tmp_path / "page.html"
+    file.write_text(
+        PAGE
+        % (
+            read("live.css"),
+            read("live.js"),
+            html_of("kinks", data),
+            read("live/kinks.js"),
+        ),
+        encoding="utf-8",
+    )
+    page = chromium.new_page(viewport={"width": 390, "height": 900})
+    heard = []
+    page.on("console", lambda m: heard.append(m.text))
+    page.on("pageerror", lambda e: heard.append(str(e)))
+    page.goto(file.as_uri())
+    live = figure(page, "kinks")
+    assert live.locator(".tf-stage").is_visible(), heard
+    x = torch.linspace(0, 1, 51).double()[:, None]
+    curve = torch.tensor(data["curve"]).double()
+    slider = page.get_by_role("slider", name="hidden features")
+    slider.focus()
+    for key, n in (("End", 9), ("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3)):
+        page.keyboard.press(key)
+        layer = FeedForward(1, n).double()
+        layer.up_proj.weight.data[:] = 1.0
+        layer.up_proj.bias.data = -torch.arange(n).double() / n
+        layer.down_proj.weight.data = torch.tensor([data["weights"][n - 1]]).double()
+        layer.down_proj.bias.data[:] = 0.0
+        expected = layer(x).detach().flatten()
+        numbers = live.evaluate("f => f.tformer.numbers")
+        torch.testing.assert_close(torch.tensor(numbers["values"]).double(), expected)
+        at = torch.tensor(numbers["bends"]).double()
+        assert at[:, 0].tolist() == pytest.approx([i / n for i in range(n)])
+        torch.testing.assert_close(layer(at[:, :1])[:, 0].detach(), at[:, 1])
+        error = (expected - curve).abs().max().item()
+        assert numbers["error"] == pytest.approx(error, abs=1e-6)
+        assert page.locator(".tf-sentence").inner_text() == (
+            "With "
+            + (
+                "one hidden feature, one bend"
+                if n == 1
+                else f"{n} hidden features, {n} bends"
+            )
+            + f": the blue line is off the gray curve by at most {error:.3f}."
+        )
+        assert live.locator("circle").count() == n
     assert not heard
     page.close()
 

@@ -41,7 +41,7 @@ CUT = re.compile(  # of markdown: what is not read as words
 
 # of a module, the notebook from which nbdev exported it
 EXPORTED_FROM = re.compile(r"File to edit: (?:\.\./)+nbs/(\S+)\.ipynb")
-NUMBER = re.compile(r"[A-Z]?\d+")  # of a lesson or an appendix
+NUMBER = re.compile(r"[A-Z]?\d+[a-z]?")  # of a lesson or an appendix
 
 
 # --- where notebooks, pages and modules are

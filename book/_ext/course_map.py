@@ -59,11 +59,11 @@ def minutes(nb: Notebook) -> float:
 
 
 def number(name: str) -> str:
-    "The number of a document: 7 of 07_…, A1 of A1_…, or none."
+    "The number of a document: 7 of 07_…, 6b of 06b_…, A1 of A1_…, or none."
     head = name.rpartition("/")[2].partition("_")[0]
     if not NUMBER.fullmatch(head):
         return ""
-    return str(int(head)) if head.isdigit() else head
+    return head.lstrip("0") or "0"
 
 
 def chapters(root: Path, folder: str) -> str:
