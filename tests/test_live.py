@@ -1081,7 +1081,7 @@ def test_kinks_are_what_a_feed_forward_layer_computes(chromium, tmp_path):
     live = figure(page, "kinks")
     assert live.locator(".tf-stage").is_visible(), heard
     x = torch.linspace(0, 1, 51).double()[:, None]
-    curve = torch.tensor(data["curve"]).double()
+    curve = torch.tensor(data["curve"], dtype=torch.float64)
     slider = page.get_by_role("slider", name="hidden features")
     slider.focus()
     for key, n in (("End", 9), ("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3)):
@@ -1089,12 +1089,14 @@ def test_kinks_are_what_a_feed_forward_layer_computes(chromium, tmp_path):
         layer = FeedForward(1, n).double()
         layer.up_proj.weight.data[:] = 1.0
         layer.up_proj.bias.data = -torch.arange(n).double() / n
-        layer.down_proj.weight.data = torch.tensor([data["weights"][n - 1]]).double()
+        down = torch.tensor([data["weights"][n - 1]], dtype=torch.float64)
+        layer.down_proj.weight.data = down
         layer.down_proj.bias.data[:] = 0.0
         expected = layer(x).detach().flatten()
         numbers = live.evaluate("f => f.tformer.numbers")
-        torch.testing.assert_close(torch.tensor(numbers["values"]).double(), expected)
-        at = torch.tensor(numbers["bends"]).double()
+        values = torch.tensor(numbers["values"], dtype=torch.float64)
+        torch.testing.assert_close(values, expected)
+        at = torch.tensor(numbers["bends"], dtype=torch.float64)
         assert at[:, 0].tolist() == pytest.approx([i / n for i in range(n)])
         torch.testing.assert_close(layer(at[:, :1])[:, 0].detach(), at[:, 1])
         error = (expected - curve).abs().max().item()

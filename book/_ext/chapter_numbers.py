@@ -9,7 +9,7 @@ is 6b.
 from __future__ import annotations
 
 from docutils import nodes
-from sphinx.environment.collectors.toctree import TocTreeCollector
+from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
 
 from course_map import number
 
@@ -31,21 +31,15 @@ def renumber(env) -> None:
             title["secnumber"] = [chapter, *title["secnumber"][1:]]
 
 
-def on_builder_inited(app):
-    "Renumber after whatever assigns numbers; another extension replaces that method."
-    assign = TocTreeCollector.assign_section_numbers
-    if getattr(assign, "renumbers", False):
-        return
+def setup(app):
+    assign = TocTreeCollectorWithStyles.assign_section_numbers
 
     def assign_section_numbers(self, env):
         changed = assign(self, env)
         renumber(env)
         return changed
 
-    assign_section_numbers.renumbers = True
-    TocTreeCollector.assign_section_numbers = assign_section_numbers
-
-
-def setup(app):
-    app.connect("builder-inited", on_builder_inited)
+    if not hasattr(assign, "renumbers"):  # a process may build two books
+        assign_section_numbers.renumbers = True
+        TocTreeCollectorWithStyles.assign_section_numbers = assign_section_numbers
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
