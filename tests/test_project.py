@@ -39,20 +39,21 @@ EARLY = {
         "tformer.inference.sampler",
         "tformer.tasks.translation",
     },
-    "A3_models": {"tformer.nn.quantized"},
+    "package/models/base": {"tformer.models.gpt", "tformer.nn.quantized"},
     "package/serving/requests": {"tformer.serving.engine"},
     "package/serving/scheduler": {"tformer.serving.engine"},
     "package/serving/executor": {"tformer.serving.engine"},
 }
-# appendices that stand between chapters in the order of imports
+# appendices and notebooks of the package, which stand between chapters in the order
+# of imports
 READ_AS = {
-    "A3_models": "08~",
     "A4_rebuild": "12~",
-    "A6_corpora": "14~",
-    "A7_checkpoints": "16~",
     "A8_trained": "17~",
-    "A9_parallel": "17~",
-    "A10_word_pieces": "17~",
+    "package/models/base": "08~",
+    "package/corpora/documents": "14~",
+    "package/training/checkpoints": "16~",
+    "package/corpora/bilingual": "17~",
+    "package/text/wordpiece": "17~",
     "package/variants/gqa": "23~",
     "package/variants/mla": "24~",
     "package/variants/sliding_window": "25~",
