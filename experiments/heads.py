@@ -28,7 +28,8 @@ from tformer.models.mini_gpt import train as train_model
 from tformer.nn.attention import merge_heads, split_heads
 from tformer.nn.embedding import Embedding
 from tformer.nn.functional import attend, causal_mask
-from tformer.nn.layers import Linear, RMSNorm, init_weights
+from tformer.nn.layers import Linear, init_weights
+from tformer.nn.norms import RMSNorm
 from tformer.nn.rotary import RotaryEmbedding
 
 LETTERS = 24

@@ -40,16 +40,9 @@ from tformer.models.llama import Llama, LlamaConfig
 from tformer.models.mini_gpt import MiniGPT, next_token_loss, random_windows
 from tformer.nn.attention import SelfAttention
 from tformer.nn.embedding import Embedding, SinusoidalPositionEmbedding
-from tformer.nn.layers import (
-    FeedForward,
-    GatedFeedForward,
-    LayerNorm,
-    Linear,
-    PreNorm,
-    RMSNorm,
-    init_weights,
-    swiglu_width,
-)
+from tformer.nn.feed_forward import FeedForward, GatedFeedForward, swiglu_width
+from tformer.nn.layers import Linear, PreNorm, init_weights
+from tformer.nn.norms import LayerNorm, RMSNorm
 from tformer.nn.rotary import RotaryEmbedding
 from tformer.text.bpe import BPE
 from tformer.training import optimizers, schedules

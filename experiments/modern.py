@@ -26,15 +26,9 @@ from tformer.corpora import stories
 from tformer.models.mini_gpt import encode_bytes, mean_loss, random_windows, train
 from tformer.nn.attention import SelfAttention
 from tformer.nn.embedding import Embedding, LearnedPositionEmbedding
-from tformer.nn.layers import (
-    FeedForward,
-    GatedFeedForward,
-    LayerNorm,
-    Linear,
-    PreNorm,
-    RMSNorm,
-    init_weights,
-)
+from tformer.nn.feed_forward import FeedForward, GatedFeedForward
+from tformer.nn.layers import Linear, PreNorm, init_weights
+from tformer.nn.norms import LayerNorm, RMSNorm
 from tformer.nn.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "modern.csv"

@@ -31,7 +31,9 @@ from tformer.nn.embedding import (
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
-from tformer.nn.layers import FeedForward, LayerNorm, Linear, PreNorm
+from tformer.nn.feed_forward import FeedForward
+from tformer.nn.layers import Linear, PreNorm
+from tformer.nn.norms import LayerNorm
 from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 
 OUT = common.RECORDS / "positions.csv"

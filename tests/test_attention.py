@@ -45,7 +45,7 @@ from tformer.nn.kv_cache import (
     KVCache,
     LayerCacheBase,
 )
-from tformer.nn.layers import RMSNorm
+from tformer.nn.norms import RMSNorm
 from tformer.nn.positions import AttentionContext, Positions
 from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
 

@@ -33,9 +33,11 @@ from tformer.models.mini_gpt import MiniGPT
 from tformer.nn.attention import merge_heads, split_heads
 from tformer.nn.attention_backends import repeat_kv
 from tformer.nn.embedding import Embedding, LearnedPositionEmbedding
+from tformer.nn.feed_forward import FeedForward, GatedFeedForward
 from tformer.nn.functional import attend, causal_mask, padding_mask
 from tformer.nn.kv_cache import DynamicLayerCache, KVCache
-from tformer.nn.layers import FeedForward, GatedFeedForward, LayerNorm, Linear, RMSNorm
+from tformer.nn.layers import Linear
+from tformer.nn.norms import LayerNorm, RMSNorm
 from tformer.nn.rotary import RotaryEmbedding, convert_rotary_layout
 from tformer.variants import mla
 

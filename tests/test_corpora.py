@@ -636,11 +636,11 @@ def files_asked(hub):
     return list(dict.fromkeys(found))
 
 
-def lines_of_the_appendix():
-    "The lines by which appendix A6 says that the two corpora are loaded."
+def lines_of_the_notebook():
+    "The lines by which the notebook of documents says that two corpora are loaded."
     from test_project import ROOT
 
-    page = json.loads((ROOT / "nbs" / "A6_corpora.ipynb").read_text("utf-8"))
+    page = json.loads((ROOT / "nbs/package/corpora/documents.ipynb").read_text("utf-8"))
     text = "\n".join(
         "".join(cell["source"])
         for cell in page["cells"]
@@ -649,9 +649,9 @@ def lines_of_the_appendix():
     return re.search(r"```python\n(load_documents.*?)\n```", text, re.S)[1].split("\n")
 
 
-def test_the_lines_of_the_appendix_load_the_two_corpora(hub):
+def test_the_lines_of_the_notebook_load_the_two_corpora(hub):
     pytest.importorskip("pyarrow")
-    tiny, open_web = lines_of_the_appendix()
+    tiny, open_web = lines_of_the_notebook()
     for line, files in ((tiny, TINY), (open_web, OPEN)):
         hub.asked.clear()
         texts = list(eval(line, {"load_documents": load_documents}))

@@ -23,29 +23,21 @@ from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tformer.nn import layers
-from tformer.nn.functional import attend
-from tformer.nn.layers import (
+from tformer.nn import feed_forward, layers, norms
+from tformer.nn.feed_forward import (
     ACTIVATIONS,
-    Dropout,
     FeedForward,
     GatedFeedForward,
-    LayerNorm,
-    Linear,
-    PostNorm,
-    PreNorm,
-    RMSNorm,
-    dropout,
     gelu,
     gelu_tanh,
     identity,
-    init_weights,
-    layer_norm,
     relu,
-    rms_norm,
     silu,
     swiglu_width,
 )
+from tformer.nn.functional import attend
+from tformer.nn.layers import Dropout, Linear, PostNorm, PreNorm, dropout, init_weights
+from tformer.nn.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -1097,7 +1089,8 @@ def test_cuda_equals_cpu(module, dtype):
 
 def test_everything_public_has_a_test_here():
     text = Path(__file__).read_text(encoding="utf-8")
-    assert all(name in text for name in layers.__all__ if name != "INIT_RULES")
+    names = {*norms.__all__, *layers.__all__, *feed_forward.__all__} - {"INIT_RULES"}
+    assert all(name in text for name in names)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -1120,7 +1113,7 @@ def test_the_size_of_eps_is_read_in_every_mode(grad, shape):
 
 @torch.no_grad()
 def test_the_quick_rms_norm_is_the_norm():
-    norm = layers.RMSNorm(16, eps=1e-3)
+    norm = RMSNorm(16, eps=1e-3)
     norm.weight.copy_(torch.linspace(0.5, 2.0, 16))
     x = 0.05 * torch.randn(3, 1, 16)
     expected = F.rms_norm(x.double(), (16,), norm.weight.double(), 1e-3)

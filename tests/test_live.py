@@ -22,7 +22,7 @@ from tformer import costs, plot
 from tformer.models.llama import Llama, LlamaConfig
 from tformer.nn.attention import SelfAttention
 from tformer.nn.functional import softmax
-from tformer.nn.layers import FeedForward
+from tformer.nn.feed_forward import FeedForward
 from tformer.nn.positions import Positions
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sliding_window import (

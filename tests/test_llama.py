@@ -29,8 +29,9 @@ from tformer.models.mini_gpt import load_record  # noqa: E402
 from tformer.nn import attention as attention_module  # noqa: E402
 from tformer.nn import attention_backends as backends_module  # noqa: E402
 from tformer.nn.attention import SelfAttention  # noqa: E402
+from tformer.nn.feed_forward import GatedFeedForward  # noqa: E402
 from tformer.nn.kv_cache import DynamicLayerCache, KVCache  # noqa: E402
-from tformer.nn.layers import GatedFeedForward, RMSNorm, rms_norm  # noqa: E402
+from tformer.nn.norms import RMSNorm, rms_norm  # noqa: E402
 from tformer.nn.rotary import (  # noqa: E402
     ALiBi,
     RotaryEmbedding,

@@ -1,4 +1,4 @@
-"""What all models share, once for each: the contracts of appendix A3."""
+"""What all models share, once for each: the contracts of `tformer.models.base`."""
 
 import copy
 import dataclasses

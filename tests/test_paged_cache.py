@@ -14,7 +14,7 @@ from models import MAX_LEN, RAGGED, ROWS, VOCAB, WRITERS, in_pieces, pieces, row
 from tformer.inference.generation import generate
 from tformer.nn.attention import SelfAttention
 from tformer.nn.kv_cache import DynamicLayerCache, KVCache
-from tformer.nn.layers import RMSNorm
+from tformer.nn.norms import RMSNorm
 from tformer.nn.paged_cache import (
     BlockPool,
     BlockTables,

@@ -26,16 +26,9 @@ from tformer.nn.embedding import (
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
 )
-from tformer.nn.layers import (
-    Dropout,
-    FeedForward,
-    GatedFeedForward,
-    LayerNorm,
-    Linear,
-    PostNorm,
-    PreNorm,
-    RMSNorm,
-)
+from tformer.nn.feed_forward import FeedForward, GatedFeedForward
+from tformer.nn.layers import Dropout, Linear, PostNorm, PreNorm
+from tformer.nn.norms import LayerNorm, RMSNorm
 from tformer.nn.rotary import (
     ALiBi,
     RotaryEmbedding,

@@ -29,7 +29,9 @@ from tformer.models.seq2seq import (
 )
 from tformer.nn.attention import CrossAttention, SelfAttention
 from tformer.nn.embedding import sinusoids
-from tformer.nn.layers import FeedForward, LayerNorm, PostNorm, PreNorm
+from tformer.nn.feed_forward import FeedForward
+from tformer.nn.layers import PostNorm, PreNorm
+from tformer.nn.norms import LayerNorm
 
 SMALL = Seq2SeqConfig(
     vocab_size=40, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_len=20, dropout=0.0

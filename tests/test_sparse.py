@@ -32,7 +32,7 @@ from tformer.models.llama import Llama, LlamaConfig  # noqa: E402
 from tformer.models.mini_gpt import load_record  # noqa: E402
 from tformer.nn.attention import SelfAttention  # noqa: E402
 from tformer.nn.kv_cache import CrossAttentionCache  # noqa: E402
-from tformer.nn.layers import RMSNorm  # noqa: E402
+from tformer.nn.norms import RMSNorm  # noqa: E402
 from tformer.nn.positions import Positions  # noqa: E402
 from tformer.nn.quantized import quantize_int8  # noqa: E402
 from tformer.nn.rotary import ALiBi, RotaryEmbedding  # noqa: E402

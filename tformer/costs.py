@@ -23,7 +23,7 @@ from torch import nn
 
 from .base import validate
 from .nn import tensor_checks
-from .nn.layers import swiglu_width
+from .nn.feed_forward import swiglu_width
 
 # %% ../nbs/package/costs.ipynb #008bcd9b
 def format_quantity(

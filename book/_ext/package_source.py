@@ -1,6 +1,6 @@
 """Show code of the package on a page, taken from its modules when the book is built.
 
-```` ```{package-source} nn.layers.RMSNorm ```` draws the source of that class as a code
+```` ```{package-source} nn.norms.RMSNorm ```` draws the source of that class as a code
 cell. A name is that of a module below `tformer`, followed by that of a function, a
 class, a method or a constant in it. Several names, separated by spaces or lines, are
 drawn one after the other. Decorators and the comment lines directly above belong to

@@ -51,7 +51,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.nn import layers
+from tformer.nn import layers, norms
 from tformer.nn.attention import CrossAttention, SelfAttention
 from tformer.nn.attention_backends import fused_attend
 from tformer.nn.embedding import (
@@ -455,7 +455,7 @@ def bench_layers(size):
         ("RMSNorm / nn.RMSNorm", nn.RMSNorm(size.d, eps=1e-6)),
         ("RMSNorm / LlamaRMSNorm", LlamaRMSNorm(size.d)),
     ):
-        ours = getattr(layers, name.split()[0])(size.d)
+        ours = getattr(norms, name.split()[0])(size.d)
         yield Case(name, ours, peer, (x,), **share(ours, peer))
     ours = layers.Dropout(0.1)
     peer = nn.Dropout(0.1)

@@ -143,7 +143,9 @@ def has_attributes(names: tuple[str, ...], /, **named: Any) -> None:
         for name in names:
             if isinstance(value, type) or not hasattr(value, name):
                 is_class = isinstance(value, type)
-                got = f"the class {value.__name__}" if is_class else type(value).__name__
+                got = (
+                    f"the class {value.__name__}" if is_class else type(value).__name__
+                )
                 raise ValueError(f"{argument} must have {name}, got {got}")
 
 # %% ../../nbs/package/base/validate.ipynb #15d5bb74

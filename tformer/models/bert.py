@@ -32,15 +32,9 @@ from tformer.models.base import (
 from ..nn import tensor_checks
 from ..nn.attention import SelfAttention
 from ..nn.embedding import Embedding, LearnedPositionEmbedding
-from tformer.nn.layers import (
-    ACTIVATIONS,
-    Dropout,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    PostNorm,
-    init_weights,
-)
+from ..nn.feed_forward import ACTIVATIONS, FeedForward
+from ..nn.layers import Dropout, Linear, PostNorm, init_weights
+from ..nn.norms import LayerNorm
 from ..nn.positions import Positions
 
 # %% ../../nbs/11_bert.ipynb #810400e5

@@ -31,16 +31,15 @@ from tformer.models.base import (
 )
 from ..nn.attention import SelfAttention
 from ..nn.embedding import Embedding, LearnedPositionEmbedding
+from ..nn.feed_forward import ACTIVATIONS, FeedForward
 from tformer.nn.layers import (
-    ACTIVATIONS,
     Dropout,
-    FeedForward,
-    LayerNorm,
     Linear,
     PostNorm,
     PreNorm,
     init_weights,
 )
+from ..nn.norms import LayerNorm
 
 # %% ../../nbs/12_gpt.ipynb #f3ab9c79
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -23,14 +23,9 @@ from tformer.models.base import (
 )
 from ..nn.attention import SelfAttention
 from ..nn.embedding import Embedding
-from tformer.nn.layers import (
-    GatedFeedForward,
-    Linear,
-    PreNorm,
-    RMSNorm,
-    init_weights,
-    swiglu_width,
-)
+from ..nn.feed_forward import GatedFeedForward, swiglu_width
+from ..nn.layers import Linear, PreNorm, init_weights
+from ..nn.norms import RMSNorm
 from ..nn.rotary import llama3_scaling, make_rotary, rope_frequencies
 
 # %% ../../nbs/13_modern_decoder.ipynb #9cb8a2c4

@@ -27,15 +27,10 @@ from tformer.models.base import (
 )
 from ..nn.attention import CrossAttention, SelfAttention
 from ..nn.embedding import Embedding, SinusoidalPositionEmbedding
+from ..nn.feed_forward import FeedForward
 from ..nn.kv_cache import KVCache
-from tformer.nn.layers import (
-    Dropout,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    PostNorm,
-    PreNorm,
-)
+from ..nn.layers import Dropout, Linear, PostNorm, PreNorm
+from ..nn.norms import LayerNorm
 from ..nn.positions import AttentionContext, Positions
 
 # %% ../../nbs/09_encoder_decoder.ipynb #8242a0da

@@ -19,7 +19,8 @@ from ..base import validate
 from ..nn import tensor_checks
 from ..nn.attention import MultiHeadAttention, mask_kwargs
 from ..nn.attention_backends import add_causal_mask, eager_attend, fused_attend
-from ..nn.layers import Linear, RMSNorm
+from ..nn.layers import Linear
+from ..nn.norms import RMSNorm
 from ..nn.positions import Positions
 from ..nn.rotary import RotaryEmbedding, yarn_scaling
 

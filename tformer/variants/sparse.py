@@ -22,7 +22,8 @@ from ..base import validate
 from ..nn.attention import SelfAttention, mask_kwargs
 from ..nn.attention_backends import add_causal_mask
 from ..nn.functional import disable_autocast
-from ..nn.layers import LayerNorm, Linear, RMSNorm
+from ..nn.layers import Linear
+from ..nn.norms import LayerNorm, RMSNorm
 from ..nn.positions import Positions
 from ..nn.rotary import RotaryEmbedding, make_rotary
 from .mla import LatentAttention, make_mla_factory, scale_with_yarn
