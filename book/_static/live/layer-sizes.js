@@ -25,7 +25,7 @@ tformerLive.register("layer-sizes", {
   },
 
   draw(svg, {sizes, out}, data, settings, kit) {
-    const left = 44, right = 12, top = 12, high = 230;
+    const left = 50, right = 12, top = 12, high = 230;
     const last = sizes.length - 1;
     const x = (i) => left + (kit.width - left - right) * i / last;
     const y = (size) => top + high * (0.5 - Math.log10(size) / (2 * this.TOP));
