@@ -34,7 +34,7 @@ tformerLive.register("layer-sizes", {
     const words = (at, down, anchor, text, more = {}) => kit.el("text",
       {x: at, y: down, "text-anchor": anchor, "dominant-baseline": "central",
        "font-size": 13, ...more}, text);
-    words(x(last) - 4, y(10 ** -6), "end", "what float16 can hold");
+    words(x(last) - 4, y(10 ** -4), "end", "what float16 can hold");
     for (const power of [-20, -10, 0, 10, 20]) {
       const label = words(left - 6, y(10 ** power), "end", power ? "10" : "1");
       if (power) kit.el("tspan", {dy: "-0.5em", "font-size": 12}, `${power}`.replace("-", "−"),
