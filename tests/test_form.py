@@ -36,7 +36,6 @@ TO_BE_REWRITTEN = {
     "03_tokenizer",
     "04_absolute_positions",
     "05_relative_and_rotary",
-    "06_norms_and_feedforward",
     "08_is_it_right",
     "09_encoder_decoder",
     "10_pytorch_transformer",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import re
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from helpers import by_day
 from tformer import costs, plot
 from tformer.models.llama import Llama, LlamaConfig
 from tformer.nn.attention import SelfAttention
-from tformer.nn.functional import softmax
 from tformer.nn.feed_forward import FeedForward
+from tformer.nn.functional import softmax
+from tformer.nn.norms import rms_norm
 from tformer.nn.positions import Positions
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sliding_window import (
@@ -531,6 +533,126 @@ def test_paper_is_light_at_night(opened):
     assert figure(page).evaluate(blue) == "#8fb5f5"
     page.emulate_media(media="print")
     assert figure(page).evaluate(blue) == "#2056b3"
+
+
+# ---- the figure of lesson 6: sizes through forty layers ----
+
+FACTORS = [0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.4, 2, 4]
+
+
+def sizes_of_layers(factor, norm, depth=40):
+    "The sizes of vectors at the start and after each layer, in float64."
+    draw = torch.Generator().manual_seed(6)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    h = randn(64, 32)
+    sizes = [h.square().mean().sqrt().item()]
+    for _ in range(depth):
+        h = (rms_norm(h, eps=0.0) if norm else h) @ (factor * randn(32, 32) / 32**0.5)
+        sizes.append(h.square().mean().sqrt().item())
+    return sizes
+
+
+def sizes_sentence(factor, norm, sizes):
+    "What the figure says, and the first layer that float16 cannot hold, or -1."
+    out = next((i for i, s in enumerate(sizes) if not 2**-24 <= s <= 65504), -1)
+    last = sizes[-1]
+    if 0.001 <= last < 9999.5:
+        number = f"{last:.0f}" if last >= 100 else f"{float(f'{last:.2g}'):g}"
+    else:
+        digits, power = f"{last:.1e}".split("e")
+        raised = f"{int(power)}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        number = f"{digits} · 10{raised}"
+    said = f"With weights × {factor}{' and norms' * norm}, the numbers have the size "
+    said += f"{number} after 40 layers. "
+    if out < 0:
+        return said + "float16 can hold that.", out
+    how = "large" if last > 1 else "small"
+    return said + f"From layer {out} on, that is too {how} for float16.", out
+
+
+LINES = """figure => [...figure.querySelectorAll(".tf-stage path")].filter(
+  e => e.getAttribute("stroke") !== "currentColor").map(e => [
+    e.getAttribute("stroke").slice(14, -1),
+    e.getAttribute("d").slice(1).split("L").map(p => p.split(",").map(Number))])"""
+
+
+def assert_sizes_shown(page, factor, norm):
+    "Compare all that the figure shows with vectors that went through the layers."
+    live = figure(page, "layer-sizes")
+    sizes = sizes_of_layers(factor, norm)
+    said, out = sizes_sentence(factor, norm, sizes)
+    numbers = live.evaluate("f => f.tformer.numbers")
+    assert numbers == {"sizes": pytest.approx(sizes, rel=1e-4), "out": out}
+    assert live.locator(".tf-sentence").text_content() == said
+    lines = live.evaluate(LINES)
+    assert [color for color, _ in lines] == (["blue"] if out < 0 else ["blue", "red"])
+    points = [point for _, line in lines for point in line]
+    if out >= 0:
+        assert points[out] == points.pop(out + 1)  # where the color changes
+    left, top, right, low = live.evaluate("""f => {
+        const [, ...n] = /M(.*),(.*)V(.*)H(.*)/.exec(f.querySelector(
+          '.tf-stage path[stroke="currentColor"]').getAttribute("d"));
+        return [+n[0], +n[1], +n[3], +n[2]]; }""")
+    for i, ((x, y), size) in enumerate(zip(points, sizes, strict=True)):
+        assert x == pytest.approx(left + (right - left) * i / 40, abs=0.01)
+        share = 0.5 - math.log10(size) / 50
+        assert y == pytest.approx(top + (low - top) * share, abs=0.01)
+        assert top < y < low
+    band = live.locator(".tf-stage rect").evaluate(
+        "e => ['y', 'height'].map(name => +e.getAttribute(name))"
+    )
+    ends = [0.5 - math.log10(size) / 50 for size in (65504, 2**-24)]
+    upper, lower = (top + (low - top) * share for share in ends)
+    assert band == pytest.approx([upper, lower - upper], abs=0.01)
+    texts = live.locator(".tf-stage text").all_text_contents()
+    powers = ["10−20", "10−10", "1", "1010", "1020"]
+    steps = ["0", "10", "20", "30", "40"]
+    assert texts == ["what float16 can hold", *powers, *steps, "layer"]
+    assert min(live.evaluate(SIZES)) >= 12
+    for text in live.locator(".tf-stage text").all():
+        start, end = text.evaluate(BOX)
+        assert start >= 16 and end <= 374
+    return said
+
+
+def test_sizes_are_those_of_vectors_that_went_through_the_layers(chromium, tmp_path):
+    data = {"factors": FACTORS, "start": 2, "plain": sizes_of_layers(1, False)}
+    with telephone(chromium, tmp_path, "layer-sizes", data) as page:
+        live = figure(page, "layer-sizes")
+        assert live.evaluate("f => f.tformer.settings") == {"factor": 2}
+        assert page.get_by_role("radio").count() == 0
+        said = {assert_sizes_shown(page, 2, False)}
+        slider = page.get_by_role("slider", name="all weights are multiplied by")
+        for key, factor in (("Home", 0.25), ("ArrowRight", 0.5), ("End", 4)):
+            slider.press(key)
+            assert slider.get_attribute("aria-valuetext") == str(factor)
+            said.add(assert_sizes_shown(page, factor, False))
+        for factor in FACTORS:
+            live.evaluate("(f, factor) => f.tformer.set({factor})", factor)
+            said.add(assert_sizes_shown(page, factor, False))
+        for words in ("can hold", "too large", "too small", " · 10⁻"):
+            assert any(words in sentence for sentence in said), words
+
+
+def test_sizes_are_level_with_norms(chromium, tmp_path):
+    data = {"factors": FACTORS, "start": 2, "plain": sizes_of_layers(1, False)}
+    data["normed"] = sizes_of_layers(1, True)
+    with telephone(chromium, tmp_path, "layer-sizes", data) as page:
+        live = figure(page, "layer-sizes")
+        assert live.evaluate("f => f.tformer.settings") == {"factor": 2, "norm": "yes"}
+        for factor in FACTORS:
+            live.evaluate("(f, factor) => f.tformer.set({factor})", factor)
+            assert "can hold" in assert_sizes_shown(page, factor, True)
+        page.locator(".tf-choices label", has_text=re.compile("^no$")).tap()
+        assert "too large" in assert_sizes_shown(page, 4, False)
+        page.keyboard.press("ArrowRight")
+        assert_sizes_shown(page, 4, True)
+        page.emulate_media(media="print")
+        assert live.locator(".tf-still").is_visible()
+        assert not live.locator(".tf-stage").is_visible()
 
 
 # ---- the figure of lesson 24: what a step reads ----
