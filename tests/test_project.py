@@ -85,6 +85,7 @@ READ_AS = {
     "package/nn/positions": "06~",
     "package/nn/kv_cache": "06~~",
     "package/nn/attention_backends": "06~~",
+    "package/nn/attention": "06~~~",
     "package/check/report": "07~1",
     "package/check/adapter": "07~2",
     "package/check/trial": "07~3",
@@ -509,7 +510,6 @@ turn._turned(1), blocks._made, self._own
 # to it and are not rewritten yet: this list can only shrink
 LESSONS_THAT_QUOTE_THE_PACKAGE = {
     "03_tokenizer",
-    "07_multi_head_attention",
     "08_is_it_right",
     "14_costs",
     "16_objectives_and_optimizers",
