@@ -382,7 +382,6 @@ def test_biases_where_asked_for():
         (lambda: sharing(32, 4, n_kv_heads=0, rotary=None), "n_kv_heads 0"),
         (lambda: sharing(32, 4, n_kv_heads=8, rotary=None), "4 8"),
         (lambda: sharing(30, 4, rotary=None), "30 4"),
-        (lambda: sharing(32, 4, rotary=None)(randn(2, 3, 8)), "32 8"),
         (
             lambda: sharing(32, 4, rotary=None)(
                 randn(2, 3, 32), positions=torch.arange(4)[None]

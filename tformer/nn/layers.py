@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..base import validate
-from . import tensor_checks
 
 # %% ../../nbs/package/nn/layers.ipynb #69099cb5
 class Linear(nn.Module):
@@ -23,7 +22,7 @@ class Linear(nn.Module):
     ``weight`` ``(d_out, d_in)`` is normal with variance 1/d_in, so
     that inputs of mean square 1 give outputs of variance 1; ``bias``
     ``(d_out,)`` is 0.  The names and the layout are those of
-    ``torch.nn.Linear``.  Raises ``ValueError`` naming both widths.
+    ``torch.nn.Linear``.
     """
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True):
@@ -33,11 +32,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
     def forward(self, x: Float[Tensor, "*b d_in"]) -> Float[Tensor, "*b d_out"]:
-        try:
-            return F.linear(x, self.weight, self.bias)
-        except RuntimeError:  # see whether the width is the reason
-            tensor_checks.shapes(x=(x, f"*b {self.weight.shape[1]}"))
-            raise
+        return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         d_out, d_in = self.weight.shape
