@@ -34,7 +34,7 @@ ANYWHERE = {
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.ablations", "tformer.course.device"},
     "18_translation": {"tformer.inference.generation"},
-    "A8_trained": {
+    "package/bundle": {
         "tformer.inference.generation",
         "tformer.inference.sampler",
         "tformer.tasks.translation",
@@ -48,7 +48,8 @@ EARLY = {
 # of imports
 READ_AS = {
     "A4_rebuild": "12~",
-    "A8_trained": "17~",
+    "A8_trained": "17~~",
+    "package/bundle": "17~",
     "package/models/base": "08~",
     "package/corpora/documents": "14~",
     "package/training/checkpoints": "16~",
