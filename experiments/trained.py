@@ -334,7 +334,7 @@ def train_translator(steps):
     round_weights(trained.model)
     return trained._replace(
         card=dict(
-            about="translates the English of appendix A9 into French",
+            about="translates the English of the parallel grammar into French",
             steps=steps,
             seconds=round(spent),
             read=len(read),

@@ -34,7 +34,7 @@ ANYWHERE = {
 EARLY = {
     "00_tour": {"tformer.bundle", "tformer.course.ablations", "tformer.course.device"},
     "18_translation": {"tformer.inference.generation"},
-    "A8_trained": {
+    "package/bundle": {
         "tformer.inference.generation",
         "tformer.inference.sampler",
         "tformer.tasks.translation",
@@ -48,9 +48,11 @@ EARLY = {
 # appendices and notebooks of the package, which stand between chapters in the order
 # of imports
 READ_AS = {
-    "A4_rebuild": "12~",
-    "A8_trained": "17~",
+    "A4_rebuild": "12~~",
+    "A8_trained": "17~~",
+    "package/bundle": "17~",
     "package/models/base": "08~",
+    "package/course/rebuild": "12~",
     "package/corpora/documents": "14~",
     "package/training/checkpoints": "16~",
     "package/corpora/bilingual": "17~",

@@ -116,7 +116,7 @@ def test_there_are_eight_gaps_and_eight_checkers():
 @plain_only
 @pytest.mark.parametrize("gap", by_day(TODO_METHODS, "attention_mask_for"))
 def test_every_mistake_is_called_by_its_name(gap):
-    "By day the ✓ of appendix A4 asks the same of all eight methods."
+    "By day the ✓ of the capstone asks the same of all eight methods."
     said = set()
     for likely, version in KNOWN_MISTAKES[gap]:
         report = failed(gap, version)
