@@ -23,6 +23,7 @@ from ..check.report import max_difference
 from ..models.base import load_weights
 from ..models.gpt import GPT, GPTConfig
 from ..nn.attention import build_mask, merge_heads, split_heads
+from ..nn.feed_forward import gelu_tanh
 from tformer.nn.functional import (
     attend,
     causal_mask,
@@ -30,7 +31,6 @@ from tformer.nn.functional import (
     softmax,
 )
 from ..nn.kv_cache import KVCache
-from ..nn.feed_forward import gelu_tanh
 from ..nn.positions import Positions
 
 # %% ../../nbs/package/course/rebuild.ipynb #920b0194
