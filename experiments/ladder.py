@@ -237,6 +237,7 @@ VARIANTS = {  # the model, how it learns, at most so many steps
     "AdamW apart": (llama, apart, HORIZON),
     "Muon": (llama, muon, HORIZON),
     "deep, no norms": (partial(deep, True, norms=False), adamw, 100),
+    "deep, no norms, 1/d": (partial(deep, norms=False), adamw, 100),
     "deep": (deep, adamw, 100),
     "deep, small start": (partial(deep, start=True), adamw, 100),
 }
