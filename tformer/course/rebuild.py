@@ -511,12 +511,12 @@ _TEST_CALLS = {  # arguments to try each gap with, and where results count
 # %% ../../nbs/package/course/rebuild.ipynb #f9d80ae5
 #| code-summary: the names of the gaps, and where each is explained
 TODO_METHODS: dict[str, str] = {
-    "next_positions": "chapter 7, What a layer keeps",
+    "next_positions": "chapter 7, A text that grows",
     "embed_tokens_and_positions": "chapter 4, A learned table",
-    "attention_mask_for": "chapter 7, One class, options by need",
-    "split_qkv": "chapter 7, The layer of 2017",
-    "attend": "chapter 7, The table of weights, and how to do without it",
-    "feed_forward": "chapter 6, Activations",
+    "attention_mask_for": "tformer.nn.attention, What may be attended to",
+    "split_qkv": "chapter 7, One matrix for all three, and a trap",
+    "attend": "tformer.nn.attention, With and without a table of weights",
+    "feed_forward": "chapter 6b, Smooth bends",
     "run_block": "chapter 6, Where the norm stands",
     "compute_logits": "chapter 12, The head is the token table",
 }
