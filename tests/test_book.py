@@ -15,6 +15,7 @@ import pytest
 import addresses
 import built_pages
 import course  # book/_ext, where the conftest of the root looks
+import course_map
 from built_pages import place, read, with_class
 from conftest import PATIENCE, ROOT
 from helpers import by_day
@@ -61,6 +62,15 @@ def unpaired_notebooks(book, root):
 def test_every_notebook_has_a_page(book):
     assert not unpaired_notebooks(book, ROOT)
     assert (book / "index.html").exists()
+
+
+def test_a_chapter_has_the_number_of_its_file(book):
+    for name, page in notebook_pages(book).items():
+        number = course_map.number(name)
+        if name[0].isdigit() and number != "0":
+            heading = f'<h1><span class="section-number">{number}. </span>'
+            assert heading in page.read_text(encoding="utf-8"), name
+    assert course_map.number("06b_feed_forward") == "6b"
 
 
 def test_pages_show_no_machinery(book):
