@@ -1184,57 +1184,40 @@ def told_of_kinks():
 
 def test_kinks_are_what_a_feed_forward_layer_computes(chromium, tmp_path):
     data = told_of_kinks()
-    file = tmp_path / "page.html"
-    file.write_text(
-        PAGE
-        % (
-            read("live.css"),
-            read("live.js"),
-            html_of("kinks", data),
-            read("live/kinks.js"),
-        ),
-        encoding="utf-8",
-    )
-    page = chromium.new_page(viewport={"width": 390, "height": 900})
-    heard = []
-    page.on("console", lambda m: heard.append(m.text))
-    page.on("pageerror", lambda e: heard.append(str(e)))
-    page.goto(file.as_uri())
-    live = figure(page, "kinks")
-    assert live.locator(".tf-stage").is_visible(), heard
     x = torch.linspace(0, 1, 51).double()[:, None]
     curve = torch.tensor(data["curve"], dtype=torch.float64)
-    slider = page.get_by_role("slider", name="hidden features")
-    slider.focus()
-    for key, n in (("End", 9), ("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3)):
-        page.keyboard.press(key)
-        layer = FeedForward(1, n).double()
-        layer.up_proj.weight.data[:] = 1.0
-        layer.up_proj.bias.data = -torch.arange(n).double() / n
-        down = torch.tensor([data["weights"][n - 1]], dtype=torch.float64)
-        layer.down_proj.weight.data = down
-        layer.down_proj.bias.data[:] = 0.0
-        expected = layer(x).detach().flatten()
-        numbers = live.evaluate("f => f.tformer.numbers")
-        values = torch.tensor(numbers["values"], dtype=torch.float64)
-        torch.testing.assert_close(values, expected)
-        at = torch.tensor(numbers["bends"], dtype=torch.float64)
-        assert at[:, 0].tolist() == pytest.approx([i / n for i in range(n)])
-        torch.testing.assert_close(layer(at[:, :1])[:, 0].detach(), at[:, 1])
-        error = (expected - curve).abs().max().item()
-        assert numbers["error"] == pytest.approx(error, abs=1e-6)
-        assert page.locator(".tf-sentence").inner_text() == (
-            "With "
-            + (
-                "one hidden feature, one bend"
-                if n == 1
-                else f"{n} hidden features, {n} bends"
+    with telephone(chromium, tmp_path, "kinks", data) as page:
+        live = figure(page, "kinks")
+        assert live.locator(".tf-stage").is_visible()
+        slider = page.get_by_role("slider", name="hidden features")
+        slider.focus()
+        for key, n in (("End", 9), ("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3)):
+            page.keyboard.press(key)
+            layer = FeedForward(1, n).double()
+            layer.up_proj.weight.data[:] = 1.0
+            layer.up_proj.bias.data = -torch.arange(n).double() / n
+            down = torch.tensor([data["weights"][n - 1]], dtype=torch.float64)
+            layer.down_proj.weight.data = down
+            layer.down_proj.bias.data[:] = 0.0
+            expected = layer(x).detach().flatten()
+            numbers = live.evaluate("f => f.tformer.numbers")
+            values = torch.tensor(numbers["values"], dtype=torch.float64)
+            torch.testing.assert_close(values, expected)
+            at = torch.tensor(numbers["bends"], dtype=torch.float64)
+            assert at[:, 0].tolist() == pytest.approx([i / n for i in range(n)])
+            torch.testing.assert_close(layer(at[:, :1])[:, 0].detach(), at[:, 1])
+            error = (expected - curve).abs().max().item()
+            assert numbers["error"] == pytest.approx(error, abs=1e-6)
+            assert page.locator(".tf-sentence").inner_text() == (
+                "With "
+                + (
+                    "one hidden feature, one bend"
+                    if n == 1
+                    else f"{n} hidden features, {n} bends"
+                )
+                + f": the blue line is off the gray curve by at most {error:.3f}."
             )
-            + f": the blue line is off the gray curve by at most {error:.3f}."
-        )
-        assert live.locator("circle").count() == n
-    assert not heard
-    page.close()
+            assert live.locator("circle").count() == n
 
 
 # ---- the figure of lesson 27: which tokens an indexer picks ----
