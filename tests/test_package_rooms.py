@@ -1,6 +1,8 @@
 """The rooms of the package: drawn from the imports, and a page for each of them."""
 
 import ast
+import importlib
+import inspect
 import re
 from itertools import pairwise
 
@@ -114,3 +116,40 @@ def test_the_package_stands_in_the_contents_room_by_room():
         if file.startswith("nbs/package/") and room in FOLDERS:
             sections = pages[f"book/rooms/{room}"]["sections"]
             assert {"file": file} in sections
+
+
+def unknown_attributes(source):
+    "Names that a file asks of modules of the package, and that these do not have."
+    modules = {}
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "tformer"
+        ):
+            for alias in node.names:
+                found = getattr(importlib.import_module(node.module), alias.name, None)
+                if inspect.ismodule(found):
+                    modules[alias.asname or alias.name] = found
+    return [
+        f"line {node.lineno}: {node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
+        and not hasattr(modules[node.value.id], node.attr)
+    ]
+
+
+@pytest.mark.parametrize("folder", ["experiments", "tests", "tests/bench"])
+def test_modules_have_what_tests_and_benchmarks_ask_of_them(folder):
+    # benchmarks and experiments run at night or on demand only
+    found = {
+        path.name: unknown_attributes(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / folder).glob("*.py"))
+    }
+    assert found and not any(found.values()), {k: v for k, v in found.items() if v}
+
+
+def test_an_attribute_that_has_moved_is_found():
+    source = "from tformer.nn import layers, norms\nlayers.FeedForward, norms.RMSNorm"
+    assert unknown_attributes(source) == ["line 2: layers.FeedForward"]

@@ -18,6 +18,8 @@ TOGETHER = {
     "inference.sampler": "test_sampling.py",
     "inference.generation": "test_generate.py",
     "models.base": "test_model.py",
+    "nn.feed_forward": "test_layers.py",
+    "nn.norms": "test_layers.py",
     "tasks.masked_lm": "test_mlm.py",
     "training.trainer": "test_train.py",
 }

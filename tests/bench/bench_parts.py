@@ -51,7 +51,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
 
 sys.path.insert(0, str(Path(__file__).parent))
 import timing
-from tformer.nn import layers, norms
+from tformer.nn import feed_forward, layers, norms
 from tformer.nn.attention import CrossAttention, SelfAttention
 from tformer.nn.attention_backends import fused_attend
 from tformer.nn.embedding import (
@@ -472,22 +472,22 @@ def bench_written_out(size):
     for name, ours, peer in (
         (
             "layer_norm / F.layer_norm",
-            lambda x: layers.layer_norm(x, w, b),
+            lambda x: norms.layer_norm(x, w, b),
             lambda x: F.layer_norm(x, w.shape, w, b),
         ),
         (
             "rms_norm / F.rms_norm",
-            lambda x: layers.rms_norm(x, w),
+            lambda x: norms.rms_norm(x, w),
             lambda x: F.rms_norm(x, w.shape, w, 1e-6),
         ),
-        ("relu / F.relu", layers.relu, F.relu),
-        ("gelu / F.gelu", layers.gelu, F.gelu),
+        ("relu / F.relu", feed_forward.relu, F.relu),
+        ("gelu / F.gelu", feed_forward.gelu, F.gelu),
         (
             "gelu_tanh / F.gelu, tanh",
-            layers.gelu_tanh,
+            feed_forward.gelu_tanh,
             lambda x: F.gelu(x, approximate="tanh"),
         ),
-        ("silu / F.silu", layers.silu, F.silu),
+        ("silu / F.silu", feed_forward.silu, F.silu),
         ("softmax / torch.softmax", softmax, lambda x: torch.softmax(x, -1)),
     ):
         yield Case(name, ours, peer, (x,), target=None, note=note)
@@ -501,7 +501,9 @@ def bench_activations(size):
         ("gelu_tanh", nn.GELU(approximate="tanh")),
         ("silu", nn.SiLU()),
     ):
-        yield Case(f"ACTIVATIONS, {name} / nn", layers.ACTIVATIONS[name], peer, (x,))
+        yield Case(
+            f"ACTIVATIONS, {name} / nn", feed_forward.ACTIVATIONS[name], peer, (x,)
+        )
 
 
 @torch.no_grad()
@@ -513,12 +515,12 @@ def turn_weights(gpt2):
 def bench_feedforward(size):
     x = stream(size)
     d_ff = 4 * size.d
-    ours = layers.FeedForward(size.d, d_ff)
+    ours = feed_forward.FeedForward(size.d, d_ff)
     peer = nn.Sequential(nn.Linear(size.d, d_ff), nn.ReLU(), nn.Linear(d_ff, size.d))
     yield Case(
         "FeedForward, relu / nn.Sequential", ours, peer, (x,), **share(ours, peer)
     )
-    ours = layers.FeedForward(size.d, d_ff, activation="gelu_tanh")
+    ours = feed_forward.FeedForward(size.d, d_ff, activation="gelu_tanh")
     gpt2 = GPT2MLP(d_ff, GPT2Config(n_embd=size.d, resid_pdrop=0.0))
     turn_weights(gpt2)  # GPT-2 keeps them the other way round
     fields = share(ours, gpt2)
@@ -526,7 +528,7 @@ def bench_feedforward(size):
     fields["leaves"] = (fields["leaves"][0], tuple(gpt2.parameters()))
     fields["align"] = lambda r: [x.mT if i in (2, 4) else x for i, x in enumerate(r)]
     yield Case("FeedForward, gelu_tanh / GPT2MLP", ours, gpt2, (x,), **fields)
-    ours = layers.GatedFeedForward(size.d, d_ff)
+    ours = feed_forward.GatedFeedForward(size.d, d_ff)
     peer = LlamaMLP(llama_config(size))
     yield Case("GatedFeedForward / LlamaMLP", ours, peer, (x,), **share(ours, peer))
 
@@ -722,11 +724,11 @@ class Block(nn.Module):
     def __init__(self, size, wrap, activation):
         super().__init__()
         self.attention = wrap(
-            layers.LayerNorm(size.d), SelfAttention(size.d, size.h, fused_qkv=True)
+            norms.LayerNorm(size.d), SelfAttention(size.d, size.h, fused_qkv=True)
         )
         self.feed = wrap(
-            layers.LayerNorm(size.d),
-            layers.FeedForward(size.d, 4 * size.d, activation=activation),
+            norms.LayerNorm(size.d),
+            feed_forward.FeedForward(size.d, 4 * size.d, activation=activation),
         )
 
     def forward(self, x):
