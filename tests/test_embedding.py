@@ -1,9 +1,11 @@
 """Embeddings and positions against PyTorch, transformers and arithmetic."""
 
 import cmath
+import csv
 import itertools
 import math
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -13,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from conftest import ROOT, run
+from helpers import plain_only
+from tformer.models.mini_gpt import load_record
 from tformer.nn.embedding import (
     Embedding,
     LearnedPositionEmbedding,
@@ -498,3 +503,39 @@ def test_the_inputs_are_left_alone():
     for layer in (SinusoidalPositionEmbedding(3, 4), LearnedPositionEmbedding(6, 4)):
         layer(positions)
         assert positions.tolist() == [[-1, 0, 5]]
+
+
+def test_beyond_the_trained_positions_no_model_is_better_than_a_guess():
+    rows = load_record("beyond")
+    assert all(
+        float(r["lowest"]) <= float(r["loss"]) <= float(r["highest"]) for r in rows
+    )
+    for row in rows:
+        if 8 <= int(row["first"]) < 64:
+            assert float(row["highest"]) < 0.7
+        if int(row["first"]) >= 96:
+            assert float(row["lowest"]) > 3.0
+
+
+@pytest.mark.nightly
+@plain_only
+def test_the_experiment_runs_at_a_small_size(tmp_path):
+    out = tmp_path / "beyond.csv"
+    run(
+        sys.executable,
+        ROOT / "experiments" / "beyond.py",
+        "--steps",
+        "2",
+        "--seeds",
+        "1",
+        "--out",
+        out,
+    )
+    with out.open(encoding="utf-8", newline="") as lines:
+        small = list(csv.DictReader(lines))
+    full = load_record("beyond")
+    assert [list(r) for r in small] == [list(r) for r in full]
+    for a, b in zip(small, full, strict=True):
+        for name in ("positions", "first", "last"):
+            assert a[name] == b[name]
+    assert int(full[0]["seeds"]) >= 3 and full[0]["date"] > "2026"
