@@ -34,7 +34,8 @@ from tformer.nn.embedding import (
 from tformer.nn.feed_forward import FeedForward
 from tformer.nn.layers import Linear, PreNorm
 from tformer.nn.norms import LayerNorm
-from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.nn.relative_bias import ALiBi, T5RelativeBias
+from tformer.nn.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "positions.csv"
 D_MODEL = 64
