@@ -24,14 +24,13 @@ from modern import D_HEAD, VARIANTS, Mixed, equal_width
 from tformer.corpora import stories
 from tformer.models.mini_gpt import encode_bytes, random_windows, train
 from tformer.nn.attention import SelfAttention
-from tformer.nn.rotary import (
-    RotaryEmbedding,
+from tformer.nn.rope_scaling import (
     linear_scaling,
     llama3_scaling,
     ntk_scaled_base,
-    rope_frequencies,
     yarn_scaling,
 )
+from tformer.nn.rotary import RotaryEmbedding, rope_frequencies
 
 STEPS = 1_800
 FURTHER = 50  # steps at the new length
@@ -106,9 +105,7 @@ def loss_by_band(model):
     losses = []
     for windows in texts()[1].split(8):
         logits = model(windows[:, :-1])
-        losses.append(
-            F.cross_entropy(logits.mT, windows[:, 1:], reduction="none")
-        )
+        losses.append(F.cross_entropy(logits.mT, windows[:, 1:], reduction="none"))
     each = torch.cat(losses).double().mean(0)
     bands = zip(FIRST, (*FIRST[1:], LENGTH), strict=True)
     return {f"nats_{a}": f"{each[a:b].mean():.4f}" for a, b in bands}

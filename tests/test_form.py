@@ -35,7 +35,6 @@ TO_BE_REWRITTEN = {
     "02_bytes_and_bpe",
     "03_tokenizer",
     "04_absolute_positions",
-    "05_relative_and_rotary",
     "08_is_it_right",
     "09_encoder_decoder",
     "10_pytorch_transformer",
