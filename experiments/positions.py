@@ -44,13 +44,13 @@ from tformer.nn.feed_forward import FeedForward
 from tformer.nn.functional import attend, causal_mask
 from tformer.nn.layers import Linear, PreNorm
 from tformer.nn.norms import LayerNorm
-from tformer.nn.rotary import (
+from tformer.nn.relative_bias import (
     ALiBi,
-    RotaryEmbedding,
     ShawRelativePositions,
     T5RelativeBias,
     t5_bucket,
 )
+from tformer.nn.rotary import RotaryEmbedding
 
 OUT = common.RECORDS / "positions.csv"
 BUCKETS = common.RECORDS / "position_buckets.csv"

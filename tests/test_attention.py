@@ -47,7 +47,8 @@ from tformer.nn.kv_cache import (
 )
 from tformer.nn.norms import RMSNorm
 from tformer.nn.positions import AttentionContext, Positions
-from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.nn.relative_bias import ALiBi, T5RelativeBias
+from tformer.nn.rotary import RotaryEmbedding
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)

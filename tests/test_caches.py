@@ -36,7 +36,8 @@ from tformer.nn.kv_cache import (
 )
 from tformer.nn.layers import Linear
 from tformer.nn.positions import Positions
-from tformer.nn.rotary import ALiBi, RotaryEmbedding
+from tformer.nn.relative_bias import ALiBi
+from tformer.nn.rotary import RotaryEmbedding
 from tformer.nn.static_cache import StaticLayerCache
 from tformer.variants.sliding_window import SlidingWindowAttention
 from tformer.variants.sparse import make_sparse_factory

@@ -10,14 +10,9 @@ import torch
 from torch import nn
 
 from tformer.nn.embedding import DerivedBuffersModule, SinusoidalPositionEmbedding
-from tformer.nn.rotary import (
-    ALiBi,
-    RotaryEmbedding,
-    linear_scaling,
-    llama3_scaling,
-    rope_frequencies,
-    yarn_scaling,
-)
+from tformer.nn.relative_bias import ALiBi
+from tformer.nn.rope_scaling import linear_scaling, llama3_scaling, yarn_scaling
+from tformer.nn.rotary import RotaryEmbedding, rope_frequencies
 
 POS = torch.tensor([[0, 1, 2, 5, 3], [7, -1, 0, 1, 30]])
 Q = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))

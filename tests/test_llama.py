@@ -32,12 +32,9 @@ from tformer.nn.attention import SelfAttention  # noqa: E402
 from tformer.nn.feed_forward import GatedFeedForward  # noqa: E402
 from tformer.nn.kv_cache import DynamicLayerCache, KVCache  # noqa: E402
 from tformer.nn.norms import RMSNorm, rms_norm  # noqa: E402
-from tformer.nn.rotary import (  # noqa: E402
-    ALiBi,
-    RotaryEmbedding,
-    make_rotary,
-    rope_frequencies,
-)
+from tformer.nn.relative_bias import ALiBi  # noqa: E402
+from tformer.nn.rope_scaling import make_rotary  # noqa: E402
+from tformer.nn.rotary import RotaryEmbedding, rope_frequencies  # noqa: E402
 
 SMALL = dict(
     vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_len=64

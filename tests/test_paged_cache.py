@@ -25,7 +25,8 @@ from tformer.nn.paged_cache import (
     new_paged_cache,
 )
 from tformer.nn.positions import next_positions
-from tformer.nn.rotary import ALiBi, RotaryEmbedding, T5RelativeBias
+from tformer.nn.relative_bias import ALiBi, T5RelativeBias
+from tformer.nn.rotary import RotaryEmbedding
 
 torch.set_num_threads(1)
 GPT_ROW = next(row for row in ROWS if row.name == "GPT")

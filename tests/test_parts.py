@@ -29,12 +29,8 @@ from tformer.nn.embedding import (
 from tformer.nn.feed_forward import FeedForward, GatedFeedForward
 from tformer.nn.layers import Dropout, Linear, PostNorm, PreNorm
 from tformer.nn.norms import LayerNorm, RMSNorm
-from tformer.nn.rotary import (
-    ALiBi,
-    RotaryEmbedding,
-    ShawRelativePositions,
-    T5RelativeBias,
-)
+from tformer.nn.relative_bias import ALiBi, ShawRelativePositions, T5RelativeBias
+from tformer.nn.rotary import RotaryEmbedding
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16]

@@ -24,22 +24,26 @@ from conftest import ROOT, run
 from helpers import plain_only
 from tformer.models.mini_gpt import load_record
 from tformer.nn.functional import attend, causal_mask
-from tformer.nn.rotary import (
+from tformer.nn.relative_bias import (
     ALiBi,
-    RotaryEmbedding,
     ShawRelativePositions,
     T5RelativeBias,
     alibi_slopes,
-    apply_rotary_emb,
-    convert_rotary_layout,
+    relative_positions,
+    t5_bucket,
+)
+from tformer.nn.rope_scaling import (
     linear_scaling,
     llama3_scaling,
     make_rotary,
     ntk_scaled_base,
-    relative_positions,
-    rope_frequencies,
-    t5_bucket,
     yarn_scaling,
+)
+from tformer.nn.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    convert_rotary_layout,
+    rope_frequencies,
 )
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)

@@ -20,7 +20,7 @@ from tformer.models.llama import Llama, LlamaConfig  # noqa: E402
 from tformer.nn.attention import SelfAttention  # noqa: E402
 from tformer.nn.kv_cache import DynamicLayerCache  # noqa: E402
 from tformer.nn.positions import Positions  # noqa: E402
-from tformer.nn.rotary import ALiBi  # noqa: E402
+from tformer.nn.relative_bias import ALiBi  # noqa: E402
 from tformer.nn.static_cache import new_static_cache  # noqa: E402
 from tformer.serving.engine import Engine  # noqa: E402
 from tformer.serving.requests import Request  # noqa: E402

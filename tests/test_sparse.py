@@ -35,7 +35,8 @@ from tformer.nn.kv_cache import CrossAttentionCache  # noqa: E402
 from tformer.nn.norms import RMSNorm  # noqa: E402
 from tformer.nn.positions import Positions  # noqa: E402
 from tformer.nn.quantized import quantize_int8  # noqa: E402
-from tformer.nn.rotary import ALiBi, RotaryEmbedding  # noqa: E402
+from tformer.nn.relative_bias import ALiBi  # noqa: E402
+from tformer.nn.rotary import RotaryEmbedding  # noqa: E402
 from tformer.nn.static_cache import new_static_cache  # noqa: E402
 from tformer.variants.mla import DEEPSEEK_NAMES, make_mla_factory  # noqa: E402
 from tformer.variants.sparse import (  # noqa: E402

@@ -62,12 +62,8 @@ from tformer.nn.embedding import (
 from tformer.nn.functional import attend, softmax
 from tformer.nn.kv_cache import DynamicLayerCache
 from tformer.nn.positions import Positions
-from tformer.nn.rotary import (
-    ALiBi,
-    RotaryEmbedding,
-    ShawRelativePositions,
-    T5RelativeBias,
-)
+from tformer.nn.relative_bias import ALiBi, ShawRelativePositions, T5RelativeBias
+from tformer.nn.rotary import RotaryEmbedding
 
 TARGET = 1.05
 SAMPLE = 0.02  # seconds of processor time in one sample

@@ -26,7 +26,8 @@ from ..nn.embedding import Embedding
 from ..nn.feed_forward import GatedFeedForward, swiglu_width
 from ..nn.layers import Linear, PreNorm, init_weights
 from ..nn.norms import RMSNorm
-from ..nn.rotary import llama3_scaling, make_rotary, rope_frequencies
+from ..nn.rope_scaling import llama3_scaling, make_rotary
+from ..nn.rotary import rope_frequencies
 
 # %% ../../nbs/13_modern_decoder.ipynb #9cb8a2c4
 #| code-summary: the four numbers of llama3_scaling

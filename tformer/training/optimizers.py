@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..base import validate
 from ..nn import tensor_checks
 from ..nn.embedding import Embedding, LearnedPositionEmbedding
-from ..nn.rotary import ShawRelativePositions, T5RelativeBias
+from ..nn.relative_bias import ShawRelativePositions, T5RelativeBias
 
 # %% ../../nbs/package/training/optimizers.ipynb #549ad7fa
 def _expect_no_module(**named):

@@ -22,7 +22,8 @@ from ..nn.attention_backends import add_causal_mask, eager_attend, fused_attend
 from ..nn.layers import Linear
 from ..nn.norms import RMSNorm
 from ..nn.positions import Positions
-from ..nn.rotary import RotaryEmbedding, yarn_scaling
+from ..nn.rope_scaling import yarn_scaling
+from ..nn.rotary import RotaryEmbedding
 
 # %% ../../nbs/package/variants/mla.ipynb #38dfc645
 ORDERS = "auto", "expanded", "absorbed"

@@ -22,7 +22,7 @@ from ..nn.attention_backends import add_causal_mask, fused_attend, repeat_kv
 from ..nn.functional import disable_autocast, softmax
 from ..nn.kv_cache import BatchCache, GrowableBuffer, GrowingRows
 from ..nn.positions import Positions, append_positions, crop_positions
-from ..nn.rotary import make_rotary
+from ..nn.rope_scaling import make_rotary
 
 # %% ../../nbs/package/variants/sliding_window.ipynb #957e3455
 class SlidingWindowAttention(SelfAttention):

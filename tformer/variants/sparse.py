@@ -25,7 +25,8 @@ from ..nn.functional import disable_autocast
 from ..nn.layers import Linear
 from ..nn.norms import LayerNorm, RMSNorm
 from ..nn.positions import Positions
-from ..nn.rotary import RotaryEmbedding, make_rotary
+from ..nn.rope_scaling import make_rotary
+from ..nn.rotary import RotaryEmbedding
 from .mla import LatentAttention, make_mla_factory, scale_with_yarn
 
 # %% ../../nbs/package/variants/sparse.ipynb #50b492b6
