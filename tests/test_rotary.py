@@ -5,6 +5,7 @@ import csv
 import math
 import os
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -1001,6 +1002,15 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
         "--out",
         out,
     )
+    with (tmp_path / "position_buckets.csv").open(encoding="utf-8") as lines:
+        learned = list(csv.DictReader(lines))
+    recorded = load_record("position_buckets")
+    assert [list(r) for r in learned] == [list(r) for r in recorded]
+    for rows in (learned, recorded):
+        assert [(r["task"], int(r["bucket"])) for r in rows] == [
+            *product(("back", "latest"), range(32))
+        ]
+    assert {r["seeds"] for r in recorded} == {"5"}
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
     full = load_record("positions")
