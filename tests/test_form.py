@@ -34,7 +34,6 @@ spec.loader.exec_module(verify)
 TO_BE_REWRITTEN = {
     "02_bytes_and_bpe",
     "03_tokenizer",
-    "05_relative_and_rotary",
     "08_is_it_right",
     "09_encoder_decoder",
     "10_pytorch_transformer",

@@ -144,7 +144,7 @@ def test_a_lesson_that_mixes_is_seen(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["05_relative_and_rotary", "package/course/device"])
+@pytest.mark.parametrize("name", ["package/nn/kv_cache", "package/course/device"])
 def test_lessons_run_on_the_pretended_card(name):
     "The quick ones; `make pretend` runs the others."
     run = subprocess.run(

@@ -26,6 +26,7 @@ from tformer.nn.feed_forward import FeedForward
 from tformer.nn.functional import softmax
 from tformer.nn.norms import rms_norm
 from tformer.nn.positions import Positions
+from tformer.nn.rotary import RotaryEmbedding, rope_frequencies
 from tformer.variants.mla import LatentAttention
 from tformer.variants.sliding_window import (
     SlidingWindowAttention,
@@ -653,6 +654,66 @@ def test_sizes_are_level_with_norms(chromium, tmp_path):
         page.emulate_media(media="print")
         assert live.locator(".tf-still").is_visible()
         assert not live.locator(".tf-stage").is_visible()
+
+
+# ---- the figure of lesson 5: hands at a distance ----
+
+HANDS = """figure => [...figure.querySelectorAll(".tf-hand")].map(e => [
+  e.getAttribute("stroke").slice(14, -1),
+  ...e.getAttribute("d").match(/-?[0-9.e-]+/g).map(Number)])"""
+
+
+def hands_at(distance, rule):
+    "The vectors of ones that rotary positions turn, and which angles are new."
+    plain = rope_frequencies(24)
+    freqs = plain / 8 if rule == "linear" else plain
+    ones = torch.cat([torch.ones(12), torch.zeros(12)])[None, None, None]
+    turned = RotaryEmbedding(24, freqs=freqs)(ones, positions=torch.tensor([[distance]]))
+    x, y = turned[0].flatten().view(2, 12)
+    seen = torch.arange(0, 128, 0.25)[:, None] * plain
+    gap = (torch.stack([x, y]) - torch.stack([seen.cos(), seen.sin()], 1)).norm(dim=1)
+    return x.tolist(), y.tolist(), (gap.amin(0) > 0.26 * plain).tolist()
+
+
+def test_hands_stand_where_rotary_positions_turn_them(chromium, tmp_path):
+    rates = rope_frequencies(24).tolist()
+    data = {
+        "trained": 128,
+        "distances": [1, 64, 200, 384, 1000],
+        "start": 200,
+        "speeds": {"as trained": rates, "linear": [rate / 8 for rate in rates]},
+    }
+    with telephone(chromium, tmp_path, "hands", data) as page:
+        live = figure(page, "hands")
+        assert live.evaluate("f => f.tformer.settings") == {
+            "distance": 200,
+            "rule": "as trained",
+        }
+        colors = set()
+        for distance, rule in product(data["distances"], data["speeds"]):
+            live.evaluate(
+                "(f, [distance, rule]) => f.tformer.set({distance, rule})",
+                [distance, rule],
+            )
+            xs, ys, new = hands_at(distance, rule)
+            numbers = live.evaluate("f => f.tformer.numbers")
+            assert numbers["unseen"] == new, (distance, rule)
+            for (color, x0, y0, x1, y1), x, y, red in zip(
+                live.evaluate(HANDS), xs, ys, new, strict=True
+            ):
+                length = math.hypot(x1 - x0, y1 - y0)
+                assert (x1 - x0) / length == pytest.approx(x, abs=1e-3)
+                assert (y0 - y1) / length == pytest.approx(y, abs=1e-3)
+                assert color == ("red" if red else "blue")
+                colors.add(color)
+            n = sum(new)
+            said = "none" if n == 0 else str(n)
+            assert f", {said}" in live.locator(".tf-sentence").text_content()
+        assert colors == {"red", "blue"}
+        assert min(live.evaluate(SIZES)) >= 12
+        slider = page.get_by_role("slider", name="distance of the two tokens")
+        slider.press("End")
+        assert slider.get_attribute("aria-valuetext") == "1,000"
 
 
 # ---- the figure of lesson 24: what a step reads ----

@@ -5,6 +5,7 @@ import csv
 import math
 import os
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 
-from conftest import ROOT, run
+from conftest import ROOT, load_experiment, run
 from helpers import plain_only
 from tformer.models.mini_gpt import load_record
 from tformer.nn.functional import attend, causal_mask
@@ -1001,6 +1002,15 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
         "--out",
         out,
     )
+    with (tmp_path / "position_buckets.csv").open(encoding="utf-8") as lines:
+        learned = list(csv.DictReader(lines))
+    recorded = load_record("position_buckets")
+    assert [list(r) for r in learned] == [list(r) for r in recorded]
+    for rows in (learned, recorded):
+        assert [(r["task"], int(r["bucket"])) for r in rows] == [
+            *product(("back", "latest"), range(32))
+        ]
+    assert {r["seeds"] for r in recorded} == {"5"}
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
     full = load_record("positions")
@@ -1012,6 +1022,55 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
             0 <= float(b["lowest"]) <= float(b["accuracy"]) <= float(b["highest"]) <= 1
         )
     assert int(full[0]["seeds"]) >= 5 and full[0]["date"] > "2026"
+
+
+@pytest.mark.nightly
+@plain_only
+def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypatch):
+    full = load_record("longer")
+    cases = {tuple(row[k] for k in ("rule", "factor", "further")) for row in full}
+    assert len(cases) == 14 and len(full) == 3 * 15
+    for row in full:
+        losses = [float(x) for name, x in row.items() if "nats_" in name]
+        assert len(losses) == 12 and all(0 < x < 20 for x in losses)
+        assert row["date"] > "2026" and row["torch"] and row["machine"]
+    script = load_experiment("longer")
+    monkeypatch.setattr(script, "ROWS", 1)
+    out = tmp_path / "longer.csv"
+    words = ["longer.py", "--steps", "1", "--seeds", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    script.main()
+    with out.open(encoding="utf-8", newline="") as lines:
+        small = list(csv.DictReader(lines))
+    assert [list(row) for row in small] == [list(full[0])] * 14
+    assert {tuple(row[k] for k in ("rule", "factor", "further")) for row in small} == cases
+
+
+def test_what_lesson_5_says_of_longer_texts():
+    "Its sentences hold for each of the three seeds."
+
+    def losses(rule, factor, further, first, steps=1800):
+        wanted = rule, str(factor), str(further), str(steps)
+        return [
+            float(row[f"nats_{first}"])
+            for row in load_record("longer")
+            if (row["rule"], row["factor"], row["further"], row["steps"]) == wanted
+        ]
+
+    plain = "as trained", 1, 0
+    for first, low, high in ((64, 0.1, 0.2), (128, 0.1, 0.25), (256, 4, 6.5)):
+        found = losses(*plain, first)
+        assert len(found) == 3 and low < min(found) and max(found) < high
+    for first in (512, 768):
+        short = losses(*plain, first, steps=300)
+        assert max(short) < min(losses(*plain, first))
+    after = {
+        rule: [x for first in (512, 768) for x in losses(rule, 8, 50, first)]
+        for rule in ("linear", "NTK", "Llama 3", "YaRN")
+    }
+    assert max(after["Llama 3"]) < min(after["YaRN"]) < max(after["YaRN"]) < 0.35
+    assert min(after["linear"]) > 1.5
+    assert min(losses("NTK", 8, 50, 768)) > 2 * max(after["YaRN"])
 
 
 @pytest.mark.nightly
