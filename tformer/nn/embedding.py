@@ -74,6 +74,7 @@ class Embedding(nn.Module):
         return f"{vocab_size}, {d_model}, scale={self.scale}"
 
 # %% ../../nbs/package/nn/embedding.ipynb #a27e92e6
+#| code-summary: when the values of ids may not be read
 def _cannot_read_values(ids):
     """Whether nobody may look at values.
 
@@ -87,6 +88,7 @@ def _cannot_read_values(ids):
     )
 
 # %% ../../nbs/package/nn/embedding.ipynb #f129007c
+#| code-summary: rows of a table, or None if one does not exist
 def _lookup_rows(ids, table):
     "Rows of a table, or None if one of them does not exist."
     if ids.is_cpu:  # here the look-up itself finds out
@@ -140,6 +142,7 @@ def position_shift_matrix(
     return torch.block_diag(*turns).float()
 
 # %% ../../nbs/package/nn/embedding.ipynb #9f74af0b
+#| code-summary: the frequency of each pair of columns
 def _frequencies(d_model, base, device=None):
     "Radians per position of each pair of columns, in float64."
     validate.even_integer(d_model=d_model)

@@ -66,9 +66,11 @@ def apply_rotary_emb(
     return _merge_pairs(*turned, layout).to(x.dtype)
 
 # %% ../../nbs/package/nn/rotary.ipynb #f20ca0a0
+#| code-summary: the names of the two layouts
 ROTARY_LAYOUTS = "half", "interleaved"
 
 # %% ../../nbs/package/nn/rotary.ipynb #cecf80a6
+#| code-summary: cut vectors into the first and the second members of their pairs
 def _split_pairs(x, layout):
     "The first of each pair, and the second: two views."
     if layout == "half":
@@ -76,6 +78,7 @@ def _split_pairs(x, layout):
     return x.unflatten(-1, (-1, 2)).unbind(-1)
 
 # %% ../../nbs/package/nn/rotary.ipynb #e3fe958a
+#| code-summary: join the pairs again
 def _merge_pairs(first, second, layout):
     "Pairs put in place again."
     if layout == "half":
@@ -210,6 +213,7 @@ class RotaryEmbedding(DerivedBuffersModule):
         )
 
 # %% ../../nbs/package/nn/rotary.ipynb #b1bc812a
+#| code-summary: one tensor turned, by the way that suits it
 def _rotate_checked(x, cos, sin, layout):
     if x.shape[2:] != cos.shape[2:] or 1 != cos.shape[0] != x.shape[0]:
         tensor_checks.shapes(cos=(cos, "#b 1 t d"), x=(x, "b h t d"))
@@ -218,6 +222,7 @@ def _rotate_checked(x, cos, sin, layout):
     return _rotate(x, cos, sin, layout)
 
 # %% ../../nbs/package/nn/rotary.ipynb #f09fe25a
+#| code-summary: the turn in fewer passes
 def _rotate(x, cos, sin, layout):
     """``apply_rotary_emb`` in fewer passes; ``sin`` is negative for first
     members."""
@@ -243,6 +248,7 @@ def _rotate(x, cos, sin, layout):
     return copy.mul_(cos).addcmul_(other, sin).to(x.dtype)
 
 # %% ../../nbs/package/nn/rotary.ipynb #8907b32b
+#| code-summary: the gradient of a turn is the turn back
 class _RotateFunction(torch.autograd.Function):
     "Keeps the angles alone, and turns gradients in their own type."
 
@@ -274,6 +280,7 @@ class _RotateFunction(torch.autograd.Function):
         return _rotate(x, *ctx.saved_tensors, ctx.layout)
 
 # %% ../../nbs/package/nn/rotary.ipynb #7cf972df
+#| code-summary: the members of each pair in each other's place
 def _swap_pairs(x, layout):
     "The members of each pair in each other's place."
     if layout == "half":
