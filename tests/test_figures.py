@@ -166,6 +166,26 @@ def test_a_stepper_of_many_frames_prints_four():
     assert steps(n=9)._repr_html_().count("tf-frame tf-key") == 4
 
 
+# ---- tables ----
+
+
+def test_a_table_sets_names_left_and_numbers_right():
+    drawn = plot.table(["step", "loss"], [["1", "0.3"], ["2", "12"]])
+    sides = re.findall(r"<t[hd] style=\"text-align:(\w+)", drawn._repr_html_())
+    assert sides == ["left", "right"] * 3
+    words = re.findall(r">([^<>]+)</t[hd]>", drawn._repr_html_())
+    assert words == ["step", "loss", "1", "0.3", "2", "12"]
+    left = plot.table(["a", "b"], [], side="left")._repr_html_()
+    assert re.findall(r"align:(\w+)", left) == ["left"] * 2
+
+
+def test_rows_of_a_table_are_as_wide_as_its_head():
+    with pytest.raises(ValueError, match="row 1 has 3 cells, and the head has 2"):
+        plot.table(["a", "b"], [["1", "2"], ["1", "2", "3"]])
+    with pytest.raises(ValueError, match="side must be one of 'right', 'left'"):
+        plot.table(["a", "b"], [], side="up")
+
+
 # ---- heat maps ----
 
 
