@@ -74,8 +74,8 @@ BIAS = {
     "T5 bias": lambda: T5RelativeBias(N_HEADS, causal=True),
     "ALiBi": lambda: ALiBi(N_HEADS),
 }
-# beyond this distance all share a row, as in the paper
-SHAW = {"Shaw": 16}
+# beyond this distance all share a row: in the paper, and a row for each
+SHAW = {"Shaw": 16, "Shaw unclipped": TESTED - 1}
 ROTARY = {"RoPE": lambda: RotaryEmbedding(D_MODEL // N_HEADS)}
 METHODS = ["none", *ABSOLUTE, *SHAW, *BIAS, *ROTARY]
 CHANGES = {"T5 bias": ("window", "clamped"), "RoPE": ("window",)}
