@@ -668,7 +668,9 @@ def hands_at(distance, rule):
     plain = rope_frequencies(24)
     freqs = plain / 8 if rule == "linear" else plain
     ones = torch.cat([torch.ones(12), torch.zeros(12)])[None, None, None]
-    turned = RotaryEmbedding(24, freqs=freqs)(ones, positions=torch.tensor([[distance]]))
+    turned = RotaryEmbedding(24, freqs=freqs)(
+        ones, positions=torch.tensor([[distance]])
+    )
     x, y = turned[0].flatten().view(2, 12)
     seen = torch.arange(0, 128, 0.25)[:, None] * plain
     gap = (torch.stack([x, y]) - torch.stack([seen.cos(), seen.sin()], 1)).norm(dim=1)

@@ -1043,7 +1043,9 @@ def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypa
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
     assert [list(row) for row in small] == [list(full[0])] * 14
-    assert {tuple(row[k] for k in ("rule", "factor", "further")) for row in small} == cases
+    assert {
+        tuple(row[k] for k in ("rule", "factor", "further")) for row in small
+    } == cases
 
 
 def test_what_lesson_5_says_of_longer_texts():
