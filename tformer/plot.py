@@ -1578,18 +1578,29 @@ def render_ablations(
     )
     chapters = sorted({int(row["chapter"]) for row in rows})
     one = len(chapters) == 1
+    seen = {row["verdict"] for row in rows}
+    colors = [
+        f"{color}: {verdict}"
+        for color, verdict in (
+            ("green", "gained"),
+            ("orange", "lost"),
+            ("gray", "nothing shown"),
+        )
+        if verdict in seen
+    ]
     say = (
-        "Each part in what it is for: before (gray) and after ("
+        "For each part, a dot without it (gray) and one with it"
         if one
-        else "What each part made of its number ("
+        else "What each part made of its number"
     )
+    timed = any(re.match("ms|seconds", row["purpose"]) for row in rows)
+    spans = "the seeds; for times, half of the rounds" if timed else "the seeds"
     return show(
         (plot_before_after if one else plot_ratios)(rows),
         "The ladder, chapter"
         f"{'' if one else 's'} {chapters[0]}" + ("" if one else f" to {chapters[-1]}"),
         told,
-        say + "green: gained; orange: lost; gray: nothing was shown). "
-        "Broad bars span the seeds; for times, half of the rounds.",
+        f"{say} ({'; '.join(colors)}). Broad bars span {spans}.",
     )
 
 
