@@ -599,33 +599,84 @@ def test_types_of_the_standard_library_have_addresses():
 # --- what the pages promise
 
 
-def glossary():
-    text = (ROOT / "book/glossary.md").read_text(encoding="utf-8")
+def read_glossary(text):
+    """Meanings by term, and by the first term of an entry where it is explained."""
     body = re.search(r"```\{glossary\}\n:sorted:\n(.*?)```", text, re.S)[1]
-    entries = {}
-    for block in body.strip().split("\n\n"):
+    meanings, places = {}, {}
+    for block in re.split(r"\n\n(?! )", body.strip()):
         lines = block.splitlines()
-        terms = [line for line in lines if not line.startswith("  ")]
-        meaning = [line for line in lines if line.startswith("  ")]
+        terms = [line for line in lines if line and not line.startswith("  ")]
+        meaning, *more = "\n".join(lines[len(terms) :]).split("\n\n")
         for term in terms:
-            assert term.lower() not in entries, f"twice: {term}"
-            entries[term.lower()] = " ".join(meaning)
-    return entries
+            assert term.lower() not in meanings, f"twice: {term}"
+            meanings[term.lower()] = " ".join(meaning.split())
+        places[terms[0].lower()] = " ".join(" ".join(more).split())
+    return meanings, places
+
+
+def glossary():
+    return read_glossary((ROOT / "book/glossary.md").read_text(encoding="utf-8"))
+
+
+def not_explained(places, labels):
+    """Entries that do not end with one or two links to labels, and unknown labels."""
+    link = r"\[[^\[\]]+\]\(#([\w-]+)\)"
+    for term, text in places.items():
+        found = re.fullmatch(rf"Explained in {link}(?: and {link})?\.", text)
+        if found is None:
+            yield term
+        else:
+            yield from {label for label in found.groups() if label} - labels
 
 
 def test_the_glossary_is_short_and_complete():
-    entries = glossary()
+    entries, _ = glossary()
     assert len(entries) >= 60
     for term, meaning in entries.items():
         assert 3 <= len(meaning.split()) <= 45, term
-        assert meaning.rstrip().endswith("."), term
+        assert meaning.endswith("."), term
+
+
+def labels_of_all_pages():
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    found = re.findall(r"^\(([\w-]+)\)=$", "\n".join(pages), re.M)
+    return {label for nb in FOUND for label in nb.labels} | set(found)
+
+
+def test_the_glossary_says_where_each_term_is_explained():
+    _, places = glossary()
+    assert list(not_explained(places, labels_of_all_pages())) == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "problem"),
+    [
+        ("\n\n  Explained in [A](#s-one)\n  and [B](#s-two).", []),
+        ("\n\n  Explained in [A](#s-one).", []),
+        ("", ["key"]),
+        ("\n\n  Explained in [A](#s-three).", ["s-three"]),
+        ("\n\n  See [A](#s-one).", ["key"]),
+        ("\n  Explained in [A](#s-one).", ["key"]),
+    ],
+)
+def test_an_entry_without_a_place_is_found(ending, problem):
+    text = f"```{{glossary}}\n:sorted:\n\nkey\nkeys\n  A vector.{ending}\n```"
+    meanings, places = read_glossary(text)
+    assert set(meanings) == {"key", "keys"}
+    assert list(not_explained(places, {"s-one", "s-two"})) == problem
+
+
+def test_a_term_that_stands_twice_is_found():
+    text = "```{glossary}\n:sorted:\n\nkey\n  A.\n\n  B.\n\nlock\nKey\n  C.\n```"
+    with pytest.raises(AssertionError, match="twice: Key"):
+        read_glossary(text)
 
 
 @pytest.mark.parametrize("path", EVERY, ids=lambda p: p.name)
 def test_terms_are_in_the_glossary(path):
     text = path.read_text(encoding="utf-8")
     used = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+?)>?`", text)
-    assert not {t.lower() for t in used} - set(glossary())
+    assert not {t.lower() for t in used} - set(glossary()[0])
 
 
 def works():
