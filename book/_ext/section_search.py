@@ -22,7 +22,19 @@ from lxml.html import fromstring
 SKIPPED_TAGS = {"svg", "script", "style", "button", "select", "noscript"}
 SKIPPED = {"headerlink", "cell_input", "linenos", "tf-machine", "toctree-wrapper"}
 HEADS = {"h1", "h2", "h3", "h4", "h5", "h6"}
-BLOCKS = {"p", "li", "dd", "dt", "td", "th", "tr", "pre", "div", "summary", "figcaption"}
+BLOCKS = {
+    "p",
+    "li",
+    "dd",
+    "dt",
+    "td",
+    "th",
+    "tr",
+    "pre",
+    "div",
+    "summary",
+    "figcaption",
+}
 TEX = (
     (re.compile(r"\\[()\[\]]|\\(?:left|right|displaystyle)|\\[,;!]"), ""),
     (re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\\\|&"), " "),
