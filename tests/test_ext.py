@@ -299,7 +299,8 @@ GLOSSARY = """<section id="glossary"><h1>Glossary</h1><dl class="simple glossary
 <dt id="term-GQA">GQA<a class="headerlink" href="#">#</a></dt>
 <dt id="term-grouped">grouped-query attention</dt>
 <dd><p>Shared keys, see <a class="reference internal" href="#term-head">head</a>.
-Explained in <a class="reference internal" href="../nbs/24.html#groups">24.2</a>.</p></dd>
+Explained in <a
+class="reference internal" href="../nbs/24.html#groups">24.2</a>.</p></dd>
 <dt id="term-head">head</dt><dd><p>A part.</p></dd></dl></section>"""
 NAMES = """<section id="api"><h1>The package</h1><dl class="py class">
 <dt class="sig sig-object py" id="tformer.nn.Norm">class Norm(d)</dt><dd><p>A norm.</p>
