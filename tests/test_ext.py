@@ -323,6 +323,18 @@ def test_terms_know_their_names_and_where_they_are_explained():
     assert head["names"] == ["head"] and head["explained"] == []
 
 
+def test_a_term_leads_to_the_section_around_the_label():
+    page = """<section id="groups-share"><h1>Groups</h1>
+<span id="groups"></span></section>"""
+    found = [
+        *section_search.read_sections("nbs/24", page),
+        *section_search.read_sections("book/glossary", GLOSSARY),
+    ]
+    section_search.resolve(found)
+    assert found[2]["explained"] == ["nbs/24.html#groups-share"]
+    assert not any("anchors" in entry for entry in found)
+
+
 def test_names_of_the_package_are_sections():
     _, norm, forward = section_search.read_sections("book/api", NAMES)
     assert (norm["title"], norm["text"]) == ("tformer.nn.Norm", "A norm.")

@@ -65,6 +65,7 @@ class Section:
     words: list[str] = field(default_factory=list)
     printed: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
+    anchors: list[str] = field(default_factory=list)  # labels that stand in it
 
 
 def spoken(tex: str) -> str:
@@ -122,6 +123,8 @@ class Reader:
         opened = tag == "section" and element.get("id")
         if opened:
             self.begin(element.get("id"), [])
+        elif element.get("id") and self.around:
+            self.around[-1].anchors.append(element.get("id"))
         if tag == "a" and "internal" in classes and self.around:
             self.around[-1].links.append(element.get("href", ""))
         if "cell_output" in classes:
@@ -180,6 +183,7 @@ def read_sections(page: str, body: str) -> list[dict]:
             "text": spaced(section.words),
             "printed": spaced(section.printed),
             "kind": kind_of(page),
+            "anchors": section.anchors,
         }
         if section.id.startswith("term-"):
             entry["kind"] = "term"
@@ -210,6 +214,18 @@ def on_page(app, page, template, context, doctree):
         path.write_text(text, encoding="utf-8")
 
 
+def resolve(sections: list[dict]) -> None:
+    "Let terms name the sections that explain them, in place of labels inside."
+    home = {}
+    for entry in sections:
+        page = entry["url"].partition("#")[0]
+        for anchor in (entry["url"], *(f"{page}#{a}" for a in entry.pop("anchors"))):
+            home[anchor] = entry["url"]
+    for entry in sections:
+        if "explained" in entry:
+            entry["explained"] = [home[u] for u in entry["explained"] if u in home]
+
+
 def write_sections(app, exception):
     "Write the sections of all pages into one script."
     if exception is not None or app.builder.format != "html":
@@ -219,6 +235,7 @@ def write_sections(app, exception):
         path = folder(app) / f"{page}.json"
         if path.exists():
             sections += json.loads(path.read_text(encoding="utf-8"))
+    resolve(sections)
     text = json.dumps(sections, ensure_ascii=False, separators=(",", ":"))
     out = Path(app.outdir) / "_static" / "search-sections.js"
     out.write_text(f"window.SEARCH_SECTIONS={text};\n", encoding="utf-8")
