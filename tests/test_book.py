@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from posixpath import dirname, join, normpath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -641,14 +641,6 @@ def test_figures_take_the_colour_of_the_text(book, open_page):
     assert ink1 != ink2 and ground1 != ground2
 
 
-def test_search_finds_words_and_names(book, open_page):
-    index = (book / "searchindex.js").read_text(encoding="utf-8")
-    for word in ("softmax", "causal_mask", "pretoken"):
-        assert word in index
-    page = open_page((book / "search.html").as_uri() + "?q=causal_mask")
-    page.wait_for_selector("ul.search li", timeout=15_000)
-
-
 def test_copied_code_is_clean(book, open_page):
     page = open_page(book / FIRST, look=True)
     assert page.locator("div.cell_output button.copybtn").count() == 0
@@ -731,9 +723,11 @@ def test_pages_load_what_they_use(book):
     for page in site(book):
         source = read(page).source
         assert b"fontawesome.js" not in source and b"thebe" not in source
-        assert (b"searchindex.js" in source) == (page.name == "search.html")
+        assert b"searchtools.js" not in source
+        assert (b"search-sections.js" in source) == (page.name == "search.html")
         assert (b"tex-chtml.js" in source) == (b'class="math ' in source), page.name
-    assert not list(book.rglob("fontawesome.js"))
+    for gone in ("fontawesome.js", "searchtools.js", "searchindex.js"):
+        assert not list(book.rglob(gone))
 
 
 # --- what every page inherits, in the browser
@@ -1014,22 +1008,104 @@ def test_icons_are_drawn(book, open_page):
     )
 
 
-def hits(page, address, words):
-    page.goto(f"{address}/search.html?q={words}")
-    page.wait_for_function("""() => /finished|did not match/.test(
-        document.querySelector(".search-summary")?.textContent)""")
-    page.wait_for_load_state("networkidle")  # the excerpts have come
-    return page.locator("ul.search li").all_inner_texts()
+# What people look for, and what they want to read: a part of the title of the section,
+# or of its page, that has to stand first or second.
+WANTED = {
+    "GQA": "Shared keys and values",
+    "MQA": "Shared keys and values",
+    "MLA": "Latent attention",
+    "DSA": "Sparse attention",
+    "SWA": "Sliding window",
+    "ring buffer": "Sliding window",
+    "rolling buffer cache": "Sliding window",
+    "chunked prefill": "In-flight batching",
+    "RoPE scaling": "Rotary positions",
+    "YaRN": "Rotary positions",
+    "top-p": "Sampling",
+    "nucleus": "Sampling",
+    "LayerNorm vs RMSNorm": "Keeping numbers alive",
+    "causal mask": "Attention by hand",
+    "teacher forcing": "encoder–decoder",
+    "tied embeddings": "GPT",
+    "BPE merges": "Bytes and byte pairs",
+    "KV cache memory": "The KV cache",
+    "speculative decoding": "peculative decoding",
+    "Muon": "Objectives and optimizers",
+    "label smoothing": "Translation",
+    "373.58": "A tokenizer people use",
+    "√d": "Why divide by √d",
+    "weight tying": "GPT",
+    "continuous batching": "In-flight batching",
+    "PagedAttention": "In-flight batching",
+    "attention sink": "Sliding window",
+    "weight absorption": "Latent attention",
+    "causal_mask": "causal_mask",
+    "RotaryEmbedding": "RotaryEmbedding",
+}
 
 
-def test_search_reads_the_article_alone(address, open_page):
-    page = open_page(f"{address}/search.html")
-    found = hits(page, address, "rotary")
-    assert "rotary" in found[0].lower(), found[:3]
-    found = hits(page, address, "√d")
-    assert 0 < len(found) < 60, len(found)
-    assert not any("Binder" in f or "Colab" in f for f in found)
-    assert any(len(f) > 120 for f in found)  # with excerpts
+def results(page, address, words):
+    "Titles with the pages they stand on, as the search lists them."
+    page.goto(f"{address}?q={quote(words)}")
+    page.wait_for_function("""() => /section/.test(
+        document.querySelector(".search-summary").textContent)""")
+    return page.evaluate("""() => [...document.querySelectorAll(".tf-results li")]
+        .map(li => [...li.querySelectorAll("a, .tf-where")]
+            .map(part => part.textContent).join(" | "))""")
+
+
+def test_search_finds_what_people_look_for(book, open_page):
+    address = (book / "search.html").as_uri()
+    page = open_page(address)
+    found = {words: results(page, address, words)[:2] for words in WANTED}
+    missed = {
+        words: found[words]
+        for words, wanted in WANTED.items()
+        if not any(wanted.lower() in title.lower() for title in found[words])
+    }
+    assert not missed
+
+
+def test_search_fetches_nothing_and_answers_while_one_types(book, address, open_page):
+    page = open_page(f"{address}/search.html?q=rotary")
+    page.wait_for_selector(".tf-results li")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.fill(".bd-search-container input", "kv cache memory")
+    page.wait_for_function(
+        "() => /KV cache/.test(document.querySelector('.tf-results li').textContent)"
+    )
+    assert page.url.endswith("?q=kv%20cache%20memory") and not asked
+    marks = page.locator(".tf-results li").first.locator("p mark")
+    assert marks.count() > 0
+    page.fill(".bd-search-container input", "qzxwvk")
+    page.wait_for_function("""() => document.querySelector(".search-summary")
+        .textContent === "No section has “qzxwvk”." """)
+    assert page.locator(".tf-results li").count() == 0
+
+
+def test_search_reads_the_article_alone(book, open_page):
+    address = (book / "search.html").as_uri()
+    page = open_page(address)
+    for words in ("Binder", "Colab", "tf-machine"):
+        page.goto(f"{address}?q={words}")
+        page.wait_for_function("""() => /section/.test(
+            document.querySelector(".search-summary").textContent)""")
+        texts = page.locator(".tf-results li p").all_inner_texts()
+        assert not any("Launch" in text for text in texts)
+
+
+def test_a_result_leads_to_the_words_in_their_fold(book, open_page):
+    address = (book / "search.html").as_uri()
+    page = open_page(address)
+    results(page, address, "variance of ReLU forty layers a millionth is left")
+    page.locator(".tf-results a").first.click()
+    page.wait_for_selector("mark.tf-found")
+    assert page.evaluate("""() => {
+        const mark = document.querySelector("mark.tf-found");
+        const box = mark.getBoundingClientRect();
+        return !mark.closest("details:not([open])") && box.height > 0 &&
+            box.top >= 0 && box.bottom <= innerHeight && !location.search}""")
 
 
 def test_an_address_that_leads_nowhere(address, open_page):

@@ -24,6 +24,7 @@ import lean_pages
 import mend_pages
 import nbdev_directives
 import package_calls
+import section_search
 import site_pages
 import status_page
 import takeaways
@@ -282,6 +283,63 @@ def test_mathjax_is_loaded_where_a_formula_stands():
         context = {"script_files": [script], "body": body}
         lean_pages.drop(None, "", "", context, None)
         assert len(context["script_files"]) == kept
+
+
+# --- section_search.py
+
+PAGE = """<section id="keeping"><h1>6. Keeping<a class="headerlink" href="#k">#</a></h1>
+<p>First <a class="reference internal" href="05.html#x">words</a>.</p>
+<section id="norms"><h2>6.1. Norms</h2><p>A size of
+<span class="math">\\(\\sqrt{d}\\)</span></p>
+<div class="cell"><div class="cell_input"><pre>secret = 1</pre></div>
+<div class="cell_output"><pre>373.58</pre></div></div>
+<figure><svg><text>drawn</text></svg><figcaption>A caption.</figcaption></figure>
+</section><p>Last words.</p></section>"""
+GLOSSARY = """<section id="glossary"><h1>Glossary</h1><dl class="simple glossary">
+<dt id="term-GQA">GQA<a class="headerlink" href="#">#</a></dt>
+<dt id="term-grouped">grouped-query attention</dt>
+<dd><p>Shared keys, see <a class="reference internal" href="#term-head">head</a>.
+Explained in <a
+class="reference internal" href="../nbs/24.html#groups">24.2</a>.</p></dd>
+<dt id="term-head">head</dt><dd><p>A part.</p></dd></dl></section>"""
+NAMES = """<section id="api"><h1>The package</h1><dl class="py class">
+<dt class="sig sig-object py" id="tformer.nn.Norm">class Norm(d)</dt><dd><p>A norm.</p>
+<dl class="py method"><dt class="sig py" id="tformer.nn.Norm.forward">forward(x)</dt>
+<dd><p>The normed x.</p></dd></dl></dd></dl></section>"""
+
+
+def test_sections_hold_what_a_reader_sees_of_them():
+    keeping, norms = section_search.read_sections("nbs/06_norms", PAGE)
+    assert keeping["title"] == "6. Keeping" and keeping["kind"] == "lesson"
+    assert keeping["text"] == "First words. Last words."
+    assert norms["url"] == "nbs/06_norms.html#norms" and norms["page"] == "6. Keeping"
+    assert norms["text"] == "A size of √d A caption." and norms["printed"] == "373.58"
+
+
+def test_terms_know_their_names_and_where_they_are_explained():
+    _, gqa, head = section_search.read_sections("book/glossary", GLOSSARY)
+    assert gqa["names"] == ["GQA", "grouped-query attention"]
+    assert gqa["explained"] == ["nbs/24.html#groups"] and gqa["kind"] == "term"
+    assert head["names"] == ["head"] and head["explained"] == []
+
+
+def test_a_term_leads_to_the_section_around_the_label():
+    page = """<section id="groups-share"><h1>Groups</h1>
+<span id="groups"></span></section>"""
+    found = [
+        *section_search.read_sections("nbs/24", page),
+        *section_search.read_sections("book/glossary", GLOSSARY),
+    ]
+    section_search.resolve(found)
+    assert found[2]["explained"] == ["nbs/24.html#groups-share"]
+    assert not any("anchors" in entry for entry in found)
+
+
+def test_names_of_the_package_are_sections():
+    _, norm, forward = section_search.read_sections("book/api", NAMES)
+    assert (norm["title"], norm["text"]) == ("tformer.nn.Norm", "A norm.")
+    assert forward["title"] == "tformer.nn.Norm.forward"
+    assert forward["text"] == "The normed x."
 
 
 # --- mend_pages.py, site_pages.py

@@ -3,8 +3,8 @@
 MathJax where no formula stands. The scripts of Thebe (declared twice, an error
 in every console) and the icons as 1.5 MB of script: the theme's style sheet
 draws the same icons with a font.
-The search index is read by the search page alone. The templates that leave
-these out stand in ``book/_templates``; their files do not stay in the site.
+Sphinx's search, in place of which ``section_search`` has its own. The templates that
+leave these out stand in ``book/_templates``; their files do not stay in the site.
 """
 
 import re
@@ -20,6 +20,8 @@ UNUSED = (
     "*webpack-macros.html",
     "sphinx-thebe.*",
     "scripts/fontawesome.js*",
+    "searchtools.js",
+    "language_data.js",
     "scripts/*.map",
     "styles/*.map",
 )

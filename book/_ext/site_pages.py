@@ -1,15 +1,13 @@
 """Pages and tools of the site as a whole: the page for an address that leads
-nowhere, the source pages without nbdev's directives, and the search."""
+nowhere, and the source pages without nbdev's directives."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from sphinx.pycode import ModuleAnalyzer
 
-HERE = Path(__file__).resolve().parent
 DIRECTIVE = re.compile(r"^[ \t]*#\|.*$", re.MULTILINE)
 
 LOST = """<section id="not-found">
@@ -65,12 +63,7 @@ def find_source(app, module):
     return blank_directives(analyzer.code), analyzer.tags
 
 
-def use_search(app, config):
-    config.html_search_scorer = str(HERE / "search.js")
-
-
 def setup(app):
-    app.connect("config-inited", use_search)
     app.connect("html-collect-pages", lost_page)
     app.connect("html-page-context", on_page, priority=800)
     app.connect("viewcode-find-source", find_source)

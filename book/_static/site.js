@@ -116,11 +116,51 @@
     article.tabIndex = -1;
     link.setAttribute("href", `#${article.id}`);
   };
+  // A result of the search says what was looked for (?find=words). The first place
+  // with most of these words in the section that the address names is marked, its
+  // folds are opened, and it comes into view.
+  const find = () => {
+    const asked = new URLSearchParams(location.search).get("find");
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!asked || !target) return;
+    history.replaceState(null, "", location.pathname + location.hash);
+    const words = asked.toLowerCase().split(" ");
+    const term = target.matches("dt") ? target.parentElement : null;
+    const section = term || target.closest("section") || target;
+    const walker = document.createTreeWalker(section, NodeFilter.SHOW_TEXT);
+    let best = null, most = 0;
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+      if (term && !(target.compareDocumentPosition(node) & 4)) continue;
+      if (node.parentElement.closest("svg, script, style, button, h1, h2, h3, h4, " +
+          ".cell_input, .tf-machine, select")) continue;
+      const text = node.parentElement.closest("p, li, td, pre, div")
+        .textContent.toLowerCase();
+      const here = node.data.toLowerCase();
+      const count = words.filter((word) => text.includes(word)).length;
+      if (count > most && words.some((word) => here.includes(word)))
+        [best, most] = [node, count];
+    }
+    if (!best) return;
+    for (let box = best.parentElement; box; box = box.parentElement) {
+      if (box.matches("details")) box.open = true;
+      if (box.matches(".toggle-hidden")) box.querySelector("button")?.click();
+    }
+    const here = best.data.toLowerCase();
+    const word = words.find((one) => here.includes(one));
+    const range = document.createRange();
+    range.setStart(best, here.indexOf(word));
+    range.setEnd(best, here.indexOf(word) + word.length);
+    const mark = document.createElement("mark");
+    mark.className = "tf-found";
+    range.surroundContents(mark);
+    mark.scrollIntoView({ block: "center" });
+  };
   addEventListener("load", () => {
     name();
     skip();
     together();
     document.querySelectorAll(".tf-ask").forEach(ask);
+    find();
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
       MathJax.startup.promise.then(widths);
       let waiting = 0;
