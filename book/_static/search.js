@@ -137,7 +137,8 @@
     const link = element("a", "", ...withMarks(section.title, words));
     link.href = address(section, words);
     const page = CALLED[section.kind] || "Lesson";
-    const where = section.page === section.title ? page : `${page}: ${section.page}`;
+    const alone = section.kind === "term" || section.page === section.title;
+    const where = alone ? page : `${page}: ${section.page}`;
     return element("li", `tf-is-${section.kind}`, link,
       element("span", "tf-where", where),
       element("p", "", ...withMarks(excerpt(section, words), words)));
