@@ -1108,6 +1108,28 @@ def test_a_result_leads_to_the_words_in_their_fold(book, open_page):
             box.top >= 0 && box.bottom <= innerHeight && !location.search}""")
 
 
+def test_the_sidebar_folds_and_shows_where_one_is(book, address, open_page):
+    page = open_page(f"{address}/nbs/01_attention_by_hand.html")
+    assert page.locator(".bd-links details.tf-part").count() == 3
+    assert page.locator(".bd-links details.tf-part[open]").count() == 0
+    for name in ("26_sliding_window", "package/serving/engine"):
+        page.goto(f"{address}/nbs/{name}.html", wait_until="load")
+        assert page.evaluate("""() => {
+            const box = document.querySelector(".bd-links li.current > a")
+                .getBoundingClientRect();
+            return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight}""")
+    assert page.locator(".bd-links details.tf-part[open]").count() == 1
+
+
+def test_every_page_has_a_title_said_once_and_a_description(book):
+    name = "The Verified Transformer"
+    for path in pages(book):
+        reading = read(path)
+        assert len(reading.meta.get("description", "")) > 40, place(book, path)
+        assert reading.source.count(f"{name}</title>".encode()) == 1
+        assert f"{name} &#8212; {name}</title>".encode() not in reading.source
+
+
 def test_an_address_that_leads_nowhere(address, open_page):
     page = open_page(f"{address}/some/where/else.html")
     assert "Nothing stands at this address" in page.inner_text("article h1")

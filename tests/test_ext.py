@@ -24,6 +24,7 @@ import lean_pages
 import mend_pages
 import nbdev_directives
 import package_calls
+import page_frame
 import section_search
 import site_pages
 import status_page
@@ -283,6 +284,47 @@ def test_mathjax_is_loaded_where_a_formula_stands():
         context = {"script_files": [script], "body": body}
         lean_pages.drop(None, "", "", context, None)
         assert len(context["script_files"]) == kept
+
+
+# --- page_frame.py
+
+
+def sidebar(*parts):
+    "A sidebar as the theme draws it: parts, and whether the page stands in them."
+    return "".join(
+        '<p aria-level="2" class="caption" role="heading">'
+        f'<span class="caption-text">{name}</span></p>\n'
+        f'<ul class="{"current " if here else ""}nav"><li>{name} page</li></ul>\n'
+        for name, here in parts
+    )
+
+
+def test_parts_without_lessons_fold_to_a_line():
+    drawn = page_frame.fold_parts(
+        sidebar(("I", True), ("The package", False), ("Reference", False)) + "</div>"
+    )
+    assert drawn.count("<details") == drawn.count("</details>") == 2
+    assert drawn.index("I page") < drawn.index("<details")
+    assert " open" not in drawn and drawn.endswith("</div>")
+    assert drawn.count("<li>") == 3 and drawn.count("caption-text") == 3
+
+
+def test_the_part_of_the_page_is_open():
+    drawn = page_frame.fold_parts(sidebar(("Appendices", False), ("Reference", True)))
+    assert [" open" in part for part in drawn.split("<details")[1:]] == [False, True]
+
+
+def test_a_page_is_described_by_its_first_sentences():
+    body = (
+        "<p>Short.</p><p>What a &lt;tag&gt; is, <b>one</b> finds out on this page.</p>"
+    )
+    assert (
+        page_frame.first_paragraph(body)
+        == "What a <tag> is, one finds out on this page."
+    )
+    assert page_frame.first_paragraph("<h1>Nothing</h1>") == ""
+    long = page_frame.first_paragraph(f"<p>{'word ' * 80}ends.</p>")
+    assert len(long) <= page_frame.LONGEST + 2 and long.endswith("word …")
 
 
 # --- section_search.py

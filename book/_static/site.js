@@ -155,10 +155,21 @@
     range.surroundContents(mark);
     mark.scrollIntoView({ block: "center" });
   };
+  // The theme keeps the place of the sidebar from page to page. If the current page
+  // is out of view there, it comes into the middle.
+  const current = () => {
+    const bar = document.querySelector(".bd-sidebar-primary");
+    const item = bar && bar.querySelector(".bd-links li.current > a");
+    if (!item) return;
+    const box = item.getBoundingClientRect(), frame = bar.getBoundingClientRect();
+    if (box.top < frame.top || box.bottom > Math.min(frame.bottom, innerHeight))
+      bar.scrollTop += box.top - frame.top - bar.clientHeight / 2;
+  };
   addEventListener("load", () => {
     name();
     skip();
     together();
+    current();
     document.querySelectorAll(".tf-ask").forEach(ask);
     find();
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
