@@ -7,6 +7,10 @@ The model of experiments/modern.py called "RoPE" is trained on windows of 128 by
 of the tour's stories, for 300 and for 1,800 steps, and then reads windows of 1,024
 bytes of held-out stories. The model of 1,800 steps also reads them with stretched
 frequencies: by each rule, at once and after 50 further steps on windows of 1,024.
+And it reads them, as it was trained, in four ways that ask what the loss comes from:
+with the pairs held still that did not come round (the six slowest, or seven), with
+a window (no query looks farther back than 127 bytes), and with distances that are
+clipped (what stands farther back is looked at, as if it stood 127 bytes back).
 
 The rows go to tformer/records/longer.csv, which travels with the package: one for
 each case and seed. A column such as `nats_128` is the mean loss, in nats per byte,
@@ -14,6 +18,7 @@ from that position up to the next column's.
 """
 
 import functools
+import math
 
 import torch
 from torch.nn import functional as F
@@ -41,6 +46,9 @@ BASE = 10_000.0
 FIRST = 0, 32, 64, 96, 128, 160, 192, 224, 256, 384, 512, 768  # of each band
 RULES = "linear", "NTK", "Llama 3", "YaRN"
 AS_TRAINED = "as trained"
+HELD = {"six held": 6, "seven held": 7}  # so many of the slowest pairs
+WINDOW = "window"
+CLIPPED = "clipped"
 
 CASES = (
     [{"rule": AS_TRAINED, "factor": 1, "further": 0, "steps": 300}]
@@ -50,12 +58,18 @@ CASES = (
         for factor, further in ((2, 0), (8, 0), (8, FURTHER))
         for rule in RULES
     ]
+    + [
+        {"rule": rule, "factor": 1, "further": 0} for rule in (*HELD, WINDOW, CLIPPED)
+    ]
 )
 
 
 def rotary_by(rule, factor):
     "Rotary positions of a model that was trained on `MAX_LEN` bytes, stretched."
     freqs = rope_frequencies(D_HEAD, BASE)
+    if rule in HELD:
+        freqs[-HELD[rule] :] = 0
+        return RotaryEmbedding(D_HEAD, freqs=freqs)
     if rule == "linear":
         return RotaryEmbedding(D_HEAD, freqs=linear_scaling(freqs, factor))
     if rule == "NTK":
@@ -75,6 +89,24 @@ def rotary_by(rule, factor):
         )
         return RotaryEmbedding(D_HEAD, freqs=slowed, attention_factor=attention)
     return RotaryEmbedding(D_HEAD)
+
+
+def only_near(positions, key_positions):
+    "A bias that hides all keys at a distance that did not occur in training."
+    far = positions[:, None, :, None] - key_positions[:, None, None] >= MAX_LEN
+    return torch.zeros(far.shape).masked_fill(far, -math.inf)
+
+
+def clipped_attention(part, x):
+    "What `part` computes if no distance counts for more than the longest trained."
+    at = torch.arange(x.shape[1])
+    q, k, v = part.project_qkv(x)
+    near_q, near_k = part.rotary(q, k, positions=at[None])
+    (far_q,) = part.rotary(q, positions=torch.full_like(at, MAX_LEN - 1)[None])
+    distance = at[:, None] - at
+    scores = torch.where(distance < MAX_LEN, near_q @ near_k.mT, far_q @ k.mT)
+    scores = (scores / D_HEAD**0.5).masked_fill(distance < 0, -math.inf)
+    return part.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 @functools.cache
@@ -118,6 +150,10 @@ def one(rule, factor, further, steps, seed):
     for part in model.modules():
         if isinstance(part, SelfAttention):
             part.rotary = rotary_by(rule, factor)
+            if rule == WINDOW:
+                part.score_bias = only_near
+            if rule == CLIPPED:
+                part.forward = functools.partial(clipped_attention, part)
     if further:
         windows = random_windows(texts()[0], LENGTH, 1, seed + 100)
         train(model, windows, min(further, steps), lr=FURTHER_LR)
