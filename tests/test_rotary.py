@@ -1029,7 +1029,7 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
 def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypatch):
     full = load_record("longer")
     cases = {tuple(row[k] for k in ("rule", "factor", "further")) for row in full}
-    assert len(cases) == 18 and len(full) == 3 * 19
+    assert len(cases) == 20 and len(full) == 3 * 21
     for row in full:
         losses = [float(x) for name, x in row.items() if "nats_" in name]
         assert len(losses) == 12 and all(0 < x < 20 for x in losses)
@@ -1042,7 +1042,7 @@ def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypa
     script.main()
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
-    assert [list(row) for row in small] == [list(full[0])] * 18
+    assert [list(row) for row in small] == [list(full[0])] * 20
     assert {
         tuple(row[k] for k in ("rule", "factor", "further")) for row in small
     } == cases
