@@ -1073,6 +1073,25 @@ def test_what_lesson_5_says_of_longer_texts():
     assert max(after["Llama 3"]) < min(after["YaRN"]) < max(after["YaRN"]) < 0.35
     assert min(after["linear"]) > 1.5
     assert min(losses("NTK", 8, 50, 768)) > 2 * max(after["YaRN"])
+    # Llama's rule is the best of all at every position, after the further steps
+    for first in (0, 32, 64, 96, 128, 160, 192, 224, 256, 384, 512, 768):
+        seeds = zip(
+            losses("Llama 3", 8, 50, first),
+            losses("as trained", 1, 50, first),
+            *(losses(rule, 8, 50, first) for rule in ("linear", "NTK", "YaRN")),
+            strict=True,
+        )
+        for scores in seeds:
+            assert scores[0] == min(scores)
+    # the window and the clipped slow hands repair what the held hands do not
+    for first in (256, 384):
+        assert max(losses("window", 1, 0, first)) < 0.17
+        assert max(losses("slow clipped", 1, 0, first)) < 0.25
+        assert max(losses("clipped", 1, 0, first)) < 0.25
+        assert min(losses("fast clipped", 1, 0, first)) > 3.5
+        assert min(losses("six held", 1, 0, first)) > 5
+    assert max(losses("six held", 1, 0, 96)) < 0.16
+    assert min(losses("seven held", 1, 0, 96)) > 1.5
 
 
 @pytest.mark.nightly
