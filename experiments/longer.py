@@ -64,10 +64,7 @@ CASES = (
         for factor, further in ((2, 0), (8, 0), (8, FURTHER))
         for rule in RULES
     ]
-    + [
-        {"rule": rule, "factor": 1, "further": 0}
-        for rule in (*HELD, WINDOW, *CLIPPED)
-    ]
+    + [{"rule": rule, "factor": 1, "further": 0} for rule in (*HELD, WINDOW, *CLIPPED)]
 )
 
 
@@ -165,9 +162,7 @@ def one(rule, factor, further, steps, seed):
             if rule == WINDOW:
                 part.score_bias = only_near
             if rule in CLIPPED:
-                part.forward = functools.partial(
-                    clipped_attention, part, CLIPPED[rule]
-                )
+                part.forward = functools.partial(clipped_attention, part, CLIPPED[rule])
     if further:
         windows = random_windows(texts()[0], LENGTH, 1, seed + 100)
         train(model, windows, min(further, steps), lr=FURTHER_LR)
