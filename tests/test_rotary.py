@@ -1029,7 +1029,7 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
 def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypatch):
     full = load_record("longer")
     cases = {tuple(row[k] for k in ("rule", "factor", "further")) for row in full}
-    assert len(cases) == 14 and len(full) == 3 * 15
+    assert len(cases) == 20 and len(full) == 3 * 21
     for row in full:
         losses = [float(x) for name, x in row.items() if "nats_" in name]
         assert len(losses) == 12 and all(0 < x < 20 for x in losses)
@@ -1042,7 +1042,7 @@ def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypa
     script.main()
     with out.open(encoding="utf-8", newline="") as lines:
         small = list(csv.DictReader(lines))
-    assert [list(row) for row in small] == [list(full[0])] * 14
+    assert [list(row) for row in small] == [list(full[0])] * 20
     assert {
         tuple(row[k] for k in ("rule", "factor", "further")) for row in small
     } == cases
@@ -1073,6 +1073,25 @@ def test_what_lesson_5_says_of_longer_texts():
     assert max(after["Llama 3"]) < min(after["YaRN"]) < max(after["YaRN"]) < 0.35
     assert min(after["linear"]) > 1.5
     assert min(losses("NTK", 8, 50, 768)) > 2 * max(after["YaRN"])
+    # Llama's rule is the best of all at every position, after the further steps
+    for first in (0, 32, 64, 96, 128, 160, 192, 224, 256, 384, 512, 768):
+        seeds = zip(
+            losses("Llama 3", 8, 50, first),
+            losses("as trained", 1, 50, first),
+            *(losses(rule, 8, 50, first) for rule in ("linear", "NTK", "YaRN")),
+            strict=True,
+        )
+        for scores in seeds:
+            assert scores[0] == min(scores)
+    # the window and the clipped slow hands repair what the held hands do not
+    for first in (256, 384):
+        assert max(losses("window", 1, 0, first)) < 0.17
+        assert max(losses("slow clipped", 1, 0, first)) < 0.25
+        assert max(losses("clipped", 1, 0, first)) < 0.25
+        assert min(losses("fast clipped", 1, 0, first)) > 3.5
+        assert min(losses("six held", 1, 0, first)) > 5
+    assert max(losses("six held", 1, 0, 96)) < 0.16
+    assert min(losses("seven held", 1, 0, 96)) > 1.5
 
 
 @pytest.mark.nightly
