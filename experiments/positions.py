@@ -74,8 +74,13 @@ BIAS = {
     "T5 bias": lambda: T5RelativeBias(N_HEADS, causal=True),
     "ALiBi": lambda: ALiBi(N_HEADS),
 }
-# beyond this distance all share a row: in the paper, and a row for each
-SHAW = {"Shaw": 16, "Shaw unclipped": TESTED - 1}
+# beyond this distance all share a row, and whether values have vectors, too: as in the
+# paper, with a row for each distance, and with vectors for the keys alone
+SHAW = {
+    "Shaw": {"max_distance": 16},
+    "Shaw unclipped": {"max_distance": TESTED - 1},
+    "Shaw, keys only": {"max_distance": 16, "values": False},
+}
 ROTARY = {"RoPE": lambda: RotaryEmbedding(D_MODEL // N_HEADS)}
 METHODS = ["none", *ABSOLUTE, *SHAW, *BIAS, *ROTARY]
 CHANGES = {"T5 bias": ("window", "clamped"), "RoPE": ("window",)}
@@ -84,16 +89,18 @@ CHANGES = {"T5 bias": ("window", "clamped"), "RoPE": ("window",)}
 class ShawAttention(SelfAttention):
     "Attention in which keys and values learn a vector for each distance."
 
-    def __init__(self, *sizes, max_distance, **options):
+    def __init__(self, *sizes, max_distance, values=True, **options):
         super().__init__(*sizes, **options)
         self.distances = ShawRelativePositions(D_MODEL // N_HEADS, max_distance)
+        self.values = values
 
     def forward(self, x, mask=None):
         q, k, v = self.project_qkv(x)
         at = torch.arange(x.shape[1])[None]
         bias = self.distances.score_bias(q, at, at)
         output, weights = attend(q, k, v, causal_mask(at, at), bias)
-        output = output + self.distances.value_offset(weights, at, at)
+        if self.values:
+            output = output + self.distances.value_offset(weights, at, at)
         return self.o_proj(merge_heads(output))
 
 
@@ -101,7 +108,7 @@ def make_attention(method):
     "Return causal attention that learns of positions by a method, or not at all."
     sizes = dict(d_model=D_MODEL, n_heads=N_HEADS, causal=True, fused_qkv=True)
     if method in SHAW:
-        return ShawAttention(**sizes, max_distance=SHAW[method])
+        return ShawAttention(**sizes, **SHAW[method])
     bias, rotary = BIAS.get(method), ROTARY.get(method)
     return SelfAttention(
         **sizes, rotary=rotary and rotary(), score_bias=bias and bias()
