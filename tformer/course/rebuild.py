@@ -512,7 +512,7 @@ _TEST_CALLS = {  # arguments to try each gap with, and where results count
 #| code-summary: the names of the gaps, and where each is explained
 TODO_METHODS: dict[str, str] = {
     "next_positions": "chapter 7, A text that grows",
-    "embed_tokens_and_positions": "chapter 4, A learned table",
+    "embed_tokens_and_positions": "chapter 4, A vector for every place",
     "attention_mask_for": "tformer.nn.attention, What may be attended to",
     "split_qkv": "chapter 7, One matrix for all three, and a trap",
     "attend": "tformer.nn.attention, With and without a table of weights",
