@@ -20,7 +20,10 @@ NIGHTLY = {
         "test_every_row_can_be_made",
         "test_names_of_mutations_are_different",
     },
-    "test_shapes.py": {"test_a_wrong_call_is_refused"},
+    "test_shapes.py": {
+        "test_a_wrong_call_is_refused",
+        "test_every_module_with_shapes_has_a_file_of_tests",
+    },
 }
 # test files that import torch, but compare nothing that a processor could round in
 # its own way: all others are marked processor

@@ -20,6 +20,8 @@ TOGETHER = {
     "models.base": "test_model.py",
     "nn.feed_forward": "test_layers.py",
     "nn.norms": "test_layers.py",
+    "nn.relative_bias": "test_rotary.py",
+    "nn.rope_scaling": "test_rotary.py",
     "tasks.masked_lm": "test_mlm.py",
     "training.trainer": "test_train.py",
 }
@@ -120,6 +122,11 @@ def test_wrong():
         return
     raise AssertionError("taken")
 """
+
+
+def test_every_module_with_shapes_has_a_file_of_tests():
+    missing = [name for name in FILES if not (ROOT / "tests" / name).exists()]
+    assert not missing, f"{missing}: say in TOGETHER which file tests the module"
 
 
 def test_a_wrong_call_is_refused(tmp_path):
