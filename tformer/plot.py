@@ -1649,7 +1649,7 @@ def plot_before_after(
     and for a verdict that is none.
     """
     validate.require(rows, "nothing to draw: no rows")
-    fig, axes = figure(5.6, 1.1 * len(rows), rows=len(rows), squeeze=False)
+    fig, axes = figure(4.8, 1.1 * len(rows), rows=len(rows), squeeze=False)
     largest = {}
     for row, ax in zip(rows, axes[:, 0]):
         words = describe_change(row)
