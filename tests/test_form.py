@@ -122,7 +122,16 @@ def bad_predictions(cells):
             text,
             re.S,
         ):
-            asked = (m[1] or m[2]).strip()[:50]
+            box = m[1] or m[2]
+            asked = box.strip()[:50]
+            answer = re.search(r"^:answer: (\d+)$", box, re.M)
+            options = len(re.findall(r"^- ", box, re.M))
+            if answer and not (
+                course_form.MIN_OPTIONS <= options <= course_form.MAX_OPTIONS
+                and 1 <= int(answer[1]) <= options
+            ):
+                found.append(f"{asked}: {options} options, answer {answer[1]}")
+                continue
             if text[m.end() :].strip(" `:\n"):
                 found.append(f"{asked}: text between it and the output")
                 continue
@@ -606,6 +615,12 @@ ASKED = md("```{predict}\nWhat?\n```")
 TOLD = md("```{answer}\nThat.\n```")
 
 
+def options(n, answer):
+    "A Predict box with so many options."
+    lines = "".join(f"- option {i}\n" for i in range(n))
+    return md(f"```{{predict}}\n:answer: {answer}\nWhich?\n{lines}```")
+
+
 @pytest.mark.parametrize(
     "cells, problems",
     [
@@ -620,6 +635,11 @@ TOLD = md("```{answer}\nThat.\n```")
         ([ASKED, code("#| output: false\nf()", out=True), TOLD], 1),
         ([ASKED, code("f()", out=True), md("```{answer}\n```")], 1),
         ([md("```{predict}\nWhat?\n```\nIt is that."), code("f()", out=True), TOLD], 1),
+        ([options(2, 2), code("f()", out=True), TOLD], 0),
+        ([options(4, 1), code("f()", out=True), TOLD], 0),
+        ([options(5, 3), code("f()", out=True), TOLD], 1),
+        ([options(1, 1), code("f()", out=True), TOLD], 1),
+        ([options(3, 4), code("f()", out=True), TOLD], 1),
     ],
 )
 def test_predictions_are_looked_at(cells, problems):
