@@ -278,6 +278,17 @@ def test_thebe_is_left_out():
     ]
 
 
+def test_pages_of_documents_that_have_gone_are_dropped(tmp_path):
+    for name in ("nbs/05_new", "nbs/05_old", "book/rooms/nn", "404"):
+        path = tmp_path / f"{name}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "searchindex.js").write_text("")
+    lean_pages.drop_lost_pages(tmp_path, {"nbs/05_new", "book/rooms/nn"})
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"05_new.html", "nn.html", "404.html"}
+
+
 def test_mathjax_is_loaded_where_a_formula_stands():
     for body, kept in (('<span class="math notranslate">', 1), ("<p>", 0)):
         script = SimpleNamespace(filename="_static/mathjax/tex-chtml.js", attributes={})

@@ -60,6 +60,15 @@ def use_templates(app, config):
     config.templates_path = [*config.templates_path, str(TEMPLATES)]
 
 
+def drop_lost_pages(out: Path, documents) -> None:
+    "Drop the pages of an earlier build whose documents have gone."
+    (out / "searchindex.js").unlink(missing_ok=True)
+    for folder in ("nbs", "book"):
+        for path in (out / folder).rglob("*.html"):
+            if path.relative_to(out).with_suffix("").as_posix() not in documents:
+                path.unlink()
+
+
 def tidy(app, exception):
     "Take the files that no page loads out of the site."
     if exception is None and app.builder.format == "html":
@@ -67,6 +76,7 @@ def tidy(app, exception):
         for pattern in UNUSED:
             for path in static.glob(pattern):
                 path.unlink()
+        drop_lost_pages(Path(app.outdir), app.env.found_docs)
 
 
 def setup(app):
