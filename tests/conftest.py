@@ -1,5 +1,6 @@
 """What several test files share: the built book, a browser, executed shapes."""
 
+import csv
 import importlib
 import os
 import re
@@ -239,6 +240,20 @@ def run(*args, cwd=ROOT, **kwargs):
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def read_rows(path):
+    "Return the rows of a CSV, each as a dict."
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def run_small(name, folder):
+    "Return the rows that an experiment writes after two steps with one seed."
+    out = folder / f"{name}.csv"
+    script = ROOT / "experiments" / f"{name}.py"
+    run(sys.executable, script, "--steps", "2", "--seeds", "1", "--out", out)
+    return read_rows(out)
 
 
 def load_experiment(name):

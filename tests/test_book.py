@@ -1044,20 +1044,19 @@ WANTED = {
 }
 
 
-def results(page, address, words):
+def results(page, words):
     "Titles with the pages they stand on, as the search lists them."
-    page.goto(f"{address}?q={quote(words)}")
-    page.wait_for_function("""() => /section/.test(
-        document.querySelector(".search-summary").textContent)""")
+    page.fill(".bd-search-container input", words)
+    page.wait_for_url(lambda url: url.endswith(f"?q={quote(words, safe='')}"))
     return page.evaluate("""() => [...document.querySelectorAll(".tf-results li")]
         .map(li => [...li.querySelectorAll("a, .tf-where")]
             .map(part => part.textContent).join(" | "))""")
 
 
 def test_search_finds_what_people_look_for(book, open_page):
-    address = (book / "search.html").as_uri()
-    page = open_page(address)
-    found = {words: results(page, address, words)[:2] for words in WANTED}
+    page = open_page(f"{(book / 'search.html').as_uri()}?q=first")
+    page.wait_for_selector(".tf-results li")  # the index is ready
+    found = {words: results(page, words)[:2] for words in WANTED}
     missed = {
         words: found[words]
         for words, wanted in WANTED.items()
@@ -1085,20 +1084,18 @@ def test_search_fetches_nothing_and_answers_while_one_types(book, address, open_
 
 
 def test_search_reads_the_article_alone(book, open_page):
-    address = (book / "search.html").as_uri()
-    page = open_page(address)
+    page = open_page(f"{(book / 'search.html').as_uri()}?q=first")
+    page.wait_for_selector(".tf-results li")
     for words in ("Binder", "Colab", "tf-machine"):
-        page.goto(f"{address}?q={words}")
-        page.wait_for_function("""() => /section/.test(
-            document.querySelector(".search-summary").textContent)""")
+        results(page, words)
         texts = page.locator(".tf-results li p").all_inner_texts()
         assert not any("Launch" in text for text in texts)
 
 
 def test_a_result_leads_to_the_words_in_their_fold(book, open_page):
-    address = (book / "search.html").as_uri()
-    page = open_page(address)
-    results(page, address, "variance of ReLU forty layers a millionth is left")
+    words = quote("variance of ReLU forty layers a millionth is left")
+    page = open_page(f"{(book / 'search.html').as_uri()}?q={words}")
+    page.wait_for_selector(".tf-results li")
     page.locator(".tf-results a").first.click()
     page.wait_for_selector("mark.tf-found")
     assert page.evaluate("""() => {

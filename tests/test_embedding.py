@@ -1,11 +1,9 @@
 """Embeddings and positions against PyTorch, transformers and arithmetic."""
 
 import cmath
-import csv
 import itertools
 import math
 import os
-import sys
 import warnings
 
 import numpy as np
@@ -15,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from conftest import ROOT, run
+from conftest import run_small
 from helpers import plain_only
 from tformer.models.mini_gpt import load_record
 from tformer.nn.embedding import (
@@ -520,19 +518,7 @@ def test_beyond_the_trained_positions_no_model_is_better_than_a_guess():
 @pytest.mark.nightly
 @plain_only
 def test_the_experiment_runs_at_a_small_size(tmp_path):
-    out = tmp_path / "beyond.csv"
-    run(
-        sys.executable,
-        ROOT / "experiments" / "beyond.py",
-        "--steps",
-        "2",
-        "--seeds",
-        "1",
-        "--out",
-        out,
-    )
-    with out.open(encoding="utf-8", newline="") as lines:
-        small = list(csv.DictReader(lines))
+    small = run_small("beyond", tmp_path)
     full = load_record("beyond")
     assert [list(r) for r in small] == [list(r) for r in full]
     for a, b in zip(small, full, strict=True):

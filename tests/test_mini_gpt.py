@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import ROOT, load_experiment, run
+from conftest import ROOT, load_experiment, run, run_small
 from helpers import plain_only
 from tformer.course.ablations import show_ablations, show_steps_to_loss
 from tformer.models import mini_gpt
@@ -209,19 +209,7 @@ def test_errors_name_what_was_given(model, call, named):
 @pytest.mark.nightly
 @plain_only
 def test_the_ends_are_recorded_by_their_script(tmp_path):
-    out = tmp_path / "ends.csv"
-    run(
-        sys.executable,
-        ROOT / "experiments" / "ends.py",
-        "--steps",
-        "2",
-        "--seeds",
-        "1",
-        "--out",
-        out,
-    )
-    with out.open(encoding="utf-8", newline="") as lines:
-        new = list(csv.DictReader(lines))
+    new = run_small("ends", tmp_path)
     kept = load_record("ends")
     assert [r["model"] for r in new] == [r["model"] for r in kept]
     for short, long in zip(new, kept, strict=True):

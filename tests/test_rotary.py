@@ -1,7 +1,6 @@
 """Relative and rotary positions against transformers, and by properties."""
 
 import copy
-import csv
 import math
 import os
 import sys
@@ -21,7 +20,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as w2v
 
-from conftest import ROOT, load_experiment, run
+from conftest import load_experiment, read_rows, run_small
 from helpers import plain_only
 from tformer.models.mini_gpt import load_record
 from tformer.nn.functional import attend, causal_mask
@@ -991,19 +990,8 @@ def test_on_cuda(dtype):
 @pytest.mark.nightly
 @plain_only
 def test_the_experiment_runs_at_a_small_size(tmp_path):
-    out = tmp_path / "positions.csv"
-    run(
-        sys.executable,
-        ROOT / "experiments" / "positions.py",
-        "--steps",
-        "2",
-        "--seeds",
-        "1",
-        "--out",
-        out,
-    )
-    with (tmp_path / "position_buckets.csv").open(encoding="utf-8") as lines:
-        learned = list(csv.DictReader(lines))
+    small = run_small("positions", tmp_path)
+    learned = read_rows(tmp_path / "position_buckets.csv")
     recorded = load_record("position_buckets")
     assert [list(r) for r in learned] == [list(r) for r in recorded]
     for rows in (learned, recorded):
@@ -1011,8 +999,6 @@ def test_the_experiment_runs_at_a_small_size(tmp_path):
             *product(("back", "latest"), range(32))
         ]
     assert {r["seeds"] for r in recorded} == {"5"}
-    with out.open(encoding="utf-8", newline="") as lines:
-        small = list(csv.DictReader(lines))
     full = load_record("positions")
     assert [list(r) for r in small] == [list(r) for r in full]
     for a, b in zip(small, full, strict=True):
@@ -1040,8 +1026,7 @@ def test_the_experiment_on_longer_texts_is_made_by_its_script(tmp_path, monkeypa
     words = ["longer.py", "--steps", "1", "--seeds", "1", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     script.main()
-    with out.open(encoding="utf-8", newline="") as lines:
-        small = list(csv.DictReader(lines))
+    small = read_rows(out)
     assert [list(row) for row in small] == [list(full[0])] * 20
     assert {
         tuple(row[k] for k in ("rule", "factor", "further")) for row in small

@@ -1,17 +1,13 @@
 """Sparse attention: against transformers, ties, blocks, losses, and what is refused."""
 
 import copy
-import csv
 import itertools
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import read_rows, run_small
 from helpers import close, draw_ids, plain_only, randn, spread
 
 transformers = pytest.importorskip("transformers")
@@ -914,24 +910,9 @@ def test_a_factory_hands_on_what_it_is_given(latent):
 @plain_only
 @pytest.mark.nightly
 def test_what_indexers_cost_is_recorded_by_its_script(tmp_path):
-    out = tmp_path / "sparse.csv"
-    subprocess.run(
-        [
-            sys.executable,
-            ROOT / "experiments" / "sparse.py",
-            "--steps",
-            "2",
-            "--seeds",
-            "1",
-            "--out",
-            out,
-        ],
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    run_small("sparse", tmp_path)
     for name in ("sparse", "sparse_training"):
-        with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
-            new = list(csv.DictReader(lines))
+        new = read_rows(tmp_path / f"{name}.csv")
         kept = load_record(name)
         assert new[0].keys() == kept[0].keys()
         keys = [key for key in ("task", "chooser", "k", "layer") if key in new[0]]

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import ROOT, run
+from conftest import ROOT, run, run_small
 from helpers import by_day, child, die_after, plain_only
 from tformer.base import runtime
 from tformer.base.runtime import compile_model
@@ -2191,19 +2191,7 @@ def test_the_experiments_run_and_go_on(name, words, keys, tmp_path):
 @pytest.mark.nightly
 @plain
 def test_the_broken_trainings_are_recorded_by_their_script(tmp_path):
-    out = tmp_path / "wrong.csv"
-    run(
-        sys.executable,
-        ROOT / "experiments" / "wrong.py",
-        "--steps",
-        "2",
-        "--seeds",
-        "1",
-        "--out",
-        out,
-    )
-    with out.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = run_small("wrong", tmp_path)
     kept = [row for row in load_record("wrong") if row["seed"] == "0"]
     assert [row["case"] for row in rows] == [row["case"] for row in kept]
     for short, long in zip(rows, kept, strict=True):
