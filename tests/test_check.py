@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from conftest import load_experiment
 from helpers import by_day
 from tformer import check
 from tformer.check.adapter import extract_logits, find_modules, preserve_state
@@ -29,7 +30,7 @@ from tformer.check.causality import (
 from tformer.check.report import max_difference
 from tformer.check.trial import CheckRun
 from tformer.models.llama import Llama, LlamaConfig
-from tformer.models.mini_gpt import MiniGPT
+from tformer.models.mini_gpt import MiniGPT, load_record
 from tformer.nn.attention import merge_heads, split_heads
 from tformer.nn.attention_backends import repeat_kv
 from tformer.nn.embedding import Embedding, LearnedPositionEmbedding
@@ -2114,3 +2115,29 @@ def test_a_report_says_how_long_its_texts_were():
     small = MiniGPT(VOCAB, d_model=8, n_layers=1, n_heads=2, max_len=12)
     small.max_len = 12
     assert "longer" not in str(check.causal(small, VOCAB))
+
+
+def test_a_leak_of_a_library_is_seen_and_the_record_is_kept(monkeypatch):
+    "The pinned version is sound, as the record says; without the mask it is not."
+    hf = pytest.importorskip("transformers")
+    from transformers.models.roformer import modeling_roformer
+
+    leak = load_experiment("public_leak")
+    kept = {
+        row["model"]: row["found"]
+        for row in load_record("public_leak")
+        if row["transformers"] == hf.__version__
+    }
+    sound = {"found": False, "module": ""}
+    for name, options in (leak.LEAKED | leak.SOUND).items():
+        assert leak.judge(name, options) == sound and kept[name] == "False"
+    monkeypatch.setattr(
+        modeling_roformer,
+        "create_causal_mask",
+        modeling_roformer.create_bidirectional_mask,
+    )
+    name = "RoFormerForCausalLM"
+    assert leak.judge(name, leak.LEAKED[name]) == {
+        "found": True,
+        "module": "roformer.encoder.layer.0.attention.self",
+    }
